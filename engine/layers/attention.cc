@@ -19,7 +19,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
     MOESERVE_ASSIGN_OR_RETURN(a->out_bias_, LoadVector(load, prefix + ".out_bias", d));
   }
   if (spec.routed()) {
-    MOESERVE_ASSIGN_OR_RETURN(a->projection_, LoadLinear(load, d, {k, v}));
+    MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, {k, v}));
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
                               AttentionExperts::Load(load, prefix, layer, spec, a->rope_, d));
     MOESERVE_ASSIGN_OR_RETURN(
@@ -30,7 +30,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
   const int q_width = spec.num_heads * spec.head_dim;
   std::vector<LinearPart> parts = {{prefix + ".q", q_width, spec.bias}, k, v};
   if (spec.gate) parts.push_back({prefix + ".gate", q_width, false});
-  MOESERVE_ASSIGN_OR_RETURN(a->projection_, LoadLinear(load, d, parts));
+  MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, parts));
   MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, q_width, {{prefix + ".o", d, false}}));
   if (spec.inner_norm) {
     MOESERVE_ASSIGN_OR_RETURN(a->inner_norm_, LoadNorm(load, {prefix + ".inner_norm"}, {q_width}));
@@ -55,7 +55,7 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
   const int qkv_width = q_width + 2 * kv_width;
   const int gate_width = spec_.gate ? q_width : 0;
   const RowsView all = ctx.workspace.Take(x.rows, qkv_width + gate_width, DType::kF32);
-  ctx.backend.Linear({.bank = projection_.get(), .input = x, .output = all});
+  projection_.Run(ctx.backend, x, all);
   const RowsView projected = all.Columns(0, qkv_width);
   ctx.backend.NormRopeAppend({.cache = &ctx.cache,
                               .layer = layer_,

@@ -32,8 +32,8 @@ class Attention : public Branch {
   int layer_ = 0;
   AttentionSpec spec_;
   RopeSettings rope_;
-  std::unique_ptr<LinearBank> projection_;  // output columns; dense: q, k, v, gate; routed: k, v
-  std::unique_ptr<LinearBank> output_;      // dense only
+  StackedLinear projection_;            // output columns; dense: q, k, v, gate; routed: k, v
+  std::unique_ptr<LinearBank> output_;  // dense only
   std::unique_ptr<NormBank> query_norm_, key_norm_;
   std::unique_ptr<NormBank> inner_norm_;  // of the heads' outputs together; null if there is none
   std::unique_ptr<RoutedLayer> routed_;   // null if the attention is dense

@@ -77,7 +77,6 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts) {
-  // QuantizationOf() is equal for all parts of one product, so the first part decides.
   const Quantization quantization = QuantizationOf(
       parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
   int total = 0;
@@ -112,6 +111,38 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
     }
     return bank;
   });
+}
+
+Result<StackedLinear> StackedLinear::Load(LoadContext& load, int in_features,
+                                          const std::vector<LinearPart>& parts) {
+  const auto type_of = [&](const LinearPart& part) {
+    return QuantizationOf(part.prefix + ".weight", {part.out_features, in_features},
+                          load.quantization);
+  };
+  StackedLinear linear;
+  int column = 0;
+  for (size_t begin = 0; begin < parts.size();) {
+    std::vector<LinearPart> run;
+    int columns = 0;
+    size_t end = begin;
+    for (; end < parts.size() && type_of(parts[end]) == type_of(parts[begin]); ++end) {
+      run.push_back(parts[end]);
+      columns += parts[end].out_features;
+    }
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, LoadLinear(load, in_features, run));
+    linear.products_.push_back({std::move(bank), column, columns});
+    column += columns;
+    begin = end;
+  }
+  return linear;
+}
+
+void StackedLinear::Run(Backend& backend, const RowsView& input, const RowsView& output) const {
+  for (const Product& p : products_) {
+    backend.Linear({.bank = p.bank.get(),
+                    .input = input,
+                    .output = output.Columns(p.first_column, p.columns)});
+  }
 }
 
 Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,

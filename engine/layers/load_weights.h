@@ -41,9 +41,27 @@ struct LinearPart {
   bool bias;
 };
 
-// Loads a dense linear layer whose outputs are the outputs of `parts`, one after the other.
+// Loads a dense linear layer whose parts all have the same QuantizationOf(), and whose outputs are
+// the outputs of `parts`, one after the other.
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts);
+
+// A dense linear layer whose parts may have different types of weights. Immutable after loading.
+class StackedLinear {
+ public:
+  // The outputs are those of `parts`, one after the other.
+  static Result<StackedLinear> Load(LoadContext& load, int in_features,
+                                    const std::vector<LinearPart>& parts);
+  void Run(Backend& backend, const RowsView& input, const RowsView& output) const;
+
+ private:
+  struct Product {
+    std::unique_ptr<LinearBank> bank;
+    int first_column;
+    int columns;
+  };
+  std::vector<Product> products_;  // one for each run of parts with the same type
+};
 
 // Names of a bank's tensors. Expert e's matrix is prefixes[e] + "." + main + ".weight"; if `gate`
 // is set, the gate matrix is prefixes[e] + "." + gate + ".weight".

@@ -311,6 +311,13 @@ class TensorList {
   std::vector<TensorRequirement> list_;
 };
 
+// These matrices are few, and with 4 bits they would cost most of the perplexity.
+bool KeepsEightBits(std::string_view name) {
+  return name == "head.weight" || name.ends_with(".attention.k.weight") ||
+         name.ends_with(".attention.v.weight") || name.ends_with(".split.weight") ||
+         name.ends_with(".merge.weight");
+}
+
 }  // namespace
 
 std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec) {
@@ -325,7 +332,11 @@ Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& s
       name.find(".shared_gate.") != std::string_view::npos) {
     return Quantization::kNone;
   }
-  return name == "head.weight" && type == Quantization::kInt4 ? Quantization::kInt8 : type;
+  const bool four_bits = type == Quantization::kInt4 || type == Quantization::kInt4K;
+  if (four_bits && KeepsEightBits(name)) {
+    return type == Quantization::kInt4 ? Quantization::kInt8 : Quantization::kInt8Channel;
+  }
+  return type;
 }
 
 }  // namespace moeserve

@@ -39,8 +39,10 @@ absl::Status CheckExpertIds(std::string_view name, const std::vector<int32_t>& i
 absl::Status CheckTables(const ModelSpec& spec, WeightSource& weights);
 
 // Returns how a tensor of this name and shape is stored when weights are quantized as `type`:
-// matrices of experts and projections as `type`, an untied LM head as int8. Routers, norms, biases,
-// embeddings (a tied LM head included) and the gate of a shared expert, one row, stay unquantized.
+// matrices of experts and projections as `type`. With 4 bits, the projections of keys and values,
+// the split and merge of heads and an untied LM head are int8 (int4) or int8-channel (int4-k).
+// Routers, norms, biases, embeddings (a tied LM head included) and the gate of a shared expert, one
+// row, stay unquantized.
 Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& shape,
                             Quantization type);
 

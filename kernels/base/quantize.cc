@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 namespace moeserve {
 namespace {
@@ -55,6 +57,7 @@ float Int4Scale(const float* w, int n) {
 float GroupScale(Quantization type, const float* w, int n, float largest) {
   switch (type) {
     case Quantization::kNone:
+    case Quantization::kInt4K:
       break;
     case Quantization::kInt8:
     case Quantization::kInt8Channel:
@@ -65,12 +68,162 @@ float GroupScale(Quantization type, const float* w, int n, float largest) {
   return 0.0f;
 }
 
+// The line step * q + low for q = 0..15; step >= 0 and low <= 0.
+struct Line {
+  float step = 0.0f;
+  float low = 0.0f;
+};
+
+// The weights of a subgroup, with zeros behind the end of a short one. The sums below are made of
+// kLanes separate sums, so that the compiler can use vectors.
+constexpr int kLanes = 8;
+struct SubGroup {
+  SubGroup(const float* weights, int count) : n(count) {
+    for (int i = 0; i < count; ++i) {
+      w[i] = weights[i];
+      used[i] = 1.0f;
+    }
+  }
+  float w[kSubGroup] = {};
+  float used[kSubGroup] = {};  // 1 for a weight, 0 behind the end
+  int n;
+};
+
+inline float Total(const float (&lane)[kLanes]) {
+  return ((lane[0] + lane[4]) + (lane[1] + lane[5])) + ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+}
+
+// Returns the number of a level in [0, 15].
+inline float LevelOf(float w, float inverse, float low) {
+  const float q = std::min(std::max((w - low) * inverse, 0.0f), 15.0f);
+  return static_cast<float>(static_cast<int>(q + 0.5f));
+}
+
+// Returns the line for the weights. Each of several initial lines, which clip some of the range in
+// exchange for finer steps, yields integers q; of the lines that fit the weights best for their q
+// (linear regression), the one with the smallest squared error is returned.
+Line FitLine(const SubGroup& group) {
+  float low = 0.0f, high = 0.0f;
+  for (const float w : group.w) {
+    low = std::min(low, w);
+    high = std::max(high, w);
+  }
+  if (low == high) return {};
+  constexpr float kShares[][2] = {{1.0f, 1.0f},   {0.94f, 0.94f}, {0.88f, 0.88f}, {0.82f, 0.82f},
+                                  {0.76f, 0.76f}, {1.0f, 0.86f},  {0.86f, 1.0f},  {0.94f, 0.8f},
+                                  {0.8f, 0.94f},  {0.88f, 0.76f}, {0.76f, 0.88f}};
+  const auto count = static_cast<float>(group.n);
+  Line best;
+  float most = 0.0f;  // by how much a line lowers the squared error
+  for (const auto& [of_low, of_high] : kShares) {
+    Line line{(high * of_high - low * of_low) / 15.0f, low * of_low};
+    const float inverse = 1.0f / line.step;
+    float sum[kLanes] = {}, product[kLanes] = {}, square[kLanes] = {}, weights[kLanes] = {};
+    for (int i = 0; i < kSubGroup; i += kLanes) {
+      for (int l = 0; l < kLanes; ++l) {
+        const float w = group.w[i + l];
+        const float q = LevelOf(w, inverse, line.low) * group.used[i + l];
+        sum[l] += q;
+        square[l] += q * q;
+        product[l] += q * w;
+        weights[l] += w;
+      }
+    }
+    const float q1 = Total(sum), q2 = Total(square), qw = Total(product), w1 = Total(weights);
+    const float spread = count * q2 - q1 * q1;
+    if (spread > 0.0f) {
+      line.step = (count * qw - q1 * w1) / spread;
+      line.low = (w1 - line.step * q1) / count;
+    } else if (q1 == 0.0f) {  // equal negative weights
+      line.low = w1 / count;
+    }
+    if ((!(spread > 0.0f) && q1 != 0.0f) || line.low > 0.0f) {  // a line through 0
+      line.low = 0.0f;
+      line.step = q2 > 0.0f ? qw / q2 : 0.0f;
+    }
+    if (line.step <= 0.0f) continue;
+    const float gain = 2.0f * (line.step * qw + line.low * w1) - line.step * line.step * q2 -
+                       2.0f * line.step * line.low * q1 - count * line.low * line.low;
+    if (gain > most) {
+      most = gain;
+      best = line;
+    }
+  }
+  return best;
+}
+
+// Returns the squared error of weights that are rounded to the levels of a line.
+float ErrorOf(const SubGroup& group, Line line) {
+  const float inverse = line.step > 0.0f ? 1.0f / line.step : 0.0f;
+  float error[kLanes] = {};
+  for (int i = 0; i < kSubGroup; i += kLanes) {
+    for (int l = 0; l < kLanes; ++l) {
+      const float w = group.w[i + l];
+      const float rest = line.step * LevelOf(w, inverse, line.low) + line.low - w;
+      error[l] += rest * rest * group.used[i + l];
+    }
+  }
+  return Total(error);
+}
+
+// Rounds a subgroup whose best line is `line`, if d and u are given (QuantizedMatrix). Returns the
+// subgroup's byte.
+int8_t RoundSubGroup(const SubGroup& group, Line line, float d, float u, int8_t* values) {
+  const int step = d == 0.0f ? 0 : static_cast<int>(Nearest(std::min(line.step / d, 15.0f)));
+  const int low =
+      d * u == 0.0f ? 0 : static_cast<int>(Nearest(std::min(-line.low / (d * u), 15.0f)));
+  const int most_minimum = u == 0.0f ? 0 : 15;
+  int factors = 0;
+  Line best;
+  float least = std::numeric_limits<float>::infinity();
+  for (int s = std::max(step - 1, 0); s <= std::min(step + 1, 15); ++s) {
+    for (int m = std::max(low - 1, 0); m <= std::min(low + 1, most_minimum); ++m) {
+      const Line rounded{d * static_cast<float>(s), -d * u * static_cast<float>(m)};
+      const float error = ErrorOf(group, rounded);
+      if (!(error < least)) continue;
+      least = error;
+      best = rounded;
+      factors = s + 16 * m;
+    }
+  }
+  const float inverse = best.step > 0.0f ? 1.0f / best.step : 0.0f;
+  for (int i = 0; i < group.n; ++i) {
+    values[i] = static_cast<int8_t>(LevelOf(group.w[i], inverse, best.low));
+  }
+  return static_cast<int8_t>(factors);
+}
+
+// Rounds a group of n finite weights to int4-k.
+void QuantizeSubGroups(const float* w, int n, int8_t* values, int8_t* factors, F16* scales) {
+  Line lines[kWholeRow / kSubGroup];
+  const int count = (n + kSubGroup - 1) / kSubGroup;
+  float step = 0.0f, low = 0.0f;
+  for (int i = 0; i < count; ++i) {
+    const int begin = i * kSubGroup;
+    lines[i] = FitLine(SubGroup(w + begin, std::min(kSubGroup, n - begin)));
+    step = std::max(step, lines[i].step);
+    low = std::min(low, lines[i].low);
+  }
+  scales[0] = F16FromF32(step / 15.0f);
+  const float d = F32FromF16(scales[0]);
+  const float u =
+      d == 0.0f ? 0.0f
+                : std::min(std::ceil(-low / (15.0f * d)), static_cast<float>(kMaxMinimumUnit));
+  scales[1] = F16FromF32(u);
+  for (int i = 0; i < count; ++i) {
+    const int begin = i * kSubGroup;
+    const SubGroup group(w + begin, std::min(kSubGroup, n - begin));
+    factors[i] = RoundSubGroup(group, lines[i], d, u, values + begin);
+  }
+}
+
 }  // namespace
 
 void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, F16* scales) {
   const int group = QuantGroup(type);
   const float low = static_cast<float>(QuantMin(type));
   const float high = static_cast<float>(QuantMax(type));
+  int8_t* const factors = values + row.size();
   for (size_t begin = 0; begin < row.size(); begin += static_cast<size_t>(group), ++scales) {
     const int n = static_cast<int>(std::min(row.size() - begin, static_cast<size_t>(group)));
     const float* w = row.data() + begin;
@@ -81,7 +234,21 @@ void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, 
       largest = std::max(largest, std::fabs(w[i]));
       finite = finite && std::isfinite(w[i]);
     }
-    if (!finite || largest > kLargestF16) {
+    finite = finite && largest <= kLargestF16;
+    if (HasSubGroups(type)) {
+      int8_t* const own = factors + begin / kSubGroup;
+      if (finite) {
+        QuantizeSubGroups(w, n, q, own, scales);
+      } else {
+        std::fill_n(q, n, static_cast<int8_t>(1));
+        std::fill_n(own, QuantSubGroups(type, n), static_cast<int8_t>(1));
+        scales[0] = kNan;
+        scales[1] = 0;
+      }
+      ++scales;
+      continue;
+    }
+    if (!finite) {
       *scales = kNan;
       std::fill_n(q, n, static_cast<int8_t>(1));
       continue;
@@ -94,28 +261,44 @@ void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, 
   }
 }
 
-void PackQuantizedRow(Quantization type, std::span<const int8_t> values, uint8_t* bytes) {
-  switch (type) {
-    case Quantization::kNone:
-      return;
-    case Quantization::kInt8:
-    case Quantization::kInt8Channel:
-      std::transform(values.begin(), values.end(), bytes,
-                     [](int8_t v) { return static_cast<uint8_t>(v); });
-      return;
-    case Quantization::kInt4:
-      for (size_t i = 0; i < values.size(); i += 2) {
-        const int high = i + 1 < values.size() ? values[i + 1] & 15 : 0;
-        bytes[i / 2] = static_cast<uint8_t>((values[i] & 15) | high << 4);
-      }
-      return;
+void DequantizeRow(Quantization type, const int8_t* values, const F16* scales,
+                   std::span<float> row) {
+  const auto columns = static_cast<int64_t>(row.size());
+  const int64_t group = QuantGroup(type);
+  for (int64_t c = 0; c < columns; ++c) {
+    const auto value = static_cast<float>(values[c]);
+    if (!HasSubGroups(type)) {
+      row[static_cast<size_t>(c)] = value * F32FromF16(scales[c / group]);
+      continue;
+    }
+    const auto factors = static_cast<uint8_t>(values[columns + c / kSubGroup]);
+    const F16* const own = scales + c / group * 2;
+    row[static_cast<size_t>(c)] =
+        F32FromF16(own[0]) * (static_cast<float>(factors & 15) * value -
+                              F32FromF16(own[1]) * static_cast<float>(factors >> 4));
   }
 }
 
-void UnpackQuantizedRow(Quantization type, const uint8_t* bytes, std::span<int8_t> values) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<int8_t>(UnpackedValue(type, bytes, static_cast<int64_t>(i)));
+void PackQuantizedRow(Quantization type, int64_t columns, const int8_t* values, uint8_t* bytes) {
+  const int64_t packed = (columns + Traits(type).per_byte - 1) / Traits(type).per_byte;
+  for (int64_t i = 0; i < packed; ++i) {
+    if (Traits(type).per_byte == 1) {
+      bytes[i] = static_cast<uint8_t>(values[i]);
+    } else {
+      const int high = 2 * i + 1 < columns ? values[2 * i + 1] & 15 : 0;
+      bytes[i] = static_cast<uint8_t>((values[2 * i] & 15) | high << 4);
+    }
   }
+  std::memcpy(bytes + packed, values + columns, static_cast<size_t>(QuantSubGroups(type, columns)));
+}
+
+void UnpackQuantizedRow(Quantization type, int64_t columns, const uint8_t* bytes, int8_t* values) {
+  for (int64_t i = 0; i < columns; ++i) {
+    values[i] = static_cast<int8_t>(UnpackedValue(type, bytes, i));
+  }
+  const auto factors = static_cast<size_t>(QuantSubGroups(type, columns));
+  std::memcpy(values + columns,
+              bytes + QuantRowBytes(type, columns) - QuantSubGroups(type, columns), factors);
 }
 
 }  // namespace moeserve

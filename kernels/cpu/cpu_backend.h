@@ -177,8 +177,14 @@ class CpuBackend : public Backend {
     char* out[kMaxRowTile];   // each row's first output column for the block
     const char* ahead;        // weights to prefetch meanwhile (LinearTileArgs::ahead)
     int64_t ahead_stride;
+    const char* widened;  // the block in the layout of WidenArgs, or null
     alignas(64) float sums[kMaxRowTile * kBlock];
   };
+
+  // Returns the block in the layout of WidenArgs if `tiles` tiles are computed faster with it, else
+  // null. Valid until the worker's next call.
+  const char* WidenedBlock(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m, int block,
+                           int tiles, int worker);
 
   // Runs body(begin, end, worker) on parts of [0, rows). If rows * work_per_row (in elementary
   // operations) is small, the calling thread runs all rows.

@@ -2,6 +2,7 @@
 // one expert.
 
 #include <algorithm>
+#include <memory>
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -17,6 +18,8 @@ constexpr int64_t kTaskBytes = 64 << 10;
 // With this many tiles or fewer, a block is computed in less time than the next block takes to
 // prefetch.
 constexpr int kTilesOfStream = 3;
+// With at least this many tiles, int4-k weights are multiplied by their factors once for all tiles.
+constexpr int kTilesOfWidened = 2;
 
 }  // namespace
 
@@ -172,7 +175,8 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   // rate, because requests beyond the memory bandwidth stall the products. With few tiles the time
   // is too short to prefetch a whole block, so the first tile prefetches nothing and reads from
   // memory the part of its own block that was not prefetched.
-  const int fetching = tiles <= kTilesOfStream ? tiles - 1 : tiles;
+  tile.widened = WidenedBlock(bank, m, block, tiles, worker);
+  const int fetching = tiles <= kTilesOfStream && tile.widened == nullptr ? tiles - 1 : tiles;
   const int64_t fetches = std::max<int64_t>(fetching * steps, 1);
   tile.ahead_stride =
       std::min<int64_t>((static_cast<int64_t>(next.size()) + fetches - 1) / fetches, 64);
@@ -203,6 +207,24 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   }
 }
 
+const char* CpuBackend::WidenedBlock(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m,
+                                     int block, int tiles, int worker) {
+  if (!HasSubGroups(bank.shape().quantization) || tiles < kTilesOfWidened || m.inputs > kWholeRow) {
+    return nullptr;
+  }
+  const int panels = bank.panels_of_block(m, block);
+  const auto floats = static_cast<size_t>(WidenedBytes(panels, m.inputs)) / sizeof(float);
+  constexpr size_t kLine = 64;
+  void* out = scratch_[worker].Floats(floats + kLine / sizeof(float));
+  size_t space = (floats * sizeof(float)) + kLine;
+  std::align(kLine, floats * sizeof(float), out, space);
+  table_->widen_block({.weights = bank.block(m, block),
+                       .panels = panels,
+                       .k = m.inputs,
+                       .out = static_cast<char*>(out)});
+  return static_cast<const char*>(out);
+}
+
 void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m,
                               LinearTile& tile, int worker) {
   const LinearArgs& args = work.args;
@@ -213,7 +235,8 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
     for (int i = 0; i < tile.rows; ++i) {
       x[i] = work.records + (tile.segment * work.record_rows + tile.source[i]) * work.record_stride;
     }
-    table_->linear_quantized({.weights = bank.block(m, tile.block),
+    const bool widened = tile.widened != nullptr;
+    table_->linear_quantized({.weights = widened ? tile.widened : bank.block(m, tile.block),
                               .quantization = bank.shape().quantization,
                               .panels = panels,
                               .rows = tile.rows,
@@ -221,6 +244,7 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
                               .x = x,
                               .ahead = tile.ahead,
                               .ahead_stride = tile.ahead_stride,
+                              .widened = widened,
                               .out = tile.sums});
     return;
   }

@@ -23,10 +23,13 @@ int64_t Steps(const LinearBankShape& s, int64_t k) {
 
 constexpr int kScaleBytes = kPanel * 2;  // bytes of the scales for one panel and group
 
-// Returns the bytes of a panel: its lines and, for integer weights, the scales of its groups.
+// Returns the bytes of a panel: its lines and, for integer weights, the scales of its groups and
+// the factors of subgroups.
 int64_t PanelBytes(const LinearBankShape& s, int64_t k) {
-  const int64_t groups = s.quantization == Quantization::kNone ? 0 : QuantGroups(s.quantization, k);
-  return Steps(s, k) * LineBytes(s) + groups * kScaleBytes;
+  const int64_t scales = s.quantization == Quantization::kNone ? 0 : QuantScales(s.quantization, k);
+  const int64_t factors =
+      HasSubGroups(s.quantization) ? (k + kFactorColumns - 1) / kFactorColumns * kFactorBytes : 0;
+  return Steps(s, k) * LineBytes(s) + scales * kScaleBytes + factors;
 }
 
 int Panels(int outputs, bool gated) { return (outputs + kPanel - 1) / kPanel * (gated ? 2 : 1); }
@@ -134,8 +137,8 @@ void CpuLinearBank::LoadWeight(int expert, Half half, int row_begin, const HostT
       return;
     }
     std::vector<float> row(static_cast<size_t>(m.inputs));
-    std::vector<int8_t> values(row.size());
-    std::vector<F16> scales(static_cast<size_t>(QuantGroups(shape_.quantization, m.inputs)));
+    std::vector<int8_t> values(static_cast<size_t>(QuantRowValues(shape_.quantization, m.inputs)));
+    std::vector<F16> scales(static_cast<size_t>(QuantScales(shape_.quantization, m.inputs)));
     for (int64_t r = begin; r < end; ++r) {
       for (int64_t k = 0; k < m.inputs; ++k) row[k] = ElementAsF32(weight, r * m.inputs + k);
       QuantizeRow(shape_.quantization, row, values.data(), scales.data());
@@ -152,12 +155,12 @@ void CpuLinearBank::LoadQuantized(int expert, Half half, int row_begin,
                      row_begin + weight.rows <= m.outputs,
                  "quantized weight does not fit its bank");
   const int64_t row_bytes = QuantRowBytes(weight.type, weight.columns);
-  const int64_t groups = QuantGroups(weight.type, weight.columns);
+  const int64_t groups = QuantScales(weight.type, weight.columns);
   ForRowParts(*pool_, weight.rows, m.inputs, [&](int64_t begin, int64_t end) {
-    std::vector<int8_t> values(static_cast<size_t>(m.inputs));
+    std::vector<int8_t> values(static_cast<size_t>(QuantRowValues(weight.type, m.inputs)));
     std::vector<F16> scales(static_cast<size_t>(groups));
     for (int64_t r = begin; r < end; ++r) {
-      UnpackQuantizedRow(weight.type, weight.values + r * row_bytes, values);
+      UnpackQuantizedRow(weight.type, m.inputs, weight.values + r * row_bytes, values.data());
       std::memcpy(scales.data(), weight.scales + r * groups, scales.size() * sizeof(F16));
       StoreQuantizedRow(m, PackedRow(half, row_begin + static_cast<int>(r)), values.data(),
                         scales.data());
@@ -167,6 +170,9 @@ void CpuLinearBank::LoadQuantized(int expert, Half half, int row_begin,
 
 void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int8_t* values,
                                       const F16* scales) {
+  if (HasSubGroups(shape_.quantization)) {
+    return StoreRowWithSubGroups(m, packed_row, values, scales);
+  }
   const int block = packed_row / kBlock;
   const int panels = panels_of_block(m, block);
   const int panel = packed_row % kBlock / kPanel;
@@ -186,6 +192,8 @@ void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int
         case Quantization::kInt8Channel:
           byte = static_cast<char>(stored);
           break;
+        case Quantization::kInt4K:  // StoreRowWithSubGroups()
+          break;
         case Quantization::kInt4:
           byte =
               static_cast<char>(i % 8 < 4 ? (byte & 0xf0) | stored : (byte & 0x0f) | stored << 4);
@@ -195,6 +203,36 @@ void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int
     base += Steps(shape_, n) * panels * 64;
     std::memcpy(base + panel * kScaleBytes + lane * 2, scales, 2);
     base += panels * kScaleBytes;
+  }
+}
+
+void CpuLinearBank::StoreRowWithSubGroups(const Matrix& m, int packed_row, const int8_t* values,
+                                          const F16* scales) {
+  const int block = packed_row / kBlock;
+  const int panels = panels_of_block(m, block);
+  const int panel = packed_row % kBlock / kPanel;
+  const int lane = packed_row % kPanel;
+  const int8_t* factors = values + m.inputs;
+  char* base = Writable(m.weights) + block * m.block_bytes;
+  for (int64_t begin = 0; begin < m.inputs; begin += kFactorColumns) {
+    const int64_t n = std::min<int64_t>(kFactorColumns, m.inputs - begin);
+    std::memcpy(base + panel * kFactorBytes + lane * 2, factors,
+                static_cast<size_t>(QuantSubGroups(shape_.quantization, n)));
+    factors += QuantSubGroups(shape_.quantization, n);
+    base += panels * kFactorBytes;
+    char* line = base + panel * 64 + lane * 4;
+    for (int64_t i = 0; i < n; ++i) {
+      char& byte = line[i / StepElements(shape_) * panels * 64 + i % 4];
+      const int stored = values[begin + i];
+      byte = static_cast<char>(i % 8 < 4 ? (byte & 0xf0) | stored : (byte & 0x0f) | stored << 4);
+    }
+    base += Steps(shape_, n) * panels * 64;
+    if (begin + n != m.inputs && (begin + n) % kWholeRow != 0) continue;
+    const auto unit = static_cast<uint16_t>(F32FromF16(scales[1]));
+    std::memcpy(base + panel * 2 * kScaleBytes + lane * 2, scales, 2);
+    std::memcpy(base + panel * 2 * kScaleBytes + kScaleBytes + lane * 2, &unit, 2);
+    base += panels * 2 * kScaleBytes;
+    scales += 2;
   }
 }
 

@@ -80,8 +80,11 @@ class CpuLinearBank : public LinearBank {
   int PackedRow(Half half, int row) const;
   // Returns the byte offset of element (packed_row, k) within its matrix.
   int64_t ElementOffset(const Matrix& m, int packed_row, int64_t k) const;
-  // Stores the integers [K] and scales [groups] of one packed row.
+  // Stores the integers [QuantRowValues] and scales [QuantScales] of one packed row.
   void StoreQuantizedRow(const Matrix& m, int packed_row, const int8_t* values, const F16* scales);
+  // The same for int4-k; values [QuantRowValues].
+  void StoreRowWithSubGroups(const Matrix& m, int packed_row, const int8_t* values,
+                             const F16* scales);
   // Stores rows [begin, end) of `weight`, which are not quantized.
   void LoadRows(const Matrix& m, Half half, int row_begin, const HostTensor& weight, int64_t begin,
                 int64_t end);

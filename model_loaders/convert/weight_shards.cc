@@ -167,7 +167,7 @@ class ShardWriter {
       MOESERVE_RETURN_IF_ERROR(
           Append(writer, task.places[0], m->values, m->rows * QuantRowBytes(m->type, m->columns)));
       return Append(writer, task.places[1], m->scales,
-                    m->rows * QuantGroups(m->type, m->columns) * int64_t{sizeof(F16)});
+                    m->rows * QuantScales(m->type, m->columns) * int64_t{sizeof(F16)});
     }
     if (wanted.ids) {
       MOESERVE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,

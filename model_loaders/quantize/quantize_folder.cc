@@ -80,7 +80,7 @@ class RowRounder {
       : type_(type),
         matrix_(&matrix),
         row_(static_cast<size_t>(matrix.shape[1])),
-        values_(row_.size()) {}
+        values_(static_cast<size_t>(QuantRowValues(type, matrix.shape[1]))) {}
 
   // Quantizes rows [begin, end). `integers` and `scales` are buffers whose first row is row `first`
   // of the matrix. Stops at a row with a value that cannot be stored. Allocates no memory.
@@ -88,7 +88,7 @@ class RowRounder {
            std::vector<F16>& scales) {
     const int64_t columns = matrix_->shape[1];
     const int64_t row_bytes = QuantRowBytes(type_, columns);
-    const int64_t groups = QuantGroups(type_, columns);
+    const int64_t scales_of_row = QuantScales(type_, columns);
     for (int64_t r = begin; r < end; ++r) {
       bool held = true;
       for (int64_t c = 0; c < columns; ++c) {
@@ -100,8 +100,8 @@ class RowRounder {
         bad_row_ = r;
         return;
       }
-      QuantizeRow(type_, row_, values_.data(), scales.data() + (r - first) * groups);
-      PackQuantizedRow(type_, values_,
+      QuantizeRow(type_, row_, values_.data(), scales.data() + (r - first) * scales_of_row);
+      PackQuantizedRow(type_, columns, values_.data(),
                        reinterpret_cast<uint8_t*>(integers.data()) + (r - first) * row_bytes);
     }
   }
@@ -200,7 +200,7 @@ class FolderWriter {
     MOESERVE_RETURN_IF_ERROR(AppendPieces(
         task.first, m.values, static_cast<size_t>(m.rows * QuantRowBytes(m.type, m.columns))));
     return AppendPieces(task.scales, m.scales,
-                        static_cast<size_t>(m.rows * QuantGroups(m.type, m.columns)) * sizeof(F16));
+                        static_cast<size_t>(m.rows * QuantScales(m.type, m.columns)) * sizeof(F16));
   }
 
   absl::Status AppendPieces(size_t index, const void* data, size_t size) {
@@ -222,7 +222,7 @@ class FolderWriter {
         std::clamp<size_t>(std::thread::hardware_concurrency(), 1, static_cast<size_t>(at_once)),
         RowRounder(task.type, t));
     std::string integers(static_cast<size_t>(at_once * row_bytes), '\0');
-    std::vector<F16> scales(static_cast<size_t>(at_once * QuantGroups(task.type, columns)));
+    std::vector<F16> scales(static_cast<size_t>(at_once * QuantScales(task.type, columns)));
     for (int64_t begin = 0; begin < rows; begin += at_once) {
       const int64_t end = std::min(rows, begin + at_once);
       const auto size = static_cast<int64_t>(workers.size());
@@ -253,7 +253,7 @@ class FolderWriter {
       MOESERVE_RETURN_IF_ERROR(writer_->Append(
           task.scales,
           {reinterpret_cast<const char*>(scales.data()),
-           count * static_cast<size_t>(QuantGroups(task.type, columns)) * sizeof(F16)}));
+           count * static_cast<size_t>(QuantScales(task.type, columns)) * sizeof(F16)}));
     }
     return absl::OkStatus();
   }

@@ -1,11 +1,13 @@
 #include "model_loaders/quantize/quantized_tensors.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/message.h"
 
 namespace moeserve {
@@ -30,12 +32,28 @@ absl::Status CheckInt8(const QuantizedMatrix& matrix, std::string_view name) {
 absl::Status CheckInt4(const QuantizedMatrix& matrix, std::string_view name) {
   if (matrix.columns % 2 == 0) return absl::OkStatus();
   const int64_t row_bytes = QuantRowBytes(matrix.type, matrix.columns);
+  const int64_t last = matrix.columns / 2;
   for (int64_t r = 0; r < matrix.rows; ++r) {
-    const int high = matrix.values[(r + 1) * row_bytes - 1] >> 4;
+    const int high = matrix.values[r * row_bytes + last] >> 4;
     if (high == 0) continue;
-    return absl::InvalidArgumentError(Concat(Place(name, r, row_bytes - 1),
+    return absl::InvalidArgumentError(Concat(Place(name, r, last),
                                              "expected zero in the high bits (the row has ",
                                              matrix.columns, " columns), found ", high));
+  }
+  return absl::OkStatus();
+}
+
+// Every second scale of a row of int4-k is an integer.
+absl::Status CheckMinimumUnits(const QuantizedMatrix& matrix, std::string_view name) {
+  const int64_t scales = QuantScales(matrix.type, matrix.columns);
+  for (int64_t i = 1; i < matrix.rows * scales; i += 2) {
+    const float unit = F32FromF16(matrix.scales[i]);
+    if (unit >= 0.0f && unit <= static_cast<float>(kMaxMinimumUnit) && unit == std::floor(unit)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(Concat(Place(name, i / scales, i % scales),
+                                             "expected an integer in [0, ", kMaxMinimumUnit,
+                                             "], found ", absl::StrCat(unit)));
   }
   return absl::OkStatus();
 }
@@ -53,16 +71,18 @@ std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantiz
   const int64_t columns = tensor.shape[1];
   const std::string key = Concat("; quantization.type is \"", Name(folder), '"');
   const std::string grouped = StatedGroupSize(type) < 0
-                                  ? ", a scale for each row"
+                                  ? Concat(", ", QuantScales(type, 1), " to a row")
                                   : Concat(", ", QuantGroup(type), " columns in a group");
-  const std::string halved = Traits(type).per_byte == 2 ? ", two columns in a byte" : "";
+  const std::string halved =
+      Concat(Traits(type).per_byte == 2 ? ", two columns in a byte" : "",
+             HasSubGroups(type) ? Concat(", then a byte for ", kSubGroup, " columns") : "");
   return {{tensor.name,
            Traits(type).per_byte == 1 ? ElementType::kI8 : ElementType::kU8,
            {rows, QuantRowBytes(type, columns)},
            Concat(tensor.follows_from, halved, key)},
           {ScaleName(tensor.name),
            ElementType::kF16,
-           {rows, QuantGroups(type, columns)},
+           {rows, QuantScales(type, columns)},
            Concat(tensor.follows_from, grouped, key)}};
 }
 
@@ -78,8 +98,12 @@ absl::Status CheckQuantizedMatrix(const QuantizedMatrix& matrix, std::string_vie
     case Quantization::kInt4:
       MOESERVE_RETURN_IF_ERROR(CheckInt4(matrix, integers));
       break;
+    case Quantization::kInt4K:
+      MOESERVE_RETURN_IF_ERROR(CheckInt4(matrix, integers));
+      MOESERVE_RETURN_IF_ERROR(CheckMinimumUnits(matrix, scales));
+      break;
   }
-  const int64_t groups = QuantGroups(matrix.type, matrix.columns);
+  const int64_t groups = QuantScales(matrix.type, matrix.columns);
   for (int64_t i = 0; i < matrix.rows * groups; ++i) {
     const F16 scale = matrix.scales[i];
     if ((scale & kF16Exponent) != kF16Exponent) continue;
@@ -100,17 +124,13 @@ Result<HostTensor> Dequantize(const QuantizedMatrix& matrix) {
                                                size * 4, " bytes"));
   }
   float* out = owner.get();
-  const int group = QuantGroup(matrix.type);
-  const int64_t groups = QuantGroups(matrix.type, matrix.columns);
+  const int64_t scales = QuantScales(matrix.type, matrix.columns);
   const int64_t row_bytes = QuantRowBytes(matrix.type, matrix.columns);
-  std::vector<int8_t> row(static_cast<size_t>(matrix.columns));
+  std::vector<int8_t> row(static_cast<size_t>(QuantRowValues(matrix.type, matrix.columns)));
   for (int64_t r = 0; r < matrix.rows; ++r, out += matrix.columns) {
-    UnpackQuantizedRow(matrix.type, matrix.values + r * row_bytes, row);
-    for (int64_t g = 0; g < groups; ++g) {
-      const float scale = F32FromF16(matrix.scales[r * groups + g]);
-      const int64_t end = std::min(matrix.columns, (g + 1) * group);
-      for (int64_t c = g * group; c < end; ++c) out[c] = static_cast<float>(row[c]) * scale;
-    }
+    UnpackQuantizedRow(matrix.type, matrix.columns, matrix.values + r * row_bytes, row.data());
+    DequantizeRow(matrix.type, row.data(), matrix.scales + r * scales,
+                  {out, static_cast<size_t>(matrix.columns)});
   }
   return HostTensor{.data = owner.get(),
                     .dtype = DType::kF32,

@@ -48,8 +48,8 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--dtype", options.dtype,
-                 "Compute and weight type; auto: as stored; int8, int8-channel, int4: integer "
-                 "weights, bf16 activations")
+                 "Compute and weight type; auto: as stored; int8, int8-channel, int4, int4-k: "
+                 "integer weights, bf16 activations")
       ->check(CLI::IsMember(DTypeNames()))
       ->capture_default_str();
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype,

@@ -26,7 +26,8 @@ struct Weights {
 constexpr Weights kWeights[] = {{"f32", DType::kF32, Quantization::kNone},
                                 {"int8", DType::kBF16, Quantization::kInt8},
                                 {"int8-channel", DType::kBF16, Quantization::kInt8Channel},
-                                {"int4", DType::kBF16, Quantization::kInt4}};
+                                {"int4", DType::kBF16, Quantization::kInt4},
+                                {"int4-k", DType::kBF16, Quantization::kInt4K}};
 
 class FamilyEngineTest : public ::testing::TestWithParam<FamilyCase> {
  protected:

@@ -31,6 +31,7 @@ std::vector<Setup> Setups() {
     setups.push_back({m, DType::kBF16, Quantization::kInt8});
     setups.push_back({m, DType::kBF16, Quantization::kInt8Channel});
     setups.push_back({m, DType::kBF16, Quantization::kInt4});
+    setups.push_back({m, DType::kBF16, Quantization::kInt4K});
   }
   return setups;
 }

@@ -33,11 +33,10 @@ struct Types {
   DType compute;
   Quantization quantization;
 };
-constexpr Types kTypes[] = {{DType::kF32, Quantization::kNone},
-                            {DType::kBF16, Quantization::kNone},
-                            {DType::kBF16, Quantization::kInt8},
-                            {DType::kBF16, Quantization::kInt8Channel},
-                            {DType::kBF16, Quantization::kInt4}};
+constexpr Types kTypes[] = {
+    {DType::kF32, Quantization::kNone},  {DType::kBF16, Quantization::kNone},
+    {DType::kBF16, Quantization::kInt8}, {DType::kBF16, Quantization::kInt8Channel},
+    {DType::kBF16, Quantization::kInt4}, {DType::kBF16, Quantization::kInt4K}};
 constexpr Types kF32Run = kTypes[0];
 
 // A weight source that records the names of the requested tensors.
@@ -201,8 +200,8 @@ TEST_F(PackedCacheTest, BundledModelAnswersTheSame) {
 }
 
 TEST_F(PackedCacheTest, FolderOfIntegersAnswersTheSame) {
-  for (const Quantization type :
-       {Quantization::kInt8, Quantization::kInt8Channel, Quantization::kInt4}) {
+  for (const Quantization type : {Quantization::kInt8, Quantization::kInt8Channel,
+                                  Quantization::kInt4, Quantization::kInt4K}) {
     TempFolder parent, cache;
     ASSERT_TRUE(QuantizeFolder(model(), parent.path() / "model", type).ok());
     for (const Types types : kTypes) {

@@ -17,7 +17,7 @@ namespace moeserve::testing {
 namespace {
 
 constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
-                                   Quantization::kInt4};
+                                   Quantization::kInt4, Quantization::kInt4K};
 
 constexpr size_t kTokens = 40;
 

@@ -31,7 +31,8 @@ constexpr Types kTypes[] = {{DType::kF32, DType::kF32, Quantization::kNone},
                             {DType::kF32, DType::kBF16, Quantization::kInt8},
                             {DType::kBF16, DType::kBF16, Quantization::kInt8},
                             {DType::kBF16, DType::kBF16, Quantization::kInt8Channel},
-                            {DType::kBF16, DType::kBF16, Quantization::kInt4}};
+                            {DType::kBF16, DType::kBF16, Quantization::kInt4},
+                            {DType::kBF16, DType::kBF16, Quantization::kInt4K}};
 
 struct Banks {
   std::unique_ptr<LinearBank> up, down;

@@ -37,7 +37,7 @@ TYPED_TEST(KindsTest, NamesAreDistinctAndFindTheirKind) {
 
 TEST(KindNamesTest, CanLeaveOutTheFirst) {
   EXPECT_EQ(KindNames(Quantization::kInt8),
-            (std::vector<std::string>{"int8", "int8-channel", "int4"}));
+            (std::vector<std::string>{"int8", "int8-channel", "int4", "int4-k"}));
   EXPECT_EQ(KindNamed("none", ActivationKind::kSilu), std::nullopt);
   EXPECT_EQ(KindNamed("none", ActivationKind::kNone), ActivationKind::kNone);
 }

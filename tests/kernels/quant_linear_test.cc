@@ -15,6 +15,7 @@
 #include "tests/support/backends.h"
 #include "tests/support/compare.h"
 #include "tests/support/device_rows.h"
+#include "tests/support/integer_weights.h"
 #include "tests/support/plans.h"
 #include "tests/support/random.h"
 
@@ -22,7 +23,7 @@ namespace moeserve::testing {
 namespace {
 
 constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
-                                   Quantization::kInt4};
+                                   Quantization::kInt4, Quantization::kInt4K};
 constexpr DType kRowTypes[] = {DType::kF32, DType::kBF16};
 using Half = LinearBank::Half;
 
@@ -42,15 +43,15 @@ Weight MakeWeight(Random& random, Quantization type, int out, int in) {
     std::vector<F16> scales;
   };
   auto owner = std::make_shared<Owner>();
-  const int64_t row_bytes = QuantRowBytes(type, in), groups = QuantGroups(type, in);
+  const int64_t row_bytes = QuantRowBytes(type, in), scales = QuantScales(type, in);
   owner->bytes.resize(static_cast<size_t>(out * row_bytes));
-  owner->scales.resize(static_cast<size_t>(out * groups));
+  owner->scales.resize(static_cast<size_t>(out * scales));
   std::vector<float> all = random.Normals(int64_t{out} * in, 0.3);
-  std::vector<int8_t> values(static_cast<size_t>(in));
+  std::vector<int8_t> values(static_cast<size_t>(QuantRowValues(type, in)));
   for (int r = 0; r < out; ++r) {
-    QuantizeRow(type, std::span(all).subspan(static_cast<size_t>(r * in), values.size()),
-                values.data(), owner->scales.data() + r * groups);
-    PackQuantizedRow(type, values, owner->bytes.data() + r * row_bytes);
+    QuantizeRow(type, std::span(all).subspan(static_cast<size_t>(r * in), static_cast<size_t>(in)),
+                values.data(), owner->scales.data() + r * scales);
+    PackQuantizedRow(type, in, values.data(), owner->bytes.data() + r * row_bytes);
   }
   return {MakeTensor(all, {out, in}),
           {type, out, in, owner->bytes.data(), owner->scales.data(), owner}};
@@ -87,6 +88,7 @@ Sums OracleSums(const std::vector<double>& row, const QuantizedMatrix& m,
                 const std::vector<double>& bias) {
   const std::vector<double> x = RoundedInput(row, m.type);
   const int64_t group = QuantGroup(m.type);
+  const std::vector<double> w = ElementsOf(m);
   Sums y;
   for (int64_t r = 0; r < m.rows; ++r) {
     double sum = bias.empty() ? 0.0 : bias[static_cast<size_t>(r)];
@@ -94,7 +96,7 @@ Sums OracleSums(const std::vector<double>& row, const QuantizedMatrix& m,
     for (int64_t begin = 0; begin < m.columns; begin += group) {
       double part = 0.0;
       for (int64_t c = begin; c < std::min(m.columns, begin + group); ++c) {
-        part += x[static_cast<size_t>(c)] * m.value(r, c) * m.scale(r, c);
+        part += x[static_cast<size_t>(c)] * w[static_cast<size_t>(r * m.columns + c)];
       }
       sum += part;
       size += std::fabs(part);
@@ -179,26 +181,30 @@ TEST_P(QuantLinearTest, DenseMatchesDoubleArithmetic) {
 // largest magnitude show whether the sums of integers fit.
 TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
   Random random(7);
-  constexpr Quantization kType = Quantization::kInt8Channel;
-  const int in = kWholeRow + 70, out = 17, rows = 3;
-  const Weight w = MakeWeight(random, kType, out, in);
-  const auto bank = Bank(Shape(kType, {in}, {out}, false, false));
-  bank->LoadQuantized(0, Half::kMain, 0, w.integers);
-  const auto ones = Bank(Shape(kType, {in}, {out}, false, false));
-  ones->LoadWeight(0, Half::kMain, 0,
-                   MakeTensor(std::vector<float>(static_cast<size_t>(out) * in, 1.0f), {out, in}));
-  const std::vector<float> values = random.Normals(int64_t{rows} * in);
-  const std::vector<float> large(static_cast<size_t>(rows) * in, -3.0f);
-  const DeviceRows x = MakeRows(*backend_, rows, in, in, DType::kF32, &values);
-  const DeviceRows same = MakeRows(*backend_, rows, in, in, DType::kF32, &large);
-  const DeviceRows y = MakeRows(*backend_, rows, out, out, DType::kF32, nullptr);
-  const DeviceRows sums = MakeRows(*backend_, rows, out, out, DType::kF32, nullptr);
-  backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view});
-  backend_->Linear({.bank = ones.get(), .input = same.view, .output = sums.view});
-  for (int r = 0; r < rows; ++r) {
-    EXPECT_TRUE(RowNear(RowOf(y.view, r, out), Oracle(RowOf(x.view, r, in), w.integers, {}),
-                        Tolerance(kType, in, DType::kF32)));
-    for (const double sum : RowOf(sums.view, r, out)) EXPECT_NEAR(sum / in, -3.0, 2e-3);
+  const int in = kWholeRow + 70, out = 17;
+  for (const Quantization type : {Quantization::kInt8Channel, Quantization::kInt4K}) {
+    for (const int rows : {3, 8}) {
+      const Weight w = MakeWeight(random, type, out, in);
+      const auto bank = Bank(Shape(type, {in}, {out}, false, false));
+      bank->LoadQuantized(0, Half::kMain, 0, w.integers);
+      const auto ones = Bank(Shape(type, {in}, {out}, false, false));
+      ones->LoadWeight(
+          0, Half::kMain, 0,
+          MakeTensor(std::vector<float>(static_cast<size_t>(out) * in, 1.0f), {out, in}));
+      const std::vector<float> values = random.Normals(int64_t{rows} * in);
+      const std::vector<float> large(static_cast<size_t>(rows) * in, -3.0f);
+      const DeviceRows x = MakeRows(*backend_, rows, in, in, DType::kF32, &values);
+      const DeviceRows same = MakeRows(*backend_, rows, in, in, DType::kF32, &large);
+      const DeviceRows y = MakeRows(*backend_, rows, out, out, DType::kF32, nullptr);
+      const DeviceRows sums = MakeRows(*backend_, rows, out, out, DType::kF32, nullptr);
+      backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view});
+      backend_->Linear({.bank = ones.get(), .input = same.view, .output = sums.view});
+      for (int r = 0; r < rows; ++r) {
+        EXPECT_TRUE(RowNear(RowOf(y.view, r, out), Oracle(RowOf(x.view, r, in), w.integers, {}),
+                            Tolerance(type, in, DType::kF32)));
+        for (const double sum : RowOf(sums.view, r, out)) EXPECT_NEAR(sum / in, -3.0, 2e-3);
+      }
+    }
   }
 }
 

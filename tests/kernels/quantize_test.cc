@@ -9,28 +9,38 @@
 #include <limits>
 #include <vector>
 
+#include "tests/support/integer_weights.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
 namespace {
 
 constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
-                                   Quantization::kInt4};
+                                   Quantization::kInt4, Quantization::kInt4K};
 
 struct Rounded {
+  Quantization type;
+  int64_t columns;
   std::vector<int8_t> values;
   std::vector<F16> scales;
 
-  float scale(Quantization type, size_t column) const {
-    return F32FromF16(scales[column / static_cast<size_t>(QuantGroup(type))]);
+  // The first scale of the column's group.
+  F16 scale_bits(size_t column) const {
+    const auto in_group = static_cast<size_t>(QuantScales(type, 1));
+    return scales[column / static_cast<size_t>(QuantGroup(type)) * in_group];
+  }
+  float scale(size_t column) const { return F32FromF16(scale_bits(column)); }
+  double element(size_t column) const {
+    return ElementOf(type, columns, values.data(), scales.data(), static_cast<int64_t>(column));
   }
 };
 
 Rounded Round(Quantization type, const std::vector<float>& row) {
-  Rounded r;
+  const auto columns = static_cast<int64_t>(row.size());
+  Rounded r{type, columns, {}, {}};
   // Initialised with impossible values, so that missing writes are detected.
-  r.values.assign(row.size(), -128);
-  r.scales.assign(static_cast<size_t>(QuantGroups(type, static_cast<int64_t>(row.size()))), 0xffff);
+  r.values.assign(static_cast<size_t>(QuantRowValues(type, columns)), -128);
+  r.scales.assign(static_cast<size_t>(QuantScales(type, columns)), 0xffff);
   QuantizeRow(type, row, r.values.data(), r.scales.data());
   return r;
 }
@@ -92,11 +102,16 @@ TEST(QuantizeRow, IntegersStayInRange) {
   for (const Quantization type : kTypes) {
     for (const std::vector<float>& row : Rows(random)) {
       const Rounded r = Round(type, row);
-      for (const int8_t v : r.values) {
-        ASSERT_GE(v, QuantMin(type));
-        ASSERT_LE(v, QuantMax(type));
+      for (size_t i = 0; i < row.size(); ++i) {
+        ASSERT_GE(r.values[i], QuantMin(type));
+        ASSERT_LE(r.values[i], QuantMax(type));
       }
       for (const F16 s : r.scales) ASSERT_NE(s & 0x7c00, 0x7c00);
+      if (type != Quantization::kInt4K) continue;
+      const float unit = F32FromF16(r.scales[1]);
+      ASSERT_EQ(unit, std::floor(unit));
+      ASSERT_GE(unit, 0.0f);
+      ASSERT_LE(unit, kMaxMinimumUnit);
     }
   }
 }
@@ -109,7 +124,7 @@ TEST(QuantizeRow, AnInt8IsWithinHalfAStep) {
       const size_t end = std::min(row.size(), begin + 64);
       double largest = 0.0;
       for (size_t i = begin; i < end; ++i) largest = std::max<double>(largest, std::fabs(row[i]));
-      const double scale = r.scale(Quantization::kInt8, begin);
+      const double scale = r.scale(begin);
       EXPECT_NEAR(scale, largest / 127, largest / 127 * 0x1p-11 + 1e-30);
       // A scale that was rounded down limits values to 127 times the scale.
       const double bound = scale / 2 * (1 + 1e-5) + std::max(0.0, largest - 127 * scale);
@@ -152,8 +167,7 @@ TEST(QuantizeRow, AnInt4GroupIsNoWorseThanThePlainScale) {
                                      row.begin() + static_cast<int64_t>(end));
       double power = 0.0;
       for (const float v : group) power += double{v} * v;
-      const double error =
-          SquaredError(group, r.values.data() + begin, r.scale(Quantization::kInt4, begin));
+      const double error = SquaredError(group, r.values.data() + begin, r.scale(begin));
       // The best scale is rounded to f16, with a relative error of at most 2^-11.
       EXPECT_LE(error, PlainError(group) * (1 + 1e-5) + power * 0x1p-22) << row.size();
     }
@@ -166,7 +180,7 @@ TEST(QuantizeRow, TheSearchForAnInt4ScalePays) {
   for (int i = 0; i < 2000; ++i) {
     const std::vector<float> group = random.Normals(32, 0.1);
     const Rounded r = Round(Quantization::kInt4, group);
-    error += SquaredError(group, r.values.data(), r.scale(Quantization::kInt4, 0));
+    error += SquaredError(group, r.values.data(), r.scale(0));
     plain += PlainError(group);
   }
   EXPECT_LT(error, 0.9 * plain);
@@ -180,8 +194,9 @@ TEST(QuantizeRow, APowerOfTwoOnlyChangesTheScales) {
     for (float& v : row) v *= 8.0f;
     const Rounded eight = Round(type, row);
     EXPECT_EQ(one.values, eight.values);
-    for (size_t g = 0; g < one.scales.size(); ++g) {
-      EXPECT_EQ(F32FromF16(eight.scales[g]), 8.0f * F32FromF16(one.scales[g]));
+    for (size_t i = 0; i < row.size(); ++i) {
+      EXPECT_EQ(eight.scale(i), 8.0f * one.scale(i));
+      EXPECT_EQ(eight.element(i), 8.0 * one.element(i));
     }
   }
 }
@@ -197,9 +212,9 @@ TEST(QuantizeRow, GroupsDoNotInfluenceEachOther) {
     for (size_t i = 0; i < row.size(); ++i) {
       if (static_cast<int>(i) / group == 1) continue;
       ASSERT_EQ(before.values[i], after.values[i]);
-      ASSERT_EQ(before.scale(type, i), after.scale(type, i));
+      ASSERT_EQ(before.element(i), after.element(i));
     }
-    EXPECT_NE(before.scales[1], after.scales[1]);
+    EXPECT_NE(before.scale(static_cast<size_t>(group)), after.scale(static_cast<size_t>(group)));
   }
 }
 
@@ -207,13 +222,15 @@ TEST(QuantizeRow, ZerosAndSingleElements) {
   for (const Quantization type : kTypes) {
     for (const size_t n : {1, 32, 64, 70}) {
       const Rounded r = Round(type, std::vector<float>(n, 0.0f));
-      EXPECT_EQ(r.values, std::vector<int8_t>(n, 0));
-      for (size_t i = 0; i < n; ++i) EXPECT_EQ(r.scale(type, i), 0.0f);
+      EXPECT_EQ(r.values, std::vector<int8_t>(r.values.size(), 0));
+      for (const F16 scale : r.scales) EXPECT_EQ(scale, 0);
     }
     for (const float v : {1.0f, -1.0f, 0.37f, -123.4f, 65504.0f, -65504.0f}) {
       const Rounded r = Round(type, {v});
-      EXPECT_GE(std::abs(r.values[0]), QuantMax(type)) << v;
-      EXPECT_NEAR(r.values[0] * r.scale(type, 0), v, std::fabs(v) * 0x1p-10);
+      if (type != Quantization::kInt4K) {
+        EXPECT_GE(std::abs(r.values[0]), QuantMax(type)) << v;
+      }
+      EXPECT_NEAR(r.element(0), v, std::fabs(v) * 0x1p-10) << Name(type);
     }
   }
 }
@@ -230,10 +247,9 @@ TEST(QuantizeRow, TinyValuesFade) {
       float largest = 0.0f;
       for (const float v : row) largest = std::max(largest, std::fabs(v));
       for (size_t i = 0; i < row.size(); ++i) {
-        const float scale = r.scale(type, i);
-        ASSERT_TRUE(std::isfinite(scale));
-        ASSERT_LE(std::fabs(static_cast<float>(r.values[i]) * scale - row[i]), largest * 1.01f)
-            << "2^" << exponent;
+        ASSERT_TRUE(std::isfinite(r.scale(i)));
+        ASSERT_LE(std::fabs(r.element(i) - row[i]), largest * 1.01f)
+            << Name(type) << ", 2^" << exponent;
       }
     }
   }
@@ -251,16 +267,53 @@ TEST(QuantizeRow, WhatNoScaleCanHoldShowsAsNan) {
         std::vector<float> damaged = row;
         damaged[at] = bad;
         const Rounded r = Round(type, damaged);
-        EXPECT_TRUE(IsNan(r.scales[1])) << bad;
+        EXPECT_TRUE(IsNan(r.scale_bits(at))) << bad;
+        EXPECT_TRUE(std::isnan(r.element(at)));
         // The NaN scale makes every product with an integer NaN, and so every sum.
         for (size_t i = 0; i < row.size(); ++i) {
           if (i / group == 1) continue;
           ASSERT_EQ(r.values[i], good.values[i]);
-          ASSERT_EQ(r.scale(type, i), good.scale(type, i));
+          ASSERT_EQ(r.element(i), good.element(i));
         }
       }
     }
   }
+}
+
+// Weights that are all of the same sign or equal, where a line through two different levels does
+// not exist.
+TEST(QuantizeRow, RowsOfOneSign) {
+  Random random(11);
+  for (const Quantization type : kTypes) {
+    for (const float sign : {-1.0f, 1.0f}) {
+      for (const size_t n : {1, 2, 31, 32, 33, 100}) {
+        const Rounded equal = Round(type, std::vector<float>(n, 0.7f * sign));
+        for (size_t i = 0; i < n; ++i) ASSERT_NEAR(equal.element(i), 0.7 * sign, 0.7 * 0x1p-10);
+        std::vector<float> row = random.Normals(static_cast<int64_t>(n));
+        float largest = 0.0f;
+        for (float& v : row) {
+          v = std::fabs(v) * sign;
+          largest = std::max(largest, std::fabs(v));
+        }
+        const Rounded r = Round(type, row);
+        for (size_t i = 0; i < n; ++i) ASSERT_NEAR(r.element(i), row[i], 0.15f * largest);
+      }
+    }
+  }
+}
+
+// int4-k has fewer bits for scales than int4, and must still be at least as exact.
+TEST(QuantizeRow, Int4KIsAtLeastAsExactAsInt4) {
+  Random random(12);
+  double error[2] = {};
+  for (int i = 0; i < 50; ++i) {
+    const std::vector<float> row = random.Normals(512, 0.1);
+    const Rounded rounded[2] = {Round(Quantization::kInt4, row), Round(Quantization::kInt4K, row)};
+    for (size_t c = 0; c < row.size(); ++c) {
+      for (const int k : {0, 1}) error[k] += std::pow(rounded[k].element(c) - row[c], 2);
+    }
+  }
+  EXPECT_LT(error[1], error[0]);
 }
 
 TEST(PackQuantizedRow, UnpacksToTheSame) {
@@ -272,47 +325,60 @@ TEST(PackQuantizedRow, UnpacksToTheSame) {
         values.push_back(static_cast<int8_t>(QuantMin(type) +
                                              random.Below(QuantMax(type) - QuantMin(type) + 1)));
       }
+      for (int64_t i = 0; i < QuantSubGroups(type, n); ++i) {
+        values.push_back(static_cast<int8_t>(random.Below(256) - 128));
+      }
       const auto bytes = static_cast<size_t>(QuantRowBytes(type, n));
       std::vector<uint8_t> packed(bytes + 1, 0xa5);
-      PackQuantizedRow(type, values, packed.data());
+      PackQuantizedRow(type, n, values.data(), packed.data());
       EXPECT_EQ(packed[bytes], 0xa5) << "beyond the row";
       std::vector<int8_t> unpacked(values.size(), 99);
-      UnpackQuantizedRow(type, packed.data(), unpacked);
+      UnpackQuantizedRow(type, n, packed.data(), unpacked.data());
       ASSERT_EQ(unpacked, values);
-      if (type == Quantization::kInt4 && n % 2 != 0) {
-        EXPECT_EQ(packed[bytes - 1] >> 4, 0);
+      if (Traits(type).per_byte == 2 && n % 2 != 0) {
+        EXPECT_EQ(packed[static_cast<size_t>(n / 2)] >> 4, 0);
       }
     }
   }
 }
 
 TEST(PackQuantizedRow, TheEvenColumnIsInTheLowBits) {
-  uint8_t bytes[2];
-  PackQuantizedRow(Quantization::kInt4, std::vector<int8_t>{-8, 7, -1}, bytes);
+  uint8_t bytes[3];
+  PackQuantizedRow(Quantization::kInt4, 3, std::vector<int8_t>{-8, 7, -1}.data(), bytes);
   EXPECT_EQ(bytes[0], 0x78);
   EXPECT_EQ(bytes[1], 0x0f);
+  PackQuantizedRow(Quantization::kInt4K, 3, std::vector<int8_t>{1, 15, 2, 0x5a}.data(), bytes);
+  EXPECT_EQ(bytes[0], 0xf1);
+  EXPECT_EQ(bytes[1], 0x02);
+  EXPECT_EQ(bytes[2], 0x5a);
 }
 
 TEST(QuantizedMatrix, ElementsAreWhatTheRowsHold) {
   Random random(10);
   for (const Quantization type : kTypes) {
     const int64_t rows = 3, columns = 71;
-    const int64_t row_bytes = QuantRowBytes(type, columns), groups = QuantGroups(type, columns);
+    const int64_t row_bytes = QuantRowBytes(type, columns);
     std::vector<uint8_t> bytes(static_cast<size_t>(rows * row_bytes));
     std::vector<F16> scales;
     std::vector<Rounded> expected;
     for (int64_t r = 0; r < rows; ++r) {
       expected.push_back(Round(type, random.Normals(columns)));
-      PackQuantizedRow(type, expected.back().values, bytes.data() + r * row_bytes);
+      PackQuantizedRow(type, columns, expected.back().values.data(), bytes.data() + r * row_bytes);
       scales.insert(scales.end(), expected.back().scales.begin(), expected.back().scales.end());
     }
-    ASSERT_EQ(static_cast<int64_t>(scales.size()), rows * groups);
+    ASSERT_EQ(static_cast<int64_t>(scales.size()), rows * QuantScales(type, columns));
     const QuantizedMatrix m{type, rows, columns, bytes.data(), scales.data(), nullptr};
+    const std::vector<double> elements = ElementsOf(m);
     for (int64_t r = 0; r < rows; ++r) {
+      const Rounded& row = expected[static_cast<size_t>(r)];
+      std::vector<float> floats(static_cast<size_t>(columns));
+      DequantizeRow(type, row.values.data(), row.scales.data(), floats);
       for (int64_t c = 0; c < columns; ++c) {
         const auto column = static_cast<size_t>(c);
-        ASSERT_EQ(m.value(r, c), expected[static_cast<size_t>(r)].values[column]);
-        ASSERT_EQ(m.scale(r, c), expected[static_cast<size_t>(r)].scale(type, column));
+        ASSERT_EQ(m.value(r, c), row.values[column]);
+        const double element = elements[static_cast<size_t>(r * columns + c)];
+        ASSERT_EQ(element, row.element(column));
+        ASSERT_NEAR(floats[column], element, std::fabs(element) * 0x1p-23);
       }
     }
   }

@@ -19,12 +19,15 @@
 #include "model_loaders/quantize/quantize_folder.h"
 #include "model_loaders/quantize/quantized_tensors.h"
 #include "tests/model_loaders/support.h"
+#include "tests/support/integer_weights.h"
 #include "tests/support/native_model.h"
 
 namespace moeserve {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::ElementOf;
+using testing::ElementsOf;
 using testing::Mentions;
 using testing::RawTensor;
 using testing::ReadFile;
@@ -34,7 +37,7 @@ using testing::WriteFile;
 using Json = nlohmann::json;
 
 constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
-                                   Quantization::kInt4};
+                                   Quantization::kInt4, Quantization::kInt4K};
 
 // Rows have several groups, the last of which is shorter, and widths are odd.
 Json Config() {
@@ -118,8 +121,9 @@ TEST(QuantizeFolder, HoldsTheIntegersOfARun) {
         EXPECT_EQ(numbers->dtype, DType::kF32);
         const int64_t columns = raw.shape[1];
         std::vector<float> row(static_cast<size_t>(columns));
-        std::vector<int8_t> values(row.size());
-        std::vector<F16> scales(static_cast<size_t>(QuantGroups(q, columns)));
+        std::vector<int8_t> values(static_cast<size_t>(QuantRowValues(q, columns)));
+        std::vector<F16> scales(static_cast<size_t>(QuantScales(q, columns)));
+        const std::vector<double> elements = ElementsOf(m);
         for (int64_t r = 0; r < raw.shape[0]; ++r) {
           for (int64_t c = 0; c < columns; ++c) {
             row[static_cast<size_t>(c)] = ElementAsF32(original, r * columns + c);
@@ -127,9 +131,10 @@ TEST(QuantizeFolder, HoldsTheIntegersOfARun) {
           QuantizeRow(q, row, values.data(), scales.data());
           for (int64_t c = 0; c < columns; ++c) {
             ASSERT_EQ(m.value(r, c), values[static_cast<size_t>(c)]);
-            ASSERT_EQ(m.scale(r, c), F32FromF16(scales[static_cast<size_t>(c / QuantGroup(q))]));
-            ASSERT_EQ(ElementAsF32(*numbers, r * columns + c),
-                      static_cast<float>(m.value(r, c)) * m.scale(r, c));
+            const double element = elements[static_cast<size_t>(r * columns + c)];
+            ASSERT_EQ(element, ElementOf(q, columns, values.data(), scales.data(), c));
+            ASSERT_NEAR(ElementAsF32(*numbers, r * columns + c), element,
+                        std::fabs(element) * 0x1p-23);
           }
         }
       }
@@ -327,12 +332,7 @@ TEST(SafetensorsOfIntegers, NeedNotBeAligned) {
       if (q == Quantization::kNone) continue;
       const auto a = *before->weights->GetQuantized(raw.name, raw.shape, q);
       const auto b = *after->weights->GetQuantized(raw.name, raw.shape, q);
-      for (int64_t r = 0; r < raw.shape[0]; ++r) {
-        for (int64_t c = 0; c < raw.shape[1]; ++c) {
-          ASSERT_EQ(a->value(r, c), b->value(r, c)) << raw.name;
-          ASSERT_EQ(a->scale(r, c), b->scale(r, c)) << raw.name;
-        }
-      }
+      ASSERT_EQ(ElementsOf(*a), ElementsOf(*b)) << raw.name;
     }
   }
 }
@@ -351,7 +351,7 @@ TEST(SafetensorsOfIntegers, OutliveTheCheckpointAndTheFolder) {
     for (int64_t c = 0; c < matrix.columns; ++c) sum += std::abs(matrix.value(r, c));
   }
   EXPECT_GT(sum, 288 * 150);
-  EXPECT_TRUE(std::isfinite(matrix.scale(287, 149)));
+  EXPECT_TRUE(std::isfinite(ElementsOf(matrix).back()));
 }
 
 // A quantized folder, which test cases damage.
@@ -400,21 +400,23 @@ struct Case {
 std::vector<Case> Cases() {
   constexpr auto kInt8 = Quantization::kInt8;
   constexpr auto kInt4 = Quantization::kInt4;
+  constexpr auto kInt4K = Quantization::kInt4K;
   const std::string q = "blocks.0.attention.q.weight", scales = q + "_scale";  // [16, 150]
   const std::string wide = "blocks.0.feed_forward.experts.4.down.weight";      // [75, 65]
   return {
       {"nothing", kInt8, [](DamagedFolder&) {}, {}},
       {"nothing", kInt4, [](DamagedFolder&) {}, {}},
+      {"nothing", kInt4K, [](DamagedFolder&) {}, {}},
       // Damage to the configuration.
       {"unknown type",
        kInt8,
        [](DamagedFolder& f) { f.config["quantization"]["type"] = "int3"; },
-       {"config.json: quantization.type: expected \"int8\", \"int8-channel\" or \"int4\", found "
-        "\"int3\""}},
+       {"config.json: quantization.type: expected \"int8\", \"int8-channel\", \"int4\" or "
+        "\"int4-k\", found \"int3\""}},
       {"no type",
        kInt8,
        [](DamagedFolder& f) { f.config["quantization"].erase("type"); },
-       {"config.json: quantization.type: ", "\"int8\", \"int8-channel\" or \"int4\""}},
+       {"config.json: quantization.type: ", "\"int8\", \"int8-channel\", \"int4\" or \"int4-k\""}},
       {"no group",
        kInt8,
        [](DamagedFolder& f) { f.config["quantization"].erase("group_size"); },
@@ -560,6 +562,36 @@ std::vector<Case> Cases() {
        },
        {"tensor \"" + scales +
         "\": row 15, column 4: expected a finite number, found an infinite one"}},
+      {"a minimum unit above 17",
+       kInt4K,
+       [scales](DamagedFolder& f) { f.Tensor(scales).bytes.replace(14, 2, "\x80\x4c"); },
+       {"model.safetensors: tensor \"" + scales +
+        "\": row 3, column 1: expected an integer in [0, 17], found 18"}},
+      {"a minimum unit that is no integer",
+       kInt4K,
+       [scales](DamagedFolder& f) {
+         f.Tensor(scales).bytes.replace(14, 2, std::string("\x00\x3e", 2));
+       },
+       {"row 3, column 1: expected an integer in [0, 17], found 1.5"}},
+      {"a negative minimum unit",
+       kInt4K,
+       [scales](DamagedFolder& f) {
+         f.Tensor(scales).bytes.replace(14, 2, std::string("\x00\xbc", 2));
+       },
+       {"row 3, column 1: expected an integer in [0, 17], found -1"}},
+      {"a byte for 32 columns too few",
+       kInt4K,
+       [q](DamagedFolder& f) {
+         f.Tensor(q).shape = {16, 79};
+         f.Tensor(q).bytes.resize(16 * 79);
+       },
+       {"tensor \"" + q + "\": expected shape [16, 80]", "then a byte for 32 columns",
+        "found [16, 79]"}},
+      {"values of attention in 4 bits",
+       kInt4K,
+       [](DamagedFolder& f) { f.Tensor("blocks.0.attention.v.weight").dtype = "U8"; },
+       {"tensor \"blocks.0.attention.v.weight\": expected dtype I8",
+        "quantization.type is \"int4-k\"", "found U8"}},
       {"bits after the last column",
        kInt4,
        [wide](DamagedFolder& f) {

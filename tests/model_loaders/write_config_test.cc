@@ -514,8 +514,8 @@ TEST(WriteConfig, WritesUnequalLayersAsLists) {
 }
 
 TEST(WriteConfig, WritesTheTypeOfIntegers) {
-  for (const Quantization type :
-       {Quantization::kInt8, Quantization::kInt8Channel, Quantization::kInt4}) {
+  for (const Quantization type : {Quantization::kInt8, Quantization::kInt8Channel,
+                                  Quantization::kInt4, Quantization::kInt4K}) {
     const auto json = NativeConfigJson(Base(), type);
     const auto config = ParseNativeConfig(json.dump());
     ASSERT_TRUE(config.ok()) << config.status();

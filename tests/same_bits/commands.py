@@ -143,7 +143,7 @@ def model_records(commands, model):
               "--text", "two.txt", "--window", "128", "--markdown")
     yield run("inspect", "inspect", "--model", name)
     yield run("inspect json", "inspect", "--model", name, "--json")
-    for dtype in ("int8", "int8-channel", "int4"):
+    for dtype in ("int8", "int8-channel", "int4", "int4-k"):
         yield run(f"quantize {dtype}", "quantize", name, dtype, "--dtype", dtype, files=[dtype])
         yield run(f"inspect {dtype}", "inspect", "--model", dtype, "--json")
     yield run("check", "check", "--model", name)

@@ -79,7 +79,8 @@ constexpr KernelTable MakeTable(const char* name) {
 #else
     .linear_bf16 = nullptr,
 #endif
-    .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
+    .linear_quantized = &LinearQuantized, .widen_block = &WidenBlock,
+    .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
     .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
     .inverse_with_sink = &InverseWithSink, .soft_cap = &SoftCapValues, .multiply_by_sigmoid = &MultiplyBySigmoid,
     .contract_dot = &ContractDot, .contract_dots = &ContractDots,

@@ -25,7 +25,10 @@ namespace moeserve::cpu {
 // bytes, followed, for each panel, by the group's 16 scales as f16. In a line each output has 4
 // bytes. int8, int8-channel: the bytes are 128 + value for four values of k. int4: byte j holds 8 +
 // value for k = j in its low bits and for k = j + 4 in its high bits, so a line covers eight values
-// of k.
+// of k. int4-k: the same with values in 0..15. Every kFactorColumns values of k begin, for each
+// panel, with kFactorBytes: for each of the 16 outputs the factor bytes (QuantizedMatrix) of two
+// subgroups. After a group's lines follow, for each panel, the 16 scales d as f16 and the 16 units
+// u as uint16.
 //
 // The following functions are static so that the linker cannot replace the copy of one instruction
 // set by that of another.
@@ -37,6 +40,7 @@ static constexpr int QuantStep(Quantization q) {  // number of values of k per o
     case Quantization::kInt8Channel:
       return 4;
     case Quantization::kInt4:
+    case Quantization::kInt4K:
       return 8;
   }
   return 1;
@@ -44,6 +48,7 @@ static constexpr int QuantStep(Quantization q) {  // number of values of k per o
 static constexpr int QuantZero(Quantization q) {  // the offset added to a stored integer
   switch (q) {
     case Quantization::kNone:
+    case Quantization::kInt4K:
       break;
     case Quantization::kInt8:
     case Quantization::kInt8Channel:
@@ -60,11 +65,18 @@ static constexpr int64_t QuantRecordColumns(Quantization q, int64_t n) {
   const int64_t padded = (n + 63) / 64 * 64;
   return padded < QuantGroup(q) ? padded : QuantGroup(q);
 }
+inline constexpr int kFactorColumns = 64;
+inline constexpr int kFactorBytes = 32;
+// Returns the bytes of a record with this many columns before its scale: its values and, for types
+// with subgroups, a sum as int16 for each of them.
+static constexpr int64_t QuantRecordValues(Quantization q, int64_t columns) {
+  return columns + QuantSubGroups(q, columns) * 2;
+}
 // Returns the bytes of all records of an input row of n columns.
 static constexpr int64_t QuantRecordBytes(Quantization q, int64_t n) {
   const int64_t rest = n % QuantGroup(q);
-  return n / QuantGroup(q) * (QuantGroup(q) + 8) +
-         (rest == 0 ? 0 : QuantRecordColumns(q, rest) + 8);
+  return n / QuantGroup(q) * (QuantRecordValues(q, QuantGroup(q)) + 8) +
+         (rest == 0 ? 0 : QuantRecordValues(q, QuantRecordColumns(q, rest)) + 8);
 }
 
 inline constexpr int kPanel = 16;
@@ -99,11 +111,28 @@ struct QuantTileArgs {
   // `ahead_stride`. If null, the block is read from memory, and the block itself is prefetched.
   const char* ahead;
   int64_t ahead_stride;
-  float* out;  // [rows][kBlock]
+  bool widened;  // `weights` are WidenArgs::out; `ahead` is not null and k is at most kWholeRow
+  float* out;    // [rows][kBlock]
 };
 
+// Multiplies the weights of an int4-k block by their factors, which yields bytes. With many rows
+// this is faster than to do it in each tile. The result has, for each kFactorColumns values of k,
+// kWideLines lines of 64 bytes for each panel: the minimums times their units as pairs of int16,
+// and then the weights of four values of k in each line. The scales d of the panels follow.
+struct WidenArgs {
+  const char* weights;
+  int panels;
+  int64_t k;  // at most kWholeRow
+  char* out;  // [WidenedBytes()]
+};
+inline constexpr int kWideLines = 1 + kFactorColumns / 4;
+static constexpr int64_t WidenedBytes(int panels, int64_t k) {
+  return panels * ((k + kFactorColumns - 1) / kFactorColumns * kWideLines * 64 + 32);
+}
+
 // Rounds a row to int8. The row becomes one record per group: int8 values [QuantRecordColumns()]
-// (zeros after the row's end), the scale as f32 and a correction as int32. Here scale = (largest
+// (zeros after the row's end), for types with subgroups the negative sums of the values of each
+// subgroup as int16, the scale as f32 and a correction as int32. Here scale = (largest
 // magnitude in the group) / 127, and value = x / scale rounded to the nearest integer. The scale is
 // NaN if an element of the group is not finite. Weights are stored with QuantZero() added, which
 // adds QuantZero() * sum(values) to a product; the correction is its negative.
@@ -217,6 +246,7 @@ struct KernelTable {
   void (*linear_f32)(const LinearTileArgs&);
   void (*linear_bf16)(const LinearTileArgs&);  // null unless bf16_dot
   void (*linear_quantized)(const QuantTileArgs&);
+  void (*widen_block)(const WidenArgs&);  // int4-k
   void (*quantize_row)(const QuantizeRowArgs&);
   void (*epilogue)(const EpilogueArgs&);
   void (*norm_row)(const NormRowArgs&);

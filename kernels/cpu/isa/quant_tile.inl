@@ -8,7 +8,7 @@ namespace {
 // The prefetch distance of a tile that reads its weights from memory. It is larger for int4,
 // because int4 needs more computation per byte.
 template <bool kInt4, int M>
-inline constexpr int kQuantPrefetchBytes = kInt4 && M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
+inline constexpr int kQuantPrefetchBytes = kInt4&& M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
 
 inline constexpr int kResidentResults = kPanelTile == 1 ? 3 : 12;
 
@@ -112,11 +112,49 @@ void TileQuant(const QuantTileArgs& a, int first) {
   if constexpr (kResident) StoreTile(acc, out);
 }
 
-// The same for types with one scale per row. Only the integer sums need registers until the end of
-// the row.
+// Adds the products of kFactorColumns columns, or of the last `columns` of a row, with int4-k
+// weights w * s - m: the weights times their factors s fit in 8 bits, and the subtracted parts are
+// products of m with the sums of the inputs. `sums` is the offset of the sums in the records.
 template <bool kStream, int M, int P>
+inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine (&unit)[P],
+                           const char* const (&x)[M], int64_t at, int64_t sums, int64_t columns,
+                           const char* ahead, int64_t ahead_stride, IntVec (&sum)[M][P]) {
+  const char* const factors = w + first * kFactorBytes;
+  for (int p = 0; p < P; ++p) {
+    if constexpr (kStream) {
+      __builtin_prefetch(factors + p * kFactorBytes + kQuantPrefetchBytes<true, M>, 0, 3);
+    }
+    const QuadLine minimum = TimesPairs(MinimumPairs(factors + p * kFactorBytes), unit[p]);
+    for (int m = 0; m < M; ++m) sum[m][p] = DotPairs(sum[m][p], minimum, x[m] + sums);
+  }
+  w += panels * kFactorBytes + first * 64;
+  const int64_t stride = int64_t{panels} * 64;
+  for (int group = 0; group < kFactorColumns / kSubGroup && columns > 0; ++group) {
+    QuadLine factor[P];
+    for (int p = 0; p < P; ++p) factor[p] = FactorPairs(factors + p * kFactorBytes, group);
+    for (int i = 0; i < kSubGroup && columns > 0;
+         i += 8, at += 8, w += stride, columns -= 8, ahead += ahead_stride) {
+      if constexpr (!kStream) __builtin_prefetch(ahead, 0, 2);
+      QuadLine line[P];
+      for (int p = 0; p < P; ++p) {
+        if constexpr (kStream) {
+          __builtin_prefetch(w + p * 64 + kQuantPrefetchBytes<true, M>, 0, 3);
+        }
+        line[p] = TimesPairs(LowNibbles(LoadQuads(w + p * 64)), factor[p]);
+      }
+      AddQuads(line, x, at, sum);
+      for (int p = 0; p < P; ++p) {
+        line[p] = TimesPairs(HighNibbles(LoadQuads(w + p * 64)), factor[p]);
+      }
+      AddQuads(line, x, at + 4, sum);
+    }
+  }
+}
+
+// Computes panels [first, first + P) of the block, for types with one group per row. Only the
+// integer sums need registers until the end of the row.
+template <Quantization kType, bool kStream, int M, int P>
 void TileWholeRow(const QuantTileArgs& a, int first) {
-  constexpr Quantization kType = Quantization::kInt8Channel;
   constexpr int kStep = QuantStep(kType);
   const char* x[M];
   LoadPointers(a.x, x);
@@ -125,22 +163,41 @@ void TileWholeRow(const QuantTileArgs& a, int first) {
   const char* w = a.weights;
   const char* ahead = a.ahead;
   float* out = a.out + first * kPanel;
-  // Rows have more than one record and scale only beyond kWholeRow columns.
+  // Rows have more than one record and group only beyond kWholeRow columns.
   for (int64_t done = 0; done < a.k; done += kWholeRow) {
     const int64_t left = a.k - done;
     const int64_t columns = left < kWholeRow ? left : kWholeRow;
-    const int64_t record = QuantRecordColumns(kType, columns);
+    const int64_t padded = QuantRecordColumns(kType, columns);
+    const int64_t record = QuantRecordValues(kType, padded);
     IntVec sum[M][P];
     for (int m = 0; m < M; ++m) {
       int32_t correction;
       __builtin_memcpy(&correction, x[m] + record + 4, 4);
       for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(correction);
     }
-    for (int64_t at = 0; at < columns; at += kStep, w += stride, ahead += a.ahead_stride) {
-      AddStep<false, kStream>(w + first * 64, x, at, ahead, sum);
+    if constexpr (kType == Quantization::kInt4K) {
+      const int64_t steps = (columns + kStep - 1) / kStep;
+      const char* const scales =
+          w + steps * stride +
+          (columns + kFactorColumns - 1) / kFactorColumns * panels * kFactorBytes;
+      QuadLine unit[P];
+      for (int p = 0; p < P; ++p) unit[p] = UnitPairs(scales + (first + p) * 64 + 32);
+      constexpr int kLines = kFactorColumns / kStep;
+      for (int64_t at = 0; at < columns; at += kFactorColumns) {
+        AddScaledSteps<kStream>(w, panels, first, unit, x, at, padded + at / kSubGroup * 2,
+                                columns - at, ahead, a.ahead_stride, sum);
+        w += panels * kFactorBytes + kLines * stride;
+        ahead += kLines * a.ahead_stride;
+      }
+      w = scales;
+    } else {
+      for (int64_t at = 0; at < columns; at += kStep, w += stride, ahead += a.ahead_stride) {
+        AddStep<false, kStream>(w + first * 64, x, at, ahead, sum);
+      }
     }
+    constexpr int kScaleBytes = kType == Quantization::kInt4K ? 64 : 32;
     for (int p = 0; p < P; ++p) {
-      const Vec scale = LoadF16(w + (first + p) * 32);
+      const Vec scale = LoadF16(w + (first + p) * kScaleBytes);
       for (int m = 0; m < M; ++m) {
         float of_row;
         __builtin_memcpy(&of_row, x[m] + record, 4);
@@ -149,63 +206,152 @@ void TileWholeRow(const QuantTileArgs& a, int first) {
         Store(result, Fma(ToFloat(sum[m][p]), Mul(scale, Broadcast(of_row)), before));
       }
     }
-    w += panels * 32;
+    w += panels * kScaleBytes;
     for (int m = 0; m < M; ++m) x[m] += record + 8;
   }
 }
 
-template <Quantization kType, bool kStream, int M, int P>
+// Writes a block of int4-k in the layout of WidenArgs.
+void WidenBlock(const WidenArgs& a) {
+  const int panels = a.panels;
+  const int64_t stride = int64_t{panels} * 64;
+  const int64_t steps = (a.k + 7) / 8;
+  const int64_t chunks = (a.k + kFactorColumns - 1) / kFactorColumns;
+  const char* w = a.weights;
+  const char* const scales = w + steps * stride + chunks * panels * kFactorBytes;
+  char* out = a.out;
+  for (int64_t k = a.k; k > 0; k -= kFactorColumns, out += kWideLines * stride) {
+    const char* const lines = w + panels * kFactorBytes;
+    const int64_t left = (k + 7) / 8;
+    const int used = static_cast<int>(left < 8 ? left : 8);
+    for (int p = 0; p < panels; ++p) {
+      const char* const factors = w + p * kFactorBytes;
+      char* to = out + p * 64;
+      StoreQuads(to, TimesPairs(MinimumPairs(factors), UnitPairs(scales + p * 64 + 32)));
+      const QuadLine factor[2] = {FactorPairs(factors, 0), FactorPairs(factors, 1)};
+      for (int i = 0; i < used; ++i) {
+        const char* const line = lines + i * stride + p * 64;
+        __builtin_prefetch(line + kQuantPrefetchBytes<true, 2>, 0, 3);
+        const QuadLine pairs = LoadQuads(line);
+        to += stride;
+        StoreQuads(to, TimesPairs(LowNibbles(pairs), factor[i / 4]));
+        to += stride;
+        StoreQuads(to, TimesPairs(HighNibbles(pairs), factor[i / 4]));
+      }
+      for (int i = 2 * used; i < kWideLines - 1; ++i) {
+        to += stride;
+        __builtin_memset(to, 0, 64);
+      }
+    }
+    w = lines + used * stride;
+  }
+  for (int p = 0; p < panels; ++p) __builtin_memcpy(out + p * 32, scales + p * 64, 32);
+}
+
+// Computes panels [first, first + P) of a block that WidenBlock() has written.
+template <int M, int P>
+void TileWidened(const QuantTileArgs& a, int first) {
+  const char* x[M];
+  LoadPointers(a.x, x);
+  const int panels = P == kPanelsPerBlock ? P : a.panels;
+  const int64_t stride = int64_t{panels} * 64;
+  const char* w = a.weights + first * 64;
+  const char* ahead = a.ahead;
+  const int64_t padded = QuantRecordColumns(Quantization::kInt4K, a.k);
+  const int64_t record = QuantRecordValues(Quantization::kInt4K, padded);
+  IntVec sum[M][P];
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(0);
+  }
+  for (int64_t at = 0; at < padded; at += kFactorColumns) {
+    for (int p = 0; p < P; ++p) {
+      const QuadLine minimum = LoadQuads(w + p * 64);
+      for (int m = 0; m < M; ++m) {
+        sum[m][p] = DotPairs(sum[m][p], minimum, x[m] + padded + at / kSubGroup * 2);
+      }
+    }
+    w += stride;
+    for (int i = 0; i < kFactorColumns; i += 8, w += 2 * stride, ahead += a.ahead_stride) {
+      AddStep<false, false>(w, x, at + i, ahead, sum);
+      QuadLine line[P];
+      for (int p = 0; p < P; ++p) line[p] = LoadQuads(w + stride + p * 64);
+      AddQuads(line, x, at + i + 4, sum);
+    }
+  }
+  w += first * 32 - first * 64;
+  for (int p = 0; p < P; ++p) {
+    const Vec scale = LoadF16(w + p * 32);
+    for (int m = 0; m < M; ++m) {
+      float of_row;
+      __builtin_memcpy(&of_row, x[m] + record, 4);
+      Store(a.out + (first + p) * kPanel + m * kBlock,
+            Fma(ToFloat(sum[m][p]), Mul(scale, Broadcast(of_row)), Zero()));
+    }
+  }
+}
+
+// Where a tile's weights come from.
+enum class TileSource {
+  kMemory,  // QuantTileArgs::ahead is null
+  kCache,
+  kWidened,
+};
+
+template <Quantization kType, TileSource kSource, int M, int P>
 void QuantTile(const QuantTileArgs& a, int first) {
-  if constexpr (kType == Quantization::kInt8Channel) {
-    TileWholeRow<kStream, M, P>(a, first);
+  constexpr bool kStream = kSource == TileSource::kMemory;
+  if constexpr (kSource == TileSource::kWidened) {
+    TileWidened<M, P>(a, first);
+  } else if constexpr (QuantGroup(kType) == kWholeRow) {
+    TileWholeRow<kType, kStream, M, P>(a, first);
   } else {
     TileQuant<kType, kStream, M, P>(a, first);
   }
 }
 
-template <Quantization kType, bool kStream, int M>
+template <Quantization kType, TileSource kSource, int M>
 void QuantRows(const QuantTileArgs& a) {
   if constexpr (kPanelTile == 1) {
-    for (int p = 0; p < a.panels; ++p) QuantTile<kType, kStream, M, 1>(a, p);
+    for (int p = 0; p < a.panels; ++p) QuantTile<kType, kSource, M, 1>(a, p);
   } else {
     switch (a.panels) {
       case 1:
-        return QuantTile<kType, kStream, M, 1>(a, 0);
+        return QuantTile<kType, kSource, M, 1>(a, 0);
       case 2:
-        return QuantTile<kType, kStream, M, 2>(a, 0);
+        return QuantTile<kType, kSource, M, 2>(a, 0);
       case 3:
-        return QuantTile<kType, kStream, M, 3>(a, 0);
+        return QuantTile<kType, kSource, M, 3>(a, 0);
       default:
         // Computing half of the block at a time keeps the results in registers. This is not done
         // for a block read from memory, which is read fastest as a whole, nor for tiles with few
         // rows, where too few independent sums would remain to hide the latency of a product.
-        if constexpr (!kStream && ((kType == Quantization::kInt4 && M > 3) ||
-                                   (kType == Quantization::kInt8 && M > 5))) {
-          QuantTile<kType, kStream, M, 2>(a, 0);
-          return QuantTile<kType, kStream, M, 2>(a, 2);
+        if constexpr (kSource == TileSource::kCache && ((kType == Quantization::kInt4 && M > 3) ||
+                                                        (kType == Quantization::kInt8 && M > 5))) {
+          QuantTile<kType, kSource, M, 2>(a, 0);
+          return QuantTile<kType, kSource, M, 2>(a, 2);
         }
-        return QuantTile<kType, kStream, M, 4>(a, 0);
+        return QuantTile<kType, kSource, M, 4>(a, 0);
     }
   }
 }
 
-template <Quantization kType, bool kStream>
+template <Quantization kType, TileSource kSource>
 void QuantBlock(const QuantTileArgs& a) {
   switch (a.rows) {
     case 1:
-      return QuantRows<kType, kStream, 1>(a);
+      return QuantRows<kType, kSource, 1>(a);
     case 2:
-      return QuantRows<kType, kStream, 2>(a);
+      return QuantRows<kType, kSource, 2>(a);
     case 3:
-      return QuantRows<kType, kStream, 3>(a);
+      return QuantRows<kType, kSource, 3>(a);
     case 4:
-      return QuantRows<kType, kStream, 4>(a);
+      return QuantRows<kType, kSource, 4>(a);
     default:
       if constexpr (kRowTile >= 6) {
         if (a.rows == 5) {
-          QuantRows<kType, kStream, 5>(a);
+          QuantRows<kType, kSource, 5>(a);
         } else {
-          QuantRows<kType, kStream, 6>(a);
+          QuantRows<kType, kSource, 6>(a);
         }
       }
   }
@@ -214,9 +360,9 @@ void QuantBlock(const QuantTileArgs& a) {
 template <Quantization kType>
 void QuantBlockOf(const QuantTileArgs& a) {
   if (a.ahead == nullptr) {
-    QuantBlock<kType, true>(a);
+    QuantBlock<kType, TileSource::kMemory>(a);
   } else {
-    QuantBlock<kType, false>(a);
+    QuantBlock<kType, TileSource::kCache>(a);
   }
 }
 
@@ -230,6 +376,9 @@ void LinearQuantized(const QuantTileArgs& a) {
       return QuantBlockOf<Quantization::kInt8Channel>(a);
     case Quantization::kInt4:
       return QuantBlockOf<Quantization::kInt4>(a);
+    case Quantization::kInt4K:
+      if (a.widened) return QuantBlock<Quantization::kInt4K, TileSource::kWidened>(a);
+      return QuantBlockOf<Quantization::kInt4K>(a);
   }
 }
 
@@ -326,14 +475,23 @@ void QuantizeWholeRow(const QuantizeRowArgs& a) {
       check = Fma(value, Zero(), check);
     }
     const InputScale scale = ScaleOf(largest, check);
+    const bool sub_groups = HasSubGroups(a.quantization);
     IntVec sum = BroadcastInt(0);
-    for (int64_t i = 0; i < columns; i += 16) {
-      const IntVec q = RoundInput(row.At(begin + i), scale);
-      StoreBytes(reinterpret_cast<int8_t*>(record) + i, q);
-      sum = AddInt(sum, q);
+    char* sums = record + columns;
+    for (int64_t i = 0; i < columns; i += kSubGroup) {
+      const IntVec low = RoundInput(row.At(begin + i), scale);
+      const IntVec high = RoundInput(row.At(begin + i + 16), scale);
+      StoreBytes(reinterpret_cast<int8_t*>(record) + i, low);
+      StoreBytes(reinterpret_cast<int8_t*>(record) + i + 16, high);
+      const IntVec both = AddInt(low, high);
+      sum = AddInt(sum, both);
+      if (!sub_groups) continue;
+      const auto negative = static_cast<int16_t>(-SumInt(both));
+      __builtin_memcpy(sums, &negative, 2);
+      sums += 2;
     }
-    StoreScale(scale, sum, QuantZero(a.quantization), record + columns);
-    record += columns + 8;
+    StoreScale(scale, sum, QuantZero(a.quantization), sums);
+    record = sums + 8;
   }
 }
 

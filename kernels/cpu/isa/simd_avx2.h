@@ -135,6 +135,11 @@ inline QuadLine LoadQuads(const void* p) {
   const __m256i* q = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+inline void StoreQuads(void* p, QuadLine v) {
+  __m256i* q = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, v.lo);
+  _mm256_storeu_si256(q + 1, v.hi);
+}
 inline QuadLine LowNibbles(QuadLine v) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(v.lo, mask), _mm256_and_si256(v.hi, mask)};
@@ -143,6 +148,47 @@ inline QuadLine HighNibbles(QuadLine v) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(v.lo, 4), mask),
           _mm256_and_si256(_mm256_srli_epi16(v.hi, 4), mask)};
+}
+// Lines of 16-bit pairs, one for each output, of int4-k weights (kernel_table.h). A byte of at most
+// 15 times a byte of at most 17 fits in a byte, so a 16-bit product multiplies two bytes by one
+// factor.
+inline QuadLine TimesPairs(QuadLine v, QuadLine factor) {
+  return {_mm256_mullo_epi16(v.lo, factor.lo), _mm256_mullo_epi16(v.hi, factor.hi)};
+}
+// Loads kFactorBytes: the bytes of an output are its low two.
+inline QuadLine LoadFactors(const char* p) {
+  const __m128i* q = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
+}
+inline QuadLine ShufflePairs(QuadLine v, __m128i order) {
+  const __m256i both = _mm256_broadcastsi128_si256(order);
+  return {_mm256_shuffle_epi8(v.lo, both), _mm256_shuffle_epi8(v.hi, both)};
+}
+// Returns the factor of subgroup 0 or 1, in both elements of the pair.
+inline QuadLine FactorPairs(const char* p, int group) {
+  const char g = static_cast<char>(group);
+  const __m128i to_both = _mm_setr_epi8(g, -1, g, -1, 4 + g, -1, 4 + g, -1, 8 + g, -1, 8 + g, -1,
+                                        12 + g, -1, 12 + g, -1);
+  return ShufflePairs(LowNibbles(LoadFactors(p)), to_both);
+}
+// Returns the minimums of subgroups 0 and 1.
+inline QuadLine MinimumPairs(const char* p) {
+  return ShufflePairs(HighNibbles(LoadFactors(p)),
+                      _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1));
+}
+// Loads 16 16-bit integers, each for both elements of a pair.
+inline QuadLine UnitPairs(const char* p) {
+  const QuadLine v = LoadFactors(p);
+  return {_mm256_or_si256(v.lo, _mm256_slli_epi32(v.lo, 16)),
+          _mm256_or_si256(v.hi, _mm256_slli_epi32(v.hi, 16))};
+}
+// Adds the products of pairs with the two 16-bit integers at `x`.
+inline IntVec DotPairs(IntVec sum, QuadLine pairs, const char* x) {
+  int32_t two;
+  __builtin_memcpy(&two, x, 4);
+  const __m256i both = _mm256_set1_epi32(two);
+  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(pairs.lo, both)),
+          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(pairs.hi, both))};
 }
 // Four signed input bytes, repeated for every output. They are widened to 16 bits as the pairs (0,
 // 2) and (1, 3), because the instruction that multiplies bytes (vpmaddubsw) saturates.

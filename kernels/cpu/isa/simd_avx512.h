@@ -88,9 +88,48 @@ inline void StoreBytes(int8_t* p, IntVec v) {
 // One line of integer weights: four unsigned bytes for each of 16 outputs.
 using QuadLine = __m512i;
 inline QuadLine LoadQuads(const void* p) { return _mm512_loadu_si512(p); }
+inline void StoreQuads(void* p, QuadLine v) { _mm512_storeu_si512(p, v); }
 inline QuadLine LowNibbles(QuadLine v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 inline QuadLine HighNibbles(QuadLine v) {
   return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
+}
+// Lines of 16-bit pairs, one for each output, of int4-k weights (kernel_table.h). A byte of at most
+// 15 times a byte of at most 17 fits in a byte, so a 16-bit product multiplies two bytes by one
+// factor.
+inline QuadLine TimesPairs(QuadLine v, QuadLine factor) { return _mm512_mullo_epi16(v, factor); }
+// Loads kFactorBytes: the bytes of an output are its low two.
+inline QuadLine LoadFactors(const char* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// Returns the factor of subgroup 0 or 1, in both elements of the pair.
+inline QuadLine FactorPairs(const char* p, int group) {
+  const __m512i to_both = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(0, -1, 0, -1, 4, -1, 4, -1, 8, -1, 8, -1, 12, -1, 12, -1));
+  const __m512i v = _mm512_srli_epi32(LoadFactors(p), group * 8);
+  return _mm512_shuffle_epi8(_mm512_and_si512(v, _mm512_set1_epi8(15)), to_both);
+}
+// Returns the minimums of subgroups 0 and 1.
+inline QuadLine MinimumPairs(const char* p) {
+  const __m512i apart = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1));
+  return _mm512_shuffle_epi8(HighNibbles(LoadFactors(p)), apart);
+}
+// Loads 16 16-bit integers, each for both elements of a pair.
+inline QuadLine UnitPairs(const char* p) {
+  const __m512i v = LoadFactors(p);
+  return _mm512_or_si512(v, _mm512_slli_epi32(v, 16));
+}
+// Adds the products of pairs with the two 16-bit integers at `x`.
+inline IntVec DotPairs(IntVec sum, QuadLine pairs, const char* x) {
+  int32_t two;
+  __builtin_memcpy(&two, x, 4);
+  const __m512i both = _mm512_set1_epi32(two);
+#if MOESERVE_VNNI
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(both));  // as in DotQuads()
+  return sum;
+#else
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, both));
+#endif
 }
 // Four signed input bytes, repeated for every output.
 #if MOESERVE_VNNI

@@ -163,6 +163,7 @@ inline QuadLine LoadQuads(const void* p) {
   __builtin_memcpy(r.byte, p, 64);
   return r;
 }
+inline void StoreQuads(void* p, const QuadLine& v) { __builtin_memcpy(p, v.byte, 64); }
 inline QuadLine LowNibbles(QuadLine v) {
   for (uint8_t& b : v.byte) b &= 15;
   return v;
@@ -170,6 +171,52 @@ inline QuadLine LowNibbles(QuadLine v) {
 inline QuadLine HighNibbles(QuadLine v) {
   for (uint8_t& b : v.byte) b = static_cast<uint8_t>(b >> 4);
   return v;
+}
+// Lines of 16-bit pairs, one for each output, of int4-k weights (kernel_table.h). A byte of at most
+// 15 times a byte of at most 17 fits in a byte, so a 16-bit product multiplies two bytes by one
+// factor.
+inline QuadLine TimesPairs(const QuadLine& v, const QuadLine& factor) {
+  uint16_t a[32], b[32];
+  __builtin_memcpy(a, v.byte, 64);
+  __builtin_memcpy(b, factor.byte, 64);
+  for (int i = 0; i < 32; ++i) a[i] = static_cast<uint16_t>(uint32_t{a[i]} * b[i]);
+  QuadLine r;
+  __builtin_memcpy(r.byte, a, 64);
+  return r;
+}
+// Returns a line whose pair i has the two elements pair(i, 0) and pair(i, 1).
+template <typename Pair>
+inline QuadLine MakePairs(const Pair& pair) {
+  uint16_t element[32];
+  for (int i = 0; i < 32; ++i) element[i] = static_cast<uint16_t>(pair(i / 2, i % 2));
+  QuadLine r;
+  __builtin_memcpy(r.byte, element, 64);
+  return r;
+}
+// Returns the factor of subgroup 0 or 1, in both elements of the pair.
+inline QuadLine FactorPairs(const char* p, int group) {
+  return MakePairs([=](int i, int) { return static_cast<uint8_t>(p[2 * i + group]) & 15; });
+}
+// Returns the minimums of subgroups 0 and 1.
+inline QuadLine MinimumPairs(const char* p) {
+  return MakePairs([=](int i, int j) { return static_cast<uint8_t>(p[2 * i + j]) >> 4; });
+}
+// Loads 16 16-bit integers, each for both elements of a pair.
+inline QuadLine UnitPairs(const char* p) {
+  return MakePairs([=](int i, int) {
+    uint16_t unit;
+    __builtin_memcpy(&unit, p + 2 * i, 2);
+    return unit;
+  });
+}
+// Adds the products of pairs with the two 16-bit integers at `x`.
+inline IntVec DotPairs(IntVec sum, const QuadLine& pairs, const char* x) {
+  uint16_t element[32];
+  int16_t two[2];
+  __builtin_memcpy(element, pairs.byte, 64);
+  __builtin_memcpy(two, x, 4);
+  for (int i = 0; i < 32; ++i) sum.lane[i / 2] += element[i] * two[i % 2];
+  return sum;
 }
 // Four signed input bytes, repeated for every output.
 struct QuadInput {

@@ -105,7 +105,9 @@ PackedBankKey KeyOf(uint8_t choice) {
   key.compute = (choice & 4) != 0 ? DType::kBF16 : DType::kF32;
   key.shape.weight_dtype = key.compute;
   if ((choice & 12) == 12) {
-    key.shape.quantization = (choice & 16) != 0 ? Quantization::kInt4 : Quantization::kInt8;
+    constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4,
+                                       Quantization::kInt8Channel, Quantization::kInt4K};
+    key.shape.quantization = kTypes[choice >> 4 & 3];
     key.shape.in_features = {64};
   }
   return key;
