@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <latch>
 #include <memory>
 #include <set>
 #include <string>
@@ -161,6 +162,25 @@ TEST_P(TrainedModel, CountersAreTheSumOfTheRecords) {
   }
 }
 
+// Holds the engine in the first step of a request, so that requests which are submitted meanwhile
+// run together.
+class HoldingSink : public TokenSink {
+ public:
+  void OnDelta(OutputDelta) override { Hold(); }
+  void OnError(const absl::Status&) override { Hold(); }
+  void WaitUntilHeld() { held_.wait(); }
+  void Release() { released_.count_down(); }
+
+ private:
+  void Hold() {
+    if (held_.try_wait()) return;
+    held_.count_down();
+    released_.wait();
+  }
+
+  std::latch held_{1}, released_{1};
+};
+
 // A record must be the same alone, in small steps, with cached prefixes, after preemptions and as
 // one of several samples; a cancelled request's record must be a prefix of it.
 TEST_P(RoutingTest, RecordsDoNotDependOnHow) {
@@ -213,9 +233,13 @@ TEST_P(RoutingTest, RecordsDoNotDependOnHow) {
                            .kv_cache_bytes = 2 * probe->BytesFor(length + generated),
                            .prefix_cache = prefix_cache});
       std::vector<std::shared_ptr<CollectingSink>> sinks;
+      const auto hold = std::make_shared<HoldingSink>();
+      ASSERT_TRUE(engine->get().Submit(Greedy("hold", golden_.Prompt(0), 1), hold).ok());
+      hold->WaitUntilHeld();
       for (int p = 0; p < golden_.prompts; ++p) {
         sinks.push_back(engine->Submit(request(std::to_string(p), p)));
       }
+      hold->Release();
       for (int p = 0; p < golden_.prompts; ++p) {
         ASSERT_TRUE(sinks[p]->Wait().ok());
         EXPECT_EQ(RoutesOf(sinks[p]->routing()), alone[p]) << p;
