@@ -5,6 +5,16 @@
 #include <cstring>
 #include <limits>
 
+// Compiles a function for AVX2, too, and chooses at run time. The result is the same, because
+// nothing is contracted and the order of all sums is written out. The resolver of the choice runs
+// before a sanitizer is ready, so the builds with sanitizers do without.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define MOESERVE_WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define MOESERVE_WIDE
+#endif
+
 namespace moeserve {
 namespace {
 
@@ -21,14 +31,50 @@ inline float Level(float value, float inverse, float low, float high) {
   return Nearest(std::min(std::max(value * inverse, low), high));
 }
 
-// Returns the scale of one int4 group of n weights w. Each of several initial scales is tried and
-// yields integers q. For given q the best scale is sum(w q) / sum(q q); it lowers the squared error
-// by sum(w q)^2 / sum(q q). The function returns the best scale for the q with the largest such
-// gain.
-float Int4Scale(const float* w, int n) {
+// kLanes numbers. The sums below are made of kLanes separate sums, so that every instruction set
+// computes the same.
+constexpr int kLanes = 8;
+using Lanes = float __attribute__((vector_size(4 * kLanes)));
+using IntLanes = int32_t __attribute__((vector_size(4 * kLanes)));
+
+inline Lanes Splat(float v) { return v - Lanes{}; }
+inline Lanes Truncated(Lanes v) {
+  return __builtin_convertvector(__builtin_convertvector(v, IntLanes), Lanes);
+}
+inline Lanes Clamped(Lanes v, float low, float high) {
+  const Lanes least = Splat(low), most = Splat(high);
+  v = v < least ? least : v;
+  return v > most ? most : v;
+}
+inline float Total(Lanes v) {
+  return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+}
+
+// Up to 32 weights, with zeros behind the last one.
+struct SubGroup {
+  static constexpr int kParts = kSubGroup / kLanes;
+
+  SubGroup(const float* weights, int count) : n(count) {
+    float values[kSubGroup] = {}, ones[kSubGroup] = {};
+    std::copy_n(weights, count, values);
+    std::fill_n(ones, count, 1.0f);
+    std::memcpy(w, values, sizeof(w));
+    std::memcpy(used, ones, sizeof(used));
+  }
+  Lanes w[kParts];
+  Lanes used[kParts];  // 1 for a weight, 0 behind the end
+  int n;
+};
+
+// Returns the scale of one int4 group. Each of several initial scales is tried and yields integers
+// q. For given q the best scale is sum(w q) / sum(q q); it lowers the squared error by
+// sum(w q)^2 / sum(q q). The function returns the best scale for the q with the largest such gain.
+MOESERVE_WIDE float Int4Scale(const SubGroup& group) {
   float extreme = 0.0f;  // the value of largest magnitude
-  for (int i = 0; i < n; ++i) {
-    if (std::fabs(w[i]) > std::fabs(extreme)) extreme = w[i];
+  for (const Lanes& part : group.w) {
+    for (int l = 0; l < kLanes; ++l) {
+      if (std::fabs(part[l]) > std::fabs(extreme)) extreme = part[l];
+    }
   }
   if (extreme == 0.0f) return 0.0f;
   float best_gain = 0.0f;
@@ -38,13 +84,15 @@ float Int4Scale(const float* w, int n) {
   // level closer to 0 or of the opposite sign may fit the other values better.
   for (const float level : {-8.0f, -7.6f, -7.2f, -6.8f, -8.4f, -8.8f, -9.3f, 7.0f, 7.4f, 6.6f}) {
     const float inverse = level / extreme;
-    float product = 0.0f;
-    float square = 0.0f;
-    for (int i = 0; i < n; ++i) {
-      const float q = Level(w[i], inverse, -8.0f, 7.0f);
-      product += w[i] * q;
-      square += q * q;
+    Lanes products = {}, squares = {};
+    for (const Lanes& w : group.w) {
+      const Lanes level_of = Clamped(w * inverse, -8.0f, 7.0f);
+      const Lanes half = level_of < Lanes{} ? Splat(-0.5f) : Splat(0.5f);
+      const Lanes q = Truncated(level_of + half);
+      products += w * q;
+      squares += q * q;
     }
+    const float product = Total(products), square = Total(squares);
     if (square > 0.0f && product * product > best_gain * square) {
       best_gain = product * product / square;
       best = product / square;
@@ -63,7 +111,7 @@ float GroupScale(Quantization type, const float* w, int n, float largest) {
     case Quantization::kInt8Channel:
       return largest / static_cast<float>(QuantMax(type));
     case Quantization::kInt4:
-      return Int4Scale(w, n);
+      return Int4Scale(SubGroup(w, n));
   }
   return 0.0f;
 }
@@ -74,39 +122,24 @@ struct Line {
   float low = 0.0f;
 };
 
-// The weights of a subgroup, with zeros behind the end of a short one. The sums below are made of
-// kLanes separate sums, so that the compiler can use vectors.
-constexpr int kLanes = 8;
-struct SubGroup {
-  SubGroup(const float* weights, int count) : n(count) {
-    for (int i = 0; i < count; ++i) {
-      w[i] = weights[i];
-      used[i] = 1.0f;
-    }
-  }
-  float w[kSubGroup] = {};
-  float used[kSubGroup] = {};  // 1 for a weight, 0 behind the end
-  int n;
-};
-
-inline float Total(const float (&lane)[kLanes]) {
-  return ((lane[0] + lane[4]) + (lane[1] + lane[5])) + ((lane[2] + lane[6]) + (lane[3] + lane[7]));
-}
-
-// Returns the number of a level in [0, 15].
-inline float LevelOf(float w, float inverse, float low) {
-  const float q = std::min(std::max((w - low) * inverse, 0.0f), 15.0f);
-  return static_cast<float>(static_cast<int>(q + 0.5f));
+// Returns the numbers of levels in [0, 15].
+inline Lanes LevelsOf(Lanes w, float inverse, float low) {
+  return Truncated(Clamped((w - low) * inverse, 0.0f, 15.0f) + 0.5f);
 }
 
 // Returns the line for the weights. Each of several initial lines, which clip some of the range in
 // exchange for finer steps, yields integers q; of the lines that fit the weights best for their q
 // (linear regression), the one with the smallest squared error is returned.
-Line FitLine(const SubGroup& group) {
+MOESERVE_WIDE Line FitLine(const SubGroup& group) {
+  Lanes least = {}, largest = {};
+  for (const Lanes& w : group.w) {
+    least = w < least ? w : least;
+    largest = w > largest ? w : largest;
+  }
   float low = 0.0f, high = 0.0f;
-  for (const float w : group.w) {
-    low = std::min(low, w);
-    high = std::max(high, w);
+  for (int l = 0; l < kLanes; ++l) {
+    low = std::min(low, least[l]);
+    high = std::max(high, largest[l]);
   }
   if (low == high) return {};
   constexpr float kShares[][2] = {{1.0f, 1.0f},   {0.94f, 0.94f}, {0.88f, 0.88f}, {0.82f, 0.82f},
@@ -118,16 +151,14 @@ Line FitLine(const SubGroup& group) {
   for (const auto& [of_low, of_high] : kShares) {
     Line line{(high * of_high - low * of_low) / 15.0f, low * of_low};
     const float inverse = 1.0f / line.step;
-    float sum[kLanes] = {}, product[kLanes] = {}, square[kLanes] = {}, weights[kLanes] = {};
-    for (int i = 0; i < kSubGroup; i += kLanes) {
-      for (int l = 0; l < kLanes; ++l) {
-        const float w = group.w[i + l];
-        const float q = LevelOf(w, inverse, line.low) * group.used[i + l];
-        sum[l] += q;
-        square[l] += q * q;
-        product[l] += q * w;
-        weights[l] += w;
-      }
+    Lanes sum = {}, product = {}, square = {}, weights = {};
+    for (int i = 0; i < SubGroup::kParts; ++i) {
+      const Lanes w = group.w[i];
+      const Lanes q = LevelsOf(w, inverse, line.low) * group.used[i];
+      sum += q;
+      square += q * q;
+      product += q * w;
+      weights += w;
     }
     const float q1 = Total(sum), q2 = Total(square), qw = Total(product), w1 = Total(weights);
     const float spread = count * q2 - q1 * q1;
@@ -153,22 +184,21 @@ Line FitLine(const SubGroup& group) {
 }
 
 // Returns the squared error of weights that are rounded to the levels of a line.
-float ErrorOf(const SubGroup& group, Line line) {
+inline float ErrorOf(const SubGroup& group, Line line) {
   const float inverse = line.step > 0.0f ? 1.0f / line.step : 0.0f;
-  float error[kLanes] = {};
-  for (int i = 0; i < kSubGroup; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) {
-      const float w = group.w[i + l];
-      const float rest = line.step * LevelOf(w, inverse, line.low) + line.low - w;
-      error[l] += rest * rest * group.used[i + l];
-    }
+  Lanes error = {};
+  for (int i = 0; i < SubGroup::kParts; ++i) {
+    const Lanes w = group.w[i];
+    const Lanes rest = line.step * LevelsOf(w, inverse, line.low) + line.low - w;
+    error += rest * rest * group.used[i];
   }
   return Total(error);
 }
 
 // Rounds a subgroup whose best line is `line`, if d and u are given (QuantizedMatrix). Returns the
 // subgroup's byte.
-int8_t RoundSubGroup(const SubGroup& group, Line line, float d, float u, int8_t* values) {
+MOESERVE_WIDE int8_t RoundSubGroup(const SubGroup& group, Line line, float d, float u,
+                                   int8_t* values) {
   const int step = d == 0.0f ? 0 : static_cast<int>(Nearest(std::min(line.step / d, 15.0f)));
   const int low =
       d * u == 0.0f ? 0 : static_cast<int>(Nearest(std::min(-line.low / (d * u), 15.0f)));
@@ -187,8 +217,11 @@ int8_t RoundSubGroup(const SubGroup& group, Line line, float d, float u, int8_t*
     }
   }
   const float inverse = best.step > 0.0f ? 1.0f / best.step : 0.0f;
-  for (int i = 0; i < group.n; ++i) {
-    values[i] = static_cast<int8_t>(LevelOf(group.w[i], inverse, best.low));
+  for (int i = 0; i < SubGroup::kParts; ++i) {
+    const Lanes levels = LevelsOf(group.w[i], inverse, best.low);
+    for (int l = 0; l < kLanes && i * kLanes + l < group.n; ++l) {
+      values[i * kLanes + l] = static_cast<int8_t>(levels[l]);
+    }
   }
   return static_cast<int8_t>(factors);
 }
