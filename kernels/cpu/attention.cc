@@ -101,7 +101,9 @@ class CpuBackend::AttentionCall {
   // totals.
   int64_t PartFloats() const { return kMaxAttentionRows * (int64_t{padded_} + 2); }
   int64_t ScratchFloats() const {
-    return kAttentionScratch + 2 * PartFloats() + LatentBytes() / int64_t{sizeof(float)};
+    const int64_t pairs = (shape_.head_dim + 1) / 2;
+    return kAttentionScratch + 2 * PartFloats() + kMaxAttentionRows * pairs +
+           LatentBytes() / int64_t{sizeof(float)};
   }
 
   struct Tile {
@@ -158,6 +160,7 @@ class CpuBackend::AttentionCall {
   void RunBlock(const Tile& tile, int block, float* scratch, float* part) const {
     char* const latent_values =
         reinterpret_cast<char*>(scratch + kAttentionScratch + 2 * PartFloats());
+    Bf16* const rounded_queries = reinterpret_cast<Bf16*>(latent_values + LatentBytes());
     const Range seeing = Seeing(tile, block);
     if (seeing.begin >= seeing.end) return;
     table_.attention_tile(
@@ -181,6 +184,7 @@ class CpuBackend::AttentionCall {
          .bias = args_.bias == nullptr ? nullptr : tile.bias + seeing.begin,
          .bias_distances = args_.bias_distances,
          .scratch = scratch,
+         .rounded_queries = rounded_queries,
          .largest = Largest(part),
          .total = Total(part),
          .sums = part});

@@ -26,6 +26,11 @@ slow = pytest.mark.skipif(not os.environ.get("MOESERVE_SLOW_TESTS"),
                           reason="slow; MOESERVE_SLOW_TESTS=1 runs it")
 
 
+# The thread sanitizer multiplies the memory of a process.
+measures_memory = pytest.mark.skipif("TSAN_OPTIONS" in os.environ,
+                                     reason="the thread sanitizer takes memory of its own")
+
+
 @dataclass
 class Server:
     http: str  # "127.0.0.1:1234"

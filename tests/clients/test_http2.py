@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import http2
-from conftest import generates, slow, start_server, stop_server, wait_for
+from conftest import generates, measures_memory, slow, start_server, stop_server, wait_for
 
 GENERATE = b"/moeserve.v1.Inference/Generate"
 WATCH = b"/grpc.health.v1.Health/Watch"
@@ -112,6 +112,7 @@ def test_watch_streams_within_the_limit(small_server, connect, protos):
     assert generates(small_server, protos)
 
 
+@measures_memory
 def test_unfinished_messages(small_server, connect, protos):
     """Calls whose messages never end, from clients that keep to HTTP/2's windows."""
     before = memory(small_server)
@@ -161,6 +162,7 @@ def test_silent_clients_are_closed(small_server, protos):
         assert 9 < time.monotonic() - began < 15
 
 
+@measures_memory
 def test_memory_is_given_back(small_server, connect, protos):
     """After a connection is gone, its calls hold nothing: the same load fits again and again."""
     for _ in range(10):  # 31 MiB in all

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from conftest import post, slow, start_server, stop_server, wait_for
+from conftest import measures_memory, post, slow, start_server, stop_server, wait_for
 
 MIB = 1 << 20
 BUDGET = 64  # MiB; new requests get three quarters of it
@@ -71,6 +71,7 @@ def test_answers_about_long_prompts(small_server, fields):
     assert growth.mib() < SLACK
 
 
+@measures_memory
 def test_estimate_covers_what_is_used(small_server):
     """The largest answers that are accepted stay within the budget."""
     growth = Growth(small_server)
@@ -90,6 +91,7 @@ def test_estimate_covers_what_is_used(small_server):
     assert held(small_server) == 0
 
 
+@measures_memory
 @pytest.mark.parametrize("element", [b"{}", b"[]", b'""', b'{"a":1}'])
 def test_json_of_many_small_values(small_server, element):
     growth = Growth(small_server)
@@ -142,6 +144,7 @@ def test_unfinished_bodies(small_server):
     assert wait_for(lambda: held(small_server) == 0)
 
 
+@measures_memory
 def test_many_readers_of_large_answers(small_server):
     """Clients that ask for large answers and do not read them cannot use more memory than allowed."""
     growth = Growth(small_server)

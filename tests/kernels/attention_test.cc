@@ -96,6 +96,8 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
                              .query = query.view,
                              .output = output.view});
         const std::vector<float> out = HostRows(*backend_, output.view);
+        const std::vector<float> multiplied =
+            MultipliedQueries(GetParam(), KvCacheTypeOf(dtype), q);
         for (int s = 0; s < sequences; ++s) {
           for (int h = 0; h < heads; ++h) {
             const int64_t at = (int64_t{s} * heads + h) * head_dim;
@@ -103,11 +105,14 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
             const Matrix& all_k = keys[s * kv_heads + kv_head];
             const Matrix& all_v = values[s * kv_heads + kv_head];
             const int first = window > 0 ? std::max(0, lengths[s] - window) : 0;
-            ASSERT_TRUE(RowNear({out.begin() + at, out.begin() + at + head_dim},
-                                OracleAttention({q.begin() + at, q.begin() + at + head_dim},
-                                                {all_k.begin() + first, all_k.end()},
-                                                {all_v.begin() + first, all_v.end()}, scale),
-                                2e-6))
+            const auto exact = [&](const Matrix& v) {
+              return OracleAttention({multiplied.begin() + at, multiplied.begin() + at + head_dim},
+                                     {all_k.begin() + first, all_k.end()},
+                                     {v.begin() + first, v.end()}, scale);
+            };
+            ASSERT_TRUE(AttentionNear(GetParam(), KvCacheTypeOf(dtype),
+                                      {out.begin() + at, out.begin() + at + head_dim}, exact(all_v),
+                                      exact(Magnitudes(all_v)), 2e-6))
                 << Name(dtype) << ", head_dim " << head_dim << ", window " << window << ", length "
                 << lengths[s] << ", head " << h;
           }

@@ -250,6 +250,7 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
     const int64_t width = int64_t{shape.heads} * dim;
     const std::vector<float> queries = random.Normals(static_cast<int64_t>(rows.size()) * width);
     const std::vector<float> out = attended.Run(rows, queries);
+    const std::vector<float> multiplied = MultipliedQueries(GetParam(), shape.type, queries);
     for (size_t r = 0; r < rows.size(); ++r) {
       const int last = rows[r].position;
       const int first = shape.window > 0 ? std::max(0, last - shape.window + 1) : 0;
@@ -266,12 +267,14 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
         }
         const int64_t at = static_cast<int64_t>(r) * width + h * dim;
         const int64_t out_at = (static_cast<int64_t>(r) * shape.heads + h) * shape.value_dim();
-        ASSERT_TRUE(RowNear(
-            {out.begin() + out_at, out.begin() + out_at + shape.value_dim()},
-            OracleAttention({queries.begin() + at, queries.begin() + at + dim}, keys, values,
-                            attended.Scale(), shape.soft_cap, shape.Sink(h),
-                            BiasesOfKeys(shape.heads, shape.bias_distances, h, first, last)),
-            4e-6))
+        const auto exact = [&](const Matrix& v) {
+          return OracleAttention({multiplied.begin() + at, multiplied.begin() + at + dim}, keys, v,
+                                 attended.Scale(), shape.soft_cap, shape.Sink(h),
+                                 BiasesOfKeys(shape.heads, shape.bias_distances, h, first, last));
+        };
+        ASSERT_TRUE(AttentionNear(GetParam(), shape.type,
+                                  {out.begin() + out_at, out.begin() + out_at + shape.value_dim()},
+                                  exact(values), exact(Magnitudes(values)), 4e-6))
             << Name(shape.type) << ", window " << shape.window << ", dim " << dim << ", row " << r
             << ", head " << h;
       }

@@ -1,11 +1,14 @@
 // Lists the backends on which the tests of the backend interface run.
 #pragma once
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/registry.h"
+#include "tests/reference/oracle.h"
+#include "tests/support/compare.h"
 #include "tests/support/devices.h"
 
 namespace moeserve::testing {
@@ -35,6 +38,47 @@ inline std::vector<BackendOptions> AvailableBackends(int threads = 2) {
 
 inline std::string BackendName(const BackendOptions& o) {
   return o.device == "cpu" ? "cpu_" + o.cpu_isa : o.device;
+}
+
+// Returns whether attention over this cache rounds queries and weights to bf16, which CPUs with
+// products of bf16 pairs do.
+inline bool RoundsAttention(const BackendOptions& o, KvCacheType type) {
+  return o.device == "cpu" && o.cpu_isa == "avx512_bf16" && type == KvCacheType::kBF16;
+}
+
+// Returns the queries that such an attention multiplies, or all as they are.
+inline std::vector<float> MultipliedQueries(const BackendOptions& o, KvCacheType type,
+                                            std::vector<float> queries) {
+  if (RoundsAttention(o, type)) {
+    for (float& q : queries) q = F32FromBf16(Bf16FromF32(q));
+  }
+  return queries;
+}
+
+inline Matrix Magnitudes(Matrix m) {
+  for (std::vector<double>& row : m) {
+    for (double& v : row) v = std::abs(v);
+  }
+  return m;
+}
+
+// Succeeds if the results of attention are near enough. `expected` are exact, and `magnitudes` are
+// the exact results for the magnitudes of the values. Rounding a weight to bf16 changes it by at
+// most 2^-8 of itself; without rounding, `tolerance` is that of RowNear().
+inline ::testing::AssertionResult AttentionNear(const BackendOptions& o, KvCacheType type,
+                                                const std::vector<double>& actual,
+                                                const std::vector<double>& expected,
+                                                const std::vector<double>& magnitudes,
+                                                double tolerance) {
+  if (!RoundsAttention(o, type)) return RowNear(actual, expected, tolerance);
+  if (actual.size() != expected.size()) return ::testing::AssertionFailure() << "sizes differ";
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double bound = 0x1.02p-8 * magnitudes[i] + 1e-30;
+    if (std::abs(actual[i] - expected[i]) <= bound) continue;
+    return ::testing::AssertionFailure() << "element " << i << ": " << actual[i] << " instead of "
+                                         << expected[i] << ", where the error may be " << bound;
+  }
+  return ::testing::AssertionSuccess();
 }
 
 }  // namespace moeserve::testing

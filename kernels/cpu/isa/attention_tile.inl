@@ -123,17 +123,203 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
   }
 }
 
-template <KvCacheType kType, int R>
-void ScoreRows(const AttentionTileArgs& a, const float* const* queries, int begin, int end,
+#if MOESERVE_BF16_DOT
+// With instructions for products of bf16 pairs, a bf16 cache is multiplied by queries and weights
+// that are rounded to bf16. Scores are then summed over pairs of dimensions in ascending order, and
+// weighted values over pairs of positions (2 i, 2 i + 1). If a row sees only one position of a pair,
+// the other one counts as a value 0.
+
+// Returns the order of a permutation that places element i before element i + distance.
+inline __m512i PairOrder(int distance) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_add_epi32(
+      lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(distance)), 16));
+}
+
+// Returns the pairs of a line of 16 elements and the line behind it.
+inline __m512i PairsOfLines(__m512i lines) {
+  return _mm512_permutexvar_epi16(PairOrder(16), lines);
+}
+
+// Adds the products of pairs with the pair of bf16 at `x`.
+inline Vec AddPairs(Vec sum, __m512i pairs, const Bf16* x) {
+  int32_t two;
+  __builtin_memcpy(&two, x, 4);
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(pairs),
+                          reinterpret_cast<__m512bh>(_mm512_set1_epi32(two)));
+}
+
+// Like ScoreTile, for queries [R] of head_dim elements and, if head_dim is odd, a zero.
+template <int R, int B>
+void ScorePairs(const AttentionTileArgs& a, const Bf16* const* queries, int block, float* scores) {
+  const char* key[B];
+  const char* next[B];
+  const Bf16* query[R];
+  Vec acc[R][B];
+  for (int r = 0; r < R; ++r) query[r] = queries[r];
+  for (int b = 0; b < B; ++b) {
+    key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes;
+    next[b] = Upcoming(a, a.keys, a.key_block_bytes, block + b, B);
+    for (int r = 0; r < R; ++r) acc[r][b] = Zero();
+  }
+  int d = 0;
+  for (; d + 2 <= a.head_dim; d += 2) {
+    __m512i pairs[B];
+    for (int b = 0; b < B; ++b) {
+      __builtin_prefetch(next[b] + d * 32, 0, 3);
+      pairs[b] = PairsOfLines(_mm512_loadu_si512(key[b] + d * 32));
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int b = 0; b < B; ++b) acc[r][b] = AddPairs(acc[r][b], pairs[b], query[r] + d);
+    }
+  }
+  if (d < a.head_dim) {
+    for (int b = 0; b < B; ++b) {
+      const __m256i last = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(key[b] + d * 32));
+      const __m512i pairs = PairsOfLines(_mm512_zextsi256_si512(last));
+      for (int r = 0; r < R; ++r) acc[r][b] = AddPairs(acc[r][b], pairs, query[r] + d);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int b = 0; b < B; ++b) {
+      Store(scores + r * kAttentionLanes + b * 16, Multiply(acc[r][b], Broadcast(a.scale)));
+    }
+  }
+}
+
+// Loads V vectors of pairs of the elements of two rows.
+template <int V>
+inline void LoadRowPairs(const char* even, const char* odd, bool has_even, bool has_odd,
+                         __m512i (&pairs)[V]) {
+  static_assert(V == 1 || V % 2 == 0);
+  if constexpr (V == 1) {
+    const __m256i none = _mm256_setzero_si256();
+    const __m256i first =
+        has_even ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)) : none;
+    const __m256i second =
+        has_odd ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)) : none;
+    pairs[0] = PairsOfLines(_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1));
+  } else {
+    const __m512i low = PairOrder(32);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int v = 0; v < V; v += 2) {
+      const __m512i none = _mm512_setzero_si512();
+      const __m512i first = has_even ? _mm512_loadu_si512(even + v * 32) : none;
+      const __m512i second = has_odd ? _mm512_loadu_si512(odd + v * 32) : none;
+      pairs[v] = _mm512_permutex2var_epi16(first, low, second);
+      pairs[v + 1] = _mm512_permutex2var_epi16(first, high, second);
+    }
+  }
+}
+
+// Like SumTile, for weights [R][kAttentionLanes * 2] of which the first half of each row is used.
+template <int R, int V>
+void SumPairs(const AttentionTileArgs& a, const Bf16* weights, int first_position, int begin,
+              int end, int column, float* sums) {
+  Vec acc[R][V];
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) acc[r][v] = Load(sums + r * a.padded_dim + column + v * 16);
+  }
+  const int64_t row_bytes = static_cast<int64_t>(a.padded_dim) * 2;
+  for (int position = begin & ~1; position < end;) {
+    const int block = position / 16;
+    const int stop = (block + 1) * 16 < end ? (block + 1) * 16 : end;
+    const char* const values = ValuesOf(a, block);
+    const int64_t offset = (position - block * 16) * row_bytes + int64_t{column} * 2;
+    const char* value = values + offset;
+    const char* next = (a.latent_values != nullptr
+                            ? values
+                            : Upcoming(a, a.values, a.value_block_bytes, block, 1)) +
+                       offset;
+    for (; position < stop; position += 2, value += 2 * row_bytes, next += 2 * row_bytes) {
+      for (int v = 0; v < V; v += 2) {
+        __builtin_prefetch(next + v * 32, 0, 3);
+        __builtin_prefetch(next + row_bytes + v * 32, 0, 3);
+      }
+      __m512i pairs[V];
+      if (position >= begin && position + 2 <= end) {
+        LoadRowPairs<V>(value, value + row_bytes, true, true, pairs);
+      } else {
+        LoadRowPairs<V>(value, value + row_bytes, position >= begin, position + 2 <= end, pairs);
+      }
+      for (int r = 0; r < R; ++r) {
+        const Bf16* const weight = weights + r * kAttentionLanes * 2 + (position - first_position);
+        for (int v = 0; v < V; ++v) acc[r][v] = AddPairs(acc[r][v], pairs[v], weight);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) Store(sums + r * a.padded_dim + column + v * 16, acc[r][v]);
+  }
+}
+#endif
+
+// Whether queries and weights are rounded to bf16 and multiplied in pairs.
+template <KvCacheType kType>
+inline constexpr bool kInPairs =
+#if MOESERVE_BF16_DOT
+    kType == KvCacheType::kBF16;
+#else
+    false;
+#endif
+
+// Rounds the queries [R] to `rounded`, which has an even number of elements for each, and sets
+// `queries` to them.
+template <int R>
+void RoundQueries(const AttentionTileArgs& a, Bf16* rounded, const Bf16* (&queries)[R]) {
+  const int stride = (a.head_dim + 1) / 2 * 2;
+  for (int r = 0; r < R; ++r) {
+    Bf16* const to = rounded + (r < a.rows ? r : 0) * stride;
+    queries[r] = to;
+    if (r >= a.rows) continue;
+    for (int d = 0; d < a.head_dim; ++d) to[d] = Bf16FromF32(a.queries[r][d]);
+    if (stride > a.head_dim) to[a.head_dim] = 0;
+  }
+}
+
+// Rounds the first n weights of a row in place.
+inline void RoundWeights(float* lanes, int n) {
+  Bf16* const to = reinterpret_cast<Bf16*>(lanes);
+  for (int i = 0; i < n; i += 16) StoreBf16(to + i, Load(lanes + i));
+}
+
+template <KvCacheType kType, int R, int B, typename Query>
+inline void ScoreBlocks(const AttentionTileArgs& a, const Query* queries, int block,
+                        float* scores) {
+#if MOESERVE_BF16_DOT
+  if constexpr (kInPairs<kType>) {
+    ScorePairs<R, B>(a, queries, block, scores);
+    return;
+  } else
+#endif
+  {
+    ScoreTile<kType, R, B>(a, queries, block, scores);
+  }
+}
+
+template <KvCacheType kType, int R, typename Query>
+void ScoreRows(const AttentionTileArgs& a, const Query* queries, int begin, int end,
                float* scores) {
   constexpr int kBlocks = kAttentionAccumulators / R < 4 ? kAttentionAccumulators / R : 4;
   int block = begin;
   for (; block + kBlocks <= end; block += kBlocks) {
-    ScoreTile<kType, R, kBlocks>(a, queries, block, scores + (block - begin) * 16);
+    ScoreBlocks<kType, R, kBlocks>(a, queries, block, scores + (block - begin) * 16);
   }
   for (; block < end; ++block) {
-    ScoreTile<kType, R, 1>(a, queries, block, scores + (block - begin) * 16);
+    ScoreBlocks<kType, R, 1>(a, queries, block, scores + (block - begin) * 16);
   }
+}
+
+template <KvCacheType kType, int R, int V>
+inline void SumColumns(const AttentionTileArgs& a, const float* weights, int first_position,
+                       int begin, int end, int column, float* sums) {
+#if MOESERVE_BF16_DOT
+  if constexpr (kInPairs<kType>) {
+    const Bf16* const rounded = reinterpret_cast<const Bf16*>(weights);
+    return SumPairs<R, V>(a, rounded, first_position, begin, end, column, sums);
+  }
+#endif
+  SumTile<kType, R, V>(a, weights, first_position, begin, end, column, sums);
 }
 
 template <KvCacheType kType, int R>
@@ -143,10 +329,10 @@ void SumRows(const AttentionTileArgs& a, const float* weights, int first_positio
   if (begin >= end) return;
   int column = 0;
   for (; column + kVecs * 16 <= a.padded_dim; column += kVecs * 16) {
-    SumTile<kType, R, kVecs>(a, weights, first_position, begin, end, column, sums);
+    SumColumns<kType, R, kVecs>(a, weights, first_position, begin, end, column, sums);
   }
   for (; column < a.padded_dim; column += 16) {
-    SumTile<kType, R, 1>(a, weights, first_position, begin, end, column, sums);
+    SumColumns<kType, R, 1>(a, weights, first_position, begin, end, column, sums);
   }
 }
 
@@ -250,9 +436,15 @@ void AttentionTileOf(const AttentionTileArgs& a) {
   if (a.latent_values != nullptr) CopyLatentValues<kType>(a, first, last);
 
   float* weights = a.scratch;
-  const float* queries[R];
-  for (int r = 0; r < R; ++r) queries[r] = a.queries[r < a.rows ? r : 0];
-  ScoreRows<kType, R>(a, queries, first, last, weights);
+  if constexpr (kInPairs<kType>) {
+    const Bf16* queries[R];
+    RoundQueries(a, a.rounded_queries, queries);
+    ScoreRows<kType, R>(a, queries, first, last, weights);
+  } else {
+    const float* queries[R];
+    for (int r = 0; r < R; ++r) queries[r] = a.queries[r < a.rows ? r : 0];
+    ScoreRows<kType, R>(a, queries, first, last, weights);
+  }
   for (int r = 0; r < a.rows; ++r) {
     float* lanes = weights + r * kAttentionLanes;
     if (a.soft_cap > 0.0f) SoftCapValues(a.soft_cap, lanes, (last - first) * 16);
@@ -270,6 +462,7 @@ void AttentionTileOf(const AttentionTileArgs& a) {
         Store(lane, Multiply(Load(lane), Load(scale)));
       }
     }
+    if constexpr (kInPairs<kType>) RoundWeights(lanes, (last - first) * 16);
   }
   for (int r = a.rows; r < R; ++r) {
     for (int i = 0; i < (last - first) * 16; ++i) weights[r * kAttentionLanes + i] = 0.0f;
@@ -279,14 +472,17 @@ void AttentionTileOf(const AttentionTileArgs& a) {
   // Positions that all rows see are added for all rows at once. Each other position is added only
   // for the rows that see it. Adding it with weight 0 to the remaining rows would change their
   // results: the value may be NaN, and -0 + 0 is +0.
-  const int common_begin = begin[a.rows - 1];
-  const int common_end = end[0] > common_begin ? end[0] : common_begin;
+  // In pairs, the common positions are whole pairs.
+  constexpr int kUnit = kInPairs<kType> ? 2 : 1;
+  const int common_begin = R == 1 ? begin[0] : (begin[a.rows - 1] + kUnit - 1) / kUnit * kUnit;
+  const int least_end = R == 1 ? end[0] : end[0] / kUnit * kUnit;
+  const int common_end = least_end > common_begin ? least_end : common_begin;
   for (int r = 0; R > 1 && r < a.rows; ++r) {
     const int stop = end[r] < common_begin ? end[r] : common_begin;
     SumRows<kType, 1>(a, weights + r * kAttentionLanes, first * 16, begin[r], stop,
                       a.sums + static_cast<int64_t>(r) * a.padded_dim);
   }
-  SumRows<kType, R>(a, weights, first * 16, common_begin, end[0], a.sums);
+  SumRows<kType, R>(a, weights, first * 16, common_begin, least_end, a.sums);
   for (int r = 0; R > 1 && r < a.rows; ++r) {
     SumRows<kType, 1>(a, weights + r * kAttentionLanes, first * 16, common_end, end[r],
                       a.sums + static_cast<int64_t>(r) * a.padded_dim);

@@ -201,7 +201,8 @@ struct AttentionTileArgs {
   // [rows] the biases of each row's head by distance, each [bias_distances]; null if there are none
   const float* const* bias;
   int bias_distances;
-  float* scratch;  // [kAttentionScratch]
+  float* scratch;         // [kAttentionScratch]
+  Bf16* rounded_queries;  // memory for rows * head_dim elements, head_dim rounded up to 2
   // Results over the visible positions of each row in the block: the largest score, the sum of the
   // weights e^(score - largest), and the weighted sum of the values.
   float* largest;  // [rows]
