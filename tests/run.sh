@@ -5,7 +5,7 @@
 #   tests/run.sh [--full] [--fuzz SECONDS] [--no-install]
 #
 #   --full        also runs the tests with address and thread sanitizers, slow and load tests, the
-#                 complete tokenizer comparison, tests with more JSON schemas, lm_eval, and the
+#                 attack, the complete tokenizer comparison, tests with more JSON schemas, lm_eval, and the
 #                 comparison of the golden files with recomputed results; takes hours
 #   --fuzz        also runs each fuzz target of tests/fuzz for this many seconds; --full runs them
 #                 for 60 seconds
@@ -159,6 +159,20 @@ soak_tests() {
     "$venv/bin/python" tests/soak/soak.py --minutes 3 --plant-leak 2>/dev/null
 }
 
+# Attacks a server for ten minutes. The throughput of its honest clients is judged, too, so nothing
+# else should run on the machine.
+attack_tests() {
+  local cgroups=/sys/fs/cgroup
+  if [[ -d $cgroups/memory ]]; then cgroups+=/memory; fi
+  if ! mkdir "$cgroups/moeserve-probe" 2>/dev/null; then
+    printf 'skipped: the attack (this user cannot make a control group in %s)\n' "$cgroups"
+    return
+  fi
+  rmdir "$cgroups/moeserve-probe"
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+    "$venv/bin/python" tests/attack/attack.py --quiet-seconds 40
+}
+
 # Runs the client tests with models on a GPU, if there is one.
 device_client_tests() {
   if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
@@ -274,6 +288,7 @@ run_full() {
   stage "clients of Triton and KServe" open_inference_tests
   stage "replicas behind HAProxy" failover_tests
   stage "soak" soak_tests
+  stage "attack" attack_tests
   stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv
