@@ -46,11 +46,7 @@ void Scatter(const Element* from, int head_dim, int64_t slot, char* head) {
 }  // namespace
 
 void CpuBackend::AppendKv(const AppendKvArgs& args) {
-  const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
-  const KvLayerShape& shape = cache.shape(args.layer);
-  const CpuKvCache::Geometry g = cache.geometry(args.layer);
-  const int dim = shape.head_dim;
-  const int64_t value_row = PaddedHeadDim(dim) * ElementBytes(cache.type());
+  const int dim = args.cache->shape(args.layer).head_dim;
   ForRows(args.keys.rows, args.keys.cols * 2, [&](int64_t begin, int64_t end, int worker) {
     float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
     const auto block_of = [&](int64_t t) {
@@ -61,51 +57,81 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
       const int64_t block = block_of(first);
       int64_t last = first + 1;
       while (last < end && block_of(last) == block) ++last;
-      // Loops over heads outside and tokens inside, because the keys that a block's tokens have for
-      // one head are interleaved and so share cache lines.
-      const int64_t tokens = last - first;
-      for (int64_t i = 0; i < tokens * shape.num_kv_heads; ++i) {
-        const int64_t t = first + i % tokens;
-        const int64_t h = i / tokens;
-        const int64_t slot = step_.position[t] % kKvBlockTokens;
-        const float* k = reinterpret_cast<const float*>(args.keys.row(t)) + h * dim;
-        char* key = cache.keys(args.layer) + block * g.key_block + h * g.key_head;
-        switch (cache.type()) {
-          case KvCacheType::kF32:
-            Scatter(k, dim, slot, key);
-            break;
-          case KvCacheType::kBF16: {
-            Bf16* bf16 = reinterpret_cast<Bf16*>(rounded);
-            table_->convert_row(k, bf16, dim);
-            Scatter(bf16, dim, slot, key);
-            break;
-          }
-          case KvCacheType::kInt8: {
-            int8_t* bytes = reinterpret_cast<int8_t*>(rounded);
-            reinterpret_cast<float*>(key)[slot] = Quantize(k, dim, bytes);
-            Scatter(bytes, dim, slot, key + kKvScaleBytes);
-            break;
-          }
-        }
-        if (shape.latent_dim > 0) continue;
-        const float* v = reinterpret_cast<const float*>(args.values.row(t)) + h * dim;
-        char* value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
-        switch (cache.type()) {
-          case KvCacheType::kF32:
-            std::copy_n(v, dim, reinterpret_cast<float*>(value + slot * value_row));
-            break;
-          case KvCacheType::kBF16:
-            table_->convert_row(v, reinterpret_cast<Bf16*>(value + slot * value_row), dim);
-            break;
-          case KvCacheType::kInt8:
-            reinterpret_cast<float*>(value)[slot] = Quantize(
-                v, dim, reinterpret_cast<int8_t*>(value + kKvScaleBytes + slot * value_row));
-            break;
-        }
-      }
+      AppendBlock(args, block, first, last, rounded);
       first = last;
     }
   });
+}
+
+void CpuBackend::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
+                             float* rounded) const {
+  const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
+  const KvLayerShape& shape = cache.shape(args.layer);
+  const CpuKvCache::Geometry g = cache.geometry(args.layer);
+  const int dim = shape.head_dim;
+  const int64_t value_row = PaddedHeadDim(dim) * ElementBytes(cache.type());
+  const auto slot_of = [&](int64_t t) { return step_.position[t] % kKvBlockTokens; };
+  const auto head_of = [&](const RowsView& rows, int64_t t, int64_t h) {
+    return reinterpret_cast<const float*>(rows.row(t)) + h * dim;
+  };
+  const bool whole = last - first == kKvBlockTokens && slot_of(first) == 0 &&
+                     slot_of(last - 1) == kKvBlockTokens - 1;
+  // Loops over heads outside and tokens inside, because the keys that a block's tokens have for one
+  // head are interleaved and so share cache lines.
+  for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+    char* const key = cache.keys(args.layer) + block * g.key_block + h * g.key_head;
+    const bool at_once = whole && cache.type() == KvCacheType::kBF16;
+    if (at_once) {
+      const float* rows[kKvBlockTokens];
+      for (int64_t i = 0; i < kKvBlockTokens; ++i) rows[i] = head_of(args.keys, first + i, h);
+      table_->interleave_bf16(rows, dim, reinterpret_cast<Bf16*>(key));
+    }
+    for (int64_t t = first; t < last; ++t) {
+      if (!at_once) {
+        AppendKey(cache.type(), head_of(args.keys, t, h), dim, slot_of(t), key, rounded);
+      }
+      if (shape.latent_dim > 0) continue;
+      char* const value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
+      AppendValue(cache.type(), head_of(args.values, t, h), dim, slot_of(t), value_row, value);
+    }
+  }
+}
+
+void CpuBackend::AppendKey(KvCacheType type, const float* k, int dim, int64_t slot, char* key,
+                           float* rounded) const {
+  switch (type) {
+    case KvCacheType::kF32:
+      Scatter(k, dim, slot, key);
+      break;
+    case KvCacheType::kBF16: {
+      Bf16* bf16 = reinterpret_cast<Bf16*>(rounded);
+      table_->convert_row(k, bf16, dim);
+      Scatter(bf16, dim, slot, key);
+      break;
+    }
+    case KvCacheType::kInt8: {
+      int8_t* bytes = reinterpret_cast<int8_t*>(rounded);
+      reinterpret_cast<float*>(key)[slot] = Quantize(k, dim, bytes);
+      Scatter(bytes, dim, slot, key + kKvScaleBytes);
+      break;
+    }
+  }
+}
+
+void CpuBackend::AppendValue(KvCacheType type, const float* v, int dim, int64_t slot,
+                             int64_t row_bytes, char* value) const {
+  switch (type) {
+    case KvCacheType::kF32:
+      std::copy_n(v, dim, reinterpret_cast<float*>(value + slot * row_bytes));
+      break;
+    case KvCacheType::kBF16:
+      table_->convert_row(v, reinterpret_cast<Bf16*>(value + slot * row_bytes), dim);
+      break;
+    case KvCacheType::kInt8:
+      reinterpret_cast<float*>(value)[slot] =
+          Quantize(v, dim, reinterpret_cast<int8_t*>(value + kKvScaleBytes + slot * row_bytes));
+      break;
+  }
 }
 
 }  // namespace moeserve::cpu

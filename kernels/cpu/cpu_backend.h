@@ -186,6 +186,16 @@ class CpuBackend : public Backend {
   const char* WidenedBlock(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m, int block,
                            int tiles, int worker);
 
+  // AppendKv() for the tokens [first, last), whose positions are all in one block of the cache.
+  // `rounded` is memory for one head.
+  void AppendBlock(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
+                   float* rounded) const;
+  // Writes one head's key [dim] or value [dim] to a slot of its block.
+  void AppendKey(KvCacheType type, const float* k, int dim, int64_t slot, char* key,
+                 float* rounded) const;
+  void AppendValue(KvCacheType type, const float* v, int dim, int64_t slot, int64_t row_bytes,
+                   char* value) const;
+
   // Runs body(begin, end, worker) on parts of [0, rows). If rows * work_per_row (in elementary
   // operations) is small, the calling thread runs all rows.
   template <typename Body>

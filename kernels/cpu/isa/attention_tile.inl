@@ -272,7 +272,9 @@ void RoundQueries(const AttentionTileArgs& a, Bf16* rounded, const Bf16* (&queri
     Bf16* const to = rounded + (r < a.rows ? r : 0) * stride;
     queries[r] = to;
     if (r >= a.rows) continue;
-    for (int d = 0; d < a.head_dim; ++d) to[d] = Bf16FromF32(a.queries[r][d]);
+    int d = 0;
+    for (; d + 16 <= a.head_dim; d += 16) StoreBf16(to + d, Load(a.queries[r] + d));
+    for (; d < a.head_dim; ++d) to[d] = Bf16FromF32(a.queries[r][d]);
     if (stride > a.head_dim) to[a.head_dim] = 0;
   }
 }

@@ -8,6 +8,7 @@
 
 #include "kernels/base/exp.h"
 #include "kernels/base/soft_cap.h"
+#include "kernels/cpu/isa/append_keys.inl"
 #include "kernels/cpu/isa/arithmetic_probe.inl"
 #include "kernels/cpu/isa/attention_tile.inl"
 #include "kernels/cpu/isa/epilogue.inl"
@@ -19,7 +20,9 @@ namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
 void ConvertRow(const float* in, Bf16* out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = Bf16FromF32(in[i]);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) StoreBf16(out + i, Load(in + i));
+  for (; i < n; ++i) out[i] = Bf16FromF32(in[i]);
 }
 
 void WidenBf16Row(const Bf16* in, float* out, int64_t n) {
@@ -84,7 +87,7 @@ constexpr KernelTable MakeTable(const char* name) {
     .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
     .inverse_with_sink = &InverseWithSink, .soft_cap = &SoftCapValues, .multiply_by_sigmoid = &MultiplyBySigmoid,
     .contract_dot = &ContractDot, .contract_dots = &ContractDots,
-    .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy,
+    .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .interleave_bf16 = &InterleaveBf16, .axpy = &Axpy,
     .axpy_bf16 = &AxpyBf16, .read_stream = &ReadStream, .arithmetic_f32 = &ArithmeticF32,
 #if MOESERVE_BF16_DOT
     .arithmetic_bf16 = &ArithmeticBf16,

@@ -269,6 +269,8 @@ struct KernelTable {
   int (*route_row)(const RouteRowArgs&);  // returns the number of selected experts
   void (*widen_bf16)(const Bf16* in, float* out, int64_t n);
   void (*convert_row)(const float* in, Bf16* out, int64_t n);
+  // Converts 16 rows of n values, and stores element i of row r at out[16 i + r].
+  void (*interleave_bf16)(const float* const* rows, int64_t n, Bf16* out);
   void (*axpy)(float a, const float* x, float* y, int64_t n);  // y += a * x
   void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
   // Reads memory with the widest loads and returns the sum of all words; used by the bandwidth
