@@ -52,8 +52,9 @@ ModelRegistry::~ModelRegistry() {
   {
     std::lock_guard lock(mutex_);
     for (const auto& slot : slots_) Retire(*slot);
+    // Under the lock, so that the thread does not take this end for an unloading.
+    destroyer_.request_stop();
   }
-  destroyer_.request_stop();
   destroyer_.join();
 }
 
