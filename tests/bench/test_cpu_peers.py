@@ -209,7 +209,7 @@ def test_the_bound_and_the_fastest_peer_decide_marks():
                  "slow": {**common, "rates": {"decode 1": 1}},
                  "fast": {**common, "rates": {"decode 1": theirs}}}]
 
-    for ours, expected in ((1.2, True), (1.0, False)):
+    for ours, expected in ((1.2, True), (0.9, False)):
         result = cpu_peers.evaluate(history(ours * 10, 10, 0.9), "medium", "bf16", 2, "decode 1")
         assert result["best_peer"] == "fast"
         assert result["reached"] == {"better": expected}
