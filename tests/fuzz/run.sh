@@ -102,9 +102,9 @@ run_target() {
     tail -40 "$log"
     return 1
   fi
-  printf '%-16s %s\n' "$target" "$(grep -E '^stat::number_of_executed_units' "$log" |
+  printf '%-16s %s\n' "$target" "$(grep -aE '^stat::number_of_executed_units' "$log" |
     tr -s ' ' | cut -d' ' -f2) inputs, ${accepted:-0} accepted, $(
-    grep -oE 'cov: [0-9]+' "$log" | tail -1)"
+    grep -aoE 'cov: [0-9]+' "$log" | tail -1)"
   if ((${accepted:-0} == 0)); then
     echo "$target FAILED: the parser accepted no input, not even the seeds"
     return 1
