@@ -291,7 +291,6 @@ inline void ScoreBlocks(const AttentionTileArgs& a, const Query* queries, int bl
 #if MOESERVE_BF16_DOT
   if constexpr (kInPairs<kType>) {
     ScorePairs<R, B>(a, queries, block, scores);
-    return;
   } else
 #endif
   {

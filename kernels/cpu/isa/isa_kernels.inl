@@ -87,7 +87,8 @@ constexpr KernelTable MakeTable(const char* name) {
     .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
     .inverse_with_sink = &InverseWithSink, .soft_cap = &SoftCapValues, .multiply_by_sigmoid = &MultiplyBySigmoid,
     .contract_dot = &ContractDot, .contract_dots = &ContractDots,
-    .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .interleave_bf16 = &InterleaveBf16, .axpy = &Axpy,
+    .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow,
+    .interleave_bf16 = &InterleaveBf16, .axpy = &Axpy,
     .axpy_bf16 = &AxpyBf16, .read_stream = &ReadStream, .arithmetic_f32 = &ArithmeticF32,
 #if MOESERVE_BF16_DOT
     .arithmetic_bf16 = &ArithmeticBf16,
