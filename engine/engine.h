@@ -19,6 +19,18 @@
 
 namespace moeserve {
 
+inline constexpr int kMostDraftTokens = 64;
+// Stands for 8 on a device whose tokens the host draws, and for 0 on other devices: they replay
+// recorded steps of one row per sequence.
+inline constexpr int kDefaultDraftTokens = -1;
+
+// Speculative decoding by prompt lookup (engine/draft).
+struct DraftOptions {
+  int max_tokens = 0;  // largest number of drafted tokens of a sequence in a step; 0: none
+  // Computes all that is proposed, whether or not that is expected to be faster.
+  bool always = false;
+};
+
 struct EngineOptions {
   int max_model_len = 0;  // 0: max_position_embeddings of the model
   int max_num_seqs = 64;  // largest number of sequences that run at a time
@@ -38,6 +50,11 @@ struct EngineOptions {
   // about the time of a step in which all running sequences decode.
   int max_prompt_rows = 0;
   bool prefix_cache = true;
+  // Outputs depend on neither of these two.
+  DraftOptions draft = {};
+  // Whether tokens to which the masks of a request leave no alternative are taken without computing
+  // the row before them first; the next step computes several of them.
+  bool forced_tokens = true;
   // Whether Create() runs a step of a few tokens and fails if its results are not finite.
   bool try_model = false;
   // If false, no expert statistic is counted and ExpertSnapshot() stays at 0.
@@ -59,6 +76,8 @@ struct EngineStats {
   uint64_t preemptions = 0;
   uint64_t prefix_queried_tokens = 0;  // prompt tokens looked up in the prefix cache
   uint64_t prefix_hit_tokens = 0;
+  uint64_t drafted_tokens = 0;   // tokens that were computed before they were drawn
+  uint64_t accepted_tokens = 0;  // those of them that were then drawn
   double step_seconds = 0.0;     // sum of the times of all steps
   double forward_seconds = 0.0;  // the part of step_seconds spent in Model::Forward
   int kv_block_tokens = 0;

@@ -16,7 +16,8 @@ constexpr int64_t kMaxReportBytes = int64_t{256} << 20;
 }  // namespace
 
 Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
-                               int device_step_rows, int64_t report_floats) {
+                               int device_step_rows, int device_draft_tokens,
+                               int64_t report_floats) {
   EngineOptions o = options;
   if (o.max_model_len == 0) o.max_model_len = spec.max_position_embeddings;
   if (o.max_model_len < 1 || o.max_model_len > spec.max_position_embeddings) {
@@ -35,6 +36,12 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
     return absl::InvalidArgumentError(
         "kv-cache-dtype: expected f32 or bf16, found int8 (the elements of an int8 key have one "
         "scale, but position.xpos_base scales them by very different factors)");
+  }
+  if (o.draft.max_tokens == kDefaultDraftTokens) o.draft.max_tokens = device_draft_tokens;
+  if (o.draft.max_tokens < 0 || o.draft.max_tokens > kMostDraftTokens) {
+    return absl::InvalidArgumentError("draft-tokens: expected 0 to " +
+                                      std::to_string(kMostDraftTokens) + ", found " +
+                                      std::to_string(o.draft.max_tokens));
   }
   if (o.max_step_tokens == 0) o.max_step_tokens = device_step_rows;
   if (report_floats > 0) {

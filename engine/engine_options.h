@@ -10,11 +10,13 @@ namespace moeserve {
 // Returns the options with every default filled in. InvalidArgument names the option, what was
 // expected and what was found.
 //
-// `device_step_rows` is the number of rows in a step that suits the device. `report_floats` is the
+// `device_step_rows` is the number of rows in a step that suits the device, `device_draft_tokens`
+// what kDefaultDraftTokens stands for. `report_floats` is the
 // number of f32 values that the reported router scores and router inputs of one token take;
 // max_step_tokens is lowered so that the reported rows of a step stay below a fixed size.
 Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
-                               int device_step_rows, int64_t report_floats);
+                               int device_step_rows, int device_draft_tokens,
+                               int64_t report_floats);
 
 // Returns the number of KV cache blocks; a block takes `block_bytes` over all layers.
 // ResourceExhausted if the memory does not hold one sequence of max_model_len tokens.

@@ -10,6 +10,8 @@ void EngineStats::AddCounters(const EngineStats& other) {
   preemptions += other.preemptions;
   prefix_queried_tokens += other.prefix_queried_tokens;
   prefix_hit_tokens += other.prefix_hit_tokens;
+  drafted_tokens += other.drafted_tokens;
+  accepted_tokens += other.accepted_tokens;
   step_seconds += other.step_seconds;
   forward_seconds += other.forward_seconds;
   prompt_tokens += other.prompt_tokens;

@@ -399,6 +399,8 @@ struct StepInputs {
   RouteCounters* counters = nullptr;   // receives the counts of the step's plans; null: not counted
   std::span<const uint8_t> kind = {};  // [T] kTokenPrefill, kTokenDecode and so on; only with
                                        // counters
+  bool count_later = false;            // whether the step is counted by CountStep() and not before;
+                                       // only with counters
   int variant = 0;                     // distinguishes replayable steps whose operations differ
 };
 
@@ -407,7 +409,7 @@ struct StepOutcome {
   std::span<const uint8_t> failed;  // [T] 1 if some row of the token had no finite largest router
                                     // score
   std::span<const TokenRoutes> routes;  // [T] routes in the MoE blocks that are counted; empty
-                                        // without counters
+                                        // without counters and with StepInputs::count_later
 };
 
 // The numbers of rows that the operations of a step process; padding can make them larger than the
@@ -581,6 +583,10 @@ class Backend {
   virtual uint64_t replayed_steps() const { return 0; }
   // Waits for the step that RunStep() issued and returns its per-token results.
   virtual StepOutcome FinishStep() = 0;
+  // Counts the plans of a step with StepInputs::count_later, whose tokens turned out to be of these
+  // kinds [T]. Must be called once, after FinishStep() and before the next BeginStep(). Returns
+  // what StepOutcome::routes would be otherwise.
+  virtual std::span<const TokenRoutes> CountStep(std::span<const uint8_t> kind) = 0;
 
   // Returns whether the memory of the largest step must be allocated before requests are accepted
   // (Model::Reserve()). A device that runs out of memory during a step stops the process.

@@ -7,13 +7,21 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/base/host_device.h"
 
 namespace moeserve {
 
 // Why a step computes a token: as part of a prompt, as a generated token, again after a preemption
-// (it was counted before), or only to fill the step up to a fixed size (not counted).
+// (it was counted before), as a drafted token that the model then did not draw, or only to fill the
+// step up to a fixed size (not counted).
 inline constexpr uint8_t kTokenPrefill = 0, kTokenDecode = 1, kTokenRecompute = 2,
-                         kTokenPadding = 255;
+                         kTokenRejected = 3, kTokenPadding = 255;
+inline constexpr int kCountedKinds = 4;  // the kinds before kTokenPadding
+
+// Returns whether tokens of this kind have counters of their own and are left out of all others.
+MOESERVE_HOST_DEVICE constexpr bool IsCountedApart(uint8_t kind) {
+  return kind == kTokenRecompute || kind == kTokenRejected;
+}
 
 // An MoE block whose routing plans are counted.
 struct CountedBlock {
@@ -31,12 +39,13 @@ struct CountSettings {
   int64_t vocabulary = 0;
 };
 
-// Sums for one expert over all steps. A selection is a row that selected the expert. Only
-// `recomputed_selections` and `visits` include recomputed tokens.
+// Sums for one expert over all steps. A selection is a row that selected the expert. Only `visits`
+// and the counters named after them include recomputed and rejected tokens.
 struct ExpertCount {
   uint64_t selections = 0;
   uint64_t decode_selections = 0;
   uint64_t recomputed_selections = 0;
+  uint64_t rejected_selections = 0;
   uint64_t touching_tokens = 0;  // tokens with at least one row that selected the expert
   uint64_t visits = 0;           // steps in which at least one row selected the expert
   double weight_sum = 0.0;
@@ -58,13 +67,13 @@ struct PowerHistogram {
 };
 
 // Counts over the whole model. In arrays with two elements, index 1 is for steps in which all
-// tokens were kTokenDecode, index 0 for all other steps.
+// tokens were kTokenDecode or kTokenRejected, index 0 for all other steps.
 struct ModelCounts {
   uint64_t steps = 0;
-  uint64_t tokens[3] = {};  // indexed by kTokenPrefill, kTokenDecode, kTokenRecompute
+  uint64_t tokens[kCountedKinds] = {};  // indexed by kTokenPrefill and so on
   // One observation of expert_rows per step, block and expert that has rows: the number of its
   // rows. One observation of active_experts per step and block: the number of experts that have
-  // rows. Both include recomputed rows.
+  // rows. Both include recomputed and rejected rows.
   PowerHistogram<15> expert_rows[2];
   PowerHistogram<11> active_experts[2];
 };
@@ -87,8 +96,7 @@ struct CountsSnapshot {
 // Returns a snapshot whose arrays have the sizes that `settings` require, with every count 0.
 CountsSnapshot ZeroCounts(const CountSettings& settings);
 
-// The work of one token of a step (which may be a recomputed token) in the experts of all counted
-// blocks.
+// The work of one token of a step, of whatever kind, in the experts of all counted blocks.
 struct TokenRoutes {
   uint64_t parameters = 0;  // sum of the expert's parameters over all (row, expert) pairs
   uint64_t routes = 0;      // number of (row, expert) pairs

@@ -185,6 +185,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
                                            .samples = batch.samples,
                                            .counters = step.counters,
                                            .kind = kind,
+                                           .count_later = step.count_later,
                                            .variant = step.report.scores + 2 * step.report.inputs},
                                           this, replayable);
   const RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
@@ -322,6 +323,10 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
 StepReport Model::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                           std::span<float> logits, std::span<SampleResult> samples) {
   return impl_->Forward(batch, cache, options, logits, samples);
+}
+
+std::span<const TokenRoutes> Model::CountStep(std::span<const Phase> phase) {
+  return impl_->backend.CountStep({reinterpret_cast<const uint8_t*>(phase.data()), phase.size()});
 }
 
 absl::Status Model::CheckFiles() { return impl_->CheckFiles(); }

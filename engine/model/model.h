@@ -42,6 +42,11 @@ class Model {
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                      std::span<float> logits, std::span<SampleResult> samples = {});
 
+  // Counts the plans of the last step, which ran with StepOptions::count_later, for the phases [T]
+  // that its tokens turned out to have. Returns what StepReport::routes would be otherwise. Must be
+  // called once, by the thread that called Forward(), before the next Forward().
+  std::span<const TokenRoutes> CountStep(std::span<const Phase> phase);
+
   // Returns Internal with the file's name if a mapped file that the model reads in place (packed
   // weights, an embedding table) has lost bytes. Then the results of the last step may be wrong. To
   // be called after each Forward(), by the same thread.

@@ -40,7 +40,8 @@ struct BlockReport {
 struct StepReport {
   // [T] 1: the largest router score of one of the token's rows was not finite
   std::span<const uint8_t> failed;
-  std::span<const TokenRoutes> routes;  // [T] experts' work for each token; empty without counters
+  // [T] experts' work for each token; empty without counters and with StepOptions::count_later
+  std::span<const TokenRoutes> routes;
   // in the order of RouteLayout; empty if no contents were requested
   std::span<const BlockReport> blocks;
 };
@@ -49,6 +50,9 @@ struct StepOptions {
   ReportContents report;
   // Counters to which the step adds its routing plans; null: nothing is counted.
   RouteCounters* counters = nullptr;
+  // Whether Model::CountStep() counts the plans and returns the routes, because the phases of the
+  // tokens are not known before the logits are. Only with counters.
+  bool count_later = false;
   // Called on the caller's thread after the step's operations were issued. A device may still be
   // executing the step during the call.
   std::function<void()> meanwhile = nullptr;

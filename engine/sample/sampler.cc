@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
 
@@ -29,6 +30,13 @@ constexpr SamplingCutoff kKeepAll{kForbidden, std::numeric_limits<TokenId>::max(
 constexpr int kBinBits = std::countr_zero(unsigned{kSamplingBins});
 
 constexpr size_t kBlock = 256;  // tokens per partial sum of weights
+
+// Returns whether the last token of `word` would complete it.
+bool CompletesWord(std::span<const TokenId> history, const std::vector<TokenId>& word) {
+  const size_t before = word.size() - 1;
+  return before <= history.size() &&
+         std::equal(word.begin(), word.end() - 1, history.end() - static_cast<int64_t>(before));
+}
 
 // Returns the sum of the weights of those tokens in a block, which starts at id `begin`, that pass
 // the filters. Short loops without branches are used because the compiler vectorises them.
@@ -90,9 +98,9 @@ SamplingState::SamplingState(const SamplingParams& params, std::span<const Token
              params.repetition_penalty != 1.0;
 }
 
-bool SamplingState::Apply(std::span<const TokenId> history, std::span<float> logits) {
-  for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
-  mask_.assign((logits.size() + 31) / 32, ~uint32_t{0});
+void SamplingState::FillMask(int vocab_size) {
+  if (std::exchange(mask_is_current_, true)) return;
+  mask_.assign((static_cast<size_t>(vocab_size) + 31) / 32, ~uint32_t{0});
   if (constraint_ != nullptr) {
     constraint_->AllowedTokens(mask_, params_.max_tokens - generated_);
   }
@@ -103,6 +111,11 @@ bool SamplingState::Apply(std::span<const TokenId> history, std::span<float> log
     }
     for (size_t i = 0; i < mask_.size(); ++i) mask_[i] &= allowed[i];
   }
+}
+
+bool SamplingState::Apply(std::span<const TokenId> history, std::span<float> logits) {
+  for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
+  FillMask(static_cast<int>(logits.size()));
   if (constraint_ != nullptr || !params_.allowed_token_ids.empty()) {
     for (size_t i = 0; i < logits.size(); ++i) {
       if ((mask_[i / 32] >> (i % 32) & 1) == 0) logits[i] = kForbidden;
@@ -123,11 +136,7 @@ void SamplingState::ForbidEnds(std::span<float> logits) const {
 void SamplingState::ForbidBadWords(std::span<const TokenId> history,
                                    std::span<float> logits) const {
   for (const std::vector<TokenId>& word : params_.bad_words) {
-    const size_t before = word.size() - 1;
-    if (before > history.size()) continue;
-    if (std::equal(word.begin(), word.end() - 1, history.end() - static_cast<int64_t>(before))) {
-      logits[word.back()] = kForbidden;
-    }
+    if (CompletesWord(history, word)) logits[word.back()] = kForbidden;
   }
 }
 
@@ -143,11 +152,56 @@ void SamplingState::Penalise(std::span<float> logits) const {
   }
 }
 
-void SamplingState::Accept(TokenId token) {
+void SamplingState::CountToken(TokenId token) {
   ++generated_;
-  if (!changes_) return;
-  ++counts_[token];
+  mask_is_current_ = false;
+  if (changes_) ++counts_[token];
+}
+
+void SamplingState::Accept(TokenId token) {
+  CountToken(token);
   if (constraint_ != nullptr) constraint_->Accept(token);
+}
+
+bool SamplingState::Forbids(std::span<const TokenId> history, TokenId token) const {
+  const auto contains = [token](std::span<const TokenId> ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  if (generated_ < params_.min_tokens && (contains(eos_) || contains(params_.stop_token_ids))) {
+    return true;
+  }
+  return std::any_of(params_.bad_words.begin(), params_.bad_words.end(), [&](const auto& word) {
+    return word.back() == token && CompletesWord(history, word);
+  });
+}
+
+std::optional<TokenId> SamplingState::OnlyToken(std::span<const TokenId> history, int vocab_size,
+                                                std::span<const TokenId> textless) {
+  if (constraint_ == nullptr && params_.allowed_token_ids.empty()) return std::nullopt;
+  FillMask(vocab_size);
+  std::optional<TokenId> only;
+  for (size_t i = 0; i < mask_.size(); ++i) {
+    for (uint32_t word = mask_[i]; word != 0; word &= word - 1) {
+      const auto token = static_cast<TokenId>(32 * i) + std::countr_zero(word);
+      if (token >= vocab_size || std::binary_search(textless.begin(), textless.end(), token) ||
+          Forbids(history, token)) {
+        continue;
+      }
+      if (only.has_value()) return std::nullopt;
+      only = token;
+    }
+  }
+  return only;
+}
+
+bool SamplingState::AcceptUnlessLast(TokenId token) {
+  if (constraint_ != nullptr) {
+    std::unique_ptr<ConstraintState> next = constraint_->Clone();
+    if (!next->Accept(token) || (next->complete() && !next->can_continue())) return false;
+    constraint_ = std::move(next);
+  }
+  CountToken(token);
+  return true;
 }
 
 bool SamplingState::constraint_ended() const {

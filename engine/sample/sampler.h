@@ -33,10 +33,23 @@ class SamplingState {
   // Updates the state with a chosen token; call it for every chosen token.
   void Accept(TokenId token);
 
+  // If masks allow a single token, whatever the logits, returns it. `textless` [ids, ascending]
+  // are never drawn.
+  std::optional<TokenId> OnlyToken(std::span<const TokenId> history, int vocab_size,
+                                   std::span<const TokenId> textless);
+  // Does what Accept() does, unless the constraint ends after the token: then returns false, with
+  // the state unchanged.
+  bool AcceptUnlessLast(TokenId token);
+
   // Whether the structured output is complete and only EOS may follow.
   bool constraint_ended() const;
 
  private:
+  // Sets mask_ to the tokens that the constraint and allowed_token_ids allow.
+  void FillMask(int vocab_size);
+  // Whether bad_words or min_tokens forbid the token.
+  bool Forbids(std::span<const TokenId> history, TokenId token) const;
+  void CountToken(TokenId token);
   void ForbidEnds(std::span<float> logits) const;
   void ForbidBadWords(std::span<const TokenId> history, std::span<float> logits) const;
   void Penalise(std::span<float> logits) const;
@@ -49,6 +62,7 @@ class SamplingState {
   absl::flat_hash_map<TokenId, int> counts_;
   std::unique_ptr<ConstraintState> constraint_;
   std::vector<uint32_t> mask_;
+  bool mask_is_current_ = false;  // whether mask_ holds for the next token
 };
 
 // Chooses tokens. Holds scratch memory, so only one thread at a time may use it.

@@ -49,7 +49,8 @@ bool NeedsHostDraw(const SamplingParams& params) {
 
 }  // namespace
 
-std::optional<SampleRow> DeviceSample(const Sequence& s, int row, const TextlessIds& textless) {
+std::optional<SampleRow> DeviceSample(const Sequence& s, int row, int ahead,
+                                      const TextlessIds& textless) {
   const SamplingParams& params = s.request.sampling;
   // Samples that fork from one prompt draw several tokens from one row; the device draws only one.
   if (!textless.drawable().has_value() && !textless.empty()) return std::nullopt;
@@ -63,7 +64,7 @@ std::optional<SampleRow> DeviceSample(const Sequence& s, int row, const Textless
   sample.top_p = params.top_p;
   sample.min_p = static_cast<float>(params.min_p);
   sample.row = row;
-  sample.uniform = UniformDraw(s.seed, params.sample_index, s.generated());
+  sample.uniform = UniformDraw(s.seed, params.sample_index, s.generated() + ahead);
   sample.logprobs = params.logprobs.value_or(-1);
   sample.drawable = textless.drawable().value_or(0);
   return sample;
@@ -90,7 +91,27 @@ std::span<const float> TokenStep::Drawable(std::span<const float> row,
   return scratch;
 }
 
-Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
+std::optional<OutputDelta> TokenStep::NextWithoutChoice(Sequence& s) {
+  const SamplingParams& params = s.request.sampling;
+  // A stop string could match.
+  if (params.logprobs.has_value() || !params.stop.empty()) return std::nullopt;
+  if (s.generated() + 1 >= params.max_tokens || s.length() + 1 >= max_model_len_) {
+    return std::nullopt;
+  }
+  const std::optional<TokenId> token = s.sampling.OnlyToken(s.tokens, vocab_size_, textless_.ids());
+  if (!token.has_value() || Contains(params.stop_token_ids, *token) ||
+      (!params.ignore_eos && Contains(eos_, *token)) || !s.sampling.AcceptUnlessLast(*token)) {
+    return std::nullopt;
+  }
+  s.tokens.push_back(*token);
+  OutputDelta delta;
+  delta.tokens.push_back(*token);
+  delta.text = s.text.Push(*token);
+  delta.usage = UsageOf(s);
+  return delta;
+}
+
+Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t index) {
   const SamplingParams& params = s.request.sampling;
   OutputDelta delta;
   if (!s.prompt_delivered) {
@@ -106,10 +127,12 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
   }
   std::span<const float> row, drawable;
   TokenId token = 0;
-  if (logits.drawn != nullptr) {
-    token = logits.drawn->token;
+  const SampleResult* const drawn = logits.drawn == nullptr ? nullptr : logits.drawn + index;
+  if (drawn != nullptr) {
+    token = drawn->token;
   } else {
-    row = logits.values.last(static_cast<size_t>(vocab_size_));
+    row = logits.values.subspan(index * static_cast<size_t>(vocab_size_),
+                                static_cast<size_t>(vocab_size_));
     drawable = Drawable(row, drawable_);
     std::span<const float> chosen_from = drawable;
     if (s.sampling.changes_logits()) {
@@ -131,8 +154,8 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
   delta.tokens.push_back(token);
   if (params.logprobs.has_value()) {
     delta.logprobs.push_back(
-        logits.drawn != nullptr
-            ? DrawnLogprob(*logits.drawn,
+        drawn != nullptr
+            ? DrawnLogprob(*drawn,
                            std::min(*params.logprobs, textless_.drawable().value_or(vocab_size_)))
             : Logprob(row, token, *params.logprobs, drawable));
   }

@@ -15,15 +15,14 @@ namespace moeserve {
 
 // The logits of one sequence's rows in a step.
 struct RowLogits {
-  std::span<const int32_t> positions;  // [n] ascending positions of the rows
-  std::span<const float> values;       // [n, V]; undefined if `drawn` is set
-  // The device's draw from the only row; null if the host draws.
-  const SampleResult* drawn = nullptr;
+  std::span<const int32_t> positions;   // [n] ascending positions of the rows
+  std::span<const float> values;        // [n, V]; undefined if `drawn` is set
+  const SampleResult* drawn = nullptr;  // [n] the device's draws; null if the host draws
 };
 
-// Returns what the device needs to draw the sequence's next token from `row` of the step's logits;
-// nullopt if the device cannot draw it.
-std::optional<SampleRow> DeviceSample(const Sequence& sequence, int row,
+// Returns what the device needs to draw, from `row` of the step's logits, the token that is `ahead`
+// places behind the sequence's next one; nullopt if the device cannot draw it.
+std::optional<SampleRow> DeviceSample(const Sequence& sequence, int row, int ahead,
                                       const TextlessIds& textless);
 
 // Chooses tokens for sequences whose rows were computed. Only one thread at a time may use it.
@@ -37,10 +36,15 @@ class TokenStep {
   // Stores the log-probabilities of the prompt tokens that these rows predict.
   void CollectPromptLogprobs(Sequence& sequence, const RowLogits& logits) const;
 
-  // Draws the next token from the last row of `logits` and appends it to the sequence.
+  // Draws the next token from row `row` of `logits` and appends it to the sequence.
   // OutputDelta::finished reports whether the response is complete. InvalidArgument if the
   // request's masks allow no token.
-  Result<OutputDelta> Next(Sequence& sequence, const RowLogits& logits);
+  Result<OutputDelta> Next(Sequence& sequence, const RowLogits& logits, size_t row);
+
+  // If the request's masks allow a single token, so that the logits do not matter, appends it to
+  // the sequence. nullopt, and no change, if there is a choice, if the token would end the response
+  // (so the tokens before the last one are always computed), or if log-probabilities are requested.
+  std::optional<OutputDelta> NextWithoutChoice(Sequence& sequence);
 
  private:
   // Returns the logits of a row from which tokens are drawn if the request changes none of them:

@@ -121,20 +121,43 @@ bool Scheduler::Reserve(Sequence& s, int length) {
   return true;
 }
 
-std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& budget) {
-  std::vector<ScheduledRows> rows;
+int Scheduler::ReserveDraft(Sequence& s, int drafted) {
+  while (std::ssize(s.blocks) < BlocksFor(s.length() + drafted) && blocks_.available() > 0) {
+    s.blocks.push_back(TakeBlock());
+  }
+  const auto room = static_cast<int>(std::ssize(s.blocks) * kKvBlockTokens - s.length());
+  return std::clamp(room, 0, drafted);
+}
+
+void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
   // Iterates by index, because Reserve() may preempt sequences at the end of running_.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
-    if (s.decoding() && Reserve(s, s.length())) rows.push_back({&s, s.computed, 1});
+    if (!s.decoding()) continue;
+    // A row is left for every later sequence: max_rows is at least the number of sequences.
+    const int most = max_rows - static_cast<int>(running_.size() - 1 - i);
+    const int known = std::min(s.remaining(), most);
+    if (!Reserve(s, s.computed + known)) continue;
+    int drafted = 0;
+    if (known == s.remaining()) {
+      drafted = ReserveDraft(s, std::min(static_cast<int>(s.draft.size()), most - known));
+    }
+    rows.push_back({&s, s.computed, known + drafted, drafted});
+    max_rows -= known + drafted;
   }
+}
+
+std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& budget) {
+  std::vector<ScheduledRows> rows;
+  PlanDecoding(max_rows, rows);
   const bool alone = rows.empty();
-  int left = max_rows - static_cast<int>(rows.size());
+  int left = max_rows;
+  for (const ScheduledRows& r : rows) left -= r.count;
   double cost_left = budget.total;
 
   std::vector<ScheduledRows> prompts;
   for (const SequencePtr& s : running_) {
-    if (!s->decoding()) prompts.push_back({s.get(), s->computed, 0});
+    if (!s->decoding()) prompts.push_back({.sequence = s.get(), .begin = s->computed});
   }
   if (prompts.empty()) return rows;
   const auto give = [&](ScheduledRows& r, int most, double cost) {
@@ -265,14 +288,17 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
     batch.controls.push_back(s.request.routing_control.get());
     any_long = any_long || s.is_long;
     for (int i = r.begin; i < r.begin + r.count; ++i) {
-      if (s.WantsLogits(i)) {
+      const int behind = i - s.length();  // index of a drafted token, negative for a known one
+      if (behind >= 0 || s.WantsLogits(i)) {
         if (samples_on_device) {
           const int row = static_cast<int>(batch.logit_rows.size());
-          batch.samples.push_back(DeviceSample(s, row, textless).value_or(on_host));
+          const int ahead = std::max(behind + 1, 0);
+          batch.samples.push_back(DeviceSample(s, row, ahead, textless).value_or(on_host));
         }
         batch.logit_rows.push_back(batch.num_tokens());
       }
-      batch.tokens.push_back(s.tokens[i]);
+      batch.tokens.push_back(behind < 0 ? s.tokens[static_cast<size_t>(i)]
+                                        : s.draft[static_cast<size_t>(behind)]);
       batch.positions.push_back(i);
       batch.sequence.push_back(index);
       batch.long_sequence.push_back(s.is_long ? 1 : 0);

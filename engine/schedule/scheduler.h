@@ -16,8 +16,9 @@ namespace moeserve {
 // The rows of one sequence in a step.
 struct ScheduledRows {
   Sequence* sequence = nullptr;
-  int begin = 0;  // index of the first token to compute
-  int count = 0;
+  int begin = 0;    // index of the first token to compute
+  int count = 0;    // number of tokens to compute, drafted ones included
+  int drafted = 0;  // the last of these tokens, which are the first of Sequence::draft
 };
 
 // A sequence waits, runs, possibly waits again after a preemption, and ends. Waiting and running
@@ -25,8 +26,9 @@ struct ScheduledRows {
 //
 // - Admission takes waiting sequences from the front, without overtaking, while fewer than
 //   max_running sequences run and blocks for all known tokens of the next sequence are free.
-// - A step computes one row for every decoding sequence, and prompt rows within a budget. Half of
-//   the budget goes to the prompt of the sequence served first, the rest to the prompts with the
+// - A step computes the last token of every decoding sequence and the tokens drafted for it, and
+//   prompt rows within a budget. Drafted tokens take blocks, but preempt no sequence. Half of the
+//   budget goes to the prompt of the sequence served first, the rest to the prompts with the
 //   fewest tokens left. So short prompts do not wait for long ones, and long prompts always
 //   advance.
 // - If a sequence needs a block and none is free, the sequence served last is preempted; later its
@@ -46,8 +48,8 @@ class Scheduler {
   // stay within `budget`. May preempt sequences.
   std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
-  // Marks the tokens of `rows` as computed and publishes full blocks. Call after the step that
-  // computed `rows`.
+  // Marks the tokens of `rows`, without rejected ones, as computed and publishes full blocks. Call
+  // after the step that computed `rows`.
   void Complete(const ScheduledRows& rows);
 
   // Adds a sample of `parent`, whose prompt has just been computed; the sample shares the parent's
@@ -71,6 +73,11 @@ class Scheduler {
   // Takes blocks for the tokens up to `length`, and copies the block of the next token if other
   // sequences share it. Returns false if the sequence itself was preempted.
   bool Reserve(Sequence& sequence, int length);
+  // Takes free blocks for up to `drafted` tokens behind the sequence's last. Returns for how many
+  // there is room.
+  int ReserveDraft(Sequence& sequence, int drafted);
+  // Appends the rows of the decoding sequences, at most `max_rows`.
+  void PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows);
   int32_t TakeBlock();
   void FreeBlocks(Sequence& sequence);
   void Preempt(Sequence* sequence);
@@ -91,8 +98,9 @@ StepWork DecodingWork(const std::vector<SequencePtr>& running);
 StepWork WorkOf(const std::vector<ScheduledRows>& rows);
 
 // Builds the batch for `rows`. It requests logits for every row for which Sequence::WantsLogits()
-// is true. With `samples_on_device`, it requests a token drawn by the device instead, if the device
-// can draw it; `textless` are the ids that are never drawn.
+// is true, and for drafted rows. Drafted rows get the phase kDecode. With `samples_on_device`, it
+// requests a token drawn by the device instead, if the device can draw it; `textless` are the ids
+// that are never drawn.
 Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
                 const TextlessIds& textless);
 

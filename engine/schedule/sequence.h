@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "engine/draft/acceptance_record.h"
+#include "engine/draft/prompt_lookup.h"
 #include "engine/request.h"
 #include "engine/sample/output_text.h"
 #include "engine/sample/sampler.h"
@@ -45,8 +47,13 @@ struct Sequence {
   int length() const { return static_cast<int>(tokens.size()); }
   int generated() const { return length() - prompt_length(); }
   int remaining() const { return length() - computed; }  // known tokens that were not computed yet
-  // Whether only the last token remains to be computed, so that its row yields a new token.
-  bool decoding() const { return remaining() == 1 && computed >= prompt_length(); }
+  // Whether only tokens behind the prompt remain that were never computed: the last one, whose row
+  // yields a new token, and before it tokens that had no alternative.
+  bool decoding() const {
+    return computed >= prompt_length() && (remaining() == 1 || computed >= high_water);
+  }
+  // Returns how many tokens may be drafted: the last token of a response is never computed.
+  int DraftRoom() const { return request.sampling.max_tokens - generated() - 1; }
   // Returns the number of tokens whose keys and values the cache must hold at the end. The last
   // sampled token is never computed.
   int64_t cache_tokens() const {
@@ -70,6 +77,9 @@ struct Sequence {
   OutputText text;
   SamplingState sampling;
   std::vector<TokenId> tokens;  // prompt tokens, then generated tokens
+  Proposal proposal;            // tokens that may follow
+  std::vector<TokenId> draft;   // the leading tokens of `proposal` that the next step computes
+  AcceptanceRecord acceptance;  // how often earlier proposals were right
   int computed = 0;  // number of leading tokens that were computed or found in the prefix cache
   std::vector<int32_t> blocks;  // ids of this sequence's cache blocks
   int published = 0;            // number of leading blocks that were published (BlockManager)

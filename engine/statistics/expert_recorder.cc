@@ -54,7 +54,7 @@ BlockExpertStats EmptyBlock(const LayerSpec& layer, const RoutedBlock& block, bo
   b.select = spec.select.kind;
   b.max_selected = spec.select.MaxSelected();
   for (auto* counts : {&b.selections, &b.decode_selections, &b.touching_tokens, &b.visits,
-                       &b.recomputed_selections, &b.router.selections}) {
+                       &b.recomputed_selections, &b.rejected_selections, &b.router.selections}) {
     counts->resize(experts);
   }
   b.weight_sums.resize(experts);
@@ -87,9 +87,11 @@ void AddAndClear(RouterStats& to, RouterStats& from) {
 void AddCounts(const CountsSnapshot& counts, ExpertStats& stats) {
   const ModelCounts& model = counts.model;
   const uint64_t recomputed = model.tokens[kTokenRecompute];
+  const uint64_t rejected = model.tokens[kTokenRejected];
   stats.steps = model.steps;
   stats.tokens = model.tokens[kTokenPrefill] + model.tokens[kTokenDecode];
   stats.recomputed_tokens = recomputed;
+  stats.rejected_tokens = rejected;
   stats.diversity_histogram = counts.diversity_histogram;
   for (int p = 0; p < kNumPhases; ++p) {
     stats.expert_rows[p] = model.expert_rows[p];
@@ -105,6 +107,8 @@ void AddCounts(const CountsSnapshot& counts, ExpertStats& stats) {
     }
     to.recomputed_tokens = recomputed;
     to.recomputed_rows = recomputed * heads;
+    to.rejected_tokens = rejected;
+    to.rejected_rows = rejected * heads;
     to.nonfinite_rows = from.nonfinite_rows;
     to.distinct_histogram = from.distinct_histogram;
     for (size_t e = 0; e < from.experts.size(); ++e) {
@@ -112,6 +116,7 @@ void AddCounts(const CountsSnapshot& counts, ExpertStats& stats) {
       to.selections[e] = x.selections;
       to.decode_selections[e] = x.decode_selections;
       to.recomputed_selections[e] = x.recomputed_selections;
+      to.rejected_selections[e] = x.rejected_selections;
       to.touching_tokens[e] = x.touching_tokens;
       to.weight_sums[e] = x.weight_sum;
       to.visits[e] = x.visits;
@@ -235,6 +240,7 @@ void ExpertRecorder::EndStep(const Batch& batch, const StepReport& report) {
   if (options_.observer != nullptr) options_.observer->OnStep(batch, report);
   if (log_ != nullptr) {
     for (size_t t = 0; t < report.routes.size(); ++t) {
+      if (batch.phase[t] == Phase::kRejected) continue;  // the token is not part of its sequence
       log_->AddTotals(batch.CacheBlockOf(t), report.routes[t]);
     }
   }
@@ -257,6 +263,7 @@ void ExpertRecorder::LogRoutes(const Batch& batch, const BlockReport& report) {
       layout_.blocks[static_cast<size_t>(layout_.IndexOf(report.layer, report.block))];
   for (int r = 0; r < plan.rows; ++r) {
     const auto t = static_cast<size_t>(r / block.sub_tokens);
+    if (batch.phase[t] == Phase::kRejected) continue;  // the token is not part of its sequence
     const int row = block.first_row + r % block.sub_tokens;
     const int32_t cache_block = batch.CacheBlockOf(t);
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
@@ -283,7 +290,7 @@ void ExpertRecorder::SampleScores(const Batch& batch, const BlockReport& report)
   for (int r = 0; r < plan.rows; ++r) {
     const int t = r / heads;
     if (static_cast<uint64_t>(t) % stride != sample % stride) continue;
-    if (batch.phase[t] == Phase::kRecompute || plan.row_nonfinite[r] != 0) continue;
+    if (IsCountedApart(batch.phase[t]) || plan.row_nonfinite[r] != 0) continue;
     const auto row = report.scores.subspan(static_cast<size_t>(r) * experts, experts);
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
       samples_.chosen.push_back(plan.expert_of_assignment[plan.assignments_of_row[i]]);
@@ -347,7 +354,7 @@ void ExpertRecorder::SampleInputs(const Batch& batch, const BlockReport& report)
   HiddenReservoir& reservoir = reservoirs_[index];
   const size_t width = static_cast<size_t>(reservoir.sample().width);
   for (int r = 0; r < plan.rows; ++r) {
-    if (batch.phase[r / heads] == Phase::kRecompute) continue;
+    if (IsCountedApart(batch.phase[r / heads])) continue;
     // Rows with non-finite values are left out, because profile files can hold only finite numbers.
     if (plan.row_nonfinite[r] != 0) continue;
     if (plan.row_offsets[r] == plan.row_offsets[r + 1]) continue;

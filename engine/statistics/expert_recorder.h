@@ -58,7 +58,7 @@ class ExpertRecorder {
                  std::unique_ptr<RouteCounters> counters);
 
   // Called by the recording thread. BeginStep() returns what Model::Forward() has to report for the
-  // next step; EndStep() takes that report.
+  // next step; EndStep() takes that report and the batch with the final phases of its tokens.
   StepOptions BeginStep();
   void EndStep(const Batch& batch, const StepReport& report);
   // Called by the recording thread between steps. Makes the counts of all steps visible.

@@ -26,8 +26,9 @@ struct RouterStats {
 // Counters of one routed block. Invariants: rows = split_heads * tokens (per phase). With top-k,
 // the sum over `selections` is k * rows; with top-p, the sum is between rows and max_selected *
 // rows. Rows whose router scores had no finite maximum count with weights of 0. A request that
-// overrides the selection is counted with its own k. Only the recomputed_ fields and `visits`
-// include recomputed tokens.
+// overrides the selection is counted with its own k. Recomputed tokens are counted in the
+// recomputed_ fields and rejected ones (Phase) in the rejected_ fields; apart from these fields,
+// only `visits` includes them.
 struct BlockExpertStats {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
@@ -47,6 +48,9 @@ struct BlockExpertStats {
   uint64_t recomputed_tokens = 0;
   uint64_t recomputed_rows = 0;
   std::vector<uint64_t> recomputed_selections;  // [E]
+  uint64_t rejected_tokens = 0;
+  uint64_t rejected_rows = 0;
+  std::vector<uint64_t> rejected_selections;  // [E]
   RouterStats router;
   std::vector<int64_t> expert_parameters;  // [E] number of parameters of each expert
   std::vector<int> expert_widths;  // [E] hidden width; attention expert: width of all its heads;
@@ -57,8 +61,9 @@ struct BlockExpertStats {
 };
 
 struct ExpertStats {
-  uint64_t tokens = 0;                   // computed tokens, without recomputed ones
+  uint64_t tokens = 0;                   // computed tokens, without recomputed and rejected ones
   uint64_t recomputed_tokens = 0;        // not included in `tokens`
+  uint64_t rejected_tokens = 0;          // not included in `tokens`
   uint64_t steps = 0;                    // steps in which these tokens were computed
   std::vector<BlockExpertStats> blocks;  // by layer, attention before feed_forward
   // [n] tokens that chose n distinct experts, summed over the diversity blocks. These are the
@@ -66,8 +71,9 @@ struct ExpertStats {
   // diversity_blocks is the sub-token assign diversity of MH-MoE, fig. 7.
   std::vector<uint64_t> diversity_histogram;
   int diversity_blocks = 0;
-  // Histograms over every step and routed block, recomputed rows included. Index 1 is for steps in
-  // which all rows are of phase kDecode, index 0 for all other steps. expert_rows counts the rows
+  // Histograms over every step and routed block, recomputed and rejected rows included. Index 1 is
+  // for steps in which all rows are of phase kDecode or kRejected, index 0 for all other steps.
+  // expert_rows counts the rows
   // of each expert that has rows; active_experts counts the experts that have rows.
   PowerHistogram<15> expert_rows[kNumPhases];     // bucket bounds 1 to 8192
   PowerHistogram<11> active_experts[kNumPhases];  // bucket bounds 1 to 512

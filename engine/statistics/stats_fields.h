@@ -28,6 +28,7 @@ void ForEachBlockArray(const F& f, Blocks&... blocks) {
   f(BlockArray{"visits"}, blocks.visits...);
   f(BlockArray{"distinct_histogram", false}, blocks.distinct_histogram...);
   f(BlockArray{"recomputed_selections"}, blocks.recomputed_selections...);
+  f(BlockArray{"rejected_selections"}, blocks.rejected_selections...);
   f(BlockArray{"router.probability_sums"}, blocks.router.probability_sums...);
   f(BlockArray{"router.selections"}, blocks.router.selections...);
   f(BlockArray{"expert_parameters", true, false}, blocks.expert_parameters...);
@@ -35,7 +36,7 @@ void ForEachBlockArray(const F& f, Blocks&... blocks) {
 }
 
 // Calls f(counter of each of `blocks`) for every scalar integer, in the order of profile files.
-inline constexpr int kBlockIntegers = 4 + 2 * kNumPhases;
+inline constexpr int kBlockIntegers = 6 + 2 * kNumPhases;
 template <typename F, typename... Blocks>
 void ForEachBlockInteger(const F& f, Blocks&... blocks) {
   for (int p = 0; p < kNumPhases; ++p) f(blocks.tokens[p]...);
@@ -43,6 +44,8 @@ void ForEachBlockInteger(const F& f, Blocks&... blocks) {
   f(blocks.nonfinite_rows...);
   f(blocks.recomputed_tokens...);
   f(blocks.recomputed_rows...);
+  f(blocks.rejected_tokens...);
+  f(blocks.rejected_rows...);
   f(blocks.router.rows...);
 }
 
@@ -56,11 +59,12 @@ void ForEachBlockReal(const F& f, Blocks&... blocks) {
 
 // Calls f(counter of each of `stats`) for every integer of the whole model, in the order of profile
 // files.
-inline constexpr int kModelIntegers = 3 + kNumPhases * (16 + 12);
+inline constexpr int kModelIntegers = 4 + kNumPhases * (16 + 12);
 template <typename F, typename... Stats>
 void ForEachModelInteger(const F& f, Stats&... stats) {
   f(stats.tokens...);
   f(stats.recomputed_tokens...);
+  f(stats.rejected_tokens...);
   f(stats.steps...);
   const auto histogram = [&](auto&... histograms) {
     const size_t buckets = std::max({histograms.buckets.size()...});

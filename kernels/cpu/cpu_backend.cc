@@ -84,7 +84,10 @@ StepRows CpuBackend::BeginStep(const StepInputs& inputs, const void*, bool) {
 
 void CpuBackend::RunStep(const std::function<void()>& operations) {
   operations();
-  if (step_.counters == nullptr) return;
+  if (step_.counters != nullptr && !step_.count_later) CountRoutes(step_.kind);
+}
+
+void CpuBackend::CountRoutes(std::span<const uint8_t> kind) {
   auto& counters = static_cast<CpuRouteCounters&>(*step_.counters);
   counted_plans_.clear();
   for (const CountedBlock& block : counters.settings().blocks) {
@@ -93,12 +96,17 @@ void CpuBackend::RunStep(const std::function<void()>& operations) {
     counted_plans_.push_back(routed ? &plans_[slot].plan : nullptr);
   }
   routes_.resize(step_.token_ids.size());
-  counters.Count(step_.kind, step_.token_ids, counted_plans_, routes_);
+  counters.Count(kind, step_.token_ids, counted_plans_, routes_);
+}
+
+std::span<const TokenRoutes> CpuBackend::CountStep(std::span<const uint8_t> kind) {
+  CountRoutes(kind);
+  return routes_;
 }
 
 StepOutcome CpuBackend::FinishStep() {
   StepOutcome outcome{.failed = failed_, .routes = {}};
-  if (step_.counters != nullptr) outcome.routes = routes_;
+  if (step_.counters != nullptr && !step_.count_later) outcome.routes = routes_;
   return outcome;
 }
 

@@ -72,6 +72,7 @@ class CpuBackend : public Backend {
   RoutingPlan HostPlan(int slot) override { return plans_[slot].plan; }
   Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) override;
   StepOutcome FinishStep() override;
+  std::span<const TokenRoutes> CountStep(std::span<const uint8_t> kind) override;
 
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
   double MeasureArithmetic(ArithmeticKind kind, int rounds) override;
@@ -85,6 +86,9 @@ class CpuBackend : public Backend {
   ThreadPool& pool() { return pool_; }
 
  private:
+  // Adds the step's plans to its counters and sets routes_.
+  void CountRoutes(std::span<const uint8_t> kind);
+
   // Memory of one routing plan; grows and never shrinks.
   struct PlanStorage {
     std::vector<int32_t> expert_offsets, expert_of_assignment, row_of_assignment, row_offsets,
@@ -248,7 +252,7 @@ class CpuBackend : public Backend {
   uint64_t step_number_ = 0;
   std::vector<uint8_t> failed_;                    // [T] see StepOutcome
   std::vector<TokenRoutes> routes_;                // [T] used if the step has counters
-  std::vector<const RoutingPlan*> counted_plans_;  // scratch of RunStep()
+  std::vector<const RoutingPlan*> counted_plans_;  // scratch of CountRoutes()
   std::vector<RopeTable> rope_tables_;             // their SameAngles() is false for each two
   std::vector<AttentionRow> attention_rows_;
   std::vector<AttentionTask> attention_tiles_;

@@ -24,7 +24,13 @@ void CpuRouteCounters::Count(std::span<const uint8_t> kind, std::span<const int3
                              std::span<TokenRoutes> routes) {
   const bool uniform =
       std::all_of(kind.begin(), kind.end(), [&](uint8_t k) { return k == kind.front(); });
-  const Step step{kind, token_ids, uniform && !kind.empty() ? kind.front() : kMixed, routes};
+  const bool decode_only = std::all_of(
+      kind.begin(), kind.end(), [](uint8_t k) { return k == kTokenDecode || k == kTokenRejected; });
+  const Step step{.kind = kind,
+                  .token_ids = token_ids,
+                  .uniform_kind = uniform && !kind.empty() ? kind.front() : kMixed,
+                  .step_kind = decode_only && !kind.empty() ? 1 : 0,
+                  .routes = routes};
   std::fill(routes.begin(), routes.end(), TokenRoutes{});
   diversity_.assign(kind.size(), 0);
   {
@@ -35,7 +41,7 @@ void CpuRouteCounters::Count(std::span<const uint8_t> kind, std::span<const int3
     ++counts_.model.steps;
     for (size_t t = 0; t < kind.size(); ++t) {
       ++counts_.model.tokens[kind[t]];
-      if (kind[t] != kTokenRecompute) ++counts_.diversity_histogram[diversity_[t]];
+      if (!IsCountedApart(kind[t])) ++counts_.diversity_histogram[diversity_[t]];
     }
   }
   CountPairs();
@@ -50,17 +56,17 @@ void CpuRouteCounters::CountBlock(const Step& step, size_t index, const RoutingP
   for (int32_t begin = 0, end = 0; begin < plan.num_assignments; begin = end) {
     const int32_t expert = plan.expert_of_assignment[begin];
     end = plan.expert_offsets[expert + 1];
-    if (step.uniform_kind == kMixed || step.uniform_kind == kTokenRecompute) {
+    if (step.uniform_kind == kMixed || IsCountedApart(step.uniform_kind)) {
       CountExpert<true>(step, index, plan, begin, end);
     } else {
       CountExpert<false>(step, index, plan, begin, end);
     }
     ++active;
   }
-  counts_.model.active_experts[step.step_kind()].Observe(active);
+  counts_.model.active_experts[step.step_kind].Observe(active);
   const auto sub_tokens = static_cast<size_t>(block.sub_tokens);
   for (size_t t = 0; t < step.kind.size(); ++t) {
-    if (step.kind[t] == kTokenRecompute) continue;
+    if (IsCountedApart(step.kind[t])) continue;
     for (size_t r = t * sub_tokens; r < (t + 1) * sub_tokens; ++r) {
       counts.nonfinite_rows += plan.row_nonfinite[r] != 0;
     }
@@ -78,7 +84,7 @@ void CpuRouteCounters::CountExpert(const Step& step, size_t index, const Routing
       static_cast<uint64_t>(block.expert_parameters[static_cast<size_t>(expert)]);
   const auto column = static_cast<size_t>(first_expert_[index] + expert);
   const auto rows = static_cast<uint64_t>(end - begin);
-  uint64_t recomputed = 0, decoded = 0, tokens = 0;
+  uint64_t recomputed = 0, rejected = 0, decoded = 0, tokens = 0;
   double weights = 0.0;
   int32_t last = -1;
   for (int32_t a = begin; a < end; ++a) {
@@ -89,8 +95,8 @@ void CpuRouteCounters::CountExpert(const Step& step, size_t index, const Routing
     routes.parameters += parameters;
     if constexpr (mixed) {
       const uint8_t kind = step.kind[static_cast<size_t>(t)];
-      if (kind == kTokenRecompute) {
-        ++recomputed;
+      if (IsCountedApart(kind)) {
+        ++(kind == kTokenRecompute ? recomputed : rejected);
         continue;
       }
       decoded += kind == kTokenDecode;
@@ -109,13 +115,14 @@ void CpuRouteCounters::CountExpert(const Step& step, size_t index, const Routing
   }
   if (!mixed && step.uniform_kind == kTokenDecode) decoded = rows;
   ExpertCount& count = counts_.blocks[index].experts[static_cast<size_t>(expert)];
-  count.selections += rows - recomputed;
+  count.selections += rows - recomputed - rejected;
   count.decode_selections += decoded;
   count.recomputed_selections += recomputed;
+  count.rejected_selections += rejected;
   count.touching_tokens += tokens;
   count.weight_sum += weights;
   ++count.visits;
-  counts_.model.expert_rows[step.step_kind()].Observe(rows);
+  counts_.model.expert_rows[step.step_kind].Observe(rows);
 }
 
 void CpuRouteCounters::CountPairs() {

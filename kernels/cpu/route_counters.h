@@ -36,9 +36,8 @@ class CpuRouteCounters : public RouteCounters {
     std::span<const int32_t> token_ids;
     // The kind of all tokens of the step, or kMixed if their kinds differ.
     uint8_t uniform_kind;
+    int step_kind;  // the index into the arrays of ModelCounts
     std::span<TokenRoutes> routes;
-    // The index into the arrays of ModelCounts: 1 if all tokens of the step are decode tokens.
-    int step_kind() const { return uniform_kind == kTokenDecode ? 1 : 0; }
   };
   static constexpr uint8_t kMixed = 254;
 

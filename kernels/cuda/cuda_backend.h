@@ -81,6 +81,7 @@ class CudaBackend : public Backend {
   RoutingPlan HostPlan(int slot) override;
   Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) override;
   StepOutcome FinishStep() override;
+  std::span<const TokenRoutes> CountStep(std::span<const uint8_t> kind) override;
   uint64_t replayed_steps() const override { return replayed_steps_; }
 
   bool needs_reservation() const override { return true; }

@@ -116,6 +116,16 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
           .block_tables = on_device(tables)};
 }
 
+void StepBuffers::UploadKind(const DeviceStep& step, std::span<const uint8_t> kind,
+                             cudaStream_t stream) {
+  const ptrdiff_t at = reinterpret_cast<const char*>(step.kind) - device_.as<char>();
+  std::copy(kind.begin(), kind.end(), reinterpret_cast<uint8_t*>(host_.as<char>() + at));
+  MOESERVE_CHECK(cudaMemcpyAsync(device_.as<char>() + at, host_.as<char>() + at, kind.size(),
+                                 cudaMemcpyHostToDevice, stream) == cudaSuccess,
+                 "the kinds of a step's tokens reach the device");
+  MOESERVE_CHECK(cudaEventRecord(copied_.get(), stream) == cudaSuccess, "record an event");
+}
+
 void StepBuffers::Download(const DeviceStep& step, int64_t tokens, bool routes,
                            cudaStream_t stream) {
   const char* const device = reinterpret_cast<const char*>(step.routes);

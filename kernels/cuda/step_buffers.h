@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/device/handles.h"
@@ -37,6 +38,9 @@ class StepBuffers {
   // sequence has `table_stride` entries, at least the length of the longest table.
   DeviceStep Upload(const StepInputs& inputs, const StepRows& rows, int64_t table_stride,
                     cudaStream_t stream);
+
+  // Enqueues the upload of other kinds of the same tokens. The stream must be idle.
+  void UploadKind(const DeviceStep& step, std::span<const uint8_t> kind, cudaStream_t stream);
 
   // Enqueues the download of `failed` and, if `routes` is true, of the routes.
   void Download(const DeviceStep& step, int64_t tokens, bool routes, cudaStream_t stream);

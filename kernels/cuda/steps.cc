@@ -47,7 +47,9 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
   const int single = SingleTokens(inputs);
   // Only steps in which each token is the only one of its sequence are replayable: tiles of
   // neighbouring tokens would depend on where sequences begin.
-  replayable_ = replayable && tokens <= kMaxReplayedTokens && single == tokens && tokens > 0;
+  // A step that is counted later may be neither: its recording would lack the counting.
+  replayable_ = replayable && tokens <= kMaxReplayedTokens && single == tokens && tokens > 0 &&
+                !inputs.count_later;
   StepRows rows{tokens, outputs};
   if (replayable_) {
     rows.tokens = Bucket(tokens);
@@ -102,10 +104,10 @@ void CudaBackend::BeginOperations() {
 void CudaBackend::RunStep(const std::function<void()>& operations) {
   RunOperations([&] {
     operations();
-    CountRoutes();
+    if (counters() != nullptr && !inputs_.count_later) CountRoutes();
   });
-  buffers_.Download(step_, static_cast<int64_t>(inputs_.token_ids.size()), counters() != nullptr,
-                    stream_.get());
+  buffers_.Download(step_, static_cast<int64_t>(inputs_.token_ids.size()),
+                    counters() != nullptr && !inputs_.count_later, stream_.get());
   waited_ = false;
 }
 
@@ -113,8 +115,18 @@ StepOutcome CudaBackend::FinishStep() {
   if (!waited_) Synchronize();
   const size_t tokens = inputs_.token_ids.size();
   StepOutcome outcome{.failed = {buffers_.failed(), tokens}, .routes = {}};
-  if (counters() != nullptr) outcome.routes = {buffers_.routes(), tokens};
+  if (counters() != nullptr && !inputs_.count_later) outcome.routes = {buffers_.routes(), tokens};
   return outcome;
+}
+
+std::span<const TokenRoutes> CudaBackend::CountStep(std::span<const uint8_t> kind) {
+  const size_t tokens = inputs_.token_ids.size();
+  MOESERVE_CHECK(inputs_.count_later && kind.size() == tokens, "what every token turned out to be");
+  buffers_.UploadKind(step_, kind, stream_.get());
+  CountRoutes();
+  buffers_.Download(step_, static_cast<int64_t>(tokens), true, stream_.get());
+  Synchronize();
+  return {buffers_.routes(), tokens};
 }
 
 Result<std::unique_ptr<RouteCounters>> CudaBackend::NewRouteCounters(
@@ -124,10 +136,8 @@ Result<std::unique_ptr<RouteCounters>> CudaBackend::NewRouteCounters(
   return std::unique_ptr<RouteCounters>(std::move(counters));
 }
 
-// Runs at the end of a step, when the plans of all blocks are complete, so that one launch counts
-// all of them.
+// Runs when the plans of all blocks are complete, so that one launch counts all of them.
 void CudaBackend::CountRoutes() {
-  if (counters() == nullptr) return;
   std::vector<RoutingPlan> plans;
   for (const int slot : counters()->slots()) {
     plans.push_back(static_cast<size_t>(slot) < slots_.size() ? slots_[slot].plan : RoutingPlan{});

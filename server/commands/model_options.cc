@@ -85,6 +85,12 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
                  "twice as long")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
+  app.add_option(
+         "--draft-tokens", engine.draft.max_tokens,
+         "Most tokens that are drafted for a sequence in a step, from what followed its last "
+         "words before; outputs do not change; 0: none; -1: the device's default")
+      ->check(CLI::Range(kDefaultDraftTokens, kMostDraftTokens))
+      ->capture_default_str();
   app.add_option("--max-queue", engine.max_queued_seqs, "Most sequences that wait in the queue")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -37,7 +37,7 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 void AddModelOptions(CLI::App& app, ModelOptionsText& options);
 
 struct EngineOptionsText {
-  EngineOptions engine;
+  EngineOptions engine = {.draft = {.max_tokens = kDefaultDraftTokens}};
   double queue_wait_seconds = 60.0;
   std::string kv_cache_memory;  // text of the option; empty selects the engine's default
 };

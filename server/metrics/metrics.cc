@@ -187,6 +187,11 @@ void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
   text.Sample({}, stats.prefix_queried_tokens);
   text.Family("prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in it.");
   text.Sample({}, stats.prefix_hit_tokens);
+  text.Family("draft_tokens_total", "counter",
+              "Drafted tokens that were computed before the model drew them (--draft-tokens).");
+  text.Sample({}, stats.drafted_tokens);
+  text.Family("draft_accepted_tokens_total", "counter", "Of them, those that the model then drew.");
+  text.Sample({}, stats.accepted_tokens);
   text.Single("engine_step_seconds_total", "counter", "Time spent in steps.", stats.step_seconds);
   text.Single("engine_forward_seconds_total", "counter", "Of it, time inside the model.",
               stats.forward_seconds);

@@ -106,6 +106,10 @@ void WriteVllmNames(PrometheusText& text, const RequestMetrics& metrics, const E
                 stats.prefix_queried_tokens);
   write.Counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
                 stats.prefix_hit_tokens);
+  write.Counter("spec_decode_num_draft_tokens_total", "Drafted tokens that were computed.",
+                stats.drafted_tokens);
+  write.Counter("spec_decode_num_accepted_tokens_total", "Drafted tokens that the model then drew.",
+                stats.accepted_tokens);
   write.Counter("prompt_tokens_total", "Prompt tokens processed.", stats.prompt_tokens);
   write.Counter("generation_tokens_total", "Tokens generated.", stats.generation_tokens);
   write.Family("request_success_total", "counter", "Sequences that ended, by reason.");

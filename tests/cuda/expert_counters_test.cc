@@ -69,8 +69,9 @@ GivenRoutes RandomRoutes(int rows, int experts, int most, Random& random) {
 
 void ExpectSameCounts(const CountsSnapshot& device, const CountsSnapshot& host) {
   EXPECT_EQ(device.model.steps, host.model.steps);
-  for (int kind = 0; kind < 3; ++kind)
+  for (int kind = 0; kind < kCountedKinds; ++kind) {
     EXPECT_EQ(device.model.tokens[kind], host.model.tokens[kind]);
+  }
   for (int p = 0; p < 2; ++p) {
     EXPECT_EQ(device.model.expert_rows[p].buckets, host.model.expert_rows[p].buckets);
     EXPECT_EQ(device.model.expert_rows[p].sum, host.model.expert_rows[p].sum);
@@ -91,6 +92,7 @@ void ExpectSameCounts(const CountsSnapshot& device, const CountsSnapshot& host) 
       EXPECT_EQ(d.selections, h.selections);
       EXPECT_EQ(d.decode_selections, h.decode_selections);
       EXPECT_EQ(d.recomputed_selections, h.recomputed_selections);
+      EXPECT_EQ(d.rejected_selections, h.rejected_selections);
       EXPECT_EQ(d.touching_tokens, h.touching_tokens);
       EXPECT_EQ(d.visits, h.visits);
       EXPECT_NEAR(d.weight_sum, h.weight_sum, 1e-12 * (1.0 + h.weight_sum));
@@ -128,7 +130,9 @@ TEST_P(ExpertCountersTest, EqualTheCpusOverManySteps) {
     std::vector<int32_t> token_ids;
     for (int t = 0; t < tokens; ++t) {
       token_ids.push_back(random.Below(spec.vocab_size));
-      kind.push_back(decode ? kTokenDecode : static_cast<uint8_t>(random.Below(3)));
+      kind.push_back(!decode               ? static_cast<uint8_t>(random.Below(kCountedKinds))
+                     : random.Below(3) > 0 ? kTokenDecode
+                                           : kTokenRejected);
     }
     kind.resize(static_cast<size_t>(all), kTokenPadding);
     const DeviceArray<uint8_t> device_kind(kind);

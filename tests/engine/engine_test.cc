@@ -430,15 +430,15 @@ TEST(EngineOptionsTest, XposNeedsACacheOfFloats) {
   spec.layers.resize(1);
   EngineOptions options;
   options.kv_cache_type = KvCacheType::kInt8;
-  EXPECT_TRUE(Resolved(options, spec, 16, 0).ok());
+  EXPECT_TRUE(Resolved(options, spec, 16, 0, 0).ok());
   spec.position.xpos_base = 512.0;
-  const absl::Status refused = Resolved(options, spec, 16, 0).status();
+  const absl::Status refused = Resolved(options, spec, 16, 0, 0).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(refused.message().find("kv-cache-dtype: expected f32 or bf16, found int8"),
             std::string::npos);
   for (const KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16}) {
     options.kv_cache_type = type;
-    EXPECT_TRUE(Resolved(options, spec, 16, 0).ok()) << Name(type);
+    EXPECT_TRUE(Resolved(options, spec, 16, 0, 0).ok()) << Name(type);
   }
 }
 

@@ -236,18 +236,18 @@ def profile():
 
     experts = 2
     add("model.shape", "I64", [3, 1, 1, 100])
-    add("model.counters", "U64", [1] * 59)
+    add("model.counters", "U64", [1] * 60)
     add("model.diversity_histogram", "U64", [0, 3])
     add("blocks.0.shape", "I64", [0, 1, experts, 1, 0, 1])
     for name in ("selections", "decode_selections", "touching_tokens", "visits", "recomputed_selections",
-                 "router.selections"):
+                 "rejected_selections", "router.selections"):
         add(f"blocks.0.{name}", "U64", [2, 1])
     for name in ("weight_sums", "router.probability_sums"):
         add(f"blocks.0.{name}", "F64", [1.5, 0.5])
     add("blocks.0.distinct_histogram", "U64", [0, 3])
     add("blocks.0.expert_parameters", "I64", [10, 20])
     add("blocks.0.expert_widths", "I32", [4, 8])
-    add("blocks.0.counters", "U64", [2, 1, 2, 1, 0, 0, 0, 3])
+    add("blocks.0.counters", "U64", [2, 1, 2, 1, 0, 0, 0, 0, 0, 3])
     add("blocks.0.router.sums", "F64", [0.5, 2.0])
     add("blocks.0.token_counts", "U32", [1, 0, 1, 0, 0, 1], [3, experts])
     add("blocks.0.hidden.rows", "F32", [0.5, 1.0], [1, 2])

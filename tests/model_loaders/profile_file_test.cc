@@ -39,6 +39,7 @@ ExpertProfile Example() {
   uint64_t next = 1;
   s.tokens = next++;
   s.recomputed_tokens = next++;
+  s.rejected_tokens = next++;
   s.steps = next++;
   for (int phase = 0; phase < kNumPhases; ++phase) {
     for (uint64_t& n : s.expert_rows[phase].buckets) n = next++;
@@ -58,7 +59,7 @@ ExpertProfile Example() {
     b.select = i == 0 ? SelectKind::kTopK : SelectKind::kTopP;
     b.max_selected = 2;
     for (auto* counts : {&b.selections, &b.decode_selections, &b.touching_tokens, &b.visits,
-                         &b.recomputed_selections, &b.router.selections}) {
+                         &b.recomputed_selections, &b.rejected_selections, &b.router.selections}) {
       counts->resize(static_cast<size_t>(b.num_experts));
       for (uint64_t& n : *counts) n = next++;
     }
@@ -70,7 +71,8 @@ ExpertProfile Example() {
     b.router.entropy_sum = 0.1;
     b.router.squared_logsumexp_sum = 1e300;
     for (uint64_t* n : {&b.tokens[0], &b.tokens[1], &b.rows[0], &b.rows[1], &b.nonfinite_rows,
-                        &b.recomputed_tokens, &b.recomputed_rows, &b.router.rows}) {
+                        &b.recomputed_tokens, &b.recomputed_rows, &b.rejected_tokens,
+                        &b.rejected_rows, &b.router.rows}) {
       *n = next++;
     }
     for (int e = 0; e < b.num_experts; ++e) {

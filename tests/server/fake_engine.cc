@@ -175,6 +175,7 @@ ExpertStats FakeEngine::ExpertSnapshot() const {
   block.touching_tokens = {10, 6, 4, 0};
   block.visits = {5, 4, 3, 0};
   block.recomputed_selections = {0, 0, 0, 0};
+  block.rejected_selections = {0, 0, 0, 0};
   block.expert_widths = {8, 8, 8, 8};
   block.router.rows = 5;
   block.router.entropy_sum = 5.0;

@@ -155,6 +155,8 @@ TEST(Metrics, AllAreThereFromTheStart) {
                              "kv_cache_usage_ratio",
                              "kv_cache_tokens",
                              "preemptions_total",
+                             "draft_tokens_total",
+                             "draft_accepted_tokens_total",
                              "prefix_cache_queried_tokens_total",
                              "prefix_cache_hit_tokens_total",
                              "prompt_tokens_total",
@@ -239,6 +241,8 @@ TEST(MetricsCompat, NamesAreAliases) {
   stats.kv_blocks_used = 25;
   stats.kv_blocks_evictable = 15;
   stats.preemptions = 5;
+  stats.drafted_tokens = 30;
+  stats.accepted_tokens = 20;
   stats.prefix_queried_tokens = 60;
   stats.prefix_hit_tokens = 15;
   stats.prompt_tokens = 7;
@@ -264,6 +268,8 @@ TEST(MetricsCompat, NamesAreAliases) {
   EXPECT_EQ(vllm("num_requests_waiting"), 4);
   EXPECT_EQ(vllm("kv_cache_usage_perc"), 0.25);
   EXPECT_EQ(vllm("num_preemptions_total"), 5);
+  EXPECT_EQ(vllm("spec_decode_num_draft_tokens_total"), 30);
+  EXPECT_EQ(vllm("spec_decode_num_accepted_tokens_total"), 20);
   EXPECT_EQ(vllm("prefix_cache_queries_total"), 60);
   EXPECT_EQ(vllm("prefix_cache_hits_total"), 15);
   EXPECT_EQ(vllm("prompt_tokens_total"), 7);

@@ -90,15 +90,16 @@ __device__ void AddSaturating(uint32_t* counter) {
 
 struct Share {
   double weights;
-  int32_t decoded, recomputed, tokens;
+  int32_t decoded, recomputed, rejected, tokens;
 };
 
-// Returns whether all tokens of the step are kTokenDecode (or padding). Every thread block computes
-// this itself, which is cheaper than a preceding launch that stores the result.
+// Returns whether all tokens of the step are kTokenDecode, kTokenRejected or padding. Every thread
+// block computes this itself, which is cheaper than a preceding launch that stores the result.
 __device__ bool OnlyDecodes(const CountArgs& a) {
   bool others = false;
   for (int t = static_cast<int>(threadIdx.x); t < a.tokens; t += kThreads) {
-    others = others || (a.kind[t] != kTokenDecode && a.kind[t] != kTokenPadding);
+    const uint8_t kind = a.kind[t];
+    others = others || (kind != kTokenDecode && kind != kTokenRejected && kind != kTokenPadding);
   }
   return __syncthreads_or(others) == 0;
 }
@@ -115,14 +116,14 @@ __device__ void CountExpert(const CountArgs& a, const BlockArgs& b, int e, bool 
   int32_t* distinct = a.distinct + b.index * a.distinct_stride;
   const int stride = b.wide ? kThreads : 32;
   const int first_lane = b.wide ? static_cast<int>(threadIdx.x) : lane;
-  Share own{0.0, 0, 0, 0};
+  Share own{0.0, 0, 0, 0, 0};
   for (int32_t i = begin + first_lane; i < end; i += stride) {
     const int32_t token = b.row_of_assignment[i] / b.sub_tokens;
     const bool first = i == begin || b.row_of_assignment[i - 1] / b.sub_tokens != token;
     const uint8_t kind = a.kind[token];
     Add(&a.routes[token].parameters, parameters);
-    if (kind == kTokenRecompute) {
-      ++own.recomputed;
+    if (IsCountedApart(kind)) {
+      ++(kind == kTokenRecompute ? own.recomputed : own.rejected);
       continue;
     }
     if (a.token_experts != nullptr) {
@@ -137,6 +138,7 @@ __device__ void CountExpert(const CountArgs& a, const BlockArgs& b, int e, bool 
   }
   own.decoded = __reduce_add_sync(kFullMask, own.decoded);
   own.recomputed = __reduce_add_sync(kFullMask, own.recomputed);
+  own.rejected = __reduce_add_sync(kFullMask, own.rejected);
   own.tokens = __reduce_add_sync(kFullMask, own.tokens);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -150,6 +152,7 @@ __device__ void CountExpert(const CountArgs& a, const BlockArgs& b, int e, bool 
     for (int w = 1; writes && w < kWarps; ++w) {
       own.decoded += shares[w].decoded;
       own.recomputed += shares[w].recomputed;
+      own.rejected += shares[w].rejected;
       own.tokens += shares[w].tokens;
       own.weights += shares[w].weights;
     }
@@ -157,9 +160,10 @@ __device__ void CountExpert(const CountArgs& a, const BlockArgs& b, int e, bool 
   if (!writes || begin == end) return;
   const uint64_t rows = static_cast<uint64_t>(end - begin);
   ExpertCount& count = a.experts[expert];
-  count.selections += rows - static_cast<uint64_t>(own.recomputed);
+  count.selections += rows - static_cast<uint64_t>(own.recomputed + own.rejected);
   count.decode_selections += static_cast<uint64_t>(own.decoded);
   count.recomputed_selections += static_cast<uint64_t>(own.recomputed);
+  count.rejected_selections += static_cast<uint64_t>(own.rejected);
   count.touching_tokens += static_cast<uint64_t>(own.tokens);
   count.visits += 1;
   count.weight_sum += own.weights;
@@ -185,7 +189,7 @@ __device__ void CountTokens(const CountArgs& a, const BlockArgs& b, bool decode_
     const int first_row = t * b.sub_tokens, end_row = first_row + b.sub_tokens;
     Add(&a.routes[t].routes,
         static_cast<uint64_t>(b.row_offsets[end_row] - b.row_offsets[first_row]));
-    if (kind == kTokenRecompute) continue;
+    if (IsCountedApart(kind)) continue;
     int bad = 0;
     for (int r = first_row; r < end_row; ++r) bad += b.row_nonfinite[r] != 0;
     if (bad > 0) atomicAdd(nonfinite, bad);
@@ -209,18 +213,18 @@ __device__ void CountTokens(const CountArgs& a, const BlockArgs& b, bool decode_
 // themselves.
 __device__ void EndStep(const CountArgs& a) {
   const int thread = static_cast<int>(threadIdx.x);
-  int counts[3] = {};
+  int counts[kCountedKinds] = {};
   for (int t = thread; t < a.tokens; t += kThreads) {
     const uint8_t kind = a.kind[t];
 #pragma unroll
-    for (int k = 0; k < 3; ++k) counts[k] += kind == k;
-    if (kind == kTokenPadding || kind == kTokenRecompute) continue;
+    for (int k = 0; k < kCountedKinds; ++k) counts[k] += kind == k;
+    if (kind == kTokenPadding || IsCountedApart(kind)) continue;
     const int64_t touched = __ldcg(a.diversity + t);
     a.diversity[t] = 0;
     Add(a.diversity_histogram + min(touched, a.most_diversity), 1);
   }
 #pragma unroll
-  for (int k = 0; k < 3; ++k) {
+  for (int k = 0; k < kCountedKinds; ++k) {
     const int32_t in_warp = __reduce_add_sync(kFullMask, counts[k]);
     if (thread % 32 == 0 && in_warp > 0) Add(&a.model->tokens[k], static_cast<uint64_t>(in_warp));
   }

@@ -88,6 +88,7 @@ class PackingBackend final : public Backend {
   void CopyFromHost(std::span<const float>, const RowsView&) override {}
   RoutingPlan HostPlan(int) override { return {}; }
   StepOutcome FinishStep() override { return {}; }
+  std::span<const TokenRoutes> CountStep(std::span<const uint8_t>) override { return {}; }
   int64_t weight_bytes() const override { return 0; }
 
  private:

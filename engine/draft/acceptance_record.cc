@@ -1,0 +1,28 @@
+#include "engine/draft/acceptance_record.h"
+
+#include <cstddef>
+
+namespace moeserve {
+namespace {
+
+constexpr float kKept = 0.9f;  // what is left of the weight of earlier tokens after each token
+constexpr double kPriorWeight = 4.0;
+
+}  // namespace
+
+int AcceptanceRecord::ClassOf(int matched) {
+  return matched >= 8 ? 3 : matched >= 4 ? 2 : matched >= 3 ? 1 : 0;
+}
+
+void AcceptanceRecord::Add(int matched, bool right) {
+  const auto i = static_cast<size_t>(ClassOf(matched));
+  right_[i] = kKept * right_[i] + (right ? 1.0f : 0.0f);
+  all_[i] = kKept * all_[i] + 1.0f;
+}
+
+double AcceptanceRecord::Share(int matched, double prior) const {
+  const auto i = static_cast<size_t>(ClassOf(matched));
+  return (right_[i] + kPriorWeight * prior) / (all_[i] + kPriorWeight);
+}
+
+}  // namespace moeserve

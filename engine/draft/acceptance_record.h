@@ -1,0 +1,26 @@
+// Records how often drafted tokens were right.
+#pragma once
+
+#include <array>
+
+namespace moeserve {
+
+// How often proposals were right, by the number of matching tokens on which they rest: 2, 3, 4 to
+// 7, 8 or more. Earlier proposals count less and less.
+class AcceptanceRecord {
+ public:
+  // Adds a proposed token that rests on `matched` tokens.
+  void Add(int matched, bool right);
+  // Returns the share of right tokens among those that rest on `matched` tokens. `prior` counts as
+  // much as four proposals.
+  double Share(int matched, double prior) const;
+
+ private:
+  static constexpr int kClasses = 4;
+  static int ClassOf(int matched);
+
+  std::array<float, kClasses> right_{};
+  std::array<float, kClasses> all_{};
+};
+
+}  // namespace moeserve

@@ -1,0 +1,187 @@
+// Prompt lookup, and the choice of how much of a proposal a step computes.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "engine/draft/draft_depth.h"
+#include "engine/draft/prompt_lookup.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+using Tokens = std::vector<TokenId>;
+
+// What LookUp() promises, position by position.
+Proposal SlowLookUp(const Tokens& text, int most) {
+  Proposal best;
+  const int size = static_cast<int>(text.size());
+  for (int place = size - 1; place >= kShortestMatch; --place) {
+    int matched = 0;
+    while (matched < std::min(kLongestMatch, place) &&
+           text[static_cast<size_t>(place - 1 - matched)] ==
+               text[static_cast<size_t>(size - 1 - matched)]) {
+      ++matched;
+    }
+    if (matched < kShortestMatch || matched <= best.matched) continue;
+    Tokens all = text;
+    for (int i = 0; i < most; ++i) all.push_back(all[static_cast<size_t>(place + i)]);
+    best = {.tokens = Tokens(all.begin() + size, all.end()), .matched = matched};
+  }
+  return best;
+}
+
+TEST(LookUp, TakesTheLongestThenTheLastMatch) {
+  // "1 2" occurs before 3 and before 4; "9 1 2" only before 3.
+  const Proposal longest = LookUp(Tokens{9, 1, 2, 3, 7, 1, 2, 4, 8, 9, 1, 2}, 2);
+  EXPECT_EQ(longest.tokens, (Tokens{3, 7}));
+  EXPECT_EQ(longest.matched, 3);
+  const Proposal last = LookUp(Tokens{1, 2, 3, 7, 1, 2, 4, 8, 1, 2}, 1);
+  EXPECT_EQ(last.tokens, Tokens{4});
+  EXPECT_EQ(last.matched, 2);
+}
+
+TEST(LookUp, ProposesNothingWithoutTwoEqualTokens) {
+  EXPECT_TRUE(LookUp(Tokens{}, 4).tokens.empty());
+  EXPECT_TRUE(LookUp(Tokens{1}, 4).tokens.empty());
+  EXPECT_TRUE(LookUp(Tokens{1, 2}, 4).tokens.empty());
+  EXPECT_TRUE(LookUp(Tokens{1, 2, 3, 4, 2}, 4).tokens.empty());
+  EXPECT_TRUE(LookUp(Tokens{1, 2, 3, 1, 2}, 0).tokens.empty());
+}
+
+TEST(LookUp, GoesOnWithARepetition) {
+  EXPECT_EQ(LookUp(Tokens{5, 1, 2, 1, 2}, 5).tokens, (Tokens{1, 2, 1, 2, 1}));
+  const Proposal same = LookUp(Tokens(100, 4), 3);
+  EXPECT_EQ(same.tokens, Tokens(3, 4));
+  EXPECT_EQ(same.matched, kLongestMatch);
+}
+
+TEST(LookUp, EqualsTheDefinitionOnRandomTexts) {
+  Random random(3);
+  int found = 0;
+  for (int i = 0; i < 3000; ++i) {
+    Tokens text(static_cast<size_t>(random.Below(400)));
+    const int alphabet = 1 + random.Below(30);
+    for (TokenId& t : text) t = random.Below(alphabet);
+    const int most = random.Below(20);
+    const Proposal expected = most == 0 ? Proposal{} : SlowLookUp(text, most);
+    const Proposal proposal = LookUp(text, most);
+    ASSERT_EQ(proposal.tokens, expected.tokens) << "text " << i;
+    ASSERT_EQ(proposal.matched, expected.matched) << "text " << i;
+    found += proposal.matched > 0;
+  }
+  EXPECT_GT(found, 1000);
+  EXPECT_LT(found, 3000);
+}
+
+TEST(AcceptanceRecord, FollowsWhatWasSeenLast) {
+  AcceptanceRecord record;
+  EXPECT_DOUBLE_EQ(record.Share(2, 0.3), 0.3);
+  for (int i = 0; i < 60; ++i) record.Add(5, true);
+  EXPECT_GT(record.Share(5, 0.3), 0.75);
+  EXPECT_DOUBLE_EQ(record.Share(2, 0.3), 0.3) << "shorter matches are judged by themselves";
+  for (int i = 0; i < 60; ++i) record.Add(5, false);
+  EXPECT_LT(record.Share(5, 0.3), 0.15);
+}
+
+// A model with 64 experts of which a token selects 4: most of a step of one row is not experts.
+ReadShare Share() {
+  ExpertStats stats;
+  stats.always_active_parameters = 900;
+  BlockExpertStats block;
+  block.num_experts = 64;
+  block.max_selected = 4;
+  block.expert_parameters.assign(64, 25);
+  stats.blocks = {block};
+  return ReadShare(stats, 0);
+}
+
+TEST(ReadShare, CountsTheExpertsThatRowsAreExpectedToTouch) {
+  const ReadShare share = Share();
+  EXPECT_DOUBLE_EQ(share(1), 1.0);
+  EXPECT_NEAR(share(2), (900 + 1600 * (1 - std::pow(15.0 / 16.0, 2))) / 1000.0, 1e-12);
+  EXPECT_NEAR(share(100000), 2.5, 1e-9);
+}
+
+// Returns how many tokens are chosen of one proposal of `length` tokens whose record says that the
+// share `right` of ten tokens was right.
+int Chosen(const DraftDepth& depth, int length, double right, int rows = 1, int most = 100) {
+  Proposal proposal{.tokens = Tokens(static_cast<size_t>(length)), .matched = 8};
+  AcceptanceRecord record;
+  double sum = 0.0;
+  for (int i = 0; i < 100; ++i) {
+    const bool add = (i + 1) * right - sum >= 1.0;
+    sum += add;
+    record.Add(8, add);
+  }
+  DraftDepth::Candidate c{.proposal = &proposal, .record = &record};
+  depth.Choose(rows, most, {&c, 1});
+  return c.chosen;
+}
+
+TEST(DraftDepth, ChoosesNothingBeforeATimeIsKnown) {
+  EXPECT_EQ(Chosen(DraftDepth(Share()), 10, 1.0), 0);
+}
+
+TEST(DraftDepth, ComputesMoreIfMoreIsRightAndIfItCostsLess) {
+  DraftDepth cheap(Share()), dear(Share());
+  for (int rows : {1, 17}) {
+    cheap.ObserveStep(rows, 1.0 + 0.001 * rows);
+    dear.ObserveStep(rows, 1.0 * rows);
+  }
+  EXPECT_EQ(Chosen(cheap, 10, 1.0), 10);
+  EXPECT_GT(Chosen(cheap, 10, 0.6), 0);
+  EXPECT_EQ(Chosen(dear, 10, 1.0), 0) << "rows that cost as much as a step are not worth it";
+  // Something between, and less if fewer are right.
+  DraftDepth middle(Share());
+  middle.ObserveStep(1, 1.0);
+  middle.ObserveStep(17, 4.0);
+  const int often = Chosen(middle, 16, 0.9), rarely = Chosen(middle, 16, 0.5);
+  EXPECT_GT(often, rarely);
+  EXPECT_EQ(Chosen(middle, 16, 0.0), 0);
+}
+
+TEST(DraftDepth, KeepsTheLimits) {
+  DraftDepth depth(Share());
+  for (int rows : {1, 8, DraftDepth::kMostRows}) depth.ObserveStep(rows, 1.0);
+  EXPECT_EQ(Chosen(depth, 10, 1.0, 1, 3), 3);
+  EXPECT_EQ(Chosen(depth, 200, 1.0, 8, 1000), DraftDepth::kMostRows - 8);
+  EXPECT_EQ(Chosen(depth, 10, 1.0, DraftDepth::kMostRows, 100), 0);
+  EXPECT_EQ(Chosen(depth, 10, 1.0, 0, 100), 0);
+}
+
+TEST(DraftDepth, SharesRowsBetweenSequences) {
+  DraftDepth depth(Share());
+  depth.ObserveStep(2, 1.0);
+  depth.ObserveStep(DraftDepth::kMostRows, 1.2);
+  Proposal proposal{.tokens = Tokens(20), .matched = 8};
+  AcceptanceRecord good, bad;
+  for (int i = 0; i < 100; ++i) {
+    good.Add(8, true);
+    bad.Add(8, i % 2 == 0);
+  }
+  DraftDepth::Candidate both[] = {{.proposal = &proposal, .record = &bad},
+                                  {.proposal = &proposal, .record = &good}};
+  depth.Choose(2, 6, both);
+  EXPECT_EQ(both[0].chosen + both[1].chosen, 6);
+  EXPECT_GT(both[1].chosen, both[0].chosen);
+}
+
+TEST(DraftDepth, EstimatesTimesThatWereNotObserved) {
+  DraftDepth depth(Share());
+  EXPECT_EQ(depth.Seconds(3), 0.0);
+  depth.ObserveStep(1, 2.0);
+  EXPECT_DOUBLE_EQ(depth.Seconds(3), 2.0 * Share()(3));
+  depth.ObserveStep(5, 6.0);
+  EXPECT_DOUBLE_EQ(depth.Seconds(3), 4.0);
+  for (int i = 0; i < 200; ++i) depth.ObserveStep(5, 3.0);
+  EXPECT_NEAR(depth.Seconds(5), 3.0, 1e-6);
+  depth.ObserveStep(5, 1e9);
+  EXPECT_LT(depth.Seconds(5), 4.0) << "an outlier counts as three times the expected time";
+}
+
+}  // namespace
+}  // namespace moeserve::testing

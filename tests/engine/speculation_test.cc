@@ -1,0 +1,318 @@
+// Drafted tokens and tokens without an alternative change how many steps an output takes, and
+// nothing else: tokens, texts, log-probabilities, routing records, usage and expert counts.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/text/structured/constraint.h"
+#include "engine/text/structured/vocabulary_index.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/golden.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+using TokenIds = std::vector<TokenId>;
+
+constexpr int kModelLength = 256;
+
+EngineOptions Options(DraftOptions draft) {
+  EngineOptions options;
+  options.max_model_len = kModelLength;
+  options.max_num_seqs = 16;
+  options.routing_records = true;
+  options.forced_tokens = draft.max_tokens > 0;
+  options.draft = draft;
+  return options;
+}
+
+constexpr DraftOptions kAlways{.max_tokens = 7, .always = true};
+
+struct Constraints {
+  std::shared_ptr<const CompiledConstraint> schema, pattern, words;
+};
+
+Constraints Compile(const Engine& engine) {
+  const auto vocabulary = VocabularyIndex::Build(engine.tokenizer(), {0}, engine.spec().vocab_size);
+  const auto compile = [&](ConstraintSpec::Kind kind, const std::string& text,
+                           std::vector<std::string> choices = {}) {
+    ConstraintSpec spec;
+    spec.kind = kind;
+    spec.text = text;
+    spec.choices = std::move(choices);
+    auto compiled = CompileConstraint(spec, *vocabulary);
+    EXPECT_TRUE(compiled.ok()) << compiled.status();
+    return *compiled;
+  };
+  using Kind = ConstraintSpec::Kind;
+  return {
+      .schema = compile(Kind::kJsonSchema,
+                        R"({"type": "object",
+                              "properties": {"kind": {"enum": ["patriarch", "prophetess"]},
+                                             "age": {"type": "integer", "minimum": 0},
+                                             "children": {"type": "array", "maxItems": 3,
+                                                          "items": {"type": "boolean"}}},
+                              "required": ["kind", "age", "children"],
+                              "additionalProperties": false})"),
+      .pattern = compile(Kind::kRegex, "(In the beginning (was|God) [a-z ]{0,20}\\. ){1,4}"),
+      .words = compile(Kind::kChoice, "",
+                       {"the Lord spoke unto Moses, saying", "the Lord is with thee", "Behold"})};
+}
+
+// Returns request `i`: of every three, one repeats a part of its prompt, so that there is much to
+// look up, and all kinds of sampling take turns.
+Request MakeRequest(const Golden& golden, const Constraints& constraints, int i) {
+  Random random(static_cast<uint64_t>(i));
+  Request r;
+  r.id = std::to_string(i);
+  r.prompt = golden.Prompt(random.Below(golden.prompts));
+  r.prompt.resize(static_cast<size_t>(8 + random.Below(golden.length - 8)));
+  if (i % 3 == 0) {
+    const std::vector<TokenId> half(r.prompt.begin(), r.prompt.begin() + std::ssize(r.prompt) / 2);
+    r.prompt.insert(r.prompt.end(), half.begin(), half.end());
+  }
+  r.routing_record = i % 5 != 0;
+  r.expert_counts = i % 4 == 0;
+  SamplingParams& p = r.sampling;
+  p.max_tokens = 1 + random.Below(60);
+  p.seed = i;
+  p.temperature = i % 2 == 0 ? 0.0 : 0.3 + 0.7 * random.Uniform();
+  p.ignore_eos = i % 7 != 0;
+  if (i % 6 == 1) p.logprobs = random.Below(4);
+  if (i % 11 == 2) p.prompt_logprobs = 1;
+  switch (i % 8) {
+    case 1:
+      p.top_p = 0.7;
+      break;
+    case 2:
+      p.stop = {" the", "ing"};
+      break;
+    case 3:
+      p.constraint = constraints.schema;
+      break;
+    case 4:
+      p.presence_penalty = 0.7;
+      p.repetition_penalty = 1.1;
+      p.logit_bias = {{random.Below(100), 3.0f}};
+      break;
+    case 5:
+      p.constraint = i % 16 < 8 ? constraints.pattern : constraints.words;
+      p.min_tokens = std::min(p.max_tokens, i % 3);
+      break;
+    case 6:
+      p.bad_words = {{r.prompt[3]}, {r.prompt[4], r.prompt[5]}};
+      p.stop_token_ids = {r.prompt[6]};
+      break;
+    case 7:
+      // With i % 16 == 15 there is no choice at all, with i % 32 == 31 none but an error at last.
+      p.allowed_token_ids = {r.prompt[1]};
+      if (i % 16 == 7) p.allowed_token_ids.push_back(r.prompt[2]);
+      if (i % 32 == 31) p.bad_words = {TokenIds(3, r.prompt[1])};
+      break;
+    default:
+      break;
+  }
+  return r;
+}
+
+// What must not depend on drafts.
+void ExpectSameOutput(CollectingSink& sink, CollectingSink& plain) {
+  EXPECT_EQ(sink.Wait(), plain.Wait());
+  EXPECT_EQ(plain.endings(), 1);
+  EXPECT_EQ(sink.endings(), 1);
+  EXPECT_EQ(sink.tokens(), plain.tokens());
+  EXPECT_EQ(sink.text(), plain.text());
+  const auto same = [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.token == b.token && a.logprob == b.logprob && a.rank == b.rank && a.top == b.top;
+  };
+  EXPECT_TRUE(std::equal(sink.logprobs().begin(), sink.logprobs().end(), plain.logprobs().begin(),
+                         plain.logprobs().end(), same));
+  EXPECT_EQ(sink.prompt_logprobs().size(), plain.prompt_logprobs().size());
+  EXPECT_EQ(sink.last().finish_reason, plain.last().finish_reason);
+  EXPECT_EQ(sink.last().stop_string, plain.last().stop_string);
+  EXPECT_EQ(sink.last().stop_token, plain.last().stop_token);
+  const Usage &a = sink.last().usage, &b = plain.last().usage;
+  EXPECT_EQ(a.completion_tokens, b.completion_tokens);
+  EXPECT_EQ(a.routed_tokens, b.routed_tokens);
+  EXPECT_EQ(a.expert_routes, b.expert_routes);
+  EXPECT_EQ(a.activated_parameters, b.activated_parameters);
+  EXPECT_EQ(sink.last().expert_counts, plain.last().expert_counts);
+  if (!plain.Wait().ok()) return;  // routes come with the piece behind their token
+  EXPECT_EQ(sink.routing().tokens, plain.routing().tokens);
+  EXPECT_EQ(sink.routing().offsets, plain.routing().offsets);
+  EXPECT_EQ(sink.routing().experts, plain.routing().experts);
+  EXPECT_EQ(sink.routing().weights, plain.routing().weights);
+}
+
+// The counters of a block that may not depend on drafts. `visits` counts steps.
+auto SameCounters(const BlockExpertStats& b) {
+  return std::tuple(b.total_tokens(), b.total_rows(), b.tokens[1], b.selections,
+                    b.decode_selections, b.touching_tokens, b.distinct_histogram, b.nonfinite_rows);
+}
+
+class SpeculationTest : public ::testing::TestWithParam<GoldenModel> {
+ protected:
+  void SetUp() override {
+    auto golden = ReadGolden(GetParam().golden);
+    ASSERT_TRUE(golden.ok()) << golden.status();
+    golden_ = *std::move(golden);
+  }
+  std::unique_ptr<TestEngine> Start(const EngineOptions& options) {
+    auto engine = TestEngine::Start(GetParam().model, options);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+  Golden golden_;
+};
+
+TEST_P(SpeculationTest, OutputsAndCountsAreTheSame) {
+  // All four models together run 1,000 requests.
+  constexpr int kRequests = 250;
+  // Which tokens come from the prefix cache depends on the order in which requests end.
+  EngineOptions options = Options({});
+  options.prefix_cache = false;
+  auto plain = Start(options);
+  options.draft = kAlways;
+  options.forced_tokens = true;
+  auto drafting = Start(options);
+  const Constraints constraints = Compile(plain->get());
+  std::vector<std::shared_ptr<CollectingSink>> expected, sinks;
+  for (int i = 0; i < kRequests; ++i) {
+    expected.push_back(plain->Submit(MakeRequest(golden_, constraints, i)));
+    sinks.push_back(drafting->Submit(MakeRequest(golden_, constraints, i)));
+  }
+  for (int i = 0; i < kRequests; ++i) {
+    SCOPED_TRACE("request " + std::to_string(i));
+    EXPECT_EQ(expected[i]->Wait().ok(), i % 32 != 31 || expected[i]->tokens().size() < 2)
+        << expected[i]->Wait();
+    ExpectSameOutput(*sinks[i], *expected[i]);
+  }
+  drafting->ExpectIdle();
+  const EngineStats stats = drafting->get().Stats();
+  EXPECT_GT(stats.accepted_tokens, 100u);
+  EXPECT_GT(stats.drafted_tokens, stats.accepted_tokens + 100);
+  EXPECT_EQ(plain->get().Stats().drafted_tokens, 0u);
+
+  const ExpertStats a = plain->get().ExpertSnapshot(), b = drafting->get().ExpertSnapshot();
+  EXPECT_EQ(a.rejected_tokens, 0u);
+  EXPECT_EQ(b.rejected_tokens, stats.drafted_tokens - stats.accepted_tokens);
+  EXPECT_EQ(a.tokens, b.tokens);
+  EXPECT_EQ(a.diversity_histogram, b.diversity_histogram);
+  ASSERT_EQ(a.blocks.size(), b.blocks.size());
+  for (size_t i = 0; i < a.blocks.size(); ++i) {
+    EXPECT_EQ(SameCounters(a.blocks[i]), SameCounters(b.blocks[i])) << "block " << i;
+    EXPECT_EQ(b.blocks[i].rejected_tokens, b.rejected_tokens);
+    EXPECT_EQ(b.blocks[i].rejected_rows, b.rejected_tokens * b.blocks[i].split_heads);
+    uint64_t rejected = 0;
+    for (const uint64_t n : b.blocks[i].rejected_selections) rejected += n;
+    EXPECT_GE(rejected, b.blocks[i].rejected_rows);
+  }
+  const auto table = [](TestEngine& engine) {
+    const auto counts = engine.get().token_expert_counts();
+    return counts.has_value() ? counts->Columns(0, counts->experts()) : std::vector<uint32_t>();
+  };
+  EXPECT_EQ(table(*plain), table(*drafting));
+}
+
+// Little memory, so that sequences are preempted between drafts, cancellations, and prompts in
+// pieces beside drafts.
+TEST_P(SpeculationTest, PreemptionsAndCancellationsChangeNothing) {
+  EngineOptions options = Options({});
+  auto plain = Start(options);
+  options.draft = kAlways;
+  options.forced_tokens = true;
+  options.kv_cache_bytes = plain->BytesFor(kModelLength) * 2;
+  options.max_prompt_rows = 24;
+  auto drafting = Start(options);
+  const Constraints constraints = Compile(plain->get());
+  constexpr int kRequests = 48;
+  std::vector<std::shared_ptr<CollectingSink>> expected, sinks;
+  for (int i = 0; i < kRequests; ++i) {
+    Request r = MakeRequest(golden_, constraints, i);
+    r.expert_counts = r.routing_record = false;  // preempted sequences reuse what they published
+    expected.push_back(plain->Submit(r));
+    sinks.push_back(drafting->Submit(std::move(r)));
+  }
+  for (int i = 0; i < kRequests; i += 3) {
+    (void)expected[i]->Wait();
+    drafting->get().Cancel(sinks[i].get());
+  }
+  for (int i = 0; i < kRequests; ++i) {
+    SCOPED_TRACE("request " + std::to_string(i));
+    const absl::Status status = sinks[i]->Wait();
+    if (absl::IsCancelled(status)) {
+      const auto& tokens = sinks[i]->tokens();
+      ASSERT_LE(tokens.size(), expected[i]->tokens().size());
+      EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), expected[i]->tokens().begin()));
+    } else {
+      ExpectSameOutput(*sinks[i], *expected[i]);
+    }
+  }
+  EXPECT_GT(drafting->get().Stats().drafted_tokens, 0u);
+  drafting->ExpectIdle();
+}
+
+// A device draws the tokens of drafted rows itself, and counts the experts after that.
+TEST_P(SpeculationTest, ADeviceVerifiesDrafts) {
+  auto plain = Start(Options({}));
+  auto drafting = Start(Options({.max_tokens = 3, .always = true}));
+  for (int i = 0; i < 3; ++i) {
+    Request r = MakeRequest(golden_, {}, 8 * i);
+    r.prompt.resize(12);
+    for (size_t t = 6; t < 12; ++t) r.prompt[t] = r.prompt[t - 6];
+    r.sampling.max_tokens = 12;
+    auto expected = plain->Submit(r);
+    ASSERT_TRUE(expected->Wait().ok()) << expected->Wait();
+    ExpectSameOutput(*drafting->Submit(std::move(r)), *expected);
+  }
+  const EngineStats stats = drafting->get().Stats();
+  EXPECT_GT(stats.drafted_tokens, 0u);
+  EXPECT_EQ(drafting->get().ExpertSnapshot().rejected_tokens,
+            stats.drafted_tokens - stats.accepted_tokens);
+  EXPECT_EQ(drafting->get().ExpertSnapshot().tokens, plain->get().ExpertSnapshot().tokens);
+}
+
+// The choice of how much is computed depends on time; outputs may not.
+TEST_P(SpeculationTest, TheNumberOfDraftsDoesNotMatter) {
+  auto plain = Start(Options({}));
+  const Constraints constraints = Compile(plain->get());
+  for (const DraftOptions draft : {DraftOptions{.max_tokens = 1, .always = true},
+                                   DraftOptions{.max_tokens = kMostDraftTokens, .always = true},
+                                   DraftOptions{.max_tokens = 8}}) {
+    auto drafting = Start(Options(draft));
+    for (int i = 0; i < 24; ++i) {
+      SCOPED_TRACE("request " + std::to_string(i));
+      // One after the other, so that nothing but the request itself fills the prefix cache.
+      auto expected = plain->Submit(MakeRequest(golden_, constraints, i));
+      ExpectSameOutput(*drafting->Submit(MakeRequest(golden_, constraints, i)), *expected);
+    }
+    EXPECT_EQ(plain->get().Stats().drafted_tokens, 0u);
+  }
+}
+
+std::vector<GoldenModel> TrainedModels() {
+  std::vector<GoldenModel> models;
+  for (const GoldenModel& m : GoldenModels()) {
+    for (const char* name : {"mh-moe", "x-moe", "moa", "hmoe-topp"}) {
+      if (m.name == name) models.push_back(m);
+    }
+  }
+  return models;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, SpeculationTest, ::testing::ValuesIn(TrainedModels()),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace moeserve::testing
