@@ -307,7 +307,8 @@ Engine::~Engine() { Shutdown(); }
 Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::unique_ptr<Model> model,
                                                std::shared_ptr<const Tokenizer> tokenizer,
-                                               std::vector<TokenId> eos_token_ids) {
+                                               std::vector<TokenId> eos_token_ids,
+                                               std::unique_ptr<Model> draft_model) {
   const ReportContents contents =
       options.expert_stats ? RecorderReportContents(RecorderSettings(options)) : ReportContents{};
   MOESERVE_ASSIGN_OR_RETURN(const EngineOptions o,
@@ -316,7 +317,15 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                      model->ReportFloatsPerToken(contents)));
   const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
-  const int64_t block_bytes = model->backend().KvBlockBytes(shapes, type);
+  int64_t block_bytes = model->backend().KvBlockBytes(shapes, type);
+  std::vector<KvLayerShape> draft_shapes;
+  KvCacheType draft_type = type;
+  if (draft_model != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(DraftModel::Check(*draft_model, model->spec(), o.max_model_len));
+    draft_shapes = CacheShapes(draft_model->spec());
+    draft_type = KvCacheTypeOf(draft_model->options().compute);
+    block_bytes += draft_model->backend().KvBlockBytes(draft_shapes, draft_type);
+  }
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks, CacheBlocks(o, block_bytes));
   // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
   // rows.
@@ -332,9 +341,14 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     const CountSettings counts = RecorderCounts(model->spec(), RecorderSettings(o));
     MOESERVE_ASSIGN_OR_RETURN(counters, model->backend().NewRouteCounters(counts));
   }
-  auto impl =
-      std::make_unique<Impl>(o, std::move(model), std::move(tokenizer), std::move(eos_token_ids),
-                             std::move(cache), blocks * block_bytes, std::move(counters));
+  std::unique_ptr<KvCacheStorage> draft_cache;
+  if (draft_model != nullptr) {
+    MOESERVE_ASSIGN_OR_RETURN(draft_cache,
+                              draft_model->backend().NewKvCache(draft_shapes, draft_type, blocks));
+  }
+  auto impl = std::make_unique<Impl>(
+      o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),
+      blocks * block_bytes, std::move(counters), std::move(draft_model), std::move(draft_cache));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

@@ -24,9 +24,10 @@ inline constexpr int kMostDraftTokens = 64;
 // recorded steps of one row per sequence.
 inline constexpr int kDefaultDraftTokens = -1;
 
-// Speculative decoding by prompt lookup (engine/draft).
+// Speculative decoding (engine/draft).
 struct DraftOptions {
-  int max_tokens = 0;  // largest number of drafted tokens of a sequence in a step; 0: none
+  int max_tokens = 0;         // largest number of drafted tokens of a sequence in a step; 0: none
+  bool prompt_lookup = true;  // false: only a draft model proposes tokens
   // Computes all that is proposed, whether or not that is expected to be faster.
   bool always = false;
 };
@@ -112,13 +113,15 @@ struct EngineProgress {
 class Engine {
  public:
   // Allocates the KV cache and starts the engine thread. Each of `eos_token_ids` ends a generation
-  // unless the request sets ignore_eos. Errors: InvalidArgument if an option is out of range,
-  // ResourceExhausted if the cache cannot hold one sequence of max_model_len tokens or would exceed
-  // max_kv_cache_bytes.
+  // unless the request sets ignore_eos. `draft_model`, which may be null, proposes tokens where
+  // prompt lookup finds none (DraftOptions); its backend must outlive the engine. Errors:
+  // InvalidArgument if an option is out of range, ResourceExhausted if the cache cannot hold one
+  // sequence of max_model_len tokens or would exceed max_kv_cache_bytes.
   static Result<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                 std::unique_ptr<Model> model,
                                                 std::shared_ptr<const Tokenizer> tokenizer,
-                                                std::vector<TokenId> eos_token_ids);
+                                                std::vector<TokenId> eos_token_ids,
+                                                std::unique_ptr<Model> draft_model = nullptr);
   ~Engine();  // calls Shutdown()
 
   Engine(const Engine&) = delete;

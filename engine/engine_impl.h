@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "engine/draft/draft_depth.h"
+#include "engine/draft/draft_model.h"
 #include "engine/engine.h"
 #include "engine/engine_options.h"
 #include "engine/routes/route_log.h"
@@ -44,7 +45,8 @@ class Engine::Impl {
   Impl(const EngineOptions& options, std::unique_ptr<Model> model,
        std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
        std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
-       std::unique_ptr<RouteCounters> counters)
+       std::unique_ptr<RouteCounters> counters, std::unique_ptr<Model> draft_model,
+       std::unique_ptr<KvCacheStorage> draft_cache)
       : options_(options),
         model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
@@ -62,6 +64,10 @@ class Engine::Impl {
     stats_.kv_cache_bytes = cache_bytes;
     stats_.weight_bytes = model_->weight_bytes();
     stats_.prefix_cache = options_.prefix_cache;
+    if (draft_model != nullptr) {
+      draft_model_ = std::make_unique<DraftModel>(std::move(draft_model), std::move(draft_cache),
+                                                  options_.max_step_tokens, textless_);
+    }
     thread_ = std::thread([this] { Loop(); });
   }
 
@@ -103,9 +109,13 @@ class Engine::Impl {
   void AbortExpired();
   void Admit();
   void Step();
-  // Looks up what may follow each decoding sequence and chooses how much of it the next step
+  // Proposes what may follow each decoding sequence and chooses how much of it the next step
   // computes.
   void ProposeDrafts();
+  // Returns how many tokens may be drafted for a sequence.
+  int DraftRoom(const Sequence& sequence) const;
+  // Lets the draft model propose tokens for these sequences, of a step with `rows` decoding rows.
+  void ProposeByModel(int rows, const std::vector<Sequence*>& sequences);
   // Splits a step's results by sequence. `positions` [logit rows] is referred to by the result.
   std::vector<SequenceOutput> Outputs(const std::vector<ScheduledRows>& scheduled,
                                       const Batch& batch, const StepReport& report,
@@ -161,6 +171,8 @@ class Engine::Impl {
   TokenStep token_step_;
   StepTime step_time_;
   DraftDepth draft_depth_;
+  std::unique_ptr<DraftModel> draft_model_;  // may be null
+  uint64_t model_drafts_ = 0;                // steps in which the draft model was not worth it
   uint64_t drafted_tokens_ = 0;
   uint64_t accepted_tokens_ = 0;
   std::vector<float> logits_;

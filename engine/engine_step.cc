@@ -10,6 +10,10 @@
 namespace moeserve {
 namespace {
 
+// If fewer tokens match, a draft model proposes tokens instead, if there is one: proposals from
+// such matches are right less often.
+constexpr int kModelInsteadBelow = 4;
+
 bool AllFinite(std::span<const float> values) {
   // No early exit, so that the loop is vectorised; x - x is 0 unless x is infinite or NaN.
   int bad = 0;
@@ -76,6 +80,7 @@ void Engine::Impl::Step() {
     forward_seconds = SecondsBetween(forward_begin, std::chrono::steady_clock::now());
     ObserveStep(scheduled, forward_seconds);
     broken_ = model_->CheckFiles();
+    if (broken_.ok() && draft_model_ != nullptr) broken_ = draft_model_->CheckFiles();
     if (broken_.ok()) {
       outputs = Outputs(scheduled, batch, report, positions);
       Verify(outputs, batch);
@@ -114,28 +119,59 @@ void Engine::Impl::Step() {
 
 void Engine::Impl::ProposeDrafts() {
   if (options_.draft.max_tokens == 0) return;
-  std::vector<DraftDepth::Candidate> candidates;
-  std::vector<Sequence*> sequences;
+  std::vector<Sequence*> decoding, without;  // without: too little was found for them
   int rows = 0;
   for (const SequencePtr& s : scheduler_.running()) {
     s->proposal = {};
     s->draft.clear();
     if (!s->decoding()) continue;
     rows += s->remaining();
-    const int most = std::min(
-        {options_.draft.max_tokens, s->DraftRoom(), options_.max_model_len - s->length() - 1});
-    if (most > 0) s->proposal = LookUp(s->tokens, most);
-    if (s->proposal.tokens.empty()) continue;
-    candidates.push_back({.proposal = &s->proposal, .record = &s->acceptance});
-    sequences.push_back(s.get());
+    decoding.push_back(s.get());
+    const int most = DraftRoom(*s);
+    if (most > 0 && options_.draft.prompt_lookup) s->proposal = LookUp(s->tokens, most);
+    if (most > 0 && s->proposal.matched < kModelInsteadBelow) without.push_back(s.get());
   }
-  if (candidates.empty()) return;
+  if (draft_model_ != nullptr && !without.empty()) ProposeByModel(rows, without);
+  std::vector<DraftDepth::Candidate> candidates;
+  for (const Sequence* s : decoding) {
+    candidates.push_back({.proposal = &s->proposal, .record = &s->acceptance});
+  }
   draft_depth_.Choose(rows, options_.max_step_tokens - rows, candidates);
   for (size_t i = 0; i < candidates.size(); ++i) {
-    const auto& tokens = sequences[i]->proposal.tokens;
+    const auto& tokens = decoding[i]->proposal.tokens;
     const int64_t chosen = options_.draft.always ? std::ssize(tokens) : candidates[i].chosen;
-    sequences[i]->draft.assign(tokens.begin(), tokens.begin() + chosen);
+    decoding[i]->draft.assign(tokens.begin(), tokens.begin() + chosen);
   }
+}
+
+int Engine::Impl::DraftRoom(const Sequence& s) const {
+  // The last token of a response is never computed.
+  return std::min({options_.draft.max_tokens, s.request.sampling.max_tokens - s.generated() - 1,
+                   options_.max_model_len - s.length() - 1});
+}
+
+void Engine::Impl::ProposeByModel(int rows, const std::vector<Sequence*>& sequences) {
+  int depth = options_.draft.max_tokens;
+  if (!options_.draft.always) {
+    const auto choose = [&](std::span<const double> shares) {
+      return draft_depth_.ChooseModelDepth(rows, shares, options_.draft.max_tokens,
+                                           draft_model_->seconds_per_token());
+    };
+    std::vector<double> shares;
+    for (const Sequence* s : sequences) shares.push_back(draft_depth_.ModelShare(s->acceptance));
+    depth = choose(shares);
+    // Only what was proposed tells whether it is right. So a step in sixteen tries one token,
+    // unless drafts would not even be worth it if all were right.
+    if (depth == 0 && ++model_drafts_ % 16 == 0) {
+      depth = std::min(choose(std::vector<double>(shares.size(), 1.0)), 1);
+    }
+  }
+  std::vector<DraftModel::Wanted> wanted;
+  for (Sequence* s : sequences) {
+    const int tokens = scheduler_.ReserveDraft(*s, std::min(depth, DraftRoom(*s)));
+    if (tokens > 0) wanted.push_back({s, tokens});
+  }
+  draft_model_->Propose(wanted);
 }
 
 void Engine::Impl::ObserveStep(const std::vector<ScheduledRows>& scheduled,
@@ -244,13 +280,15 @@ Engine::Impl::Drawn Engine::Impl::Draw(Sequence& s, const SequenceOutput& output
 void Engine::Impl::LearnAcceptance(Sequence& s, int first) {
   const auto drawn = std::span<const TokenId>(s.tokens).subspan(static_cast<size_t>(first));
   const std::vector<TokenId>& proposed = s.proposal.tokens;
-  for (size_t i = 0; i < std::min(drawn.size(), proposed.size()); ++i) {
-    const bool right = drawn[i] == proposed[i];
-    const int matched = s.proposal.matched + static_cast<int>(i);
-    s.acceptance.Add(matched, right);
-    draft_depth_.ObserveToken(matched, right);
-    if (!right) return;
+  bool right = true;
+  size_t i = 0;
+  for (; right && i < std::min(drawn.size(), proposed.size()); ++i) {
+    right = drawn[i] == proposed[i];
+    s.acceptance.Add(s.proposal.MatchedBefore(i), right);
+    draft_depth_.ObserveToken(s.proposal.MatchedBefore(i), right);
   }
+  // The draft model may have computed other tokens than those that follow now.
+  s.drafted_until = std::min(s.drafted_until, first + static_cast<int>(right ? i : i - 1));
 }
 
 void Engine::Impl::FailWithSamples(Sequence* sequence, const absl::Status& status) {

@@ -11,7 +11,7 @@ constexpr double kPriorWeight = 4.0;
 }  // namespace
 
 int AcceptanceRecord::ClassOf(int matched) {
-  return matched >= 8 ? 3 : matched >= 4 ? 2 : matched >= 3 ? 1 : 0;
+  return matched >= 8 ? 4 : matched >= 4 ? 3 : matched >= 3 ? 2 : matched > 0 ? 1 : 0;
 }
 
 void AcceptanceRecord::Add(int matched, bool right) {

@@ -6,7 +6,7 @@
 namespace moeserve {
 
 // How often proposals were right, by the number of matching tokens on which they rest: 2, 3, 4 to
-// 7, 8 or more. Earlier proposals count less and less.
+// 7, 8 or more, and 0 for those of a draft model. Earlier proposals count less and less.
 class AcceptanceRecord {
  public:
   // Adds a proposed token that rests on `matched` tokens.
@@ -16,7 +16,7 @@ class AcceptanceRecord {
   double Share(int matched, double prior) const;
 
  private:
-  static constexpr int kClasses = 4;
+  static constexpr int kClasses = 5;
   static int ClassOf(int matched);
 
   std::array<float, kClasses> right_{};

@@ -76,8 +76,8 @@ void DraftDepth::Choose(int rows, int most, std::span<Candidate> candidates) con
   std::vector<Token> tokens;
   for (Candidate& c : candidates) {
     double probability = 1.0;
-    int matched = c.proposal->matched;
-    for (size_t i = 0; i < c.proposal->tokens.size(); ++i, ++matched) {
+    for (size_t i = 0; i < c.proposal->tokens.size(); ++i) {
+      const int matched = c.proposal->MatchedBefore(i);
       probability *= c.record->Share(matched, record_.Share(matched, kFirstShare));
       tokens.push_back({probability, &c});
     }
@@ -97,6 +97,32 @@ void DraftDepth::Choose(int rows, int most, std::span<Candidate> candidates) con
     }
   }
   for (size_t i = 0; i < chosen; ++i) ++tokens[i].candidate->chosen;
+}
+
+double DraftDepth::ModelShare(const AcceptanceRecord& record) const {
+  return record.Share(0, record_.Share(0, kFirstShare));
+}
+
+int DraftDepth::ChooseModelDepth(int rows, std::span<const double> shares, int most,
+                                 double seconds_per_token) const {
+  const double base = Seconds(rows);
+  if (rows < 1 || shares.empty() || base <= 0.0) return 0;
+  const auto sequences = static_cast<int>(shares.size());
+  std::vector<double> probabilities(shares.size(), 1.0);
+  double expected = rows, best = kLeastGain * rows / base;
+  int chosen = 0;
+  for (int depth = 1; depth <= most && rows + depth * sequences <= kMostRows; ++depth) {
+    for (size_t i = 0; i < shares.size(); ++i) {
+      probabilities[i] *= shares[i];
+      expected += probabilities[i];
+    }
+    const double rate = expected / (Seconds(rows + depth * sequences) + depth * seconds_per_token);
+    if (rate > best) {
+      best = rate;
+      chosen = depth;
+    }
+  }
+  return chosen;
 }
 
 }  // namespace moeserve

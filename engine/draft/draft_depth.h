@@ -53,6 +53,15 @@ class DraftDepth {
   // all. Chooses none before the time of such a step is known.
   void Choose(int rows, int most, std::span<Candidate> candidates) const;
 
+  // Returns the expected share of right tokens of the draft model for the sequence with this
+  // record.
+  double ModelShare(const AcceptanceRecord& record) const;
+  // Returns how many tokens a draft model, which takes `seconds_per_token` for one token of each
+  // sequence, should propose for each of the sequences with these shares of right tokens, at most
+  // `most`. `rows` as above.
+  int ChooseModelDepth(int rows, std::span<const double> shares, int most,
+                       double seconds_per_token) const;
+
   // Adds the time of a step that computed `rows` decoding rows, drafts included, and no others.
   void ObserveStep(int rows, double seconds);
   // Adds a proposed token of any sequence; see AcceptanceRecord::Add().

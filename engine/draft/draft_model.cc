@@ -9,12 +9,14 @@
 #include "base/message.h"
 
 namespace moeserve {
+namespace {
 
-Result<std::unique_ptr<DraftModel>> DraftModel::Create(std::unique_ptr<Model> model,
-                                                       std::unique_ptr<KvCacheStorage> cache,
-                                                       const ModelSpec& verifier, int max_model_len,
-                                                       int max_rows, const TextlessIds& textless) {
-  const ModelSpec& spec = model->spec();
+constexpr double kNewest = 0.1;  // the weight of a new time in the average of times
+
+}  // namespace
+
+absl::Status DraftModel::Check(const Model& model, const ModelSpec& verifier, int max_model_len) {
+  const ModelSpec& spec = model.spec();
   if (spec.vocab_size != verifier.vocab_size) {
     return absl::InvalidArgumentError(Concat("draft model: expected a vocabulary of ",
                                              verifier.vocab_size, " tokens, found ",
@@ -25,29 +27,31 @@ Result<std::unique_ptr<DraftModel>> DraftModel::Create(std::unique_ptr<Model> mo
         Concat("draft model: expected a context length of max-model-len ", max_model_len,
                " or more, found ", spec.max_position_embeddings));
   }
-  if (model->backend().samples_on_device()) {
-    return absl::InvalidArgumentError(Concat("draft model: expected the device cpu, found ",
-                                             model->backend().name()));
+  if (model.backend().samples_on_device()) {
+    return absl::InvalidArgumentError(
+        Concat("draft model: expected the device cpu, found ", model.backend().name()));
   }
-  return std::unique_ptr<DraftModel>(
-      new DraftModel(std::move(model), std::move(cache), max_rows, textless));
+  return absl::OkStatus();
 }
 
-void DraftModel::Propose(std::span<Sequence* const> sequences, int count) {
-  for (Sequence* s : sequences) s->proposal = {};
-  if (count < 1 || sequences.empty() || !CatchUp(sequences)) return;
-  for (int i = 1; i < count; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
+void DraftModel::Propose(std::span<const Wanted> wanted) {
+  std::vector<Sequence*> sequences;
+  for (const Wanted& w : wanted) sequences.push_back(w.sequence);
+  if (sequences.empty() || !CatchUp(sequences)) return;
+  for (int count = 1;; ++count) {
+    sequences.clear();
+    for (const Wanted& w : wanted) {
+      if (w.tokens > count) sequences.push_back(w.sequence);
+    }
+    if (sequences.empty()) return;
     Extend(sequences);
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    seconds_per_token_ += (seconds_per_token_ == 0.0 ? 1.0 : 0.1) * (seconds - seconds_per_token_);
   }
 }
 
 bool DraftModel::CatchUp(std::span<Sequence* const> sequences) {
   Batch batch;
   int left = max_rows_;
+  bool complete = true;
   for (Sequence* s : sequences) {
     // The last known token is always computed, for its logits.
     const int begin = std::min(s->drafted_until, s->length() - 1);
@@ -55,12 +59,12 @@ bool DraftModel::CatchUp(std::span<Sequence* const> sequences) {
     if (begin < end) Add(batch, *s, begin, end);
     left -= end - begin;
     s->drafted_until = end;
+    complete = complete && end == s->length();
   }
-  const bool complete = std::all_of(sequences.begin(), sequences.end(), [](const Sequence* s) {
-    return s->drafted_until == s->length();
-  });
-  // Without the logits of all sequences, those of some are of no use.
-  if (!complete) batch.logit_rows.clear();
+  if (!complete) batch.logit_rows.clear();  // those of some sequences are of no use
+  if (complete) {
+    for (Sequence* s : sequences) s->proposal = {};
+  }
   Run(batch, complete ? sequences : std::span<Sequence* const>());
   return complete;
 }
@@ -79,9 +83,8 @@ void DraftModel::Add(Batch& batch, Sequence& s, int begin, int end) const {
   const int index = static_cast<int>(batch.block_tables.size());
   batch.block_tables.emplace_back(s.blocks);
   for (int i = begin; i < end; ++i) {
-    batch.tokens.push_back(i < s.length()
-                               ? s.tokens[static_cast<size_t>(i)]
-                               : s.proposal.tokens[static_cast<size_t>(i - s.length())]);
+    batch.tokens.push_back(i < s.length() ? s.tokens[static_cast<size_t>(i)]
+                                          : s.proposal.tokens[static_cast<size_t>(i - s.length())]);
     batch.positions.push_back(i);
     batch.sequence.push_back(index);
     batch.phase.push_back(Phase::kDecode);
@@ -92,13 +95,22 @@ void DraftModel::Add(Batch& batch, Sequence& s, int begin, int end) const {
 void DraftModel::Run(const Batch& batch, std::span<Sequence* const> sequences) {
   const auto vocab = static_cast<size_t>(model_->spec().vocab_size);
   logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
+  const auto begin = std::chrono::steady_clock::now();
   model_->Forward(batch, *cache_, {}, logits_);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  // Steps that compute much more than the last tokens do not count: they happen once a prompt.
+  if (batch.num_tokens() <= 2 * std::ssize(sequences)) {
+    const double weight = seconds_per_token_ == 0.0 ? 1.0 : kNewest;
+    seconds_per_token_ += weight * (seconds.count() - seconds_per_token_);
+  }
   for (size_t i = 0; i < sequences.size(); ++i) {
     const std::span<float> row(logits_.data() + i * vocab, vocab);
     for (const TokenId id : textless_.ids()) {
       row[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
     }
-    sequences[i]->proposal.tokens.push_back(ArgMax(row));
+    // If logits are NaN, there may be no largest one; any token will do.
+    const TokenId best = ArgMax(row);
+    sequences[i]->proposal.tokens.push_back(static_cast<size_t>(best) < vocab ? best : 0);
   }
 }
 

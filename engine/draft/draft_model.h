@@ -19,26 +19,8 @@ namespace moeserve {
 // Nothing is counted in expert statistics. Engine thread only.
 class DraftModel {
  public:
-  // `cache` has as many blocks as the cache of the verifying model, for sequences of `max_model_len`
-  // tokens. A step has at most `max_rows` rows. `textless` outlives the object. InvalidArgument if
-  // the model cannot take such sequences, has another vocabulary than `verifier`, or if the device
-  // draws its tokens itself.
-  static Result<std::unique_ptr<DraftModel>> Create(std::unique_ptr<Model> model,
-                                                    std::unique_ptr<KvCacheStorage> cache,
-                                                    const ModelSpec& verifier, int max_model_len,
-                                                    int max_rows, const TextlessIds& textless);
-
-  // Sets the proposals of the sequences, which must hold blocks for `count` - 1 tokens behind their
-  // last one. First computes the known tokens that the model has not seen. If that takes more than
-  // one step for all sequences together, computes one step of them and proposes nothing.
-  void Propose(std::span<Sequence* const> sequences, int count);
-
-  // Returns the mean time of one step that proposes a token; 0 before the first.
-  double seconds_per_token() const { return seconds_per_token_; }
-  absl::Status CheckFiles() { return model_->CheckFiles(); }
-  int64_t weight_bytes() const { return model_->weight_bytes(); }
-
- private:
+  // `cache` has as many blocks as the cache of the verifying model. A step has at most `max_rows`
+  // rows. `textless` outlives the object.
   DraftModel(std::unique_ptr<Model> model, std::unique_ptr<KvCacheStorage> cache, int max_rows,
              const TextlessIds& textless)
       : model_(std::move(model)),
@@ -46,6 +28,26 @@ class DraftModel {
         max_rows_(max_rows),
         textless_(textless) {}
 
+  // InvalidArgument if the model cannot take sequences of `max_model_len` tokens, has another
+  // vocabulary than `verifier`, or if its device draws tokens itself.
+  static absl::Status Check(const Model& model, const ModelSpec& verifier, int max_model_len);
+
+  // A sequence, and how many tokens to propose for it, at least one. The sequence must hold blocks
+  // for that many tokens behind its last one.
+  struct Wanted {
+    Sequence* sequence = nullptr;
+    int tokens = 0;
+  };
+  // Sets the proposals of the sequences. First computes the known tokens that the model has not
+  // seen. If that takes more than one step for all sequences together, computes one step of them
+  // and changes no proposal.
+  void Propose(std::span<const Wanted> wanted);
+
+  // Returns the mean time of one step that proposes a token; 0 before the first.
+  double seconds_per_token() const { return seconds_per_token_; }
+  absl::Status CheckFiles() { return model_->CheckFiles(); }
+
+ private:
   // Computes the known tokens behind Sequence::drafted_until, at most max_rows_ of all sequences.
   // Returns whether all known tokens were computed; then, each proposal has one token.
   bool CatchUp(std::span<Sequence* const> sequences);

@@ -12,8 +12,11 @@ namespace moeserve {
 struct Proposal {
   std::vector<TokenId> tokens;  // empty if there is nothing to propose
   // Number of tokens before the end of the text that equal those before the place from which
-  // `tokens` were taken, at most kLongestMatch.
+  // `tokens` were taken, at most kLongestMatch; 0 if a draft model proposes them.
   int matched = 0;
+
+  // Returns on how many matching tokens token `i` rests if those before it are right.
+  int MatchedBefore(size_t i) const { return matched == 0 ? 0 : matched + static_cast<int>(i); }
 };
 
 inline constexpr int kShortestMatch = 2;

@@ -122,6 +122,8 @@ bool Scheduler::Reserve(Sequence& s, int length) {
 }
 
 int Scheduler::ReserveDraft(Sequence& s, int drafted) {
+  const int first = s.computed / kKvBlockTokens;
+  if (s.computed % kKvBlockTokens != 0 && blocks_.references(s.blocks[first]) > 1) return 0;
   while (std::ssize(s.blocks) < BlocksFor(s.length() + drafted) && blocks_.available() > 0) {
     s.blocks.push_back(TakeBlock());
   }
@@ -218,6 +220,7 @@ void Scheduler::FreeBlocks(Sequence& s) {
   }
   s.computed = 0;
   s.published = 0;
+  s.drafted_until = 0;
 }
 
 void Scheduler::Preempt(Sequence* sequence) {
@@ -243,6 +246,7 @@ SequencePtr Scheduler::Remove(Sequence* sequence) {
     std::swap(heir->blocks, s->blocks);
     std::swap(heir->computed, s->computed);
     std::swap(heir->published, s->published);
+    std::swap(heir->drafted_until, s->drafted_until);
     heir->high_water = s->high_water;
     heir->reused = s->reused;
     Insert(ran ? running_ : waiting_, std::move(heir));

@@ -48,6 +48,11 @@ class Scheduler {
   // stay within `budget`. May preempt sequences.
   std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
+  // Takes free blocks for up to `drafted` tokens behind the last token of a running sequence.
+  // Returns for how many there is room: none while other sequences share the block of its next
+  // token.
+  int ReserveDraft(Sequence& sequence, int drafted);
+
   // Marks the tokens of `rows`, without rejected ones, as computed and publishes full blocks. Call
   // after the step that computed `rows`.
   void Complete(const ScheduledRows& rows);
@@ -73,9 +78,6 @@ class Scheduler {
   // Takes blocks for the tokens up to `length`, and copies the block of the next token if other
   // sequences share it. Returns false if the sequence itself was preempted.
   bool Reserve(Sequence& sequence, int length);
-  // Takes free blocks for up to `drafted` tokens behind the sequence's last. Returns for how many
-  // there is room.
-  int ReserveDraft(Sequence& sequence, int drafted);
   // Appends the rows of the decoding sequences, at most `max_rows`.
   void PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows);
   int32_t TakeBlock();

@@ -52,8 +52,6 @@ struct Sequence {
   bool decoding() const {
     return computed >= prompt_length() && (remaining() == 1 || computed >= high_water);
   }
-  // Returns how many tokens may be drafted: the last token of a response is never computed.
-  int DraftRoom() const { return request.sampling.max_tokens - generated() - 1; }
   // Returns the number of tokens whose keys and values the cache must hold at the end. The last
   // sampled token is never computed.
   int64_t cache_tokens() const {
@@ -80,6 +78,8 @@ struct Sequence {
   Proposal proposal;            // tokens that may follow
   std::vector<TokenId> draft;   // the leading tokens of `proposal` that the next step computes
   AcceptanceRecord acceptance;  // how often earlier proposals were right
+  // Number of leading tokens whose keys and values the draft model has in `blocks`.
+  int drafted_until = 0;
   int computed = 0;  // number of leading tokens that were computed or found in the prefix cache
   std::vector<int32_t> blocks;  // ids of this sequence's cache blocks
   int published = 0;            // number of leading blocks that were published (BlockManager)

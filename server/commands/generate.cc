@@ -70,6 +70,7 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt on standard output");
   auto options = std::make_shared<Options>();
   AddModelOptions(*command, options->model);
+  AddDraftModel(*command, options->model);
   command->add_option("--prompt", options->prompt, "The text to continue")->required();
   command->add_option("--max-tokens", options->max_tokens, "Most tokens to generate")
       ->check(CLI::Range(1, 1 << 24))

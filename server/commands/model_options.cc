@@ -68,6 +68,13 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       "if missing");
 }
 
+void AddDraftModel(CLI::App& app, ModelOptionsText& options) {
+  app.add_option("--draft-model", options.draft_model,
+                 "Smaller model with the same tokenizer that drafts tokens (--draft-tokens) where "
+                 "earlier text gives none; it is loaded as --dtype says, for each model served; "
+                 "CPU only");
+}
+
 void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   EngineOptions& engine = options.engine;
   app.add_option("--max-model-len", engine.max_model_len, "Context length; 0: the model's")
@@ -88,7 +95,8 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   app.add_option(
          "--draft-tokens", engine.draft.max_tokens,
          "Most tokens that are drafted for a sequence in a step, from what followed its last "
-         "words before; outputs do not change; 0: none; -1: the device's default")
+         "tokens before or by --draft-model; outputs do not change; 0: none; -1: the "
+         "device's default")
       ->check(CLI::Range(kDefaultDraftTokens, kMostDraftTokens))
       ->capture_default_str();
   app.add_option("--max-queue", engine.max_queued_seqs, "Most sequences that wait in the queue")
@@ -167,6 +175,39 @@ Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute) {
   return absl::InvalidArgumentError(Concat("unknown KV cache dtype ", Quoted(text)));
 }
 
+namespace {
+
+// Loads the model of --draft-model; returns null without that option. Its tokens must be those of
+// `tokenizer`.
+Result<std::unique_ptr<Model>> LoadDraftModel(const ModelOptionsText& options, int draft_tokens,
+                                              const Tokenizer& tokenizer, Backend& backend,
+                                              ProgressOutput progress) {
+  if (options.draft_model.empty()) return std::unique_ptr<Model>();
+  const auto load = [&]() -> Result<std::unique_ptr<Model>> {
+    MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.draft_model));
+    PrintWarnings(checkpoint.warnings, progress);
+    const int tokens = std::max(tokenizer.vocab_size(), checkpoint.tokenizer->vocab_size());
+    for (TokenId id = 0; id < tokens; ++id) {
+      const std::string_view expected = tokenizer.TokenString(id);
+      const std::string_view found = checkpoint.tokenizer->TokenString(id);
+      if (expected == found) continue;
+      return absl::InvalidArgumentError(
+          Concat("expected the tokenizer of the model, in which token ", id, " is ",
+                 Quoted(expected), ", found ", Quoted(found)));
+    }
+    MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options, *checkpoint.weights));
+    return Model::Create(checkpoint.spec, types, *checkpoint.weights, backend);
+  };
+  if (draft_tokens == 0) {
+    return absl::InvalidArgumentError("--draft-model: expected --draft-tokens above 0, found 0");
+  }
+  auto model = load();
+  if (!model.ok()) return Prefixed("--draft-model: ", model.status());
+  return model;
+}
+
+}  // namespace
+
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust,
@@ -194,6 +235,10 @@ Result<RunningModel> StartModel(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, model_options, *weights, *out.backend, packed_cache.get()));
   weights.reset();
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> draft_model,
+                            LoadDraftModel(options, engine.draft.max_tokens, *checkpoint.tokenizer,
+                                           *out.backend, progress));
+  // weight_bytes() includes the draft model.
   MOESERVE_RETURN_IF_ERROR(CheckWeightBytes(model->weight_bytes(), max_bytes));
   out.defaults = checkpoint.generation;
   out.types = model_options;
@@ -219,9 +264,10 @@ Result<RunningModel> StartModel(
   MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
                             ResolveKvCacheType(options.kv_cache_dtype, out.types.compute));
   if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
-                            Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,
-                                           std::move(checkpoint.eos_token_ids)));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Engine> running,
+      Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,
+                     std::move(checkpoint.eos_token_ids), std::move(draft_model)));
   out.engine = AdaptEngine(std::move(running));
   return out;
 }

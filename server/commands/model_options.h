@@ -27,6 +27,7 @@ struct ModelOptionsText {
   int threads = 0;
   std::string cpu_isa = "auto";
   std::string packed_cache;  // folder; empty disables the cache
+  std::string draft_model;   // folder or file; empty: none
 };
 
 // Adds --model.
@@ -35,6 +36,9 @@ void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // Adds --model and the options of AddComputeOptions.
 void AddModelOptions(CLI::App& app, ModelOptionsText& options);
+
+// Adds --draft-model.
+void AddDraftModel(CLI::App& app, ModelOptionsText& options);
 
 struct EngineOptionsText {
   EngineOptions engine = {.draft = {.max_tokens = kDefaultDraftTokens}};

@@ -161,11 +161,11 @@ def generates(server, protos, seconds=5):
 
 
 def wait_for(condition, seconds=5.0):
-    """Returns whether `condition` becomes true within `seconds`."""
+    """Returns the value of `condition` once it is true, or False if it is not within `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if condition():
-            return True
+        if value := condition():
+            return value
         time.sleep(0.02)
     return False
 

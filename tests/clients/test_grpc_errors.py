@@ -183,8 +183,7 @@ def test_no_memory(protos):
                 others[-1].send_data(stream, http2.message(b"a" * 215000, length=300000))
                 return wait_for(lambda: refused(200000), seconds=0.2)  # it is read meanwhile
 
-            assert wait_for(refused_beside_unfinished)
-            found = refused(200000)
+            found = wait_for(refused_beside_unfinished)
             assert found["ErrorInfo"].reason == "out_of_memory"
             assert found["RetryInfo"].retry_delay.seconds == 1
             for other in others:

@@ -170,6 +170,26 @@ TEST(DraftDepth, SharesRowsBetweenSequences) {
   EXPECT_GT(both[1].chosen, both[0].chosen);
 }
 
+TEST(DraftDepth, AsksADraftModelIfThatIsFaster) {
+  DraftDepth depth(Share());
+  const std::vector<double> likely = {0.9}, unlikely = {0.1}, sure = {1.0}, two = {0.9, 0.9};
+  EXPECT_EQ(depth.ChooseModelDepth(1, likely, 8, 0.0), 0) << "no time is known";
+  depth.ObserveStep(1, 1.0);
+  depth.ObserveStep(9, 1.4);
+  const int quick = depth.ChooseModelDepth(1, likely, 8, 0.05);
+  const int slow = depth.ChooseModelDepth(1, likely, 8, 0.3);
+  EXPECT_GT(quick, slow);
+  EXPECT_GT(slow, 0);
+  EXPECT_EQ(depth.ChooseModelDepth(1, sure, 3, 0.05), 3);
+  EXPECT_EQ(depth.ChooseModelDepth(1, unlikely, 8, 0.1), 0);
+  EXPECT_EQ(depth.ChooseModelDepth(1, sure, 8, 1.0), 0) << "as slow as the model itself";
+  // Two sequences share the time of a token of the draft model.
+  depth.ObserveStep(2, 1.0);
+  depth.ObserveStep(18, 1.4);
+  EXPECT_GT(depth.ChooseModelDepth(2, two, 8, 0.3), slow);
+  EXPECT_EQ(depth.ChooseModelDepth(DraftDepth::kMostRows, likely, 8, 0.0), 0);
+}
+
 TEST(DraftDepth, EstimatesTimesThatWereNotObserved) {
   DraftDepth depth(Share());
   EXPECT_EQ(depth.Seconds(3), 0.0);

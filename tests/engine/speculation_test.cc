@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "engine/draft/prompt_lookup.h"
 #include "engine/engine.h"
 #include "engine/text/structured/constraint.h"
 #include "engine/text/structured/vocabulary_index.h"
@@ -164,8 +166,10 @@ class SpeculationTest : public ::testing::TestWithParam<GoldenModel> {
     ASSERT_TRUE(golden.ok()) << golden.status();
     golden_ = *std::move(golden);
   }
-  std::unique_ptr<TestEngine> Start(const EngineOptions& options) {
-    auto engine = TestEngine::Start(GetParam().model, options);
+  std::unique_ptr<TestEngine> Start(const EngineOptions& options,
+                                    const std::filesystem::path& draft_model = {}) {
+    auto engine = TestEngine::Start(GetParam().model, options, DType::kF32, TestDevice(),
+                                    Quantization::kNone, draft_model);
     EXPECT_TRUE(engine.ok()) << engine.status();
     return *std::move(engine);
   }
@@ -257,6 +261,167 @@ TEST_P(SpeculationTest, PreemptionsAndCancellationsChangeNothing) {
   }
   EXPECT_GT(drafting->get().Stats().drafted_tokens, 0u);
   drafting->ExpectIdle();
+}
+
+// Another model drafts the tokens, with little memory and with enough of it, and however many it
+// drafts. It was trained on the same texts, so it is often right.
+TEST_P(SpeculationTest, ADraftModelChangesNothing) {
+  if (TestDevice() != "cpu") GTEST_SKIP() << "draft models run on the CPU only";
+  auto plain = Start(Options({}));
+  const Constraints constraints = Compile(plain->get());
+  constexpr int kRequests = 64;
+  std::vector<std::shared_ptr<CollectingSink>> expected;
+  const auto request = [&](int i) {
+    Request r = MakeRequest(golden_, constraints, i);
+    r.expert_counts = r.routing_record = false;  // which prefixes are in the cache depends on time
+    return r;
+  };
+  for (int i = 0; i < kRequests; ++i) expected.push_back(plain->Submit(request(i)));
+  for (const int64_t sequences : {2, 16}) {
+    for (const bool always : {true, false}) {
+      EngineOptions options = Options({.max_tokens = 5, .always = always});
+      options.max_prompt_rows = 20;
+      options.max_step_tokens = 48;  // the draft model takes several steps to read the prompts
+      options.kv_cache_bytes = 2 * sequences * plain->BytesFor(kModelLength);
+      auto drafting = Start(options, SourcePath("deploy/models/dense"));
+      std::vector<std::shared_ptr<CollectingSink>> sinks;
+      for (int i = 0; i < kRequests; ++i) sinks.push_back(drafting->Submit(request(i)));
+      for (int i = 0; i < kRequests; ++i) {
+        SCOPED_TRACE("request " + std::to_string(i));
+        ExpectSameOutput(*sinks[i], *expected[i]);
+      }
+      const EngineStats stats = drafting->get().Stats();
+      if (always) {
+        EXPECT_GT(stats.accepted_tokens, 100u);
+        EXPECT_GT(stats.drafted_tokens, stats.accepted_tokens + 100);
+      }
+      EXPECT_EQ(drafting->get().ExpertSnapshot().rejected_tokens,
+                stats.drafted_tokens - stats.accepted_tokens);
+      drafting->ExpectIdle();
+    }
+  }
+}
+
+// Returns the ranks of the tokens of `output` by probability.
+std::vector<int> Ranks(TestEngine& engine, const TokenIds& prompt, const TokenIds& output) {
+  Request r;
+  r.id = "ranks";
+  r.prompt = prompt;
+  r.prompt.insert(r.prompt.end(), output.begin(), output.end());
+  r.sampling.max_tokens = 0;
+  r.sampling.prompt_logprobs = 0;
+  auto sink = engine.Submit(std::move(r));
+  EXPECT_TRUE(sink->Wait().ok()) << sink->Wait();
+  std::vector<int> ranks;
+  for (size_t i = prompt.size(); i < sink->prompt_logprobs().size(); ++i) {
+    ranks.push_back(sink->prompt_logprobs()[i]->rank);
+  }
+  return ranks;
+}
+
+struct DraftCounts {
+  uint64_t drafted = 0;
+  uint64_t accepted = 0;
+};
+
+// Returns how many tokens are drafted and accepted if the model drafts for itself, as the ranks of
+// the drawn tokens say.
+DraftCounts CountsByRank(TestEngine& engine, const TokenIds& prompt, const TokenIds& output,
+                         const DraftOptions& draft) {
+  const std::vector<int> ranks = Ranks(engine, prompt, output);
+  TokenIds text = prompt;
+  text.insert(text.end(), output.begin(), output.end());
+  DraftCounts counts;
+  const auto tokens = static_cast<int>(output.size());
+  for (int at = 1; at < tokens; ++at) {  // no token is drafted before the first one is drawn
+    int most = std::min(draft.max_tokens, tokens - at - 1);
+    const auto known =
+        std::span<const TokenId>(text).first(prompt.size() + static_cast<size_t>(at));
+    const Proposal found = draft.prompt_lookup ? LookUp(known, most) : Proposal{};
+    // The model is not asked while samples share a block, which is before the second token.
+    const bool by_model = at > 1 && found.matched < 4;
+    if (!by_model) most = static_cast<int>(found.tokens.size());
+    counts.drafted += static_cast<uint64_t>(most);
+    for (int k = 0; k < most; ++k, ++at) {
+      const auto i = static_cast<size_t>(at);
+      if (by_model ? ranks[i] != 0 : found.tokens[static_cast<size_t>(k)] != output[i]) break;
+      ++counts.accepted;
+    }
+  }
+  return counts;
+}
+
+// The draft model's cache must have what it should have after wrong drafts, after steps in which
+// the model is not asked, and in blocks that several sequences share.
+TEST_P(SpeculationTest, AModelDraftsItsOwnMostProbableTokens) {
+  if (TestDevice() != "cpu") GTEST_SKIP() << "draft models run on the CPU only";
+  auto plain = Start(Options({}));
+  for (const bool lookup : {false, true}) {
+    const DraftOptions draft{.max_tokens = 3, .prompt_lookup = lookup, .always = true};
+    auto drafting = Start(Options(draft), GetParam().model);
+    DraftCounts expected;
+    for (int i = 0; i < 6; ++i) {
+      std::vector<Request> requests;
+      std::vector<std::shared_ptr<CollectingSink>> sinks;
+      std::vector<std::shared_ptr<TokenSink>> targets;
+      for (int k = 0; k < 4; ++k) {
+        Request r;
+        r.id = std::to_string(k);
+        r.prompt = golden_.Prompt(i);
+        r.prompt.resize(21);
+        r.sampling.seed = i;
+        r.sampling.sample_index = k;
+        r.sampling.max_tokens = 60;
+        r.sampling.ignore_eos = true;
+        r.sampling.temperature = lookup ? 0.35 : 0.8;
+        requests.push_back(std::move(r));
+        sinks.push_back(std::make_shared<CollectingSink>());
+        targets.push_back(sinks.back());
+      }
+      const TokenIds prompt = requests[0].prompt;
+      ASSERT_TRUE(drafting->get().Submit(std::move(requests), std::move(targets)).ok());
+      for (const auto& sink : sinks) {
+        ASSERT_TRUE(sink->Wait().ok()) << sink->Wait();
+        const DraftCounts counts = CountsByRank(*plain, prompt, sink->tokens(), draft);
+        expected.drafted += counts.drafted;
+        expected.accepted += counts.accepted;
+      }
+    }
+    drafting->ExpectIdle();
+    const EngineStats stats = drafting->get().Stats();
+    EXPECT_EQ(stats.drafted_tokens, expected.drafted);
+    EXPECT_EQ(stats.accepted_tokens, expected.accepted);
+    EXPECT_GT(expected.accepted, 100u);
+    EXPECT_GT(expected.drafted, expected.accepted + 100);
+  }
+}
+
+// A preempted sequence gets other blocks, in which the draft model has computed nothing.
+TEST_P(SpeculationTest, AModelThatDraftsForItselfIsRightAfterPreemptions) {
+  if (TestDevice() != "cpu") GTEST_SKIP() << "draft models run on the CPU only";
+  EngineOptions options = Options({.max_tokens = 3, .prompt_lookup = false, .always = true});
+  options.max_model_len = 96;
+  options.prefix_cache = false;
+  const int64_t bytes = Start(options)->BytesFor(96);
+  options.kv_cache_bytes = 2 * 3 * bytes;  // of both models
+  auto drafting = Start(options, GetParam().model);
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (int i = 0; i < 8; ++i) {
+    Request r;
+    r.id = std::to_string(i);
+    r.prompt = golden_.Prompt(i);
+    r.prompt.resize(16);
+    r.sampling.max_tokens = 70;
+    r.sampling.ignore_eos = true;
+    r.sampling.temperature = 0.0;
+    sinks.push_back(drafting->Submit(std::move(r)));
+  }
+  for (const auto& sink : sinks) ASSERT_TRUE(sink->Wait().ok()) << sink->Wait();
+  drafting->ExpectIdle();
+  const EngineStats stats = drafting->get().Stats();
+  EXPECT_GT(stats.preemptions, 0u);
+  EXPECT_GT(stats.drafted_tokens, 200u);
+  EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens);
 }
 
 // A device draws the tokens of drafted rows itself, and counts the experts after that.

@@ -45,7 +45,8 @@ absl::Status CollectingSink::Wait() {
 Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::path& path,
                                                       const EngineOptions& options, DType compute,
                                                       const std::string& device,
-                                                      Quantization quantization) {
+                                                      Quantization quantization,
+                                                      const std::filesystem::path& draft_model) {
   auto test = std::make_unique<TestEngine>();
   EngineOptions o = options;
   // When an engine is created, it runs a step of the largest size, which is slow on the emulated
@@ -59,8 +60,16 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, {.compute = compute, .quantization = quantization},
                     *checkpoint.weights, *test->backend_));
-  MOESERVE_ASSIGN_OR_RETURN(test->engine_, Engine::Create(o, std::move(model), checkpoint.tokenizer,
-                                                          checkpoint.eos_token_ids));
+  std::unique_ptr<Model> draft;
+  if (!draft_model.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(Checkpoint other,
+                              LoadCheckpoint(draft_model, {.require_tokenizer = false}));
+    MOESERVE_ASSIGN_OR_RETURN(
+        draft, Model::Create(other.spec, {.compute = compute}, *other.weights, *test->backend_));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(test->engine_,
+                            Engine::Create(o, std::move(model), checkpoint.tokenizer,
+                                           checkpoint.eos_token_ids, std::move(draft)));
   return test;
 }
 

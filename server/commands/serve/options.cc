@@ -176,6 +176,7 @@ void AddProcessOptions(CLI::App& app, ServeOptions& options) {
 void AddServeOptions(CLI::App& command, ServeOptions& options) {
   AddServedModels(command, options);
   AddComputeOptions(command, options.model);
+  AddDraftModel(command, options.model);
   AddEngineOptions(command, options.engine);
   AddInterfaceOptions(command, options);
   AddRequestOptions(command, options);
