@@ -1,6 +1,12 @@
 #include "engine/model/model.h"
 
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -39,6 +45,7 @@ class Model::Impl {
                        const RoutingControl* widest, ReportContents contents);
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
                      std::span<float> logits, std::span<SampleResult> samples);
+  void WriteInBackground(std::unique_ptr<PackedCache> packed_cache);
   const ReportBuffer& reported() const { return reported_; }
   absl::Status CheckFiles() { return files_in_use_.Check(); }
 
@@ -72,7 +79,17 @@ class Model::Impl {
   std::vector<Block> blocks_;                 // in execution order
   WatchedMappings files_in_use_;              // kept alive by the members above
   ReportBuffer reported_;
+  std::jthread writer_;  // reads the members above
 };
+
+void Model::Impl::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
+  if (!packed_cache->has_deferred()) return;
+  writer_ = std::jthread([cache = std::move(packed_cache)](const std::stop_token& stop) {
+    pthread_setname_np(pthread_self(), "packed-writer");
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 19);
+    cache->WriteDeferred([&stop] { return stop.stop_requested(); });
+  });
+}
 
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
   LoadContext load{source,       backend,        options.compute, spec.norm, options.quantization,
@@ -327,6 +344,10 @@ StepReport Model::Forward(const Batch& batch, KvCacheStorage& cache, const StepO
 
 std::span<const TokenRoutes> Model::CountStep(std::span<const Phase> phase) {
   return impl_->backend.CountStep({reinterpret_cast<const uint8_t*>(phase.data()), phase.size()});
+}
+
+void Model::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
+  impl_->WriteInBackground(std::move(packed_cache));
 }
 
 absl::Status Model::CheckFiles() { return impl_->CheckFiles(); }

@@ -35,6 +35,11 @@ class Model {
                                                PackedCache* packed_cache = nullptr);
   ~Model();
 
+  // Writes what the cache has deferred (PackedCacheOptions::defer) on a thread of the lowest
+  // priority. The cache must be the one with which the model was created. Stops early if the model
+  // is destroyed. Must be called at most once.
+  void WriteInBackground(std::unique_ptr<PackedCache> packed_cache);
+
   // Runs one ragged step: appends keys and values to `cache` and writes the logits
   // [batch.logit_rows.size(), V] (f32, host memory) to `logits`. For rows that the device samples,
   // `samples` [batch.samples.size()] receives the drawn tokens and no logits are written. Only one

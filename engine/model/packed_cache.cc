@@ -104,10 +104,11 @@ std::optional<DType> WeightDType(const Prefix& prefix, const PackedBankKey& key)
   return std::nullopt;
 }
 
-// Writes all bytes. Returns 0 or errno.
-int WriteAll(int fd, const char* data, size_t size) {
-  constexpr size_t kPart = size_t{64} << 20;
+// Writes all bytes. Returns 0 or errno; ECANCELED if `stopped` returns true.
+int WriteAll(int fd, const char* data, size_t size, const std::function<bool()>& stopped) {
+  constexpr size_t kPart = size_t{16} << 20;
   while (size > 0) {
+    if (stopped()) return ECANCELED;
     const ssize_t n = write(fd, data, size < kPart ? size : kPart);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
@@ -115,6 +116,15 @@ int WriteAll(int fd, const char* data, size_t size) {
     size -= static_cast<size_t>(n);
   }
   return 0;
+}
+
+// Returns whether `least_free` bytes of the file system are free after `bytes` more are written. If
+// that is unknown, the writing will show.
+bool LeavesFree(const fs::path& folder, uint64_t bytes, uint64_t least_free) {
+  if (least_free == 0) return true;
+  std::error_code error;
+  const fs::space_info space = fs::space(folder, error);
+  return error || (space.available >= bytes && space.available - bytes >= least_free);
 }
 
 bool IsSameFile(int fd, const fs::path& path) {
@@ -130,7 +140,7 @@ bool IsSameFile(int fd, const fs::path& path) {
 // left behind, and the next writer overwrites it. Returns false if another process holds the lock.
 // Otherwise returns true, with `error` 0 or errno.
 bool Replace(const fs::path& path, std::string_view header, std::span<const char> payload,
-             int& error) {
+             const std::function<bool()>& stopped, int& error) {
   error = 0;
   const fs::path temporary = path.string() + ".new";
   const Descriptor fd(
@@ -147,8 +157,8 @@ bool Replace(const fs::path& path, std::string_view header, std::span<const char
   // Another writer may have renamed the temporary file between our open() and our lock.
   if (!IsSameFile(fd.get(), temporary)) return false;
   if (ftruncate(fd.get(), 0) != 0) error = errno;
-  if (error == 0) error = WriteAll(fd.get(), header.data(), header.size());
-  if (error == 0) error = WriteAll(fd.get(), payload.data(), payload.size());
+  if (error == 0) error = WriteAll(fd.get(), header.data(), header.size(), stopped);
+  if (error == 0) error = WriteAll(fd.get(), payload.data(), payload.size(), stopped);
   if (error == 0 && fsync(fd.get()) != 0) error = errno;
   if (error == 0 && rename(temporary.c_str(), path.c_str()) != 0) error = errno;
   if (error != 0) unlink(temporary.c_str());
@@ -219,7 +229,10 @@ std::unique_ptr<LinearBank> PackedCache::Find(const PackedBankKey& key) {
   }
   std::string problem;
   std::unique_ptr<LinearBank> bank = Read(key, path, file.get(), problem);
-  if (bank != nullptr) ++found_;
+  if (bank != nullptr) {
+    ++found_;
+    futimens(file.get(), nullptr);  // fails if the file belongs to another user
+  }
   if (!problem.empty()) Warn(path, problem + "; weights are packed anew");
   return bank;
 }
@@ -278,13 +291,48 @@ std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, const fs
 }
 
 void PackedCache::Store(const PackedBankKey& key, const LinearBank& bank) {
+  if (options_.defer) {
+    deferred_.emplace_back(key, &bank);
+  } else {
+    Write(key, bank, [] { return false; });
+  }
+}
+
+void PackedCache::WriteDeferred(const std::function<bool()>& stopped) {
+  for (const auto& [key, bank] : deferred_) {
+    if (!writing_ || stopped()) break;
+    Write(key, *bank, stopped);
+  }
+  deferred_.clear();
+}
+
+void PackedCache::RemoveUnused(const fs::path& folder, std::chrono::hours age) {
+  std::error_code ignored;
+  const auto oldest = fs::file_time_type::clock::now() - age;
+  for (fs::directory_iterator file(folder, ignored), end; !ignored && file != end;
+       file.increment(ignored)) {
+    const std::string name = file->path().filename();
+    if (!name.ends_with(".packed") && !name.ends_with(".packed.new")) continue;
+    std::error_code error;
+    const auto used = fs::last_write_time(file->path(), error);
+    if (!error && used < oldest) fs::remove(file->path(), error);
+  }
+}
+
+void PackedCache::Write(const PackedBankKey& key, const LinearBank& bank,
+                        const std::function<bool()>& stopped) {
   const std::span<const char> payload = bank.packed_bytes();
   if (!writing_ || payload.empty()) return;
   const fs::path path = PathOf(key);
+  if (!LeavesFree(options_.folder, payload.size(), options_.least_free)) {
+    writing_ = false;
+    Warn(options_.folder, "the disk is almost full; nothing more is written");
+    return;
+  }
   const std::string header =
       Header(KeyText(key), bank.shape().weight_dtype, payload.size(), PackedChecksum(payload));
   int error = 0;
-  if (!Replace(path, header, payload, error)) return;
+  if (!Replace(path, header, payload, stopped, error) || error == ECANCELED) return;
   if (error == 0) {
     ++stored_;
     return;

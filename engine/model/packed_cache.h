@@ -2,10 +2,12 @@
 // pack them again.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -22,6 +24,10 @@ struct PackedCacheOptions {
   std::string state;
   // Receives one line for every packed file that cannot be read or written; may be empty.
   std::function<void(const std::string&)> warn;
+  // Whether Store() only remembers the bank, for WriteDeferred().
+  bool defer = false;
+  // Bytes of the file system that must stay free after a file is written.
+  uint64_t least_free = 0;
 };
 
 // Identifies one bank of linear weights.
@@ -46,7 +52,7 @@ struct PackedBankKey {
 // any number of processes may share a folder, and the folder may be emptied at any time. A file
 // that is cut short while it is mapped makes the model's steps fail (Model::CheckFiles()).
 //
-// Single-threaded.
+// One thread at a time may use an object.
 class PackedCache {
  public:
   // Creates the folder, readable by this user alone, if it does not exist. `backend` outlives the
@@ -55,17 +61,29 @@ class PackedCache {
   static Result<std::unique_ptr<PackedCache>> Open(PackedCacheOptions options, Backend& backend);
 
   // Returns the bank, reading from the mapped file; null if the folder has no valid file for it.
+  // Sets the file's time to now, so that RemoveUnused() keeps it.
   std::unique_ptr<LinearBank> Find(const PackedBankKey& key);
 
   // Writes a bank whose weights are all loaded. Does nothing while another process writes the same
   // bank. A failure is reported as a warning; after a failure, later calls do nothing.
   void Store(const PackedBankKey& key, const LinearBank& bank);
 
+  // Writes the banks that Store() has remembered, which must still exist, until `stopped` returns
+  // true.
+  void WriteDeferred(const std::function<bool()>& stopped);
+  bool has_deferred() const { return !deferred_.empty(); }
+
+  // Removes the packed files of `folder`, and what writers have left behind, that nobody has used
+  // for `age`. Ignores errors: files that cannot be removed stay.
+  static void RemoveUnused(const std::filesystem::path& folder, std::chrono::hours age);
+
   int found() const { return found_; }
   int stored() const { return stored_; }
 
  private:
   PackedCache(PackedCacheOptions options, Backend& backend);
+  void Write(const PackedBankKey& key, const LinearBank& bank,
+             const std::function<bool()>& stopped);
   std::filesystem::path PathOf(const PackedBankKey& key) const;
   std::string KeyText(const PackedBankKey& key) const;
   // Returns the bank in `file`. If that is not possible, returns null and writes the reason to
@@ -77,6 +95,7 @@ class PackedCache {
   PackedCacheOptions options_;
   std::string state_digest_;
   Backend& backend_;
+  std::vector<std::pair<PackedBankKey, const LinearBank*>> deferred_;
   bool writing_ = true;
   bool open_failed_ = false;  // opening a file failed, and a warning was given
   int found_ = 0;

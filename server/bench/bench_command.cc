@@ -36,6 +36,7 @@ struct Loaded {
   std::unique_ptr<WeightSource> weights;
   std::string name;
   std::optional<CheckpointIdentity> identity;  // nullopt for a synthetic model
+  int64_t weight_bytes = 0;                    // of the files
 };
 
 Result<Loaded> Open(const Options& options) {
@@ -54,6 +55,7 @@ Result<Loaded> Open(const Options& options) {
   loaded.weights = std::move(checkpoint.weights);
   loaded.name = checkpoint.directory_name;
   loaded.identity = std::move(checkpoint.identity);
+  loaded.weight_bytes = checkpoint.weight_bytes;
   return loaded;
 }
 
@@ -96,8 +98,8 @@ absl::Status Run(const Options& options) {
                             ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
   std::unique_ptr<PackedCache> packed_cache;
   if (loaded.identity.has_value()) {
-    MOESERVE_ASSIGN_OR_RETURN(packed_cache,
-                              OpenPackedCache(options.model, *loaded.identity, *backend));
+    MOESERVE_ASSIGN_OR_RETURN(packed_cache, OpenPackedCache(options.model, *loaded.identity,
+                                                            loaded.weight_bytes, *backend));
   }
   const auto start = std::chrono::steady_clock::now();
   MOESERVE_ASSIGN_OR_RETURN(

@@ -1,8 +1,11 @@
 #include "server/commands/model_options.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -13,6 +16,7 @@
 #include "server/base/logging.h"
 #include "server/base/text_values.h"
 #include "server/generation/engine_adapter.h"
+#include "server/process/packed_folder.h"
 
 namespace moeserve::server {
 namespace {
@@ -21,6 +25,16 @@ std::vector<std::string> DTypeNames() {
   std::vector<std::string> names = {"auto", "f32", "bf16"};
   for (std::string& name : KindNames(Quantization::kInt8)) names.push_back(std::move(name));
   return names;
+}
+
+// Files of `--packed-cache auto` that nobody has used for so long are removed.
+constexpr std::chrono::hours kUnusedPacked{30 * 24};
+
+// Returns the bytes of the disk that `--packed-cache auto` leaves free: a tenth of it, or 8 GiB.
+uint64_t LeastFree(const std::filesystem::path& folder) {
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(folder, error);
+  return std::min(error ? 0 : space.capacity / 10, uint64_t{8} << 30);
 }
 
 absl::Status CheckWeightBytes(int64_t bytes, int64_t max_bytes) {
@@ -62,10 +76,14 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
   app.add_option("--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend")
       ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}))
       ->capture_default_str();
-  app.add_option(
-      "--packed-cache", options.packed_cache,
-      "Folder that keeps weights in the CPU backend's layout, for quicker starts; created "
-      "if missing");
+  app.add_option("--packed-cache", options.packed_cache,
+                 "Folder that keeps weights in the CPU backend's layout, for quicker starts, and "
+                 "is created "
+                 "if missing; auto: moeserve/packed in the user's cache folder, for models of 64 "
+                 "MiB or more; "
+                 "off: none")
+      ->envname("MOESERVE_PACKED_CACHE")
+      ->capture_default_str();
 }
 
 void AddDraftModel(CLI::App& app, ModelOptionsText& options) {
@@ -131,20 +149,32 @@ Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options) {
 
 Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& options,
                                                      const CheckpointIdentity& identity,
-                                                     Backend& backend, ProgressOutput output) {
-  if (options.packed_cache.empty()) return std::unique_ptr<PackedCache>();
-  auto cache = PackedCache::Open(
-      {.folder = options.packed_cache,
-       .place = identity.place,
-       .state = identity.state,
-       .warn = [output](const std::string& message) { PrintWarnings({message}, output); }},
-      backend);
+                                                     int64_t weight_bytes, Backend& backend,
+                                                     ProgressOutput output) {
+  PackedCacheOptions packed;
+  packed.folder = options.packed_cache;
+  if (options.packed_cache == "off") return std::unique_ptr<PackedCache>();
+  if (options.packed_cache == "auto") {
+    if (backend.packed_layout().empty() || weight_bytes < kLeastPackedBytes) {
+      return std::unique_ptr<PackedCache>();
+    }
+    const auto folder = DefaultPackedFolder();
+    if (!folder.has_value()) return std::unique_ptr<PackedCache>();
+    packed.folder = *folder;
+    PackedCache::RemoveUnused(*folder, kUnusedPacked);
+    packed.defer = true;
+    packed.least_free = LeastFree(*folder);
+  }
+  packed.place = identity.place;
+  packed.state = identity.state;
+  packed.warn = [output](const std::string& message) { PrintWarnings({message}, output); };
+  auto cache = PackedCache::Open(std::move(packed), backend);
   if (!cache.ok()) return Prefixed("--packed-cache: ", cache.status());
   return cache;
 }
 
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options) {
-  if (options.packed_cache.empty()) return absl::OkStatus();
+  if (options.packed_cache == "off" || options.packed_cache == "auto") return absl::OkStatus();
   return absl::InvalidArgumentError(
       "--packed-cache: expected weights of a checkpoint, found synthetic ones");
 }
@@ -227,14 +257,16 @@ Result<RunningModel> StartModel(
   }
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions model_options,
                             ResolveDType(options, *checkpoint.weights));
-  MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<PackedCache> packed_cache,
-                            OpenPackedCache(options, checkpoint.identity, *out.backend, progress));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<PackedCache> packed_cache,
+                            OpenPackedCache(options, checkpoint.identity, checkpoint.weight_bytes,
+                                            *out.backend, progress));
   auto weights = std::make_unique<ReportedWeights>(*checkpoint.weights, checkpoint.spec,
                                                    checkpoint.weight_bytes, progress);
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, model_options, *weights, *out.backend, packed_cache.get()));
   weights.reset();
+  if (packed_cache != nullptr) model->WriteInBackground(std::move(packed_cache));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> draft_model,
                             LoadDraftModel(options, engine.draft.max_tokens, *checkpoint.tokenizer,
                                            *out.backend, progress));

@@ -26,8 +26,9 @@ struct ModelOptionsText {
   std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string cpu_isa = "auto";
-  std::string packed_cache;  // folder; empty disables the cache
-  std::string draft_model;   // folder or file; empty: none
+  // "off", a folder, or "auto": a folder of the user, if the weights are not small.
+  std::string packed_cache = "off";
+  std::string draft_model;  // folder or file; empty: none
 };
 
 // Adds --model.
@@ -80,12 +81,13 @@ void PrintNotes(const std::vector<std::string>& notes);
 void PrintWarnings(const std::vector<std::string>& warnings,
                    ProgressOutput output = ProgressOutput::kTerminal);
 
-// Opens the cache of packed weights in the folder of --packed-cache for one checkpoint; returns
-// null without that option. `output` tells where its warnings go. Unimplemented if the device has
-// no packed layout. The backend must outlive the cache.
+// Opens the cache of packed weights that --packed-cache names for one checkpoint, whose files have
+// `weight_bytes`; returns null if there is none. `output` tells where its warnings go.
+// Unimplemented if a folder is named and the device has no packed layout. The backend must outlive
+// the cache.
 Result<std::unique_ptr<PackedCache>> OpenPackedCache(
-    const ModelOptionsText& options, const CheckpointIdentity& identity, Backend& backend,
-    ProgressOutput output = ProgressOutput::kTerminal);
+    const ModelOptionsText& options, const CheckpointIdentity& identity, int64_t weight_bytes,
+    Backend& backend, ProgressOutput output = ProgressOutput::kTerminal);
 // Returns an error if --packed-cache is given, which synthetic weights do not support.
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options);
 

@@ -175,6 +175,7 @@ void AddProcessOptions(CLI::App& app, ServeOptions& options) {
 
 void AddServeOptions(CLI::App& command, ServeOptions& options) {
   AddServedModels(command, options);
+  options.model.packed_cache = "auto";
   AddComputeOptions(command, options.model);
   AddDraftModel(command, options.model);
   AddEngineOptions(command, options.engine);
