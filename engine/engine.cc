@@ -37,6 +37,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
     sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
                                                    tokenizer_.get(), eos_,
                                                    LongSequencesFrom(model_->spec())));
+    if (options_.draft.max_tokens > 0) sequences.back()->sampling.KeepSteps();
     if (BlocksFor(sequences.back()->cache_tokens()) > cache_->num_blocks()) {
       return absl::InvalidArgumentError(
           "the request can never fit: its prompt and max_tokens need more KV cache than there is");

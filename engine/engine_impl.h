@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/draft/constraint_memory.h"
 #include "engine/draft/draft_depth.h"
 #include "engine/draft/draft_model.h"
 #include "engine/engine.h"
@@ -171,6 +172,7 @@ class Engine::Impl {
   TokenStep token_step_;
   StepTime step_time_;
   DraftDepth draft_depth_;
+  ConstraintMemory constraint_memory_;
   std::unique_ptr<DraftModel> draft_model_;  // may be null
   uint64_t model_drafts_ = 0;                // steps in which the draft model was not worth it
   uint64_t drafted_tokens_ = 0;

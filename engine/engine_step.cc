@@ -128,8 +128,14 @@ void Engine::Impl::ProposeDrafts() {
     rows += s->remaining();
     decoding.push_back(s.get());
     const int most = DraftRoom(*s);
-    if (most > 0 && options_.draft.prompt_lookup) s->proposal = LookUp(s->tokens, most);
-    if (most > 0 && s->proposal.matched < kModelInsteadBelow) without.push_back(s.get());
+    if (most <= 0) continue;
+    if (const ConstraintState* state = s->sampling.constraint(); state != nullptr) {
+      s->proposal = constraint_memory_.Propose(s->request.sampling.constraint.get(), s->cache_key,
+                                               *state, most);
+      if (!s->proposal.tokens.empty()) continue;
+    }
+    s->proposal = options_.draft.prompt_lookup ? LookUp(s->tokens, most) : Proposal{};
+    if (s->proposal.matched < kModelInsteadBelow) without.push_back(s.get());
   }
   if (draft_model_ != nullptr && !without.empty()) ProposeByModel(rows, without);
   std::vector<DraftDepth::Candidate> candidates;
@@ -278,6 +284,10 @@ Engine::Impl::Drawn Engine::Impl::Draw(Sequence& s, const SequenceOutput& output
 }
 
 void Engine::Impl::LearnAcceptance(Sequence& s, int first) {
+  if (s.sampling.constraint() != nullptr) {
+    constraint_memory_.Learn(s.request.sampling.constraint.get(), s.cache_key,
+                             s.sampling.TakeSteps());
+  }
   const auto drawn = std::span<const TokenId>(s.tokens).subspan(static_cast<size_t>(first));
   const std::vector<TokenId>& proposed = s.proposal.tokens;
   bool right = true;

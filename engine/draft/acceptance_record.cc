@@ -11,6 +11,7 @@ constexpr double kPriorWeight = 4.0;
 }  // namespace
 
 int AcceptanceRecord::ClassOf(int matched) {
+  if (matched < 0) return 5;
   return matched >= 8 ? 4 : matched >= 4 ? 3 : matched >= 3 ? 2 : matched > 0 ? 1 : 0;
 }
 

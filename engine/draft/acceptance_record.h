@@ -5,8 +5,9 @@
 
 namespace moeserve {
 
-// How often proposals were right, by the number of matching tokens on which they rest: 2, 3, 4 to
-// 7, 8 or more, and 0 for those of a draft model. Earlier proposals count less and less.
+// How often proposals were right, by what they rest on (Proposal::matched): a draft model, earlier
+// outputs under a constraint, or 2, 3, 4 to 7, 8 or more matching tokens. Earlier proposals count
+// less and less.
 class AcceptanceRecord {
  public:
   // Adds a proposed token that rests on `matched` tokens.
@@ -16,7 +17,7 @@ class AcceptanceRecord {
   double Share(int matched, double prior) const;
 
  private:
-  static constexpr int kClasses = 5;
+  static constexpr int kClasses = 6;
   static int ClassOf(int matched);
 
   std::array<float, kClasses> right_{};

@@ -9,14 +9,21 @@
 
 namespace moeserve {
 
+// Proposals that do not rest on matching tokens: those of a draft model, and those of earlier
+// outputs under the same constraint.
+inline constexpr int kByModel = 0;
+inline constexpr int kByConstraint = -1;
+
 struct Proposal {
   std::vector<TokenId> tokens;  // empty if there is nothing to propose
   // Number of tokens before the end of the text that equal those before the place from which
-  // `tokens` were taken, at most kLongestMatch; 0 if a draft model proposes them.
-  int matched = 0;
+  // `tokens` were taken, at most kLongestMatch; kByModel or kByConstraint for other proposals.
+  int matched = kByModel;
 
   // Returns on how many matching tokens token `i` rests if those before it are right.
-  int MatchedBefore(size_t i) const { return matched == 0 ? 0 : matched + static_cast<int>(i); }
+  int MatchedBefore(size_t i) const {
+    return matched <= kByModel ? matched : matched + static_cast<int>(i);
+  }
 };
 
 inline constexpr int kShortestMatch = 2;

@@ -153,6 +153,7 @@ void SamplingState::Penalise(std::span<float> logits) const {
 }
 
 void SamplingState::CountToken(TokenId token) {
+  if (keeps_steps_) steps_.push_back({constraint_->StateHash(), token});
   ++generated_;
   mask_is_current_ = false;
   if (changes_) ++counts_[token];
@@ -198,7 +199,9 @@ bool SamplingState::AcceptUnlessLast(TokenId token) {
   if (constraint_ != nullptr) {
     std::unique_ptr<ConstraintState> next = constraint_->Clone();
     if (!next->Accept(token) || (next->complete() && !next->can_continue())) return false;
+    CountToken(token);
     constraint_ = std::move(next);
+    return true;
   }
   CountToken(token);
   return true;

@@ -16,6 +16,12 @@
 
 namespace moeserve {
 
+// A token, and the state of the constraint (ConstraintState::StateHash()) before it.
+struct ConstraintStep {
+  uint64_t state = 0;
+  TokenId token = 0;
+};
+
 // The sampling state of one sequence; it depends on the sequence's earlier tokens.
 class SamplingState {
  public:
@@ -44,6 +50,12 @@ class SamplingState {
   // Whether the structured output is complete and only EOS may follow.
   bool constraint_ended() const;
 
+  const ConstraintState* constraint() const { return constraint_.get(); }  // null: there is none
+  // From now on keeps the tokens that it accepts and the states of the constraint before them.
+  void KeepSteps() { keeps_steps_ = constraint_ != nullptr; }
+  // Returns the steps since the last call.
+  std::vector<ConstraintStep> TakeSteps() { return std::exchange(steps_, {}); }
+
  private:
   // Sets mask_ to the tokens that the constraint and allowed_token_ids allow.
   void FillMask(int vocab_size);
@@ -63,6 +75,8 @@ class SamplingState {
   std::unique_ptr<ConstraintState> constraint_;
   std::vector<uint32_t> mask_;
   bool mask_is_current_ = false;  // whether mask_ holds for the next token
+  bool keeps_steps_ = false;
+  std::vector<ConstraintStep> steps_;
 };
 
 // Chooses tokens. Holds scratch memory, so only one thread at a time may use it.

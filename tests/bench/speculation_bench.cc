@@ -81,6 +81,7 @@ class Script : public CompiledConstraint, public std::enable_shared_from_this<Sc
     }
     bool complete() const override { return next_ == script_->tokens_.size(); }
     bool can_continue() const override { return !complete(); }
+    uint64_t StateHash() const override { return next_; }
     std::unique_ptr<ConstraintState> Clone() const override {
       return std::make_unique<State>(*this);
     }

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <vector>
 
+#include "engine/draft/constraint_memory.h"
 #include "engine/draft/draft_depth.h"
 #include "engine/draft/prompt_lookup.h"
 #include "tests/support/random.h"
@@ -85,6 +87,103 @@ TEST(AcceptanceRecord, FollowsWhatWasSeenLast) {
   EXPECT_DOUBLE_EQ(record.Share(2, 0.3), 0.3) << "shorter matches are judged by themselves";
   for (int i = 0; i < 60; ++i) record.Add(5, false);
   EXPECT_LT(record.Share(5, 0.3), 0.15);
+}
+
+// Allows the tokens 0 to 9 for ever, unless `last` of them is a number of tokens after which the
+// text ends. Its state is the number of tokens modulo 4.
+class Cycle : public CompiledConstraint {
+ public:
+  explicit Cycle(int last = -1) : last_(last) {}
+  std::unique_ptr<ConstraintState> NewState() const override {
+    return std::make_unique<State>(last_);
+  }
+  size_t memory_bytes() const override { return 0; }
+
+ private:
+  class State : public ConstraintState {
+   public:
+    explicit State(int last) : last_(last) {}
+    void AllowedTokens(std::span<uint32_t> mask, int64_t) override { mask[0] = 1023; }
+    bool Accept(TokenId token) override {
+      if (token > 9) return false;
+      ++count_;
+      return true;
+    }
+    bool complete() const override { return count_ == last_; }
+    bool can_continue() const override { return count_ != last_; }
+    uint64_t StateHash() const override { return static_cast<uint64_t>(count_ % 4); }
+    std::unique_ptr<ConstraintState> Clone() const override {
+      return std::make_unique<State>(*this);
+    }
+
+   private:
+    int last_;
+    int count_ = 0;
+  };
+  int last_;
+};
+
+TEST(ConstraintMemory, ProposesWhatFollowedTheState) {
+  ConstraintMemory memory;
+  const Cycle constraint, other;
+  const auto state = constraint.NewState();
+  EXPECT_TRUE(memory.Propose(&constraint, "", *state, 8).tokens.empty());
+  const std::vector<ConstraintStep> steps = {{0, 5}, {1, 6}, {2, 7}};
+  memory.Learn(&constraint, "", steps);
+  const Proposal proposal = memory.Propose(&constraint, "", *state, 8);
+  EXPECT_EQ(proposal.tokens, (Tokens{5, 6, 7})) << "nothing is known about state 3";
+  EXPECT_EQ(proposal.MatchedBefore(2), kByConstraint);
+  EXPECT_EQ(memory.Propose(&constraint, "", *state, 2).tokens, (Tokens{5, 6}));
+  EXPECT_EQ(state->StateHash(), 0u) << "the state itself does not change";
+  EXPECT_TRUE(memory.Propose(&other, "", *state, 8).tokens.empty());
+  EXPECT_TRUE(memory.Propose(&constraint, "salt", *state, 8).tokens.empty()) << "another user";
+}
+
+TEST(ConstraintMemory, StopsBeforeTheEndAndAtTokensThatAreNotAllowed) {
+  ConstraintMemory memory;
+  const Cycle ends(3), constraint;
+  const std::vector<ConstraintStep> steps = {{0, 5}, {1, 6}, {2, 7}}, wrong = {{0, 5}, {1, 12}};
+  memory.Learn(&ends, "", steps);
+  EXPECT_EQ(memory.Propose(&ends, "", *ends.NewState(), 8).tokens, (Tokens{5, 6}));
+  memory.Learn(&constraint, "", wrong);
+  EXPECT_EQ(memory.Propose(&constraint, "", *constraint.NewState(), 8).tokens, Tokens{5});
+}
+
+TEST(ConstraintMemory, NoLongerProposesWhatVaries) {
+  ConstraintMemory memory;
+  const Cycle constraint;
+  const auto state = constraint.NewState();
+  const auto follows = [&](TokenId token) {
+    const ConstraintStep step{0, token};
+    memory.Learn(&constraint, "", {&step, 1});
+  };
+  const auto proposed = [&] { return memory.Propose(&constraint, "", *state, 1).tokens; };
+  follows(1);
+  EXPECT_EQ(proposed(), Tokens{1});
+  follows(2);
+  EXPECT_TRUE(proposed().empty());
+  for (TokenId token : {3, 4, 5, 6, 7, 8}) follows(token);
+  EXPECT_TRUE(proposed().empty());
+  for (int i = 0; i < 6; ++i) follows(9);
+  EXPECT_EQ(proposed(), Tokens{9});
+}
+
+TEST(ConstraintMemory, HasALimit) {
+  ConstraintMemory memory;
+  std::vector<Cycle> constraints(100);
+  const ConstraintStep step{0, 4};
+  for (const Cycle& c : constraints) memory.Learn(&c, "", {&step, 1});
+  const auto knows = [&](const Cycle& c) {
+    return !memory.Propose(&c, "", *c.NewState(), 1).tokens.empty();
+  };
+  EXPECT_FALSE(knows(constraints.front()));
+  EXPECT_TRUE(knows(constraints.back()));
+  std::vector<ConstraintStep> many;
+  for (uint64_t i = 100; i < 10'000; ++i) many.push_back({i, 4});
+  many.push_back({0, 4});
+  const Cycle full;
+  memory.Learn(&full, "", many);
+  EXPECT_FALSE(knows(full)) << "there was no room for state 0";
 }
 
 // A model with 64 experts of which a token selects 4: most of a step of one row is not experts.

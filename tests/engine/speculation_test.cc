@@ -424,6 +424,31 @@ TEST_P(SpeculationTest, AModelThatDraftsForItselfIsRightAfterPreemptions) {
   EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens);
 }
 
+// Keys and punctuation come back in every answer by the same schema.
+TEST_P(SpeculationTest, AnswersByASchemaTeachTheNext) {
+  if (TestDevice() != "cpu") GTEST_SKIP() << "the host draws these tokens on every device";
+  EngineOptions options = Options({.max_tokens = 8, .prompt_lookup = false, .always = true});
+  auto drafting = Start(options);
+  const Constraints constraints = Compile(drafting->get());
+  std::vector<uint64_t> accepted;
+  for (int i = 0; i < 5; ++i) {
+    Request r;
+    r.id = std::to_string(i);
+    r.prompt = golden_.Prompt(0);
+    r.sampling.max_tokens = 60;
+    r.sampling.temperature = 0.0;
+    r.sampling.constraint = constraints.schema;
+    if (i == 4) r.cache_salt = "another user";
+    auto sink = drafting->Submit(std::move(r));
+    ASSERT_TRUE(sink->Wait().ok()) << sink->Wait();
+    accepted.push_back(drafting->get().Stats().accepted_tokens);
+  }
+  // The output is the same each time, so whatever varied not within it is right.
+  EXPECT_GT(accepted[1] - accepted[0], accepted[0] + 3);
+  EXPECT_GE(accepted[3] - accepted[2], accepted[1] - accepted[0]);
+  EXPECT_EQ(accepted[4] - accepted[3], accepted[0]) << "others' answers are not used";
+}
+
 // A device draws the tokens of drafted rows itself, and counts the experts after that.
 TEST_P(SpeculationTest, ADeviceVerifiesDrafts) {
   auto plain = Start(Options({}));

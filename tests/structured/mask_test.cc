@@ -246,6 +246,25 @@ TEST(MaskTest, ClonesAreIndependent) {
 }
 
 // Threads share a constraint with its cached masks, and use clones of one state.
+// A hash is that of the state, not of the text that led to it.
+TEST(MaskTest, EqualStatesHaveEqualHashes) {
+  const auto constraint = Compile(Schema(R"({"type": "object", "properties": {
+      "a": {"type": "integer"}, "b": {"type": "string"}}, "additionalProperties": false})"));
+  const auto hash = [&](std::string_view text) {
+    const auto state = constraint->NewState();
+    for (const char c : text) EXPECT_TRUE(state->Accept(2 + static_cast<uint8_t>(c))) << text;
+    const auto clone = state->Clone();
+    EXPECT_EQ(clone->StateHash(), state->StateHash());
+    return state->StateHash();
+  };
+  EXPECT_EQ(hash(R"({"a":12,)"), hash(R"({"a":-7,)"));
+  EXPECT_EQ(hash(R"({"a":12,"b":"x"})"), hash(R"({"b":"long text","a":12})")) << "both have ended";
+  EXPECT_EQ(hash(R"({"b":"one)"), hash(R"({"b":"another)"));
+  EXPECT_NE(hash(R"({"a":12,)"), hash(R"({"b":"",)"));
+  EXPECT_NE(hash("{"), hash(R"({")"));
+  EXPECT_NE(hash(R"({"a":1)"), hash(R"({"a":1,)"));
+}
+
 TEST(MaskTest, ThreadsDrawTheSameAnswers) {
   const auto& vocabulary = *SmallVocabulary();
   for (const ConstraintSpec& spec :

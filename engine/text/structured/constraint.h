@@ -50,6 +50,10 @@ class ConstraintState {
   // Whether any byte may follow the text so far.
   virtual bool can_continue() const = 0;
 
+  // Returns a hash of the state. Equal states of a constraint have equal hashes, whatever texts led
+  // to them.
+  virtual uint64_t StateHash() const = 0;
+
   // Returns a copy that shares no mutable data with this object, so different threads may use the
   // two.
   virtual std::unique_ptr<ConstraintState> Clone() const = 0;

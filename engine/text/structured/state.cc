@@ -104,6 +104,12 @@ class State : public ConstraintState {
                        [&](const Frame& top) { return matcher().CanContinue(top); });
   }
 
+  uint64_t StateHash() const override {
+    uint64_t sum = 0;  // the order of the alternatives does not matter
+    for (const Frame& top : tops_) sum += HashWith(kHashBasis, top.Hash());
+    return sum;
+  }
+
   std::unique_ptr<ConstraintState> Clone() const override {
     auto clone = std::make_unique<State>(compiled_);
     clone->tops_ = tops_;
