@@ -291,6 +291,7 @@ run_full() {
   stage "attack" attack_tests
   stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
+  if [[ $(uname -m) == x86_64 ]]; then stage "aarch64 under qemu" tests/aarch64.sh; fi
   stage "Python environment with PyTorch" make_reference_venv
   stage "goldens computed anew" check_goldens
   stage "routing records against the reference" routing_records

@@ -74,7 +74,8 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app.add_option("--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend")
-      ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}))
+      ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_i8mm",
+                             "neon_dot", "neon", "plain"}))
       ->capture_default_str();
   app.add_option("--packed-cache", options.packed_cache,
                  "Folder that keeps weights in the CPU backend's layout, for quicker starts, and "

@@ -13,6 +13,8 @@ namespace {
 constexpr int kProbeVectors = 16;  // with more, the compiler would not unroll the loops
 #elif defined(__AVX2__)
 constexpr int kProbeVectors = 6;
+#elif defined(MOESERVE_NEON_DOT)
+constexpr int kProbeVectors = 5;  // of four registers each
 #else
 constexpr int kProbeVectors = 3;
 #endif
@@ -112,6 +114,21 @@ int64_t ArithmeticInt8(int64_t iterations, float* sink) {
     for (int32_t l : lane) *sink += static_cast<float>(l);
   }
   return iterations * kRegisters * 16 * 2;
+}
+#elif defined(MOESERVE_NEON_DOT)
+int64_t ArithmeticInt8(int64_t iterations, float* sink) {
+  alignas(16) char weights[64], input[4] = {3, 3, 3, 3};
+  __builtin_memset(weights, 5, sizeof weights);
+  QuadLine line = LoadQuads(weights);
+  const QuadInput quad = BroadcastQuad(input);
+  IntVec acc[kProbeVectors];
+  for (int v = 0; v < kProbeVectors; ++v) acc[v] = BroadcastInt(v);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (uint8x16_t& q : line.q) __asm__ volatile("" : "+w"(q));
+    for (int v = 0; v < kProbeVectors; ++v) acc[v] = DotQuads(acc[v], line, quad);
+  }
+  for (int v = 0; v < kProbeVectors; ++v) *sink += static_cast<float>(SumInt(acc[v]));
+  return iterations * kProbeVectors * 64 * 2;
 }
 #else
 int64_t ArithmeticInt8(int64_t iterations, float* sink) {

@@ -1,5 +1,9 @@
 #include "kernels/cpu/isa/isa.h"
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 namespace moeserve::cpu {
 
 std::vector<const KernelTable*> SupportedTables() {
@@ -16,6 +20,13 @@ std::vector<const KernelTable*> SupportedTables() {
   if (vnni) tables.push_back(&kAvx512VnniTable);
   if (avx512) tables.push_back(&kAvx512Table);
   if (avx2) tables.push_back(&kAvx2Table);
+#elif defined(__aarch64__)
+  constexpr unsigned long kDotProducts = 1ul << 20;   // HWCAP_ASIMDDP
+  constexpr unsigned long kInt8Matrices = 1ul << 13;  // HWCAP2_I8MM
+  const bool dot = (getauxval(AT_HWCAP) & kDotProducts) != 0;
+  if (dot && (getauxval(AT_HWCAP2) & kInt8Matrices) != 0) tables.push_back(&kNeonI8mmTable);
+  if (dot) tables.push_back(&kNeonDotTable);
+  tables.push_back(&kNeonTable);
 #endif
   tables.push_back(&kPlainTable);
   return tables;

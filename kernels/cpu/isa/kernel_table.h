@@ -289,6 +289,10 @@ extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
 extern const KernelTable kAvx512VnniTable;
 extern const KernelTable kAvx512Bf16Table;
+#elif defined(__aarch64__)
+extern const KernelTable kNeonTable;
+extern const KernelTable kNeonDotTable;
+extern const KernelTable kNeonI8mmTable;
 #endif
 
 }  // namespace moeserve::cpu

@@ -11,7 +11,17 @@ namespace {
 
 // Of larger models, the lists of tensors take long to build.
 constexpr int kMostLayers = 16;
+constexpr int kMostExperts = 1000;  // of all layers together
 constexpr size_t kMostTensors = 5000;
+
+int Experts(const ModelSpec& spec) {
+  int experts = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.attention.routed()) experts += layer.attention.routing->num_experts;
+    if (layer.feed_forward.routed()) experts += layer.feed_forward.routing->num_experts;
+  }
+  return experts;
+}
 
 void Read(std::string_view text) {
   const auto config = ReadConfig(text, {}, Architectures());
@@ -22,7 +32,7 @@ void Read(std::string_view text) {
   CountAccepted();
   const ModelSpec& spec = (*config)->spec;
   MOESERVE_CHECK(Validate(spec).ok(), "an accepted model is valid");
-  if (spec.num_layers() > kMostLayers) return;
+  if (spec.num_layers() > kMostLayers || Experts(spec) > kMostExperts) return;
   const auto tensors = RequiredTensors(spec);
   if (tensors.size() > kMostTensors) return;
   for (const TensorRequirement& tensor : tensors) {
