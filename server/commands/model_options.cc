@@ -154,7 +154,9 @@ Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& opt
                                                      ProgressOutput output) {
   PackedCacheOptions packed;
   packed.folder = options.packed_cache;
-  if (options.packed_cache == "off") return std::unique_ptr<PackedCache>();
+  if (options.packed_cache.empty() || options.packed_cache == "off") {
+    return std::unique_ptr<PackedCache>();
+  }
   if (options.packed_cache == "auto") {
     if (backend.packed_layout().empty() || weight_bytes < kLeastPackedBytes) {
       return std::unique_ptr<PackedCache>();
@@ -175,7 +177,8 @@ Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& opt
 }
 
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options) {
-  if (options.packed_cache == "off" || options.packed_cache == "auto") return absl::OkStatus();
+  const std::string& cache = options.packed_cache;
+  if (cache.empty() || cache == "off" || cache == "auto") return absl::OkStatus();
   return absl::InvalidArgumentError(
       "--packed-cache: expected weights of a checkpoint, found synthetic ones");
 }

@@ -26,7 +26,7 @@ struct ModelOptionsText {
   std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string cpu_isa = "auto";
-  // "off", a folder, or "auto": a folder of the user, if the weights are not small.
+  // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
   std::string draft_model;  // folder or file; empty: none
 };
