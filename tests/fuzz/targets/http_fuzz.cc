@@ -20,7 +20,7 @@ namespace {
 struct Outcome {
   std::vector<RequestHead> requests;
   bool refused = false;
-  bool in_head = false;  // the bytes ended inside a head
+  bool waiting = false;  // the bytes ended inside a head or a body
 };
 
 HttpLimits Limits() {
@@ -48,7 +48,7 @@ Outcome Read(std::string_view bytes, size_t step, const HttpLimits& limits) {
     HeadSearch found = FindHead(buffer, limits);
     while (!found.size && !found.refusal && more()) found = FindHead(buffer, limits);
     out.refused = found.refusal.has_value();
-    out.in_head = !found.size && !found.refusal;
+    out.waiting = !found.size && !found.refusal;
     if (!found.size) break;
     MOESERVE_CHECK(*found.size <= buffer.size(), "the head has arrived");
     RequestParser parser(limits);
@@ -76,6 +76,7 @@ Outcome Read(std::string_view bytes, size_t step, const HttpLimits& limits) {
       }
       if (!more()) break;
     }
+    out.waiting = !parser.is_done() && !out.refused;
     if (!parser.is_done() || out.refused) break;
     head.request.body = parser.TakeBody();
     MOESERVE_CHECK(head.request.body.size() <= limits.max_body_bytes, "the limit on bodies");
@@ -138,8 +139,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const server::HttpLimits& limits = step % 2 == 0 ? small : usual;
   const Outcome whole = Read(input.rest(), input.rest().size() + 1, limits);
   const Outcome parts = Read(input.rest(), step, limits);
-  // A head that is not complete may be refused early or later.
-  MOESERVE_CHECK(whole.refused == parts.refused || whole.in_head || parts.in_head,
+  // A head or a chunk's line that is not complete may be refused early or later, but it is never
+  // accepted.
+  MOESERVE_CHECK(whole.refused == parts.refused || whole.waiting || parts.waiting,
                  "how bytes arrive does not change the verdict");
   MOESERVE_CHECK(whole.requests.size() == parts.requests.size(), "the same number of requests");
   for (size_t i = 0; i < whole.requests.size(); ++i) {
