@@ -543,9 +543,9 @@ ExpertProfile SmallProfile(uint64_t seed) {
   p.model = "m";
   p.vocabulary = 3;
   BlockExpertStats b = SmallBlock();
-  for (auto* counts : {&b.selections, &b.decode_selections, &b.visits, &b.recomputed_selections,
-                       &b.rejected_selections, &b.touching_tokens, &b.router.selections,
-                       &b.distinct_histogram}) {
+  for (auto* counts :
+       {&b.selections, &b.decode_selections, &b.visits, &b.recomputed_selections,
+        &b.rejected_selections, &b.touching_tokens, &b.router.selections, &b.distinct_histogram}) {
     counts->resize(4);
     for (uint64_t& n : *counts) n = static_cast<uint64_t>(random.Below(100));
   }
