@@ -72,6 +72,10 @@ EOF
     -DCMAKE_TOOLCHAIN_FILE="$PWD/$build/toolchain.cmake"
 }
 
+if ! grep -qs '^VERSION_CODENAME=bookworm$' /etc/os-release; then
+  echo "aarch64.sh: skipped, because its list of libraries is that of Debian 12"
+  exit 0
+fi
 mkdir -p "$build"
 install_tools
 make_root

@@ -15,10 +15,10 @@
 
 namespace moeserve {
 
-// Remembers, for each state of a constraint, the token that followed it last. A state's token is
-// proposed until it was wrong as often as it was right. Only requests with equal cache keys
-// (Sequence::cache_key) share what is remembered, so proposals tell nothing about other users.
-// Engine thread only.
+// Remembers, for each state of a constraint, a token that followed it. A token that turned out
+// wrong is not proposed before it was right again; one that was right repeatedly may be wrong once.
+// Only requests with equal cache keys (Sequence::cache_key) share what is remembered, so proposals
+// tell nothing about other users. Engine thread only.
 class ConstraintMemory {
  public:
   // Adds the tokens that a request drew under its constraint.

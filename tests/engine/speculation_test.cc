@@ -457,7 +457,10 @@ TEST_P(SpeculationTest, ADeviceVerifiesDrafts) {
     Request r = MakeRequest(golden_, {}, 8 * i);
     r.prompt.resize(12);
     for (size_t t = 6; t < 12; ++t) r.prompt[t] = r.prompt[t - 6];
-    r.sampling.max_tokens = 12;
+    r.sampling.max_tokens = i == 0 ? 12 : 30;
+    // Two tokens at most to draw from, so that drawn tokens often follow a draft that was right.
+    r.sampling.temperature = i == 0 ? 0.0 : 1.0;
+    r.sampling.top_k = 2;
     auto expected = plain->Submit(r);
     ASSERT_TRUE(expected->Wait().ok()) << expected->Wait();
     ExpectSameOutput(*drafting->Submit(std::move(r)), *expected);
