@@ -119,11 +119,12 @@ def test_counters_agree_with_what_was_done(own_server):
     assert gain("step_tokens_count") == gain("step_sequences_count") == steps
     durations = [gain("step_duration_seconds_count", phase=phase) for phase in ("prefill", "decode")]
     assert sum(durations) == steps and min(durations) > 0
-    # The model does not process the last token of a sequence, and it processes a prompt once for
-    # all samples.
+    # The model does not process the last token of a sequence, it processes a prompt once for all
+    # samples, and it processes drafted tokens that it then does not draw.
     run = sum(len(body["prompt"]) for body in bodies) + generated - sequences
     cached = gain("prefix_cache_hit_tokens_total")
-    assert gain("step_tokens_sum") == run - cached
+    rejected = gain("draft_tokens_total") - gain("draft_accepted_tokens_total")
+    assert gain("step_tokens_sum") == run - cached + rejected
 
 
 def test_expert_counters_agree_with_each_other(own_server):
@@ -133,6 +134,7 @@ def test_expert_counters_agree_with_each_other(own_server):
     with urllib.request.urlopen(f"{own_server.url}/v1/experts/stats") as answer:
         stats = json.load(answer)
     assert stats["layers"], config
+    rejected = now("draft_tokens_total") - now("draft_accepted_tokens_total")
     for layer in stats["layers"]:
         labels = {"model": "test-model", "layer": str(layer["layer"]), "block": layer["block"]}
         rows = now.total("moe_layer_rows_total", **labels)
@@ -143,8 +145,12 @@ def test_expert_counters_agree_with_each_other(own_server):
             assert now("moe_expert_weight_total", **labels, expert=str(expert)) == pytest.approx(
                 layer["weight_sums"][expert])
         assert now("moe_recomputed_tokens_total", **labels) == 0
-    # In each step, an expert processes one row for every selection of the expert.
-    assert now.total("moe_expert_tokens_per_step_sum") == now.total("moe_expert_tokens_total")
+        assert now("moe_rejected_tokens_total", **labels) == rejected
+    # In each step, an expert processes one row for every selection of the expert, those for
+    # rejected tokens included.
+    rejected_rows = sum(sum(layer["rejected"]["counts"]) for layer in stats["layers"])
+    assert now.total("moe_expert_tokens_per_step_sum") == (
+        now.total("moe_expert_tokens_total") + rejected_rows)
     assert now.total("moe_active_experts_per_step_sum") == now.total(
         "moe_expert_tokens_per_step_count")
     assert now.total("moe_active_experts_per_step_count") == len(stats["layers"]) * now(
