@@ -4,18 +4,6 @@
 #include "server/base/api_error.h"
 
 namespace moeserve::server {
-namespace {
-
-// Returns the cache key of a constraint. The key contains the length of every text before the text,
-// so that equal keys mean equal constraints.
-std::string KeyOf(const ConstraintSpec& spec) {
-  std::string key = Concat(static_cast<int>(spec.kind), spec.strict ? 's' : '-', spec.text.size(),
-                           ':', spec.text);
-  for (const std::string& choice : spec.choices) key += Concat(choice.size(), ':', choice);
-  return key;
-}
-
-}  // namespace
 
 ConstraintCompiler::ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
                                        ConstraintLimits limits, size_t max_cached_bytes)
@@ -32,7 +20,7 @@ Result<std::shared_ptr<const CompiledConstraint>> ConstraintCompiler::Compile(
     return refuse(absl::InvalidArgumentError(Concat("this model cannot constrain its text: ",
                                                     std::string(vocabulary_.status().message()))));
   }
-  std::string key = KeyOf(field.spec);
+  std::string key = CanonicalText(field.spec);
   if (auto found = FindKey(key)) return found;
   auto compiled = CompileConstraint(field.spec, *vocabulary_, limits_);
   if (!compiled.ok()) return refuse(compiled.status());
@@ -41,7 +29,7 @@ Result<std::shared_ptr<const CompiledConstraint>> ConstraintCompiler::Compile(
 }
 
 std::shared_ptr<const CompiledConstraint> ConstraintCompiler::Find(const ConstraintField& field) {
-  return FindKey(KeyOf(field.spec));
+  return FindKey(CanonicalText(field.spec));
 }
 
 std::shared_ptr<const CompiledConstraint> ConstraintCompiler::FindKey(const std::string& key) {

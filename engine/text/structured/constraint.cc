@@ -83,6 +83,10 @@ Result<Grammar> CompileGrammar(const ConstraintSpec& spec, const VocabularyIndex
       MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, ChoiceDfa(spec.choices, limits, &budget));
       return WholeText(std::move(dfa), any_string, spellable, &budget);
     }
+    case ConstraintSpec::Kind::kGrammar:
+      return absl::InvalidArgumentError("grammars are not supported");
+    case ConstraintSpec::Kind::kFormat:
+      return absl::InvalidArgumentError("formats of several parts are not supported");
   }
   return absl::InvalidArgumentError("unknown kind of constraint");
 }

@@ -1,5 +1,6 @@
 // Structured output: which tokens may come next so that the text of a sequence matches a JSON
-// schema, a regular expression or one of a list of choices.
+// schema, a regular expression, one of a list of choices, a context-free grammar, or a format of
+// several parts (text_format.h).
 //
 // White space in JSON is limited to what common JSON writers produce. After an opening bracket and
 // after a comma: nothing, one space, or a line end and up to 64 spaces and tabs. After a colon:
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/text/structured/text_format.h"
 #include "engine/text/structured/vocabulary_index.h"
 #include "engine/text/tokenizer/tokenizer.h"
 
@@ -67,24 +69,38 @@ class CompiledConstraint {
   virtual std::unique_ptr<ConstraintState> NewState() const = 0;
   // Returns the approximate number of bytes of memory, including masks that may be cached later.
   virtual size_t memory_bytes() const = 0;
+  // Returns the special tokens that this constraint allows as text, in ascending order: their text
+  // is part of the response even if the request omits special tokens (see text_format.h). Valid as
+  // long as the object.
+  virtual std::span<const TokenId> text_tokens() const { return {}; }
 };
 
 struct ConstraintSpec {
-  enum class Kind { kJsonObject, kJsonSchema, kRegex, kChoice };
+  enum class Kind { kJsonObject, kJsonSchema, kRegex, kChoice, kGrammar, kFormat };
   Kind kind = Kind::kJsonObject;
-  // The JSON schema or the pattern. A pattern must match the whole text.
+  // The JSON schema, the pattern or the grammar. A pattern must match the whole text.
   std::string text;
   std::vector<std::string> choices;
   // If true, unknown keywords are errors; otherwise they are ignored as annotations.
   bool strict = false;
+  // kFormat: the format of the whole text; not null.
+  std::shared_ptr<const TextFormat> format;
 };
 
+// Returns the constraint for texts with tagged regions, such as tool calls.
+ConstraintSpec TagsConstraint(StructuralTags tags);
+
+// Returns a text that two constraints share if and only if they are equal.
+std::string CanonicalText(const ConstraintSpec& spec);
+
 struct ConstraintLimits {
-  int schema_nesting = 32;         // largest depth of schemas inside schemas
-  size_t schema_bytes = 64 << 10;  // largest size of the schema, also of all choices together
-  int enum_entries = 1000;         // largest number of entries in one enum, also of choices
-  size_t pattern_bytes = 1 << 10;  // largest size of one pattern
-  int states = 100000;             // largest number of states of all automata together
+  int schema_nesting = 32;          // largest depth of schemas inside schemas
+  size_t schema_bytes = 64 << 10;   // largest size of the schema, also of all choices together
+  int enum_entries = 1000;          // largest number of entries in one enum, also of choices
+  size_t pattern_bytes = 1 << 10;   // largest size of one pattern
+  size_t grammar_bytes = 64 << 10;  // largest size of one grammar
+  int format_parts = 2000;          // largest number of parts and tags of a format
+  int states = 100000;              // largest number of states of all automata together
   std::chrono::milliseconds compile_time{2000};
   int64_t shortest_answer = 1 << 20;  // largest size in bytes of the shortest text that matches
 };
