@@ -8,7 +8,7 @@
 #include "server/base/text_values.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
-#include "server/openai/chat_format.h"
+#include "server/chat/chat_format.h"
 
 namespace moeserve::server {
 namespace {

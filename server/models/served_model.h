@@ -16,7 +16,7 @@
 #include "server/generation/engine_watchdog.h"
 #include "server/generation/live_generations.h"
 #include "server/metrics/expert_metrics.h"
-#include "server/openai/chat_format.h"
+#include "server/chat/chat_format.h"
 #include "server/reports/expert_history.h"
 
 namespace moeserve::server {

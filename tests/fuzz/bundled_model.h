@@ -9,7 +9,7 @@
 #include "model_loaders/loader.h"
 #include "server/base/memory_budget.h"
 #include "server/generation/generation_request.h"
-#include "server/openai/chat_format.h"
+#include "server/chat/chat_format.h"
 
 namespace moeserve::testing {
 

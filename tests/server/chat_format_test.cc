@@ -1,4 +1,4 @@
-#include "server/openai/chat_format.h"
+#include "server/chat/chat_format.h"
 
 #include <gtest/gtest.h>
 

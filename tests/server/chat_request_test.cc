@@ -1,4 +1,4 @@
-#include "server/openai/chat_request.h"
+#include "server/chat/chat_request.h"
 
 #include <gtest/gtest.h>
 

@@ -25,7 +25,7 @@
 #include "server/http/routes/api.h"
 #include "server/http/server.h"
 #include "server/keys/key_file_watcher.h"
-#include "server/openai/chat_format.h"
+#include "server/chat/chat_format.h"
 #include "server/process/allocator_trim.h"
 #include "server/process/descriptors.h"
 #include "server/process/signals.h"

@@ -14,7 +14,7 @@
 #include "server/open_inference/infer_request.h"
 #include "server/open_inference/tensor_bytes.h"
 #include "server/openai/answer.h"
-#include "server/openai/chat_request.h"
+#include "server/chat/chat_request.h"
 #include "server/openai/completion_request.h"
 #include "server/openai/unsupported_fields.h"
 #include "tests/fuzz/bundled_model.h"

@@ -1,4 +1,4 @@
-#include "server/openai/chat_conversation.h"
+#include "server/chat/chat_conversation.h"
 
 #include <algorithm>
 #include <utility>

@@ -13,7 +13,7 @@
 #include "engine/text/tokenizer/tokenizer.h"
 #include "model_loaders/tokenizer/tokenizer_config.h"
 #include "server/base/limits.h"
-#include "server/openai/chat_conversation.h"
+#include "server/chat/chat_conversation.h"
 
 namespace moeserve::server {
 

@@ -1,4 +1,4 @@
-#include "server/openai/chat_response.h"
+#include "server/chat/chat_response.h"
 
 #include <string>
 #include <string_view>

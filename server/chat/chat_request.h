@@ -6,8 +6,8 @@
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 #include "server/generation/generation_request.h"
-#include "server/openai/chat_conversation.h"
-#include "server/openai/chat_format.h"
+#include "server/chat/chat_conversation.h"
+#include "server/chat/chat_format.h"
 
 namespace moeserve::server {
 
