@@ -6,9 +6,10 @@
 namespace moeserve {
 
 OutputText::OutputText(const Tokenizer* tokenizer, bool skip_special_tokens,
-                       std::vector<std::string> stop, bool include_stop, int min_tokens)
+                       std::vector<std::string> stop, bool include_stop, int min_tokens,
+                       std::span<const TokenId> kept)
     : stop_(std::move(stop)), include_stop_(include_stop), before_stop_(min_tokens) {
-  if (tokenizer != nullptr) decoder_.emplace(tokenizer, skip_special_tokens);
+  if (tokenizer != nullptr) decoder_.emplace(tokenizer, skip_special_tokens, kept);
 }
 
 std::string OutputText::Push(TokenId token) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,10 @@ namespace moeserve {
 class OutputText {
  public:
   // `tokenizer` outlives the object; if null, all text is empty. A stop string counts only if it
-  // ends in the text of a token after the first `min_tokens` tokens.
+  // ends in the text of a token after the first `min_tokens` tokens. `kept` are the special tokens
+  // (in ascending order) whose text is never omitted; they outlive the object.
   OutputText(const Tokenizer* tokenizer, bool skip_special_tokens, std::vector<std::string> stop,
-             bool include_stop, int min_tokens = 0);
+             bool include_stop, int min_tokens = 0, std::span<const TokenId> kept = {});
 
   // Returns the text that became final with this token; empty after a stop string matched.
   std::string Push(TokenId token);

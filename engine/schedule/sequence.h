@@ -28,7 +28,9 @@ struct Sequence {
       : request(std::move(r)),
         sink(std::move(s)),
         text(tokenizer, request.sampling.skip_special_tokens, request.sampling.stop,
-             request.sampling.include_stop, request.sampling.min_tokens),
+             request.sampling.include_stop, request.sampling.min_tokens,
+             request.sampling.constraint != nullptr ? request.sampling.constraint->text_tokens()
+                                                    : std::span<const TokenId>()),
         sampling(request.sampling, request.prompt, eos),
         tokens(request.prompt) {
     const auto& salt = request.cache_salt;

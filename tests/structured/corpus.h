@@ -7,6 +7,45 @@
 
 namespace moeserve::testing {
 
+// Texts with tagged regions.
+inline std::vector<ConstraintSpec> FormatCorpus() {
+  using Kind = TextFormat::Kind;
+  const auto content = [](Kind kind, std::string text) {
+    TextFormat out;
+    out.kind = kind;
+    out.text = std::move(text);
+    return out;
+  };
+  StructuralTags calls;
+  calls.tags = {{"{\"name\": \"a\"", content(Kind::kJsonObject, ""), "}"},
+                {"{\"name\": \"abc\"", content(Kind::kRegex, "[a-z ]*"), "\"}"},
+                {"{\"nam", content(Kind::kAnyText, ""), "\"]}"}};
+  calls.triggers = {"{\"n"};
+  StructuralTags limited = calls;
+  limited.max_tags = 2;
+  limited.at_least_one = true;
+  StructuralTags array;
+  array.tags = {{"", content(Kind::kJsonSchema, R"({"type": "integer"})"), ""},
+                {"", content(Kind::kJsonSchema, R"({"enum": ["x"]})"), ""}};
+  array.json_array = true;
+  array.prefix = "é";
+  StructuralTags list;
+  list.tags = {{"a", content(Kind::kRegex, "b{0,3}"), ""}, {"ab", content(Kind::kText, "c"), "d"}};
+  list.free_text = false;
+  list.prefix = "[";
+  list.separator = ", ";
+  list.suffix = "]";
+  TextFormat sequence = content(Kind::kSequence, "");
+  sequence.parts = {content(Kind::kAnyText, ""), content(Kind::kRegex, "\\d+"),
+                    content(Kind::kText, "."), content(Kind::kJsonSchema, R"({"type": "number"})"),
+                    content(Kind::kAnyText, "")};
+  ConstraintSpec parts;
+  parts.kind = ConstraintSpec::Kind::kFormat;
+  parts.format = std::make_shared<const TextFormat>(std::move(sequence));
+  return {TagsConstraint(calls), TagsConstraint(limited), TagsConstraint(array),
+          TagsConstraint(list), parts};
+}
+
 inline std::vector<ConstraintSpec> Corpus() {
   std::vector<ConstraintSpec> out;
   for (const char* schema : {
@@ -58,6 +97,7 @@ inline std::vector<ConstraintSpec> Corpus() {
   }
   out.push_back(Choices({"yes", "yes, it is", "no", "né", ""}));
   out.push_back({});
+  for (ConstraintSpec& spec : FormatCorpus()) out.push_back(std::move(spec));
   return out;
 }
 

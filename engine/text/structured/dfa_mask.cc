@@ -55,6 +55,29 @@ int64_t WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t s
   return visited;
 }
 
+std::vector<int32_t> NodesAfterEnds(const VocabularyIndex& vocabulary, const ByteDfa& dfa,
+                                    int32_t state, const ByteSet& bytes, int64_t* visited) {
+  std::vector<int32_t> out;
+  std::vector<int32_t> states(static_cast<size_t>(vocabulary.max_depth()) + 1);
+  states[0] = state;
+  const std::vector<VocabularyIndex::Node>& nodes = vocabulary.nodes();
+  const int32_t end = static_cast<int32_t>(nodes.size());
+  for (int32_t i = 1; i < end;) {
+    ++*visited;
+    const VocabularyIndex::Node& node = nodes[i];
+    const int32_t above = states[node.depth - 1];
+    if (dfa.accepting[above] && bytes[node.byte]) out.push_back(i);
+    const int32_t next = dfa.Next(above, node.byte);
+    if (next == kDead || !dfa.has_next[next]) {
+      i = node.end;
+      continue;
+    }
+    states[node.depth] = next;
+    ++i;
+  }
+  return out;
+}
+
 std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabulary,
                                                  const ByteDfa& dfa, int32_t dfa_id, int32_t state,
                                                  bool at_root, int64_t room) {
@@ -79,6 +102,23 @@ std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabula
   std::lock_guard lock(mutex_);
   if (bytes_ + bytes <= max_bytes_ && masks_.try_emplace(key, mask).second) bytes_ += bytes;
   return mask;
+}
+
+std::shared_ptr<const NodesAfter> DfaMaskCache::GetAfter(const VocabularyIndex& vocabulary,
+                                                         const ByteDfa& dfa, int32_t dfa_id,
+                                                         int32_t state, const ByteSet& bytes) {
+  const std::tuple key(dfa_id, state, bytes.to_string());
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = after_.find(key);
+    if (it != after_.end()) return it->second;
+  }
+  auto after = std::make_shared<NodesAfter>();
+  after->nodes = NodesAfterEnds(vocabulary, dfa, state, bytes, &after->visited);
+  const size_t size = sizeof(int32_t) * after->nodes.size() + 512;
+  std::lock_guard lock(mutex_);
+  if (bytes_ + size <= max_bytes_ && after_.try_emplace(key, after).second) bytes_ += size;
+  return after;
 }
 
 }  // namespace moeserve::structured

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -29,6 +30,12 @@ struct DfaMask {
   int64_t visited = 0;  // number of trie nodes visited to compute the mask
 };
 
+// The result of NodesAfterEnds().
+struct NodesAfter {
+  std::vector<int32_t> nodes;
+  int64_t visited = 0;
+};
+
 // Limits of a walk: on the characters of a string, and on the bytes that complete the value.
 struct WalkLimits {
   // Whether min_chars and max_chars apply.
@@ -49,6 +56,13 @@ struct WalkLimits {
 int64_t WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t state,
                 const WalkLimits& limits, std::span<uint32_t> tokens, std::vector<DfaExit>* exits);
 
+// Returns the nodes whose byte is in `bytes` and at whose parents the automaton, begun in `state`,
+// accepts and may also continue: where tokens go on after the end of a text that the automaton need
+// not end. The root counts as a parent if `state` accepts. Adds the number of trie nodes visited to
+// `*visited`.
+std::vector<int32_t> NodesAfterEnds(const VocabularyIndex& vocabulary, const ByteDfa& dfa,
+                                    int32_t state, const ByteSet& bytes, int64_t* visited);
+
 // Caches the results of walks that are limited only by a number of characters. The key is the
 // automaton, the state and that number. Thread-safe.
 class DfaMaskCache {
@@ -60,12 +74,16 @@ class DfaMaskCache {
   // values from the vocabulary's max_depth() on mean no limit.
   std::shared_ptr<const DfaMask> Get(const VocabularyIndex& vocabulary, const ByteDfa& dfa,
                                      int32_t dfa_id, int32_t state, bool at_root, int64_t room);
+  // Returns what NodesAfterEnds() returns.
+  std::shared_ptr<const NodesAfter> GetAfter(const VocabularyIndex& vocabulary, const ByteDfa& dfa,
+                                             int32_t dfa_id, int32_t state, const ByteSet& bytes);
 
  private:
   const size_t max_bytes_;
   std::mutex mutex_;
   size_t bytes_ = 0;
   std::map<std::tuple<int32_t, int32_t, bool, int64_t>, std::shared_ptr<const DfaMask>> masks_;
+  std::map<std::tuple<int32_t, int32_t, std::string>, std::shared_ptr<const NodesAfter>> after_;
 };
 
 }  // namespace moeserve::structured

@@ -113,6 +113,10 @@ class Measurer {
     return size;
   }
 
+  Size Measure(const RuleNode& rule) const {
+    return {rule.states[0].distance, 1 + rule.states[0].height};
+  }
+
   Size Measure(const ChoiceNode& choice) const {
     Size size{kUnreachable, 0};
     for (const NodeId option : choice.options) {
@@ -164,8 +168,35 @@ int64_t WorkOf(const Node& node) {
     others = array->prefix.size();
   } else if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
     others = choice->options.size();
+  } else if (const auto* rule = std::get_if<RuleNode>(&node.value)) {
+    others = rule->states.size();
+    for (const RuleNode::State& state : rule->states) others += state.edges.size();
   }
   return 1 + static_cast<int64_t>(others);
+}
+
+// Lowers the distances and heights of the states of `rule` as far as those of the nodes allow.
+Status RelaxStates(const Grammar& grammar, RuleNode* rule, CompileBudget* budget) {
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (size_t i = rule->states.size(); i-- > 0;) {
+      RuleNode::State& state = rule->states[i];
+      Size best{state.distance, state.height};
+      if (state.accepting) best = std::min(best, Size{0, 0});
+      for (const RuleNode::Edge& edge : state.edges) {
+        const Node& node = grammar.nodes[edge.node];
+        const RuleNode::State& target = rule->states[edge.target];
+        best = std::min(
+            best, Size{Sum(node.distance, target.distance), std::max(node.height, target.height)});
+      }
+      if (best.distance >= kUnreachable || !(best < Size{state.distance, state.height})) continue;
+      state.distance = best.distance;
+      state.height = best.height;
+      changed = true;
+      MOESERVE_RETURN_IF_ERROR(budget->Tick(1 + static_cast<int64_t>(state.edges.size())));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Computes Node::distance of all nodes; repeats until no distance changes. This ends, because
@@ -178,6 +209,9 @@ Status MeasureDistances(Grammar* grammar, CompileBudget* budget) {
     for (size_t i = grammar->nodes.size(); i-- > 0;) {
       Node& node = grammar->nodes[i];
       MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * WorkOf(node)));
+      if (auto* rule = std::get_if<RuleNode>(&node.value)) {
+        MOESERVE_RETURN_IF_ERROR(RelaxStates(*grammar, rule, budget));
+      }
       const int64_t distance = measurer.Of(node).distance;
       if (distance < node.distance) {
         node.distance = distance;
@@ -189,24 +223,46 @@ Status MeasureDistances(Grammar* grammar, CompileBudget* budget) {
 }
 
 // Computes Node::height of all nodes in ascending order of Node::distance. The height of a node
-// depends on the nodes from which its shortest instance is built, and these come earlier in the
-// order: their distances are smaller. Only a choice has the same distance as its cheapest option,
-// so among equal distances choices come last.
-void MeasureHeights(Grammar* grammar) {
+// depends on the nodes from which its shortest instance is built, and most of these come earlier in
+// the order, because their distances are smaller. Choices and rules can have the same distance as a
+// node that they consist of; so among equal distances they come last, and the computation is
+// repeated until no height changes. This ends, because heights only decrease.
+Status MeasureHeights(Grammar* grammar, CompileBudget* budget) {
   std::vector<Node>& nodes = grammar->nodes;
   std::vector<NodeId> order;
+  bool rules = false;
   for (size_t i = 0; i < nodes.size(); ++i) {
-    if (nodes[i].distance < kUnreachable) order.push_back(static_cast<NodeId>(i));
+    nodes[i].height = 0;
+    if (nodes[i].distance >= kUnreachable) continue;
+    order.push_back(static_cast<NodeId>(i));
+    if (auto* rule = std::get_if<RuleNode>(&nodes[i].value)) {
+      rules = true;
+      for (RuleNode::State& state : rule->states) state.height = kUnreachable;
+    }
+    nodes[i].height = kUnreachable;
   }
+  const auto is_made_of_one = [&](NodeId id) {
+    return std::holds_alternative<ChoiceNode>(nodes[id].value) ||
+           std::holds_alternative<RuleNode>(nodes[id].value);
+  };
   std::sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
-    const auto key = [&](NodeId id) {
-      return std::tuple(nodes[id].distance, std::holds_alternative<ChoiceNode>(nodes[id].value),
-                        id);
-    };
-    return key(a) < key(b);
+    return std::tuple(nodes[a].distance, is_made_of_one(a), a) <
+           std::tuple(nodes[b].distance, is_made_of_one(b), b);
   });
   const Measurer measurer(*grammar, grammar->spellable);
-  for (const NodeId id : order) nodes[id].height = measurer.Of(nodes[id]).height;
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const NodeId id : order) {
+      MOESERVE_RETURN_IF_ERROR(budget->Tick(WorkOf(nodes[id])));
+      if (auto* rule = std::get_if<RuleNode>(&nodes[id].value)) {
+        MOESERVE_RETURN_IF_ERROR(RelaxStates(*grammar, rule, budget));
+      }
+      const int64_t height = measurer.Of(nodes[id]).height;
+      changed |= rules && height != nodes[id].height;
+      nodes[id].height = height;
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Removes from `node` the options, items and properties that have no instance which the vocabulary
@@ -226,11 +282,95 @@ void RemoveEndless(const Grammar& grammar, Node* node) {
       property.value = finite(property.value);
       if (property.suffix_bytes[0] >= kUnreachable) property.value = kNoNode;
     }
+  } else if (auto* rule = std::get_if<RuleNode>(&node->value)) {
+    for (RuleNode::State& state : rule->states) {
+      std::erase_if(state.edges, [&](const RuleNode::Edge& edge) {
+        return finite(edge.node) == kNoNode || rule->states[edge.target].distance >= kUnreachable;
+      });
+    }
   }
+}
+
+// Adds to each state of `rule` the edges of the states that it reaches over nodes with an empty
+// instance, and sorts the edges by the distance of the way through them.
+Status CloseStates(const Grammar& grammar, RuleNode* rule, CompileBudget* budget) {
+  std::vector<RuleNode::State>& states = rule->states;
+  std::vector<std::vector<RuleNode::Edge>> closed(states.size());
+  std::vector<size_t> seen_from(states.size(), states.size());
+  for (size_t s = 0; s < states.size(); ++s) {
+    std::vector<int32_t> reached = {static_cast<int32_t>(s)};
+    seen_from[s] = s;
+    for (size_t i = 0; i < reached.size(); ++i) {
+      const RuleNode::State& state = states[reached[i]];
+      MOESERVE_RETURN_IF_ERROR(budget->Tick(4 + static_cast<int64_t>(state.edges.size())));
+      for (const RuleNode::Edge& edge : state.edges) {
+        closed[s].push_back(edge);
+        if (grammar.nodes[edge.node].distance > 0 || seen_from[edge.target] == s) continue;
+        seen_from[edge.target] = s;
+        reached.push_back(edge.target);
+      }
+    }
+    const auto distance = [&](const RuleNode::Edge& edge) {
+      return Sum(grammar.nodes[edge.node].distance, states[edge.target].distance);
+    };
+    std::sort(closed[s].begin(), closed[s].end(),
+              [&](const RuleNode::Edge& a, const RuleNode::Edge& b) {
+                return std::pair(distance(a), a) < std::pair(distance(b), b);
+              });
+    closed[s].erase(std::unique(closed[s].begin(), closed[s].end()), closed[s].end());
+    if (reached.size() > 1) {
+      MOESERVE_RETURN_IF_ERROR(budget->AddStates(static_cast<int64_t>(closed[s].size())));
+    }
+  }
+  for (size_t s = 0; s < states.size(); ++s) {
+    states[s].edges = std::move(closed[s]);
+    states[s].accepting = states[s].distance == 0;
+  }
+  return absl::OkStatus();
+}
+
+// Computes Node::first of all nodes.
+Status FindFirstBytes(Grammar* grammar, CompileBudget* budget) {
+  std::vector<Node>& nodes = grammar->nodes;
+  for (Node& node : nodes) {
+    node.first.reset();
+    if (node.distance >= kUnreachable) continue;
+    if (const auto* scalar = std::get_if<ScalarNode>(&node.value)) {
+      const ByteDfa& dfa = *grammar->dfas[scalar->dfa];
+      for (int b = 0; b < 256; ++b) {
+        node.first[b] = dfa.Next(ByteDfa::kStart, static_cast<uint8_t>(b)) != kDead;
+      }
+    } else if (std::holds_alternative<ArrayNode>(node.value)) {
+      node.first.set('[');
+    } else if (std::holds_alternative<ObjectNode>(node.value)) {
+      node.first.set('{');
+    }
+  }
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (size_t i = nodes.size(); i-- > 0;) {
+      Node& node = nodes[i];
+      ByteSet first = node.first;
+      if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
+        MOESERVE_RETURN_IF_ERROR(budget->Tick(static_cast<int64_t>(choice->options.size())));
+        for (const NodeId option : choice->options) first |= nodes[option].first;
+      } else if (const auto* rule = std::get_if<RuleNode>(&node.value)) {
+        const auto& edges = rule->states[0].edges;
+        MOESERVE_RETURN_IF_ERROR(budget->Tick(static_cast<int64_t>(edges.size())));
+        for (const RuleNode::Edge& edge : edges) first |= nodes[edge.node].first;
+      }
+      changed |= first != node.first;
+      node.first = first;
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Sets the costs of the properties that may appear, and the order of the optional ones.
 void RankProperties(const Grammar& grammar, ObjectNode* object) {
+  object->num_required = 0;
+  object->required_cost = 0;
+  object->optional_by_cost.clear();
   for (size_t i = 0; i < object->properties.size(); ++i) {
     Property& property = object->properties[i];
     if (property.value == kNoNode) continue;
@@ -276,12 +416,50 @@ Status Grammar::Finish(const ByteSet& spellable_bytes, CompileBudget* budget) {
   spellable = spellable_bytes;
   MOESERVE_RETURN_IF_ERROR(MeasureNames(this, budget));
   MOESERVE_RETURN_IF_ERROR(MeasureDistances(this, budget));
-  MeasureHeights(this);
+  MOESERVE_RETURN_IF_ERROR(MeasureHeights(this, budget));
   for (Node& node : nodes) {
     RemoveEndless(*this, &node);
     if (auto* object = std::get_if<ObjectNode>(&node.value)) RankProperties(*this, object);
+    if (auto* rule = std::get_if<RuleNode>(&node.value)) {
+      MOESERVE_RETURN_IF_ERROR(CloseStates(*this, rule, budget));
+    }
   }
-  return absl::OkStatus();
+  return FindFirstBytes(this, budget);
+}
+
+NodeId Grammar::Append(Grammar part) {
+  const NodeId nodes_before = static_cast<NodeId>(nodes.size());
+  const int32_t dfas_before = static_cast<int32_t>(dfas.size());
+  const int32_t triggers_before = static_cast<int32_t>(triggers.size());
+  const auto move = [&](NodeId* id) {
+    if (*id != kNoNode) *id += nodes_before;
+  };
+  for (Node& node : part.nodes) {
+    if (auto* scalar = std::get_if<ScalarNode>(&node.value)) {
+      scalar->dfa = scalar->dfa == part.any_string ? any_string : scalar->dfa + dfas_before;
+      if (scalar->trigger >= 0) scalar->trigger += triggers_before;
+    } else if (auto* array = std::get_if<ArrayNode>(&node.value)) {
+      for (NodeId& id : array->prefix) move(&id);
+      move(&array->items);
+    } else if (auto* object = std::get_if<ObjectNode>(&node.value)) {
+      for (Property& property : object->properties) move(&property.value);
+      move(&object->additional);
+    } else if (auto* choice = std::get_if<ChoiceNode>(&node.value)) {
+      for (NodeId& id : choice->options) move(&id);
+    } else if (auto* rule = std::get_if<RuleNode>(&node.value)) {
+      for (RuleNode::State& state : rule->states) {
+        for (RuleNode::Edge& edge : state.edges) move(&edge.node);
+      }
+    }
+    nodes.push_back(std::move(node));
+  }
+  for (Trigger& trigger : part.triggers) {
+    move(&trigger.literal);
+    triggers.push_back(std::move(trigger));
+  }
+  dfas.insert(dfas.end(), part.dfas.begin(), part.dfas.end());
+  move(&part.root);
+  return part.root;
 }
 
 }  // namespace moeserve::structured

@@ -1,5 +1,5 @@
-// A compiled constraint: a graph whose nodes describe JSON values. A text that matches a node is an
-// instance of the node.
+// A compiled constraint: a graph whose nodes describe JSON values and other texts. A text that
+// matches a node is an instance of the node.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace moeserve::structured {
 using NodeId = int32_t;
 inline constexpr NodeId kNoNode = -1;
 
-// Largest nesting of containers in a response; limits the memory of a state.
+// Largest nesting of containers in a JSON text; limits the memory of a state.
 inline constexpr int kMaxDepth = 96;
 
 struct ScalarNode {
@@ -24,6 +24,11 @@ struct ScalarNode {
   bool counted = false;
   int64_t min_chars = 0;
   int64_t max_chars = kNoLimit;
+  // If true, special tokens may spell the node's bytes.
+  bool marker = false;
+  // If not -1: the node is free text up to and including this trigger (index into
+  // Grammar::triggers).
+  int32_t trigger = -1;
 };
 
 struct ArrayNode {
@@ -66,12 +71,47 @@ struct ChoiceNode {
   std::vector<NodeId> options;
 };
 
+// Instances of other nodes one after another, in an order that a finite automaton describes. Rules
+// may refer to each other, and so describe context-free languages.
+struct RuleNode {
+  struct Edge {
+    NodeId node;
+    int32_t target;
+    auto operator<=>(const Edge&) const = default;
+  };
+  struct State {
+    std::vector<Edge> edges;
+    bool accepting = false;
+    // `distance` is the number of bytes of a shortest text from here to the end of an instance,
+    // `height` the largest Node::height of the nodes on that way. Set by Grammar::Finish(), which
+    // also adds the edges that can be reached over nodes with an empty instance, and sorts edges by
+    // the distance of the way through them.
+    int64_t distance = kUnreachable;
+    int64_t height = 0;
+  };
+  std::vector<State> states;  // state 0 is the start
+};
+
 struct Node {
-  std::variant<ScalarNode, ArrayNode, ObjectNode, ChoiceNode> value;
+  std::variant<ScalarNode, ArrayNode, ObjectNode, ChoiceNode, RuleNode> value;
   // `distance` is the number of bytes of a shortest instance that the vocabulary can spell,
-  // `height` the nesting depth of that instance.
+  // `height` the nesting depth of that instance. A node has an empty instance if and only if
+  // `distance` is 0.
   int64_t distance = kUnreachable;
   int64_t height = 0;
+  ByteSet first{};  // bytes with which instances begin; set by Grammar::Finish()
+};
+
+// A text that ends free text.
+struct Trigger {
+  std::string text;
+  NodeId literal = kNoNode;  // a marker node whose only instance is `text`
+  // For each state of the free text's automaton: the length of the longest prefix of `text` with
+  // which the text so far ends.
+  std::vector<int32_t> matched;
+  // border[n]: the length of the longest proper prefix of the first n bytes of `text` with which
+  // they also end.
+  std::vector<int32_t> border;
 };
 
 struct Grammar {
@@ -79,11 +119,22 @@ struct Grammar {
   std::vector<DfaPtr> dfas;
   int32_t any_string = 0;  // index into dfas of the automaton for every JSON string
   NodeId root = kNoNode;
+  std::vector<Trigger> triggers;
+  // Texts inside of which special tokens are allowed (see text_format.h).
+  std::vector<std::string> marker_texts;
+  int max_depth = kMaxDepth;  // largest nesting of containers and rules
+  // Number of tokens to be kept for the end of a text. Rules keep one for an end-of-sequence token,
+  // because a text that is complete may often continue.
+  int64_t end_cost = 0;
   ByteSet spellable;  // bytes that are tokens by themselves; set by Finish()
 
   // Computes distances and removes options, items and properties that have no instance which the
   // vocabulary can spell. `spellable_bytes` are the bytes that are tokens by themselves.
+  // May be called again after nodes were added.
   Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
+
+  // Adds the nodes of `part`, whose any_string is the same automaton, and returns its root.
+  NodeId Append(Grammar part);
 };
 
 // Returns a number n of characters that suffices for an unused key: whichever `taken` keys are in

@@ -115,28 +115,40 @@ void StackPool::Compact(std::vector<Frame>* tops) {
 Frame Matcher::Start() const {
   Frame frame;
   frame.node = grammar_.root;
+  frame.tail = grammar_.end_cost;
   return frame;
 }
 
 const ByteDfa& Matcher::DfaOf(const Frame& top) const { return *grammar_.dfas[ScalarOf(top).dfa]; }
 
 void Matcher::Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const {
+  pool->step_limit = out->size() + kMaxStepFrames;
+  StepFrame(top, byte, pool, out);
+}
+
+void Matcher::StepFrame(const Frame& top, uint8_t byte, StackPool* pool,
+                        std::vector<Frame>* out) const {
   ++pool->work;
   switch (top.kind) {
-    case FrameKind::kStart:
-      return BeginValue(top.node, nullptr, byte, pool, out);
+    case FrameKind::kStart: {
+      Site root;
+      root.tail = top.tail;
+      return BeginValue(top.node, &root, byte, pool, out);
+    }
     case FrameKind::kScalar:
       return StepScalar(top, byte, pool, out);
     case FrameKind::kArray:
       return StepArray(top, byte, pool, out);
     case FrameKind::kObject:
       return StepObject(top, byte, pool, out);
+    case FrameKind::kRule:
+      return StepRule(top, byte, pool, out);
     case FrameKind::kDone:
       return;
   }
 }
 
-void Matcher::Reduce(const StackPool& pool, std::vector<Frame>* tops) const {
+void Matcher::Reduce(const StackPool& pool, std::vector<Frame>* tops, size_t most) const {
   if (tops->size() < 2) return;
   pool.work += static_cast<int64_t>(tops->size());
   // Compares a few frames directly with each other, and many frames only if their hashes are equal.
@@ -156,58 +168,77 @@ void Matcher::Reduce(const StackPool& pool, std::vector<Frame>* tops) const {
     if (!known) (*tops)[kept++] = frame;
   }
   tops->resize(kept);
-  if (kept <= kMaxAlternatives) return;
+  if (kept <= most) return;
   std::vector<std::pair<int64_t, size_t>> order;
   for (size_t i = 0; i < kept; ++i) order.push_back({Distance((*tops)[i], pool), i});
   std::sort(order.begin(), order.end());
-  order.resize(kMaxAlternatives);
+  order.resize(most);
   std::vector<Frame> shortest;
   for (const auto& [distance, i] : order) shortest.push_back((*tops)[i]);
   *tops = std::move(shortest);
 }
 
-void Matcher::BeginValue(NodeId id, const Frame* parent, uint8_t byte, StackPool* pool,
-                         std::vector<Frame>* out) const {
-  int32_t parent_index = -1;
-  uint64_t below = 0;
-  int64_t tail = 0;
-  const auto begin = [&](NodeId option) {
-    const Node& node = At(option);
-    Frame frame;
-    frame.node = option;
-    if (const auto* scalar = std::get_if<ScalarNode>(&node.value)) {
-      frame.kind = FrameKind::kScalar;
-      frame.dfa_state = grammar_.dfas[scalar->dfa]->Next(ByteDfa::kStart, byte);
-      if (frame.dfa_state == kDead) return;
-    } else {
-      const bool object = std::holds_alternative<ObjectNode>(node.value);
-      if (byte != (object ? '{' : '[')) return;
-      if (parent != nullptr && !Fits(option, *parent)) return;
-      frame.kind = object ? FrameKind::kObject : FrameKind::kArray;
-      if (object) {
-        const ObjectNode& value = std::get<ObjectNode>(node.value);
-        frame.missing = value.num_required;
-        frame.missing_cost = value.required_cost;
-      }
-    }
-    if (parent != nullptr && parent_index < 0) {
-      tail = Distance(*parent, *pool);
-      parent_index = static_cast<int32_t>(pool->frames.size());
-      pool->frames.push_back(*parent);
-      below = parent->Hash();
-    }
-    frame.below = below;
-    frame.depth = (parent == nullptr ? 0 : parent->depth) + 1;
-    frame.parent = parent_index;
-    frame.tail = tail;
-    Emit(frame, *pool, out);
-  };
-  if (const auto* choice = std::get_if<ChoiceNode>(&At(id).value)) {
-    pool->work += static_cast<int64_t>(choice->options.size() / 4);
-    for (const NodeId option : choice->options) begin(option);
-  } else {
-    begin(id);
+Matcher::Site Matcher::SiteIn(const Frame& container) {
+  Site site;
+  site.after = &container;
+  site.depth = container.depth;
+  return site;
+}
+
+void Matcher::Link(Site* site, StackPool* pool, Frame* frame) const {
+  if (site->after != nullptr) {
+    site->tail = Distance(*site->after, *pool);
+    site->parent = static_cast<int32_t>(pool->frames.size());
+    site->below = site->after->Hash();
+    pool->frames.push_back(*site->after);
+    site->after = nullptr;
   }
+  frame->below = site->below;
+  frame->depth = site->depth + 1;
+  frame->parent = site->parent;
+  frame->tail = site->tail;
+}
+
+void Matcher::BeginValue(NodeId id, Site* site, uint8_t byte, StackPool* pool,
+                         std::vector<Frame>* out) const {
+  const auto* choice = std::get_if<ChoiceNode>(&At(id).value);
+  if (choice == nullptr) return BeginOption(id, site, byte, pool, out);
+  pool->work += static_cast<int64_t>(choice->options.size() / 4);
+  for (const NodeId option : choice->options) BeginOption(option, site, byte, pool, out);
+}
+
+void Matcher::BeginOption(NodeId id, Site* site, uint8_t byte, StackPool* pool,
+                          std::vector<Frame>* out) const {
+  const Node& node = At(id);
+  if (!node.first[byte]) return;
+  Frame frame;
+  frame.node = id;
+  if (const auto* scalar = std::get_if<ScalarNode>(&node.value)) {
+    if (pool->markers_only && !scalar->marker) {
+      if (scalar->trigger < 0) return;
+      // A special token that begins free text begins its trigger.
+      return BeginOption(grammar_.triggers[scalar->trigger].literal, site, byte, pool, out);
+    }
+    frame.kind = FrameKind::kScalar;
+    frame.dfa_state = grammar_.dfas[scalar->dfa]->Next(ByteDfa::kStart, byte);
+    Link(site, pool, &frame);
+    return Emit(frame, *pool, out);
+  }
+  if (site->depth + node.height > grammar_.max_depth) return;
+  if (std::holds_alternative<RuleNode>(node.value)) {
+    frame.kind = FrameKind::kRule;
+    Link(site, pool, &frame);
+    return StepRule(frame, byte, pool, out);
+  }
+  if (pool->markers_only) return;
+  frame.kind = FrameKind::kArray;
+  if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
+    frame.kind = FrameKind::kObject;
+    frame.missing = object->num_required;
+    frame.missing_cost = object->required_cost;
+  }
+  Link(site, pool, &frame);
+  Emit(frame, *pool, out);
 }
 
 void Matcher::Pop(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const {
@@ -234,6 +265,10 @@ void Matcher::StepScalar(const Frame& top, uint8_t byte, StackPool* pool,
   const ByteDfa& dfa = *grammar_.dfas[scalar.dfa];
   const int32_t next = dfa.Next(top.dfa_state, byte);
   bool goes_on = next != kDead;
+  if (pool->markers_only && !scalar.marker) {
+    goes_on = false;
+    if (scalar.trigger >= 0) StepTrigger(top, byte, pool, out);
+  }
   if (goes_on && scalar.counted && dfa.boundary[top.dfa_state]) {
     goes_on = dfa.accepting[next] ? top.count >= scalar.min_chars : top.count < scalar.max_chars;
   }
@@ -245,7 +280,7 @@ void Matcher::StepScalar(const Frame& top, uint8_t byte, StackPool* pool,
   }
   if (top.parent >= 0 && dfa.accepting[top.dfa_state]) {
     const Frame parent = pool->frames[top.parent];
-    Step(parent, byte, pool, out);
+    StepFrame(parent, byte, pool, out);
   }
 }
 
@@ -257,6 +292,7 @@ bool Matcher::CanAddItem(const Frame& top) const {
 void Matcher::StepArray(const Frame& top, uint8_t byte, StackPool* pool,
                         std::vector<Frame>* out) const {
   const ArrayNode& array = ArrayOf(top);
+  if (pool->markers_only) return;
   const bool can_close = top.count >= array.min_items;
   Frame frame = top;
   if (byte == ']') {
@@ -272,7 +308,8 @@ void Matcher::StepArray(const Frame& top, uint8_t byte, StackPool* pool,
         frame.phase = Phase::kAfterValue;
         frame.space = 0;
         ++frame.count;
-        BeginValue(array.ItemAt(top.count), &frame, byte, pool, out);
+        Site site = SiteIn(frame);
+        BeginValue(array.ItemAt(top.count), &site, byte, pool, out);
       }
       return;
     case Phase::kAfterValue:
@@ -294,7 +331,8 @@ void Matcher::StepArray(const Frame& top, uint8_t byte, StackPool* pool,
 int64_t Matcher::ScalarRest(const Frame& top) const {
   const ScalarNode& scalar = ScalarOf(top);
   const ByteDfa& dfa = *grammar_.dfas[scalar.dfa];
-  int64_t rest = top.parent < 0 ? dfa.end_distance[top.dfa_state] : dfa.distance[top.dfa_state];
+  const bool ends_text = top.parent < 0 && grammar_.end_cost == 0;
+  int64_t rest = ends_text ? dfa.end_distance[top.dfa_state] : dfa.distance[top.dfa_state];
   if (scalar.counted) {
     const int64_t begun = dfa.boundary[top.dfa_state] ? 0 : 1;
     rest += std::max<int64_t>(scalar.min_chars - top.count - begun, 0);
@@ -330,7 +368,10 @@ int64_t Matcher::Distance(const Frame& top, const StackPool& pool) const {
   int64_t rest = 0;
   switch (top.kind) {
     case FrameKind::kDone:
-      return 0;
+      return grammar_.end_cost;
+    case FrameKind::kRule:
+      rest = RuleOf(top).states[top.dfa_state].distance;
+      break;
     case FrameKind::kStart: {
       // A scalar at the root may need an end-of-sequence token, which ScalarRest() includes.
       rest = kUnreachable;
@@ -346,7 +387,7 @@ int64_t Matcher::Distance(const Frame& top, const StackPool& pool) const {
       } else {
         measure(top.node);
       }
-      return rest;
+      break;
     }
     case FrameKind::kScalar:
       rest = ScalarRest(top);
@@ -361,26 +402,55 @@ int64_t Matcher::Distance(const Frame& top, const StackPool& pool) const {
   return std::min(rest + top.tail, kUnreachable);
 }
 
-bool Matcher::Complete(const Frame& top) const {
-  if (top.kind == FrameKind::kDone) return true;
-  if (top.kind == FrameKind::kScalar) return top.parent < 0 && DfaOf(top).accepting[top.dfa_state];
-  if (top.kind != FrameKind::kStart) return false;
-  // At the start, the text is complete only if the empty text matches.
-  const auto accepts_empty = [&](NodeId id) {
-    const auto* scalar = std::get_if<ScalarNode>(&At(id).value);
-    return scalar != nullptr && grammar_.dfas[scalar->dfa]->accepting[ByteDfa::kStart];
-  };
-  const auto* choice = std::get_if<ChoiceNode>(&At(top.node).value);
-  if (choice == nullptr) return accepts_empty(top.node);
-  return std::any_of(choice->options.begin(), choice->options.end(), accepts_empty);
+bool Matcher::Complete(const Frame& top, const StackPool& pool) const {
+  switch (top.kind) {
+    case FrameKind::kDone:
+      return true;
+    case FrameKind::kStart:
+      // The text is empty.
+      return At(top.node).distance == 0;
+    case FrameKind::kScalar:
+      if (!DfaOf(top).accepting[top.dfa_state]) return false;
+      break;
+    case FrameKind::kRule:
+      if (!RuleOf(top).states[top.dfa_state].accepting) return false;
+      break;
+    default:
+      return false;
+  }
+  return top.parent < 0 || Complete(pool.frames[top.parent], pool);
 }
 
-bool Matcher::CanContinue(const Frame& top) const {
-  if (top.kind == FrameKind::kDone) return false;
-  if (top.kind == FrameKind::kScalar && top.parent < 0) return DfaOf(top).has_next[top.dfa_state];
-  if (top.kind != FrameKind::kStart) return true;
-  const auto* scalar = std::get_if<ScalarNode>(&At(top.node).value);
-  return scalar == nullptr || grammar_.dfas[scalar->dfa]->has_next[ByteDfa::kStart];
+bool Matcher::CanContinue(const Frame& top, const StackPool& pool) const {
+  switch (top.kind) {
+    case FrameKind::kDone:
+      return false;
+    case FrameKind::kStart:
+      return At(top.node).first.any();
+    case FrameKind::kScalar:
+      if (DfaOf(top).has_next[top.dfa_state]) return true;
+      break;
+    case FrameKind::kRule:
+      if (!RuleOf(top).states[top.dfa_state].edges.empty()) return true;
+      break;
+    default:
+      return true;
+  }
+  return top.parent >= 0 && CanContinue(pool.frames[top.parent], pool);
+}
+
+ByteSet Matcher::NextBytes(const Frame& top, const StackPool& pool) const {
+  ByteSet out;
+  if (top.kind == FrameKind::kDone) return out;
+  if (top.kind != FrameKind::kRule) {
+    // What may follow a value in an array or object.
+    for (const char c : {',', ']', '}', '\n'}) out.set(static_cast<uint8_t>(c));
+    return out;
+  }
+  const RuleNode::State& state = RuleOf(top).states[top.dfa_state];
+  for (const RuleNode::Edge& edge : state.edges) out |= At(edge.node).first;
+  if (state.accepting && top.parent >= 0) out |= NextBytes(pool.frames[top.parent], pool);
+  return out;
 }
 
 }  // namespace moeserve::structured

@@ -18,7 +18,7 @@ inline uint64_t HashWith(uint64_t hash, uint64_t value) {
   return hash ^ (hash >> 29);
 }
 
-enum class FrameKind : uint8_t { kStart, kScalar, kArray, kObject, kDone };
+enum class FrameKind : uint8_t { kStart, kScalar, kArray, kObject, kRule, kDone };
 enum class Phase : uint8_t {
   kOpen,         // after the opening bracket
   kExpectKey,    // after a comma in an object
@@ -39,11 +39,14 @@ struct Frame {
   // Index into StackPool::frames of the container's frame, in the state in which it goes on after
   // this value; -1: no container.
   int32_t parent = -1;
-  int32_t depth = 0;      // number of containers around this value, itself included if it is one
-  int64_t tail = 0;       // Distance() from the end of this value to the end of the text
-  int64_t count = 0;      // number of characters, items or properties so far
-  uint64_t below = 0;     // hash of the frames below this one
-  int32_t dfa_state = 0;  // kScalar: state of its automaton; in a key: state of any_string
+  // Number of containers and rules around this value, itself included if it is one.
+  int32_t depth = 0;
+  int64_t tail = 0;    // Distance() from the end of this value to the end of the text
+  int64_t count = 0;   // number of characters, items or properties so far
+  uint64_t below = 0;  // hash of the frames below this one
+  // kScalar: state of its automaton; kRule: index into RuleNode::states; in a key: state of
+  // any_string.
+  int32_t dfa_state = 0;
 
   // The following fields are used if `kind` is kObject.
   uint64_t seen = 0;       // bit i is set if property i < 64 has appeared
@@ -88,6 +91,10 @@ struct StackPool {
   std::vector<Seen> seen;
   // Work done so far by the matcher, in units of one step. Callers use it to limit the work.
   mutable int64_t work = 0;
+  // While a special token is matched, only nodes that allow special tokens as text may read bytes.
+  bool markers_only = false;
+  // Rules add no frame beyond this number in one step.
+  size_t step_limit = 0;
 
   Mark mark() const { return {frames.size(), seen.size()}; }
   void CutTo(Mark mark) {
@@ -108,21 +115,28 @@ class Matcher {
   // those with the largest Distance() are dropped. Dropping can only reject texts that match; it
   // never accepts a text that does not match.
   static constexpr size_t kMaxAlternatives = 256;
+  // Largest number of frames that rules may add in one step. They are tried in order of the
+  // distance of the way through them, so the shortest completion is always among them.
+  static constexpr size_t kMaxStepFrames = 1024;
 
   explicit Matcher(const Grammar* grammar) : grammar_(*grammar) {}
 
   Frame Start() const;
   // Appends to `out` every frame that can follow `top` after `byte`.
   void Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
-  // Removes duplicates from `tops` and limits their number to kMaxAlternatives.
-  void Reduce(const StackPool& pool, std::vector<Frame>* tops) const;
+  // Removes duplicates from `tops` and limits their number to `most`.
+  void Reduce(const StackPool& pool, std::vector<Frame>* tops,
+              size_t most = kMaxAlternatives) const;
 
   // Returns a number of bytes within which the text can be completed; the shortest completion may
   // be shorter. An end-of-sequence token, if one is needed, counts as one byte. kUnreachable if the
   // vocabulary cannot spell any completion.
   int64_t Distance(const Frame& top, const StackPool& pool) const;
-  bool Complete(const Frame& top) const;
-  bool CanContinue(const Frame& top) const;
+  bool Complete(const Frame& top, const StackPool& pool) const;
+  bool CanContinue(const Frame& top, const StackPool& pool) const;
+  // Returns a set of bytes that contains all bytes which may follow `top`; `top` is a frame that
+  // Pop() returned.
+  ByteSet NextBytes(const Frame& top, const StackPool& pool) const;
 
   const ByteDfa& DfaOf(const Frame& top) const;
   const ScalarNode& ScalarOf(const Frame& top) const {
@@ -132,6 +146,11 @@ class Matcher {
   // upper bound on the distance from the end of the key to the end of the text, whatever the key
   // is.
   bool InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const;
+  // Appends to `scalars` a frame, in the start state of its automaton, for each scalar with which
+  // the text can go on after `top`, whose kind is kStart or kRule. Adds to `others` the bytes with
+  // which all other values can begin. Returns false if there are more than kMaxStepFrames.
+  bool Expand(const Frame& top, StackPool* pool, std::vector<Frame>* scalars,
+              ByteSet* others) const;
   // Appends the frames that can follow the finished value `top`.
   void Pop(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const;
 
@@ -143,18 +162,40 @@ class Matcher {
   const ObjectNode& ObjectOf(const Frame& f) const {
     return std::get<ObjectNode>(At(f.node).value);
   }
+  const RuleNode& RuleOf(const Frame& f) const { return std::get<RuleNode>(At(f.node).value); }
   bool Fits(NodeId id, const Frame& container) const {
-    return container.depth + At(id).height <= kMaxDepth;
+    return container.depth + At(id).height <= grammar_.max_depth;
   }
 
-  // Begins a value of node `id` with `byte`. The stack continues at `parent` after the value;
-  // `parent` is null at the root.
-  void BeginValue(NodeId id, const Frame* parent, uint8_t byte, StackPool* pool,
+  // The place at which a value begins.
+  struct Site {
+    // The container's frame, in the state in which it goes on after the value. It is added to the
+    // pool, and `after` set to null, when the first value begins. Null: `parent` is valid.
+    const Frame* after = nullptr;
+    int32_t parent = -1;
+    int64_t tail = 0;
+    uint64_t below = 0;
+    int32_t depth = 0;  // Frame::depth of the container
+  };
+  static Site SiteIn(const Frame& container);
+  // Sets the fields of `frame`, with which a value begins at `site`, that link it to the stack.
+  void Link(Site* site, StackPool* pool, Frame* frame) const;
+  // Begins a value of node `id` with `byte`.
+  void BeginValue(NodeId id, Site* site, uint8_t byte, StackPool* pool,
                   std::vector<Frame>* out) const;
+  // Does what Step() does, as a part of a step.
+  void StepFrame(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
+  void BeginOption(NodeId id, Site* site, uint8_t byte, StackPool* pool,
+                   std::vector<Frame>* out) const;
   void Emit(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const;
   void StepScalar(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   void StepArray(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   bool CanAddItem(const Frame& top) const;
+  // Defined in matcher_rule.cc.
+  void StepRule(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
+  bool ExpandNode(NodeId id, Site* site, StackPool* pool, std::vector<Frame>* scalars,
+                  ByteSet* others) const;
+  void StepTrigger(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   int64_t ScalarRest(const Frame& top) const;
   int64_t ArrayRest(const Frame& top) const;
   int64_t ItemsCost(const ArrayNode& array, int64_t from) const;

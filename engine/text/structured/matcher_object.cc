@@ -118,6 +118,7 @@ bool Matcher::CanCloseObject(const Frame& top) const {
 
 void Matcher::StepObject(const Frame& top, uint8_t byte, StackPool* pool,
                          std::vector<Frame>* out) const {
+  if (pool->markers_only) return;
   Frame frame = top;
   switch (top.phase) {
     case Phase::kOpen:
@@ -146,7 +147,7 @@ void Matcher::StepObject(const Frame& top, uint8_t byte, StackPool* pool,
         out->push_back(frame);
       }
       return;
-    case Phase::kExpectValue:
+    case Phase::kExpectValue: {
       if (StepSpace(&frame, byte, /*line_end_allowed=*/false)) {
         out->push_back(frame);
         return;
@@ -154,7 +155,9 @@ void Matcher::StepObject(const Frame& top, uint8_t byte, StackPool* pool,
       frame.phase = Phase::kAfterValue;
       frame.space = 0;
       frame.pending = kNoNode;
-      return BeginValue(top.pending, &frame, byte, pool, out);
+      Site site = SiteIn(frame);
+      return BeginValue(top.pending, &site, byte, pool, out);
+    }
     case Phase::kAfterValue:
       if (byte == ',' && AnyKeyAllowed(top, *pool)) {
         frame.phase = Phase::kExpectKey;

@@ -35,9 +35,7 @@ class State : public ConstraintState {
     MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
     std::fill(mask.begin(), mask.end(), 0);
     const std::vector<Alternative> order = Ordered();
-    // How much one token can reduce the distance, plus a margin because distances are estimates.
-    const int64_t reach = vocabulary().max_depth() + 64;
-    const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, reach);
+    const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, Reach());
     if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
     const bool complete = this->complete();
     if (!complete && Empty(mask)) FillMask(order, kUnreachable - 1, mask);
@@ -56,31 +54,19 @@ class State : public ConstraintState {
       pool_ = StackPool();
       return true;
     }
-    const std::string_view bytes = vocabulary().Bytes(token);
+    std::string_view bytes = vocabulary().Bytes(token);
+    const bool special = bytes.empty();
+    if (special) bytes = compiled_->TextOf(token);
     if (bytes.empty()) return false;
     const StackPool::Mark mark = pool_.mark();
-    std::vector<Frame> reached;
-    // Advances each alternative separately, as FillMask() does. Otherwise Reduce() could drop
-    // frames of one alternative in favour of another before the token is complete, and a token that
-    // the mask allows could be rejected.
-    pool_.work = 0;
-    for (const Alternative& alternative : Ordered()) {
-      if (!reached.empty() && pool_.work > kMaxTokenWork) break;
-      std::vector<Frame> now = {tops_[alternative.index]};
-      for (const char c : bytes) {
-        std::vector<Frame> next;
-        for (const Frame& frame : now) {
-          matcher().Step(frame, static_cast<uint8_t>(c), &pool_, &next);
-        }
-        matcher().Reduce(pool_, &next);
-        now = std::move(next);
-        if (now.empty()) break;
-      }
-      for (const Frame& frame : now) {
-        if (matcher().Distance(frame, pool_) < kUnreachable) reached.push_back(frame);
-      }
-      if (reached.size() > 4 * Matcher::kMaxAlternatives) matcher().Reduce(pool_, &reached);
+    pool_.markers_only = special;
+    std::vector<Frame> reached = Reached(bytes, Matcher::kMaxAlternatives);
+    if (reached.empty()) {
+      // A mask may have followed frames that were dropped here in favour of others.
+      pool_.CutTo(mark);
+      reached = Reached(bytes, 16 * Matcher::kMaxAlternatives);
     }
+    pool_.markers_only = false;
     if (reached.empty()) {
       pool_.CutTo(mark);
       return false;
@@ -96,12 +82,12 @@ class State : public ConstraintState {
 
   bool complete() const override {
     return std::any_of(tops_.begin(), tops_.end(),
-                       [&](const Frame& top) { return matcher().Complete(top); });
+                       [&](const Frame& top) { return matcher().Complete(top, pool_); });
   }
 
   bool can_continue() const override {
     return std::any_of(tops_.begin(), tops_.end(),
-                       [&](const Frame& top) { return matcher().CanContinue(top); });
+                       [&](const Frame& top) { return matcher().CanContinue(top, pool_); });
   }
 
   uint64_t StateHash() const override {
@@ -143,6 +129,37 @@ class State : public ConstraintState {
     return order;
   }
 
+  // Returns the frames after `bytes`. Keeps at most `most` alternatives.
+  std::vector<Frame> Reached(std::string_view bytes, size_t most) {
+    std::vector<Frame> reached;
+    // Advances each alternative separately, as FillMask() does. Otherwise Reduce() could drop
+    // frames of one alternative in favour of another before the token is complete, and a token that
+    // the mask allows could be rejected.
+    pool_.work = 0;
+    for (const Alternative& alternative : Ordered()) {
+      if (!reached.empty() && pool_.work > kMaxTokenWork) break;
+      for (const Frame& frame : After(tops_[alternative.index], bytes, most)) {
+        if (matcher().Distance(frame, pool_) < kUnreachable) reached.push_back(frame);
+      }
+      if (reached.size() > 4 * most) matcher().Reduce(pool_, &reached, most);
+    }
+    return reached;
+  }
+
+  std::vector<Frame> After(const Frame& top, std::string_view bytes, size_t most) {
+    std::vector<Frame> now = {top};
+    for (const char c : bytes) {
+      std::vector<Frame> next;
+      for (const Frame& frame : now) {
+        matcher().Step(frame, static_cast<uint8_t>(c), &pool_, &next);
+      }
+      matcher().Reduce(pool_, &next, most);
+      now = std::move(next);
+      if (now.empty()) break;
+    }
+    return now;
+  }
+
   static bool Empty(std::span<const uint32_t> mask) {
     return std::all_of(mask.begin(), mask.end(), [](uint32_t word) { return word == 0; });
   }
@@ -155,27 +172,54 @@ class State : public ConstraintState {
     const StackPool::Mark mark = pool_.mark();
     pool_.work = 0;
     for (const auto& [index, distance] : order) {
-      if (Overworked() && index != order[0].index) break;
+      if (index != order[0].index && (Overworked() || distance > Sum(budget, Reach()))) break;
       const Frame& top = tops_[index];
-      const bool filled = FillScalar(top, budget, mask) || FillKey(top, budget, mask);
+      const bool filled = FillScalar(top, budget, mask) || FillKey(top, budget, mask) ||
+                          FillBeginnings(top, budget, mask);
       // Near the limit, the estimated distances in a key may exclude every token; Walk() is exact.
       if (!filled || (distance <= budget + 1 && Empty(mask))) Walk({top}, 0, budget, mask);
+      FillSpecial(top, budget, mask);
       pool_.CutTo(mark);
     }
   }
+
+  // Sets the bits of the special tokens that may follow `top` as text.
+  void FillSpecial(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
+    for (const TokenId id : compiled_->text_tokens()) {
+      pool_.markers_only = true;
+      const std::vector<Frame> after = After(top, compiled_->TextOf(id), Matcher::kMaxAlternatives);
+      pool_.markers_only = false;
+      if (AnyWithin(after, budget)) mask[id / 32] |= uint32_t{1} << (id % 32);
+    }
+  }
+
+  bool AnyWithin(const std::vector<Frame>& frames, int64_t budget) const {
+    return std::any_of(frames.begin(), frames.end(), [&](const Frame& frame) {
+      const int64_t distance = matcher().Distance(frame, pool_);
+      return distance <= budget && distance < kUnreachable;
+    });
+  }
+
+  // Returns how much one token can reduce the distance, plus a margin because distances are
+  // estimates.
+  int64_t Reach() const { return vocabulary().max_depth() + 64; }
 
   static void Or(const DfaMask& from, std::span<uint32_t> mask) {
     for (size_t i = 0; i < mask.size(); ++i) mask[i] |= from.tokens[i];
   }
 
   // If `top` is in a scalar whose automaton alone decides where the scalar ends (see
-  // ByteDfa::ends_itself), or in a scalar that is the whole text, fills the mask from that
-  // automaton and returns true. Otherwise returns false.
+  // ByteDfa::ends_itself), or in a scalar that is the whole text or a part of a rule, fills the
+  // mask from that automaton and returns true. Otherwise returns false.
   bool FillScalar(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     if (top.kind != FrameKind::kScalar) return false;
     const ByteDfa& dfa = matcher().DfaOf(top);
-    const bool at_root = top.parent < 0;
-    if (!at_root && !dfa.ends_itself) return false;
+    const bool last = top.parent < 0;
+    const bool follows = !last && !dfa.ends_itself;
+    if (follows && pool_.frames[top.parent].kind != FrameKind::kRule) return false;
+    // Where the text ends, the distances of the automaton include an end-of-sequence token, unless
+    // Frame::tail includes it.
+    const bool at_root = last && matcher().grammar().end_cost == 0;
     const ScalarNode& scalar = matcher().ScalarOf(top);
     const int64_t room = scalar.counted ? scalar.max_chars - top.count : kNoLimit;
     const int64_t needed = scalar.counted ? std::max<int64_t>(scalar.min_chars - top.count, 0) : 0;
@@ -206,7 +250,58 @@ class State : public ConstraintState {
       if (ends_in_time) SetTokens(node, mask);
       Walk(behind, node, budget, mask);
     }
+    if (follows) FillAfter(top, behind, budget, mask);
     return true;
+  }
+
+  // If the text goes on with one of several values, fills the mask for each of them and returns
+  // true; otherwise, or if there are too many, returns false.
+  bool FillBeginnings(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
+    if (top.kind != FrameKind::kStart && top.kind != FrameKind::kRule) return false;
+    std::vector<Frame> scalars;
+    ByteSet others;
+    if (!matcher().Expand(top, &pool_, &scalars, &others)) return false;
+    matcher().Reduce(pool_, &scalars, Matcher::kMaxStepFrames);
+    for (size_t i = 0; i < scalars.size(); ++i) {
+      if (i > 0 && Overworked()) break;
+      if (!FillScalar(scalars[i], budget, mask)) return false;
+    }
+    const std::vector<VocabularyIndex::Node>& nodes = vocabulary().nodes();
+    for (int32_t i = 1; others.any() && i < static_cast<int32_t>(nodes.size()); i = nodes[i].end) {
+      if (others[nodes[i].byte]) WalkInto({top}, i, budget, mask);
+    }
+    return true;
+  }
+
+  // Sets the bits of the tokens in which the scalar `top` ends although it could go on; `behind`
+  // are the frames after the scalar.
+  void FillAfter(const Frame& top, const std::vector<Frame>& behind, int64_t budget,
+                 std::span<uint32_t> mask) {
+    const int32_t dfa = matcher().ScalarOf(top).dfa;
+    const auto after =
+        compiled_->NodesAfter(dfa, top.dfa_state, matcher().NextBytes(behind[0], pool_));
+    pool_.work += after->visited / kKeptNodesPerStep;
+    for (const int32_t node : after->nodes) {
+      if (Overworked() && vocabulary().nodes()[node].depth > 1) continue;
+      WalkInto(behind, node, budget, mask);
+    }
+  }
+
+  // Does what Walk() does for the tokens at or below trie node `node`; `tops` are the frames after
+  // the path to the node's parent.
+  void WalkInto(const std::vector<Frame>& tops, int32_t node, int64_t budget,
+                std::span<uint32_t> mask) {
+    const StackPool::Mark mark = pool_.mark();
+    std::vector<Frame> now;
+    for (const Frame& frame : tops) {
+      matcher().Step(frame, vocabulary().nodes()[node].byte, &pool_, &now);
+    }
+    matcher().Reduce(pool_, &now);
+    if (!now.empty()) {
+      if (AnyWithin(now, budget)) SetTokens(node, mask);
+      Walk(now, node, budget, mask);
+    }
+    pool_.CutTo(mark);
   }
 
   // Sets the bits of the tokens that stay inside an automaton, and returns the cached mask.
@@ -298,13 +393,7 @@ class State : public ConstraintState {
         continue;
       }
       marks_[depth] = pool_.mark();
-      if (!vocabulary().TokensAt(i).empty() &&
-          std::any_of(now.begin(), now.end(), [&](const Frame& top) {
-            const int64_t distance = matcher().Distance(top, pool_);
-            return distance <= budget && distance < kUnreachable;
-          })) {
-        SetTokens(i, mask);
-      }
+      if (!vocabulary().TokensAt(i).empty() && AnyWithin(now, budget)) SetTokens(i, mask);
       i = Overworked() ? nodes[i].end : i + 1;
     }
     pool_.CutTo(marks_[0]);
@@ -329,7 +418,23 @@ Compiled::Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocab
     : grammar_(std::move(grammar)),
       vocabulary_(std::move(vocabulary)),
       matcher_(&grammar_),
-      masks_(kMaskCacheBytes) {}
+      masks_(kMaskCacheBytes) {
+  for (const VocabularyIndex::Special& special : vocabulary_->specials()) {
+    const bool used =
+        std::any_of(grammar_.marker_texts.begin(), grammar_.marker_texts.end(),
+                    [&](const std::string& text) { return text.find(special.text) != text.npos; });
+    if (used) text_tokens_.push_back(special.id);
+  }
+}
+
+std::string_view Compiled::TextOf(TokenId token) const {
+  if (!std::binary_search(text_tokens_.begin(), text_tokens_.end(), token)) return {};
+  const auto& specials = vocabulary_->specials();
+  return std::lower_bound(
+             specials.begin(), specials.end(), token,
+             [](const VocabularyIndex::Special& special, TokenId id) { return special.id < id; })
+      ->text;
+}
 
 std::unique_ptr<ConstraintState> Compiled::NewState() const {
   return std::make_unique<State>(shared_from_this());
@@ -348,6 +453,10 @@ size_t Compiled::memory_bytes() const {
         bytes += sizeof(property) + property.name.size() * sizeof(char32_t) +
                  property.suffix_bytes.size() * sizeof(int64_t);
       }
+    } else if (const auto* rule = std::get_if<RuleNode>(&node.value)) {
+      for (const RuleNode::State& state : rule->states) {
+        bytes += sizeof(state) + state.edges.size() * sizeof(RuleNode::Edge);
+      }
     }
   }
   return bytes;
@@ -360,6 +469,11 @@ std::shared_ptr<const DfaMask> Compiled::MaskOf(int32_t dfa, int32_t state, bool
     return strings.cache.Get(*vocabulary_, *strings.dfa, 0, state, at_root, room);
   }
   return masks_.Get(*vocabulary_, *grammar_.dfas[dfa], dfa, state, at_root, room);
+}
+
+std::shared_ptr<const NodesAfter> Compiled::NodesAfter(int32_t dfa, int32_t state,
+                                                       const ByteSet& bytes) const {
+  return masks_.GetAfter(*vocabulary_, *grammar_.dfas[dfa], dfa, state, bytes);
 }
 
 }  // namespace moeserve::structured

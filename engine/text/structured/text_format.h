@@ -2,16 +2,16 @@
 // models are such texts: free text, in which "<tool_call>" begins a JSON object that the text
 // "</tool_call>" ends.
 //
-// **Special tokens.** The texts of tags (StructuralTag::begin and end, StructuralTags::prefix,
-// separator and suffix) and the triggers may contain the spelling of special tokens of the
-// tokenizer, such as "[TOOL_CALLS]". At such a place the special token is allowed, besides the
-// ordinary tokens that spell the same bytes: a model that was trained to emit the token emits it,
-// and a caller that reads the text sees the same text in both cases. Nowhere else is a special
-// token allowed: neither in free text (except as the part of a trigger that it spells, after which
-// the trigger must be completed) nor in the contents of tags. CompiledConstraint::text_tokens()
-// lists these special tokens; their text is part of the response even if the request omits special
-// tokens. End-of-sequence tokens only ever end the text. Added tokens that are not special (Qwen's
-// "<tool_call>") are ordinary tokens, everywhere.
+// **Special tokens.** Fixed texts (kText), the texts of tags (StructuralTag::begin and end,
+// StructuralTags::prefix, separator and suffix) and the triggers may contain the spelling of
+// special tokens of the tokenizer, such as "[TOOL_CALLS]". At such a place the special token is
+// allowed, besides the ordinary tokens that spell the same bytes: a model that was trained to emit
+// the token emits it, and a caller that reads the text sees the same text in both cases. Nowhere
+// else is a special token allowed: neither in free text (except as the part of a trigger that it
+// spells, after which the trigger must be completed) nor in the contents of tags.
+// CompiledConstraint::text_tokens() lists these special tokens; their text is part of the response
+// even if the request omits special tokens. End-of-sequence tokens only ever end the text. Added
+// tokens that are not special (Qwen's "<tool_call>") are ordinary tokens, everywhere.
 #pragma once
 
 #include <memory>

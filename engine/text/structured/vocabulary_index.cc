@@ -50,9 +50,13 @@ Result<std::shared_ptr<const VocabularyIndex>> VocabularyIndex::Build(const Toke
   index->bytes_.resize(vocab_size);
   std::vector<TokenId> order;
   for (TokenId id = 0; id < std::min(vocab_size, tokenizer.vocab_size()); ++id) {
-    if (tokenizer.IsSpecial(id) || index->IsEos(id)) continue;
+    if (index->IsEos(id)) continue;
     std::string bytes = tokenizer.TokenBytes(id);
     if (bytes.empty() || bytes.size() > kMaxTokenBytes) continue;
+    if (tokenizer.IsSpecial(id)) {
+      index->specials_.push_back({id, std::move(bytes)});
+      continue;
+    }
     if (bytes.size() == 1) index->spellable_.set(static_cast<uint8_t>(bytes[0]));
     index->bytes_[id] = std::move(bytes);
     order.push_back(id);

@@ -30,10 +30,15 @@ class VocabularyIndex {
     int32_t first_token;
   };
 
-  // `vocab_size` is the number of logits; tokens with larger ids are never allowed. Special tokens
-  // are never allowed except `eos_ids`, which end a complete text. Tokens without text are left
-  // out. InvalidArgument if there is no EOS id, an EOS id is outside the vocabulary, or no token
-  // has text.
+  struct Special {
+    TokenId id;
+    std::string text;
+  };
+
+  // `vocab_size` is the number of logits; tokens with larger ids are never allowed. `eos_ids` end a
+  // complete text and are never text. Other special tokens are not in the trie but in specials().
+  // Tokens without text are left out. InvalidArgument if there is no EOS id, an EOS id is outside
+  // the vocabulary, or no token has text.
   static Result<std::shared_ptr<const VocabularyIndex>> Build(const Tokenizer& tokenizer,
                                                               std::vector<TokenId> eos_ids,
                                                               int vocab_size);
@@ -42,11 +47,14 @@ class VocabularyIndex {
   size_t mask_words() const { return (static_cast<size_t>(vocab_size_) + 31) / 32; }
   const std::vector<TokenId>& eos_ids() const { return eos_ids_; }
   bool IsEos(TokenId id) const;
-  // Returns the token's bytes; "" for tokens that are never allowed and for ids outside the
-  // vocabulary.
+  // Returns the token's bytes; "" for special tokens, tokens that are never allowed and ids outside
+  // the vocabulary.
   std::string_view Bytes(TokenId id) const;
   // Returns the set of bytes that are tokens by themselves.
   const std::bitset<256>& spellable() const { return spellable_; }
+
+  // Returns the special tokens that have a text and do not end the sequence, in order of their ids.
+  const std::vector<Special>& specials() const { return specials_; }
 
   const structured::StringMasks& string_masks() const { return *string_masks_; }
 
@@ -67,6 +75,7 @@ class VocabularyIndex {
   int max_depth_ = 0;
   std::vector<TokenId> eos_ids_;
   std::vector<std::string> bytes_;
+  std::vector<Special> specials_;
   std::bitset<256> spellable_;
   std::vector<Node> nodes_;
   std::vector<TokenId> tokens_;

@@ -16,15 +16,18 @@ constexpr size_t kMaxTextBytes = size_t{1} << 30;
 
 class PipelineTokenizer::Stream : public DecodeStream {
  public:
-  Stream(const PipelineTokenizer* tokenizer, bool skip_special_tokens)
+  Stream(const PipelineTokenizer* tokenizer, bool skip_special_tokens,
+         std::span<const TokenId> kept)
       : tokenizer_(tokenizer),
         skip_special_tokens_(skip_special_tokens),
+        kept_(kept),
         state_(tokenizer->parts_.decoder->Start()) {}
 
   void Push(TokenId id, std::string* out) override {
     const std::optional<std::string_view> form = tokenizer_->DecodedForm(id);
     if (!form.has_value()) return;
-    if (skip_special_tokens_ && tokenizer_->parts_.added_tokens->IsSkipped(*form)) {
+    if (skip_special_tokens_ && tokenizer_->parts_.added_tokens->IsSkipped(*form) &&
+        !std::binary_search(kept_.begin(), kept_.end(), id)) {
       state_->Skip(out);
     } else {
       state_->Push(*form, out);
@@ -36,6 +39,7 @@ class PipelineTokenizer::Stream : public DecodeStream {
  private:
   const PipelineTokenizer* tokenizer_;
   bool skip_special_tokens_;
+  std::span<const TokenId> kept_;
   std::unique_ptr<DecoderState> state_;
 };
 
@@ -135,7 +139,7 @@ absl::Status PipelineTokenizer::EncodeText(std::string_view text, const SpecialR
 absl::StatusOr<std::string> PipelineTokenizer::Decode(std::span<const TokenId> ids,
                                                       bool skip_special_tokens) const {
   std::string out;
-  Stream stream(this, skip_special_tokens);
+  Stream stream(this, skip_special_tokens, /*kept=*/{});
   for (const TokenId id : ids) {
     if (!DecodedForm(id).has_value()) {
       return absl::InvalidArgumentError(Concat("id ", id, " is no token"));
@@ -179,8 +183,9 @@ int PipelineTokenizer::vocab_size() const {
   return std::max(parts_.model->id_bound(), parts_.added_tokens->id_bound());
 }
 
-std::unique_ptr<DecodeStream> PipelineTokenizer::NewDecodeStream(bool skip_special_tokens) const {
-  return std::make_unique<Stream>(this, skip_special_tokens);
+std::unique_ptr<DecodeStream> PipelineTokenizer::NewDecodeStream(
+    bool skip_special_tokens, std::span<const TokenId> kept) const {
+  return std::make_unique<Stream>(this, skip_special_tokens, kept);
 }
 
 }  // namespace moeserve

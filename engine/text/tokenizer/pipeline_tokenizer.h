@@ -44,7 +44,8 @@ class PipelineTokenizer : public Tokenizer {
   std::optional<TokenId> TokenToId(std::string_view token) const override;
   bool IsSpecial(TokenId id) const override;
   int vocab_size() const override;
-  std::unique_ptr<DecodeStream> NewDecodeStream(bool skip_special_tokens) const override;
+  std::unique_ptr<DecodeStream> NewDecodeStream(bool skip_special_tokens,
+                                                std::span<const TokenId> kept = {}) const override;
 
  private:
   class Stream;

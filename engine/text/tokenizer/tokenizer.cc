@@ -1,5 +1,7 @@
 #include "engine/text/tokenizer/tokenizer.h"
 
+#include <algorithm>
+
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {
@@ -7,11 +9,15 @@ namespace {
 
 class ByteJoinStream : public DecodeStream {
  public:
-  ByteJoinStream(const Tokenizer* tokenizer, bool skip_special_tokens)
-      : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens) {}
+  ByteJoinStream(const Tokenizer* tokenizer, bool skip_special_tokens,
+                 std::span<const TokenId> kept)
+      : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens), kept_(kept) {}
 
   void Push(TokenId id, std::string* out) override {
-    if (skip_special_tokens_ && tokenizer_->IsSpecial(id)) return;
+    if (skip_special_tokens_ && tokenizer_->IsSpecial(id) &&
+        !std::binary_search(kept_.begin(), kept_.end(), id)) {
+      return;
+    }
     assembler_.Push(tokenizer_->TokenBytes(id), out);
   }
 
@@ -20,17 +26,20 @@ class ByteJoinStream : public DecodeStream {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_tokens_;
+  std::span<const TokenId> kept_;
   Utf8Assembler assembler_;
 };
 
 }  // namespace
 
-std::unique_ptr<DecodeStream> Tokenizer::NewDecodeStream(bool skip_special_tokens) const {
-  return std::make_unique<ByteJoinStream>(this, skip_special_tokens);
+std::unique_ptr<DecodeStream> Tokenizer::NewDecodeStream(bool skip_special_tokens,
+                                                         std::span<const TokenId> kept) const {
+  return std::make_unique<ByteJoinStream>(this, skip_special_tokens, kept);
 }
 
-IncrementalDecoder::IncrementalDecoder(const Tokenizer* tokenizer, bool skip_special_tokens)
-    : stream_(tokenizer->NewDecodeStream(skip_special_tokens)) {}
+IncrementalDecoder::IncrementalDecoder(const Tokenizer* tokenizer, bool skip_special_tokens,
+                                       std::span<const TokenId> kept)
+    : stream_(tokenizer->NewDecodeStream(skip_special_tokens, kept)) {}
 
 std::string IncrementalDecoder::Push(TokenId id) {
   std::string out;

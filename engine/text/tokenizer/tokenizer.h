@@ -74,20 +74,23 @@ class Tokenizer {
   // Returns the largest id + 1, added tokens included. Some smaller ids may be unused.
   virtual int vocab_size() const = 0;
 
-  // Returns a stream whose concatenated output equals Decode(). The stream must not outlive the
-  // tokenizer. The default implementation concatenates TokenBytes() and omits special tokens if
-  // `skip_special_tokens`.
-  virtual std::unique_ptr<DecodeStream> NewDecodeStream(bool skip_special_tokens) const;
+  // Returns a stream whose concatenated output equals Decode(), except that it contains the text of
+  // the tokens `kept` (in ascending order) even if `skip_special_tokens`. The tokenizer and `kept`
+  // must outlive the stream. The default implementation concatenates TokenBytes() and omits special
+  // tokens if `skip_special_tokens`.
+  virtual std::unique_ptr<DecodeStream> NewDecodeStream(bool skip_special_tokens,
+                                                        std::span<const TokenId> kept = {}) const;
 };
 
 // Incremental detokenizer for one sequence. Push() returns the text that becomes final with this
 // token, in whole characters; the bytes of an unfinished character are held back until the
 // character is complete. Finish() returns the remaining text. The returned pieces concatenated
-// equal Decode() of all ids.
+// equal Decode() of all ids. `kept`: see Tokenizer::NewDecodeStream().
 class IncrementalDecoder {
  public:
-  // `tokenizer` must outlive this object.
-  IncrementalDecoder(const Tokenizer* tokenizer, bool skip_special_tokens);
+  // `tokenizer` and `kept` must outlive this object.
+  IncrementalDecoder(const Tokenizer* tokenizer, bool skip_special_tokens,
+                     std::span<const TokenId> kept = {});
 
   std::string Push(TokenId id);
   std::string Finish();

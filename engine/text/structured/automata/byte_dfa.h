@@ -1,6 +1,7 @@
 // Deterministic automata (DFAs) over bytes, and the budget that limits their construction.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bitset>
 #include <chrono>
@@ -33,6 +34,12 @@ class CompileBudget {
   // the states or the memory of their tables exceed the limits.
   Status AddStates(int64_t count, int num_classes = 1);
   int64_t states_left() const { return states_left_; }
+  // Returns a budget for a part of the compilation: the same time, and at most `max_states` states.
+  CompileBudget Part(int64_t max_states) const {
+    CompileBudget part = *this;
+    part.states_left_ = std::min(states_left_, max_states);
+    return part;
+  }
 
  private:
   int64_t states_left_;

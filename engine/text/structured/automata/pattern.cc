@@ -80,6 +80,13 @@ Result<Nfa::NodeId> Anything(Encoding encoding, Nfa* nfa, Nfa::NodeId next) {
 
 }  // namespace
 
+Result<ByteDfa> TreeDfa(const PatternNode& tree, Encoding encoding, CompileBudget* budget) {
+  Nfa nfa(budget);
+  MOESERVE_ASSIGN_OR_RETURN(const Nfa::NodeId start,
+                            Translator(encoding, &nfa, budget).Translate(tree, nfa.match()));
+  return nfa.Determinize(start);
+}
+
 Result<ByteDfa> PatternDfa(std::string_view pattern, MatchMode mode, Encoding encoding,
                            CompileBudget* budget) {
   MOESERVE_ASSIGN_OR_RETURN(const auto tree, ParsePattern(pattern));

@@ -10,6 +10,7 @@
 
 #include "engine/text/structured/automata/byte_dfa.h"
 #include "engine/text/structured/automata/char_set.h"
+#include "engine/text/structured/automata/pattern_syntax.h"
 
 namespace moeserve::structured {
 
@@ -23,5 +24,8 @@ enum class MatchMode {
 // InvalidArgument with the cause and its position in the pattern.
 Result<ByteDfa> PatternDfa(std::string_view pattern, MatchMode mode, Encoding encoding,
                            CompileBudget* budget);
+
+// Returns an automaton for the texts that the whole of `tree` matches. As for PatternDfa().
+Result<ByteDfa> TreeDfa(const PatternNode& tree, Encoding encoding, CompileBudget* budget);
 
 }  // namespace moeserve::structured
