@@ -9,6 +9,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/openai/structural_tag.h"
 
 namespace moeserve::server {
 namespace {
@@ -35,14 +36,23 @@ Result<ConstraintSpec> SchemaSpec(const Json& value, const std::string& param) {
   return spec;
 }
 
-Result<ConstraintSpec> RegexSpec(const Json& value, const std::string& param) {
+// Reads a pattern (kRegex) or a grammar (kGrammar).
+Result<ConstraintSpec> PlainSpec(Kind kind, const Json& value, const std::string& param) {
   ConstraintSpec spec;
-  spec.kind = Kind::kRegex;
+  spec.kind = kind;
   if (!value.is_string() || value.get_ref<const std::string&>().empty()) {
     return InvalidValue(param, Concat("'", param, "' must be a string that is not empty"));
   }
   spec.text = value.get<std::string>();
   return spec;
+}
+
+Result<ConstraintSpec> RegexSpec(const Json& value, const std::string& param) {
+  return PlainSpec(Kind::kRegex, value, param);
+}
+
+Result<ConstraintSpec> GrammarSpec(const Json& value, const std::string& param) {
+  return PlainSpec(Kind::kGrammar, value, param);
 }
 
 Result<ConstraintSpec> ChoiceSpec(const Json& value, const std::string& param) {
@@ -100,10 +110,14 @@ Result<std::optional<ConstraintSpec>> ResponseFormat(const Json& format) {
     MOESERVE_ASSIGN_OR_RETURN(ConstraintSpec spec, NamedSchema(format));
     return std::optional<ConstraintSpec>(std::move(spec));
   }
-  return Unsupported(
-      "response_format.type",
-      Concat("'response_format.type' must be text, json_object or json_schema, found ",
-             Quoted(name, 64)));
+  if (name == "structural_tag") {
+    MOESERVE_ASSIGN_OR_RETURN(ConstraintSpec spec, StructuralTagSpec(format, "response_format"));
+    return std::optional<ConstraintSpec>(std::move(spec));
+  }
+  return Unsupported("response_format.type",
+                     Concat("'response_format.type' must be text, json_object, json_schema or "
+                            "structural_tag, found ",
+                            Quoted(name, 64)));
 }
 
 class Collector {
@@ -136,6 +150,10 @@ absl::Status StructuredOutputs(const Json& value, Collector& out) {
       status = out.Add(SchemaSpec(item, param), param);
     } else if (name == "regex") {
       status = out.Add(RegexSpec(item, param), param);
+    } else if (name == "grammar") {
+      status = out.Add(GrammarSpec(item, param), param);
+    } else if (name == "structural_tag") {
+      status = out.Add(StructuralTagSpec(item, param), param);
     } else if (name == "choice") {
       status = out.Add(ChoiceSpec(item, param), param);
     } else if (name == "json_object") {
@@ -144,7 +162,8 @@ absl::Status StructuredOutputs(const Json& value, Collector& out) {
     } else {
       status = Unsupported(param, Concat("'", param,
                                          "' is not supported; expected json, "
-                                         "json_object, regex or choice"));
+                                         "json_object, regex, choice, grammar or "
+                                         "structural_tag"));
     }
     MOESERVE_RETURN_IF_ERROR(status);
   }
@@ -170,6 +189,9 @@ Result<std::optional<ConstraintField>> ParseConstraint(const Json& body) {
   }
   if (const Json* value = FindField(body, "guided_choice")) {
     MOESERVE_RETURN_IF_ERROR(out.Add(ChoiceSpec(*value, "guided_choice"), "guided_choice"));
+  }
+  if (const Json* value = FindField(body, "guided_grammar")) {
+    MOESERVE_RETURN_IF_ERROR(out.Add(GrammarSpec(*value, "guided_grammar"), "guided_grammar"));
   }
   return out.Take();
 }

@@ -9,8 +9,9 @@
 
 namespace moeserve::server {
 
-// Reads `response_format` (text, json_object, json_schema), `structured_outputs` (json,
-// json_object, regex, choice) and the older guided_json, guided_regex and guided_choice. Returns
+// Reads `response_format` (text, json_object, json_schema, structural_tag), `structured_outputs`
+// (json, json_object, regex, choice, grammar, structural_tag) and the older guided_json,
+// guided_regex, guided_choice and guided_grammar. Returns
 // nullopt if no field constrains the text. An error names the field; more than one constraint is an
 // error. Does not compile the constraint.
 Result<std::optional<ConstraintField>> ParseConstraint(const nlohmann::json& body);

@@ -32,7 +32,6 @@ constexpr double kHuge = 1e9;
 constexpr Field kFields[] = {
     {"length_penalty", Harmless::kOne, -kHuge, kHuge},
     {"suffix", Harmless::kNever},
-    {"guided_grammar", Harmless::kNever},
     {"use_beam_search", Harmless::kFalse},
     {"spaces_between_special_tokens", Harmless::kTrue},
     {"tools", Harmless::kEmpty},
