@@ -97,6 +97,18 @@ inline std::vector<ConstraintSpec> Corpus() {
   }
   out.push_back(Choices({"yes", "yes, it is", "no", "né", ""}));
   out.push_back({});
+  for (const char* grammar : {
+           "root ::= sum\nsum ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" sum \")\" | \"a\" "
+           "term?",
+           "root ::= root \" \" word | word\nword ::= [^ \\n\"]+ | \"\\\"\" [^\"]* \"\\\"\"",
+           "root ::= \"{\" pairs \"}\" | root2\nroot2 ::= \"[\" root? \"]\"\npairs ::= \"\" | "
+           "\"\\\"a\\\": \" root (\", \" pairs)?",
+           "root ::= a | b\na ::= \"a\" a \"b\" | \"ab\"\nb ::= \"a\" b \"bb\" | \"abb\"",
+           "start: (NAME | value)+\nvalue: \"[\" value* \"]\" | INT\nNAME: /[a-z]+/\n"
+           "%import common (INT, WS)\n%ignore WS",
+       }) {
+    out.push_back(ContextFree(grammar));
+  }
   for (ConstraintSpec& spec : FormatCorpus()) out.push_back(std::move(spec));
   return out;
 }

@@ -191,6 +191,91 @@ TEST(FuzzTest, SchemasBuiltOfParts) {
   EXPECT_GT(compiled, kRounds / 10);
 }
 
+TEST(FuzzTest, Grammars) {
+  Random random(44);
+  std::vector<std::string> seeds = {
+      "root ::= a (\"x\" | a){2,3} # c\na ::= [^a-z]* | \"(\" a \")\" | 'b' .",
+      "start: a -> b\n?a.1: \"x\"i a | /[a-z]+/ | B~1..3 [\"c\"..\"f\"]\nB: \"b\"\n%ignore B",
+      "start: (x | INT)* \nx: \"(\" start \")\"\n%import common.INT\n%import common (WS)\n%ignore "
+      "WS"};
+  for (const ConstraintSpec& spec : Corpus()) {
+    if (spec.kind == ConstraintSpec::Kind::kGrammar) seeds.push_back(spec.text);
+  }
+  int compiled = 0;
+  constexpr int kRounds = 6000;
+  for (int round = 0; round < kRounds; ++round) {
+    const std::string& seed = seeds[random.Below(static_cast<int>(seeds.size()))];
+    compiled += Use(ContextFree(Mutated(seed, seeds, &random)), &random);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(compiled, kRounds / 40);
+}
+
+// Formats of random parts, some of them invalid.
+TextFormat RandomFormat(const std::vector<ConstraintSpec>& leaves, int depth, Random* random) {
+  using Kind = TextFormat::Kind;
+  const auto text = [&] {
+    static constexpr std::string_view kTexts[] = {"",  "<",  "<a>", "</a>", "\xC3",
+                                                  "é", ", ", "{",   "a"};
+    return std::string(kTexts[random->Below(std::size(kTexts))]);
+  };
+  TextFormat out;
+  const int kind = random->Below(depth > 0 ? 9 : 6);
+  if (kind < 2) {
+    const ConstraintSpec& leaf = leaves[random->Below(static_cast<int>(leaves.size()))];
+    using Leaf = ConstraintSpec::Kind;
+    out.kind = leaf.kind == Leaf::kJsonSchema ? Kind::kJsonSchema
+               : leaf.kind == Leaf::kRegex    ? Kind::kRegex
+               : leaf.kind == Leaf::kChoice   ? Kind::kChoice
+               : leaf.kind == Leaf::kGrammar  ? Kind::kGrammar
+                                              : Kind::kJsonObject;
+    out.text = leaf.text;
+    out.choices = leaf.choices;
+  } else if (kind < 4) {
+    out.kind = Kind::kAnyText;
+  } else if (kind < 6) {
+    out.kind = Kind::kText;
+    out.text = text();
+  } else if (kind < 8) {
+    out.kind = kind == 6 ? Kind::kSequence : Kind::kAnyOf;
+    for (int n = random->Below(4); n > 0; --n) {
+      out.parts.push_back(RandomFormat(leaves, depth - 1, random));
+    }
+  } else {
+    out.kind = Kind::kTags;
+    StructuralTags tags;
+    for (int n = random->Below(4); n > 0; --n) {
+      tags.tags.push_back({text(), RandomFormat(leaves, depth - 1, random), text()});
+    }
+    tags.free_text = random->Below(2);
+    if (random->Below(3) == 0) tags.triggers.push_back(text());
+    tags.at_least_one = random->Below(2);
+    tags.stop_after_first = random->Below(2);
+    tags.max_tags = random->Below(4) - 1 + random->Below(2);
+    tags.prefix = text();
+    tags.separator = text();
+    tags.suffix = text();
+    tags.json_array = random->Below(4) == 0;
+    out.tags = std::make_shared<const StructuralTags>(std::move(tags));
+  }
+  return out;
+}
+
+TEST(FuzzTest, Formats) {
+  Random random(45);
+  const std::vector<ConstraintSpec> leaves = Corpus();
+  int compiled = 0;
+  constexpr int kRounds = 4000;
+  for (int round = 0; round < kRounds; ++round) {
+    ConstraintSpec spec;
+    spec.kind = ConstraintSpec::Kind::kFormat;
+    spec.format = std::make_shared<const TextFormat>(RandomFormat(leaves, 4, &random));
+    compiled += Use(spec, &random);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(compiled, kRounds / 20);
+}
+
 TEST(FuzzTest, Patterns) {
   Random random(43);
   std::vector<std::string> seeds = {"^[A-Z]{3}-\\d{4}$",    "(a|b|c)*x+",

@@ -92,6 +92,26 @@ inline std::vector<NamedSpec> HardSpecs() {
   out.push_back({"regex of long repetitions", Pattern("(?:(?:a|aa){1,9}b?){1,9}")});
   out.push_back({"regex of any text of bounded length", Pattern("[\\s\\S]{0,2000}")});
   out.push_back({"any object", {}});
+  const auto grammar = [&](std::string name, std::string text) {
+    out.push_back({std::move(name), ContextFree(std::move(text))});
+  };
+  grammar("grammar with two ways for every part",
+          "root ::= a\na ::= \"(\" a \")\" | \"(\" b \")\" | \"x\"\nb ::= \"(\" a \")\" | \"(\" b "
+          "\")\"");
+  grammar("grammar of palindromes", "root ::= \"a\" root \"a\" | \"b\" root \"b\" | [a-b]?");
+  grammar(
+      "grammar with many ways to begin", "root ::= r0 \"x\" | s0\n" + [&] {
+        std::string rules;
+        for (int i = 0; i < 60; ++i) {
+          const std::string next = number(i + 1);
+          for (const char* name : {"r", "s"}) {
+            rules += name + number(i) + " ::= r" + next + " \"y\"? | s" + next + " \"z\"?\n";
+          }
+        }
+        return rules + "r60 ::= \"a\" root \"b\" | \"c\"\ns60 ::= \"a\" root \"d\" | \"c\"\n";
+      }());
+  grammar("grammar of ambiguous lists",
+          "root ::= root2\nroot2 ::= \"x\" root2 root2 | \"x\" root2 | \"x\"");
   return out;
 }
 

@@ -106,6 +106,13 @@ inline ConstraintSpec Pattern(std::string text) {
   return spec;
 }
 
+inline ConstraintSpec ContextFree(std::string text) {
+  ConstraintSpec spec;
+  spec.kind = ConstraintSpec::Kind::kGrammar;
+  spec.text = std::move(text);
+  return spec;
+}
+
 inline ConstraintSpec Choices(std::vector<std::string> choices) {
   ConstraintSpec spec;
   spec.kind = ConstraintSpec::Kind::kChoice;

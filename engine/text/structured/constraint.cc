@@ -6,7 +6,7 @@
 #include "base/message.h"
 #include "engine/text/structured/compiled.h"
 #include "engine/text/structured/grammars/grammar_compiler.h"
-#include "engine/text/structured/schema_compiler.h"
+#include "engine/text/structured/schemas/schema_compiler.h"
 #include "engine/text/structured/text_formats/format_compiler.h"
 #include "engine/text/structured/text_formats/plain_texts.h"
 

@@ -28,6 +28,15 @@ struct Size {
   }
 };
 
+// Returns the cheaper of the nodes of items that may follow in any number.
+NodeId CheapestItem(const Grammar& grammar, const ArrayNode& array) {
+  const auto distance = [&](NodeId id) {
+    return id == kNoNode ? kUnreachable : grammar.nodes[id].distance;
+  };
+  if (array.max_contained < kNoLimit) return array.items;
+  return distance(array.contained) < distance(array.items) ? array.contained : array.items;
+}
+
 class Measurer {
  public:
   Measurer(const Grammar& grammar, const ByteSet& spellable)
@@ -51,11 +60,34 @@ class Measurer {
   Size Measure(const ArrayNode& array) const {
     Size size{Brackets('[', ']'), 1};
     if (array.min_items > array.max_items) size.distance = kUnreachable;
+    if (array.contained != kNoNode || !array.distinct.empty()) return MeasureSpecial(array, size);
     const int64_t prefix = static_cast<int64_t>(array.prefix.size());
     for (int64_t i = 0; i < std::min(array.min_items, prefix); ++i) Add(array.ItemAt(i), 1, &size);
     if (array.min_items > prefix) Add(array.ItemAt(prefix), array.min_items - prefix, &size);
     if (array.min_items > 0) size.distance -= size.distance < kUnreachable;
     if (array.min_items > 1 && !spellable_[',']) size.distance = kUnreachable;
+    return size;
+  }
+
+  // Measures an array with ArrayNode::contained or ArrayNode::distinct.
+  Size MeasureSpecial(const ArrayNode& array, Size size) const {
+    int64_t count = array.min_items;
+    if (!array.distinct.empty()) {
+      std::vector<int64_t> costs;
+      for (const NodeId id : array.distinct) costs.push_back(At(id).distance);
+      std::sort(costs.begin(), costs.end());
+      if (count > std::ssize(costs)) return {kUnreachable, 0};
+      for (int64_t i = 0; i < count; ++i) size.distance = Sum(size.distance, costs[i] + 1);
+    } else {
+      const int64_t contained = array.min_contained;
+      if (contained > array.max_items || contained > array.max_contained) return {kUnreachable, 0};
+      if (contained > 0) Add(array.contained, contained, &size);
+      const int64_t more = std::max<int64_t>(count - contained, 0);
+      if (more > 0) Add(CheapestItem(grammar_, array), more, &size);
+      count = std::max(count, contained);
+    }
+    if (count > 0) size.distance -= size.distance < kUnreachable;
+    if (count > 1 && !spellable_[',']) size.distance = kUnreachable;
     return size;
   }
 
@@ -89,8 +121,17 @@ class Measurer {
       std::stable_sort(optional.begin(), optional.end(),
                        [](const Size& a, const Size& b) { return a.distance < b.distance; });
       Size other{kUnreachable, 0};
-      if (object.additional != kNoNode && spellable_['a']) {
-        const int64_t taken = static_cast<int64_t>(object.properties.size()) + more;
+      const int64_t taken = static_cast<int64_t>(object.properties.size()) + more;
+      if (object.keys >= 0) {
+        const KeySet& keys = grammar_.key_sets[object.keys];
+        int64_t value = kUnreachable;
+        for (const NodeId id : keys.value) {
+          if (id == kNoNode || At(id).distance >= kUnreachable) continue;
+          value = std::min(value, At(id).distance);
+          other.height = std::max(other.height, At(id).height);
+        }
+        other.distance = Sum(value, 4 + keys.FreeKeyLength(*grammar_.dfas[keys.dfa], taken));
+      } else if (object.additional != kNoNode && spellable_['a']) {
         other.distance = Sum(At(object.additional).distance, 4 + FreeNameLength(taken));
         other.height = At(object.additional).height;
       }
@@ -165,7 +206,7 @@ int64_t WorkOf(const Node& node) {
   if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
     others = object->properties.size();
   } else if (const auto* array = std::get_if<ArrayNode>(&node.value)) {
-    others = array->prefix.size();
+    others = array->prefix.size() + array->distinct.size();
   } else if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
     others = choice->options.size();
   } else if (const auto* rule = std::get_if<RuleNode>(&node.value)) {
@@ -276,6 +317,8 @@ void RemoveEndless(const Grammar& grammar, Node* node) {
   } else if (auto* array = std::get_if<ArrayNode>(&node->value)) {
     for (NodeId& id : array->prefix) id = finite(id);
     array->items = finite(array->items);
+    array->contained = finite(array->contained);
+    std::erase_if(array->distinct, [&](NodeId id) { return finite(id) == kNoNode; });
   } else if (auto* object = std::get_if<ObjectNode>(&node->value)) {
     object->additional = finite(object->additional);
     for (Property& property : object->properties) {
@@ -326,6 +369,56 @@ Status CloseStates(const Grammar& grammar, RuleNode* rule, CompileBudget* budget
     states[s].edges = std::move(closed[s]);
     states[s].accepting = states[s].distance == 0;
   }
+  return absl::OkStatus();
+}
+
+// Removes the keys whose values have no instance that the vocabulary can spell, and computes the
+// other fields.
+Status FinishKeys(Grammar* grammar, KeySet* keys, CompileBudget* budget) {
+  ByteDfa dfa = *grammar->dfas[keys->dfa];
+  keys->max_value = 0;
+  keys->min_value = kUnreachable;
+  keys->height = 0;
+  for (int32_t s = 0; s < dfa.num_states(); ++s) {
+    NodeId& value = keys->value[s];
+    if (value != kNoNode && grammar->nodes[value].distance >= kUnreachable) value = kNoNode;
+    dfa.accepting[s] = value != kNoNode;
+    if (value == kNoNode) continue;
+    const Node& node = grammar->nodes[value];
+    keys->min_value = std::min(keys->min_value, node.distance);
+    keys->max_value = std::max(keys->max_value, node.distance);
+    keys->height = std::max(keys->height, node.height);
+  }
+  MOESERVE_RETURN_IF_ERROR(dfa.Finish(grammar->spellable, budget));
+  // Repeatedly removes states without successors that are not yet removed. The states from which no
+  // loop can be reached are removed in the end.
+  const int32_t n = dfa.num_states();
+  std::vector<int32_t> successors(n, 0);
+  std::vector<std::vector<int32_t>> before(n);
+  for (int32_t s = 0; s < n; ++s) {
+    MOESERVE_RETURN_IF_ERROR(budget->Tick(dfa.num_classes));
+    for (int c = 0; c < dfa.num_classes; ++c) {
+      const int32_t t = dfa.next[static_cast<size_t>(s) * dfa.num_classes + c];
+      if (t == kDead) continue;
+      ++successors[s];
+      before[t].push_back(s);
+    }
+  }
+  std::vector<int32_t> removed;
+  for (int32_t s = 0; s < n; ++s) {
+    if (successors[s] == 0) removed.push_back(s);
+  }
+  for (size_t i = 0; i < removed.size(); ++i) {
+    for (const int32_t s : before[removed[i]]) {
+      if (--successors[s] == 0) removed.push_back(s);
+    }
+  }
+  keys->endless = true;
+  for (const int32_t s : removed) {
+    // The state after the closing quote has no successor.
+    keys->endless &= !dfa.has_next[s] || dfa.distance[s] >= kUnreachable;
+  }
+  grammar->dfas[keys->dfa] = std::make_shared<const ByteDfa>(std::move(dfa));
   return absl::OkStatus();
 }
 
@@ -393,6 +486,14 @@ void RankProperties(const Grammar& grammar, ObjectNode* object) {
 
 }  // namespace
 
+int64_t KeySet::FreeKeyLength(const ByteDfa& automaton, int64_t taken) const {
+  // A search that goes on where a taken key ends, or from where it turned off towards it, finds the
+  // next key within max_distance + 1 bytes. A character has two spellings, so it may find each
+  // taken key twice.
+  const int64_t first = automaton.distance[ByteDfa::kStart];
+  return Sum(first, Product(2 * taken + 1, automaton.max_distance + 1));
+}
+
 int64_t FreeNameLength(int64_t taken) { return taken < 90 ? 1 : 2; }
 
 int64_t SpelledBytes(char32_t c, const ByteSet& spellable) {
@@ -424,6 +525,7 @@ Status Grammar::Finish(const ByteSet& spellable_bytes, CompileBudget* budget) {
       MOESERVE_RETURN_IF_ERROR(CloseStates(*this, rule, budget));
     }
   }
+  for (KeySet& keys : key_sets) MOESERVE_RETURN_IF_ERROR(FinishKeys(this, &keys, budget));
   return FindFirstBytes(this, budget);
 }
 
@@ -431,6 +533,7 @@ NodeId Grammar::Append(Grammar part) {
   const NodeId nodes_before = static_cast<NodeId>(nodes.size());
   const int32_t dfas_before = static_cast<int32_t>(dfas.size());
   const int32_t triggers_before = static_cast<int32_t>(triggers.size());
+  const int32_t key_sets_before = static_cast<int32_t>(key_sets.size());
   const auto move = [&](NodeId* id) {
     if (*id != kNoNode) *id += nodes_before;
   };
@@ -441,9 +544,12 @@ NodeId Grammar::Append(Grammar part) {
     } else if (auto* array = std::get_if<ArrayNode>(&node.value)) {
       for (NodeId& id : array->prefix) move(&id);
       move(&array->items);
+      move(&array->contained);
+      for (NodeId& id : array->distinct) move(&id);
     } else if (auto* object = std::get_if<ObjectNode>(&node.value)) {
       for (Property& property : object->properties) move(&property.value);
       move(&object->additional);
+      if (object->keys >= 0) object->keys += key_sets_before;
     } else if (auto* choice = std::get_if<ChoiceNode>(&node.value)) {
       for (NodeId& id : choice->options) move(&id);
     } else if (auto* rule = std::get_if<RuleNode>(&node.value)) {
@@ -456,6 +562,11 @@ NodeId Grammar::Append(Grammar part) {
   for (Trigger& trigger : part.triggers) {
     move(&trigger.literal);
     triggers.push_back(std::move(trigger));
+  }
+  for (KeySet& keys : part.key_sets) {
+    keys.dfa += dfas_before;
+    for (NodeId& id : keys.value) move(&id);
+    key_sets.push_back(std::move(keys));
   }
   dfas.insert(dfas.end(), part.dfas.begin(), part.dfas.end());
   move(&part.root);

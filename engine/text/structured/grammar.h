@@ -37,6 +37,15 @@ struct ArrayNode {
   int64_t min_items = 0;
   int64_t max_items = kNoLimit;
 
+  // If not kNoNode: `min_contained` to `max_contained` items must be instances of `contained`. All
+  // other items are as above. Only if `prefix` is empty.
+  NodeId contained = kNoNode;
+  int64_t min_contained = 0;
+  int64_t max_contained = kNoLimit;
+  // If not empty: the items are instances of these nodes, of each at most one. There are at most 64
+  // nodes, which are scalars without a common instance; `prefix` is empty.
+  std::vector<NodeId> distinct;
+
   NodeId ItemAt(int64_t i) const {
     if (i >= max_items) return kNoNode;
     return i < static_cast<int64_t>(prefix.size()) ? prefix[static_cast<size_t>(i)] : items;
@@ -57,6 +66,9 @@ struct Property {
 struct ObjectNode {
   std::vector<Property> properties;  // sorted by name
   NodeId additional = kNoNode;  // node of all other properties' values; kNoNode: none are allowed
+  // If not -1, index into Grammar::key_sets, which decides about the other properties instead of
+  // `additional`.
+  int32_t keys = -1;
   int64_t min_properties = 0;
   int64_t max_properties = kNoLimit;
   // The following fields are set by Grammar::Finish().
@@ -64,6 +76,22 @@ struct ObjectNode {
   int64_t required_cost = 0;
   // Indices of the optional properties that may appear, cheapest first.
   std::vector<int32_t> optional_by_cost;
+};
+
+// The keys of the properties that an object does not name, and the nodes of their values.
+struct KeySet {
+  int32_t dfa = 0;            // accepts the keys, with their quotes
+  std::vector<NodeId> value;  // [states of dfa] node of the value if the key ends here; or kNoNode
+  // The following fields are set by Grammar::Finish().
+  // Whether every unfinished key can be finished in infinitely many ways.
+  bool endless = true;
+  int64_t min_value = kUnreachable;  // smallest and largest distance of a value
+  int64_t max_value = 0;
+  int64_t height = 0;  // largest height of a value
+
+  // Returns an upper bound on the number of characters of the shortest key that is not among
+  // `taken` keys.
+  int64_t FreeKeyLength(const ByteDfa& automaton, int64_t taken) const;
 };
 
 // A value that matches any of the options. No option is a ChoiceNode itself.
@@ -120,6 +148,7 @@ struct Grammar {
   int32_t any_string = 0;  // index into dfas of the automaton for every JSON string
   NodeId root = kNoNode;
   std::vector<Trigger> triggers;
+  std::vector<KeySet> key_sets;
   // Texts inside of which special tokens are allowed (see text_format.h).
   std::vector<std::string> marker_texts;
   int max_depth = kMaxDepth;  // largest nesting of containers and rules

@@ -122,7 +122,8 @@ Frame Matcher::Start() const {
 const ByteDfa& Matcher::DfaOf(const Frame& top) const { return *grammar_.dfas[ScalarOf(top).dfa]; }
 
 void Matcher::Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const {
-  pool->step_limit = out->size() + kMaxStepFrames;
+  pool->step_frames = out->size() + kMaxStepFrames;
+  pool->step_work = pool->work + kMaxStepWork;
   StepFrame(top, byte, pool, out);
 }
 
@@ -191,6 +192,7 @@ void Matcher::Link(Site* site, StackPool* pool, Frame* frame) const {
     site->parent = static_cast<int32_t>(pool->frames.size());
     site->below = site->after->Hash();
     pool->frames.push_back(*site->after);
+    ++pool->work;
     site->after = nullptr;
   }
   frame->below = site->below;
@@ -284,16 +286,64 @@ void Matcher::StepScalar(const Frame& top, uint8_t byte, StackPool* pool,
   }
 }
 
+bool Matcher::CanAddPart(const Frame& top, bool contained) const {
+  const ArrayNode& array = ArrayOf(top);
+  const NodeId item = contained ? array.contained : array.items;
+  if (item == kNoNode || !Fits(item, top)) return false;
+  if (contained && top.num_others >= array.max_contained) return false;
+  // There must be room for the items that must still be contained.
+  const int64_t missing =
+      std::max<int64_t>(array.min_contained - top.num_others - (contained ? 1 : 0), 0);
+  return top.count + 1 + missing <= array.max_items;
+}
+
 bool Matcher::CanAddItem(const Frame& top) const {
+  const ArrayNode& array = ArrayOf(top);
+  if (array.contained != kNoNode) return CanAddPart(top, true) || CanAddPart(top, false);
+  if (!array.distinct.empty()) {
+    return top.count < std::min(array.max_items, static_cast<int64_t>(array.distinct.size()));
+  }
   const NodeId item = ArrayOf(top).ItemAt(top.count);
   return item != kNoNode && Fits(item, top);
+}
+
+void Matcher::BeginItem(const Frame& top, uint8_t byte, StackPool* pool,
+                        std::vector<Frame>* out) const {
+  const ArrayNode& array = ArrayOf(top);
+  Frame frame = top;
+  frame.phase = Phase::kAfterValue;
+  frame.space = 0;
+  ++frame.count;
+  const auto begin = [&](NodeId item, const Frame& after) {
+    Site site = SiteIn(after);
+    BeginValue(item, &site, byte, pool, out);
+  };
+  if (array.contained != kNoNode) {
+    if (CanAddPart(top, false)) begin(array.items, frame);
+    if (!CanAddPart(top, true)) return;
+    Frame after = frame;
+    // Without a largest number, numbers above the smallest one need not be told apart.
+    const bool counts = array.max_contained < kNoLimit || top.num_others < array.min_contained;
+    if (counts) ++after.num_others;
+    begin(array.contained, after);
+  } else if (!array.distinct.empty()) {
+    for (size_t i = 0; i < array.distinct.size(); ++i) {
+      const uint64_t bit = uint64_t{1} << i;
+      if (top.seen & bit) continue;
+      Frame after = frame;
+      after.seen |= bit;
+      begin(array.distinct[i], after);
+    }
+  } else {
+    begin(array.ItemAt(top.count), frame);
+  }
 }
 
 void Matcher::StepArray(const Frame& top, uint8_t byte, StackPool* pool,
                         std::vector<Frame>* out) const {
   const ArrayNode& array = ArrayOf(top);
   if (pool->markers_only) return;
-  const bool can_close = top.count >= array.min_items;
+  const bool can_close = top.count >= array.min_items && top.num_others >= array.min_contained;
   Frame frame = top;
   if (byte == ']') {
     if (can_close && top.phase != Phase::kExpectValue) Pop(top, *pool, out);
@@ -305,11 +355,7 @@ void Matcher::StepArray(const Frame& top, uint8_t byte, StackPool* pool,
       if (StepSpace(&frame, byte, /*line_end_allowed=*/true)) {
         out->push_back(frame);
       } else if (CanAddItem(top)) {
-        frame.phase = Phase::kAfterValue;
-        frame.space = 0;
-        ++frame.count;
-        Site site = SiteIn(frame);
-        BeginValue(array.ItemAt(top.count), &site, byte, pool, out);
+        BeginItem(top, byte, pool, out);
       }
       return;
     case Phase::kAfterValue:
@@ -350,8 +396,59 @@ int64_t Matcher::ItemsCost(const ArrayNode& array, int64_t from) const {
   return cost;
 }
 
+// Returns the cost of the mandatory items after `count` items, of which `contained` count as
+// contained or, for ArrayNode::distinct, the nodes in `seen` have appeared; each with a comma
+// before it.
+int64_t Matcher::SpecialItemsCost(const ArrayNode& array, int64_t count, int64_t contained,
+                                  uint64_t seen) const {
+  int64_t left = std::max<int64_t>(array.min_items - count, 0);
+  if (!array.distinct.empty()) {
+    std::vector<int64_t> costs;
+    for (size_t i = 0; i < array.distinct.size(); ++i) {
+      if (!((seen >> i) & 1)) costs.push_back(At(array.distinct[i]).distance);
+    }
+    std::sort(costs.begin(), costs.end());
+    int64_t cost = 0;
+    for (int64_t i = 0; i < left && i < std::ssize(costs); ++i) cost += 1 + costs[i];
+    return left > std::ssize(costs) ? kUnreachable : cost;
+  }
+  const int64_t missing = std::max<int64_t>(array.min_contained - contained, 0);
+  left = std::max<int64_t>(left - missing, 0);
+  int64_t each = array.items == kNoNode ? kUnreachable : At(array.items).distance;
+  if (array.max_contained >= kNoLimit) each = std::min(each, At(array.contained).distance);
+  const int64_t cost = missing * (1 + At(array.contained).distance);
+  return left == 0 ? cost : std::min(cost + left * (1 + each), kUnreachable);
+}
+
+int64_t Matcher::SpecialArrayRest(const Frame& top) const {
+  const ArrayNode& array = ArrayOf(top);
+  const int64_t rest = SpecialItemsCost(array, top.count, top.num_others, top.seen) + 1;
+  if (top.phase == Phase::kOpen) {
+    const bool any = top.count < array.min_items || top.num_others < array.min_contained;
+    return rest - (any ? 1 : 0);
+  }
+  if (top.phase == Phase::kAfterValue) return rest;
+  if (top.phase != Phase::kExpectValue) return 1;
+  int64_t best = kUnreachable;
+  const auto add = [&](NodeId item, int64_t contained, uint64_t seen) {
+    best = std::min(
+        best, At(item).distance + 1 + SpecialItemsCost(array, top.count + 1, contained, seen));
+  };
+  if (array.contained != kNoNode) {
+    if (CanAddPart(top, true)) add(array.contained, top.num_others + 1, 0);
+    if (CanAddPart(top, false)) add(array.items, top.num_others, 0);
+  } else {
+    for (size_t i = 0; i < array.distinct.size(); ++i) {
+      const uint64_t bit = uint64_t{1} << i;
+      if (!(top.seen & bit)) add(array.distinct[i], 0, top.seen | bit);
+    }
+  }
+  return best;
+}
+
 int64_t Matcher::ArrayRest(const Frame& top) const {
   const ArrayNode& array = ArrayOf(top);
+  if (array.contained != kNoNode || !array.distinct.empty()) return SpecialArrayRest(top);
   switch (top.phase) {
     case Phase::kOpen:
       return ItemsCost(array, 0) + 1 - (array.min_items > 0 ? 1 : 0);

@@ -48,12 +48,15 @@ struct Frame {
   // any_string.
   int32_t dfa_state = 0;
 
-  // The following fields are used if `kind` is kObject.
-  uint64_t seen = 0;       // bit i is set if property i < 64 has appeared
+  // The following fields are used if `kind` is kObject; some are used by arrays, too.
+  // Bit i is set if property i < 64, or node i of ArrayNode::distinct, has appeared.
+  uint64_t seen = 0;
   int32_t seen_list = -1;  // index into StackPool::seen: all other keys that have appeared
   uint64_t seen_hash = 0;  // hash of that list
-  int32_t num_others = 0;  // number of properties so far that the node does not name
-  int32_t missing = 0;     // number of required properties that have not appeared
+  // Number of properties so far that the node does not name; of an array: number of items so far
+  // that count as contained.
+  int32_t num_others = 0;
+  int32_t missing = 0;  // number of required properties that have not appeared
   // Sum of Property::cost of the missing required properties.
   int64_t missing_cost = 0;
   NodeId pending = kNoNode;  // node of the value that belongs to the last key read
@@ -93,8 +96,9 @@ struct StackPool {
   mutable int64_t work = 0;
   // While a special token is matched, only nodes that allow special tokens as text may read bytes.
   bool markers_only = false;
-  // Rules add no frame beyond this number in one step.
-  size_t step_limit = 0;
+  // In one step, rules add no frame beyond this number, and begin nothing after this work.
+  size_t step_frames = 0;
+  int64_t step_work = 0;
 
   Mark mark() const { return {frames.size(), seen.size()}; }
   void CutTo(Mark mark) {
@@ -117,7 +121,9 @@ class Matcher {
   static constexpr size_t kMaxAlternatives = 256;
   // Largest number of frames that rules may add in one step. They are tried in order of the
   // distance of the way through them, so the shortest completion is always among them.
-  static constexpr size_t kMaxStepFrames = 1024;
+  static constexpr size_t kMaxStepFrames = 256;
+  // Largest work of rules in one step, in the unit of StackPool::work.
+  static constexpr int64_t kMaxStepWork = 1024;
 
   explicit Matcher(const Grammar* grammar) : grammar_(*grammar) {}
 
@@ -142,13 +148,17 @@ class Matcher {
   const ScalarNode& ScalarOf(const Frame& top) const {
     return std::get<ScalarNode>(grammar_.nodes[top.node].value);
   }
-  // Returns whether `top` is in a key that any characters may continue. If so, sets `*bound` to an
-  // upper bound on the distance from the end of the key to the end of the text, whatever the key
-  // is.
-  bool InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const;
+  // Returns the index of the automaton that decides how the key of `top` may go on, as far as it is
+  // no named property; -1 if `top` is not in a key, or other conditions decide. If it is not -1,
+  // sets `*bound` to an upper bound on the distance from the end of the key to the end of the text,
+  // whatever the key is.
+  int32_t FreeKeyDfa(const Frame& top, const StackPool& pool, int64_t* bound) const;
+  // Returns `top`, which is in a key, with no other than named properties allowed.
+  static Frame NamedOnly(const Frame& top);
   // Appends to `scalars` a frame, in the start state of its automaton, for each scalar with which
   // the text can go on after `top`, whose kind is kStart or kRule. Adds to `others` the bytes with
-  // which all other values can begin. Returns false if there are more than kMaxStepFrames.
+  // which all other values can begin. Returns false if there are too many, or after
+  // StackPool::step_work.
   bool Expand(const Frame& top, StackPool* pool, std::vector<Frame>* scalars,
               ByteSet* others) const;
   // Appends the frames that can follow the finished value `top`.
@@ -191,6 +201,9 @@ class Matcher {
   void StepScalar(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   void StepArray(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   bool CanAddItem(const Frame& top) const;
+  // Whether an item may be added that counts, or does not count, as contained.
+  bool CanAddPart(const Frame& top, bool contained) const;
+  void BeginItem(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   // Defined in matcher_rule.cc.
   void StepRule(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   bool ExpandNode(NodeId id, Site* site, StackPool* pool, std::vector<Frame>* scalars,
@@ -199,6 +212,9 @@ class Matcher {
   int64_t ScalarRest(const Frame& top) const;
   int64_t ArrayRest(const Frame& top) const;
   int64_t ItemsCost(const ArrayNode& array, int64_t from) const;
+  int64_t SpecialItemsCost(const ArrayNode& array, int64_t count, int64_t contained,
+                           uint64_t seen) const;
+  int64_t SpecialArrayRest(const Frame& top) const;
 
   // The following functions are defined in matcher_object.cc.
   void StepObject(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
@@ -211,7 +227,23 @@ class Matcher {
   bool HasSeenOther(const Frame& top, const StackPool& pool, uint64_t key) const;
   bool HasRoom(const Frame& top) const;
   bool PropertyAllowed(const Frame& top, const SeenNames& seen, int32_t property) const;
-  bool OtherAllowed(const Frame& top) const;
+  // Whether another property that the node does not name may be added, if `top` is before a key, or
+  // whether the key read so far can be continued to the key of one.
+  bool OtherAllowed(const Frame& top, const StackPool& pool) const;
+  // The rest of a key that is not in use and that KeySet allows.
+  struct FreeKey {
+    int64_t bytes = kUnreachable;  // number of bytes, with the closing quote
+    NodeId value = kNoNode;
+  };
+  FreeKey FindFreeKey(const Frame& key, const StackPool& pool) const;
+  bool ExploreKey(const Frame& key, const StackPool& pool, int64_t bytes, int64_t* visits_left,
+                  FreeKey* found) const;
+  Frame BeginKey(const Frame& top) const;
+  void ReadKeyCharacter(char32_t c, const Frame& top, Frame* frame) const;
+  const KeySet* KeysOf(const Frame& top) const {
+    const int32_t keys = ObjectOf(top).keys;
+    return keys < 0 ? nullptr : &grammar_.key_sets[keys];
+  }
   bool AnyKeyAllowed(const Frame& top, const StackPool& pool) const;
   bool KeyCanEnd(const Frame& top, const StackPool& pool) const;
   bool CanCloseObject(const Frame& top) const;

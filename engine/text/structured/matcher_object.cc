@@ -78,14 +78,102 @@ bool Matcher::PropertyAllowed(const Frame& top, const SeenNames& seen, int32_t p
          !seen.Has(property);
 }
 
-bool Matcher::OtherAllowed(const Frame& top) const {
-  const NodeId additional = ObjectOf(top).additional;
-  return additional != kNoNode && HasRoom(top) && top.num_others < kMaxOthers &&
-         Fits(additional, top);
+bool Matcher::OtherAllowed(const Frame& top, const StackPool& pool) const {
+  if (!HasRoom(top) || top.num_others >= kMaxOthers) return false;
+  const KeySet* keys = KeysOf(top);
+  if (keys == nullptr) {
+    const NodeId additional = ObjectOf(top).additional;
+    return additional != kNoNode && Fits(additional, top);
+  }
+  if (keys->min_value >= kUnreachable) return false;
+  if (top.phase != Phase::kKey) {
+    return FindFreeKey(BeginKey(top), pool).bytes < kUnreachable;
+  }
+  if (top.dfa_state == kDead) return false;
+  if (keys->endless && top.depth + keys->height <= grammar_.max_depth) {
+    return grammar_.dfas[keys->dfa]->distance[top.dfa_state] < kUnreachable;
+  }
+  return FindFreeKey(top, pool).bytes < kUnreachable;
+}
+
+Frame Matcher::NamedOnly(const Frame& top) {
+  Frame out = top;
+  out.num_others = kMaxOthers;
+  return out;
+}
+
+// Returns the frame after the opening quote of a key.
+Frame Matcher::BeginKey(const Frame& top) const {
+  Frame frame = top;
+  frame.phase = Phase::kKey;
+  frame.space = 0;
+  frame.decoder = StringDecoder();
+  const KeySet* keys = KeysOf(top);
+  const int32_t dfa = keys == nullptr ? grammar_.any_string : keys->dfa;
+  frame.dfa_state = grammar_.dfas[dfa]->Next(ByteDfa::kStart, '"');
+  frame.first = 0;
+  frame.last = static_cast<int32_t>(ObjectOf(top).properties.size());
+  frame.length = 0;
+  frame.hash = kHashBasis;
+  return frame;
+}
+
+Matcher::FreeKey Matcher::FindFreeKey(const Frame& key, const StackPool& pool) const {
+  FreeKey found;
+  // Each taken key may be met twice, because a character has two spellings.
+  int64_t visits_left = 1000 + 64 * key.count;
+  if (key.dfa_state != kDead) ExploreKey(key, pool, 0, &visits_left, &found);
+  return found;
+}
+
+// Continues a key by the bytes that lead to its end soonest; if the key at that end is taken, goes
+// on from there, or from where another byte is possible. The order depends only on the key so far,
+// so that every step on the way to the key that is found leads to the same key.
+bool Matcher::ExploreKey(const Frame& key, const StackPool& pool, int64_t bytes,
+                         int64_t* visits_left, FreeKey* found) const {
+  constexpr int64_t kLongestKey = 1024;
+  if (--*visits_left < 0 || bytes > kLongestKey) return false;
+  pool.work += 4;
+  const KeySet& keys = *KeysOf(key);
+  const ByteDfa& dfa = *grammar_.dfas[keys.dfa];
+  if (key.decoder.at_boundary()) {
+    const int32_t closed = dfa.Next(key.dfa_state, '"');
+    const NodeId value = closed == kDead ? kNoNode : keys.value[closed];
+    const auto& properties = ObjectOf(key).properties;
+    const bool named = key.first < key.last &&
+                       static_cast<int32_t>(properties[key.first].name.size()) == key.length;
+    if (value != kNoNode && !named && Fits(value, key) && grammar_.spellable['"'] &&
+        !HasSeenOther(key, pool, key.hash & ~kNamed)) {
+      found->bytes = bytes + 1;
+      found->value = value;
+      return true;
+    }
+  }
+  std::vector<std::pair<int64_t, uint8_t>> order;
+  for (int b = 0; b < 256; ++b) {
+    const uint8_t byte = static_cast<uint8_t>(b);
+    if (byte == '"' && key.decoder.at_boundary()) continue;
+    const int32_t next = dfa.Next(key.dfa_state, byte);
+    if (next == kDead || !grammar_.spellable[byte] || dfa.distance[next] >= kUnreachable) continue;
+    order.push_back({dfa.distance[next], byte});
+  }
+  std::sort(order.begin(), order.end());
+  for (const auto& [distance, byte] : order) {
+    Frame next = key;
+    const StringDecoder::Result result = next.decoder.Push(byte);
+    if (result == StringDecoder::Result::kError) continue;
+    next.dfa_state = dfa.Next(key.dfa_state, byte);
+    if (result == StringDecoder::Result::kCharacter) {
+      ReadKeyCharacter(next.decoder.character(), key, &next);
+    }
+    if (ExploreKey(next, pool, bytes + 1, visits_left, found)) return true;
+    if (*visits_left < 0) return false;
+  }
+  return false;
 }
 
 bool Matcher::AnyKeyAllowed(const Frame& top, const StackPool& pool) const {
-  if (OtherAllowed(top)) return true;
+  if (OtherAllowed(top, pool)) return true;
   const size_t n = ObjectOf(top).properties.size();
   const SeenNames seen(top, pool, n);
   int32_t i = 0;
@@ -97,7 +185,7 @@ bool Matcher::AnyKeyAllowed(const Frame& top, const StackPool& pool) const {
 // Returns whether the key read so far can be continued to the name of an allowed property. An
 // incomplete character at its end must be able to become the name's next character.
 bool Matcher::KeyCanEnd(const Frame& top, const StackPool& pool) const {
-  if (OtherAllowed(top)) return true;
+  if (OtherAllowed(top, pool)) return true;
   const ObjectNode& object = ObjectOf(top);
   const SeenNames seen(top, pool, object.properties.size());
   for (int32_t i = top.first; i < top.last; ++i) {
@@ -128,15 +216,7 @@ void Matcher::StepObject(const Frame& top, uint8_t byte, StackPool* pool,
       } else if (StepSpace(&frame, byte, /*line_end_allowed=*/true)) {
         out->push_back(frame);
       } else if (byte == '"' && AnyKeyAllowed(top, *pool)) {
-        frame.phase = Phase::kKey;
-        frame.space = 0;
-        frame.decoder = StringDecoder();
-        frame.dfa_state = grammar_.dfas[grammar_.any_string]->Next(ByteDfa::kStart, '"');
-        frame.first = 0;
-        frame.last = static_cast<int32_t>(ObjectOf(top).properties.size());
-        frame.length = 0;
-        frame.hash = kHashBasis;
-        out->push_back(frame);
+        out->push_back(BeginKey(top));
       }
       return;
     case Phase::kKey:
@@ -188,28 +268,36 @@ void Matcher::StepKey(const Frame& top, uint8_t byte, StackPool* pool,
     return;
   }
   const StringDecoder::Result result = frame.decoder.Push(byte);
-  frame.dfa_state = grammar_.dfas[grammar_.any_string]->Next(top.dfa_state, byte);
-  if (result == StringDecoder::Result::kError || frame.dfa_state == kDead) return;
+  if (result == StringDecoder::Result::kError) return;
+  const KeySet* keys = KeysOf(top);
+  const ByteDfa& dfa = *grammar_.dfas[keys == nullptr ? grammar_.any_string : keys->dfa];
+  frame.dfa_state = top.dfa_state == kDead ? kDead : dfa.Next(top.dfa_state, byte);
+  // A key that the automaton does not accept may be that of a named property.
+  if (frame.dfa_state == kDead && keys == nullptr) return;
   if (result == StringDecoder::Result::kCharacter) {
-    const char32_t c = frame.decoder.character();
-    const auto& properties = ObjectOf(top).properties;
-    const size_t at = static_cast<size_t>(top.length);
-    // In the sorted names, a name that ends at `at` comes before longer names.
-    const auto character = [&](const Property& p) {
-      return p.name.size() > at ? static_cast<int64_t>(p.name[at]) : -1;
-    };
-    const auto begin = properties.begin() + top.first;
-    const auto end = properties.begin() + top.last;
-    const auto first = std::partition_point(
-        begin, end, [&](const Property& p) { return character(p) < static_cast<int64_t>(c); });
-    const auto last = std::partition_point(
-        first, end, [&](const Property& p) { return character(p) == static_cast<int64_t>(c); });
-    frame.first = static_cast<int32_t>(first - properties.begin());
-    frame.last = static_cast<int32_t>(last - properties.begin());
-    ++frame.length;
-    frame.hash = HashWith(top.hash, c);
+    ReadKeyCharacter(frame.decoder.character(), top, &frame);
   }
   if (KeyCanEnd(frame, *pool)) out->push_back(frame);
+}
+
+// Narrows the range of names in `frame`, a copy of `top`, to those that go on with `c`.
+void Matcher::ReadKeyCharacter(char32_t c, const Frame& top, Frame* frame) const {
+  const auto& properties = ObjectOf(top).properties;
+  const size_t at = static_cast<size_t>(top.length);
+  // In the sorted names, a name that ends at `at` comes before longer names.
+  const auto character = [&](const Property& p) {
+    return p.name.size() > at ? static_cast<int64_t>(p.name[at]) : -1;
+  };
+  const auto begin = properties.begin() + top.first;
+  const auto end = properties.begin() + top.last;
+  const auto first = std::partition_point(
+      begin, end, [&](const Property& p) { return character(p) < static_cast<int64_t>(c); });
+  const auto last = std::partition_point(
+      first, end, [&](const Property& p) { return character(p) == static_cast<int64_t>(c); });
+  frame->first = static_cast<int32_t>(first - properties.begin());
+  frame->last = static_cast<int32_t>(last - properties.begin());
+  ++frame->length;
+  frame->hash = HashWith(top.hash, c);
 }
 
 bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
@@ -232,10 +320,17 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
     top->pending = property.value;
   } else {
     const uint64_t key = top->hash & ~kNamed;
-    if (!OtherAllowed(*top) || HasSeenOther(*top, *pool, key)) return false;
+    if (!HasRoom(*top) || top->num_others >= kMaxOthers) return false;
+    NodeId value = object.additional;
+    if (const KeySet* keys = KeysOf(*top)) {
+      const int32_t state = top->dfa_state;
+      const int32_t closed = state == kDead ? kDead : grammar_.dfas[keys->dfa]->Next(state, '"');
+      value = closed == kDead ? kNoNode : keys->value[closed];
+    }
+    if (value == kNoNode || !Fits(value, *top) || HasSeenOther(*top, *pool, key)) return false;
     AddSeen(key, top, pool);
     ++top->num_others;
-    top->pending = object.additional;
+    top->pending = value;
   }
   ++top->count;
   top->phase = Phase::kColon;
@@ -258,6 +353,10 @@ int64_t Matcher::OtherCost(const Frame& top) const {
   const ObjectNode& object = ObjectOf(top);
   const int64_t taken =
       static_cast<int64_t>(object.properties.size()) + top.num_others + Needed(top);
+  if (const KeySet* keys = KeysOf(top)) {
+    return std::min(4 + keys->FreeKeyLength(*grammar_.dfas[keys->dfa], taken + 1) + keys->max_value,
+                    kUnreachable);
+  }
   return 4 + FreeNameLength(taken) + At(object.additional).distance;
 }
 
@@ -265,7 +364,10 @@ Matcher::Fillers Matcher::FillersOf(const Frame& top, const SeenNames& seen, int
   Fillers out;
   if (count <= 0) return out;
   const ObjectNode& object = ObjectOf(top);
-  const bool others = object.additional != kNoNode && Fits(object.additional, top);
+  const KeySet* keys = KeysOf(top);
+  const bool others = keys != nullptr
+                          ? keys->min_value < kUnreachable
+                          : object.additional != kNoNode && Fits(object.additional, top);
   const int64_t other_cost = others ? OtherCost(top) : kUnreachable;
   const int32_t n = static_cast<int32_t>(object.optional_by_cost.size());
   for (; out.end < n && count > 0; ++out.end) {
@@ -298,7 +400,12 @@ int64_t Matcher::ObjectRest(const Frame& top, const StackPool& pool) const {
     case Phase::kExpectKey: {
       if (top.missing + needed > 0) return rest - 1;
       int64_t cheapest = kUnreachable;
-      if (OtherAllowed(top)) cheapest = OtherCost(top) - 1;
+      if (KeysOf(top) != nullptr && OtherAllowed(top, pool)) {
+        const FreeKey key = FindFreeKey(BeginKey(top), pool);
+        cheapest = key.bytes + 2 + At(key.value).distance;
+      } else if (OtherAllowed(top, pool)) {
+        cheapest = OtherCost(top) - 1;
+      }
       for (const int32_t i : object.optional_by_cost) {
         if (!PropertyAllowed(top, seen, i)) continue;
         cheapest = std::min(cheapest, object.properties[i].cost - 1);
@@ -347,7 +454,14 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
     }
     best = std::min(best, rest + key + 2 + At(property.value).distance);
   }
-  if (OtherAllowed(top)) {
+  if (KeysOf(top) != nullptr) {
+    const bool room = HasRoom(top) && top.num_others < kMaxOthers;
+    const FreeKey key = room ? FindFreeKey(top, pool) : FreeKey();
+    if (key.bytes < kUnreachable) {
+      best = std::min(best, top.missing_cost + 1 + fillers.cost_of_one_less + key.bytes + 1 +
+                                At(key.value).distance);
+    }
+  } else if (OtherAllowed(top, pool)) {
     const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
     const int64_t more = FreeNameLength(taken);
     int64_t key = 0;
@@ -366,9 +480,14 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
   return std::min(best, kUnreachable);
 }
 
-bool Matcher::InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const {
-  if (top.kind != FrameKind::kObject || top.phase != Phase::kKey || !OtherAllowed(top))
-    return false;
+int32_t Matcher::FreeKeyDfa(const Frame& top, const StackPool& pool, int64_t* bound) const {
+  if (top.kind != FrameKind::kObject || top.phase != Phase::kKey || !OtherAllowed(top, pool)) {
+    return -1;
+  }
+  const KeySet* keys = KeysOf(top);
+  if (keys != nullptr && (!keys->endless || top.depth + keys->height > grammar_.max_depth)) {
+    return -1;
+  }
   const ObjectNode& object = ObjectOf(top);
   const int64_t needed = Needed(top);
   const SeenNames seen(top, pool, object.properties.size());
@@ -376,9 +495,13 @@ bool Matcher::InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound)
   pool.work += fillers.end / 8;
   const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
   // The constant 2 stands for a colon and a bracket.
-  *bound = top.tail + top.missing_cost + fillers.cost + FreeNameLength(taken) + 2 +
-           At(object.additional).distance;
-  return true;
+  *bound = top.tail + top.missing_cost + fillers.cost + 2;
+  if (keys == nullptr) {
+    *bound += FreeNameLength(taken) + At(object.additional).distance;
+    return grammar_.any_string;
+  }
+  *bound += keys->FreeKeyLength(*grammar_.dfas[keys->dfa], taken) + keys->max_value;
+  return keys->dfa;
 }
 
 }  // namespace moeserve::structured

@@ -11,7 +11,7 @@ void Matcher::StepRule(const Frame& top, uint8_t byte, StackPool* pool,
   const RuleNode::State& state = rule.states[top.dfa_state];
   pool->work += 1 + static_cast<int64_t>(state.edges.size()) / 8;
   for (const RuleNode::Edge& edge : state.edges) {
-    if (out->size() >= pool->step_limit) return;
+    if (out->size() >= pool->step_frames || pool->work > pool->step_work) return;
     const Node& node = At(edge.node);
     const RuleNode::State& target = rule.states[edge.target];
     // Not all texts from here may be as shallow as the shortest one.
@@ -67,7 +67,7 @@ bool Matcher::Expand(const Frame& top, StackPool* pool, std::vector<Frame>* scal
 
 bool Matcher::ExpandNode(NodeId id, Site* site, StackPool* pool, std::vector<Frame>* scalars,
                          ByteSet* others) const {
-  if (scalars->size() >= kMaxStepFrames) return false;
+  if (scalars->size() >= 4 * kMaxStepFrames || pool->work > pool->step_work) return false;
   const Node& node = At(id);
   if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
     return std::all_of(choice->options.begin(), choice->options.end(), [&](NodeId option) {

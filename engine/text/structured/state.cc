@@ -18,6 +18,8 @@ constexpr size_t kMaskCacheBytes = 8 << 20;
 // token may take twice as much work, so that every token in a mask is accepted.
 constexpr int64_t kMaxMaskWork = 200000;
 constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
+// Number of alternatives that are kept within a token above that limit.
+constexpr size_t kFewAlternatives = 8;
 
 // Number of trie nodes that a walk of one automaton visits in the time of one matcher step.
 constexpr int64_t kNodesPerStep = 4;
@@ -153,7 +155,7 @@ class State : public ConstraintState {
       for (const Frame& frame : now) {
         matcher().Step(frame, static_cast<uint8_t>(c), &pool_, &next);
       }
-      matcher().Reduce(pool_, &next, most);
+      matcher().Reduce(pool_, &next, pool_.work > kMaxTokenWork ? kFewAlternatives : most);
       now = std::move(next);
       if (now.empty()) break;
     }
@@ -260,6 +262,7 @@ class State : public ConstraintState {
     if (top.kind != FrameKind::kStart && top.kind != FrameKind::kRule) return false;
     std::vector<Frame> scalars;
     ByteSet others;
+    pool_.step_work = pool_.work + 4 * Matcher::kMaxStepWork;
     if (!matcher().Expand(top, &pool_, &scalars, &others)) return false;
     matcher().Reduce(pool_, &scalars, Matcher::kMaxStepFrames);
     for (size_t i = 0; i < scalars.size(); ++i) {
@@ -317,18 +320,18 @@ class State : public ConstraintState {
     return Overworked() && vocabulary().nodes()[node].depth > 1;
   }
 
-  // If `top` is inside an object key that any characters may continue, fills the mask and returns
+  // If `top` is inside an object key that an automaton may continue, fills the mask and returns
   // true; otherwise returns false.
   bool FillKey(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     int64_t bound = 0;
-    if (!matcher().InFreeKey(top, pool_, &bound)) return false;
-    const int32_t any_string = matcher().grammar().any_string;
-    const ByteDfa& dfa = *matcher().grammar().dfas[any_string];
+    const int32_t keys = matcher().FreeKeyDfa(top, pool_, &bound);
+    if (keys < 0) return false;
+    const ByteDfa& dfa = *matcher().grammar().dfas[keys];
     std::shared_ptr<const DfaMask> cached;
     if (budget - bound >= dfa.max_distance) {
-      cached = MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit, mask);
+      cached = MaskOf(keys, top.dfa_state, /*at_root=*/false, kNoLimit, mask);
     } else {
-      cached = compiled_->MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit);
+      cached = compiled_->MaskOf(keys, top.dfa_state, /*at_root=*/false, kNoLimit);
       WalkLimits limits;
       limits.max_rest = budget - bound;
       exits_.clear();
@@ -338,6 +341,10 @@ class State : public ConstraintState {
       }
     }
     const StackPool::Mark mark = pool_.mark();
+    // The keys of named properties need not be among those that the automaton accepts.
+    if (keys != matcher().grammar().any_string && top.first < top.last) {
+      Walk({Matcher::NamedOnly(top)}, 0, budget, mask);
+    }
     std::vector<uint8_t> path;
     for (const auto& [node, chars] : cached->exits) {
       if (SkipsExit(node)) continue;

@@ -190,6 +190,63 @@ Result<ByteDfa> Intersection(const ByteDfa& a, const ByteDfa& b, CompileBudget* 
   return out;
 }
 
+Result<ByteDfa> Difference(const ByteDfa& a, const ByteDfa& b, CompileBudget* budget) {
+  MOESERVE_ASSIGN_OR_RETURN(LabeledDfa both, Labeled(a, {b}, budget));
+  for (int32_t s = 0; s < both.dfa.num_states(); ++s) {
+    if (both.labels[s] != 0) both.dfa.accepting[s] = 0;
+  }
+  return std::move(both.dfa);
+}
+
+Result<LabeledDfa> Labeled(const ByteDfa& all, const std::vector<ByteDfa>& parts,
+                           CompileBudget* budget) {
+  LabeledDfa out;
+  // A state is a list of states: that of `all`, then those of the parts, or kDead.
+  using States = std::vector<int32_t>;
+  std::map<States, int> classes;
+  std::vector<uint8_t> byte_of_class;
+  for (int byte = 0; byte < 256; ++byte) {
+    States key = {all.class_of[byte]};
+    for (const ByteDfa& part : parts) key.push_back(part.class_of[byte]);
+    const auto [it, added] = classes.try_emplace(key, static_cast<int>(byte_of_class.size()));
+    if (added) byte_of_class.push_back(static_cast<uint8_t>(byte));
+    out.dfa.class_of[byte] = static_cast<uint8_t>(it->second);
+  }
+  out.dfa.num_classes = static_cast<int>(byte_of_class.size());
+  std::map<States, int32_t> ids;
+  std::vector<States> states;
+  const auto id_of = [&](const States& key) {
+    const auto [it, added] = ids.try_emplace(key, static_cast<int32_t>(states.size()));
+    if (added) {
+      states.push_back(key);
+      out.dfa.AddState(all.accepting[key[0]], all.boundary[key[0]]);
+      uint32_t label = 0;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (key[i + 1] != kDead && parts[i].accepting[key[i + 1]]) label |= uint32_t{1} << i;
+      }
+      out.labels.push_back(label);
+    }
+    return it->second;
+  };
+  id_of(States(parts.size() + 1, ByteDfa::kStart));
+  for (size_t s = 0; s < states.size(); ++s) {
+    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1, out.dfa.num_classes));
+    MOESERVE_RETURN_IF_ERROR(
+        budget->Tick(8 * out.dfa.num_classes * static_cast<int64_t>(1 + parts.size())));
+    const States from = states[s];
+    for (int c = 0; c < out.dfa.num_classes; ++c) {
+      const uint8_t byte = byte_of_class[c];
+      States to = {all.Next(from[0], byte)};
+      if (to[0] == kDead) continue;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        to.push_back(from[i + 1] == kDead ? kDead : parts[i].Next(from[i + 1], byte));
+      }
+      out.dfa.SetNext(static_cast<int32_t>(s), c, id_of(to));
+    }
+  }
+  return out;
+}
+
 Result<ByteDfa> WithLength(const ByteDfa& dfa, int64_t min, int64_t max, CompileBudget* budget) {
   ByteDfa out;
   out.class_of = dfa.class_of;

@@ -98,6 +98,21 @@ Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget);
 // called on it.
 Result<ByteDfa> Intersection(const ByteDfa& a, const ByteDfa& b, CompileBudget* budget);
 
+// Returns an automaton that accepts the texts that `a` accepts and `b` does not accept. Finish() is
+// still to be called on it.
+Result<ByteDfa> Difference(const ByteDfa& a, const ByteDfa& b, CompileBudget* budget);
+
+// An automaton that tells apart the texts that it accepts.
+struct LabeledDfa {
+  ByteDfa dfa;
+  std::vector<uint32_t> labels;  // [states] bit i: the text so far is accepted by automaton i
+};
+
+// Returns an automaton that accepts what `all` accepts, with labels that tell which of `parts`, at
+// most 32, also accept it. Finish() is still to be called on it.
+Result<LabeledDfa> Labeled(const ByteDfa& all, const std::vector<ByteDfa>& parts,
+                           CompileBudget* budget);
+
 // Returns an automaton that accepts those quoted strings of `dfa` that have `min` to `max`
 // characters. Finish() is still to be called on it.
 Result<ByteDfa> WithLength(const ByteDfa& dfa, int64_t min, int64_t max, CompileBudget* budget);

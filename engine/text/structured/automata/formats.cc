@@ -1,5 +1,7 @@
 #include "engine/text/structured/automata/formats.h"
 
+#include <iterator>
+
 namespace moeserve::structured {
 namespace {
 
@@ -31,22 +33,120 @@ std::string Ipv4Pattern() {
   return byte + "\\." + byte + "\\." + byte + "\\." + byte;
 }
 
+// All groups, or two colons for one or more groups that are zero.
+std::string Ipv6Pattern() {
+  const std::string group = "[0-9a-fA-F]{1,4}";
+  std::string out = "(?:(?:" + group + ":){7}" + group;
+  for (int before = 0; before <= 7; ++before) {
+    out += "|";
+    if (before > 0) out += group + "(?::" + group + "){" + std::to_string(before - 1) + "}";
+    out += "::";
+    const int after = 7 - before;
+    if (after > 0) {
+      out += "(?:" + group + "(?::" + group + "){0," + std::to_string(after - 1) + "})?";
+    }
+  }
+  return out + ")";
+}
+
+// A duration of ISO 8601: weeks, or years to seconds without gaps.
+std::string DurationPattern() {
+  const std::string n = "\\d{1,9}";
+  const std::string time =
+      "T(?:" + n + "H(?:" + n + "M(?:" + n + "S)?)?|" + n + "M(?:" + n + "S)?|" + n + "S)";
+  const std::string date =
+      "(?:" + n + "Y(?:" + n + "M(?:" + n + "D)?)?|" + n + "M(?:" + n + "D)?|" + n + "D)";
+  return "P(?:" + n + "W|" + time + "|" + date + "(?:" + time + ")?)";
+}
+
+// A URI of RFC 3986 with a host that is a name or an IPv4 address, or, if not `absolute`, a
+// reference with a path of at least one segment.
+std::string UriPattern(bool absolute) {
+  const std::string escape = "%[0-9A-Fa-f]{2}";
+  const std::string plain = "A-Za-z0-9._~!$&'()*+,;=-";
+  const std::string character = "(?:[" + plain + ":@]|" + escape + ")";
+  const std::string segments = "(?:/" + character + "*)*";
+  const std::string authority = "//(?:(?:[" + plain + ":]|" + escape + ")*@)?(?:[" + plain + "]|" +
+                                escape + ")*(?::\\d{0,5})?" + segments;
+  const std::string rootless = character + "+" + segments;
+  const std::string rooted = "/(?:" + rootless + ")?";
+  const std::string rest = "(?:\\?(?:" + character + "|[/?])*)?(?:#(?:" + character + "|[/?])*)?";
+  if (absolute) {
+    return "[A-Za-z][A-Za-z0-9+.-]*:(?:" + authority + "|" + rooted + "|" + rootless + ")" + rest;
+  }
+  // The first segment of a relative path has no colon, which would end a scheme.
+  const std::string no_colon = "(?:[" + plain + "@]|" + escape + ")+" + segments;
+  return "(?:(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?:" + authority + "|" + rooted + ")|" + no_colon + ")?" +
+         rest;
+}
+
+std::string JsonPointerPattern() { return "(?:/(?:[^~/]|~[01])*)*"; }
+
+// Regular expressions without nested groups. Every match is a valid pattern of ECMA-262.
+std::string RegexPattern() {
+  const std::string literal = "[^\\\\^$.*+?()\\[\\]{}|/\\u0000-\\u001f]";
+  const std::string escape = "\\\\(?:[dDwWsSbBnrtfv^$.*+?()\\[\\]{}|/\\\\-]|x[0-9a-fA-F]{2})";
+  const std::string set = "\\[\\^?(?:[^\\\\\\]\\[^-]|\\\\[dDwWsSnrt\\\\\\]\\[^-])+\\]";
+  const std::string atom = "(?:" + literal + "|" + escape + "|" + set + "|\\.)";
+  const std::string branch = "(?:" + atom + "(?:[*+?]|\\{\\d{1,3},?\\})?)*";
+  const std::string group = "\\((?:\\?:)?" + branch + "(?:\\|" + branch + ")*\\)";
+  const std::string item = "(?:" + atom + "|" + group + ")(?:[*+?]|\\{\\d{1,3},?\\})?";
+  const std::string sequence = "\\^?(?:" + item + ")*\\$?";
+  return sequence + "(?:\\|" + sequence + ")*";
+}
+
+struct Format {
+  std::string_view name;
+  std::string (*pattern)();
+};
+
+std::string DateTimePattern() { return DatePattern() + "T" + TimePattern(); }
+std::string UuidPattern() {
+  return "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}";
+}
+std::string EmailPattern() {
+  const std::string atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}";
+  return atom + "(?:\\." + atom + ")?@" + HostPattern();
+}
+
+constexpr Format kFormats[] = {
+    {"date", DatePattern},
+    {"time", TimePattern},
+    {"date-time", DateTimePattern},
+    {"duration", DurationPattern},
+    {"uuid", UuidPattern},
+    {"email", EmailPattern},
+    {"idn-email", EmailPattern},
+    {"hostname", HostPattern},
+    {"idn-hostname", HostPattern},
+    {"ipv4", Ipv4Pattern},
+    {"ipv6", Ipv6Pattern},
+    {"uri", [] { return UriPattern(true); }},
+    {"iri", [] { return UriPattern(true); }},
+    {"uri-reference", [] { return UriPattern(false); }},
+    {"iri-reference", [] { return UriPattern(false); }},
+    {"json-pointer", JsonPointerPattern},
+    {"relative-json-pointer",
+     [] { return "(?:0|[1-9]\\d{0,8})(?:#|" + JsonPointerPattern() + ")"; }},
+    {"regex", RegexPattern},
+};
+
 }  // namespace
 
 std::optional<std::string> FormatPattern(std::string_view format) {
-  if (format == "date") return DatePattern();
-  if (format == "time") return TimePattern();
-  if (format == "date-time") return DatePattern() + "T" + TimePattern();
-  if (format == "uuid") {
-    return "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}";
+  for (const Format& entry : kFormats) {
+    if (entry.name == format) return entry.pattern();
   }
-  if (format == "email") {
-    const std::string atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}";
-    return atom + "(?:\\." + atom + ")?@" + HostPattern();
-  }
-  if (format == "hostname") return HostPattern();
-  if (format == "ipv4") return Ipv4Pattern();
   return std::nullopt;
+}
+
+std::string SupportedFormats() {
+  std::string out;
+  for (const Format& entry : kFormats) {
+    if (!out.empty()) out += &entry == std::end(kFormats) - 1 ? " and " : ", ";
+    out += entry.name;
+  }
+  return out;
 }
 
 }  // namespace moeserve::structured

@@ -10,7 +10,7 @@
 #include "base/message.h"
 #include "engine/text/structured/grammars/grammar_compiler.h"
 #include "engine/text/structured/rules/rule_builder.h"
-#include "engine/text/structured/schema_compiler.h"
+#include "engine/text/structured/schemas/schema_compiler.h"
 #include "engine/text/structured/text_formats/free_text.h"
 #include "engine/text/structured/text_formats/plain_texts.h"
 #include "engine/text/tokenizer/utf8.h"

@@ -1,36 +1,42 @@
-#include "engine/text/structured/schema_branch.h"
+#include "engine/text/structured/schemas/schema_branch.h"
 
 #include <algorithm>
 #include <numeric>
 
 namespace moeserve::structured {
-namespace {
 
 using nlohmann::json;
 
-void Tidy(Conjunction* schemas) {
-  std::erase_if(*schemas, [](const json* s) { return s->is_boolean() && s->get<bool>(); });
+void Tidy(Conjunction *schemas) {
+  std::erase_if(*schemas, [](const json *s) { return s->is_boolean() && s->get<bool>(); });
   std::sort(schemas->begin(), schemas->end());
   schemas->erase(std::unique(schemas->begin(), schemas->end()), schemas->end());
 }
 
-}  // namespace
+const json *ObjectPart::Named(const std::string &name) const {
+  for (const auto &[other, schema] : more) {
+    if (other == name) return schema;
+  }
+  if (properties == nullptr) return nullptr;
+  const auto it = properties->find(name);
+  return it == properties->end() ? nullptr : &*it;
+}
 
-std::optional<NumberBound> Tighter(const std::optional<NumberBound>& a,
-                                   const std::optional<NumberBound>& b, bool upper) {
+std::optional<NumberBound> Tighter(const std::optional<NumberBound> &a,
+                                   const std::optional<NumberBound> &b, bool upper) {
   if (!a) return b;
   if (!b) return a;
   if (a->value == b->value) return a->exclusive ? a : b;
   return (a->value < b->value) == upper ? a : b;
 }
 
-Decimal DecimalOf(const json& number) {
+Decimal DecimalOf(const json &number) {
   // The JSON library's own spelling of a double is not always the shortest one.
   if (number.is_number_float()) return Decimal::Shortest(number.get<double>());
   return Decimal::Parse(number.dump());
 }
 
-uint32_t TypeOf(const json& value) {
+uint32_t TypeOf(const json &value) {
   switch (value.type()) {
     case json::value_t::null:
       return kNullType;
@@ -47,13 +53,13 @@ uint32_t TypeOf(const json& value) {
   }
 }
 
-int64_t CountCharacters(const std::string& text) {
+int64_t CountCharacters(const std::string &text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }
 
 Conjunction Branch::ItemAt(size_t i) const {
   Conjunction out;
-  for (const ArrayPart& part : arrays) {
+  for (const ArrayPart &part : arrays) {
     if (i < part.prefix.size()) {
       out.push_back(part.prefix[i]);
     } else if (part.items != nullptr) {
@@ -64,48 +70,74 @@ Conjunction Branch::ItemAt(size_t i) const {
   return out;
 }
 
-Conjunction Branch::PropertyNamed(const std::string& name) const {
+std::set<std::string> Branch::NamePatterns() const {
+  std::set<std::string> out;
+  for (const ObjectPart &part : objects) {
+    if (part.patterns == nullptr) continue;
+    for (const auto &[pattern, schema] : part.patterns->items()) out.insert(pattern);
+  }
+  return out;
+}
+
+Conjunction Branch::PropertyNamed(const std::string &name,
+                                  const std::set<std::string> &matched) const {
   Conjunction out;
-  for (const ObjectPart& part : objects) {
-    const bool named = part.properties != nullptr && part.properties->contains(name);
-    if (named) {
-      out.push_back(&part.properties->at(name));
-    } else if (part.additional != nullptr) {
-      out.push_back(part.additional);
+  for (const ObjectPart &part : objects) {
+    const json *named = part.Named(name);
+    if (named != nullptr) out.push_back(named);
+    bool found = named != nullptr;
+    for (const std::string &pattern : matched) {
+      if (part.patterns == nullptr || !part.patterns->contains(pattern)) continue;
+      out.push_back(&part.patterns->at(pattern));
+      found = true;
     }
+    if (!found && part.additional != nullptr) out.push_back(part.additional);
   }
   Tidy(&out);
   return out;
 }
 
-Conjunction Branch::Additional() const {
+Conjunction Branch::Unnamed(const std::set<std::string> &matched) const {
   Conjunction out;
-  for (const ObjectPart& part : objects) {
-    if (part.additional != nullptr) out.push_back(part.additional);
+  for (const ObjectPart &part : objects) {
+    bool found = false;
+    for (const std::string &pattern : matched) {
+      if (part.patterns == nullptr || !part.patterns->contains(pattern)) continue;
+      out.push_back(&part.patterns->at(pattern));
+      found = true;
+    }
+    if (!found && part.additional != nullptr) out.push_back(part.additional);
   }
   Tidy(&out);
   return out;
 }
 
-std::optional<Branch> Meet(const Branch& a, const Branch& b) {
+std::optional<Branch> Meet(const Branch &a, const Branch &b) {
   Branch out = a;
   out.types &= b.types;
   if (b.values) {
     if (!out.values) {
       out.values = b.values;
     } else {
-      std::erase_if(*out.values, [&](const json* value) {
+      std::erase_if(*out.values, [&](const json *value) {
         return std::none_of(b.values->begin(), b.values->end(),
-                            [&](const json* other) { return *value == *other; });
+                            [&](const json *other) { return *value == *other; });
       });
     }
   }
   if (out.values) {
     uint32_t types = 0;
-    std::erase_if(*out.values, [&](const json* value) { return !(TypeOf(*value) & out.types); });
-    for (const json* value : *out.values) types |= TypeOf(*value);
+    std::erase_if(*out.values, [&](const json *value) { return !(TypeOf(*value) & out.types); });
+    for (const json *value : *out.values) types |= TypeOf(*value);
     out.types = types;
   }
+  out.excluded.insert(out.excluded.end(), b.excluded.begin(), b.excluded.end());
+  out.multiples.insert(b.multiples.begin(), b.multiples.end());
+  out.not_multiples.insert(b.not_multiples.begin(), b.not_multiples.end());
+  out.not_patterns.insert(b.not_patterns.begin(), b.not_patterns.end());
+  out.contains.insert(out.contains.end(), b.contains.begin(), b.contains.end());
+  out.names.insert(out.names.end(), b.names.begin(), b.names.end());
+  Tidy(&out.names);
   out.number.min = Tighter(a.number.min, b.number.min, false);
   out.number.max = Tighter(a.number.max, b.number.max, true);
   out.number.multiple_of = std::lcm(a.number.multiple_of, b.number.multiple_of);

@@ -1,4 +1,4 @@
-#include "engine/text/structured/schema_compiler.h"
+#include "engine/text/structured/schemas/schema_compiler.h"
 
 #include <algorithm>
 #include <map>
@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "base/message.h"
-#include "engine/text/structured/automata/formats.h"
 #include "engine/text/structured/automata/nfa.h"
-#include "engine/text/structured/automata/pattern.h"
-#include "engine/text/structured/schema_reader.h"
+#include "engine/text/structured/schemas/schema_keys.h"
+#include "engine/text/structured/schemas/schema_reader.h"
+#include "engine/text/structured/schemas/schema_scalars.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve::structured {
@@ -21,6 +21,11 @@ using nlohmann::json;
 // Largest number of digits of a listed number that is spelt without an exponent; longer ones are
 // spelt with an exponent only.
 constexpr int64_t kMaxPlainDigits = 40;
+// Largest number of nodes of ArrayNode::distinct.
+constexpr size_t kMaxDistinct = 64;
+// Keys that a pattern or propertyNames allows are named properties if there are at most this many.
+constexpr size_t kMaxNamedKeys = 1000;
+constexpr size_t kMaxNameParts = 32;
 
 std::u32string CodePoints(const std::string& text) {
   std::u32string out;
@@ -107,11 +112,10 @@ class SchemaCompiler {
       options->push_back(node);
     }
     if (branch.types & kArrayType) {
-      MOESERVE_ASSIGN_OR_RETURN(const NodeId node, Array(place, branch));
-      options->push_back(node);
+      MOESERVE_RETURN_IF_ERROR(AddArrays(place, branch, options));
     }
     if (branch.types & kObjectType) {
-      MOESERVE_ASSIGN_OR_RETURN(const NodeId node, Object(branch));
+      MOESERVE_ASSIGN_OR_RETURN(const NodeId node, Object(place, branch));
       options->push_back(node);
     }
     return absl::OkStatus();
@@ -156,56 +160,28 @@ class SchemaCompiler {
   }
 
   Result<NodeId> Number(const Branch& branch) {
-    NumberRange range = branch.number;
-    range.integer = !(branch.types & kFractionType);
-    std::string key = "number";
-    for (const auto& bound : {range.min, range.max}) {
-      key += ' ';
-      if (bound) key += bound->value.Plain() + (bound->exclusive ? "x" : "");
-    }
-    key += " " + std::to_string(range.multiple_of) + (range.integer ? "i" : "");
+    const std::string key = NumberKey(branch);
     if (const auto it = dfas_.find(key); it != dfas_.end()) return Scalar(it->second);
-    MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, NumberDfa(range, budget_));
+    MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, NumbersOf(branch, budget_));
     MOESERVE_ASSIGN_OR_RETURN(const int32_t id, AddDfa(key, std::move(dfa)));
     return Scalar(id);
   }
 
-  // Returns the index of an automaton for the strings that match all formats and patterns of
-  // `branch`, which must have at least one.
-  Result<int32_t> PatternedStrings(const json* place, const Branch& branch) {
-    std::string key = Concat("string ", branch.min_chars, ' ', branch.max_chars);
-    for (const std::string& format : branch.formats) key += "\nf" + format;
-    for (const std::string& pattern : branch.patterns) key += "\np" + pattern;
+  // Returns the index of an automaton for the strings that `branch` allows.
+  Result<int32_t> Strings(const json* place, const Branch& branch) {
+    const std::string key = StringKey(branch);
     if (const auto it = dfas_.find(key); it != dfas_.end()) return it->second;
-    std::optional<ByteDfa> all;
-    const auto add = [&](const std::string& pattern, MatchMode mode) -> Status {
-      Result<ByteDfa> content = PatternDfa(pattern, mode, Encoding::kJsonString, budget_);
-      if (!content.ok()) {
-        return reader_.Error(place, "pattern: " + std::string(content.status().message()));
-      }
-      MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, Quoted(*content, budget_));
-      // Finish() removes useless transitions before the automaton is combined with others.
-      MOESERVE_RETURN_IF_ERROR(dfa.Finish(spellable_, budget_));
-      if (all) {
-        MOESERVE_ASSIGN_OR_RETURN(dfa, Intersection(*all, dfa, budget_));
-      }
-      all = std::move(dfa);
-      return absl::OkStatus();
-    };
-    for (const std::string& format : branch.formats) {
-      MOESERVE_RETURN_IF_ERROR(add(*FormatPattern(format), MatchMode::kWholeText));
+    Result<ByteDfa> dfa = StringsOf(branch, AnyString(), budget_);
+    if (!dfa.ok()) {
+      return reader_.Error(place, "pattern: " + std::string(dfa.status().message()));
     }
-    for (const std::string& pattern : branch.patterns) {
-      MOESERVE_RETURN_IF_ERROR(add(pattern, MatchMode::kSearch));
-    }
-    if (branch.min_chars > 0 || branch.max_chars < kNoLimit) {
-      MOESERVE_ASSIGN_OR_RETURN(all, WithLength(*all, branch.min_chars, branch.max_chars, budget_));
-    }
-    return AddDfa(key, *std::move(all));
+    return AddDfa(key, *std::move(dfa));
   }
 
+  const ByteDfa& AnyString() const { return *grammar_.dfas[grammar_.any_string]; }
+
   Result<NodeId> String(const json* place, const Branch& branch) {
-    if (branch.patterns.empty() && branch.formats.empty()) {
+    if (!HasStringConditions(branch)) {
       ScalarNode node;
       node.dfa = grammar_.any_string;
       node.counted = branch.min_chars > 0 || branch.max_chars < kNoLimit;
@@ -213,19 +189,71 @@ class SchemaCompiler {
       node.max_chars = branch.max_chars;
       return AddNode(std::move(node));
     }
-    MOESERVE_ASSIGN_OR_RETURN(const int32_t dfa, PatternedStrings(place, branch));
+    MOESERVE_ASSIGN_OR_RETURN(const int32_t dfa, Strings(place, branch));
     return Scalar(dfa);
   }
 
-  Result<NodeId> Array(const json* place, const Branch& branch) {
-    if (branch.unique_items && branch.max_items > 1) {
-      return reader_.Error(place, "\"uniqueItems\" is not supported");
+  Status AddArrays(const json* place, const Branch& branch, std::vector<NodeId>* options) {
+    if (branch.unique_items && branch.max_items > 1) return AddDistinct(place, branch, options);
+    if (branch.contains.empty()) {
+      MOESERVE_ASSIGN_OR_RETURN(options->emplace_back(), Array(branch));
+      return absl::OkStatus();
     }
+    if (branch.contains.size() > 1) {
+      return reader_.Error(place, "more than one \"contains\" for an array is not supported");
+    }
+    const ContainsPart& part = branch.contains[0];
+    const size_t prefix = PrefixLength(branch);
+    Branch others = branch;
+    others.contains.clear();
+    if (prefix == 0) {
+      if (part.min > part.max) return absl::OkStatus();
+      MOESERVE_ASSIGN_OR_RETURN(options->emplace_back(), Containing(others, part));
+      return absl::OkStatus();
+    }
+    if (part.min != 1 || part.max < kNoLimit) {
+      return reader_.Error(place,
+                           "\"minContains\" and \"maxContains\" are not supported beside "
+                           "\"prefixItems\"");
+    }
+    // One of the first items is contained, if no item behind them can be.
+    const bool open = branch.max_items > static_cast<int64_t>(prefix);
+    if (open && !Forbidden(branch.ItemAt(prefix))) {
+      return reader_.Error(place,
+                           "\"contains\" beside \"prefixItems\" is supported only if no "
+                           "further items are allowed");
+    }
+    static const json kTrue = true;
+    for (size_t i = 0; i < prefix; ++i) {
+      Branch one = others;
+      ArrayPart found;
+      found.prefix.assign(i, &kTrue);
+      found.prefix.push_back(part.schema);
+      one.arrays.push_back(std::move(found));
+      one.min_items = std::max(one.min_items, static_cast<int64_t>(i) + 1);
+      if (one.min_items > one.max_items) continue;
+      MOESERVE_ASSIGN_OR_RETURN(options->emplace_back(), Array(one));
+    }
+    return absl::OkStatus();
+  }
+
+  static bool Forbidden(const Conjunction& schemas) {
+    return std::any_of(schemas.begin(), schemas.end(), [](const json* schema) {
+      return schema->is_boolean() && !schema->get<bool>();
+    });
+  }
+
+  static size_t PrefixLength(const Branch& branch) {
+    size_t prefix = 0;
+    for (const ArrayPart& part : branch.arrays) prefix = std::max(prefix, part.prefix.size());
+    return prefix;
+  }
+
+  Result<NodeId> Array(const Branch& branch) {
     ArrayNode node;
     node.min_items = branch.min_items;
     node.max_items = branch.max_items;
-    size_t prefix = 0;
-    for (const ArrayPart& part : branch.arrays) prefix = std::max(prefix, part.prefix.size());
+    const size_t prefix = PrefixLength(branch);
     for (size_t i = 0; i < prefix; ++i) {
       MOESERVE_ASSIGN_OR_RETURN(node.prefix.emplace_back(), NodeOf(branch.ItemAt(i)));
     }
@@ -233,26 +261,185 @@ class SchemaCompiler {
     return AddNode(std::move(node));
   }
 
-  Result<NodeId> Object(const Branch& branch) {
+  // Arrays without a prefix, of which some items must match a schema.
+  Result<NodeId> Containing(const Branch& branch, const ContainsPart& part) {
+    ArrayNode node;
+    node.min_items = branch.min_items;
+    node.max_items = branch.max_items;
+    node.min_contained = part.min;
+    node.max_contained = part.max;
+    Conjunction contained = branch.ItemAt(0);
+    contained.push_back(part.schema);
+    Tidy(&contained);
+    MOESERVE_ASSIGN_OR_RETURN(node.contained, NodeOf(contained));
+    Conjunction items = branch.ItemAt(0);
+    if (part.max < kNoLimit) {
+      // Every item that matches counts.
+      items.push_back(reader_.Not(part.schema));
+      Tidy(&items);
+    }
+    MOESERVE_ASSIGN_OR_RETURN(node.items, NodeOf(items));
+    return AddNode(std::move(node));
+  }
+
+  // Adds arrays of different items, of which there must be few.
+  Status AddDistinct(const json* place, const Branch& branch, std::vector<NodeId>* options) {
+    const auto unsupported = [&] {
+      return reader_.Error(
+          place, Concat("\"uniqueItems\" is supported for arrays of at most ", kMaxDistinct,
+                        " listed strings, numbers, booleans and null only"));
+    };
+    if (PrefixLength(branch) > 0 || !branch.contains.empty()) return unsupported();
+    MOESERVE_ASSIGN_OR_RETURN(const Branches items, reader_.Read(branch.ItemAt(0)));
+    static const json kPlain[] = {nullptr, false, true};
+    ArrayNode node;
+    std::vector<const json*> seen;
+    for (const Branch& item : items) {
+      std::vector<const json*> values;
+      if (item.values) {
+        values = *item.values;
+      } else {
+        if (item.types & ~(kNullType | kBooleanType)) return unsupported();
+        if (item.types & kNullType) values.push_back(&kPlain[0]);
+        if (item.types & kBooleanType) values.insert(values.end(), {&kPlain[1], &kPlain[2]});
+      }
+      for (const json* value : values) {
+        if (value->is_structured()) return unsupported();
+        const bool known = std::any_of(seen.begin(), seen.end(),
+                                       [&](const json* other) { return *other == *value; });
+        if (known) continue;
+        Branch one = item;
+        one.values = {value};
+        std::vector<NodeId> nodes;
+        MOESERVE_RETURN_IF_ERROR(AddValues(place, one, &nodes));
+        if (nodes.empty()) continue;
+        seen.push_back(value);
+        node.distinct.push_back(nodes[0]);
+        if (node.distinct.size() > kMaxDistinct) return unsupported();
+      }
+    }
+    node.min_items = branch.min_items;
+    node.max_items = std::min(branch.max_items, static_cast<int64_t>(node.distinct.size()));
+    if (node.distinct.empty()) node.max_items = 0;
+    MOESERVE_ASSIGN_OR_RETURN(options->emplace_back(), AddNode(std::move(node)));
+    return absl::OkStatus();
+  }
+
+  Result<NodeId> Object(const json* place, const Branch& branch) {
+    const auto at_place = [&](const Status& status) {
+      return reader_.Error(place, std::string(status.message()));
+    };
     std::set<std::string> names = branch.required;
     for (const ObjectPart& part : branch.objects) {
+      for (const auto& [name, schema] : part.more) names.insert(name);
       if (part.properties == nullptr) continue;
       for (const auto& [name, schema] : part.properties->items()) names.insert(name);
     }
+    ObjectNode node;
+    const std::set<std::string> patterns = branch.NamePatterns();
+    std::optional<ByteDfa> allowed;
+    if (!branch.names.empty()) {
+      MOESERVE_ASSIGN_OR_RETURN(allowed, NamesOf(place, branch.names));
+    }
+    std::optional<LabeledDfa> keys;
+    if (allowed || !patterns.empty()) {
+      Result<LabeledDfa> labeled =
+          KeysByPatterns(AnyString(), allowed ? &*allowed : nullptr, patterns, spellable_, budget_);
+      if (!labeled.ok()) return at_place(labeled.status());
+      keys = *std::move(labeled);
+      MOESERVE_RETURN_IF_ERROR(ExcludeForbidden(branch, patterns, &*keys));
+      // A few keys are better named.
+      MOESERVE_ASSIGN_OR_RETURN(const auto few, FewKeys(keys->dfa, kMaxNamedKeys, budget_));
+      if (few) {
+        names.insert(few->begin(), few->end());
+        keys.reset();
+      } else {
+        MOESERVE_ASSIGN_OR_RETURN(node.keys, AddKeys(branch, patterns, *std::move(keys)));
+      }
+    }
     // Charges the names to the budget, because many branches may share a long list of names.
     MOESERVE_RETURN_IF_ERROR(budget_->AddStates(static_cast<int64_t>(names.size())));
-    ObjectNode node;
     node.min_properties = branch.min_properties;
     node.max_properties = branch.max_properties;
     for (const std::string& name : names) {
       Property property;
       property.name = CodePoints(name);
       property.required = branch.required.contains(name);
-      MOESERVE_ASSIGN_OR_RETURN(property.value, NodeOf(branch.PropertyNamed(name)));
+      if (!allowed || allowed->Matches(json(name).dump())) {
+        const auto matched = reader_.Matching(patterns, name);
+        if (!matched.ok()) return at_place(matched.status());
+        MOESERVE_ASSIGN_OR_RETURN(property.value, NodeOf(branch.PropertyNamed(name, *matched)));
+      }
       node.properties.push_back(std::move(property));
     }
-    MOESERVE_ASSIGN_OR_RETURN(node.additional, NodeOf(branch.Additional()));
+    if (!allowed && patterns.empty()) {
+      MOESERVE_ASSIGN_OR_RETURN(node.additional, NodeOf(branch.Unnamed({})));
+    }
     return AddNode(Sorted(std::move(node)));
+  }
+
+  // Returns an automaton for the quoted names that match all of `schemas`.
+  Result<ByteDfa> NamesOf(const json* place, const Conjunction& schemas) {
+    MOESERVE_ASSIGN_OR_RETURN(const Branches branches, reader_.Read(schemas));
+    std::vector<ByteDfa> parts;
+    for (const Branch& branch : branches) {
+      if (!(branch.types & kStringType)) continue;
+      if (branch.values) {
+        std::vector<NodeId> nodes;
+        Branch strings = branch;
+        std::erase_if(*strings.values, [](const json* value) { return !value->is_string(); });
+        MOESERVE_RETURN_IF_ERROR(AddValues(place, strings, &nodes));
+        for (const NodeId node : nodes) {
+          parts.push_back(*grammar_.dfas[std::get<ScalarNode>(grammar_.nodes[node].value).dfa]);
+        }
+      } else {
+        MOESERVE_ASSIGN_OR_RETURN(const int32_t dfa, Strings(place, branch));
+        parts.push_back(*grammar_.dfas[dfa]);
+      }
+      if (parts.size() > kMaxNameParts) {
+        return reader_.Error(place, "propertyNames has too many alternatives");
+      }
+    }
+    MOESERVE_ASSIGN_OR_RETURN(LabeledDfa out, Labeled(AnyString(), parts, budget_));
+    for (int32_t s = 0; s < out.dfa.num_states(); ++s) {
+      if (out.labels[s] == 0) out.dfa.accepting[s] = 0;
+    }
+    MOESERVE_RETURN_IF_ERROR(out.dfa.Finish(spellable_, budget_));
+    return std::move(out.dfa);
+  }
+
+  static std::set<std::string> LabelOf(uint32_t bits, const std::set<std::string>& patterns) {
+    std::set<std::string> out;
+    int i = 0;
+    for (const std::string& pattern : patterns) {
+      if ((bits >> i++) & 1) out.insert(pattern);
+    }
+    return out;
+  }
+
+  // Removes the keys whose schema is false.
+  Status ExcludeForbidden(const Branch& branch, const std::set<std::string>& patterns,
+                          LabeledDfa* keys) {
+    for (int32_t s = 0; s < keys->dfa.num_states(); ++s) {
+      if (!keys->dfa.accepting[s]) continue;
+      if (Forbidden(branch.Unnamed(LabelOf(keys->labels[s], patterns)))) keys->dfa.accepting[s] = 0;
+    }
+    return keys->dfa.Finish(spellable_, budget_);
+  }
+
+  Result<int32_t> AddKeys(const Branch& branch, const std::set<std::string>& patterns,
+                          LabeledDfa keys) {
+    KeySet set;
+    set.value.assign(keys.dfa.num_states(), kNoNode);
+    for (int32_t s = 0; s < keys.dfa.num_states(); ++s) {
+      if (!keys.dfa.accepting[s]) continue;
+      MOESERVE_ASSIGN_OR_RETURN(set.value[s],
+                                NodeOf(branch.Unnamed(LabelOf(keys.labels[s], patterns))));
+    }
+    set.dfa = static_cast<int32_t>(grammar_.dfas.size());
+    grammar_.dfas.push_back(std::make_shared<const ByteDfa>(std::move(keys.dfa)));
+    grammar_.key_sets.push_back(std::move(set));
+    return static_cast<int32_t>(grammar_.key_sets.size() - 1);
   }
 
   static ObjectNode Sorted(ObjectNode node) {
@@ -265,18 +452,16 @@ class SchemaCompiler {
   Status AddValues(const json* place, const Branch& branch, std::vector<NodeId>* options) {
     std::vector<std::string> texts;
     std::vector<std::string> strings;
-    NumberRange range = branch.number;
-    range.integer = range.multiple_of > 1;
     for (const json* value : *branch.values) {
       MOESERVE_RETURN_IF_ERROR(budget_->Tick(64));
       const bool structured = value->is_array() || value->is_object();
       if (structured) {
         const bool array = value->is_array();
-        const bool restricted = array ? !branch.arrays.empty() || branch.min_items > 0 ||
-                                            branch.max_items < kNoLimit || branch.unique_items
-                                      : !branch.objects.empty() || !branch.required.empty() ||
-                                            branch.min_properties > 0 ||
-                                            branch.max_properties < kNoLimit;
+        const bool restricted =
+            array ? !branch.arrays.empty() || branch.min_items > 0 || branch.max_items < kNoLimit ||
+                        branch.unique_items || !branch.contains.empty()
+                  : !branch.objects.empty() || !branch.required.empty() || !branch.names.empty() ||
+                        branch.min_properties > 0 || branch.max_properties < kNoLimit;
         if (restricted) {
           return reader_.Error(place,
                                "listed arrays and objects together with other conditions "
@@ -287,13 +472,15 @@ class SchemaCompiler {
         const std::string& text = value->get_ref<const std::string&>();
         const int64_t length = CountCharacters(text);
         if (length < branch.min_chars || length > branch.max_chars) continue;
-        if (!branch.patterns.empty() || !branch.formats.empty()) {
-          MOESERVE_ASSIGN_OR_RETURN(const int32_t dfa, PatternedStrings(place, branch));
+        if (HasStringConditions(branch)) {
+          MOESERVE_ASSIGN_OR_RETURN(const int32_t dfa, Strings(place, branch));
           if (!grammar_.dfas[dfa]->Matches(value->dump())) continue;
         }
         strings.push_back(text);
       } else if (value->is_number()) {
-        if (!range.Contains(DecimalOf(*value))) continue;
+        MOESERVE_ASSIGN_OR_RETURN(const bool allowed,
+                                  AllowsNumber(branch, DecimalOf(*value), budget_));
+        if (!allowed) continue;
         AddSpellings(*value, &texts);
       } else {
         texts.push_back(value->dump());
