@@ -28,7 +28,9 @@ build=(
 clients=(
   curl@curl "grpc_python_plugin@protobuf-compiler-grpc" python3 python3-grpcio python3-protobuf
 )
-tests=(libgtest-dev libgmock-dev python3 python3-venv ca-certificates)
+tests=(
+  libgtest-dev libgmock-dev python3 python3-venv ca-certificates json-schema-test-suite
+)
 fuzz=("clang++@clang" "libclang-rt-14-dev|libclang-rt-18-dev|libclang-rt-dev")
 browser=("chromium@chromium" "chromedriver@chromium-driver")
 reference=(python3 python3-venv python3-torch python3-numpy ca-certificates)
