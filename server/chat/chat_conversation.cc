@@ -6,6 +6,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/chat/chat_message.h"
 
 namespace moeserve::server {
 namespace {
@@ -13,13 +14,10 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kFields[] = {
-    "messages",           "add_generation_prompt", "continue_final_message",
-    "add_special_tokens", "chat_template",         "chat_template_kwargs"};
+    "messages",      "add_generation_prompt", "continue_final_message", "add_special_tokens",
+    "chat_template", "chat_template_kwargs",  "reasoning_effort"};
 
-constexpr std::string_view kMessageFields[] = {"role", "content", "name"};
-// Message fields that are accepted only with a value that means nothing, such as null.
-constexpr std::string_view kUnsupportedMessageFields[] = {"tool_calls", "function_call", "audio",
-                                                          "refusal", "tool_call_id"};
+constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
 
 // Template variables that requests must not set, because the server or the template language
 // defines them.
@@ -60,114 +58,6 @@ bool Contains(const std::string_view (&names)[kCount], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-class MessageParser {
- public:
-  MessageParser(const ConversationRules& rules, size_t index)
-      : rules_(rules), where_(Concat("messages[", index, "]")) {}
-
-  // Returns one message in the form that chat templates receive.
-  Result<nlohmann::ordered_json> Parse(const Json& message, int& ignored_fields) {
-    if (!message.is_object()) {
-      return InvalidValue(where_, Concat("'", where_, "' must be an object"));
-    }
-    nlohmann::ordered_json out;
-    MOESERVE_ASSIGN_OR_RETURN(out["role"], Role(message));
-    MOESERVE_ASSIGN_OR_RETURN(std::string content, Content(message, out["role"] == "assistant"));
-    size_t bytes = content.size();
-    out["content"] = std::move(content);
-    if (const Json* name = FindField(message, "name")) {
-      if (!name->is_string()) {
-        return InvalidValue(At("name"), Concat("'", At("name"), "' must be a string"));
-      }
-      out["name"] = name->get<std::string>();
-      bytes += name->get_ref<const std::string&>().size();
-    }
-    if (bytes > rules_.limits.max_message_bytes) {
-      return InvalidValue(where_, Concat("'", where_, "': a message has at most ",
-                                         rules_.limits.max_message_bytes, " bytes, found ", bytes));
-    }
-    MOESERVE_RETURN_IF_ERROR(CheckOthers(message, ignored_fields));
-    return out;
-  }
-
- private:
-  std::string At(std::string_view field) const { return Concat(where_, '.', field); }
-
-  Result<std::string> Role(const Json& message) const {
-    const Json* role = FindField(message, "role");
-    if (role == nullptr) return MissingField(At("role"));
-    if (role->is_string()) {
-      const auto& name = role->get_ref<const std::string&>();
-      if (name == "system" || name == "developer" || name == "user" || name == "assistant") {
-        return name;
-      }
-      if (name == "tool" || name == "function") {
-        return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter",
-                         Concat("'", At("role"), "': ", name, " messages are not supported"),
-                         At("role"));
-      }
-    }
-    return InvalidValue(At("role"),
-                        Concat("'", At("role"), "' must be system, developer, user or assistant"));
-  }
-
-  Result<std::string> Content(const Json& message, bool optional) const {
-    const std::string where = At("content");
-    const Json* content = FindField(message, "content");
-    if (content == nullptr) {
-      if (optional) return std::string();
-      if (!message.contains("content")) return MissingField(where);
-      return InvalidValue(where, Concat("'", where, "' may be null in assistant messages only"));
-    }
-    if (content->is_string()) return content->get<std::string>();
-    if (!content->is_array()) {
-      return InvalidValue(where, Concat("'", where, "' must be a string or a list of text parts"));
-    }
-    std::string text;
-    for (size_t i = 0; i < content->size(); ++i) {
-      const Json& part = (*content)[i];
-      const std::string part_where = Concat(where, '[', i, ']');
-      const Json* type = part.is_object() ? FindField(part, "type") : nullptr;
-      const Json* part_text = part.is_object() ? FindField(part, "text") : nullptr;
-      if (type == nullptr || !type->is_string()) {
-        return InvalidValue(
-            part_where, Concat("'", part_where, "' must be {\"type\": \"text\", \"text\": ...}"));
-      }
-      if (*type != "text") {
-        return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter",
-                         Concat("'", part_where, "': parts of type ",
-                                Quoted(type->get_ref<const std::string&>(), 64),
-                                " are not supported, only \"text\""),
-                         part_where);
-      }
-      if (part_text == nullptr || !part_text->is_string()) {
-        return InvalidValue(part_where, Concat("'", part_where, "': 'text' must be a string"));
-      }
-      text += part_text->get_ref<const std::string&>();
-    }
-    return text;
-  }
-
-  absl::Status CheckOthers(const Json& message, int& ignored_fields) const {
-    for (const auto& [name, value] : message.items()) {
-      if (Contains(kMessageFields, name)) continue;
-      if (Contains(kUnsupportedMessageFields, name)) {
-        if (value.is_null() || (value.is_array() && value.empty())) continue;
-        return UnsupportedParameter(At(name));
-      }
-      if (rules_.strict_fields) {
-        const std::string shown = At(Printable(name, 64));
-        return InvalidValue(shown, Concat("unknown field '", shown, "'"));
-      }
-      ++ignored_fields;
-    }
-    return absl::OkStatus();
-  }
-
-  const ConversationRules& rules_;
-  const std::string where_;
-};
-
 absl::Status ParseMessages(const Json& body, const ConversationRules& rules, Conversation& out) {
   const Json* messages = FindField(body, "messages");
   if (messages == nullptr) return MissingField("messages");
@@ -178,11 +68,12 @@ absl::Status ParseMessages(const Json& body, const ConversationRules& rules, Con
     return InvalidValue("messages", Concat("at most ", rules.limits.max_messages,
                                            " messages are accepted, found ", messages->size()));
   }
+  MessageTotals totals;
   for (size_t i = 0; i < messages->size(); ++i) {
-    MOESERVE_ASSIGN_OR_RETURN(auto message,
-                              MessageParser(rules, i).Parse((*messages)[i], out.ignored_fields));
+    MOESERVE_ASSIGN_OR_RETURN(auto message, ParseMessage((*messages)[i], i, rules, totals));
     out.messages.push_back(std::move(message));
   }
+  out.ignored_fields = totals.ignored_fields;
   return absl::OkStatus();
 }
 
@@ -220,11 +111,18 @@ absl::Status ParseTemplate(const Json& body, const ConversationRules& rules, Con
 
 }  // namespace
 
-std::span<const std::string_view> ConversationFields() { return kFields; }
+std::vector<std::string_view> ConversationFields() {
+  std::vector<std::string_view> fields(std::begin(kFields), std::end(kFields));
+  const std::vector<std::string_view> tools = ToolFields();
+  fields.insert(fields.end(), tools.begin(), tools.end());
+  return fields;
+}
 
-Result<Conversation> ParseConversation(const Json& body, const ConversationRules& rules) {
+Result<Conversation> ParseConversation(const Json& body, std::string_view text,
+                                       const ConversationRules& rules) {
   Conversation out;
   MOESERVE_RETURN_IF_ERROR(ParseMessages(body, rules, out));
+  MOESERVE_ASSIGN_OR_RETURN(out.tools, ParseTools(body, text));
   MOESERVE_ASSIGN_OR_RETURN(auto proceed, BoolField(body, "continue_final_message"));
   out.continue_final_message = proceed.value_or(false);
   MOESERVE_ASSIGN_OR_RETURN(auto prompt, BoolField(body, "add_generation_prompt"));
@@ -235,6 +133,13 @@ Result<Conversation> ParseConversation(const Json& body, const ConversationRules
   }
   MOESERVE_ASSIGN_OR_RETURN(auto special, BoolField(body, "add_special_tokens"));
   out.add_special_tokens = special.value_or(false);
+  MOESERVE_ASSIGN_OR_RETURN(out.reasoning_effort, StringField(body, "reasoning_effort"));
+  if (out.reasoning_effort && !Contains(kEfforts, *out.reasoning_effort)) {
+    return InvalidValue("reasoning_effort",
+                        Concat("'reasoning_effort' must be none, minimal, low, medium, high or "
+                               "xhigh, found ",
+                               Quoted(*out.reasoning_effort, 64)));
+  }
   MOESERVE_RETURN_IF_ERROR(ParseTemplate(body, rules, out));
   return out;
 }

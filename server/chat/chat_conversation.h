@@ -2,13 +2,14 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 #include "server/base/limits.h"
+#include "server/tools/tool_definitions.h"
 
 namespace moeserve::server {
 
@@ -19,21 +20,25 @@ struct ConversationRules {
 };
 
 struct Conversation {
-  // Objects with "role" (system, developer, user or assistant), "content" (a string) and, if the
-  // request has it, "name" (a string).
+  // Objects as ParseMessage() returns them.
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  ToolSettings tools;
   bool add_generation_prompt = true;
   bool continue_final_message = false;
   bool add_special_tokens = false;
+  // How much the model is to reason: none, minimal, low, medium, high or xhigh.
+  std::optional<std::string> reasoning_effort;
   std::optional<std::string> chat_template;  // replaces the model's template
   nlohmann::ordered_json template_variables = nlohmann::ordered_json::object();
   int ignored_fields = 0;  // number of unknown fields in messages
 };
 
 // Returns the names of the fields that ParseConversation() reads.
-std::span<const std::string_view> ConversationFields();
+std::vector<std::string_view> ConversationFields();
 
-// Parses the conversation of a request. An error names the field.
-Result<Conversation> ParseConversation(const nlohmann::json& body, const ConversationRules& rules);
+// Parses the conversation of a request. `text` is the JSON from which `body` was parsed. An error
+// names the field.
+Result<Conversation> ParseConversation(const nlohmann::json& body, std::string_view text,
+                                       const ConversationRules& rules);
 
 }  // namespace moeserve::server

@@ -6,11 +6,12 @@
 #include "base/message.h"
 #include "engine/text/chat/text.h"
 #include "server/base/api_error.h"
+#include "server/tools/generic_tools.h"
 
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 absl::Status TemplateError(const absl::Status& status, std::string_view param) {
   return MakeError(absl::StatusCode::kInvalidArgument, "invalid_template",
@@ -19,32 +20,61 @@ absl::Status TemplateError(const absl::Status& status, std::string_view param) {
 
 // Returns a text that occurs in none of the messages nor in the template: a number between two
 // Unicode noncharacters.
-std::string ChooseMark(const Json& messages, std::string_view source) {
+std::string ChooseMark(const OrderedJson& messages, std::string_view source) {
   for (int number = 0;; ++number) {
     std::string mark = Concat("\xEF\xB7\x90", number, "\xEF\xB7\x91");
     bool taken = source.find(mark) != std::string_view::npos;
-    for (const Json& message : messages) {
-      for (const auto& [key, value] : message.items()) {
-        taken = taken || value.get_ref<const std::string&>().find(mark) != std::string::npos;
-      }
+    for (const OrderedJson& message : messages) {
+      // Dumped text has noncharacters as they are.
+      taken = taken || message.dump().find(mark) != std::string::npos;
     }
     if (!taken) return mark;
   }
 }
 
 // Changes the role "developer" to "system" if the template does not mention developers.
-void RenameDevelopers(std::string_view source, Json& messages) {
+void RenameDevelopers(std::string_view source, OrderedJson& messages) {
   if (source.find("developer") != std::string_view::npos) return;
-  for (Json& message : messages) {
+  for (OrderedJson& message : messages) {
     if (message["role"] == "developer") message["role"] = "system";
   }
+}
+
+// Sets the variables by which templates choose how much the model reasons.
+absl::Status SetEffort(const Conversation& conversation, std::string_view source,
+                       OrderedJson& variables) {
+  if (!conversation.reasoning_effort) return absl::OkStatus();
+  const std::string& effort = *conversation.reasoning_effort;
+  const bool has_effort = source.find("reasoning_effort") != std::string_view::npos;
+  const bool has_switch = source.find("enable_thinking") != std::string_view::npos;
+  // A model that does not reason is at the effort "none".
+  if (!has_effort && !has_switch && (effort != "none" || HasThinkTags(source))) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "unsupported_parameter",
+        Concat("'reasoning_effort': the model's chat template cannot set it to ", effort),
+        "reasoning_effort");
+  }
+  if (has_effort) variables["reasoning_effort"] = effort;
+  if (has_switch) variables["enable_thinking"] = effort != "none";
+  return absl::OkStatus();
+}
+
+// Returns whether the template has written the start of the reasoning at the end of the prompt.
+bool EndsInReasoning(const chat::RenderedPrompt& prompt) {
+  const size_t end = prompt.text.find_last_not_of(" \t\r\n");
+  if (end == std::string::npos || prompt.trusted.empty()) return false;
+  const std::string_view text = std::string_view(prompt.text).substr(0, end + 1);
+  return text.ends_with(kThinkTags.begin) &&
+         prompt.trusted.back().begin <= text.size() - kThinkTags.begin.size() &&
+         prompt.trusted.back().end >= text.size();
 }
 
 }  // namespace
 
 ChatFormat::ChatFormat() : ChatFormat(TokenizerConfig()) {}
 
-ChatFormat::ChatFormat(const TokenizerConfig& config) {
+ChatFormat::ChatFormat(const TokenizerConfig& config, const CallSyntax* call_syntax)
+    : call_syntax_(call_syntax) {
   const auto add = [&](const char* name, const std::optional<std::string>& token) {
     if (token) special_tokens_[name] = *token;
   };
@@ -64,74 +94,107 @@ ChatFormat::ChatFormat(const TokenizerConfig& config) {
   }
 }
 
-Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation,
-                                                const RequestLimits& limits,
-                                                std::time_t now) const {
-  const chat::ChatTemplate* compiled = template_.get();
-  std::unique_ptr<const chat::ChatTemplate> own;
-  const char* template_field = "messages";
+Result<const chat::ChatTemplate*> ChatFormat::TemplateFor(
+    const Conversation& conversation, std::unique_ptr<const chat::ChatTemplate>& own) const {
   if (conversation.chat_template) {
-    template_field = "chat_template";
     auto result = chat::ChatTemplate::Compile(*conversation.chat_template);
-    if (!result.ok()) return TemplateError(result.status(), template_field);
+    if (!result.ok()) return TemplateError(result.status(), "chat_template");
     own = *std::move(result);
-    compiled = own.get();
-  } else if (absl::IsNotFound(status_)) {
+    return own.get();
+  }
+  if (absl::IsNotFound(status_)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "invalid_template",
                      "the model has no chat template; use /v1/completions, or have the server "
                      "started with --chat-template",
-                     template_field);
-  } else if (!status_.ok()) {
+                     "messages");
+  }
+  if (!status_.ok()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "invalid_template",
                      Concat("the model's chat template cannot be used: ",
                             Printable(std::string(status_.message()), 300)),
-                     template_field);
+                     "messages");
   }
+  return template_.get();
+}
 
+Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation,
+                                                const RequestLimits& limits, std::time_t now,
+                                                SplitRules* split) const {
+  std::unique_ptr<const chat::ChatTemplate> own;
+  MOESERVE_ASSIGN_OR_RETURN(const chat::ChatTemplate* const compiled,
+                            TemplateFor(conversation, own));
+  const CallSyntax& syntax =
+      call_syntax_ != nullptr ? *call_syntax_ : ChooseCallSyntax(compiled->source());
   chat::RenderInput input;
-  input.messages = conversation.messages;
-  RenameDevelopers(compiled->source(), input.messages);
   input.untrusted = conversation.template_variables;
   input.trusted = special_tokens_;
   input.trusted["add_generation_prompt"] = conversation.add_generation_prompt;
   // Templates of models with tools or documents check whether these variables are none.
   input.trusted["tools"] = nullptr;
   input.trusted["documents"] = nullptr;
+  MOESERVE_RETURN_IF_ERROR(SetEffort(conversation, compiled->source(), input.trusted));
   input.now = now;
   input.limits.max_output_bytes = limits.max_rendered_bytes;
   std::string mark;
   if (conversation.continue_final_message) {
     mark = ChooseMark(conversation.messages, compiled->source());
-    Json& content = input.messages.back()["content"];
-    content = Concat(content.get_ref<const std::string&>(), mark, ' ');
   }
-  auto prompt = compiled->Render(input);
+  const auto render = [&](OrderedJson messages) -> Result<chat::RenderedPrompt> {
+    input.messages = std::move(messages);
+    RenameDevelopers(compiled->source(), input.messages);
+    if (!mark.empty()) {
+      OrderedJson& content = input.messages.back()["content"];
+      content = Concat(content.is_string() ? content.get<std::string>() : std::string(), mark, ' ');
+    }
+    return compiled->Render(input);
+  };
+  const auto run = [&]() -> Result<chat::RenderedPrompt> {
+    const ToolSettings& tools = conversation.tools;
+    if (!tools.enabled()) return render(conversation.messages);
+    if (RendersTools(compiled->source())) {
+      input.trusted.erase("tools");
+      input.untrusted["tools"] = tools.definitions;
+      return render(conversation.messages);
+    }
+    auto prompt = render(DescribeTools(tools.definitions, conversation.messages, syntax,
+                                       ToolText::kInSystemMessage));
+    // Some templates refuse system messages.
+    if (!absl::IsInvalidArgument(prompt.status())) return prompt;
+    return render(
+        DescribeTools(tools.definitions, conversation.messages, syntax, ToolText::kInUserMessage));
+  };
+  auto prompt = run();
   if (absl::IsFailedPrecondition(prompt.status())) {
-    return TemplateError(prompt.status(), template_field);
+    return TemplateError(prompt.status(),
+                         conversation.chat_template ? "chat_template" : "messages");
   }
   if (absl::IsInvalidArgument(prompt.status())) {
     return InvalidValue("messages", Printable(std::string(prompt.status().message()), 300));
   }
   if (!prompt.ok()) return prompt.status();
-  if (conversation.continue_final_message) {
-    if (!CutAtMark(mark, *prompt).ok()) {
-      return InvalidValue("continue_final_message",
-                          "'continue_final_message': the chat template does not write the final "
-                          "message as it is");
-    }
+  if (!mark.empty() && !CutAtMark(mark, *prompt).ok()) {
+    return InvalidValue("continue_final_message",
+                        "'continue_final_message': the chat template does not write the final "
+                        "message as it is");
+  }
+  if (split != nullptr) {
+    *split = {.syntax = &syntax, .has_tools = conversation.tools.enabled()};
+    split->reasons = HasThinkTags(compiled->source()) && !syntax.has_channels && mark.empty();
+    split->begins_in_reasoning = split->reasons && EndsInReasoning(*prompt);
   }
   return prompt;
 }
 
-Result<std::vector<TokenId>> ChatFormat::Encode(const Conversation& conversation,
-                                                const Tokenizer& tokenizer,
-                                                const RequestLimits& limits,
-                                                std::time_t now) const {
-  MOESERVE_ASSIGN_OR_RETURN(const chat::RenderedPrompt prompt, Render(conversation, limits, now));
+Result<ChatPrompt> ChatFormat::Encode(const Conversation& conversation, const Tokenizer& tokenizer,
+                                      const RequestLimits& limits, std::time_t now) const {
+  ChatPrompt out;
+  MOESERVE_ASSIGN_OR_RETURN(const chat::RenderedPrompt prompt,
+                            Render(conversation, limits, now, &out.split));
   auto ids = tokenizer.EncodeTrusted(prompt.text, prompt.trusted, conversation.add_special_tokens);
   if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
   if (ids->empty()) return InvalidValue("messages", "the conversation has no tokens");
-  return *std::move(ids);
+  out.ids = *std::move(ids);
+  return out;
 }
 
 absl::Status CutAtMark(std::string_view mark, chat::RenderedPrompt& prompt) {

@@ -14,8 +14,16 @@
 #include "model_loaders/tokenizer/tokenizer_config.h"
 #include "server/base/limits.h"
 #include "server/chat/chat_conversation.h"
+#include "server/tools/answer_splitter.h"
+#include "server/tools/call_syntax.h"
 
 namespace moeserve::server {
+
+// A conversation as the model reads it.
+struct ChatPrompt {
+  std::vector<TokenId> ids;
+  SplitRules split;  // how the answer is read
+};
 
 // Immutable and thread-safe.
 class ChatFormat {
@@ -25,8 +33,9 @@ class ChatFormat {
   ChatFormat();
   // Takes the template and the special tokens from `config`. If the template is absent or does not
   // compile, Render() and Encode() refuse, with the reason, conversations that have no template of
-  // their own.
-  explicit ChatFormat(const TokenizerConfig& config);
+  // their own. `call_syntax` is how the model writes calls of tools; null: what the template
+  // suggests.
+  explicit ChatFormat(const TokenizerConfig& config, const CallSyntax* call_syntax = nullptr);
 
   // Returns OK if there is a template. Otherwise returns NotFound if the model has none, or the
   // error of a template that does not compile.
@@ -36,15 +45,22 @@ class ChatFormat {
   // template refuses the conversation or the text is too long, and with "invalid_template" if the
   // template has an error. Takes up to about a second. `now` is the current time that templates can
   // read.
+  // Sets `split`, which may be null.
   Result<chat::RenderedPrompt> Render(const Conversation& conversation, const RequestLimits& limits,
-                                      std::time_t now) const;
+                                      std::time_t now, SplitRules* split = nullptr) const;
 
   // Renders the conversation and tokenizes the text. InvalidArgument if the result would be empty.
   // The contents of messages are tokenized as plain text, even if they spell a special token.
-  Result<std::vector<TokenId>> Encode(const Conversation& conversation, const Tokenizer& tokenizer,
-                                      const RequestLimits& limits, std::time_t now) const;
+  Result<ChatPrompt> Encode(const Conversation& conversation, const Tokenizer& tokenizer,
+                            const RequestLimits& limits, std::time_t now) const;
 
  private:
+  // Returns the template that renders `conversation`: its own, which `own` then owns, or the
+  // model's.
+  Result<const chat::ChatTemplate*> TemplateFor(
+      const Conversation& conversation, std::unique_ptr<const chat::ChatTemplate>& own) const;
+
+  const CallSyntax* const call_syntax_;
   absl::Status status_;
   std::unique_ptr<const chat::ChatTemplate> template_;  // null if status_ is not OK
   nlohmann::ordered_json special_tokens_ = nlohmann::ordered_json::object();

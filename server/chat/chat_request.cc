@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/openai/shared_fields.h"
+#include "server/tools/tool_constraint.h"
 
 namespace moeserve::server {
 namespace {
@@ -19,7 +21,8 @@ constexpr int kMaxInt = std::numeric_limits<int32_t>::max();
 
 constexpr std::string_view kOwnFields[] = {
     "max_completion_tokens", "max_tokens", "logprobs",  "top_logprobs",
-    "prompt_logprobs",       "echo",       "documents", "modalities"};
+    "prompt_logprobs",       "echo",       "documents", "modalities",
+    "include_reasoning"};
 
 absl::Status ParseLimits(const Json& body, ChatParams& out) {
   out.default_max_tokens = kMaxInt;  // FitIntoContext() reduces it
@@ -54,15 +57,26 @@ absl::Status CheckUnsupported(const Json& body) {
   return absl::OkStatus();
 }
 
+absl::Status ConstrainCalls(ChatParams& params) {
+  std::optional<ConstraintSpec> text;
+  if (params.constraint) text = std::move(params.constraint->spec);
+  params.constraint =
+      ConstraintField{.spec = ToolConstraint(params.conversation.tools, params.split, text),
+                      .param = "tools",
+                      .relaxes_schemas = true};
+  return CheckConstraint(params);
+}
+
 }  // namespace
 
-Result<ChatParams> ParseChat(const Json& body, const RequestRules& rules,
+Result<ChatParams> ParseChat(const Json& body, std::string_view text, const RequestRules& rules,
                              bool allow_request_template) {
   if (!body.is_object()) return InvalidValue("", "the body must be a JSON object");
   ChatParams out;
   out.prompt_field = "messages";
   std::vector<std::string_view> own(std::begin(kOwnFields), std::end(kOwnFields));
-  own.insert(own.end(), ConversationFields().begin(), ConversationFields().end());
+  const std::vector<std::string_view> conversation_fields = ConversationFields();
+  own.insert(own.end(), conversation_fields.begin(), conversation_fields.end());
   MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, own, out));
   MOESERVE_RETURN_IF_ERROR(CheckUnsupported(body));
   MOESERVE_RETURN_IF_ERROR(ParseLimits(body, out));
@@ -70,21 +84,28 @@ Result<ChatParams> ParseChat(const Json& body, const RequestRules& rules,
   const ConversationRules conversation_rules = {.limits = rules.limits,
                                                 .allow_template = allow_request_template,
                                                 .strict_fields = rules.strict_fields};
-  MOESERVE_ASSIGN_OR_RETURN(out.conversation, ParseConversation(body, conversation_rules));
+  MOESERVE_ASSIGN_OR_RETURN(out.conversation, ParseConversation(body, text, conversation_rules));
   out.add_special_tokens = out.conversation.add_special_tokens;
   out.ignored_fields += out.conversation.ignored_fields;
+  MOESERVE_ASSIGN_OR_RETURN(const auto reasoning, BoolField(body, "include_reasoning"));
+  out.include_reasoning = reasoning.value_or(true);
   return out;
 }
 
-Result<PreparedPrompt> PrepareChat(const ChatParams& params, const ChatFormat& format,
+Result<PreparedPrompt> PrepareChat(ChatParams& params, const ChatFormat& format,
                                    const Tokenizer* tokenizer, const RequestLimits& limits,
                                    int max_model_len, std::time_t now) {
   if (tokenizer == nullptr) {
     return InvalidValue("messages", "this model has no tokenizer: use /v1/completions with ids");
   }
   PreparedPrompt prompt;
-  MOESERVE_ASSIGN_OR_RETURN(prompt.ids,
+  MOESERVE_ASSIGN_OR_RETURN(ChatPrompt encoded,
                             format.Encode(params.conversation, *tokenizer, limits, now));
+  prompt.ids = std::move(encoded.ids);
+  params.split = encoded.split;
+  // The tokens that separate channels are special.
+  if (params.split.syntax->has_channels) params.sampling.skip_special_tokens = false;
+  if (params.split.has_tools) MOESERVE_RETURN_IF_ERROR(ConstrainCalls(params));
   TruncatePrompt(params, max_model_len, prompt.ids);
   MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
                             FitIntoContext(params, prompt.ids.size(), max_model_len));

@@ -2,27 +2,31 @@
 #pragma once
 
 #include <ctime>
+#include <string_view>
 
 #include "base/status.h"
 #include "nlohmann/json.hpp"
-#include "server/generation/generation_request.h"
 #include "server/chat/chat_conversation.h"
 #include "server/chat/chat_format.h"
+#include "server/generation/generation_request.h"
 
 namespace moeserve::server {
 
 struct ChatParams : GenerationParams {
   Conversation conversation;
+  bool include_reasoning = true;  // whether the response has the model's reasoning
+  SplitRules split;               // how the answer is read; PrepareChat() sets it
 };
 
-// Parses the body of a chat request. An error names the field. NotFound for a model that is not
-// served.
-Result<ChatParams> ParseChat(const nlohmann::json& body, const RequestRules& rules,
-                             bool allow_request_template);
+// Parses the body of a chat request. `text` is the JSON from which `body` was parsed. An error
+// names the field. NotFound for a model that is not served.
+Result<ChatParams> ParseChat(const nlohmann::json& body, std::string_view text,
+                             const RequestRules& rules, bool allow_request_template);
 
-// Renders and encodes the conversation and checks that it fits into the context. InvalidArgument if
+// Renders and encodes the conversation and checks that it fits into the context. If the request has
+// tools, changes the constraint of `params` to one that makes calls valid. InvalidArgument if
 // `tokenizer` is null. Takes up to about a second.
-Result<PreparedPrompt> PrepareChat(const ChatParams& params, const ChatFormat& format,
+Result<PreparedPrompt> PrepareChat(ChatParams& params, const ChatFormat& format,
                                    const Tokenizer* tokenizer, const RequestLimits& limits,
                                    int max_model_len, std::time_t now);
 

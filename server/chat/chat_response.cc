@@ -28,6 +28,24 @@ Json TokenJson(const Tokenizer* tokenizer, TokenId token, float logprob, bool as
           {"bytes", BytesJson(tokenizer, token)}};
 }
 
+// Returns the entries of `tool_calls`. Those of a stream have the index of the call; only the first
+// entry of a call has its id and name.
+Json CallsJson(std::vector<ToolCallDelta> calls, bool streamed) {
+  Json list = Json::array();
+  for (ToolCallDelta& call : calls) {
+    Json entry = Json::object();
+    if (streamed) entry["index"] = call.index;
+    if (!call.id.empty()) {
+      entry["id"] = std::move(call.id);
+      entry["type"] = "function";
+      entry["function"]["name"] = std::move(call.name);
+    }
+    entry["function"]["arguments"] = std::move(call.arguments);
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
 }  // namespace
 
 Result<Json> ChatLogprobJson(const Tokenizer* tokenizer, const TokenLogprob& logprob,
@@ -42,9 +60,19 @@ Result<Json> ChatLogprobJson(const Tokenizer* tokenizer, const TokenLogprob& log
 }
 
 ChatWriter::ChatWriter(AnswerIdentity identity, const AnswerOptions& options,
-                       const Tokenizer* tokenizer, int choices)
-    : identity_(std::move(identity)), options_(options), tokenizer_(tokenizer), choices_(choices) {
-  for (int i = 0; i < choices; ++i) choices_[i].part.index = i;
+                       const ChatAnswerRules& rules, const Tokenizer* tokenizer, int choices)
+    : ChunkWriter(options),
+      identity_(std::move(identity)),
+      rules_(rules),
+      tokenizer_(tokenizer),
+      choices_(choices) {
+  for (int i = 0; i < choices; ++i) {
+    choices_[i].part.index = i;
+    if (!rules_.split.needed()) continue;
+    choices_[i].splitter = AnswerSplitter::Make(rules_.split, [this, i](int call) {
+      return ToolCallId(*rules_.split.syntax, identity_.id, i, call);
+    });
+  }
 }
 
 absl::Status ChatWriter::Add(int index, const PreparedPrompt& prompt, OutputDelta delta) {
@@ -67,7 +95,38 @@ absl::Status ChatWriter::Add(int index, const PreparedPrompt& prompt, OutputDelt
     }
   }
   choice.part.Add(std::move(delta), options_.return_token_ids);
+  Split(choice);
   return absl::OkStatus();
+}
+
+void ChatWriter::Split(Choice& choice) {
+  if (choice.splitter == nullptr) {
+    choice.message.content += std::exchange(choice.part.text, {});
+    return;
+  }
+  choice.message.Append(choice.splitter->Push(std::exchange(choice.part.text, {})));
+  if (choice.part.finish_reason) choice.message.Append(choice.splitter->Finish());
+  if (!rules_.include_reasoning) choice.message.reasoning.clear();
+}
+
+Json ChatWriter::FinishReason(const Choice& choice) const {
+  const bool calls = choice.splitter != nullptr && choice.splitter->calls() > 0;
+  if (calls && !rules_.named_tool && choice.part.finish_reason == moeserve::FinishReason::kStop) {
+    return "tool_calls";
+  }
+  return FinishReasonJson(choice.part);
+}
+
+// Returns the message of a unary response.
+Json ChatWriter::TakeMessage(Choice& choice) const {
+  AssistantDelta message = std::exchange(choice.message, {});
+  Json out = {{"role", "assistant"}, {"content", nullptr}, {"refusal", nullptr}};
+  if (!message.content.empty() || message.calls.empty()) {
+    out["content"] = std::move(message.content);
+  }
+  if (!message.reasoning.empty()) out["reasoning_content"] = std::move(message.reasoning);
+  if (!message.calls.empty()) out["tool_calls"] = CallsJson(std::move(message.calls), false);
+  return out;
 }
 
 Json ChatWriter::TakeLogprobs(Choice& choice) {
@@ -100,13 +159,21 @@ std::vector<Json> ChatWriter::TakeChunks(int index) {
   }
   const bool has_more =
       !choice.logprobs.empty() || part.HasRoutes() || (part.token_ids && !part.token_ids->empty());
-  if (!part.text.empty() || (has_more && !part.finish_reason)) {
-    add_ids(add({{"content", std::move(part.text)}}, TakeLogprobs(choice)));
+  AssistantDelta message = std::exchange(choice.message, {});
+  // Log-probabilities and ids go with the first chunk.
+  if (!message.reasoning.empty()) {
+    add_ids(add({{"reasoning_content", std::move(message.reasoning)}}, TakeLogprobs(choice)));
+  }
+  if (!message.content.empty() || (message.empty() && has_more && !part.finish_reason)) {
+    add_ids(add({{"content", std::move(message.content)}}, TakeLogprobs(choice)));
+  }
+  if (!message.calls.empty()) {
+    add_ids(add({{"tool_calls", CallsJson(std::move(message.calls), true)}}, TakeLogprobs(choice)));
   }
   if (part.finish_reason) {
     const bool has_logprobs = !choice.logprobs.empty();
     Json& item = add(Json::object(), has_logprobs ? TakeLogprobs(choice) : Json(nullptr));
-    item["finish_reason"] = FinishReasonJson(part);
+    item["finish_reason"] = FinishReason(choice);
     item["stop_reason"] = StopReasonJson(part);
     add_ids(item);
   }
@@ -117,16 +184,15 @@ std::vector<Json> ChatWriter::TakeChunks(int index) {
 
 Json ChatWriter::EmptyChunk() const { return EnvelopeJson(identity_, kChunkObject, Json::array()); }
 
-Json ChatWriter::TakeAnswer() {
+Json ChatWriter::TakeWhole() {
   Json list = Json::array();
   for (Choice& choice : choices_) {
     ChoicePart& part = choice.part;
     Json item;
     item["index"] = part.index;
-    item["message"] = {
-        {"role", "assistant"}, {"content", std::move(part.text)}, {"refusal", nullptr}};
+    item["message"] = TakeMessage(choice);
     item["logprobs"] = TakeLogprobs(choice);
-    item["finish_reason"] = FinishReasonJson(part);
+    item["finish_reason"] = FinishReason(choice);
     item["stop_reason"] = StopReasonJson(part);
     if (part.token_ids) item["token_ids"] = *part.token_ids;
     PutRouting(part, options_.routing, item);

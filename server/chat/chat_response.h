@@ -1,6 +1,7 @@
 // The JSON of chat responses, unary and streamed.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -8,6 +9,8 @@
 #include "engine/request.h"
 #include "nlohmann/json.hpp"
 #include "server/openai/answer.h"
+#include "server/openai/answer_writer.h"
+#include "server/tools/answer_splitter.h"
 
 namespace moeserve::server {
 
@@ -16,21 +19,32 @@ namespace moeserve::server {
 Result<nlohmann::ordered_json> ChatLogprobJson(const Tokenizer* tokenizer,
                                                const TokenLogprob& logprob, bool token_as_id);
 
+// How the text of an answer becomes a message.
+struct ChatAnswerRules {
+  SplitRules split;
+  bool include_reasoning = true;
+  // Whether the client chose the tool, so that the call is not the model's reason to stop.
+  bool named_tool = false;
+};
+
 // Builds the responses of POST /v1/chat/completions.
-class ChatWriter final : public AnswerWriter {
+class ChatWriter final : public ChunkWriter {
  public:
   // `tokenizer` may be null and must outlive this object.
-  ChatWriter(AnswerIdentity identity, const AnswerOptions& options, const Tokenizer* tokenizer,
-             int choices);
+  ChatWriter(AnswerIdentity identity, const AnswerOptions& options, const ChatAnswerRules& rules,
+             const Tokenizer* tokenizer, int choices);
 
   absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) override;
-  std::vector<nlohmann::ordered_json> TakeChunks(int index) override;
-  nlohmann::ordered_json EmptyChunk() const override;
-  nlohmann::ordered_json TakeAnswer() override;
 
  private:
+  std::vector<nlohmann::ordered_json> TakeChunks(int index) override;
+  nlohmann::ordered_json EmptyChunk() const override;
+  nlohmann::ordered_json TakeWhole() override;
+
   struct Choice {
-    ChoicePart part;  // output that is not sent yet
+    ChoicePart part;         // output that is not sent yet; its text is in `message` if split
+    AssistantDelta message;  // the split text that is not sent yet
+    std::unique_ptr<AnswerSplitter> splitter;  // null if answers are not split
     nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
     bool started = false;  // whether the choice has got its first piece
     bool opened = false;   // whether the chunk with the role was sent
@@ -39,9 +53,13 @@ class ChatWriter final : public AnswerWriter {
   // Returns {"content": [...], "refusal": null} with the entries added since the last call, or null
   // if there are none.
   nlohmann::ordered_json TakeLogprobs(Choice& choice);
+  // Moves the text of `part` to `message`.
+  void Split(Choice& choice);
+  nlohmann::ordered_json FinishReason(const Choice& choice) const;
+  nlohmann::ordered_json TakeMessage(Choice& choice) const;
 
   const AnswerIdentity identity_;
-  const AnswerOptions options_;
+  const ChatAnswerRules rules_;
   const Tokenizer* const tokenizer_;
   std::vector<Choice> choices_;
 };

@@ -1,9 +1,60 @@
 #include "server/generation/constraint_compiler.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "base/message.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Replaces schemas that are not strict and cannot be compiled by themselves.
+class SchemaRelaxer {
+ public:
+  SchemaRelaxer(std::shared_ptr<const VocabularyIndex> vocabulary, ConstraintLimits limits)
+      : vocabulary_(std::move(vocabulary)),
+        limits_(limits),
+        deadline_(Clock::now() + limits.compile_time) {}
+
+  TextFormat Relaxed(TextFormat format) {
+    if (format.kind == TextFormat::Kind::kJsonSchema && !format.strict && !Compiles(format.text)) {
+      format.kind = TextFormat::Kind::kJsonObject;
+      format.text.clear();
+      changed_ = true;
+    }
+    for (TextFormat& part : format.parts) part = Relaxed(std::move(part));
+    if (format.tags != nullptr) {
+      auto tags = std::make_shared<StructuralTags>(*format.tags);
+      for (StructuralTag& tag : tags->tags) tag.content = Relaxed(std::move(tag.content));
+      format.tags = std::move(tags);
+    }
+    return format;
+  }
+
+  bool changed() const { return changed_; }
+
+ private:
+  // All schemas together may take the time of one compilation.
+  bool Compiles(const std::string& schema) {
+    limits_.compile_time =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
+    if (limits_.compile_time.count() <= 0) return false;
+    ConstraintSpec spec;
+    spec.kind = ConstraintSpec::Kind::kJsonSchema;
+    spec.text = schema;
+    return CompileConstraint(spec, vocabulary_, limits_).ok();
+  }
+
+  const std::shared_ptr<const VocabularyIndex> vocabulary_;
+  ConstraintLimits limits_;
+  const Clock::time_point deadline_;
+  bool changed_ = false;
+};
+
+}  // namespace
 
 ConstraintCompiler::ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
                                        ConstraintLimits limits, size_t max_cached_bytes)
@@ -23,6 +74,12 @@ Result<std::shared_ptr<const CompiledConstraint>> ConstraintCompiler::Compile(
   std::string key = CanonicalText(field.spec);
   if (auto found = FindKey(key)) return found;
   auto compiled = CompileConstraint(field.spec, *vocabulary_, limits_);
+  if (!compiled.ok() && field.relaxes_schemas && field.spec.format != nullptr) {
+    SchemaRelaxer relaxer(*vocabulary_, limits_);
+    ConstraintSpec relaxed = field.spec;
+    relaxed.format = std::make_shared<const TextFormat>(relaxer.Relaxed(*field.spec.format));
+    if (relaxer.changed()) compiled = CompileConstraint(relaxed, *vocabulary_, limits_);
+  }
   if (!compiled.ok()) return refuse(compiled.status());
   Insert(std::move(key), *compiled);
   return compiled;

@@ -17,6 +17,9 @@ namespace moeserve::server {
 struct ConstraintField {
   ConstraintSpec spec;
   std::string param;  // name of the request field, for error messages
+  // Whether a schema inside a format (TextFormat::Kind::kJsonSchema) that is not strict and cannot
+  // be compiled stands for any JSON object.
+  bool relaxes_schemas = false;
 };
 
 // Thread-safe. Compile() can take as long as ConstraintLimits::compile_time and must not be called

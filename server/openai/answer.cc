@@ -29,6 +29,10 @@ AnswerOptions MakeAnswerOptions(const GenerationParams& params) {
   options.return_token_ids = params.return_token_ids;
   options.tokens_as_ids = params.return_tokens_as_token_ids;
   options.routing = params.routing;
+  options.samples = params.n;
+  options.best = params.best;
+  options.include_usage = params.include_usage;
+  options.continuous_usage = params.continuous_usage;
   return options;
 }
 

@@ -30,6 +30,10 @@ struct AnswerOptions {
   bool return_token_ids = false;
   bool tokens_as_ids = false;
   RoutingParams routing;
+  int samples = 1;                // per prompt
+  int best = 0;                   // GenerationParams::best
+  bool include_usage = false;     // whether a stream ends with a chunk that has the usage
+  bool continuous_usage = false;  // whether every chunk has the usage so far
 };
 
 AnswerOptions MakeAnswerOptions(const GenerationParams& params);
@@ -51,23 +55,6 @@ struct ChoicePart {
   void Add(OutputDelta delta, bool return_token_ids);
   bool HasIds() const { return prompt_token_ids || (token_ids && !token_ids->empty()); }
   bool HasRoutes() const { return routing && routing->tokens > 0; }
-};
-
-// Builds the response to one request in the format of its endpoint. Must be used by one thread at a
-// time.
-class AnswerWriter {
- public:
-  virtual ~AnswerWriter() = default;
-
-  // Adds a piece of output of choice `index`. With a choice's first piece, also adds the parts
-  // about the prompt, such as echo. Returns Internal if a log-probability is NaN or missing.
-  virtual absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) = 0;
-  // Returns chunks with the output that choice `index` got since the last call, without usage.
-  virtual std::vector<nlohmann::ordered_json> TakeChunks(int index) = 0;
-  // Returns a chunk without choices, to which the caller adds usage.
-  virtual nlohmann::ordered_json EmptyChunk() const = 0;
-  // Returns the unary response without usage.
-  virtual nlohmann::ordered_json TakeAnswer() = 0;
 };
 
 // Returns a log-probability that JSON can represent: -9999 for minus infinity.

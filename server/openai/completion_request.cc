@@ -17,8 +17,8 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
-constexpr std::string_view kOwnFields[] = {"prompt", "max_tokens",         "logprobs",
-                                           "echo",   "add_special_tokens", "prompt_logprobs"};
+constexpr std::string_view kOwnFields[] = {
+    "prompt", "max_tokens", "logprobs", "echo", "best_of", "add_special_tokens", "prompt_logprobs"};
 
 Result<PromptInput> TextPrompt(const Json& value, const RequestLimits& limits) {
   PromptInput prompt;
@@ -82,11 +82,22 @@ Result<std::vector<PromptInput>> ParsePrompts(const Json& body, const RequestRul
   return prompts;
 }
 
+// Reads best_of: so many samples of each prompt are generated, and the best n of them returned.
+absl::Status ParseBestOf(const Json& body, const RequestRules& rules, CompletionParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto best_of, IntField(body, "best_of", out.n, rules.limits.max_n));
+  if (!best_of || *best_of == out.n) return absl::OkStatus();
+  if (out.stream) return InvalidValue("best_of", "'best_of' above 'n' cannot be streamed");
+  out.best = std::exchange(out.n, static_cast<int>(*best_of));
+  return absl::OkStatus();
+}
+
 absl::Status ParseCounts(const Json& body, const RequestRules& rules, CompletionParams& out) {
+  MOESERVE_RETURN_IF_ERROR(ParseBestOf(body, rules, out));
   const int64_t choices = static_cast<int64_t>(out.prompts.size()) * out.n;
   if (choices > rules.limits.max_choices) {
-    return InvalidValue("n", Concat("prompts times 'n' is at most ", rules.limits.max_choices,
-                                    ", found ", choices));
+    const char* const field = out.best > 0 ? "best_of" : "n";
+    return InvalidValue(field, Concat("prompts times '", field, "' is at most ",
+                                      rules.limits.max_choices, ", found ", choices));
   }
   MOESERVE_ASSIGN_OR_RETURN(auto echo, BoolField(body, "echo"));
   out.echo = echo.value_or(false);
@@ -104,6 +115,8 @@ absl::Status ParseCounts(const Json& body, const RequestRules& rules, Completion
 }
 
 }  // namespace
+
+std::span<const std::string_view> CompletionFields() { return kOwnFields; }
 
 Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& rules) {
   if (!body.is_object()) return InvalidValue("", "the body must be a JSON object");

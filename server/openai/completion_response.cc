@@ -1,5 +1,7 @@
 #include "server/openai/completion_response.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "server/base/utf8.h"
@@ -77,7 +79,7 @@ Json ChoiceJson(const ChoicePart& part, const RoutingParams& routing) {
 
 CompletionWriter::CompletionWriter(AnswerIdentity identity, const AnswerOptions& options,
                                    const Tokenizer* tokenizer, int choices)
-    : identity_(std::move(identity)), options_(options), tokenizer_(tokenizer) {
+    : ChunkWriter(options), identity_(std::move(identity)), tokenizer_(tokenizer) {
   choices_.reserve(choices);
   for (int i = 0; i < choices; ++i) {
     choices_.emplace_back(LogprobArrays(tokenizer, options.tokens_as_ids));
@@ -90,6 +92,13 @@ absl::Status CompletionWriter::Add(int index, const PreparedPrompt& prompt, Outp
   if (!choice.started) {
     choice.started = true;
     MOESERVE_RETURN_IF_ERROR(AddPrompt(choice, prompt, delta));
+  }
+  if (options_.best > 0) {
+    for (const TokenLogprob& logprob : delta.logprobs) {
+      MOESERVE_RETURN_IF_ERROR(CheckLogprob(logprob));
+      choice.logprob_sum += static_cast<double>(logprob.logprob);
+      ++choice.tokens;
+    }
   }
   if (options_.logprobs) {
     for (const TokenLogprob& logprob : delta.logprobs) {
@@ -148,10 +157,29 @@ Json CompletionWriter::EmptyChunk() const {
   return EnvelopeJson(identity_, kObject, Json::array());
 }
 
-Json CompletionWriter::TakeAnswer() {
+std::vector<size_t> CompletionWriter::BestChoices() const {
+  std::vector<size_t> all(choices_.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  if (options_.best == 0) return all;
+  const auto mean = [&](size_t index) {
+    const Choice& choice = choices_[index];
+    return choice.tokens == 0 ? 0.0 : choice.logprob_sum / choice.tokens;
+  };
+  std::vector<size_t> best;
+  for (auto first = all.begin(); first != all.end(); first += options_.samples) {
+    std::stable_sort(first, first + options_.samples,
+                     [&](size_t a, size_t b) { return mean(a) > mean(b); });
+    best.insert(best.end(), first, first + options_.best);
+  }
+  return best;
+}
+
+Json CompletionWriter::TakeWhole() {
   Json list = Json::array();
-  for (Choice& choice : choices_) {
+  for (const size_t index : BestChoices()) {
+    Choice& choice = choices_[index];
     if (options_.logprobs) choice.part.logprobs = choice.logprobs.Take();
+    choice.part.index = static_cast<int>(list.size());
     list.push_back(ChoiceJson(choice.part, options_.routing));
   }
   return EnvelopeJson(identity_, kObject, std::move(list));

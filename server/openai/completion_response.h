@@ -8,6 +8,7 @@
 #include "engine/request.h"
 #include "nlohmann/json.hpp"
 #include "server/openai/answer.h"
+#include "server/openai/answer_writer.h"
 
 namespace moeserve::server {
 
@@ -43,29 +44,37 @@ class LogprobArrays {
 nlohmann::ordered_json ChoiceJson(const ChoicePart& part, const RoutingParams& routing = {});
 
 // Builds the responses of POST /v1/completions.
-class CompletionWriter final : public AnswerWriter {
+class CompletionWriter final : public ChunkWriter {
  public:
   // `tokenizer` may be null and must outlive this object.
   CompletionWriter(AnswerIdentity identity, const AnswerOptions& options,
                    const Tokenizer* tokenizer, int choices);
 
   absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) override;
-  std::vector<nlohmann::ordered_json> TakeChunks(int index) override;
-  nlohmann::ordered_json EmptyChunk() const override;
-  nlohmann::ordered_json TakeAnswer() override;
 
  private:
+  std::vector<nlohmann::ordered_json> TakeChunks(int index) override;
+  nlohmann::ordered_json EmptyChunk() const override;
+  nlohmann::ordered_json TakeWhole() override;
+
   struct Choice {
     explicit Choice(LogprobArrays arrays) : logprobs(std::move(arrays)) {}
     LogprobArrays logprobs;
     ChoicePart part;       // output that is not sent yet
     bool started = false;  // whether the part about the prompt was added
+    // With AnswerOptions::best, the sum over the generated tokens of their log-probabilities, and
+    // how many tokens these are.
+    double logprob_sum = 0.0;
+    int tokens = 0;
   };
+
+  // Returns the indices of the choices of a unary response: for each prompt the best samples,
+  // starting with the best; of equal ones, the first.
+  std::vector<size_t> BestChoices() const;
 
   absl::Status AddPrompt(Choice& choice, const PreparedPrompt& prompt, const OutputDelta& delta);
 
   const AnswerIdentity identity_;
-  const AnswerOptions options_;
   const Tokenizer* const tokenizer_;
   std::vector<Choice> choices_;
 };

@@ -156,6 +156,8 @@ constexpr std::string_view kOtherFields[] = {"seed",       "stop",      "stop_to
 
 }  // namespace
 
+std::span<const std::string_view> OtherSamplingFields() { return kOtherFields; }
+
 bool IsSamplingField(std::string_view name) {
   const auto has = [&](const auto& table) {
     for (const auto& field : table) {

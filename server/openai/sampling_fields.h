@@ -1,6 +1,7 @@
 // The fields of a JSON body that determine how tokens are sampled.
 #pragma once
 
+#include <span>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -14,6 +15,9 @@ namespace moeserve::server {
 // of the API. An error names the field.
 absl::Status ParseSamplingFields(const nlohmann::json& body, const RequestRules& rules,
                                  SamplingParams& out);
+
+// Returns the names of the sampling fields that are not in the tables of engine/sampling_params.h.
+std::span<const std::string_view> OtherSamplingFields();
 
 // Returns whether ParseSamplingFields() reads the field.
 bool IsSamplingField(std::string_view name);

@@ -42,17 +42,21 @@ absl::Status ParseStreaming(const Json& body, GenerationParams& out) {
 absl::Status ParseCounts(const Json& body, const RequestRules& rules, GenerationParams& out) {
   MOESERVE_ASSIGN_OR_RETURN(auto n, IntField(body, "n", 1, rules.limits.max_n));
   out.n = static_cast<int>(n.value_or(1));
-  MOESERVE_ASSIGN_OR_RETURN(auto best_of, IntField(body, "best_of", 1, rules.limits.max_n));
-  if (best_of && *best_of != out.n) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter",
-                     "'best_of' is supported only where it equals 'n'", "best_of");
-  }
   MOESERVE_ASSIGN_OR_RETURN(auto truncate, IntField(body, "truncate_prompt_tokens", -1, kMaxInt));
   if (truncate == 0) {
     return InvalidValue("truncate_prompt_tokens", "'truncate_prompt_tokens' must not be 0");
   }
   if (truncate) out.truncate_prompt_tokens = static_cast<int>(*truncate);
   return absl::OkStatus();
+}
+
+// Chats have no best_of, but some clients send it all the same.
+absl::Status RefuseBestOf(const Json& body, const RequestRules& rules,
+                          const GenerationParams& params) {
+  MOESERVE_ASSIGN_OR_RETURN(auto best_of, IntField(body, "best_of", 1, rules.limits.max_n));
+  if (!best_of || *best_of == params.n) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter",
+                   "'best_of' is supported here only where it equals 'n'", "best_of");
 }
 
 absl::Status ParseIdentity(const Json& body, const RequestRules& rules, GenerationParams& out) {
@@ -82,7 +86,7 @@ constexpr std::string_view kSharedFields[] = {
     "model", "n", "best_of", "stream", "stream_options", "truncate_prompt_tokens",
     "return_token_ids", "return_tokens_as_token_ids", "request_id", "cache_salt", "priority",
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "return_routing", "return_routed_experts", "routing_control",
+    "guided_grammar", "return_routing", "return_routed_experts", "routing_control",
     // These fields are accepted and have no effect.
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "parallel_tool_calls"};
@@ -107,6 +111,8 @@ absl::Status CheckUnknownFields(const Json& body, std::span<const std::string_vi
 
 }  // namespace
 
+std::span<const std::string_view> SharedFields() { return kSharedFields; }
+
 absl::Status ParsePromptLogprobs(const Json& body, const RequestRules& rules,
                                  GenerationParams& out) {
   MOESERVE_ASSIGN_OR_RETURN(auto count,
@@ -125,13 +131,16 @@ absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
   MOESERVE_ASSIGN_OR_RETURN(auto model, StringField(body, "model"));
   MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(model.value_or(""), rules.served_names));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
+  if (!Contains(own_fields, "best_of")) {
+    MOESERVE_RETURN_IF_ERROR(RefuseBestOf(body, rules, out));
+  }
   MOESERVE_RETURN_IF_ERROR(ParseSamplingFields(body, rules, out.sampling));
   MOESERVE_ASSIGN_OR_RETURN(out.constraint, ParseConstraint(body));
   MOESERVE_RETURN_IF_ERROR(CheckConstraint(out));
   MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseRoutingFields(body, rules.routing, out.stream, out.routing));
   MOESERVE_RETURN_IF_ERROR(ParseIdentity(body, rules, out));
-  MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));
+  MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body, own_fields));
   return CheckUnknownFields(body, own_fields, rules.strict_fields, out.ignored_fields);
 }
 

@@ -17,6 +17,9 @@ namespace moeserve::server {
 absl::Status ParseSharedFields(const nlohmann::json& body, const RequestRules& rules,
                                std::span<const std::string_view> own_fields, GenerationParams& out);
 
+// Returns the names of the fields that ParseSharedFields() reads, without those of sampling.
+std::span<const std::string_view> SharedFields();
+
 // Reads `prompt_logprobs`, which streamed requests must not have.
 absl::Status ParsePromptLogprobs(const nlohmann::json& body, const RequestRules& rules,
                                  GenerationParams& out);

@@ -1,5 +1,6 @@
 #include "server/openai/unsupported_fields.h"
 
+#include <algorithm>
 #include <string>
 
 #include "server/base/api_error.h"
@@ -18,6 +19,10 @@ enum class Harmless {
   kTrue,
   kOne,
   kNone,  // "none"
+  kZero,
+  kMedium,    // "medium"
+  kText,      // "text" or ["text"]
+  kDisabled,  // {"type": "disabled"}
 };
 
 struct Field {
@@ -41,6 +46,56 @@ constexpr Field kFields[] = {
     {"audio", Harmless::kNever},
     {"prompt_embeds", Harmless::kNever},
     {"logits_processors", Harmless::kEmpty},
+    {"logit_processors", Harmless::kEmpty},
+    // OpenAI
+    {"reasoning_effort", Harmless::kNone},
+    {"verbosity", Harmless::kMedium},
+    {"web_search_options", Harmless::kNever},
+    {"prediction", Harmless::kNever},
+    {"modalities", Harmless::kText},
+    {"moderation", Harmless::kNever},
+    // Anthropic and OpenRouter
+    {"thinking", Harmless::kDisabled},
+    {"reasoning", Harmless::kEmpty},
+    {"top_a", Harmless::kZero},
+    {"transforms", Harmless::kEmpty},
+    {"plugins", Harmless::kEmpty},
+    // vLLM
+    {"documents", Harmless::kEmpty},
+    {"mm_processor_kwargs", Harmless::kEmpty},
+    {"media_io_kwargs", Harmless::kEmpty},
+    {"guided_whitespace_pattern", Harmless::kNever},
+    {"kv_transfer_params", Harmless::kEmpty},
+    {"vllm_xargs", Harmless::kEmpty},
+    {"thinking_token_budget", Harmless::kNever},
+    {"repetition_detection", Harmless::kEmpty},
+    // SGLang
+    {"regex", Harmless::kNever},
+    {"ebnf", Harmless::kNever},
+    {"stop_regex", Harmless::kEmpty},
+    {"no_stop_trim", Harmless::kFalse},
+    {"custom_logit_processor", Harmless::kNever},
+    {"custom_params", Harmless::kEmpty},
+    {"lora_path", Harmless::kNever},
+    {"session_params", Harmless::kEmpty},
+    {"input_embeds", Harmless::kNever},
+    {"return_hidden_states", Harmless::kFalse},
+    {"logprob_start_len", Harmless::kNever},
+    {"input_ids", Harmless::kNever},
+    // llama.cpp and others with its fields
+    {"grammar", Harmless::kNever},
+    {"json_schema", Harmless::kNever},
+    {"n_predict", Harmless::kNever},
+    {"repeat_penalty", Harmless::kOne, -kHuge, kHuge},
+    {"typical_p", Harmless::kOne, -kHuge, kHuge},
+    {"tfs_z", Harmless::kOne, -kHuge, kHuge},
+    {"mirostat", Harmless::kZero},
+    {"dynatemp_range", Harmless::kZero},
+    {"xtc_probability", Harmless::kZero},
+    {"dry_multiplier", Harmless::kZero},
+    {"top_n_sigma", Harmless::kNever},
+    {"samplers", Harmless::kEmpty},
+    {"lora", Harmless::kEmpty},
 };
 
 bool IsHarmless(const Json& value, Harmless kind) {
@@ -57,6 +112,14 @@ bool IsHarmless(const Json& value, Harmless kind) {
       return value.is_number() && value.get<double>() == 1.0;
     case Harmless::kNone:
       return value == "none";
+    case Harmless::kZero:
+      return value.is_number() && value.get<double>() == 0.0;
+    case Harmless::kMedium:
+      return value == "medium";
+    case Harmless::kText:
+      return value == "text" || value == Json::array({"text"});
+    case Harmless::kDisabled:
+      return value == Json({{"type", "disabled"}});
   }
   return false;
 }
@@ -70,8 +133,9 @@ bool IsKnownUnsupportedField(std::string_view name) {
   return false;
 }
 
-absl::Status CheckUnsupportedFields(const Json& body) {
+absl::Status CheckUnsupportedFields(const Json& body, std::span<const std::string_view> supported) {
   for (const Field& field : kFields) {
+    if (std::find(supported.begin(), supported.end(), field.name) != supported.end()) continue;
     const Json* value = FindField(body, field.name);
     if (value == nullptr) continue;
     if (field.harmless == Harmless::kOne) {

@@ -8,8 +8,8 @@
 #include "engine/routes/route_layout.h"
 #include "model_loaders/loader.h"
 #include "server/base/memory_budget.h"
-#include "server/generation/generation_request.h"
 #include "server/chat/chat_format.h"
+#include "server/generation/generation_request.h"
 
 namespace moeserve::testing {
 

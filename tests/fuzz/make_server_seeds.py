@@ -1,5 +1,6 @@
 """Small valid inputs for the fuzz targets of the server. make_seeds.py calls write()."""
 
+import gzip
 import hashlib
 import json
 import pathlib
@@ -79,6 +80,38 @@ def request_json():
                  {"messages": messages, "chat_template": "{{ messages[0]['content'] }}",
                   "chat_template_kwargs": {"a": 1}}]:
         yield b"t\x10" + json.dumps(body).encode()
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+        "type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": \"b\"}"}}
+    history = messages + [{"role": "assistant", "content": None, "tool_calls": [call],
+                           "reasoning_content": "why"},
+                          {"role": "tool", "tool_call_id": "1", "content": "c"}]
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}},
+                   {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool]}}):
+        yield b"t\0" + json.dumps({"messages": history, "tools": [tool], "tool_choice": choice,
+                                   "parallel_tool_calls": False, "reasoning_effort": "none"}).encode()
+    yield b"r\0" + json.dumps({
+        "instructions": "Be brief.", "max_output_tokens": 4, "tool_choice": "auto",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                  {"type": "reasoning", "summary": [{"type": "summary_text", "text": "why"}]},
+                  {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                  {"type": "function_call_output", "call_id": "1", "output": "c"}],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}}}).encode()
+    yield b"r\0" + json.dumps({"input": "a", "reasoning": {"effort": "none"}, "truncation": "auto",
+                               "include": ["message.output_text.logprobs"]}).encode()
+    yield b"m\0" + json.dumps({
+        "max_tokens": 4, "system": [{"type": "text", "text": "Be brief."}], "stop_sequences": ["a"],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "messages": [{"role": "user", "content": "a"},
+                     {"role": "assistant", "content": [
+                         {"type": "thinking", "thinking": "why", "signature": ""},
+                         {"type": "text", "text": "b"},
+                         {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                     {"role": "user", "content": [
+                         {"type": "tool_result", "tool_use_id": "1", "content": "c"},
+                         {"type": "text", "text": "d"}]}]}).encode()
     yield b"k\0" + json.dumps({"prompt": "a text", "add_special_tokens": False}).encode()
     yield b"k\x10" + json.dumps({"messages": messages, "return_token_strs": True}).encode()
     yield b"d\0" + json.dumps({"tokens": [5, 6, 4095]}).encode()
@@ -99,6 +132,24 @@ def request_json():
                                "parameters": {"temperature": 0.5, "stop": ["a"]}}).encode()
     yield b"b\x01\x02" + b"\x01\0\0\0a\x02\0\0\0bc"
     yield b"b\0\x02" + b"\x01\0\0\0\xff\0\0\0"
+
+
+def answer_splitter():
+    answers = ["<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary "
+               "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+               "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{\"a\": \"}\"}",
+               "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g\", \"arguments\": {}}]",
+               "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]",
+               "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```"
+               "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+               "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+               "Yes.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\nNo.",
+               "{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", \"parameters\": {}}",
+               "[{\"name\": \"f\", \"arguments\": {\"a\": [\"\\\"\"]}}]"]
+    for i, answer in enumerate(answers):
+        yield bytes([i, 0, 3, 1, 2, 7]) + answer.encode()
+        yield bytes([i, 2, 0]) + b"<think>why</think>\n" + answer.encode()
+        yield bytes([i, 6, 0]) + b"why</think>" + answer.encode()
 
 
 def grpc_messages():
@@ -270,10 +321,16 @@ def tokenizer_text():
         yield bytes([0, 5]) + text.encode()
 
 
+def gzip_bodies():
+    packed = [gzip.compress(text, mtime=0) for text in (b"", b"abc", b'{"prompt": "a"}' * 40)]
+    for text in packed + [packed[1] + packed[2], b"gzip;q=0.5, *;q=0, identity"]:
+        yield bytes([5]) + text
+
+
 def write(out):
-    for make in (http, request_json, grpc_messages, frame_guard, chat_template, json_schema, key_file,
-                 packed_cache, profile, tokenizer_text):
-        folder = out / make.__name__
+    for make in (answer_splitter, http, request_json, grpc_messages, frame_guard, chat_template,
+                 gzip_bodies, json_schema, key_file, packed_cache, profile, tokenizer_text):
+        folder = out / make.__name__.removesuffix("_bodies")
         folder.mkdir(parents=True, exist_ok=True)
         for seed in make():
             (folder / hashlib.sha1(seed).hexdigest()[:16]).write_bytes(seed)

@@ -31,6 +31,10 @@ set(parts
   server/base/status_conversion.cc
   server/base/text_values.cc
   server/base/utf8.cc
+  server/chat/chat_conversation.cc
+  server/chat/chat_format.cc
+  server/chat/chat_message.cc
+  server/chat/chat_request.cc
   server/generation/constraint_compiler.cc
   server/generation/generation_params.cc
   server/generation/generation_request.cc
@@ -38,6 +42,8 @@ set(parts
   server/generation/token_text.cc
   server/http/checks/head_check.cc
   server/http/checks/host_check.cc
+  server/http/encoding/content_coding.cc
+  server/http/encoding/gzip.cc
   server/http/error_response.cc
   server/http/request_parser.cc
   server/http/url.cc
@@ -45,20 +51,19 @@ set(parts
   server/keys/key_file.cc
   server/keys/scopes.cc
   server/keys/token_bucket.cc
+  server/messages/message_request.cc
   server/metrics/prometheus.cc
   server/open_inference/infer_json.cc
   server/open_inference/infer_request.cc
   server/open_inference/tensor_bytes.cc
   server/openai/answer.cc
-  server/openai/chat_conversation.cc
-  server/openai/chat_format.cc
-  server/openai/chat_request.cc
   server/openai/completion_request.cc
   server/openai/routing_fields.cc
   server/openai/sampling_fields.cc
   server/openai/shared_fields.cc
   server/openai/structured_fields.cc
   server/openai/unsupported_fields.cc
+  server/responses/response_request.cc
   server/rpc/error_details.cc
   server/rpc/http2/frame_guard.cc
   server/rpc/http2/frame_reader.cc
@@ -69,6 +74,12 @@ set(parts
   server/rpc/inference/infer_messages.cc
   server/rpc/messages/messages.cc
   server/rpc/messages/statistic_messages.cc
+  server/tools/answer_splitter.cc
+  server/tools/call_syntax.cc
+  server/tools/channel_splitter.cc
+  server/tools/generic_tools.cc
+  server/tools/tool_constraint.cc
+  server/tools/tool_definitions.cc
   server/tracing/otlp_options.cc
   server/tracing/trace_context.cc)
 list(TRANSFORM parts PREPEND ${PROJECT_SOURCE_DIR}/)
@@ -76,6 +87,7 @@ find_package(absl REQUIRED)
 find_package(Protobuf REQUIRED)
 find_package(gRPC CONFIG REQUIRED)
 find_package(Boost 1.81 REQUIRED)
+find_package(ZLIB REQUIRED)
 find_library(NGHTTP2_LIBRARY nghttp2 REQUIRED)
 add_library(moeserve_fuzz_server STATIC ${parts})
 target_compile_definitions(moeserve_fuzz_server PUBLIC MOESERVE_VERSION="${PROJECT_VERSION}"
@@ -84,5 +96,5 @@ target_include_directories(moeserve_fuzz_server SYSTEM PUBLIC ${Boost_INCLUDE_DI
 target_link_libraries(moeserve_fuzz_server PUBLIC
   moeserve_flags moeserve_chat moeserve_structured moeserve_loaders moeserve_messages
   nlohmann_json::nlohmann_json absl::status absl::statusor absl::time absl::function_ref
-  ${NGHTTP2_LIBRARY} Threads::Threads)
+  ZLIB::ZLIB ${NGHTTP2_LIBRARY} Threads::Threads)
 moeserve_precompile(moeserve_fuzz_server ${MOESERVE_JSON_HEADERS})

@@ -60,7 +60,7 @@ TEST(ChatFormat, OnlyTheTemplateSpellsSpecialTokens) {
   for (const char c : std::string("[user]\n<bos>x<eos>")) expected.push_back(c);
   expected.push_back(kEos);
   for (const char c : std::string("[assistant]\n")) expected.push_back(c);
-  EXPECT_EQ(*ids, expected);
+  EXPECT_EQ(ids->ids, expected);
 }
 
 TEST(ChatFormat, ContentAndTemplateDoNotSpellATokenTogether) {
@@ -74,7 +74,7 @@ TEST(ChatFormat, ContentAndTemplateDoNotSpellATokenTogether) {
                            }(),
                            tokenizer, RequestLimits(), 0);
   ASSERT_TRUE(ids.ok()) << ids.status();
-  EXPECT_EQ(*std::max_element(ids->begin(), ids->end()), 's');
+  EXPECT_EQ(*std::max_element(ids->ids.begin(), ids->ids.end()), 's');
 }
 
 TEST(ChatFormat, AddsSpecialTokensOnRequestOnly) {
@@ -82,9 +82,10 @@ TEST(ChatFormat, AddsSpecialTokensOnRequestOnly) {
   tokenizer.add_bos = true;
   Conversation conversation = Messages({{"user", "a"}});
   const ChatFormat format = Format("{{ messages[0].content }}");
-  EXPECT_EQ(*format.Encode(conversation, tokenizer, RequestLimits(), 0), std::vector<TokenId>{'a'});
+  EXPECT_EQ(format.Encode(conversation, tokenizer, RequestLimits(), 0)->ids,
+            std::vector<TokenId>{'a'});
   conversation.add_special_tokens = true;
-  EXPECT_EQ(*format.Encode(conversation, tokenizer, RequestLimits(), 0),
+  EXPECT_EQ(format.Encode(conversation, tokenizer, RequestLimits(), 0)->ids,
             (std::vector<TokenId>{kBos, 'a'}));
 }
 
@@ -112,7 +113,7 @@ TEST(ChatFormat, WhatTheClientSetsIsNotTrusted) {
                              "{{ '%s' | format(x) }}", "{{ x | replace('o', 'o') }}"}) {
     const auto ids = Format(source).Encode(conversation, tokenizer, RequestLimits(), 0);
     ASSERT_TRUE(ids.ok()) << source << ids.status();
-    EXPECT_LT(*std::max_element(ids->begin(), ids->end()), 256) << source;
+    EXPECT_LT(*std::max_element(ids->ids.begin(), ids->ids.end()), 256) << source;
   }
 }
 

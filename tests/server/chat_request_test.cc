@@ -24,7 +24,7 @@ RequestRules Rules() {
 }
 
 Result<ChatParams> Parse(const Json& body, bool allow_template = false) {
-  return ParseChat(body, Rules(), allow_template);
+  return ParseChat(body, body.dump(), Rules(), allow_template);
 }
 
 // Returns a request with one message and the fields of the JSON object `fields`.
@@ -68,9 +68,42 @@ TEST(ParseChat, NormalisesMessages) {
   EXPECT_EQ(params->ignored_fields, 1);
   RequestRules strict = Rules();
   strict.strict_fields = true;
-  const auto refused =
-      ParseChat(WithMessages(R"([{"role": "user", "content": "a", "vendor": 1}])"), strict, false);
+  const auto refused = ParseChat(WithMessages(R"([{"role": "user", "content": "a", "vendor": 1}])"),
+                                 "", strict, false);
   EXPECT_EQ(ApiParam(refused.status()), "messages[0].vendor");
+}
+
+TEST(ParseChat, ReadsCallsAndTheirResults) {
+  const auto params = Parse(WithMessages(R"([
+      {"role": "assistant", "content": null, "reasoning": "why", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": {}}"}},
+        {"id": "2", "function": {"name": "g", "arguments": ""}}]},
+      {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "x"}]},
+      {"role": "assistant", "content": "said", "tool_calls": [{"function": {"name": "g"}}]}])"));
+  ASSERT_TRUE(params.ok()) << params.status();
+  EXPECT_EQ(params->conversation.messages.dump(),
+            R"([{"role":"assistant","content":null,"reasoning_content":"why","tool_calls":[)"
+            R"({"id":"1","type":"function","function":{"name":"f","arguments":{"b":1,"a":{}}}},)"
+            R"({"id":"2","type":"function","function":{"name":"g","arguments":{}}}]},)"
+            R"({"role":"tool","content":"x","tool_call_id":"1"},)"
+            R"({"role":"assistant","content":"said","tool_calls":[)"
+            R"({"type":"function","function":{"name":"g","arguments":{}}}]}])");
+}
+
+TEST(ParseChat, BoundsTheMemoryOfArguments) {
+  // 16 messages of 1 MiB, whose arguments take about 40 times as much memory.
+  std::string nested = "{\"a\": [0";
+  while (nested.size() + 2 < (1 << 20) - 100) nested += ",0";
+  nested += "]}";
+  Json body;
+  for (int i = 0; i < 16; ++i) {
+    body["messages"].push_back(
+        {{"role", "assistant"},
+         {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", nested}}}}}}});
+  }
+  const auto params = Parse(body);
+  ASSERT_FALSE(params.ok());
+  EXPECT_NE(params.status().message().find("MiB of memory"), std::string::npos) << params.status();
 }
 
 TEST(ParseChat, TheNewerLimitWins) {
@@ -140,8 +173,17 @@ INSTANTIATE_TEST_SUITE_P(
                 "messages[0].role"},
         Refusal{R"({"messages": [{"role": 1, "content": "a"}]})", "invalid_value",
                 "messages[0].role"},
-        Refusal{R"({"messages": [{"role": "tool", "content": "a", "tool_call_id": "x"}]})",
+        Refusal{R"({"messages": [{"role": "function", "content": "a", "name": "x"}]})",
                 "unsupported_parameter", "messages[0].role"},
+        Refusal{R"({"messages": [{"role": "tool", "content": "a"}]})", "missing_field",
+                "messages[0].tool_call_id"},
+        Refusal{R"({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]})",
+                "invalid_value", "messages[0].tool_call_id"},
+        Refusal{R"({"messages": [{"role": "user", "content": "a", "reasoning_content": "x"}]})",
+                "invalid_value", "messages[0].reasoning_content"},
+        Refusal{R"({"messages": [{"role": "user", "content": "a", "tool_calls": [{"function":
+                   {"name": "f"}}]}]})",
+                "invalid_value", "messages[0].tool_calls"},
         Refusal{R"({"messages": [{"role": "user"}]})", "missing_field", "messages[0].content"},
         Refusal{R"({"messages": [{"role": "user", "content": null}]})", "invalid_value",
                 "messages[0].content"},
@@ -157,7 +199,16 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"messages": [{"role": "user", "content": "a", "name": 3}]})", "invalid_value",
                 "messages[0].name"},
         Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]})",
-                "unsupported_parameter", "messages[0].tool_calls"},
+                "invalid_value", "messages[0].tool_calls[0]"},
+        Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
+                   {"arguments": "{}"}}]}]})",
+                "missing_field", "messages[0].tool_calls[0].function.name"},
+        Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
+                   {"name": "f", "arguments": "[1]"}}]}]})",
+                "invalid_value", "messages[0].tool_calls[0].function.arguments"},
+        Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
+                   {"name": "f", "arguments": "{\"a\": 1, \"a\": 2}"}}]}]})",
+                "invalid_value", "messages[0].tool_calls[0].function.arguments"},
         Refusal{"{" MESSAGE R"(, "add_generation_prompt": true, "continue_final_message": true})",
                 "invalid_value", "continue_final_message"},
         Refusal{"{" MESSAGE R"(, "continue_final_message": true})", "invalid_value",
@@ -171,9 +222,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"{" MESSAGE R"(, "max_tokens": 0})", "invalid_value", "max_tokens"},
         Refusal{"{" MESSAGE R"(, "max_completion_tokens": 0})", "invalid_value",
                 "max_completion_tokens"},
-        Refusal{"{" MESSAGE R"(, "tools": [{"type": "function"}]})", "unsupported_parameter",
-                "tools"},
-        Refusal{"{" MESSAGE R"(, "tool_choice": "auto"})", "unsupported_parameter", "tool_choice"},
+        Refusal{"{" MESSAGE R"(, "tools": [{"type": "function"}]})", "missing_field",
+                "tools[0].function"},
+        Refusal{"{" MESSAGE R"(, "tools": [{"type": "web_search"}]})", "unsupported_parameter",
+                "tools[0].type"},
+        Refusal{"{" MESSAGE R"(, "tool_choice": "required"})", "invalid_value", "tool_choice"},
         Refusal{"{" MESSAGE R"(, "modalities": ["text", "audio"]})", "unsupported_parameter",
                 "modalities"},
         Refusal{"{" MESSAGE R"(, "documents": [{}]})", "unsupported_parameter", "documents"},
@@ -245,11 +298,22 @@ Json RandomValue(std::mt19937& random, int depth) {
 }
 
 TEST(ParseChat, RandomBodiesDoNoHarm) {
-  static const char* const kFields[] = {
-      "messages",           "max_tokens",      "max_completion_tokens", "logprobs",
-      "top_logprobs",       "prompt_logprobs", "add_generation_prompt", "continue_final_message",
-      "add_special_tokens", "chat_template",   "chat_template_kwargs",  "echo",
-      "documents",          "modalities"};
+  static const char* const kFields[] = {"messages",
+                                        "max_tokens",
+                                        "max_completion_tokens",
+                                        "logprobs",
+                                        "top_logprobs",
+                                        "prompt_logprobs",
+                                        "add_generation_prompt",
+                                        "continue_final_message",
+                                        "add_special_tokens",
+                                        "chat_template",
+                                        "chat_template_kwargs",
+                                        "echo",
+                                        "documents",
+                                        "modalities",
+                                        "tools",
+                                        "tool_choice"};
   std::mt19937 random(9);
   int accepted = 0;
   int refused = 0;
@@ -267,8 +331,7 @@ TEST(ParseChat, RandomBodiesDoNoHarm) {
       continue;
     }
     for (const auto& message : params->conversation.messages) {
-      ASSERT_TRUE(message["content"].is_string());
-      ASSERT_NE(message["role"], "tool");
+      ASSERT_TRUE(message["content"].is_string() || message.contains("tool_calls"));
     }
   }
   EXPECT_GT(accepted, 1000);
@@ -281,7 +344,8 @@ TEST(PrepareChat, FitsTheContext) {
   config.chat_template = "{{ messages[0].content }}";
   const ChatFormat format(config);
   const auto prepare = [&](const std::string& fields) {
-    return PrepareChat(*Parse(WithFields(fields)), format, &tokenizer, RequestLimits(), 10, 0);
+    auto params = Parse(WithFields(fields));
+    return PrepareChat(*params, format, &tokenizer, RequestLimits(), 10, 0);
   };
   EXPECT_EQ(prepare("{}")->max_tokens, 8);  // all that is left of the context
   EXPECT_EQ(prepare(R"({"max_tokens": 3})")->max_tokens, 3);
@@ -290,7 +354,8 @@ TEST(PrepareChat, FitsTheContext) {
   EXPECT_EQ(ApiParam(refused.status()), "messages");
   const auto cut = prepare(R"({"truncate_prompt_tokens": 1})");
   EXPECT_EQ(cut->ids, std::vector<TokenId>{'i'});
-  EXPECT_FALSE(PrepareChat(*Parse(WithFields("{}")), format, nullptr, RequestLimits(), 10, 0).ok());
+  auto params = Parse(WithFields("{}"));
+  EXPECT_FALSE(PrepareChat(*params, format, nullptr, RequestLimits(), 10, 0).ok());
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ std::optional<Response> CheckHead(std::string_view head, const HttpLimits& limit
     const std::string_view value = Trimmed(line.substr(colon + 1));
     if (name == "host") {
       ++hosts;
-    } else if (name == "authorization") {
+    } else if (name == "authorization" || name == "x-api-key") {
       ++keys;
     } else if (name == "content-length") {
       ++lengths;
@@ -146,7 +146,7 @@ std::optional<Response> CheckHead(std::string_view head, const HttpLimits& limit
   if (lengths > 1 || encodings > 1 || lengths + encodings > 1) {
     return Malformed("the length of the body is given twice");
   }
-  if (keys > 1) return Malformed("at most one Authorization is allowed");
+  if (keys > 1) return Malformed("at most one Authorization or X-Api-Key is allowed");
   if (encodings == 1 && version_1_0) return Malformed("HTTP/1.0 has no Transfer-Encoding");
   if (hosts > 1 || (hosts == 0 && !version_1_0)) return Malformed("exactly one Host is required");
   return std::nullopt;

@@ -14,18 +14,18 @@
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/base/version.h"
-#include "server/generation/submission.h"
-#include "server/http/deferred_response.h"
+#include "server/chat/chat_request.h"
 #include "server/http/error_response.h"
+#include "server/http/openapi/document.h"
+#include "server/http/routes/chat_routes.h"
 #include "server/http/routes/expert_routes.h"
-#include "server/http/routes/generation_session.h"
 #include "server/http/routes/inference_routes.h"
 #include "server/http/routes/model_routes.h"
 #include "server/http/routes/request_body.h"
+#include "server/http/routes/server_routes.h"
+#include "server/http/routes/submit.h"
 #include "server/http/routes/web_assets.h"
 #include "server/http/url.h"
-#include "server/chat/chat_request.h"
-#include "server/chat/chat_response.h"
 #include "server/openai/completion_request.h"
 #include "server/openai/completion_response.h"
 #include "server/openai/routing_fields.h"
@@ -48,16 +48,13 @@ Result<const Tokenizer*> RequireTokenizer(const EngineApi& engine) {
   return InvalidValue("model", "this model has no tokenizer");
 }
 
-class Api : public std::enable_shared_from_this<Api> {
+class Api {
  public:
   explicit Api(ServerContext& context) : context_(context) {}
 
   Handled Completions(const Request& request) {
-    return Started(StartCompletion(request), request.key.get());
-  }
-
-  Handled ChatCompletions(const Request& request) {
-    return Started(StartChat(request), request.key.get());
+    AnswerFormat format = {.id_prefix = "cmpl-", .make_writer = nullptr};
+    return StartedOrRefused(StartCompletion(request, format), format, request.key.get(), context_);
   }
 
   Handled Models(const Request& request) {
@@ -82,12 +79,13 @@ class Api : public std::enable_shared_from_this<Api> {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
       const EngineApi& engine = model->engine();
-      MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(*body));
+      MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(*body, ToolFields()));
       MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(*body, "return_token_strs"));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(engine));
-      MOESERVE_ASSIGN_OR_RETURN(const auto ids, FindField(*body, "messages") != nullptr
-                                                    ? EncodeMessages(*body, *model, *tokenizer)
-                                                    : EncodePrompt(*body, *tokenizer));
+      MOESERVE_ASSIGN_OR_RETURN(const auto ids,
+                                FindField(*body, "messages") != nullptr
+                                    ? EncodeMessages(*body, request.body, *model, *tokenizer)
+                                    : EncodePrompt(*body, *tokenizer));
       Json out = {{"count", ids.size()}, {"max_model_len", engine.max_model_len()}};
       out["tokens"] = ids;
       out["token_strs"] = nullptr;
@@ -181,7 +179,7 @@ class Api : public std::enable_shared_from_this<Api> {
   }
 
  private:
-  Result<Handled> StartCompletion(const Request& request) {
+  Result<Handled> StartCompletion(const Request& request, AnswerFormat& format) {
     MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
     std::shared_ptr<ServedModel> model;
     CompletionParams params;
@@ -195,79 +193,11 @@ class Api : public std::enable_shared_from_this<Api> {
     const EngineApi& engine = model->engine();
     MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                               PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
-    return Submit<CompletionWriter>(request, model, params, std::move(prompts), "cmpl-");
-  }
-
-  Result<Handled> StartChat(const Request& request) {
-    MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
-    const ServerSettings& settings = context_.settings();
-    std::shared_ptr<ServedModel> model;
-    ChatParams params;
-    {
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
-      MOESERVE_ASSIGN_OR_RETURN(model, NamedModel(request, *body));
-      const RequestRules rules = context_.Rules(*model, request.key.get());
-      MOESERVE_ASSIGN_OR_RETURN(params,
-                                ParseChat(*body, rules, settings.allow_request_chat_template));
-    }
-    context_.metrics().ignored_fields += params.ignored_fields;
-    const EngineApi& engine = model->engine();
-    std::vector<PreparedPrompt> prompts(1);
-    MOESERVE_ASSIGN_OR_RETURN(
-        prompts[0], PrepareChat(params, model->chat_format(), engine.tokenizer(), settings.limits,
-                                engine.max_model_len(), absl::ToTimeT(absl::Now())));
-    return Submit<ChatWriter>(request, model, params, std::move(prompts), "chatcmpl-");
-  }
-
-  template <typename Writer>
-  Result<Handled> Submit(const Request& request, const std::shared_ptr<ServedModel>& model,
-                         const GenerationParams& params, std::vector<PreparedPrompt> prompts,
-                         std::string_view id_prefix) {
-    auto submission = std::make_shared<Submission>(
-        context_.Submissions(model, request.key, request.record), params, id_prefix);
-    MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
-    auto writer =
-        std::make_unique<Writer>(AnswerIdentity{.id = submission->id(),
-                                                .created = absl::ToUnixSeconds(absl::Now()),
-                                                .model = params.model},
-                                 MakeAnswerOptions(params), submission->engine()->tokenizer(),
-                                 static_cast<int>(submission->num_choices()));
-    const absl::Time deadline = SteadyNow() + context_.settings().limits.max_request_time;
-    if (!submission->NeedsCompiling()) {
-      return Start(std::move(submission), std::move(writer), deadline, request.wake);
-    }
-    auto shared_writer = std::make_shared<std::unique_ptr<AnswerWriter>>(std::move(writer));
-    Handled deferred = DeferredResponse::Start(
-        context_.work_pool(),
-        [self = shared_from_this(), submission, shared_writer, deadline, wake = request.wake,
-         key = request.key] {
-          const absl::Status status = submission->CompileConstraint();
-          return self->Started(
-              status.ok() ? Start(submission, std::move(*shared_writer), deadline, wake) : status,
-              key.get());
-        },
-        request.wake);
-    if (std::holds_alternative<Response>(deferred)) {
-      context_.metrics().CountRejected(Rejection::kQueueFull);
-    }
-    return deferred;
-  }
-
-  static Result<Handled> Start(std::shared_ptr<const Submission> submission,
-                               std::unique_ptr<AnswerWriter> writer, absl::Time deadline,
-                               std::function<void()> wake) {
-    MOESERVE_ASSIGN_OR_RETURN(
-        auto pending, GenerationSession::Start(std::move(submission), std::move(writer), deadline,
-                                               std::move(wake)));
-    return Handled(std::move(pending));
-  }
-
-  // Counts the refusal if `started` is an error.
-  Handled Started(Result<Handled> started, const ApiKey* key) {
-    if (started.ok()) return *std::move(started);
-    Response response = ErrorResponse(started.status());
-    CountRefusal(started.status(), response, key, context_);
-    return response;
+    format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int choices) {
+      return std::make_unique<CompletionWriter>(std::move(identity), MakeAnswerOptions(params),
+                                                tokenizer, choices);
+    };
+    return Submit(context_, request, model, params, std::move(prompts), format);
   }
 
   Result<std::vector<TokenId>> EncodePrompt(const nlohmann::json& body,
@@ -281,7 +211,8 @@ class Api : public std::enable_shared_from_this<Api> {
     return tokenizer.Encode(*prompt, special.value_or(true));
   }
 
-  Result<std::vector<TokenId>> EncodeMessages(const nlohmann::json& body, const ServedModel& model,
+  Result<std::vector<TokenId>> EncodeMessages(const nlohmann::json& body, std::string_view text,
+                                              const ServedModel& model,
                                               const Tokenizer& tokenizer) const {
     if (FindField(body, "prompt") != nullptr) {
       return InvalidValue("messages", "either 'prompt' or 'messages' can be given, not both");
@@ -290,9 +221,12 @@ class Api : public std::enable_shared_from_this<Api> {
     const ConversationRules rules = {.limits = settings.limits,
                                      .allow_template = settings.allow_request_chat_template,
                                      .strict_fields = settings.strict_fields};
-    MOESERVE_ASSIGN_OR_RETURN(const Conversation conversation, ParseConversation(body, rules));
-    return model.chat_format().Encode(conversation, tokenizer, settings.limits,
-                                      absl::ToTimeT(absl::Now()));
+    MOESERVE_ASSIGN_OR_RETURN(const Conversation conversation,
+                              ParseConversation(body, text, rules));
+    MOESERVE_ASSIGN_OR_RETURN(ChatPrompt prompt,
+                              model.chat_format().Encode(conversation, tokenizer, settings.limits,
+                                                         absl::ToTimeT(absl::Now())));
+    return std::move(prompt.ids);
   }
 
   static Handled Answer(const Result<Json>& result) {
@@ -339,9 +273,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   // Many clients list the models before they generate.
   constexpr Access kModels = Access::AnyOf(Scope::kStatistics, Scope::kGenerate);
   add("POST", "/v1/completions", Access::Key(Scope::kGenerate), &Api::Completions);
-  // Slow because chat templates are programs.
-  add("POST", "/v1/chat/completions", Access::Key(Scope::kGenerate), &Api::ChatCompletions,
-      Work::kSlow);
+  AddChatRoutes(*router, context);
   add("GET", "/v1/models", kModels, &Api::Models);
   AddModelRoutes(*router, context);  // before the pattern that matches its paths, too
   add("GET", "/v1/models/*", kModels, &Api::Model);
@@ -351,6 +283,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v1/experts/layout", Access::Key(Scope::kStatistics), &Api::ExpertLayout);
   AddExpertRoutes(*router, context);
   AddInferenceRoutes(*router, context);
+  AddServerRoutes(*router, context);
   add("GET", "/health", Access::Operator(), &Api::Ready);
   add("GET", "/health/ready", Access::Operator(), &Api::Ready);
   add("GET", "/health/live", Access::Operator(), &Api::Live);
@@ -362,6 +295,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
     for (const char* pattern : {"/", "/dashboard/*"}) context.metrics().DeclareHttp(pattern, "GET");
     AddWebAssets(*router);
   }
+  AddOpenApi(*router, context);
   return router;
 }
 

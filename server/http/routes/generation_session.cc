@@ -2,14 +2,10 @@
 
 #include <utility>
 
-#include "base/message.h"
 #include "server/base/status_conversion.h"
 #include "server/http/error_response.h"
-#include "server/openai/routing_fields.h"
 
 namespace moeserve::server {
-
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -56,21 +52,16 @@ http::Progress GenerationSession::Next() {
     if (absl::Status status = Apply(event.choice, std::move(event.delta)); !status.ok()) {
       return Fail(status);
     }
-    if (params.stream) AppendChunks(event.choice, data);
+    if (params.stream) writer_->AppendEvents(event.choice, SumUsage(), data);
   }
   const bool finished = generation_->finished();
   if (!params.stream) {
     if (!finished) return http::Wait{};
-    return UnaryAnswer();
+    http::Response response;
+    response.body = DumpJson(writer_->TakeAnswer(SumUsage()));
+    return response;
   }
-  if (finished) {
-    if (params.include_usage) {
-      Json chunk = writer_->EmptyChunk();
-      chunk["usage"] = SumUsage();
-      data += SseEvent(chunk);
-    }
-    data += kSseDone;
-  }
+  if (finished) writer_->AppendEnd(SumUsage(), data);
   if (data.empty()) return http::Wait{};
   streaming_ = true;
   return http::StreamPart{std::move(data), finished};
@@ -84,40 +75,22 @@ absl::Status GenerationSession::Apply(int index, OutputDelta delta) {
   return writer_->Add(index, submission_->PromptOf(index), std::move(delta));
 }
 
-void GenerationSession::AppendChunks(int index, std::string& out) {
-  const GenerationParams& params = submission_->params();
-  const RoutingControl* const control = params.routing.control.get();
-  for (Json& chunk : writer_->TakeChunks(index)) {
-    if (control != nullptr && !std::exchange(echoed_, true)) {
-      chunk["routing_control"] = RoutingControlJson(control->change());
-    }
-    if (params.include_usage) chunk["usage"] = params.continuous_usage ? SumUsage() : Json(nullptr);
-    out += SseEvent(chunk);
-  }
-}
-
 http::Progress GenerationSession::Fail(const absl::Status& status) {
   generation_->Cancel();
   const HttpError error = ToHttpError(status);
   final_status_ = error.status;
-  // After the head of a stream is sent, the status cannot change: an event without a following
-  // [DONE] reports the error.
-  if (streaming_) return http::StreamPart{Concat("data: ", ErrorJson(error), "\n\n"), true};
-  return http::ErrorResponse(error);
-}
-
-http::Response GenerationSession::UnaryAnswer() {
-  Json answer = writer_->TakeAnswer();
-  if (const auto& control = submission_->params().routing.control) {
-    answer["routing_control"] = RoutingControlJson(control->change());
+  // After the head of a stream is sent, the status cannot change.
+  if (streaming_) {
+    std::string event;
+    writer_->AppendError(error, event);
+    return http::StreamPart{std::move(event), true};
   }
-  answer["usage"] = SumUsage();
-  http::Response response;
-  response.body = DumpJson(answer);
+  http::Response response = http::ErrorResponse(error);
+  response.body = writer_->ErrorBody(error);
   return response;
 }
 
-Json GenerationSession::SumUsage() const {
+Usage GenerationSession::SumUsage() const {
   moeserve::Usage sums;
   for (const PreparedPrompt& prompt : submission_->prompts()) {
     sums.prompt_tokens += static_cast<int>(prompt.ids.size());
@@ -132,7 +105,7 @@ Json GenerationSession::SumUsage() const {
     // only.
     if (i % samples == 0) sums.cached_tokens += counts_[i].cached_tokens;
   }
-  return UsageJson(sums);
+  return sums;
 }
 
 }  // namespace moeserve::server

@@ -10,7 +10,7 @@
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
 #include "server/http/types.h"
-#include "server/openai/answer.h"
+#include "server/openai/answer_writer.h"
 
 namespace moeserve::server {
 
@@ -32,10 +32,8 @@ class GenerationSession final : public http::PendingResponse {
                     std::unique_ptr<AnswerWriter> writer);
 
   absl::Status Apply(int index, OutputDelta delta);
-  void AppendChunks(int index, std::string& out);
   http::Progress Fail(const absl::Status& status);
-  http::Response UnaryAnswer();
-  nlohmann::ordered_json SumUsage() const;
+  moeserve::Usage SumUsage() const;
 
   const std::shared_ptr<const Submission> submission_;  // keeps the writer's tokenizer alive
   const std::unique_ptr<AnswerWriter> writer_;
@@ -43,7 +41,6 @@ class GenerationSession final : public http::PendingResponse {
   MemoryCharge answer_;                  // what a unary answer has collected
   std::unique_ptr<Generation> generation_;
   bool streaming_ = false;  // whether a part of a stream was sent
-  bool echoed_ = false;     // whether the stream has reported the request's routing override
   int final_status_ = 200;
 };
 

@@ -23,6 +23,7 @@ class Body {
   ~Body();
 
   const nlohmann::json& operator*() const { return json_; }
+  size_t charged_bytes() const { return charge_.bytes(); }
 
  private:
   nlohmann::json json_;

@@ -10,13 +10,15 @@
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/base/memory_budget.h"
+#include "server/chat/chat_request.h"
+#include "server/messages/message_request.h"
 #include "server/open_inference/infer_json.h"
 #include "server/open_inference/infer_request.h"
 #include "server/open_inference/tensor_bytes.h"
 #include "server/openai/answer.h"
-#include "server/chat/chat_request.h"
 #include "server/openai/completion_request.h"
 #include "server/openai/unsupported_fields.h"
+#include "server/responses/response_request.h"
 #include "tests/fuzz/bundled_model.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -26,8 +28,8 @@ namespace {
 using Json = nlohmann::json;
 using testing::BundledModel;
 
-constexpr std::string_view kKinds = "ctkdigb";  // completions, chat, tokenize, detokenize,
-                                                // infer, generate, binary elements
+// Completions, chat, tokenize, detokenize, infer, generate, binary elements, responses, messages.
+constexpr std::string_view kKinds = "ctkdigbrm";
 constexpr std::time_t kNow = 1'700'000'000;
 
 struct Case {
@@ -37,25 +39,36 @@ struct Case {
   std::shared_ptr<MemoryBudget> memory;
 };
 
-absl::Status RunChat(const Json& body, const RequestRules& rules, const Case& input) {
+absl::Status RunChat(const Json& body, std::string_view text, const RequestRules& rules,
+                     const Case& input) {
   const BundledModel& model = BundledModel::Get();
-  MOESERVE_ASSIGN_OR_RETURN(const ChatParams params,
-                            ParseChat(body, rules, (input.options & 16) != 0));
+  MOESERVE_ASSIGN_OR_RETURN(ChatParams params,
+                            ParseChat(body, text, rules, (input.options & 16) != 0));
   std::vector<PreparedPrompt> prompts(1);
   MOESERVE_ASSIGN_OR_RETURN(prompts[0], PrepareChat(params, model.chat_format(), &model.tokenizer(),
                                                     rules.limits, model.max_model_len(), kNow));
   return model.Admit(params, prompts, input.memory);
 }
 
-absl::Status RunTokenize(const Json& body, const RequestRules& rules, const Case& input) {
+// Runs a chat to which another form of request was converted.
+absl::Status RunConverted(const nlohmann::ordered_json& chat, const RequestRules& rules,
+                          const Case& input) {
+  const std::string text = DumpJson(chat);
+  const Result<Json> body = ParseStrictJson(text);
+  MOESERVE_CHECK(body.ok(), "what is converted is JSON");
+  return RunChat(*body, text, rules, input);
+}
+
+absl::Status RunTokenize(const Json& body, std::string_view text, const RequestRules& rules,
+                         const Case& input) {
   const BundledModel& model = BundledModel::Get();
-  MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));
+  MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body, ToolFields()));
   if (FindField(body, "messages") != nullptr) {
     const ConversationRules conversation_rules = {.limits = rules.limits,
                                                   .allow_template = (input.options & 16) != 0,
                                                   .strict_fields = rules.strict_fields};
     MOESERVE_ASSIGN_OR_RETURN(const Conversation conversation,
-                              ParseConversation(body, conversation_rules));
+                              ParseConversation(body, text, conversation_rules));
     return model.chat_format().Encode(conversation, model.tokenizer(), rules.limits, kNow).status();
   }
   MOESERVE_ASSIGN_OR_RETURN(const auto prompt, StringField(body, "prompt"));
@@ -90,18 +103,30 @@ absl::Status RunInfer(const Json& body, const RequestRules& rules, const Case& i
   return BundledModel::Get().Admit(*params, input.memory);
 }
 
-absl::Status Run(const Json& body, const RequestRules& rules, const Case& input) {
+absl::Status Run(const Json& body, std::string_view text, const RequestRules& rules,
+                 const Case& input) {
   switch (input.kind) {
     case 'c': {
       MOESERVE_ASSIGN_OR_RETURN(const CompletionParams params, ParseCompletion(body, rules));
       return BundledModel::Get().Admit(params, input.memory);
     }
     case 't':
-      return RunChat(body, rules, input);
+      return RunChat(body, text, rules, input);
     case 'k':
-      return RunTokenize(body, rules, input);
+      return RunTokenize(body, text, rules, input);
     case 'd':
       return RunDetokenize(body, rules);
+    case 'r': {
+      MOESERVE_ASSIGN_OR_RETURN(const ResponseRequest request,
+                                ParseResponseRequest(body, text, rules.strict_fields));
+      return RunConverted(request.chat, rules, input);
+    }
+    case 'm': {
+      MOESERVE_ASSIGN_OR_RETURN(
+          const MessageRequest request,
+          ParseMessageRequest(body, text, (input.options & 32) != 0, rules.strict_fields));
+      return RunConverted(request.chat, rules, input);
+    }
     default:
       return RunInfer(body, rules, input);
   }
@@ -128,7 +153,7 @@ void CheckBody(std::string_view text, const Case& input) {
   MOESERVE_CHECK(again.ok() && *again == *body, "JSON that is written is read as the same");
   ClearJson(*again);
   if (body->is_object()) {
-    const absl::Status status = Run(*body, BundledModel::Get().Rules(input.options), input);
+    const absl::Status status = Run(*body, text, BundledModel::Get().Rules(input.options), input);
     if (status.ok()) {
       testing::CountAccepted();
     } else {

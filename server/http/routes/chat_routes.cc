@@ -1,0 +1,198 @@
+#include "server/http/routes/chat_routes.h"
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "model_loaders/files/strict_json.h"
+#include "server/base/api_error.h"
+#include "server/base/json_fields.h"
+#include "server/chat/chat_request.h"
+#include "server/chat/chat_response.h"
+#include "server/http/routes/request_body.h"
+#include "server/http/routes/submit.h"
+#include "server/messages/message_request.h"
+#include "server/messages/message_writer.h"
+#include "server/responses/response_request.h"
+#include "server/responses/response_writer.h"
+
+namespace moeserve::server::http {
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+std::string ResponseErrorBody(const HttpError& error) {
+  HttpError named = error;
+  named.param = ResponseParam(error.param);
+  return ErrorJson(named);
+}
+
+ChatAnswerRules RulesOf(const ChatParams& params) {
+  return {.split = params.split,
+          .include_reasoning = params.include_reasoning,
+          .named_tool = params.conversation.tools.choice == ToolChoice::kNamed};
+}
+
+// A parsed chat and the model that answers it.
+struct Chat {
+  std::shared_ptr<ServedModel> model;
+  ChatParams params;
+  std::vector<PreparedPrompt> prompts;
+};
+
+class ChatRoutes {
+ public:
+  explicit ChatRoutes(ServerContext& context) : context_(context) {}
+
+  Handled Completions(const Request& request) {
+    AnswerFormat format = {.id_prefix = "chatcmpl-", .make_writer = nullptr};
+    const auto run = [&]() -> Result<Handled> {
+      MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
+      Chat chat;
+      {
+        MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
+        MOESERVE_ASSIGN_OR_RETURN(chat, Parse(*body, request.body, request));
+      }
+      MOESERVE_RETURN_IF_ERROR(Prepare(chat));
+      format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int choices) {
+        return std::make_unique<ChatWriter>(std::move(identity), MakeAnswerOptions(chat.params),
+                                            RulesOf(chat.params), tokenizer, choices);
+      };
+      return Submit(context_, request, chat.model, chat.params, std::move(chat.prompts), format);
+    };
+    return StartedOrRefused(run(), format, request.key.get(), context_);
+  }
+
+  Handled Responses(const Request& request) {
+    AnswerFormat format = {
+        .id_prefix = "resp_", .make_writer = nullptr, .error_body = &ResponseErrorBody};
+    const auto run = [&]() -> Result<Handled> {
+      MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
+      ResponseRequest converted;
+      Chat chat;
+      {
+        MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
+        MOESERVE_ASSIGN_OR_RETURN(const MemoryCharge charge, ChargeForConversion(body));
+        MOESERVE_ASSIGN_OR_RETURN(
+            converted,
+            ParseResponseRequest(*body, request.body, context_.settings().strict_fields));
+        MOESERVE_ASSIGN_OR_RETURN(chat, ParseConverted(converted.chat, request));
+        converted.chat = nullptr;
+        chat.params.ignored_fields += converted.ignored_fields;
+      }
+      MOESERVE_RETURN_IF_ERROR(Prepare(chat));
+      format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int) {
+        return std::make_unique<ResponseWriter>(std::move(identity), MakeAnswerOptions(chat.params),
+                                                RulesOf(chat.params), std::move(converted.echo),
+                                                tokenizer, chat.params.stream);
+      };
+      return Submit(context_, request, chat.model, chat.params, std::move(chat.prompts), format);
+    };
+    return StartedOrRefused(run(), format, request.key.get(), context_);
+  }
+
+  Handled Messages(const Request& request) {
+    AnswerFormat format = {
+        .id_prefix = "msg_", .make_writer = nullptr, .error_body = &MessageErrorJson};
+    const auto run = [&]() -> Result<Handled> {
+      MOESERVE_ASSIGN_OR_RETURN(Chat chat, PrepareMessages(request, false));
+      format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int) {
+        return std::make_unique<MessageWriter>(std::move(identity), MakeAnswerOptions(chat.params),
+                                               RulesOf(chat.params), tokenizer, chat.params.stream);
+      };
+      return Submit(context_, request, chat.model, chat.params, std::move(chat.prompts), format);
+    };
+    return StartedOrRefused(run(), format, request.key.get(), context_);
+  }
+
+  Handled CountTokens(const Request& request) {
+    const AnswerFormat format = {
+        .id_prefix = "", .make_writer = nullptr, .error_body = &MessageErrorJson};
+    const auto run = [&]() -> Result<Handled> {
+      MOESERVE_ASSIGN_OR_RETURN(const Chat chat, PrepareMessages(request, true));
+      Response response;
+      response.body = DumpJson({{"input_tokens", chat.prompts.front().ids.size()}});
+      return Handled(std::move(response));
+    };
+    return StartedOrRefused(run(), format, request.key.get(), context_);
+  }
+
+ private:
+  // A body is converted to another one, which is converted to text and parsed: three copies.
+  Result<MemoryCharge> ChargeForConversion(const Body& body) const {
+    MemoryCharge charge(context_.memory());
+    MOESERVE_RETURN_IF_ERROR(
+        charge.Add(3 * body.charged_bytes(), ChargeFor::kNewRequest, body.charged_bytes()));
+    return charge;
+  }
+
+  Result<Chat> PrepareMessages(const Request& request, bool counts_only) {
+    MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
+    Chat chat;
+    {
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
+      MOESERVE_ASSIGN_OR_RETURN(const MemoryCharge charge, ChargeForConversion(body));
+      MOESERVE_ASSIGN_OR_RETURN(
+          const MessageRequest converted,
+          ParseMessageRequest(*body, request.body, counts_only, context_.settings().strict_fields));
+      MOESERVE_ASSIGN_OR_RETURN(chat, ParseConverted(converted.chat, request));
+      chat.params.ignored_fields += converted.ignored_fields;
+    }
+    MOESERVE_RETURN_IF_ERROR(Prepare(chat));
+    return chat;
+  }
+
+  Result<Chat> ParseConverted(const OrderedJson& converted, const Request& request) {
+    const std::string text = DumpJson(converted);
+    Json body(converted);
+    Result<Chat> chat = Parse(body, text, request);
+    ClearJson(body);
+    return chat;
+  }
+
+  Result<Chat> Parse(const Json& body, std::string_view text, const Request& request) {
+    Chat chat;
+    MOESERVE_ASSIGN_OR_RETURN(const auto name, StringField(body, "model"));
+    MOESERVE_ASSIGN_OR_RETURN(chat.model, context_.ModelFor(name.value_or(""), request.key.get()));
+    MOESERVE_ASSIGN_OR_RETURN(chat.params,
+                              ParseChat(body, text, context_.Rules(*chat.model, request.key.get()),
+                                        context_.settings().allow_request_chat_template));
+    return chat;
+  }
+
+  absl::Status Prepare(Chat& chat) {
+    context_.metrics().ignored_fields += chat.params.ignored_fields;
+    const EngineApi& engine = chat.model->engine();
+    MOESERVE_ASSIGN_OR_RETURN(PreparedPrompt prompt,
+                              PrepareChat(chat.params, chat.model->chat_format(),
+                                          engine.tokenizer(), context_.settings().limits,
+                                          engine.max_model_len(), absl::ToTimeT(absl::Now())));
+    chat.prompts.push_back(std::move(prompt));
+    return absl::OkStatus();
+  }
+
+  ServerContext& context_;
+};
+
+}  // namespace
+
+void AddChatRoutes(Router& router, ServerContext& context) {
+  auto routes = std::make_shared<ChatRoutes>(context);
+  // Slow because chat templates are programs.
+  const auto add = [&](std::string_view pattern, Handled (ChatRoutes::*handler)(const Request&)) {
+    context.metrics().DeclareHttp(pattern, "POST");
+    router.Add(
+        "POST", pattern, Access::Key(Scope::kGenerate), Work::kSlow,
+        [routes, handler](const Request& request) { return (routes.get()->*handler)(request); });
+  };
+  add("/v1/chat/completions", &ChatRoutes::Completions);
+  add("/v1/responses", &ChatRoutes::Responses);
+  add("/v1/messages", &ChatRoutes::Messages);
+  add("/v1/messages/count_tokens", &ChatRoutes::CountTokens);
+}
+
+}  // namespace moeserve::server::http

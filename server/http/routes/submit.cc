@@ -1,0 +1,67 @@
+#include "server/http/routes/submit.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "base/steady_clock.h"
+#include "server/generation/submission.h"
+#include "server/http/deferred_response.h"
+#include "server/http/error_response.h"
+#include "server/http/routes/generation_session.h"
+#include "server/http/routes/request_body.h"
+
+namespace moeserve::server::http {
+namespace {
+
+Result<Handled> Start(std::shared_ptr<const Submission> submission,
+                      std::unique_ptr<AnswerWriter> writer, absl::Time deadline,
+                      std::function<void()> wake) {
+  MOESERVE_ASSIGN_OR_RETURN(
+      auto pending, GenerationSession::Start(std::move(submission), std::move(writer), deadline,
+                                             std::move(wake)));
+  return Handled(std::move(pending));
+}
+
+}  // namespace
+
+Result<Handled> Submit(ServerContext& context, const Request& request,
+                       const std::shared_ptr<ServedModel>& model, const GenerationParams& params,
+                       std::vector<PreparedPrompt> prompts, const AnswerFormat& format) {
+  auto submission = std::make_shared<Submission>(
+      context.Submissions(model, request.key, request.record), params, format.id_prefix);
+  MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
+  std::unique_ptr<AnswerWriter> writer = format.make_writer(
+      {.id = submission->id(), .created = absl::ToUnixSeconds(absl::Now()), .model = params.model},
+      submission->engine()->tokenizer(), static_cast<int>(submission->num_choices()));
+  const absl::Time deadline = SteadyNow() + context.settings().limits.max_request_time;
+  if (!submission->NeedsCompiling()) {
+    return Start(std::move(submission), std::move(writer), deadline, request.wake);
+  }
+  auto shared_writer = std::make_shared<std::unique_ptr<AnswerWriter>>(std::move(writer));
+  Handled deferred = DeferredResponse::Start(
+      context.work_pool(),
+      [&context, format, submission, shared_writer, deadline, wake = request.wake,
+       key = request.key] {
+        const absl::Status status = submission->CompileConstraint();
+        return StartedOrRefused(
+            status.ok() ? Start(submission, std::move(*shared_writer), deadline, wake) : status,
+            format, key.get(), context);
+      },
+      request.wake);
+  if (std::holds_alternative<Response>(deferred)) {
+    context.metrics().CountRejected(Rejection::kQueueFull);
+  }
+  return deferred;
+}
+
+Handled StartedOrRefused(Result<Handled> started, const AnswerFormat& format, const ApiKey* key,
+                         ServerContext& context) {
+  if (started.ok()) return *std::move(started);
+  const HttpError error = ToHttpError(started.status());
+  Response response = ErrorResponse(error);
+  response.body = format.error_body(error);
+  CountRefusal(started.status(), response, key, context);
+  return response;
+}
+
+}  // namespace moeserve::server::http

@@ -1,0 +1,50 @@
+#include "server/openai/answer_writer.h"
+
+#include <utility>
+
+#include "base/message.h"
+#include "server/openai/routing_fields.h"
+
+namespace moeserve::server {
+
+using Json = nlohmann::ordered_json;
+
+// An event without a following [DONE] reports the error.
+void AnswerWriter::AppendError(const HttpError& error, std::string& out) {
+  out += Concat("data: ", ErrorBody(error), "\n\n");
+}
+
+std::string AnswerWriter::ErrorBody(const HttpError& error) const { return ErrorJson(error); }
+
+void ChunkWriter::AppendEvents(int index, const Usage& sums, std::string& out) {
+  const RoutingControl* const control = options_.routing.control.get();
+  for (Json& chunk : TakeChunks(index)) {
+    if (control != nullptr && !std::exchange(echoed_, true)) {
+      chunk["routing_control"] = RoutingControlJson(control->change());
+    }
+    if (options_.include_usage) {
+      chunk["usage"] = options_.continuous_usage ? UsageJson(sums) : Json(nullptr);
+    }
+    out += SseEvent(chunk);
+  }
+}
+
+void ChunkWriter::AppendEnd(const Usage& sums, std::string& out) {
+  if (options_.include_usage) {
+    Json chunk = EmptyChunk();
+    chunk["usage"] = UsageJson(sums);
+    out += SseEvent(chunk);
+  }
+  out += kSseDone;
+}
+
+Json ChunkWriter::TakeAnswer(const Usage& sums) {
+  Json answer = TakeWhole();
+  if (const auto& control = options_.routing.control) {
+    answer["routing_control"] = RoutingControlJson(control->change());
+  }
+  answer["usage"] = UsageJson(sums);
+  return answer;
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,417 @@
+#include "server/responses/response_request.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "base/message.h"
+#include "server/base/api_error.h"
+#include "server/base/json_fields.h"
+#include "server/openai/unsupported_fields.h"
+#include "server/tools/tool_definitions.h"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+// Fields that have the same name and meaning in a chat request.
+constexpr std::string_view kSameFields[] = {"model",
+                                            "temperature",
+                                            "top_p",
+                                            "stream",
+                                            "user",
+                                            "metadata",
+                                            "service_tier",
+                                            "safety_identifier",
+                                            "prompt_cache_key",
+                                            "parallel_tool_calls",
+                                            "top_logprobs",
+                                            "seed",
+                                            "top_k",
+                                            "min_p",
+                                            "stop",
+                                            "repetition_penalty",
+                                            "presence_penalty",
+                                            "frequency_penalty",
+                                            "logit_bias",
+                                            "min_tokens",
+                                            "ignore_eos",
+                                            "priority",
+                                            "cache_salt",
+                                            "request_id",
+                                            "routing_control",
+                                            "chat_template",
+                                            "chat_template_kwargs",
+                                            "stop_token_ids",
+                                            "truncate_prompt_tokens",
+                                            "bad_words",
+                                            "skip_special_tokens",
+                                            "allowed_token_ids",
+                                            "include_reasoning"};
+
+// Fields that this function converts.
+constexpr std::string_view kConverted[] = {
+    "input",     "instructions", "max_output_tokens", "tools", "tool_choice",   "text",
+    "reasoning", "include",      "truncation",        "store", "stream_options"};
+
+// Fields that need state of earlier requests, or work that goes on without the client. They are
+// accepted only where they have no effect.
+constexpr std::string_view kUnsupported[] = {
+    "previous_response_id", "conversation",   "prompt",
+    "background",           "max_tool_calls", "context_management"};
+
+template <size_t kCount>
+bool Contains(const std::string_view (&names)[kCount], std::string_view name) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+absl::Status Unsupported(const std::string& param, std::string message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter", std::move(message),
+                   param);
+}
+
+const std::string* TextField(const Json& object, const char* name) {
+  const Json* value = FindField(object, name);
+  return value != nullptr && value->is_string() ? &value->get_ref<const std::string&>() : nullptr;
+}
+
+// Returns the text of a content, which is a string or a list of parts.
+Result<std::string> ContentText(const Json& content, const std::string& where) {
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) {
+    return InvalidValue(where, Concat("'", where, "' must be a string or a list of text parts"));
+  }
+  std::string text;
+  for (size_t i = 0; i < content.size(); ++i) {
+    const std::string part_where = Concat(where, '[', i, ']');
+    const std::string* type = content[i].is_object() ? TextField(content[i], "type") : nullptr;
+    if (type == nullptr) {
+      return InvalidValue(part_where,
+                          Concat("'", part_where, "' must be an object with a string 'type'"));
+    }
+    const bool refusal = *type == "refusal";
+    if (*type != "input_text" && *type != "output_text" && *type != "text" &&
+        *type != "reasoning_text" && *type != "summary_text" && !refusal) {
+      return Unsupported(part_where, Concat("'", part_where, "': parts of type ", Quoted(*type, 64),
+                                            " are not supported, only text"));
+    }
+    const std::string* part = TextField(content[i], refusal ? "refusal" : "text");
+    if (part == nullptr) {
+      return InvalidValue(part_where, Concat("'", part_where, "': 'text' must be a string"));
+    }
+    text += *part;
+  }
+  return text;
+}
+
+// Collects the messages of the chat.
+class InputConverter {
+ public:
+  absl::Status Add(const Json& item, const std::string& where) {
+    if (!item.is_object()) return InvalidValue(where, Concat("'", where, "' must be an object"));
+    const std::string* type = TextField(item, "type");
+    if (type == nullptr || *type == "message") return AddMessage(item, where);
+    if (*type == "function_call") return AddCall(item, where);
+    if (*type == "function_call_output") return AddResult(item, where);
+    if (*type == "reasoning") return AddReasoning(item, where);
+    return Unsupported(where + ".type", Concat("'", where, "': items of type ", Quoted(*type, 64),
+                                               " are not supported"));
+  }
+
+  OrderedJson Take() {
+    FlushReasoning();
+    return std::move(messages_);
+  }
+  void AddText(std::string_view role, std::string text) {
+    messages_.push_back({{"role", role}, {"content", std::move(text)}});
+  }
+
+ private:
+  absl::Status AddMessage(const Json& item, const std::string& where) {
+    const Json* role = FindField(item, "role");
+    if (role == nullptr) return MissingField(where + ".role");
+    const Json* content = FindField(item, "content");
+    if (content == nullptr) return MissingField(where + ".content");
+    MOESERVE_ASSIGN_OR_RETURN(std::string text, ContentText(*content, where + ".content"));
+    if (*role != "assistant") {
+      FlushReasoning();
+      messages_.push_back({{"role", *role}, {"content", std::move(text)}});
+      return absl::OkStatus();
+    }
+    OrderedJson& message = Assistant(false);
+    message["content"] = std::move(text);
+    return absl::OkStatus();
+  }
+
+  // The chat template gets the call as a part of the assistant's turn.
+  absl::Status AddCall(const Json& item, const std::string& where) {
+    const std::string* id = TextField(item, "call_id");
+    const std::string* name = TextField(item, "name");
+    const std::string* arguments = TextField(item, "arguments");
+    if (id == nullptr || name == nullptr || arguments == nullptr) {
+      return InvalidValue(where, Concat("'", where,
+                                        "' must have 'call_id', 'name' and 'arguments', "
+                                        "which are strings"));
+    }
+    Assistant(true)["tool_calls"].push_back(
+        {{"id", *id},
+         {"type", "function"},
+         {"function", {{"name", *name}, {"arguments", *arguments}}}});
+    return absl::OkStatus();
+  }
+
+  absl::Status AddResult(const Json& item, const std::string& where) {
+    const std::string* id = TextField(item, "call_id");
+    if (id == nullptr) return MissingField(where + ".call_id");
+    const Json* output = FindField(item, "output");
+    if (output == nullptr) return MissingField(where + ".output");
+    MOESERVE_ASSIGN_OR_RETURN(std::string text, ContentText(*output, where + ".output"));
+    messages_.push_back({{"role", "tool"}, {"content", std::move(text)}, {"tool_call_id", *id}});
+    return absl::OkStatus();
+  }
+
+  // Belongs to what the assistant says or calls next.
+  absl::Status AddReasoning(const Json& item, const std::string& where) {
+    for (const char* field : {"content", "summary"}) {
+      const Json* content = FindField(item, field);
+      if (content == nullptr || !reasoning_.empty()) continue;
+      MOESERVE_ASSIGN_OR_RETURN(reasoning_, ContentText(*content, Concat(where, ".", field)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Returns the assistant's turn to which an item is added: the last message if it is the
+  // assistant's and `joins`, else a new one.
+  OrderedJson& Assistant(bool joins) {
+    const bool last = !messages_.empty() && messages_.back()["role"] == "assistant";
+    if (!(joins && last && reasoning_.empty())) {
+      messages_.push_back({{"role", "assistant"}, {"content", nullptr}});
+      if (!reasoning_.empty()) {
+        messages_.back()["reasoning_content"] = std::exchange(reasoning_, {});
+      }
+    }
+    return messages_.back();
+  }
+
+  void FlushReasoning() {
+    if (!reasoning_.empty()) Assistant(false)["content"] = "";
+  }
+
+  OrderedJson messages_ = OrderedJson::array();
+  std::string reasoning_;
+};
+
+absl::Status ConvertInput(const Json& body, OrderedJson& chat) {
+  InputConverter input;
+  if (const Json* instructions = FindField(body, "instructions")) {
+    if (!instructions->is_string()) {
+      return InvalidValue("instructions", "'instructions' must be a string");
+    }
+    input.AddText("system", instructions->get<std::string>());
+  }
+  const Json* items = FindField(body, "input");
+  if (items == nullptr) return MissingField("input");
+  if (items->is_string()) {
+    input.AddText("user", items->get<std::string>());
+  } else if (items->is_array() && !items->empty()) {
+    for (size_t i = 0; i < items->size(); ++i) {
+      MOESERVE_RETURN_IF_ERROR(input.Add((*items)[i], Concat("input[", i, "]")));
+    }
+  } else {
+    return InvalidValue("input", "'input' must be a string or a list of at least one item");
+  }
+  chat["messages"] = input.Take();
+  return absl::OkStatus();
+}
+
+// {"type": "function", "name": ...} becomes {"type": "function", "function": {"name": ...}}.
+OrderedJson ChatTool(const OrderedJson& tool) {
+  if (!tool.is_object() || tool.contains("function")) return tool;
+  OrderedJson out = OrderedJson::object();
+  OrderedJson function = OrderedJson::object();
+  for (const auto& [name, value] : tool.items()) {
+    (name == "type" ? out : function)[name] = value;
+  }
+  if (tool.value("type", OrderedJson(nullptr)) == "function") out["function"] = std::move(function);
+  return out;
+}
+
+absl::Status ConvertTools(const Json& body, std::string_view text, ResponseRequest& out) {
+  const Json* tools = FindField(body, "tools");
+  out.echo["tools"] = OrderedJson::array();
+  if (tools != nullptr) {
+    if (!tools->is_array()) return InvalidValue("tools", "'tools' must be a list");
+    const auto part = MemberText(text, "tools");
+    if (part && part->size() > kMaxToolBytes) {
+      return InvalidValue("tools", Concat("the JSON of 'tools' has at most ", kMaxToolBytes,
+                                          " bytes, found ", part->size()));
+    }
+    OrderedJson ordered = part ? OrderedJson::parse(*part, nullptr, false) : OrderedJson(*tools);
+    out.chat["tools"] = OrderedJson::array();
+    for (const OrderedJson& tool : ordered) out.chat["tools"].push_back(ChatTool(tool));
+    out.echo["tools"] = std::move(ordered);
+  }
+  out.echo["tool_choice"] = "auto";
+  const Json* choice = FindField(body, "tool_choice");
+  if (choice == nullptr) return absl::OkStatus();
+  out.echo["tool_choice"] = *choice;
+  const std::string* type = choice->is_object() ? TextField(*choice, "type") : nullptr;
+  if (type != nullptr && *type == "allowed_tools") {
+    OrderedJson allowed = OrderedJson::object();
+    for (const char* field : {"mode", "tools"}) {
+      if (const Json* value = FindField(*choice, field)) allowed[field] = *value;
+    }
+    if (allowed.contains("tools") && allowed["tools"].is_array()) {
+      for (OrderedJson& tool : allowed["tools"]) tool = ChatTool(tool);
+    }
+    out.chat["tool_choice"] = {{"type", *type}, {"allowed_tools", std::move(allowed)}};
+  } else {
+    out.chat["tool_choice"] = ChatTool(OrderedJson(*choice));
+  }
+  return absl::OkStatus();
+}
+
+// `text`: {"format": {"type": ..., ...}}.
+absl::Status ConvertText(const Json& body, ResponseRequest& out) {
+  out.echo["text"] = {{"format", {{"type", "text"}}}};
+  const Json* text = FindField(body, "text");
+  if (text == nullptr) return absl::OkStatus();
+  if (!text->is_object()) return InvalidValue("text", "'text' must be an object");
+  out.echo["text"] = *text;
+  if (const Json* verbosity = FindField(*text, "verbosity"); verbosity != nullptr) {
+    if (*verbosity != "medium") return UnsupportedParameter("text.verbosity");
+  }
+  const Json* format = FindField(*text, "format");
+  if (format == nullptr) return absl::OkStatus();
+  const std::string* type = format->is_object() ? TextField(*format, "type") : nullptr;
+  if (type != nullptr && *type == "json_schema") {
+    OrderedJson schema = OrderedJson::object();
+    for (const auto& [name, value] : format->items()) {
+      if (name != "type") schema[name] = value;
+    }
+    out.chat["response_format"] = {{"type", *type}, {"json_schema", std::move(schema)}};
+  } else {
+    out.chat["response_format"] = *format;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ConvertReasoning(const Json& body, ResponseRequest& out) {
+  out.echo["reasoning"] = {{"effort", nullptr}, {"summary", nullptr}};
+  const Json* reasoning = FindField(body, "reasoning");
+  if (reasoning == nullptr) return absl::OkStatus();
+  if (!reasoning->is_object()) return InvalidValue("reasoning", "'reasoning' must be an object");
+  for (const auto& [name, value] : reasoning->items()) {
+    if (value.is_null()) continue;
+    if (name == "effort") {
+      out.chat["reasoning_effort"] = value;
+      out.echo["reasoning"]["effort"] = value;
+    } else if (name != "summary" && name != "generate_summary") {
+      const std::string where = "reasoning." + Printable(name, 64);
+      return InvalidValue(where, Concat("unknown field '", where, "'"));
+    }
+    // The reasoning itself is returned, so no summary of it is needed.
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ConvertOptions(const Json& body, ResponseRequest& out) {
+  if (const Json* limit = FindField(body, "max_output_tokens")) {
+    out.chat["max_completion_tokens"] = *limit;
+  }
+  if (const Json* include = FindField(body, "include")) {
+    if (!include->is_array()) return InvalidValue("include", "'include' must be a list");
+    for (const Json& item : *include) {
+      if (item == "message.output_text.logprobs") {
+        out.chat["logprobs"] = true;
+      } else if (item != "reasoning.encrypted_content") {
+        return Unsupported("include",
+                           Concat("'include': expected message.output_text.logprobs, found ",
+                                  item.is_string() ? Quoted(item.get<std::string>(), 64)
+                                                   : std::string("another value")));
+      }
+    }
+  }
+  if (FindField(body, "top_logprobs") != nullptr) out.chat["logprobs"] = true;
+  const Json* truncation = FindField(body, "truncation");
+  if (truncation != nullptr && *truncation != "disabled") {
+    if (*truncation != "auto") {
+      return InvalidValue("truncation", "'truncation' must be auto or disabled");
+    }
+    out.chat["truncate_prompt_tokens"] = -1;
+  }
+  out.echo["truncation"] = truncation != nullptr ? OrderedJson(*truncation) : "disabled";
+  return absl::OkStatus();
+}
+
+absl::Status CheckFields(const Json& body, bool strict_fields, int& ignored) {
+  for (const auto& [name, value] : body.items()) {
+    if (Contains(kSameFields, name) || Contains(kConverted, name) || value.is_null()) continue;
+    if (Contains(kUnsupported, name)) {
+      if (value == false) continue;
+      return Unsupported(name,
+                         Concat("'", name, "' is not supported: this server keeps no responses"));
+    }
+    if (IsKnownUnsupportedField(name)) return UnsupportedParameter(name);
+    if (!strict_fields) {
+      ++ignored;
+      continue;
+    }
+    const std::string shown = Printable(name, 64);
+    return InvalidValue(shown, Concat("unknown field '", shown, "'"));
+  }
+  return absl::OkStatus();
+}
+
+void Echo(const Json& body, ResponseRequest& out) {
+  const auto echo = [&](const char* name, OrderedJson otherwise) {
+    const Json* value = FindField(body, name);
+    out.echo[name] = value != nullptr ? OrderedJson(*value) : std::move(otherwise);
+  };
+  echo("instructions", nullptr);
+  echo("max_output_tokens", nullptr);
+  echo("temperature", 1.0);
+  echo("top_p", 1.0);
+  echo("parallel_tool_calls", true);
+  echo("metadata", OrderedJson::object());
+  echo("user", nullptr);
+  echo("service_tier", "default");
+}
+
+}  // namespace
+
+Result<ResponseRequest> ParseResponseRequest(const Json& body, std::string_view text,
+                                             bool strict_fields) {
+  ResponseRequest out;
+  MOESERVE_RETURN_IF_ERROR(CheckFields(body, strict_fields, out.ignored_fields));
+  for (const auto& [name, value] : body.items()) {
+    if (Contains(kSameFields, name)) out.chat[name] = value;
+  }
+  Echo(body, out);
+  MOESERVE_RETURN_IF_ERROR(ConvertInput(body, out.chat));
+  MOESERVE_RETURN_IF_ERROR(ConvertTools(body, text, out));
+  MOESERVE_RETURN_IF_ERROR(ConvertText(body, out));
+  MOESERVE_RETURN_IF_ERROR(ConvertReasoning(body, out));
+  MOESERVE_RETURN_IF_ERROR(ConvertOptions(body, out));
+  return out;
+}
+
+std::string ResponseParam(std::string_view chat_param) {
+  struct Name {
+    std::string_view chat;
+    std::string_view here;
+  };
+  constexpr Name kNames[] = {{"messages", "input"},
+                             {"max_completion_tokens", "max_output_tokens"},
+                             {"response_format", "text.format"},
+                             {"reasoning_effort", "reasoning.effort"}};
+  for (const Name& name : kNames) {
+    // The numbers of messages and items differ, so only the name of the list is told.
+    if (chat_param.starts_with(name.chat)) return std::string(name.here);
+  }
+  return std::string(chat_param);
+}
+
+}  // namespace moeserve::server

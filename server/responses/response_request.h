@@ -1,0 +1,29 @@
+// The body of POST /v1/responses, converted to that of a chat.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "nlohmann/json.hpp"
+
+namespace moeserve::server {
+
+// A request of the Responses API.
+struct ResponseRequest {
+  nlohmann::ordered_json chat;  // the body of the chat request that generates the answer
+  // The members of the response that repeat the request, such as "instructions" and "tools".
+  nlohmann::ordered_json echo = nlohmann::ordered_json::object();
+  int ignored_fields = 0;  // number of unknown fields
+};
+
+// Converts the body of a request. `body` was parsed from `text`, from which the order of members is
+// read. An error names the field. What the chat request has in common with this one (sampling,
+// tools, limits) is checked when the chat is parsed.
+Result<ResponseRequest> ParseResponseRequest(const nlohmann::json& body, std::string_view text,
+                                             bool strict_fields);
+
+// Returns the name of the field of this API that corresponds to a field of the chat request, for
+// error messages.
+std::string ResponseParam(std::string_view chat_param);
+
+}  // namespace moeserve::server

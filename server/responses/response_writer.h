@@ -1,0 +1,42 @@
+// The JSON of responses of the Responses API, unary and streamed.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "nlohmann/json.hpp"
+#include "server/chat/block_writer.h"
+
+namespace moeserve::server {
+
+// Builds the responses of POST /v1/responses. Every block of the answer is an item of the output.
+class ResponseWriter final : public BlockWriter {
+ public:
+  // `echo` are the members of the response that repeat the request (ResponseRequest::echo).
+  ResponseWriter(AnswerIdentity identity, const AnswerOptions& options,
+                 const ChatAnswerRules& rules, nlohmann::ordered_json echo,
+                 const Tokenizer* tokenizer, bool stream);
+
+  nlohmann::ordered_json TakeAnswer(const Usage& sums) override;
+  void AppendError(const HttpError& error, std::string& out) override;
+  std::string ErrorBody(const HttpError& error) const override;
+
+ private:
+  void WriteBegin(int prompt_tokens, std::string& out) override;
+  void WriteOpen(const Block& block, std::string& out) override;
+  void WriteDelta(const Block& block, std::string_view piece, nlohmann::ordered_json logprobs,
+                  std::string& out) override;
+  void WriteClose(const Block& block, std::string& out) override;
+  void WriteEnd(const Usage& sums, std::string& out) override;
+
+  void WriteEvent(nlohmann::ordered_json event, std::string& out);
+  nlohmann::ordered_json Item(const Block& block, bool complete) const;
+  std::string ItemId(const Block& block) const;
+  // Returns the response with the output so far; `sums` is null while the answer is generated.
+  nlohmann::ordered_json Response(const Usage* sums) const;
+
+  const nlohmann::ordered_json echo_;
+  int events_written_ = 0;
+};
+
+}  // namespace moeserve::server

@@ -1,0 +1,250 @@
+#include "server/tools/tool_constraint.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/message.h"
+#include "server/generation/constraint_compiler.h"
+#include "tests/structured/support.h"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kSchema[] = R"({"type": "object", "additionalProperties": false,
+    "required": ["n", "w"], "properties": {"n": {"type": "integer"}, "w": {"enum": ["x", "y"]},
+    "o": {"type": "object", "properties": {"s": {"type": "string"}}}}})";
+
+// A vocabulary of all bytes, of texts in which syntaxes differ, and of special tokens.
+class Vocabulary {
+ public:
+  Vocabulary() {
+    std::vector<std::string> tokens = {"<pad>",   "<eos>",       "[TOOL_CALLS]",
+                                       "[ARGS]",  "<|channel|>", "<|message|>",
+                                       "<|end|>", "<|start|>",   "<|constrain|>"};
+    const int specials = static_cast<int>(tokens.size());
+    for (const char c : testing::AllBytes()) tokens.emplace_back(1, c);
+    for (const char* text :
+         {"<tool_call>", "</tool_call>", "<think>", "</think>", "{\"name\": \"", "\", \"",
+          "arguments", "analysis", "final", " assistant", "}\n", "; "}) {
+      tokens.emplace_back(text);
+    }
+    tokenizer_ = std::make_unique<testing::ListTokenizer>(tokens, specials);
+    auto index =
+        VocabularyIndex::Build(*tokenizer_, {testing::kEos}, static_cast<int>(tokens.size()));
+    MOESERVE_CHECK(index.ok(), std::string(index.status().message()).c_str());
+    index_ = *index;
+  }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const std::shared_ptr<const VocabularyIndex>& index() const { return index_; }
+
+ private:
+  std::unique_ptr<testing::ListTokenizer> tokenizer_;
+  std::shared_ptr<const VocabularyIndex> index_;
+};
+
+const Vocabulary& Shared() {
+  static const Vocabulary vocabulary;
+  return vocabulary;
+}
+
+ToolSettings Settings(ToolChoice choice, bool parallel = true) {
+  ToolSettings settings;
+  settings.choice = choice;
+  settings.parallel = parallel;
+  settings.callable = {{.name = "first", .parameters = kSchema},
+                       {.name = "second.tool", .parameters = {}}};
+  if (choice == ToolChoice::kNamed) {
+    settings.callable.pop_back();
+    settings.parallel = false;
+  }
+  return settings;
+}
+
+std::shared_ptr<const CompiledConstraint> Compile(const ConstraintSpec& spec) {
+  auto compiled = CompileConstraint(spec, Shared().index());
+  EXPECT_TRUE(compiled.ok()) << compiled.status();
+  return compiled.ok() ? *compiled : nullptr;
+}
+
+// Generates a text with random tokens, of at most `max_tokens` tokens. Tokens that begin a call are
+// preferred, because free text would seldom have one.
+std::string Generate(const CompiledConstraint& constraint, std::mt19937& random, int max_tokens) {
+  const auto state = constraint.NewState();
+  std::vector<uint32_t> mask(Shared().index()->mask_words());
+  std::string text;
+  for (int left = max_tokens; left > 0; --left) {
+    state->AllowedTokens(mask, left);
+    std::vector<TokenId> allowed;
+    for (TokenId id = 0; id < Shared().tokenizer().vocab_size(); ++id) {
+      if (mask[id / 32] >> (id % 32) & 1) allowed.push_back(id);
+    }
+    TokenId chosen = allowed[random() % allowed.size()];
+    for (const TokenId id : allowed) {
+      const std::string bytes = Shared().tokenizer().TokenBytes(id);
+      if (bytes.size() > 3 && random() % 4 == 0) chosen = id;
+    }
+    if (chosen == testing::kEos) return text;
+    text += Shared().tokenizer().TokenBytes(chosen);
+    EXPECT_TRUE(state->Accept(chosen));
+  }
+  EXPECT_TRUE(state->complete()) << text;
+  return text;
+}
+
+AssistantDelta Split(const SplitRules& rules, const std::string& text) {
+  const auto splitter = AnswerSplitter::Make(rules, [](int call) { return Concat(call); });
+  AssistantDelta out = splitter->Push(text);
+  out.Append(splitter->Finish());
+  return out;
+}
+
+void ExpectValid(const ToolCallDelta& call, const std::string& text) {
+  const Json arguments = Json::parse(call.arguments, nullptr, false);
+  ASSERT_TRUE(arguments.is_object()) << text;
+  if (call.name == "second.tool") return;
+  ASSERT_EQ(call.name, "first") << text;
+  EXPECT_TRUE(arguments.at("n").is_number_integer()) << text;
+  EXPECT_TRUE(arguments.at("w") == "x" || arguments.at("w") == "y") << text;
+  for (const auto& [name, value] : arguments.items()) {
+    EXPECT_TRUE(name == "n" || name == "w" || name == "o") << text;
+  }
+}
+
+struct Case {
+  const CallSyntax* syntax;
+  bool reasons;
+  bool begins_in_reasoning;
+};
+
+class ToolConstraints : public ::testing::TestWithParam<Case> {
+ protected:
+  SplitRules Rules() const {
+    return {.syntax = GetParam().syntax,
+            .has_tools = true,
+            .reasons = GetParam().reasons,
+            .begins_in_reasoning = GetParam().begins_in_reasoning};
+  }
+};
+
+TEST_P(ToolConstraints, RequiredCallsAreValid) {
+  for (const ToolChoice choice : {ToolChoice::kRequired, ToolChoice::kNamed}) {
+    const ToolSettings settings = Settings(choice);
+    const auto constraint = Compile(ToolConstraint(settings, Rules(), std::nullopt));
+    ASSERT_NE(constraint, nullptr);
+    std::mt19937 random(1);
+    for (int round = 0; round < 60; ++round) {
+      const std::string text = Generate(*constraint, random, 250);
+      const AssistantDelta answer = Split(Rules(), text);
+      ASSERT_FALSE(answer.calls.empty()) << text;
+      EXPECT_EQ(answer.content, "") << text;
+      if (choice == ToolChoice::kNamed) {
+        EXPECT_EQ(answer.calls.size(), 1u) << text;
+      }
+      for (const ToolCallDelta& call : answer.calls) ExpectValid(call, text);
+    }
+  }
+}
+
+TEST_P(ToolConstraints, CallsThatTheModelChoosesAreValid) {
+  for (const bool parallel : {true, false}) {
+    const ToolSettings settings = Settings(ToolChoice::kAuto, parallel);
+    const auto constraint = Compile(ToolConstraint(settings, Rules(), std::nullopt));
+    ASSERT_NE(constraint, nullptr);
+    std::mt19937 random(2);
+    int calls = 0, texts = 0;
+    for (int round = 0; round < 100; ++round) {
+      const std::string text = Generate(*constraint, random, 250);
+      const AssistantDelta answer = Split(Rules(), text);
+      calls += static_cast<int>(answer.calls.size());
+      texts += answer.calls.empty();
+      if (!parallel) {
+        EXPECT_LE(answer.calls.size(), 1u) << text;
+      }
+      for (const ToolCallDelta& call : answer.calls) ExpectValid(call, text);
+    }
+    EXPECT_GT(texts, 0);
+    // A random text seldom spells a long tag byte by byte.
+    const std::string_view trigger = GetParam().syntax->trigger;
+    if (trigger == "<tool_call>" || trigger == "[TOOL_CALLS]") {
+      EXPECT_GT(calls, 5);
+    }
+  }
+}
+
+TEST_P(ToolConstraints, AnswersWithoutCallsMatchTheResponseFormat) {
+  ConstraintSpec schema;
+  schema.kind = ConstraintSpec::Kind::kJsonSchema;
+  schema.text = R"({"type": "object", "required": ["answer"], "additionalProperties": false,
+                    "properties": {"answer": {"type": "boolean"}}})";
+  const auto constraint = Compile(ToolConstraint(Settings(ToolChoice::kAuto), Rules(), schema));
+  ASSERT_NE(constraint, nullptr);
+  std::mt19937 random(3);
+  int texts = 0;
+  for (int round = 0; round < 60; ++round) {
+    const std::string text = Generate(*constraint, random, 250);
+    const AssistantDelta answer = Split(Rules(), text);
+    if (answer.calls.empty()) {
+      ++texts;
+      const Json parsed = Json::parse(answer.content, nullptr, false);
+      ASSERT_TRUE(parsed.is_object()) << text;
+      EXPECT_TRUE(parsed.at("answer").is_boolean()) << text;
+    } else {
+      EXPECT_EQ(answer.content, "") << text;
+    }
+    for (const ToolCallDelta& call : answer.calls) ExpectValid(call, text);
+  }
+  EXPECT_GT(texts, 0);
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const CallSyntax& syntax : CallSyntaxes()) {
+    cases.push_back({&syntax, false, false});
+    if (syntax.has_channels) continue;
+    cases.push_back({&syntax, true, false});
+    cases.push_back({&syntax, true, true});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ToolConstraints, ::testing::ValuesIn(Cases()), [](const auto& info) {
+  std::string name(info.param.syntax->name);
+  std::erase_if(name, [](char c) { return c == '-' || c == '.'; });
+  return name + (info.param.begins_in_reasoning ? "InReasoning"
+                 : info.param.reasons           ? "WithReasoning"
+                                                : "");
+});
+
+TEST(ConstraintCompiler, SchemasThatCannotBeCompiledAreRelaxed) {
+  ToolSettings settings = Settings(ToolChoice::kRequired);
+  settings.callable[1].parameters = R"({"type": "object", "unevaluatedProperties": {"a": 1},
+                                        "$dynamicRef": "#x"})";
+  const SplitRules rules = {.syntax = FindCallSyntax("hermes"), .has_tools = true};
+  ConstraintCompiler compiler(Shared().index(), {}, 10 << 20);
+  ConstraintField field{.spec = ToolConstraint(settings, rules, std::nullopt), .param = "tools"};
+  EXPECT_FALSE(compiler.Compile(field).ok());
+  field.relaxes_schemas = true;
+  const auto relaxed = compiler.Compile(field);
+  ASSERT_TRUE(relaxed.ok()) << relaxed.status();
+  EXPECT_EQ(compiler.Find(field), *relaxed);
+  std::mt19937 random(4);
+  for (int round = 0; round < 30; ++round) {
+    const std::string text = Generate(**relaxed, random, 250);
+    for (const ToolCallDelta& call : Split(rules, text).calls) ExpectValid(call, text);
+  }
+  // A strict schema is never relaxed.
+  settings.callable[1].strict = true;
+  field.spec = ToolConstraint(settings, rules, std::nullopt);
+  EXPECT_FALSE(compiler.Compile(field).ok());
+}
+
+}  // namespace
+}  // namespace moeserve::server
