@@ -8,17 +8,27 @@
 #include "server/base/request_id.h"
 
 namespace moeserve::server {
+namespace {
+
+// Returns the part of the response's id after the prefix.
+std::string ResponseId(const GenerationParams& params, const RequestRecord* record) {
+  if (!params.request_id.empty()) return params.request_id;
+  return record != nullptr ? record->start().request_id : NewRequestId();
+}
+
+}  // namespace
 
 Submission::Submission(SubmissionContext context, GenerationParams params,
                        std::string_view id_prefix)
     : context_(std::move(context)),
       params_(std::move(params)),
-      id_(Concat(id_prefix, params_.request_id.empty() ? NewRequestId() : params_.request_id)) {
+      id_(Concat(id_prefix, ResponseId(params_, context_.record.get()))),
+      engine_id_(params_.request_id.empty() ? NewRequestId() : id_) {
   // Every request passes here, so no request of one key can find the cached prefixes of another.
   if (context_.key != nullptr) params_.cache_salt = context_.key->CacheSalt(params_.cache_salt);
   if (context_.record != nullptr) {
     context_.record->Update([&](RequestFacts& facts) {
-      facts.operation = id_prefix.starts_with("chat") ? "chat" : "text_completion";
+      facts.operation = id_prefix.starts_with("cmpl") ? "text_completion" : "chat";
       facts.model = params_.model;
       facts.response_id = id_;
     });
@@ -78,7 +88,8 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
     });
   }
   options.record = context_.record;
-  return Generation::Start(context_.engine, MakeEngineRequests(params_, prompts_, id_, deadline),
+  return Generation::Start(context_.engine,
+                           MakeEngineRequests(params_, prompts_, engine_id_, deadline),
                            std::move(options));
 }
 

@@ -53,7 +53,9 @@ class Submission {
   // part about the prompts does not fit into memory.
   Result<std::unique_ptr<Generation>> Start(absl::Time deadline, std::function<void()> wake) const;
 
-  const std::string& id() const { return id_; }  // the response's id
+  // Returns the response's id: the prefix and `request_id` of the body, or the id of the HTTP
+  // request or call, which the client may have chosen.
+  const std::string& id() const { return id_; }
   const std::shared_ptr<EngineApi>& engine() const { return context_.engine; }
   const std::shared_ptr<MemoryBudget>& memory() const { return context_.memory; }
   const GenerationParams& params() const { return params_; }
@@ -66,6 +68,8 @@ class Submission {
   const SubmissionContext context_;
   GenerationParams params_;
   const std::string id_;
+  // Unlike `request_id`, a request id in a header may be that of another request that runs.
+  const std::string engine_id_;
   std::vector<PreparedPrompt> prompts_;
 };
 

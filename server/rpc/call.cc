@@ -81,13 +81,14 @@ Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const Me
       id_(ChooseRequestId(Metadata(*context, "x-request-id"))),
       deadline_(SteadyNow() +
                 std::min(server.settings().limits.max_request_time, TimeLeft(*context))) {
-  record_ = server.settings().observer->Begin({.protocol = "grpc",
-                                               .request_id = id_,
-                                               .method = Concat(method.service, '/', method.name),
-                                               .path = {},
-                                               .client = {},
-                                               .time = start_},
-                                              TraceParentOf(*context));
+  record_ =
+      server.settings().observer->Begin({.protocol = "grpc",
+                                         .request_id = id_,
+                                         .method = Concat(method.service, '/', method.name),
+                                         .path = {},
+                                         .client = {},
+                                         .time = start_},
+                                        TraceParentOf(*context), Metadata(*context, "tracestate"));
   cancel_margin_ =
       std::clamp((deadline_ - SteadyNow()) / 10, absl::ZeroDuration(), absl::Milliseconds(100));
 }
@@ -121,6 +122,9 @@ absl::Status Call::CancelReason() const {
 grpc::Status Call::End(const absl::Status& status) {
   grpc::Status out = DetailedStatus(status, id_);
   context_->AddTrailingMetadata("x-request-id", id_);
+  if (record_->shows_trace()) {
+    context_->AddTrailingMetadata("traceparent", TraceParentHeader(record_->trace()));
+  }
   if (key_ != nullptr) {
     for (const auto& [name, value] : key_->RateHeaders()) {
       context_->AddTrailingMetadata(name, value);

@@ -101,6 +101,7 @@ std::vector<Span> Phases(const RequestRecord& record, const RequestFacts& facts,
     span.trace_id = record.trace().trace_id;
     span.span_id = RandomHex(16);
     span.parent_id = record.trace().span_id;
+    span.state = record.trace().state;
     span.name = name;
     span.start = begin;
     span.end = std::max(begin, end);
@@ -142,10 +143,14 @@ RequestObserver::RequestObserver(RequestObserverOptions options) : options_(std:
 }
 
 std::shared_ptr<RequestRecord> RequestObserver::Begin(RequestStart start,
-                                                      std::string_view traceparent) const {
+                                                      std::string_view traceparent,
+                                                      std::string_view tracestate) const {
   const std::optional<TraceParent> parent = ParseTraceParent(traceparent);
-  return std::make_shared<RequestRecord>(std::move(start), StartSpan(parent, options_.sample_ratio),
-                                         parent.has_value());
+  TraceContext trace = StartSpan(parent, options_.sample_ratio);
+  if (parent) trace.state = ParseTraceState(tracestate).value_or("");
+  // Ids that nobody else knows would tell nothing.
+  const bool shown = parent.has_value() || exporter_ != nullptr;
+  return std::make_shared<RequestRecord>(std::move(start), std::move(trace), shown);
 }
 
 void RequestObserver::End(const RequestRecord& record, const RequestEnd& end) {
@@ -158,8 +163,7 @@ void RequestObserver::End(const RequestRecord& record, const RequestEnd& end) {
     RequestLine line;
     line.protocol = start.protocol;
     line.request_id = start.request_id;
-    // Ids that only this line knows would tell nothing.
-    if (record.continued() || exporter_ != nullptr) {
+    if (record.shows_trace()) {
       line.trace_id = record.trace().trace_id;
       line.span_id = record.trace().span_id;
       line.parent_id = record.trace().parent_id;
@@ -187,6 +191,7 @@ void RequestObserver::End(const RequestRecord& record, const RequestEnd& end) {
   span.trace_id = record.trace().trace_id;
   span.span_id = record.trace().span_id;
   span.parent_id = record.trace().parent_id;
+  span.state = record.trace().state;
   span.name = SpanName(record, end);
   span.kind = SpanKind::kServer;
   span.start = record.wall_start();

@@ -45,8 +45,9 @@ class RequestObserver {
  public:
   explicit RequestObserver(RequestObserverOptions options = {});
 
-  // `traceparent` is the client's header, empty if there is none; hostile.
-  std::shared_ptr<RequestRecord> Begin(RequestStart start, std::string_view traceparent) const;
+  // `traceparent` and `tracestate` are the client's headers, empty if there are none; hostile.
+  std::shared_ptr<RequestRecord> Begin(RequestStart start, std::string_view traceparent,
+                                       std::string_view tracestate = {}) const;
   // Must be called once for each record.
   void End(const RequestRecord& record, const RequestEnd& end);
 

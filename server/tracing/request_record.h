@@ -49,13 +49,14 @@ struct RequestFacts {
 // Thread-safe.
 class RequestRecord {
  public:
-  RequestRecord(RequestStart start, TraceContext trace, bool continued)
-      : start_(std::move(start)), trace_(std::move(trace)), continued_(continued) {}
+  RequestRecord(RequestStart start, TraceContext trace, bool shows_trace)
+      : start_(std::move(start)), trace_(std::move(trace)), shows_trace_(shows_trace) {}
 
   const RequestStart& start() const { return start_; }
   const TraceContext& trace() const { return trace_; }
-  // Returns whether the client has named a trace.
-  bool continued() const { return continued_; }
+  // Returns whether the log and the client learn the trace's ids: if the client has named a trace,
+  // or spans are exported.
+  bool shows_trace() const { return shows_trace_; }
   // When the request arrived, on the wall clock.
   absl::Time wall_start() const { return wall_start_; }
 
@@ -73,7 +74,7 @@ class RequestRecord {
  private:
   const RequestStart start_;
   const TraceContext trace_;
-  const bool continued_;
+  const bool shows_trace_;
   const absl::Time wall_start_ =
       absl::Now() - absl::FromChrono(std::chrono::steady_clock::now() - start_.time);
   mutable std::mutex mutex_;

@@ -27,6 +27,7 @@ Json AttributeJson(const std::string& key, const Span::Value& value) {
 
 Json SpanJson(const Span& span) {
   Json out = {{"traceId", span.trace_id}, {"spanId", span.span_id}};
+  if (!span.state.empty()) out["traceState"] = span.state;
   if (!span.parent_id.empty()) out["parentSpanId"] = span.parent_id;
   out["name"] = span.name;
   out["kind"] = static_cast<int>(span.kind);

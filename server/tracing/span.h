@@ -20,6 +20,7 @@ struct Span {
   std::string trace_id;
   std::string span_id;
   std::string parent_id;  // may be empty
+  std::string state;      // of W3C's `tracestate`; may be empty
   std::string name;
   SpanKind kind = SpanKind::kInternal;
   absl::Time start;  // wall clock

@@ -16,6 +16,37 @@ bool IsHex(std::string_view text) {
 
 bool IsZero(std::string_view text) { return text.find_first_not_of('0') == std::string_view::npos; }
 
+bool IsKeyChar(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '*' ||
+         c == '/';
+}
+
+// Returns whether `key` is a key of `tracestate`: NAME, or TENANT@SYSTEM.
+bool IsStateKey(std::string_view key) {
+  constexpr size_t kMaxBytes = 256;
+  const size_t at = key.find('@');
+  if (key.empty() || key.size() > kMaxBytes) return false;
+  if (!IsKeyChar(key.front()) || at + 1 == key.size()) return false;
+  for (size_t i = 0; i < key.size(); ++i) {
+    if (!IsKeyChar(key[i]) && i != at) return false;
+  }
+  return true;
+}
+
+bool IsStateValue(std::string_view value) {
+  constexpr size_t kMaxBytes = 256;
+  if (value.empty() || value.size() > kMaxBytes || value.back() == ' ') return false;
+  return std::all_of(value.begin(), value.end(),
+                     [](char c) { return c >= ' ' && c <= '~' && c != '='; });
+}
+
+std::string_view Trimmed(std::string_view text) {
+  const auto space = [](char c) { return c == ' ' || c == '\t'; };
+  while (!text.empty() && space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
 int Digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
 
 // Decides by the trace's id, so that all servers with the same ratio decide alike.
@@ -45,6 +76,32 @@ std::optional<TraceParent> ParseTraceParent(std::string_view header) {
   return TraceParent{.trace_id = std::string(trace_id),
                      .parent_id = std::string(parent_id),
                      .sampled = (Digit(flags[1]) & 1) != 0};
+}
+
+std::optional<std::string> ParseTraceState(std::string_view header) {
+  constexpr size_t kMaxBytes = 512;
+  constexpr int kMaxMembers = 32;
+  std::string out;
+  int members = 0;
+  while (!header.empty()) {
+    const size_t comma = header.find(',');
+    const std::string_view member = Trimmed(header.substr(0, comma));
+    header.remove_prefix(comma == std::string_view::npos ? header.size() : comma + 1);
+    if (member.empty()) continue;
+    const size_t equals = member.find('=');
+    if (equals == std::string_view::npos || !IsStateKey(member.substr(0, equals)) ||
+        !IsStateValue(member.substr(equals + 1)) || ++members > kMaxMembers) {
+      return std::nullopt;
+    }
+    if (!out.empty()) out += ',';
+    out += member;
+    if (out.size() > kMaxBytes) return std::nullopt;
+  }
+  return out;
+}
+
+std::string TraceParentHeader(const TraceContext& trace) {
+  return "00-" + trace.trace_id + '-' + trace.span_id + (trace.sampled ? "-01" : "-00");
 }
 
 TraceContext StartSpan(const std::optional<TraceParent>& parent, double ratio) {

@@ -31,6 +31,32 @@ using Json = nlohmann::json;
 
 constexpr char kParent[] = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
+TEST(TraceState, KeepsWhatIsWellFormed) {
+  EXPECT_EQ(ParseTraceState(""), "");
+  EXPECT_EQ(ParseTraceState("a=1"), "a=1");
+  EXPECT_EQ(ParseTraceState(" a=1 ,\tb@c=x y:z/, ,"), "a=1,b@c=x y:z/");
+  EXPECT_EQ(ParseTraceState("0a_-*/=~"), "0a_-*/=~");
+  std::string most;
+  for (int i = 0; i < 32; ++i) most += "k" + std::to_string(i) + "=v,";
+  EXPECT_TRUE(ParseTraceState(most));
+  for (const std::string& bad :
+       {std::string("a"), std::string("=1"), std::string("a="), std::string("A=1"),
+        std::string("a=1=2"), std::string("a@=1"), std::string("@a=1"), std::string("a=\x01"),
+        std::string("a=\xc3\xa9"), most + "last=1", "a=" + std::string(257, 'x'),
+        std::string(257, 'x') + "=1", "a=" + std::string(250, 'x') + ",b=" + std::string(256, 'x') +
+                                          ",c=1"}) {
+    EXPECT_EQ(ParseTraceState(bad), std::nullopt) << bad;
+  }
+}
+
+TEST(TraceContext, HeaderNamesTheSpan) {
+  const TraceContext trace = StartSpan(ParseTraceParent(kParent), 0.0);
+  EXPECT_EQ(TraceParentHeader(trace),
+            "00-0af7651916cd43dd8448eb211c80319c-" + trace.span_id + "-01");
+  EXPECT_TRUE(ParseTraceParent(TraceParentHeader(trace)));
+  EXPECT_TRUE(TraceParentHeader(StartSpan(std::nullopt, 0.0)).ends_with("-00"));
+}
+
 // An HTTP server that keeps the requests it gets and gives each the next of its answers.
 class Collector {
  public:

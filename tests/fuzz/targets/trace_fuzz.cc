@@ -1,4 +1,4 @@
-// The header `traceparent`, and the options that say where spans are sent.
+// The headers `traceparent` and `tracestate`, and the options that say where spans are sent.
 
 #include <optional>
 
@@ -17,6 +17,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto again =
         server::ParseTraceParent("00-" + context.trace_id + "-" + context.parent_id + "-01");
     MOESERVE_CHECK(again.has_value() && again->trace_id == parent->trace_id, "valid ids");
+  }
+  if (const auto state = server::ParseTraceState(text)) {
+    MOESERVE_CHECK(state->size() <= 512, "size of tracestate");
+    MOESERVE_CHECK(server::ParseTraceState(*state) == state, "what is kept is well-formed");
   }
   if (const auto endpoint = server::ParseOtlpEndpoint(text); endpoint.ok()) {
     MOESERVE_CHECK(endpoint->port > 0 && endpoint->port < 65536, "ports");
