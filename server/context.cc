@@ -47,7 +47,8 @@ void ServerContext::SetServing() {
 
 void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
                                const GenerationDefaults& defaults,
-                               std::shared_ptr<const ChatFormat> chat) {
+                               std::shared_ptr<const ChatFormat> chat,
+                               TokenizerConfig tokenizer_config) {
   const std::string& name = settings_.served_names.front();
   const auto version = models_.BeginLoad(name, "");
   MOESERVE_CHECK(version.ok(), "nobody else loads the model");
@@ -55,6 +56,7 @@ void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
   loaded.engine = std::move(engine);
   loaded.defaults = defaults;
   if (chat != nullptr) loaded.chat = std::move(chat);
+  loaded.tokenizer_config = std::move(tokenizer_config);
   auto model = ServedModel::Create(name, *version, std::move(loaded), settings_.moe_metrics,
                                    settings_.constraint_cache_bytes());
   MOESERVE_CHECK(model.ok(), "the settings were checked against the model");

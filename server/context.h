@@ -45,7 +45,9 @@ struct ServerSettings {
   size_t constraint_cache_bytes() const { return std::min(request_memory / 32, size_t{256} << 20); }
   bool strict_fields = false;
   bool allow_request_chat_template = false;
-  bool dashboard = true;  // whether "/" serves the dashboard
+  bool show_chat_template = true;         // whether /tokenizer_info shows the chat template
+  bool dashboard = true;                  // whether "/" serves the dashboard
+  std::vector<std::string> cors_origins;  // to be shown
   bool routing_records = false;
   MoeMetricsOptions moe_metrics;
   MetricsCompat metrics_compat;
@@ -79,7 +81,8 @@ class ServerContext {
   // Serves the first model, and calls SetServing(). Requires that ResolveMoeMetrics() accepts
   // settings().moe_metrics for this model.
   void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
-                  std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>());
+                  std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>(),
+                  TokenizerConfig tokenizer_config = {});
   // Ends the requests that run with the error "draining", although the engines have not ended them.
   void EndRequests();
   // Changes the state to kDraining. From then on, CheckServing() returns Unavailable.

@@ -33,17 +33,6 @@ std::chrono::nanoseconds Chrono(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
 }
 
-void AppendRateHeaders(const Request& request, ApiKey::Headers& headers) {
-  if (request.key == nullptr) return;
-  for (auto& header : request.key->RateHeaders()) headers.push_back(std::move(header));
-}
-
-// Charges output that waits until the client has read it, unless it is so small that it does not
-// matter.
-absl::Status ChargeOutput(size_t bytes, MemoryCharge& charge) {
-  return bytes > kSmallBody ? charge.Add(bytes, ChargeFor::kRunningRequest) : absl::OkStatus();
-}
-
 // Returns "ADDRESS:PORT"; empty if the client has already disconnected.
 std::string PeerAddress(const asio::ip::tcp::socket& socket) {
   error_code error;
@@ -118,100 +107,11 @@ void Connection::Disarm() {
   timeout_timer_.cancel();
 }
 
-int Connection::Unsent() { return UnsentBytes(stream_.socket().native_handle()); }
-
-absl::Duration Connection::StallLimit() {
-  const HttpLimits& limits = environment_->limits;
-  // While its receive buffer is full, a client acknowledges nothing, and it opens its window again
-  // only when it has read a good part of the buffer. The buffer holds at most what the client has
-  // acknowledged so far.
-  const uint64_t most = limits.max_receive_buffer;
-  const uint64_t acknowledged =
-      std::min(most, AcknowledgedBytes(stream_.socket().native_handle()).value_or(most));
-  return limits.write_stall_timeout +
-         absl::Seconds(static_cast<double>(acknowledged) /
-                       static_cast<double>(limits.min_read_bytes_per_second));
-}
-
-bool Connection::DrainedSome() {
-  // Compare the unsent bytes instead of waiting until the socket is writable: it becomes writable
-  // only when a good part of its send buffer is free, long after the client has read the first
-  // byte.
-  const int before = std::exchange(unsent_, Unsent());
-  return unsent_ < before;
-}
-
 asio::awaitable<bool> Connection::ReadMore() {
   char chunk[16 << 10];
   const auto [error, count] = co_await stream_.async_read_some(asio::buffer(chunk), kAwait);
   buffer_.append(chunk, count);
   co_return !error;
-}
-
-asio::awaitable<bool> Connection::Write(std::string_view data) {
-  writing_ = true;
-  error_code error;
-  while (!data.empty() && !error) {
-    // The time without progress is limited, not the total time: a slow but steady client is served.
-    unsent_ = Unsent();
-    write_progress_ = std::chrono::steady_clock::now();
-    Arm(environment_->limits.write_stall_timeout);
-    const auto [result, count] =
-        co_await stream_.async_write_some(asio::buffer(data.data(), data.size()), kAwait);
-    Disarm();
-    response_bytes_ += static_cast<int64_t>(count);
-    data.remove_prefix(count);
-    error = result;
-  }
-  writing_ = false;
-  co_return !error;
-}
-
-asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response& response) {
-  // A client can read slowly, and many clients can ask for the same large document.
-  MemoryCharge charge(environment_->memory);
-  if (const absl::Status status = ChargeOutput(2 * response.body.size(), charge); !status.ok()) {
-    const Response refusal = ErrorResponse(status);
-    const bool written = co_await WriteResponse(head, refusal);
-    co_return written;
-  }
-  ResponseHead out;
-  out.status = response.status;
-  out.content_type = response.content_type;
-  out.headers = response.headers;
-  AppendRateHeaders(head.request, out.headers);
-  out.request_id = head.request.request_id;
-  out.content_length = response.body.size();
-  out.keep_alive = head.keep_alive;
-  out.http_1_0 = head.http_1_0;
-  std::string data = SerializeHead(out);
-  if (!head.head_only) data += response.body;
-  const bool written = co_await Write(data);
-  co_return written;
-}
-
-asio::awaitable<void> Connection::LingeringClose() {
-  // Closing a socket with unread input would reset the connection, and the client could lose the
-  // response.
-  stream_.EndOutput();
-  Arm(absl::Seconds(2));
-  size_t total = 0;
-  constexpr size_t kMaxDiscarded = 1 << 20;
-  while (total < kMaxDiscarded) {
-    buffer_.clear();
-    const bool more = co_await ReadMore();
-    if (!more) break;
-    total += buffer_.size();
-  }
-  Disarm();
-  Close();
-}
-
-asio::awaitable<void> Connection::RefuseAndClose(Head& head, const Response& response) {
-  head.keep_alive = false;
-  co_await WriteResponse(head, response);
-  Finish(head, response.status);
-  co_await LingeringClose();
 }
 
 void Connection::Observe(Head& head) {
@@ -222,7 +122,7 @@ void Connection::Observe(Head& head) {
                                                        .path = request.path,
                                                        .client = client_,
                                                        .time = request_start_},
-                                                      head.traceparent);
+                                                      head.traceparent, head.tracestate);
 }
 
 void Connection::CountRefusal(const ApiKey* key) {
@@ -315,7 +215,7 @@ asio::awaitable<bool> Connection::ServeOne() {
   std::optional<Response> refusal;
   // Probes and Prometheus use the address of a container or a machine as the host.
   if (!for_operators) {
-    refusal = environment_->hosts.Check(head.request);
+    refusal = environment_->hosts.Check(head.request, environment_->cors.Lists(head.request));
     if (!refusal && environment_->tls != nullptr && environment_->tls->requires_client() &&
         !stream_.has_client_certificate()) {
       refusal = ProtocolError(403, "client_certificate_required",
@@ -323,6 +223,10 @@ asio::awaitable<bool> Connection::ServeOne() {
     }
   }
   if (!refusal) refusal = environment_->router->CheckBeforeBody(head.request);
+  if (!refusal && !parser.LimitBody(environment_->router->BodyLimit(
+                      head.request, environment_->limits.max_body_bytes))) {
+    refusal = ProtocolError(413, "body_too_large", "the body is too large");
+  }
   if (!refusal && reserved_ && !for_operators) {
     refusal = ProtocolError(503, "too_many_connections", "the server has too many connections");
     refusal->close = true;
@@ -350,8 +254,6 @@ asio::awaitable<bool> Connection::ServeOne() {
   const bool complete = co_await ReadBody(parser, head);
   body_since_.reset();
   if (!complete) co_return false;
-  head.request.body = parser.TakeBody();
-  head.request_bytes = static_cast<int64_t>(head.request.body.size());
   waiting_ = false;
   const bool again = co_await Serve(head);
   waiting_ = true;
@@ -407,91 +309,6 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
   }
   Finish(head, status);
   co_return head.keep_alive && !gone_;
-}
-
-asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingResponse> pending) {
-  pending_ = pending.get();
-  gone_ = stop_watching_ = half_closed_ = false;
-  StartWatch();
-  bool streaming = false;
-  bool probed = false;
-  bool done = false;
-  bool failed = false;
-  int status = 499;
-  while (!done && !failed && !gone_) {
-    woken_ = false;
-    Progress progress = pending->Next();
-    if (std::holds_alternative<Wait>(progress)) {
-      const auto pause =
-          streaming ? Chrono(environment_->limits.stream_comment_interval) : std::chrono::hours(1);
-      event_timer_.expires_after(pause);
-      bool silent = false;
-      while (!woken_ && !gone_ && !silent && half_closed_ == probed) {
-        const auto [error] = co_await event_timer_.async_wait(kAwait);
-        silent = !error;
-      }
-      // A client that has closed its connection looks like one that still reads, until it answers
-      // bytes from the server with a reset.
-      const bool probe = half_closed_ && !probed && !woken_ && !gone_;
-      probed = probed || probe;
-      if (probe && !streaming) {
-        if (head.http_1_0) {
-          gone_ = true;  // HTTP/1.0 has no interim responses
-        } else {
-          const bool written = co_await Write("HTTP/1.1 102 Processing\r\n\r\n");
-          failed = !written;
-        }
-        continue;
-      }
-      if ((silent || probe) && streaming) {
-        progress = StreamPart{std::string(pending->KeepAliveText()), false};
-      } else {
-        continue;
-      }
-    }
-    if (const Response* response = std::get_if<Response>(&progress)) {
-      head.keep_alive = head.keep_alive && !response->close && !LastResponse();
-      const bool written = co_await WriteResponse(head, *response);
-      failed = !written;
-      status = response->status;
-      done = true;
-      continue;
-    }
-    const StreamPart& part = std::get<StreamPart>(progress);
-    std::string data;
-    if (!streaming) {
-      streaming = true;
-      if (head.http_1_0 || LastResponse()) head.keep_alive = false;
-      ResponseHead out = EventStreamHead();
-      AppendRateHeaders(head.request, out.headers);
-      out.request_id = head.request.request_id;
-      out.keep_alive = head.keep_alive;
-      out.http_1_0 = head.http_1_0;
-      data = SerializeHead(out);
-    }
-    if (head.http_1_0) {
-      data += part.data;
-    } else {
-      AppendChunk(part.data, data);
-      if (part.last) data += kLastChunk;
-    }
-    MemoryCharge charge(environment_->memory);
-    failed = !ChargeOutput(data.size(), charge).ok();
-    if (failed) continue;
-    const bool written = co_await Write(data);
-    failed = !written;
-    done = part.last;
-    status = pending->FinalStatus();
-  }
-  // Destroying the pending response cancels its work if the client has disconnected.
-  pending_ = nullptr;
-  pending.reset();
-  if (failed || (gone_ && !done)) {
-    head.keep_alive = false;
-    status = 499;
-  }
-  co_await StopWatch();
-  co_return status;
 }
 
 void Connection::Wake() {

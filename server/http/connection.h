@@ -14,13 +14,17 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
 #include "server/connections/address_limit.h"
 #include "server/connections/address_paces.h"
+#include "server/http/checks/cors.h"
 #include "server/http/checks/host_check.h"
+#include "server/http/encoding/gzip.h"
 #include "server/http/request_parser.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
@@ -38,6 +42,7 @@ struct ConnectionEnvironment {
   Metrics* metrics = nullptr;
   HttpLimits limits;
   HostCheck hosts;
+  Cors cors;
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
   std::shared_ptr<RequestObserver> observer;
   AddressPaces paces{AddressLimit{}};  // used by the I/O thread alone
@@ -84,10 +89,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<bool> Secure();  // the TLS handshake, if there is one
   boost::asio::awaitable<bool> ServeOne();
   boost::asio::awaitable<bool> ReadBody(RequestParser& parser, Head& head);
-  // Charges for a body of which `received` bytes have arrived, before it grows further. If there is
-  // no memory, waits a little for what ConnectionEnvironment::reclaim() frees.
-  boost::asio::awaitable<absl::Status> ChargeBody(const RequestParser& parser, MemoryCharge& charge,
-                                                  size_t received);
+  // Inflates a part of a body, which has been parsed, into the request's body. Returns the response
+  // to a request that is refused; else nullopt.
+  boost::asio::awaitable<std::optional<Response>> InflateBody(std::string_view part,
+                                                              GzipInflater& inflater, Head& head);
+  // Charges for a body of `bytes`, before it grows to that size. If `grows`, its size was not known
+  // in advance. If there is no memory, waits a little for what ConnectionEnvironment::reclaim()
+  // frees.
+  boost::asio::awaitable<absl::Status> ChargeBody(MemoryCharge& charge, size_t bytes, bool grows);
   // Reads until buffer_ holds the head of the next request, and returns the size of that head;
   // nullopt if the connection must be closed.
   boost::asio::awaitable<std::optional<size_t>> ReadHead();
@@ -100,6 +109,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<bool> ReadMore();
   boost::asio::awaitable<bool> Write(std::string_view data);
   boost::asio::awaitable<bool> WriteResponse(const Head& head, const Response& response);
+  boost::asio::awaitable<std::string> Deflated(const std::string& body);
+  // Appends the headers that every response to `request` has, also a stream.
+  void AppendSharedHeaders(const Request& request,
+                           std::vector<std::pair<std::string, std::string>>& headers) const;
   boost::asio::awaitable<void> RefuseAndClose(Head& head, const Response& response);
   boost::asio::awaitable<void> LingeringClose();
 

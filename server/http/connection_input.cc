@@ -1,12 +1,15 @@
 // The part of a connection that reads requests.
 #include <algorithm>
 #include <boost/asio/as_tuple.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/string.hpp>
 
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
 #include "server/http/connection.h"
+#include "server/http/encoding/content_coding.h"
+#include "server/http/encoding/gzip.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {
@@ -19,6 +22,12 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // Bodies of more bytes leave room for smaller ones.
 constexpr size_t kLargeBody = 64 << 10;
+
+// Frees the body and its memory of the budget.
+void ForgetBody(RequestHead& head) {
+  head.request.body = std::string();
+  head.request.memory->Release();
+}
 
 }  // namespace
 
@@ -79,10 +88,17 @@ asio::awaitable<bool> Connection::ReadBody(RequestParser& parser, Head& head) {
   head.request.memory = std::make_shared<MemoryCharge>(environment_->memory);
   const HttpLimits& limits = environment_->limits;
   const auto began = std::chrono::steady_clock::now();
+  std::optional<GzipInflater> inflater;
+  if (head.request.method == "POST" &&
+      ParseContentEncoding(head.request.content_encoding) == ContentCoding::kGzip) {
+    inflater.emplace(environment_->router->BodyLimit(head.request, limits.max_body_bytes));
+  }
   size_t received = 0;
   while (!parser.is_done()) {
     received += buffer_.size();
-    const absl::Status charged = co_await ChargeBody(parser, *head.request.memory, received);
+    const size_t held = inflater ? buffer_.size() : received;
+    const absl::Status charged =
+        co_await ChargeBody(*head.request.memory, held, !inflater && parser.chunked());
     if (!charged.ok()) {
       const Response answer = ErrorResponse(charged);
       co_await RefuseAndClose(head, answer);
@@ -90,12 +106,18 @@ asio::awaitable<bool> Connection::ReadBody(RequestParser& parser, Head& head) {
     }
     if (!buffer_.empty()) {
       const error_code error = parser.PutBody(buffer_);
-      if (parser.is_done() && !error) break;
+      std::optional<Response> refusal;
       if (error) {
-        const Response answer = ParseErrorResponse(error);
-        co_await RefuseAndClose(head, answer);
+        refusal = ParseErrorResponse(error);
+      } else if (inflater) {
+        const std::string part = parser.TakeBody();
+        refusal = co_await InflateBody(part, *inflater, head);
+      }
+      if (refusal) {
+        co_await RefuseAndClose(head, *refusal);
         co_return false;
       }
+      if (parser.is_done()) break;
     }
     const absl::Duration allowed =
         limits.body_idle_timeout +
@@ -116,18 +138,60 @@ asio::awaitable<bool> Connection::ReadBody(RequestParser& parser, Head& head) {
     Finish(head, 499);
     co_return false;
   }
+  if (!inflater) {
+    head.request.body = parser.TakeBody();
+    head.request_bytes = static_cast<int64_t>(head.request.body.size());
+    co_return true;
+  }
+  if (!inflater->complete()) {
+    const Response answer = ProtocolError(400, "invalid_value", "the gzip body ends too early");
+    co_await RefuseAndClose(head, answer);
+    co_return false;
+  }
+  head.request_bytes = static_cast<int64_t>(received - buffer_.size());
+  head.request.memory->ReduceTo(head.request.body.capacity());
   co_return true;
 }
 
-asio::awaitable<absl::Status> Connection::ChargeBody(const RequestParser& parser,
-                                                     MemoryCharge& charge, size_t received) {
+asio::awaitable<std::optional<Response>> Connection::InflateBody(std::string_view part,
+                                                                 GzipInflater& inflater,
+                                                                 Head& head) {
+  constexpr size_t kSlice = 32 << 10;
+  std::string& body = head.request.body;
+  Inflated result = Inflated::kPart;
+  while (result == Inflated::kPart) {
+    const absl::Status charged =
+        co_await ChargeBody(*head.request.memory, body.size() + kSlice, /*grows=*/true);
+    if (!charged.ok()) {
+      ForgetBody(head);
+      co_return ErrorResponse(charged);
+    }
+    result = inflater.Inflate(part, kSlice, body);
+    // Let the other connections in.
+    if (result == Inflated::kPart) {
+      co_await asio::post(stream_.get_executor(), asio::use_awaitable);
+    }
+  }
+  std::optional<Response> refusal;
+  if (result == Inflated::kBad) {
+    refusal = ProtocolError(400, "invalid_value", "the body is not valid gzip");
+  } else if (result == Inflated::kTooLarge) {
+    refusal = ProtocolError(413, "body_too_large", "the body is too large when it is inflated");
+  }
+  // The connection may wait for its client for some seconds before it closes.
+  if (refusal) ForgetBody(head);
+  co_return refusal;
+}
+
+asio::awaitable<absl::Status> Connection::ChargeBody(MemoryCharge& charge, size_t bytes,
+                                                     bool grows) {
   constexpr size_t kStep = 64 << 10;
   constexpr int kTries = 20;
   // The string of a body of unknown length doubles its size when it is full.
-  const size_t wanted = (parser.chunked() ? 3 : 1) * received;
+  const size_t wanted = (grows ? 3 : 1) * bytes;
   if (wanted <= charge.bytes()) co_return absl::OkStatus();
   const size_t more = (wanted - charge.bytes() + kStep - 1) / kStep * kStep;
-  const ChargeFor purpose = received > kLargeBody ? ChargeFor::kArriving : ChargeFor::kNewRequest;
+  const ChargeFor purpose = bytes > kLargeBody ? ChargeFor::kArriving : ChargeFor::kNewRequest;
   absl::Status status = charge.Add(more, purpose);
   for (int i = 0; i < kTries && !status.ok() && ApiCode(status) == "out_of_memory"; ++i) {
     environment_->reclaim();

@@ -76,6 +76,11 @@ std::string RequestParser::expect() const {
   return Text(message_.get()[beast::http::field::expect]);
 }
 
+bool RequestParser::LimitBody(size_t bytes) {
+  message_.body_limit(bytes);
+  return message_.content_length().value_or(0) <= bytes;
+}
+
 void RequestParser::FillHead(RequestHead& head) const {
   if (!message_.is_header_done()) return;
   const auto& message = message_.get();
@@ -92,12 +97,24 @@ void RequestParser::FillHead(RequestHead& head) const {
   request.content_type = Text(message[field::content_type]);
   request.content_encoding = Text(message[field::content_encoding]);
   request.authorization = Text(message[field::authorization]);
+  // Clients of Anthropic's API send their key in this header. The head has at most one of the two.
+  if (const std::string key = Text(message["X-Api-Key"]); !key.empty()) {
+    request.authorization = "Bearer " + key;
+  }
   request.accept = Text(message[field::accept]);
+  request.accept_encoding = Text(message[field::accept_encoding]);
   request.if_none_match = Text(message[field::if_none_match]);
   if (message.count("traceparent") == 1) head.traceparent = Text(message["traceparent"]);
+  const auto [first, last] = message.equal_range("tracestate");
+  for (auto it = first; it != last; ++it) {
+    if (!head.tracestate.empty()) head.tracestate += ',';
+    head.tracestate += Text(it->value());
+  }
   request.inference_header = Text(message["Inference-Header-Content-Length"]);
   request.host = Text(message[field::host]);
   request.origin = Text(message[field::origin]);
+  request.cors_method = Text(message[field::access_control_request_method]);
+  request.cors_headers = Text(message[field::access_control_request_headers]);
 }
 
 Response ParseErrorResponse(const error_code& error) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "server/base/limits.h"
 #include "server/http/types.h"
@@ -21,6 +22,7 @@ struct RequestHead {
   bool http_1_0 = false;
   bool head_only = false;      // the response has no body
   std::string traceparent;     // as sent; empty unless there is exactly one
+  std::string tracestate;      // all such headers, as sent, joined with commas
   int64_t request_bytes = -1;  // of the body; -1 until it has arrived
 };
 
@@ -58,9 +60,13 @@ class RequestParser {
   bool expects_body() const;
   bool chunked() const { return message_.chunked(); }
   std::string expect() const;  // the header "Expect"
+  // Lowers the limit on the body. Returns false if the head announces a larger one. Must be called
+  // before bytes of the body are parsed.
+  bool LimitBody(size_t bytes);
   // From now on, parts of the body are taken as they come. Otherwise only a whole body is.
   void TakeBodyInParts() { message_.eager(true); }
-  std::string TakeBody() { return std::move(message_.get().body()); }
+  // Returns the body as far as it was parsed since the last call.
+  std::string TakeBody() { return std::exchange(message_.get().body(), {}); }
 
  private:
   boost::beast::http::request_parser<boost::beast::http::string_body> message_;

@@ -1,12 +1,17 @@
 #include "server/http/router.h"
 
+#include <algorithm>
 #include <exception>
 
 #include "base/message.h"
+#include "server/http/encoding/content_coding.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {
 namespace {
+
+// Limit on the bodies of requests to routes that need no key.
+constexpr size_t kMaxOpenBody = 4 << 10;
 
 bool Matches(std::string_view pattern, std::string_view path) {
   if (!pattern.ends_with('*')) return pattern == path;
@@ -94,14 +99,22 @@ std::optional<Response> Router::CheckBeforeBody(Request& request) const {
       return ProtocolError(415, "unsupported_media_type",
                            "the Content-Type must be application/json");
     }
-    if (!request.content_encoding.empty() && request.content_encoding != "identity") {
-      return ProtocolError(415, "unsupported_media_type", "compressed bodies are not accepted");
+    if (ParseContentEncoding(request.content_encoding) == ContentCoding::kOther) {
+      Response response = ProtocolError(415, "unsupported_media_type",
+                                        "bodies may be compressed with gzip, and not otherwise");
+      response.headers.emplace_back("Accept-Encoding", kGzip);
+      return response;
     }
   }
   if (request.key != nullptr) {
     if (const auto status = request.key->TakeRequest(); !status.ok()) return ErrorResponse(status);
   }
   return std::nullopt;
+}
+
+size_t Router::BodyLimit(const Request& request, size_t most) const {
+  return Find(request.method, request.path)->access.needs_key() ? most
+                                                                : std::min(most, kMaxOpenBody);
 }
 
 bool Router::ForOperators(const Request& request) const {

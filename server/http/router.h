@@ -71,6 +71,10 @@ class Router {
   // response to OPTIONS. Otherwise returns nullopt. Sets request.key.
   std::optional<Response> CheckBeforeBody(Request& request) const;
 
+  // Returns the limit on the request's body, at most `most` bytes: what needs no key needs no large
+  // body either. Requires that CheckBeforeBody() returned nullopt for `request`.
+  size_t BodyLimit(const Request& request, size_t most) const;
+
   // Returns whether the request is for an Access::Operator() route.
   bool ForOperators(const Request& request) const;
 

@@ -51,6 +51,7 @@ class HttpServer::Impl {
     environment_->metrics = &metrics;
     environment_->limits = options.limits;
     environment_->hosts = options.hosts;
+    environment_->cors = options.cors;
     environment_->tls = options.tls;
     environment_->memory = std::move(memory);
     environment_->observer =

@@ -10,6 +10,7 @@
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/connections/address_limit.h"
+#include "server/http/checks/cors.h"
 #include "server/http/checks/host_check.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
@@ -30,6 +31,7 @@ struct HttpServerOptions {
   AddressLimit address_limit;
   TlsStore* tls = nullptr;  // must outlive the server; null: no TLS
   HostCheck hosts;          // does not apply to routes with Access::Operator()
+  Cors cors;
 };
 
 class HttpServer {

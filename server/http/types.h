@@ -26,9 +26,12 @@ struct Request {
   std::string content_encoding;
   std::string authorization;
   std::string accept;
+  std::string accept_encoding;
   std::string if_none_match;
   std::string host;              // the header Host; may be empty
   std::string origin;            // the header Origin; browsers send it with requests of web pages
+  std::string cors_method;       // the header Access-Control-Request-Method; may be empty
+  std::string cors_headers;      // the header Access-Control-Request-Headers; may be empty
   std::string inference_header;  // the header Inference-Header-Content-Length; may be empty
   std::string body;
   std::string request_id;  // never empty

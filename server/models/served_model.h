@@ -11,12 +11,12 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "model_loaders/loader.h"
+#include "server/chat/chat_format.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/engine_api.h"
 #include "server/generation/engine_watchdog.h"
 #include "server/generation/live_generations.h"
 #include "server/metrics/expert_metrics.h"
-#include "server/chat/chat_format.h"
 #include "server/reports/expert_history.h"
 
 namespace moeserve::server {
@@ -28,8 +28,9 @@ struct LoadedModel {
   std::shared_ptr<EngineApi> engine;
   GenerationDefaults defaults;
   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>();  // not null
-  std::string description;    // one line about the backend and the model
-  double load_seconds = 0.0;  // how long loading took
+  TokenizerConfig tokenizer_config;  // with the chat template that `chat` uses
+  std::string description;           // one line about the backend and the model
+  double load_seconds = 0.0;         // how long loading took
 };
 
 // Thread-safe. Requests hold a share of the model from when they have chosen it to their end.
@@ -61,6 +62,7 @@ class ServedModel {
   }
   const GenerationDefaults& defaults() const { return loaded_.defaults; }
   const ChatFormat& chat_format() const { return *loaded_.chat; }
+  const TokenizerConfig& tokenizer_config() const { return loaded_.tokenizer_config; }
   const std::shared_ptr<ConstraintCompiler>& constraint_compiler() const {
     return constraint_compiler_;
   }

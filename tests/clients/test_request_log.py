@@ -57,6 +57,7 @@ def call(server, path, body=None, request_id=None, key=KEY, traceparent=None):
         headers["X-Request-Id"] = request_id
     if traceparent:
         headers["traceparent"] = traceparent
+        headers["tracestate"] = "team=a1"
     data = None if body is None else json.dumps(body).encode()
     try:
         answer = urllib.request.urlopen(urllib.request.Request(server.url + path, data, headers),
@@ -99,9 +100,13 @@ def observed(tmp_path_factory, protos):
             stub = stubs.InferenceStub(channel)
             request = messages.GenerateRequest(text=f"{SECRET} is")
             request.sampling.max_tokens = 4
-            list(stub.Generate(request, metadata=[
+            stream = stub.Generate(request, metadata=[
                 ("authorization", f"Bearer {KEY}"), ("x-request-id", "call"),
-                ("traceparent", parent)]))
+                ("traceparent", parent)])
+            assert all(message.id.endswith("-call") for message in stream)
+            trailers = dict(stream.trailing_metadata())
+            assert trailers["traceparent"].startswith(f"00-{TRACE}-")
+            assert PARENT not in trailers["traceparent"]
         metrics = call(server, "/metrics")[1]
         assert stop_server(server) == 0
     text = log.read_text()
@@ -137,7 +142,8 @@ def test_spans(observed):
     lines, collector, _, _ = observed
     (plain,) = collector.of("plain")
     assert (plain["traceId"], plain["parentSpanId"], plain["kind"]) == (TRACE, PARENT, 2)
-    assert plain["spanId"] == lines["plain"]["span_id"]
+    assert plain["spanId"] == lines["plain"]["span_id"] and plain["traceState"] == "team=a1"
+    assert "traceState" not in collector.of("malformed")[0]
     values = attributes(plain)
     assert values["gen_ai.operation.name"] == "text_completion"
     assert values["gen_ai.usage.output_tokens"] == "4"

@@ -51,6 +51,7 @@ class HttpTest : public ::testing::Test {
     options.port = 0;
     options.limits = limits;
     options.hosts = hosts_;
+    options.cors = cors_;
     auto server =
         http::HttpServer::Start(options, *router_, context_->metrics(), context_->memory());
     ASSERT_TRUE(server.ok()) << server.status();
@@ -59,7 +60,7 @@ class HttpTest : public ::testing::Test {
     config.chat_template = chat_template_;
     config.bos_token = "<bos>";
     config.eos_token = "<eos>";
-    if (serving) context_->SetServing(engine_, {}, std::make_shared<ChatFormat>(config));
+    if (serving) context_->SetServing(engine_, {}, std::make_shared<ChatFormat>(config), config);
   }
 
   int port() const { return server_->port(); }
@@ -88,6 +89,7 @@ class HttpTest : public ::testing::Test {
 
   std::optional<std::string> chat_template_;  // passed to the server by Start()
   http::HostCheck hosts_;                     // passed to the server by Start()
+  http::Cors cors_;                           // passed to the server by Start()
   std::shared_ptr<FakeEngine> engine_;
   std::unique_ptr<ServerContext> context_;
   std::unique_ptr<http::Router> router_;

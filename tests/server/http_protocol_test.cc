@@ -36,6 +36,68 @@ TEST_F(Protocol, RequestIdsAreEchoedOnlyIfHarmless) {
   EXPECT_TRUE(Exchange("bad\r\n\r\n").headers.contains("x-request-id"));
 }
 
+TEST_F(Protocol, ResponseIdsDeriveFromTheRequestId) {
+  Start();
+  const std::string body = R"({"prompt": "a", "max_tokens": 1})";
+  const auto id = [&](const std::string& text, const std::string& headers) {
+    const RawResponse response = Complete(text, headers);
+    EXPECT_EQ("cmpl-" + response.headers.at("x-request-id"), Json::parse(response.body)["id"]);
+    return response.headers.at("x-request-id");
+  };
+  EXPECT_EQ(id(body, "X-Request-Id: abc-1._Z\r\n"), "abc-1._Z");
+  EXPECT_EQ(id(body, "X-Request-Id: a b\r\n").size(), 24u);
+  EXPECT_NE(id(body, ""), id(body, ""));
+  const RawResponse named = Complete(R"({"prompt": "a", "max_tokens": 1, "request_id": "mine"})",
+                                     "X-Request-Id: other\r\n");
+  EXPECT_EQ(Json::parse(named.body)["id"], "cmpl-mine") << "the body's field comes first";
+  EXPECT_EQ(named.headers.at("x-request-id"), "other");
+  const RawResponse stream =
+      Complete(R"({"prompt": "a", "max_tokens": 1, "stream": true})", "X-Request-Id: s\r\n");
+  for (const Json& event : Events(stream.body)) {
+    if (event.is_object()) {
+      EXPECT_EQ(event["id"], "cmpl-s");
+    }
+  }
+}
+
+TEST_F(Protocol, RequestsWithEqualIdsRunTogether) {
+  Script script;
+  script.held = true;
+  Start(script);
+  const std::string body = R"({"prompt": "a", "max_tokens": 1})";
+  RawClient first(port());
+  RawClient second(port());
+  first.Send(Post("/v1/completions", body, "X-Request-Id: same\r\n"));
+  second.Send(Post("/v1/completions", body, "X-Request-Id: same\r\n"));
+  ASSERT_TRUE(engine_->WaitForActive(2));
+  engine_->Release();
+  EXPECT_EQ(first.ReadResponse().status, 200);
+  EXPECT_EQ(second.ReadResponse().status, 200);
+}
+
+TEST_F(Protocol, TraceContextIsContinued) {
+  Start();
+  const std::string trace = "0af7651916cd43dd8448eb211c80319c";
+  const std::string parent = "traceparent: 00-" + trace + "-b7ad6b7169203331-01\r\n";
+  const auto header = [&](const std::string& headers, const char* path = "/version") {
+    const RawResponse response = Exchange(Get(path, headers));
+    const auto it = response.headers.find("traceparent");
+    return it == response.headers.end() ? std::string() : it->second;
+  };
+  const std::string first = header(parent);
+  ASSERT_EQ(first.size(), 55u);
+  EXPECT_TRUE(first.starts_with("00-" + trace + "-") && first.ends_with("-01")) << first;
+  EXPECT_EQ(first.find("b7ad6b7169203331"), std::string::npos) << "it names the server's own span";
+  EXPECT_NE(header(parent), first);
+  EXPECT_TRUE(header(parent, "/nowhere").starts_with("00-" + trace)) << "errors, too";
+  EXPECT_EQ(header(""), "") << "the client has no trace";
+  EXPECT_EQ(header("traceparent: 00-" + trace + "-b7ad6b7169203331\r\n"), "");
+  EXPECT_EQ(header(parent + parent), "");
+  const RawResponse stream =
+      Complete(R"({"prompt": "a", "max_tokens": 1, "stream": true})", parent);
+  EXPECT_TRUE(stream.headers.at("traceparent").starts_with("00-" + trace));
+}
+
 TEST_F(Protocol, KeepsConnectionsAndAnswersPipelinedRequests) {
   Start();
   RawClient client(port());
@@ -226,7 +288,7 @@ TEST_F(Protocol, MediaTypes) {
   EXPECT_EQ(post("Content-Type: text/plain\r\n"), 415);
   EXPECT_EQ(post("Content-Type: application/jsonx\r\n"), 415);
   EXPECT_EQ(post("Content-Type: Application/JSON ; charset=utf-8\r\n"), 200);
-  EXPECT_EQ(post("Content-Type: application/json\r\nContent-Encoding: gzip\r\n"), 415);
+  EXPECT_EQ(post("Content-Type: application/json\r\nContent-Encoding: br\r\n"), 415);
 }
 
 TEST_F(Protocol, UnknownRoutesAndVerbs) {

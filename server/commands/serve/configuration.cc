@@ -107,6 +107,12 @@ Result<http::HostCheck> ResolveHosts(const ServeOptions& options, const HostPort
   return check;
 }
 
+Result<http::Cors> ResolveCors(const ServeOptions& options) {
+  auto cors = http::Cors::Parse(options.cors_origins);
+  if (!cors.ok()) return Prefixed("--cors-origin: ", cors.status());
+  return cors;
+}
+
 // Returns the contents of the file of --chat-template; nullopt if `file` is empty. A template that
 // does not compile is an error here, whereas a model's own broken template only disables chats.
 Result<std::optional<std::string>> ReadChatTemplate(const std::string& file) {
@@ -164,6 +170,8 @@ Result<Configuration> Configure(const ServeOptions& options) {
   const bool guarded = !settings.keys.empty() || !out.tls.client_ca.empty();
   MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, guarded));
   MOESERVE_ASSIGN_OR_RETURN(out.hosts, ResolveHosts(options, out.addresses.http, guarded));
+  MOESERVE_ASSIGN_OR_RETURN(out.cors, ResolveCors(options));
+  settings.cors_origins = out.cors.origins();
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
   out.engine = WithServeOptions(std::move(engine), options);
   MOESERVE_ASSIGN_OR_RETURN(out.models, ResolveModels(options));
@@ -183,6 +191,7 @@ Result<Configuration> Configure(const ServeOptions& options) {
                                 ? static_cast<size_t>(options.request_memory_mib) << 20
                                 : DefaultRequestMemory();
   settings.allow_request_chat_template = options.allow_request_chat_template;
+  settings.show_chat_template = !options.hide_chat_template;
   settings.routing_records = options.routing_records;
   MOESERVE_ASSIGN_OR_RETURN(settings.moe_metrics.mode, ParseMoeMetricsMode(options.moe_metrics));
   settings.moe_metrics.weights = options.moe_expert_weights;

@@ -11,6 +11,7 @@
 #include "server/base/text_values.h"
 #include "server/commands/serve/options.h"
 #include "server/context.h"
+#include "server/http/checks/cors.h"
 #include "server/http/checks/host_check.h"
 #include "server/tls/tls_context.h"
 
@@ -34,6 +35,7 @@ struct Configuration {
   int64_t model_memory = 0;         // bytes; 0: no limit
   Addresses addresses;
   http::HostCheck hosts;
+  http::Cors cors;
   std::optional<std::string> chat_template;
   RequestObserverOptions observer;
   FileVersion key_file;  // as it was read

@@ -37,6 +37,10 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
                  "name; can be repeated; default: localhost, 127.0.0.1 and [::1] on loopback "
                  "without API keys, else every name")
       ->delimiter(',');
+  app.add_option("--cors-origin", options.cors_origins,
+                 "Origin of web pages that may use the server (CORS), such as https://example.org; "
+                 "*: every page, within what --allowed-hosts and keys allow; can be repeated")
+      ->delimiter(',');
   app.add_option("--max-connections-per-address", options.max_connections_per_address,
                  "Most connections to each port from one client address (of IPv6: /64); 0: no "
                  "limit; default: a quarter of what the port takes, without limit for loopback")
@@ -88,6 +92,8 @@ void AddRequestOptions(CLI::App& app, ServeOptions& options) {
                  "File with a Jinja chat template that replaces the model's");
   app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
                "Let requests bring chat_template and chat_template_kwargs");
+  app.add_flag("--hide-chat-template", options.hide_chat_template,
+               "Leave the chat template out of what /tokenizer_info answers");
   app.add_flag("--routing-records", options.routing_records,
                "Let requests ask which experts computed their tokens; needs 12 bytes per row and "
                "selected expert of the tokens in the KV cache");

@@ -46,6 +46,7 @@ struct ServeOptions {
   int64_t hidden_samples = 0;
   std::string chat_template;  // path of a file
   bool allow_request_chat_template = false;
+  bool hide_chat_template = false;
   bool routing_records = false;
   RoutingControlLimits routing_control;
   bool strict_fields = false;
@@ -53,6 +54,7 @@ struct ServeOptions {
   bool allow_open = false;
   std::optional<int> max_connections_per_address;  // 0: no limit
   std::vector<std::string> allowed_hosts;          // empty: depends on the address and the keys
+  std::vector<std::string> cors_origins;           // empty: no CORS
   std::string moe_metrics = "auto";
   bool moe_expert_weights = false;
   std::vector<std::string> metrics_compat;

@@ -118,9 +118,7 @@ void LogConfiguration(const ServeOptions& options, const EngineOptions& engine,
                  " strict_fields=", options.strict_fields ? "yes" : "no"));
 }
 
-std::shared_ptr<const ChatFormat> MakeChatFormat(TokenizerConfig config,
-                                                 const std::optional<std::string>& chat_template) {
-  if (chat_template) config.chat_template = chat_template;
+std::shared_ptr<const ChatFormat> MakeChatFormat(const TokenizerConfig& config) {
   auto format = std::make_shared<const ChatFormat>(config);
   const absl::Status& status = format->status();
   if (absl::IsNotFound(status)) {
@@ -155,6 +153,7 @@ Result<Listeners> StartListeners(const ServeOptions& options, const Configuratio
   http_options.limits = context.settings().http;
   http_options.observer = context.settings().observer;
   http_options.hosts = configuration.hosts;
+  http_options.cors = configuration.cors;
   http_options.tls = context.settings().tls.get();
   const ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
   http_options.limits.max_connections =
@@ -206,7 +205,9 @@ Result<LoadedModel> LoadModel(const ServeOptions& options, const Configuration& 
   MOESERVE_ASSIGN_OR_RETURN(RunningModel running, StartModel(text, configuration.engine, {},
                                                              ProgressOutput::kLog, max_bytes));
   LoadedModel out;
-  out.chat = MakeChatFormat(std::move(running.tokenizer_config), configuration.chat_template);
+  out.tokenizer_config = std::move(running.tokenizer_config);
+  if (configuration.chat_template) out.tokenizer_config.chat_template = configuration.chat_template;
+  out.chat = MakeChatFormat(out.tokenizer_config);
   out.engine = std::move(running.engine);
   out.defaults = running.defaults;
   out.description = std::move(running.description);

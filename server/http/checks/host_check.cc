@@ -78,7 +78,7 @@ bool HostCheck::Allows(std::string_view host) const {
   return std::find(hosts_.begin(), hosts_.end(), host) != hosts_.end();
 }
 
-std::optional<Response> HostCheck::Check(const Request& request) const {
+std::optional<Response> HostCheck::Check(const Request& request, bool origin_allowed) const {
   if (hosts_.empty()) return std::nullopt;
   if (!request.host.empty()) {
     const auto host = HostOf(request.host);
@@ -89,7 +89,7 @@ std::optional<Response> HostCheck::Check(const Request& request) const {
                             "server with --allowed-hosts"));
     }
   }
-  if (!request.origin.empty()) {
+  if (!request.origin.empty() && !origin_allowed) {
     const size_t scheme = request.origin.find("://");
     const auto origin = scheme == std::string::npos
                             ? std::nullopt
@@ -98,7 +98,8 @@ std::optional<Response> HostCheck::Check(const Request& request) const {
       return Refusal("origin_not_allowed",
                      Concat("a web page of ", Printable(request.origin, kShownBytes),
                             " may not use this server, unless the server is started with "
-                            "--allowed-hosts and the host of the page"));
+                            "--cors-origin and the origin of the page, or with --allowed-hosts and "
+                            "its host"));
     }
   }
   return std::nullopt;

@@ -24,8 +24,9 @@ class HostCheck {
 
   // Returns the response to a request that is refused: 403 with code "host_not_allowed" because of
   // its Host, or "origin_not_allowed" because the page that sent it has another host. A request
-  // without Host is allowed, because no browser sends one.
-  std::optional<Response> Check(const Request& request) const;
+  // without Host is allowed, because no browser sends one. With `origin_allowed`, the operator has
+  // allowed the page in another way (Cors), and only Host is checked.
+  std::optional<Response> Check(const Request& request, bool origin_allowed = false) const;
 
  private:
   bool Allows(std::string_view host) const;
