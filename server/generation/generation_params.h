@@ -37,6 +37,9 @@ struct GenerationParams {
   int priority = 0;
   std::string cache_salt;
   int n = 1;  // samples per prompt
+  // How many samples per prompt are returned: those with the highest mean log-probability of their
+  // tokens. 0: all. Streams return all.
+  int best = 0;
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;

@@ -138,6 +138,8 @@ std::vector<Request> MakeEngineRequests(const GenerationParams& params,
       request.sampling.sample_index = sample;
       request.sampling.max_tokens = prompts[p].max_tokens;
       request.sampling.logprobs = params.logprobs;
+      // The best samples are found by the log-probabilities of their tokens.
+      if (params.best > 0 && !params.logprobs) request.sampling.logprobs = 0;
       request.sampling.prompt_logprobs = prompt_logprobs;
       request.deadline = deadline;
       request.priority = params.priority;

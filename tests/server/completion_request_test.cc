@@ -72,8 +72,21 @@ TEST(ParseCompletion, TakesFieldsAtTheirDefaultsThatItDoesNotImplement) {
     "min_tokens": 0, "bad_words": [], "tools": null, "tool_choice": "none", "suffix": null,
     "use_beam_search": false, "spaces_between_special_tokens": true, "length_penalty": 1.0,
     "priority": 0, "best_of": 1, "user": "me", "metadata": {"a": 1}, "store": false,
-    "parallel_tool_calls": true, "stop": null, "logprobs": null})")
+    "parallel_tool_calls": true, "stop": null, "logprobs": null, "reasoning_effort": "none",
+    "verbosity": "medium", "modalities": ["text"], "thinking": {"type": "disabled"},
+    "documents": [], "typical_p": 1.0, "mirostat": 0, "no_stop_trim": false})")
                   .ok());
+}
+
+TEST(ParseCompletion, BestOf) {
+  const auto params = Parse(R"({"prompt": "x", "n": 2, "best_of": 5})");
+  ASSERT_TRUE(params.ok());
+  EXPECT_EQ(params->n, 5) << "so many are generated";
+  EXPECT_EQ(params->best, 2);
+  const auto all = Parse(R"({"prompt": "x", "n": 2, "best_of": 2, "stream": true})");
+  ASSERT_TRUE(all.ok());
+  EXPECT_EQ(all->n, 2);
+  EXPECT_EQ(all->best, 0);
 }
 
 TEST(ParseCompletion, CountsUnknownFields) {
@@ -143,7 +156,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"prompt": "x", "n": 0})", "invalid_value", "n"},
         Refusal{R"({"prompt": "x", "n": 129})", "invalid_value", "n"},
         Refusal{R"({"prompt": ["x","x","x","x","x"], "n": 128})", "invalid_value", "n"},
-        Refusal{R"({"prompt": "x", "best_of": 2})", "unsupported_parameter", "best_of"},
+        Refusal{R"({"prompt": "x", "n": 3, "best_of": 2})", "invalid_value", "best_of"},
+        Refusal{R"({"prompt": "x", "best_of": 0})", "invalid_value", "best_of"},
+        Refusal{R"({"prompt": "x", "best_of": 129})", "invalid_value", "best_of"},
+        Refusal{R"({"prompt": "x", "best_of": 2, "stream": true})", "invalid_value", "best_of"},
+        Refusal{R"({"prompt": ["x","x","x","x","x"], "best_of": 128})", "invalid_value", "best_of"},
         Refusal{R"({"prompt": "x", "logprobs": 21})", "invalid_value", "logprobs"},
         Refusal{R"({"prompt": "x", "logprobs": true})", "invalid_value", "logprobs"},
         Refusal{R"({"prompt": "x", "echo": 1})", "invalid_value", "echo"},
@@ -157,6 +174,20 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"prompt": "x", "stream_options": {}})", "invalid_value", "stream_options"},
         Refusal{R"({"prompt": "x", "stream": true, "stream_options": 1})", "invalid_value",
                 "stream_options"},
+        Refusal{R"({"prompt": "x", "reasoning_effort": "high"})", "unsupported_parameter",
+                "reasoning_effort"},
+        Refusal{R"({"prompt": "x", "verbosity": "low"})", "unsupported_parameter", "verbosity"},
+        Refusal{R"({"prompt": "x", "thinking": {"type": "enabled"}})", "unsupported_parameter",
+                "thinking"},
+        Refusal{R"({"prompt": "x", "modalities": ["text", "audio"]})", "unsupported_parameter",
+                "modalities"},
+        Refusal{R"({"prompt": "x", "prediction": {"type": "content"}})", "unsupported_parameter",
+                "prediction"},
+        Refusal{R"({"prompt": "x", "mirostat": 2})", "unsupported_parameter", "mirostat"},
+        Refusal{R"({"prompt": "x", "repeat_penalty": 1.1})", "unsupported_parameter",
+                "repeat_penalty"},
+        Refusal{R"({"prompt": "x", "repeat_penalty": "a"})", "invalid_value", "repeat_penalty"},
+        Refusal{R"({"prompt": "x", "no_stop_trim": 1})", "invalid_value", "no_stop_trim"},
         Refusal{R"({"prompt": "x", "request_id": "a b"})", "invalid_value", "request_id"},
         Refusal{R"({"prompt": "x", "cache_salt": ""})", "invalid_value", "cache_salt"},
         Refusal{R"({"prompt": "x", "truncate_prompt_tokens": 0})", "invalid_value",
@@ -213,8 +244,6 @@ INSTANTIATE_TEST_SUITE_P(
     Unsupported, Refusals,
     ::testing::Values(
         Refusal{R"({"prompt": "x", "suffix": ""})", "unsupported_parameter", "suffix"},
-        Refusal{R"({"prompt": "x", "guided_grammar": "a"})", "unsupported_parameter",
-                "guided_grammar"},
         Refusal{R"({"prompt": "x", "use_beam_search": true})", "unsupported_parameter",
                 "use_beam_search"},
         Refusal{R"({"prompt": "x", "use_beam_search": 1})", "invalid_value", "use_beam_search"},

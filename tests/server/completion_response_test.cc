@@ -119,6 +119,35 @@ TEST(ChoiceJson, HasEveryKey) {
   EXPECT_EQ(ChoiceJson(part)["finish_reason"], "length");
 }
 
+TEST(CompletionWriter, ReturnsTheBestSamplesOfEachPrompt) {
+  testing::ByteTokenizer tokenizer;
+  AnswerOptions options;
+  options.samples = 4;
+  options.best = 2;
+  CompletionWriter writer({.id = "cmpl-1", .created = 0, .model = "tiny"}, options, &tokenizer, 8);
+  const float inf = std::numeric_limits<float>::infinity();
+  // A long sample has the smaller sum but the larger mean; sample 7 is as good as sample 5.
+  const std::vector<std::vector<float>> logprobs = {{-2.0f}, {-1.0f, -1.5f, -1.0f}, {-inf}, {-3.0f},
+                                                    {-4.0f}, {-1.0f},               {-9.0f}, {-1.0f}};
+  for (size_t i = 0; i < logprobs.size(); ++i) {
+    for (size_t j = 0; j < logprobs[i].size(); ++j) {
+      OutputDelta delta;
+      if (j == 0) delta.text = std::to_string(i);
+      delta.logprobs.resize(1);
+      delta.logprobs[0].logprob = logprobs[i][j];
+      ASSERT_TRUE(writer.Add(static_cast<int>(i), {}, std::move(delta)).ok());
+    }
+  }
+  const Json choices = writer.TakeAnswer(Usage())["choices"];
+  ASSERT_EQ(choices.size(), 4u);
+  const std::vector<std::string> expected = {"1", "0", "5", "7"};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(choices[i]["index"], i);
+    EXPECT_EQ(choices[i]["text"], expected[i]);
+    EXPECT_TRUE(choices[i]["logprobs"].is_null()) << "not asked for";
+  }
+}
+
 TEST(SseEvent, IsOneLine) {
   EXPECT_EQ(SseEvent(Json{{"text", "a\nb\r\n\n"}}), "data: {\"text\":\"a\\nb\\r\\n\\n\"}\n\n");
   EXPECT_EQ(SseEvent(Json{{"text", "\xFF"}}), "data: {\"text\":\"\xEF\xBF\xBD\"}\n\n");
