@@ -21,6 +21,7 @@ class Access {
   // On a server with keys: a key with one of these scopes, of which there is at least one.
   static constexpr Access Key(Scope scope) { return Access({scope}, false); }
   static constexpr Access AnyOf(Scope a, Scope b) { return Access({a, b}, false); }
+  static constexpr Access AnyKey() { return Access(ScopeSet::All(), false); }
 
   bool for_operators() const { return for_operators_; }
   bool needs_key() const { return !scopes_.empty(); }

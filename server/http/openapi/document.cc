@@ -1,0 +1,137 @@
+#include "server/http/openapi/document.h"
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "server/base/version.h"
+#include "server/http/openapi/operations.h"
+#include "server/http/openapi/schema_builder.h"
+#include "server/http/openapi/schemas.h"
+#include "server/openai/answer.h"
+
+namespace moeserve::server::http {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kPath = "/openapi.json";
+constexpr std::string_view kScheme = "key";
+constexpr std::string_view kAbout =
+    "Optional fields of requests may be null. Fields that the server does not know are ignored, or "
+    "refused with --strict-fields. On a server with API keys, an operation needs a key with one of "
+    "the scopes that its security names.";
+
+// Returns e.g. "post_v1_completions".
+std::string OperationId(const Operation& operation) {
+  std::string out;
+  for (const char c : operation.method) out += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+  bool gap = true;
+  for (const char c : operation.path) {
+    const bool word = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+    if (word && gap) out += '_';
+    if (word) out += c;
+    gap = !word;
+  }
+  return out;
+}
+
+Json ContentOf(std::string_view schema, std::string_view other_type, bool binary) {
+  Json content = Json::object();
+  if (!schema.empty()) content["application/json"]["schema"] = RefSchema(schema);
+  if (!other_type.empty()) {
+    Json text = TypeSchema("string");
+    if (binary) text["contentEncoding"] = "binary";
+    content[std::string(other_type)]["schema"] = std::move(text);
+  }
+  return content;
+}
+
+// Returns the alternatives of which a request needs one. The roles of a key are its scopes.
+Json SecurityOf(const Access& access) {
+  Json out = Json::array();
+  for (const Scope scope : {Scope::kGenerate, Scope::kStatistics, Scope::kRouting, Scope::kAdmin}) {
+    if (!access.scopes().Has(scope)) continue;
+    out.push_back({{std::string(kScheme), Json::array({std::string(Name(scope))})}});
+  }
+  return out;
+}
+
+Json OperationJson(const Operation& operation, const Access& access) {
+  Json out;
+  out["operationId"] = OperationId(operation);
+  out["tags"] = Json::array({operation.tag});
+  out["summary"] = operation.summary;
+  std::string_view names = operation.parameters;
+  while (!names.empty()) {
+    const size_t space = names.find(' ');
+    out["parameters"].push_back(
+        {{"$ref", "#/components/parameters/" + std::string(names.substr(0, space))}});
+    names.remove_prefix(space == std::string_view::npos ? names.size() : space + 1);
+  }
+  if (!operation.request.empty()) {
+    out["requestBody"]["required"] = !operation.optional_body;
+    out["requestBody"]["content"] = ContentOf(operation.request, {}, false);
+  }
+  Json& answers = out["responses"];
+  answers["200"]["description"] = "The answer";
+  answers["200"]["content"] = ContentOf(operation.answer, operation.other_type,
+                                        operation.other_type == "application/octet-stream");
+  answers["default"]["description"] = "An error";
+  answers["default"]["content"] = ContentOf(operation.error, {}, false);
+  out["security"] = SecurityOf(access);
+  return out;
+}
+
+std::string Lower(std::string_view method) {
+  std::string out(method);
+  for (char& c : out) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+  }
+  return out;
+}
+
+}  // namespace
+
+Json OpenApiDocument(const Router& router, const ServerSettings& settings) {
+  Json out;
+  out["openapi"] = "3.1.0";
+  out["info"] = {
+      {"title", "moeserve"}, {"version", std::string(kVersion)}, {"description", kAbout}};
+  out["servers"] = Json::array({{{"url", "/"}}});
+  for (const Tag& tag : Tags()) {
+    out["tags"].push_back({{"name", tag.name}, {"description", tag.meaning}});
+  }
+  Json& paths = out["paths"] = Json::object();
+  for (const Router::Route& route : router.routes()) {
+    for (const Operation& operation : Operations()) {
+      if (operation.method != route.method || operation.pattern != route.pattern) continue;
+      paths[std::string(operation.path)][Lower(operation.method)] =
+          OperationJson(operation, route.access);
+    }
+  }
+  Json& components = out["components"];
+  components["schemas"] = Json::object();
+  AddGenerationSchemas(settings, components["schemas"]);
+  AddServerSchemas(components["schemas"]);
+  components["parameters"] = Parameters();
+  components["securitySchemes"][std::string(kScheme)] = {
+      {"type", "http"},
+      {"scheme", "bearer"},
+      {"description", "An API key, if the server has any; the roles are scopes of keys"}};
+  return out;
+}
+
+void AddOpenApi(Router& router, ServerContext& context) {
+  context.metrics().DeclareHttp(kPath, "GET");
+  const auto text = std::make_shared<std::string>();
+  router.Add("GET", kPath, Access::AnyKey(), Work::kQuick, [text](const Request&) -> Handled {
+    Response response;
+    response.body = *text;
+    return response;
+  });
+  *text = DumpJson(OpenApiDocument(router, context.settings()));
+}
+
+}  // namespace moeserve::server::http
