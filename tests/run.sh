@@ -17,6 +17,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly venv=build/venv
 readonly open_inference_venv=build/open_inference
+readonly frameworks_venv=build/frameworks
+readonly llama_index_venv=build/llama_index
 readonly reference_venv=build/lm_eval  # tests/lm_eval/run.sh uses this folder by default
 readonly prometheus=build/prometheus
 # The script uses the distribution's Python, because the packages are not installed for another one.
@@ -131,6 +133,23 @@ build() {
 client_tests() {
   MOESERVE_BIN=$PWD/build/$1/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
+}
+
+# framework_tests VENV: runs the tests of those frameworks that are installed in VENV.
+framework_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+    "$1/bin/python" -m pytest -q -p no:cacheprovider tests/frameworks
+}
+
+# Two environments, because the frameworks need different versions of packages.
+make_framework_venvs() {
+  make_venv "$frameworks_venv" tests/frameworks/requirements.txt
+  make_venv "$llama_index_venv" tests/frameworks/llama_index.txt
+}
+
+all_framework_tests() {
+  framework_tests "$frameworks_venv"
+  framework_tests "$llama_index_venv"
 }
 
 # Tests the Open Inference Protocol with the clients of Triton and KServe. Each has a process of its
@@ -284,6 +303,8 @@ routing_records() {
 run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 
 run_full() {
+  stage "Python environments with frameworks" make_framework_venvs
+  stage "frameworks" all_framework_tests
   stage "Python environment with the clients of Triton and KServe" make_open_inference_venv
   stage "clients of Triton and KServe" open_inference_tests
   stage "replicas behind HAProxy" failover_tests
@@ -334,6 +355,7 @@ main() {
   stage "Python environment" make_test_venv
   stage "release build" build release
   stage "clients in Python" client_tests release
+  stage "clients of frameworks" framework_tests "$venv"
   stage "clients of servers on CUDA" device_client_tests
   stage "deployment files" deployment_tests
   stage "dashboard in a browser" dashboard_tests

@@ -159,7 +159,8 @@ def test_the_key_may_come_in_its_own_header(tmp_path):
         def status(headers):
             connection = http.client.HTTPConnection(server.http)
             connection.request("POST", "/v1/messages",
-                               json.dumps({"max_tokens": 2, "messages": USER}), headers)
+                               json.dumps({"max_tokens": 2, "messages": USER}),
+                               {"Content-Type": "application/json", **headers})
             return connection.getresponse().status
         assert status({"X-Api-Key": key}) == 200
         assert status({"Authorization": f"Bearer {key}"}) == 200

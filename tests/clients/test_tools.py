@@ -8,7 +8,7 @@ import jsonschema
 import openai
 import pytest
 
-from conftest import ROOT, post, start_server, stop_server
+from conftest import ROOT, post, slow, start_server, stop_server
 
 sys.path.insert(0, str(ROOT / "tests/chat"))
 from reference_environment import Reference  # noqa: E402
@@ -81,12 +81,10 @@ def check(message, tools):
     return len(calls)
 
 
-@pytest.mark.parametrize("family", sorted(TEMPLATES))
-def test_generated_tools_under_every_choice(client, server, family):
-    """Every family gets its share of 200 generated sets of tools."""
+def check_generated_tools(client, server, family, sets):
+    """Checks calls of generated tools under every choice."""
     rng = random.Random(family)
-    chosen = 0
-    for i in range(34):
+    for i in range(sets):
         tools = random_tools(rng)
         named = rng.choice(tools)["function"]["name"]
         for choice in ("auto", "required", {"type": "function", "function": {"name": named}}):
@@ -96,7 +94,6 @@ def test_generated_tools_under_every_choice(client, server, family):
                 extra_body={"chat_template": TEMPLATES[family]}).choices[0]
             calls = check(answer.message, tools)
             if choice == "auto":
-                chosen += calls
                 assert answer.finish_reason == ("tool_calls" if calls else answer.finish_reason)
             elif choice == "required":
                 assert calls >= 1 and answer.message.content is None
@@ -104,6 +101,17 @@ def test_generated_tools_under_every_choice(client, server, family):
             else:
                 assert calls == 1 and answer.message.tool_calls[0].function.name == named
                 assert answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+def test_generated_tools_under_every_choice(client, server, family):
+    check_generated_tools(client, server, family, 5)
+
+
+@slow
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+def test_two_hundred_sets_of_tools(client, server, family):
+    check_generated_tools(client, server, family, 34)
 
 
 @pytest.mark.parametrize("parallel", [True, False])
