@@ -105,7 +105,8 @@ TextFormat ChannelFormat(const ToolSettings& settings, const CallSyntax& syntax,
   std::vector<StructuralTag> first = {Region("<|channel|>analysis<|message|>", kNext)};
   std::vector<TextFormat> last;
   if (settings.choice == ToolChoice::kAuto) {
-    first.push_back(Region("<|channel|>commentary<|message|>", kNext));
+    // Text of this channel is content, too.
+    if (!text) first.push_back(Region("<|channel|>commentary<|message|>", kNext));
     StructuralTags final_message;
     final_message.tags.push_back(Region("<|channel|>final<|message|>", ""));
     if (text) final_message.tags.front().content = FormatOf(*text);

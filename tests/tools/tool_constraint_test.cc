@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kSchema[] = R"({"type": "object", "additionalProperties": false,
-    "required": ["n", "w"], "properties": {"n": {"type": "integer"}, "w": {"enum": ["x", "y"]},
+    "required": ["n", "w"], "properties": {"n": {"type": "integer", "minimum": -99, "maximum": 99}, "w": {"enum": ["x", "y"]},
     "o": {"type": "object", "properties": {"s": {"type": "string"}}}}})";
 
 // A vocabulary of all bytes, of texts in which syntaxes differ, and of special tokens.
