@@ -38,6 +38,21 @@ constexpr std::string_view kPieces[] = {"{\"type\":\"object\"}",
                                         "\"minProperties\":",
                                         "\"maxProperties\":",
                                         "\"uniqueItems\":",
+                                        "\"not\":",
+                                        "\"if\":",
+                                        "\"then\":",
+                                        "\"else\":",
+                                        "\"contains\":",
+                                        "\"minContains\":",
+                                        "\"maxContains\":",
+                                        "\"patternProperties\":{\"^a\":",
+                                        "\"propertyNames\":",
+                                        "\"dependentRequired\":{\"a\":[",
+                                        "\"dependentSchemas\":{\"a\":",
+                                        "\"$id\":\"a\"",
+                                        "\"$anchor\":\"b\"",
+                                        "\"$ref\":\"#b\"",
+                                        "\"format\":\"uri\"",
                                         "\"format\":\"date-time\"",
                                         "\"type\":[\"null\",\"number\"]",
                                         "true",
@@ -163,7 +178,25 @@ TEST(FuzzTest, SchemasBuiltOfParts) {
       return "[" + List(1 + random.Below(3), [&](int) { return part(); }) + "]";
     };
     std::string schema;
-    switch (random.Below(6)) {
+    switch (random.Below(11)) {
+      case 6:
+        schema = "{\"not\":" + part() + ",\"type\":[\"string\",\"number\",\"object\"]}";
+        break;
+      case 7:
+        schema = "{\"if\":" + part() + ",\"then\":" + part() + ",\"else\":" + part() + "}";
+        break;
+      case 8:
+        schema = "{\"type\":\"object\",\"patternProperties\":{\"^a\":" + part() +
+                 ",\"b$\":" + part() + "},\"additionalProperties\":" + part() +
+                 ",\"minProperties\":" + std::to_string(random.Below(3)) + "}";
+        break;
+      case 9:
+        schema = "{\"type\":\"array\",\"items\":" + part() + ",\"contains\":" + part() +
+                 ",\"maxContains\":" + std::to_string(random.Below(4)) + "}";
+        break;
+      case 10:
+        schema = "{\"type\":\"array\",\"uniqueItems\":true,\"items\":" + part() + "}";
+        break;
       case 0:
         schema = "{\"anyOf\":" + list() + "}";
         break;

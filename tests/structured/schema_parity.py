@@ -62,8 +62,9 @@ class Generator:
         kinds = [self.null, self.boolean, self.integer, self.number, self.string, self.string, self.pattern, self.format, self.enum, self.const]
         if depth > 0:
             kinds += [self.object, self.object, self.object, self.array, self.array, self.tuple, self.any_of, self.one_of, self.ref, self.tree, self.all_of]
+            kinds += [self.patterned, self.contains, self.condition, self.dependent, self.overlapping]
         else:
-            kinds += [self.types]
+            kinds += [self.types, self.opposite, self.unique]
         schema, make = r.choice(kinds)(depth)
         if r.random() < 0.1:
             schema = {**schema, "description": "generated", "title": "t"}
@@ -232,6 +233,82 @@ class Generator:
             {"properties": {"q": second}, "maxProperties": 2},
         ]}
         return schema, lambda: {"p": make_first(), "q": make_second()} if self.r.random() < 0.5 else {"p": make_first()}
+
+    def patterned(self, depth):
+        r = self.r
+        number, make_number = self.integer(0)
+        other, make_other = self.schema(0)
+        schema = {"type": "object", "patternProperties": {"^n_": number}, "additionalProperties": r.choice([False, other])}
+        if r.random() < 0.3:
+            schema["propertyNames"] = {"pattern": "^[a-z_0-9]*$"}
+        if r.random() < 0.3:
+            schema["minProperties"] = 1
+
+        def make():
+            value = {f"n_{r.choice('abc09')}{i}": make_number() for i in range(r.randint(1, 3))}
+            if schema["additionalProperties"] is not False and r.random() < 0.5:
+                value["o" + r.choice("abc")] = make_other()
+            return value
+
+        return schema, make
+
+    def contains(self, depth):
+        r = self.r
+        found, make_found = self.integer(0)
+        least = r.randint(1, 2)
+        most = r.choice([None, least, least + 1])
+        schema = {"type": "array", "contains": found, "minContains": least}
+        if most:
+            schema["maxContains"] = most
+
+        def make():
+            items = [make_found() for _ in range(r.randint(least, most or least + 2))]
+            items += [r.choice(["a", None, True, [1], {}]) for _ in range(r.randint(0, 2))]
+            r.shuffle(items)
+            return items
+
+        return schema, make
+
+    def unique(self, depth):
+        r = self.r
+        values = ["a", "b", 1, 2.5, None, True, "ab"]
+        least = r.randint(0, 3)
+        return ({"type": "array", "items": {"enum": values}, "uniqueItems": True, "minItems": least},
+                lambda: r.sample(values, k=r.randint(least, len(values))))
+
+    def opposite(self, depth):
+        r = self.r
+        shape = r.randint(0, 3)
+        if shape == 0:
+            return {"type": "string", "not": {"enum": ["a", "on", ""]}}, lambda: text(r, 5) + "!"
+        if shape == 1:
+            return {"type": "integer", "not": {"multipleOf": 4}}, lambda: 4 * r.randint(-999, 999) + r.randint(1, 3)
+        if shape == 2:
+            return {"not": {"type": ["string", "array"]}, "maximum": 5}, lambda: r.choice([None, True, 1, -2.5, {}, {"a": "b"}])
+        return {"type": "string", "not": {"pattern": "[0-9]"}, "minLength": 1}, lambda: "".join(r.choices("ab é\n\"", k=r.randint(1, 5)))
+
+    def condition(self, depth):
+        r = self.r
+        first, make_first = self.schema(depth - 1)
+        second, make_second = self.schema(0)
+        schema = {"type": "object", "properties": {"kind": {"enum": ["x", "y"]}}, "required": ["kind"],
+                  "if": {"properties": {"kind": {"const": "x"}}},
+                  "then": {"properties": {"v": first}, "required": ["v"]},
+                  "else": {"properties": {"w": second}}}
+        return schema, lambda: {"kind": "x", "v": make_first()} if r.random() < 0.5 else {"w": make_second(), "kind": "y"}
+
+    def dependent(self, depth):
+        r = self.r
+        part, make = self.schema(depth - 1)
+        schema = {"type": "object", "properties": {"p": part}, "dependentRequired": {"card": ["address"]},
+                  "dependentSchemas": {"address": {"properties": {"zip": {"type": "integer"}}, "required": ["zip"]}}}
+        return schema, lambda: r.choice([{"p": make()}, {"address": 1, "zip": 3}, {"zip": r.randint(0, 9), "card": "c", "address": None}])
+
+    def overlapping(self, depth):
+        r = self.r
+        schema = {"oneOf": [{"type": "integer", "minimum": 10}, {"type": "integer", "multipleOf": 3},
+                            {"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]}
+        return schema, lambda: r.choice([{"a": 1}, {"b": [], "c": 1}, 9, 3 * r.randint(-9, 3), 10 + 3 * r.randint(0, 99)])
 
     def ref(self, depth):
         name = f"d{len(self.defs)}"

@@ -39,6 +39,7 @@ REFUSED = {
     ("refRemote", "root ref in remote ref"): REMOTE,
     ("uniqueItems", "uniqueItems validation"): "uniqueItems",
 }
+UNSUPPORTED_FORMATS = {"uri-template"}
 # Parts of the messages for schemas that no value matches.
 NOTHING_MATCHES = ("no value", "no finite value", "no array matches", "no object matches")
 
@@ -80,6 +81,30 @@ def check_drawn(schema, drawn):
         except Exception as error:
             wrong.append(f"drawn: {draw['text'][:200]!r}: {type(error).__name__} {str(error)[:200]}")
     return wrong
+
+
+def run_formats(process, wrong):
+    """Checks the tests of "format". Rare spellings of a format need not be accepted."""
+    counts = {"formats": 0, "valid": 0, "valid and refused": 0, "invalid": 0}
+    for path in sorted((SUITE / "optional" / "format").glob("*.json")):
+        for group in json.loads(path.read_text(encoding="utf-8")):
+            tests = [test for test in group["tests"] if isinstance(test["data"], str)]
+            schema = {"type": "string", **group["schema"]}
+            request = {"schema": schema, "instances": [json.dumps(test["data"], ensure_ascii=False) for test in tests]}
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+            if "error" in answer:
+                if path.stem not in UNSUPPORTED_FORMATS:
+                    wrong.append(((path.stem, group["description"]), answer["error"]))
+                continue
+            counts["formats"] += 1
+            for test, accepted in zip(tests, answer["accepted"]):
+                counts["valid" if test["valid"] else "invalid"] += 1
+                counts["valid and refused"] += test["valid"] and not accepted
+                if accepted and not test["valid"]:
+                    wrong.append(((path.stem, group["description"]), "accepted: " + test["data"]))
+    return counts
 
 
 def main():
@@ -124,6 +149,7 @@ def main():
                     wrong.append((name, ("refused: " if test["valid"] else "accepted: ") + forms[0]))
             counts["drawn"] += len(answer["drawn"])
             wrong += [(name, what) for what in check_drawn(schema, answer["drawn"])]
+    formats = run_formats(process, wrong)
     process.stdin.close()
     if process.wait() != 0:
         wrong.append((("", ""), f"the program ended with status {process.returncode}"))
@@ -133,6 +159,7 @@ def main():
     for name in REFUSED.keys() - refused.keys():
         wrong.append((name, "is listed as refused and is not"))
     print(counts)
+    print(formats)
     for (file, description), what in wrong:
         print(f"{file}: {description}: {what}")
     print(f"{len(wrong)} wrong")

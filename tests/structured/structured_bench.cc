@@ -69,6 +69,24 @@ std::vector<std::string> LargeVocabulary(int size) {
   return tokens;
 }
 
+ConstraintSpec Tools(int count, bool free_text) {
+  StructuralTags tags;
+  for (int i = 0; i < count; ++i) {
+    StructuralTag tag;
+    tag.begin = "<tool_call>\n{\"name\": \"tool_" + std::to_string(i) + "\", \"arguments\": ";
+    tag.content.kind = TextFormat::Kind::kJsonSchema;
+    tag.content.text = R"({"type":"object","properties":{"query":{"type":"string"},"limit":
+        {"type":"integer"}},"required":["query"],"additionalProperties":false})";
+    tag.end = "}\n</tool_call>";
+    tags.tags.push_back(std::move(tag));
+  }
+  tags.free_text = free_text;
+  if (free_text) tags.triggers = {"<tool_call>"};
+  if (!free_text) tags.separator = "\n";
+  tags.at_least_one = !free_text;
+  return TagsConstraint(std::move(tags));
+}
+
 std::vector<NamedSpec> TypicalSpecs() {
   return {
       {"json_object", {}},
@@ -88,6 +106,18 @@ std::vector<NamedSpec> TypicalSpecs() {
       {"regex date", Pattern("\\d{4}-\\d{2}-\\d{2}")},
       {"regex words", Pattern("(?:[A-Za-z]+[ ,.])*")},
       {"choice", Choices({"positive", "negative", "neutral"})},
+      {"keys of a pattern", Schema(R"({"type":"object","patternProperties":{"^x-":{"type":"string"},
+        "^[a-z_]+$":{"type":"integer"}},"additionalProperties":false})")},
+      {"free text and 100 tools", Tools(100, /*free_text=*/true)},
+      {"calls of 100 tools", Tools(100, /*free_text=*/false)},
+      {"grammar of arithmetic", ContextFree(R"g(root ::= sum
+        sum ::= product (ws ("+" | "-") ws product)*
+        product ::= value (ws ("*" | "/") ws value)*
+        value ::= [0-9]+ ("." [0-9]+)? | [a-z]+ | "(" ws sum ws ")"
+        ws ::= [ \n]*)g")},
+      {"grammar of free text in tags", ContextFree(R"g(root ::= item+
+        item ::= [^<>]+ | "<" name ">" item* "</" name ">"
+        name ::= [a-z]+)g")},
   };
 }
 

@@ -63,7 +63,7 @@ std::string DurationPattern() {
 // reference with a path of at least one segment.
 std::string UriPattern(bool absolute) {
   const std::string escape = "%[0-9A-Fa-f]{2}";
-  const std::string plain = "A-Za-z0-9._~!$&'()*+,;=-";
+  const std::string plain = "A-Za-z0-9._~!$&'()*+,;=\\-";
   const std::string character = "(?:[" + plain + ":@]|" + escape + ")";
   const std::string segments = "(?:/" + character + "*)*";
   const std::string authority = "//(?:(?:[" + plain + ":]|" + escape + ")*@)?(?:[" + plain + "]|" +

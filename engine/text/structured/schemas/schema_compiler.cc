@@ -8,6 +8,7 @@
 
 #include "base/message.h"
 #include "engine/text/structured/automata/nfa.h"
+#include "engine/text/structured/schemas/schema_document.h"
 #include "engine/text/structured/schemas/schema_keys.h"
 #include "engine/text/structured/schemas/schema_reader.h"
 #include "engine/text/structured/schemas/schema_scalars.h"
@@ -60,10 +61,28 @@ class SchemaCompiler {
     if (root.height > kMaxDepth) {
       return reader_.Error(&root_, Concat("every instance nests deeper than ", kMaxDepth));
     }
+    if (RootsOverlap()) grammar_.end_cost = 1;
     return std::move(grammar_);
   }
 
  private:
+  // Whether a text may be complete as one scalar and go on as another one, as 1 and 12.5 may. (A
+  // string ends with its quote.)
+  bool RootsOverlap() const {
+    const auto* choice = std::get_if<ChoiceNode>(&grammar_.nodes[grammar_.root].value);
+    if (choice == nullptr) return false;
+    ByteSet seen;
+    for (const NodeId option : choice->options) {
+      const Node& node = grammar_.nodes[option];
+      if (!std::holds_alternative<ScalarNode>(node.value)) continue;
+      ByteSet first = node.first;
+      first.reset('"');
+      if ((first & seen).any()) return true;
+      seen |= first;
+    }
+    return false;
+  }
+
   template <typename T>
   Result<NodeId> AddNode(T value) {
     MOESERVE_RETURN_IF_ERROR(budget_->AddStates(1));
@@ -591,45 +610,7 @@ class SchemaCompiler {
 
 Result<Grammar> CompileSchema(std::string_view schema, bool strict, const ConstraintLimits& limits,
                               DfaPtr any_string, const ByteSet& spellable, CompileBudget* budget) {
-  if (schema.size() > limits.schema_bytes) {
-    return absl::InvalidArgumentError(
-        Concat("schema: ", schema.size(), " bytes, more than ", limits.schema_bytes));
-  }
-  if (!IsValidUtf8(schema)) return absl::InvalidArgumentError("schema: not UTF-8");
-  // A schema inside another schema is at most three levels of JSON values deeper; listed values may
-  // add some levels.
-  const int max_depth = 3 * limits.schema_nesting + 32;
-  bool too_deep = false;
-  std::string duplicate;
-  // Keys so far of each object that encloses the current value.
-  std::vector<std::set<std::string>> keys;
-  json document;
-  try {
-    document = json::parse(
-        schema.begin(), schema.end(),
-        [&](int depth, json::parse_event_t event, json& value) {
-          too_deep |= depth > max_depth;
-          if (event == json::parse_event_t::object_start) keys.emplace_back();
-          if (event == json::parse_event_t::object_end) keys.pop_back();
-          if (event == json::parse_event_t::key && duplicate.empty() &&
-              !keys.back().insert(value.get<std::string>()).second) {
-            duplicate = value.dump();
-          }
-          return !too_deep;
-        },
-        /*allow_exceptions=*/false);
-  } catch (const std::exception&) {
-    return absl::InvalidArgumentError("schema: not valid JSON");
-  }
-  if (too_deep) return absl::InvalidArgumentError("schema: values are nested too deep");
-  if (!duplicate.empty()) {
-    return absl::InvalidArgumentError("schema: the key " + duplicate.substr(0, 64) +
-                                      " stands twice in one object");
-  }
-  if (document.is_discarded()) return absl::InvalidArgumentError("schema: not valid JSON");
-  if (!document.is_object() && !document.is_boolean()) {
-    return absl::InvalidArgumentError("schema: must be an object or a boolean");
-  }
+  MOESERVE_ASSIGN_OR_RETURN(const json document, ParseSchema(schema, limits));
   return SchemaCompiler(document, strict, limits, std::move(any_string), spellable, budget).Run();
 }
 

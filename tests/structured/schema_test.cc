@@ -1,0 +1,116 @@
+// What schemas accept and refuse, as far as the JSON Schema Test Suite does not say.
+#include <string>
+#include <vector>
+
+#include "tests/structured/support.h"
+
+namespace moeserve::testing {
+namespace {
+
+struct Example {
+  std::string schema;
+  std::vector<std::string> valid;
+  std::vector<std::string> invalid;
+};
+
+void Check(const Example& example) {
+  SCOPED_TRACE(example.schema);
+  const auto compiled = Compile(Schema(example.schema));
+  ASSERT_NE(compiled, nullptr);
+  for (const std::string& text : example.valid) EXPECT_TRUE(Accepts(*compiled, text)) << text;
+  for (const std::string& text : example.invalid) EXPECT_FALSE(Accepts(*compiled, text)) << text;
+}
+
+TEST(SchemaTest, References) {
+  Check({R"({"$id": "http://example.org/a/root", "$defs": {
+      "x": {"$id": "b/x", "type": "integer", "$defs": {"y": {"$anchor": "here", "const": 1}}},
+      "z": {"$anchor": "there", "type": "null"}},
+      "prefixItems": [{"$ref": "b/x"}, {"$ref": "http://example.org/a/b/x#here"},
+                      {"$ref": "#there"}, {"$ref": "/a/b/x#/$defs/y"}, {"$ref": "root#there"}],
+      "type": "array", "items": false, "minItems": 5})",
+         {"[7, 1, null, 1, null]"},
+         {"[\"a\", 1, null, 1, null]", "[7, 2, null, 1, null]", "[7, 1, 0, 1, null]"}});
+  // Up to draft 7, keywords beside a reference have no effect.
+  for (const bool old : {false, true}) {
+    const std::string draft = old ? "http://json-schema.org/draft-07/schema#"
+                                  : "https://json-schema.org/draft/2020-12/schema";
+    const auto compiled = Compile(Schema("{\"$schema\": \"" + draft + R"(", "$defs": {"s":
+        {"type": "string"}}, "properties": {"a": {"$ref": "#/$defs/s", "maxLength": 1}},
+        "type": "object"})"));
+    EXPECT_TRUE(Accepts(*compiled, R"({"a": "x"})"));
+    EXPECT_EQ(Accepts(*compiled, R"({"a": "xy"})"), old);
+  }
+  Check({R"({"$defs": {"list": {"oneOf": [{"type": "null"}, {"type": "object", "required":
+      ["next"], "properties": {"next": {"$ref": "#/$defs/list"}}}]}}, "$ref": "#/$defs/list"})",
+         {"null", R"({"next": null})", R"({"next": {"next": null}})"},
+         {"1", "{}", R"({"next": {}})"}});
+}
+
+TEST(SchemaTest, Keys) {
+  const Example patterns = {
+      R"({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"],
+          "patternProperties": {"^s_": {"type": "string"}, "_n$": {"maxLength": 2}},
+          "additionalProperties": false})",
+      {R"({"id": 1})", R"({"id": 1, "s_": "abc"})", R"({"s_n": "ab", "id": 1})",
+       R"({"id": 1, "a_n": [1], "b_n": 2, "s_a": ""})", R"({"id": 1, "\u00e9_n": 1})"},
+      {"{}", R"({"id": 1, "s_": 1})", R"({"id": 1, "s_n": "abc"})", R"({"id": 1, "x": 1})",
+       R"({"id": 1, "s_a": "", "s_a": ""})", R"({"id": 1, "s_a": "", "s\u005fa": ""})"}};
+  Check(patterns);
+  // Few keys match, and each can be used once.
+  Check({R"({"type": "object", "patternProperties": {"^[ab]$": {"const": 1}},
+             "additionalProperties": false, "minProperties": 2})",
+         {R"({"a": 1, "b": 1})", R"({"b": 1, "a": 1})"},
+         {R"({"a": 1})", R"({"a": 1, "c": 1})"}});
+  Check({R"({"type": "object", "propertyNames": {"pattern": "^[^a]*a$", "maxLength": 40}})",
+         {"{}", R"({"a": 1, "ba": 2})"},
+         {R"({"ab": 1})", R"({"a": 1, "a": 1})"}});
+  Check(
+      {R"({"type": "object", "propertyNames": {"not": {"enum": ["x", "y"]}}, "maxProperties": 1})",
+       {"{}", R"({"xx": 1})"},
+       {R"({"x": 1})", R"({"z": 1, "zz": 1})"}});
+}
+
+TEST(SchemaTest, Items) {
+  Check(
+      {R"({"type": "array", "contains": {"type": "integer"}, "minContains": 2, "maxContains": 3})",
+       {"[1, 2]", "[1, \"a\", 2, null, 3]"},
+       {"[]", "[1]", "[1, \"a\"]", "[1, 2, 3, 4]"}});
+  Check({R"({"type": "array", "prefixItems": [{"type": "integer"}, true], "items": false,
+             "contains": {"const": 5}})",
+         {"[5]", "[5, 1]", "[1, 5]", "[5, 5]"},
+         {"[]", "[1]", "[1, 2]", "[5, 5, 5]"}});
+  Check({R"({"type": "array", "items": {"anyOf": [{"enum": ["a", "b", 1]}, {"type": "boolean"}]},
+             "uniqueItems": true, "minItems": 2, "maxItems": 5})",
+         {R"(["a", "b"])", R"([true, 1, false, "a", "b"])"},
+         {R"(["a"])", R"(["a", "a"])", R"([1, true, 1])"}});
+}
+
+TEST(SchemaTest, OppositesAndConditions) {
+  Check({R"({"not": {"type": "array", "items": {"type": "integer"}, "minItems": 1}})",
+         {"[]", "[1, \"a\"]", "1", "{}"},
+         {"[1]", "[1, 2]"}});
+  Check({R"({"type": "array", "not": {"contains": {"const": 1}}})",
+         {"[]", "[2, \"1\"]"},
+         {"[1]", "[2, 1]"}});
+  Check({R"({"type": "number", "not": {"multipleOf": 0.5}})",
+         {"1.25", "-0.1", "3.0001"},
+         {"1", "1.5", "-2.50"}});
+  Check({R"({"type": ["boolean", "null", "string"], "not": {"enum": [true, "a", null]}})",
+         {"false", "\"b\"", "\"aa\""},
+         {"true", "null", "\"a\""}});
+  Check({R"({"type": "object", "dependentRequired": {"a": ["b", "c"]}, "dependentSchemas": {"b":
+             {"properties": {"c": {"type": "null"}}}}})",
+         {"{}", R"({"b": 1})", R"({"c": 1})", R"({"c": null, "b": 1, "a": 2})"},
+         {R"({"a": 1})", R"({"a": 1, "b": 1})", R"({"b": 1, "c": 1})"}});
+  Check({R"({"type": "object", "required": ["t"], "properties": {"t": {"enum": ["a", "b"]}},
+             "if": {"properties": {"t": {"const": "a"}}, "required": ["t"]},
+             "then": {"required": ["x"]}, "else": {"not": {"required": ["x"]}}})",
+         {R"({"t": "a", "x": 1})", R"({"x": 1, "t": "a"})", R"({"t": "b"})"},
+         {R"({"t": "a"})", R"({"t": "b", "x": 1})", R"({"x": 1, "t": "b"})"}});
+  Check({R"({"oneOf": [{"type": "string", "minLength": 3}, {"type": "string", "pattern": "^a"}]})",
+         {"\"bcd\"", "\"a\"", "\"ab\""},
+         {"\"abc\"", "\"b\"", "1"}});
+}
+
+}  // namespace
+}  // namespace moeserve::testing
