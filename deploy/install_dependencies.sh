@@ -22,7 +22,7 @@ build=(
   "protoc@protobuf-compiler" "grpc_cpp_plugin@protobuf-compiler-grpc"
   libgrpc++-dev libprotobuf-dev libabsl-dev libssl-dev
   "libboost1.81-dev|libboost1.83-dev|libboost-dev>=1.81"
-  nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev libyaml-dev
+  nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev libyaml-dev libedit-dev
   zlib1g-dev libnghttp2-dev
 )
 clients=(

@@ -1,6 +1,7 @@
 #include "model_loaders/loader.h"
 
 #include <algorithm>
+#include <climits>
 #include <new>
 #include <string>
 #include <system_error>
@@ -30,7 +31,7 @@ constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 absl::Status CheckDirectory(const fs::path& directory) {
   std::error_code error;
   const fs::file_status status = fs::status(directory, error);
-  const std::string name = Printable(directory.string(), 300);
+  const std::string name = Printable(directory.string(), PATH_MAX);
   if (status.type() == fs::file_type::not_found) {
     return absl::NotFoundError(
         Concat(name, ": expected a model folder, a .gguf file or a .pt file, found nothing"));

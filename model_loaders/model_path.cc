@@ -1,6 +1,7 @@
 #include "model_loaders/model_path.h"
 
 #include <algorithm>
+#include <climits>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -42,7 +43,7 @@ Result<std::string> OnlySnapshot(const fs::path& folder, const std::string& show
 }
 
 Result<ModelPath> InCache(const fs::path& folder) {
-  const std::string shown = Printable(folder.string(), 300);
+  const std::string shown = Printable(folder.string(), PATH_MAX);
   const fs::path ref = folder / "refs" / "main";
   std::string revision;
   if (Exists(ref)) {
@@ -89,7 +90,7 @@ Result<ModelPath> ResolveModelPath(const fs::path& given) {
   }
   if (file.ends_with(".safetensors") || file.ends_with(".bin")) {
     return absl::InvalidArgumentError(
-        Concat(Printable(given.string(), 300),
+        Concat(Printable(given.string(), PATH_MAX),
                ": expected model.safetensors, pytorch_model.bin, a .gguf file or a folder, found ",
                "a file that may be one of several"));
   }

@@ -2,11 +2,27 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <span>
 #include <string>
 
 #include "base/message.h"
 #include "server/base/version.h"
+#include "server/commands/command_line/option_text.h"
+#include "server/commands/command_line/unknown_words.h"
 #include "server/commands/commands.h"
+
+namespace {
+
+constexpr int kUsageError = 2;
+
+// Returns the names of the command that the command line selected, as far as it was parsed.
+std::string SelectedPath(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  return moeserve::server::CommandPath(*command);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace moeserve::server;
@@ -14,10 +30,16 @@ int main(int argc, char** argv) {
     CLI::App app("moeserve: a server for sparse mixture-of-experts language models", "moeserve");
     app.set_version_flag("--version", moeserve::Concat("moeserve ", kVersion));
     app.require_subcommand(1);
+    UseHelpText(app);
+    app.failure_message([](const CLI::App* all, const CLI::Error& error) {
+      return moeserve::Concat("error: ", error.what(), "\nRun ",
+                              moeserve::Quoted(SelectedPath(*all) + " --help"), " for help.\n");
+    });
     Command selected;
     AddServeCommand(app, selected);
     AddConfigCommand(app, selected);
     AddGenerateCommand(app, selected);
+    AddChatCommand(app, selected);
     AddScoreCommand(app, selected);
     AddExpertsCommand(app, selected);
     AddInspectCommand(app, selected);
@@ -26,10 +48,17 @@ int main(int argc, char** argv) {
     AddQuantizeCommand(app, selected);
     AddBenchCommand(app, selected);
     AddHealthCommand(app, selected);
+    AddCompletionCommand(app, selected);
+    AddManCommand(app, selected);
+    const std::span<const char* const> words(argv, static_cast<size_t>(argc));
+    if (const auto unknown = FindUnknownWord(app, words.subspan(argc > 0 ? 1 : 0))) {
+      std::fprintf(stderr, "%s\n", unknown->c_str());
+      return kUsageError;
+    }
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? 0 : 2;
+      return app.exit(error) == 0 ? 0 : kUsageError;
     }
     return selected();
   } catch (const std::exception& error) {

@@ -13,7 +13,7 @@ readonly build=build/aarch64
 readonly root=$PWD/$build/root
 
 readonly packages=(libgrpc++-dev libprotobuf-dev protobuf-compiler-grpc libabsl-dev libssl-dev
-  libboost1.81-dev nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev libyaml-dev zlib1g-dev
+  libboost1.81-dev nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev libyaml-dev libedit-dev zlib1g-dev
   libnghttp2-dev libgtest-dev libgmock-dev libstdc++-12-dev libc6-dev)
 readonly tests=(linear_test quant_linear_test quantize_test feed_forward_test rows_test rope_test
   router_test attention_test attention_tile_test relative_bias_test step_counts_test parity_test

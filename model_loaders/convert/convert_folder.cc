@@ -107,8 +107,8 @@ Result<ConvertedFolder> Convert(const fs::path& source, const fs::path& destinat
   MOESERVE_RETURN_IF_ERROR(WriteNewFile(
       to / kConfigFile, NativeConfigJson(checkpoint.spec, quantization).dump(2) + "\n"));
   MOESERVE_RETURN_IF_ERROR(WriteTexts(checkpoint, texts, options.tokenizer, to, &result));
-  auto weights =
-      WriteWeights(checkpoint.spec, *checkpoint.weights, options.type, options.shard_bytes, to);
+  auto weights = WriteWeights(checkpoint.spec, *checkpoint.weights, options.type,
+                              options.shard_bytes, to, options.progress);
   MOESERVE_RETURN_IF_ERROR(checkpoint.weights->Check());  // explains errors of tensors
   MOESERVE_ASSIGN_OR_RETURN(result.weights, std::move(weights));
 

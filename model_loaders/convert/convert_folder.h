@@ -19,6 +19,7 @@ struct ConvertOptions {
   // If it has a path, replaces the vocabulary files of the source.
   GivenTokenizer tokenizer = {};
   int64_t shard_bytes = 5'000'000'000;  // bytes of tensors per file
+  WriteProgress progress = {};          // if set, called after each written piece
 };
 
 // What ConvertFolder() did.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -18,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string Shown(const fs::path& path) { return Printable(path.string(), 300); }
+std::string Shown(const fs::path& path) { return Printable(path.string(), PATH_MAX); }
 
 absl::Status SystemFault(const fs::path& path, std::string_view action, int error) {
   return absl::UnavailableError(

@@ -1,7 +1,9 @@
 // Writes a folder that exists under its name only when it is complete.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -30,6 +32,10 @@ class UnfinishedFolder {
   UnfinishedFolder() = default;
   std::filesystem::path path_, target_;
 };
+
+// Is told how many bytes of weights have been written to a folder, and how many there will be.
+// Called by the thread that writes.
+using WriteProgress = std::function<void(int64_t written, int64_t total)>;
 
 // Writes a new file, or copies one, and syncs it to disk. Errors contain the path.
 absl::Status WriteNewFile(const std::filesystem::path& path, std::string_view text);

@@ -1,6 +1,7 @@
 #include "model_loaders/convert/tokenizer_copy.h"
 
 #include <algorithm>
+#include <climits>
 #include <optional>
 
 #include "base/message.h"
@@ -55,7 +56,7 @@ Result<FileNames> CopyTextSettings(const fs::path& from, const fs::path& to) {
 }
 
 Result<FileNames> CopyGivenTokenizer(const GivenTokenizer& given, const fs::path& to) {
-  const std::string shown = Printable(given.tokenizer.string(), 300);
+  const std::string shown = Printable(given.tokenizer.string(), PATH_MAX);
   const fs::path extension = given.tokenizer.extension();
   const bool has_dictionary = !given.dictionary.empty();
   if (extension != ".model" && (has_dictionary || extension != ".json")) {

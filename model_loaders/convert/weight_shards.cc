@@ -58,8 +58,9 @@ struct Task {
 
 class ShardWriter {
  public:
-  ShardWriter(WeightSource& source, ConvertType type, const std::filesystem::path& folder)
-      : source_(source), type_(type), folder_(folder) {}
+  ShardWriter(WeightSource& source, ConvertType type, const std::filesystem::path& folder,
+              const WriteProgress& progress)
+      : source_(source), type_(type), folder_(folder), progress_(progress) {}
 
   absl::Status Plan(const ModelSpec& spec, int64_t shard_bytes) {
     const Quantization kept =
@@ -72,6 +73,7 @@ class ShardWriter {
         bytes_of_shard = 0;
       }
       bytes_of_shard += task.bytes;
+      total_ += task.bytes;
       shards_.back().push_back(std::move(task));
     }
     return absl::OkStatus();
@@ -179,9 +181,12 @@ class ShardWriter {
     return AppendConverted(task, t, writer);
   }
 
-  static absl::Status Append(SafetensorsWriter& writer, size_t place, const void* data,
-                             int64_t size) {
-    return writer.Append(place, {static_cast<const char*>(data), static_cast<size_t>(size)});
+  absl::Status Append(SafetensorsWriter& writer, size_t place, const void* data, int64_t size) {
+    MOESERVE_RETURN_IF_ERROR(
+        writer.Append(place, {static_cast<const char*>(data), static_cast<size_t>(size)}));
+    written_ += size;
+    if (progress_) progress_(written_, total_);
+    return absl::OkStatus();
   }
 
   absl::Status AppendConverted(const Task& task, const HostTensor& t, SafetensorsWriter& writer) {
@@ -197,7 +202,8 @@ class ShardWriter {
         const float stored = Store(task.dtype, value, out);
         if (std::isinf(stored) && std::isfinite(value)) return TooLarge(task, i, value);
       }
-      MOESERVE_RETURN_IF_ERROR(writer.Append(task.places[0], piece));
+      MOESERVE_RETURN_IF_ERROR(
+          Append(writer, task.places[0], piece.data(), static_cast<int64_t>(piece.size())));
     }
     return absl::OkStatus();
   }
@@ -233,14 +239,18 @@ class ShardWriter {
   WeightSource& source_;
   const ConvertType type_;
   const std::filesystem::path folder_;
+  const WriteProgress& progress_;
   std::vector<std::vector<Task>> shards_;
+  int64_t written_ = 0;  // bytes of tensors
+  int64_t total_ = 0;
 };
 
 }  // namespace
 
 Result<WrittenWeights> WriteWeights(const ModelSpec& spec, WeightSource& source, ConvertType type,
-                                    int64_t shard_bytes, const std::filesystem::path& folder) {
-  ShardWriter writer(source, type, folder);
+                                    int64_t shard_bytes, const std::filesystem::path& folder,
+                                    const WriteProgress& progress) {
+  ShardWriter writer(source, type, folder, progress);
   MOESERVE_RETURN_IF_ERROR(writer.Plan(spec, shard_bytes));
   return writer.Write();
 }

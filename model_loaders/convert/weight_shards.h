@@ -13,6 +13,7 @@
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
 #include "kernels/base/dtype.h"
+#include "model_loaders/convert/new_folder.h"
 #include "model_loaders/files/tensor_file.h"
 
 namespace moeserve {
@@ -58,8 +59,9 @@ struct WrittenWeights {
 //
 // Has at most one tensor in memory. Reads the tensors twice if their types must be found out.
 // InvalidArgument, with the tensor's name, for a number that rounding would make infinite, and for
-// damaged integers.
+// damaged integers. `progress`, if set, is called after each written piece.
 Result<WrittenWeights> WriteWeights(const ModelSpec& spec, WeightSource& source, ConvertType type,
-                                    int64_t shard_bytes, const std::filesystem::path& folder);
+                                    int64_t shard_bytes, const std::filesystem::path& folder,
+                                    const WriteProgress& progress = {});
 
 }  // namespace moeserve

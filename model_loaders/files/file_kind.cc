@@ -1,6 +1,7 @@
 #include "model_loaders/files/file_kind.h"
 
 #include <algorithm>
+#include <climits>
 #include <string>
 #include <system_error>
 
@@ -126,10 +127,11 @@ absl::Status CheckInsideModel(const fs::path& directory, const fs::path& path) {
   if (error || IsIn(real, folder)) return absl::OkStatus();
   const fs::path blobs = BlobsOf(folder);
   if (!blobs.empty() && IsIn(real, fs::weakly_canonical(blobs, error))) return absl::OkStatus();
-  return absl::PermissionDeniedError(Concat(
-      Printable(path.filename().string()),
-      ": expected a file in the model's folder, found a link to ", Printable(real.string(), 300),
-      "; only links into the folder, and those of Hugging Face's cache, are followed"));
+  return absl::PermissionDeniedError(
+      Concat(Printable(path.filename().string()),
+             ": expected a file in the model's folder, found a link to ",
+             Printable(real.string(), PATH_MAX),
+             "; only links into the folder, and those of Hugging Face's cache, are followed"));
 }
 
 }  // namespace moeserve

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <system_error>
 
 #include "base/message.h"
@@ -17,8 +18,8 @@ namespace moeserve {
 namespace {
 
 absl::Status SystemError(int error, const std::filesystem::path& path, std::string_view action) {
-  const std::string message = Concat(Printable(path.filename().string()), ": cannot ", action, ": ",
-                                     std::generic_category().message(error));
+  const std::string message = Concat(Printable(path.filename().string(), PATH_MAX), ": cannot ",
+                                     action, ": ", std::generic_category().message(error));
   switch (error) {
     case ENOENT:
     case ENOTDIR:
@@ -60,7 +61,7 @@ Result<FileStamp> StampOfRegularFile(int fd, const std::filesystem::path& path) 
   struct stat info {};
   if (fstat(fd, &info) != 0) return SystemError(errno, path, "read its size");
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(Concat(Printable(path.filename().string()),
+    return absl::InvalidArgumentError(Concat(Printable(path.filename().string(), PATH_MAX),
                                              ": expected a regular file, found a ",
                                              S_ISDIR(info.st_mode) ? "directory" : "special file"));
   }
@@ -101,7 +102,7 @@ Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max
   MOESERVE_ASSIGN_OR_RETURN(const FileStamp stamp, StampOfRegularFile(fd.get(), path));
   const uint64_t size = stamp.size;
   if (size > max_bytes) {
-    return absl::InvalidArgumentError(Concat(Printable(path.filename().string()),
+    return absl::InvalidArgumentError(Concat(Printable(path.filename().string(), PATH_MAX),
                                              ": expected at most ", max_bytes, " bytes, found ",
                                              size));
   }

@@ -1,6 +1,7 @@
 #include "model_loaders/quantize/quantize_folder.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <exception>
 #include <memory>
@@ -119,8 +120,9 @@ class RowRounder {
 
 class FolderWriter {
  public:
-  FolderWriter(const ModelSpec& spec, WeightSource& source, Quantization type)
-      : source_(source), type_(type) {
+  FolderWriter(const ModelSpec& spec, WeightSource& source, Quantization type,
+               const WriteProgress& progress)
+      : source_(source), type_(type), progress_(progress) {
     for (TensorRequirement& t : RequiredTensors(spec)) {
       const Quantization q = QuantizationOf(t.name, t.shape, type);
       tasks_.push_back({std::move(t), q});
@@ -130,6 +132,9 @@ class FolderWriter {
   absl::Status Write(const fs::path& path) {
     MOESERVE_ASSIGN_OR_RETURN(std::vector<TensorEntry> entries, Entries());
     MOESERVE_ASSIGN_OR_RETURN(writer_, SafetensorsWriter::Create(path, std::move(entries)));
+    for (const TensorEntry& entry : writer_->tensors()) {
+      total_ += static_cast<int64_t>(entry.end - entry.begin);
+    }
     for (const Task& task : tasks_) {
       if (task.type == Quantization::kNone) {
         MOESERVE_RETURN_IF_ERROR(task.tensor.ids ? CopyIds(task) : CopyNumbers(task));
@@ -178,6 +183,13 @@ class FolderWriter {
     return entries;
   }
 
+  absl::Status Append(size_t index, std::string_view bytes) {
+    MOESERVE_RETURN_IF_ERROR(writer_->Append(index, bytes));
+    written_ += static_cast<int64_t>(bytes.size());
+    if (progress_) progress_(written_, total_);
+    return absl::OkStatus();
+  }
+
   absl::Status CopyIds(const Task& task) {
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                               source_.GetIds(task.tensor.name, task.tensor.shape));
@@ -207,7 +219,7 @@ class FolderWriter {
     std::string_view bytes(static_cast<const char*>(data), size);
     while (!bytes.empty()) {
       const std::string_view piece = bytes.substr(0, kPieceBytes);
-      MOESERVE_RETURN_IF_ERROR(writer_->Append(index, piece));
+      MOESERVE_RETURN_IF_ERROR(Append(index, piece));
       bytes.remove_prefix(piece.size());
     }
     return absl::OkStatus();
@@ -247,32 +259,34 @@ class FolderWriter {
         return ValueFault(task.tensor.name, worker.bad_row(), column, value, true);
       }
       const auto count = static_cast<size_t>(end - begin);
-      MOESERVE_RETURN_IF_ERROR(writer_->Append(
-          task.first,
-          std::string_view(integers).substr(0, count * static_cast<size_t>(row_bytes))));
-      MOESERVE_RETURN_IF_ERROR(writer_->Append(
-          task.scales,
-          {reinterpret_cast<const char*>(scales.data()),
-           count * static_cast<size_t>(QuantScales(task.type, columns)) * sizeof(F16)}));
+      MOESERVE_RETURN_IF_ERROR(Append(task.first, std::string_view(integers).substr(
+                                                      0, count * static_cast<size_t>(row_bytes))));
+      MOESERVE_RETURN_IF_ERROR(
+          Append(task.scales,
+                 {reinterpret_cast<const char*>(scales.data()),
+                  count * static_cast<size_t>(QuantScales(task.type, columns)) * sizeof(F16)}));
     }
     return absl::OkStatus();
   }
 
   WeightSource& source_;
   const Quantization type_;
+  const WriteProgress& progress_;
   std::vector<Task> tasks_;
   std::unique_ptr<SafetensorsWriter> writer_;
+  int64_t written_ = 0;  // bytes of tensors
+  int64_t total_ = 0;
 };
 
 Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destination,
-                                 Quantization type) {
+                                 Quantization type, const WriteProgress& progress) {
   MOESERVE_CHECK(type != Quantization::kNone, "a type of integers");
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(source, {.require_tokenizer = false}));
   MOESERVE_ASSIGN_OR_RETURN(const ModelPath model, ResolveModelPath(source));
   if (!WeightFiles::Exist(model.path)) {
     return absl::InvalidArgumentError(Concat(
-        Printable(source.string(), 300),
+        Printable(source.string(), PATH_MAX),
         ": expected a folder with safetensors or PyTorch files, found a GGUF file or another "
         "single file; \"moeserve convert\" makes a folder of it"));
   }
@@ -281,8 +295,8 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
   MOESERVE_RETURN_IF_ERROR(WriteConfig(model.path, folder->path(), type));
   MOESERVE_RETURN_IF_ERROR(CopyTokenizer(model.path, folder->path()).status());
   MOESERVE_RETURN_IF_ERROR(CopyTextSettings(model.path, folder->path()).status());
-  const absl::Status wrote =
-      FolderWriter(checkpoint.spec, *checkpoint.weights, type).Write(folder->path() / kWeights);
+  const absl::Status wrote = FolderWriter(checkpoint.spec, *checkpoint.weights, type, progress)
+                                 .Write(folder->path() / kWeights);
   MOESERVE_RETURN_IF_ERROR(checkpoint.weights->Check());  // explains errors of tensors
   MOESERVE_RETURN_IF_ERROR(wrote);
 
@@ -298,10 +312,10 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
 }  // namespace
 
 Result<QuantizedFolder> QuantizeFolder(const fs::path& source, const fs::path& destination,
-                                       Quantization type) {
+                                       Quantization type, const WriteProgress& progress) {
   // Code of this project does not throw; the standard library throws when memory runs out.
   try {
-    return Quantize(source, destination, type);
+    return Quantize(source, destination, type, progress);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("not enough memory to write the folder");
   } catch (const std::exception& error) {

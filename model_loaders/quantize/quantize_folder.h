@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "kernels/base/quantize.h"
+#include "model_loaders/convert/new_folder.h"
 
 namespace moeserve {
 
@@ -24,8 +25,9 @@ struct QuantizedFolder {
 // Writes to a temporary folder next to `destination`, reads the result back and renames the folder.
 // Keeps some rows of a matrix in memory, or a whole matrix if the source has integers.
 // InvalidArgument, with the tensor's name, for a value that is not finite or too large for its
-// scale. Throws nothing.
+// scale. Throws nothing. `progress`, if set, is called after each written piece.
 Result<QuantizedFolder> QuantizeFolder(const std::filesystem::path& source,
-                                       const std::filesystem::path& destination, Quantization type);
+                                       const std::filesystem::path& destination, Quantization type,
+                                       const WriteProgress& progress = {});
 
 }  // namespace moeserve

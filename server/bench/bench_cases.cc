@@ -24,8 +24,9 @@ double Seconds(Clock::time_point start) {
 
 class Cases {
  public:
-  Cases(const CaseSettings& settings, Model& model, KvCacheStorage& cache)
-      : settings_(settings), model_(model), cache_(cache) {
+  Cases(const CaseSettings& settings, Model& model, KvCacheStorage& cache,
+        const std::function<void()>& measured)
+      : settings_(settings), model_(model), cache_(cache), measured_(measured) {
     const int sequences = *std::max_element(settings.batches.begin(), settings.batches.end());
     const int64_t blocks = BlocksFor(std::max(settings.prompt, settings.context + settings.tokens));
     for (int s = 0; s < sequences; ++s) {
@@ -44,18 +45,27 @@ class Cases {
     if (settings_.prompt > 0) {
       results.push_back(WarmPrompt());
       cases.emplace_back([this] { return Prompt(nullptr); });
+      Tell();
     }
     for (const int batch : settings_.batches) {
       results.push_back(WarmDecode(batch));
       cases.emplace_back([this, batch] { return Decode(batch, nullptr); });
+      Tell();
     }
     for (int round = 0; round < settings_.rounds; ++round) {
-      for (size_t c = 0; c < cases.size(); ++c) results[c].rounds.push_back(cases[c]());
+      for (size_t c = 0; c < cases.size(); ++c) {
+        results[c].rounds.push_back(cases[c]());
+        Tell();
+      }
     }
     return results;
   }
 
  private:
+  void Tell() const {
+    if (measured_) measured_();
+  }
+
   // Stored() returns the bytes of matrices with `parameters` parameters in total; FixedStored() the
   // bytes of weights that every step reads.
   int64_t Stored(int64_t parameters) const {
@@ -161,6 +171,7 @@ class Cases {
   const CaseSettings& settings_;
   Model& model_;
   KvCacheStorage& cache_;
+  const std::function<void()>& measured_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<float> logits_;
   uint64_t random_ = 88172645463325252ULL;
@@ -201,8 +212,13 @@ double CaseResult::Bound(const MachineRates& rates, const ModelOptions& types) c
 }
 
 std::vector<CaseResult> MeasureCases(const CaseSettings& settings, Model& model,
-                                     KvCacheStorage& cache) {
-  return Cases(settings, model, cache).Run();
+                                     KvCacheStorage& cache, const std::function<void()>& measured) {
+  return Cases(settings, model, cache, measured).Run();
+}
+
+int64_t CountMeasurements(const CaseSettings& settings) {
+  const auto cases = static_cast<int64_t>(settings.batches.size()) + (settings.prompt > 0 ? 1 : 0);
+  return cases * (1 + settings.rounds);  // a warm-up and the rounds
 }
 
 }  // namespace moeserve::server

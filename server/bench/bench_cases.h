@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -59,7 +60,10 @@ struct CaseResult {
 // Runs all cases in rounds, so that a disturbance of the machine affects all cases alike. One more
 // round comes first, as warm-up. `model` and `cache` belong to the same backend. `cache` must have
 // capacity for the largest batch, with max(prompt, context + tokens) positions per sequence.
+// `measured`, if set, is called CountMeasurements() times, after each measurement and warm-up.
 std::vector<CaseResult> MeasureCases(const CaseSettings& settings, Model& model,
-                                     KvCacheStorage& cache);
+                                     KvCacheStorage& cache,
+                                     const std::function<void()>& measured = {});
+int64_t CountMeasurements(const CaseSettings& settings);
 
 }  // namespace moeserve::server

@@ -36,9 +36,10 @@ struct Loaded {
   std::unique_ptr<WeightSource> weights;
   std::string name;
   std::optional<CheckpointIdentity> identity;  // nullopt for a synthetic model
-  int64_t weight_bytes = 0;                    // of the files
+  int64_t weight_bytes = 0;                    // of all tensors as they are stored
 };
 
+// Opens the checkpoint, or makes the weights that are asked for.
 Result<Loaded> Open(const Options& options) {
   Loaded loaded;
   if (!options.synthetic.name.empty()) {
@@ -47,6 +48,11 @@ Result<Loaded> Open(const Options& options) {
     loaded.weights =
         MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);
     loaded.name = "synthetic " + Describe(options.synthetic);
+    for (const TensorRequirement& tensor : RequiredTensors(loaded.spec)) {
+      int64_t bytes = options.model.dtype == "f32" ? 4 : 2;
+      for (const int64_t dim : tensor.shape) bytes *= dim;
+      loaded.weight_bytes += bytes;
+    }
     return loaded;
   }
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
@@ -102,9 +108,12 @@ absl::Status Run(const Options& options) {
                                                             loaded.weight_bytes, *backend));
   }
   const auto start = std::chrono::steady_clock::now();
+  ReportedWeights weights(*loaded.weights, loaded.spec, loaded.weight_bytes,
+                          options.model.progress());
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
-      Model::Create(loaded.spec, types, *loaded.weights, *backend, packed_cache.get()));
+      Model::Create(loaded.spec, types, weights, *backend, packed_cache.get()));
+  weights.Finish();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::printf("%s, %s, %s, weights %.2f GB, loaded in %.1f s\n", loaded.name.c_str(),
               std::string(types.quantization == Quantization::kNone ? Name(types.compute)
@@ -127,7 +136,10 @@ absl::Status Run(const Options& options) {
   report.settings = cases;
   // The rates are measured before and after the cases, because the speed of a machine can drift.
   MOESERVE_ASSIGN_OR_RETURN(report.before, MeasureRates(*backend));
-  report.cases = MeasureCases(cases, *model, *cache);
+  Progress progress("measuring", kMeasurementUnit, static_cast<double>(CountMeasurements(cases)),
+                    options.model.progress());
+  report.cases = MeasureCases(cases, *model, *cache, [&] { progress.Add(1.0); });
+  progress.Finish();
   MOESERVE_ASSIGN_OR_RETURN(report.after, MeasureRates(*backend));
   std::fputs(BenchTable(report).c_str(), stdout);
   if (options.json.empty()) return absl::OkStatus();
@@ -140,10 +152,11 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand(
       "bench", "Measure tokens per second, also as a share of what the machine allows");
   auto options = std::make_shared<Options>();
-  CLI::Option* model =
-      command->add_option("--model", options->model.directory, "Checkpoint folder or .gguf file");
+  CLI::Option* model = command->add_option("-m,--model", options->model.directory,
+                                           "Checkpoint folder or .gguf file");
   AddSyntheticOptions(*command, options->synthetic)->excludes(model);
   AddComputeOptions(*command, options->model);
+  AddQuietOption(*command, options->model.quiet);
   command
       ->add_option("--batch", options->cases.batches,
                    "Batch sizes to measure: sequences that decode together")

@@ -134,7 +134,15 @@ Result<LoadReport> Measure(const Options& options, const Workload& workload, Loa
   const Result<ServerCounters> before = target.Counters();
   const double bytes_before = weight_bytes ? weight_bytes() : 0.0;
   const double cpu_before = ThreadCpuSeconds();
-  const LoadRun run = RunLoad(options.load, workload, target);
+  // If both ends are given, either may come first; the time is certain to pass.
+  const bool timed = options.load.seconds > 0.0;
+  Progress progress("load", timed ? kSecondUnit : kRequestUnit,
+                    timed ? options.load.seconds : static_cast<double>(options.load.requests),
+                    options.model.progress());
+  const LoadRun run = RunLoad(options.load, workload, target, [&](double seconds, int64_t ended) {
+    progress.Set(timed ? seconds : static_cast<double>(ended));
+  });
+  progress.Finish();
   const double cpu = ThreadCpuSeconds() - cpu_before;
   const Result<ServerCounters> after = target.Counters();
   LoadReport report = MakeReport(run);
@@ -260,13 +268,14 @@ void AddTargetOptions(CLI::App& command, Options& options) {
   command.add_option("--timeout", options.http.timeout_seconds, "Seconds for one request")
       ->check(CLI::Range(0.01, 86400.0))
       ->capture_default_str();
-  command.add_option("--model", options.model.directory,
+  command.add_option("-m,--model", options.model.directory,
                      "Checkpoint folder, run in this process without sockets");
   command
       .add_option("--synthetic", options.synthetic,
                   "Run a model of this shape with random weights, in this process")
       ->check(CLI::IsMember({"small", "medium"}));
   AddComputeOptions(command, options.model);
+  AddQuietOption(command, options.model.quiet);
   AddEngineOptions(command, options.engine);
 }
 

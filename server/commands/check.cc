@@ -6,9 +6,9 @@
 #include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
 #include "model_loaders/quantize/quantized_tensors.h"
+#include "server/chat/chat_format.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
-#include "server/chat/chat_format.h"
 
 namespace moeserve::server {
 namespace {

@@ -14,6 +14,7 @@ using Command = std::function<int()>;
 void AddServeCommand(CLI::App& app, Command& selected);     // serves a model over HTTP and gRPC
 void AddConfigCommand(CLI::App& app, Command& selected);    // checks and shows configurations
 void AddGenerateCommand(CLI::App& app, Command& selected);  // streams one completion to stdout
+void AddChatCommand(CLI::App& app, Command& selected);      // talks with a model
 void AddScoreCommand(CLI::App& app, Command& selected);     // prints perplexity, expert statistics
 void AddExpertsCommand(CLI::App& app, Command& selected);   // handles expert profile files
 void AddInspectCommand(CLI::App& app, Command& selected);   // prints architecture and sizes
@@ -22,6 +23,9 @@ void AddConvertCommand(CLI::App& app, Command& selected);   // writes a folder i
 void AddQuantizeCommand(CLI::App& app, Command& selected);  // writes a copy with integer weights
 void AddBenchCommand(CLI::App& app, Command& selected);     // measures speed
 void AddHealthCommand(CLI::App& app, Command& selected);    // checks whether a server is ready
+// These describe all commands of `app`, which must outlive them.
+void AddCompletionCommand(CLI::App& app, Command& selected);  // prints a script for a shell
+void AddManCommand(CLI::App& app, Command& selected);         // writes manual pages
 
 // These add a subcommand of a subcommand.
 void AddExpertsCompareCommand(CLI::App& experts, Command& selected);  // "experts compare"

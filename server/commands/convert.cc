@@ -1,3 +1,4 @@
+#include <climits>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 #include "server/base/text_values.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
+#include "server/commands/progress/write_report.h"
 
 namespace moeserve::server {
 namespace {
@@ -19,6 +21,7 @@ struct Options {
   std::string dtype = std::string(KindName(ConvertType::kStored));
   std::string tokenizer;
   std::string dictionary;
+  bool quiet = false;
 };
 
 // Returns for example "12 tensors in 1 file, 3.1 MiB (F32 1.0 MiB, BF16 2.1 MiB)".
@@ -40,11 +43,11 @@ std::string FilesText(const std::vector<std::string>& names) {
 }
 
 void Print(const Options& options, const ConvertedFolder& folder) {
-  const std::string source = Printable(options.source, 300);
+  const std::string source = Printable(options.source, PATH_MAX);
   std::printf("%s: %s of weights\n", source.c_str(), ShowBytes(folder.source_bytes).c_str());
   std::printf("%s\n", folder.architecture.c_str());
   PrintNotes(folder.notes);
-  std::printf("%s: %s\n", Printable(options.destination, 300).c_str(),
+  std::printf("%s: %s\n", Printable(options.destination, PATH_MAX).c_str(),
               WeightsText(folder.weights).c_str());
   std::printf("tokenizer and defaults: %s\n", FilesText(folder.other_files).c_str());
   if (folder.dtype != folder.source_dtype) {
@@ -67,7 +70,10 @@ int Run(const Options& options) {
   ConvertOptions convert;
   convert.type = KindNamed<ConvertType>(options.dtype).value();
   convert.tokenizer = {.tokenizer = options.tokenizer, .dictionary = options.dictionary};
+  WriteReport report("converting", options.quiet);
+  convert.progress = report.Callback();
   const auto folder = ConvertFolder(options.source, options.destination, convert);
+  report.Finish(folder.ok());
   if (!folder.ok()) return Fail(folder.status());
   Print(options, *folder);
   return 0;
@@ -95,6 +101,7 @@ void AddConvertCommand(CLI::App& app, Command& selected) {
           "--dictionary", options->dictionary,
           "fairseq's dict.txt, which gives the pieces of the SentencePiece model their ids")
       ->needs(tokenizer);
+  AddQuietOption(*command, options->quiet);
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }
 

@@ -1,3 +1,4 @@
+#include <climits>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -15,6 +16,14 @@
 
 namespace moeserve::server {
 namespace {
+
+// LoadProfile(), with the whole path in errors, which begin with its last component.
+Result<ExpertProfile> ReadProfile(const std::string& file) {
+  auto profile = LoadProfile(file);
+  if (profile.ok()) return profile;
+  const std::string folder = std::filesystem::path(file).parent_path().string();
+  return Prefixed(folder.empty() ? "" : Printable(folder, PATH_MAX) + "/", profile.status());
+}
 
 int StatusToExit(const absl::Status& status) { return status.ok() ? 0 : Fail(status); }
 
@@ -46,9 +55,9 @@ void AddSave(CLI::App& experts, Command& selected) {
 }
 
 absl::Status MergeFiles(const std::vector<std::string>& files) {
-  MOESERVE_ASSIGN_OR_RETURN(ExpertProfile sum, LoadProfile(files[1]));
+  MOESERVE_ASSIGN_OR_RETURN(ExpertProfile sum, ReadProfile(files[1]));
   for (size_t i = 2; i < files.size(); ++i) {
-    MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile next, LoadProfile(files[i]));
+    MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile next, ReadProfile(files[i]));
     const absl::Status merged = Merge(sum, next);
     if (!merged.ok()) {
       return Prefixed(Concat(Quoted(files[1]), " and ", Quoted(files[i]), ": "), merged);
@@ -77,7 +86,7 @@ struct ShowOptions {
 };
 
 absl::Status Show(const ShowOptions& options) {
-  MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile profile, LoadProfile(options.file));
+  MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile profile, ReadProfile(options.file));
   std::shared_ptr<const Tokenizer> tokenizer;
   if (!options.model.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, LoadCheckpoint(options.model));
@@ -116,7 +125,7 @@ struct DiffOptions {
 // running the texts of --text through the model.
 Result<ExpertProfile> ProfileOf(const std::string& path, const DiffOptions& options) {
   std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return LoadProfile(path);
+  if (!std::filesystem::is_directory(path, ignored)) return ReadProfile(path);
   if (options.profiling.text_files.empty()) {
     return absl::InvalidArgumentError(
         Concat(Quoted(path), " is a model folder: give the text to run with --text"));
@@ -151,6 +160,7 @@ void AddDiff(CLI::App& experts, Command& selected) {
   command->add_option("A", options->a, "Profile or checkpoint folder")->required();
   command->add_option("B", options->b, "Profile or checkpoint folder")->required();
   AddComputeOptions(*command, options->compute);
+  AddQuietOption(*command, options->compute.quiet);
   AddProfilingOptions(*command, options->profiling, false);
   command
       ->add_option("--top", options->top,

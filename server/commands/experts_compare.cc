@@ -51,6 +51,7 @@ void AddExpertsCompareCommand(CLI::App& experts, Command& selected) {
   auto options = std::make_shared<Options>();
   command->add_option("MODELS", options->models, "Checkpoint folders")->required();
   AddComputeOptions(*command, options->compute);
+  AddQuietOption(*command, options->compute.quiet);
   AddProfilingOptions(*command, options->profiling);
   command
       ->add_option(

@@ -6,9 +6,9 @@
 
 #include "model_loaders/loader.h"
 #include "server/base/text_values.h"
+#include "server/chat/chat_format.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
-#include "server/chat/chat_format.h"
 
 namespace moeserve::server {
 namespace {

@@ -47,7 +47,7 @@ absl::Status CheckWeightBytes(int64_t bytes, int64_t max_bytes) {
 
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options) {
   app.add_option(
-         "--model", options.directory,
+         "-m,--model,MODEL", options.directory,
          "Checkpoint folder, also of Hugging Face's cache, or file (.gguf, model.safetensors)")
       ->required();
 }
@@ -55,6 +55,11 @@ void AddModelDirectory(CLI::App& app, ModelOptionsText& options) {
 void AddModelOptions(CLI::App& app, ModelOptionsText& options) {
   AddModelDirectory(app, options);
   AddComputeOptions(app, options);
+  AddQuietOption(app, options.quiet);
+}
+
+void AddQuietOption(CLI::App& app, bool& quiet) {
+  app.add_flag("--quiet", quiet, "Do not report progress on standard error");
 }
 
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
@@ -230,7 +235,11 @@ Result<std::unique_ptr<Model>> LoadDraftModel(const ModelOptionsText& options, i
                  Quoted(expected), ", found ", Quoted(found)));
     }
     MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options, *checkpoint.weights));
-    return Model::Create(checkpoint.spec, types, *checkpoint.weights, backend);
+    ReportedWeights weights(*checkpoint.weights, checkpoint.spec, checkpoint.weight_bytes, progress,
+                            "loading the draft model");
+    auto model = Model::Create(checkpoint.spec, types, weights, backend);
+    if (model.ok()) weights.Finish();
+    return model;
   };
   if (draft_tokens == 0) {
     return absl::InvalidArgumentError("--draft-model: expected --draft-tokens above 0, found 0");
@@ -245,7 +254,8 @@ Result<std::unique_ptr<Model>> LoadDraftModel(const ModelOptionsText& options, i
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust,
-    ProgressOutput progress, int64_t max_bytes) {
+    std::optional<ProgressOutput> output, int64_t max_bytes) {
+  const ProgressOutput progress = output.value_or(options.progress());
   BackendOptions backend_options;
   backend_options.device = options.device;
   backend_options.threads = options.threads;
@@ -269,6 +279,7 @@ Result<RunningModel> StartModel(
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, model_options, *weights, *out.backend, packed_cache.get()));
+  weights->Finish();
   weights.reset();
   if (packed_cache != nullptr) model->WriteInBackground(std::move(packed_cache));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> draft_model,

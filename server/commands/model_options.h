@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@
 #include "engine/engine.h"
 #include "kernels/backend.h"
 #include "model_loaders/loader.h"
-#include "server/commands/load_progress.h"
+#include "server/commands/progress/load_progress.h"
 #include "server/generation/engine_api.h"
 
 namespace moeserve::server {
@@ -29,13 +30,20 @@ struct ModelOptionsText {
   // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
   std::string draft_model;  // folder or file; empty: none
+  bool quiet = false;       // report no progress
+
+  ProgressOutput progress() const {
+    return quiet ? ProgressOutput::kNone : ProgressOutput::kTerminal;
+  }
 };
 
-// Adds --model.
+// Adds --model, which may also be given as an argument without a name.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
 // Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa and --packed-cache.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
-// Adds --model and the options of AddComputeOptions.
+// Adds --quiet, which switches reports of progress off.
+void AddQuietOption(CLI::App& app, bool& quiet);
+// Adds --model, --quiet and the options of AddComputeOptions.
 void AddModelOptions(CLI::App& app, ModelOptionsText& options);
 
 // Adds --draft-model.
@@ -65,13 +73,13 @@ struct RunningModel {
 };
 
 // Loads a checkpoint and starts an engine. `adjust`, if set, can change the engine's options once
-// the model's spec is loaded. `progress` tells where the progress of loading is reported. Every
-// error message is one line. ResourceExhausted if the weights and the KV cache would take more than
-// `max_bytes`.
+// the model's spec is loaded. `output` tells where the progress of loading is reported, if not
+// where options.progress() tells. Every error message is one line. ResourceExhausted if the weights
+// and the KV cache would take more than `max_bytes`.
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {},
-    ProgressOutput progress = ProgressOutput::kTerminal,
+    std::optional<ProgressOutput> output = {},
     int64_t max_bytes = std::numeric_limits<int64_t>::max());
 
 // Prints what a loader decided and ignored (Checkpoint::notes), one line each.

@@ -62,9 +62,11 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
   };
   ProfiledTexts out;
   MOESERVE_ASSIGN_OR_RETURN(out.model, StartModel(model, engine, observe));
-  MOESERVE_ASSIGN_OR_RETURN(
-      out.score, ScoreTexts(texts, {.window = options.window, .in_order = trace != nullptr},
-                            out.model.engine));
+  MOESERVE_ASSIGN_OR_RETURN(out.score, ScoreTexts(texts,
+                                                  {.window = options.window,
+                                                   .in_order = trace != nullptr,
+                                                   .progress = model.progress()},
+                                                  out.model.engine));
   out.profile = LiveProfile(*out.model.engine, out.model.directory_name);
   // The engine runs no step after Drain(), so `trace`, which its steps write to, may be destroyed.
   out.model.engine->Drain(SteadyNow());

@@ -1,3 +1,4 @@
+#include <climits>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include "server/base/text_values.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
+#include "server/commands/progress/write_report.h"
 
 namespace moeserve::server {
 namespace {
@@ -16,21 +18,24 @@ struct Options {
   std::string source;
   std::string destination;
   std::string dtype;
+  bool quiet = false;
 };
 
 int Run(const Options& options) {
   const Quantization type = KindNamed(options.dtype, Quantization::kInt8).value();
-  const auto folder = QuantizeFolder(options.source, options.destination, type);
+  WriteReport report("quantizing", options.quiet);
+  const auto folder = QuantizeFolder(options.source, options.destination, type, report.Callback());
+  report.Finish(folder.ok());
   if (!folder.ok()) return Fail(folder.status());
   if (folder->source_type != Quantization::kNone && folder->source_type != type) {
     std::fprintf(stderr, "warning: %s is %s already and was rounded a second time\n",
-                 Printable(options.source, 300).c_str(),
+                 Printable(options.source, PATH_MAX).c_str(),
                  std::string(Name(folder->source_type)).c_str());
   }
   std::printf(
-      "%s: %s of weights\n%s: %s of weights (%.1f %%)\n", Printable(options.source, 300).c_str(),
-      ShowBytes(folder->source_bytes).c_str(), Printable(options.destination, 300).c_str(),
-      ShowBytes(folder->bytes).c_str(),
+      "%s: %s of weights\n%s: %s of weights (%.1f %%)\n",
+      Printable(options.source, PATH_MAX).c_str(), ShowBytes(folder->source_bytes).c_str(),
+      Printable(options.destination, PATH_MAX).c_str(), ShowBytes(folder->bytes).c_str(),
       100.0 * static_cast<double>(folder->bytes) / static_cast<double>(folder->source_bytes));
   return 0;
 }
@@ -47,6 +52,7 @@ void AddQuantizeCommand(CLI::App& app, Command& selected) {
   command->add_option("--dtype", options->dtype, "Integer type of expert and projection matrices")
       ->check(CLI::IsMember(KindNames(Quantization::kInt8)))
       ->required();
+  AddQuietOption(*command, options->quiet);
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }
 

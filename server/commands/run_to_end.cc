@@ -1,5 +1,6 @@
 #include "server/commands/run_to_end.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <limits>
 #include <mutex>
@@ -10,6 +11,9 @@
 namespace moeserve::server {
 namespace {
 
+// How often `cancelled` is asked while there is no output.
+constexpr std::chrono::milliseconds kCancelInterval{50};
+
 struct Signal {
   std::mutex mutex;
   std::condition_variable changed;
@@ -19,7 +23,8 @@ struct Signal {
 }  // namespace
 
 absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
-                      const std::function<void(size_t, const OutputDelta&)>& on_delta) {
+                      const std::function<void(size_t, const OutputDelta&)>& on_delta,
+                      const std::function<bool()>& cancelled) {
   const auto signal = std::make_shared<Signal>();
   GenerationOptions options;
   options.max_unread_bytes = std::numeric_limits<size_t>::max();
@@ -39,8 +44,17 @@ absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> re
       on_delta(static_cast<size_t>(event.choice), event.delta);
     }
     if (generation->finished()) return absl::OkStatus();
+    if (cancelled && cancelled()) {
+      generation->Cancel();
+      return absl::CancelledError("interrupted");
+    }
     std::unique_lock lock(signal->mutex);
-    signal->changed.wait(lock, [&] { return signal->set; });
+    const auto is_set = [&] { return signal->set; };
+    if (cancelled) {
+      signal->changed.wait_for(lock, kCancelInterval, is_set);
+    } else {
+      signal->changed.wait(lock, is_set);
+    }
     signal->set = false;
   }
 }

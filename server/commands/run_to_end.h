@@ -13,8 +13,11 @@ namespace moeserve::server {
 
 // Calls `on_delta` on the calling thread with each output piece and the index of its request.
 // Pieces of one request come in order; pieces of different requests interleave as they arrive.
-// After the first error, cancels the other requests and returns that error.
+// After the first error, cancels the other requests and returns that error. If `cancelled` is set
+// and returns true, which it is asked several times a second, cancels all requests and returns
+// Cancelled.
 absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
-                      const std::function<void(size_t, const OutputDelta&)>& on_delta);
+                      const std::function<void(size_t, const OutputDelta&)>& on_delta,
+                      const std::function<bool()>& cancelled = {});
 
 }  // namespace moeserve::server

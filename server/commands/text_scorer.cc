@@ -80,6 +80,7 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
   }
 
   bool nan = false;
+  Progress progress("scoring", kTokenUnit, static_cast<double>(score.run.size()), options.progress);
   // Submit few requests at a time, so that a long text does not exceed the limits of the queue.
   const size_t at_once = options.in_order ? 1 : 16;
   for (size_t begin = 0; begin < requests.size(); begin += at_once) {
@@ -89,6 +90,7 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
                                                        requests.size(), begin + at_once))));
     MOESERVE_RETURN_IF_ERROR(
         RunToEnd(engine, std::move(batch), [&](size_t, const OutputDelta& delta) {
+          progress.Add(static_cast<double>(delta.prompt_logprobs.size()));
           for (const auto& logprob : delta.prompt_logprobs) {
             if (!logprob) continue;
             nan = nan || std::isnan(logprob->logprob);
@@ -97,6 +99,7 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
           }
         }));
   }
+  progress.Finish();
   if (nan) return absl::InternalError("a log-probability is not a number");
   if (score.scored == 0) return absl::InvalidArgumentError("the text is too short to be scored");
   return score;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/commands/progress/progress.h"
 #include "server/generation/engine_api.h"
 
 namespace moeserve::server {
@@ -30,6 +31,7 @@ struct ScoringOptions {
   int window = 0;  // tokens per window; 0 selects the context length
   // Whether only one window runs at a time, so that rows reach the model in the order of the texts.
   bool in_order = false;
+  ProgressOutput progress = ProgressOutput::kNone;
 };
 
 // Returns the contents of a file. Error messages contain `path` unchanged.

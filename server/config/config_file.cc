@@ -2,6 +2,7 @@
 
 #include <yaml.h>
 
+#include <climits>
 #include <map>
 #include <utility>
 
@@ -170,7 +171,7 @@ class Reader {
 
 Result<ConfigFile> ParseConfig(std::string_view text, std::string_view name) {
   ConfigFile out;
-  out.name = Printable(name, 200);
+  out.name = Printable(name, PATH_MAX);
   if (text.size() > kMaxConfigBytes) {
     return absl::InvalidArgumentError(
         Concat(out.name, ": expected at most ", kMaxConfigBytes, " bytes, found ", text.size()));
@@ -182,8 +183,13 @@ Result<ConfigFile> ParseConfig(std::string_view text, std::string_view name) {
 }
 
 Result<ConfigFile> ReadConfigFile(const std::filesystem::path& file) {
-  MOESERVE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(file, kMaxConfigBytes));
-  return ParseConfig(text, file.string());
+  auto text = ReadTextFile(file, kMaxConfigBytes);
+  if (!text.ok()) {
+    // The message begins with the last component of the path.
+    const std::string folder = Printable(file.parent_path().string(), PATH_MAX);
+    return Prefixed(folder.empty() ? "" : Concat(folder, '/'), text.status());
+  }
+  return ParseConfig(*text, file.string());
 }
 
 }  // namespace moeserve::server

@@ -7,61 +7,17 @@
 #include "absl/strings/ascii.h"
 #include "base/message.h"
 #include "nlohmann/json.hpp"
+#include "server/config/option_traits.h"
 #include "server/config/suggestion.h"
 
 namespace moeserve::server {
 namespace {
 
-constexpr char kCommandLine[] = "command line";
 // Long enough for the text of every value but a hostile one.
 constexpr size_t kShownBytes = 200;
 
 bool Contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-bool IsFlag(const CLI::Option& option) { return option.get_items_expected_max() == 0; }
-bool IsList(const CLI::Option& option) { return option.get_items_expected_max() > 1; }
-
-// Returns the type without the checks: "INT", "FLOAT", "TEXT" and others.
-std::string BaseType(const CLI::Option& option) {
-  const std::string type = option.get_type_name();
-  return type.substr(0, type.find(':'));
-}
-
-bool IsNumber(const CLI::Option& option) {
-  const std::string type = BaseType(option);
-  return type == "INT" || type == "UINT" || type == "FLOAT";
-}
-
-// Returns the words that the option takes; empty if it takes others, too.
-std::vector<std::string> Choices(const CLI::Option& option) {
-  const std::string type = option.get_type_name();
-  std::vector<std::string> out;
-  const size_t begin = type.find(":{");
-  if (begin == std::string::npos || type.back() != '}') return out;
-  return CLI::detail::split(type.substr(begin + 2, type.size() - begin - 3), ',');
-}
-
-// Describes the values that the option takes.
-std::string Expected(const CLI::Option& option) {
-  if (IsFlag(option)) return "true or false";
-  std::string out;
-  if (const std::vector<std::string> choices = Choices(option); !choices.empty()) {
-    for (const std::string& choice : choices) out += Concat(out.empty() ? "" : ", ", choice);
-    return choices.size() == 1 ? out : Concat("one of ", out);
-  }
-  const std::string base = BaseType(option);
-  out = base == "FLOAT" ? "a number" : IsNumber(option) ? "a whole number" : "text";
-  // The parser describes a range as "INT in [1 - 8]".
-  const std::string type = option.get_type_name();
-  const size_t range = type.find(" in [");
-  const size_t dash = type.rfind(" - ");
-  if (range != std::string::npos && dash != std::string::npos && type.back() == ']') {
-    out += Concat(" from ", type.substr(range + 5, dash - range - 5), " to ",
-                  type.substr(dash + 3, type.size() - dash - 4));
-  }
-  return out;
 }
 
 bool IsPlain(const std::string& text) {
@@ -117,12 +73,12 @@ bool OptionSources::IsSecret(const std::string& name) const { return Contains(se
 std::string OptionSources::Set(CLI::Option& option, const std::string& name,
                                const ConfigEntry& entry) const {
   if (entry.is_list && !IsList(option)) {
-    return Concat("expected ", Expected(option), ", found a list");
+    return Concat("expected ", ExpectedValue(option), ", found a list");
   }
   for (const ConfigValue& value : entry.values) {
     const auto refuse = [&] {
       const std::string found = IsSecret(name) ? "another value" : Quoted(value.text, kShownBytes);
-      return Concat("expected ", Expected(option), ", found ", value.quoted ? "the text " : "",
+      return Concat("expected ", ExpectedValue(option), ", found ", value.quoted ? "the text " : "",
                     found, Suggestion(value.text, Choices(option)));
     };
     if (value.quoted && (IsFlag(option) || IsNumber(option))) return refuse();
@@ -155,7 +111,7 @@ void OptionSources::ReadEnvironment(const Environment& environment, Problems& pr
     if (const std::string error = Set(option, name, entry); !error.empty()) {
       problems.Add(Concat("environment variable ", variable, ": ", error));
     } else {
-      sources_[name] = Concat("environment ", variable);
+      sources_[name] = {SourceKind::kEnvironment, Concat("environment ", variable)};
     }
   }
 }
@@ -178,7 +134,7 @@ void OptionSources::ReadEntry(const ConfigEntry& entry, const std::string& file,
   if (const std::string error = Set(option, entry.key, entry); !error.empty()) {
     problems.Add(Concat(place, ": ", key, ": ", error));
   } else if (!entry.values.empty()) {
-    sources_[entry.key] = place;
+    sources_[entry.key] = {SourceKind::kFile, place};
   }
 }
 
@@ -186,7 +142,7 @@ absl::Status OptionSources::Resolve(const std::optional<ConfigFile>& file,
                                     const Environment& environment, bool partial) {
   for (const CLI::Option* option : command_.get_options()) {
     if (option->count() > 0 && !option->get_lnames().empty()) {
-      sources_[option->get_lnames().front()] = kCommandLine;
+      sources_[option->get_lnames().front()] = {SourceKind::kCommandLine, "command line"};
     }
   }
   Problems problems;
@@ -204,13 +160,16 @@ absl::Status OptionSources::Resolve(const std::optional<ConfigFile>& file,
   return problems.ToStatus("");
 }
 
+OptionSource OptionSources::SourceOf(const std::string& name) const {
+  const auto found = sources_.find(name);
+  return found == sources_.end() ? OptionSource() : found->second;
+}
+
 std::string OptionSources::ToYaml() const {
   std::string out;
   for (const std::string& name : names_) {
     const CLI::Option& option = *command_.get_option("--" + name);
-    const auto source = sources_.find(name);
-    const std::string comment =
-        Concat("  # ", source == sources_.end() ? "default" : source->second, '\n');
+    const std::string comment = Concat("  # ", SourceOf(name).text, '\n');
     const std::vector<std::string> values =
         option.count() > 0                 ? option.results()
         : option.get_default_str().empty() ? std::vector<std::string>()
@@ -238,14 +197,14 @@ std::string OptionSources::ToYaml() const {
 absl::Status OptionSources::WithSource(const absl::Status& error) const {
   const std::string message(error.message());
   for (const auto& [name, source] : sources_) {
-    if (source == kCommandLine) continue;
+    if (source.kind == SourceKind::kCommandLine) continue;
     const size_t at = message.find("--" + name);
     if (at == std::string::npos) continue;
     const size_t end = at + 2 + name.size();
     // The name of another option can begin with this name.
     if (end < message.size() && (message[end] == '-' || absl::ascii_isalnum(message[end])))
       continue;
-    return absl::Status(error.code(), Concat(message, " (set by ", source, ')'));
+    return absl::Status(error.code(), Concat(message, " (set by ", source.text, ')'));
   }
   return error;
 }

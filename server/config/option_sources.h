@@ -19,6 +19,13 @@ namespace moeserve::server {
 // Returns the value of an environment variable, null if it is not set.
 using Environment = std::function<const char*(const char* name)>;
 
+// Where the value of an option came from. A later kind overrides an earlier one.
+enum class SourceKind { kDefault, kFile, kEnvironment, kCommandLine };
+struct OptionSource {
+  SourceKind kind = SourceKind::kDefault;
+  std::string text = "default";  // "FILE:LINE", "environment NAME", "command line"
+};
+
 // One command's options. The command must outlive the object. Used by one thread.
 class OptionSources {
  public:
@@ -35,6 +42,9 @@ class OptionSources {
   // does not take, with the place, the option, the expected and the found value.
   absl::Status Resolve(const std::optional<ConfigFile>& file, const Environment& environment,
                        bool partial = false);
+
+  // Returns where the value of the option with this long name, without dashes, came from.
+  OptionSource SourceOf(const std::string& name) const;
 
   // Returns the values as a configuration file, in which a comment names the source of each.
   // Options without a value, and secrets, are commented out.
@@ -57,7 +67,7 @@ class OptionSources {
   std::vector<std::string> secret_;
   std::map<std::string, std::string> variables_;  // by option
   std::vector<std::string> required_;
-  std::map<std::string, std::string> sources_;  // by option; not of those with their default
+  std::map<std::string, OptionSource> sources_;  // by option; not of those with their default
 };
 
 }  // namespace moeserve::server

@@ -22,8 +22,13 @@ constexpr double kLongestWait = 1.0;
 class Driver {
  public:
   // A warm-up run numbers its requests -1, -2 and so on.
-  Driver(const LoadOptions& options, bool warm_up, const Workload& workload, LoadTarget& target)
-      : options_(options), warm_up_(warm_up), workload_(workload), target_(target) {}
+  Driver(const LoadOptions& options, bool warm_up, const Workload& workload, LoadTarget& target,
+         LoadProgress progress)
+      : options_(options),
+        warm_up_(warm_up),
+        workload_(workload),
+        target_(target),
+        progress_(std::move(progress)) {}
 
   LoadRun Run() {
     run_.begin = target_.Now();
@@ -79,6 +84,10 @@ class Driver {
       for (RequestResult& result : target_.Wait(std::min(until, now + kLongestWait))) {
         Finish(std::move(result));
       }
+      if (progress_) {
+        progress_(target_.Now() - run_.begin,
+                  static_cast<int64_t>(run_.samples.size()) - outstanding_);
+      }
     }
   }
 
@@ -131,6 +140,7 @@ class Driver {
   const bool warm_up_;
   const Workload& workload_;
   LoadTarget& target_;
+  const LoadProgress progress_;
   LoadRun run_;
   double stop_at_ = kNever;
   int64_t outstanding_ = 0;
@@ -155,8 +165,9 @@ absl::Status CheckLoadOptions(const LoadOptions& options) {
   return absl::OkStatus();
 }
 
-LoadRun RunLoad(const LoadOptions& options, const Workload& workload, LoadTarget& target) {
-  return Driver(options, /*warm_up=*/false, workload, target).Run();
+LoadRun RunLoad(const LoadOptions& options, const Workload& workload, LoadTarget& target,
+                const LoadProgress& progress) {
+  return Driver(options, /*warm_up=*/false, workload, target, progress).Run();
 }
 
 absl::Status WarmUp(int64_t requests, int clients, const Workload& workload, LoadTarget& target) {
@@ -164,7 +175,7 @@ absl::Status WarmUp(int64_t requests, int clients, const Workload& workload, Loa
   LoadOptions options;
   options.clients = static_cast<int>(std::min<int64_t>(std::max(clients, 1), requests));
   options.requests = requests;
-  const LoadRun run = Driver(options, /*warm_up=*/true, workload, target).Run();
+  const LoadRun run = Driver(options, /*warm_up=*/true, workload, target, {}).Run();
   for (const LoadSample& sample : run.samples) {
     if (sample.results > 0 && sample.result.error.empty()) return absl::OkStatus();
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,8 +53,11 @@ struct LoadRun {
 absl::Status CheckLoadOptions(const LoadOptions& options);
 
 // Runs the load. Blocks until all requests have ended, at most drain_seconds and a few seconds more
-// after the last start. Requires that CheckLoadOptions accepts `options`.
-LoadRun RunLoad(const LoadOptions& options, const Workload& workload, LoadTarget& target);
+// after the last start. Requires that CheckLoadOptions accepts `options`. `progress`, if set, is
+// told at least once a second how many seconds have passed and how many requests have ended.
+using LoadProgress = std::function<void(double seconds, int64_t ended)>;
+LoadRun RunLoad(const LoadOptions& options, const Workload& workload, LoadTarget& target,
+                const LoadProgress& progress = {});
 
 // Runs `requests` warm-up requests, at most `clients` at the same time. If no request succeeded,
 // returns the error of the first one.

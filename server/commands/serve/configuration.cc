@@ -67,6 +67,10 @@ Result<Addresses> ResolveAddresses(const ServeOptions& options, bool guarded) {
   Addresses out;
   MOESERVE_ASSIGN_OR_RETURN(out.http, ParseAddress("--http", options.http));
   MOESERVE_ASSIGN_OR_RETURN(out.grpc, ParseAddress("--grpc", options.grpc));
+  if (out.http.port != 0 && out.http.port == out.grpc.port && out.http.host == out.grpc.host) {
+    return absl::InvalidArgumentError(
+        Concat("--http and --grpc: expected two addresses, found ", options.http, " for both"));
+  }
   if (!guarded && !options.allow_open) {
     for (const HostPort* address : {&out.http, &out.grpc}) {
       if (address->IsLoopback()) continue;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "server/base/text_values.h"
 
 namespace moeserve::server {
 
@@ -23,13 +24,48 @@ absl::Status ServeOptionReader::Read() {
     if (!read.ok()) return Prefixed("--config: ", read.status());
     file = *std::move(read);
   }
-  return sources_->Resolve(file, &std::getenv, options_.print_routes);
+  MOESERVE_RETURN_IF_ERROR(sources_->Resolve(file, &std::getenv, options_.print_routes));
+  return MergeAddress();
 }
 
 absl::Status ServeOptionReader::ReadFileOnly(const std::string& file) {
   MOESERVE_ASSIGN_OR_RETURN(ConfigFile read, ReadConfigFile(file));
-  return sources_->Resolve(
-      std::move(read), [](const char*) { return nullptr; }, /*partial=*/true);
+  MOESERVE_RETURN_IF_ERROR(sources_->Resolve(
+      std::move(read), [](const char*) { return nullptr; }, /*partial=*/true));
+  return MergeAddress();
+}
+
+absl::Status ServeOptionReader::MergeAddress() {
+  const OptionSource http = sources_->SourceOf("http");
+  bool replaces[2] = {};  // the host, the port
+  for (const bool is_port : {false, true}) {
+    const char* const name = is_port ? "port" : "host";
+    const OptionSource source = sources_->SourceOf(name);
+    if (source.kind == SourceKind::kDefault || source.kind < http.kind) continue;
+    if (source.kind == http.kind) {
+      return absl::InvalidArgumentError(
+          Concat("--http and --", name, ": expected one of them, found both (", http.text,
+                 source.text == http.text ? "" : Concat(" and ", source.text), ')'));
+    }
+    replaces[is_port ? 1 : 0] = true;
+  }
+  if (!replaces[0] && !replaces[1]) return absl::OkStatus();
+  auto address = ParseHostPort(options_.http);
+  if (!address.ok()) return Prefixed("--http: ", address.status());
+  if (replaces[0]) {
+    std::string host = options_.host;
+    if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+      host = host.substr(1, host.size() - 2);
+    }
+    address->host = host;
+  }
+  if (replaces[1]) address->port = *options_.port;
+  const bool ipv6 = address->host.find(':') != std::string::npos;
+  options_.http = Concat(ipv6 ? "[" : "", address->host, ipv6 ? "]:" : ":", address->port);
+  if (auto merged = ParseHostPort(options_.http); !merged.ok()) {
+    return Prefixed("--host: ", merged.status());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace moeserve::server

@@ -22,7 +22,7 @@ class ServeOptionReader {
 
   // Completes options() once the command line has been parsed. Must be called once. The errors of
   // ReadConfigFile() and OptionSources::Resolve(). With --print-routes, required options may be
-  // missing.
+  // missing. options().http has the host and the port of --host and --port.
   absl::Status Read();
   // The same with the values of `file` alone, in which required options may be missing.
   absl::Status ReadFileOnly(const std::string& file);
@@ -31,6 +31,10 @@ class ServeOptionReader {
   const OptionSources& sources() const { return *sources_; }
 
  private:
+  // Replaces the host and the port of options_.http by those of --host and --port, if these do not
+  // come from a weaker source than --http. InvalidArgument if both come from the same source.
+  absl::Status MergeAddress();
+
   ServeOptions options_;
   std::string config_file_;
   std::optional<OptionSources> sources_;  // never empty once constructed

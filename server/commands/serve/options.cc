@@ -10,6 +10,9 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
   app.add_option("--http", options.http, "HOST:PORT of HTTP; port 0 picks a free port")
       ->envname("MOESERVE_HTTP")
       ->capture_default_str();
+  app.add_option("--host", options.host, "Host of HTTP, in place of that of --http");
+  app.add_option("--port", options.port, "Port of HTTP, in place of that of --http")
+      ->check(CLI::Range(0, 65535));
   app.add_option("--grpc", options.grpc, "HOST:PORT of gRPC; port 0 picks a free port")
       ->envname("MOESERVE_GRPC")
       ->capture_default_str();
@@ -56,7 +59,7 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
 
 // Adds the options about the models that are served.
 void AddServedModels(CLI::App& app, ServeOptions& options) {
-  app.add_option("--model", options.models,
+  app.add_option("-m,--model,MODEL", options.models,
                  "Checkpoint folder, also of Hugging Face's cache, or file (.gguf, "
                  "model.safetensors); NAME=PATH names the model; can be repeated")
       ->required();

@@ -16,6 +16,8 @@ struct ServeOptions {
   ModelOptionsText model;
   EngineOptionsText engine;
   std::string http = "127.0.0.1:8080";
+  std::string host;         // replaces the host of `http` unless empty
+  std::optional<int> port;  // replaces the port of `http`
   std::string grpc = "127.0.0.1:8081";
   std::vector<std::string> models;  // "DIR" or "NAME=DIR"
   std::vector<std::string> served_names;

@@ -16,6 +16,7 @@
 #include "base/steady_clock.h"
 #include "server/base/logging.h"
 #include "server/base/version.h"
+#include "server/chat/chat_format.h"
 #include "server/commands/commands.h"
 #include "server/commands/serve/configuration.h"
 #include "server/commands/serve/option_reader.h"
@@ -25,7 +26,6 @@
 #include "server/http/routes/api.h"
 #include "server/http/server.h"
 #include "server/keys/key_file_watcher.h"
-#include "server/chat/chat_format.h"
 #include "server/process/allocator_trim.h"
 #include "server/process/descriptors.h"
 #include "server/process/signals.h"
@@ -159,8 +159,9 @@ Result<Listeners> StartListeners(const ServeOptions& options, const Configuratio
   http_options.limits.max_connections =
       std::min(http_options.limits.max_connections, connections.http);
   http_options.address_limit = PerAddress(options, http_options.limits.max_connections);
-  MOESERVE_ASSIGN_OR_RETURN(
-      out.http, http::HttpServer::Start(http_options, router, context.metrics(), context.memory()));
+  auto http = http::HttpServer::Start(http_options, router, context.metrics(), context.memory());
+  if (!http.ok()) return Prefixed("--http: ", http.status());
+  out.http = *std::move(http);
   rpc::GrpcServerOptions grpc_options;
   grpc_options.host = addresses.grpc.host;
   grpc_options.port = addresses.grpc.port;
@@ -168,7 +169,9 @@ Result<Listeners> StartListeners(const ServeOptions& options, const Configuratio
   grpc_options.address_limit = PerAddress(options, connections.grpc);
   grpc_options.tls = context.settings().tls.get();
   grpc_options.reflection = options.grpc_reflection == "on";
-  MOESERVE_ASSIGN_OR_RETURN(out.grpc, rpc::GrpcServer::Start(grpc_options, context));
+  auto grpc = rpc::GrpcServer::Start(grpc_options, context);
+  if (!grpc.ok()) return Prefixed("--grpc: ", grpc.status());
+  out.grpc = *std::move(grpc);
   return out;
 }
 
