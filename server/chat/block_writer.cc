@@ -15,7 +15,7 @@ BlockWriter::BlockWriter(AnswerIdentity identity, const AnswerOptions& options,
       tokenizer_(tokenizer),
       stream_(stream),
       splitter_(AnswerSplitter::Make(rules_.split, [this](int call) {
-        return ToolCallId(*rules_.split.syntax, identity_.id, 0, call);
+        return ToolCallId(*rules_.split.syntax, identity_.unique_id, 0, call);
       })) {}
 
 absl::Status BlockWriter::Add(int /*index*/, const PreparedPrompt& prompt, OutputDelta delta) {

@@ -70,7 +70,7 @@ ChatWriter::ChatWriter(AnswerIdentity identity, const AnswerOptions& options,
     choices_[i].part.index = i;
     if (!rules_.split.needed()) continue;
     choices_[i].splitter = AnswerSplitter::Make(rules_.split, [this, i](int call) {
-      return ToolCallId(*rules_.split.syntax, identity_.id, i, call);
+      return ToolCallId(*rules_.split.syntax, identity_.unique_id, i, call);
     });
   }
 }

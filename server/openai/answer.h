@@ -16,7 +16,9 @@ namespace moeserve::server {
 
 // Identifies a response. Every chunk repeats these members.
 struct AnswerIdentity {
-  std::string id;  // such as "cmpl-..."
+  std::string id;  // such as "cmpl-..."; the client can choose it
+  // Random. The ids of parts of the response derive from it.
+  std::string unique_id;
   int64_t created = 0;
   std::string model;
 };

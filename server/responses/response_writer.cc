@@ -50,7 +50,7 @@ std::string ResponseWriter::ItemId(const Block& block) const {
   const std::string_view prefix = block.kind == Block::Kind::kReasoning ? "rs_"
                                   : block.kind == Block::Kind::kText    ? "msg_"
                                                                         : "fc_";
-  return Concat(prefix, identity_.id.substr(identity_.id.find('_') + 1), "_", block.index);
+  return Concat(prefix, identity_.unique_id, "_", block.index);
 }
 
 Json ResponseWriter::Item(const Block& block, bool complete) const {

@@ -141,7 +141,7 @@ bool HasThinkTags(std::string_view template_source) {
 std::string ToolCallId(const CallSyntax& syntax, std::string_view response_id, int choice,
                        int call) {
   const std::string whole = Concat(response_id, '-', choice, '-', call);
-  if (syntax.id_length == 0) return Concat("call_", whole.substr(whole.find('-') + 1));
+  if (syntax.id_length == 0) return Concat("call_", whole);
   constexpr std::string_view kDigits =
       "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
   uint64_t hash = Hash(whole);

@@ -51,8 +51,8 @@ inline constexpr ReasoningSyntax kThinkTags = {"<think>", "</think>"};
 // Returns whether the models of a chat template write reasoning between kThinkTags.
 bool HasThinkTags(std::string_view template_source);
 
-// Returns the id of call number `call` of choice `choice` of the response `response_id`. Ids of
-// different responses, choices and calls differ.
+// Returns the id of call number `call` of choice `choice` of the response that `response_id`, which
+// must be unique, stands for. Ids of different responses, choices and calls differ.
 std::string ToolCallId(const CallSyntax& syntax, std::string_view response_id, int choice,
                        int call);
 

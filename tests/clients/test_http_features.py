@@ -151,3 +151,24 @@ def test_the_template_can_be_hidden():
         assert json.loads(call(server, "GET", "/tokenizer_info")[2])["chat_template"] is None
     finally:
         stop_server(server)
+
+
+def test_equal_request_ids_give_calls_of_different_ids(featured):
+    server = featured[0]
+    tool = {"name": "weather", "parameters": {
+        "type": "object", "properties": {"place": {"enum": ["Rome"]}}, "required": ["place"]}}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200,
+            "tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+    responses = {"input": "hi", "max_output_tokens": 200, "tool_choice": "required",
+                 "tools": [{"type": "function", **tool}]}
+    ids = []
+    for _ in range(2):
+        same = {"X-Request-Id": "same"}
+        answer = json.loads(call(server, "POST", "/v1/chat/completions", chat, same)[2])
+        assert answer["id"] == "chatcmpl-same"
+        ids += [c["id"] for c in answer["choices"][0]["message"]["tool_calls"]]
+        answer = json.loads(call(server, "POST", "/v1/responses", responses, same)[2])
+        items = [item for item in answer["output"] if item["type"] == "function_call"]
+        assert items
+        ids += [item[name] for item in items for name in ("id", "call_id")]
+    assert len(set(ids)) == len(ids), ids

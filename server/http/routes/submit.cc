@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "base/steady_clock.h"
+#include "server/base/request_id.h"
 #include "server/generation/submission.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
@@ -31,7 +32,10 @@ Result<Handled> Submit(ServerContext& context, const Request& request,
       context.Submissions(model, request.key, request.record), params, format.id_prefix);
   MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
   std::unique_ptr<AnswerWriter> writer = format.make_writer(
-      {.id = submission->id(), .created = absl::ToUnixSeconds(absl::Now()), .model = params.model},
+      {.id = submission->id(),
+       .unique_id = NewRequestId(),
+       .created = absl::ToUnixSeconds(absl::Now()),
+       .model = params.model},
       submission->engine()->tokenizer(), static_cast<int>(submission->num_choices()));
   const absl::Time deadline = SteadyNow() + context.settings().limits.max_request_time;
   if (!submission->NeedsCompiling()) {
