@@ -2,13 +2,14 @@
 # Installs missing packages on Debian 12, Ubuntu 24.04 and later. Needs neither root nor the network
 # if nothing is missing.
 #
-#   deploy/install_dependencies.sh [build] [clients] [tests] [fuzz] [browser] [reference]
+#   deploy/install_dependencies.sh [build] [clients] [tests] [fuzz] [browser] [packages] [reference]
 #
 #   build      the compiler, CMake and libraries for building
 #   clients    packages for the examples in deploy/clients
 #   tests      further packages for tests/run.sh
 #   fuzz       the compiler for tests/fuzz
 #   browser    the browser for the dashboard's tests
+#   packages   what tests of the Debian package need
 #   reference  PyTorch, for recomputing the golden files of the tests
 #
 # Without arguments, the groups build and clients are installed.
@@ -33,6 +34,7 @@ tests=(
 )
 fuzz=("clang++@clang" "libclang-rt-14-dev|libclang-rt-18-dev|libclang-rt-dev")
 browser=("chromium@chromium" "chromedriver@chromium-driver")
+packaging=("dpkg-shlibdeps@dpkg-dev" "lintian@lintian" "debootstrap@debootstrap")
 reference=(python3 python3-venv python3-torch python3-numpy ca-certificates)
 
 # Packages that make builds faster. They are installed only together with required packages.
@@ -138,9 +140,10 @@ main() {
       tests) needs+=("${tests[@]}") ;;
       fuzz) needs+=("${fuzz[@]}") ;;
       browser) needs+=("${browser[@]}") ;;
+      packages) needs+=("${packaging[@]}") ;;
       reference) needs+=("${reference[@]}") ;;
-      *) die "unknown group \"$group\": there are build, clients, tests, fuzz, browser and" \
-        "reference" ;;
+      *) die "unknown group \"$group\": there are build, clients, tests, fuzz, browser," \
+        "packages and reference" ;;
     esac
   done
   for need in "${needs[@]}"; do

@@ -69,6 +69,10 @@ install_packages() {
   deploy/install_dependencies.sh "${groups[@]}"
   deploy/install_dependencies.sh browser ||
     echo "without Chromium the tests of the dashboard are skipped"
+  if $full; then
+    deploy/install_dependencies.sh packages ||
+      echo "without lintian and debootstrap tests of the Debian package are skipped"
+  fi
   if ((fuzz_seconds > 0)); then
     deploy/install_dependencies.sh fuzz || echo "without clang the fuzz targets are skipped"
   fi
