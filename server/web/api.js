@@ -63,15 +63,21 @@ export async function getText(path, signal) {
   return (await call(path, { signal })).text();
 }
 
-// Yields the JSON of each event of a streamed completion as it arrives. Throws an error that the
-// stream reports.
-export async function* streamCompletion(body, signal) {
-  const response = await call("v1/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true }),
-    signal,
-  });
+const post = (path, body, signal) => call(path, {
+  method: "POST",
+  headers: { "Content-Type": "application/json" },
+  body: JSON.stringify(body),
+  signal,
+});
+
+export async function postJson(path, body, signal) {
+  return (await post(path, body, signal)).json();
+}
+
+// Yields the JSON of each event of a streamed answer as it arrives. Throws an error that the stream
+// reports.
+export async function* streamEvents(path, body, signal) {
+  const response = await post(path, { ...body, stream: true }, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   while (true) {

@@ -1,43 +1,41 @@
-// The "Playground" view: a prompt, its streamed completion, and the experts that computed each
-// token.
-import { getJson, streamCompletion } from "./api.js";
-import { byId, el, setOptions, setText } from "./dom.js";
-import { blockKey, blockTitle, count, decimal, percent, seconds, visible } from "./format.js";
+// The "Playground" view: a prompt or a chat, its streamed answer, and the experts that computed
+// each token.
+import { getJson, postJson } from "./api.js";
+import { ChatAnswer } from "./chat_answer.js";
+import { ChatMessages } from "./chat_messages.js";
+import { byId, setOptions, setText } from "./dom.js";
+import { blockKey, blockTitle } from "./format.js";
+import { generate } from "./generation.js";
+import { parseTools } from "./json_check.js";
 import { Poller } from "./poller.js";
-import { makeLayout, RoutingRecord, summarize } from "./routing_record.js";
-import { expertColor } from "./theme.js";
+import { makeLayout } from "./routing_record.js";
+import { SamplingOptions } from "./sampling_options.js";
+import { TokenPanel } from "./token_panel.js";
+import { tokenTexts } from "./token_text.js";
 
-const maxChips = 4096;
 const retryMilliseconds = 2000;
+const firstMessages = [{ role: "user", content: "In the beginning God created" }];
 
 export class PlaygroundView {
   constructor(page) {
-    this.page = page;
     this.layout = null;
-    this.record = null;
-    this.tokens = []; // {text, position, generated, logprob, chip}
-    this.chosen = null;
     this.controller = null;
     this.recordsRefused = false; // true if the server keeps no routing records
+    this.sampling = new SamplingOptions({ host: byId("sampling"), more: byId("more-fields"),
+      maxTokens: 48 });
+    this.panel = new TokenPanel({ chips: byId("chips"), detail: byId("detail-body"),
+      blockName: () => byId("color-block").value });
+    this.messages = new ChatMessages({ list: byId("messages"), addButton: byId("add-message"),
+      onChange: () => byId("prompt-form").dispatchEvent(new Event("change", { bubbles: true })) });
+    this.messages.set(firstMessages);
+    this.answer = new ChatAnswer(byId("chat-answer"));
     // Polls only until the layout has been loaded.
     this.poller = new Poller(() => this.#loadLayout(), retryMilliseconds, (error) => {
       page.setState(error);
       if (!error) this.poller.stop();
     });
-    byId("prompt-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (this.controller) this.controller.abort();
-      else this.#generate();
-    });
-    byId("prompt").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-        byId("prompt-form").requestSubmit();
-      }
-    });
-    byId("color-block").addEventListener("change", () => {
-      for (const token of this.tokens) this.#paint(token);
-    });
-    byId("chips").addEventListener("keydown", (event) => this.#onKey(event));
+    this.#listen();
+    this.#showMode();
   }
 
   show() {
@@ -46,6 +44,34 @@ export class PlaygroundView {
 
   hide() {
     this.poller.stop();
+  }
+
+  #listen() {
+    byId("prompt-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.controller) this.controller.abort();
+      else this.#generate();
+    });
+    byId("prompt-form").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        byId("prompt-form").requestSubmit();
+      }
+    });
+    for (const input of document.getElementsByName("mode")) {
+      input.addEventListener("change", () => this.#showMode());
+    }
+    byId("tools").addEventListener("change", () => this.#checkTools());
+    byId("color-block").addEventListener("change", () => this.panel.repaint());
+  }
+
+  #isChat() {
+    return document.querySelector("[name=mode]:checked").value === "chat";
+  }
+
+  #showMode() {
+    byId("text-fields").hidden = this.#isChat();
+    for (const id of ["chat-fields", "more-chat"]) byId(id).hidden = !this.#isChat();
   }
 
   async #loadLayout() {
@@ -61,19 +87,28 @@ export class PlaygroundView {
     setText(byId("playground-note"), text);
   }
 
+  // Returns the tools, null if there are none, or undefined after showing what is wrong with them.
+  #checkTools() {
+    const { value, error } = parseTools(byId("tools").value);
+    setText(byId("tools-error"), error ? `Tools: ${error}.` : "");
+    byId("tools").setAttribute("aria-invalid", String(Boolean(error)));
+    return error ? undefined : value;
+  }
+
   #request() {
-    const body = {
-      prompt: byId("prompt").value,
-      max_tokens: byId("max-tokens").valueAsNumber,
-      temperature: byId("temperature").valueAsNumber,
-      echo: byId("show-prompt").checked,
-      logprobs: 0,
-      return_token_ids: true,
-      stream_options: { include_usage: true },
-    };
-    const seed = byId("seed").valueAsNumber;
-    if (Number.isInteger(seed)) body.seed = seed;
+    const body = { ...this.sampling.fields(), return_token_ids: true,
+      stream_options: { include_usage: true } };
     if (!this.recordsRefused && this.layout.blocks.length > 0) body.return_routing = true;
+    if (!this.#isChat()) {
+      return Object.assign(body, { prompt: byId("prompt").value, logprobs: 0,
+        echo: byId("show-prompt").checked });
+    }
+    const tools = this.#checkTools();
+    if (tools === undefined) return null;
+    Object.assign(body, { messages: this.messages.value(), logprobs: true });
+    if (tools) Object.assign(body, { tools, tool_choice: byId("tool-choice").value });
+    const template = byId("chat-template").value;
+    if (template.trim() !== "") body.chat_template = template;
     return body;
   }
 
@@ -84,16 +119,20 @@ export class PlaygroundView {
     this.#note("");
     try {
       await this.#loadLayout();
-      this.#clear();
       const body = this.#request();
+      if (!body) {
+        byId("more").open = true;
+        byId("tools").focus();
+        return;
+      }
       try {
-        await this.#stream(body, controller.signal);
+        await this.#run(body, controller.signal);
       } catch (error) {
         if (error.code !== "not_enabled") throw error;
         delete body.return_routing;
         this.recordsRefused = true;
         this.#note(`Tokens without their experts: ${error.message}.`);
-        await this.#stream(body, controller.signal);
+        await this.#run(body, controller.signal);
       }
     } catch (error) {
       if (error.name !== "AbortError") this.#note(`No answer: ${error.message}.`);
@@ -103,194 +142,39 @@ export class PlaygroundView {
     }
   }
 
-  #clear() {
-    this.tokens = [];
-    this.chosen = null;
-    this.record = new RoutingRecord(this.layout);
-    byId("chips").replaceChildren();
+  async #run(body, signal) {
+    this.panel.clear(this.layout);
+    this.answer.clear();
     setText(byId("answer-note"), "");
-    byId("detail-body").replaceChildren(el("p", { class: "muted" }, "No token chosen yet."));
+    const chat = Boolean(body.messages);
+    const prompt = chat && byId("show-prompt").checked ? await promptTokens(body, signal) : null;
+    const { fits, summary } = await generate({
+      path: chat ? "v1/chat/completions" : "v1/completions", body, panel: this.panel, signal,
+      onStart: (ids) => prompt && this.#addPrompt(ids, prompt),
+      onChoice: (choice) => chat && this.answer.add(choice.delta),
+    });
+    if (!fits) this.#note("A routing record of the answer does not fit this model.");
+    setText(byId("answer-note"), summary);
+    if (chat) this.messages.add(this.answer.message());
   }
 
-  async #stream(body, signal) {
-    const begin = performance.now();
-    let first = 0;
-    let position = 0;
-    let promptTokens = 0;
-    let started = false;
-    let generated = 0;
-    for await (const chunk of streamCompletion(body, signal)) {
-      const choice = chunk.choices?.[0];
-      if (!choice) {
-        this.#summary(chunk.usage, generated, first, begin);
-        continue;
-      }
-      if (!started) {
-        started = true;
-        first = performance.now();
-        promptTokens = choice.prompt_token_ids?.length ?? 0;
-        position = body.echo ? 0 : promptTokens;
-      }
-      const texts = choice.logprobs?.tokens ?? [];
-      texts.forEach((text, i) => {
-        const isGenerated = position >= promptTokens;
-        if (isGenerated) ++generated;
-        this.#addToken(text, position++, isGenerated, choice.logprobs.token_logprobs?.[i]);
-      });
-      if (choice.routing) this.#addRouting(choice.routing);
-    }
-    for (const token of this.tokens) this.#paint(token);
-  }
-
-  #summary(usage, generated, first, begin) {
-    const now = performance.now();
-    const time = (now - begin) / 1000;
-    const rate = now > first ? (generated - 1) / ((now - first) / 1000) : NaN;
-    setText(byId("answer-note"),
-      `${count(usage?.prompt_tokens)} prompt and ${count(generated)} generated tokens in ` +
-      `${seconds(time)}, first after ${seconds((first - begin) / 1000)}` +
-      (generated > 1 ? `, then ${rate < 100 ? decimal(rate) : count(rate)} a second.` : "."));
-  }
-
-  #addToken(text, position, generated, logprob) {
-    if (this.tokens.length >= maxChips) return;
-    const token = { text, position, generated, logprob };
-    token.bar = el("span", { class: "chip-bar", "aria-hidden": "true" });
-    token.chip = el("button", {
-      type: "button", class: generated ? "chip" : "chip prompt-chip",
-      tabindex: this.tokens.length === 0 ? 0 : -1, "aria-expanded": "false",
-      "data-position": position,
-      onclick: () => this.#toggle(token),
-      onfocus: () => this.#choose(token),
-      onpointerenter: (event) => event.pointerType === "mouse" && this.#choose(token),
-    }, el("span", { class: "chip-text" }, visible(text)), token.bar);
-    token.node = el("span", { class: "token" }, token.chip);
-    this.tokens.push(token);
-    byId("chips").append(token.node);
-    this.#paint(token);
-  }
-
-  #addRouting(piece) {
-    if (!this.record.add(piece)) {
-      this.#note("A routing record of the answer does not fit this model.");
-      return;
-    }
-    for (const token of this.tokens) {
-      const at = token.position - piece.first_position;
-      if (at >= 0 && at < piece.tokens) this.#paint(token);
-    }
-    if (this.chosen) this.#showDetail(this.chosen);
-  }
-
-  #block() {
-    return this.layout.blocks.find((block) => blockKey(block) === byId("color-block").value);
-  }
-
-  // Shows the experts that a token selected in the chosen block, as far as they are known.
-  #paint(token) {
-    const block = this.#block();
-    const rows = block ? this.record.rowsOf(token.position, block) : null;
-    token.bar.replaceChildren(...(rows ? segments(summarize(rows)) : []));
-    const experts = rows ? summarize(rows).map(({ expert }) => expert) : [];
-    token.chip.setAttribute("aria-label", `${visible(token.text)}, ` +
-      (rows ? `experts ${experts.join(", ")}` : "experts unknown"));
-    token.chip.dataset.experts = experts.join(" ");
-    if (token.subTokens) this.#unfold(token);
-  }
-
-  #toggle(token) {
-    this.#choose(token);
-    if (token.subTokens) {
-      token.subTokens.remove();
-      token.subTokens = null;
-      token.chip.setAttribute("aria-expanded", "false");
-    } else {
-      this.#unfold(token);
-    }
-  }
-
-  // Shows a token's rows in the chosen block, one below another.
-  #unfold(token) {
-    token.subTokens?.remove();
-    token.subTokens = null;
-    const block = this.#block();
-    const rows = block ? this.record.rowsOf(token.position, block) : null;
-    if (rows) {
-      token.subTokens = el("span", { class: "sub-tokens", role: "list" },
-        rows.map((row, r) => el("span", { class: "sub-token", role: "listitem",
-          "data-experts": row.map(({ expert }) => expert).join(" ") },
-          el("span", { class: "muted" }, rows.length > 1 ? `sub-token ${r}` : "experts"),
-          expertBadges(row))));
-      token.node.append(token.subTokens);
-    }
-    token.chip.setAttribute("aria-expanded", String(Boolean(rows)));
-  }
-
-  #choose(token) {
-    if (this.chosen === token) return;
-    this.chosen?.chip.classList.remove("chosen");
-    this.chosen = token;
-    token.chip.classList.add("chosen");
-    this.#showDetail(token);
-  }
-
-  #showDetail(token) {
-    const facts = [`Position ${token.position}, ${token.generated ? "generated" : "prompt"}`];
-    if (typeof token.logprob === "number") {
-      facts.push(`probability ${percent(Math.exp(token.logprob))}`);
-    }
-    const head = el("p", {}, el("code", { class: "detail-token" }, visible(token.text)), " ",
-      el("span", { class: "muted" }, facts.join(", ")));
-    if (!this.record.has(token.position)) {
-      const last = token === this.tokens.at(-1);
-      byId("detail-body").replaceChildren(head, el("p", { class: "muted" },
-        last ? "No experts: the model has not read this token, it was the last one."
-          : "The experts of this token are not known."));
-      return;
-    }
-    const rows = this.layout.blocks.map((block) =>
-      el("tr", { "data-block": blockKey(block) },
-        el("th", { scope: "row" }, blockTitle(block)),
-        el("td", {}, this.record.rowsOf(token.position, block).map((row, r) =>
-          el("div", { class: "detail-row" },
-            block.subTokens > 1
-              ? el("span", { class: "muted row-number", title: `sub-token ${r}` }, `${r}`) : null,
-            expertBadges(row))))));
-    byId("detail-body").replaceChildren(head, el("table", { class: "detail-table" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Block"),
-        el("th", { scope: "col" }, "Experts and weights"))),
-      el("tbody", {}, rows)));
-  }
-
-  // Arrow keys, Home and End move between tokens; Tab leaves the list of tokens.
-  #onKey(event) {
-    const at = this.tokens.findIndex((token) => token.chip === event.target);
-    if (at < 0) return;
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0,
-      End: this.tokens.length - 1 }[event.key];
-    const next = this.tokens[to];
-    if (!next) return;
-    event.preventDefault();
-    event.target.tabIndex = -1;
-    next.chip.tabIndex = 0;
-    next.chip.focus();
+  // `ids`: the prompt's tokens as the model read them. Their texts are known if the template of the
+  // server made the same tokens.
+  #addPrompt(ids, { ids: known, texts }) {
+    const same = ids.length === known.length && ids.every((id, i) => id === known[i]);
+    ids.forEach((id, position) => this.panel.add({ text: same ? texts[position] : `#${id}`,
+      position, generated: false }));
   }
 }
 
-function segments(experts) {
-  return experts.map(({ expert, weight }) => {
-    const node = el("span", { "data-expert": expert });
-    node.style.background = expertColor(expert);
-    node.style.flexGrow = Number.isFinite(weight) ? Math.max(weight, 0.02) : 1;
-    return node;
-  });
-}
-
-function expertBadges(row) {
-  return row.map(({ expert, weight }) => {
-    const swatch = el("span", { class: "swatch", "aria-hidden": "true" });
-    swatch.style.background = expertColor(expert);
-    return el("span", { class: "badge", "data-expert": expert }, swatch, el("b", {}, `${expert}`),
-      Number.isFinite(weight) ? el("span", { class: "muted" }, decimal(weight)) : null);
-  });
+// Returns {ids, texts} of a chat's prompt, both empty if the server cannot tell.
+async function promptTokens({ messages, tools }, signal) {
+  try {
+    const { tokens, token_strs: spellings } = await postJson("tokenize",
+      { messages, ...(tools ? { tools } : {}), return_token_strs: true }, signal);
+    return { ids: tokens, texts: tokenTexts(spellings) };
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    return { ids: [], texts: [] };
+  }
 }

@@ -12,7 +12,7 @@ import browser  # noqa: E402
 
 @pytest.fixture(scope="session")
 def server():
-    with browser.serving("--routing-records") as running:
+    with browser.serving("--routing-records", "--chat-template", browser.TEMPLATE) as running:
         for seed in range(4):
             browser.complete(running, "In the beginning", max_tokens=40, seed=seed)
         yield running

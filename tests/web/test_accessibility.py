@@ -4,10 +4,14 @@ windows and reduced motion."""
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
 
 import browser
 from browser import VIEWS, open_view, set_media, set_size, wait_until
-from test_dashboard import by_id, stub_tokens, text
+from test_dashboard import by_id, fill, stub_tokens, text
+
+# The views as `filled` opens them. The playground has two modes.
+FORMS = [*VIEWS, "playground chat"]
 
 TOKENS = {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
     {"expert": expert, "tokens": [
@@ -57,12 +61,24 @@ def filled(driver, server):
     undo = stub_tokens(driver, TOKENS)
 
     def open_filled(view):
+        view, _, chat = view.partition(" ")
         open_view(driver, server, view)
         wait_until(lambda: text(driver, "state") == "live", "an answer")
         if view == "tokens":
             wait_until(lambda: driver.find_elements(By.CLASS_NAME, "token-expert"), "tokens")
         elif view == "playground":
+            driver.execute_script("document.getElementById('more').open = true")
+            if chat:
+                driver.find_element(By.CSS_SELECTOR, "[name=mode][value=chat]").send_keys(Keys.SPACE)
+                by_id(driver, "add-message").click()
+                Select(driver.find_elements(By.CSS_SELECTOR, ".message select")[1]
+                       ).select_by_value("tool")
+                fill(driver, "tools", "[")
             by_id(driver, "generate").click()
+            if chat:
+                wait_until(lambda: text(driver, "tools-error"), "what is wrong with the tools")
+                by_id(driver, "tools").clear()
+                by_id(driver, "generate").click()
             wait_until(lambda: text(driver, "answer-note"), "an answer")
             driver.find_elements(By.CLASS_NAME, "chip")[1].click()
         elif view == "experts":
@@ -72,7 +88,7 @@ def filled(driver, server):
     undo()
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", FORMS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast(driver, filled, scheme, view):
     set_media(driver, scheme)
@@ -82,7 +98,7 @@ def test_contrast(driver, filled, scheme, view):
     assert [entry for entry in contrasts if entry[0] < 4.5] == []
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", FORMS)
 def test_no_width_scrolls_sideways(driver, filled, view):
     set_size(driver, 360)
     filled(view)
@@ -95,7 +111,7 @@ def test_no_width_scrolls_sideways(driver, filled, view):
         assert max(widths) == width, (width, widths)
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", FORMS)
 def test_everything_has_a_name(driver, filled, view):
     filled(view)
     driver.execute_cdp_cmd("Accessibility.enable", {})

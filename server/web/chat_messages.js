@@ -1,0 +1,96 @@
+// The messages of a chat: a list of fields that the user edits.
+import { el } from "./dom.js";
+
+const roles = ["system", "user", "assistant", "tool"];
+const maxMessages = 200;
+const maxCharacters = 20000;
+
+export class ChatMessages {
+  // Fills `list`, an <ol>. `addButton` appends a message. `onChange` is called after every change
+  // that is not an input event of a field.
+  constructor({ list, addButton, onChange }) {
+    this.list = list;
+    this.addButton = addButton;
+    this.onChange = onChange;
+    this.items = []; // {role, text, callId, calls, node, remove}
+    addButton.addEventListener("click", () => {
+      const item = this.#append({ role: this.items.at(-1)?.role.value === "user" ? "assistant"
+        : "user", content: "" });
+      item?.text.focus();
+      this.onChange();
+    });
+  }
+
+  // Returns the messages as a request has them.
+  value() {
+    return this.items.map(({ role, text, callId, calls }) => {
+      const message = { role: role.value, content: text.value };
+      if (message.role === "tool") message.tool_call_id = callId.value;
+      if (message.role === "assistant" && calls.length > 0) message.tool_calls = calls;
+      return message;
+    });
+  }
+
+  // Replaces the messages. Leaves out what is not a message.
+  set(messages) {
+    this.items = [];
+    this.list.replaceChildren();
+    for (const message of Array.isArray(messages) ? messages : []) {
+      if (roles.includes(message?.role)) this.#append(message);
+    }
+  }
+
+  add(message) {
+    this.#append(message);
+    this.onChange();
+  }
+
+  #append({ role, content, tool_call_id: id, tool_calls: calls }) {
+    if (this.items.length >= maxMessages) return null;
+    const item = {
+      role: el("select", {}, roles.map((name) => el("option", { value: name }, name))),
+      text: el("textarea", { rows: 2, spellcheck: "false", maxlength: maxCharacters }),
+      callId: el("input", { type: "text", maxlength: 200 }),
+      calls: Array.isArray(calls) ? calls : [],
+      remove: el("button", { type: "button", onclick: () => this.#remove(item) }, "Remove"),
+    };
+    item.role.value = role;
+    item.text.value = typeof content === "string" ? content : "";
+    item.callId.value = typeof id === "string" ? id : "";
+    item.idLabel = el("label", {}, "Call ", item.callId);
+    item.called = el("p", { class: "muted" }, item.calls.map((call) =>
+      `Calls ${call?.function?.name} (${call?.id}). `));
+    item.node = el("li", { class: "message" },
+      el("div", { class: "message-head" }, item.role, item.idLabel, el("span", { class: "spring" }),
+        item.remove), item.text, item.called);
+    item.role.addEventListener("change", () => this.#showRole(item));
+    this.#showRole(item);
+    this.items.push(item);
+    this.list.append(item.node);
+    this.#number();
+    return item;
+  }
+
+  #showRole({ role, idLabel, called, calls }) {
+    idLabel.hidden = role.value !== "tool";
+    called.hidden = role.value !== "assistant" || calls.length === 0;
+  }
+
+  #remove(item) {
+    const at = this.items.indexOf(item);
+    this.items.splice(at, 1);
+    item.node.remove();
+    this.#number();
+    (this.items[Math.min(at, this.items.length - 1)]?.remove ?? this.addButton).focus();
+    this.onChange();
+  }
+
+  #number() {
+    this.items.forEach(({ role, text, callId, remove }, i) => {
+      role.setAttribute("aria-label", `Role of message ${i + 1}`);
+      text.setAttribute("aria-label", `Text of message ${i + 1}`);
+      callId.setAttribute("aria-label", `Id of the call that message ${i + 1} answers`);
+      remove.setAttribute("aria-label", `Remove message ${i + 1}`);
+    });
+  }
+}

@@ -1,0 +1,190 @@
+// Tokens as chips, each with a bar of its experts, and the details of the chosen token.
+import { el } from "./dom.js";
+import { blockKey, blockTitle, decimal, percent, visible } from "./format.js";
+import { RoutingRecord, summarize } from "./routing_record.js";
+import { expertColor } from "./theme.js";
+
+const maxChips = 4096;
+
+export class TokenPanel {
+  // `chips` and `detail` are elements that the panel fills. `blockName()` returns the key of the
+  // block whose experts the bars show.
+  constructor({ chips, detail, blockName }) {
+    Object.assign(this, { chips, detail, blockName });
+    this.layout = null;
+    this.record = null;
+    this.tokens = []; // {text, position, generated, logprob, chip}
+    this.chosen = null;
+    chips.addEventListener("keydown", (event) => this.#onKey(event));
+  }
+
+  clear(layout) {
+    this.layout = layout;
+    this.tokens = [];
+    this.chosen = null;
+    this.record = new RoutingRecord(layout);
+    this.chips.replaceChildren();
+    this.detail.replaceChildren(el("p", { class: "muted" }, "No token chosen yet."));
+  }
+
+  add({ text, position, generated, logprob }) {
+    if (this.tokens.length >= maxChips) return;
+    const token = { text, position, generated, logprob };
+    token.bar = el("span", { class: "chip-bar", "aria-hidden": "true" });
+    token.chip = el("button", {
+      type: "button", class: generated ? "chip" : "chip prompt-chip",
+      tabindex: this.tokens.length === 0 ? 0 : -1, "aria-expanded": "false",
+      "data-position": position,
+      onclick: () => this.#toggle(token),
+      onfocus: () => this.#choose(token),
+      onpointerenter: (event) => event.pointerType === "mouse" && this.#choose(token),
+    }, el("span", { class: "chip-text" }, visible(text)), token.bar);
+    token.node = el("span", { class: "token" }, token.chip);
+    this.tokens.push(token);
+    this.chips.append(token.node);
+    this.#paint(token);
+  }
+
+  // Adds one routing record of the stream. Returns false if the record does not fit the model.
+  addRouting(piece) {
+    if (!this.record.add(piece)) return false;
+    for (const token of this.tokens) {
+      const at = token.position - piece.first_position;
+      if (at >= 0 && at < piece.tokens) this.#paint(token);
+    }
+    if (this.chosen) this.#showDetail(this.chosen);
+    return true;
+  }
+
+  // Paints all tokens again, after another block was chosen.
+  repaint() {
+    for (const token of this.tokens) this.#paint(token);
+  }
+
+  // Returns the tokens for a table: one row for each expert that a token's row selected, or one row
+  // without an expert if the token's experts are unknown.
+  table() {
+    const head = ["position", "kind", "token", "logprob", "layer", "block", "sub_token", "expert",
+      "weight"];
+    const rows = this.tokens.flatMap(({ text, position, generated, logprob }) => {
+      const facts = [position, generated ? "generated" : "prompt", text, logprob ?? ""];
+      if (!this.record.has(position)) return [[...facts, "", "", "", "", ""]];
+      return this.layout.blocks.flatMap((block) =>
+        this.record.rowsOf(position, block).flatMap((row, r) => row.map(({ expert, weight }) =>
+          [...facts, block.layer, block.block, r, expert, Number.isFinite(weight) ? weight : ""])));
+    });
+    return [head, ...rows];
+  }
+
+  #rows(token) {
+    const block = this.layout.blocks.find((one) => blockKey(one) === this.blockName());
+    return block ? this.record.rowsOf(token.position, block) : null;
+  }
+
+  // Shows the experts that a token selected in the chosen block, as far as they are known.
+  #paint(token) {
+    const rows = this.#rows(token);
+    const experts = rows ? summarize(rows) : [];
+    token.bar.replaceChildren(...segments(experts));
+    const names = experts.map(({ expert }) => expert);
+    token.chip.setAttribute("aria-label", `${visible(token.text)}, ` +
+      (rows ? `experts ${names.join(", ")}` : "experts unknown"));
+    token.chip.dataset.experts = names.join(" ");
+    if (token.subTokens) this.#unfold(token);
+  }
+
+  #toggle(token) {
+    this.#choose(token);
+    if (token.subTokens) {
+      token.subTokens.remove();
+      token.subTokens = null;
+      token.chip.setAttribute("aria-expanded", "false");
+    } else {
+      this.#unfold(token);
+    }
+  }
+
+  // Shows a token's rows in the chosen block, one below another.
+  #unfold(token) {
+    token.subTokens?.remove();
+    token.subTokens = null;
+    const rows = this.#rows(token);
+    if (rows) {
+      token.subTokens = el("span", { class: "sub-tokens", role: "list" },
+        rows.map((row, r) => el("span", { class: "sub-token", role: "listitem",
+          "data-experts": row.map(({ expert }) => expert).join(" ") },
+          el("span", { class: "muted" }, rows.length > 1 ? `sub-token ${r}` : "experts"),
+          expertBadges(row))));
+      token.node.append(token.subTokens);
+    }
+    token.chip.setAttribute("aria-expanded", String(Boolean(rows)));
+  }
+
+  #choose(token) {
+    if (this.chosen === token) return;
+    this.chosen?.chip.classList.remove("chosen");
+    this.chosen = token;
+    token.chip.classList.add("chosen");
+    this.#showDetail(token);
+  }
+
+  #showDetail(token) {
+    const facts = [`Position ${token.position}, ${token.generated ? "generated" : "prompt"}`];
+    if (typeof token.logprob === "number") {
+      facts.push(`probability ${percent(Math.exp(token.logprob))}`);
+    }
+    const head = el("p", {}, el("code", { class: "detail-token" }, visible(token.text)), " ",
+      el("span", { class: "muted" }, facts.join(", ")));
+    if (!this.record.has(token.position)) {
+      const last = token === this.tokens.at(-1);
+      this.detail.replaceChildren(head, el("p", { class: "muted" },
+        last ? "No experts: the model has not read this token, it was the last one."
+          : "The experts of this token are not known."));
+      return;
+    }
+    const rows = this.layout.blocks.map((block) =>
+      el("tr", { "data-block": blockKey(block) },
+        el("th", { scope: "row" }, blockTitle(block)),
+        el("td", {}, this.record.rowsOf(token.position, block).map((row, r) =>
+          el("div", { class: "detail-row" },
+            block.subTokens > 1
+              ? el("span", { class: "muted row-number", title: `sub-token ${r}` }, `${r}`) : null,
+            expertBadges(row))))));
+    this.detail.replaceChildren(head, el("table", { class: "detail-table" },
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Block"),
+        el("th", { scope: "col" }, "Experts and weights"))),
+      el("tbody", {}, rows)));
+  }
+
+  // Arrow keys, Home and End move between tokens; Tab leaves the list of tokens.
+  #onKey(event) {
+    const at = this.tokens.findIndex((token) => token.chip === event.target);
+    if (at < 0) return;
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0,
+      End: this.tokens.length - 1 }[event.key];
+    const next = this.tokens[to];
+    if (!next) return;
+    event.preventDefault();
+    event.target.tabIndex = -1;
+    next.chip.tabIndex = 0;
+    next.chip.focus();
+  }
+}
+
+function segments(experts) {
+  return experts.map(({ expert, weight }) => {
+    const node = el("span", { "data-expert": expert });
+    node.style.background = expertColor(expert);
+    node.style.flexGrow = Number.isFinite(weight) ? Math.max(weight, 0.02) : 1;
+    return node;
+  });
+}
+
+function expertBadges(row) {
+  return row.map(({ expert, weight }) => {
+    const swatch = el("span", { class: "swatch", "aria-hidden": "true" });
+    swatch.style.background = expertColor(expert);
+    return el("span", { class: "badge", "data-expert": expert }, swatch, el("b", {}, `${expert}`),
+      Number.isFinite(weight) ? el("span", { class: "muted" }, decimal(weight)) : null);
+  });
+}
