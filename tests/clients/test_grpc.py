@@ -1,5 +1,6 @@
 """Tests the gRPC interface with a generated Python client."""
 
+import json
 import re
 import threading
 
@@ -135,6 +136,17 @@ def test_structured_output(pb, stub):
     for message in stub.Generate(request):
         texts[message.index] += message.text
     assert all(re.fullmatch("[0-9]{3}-(ab|cd)", text) for text in texts)
+    for output in (pb.StructuredOutput(grammar='root ::= [0-9]{3} "-" ("ab" | "cd")'),
+                   pb.StructuredOutput(structural_tag=json.dumps({"format": {
+                       "type": "tag", "begin": "", "end": "",
+                       "content": {"type": "regex", "pattern": "[0-9]{3}-(ab|cd)"}}}))):
+        request.structured_output.CopyFrom(output)
+        text = "".join(message.text for message in stub.Generate(request) if message.index == 0)
+        assert re.fullmatch("[0-9]{3}-(ab|cd)", text)
+    request.structured_output.structural_tag = "{}"
+    with pytest.raises(grpc.RpcError) as error:
+        list(stub.Generate(request))
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     request.structured_output.regex = "("
     with pytest.raises(grpc.RpcError) as error:
         list(stub.Generate(request))

@@ -3,6 +3,7 @@ requests."""
 
 import concurrent.futures
 import json
+import re
 import urllib.error
 import urllib.request
 
@@ -239,6 +240,48 @@ def test_json_schema(client, server, stream):
 def test_choice_and_regex(client, server, extra):
     answer = client.completions.create(model=server.name, prompt=PROMPT, n=4, extra_body=extra)
     assert {choice.text for choice in answer.choices} <= {"yes", "no"}
+
+
+@pytest.mark.parametrize("extra", [
+    {"guided_grammar": 'root ::= "(" root ")" | [ab]'},
+    {"structured_outputs": {"grammar": 'start: "(" start ")" | /[ab]/'}}])
+def test_grammar(client, server, extra):
+    answer = client.completions.create(model=server.name, prompt=PROMPT, n=4, seed=3, max_tokens=40,
+                                       extra_body=extra)
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        opened = choice.text.count("(")
+        assert choice.text.strip("()") in ("a", "b")
+        assert choice.text == "(" * opened + choice.text.strip("()") + ")" * opened
+
+
+TAGS = [{"begin": f"<call={name}>", "end": "</call>",
+         "content": {"type": "json_schema", "json_schema": SCHEMA}} for name in ("f", "g")]
+
+
+@pytest.mark.parametrize("extra", [
+    {"response_format": {"type": "structural_tag", "format": {
+        "type": "triggered_tags", "triggers": ["<call="], "tags": TAGS, "at_least_one": True,
+        "stop_after_first": True}}},
+    {"structured_outputs": {"structural_tag": json.dumps({"format": {
+        "type": "tags_with_separator", "separator": ", ", "tags": TAGS, "at_least_one": True}})}}])
+def test_structural_tag(client, server, extra):
+    answer = client.completions.create(model=server.name, prompt=PROMPT, max_tokens=200, seed=2,
+                                       extra_body=extra)
+    assert answer.choices[0].finish_reason == "stop"
+    regions = re.findall(r"<call=[fg]>(.*?)</call>", answer.choices[0].text, re.DOTALL)
+    assert regions
+    for region in regions:
+        assert set(json.loads(region)) == {"name", "size"}
+
+
+def test_structural_tag_of_unknown_kind_is_refused(client, server):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(
+            model=server.name, prompt=PROMPT,
+            extra_body={"response_format": {"type": "structural_tag", "format": {
+                "type": "sequence", "elements": [{"type": "qwen_xml_parameter"}]}}})
+    assert error.value.param == "response_format.format.elements[0].type"
 
 
 def test_hopeless_schema_is_refused(client, server):

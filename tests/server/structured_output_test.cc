@@ -44,26 +44,70 @@ TEST_P(Spellings, MeanTheSameConstraint) {
 
 INSTANTIATE_TEST_SUITE_P(
     Fields, Spellings,
-    ::testing::Values(Spelling{R"({"response_format": {"type": "json_object"}})", Kind::kJsonObject,
-                               "", "response_format"},
-                      Spelling{R"({"response_format": {"type": "json_schema",
+    ::testing::Values(
+        Spelling{R"({"response_format": {"type": "json_object"}})", Kind::kJsonObject, "",
+                 "response_format"},
+        Spelling{R"({"response_format": {"type": "json_schema",
                      "json_schema": {"name": "a", "schema": {"type": "null"}}}})",
-                               Kind::kJsonSchema, R"({"type":"null"})", "response_format"},
-                      Spelling{
-                          R"({"structured_outputs": {"json": {"type": "null"}, "regex": null}})",
-                          Kind::kJsonSchema, R"({"type":"null"})", "structured_outputs.json"},
-                      Spelling{R"({"structured_outputs": {"json": "{}"}})", Kind::kJsonSchema, "{}",
-                               "structured_outputs.json"},
-                      Spelling{R"({"structured_outputs": {"json_object": true}})",
-                               Kind::kJsonObject, "", "structured_outputs.json_object"},
-                      Spelling{R"({"structured_outputs": {"regex": "a+"}})", Kind::kRegex, "a+",
-                               "structured_outputs.regex"},
-                      Spelling{R"({"structured_outputs": {"choice": ["a", "b"]}})", Kind::kChoice,
-                               "", "structured_outputs.choice"},
-                      Spelling{R"({"guided_json": {"type": "null"}})", Kind::kJsonSchema,
-                               R"({"type":"null"})", "guided_json"},
-                      Spelling{R"({"guided_regex": "a+"})", Kind::kRegex, "a+", "guided_regex"},
-                      Spelling{R"({"guided_choice": ["a"]})", Kind::kChoice, "", "guided_choice"}));
+                 Kind::kJsonSchema, R"({"type":"null"})", "response_format"},
+        Spelling{R"({"structured_outputs": {"json": {"type": "null"}, "regex": null}})",
+                 Kind::kJsonSchema, R"({"type":"null"})", "structured_outputs.json"},
+        Spelling{R"({"structured_outputs": {"json": "{}"}})", Kind::kJsonSchema, "{}",
+                 "structured_outputs.json"},
+        Spelling{R"({"structured_outputs": {"json_object": true}})", Kind::kJsonObject, "",
+                 "structured_outputs.json_object"},
+        Spelling{R"({"structured_outputs": {"regex": "a+"}})", Kind::kRegex, "a+",
+                 "structured_outputs.regex"},
+        Spelling{R"({"structured_outputs": {"choice": ["a", "b"]}})", Kind::kChoice, "",
+                 "structured_outputs.choice"},
+        Spelling{R"({"guided_json": {"type": "null"}})", Kind::kJsonSchema, R"({"type":"null"})",
+                 "guided_json"},
+        Spelling{R"({"guided_regex": "a+"})", Kind::kRegex, "a+", "guided_regex"},
+        Spelling{R"({"guided_choice": ["a"]})", Kind::kChoice, "", "guided_choice"},
+        Spelling{R"({"guided_grammar": "start: A"})", Kind::kGrammar, "start: A", "guided_grammar"},
+        Spelling{R"({"structured_outputs": {"grammar": "root ::= \"a\""}})", Kind::kGrammar,
+                 "root ::= \"a\"", "structured_outputs.grammar"}));
+
+// Both forms of a structural tag describe the same texts, and so does the form as a string.
+TEST(ParseConstraint, StructuralTags) {
+  const Json older = Json::parse(R"({"type": "structural_tag", "triggers": ["<f"],
+      "structures": [{"begin": "<f=a>", "schema": {"type": "object"}, "end": "</f>"}]})");
+  const Json newer = Json::parse(R"({"type": "structural_tag", "format": {"type":
+      "triggered_tags", "triggers": ["<f"], "tags": [{"begin": "<f=a>", "content": {"type":
+      "json_schema", "json_schema": {"type": "object"}}, "end": "</f>"}]}})");
+  std::vector<std::string> texts;
+  for (const Json& body : {Json{{"response_format", older}}, Json{{"response_format", newer}},
+                           Json{{"structured_outputs", {{"structural_tag", older}}}},
+                           Json{{"structured_outputs", {{"structural_tag", newer.dump()}}}}}) {
+    const auto found = ParseConstraint(body);
+    ASSERT_TRUE(found.ok() && found->has_value()) << found.status();
+    EXPECT_EQ((*found)->spec.kind, Kind::kFormat);
+    texts.push_back(CanonicalText((*found)->spec));
+    EXPECT_EQ(texts.back(), texts.front());
+  }
+}
+
+TEST(ParseConstraint, FormatsOfSeveralParts) {
+  const auto found = ParseConstraint(Json::parse(R"({"response_format": {"type": "structural_tag",
+      "format": {"type": "sequence", "elements": [
+        {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+        {"type": "or", "elements": [{"type": "regex", "pattern": "a+"},
+                                    {"type": "const_string", "value": "none"},
+                                    {"type": "grammar", "grammar": "root ::= \"g\""}]},
+        {"type": "tags_with_separator", "separator": ", ", "at_least_one": true, "tags": [
+          {"type": "tag", "begin": "[", "content": {"type": "json_schema", "json_schema": true},
+           "end": ["]"]}]}]}}})"));
+  ASSERT_TRUE(found.ok() && found->has_value()) << found.status();
+  const auto& parts = (*found)->spec.format->parts;
+  ASSERT_EQ(parts.size(), 3u);
+  ASSERT_EQ(parts[1].parts.size(), 3u);
+  EXPECT_EQ(parts[1].parts[2].kind, TextFormat::Kind::kGrammar);
+  ASSERT_NE(parts[2].tags, nullptr);
+  EXPECT_FALSE(parts[2].tags->free_text);
+  EXPECT_TRUE(parts[2].tags->at_least_one);
+  EXPECT_EQ(parts[2].tags->separator, ", ");
+  EXPECT_EQ(parts[2].tags->tags[0].end, "]");
+}
 
 TEST(ParseConstraint, FreeText) {
   for (const char* body :
@@ -128,8 +172,28 @@ INSTANTIATE_TEST_SUITE_P(
                     "json_schema": {"name": "a", "schema": {}, "strict": 1}}})",
                 "invalid_value", "response_format.json_schema.strict"},
         Refusal{R"({"structured_outputs": "a"})", "invalid_value", "structured_outputs"},
-        Refusal{R"({"structured_outputs": {"grammar": "a"}})", "unsupported_parameter",
+        Refusal{R"({"structured_outputs": {"grammar": ""}})", "invalid_value",
                 "structured_outputs.grammar"},
+        Refusal{R"({"structured_outputs": {"xml": "a"}})", "unsupported_parameter",
+                "structured_outputs.xml"},
+        Refusal{R"({"structured_outputs": {"structural_tag": "x"}})", "invalid_value",
+                "structured_outputs.structural_tag"},
+        Refusal{R"({"response_format": {"type": "structural_tag"}})", "missing_field",
+                "response_format.format"},
+        Refusal{R"({"response_format": {"type": "structural_tag", "format": {"type": "xml"}}})",
+                "unsupported_parameter", "response_format.format.type"},
+        Refusal{R"({"response_format": {"type": "structural_tag", "triggers": ["<"],
+                    "structures": [{"begin": "<", "schema": 1, "end": ">"}]}})",
+                "invalid_value", "response_format.structures[0].schema"},
+        Refusal{R"({"response_format": {"type": "structural_tag", "triggers": [""],
+                    "structures": [{"begin": "<", "schema": {}, "end": ">"}]}})",
+                "invalid_value", "response_format.triggers"},
+        Refusal{R"({"response_format": {"type": "structural_tag", "format": {"type": "or",
+                    "elements": [{"type": "any_text", "excludes": ["a"]}]}}})",
+                "unsupported_parameter", "response_format.format.elements[0].excludes"},
+        Refusal{R"({"response_format": {"type": "structural_tag", "format": {"type": "tag",
+                    "begin": "a", "end": ["b", "c"], "content": {"type": "any_text"}}}})",
+                "unsupported_parameter", "response_format.format.end"},
         Refusal{R"({"structured_outputs": {"json_object": 1}})", "invalid_value",
                 "structured_outputs.json_object"},
         Refusal{R"({"structured_outputs": {"json": {}, "regex": "a"}})", "invalid_value",

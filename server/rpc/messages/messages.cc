@@ -15,6 +15,7 @@
 #include "server/base/request_id.h"
 #include "server/generation/token_text.h"
 #include "server/metrics/prometheus.h"
+#include "server/openai/structural_tag.h"
 #include "server/rpc/messages/statistic_messages.h"
 
 namespace moeserve::server::rpc {
@@ -202,6 +203,17 @@ Result<std::optional<ConstraintField>> ParseConstraint(const v1::StructuredOutpu
       out.spec.choices.assign(in.choice().texts().begin(), in.choice().texts().end());
       out.param += "choice";
       break;
+    case v1::StructuredOutput::kGrammar:
+      out.spec.kind = ConstraintSpec::Kind::kGrammar;
+      out.spec.text = in.grammar();
+      out.param += "grammar";
+      break;
+    case v1::StructuredOutput::kStructuralTag: {
+      out.param += "structural_tag";
+      const nlohmann::json value = in.structural_tag();
+      MOESERVE_ASSIGN_OR_RETURN(out.spec, StructuralTagSpec(value, out.param));
+      break;
+    }
   }
   return std::optional<ConstraintField>(std::move(out));
 }
