@@ -186,6 +186,10 @@ std::vector<Refused> RefusedSpecs() {
            "\"" + std::string(keyword) + "\" is not supported");
   }
   schema("uniqueItems", R"({"type":"array","uniqueItems":true})", "\"uniqueItems\"");
+  schema("more different strings than there are",
+         R"({"type":"array","uniqueItems":true,"minItems":5,"items":{"pattern":"^[ab]$",
+             "type":"string"}})",
+         "no ");
   schema("an unknown word", R"({"tpye":"string"})", "unknown keyword \"tpye\"");
   schema("a pattern with look-ahead", R"({"pattern":"(?=a)b"})", "look-around");
 

@@ -271,6 +271,9 @@ class Generator:
 
     def unique(self, depth):
         r = self.r
+        if r.random() < 0.5:
+            schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": r.randint(0, 2)}
+            return schema, lambda: list({text(r, 4) + str(i): 0 for i in range(r.randint(2, 4))})
         values = ["a", "b", 1, 2.5, None, True, "ab"]
         least = r.randint(0, 3)
         return ({"type": "array", "items": {"enum": values}, "uniqueItems": True, "minItems": least},

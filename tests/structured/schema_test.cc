@@ -83,6 +83,14 @@ TEST(SchemaTest, Items) {
              "uniqueItems": true, "minItems": 2, "maxItems": 5})",
          {R"(["a", "b"])", R"([true, 1, false, "a", "b"])"},
          {R"(["a"])", R"(["a", "a"])", R"([1, true, 1])"}});
+  Check({R"({"type": "array", "items": {"type": "string"}, "uniqueItems": true, "maxItems": 3})",
+         {"[]", R"(["a"])", R"(["", "a", "b\n"])"},
+         {R"(["a", "a"])", R"(["a", 1])", R"(["a","b","c","d"])", R"({"a":1})", R"(["a":1])",
+          R"(["\u00e9", "é"])"}});
+  Check({R"({"type": "array", "items": {"type": "string", "pattern": "^[a-z]+$"},
+             "uniqueItems": true, "minItems": 2})",
+         {R"(["a", "ab"])", R"(["b","a","c"])"},
+         {"[]", R"(["a"])", R"(["a", "a"])", R"(["a", "B"])"}});
 }
 
 TEST(SchemaTest, OppositesAndConditions) {

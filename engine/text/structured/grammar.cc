@@ -140,8 +140,8 @@ Status FindFirstBytes(Grammar* grammar, CompileBudget* budget) {
       }
     } else if (std::holds_alternative<ArrayNode>(node.value)) {
       node.first.set('[');
-    } else if (std::holds_alternative<ObjectNode>(node.value)) {
-      node.first.set('{');
+    } else if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
+      node.first.set(object->is_set ? '[' : '{');
     }
   }
   for (bool changed = true; changed;) {

@@ -71,6 +71,9 @@ struct ObjectNode {
   int32_t keys = -1;
   int64_t min_properties = 0;
   int64_t max_properties = kNoLimit;
+  // If true, the node is an array of different strings, which are matched as the keys of an object
+  // without values; the nodes of the values have only an empty instance.
+  bool is_set = false;
   // The following fields are set by Grammar::Finish().
   int num_required = 0;
   int64_t required_cost = 0;

@@ -85,7 +85,7 @@ class Measurer {
   }
 
   Size Measure(const ObjectNode& object) const {
-    Size size{Brackets('{', '}'), 1};
+    Size size{object.is_set ? Brackets('[', ']') : Brackets('{', '}'), 1};
     int64_t count = 0;
     int64_t inner = 0;
     std::vector<Size> optional;

@@ -207,11 +207,12 @@ bool Matcher::CanCloseObject(const Frame& top) const {
 void Matcher::StepObject(const Frame& top, uint8_t byte, StackPool* pool,
                          std::vector<Frame>* out) const {
   if (pool->markers_only) return;
+  const uint8_t close = ObjectOf(top).is_set ? ']' : '}';
   Frame frame = top;
   switch (top.phase) {
     case Phase::kOpen:
     case Phase::kExpectKey:
-      if (byte == '}') {
+      if (byte == close) {
         if (top.phase == Phase::kOpen && CanCloseObject(top)) Pop(top, *pool, out);
       } else if (StepSpace(&frame, byte, /*line_end_allowed=*/true)) {
         out->push_back(frame);
@@ -242,7 +243,7 @@ void Matcher::StepObject(const Frame& top, uint8_t byte, StackPool* pool,
       if (byte == ',' && AnyKeyAllowed(top, *pool)) {
         frame.phase = Phase::kExpectKey;
         out->push_back(frame);
-      } else if (byte == '}' && CanCloseObject(top)) {
+      } else if (byte == close && CanCloseObject(top)) {
         Pop(top, *pool, out);
       } else if (byte == '\n' && CanCloseObject(top)) {
         frame.phase = Phase::kClosing;
@@ -251,7 +252,7 @@ void Matcher::StepObject(const Frame& top, uint8_t byte, StackPool* pool,
       }
       return;
     case Phase::kClosing:
-      if (byte == '}') {
+      if (byte == close) {
         Pop(top, *pool, out);
       } else if (StepSpace(&frame, byte, false)) {
         out->push_back(frame);
@@ -334,6 +335,10 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
   }
   ++top->count;
   top->phase = Phase::kColon;
+  if (object.is_set) {
+    top->phase = Phase::kAfterValue;
+    top->pending = kNoNode;
+  }
   // Resets the fields used inside a key, so that equal states compare equal.
   top->decoder = StringDecoder();
   top->dfa_state = 0;

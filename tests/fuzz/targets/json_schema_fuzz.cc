@@ -1,6 +1,7 @@
 // Constraints of structured output. The first byte says what the constraint is: 's' a JSON schema,
-// 'S' a strict one, 'r' a regular expression, 'c' choices, one per line, 'o' any object. Behind the
-// constraint and "\n\n\n" are the bytes by which it is advanced.
+// 'S' a strict one, 'r' a regular expression, 'c' choices, one per line, 'o' any object, 'g' a
+// grammar, 't' tags in free text, one per line: begin, pattern and end, with tabs between them.
+// Behind the constraint and "\n\n\n" are the bytes by which it is advanced.
 
 #include <memory>
 #include <string>
@@ -61,11 +62,13 @@ std::vector<uint32_t> MaskOf(ConstraintState& state, size_t words, int64_t left 
 }
 
 // Checks that the mask agrees with Accept(), for some tokens.
-void CheckMask(ConstraintState& state, const std::vector<uint32_t>& mask, uint8_t hint) {
+void CheckMask(ConstraintState& state, const std::vector<uint32_t>& mask, uint8_t hint,
+               bool ambiguous) {
   for (const TokenId id : {TokenId{hint}, TokenId{256 + hint % 18}}) {
     const std::unique_ptr<ConstraintState> next = state.Clone();
     MOESERVE_CHECK(next->Accept(id) == IsSet(mask, id), "a token in the mask is accepted");
-    if (!IsSet(mask, id) || id < 256) continue;
+    // Of very many ways to read a text, those that are given up may differ.
+    if (!IsSet(mask, id) || id < 256 || ambiguous) continue;
     // A token means its bytes.
     const std::unique_ptr<ConstraintState> bytes = state.Clone();
     for (const char c : Tokens()[static_cast<size_t>(id)]) {
@@ -96,17 +99,37 @@ void Generate(std::unique_ptr<ConstraintState> state, size_t words, bool json, s
   if (json) MOESERVE_CHECK(nlohmann::json::accept(text), "a complete text is JSON");
 }
 
+// Removes the text before the first `end` from `text`, and `end`, and returns the text.
+std::string_view TakeUntil(char end, std::string_view* text) {
+  const std::string_view out = text->substr(0, text->find(end));
+  text->remove_prefix(std::min(text->size(), out.size() + 1));
+  return out;
+}
+
+ConstraintSpec MakeTags(std::string_view text) {
+  StructuralTags tags;
+  while (!text.empty()) {
+    std::string_view line = TakeUntil('\n', &text);
+    StructuralTag tag;
+    tag.begin = TakeUntil('\t', &line);
+    tag.content.kind = TextFormat::Kind::kRegex;
+    tag.content.text = TakeUntil('\t', &line);
+    tag.end = line;
+    tags.tags.push_back(std::move(tag));
+  }
+  return TagsConstraint(std::move(tags));
+}
+
 ConstraintSpec MakeSpec(char kind, std::string_view text) {
+  if (kind == 't') return MakeTags(text);
   ConstraintSpec spec;
   if (kind == 'r') {
     spec.kind = ConstraintSpec::Kind::kRegex;
   } else if (kind == 'c') {
     spec.kind = ConstraintSpec::Kind::kChoice;
-    while (!text.empty()) {
-      const std::string_view line = text.substr(0, text.find('\n'));
-      spec.choices.emplace_back(line);
-      text.remove_prefix(std::min(text.size(), line.size() + 1));
-    }
+    while (!text.empty()) spec.choices.emplace_back(TakeUntil('\n', &text));
+  } else if (kind == 'g') {
+    spec.kind = ConstraintSpec::Kind::kGrammar;
   } else if (kind != 'o') {
     spec.kind = ConstraintSpec::Kind::kJsonSchema;
     spec.strict = kind == 'S';
@@ -128,13 +151,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const ConstraintSpec spec = MakeSpec(kind, input.Section());
   const auto compiled = CompileConstraint(spec, *vocabulary, limits);
   if (!compiled.ok()) return 0;
-  const bool json = kind != 'r' && kind != 'c';
+  const bool json = kind != 'r' && kind != 'c' && kind != 'g' && kind != 't';
   const size_t words = (*vocabulary)->mask_words();
   std::unique_ptr<ConstraintState> state = (*compiled)->NewState();
   std::string text;
   for (const char c : input.rest().substr(0, 32)) {
     const auto byte = static_cast<uint8_t>(c);
-    CheckMask(*state, MaskOf(*state, words), byte);
+    CheckMask(*state, MaskOf(*state, words), byte, kind == 'g');
     if (state->Accept(byte)) text += c;
   }
   Generate(state->Clone(), words, json, text, input);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/text/structured/automata/pattern.h"
+#include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve::structured {
 namespace {
@@ -13,6 +14,12 @@ namespace {
 constexpr size_t kMaxPatterns = 16;
 
 }  // namespace
+
+std::u32string CodePoints(const std::string& text) {
+  std::u32string out;
+  for (size_t pos = 0; pos < text.size();) out.push_back(NextCodePoint(text, &pos));
+  return out;
+}
 
 Result<LabeledDfa> KeysByPatterns(const ByteDfa& any_string, const ByteDfa* names,
                                   const std::set<std::string>& patterns, const ByteSet& spellable,

@@ -17,6 +17,9 @@ Result<LabeledDfa> KeysByPatterns(const ByteDfa& any_string, const ByteDfa* name
                                   const std::set<std::string>& patterns, const ByteSet& spellable,
                                   CompileBudget* budget);
 
+// Returns the characters of a name, which is UTF-8.
+std::u32string CodePoints(const std::string& text);
+
 // Returns the keys that `dfa` accepts, without quotes and decoded, if there are at most `most`;
 // otherwise nullopt. ByteDfa::Finish() was called on `dfa`.
 Result<std::optional<std::set<std::string>>> FewKeys(const ByteDfa& dfa, size_t most,
