@@ -19,7 +19,7 @@ const margin = { left: 52, right: 10, top: 8, bottom: 22 };
 const height = 150;
 
 // Calls `draw(width)` whenever the width of `host` changes.
-function onWidth(host, draw) {
+export function onWidth(host, draw) {
   let last = 0;
   new ResizeObserver(([entry]) => {
     const width = Math.round(entry.contentRect.width);

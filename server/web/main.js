@@ -1,5 +1,6 @@
 // The page: its tabs, the dialog for the API key, and the state of the connection.
 import { getJson, key, setUnauthorizedHandler } from "./api.js";
+import { CompareView } from "./compare_view.js";
 import { byId, setText } from "./dom.js";
 import { ExpertsView } from "./experts_view.js";
 import { PlaygroundView } from "./playground_view.js";
@@ -7,7 +8,7 @@ import { RequestsView } from "./requests_view.js";
 import { setUpTheme } from "./theme.js";
 import { TokensView } from "./tokens_view.js";
 
-const names = ["experts", "tokens", "requests", "playground"];
+const names = ["experts", "tokens", "requests", "playground", "compare"];
 let current = null;
 let views = {};
 
@@ -114,6 +115,7 @@ views = {
   tokens: new TokensView(page),
   requests: new RequestsView(page),
   playground: new PlaygroundView(page),
+  compare: new CompareView(page),
 };
 setUpTabs();
 setUpKey();

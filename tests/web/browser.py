@@ -12,7 +12,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-VIEWS = ("experts", "tokens", "requests", "playground")
+VIEWS = ("experts", "tokens", "requests", "playground", "compare")
 TEMPLATE = ROOT / "tests/chat/templates/chatml.jinja"
 # This option keeps the server's log out of the tests' output.
 QUIET = ("--log-level", "error")

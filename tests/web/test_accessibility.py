@@ -81,6 +81,13 @@ def filled(driver, server):
                 by_id(driver, "generate").click()
             wait_until(lambda: text(driver, "answer-note"), "an answer")
             driver.find_elements(By.CLASS_NAME, "chip")[1].click()
+        elif view == "compare":
+            fill(driver, "compare-max-tokens", 4)
+            driver.execute_script(
+                "for (const node of document.querySelectorAll('#compare details')) node.open = true")
+            by_id(driver, "compare-run").click()
+            wait_until(lambda: text(driver, "compare-summary"), "a comparison")
+            driver.find_elements(By.CSS_SELECTOR, "#chips-b .chip")[1].click()
         elif view == "experts":
             driver.execute_script("document.getElementById('load-details').open = true")
 
@@ -130,7 +137,7 @@ def test_everything_has_a_name(driver, filled, view):
             assert "" not in seen.get(role, []), (role, seen[role])
     for role in ("banner", "main", "contentinfo", "tablist", "tabpanel"):
         assert len(seen.get(role, [])) == 1, role
-    assert seen["tab"] == ["Experts", "Tokens", "Requests", "Playground"]
+    assert seen["tab"] == ["Experts", "Tokens", "Requests", "Playground", "Compare"]
     assert driver.execute_script("return document.querySelectorAll('h1').length") == 1
     ids = driver.execute_script("return [...document.querySelectorAll('[id]')].map(n => n.id)")
     assert len(ids) == len(set(ids))
@@ -146,8 +153,8 @@ def test_tabs_by_keyboard(driver, filled):
     tab = by_id(driver, "tab-experts")
     chosen = "return document.querySelector('[role=tab][aria-selected=true]').textContent"
     for key, name in ((Keys.ARROW_RIGHT, "Tokens"), (Keys.ARROW_RIGHT, "Requests"),
-                      (Keys.END, "Playground"), (Keys.ARROW_RIGHT, "Experts"),
-                      (Keys.ARROW_LEFT, "Playground"), (Keys.HOME, "Experts")):
+                      (Keys.END, "Compare"), (Keys.ARROW_RIGHT, "Experts"),
+                      (Keys.ARROW_LEFT, "Compare"), (Keys.HOME, "Experts")):
         (tab if name == "Tokens" else driver.switch_to.active_element).send_keys(key)
         assert driver.execute_script(chosen) == name == driver.switch_to.active_element.text
         visible = driver.find_elements(By.CSS_SELECTOR, "[role=tabpanel]:not([hidden])")

@@ -1,0 +1,167 @@
+// The "Compare" view: the experts that two prompts use, side by side.
+import { getJson } from "./api.js";
+import { niceCeiling } from "./charts.js";
+import { byId, el, setOptions, setText } from "./dom.js";
+import { blockKey, blockTitle, decimal, percent } from "./format.js";
+import { generate } from "./generation.js";
+import { PairedBars } from "./paired_bars.js";
+import { Poller } from "./poller.js";
+import { makeLayout } from "./routing_record.js";
+import { expertShares, jensenShannonDistance, overlap } from "./routing_shares.js";
+import { SamplingOptions } from "./sampling_options.js";
+import { TokenPanel } from "./token_panel.js";
+
+const retryMilliseconds = 2000;
+const sides = ["a", "b"];
+
+export class CompareView {
+  constructor(page) {
+    this.layout = null;
+    this.controller = null;
+    this.results = []; // {block, a, b, overlap, distance} of each routed block
+    this.charts = [];
+    this.sampling = new SamplingOptions({ host: byId("compare-sampling"),
+      more: byId("compare-more"), prefix: "compare-", minTokens: 0, maxTokens: 24 });
+    this.panels = {};
+    for (const side of sides) {
+      this.panels[side] = new TokenPanel({ chips: byId(`chips-${side}`),
+        detail: byId("compare-detail"), blockName: () => byId("compare-color").value });
+    }
+    // Polls only until the layout has been loaded.
+    this.poller = new Poller(() => this.#loadLayout(), retryMilliseconds, (error) => {
+      page.setState(error);
+      if (!error) this.poller.stop();
+    });
+    this.#listen();
+  }
+
+  show() {
+    this.poller.start();
+  }
+
+  hide() {
+    this.poller.stop();
+  }
+
+  #listen() {
+    const form = byId("compare-form");
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.controller) this.controller.abort();
+      else this.#run();
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        form.requestSubmit();
+      }
+    });
+    byId("compare-color").addEventListener("change", () => {
+      for (const side of sides) this.panels[side].repaint();
+    });
+    byId("compare-count").addEventListener("change", () => this.#measure());
+    byId("compare-block").addEventListener("change", () => this.#showTable());
+    byId("compare-table-details").addEventListener("toggle", () => this.#showTable());
+  }
+
+  async #loadLayout() {
+    if (this.layout) return;
+    this.layout = makeLayout(await getJson("v1/experts/layout"));
+    const { blocks } = this.layout;
+    const options = blocks.map((block) => [blockKey(block), blockTitle(block)]);
+    setOptions(byId("compare-color"), options);
+    setOptions(byId("compare-block"), options);
+    this.charts = blocks.map((block) => new PairedBars(blockTitle(block)));
+    byId("compare-charts").replaceChildren(...this.charts.map(({ node }) => node));
+    byId("compare-color-label").hidden = blocks.length === 0;
+    if (blocks.length === 0) this.#note("This model has no routed blocks: it is dense.");
+  }
+
+  #note(text) {
+    byId("compare-note").hidden = !text;
+    setText(byId("compare-note"), text);
+  }
+
+  async #run() {
+    const controller = new AbortController();
+    this.controller = controller;
+    setText(byId("compare-run"), "Stop");
+    this.#note("");
+    byId("compare-results").hidden = true;
+    try {
+      await this.#loadLayout();
+      const answers = await Promise.all(sides.map((side) => this.#ask(side, controller.signal)));
+      if (answers.some(({ fits }) => !fits)) {
+        this.#note("A routing record of an answer does not fit this model.");
+      }
+      this.#measure();
+    } catch (error) {
+      // Without this prompt's result, the other one is of no use.
+      controller.abort();
+      if (error.name !== "AbortError") this.#note(`No comparison: ${error.message}.`);
+    } finally {
+      this.controller = null;
+      setText(byId("compare-run"), "Compare");
+    }
+  }
+
+  async #ask(side, signal) {
+    const panel = this.panels[side];
+    panel.clear(this.layout);
+    setText(byId(`summary-${side}`), "");
+    const body = { ...this.sampling.fields(), prompt: byId(`compare-${side}`).value, echo: true,
+      logprobs: 0, return_token_ids: true, stream_options: { include_usage: true } };
+    if (this.layout.blocks.length > 0) body.return_routing = true;
+    const answer = await generate({ path: "v1/completions", body, panel, signal });
+    setText(byId(`summary-${side}`), answer.summary);
+    return answer;
+  }
+
+  // Compares the tokens that are to be counted.
+  #measure() {
+    if (!this.layout) return;
+    const kind = byId("compare-count").value;
+    const counted = (panel) => panel.tokens.filter(({ generated }) =>
+      kind === "" || generated === (kind === "generated"));
+    const { a, b } = this.panels;
+    if (!a.record || !b.record) return;
+    const lists = [counted(a), counted(b)];
+    const measured = this.layout.blocks.map((block) => ({ block,
+      a: expertShares(a.record, lists[0], block), b: expertShares(b.record, lists[1], block) }));
+    const known = measured.every((result) => result.a && result.b);
+    this.results = known ? measured.map((result) => ({ ...result,
+      overlap: overlap(result.a, result.b),
+      distance: jensenShannonDistance(result.a, result.b) })) : [];
+    byId("compare-results").hidden = this.layout.blocks.length === 0;
+    byId("compare-charts").hidden = !known;
+    byId("compare-table-details").hidden = !known;
+    this.#showResults();
+  }
+
+  #showResults() {
+    const { results } = this;
+    if (results.length === 0) {
+      setText(byId("compare-summary"), "No experts of these tokens are known for both prompts.");
+      return;
+    }
+    const mean = (name) => results.reduce((sum, one) => sum + one[name], 0) / results.length;
+    setText(byId("compare-summary"), `Mean over ${results.length} blocks: overlap ` +
+      `${percent(mean("overlap"))}, Jensen–Shannon distance ${decimal(mean("distance"))}.`);
+    const highest = results.reduce((top, { a, b }) => Math.max(top, ...a, ...b), 0);
+    results.forEach(({ a, b, overlap: common, distance }, i) => this.charts[i].set({ a, b,
+      top: highest > 0.1 ? Math.ceil(10 * highest) / 10 : niceCeiling(highest),
+      facts: `overlap ${percent(common)}, Jensen–Shannon distance ${decimal(distance)}` }));
+    this.#showTable();
+  }
+
+  #showTable() {
+    if (!byId("compare-table-details").open) return;
+    const result = this.results.find(({ block }) => blockKey(block) === byId("compare-block").value);
+    if (!result) return;
+    byId("compare-table").tBodies[0].replaceChildren(...result.a.map((share, expert) =>
+      el("tr", {}, el("th", { scope: "row" }, String(expert)),
+        ...[percent(share), percent(result.b[expert]),
+          percent(Math.min(share, result.b[expert]))].map((text) =>
+          el("td", { class: "number" }, text)))));
+  }
+}
