@@ -437,6 +437,22 @@ TEST(IncrementalDecoder, HoldsBackHalfACharacter) {
   EXPECT_EQ(decoder.Finish(), "\uFFFD");
 }
 
+// Special tokens that are to be kept are decoded although the others are left out.
+TEST(IncrementalDecoder, KeepsTheGivenSpecialTokens) {
+  const auto tokenizer = MakeTokenizer({Special("<s>"), Special("[CALL]")});
+  const TokenId call = *tokenizer->TokenToId("[CALL]");
+  const TokenId start = *tokenizer->TokenToId("<s>");
+  const std::vector<TokenId> ids = {start, 'a', call, 'b', start};
+  for (const bool keep : {false, true}) {
+    const std::vector<TokenId> kept = {call};
+    IncrementalDecoder decoder(tokenizer.get(), /*skip_special_tokens=*/true,
+                               keep ? std::span<const TokenId>(kept) : std::span<const TokenId>());
+    std::string text;
+    for (const TokenId id : ids) text += decoder.Push(id);
+    EXPECT_EQ(text + decoder.Finish(), keep ? "a[CALL]b" : "ab");
+  }
+}
+
 TEST(IncrementalDecoder, JoinedSpellings) {
   ChainDecoder decoder({}, " ");
   const auto state = decoder.Start();

@@ -247,12 +247,24 @@ def json_schema():
                {"type": "string", "pattern": "^a[bc]{1,3}$"}, {"type": "string", "format": "date-time"},
                {"allOf": [{"type": "object", "patternProperties": {}}, {"minProperties": 1}]},
                {"prefixItems": [{"type": "boolean"}, {"type": "null"}], "items": False},
-               {"oneOf": [{"type": "string"}, {"type": "integer"}], "title": "t"}]
+               {"oneOf": [{"type": "string"}, {"type": "integer"}], "title": "t"},
+               {"oneOf": [{"type": "integer", "multipleOf": 3}, {"minimum": 2}], "not": {"enum": [7, "a"]}},
+               {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "b$": True},
+                "propertyNames": {"maxLength": 3}, "dependentRequired": {"a": ["ab"]}},
+               {"type": "object", "if": {"required": ["k"]}, "then": {"minProperties": 2}, "else": {"$ref": "#x"},
+                "$defs": {"y": {"$anchor": "x", "maxProperties": 1}}},
+               {"type": "array", "contains": {"const": 1}, "maxContains": 2, "minItems": 3},
+               {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 2}]
     for i, schema in enumerate(schemas):
         yield (b"S" if i % 2 else b"s") + json.dumps(schema).encode() + b'\n\n\n{"a": 12, "b": "x"}'
     for pattern in ("[a-z]+\\d{2,3}", "(yes|no)(, (yes|no))*", "\\w+@[^.]+\\.(com|org)", "(?:a|b)?c*.\\u00e9"):
         yield b"r" + pattern.encode() + b"\n\n\nabc12"
     yield b"cyes\nno\nyes, no\n\n\nyes"
+    for grammar in ('root ::= sum\nsum ::= val ("+" val)* # c\nval ::= [0-9]{1,3} | "(" sum ")" | \'x\' val?',
+                    'root ::= root "a" | .{2} | "\\u00e9"', 'start: (WORD | "["i start "]")+\nWORD: /[a-z]+/\n'
+                    '%import common.WS -> X\n%ignore X', 'start: a~1..2 -> b\n?a.2: "a".."c" [a]'):
+        yield b"g" + grammar.encode() + b"\n\n\n(12+3)"
+    yield b"t<a>\t[0-9]*\t</a>\n<ab\t\\w+\t>\n\n\nx <a>12</a> <"
     yield b'o\n\n\n{"a": [1, 2], "b": {"c": "\\u00e9"}}'
 
 
