@@ -2,6 +2,7 @@
 PATTERN_SECONDS; what it opened, it leaves open until then. The server may refuse or close anything."""
 
 import base64
+import gzip
 import http.client
 import json
 import random
@@ -147,6 +148,29 @@ def json_of_small_values(target):
         if target.more():
             values = b",".join([element] * (15 * MIB // (len(element) + 1)))
             target.post(b'{"prompt":[' + values + b"]}")
+
+
+def gzip_bombs(target):
+    bombs = [gzip.compress(text, 9) for text in (b" " * (64 * MIB), b"[" * (15 * MIB),
+                                                 b'{"prompt": "' + b"ab" * (7 * MIB) + b'"}')]
+    bombs += [bombs[0][:-9], bytes(20) + bombs[1], gzip.compress(b"") * 50000]
+    while target.more():
+        target.post(random.choice(bombs), extra="Content-Encoding: gzip\r\n")
+
+
+def bodies_without_keys(target):
+    clients = [target.http() for _ in range(50)]
+    for number, client in enumerate(clients):
+        length = 4096 if number % 2 else 15 * MIB
+        client.sendall(b"POST /ping HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+                       % length)
+    while target.more():
+        for client in list(clients):
+            try:
+                client.sendall(b"1")
+            except OSError:
+                clients.remove(client)
+        time.sleep(1)
 
 
 def unread_answers(target):
@@ -388,11 +412,12 @@ def malformed_tensors(target):
 
 
 PATTERNS = [silent_connections, slow_heads_and_bodies, connection_churn, large_answers,
-            unfinished_bodies, json_of_small_values, unread_answers, rapid_resets,
-            continuation_flood, unacknowledged_settings, watch_streams, unfinished_messages,
-            frame_floods, reused_request_ids, slow_readers, hostile_templates, hostile_patterns,
-            hostile_texts, low_priorities, heavy_requests, unknown_keys, malformed_requests,
-            doubled_headers, half_closed_and_reset, malformed_calls, malformed_tensors]
+            unfinished_bodies, json_of_small_values, gzip_bombs, bodies_without_keys,
+            unread_answers, rapid_resets, continuation_flood, unacknowledged_settings,
+            watch_streams, unfinished_messages, frame_floods, reused_request_ids, slow_readers,
+            hostile_templates, hostile_patterns, hostile_texts, low_priorities, heavy_requests,
+            unknown_keys, malformed_requests, doubled_headers, half_closed_and_reset,
+            malformed_calls, malformed_tensors]
 
 
 def run(target, number, names, counts):
