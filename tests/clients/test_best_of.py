@@ -1,4 +1,5 @@
-"""best_of of completions: the samples that n = best_of returns, ordered by their mean log-probability."""
+"""best_of of completions: the samples that n = best_of returns, ordered by their mean
+log-probability."""
 
 import json
 import urllib.error

@@ -1,5 +1,5 @@
-"""What HTTP clients, proxies and browsers expect around the API: health, tokenizer, ids, traces, CORS
-and compression, with the options of the command line."""
+"""What HTTP clients, proxies and browsers expect around the API: health, tokenizer, ids, traces,
+CORS and compression, with the options of the command line."""
 
 import gzip
 import http.client
@@ -46,7 +46,7 @@ def test_ping(featured):
 
 
 def test_tokenizer_as_lm_eval_uses_it(featured):
-    """With tokenizer_backend=remote, lm_eval takes these three routes below the server's address."""
+    """With tokenizer_backend=remote, lm_eval uses these three routes."""
     server = featured[0]
     info = json.loads(call(server, "GET", "/tokenizer_info")[2])
     assert isinstance(info["eos_token"], str) and "bos_token" in info and "pad_token" in info

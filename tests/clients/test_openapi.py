@@ -19,7 +19,7 @@ METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 
 @pytest.fixture(scope="module")
 def described():
-    """Returns (server, document). The server has everything switched on and refuses unknown fields."""
+    """Returns (server, document). The server has all switched on and refuses unknown fields."""
     server = start_server("--strict-fields", "--routing-records", "--routing-control",
                           "--model-control", "--allow-request-chat-template",
                           "--hidden-samples", "64", "--chat-template", TEMPLATE)

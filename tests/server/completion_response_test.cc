@@ -127,8 +127,8 @@ TEST(CompletionWriter, ReturnsTheBestSamplesOfEachPrompt) {
   CompletionWriter writer({.id = "cmpl-1", .created = 0, .model = "tiny"}, options, &tokenizer, 8);
   const float inf = std::numeric_limits<float>::infinity();
   // A long sample has the smaller sum but the larger mean; sample 7 is as good as sample 5.
-  const std::vector<std::vector<float>> logprobs = {{-2.0f}, {-1.0f, -1.5f, -1.0f}, {-inf}, {-3.0f},
-                                                    {-4.0f}, {-1.0f},               {-9.0f}, {-1.0f}};
+  const std::vector<std::vector<float>> logprobs = {
+      {-2.0f}, {-1.0f, -1.5f, -1.0f}, {-inf}, {-3.0f}, {-4.0f}, {-1.0f}, {-9.0f}, {-1.0f}};
   for (size_t i = 0; i < logprobs.size(); ++i) {
     for (size_t j = 0; j < logprobs[i].size(); ++j) {
       OutputDelta delta;

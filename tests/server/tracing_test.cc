@@ -43,8 +43,8 @@ TEST(TraceState, KeepsWhatIsWellFormed) {
        {std::string("a"), std::string("=1"), std::string("a="), std::string("A=1"),
         std::string("a=1=2"), std::string("a@=1"), std::string("@a=1"), std::string("a=\x01"),
         std::string("a=\xc3\xa9"), most + "last=1", "a=" + std::string(257, 'x'),
-        std::string(257, 'x') + "=1", "a=" + std::string(250, 'x') + ",b=" + std::string(256, 'x') +
-                                          ",c=1"}) {
+        std::string(257, 'x') + "=1",
+        "a=" + std::string(250, 'x') + ",b=" + std::string(256, 'x') + ",c=1"}) {
     EXPECT_EQ(ParseTraceState(bad), std::nullopt) << bad;
   }
 }

@@ -1,5 +1,5 @@
-// Compressed bodies of requests, and the headers about them. The first byte says in which pieces the
-// rest arrives.
+// Compressed bodies of requests, and the headers about them. The first byte says in which pieces
+// the rest arrives.
 
 #include <algorithm>
 #include <string>
