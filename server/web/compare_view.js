@@ -2,8 +2,10 @@
 import { getJson } from "./api.js";
 import { niceCeiling } from "./charts.js";
 import { byId, el, setOptions, setText } from "./dom.js";
+import { exportButtons } from "./export_buttons.js";
 import { blockKey, blockTitle, decimal, percent } from "./format.js";
 import { generate } from "./generation.js";
+import { LinkedOptions } from "./linked_options.js";
 import { PairedBars } from "./paired_bars.js";
 import { Poller } from "./poller.js";
 import { makeLayout } from "./routing_record.js";
@@ -33,6 +35,15 @@ export class CompareView {
       if (!error) this.poller.stop();
     });
     this.#listen();
+    byId("compare-exports").replaceWith(exportButtons({ what: "the comparison",
+      name: "comparison", node: () => byId("compare-results"), rows: () => this.#rows() }));
+    for (const side of sides) {
+      byId(`exports-${side}`).replaceWith(exportButtons({
+        what: `the tokens of ${side.toUpperCase()}`, name: `tokens-${side}`,
+        node: () => byId(`card-${side}`), rows: () => this.panels[side].table() }));
+    }
+    this.options = new LinkedOptions({ a: byId("compare-a"), b: byId("compare-b"),
+      ...this.sampling.controls(), count: byId("compare-count"), block: byId("compare-color") });
   }
 
   show() {
@@ -152,6 +163,13 @@ export class CompareView {
       top: highest > 0.1 ? Math.ceil(10 * highest) / 10 : niceCeiling(highest),
       facts: `overlap ${percent(common)}, Jensen–Shannon distance ${decimal(distance)}` }));
     this.#showTable();
+  }
+
+  #rows() {
+    const head = ["layer", "block", "expert", "share_a", "share_b", "block_overlap",
+      "block_jensen_shannon_distance"];
+    return [head, ...this.results.flatMap(({ block, a, b, overlap: common, distance }) =>
+      a.map((share, e) => [block.layer, block.block, e, share, b[e], common, distance]))];
   }
 
   #showTable() {

@@ -32,12 +32,13 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Sets the options of `select` to the [value, text] pairs. Keeps the selected value if it is among
-// them.
+// Sets the options of `select` to the [value, text] pairs. Selects the value in data-wanted, which
+// was asked for before the options were known, else keeps the selected value, if among them.
 export function setOptions(select, pairs) {
   const key = JSON.stringify(pairs);
   if (select.dataset.options === key) return;
-  const chosen = select.value;
+  const chosen = select.dataset.wanted ?? select.value;
+  delete select.dataset.wanted;
   select.replaceChildren(...pairs.map(([value, text]) => el("option", { value }, text)));
   if (pairs.some(([value]) => String(value) === chosen)) select.value = chosen;
   select.dataset.options = key;

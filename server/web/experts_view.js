@@ -2,9 +2,11 @@
 import { getJson } from "./api.js";
 import { BarChart } from "./charts.js";
 import { byId, el, setOptions, setText } from "./dom.js";
+import { exportButtons } from "./export_buttons.js";
 import { blockKey, blockLabel, blockTitle, compact, count, decimal, none, percent }
   from "./format.js";
 import { Heatmap } from "./heatmap.js";
+import { LinkedOptions, linkRadios } from "./linked_options.js";
 import { Poller } from "./poller.js";
 
 const pollMilliseconds = 2000;
@@ -62,6 +64,12 @@ export class ExpertsView {
     byId("load-block").addEventListener("change", () => this.#showTable());
     byId("load-details").addEventListener("toggle", () => this.#showTable());
     byId("diversity-block").addEventListener("change", () => this.#showDiversity());
+    byId("loads-exports").replaceWith(exportButtons({ what: "the loads", name: "loads",
+      node: () => byId("heatmap-card"), rows: () => this.#loadRows() }));
+    byId("balance-exports").replaceWith(exportButtons({ what: "the balance", name: "balance",
+      node: () => byId("balance-card"), rows: () => this.#balanceRows() }));
+    this.options = new LinkedOptions({ window: linkRadios("window"), threshold: thresholdLink,
+      block: tableLink, diversity: byId("diversity-block") });
   }
 
   show() {
@@ -219,6 +227,29 @@ export class ExpertsView {
           count(layer.expert_parameters[e])].map((text) => el("td", { class: "number" }, text)))));
   }
 
+  #loadRows() {
+    const head = ["layer", "block", "expert", "selections", "share", "times_even", "mean_weight",
+      "parameters"];
+    return [head, ...(this.stats?.layers ?? []).flatMap((layer, i) => {
+      const { relative, total } = this.loads[i];
+      return layer.counts.map((selections, e) => [layer.layer, layer.block, e, selections,
+        total > 0 ? selections / total : "", total > 0 ? relative[e] : "",
+        selections > 0 ? layer.weight_sums[e] / selections : "", layer.expert_parameters[e]]);
+    })];
+  }
+
+  #balanceRows() {
+    const head = ["layer", "block", "selections", "balance", "load_entropy", "router_entropy",
+      "hottest_expert", "hottest_times_even", "dead_experts"];
+    return [head, ...(this.stats?.layers ?? []).map((layer, i) => {
+      const { total, balance, entropy, hottest, relative, dead } = this.loads[i];
+      const router = layer.router?.rows > 0 ? layer.router.entropy_mean : "";
+      return [layer.layer, layer.block, total, ...(total > 0
+        ? [balance, entropy, router, hottest, relative[hottest], dead.length]
+        : ["", "", router, "", "", ""])];
+    })];
+  }
+
   #showCursor(row, column) {
     if (row === null) {
       setText(byId("readout"), "Point at a cell, or focus the map and use the arrow keys.");
@@ -240,6 +271,28 @@ export class ExpertsView {
       `(${count(selections)} of ${count(total)}${weight})`);
   }
 }
+
+// The address has the threshold itself, not its place on the slider.
+const thresholdLink = {
+  get: () => (byId("threshold").value === "0" ? "" : String(thresholds[byId("threshold").value])),
+  set(value) {
+    byId("threshold").value = Math.max(0, thresholds.indexOf(Number(value)));
+    byId("threshold").dispatchEvent(new Event("input", { bubbles: true }));
+  },
+};
+
+// The block of the table of loads, if the table is open.
+const tableLink = {
+  get: () => (byId("load-details").open
+    ? byId("load-block").dataset.wanted ?? byId("load-block").value : ""),
+  set(value) {
+    const select = byId("load-block");
+    if (select.options.length === 0 && value !== "") select.dataset.wanted = value;
+    else if ([...select.options].some((one) => one.value === value)) select.value = value;
+    byId("load-details").open = value !== "";
+    select.dispatchEvent(new Event("change", { bubbles: true }));
+  },
+};
 
 function windowNote({ window_seconds: covered, tokens }) {
   if (covered === null) return "Since the server started.";

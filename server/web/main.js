@@ -1,14 +1,17 @@
 // The page: its tabs, the dialog for the API key, and the state of the connection.
+import { formatAddress, parseAddress } from "./address.js";
 import { getJson, key, setUnauthorizedHandler } from "./api.js";
 import { CompareView } from "./compare_view.js";
-import { byId, setText } from "./dom.js";
+import { byId, debounce, setText } from "./dom.js";
 import { ExpertsView } from "./experts_view.js";
+import { setUpLinkButton } from "./link_button.js";
 import { PlaygroundView } from "./playground_view.js";
 import { RequestsView } from "./requests_view.js";
 import { setUpTheme } from "./theme.js";
 import { TokensView } from "./tokens_view.js";
 
 const names = ["experts", "tokens", "requests", "playground", "compare"];
+const updateMilliseconds = 300;
 let current = null;
 let views = {};
 
@@ -59,12 +62,38 @@ function show(name, { focus = false } = {}) {
   if (current) views[current].hide();
   current = name;
   views[name].show();
-  if (viewInAddress() !== name) history.replaceState(null, "", `#/${name}`);
+  if (parseAddress(location.hash).name !== name) updateAddress();
 }
 
 // The view's name follows "#/" in the URL. With the slash, the fragment is not the id of an
-// element, so the browser neither scrolls nor moves the focus.
-const viewInAddress = () => location.hash.replace(/^#\//, "");
+// element, so the browser neither scrolls nor moves the focus. Returns the names of the options
+// that are too long for the address.
+function updateAddress() {
+  const { fragment, omitted } = formatAddress(current, views[current].options?.changed() ?? []);
+  if (location.hash !== fragment) history.replaceState(null, "", fragment);
+  return omitted;
+}
+
+// Shows the view that the address names, with its options. Sends no request for tokens.
+function openAddress() {
+  const { name, params } = parseAddress(location.hash);
+  if (current && !names.includes(name)) return;
+  restoring = true;
+  views[name]?.options?.restore(params);
+  restoring = false;
+  show(name);
+}
+
+let restoring = false;
+function setUpAddress() {
+  const update = debounce(updateAddress, updateMilliseconds);
+  // "toggle" does not bubble.
+  for (const type of ["input", "change", "toggle"]) {
+    byId("main").addEventListener(type, () => restoring || update(), { capture: true });
+  }
+  addEventListener("hashchange", openAddress);
+  setUpLinkButton(byId("link-button"), byId("link-status"), updateAddress);
+}
 
 function setUpTabs() {
   for (const name of names) byId(`tab-${name}`).addEventListener("click", () => show(name));
@@ -74,9 +103,6 @@ function setUpTabs() {
     if (to === undefined) return;
     event.preventDefault();
     show(names.at(to % names.length), { focus: true });
-  });
-  addEventListener("hashchange", () => {
-    if (names.includes(viewInAddress())) show(viewInAddress());
   });
 }
 
@@ -119,4 +145,5 @@ views = {
 };
 setUpTabs();
 setUpKey();
-show(viewInAddress());
+setUpAddress();
+openAddress();

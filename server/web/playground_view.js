@@ -4,9 +4,11 @@ import { getJson, postJson } from "./api.js";
 import { ChatAnswer } from "./chat_answer.js";
 import { ChatMessages } from "./chat_messages.js";
 import { byId, setOptions, setText } from "./dom.js";
+import { exportButtons } from "./export_buttons.js";
 import { blockKey, blockTitle } from "./format.js";
 import { generate } from "./generation.js";
-import { parseTools } from "./json_check.js";
+import { parseJson, parseTools } from "./json_check.js";
+import { LinkedOptions, linkRadios } from "./linked_options.js";
 import { Poller } from "./poller.js";
 import { makeLayout } from "./routing_record.js";
 import { SamplingOptions } from "./sampling_options.js";
@@ -36,6 +38,24 @@ export class PlaygroundView {
     });
     this.#listen();
     this.#showMode();
+    byId("answer-exports").replaceWith(exportButtons({ what: "the answer", name: "playground",
+      node: () => byId("answer-cards"), rows: () => this.panel.table() }));
+    const chatOnly = ["messages", "tools", "tool_choice", "template"];
+    this.options = new LinkedOptions({
+      mode: linkRadios("mode"), ...this.sampling.controls(), show_prompt: byId("show-prompt"),
+      block: byId("color-block"), prompt: byId("prompt"), messages: this.#messagesLink(),
+      tools: byId("tools"), tool_choice: byId("tool-choice"), template: byId("chat-template"),
+    }, (name) => name !== "prompt" && !chatOnly.includes(name) ||
+      (name === "prompt") !== this.#isChat());
+  }
+
+  #messagesLink() {
+    const get = () => JSON.stringify(this.messages.value());
+    const initial = get();
+    return {
+      get: () => (get() === initial ? "" : get()),
+      set: (value) => this.messages.set(parseJson(value || initial).value ?? firstMessages),
+    };
   }
 
   show() {
@@ -62,6 +82,9 @@ export class PlaygroundView {
       input.addEventListener("change", () => this.#showMode());
     }
     byId("tools").addEventListener("change", () => this.#checkTools());
+    for (const id of ["stop", "tools", "chat-template"]) {
+      byId(id).addEventListener("change", () => byId(id).value && (byId("more").open = true));
+    }
     byId("color-block").addEventListener("change", () => this.panel.repaint());
   }
 

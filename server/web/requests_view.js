@@ -3,6 +3,7 @@
 import { getText } from "./api.js";
 import { LineChart } from "./charts.js";
 import { byId, el, setText } from "./dom.js";
+import { exportButtons } from "./export_buttons.js";
 import { compact, count, none, percent, seconds } from "./format.js";
 import { Poller } from "./poller.js";
 import { bucketDelta, buckets, parseMetrics, quantile, valueOf } from "./prometheus.js";
@@ -55,6 +56,8 @@ export class RequestsView {
       this.tiles[name] = el("dd", {}, none);
       return el("div", { class: "card tile" }, el("dt", {}, title), this.tiles[name]);
     }));
+    byId("requests-exports").replaceWith(exportButtons({ what: "the charts", name: "requests",
+      node: () => byId("requests"), rows: () => this.#rows() }));
     this.poller = new Poller((signal) => this.#ask(signal), pollMilliseconds, (error) => {
       page.setState(error);
       byId("requests-note").hidden = !error;
@@ -68,6 +71,17 @@ export class RequestsView {
 
   hide() {
     this.poller.stop();
+  }
+
+  // All charts have their points at the same times.
+  #rows() {
+    const charts = Object.entries(this.charts);
+    const head = ["time", ...charts.flatMap(([name, { series }]) =>
+      series.map((one) => `${name}_${one.name}`))];
+    return [head, ...this.charts.ttft.points.map(({ time }, i) => [
+      new Date(performance.timeOrigin + 1000 * time).toISOString(),
+      ...charts.flatMap(([, { points }]) =>
+        points[i].values.map((value) => (Number.isFinite(value) ? value : "")))])];
   }
 
   async #ask(signal) {

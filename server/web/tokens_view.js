@@ -1,7 +1,9 @@
 // The "Tokens" view: tokens that select an expert more often than chance would.
 import { getJson } from "./api.js";
 import { byId, debounce, el, setOptions, setText } from "./dom.js";
+import { exportButtons } from "./export_buttons.js";
 import { blockKey, blockTitle, compact, count, decimal, visible } from "./format.js";
+import { LinkedOptions, linkRadios } from "./linked_options.js";
 import { Poller } from "./poller.js";
 import { expertColor } from "./theme.js";
 
@@ -23,6 +25,11 @@ export class TokensView {
     for (const input of document.getElementsByName("pmi")) {
       input.addEventListener("change", () => this.#draw());
     }
+    byId("tokens-exports").replaceWith(exportButtons({ what: "the tokens", name: "tokens",
+      node: () => byId("tokens-card"), rows: () => this.#rows() }));
+    this.options = new LinkedOptions({ block: byId("tokens-block"),
+      expert: byId("tokens-expert"), top: byId("tokens-top"), min_count: byId("tokens-min"),
+      show: linkRadios("pmi") });
   }
 
   show() {
@@ -74,15 +81,29 @@ export class TokensView {
     setText(byId("tokens-note"), text);
   }
 
+  #shown() {
+    const experts = (this.answer?.experts ?? []).slice(0, maxExpertsShown);
+    const chosen = byId("tokens-expert").value;
+    return experts.filter(({ expert }) => chosen === "" || String(expert) === chosen);
+  }
+
+  #rows() {
+    const head = ["layer", "block", "expert", "token_id", "token", "count", "pmi", "log_pmi"];
+    return [head, ...this.#shown().flatMap(({ expert, tokens }) =>
+      tokens.map(({ id, text, count: seen, pmi, log_pmi: logPmi }) =>
+        [this.answer.layer, this.answer.block, expert, id, text, seen, pmi, logPmi]))];
+  }
+
   #draw() {
     const experts = (this.answer?.experts ?? []).slice(0, maxExpertsShown);
     this.#note("");
-    setOptions(byId("tokens-expert"),
-      [["", "all"], ...experts.map(({ expert }) => [String(expert), String(expert)])]);
-    const chosen = byId("tokens-expert").value;
+    // An expert that the address names stays wanted until the experts are known.
+    if (this.answer) {
+      setOptions(byId("tokens-expert"),
+        [["", "all"], ...experts.map(({ expert }) => [String(expert), String(expert)])]);
+    }
     const kind = document.querySelector("[name=pmi]:checked").value;
-    const shown = experts.filter(({ expert }) => chosen === "" || String(expert) === chosen);
-    byId("tokens-list").replaceChildren(...shown.map((entry) => expertCard(entry, kind)));
+    byId("tokens-list").replaceChildren(...this.#shown().map((entry) => expertCard(entry, kind)));
     if (this.answer && experts.every(({ tokens }) => tokens.length === 0)) {
       this.#note("No token was seen often enough yet.");
     }
