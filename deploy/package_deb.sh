@@ -9,7 +9,7 @@
 #
 # The package is for the release of Debian or Ubuntu on which it is made. It installs what
 # `cmake --install` installs, and /etc/moeserve with an example; it starts no service. Files have the
-# time of the last commit, so the same commit and packages give the same file.
+# time of the last commit, or of SOURCE_DATE_EPOCH, so the same commit and packages give the same file.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -36,7 +36,7 @@ done
 
 version=$("$build/moeserve" --version | awk '{print $2}')-1
 architecture=$(dpkg --print-architecture)
-time=$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)
+time=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH=$time
 
 work=$(mktemp -d)

@@ -41,6 +41,7 @@ def test_bash_completes(complete, tmp_path):
     assert complete("serve", "--max-num") == ["--max-num-seqs"]
     assert complete("serve", "--device", "") == ["cpu", "cuda"]
     assert complete("serve", "--device", "=", "cu") == ["cuda"]
+    assert complete("completion", "") == ["bash", "fish", "zsh"]
     assert complete("bench", "load", "--lengths", "l") == ["log-uniform"]
     assert complete("serve", "--max-num-seqs", "") == []
     (tmp_path / "model.gguf").touch()

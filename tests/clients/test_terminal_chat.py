@@ -1,9 +1,7 @@
 """Tests `moeserve chat`, behind a pseudo terminal and without one."""
 
 import json
-import pathlib
 import re
-import signal
 import subprocess
 
 import pytest
@@ -136,7 +134,7 @@ def test_ctrl_c_ends_the_answer_only():
         at = terminal.wait_for(r"> ", at)
         terminal.type("In the beginning God created the heaven\n")
         at = terminal.wait_for(r"heaven\n.{3,}", at)
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.type("\x03")
         at = terminal.wait_for(r"\(interrupted\)\n.*> ", at)
         terminal.type("/exit\n")
         assert terminal.finish() == 0

@@ -1,6 +1,7 @@
 """Tests the Debian package: its contents, lintian, and an installation in a bare system.
 
-The last one needs root, debootstrap and a mirror, and runs only with MOESERVE_SLOW_TESTS=1.
+The last one needs root, debootstrap and a mirror. It and the second packing run only with
+MOESERVE_SLOW_TESTS=1.
 """
 
 import os
@@ -13,6 +14,8 @@ import pytest
 
 from packages import MODEL, ROOT, build_folder, check, need
 
+slow = pytest.mark.skipif(not os.environ.get("MOESERVE_SLOW_TESTS"),
+                          reason="slow; MOESERVE_SLOW_TESTS=1 runs it")
 MIRROR = os.environ.get("MOESERVE_DEBIAN_MIRROR", "http://deb.debian.org/debian")
 
 
@@ -21,7 +24,13 @@ def package(tmp_path_factory):
     build = build_folder()
     need("dpkg-deb", "dpkg-shlibdeps")
     out = tmp_path_factory.mktemp("packages")
-    printed = check(ROOT / "deploy/package_deb.sh", "--build", build, "--output", out)
+    return pack(build, out)
+
+
+def pack(build, out):
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1767225600"}
+    printed = check(ROOT / "deploy/package_deb.sh", "--build", build, "--output", out,
+                    env=environment)
     return pathlib.Path(printed.strip())
 
 
@@ -40,9 +49,9 @@ def test_contents(package):
     assert not [name for name in names if name.startswith("usr/local")]
 
 
+@slow
 def test_packing_again_gives_the_same_file(package, tmp_path):
-    again = check(ROOT / "deploy/package_deb.sh", "--build", build_folder(), "--output", tmp_path)
-    assert pathlib.Path(again.strip()).read_bytes() == package.read_bytes()
+    assert pack(build_folder(), tmp_path).read_bytes() == package.read_bytes()
 
 
 def test_lintian(package):
@@ -52,8 +61,7 @@ def test_lintian(package):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(not os.environ.get("MOESERVE_SLOW_TESTS"),
-                    reason="slow; MOESERVE_SLOW_TESTS=1 runs it")
+@slow
 def test_a_bare_system(package, tmp_path):
     need("debootstrap", "chroot")
     if os.geteuid() != 0:

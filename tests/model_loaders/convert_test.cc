@@ -250,6 +250,49 @@ TEST(Convert, SplitsLargeModels) {
   EXPECT_EQ(NamesIn(place.made), (Names{"config.json", "model.safetensors", "tokenizer.json"}));
 }
 
+// The progress of a folder goes up to the bytes of all its tensors.
+class Told {
+ public:
+  WriteProgress Callback() {
+    return [this](int64_t written, int64_t total) {
+      EXPECT_GT(written, last_);
+      EXPECT_LE(written, total);
+      last_ = written;
+      total_ = total;
+    };
+  }
+  void ExpectAll(int64_t bytes) const {
+    EXPECT_EQ(last_, bytes);
+    EXPECT_EQ(total_, bytes);
+  }
+
+ private:
+  int64_t last_ = 0;
+  int64_t total_ = 0;
+};
+
+TEST(Convert, TellsHowMuchIsWritten) {
+  TempFolder source;
+  WriteNativeModel(source.path(), TinyConfig(), DType::kF32);
+  for (const ConvertType type : {ConvertType::kStored, ConvertType::kBf16}) {
+    for (const int64_t limit : {int64_t{1}, int64_t{1} << 40}) {
+      const Place place;
+      Told told;
+      const auto done =
+          ConvertFolder(source.path(), place.made,
+                        {.type = type, .shard_bytes = limit, .progress = told.Callback()});
+      ASSERT_TRUE(done.ok()) << done.status();
+      told.ExpectAll(done->weights.bytes);
+    }
+  }
+  TempFolder parent;
+  Told told;
+  const auto done =
+      QuantizeFolder(source.path(), parent.path() / "int4", Quantization::kInt4, told.Callback());
+  ASSERT_TRUE(done.ok()) << done.status();
+  told.ExpectAll(done->bytes);
+}
+
 TEST(Convert, KeepsOrWidensIntegers) {
   TempFolder source, parent;
   WriteNativeModel(source.path(), TinyConfig(), DType::kBF16);

@@ -19,16 +19,6 @@ namespace {
 
 constexpr int kTopExperts = 5;
 
-// The tokens of an encoded conversation.
-template <typename Prompt>
-std::vector<TokenId> TokensOf(Prompt prompt) {
-  if constexpr (requires { prompt.ids; }) {
-    return std::move(prompt.ids);
-  } else {
-    return prompt;
-  }
-}
-
 void Apply(const ChatSettings& settings, GenerationParams& params) {
   const auto set = [&](const SamplingField& field) {
     const auto found = settings.find(field.name);
@@ -87,10 +77,10 @@ class LocalChat final : public ChatModel {
       json["content"] = message.content;
       conversation.messages.push_back(std::move(json));
     }
-    auto prompt = format_->Encode(conversation, *model_.engine->tokenizer(), RequestLimits(),
-                                  std::time(nullptr));
-    if (!prompt.ok()) return prompt.status();
-    return TokensOf(*std::move(prompt));
+    MOESERVE_ASSIGN_OR_RETURN(ChatPrompt prompt,
+                              format_->Encode(conversation, *model_.engine->tokenizer(),
+                                              RequestLimits(), std::time(nullptr)));
+    return std::move(prompt.ids);
   }
 
   const RunningModel model_;

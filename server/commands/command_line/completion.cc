@@ -1,6 +1,7 @@
 #include "server/commands/command_line/completion.h"
 
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/message.h"
@@ -49,10 +50,24 @@ std::string Joined(const std::vector<std::string>& words, std::string_view separ
   return out;
 }
 
-std::vector<std::string> SubcommandNames(const CLI::App& command) {
-  std::vector<std::string> names;
-  for (const CLI::App* sub : Subcommands(command)) names.push_back(sub->get_name());
-  return names;
+// A word that may follow a command, and what it means.
+struct NextWord {
+  std::string word;
+  std::string meaning;
+};
+
+// Returns the names of subcommands, or the words that the first argument without a name takes.
+std::vector<NextWord> NextWords(const CLI::App& command) {
+  std::vector<NextWord> words;
+  for (const CLI::App* sub : Subcommands(command)) {
+    words.push_back({sub->get_name(), Short(sub->get_description())});
+  }
+  const std::vector<const CLI::Option*> arguments = PositionalArguments(command);
+  if (!words.empty() || arguments.empty()) return words;
+  for (std::string& choice : Choices(*arguments.front())) {
+    words.push_back({std::move(choice), Short(arguments.front()->get_description())});
+  }
+  return words;
 }
 
 // The shell's patterns, separated by '|', of all paths to a command but the program's own name.
@@ -103,10 +118,11 @@ std::string BashCompletion(const CLI::App& app) {
                                                     : "_@NAME@_files";
       values += Concat("    ", OptionPatterns(*command, *option), ") ", reply, "; return ;;\n");
     }
-    words +=
-        Concat("    ", ShellQuoted(CommandPath(*command)),
-               ")\n      options=", ShellQuoted(Joined(options, " ")),
-               "\n      commands=", ShellQuoted(Joined(SubcommandNames(*command), " ")), " ;;\n");
+    std::vector<std::string> next;
+    for (const NextWord& word : NextWords(*command)) next.push_back(word.word);
+    words += Concat("    ", ShellQuoted(CommandPath(*command)),
+                    ")\n      options=", ShellQuoted(Joined(options, " ")),
+                    "\n      commands=", ShellQuoted(Joined(next, " ")), " ;;\n");
   }
   return WithName(Concat(R"(# Completion of @NAME@ for bash. Written by "@NAME@ completion bash".
 _@NAME@_files() {
@@ -167,8 +183,8 @@ std::string ZshCompletion(const CLI::App& app) {
                                                     : "_files";
       values += Concat("    ", OptionPatterns(*command, *option), ") ", reply, "; return ;;\n");
     }
-    for (const CLI::App* sub : Subcommands(*command)) {
-      commands += Concat("\n        ", entry(sub->get_name(), sub->get_description()));
+    for (const NextWord& word : NextWords(*command)) {
+      commands += Concat("\n        ", entry(word.word, word.meaning));
     }
     words += Concat("    ", ShellQuoted(CommandPath(*command)), ")\n      options=(", options,
                     ")\n      commands=(", commands, ") ;;\n");
@@ -213,10 +229,8 @@ std::string FishCompletion(const CLI::App& app) {
     const std::string at =
         Concat("complete -c @NAME@ -n ",
                ShellQuoted(Concat("__@NAME@_at \"", CommandPath(*command), '"')));
-    const std::vector<const CLI::App*> subs = Subcommands(*command);
-    for (const CLI::App* sub : subs) {
-      lines += Concat(at, " -f -a ", sub->get_name(), " -d ",
-                      ShellQuoted(Short(sub->get_description())), '\n');
+    for (const NextWord& word : NextWords(*command)) {
+      lines += Concat(at, " -f -a ", word.word, " -d ", ShellQuoted(word.meaning), '\n');
     }
     for (const CLI::Option* option : NamedOptions(*command)) {
       lines += at;
