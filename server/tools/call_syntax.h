@@ -13,7 +13,7 @@ namespace moeserve::server {
 // where CALL is before_name NAME before_arguments ARGUMENTS after_arguments and ARGUMENTS is a JSON
 // object. TEXT, which may be empty, is what the model says first.
 struct CallSyntax {
-  std::string_view name;  // as in --tool-call-syntax
+  std::string_view name;  // as in --tool-call-parser
   // A chat template that contains this text belongs to a model with this syntax; empty: none does.
   std::string_view template_text;
   std::string_view opening;

@@ -242,3 +242,17 @@ def test_refusals(client, server, fields, code, param):
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model=server.name, messages=USER, extra_body=fields)
     assert (error.value.code, error.value.param) == (code, param)
+
+
+def test_the_operator_chooses_how_calls_are_written():
+    running = start_server("--chat-template", str(ROOT / "tests/chat/templates/chatml.jinja"),
+                           "--tool-call-parser", "json")
+    try:
+        answer = post(running, "/v1/chat/completions", {
+            "messages": USER, "tools": [NOW], "tool_choice": "required", "max_tokens": 100,
+            "parallel_tool_calls": False, "return_token_ids": True})["choices"][0]
+        assert answer["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+        text = post(running, "/detokenize", {"tokens": answer["token_ids"]})["prompt"]
+        assert text.startswith('[{"name": "now", "arguments": {}}]')
+    finally:
+        assert stop_server(running) == 0

@@ -163,6 +163,7 @@ Result<RequestObserverOptions> ObserverOptions(const ServeOptions& options) {
 Result<Configuration> Configure(const ServeOptions& options) {
   Configuration out;
   MOESERVE_ASSIGN_OR_RETURN(out.chat_template, ReadChatTemplate(options.chat_template));
+  out.call_syntax = FindCallSyntax(options.tool_call_parser);
   ServerSettings& settings = out.settings;
   if (!options.api_key_file.empty()) {
     out.key_file = LookAtFile(options.api_key_file);

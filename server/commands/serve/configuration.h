@@ -14,6 +14,7 @@
 #include "server/http/checks/cors.h"
 #include "server/http/checks/host_check.h"
 #include "server/tls/tls_context.h"
+#include "server/tools/call_syntax.h"
 
 namespace moeserve::server {
 
@@ -37,6 +38,7 @@ struct Configuration {
   http::HostCheck hosts;
   http::Cors cors;
   std::optional<std::string> chat_template;
+  const CallSyntax* call_syntax = nullptr;  // null: as the chat template suggests
   RequestObserverOptions observer;
   FileVersion key_file;  // as it was read
   TlsOptions tls;

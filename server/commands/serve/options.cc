@@ -1,9 +1,19 @@
 #include "server/commands/serve/options.h"
 
+#include <string>
+#include <vector>
+
 #include "engine/request.h"
+#include "server/tools/call_syntax.h"
 
 namespace moeserve::server {
 namespace {
+
+std::vector<std::string> ToolCallParsers() {
+  std::vector<std::string> names = {"auto"};
+  for (const CallSyntax& syntax : CallSyntaxes()) names.emplace_back(syntax.name);
+  return names;
+}
 
 // Adds the options about addresses, model names, API keys and the dashboard.
 void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
@@ -93,6 +103,10 @@ void AddRequestOptions(CLI::App& app, ServeOptions& options) {
       ->capture_default_str();
   app.add_option("--chat-template", options.chat_template,
                  "File with a Jinja chat template that replaces the model's");
+  app.add_option("--tool-call-parser", options.tool_call_parser,
+                 "How the model writes calls of tools; auto: as its chat template suggests")
+      ->check(CLI::IsMember(ToolCallParsers()))
+      ->capture_default_str();
   app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
                "Let requests bring chat_template and chat_template_kwargs");
   app.add_flag("--hide-chat-template", options.hide_chat_template,

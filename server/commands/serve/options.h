@@ -47,6 +47,7 @@ struct ServeOptions {
   int token_stats_mib = 64;
   int64_t hidden_samples = 0;
   std::string chat_template;  // path of a file
+  std::string tool_call_parser = "auto";
   bool allow_request_chat_template = false;
   bool hide_chat_template = false;
   bool routing_records = false;

@@ -118,8 +118,9 @@ void LogConfiguration(const ServeOptions& options, const EngineOptions& engine,
                  " strict_fields=", options.strict_fields ? "yes" : "no"));
 }
 
-std::shared_ptr<const ChatFormat> MakeChatFormat(const TokenizerConfig& config) {
-  auto format = std::make_shared<const ChatFormat>(config);
+std::shared_ptr<const ChatFormat> MakeChatFormat(const TokenizerConfig& config,
+                                                 const CallSyntax* call_syntax) {
+  auto format = std::make_shared<const ChatFormat>(config, call_syntax);
   const absl::Status& status = format->status();
   if (absl::IsNotFound(status)) {
     LogInfo("serve", "the model has no chat template: chats will be refused");
@@ -210,7 +211,7 @@ Result<LoadedModel> LoadModel(const ServeOptions& options, const Configuration& 
   LoadedModel out;
   out.tokenizer_config = std::move(running.tokenizer_config);
   if (configuration.chat_template) out.tokenizer_config.chat_template = configuration.chat_template;
-  out.chat = MakeChatFormat(out.tokenizer_config);
+  out.chat = MakeChatFormat(out.tokenizer_config, configuration.call_syntax);
   out.engine = std::move(running.engine);
   out.defaults = running.defaults;
   out.description = std::move(running.description);
