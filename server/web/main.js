@@ -1,14 +1,14 @@
 // The page: its tabs, the dialog for the API key, and the state of the connection.
 import { formatAddress, parseAddress } from "./address.js";
 import { getJson, key, setUnauthorizedHandler } from "./api.js";
-import { CompareView } from "./compare_view.js";
+import { CompareView } from "./views/compare_view.js";
 import { byId, debounce, setText } from "./dom.js";
-import { ExpertsView } from "./experts_view.js";
+import { ExpertsView } from "./views/experts_view.js";
 import { setUpLinkButton } from "./link_button.js";
-import { PlaygroundView } from "./playground_view.js";
-import { RequestsView } from "./requests_view.js";
+import { PlaygroundView } from "./views/playground_view.js";
+import { RequestsView } from "./views/requests_view.js";
 import { setUpTheme } from "./theme.js";
-import { TokensView } from "./tokens_view.js";
+import { TokensView } from "./views/tokens_view.js";
 
 const names = ["experts", "tokens", "requests", "playground", "compare"];
 const updateMilliseconds = 300;

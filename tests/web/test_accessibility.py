@@ -69,7 +69,8 @@ def filled(driver, server):
         elif view == "playground":
             driver.execute_script("document.getElementById('more').open = true")
             if chat:
-                driver.find_element(By.CSS_SELECTOR, "[name=mode][value=chat]").send_keys(Keys.SPACE)
+                driver.find_element(By.CSS_SELECTOR, "[name=mode][value=chat]"
+                                    ).send_keys(Keys.SPACE)
                 by_id(driver, "add-message").click()
                 Select(driver.find_elements(By.CSS_SELECTOR, ".message select")[1]
                        ).select_by_value("tool")
@@ -83,8 +84,8 @@ def filled(driver, server):
             driver.find_elements(By.CLASS_NAME, "chip")[1].click()
         elif view == "compare":
             fill(driver, "compare-max-tokens", 4)
-            driver.execute_script(
-                "for (const node of document.querySelectorAll('#compare details')) node.open = true")
+            driver.execute_script("for (const node of document.querySelectorAll("
+                                  "'#compare details')) node.open = true")
             by_id(driver, "compare-run").click()
             wait_until(lambda: text(driver, "compare-summary"), "a comparison")
             driver.find_elements(By.CSS_SELECTOR, "#chips-b .chip")[1].click()

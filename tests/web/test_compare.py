@@ -82,7 +82,8 @@ def test_shares_of_both_prompts(driver, server, max_tokens):
         for figure, a, b in zip(figures, expected["a"], expected["b"]):
             overlap = 100 * sum(min(x, y) for x, y in zip(a, b))
             said = figure.text
-            assert float(said.split("overlap ")[1].split(" %")[0]) == pytest.approx(overlap, abs=.06)
+            shown = float(said.split("overlap ")[1].split(" %")[0])
+            assert shown == pytest.approx(overlap, abs=.06)
             assert float(said.rsplit(" ", 1)[1]) == pytest.approx(distance(a, b), abs=.006)
 
 
@@ -96,7 +97,7 @@ def test_with_nothing_generated_there_are_no_generated_experts(driver, server):
 
 def test_the_table_has_the_shares(driver, server):
     compare(driver, server, 4)
-    by_id(driver, "compare-table-details").find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
+    driver.find_element(By.CSS_SELECTOR, "#compare-table-details summary").send_keys(Keys.ENTER)
     Select(by_id(driver, "compare-block")).select_by_index(2)
     rows = driver.execute_script("""
       return [...document.querySelectorAll("#compare-table tbody tr")].map((row) =>

@@ -105,7 +105,8 @@ def test_loads_and_balance(driver, server, tmp_path, scheme):
 
 
 def test_tokens_of_experts(driver, server, tmp_path):
-    hostile = ["=1+2", "+3 cells", "-x", "@sum", "-5", "+1.5e3", "a\"b", "c,d", "e\nf", "\t=1", None]
+    hostile = ["=1+2", "+3 cells", "-x", "@sum", "-5", "+1.5e3", "a\"b", "c,d", "e\nf", "\t=1",
+               None]
     undo = stub_tokens(driver, {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
         {"expert": 0, "tokens": [{"id": i, "text": value, "count": 30 - i, "pmi": 9.0 - i,
                                   "log_pmi": 1.0 - 0.2 * i} for i, value in enumerate(hostile)]}]})
@@ -179,7 +180,8 @@ def test_comparison(driver, server, tmp_path, scheme):
     for side in "AB":
         of_side = table(driver, tmp_path, f"the tokens of {side}")
         assert sum(row["kind"] == "generated" and row["expert"] == "" for row in of_side) == 1
-        check_picture(driver, tmp_path, f"the tokens of {side}", by_id(driver, f"card-{side.lower()}"))
+        check_picture(driver, tmp_path, f"the tokens of {side}",
+                      by_id(driver, f"card-{side.lower()}"))
 
 
 def test_hidden_rows_of_tables_are_drawn(driver, server, tmp_path):

@@ -51,9 +51,10 @@ def messages(driver):
 
 
 def chips(driver, kind):
+    """Returns the texts of the tokens that match the selector `kind`."""
     return driver.execute_script("""
-      return [...document.querySelectorAll(arguments[0] + " .chip-text")].map(n => n.textContent)""",
-                                 kind)
+      return [...document.querySelectorAll(`${arguments[0]} .chip-text`)].map(
+        (node) => node.textContent);""", kind)
 
 
 def test_options_are_sent(driver, server, sent):
@@ -64,7 +65,8 @@ def test_options_are_sent(driver, server, sent):
     ask(driver)
     [[path, body]] = sent()
     assert path == "v1/completions"
-    assert {name: body[name] for name in ("max_tokens", "temperature", "top_p", "seed", "stop")} == {
+    names = ("max_tokens", "temperature", "top_p", "seed", "stop")
+    assert {name: body[name] for name in names} == {
         "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 11,
         "stop": ["\nEnd", " stop\\"]}
 
@@ -197,7 +199,7 @@ def test_reasoning_is_shown_apart(driver, server):
     open_view(driver, server, "playground")
     parts = driver.execute_async_script("""
       const done = arguments[0];
-      import("./dashboard/chat_answer.js").then(({ChatAnswer}) => {
+      import("./dashboard/views/chat_answer.js").then(({ChatAnswer}) => {
         const answer = new ChatAnswer(document.getElementById("chat-answer"));
         for (const delta of [{role: "assistant", content: ""}, {reasoning_content: "It <b>is"},
                              {reasoning_content: " so."}, {content: "Yes."}]) answer.add(delta);
@@ -227,7 +229,8 @@ def test_an_answer_can_be_stopped(driver, server):
     generate(driver, server, max_tokens=3)
     fill(driver, "max-tokens", 2000)
     by_id(driver, "generate").click()
-    wait_until(lambda: len(driver.find_elements(By.CLASS_NAME, "chip")) > 12, "tokens")
+    count = "return document.querySelectorAll('.chip').length"
+    wait_until(lambda: driver.execute_script(count) > 12, "tokens")
     by_id(driver, "generate").click()
     wait_until(lambda: text(driver, "generate") == "Generate", "the end")
     assert text(driver, "playground-note") == ""

@@ -1,6 +1,6 @@
 // Buttons that save a part of the page as a picture (PNG) and as a table (CSV).
 import { download, toCsv } from "./csv.js";
-import { el } from "./dom.js";
+import { el } from "../dom.js";
 import { draw } from "./picture.js";
 
 // With the time in milliseconds, so that files of the same kind get different names.

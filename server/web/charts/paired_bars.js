@@ -1,7 +1,7 @@
 // A bar chart with two bars for each expert: its shares in two distributions.
 import { onWidth } from "./charts.js";
-import { el, svg } from "./dom.js";
-import { percent } from "./format.js";
+import { el, svg } from "../dom.js";
+import { percent } from "../format.js";
 
 const margin = { left: 44, right: 4, top: 8, bottom: 20 };
 const height = 120;

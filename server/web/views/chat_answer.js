@@ -1,5 +1,5 @@
 // The answer of a chat, joined from the events of its stream: reasoning, text and calls of tools.
-import { el } from "./dom.js";
+import { el } from "../dom.js";
 
 export class ChatAnswer {
   // Shows the answer in `host`.
@@ -42,8 +42,8 @@ export class ChatAnswer {
   #show() {
     this.#section("reasoning", "Reasoning", this.reasoning);
     this.#section("content", "Answer", this.content);
-    this.calls.forEach((call, i) => {
-      this.#section(`call-${i}`, `Call of ${call.function.name}`, indented(call.function.arguments));
+    this.calls.forEach(({ function: { name, arguments: text } }, i) => {
+      this.#section(`call-${i}`, `Call of ${name}`, indented(text));
     });
   }
 

@@ -1,15 +1,15 @@
 // The "Compare" view: the experts that two prompts use, side by side.
-import { getJson } from "./api.js";
-import { niceCeiling } from "./charts.js";
-import { byId, el, setOptions, setText } from "./dom.js";
-import { exportButtons } from "./export_buttons.js";
-import { blockKey, blockTitle, decimal, percent } from "./format.js";
-import { generate } from "./generation.js";
-import { LinkedOptions } from "./linked_options.js";
-import { PairedBars } from "./paired_bars.js";
-import { Poller } from "./poller.js";
-import { makeLayout } from "./routing_record.js";
-import { expertShares, jensenShannonDistance, overlap } from "./routing_shares.js";
+import { getJson } from "../api.js";
+import { niceCeiling } from "../charts/charts.js";
+import { byId, el, setOptions, setText } from "../dom.js";
+import { exportButtons } from "../export/export_buttons.js";
+import { blockKey, blockTitle, decimal, percent } from "../format.js";
+import { generate } from "../generation.js";
+import { LinkedOptions } from "../linked_options.js";
+import { PairedBars } from "../charts/paired_bars.js";
+import { Poller } from "../poller.js";
+import { makeLayout } from "../routing_record.js";
+import { expertShares, jensenShannonDistance, overlap } from "../routing_shares.js";
 import { SamplingOptions } from "./sampling_options.js";
 import { TokenPanel } from "./token_panel.js";
 
@@ -174,7 +174,8 @@ export class CompareView {
 
   #showTable() {
     if (!byId("compare-table-details").open) return;
-    const result = this.results.find(({ block }) => blockKey(block) === byId("compare-block").value);
+    const key = byId("compare-block").value;
+    const result = this.results.find(({ block }) => blockKey(block) === key);
     if (!result) return;
     byId("compare-table").tBodies[0].replaceChildren(...result.a.map((share, expert) =>
       el("tr", {}, el("th", { scope: "row" }, String(expert)),

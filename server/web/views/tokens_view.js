@@ -1,11 +1,11 @@
 // The "Tokens" view: tokens that select an expert more often than chance would.
-import { getJson } from "./api.js";
-import { byId, debounce, el, setOptions, setText } from "./dom.js";
-import { exportButtons } from "./export_buttons.js";
-import { blockKey, blockTitle, compact, count, decimal, visible } from "./format.js";
-import { LinkedOptions, linkRadios } from "./linked_options.js";
-import { Poller } from "./poller.js";
-import { expertColor } from "./theme.js";
+import { getJson } from "../api.js";
+import { byId, debounce, el, setOptions, setText } from "../dom.js";
+import { exportButtons } from "../export/export_buttons.js";
+import { blockKey, blockTitle, compact, count, decimal, visible } from "../format.js";
+import { LinkedOptions, linkRadios } from "../linked_options.js";
+import { Poller } from "../poller.js";
+import { expertColor } from "../theme.js";
 
 const pollMilliseconds = 10000;
 const maxExpertsShown = 512;

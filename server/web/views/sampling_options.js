@@ -1,5 +1,5 @@
 // The fields for a request's limits and sampling, which the playground and the comparison share.
-import { el } from "./dom.js";
+import { el } from "../dom.js";
 
 // Returns the stop strings that a text gives, one per line. The escapes \n, \r, \t and \\ stand for
 // characters that a line cannot contain, or for the backslash.

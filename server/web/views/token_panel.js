@@ -1,8 +1,8 @@
 // Tokens as chips, each with a bar of its experts, and the details of the chosen token.
-import { el } from "./dom.js";
-import { blockKey, blockTitle, decimal, percent, visible } from "./format.js";
-import { RoutingRecord, summarize } from "./routing_record.js";
-import { expertColor } from "./theme.js";
+import { el } from "../dom.js";
+import { blockKey, blockTitle, decimal, percent, visible } from "../format.js";
+import { RoutingRecord, summarize } from "../routing_record.js";
+import { expertColor } from "../theme.js";
 
 const maxChips = 4096;
 

@@ -1,19 +1,19 @@
 // The "Playground" view: a prompt or a chat, its streamed answer, and the experts that computed
 // each token.
-import { getJson, postJson } from "./api.js";
+import { getJson, postJson } from "../api.js";
 import { ChatAnswer } from "./chat_answer.js";
 import { ChatMessages } from "./chat_messages.js";
-import { byId, setOptions, setText } from "./dom.js";
-import { exportButtons } from "./export_buttons.js";
-import { blockKey, blockTitle } from "./format.js";
-import { generate } from "./generation.js";
-import { parseJson, parseTools } from "./json_check.js";
-import { LinkedOptions, linkRadios } from "./linked_options.js";
-import { Poller } from "./poller.js";
-import { makeLayout } from "./routing_record.js";
+import { byId, setOptions, setText } from "../dom.js";
+import { exportButtons } from "../export/export_buttons.js";
+import { blockKey, blockTitle } from "../format.js";
+import { generate } from "../generation.js";
+import { parseJson, parseTools } from "../json_check.js";
+import { LinkedOptions, linkRadios } from "../linked_options.js";
+import { Poller } from "../poller.js";
+import { makeLayout } from "../routing_record.js";
 import { SamplingOptions } from "./sampling_options.js";
 import { TokenPanel } from "./token_panel.js";
-import { tokenTexts } from "./token_text.js";
+import { tokenTexts } from "../token_text.js";
 
 const retryMilliseconds = 2000;
 const firstMessages = [{ role: "user", content: "In the beginning God created" }];

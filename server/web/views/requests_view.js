@@ -1,12 +1,12 @@
 // The "Requests" view: latency and throughput, computed from differences between readings of
 // /metrics.
-import { getText } from "./api.js";
-import { LineChart } from "./charts.js";
-import { byId, el, setText } from "./dom.js";
-import { exportButtons } from "./export_buttons.js";
-import { compact, count, none, percent, seconds } from "./format.js";
-import { Poller } from "./poller.js";
-import { bucketDelta, buckets, parseMetrics, quantile, valueOf } from "./prometheus.js";
+import { getText } from "../api.js";
+import { LineChart } from "../charts/charts.js";
+import { byId, el, setText } from "../dom.js";
+import { exportButtons } from "../export/export_buttons.js";
+import { compact, count, none, percent, seconds } from "../format.js";
+import { Poller } from "../poller.js";
+import { bucketDelta, buckets, parseMetrics, quantile, valueOf } from "../prometheus.js";
 
 const pollMilliseconds = 2000;
 // Quantiles are computed over this time, because one polling interval can contain too few requests.

@@ -1,5 +1,5 @@
 // Small SVG charts: lines over time, and bars.
-import { el, svg } from "./dom.js";
+import { el, svg } from "../dom.js";
 
 // Returns the smallest number not below `value` that is 1, 2 or 5 times a power of ten.
 export function niceCeiling(value) {

@@ -1,7 +1,7 @@
 // A heatmap of load by layer and expert. It is drawn on a canvas, which stays fast with thousands
 // of cells. A cursor, moved by pointer, touch or arrow keys, selects one cell.
-import { el, svg } from "./dom.js";
-import { onThemeChange, sequentialColor, wantsMotion } from "./theme.js";
+import { el, svg } from "../dom.js";
+import { onThemeChange, sequentialColor, wantsMotion } from "../theme.js";
 
 const labelWidth = 104;
 const axisHeight = 20;

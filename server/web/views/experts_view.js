@@ -1,13 +1,13 @@
 // The "Experts" view: load of the experts in a time window.
-import { getJson } from "./api.js";
-import { BarChart } from "./charts.js";
-import { byId, el, setOptions, setText } from "./dom.js";
-import { exportButtons } from "./export_buttons.js";
+import { getJson } from "../api.js";
+import { BarChart } from "../charts/charts.js";
+import { byId, el, setOptions, setText } from "../dom.js";
+import { exportButtons } from "../export/export_buttons.js";
 import { blockKey, blockLabel, blockTitle, compact, count, decimal, none, percent }
-  from "./format.js";
-import { Heatmap } from "./heatmap.js";
-import { LinkedOptions, linkRadios } from "./linked_options.js";
-import { Poller } from "./poller.js";
+  from "../format.js";
+import { Heatmap } from "../charts/heatmap.js";
+import { LinkedOptions, linkRadios } from "../linked_options.js";
+import { Poller } from "../poller.js";
 
 const pollMilliseconds = 2000;
 const thresholds = [0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];

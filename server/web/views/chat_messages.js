@@ -1,5 +1,5 @@
 // The messages of a chat: a list of fields that the user edits.
-import { el } from "./dom.js";
+import { el } from "../dom.js";
 
 const roles = ["system", "user", "assistant", "tool"];
 const maxMessages = 200;
