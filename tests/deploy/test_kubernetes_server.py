@@ -248,7 +248,7 @@ def test_routes_lead_to_the_api_and_not_to_metrics():
     paths = [line.split()[1] for line in done.stdout.splitlines() if not line.startswith("RPC")]
     route = one(rendered("gateway"), "HTTPRoute")
     prefixes = [match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]]
-    assert len(prefixes) == 4
+    assert len(prefixes) == 6
 
     def covers(prefix, path):
         return path == prefix or path.startswith(prefix + "/")
@@ -257,7 +257,7 @@ def test_routes_lead_to_the_api_and_not_to_metrics():
         assert any(covers(prefix, path) for path in paths), prefix
     outside = {path for path in paths if not any(covers(prefix, path) for prefix in prefixes)}
     assert outside == {"/", "/dashboard/*", "/health", "/health/live", "/health/ready", "/metrics",
-                       "/version"}
+                       "/ping", "/server_info", "/version"}
 
 
 def test_without_vllm_names_there_are_no_metrics_for_a_picker(tmp_path):
