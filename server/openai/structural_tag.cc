@@ -66,13 +66,15 @@ Result<const Json*> List(const Json& object, const char* name, const std::string
   return InvalidValue(field, Concat("'", field, "' must be a list that is not empty"));
 }
 
-Result<std::vector<std::string>> Triggers(const Json& object, const std::string& param) {
-  MOESERVE_ASSIGN_OR_RETURN(const Json* list, List(object, "triggers", param));
+// Returns a list of texts, neither the list nor a text empty.
+Result<std::vector<std::string>> Texts(const Json& object, const char* name,
+                                       const std::string& param) {
+  MOESERVE_ASSIGN_OR_RETURN(const Json* list, List(object, name, param));
   std::vector<std::string> out;
   for (const Json& item : *list) {
     if (!item.is_string() || item.get_ref<const std::string&>().empty()) {
-      return InvalidValue(param + ".triggers",
-                          Concat("'", param, ".triggers' must be a list of strings, none empty"));
+      const std::string field = Concat(param, ".", name);
+      return InvalidValue(field, Concat("'", field, "' must be a list of strings, none empty"));
     }
     out.push_back(item.get<std::string>());
   }
@@ -107,8 +109,12 @@ class Reader {
     if (type == "regex") return Plain(value, param, "pattern", Kind::kRegex);
     if (type == "grammar") return Plain(value, param, "grammar", Kind::kGrammar);
     if (type == "any_text") {
-      MOESERVE_RETURN_IF_ERROR(CheckFields(value, param, {"type"}));
-      return TextFormat();
+      MOESERVE_RETURN_IF_ERROR(CheckFields(value, param, {"type", "excludes"}));
+      TextFormat out;
+      if (FindField(value, "excludes") != nullptr) {
+        MOESERVE_ASSIGN_OR_RETURN(out.excluded, Texts(value, "excludes", param));
+      }
+      return out;
     }
     if (type == "json_schema") {
       MOESERVE_RETURN_IF_ERROR(CheckFields(value, param, {"type", "json_schema"}));
@@ -127,9 +133,13 @@ class Reader {
     }
     if (type == "triggered_tags") {
       MOESERVE_RETURN_IF_ERROR(CheckFields(
-          value, param, {"type", "triggers", "tags", "at_least_one", "stop_after_first"}));
+          value, param,
+          {"type", "triggers", "tags", "at_least_one", "stop_after_first", "excludes"}));
       MOESERVE_ASSIGN_OR_RETURN(StructuralTags tags, Tags(value, param, depth));
-      MOESERVE_ASSIGN_OR_RETURN(tags.triggers, Triggers(value, param));
+      MOESERVE_ASSIGN_OR_RETURN(tags.triggers, Texts(value, "triggers", param));
+      if (FindField(value, "excludes") != nullptr) {
+        MOESERVE_ASSIGN_OR_RETURN(tags.excluded, Texts(value, "excludes", param));
+      }
       MOESERVE_ASSIGN_OR_RETURN(tags.stop_after_first, Flag(value, "stop_after_first", param));
       return Wrap(std::move(tags));
     }
@@ -234,7 +244,7 @@ Result<ConstraintSpec> Structures(const Json& value, const std::string& param) {
     }
     tags.tags.push_back(std::move(tag));
   }
-  MOESERVE_ASSIGN_OR_RETURN(tags.triggers, Triggers(value, param));
+  MOESERVE_ASSIGN_OR_RETURN(tags.triggers, Texts(value, "triggers", param));
   return TagsConstraint(std::move(tags));
 }
 

@@ -51,6 +51,7 @@ TEST(GrammarTest, Ebnf) {
 TEST(GrammarTest, Lark) {
   Check({R"g(
 start: pair ("," pair)*   // pairs
+# "=" stands between a name and a value
 ?pair.2: NAME "=" value -> pair
 value: SIGNED_NUMBER | ESCAPED_STRING | "[" [value ("," value)*] "]"
 NAME: /[a-z_]\w*/i

@@ -46,6 +46,14 @@ TEST(SchemaTest, References) {
          {"1", "{}", R"({"next": {}})"}});
 }
 
+TEST(SchemaTest, UnknownFormatsRestrictNothingUnlessStrict) {
+  const std::string schema = R"({"type": "integer", "format": "int64"})";
+  EXPECT_TRUE(Accepts(*Compile(Schema(schema, /*strict=*/false)), "12"));
+  EXPECT_FALSE(CompileConstraint(Schema(schema), SmallVocabulary()).ok());
+  EXPECT_FALSE(
+      CompileConstraint(Schema(R"({"format": "uri-template"})", false), SmallVocabulary()).ok());
+}
+
 TEST(SchemaTest, Keys) {
   const Example patterns = {
       R"({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"],

@@ -172,6 +172,24 @@ TEST(TagsTest, Sequences) {
   EXPECT_FALSE(Accepts(*compiled, "12a"));
 }
 
+TEST(TagsTest, ExcludedTexts) {
+  StructuralTags tags = Calls();
+  tags.excluded = {"</tool_call>", "<|"};
+  const auto compiled = Compile(TagsConstraint(tags));
+  EXPECT_TRUE(Accepts(*compiled, "< |" + Call("time") + "<"));
+  EXPECT_FALSE(Accepts(*compiled, "<|"));
+  EXPECT_FALSE(Accepts(*compiled, Call("time") + "</tool_call>"));
+  TextFormat sequence = Content(Kind::kSequence);
+  sequence.parts = {Content(Kind::kAnyText), Content(Kind::kText, "</a>"), Content(Kind::kAnyText)};
+  sequence.parts[0].excluded = {"<b>", "a<"};
+  sequence.parts[2].excluded = {"x"};
+  const auto parts = Compile(FormatSpec(sequence));
+  EXPECT_TRUE(Accepts(*parts, "x<b</a>a<"));
+  EXPECT_FALSE(Accepts(*parts, "<b></a>"));
+  EXPECT_FALSE(Accepts(*parts, "a</a>"));
+  EXPECT_FALSE(Accepts(*parts, "</a>x"));
+}
+
 TEST(TagsTest, Refusals) {
   StructuralTags tags;
   ExpectRefusal(TagsConstraint(tags), "no tags");

@@ -81,7 +81,7 @@ struct ConstraintSpec {
   // The JSON schema, the pattern or the grammar. A pattern must match the whole text.
   std::string text;
   std::vector<std::string> choices;
-  // If true, unknown keywords are errors; otherwise they are ignored as annotations.
+  // If true, unknown keywords and formats are errors; otherwise they are ignored as annotations.
   bool strict = false;
   // kFormat: the format of the whole text; not null.
   std::shared_ptr<const TextFormat> format;

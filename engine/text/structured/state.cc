@@ -27,6 +27,8 @@ constexpr int64_t kNodesPerStep = 4;
 // because the walk was usually done before. The counted work must not depend on whether a mask was
 // cached, so that equal texts have equal masks.
 constexpr int64_t kKeptNodesPerStep = 16;
+// The same for the nodes after the ends of a scalar, most of which the walk only passes.
+constexpr int64_t kKeptEndsPerStep = 64;
 
 class State : public ConstraintState {
  public:
@@ -283,7 +285,7 @@ class State : public ConstraintState {
     const int32_t dfa = matcher().ScalarOf(top).dfa;
     const auto after =
         compiled_->NodesAfter(dfa, top.dfa_state, matcher().NextBytes(behind[0], pool_));
-    pool_.work += after->visited / kKeptNodesPerStep;
+    pool_.work += after->visited / kKeptEndsPerStep;
     for (const int32_t node : after->nodes) {
       if (Overworked() && vocabulary().nodes()[node].depth > 1) continue;
       WalkInto(behind, node, budget, mask);

@@ -25,9 +25,9 @@ struct StructuralTags;
 // A description of texts. Plain data. All texts are UTF-8.
 struct TextFormat {
   enum class Kind {
-    kText,        // exactly `text`; may be empty
-    kAnyText,     // any text; as the content of a tag or before kText in a sequence, any text that
-                  // does not contain what follows, up to what follows
+    kText,     // exactly `text`; may be empty
+    kAnyText,  // any text that contains none of `excluded`; as the content of a tag or before kText
+               // in a sequence, any text that does not contain what follows, up to what follows
     kJsonObject,  // any JSON object
     kJsonSchema,  // an instance of the JSON schema `text`
     kRegex,       // a text that the pattern `text` matches completely
@@ -40,7 +40,8 @@ struct TextFormat {
   Kind kind = Kind::kAnyText;
   std::string text;
   std::vector<std::string> choices;
-  bool strict = false;  // kJsonSchema: as ConstraintSpec::strict
+  std::vector<std::string> excluded;  // kAnyText
+  bool strict = false;                // kJsonSchema: as ConstraintSpec::strict
   std::vector<TextFormat> parts;
   std::shared_ptr<const StructuralTags> tags;
 };
@@ -68,6 +69,8 @@ struct StructuralTags {
   // Empty: the triggers are the beginnings (`prefix` + `begin`) of all groups. If a text contains a
   // trigger at several places, the one that ends first counts.
   std::vector<std::string> triggers;
+  // Further texts that no free text contains.
+  std::vector<std::string> excluded;
 
   bool at_least_one = false;      // at least one group
   bool stop_after_first = false;  // the text ends after the first group

@@ -28,7 +28,7 @@ constexpr int kMaxLead = 200;
 // many nodes and the automaton at most this many states. Otherwise its parts become automata.
 constexpr int64_t kMaxRegularNodes = 2000;
 constexpr int kMaxRegularStates = 2000;
-constexpr int kMaxRegularDepth = 200;
+constexpr int kMaxRegularDepth = 50;
 
 class GrammarCompiler {
  public:

@@ -20,11 +20,11 @@ int HexValue(char c) {
 
 }  // namespace
 
-void GrammarReader::SkipSpace(std::string_view comment) {
+void GrammarReader::SkipSpace(std::string_view comment, std::string_view other_comment) {
   while (!AtEnd()) {
     if (IsSpace(Peek())) {
       ++pos_;
-    } else if (LooksAt(comment)) {
+    } else if (LooksAt(comment) || (!other_comment.empty() && LooksAt(other_comment))) {
       while (!AtEnd() && Peek() != '\n') ++pos_;
     } else {
       return;

@@ -33,8 +33,9 @@ class GrammarReader {
   void set_pos(size_t pos) { pos_ = pos; }
   std::string_view Since(size_t begin) const { return text_.substr(begin, pos_ - begin); }
 
-  // Skips white space, line ends and comments, which begin with `comment`.
-  void SkipSpace(std::string_view comment);
+  // Skips white space, line ends and comments, which begin with `comment` or, if it is not empty,
+  // `other_comment`.
+  void SkipSpace(std::string_view comment, std::string_view other_comment = "");
   // Reads a name of letters, digits and the characters `more`; "" if there is none.
   std::string Name(std::string_view more);
   // Reads a number of at most kMaxRepeatCount.

@@ -11,7 +11,6 @@ namespace {
 
 using Kind = GrammarExpr::Kind;
 
-constexpr std::string_view kComment = "//";
 constexpr std::string_view kNameCharacters = "_";
 
 // The terminals that %import can name, by the terminals that they consist of.
@@ -50,14 +49,14 @@ class LarkParser {
   explicit LarkParser(std::string_view text) : in_(text) {}
 
   Result<GrammarSyntax> Run() {
-    in_.SkipSpace(kComment);
+    SkipSpace();
     while (in_.ok() && !in_.AtEnd()) {
       if (in_.Accept("%")) {
         Directive();
       } else {
         Rule();
       }
-      in_.SkipSpace(kComment);
+      SkipSpace();
     }
     MOESERVE_RETURN_IF_ERROR(in_.status());
     MOESERVE_RETURN_IF_ERROR(AddCommon());
@@ -87,6 +86,8 @@ class LarkParser {
     rule.body = Alternatives(0);
     if (in_.ok()) out_.rules.push_back(std::move(rule));
   }
+
+  void SkipSpace() { in_.SkipSpace("//", "#"); }
 
   void SkipBlanks() {
     while (in_.Peek() == ' ' || in_.Peek() == '\t') in_.Skip(1);
@@ -122,10 +123,10 @@ class LarkParser {
     }
     if (!in_.Accept("(")) in_.Fail("expected a name or a list of names");
     do {
-      in_.SkipSpace(kComment);
+      SkipSpace();
       const std::string imported = in_.Name(kNameCharacters);
       Import(imported, imported);
-      in_.SkipSpace(kComment);
+      SkipSpace();
     } while (in_.ok() && in_.Accept(","));
     if (!in_.Accept(")")) in_.Fail("a list of names has no ')'");
   }
@@ -175,7 +176,7 @@ class LarkParser {
 
   GrammarExprPtr Sequence(int depth) {
     GrammarExprPtr out = MakeExpr(Kind::kSequence);
-    for (in_.SkipSpace(kComment); in_.ok() && !in_.AtEnd(); in_.SkipSpace(kComment)) {
+    for (SkipSpace(); in_.ok() && !in_.AtEnd(); SkipSpace()) {
       if (in_.Peek() == '|' || in_.Peek() == ')' || in_.Peek() == ']' || AtRule()) break;
       if (in_.Accept("->")) {
         SkipBlanks();

@@ -50,6 +50,9 @@ constexpr std::string_view kUnsupported[] = {
     "$recursiveRef",    "$recursiveAnchor",      "disallow",    "extends",
     "divisibleBy"};
 
+// Formats of JSON Schema that are not supported.
+constexpr std::string_view kUnsupportedFormats[] = {"uri-template"};
+
 template <typename Range>
 bool Contains(const Range& range, std::string_view key) {
   return std::find(std::begin(range), std::end(range), key) != std::end(range);
@@ -227,10 +230,14 @@ Status SchemaReader::ReadMultiple(const json* schema, const json& value, Branch*
 Status SchemaReader::ReadText(const json* schema, const std::string& key, const json& value,
                               Branch* branch) {
   if (key == "format") {
-    if (!value.is_string() || !FormatPattern(value.get_ref<const std::string&>())) {
+    if (!value.is_string()) return Error(schema, "format must be a string");
+    const auto& format = value.get_ref<const std::string&>();
+    if (FormatPattern(format)) {
+      branch->formats.insert(format);
+    } else if (strict_ || Contains(kUnsupportedFormats, format)) {
       return Error(schema, Concat("format is supported for ", SupportedFormats(), " only"));
     }
-    branch->formats.insert(value.get<std::string>());
+    // By the rules of JSON Schema an unknown format, such as OpenAPI's "int64", restricts nothing.
     return absl::OkStatus();
   }
   if (!value.is_string()) return Error(schema, "pattern must be a string");

@@ -20,6 +20,7 @@ class Writer {
     Add(static_cast<int64_t>(format.kind));
     Add(format.text);
     Add(format.choices);
+    Add(format.excluded);
     Add(int64_t{format.strict});
     Add(std::ssize(format.parts));
     for (const TextFormat& part : format.parts) Add(part);
@@ -35,6 +36,7 @@ class Writer {
     }
     Add(int64_t{tags.free_text});
     Add(tags.triggers);
+    Add(tags.excluded);
     Add(int64_t{tags.at_least_one});
     Add(int64_t{tags.stop_after_first});
     Add(int64_t{tags.max_tags});

@@ -135,6 +135,20 @@ class FormatCompiler {
     return AddNode(node);
   }
 
+  // Appends the texts that free text must not contain to its triggers.
+  Status AddExcluded(const std::vector<std::string>& excluded, const std::string& place,
+                     std::vector<std::string>* texts) {
+    if (excluded.size() > kMaxTriggers) {
+      return Error(place, Concat("more than ", kMaxTriggers, " excluded texts"));
+    }
+    for (const std::string& text : excluded) {
+      MOESERVE_RETURN_IF_ERROR(CheckText(place + ".excluded", text));
+      if (text.empty()) return Error(place, "an excluded text is empty");
+      texts->push_back(text);
+    }
+    return absl::OkStatus();
+  }
+
   // Adds transitions that read a text of `format` between two states.
   Status Add(const TextFormat& format, const std::string& place, int depth, int32_t from,
              int32_t to, RuleBuilder* rule) {
@@ -184,8 +198,10 @@ class FormatCompiler {
                  const std::string& end, int32_t from, int32_t to, RuleBuilder* rule) {
     if (format.kind == Kind::kAnyText && !end.empty()) {
       MOESERVE_RETURN_IF_ERROR(Count(place));
-      MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build({end}, budget_));
-      MOESERVE_ASSIGN_OR_RETURN(const NodeId node, UpTo(free, {end}, 0));
+      std::vector<std::string> texts = {end};
+      MOESERVE_RETURN_IF_ERROR(AddExcluded(format.excluded, place, &texts));
+      MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
+      MOESERVE_ASSIGN_OR_RETURN(const NodeId node, UpTo(free, texts, 0));
       rule->AddEdge(from, node, to);
       return absl::OkStatus();
     }
@@ -237,7 +253,9 @@ class FormatCompiler {
   Result<NodeId> Leaf(const TextFormat& format, const std::string& place) {
     switch (format.kind) {
       case Kind::kAnyText: {
-        MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build({}, budget_));
+        std::vector<std::string> texts;
+        MOESERVE_RETURN_IF_ERROR(AddExcluded(format.excluded, place, &texts));
+        MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
         MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, free.Without());
         return Scalar(std::move(dfa));
       }
@@ -497,7 +515,9 @@ class FormatCompiler {
                      const std::vector<NodeId>& contents, const std::vector<int32_t>& in_group,
                      bool counted, int32_t from, int32_t to, RuleBuilder* rule) {
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string> triggers, Triggers(tags, place));
-    MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(triggers, budget_));
+    std::vector<std::string> texts = triggers;
+    MOESERVE_RETURN_IF_ERROR(AddExcluded(tags.excluded, place, &texts));
+    MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
     MOESERVE_ASSIGN_OR_RETURN(ByteDfa without_dfa, free.Without());
     MOESERVE_ASSIGN_OR_RETURN(const NodeId without, Scalar(std::move(without_dfa)));
     std::vector<std::pair<NodeId, NodeId>> triggered;

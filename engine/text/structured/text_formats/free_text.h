@@ -8,7 +8,8 @@
 
 namespace moeserve::structured {
 
-// Automata for UTF-8 texts and a list of triggers, each UTF-8 and not empty. ByteDfa::Finish() is
+// Automata for UTF-8 texts and a list of triggers, each UTF-8 and not empty. A text that must not
+// occur at all is a trigger with which nothing goes on. ByteDfa::Finish() is
 // still to be called on them.
 class FreeText {
  public:
