@@ -124,7 +124,8 @@ TEST(CompletionWriter, ReturnsTheBestSamplesOfEachPrompt) {
   AnswerOptions options;
   options.samples = 4;
   options.best = 2;
-  CompletionWriter writer({.id = "cmpl-1", .created = 0, .model = "tiny"}, options, &tokenizer, 8);
+  CompletionWriter writer({.id = "cmpl-1", .unique_id = "1", .created = 0, .model = "tiny"},
+                          options, &tokenizer, 8);
   const float inf = std::numeric_limits<float>::infinity();
   // A long sample has the smaller sum but the larger mean; sample 7 is as good as sample 5.
   const std::vector<std::vector<float>> logprobs = {
