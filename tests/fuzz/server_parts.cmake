@@ -61,6 +61,7 @@ set(parts
   server/openai/routing_fields.cc
   server/openai/sampling_fields.cc
   server/openai/shared_fields.cc
+  server/openai/structural_tag.cc
   server/openai/structured_fields.cc
   server/openai/unsupported_fields.cc
   server/responses/response_request.cc
