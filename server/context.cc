@@ -161,6 +161,13 @@ SubmissionContext ServerContext::Submissions(const std::shared_ptr<ServedModel>&
 
 void ServerContext::Tick() {
   for (const auto& model : models_.Served()) model->Tick();
+  if (const absl::Time now = SteadyNow(); metrics_history_.Due(now)) {
+    MetricsReading reading;
+    for (const ModelRegistry::Totals& model : models_.AllTotals()) {
+      reading.Add(model.engine, *model.requests);
+    }
+    metrics_history_.Add(now, std::move(reading));
+  }
   trim_.Tick(memory_->used() + call_memory_->used(),
              memory_->TakePeak() + call_memory_->TakePeak());
 }

@@ -17,6 +17,7 @@
 #include "server/metrics/expert_metrics.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_compat.h"
+#include "server/metrics/metrics_history.h"
 #include "server/models/model_manager.h"
 #include "server/models/model_registry.h"
 #include "server/models/served_model.h"
@@ -128,9 +129,10 @@ class ServerContext {
   // Runs tasks that would block the connections' threads for too long.
   WorkPool& work_pool() { return work_pool_; }
 
-  // Calls ServedModel::Tick() for every model, and gives memory back to the system. Must be called
-  // about once per second.
+  // Calls ServedModel::Tick() for every model, adds to metrics_history(), and gives memory back to
+  // the system. Must be called about once per second.
   void Tick();
+  const MetricsHistory& metrics_history() const { return metrics_history_; }
 
   // Returns the body of the response to GET /metrics.
   std::string MetricsText(ExpositionFormat format = ExpositionFormat::kText);
@@ -140,6 +142,7 @@ class ServerContext {
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   const std::shared_ptr<MemoryBudget> memory_;
   const std::shared_ptr<MemoryBudget> call_memory_;
+  MetricsHistory metrics_history_;
   AllocatorTrim trim_;  // used by Tick() only
   KeyStore keys_;
   std::atomic<ServerState> state_{ServerState::kLoading};

@@ -58,6 +58,8 @@ function show(name, { focus = false } = {}) {
     tab.tabIndex = chosen ? 0 : -1;
     byId(other).hidden = !chosen;
     if (chosen && focus) tab.focus();
+    // In a narrow window, the row of tabs scrolls.
+    if (chosen) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   if (current) views[current].hide();
   current = name;

@@ -36,6 +36,26 @@ export function valueOf(families, name) {
   return samples ? samples.reduce((sum, { value }) => sum + value, 0) : NaN;
 }
 
+// Returns the mean of a family's samples, NaN if it has none.
+export const meanOf = (families, name) =>
+  valueOf(families, name) / (families.get(name)?.length ?? 1);
+
+// Returns the families of a reading of /v1/metrics/history as parseMetrics() does. `bounds`: the
+// upper bounds of each histogram's buckets.
+export function familiesOf(reading, bounds) {
+  const families = new Map();
+  for (const [name, value] of Object.entries(reading)) {
+    if (!Array.isArray(value)) {
+      families.set(name, [{ labels: {}, value }]);
+      continue;
+    }
+    let sum = 0;
+    families.set(`${name}_bucket`, value.map((count, i) =>
+      ({ labels: { le: String(bounds[name]?.[i] ?? "+Inf") }, value: (sum += count) })));
+  }
+  return families;
+}
+
 // Returns the [bound, cumulative count] pairs of a histogram, by ascending bound. Adds the counts of
 // series that differ in other labels, such as those of several models.
 export function buckets(families, name) {

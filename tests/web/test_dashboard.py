@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import urllib.error
 import urllib.request
 
@@ -287,6 +288,52 @@ def test_requests_charts(driver, server):
     wait_until(lambda: driver.execute_script(
         "return document.querySelector('#request-tiles dd').textContent") == str(finished),
         "the number of finished requests")
+
+
+def chart_points(driver, title):
+    """Returns the number of points that the lines of a chart have, by series."""
+    return driver.execute_script("""
+      const figure = [...document.querySelectorAll("#request-charts figure")].find((one) =>
+        one.querySelector("figcaption").textContent === arguments[0]);
+      return [...figure.querySelectorAll("path.line")].filter((one) => one.closest(".plot"))
+        .map((one) => one.getAttribute("d").split(/[ML]/).length - 1);""", title)
+
+
+def test_charts_begin_before_the_view(driver, watch):
+    with browser.serving() as server:
+        complete(server, "London is", max_tokens=50, seed=1)
+        wait_until(lambda: len(get_json(server, "/v1/metrics/history")["readings"]) >= 3,
+                   "a history", 15)
+        open_view(driver, server, "requests")
+        wait_until(lambda: text(driver, "request-tiles").count("–") < 2, "tiles")
+        assert min(chart_points(driver, "Requests")) >= 4
+        assert min(chart_points(driver, "Time to first token")) >= 1
+        # The view is asked again after it was hidden; no reading is taken twice.
+        before = chart_points(driver, "Requests")[0]
+        by_id(driver, "tab-tokens").click()
+        by_id(driver, "tab-requests").click()
+        wait_until(lambda: chart_points(driver, "Requests")[0] > before, "a new reading")
+        assert chart_points(driver, "Requests")[0] <= before + 3
+        assert sum("metrics/history" in url for url in watch.collect()) == 2
+
+
+def test_running_and_waiting_requests(driver):
+    with browser.serving("--max-num-seqs", "1") as server:
+        open_view(driver, server, "requests")
+        wait_until(lambda: chart_points(driver, "Requests")[0] >= 1, "a reading")
+        shown = ("return [...document.querySelectorAll('#request-charts figure')].find((one) => "
+                 "one.querySelector('figcaption').textContent === 'Requests')"
+                 ".querySelector('.plot').getAttribute('aria-label')")
+        requests = [threading.Thread(target=complete, args=(server, "London is"), kwargs={
+            "max_tokens": 6000, "ignore_eos": True, "seed": seed}) for seed in range(3)]
+        for request in requests:
+            request.start()
+        wait_until(lambda: driver.execute_script(shown)
+                   == "Requests: now running 1, waiting 2", "one running, two waiting")
+        for request in requests:
+            request.join()
+        wait_until(lambda: driver.execute_script(shown)
+                   == "Requests: now running 0, waiting 0", "the end")
 
 
 def test_quantiles(driver, server):

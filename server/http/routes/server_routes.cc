@@ -164,6 +164,10 @@ class ServerRoutes {
     return JsonResponse(out);
   }
 
+  Handled History(const Request&) const {
+    return JsonResponse(context_.metrics_history().ToJson(SteadyNow()));
+  }
+
   Handled TokenizerInfo(const Request& request) const {
     const auto model = QueriedModel(request, context_);
     if (!model.ok()) return ErrorResponse(model.status());
@@ -228,6 +232,7 @@ void AddServerRoutes(Router& router, ServerContext& context) {
   };
   add("GET", "/ping", Access::Operator(), Work::kQuick, &ServerRoutes::Ping);
   add("POST", "/ping", Access::Operator(), Work::kQuick, &ServerRoutes::Ping, BodyType::kAny);
+  add("GET", "/v1/metrics/history", Access::Operator(), Work::kQuick, &ServerRoutes::History);
   // It shows how the server is set up.
   add("GET", "/server_info", Access::Key(Scope::kAdmin), Work::kQuick, &ServerRoutes::ServerInfo);
   // Slow because it looks at every token.

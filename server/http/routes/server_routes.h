@@ -1,4 +1,5 @@
-// What the server tells about itself: GET and POST /ping, GET /server_info, GET /tokenizer_info.
+// What the server tells about itself: GET and POST /ping, GET /server_info, GET /tokenizer_info,
+// GET /v1/metrics/history.
 #pragma once
 
 #include "server/context.h"

@@ -45,12 +45,14 @@ export class LineChart {
     onWidth(this.node, () => this.draw());
   }
 
-  // `values` has one number per series, NaN if the series has no value at this time.
-  add(time, values) {
+  // `values` has one number per series, NaN if the series has no value at this time. With `draw`
+  // false, the chart changes only with the next point.
+  add(time, values, draw = true) {
     this.points.push({ time, values });
     while (this.points.length > 0 && this.points[0].time < time - maxSpan - maxGapSeconds) {
       this.points.shift();
     }
+    if (!draw) return;
     values.forEach((value, i) => (this.values[i].textContent = this.format(value)));
     const spoken = this.series.map(({ name }, i) => `${name} ${this.format(values[i])}`);
     this.plot.setAttribute("aria-label", `${this.title}: now ${spoken.join(", ")}`);

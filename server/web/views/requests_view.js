@@ -1,12 +1,12 @@
 // The "Requests" view: latency and throughput, computed from differences between readings of
-// /metrics.
-import { getText } from "../api.js";
+// /metrics. Readings from before the view was shown come from /v1/metrics/history.
+import { getJson, getText } from "../api.js";
 import { LineChart } from "../charts/charts.js";
 import { byId, el, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
 import { compact, count, none, percent, seconds } from "../format.js";
 import { Poller } from "../poller.js";
-import { bucketDelta, buckets, parseMetrics, quantile, valueOf } from "../prometheus.js";
+import { bucketDelta, buckets, familiesOf, meanOf, parseMetrics, quantile, valueOf } from "../prometheus.js";
 
 const pollMilliseconds = 2000;
 // Quantiles are computed over this time, because one polling interval can contain too few requests.
@@ -30,6 +30,11 @@ const tiles = [
   ["generated", "Tokens generated"], ["hits", "Prompt found in the cache"],
   ["preemptions", "Preemptions"],
 ];
+
+// The counter of generated tokens grows when a request ends. These histograms count each token when
+// it is given: the first one of each sequence, and all others.
+const tokensGiven = (families) => [histograms.ttft, histograms.itl]
+  .reduce((sum, name) => sum + (buckets(families, name).at(-1)?.[1] ?? 0), 0);
 
 const rate = (value) => (Number.isFinite(value) ? compact(Math.round(value * 10) / 10) : none);
 
@@ -66,6 +71,7 @@ export class RequestsView {
   }
 
   show() {
+    this.caughtUp = false;
     this.poller.start();
   }
 
@@ -85,11 +91,32 @@ export class RequestsView {
   }
 
   async #ask(signal) {
+    if (!this.caughtUp) await this.#catchUp(signal);
     const families = parseMetrics(await getText("metrics", signal), wanted);
     this.#take(performance.now() / 1000, families);
   }
 
-  #take(time, families) {
+  // Takes the server's readings since the last one of this view.
+  async #catchUp(signal) {
+    let history;
+    try {
+      history = await getJson("v1/metrics/history", signal);
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      // Without a history, the charts begin now. /metrics tells what is wrong.
+      history = { readings: [], bounds: {} };
+    }
+    this.caughtUp = true;
+    const now = performance.now() / 1000;
+    for (const reading of history.readings) {
+      const time = now - reading.age_seconds;
+      const last = this.readings.at(-1)?.time ?? -Infinity;
+      if (time > last + 1) this.#take(time, familiesOf(reading, history.bounds), false);
+    }
+  }
+
+  // `shown`: whether this reading is the newest one, which the tiles show.
+  #take(time, families, shown = true) {
     const value = (name) => valueOf(families, name);
     const last = this.readings.at(-1);
     // If a counter has decreased, the server was restarted.
@@ -106,14 +133,15 @@ export class RequestsView {
     const base = this.readings[0].families;
     for (const [name, family] of Object.entries(histograms)) {
       const delta = bucketDelta(buckets(families, family), buckets(base, family));
-      this.charts[name].add(time, quantiles.map((q) => quantile(delta, q)));
+      this.charts[name].add(time, quantiles.map((q) => quantile(delta, q)), shown);
     }
-    const perSecond = (name) => before
-      ? (value(name) - valueOf(before.families, name)) / (time - before.time) : NaN;
-    this.charts.tokens.add(time,
-      [perSecond("generation_tokens_total"), perSecond("prompt_tokens_total")]);
-    this.charts.requests.add(time, [value("requests_running"), value("requests_waiting")]);
-    this.charts.cache.add(time, [value("kv_cache_usage_ratio")]);
+    const perSecond = (read) =>
+      (before ? (read(families) - read(before.families)) / (time - before.time) : NaN);
+    this.charts.tokens.add(time, [perSecond(tokensGiven),
+      perSecond((of) => valueOf(of, "prompt_tokens_total"))], shown);
+    this.charts.requests.add(time, [value("requests_running"), value("requests_waiting")], shown);
+    this.charts.cache.add(time, [meanOf(families, "kv_cache_usage_ratio")], shown);
+    if (!shown) return;
     setText(this.tiles.finished, count(value("requests_finished_total")));
     setText(this.tiles.rejected, count(value("requests_rejected_total")));
     setText(this.tiles.generated, compact(value("generation_tokens_total")));

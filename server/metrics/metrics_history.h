@@ -1,0 +1,60 @@
+// The values of the last minutes that the page's charts of requests show.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "engine/engine.h"
+#include "nlohmann/json.hpp"
+#include "server/metrics/request_metrics.h"
+
+namespace moeserve::server {
+
+// The counters and gauges of one moment, summed over the models. The members have the meaning of
+// the families of the same names; each histogram has one count per bound and one above the last.
+struct MetricsReading {
+  int requests_running = 0;
+  int requests_waiting = 0;
+  int64_t kv_blocks_used = 0;
+  int64_t kv_blocks_total = 0;
+  uint64_t requests_finished = 0;
+  uint64_t generation_tokens = 0;
+  uint64_t prompt_tokens = 0;
+  std::vector<uint64_t> time_to_first_token;
+  std::vector<uint64_t> inter_token_latency;
+  std::vector<uint64_t> request_duration;
+
+  // Adds the values of one model.
+  void Add(const EngineStats& stats, const RequestMetrics& requests);
+};
+
+// Keeps a reading every two seconds, of the last five minutes. Thread-safe.
+class MetricsHistory {
+ public:
+  static constexpr absl::Duration kInterval = absl::Seconds(2);
+  static constexpr absl::Duration kSpan = absl::Minutes(5);
+
+  // Returns whether Add() would keep a reading at `now`, so that the caller need not make one.
+  bool Due(absl::Time now) const;
+  // Keeps a reading if it is due, and drops those older than kSpan. `now` is on the steady clock.
+  void Add(absl::Time now, MetricsReading reading);
+
+  // Returns the body of GET /v1/metrics/history: the readings, the oldest first, with their ages.
+  nlohmann::ordered_json ToJson(absl::Time now) const;
+
+ private:
+  struct Entry {
+    absl::Time time;
+    MetricsReading reading;
+  };
+
+  bool DueLocked(absl::Time now) const;
+
+  mutable std::mutex mutex_;
+  std::deque<Entry> entries_;
+};
+
+}  // namespace moeserve::server
