@@ -73,7 +73,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
   }
   queued_seqs_ += count;
   queued_tokens_ += prompt;
-  stats_.waiting = queued_seqs_;
+  stats_.waiting += count;
   submitted_.push_back(std::move(sequences.front()));
   wake_.notify_one();
   return absl::OkStatus();
@@ -199,16 +199,19 @@ void Engine::Impl::Forget(const Sequence& ended) {
 }
 
 void Engine::Impl::Admit() {
-  for (Sequence* s : scheduler_.Admit()) {
+  const auto admitted = scheduler_.Admit();
+  for (Sequence* s : admitted) {
     const auto now = std::chrono::steady_clock::now();
-    const auto measure = [&](Sequence& admitted) {
-      admitted.admitted_at = now;
-      histograms_.queue_seconds.Observe(SecondsBetween(admitted.submitted_at, now));
+    const auto measure = [&](Sequence& sequence) {
+      sequence.admitted_at = now;
+      histograms_.queue_seconds.Observe(SecondsBetween(sequence.submitted_at, now));
     };
     measure(*s);
     for (const SequencePtr& sample : s->samples) measure(*sample);
     LeaveQueue(1 + static_cast<int>(s->samples.size()), s->prompt_length());
   }
+  // The step that follows may take long; meanwhile these sequences run and do not wait.
+  if (!admitted.empty()) UpdateGauges();
 }
 
 void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
