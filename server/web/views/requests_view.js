@@ -6,7 +6,8 @@ import { byId, el, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
 import { compact, count, none, percent, seconds } from "../format.js";
 import { Poller } from "../poller.js";
-import { bucketDelta, buckets, familiesOf, meanOf, parseMetrics, quantile, valueOf } from "../prometheus.js";
+import { bucketDelta, buckets, familiesOf, meanOf, parseMetrics, quantile, valueOf }
+  from "../prometheus.js";
 
 const pollMilliseconds = 2000;
 // Quantiles are computed over this time, because one polling interval can contain too few requests.
