@@ -129,7 +129,8 @@ def examples(name):
     for path in ("/tokenizer_info", "/v1/models", "/v1/experts/stats", "/v1/experts/layout",
                  "/v1/experts/collapse", "/v1/experts/profile", "/v2", "/health",
                  "/health/ready", "/health/live", "/v2/health/ready", "/v2/health/live", "/ping",
-                 "/version", "/server_info", "/metrics", "/openapi.json", "/"):
+                 "/version", "/server_info", "/metrics", "/v1/metrics/history", "/openapi.json",
+                 "/"):
         yield "get", path, path, None
     yield "post", "/ping", "/ping", None
     yield "get", "/v1/experts/stats", "/v1/experts/stats?window=60&threshold=0.5", None
