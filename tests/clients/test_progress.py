@@ -8,55 +8,46 @@ import pytest
 from conftest import binary, model
 from terminal import Terminal
 
-# A measurement that takes some seconds.
-LONG = ["bench", "--synthetic", "small", "--dtype", "f32", "--threads", "1", "--batch", "1",
-        "--tokens", "64", "--rounds"]
+# Work that takes a known time.
+LONG = ["bench", "load", "--model", model(), "--clients", "2", "--seconds", "4", "--prompt-tokens", "8",
+        "--output-tokens", "8"]
 
 
-@pytest.fixture(scope="module")
-def rounds():
-    """Returns the number of rounds of LONG that takes about four seconds."""
-    done = subprocess.run([binary(), *LONG, "1", "--json", "/dev/stdout", "--quiet"], text=True,
-                          capture_output=True, timeout=120)
-    rate = max(map(float, re.findall(r'"rounds": \[\s*([\d.]+)', done.stdout)))
-    return str(max(3, int(4.0 * rate / 64)))
-
-
-def test_a_bar_on_a_terminal(rounds):
-    with Terminal(binary(), *LONG, rounds, columns=60) as terminal:
+def test_a_bar_on_a_terminal():
+    with Terminal(binary(), *LONG, columns=60) as terminal:
         assert terminal.finish(120) == 0
         text = terminal.output
-    assert "measuring" in text and re.search(r"\[\x1b\[36m#*\x1b\[0m-*\]", text), text
-    bars = [part for part in re.split(r"[\r\n]", text) if part.startswith("measuring")]
+    assert "load" in text and re.search(r"\[\x1b\[36m#*\x1b\[0m-*\]", text), text
+    bars = [part for part in re.split(r"[\r\n]", text) if part.startswith("load")]
     assert len(bars) > 3
     assert all(len(re.sub(r"\x1b\[[0-9;]*[mK]", "", bar)) < 60 for bar in bars)
     # At most ten a second, and the last one is removed.
     assert len(bars) < 400
-    assert re.search(r"\r\x1b\[K(?!.*measuring)", text, re.S)
+    assert re.search(r"\r\x1b\[K(?!.*load)", text, re.S)
 
 
-def test_no_color(rounds):
-    with Terminal(binary(), *LONG, rounds, NO_COLOR="1") as terminal:
+def test_no_color():
+    with Terminal(binary(), *LONG, NO_COLOR="1") as terminal:
         assert terminal.finish(120) == 0
         assert "#" in terminal.output and "\x1b[36m" not in terminal.output
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_lines_without_a_terminal(rounds, quiet):
-    done = subprocess.run([binary(), *LONG, rounds, *(["--quiet"] if quiet else [])], text=True,
+def test_lines_without_a_terminal(quiet):
+    done = subprocess.run([binary(), *LONG, *(["--quiet"] if quiet else [])], text=True,
                           capture_output=True, timeout=120)
     assert done.returncode == 0
     assert "\r" not in done.stderr and "\x1b" not in done.stderr
-    lines = re.findall(r"^measuring: \d+ of \d+ measurements, .* left$", done.stderr, re.M)
-    ends = re.findall(r"^measuring: \d+ measurements in .*$", done.stderr, re.M)
+    lines = re.findall(r"^load: \d+ of 4 seconds, \d+ s left$", done.stderr, re.M)
+    ends = re.findall(r"^load: 4 seconds in .*$", done.stderr, re.M)
     assert (lines, ends) == ([], []) if quiet else len(lines) >= 1 and len(ends) == 1, done.stderr
-    assert "measuring" not in done.stdout
+    assert "load:" not in done.stdout
 
 
-def test_quiet_on_a_terminal(rounds):
-    with Terminal(binary(), *LONG, rounds, "--quiet") as terminal:
+def test_quiet_on_a_terminal():
+    with Terminal(binary(), *LONG, "--quiet") as terminal:
         assert terminal.finish(120) == 0
-        assert "measuring" not in terminal.output and "\x1b" not in terminal.output
+        assert not re.search(r"load +\d+ %|load:", terminal.output) and "\x1b" not in terminal.output
 
 
 def test_short_work_is_silent(tmp_path):
