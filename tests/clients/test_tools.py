@@ -94,7 +94,7 @@ def check_generated_tools(client, server, family, sets):
                 extra_body={"chat_template": TEMPLATES[family]}).choices[0]
             calls = check(answer.message, tools)
             if choice == "auto":
-                assert answer.finish_reason == ("tool_calls" if calls else answer.finish_reason)
+                assert answer.finish_reason in (["tool_calls"] if calls else ["stop", "length"])
             elif choice == "required":
                 assert calls >= 1 and answer.message.content is None
                 assert answer.finish_reason == "tool_calls"
