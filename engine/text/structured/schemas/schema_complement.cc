@@ -196,13 +196,13 @@ Status SchemaReader::ComplementObjects(const json* schema, const Branch& branch,
       for (const auto& [name, value] : part.properties->items()) named.push_back({name, &value});
     }
     MOESERVE_RETURN_IF_ERROR(budget_->Tick(16 * static_cast<int64_t>(named.size())));
-    for (const auto& [name, value] : named) {
-      if (*value == json(true)) continue;
+    for (const auto& property : named) {
+      if (*property.second == json(true)) continue;
       // The property is present and does not match its schema.
       add([&](Branch* b) {
-        b->required.insert(name);
+        b->required.insert(property.first);
         b->objects.emplace_back();
-        b->objects.back().more.push_back({name, Not(value)});
+        b->objects.back().more.push_back({property.first, Not(property.second)});
       });
     }
   }
