@@ -11,7 +11,7 @@
 namespace moeserve {
 namespace {
 
-constexpr double kNewest = 0.1;  // the weight of a new time in the average of times
+constexpr double kNewestDraftWeight = 0.1;  // the weight of a new time in the average of times
 
 }  // namespace
 
@@ -100,7 +100,7 @@ void DraftModel::Run(const Batch& batch, std::span<Sequence* const> sequences) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   // Steps that compute much more than the last tokens do not count: they happen once a prompt.
   if (batch.num_tokens() <= 2 * std::ssize(sequences)) {
-    const double weight = seconds_per_token_ == 0.0 ? 1.0 : kNewest;
+    const double weight = seconds_per_token_ == 0.0 ? 1.0 : kNewestDraftWeight;
     seconds_per_token_ += weight * (seconds.count() - seconds_per_token_);
   }
   for (size_t i = 0; i < sequences.size(); ++i) {

@@ -1,5 +1,7 @@
 #include "engine/sample/token_step.h"
 
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -19,10 +21,6 @@ Usage UsageOf(const Sequence& s) {
   usage.cached_tokens = s.cached_tokens;
   usage.queue_seconds = std::chrono::duration<double>(s.admitted_at - s.submitted_at).count();
   return usage;
-}
-
-bool Contains(std::span<const TokenId> ids, TokenId id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
 TokenLogprob DrawnLogprob(const SampleResult& drawn, int alternatives) {
@@ -99,8 +97,9 @@ std::optional<OutputDelta> TokenStep::NextWithoutChoice(Sequence& s) {
     return std::nullopt;
   }
   const std::optional<TokenId> token = s.sampling.OnlyToken(s.tokens, vocab_size_, textless_.ids());
-  if (!token.has_value() || Contains(params.stop_token_ids, *token) ||
-      (!params.ignore_eos && Contains(eos_, *token)) || !s.sampling.AcceptUnlessLast(*token)) {
+  if (!token.has_value() || absl::c_linear_search(params.stop_token_ids, *token) ||
+      (!params.ignore_eos && absl::c_linear_search(eos_, *token)) ||
+      !s.sampling.AcceptUnlessLast(*token)) {
     return std::nullopt;
   }
   s.tokens.push_back(*token);
@@ -160,8 +159,8 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
             : Logprob(row, token, *params.logprobs, drawable));
   }
 
-  const bool eos = !params.ignore_eos && Contains(eos_, token);
-  const bool stop_token = Contains(params.stop_token_ids, token);
+  const bool eos = !params.ignore_eos && absl::c_linear_search(eos_, token);
+  const bool stop_token = absl::c_linear_search(params.stop_token_ids, token);
   if (!eos && (!stop_token || params.include_stop)) delta.text = s.text.Push(token);
   if (stop_token && !eos) delta.stop_token = token;
   const bool stop =

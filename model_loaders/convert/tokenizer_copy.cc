@@ -14,7 +14,7 @@ namespace moeserve {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr char kTokenizerConfig[] = "tokenizer_config.json";
 constexpr char kChatTemplate[] = "chat_template.jinja";
@@ -31,18 +31,18 @@ Result<FileNames> Copy(const fs::path& from, FileNames names, const fs::path& to
 }
 
 template <typename T>
-void Set(Json& json, const char* key, const std::optional<T>& value) {
+void Set(OrderedJson& json, const char* key, const std::optional<T>& value) {
   if (value.has_value()) json[key] = *value;
 }
 
 // Writes an object, unless it is empty. Strings that are not UTF-8 get replacement characters,
 // because JSON cannot hold them.
-absl::Status WriteObject(const Json& json, const fs::path& folder, const char* name,
+absl::Status WriteObject(const OrderedJson& json, const fs::path& folder, const char* name,
                          FileNames& written) {
   if (json.empty()) return absl::OkStatus();
   written.push_back(name);
   return WriteNewFile(folder / name,
-                      json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+                      json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
 }
 
 }  // namespace
@@ -88,7 +88,7 @@ Result<FileNames> WriteTextSettings(const Checkpoint& checkpoint, const fs::path
     MOESERVE_RETURN_IF_ERROR(WriteNewFile(to / kChatTemplate, *config.chat_template));
     written.push_back(kChatTemplate);
   }
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "tokenizer_class", config.tokenizer_class);
   Set(json, "bos_token", config.bos_token);
   Set(json, "eos_token", config.eos_token);
@@ -97,7 +97,7 @@ Result<FileNames> WriteTextSettings(const Checkpoint& checkpoint, const fs::path
   Set(json, "add_bos_token", config.add_bos_token);
   Set(json, "add_eos_token", config.add_eos_token);
   for (const auto& [name, text] : config.named_chat_templates) {
-    Json item = Json::object();
+    OrderedJson item = OrderedJson::object();
     item["name"] = name;
     item["template"] = text;
     json["chat_template"].push_back(std::move(item));
@@ -105,7 +105,7 @@ Result<FileNames> WriteTextSettings(const Checkpoint& checkpoint, const fs::path
   MOESERVE_RETURN_IF_ERROR(WriteObject(json, to, kTokenizerConfig, written));
 
   const GenerationDefaults& defaults = checkpoint.generation;
-  json = Json::object();
+  json = OrderedJson::object();
   Set(json, "temperature", defaults.temperature);
   Set(json, "top_p", defaults.top_p);
   Set(json, "top_k", defaults.top_k);

@@ -5,7 +5,9 @@
 
 namespace moeserve {
 
+namespace {
 using Json = nlohmann::json;
+}  // namespace
 
 ObjectReader::ObjectReader(const Json& json, std::string path, Problems* problems)
     : json_(json), path_(std::move(path)), problems_(problems), valid_(json.is_object()) {

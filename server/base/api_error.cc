@@ -38,10 +38,14 @@ absl::Status InvalidValue(std::string_view param, std::string message) {
 }
 
 absl::Status UnsupportedParameter(std::string_view param) {
-  return MakeError(
-      absl::StatusCode::kInvalidArgument, "unsupported_parameter",
-      Concat("'", param, "' is not supported by this server; leave it out or at its default"),
-      param);
+  return UnsupportedParameter(
+      param,
+      Concat("'", param, "' is not supported by this server; leave it out or at its default"));
+}
+
+absl::Status UnsupportedParameter(std::string_view param, std::string message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter", std::move(message),
+                   param);
 }
 
 absl::Status MissingField(std::string_view param) {

@@ -21,6 +21,8 @@ absl::Status InvalidValue(std::string_view param, std::string message);
 // Returns InvalidArgument with API error code "unsupported_parameter", for a request field that the
 // server recognises but does not implement.
 absl::Status UnsupportedParameter(std::string_view param);
+// The same with a message of its own, for a field of which the server implements a part.
+absl::Status UnsupportedParameter(std::string_view param, std::string message);
 // Returns InvalidArgument with API error code "missing_field".
 absl::Status MissingField(std::string_view param);
 

@@ -38,6 +38,11 @@ const nlohmann::json* FindField(const nlohmann::json& object, const char* name) 
   return &*it;
 }
 
+const std::string* FindText(const nlohmann::json& object, const char* name) {
+  const nlohmann::json* value = object.is_object() ? FindField(object, name) : nullptr;
+  return value != nullptr && value->is_string() ? &value->get_ref<const std::string&>() : nullptr;
+}
+
 std::optional<int64_t> AsInteger(const nlohmann::json& value) {
   if (value.is_number_unsigned()) {
     const uint64_t u = value.get<uint64_t>();

@@ -15,6 +15,9 @@ namespace moeserve::server {
 
 // Returns a pointer to the value of a field; nullptr if the field is absent or JSON null.
 const nlohmann::json* FindField(const nlohmann::json& object, const char* name);
+// Returns a pointer to the text of a field; nullptr if `object` is no object or the field no
+// string.
+const std::string* FindText(const nlohmann::json& object, const char* name);
 
 // Each of these functions returns nullopt if the field is absent, and InvalidArgument, naming the
 // field, if its value has another type or is outside [min, max]. `min_excluded` excludes `min`

@@ -1,4 +1,4 @@
-// Parses and formats byte sizes and network addresses of the command line.
+// Trims text and converts it to lower case; parses and formats byte sizes and network addresses.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,12 @@
 #include "base/status.h"
 
 namespace moeserve::server {
+
+// Returns the text with A to Z in lower case; other bytes stay as they are.
+std::string LowerCase(std::string_view text);
+
+// Returns the text without characters of `blanks` at its ends.
+std::string_view Trimmed(std::string_view text, std::string_view blanks = " \t");
 
 // Parses a size in bytes such as "4096", "512MiB" or "2GB": a whole number, optionally followed by
 // B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), in upper or lower

@@ -5,7 +5,9 @@
 
 namespace moeserve::server {
 
-using Json = nlohmann::ordered_json;
+namespace {
+using OrderedJson = nlohmann::ordered_json;
+}  // namespace
 
 BlockWriter::BlockWriter(AnswerIdentity identity, const AnswerOptions& options,
                          const ChatAnswerRules& rules, const Tokenizer* tokenizer, bool stream)
@@ -24,7 +26,7 @@ absl::Status BlockWriter::Add(int /*index*/, const PreparedPrompt& prompt, Outpu
   }
   if (options_.logprobs) {
     for (const TokenLogprob& logprob : delta.logprobs) {
-      MOESERVE_ASSIGN_OR_RETURN(Json entry,
+      MOESERVE_ASSIGN_OR_RETURN(OrderedJson entry,
                                 ChatLogprobJson(tokenizer_, logprob, options_.tokens_as_ids));
       logprobs_.push_back(std::move(entry));
     }
@@ -62,7 +64,7 @@ void BlockWriter::Continue(Block::Kind kind, std::string_view piece) {
   }
   Block& block = blocks_.back();
   block.text += piece;
-  Json logprobs = std::exchange(logprobs_, Json::array());
+  OrderedJson logprobs = std::exchange(logprobs_, OrderedJson::array());
   if (kind == Block::Kind::kText) {
     block.logprobs.insert(block.logprobs.end(), logprobs.begin(), logprobs.end());
   }

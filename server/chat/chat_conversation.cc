@@ -1,5 +1,7 @@
 #include "server/chat/chat_conversation.h"
 
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -53,11 +55,6 @@ constexpr std::string_view kReservedVariables[] = {"messages",
                                                    "False",
                                                    "None"};
 
-template <size_t kCount>
-bool Contains(const std::string_view (&names)[kCount], std::string_view name) {
-  return std::find(std::begin(names), std::end(names), name) != std::end(names);
-}
-
 absl::Status ParseMessages(const Json& body, const ConversationRules& rules, Conversation& out) {
   const Json* messages = FindField(body, "messages");
   if (messages == nullptr) return MissingField("messages");
@@ -100,7 +97,7 @@ absl::Status ParseTemplate(const Json& body, const ConversationRules& rules, Con
                                                        " entries, found ", variables->size()));
   }
   for (const auto& [name, value] : variables->items()) {
-    if (Contains(kReservedVariables, name)) {
+    if (absl::c_linear_search(kReservedVariables, name)) {
       return InvalidValue("chat_template_kwargs", Concat("'chat_template_kwargs' must not set '",
                                                          name, "', which the server sets"));
     }
@@ -134,7 +131,7 @@ Result<Conversation> ParseConversation(const Json& body, std::string_view text,
   MOESERVE_ASSIGN_OR_RETURN(auto special, BoolField(body, "add_special_tokens"));
   out.add_special_tokens = special.value_or(false);
   MOESERVE_ASSIGN_OR_RETURN(out.reasoning_effort, StringField(body, "reasoning_effort"));
-  if (out.reasoning_effort && !Contains(kEfforts, *out.reasoning_effort)) {
+  if (out.reasoning_effort && !absl::c_linear_search(kEfforts, *out.reasoning_effort)) {
     return InvalidValue("reasoning_effort",
                         Concat("'reasoning_effort' must be none, minimal, low, medium, high or "
                                "xhigh, found ",

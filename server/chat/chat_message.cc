@@ -1,5 +1,7 @@
 #include "server/chat/chat_message.h"
 
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -21,11 +23,6 @@ constexpr std::string_view kMessageFields[] = {
 // Message fields that are accepted only with a value that means nothing, such as null. Clients send
 // back what the server has sent, such as a refusal of null.
 constexpr std::string_view kUnsupportedMessageFields[] = {"function_call", "audio", "refusal"};
-
-template <size_t kCount>
-bool Contains(const std::string_view (&names)[kCount], std::string_view name) {
-  return std::find(std::begin(names), std::end(names), name) != std::end(names);
-}
 
 class MessageParser {
  public:
@@ -248,8 +245,8 @@ class MessageParser {
 
   absl::Status CheckOthers(const Json& message) {
     for (const auto& [name, value] : message.items()) {
-      if (Contains(kMessageFields, name)) continue;
-      if (Contains(kUnsupportedMessageFields, name)) {
+      if (absl::c_linear_search(kMessageFields, name)) continue;
+      if (absl::c_linear_search(kUnsupportedMessageFields, name)) {
         if (value.is_null() || (value.is_array() && value.empty())) continue;
         return UnsupportedParameter(At(name));
       }

@@ -9,20 +9,20 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kObject = "chat.completion";
 constexpr std::string_view kChunkObject = "chat.completion.chunk";
 
-Json BytesJson(const Tokenizer* tokenizer, TokenId token) {
+OrderedJson BytesJson(const Tokenizer* tokenizer, TokenId token) {
   const std::string bytes = tokenizer == nullptr ? std::string() : tokenizer->TokenBytes(token);
   if (bytes.empty()) return nullptr;
-  Json list = Json::array();
+  OrderedJson list = OrderedJson::array();
   for (const char c : bytes) list.push_back(static_cast<unsigned char>(c));
   return list;
 }
 
-Json TokenJson(const Tokenizer* tokenizer, TokenId token, float logprob, bool as_id) {
+OrderedJson TokenJson(const Tokenizer* tokenizer, TokenId token, float logprob, bool as_id) {
   return {{"token", TokenText(tokenizer, token, as_id)},
           {"logprob", LogprobValue(logprob)},
           {"bytes", BytesJson(tokenizer, token)}};
@@ -30,10 +30,10 @@ Json TokenJson(const Tokenizer* tokenizer, TokenId token, float logprob, bool as
 
 // Returns the entries of `tool_calls`. Those of a stream have the index of the call; only the first
 // entry of a call has its id and name.
-Json CallsJson(std::vector<ToolCallDelta> calls, bool streamed) {
-  Json list = Json::array();
+OrderedJson CallsJson(std::vector<ToolCallDelta> calls, bool streamed) {
+  OrderedJson list = OrderedJson::array();
   for (ToolCallDelta& call : calls) {
-    Json entry = Json::object();
+    OrderedJson entry = OrderedJson::object();
     if (streamed) entry["index"] = call.index;
     if (!call.id.empty()) {
       entry["id"] = std::move(call.id);
@@ -48,11 +48,11 @@ Json CallsJson(std::vector<ToolCallDelta> calls, bool streamed) {
 
 }  // namespace
 
-Result<Json> ChatLogprobJson(const Tokenizer* tokenizer, const TokenLogprob& logprob,
-                             bool token_as_id) {
+Result<OrderedJson> ChatLogprobJson(const Tokenizer* tokenizer, const TokenLogprob& logprob,
+                                    bool token_as_id) {
   MOESERVE_RETURN_IF_ERROR(CheckLogprob(logprob));
-  Json entry = TokenJson(tokenizer, logprob.token, logprob.logprob, token_as_id);
-  entry["top_logprobs"] = Json::array();
+  OrderedJson entry = TokenJson(tokenizer, logprob.token, logprob.logprob, token_as_id);
+  entry["top_logprobs"] = OrderedJson::array();
   for (const auto& [token, value] : logprob.top) {
     entry["top_logprobs"].push_back(TokenJson(tokenizer, token, value, token_as_id));
   }
@@ -89,7 +89,7 @@ absl::Status ChatWriter::Add(int index, const PreparedPrompt& prompt, OutputDelt
   }
   if (options_.logprobs) {
     for (const TokenLogprob& logprob : delta.logprobs) {
-      MOESERVE_ASSIGN_OR_RETURN(Json entry,
+      MOESERVE_ASSIGN_OR_RETURN(OrderedJson entry,
                                 ChatLogprobJson(tokenizer_, logprob, options_.tokens_as_ids));
       choice.logprobs.push_back(std::move(entry));
     }
@@ -109,7 +109,7 @@ void ChatWriter::Split(Choice& choice) {
   if (!rules_.include_reasoning) choice.message.reasoning.clear();
 }
 
-Json ChatWriter::FinishReason(const Choice& choice) const {
+OrderedJson ChatWriter::FinishReason(const Choice& choice) const {
   const bool calls = choice.splitter != nullptr && choice.splitter->calls() > 0;
   if (calls && !rules_.named_tool && choice.part.finish_reason == moeserve::FinishReason::kStop) {
     return "tool_calls";
@@ -118,9 +118,9 @@ Json ChatWriter::FinishReason(const Choice& choice) const {
 }
 
 // Returns the message of a unary response.
-Json ChatWriter::TakeMessage(Choice& choice) const {
+OrderedJson ChatWriter::TakeMessage(Choice& choice) const {
   AssistantDelta message = std::exchange(choice.message, {});
-  Json out = {{"role", "assistant"}, {"content", nullptr}, {"refusal", nullptr}};
+  OrderedJson out = {{"role", "assistant"}, {"content", nullptr}, {"refusal", nullptr}};
   if (!message.content.empty() || message.calls.empty()) {
     out["content"] = std::move(message.content);
   }
@@ -129,24 +129,24 @@ Json ChatWriter::TakeMessage(Choice& choice) const {
   return out;
 }
 
-Json ChatWriter::TakeLogprobs(Choice& choice) {
+OrderedJson ChatWriter::TakeLogprobs(Choice& choice) {
   if (!options_.logprobs) return nullptr;
-  return {{"content", std::exchange(choice.logprobs, Json::array())}, {"refusal", nullptr}};
+  return {{"content", std::exchange(choice.logprobs, OrderedJson::array())}, {"refusal", nullptr}};
 }
 
-std::vector<Json> ChatWriter::TakeChunks(int index) {
+std::vector<OrderedJson> ChatWriter::TakeChunks(int index) {
   Choice& choice = choices_[index];
   ChoicePart& part = choice.part;
-  std::vector<Json> chunks;
-  const auto add = [&](Json delta, Json logprobs) -> Json& {
-    Json item = {{"index", index},
-                 {"delta", std::move(delta)},
-                 {"logprobs", std::move(logprobs)},
-                 {"finish_reason", nullptr}};
-    chunks.push_back(EnvelopeJson(identity_, kChunkObject, Json::array({std::move(item)})));
+  std::vector<OrderedJson> chunks;
+  const auto add = [&](OrderedJson delta, OrderedJson logprobs) -> OrderedJson& {
+    OrderedJson item = {{"index", index},
+                        {"delta", std::move(delta)},
+                        {"logprobs", std::move(logprobs)},
+                        {"finish_reason", nullptr}};
+    chunks.push_back(EnvelopeJson(identity_, kChunkObject, OrderedJson::array({std::move(item)})));
     return chunks.back()["choices"][0];
   };
-  const auto add_ids = [&](Json& item) {
+  const auto add_ids = [&](OrderedJson& item) {
     if (part.token_ids && !part.token_ids->empty()) item["token_ids"] = *part.token_ids;
     part.token_ids.reset();
     PutRouting(part, options_.routing, item);
@@ -172,7 +172,8 @@ std::vector<Json> ChatWriter::TakeChunks(int index) {
   }
   if (part.finish_reason) {
     const bool has_logprobs = !choice.logprobs.empty();
-    Json& item = add(Json::object(), has_logprobs ? TakeLogprobs(choice) : Json(nullptr));
+    OrderedJson& item =
+        add(OrderedJson::object(), has_logprobs ? TakeLogprobs(choice) : OrderedJson(nullptr));
     item["finish_reason"] = FinishReason(choice);
     item["stop_reason"] = StopReasonJson(part);
     add_ids(item);
@@ -182,13 +183,15 @@ std::vector<Json> ChatWriter::TakeChunks(int index) {
   return chunks;
 }
 
-Json ChatWriter::EmptyChunk() const { return EnvelopeJson(identity_, kChunkObject, Json::array()); }
+OrderedJson ChatWriter::EmptyChunk() const {
+  return EnvelopeJson(identity_, kChunkObject, OrderedJson::array());
+}
 
-Json ChatWriter::TakeWhole() {
-  Json list = Json::array();
+OrderedJson ChatWriter::TakeWhole() {
+  OrderedJson list = OrderedJson::array();
   for (Choice& choice : choices_) {
     ChoicePart& part = choice.part;
-    Json item;
+    OrderedJson item;
     item["index"] = part.index;
     item["message"] = TakeMessage(choice);
     item["logprobs"] = TakeLogprobs(choice);
@@ -198,7 +201,7 @@ Json ChatWriter::TakeWhole() {
     PutRouting(part, options_.routing, item);
     list.push_back(std::move(item));
   }
-  Json answer = EnvelopeJson(identity_, kObject, std::move(list));
+  OrderedJson answer = EnvelopeJson(identity_, kObject, std::move(list));
   ChoicePart& first = choices_.front().part;
   if (first.prompt_token_ids) answer["prompt_token_ids"] = *std::move(first.prompt_token_ids);
   if (!first.prompt_logprobs.is_null()) {

@@ -13,9 +13,9 @@
 #include "base/message.h"
 #include "engine/model/model.h"
 #include "kernels/registry.h"
-#include "server/base/logging.h"
 #include "server/base/text_values.h"
 #include "server/generation/engine_adapter.h"
+#include "server/logging/logging.h"
 #include "server/process/packed_folder.h"
 
 namespace moeserve::server {

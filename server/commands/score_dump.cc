@@ -11,7 +11,7 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 const RoutedLayerSpec& RoutingOf(const ModelSpec& spec, const RoutedBlock& block) {
   const LayerSpec& layer = spec.layers[static_cast<size_t>(block.layer)];
@@ -28,8 +28,8 @@ absl::Status WriteArray(const std::filesystem::path& path, const std::vector<T>&
   return writer->Finish();
 }
 
-Json SelectJson(const SelectSpec& select) {
-  Json out;
+OrderedJson SelectJson(const SelectSpec& select) {
+  OrderedJson out;
   out["kind"] = KindName(select.kind);
   switch (select.kind) {
     case SelectKind::kTopK:
@@ -80,18 +80,18 @@ void ScoreDump::OnStep(const Batch& batch, const StepReport& report) {
 }
 
 absl::Status ScoreDump::Finish(const std::string& model, const std::vector<int32_t>& run) {
-  Json index;
+  OrderedJson index;
   index["format"] = "moeserve-score-dump";
   index["version"] = 1;
   index["model"] = model;
   index["vocabulary"] = spec_.vocab_size;
   index["tokens"] = "tokens.npy";
   MOESERVE_RETURN_IF_ERROR(WriteArray(folder_ / "tokens.npy", run));
-  index["blocks"] = Json::array();
+  index["blocks"] = OrderedJson::array();
   for (size_t i = 0; i < layout().blocks.size(); ++i) {
     const RoutedBlock& block = layout().blocks[i];
     const RoutedLayerSpec& routing = RoutingOf(spec_, block);
-    Json entry;
+    OrderedJson entry;
     entry["layer"] = block.layer;
     entry["block"] = Name(block.block);
     entry["experts"] = block.num_experts;
@@ -115,7 +115,7 @@ absl::Status ScoreDump::Finish(const std::string& model, const std::vector<int32
     index["blocks"].push_back(std::move(entry));
   }
   return WriteWholeFile(folder_ / "index.json",
-                        index.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+                        index.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
 }
 
 }  // namespace moeserve::server

@@ -1,5 +1,7 @@
 #include "server/config/option_sources.h"
 
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -16,15 +18,11 @@ namespace {
 // Long enough for the text of every value but a hostile one.
 constexpr size_t kShownBytes = 200;
 
-bool Contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 bool IsPlain(const std::string& text) {
   // Words to which versions of YAML give a meaning of their own.
   static const std::vector<std::string> kReserved = {"true", "false", "yes", "no", "on",
                                                      "off",  "null",  "y",   "n"};
-  if (text.empty() || Contains(kReserved, CLI::detail::to_lower(text))) return false;
+  if (text.empty() || absl::c_linear_search(kReserved, CLI::detail::to_lower(text))) return false;
   if (text.front() == '-' || (text.front() >= '0' && text.front() <= '9')) return false;
   return std::all_of(text.begin(), text.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
@@ -64,11 +62,13 @@ OptionSources::OptionSources(CLI::App& command, std::vector<std::string> command
           Concat(option->get_description(), "; environment: ", option->get_envname()));
       option->envname("");
     }
-    if (!Contains(command_line_only_, name)) names_.push_back(name);
+    if (!absl::c_linear_search(command_line_only_, name)) names_.push_back(name);
   }
 }
 
-bool OptionSources::IsSecret(const std::string& name) const { return Contains(secret_, name); }
+bool OptionSources::IsSecret(const std::string& name) const {
+  return absl::c_linear_search(secret_, name);
+}
 
 std::string OptionSources::Set(CLI::Option& option, const std::string& name,
                                const ConfigEntry& entry) const {
@@ -120,11 +120,11 @@ void OptionSources::ReadEntry(const ConfigEntry& entry, const std::string& file,
                               Problems& problems) {
   const std::string place = Concat(file, ':', entry.line);
   const std::string key = Quoted(entry.key);
-  if (Contains(command_line_only_, entry.key)) {
+  if (absl::c_linear_search(command_line_only_, entry.key)) {
     problems.Add(Concat(place, ": ", key, " can be given on the command line only"));
     return;
   }
-  if (!Contains(names_, entry.key)) {
+  if (!absl::c_linear_search(names_, entry.key)) {
     problems.Add(Concat(place, ": expected the name of an option, found ", key,
                         Suggestion(entry.key, names_)));
     return;

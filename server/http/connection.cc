@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "server/base/await.h"
 #include "server/base/request_id.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
@@ -21,8 +22,6 @@ namespace {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
-
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // Larger bodies are parsed and tokenized on the work pool.
 constexpr size_t kSmallBody = 16 << 10;

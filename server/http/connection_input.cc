@@ -6,6 +6,7 @@
 #include <boost/beast/core/string.hpp>
 
 #include "server/base/api_error.h"
+#include "server/base/await.h"
 #include "server/base/request_id.h"
 #include "server/http/connection.h"
 #include "server/http/encoding/content_coding.h"
@@ -17,8 +18,6 @@ namespace {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
-
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // Bodies of more bytes leave room for smaller ones.
 constexpr size_t kLargeBody = 64 << 10;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "server/base/await.h"
 #include "server/http/connection.h"
 #include "server/http/encoding/content_coding.h"
 #include "server/http/encoding/gzip.h"
@@ -19,8 +20,6 @@ namespace {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
-
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // Output of fewer bytes is not charged.
 constexpr size_t kSmallOutput = 16 << 10;

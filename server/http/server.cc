@@ -17,8 +17,8 @@
 
 #include "base/message.h"
 #include "base/steady_clock.h"
-#include "server/base/logging.h"
 #include "server/http/connection.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server::http {
 

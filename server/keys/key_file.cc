@@ -16,6 +16,7 @@
 #include "base/message.h"
 #include "engine/request.h"
 #include "model_loaders/files/strict_json.h"
+#include "server/base/text_values.h"
 
 namespace moeserve::server {
 namespace {
@@ -29,13 +30,6 @@ constexpr size_t kMaxKeyBytes = 1024;
 constexpr size_t kMaxModels = 1024;
 constexpr int64_t kMostPerMinute = 1'000'000'000'000;
 constexpr int64_t kMostConcurrent = 1'000'000;
-
-std::string_view Trimmed(std::string_view text) {
-  const auto space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
-  while (!text.empty() && space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && space(text.back())) text.remove_suffix(1);
-  return text;
-}
 
 bool IsName(std::string_view text) {
   if (text.empty() || text.size() > kMaxNameBytes) return false;
@@ -308,7 +302,7 @@ template <typename F>
 void ForEachLine(std::string_view text, const F& use) {
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view key = Trimmed(text.substr(0, end));
+    const std::string_view key = Trimmed(text.substr(0, end), " \t\r");
     if (!key.empty() && key.front() != '#') use(key);
     text.remove_prefix(std::min(end + 1, text.size()));
   }

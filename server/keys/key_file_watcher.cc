@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/message.h"
-#include "server/base/logging.h"
 #include "server/keys/key_file.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server {
 

@@ -8,16 +8,10 @@
 #include "base/check.h"
 #include "base/message.h"
 #include "server/base/api_error.h"
+#include "server/base/text_values.h"
 
 namespace moeserve::server {
 namespace {
-
-std::string_view Trimmed(std::string_view text) {
-  const auto space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
-  while (!text.empty() && space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && space(text.back())) text.remove_suffix(1);
-  return text;
-}
 
 bool StartsWithBearer(std::string_view text) {
   constexpr std::string_view kScheme = "bearer ";
@@ -77,7 +71,7 @@ Result<std::shared_ptr<const ApiKey>> KeyStore::Authenticate(std::string_view au
     ++unknown_;
     return Unauthenticated("an API key is required (Bearer)");
   }
-  const std::string given = KeyDigest(Trimmed(authorization.substr(7)));
+  const std::string given = KeyDigest(Trimmed(authorization.substr(7), " \t\r"));
   const std::shared_ptr<const Table> table = this->table();
   // Every digest is compared, and the index is selected without a branch.
   size_t found = table->size();

@@ -1,5 +1,7 @@
 #include "server/messages/message_request.h"
 
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -16,47 +18,32 @@ using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
 // Fields that have the same name and meaning in a chat request.
-constexpr std::string_view kSameFields[] = {"model",
-                                            "max_tokens",
-                                            "temperature",
-                                            "top_p",
-                                            "top_k",
-                                            "stream",
-                                            "seed",
-                                            "min_p",
-                                            "stop_token_ids",
-                                            "repetition_penalty",
-                                            "priority",
-                                            "cache_salt",
-                                            "request_id",
-                                            "service_tier",
-                                            "routing_control",
-                                            "chat_template",
-                                            "chat_template_kwargs",
-                                            "ignore_eos",
-                                            "min_tokens"};
+constexpr std::string_view kMessageSameFields[] = {"model",
+                                                   "max_tokens",
+                                                   "temperature",
+                                                   "top_p",
+                                                   "top_k",
+                                                   "stream",
+                                                   "seed",
+                                                   "min_p",
+                                                   "stop_token_ids",
+                                                   "repetition_penalty",
+                                                   "priority",
+                                                   "cache_salt",
+                                                   "request_id",
+                                                   "service_tier",
+                                                   "routing_control",
+                                                   "chat_template",
+                                                   "chat_template_kwargs",
+                                                   "ignore_eos",
+                                                   "min_tokens"};
 
 // Fields that ParseMessageRequest() converts.
-constexpr std::string_view kConverted[] = {"messages", "system",      "stop_sequences", "tools",
-                                           "metadata", "tool_choice", "thinking"};
+constexpr std::string_view kMessageConverted[] = {
+    "messages", "system", "stop_sequences", "tools", "metadata", "tool_choice", "thinking"};
 
-constexpr std::string_view kUnsupported[] = {"mcp_servers", "container", "context_management",
-                                             "output_format", "output_config"};
-
-template <size_t kCount>
-bool Contains(const std::string_view (&names)[kCount], std::string_view name) {
-  return std::find(std::begin(names), std::end(names), name) != std::end(names);
-}
-
-absl::Status Unsupported(const std::string& param, std::string message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter", std::move(message),
-                   param);
-}
-
-const std::string* TextField(const Json& object, const char* name) {
-  const Json* value = object.is_object() ? FindField(object, name) : nullptr;
-  return value != nullptr && value->is_string() ? &value->get_ref<const std::string&>() : nullptr;
-}
+constexpr std::string_view kMessageUnsupported[] = {
+    "mcp_servers", "container", "context_management", "output_format", "output_config"};
 
 // Returns the text of a content that is a string or a list of text blocks.
 Result<std::string> BlocksText(const Json& content, const std::string& where) {
@@ -67,11 +54,11 @@ Result<std::string> BlocksText(const Json& content, const std::string& where) {
   std::string text;
   for (size_t i = 0; i < content.size(); ++i) {
     const std::string block_where = Concat(where, '[', i, ']');
-    const std::string* type = TextField(content[i], "type");
-    const std::string* block = TextField(content[i], "text");
+    const std::string* type = FindText(content[i], "type");
+    const std::string* block = FindText(content[i], "text");
     if (type == nullptr || *type != "text" || block == nullptr) {
-      return Unsupported(block_where,
-                         Concat("'", block_where, "': only blocks of type \"text\" are supported"));
+      return UnsupportedParameter(
+          block_where, Concat("'", block_where, "': only blocks of type \"text\" are supported"));
     }
     text += *block;
   }
@@ -84,7 +71,7 @@ class MessageConverter {
   explicit MessageConverter(OrderedJson& out) : out_(out) {}
 
   absl::Status Add(const Json& message, const std::string& where) {
-    const std::string* role = TextField(message, "role");
+    const std::string* role = FindText(message, "role");
     if (role == nullptr || (*role != "user" && *role != "assistant")) {
       return InvalidValue(where + ".role", Concat("'", where, ".role' must be user or assistant"));
     }
@@ -114,12 +101,12 @@ class MessageConverter {
 
  private:
   absl::Status AddBlock(const Json& block, const std::string& where) {
-    const std::string* type = TextField(block, "type");
+    const std::string* type = FindText(block, "type");
     if (type == nullptr) {
       return InvalidValue(where, Concat("'", where, "' must be an object with a string 'type'"));
     }
     if (*type == "text") {
-      const std::string* text = TextField(block, "text");
+      const std::string* text = FindText(block, "text");
       if (text == nullptr) return MissingField(where + ".text");
       text_ += *text;
       has_text_ = true;
@@ -128,19 +115,20 @@ class MessageConverter {
     if (*type == "tool_use" && assistant_) return AddCall(block, where);
     if (*type == "tool_result" && !assistant_) return AddResult(block, where);
     if (*type == "thinking" && assistant_) {
-      const std::string* text = TextField(block, "thinking");
+      const std::string* text = FindText(block, "thinking");
       if (text == nullptr) return MissingField(where + ".thinking");
       turn_["reasoning_content"] = *text;
       return absl::OkStatus();
     }
-    return Unsupported(where + ".type",
-                       Concat("'", where, "': blocks of type ", Quoted(*type, 64), " are not ",
-                              "supported in messages of the ", assistant_ ? "assistant" : "user"));
+    return UnsupportedParameter(
+        where + ".type",
+        Concat("'", where, "': blocks of type ", Quoted(*type, 64), " are not ",
+               "supported in messages of the ", assistant_ ? "assistant" : "user"));
   }
 
   absl::Status AddCall(const Json& block, const std::string& where) {
-    const std::string* id = TextField(block, "id");
-    const std::string* name = TextField(block, "name");
+    const std::string* id = FindText(block, "id");
+    const std::string* name = FindText(block, "name");
     const Json* input = FindField(block, "input");
     if (id == nullptr || name == nullptr || input == nullptr) {
       return InvalidValue(where, Concat("'", where, "' must have 'id', 'name' and 'input'"));
@@ -152,7 +140,7 @@ class MessageConverter {
   }
 
   absl::Status AddResult(const Json& block, const std::string& where) {
-    const std::string* id = TextField(block, "tool_use_id");
+    const std::string* id = FindText(block, "tool_use_id");
     if (id == nullptr) return MissingField(where + ".tool_use_id");
     std::string text;
     if (const Json* content = FindField(block, "content")) {
@@ -211,9 +199,9 @@ absl::Status ConvertTools(const Json& body, std::string_view text, OrderedJson& 
     if (!tool.is_object()) return InvalidValue(where, Concat("'", where, "' must be an object"));
     const auto type = tool.find("type");
     if (type != tool.end() && !type->is_null() && *type != "custom") {
-      return Unsupported(where + ".type", Concat("'", where,
-                                                 ".type' must be custom: this server "
-                                                 "has no tools of its own"));
+      return UnsupportedParameter(where + ".type", Concat("'", where,
+                                                          ".type' must be custom: this server "
+                                                          "has no tools of its own"));
     }
     OrderedJson function = OrderedJson::object();
     for (const auto& [from, to] : {std::pair("name", "name"),
@@ -230,14 +218,14 @@ absl::Status ConvertTools(const Json& body, std::string_view text, OrderedJson& 
 absl::Status ConvertChoice(const Json& body, OrderedJson& chat) {
   const Json* choice = FindField(body, "tool_choice");
   if (choice == nullptr) return absl::OkStatus();
-  const std::string* type = TextField(*choice, "type");
+  const std::string* type = FindText(*choice, "type");
   if (type == nullptr) return InvalidValue("tool_choice", "'tool_choice' must have a 'type'");
   if (*type == "auto" || *type == "none") {
     chat["tool_choice"] = *type;
   } else if (*type == "any") {
     chat["tool_choice"] = "required";
   } else if (*type == "tool") {
-    const std::string* name = TextField(*choice, "name");
+    const std::string* name = FindText(*choice, "name");
     if (name == nullptr) return MissingField("tool_choice.name");
     chat["tool_choice"] = {{"type", "function"}, {"function", {{"name", *name}}}};
   } else {
@@ -253,25 +241,33 @@ absl::Status ConvertChoice(const Json& body, OrderedJson& chat) {
   return absl::OkStatus();
 }
 
-absl::Status ConvertOptions(const Json& body, OrderedJson& chat) {
-  if (const Json* stop = FindField(body, "stop_sequences")) chat["stop"] = *stop;
+absl::Status ConvertOptions(const Json& body, bool strict_fields, MessageRequest& out) {
+  if (const Json* stop = FindField(body, "stop_sequences")) out.chat["stop"] = *stop;
   if (const Json* thinking = FindField(body, "thinking")) {
-    const std::string* type = TextField(*thinking, "type");
+    const std::string* type = FindText(*thinking, "type");
     if (type == nullptr) return InvalidValue("thinking", "'thinking' must have a 'type'");
-    // A model reasons as its chat template says. The budget cannot be kept.
+    // A model reasons as its chat template says.
     if (*type == "disabled") {
-      chat["include_reasoning"] = false;
+      out.chat["include_reasoning"] = false;
     } else if (*type != "enabled" && *type != "adaptive") {
-      return InvalidValue("thinking.type", "'thinking.type' must be enabled or disabled");
+      return InvalidValue("thinking.type", "'thinking.type' must be enabled, adaptive or disabled");
+    }
+    // Clients must send a budget, so it is refused only where unknown fields are refused.
+    if (FindField(*thinking, "budget_tokens") != nullptr) {
+      if (strict_fields) return UnsupportedParameter("thinking.budget_tokens");
+      ++out.ignored_fields;
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckFields(const Json& body, bool strict_fields, int& ignored) {
+absl::Status CheckMessageFields(const Json& body, bool strict_fields, int& ignored) {
   for (const auto& [name, value] : body.items()) {
-    if (Contains(kSameFields, name) || Contains(kConverted, name) || value.is_null()) continue;
-    if (Contains(kUnsupported, name) || IsKnownUnsupportedField(name)) {
+    if (absl::c_linear_search(kMessageSameFields, name) ||
+        absl::c_linear_search(kMessageConverted, name) || value.is_null()) {
+      continue;
+    }
+    if (absl::c_linear_search(kMessageUnsupported, name) || IsKnownUnsupportedField(name)) {
       return UnsupportedParameter(name);
     }
     if (strict_fields) {
@@ -288,15 +284,15 @@ absl::Status CheckFields(const Json& body, bool strict_fields, int& ignored) {
 Result<MessageRequest> ParseMessageRequest(const Json& body, std::string_view text,
                                            bool counts_only, bool strict_fields) {
   MessageRequest out;
-  MOESERVE_RETURN_IF_ERROR(CheckFields(body, strict_fields, out.ignored_fields));
+  MOESERVE_RETURN_IF_ERROR(CheckMessageFields(body, strict_fields, out.ignored_fields));
   for (const auto& [name, value] : body.items()) {
-    if (Contains(kSameFields, name)) out.chat[name] = value;
+    if (absl::c_linear_search(kMessageSameFields, name)) out.chat[name] = value;
   }
   if (!counts_only && FindField(body, "max_tokens") == nullptr) return MissingField("max_tokens");
   MOESERVE_RETURN_IF_ERROR(ConvertMessages(body, out.chat));
   MOESERVE_RETURN_IF_ERROR(ConvertTools(body, text, out.chat));
   MOESERVE_RETURN_IF_ERROR(ConvertChoice(body, out.chat));
-  MOESERVE_RETURN_IF_ERROR(ConvertOptions(body, out.chat));
+  MOESERVE_RETURN_IF_ERROR(ConvertOptions(body, strict_fields, out));
   return out;
 }
 

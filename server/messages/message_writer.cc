@@ -8,11 +8,11 @@
 
 namespace moeserve::server {
 
-using Json = nlohmann::ordered_json;
-
 namespace {
 
-void WriteEvent(const Json& event, std::string& out) {
+using OrderedJson = nlohmann::ordered_json;
+
+void WriteEvent(const OrderedJson& event, std::string& out) {
   out += Concat("event: ", event["type"].get<std::string>(), "\n", SseEvent(event));
 }
 
@@ -35,20 +35,20 @@ std::string_view ErrorType(const HttpError& error) {
   }
 }
 
-Json ErrorObject(const HttpError& error) {
-  Json inner = {{"type", ErrorType(error)}, {"message", error.message}};
+OrderedJson ErrorObject(const HttpError& error) {
+  OrderedJson inner = {{"type", ErrorType(error)}, {"message", error.message}};
   if (!error.code.empty()) inner["code"] = error.code;
   if (!error.param.empty()) inner["param"] = MessageParam(error.param);
   return {{"type", "error"}, {"error", std::move(inner)}};
 }
 
-Json UsageOf(const Usage& sums) {
-  const Json chat = UsageJson(sums);
+OrderedJson UsageOf(const Usage& sums) {
+  const OrderedJson chat = UsageJson(sums);
   const int64_t cached = sums.cached_tokens;
-  Json usage = {{"input_tokens", int64_t{sums.prompt_tokens} - cached},
-                {"cache_creation_input_tokens", 0},
-                {"cache_read_input_tokens", cached},
-                {"output_tokens", sums.completion_tokens}};
+  OrderedJson usage = {{"input_tokens", int64_t{sums.prompt_tokens} - cached},
+                       {"cache_creation_input_tokens", 0},
+                       {"cache_read_input_tokens", cached},
+                       {"output_tokens", sums.completion_tokens}};
   for (const char* name : {"experts_per_token", "activated_parameters_per_token"}) {
     if (chat.contains(name)) usage[name] = chat[name];
   }
@@ -67,20 +67,24 @@ void MessageWriter::AppendError(const HttpError& error, std::string& out) {
   WriteEvent(ErrorObject(error), out);
 }
 
-Json MessageWriter::Envelope() const {
-  return {{"id", identity_.id},       {"type", "message"},        {"role", "assistant"},
-          {"model", identity_.model}, {"content", Json::array()}, {"stop_reason", nullptr},
+OrderedJson MessageWriter::Envelope() const {
+  return {{"id", identity_.id},
+          {"type", "message"},
+          {"role", "assistant"},
+          {"model", identity_.model},
+          {"content", OrderedJson::array()},
+          {"stop_reason", nullptr},
           {"stop_sequence", nullptr}};
 }
 
-Json MessageWriter::StopReason() const {
+OrderedJson MessageWriter::StopReason() const {
   if (end().finish_reason == FinishReason::kLength) return "max_tokens";
   if (end().stop_string) return "stop_sequence";
   return has_calls() ? "tool_use" : "end_turn";
 }
 
-Json MessageWriter::TakeAnswer(const Usage& sums) {
-  Json answer = Envelope();
+OrderedJson MessageWriter::TakeAnswer(const Usage& sums) {
+  OrderedJson answer = Envelope();
   for (const Block& block : blocks()) {
     switch (block.kind) {
       case Block::Kind::kReasoning:
@@ -91,9 +95,9 @@ Json MessageWriter::TakeAnswer(const Usage& sums) {
         answer["content"].push_back({{"type", "text"}, {"text", block.text}});
         break;
       case Block::Kind::kCall: {
-        Json input = Json::parse(block.text, nullptr, /*allow_exceptions=*/false);
+        OrderedJson input = OrderedJson::parse(block.text, nullptr, /*allow_exceptions=*/false);
         // The arguments are no JSON if the limit on tokens was reached.
-        if (input.is_discarded()) input = Json::object();
+        if (input.is_discarded()) input = OrderedJson::object();
         answer["content"].push_back({{"type", "tool_use"},
                                      {"id", block.call_id},
                                      {"name", block.call_name},
@@ -112,13 +116,13 @@ Json MessageWriter::TakeAnswer(const Usage& sums) {
 }
 
 void MessageWriter::WriteBegin(int prompt_tokens, std::string& out) {
-  Json message = Envelope();
+  OrderedJson message = Envelope();
   message["usage"] = {{"input_tokens", prompt_tokens}, {"output_tokens", 0}};
   WriteEvent({{"type", "message_start"}, {"message", std::move(message)}}, out);
 }
 
 void MessageWriter::WriteOpen(const Block& block, std::string& out) {
-  Json content;
+  OrderedJson content;
   switch (block.kind) {
     case Block::Kind::kReasoning:
       content = {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}};
@@ -130,7 +134,7 @@ void MessageWriter::WriteOpen(const Block& block, std::string& out) {
       content = {{"type", "tool_use"},
                  {"id", block.call_id},
                  {"name", block.call_name},
-                 {"input", Json::object()}};
+                 {"input", OrderedJson::object()}};
       break;
   }
   WriteEvent({{"type", "content_block_start"},
@@ -139,9 +143,9 @@ void MessageWriter::WriteOpen(const Block& block, std::string& out) {
              out);
 }
 
-void MessageWriter::WriteDelta(const Block& block, std::string_view piece, Json /*logprobs*/,
+void MessageWriter::WriteDelta(const Block& block, std::string_view piece, OrderedJson /*logprobs*/,
                                std::string& out) {
-  Json delta;
+  OrderedJson delta;
   switch (block.kind) {
     case Block::Kind::kReasoning:
       delta = {{"type", "thinking_delta"}, {"thinking", piece}};
@@ -162,7 +166,7 @@ void MessageWriter::WriteClose(const Block& block, std::string& out) {
 }
 
 void MessageWriter::WriteEnd(const Usage& sums, std::string& out) {
-  Json delta = {{"stop_reason", StopReason()}, {"stop_sequence", nullptr}};
+  OrderedJson delta = {{"stop_reason", StopReason()}, {"stop_sequence", nullptr}};
   if (end().stop_string) delta["stop_sequence"] = *end().stop_string;
   WriteEvent({{"type", "message_delta"}, {"delta", std::move(delta)}, {"usage", UsageOf(sums)}},
              out);

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/base/logging.h"
 #include "server/base/version.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server {
 namespace {

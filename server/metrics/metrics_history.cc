@@ -49,20 +49,20 @@ void MetricsHistory::Add(absl::Time now, MetricsReading reading) {
 }
 
 nlohmann::ordered_json MetricsHistory::ToJson(absl::Time now) const {
-  using Json = nlohmann::ordered_json;
+  using OrderedJson = nlohmann::ordered_json;
   // All models have the same bounds.
   static const RequestMetrics* const kBounds = new RequestMetrics();
-  Json out;
+  OrderedJson out;
   out["interval_seconds"] = absl::ToDoubleSeconds(kInterval);
   out["bounds"] = {{"time_to_first_token_seconds", kBounds->time_to_first_token.bounds()},
                    {"inter_token_latency_seconds", kBounds->inter_token_latency.bounds()},
                    {"request_duration_seconds", kBounds->request_duration.bounds()}};
-  Json readings = Json::array();
+  OrderedJson readings = OrderedJson::array();
   std::lock_guard lock(mutex_);
   for (const auto& [time, reading] : entries_) {
     const double total = static_cast<double>(reading.kv_blocks_total);
     const double used = static_cast<double>(reading.kv_blocks_used);
-    Json one;
+    OrderedJson one;
     one["age_seconds"] = std::max(0.0, absl::ToDoubleSeconds(now - time));
     one["requests_running"] = reading.requests_running;
     one["requests_waiting"] = reading.requests_waiting;

@@ -9,8 +9,8 @@
 
 #include "base/message.h"
 #include "server/base/api_error.h"
-#include "server/base/logging.h"
 #include "server/base/text_values.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server {
 namespace {

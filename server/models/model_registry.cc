@@ -8,7 +8,7 @@
 #include "base/message.h"
 #include "base/steady_clock.h"
 #include "server/base/api_error.h"
-#include "server/base/logging.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server {
 namespace {

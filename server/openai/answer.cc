@@ -13,7 +13,7 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // The value for minus infinity that clients expect, because JSON cannot represent minus infinity.
 constexpr double kMinusInfinity = -9999.0;
@@ -73,20 +73,21 @@ absl::Status CheckPromptLogprobs(const PreparedPrompt& prompt, const OutputDelta
   return absl::OkStatus();
 }
 
-Json PromptLogprobsJson(const Tokenizer* tokenizer,
-                        const std::vector<std::optional<TokenLogprob>>& logprobs, int count) {
+OrderedJson PromptLogprobsJson(const Tokenizer* tokenizer,
+                               const std::vector<std::optional<TokenLogprob>>& logprobs,
+                               int count) {
   const auto entry = [&](TokenId token, float logprob, int rank) {
-    return Json{{"logprob", LogprobValue(logprob)},
-                {"rank", rank + 1},
-                {"decoded_token", TokenText(tokenizer, token, false)}};
+    return OrderedJson{{"logprob", LogprobValue(logprob)},
+                       {"rank", rank + 1},
+                       {"decoded_token", TokenText(tokenizer, token, false)}};
   };
-  Json list = Json::array();
+  OrderedJson list = OrderedJson::array();
   for (const std::optional<TokenLogprob>& logprob : logprobs) {
     if (!logprob) {
       list.push_back(nullptr);
       continue;
     }
-    Json object;
+    OrderedJson object;
     object[std::to_string(logprob->token)] = entry(logprob->token, logprob->logprob, logprob->rank);
     const size_t shown = std::min(logprob->top.size(), static_cast<size_t>(count));
     for (size_t i = 0; i < shown; ++i) {
@@ -99,7 +100,7 @@ Json PromptLogprobsJson(const Tokenizer* tokenizer,
   return list;
 }
 
-void PutRouting(const ChoicePart& part, const RoutingParams& params, Json& choice) {
+void PutRouting(const ChoicePart& part, const RoutingParams& params, OrderedJson& choice) {
   if (!part.HasRoutes()) return;
   if (params.record) choice["routing"] = RoutingRecordJson(*part.routing, *params.layout);
   if (params.table) {
@@ -107,19 +108,20 @@ void PutRouting(const ChoicePart& part, const RoutingParams& params, Json& choic
   }
 }
 
-Json FinishReasonJson(const ChoicePart& part) {
+OrderedJson FinishReasonJson(const ChoicePart& part) {
   if (!part.finish_reason) return nullptr;
   return *part.finish_reason == FinishReason::kStop ? "stop" : "length";
 }
 
-Json StopReasonJson(const ChoicePart& part) {
+OrderedJson StopReasonJson(const ChoicePart& part) {
   if (part.stop_string) return *part.stop_string;
   if (part.stop_token) return *part.stop_token;
   return nullptr;
 }
 
-Json EnvelopeJson(const AnswerIdentity& identity, std::string_view object, Json choices) {
-  Json answer;
+OrderedJson EnvelopeJson(const AnswerIdentity& identity, std::string_view object,
+                         OrderedJson choices) {
+  OrderedJson answer;
   answer["id"] = identity.id;
   answer["object"] = object;
   answer["created"] = identity.created;
@@ -129,8 +131,8 @@ Json EnvelopeJson(const AnswerIdentity& identity, std::string_view object, Json 
   return answer;
 }
 
-Json UsageJson(const Usage& sums) {
-  Json usage;
+OrderedJson UsageJson(const Usage& sums) {
+  OrderedJson usage;
   usage["prompt_tokens"] = sums.prompt_tokens;
   usage["completion_tokens"] = sums.completion_tokens;
   usage["total_tokens"] = int64_t{sums.prompt_tokens} + sums.completion_tokens;
@@ -144,10 +146,10 @@ Json UsageJson(const Usage& sums) {
   return usage;
 }
 
-std::string DumpJson(const Json& value) {
-  return value.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+std::string DumpJson(const OrderedJson& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
 }
 
-std::string SseEvent(const Json& value) { return Concat("data: ", DumpJson(value), "\n\n"); }
+std::string SseEvent(const OrderedJson& value) { return Concat("data: ", DumpJson(value), "\n\n"); }
 
 }  // namespace moeserve::server

@@ -7,7 +7,9 @@
 
 namespace moeserve::server {
 
-using Json = nlohmann::ordered_json;
+namespace {
+using OrderedJson = nlohmann::ordered_json;
+}  // namespace
 
 // An event without a following [DONE] reports the error.
 void AnswerWriter::AppendError(const HttpError& error, std::string& out) {
@@ -18,12 +20,12 @@ std::string AnswerWriter::ErrorBody(const HttpError& error) const { return Error
 
 void ChunkWriter::AppendEvents(int index, const Usage& sums, std::string& out) {
   const RoutingControl* const control = options_.routing.control.get();
-  for (Json& chunk : TakeChunks(index)) {
+  for (OrderedJson& chunk : TakeChunks(index)) {
     if (control != nullptr && !std::exchange(echoed_, true)) {
       chunk["routing_control"] = RoutingControlJson(control->change());
     }
     if (options_.include_usage) {
-      chunk["usage"] = options_.continuous_usage ? UsageJson(sums) : Json(nullptr);
+      chunk["usage"] = options_.continuous_usage ? UsageJson(sums) : OrderedJson(nullptr);
     }
     out += SseEvent(chunk);
   }
@@ -31,15 +33,15 @@ void ChunkWriter::AppendEvents(int index, const Usage& sums, std::string& out) {
 
 void ChunkWriter::AppendEnd(const Usage& sums, std::string& out) {
   if (options_.include_usage) {
-    Json chunk = EmptyChunk();
+    OrderedJson chunk = EmptyChunk();
     chunk["usage"] = UsageJson(sums);
     out += SseEvent(chunk);
   }
   out += kSseDone;
 }
 
-Json ChunkWriter::TakeAnswer(const Usage& sums) {
-  Json answer = TakeWhole();
+OrderedJson ChunkWriter::TakeAnswer(const Usage& sums) {
+  OrderedJson answer = TakeWhole();
   if (const auto& control = options_.routing.control) {
     answer["routing_control"] = RoutingControlJson(control->change());
   }

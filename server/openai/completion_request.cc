@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxTokenCount = std::numeric_limits<int32_t>::max();
 
 constexpr std::string_view kOwnFields[] = {
     "prompt", "max_tokens", "logprobs", "echo", "best_of", "add_special_tokens", "prompt_logprobs"};
@@ -103,7 +103,7 @@ absl::Status ParseCounts(const Json& body, const RequestRules& rules, Completion
   out.echo = echo.value_or(false);
   MOESERVE_ASSIGN_OR_RETURN(auto special, BoolField(body, "add_special_tokens"));
   out.add_special_tokens = special.value_or(true);
-  MOESERVE_ASSIGN_OR_RETURN(auto max_tokens, IntField(body, "max_tokens", 0, kMaxInt));
+  MOESERVE_ASSIGN_OR_RETURN(auto max_tokens, IntField(body, "max_tokens", 0, kMaxTokenCount));
   if (max_tokens) out.max_tokens = static_cast<int>(*max_tokens);
   if (out.max_tokens == 0 && !out.echo) {
     return InvalidValue("max_tokens", "'max_tokens' may be 0 only together with 'echo': true");

@@ -10,13 +10,13 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kObject = "text_completion";
 
 // Sets object[key] to `value`, unless it has a larger value already. Several token ids can have the
 // same text, and the text is the key.
-void PutLarger(Json& object, const std::string& key, double value) {
+void PutLarger(OrderedJson& object, const std::string& key, double value) {
   const auto it = object.find(key);
   if (it == object.end()) {
     object[key] = value;
@@ -45,7 +45,7 @@ absl::Status LogprobArrays::Add(const TokenLogprob& logprob) {
   const double value = LogprobValue(logprob.logprob);
   AddToken(text);
   token_logprobs_.push_back(value);
-  Json top = Json::object();
+  OrderedJson top = OrderedJson::object();
   for (const auto& [token, other] : logprob.top) {
     PutLarger(top, TokenText(tokenizer_, token, tokens_as_ids_), LogprobValue(other));
   }
@@ -54,17 +54,17 @@ absl::Status LogprobArrays::Add(const TokenLogprob& logprob) {
   return absl::OkStatus();
 }
 
-Json LogprobArrays::Take() {
-  Json out;
-  out["tokens"] = std::exchange(tokens_, Json::array());
-  out["token_logprobs"] = std::exchange(token_logprobs_, Json::array());
-  out["top_logprobs"] = std::exchange(top_logprobs_, Json::array());
-  out["text_offset"] = std::exchange(text_offset_, Json::array());
+OrderedJson LogprobArrays::Take() {
+  OrderedJson out;
+  out["tokens"] = std::exchange(tokens_, OrderedJson::array());
+  out["token_logprobs"] = std::exchange(token_logprobs_, OrderedJson::array());
+  out["top_logprobs"] = std::exchange(top_logprobs_, OrderedJson::array());
+  out["text_offset"] = std::exchange(text_offset_, OrderedJson::array());
   return out;
 }
 
-Json ChoiceJson(const ChoicePart& part, const RoutingParams& routing) {
-  Json choice;
+OrderedJson ChoiceJson(const ChoicePart& part, const RoutingParams& routing) {
+  OrderedJson choice;
   choice["index"] = part.index;
   choice["text"] = part.text;
   choice["logprobs"] = part.logprobs;
@@ -137,7 +137,7 @@ absl::Status CompletionWriter::AddPrompt(Choice& choice, const PreparedPrompt& p
   return absl::OkStatus();
 }
 
-std::vector<Json> CompletionWriter::TakeChunks(int index) {
+std::vector<OrderedJson> CompletionWriter::TakeChunks(int index) {
   Choice& choice = choices_[index];
   ChoicePart& part = choice.part;
   const bool has_logprobs = options_.logprobs && !choice.logprobs.empty();
@@ -146,15 +146,15 @@ std::vector<Json> CompletionWriter::TakeChunks(int index) {
     return {};
   }
   if (has_logprobs) part.logprobs = choice.logprobs.Take();
-  std::vector<Json> chunks{
-      EnvelopeJson(identity_, kObject, Json::array({ChoiceJson(part, options_.routing)}))};
+  std::vector<OrderedJson> chunks{
+      EnvelopeJson(identity_, kObject, OrderedJson::array({ChoiceJson(part, options_.routing)}))};
   part = ChoicePart();
   part.index = index;
   return chunks;
 }
 
-Json CompletionWriter::EmptyChunk() const {
-  return EnvelopeJson(identity_, kObject, Json::array());
+OrderedJson CompletionWriter::EmptyChunk() const {
+  return EnvelopeJson(identity_, kObject, OrderedJson::array());
 }
 
 std::vector<size_t> CompletionWriter::BestChoices() const {
@@ -174,8 +174,8 @@ std::vector<size_t> CompletionWriter::BestChoices() const {
   return best;
 }
 
-Json CompletionWriter::TakeWhole() {
-  Json list = Json::array();
+OrderedJson CompletionWriter::TakeWhole() {
+  OrderedJson list = OrderedJson::array();
   for (const size_t index : BestChoices()) {
     Choice& choice = choices_[index];
     if (options_.logprobs) choice.part.logprobs = choice.logprobs.Take();

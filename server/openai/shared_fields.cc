@@ -1,5 +1,7 @@
 #include "server/openai/shared_fields.h"
 
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -91,14 +93,11 @@ constexpr std::string_view kSharedFields[] = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "parallel_tool_calls"};
 
-bool Contains(std::span<const std::string_view> names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 absl::Status CheckUnknownFields(const Json& body, std::span<const std::string_view> own_fields,
                                 bool strict, int& ignored) {
   for (const auto& [name, value] : body.items()) {
-    if (Contains(kSharedFields, name) || Contains(own_fields, name)) continue;
+    if (absl::c_linear_search(kSharedFields, name) || absl::c_linear_search(own_fields, name))
+      continue;
     if (IsSamplingField(name) || IsKnownUnsupportedField(name)) continue;
     if (strict) {
       const std::string shown = Printable(name, 64);
@@ -131,7 +130,7 @@ absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
   MOESERVE_ASSIGN_OR_RETURN(auto model, StringField(body, "model"));
   MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(model.value_or(""), rules.served_names));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
-  if (!Contains(own_fields, "best_of")) {
+  if (!absl::c_linear_search(own_fields, "best_of")) {
     MOESERVE_RETURN_IF_ERROR(RefuseBestOf(body, rules, out));
   }
   MOESERVE_RETURN_IF_ERROR(ParseSamplingFields(body, rules, out.sampling));

@@ -15,16 +15,11 @@ namespace moeserve::server {
 namespace {
 
 using Json = nlohmann::json;
-using Kind = TextFormat::Kind;
+using FormatKind = TextFormat::Kind;
 
 // Largest nesting of formats; limits the use of the stack.
 constexpr int kMaxNesting = 16;
 constexpr size_t kMaxStringBytes = 1 << 20;
-
-absl::Status Unsupported(const std::string& param, std::string message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter", std::move(message),
-                   param);
-}
 
 // Returns an error if `object` has a field that is not in `known`.
 absl::Status CheckFields(const Json& object, const std::string& param,
@@ -32,7 +27,7 @@ absl::Status CheckFields(const Json& object, const std::string& param,
   for (const auto& [name, value] : object.items()) {
     if (value.is_null() || std::find(known.begin(), known.end(), name) != known.end()) continue;
     const std::string field = Concat(param, ".", Printable(name, 64));
-    return Unsupported(field, Concat("'", field, "' is not supported"));
+    return UnsupportedParameter(field, Concat("'", field, "' is not supported"));
   }
   return absl::OkStatus();
 }
@@ -86,7 +81,7 @@ Result<TextFormat> Schema(const Json& object, const char* name, const std::strin
   const std::string field = Concat(param, ".", name);
   if (value == nullptr) return MissingField(field);
   TextFormat out;
-  out.kind = Kind::kJsonSchema;
+  out.kind = FormatKind::kJsonSchema;
   if (value->is_string()) {
     out.text = value->get<std::string>();
   } else if (value->is_object() || value->is_boolean()) {
@@ -105,9 +100,9 @@ class Reader {
     }
     if (!value.is_object()) return InvalidValue(param, Concat("'", param, "' must be an object"));
     MOESERVE_ASSIGN_OR_RETURN(const std::string type, Text(value, "type", param));
-    if (type == "const_string") return Plain(value, param, "value", Kind::kText);
-    if (type == "regex") return Plain(value, param, "pattern", Kind::kRegex);
-    if (type == "grammar") return Plain(value, param, "grammar", Kind::kGrammar);
+    if (type == "const_string") return Plain(value, param, "value", FormatKind::kText);
+    if (type == "regex") return Plain(value, param, "pattern", FormatKind::kRegex);
+    if (type == "grammar") return Plain(value, param, "grammar", FormatKind::kGrammar);
     if (type == "any_text") {
       MOESERVE_RETURN_IF_ERROR(CheckFields(value, param, {"type", "excludes"}));
       TextFormat out;
@@ -153,23 +148,24 @@ class Reader {
       tags.max_tags = one ? 1 : 0;
       return Wrap(std::move(tags));
     }
-    return Unsupported(param + ".type",
-                       Concat("'", param,
-                              ".type' must be const_string, any_text, json_schema, regex, grammar, "
-                              "sequence, or, tag, triggered_tags or tags_with_separator, found ",
-                              Quoted(type, 64)));
+    return UnsupportedParameter(
+        param + ".type",
+        Concat("'", param,
+               ".type' must be const_string, any_text, json_schema, regex, grammar, "
+               "sequence, or, tag, triggered_tags or tags_with_separator, found ",
+               Quoted(type, 64)));
   }
 
  private:
   static TextFormat Wrap(StructuralTags tags) {
     TextFormat out;
-    out.kind = Kind::kTags;
+    out.kind = FormatKind::kTags;
     out.tags = std::make_shared<const StructuralTags>(std::move(tags));
     return out;
   }
 
   static Result<TextFormat> Plain(const Json& value, const std::string& param, const char* name,
-                                  Kind kind) {
+                                  FormatKind kind) {
     MOESERVE_RETURN_IF_ERROR(CheckFields(value, param, {"type", name}));
     TextFormat out;
     out.kind = kind;
@@ -182,7 +178,7 @@ class Reader {
     MOESERVE_RETURN_IF_ERROR(CheckFields(value, param, {"type", "elements"}));
     MOESERVE_ASSIGN_OR_RETURN(const Json* list, List(value, "elements", param));
     TextFormat out;
-    out.kind = type == "or" ? Kind::kAnyOf : Kind::kSequence;
+    out.kind = type == "or" ? FormatKind::kAnyOf : FormatKind::kSequence;
     for (size_t i = 0; i < list->size(); ++i) {
       MOESERVE_ASSIGN_OR_RETURN(out.parts.emplace_back(),
                                 Read((*list)[i], Concat(param, ".elements[", i, "]"), depth + 1));
@@ -199,8 +195,8 @@ class Reader {
     const Json* end = FindField(value, "end");
     if (end != nullptr && end->is_array()) {
       if (end->size() != 1 || !(*end)[0].is_string()) {
-        return Unsupported(param + ".end",
-                           Concat("'", param, ".end' must be a string or a list of one string"));
+        return UnsupportedParameter(
+            param + ".end", Concat("'", param, ".end' must be a string or a list of one string"));
       }
       out.end = (*end)[0].get<std::string>();
     } else {
@@ -238,7 +234,7 @@ Result<ConstraintSpec> Structures(const Json& value, const std::string& param) {
     MOESERVE_ASSIGN_OR_RETURN(tag.begin, Text(item, "begin", place));
     MOESERVE_ASSIGN_OR_RETURN(tag.end, Text(item, "end", place));
     if (FindField(item, "schema") == nullptr) {
-      tag.content.kind = Kind::kJsonObject;
+      tag.content.kind = FormatKind::kJsonObject;
     } else {
       MOESERVE_ASSIGN_OR_RETURN(tag.content, Schema(item, "schema", place));
     }

@@ -15,17 +15,12 @@ namespace moeserve::server {
 namespace {
 
 using Json = nlohmann::json;
-using Kind = ConstraintSpec::Kind;
-
-absl::Status Unsupported(const std::string& param, std::string message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter", std::move(message),
-                   param);
-}
+using SpecKind = ConstraintSpec::Kind;
 
 // Reads a JSON schema, which is sent as a JSON object or as a string that contains JSON.
 Result<ConstraintSpec> SchemaSpec(const Json& value, const std::string& param) {
   ConstraintSpec spec;
-  spec.kind = Kind::kJsonSchema;
+  spec.kind = SpecKind::kJsonSchema;
   if (value.is_string()) {
     spec.text = value.get<std::string>();
   } else if (value.is_object() || value.is_boolean()) {
@@ -37,7 +32,7 @@ Result<ConstraintSpec> SchemaSpec(const Json& value, const std::string& param) {
 }
 
 // Reads a pattern (kRegex) or a grammar (kGrammar).
-Result<ConstraintSpec> PlainSpec(Kind kind, const Json& value, const std::string& param) {
+Result<ConstraintSpec> PlainSpec(SpecKind kind, const Json& value, const std::string& param) {
   ConstraintSpec spec;
   spec.kind = kind;
   if (!value.is_string() || value.get_ref<const std::string&>().empty()) {
@@ -48,16 +43,16 @@ Result<ConstraintSpec> PlainSpec(Kind kind, const Json& value, const std::string
 }
 
 Result<ConstraintSpec> RegexSpec(const Json& value, const std::string& param) {
-  return PlainSpec(Kind::kRegex, value, param);
+  return PlainSpec(SpecKind::kRegex, value, param);
 }
 
 Result<ConstraintSpec> GrammarSpec(const Json& value, const std::string& param) {
-  return PlainSpec(Kind::kGrammar, value, param);
+  return PlainSpec(SpecKind::kGrammar, value, param);
 }
 
 Result<ConstraintSpec> ChoiceSpec(const Json& value, const std::string& param) {
   ConstraintSpec spec;
-  spec.kind = Kind::kChoice;
+  spec.kind = SpecKind::kChoice;
   const bool strings =
       value.is_array() && !value.empty() &&
       std::all_of(value.begin(), value.end(), [](const Json& item) { return item.is_string(); });
@@ -114,10 +109,11 @@ Result<std::optional<ConstraintSpec>> ResponseFormat(const Json& format) {
     MOESERVE_ASSIGN_OR_RETURN(ConstraintSpec spec, StructuralTagSpec(format, "response_format"));
     return std::optional<ConstraintSpec>(std::move(spec));
   }
-  return Unsupported("response_format.type",
-                     Concat("'response_format.type' must be text, json_object, json_schema or "
-                            "structural_tag, found ",
-                            Quoted(name, 64)));
+  return UnsupportedParameter(
+      "response_format.type",
+      Concat("'response_format.type' must be text, json_object, json_schema or "
+             "structural_tag, found ",
+             Quoted(name, 64)));
 }
 
 class Collector {
@@ -160,10 +156,10 @@ absl::Status StructuredOutputs(const Json& value, Collector& out) {
       if (!item.is_boolean()) return InvalidValue(param, Concat("'", param, "' must be a boolean"));
       if (item == true) status = out.Add(ConstraintSpec(), param);
     } else {
-      status = Unsupported(param, Concat("'", param,
-                                         "' is not supported; expected json, "
-                                         "json_object, regex, choice, grammar or "
-                                         "structural_tag"));
+      status = UnsupportedParameter(param, Concat("'", param,
+                                                  "' is not supported; expected json, "
+                                                  "json_object, regex, choice, grammar or "
+                                                  "structural_tag"));
     }
     MOESERVE_RETURN_IF_ERROR(status);
   }

@@ -11,16 +11,18 @@
 
 namespace moeserve::server {
 
-using Json = nlohmann::ordered_json;
+namespace {
+using OrderedJson = nlohmann::ordered_json;
+}  // namespace
 
-Json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
-                     std::optional<double> window_seconds, double threshold) {
+OrderedJson ExpertStatsJson(const ExpertStats& stats, const std::string& model,
+                            std::optional<double> window_seconds, double threshold) {
   const StatisticOptions options{.threshold = threshold};
-  Json out;
+  OrderedJson out;
   out["model"] = model;
-  out["window_seconds"] = window_seconds ? Json(*window_seconds) : Json(nullptr);
+  out["window_seconds"] = window_seconds ? OrderedJson(*window_seconds) : OrderedJson(nullptr);
   AddStatistics(out, ModelStatistics(), stats, options);
-  Json layers = Json::array();
+  OrderedJson layers = OrderedJson::array();
   for (const BlockExpertStats& block : stats.blocks) {
     AddStatistics(layers.emplace_back(), BlockStatistics(), block, options);
   }

@@ -12,7 +12,7 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* kColumns[] = {"model",     "parameters", "perplexity", "active experts",
                                     "diversity", "compute",    "unique",     "expert share",
@@ -100,11 +100,11 @@ ComparedModel Summarize(const ExpertProfile& profile, double perplexity, double 
   return out;
 }
 
-Json ComparisonJson(const Comparison& comparison) {
-  Json out;
+OrderedJson ComparisonJson(const Comparison& comparison) {
+  OrderedJson out;
   out["activation_threshold"] = comparison.threshold;
   out["tokens"] = comparison.tokens;
-  out["models"] = Json::array();
+  out["models"] = OrderedJson::array();
   for (const ComparedModel& m : comparison.models) {
     out["models"].push_back({{"model", m.model},
                              {"experts", m.experts},

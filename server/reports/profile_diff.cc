@@ -11,9 +11,11 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json NumberOrNull(double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); }
+OrderedJson NumberOrNull(double v) {
+  return std::isfinite(v) ? OrderedJson(v) : OrderedJson(nullptr);
+}
 
 std::string ReasonAgainstFluctuation(const ExpertProfile& a, const ExpertProfile& b) {
   if (!a.routes || !b.routes) return "not both profiles hold the routes of every row";
@@ -84,8 +86,8 @@ Result<ProfileDiff> Diff(const ExpertProfile& a, const ExpertProfile& b) {
   return out;
 }
 
-Json DiffJson(const ProfileDiff& diff) {
-  Json out;
+OrderedJson DiffJson(const ProfileDiff& diff) {
+  OrderedJson out;
   out["a"] = diff.a;
   out["b"] = diff.b;
   out["inter_run_consistency"] = NumberOrNull(MeanOf(diff.blocks, Consistency));
@@ -96,9 +98,9 @@ Json DiffJson(const ProfileDiff& diff) {
     out["routing_fluctuation"] = nullptr;
     out["routing_fluctuation_reason"] = diff.no_fluctuation;
   }
-  out["layers"] = Json::array();
+  out["layers"] = OrderedJson::array();
   for (const BlockDiff& b : diff.blocks) {
-    Json layer;
+    OrderedJson layer;
     layer["layer"] = b.layer;
     layer["block"] = Name(b.block);
     layer["load_share_a"] = b.share_a;
@@ -106,10 +108,10 @@ Json DiffJson(const ProfileDiff& diff) {
     layer["movers"] = b.movers;
     layer["correlation"] = NumberOrNull(b.correlation);
     layer["inter_run_consistency"] = NumberOrNull(b.consistency);
-    layer["routing_fluctuation"] = b.fluctuation ? Json{{"rows", b.fluctuation->rows},
-                                                        {"top1", b.fluctuation->top1},
-                                                        {"sets", b.fluctuation->sets}}
-                                                 : Json(nullptr);
+    layer["routing_fluctuation"] = b.fluctuation ? OrderedJson{{"rows", b.fluctuation->rows},
+                                                               {"top1", b.fluctuation->top1},
+                                                               {"sets", b.fluctuation->sets}}
+                                                 : OrderedJson(nullptr);
     out["layers"].push_back(std::move(layer));
   }
   return out;

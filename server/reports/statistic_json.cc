@@ -7,15 +7,15 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 template <typename Stats>
-void Add(Json& to, std::span<const Statistic<Stats>> list, const Stats& stats,
+void Add(OrderedJson& to, std::span<const Statistic<Stats>> list, const Stats& stats,
          const StatisticOptions& options) {
   for (const Statistic<Stats>& statistic : list) {
     if (statistic.name.empty()) continue;
-    Json value =
-        std::visit([](auto&& v) { return Json(std::move(v)); }, statistic.value(stats, options));
+    OrderedJson value = std::visit([](auto&& v) { return OrderedJson(std::move(v)); },
+                                   statistic.value(stats, options));
     const size_t dot = statistic.name.find('.');
     if (dot == std::string_view::npos) {
       to[std::string(statistic.name)] = std::move(value);
@@ -28,12 +28,12 @@ void Add(Json& to, std::span<const Statistic<Stats>> list, const Stats& stats,
 
 }  // namespace
 
-void AddStatistics(Json& to, std::span<const BlockStatistic> list, const BlockExpertStats& block,
-                   const StatisticOptions& options) {
+void AddStatistics(OrderedJson& to, std::span<const BlockStatistic> list,
+                   const BlockExpertStats& block, const StatisticOptions& options) {
   Add(to, list, block, options);
 }
 
-void AddStatistics(Json& to, std::span<const ModelStatistic> list, const ExpertStats& stats,
+void AddStatistics(OrderedJson& to, std::span<const ModelStatistic> list, const ExpertStats& stats,
                    const StatisticOptions& options) {
   Add(to, list, stats, options);
 }

@@ -17,17 +17,17 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr char kGroundMetric[] = "W1, ground metric |u - v| of token ids";
 
-Json Matrix(const std::vector<double>& values, size_t n) {
-  Json rows = Json::array();
+OrderedJson Matrix(const std::vector<double>& values, size_t n) {
+  OrderedJson rows = OrderedJson::array();
   for (size_t a = 0; a < n; ++a) {
-    Json row = Json::array();
+    OrderedJson row = OrderedJson::array();
     for (size_t b = 0; b < n; ++b) {
       const double v = values[a * n + b];
-      row.push_back(std::isfinite(v) ? Json(v) : Json(nullptr));
+      row.push_back(std::isfinite(v) ? OrderedJson(v) : OrderedJson(nullptr));
     }
     rows.push_back(std::move(row));
   }
@@ -130,16 +130,16 @@ void AddTokenLines(Lines& lines, const ExpertProfile& profile, const Tokenizer* 
 
 }  // namespace
 
-Json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer, uint32_t min_count,
-                   int top) {
+OrderedJson TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer, uint32_t min_count,
+                          int top) {
   const auto best = TopTokens(counts, min_count, top);
-  Json out = Json::array();
+  OrderedJson out = OrderedJson::array();
   for (size_t e = 0; e < best.size(); ++e) {
-    Json tokens = Json::array();
+    OrderedJson tokens = OrderedJson::array();
     for (const TokenAffinity& t : best[e]) {
       const std::optional<std::string> text = TokenText(tokenizer, t.token);
       tokens.push_back({{"id", t.token},
-                        {"text", text ? Json(*text) : Json(nullptr)},
+                        {"text", text ? OrderedJson(*text) : OrderedJson(nullptr)},
                         {"count", t.count},
                         {"pmi", t.pmi},
                         {"log_pmi", std::log(t.pmi)},
@@ -150,17 +150,17 @@ Json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer, uint32
   return out;
 }
 
-Json SimilarityJson(const TokenCounts& counts, double eps) {
+OrderedJson SimilarityJson(const TokenCounts& counts, double eps) {
   const size_t experts = static_cast<size_t>(counts.experts);
   return {{"wasserstein",
            {{"metric", kGroundMetric}, {"matrix", Matrix(TokenDistances(counts), experts)}}},
           {"kl", {{"eps", eps}, {"matrix", Matrix(TokenDivergences(counts, eps), experts)}}}};
 }
 
-Json CollapseJson(const HiddenSample& sample) {
+OrderedJson CollapseJson(const HiddenSample& sample) {
   const auto collapse = RepresentationCollapse(sample);
-  Json out;
-  out["value"] = collapse.ok() ? Json(collapse->value) : Json(nullptr);
+  OrderedJson out;
+  out["value"] = collapse.ok() ? OrderedJson(collapse->value) : OrderedJson(nullptr);
   if (collapse.ok()) {
     out["classes"] = collapse->classes;
     out["rank"] = collapse->rank;
@@ -172,19 +172,20 @@ Json CollapseJson(const HiddenSample& sample) {
   return out;
 }
 
-Json ProfileJson(const ExpertProfile& profile, const Tokenizer* tokenizer,
-                 const ProfileReportOptions& options) {
-  Json out = ExpertStatsJson(profile.stats, profile.model, std::nullopt, options.threshold);
+OrderedJson ProfileJson(const ExpertProfile& profile, const Tokenizer* tokenizer,
+                        const ProfileReportOptions& options) {
+  OrderedJson out = ExpertStatsJson(profile.stats, profile.model, std::nullopt, options.threshold);
   out["min_count"] = options.min_count;
   for (size_t i = 0; i < profile.stats.blocks.size(); ++i) {
-    Json& layer = out["layers"][i];
+    OrderedJson& layer = out["layers"][i];
     const bool counted = !profile.token_counts.empty();
     layer["top_tokens"] =
         counted ? TopTokensJson(profile.CountsOf(i), tokenizer, options.min_count, options.top)
-                : Json(nullptr);
+                : OrderedJson(nullptr);
     layer["similarity"] =
-        counted ? SimilarityJson(profile.CountsOf(i), options.eps) : Json(nullptr);
-    layer["collapse"] = profile.hidden.empty() ? Json(nullptr) : CollapseJson(profile.hidden[i]);
+        counted ? SimilarityJson(profile.CountsOf(i), options.eps) : OrderedJson(nullptr);
+    layer["collapse"] =
+        profile.hidden.empty() ? OrderedJson(nullptr) : CollapseJson(profile.hidden[i]);
   }
   return out;
 }

@@ -1,5 +1,7 @@
 #include "server/responses/response_request.h"
 
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -17,65 +19,50 @@ using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
 // Fields that have the same name and meaning in a chat request.
-constexpr std::string_view kSameFields[] = {"model",
-                                            "temperature",
-                                            "top_p",
-                                            "stream",
-                                            "user",
-                                            "metadata",
-                                            "service_tier",
-                                            "safety_identifier",
-                                            "prompt_cache_key",
-                                            "parallel_tool_calls",
-                                            "top_logprobs",
-                                            "seed",
-                                            "top_k",
-                                            "min_p",
-                                            "stop",
-                                            "repetition_penalty",
-                                            "presence_penalty",
-                                            "frequency_penalty",
-                                            "logit_bias",
-                                            "min_tokens",
-                                            "ignore_eos",
-                                            "priority",
-                                            "cache_salt",
-                                            "request_id",
-                                            "routing_control",
-                                            "chat_template",
-                                            "chat_template_kwargs",
-                                            "stop_token_ids",
-                                            "truncate_prompt_tokens",
-                                            "bad_words",
-                                            "skip_special_tokens",
-                                            "allowed_token_ids",
-                                            "include_reasoning"};
+constexpr std::string_view kResponseSameFields[] = {"model",
+                                                    "temperature",
+                                                    "top_p",
+                                                    "stream",
+                                                    "user",
+                                                    "metadata",
+                                                    "service_tier",
+                                                    "safety_identifier",
+                                                    "prompt_cache_key",
+                                                    "parallel_tool_calls",
+                                                    "top_logprobs",
+                                                    "seed",
+                                                    "top_k",
+                                                    "min_p",
+                                                    "stop",
+                                                    "repetition_penalty",
+                                                    "presence_penalty",
+                                                    "frequency_penalty",
+                                                    "logit_bias",
+                                                    "min_tokens",
+                                                    "ignore_eos",
+                                                    "priority",
+                                                    "cache_salt",
+                                                    "request_id",
+                                                    "routing_control",
+                                                    "chat_template",
+                                                    "chat_template_kwargs",
+                                                    "stop_token_ids",
+                                                    "truncate_prompt_tokens",
+                                                    "bad_words",
+                                                    "skip_special_tokens",
+                                                    "allowed_token_ids",
+                                                    "include_reasoning"};
 
 // Fields that this function converts.
-constexpr std::string_view kConverted[] = {
+constexpr std::string_view kResponseConverted[] = {
     "input",     "instructions", "max_output_tokens", "tools", "tool_choice",   "text",
     "reasoning", "include",      "truncation",        "store", "stream_options"};
 
 // Fields that need state of earlier requests, or work that goes on without the client. They are
 // accepted only where they have no effect.
-constexpr std::string_view kUnsupported[] = {
+constexpr std::string_view kResponseUnsupported[] = {
     "previous_response_id", "conversation",   "prompt",
     "background",           "max_tool_calls", "context_management"};
-
-template <size_t kCount>
-bool Contains(const std::string_view (&names)[kCount], std::string_view name) {
-  return std::find(std::begin(names), std::end(names), name) != std::end(names);
-}
-
-absl::Status Unsupported(const std::string& param, std::string message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter", std::move(message),
-                   param);
-}
-
-const std::string* TextField(const Json& object, const char* name) {
-  const Json* value = FindField(object, name);
-  return value != nullptr && value->is_string() ? &value->get_ref<const std::string&>() : nullptr;
-}
 
 // Returns the text of a content, which is a string or a list of parts.
 Result<std::string> ContentText(const Json& content, const std::string& where) {
@@ -86,7 +73,7 @@ Result<std::string> ContentText(const Json& content, const std::string& where) {
   std::string text;
   for (size_t i = 0; i < content.size(); ++i) {
     const std::string part_where = Concat(where, '[', i, ']');
-    const std::string* type = content[i].is_object() ? TextField(content[i], "type") : nullptr;
+    const std::string* type = FindText(content[i], "type");
     if (type == nullptr) {
       return InvalidValue(part_where,
                           Concat("'", part_where, "' must be an object with a string 'type'"));
@@ -94,10 +81,11 @@ Result<std::string> ContentText(const Json& content, const std::string& where) {
     const bool refusal = *type == "refusal";
     if (*type != "input_text" && *type != "output_text" && *type != "text" &&
         *type != "reasoning_text" && *type != "summary_text" && !refusal) {
-      return Unsupported(part_where, Concat("'", part_where, "': parts of type ", Quoted(*type, 64),
-                                            " are not supported, only text"));
+      return UnsupportedParameter(part_where,
+                                  Concat("'", part_where, "': parts of type ", Quoted(*type, 64),
+                                         " are not supported, only text"));
     }
-    const std::string* part = TextField(content[i], refusal ? "refusal" : "text");
+    const std::string* part = FindText(content[i], refusal ? "refusal" : "text");
     if (part == nullptr) {
       return InvalidValue(part_where, Concat("'", part_where, "': 'text' must be a string"));
     }
@@ -111,13 +99,13 @@ class InputConverter {
  public:
   absl::Status Add(const Json& item, const std::string& where) {
     if (!item.is_object()) return InvalidValue(where, Concat("'", where, "' must be an object"));
-    const std::string* type = TextField(item, "type");
+    const std::string* type = FindText(item, "type");
     if (type == nullptr || *type == "message") return AddMessage(item, where);
     if (*type == "function_call") return AddCall(item, where);
     if (*type == "function_call_output") return AddResult(item, where);
     if (*type == "reasoning") return AddReasoning(item, where);
-    return Unsupported(where + ".type", Concat("'", where, "': items of type ", Quoted(*type, 64),
-                                               " are not supported"));
+    return UnsupportedParameter(where + ".type", Concat("'", where, "': items of type ",
+                                                        Quoted(*type, 64), " are not supported"));
   }
 
   OrderedJson Take() {
@@ -147,9 +135,9 @@ class InputConverter {
 
   // The chat template gets the call as a part of the assistant's turn.
   absl::Status AddCall(const Json& item, const std::string& where) {
-    const std::string* id = TextField(item, "call_id");
-    const std::string* name = TextField(item, "name");
-    const std::string* arguments = TextField(item, "arguments");
+    const std::string* id = FindText(item, "call_id");
+    const std::string* name = FindText(item, "name");
+    const std::string* arguments = FindText(item, "arguments");
     if (id == nullptr || name == nullptr || arguments == nullptr) {
       return InvalidValue(where, Concat("'", where,
                                         "' must have 'call_id', 'name' and 'arguments', "
@@ -163,7 +151,7 @@ class InputConverter {
   }
 
   absl::Status AddResult(const Json& item, const std::string& where) {
-    const std::string* id = TextField(item, "call_id");
+    const std::string* id = FindText(item, "call_id");
     if (id == nullptr) return MissingField(where + ".call_id");
     const Json* output = FindField(item, "output");
     if (output == nullptr) return MissingField(where + ".output");
@@ -257,7 +245,7 @@ absl::Status ConvertTools(const Json& body, std::string_view text, ResponseReque
   const Json* choice = FindField(body, "tool_choice");
   if (choice == nullptr) return absl::OkStatus();
   out.echo["tool_choice"] = *choice;
-  const std::string* type = choice->is_object() ? TextField(*choice, "type") : nullptr;
+  const std::string* type = FindText(*choice, "type");
   if (type != nullptr && *type == "allowed_tools") {
     OrderedJson allowed = OrderedJson::object();
     for (const char* field : {"mode", "tools"}) {
@@ -285,7 +273,7 @@ absl::Status ConvertText(const Json& body, ResponseRequest& out) {
   }
   const Json* format = FindField(*text, "format");
   if (format == nullptr) return absl::OkStatus();
-  const std::string* type = format->is_object() ? TextField(*format, "type") : nullptr;
+  const std::string* type = FindText(*format, "type");
   if (type != nullptr && *type == "json_schema") {
     OrderedJson schema = OrderedJson::object();
     for (const auto& [name, value] : format->items()) {
@@ -327,10 +315,10 @@ absl::Status ConvertOptions(const Json& body, ResponseRequest& out) {
       if (item == "message.output_text.logprobs") {
         out.chat["logprobs"] = true;
       } else if (item != "reasoning.encrypted_content") {
-        return Unsupported("include",
-                           Concat("'include': expected message.output_text.logprobs, found ",
-                                  item.is_string() ? Quoted(item.get<std::string>(), 64)
-                                                   : std::string("another value")));
+        return UnsupportedParameter(
+            "include", Concat("'include': expected message.output_text.logprobs, found ",
+                              item.is_string() ? Quoted(item.get<std::string>(), 64)
+                                               : std::string("another value")));
       }
     }
   }
@@ -346,13 +334,16 @@ absl::Status ConvertOptions(const Json& body, ResponseRequest& out) {
   return absl::OkStatus();
 }
 
-absl::Status CheckFields(const Json& body, bool strict_fields, int& ignored) {
+absl::Status CheckResponseFields(const Json& body, bool strict_fields, int& ignored) {
   for (const auto& [name, value] : body.items()) {
-    if (Contains(kSameFields, name) || Contains(kConverted, name) || value.is_null()) continue;
-    if (Contains(kUnsupported, name)) {
+    if (absl::c_linear_search(kResponseSameFields, name) ||
+        absl::c_linear_search(kResponseConverted, name) || value.is_null()) {
+      continue;
+    }
+    if (absl::c_linear_search(kResponseUnsupported, name)) {
       if (value == false) continue;
-      return Unsupported(name,
-                         Concat("'", name, "' is not supported: this server keeps no responses"));
+      return UnsupportedParameter(
+          name, Concat("'", name, "' is not supported: this server keeps no responses"));
     }
     if (IsKnownUnsupportedField(name)) return UnsupportedParameter(name);
     if (!strict_fields) {
@@ -385,9 +376,9 @@ void Echo(const Json& body, ResponseRequest& out) {
 Result<ResponseRequest> ParseResponseRequest(const Json& body, std::string_view text,
                                              bool strict_fields) {
   ResponseRequest out;
-  MOESERVE_RETURN_IF_ERROR(CheckFields(body, strict_fields, out.ignored_fields));
+  MOESERVE_RETURN_IF_ERROR(CheckResponseFields(body, strict_fields, out.ignored_fields));
   for (const auto& [name, value] : body.items()) {
-    if (Contains(kSameFields, name)) out.chat[name] = value;
+    if (absl::c_linear_search(kResponseSameFields, name)) out.chat[name] = value;
   }
   Echo(body, out);
   MOESERVE_RETURN_IF_ERROR(ConvertInput(body, out.chat));

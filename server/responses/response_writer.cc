@@ -8,9 +8,9 @@
 
 namespace moeserve::server {
 
-using Json = nlohmann::ordered_json;
-
 namespace {
+
+using OrderedJson = nlohmann::ordered_json;
 
 // Returns the error with the names of this API's fields.
 HttpError Named(const HttpError& error) {
@@ -19,20 +19,20 @@ HttpError Named(const HttpError& error) {
   return named;
 }
 
-Json ContentPart(std::string_view text, Json logprobs) {
+OrderedJson ContentPart(std::string_view text, OrderedJson logprobs) {
   return {{"type", "output_text"},
           {"text", text},
-          {"annotations", Json::array()},
+          {"annotations", OrderedJson::array()},
           {"logprobs", std::move(logprobs)}};
 }
 
-Json UsageOf(const Usage& sums, int reasoning_tokens) {
-  const Json chat = UsageJson(sums);
-  Json usage = {{"input_tokens", chat["prompt_tokens"]},
-                {"input_tokens_details", chat["prompt_tokens_details"]},
-                {"output_tokens", chat["completion_tokens"]},
-                {"output_tokens_details", {{"reasoning_tokens", reasoning_tokens}}},
-                {"total_tokens", chat["total_tokens"]}};
+OrderedJson UsageOf(const Usage& sums, int reasoning_tokens) {
+  const OrderedJson chat = UsageJson(sums);
+  OrderedJson usage = {{"input_tokens", chat["prompt_tokens"]},
+                       {"input_tokens_details", chat["prompt_tokens_details"]},
+                       {"output_tokens", chat["completion_tokens"]},
+                       {"output_tokens_details", {{"reasoning_tokens", reasoning_tokens}}},
+                       {"total_tokens", chat["total_tokens"]}};
   for (const char* name : {"experts_per_token", "activated_parameters_per_token"}) {
     if (chat.contains(name)) usage[name] = chat[name];
   }
@@ -42,8 +42,8 @@ Json UsageOf(const Usage& sums, int reasoning_tokens) {
 }  // namespace
 
 ResponseWriter::ResponseWriter(AnswerIdentity identity, const AnswerOptions& options,
-                               const ChatAnswerRules& rules, Json echo, const Tokenizer* tokenizer,
-                               bool stream)
+                               const ChatAnswerRules& rules, OrderedJson echo,
+                               const Tokenizer* tokenizer, bool stream)
     : BlockWriter(std::move(identity), options, rules, tokenizer, stream), echo_(std::move(echo)) {}
 
 std::string ResponseWriter::ItemId(const Block& block) const {
@@ -53,14 +53,14 @@ std::string ResponseWriter::ItemId(const Block& block) const {
   return Concat(prefix, identity_.unique_id, "_", block.index);
 }
 
-Json ResponseWriter::Item(const Block& block, bool complete) const {
+OrderedJson ResponseWriter::Item(const Block& block, bool complete) const {
   const char* const status = complete ? "completed" : "in_progress";
-  Json item = {{"id", ItemId(block)}};
+  OrderedJson item = {{"id", ItemId(block)}};
   switch (block.kind) {
     case Block::Kind::kReasoning:
       item["type"] = "reasoning";
-      item["summary"] = Json::array();
-      item["content"] = Json::array();
+      item["summary"] = OrderedJson::array();
+      item["content"] = OrderedJson::array();
       if (complete) {
         item["content"].push_back({{"type", "reasoning_text"}, {"text", block.text}});
       }
@@ -69,7 +69,7 @@ Json ResponseWriter::Item(const Block& block, bool complete) const {
       item["type"] = "message";
       item["status"] = status;
       item["role"] = "assistant";
-      item["content"] = Json::array();
+      item["content"] = OrderedJson::array();
       if (complete) item["content"].push_back(ContentPart(block.text, block.logprobs));
       break;
     case Block::Kind::kCall:
@@ -83,9 +83,9 @@ Json ResponseWriter::Item(const Block& block, bool complete) const {
   return item;
 }
 
-Json ResponseWriter::Response(const Usage* sums) const {
+OrderedJson ResponseWriter::Response(const Usage* sums) const {
   const bool cut = end().finish_reason == FinishReason::kLength;
-  Json response;
+  OrderedJson response;
   response["id"] = identity_.id;
   response["object"] = "response";
   response["created_at"] = identity_.created;
@@ -95,7 +95,7 @@ Json ResponseWriter::Response(const Usage* sums) const {
   response["incomplete_details"] = nullptr;
   if (sums != nullptr && cut) response["incomplete_details"] = {{"reason", "max_output_tokens"}};
   response["model"] = identity_.model;
-  response["output"] = Json::array();
+  response["output"] = OrderedJson::array();
   if (sums != nullptr) {
     for (const Block& block : blocks()) response["output"].push_back(Item(block, true));
     // The call or text that was being written when the limit was reached.
@@ -109,11 +109,11 @@ Json ResponseWriter::Response(const Usage* sums) const {
   if (const auto& control = options_.routing.control) {
     response["routing_control"] = RoutingControlJson(control->change());
   }
-  response["usage"] = sums == nullptr ? Json(nullptr) : UsageOf(*sums, reasoning_tokens());
+  response["usage"] = sums == nullptr ? OrderedJson(nullptr) : UsageOf(*sums, reasoning_tokens());
   return response;
 }
 
-Json ResponseWriter::TakeAnswer(const Usage& sums) { return Response(&sums); }
+OrderedJson ResponseWriter::TakeAnswer(const Usage& sums) { return Response(&sums); }
 
 std::string ResponseWriter::ErrorBody(const HttpError& error) const {
   return ErrorJson(Named(error));
@@ -122,13 +122,13 @@ std::string ResponseWriter::ErrorBody(const HttpError& error) const {
 void ResponseWriter::AppendError(const HttpError& error, std::string& out) {
   const HttpError named = Named(error);
   WriteEvent({{"type", "error"},
-              {"code", named.code.empty() ? Json(nullptr) : Json(named.code)},
+              {"code", named.code.empty() ? OrderedJson(nullptr) : OrderedJson(named.code)},
               {"message", named.message},
-              {"param", named.param.empty() ? Json(nullptr) : Json(named.param)}},
+              {"param", named.param.empty() ? OrderedJson(nullptr) : OrderedJson(named.param)}},
              out);
 }
 
-void ResponseWriter::WriteEvent(Json event, std::string& out) {
+void ResponseWriter::WriteEvent(OrderedJson event, std::string& out) {
   event["sequence_number"] = events_written_++;
   out += Concat("event: ", event["type"].get<std::string>(), "\n", SseEvent(event));
 }
@@ -148,14 +148,14 @@ void ResponseWriter::WriteOpen(const Block& block, std::string& out) {
                 {"item_id", ItemId(block)},
                 {"output_index", block.index},
                 {"content_index", 0},
-                {"part", ContentPart("", Json::array())}},
+                {"part", ContentPart("", OrderedJson::array())}},
                out);
   }
 }
 
-void ResponseWriter::WriteDelta(const Block& block, std::string_view piece, Json logprobs,
+void ResponseWriter::WriteDelta(const Block& block, std::string_view piece, OrderedJson logprobs,
                                 std::string& out) {
-  Json event = {{"type", ""}, {"item_id", ItemId(block)}, {"output_index", block.index}};
+  OrderedJson event = {{"type", ""}, {"item_id", ItemId(block)}, {"output_index", block.index}};
   switch (block.kind) {
     case Block::Kind::kReasoning:
       event["type"] = "response.reasoning_text.delta";
@@ -175,8 +175,8 @@ void ResponseWriter::WriteDelta(const Block& block, std::string_view piece, Json
 }
 
 void ResponseWriter::WriteClose(const Block& block, std::string& out) {
-  const Json place = {{"item_id", ItemId(block)}, {"output_index", block.index}};
-  Json event = {{"type", ""}};
+  const OrderedJson place = {{"item_id", ItemId(block)}, {"output_index", block.index}};
+  OrderedJson event = {{"type", ""}};
   event.update(place);
   switch (block.kind) {
     case Block::Kind::kReasoning:
@@ -191,7 +191,7 @@ void ResponseWriter::WriteClose(const Block& block, std::string& out) {
       event["text"] = block.text;
       event["logprobs"] = block.logprobs;
       WriteEvent(std::move(event), out);
-      Json part = {{"type", "response.content_part.done"}};
+      OrderedJson part = {{"type", "response.content_part.done"}};
       part.update(place);
       part["content_index"] = 0;
       part["part"] = ContentPart(block.text, block.logprobs);

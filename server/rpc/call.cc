@@ -8,8 +8,8 @@
 #include "base/message.h"
 #include "base/steady_clock.h"
 #include "server/base/api_error.h"
-#include "server/base/logging.h"
 #include "server/base/request_id.h"
+#include "server/logging/logging.h"
 #include "server/rpc/error_details.h"
 
 namespace moeserve::server::rpc {

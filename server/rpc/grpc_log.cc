@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "base/message.h"
-#include "server/base/logging.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server::rpc {
 namespace {

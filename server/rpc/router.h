@@ -9,8 +9,8 @@
 #include <string>
 
 #include "server/context.h"
+#include "server/rpc/calls/single_request.h"
 #include "server/rpc/methods.h"
-#include "server/rpc/single_request.h"
 
 namespace moeserve::server::rpc {
 

@@ -7,9 +7,9 @@
 #include "server/base/api_error.h"
 #include "server/base/version.h"
 #include "server/generation/generation_params.h"
-#include "server/rpc/generate_call.h"
+#include "server/rpc/calls/generate_call.h"
+#include "server/rpc/calls/score_call.h"
 #include "server/rpc/messages/messages.h"
-#include "server/rpc/score_call.h"
 
 namespace moeserve::server::rpc {
 namespace {

@@ -8,13 +8,14 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 
+#include "server/base/await.h"
+
 namespace moeserve::server {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
 
 namespace {
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr char kHandshakeRecord = 0x16;  // RFC 8446, section 5.1
 }  // namespace
 

@@ -6,7 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "base/message.h"
-#include "server/base/logging.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server {
 namespace {

@@ -13,11 +13,6 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-absl::Status Unsupported(const std::string& param, std::string message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter", std::move(message),
-                   param);
-}
-
 // Returns the function's object of {"type": "function", "function": {...}}.
 Result<const Json*> FunctionOf(const Json& entry, const std::string& where) {
   const Json* type = entry.is_object() ? FindField(entry, "type") : nullptr;
@@ -26,8 +21,9 @@ Result<const Json*> FunctionOf(const Json& entry, const std::string& where) {
         where, Concat("'", where, "' must be {\"type\": \"function\", \"function\": {...}}"));
   }
   if (*type != "function") {
-    return Unsupported(where + ".type", Concat("'", where, ".type' must be function, found ",
-                                               Quoted(type->get_ref<const std::string&>(), 64)));
+    return UnsupportedParameter(where + ".type",
+                                Concat("'", where, ".type' must be function, found ",
+                                       Quoted(type->get_ref<const std::string&>(), 64)));
   }
   const Json* function = FindField(entry, "function");
   if (function == nullptr) return MissingField(where + ".function");

@@ -19,6 +19,7 @@
 
 #include "base/message.h"
 #include "nlohmann/json.hpp"
+#include "server/base/await.h"
 #include "server/base/version.h"
 
 namespace moeserve::server {
@@ -28,7 +29,6 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 using asio::ip::tcp;
 
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr uint32_t kMaxHead = 16 << 10;
 constexpr uint64_t kMaxBody = 64 << 10;
 

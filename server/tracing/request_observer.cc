@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/base/logging.h"
 #include "server/base/version.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server {
 namespace {

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "base/message.h"
-#include "server/base/logging.h"
+#include "server/logging/logging.h"
 #include "server/tracing/collector_client.h"
 
 namespace moeserve::server {

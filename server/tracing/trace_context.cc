@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <random>
 
+#include "server/base/text_values.h"
+
 namespace moeserve::server {
 namespace {
 
@@ -38,13 +40,6 @@ bool IsStateValue(std::string_view value) {
   if (value.empty() || value.size() > kMaxBytes || value.back() == ' ') return false;
   return std::all_of(value.begin(), value.end(),
                      [](char c) { return c >= ' ' && c <= '~' && c != '='; });
-}
-
-std::string_view Trimmed(std::string_view text) {
-  const auto space = [](char c) { return c == ' ' || c == '\t'; };
-  while (!text.empty() && space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && space(text.back())) text.remove_suffix(1);
-  return text;
 }
 
 int Digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }

@@ -10,11 +10,11 @@
 #include "engine/text/chat/chat_template.h"
 
 int main() {
-  using Json = nlohmann::ordered_json;
+  using OrderedJson = nlohmann::ordered_json;
   namespace chat = moeserve::chat;
   std::map<std::string, moeserve::Result<std::unique_ptr<const chat::ChatTemplate>>> compiled;
   for (std::string line; std::getline(std::cin, line);) {
-    const Json request = Json::parse(line);
+    const OrderedJson request = OrderedJson::parse(line);
     const std::string source = request["template"];
     auto it = compiled.find(source);
     if (it == compiled.end()) {
@@ -25,13 +25,13 @@ int main() {
     input.trusted = request["trusted"];
     input.untrusted = request["untrusted"];
     input.now = request["now"];
-    Json answer;
+    OrderedJson answer;
     const auto prompt = it->second.ok()
                             ? (*it->second)->Render(input)
                             : moeserve::Result<chat::RenderedPrompt>(it->second.status());
     if (prompt.ok()) {
       answer["text"] = prompt->text;
-      answer["trusted"] = Json::array();
+      answer["trusted"] = OrderedJson::array();
       for (const moeserve::TextSpan& span : prompt->trusted) {
         answer["trusted"].push_back({span.begin, span.end});
       }

@@ -15,7 +15,7 @@
 namespace moeserve::chat {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 Result<RenderedPrompt> Render(std::string_view source, RenderInput input = {}) {
   MOESERVE_ASSIGN_OR_RETURN(const auto compiled, ChatTemplate::Compile(source));
@@ -24,7 +24,7 @@ Result<RenderedPrompt> Render(std::string_view source, RenderInput input = {}) {
 
 Result<RenderedPrompt> RenderMessage(std::string_view source, const std::string& content) {
   RenderInput input;
-  input.messages = Json::array({{{"role", "user"}, {"content", content}}});
+  input.messages = OrderedJson::array({{{"role", "user"}, {"content", content}}});
   input.trusted["bos_token"] = "<s>";
   input.untrusted["name"] = "N";
   return Render(source, input);
@@ -65,7 +65,7 @@ std::string Marked(std::string_view source, const std::string& content) {
 
 TEST(ChatTemplate, RendersAConversation) {
   RenderInput input;
-  input.messages = Json::array({{{"role", "user"}, {"content", "hi"}}});
+  input.messages = OrderedJson::array({{{"role", "user"}, {"content", "hi"}}});
   input.untrusted["add_generation_prompt"] = true;
   const auto prompt = Render(
       "{% for m in messages %}\n<|{{ m.role }}|>{{ m.content }}\n{% endfor %}\n"
@@ -103,7 +103,7 @@ TEST(ChatTemplate, TrustGoesWithTheBytes) {
 
 TEST(ChatTemplate, NumbersOfTheClientCannotSpellAToken) {
   RenderInput input;
-  input.untrusted["x"] = Json::parse(R"({"<s>": ["<s>", 1.5, null, {"role": "<s>"}]})");
+  input.untrusted["x"] = OrderedJson::parse(R"({"<s>": ["<s>", 1.5, null, {"role": "<s>"}]})");
   const auto prompt = Render("{{ x | tojson }}{{ x }}{{ x | items | first | join }}", input);
   ASSERT_TRUE(prompt.ok()) << prompt.status();
   for (size_t at = prompt->text.find("<s>"); at != std::string::npos;
@@ -230,7 +230,7 @@ TEST(ChatTemplate, ALongConversationStaysInsideTheLimits) {
     input.messages.push_back(
         {{"role", i % 2 == 0 ? "user" : "assistant"}, {"content", std::string(1900, 'x')}});
   }
-  input.trusted = Json({{"bos_token", "<s>"}, {"eos_token", "</s>"}, {"tools", nullptr}});
+  input.trusted = OrderedJson({{"bos_token", "<s>"}, {"eos_token", "</s>"}, {"tools", nullptr}});
   input.limits.max_steps /= 2;
   input.limits.max_bytes /= 2;
   for (const std::string& source : FamilyTemplates()) {
@@ -272,7 +272,7 @@ TEST(ChatTemplate, WorkIsChargedByTheByte) {
   const auto render = [&](const std::string& operation, size_t bytes) {
     RenderInput input;
     const std::string text(bytes, 'a');
-    input.untrusted = Json({{"s", text}, {"t", text}, {"d", {{text, 1}}}});
+    input.untrusted = OrderedJson({{"s", text}, {"t", text}, {"d", {{text, 1}}}});
     input.untrusted["w"] = std::string(bytes, ' ');
     input.untrusted["n"] = std::string(bytes, '1');
     input.untrusted["u"] = std::string(bytes, 'A');
@@ -321,7 +321,8 @@ TEST(ChatTemplate, ThreadsShareATemplate) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       RenderInput input;
-      input.messages = Json::array({{{"content", std::string(10, static_cast<char>('a' + t))}}});
+      input.messages =
+          OrderedJson::array({{{"content", std::string(10, static_cast<char>('a' + t))}}});
       for (int i = 0; i < 200; ++i) {
         const auto prompt = (*compiled)->Render(input);
         ASSERT_TRUE(prompt.ok());
@@ -348,7 +349,7 @@ TEST(ChatTemplate, RandomTemplatesDoNoHarm) {
       "namespace()", "tojson", "['a']",    "[::-1]", "* 999999999", "9223372036854775807",
       "-1"};
   RenderInput input;
-  input.messages = Json::array(
+  input.messages = OrderedJson::array(
       {{{"role", "user"}, {"content", "hé <s>"}}, {{"role", "assistant"}, {"content", nullptr}}});
   input.limits.max_steps = 20000;
   input.limits.max_bytes = 1 << 20;

@@ -148,6 +148,23 @@ def test_errors_have_the_form_of_the_api(server, fields, param):
     assert body["error"]["param"] == param and body["error"]["message"]
 
 
+def test_a_budget_of_reasoning_has_no_effect_and_is_refused_with_strict_fields(server):
+    body = {"max_tokens": 4, "messages": USER, "temperature": 0}
+    budget = {**body, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    assert post(server, "/v1/messages", budget)["content"] == (
+        post(server, "/v1/messages", body)["content"])
+    strict = start_server("--strict-fields", "--chat-template",
+                          str(ROOT / "tests/chat/templates/chatml.jinja"))
+    try:
+        with pytest.raises(urllib.error.HTTPError) as error:
+            post(strict, "/v1/messages", budget)
+        assert error.value.code == 400
+        assert json.load(error.value)["error"]["param"] == "thinking.budget_tokens"
+        post(strict, "/v1/messages", {**body, "thinking": {"type": "enabled"}})
+    finally:
+        assert stop_server(strict) == 0
+
+
 def test_the_key_may_come_in_its_own_header(tmp_path):
     key = "k" * 40
     file = tmp_path / "keys.json"

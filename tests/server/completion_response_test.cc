@@ -13,7 +13,7 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 TEST(Utf8, ReplacesMaximalIllFormedParts) {
   EXPECT_EQ(ReplaceInvalidUtf8("a\xC3\xA9z"), "a\xC3\xA9z");
@@ -48,8 +48,8 @@ TEST(LogprobArrays, HaveOneEntryPerTokenWithEqualNumbers) {
   logprob.logprob = -std::numeric_limits<float>::infinity();
   logprob.top = {{'c', -0.3f}};
   ASSERT_TRUE(arrays.Add(logprob).ok());
-  const Json out = arrays.Take();
-  EXPECT_EQ(out["tokens"], Json({"a", "b", "<eos>"}));
+  const OrderedJson out = arrays.Take();
+  EXPECT_EQ(out["tokens"], OrderedJson({"a", "b", "<eos>"}));
   EXPECT_TRUE(out["token_logprobs"][0].is_null());
   EXPECT_TRUE(out["top_logprobs"][0].is_null());
   EXPECT_EQ(out["token_logprobs"][1].dump(), out["top_logprobs"][1]["b"].dump());
@@ -57,7 +57,7 @@ TEST(LogprobArrays, HaveOneEntryPerTokenWithEqualNumbers) {
   EXPECT_EQ(out["token_logprobs"][2].dump(), "-9999.0");
   EXPECT_EQ(out["top_logprobs"][2]["<eos>"].dump(), "-9999.0");
   EXPECT_EQ(out["top_logprobs"][2].size(), 2u);
-  EXPECT_EQ(out["text_offset"], Json({0, 1, 2}));
+  EXPECT_EQ(out["text_offset"], OrderedJson({0, 1, 2}));
 }
 
 TEST(LogprobArrays, ZeroAlternativesGiveTheTokenItself) {
@@ -67,7 +67,7 @@ TEST(LogprobArrays, ZeroAlternativesGiveTheTokenItself) {
   logprob.token = 'b';
   logprob.logprob = -1.0f;
   ASSERT_TRUE(arrays.Add(logprob).ok());
-  EXPECT_EQ(arrays.Take()["top_logprobs"][0], Json({{"b", -1.0}}));
+  EXPECT_EQ(arrays.Take()["top_logprobs"][0], OrderedJson({{"b", -1.0}}));
 }
 
 TEST(LogprobArrays, KeepTheLargerOfEqualTextsAndCountCodePoints) {
@@ -79,20 +79,20 @@ TEST(LogprobArrays, KeepTheLargerOfEqualTextsAndCountCodePoints) {
   logprob.top = {{0xC4, -1.0f}, {0xC5, -2.0f}};
   ASSERT_TRUE(arrays.Add(logprob).ok());
   ASSERT_TRUE(arrays.Add(logprob).ok());
-  const Json out = arrays.Take();
+  const OrderedJson out = arrays.Take();
   EXPECT_EQ(out["top_logprobs"][0].size(), 1u);
   EXPECT_EQ(out["top_logprobs"][0].begin().value(), -1.0);
-  EXPECT_EQ(out["text_offset"], Json({0, 1}));
+  EXPECT_EQ(out["text_offset"], OrderedJson({0, 1}));
 }
 
 TEST(LogprobArrays, OffsetsRunOnAcrossPieces) {
   testing::ByteTokenizer tokenizer;
   LogprobArrays arrays(&tokenizer, false);
   arrays.AddUnscored(testing::kEos);
-  EXPECT_EQ(arrays.Take()["text_offset"], Json({0}));
+  EXPECT_EQ(arrays.Take()["text_offset"], OrderedJson({0}));
   EXPECT_TRUE(arrays.empty());
   arrays.AddUnscored('x');
-  EXPECT_EQ(arrays.Take()["text_offset"], Json({5}));
+  EXPECT_EQ(arrays.Take()["text_offset"], OrderedJson({5}));
 }
 
 TEST(LogprobArrays, RefuseNan) {
@@ -139,7 +139,7 @@ TEST(CompletionWriter, ReturnsTheBestSamplesOfEachPrompt) {
       ASSERT_TRUE(writer.Add(static_cast<int>(i), {}, std::move(delta)).ok());
     }
   }
-  const Json choices = writer.TakeAnswer(Usage())["choices"];
+  const OrderedJson choices = writer.TakeAnswer(Usage())["choices"];
   ASSERT_EQ(choices.size(), 4u);
   const std::vector<std::string> expected = {"1", "0", "5", "7"};
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -150,8 +150,9 @@ TEST(CompletionWriter, ReturnsTheBestSamplesOfEachPrompt) {
 }
 
 TEST(SseEvent, IsOneLine) {
-  EXPECT_EQ(SseEvent(Json{{"text", "a\nb\r\n\n"}}), "data: {\"text\":\"a\\nb\\r\\n\\n\"}\n\n");
-  EXPECT_EQ(SseEvent(Json{{"text", "\xFF"}}), "data: {\"text\":\"\xEF\xBF\xBD\"}\n\n");
+  EXPECT_EQ(SseEvent(OrderedJson{{"text", "a\nb\r\n\n"}}),
+            "data: {\"text\":\"a\\nb\\r\\n\\n\"}\n\n");
+  EXPECT_EQ(SseEvent(OrderedJson{{"text", "\xFF"}}), "data: {\"text\":\"\xEF\xBF\xBD\"}\n\n");
 }
 
 TEST(ErrorJson, HasAllFourKeys) {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
-#include "server/base/logging.h"
 #include "server/context.h"
 #include "server/http/routes/api.h"
 #include "server/http/server.h"
+#include "server/logging/logging.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/raw_client.h"
 

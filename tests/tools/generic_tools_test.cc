@@ -9,17 +9,17 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-const Json& Definitions() {
-  static const Json definitions = Json::parse(
+const OrderedJson& Definitions() {
+  static const OrderedJson definitions = OrderedJson::parse(
       R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])");
   return definitions;
 }
 
 Conversation WithTools(const std::string& messages) {
   Conversation conversation;
-  conversation.messages = Json::parse(messages);
+  conversation.messages = OrderedJson::parse(messages);
   conversation.tools.choice = ToolChoice::kAuto;
   conversation.tools.callable = {{.name = "f", .parameters = {}}};
   conversation.tools.definitions = Definitions();

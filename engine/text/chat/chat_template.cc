@@ -11,33 +11,33 @@
 namespace moeserve::chat {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Value FromJson(const Json& json, bool trusted, bool trusted_roles, Budget& budget) {
+Value FromJson(const OrderedJson& json, bool trusted, bool trusted_roles, Budget& budget) {
   budget.Step();
   switch (json.type()) {
-    case Json::value_t::boolean:
+    case OrderedJson::value_t::boolean:
       return json.get<bool>();
-    case Json::value_t::number_integer:
+    case OrderedJson::value_t::number_integer:
       return json.get<int64_t>();
-    case Json::value_t::number_unsigned:
+    case OrderedJson::value_t::number_unsigned:
       if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return json.get<double>();
       return json.get<int64_t>();
-    case Json::value_t::number_float:
+    case OrderedJson::value_t::number_float:
       return json.get<double>();
-    case Json::value_t::string:
+    case OrderedJson::value_t::string:
       if (!IsValidUtf8(json.get_ref<const std::string&>())) Fail("a string is not valid UTF-8");
       budget.Bytes(json.get_ref<const std::string&>().size());
       budget.Read(json.get_ref<const std::string&>().size());
       return Text(json.get<std::string>(), trusted);
-    case Json::value_t::array: {
+    case OrderedJson::value_t::array: {
       std::vector<Value> items;
-      for (const Json& item : json) {
+      for (const OrderedJson& item : json) {
         items.push_back(FromJson(item, trusted, trusted_roles, budget));
       }
       return MakeList(std::move(items), false, budget);
     }
-    case Json::value_t::object: {
+    case OrderedJson::value_t::object: {
       Dict dict;
       budget.Elements(json.size());
       for (const auto& [key, item] : json.items()) {

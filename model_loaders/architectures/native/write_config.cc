@@ -16,7 +16,7 @@ namespace moeserve {
 namespace {
 
 // Keeps the order of the keys.
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 std::string NameOf(NormKind kind) {
   switch (kind) {
@@ -115,7 +115,7 @@ double Decimal(float value) {
 
 // Sets `key` to `value`, unless this is the value that the reader assumes without the key.
 template <typename T>
-void Set(Json& json, const char* key, const T& value, const T& assumed) {
+void Set(OrderedJson& json, const char* key, const T& value, const T& assumed) {
   if (value == assumed) return;
   if constexpr (std::is_enum_v<T>) {
     json[key] = NameOf(value);
@@ -128,7 +128,7 @@ void Set(Json& json, const char* key, const T& value, const T& assumed) {
 
 // For values without which an object would not be complete.
 template <typename T>
-void Set(Json& json, const char* key, const T& value) {
+void Set(OrderedJson& json, const char* key, const T& value) {
   if constexpr (std::is_enum_v<T>) {
     json[key] = NameOf(value);
   } else {
@@ -136,11 +136,11 @@ void Set(Json& json, const char* key, const T& value) {
   }
 }
 
-void SetFlag(Json& json, const char* key, bool value) { Set(json, key, value, false); }
+void SetFlag(OrderedJson& json, const char* key, bool value) { Set(json, key, value, false); }
 
-Json NormJson(const NormSpec& norm) {
+OrderedJson NormJson(const NormSpec& norm) {
   const NormSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "kind", norm.kind);
   Set(json, "eps", norm.eps, assumed.eps);
   if (norm.final_eps.has_value()) json["final_eps"] = Decimal(*norm.final_eps);
@@ -149,9 +149,9 @@ Json NormJson(const NormSpec& norm) {
   return json;
 }
 
-Json RopeScalingJson(const RopeScaling& scaling) {
+OrderedJson RopeScalingJson(const RopeScaling& scaling) {
   const RopeScaling assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "kind", scaling.kind);
   switch (scaling.kind) {
     case RopeScalingKind::kNone:
@@ -186,9 +186,9 @@ Json RopeScalingJson(const RopeScaling& scaling) {
   return json;
 }
 
-Json PositionJson(const PositionSpec& position) {
+OrderedJson PositionJson(const PositionSpec& position) {
   const PositionSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "kind", position.kind);
   switch (position.kind) {
     case PositionKind::kRope: {
@@ -196,7 +196,7 @@ Json PositionJson(const PositionSpec& position) {
       Set(json, "pairing", position.pairing, assumed.pairing);
       Set(json, "fraction", position.fraction, assumed.fraction);
       Set(json, "xpos_base", position.xpos_base, assumed.xpos_base);
-      Json scaling = RopeScalingJson(position.scaling);
+      OrderedJson scaling = RopeScalingJson(position.scaling);
       if (scaling != RopeScalingJson(assumed.scaling)) json["scaling"] = std::move(scaling);
       break;
     }
@@ -210,17 +210,17 @@ Json PositionJson(const PositionSpec& position) {
   return json;
 }
 
-Json RelativeBiasJson(const RelativeBias& bias) {
-  Json json = Json::object();
+OrderedJson RelativeBiasJson(const RelativeBias& bias) {
+  OrderedJson json = OrderedJson::object();
   Set(json, "buckets", bias.buckets);
   Set(json, "max_distance", bias.max_distance);
   SetFlag(json, "bidirectional", bias.bidirectional);
   return json;
 }
 
-Json LatentJson(const LatentSpec& latent) {
+OrderedJson LatentJson(const LatentSpec& latent) {
   const LatentSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "rank", latent.rank);
   Set(json, "rope_dim", latent.rope_dim);
   Set(json, "value_dim", latent.value_dim);
@@ -229,9 +229,9 @@ Json LatentJson(const LatentSpec& latent) {
   return json;
 }
 
-Json SplitJson(const SplitSpec& split) {
+OrderedJson SplitJson(const SplitSpec& split) {
   const SplitSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "heads", split.heads);
   Set(json, "projection", split.projection, assumed.projection);
   Set(json, "merge_projection", split.merge_projection, split.projection);
@@ -241,9 +241,9 @@ Json SplitJson(const SplitSpec& split) {
   return json;
 }
 
-Json ScoreJson(const ScoreSpec& score) {
+OrderedJson ScoreJson(const ScoreSpec& score) {
   const ScoreSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "kind", score.kind);
   Set(json, "norm", score.norm, assumed.norm);
   Set(json, "row_scale", score.row_scale, assumed.row_scale);
@@ -262,17 +262,17 @@ Json ScoreJson(const ScoreSpec& score) {
   return json;
 }
 
-Json NullExpertsJson(const NullExperts& null_experts) {
-  Json json = Json::object();
+OrderedJson NullExpertsJson(const NullExperts& null_experts) {
+  OrderedJson json = OrderedJson::object();
   Set(json, "zero", null_experts.zero, 0);
   Set(json, "copy", null_experts.copy, 0);
   Set(json, "constant", null_experts.constant, 0);
   return json;
 }
 
-Json SelectJson(const SelectSpec& select, int num_experts) {
+OrderedJson SelectJson(const SelectSpec& select, int num_experts) {
   const SelectSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "kind", select.kind);
   switch (select.kind) {
     case SelectKind::kTopK:
@@ -293,9 +293,9 @@ Json SelectJson(const SelectSpec& select, int num_experts) {
   return json;
 }
 
-Json RoutingJson(const RoutedLayerSpec& routing, BlockKind block) {
+OrderedJson RoutingJson(const RoutedLayerSpec& routing, BlockKind block) {
   const RoutedLayerSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "num_experts", routing.num_bodies());
   if (block == BlockKind::kFeedForward) {
     const std::vector<int>& widths = routing.widths;
@@ -306,13 +306,13 @@ Json RoutingJson(const RoutedLayerSpec& routing, BlockKind block) {
     } else {
       json["widths"] = widths;
     }
-    Json split = SplitJson(routing.split);
+    OrderedJson split = SplitJson(routing.split);
     if (split != SplitJson(assumed.split)) json["split"] = std::move(split);
-    Json null_experts = NullExpertsJson(routing.null_experts);
+    OrderedJson null_experts = NullExpertsJson(routing.null_experts);
     if (!null_experts.empty()) json["null_experts"] = std::move(null_experts);
     Set(json, "latent_width", routing.latent_width, assumed.latent_width);
   }
-  Json score = ScoreJson(routing.score);
+  OrderedJson score = ScoreJson(routing.score);
   if (score != ScoreJson(assumed.score)) json["score"] = std::move(score);
   Set(json, "gate", routing.gate, assumed.gate);
   Set(json, "mixer_limit", routing.mixer_limit, assumed.mixer_limit);
@@ -323,10 +323,10 @@ Json RoutingJson(const RoutedLayerSpec& routing, BlockKind block) {
   return json;
 }
 
-Json AttentionJson(const AttentionSpec& attention) {
+OrderedJson AttentionJson(const AttentionSpec& attention) {
   const AttentionSpec assumed;
   const bool routed = attention.routed();
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   json["kind"] = routed ? "routed" : "dense";
   if (!routed) Set(json, "num_heads", attention.num_heads);
   Set(json, "num_kv_heads", attention.num_kv_heads, routed ? 1 : attention.num_heads);
@@ -351,9 +351,9 @@ Json AttentionJson(const AttentionSpec& attention) {
   return json;
 }
 
-Json ExpertJson(const ExpertSpec& expert) {
+OrderedJson ExpertJson(const ExpertSpec& expert) {
   const ExpertSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   Set(json, "form", expert.form);
   Set(json, "activation", expert.activation);
   SetFlag(json, "bias", expert.bias);
@@ -366,9 +366,9 @@ Json ExpertJson(const ExpertSpec& expert) {
   return json;
 }
 
-Json FeedForwardJson(const FeedForwardSpec& feed_forward) {
+OrderedJson FeedForwardJson(const FeedForwardSpec& feed_forward) {
   const bool routed = feed_forward.routed();
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   json["kind"] = routed ? "routed" : "dense";
   json["expert"] = ExpertJson(feed_forward.expert);
   if (routed) {
@@ -383,24 +383,25 @@ Json FeedForwardJson(const FeedForwardSpec& feed_forward) {
 }
 
 // Returns the blocks of all layers as one object if they are equal, else as a list.
-Json BlocksJson(std::vector<Json> blocks) {
+OrderedJson BlocksJson(std::vector<OrderedJson> blocks) {
   const bool equal =
       std::adjacent_find(blocks.begin(), blocks.end(), std::not_equal_to<>()) == blocks.end();
   if (equal && !blocks.empty()) return std::move(blocks.front());
-  return Json(std::move(blocks));
+  return OrderedJson(std::move(blocks));
 }
 
 }  // namespace
 
 nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quantization) {
   const ModelSpec assumed;
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   json["model_type"] = std::string(kNativeArchitecture.model_type);
   Set(json, "vocab_size", spec.vocab_size);
   Set(json, "hidden_size", spec.hidden_size);
   Set(json, "num_hidden_layers", spec.num_layers());
   Set(json, "max_position_embeddings", spec.max_position_embeddings);
-  json["bos_token_id"] = spec.bos_token_id.has_value() ? Json(*spec.bos_token_id) : Json(nullptr);
+  json["bos_token_id"] =
+      spec.bos_token_id.has_value() ? OrderedJson(*spec.bos_token_id) : OrderedJson(nullptr);
   if (spec.eos_token_ids.size() == 1) {
     Set(json, "eos_token_id", spec.eos_token_ids.front());
   } else {
@@ -419,12 +420,12 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
   SetFlag(json, "tie_word_embeddings", spec.tie_word_embeddings);
   SetFlag(json, "head_bias", spec.head_bias);
   if (quantization != Quantization::kNone) {
-    Json stored = Json::object();
+    OrderedJson stored = OrderedJson::object();
     stored["type"] = std::string(Name(quantization));
     stored["group_size"] = StatedGroupSize(quantization);
     json["quantization"] = std::move(stored);
   }
-  std::vector<Json> attention, feed_forward;
+  std::vector<OrderedJson> attention, feed_forward;
   for (const LayerSpec& layer : spec.layers) {
     attention.push_back(AttentionJson(layer.attention));
     feed_forward.push_back(FeedForwardJson(layer.feed_forward));

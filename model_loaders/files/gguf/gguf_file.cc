@@ -28,8 +28,6 @@ constexpr uint32_t kMaxTensorDimensions = 4;
 constexpr uint64_t kMaxKeys = 1 << 16;
 constexpr uint64_t kMaxTensors = 1 << 20;
 
-absl::Status Fault(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
-
 uint64_t AlignUp(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
@@ -43,8 +41,9 @@ class Cursor {
 
   Result<std::string_view> Bytes(uint64_t count, std::string_view what) {
     if (count > rest_.size()) {
-      return Fault(Concat(what, ": expected ", count, " bytes at offset ", position(), ", found ",
-                          rest_.size(), " to the end of the file"));
+      return absl::InvalidArgumentError(Concat(what, ": expected ", count, " bytes at offset ",
+                                               position(), ", found ", rest_.size(),
+                                               " to the end of the file"));
     }
     const std::string_view bytes = rest_.substr(0, count);
     rest_.remove_prefix(count);
@@ -63,7 +62,7 @@ class Cursor {
   Result<std::string_view> String(uint64_t max_bytes, std::string_view what) {
     MOESERVE_ASSIGN_OR_RETURN(const uint64_t size, Number<uint64_t>(Concat(what, ": length")));
     if (size > max_bytes) {
-      return Fault(
+      return absl::InvalidArgumentError(
           Concat(what, ": expected a length of at most ", max_bytes, " bytes, found ", size));
     }
     return Bytes(size, what);
@@ -105,7 +104,8 @@ Result<GgufValueType> TakeType(Cursor& cursor, std::string_view what) {
   MOESERVE_ASSIGN_OR_RETURN(const uint32_t number, cursor.Number<uint32_t>(what));
   constexpr auto kLast = static_cast<uint32_t>(GgufValueType::kF64);
   if (number > kLast) {
-    return Fault(Concat(what, ": expected a number in [0, ", kLast, "], found ", number));
+    return absl::InvalidArgumentError(
+        Concat(what, ": expected a number in [0, ", kLast, "], found ", number));
   }
   return static_cast<GgufValueType>(number);
 }
@@ -113,8 +113,8 @@ Result<GgufValueType> TakeType(Cursor& cursor, std::string_view what) {
 absl::Status CheckBools(std::string_view bytes, std::string_view what) {
   for (const char byte : bytes) {
     if (byte != 0 && byte != 1) {
-      return Fault(Concat(what, ": expected 0 or 1 for a bool, found ",
-                          static_cast<int>(static_cast<unsigned char>(byte))));
+      return absl::InvalidArgumentError(Concat(what, ": expected 0 or 1 for a bool, found ",
+                                               static_cast<int>(static_cast<unsigned char>(byte))));
     }
   }
   return absl::OkStatus();
@@ -126,13 +126,15 @@ Result<GgufValue> TakeArray(Cursor& cursor, std::string_view what) {
   MOESERVE_ASSIGN_OR_RETURN(value.count,
                             cursor.Number<uint64_t>(Concat(what, ": number of items")));
   if (value.item_type == GgufValueType::kArray) {
-    return Fault(Concat(what, ": expected an array of numbers or strings, found one of arrays"));
+    return absl::InvalidArgumentError(
+        Concat(what, ": expected an array of numbers or strings, found one of arrays"));
   }
   const bool strings = value.item_type == GgufValueType::kString;
   const uint64_t least = strings ? sizeof(uint64_t) : FixedBytes(value.item_type);
   if (value.count > cursor.remaining() / least) {
-    return Fault(Concat(what, ": number of items: expected at most ", cursor.remaining() / least,
-                        " (to the end of the file), found ", value.count));
+    return absl::InvalidArgumentError(Concat(what, ": number of items: expected at most ",
+                                             cursor.remaining() / least,
+                                             " (to the end of the file), found ", value.count));
   }
   if (!strings) {
     MOESERVE_ASSIGN_OR_RETURN(value.bytes, cursor.Bytes(value.count * least, what));
@@ -168,12 +170,13 @@ absl::Status TakeMetadata(Cursor& cursor, uint64_t count, GgufHeader* header) {
     MOESERVE_ASSIGN_OR_RETURN(const std::string_view key,
                               cursor.String(kMaxKeyBytes, Concat("metadata: key ", i)));
     if (key.empty()) {
-      return Fault(Concat("metadata: key ", i, ": expected at least one character, found none"));
+      return absl::InvalidArgumentError(
+          Concat("metadata: key ", i, ": expected at least one character, found none"));
     }
     const std::string what = Concat("metadata: ", Quoted(key));
     MOESERVE_ASSIGN_OR_RETURN(const GgufValue value, TakeValue(cursor, what));
     if (!header->metadata.emplace(key, value).second) {
-      return Fault(Concat(what, ": expected the key once, found it twice"));
+      return absl::InvalidArgumentError(Concat(what, ": expected the key once, found it twice"));
     }
   }
   return absl::OkStatus();
@@ -185,7 +188,8 @@ Result<GgufTensor> TakeTensor(Cursor& cursor, uint64_t number) {
   MOESERVE_ASSIGN_OR_RETURN(const std::string_view name,
                             cursor.String(kMaxNameBytes, Concat("tensor ", number, ": name")));
   if (name.empty()) {
-    return Fault(Concat("tensor ", number, ": name: expected at least one character, found none"));
+    return absl::InvalidArgumentError(
+        Concat("tensor ", number, ": name: expected at least one character, found none"));
   }
   TensorEntry& entry = tensor.entry;
   entry.name = name;
@@ -193,8 +197,8 @@ Result<GgufTensor> TakeTensor(Cursor& cursor, uint64_t number) {
   MOESERVE_ASSIGN_OR_RETURN(const uint32_t dimensions,
                             cursor.Number<uint32_t>(what + "number of dimensions"));
   if (dimensions < 1 || dimensions > kMaxTensorDimensions) {
-    return Fault(Concat(what, "number of dimensions: expected 1 to ", kMaxTensorDimensions,
-                        ", found ", dimensions));
+    return absl::InvalidArgumentError(Concat(what, "number of dimensions: expected 1 to ",
+                                             kMaxTensorDimensions, ", found ", dimensions));
   }
   int64_t elements = 1;
   for (uint32_t i = 0; i < dimensions; ++i) {
@@ -202,8 +206,9 @@ Result<GgufTensor> TakeTensor(Cursor& cursor, uint64_t number) {
     if (size < 1 || size > uint64_t{1} << 62 ||
         __builtin_mul_overflow(elements, static_cast<int64_t>(size), &elements) ||
         elements > int64_t{1} << 60) {
-      return Fault(Concat(what, "shape: expected sizes of at least 1 and at most 2^60 elements, ",
-                          "found a size of ", size));
+      return absl::InvalidArgumentError(
+          Concat(what, "shape: expected sizes of at least 1 and at most 2^60 elements, ",
+                 "found a size of ", size));
     }
     // The file has the innermost dimension first.
     entry.shape.insert(entry.shape.begin(), static_cast<int64_t>(size));
@@ -213,11 +218,13 @@ Result<GgufTensor> TakeTensor(Cursor& cursor, uint64_t number) {
   if (type == nullptr || type->block_elements == 0) {
     const std::string found =
         type == nullptr ? Concat("the unknown number ", id) : std::string(type->name);
-    return Fault(Concat(what, "type: expected ", GgufTypeNames(), ", found ", found));
+    return absl::InvalidArgumentError(
+        Concat(what, "type: expected ", GgufTypeNames(), ", found ", found));
   }
   if (entry.shape.back() % type->block_elements != 0) {
-    return Fault(Concat(what, "shape: expected rows of a multiple of ", type->block_elements,
-                        " elements (", type->name, "), found ", entry.shape.back()));
+    return absl::InvalidArgumentError(Concat(what, "shape: expected rows of a multiple of ",
+                                             type->block_elements, " elements (", type->name,
+                                             "), found ", entry.shape.back()));
   }
   MOESERVE_ASSIGN_OR_RETURN(tensor.offset, cursor.Number<uint64_t>(what + "offset"));
   tensor.type = type;
@@ -247,22 +254,23 @@ absl::Status PlaceTensors(std::string_view data, uint64_t alignment,
     if (tensor.offset != expected) {
       const std::string previous =
           i == 0 ? "the start of the data" : Concat("after ", Quoted(tensors[i - 1].entry.name));
-      return Fault(Concat(what, "offset: expected ", expected, " (", previous, ", alignment ",
-                          alignment, "), found ", tensor.offset));
+      return absl::InvalidArgumentError(Concat(what, "offset: expected ", expected, " (", previous,
+                                               ", alignment ", alignment, "), found ",
+                                               tensor.offset));
     }
     const uint64_t bytes = DataBytes(tensor);
     const uint64_t rest = data.size() - std::min<uint64_t>(tensor.offset, data.size());
     if (bytes > rest) {
-      return Fault(Concat(what, "expected ", bytes, " bytes (", tensor.type->name, ' ',
-                          ShapeText(tensor.entry.shape), "), found ", rest,
-                          " to the end of the file"));
+      return absl::InvalidArgumentError(
+          Concat(what, "expected ", bytes, " bytes (", tensor.type->name, ' ',
+                 ShapeText(tensor.entry.shape), "), found ", rest, " to the end of the file"));
     }
     tensor.data = data.substr(tensor.offset, bytes);
     covered = tensor.offset + bytes;
   }
   if (data.size() > AlignUp(covered, alignment)) {
-    return Fault(Concat("data: expected ", covered, " bytes (the end of the last tensor), found ",
-                        data.size()));
+    return absl::InvalidArgumentError(Concat(
+        "data: expected ", covered, " bytes (the end of the last tensor), found ", data.size()));
   }
   return absl::OkStatus();
 }
@@ -273,8 +281,9 @@ Result<uint64_t> Alignment(const GgufHeader& header) {
   const std::optional<int64_t> value = it->second.Integer();
   if (!value.has_value() || *value < 1 || *value > static_cast<int64_t>(kMaxAlignment) ||
       !std::has_single_bit(static_cast<uint64_t>(*value))) {
-    return Fault(Concat("metadata: ", Quoted(kAlignmentKey), ": expected a power of two up to ",
-                        kMaxAlignment, ", found ", ShowGguf(it->second)));
+    return absl::InvalidArgumentError(Concat("metadata: ", Quoted(kAlignmentKey),
+                                             ": expected a power of two up to ", kMaxAlignment,
+                                             ", found ", ShowGguf(it->second)));
   }
   return static_cast<uint64_t>(*value);
 }
@@ -283,9 +292,10 @@ absl::Status CheckVersion(uint32_t version) {
   if (version == 2 || version == 3) return absl::OkStatus();
   const uint32_t swapped = __builtin_bswap32(version);
   if (swapped >= 1 && swapped <= 3) {
-    return Fault("version: expected a little-endian file, found a big-endian one");
+    return absl::InvalidArgumentError(
+        "version: expected a little-endian file, found a big-endian one");
   }
-  return Fault(Concat("version: expected 2 or 3, found ", version));
+  return absl::InvalidArgumentError(Concat("version: expected 2 or 3, found ", version));
 }
 
 }  // namespace
@@ -294,17 +304,20 @@ Result<GgufHeader> ParseGguf(std::string_view bytes) {
   Cursor cursor(bytes);
   MOESERVE_ASSIGN_OR_RETURN(const std::string_view magic, cursor.Bytes(kMagic.size(), "header"));
   if (magic != kMagic) {
-    return Fault(Concat("header: expected ", Quoted(kMagic), ", found ", Quoted(magic)));
+    return absl::InvalidArgumentError(
+        Concat("header: expected ", Quoted(kMagic), ", found ", Quoted(magic)));
   }
   MOESERVE_ASSIGN_OR_RETURN(const uint32_t version, cursor.Number<uint32_t>("version"));
   MOESERVE_RETURN_IF_ERROR(CheckVersion(version));
   MOESERVE_ASSIGN_OR_RETURN(const uint64_t tensors, cursor.Number<uint64_t>("number of tensors"));
   MOESERVE_ASSIGN_OR_RETURN(const uint64_t keys, cursor.Number<uint64_t>("number of keys"));
   if (tensors > kMaxTensors) {
-    return Fault(Concat("number of tensors: expected at most ", kMaxTensors, ", found ", tensors));
+    return absl::InvalidArgumentError(
+        Concat("number of tensors: expected at most ", kMaxTensors, ", found ", tensors));
   }
   if (keys > kMaxKeys) {
-    return Fault(Concat("number of keys: expected at most ", kMaxKeys, ", found ", keys));
+    return absl::InvalidArgumentError(
+        Concat("number of keys: expected at most ", kMaxKeys, ", found ", keys));
   }
   GgufHeader header;
   MOESERVE_RETURN_IF_ERROR(TakeMetadata(cursor, keys, &header));
@@ -313,7 +326,7 @@ Result<GgufHeader> ParseGguf(std::string_view bytes) {
   for (uint64_t i = 0; i < tensors; ++i) {
     MOESERVE_ASSIGN_OR_RETURN(GgufTensor tensor, TakeTensor(cursor, i));
     if (!names.insert(tensor.entry.name).second) {
-      return Fault(
+      return absl::InvalidArgumentError(
           Concat("tensor ", Quoted(tensor.entry.name), ": expected the name once, found it twice"));
     }
     header.tensors.push_back(std::move(tensor));

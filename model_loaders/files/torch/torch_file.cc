@@ -61,11 +61,10 @@ std::optional<ElementType> TypeOf(const TypeName (&table)[kCount], const PickleV
   return std::nullopt;
 }
 
-absl::Status Fault(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
-
 absl::Status Unexpected(std::string_view what, std::string_view expected,
                         const PickleValue& found) {
-  return Fault(Concat(what, ": expected ", expected, ", found ", ShowPickle(found)));
+  return absl::InvalidArgumentError(
+      Concat(what, ": expected ", expected, ", found ", ShowPickle(found)));
 }
 
 // The functions of torch._utils that make a tensor from a storage, an offset, a shape and strides.
@@ -114,7 +113,7 @@ Result<RebuildCall> Innermost(const PickleValue& value) {
       call = {arguments[0], arguments[2]};
       continue;
     }
-    return Fault(
+    return absl::InvalidArgumentError(
         Concat("expected a plain tensor or parameter, found a call of ", call.callee->FullName()));
   }
   return call;
@@ -167,9 +166,10 @@ absl::Status CheckBounds(const TorchTensor& tensor) {
            !__builtin_add_overflow(last, distance, &last);
   }
   if (fits && last < elements) return absl::OkStatus();
-  return Fault(Concat("expected its elements among the ", elements, " of its storage, found shape ",
-                      ShapeText(tensor.shape), " with strides ", ShapeText(tensor.strides),
-                      " from element ", tensor.first, " on"));
+  return absl::InvalidArgumentError(Concat("expected its elements among the ", elements,
+                                           " of its storage, found shape ", ShapeText(tensor.shape),
+                                           " with strides ", ShapeText(tensor.strides),
+                                           " from element ", tensor.first, " on"));
 }
 
 template <int64_t kSize>
@@ -243,7 +243,7 @@ Result<std::shared_ptr<const TorchFile>> TorchFile::Open(const std::filesystem::
 absl::Status TorchFile::Load(std::shared_ptr<const MappedFile> file) {
   file_ = std::move(file);
   if (file_->bytes().starts_with(kLegacyBegin)) {
-    return Fault(
+    return absl::InvalidArgumentError(
         "expected a file of PyTorch 1.6 or later, found the format before. Load and save it again: "
         "torch.save(torch.load(\"...\", weights_only=True), \"...\")");
   }
@@ -254,23 +254,25 @@ absl::Status TorchFile::Load(std::shared_ptr<const MappedFile> file) {
     const size_t slash = entry.name.find('/');
     if (slash == std::string_view::npos || entry.name.substr(slash + 1) != kPickle) continue;
     if (pickle != nullptr) {
-      return Fault(Concat("expected one entry ", kPickle, ", found ", Quoted(pickle->name), " and ",
-                          Quoted(entry.name)));
+      return absl::InvalidArgumentError(Concat("expected one entry ", kPickle, ", found ",
+                                               Quoted(pickle->name), " and ", Quoted(entry.name)));
     }
     pickle = &entry;
     folder_ = entry.name.substr(0, slash + 1);
   }
   if (pickle == nullptr) {
-    return Fault(Concat("expected a file of torch.save(), found a zip archive without an entry ",
-                        kPickle, " in a folder"));
+    return absl::InvalidArgumentError(
+        Concat("expected a file of torch.save(), found a zip archive without an entry ", kPickle,
+               " in a folder"));
   }
   if (zip_->Find(folder_ + "constants.pkl") != nullptr) {
-    return Fault(
+    return absl::InvalidArgumentError(
         "expected a file of torch.save(), found a TorchScript program of torch.jit.save()");
   }
   if (const ZipEntry* order = zip_->Find(folder_ + "byteorder");
       order != nullptr && order->bytes != "little") {
-    return Fault(Concat("byteorder: expected \"little\", found ", Quoted(order->bytes)));
+    return absl::InvalidArgumentError(
+        Concat("byteorder: expected \"little\", found ", Quoted(order->bytes)));
   }
   MOESERVE_RETURN_IF_ERROR(CheckCrc(*pickle));
   Result<PickleTree> tree = PickleTree::Parse(pickle->bytes);
@@ -284,13 +286,15 @@ Result<std::string_view> TorchFile::Storage(std::string_view key, int64_t elemen
   const std::string name = Concat("data/", key);
   const ZipEntry* entry = zip_->Find(folder_ + name);
   if (entry == nullptr) {
-    return Fault(Concat("expected the entry ", Quoted(name), " for its storage, found none"));
+    return absl::InvalidArgumentError(
+        Concat("expected the entry ", Quoted(name), " for its storage, found none"));
   }
   int64_t bytes = 0;
   if (__builtin_mul_overflow(elements, element_bytes, &bytes) ||
       static_cast<uint64_t>(bytes) != entry->bytes.size()) {
-    return Fault(Concat("storage ", Quoted(key), ": expected ", elements, " times ", element_bytes,
-                        " bytes, found ", entry->bytes.size()));
+    return absl::InvalidArgumentError(Concat("storage ", Quoted(key), ": expected ", elements,
+                                             " times ", element_bytes, " bytes, found ",
+                                             entry->bytes.size()));
   }
   return entry->bytes;
 }
@@ -308,7 +312,8 @@ Result<std::optional<TorchTensor>> TorchFile::Tensor(const PickleValue& value) c
   }
   if (arguments.size() > flags && !arguments[flags]->Is(K::kNone) &&
       !(arguments[flags]->Is(K::kDict) && arguments[flags]->items.empty())) {
-    return Fault("expected a tensor without conjugation and negation flags, found flags");
+    return absl::InvalidArgumentError(
+        "expected a tensor without conjugation and negation flags, found flags");
   }
 
   MOESERVE_ASSIGN_OR_RETURN(const StorageReference storage, ReadReference(*arguments[0]));
@@ -329,8 +334,9 @@ Result<std::optional<TorchTensor>> TorchFile::Tensor(const PickleValue& value) c
   MOESERVE_ASSIGN_OR_RETURN(tensor.shape, Integers("shape", *arguments[2]));
   MOESERVE_ASSIGN_OR_RETURN(tensor.strides, Integers("strides", *arguments[3]));
   if (tensor.shape.size() != tensor.strides.size()) {
-    return Fault(Concat("strides: expected ", tensor.shape.size(), " (one per dimension), found ",
-                        tensor.strides.size()));
+    return absl::InvalidArgumentError(Concat("strides: expected ", tensor.shape.size(),
+                                             " (one per dimension), found ",
+                                             tensor.strides.size()));
   }
   MOESERVE_RETURN_IF_ERROR(CheckBounds(tensor));
   // Any stride may be stated for a dimension of one element; 0 cannot overflow.
@@ -357,15 +363,17 @@ Result<std::shared_ptr<const TorchStateDict>> TorchStateDict::Make(const TorchFi
     Result<std::optional<TorchTensor>> tensor = file.Tensor(*dict.items[i + 1]);
     if (!tensor.ok()) return Prefixed(place, tensor.status());
     if (!tensor->has_value()) {
-      return Fault(Concat(place, "expected a tensor, found ", ShowPickle(*dict.items[i + 1])));
+      return absl::InvalidArgumentError(
+          Concat(place, "expected a tensor, found ", ShowPickle(*dict.items[i + 1])));
     }
     TorchTensor& found = **tensor;
     const std::optional<int64_t> bytes = ByteCount(found.shape, found.type);
     if (!bytes.has_value() || (*bytes > copy_limit && !found.IsContiguous())) {
-      return Fault(Concat(place, "expected at most ", copy_limit,
-                          " bytes of a tensor that is not "
-                          "contiguous, found shape ",
-                          ShapeText(found.shape), " with strides ", ShapeText(found.strides)));
+      return absl::InvalidArgumentError(Concat(place, "expected at most ", copy_limit,
+                                               " bytes of a tensor that is not "
+                                               "contiguous, found shape ",
+                                               ShapeText(found.shape), " with strides ",
+                                               ShapeText(found.strides)));
     }
     result->entries_.push_back({.name = std::string(key.text),
                                 .type = found.type,

@@ -44,10 +44,8 @@ Number At(std::string_view bytes, size_t offset) {
   return number;
 }
 
-absl::Status Fault(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
-
 absl::Status EntryFault(std::string_view name, std::string_view message) {
-  return Fault(Concat("zip entry ", Quoted(name), ": ", message));
+  return absl::InvalidArgumentError(Concat("zip entry ", Quoted(name), ": ", message));
 }
 
 // The part of the archive that lists the entries.
@@ -70,13 +68,15 @@ struct Listed {
 
 Result<Directory> FindDirectory(std::string_view archive) {
   if (archive.size() < kEndBytes || At<uint32_t>(archive, archive.size() - kEndBytes) != kEnd) {
-    return Fault(Concat("expected a zip archive, which ends with an end record of ", kEndBytes,
-                        " bytes, found none in ", archive.size(), " bytes"));
+    return absl::InvalidArgumentError(
+        Concat("expected a zip archive, which ends with an end record of ", kEndBytes,
+               " bytes, found none in ", archive.size(), " bytes"));
   }
   const uint64_t end_at = archive.size() - kEndBytes;
   const std::string_view end = archive.substr(end_at);
   if (At<uint16_t>(end, 4) != 0 || At<uint16_t>(end, 6) != 0 || At<uint16_t>(end, 20) != 0) {
-    return Fault("zip end record: expected an archive of one part without comment");
+    return absl::InvalidArgumentError(
+        "zip end record: expected an archive of one part without comment");
   }
   uint64_t here = At<uint16_t>(end, 8);
   uint64_t entries = At<uint16_t>(end, 10);
@@ -90,8 +90,9 @@ Result<Directory> FindDirectory(std::string_view archive) {
     if (locator_at < kEnd64Bytes || record_at != locator_at - kEnd64Bytes ||
         At<uint32_t>(archive, record_at) != kEnd64 ||
         At<uint64_t>(archive, record_at + 4) != kEnd64Bytes - 12) {
-      return Fault(Concat("zip64 end record: expected it immediately before its locator at byte ",
-                          locator_at, ", found it said to be at byte ", record_at));
+      return absl::InvalidArgumentError(
+          Concat("zip64 end record: expected it immediately before its locator at byte ",
+                 locator_at, ", found it said to be at byte ", record_at));
     }
     const std::string_view record = archive.substr(record_at, kEnd64Bytes);
     const auto agree = [](uint64_t narrow, uint64_t none, uint64_t wide) {
@@ -101,7 +102,7 @@ Result<Directory> FindDirectory(std::string_view archive) {
         !agree(entries, 0xFFFF, At<uint64_t>(record, 32)) ||
         !agree(size, kIn64, At<uint64_t>(record, 40)) ||
         !agree(begin, kIn64, At<uint64_t>(record, 48))) {
-      return Fault(
+      return absl::InvalidArgumentError(
           "zip64 end record: expected it to agree with the end record, found other "
           "values");
     }
@@ -112,12 +113,14 @@ Result<Directory> FindDirectory(std::string_view archive) {
     directory_end = record_at;
   }
   if (here != entries || entries > ZipFile::kMaxEntries) {
-    return Fault(Concat("zip end record: expected at most ", ZipFile::kMaxEntries,
-                        " entries, all in this part, found ", entries, " and ", here));
+    return absl::InvalidArgumentError(
+        Concat("zip end record: expected at most ", ZipFile::kMaxEntries,
+               " entries, all in this part, found ", entries, " and ", here));
   }
   if (begin > directory_end || size != directory_end - begin) {
-    return Fault(Concat("zip central directory: expected it to end at byte ", directory_end,
-                        ", found ", size, " bytes from byte ", begin));
+    return absl::InvalidArgumentError(Concat("zip central directory: expected it to end at byte ",
+                                             directory_end, ", found ", size, " bytes from byte ",
+                                             begin));
   }
   return Directory{entries, archive.substr(begin, size), begin};
 }
@@ -147,16 +150,18 @@ absl::Status ReadExtra64(std::string_view extra, Listed* listed) {
 // Reads the next entry of the central directory and removes it from `rest`.
 Result<Listed> ReadListed(std::string_view* rest) {
   if (rest->size() < kCentralHeaderBytes || At<uint32_t>(*rest, 0) != kCentralHeader) {
-    return Fault(Concat("zip central directory: expected one more entry, found ", rest->size(),
-                        " bytes that are none"));
+    return absl::InvalidArgumentError(
+        Concat("zip central directory: expected one more entry, found ", rest->size(),
+               " bytes that are none"));
   }
   const size_t name = At<uint16_t>(*rest, 28);
   const size_t extra = At<uint16_t>(*rest, 30);
   const size_t comment = At<uint16_t>(*rest, 32);
   const size_t total = kCentralHeaderBytes + name + extra + comment;
   if (total > rest->size()) {
-    return Fault(Concat("zip central directory: expected an entry of ", total, " bytes, found ",
-                        rest->size(), " to the end of the directory"));
+    return absl::InvalidArgumentError(Concat("zip central directory: expected an entry of ", total,
+                                             " bytes, found ", rest->size(),
+                                             " to the end of the directory"));
   }
   Listed listed{.name = rest->substr(kCentralHeaderBytes, name),
                 .flags = At<uint16_t>(*rest, 8),
@@ -338,8 +343,8 @@ Result<ZipFile> ZipFile::Parse(std::string_view bytes) {
     zip.entries_.push_back(entry);
   }
   if (!rest.empty()) {
-    return Fault(Concat("zip central directory: expected ", directory.entries, " entries, found ",
-                        rest.size(), " more bytes"));
+    return absl::InvalidArgumentError(Concat("zip central directory: expected ", directory.entries,
+                                             " entries, found ", rest.size(), " more bytes"));
   }
   MOESERVE_RETURN_IF_ERROR(CheckOverlap(&extents));
   return zip;

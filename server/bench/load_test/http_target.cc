@@ -22,6 +22,7 @@
 
 #include "base/message.h"
 #include "nlohmann/json.hpp"
+#include "server/base/await.h"
 #include "server/bench/load_test/http_call.h"
 
 namespace moeserve::server {
@@ -38,7 +39,6 @@ using load::Connection;
 using load::kNever;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr double kQuerySeconds = 10.0;
 constexpr auto kSweepInterval = std::chrono::milliseconds(50);
 constexpr size_t kReadBytes = 16 << 10;

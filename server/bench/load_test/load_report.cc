@@ -12,7 +12,7 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // Collects the latencies of one group of requests.
 struct GroupSamples {
@@ -153,13 +153,13 @@ void AppendIdle(std::string& out, const IdleStreamReport& idle) {
   }
 }
 
-Json ToJson(const Distribution& d) {
+OrderedJson ToJson(const Distribution& d) {
   if (d.count == 0) return {{"count", 0}};
   return {{"count", d.count}, {"mean", d.mean}, {"p50", d.p50},
           {"p90", d.p90},     {"p99", d.p99},   {"max", d.max}};
 }
 
-Json ToJson(const LatencyGroup& group) {
+OrderedJson ToJson(const LatencyGroup& group) {
   return {{"requests", group.requests},
           {"time_to_first_token_seconds", ToJson(group.first_token)},
           {"inter_token_latency_seconds", ToJson(group.inter_token)},
@@ -167,9 +167,11 @@ Json ToJson(const LatencyGroup& group) {
           {"request_duration_seconds", ToJson(group.duration)}};
 }
 
-Json ToJson(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+OrderedJson ToJson(const std::optional<double>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
+}
 
-Json ToJson(const ServerCounters& server) {
+OrderedJson ToJson(const ServerCounters& server) {
   return {{"prompt_tokens", ToJson(server.prompt_tokens)},
           {"generation_tokens", ToJson(server.generation_tokens)},
           {"steps", ToJson(server.steps)},
@@ -181,7 +183,7 @@ Json ToJson(const ServerCounters& server) {
           {"forward_share_of_steps", ToJson(ForwardShare(server))}};
 }
 
-Json ToJson(const IdleStreamReport& idle) {
+OrderedJson ToJson(const IdleStreamReport& idle) {
   return {{"wanted", idle.wanted},           {"opened", idle.opened},
           {"not_opened", idle.not_opened},   {"alive", idle.alive},
           {"ended_early", idle.ended_early}, {"lost", idle.lost},
@@ -301,9 +303,9 @@ std::string ReportTable(const LoadReport& report) {
 }
 
 std::string ReportJson(const LoadReport& report, const std::string& target) {
-  Json errors = Json::object();
+  OrderedJson errors = OrderedJson::object();
   for (const auto& [error, latency] : report.errors) errors[error] = ToJson(latency);
-  const Json json = {
+  const OrderedJson json = {
       {"target", target},
       {"requests",
        {{"started", report.started},
@@ -326,12 +328,12 @@ std::string ReportJson(const LoadReport& report, const std::string& target) {
       {"start_lag_seconds", ToJson(report.start_lag)},
       {"pieces", report.pieces},
       {"sender_cpu_seconds", ToJson(report.sender_cpu_seconds)},
-      {"server", report.server ? ToJson(*report.server) : Json(nullptr)},
+      {"server", report.server ? ToJson(*report.server) : OrderedJson(nullptr)},
       {"weight_bytes", ToJson(report.weight_bytes)},
       {"read_bandwidth", ToJson(report.read_bandwidth)},
       {"share_of_bandwidth_bound", ToJson(WeightShare(report))},
-      {"idle_streams", report.idle_streams ? ToJson(*report.idle_streams) : Json(nullptr)}};
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+      {"idle_streams", report.idle_streams ? ToJson(*report.idle_streams) : OrderedJson(nullptr)}};
+  return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace moeserve::server

@@ -18,6 +18,7 @@
 #include "engine/sampling_params.h"
 #include "kernels/base/descriptor.h"
 #include "nlohmann/json.hpp"
+#include "server/base/text_values.h"
 #include "server/config/suggestion.h"
 
 namespace moeserve::server {
@@ -25,13 +26,6 @@ namespace {
 
 constexpr double kMaxSeed = 9007199254740992.0;  // 2^53: a double holds every integer up to it
 constexpr double kMaxTokens = 1 << 24;
-
-std::string Trimmed(std::string_view text) {
-  constexpr std::string_view kBlank = " \t";
-  const size_t begin = text.find_first_not_of(kBlank);
-  if (begin == std::string_view::npos) return "";
-  return std::string(text.substr(begin, text.find_last_not_of(kBlank) - begin + 1));
-}
 
 // A number that /set takes.
 struct Setting {
@@ -148,10 +142,10 @@ bool ChatSession::Handle(const std::string& line) {
 
 bool ChatSession::RunCommand(const std::string& line) {
   const size_t space = line.find(' ');
-  std::string name = Trimmed(line.substr(0, space));
+  std::string name(Trimmed(line.substr(0, space)));
   if (name == "/quit" || name == "/bye") name = "/exit";
   const std::string argument =
-      space == std::string::npos ? std::string() : Trimmed(line.substr(space));
+      space == std::string::npos ? std::string() : std::string(Trimmed(line.substr(space)));
   std::vector<std::string> names;
   for (const Entry& entry : Commands()) {
     if (name == entry.name) {
@@ -243,7 +237,7 @@ void ChatSession::Set(const std::string& argument) {
     names.push_back(setting.name);
     if (setting.name != name) continue;
     const std::string text =
-        space == std::string::npos ? std::string() : Trimmed(argument.substr(space));
+        space == std::string::npos ? std::string() : std::string(Trimmed(argument.substr(space)));
     const std::optional<double> value = ParseNumber(text);
     if (!value || !setting.accepts(*value) || (setting.whole && *value != std::floor(*value))) {
       Line(Concat(name, ": expected ", setting.range, ", found ", Quoted(text)));
@@ -268,15 +262,15 @@ void ChatSession::Save(const std::string& file) {
   }
   std::string text = text_;
   if (!completion_) {
-    using Json = nlohmann::ordered_json;
-    Json messages = Json::array();
+    using OrderedJson = nlohmann::ordered_json;
+    OrderedJson messages = OrderedJson::array();
     const auto add = [&](const ChatMessage& message) {
       messages.push_back({{"role", message.role}, {"content", message.content}});
     };
     if (!system_.empty()) add({"system", system_});
     for (const ChatMessage& message : messages_) add(message);
-    text = Json{{"messages", std::move(messages)}}.dump(2, ' ', false,
-                                                        Json::error_handler_t::replace) +
+    text = OrderedJson{{"messages", std::move(messages)}}.dump(
+               2, ' ', false, OrderedJson::error_handler_t::replace) +
            "\n";
   }
   const absl::Status status = WriteFile(file, text);

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/message.h"
-#include "server/base/logging.h"
 #include "server/base/text_values.h"
 #include "server/commands/progress/terminal.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server {
 namespace {

@@ -14,7 +14,6 @@
 
 #include "base/message.h"
 #include "base/steady_clock.h"
-#include "server/base/logging.h"
 #include "server/base/version.h"
 #include "server/chat/chat_format.h"
 #include "server/commands/commands.h"
@@ -26,6 +25,7 @@
 #include "server/http/routes/api.h"
 #include "server/http/server.h"
 #include "server/keys/key_file_watcher.h"
+#include "server/logging/logging.h"
 #include "server/process/allocator_trim.h"
 #include "server/process/descriptors.h"
 #include "server/process/signals.h"

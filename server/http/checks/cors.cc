@@ -4,12 +4,11 @@
 #include <optional>
 
 #include "base/message.h"
+#include "server/base/text_values.h"
 #include "server/http/checks/host_check.h"
 
 namespace moeserve::server::http {
 namespace {
-
-constexpr size_t kShownBytes = 64;
 
 // Limits on the header names that a preflight asks for and that the answer repeats.
 constexpr size_t kMaxNamesBytes = 2 << 10;
@@ -25,14 +24,6 @@ constexpr std::string_view kExposed =
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, "
     "Inference-Header-Content-Length, Content-Disposition";
 
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-  }
-  return out;
-}
-
 bool IsScheme(std::string_view text) {
   if (text.empty() || text.size() > 32 || text.front() < 'a' || text.front() > 'z') return false;
   return std::all_of(text.begin(), text.end(), [](char c) {
@@ -42,7 +33,7 @@ bool IsScheme(std::string_view text) {
 
 // Returns the origin as browsers write it: in lower case, without the scheme's usual port.
 std::optional<std::string> Normalized(std::string_view text) {
-  std::string origin = Lower(text);
+  std::string origin = LowerCase(text);
   const size_t separator = origin.find("://");
   if (separator == std::string::npos) return std::nullopt;
   const std::string scheme = origin.substr(0, separator);
@@ -57,7 +48,7 @@ std::optional<std::string> Normalized(std::string_view text) {
   return origin;
 }
 
-bool IsNameChar(char c) {
+bool IsHeaderNameChar(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
          c == '_';
 }
@@ -71,7 +62,7 @@ std::string HeaderNames(std::string_view list) {
     if (c == ',') {
       ++names;
       in_name = false;
-    } else if (IsNameChar(c)) {
+    } else if (IsHeaderNameChar(c)) {
       in_name = true;
     } else if (c != ' ') {
       return {};

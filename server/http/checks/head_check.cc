@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "server/base/text_values.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {
@@ -40,21 +41,6 @@ bool IsDigits(std::string_view text) {
     if (c < '0' || c > '9') return false;
   }
   return !text.empty();
-}
-
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-  }
-  return out;
-}
-
-std::string_view Trimmed(std::string_view text) {
-  const auto space = [](char c) { return c == ' ' || c == '\t'; };
-  while (!text.empty() && space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && space(text.back())) text.remove_suffix(1);
-  return text;
 }
 
 // Returns whether `text` contains control characters other than tabs and CR LF pairs. A CR at the
@@ -129,7 +115,7 @@ std::optional<Response> CheckHead(std::string_view head, const HttpLimits& limit
     if (colon == std::string_view::npos || !IsToken(line.substr(0, colon))) {
       return Malformed("a header name is malformed");
     }
-    const std::string name = Lower(line.substr(0, colon));
+    const std::string name = LowerCase(line.substr(0, colon));
     const std::string_view value = Trimmed(line.substr(colon + 1));
     if (name == "host") {
       ++hosts;
@@ -140,7 +126,7 @@ std::optional<Response> CheckHead(std::string_view head, const HttpLimits& limit
       if (!IsDigits(value)) return Malformed("Content-Length is not a decimal number");
     } else if (name == "transfer-encoding") {
       ++encodings;
-      if (Lower(value) != "chunked") return Malformed("Transfer-Encoding is not 'chunked'");
+      if (LowerCase(value) != "chunked") return Malformed("Transfer-Encoding is not 'chunked'");
     }
   }
   if (lengths > 1 || encodings > 1 || lengths + encodings > 1) {

@@ -3,29 +3,21 @@
 #include <algorithm>
 
 #include "base/message.h"
+#include "server/base/text_values.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {
 namespace {
 
 constexpr size_t kMaxHostBytes = 255;
-constexpr size_t kShownBytes = 64;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-bool IsNameChar(char c) {
+bool IsHostChar(char c) {
   return (c >= 'a' && c <= 'z') || IsDigit(c) || c == '-' || c == '.' || c == '_';
 }
 
 bool IsAddressChar(char c) { return (c >= 'a' && c <= 'f') || IsDigit(c) || c == ':' || c == '.'; }
-
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-  }
-  return out;
-}
 
 Response Refusal(std::string_view code, const std::string& message) {
   Response response = ProtocolError(403, code, message);
@@ -36,7 +28,7 @@ Response Refusal(std::string_view code, const std::string& message) {
 }  // namespace
 
 std::optional<std::string> HostOf(std::string_view text) {
-  std::string host = Lower(text);
+  std::string host = LowerCase(text);
   std::string port;
   const bool bracket = host.starts_with('[');
   const size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
@@ -49,7 +41,7 @@ std::optional<std::string> HostOf(std::string_view text) {
   host = bracket ? host.substr(1, end - 1) : host.substr(0, end);
   if (host.empty() || host.size() > kMaxHostBytes) return std::nullopt;
   if (port.size() > 5 || !std::all_of(port.begin(), port.end(), IsDigit)) return std::nullopt;
-  if (!std::all_of(host.begin(), host.end(), bracket ? IsAddressChar : IsNameChar)) {
+  if (!std::all_of(host.begin(), host.end(), bracket ? IsAddressChar : IsHostChar)) {
     return std::nullopt;
   }
   // "localhost." is the same name as "localhost".

@@ -3,6 +3,7 @@
 // host. The browser still sends the page's host name in Host and Origin.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +13,9 @@
 #include "server/http/types.h"
 
 namespace moeserve::server::http {
+
+// The bytes of a host or origin that errors show at most.
+inline constexpr size_t kShownBytes = 64;
 
 class HostCheck {
  public:

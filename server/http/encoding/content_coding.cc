@@ -4,23 +4,10 @@
 #include <optional>
 #include <string>
 
+#include "server/base/text_values.h"
+
 namespace moeserve::server::http {
 namespace {
-
-std::string_view Trimmed(std::string_view text) {
-  const auto space = [](char c) { return c == ' ' || c == '\t'; };
-  while (!text.empty() && space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && space(text.back())) text.remove_suffix(1);
-  return text;
-}
-
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-  }
-  return out;
-}
 
 // Returns a quality in thousandths: "1", "0.5", "0.123". Nullopt for anything else.
 std::optional<int> ParseQuality(std::string_view text) {
@@ -39,7 +26,7 @@ std::optional<int> ParseQuality(std::string_view text) {
 }  // namespace
 
 ContentCoding ParseContentEncoding(std::string_view header) {
-  const std::string name = Lower(Trimmed(header));
+  const std::string name = LowerCase(Trimmed(header));
   if (name.empty() || name == "identity") return ContentCoding::kIdentity;
   return name == kGzip || name == "x-gzip" ? ContentCoding::kGzip : ContentCoding::kOther;
 }
@@ -54,10 +41,10 @@ bool PrefersGzip(std::string_view accept_encoding) {
     accept_encoding.remove_prefix(comma == std::string_view::npos ? accept_encoding.size()
                                                                   : comma + 1);
     const size_t semicolon = item.find(';');
-    const std::string name = Lower(Trimmed(item.substr(0, semicolon)));
+    const std::string name = LowerCase(Trimmed(item.substr(0, semicolon)));
     int quality = 1000;
     if (semicolon != std::string_view::npos) {
-      const std::string parameter = Lower(Trimmed(item.substr(semicolon + 1)));
+      const std::string parameter = LowerCase(Trimmed(item.substr(semicolon + 1)));
       // A quality that is not well-formed counts as a refusal: plain bytes are always understood.
       quality = parameter.starts_with("q=")
                     ? ParseQuality(std::string_view(parameter).substr(2)).value_or(0)
@@ -76,7 +63,7 @@ bool PrefersGzip(std::string_view accept_encoding) {
 }
 
 bool IsCompressible(std::string_view content_type) {
-  const std::string type = Lower(Trimmed(content_type.substr(0, content_type.find(';'))));
+  const std::string type = LowerCase(Trimmed(content_type.substr(0, content_type.find(';'))));
   return type.starts_with("text/") || type == "application/json" ||
          type == "application/openmetrics-text" || type == "image/svg+xml";
 }

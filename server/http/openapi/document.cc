@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "server/base/text_values.h"
 #include "server/base/version.h"
 #include "server/http/openapi/operations.h"
 #include "server/http/openapi/schema_builder.h"
@@ -14,7 +15,7 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kPath = "/openapi.json";
 constexpr std::string_view kScheme = "key";
@@ -37,11 +38,11 @@ std::string OperationId(const Operation& operation) {
   return out;
 }
 
-Json ContentOf(std::string_view schema, std::string_view other_type, bool binary) {
-  Json content = Json::object();
+OrderedJson ContentOf(std::string_view schema, std::string_view other_type, bool binary) {
+  OrderedJson content = OrderedJson::object();
   if (!schema.empty()) content["application/json"]["schema"] = RefSchema(schema);
   if (!other_type.empty()) {
-    Json text = TypeSchema("string");
+    OrderedJson text = TypeSchema("string");
     if (binary) text["contentEncoding"] = "binary";
     content[std::string(other_type)]["schema"] = std::move(text);
   }
@@ -49,19 +50,19 @@ Json ContentOf(std::string_view schema, std::string_view other_type, bool binary
 }
 
 // Returns the alternatives of which a request needs one. The roles of a key are its scopes.
-Json SecurityOf(const Access& access) {
-  Json out = Json::array();
+OrderedJson SecurityOf(const Access& access) {
+  OrderedJson out = OrderedJson::array();
   for (const Scope scope : {Scope::kGenerate, Scope::kStatistics, Scope::kRouting, Scope::kAdmin}) {
     if (!access.scopes().Has(scope)) continue;
-    out.push_back({{std::string(kScheme), Json::array({std::string(Name(scope))})}});
+    out.push_back({{std::string(kScheme), OrderedJson::array({std::string(Name(scope))})}});
   }
   return out;
 }
 
-Json OperationJson(const Operation& operation, const Access& access) {
-  Json out;
+OrderedJson OperationJson(const Operation& operation, const Access& access) {
+  OrderedJson out;
   out["operationId"] = OperationId(operation);
-  out["tags"] = Json::array({operation.tag});
+  out["tags"] = OrderedJson::array({operation.tag});
   out["summary"] = operation.summary;
   std::string_view names = operation.parameters;
   while (!names.empty()) {
@@ -74,7 +75,7 @@ Json OperationJson(const Operation& operation, const Access& access) {
     out["requestBody"]["required"] = !operation.optional_body;
     out["requestBody"]["content"] = ContentOf(operation.request, {}, false);
   }
-  Json& answers = out["responses"];
+  OrderedJson& answers = out["responses"];
   answers["200"]["description"] = "The answer";
   answers["200"]["content"] = ContentOf(operation.answer, operation.other_type,
                                         operation.other_type == "application/octet-stream");
@@ -84,35 +85,27 @@ Json OperationJson(const Operation& operation, const Access& access) {
   return out;
 }
 
-std::string Lower(std::string_view method) {
-  std::string out(method);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-  }
-  return out;
-}
-
 }  // namespace
 
-Json OpenApiDocument(const Router& router, const ServerSettings& settings) {
-  Json out;
+OrderedJson OpenApiDocument(const Router& router, const ServerSettings& settings) {
+  OrderedJson out;
   out["openapi"] = "3.1.0";
   out["info"] = {
       {"title", "moeserve"}, {"version", std::string(kVersion)}, {"description", kAbout}};
-  out["servers"] = Json::array({{{"url", "/"}}});
+  out["servers"] = OrderedJson::array({{{"url", "/"}}});
   for (const Tag& tag : Tags()) {
     out["tags"].push_back({{"name", tag.name}, {"description", tag.meaning}});
   }
-  Json& paths = out["paths"] = Json::object();
+  OrderedJson& paths = out["paths"] = OrderedJson::object();
   for (const Router::Route& route : router.routes()) {
     for (const Operation& operation : Operations()) {
       if (operation.method != route.method || operation.pattern != route.pattern) continue;
-      paths[std::string(operation.path)][Lower(operation.method)] =
+      paths[std::string(operation.path)][LowerCase(operation.method)] =
           OperationJson(operation, route.access);
     }
   }
-  Json& components = out["components"];
-  components["schemas"] = Json::object();
+  OrderedJson& components = out["components"];
+  components["schemas"] = OrderedJson::object();
   AddGenerationSchemas(settings, components["schemas"]);
   AddServerSchemas(components["schemas"]);
   components["parameters"] = Parameters();

@@ -10,7 +10,7 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
@@ -200,11 +200,11 @@ constexpr char kConverted[] = R"json({
   "input_tokens": {"type": "integer", "minimum": 0}}}
 })json";
 
-Json SamplingSchema(const SamplingField& field) {
+OrderedJson SamplingSchema(const SamplingField& field) {
   const char* const type = field.is_integer() ? "integer" : "number";
-  Json out = {{"type", type}};
+  OrderedJson out = {{"type", type}};
   const auto bound = [&](double value) {
-    return field.is_integer() ? Json(static_cast<int64_t>(value)) : Json(value);
+    return field.is_integer() ? OrderedJson(static_cast<int64_t>(value)) : OrderedJson(value);
   };
   out[field.min_excluded ? "exclusiveMinimum" : "minimum"] = bound(field.min);
   out["maximum"] = bound(field.max);
@@ -219,19 +219,19 @@ void AddSampling(const RequestLimits& limits, RequestSchema& out) {
     out.Optional(flag.name, TypeSchema("boolean", flag.meaning));
   }
   out.Optional("seed", TypeSchema("integer", "Equal seeds give equal answers"));
-  Json stops = ListSchema(TypeSchema("string"));
+  OrderedJson stops = ListSchema(TypeSchema("string"));
   stops["maxItems"] = limits.max_stop;
-  Json stop;
-  stop["anyOf"] = Json::array({TypeSchema("string"), std::move(stops)});
+  OrderedJson stop;
+  stop["anyOf"] = OrderedJson::array({TypeSchema("string"), std::move(stops)});
   out.Optional("stop", Described(std::move(stop), "Texts that end the answer"));
-  Json ids = ListSchema(TypeSchema("integer"), "Tokens that end the answer");
+  OrderedJson ids = ListSchema(TypeSchema("integer"), "Tokens that end the answer");
   ids["maxItems"] = limits.max_stop_token_ids;
   out.Optional("stop_token_ids", std::move(ids));
-  Json bias = TypeSchema("object", "Token ids and what is added to their logits");
+  OrderedJson bias = TypeSchema("object", "Token ids and what is added to their logits");
   bias["additionalProperties"] = RangeSchema("number", -kMaxLogitBias, kMaxLogitBias);
   bias["maxProperties"] = limits.max_logit_bias;
   out.Optional("logit_bias", std::move(bias));
-  Json words = ListSchema(TypeSchema("string"), "Texts that are not generated");
+  OrderedJson words = ListSchema(TypeSchema("string"), "Texts that are not generated");
   words["maxItems"] = limits.max_bad_words;
   out.Optional("bad_words", std::move(words));
   out.Optional("allowed_token_ids", ListSchema(TypeSchema("integer"), "No others are generated"));
@@ -239,7 +239,7 @@ void AddSampling(const RequestLimits& limits, RequestSchema& out) {
 
 // The constraints of structured output.
 void AddConstraints(RequestSchema& out) {
-  Json format = TypeSchema("object", "The form of the answer");
+  OrderedJson format = TypeSchema("object", "The form of the answer");
   format["required"] = {"type"};
   format["properties"]["type"]["enum"] = {"text", "json_object", "json_schema", "structural_tag"};
   format["properties"]["json_schema"] = TypeSchema("object");
@@ -248,9 +248,9 @@ void AddConstraints(RequestSchema& out) {
                TypeSchema("object",
                           "One of json, json_object, regex, choice, grammar and "
                           "structural_tag"));
-  Json schema;
+  OrderedJson schema;
   schema["anyOf"] =
-      Json::array({TypeSchema("object"), TypeSchema("string"), TypeSchema("boolean")});
+      OrderedJson::array({TypeSchema("object"), TypeSchema("string"), TypeSchema("boolean")});
   out.Optional("guided_json", Described(std::move(schema), "A JSON schema"));
   out.Optional("guided_regex", TypeSchema("string", "A regular expression"));
   out.Optional("guided_choice", ListSchema(TypeSchema("string"), "The possible answers"));
@@ -263,7 +263,7 @@ void AddShared(const ServerSettings& settings, RequestSchema& out) {
   out.Optional("model", TypeSchema("string", "Default: the first model that the key may use"));
   out.Optional("n", RangeSchema("integer", 1, limits.max_n, "Choices per prompt"));
   out.Optional("stream", TypeSchema("boolean", "Send the answer in pieces, as events"));
-  Json options = TypeSchema("object", "Needs stream");
+  OrderedJson options = TypeSchema("object", "Needs stream");
   for (const char* name : {"include_usage", "continuous_usage_stats"}) {
     options["properties"][name] = OrNull(TypeSchema("boolean"));
   }
@@ -276,7 +276,7 @@ void AddShared(const ServerSettings& settings, RequestSchema& out) {
   out.Optional("return_token_ids", TypeSchema("boolean", "Also return the ids of the tokens"));
   out.Optional("return_tokens_as_token_ids",
                TypeSchema("boolean", "Name tokens token_id:7 in log-probabilities"));
-  Json id = TypeSchema("string", "The part of the answer's id after its prefix");
+  OrderedJson id = TypeSchema("string", "The part of the answer's id after its prefix");
   id["pattern"] = "^[A-Za-z0-9._-]{1,128}$";
   out.Optional("request_id", std::move(id));
   out.Optional("cache_salt",
@@ -299,19 +299,19 @@ void AddShared(const ServerSettings& settings, RequestSchema& out) {
   out.Optional("parallel_tool_calls", TypeSchema("boolean"));
 }
 
-Json CompletionRequest(const ServerSettings& settings) {
+OrderedJson CompletionRequest(const ServerSettings& settings) {
   const RequestLimits& limits = settings.limits;
-  Json ids = ListSchema(RangeSchema("integer", int64_t{0}, kMaxInt));
+  OrderedJson ids = ListSchema(RangeSchema("integer", int64_t{0}, kMaxInt));
   ids["minItems"] = 1;
-  Json texts = ListSchema(Json{{"type", "string"}, {"minLength", 1}});
+  OrderedJson texts = ListSchema(OrderedJson{{"type", "string"}, {"minLength", 1}});
   texts["minItems"] = 1;
   texts["maxItems"] = limits.max_prompts;
-  Json lists = ListSchema(ids);
+  OrderedJson lists = ListSchema(ids);
   lists["minItems"] = 1;
   lists["maxItems"] = limits.max_prompts;
-  Json prompt;
-  prompt["anyOf"] = Json::array({Json{{"type", "string"}, {"minLength", 1}}, std::move(texts),
-                                 std::move(ids), std::move(lists)});
+  OrderedJson prompt;
+  prompt["anyOf"] = OrderedJson::array({OrderedJson{{"type", "string"}, {"minLength", 1}},
+                                        std::move(texts), std::move(ids), std::move(lists)});
   RequestSchema out;
   out.Required("prompt",
                Described(std::move(prompt), "A text, texts, token ids, or lists of token ids"));
@@ -331,9 +331,9 @@ Json CompletionRequest(const ServerSettings& settings) {
   return out.Take();
 }
 
-Json ChatRequest(const ServerSettings& settings) {
+OrderedJson ChatRequest(const ServerSettings& settings) {
   const RequestLimits& limits = settings.limits;
-  Json messages = ListSchema(RefSchema("ChatMessage"));
+  OrderedJson messages = ListSchema(RefSchema("ChatMessage"));
   messages["minItems"] = 1;
   messages["maxItems"] = limits.max_messages;
   RequestSchema out;
@@ -346,10 +346,10 @@ Json ChatRequest(const ServerSettings& settings) {
   out.Optional("top_logprobs", RangeSchema("integer", 0, limits.max_logprobs, "Needs logprobs"));
   out.Optional("prompt_logprobs", RangeSchema("integer", 0, limits.max_logprobs));
   out.Optional("tools", ListSchema(TypeSchema("object"), "Functions that the model may call"));
-  Json choice;
-  choice["anyOf"] = Json::array({TypeSchema("string"), TypeSchema("object")});
+  OrderedJson choice;
+  choice["anyOf"] = OrderedJson::array({TypeSchema("string"), TypeSchema("object")});
   out.Optional("tool_choice", std::move(choice));
-  Json effort = TypeSchema("string", "How much the model is to reason");
+  OrderedJson effort = TypeSchema("string", "How much the model is to reason");
   out.Optional("reasoning_effort", std::move(effort));
   out.Optional("include_reasoning", TypeSchema("boolean"));
   out.Optional("add_generation_prompt", TypeSchema("boolean"));
@@ -363,11 +363,11 @@ Json ChatRequest(const ServerSettings& settings) {
 
 }  // namespace
 
-void AddGenerationSchemas(const ServerSettings& settings, Json& out) {
+void AddGenerationSchemas(const ServerSettings& settings, OrderedJson& out) {
   out["CompletionRequest"] = CompletionRequest(settings);
   out["ChatRequest"] = ChatRequest(settings);
-  out.update(Json::parse(kAnswers));
-  out.update(Json::parse(kConverted));
+  out.update(OrderedJson::parse(kAnswers));
+  out.update(OrderedJson::parse(kConverted));
 }
 
 }  // namespace moeserve::server::http

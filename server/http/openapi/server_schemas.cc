@@ -11,7 +11,7 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // In these texts, every object lists all members that answers can have.
 constexpr char kServer[] = R"json({
@@ -309,7 +309,7 @@ constexpr char kParameters[] = R"json({
   "description": "The size of the JSON, after which the tensors' bytes follow"}
 })json";
 
-Json TypeOf(const StatisticValue& value) {
+OrderedJson TypeOf(const StatisticValue& value) {
   if (std::holds_alternative<std::string>(value)) return TypeSchema("string");
   if (std::holds_alternative<double>(value)) return OrNull(TypeSchema("number"));
   if (std::holds_alternative<std::vector<double>>(value)) {
@@ -323,11 +323,12 @@ Json TypeOf(const StatisticValue& value) {
 
 // Adds the members that the statistics of `list` have in JSON. `stats` is only asked for types.
 template <typename Stats>
-void AddStatisticSchemas(std::span<const Statistic<Stats>> list, const Stats& stats, Json& schema) {
+void AddStatisticSchemas(std::span<const Statistic<Stats>> list, const Stats& stats,
+                         OrderedJson& schema) {
   for (const Statistic<Stats>& statistic : list) {
     std::string_view name = statistic.name;
     if (name.empty()) continue;
-    Json* object = &schema;
+    OrderedJson* object = &schema;
     for (size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.')) {
       object = &(*object)["properties"][std::string(name.substr(0, dot))];
       (*object)["type"] = "object";
@@ -340,10 +341,10 @@ void AddStatisticSchemas(std::span<const Statistic<Stats>> list, const Stats& st
   }
 }
 
-Json ExpertStatisticsSchema() {
-  Json block = {{"type", "object"}, {"required", {"layer", "block", "rows", "counts"}}};
+OrderedJson ExpertStatisticsSchema() {
+  OrderedJson block = {{"type", "object"}, {"required", {"layer", "block", "rows", "counts"}}};
   AddStatisticSchemas(BlockStatistics(), BlockExpertStats(), block);
-  Json out = {{"type", "object"}, {"required", {"model", "window_seconds", "layers"}}};
+  OrderedJson out = {{"type", "object"}, {"required", {"model", "window_seconds", "layers"}}};
   out["properties"]["model"] = TypeSchema("string");
   out["properties"]["window_seconds"] =
       OrNull(TypeSchema("number", "The time that is covered; null: since the start"));
@@ -354,11 +355,12 @@ Json ExpertStatisticsSchema() {
 
 }  // namespace
 
-void AddServerSchemas(Json& out) {
-  for (const char* text : {kServer, kTokens, kExperts, kInference}) out.update(Json::parse(text));
+void AddServerSchemas(OrderedJson& out) {
+  for (const char* text : {kServer, kTokens, kExperts, kInference})
+    out.update(OrderedJson::parse(text));
   out["ExpertStatistics"] = ExpertStatisticsSchema();
 }
 
-Json Parameters() { return Json::parse(kParameters); }
+OrderedJson Parameters() { return OrderedJson::parse(kParameters); }
 
 }  // namespace moeserve::server::http

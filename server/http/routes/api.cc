@@ -20,6 +20,7 @@
 #include "server/http/routes/chat_routes.h"
 #include "server/http/routes/expert_routes.h"
 #include "server/http/routes/inference_routes.h"
+#include "server/http/routes/json_response.h"
 #include "server/http/routes/model_routes.h"
 #include "server/http/routes/request_body.h"
 #include "server/http/routes/server_routes.h"
@@ -35,13 +36,7 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-Response JsonResponse(const Json& body) {
-  Response response;
-  response.body = DumpJson(body);
-  return response;
-}
+using OrderedJson = nlohmann::ordered_json;
 
 Result<const Tokenizer*> RequireTokenizer(const EngineApi& engine) {
   if (engine.tokenizer() != nullptr) return engine.tokenizer();
@@ -58,7 +53,7 @@ class Api {
   }
 
   Handled Models(const Request& request) {
-    Json data = Json::array();
+    OrderedJson data = OrderedJson::array();
     for (const std::string& name : context_.ModelsOf(request.key.get())) data.push_back(Card(name));
     return JsonResponse({{"object", "list"}, {"data", std::move(data)}});
   }
@@ -74,7 +69,7 @@ class Api {
   }
 
   Handled Tokenize(const Request& request) {
-    const auto run = [&]() -> Result<Json> {
+    const auto run = [&]() -> Result<OrderedJson> {
       MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
@@ -86,11 +81,11 @@ class Api {
                                 FindField(*body, "messages") != nullptr
                                     ? EncodeMessages(*body, request.body, *model, *tokenizer)
                                     : EncodePrompt(*body, *tokenizer));
-      Json out = {{"count", ids.size()}, {"max_model_len", engine.max_model_len()}};
+      OrderedJson out = {{"count", ids.size()}, {"max_model_len", engine.max_model_len()}};
       out["tokens"] = ids;
       out["token_strs"] = nullptr;
       if (strings.value_or(false)) {
-        Json list = Json::array();
+        OrderedJson list = OrderedJson::array();
         for (const TokenId id : ids) list.push_back(std::string(tokenizer->TokenString(id)));
         out["token_strs"] = std::move(list);
       }
@@ -100,7 +95,7 @@ class Api {
   }
 
   Handled Detokenize(const Request& request) {
-    const auto run = [&]() -> Result<Json> {
+    const auto run = [&]() -> Result<OrderedJson> {
       MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
@@ -111,7 +106,7 @@ class Api {
                                 TokenIdList(*tokens, "tokens", engine.spec().vocab_size));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(engine));
       MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, false));
-      return Json{{"prompt", std::move(text)}};
+      return OrderedJson{{"prompt", std::move(text)}};
     };
     return Answer(run());
   }
@@ -133,7 +128,7 @@ class Api {
   Handled Version(const Request&) {
     const std::string& commit = context_.settings().commit;
     return JsonResponse({{"version", std::string(kVersion)},
-                         {"commit", commit.empty() ? Json(nullptr) : Json(commit)},
+                         {"commit", commit.empty() ? OrderedJson(nullptr) : OrderedJson(commit)},
                          {"backend", context_.settings().device}});
   }
 
@@ -148,7 +143,7 @@ class Api {
   Handled ExpertLayout(const Request& request) {
     const auto model = QueriedModel(request, context_);
     if (!model.ok()) return ErrorResponse(model.status());
-    Json out = {{"model", (*model)->name()}};
+    OrderedJson out = {{"model", (*model)->name()}};
     out.update(RouteLayoutJson((*model)->engine().route_layout()));
     return JsonResponse(out);
   }
@@ -157,7 +152,7 @@ class Api {
     if (context_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
       return ProtocolError(404, "", "expert statistics are switched off (--moe-metrics=off)");
     }
-    const auto run = [&]() -> Result<Json> {
+    const auto run = [&]() -> Result<OrderedJson> {
       MOESERVE_ASSIGN_OR_RETURN(const auto window, QueryNumber(request.query, "window", 1,
                                                                ExpertHistory::kMaxWindowSeconds));
       MOESERVE_ASSIGN_OR_RETURN(const auto threshold,
@@ -229,7 +224,7 @@ class Api {
     return std::move(prompt.ids);
   }
 
-  static Handled Answer(const Result<Json>& result) {
+  static Handled Answer(const Result<OrderedJson>& result) {
     if (!result.ok()) return ErrorResponse(result.status());
     return JsonResponse(*result);
   }
@@ -241,17 +236,18 @@ class Api {
     return context_.ModelFor(name.value_or(""), request.key.get());
   }
 
-  Json Card(const std::string& name) const {
-    Json card;
+  OrderedJson Card(const std::string& name) const {
+    OrderedJson card;
     card["id"] = name;
     card["object"] = "model";
     const auto model = context_.models().Find(name);
-    card["created"] = model.ok() ? Json((*model)->created()) : Json(created_);
+    card["created"] = model.ok() ? OrderedJson((*model)->created()) : OrderedJson(created_);
     card["owned_by"] = "moeserve";
     card["root"] = model.ok() ? (*model)->name() : name;
     card["parent"] = nullptr;
-    card["max_model_len"] = model.ok() ? Json((*model)->engine().max_model_len()) : Json(nullptr);
-    card["version"] = model.ok() ? Json((*model)->version()) : Json(nullptr);
+    card["max_model_len"] =
+        model.ok() ? OrderedJson((*model)->engine().max_model_len()) : OrderedJson(nullptr);
+    card["version"] = model.ok() ? OrderedJson((*model)->version()) : OrderedJson(nullptr);
     return card;
   }
 

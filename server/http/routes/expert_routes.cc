@@ -22,7 +22,7 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // How many responses are computed at the same time, and the limit on the work for one response, in
 // steps of about a nanosecond each (about 4 seconds). Both are small because the threads of the
@@ -73,7 +73,7 @@ absl::Status Missing(std::string_view code, std::string message) {
   return MakeError(absl::StatusCode::kNotFound, code, std::move(message));
 }
 
-Handled Answer(const Result<Json>& result) {
+Handled Answer(const Result<OrderedJson>& result) {
   if (!result.ok()) return ErrorResponse(result.status());
   Response response;
   response.body = DumpJson(*result);
@@ -123,8 +123,8 @@ Result<std::optional<Chosen>> ChosenBlock(std::string_view query, const ExpertSt
   return found;
 }
 
-Json BlockJson(const Chosen& block) {
-  Json out;
+OrderedJson BlockJson(const Chosen& block) {
+  OrderedJson out;
   out["layer"] = block.layer;
   out["block"] = Name(block.kind);
   return out;
@@ -136,13 +136,13 @@ class ExpertRoutes {
 
   // Takes no slot, because one pass over the table is short.
   Handled Tokens(const Request& request) const {
-    return WithModel(request, [&](const ServedModel& model) -> Result<Json> {
+    return WithModel(request, [&](const ServedModel& model) -> Result<OrderedJson> {
       const EngineApi& engine = model.engine();
       MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
       MOESERVE_ASSIGN_OR_RETURN(const auto min_count,
                                 QueryInteger(request.query, "min_count", 1, UINT32_MAX));
       MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
-      Json out = BlockJson(table.block);
+      OrderedJson out = BlockJson(table.block);
       const auto least = static_cast<uint32_t>(min_count.value_or(5));
       out["min_count"] = least;
       out["experts"] = TopTokensJson(table.counts(), engine.tokenizer(), least,
@@ -152,7 +152,7 @@ class ExpertRoutes {
   }
 
   Handled Similarity(const Request& request) const {
-    return Computed(request, [&](const ServedModel& model) -> Result<Json> {
+    return Computed(request, [&](const ServedModel& model) -> Result<OrderedJson> {
       const EngineApi& engine = model.engine();
       MOESERVE_ASSIGN_OR_RETURN(const auto eps, QueryNumber(request.query, "eps", 1e-12, 1e6));
       MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
@@ -161,14 +161,14 @@ class ExpertRoutes {
                          "vocabulary and experts of this model are too many to compare here: "
                          "download the profile and use 'moeserve experts show'");
       }
-      Json out = BlockJson(table.block);
+      OrderedJson out = BlockJson(table.block);
       out.update(SimilarityJson(table.counts(), eps.value_or(1.0)));
       return out;
     });
   }
 
   Handled Collapse(const Request& request) const {
-    return Computed(request, [&](const ServedModel& model) -> Result<Json> {
+    return Computed(request, [&](const ServedModel& model) -> Result<OrderedJson> {
       const EngineApi& engine = model.engine();
       const ExpertStats stats = engine.ExpertSnapshot();
       MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
@@ -179,9 +179,9 @@ class ExpertRoutes {
                                           : "router inputs are not sampled: start the server with "
                                             "--hidden-samples N to keep N of each block");
       }
-      Json out;
+      OrderedJson out;
       out["model"] = model.name();
-      out["layers"] = Json::array();
+      out["layers"] = OrderedJson::array();
       double work = 0.0;
       for (size_t i = 0; i < samples.size(); ++i) {
         if (chosen && chosen->index != i) continue;
@@ -193,7 +193,7 @@ class ExpertRoutes {
                                     "'layer'",
                            "layer");
         }
-        Json layer;
+        OrderedJson layer;
         layer["layer"] = stats.blocks[i].layer;
         layer["block"] = Name(stats.blocks[i].block);
         layer.update(CollapseJson(samples[i]));
@@ -236,7 +236,7 @@ class ExpertRoutes {
   template <typename F>
   Handled WithModel(const Request& request, const F& compute) const {
     const auto model = Model(request);
-    return Answer(model.ok() ? compute(**model) : Result<Json>(model.status()));
+    return Answer(model.ok() ? compute(**model) : Result<OrderedJson>(model.status()));
   }
 
   template <typename F>

@@ -14,6 +14,7 @@
 #include "server/base/json_fields.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
+#include "server/http/routes/json_response.h"
 #include "server/http/routes/model_routes.h"
 #include "server/http/routes/request_body.h"
 #include "server/http/url.h"
@@ -24,15 +25,9 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kMaxControlBytes = 16 << 10;
-
-Response JsonResponse(const Json& body) {
-  Response response;
-  response.body = DumpJson(body);
-  return response;
-}
 
 std::string ErrorBody(const absl::Status& status) {
   return DumpJson({{"error", ToHttpError(status).message}});
@@ -131,14 +126,14 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
   Handled Server(const Request&) { return JsonResponse(ServerMetadataJson()); }
 
   Handled Describe(const Request& request) {
-    const auto run = [&]() -> Result<Json> {
+    const auto run = [&]() -> Result<OrderedJson> {
       const auto path = ParseModelPath(request.path);
       if (!path || (!path->action.empty() && path->action != "ready")) return NoSuchPath();
       if (path->action == "ready") {
         MOESERVE_ASSIGN_OR_RETURN(const auto model,
                                   context_.ModelFor(path->name, request.key.get()));
         MOESERVE_RETURN_IF_ERROR(CheckVersion(*model, path->version));
-        return Json{{"name", path->name}, {"ready", true}};
+        return OrderedJson{{"name", path->name}, {"ready", true}};
       }
       MOESERVE_ASSIGN_OR_RETURN(const auto model,
                                 context_.LoadedModelFor(path->name, request.key.get()));
@@ -146,7 +141,7 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
       MOESERVE_ASSIGN_OR_RETURN(const ModelStatus status, context_.models().Status(path->name));
       return ModelMetadataJson(status, path->name);
     };
-    const Result<Json> body = run();
+    const Result<OrderedJson> body = run();
     if (!body.ok()) return InferenceError(body.status());
     return JsonResponse(*body);
   }
@@ -181,13 +176,13 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
     const auto folder = CheckpointPath(request, load);
     if (!folder.ok()) return InferenceError(folder.status());
     const auto answer = [](const Result<ModelStatus>& result) {
-      return result.ok() ? JsonResponse(Json::object()) : InferenceError(result.status());
+      return result.ok() ? JsonResponse(OrderedJson::object()) : InferenceError(result.status());
     };
     if (load) return LoadModel(**manager, *name, *folder, request.wake, answer);
     if (const absl::Status status = (*manager)->Unload(*name); !status.ok()) {
       return InferenceError(status);
     }
-    return JsonResponse(Json::object());
+    return JsonResponse(OrderedJson::object());
   }
 
  private:

@@ -15,12 +15,12 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kMaxBodyBytes = 16 << 10;
 
-Json StatusJson(const ModelStatus& model) {
-  Json out;
+OrderedJson StatusJson(const ModelStatus& model) {
+  OrderedJson out;
   out["id"] = model.name;
   out["object"] = "model";
   out["aliases"] = model.aliases;

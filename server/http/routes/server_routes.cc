@@ -14,12 +14,13 @@
 #include "server/base/version.h"
 #include "server/http/error_response.h"
 #include "server/http/routes/expert_routes.h"
+#include "server/http/routes/json_response.h"
 #include "server/openai/answer.h"
 
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // The class that transformers uses for a tokenizer.json of any kind.
 constexpr std::string_view kDefaultClass = "PreTrainedTokenizerFast";
@@ -27,15 +28,9 @@ constexpr std::string_view kDefaultClass = "PreTrainedTokenizerFast";
 // Limit on the special tokens that /tokenizer_info lists.
 constexpr size_t kMaxSpecialTokens = 4096;
 
-Response JsonResponse(const Json& body) {
-  Response response;
-  response.body = DumpJson(body);
-  return response;
-}
-
 template <typename T>
-Json OrNull(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
+OrderedJson OrNull(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
 std::string_view StateName(ServerState state) {
@@ -66,9 +61,9 @@ std::string_view ModeName(MoeMetricsMode mode) {
   return "auto";
 }
 
-Json RequestLimitsJson(const ServerSettings& settings) {
+OrderedJson RequestLimitsJson(const ServerSettings& settings) {
   const RequestLimits& limits = settings.limits;
-  Json out;
+  OrderedJson out;
   out["max_body_bytes"] = settings.http.max_body_bytes;
   out["max_request_seconds"] = absl::ToDoubleSeconds(limits.max_request_time);
   out["max_n"] = limits.max_n;
@@ -89,8 +84,8 @@ Json RequestLimitsJson(const ServerSettings& settings) {
 }
 
 // The settings on which it depends how a request is answered.
-Json SettingsJson(const ServerSettings& settings, bool model_control) {
-  Json out;
+OrderedJson SettingsJson(const ServerSettings& settings, bool model_control) {
+  OrderedJson out;
   out["api_keys"] = !settings.keys.empty();
   out["tls"] = settings.tls != nullptr;
   out["strict_fields"] = settings.strict_fields;
@@ -104,8 +99,8 @@ Json SettingsJson(const ServerSettings& settings, bool model_control) {
   return out;
 }
 
-Json ModelJson(const ModelStatus& status, const ModelRegistry& models) {
-  Json out;
+OrderedJson ModelJson(const ModelStatus& status, const ModelRegistry& models) {
+  OrderedJson out;
   out["id"] = status.name;
   out["aliases"] = status.aliases;
   out["state"] = Name(status.state);
@@ -120,7 +115,7 @@ Json ModelJson(const ModelStatus& status, const ModelRegistry& models) {
   out["tokenizer"] = engine.tokenizer() != nullptr;
   out["chat_template"] = (*model)->chat_format().status().ok();
   out["routing_control"] = engine.routing_control().enabled;
-  Json sampling = Json::object();
+  OrderedJson sampling = OrderedJson::object();
   const auto put = [&](const char* name, const auto& value) {
     if (value) sampling[name] = *value;
   };
@@ -146,14 +141,14 @@ class ServerRoutes {
 
   Handled ServerInfo(const Request& request) const {
     const ServerSettings& settings = context_.settings();
-    Json out;
+    OrderedJson out;
     out["name"] = "moeserve";
     out["version"] = kVersion;
-    out["commit"] = settings.commit.empty() ? Json(nullptr) : Json(settings.commit);
+    out["commit"] = settings.commit.empty() ? OrderedJson(nullptr) : OrderedJson(settings.commit);
     out["device"] = settings.device;
     out["state"] = StateName(context_.state());
     out["uptime_seconds"] = absl::ToDoubleSeconds(SteadyNow() - start_);
-    Json models = Json::array();
+    OrderedJson models = OrderedJson::array();
     for (const ModelStatus& status : context_.models().List()) {
       if (request.key != nullptr && !request.key->MayUseModel(status.name)) continue;
       models.push_back(ModelJson(status, context_.models()));
@@ -179,17 +174,17 @@ class ServerRoutes {
   }
 
  private:
-  Json TokenizerJson(const ServedModel& model, const Tokenizer& tokenizer) const {
+  OrderedJson TokenizerJson(const ServedModel& model, const Tokenizer& tokenizer) const {
     const TokenizerConfig& config = model.tokenizer_config();
     const ModelSpec& spec = model.engine().spec();
     // Without tokenizer_config.json, the model's configuration still names these by their ids.
     const auto token = [&](const std::optional<std::string>& text, std::optional<TokenId> id) {
-      if (text) return Json(*text);
+      if (text) return OrderedJson(*text);
       const std::string_view spelled = id ? tokenizer.TokenString(*id) : std::string_view();
-      return spelled.empty() ? Json(nullptr) : Json(std::string(spelled));
+      return spelled.empty() ? OrderedJson(nullptr) : OrderedJson(std::string(spelled));
     };
     const bool has_eos = !spec.eos_token_ids.empty();
-    Json out;
+    OrderedJson out;
     out["model"] = model.name();
     out["tokenizer_class"] = config.tokenizer_class.value_or(std::string(kDefaultClass));
     out["vocab_size"] = tokenizer.vocab_size();
@@ -202,7 +197,7 @@ class ServerRoutes {
     out["eos_token_ids"] = spec.eos_token_ids;
     out["add_bos_token"] = OrNull(config.add_bos_token);
     out["add_eos_token"] = OrNull(config.add_eos_token);
-    Json special = Json::array();
+    OrderedJson special = OrderedJson::array();
     for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) {
       if (!tokenizer.IsSpecial(id) || tokenizer.TokenString(id).empty()) continue;
       if (special.size() == kMaxSpecialTokens) break;
@@ -210,7 +205,7 @@ class ServerRoutes {
     }
     out["special_tokens"] = std::move(special);
     const bool shown = context_.settings().show_chat_template;
-    out["chat_template"] = shown ? OrNull(config.chat_template) : Json(nullptr);
+    out["chat_template"] = shown ? OrNull(config.chat_template) : OrderedJson(nullptr);
     return out;
   }
 

@@ -23,9 +23,10 @@
 #include <utility>
 
 #include "base/message.h"
-#include "server/base/logging.h"
+#include "server/base/await.h"
 #include "server/connections/address_paces.h"
 #include "server/connections/address_pauses.h"
+#include "server/logging/logging.h"
 #include "server/rpc/http2/relay.h"
 #include "server/tls/tls_store.h"
 
@@ -37,7 +38,6 @@ using asio::ip::tcp;
 using asio::local::stream_protocol;
 using boost::system::error_code;
 
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 // A connection without data for so long may be closed for a new one.
 constexpr std::chrono::seconds kSilent{3};
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors{50};

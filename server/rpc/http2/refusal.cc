@@ -4,16 +4,11 @@
 #include "base/message.h"
 #include "server/base/request_id.h"
 #include "server/rpc/error_details.h"
+#include "server/rpc/http2/frame_reader.h"
 #include "server/rpc/http2/header_block.h"
 
 namespace moeserve::server::rpc {
 namespace {
-
-constexpr uint8_t kHeaders = 1;
-constexpr uint8_t kRstStream = 3;
-constexpr uint8_t kWindowUpdate = 8;
-constexpr uint8_t kEndStream = 1;
-constexpr uint8_t kEndHeaders = 4;
 
 void AppendNumber(uint32_t number, int bytes, std::string& out) {
   for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/base/api_error.h"
+#include "server/base/await.h"
 
 namespace moeserve::server::rpc {
 namespace {
@@ -17,7 +18,6 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr size_t kBufferBytes = 16 << 10;
 // How much, and for how long, is still read from a client whose connection was dropped.
 constexpr size_t kMaxDiscarded = 4 << 20;

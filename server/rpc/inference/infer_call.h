@@ -6,8 +6,8 @@
 
 #include "inference/grpc_predict_v2.pb.h"
 #include "server/open_inference/infer_run.h"
+#include "server/rpc/calls/single_request.h"
 #include "server/rpc/dispatcher.h"
-#include "server/rpc/single_request.h"
 
 namespace moeserve::server::rpc {
 

@@ -8,9 +8,9 @@
 #include "server/base/version.h"
 #include "server/open_inference/description.h"
 #include "server/open_inference/infer_json.h"
+#include "server/rpc/calls/single_request.h"
 #include "server/rpc/inference/infer_call.h"
 #include "server/rpc/inference/infer_messages.h"
-#include "server/rpc/single_request.h"
 
 namespace moeserve::server::rpc {
 namespace {

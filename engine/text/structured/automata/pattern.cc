@@ -6,7 +6,7 @@
 namespace moeserve::structured {
 namespace {
 
-using Kind = PatternNode::Kind;
+using PatternKind = PatternNode::Kind;
 
 class Translator {
  public:
@@ -18,18 +18,18 @@ class Translator {
     // The tick bounds the time for repetitions of nothing, which add no nodes.
     MOESERVE_RETURN_IF_ERROR(budget_->Tick());
     switch (node.kind) {
-      case Kind::kSet:
+      case PatternKind::kSet:
         return nfa_->Character(node.set, encoding_, next);
-      case Kind::kAtStart:
+      case PatternKind::kAtStart:
         return nfa_->AtStart(next);
-      case Kind::kAtEnd:
+      case PatternKind::kAtEnd:
         return nfa_->AtEnd(next);
-      case Kind::kSequence:
+      case PatternKind::kSequence:
         for (auto it = node.children.rbegin(); it != node.children.rend(); ++it) {
           MOESERVE_ASSIGN_OR_RETURN(next, Translate(**it, next));
         }
         return next;
-      case Kind::kAlternatives: {
+      case PatternKind::kAlternatives: {
         std::vector<Nfa::NodeId> starts;
         for (const auto& child : node.children) {
           MOESERVE_ASSIGN_OR_RETURN(const Nfa::NodeId start, Translate(*child, next));
@@ -37,7 +37,7 @@ class Translator {
         }
         return nfa_->Any(starts);
       }
-      case Kind::kRepeat:
+      case PatternKind::kRepeat:
         return Repeat(node, next);
     }
     return next;

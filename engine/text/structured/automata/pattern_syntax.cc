@@ -11,7 +11,7 @@ namespace moeserve::structured {
 namespace {
 
 using NodePtr = std::unique_ptr<PatternNode>;
-using Kind = PatternNode::Kind;
+using PatternKind = PatternNode::Kind;
 
 constexpr int kMaxGroupDepth = 64;
 // Larger repetition counts would exceed the limit on states.
@@ -24,7 +24,7 @@ const CharSet kWhiteSpace = {{0x09, 0x0D},     {0x20, 0x20},     {0xA0, 0xA0},  
                              {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
 const CharSet kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
-NodePtr MakeNode(Kind kind) {
+NodePtr MakeNode(PatternKind kind) {
   auto node = std::make_unique<PatternNode>();
   node->kind = kind;
   return node;
@@ -79,13 +79,13 @@ class Parser {
   bool ok() const { return error_.empty(); }
 
   NodePtr Alternatives(int depth) {
-    NodePtr out = MakeNode(Kind::kAlternatives);
+    NodePtr out = MakeNode(PatternKind::kAlternatives);
     if (depth > kMaxGroupDepth) {
       Fail("groups are nested too deep");
       return out;
     }
     do {
-      NodePtr sequence = MakeNode(Kind::kSequence);
+      NodePtr sequence = MakeNode(PatternKind::kSequence);
       while (ok() && !AtEnd() && Peek() != '|' && Peek() != ')') {
         sequence->children.push_back(Repeated(depth));
       }
@@ -108,14 +108,14 @@ class Parser {
       return atom;
     }
     if (!ok()) return atom;
-    if (atom->kind == Kind::kAtStart || atom->kind == Kind::kAtEnd) {
+    if (atom->kind == PatternKind::kAtStart || atom->kind == PatternKind::kAtEnd) {
       Fail("repetition of an anchor");
       return atom;
     }
     Accept("?");  // lazy and greedy repetition match the same texts
     if (Peek() == '+') Fail("possessive repetition is not supported");
     if (Peek() == '*' || Peek() == '?') Fail("repetition of a repetition");
-    NodePtr out = MakeNode(Kind::kRepeat);
+    NodePtr out = MakeNode(PatternKind::kRepeat);
     out->min = min;
     out->max = max;
     out->children.push_back(std::move(atom));
@@ -157,7 +157,7 @@ class Parser {
   }
 
   NodePtr SetNode(CharSet set) {
-    NodePtr node = MakeNode(Kind::kSet);
+    NodePtr node = MakeNode(PatternKind::kSet);
     node->set = ignore_case_ ? WithBothCases(set) : std::move(set);
     return node;
   }
@@ -178,10 +178,10 @@ class Parser {
         return SetNode(Complement(kLineEnds));
       case '^':
         ++pos_;
-        return MakeNode(Kind::kAtStart);
+        return MakeNode(PatternKind::kAtStart);
       case '$':
         ++pos_;
-        return MakeNode(Kind::kAtEnd);
+        return MakeNode(PatternKind::kAtEnd);
       case '\\':
         return Escape();
       case '*':
@@ -401,7 +401,7 @@ class Parser {
     }
     items = Normalized(std::move(items));
     if (negated) items = Complement(items);
-    NodePtr node = MakeNode(Kind::kSet);
+    NodePtr node = MakeNode(PatternKind::kSet);
     node->set = std::move(items);
     return node;
   }

@@ -6,7 +6,7 @@
 namespace moeserve::structured {
 namespace {
 
-using Kind = GrammarExpr::Kind;
+using ExprKind = GrammarExpr::Kind;
 
 constexpr std::string_view kNameCharacters = "_-.";
 constexpr std::string_view kComment = "#";
@@ -46,7 +46,7 @@ class EbnfParser {
   }
 
   GrammarExprPtr Alternatives(int depth) {
-    GrammarExprPtr out = MakeExpr(Kind::kAlternatives);
+    GrammarExprPtr out = MakeExpr(ExprKind::kAlternatives);
     if (depth > kMaxGroupNesting) in_.Fail("groups are nested too deep");
     do {
       out->children.push_back(Sequence(depth));
@@ -55,7 +55,7 @@ class EbnfParser {
   }
 
   GrammarExprPtr Sequence(int depth) {
-    GrammarExprPtr out = MakeExpr(Kind::kSequence);
+    GrammarExprPtr out = MakeExpr(ExprKind::kSequence);
     for (in_.SkipSpace(kComment); in_.ok() && !in_.AtEnd(); in_.SkipSpace(kComment)) {
       if (in_.Peek() == '|' || in_.Peek() == ')' || AtRule()) break;
       GrammarExprPtr item = Item(depth);
@@ -77,7 +77,7 @@ class EbnfParser {
       if (!in_.Accept(")")) in_.Fail("a group has no ')'");
       return group;
     }
-    GrammarExprPtr out = MakeExpr(Kind::kRule);
+    GrammarExprPtr out = MakeExpr(ExprKind::kRule);
     out->rule = in_.Name(kNameCharacters);
     if (out->rule.empty()) in_.Fail("expected a literal, a class, a group or the name of a rule");
     if (in_.Peek() == '(') in_.Fail("\"" + out->rule.substr(0, 64) + "(...)\" is not supported");

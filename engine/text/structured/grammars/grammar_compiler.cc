@@ -16,7 +16,7 @@
 namespace moeserve::structured {
 namespace {
 
-using Kind = GrammarExpr::Kind;
+using ExprKind = GrammarExpr::Kind;
 
 // Largest nesting of rules in a text; limits the memory of a state.
 constexpr int kMaxRuleDepth = 600;
@@ -118,9 +118,9 @@ class GrammarCompiler {
   Result<Size> SizeOf(const GrammarExpr& expr, int depth) {
     MOESERVE_RETURN_IF_ERROR(budget_->Tick());
     switch (expr.kind) {
-      case Kind::kPattern:
+      case ExprKind::kPattern:
         return Size(SizeOf(*expr.pattern));
-      case Kind::kRule: {
+      case ExprKind::kRule: {
         MOESERVE_ASSIGN_OR_RETURN(const int index, IndexOf(expr.rule));
         // A long chain of rules counts as recursive, which only changes how it is matched.
         if (depth > kMaxRegularDepth && rules_[index].mark == Rule::Mark::kNew) return Size();
@@ -138,7 +138,7 @@ class GrammarCompiler {
       regular &= size.has_value();
       total += size.value_or(0);
     }
-    if (expr.kind == Kind::kRepeat) {
+    if (expr.kind == ExprKind::kRepeat) {
       total *= std::max({expr.min, expr.max, 1});
     }
     if (!regular || total > kMaxRegularNodes) return Size();
@@ -185,19 +185,19 @@ class GrammarCompiler {
     MOESERVE_ASSIGN_OR_RETURN(const bool added, AddRegular({&expr}, from, to, builder));
     if (added) return absl::OkStatus();
     switch (expr.kind) {
-      case Kind::kPattern:
+      case ExprKind::kPattern:
         return Error("a literal, class or pattern needs too many automaton states");
-      case Kind::kRule: {
+      case ExprKind::kRule: {
         MOESERVE_ASSIGN_OR_RETURN(const int index, IndexOf(expr.rule));
         MOESERVE_ASSIGN_OR_RETURN(const NodeId node, NodeOf(index));
         builder->AddEdge(from, node, to);
         return absl::OkStatus();
       }
-      case Kind::kAlternatives:
+      case ExprKind::kAlternatives:
         return AddAlternatives(expr, from, to, builder);
-      case Kind::kSequence:
+      case ExprKind::kSequence:
         return AddSequence(expr, from, to, builder);
-      case Kind::kRepeat:
+      case ExprKind::kRepeat:
         return AddRepeat(expr, from, to, builder);
     }
     return absl::OkStatus();
@@ -290,7 +290,7 @@ class GrammarCompiler {
     tree.kind = PatternNode::Kind::kSequence;
     for (const GrammarExpr* expr : sequence) {
       MOESERVE_ASSIGN_OR_RETURN(const Size size, SizeOf(*expr, 0));
-      if (!size.has_value() && expr->kind != Kind::kPattern) return false;
+      if (!size.has_value() && expr->kind != ExprKind::kPattern) return false;
       MOESERVE_ASSIGN_OR_RETURN(tree.children.emplace_back(), Tree(*expr));
     }
     return AddTree(tree, from, to, builder);
@@ -335,18 +335,18 @@ class GrammarCompiler {
   // Returns the tree of a regular expression with all rules written out.
   Result<std::unique_ptr<PatternNode>> Tree(const GrammarExpr& expr) {
     MOESERVE_RETURN_IF_ERROR(budget_->Tick());
-    if (expr.kind == Kind::kPattern) {
+    if (expr.kind == ExprKind::kPattern) {
       if (HasAnchor(*expr.pattern)) return Error("^ and $ are not supported in patterns");
       return Copy(*expr.pattern);
     }
-    if (expr.kind == Kind::kRule) {
+    if (expr.kind == ExprKind::kRule) {
       MOESERVE_ASSIGN_OR_RETURN(const int index, IndexOf(expr.rule));
       return Tree(*syntax_.rules[index].body);
     }
     auto out = std::make_unique<PatternNode>();
-    out->kind = expr.kind == Kind::kSequence       ? PatternNode::Kind::kSequence
-                : expr.kind == Kind::kAlternatives ? PatternNode::Kind::kAlternatives
-                                                   : PatternNode::Kind::kRepeat;
+    out->kind = expr.kind == ExprKind::kSequence       ? PatternNode::Kind::kSequence
+                : expr.kind == ExprKind::kAlternatives ? PatternNode::Kind::kAlternatives
+                                                       : PatternNode::Kind::kRepeat;
     out->min = expr.min;
     out->max = expr.max;
     for (const auto& child : expr.children) {

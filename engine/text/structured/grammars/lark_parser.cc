@@ -9,7 +9,7 @@
 namespace moeserve::structured {
 namespace {
 
-using Kind = GrammarExpr::Kind;
+using ExprKind = GrammarExpr::Kind;
 
 constexpr std::string_view kNameCharacters = "_";
 
@@ -166,7 +166,7 @@ class LarkParser {
   }
 
   GrammarExprPtr Alternatives(int depth) {
-    GrammarExprPtr out = MakeExpr(Kind::kAlternatives);
+    GrammarExprPtr out = MakeExpr(ExprKind::kAlternatives);
     if (depth > kMaxGroupNesting) in_.Fail("groups are nested too deep");
     do {
       out->children.push_back(Sequence(depth));
@@ -175,7 +175,7 @@ class LarkParser {
   }
 
   GrammarExprPtr Sequence(int depth) {
-    GrammarExprPtr out = MakeExpr(Kind::kSequence);
+    GrammarExprPtr out = MakeExpr(ExprKind::kSequence);
     for (SkipSpace(); in_.ok() && !in_.AtEnd(); SkipSpace()) {
       if (in_.Peek() == '|' || in_.Peek() == ')' || in_.Peek() == ']' || AtRule()) break;
       if (in_.Accept("->")) {
@@ -212,7 +212,7 @@ class LarkParser {
   }
 
   static GrammarExprPtr RuleNamed(const std::string& name) {
-    GrammarExprPtr out = MakeExpr(Kind::kRule);
+    GrammarExprPtr out = MakeExpr(ExprKind::kRule);
     out->rule = name;
     return out;
   }
@@ -220,7 +220,7 @@ class LarkParser {
   // In a rule, ignored terminals may stand before every terminal.
   GrammarExprPtr Terminal(GrammarExprPtr terminal) {
     if (in_terminal_) return terminal;
-    GrammarExprPtr out = MakeExpr(Kind::kSequence);
+    GrammarExprPtr out = MakeExpr(ExprKind::kSequence);
     out->children.push_back(RuleNamed(kIgnored));
     out->children.push_back(std::move(terminal));
     return out;
@@ -328,7 +328,7 @@ class LarkParser {
   }
 
   void AddIgnored() {
-    GrammarExprPtr any = MakeExpr(Kind::kAlternatives);
+    GrammarExprPtr any = MakeExpr(ExprKind::kAlternatives);
     for (GrammarExprPtr& ignored : ignored_) any->children.push_back(std::move(ignored));
     GrammarRule rule;
     rule.name = kIgnored;
@@ -338,8 +338,8 @@ class LarkParser {
       rule.body = MakeRepeat(std::move(any), 0, PatternNode::kUnbounded);
     }
     for (GrammarRule& start : out_.rules) {
-      if (start.name != "start" || rule.body->kind != Kind::kRepeat) continue;
-      GrammarExprPtr whole = MakeExpr(Kind::kSequence);
+      if (start.name != "start" || rule.body->kind != ExprKind::kRepeat) continue;
+      GrammarExprPtr whole = MakeExpr(ExprKind::kSequence);
       whole->children.push_back(std::move(start.body));
       whole->children.push_back(RuleNamed(kIgnored));
       start.body = std::move(whole);

@@ -1,4 +1,6 @@
 // The keywords of JSON Schema that restrict a value by themselves.
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -52,11 +54,6 @@ constexpr std::string_view kUnsupported[] = {
 
 // Formats of JSON Schema that are not supported.
 constexpr std::string_view kUnsupportedFormats[] = {"uri-template"};
-
-template <typename Range>
-bool Contains(const Range& range, std::string_view key) {
-  return std::find(std::begin(range), std::end(range), key) != std::end(range);
-}
 
 }  // namespace
 
@@ -234,7 +231,7 @@ Status SchemaReader::ReadText(const json* schema, const std::string& key, const 
     const auto& format = value.get_ref<const std::string&>();
     if (FormatPattern(format)) {
       branch->formats.insert(format);
-    } else if (strict_ || Contains(kUnsupportedFormats, format)) {
+    } else if (strict_ || absl::c_linear_search(kUnsupportedFormats, format)) {
       return Error(schema, Concat("format is supported for ", SupportedFormats(), " only"));
     }
     // By the rules of JSON Schema an unknown format, such as OpenAPI's "int64", restricts nothing.
@@ -250,8 +247,10 @@ Status SchemaReader::ReadText(const json* schema, const std::string& key, const 
 
 Status SchemaReader::ReadBasics(const json* schema, const std::string& key, const json& value,
                                 Branch* branch) {
-  if (Contains(kUnsupported, key)) return Error(schema, "\"" + key + "\" is not supported");
-  if (Contains(kRead, key) || Contains(kAnnotations, key)) return absl::OkStatus();
+  if (absl::c_linear_search(kUnsupported, key))
+    return Error(schema, "\"" + key + "\" is not supported");
+  if (absl::c_linear_search(kRead, key) || absl::c_linear_search(kAnnotations, key))
+    return absl::OkStatus();
   const std::pair<std::string_view, int64_t*> counts[] = {
       {"minLength", &branch->min_chars},          {"maxLength", &branch->max_chars},
       {"minItems", &branch->min_items},           {"maxItems", &branch->max_items},

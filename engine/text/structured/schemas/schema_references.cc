@@ -1,5 +1,7 @@
 #include "engine/text/structured/schemas/schema_references.h"
 
+#include <absl/algorithm/container.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -26,11 +28,6 @@ constexpr std::string_view kSchemaKeywords[] = {"additionalProperties",
 constexpr std::string_view kMapKeywords[] = {"properties",  "patternProperties", "$defs",
                                              "definitions", "dependentSchemas",  "dependencies"};
 constexpr std::string_view kListKeywords[] = {"allOf", "anyOf", "oneOf", "prefixItems", "items"};
-
-template <typename Range>
-bool Contains(const Range &range, std::string_view key) {
-  return std::find(std::begin(range), std::end(range), key) != std::end(range);
-}
 
 bool HasScheme(std::string_view uri) {
   const size_t colon = uri.find(':');
@@ -141,13 +138,13 @@ void SchemaReferences::Collect(const json &schema, const std::string *base,
   bases_[&schema] = base;
   if (&schema == &root_) resources_.try_emplace("", Resource{&schema, path});
   for (const auto &[key, value] : schema.items()) {
-    if (value.is_object() && Contains(kSchemaKeywords, key)) {
+    if (value.is_object() && absl::c_linear_search(kSchemaKeywords, key)) {
       Collect(value, base, Extended(path, key));
-    } else if (value.is_object() && Contains(kMapKeywords, key)) {
+    } else if (value.is_object() && absl::c_linear_search(kMapKeywords, key)) {
       for (const auto &[name, child] : value.items()) {
         Collect(child, base, Extended(Extended(path, key), name));
       }
-    } else if (value.is_array() && Contains(kListKeywords, key)) {
+    } else if (value.is_array() && absl::c_linear_search(kListKeywords, key)) {
       for (size_t i = 0; i < value.size(); ++i) {
         Collect(value[i], base, Extended(Extended(path, key), std::to_string(i)));
       }

@@ -14,8 +14,6 @@ namespace {
 constexpr size_t kShortPiece = 48;
 constexpr uint32_t kNoRank = UINT32_MAX;
 
-absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
-
 // A possible merge of the symbol at `position` with its successor.
 struct Candidate {
   uint32_t rank;
@@ -70,8 +68,8 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
     const bool needed = !model->byte_level_ ||
                         std::count(model->byte_ids_.begin(), model->byte_ids_.end(), -1) != 0;
     if (model->unk_id_ < 0 && needed) {
-      return Invalid("unk_token: expected a token of the vocabulary, found " +
-                     Quoted(*config.unk_token));
+      return absl::InvalidArgumentError("unk_token: expected a token of the vocabulary, found " +
+                                        Quoted(*config.unk_token));
     }
   }
   if (model->byte_level_) model->FindWholeWords();
@@ -83,8 +81,8 @@ absl::Status BpeModel::AddMergesById() {
     const std::optional<std::string_view> token = vocab_.Token(id);
     if (!token.has_value()) continue;
     if (token->size() > kMaxSplitToken) {
-      return Invalid(Concat("vocab: expected tokens of at most ", kMaxSplitToken,
-                            " bytes, found one of ", token->size()));
+      return absl::InvalidArgumentError(Concat("vocab: expected tokens of at most ", kMaxSplitToken,
+                                               " bytes, found one of ", token->size()));
     }
     for (size_t pos = 0; pos < token->size();) {
       NextCodePoint(*token, &pos);
@@ -104,14 +102,16 @@ absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::s
     const auto& [left, right] = merges[rank];
     const std::string where = Concat("merges[", rank, "]: ");
     // MergeShort() and MergeLong() agree only if every merge makes its symbol longer.
-    if (left.empty() || right.empty()) return Invalid(where + "one half is empty");
+    if (left.empty() || right.empty())
+      return absl::InvalidArgumentError(where + "one half is empty");
     joined = left + right;
     TokenId ids[3];
     const std::string* const parts[3] = {&left, &right, &joined};
     for (int i = 0; i < 3; ++i) {
       const std::optional<TokenId> id = TokenToId(*parts[i]);
       if (!id.has_value()) {
-        return Invalid(where + "expected tokens of the vocabulary, found " + Quoted(*parts[i]));
+        return absl::InvalidArgumentError(where + "expected tokens of the vocabulary, found " +
+                                          Quoted(*parts[i]));
       }
       ids[i] = *id;
     }

@@ -13,7 +13,7 @@ namespace moeserve {
 namespace {
 
 // How much worse than the worst piece an unknown character scores.
-constexpr float kUnknownPenalty = 10.0f;
+constexpr float kUnknownPiecePenalty = 10.0f;
 
 // What a user-defined piece scores: more than other pieces, whose scores are negative in all models
 // that SentencePiece trains. That is version 0.2.3; older ones add another number, which can decide
@@ -21,7 +21,7 @@ constexpr float kUnknownPenalty = 10.0f;
 constexpr float kUserDefinedScore = 0.1f;
 
 // The best path that ends at a position of the text.
-struct PathEnd {
+struct PiecePathEnd {
   float score;
   uint32_t size;  // of the last piece, in bytes; 0: no path ends here
   TokenId id;
@@ -38,8 +38,6 @@ struct Candidate {
     return score != other.score ? score < other.score : left > other.left;
   }
 };
-
-absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
 
 bool IsFoundInText(PieceType type) {
   return type == PieceType::kNormal || type == PieceType::kUserDefined ||
@@ -66,11 +64,12 @@ absl::StatusOr<std::unique_ptr<SentencePieceModel>> SentencePieceModel::Create(
   for (size_t i = 0; i < config.pieces.size(); ++i) {
     const SentencePiece& piece = config.pieces[i];
     if (piece.text.empty() || piece.text.size() > kMaxPieceBytes) {
-      return Invalid(Concat("piece ", i, ": expected 1 to ", kMaxPieceBytes, " bytes, found ",
-                            piece.text.size()));
+      return absl::InvalidArgumentError(Concat("piece ", i, ": expected 1 to ", kMaxPieceBytes,
+                                               " bytes, found ", piece.text.size()));
     }
     if (!std::isfinite(piece.score)) {
-      return Invalid(Concat("piece ", i, " (", Quoted(piece.text), "): its score is not finite"));
+      return absl::InvalidArgumentError(
+          Concat("piece ", i, " (", Quoted(piece.text), "): its score is not finite"));
     }
     if (piece.type == PieceType::kUnknown) {
       model->unk_id_ = static_cast<TokenId>(i);
@@ -84,7 +83,8 @@ absl::StatusOr<std::unique_ptr<SentencePieceModel>> SentencePieceModel::Create(
     tokens.emplace_back(piece.text, static_cast<TokenId>(i));
   }
   if (unknown_pieces != 1) {
-    return Invalid(Concat("expected one piece of type UNKNOWN, found ", unknown_pieces));
+    return absl::InvalidArgumentError(
+        Concat("expected one piece of type UNKNOWN, found ", unknown_pieces));
   }
   MOESERVE_ASSIGN_OR_RETURN(model->vocab_, Vocabulary::Create(std::move(tokens)));
   model->byte_ids_ = ByteTokens(model->vocab_);
@@ -94,9 +94,10 @@ absl::StatusOr<std::unique_ptr<SentencePieceModel>> SentencePieceModel::Create(
   }
   if (byte_pieces != std::count(model->types_.begin(), model->types_.end(), PieceType::kByte) ||
       byte_pieces != (config.byte_fallback ? 256 : 0)) {
-    return Invalid(Concat("expected ", config.byte_fallback ? 256 : 0,
-                          " pieces of type BYTE, <0x00> to <0xFF>, found ", byte_pieces,
-                          " (byte_fallback is ", config.byte_fallback ? "true)" : "false)"));
+    return absl::InvalidArgumentError(Concat("expected ", config.byte_fallback ? 256 : 0,
+                                             " pieces of type BYTE, <0x00> to <0xFF>, found ",
+                                             byte_pieces, " (byte_fallback is ",
+                                             config.byte_fallback ? "true)" : "false)"));
   }
   model->lowest_score_ = FLT_MAX;
   for (const SentencePiece& piece : config.pieces) {
@@ -138,14 +139,14 @@ absl::Status SentencePieceModel::Tokenize(std::string_view piece, std::vector<To
 }
 
 void SentencePieceModel::SplitUnigram(std::string_view text, std::vector<Part>* parts) const {
-  static thread_local std::vector<PathEnd> ends;
+  static thread_local std::vector<PiecePathEnd> ends;
   ends.assign(text.size() + 1, {0, 0, -1});
   const auto offer = [&](size_t begin, size_t size, TokenId id, float score) {
-    PathEnd& end = ends[begin + size];
+    PiecePathEnd& end = ends[begin + size];
     // Of paths with equal scores, the one that was found first is kept.
     if (end.size == 0 || score > end.score) end = {score, static_cast<uint32_t>(size), id};
   };
-  const float unknown_score = lowest_score_ - kUnknownPenalty;
+  const float unknown_score = lowest_score_ - kUnknownPiecePenalty;
   for (size_t begin = 0; begin < text.size();) {
     size_t next = begin;
     NextCodePoint(text, &next);
@@ -166,7 +167,7 @@ void SentencePieceModel::SplitUnigram(std::string_view text, std::vector<Part>* 
   }
   std::reverse(parts->begin(), parts->end());
   constexpr size_t kKeptEnds = 1 << 16;
-  if (ends.capacity() > kKeptEnds) std::vector<PathEnd>().swap(ends);
+  if (ends.capacity() > kKeptEnds) std::vector<PiecePathEnd>().swap(ends);
 }
 
 TokenId SentencePieceModel::FindMerged(std::string_view text) const {

@@ -11,10 +11,10 @@ namespace moeserve {
 namespace {
 
 // How much worse than the worst token an unknown character scores.
-constexpr double kUnknownPenalty = 10.0;
+constexpr double kUnknownTokenPenalty = 10.0;
 
 // The best path that ends at a position of the text.
-struct PathEnd {
+struct TokenPathEnd {
   double score;
   uint32_t size;  // of the last token, in bytes; 0: no path ends here
   TokenId id;
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<UnigramModel>> UnigramModel::Create(UnigramConfig
     keys.emplace_back(*model->vocab_.Token(id), id);
   }
   model->trie_ = PrefixTrie(std::move(keys));
-  model->unknown_score_ = lowest - kUnknownPenalty;
+  model->unknown_score_ = lowest - kUnknownTokenPenalty;
   if (config.unk_id.has_value() && !model->vocab_.Token(*config.unk_id).has_value()) {
     return absl::InvalidArgumentError(
         Concat("unk_id: expected an id of the vocabulary, found ", *config.unk_id));
@@ -63,10 +63,10 @@ absl::StatusOr<std::unique_ptr<UnigramModel>> UnigramModel::Create(UnigramConfig
 }
 
 absl::Status UnigramModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
-  static thread_local std::vector<PathEnd> ends;
+  static thread_local std::vector<TokenPathEnd> ends;
   ends.assign(piece.size() + 1, {0, 0, -1});
   const auto offer = [&](size_t begin, size_t size, TokenId id, double score) {
-    PathEnd& end = ends[begin + size];
+    TokenPathEnd& end = ends[begin + size];
     // Of paths with equal scores, the one that was found first is kept.
     if (end.size == 0 || score > end.score) end = {score, static_cast<uint32_t>(size), id};
   };
@@ -82,7 +82,7 @@ absl::Status UnigramModel::Tokenize(std::string_view piece, std::vector<TokenId>
     });
     if (!character_is_token) {
       // As in Hugging Face's library, this is an error only if the path would be taken here.
-      const PathEnd& end = ends[next];
+      const TokenPathEnd& end = ends[next];
       if (!unk_id_.has_value()) {
         if (end.size == 0 || unknown_score_ + before > end.score) return NoUnknownToken();
       } else {
@@ -108,7 +108,7 @@ absl::Status UnigramModel::Tokenize(std::string_view piece, std::vector<TokenId>
     MOESERVE_RETURN_IF_ERROR(AppendPart(*part, ids));
   }
   constexpr size_t kKeptEnds = 1 << 16;
-  if (ends.capacity() > kKeptEnds) std::vector<PathEnd>().swap(ends);
+  if (ends.capacity() > kKeptEnds) std::vector<TokenPathEnd>().swap(ends);
   return absl::OkStatus();
 }
 

@@ -7,21 +7,17 @@
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {
-namespace {
-
-absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
-
-}  // namespace
+namespace {}  // namespace
 
 absl::StatusOr<Vocabulary> Vocabulary::Create(std::vector<std::pair<std::string, TokenId>> tokens) {
   Vocabulary vocabulary;
   TokenId bound = 0;
   for (const auto& [token, id] : tokens) {
     if (id < 0 || id > kMaxId) {
-      return Invalid(Concat("vocab: token ", Quoted(token), ": expected an id from 0 to ", kMaxId,
-                            ", found ", id));
+      return absl::InvalidArgumentError(Concat(
+          "vocab: token ", Quoted(token), ": expected an id from 0 to ", kMaxId, ", found ", id));
     }
-    if (!IsValidUtf8(token)) return Invalid("vocab: a token is not UTF-8");
+    if (!IsValidUtf8(token)) return absl::InvalidArgumentError("vocab: a token is not UTF-8");
     bound = std::max(bound, id + 1);
   }
   vocabulary.strings_.resize(bound);
@@ -29,12 +25,12 @@ absl::StatusOr<Vocabulary> Vocabulary::Create(std::vector<std::pair<std::string,
   for (auto& [token, id] : tokens) {
     std::optional<std::string>& slot = vocabulary.strings_[id];
     if (slot.has_value()) {
-      return Invalid(
+      return absl::InvalidArgumentError(
           Concat("vocab: id ", id, " belongs to both ", Quoted(*slot), " and ", Quoted(token)));
     }
     slot = std::move(token);
     if (!vocabulary.ids_.emplace(*slot, id).second) {
-      return Invalid(Concat("vocab: token ", Quoted(*slot), " is listed twice"));
+      return absl::InvalidArgumentError(Concat("vocab: token ", Quoted(*slot), " is listed twice"));
     }
   }
   return vocabulary;

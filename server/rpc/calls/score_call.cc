@@ -1,4 +1,4 @@
-#include "server/rpc/score_call.h"
+#include "server/rpc/calls/score_call.h"
 
 #include <utility>
 #include <vector>

@@ -11,9 +11,9 @@
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
+#include "server/rpc/calls/single_request.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/messages/messages.h"
-#include "server/rpc/single_request.h"
 
 namespace moeserve::server::rpc {
 

@@ -1,4 +1,4 @@
-#include "server/base/log_queue.h"
+#include "server/logging/log_queue.h"
 
 #include <poll.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "server/rpc/generate_call.h"
+#include "server/rpc/calls/generate_call.h"
 
 #include <algorithm>
 #include <exception>

@@ -1,4 +1,4 @@
-#include "server/base/logging.h"
+#include "server/logging/logging.h"
 
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
@@ -12,7 +12,7 @@
 
 #include "base/message.h"
 #include "nlohmann/json.hpp"
-#include "server/base/log_queue.h"
+#include "server/logging/log_queue.h"
 
 namespace moeserve::server {
 namespace {
