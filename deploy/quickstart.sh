@@ -93,8 +93,8 @@ build() {
   # Without tests, the tests' packages are not needed. Without MOESERVE_DEV, compiler warnings are
   # not errors, because a newer compiler may have new warnings. CMake turns CUDA off if there is no
   # nvcc.
-  cmake --preset release -DMOESERVE_TESTS=OFF -DMOESERVE_DEV=OFF -DMOESERVE_CUDA="$cuda" \
-    >"$work/configure.log" 2>&1 || {
+  cmake --preset release -DCMAKE_UNITY_BUILD=ON -DMOESERVE_TESTS=OFF -DMOESERVE_DEV=OFF \
+    -DMOESERVE_CUDA="$cuda" >"$work/configure.log" 2>&1 || {
     tail -n 30 "$work/configure.log" >&2
     die "CMake could not configure the build"
   }

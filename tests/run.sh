@@ -129,7 +129,8 @@ build() {
   if ! $full && ! nvidia-smi -L >/dev/null 2>&1; then
     architectures=(-DCMAKE_CUDA_ARCHITECTURES=90a-real)
   fi
-  cmake --preset "$1" -DMOESERVE_TESTS=ON -DMOESERVE_DEV="$strict" "${architectures[@]}"
+  cmake --preset "$1" -DCMAKE_UNITY_BUILD=ON -DMOESERVE_TESTS=ON -DMOESERVE_DEV="$strict" \
+    "${architectures[@]}"
   cmake --build --preset "$1" --parallel "$jobs"
 }
 
