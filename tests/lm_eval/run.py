@@ -49,11 +49,13 @@ LM_EVAL_SECONDS = 900
 
 # The forms of lm_eval's requests, each with lm_eval's batch size and model arguments: "ids" sends
 # lists of token ids with lm_eval's defaults, "batches" sends batches of such lists over several
-# connections, and "text" sends plain text, which the server has to tokenize.
+# connections, "text" sends plain text, which the server has to tokenize, and "remote" sends ids that
+# lm_eval gets from the server's /tokenize instead of from the tokenizer's file.
 FORMS: dict[str, tuple[int, dict[str, Any]]] = {
     "ids": (1, {}),
     "batches": (8, {"num_concurrent": 4}),
     "text": (1, {"tokenized_requests": False, "num_concurrent": 4}),
+    "remote": (1, {"tokenizer_backend": "remote"}),
 }
 
 

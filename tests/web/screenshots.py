@@ -2,11 +2,12 @@
 
     MOESERVE_BIN=build/release/moeserve python tests/web/screenshots.py [FOLDER]
 
-Writes light.png (the experts) and dark.png (the playground) into FOLDER, by default
-server/web/screenshots.
+Writes light.png (the experts), dark.png (the playground), chat.png (a chat with a tool) and
+compare.png (the comparison of two prompts) into FOLDER, by default server/web/screenshots.
 """
 
 import base64
+import json
 import os
 import pathlib
 import sys
@@ -23,6 +24,9 @@ import browser
 WIDTH = 1280
 PROMPTS = ("In the beginning God created", "The history of the city of London", "def main():\n",
            "To install the package, run", "She said that she would never", "1, 2, 3, 4,")
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {
+    "type": "object", "properties": {"place": {"enum": ["Rome", "London"]}},
+    "required": ["place"], "additionalProperties": False}}}
 
 
 def drive(server, stop, client):
@@ -75,6 +79,46 @@ def show_playground(driver, server):
     fit_window(driver)
 
 
+def fill(driver, name, value):
+    field = driver.find_element(By.ID, name)
+    field.clear()
+    field.send_keys(str(value))
+
+
+def show_chat(driver, server):
+    browser.set_media(driver, "light")
+    browser.open_view(driver, server, "playground")
+    browser.wait_until(lambda: driver.find_element(By.ID, "color-block").get_attribute("value"),
+                       "the layout")
+    driver.find_element(By.CSS_SELECTOR, "[name=mode][value=chat]").send_keys(Keys.SPACE)
+    driver.find_element(By.ID, "more").find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
+    question = driver.find_element(By.CSS_SELECTOR, ".message textarea")
+    question.clear()
+    question.send_keys("Is it raining in Rome?")
+    driver.execute_script("arguments[0].value = arguments[1]",
+                          driver.find_element(By.ID, "tools"), json.dumps([TOOL], indent=1))
+    Select(driver.find_element(By.ID, "tool-choice")).select_by_value("required")
+    fill(driver, "max-tokens", 60)
+    fill(driver, "seed", 1)
+    driver.find_element(By.ID, "generate").click()
+    browser.wait_until(lambda: driver.find_element(By.ID, "answer-note").text, "an answer")
+    driver.execute_script("document.activeElement.blur()")
+    fit_window(driver)
+
+
+def show_comparison(driver, server):
+    browser.set_media(driver, "dark")
+    browser.open_view(driver, server, "compare")
+    browser.wait_until(lambda: driver.find_element(By.ID, "compare-color").get_attribute("value"),
+                       "the layout")
+    for name, value in (("a", PROMPTS[0]), ("b", PROMPTS[2]), ("max-tokens", 24), ("seed", 3)):
+        fill(driver, f"compare-{name}", value)
+    driver.find_element(By.ID, "compare-run").click()
+    browser.wait_until(lambda: driver.find_element(By.ID, "compare-summary").text, "a comparison")
+    driver.execute_script("document.activeElement.blur()")
+    fit_window(driver)
+
+
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1
                           else browser.ROOT / "server/web/screenshots")
@@ -84,7 +128,8 @@ def main():
     stop = threading.Event()
     try:
         browser.set_size(driver, WIDTH, 800)
-        with browser.serving("--routing-records", name="mh-moe") as server:
+        with browser.serving("--routing-records", "--chat-template", browser.TEMPLATE,
+                             name="mh-moe") as server:
             clients = [threading.Thread(target=drive, args=(server, stop, i)) for i in range(3)]
             for client in clients:
                 client.start()
@@ -92,6 +137,10 @@ def main():
             save(driver, folder / "light.png")
             show_playground(driver, server)
             save(driver, folder / "dark.png")
+            show_chat(driver, server)
+            save(driver, folder / "chat.png")
+            show_comparison(driver, server)
+            save(driver, folder / "compare.png")
             stop.set()
             for client in clients:
                 client.join()
