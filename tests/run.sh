@@ -19,6 +19,8 @@ readonly venv=build/venv
 readonly open_inference_venv=build/open_inference
 readonly frameworks_venv=build/frameworks
 readonly llama_index_venv=build/llama_index
+readonly aiperf_venv=build/aiperf
+readonly guidellm_venv=build/guidellm
 readonly reference_venv=build/lm_eval  # tests/lm_eval/run.sh uses this folder by default
 readonly prometheus=build/prometheus
 # The script uses the distribution's Python, because the packages are not installed for another one.
@@ -146,15 +148,20 @@ framework_tests() {
     "$1/bin/python" -m pytest -q -p no:cacheprovider tests/frameworks
 }
 
-# Two environments, because the frameworks need different versions of packages.
+# Several environments, because the frameworks need different versions of packages. guidellm brings
+# PyTorch, so its environment takes 6 GB.
 make_framework_venvs() {
   make_venv "$frameworks_venv" tests/frameworks/requirements.txt
   make_venv "$llama_index_venv" tests/frameworks/llama_index.txt
+  make_venv "$aiperf_venv" tests/frameworks/aiperf.txt
+  make_venv "$guidellm_venv" tests/frameworks/guidellm.txt
 }
 
 all_framework_tests() {
-  framework_tests "$frameworks_venv"
-  framework_tests "$llama_index_venv"
+  local environment
+  for environment in "$frameworks_venv" "$llama_index_venv" "$aiperf_venv" "$guidellm_venv"; do
+    framework_tests "$environment"
+  done
 }
 
 # Tests the Open Inference Protocol with the clients of Triton and KServe. Each has a process of its

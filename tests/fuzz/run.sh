@@ -117,7 +117,7 @@ if ! can_fuzz; then
 fi
 if [[ -z $running ]]; then
   build_jobs=$(deploy/build_jobs.sh)
-  cmake --preset fuzz
+  cmake --preset fuzz -DCMAKE_UNITY_BUILD=ON
   cmake --build --preset fuzz --parallel "$build_jobs" --target "${targets[@]/%/_fuzz}"
   make_seeds
   unpack_corpus

@@ -1,6 +1,7 @@
 // Chat templates: a template, "\n\n\n" and a JSON object with the members "messages", a list, and
 // others, which are variables of the client.
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -34,6 +35,8 @@ RenderInput MakeInput(std::string_view text) {
   RenderInput out;
   out.trusted = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
   out.now = 1'700'000'000;
+  // The time is not limited, because a process that waits for its turn could fail the second time.
+  out.limits.max_time = std::chrono::hours(1);
   out.limits.max_steps = 200'000;
   out.limits.max_bytes = size_t{16} << 20;
   out.limits.max_output_bytes = size_t{256} << 10;
