@@ -97,5 +97,5 @@ target_include_directories(moeserve_fuzz_server SYSTEM PUBLIC ${Boost_INCLUDE_DI
 target_link_libraries(moeserve_fuzz_server PUBLIC
   moeserve_flags moeserve_chat moeserve_structured moeserve_loaders moeserve_messages
   nlohmann_json::nlohmann_json absl::status absl::statusor absl::time absl::function_ref
-  ZLIB::ZLIB ${NGHTTP2_LIBRARY} Threads::Threads)
+  gRPC::grpc++ ZLIB::ZLIB ${NGHTTP2_LIBRARY} Threads::Threads)
 moeserve_precompile(moeserve_fuzz_server ${MOESERVE_JSON_HEADERS})
