@@ -72,7 +72,7 @@ def test_heatmap_shows_the_loads(driver, server, scheme):
         for a, one in enumerate(layer["counts"]):
             for b, other in enumerate(layer["counts"]):
                 if one > other + 0.05 * highest:
-                    assert sign * row[a] > sign * row[b], (layer["layer"], a, b)
+                    assert sign * row[a] > sign * row[b], (layer["layer"], a, b, layer["counts"], row)
 
 
 def test_heatmap_moves_with_traffic(driver, server):
