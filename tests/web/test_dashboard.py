@@ -65,14 +65,22 @@ def test_heatmap_shows_the_loads(driver, server, scheme):
     set_media(driver, scheme)
     open_experts(driver, server)
     layers = get_json(server, "/v1/experts/stats")["layers"]
-    shown = wait_until(lambda: pixels(driver), "a heatmap")
     highest = max(max(layer["counts"]) for layer in layers)
     sign = -1 if scheme == "light" else 1
-    for layer, row in zip(layers, shown):
-        for a, one in enumerate(layer["counts"]):
-            for b, other in enumerate(layer["counts"]):
-                if one > other + 0.05 * highest:
-                    assert sign * row[a] > sign * row[b], (layer["layer"], a, b, layer["counts"], row)
+
+    def wrong():
+        """Returns the pairs of experts whose colours contradict their counts."""
+        return [(layer["layer"], a, b, layer["counts"], row)
+                for layer, row in zip(layers, pixels(driver))
+                for a, one in enumerate(layer["counts"]) for b, other in enumerate(layer["counts"])
+                if one > other + 0.05 * highest and not sign * row[a] > sign * row[b]]
+
+    # The heatmap fades from the colours of the first window to these.
+    try:
+        wait_until(lambda: not wrong(), "the colours of the counts")
+    except AssertionError:
+        assert wrong() == []
+        raise
 
 
 def test_heatmap_moves_with_traffic(driver, server):
