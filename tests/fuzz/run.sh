@@ -88,7 +88,7 @@ run_target() {
     options+=("-dict=tests/fuzz/dictionaries/$target.dict")
   fi
   {
-    time "build/fuzz/tests/fuzz/${target}_fuzz" -max_total_time="$seconds" -timeout=20 \
+    time "build/fuzz/tests/fuzz/${target}_fuzz" -max_total_time="$seconds" -timeout=60 \
       -rss_limit_mb=2560 -malloc_limit_mb=1024 -max_len=32768 -print_final_stats=1 "${options[@]}" \
       -artifact_prefix="build/fuzz/findings/$target-" "build/fuzz/corpus/$target" \
       "build/fuzz/kept/$target" "build/fuzz/seeds/$target" >"$log" 2>&1 || failed=1
