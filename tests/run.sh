@@ -175,6 +175,15 @@ open_inference_tests() {
   done
 }
 
+# Tests 200 sets of tools on every bundled model.
+tool_tests() {
+  local folder
+  for folder in deploy/models/*/; do
+    MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/$folder \
+      "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients/test_tools.py
+  done
+}
+
 # Restarts and kills replicas behind HAProxy, if that is installed.
 failover_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
@@ -317,6 +326,7 @@ run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 run_full() {
   stage "Python environments with frameworks" make_framework_venvs
   stage "frameworks" all_framework_tests
+  stage "tools on every bundled model" tool_tests
   stage "Python environment with the clients of Triton and KServe" make_open_inference_venv
   stage "clients of Triton and KServe" open_inference_tests
   stage "replicas behind HAProxy" failover_tests
