@@ -96,8 +96,9 @@ constexpr std::string_view kSharedFields[] = {
 absl::Status CheckUnknownFields(const Json& body, std::span<const std::string_view> own_fields,
                                 bool strict, int& ignored) {
   for (const auto& [name, value] : body.items()) {
-    if (absl::c_linear_search(kSharedFields, name) || absl::c_linear_search(own_fields, name))
+    if (absl::c_linear_search(kSharedFields, name) || absl::c_linear_search(own_fields, name)) {
       continue;
+    }
     if (IsSamplingField(name) || IsKnownUnsupportedField(name)) continue;
     if (strict) {
       const std::string shown = Printable(name, 64);

@@ -247,10 +247,12 @@ Status SchemaReader::ReadText(const json* schema, const std::string& key, const 
 
 Status SchemaReader::ReadBasics(const json* schema, const std::string& key, const json& value,
                                 Branch* branch) {
-  if (absl::c_linear_search(kUnsupported, key))
+  if (absl::c_linear_search(kUnsupported, key)) {
     return Error(schema, "\"" + key + "\" is not supported");
-  if (absl::c_linear_search(kRead, key) || absl::c_linear_search(kAnnotations, key))
+  }
+  if (absl::c_linear_search(kRead, key) || absl::c_linear_search(kAnnotations, key)) {
     return absl::OkStatus();
+  }
   const std::pair<std::string_view, int64_t*> counts[] = {
       {"minLength", &branch->min_chars},          {"maxLength", &branch->max_chars},
       {"minItems", &branch->min_items},           {"maxItems", &branch->max_items},

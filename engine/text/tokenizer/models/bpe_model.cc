@@ -102,8 +102,9 @@ absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::s
     const auto& [left, right] = merges[rank];
     const std::string where = Concat("merges[", rank, "]: ");
     // MergeShort() and MergeLong() agree only if every merge makes its symbol longer.
-    if (left.empty() || right.empty())
+    if (left.empty() || right.empty()) {
       return absl::InvalidArgumentError(where + "one half is empty");
+    }
     joined = left + right;
     TokenId ids[3];
     const std::string* const parts[3] = {&left, &right, &joined};

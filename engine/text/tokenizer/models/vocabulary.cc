@@ -7,7 +7,6 @@
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {
-namespace {}  // namespace
 
 absl::StatusOr<Vocabulary> Vocabulary::Create(std::vector<std::pair<std::string, TokenId>> tokens) {
   Vocabulary vocabulary;
