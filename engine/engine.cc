@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <new>
 #include <utility>
 
 #include "base/check.h"
+#include "base/message.h"
 #include "base/steady_clock.h"
 #include "engine/engine_impl.h"
 #include "engine/model/trial.h"
@@ -308,6 +310,28 @@ void Engine::Impl::CopySchedulerStats() {
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() { Shutdown(); }
 
+namespace {
+
+// Routing plans number the routes of a step with 32 bits.
+absl::Status CheckRoutes(const ModelSpec& spec, int max_step_tokens) {
+  int64_t most = 1;  // of a token in one block
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.attention.routed()) {
+      most = std::max<int64_t>(most, layer.attention.routing->num_experts);
+    }
+    if (layer.feed_forward.routed()) {
+      const RoutedLayerSpec& routing = *layer.feed_forward.routing;
+      most = std::max(most, int64_t{routing.split.heads} * routing.num_experts);
+    }
+  }
+  const int64_t tokens = std::numeric_limits<int32_t>::max() / most;
+  if (max_step_tokens <= tokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat("max-step-tokens: expected at most ", tokens,
+                                           " with this model, found ", max_step_tokens));
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::unique_ptr<Model> model,
                                                std::shared_ptr<const Tokenizer> tokenizer,
@@ -319,6 +343,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                             Resolved(options, model->spec(), model->backend().preferred_step_rows(),
                                      model->backend().samples_on_device() ? 0 : 8,
                                      model->ReportFloatsPerToken(contents)));
+  MOESERVE_RETURN_IF_ERROR(CheckRoutes(model->spec(), o.max_step_tokens));
   const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   int64_t block_bytes = model->backend().KvBlockBytes(shapes, type);

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -433,6 +434,10 @@ class Backend {
   // return 0 and an empty name.
   virtual int threads() const { return 0; }
   virtual std::string_view instruction_set() const { return {}; }
+
+  // Returns what users of this backend should know about the layers computed so far, as whole
+  // sentences without a final stop.
+  virtual std::vector<std::string> warnings() const { return {}; }
 
   // Setup. A function that runs out of memory returns ResourceExhausted; the message states the
   // size.

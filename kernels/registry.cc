@@ -33,6 +33,14 @@ void RegisterDevice(const std::string& name, BackendFactory factory) {
 }
 
 Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
+  if (options.cuda_dense != "own" && options.cuda_dense != "cublaslt") {
+    return absl::InvalidArgumentError("cuda-dense '" + options.cuda_dense +
+                                      "': expected own or cublaslt");
+  }
+  if (options.device == "cpu" && options.cuda_dense != "own") {
+    return absl::InvalidArgumentError("cuda-dense " + options.cuda_dense +
+                                      ": expected device cuda, found cpu");
+  }
   if (options.device == "cuda") return cuda::CreateDevice(options);
   const auto registered = RegisteredDevices().find(options.device);
   if (registered != RegisteredDevices().end()) return registered->second(options);

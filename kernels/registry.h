@@ -15,6 +15,9 @@ struct BackendOptions {
   int threads = 0;               // CPU backend: number of threads; 0: one per available core
   std::string cpu_isa = "auto";  // CPU backend: "auto" or the name of a kernel table
                                  // (cpu/isa/isa.h)
+  // CUDA backend: what computes dense layers of bf16: "own" for the kernels of this program, or
+  // "cublaslt" for NVIDIA's library, which is opened at run time.
+  std::string cuda_dense = "own";
 };
 
 using BackendFactory = Result<std::unique_ptr<Backend>> (*)(const BackendOptions&);
@@ -22,8 +25,9 @@ using BackendFactory = Result<std::unique_ptr<Backend>> (*)(const BackendOptions
 // Registers a further device under a name. Must be called before any backend is created.
 void RegisterDevice(const std::string& name, BackendFactory factory);
 
-// InvalidArgument: the device or instruction set is unknown, or `threads` is outside of [0, 1024].
-// Unavailable: there is no usable CUDA device; the message states the cause in one line.
+// InvalidArgument: a name is unknown, `threads` is outside of [0, 1024], or cuda_dense is not "own"
+// on a CPU. Unavailable: there is no usable CUDA device or no cuBLASLt; the message states the
+// cause in one line.
 Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
 
 }  // namespace moeserve

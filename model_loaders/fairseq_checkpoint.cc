@@ -12,6 +12,7 @@
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/fairseq/fairseq_config.h"
 #include "model_loaders/architectures/fairseq/options.h"
+#include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/object_reader.h"
 #include "model_loaders/files/torch/torch_file.h"
@@ -103,7 +104,9 @@ struct OneFile {
   std::optional<FairseqOptions> options;  // nullopt if the file has only tensors
 };
 
-Result<OneFile> OpenOne(const std::filesystem::path& path) {
+Result<OneFile> OpenOne(const std::filesystem::path& folder, const std::string& name) {
+  const std::filesystem::path path = folder / name;
+  MOESERVE_RETURN_IF_ERROR(CheckInsideModel(folder, path));
   MOESERVE_ASSIGN_OR_RETURN(const std::shared_ptr<const TorchFile> file, TorchFile::Open(path));
   const std::string prefix = Printable(file->file_name()) + ": ";
   const PickleValue& root = file->root();
@@ -244,7 +247,7 @@ class Opener {
   explicit Opener(const FairseqFiles& files) : files_(files) {}
 
   Result<FairseqCheckpoint> Open() {
-    MOESERVE_ASSIGN_OR_RETURN(OneFile main, OpenOne(files_.folder / files_.main));
+    MOESERVE_ASSIGN_OR_RETURN(OneFile main, OpenOne(files_.folder, files_.main));
     const std::string_view prefix = MissingPrefix(*main.tensors);
     std::vector<std::shared_ptr<const TensorFile>> all;
     all.push_back(
@@ -252,7 +255,7 @@ class Opener {
     OneFile first;  // the file of the first process
     std::string_view with_options = files_.main;
     if (!files_.ranks.empty()) {
-      MOESERVE_ASSIGN_OR_RETURN(first, OpenOne(files_.folder / files_.ranks[0]));
+      MOESERVE_ASSIGN_OR_RETURN(first, OpenOne(files_.folder, files_.ranks[0]));
       if (first.options.has_value()) {
         main.options = std::move(first.options);
         with_options = files_.ranks[0];
@@ -299,7 +302,7 @@ class Opener {
     for (size_t rank = 0; rank < needed; ++rank) {
       const std::string& file = files_.ranks[rank];
       if (rank > 0) {
-        MOESERVE_ASSIGN_OR_RETURN(first, OpenOne(files_.folder / file));
+        MOESERVE_ASSIGN_OR_RETURN(first, OpenOne(files_.folder, file));
         names = PlainNames(*first.tensors, prefix);
         MOESERVE_ASSIGN_OR_RETURN(const int found, LocalExperts(file, names));
         if (found != local) {

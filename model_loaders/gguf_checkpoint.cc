@@ -13,6 +13,7 @@
 #include "model_loaders/architectures/gguf/gguf_config.h"
 #include "model_loaders/architectures/gguf/gguf_keys.h"
 #include "model_loaders/checkpoint_identity.h"
+#include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/gguf/gguf_file.h"
 #include "model_loaders/files/weight_files.h"
 #include "model_loaders/folder_weights.h"
@@ -72,8 +73,9 @@ Result<WeightFiles> OpenParts(const fs::path& path, std::shared_ptr<const GgufFi
   }
   const std::string stem = name.substr(0, name.size() - PartEnd(1, parts).size());
   for (int part = 2; part <= parts; ++part) {
-    MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const GgufFile> file,
-                              GgufFile::Open(path.parent_path() / (stem + PartEnd(part, parts))));
+    const std::filesystem::path next = path.parent_path() / (stem + PartEnd(part, parts));
+    MOESERVE_RETURN_IF_ERROR(CheckInsideModel(path.parent_path(), next));
+    MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const GgufFile> file, GgufFile::Open(next));
     GgufKeys own(*file, "", &problems);
     const auto check = [&](const char* key, int expected) {
       const int found = own.Int(key);

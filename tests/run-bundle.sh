@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs the tests in an unpacked bundle (see deploy/bundle.sh) and prints which tests passed.
 #
-#   run-tests.sh [--device cpu|cuda] [--models FOLDER | --sources FOLDER] [--jobs N] [--seconds N]
-#                [--check TOOL] [TEST...]
+#   run-tests.sh [--device cpu|cuda|cuda_cublaslt] [--models FOLDER | --sources FOLDER] [--jobs N]
+#                [--seconds N] [--check TOOL] [TEST...]
 #
-#   --device     the device on which the tests run (default: cuda)
+#   --device     the device on which the tests run (default: cuda); cuda_cublaslt: cuBLASLt, which
+#                must be installed, computes the dense layers
 #   --models     a folder with the bundled models, such as deploy/models in the source tree
 #                (default: the folder "models" next to this script)
 #   --sources    the root of a source tree; its models and test data are used. Required if the
@@ -69,9 +70,10 @@ fi
 # seconds to TEST.result.
 run() {
   local test=$1 start=$SECONDS filter=${GTEST_FILTER:-*}
-  # These programs test every backend. With --device cuda, only their tests on CUDA run.
-  if [[ -z ${GTEST_FILTER:-} && $device == cuda ]]; then
-    [[ $test =~ ^(rows|linear|router|attention)_test$ ]] && filter='*/cuda'
+  # These programs test every backend. On a GPU, only their tests on that device run.
+  if [[ -z ${GTEST_FILTER:-} && $device == cuda* ]]; then
+    [[ $test =~ ^(rows|router|attention)_test$ ]] && filter='*/cuda'
+    [[ $test == linear_test ]] && filter="*/$device"
   fi
   MOESERVE_TEST_DATA=$data MOESERVE_TEST_DEVICE=$device \
     timeout "$seconds" "${check[@]}" "$here/bin/$test" --gtest_brief=1 --gtest_filter="$filter" \
@@ -89,11 +91,11 @@ report() {
   if ((code != 0)); then
     failed=1
     grep -vE '^\[  +OK|^\[ RUN' "$log" | head -40
-  elif grep -q "device $device: " "$log"; then
+  elif grep -q "device ${device%_cublaslt}: " "$log"; then
     # Tests skip themselves if the device cannot be used. Here that is a failure, because the device
     # was requested.
     failed=1
-    grep -m1 "device $device: " "$log"
+    grep -m1 "device ${device%_cublaslt}: " "$log"
   elif [[ $test == *_test && -z ${GTEST_FILTER:-} ]] && grep -q '^\[==========\] 0 tests' "$log"; then
     failed=1
     printf 'no test of it runs on %s\n' "$device"

@@ -152,6 +152,12 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
                 kMaxWidth);
     }
     CheckSplit(check, scope + "split.", spec, routing.split);
+    const int64_t routes = int64_t{routing.split.heads} * routing.num_experts;
+    if (check.ok() && routes > kMaxRoutesOfToken) {
+      check.Fail(scope + "split.heads",
+                 "heads * num_experts <= " + std::to_string(kMaxRoutesOfToken),
+                 std::to_string(routes));
+    }
     check.Int(scope, "latent_width", routing.latent_width, 0, kMaxWidth);
     if (routing.latent_width > 0) {
       check.Set(scope, "split.residual", routing.split.residual, false,

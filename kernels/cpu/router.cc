@@ -1,6 +1,8 @@
 #include "kernels/cpu/router.h"
 
 #include <algorithm>
+#include <limits>
+#include <new>
 
 #include "base/check.h"
 #include "kernels/base/routing.h"
@@ -187,7 +189,13 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
 
   route_offsets_.resize(static_cast<size_t>(rows) + 1);
   route_offsets_[0] = 0;
-  for (int r = 0; r < rows; ++r) route_offsets_[r + 1] = route_offsets_[r] + route_counts_[r];
+  int64_t total = 0;
+  for (int r = 0; r < rows; ++r) {
+    total += route_counts_[r];
+    // Plans have 32-bit offsets; callers treat a step that is too large as one without memory.
+    if (total > std::numeric_limits<int32_t>::max()) throw std::bad_alloc();
+    route_offsets_[r + 1] = static_cast<int32_t>(total);
+  }
   route_experts_.resize(static_cast<size_t>(route_offsets_[rows]));
   route_weights_.resize(static_cast<size_t>(route_offsets_[rows]));
   for (int r = 0; r < rows; ++r) {

@@ -45,6 +45,8 @@ set(MOESERVE_CUDA_SOURCES
   cuda_backend.cc
   device/device.cc
   statistics/expert_counters.cu
+  linear/dense_layers.cc
+  linear/dense_layers.cu
   linear/fused_expert.cu
   device/handles.cc
   attention/kv_cache.cc

@@ -99,7 +99,7 @@ Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options) {
   return CudaBackend::Create(options);
 }
 
-Result<std::unique_ptr<Backend>> CudaBackend::Create(const BackendOptions&) {
+Result<std::unique_ptr<Backend>> CudaBackend::Create(const BackendOptions& options) {
   MOESERVE_RETURN_IF_ERROR(CheckDevice());
   std::unique_ptr<CudaBackend> backend(new CudaBackend);
   cudaDeviceProp properties{};
@@ -114,6 +114,11 @@ Result<std::unique_ptr<Backend>> CudaBackend::Create(const BackendOptions&) {
   MOESERVE_ASSIGN_OR_RETURN(backend->stream_, Stream::Create());
   backend->description_ = "cuda, " + std::string(properties.name) + ", compute capability " +
                           std::to_string(properties.major) + "." + std::to_string(properties.minor);
+  if (options.cuda_dense == "cublaslt") {
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DenseLibrary> library, OpenDenseLibrary());
+    backend->dense_ = std::make_unique<DenseLayers>(std::move(library));
+    backend->description_ += ", dense layers by cuBLASLt";
+  }
   return std::unique_ptr<Backend>(std::move(backend));
 }
 
@@ -326,10 +331,24 @@ void CudaBackend::Norm(const NormArgs& args) {
              stream_.get());
 }
 
-void CudaBackend::Linear(const LinearArgs& args) { LaunchLinear(args, stream_.get()); }
+void CudaBackend::Linear(const LinearArgs& args) {
+  if (dense_ != nullptr && DenseLayers::Fits(args)) {
+    if (args.input.rows == 0) return;
+    if (!dense_->Ready(args)) {
+      DropRecordings();
+      CheckStatus(dense_->Prepare(args, stream_.get()), "prepare a dense layer for cuBLASLt");
+    }
+    if (dense_->Run(args, stream_.get())) return;
+  }
+  LaunchLinear(args, stream_.get());
+}
 
 bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
                                    int64_t rows) const {
+  // The results of the library would differ, so the number of rows must not decide.
+  if (dense_ != nullptr && (DenseLayers::Fits(up, dtype) || DenseLayers::Fits(down, dtype))) {
+    return false;
+  }
   return dtype == DType::kBF16 && FusedExpertFits(up, down) && FusedExpertPays(up, down, rows);
 }
 

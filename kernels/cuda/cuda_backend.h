@@ -13,6 +13,7 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/rope_tables.h"
 #include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/linear/dense_layers.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/statistics/route_counters.h"
 #include "kernels/cuda/step_buffers.h"
@@ -33,6 +34,9 @@ class CudaBackend : public Backend {
 
   std::string_view name() const override { return "cuda"; }
   std::string_view description() const override { return description_; }
+  std::vector<std::string> warnings() const override {
+    return dense_ == nullptr ? std::vector<std::string>() : dense_->warnings();
+  }
 
   Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
   Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
@@ -168,6 +172,7 @@ class CudaBackend : public Backend {
 
   std::string description_;
   Stream stream_;
+  std::unique_ptr<DenseLayers> dense_;  // null: the kernels of linear.h compute all dense layers
   StepBuffers buffers_;
   std::map<StepShape, Recording> recordings_;
   StepShape shape_;

@@ -6,6 +6,7 @@
 
 #include "base/message.h"
 #include "model_loaders/convert/new_folder.h"
+#include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/tokenizer/tokenizer_folder.h"
 #include "nlohmann/json.hpp"
@@ -25,6 +26,7 @@ constexpr char kFairseqDictionary[] = "dict.txt";
 Result<FileNames> Copy(const fs::path& from, FileNames names, const fs::path& to) {
   std::erase_if(names, [&](const std::string& name) { return !Exists(from / name); });
   for (const std::string& name : names) {
+    MOESERVE_RETURN_IF_ERROR(CheckInsideModel(from, from / name));
     MOESERVE_RETURN_IF_ERROR(CopyToNewFile(from / name, to / name));
   }
   return names;

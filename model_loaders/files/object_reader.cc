@@ -65,6 +65,12 @@ std::vector<double> ObjectReader::Reals(std::string_view key) {
   constexpr std::string_view kExpected = "a list of numbers";
   const Json* value = Required(key, kExpected);
   if (value == nullptr) return {};
+  // Each of many layers may get a copy of the list.
+  constexpr size_t kMaxReals = 4096;
+  if (value->is_array() && value->size() > kMaxReals) {
+    Fault(key, Concat("at most ", kMaxReals, " numbers"), std::to_string(value->size()));
+    return {};
+  }
   std::vector<double> numbers;
   bool valid = value->is_array();
   for (size_t i = 0; valid && i < value->size(); ++i) {

@@ -40,6 +40,7 @@ class ObjectReader {
   double Real(std::string_view key, std::optional<double> fallback = std::nullopt);
   bool Bool(std::string_view key, bool fallback);
   // Reads a required list of numbers.
+  // At most 4,096 numbers.
   std::vector<double> Reals(std::string_view key);
   // Returns the value of the matching choice, or `fallback` if the key is absent. If no choice
   // matches, reports an error and returns nullopt.

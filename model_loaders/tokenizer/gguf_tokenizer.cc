@@ -79,11 +79,14 @@ constexpr PreTokenizerKind kKinds[] = {
 // Returns a piece as SentencePiece's vocabulary has it. Converters write the spaces of user-defined
 // pieces, such as Gemma's runs of spaces, as spaces.
 std::string PieceText(std::string_view token, PieceType type) {
-  std::string text(token);
-  if (type != PieceType::kUserDefined) return text;
-  constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
-  for (size_t at = text.find(' '); at != text.npos; at = text.find(' ', at + kSpace.size())) {
-    text.replace(at, 1, kSpace);
+  if (type != PieceType::kUserDefined) return std::string(token);
+  std::string text;
+  for (const char c : token) {
+    if (c == ' ') {
+      text += "\xE2\x96\x81";  // U+2581
+    } else {
+      text += c;
+    }
   }
   return text;
 }

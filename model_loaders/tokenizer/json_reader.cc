@@ -17,6 +17,8 @@ constexpr int kMaxDepth = 32;
 absl::StatusOr<std::optional<std::string>> ReadTokenizerFile(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return std::nullopt;
+  // The text can become public: templates are shown to clients.
+  if (absl::Status inside = CheckInsideModel(path.parent_path(), path); !inside.ok()) return inside;
   const uintmax_t size = std::filesystem::file_size(path, error);
   if (error || size > kMaxTokenizerFileBytes) {
     return absl::InvalidArgumentError(path.string() + ": expected a file of at most " +

@@ -20,6 +20,7 @@ using Frame = std::vector<std::optional<TokenId>>;
 constexpr size_t kMaxPatternBytes = 64 * 1024;
 constexpr size_t kMaxLiteralBytes = 1024;  // limits the work of a search at each position
 constexpr size_t kMaxFrame = 1024;
+constexpr int kMaxTexts = 16;  // how often a frame may contain the text
 constexpr size_t kMaxSteps = 256;
 constexpr size_t kMaxTokenGrowth = 1024;  // of a token by the Replace steps of a decoder
 constexpr size_t kMaxStripped = 1 << 20;
@@ -322,6 +323,17 @@ void ReadPreTokenizerStep(JsonReader& reader, const Step& step,
 
 // ---- post-processors
 
+// Returns whether `frame` is short enough; if not, `reader` fails.
+bool CheckFrame(JsonReader& reader, const Step& step, const Frame& frame) {
+  if (std::count(frame.begin(), frame.end(), std::nullopt) > kMaxTexts) {
+    reader.Fail(step.where, Concat("expected the text at most ", kMaxTexts, " times"));
+    return false;
+  }
+  if (frame.size() <= kMaxFrame) return true;
+  reader.Fail(step.where, Concat("expected at most ", kMaxFrame, " tokens around a text"));
+  return false;
+}
+
 Frame ReadTemplate(JsonReader& reader, const Step& step) {
   Frame frame;
   reader.CheckKeys(*step.json, step.where, {"type", "single", "pair", "special_tokens"});
@@ -330,7 +342,7 @@ Frame ReadTemplate(JsonReader& reader, const Step& step) {
     reader.FailExpected(step.where + ".special_tokens", "an object", special);
   }
   const Json& single = reader.Array(*step.json, step.where, "single");
-  for (size_t i = 0; i < single.size() && reader.ok(); ++i) {
+  for (size_t i = 0; i < single.size() && reader.ok() && CheckFrame(reader, step, frame); ++i) {
     const std::string where = Concat(step.where, ".single[", i, ']');
     reader.CheckKeys(single[i], where, {"Sequence", "SpecialToken"});
     if (!reader.ok()) break;
@@ -353,7 +365,7 @@ Frame ReadTemplate(JsonReader& reader, const Step& step) {
     const Json& token = reader.Get(special, name);
     reader.CheckKeys(token, token_where, {"id", "ids", "tokens"});
     const Json& ids = reader.Array(token, token_where, "ids");
-    for (size_t k = 0; k < ids.size(); ++k) {
+    for (size_t k = 0; k < ids.size() && CheckFrame(reader, step, frame); ++k) {
       frame.push_back(reader.Id(ids[k], Concat(token_where, ".ids[", k, ']')));
     }
   }
@@ -383,10 +395,7 @@ Frame Nested(JsonReader& reader, const Step& step, const Frame& outer, const Fra
     } else {
       frame.insert(frame.end(), inner.begin(), inner.end());
     }
-    if (frame.size() > kMaxFrame) {
-      reader.Fail(step.where, Concat("expected at most ", kMaxFrame, " tokens around a text"));
-      break;
-    }
+    if (!CheckFrame(reader, step, frame)) break;
   }
   return frame;
 }

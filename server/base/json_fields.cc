@@ -11,6 +11,71 @@
 namespace moeserve::server {
 namespace {
 
+using OrderedJson = nlohmann::ordered_json;
+
+// Builds the value of a text that the JSON library reads. The library's own builder searches all
+// members of an object before it adds one.
+class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
+ public:
+  explicit OrderedBuilder(int max_depth) : max_depth_(max_depth) {}
+
+  OrderedJson& root() { return root_; }
+
+  bool null() override { return Add(nullptr); }
+  bool boolean(bool value) override { return Add(value); }
+  bool number_integer(number_integer_t value) override { return Add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return Add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return Add(value); }
+  bool string(string_t& value) override { return Add(std::move(value)); }
+  bool binary(binary_t&) override { return false; }
+  bool start_object(size_t) override { return Open(OrderedJson::object()); }
+  bool start_array(size_t) override { return Open(OrderedJson::array()); }
+  bool key(string_t& name) override {
+    name_ = std::move(name);
+    return true;
+  }
+  bool end_object() override { return Close(); }
+  bool end_array() override { return Close(); }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
+  }
+
+ private:
+  // Adds a value to the innermost container. Pointers to open containers stay valid, because
+  // nothing is added to the containers around them.
+  OrderedJson* Place(OrderedJson value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    OrderedJson& inner = *open_.back();
+    if (inner.is_array()) {
+      inner.push_back(std::move(value));
+      return &inner.back();
+    }
+    AppendMember(inner, std::move(name_), std::move(value));
+    return &inner.get_ref<OrderedJson::object_t&>().back().second;
+  }
+  bool Add(OrderedJson value) {
+    Place(std::move(value));
+    return true;
+  }
+  bool Open(OrderedJson container) {
+    if (static_cast<int>(open_.size()) >= max_depth_) return false;
+    open_.push_back(Place(std::move(container)));
+    return true;
+  }
+  bool Close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const int max_depth_;
+  OrderedJson root_;
+  std::vector<OrderedJson*> open_;
+  std::string name_;
+};
+
 // Formats a wrong value for an error message. Truncates and escapes the text, so that whole prompts
 // do not end up in messages and logs.
 std::string Shown(const nlohmann::json& value) {
@@ -120,6 +185,16 @@ Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::
     ids.push_back(static_cast<TokenId>(*id));
   }
   return ids;
+}
+
+OrderedJson ParseOrdered(std::string_view text, int max_depth) {
+  OrderedBuilder builder(max_depth);
+  if (!OrderedJson::sax_parse(text, &builder)) return OrderedJson(OrderedJson::value_t::discarded);
+  return std::move(builder.root());
+}
+
+void AppendMember(OrderedJson& object, std::string name, OrderedJson value) {
+  object.get_ref<OrderedJson::object_t&>().emplace_back(std::move(name), std::move(value));
 }
 
 }  // namespace moeserve::server

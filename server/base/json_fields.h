@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -31,6 +32,14 @@ Result<std::optional<std::string>> StringField(const nlohmann::json& object, con
 
 // Returns the integer value of a JSON number; nullopt if `value` has a fraction or is not a number.
 std::optional<int64_t> AsInteger(const nlohmann::json& value);
+
+// Parses `text` and keeps the order of members, in time proportional to its length. A member that
+// stands twice is there twice, so `text` should have been checked. Discarded if `text` is no JSON
+// or nested deeper than `max_depth`.
+nlohmann::ordered_json ParseOrdered(std::string_view text, int max_depth = 256);
+// Appends a member to `object`, which must be an object without a member of that name. Assignments
+// by operator[] search all members first.
+void AppendMember(nlohmann::ordered_json& object, std::string name, nlohmann::ordered_json value);
 
 // Reads a list of token ids in [0, vocab_size). `param` is the name of the list in error messages.
 Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::string& param,

@@ -96,9 +96,7 @@ absl::Status Run(const Options& options) {
                " positions (max_position_embeddings), found ", length));
   }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                            CreateBackend({.device = options.model.device,
-                                           .threads = options.model.threads,
-                                           .cpu_isa = options.model.cpu_isa}));
+                            CreateBackend(options.model.backend()));
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, *loaded.weights));
   MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache_type,
                             ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));

@@ -100,9 +100,7 @@ Result<Workload> MakeWorkload(const Options& options, int vocab_size) {
 Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions& engine) {
   MOESERVE_RETURN_IF_ERROR(CheckSyntheticOptions(options.model));
   RunningModel out;
-  MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend({.device = options.model.device,
-                                                        .threads = options.model.threads,
-                                                        .cpu_isa = options.model.cpu_isa}));
+  MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(options.model.backend()));
   MOESERVE_ASSIGN_OR_RETURN(const ModelSpec spec, SyntheticSpec(options.synthetic));
   const auto weights =
       MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);

@@ -20,6 +20,7 @@ class BlockWriter : public AnswerWriter {
   absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) final;
   void AppendEvents(int index, const Usage& sums, std::string& out) final;
   void AppendEnd(const Usage& sums, std::string& out) final;
+  bool keeps_streamed_output() const final { return true; }
 
  protected:
   struct Block {

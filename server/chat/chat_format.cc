@@ -6,6 +6,7 @@
 #include "base/message.h"
 #include "engine/text/chat/text.h"
 #include "server/base/api_error.h"
+#include "server/base/request_id.h"
 #include "server/tools/generic_tools.h"
 
 namespace moeserve::server {
@@ -18,18 +19,12 @@ absl::Status TemplateError(const absl::Status& status, std::string_view param) {
                    Printable(std::string(status.message()), 300), param);
 }
 
-// Returns a text that occurs in none of the messages nor in the template: a number between two
-// Unicode noncharacters.
-std::string ChooseMark(const OrderedJson& messages, std::string_view source) {
-  for (int number = 0;; ++number) {
-    std::string mark = Concat("\xEF\xB7\x90", number, "\xEF\xB7\x91");
-    bool taken = source.find(mark) != std::string_view::npos;
-    for (const OrderedJson& message : messages) {
-      // Dumped text has noncharacters as they are.
-      taken = taken || message.dump().find(mark) != std::string::npos;
-    }
-    if (!taken) return mark;
-  }
+// Returns a text that nobody can know in advance, so that it occurs neither in the messages nor in
+// the template: random digits between two Unicode noncharacters. Templates may change letters.
+std::string ChooseMark() {
+  std::string mark = "\xEF\xB7\x90";
+  for (const char c : NewRequestId()) mark += c <= '9' ? c : static_cast<char>('0' + (c - 'a'));
+  return mark + "\xEF\xB7\x91";
 }
 
 // Changes the role "developer" to "system" if the template does not mention developers.
@@ -137,7 +132,7 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
   input.limits.max_output_bytes = limits.max_rendered_bytes;
   std::string mark;
   if (conversation.continue_final_message) {
-    mark = ChooseMark(conversation.messages, compiled->source());
+    mark = ChooseMark();
   }
   const auto render = [&](OrderedJson messages) -> Result<chat::RenderedPrompt> {
     input.messages = std::move(messages);

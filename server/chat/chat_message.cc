@@ -239,7 +239,7 @@ class MessageParser {
     if (!checked.ok() || !checked->is_object()) {
       return InvalidValue(where, Concat("'", where, "' must be the text of a JSON object"));
     }
-    OrderedJson parsed = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
+    OrderedJson parsed = ParseOrdered(text);
     return parsed.is_object() ? std::move(parsed) : OrderedJson(*checked);
   }
 

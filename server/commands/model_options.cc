@@ -82,6 +82,12 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_i8mm",
                              "neon_dot", "neon", "plain"}))
       ->capture_default_str();
+  app.add_option(
+         "--cuda-dense", options.cuda_dense,
+         "What computes the dense bf16 layers with --device cuda: this program's kernels, or "
+         "NVIDIA's library cuBLASLt, which must be installed")
+      ->check(CLI::IsMember({"own", "cublaslt"}))
+      ->capture_default_str();
   app.add_option("--packed-cache", options.packed_cache,
                  "Folder that keeps weights in the CPU backend's layout, for quicker starts, and "
                  "is created "
@@ -256,12 +262,8 @@ Result<RunningModel> StartModel(
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust,
     std::optional<ProgressOutput> output, int64_t max_bytes) {
   const ProgressOutput progress = output.value_or(options.progress());
-  BackendOptions backend_options;
-  backend_options.device = options.device;
-  backend_options.threads = options.threads;
-  backend_options.cpu_isa = options.cpu_isa;
   RunningModel out;
-  MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(backend_options));
+  MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(options.backend()));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
   PrintWarnings(checkpoint.warnings, progress);
   // Weights that are loaded as they are stored take at least the bytes of the files. Those of
@@ -315,6 +317,7 @@ Result<RunningModel> StartModel(
       std::unique_ptr<Engine> running,
       Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,
                      std::move(checkpoint.eos_token_ids), std::move(draft_model)));
+  PrintWarnings(out.backend->warnings(), progress);
   out.engine = AdaptEngine(std::move(running));
   return out;
 }

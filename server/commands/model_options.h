@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "engine/engine.h"
 #include "kernels/backend.h"
+#include "kernels/registry.h"
 #include "model_loaders/loader.h"
 #include "server/commands/progress/load_progress.h"
 #include "server/generation/engine_api.h"
@@ -27,11 +28,15 @@ struct ModelOptionsText {
   std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string cpu_isa = "auto";
+  std::string cuda_dense = "own";
   // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
   std::string draft_model;  // folder or file; empty: none
   bool quiet = false;       // report no progress
 
+  BackendOptions backend() const {
+    return {.device = device, .threads = threads, .cpu_isa = cpu_isa, .cuda_dense = cuda_dense};
+  }
   ProgressOutput progress() const {
     return quiet ? ProgressOutput::kNone : ProgressOutput::kTerminal;
   }
@@ -39,7 +44,8 @@ struct ModelOptionsText {
 
 // Adds --model, which may also be given as an argument without a name.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
-// Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa and --packed-cache.
+// Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --cuda-dense and
+// --packed-cache.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // Adds --quiet, which switches reports of progress off.
 void AddQuietOption(CLI::App& app, bool& quiet);

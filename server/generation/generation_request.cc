@@ -89,6 +89,28 @@ absl::Status CheckRecordSize(const GenerationParams& params,
                     max_routes / per_token, " with this model; ask for fewer choices or tokens"));
 }
 
+namespace {
+
+// Returns the memory of the lists that every choice has a copy of.
+size_t SamplingBytes(const SamplingParams& sampling) {
+  size_t bytes = sampling.allowed_token_ids.size() * sizeof(TokenId) +
+                 sampling.logit_bias.size() * sizeof(sampling.logit_bias[0]) +
+                 sampling.stop_token_ids.size() * sizeof(TokenId);
+  for (const auto& words : sampling.bad_words) {
+    bytes += sizeof(words) + words.size() * sizeof(TokenId);
+  }
+  for (const std::string& stop : sampling.stop) bytes += sizeof(stop) + stop.size();
+  return bytes;
+}
+
+size_t ConstraintBytes(const ConstraintSpec& spec) {
+  size_t bytes = 2 * spec.text.size();
+  for (const std::string& choice : spec.choices) bytes += sizeof(choice) + choice.size();
+  return bytes;
+}
+
+}  // namespace
+
 size_t AdmissionBytes(const GenerationParams& params, const std::vector<PreparedPrompt>& prompts,
                       const ModelSpec& spec) {
   // Bytes per choice, per token of its prompt, and per alternative in a list of log-probabilities:
@@ -112,11 +134,12 @@ size_t AdmissionBytes(const GenerationParams& params, const std::vector<Prepared
   if (params.routing.any_record()) {
     per_token += kRoute * static_cast<size_t>(MostRoutes(spec, params.routing.control.get()));
   }
-  size_t bytes = 0;
+  size_t bytes = prompts.size() * SamplingBytes(params.sampling);
   for (const PreparedPrompt& prompt : prompts) {
     bytes += kChoice + prompt.ids.size() * per_token + 4 * prompt.echo_text.size();
   }
-  return bytes * static_cast<size_t>(params.n);
+  return bytes * static_cast<size_t>(params.n) + params.repeated_bytes +
+         (params.constraint ? ConstraintBytes(params.constraint->spec) : 0);
 }
 
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,

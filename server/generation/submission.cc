@@ -16,6 +16,11 @@ std::string ResponseId(const GenerationParams& params, const RequestRecord* reco
   return record != nullptr ? record->start().request_id : NewRequestId();
 }
 
+// Returns `id`, which a client has chosen, so that it differs from the same id of another key.
+std::string OwnId(const ApiKey* key, const std::string& id) {
+  return key == nullptr ? id : Concat("key ", key->usage()->serial, ' ', id);
+}
+
 }  // namespace
 
 Submission::Submission(SubmissionContext context, GenerationParams params,
@@ -23,7 +28,7 @@ Submission::Submission(SubmissionContext context, GenerationParams params,
     : context_(std::move(context)),
       params_(std::move(params)),
       id_(Concat(id_prefix, ResponseId(params_, context_.record.get()))),
-      engine_id_(params_.request_id.empty() ? NewRequestId() : id_) {
+      engine_id_(params_.request_id.empty() ? NewRequestId() : OwnId(context_.key.get(), id_)) {
   // Every request passes here, so no request of one key can find the cached prefixes of another.
   if (context_.key != nullptr) params_.cache_salt = context_.key->CacheSalt(params_.cache_salt);
   if (context_.record != nullptr) {
@@ -37,7 +42,11 @@ Submission::Submission(SubmissionContext context, GenerationParams params,
 
 absl::Status Submission::SetPrompts(std::vector<PreparedPrompt> prompts) {
   prompts_ = std::move(prompts);
-  return CheckRecordSize(params_, prompts_, context_.engine->spec(), context_.limits.max_routes);
+  const ModelSpec& spec = context_.engine->spec();
+  MOESERVE_RETURN_IF_ERROR(CheckRecordSize(params_, prompts_, spec, context_.limits.max_routes));
+  // Now, because a request can wait for a long time until its constraint is compiled.
+  charge_ = MemoryCharge(context_.memory);
+  return charge_.Add(AdmissionBytes(params_, prompts_, spec));
 }
 
 bool Submission::NeedsCompiling() {
@@ -55,10 +64,7 @@ absl::Status Submission::CompileConstraint() {
 
 Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
                                                       std::function<void()> wake) const {
-  MemoryCharge charge(context_.memory);
-  MOESERVE_RETURN_IF_ERROR(charge.Add(AdmissionBytes(params_, prompts_, context_.engine->spec())));
   GenerationOptions options;
-  options.charge = std::move(charge);
   options.memory = context_.memory;
   options.samples = params_.n;
   // Only a stream can leave output unread: the server collects the output of a unary request as it

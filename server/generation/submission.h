@@ -37,7 +37,9 @@ class Submission {
   // `id_prefix` is the start of the response's id, such as "cmpl-".
   Submission(SubmissionContext context, GenerationParams params, std::string_view id_prefix);
 
-  // Returns InvalidArgument if the routing records of these prompts would get too long.
+  // Charges the memory that the request takes as long as this object exists. InvalidArgument if the
+  // routing records of these prompts would get too long; ResourceExhausted if the answer's part
+  // about the prompts does not fit into memory.
   absl::Status SetPrompts(std::vector<PreparedPrompt> prompts);
 
   // Returns whether CompileConstraint() must be called: whether there is a constraint that is not
@@ -49,8 +51,7 @@ class Submission {
 
   // Submits one engine request per choice, all or none. The engine thread calls `wake` when the
   // result's Take() has new output; `wake` must return quickly. Returns the refusal of the key's
-  // limits (Admission::Admit) or of the engine as the error, or ResourceExhausted if the answer's
-  // part about the prompts does not fit into memory.
+  // limits (Admission::Admit) or of the engine as the error.
   Result<std::unique_ptr<Generation>> Start(absl::Time deadline, std::function<void()> wake) const;
 
   // Returns the response's id: the prefix and `request_id` of the body, or the id of the HTTP
@@ -71,6 +72,7 @@ class Submission {
   // Unlike `request_id`, a request id in a header may be that of another request that runs.
   const std::string engine_id_;
   std::vector<PreparedPrompt> prompts_;
+  MemoryCharge charge_;
 };
 
 }  // namespace moeserve::server

@@ -23,7 +23,9 @@ std::string Text(beast::string_view text) { return {text.data(), text.size()}; }
 }  // namespace
 
 HeadSearch FindHead(std::string& buffer, const HttpLimits& limits) {
-  while (buffer.starts_with("\r\n")) buffer.erase(0, 2);
+  size_t empty = 0;
+  while (buffer.compare(empty, 2, "\r\n") == 0) empty += 2;
+  buffer.erase(0, empty);
   HeadSearch out;
   const size_t end = buffer.find("\r\n\r\n");
   if (end == std::string::npos) {

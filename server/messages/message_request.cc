@@ -185,13 +185,8 @@ absl::Status ConvertTools(const Json& body, std::string_view text, OrderedJson& 
   const Json* tools = FindField(body, "tools");
   if (tools == nullptr) return absl::OkStatus();
   if (!tools->is_array()) return InvalidValue("tools", "'tools' must be a list");
-  const auto part = MemberText(text, "tools");
-  if (part && part->size() > kMaxToolBytes) {
-    return InvalidValue("tools", Concat("the JSON of 'tools' has at most ", kMaxToolBytes,
-                                        " bytes, found ", part->size()));
-  }
-  const OrderedJson ordered =
-      part ? OrderedJson::parse(*part, nullptr, false) : OrderedJson(*tools);
+  MOESERVE_ASSIGN_OR_RETURN(const auto part, CheckToolBytes(*tools, text));
+  const OrderedJson ordered = part ? ParseOrdered(*part) : OrderedJson(*tools);
   chat["tools"] = OrderedJson::array();
   for (size_t i = 0; i < ordered.size(); ++i) {
     const OrderedJson& tool = ordered[i];

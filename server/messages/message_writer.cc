@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "server/base/json_fields.h"
 #include "server/messages/message_request.h"
 #include "server/openai/routing_fields.h"
 
@@ -95,7 +96,7 @@ OrderedJson MessageWriter::TakeAnswer(const Usage& sums) {
         answer["content"].push_back({{"type", "text"}, {"text", block.text}});
         break;
       case Block::Kind::kCall: {
-        OrderedJson input = OrderedJson::parse(block.text, nullptr, /*allow_exceptions=*/false);
+        OrderedJson input = ParseOrdered(block.text);
         // The arguments are no JSON if the limit on tokens was reached.
         if (input.is_discarded()) input = OrderedJson::object();
         answer["content"].push_back({{"type", "tool_use"},

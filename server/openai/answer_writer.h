@@ -31,6 +31,8 @@ class AnswerWriter {
   // Appends the event that ends the stream with an error.
   virtual void AppendError(const HttpError& error, std::string& out);
 
+  // Whether a stream's output is kept until its end, because the last events repeat it.
+  virtual bool keeps_streamed_output() const { return false; }
   // Returns the unary response.
   virtual nlohmann::ordered_json TakeAnswer(const Usage& sums) = 0;
   // Returns the body of a response that reports an error.

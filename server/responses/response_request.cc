@@ -214,13 +214,24 @@ absl::Status ConvertInput(const Json& body, OrderedJson& chat) {
   return absl::OkStatus();
 }
 
+// Refuses a field of more than `most` bytes of JSON, because responses repeat it.
+absl::Status CheckEcho(const Json& value, const char* name, size_t most) {
+  if (value.is_string() && value.get_ref<const std::string&>().size() <= most / 8) {
+    return absl::OkStatus();  // without spelling it out
+  }
+  const size_t bytes = value.dump().size();
+  if (bytes <= most) return absl::OkStatus();
+  return InvalidValue(
+      name, Concat("the JSON of '", name, "' has at most ", most, " bytes, found ", bytes));
+}
+
 // {"type": "function", "name": ...} becomes {"type": "function", "function": {"name": ...}}.
 OrderedJson ChatTool(const OrderedJson& tool) {
   if (!tool.is_object() || tool.contains("function")) return tool;
   OrderedJson out = OrderedJson::object();
   OrderedJson function = OrderedJson::object();
   for (const auto& [name, value] : tool.items()) {
-    (name == "type" ? out : function)[name] = value;
+    AppendMember(name == "type" ? out : function, name, value);
   }
   if (tool.value("type", OrderedJson(nullptr)) == "function") out["function"] = std::move(function);
   return out;
@@ -231,12 +242,8 @@ absl::Status ConvertTools(const Json& body, std::string_view text, ResponseReque
   out.echo["tools"] = OrderedJson::array();
   if (tools != nullptr) {
     if (!tools->is_array()) return InvalidValue("tools", "'tools' must be a list");
-    const auto part = MemberText(text, "tools");
-    if (part && part->size() > kMaxToolBytes) {
-      return InvalidValue("tools", Concat("the JSON of 'tools' has at most ", kMaxToolBytes,
-                                          " bytes, found ", part->size()));
-    }
-    OrderedJson ordered = part ? OrderedJson::parse(*part, nullptr, false) : OrderedJson(*tools);
+    MOESERVE_ASSIGN_OR_RETURN(const auto part, CheckToolBytes(*tools, text));
+    OrderedJson ordered = part ? ParseOrdered(*part) : OrderedJson(*tools);
     out.chat["tools"] = OrderedJson::array();
     for (const OrderedJson& tool : ordered) out.chat["tools"].push_back(ChatTool(tool));
     out.echo["tools"] = std::move(ordered);
@@ -244,6 +251,7 @@ absl::Status ConvertTools(const Json& body, std::string_view text, ResponseReque
   out.echo["tool_choice"] = "auto";
   const Json* choice = FindField(body, "tool_choice");
   if (choice == nullptr) return absl::OkStatus();
+  MOESERVE_RETURN_IF_ERROR(CheckEcho(*choice, "tool_choice", kMaxToolBytes));
   out.echo["tool_choice"] = *choice;
   const std::string* type = FindText(*choice, "type");
   if (type != nullptr && *type == "allowed_tools") {
@@ -267,6 +275,7 @@ absl::Status ConvertText(const Json& body, ResponseRequest& out) {
   const Json* text = FindField(body, "text");
   if (text == nullptr) return absl::OkStatus();
   if (!text->is_object()) return InvalidValue("text", "'text' must be an object");
+  MOESERVE_RETURN_IF_ERROR(CheckEcho(*text, "text", kMaxToolBytes));
   out.echo["text"] = *text;
   if (const Json* verbosity = FindField(*text, "verbosity"); verbosity != nullptr) {
     if (*verbosity != "medium") return UnsupportedParameter("text.verbosity");
@@ -277,7 +286,7 @@ absl::Status ConvertText(const Json& body, ResponseRequest& out) {
   if (type != nullptr && *type == "json_schema") {
     OrderedJson schema = OrderedJson::object();
     for (const auto& [name, value] : format->items()) {
-      if (name != "type") schema[name] = value;
+      if (name != "type") AppendMember(schema, name, value);
     }
     out.chat["response_format"] = {{"type", *type}, {"json_schema", std::move(schema)}};
   } else {
@@ -356,7 +365,17 @@ absl::Status CheckResponseFields(const Json& body, bool strict_fields, int& igno
   return absl::OkStatus();
 }
 
-void Echo(const Json& body, ResponseRequest& out) {
+absl::Status Echo(const Json& body, ResponseRequest& out) {
+  // OpenAI allows 16 pairs of 64 and 512 characters.
+  constexpr std::pair<const char*, size_t> kRepeated[] = {
+      {"metadata", 64 << 10},    {"user", 4 << 10}, {"service_tier", 256},
+      {"temperature", 256},      {"top_p", 256},    {"parallel_tool_calls", 256},
+      {"max_output_tokens", 256}};
+  for (const auto& [name, most] : kRepeated) {
+    if (const Json* value = FindField(body, name)) {
+      MOESERVE_RETURN_IF_ERROR(CheckEcho(*value, name, most));
+    }
+  }
   const auto echo = [&](const char* name, OrderedJson otherwise) {
     const Json* value = FindField(body, name);
     out.echo[name] = value != nullptr ? OrderedJson(*value) : std::move(otherwise);
@@ -369,6 +388,7 @@ void Echo(const Json& body, ResponseRequest& out) {
   echo("metadata", OrderedJson::object());
   echo("user", nullptr);
   echo("service_tier", "default");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -380,7 +400,7 @@ Result<ResponseRequest> ParseResponseRequest(const Json& body, std::string_view 
   for (const auto& [name, value] : body.items()) {
     if (absl::c_linear_search(kResponseSameFields, name)) out.chat[name] = value;
   }
-  Echo(body, out);
+  MOESERVE_RETURN_IF_ERROR(Echo(body, out));
   MOESERVE_RETURN_IF_ERROR(ConvertInput(body, out.chat));
   MOESERVE_RETURN_IF_ERROR(ConvertTools(body, text, out));
   MOESERVE_RETURN_IF_ERROR(ConvertText(body, out));

@@ -27,9 +27,17 @@ class Router final : public grpc::CallbackGenericService {
   // kMethods, or need no key.
   void Add(const Method& method, Starter starter);
 
-  // Adds a call that does not wait for the engine (see ImmediateCall).
+  // Adds a call that does not wait for the engine (see ImmediateCall) and takes little memory.
   template <typename Request, typename Response, typename Body>
   void AddImmediate(const Method& method, Body body) {
+    AddCharged<Request, Response>(
+        method, [body](const ApiKey* key, const Request& request, Response& response,
+                       MemoryCharge&) { return body(key, request, response); });
+  }
+
+  // Adds a call that does not wait for the engine and charges what its response takes.
+  template <typename Request, typename Response, typename Body>
+  void AddCharged(const Method& method, Body body) {
     Add(method, [this, &method, body](grpc::GenericCallbackServerContext* context) {
       using Type = ImmediateCall<Request, Response, Body>;
       return Type::template Start<Type>(context, server_, method, body);

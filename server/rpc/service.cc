@@ -7,6 +7,7 @@
 #include "server/base/api_error.h"
 #include "server/base/version.h"
 #include "server/generation/generation_params.h"
+#include "server/generation/token_memory.h"
 #include "server/rpc/calls/generate_call.h"
 #include "server/rpc/calls/score_call.h"
 #include "server/rpc/messages/messages.h"
@@ -17,7 +18,7 @@ namespace {
 absl::Status NoTokenizer() { return InvalidValue("model", "this model has no tokenizer"); }
 
 absl::Status Tokenize(ServerContext& server, const ApiKey* key, const v1::TokenizeRequest& request,
-                      v1::TokenizeResponse& response) {
+                      v1::TokenizeResponse& response, MemoryCharge& charge) {
   MOESERVE_ASSIGN_OR_RETURN(const auto model, server.ModelFor(request.model(), key));
   const Tokenizer* tokenizer = model->engine().tokenizer();
   if (tokenizer == nullptr) return NoTokenizer();
@@ -27,6 +28,8 @@ absl::Status Tokenize(ServerContext& server, const ApiKey* key, const v1::Tokeni
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids,
                             tokenizer->Encode(request.text(), !request.has_add_special_tokens() ||
                                                                   request.add_special_tokens()));
+  MOESERVE_RETURN_IF_ERROR(
+      charge.Add(TokenListBytes(*tokenizer, ids, request.return_token_strs())));
   response.mutable_token_ids()->Add(ids.begin(), ids.end());
   response.set_max_model_len(static_cast<uint32_t>(model->engine().max_model_len()));
   if (request.return_token_strs()) {
@@ -36,7 +39,8 @@ absl::Status Tokenize(ServerContext& server, const ApiKey* key, const v1::Tokeni
 }
 
 absl::Status Detokenize(ServerContext& server, const ApiKey* key,
-                        const v1::DetokenizeRequest& request, v1::DetokenizeResponse& response) {
+                        const v1::DetokenizeRequest& request, v1::DetokenizeResponse& response,
+                        MemoryCharge& charge) {
   MOESERVE_ASSIGN_OR_RETURN(const auto model, server.ModelFor(request.model(), key));
   const Tokenizer* tokenizer = model->engine().tokenizer();
   if (tokenizer == nullptr) return NoTokenizer();
@@ -48,6 +52,7 @@ absl::Status Detokenize(ServerContext& server, const ApiKey* key,
     }
   }
   const std::vector<TokenId> ids(request.token_ids().begin(), request.token_ids().end());
+  MOESERVE_RETURN_IF_ERROR(charge.Add(DecodedBytes(*tokenizer, ids)));
   MOESERVE_ASSIGN_OR_RETURN(*response.mutable_text(), tokenizer->Decode(ids, false));
   return absl::OkStatus();
 }
@@ -103,9 +108,9 @@ void AddInference(Router& router, ServerContext& server, Dispatcher& dispatcher)
   router.Add(kScore, [&](grpc::GenericCallbackServerContext* context) {
     return ScoreCall::Start<ScoreCall>(context, server, dispatcher);
   });
-  router.AddImmediate<v1::TokenizeRequest, v1::TokenizeResponse>(
+  router.AddCharged<v1::TokenizeRequest, v1::TokenizeResponse>(
       kTokenize, [&](auto&&... arguments) { return Tokenize(server, arguments...); });
-  router.AddImmediate<v1::DetokenizeRequest, v1::DetokenizeResponse>(
+  router.AddCharged<v1::DetokenizeRequest, v1::DetokenizeResponse>(
       kDetokenize, [&](auto&&... arguments) { return Detokenize(server, arguments...); });
   router.AddImmediate<v1::GetExpertStatsRequest, v1::GetExpertStatsResponse>(
       kGetExpertStats, [&](auto&&... arguments) { return GetExpertStats(server, arguments...); });

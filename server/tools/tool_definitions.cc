@@ -190,7 +190,7 @@ size_t SkipSpace(std::string_view text, size_t at) {
 OrderedJson InClientsOrder(const Json& list, std::string_view text) {
   const auto part = MemberText(text, "tools");
   if (part) {
-    OrderedJson parsed = OrderedJson::parse(*part, nullptr, /*allow_exceptions=*/false);
+    OrderedJson parsed = ParseOrdered(*part);
     if (parsed.is_array()) return parsed;
   }
   return OrderedJson(list);
@@ -213,6 +213,14 @@ std::optional<std::string_view> MemberText(std::string_view text, std::string_vi
   return std::nullopt;
 }
 
+Result<std::optional<std::string_view>> CheckToolBytes(const Json& tools, std::string_view text) {
+  const auto part = MemberText(text, "tools");
+  const size_t bytes = part ? part->size() : tools.dump().size();
+  if (bytes <= kMaxToolBytes) return part;
+  return InvalidValue(
+      "tools", Concat("the JSON of 'tools' has at most ", kMaxToolBytes, " bytes, found ", bytes));
+}
+
 bool IsToolName(std::string_view name) {
   return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
@@ -231,10 +239,7 @@ Result<ToolSettings> ParseTools(const Json& body, std::string_view text) {
   const Json* tools = FindField(body, "tools");
   const Json* choice = FindField(body, "tool_choice");
   if (tools != nullptr) {
-    if (const auto part = MemberText(text, "tools"); part && part->size() > kMaxToolBytes) {
-      return InvalidValue("tools", Concat("the JSON of 'tools' has at most ", kMaxToolBytes,
-                                          " bytes, found ", part->size()));
-    }
+    MOESERVE_RETURN_IF_ERROR(CheckToolBytes(*tools, text).status());
     MOESERVE_ASSIGN_OR_RETURN(settings.callable, ParseList(*tools));
   }
   if (!settings.callable.empty()) settings.choice = ToolChoice::kAuto;

@@ -55,4 +55,9 @@ bool IsToolName(std::string_view name);
 // there is none. `text` must be valid JSON. Keys with escapes are not found.
 std::optional<std::string_view> MemberText(std::string_view text, std::string_view name);
 
+// Returns the text of `tools` in the request's body `text`, or nullopt if MemberText() does not
+// find it. InvalidArgument if the tools have more than kMaxToolBytes.
+Result<std::optional<std::string_view>> CheckToolBytes(const nlohmann::json& tools,
+                                                       std::string_view text);
+
 }  // namespace moeserve::server

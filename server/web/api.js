@@ -1,5 +1,6 @@
 // Requests to the server, with the API key if one is set. URLs are relative to the page, so that
 // the page works behind a proxy that adds a path prefix.
+import { ofSession } from "./storage.js";
 
 const keyName = "moeserve-api-key";
 // Limit on the length of a server-sent event, in characters. The longest events are routing records
@@ -16,10 +17,10 @@ export class ApiError extends Error {
 }
 
 export const key = {
-  get: () => sessionStorage.getItem(keyName) ?? "",
+  get: () => ofSession.get(keyName) ?? "",
   set(value) {
-    if (value) sessionStorage.setItem(keyName, value);
-    else sessionStorage.removeItem(keyName);
+    if (value) ofSession.set(keyName, value);
+    else ofSession.remove(keyName);
   },
 };
 
@@ -80,24 +81,31 @@ export async function* streamEvents(path, body, signal) {
   const response = await post(path, { ...body, stream: true }, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
-  while (true) {
-    const { value, done } = await reader.read();
-    if (done) throw new ApiError(0, "the answer broke off");
-    // A separator can begin with the last character of the old buffer.
-    let searchFrom = Math.max(0, buffer.length - 1);
-    buffer += value;
-    let end;
-    while ((end = buffer.indexOf("\n\n", searchFrom)) >= 0) {
-      const event = buffer.slice(0, end);
-      buffer = buffer.slice(end + 2);
-      searchFrom = 0;
-      if (!event.startsWith("data: ")) continue;
-      const data = event.slice("data: ".length);
-      if (data === "[DONE]") return;
-      const json = JSON.parse(data);
-      if (json.error) throw new ApiError(0, String(json.error.message));
-      yield json;
+  try {
+    while (true) {
+      const { value, done } = await reader.read();
+      if (done) throw new ApiError(0, "the answer broke off");
+      // A separator can begin with the last character of the old buffer.
+      let searchFrom = Math.max(0, buffer.length - 1);
+      buffer += value;
+      let end;
+      while ((end = buffer.indexOf("\n\n", searchFrom)) >= 0) {
+        const event = buffer.slice(0, end);
+        buffer = buffer.slice(end + 2);
+        searchFrom = 0;
+        if (!event.startsWith("data: ")) continue;
+        const data = event.slice("data: ".length);
+        if (data === "[DONE]") return;
+        const json = JSON.parse(data);
+        if (json.error) throw new ApiError(0, String(json.error.message));
+        yield json;
+      }
+      if (buffer.length > maxEventLength) {
+        throw new ApiError(0, "an event of the answer is too long");
+      }
     }
-    if (buffer.length > maxEventLength) throw new ApiError(0, "an event of the answer is too long");
+  } finally {
+    // The server stops to generate if the stream is not read to its end.
+    reader.cancel().catch(() => {});
   }
 }

@@ -24,6 +24,9 @@ function fill(node, attributes, children) {
   return node;
 }
 
+// Returns whether a key is pressed together with one that makes it a shortcut of the browser.
+export const hasModifier = (event) => event.altKey || event.ctrlKey || event.metaKey;
+
 export const byId = (id) => document.getElementById(id);
 
 // Sets the text only if it differs, so that text selections and ARIA live regions are not

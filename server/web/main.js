@@ -2,7 +2,7 @@
 import { formatAddress, parseAddress } from "./address.js";
 import { getJson, key, setUnauthorizedHandler } from "./api.js";
 import { CompareView } from "./views/compare_view.js";
-import { byId, debounce, setText } from "./dom.js";
+import { byId, debounce, hasModifier, setText } from "./dom.js";
 import { ExpertsView } from "./views/experts_view.js";
 import { setUpLinkButton } from "./link_button.js";
 import { PlaygroundView } from "./views/playground_view.js";
@@ -14,16 +14,18 @@ const names = ["experts", "tokens", "requests", "playground", "compare"];
 const updateMilliseconds = 300;
 let current = null;
 let views = {};
+let identified = false; // whether the header shows the model and the server
 
 // State and functions that all views share.
 const page = {
-  // The first response of /v1/experts/stats, which loadStats() requests if it is null.
-  stats: null,
-  async loadStats(signal) {
-    this.stats ??= await getJson("v1/experts/stats", signal);
-    return this.stats;
+  model: null,
+  // Views call this with the name of the model whose data they show. Models can be replaced.
+  noteModel(name) {
+    if (name !== this.model) identified = false;
+    this.model = name;
   },
   setState(error) {
+    if (error) identified = false; // another server may answer next
     const state = byId("state");
     state.dataset.state = !error ? "ok" : error.status === 503 ? "wait" : "bad";
     setText(state, !error ? "live" : error.status === 401 ? "key needed" : error.message);
@@ -31,7 +33,6 @@ const page = {
   },
 };
 
-let identified = false;
 async function showIdentity() {
   if (identified) return;
   identified = true;
@@ -81,8 +82,11 @@ function openAddress() {
   const { name, params } = parseAddress(location.hash);
   if (current && !names.includes(name)) return;
   restoring = true;
-  views[name]?.options?.restore(params);
-  restoring = false;
+  try {
+    views[name]?.options?.restore(params);
+  } finally {
+    restoring = false;
+  }
   show(name);
 }
 
@@ -102,7 +106,7 @@ function setUpTabs() {
   document.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
     const at = names.indexOf(current);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1 }[event.key];
-    if (to === undefined) return;
+    if (to === undefined || hasModifier(event)) return;
     event.preventDefault();
     show(names.at(to % names.length), { focus: true });
   });

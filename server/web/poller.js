@@ -1,10 +1,15 @@
 // Repeats a request while the page is visible.
+import { ApiError } from "./api.js";
+
+const maxRequestMilliseconds = 30000;
+const maxPauseMilliseconds = 30000;
 
 export class Poller {
   // `ask(signal)` fetches data and shows it. `onState` is called with null after every success,
   // else with the error. The pause before the next request is `interval` milliseconds, doubled by
   // each failure in a row (at most four times), and at least 15 times the duration of the last
-  // request.
+  // request, but for its duration at most half a minute. A request without an answer fails after
+  // half a minute.
   constructor(ask, interval, onState = () => {}) {
     this.ask = ask;
     this.interval = interval;
@@ -38,19 +43,27 @@ export class Poller {
     const controller = new AbortController();
     this.controller = controller;
     const begin = performance.now();
+    let late = false;
+    const limit = setTimeout(() => {
+      late = true;
+      controller.abort();
+    }, maxRequestMilliseconds);
     try {
       await this.ask(controller.signal);
-      if (controller.signal.aborted) return;
+      if (controller.signal.aborted && !late) return;
       this.failures = 0;
       this.onState(null);
     } catch (error) {
-      if (controller.signal.aborted) return;
+      if (controller.signal.aborted && !late) return;
       this.failures = Math.min(this.failures + 1, 4);
-      this.onState(error);
+      this.onState(late ? new ApiError(0, "the server does not answer") : error);
+    } finally {
+      clearTimeout(limit);
     }
     if (!this.active) return;
     const took = performance.now() - begin;
-    const pause = Math.max(this.interval * 2 ** this.failures, 15 * took);
+    const pause = Math.max(this.interval * 2 ** this.failures,
+      Math.min(15 * took, maxPauseMilliseconds));
     this.timer = setTimeout(() => this.refresh(), pause);
   }
 }

@@ -36,10 +36,6 @@ export function valueOf(families, name) {
   return samples ? samples.reduce((sum, { value }) => sum + value, 0) : NaN;
 }
 
-// Returns the mean of a family's samples, NaN if it has none.
-export const meanOf = (families, name) =>
-  valueOf(families, name) / (families.get(name)?.length ?? 1);
-
 // Returns the families of a reading of /v1/metrics/history as parseMetrics() does. `bounds`: the
 // upper bounds of each histogram's buckets.
 export function familiesOf(reading, bounds) {

@@ -1,4 +1,5 @@
 // Light and dark mode, and the colours that have a meaning.
+import { ofBrowser } from "./storage.js";
 
 const storageName = "moeserve-theme";
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
@@ -30,10 +31,10 @@ export function setUpTheme(button) {
   prefersDark.addEventListener("change", () => apply(document.documentElement.dataset.theme));
   button.addEventListener("click", () => {
     const theme = isDark() ? "light" : "dark";
-    localStorage.setItem(storageName, theme);
+    ofBrowser.set(storageName, theme);
     apply(theme);
   });
-  const stored = localStorage.getItem(storageName);
+  const stored = ofBrowser.get(storageName);
   apply(stored === "light" || stored === "dark" ? stored : undefined);
 }
 

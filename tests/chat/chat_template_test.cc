@@ -211,6 +211,49 @@ TEST(ChatTemplate, NoTemplateHangsOrExhausts) {
   }
 }
 
+// Templates that abuse one construct; each is refused with a message that contains `reason`.
+TEST(ChatTemplate, AbusesAreRefused) {
+  const std::string name(300, 'a');
+  const std::pair<std::string, std::string> kCases[] = {
+      // A loop whose condition asks for elements that the condition has not decided on.
+      {"{% set ns = namespace(l=none) %}{% for x in [1, 2, 3] if ns.l is none or ns.l.length > 99 "
+       "%}"
+       "{% set ns.l = loop %}{% endfor %}",
+       "later elements"},
+      // In a tag, only filters may follow filters.
+      {"{% filter upper is not string %}{% endfilter %}", ""},
+      {"{% filter upper()()|lower %}{% endfilter %}", ""},
+      {"{% set x | upper is string | lower %}{% endset %}", ""},
+      {"{{ 'a' | map(*(['map'] * 20000)) | list }}", "nested too deeply"},
+      {"{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x.count] %}"
+       "{% endfor %}",
+       "nested too deeply"},
+      {"{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% for y in [ns.x] %}"
+       "{% set ns.x = loop %}{% endfor %}{% endfor %}",
+       "nested too deeply"},
+      {"{% set " + name + " = 1 %}", "a name is too long"},
+  };
+  for (const auto& [source, reason] : kCases) {
+    const auto result = RenderMessage(source, "x");
+    ASSERT_FALSE(result.ok()) << source;
+    EXPECT_NE(result.status().message().find(reason), std::string_view::npos) << result.status();
+  }
+}
+
+TEST(ChatTemplate, WorkOutsideOfTheBudgetIsLinear) {
+  std::string comments;
+  for (int i = 0; i < 200'000; ++i) comments += "x{##}";
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(ChatTemplate::Compile(comments).ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  // The error about an unknown attribute has a part of its name only.
+  RenderInput input;
+  const auto result = Render(
+      "{% for x in [1] %}{{ ([loop['aaaaaaaaaa' * 1000000]] * 300000) | length }}{% endfor %}",
+      input);
+  EXPECT_TRUE(result.ok()) << result.status();
+}
+
 TEST(ChatTemplate, CyclesAreFreed) {
   // The leak checker of the sanitizer build detects cycles that are not freed.
   const auto prompt = Render(

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 
 import openai
@@ -31,6 +32,33 @@ def server():
 @pytest.fixture(scope="module")
 def client(server):
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_marks_in_messages_cost_nothing(server):
+    marks = "".join(f"\ufdd0{i}\ufdd1" for i in range(80_000))
+    body = {"messages": [{"role": "user", "content": "In"}] * 2
+            + [{"role": "assistant", "content": marks[:900_000]}],
+            "add_generation_prompt": False, "continue_final_message": True, "max_tokens": 1}
+    begin = time.monotonic()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        post(server, "/v1/chat/completions", body)
+    assert refused.value.code == 400 and time.monotonic() - begin < 20
+
+
+def test_many_members_cost_little(server):
+    arguments = json.dumps({f"a{i}": 0 for i in range(60_000)})
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    body = {"messages": [{"role": "user", "content": "In"},
+                         {"role": "assistant", "tool_calls": [call]},
+                         {"role": "tool", "tool_call_id": "1", "content": "x"}], "max_tokens": 1}
+    begin = time.monotonic()
+    post(server, "/v1/chat/completions", body)
+    tools = [{"type": "function", "function": {
+        "name": "f", "parameters": {f"a{i}": 0 for i in range(18_000)}}}]
+    body = {"messages": [{"role": "user", "content": "In"}], "tools": tools, "max_tokens": 1,
+            "tool_choice": "none"}
+    post(server, "/v1/chat/completions", body)
+    assert time.monotonic() - begin < 10
 
 
 def test_answer(client, server):

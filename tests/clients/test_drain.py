@@ -160,6 +160,51 @@ def test_an_answer_that_the_drain_ends_is_an_error_of_the_server():
     assert server.process.wait(timeout=20) == 0
 
 
+def events_until_the_end(server, path, body):
+    """Returns the data of all events of a stream, with [DONE] as None."""
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=LIMIT) as answer:
+        lines = [line.decode().strip() for line in answer]
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [None if x == "[DONE]" else json.loads(x) for x in data]
+
+
+def test_a_stream_of_every_api_ends_with_its_own_error():
+    server = start_server("--drain-timeout", "0.3")
+    limits = {"stream": True, "ignore_eos": True}
+    messages = [{"role": "user", "content": "The"}]
+    bodies = {
+        "/v1/completions": {"prompt": "The", "max_tokens": 8000, **limits},
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 8000, **limits},
+        "/v1/responses": {"input": "The", "max_output_tokens": 8000, **limits},
+        "/v1/messages": {"model": server.name, "messages": messages, "max_tokens": 8000, **limits},
+    }
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+        streams = {path: pool.submit(events_until_the_end, server, path, body)
+                   for path, body in bodies.items()}
+        assert wait_for(lambda: running(server.url) == len(bodies), 20)
+        server.process.send_signal(signal.SIGTERM)
+        events = {path: stream.result() for path, stream in streams.items()}
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert None not in events[path], path
+        assert events[path][-1]["error"]["code"] == "draining", path
+        assert not any("error" in event for event in events[path][:-1]), path
+    response = events["/v1/responses"]
+    assert response[0]["type"] == "response.created"
+    assert (response[-1]["type"], response[-1]["code"], response[-1]["param"]) == (
+        "error", "draining", None)
+    assert [event["sequence_number"] for event in response] == list(range(len(response)))
+    assert {"response.completed", "response.incomplete"}.isdisjoint(x["type"] for x in response)
+    message = events["/v1/messages"]
+    assert message[0]["type"] == "message_start"
+    assert message[-1]["type"] == "error"
+    assert (message[-1]["error"]["type"], message[-1]["error"]["code"]) == (
+        "overloaded_error", "draining")
+    assert "message_stop" not in {event["type"] for event in message}
+    assert server.process.wait(timeout=20) == 0
+
+
 def test_every_response_during_the_drain_closes_its_connection():
     server = start_server("--drain-timeout", str(LIMIT))
     pool = concurrent.futures.ThreadPoolExecutor(1)

@@ -157,6 +157,11 @@ def test_parse(client, server):
     ({"max_output_tokens": 10**8}, "context_length_exceeded", "input"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "thing"}}}},
      "invalid_schema", "text.format"),
+    ({"metadata": {"a": "x" * 70000}}, "invalid_value", "metadata"),
+    ({"user": "x" * 5000}, "invalid_value", "user"),
+    ({"tool_choice": {f"a{i}": 0 for i in range(100_000)}}, "invalid_value", "tool_choice"),
+    ({"text": {"format": {"type": "json_schema", **{f"a{i}": 0 for i in range(100_000)}}}},
+     "invalid_value", "text"),
     ({"text": {"verbosity": "low"}}, "unsupported_parameter", "text.verbosity"),
     ({"truncation": "sometimes"}, "invalid_value", "truncation"),
 ])

@@ -324,7 +324,16 @@ TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LinearTest, ::testing::ValuesIn(AvailableBackends()),
+// All backends, and devices whose dense layers a library computes.
+std::vector<BackendOptions> LinearBackends() {
+  std::vector<BackendOptions> all = AvailableBackends();
+  const BackendOptions library{.device = "cuda_cublaslt"};
+  if (CreateBackend(library).ok()) all.push_back(library);
+  all.push_back({.device = "cuda_emulated_cublaslt"});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, LinearTest, ::testing::ValuesIn(LinearBackends()),
                          [](const auto& info) { return BackendName(info.param); });
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "model_loaders/loader.h"
 
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -245,6 +246,17 @@ TEST(ShardedWeights, LinksMustNotLeaveTheFolder) {
   fs::create_symlink("data", shard);
   fs::create_directory_symlink(folder.path(), elsewhere.path() / "model");
   EXPECT_TRUE(LoadCheckpoint(elsewhere.path() / "model").ok());
+}
+
+TEST(ShardedWeights, TextsMustNotBeLinksToElsewhere) {
+  ShardedFolder folder;
+  TempFolder elsewhere;
+  std::ofstream(elsewhere.path() / "secret") << "a secret";
+  const fs::path link = folder.path() / "chat_template.jinja";
+  fs::create_symlink(elsewhere.path() / "secret", link);
+  const absl::Status status = folder.Load().status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_TRUE(Mentions(status, {"chat_template.jinja", "link to", "/secret"}));
 }
 
 TEST(ShardedWeights, IndexAndShardsMustAgree) {

@@ -82,9 +82,9 @@ TEST_F(Dashboard, RevalidatesByEtag) {
 
 TEST_F(Dashboard, KnowsNoOtherNames) {
   Start();
-  for (const char* path :
-       {"/index.html", "/dashboard", "/dashboard/", "/dashboard/../main.js", "/dashboard/main.js/",
-        "/dashboard/embed.cmake", "/dashboard/%6dain.js", "/dashboard//main.js"}) {
+  for (const char* path : {"/index.html", "/dashboard", "/dashboard/", "/dashboard/index.html",
+                           "/dashboard/../main.js", "/dashboard/main.js/", "/dashboard/embed.cmake",
+                           "/dashboard/%6dain.js", "/dashboard//main.js"}) {
     EXPECT_EQ(Exchange(Get(path)).status, 404) << path;
   }
   EXPECT_EQ(Exchange(Post("/", "{}")).status, 405);

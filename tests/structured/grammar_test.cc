@@ -71,6 +71,25 @@ NAME: /[a-z_]\w*/i
        {"+", "1+", "1**2", ""}});
 }
 
+TEST(GrammarTest, ImportsMeanTheCommonTerminals) {
+  Check({"start: NUMBER\nINT: \"x\"\nFLOAT: \"y\"\n%import common.NUMBER",
+         {"5", "1.5", ".5e3", "1e-2"},
+         {"x", "y", "", "."}});
+  Check({"start: FOO INT\nINT: \"x\"\n%import common.INT -> FOO", {"5x"}, {"xx", "55", "5"}});
+  Check(
+      {"start: A B C\n%import common (SIGNED_FLOAT, SIGNED_NUMBER)\n"
+       "A: SIGNED_FLOAT\nB: \" \"\nC: SIGNED_NUMBER",
+       {"+1.5 -3", "-.5 4"},
+       {"1 3", "1.5 +-3"}});
+  // Surrogates are no characters.
+  Check({"start: \"\\u0000\"..\"\\uffff\"", {"a", "é"}, {"\xED\xA0\x80", ""}});
+}
+
+TEST(GrammarTest, TheFirstRuleTellsTheNotation) {
+  Check({"start: NAME \"::=\" NAME\nNAME: /[a-z]+/", {"a::=b"}, {"a=b"}});
+  Check({"# a grammar\nroot\n  ::= \"a:\" b\nb ::= \"c\"", {"a:c"}, {"ac"}});
+}
+
 TEST(GrammarTest, RulesThatBeginWithThemselves) {
   Check({"root ::= root \"a\" | \"b\" | \"c\" root", {"b", "baa", "cba", "cbaa"}, {"", "a", "ab"}});
   Check({"root ::= root root \"x\" | \"y\"", {"y", "yyx", "yyxyx", "yyyxx"}, {"x", "yy", "yyxx"}});

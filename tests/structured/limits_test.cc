@@ -1,5 +1,6 @@
 // Hostile constraints must be refused or compiled within limits of time and memory, and computing
 // masks must stay fast.
+#include <pthread.h>
 #include <sys/resource.h>
 #include <time.h>
 
@@ -130,6 +131,31 @@ std::vector<Refused> RefusedSpecs() {
   schema("a long fraction", R"({"multipleOf":0.12345})", "at most 4 digits");
   schema("different items of any kind", R"({"type":"array","uniqueItems":true,"maxItems":3})",
          "\"uniqueItems\"");
+  schema("multiples of many numbers",
+         R"({"not":{"allOf":[{"multipleOf":9973},{"multipleOf":9967},{"multipleOf":9949},
+             {"multipleOf":9941},{"multipleOf":499},{"multipleOf":9931}]}})",
+         "least common multiple");
+  schema("the opposite of multiples of large numbers",
+         R"({"not":{"allOf":[{"multipleOf":9973},{"multipleOf":9967}]}})", "more automaton states");
+  schema("many similar alternatives",
+         R"({"$defs":{"x":{"$anchor":"x","type":"object","required":["a"],"properties":{"a":
+             {"anyOf":[)" +
+             List(200, [](int) { return "{}"; }) + "]}}}},\"oneOf\":[" +
+             List(3500, [](int) { return R"({"$ref":"#x"})"; }) + "]}",
+         "too long to compile");
+  schema("one of many first items",
+         "{\"type\":\"array\",\"prefixItems\":[" + List(20000, [](int) { return "{}"; }) +
+             "],\"items\":false,\"contains\":{}}",
+         "more automaton states");
+  schema("the opposite of many first items",
+         "{\"not\":{\"prefixItems\":[" + List(20000, [](int) { return "{}"; }) + "]}}",
+         "too many alternatives");
+  schema("the same names in many parts",
+         R"({"type":"object","$defs":{"x":{"$anchor":"x","properties":{)" +
+             List(3000, [](int i) { return "\"" + Number(i) + "\":true"; }) + "}}},\"allOf\":[" +
+             List(1200, [](int) { return R"({"$ref":"#x"})"; }) + "],\"anyOf\":[" +
+             List(30, [](int) { return "{}"; }) + "]}",
+         "");
   schema("an anchor that does not exist", R"({"$ref":"#x","$defs":{"a":{"$anchor":"y"}}})",
          "leads nowhere");
   schema("a file", R"({"$ref":"other.json"})", "not loaded from files");
@@ -156,7 +182,8 @@ std::vector<Refused> RefusedSpecs() {
           25, [](int i) { return "{\"type\":\"array\",\"minItems\":2,\"items\":" + Ref(i) + "}"; },
           "{}"),
       "shortest text");
-  schema("huge minProperties", R"({"type":"object","minProperties":100000})", "no object matches");
+  schema("huge minProperties", R"({"type":"object","minProperties":100000})",
+         "minProperties asks for more than 1000");
   schema("a long enum", "{\"enum\":[" + List(1001, Number) + "]}", "more than 1000");
   schema("nothing in an enum", R"({"enum":[]})", "non-empty");
   schema("an impossible enum", R"({"type":"string","enum":[1,2]})", "no value");
@@ -209,6 +236,21 @@ std::vector<Refused> RefusedSpecs() {
   pattern("nothing", "[^\\s\\S]", "no text matches");
   pattern("look-behind", "(?<=a)b", "look-around");
   pattern("not UTF-8", "\xFF", "not UTF-8");
+  out.push_back({"many repetitions of one item", ContextFree("root ::= \"a\"" + Repeated("*", 10)),
+                 "too many repetitions"});
+  TextFormat nothing;
+  nothing.kind = TextFormat::Kind::kText;
+  auto tags = std::make_shared<StructuralTags>();
+  for (int i = 0; i < 900; ++i) tags->tags.push_back({"a", nothing, Number(i)});
+  tags->free_text = false;
+  tags->separator = std::string(60000, '<');
+  TextFormat separated_format;
+  separated_format.kind = TextFormat::Kind::kTags;
+  separated_format.tags = std::move(tags);
+  ConstraintSpec separated;
+  separated.kind = ConstraintSpec::Kind::kFormat;
+  separated.format = std::make_shared<const TextFormat>(std::move(separated_format));
+  out.push_back({"a long separator of many tags", std::move(separated), "behind it"});
   out.push_back({"no choices", Choices({}), "empty"});
   out.push_back({"many choices", Choices(std::vector<std::string>(1001, "a")), "more than 1000"});
   out.push_back({"long choices", Choices({std::string(70000, 'a')}), "bytes together"});
@@ -234,6 +276,44 @@ TEST(LimitsTest, RefusedInTimeAndByName) {
     // The limit applies to elapsed time; CPU time is less than that.
     EXPECT_LT(seconds, kSanitized ? 22 : 2.2) << refused.name;
   }
+  if (!kSanitized) {
+    EXPECT_LT(PeakMegabytes() - before, 400);
+  }
+}
+
+// Groups, repetitions and rules, each nested as deep as possible, on a small stack.
+TEST(LimitsTest, NestedRulesFitTheStack) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer needs a larger stack";
+  std::string grammar;
+  for (int rule = 0; rule < 60; ++rule) {
+    std::string body = "r" + Number(rule + 1);
+    for (int i = 0; i < 60; ++i) body = "(" + body + ")" + Repeated("*", 8);
+    grammar += "r" + Number(rule) + " ::= " + body + "\n";
+  }
+  grammar = "root ::= r0\n" + grammar + "r60 ::= \"a\"\n";
+  pthread_attr_t attributes;
+  ASSERT_EQ(pthread_attr_init(&attributes), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 3 << 20), 0);
+  pthread_t thread;
+  const auto run = [](void* text) -> void* {
+    const ConstraintSpec spec = ContextFree(*static_cast<std::string*>(text));
+    static_cast<void>(CompileConstraint(spec, SmallVocabulary(), ConstraintLimits{}).ok());
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, &grammar), 0);
+  ASSERT_EQ(pthread_join(thread, nullptr), 0);
+  pthread_attr_destroy(&attributes);
+}
+
+// Alternatives whose trees would take gigabytes together.
+TEST(LimitsTest, ManyLargeAlternatives) {
+  const int64_t before = PeakMegabytes();
+  const std::string grammar =
+      "root ::= b" + Repeated("|b", 20000) + "\nb ::= \"" + std::string(1900, 'a') + "\"";
+  const double start = CpuSeconds();
+  static_cast<void>(
+      CompileConstraint(ContextFree(grammar), SmallVocabulary(), ConstraintLimits{}).ok());
+  EXPECT_LT(CpuSeconds() - start, kSanitized ? 8 : 2.2);
   if (!kSanitized) {
     EXPECT_LT(PeakMegabytes() - before, 400);
   }

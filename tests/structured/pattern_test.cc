@@ -184,6 +184,13 @@ TEST(PatternTest, Escapes) {
   EXPECT_TRUE(Accepts(*Compile(Pattern("")), ""));
 }
 
+TEST(PatternTest, CaseIsIgnoredInClasses) {
+  const auto compiled = Compile(Pattern("(?i)[a-c\\s]+"));
+  EXPECT_TRUE(Accepts(*compiled, "aB C"));
+  EXPECT_TRUE(Accepts(*compiled, "a\u00a0C"));
+  EXPECT_FALSE(Accepts(*compiled, "d"));
+}
+
 TEST(PatternTest, OnlyWellFormedUtf8) {
   const auto constraint = Compile(Pattern("[\\s\\S]*"));
   EXPECT_TRUE(Accepts(*constraint, "\xF4\x8F\xBF\xBF"));
@@ -216,7 +223,9 @@ TEST(PatternTest, RefusesByName) {
                                                         {"a$b", "no text matches"},
                                                         {"(?P=n)", "back-references"},
                                                         {"\\ud800", "\\u needs"},
-                                                        {"(?>a)", "kind of group"}};
+                                                        {"(?>a)", "kind of group"},
+                                                        {"(?i)[^\u00e9]", "non-ASCII"},
+                                                        {"(?i)[\u00e9\\s]", "non-ASCII"}};
   for (const auto& [pattern, reason] : kCases) {
     const auto compiled = CompileConstraint(Pattern(pattern), SmallVocabulary());
     ASSERT_FALSE(compiled.ok()) << pattern;

@@ -46,6 +46,18 @@ TEST(SchemaTest, References) {
          {"1", "{}", R"({"next": {}})"}});
 }
 
+TEST(SchemaTest, IdentifiersOfDraft4) {
+  const auto compiled = Compile(
+      Schema(R"({"$schema": "http://json-schema.org/draft-04/schema#", "id": "http://example.org/a",
+                 "definitions": {"x": {"id": "b", "type": "integer"}},
+                 "type": "object", "properties": {"id": {"$ref": "http://example.org/b"}},
+                 "required": ["id"], "additionalProperties": false})",
+             /*strict=*/false));
+  ASSERT_NE(compiled, nullptr);
+  EXPECT_TRUE(Accepts(*compiled, R"({"id": 1})"));
+  EXPECT_FALSE(Accepts(*compiled, R"({"id": "a"})"));
+}
+
 TEST(SchemaTest, UnknownFormatsRestrictNothingUnlessStrict) {
   const std::string schema = R"({"type": "integer", "format": "int64"})";
   EXPECT_TRUE(Accepts(*Compile(Schema(schema, /*strict=*/false)), "12"));
@@ -99,6 +111,79 @@ TEST(SchemaTest, Items) {
              "uniqueItems": true, "minItems": 2})",
          {R"(["a", "ab"])", R"(["b","a","c"])"},
          {"[]", R"(["a"])", R"(["a", "a"])", R"(["a", "B"])"}});
+}
+
+TEST(SchemaTest, ContainedItemsMayBeTheOnlyOnes) {
+  Check({R"({"type": "array", "items": {"type": "string"}, "contains": {"type": "string"},
+             "minItems": 2, "maxContains": 4})",
+         {R"(["a", "b"])", R"(["a", "b", "c", "d"])"},
+         {R"(["a"])", R"(["a", "b", "c", "d", "e"])", "[1, 2]"}});
+  Check({R"({"type": "array", "contains": {"const": 1}, "minItems": 3, "maxContains": 2})",
+         {"[1, 1, 2]", "[1, 2, 3]"},
+         {"[1, 1, 1]", "[2, 3, 4]", "[1, 1]"}});
+  const auto impossible =
+      CompileConstraint(Schema(R"({"type": "array", "contains": false})"), SmallVocabulary());
+  EXPECT_NE(impossible.status().message().find("#/contains: no value matches"), std::string::npos)
+      << impossible.status();
+}
+
+TEST(SchemaTest, PatternsWithLineEndsAreNotMixedUp) {
+  Check({R"({"type": "object", "properties": {"a": {"type": "string", "pattern": "bar\np3:foo"},
+             "b": {"type": "string", "allOf": [{"pattern": "bar"}, {"pattern": "foo"}]}}})",
+         {R"({"b": "foobar"})", R"({"a": "bar\np3:foo"})"},
+         {R"({"a": "foobar"})", R"({"b": "foo"})"}});
+  Check({R"({"type": "object", "properties": {"a": {"type": "string", "pattern": "bar\npfoo"},
+             "b": {"type": "string", "allOf": [{"pattern": "bar"}, {"pattern": "foo"}]}}})",
+         {R"({"b": "foobar"})", R"({"a": "bar\npfoo"})"},
+         {R"({"a": "foobar"})"}});
+}
+
+TEST(SchemaTest, NumbersAreComparedExactly) {
+  EXPECT_FALSE(CompileConstraint(Schema(R"({"const": -1, "enum": [18446744073709551615]})"),
+                                 SmallVocabulary())
+                   .ok());
+  Check({R"({"const": 1.0, "enum": [1]})", {"1"}, {"2", "-1"}});
+  Check({R"({"const": {"a": [1.0]}, "enum": [{"a": [1]}, {"a": [2]}]})",
+         {R"({"a": [1]})"},
+         {R"({"a": [2]})"}});
+  // Draft 4 and OpenAPI 3.0.
+  Check({R"({"type": "integer", "minimum": 0, "exclusiveMinimum": true, "maximum": 3,
+             "exclusiveMaximum": false})",
+         {"1", "3"},
+         {"0", "4"}});
+}
+
+TEST(SchemaTest, ListedNumbersAndMultiples) {
+  Check({R"({"type": "integer", "enum": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 5000],
+             "not": {"multipleOf": 5000}})",
+         {"1", "10"},
+         {"5000", "11"}});
+  std::string quarters = "0";
+  for (int i = 1; i < 40; ++i) quarters += ", " + std::to_string(i) + ".0625";
+  Check({"{\"enum\": [" + quarters + ", 0.1, 1e20, 3], \"multipleOf\": 0.0625}",
+         {"0", "1.0625", "39.0625", "1e+20", "3"},
+         {"0.1", "0.0625"}});
+}
+
+TEST(SchemaTest, ManyListedStringsThatDiffer) {
+  std::string words;
+  for (int i = 0; i < 65; ++i) words += (i > 0 ? ", \"w" : "\"w") + std::to_string(i) + '"';
+  Check({"{\"type\": \"array\", \"uniqueItems\": true, \"items\": {\"enum\": [" + words + "]}}",
+         {"[]", R"(["w0"])", R"(["w64", "w0"])"},
+         {R"(["w0", "w0"])", R"(["w65"])", R"([1])"}});
+}
+
+TEST(SchemaTest, FormatsKeepTheirLimits) {
+  const auto host = Compile(Schema(R"({"type": "string", "format": "hostname"})"));
+  const std::string label(62, 'a');
+  EXPECT_TRUE(Accepts(*host, '"' + label + '.' + label + '.' + label + '.' + label + '"'));
+  EXPECT_FALSE(Accepts(*host, '"' + std::string(63, 'a') + '"'));
+  const auto mail = Compile(Schema(R"({"type": "string", "format": "email"})"));
+  EXPECT_TRUE(Accepts(*mail, '"' + std::string(32, 'a') + '.' + std::string(31, 'b') + "@c\""));
+  EXPECT_FALSE(Accepts(*mail, '"' + std::string(32, 'a') + '.' + std::string(32, 'b') + "@c\""));
+  Check({R"({"type": "string", "format": "regex"})",
+         {R"x("\\ba+\\B")x", R"x("(a|\\b)*c?")x"},
+         {R"x("\\b*")x", R"x("(\\B+)")x"}});
 }
 
 TEST(SchemaTest, OppositesAndConditions) {

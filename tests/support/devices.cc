@@ -14,6 +14,17 @@ Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options);
 namespace moeserve::testing {
 namespace {
 
+// Devices whose dense layers a library computes.
+Result<std::unique_ptr<Backend>> CreateWithLibrary(BackendOptions options) {
+  options.device = "cuda";
+  options.cuda_dense = "cublaslt";
+  return CreateBackend(options);
+}
+Result<std::unique_ptr<Backend>> CreateEmulatedWithLibrary(BackendOptions options) {
+  options.cuda_dense = "cublaslt";
+  return cuda_emulated::CreateDevice(options);
+}
+
 class NeedsDevice : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -30,6 +41,11 @@ class NeedsDevice : public ::testing::Environment {
 void RegisterEmulatedDevice() {
   static const bool registered = [] {
     RegisterDevice("cuda_emulated", cuda_emulated::CreateDevice);
+    RegisterDevice("cuda_emulated_cublaslt", [](const BackendOptions& options) {
+      return CreateEmulatedWithLibrary(options);
+    });
+    RegisterDevice("cuda_cublaslt",
+                   [](const BackendOptions& options) { return CreateWithLibrary(options); });
     return true;
   }();
   static_cast<void>(registered);

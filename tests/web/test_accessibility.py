@@ -202,12 +202,9 @@ def test_theme_is_kept(driver, server):
 
 
 def test_reduced_motion(driver, server):
-    seconds = "return getComputedStyle(document.querySelector('.bar-fill')).transitionDuration"
-    for motion, wanted in (("reduce", "0s"), ("no-preference", "0.4s")):
+    for motion in ("reduce", "no-preference"):
         set_media(driver, motion=motion)
         open_view(driver, server, "experts")
-        wait_until(lambda: driver.find_elements(By.CLASS_NAME, "bar-fill"), "bars")
-        assert driver.execute_script(seconds) == wanted
         moves = driver.execute_async_script(
             "import('./dashboard/theme.js').then((theme) => arguments[0](theme.wantsMotion()))")
         assert moves == (motion == "no-preference")

@@ -55,12 +55,29 @@ class Budget {
     Step(static_cast<int64_t>(count / 4));
     Bytes(kElementBytes * (count + 1));
   }
+  // Counts filters that apply filters, such as map, as long as it exists.
+  class Nesting {
+   public:
+    explicit Nesting(Budget& budget) : budget_(budget) {
+      if (++budget_.nesting_ > kMaxFilterNesting) {
+        --budget_.nesting_;
+        Fail("filters are nested too deeply");
+      }
+    }
+    Nesting(const Nesting&) = delete;
+    Nesting& operator=(const Nesting&) = delete;
+    ~Nesting() { --budget_.nesting_; }
+
+   private:
+    Budget& budget_;
+  };
   const RenderLimits& limits() const { return limits_; }
   int64_t steps() const { return steps_; }
 
  private:
   static constexpr size_t kElementBytes = 64;
   static constexpr int64_t kStepsPerLook = 4096;
+  static constexpr int kMaxFilterNesting = 16;
 
   void Look() {
     next_look_ = steps_ + kStepsPerLook;
@@ -72,6 +89,7 @@ class Budget {
   int64_t steps_ = 0;
   int64_t next_look_ = kStepsPerLook;
   size_t bytes_ = 0;
+  int nesting_ = 0;
 };
 
 }  // namespace moeserve::chat

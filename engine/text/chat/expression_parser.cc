@@ -378,6 +378,8 @@ ExprPtr ExpressionParser::ParseSubscript(ExprPtr operand) {
 }
 
 ExprPtr ExpressionParser::ParseFilters(ExprPtr operand, bool inside_tag) {
+  // The filters of a tag have no operand in the template; only filters may follow them.
+  const bool has_operand = operand != nullptr;
   while (true) {
     if (inside_tag || SkipOperator("|")) {
       inside_tag = false;
@@ -386,9 +388,9 @@ ExprPtr ExpressionParser::ParseFilters(ExprPtr operand, bool inside_tag) {
       operand = Make(ExprKind::kFilter, Children(std::move(operand)));
       operand->name = std::move(name);
       if (IsOperator("(")) ParseArguments(*operand);
-    } else if (operand != nullptr && SkipName("is")) {
+    } else if (has_operand && SkipName("is")) {
       operand = ParseTest(std::move(operand));
-    } else if (operand != nullptr && IsOperator("(")) {
+    } else if (has_operand && IsOperator("(")) {
       operand = Make(ExprKind::kCall, Children(std::move(operand)));
       ParseArguments(*operand);
     } else {

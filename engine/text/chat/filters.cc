@@ -80,7 +80,8 @@ std::vector<Value> Sorted(std::vector<Value> items, const Value* attribute, bool
   return items;
 }
 
-Arguments Rest(A args, size_t skipped) {
+Arguments Rest(A args, size_t skipped, B budget) {
+  budget.Elements(args.positional.size() + args.named.size());
   Arguments rest;
   for (size_t i = skipped; i < args.positional.size(); ++i) {
     rest.positional.push_back(args.positional[i]);
@@ -112,7 +113,8 @@ Value Map(V value, A args, B budget) {
     return Iterator(std::move(out), budget);
   }
   const std::string& filter = NameArgument(args, 0, "a filter");
-  const Arguments rest = Rest(args, 1);
+  const Budget::Nesting nesting(budget);
+  const Arguments rest = Rest(args, 1, budget);
   for (const Value& item : Iterate(value, budget)) {
     out.push_back(ApplyFilter(filter, item, rest, budget));
   }
@@ -125,7 +127,7 @@ Value Select(V value, A args, bool by_attribute, bool wanted, B budget) {
   const size_t skipped = by_attribute ? 1 : 0;
   if (by_attribute && args.positional.empty()) Fail("selectattr: expected an attribute");
   const bool has_test = args.positional.size() > skipped;
-  const Arguments rest = Rest(args, skipped + 1);
+  const Arguments rest = Rest(args, skipped + 1, budget);
   std::vector<Value> out;
   for (const Value& item : Iterate(value, budget)) {
     budget.Step();

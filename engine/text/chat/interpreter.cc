@@ -213,6 +213,8 @@ Interpreter::Flow Interpreter::RunLoop(const Stmt& stmt, const ScopePtr& scope, 
         Assign(stmt.target, item, inner);
         if (!Truthy(Evaluate(*stmt.condition, inner))) continue;
       }
+      loop->depth = std::max(loop->depth, item.depth() + 1);
+      if (loop->depth > kMaxContainerDepth) Fail("loops and containers are nested too deeply");
       loop->items.push_back(item);
       return true;
     }
@@ -449,6 +451,7 @@ Value Interpreter::EvaluateFilter(const Expr& expr, const Value* input, const Sc
   const Depth depth(&depth_);
   Value value;
   if (expr.children[0] == nullptr) {
+    if (input == nullptr) Fail("a filter has no input");
     value = *input;
   } else if (expr.children[0]->kind == ExprKind::kFilter && input != nullptr) {
     value = EvaluateFilter(*expr.children[0], input, scope);

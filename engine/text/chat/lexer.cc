@@ -9,6 +9,8 @@
 namespace moeserve::chat {
 namespace {
 
+constexpr size_t kMaxNameBytes = 256;
+
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsHexDigit(char c) { return IsDigit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
 bool IsNameByte(char c) {
@@ -116,9 +118,9 @@ class Lexer {
             StripBounds(std::string_view(source_).substr(begin, end - begin), nullptr, false, true)
                 .end;
     } else if (sign != '+' && may_strip_line) {
-      const size_t newline = end == begin ? std::string::npos : source_.rfind('\n', end - 1);
-      const bool in_text = newline != std::string::npos && newline >= begin;
-      const size_t line = in_text ? newline + 1 : begin;
+      const size_t newline = std::string_view(source_).substr(begin, end - begin).rfind('\n');
+      const bool in_text = newline != std::string::npos;
+      const size_t line = in_text ? begin + newline + 1 : begin;
       if (in_text || at_line_start_) {
         const std::string_view last = std::string_view(source_).substr(line, end - line);
         if (StripBounds(last, nullptr, true, false).begin == last.size()) end = line;
@@ -199,6 +201,8 @@ class Lexer {
         const size_t begin = pos_;
         size_t p = begin;
         while (p < source_.size() && IsNameByte(source_[p])) ++p;
+        // Each scope of a loop copies the names of its variables.
+        if (p - begin > kMaxNameBytes) FailHere("a name is too long");
         Add(TokenKind::kName, source_.substr(begin, p - begin));
         pos_ = p;
       } else if (c == '\'' || c == '"') {

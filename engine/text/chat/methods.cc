@@ -338,7 +338,7 @@ Value LoopAttribute(LoopState& loop, const std::string& name) {
     if (!loop.Has(loop.index0 + 1)) return Undefined{"there is no next item"};
     return loop.items[loop.index0 + 1];
   }
-  return Undefined{"'LoopContext' object's attribute '" + name + "'"};
+  return Undefined{"'LoopContext' object's attribute '" + name.substr(0, 64) + "'"};
 }
 
 }  // namespace
@@ -514,6 +514,7 @@ Value CallMethod(const Value& self, const std::string& name, const Arguments& ar
 Value Attribute(const Value& value, const std::string& name, Budget& budget) {
   if (value.IsUndefined()) Fail(value.undefined().what + " is undefined");
   if (HasMethod(value, name)) {
+    if (value.depth() >= kMaxContainerDepth) Fail("methods and containers are nested too deeply");
     auto callable = std::make_shared<Callable>();
     callable->name = name;
     callable->self = value;
@@ -523,6 +524,7 @@ Value Attribute(const Value& value, const std::string& name, Budget& budget) {
   }
   if (value.loop() != nullptr) return LoopAttribute(*value.loop(), name);
   if (Namespace* space = value.space()) {
+    budget.Step(static_cast<int64_t>(space->items.size() / 16));
     const Value* found = space->Find(name);
     if (found != nullptr) return *found;
   }

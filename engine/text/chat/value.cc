@@ -54,6 +54,14 @@ LoopState* Value::loop() const {
   return loop == nullptr ? nullptr : loop->get();
 }
 
+int Value::depth() const {
+  if (IsList()) return list().depth;
+  if (IsDict()) return dict().depth;
+  if (const Callable* method = callable()) return method->is_method ? method->self.depth() + 1 : 0;
+  if (const LoopState* state = loop()) return state->depth;
+  return 0;
+}
+
 std::string_view Value::TypeName() const {
   if (IsUndefined()) return "Undefined";
   if (IsNone()) return "NoneType";

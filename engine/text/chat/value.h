@@ -104,8 +104,9 @@ class Value {
 
   // Returns Python's name for the type.
   std::string_view TypeName() const;
-  // Returns the depth of nested containers; strings are not containers.
-  int depth() const { return IsList() ? list().depth : IsDict() ? dict().depth : 0; }
+  // Returns the depth of nested containers, methods of containers and loops; strings are not
+  // containers. It bounds the recursion of destructors.
+  int depth() const;
   // Returns whether both are the same object. This decides equality for values other than numbers,
   // strings and containers.
   bool SameObject(const Value& other) const;
@@ -156,9 +157,18 @@ struct LoopState {
       // when the loop is over.
       pull;
   size_t index0 = 0;
+  int depth = 1;  // that of the deepest element, plus 1
+  bool pulling = false;
 
+  // Fails if the loop's condition asks for an element that it has to decide on.
   bool Has(size_t index) {
+    if (pulling && items.size() <= index) Fail("the condition of a loop uses its later elements");
     while (items.size() <= index && pull != nullptr) {
+      pulling = true;
+      const struct Reset {
+        bool& flag;
+        ~Reset() { flag = false; }
+      } reset{pulling};
       if (!pull()) pull = nullptr;
     }
     return index < items.size();

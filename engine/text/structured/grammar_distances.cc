@@ -8,9 +8,6 @@
 namespace moeserve::structured {
 namespace {
 
-// Largest number of unnamed properties that an object may need to reach minProperties.
-constexpr int64_t kMaxFillers = 1000;
-
 struct Size {
   int64_t distance;
   int64_t height;
@@ -19,13 +16,15 @@ struct Size {
   }
 };
 
-// Returns the cheaper of the nodes of items that may follow in any number.
-NodeId CheapestItem(const Grammar& grammar, const ArrayNode& array) {
+// Returns how many of `more` further items of an array with `contained` contained ones are
+// contained ones, too, if the items are as short as possible.
+int64_t FurtherContained(const Grammar& grammar, const ArrayNode& array, int64_t contained,
+                         int64_t more) {
   const auto distance = [&](NodeId id) {
     return id == kNoNode ? kUnreachable : grammar.nodes[id].distance;
   };
-  if (array.max_contained < kNoLimit) return array.items;
-  return distance(array.contained) < distance(array.items) ? array.contained : array.items;
+  if (distance(array.contained) >= distance(array.items)) return 0;
+  return std::clamp<int64_t>(array.max_contained - contained, 0, more);
 }
 
 class Measurer {
@@ -76,7 +75,9 @@ class Measurer {
       if (contained > array.max_items || contained > array.max_contained) return {kUnreachable, 0};
       if (contained > 0) Add(array.contained, contained, &size);
       const int64_t more = std::max<int64_t>(count - contained, 0);
-      if (more > 0) Add(CheapestItem(grammar_, array), more, &size);
+      const int64_t further = FurtherContained(grammar_, array, contained, more);
+      if (further > 0) Add(array.contained, further, &size);
+      if (more > further) Add(array.items, more - further, &size);
       count = std::max(count, contained);
     }
     if (count > 0) size.distance -= size.distance < kUnreachable;

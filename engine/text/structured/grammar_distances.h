@@ -7,6 +7,9 @@
 
 namespace moeserve::structured {
 
+// Largest number of unnamed properties that an object may need to reach minProperties.
+inline constexpr int64_t kMaxFillers = 1000;
+
 // Arithmetic in which every number from kUnreachable on is kUnreachable.
 inline int64_t AddDistances(int64_t a, int64_t b) { return std::min(a + b, kUnreachable); }
 inline int64_t MultiplyDistance(int64_t a, int64_t b) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "engine/text/structured/grammar_distances.h"
 
 namespace moeserve::structured {
 namespace {
@@ -414,10 +415,16 @@ int64_t Matcher::SpecialItemsCost(const ArrayNode& array, int64_t count, int64_t
   }
   const int64_t missing = std::max<int64_t>(array.min_contained - contained, 0);
   left = std::max<int64_t>(left - missing, 0);
-  int64_t each = array.items == kNoNode ? kUnreachable : At(array.items).distance;
-  if (array.max_contained >= kNoLimit) each = std::min(each, At(array.contained).distance);
-  const int64_t cost = missing * (1 + At(array.contained).distance);
-  return left == 0 ? cost : std::min(cost + left * (1 + each), kUnreachable);
+  const int64_t other = array.items == kNoNode ? kUnreachable : At(array.items).distance;
+  const int64_t found = array.contained == kNoNode ? kUnreachable : At(array.contained).distance;
+  int64_t cost = MultiplyDistance(missing, AddDistances(found, 1));
+  if (found < other) {
+    const int64_t further = std::clamp<int64_t>(
+        array.max_contained - std::max(contained, array.min_contained), 0, left);
+    cost = AddDistances(cost, MultiplyDistance(further, AddDistances(found, 1)));
+    left -= further;
+  }
+  return AddDistances(cost, MultiplyDistance(left, AddDistances(other, 1)));
 }
 
 int64_t Matcher::SpecialArrayRest(const Frame& top) const {

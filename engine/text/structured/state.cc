@@ -468,6 +468,14 @@ size_t Compiled::memory_bytes() const {
       }
     }
   }
+  for (const std::string& text : grammar_.marker_texts) bytes += sizeof(text) + text.size();
+  for (const KeySet& keys : grammar_.key_sets) {
+    bytes += sizeof(keys) + keys.value.size() * sizeof(NodeId);
+  }
+  for (const Trigger& trigger : grammar_.triggers) {
+    bytes += sizeof(trigger) + trigger.text.size() +
+             (trigger.matched.size() + trigger.border.size()) * sizeof(int32_t);
+  }
   return bytes;
 }
 

@@ -109,6 +109,10 @@ absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<Add
       if (!normalized.ok()) return normalized.status();
       std::string form = *std::move(normalized);
       if (form.empty()) return Invalid(token, "nothing is left of it when normalized");
+      if (form.size() > kMaxContentBytes) {
+        return Invalid(token, Concat("expected at most ", kMaxContentBytes,
+                                     " bytes when it is normalized, found ", form.size()));
+      }
       if (form != token.content) {
         searched = added->normalized_forms_.emplace(token.id, std::move(form)).first->second;
       }
@@ -207,8 +211,13 @@ void AddedTokens::Split(const Matcher& matcher, std::string_view text, const Spe
     }
     size_t begin = match_begin;
     size_t end = match_end;
-    if (token.lstrip) begin = std::max(SkipWhiteSpaceBackwards(text, begin), covered);
-    if (token.rstrip) end = SkipWhiteSpace(text, end);
+    // No white space is passed that the token before has consumed.
+    if (token.lstrip) {
+      begin = begin <= covered
+                  ? covered
+                  : covered + SkipWhiteSpaceBackwards(text.substr(covered), begin - covered);
+    }
+    if (token.rstrip) end = SkipWhiteSpace(text, std::max(end, covered));
     if (covered < begin) parts->push_back({text.substr(covered, begin - covered), std::nullopt});
     // Skips a token that consists of white space which the previous token has consumed.
     if (begin < end) parts->push_back({text.substr(begin, end - begin), id});

@@ -208,8 +208,18 @@ absl::Status ByteLevelPreTokenizer::Apply(Pieces* pieces, TextArena* arena) cons
 }
 
 absl::Status SequencePreTokenizer::Apply(Pieces* pieces, TextArena* arena) const {
+  const auto bytes_of = [&] {
+    size_t bytes = 0;
+    for (const std::string_view piece : pieces->texts) bytes += piece.size();
+    return bytes;
+  };
+  // Steps that insert a character before each piece can multiply the text.
+  const size_t most = 64 * bytes_of() + (64 << 10);
   for (const auto& step : steps_) {
     if (absl::Status status = step->Apply(pieces, arena); !status.ok()) return status;
+    if (bytes_of() > most) {
+      return absl::ResourceExhaustedError("the pre-tokenizer makes the text too long");
+    }
   }
   return absl::OkStatus();
 }

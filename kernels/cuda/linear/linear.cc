@@ -38,6 +38,7 @@ LinearParams LinearParamsOf(const LinearArgs& args) {
   MOESERVE_CHECK(routed ? args.plan->num_experts == bank.num_experts()
                         : args.segments || bank.num_experts() == 1,
                  "experts of plan and bank");
+  MOESERVE_CHECK(!bank.row_major(), "a bank of DenseLayers has no image");
   const int64_t experts = args.segments ? bank.num_experts() : 1;
   const int64_t rows = routed ? args.plan->capacity : args.input.rows * experts;
   const auto segment = [&](const RowsView& view) {

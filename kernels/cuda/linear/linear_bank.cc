@@ -90,8 +90,27 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   return bank;
 }
 
+Result<DeviceMemory> CudaLinearBank::RowMajor(cudaStream_t stream) const {
+  const LinearBankEntry& m = entries_[0];
+  MOESERVE_CHECK(!row_major_ && num_experts() == 1 && shape_.weight_dtype == DType::kBF16,
+                 "the image of a dense bf16 bank");
+  const size_t rows = static_cast<size_t>(m.out_features) * (shape_.gated ? 2 : 1);
+  MOESERVE_ASSIGN_OR_RETURN(
+      DeviceMemory out,
+      DeviceMemory::Allocate(rows * static_cast<size_t>(m.in_features) * sizeof(Bf16)));
+  internal::LaunchUnpackRows(*this, out.as<char>(), stream);
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
+  return out;
+}
+
+void CudaLinearBank::ReplaceImage(DeviceMemory rows) const {
+  weights_ = std::move(rows);
+  row_major_ = true;
+}
+
 void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) {
   const LinearBankEntry& m = entries_[expert];
+  MOESERVE_CHECK(!row_major_, "weights are loaded before the first product");
   MOESERVE_CHECK(weight.shape.size() == 2 && weight.shape[1] == m.in_features &&
                      row_begin + weight.shape[0] <= m.out_features,
                  "weight does not fit its bank");

@@ -41,6 +41,26 @@ __global__ void PackRowsKernel(internal::PackRowsArgs a) {
   }
 }
 
+struct UnpackRowsArgs {
+  const char* image;
+  int k_blocks;
+  int in_features;
+  int out_features;
+  bool gated;
+  uint16_t* rows;
+};
+
+// Each block copies one row.
+__global__ void UnpackRowsKernel(UnpackRowsArgs a) {
+  const int r = static_cast<int>(blockIdx.x);
+  const bool gate_half = r >= a.out_features;
+  const int row = ImageRow(a.gated, gate_half, gate_half ? r - a.out_features : r);
+  uint16_t* const to = a.rows + static_cast<int64_t>(r) * a.in_features;
+  for (int k = static_cast<int>(threadIdx.x); k < a.in_features; k += kThreads) {
+    to[k] = *reinterpret_cast<const uint16_t*>(a.image + ImageOffset(a.k_blocks, row, k, 2));
+  }
+}
+
 __global__ void PackBiasKernel(const float* values, int count, int first_row, bool gated,
                                bool gate_half, float* bias) {
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
@@ -79,6 +99,18 @@ void LaunchPackRows(const PackRowsArgs& args, cudaStream_t stream) {
   Launch(PackRowsKernel, {dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, stream}, args);
 }
 
+void LaunchUnpackRows(const CudaLinearBank& bank, char* rows, cudaStream_t stream) {
+  const LinearBankEntry& m = bank.entry(0);
+  const UnpackRowsArgs args{.image = bank.weights() + m.weights,
+                            .k_blocks = m.k_blocks,
+                            .in_features = m.in_features,
+                            .out_features = m.out_features,
+                            .gated = bank.shape().gated,
+                            .rows = reinterpret_cast<uint16_t*>(rows)};
+  const auto blocks = static_cast<unsigned>(m.out_features * (bank.shape().gated ? 2 : 1));
+  Launch(UnpackRowsKernel, {dim3(blocks), dim3(kThreads), 0, stream}, args);
+}
+
 void LaunchPackBias(const float* values, int count, int first_row, bool gated, bool gate_half,
                     float* bias, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
@@ -91,6 +123,7 @@ void LaunchPackBias(const float* values, int count, int first_row, bool gated, b
 void LaunchReadRows(const CudaLinearBank& bank, const int32_t* ids, int rows, float scale,
                     const RowsView& output, cudaStream_t stream) {
   MOESERVE_CHECK(!bank.shape().gated && bank.num_experts() == 1, "rows of a dense layer");
+  MOESERVE_CHECK(!bank.row_major(), "the image of the layer");
   MOESERVE_CHECK(output.dtype == DType::kF32, "f32 rows");
   if (rows == 0) return;
   const LinearBankEntry& m = bank.entry(0);

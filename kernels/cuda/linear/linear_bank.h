@@ -32,6 +32,10 @@ struct LinearBankEntry {
 // a product has both halves of a hidden unit. In each expert, N and K are rounded up to 64 with
 // zeros; unequal widths of experts cost nothing beyond that.
 //
+// The weights of a dense bf16 bank can be stored as rows instead: row-major [N, K], or [2 N, K] if
+// gated, with the rows of the gate after those of the up half. DenseLayers does so for its
+// products.
+//
 // One thread must fill the bank before the first product reads it.
 class CudaLinearBank : public LinearBank {
  public:
@@ -41,6 +45,14 @@ class CudaLinearBank : public LinearBank {
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
   void LoadQuantized(int expert, Half half, int row_begin, const QuantizedMatrix& weight) override;
   void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
+
+  // Returns the rows of a dense bf16 bank that stores an image. Waits for the device.
+  // ResourceExhausted if memory runs out.
+  Result<DeviceMemory> RowMajor(cudaStream_t stream) const;
+  // Replaces the image by the result of RowMajor(). No work on the device may still read the image.
+  // The weights do not change, so this is permitted for banks that are otherwise immutable.
+  void ReplaceImage(DeviceMemory rows) const;
+  bool row_major() const { return row_major_; }
 
   // The following pointers are in device memory.
   const char* weights() const { return weights_.as<char>(); }
@@ -65,7 +77,8 @@ class CudaLinearBank : public LinearBank {
                                              // blocks first
   int max_row_blocks_ = 0;
   int64_t bytes_ = 0;
-  DeviceMemory weights_;
+  mutable DeviceMemory weights_;
+  mutable bool row_major_ = false;
   DeviceMemory bias_;
   DeviceMemory table_;
   DeviceMemory order_;
@@ -93,6 +106,9 @@ struct PackRowsArgs {
 };
 
 void LaunchPackRows(const PackRowsArgs& args, cudaStream_t stream);
+
+// Copies the image of a dense bf16 bank to `rows`, row-major without padding.
+void LaunchUnpackRows(const CudaLinearBank& bank, char* rows, cudaStream_t stream);
 
 // Stores bias[packed row of (first_row + i)] = values[i]; both arrays are in device memory.
 void LaunchPackBias(const float* values, int count, int first_row, bool gated, bool gate_half,

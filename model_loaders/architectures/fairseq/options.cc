@@ -88,7 +88,8 @@ class Converter {
  private:
   Json Members(const PickleValue& dict, int depth) {
     Json object = Json::object();
-    for (size_t i = 0; i < dict.items.size() && left_ >= 0; i += 2) {
+    // Each pair counts, because many values may share one dict.
+    for (size_t i = 0; i < dict.items.size() && --left_ >= 0; i += 2) {
       if (!dict.items[i]->Is(K::kString)) continue;  // no option
       object[Printable(dict.items[i]->text, kMaxText)] = Convert(*dict.items[i + 1], depth + 1);
     }
@@ -96,6 +97,9 @@ class Converter {
   }
 
   Json Object(const PickleValue& value, int depth) {
+    // The search for a member passes all of them.
+    if (value.state() != nullptr) left_ -= value.state()->items.size() / 2;
+    if (left_ < 0) return "(too many values)";
     if (IsOf(value, "omegaconf")) {
       for (const char* name : {"_val", "_content"}) {  // of a value; of a container
         const PickleValue* inner = Attribute(value, name);
@@ -112,13 +116,17 @@ class Converter {
     return Concat('(', ShowPickle(value), ')');
   }
 
-  int left_ = kMaxValues;
+  int64_t left_ = kMaxValues;
 };
 
 absl::Status Flatten(const Json& object, const std::string& prefix, Json* flat) {
   for (const auto& [key, value] : object.items()) {
     if (value.is_null()) continue;
     const std::string name = prefix + key;
+    if (name.size() > kMaxText) {
+      return absl::InvalidArgumentError(Concat("expected names of options with at most ", kMaxText,
+                                               " characters, found ", Printable(name, 64), "..."));
+    }
     if (value.is_object()) {
       MOESERVE_RETURN_IF_ERROR(Flatten(value, name + "_", flat));
       continue;

@@ -44,7 +44,7 @@ void GgufConfigReader::ReadSizes() {
   if (family_.counts_next_token_layers) {
     constexpr std::string_view kKey = ".nextn_predict_layers";
     next_token_layers_ = keys_.Int(kKey, 0);
-    const int most_next = std::min(kMaxNextTokenLayers, blocks - 1);
+    const int64_t most_next = std::min<int64_t>(kMaxNextTokenLayers, int64_t{blocks} - 1);
     if (problems_.empty() && (next_token_layers_ < 0 || next_token_layers_ > most_next)) {
       keys_.Fault(kKey,
                   Concat("an integer in [0, ", most_next, "] (", keys_.NameOf(".block_count"),

@@ -284,13 +284,14 @@ FeedForwardSpec DecoderConfig::DeepSeekExperts(const ExpertKeys& keys, bool reno
 
 void DecoderConfig::IgnoreNextTokenLayers(int count) {
   for (int i = 0; i < std::min(count, 8); ++i) {
-    ignored_prefixes_.push_back(Concat("model.layers.", layers_ + i, '.'));
+    ignored_prefixes_.push_back(Concat("model.layers.", int64_t{layers_} + i, '.'));
   }
 }
 
-std::optional<int> DecoderConfig::Window(std::string_view key) {
+std::optional<int> DecoderConfig::Window(std::optional<int> fallback) {
+  constexpr std::string_view key = "sliding_window";
   const Json* value = reader_.Optional(key);
-  if (value == nullptr) return std::nullopt;
+  if (value == nullptr) return original_.contains(key) ? std::nullopt : fallback;
   const std::optional<int> window = IntFrom(*value);
   if (!window.has_value()) reader_.Fault(key, "null or an integer", ShowJson(*value));
   return window;
@@ -301,6 +302,9 @@ PositionSpec DecoderConfig::Rope(double default_theta, double default_fraction) 
   const double fraction = reader_.Real("partial_rotary_factor", default_fraction);
   const Json* const old = reader_.Optional("rope_scaling");
   const Json* const parameters = reader_.Optional("rope_parameters");
+  if (old != nullptr && parameters != nullptr && *old != *parameters) {
+    reader_.Fault("rope_scaling", "the same as rope_parameters, or none", ShowJson(*old));
+  }
   const Json* const json = parameters != nullptr ? parameters : old;
   const Json none = Json::object();
   PositionSpec position =

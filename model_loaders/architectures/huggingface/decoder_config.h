@@ -88,8 +88,9 @@ class DecoderConfig {
   ActivationKind Activation(std::string_view key = "hidden_act",
                             std::string_view fallback = "silu");
 
-  // Reads the size of the sliding window, if the key is there.
-  std::optional<int> Window(std::string_view key = "sliding_window");
+  // Reads the size of the sliding window. Returns `fallback` if the key is absent, nullopt if its
+  // value is null.
+  std::optional<int> Window(std::optional<int> fallback = std::nullopt);
 
   // Reads a soft cap. Returns `fallback` if the key is absent, 0 if its value is null.
   double Cap(std::string_view key, double fallback);

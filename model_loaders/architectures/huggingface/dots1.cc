@@ -18,7 +18,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadDots1(const Json& json,
   AttentionSpec attention = c.Attention();
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;
-  const std::optional<int> window = c.Window();
+  const std::optional<int> window = c.Window(4096);
   const int first_window = c.keys().Int("max_window_layers", 62);
   const std::vector<bool> sliding =
       c.SlidingLayers([&](int layer) { return window.has_value() && layer >= first_window; });

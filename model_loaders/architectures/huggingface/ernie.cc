@@ -70,7 +70,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadErnieMoe(const Json& json,
         SharedExpertTensors(), std::span<const TensorRule>(kRouter)}) {
     c.Tensors(table);
   }
-  const int end = last == -1 ? c.layers() - 1 : last;
+  const int64_t end = last == -1 ? int64_t{c.layers()} - 1 : last;
   return c.Finish([&](int layer) {
     const bool routed = (layer + 1) % interval == 0 && layer >= first && layer <= end;
     return LayerSpec{attention, routed ? experts : dense};

@@ -76,7 +76,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma(const Json& json,
   // The first files say "gelu" and mean its approximation by tanh.
   dense.expert.activation = ActivationKind::kGeluTanh;
   for (const char* key : {"hidden_act", "hidden_activation"}) {
-    const ActivationKind named = c.Activation(key, "gelu_pytorch_tanh");
+    if (c.keys().Optional(key) == nullptr) continue;
+    const ActivationKind named = c.Activation(key);
     if (named != ActivationKind::kGelu) dense.expert.activation = named;
   }
   return c.Finish([&](int) { return LayerSpec{attention, dense}; });

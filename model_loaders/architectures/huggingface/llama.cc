@@ -34,7 +34,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadMistral(const Json& json,
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 131072});
   AttentionSpec attention = c.Attention();
-  attention.window = c.Window();
+  attention.window = c.Window(4096);
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation();
   AddDecoderTensors(c);

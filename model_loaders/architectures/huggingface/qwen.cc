@@ -15,12 +15,12 @@ using namespace huggingface;  // NOLINT(google-build-using-namespace): shared he
 std::vector<std::optional<int>> Windows(DecoderConfig& c,
                                         const std::function<bool(int, int)>& slides) {
   const bool used = c.keys().Bool("use_sliding_window", false);
-  const int window = c.Window().value_or(4096);
+  const std::optional<int> window = c.Window(4096);
   const int first = c.keys().Int("max_window_layers", 28);
   const std::vector<bool> sliding =
-      c.SlidingLayers([&](int layer) { return used && slides(layer, first); });
+      c.SlidingLayers([&](int layer) { return used && window && slides(layer, first); });
   std::vector<std::optional<int>> windows;
-  for (const bool s : sliding) windows.push_back(s && used ? std::optional(window) : std::nullopt);
+  for (const bool s : sliding) windows.push_back(s && used ? window : std::nullopt);
   return windows;
 }
 
@@ -131,9 +131,9 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3Moe(const Json& json,
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;
   const bool slides = c.keys().Bool("use_sliding_window", false);
-  const std::optional<int> window = c.Window();
+  const std::optional<int> window = c.Window(4096);
   c.Ignore({"max_window_layers"});  // written by some versions, never read
-  if (slides) attention.window = window.value_or(4096);
+  if (slides) attention.window = window;
   const std::function<bool(int)> routed = RoutedLayers(c);
   FeedForwardSpec dense = c.Dense();
   // Version 5.23 writes the number of experts under another name.

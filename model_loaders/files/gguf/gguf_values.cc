@@ -134,7 +134,10 @@ std::optional<std::vector<std::string_view>> GgufValue::Strings() const {
   items.reserve(count);
   std::string_view rest = bytes;
   for (uint64_t i = 0; i < count; ++i) {
+    // The file was checked, but may have been overwritten since.
+    if (rest.size() < sizeof(uint64_t)) return std::nullopt;
     const auto size = Load<uint64_t>(rest.data());
+    if (size > rest.size() - sizeof(size)) return std::nullopt;
     items.push_back(rest.substr(sizeof(size), size));
     rest.remove_prefix(sizeof(size) + size);
   }

@@ -15,6 +15,7 @@
 #include "server/base/json_fields.h"
 #include "server/base/version.h"
 #include "server/chat/chat_request.h"
+#include "server/generation/token_memory.h"
 #include "server/http/error_response.h"
 #include "server/http/openapi/document.h"
 #include "server/http/routes/chat_routes.h"
@@ -81,6 +82,9 @@ class Api {
                                 FindField(*body, "messages") != nullptr
                                     ? EncodeMessages(*body, request.body, *model, *tokenizer)
                                     : EncodePrompt(*body, *tokenizer));
+      MemoryCharge charge(context_.memory());
+      MOESERVE_RETURN_IF_ERROR(
+          charge.Add(TokenListBytes(*tokenizer, ids, strings.value_or(false))));
       OrderedJson out = {{"count", ids.size()}, {"max_model_len", engine.max_model_len()}};
       out["tokens"] = ids;
       out["token_strs"] = nullptr;
@@ -105,6 +109,8 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(const auto ids,
                                 TokenIdList(*tokens, "tokens", engine.spec().vocab_size));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(engine));
+      MemoryCharge charge(context_.memory());
+      MOESERVE_RETURN_IF_ERROR(charge.Add(DecodedBytes(*tokenizer, ids)));
       MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, false));
       return OrderedJson{{"prompt", std::move(text)}};
     };

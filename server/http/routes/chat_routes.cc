@@ -83,6 +83,8 @@ class ChatRoutes {
         MOESERVE_ASSIGN_OR_RETURN(chat, ParseConverted(converted.chat, request));
         converted.chat = nullptr;
         chat.params.ignored_fields += converted.ignored_fields;
+        // As values, and as text when the response is written.
+        chat.params.repeated_bytes = 8 * converted.echo.dump().size();
       }
       MOESERVE_RETURN_IF_ERROR(Prepare(chat));
       format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int) {

@@ -69,7 +69,7 @@ http::Progress GenerationSession::Next() {
 
 absl::Status GenerationSession::Apply(int index, OutputDelta delta) {
   counts_[index] = delta.usage;
-  if (!submission_->params().stream) {
+  if (!submission_->params().stream || writer_->keeps_streamed_output()) {
     MOESERVE_RETURN_IF_ERROR(answer_.Add(AnswerBytes(delta), ChargeFor::kRunningRequest));
   }
   return writer_->Add(index, submission_->PromptOf(index), std::move(delta));

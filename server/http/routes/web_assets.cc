@@ -88,7 +88,8 @@ void AddWebAssets(Router& router) {
   router.Add("GET", "/dashboard/*", Access::Open(), Work::kQuick,
              [assets](const Request& request) -> Handled {
                const auto it = assets->find(std::string_view(request.path).substr(kFolder.size()));
-               if (it == assets->end()) {
+               // The page's relative addresses are right at "/" alone.
+               if (it == assets->end() || it->first == "index.html") {
                  return ProtocolError(404, "", Concat("there is no ", Printable(request.path, 64)));
                }
                return Serve(it->second, request);

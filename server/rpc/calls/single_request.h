@@ -1,6 +1,7 @@
 // Calls for which the client sends one message.
 #pragma once
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/generic/async_generic_service.h>
 
 #include <exception>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "server/rpc/call.h"
+#include "server/rpc/grpc_time.h"
 #include "server/rpc/messages/message_bytes.h"
 
 namespace moeserve::server::rpc {
@@ -42,7 +44,8 @@ class SingleRequestCall : public grpc::ServerGenericBidiReactor {
       : context_(context),
         method_(method),
         call_(context, server, method),
-        charge_(server.call_memory()) {}
+        charge_(server.call_memory()),
+        stall_timeout_(server.settings().http.write_stall_timeout) {}
 
   // Runs the call. An error ends it. Called at most once.
   virtual absl::Status Run(const Request& request) = 0;
@@ -50,12 +53,19 @@ class SingleRequestCall : public grpc::ServerGenericBidiReactor {
   virtual void Refuse(const absl::Status& status) = 0;
 
   Call& call() { return call_; }
+  // The memory of the request and of what derived classes add. Held until OnDone().
+  MemoryCharge& charge() { return charge_; }
+  // Must not be used after OnDone().
+  std::weak_ptr<void> weak_self() const { return self_; }
+  grpc::GenericCallbackServerContext* context() const { return context_; }
+  absl::Duration stall_timeout() const { return stall_timeout_; }
 
  private:
   grpc::GenericCallbackServerContext* const context_;
   const Method& method_;
   Call call_;
-  MemoryCharge charge_;  // of the parsed request
+  MemoryCharge charge_;
+  const absl::Duration stall_timeout_;
   grpc::ByteBuffer bytes_;
   std::unique_ptr<Request> request_;  // that has arrived
   std::shared_ptr<void> self_;
@@ -85,13 +95,22 @@ void SingleRequestCall<Request>::OnReadDone(bool ok) {
   if (!status.ok()) Refuse(status);
 }
 
-// A call that answers with one message, too.
+// A call that answers with one message, too. A client that does not read it within the time that
+// streams have for a write loses the call.
 template <typename Request, typename Response>
 class UnaryCall : public SingleRequestCall<Request> {
  public:
   void OnCancel() final {
     Cancel();
     EndOnce(this->call().CancelReason());
+  }
+  void OnDone() override {
+    {
+      std::lock_guard lock(alarm_mutex_);
+      done_ = true;
+    }
+    stall_alarm_.Cancel();
+    SingleRequestCall<Request>::OnDone();
   }
 
  protected:
@@ -107,11 +126,28 @@ class UnaryCall : public SingleRequestCall<Request> {
   Response& response() { return response_; }
 
  private:
+  void WatchForStall();
+
   Response response_;
   grpc::ByteBuffer response_bytes_;
   std::mutex mutex_;
   bool ended_ = false;  // guarded by mutex_
+  grpc::Alarm stall_alarm_;
+  std::mutex alarm_mutex_;
+  bool done_ = false;  // guarded by alarm_mutex_
 };
+
+template <typename Request, typename Response>
+void UnaryCall<Request, Response>::WatchForStall() {
+  // The alarm is a member and keeps its callback, so a strong reference would keep the call alive.
+  stall_alarm_.Set(GrpcDeadline(this->stall_timeout()),
+                   [this, weak = this->weak_self()](bool fired) {
+                     const auto self = weak.lock();
+                     if (!fired || self == nullptr) return;
+                     std::lock_guard lock(alarm_mutex_);
+                     if (!done_) this->context()->TryCancel();
+                   });
+}
 
 template <typename Request, typename Response>
 void UnaryCall<Request, Response>::EndOnce(const absl::Status& status) {
@@ -122,6 +158,7 @@ void UnaryCall<Request, Response>::EndOnce(const absl::Status& status) {
   const grpc::Status end = this->call().End(status);
   if (end.ok()) {
     SerializeMessage(response_, response_bytes_);
+    WatchForStall();
     this->StartWriteAndFinish(&response_bytes_, {}, end);
   } else {
     this->Finish(end);
@@ -129,7 +166,8 @@ void UnaryCall<Request, Response>::EndOnce(const absl::Status& status) {
 }
 
 // A call that does not wait for the engine. `Body` computes the response: it is called with the
-// call's key or null, the request and the response, and returns an absl::Status.
+// call's key or null, the request, the response, and the charge for memory that is held until the
+// response was sent; it returns an absl::Status.
 template <typename Request, typename Response, typename Body>
 class ImmediateCall final : public UnaryCall<Request, Response> {
  public:
@@ -139,7 +177,8 @@ class ImmediateCall final : public UnaryCall<Request, Response> {
 
  private:
   absl::Status Run(const Request& request) override {
-    MOESERVE_RETURN_IF_ERROR(body_(this->call().key().get(), request, this->response()));
+    MOESERVE_RETURN_IF_ERROR(
+        body_(this->call().key().get(), request, this->response(), this->charge()));
     this->EndOnce(absl::OkStatus());
     return absl::OkStatus();
   }

@@ -1,5 +1,6 @@
 // Small SVG charts: lines over time, and bars.
 import { el, svg } from "../dom.js";
+import { none } from "../format.js";
 
 // Returns the smallest number not below `value` that is 1, 2 or 5 times a power of ten.
 export function niceCeiling(value) {
@@ -23,9 +24,10 @@ export function onWidth(host, draw) {
   let last = 0;
   new ResizeObserver(([entry]) => {
     const width = Math.round(entry.contentRect.width);
-    if (width === last || width === 0) return;
+    if (width === last) return;
+    // Hidden elements have no width, and what is set meanwhile is drawn when they are shown again.
     last = width;
-    draw(width);
+    if (width > 0) draw(width);
   }).observe(host);
 }
 
@@ -37,12 +39,17 @@ export class LineChart {
     this.points = []; // {time, values}; times in seconds
     this.width = 0;
     this.plot = svg("svg", { class: "plot", role: "img", "aria-label": title, height });
-    this.values = series.map(() => el("span", { class: "value" }, "–"));
+    this.values = series.map(() => el("span", { class: "value" }, none));
     const legend = el("ul", { class: "legend" }, series.map(({ name }, i) =>
       el("li", {}, sampleLine(i), el("span", {}, name), this.values[i])));
     this.node = el("figure", { class: "card chart" },
       el("figcaption", {}, title), this.plot, legend);
     onWidth(this.node, () => this.draw());
+  }
+
+  // Removes all points.
+  clear() {
+    this.points = [];
   }
 
   // `values` has one number per series, NaN if the series has no value at this time. With `draw`

@@ -1,6 +1,6 @@
 // A heatmap of load by layer and expert. It is drawn on a canvas, which stays fast with thousands
 // of cells. A cursor, moved by pointer, touch or arrow keys, selects one cell.
-import { el, svg } from "../dom.js";
+import { el, hasModifier, svg } from "../dom.js";
 import { onThemeChange, sequentialColor, wantsMotion } from "../theme.js";
 
 const labelWidth = 104;
@@ -12,9 +12,13 @@ const evenPlace = 0.45;
 // All loads above this multiple of an even share get the last colour of the scale, so that one very
 // busy expert does not make all other experts look alike.
 const maxTop = 16;
+const minCellWidth = 5;
+// Browsers draw nothing on a canvas that is wider.
+export const maxCanvasSide = 32000;
 
 export class Heatmap {
-  // Calls `onCursor(row, column)` when the cursor moves, and `onCursor(null, null)` when it leaves.
+  // Calls `onCursor(row, column, moved)` when the cursor moves and when the values of its cell
+  // change (`moved` is false), and `onCursor(null, null, true)` when the cursor leaves.
   constructor({ label, describedBy, onCursor }) {
     this.rows = []; // [{label, values}]; each value is a load relative to an even share
     this.shown = []; // the values drawn now, during an animation between two updates
@@ -59,7 +63,7 @@ export class Heatmap {
       this.#moveTo(rows);
     }
     this.#drawLegend();
-    if (this.cursor) this.onCursor(this.cursor.row, this.cursor.column);
+    if (this.cursor) this.onCursor(this.cursor.row, this.cursor.column, false);
   }
 
   #moveTo(rows) {
@@ -98,11 +102,12 @@ export class Heatmap {
     const columns = Math.max(...this.rows.map((row) => row.values.length));
     // A cell needs a visible width. If the map becomes wider than the element that contains it,
     // that element scrolls.
-    this.inner = Math.max(available - labelWidth, columns * 5);
+    const scale = window.devicePixelRatio || 1;
+    this.inner = Math.min(Math.max(available - labelWidth, columns * minCellWidth),
+      Math.floor(maxCanvasSide / scale) - labelWidth);
     this.rowHeight = this.rows.length > 24 ? 14 : this.rows.length > 12 ? 20 : 30;
     const width = labelWidth + this.inner;
     const height = this.rows.length * this.rowHeight + axisHeight;
-    const scale = window.devicePixelRatio || 1;
     const { canvas } = this;
     const size = [Math.round(width * scale), Math.round(height * scale)];
     if (canvas.width !== size[0] || canvas.height !== size[1]) {
@@ -128,7 +133,7 @@ export class Heatmap {
     context.fillText(row.label, 0, (r + 0.5) * this.rowHeight, labelWidth - 8);
     row.values.forEach((value, e) => {
       const { x, y, width, height } = this.cell(r, e);
-      const inset = width > 7 ? gap : 0.25;
+      const inset = width > 7 ? gap : Math.min(0.25, width / 4);
       context.fillStyle = this.color(this.shown[r][e]);
       context.fillRect(x, y + gap, width - inset, height - 2 * gap);
       if (value === 0 && width > 6) {
@@ -178,7 +183,7 @@ export class Heatmap {
     this.pinned = pinned;
     this.cursor = row === null || this.rows.length === 0 ? null : { row, column };
     this.draw();
-    this.onCursor(this.cursor?.row ?? null, this.cursor?.column ?? null);
+    this.onCursor(this.cursor?.row ?? null, this.cursor?.column ?? null, true);
   }
 
   #onPointer(event) {
@@ -195,7 +200,7 @@ export class Heatmap {
     const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
       Home: [0, -Infinity], End: [0, Infinity] };
     const step = steps[event.key];
-    if (!step || this.rows.length === 0) return;
+    if (!step || this.rows.length === 0 || hasModifier(event)) return;
     event.preventDefault();
     const { row, column } = this.cursor ?? { row: 0, column: 0 };
     const clamp = (value, size) => Math.min(Math.max(value, 0), size - 1);

@@ -1,5 +1,6 @@
 // Draws elements of the page on a canvas, as they look now. The page's security policy forbids
 // images of other origins, data: and blob: URLs, so the markup cannot be drawn as an image.
+import { maxCanvasSide } from "../charts/heatmap.js";
 
 const maxPixels = 32e6;
 const padding = 12;
@@ -13,7 +14,8 @@ export function draw(node) {
     const width = Math.max(box.width, node.scrollWidth) + 2 * padding;
     const height = Math.max(box.height, node.scrollHeight) + 2 * padding;
     const canvas = document.createElement("canvas");
-    const scale = Math.min(2, Math.sqrt(maxPixels / (width * height)));
+    const scale = Math.min(2, Math.sqrt(maxPixels / (width * height)), maxCanvasSide / width,
+      maxCanvasSide / height);
     canvas.width = Math.round(width * scale);
     canvas.height = Math.round(height * scale);
     const context = canvas.getContext("2d");

@@ -5,6 +5,9 @@ const roles = ["system", "user", "assistant", "tool"];
 const maxMessages = 200;
 const maxCharacters = 20000;
 
+// Links can contain anything in place of a name.
+const shown = (text) => (typeof text === "string" ? text : "?");
+
 export class ChatMessages {
   // Fills `list`, an <ol>. `addButton` appends a message. `onChange` is called after every change
   // that is not an input event of a field.
@@ -59,7 +62,7 @@ export class ChatMessages {
     item.callId.value = typeof id === "string" ? id : "";
     item.idLabel = el("label", {}, "Call ", item.callId);
     item.called = el("p", { class: "muted" }, item.calls.map((call) =>
-      `Calls ${call?.function?.name} (${call?.id}). `));
+      `Calls ${shown(call?.function?.name)} (${shown(call?.id)}). `));
     item.node = el("li", { class: "message" },
       el("div", { class: "message-head" }, item.role, item.idLabel, el("span", { class: "spring" }),
         item.remove), item.text, item.called);

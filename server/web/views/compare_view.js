@@ -1,5 +1,4 @@
 // The "Compare" view: the experts that two prompts use, side by side.
-import { getJson } from "../api.js";
 import { niceCeiling } from "../charts/charts.js";
 import { byId, el, setOptions, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
@@ -7,19 +6,17 @@ import { blockKey, blockTitle, decimal, percent } from "../format.js";
 import { generate } from "../generation.js";
 import { LinkedOptions } from "../linked_options.js";
 import { PairedBars } from "../charts/paired_bars.js";
-import { Poller } from "../poller.js";
-import { makeLayout } from "../routing_record.js";
+import { LayoutWatch } from "./layout_watch.js";
 import { expertShares, jensenShannonDistance, overlap } from "../routing_shares.js";
+import { RunForm } from "./run_form.js";
 import { SamplingOptions } from "./sampling_options.js";
 import { TokenPanel } from "./token_panel.js";
 
-const retryMilliseconds = 2000;
 const sides = ["a", "b"];
 
 export class CompareView {
   constructor(page) {
-    this.layout = null;
-    this.controller = null;
+    this.measured = null; // the layout of the model whose answers are compared
     this.results = []; // {block, a, b, overlap, distance} of each routed block
     this.charts = [];
     this.sampling = new SamplingOptions({ host: byId("compare-sampling"),
@@ -27,13 +24,12 @@ export class CompareView {
     this.panels = {};
     for (const side of sides) {
       this.panels[side] = new TokenPanel({ chips: byId(`chips-${side}`),
-        detail: byId("compare-detail"), blockName: () => byId("compare-color").value });
+        detail: byId("compare-detail"), blockName: () => byId("compare-color").value,
+        onChoose: () => this.panels[side === "a" ? "b" : "a"].forgetChoice() });
     }
-    // Polls only until the layout has been loaded.
-    this.poller = new Poller(() => this.#loadLayout(), retryMilliseconds, (error) => {
-      page.setState(error);
-      if (!error) this.poller.stop();
-    });
+    this.layouts = new LayoutWatch((layout) => this.#showBlocks(layout), page.setState);
+    new RunForm({ form: byId("compare-form"), button: byId("compare-run"),
+      run: (controller) => this.#run(controller) });
     this.#listen();
     byId("compare-exports").replaceWith(exportButtons({ what: "the comparison",
       name: "comparison", node: () => byId("compare-results"), rows: () => this.#rows() }));
@@ -47,45 +43,36 @@ export class CompareView {
   }
 
   show() {
-    this.poller.start();
+    this.layouts.start();
   }
 
   hide() {
-    this.poller.stop();
+    this.layouts.stop();
   }
 
   #listen() {
-    const form = byId("compare-form");
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (this.controller) this.controller.abort();
-      else this.#run();
-    });
-    form.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-        event.preventDefault();
-        form.requestSubmit();
-      }
-    });
     byId("compare-color").addEventListener("change", () => {
       for (const side of sides) this.panels[side].repaint();
     });
+    byId("compare-stop").addEventListener("change", () =>
+      byId("compare-stop").value && (byId("compare-more-options").open = true));
     byId("compare-count").addEventListener("change", () => this.#measure());
     byId("compare-block").addEventListener("change", () => this.#showTable());
     byId("compare-table-details").addEventListener("toggle", () => this.#showTable());
   }
 
-  async #loadLayout() {
-    if (this.layout) return;
-    this.layout = makeLayout(await getJson("v1/experts/layout"));
-    const { blocks } = this.layout;
+  #showBlocks({ blocks }) {
     const options = blocks.map((block) => [blockKey(block), blockTitle(block)]);
     setOptions(byId("compare-color"), options);
     setOptions(byId("compare-block"), options);
+    // The results of another model are of no use.
+    byId("compare-results").hidden = true;
+    this.results = [];
+    this.measured = null;
     this.charts = blocks.map((block) => new PairedBars(blockTitle(block)));
     byId("compare-charts").replaceChildren(...this.charts.map(({ node }) => node));
     byId("compare-color-label").hidden = blocks.length === 0;
-    if (blocks.length === 0) this.#note("This model has no routed blocks: it is dense.");
+    this.#note(blocks.length === 0 ? "This model has no routed blocks: it is dense." : "");
   }
 
   #note(text) {
@@ -93,36 +80,34 @@ export class CompareView {
     setText(byId("compare-note"), text);
   }
 
-  async #run() {
-    const controller = new AbortController();
-    this.controller = controller;
-    setText(byId("compare-run"), "Stop");
-    this.#note("");
+  async #run(controller) {
     byId("compare-results").hidden = true;
+    this.measured = null;
     try {
-      await this.#loadLayout();
-      const answers = await Promise.all(sides.map((side) => this.#ask(side, controller.signal)));
+      const layout = await this.layouts.load(controller.signal);
+      if (layout.blocks.length > 0) this.#note("");
+      const answers = await Promise.all(
+        sides.map((side) => this.#ask(side, layout, controller.signal)));
       if (answers.some(({ fits }) => !fits)) {
         this.#note("A routing record of an answer does not fit this model.");
       }
+      // Another model may have been loaded meanwhile.
+      if (layout === this.layouts.layout) this.measured = layout;
       this.#measure();
     } catch (error) {
       // Without this prompt's result, the other one is of no use.
       controller.abort();
       if (error.name !== "AbortError") this.#note(`No comparison: ${error.message}.`);
-    } finally {
-      this.controller = null;
-      setText(byId("compare-run"), "Compare");
     }
   }
 
-  async #ask(side, signal) {
+  async #ask(side, layout, signal) {
     const panel = this.panels[side];
-    panel.clear(this.layout);
+    panel.clear(layout);
     setText(byId(`summary-${side}`), "");
     const body = { ...this.sampling.fields(), prompt: byId(`compare-${side}`).value, echo: true,
       logprobs: 0, return_token_ids: true, stream_options: { include_usage: true } };
-    if (this.layout.blocks.length > 0) body.return_routing = true;
+    if (layout.blocks.length > 0) body.return_routing = true;
     const answer = await generate({ path: "v1/completions", body, panel, signal });
     setText(byId(`summary-${side}`), answer.summary);
     return answer;
@@ -130,20 +115,21 @@ export class CompareView {
 
   // Compares the tokens that are to be counted.
   #measure() {
-    if (!this.layout) return;
+    if (!this.measured) return;
+    const { blocks } = this.measured;
     const kind = byId("compare-count").value;
     const counted = (panel) => panel.tokens.filter(({ generated }) =>
       kind === "" || generated === (kind === "generated"));
     const { a, b } = this.panels;
     if (!a.record || !b.record) return;
     const lists = [counted(a), counted(b)];
-    const measured = this.layout.blocks.map((block) => ({ block,
+    const measured = blocks.map((block) => ({ block,
       a: expertShares(a.record, lists[0], block), b: expertShares(b.record, lists[1], block) }));
     const known = measured.every((result) => result.a && result.b);
     this.results = known ? measured.map((result) => ({ ...result,
       overlap: overlap(result.a, result.b),
       distance: jensenShannonDistance(result.a, result.b) })) : [];
-    byId("compare-results").hidden = this.layout.blocks.length === 0;
+    byId("compare-results").hidden = blocks.length === 0;
     byId("compare-charts").hidden = !known;
     byId("compare-table-details").hidden = !known;
     this.#showResults();

@@ -7,6 +7,7 @@ import { blockKey, blockLabel, blockTitle, compact, count, decimal, none, percen
   from "../format.js";
 import { Heatmap } from "../charts/heatmap.js";
 import { LinkedOptions, linkRadios } from "../linked_options.js";
+import { bar } from "../charts/marks.js";
 import { Poller } from "../poller.js";
 
 const pollMilliseconds = 2000;
@@ -42,7 +43,7 @@ export class ExpertsView {
     this.stats = null;
     this.loads = [];
     this.heatmap = new Heatmap({ label: "Load by layer and expert", describedBy: "readout",
-      onCursor: (row, column) => this.#showCursor(row, column) });
+      onCursor: (row, column, moved) => this.#showCursor(row, column, moved) });
     byId("heatmap").replaceWith(this.heatmap.node);
     byId("heatmap-legend").replaceWith(this.heatmap.legend);
     this.diversity = new BarChart({ label: "Tokens by number of distinct experts",
@@ -60,7 +61,7 @@ export class ExpertsView {
       this.poller.refresh();
     });
     this.#showThreshold();
-    this.#showCursor(null);
+    this.#showCursor(null, null, true);
     byId("load-block").addEventListener("change", () => this.#showTable());
     byId("load-details").addEventListener("toggle", () => this.#showTable());
     byId("diversity-block").addEventListener("change", () => this.#showDiversity());
@@ -92,7 +93,7 @@ export class ExpertsView {
     const missing = error?.status === 404;
     this.page.setState(missing ? null : error);
     if (missing) this.poller.stop();
-    if (error && !this.stats) {
+    if (missing || (error && !this.stats)) {
       byId("experts-body").hidden = true;
       this.#showNote(`No statistics: ${error.message}.`);
     }
@@ -105,7 +106,7 @@ export class ExpertsView {
 
   #show(stats) {
     this.stats = stats;
-    this.page.stats = stats;
+    this.page.noteModel(stats.model);
     const { layers } = stats;
     this.#showNote(layers.length > 0 ? "" : "This model has no routed blocks: it is dense.");
     byId("experts-body").hidden = layers.length === 0;
@@ -134,14 +135,14 @@ export class ExpertsView {
   #showTiles() {
     const { stats } = this;
     const idle = stats.tokens === 0;
-    setText(byId("activation-ratio"), idle ? "–" : percent(stats.activation_ratio));
+    setText(byId("activation-ratio"), idle ? none : percent(stats.activation_ratio));
     setText(byId("activated-parameters"),
-      idle ? "–" : compact(stats.activated_parameters_per_token));
+      idle ? none : compact(stats.activated_parameters_per_token));
     setText(byId("activated-note"),
       `for each token, ${compact(stats.always_active_parameters)} of them always`);
     const tokens = sum(stats.layers.map((layer) => layer.tokens));
     const distinct = sum(stats.layers.map((layer) => layer.tokens * layer.distinct_experts_mean));
-    setText(byId("distinct-mean"), tokens > 0 ? decimal(distinct / tokens) : "–");
+    setText(byId("distinct-mean"), tokens > 0 ? decimal(distinct / tokens) : none);
     setText(byId("window-tokens"), count(stats.tokens));
     const dead = sum(this.loads.map((load) => load.dead.length));
     const experts = sum(stats.layers.map((layer) => layer.experts));
@@ -159,11 +160,11 @@ export class ExpertsView {
       return el("tr", {},
         el("th", { scope: "row" }, blockTitle(layer)),
         meterCell(load.balance), meterCell(load.entropy),
-        scored ? el("td", { class: "number" }, 
+        scored ? el("td", { class: "number" },
           layer.router?.rows > 0 ? decimal(layer.router.entropy_mean) : none) : null,
         el("td", { class: "number" },
-          idle ? "–" : `${load.hottest} (${decimal(load.relative[load.hottest])}×)`),
-        el("td", { class: "number" }, idle ? "–" : count(load.dead.length)));
+          idle ? none : `${load.hottest} (${decimal(load.relative[load.hottest])}×)`),
+        el("td", { class: "number" }, idle ? none : count(load.dead.length)));
     });
     byId("balance-table").tBodies[0].replaceChildren(...rows);
   }
@@ -250,7 +251,9 @@ export class ExpertsView {
     })];
   }
 
-  #showCursor(row, column) {
+  #showCursor(row, column, moved) {
+    // Screen readers speak what the cursor points at, but not each update of it.
+    byId("readout").setAttribute("aria-live", moved ? "polite" : "off");
     if (row === null) {
       setText(byId("readout"), "Point at a cell, or focus the map and use the arrow keys.");
       return;
@@ -299,12 +302,6 @@ function windowNote({ window_seconds: covered, tokens }) {
   const time = covered < 90 ? `${covered.toFixed(0)} s` : `${(covered / 60).toFixed(1)} min`;
   return tokens > 0 ? `The last ${time}.` : `No tokens in the last ${time}.`;
 }
-
-const bar = (share) => {
-  const fill = el("span", { class: "bar-fill" });
-  fill.style.width = `${(100 * share).toFixed(1)}%`;
-  return el("span", { class: "bar-track", "aria-hidden": "true" }, fill);
-};
 
 const meterCell = (value) =>
   el("td", {}, el("span", { class: "meter" }, bar(Number.isFinite(value) ? value : 0),

@@ -1,6 +1,6 @@
 // The "Playground" view: a prompt or a chat, its streamed answer, and the experts that computed
 // each token.
-import { getJson, postJson } from "../api.js";
+import { postJson } from "../api.js";
 import { ChatAnswer } from "./chat_answer.js";
 import { ChatMessages } from "./chat_messages.js";
 import { byId, setOptions, setText } from "../dom.js";
@@ -9,19 +9,16 @@ import { blockKey, blockTitle } from "../format.js";
 import { generate } from "../generation.js";
 import { parseJson, parseTools } from "../json_check.js";
 import { LinkedOptions, linkRadios } from "../linked_options.js";
-import { Poller } from "../poller.js";
-import { makeLayout } from "../routing_record.js";
+import { LayoutWatch } from "./layout_watch.js";
+import { RunForm } from "./run_form.js";
 import { SamplingOptions } from "./sampling_options.js";
 import { TokenPanel } from "./token_panel.js";
 import { tokenTexts } from "../token_text.js";
 
-const retryMilliseconds = 2000;
 const firstMessages = [{ role: "user", content: "In the beginning God created" }];
 
 export class PlaygroundView {
   constructor(page) {
-    this.layout = null;
-    this.controller = null;
     this.recordsRefused = false; // true if the server keeps no routing records
     this.sampling = new SamplingOptions({ host: byId("sampling"), more: byId("more-fields"),
       maxTokens: 48 });
@@ -31,11 +28,9 @@ export class PlaygroundView {
       onChange: () => byId("prompt-form").dispatchEvent(new Event("change", { bubbles: true })) });
     this.messages.set(firstMessages);
     this.answer = new ChatAnswer(byId("chat-answer"));
-    // Polls only until the layout has been loaded.
-    this.poller = new Poller(() => this.#loadLayout(), retryMilliseconds, (error) => {
-      page.setState(error);
-      if (!error) this.poller.stop();
-    });
+    this.layouts = new LayoutWatch((layout) => this.#showBlocks(layout), page.setState);
+    new RunForm({ form: byId("prompt-form"), button: byId("generate"),
+      run: (controller) => this.#generate(controller.signal) });
     this.#listen();
     this.#showMode();
     byId("answer-exports").replaceWith(exportButtons({ what: "the answer", name: "playground",
@@ -59,25 +54,14 @@ export class PlaygroundView {
   }
 
   show() {
-    this.poller.start();
+    this.layouts.start();
   }
 
   hide() {
-    this.poller.stop();
+    this.layouts.stop();
   }
 
   #listen() {
-    byId("prompt-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (this.controller) this.controller.abort();
-      else this.#generate();
-    });
-    byId("prompt-form").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-        event.preventDefault();
-        byId("prompt-form").requestSubmit();
-      }
-    });
     for (const input of document.getElementsByName("mode")) {
       input.addEventListener("change", () => this.#showMode());
     }
@@ -97,12 +81,9 @@ export class PlaygroundView {
     for (const id of ["chat-fields", "more-chat"]) byId(id).hidden = !this.#isChat();
   }
 
-  async #loadLayout() {
-    if (this.layout) return;
-    this.layout = makeLayout(await getJson("v1/experts/layout"));
-    setOptions(byId("color-block"),
-      this.layout.blocks.map((block) => [blockKey(block), blockTitle(block)]));
-    byId("color-label").hidden = this.layout.blocks.length === 0;
+  #showBlocks({ blocks }) {
+    setOptions(byId("color-block"), blocks.map((block) => [blockKey(block), blockTitle(block)]));
+    byId("color-label").hidden = blocks.length === 0;
   }
 
   #note(text) {
@@ -118,10 +99,10 @@ export class PlaygroundView {
     return error ? undefined : value;
   }
 
-  #request() {
+  #request({ blocks }) {
     const body = { ...this.sampling.fields(), return_token_ids: true,
       stream_options: { include_usage: true } };
-    if (!this.recordsRefused && this.layout.blocks.length > 0) body.return_routing = true;
+    if (!this.recordsRefused && blocks.length > 0) body.return_routing = true;
     if (!this.#isChat()) {
       return Object.assign(body, { prompt: byId("prompt").value, logprobs: 0,
         echo: byId("show-prompt").checked });
@@ -135,38 +116,32 @@ export class PlaygroundView {
     return body;
   }
 
-  async #generate() {
-    const controller = new AbortController();
-    this.controller = controller;
-    setText(byId("generate"), "Stop");
+  async #generate(signal) {
     this.#note("");
     try {
-      await this.#loadLayout();
-      const body = this.#request();
+      const layout = await this.layouts.load(signal);
+      const body = this.#request(layout);
       if (!body) {
         byId("more").open = true;
         byId("tools").focus();
         return;
       }
       try {
-        await this.#run(body, controller.signal);
+        await this.#run(layout, body, signal);
       } catch (error) {
         if (error.code !== "not_enabled") throw error;
         delete body.return_routing;
         this.recordsRefused = true;
         this.#note(`Tokens without their experts: ${error.message}.`);
-        await this.#run(body, controller.signal);
+        await this.#run(layout, body, signal);
       }
     } catch (error) {
       if (error.name !== "AbortError") this.#note(`No answer: ${error.message}.`);
-    } finally {
-      this.controller = null;
-      setText(byId("generate"), "Generate");
     }
   }
 
-  async #run(body, signal) {
-    this.panel.clear(this.layout);
+  async #run(layout, body, signal) {
+    this.panel.clear(layout);
     this.answer.clear();
     setText(byId("answer-note"), "");
     const chat = Boolean(body.messages);

@@ -6,13 +6,15 @@ import { byId, el, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
 import { compact, count, none, percent, seconds } from "../format.js";
 import { Poller } from "../poller.js";
-import { bucketDelta, buckets, familiesOf, meanOf, parseMetrics, quantile, valueOf }
+import { bucketDelta, buckets, familiesOf, parseMetrics, quantile, valueOf }
   from "../prometheus.js";
 
 const pollMilliseconds = 2000;
 // Quantiles are computed over this time, because one polling interval can contain too few requests.
 const quantileSeconds = 30;
 const quantiles = [0.5, 0.9, 0.99];
+// After a longer pause, the readings of the server's history fill the gap.
+const maxPauseSeconds = 5;
 
 const histograms = {
   ttft: "time_to_first_token_seconds",
@@ -21,7 +23,7 @@ const histograms = {
 };
 const wanted = [
   ...Object.values(histograms), "generation_tokens_total", "prompt_tokens_total",
-  "requests_running", "requests_waiting", "kv_cache_usage_ratio", "requests_finished_total",
+  "requests_running", "requests_waiting", "kv_cache_tokens", "requests_finished_total",
   "requests_rejected_total", "prefix_cache_hit_tokens_total", "prefix_cache_queried_tokens_total",
   "preemptions_total",
 ];
@@ -36,6 +38,23 @@ const tiles = [
 // it is given: the first one of each sequence, and all others.
 const tokensGiven = (families) => [histograms.ttft, histograms.itl]
   .reduce((sum, name) => sum + (buckets(families, name).at(-1)?.[1] ?? 0), 0);
+
+// Returns the share of the caches of all models together that is in use. Readings of the history
+// have it.
+function cacheInUse(families) {
+  const tokens = families.get("kv_cache_tokens");
+  if (!tokens) return valueOf(families, "kv_cache_usage_ratio");
+  const sum = (samples) => samples.reduce((total, { value }) => total + value, 0);
+  const all = sum(tokens);
+  return all > 0 ? sum(tokens.filter(({ labels }) => labels.state === "used")) / all : 0;
+}
+
+// The values that grow as long as the server runs.
+const counters = [
+  tokensGiven,
+  (families) => valueOf(families, "requests_finished_total"),
+  (families) => valueOf(families, "prompt_tokens_total"),
+];
 
 const rate = (value) => (Number.isFinite(value) ? compact(Math.round(value * 10) / 10) : none);
 
@@ -72,7 +91,7 @@ export class RequestsView {
   }
 
   show() {
-    this.caughtUp = false;
+    this.hasHistory = true; // until the server refuses it
     this.poller.start();
   }
 
@@ -86,15 +105,20 @@ export class RequestsView {
     const head = ["time", ...charts.flatMap(([name, { series }]) =>
       series.map((one) => `${name}_${one.name}`))];
     return [head, ...this.charts.ttft.points.map(({ time }, i) => [
-      new Date(performance.timeOrigin + 1000 * time).toISOString(),
+      new Date(1000 * time).toISOString(),
       ...charts.flatMap(([, { points }]) =>
         points[i].values.map((value) => (Number.isFinite(value) ? value : "")))])];
   }
 
   async #ask(signal) {
-    if (!this.caughtUp) await this.#catchUp(signal);
+    if (this.hasHistory && this.#isBehind()) await this.#catchUp(signal);
     const families = parseMetrics(await getText("metrics", signal), wanted);
-    this.#take(performance.now() / 1000, families);
+    this.#take(Date.now() / 1000, families);
+  }
+
+  #isBehind() {
+    const last = this.readings.at(-1);
+    return !last || Date.now() / 1000 - last.time > maxPauseSeconds;
   }
 
   // Takes the server's readings since the last one of this view.
@@ -103,12 +127,11 @@ export class RequestsView {
     try {
       history = await getJson("v1/metrics/history", signal);
     } catch (error) {
-      if (error.name === "AbortError") throw error;
-      // Without a history, the charts begin now. /metrics tells what is wrong.
-      history = { readings: [], bounds: {} };
+      if (error.status !== 403 && error.status !== 404) throw error;
+      this.hasHistory = false; // the charts begin now
+      return;
     }
-    this.caughtUp = true;
-    const now = performance.now() / 1000;
+    const now = Date.now() / 1000;
     for (const reading of history.readings) {
       const time = now - reading.age_seconds;
       const last = this.readings.at(-1)?.time ?? -Infinity;
@@ -120,9 +143,13 @@ export class RequestsView {
   #take(time, families, shown = true) {
     const value = (name) => valueOf(families, name);
     const last = this.readings.at(-1);
+    if (last && time <= last.time) {
+      // The computer's clock was set back.
+      this.readings = [];
+      for (const chart of Object.values(this.charts)) chart.clear();
+    }
     // If a counter has decreased, the server was restarted.
-    const restarted = last &&
-      value("requests_finished_total") < valueOf(last.families, "requests_finished_total");
+    const restarted = last && counters.some((read) => read(families) < read(last.families));
     // After a pause in polling, drop the older readings: a difference to them would describe the
     // whole pause, but a point of a chart describes the time just before it.
     if (restarted || (last && time - last.time > quantileSeconds)) this.readings = [];
@@ -141,7 +168,7 @@ export class RequestsView {
     this.charts.tokens.add(time, [perSecond(tokensGiven),
       perSecond((of) => valueOf(of, "prompt_tokens_total"))], shown);
     this.charts.requests.add(time, [value("requests_running"), value("requests_waiting")], shown);
-    this.charts.cache.add(time, [meanOf(families, "kv_cache_usage_ratio")], shown);
+    this.charts.cache.add(time, [cacheInUse(families)], shown);
     if (!shown) return;
     setText(this.tiles.finished, count(value("requests_finished_total")));
     setText(this.tiles.rejected, count(value("requests_rejected_total")));

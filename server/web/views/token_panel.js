@@ -1,5 +1,6 @@
 // Tokens as chips, each with a bar of its experts, and the details of the chosen token.
-import { el } from "../dom.js";
+import { swatch } from "../charts/marks.js";
+import { el, hasModifier } from "../dom.js";
 import { blockKey, blockTitle, decimal, percent, visible } from "../format.js";
 import { RoutingRecord, summarize } from "../routing_record.js";
 import { expertColor } from "../theme.js";
@@ -8,9 +9,10 @@ const maxChips = 4096;
 
 export class TokenPanel {
   // `chips` and `detail` are elements that the panel fills. `blockName()` returns the key of the
-  // block whose experts the bars show.
-  constructor({ chips, detail, blockName }) {
-    Object.assign(this, { chips, detail, blockName });
+  // block whose experts the bars show. `onChoose` is called before the details of a token are shown;
+  // panels that share `detail` must then forget their own choice.
+  constructor({ chips, detail, blockName, onChoose = () => {} }) {
+    Object.assign(this, { chips, detail, blockName, onChoose });
     this.layout = null;
     this.record = null;
     this.tokens = []; // {text, position, generated, logprob, chip}
@@ -36,10 +38,11 @@ export class TokenPanel {
       tabindex: this.tokens.length === 0 ? 0 : -1, "aria-expanded": "false",
       "data-position": position,
       onclick: () => this.#toggle(token),
-      onfocus: () => this.#choose(token),
+      onfocus: () => this.#onFocus(token),
       onpointerenter: (event) => event.pointerType === "mouse" && this.#choose(token),
     }, el("span", { class: "chip-text" }, visible(text)), token.bar);
     token.node = el("span", { class: "token" }, token.chip);
+    if (this.tokens.length === 0) this.reachable = token;
     this.tokens.push(token);
     this.chips.append(token.node);
     this.#paint(token);
@@ -122,10 +125,16 @@ export class TokenPanel {
 
   #choose(token) {
     if (this.chosen === token) return;
-    this.chosen?.chip.classList.remove("chosen");
+    this.onChoose();
+    this.forgetChoice();
     this.chosen = token;
     token.chip.classList.add("chosen");
     this.#showDetail(token);
+  }
+
+  forgetChoice() {
+    this.chosen?.chip.classList.remove("chosen");
+    this.chosen = null;
   }
 
   #showDetail(token) {
@@ -156,6 +165,14 @@ export class TokenPanel {
       el("tbody", {}, rows)));
   }
 
+  // The Tab key reaches one token: the one that was focused last.
+  #onFocus(token) {
+    this.reachable.chip.tabIndex = -1;
+    this.reachable = token;
+    token.chip.tabIndex = 0;
+    this.#choose(token);
+  }
+
   // Arrow keys, Home and End move between tokens; Tab leaves the list of tokens.
   #onKey(event) {
     const at = this.tokens.findIndex((token) => token.chip === event.target);
@@ -163,10 +180,8 @@ export class TokenPanel {
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0,
       End: this.tokens.length - 1 }[event.key];
     const next = this.tokens[to];
-    if (!next) return;
+    if (!next || hasModifier(event)) return;
     event.preventDefault();
-    event.target.tabIndex = -1;
-    next.chip.tabIndex = 0;
     next.chip.focus();
   }
 }
@@ -181,10 +196,7 @@ function segments(experts) {
 }
 
 function expertBadges(row) {
-  return row.map(({ expert, weight }) => {
-    const swatch = el("span", { class: "swatch", "aria-hidden": "true" });
-    swatch.style.background = expertColor(expert);
-    return el("span", { class: "badge", "data-expert": expert }, swatch, el("b", {}, `${expert}`),
-      Number.isFinite(weight) ? el("span", { class: "muted" }, decimal(weight)) : null);
-  });
+  return row.map(({ expert, weight }) =>
+    el("span", { class: "badge", "data-expert": expert }, swatch(expert), el("b", {}, `${expert}`),
+      Number.isFinite(weight) ? el("span", { class: "muted" }, decimal(weight)) : null));
 }

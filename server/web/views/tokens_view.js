@@ -1,11 +1,11 @@
 // The "Tokens" view: tokens that select an expert more often than chance would.
 import { getJson } from "../api.js";
 import { byId, debounce, el, setOptions, setText } from "../dom.js";
+import { bar, swatch } from "../charts/marks.js";
 import { exportButtons } from "../export/export_buttons.js";
 import { blockKey, blockTitle, compact, count, decimal, visible } from "../format.js";
 import { LinkedOptions, linkRadios } from "../linked_options.js";
 import { Poller } from "../poller.js";
-import { expertColor } from "../theme.js";
 
 const pollMilliseconds = 10000;
 const maxExpertsShown = 512;
@@ -33,6 +33,7 @@ export class TokensView {
   }
 
   show() {
+    this.layers = []; // another model may be loaded by now
     this.poller.start();
   }
 
@@ -42,7 +43,7 @@ export class TokensView {
 
   async #ask(signal) {
     if (this.layers.length === 0) {
-      this.layers = (await this.page.loadStats(signal)).layers;
+      this.layers = (await getJson("v1/experts/stats", signal)).layers;
       setOptions(byId("tokens-block"),
         this.layers.map((layer) => [blockKey(layer), blockTitle(layer)]));
       if (this.layers.length === 0) {
@@ -71,6 +72,7 @@ export class TokensView {
     // With status 503 the server is busy: keep the last response until the next poll succeeds.
     if (!error || error.status === 503) return;
     this.answer = null;
+    this.layers = [];
     this.#draw();
     this.#note(missing ? `Token statistics are not available: ${error.message}.`
       : `No token statistics: ${error.message}.`);
@@ -122,18 +124,10 @@ function expertCard({ expert, tokens }, kind) {
   return el("article", { class: "token-expert", "data-expert": expert }, title,
     el("ol", { class: "ranking" }, order.map((i) => {
       const { text, id, count: seen } = tokens[i];
-      const fill = el("span", { class: "bar-fill" });
-      fill.style.width = `${top > 0 ? Math.max(0, (100 * values[i]) / top).toFixed(1) : 0}%`;
       return el("li", { title: `token ${id}, seen ${count(seen)} times` },
         el("code", {}, text === null ? `#${id}` : visible(text)),
-        el("span", { class: "bar-track", "aria-hidden": "true" }, fill),
+        bar(top > 0 ? Math.max(0, values[i] / top) : 0),
         el("span", { class: "number" }, kind === "count" ? compact(values[i])
           : decimal(values[i])));
     })));
-}
-
-function swatch(expert) {
-  const node = el("span", { class: "swatch", "aria-hidden": "true" });
-  node.style.background = expertColor(expert);
-  return node;
 }

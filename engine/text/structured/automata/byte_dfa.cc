@@ -48,8 +48,11 @@ std::vector<int64_t> Distances(const ByteDfa& dfa, const std::vector<uint8_t>& u
 Status CompileBudget::Tick(int64_t work) {
   work_ += work;
   if (work_ < 4096) return absl::OkStatus();
-  work_ = 0;
-  if (std::chrono::steady_clock::now() < end_) return absl::OkStatus();
+  if (std::chrono::steady_clock::now() < end_) {
+    work_ = 0;
+    return absl::OkStatus();
+  }
+  // `work_` stays, so that every later call fails, too, even if a caller tries something else.
   return absl::InvalidArgumentError("the constraint takes too long to compile");
 }
 

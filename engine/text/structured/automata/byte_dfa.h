@@ -27,8 +27,8 @@ class CompileBudget {
   CompileBudget(int max_states, std::chrono::milliseconds time)
       : states_left_(max_states), end_(std::chrono::steady_clock::now() + time) {}
 
-  // Counts `work` and returns InvalidArgument when the time is up. Cheap: it reads the clock only
-  // once per 4096 units of work.
+  // Counts `work` and returns InvalidArgument when the time is up, and in every later call. Cheap:
+  // it reads the clock only once per 4096 units of work.
   Status Tick(int64_t work = 1);
   // Counts new states of an automaton with `num_classes` byte classes. Returns InvalidArgument if
   // the states or the memory of their tables exceed the limits.

@@ -24,7 +24,8 @@ std::string TimePattern() {
 }
 
 std::string HostPattern() {
-  const std::string label = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
+  // At most 62 characters, so that four labels stay below the limit of 253.
+  const std::string label = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,60}[A-Za-z0-9])?";
   return label + "(?:\\." + label + "){0,3}";
 }
 
@@ -85,12 +86,14 @@ std::string JsonPointerPattern() { return "(?:/(?:[^~/]|~[01])*)*"; }
 // Regular expressions without nested groups. Every match is a valid pattern of ECMA-262.
 std::string RegexPattern() {
   const std::string literal = "[^\\\\^$.*+?()\\[\\]{}|/\\u0000-\\u001f]";
-  const std::string escape = "\\\\(?:[dDwWsSbBnrtfv^$.*+?()\\[\\]{}|/\\\\-]|x[0-9a-fA-F]{2})";
+  const std::string escape = "\\\\(?:[dDwWsSnrtfv^$.*+?()\\[\\]{}|/\\\\-]|x[0-9a-fA-F]{2})";
+  const std::string edge = "\\\\[bB]";  // of a word; must not be repeated
   const std::string set = "\\[\\^?(?:[^\\\\\\]\\[^-]|\\\\[dDwWsSnrt\\\\\\]\\[^-])+\\]";
   const std::string atom = "(?:" + literal + "|" + escape + "|" + set + "|\\.)";
-  const std::string branch = "(?:" + atom + "(?:[*+?]|\\{\\d{1,3},?\\})?)*";
+  const std::string repetition = "(?:[*+?]|\\{\\d{1,3},?\\})?";
+  const std::string branch = "(?:" + atom + repetition + "|" + edge + ")*";
   const std::string group = "\\((?:\\?:)?" + branch + "(?:\\|" + branch + ")*\\)";
-  const std::string item = "(?:" + atom + "|" + group + ")(?:[*+?]|\\{\\d{1,3},?\\})?";
+  const std::string item = "(?:(?:" + atom + "|" + group + ")" + repetition + "|" + edge + ")";
   const std::string sequence = "\\^?(?:" + item + ")*\\$?";
   return sequence + "(?:\\|" + sequence + ")*";
 }
@@ -105,8 +108,9 @@ std::string UuidPattern() {
   return "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}";
 }
 std::string EmailPattern() {
-  const std::string atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}";
-  return atom + "(?:\\." + atom + ")?@" + HostPattern();
+  // The local part has at most 64 characters.
+  const std::string atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]";
+  return atom + "{1,32}(?:\\." + atom + "{1,31})?@" + HostPattern();
 }
 
 constexpr Format kFormats[] = {

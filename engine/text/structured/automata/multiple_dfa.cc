@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/message.h"
 #include "engine/text/structured/automata/pattern.h"
 
 namespace moeserve::structured {
@@ -13,9 +14,15 @@ namespace moeserve::structured {
 Result<ByteDfa> MultipleDfa(const Decimal& number, CompileBudget* budget) {
   const int64_t length = static_cast<int64_t>(number.digits.size());
   const int decimals = static_cast<int>(std::max<int64_t>(length - number.point, 0));
+  constexpr int64_t kMaxStep = 100'000;  // more states are not allowed anyway
   int64_t step = 0;
-  for (const char c : number.digits) step = 10 * step + (c - '0');
-  for (int64_t i = length; i < number.point; ++i) step *= 10;
+  for (int64_t i = 0; i < std::max(length, number.point); ++i) {
+    step = 10 * step + (i < length ? number.digits[static_cast<size_t>(i)] - '0' : 0);
+    if (step > kMaxStep) {
+      return absl::InvalidArgumentError(Concat("multipleOf: multiples of ", number.Plain(),
+                                               " need more automaton states than allowed"));
+    }
+  }
 
   ByteDfa dfa;
   // Class 0 is every other byte; the classes of the digits follow each other.

@@ -369,6 +369,11 @@ class Parser {
       return nullptr;
     }
     CharSet items;
+    // The members of \s and its like have no other case beyond ASCII, or have it among them.
+    const auto add_named = [&](CodePointRange range) {
+      if (ignore_case_ && range.last >= 0x80) Fail("a non-ASCII character where case is ignored");
+      items.push_back(range);
+    };
     while (ok() && !Accept("]")) {
       if (AtEnd()) {
         pos_ = open;
@@ -381,7 +386,7 @@ class Parser {
       const bool range = Peek() == '-' && pos_ + 1 < text_.size() && Peek(1) != ']';
       if (!range) {
         if (set) items.insert(items.end(), set->begin(), set->end());
-        if (first) items.push_back({*first, *first});
+        if (first) add_named({*first, *first});
         continue;
       }
       ++pos_;
@@ -391,14 +396,9 @@ class Parser {
         Fail("wrong range in a class");
         return nullptr;
       }
-      items.push_back({*first, *last});
+      add_named({*first, *last});
     }
-    if (ignore_case_) {
-      for (const CodePointRange& item : items) {
-        if (item.last >= 0x80 && !negated) Fail("a non-ASCII character where case is ignored");
-      }
-      items = WithBothCases(items);
-    }
+    if (ignore_case_) items = WithBothCases(items);
     items = Normalized(std::move(items));
     if (negated) items = Complement(items);
     NodePtr node = MakeNode(PatternKind::kSet);

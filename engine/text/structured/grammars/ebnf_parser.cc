@@ -95,7 +95,7 @@ class EbnfParser {
     constexpr int kAny = PatternNode::kUnbounded;
     // Each repetition adds a level of nesting.
     for (int n = 0; in_.ok(); ++n) {
-      if (n > kMaxGroupNesting) in_.Fail("too many repetitions of one item");
+      if (n > kMaxRepetitions) in_.Fail("too many repetitions of one item");
       if (in_.Accept("*")) {
         item = MakeRepeat(std::move(item), 0, kAny);
       } else if (in_.Accept("+")) {
@@ -129,16 +129,34 @@ class EbnfParser {
 
 Result<GrammarSyntax> ParseEbnf(std::string_view text) { return EbnfParser(text).Run(); }
 
-Result<GrammarSyntax> ParseGrammar(std::string_view text) {
+namespace {
+
+// Whether the text is in EBNF. The sign behind the first name decides; where there is none, whether
+// a line has the sign of EBNF.
+bool IsEbnf(std::string_view text) {
   // Comments begin with # in one notation and with // in the other one.
+  GrammarReader in(text);
+  in.SkipSpace("#", "//");
+  if (in.LooksAt("%") || in.LooksAt("?") || in.LooksAt("!")) return false;
+  if (!in.Name("_-").empty()) {
+    in.SkipSpace("#", "//");
+    if (in.LooksAt("::=")) return true;
+    if (in.LooksAt(":")) return false;
+  }
   for (size_t pos = 0; pos < text.size();) {
     const size_t end = std::min(text.find('\n', pos), text.size());
     std::string_view line = text.substr(pos, end - pos);
     line = line.substr(0, std::min(line.find('#'), line.find("//")));
-    if (line.find("::=") != line.npos) return ParseEbnf(text);
+    if (line.find("::=") != line.npos) return true;
     pos = end + 1;
   }
-  return ParseLark(text);
+  return false;
+}
+
+}  // namespace
+
+Result<GrammarSyntax> ParseGrammar(std::string_view text) {
+  return IsEbnf(text) ? ParseEbnf(text) : ParseLark(text);
 }
 
 }  // namespace moeserve::structured

@@ -29,6 +29,12 @@ constexpr int kMaxLead = 200;
 constexpr int64_t kMaxRegularNodes = 2000;
 constexpr int kMaxRegularStates = 2000;
 constexpr int kMaxRegularDepth = 50;
+// Expressions of rules in each other are measured down to this depth and that of one more rule;
+// limits the use of the stack.
+constexpr int kMaxMeasuredDepth = 2000;
+// The regular alternatives of an expression are joined while they have at most this many nodes
+// together; limits the memory of their tree.
+constexpr int64_t kMaxJoinedNodes = 25 * kMaxRegularNodes;
 
 class GrammarCompiler {
  public:
@@ -115,7 +121,15 @@ class GrammarCompiler {
     return absl::OkStatus();
   }
 
+  // `depth`: the number of rules that led to this expression.
   Result<Size> SizeOf(const GrammarExpr& expr, int depth) {
+    ++measured_depth_;
+    Result<Size> size = MeasureExpr(expr, depth);
+    --measured_depth_;
+    return size;
+  }
+
+  Result<Size> MeasureExpr(const GrammarExpr& expr, int depth) {
     MOESERVE_RETURN_IF_ERROR(budget_->Tick());
     switch (expr.kind) {
       case ExprKind::kPattern:
@@ -123,7 +137,8 @@ class GrammarCompiler {
       case ExprKind::kRule: {
         MOESERVE_ASSIGN_OR_RETURN(const int index, IndexOf(expr.rule));
         // A long chain of rules counts as recursive, which only changes how it is matched.
-        if (depth > kMaxRegularDepth && rules_[index].mark == Rule::Mark::kNew) return Size();
+        const bool deep = depth > kMaxRegularDepth || measured_depth_ > kMaxMeasuredDepth;
+        if (deep && rules_[index].mark == Rule::Mark::kNew) return Size();
         MOESERVE_RETURN_IF_ERROR(MeasureRule(index, depth + 1));
         if (rules_[index].mark == Rule::Mark::kOpen) return Size();
         return rules_[index].size;
@@ -204,19 +219,25 @@ class GrammarCompiler {
   }
 
   Status AddAlternatives(const GrammarExpr& expr, int32_t from, int32_t to, RuleBuilder* builder) {
-    // All alternatives that are regular become one automaton.
+    // Alternatives that are regular become one automaton.
     std::vector<const GrammarExpr*> regular;
+    int64_t total = 0;
     for (const auto& child : expr.children) {
       MOESERVE_ASSIGN_OR_RETURN(const Size size, SizeOf(*child, 0));
-      if (size.has_value()) regular.push_back(child.get());
+      if (!size.has_value() || total + *size > kMaxJoinedNodes) continue;
+      total += *size;
+      regular.push_back(child.get());
     }
     bool joined = false;
     if (regular.size() > 1) {
       MOESERVE_ASSIGN_OR_RETURN(const auto tree, Alternatives(regular));
       MOESERVE_ASSIGN_OR_RETURN(joined, AddTree(*tree, from, to, builder));
     }
+    // `regular` has the order of the children.
+    size_t next = 0;
     for (const auto& child : expr.children) {
-      if (joined && std::find(regular.begin(), regular.end(), child.get()) != regular.end()) {
+      if (joined && next < regular.size() && regular[next] == child.get()) {
+        ++next;
         continue;
       }
       MOESERVE_RETURN_IF_ERROR(Add(*child, from, to, builder));
@@ -336,6 +357,7 @@ class GrammarCompiler {
   Result<std::unique_ptr<PatternNode>> Tree(const GrammarExpr& expr) {
     MOESERVE_RETURN_IF_ERROR(budget_->Tick());
     if (expr.kind == ExprKind::kPattern) {
+      MOESERVE_RETURN_IF_ERROR(budget_->Tick(SizeOf(*expr.pattern)));
       if (HasAnchor(*expr.pattern)) return Error("^ and $ are not supported in patterns");
       return Copy(*expr.pattern);
     }
@@ -425,6 +447,7 @@ class GrammarCompiler {
   Grammar grammar_;
   std::map<std::string, int> indices_;
   std::vector<Rule> rules_;
+  int measured_depth_ = 0;  // of the SizeOf() calls in each other
   std::vector<int> queue_;
   std::map<std::string, NodeId> scalars_;  // kNoNode: the automaton is too large
 };

@@ -10,6 +10,8 @@ namespace moeserve::structured {
 
 // Largest nesting of groups; limits the use of the stack.
 inline constexpr int kMaxGroupNesting = 64;
+// Largest number of repetition marks behind one item, each of which nests it once more.
+inline constexpr int kMaxRepetitions = 8;
 // Larger repetition counts would exceed the limit on states.
 inline constexpr int kMaxRepeatCount = 100000;
 

@@ -13,7 +13,8 @@ using ExprKind = GrammarExpr::Kind;
 
 constexpr std::string_view kNameCharacters = "_";
 
-// The terminals that %import can name, by the terminals that they consist of.
+// The terminals that %import can name. None refers to another one, because a grammar may give the
+// name of that one another meaning.
 constexpr std::pair<std::string_view, std::string_view> kCommon[] = {
     {"DIGIT", R"("0".."9")"},
     {"HEXDIGIT", R"(/[0-9A-Fa-f]/)"},
@@ -21,9 +22,10 @@ constexpr std::pair<std::string_view, std::string_view> kCommon[] = {
     {"SIGNED_INT", R"(/[+-]?[0-9]+/)"},
     {"DECIMAL", R"(/[0-9]+\.[0-9]*|\.[0-9]+/)"},
     {"FLOAT", R"(/[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?/)"},
-    {"SIGNED_FLOAT", R"(["+"|"-"] FLOAT)"},
-    {"NUMBER", R"(FLOAT | INT)"},
-    {"SIGNED_NUMBER", R"(["+"|"-"] NUMBER)"},
+    {"SIGNED_FLOAT",
+     R"(/[+-]?(?:[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)/)"},
+    {"NUMBER", R"(/(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?/)"},
+    {"SIGNED_NUMBER", R"(/[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?/)"},
     {"ESCAPED_STRING", R"(/"(?:[^"\\\n]|\\[^\n])*"/)"},
     {"LCASE_LETTER", R"("a".."z")"},
     {"UCASE_LETTER", R"("A".."Z")"},
@@ -136,14 +138,8 @@ class LarkParser {
                                    [&](const auto& entry) { return entry.first == name; });
     if (!known) {
       in_.Fail("\"common\" has no terminal " + name.substr(0, 64) + " that is supported");
-    } else if (as == name) {
-      imported_.insert(name);
     } else {
-      imported_.insert(name);
-      GrammarRule rule;
-      rule.name = as;
-      rule.body = RuleNamed(name);
-      out_.rules.push_back(std::move(rule));
+      imported_.insert_or_assign(as, name);
     }
   }
 
@@ -241,9 +237,10 @@ class LarkParser {
       }
       auto set = std::make_unique<PatternNode>();
       set->kind = PatternNode::Kind::kSet;
-      set->set = {
-          {from->pattern->children[0]->set[0].first, to->pattern->children[0]->set[0].last}};
-      if (set->set[0].last < set->set[0].first) in_.Fail("a range is in the wrong order");
+      const CodePointRange range = {from->pattern->children[0]->set[0].first,
+                                    to->pattern->children[0]->set[0].last};
+      if (range.last < range.first) in_.Fail("a range is in the wrong order");
+      set->set = Normalized({range});
       return Terminal(MakePattern(std::move(set)));
     }
     const bool ignore_case = in_.Accept("i");
@@ -281,7 +278,7 @@ class LarkParser {
   GrammarExprPtr Repetitions(GrammarExprPtr item) {
     constexpr int kAny = PatternNode::kUnbounded;
     for (int n = 0; in_.ok(); ++n) {
-      if (n > kMaxGroupNesting) in_.Fail("too many repetitions of one item");
+      if (n > kMaxRepetitions) in_.Fail("too many repetitions of one item");
       if (in_.Accept("*")) {
         item = MakeRepeat(std::move(item), 0, kAny);
       } else if (in_.Accept("+")) {
@@ -302,24 +299,18 @@ class LarkParser {
     return item;
   }
 
-  // Adds rules for the imported terminals and those that they consist of.
+  // Adds rules for the imported terminals.
   Status AddCommon() {
-    std::set<std::string> added;
-    for (const GrammarRule& rule : out_.rules) added.insert(rule.name);
-    const auto needs = [&](const std::string& name, std::initializer_list<std::string> parts) {
-      if (imported_.contains(name)) imported_.insert(parts);
-    };
-    needs("SIGNED_NUMBER", {"NUMBER"});
-    needs("SIGNED_FLOAT", {"FLOAT"});
-    needs("NUMBER", {"FLOAT", "INT"});
-    for (const auto& [name, body] : kCommon) {
-      if (!imported_.contains(std::string(name)) || !added.insert(std::string(name)).second) {
-        continue;
-      }
-      LarkParser parser(body);
+    std::set<std::string> defined;
+    for (const GrammarRule& rule : out_.rules) defined.insert(rule.name);
+    for (const auto& [as, name] : imported_) {
+      if (defined.contains(as)) continue;
+      const auto* common = std::find_if(std::begin(kCommon), std::end(kCommon),
+                                        [&](const auto& entry) { return entry.first == name; });
+      LarkParser parser(common->second);
       parser.in_terminal_ = true;
       GrammarRule rule;
-      rule.name = name;
+      rule.name = as;
       rule.body = parser.Alternatives(0);
       MOESERVE_RETURN_IF_ERROR(parser.in_.status());
       out_.rules.push_back(std::move(rule));
@@ -354,7 +345,7 @@ class LarkParser {
   GrammarSyntax out_;
   bool in_terminal_ = false;
   std::vector<GrammarExprPtr> ignored_;
-  std::set<std::string> imported_;
+  std::map<std::string, std::string> imported_;  // the names that %import gives, by their meanings
 };
 
 }  // namespace

@@ -7,14 +7,24 @@ namespace moeserve::structured {
 
 using nlohmann::json;
 
-void Tidy(Conjunction *schemas) {
-  std::erase_if(*schemas, [](const json *s) { return s->is_boolean() && s->get<bool>(); });
+namespace {
+
+// Returns the least common multiple of two numbers of at most kMaxMultiple + 1, or kMaxMultiple + 1
+// if it is larger.
+int64_t CommonMultiple(int64_t a, int64_t b) {
+  return std::min(a / std::gcd(a, b) * b, kMaxMultiple + 1);
+}
+
+}  // namespace
+
+void Tidy(Conjunction* schemas) {
+  std::erase_if(*schemas, [](const json* s) { return s->is_boolean() && s->get<bool>(); });
   std::sort(schemas->begin(), schemas->end());
   schemas->erase(std::unique(schemas->begin(), schemas->end()), schemas->end());
 }
 
-const json *ObjectPart::Named(const std::string &name) const {
-  for (const auto &[other, schema] : more) {
+const json* ObjectPart::Named(const std::string& name) const {
+  for (const auto& [other, schema] : more) {
     if (other == name) return schema;
   }
   if (properties == nullptr) return nullptr;
@@ -22,21 +32,21 @@ const json *ObjectPart::Named(const std::string &name) const {
   return it == properties->end() ? nullptr : &*it;
 }
 
-std::optional<NumberBound> Tighter(const std::optional<NumberBound> &a,
-                                   const std::optional<NumberBound> &b, bool upper) {
+std::optional<NumberBound> Tighter(const std::optional<NumberBound>& a,
+                                   const std::optional<NumberBound>& b, bool upper) {
   if (!a) return b;
   if (!b) return a;
   if (a->value == b->value) return a->exclusive ? a : b;
   return (a->value < b->value) == upper ? a : b;
 }
 
-Decimal DecimalOf(const json &number) {
+Decimal DecimalOf(const json& number) {
   // The JSON library's own spelling of a double is not always the shortest one.
   if (number.is_number_float()) return Decimal::Shortest(number.get<double>());
   return Decimal::Parse(number.dump());
 }
 
-uint32_t TypeOf(const json &value) {
+uint32_t TypeOf(const json& value) {
   switch (value.type()) {
     case json::value_t::null:
       return kNullType;
@@ -53,13 +63,30 @@ uint32_t TypeOf(const json &value) {
   }
 }
 
-int64_t CountCharacters(const std::string &text) {
+bool SameValue(const json& a, const json& b) {
+  if (a.is_number() && b.is_number()) {
+    if (a.is_number_float() && b.is_number_float()) return a.get<double>() == b.get<double>();
+    if (a.is_number_unsigned() && b.is_number_unsigned()) {
+      return a.get<uint64_t>() == b.get<uint64_t>();
+    }
+    return DecimalOf(a) == DecimalOf(b);
+  }
+  if (a.type() != b.type() || a.size() != b.size()) return false;
+  if (a.is_array()) return std::equal(a.begin(), a.end(), b.begin(), SameValue);
+  if (!a.is_object()) return a == b;
+  for (auto x = a.begin(), y = b.begin(); x != a.end(); ++x, ++y) {
+    if (x.key() != y.key() || !SameValue(x.value(), y.value())) return false;
+  }
+  return true;
+}
+
+int64_t CountCharacters(const std::string& text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }
 
 Conjunction Branch::ItemAt(size_t i) const {
   Conjunction out;
-  for (const ArrayPart &part : arrays) {
+  for (const ArrayPart& part : arrays) {
     if (i < part.prefix.size()) {
       out.push_back(part.prefix[i]);
     } else if (part.items != nullptr) {
@@ -72,21 +99,21 @@ Conjunction Branch::ItemAt(size_t i) const {
 
 std::set<std::string> Branch::NamePatterns() const {
   std::set<std::string> out;
-  for (const ObjectPart &part : objects) {
+  for (const ObjectPart& part : objects) {
     if (part.patterns == nullptr) continue;
-    for (const auto &[pattern, schema] : part.patterns->items()) out.insert(pattern);
+    for (const auto& [pattern, schema] : part.patterns->items()) out.insert(pattern);
   }
   return out;
 }
 
-Conjunction Branch::PropertyNamed(const std::string &name,
-                                  const std::set<std::string> &matched) const {
+Conjunction Branch::PropertyNamed(const std::string& name,
+                                  const std::set<std::string>& matched) const {
   Conjunction out;
-  for (const ObjectPart &part : objects) {
-    const json *named = part.Named(name);
+  for (const ObjectPart& part : objects) {
+    const json* named = part.Named(name);
     if (named != nullptr) out.push_back(named);
     bool found = named != nullptr;
-    for (const std::string &pattern : matched) {
+    for (const std::string& pattern : matched) {
       if (part.patterns == nullptr || !part.patterns->contains(pattern)) continue;
       out.push_back(&part.patterns->at(pattern));
       found = true;
@@ -97,11 +124,11 @@ Conjunction Branch::PropertyNamed(const std::string &name,
   return out;
 }
 
-Conjunction Branch::Unnamed(const std::set<std::string> &matched) const {
+Conjunction Branch::Unnamed(const std::set<std::string>& matched) const {
   Conjunction out;
-  for (const ObjectPart &part : objects) {
+  for (const ObjectPart& part : objects) {
     bool found = false;
-    for (const std::string &pattern : matched) {
+    for (const std::string& pattern : matched) {
       if (part.patterns == nullptr || !part.patterns->contains(pattern)) continue;
       out.push_back(&part.patterns->at(pattern));
       found = true;
@@ -112,23 +139,23 @@ Conjunction Branch::Unnamed(const std::set<std::string> &matched) const {
   return out;
 }
 
-std::optional<Branch> Meet(const Branch &a, const Branch &b) {
+std::optional<Branch> Meet(const Branch& a, const Branch& b) {
   Branch out = a;
   out.types &= b.types;
   if (b.values) {
     if (!out.values) {
       out.values = b.values;
     } else {
-      std::erase_if(*out.values, [&](const json *value) {
+      std::erase_if(*out.values, [&](const json* value) {
         return std::none_of(b.values->begin(), b.values->end(),
-                            [&](const json *other) { return *value == *other; });
+                            [&](const json* other) { return SameValue(*value, *other); });
       });
     }
   }
   if (out.values) {
     uint32_t types = 0;
-    std::erase_if(*out.values, [&](const json *value) { return !(TypeOf(*value) & out.types); });
-    for (const json *value : *out.values) types |= TypeOf(*value);
+    std::erase_if(*out.values, [&](const json* value) { return !(TypeOf(*value) & out.types); });
+    for (const json* value : *out.values) types |= TypeOf(*value);
     out.types = types;
   }
   out.excluded.insert(out.excluded.end(), b.excluded.begin(), b.excluded.end());
@@ -140,7 +167,7 @@ std::optional<Branch> Meet(const Branch &a, const Branch &b) {
   Tidy(&out.names);
   out.number.min = Tighter(a.number.min, b.number.min, false);
   out.number.max = Tighter(a.number.max, b.number.max, true);
-  out.number.multiple_of = std::lcm(a.number.multiple_of, b.number.multiple_of);
+  out.number.multiple_of = CommonMultiple(a.number.multiple_of, b.number.multiple_of);
   out.min_chars = std::max(a.min_chars, b.min_chars);
   out.max_chars = std::min(a.max_chars, b.max_chars);
   out.patterns.insert(b.patterns.begin(), b.patterns.end());

@@ -58,6 +58,7 @@ bool SchemaCompiler::RootsOverlap() const {
 }
 
 Result<NodeId> SchemaCompiler::NodeOf(const Conjunction& schemas) {
+  MOESERVE_RETURN_IF_ERROR(budget_->Tick(static_cast<int64_t>(8 + 8 * schemas.size())));
   const auto it = nodes_.find(schemas);
   if (it != nodes_.end()) return it->second;
   MOESERVE_ASSIGN_OR_RETURN(const NodeId node, AddNode(ChoiceNode()));
@@ -204,9 +205,7 @@ Status SchemaCompiler::AddValues(const json* place, const Branch& branch,
       }
       strings.push_back(text);
     } else if (value->is_number()) {
-      MOESERVE_ASSIGN_OR_RETURN(const bool allowed,
-                                AllowsNumber(branch, DecimalOf(*value), budget_));
-      if (!allowed) continue;
+      if (!AllowsNumber(branch, DecimalOf(*value))) continue;
       AddSpellings(*value, &texts);
     } else {
       texts.push_back(value->dump());
@@ -275,6 +274,10 @@ Status SchemaCompiler::Unsatisfiable(const Grammar& unpruned) const {
       if (choice->options.empty()) return reader_.Error(place, "no value matches");
       at = choice->options[0];
     } else if (const auto* array = std::get_if<ArrayNode>(&node.value)) {
+      if (array->min_contained > 0 && array->contained != kNoNode && hopeless(array->contained)) {
+        at = array->contained;
+        continue;
+      }
       int64_t i = 0;
       while (i < array->min_items && i < static_cast<int64_t>(array->prefix.size()) &&
              !hopeless(array->ItemAt(i))) {

@@ -128,6 +128,7 @@ Status SchemaReader::ComplementArrays(const json* schema, const Branch& branch, 
   for (const ArrayPart& part : branch.arrays) {
     // An item that does not match its schema.
     for (size_t i = 0; i < part.prefix.size(); ++i) {
+      if (out->size() > kMaxBranches) return Error(schema, "too many alternatives");
       add([&](Branch* b) {
         ArrayPart other;
         other.prefix.assign(i, &kTrue);

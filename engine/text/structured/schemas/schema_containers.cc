@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "engine/text/structured/grammar_distances.h"
 #include "engine/text/structured/schemas/schema_graph.h"
 #include "engine/text/structured/schemas/schema_keys.h"
 #include "engine/text/structured/schemas/schema_scalars.h"
@@ -85,6 +86,8 @@ Result<NodeId> SchemaCompiler::Array(const Branch& branch) {
   node.min_items = branch.min_items;
   node.max_items = branch.max_items;
   const size_t prefix = PrefixLength(branch);
+  // Many arrays may share a long list of first items.
+  MOESERVE_RETURN_IF_ERROR(budget_->AddStates(static_cast<int64_t>(prefix)));
   for (size_t i = 0; i < prefix; ++i) {
     MOESERVE_ASSIGN_OR_RETURN(node.prefix.emplace_back(), NodeOf(branch.ItemAt(i)));
   }
@@ -116,15 +119,20 @@ Status SchemaCompiler::AddDistinct(const json* place, const Branch& branch,
                                    std::vector<NodeId>* options) {
   const auto unsupported = [&] {
     return reader_.Error(
-        place, Concat("\"uniqueItems\" is supported for arrays of strings, and of at most ",
+        place, Concat("\"uniqueItems\" is supported for arrays of strings, or of at most ",
                       kMaxDistinct, " listed strings, numbers, booleans and null, only"));
   };
   if (PrefixLength(branch) > 0 || !branch.contains.empty()) return unsupported();
   MOESERVE_ASSIGN_OR_RETURN(const Branches items, reader_.Read(branch.ItemAt(0)));
-  const bool strings = std::all_of(items.begin(), items.end(), [](const Branch& item) {
-    return item.types == kStringType && !item.values;
-  });
-  if (strings && !items.empty()) {
+  const bool strings = std::all_of(items.begin(), items.end(),
+                                   [](const Branch& item) { return item.types == kStringType; });
+  size_t listed = 0;
+  bool all_listed = true;
+  for (const Branch& item : items) {
+    all_listed &= item.values.has_value();
+    listed += item.values ? item.values->size() : 0;
+  }
+  if (strings && !items.empty() && (!all_listed || listed > kMaxDistinct)) {
     MOESERVE_ASSIGN_OR_RETURN(options->emplace_back(), StringSet(place, branch, items));
     return absl::OkStatus();
   }
@@ -143,7 +151,7 @@ Status SchemaCompiler::AddDistinct(const json* place, const Branch& branch,
     for (const json* value : values) {
       if (value->is_structured()) return unsupported();
       const bool known = std::any_of(seen.begin(), seen.end(),
-                                     [&](const json* other) { return *other == *value; });
+                                     [&](const json* other) { return SameValue(*other, *value); });
       if (known) continue;
       Branch one = item;
       one.values = {value};
@@ -173,7 +181,7 @@ Result<NodeId> SchemaCompiler::StringSet(const json* place, const Branch& branch
   node.is_set = true;
   node.min_properties = branch.min_items;
   node.max_properties = branch.max_items;
-  if (items.size() == 1 && StringKey(items[0]) == StringKey(Branch())) {
+  if (items.size() == 1 && !items[0].values && StringKey(items[0]) == StringKey(Branch())) {
     node.additional = nothing;
     return AddNode(std::move(node));
   }
@@ -206,6 +214,8 @@ Result<NodeId> SchemaCompiler::Object(const json* place, const Branch& branch) {
   };
   std::set<std::string> names = branch.required;
   for (const ObjectPart& part : branch.objects) {
+    const size_t named = part.properties == nullptr ? 0 : part.properties->size();
+    MOESERVE_RETURN_IF_ERROR(budget_->Tick(static_cast<int64_t>(1 + part.more.size() + named)));
     for (const auto& [name, schema] : part.more) names.insert(name);
     if (part.properties == nullptr) continue;
     for (const auto& [name, schema] : part.properties->items()) names.insert(name);
@@ -234,9 +244,14 @@ Result<NodeId> SchemaCompiler::Object(const json* place, const Branch& branch) {
   }
   // Charges the names to the budget, because many branches may share a long list of names.
   MOESERVE_RETURN_IF_ERROR(budget_->AddStates(static_cast<int64_t>(names.size())));
+  if (branch.min_properties > static_cast<int64_t>(names.size()) + kMaxFillers) {
+    return reader_.Error(place, Concat("minProperties asks for more than ", kMaxFillers,
+                                       " properties without a name in the schema"));
+  }
   node.min_properties = branch.min_properties;
   node.max_properties = branch.max_properties;
   for (const std::string& name : names) {
+    MOESERVE_RETURN_IF_ERROR(budget_->Tick(static_cast<int64_t>(8 + branch.objects.size())));
     Property property;
     property.name = CodePoints(name);
     property.required = branch.required.contains(name);

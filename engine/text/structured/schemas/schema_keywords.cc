@@ -171,10 +171,17 @@ Status SchemaReader::ReadTypes(const json* schema, const json& value, Branch* br
 
 Status SchemaReader::ReadBound(const json* schema, const std::string& key, const json& value,
                                Branch* branch) {
-  if (!value.is_number()) return Error(schema, key + " must be a number");
   const bool upper = key == "maximum" || key == "exclusiveMaximum";
+  bool exclusive = key.starts_with("exclusive");
+  // In draft 4 and OpenAPI 3.0, "exclusiveMinimum" is a boolean that tells about "minimum".
+  if (exclusive && value.is_boolean()) return absl::OkStatus();
+  if (!value.is_number()) return Error(schema, key + " must be a number");
+  if (!exclusive) {
+    const auto it = schema->find(upper ? "exclusiveMaximum" : "exclusiveMinimum");
+    exclusive = it != schema->end() && *it == json(true);
+  }
   auto& bound = upper ? branch->number.max : branch->number.min;
-  const NumberBound read{DecimalOf(value), key.starts_with("exclusive")};
+  const NumberBound read{DecimalOf(value), exclusive};
   bound = Tighter(bound, read, upper);
   return absl::OkStatus();
 }

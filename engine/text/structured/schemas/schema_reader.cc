@@ -12,7 +12,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxBranches = 512;
 // Largest number of names, patterns and listed values in all branches of one schema; limits their
 // memory.
 constexpr int64_t kMaxBranchParts = 100000;
@@ -71,6 +70,11 @@ Result<Branches> SchemaReader::Product(const json* schema, const Branches& a, co
       if (x.values && y.values) work += static_cast<int64_t>(x.values->size() * y.values->size());
       MOESERVE_RETURN_IF_ERROR(budget_->Tick(work));
       if (std::optional<Branch> both = Meet(x, y)) {
+        if (both->number.multiple_of > kMaxMultiple) {
+          return Error(schema,
+                       Concat("multipleOf: the least common multiple of all values is above ",
+                              kMaxMultiple));
+        }
         parts += PartsOf(*both);
         out.push_back(*std::move(both));
       }

@@ -16,6 +16,9 @@
 
 namespace moeserve::structured {
 
+// Largest number of branches of one schema.
+inline constexpr size_t kMaxBranches = 512;
+
 // Reads the schemas in one document. Errors are InvalidArgument with a JSON pointer.
 class SchemaReader {
  public:

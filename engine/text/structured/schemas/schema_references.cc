@@ -36,7 +36,7 @@ bool HasScheme(std::string_view uri) {
 
 // Resolves a reference against a base URI, both without fragments. Does not
 // remove "." and "..".
-std::string ResolveUri(const std::string &base, const std::string &reference) {
+std::string ResolveUri(const std::string& base, const std::string& reference) {
   if (reference.empty()) return base;
   if (HasScheme(reference)) return reference;
   const size_t scheme = HasScheme(base) ? base.find(':') + 1 : 0;
@@ -75,7 +75,7 @@ std::string PercentDecoded(std::string_view text) {
 }
 
 // Follows one step of a JSON pointer; null if it leads nowhere.
-const json *Follow(const json &at, const std::string &step) {
+const json* Follow(const json& at, const std::string& step) {
   if (at.is_object()) {
     const auto it = at.find(step);
     return it == at.end() ? nullptr : &*it;
@@ -88,7 +88,7 @@ const json *Follow(const json &at, const std::string &step) {
 }
 
 // Paths serve error messages, so long ones are cut.
-std::string Extended(const std::string &path, const std::string &step) {
+std::string Extended(const std::string& path, const std::string& step) {
   constexpr size_t kLongPath = 500;
   return path.size() > kLongPath ? path : path + "/" + step.substr(0, 64);
 }
@@ -96,19 +96,22 @@ std::string Extended(const std::string &path, const std::string &step) {
 // Longer identifiers are ignored, to limit the memory for the URIs.
 constexpr size_t kLongUri = 4000;
 
-Status LeadsNowhere(const std::string &reference) {
+Status LeadsNowhere(const std::string& reference) {
   return absl::InvalidArgumentError("$ref \"" + reference.substr(0, 64) + "\" leads nowhere");
 }
 
 }  // namespace
 
-SchemaReferences::SchemaReferences(const json &root) : root_(root) {
+SchemaReferences::SchemaReferences(const json& root) : root_(root) {
   if (root.is_object()) {
     const auto it = root.find("$schema");
     if (it != root.end() && it->is_string()) {
-      const auto &text = it->get_ref<const std::string &>();
-      for (const char *draft : {"/draft-03/", "/draft-04/", "/draft-06/", "/draft-07/"}) {
+      const auto& text = it->get_ref<const std::string&>();
+      for (const char* draft : {"/draft-03/", "/draft-04/", "/draft-06/", "/draft-07/"}) {
         ref_stands_alone_ |= text.find(draft) != text.npos;
+      }
+      for (const char* draft : {"/draft-03/", "/draft-04/"}) {
+        if (text.find(draft) != text.npos) id_keyword_ = "id";
       }
     }
   }
@@ -116,32 +119,32 @@ SchemaReferences::SchemaReferences(const json &root) : root_(root) {
   Collect(root, &uris_.back(), "");
 }
 
-void SchemaReferences::Collect(const json &schema, const std::string *base,
-                               const std::string &path) {
+void SchemaReferences::Collect(const json& schema, const std::string* base,
+                               const std::string& path) {
   if (!schema.is_object()) return;
-  const auto text = [&](const char *key) -> std::string {
+  const auto text = [&](const char* key) -> std::string {
     const auto it = schema.find(key);
     return it != schema.end() && it->is_string() ? it->get<std::string>() : "";
   };
-  const std::string id = text("$id");
+  const std::string id = text(id_keyword_);
   const size_t hash = std::min(id.find('#'), id.size());
   if (hash > 0 && id.size() + base->size() <= kLongUri) {
     uris_.push_back(ResolveUri(*base, id.substr(0, hash)));
     base = &uris_.back();
     resources_.try_emplace(*base, Resource{&schema, path});
   }
-  const std::string &here = *base;
+  const std::string& here = *base;
   // Up to draft 7, an $id that is a fragment is an anchor.
   if (hash + 1 < id.size()) anchors_.try_emplace(here + id.substr(hash), Resource{&schema, path});
   const std::string anchor = text("$anchor");
   if (!anchor.empty()) anchors_.try_emplace(here + "#" + anchor, Resource{&schema, path});
   bases_[&schema] = base;
   if (&schema == &root_) resources_.try_emplace("", Resource{&schema, path});
-  for (const auto &[key, value] : schema.items()) {
+  for (const auto& [key, value] : schema.items()) {
     if (value.is_object() && absl::c_linear_search(kSchemaKeywords, key)) {
       Collect(value, base, Extended(path, key));
     } else if (value.is_object() && absl::c_linear_search(kMapKeywords, key)) {
-      for (const auto &[name, child] : value.items()) {
+      for (const auto& [name, child] : value.items()) {
         Collect(child, base, Extended(Extended(path, key), name));
       }
     } else if (value.is_array() && absl::c_linear_search(kListKeywords, key)) {
@@ -152,8 +155,8 @@ void SchemaReferences::Collect(const json &schema, const std::string *base,
   }
 }
 
-Result<SchemaReferences::Target> SchemaReferences::Resolve(const json *schema,
-                                                           const std::string &reference) const {
+Result<SchemaReferences::Target> SchemaReferences::Resolve(const json* schema,
+                                                           const std::string& reference) const {
   const auto base = bases_.find(schema);
   const auto root_base = bases_.find(&root_);
   const size_t hash = std::min(reference.find('#'), reference.size());
@@ -179,7 +182,7 @@ Result<SchemaReferences::Target> SchemaReferences::Resolve(const json *schema,
         "loaded from files or "
         "addresses");
   }
-  const json *at = resource->second.schema;
+  const json* at = resource->second.schema;
   for (size_t pos = 0; pos < fragment.size();) {
     const size_t end = std::min(fragment.find('/', pos + 1), fragment.size());
     std::string step;

@@ -16,6 +16,23 @@ namespace {
 
 using nlohmann::json;
 
+// Returns whether `number` is a multiple of `step`, whose digits are a number of at most
+// kMaxMultiple.
+bool IsMultiple(const Decimal& number, const Decimal& step) {
+  if (number.is_zero()) return true;
+  const auto exponent = [](const Decimal& d) { return d.point - std::ssize(d.digits); };
+  // The quotient is that of the digits times 10^shift. Digits do not end with 0, so with a negative
+  // shift it is no integer.
+  const int64_t shift = exponent(number) - exponent(step);
+  if (shift < 0) return false;
+  const int64_t divisor = std::stoll(step.digits);
+  int64_t rest = 0;
+  for (const char digit : number.digits) rest = (10 * rest + (digit - '0')) % divisor;
+  // Each 10 can cancel factors of the divisor, which has fewer than 64 of them.
+  for (int64_t i = 0; i < std::min<int64_t>(shift, 64); ++i) rest = 10 * rest % divisor;
+  return rest == 0;
+}
+
 bool Excludes(const Branch& branch, uint32_t types) {
   return std::any_of(branch.excluded.begin(), branch.excluded.end(),
                      [&](const json* value) { return (TypeOf(*value) & types) != 0; });
@@ -40,11 +57,15 @@ std::string NumberKey(const Branch& branch) {
 
 std::string StringKey(const Branch& branch) {
   std::string key = Concat("string ", branch.min_chars, ' ', branch.max_chars);
-  for (const std::string& format : branch.formats) key += "\nf" + format;
-  for (const std::string& pattern : branch.patterns) key += "\np" + pattern;
-  for (const std::string& pattern : branch.not_patterns) key += "\nn" + pattern;
+  // With lengths, because patterns may contain anything.
+  const auto add = [&](char kind, const std::string& text) {
+    key += Concat(' ', kind, text.size(), ':', text);
+  };
+  for (const std::string& format : branch.formats) add('f', format);
+  for (const std::string& pattern : branch.patterns) add('p', pattern);
+  for (const std::string& pattern : branch.not_patterns) add('n', pattern);
   for (const json* value : branch.excluded) {
-    if (value->is_string()) key += "\ne" + value->dump();
+    if (value->is_string()) add('e', value->dump());
   }
   return key;
 }
@@ -136,22 +157,16 @@ Result<ByteDfa> StringsOf(const Branch& branch, const ByteDfa& any_string, Compi
   return *std::move(all);
 }
 
-Result<bool> AllowsNumber(const Branch& branch, const Decimal& number, CompileBudget* budget) {
+bool AllowsNumber(const Branch& branch, const Decimal& number) {
   NumberRange range = branch.number;
   range.integer = range.multiple_of > 1;
   if (!range.Contains(number)) return false;
   for (const json* value : branch.excluded) {
     if (value->is_number() && DecimalOf(*value) == number) return false;
   }
-  for (const auto* multiples : {&branch.multiples, &branch.not_multiples}) {
-    for (const Decimal& multiple : *multiples) {
-      MOESERVE_ASSIGN_OR_RETURN(const ByteDfa dfa, MultipleDfa(multiple, budget));
-      // Beyond these sizes, the number is not spelt out.
-      if (number.point > 400 || number.point < -400) return false;
-      if (dfa.Matches(number.Plain()) != (multiples == &branch.multiples)) return false;
-    }
-  }
-  return true;
+  const auto multiple_of = [&](const Decimal& step) { return IsMultiple(number, step); };
+  return std::all_of(branch.multiples.begin(), branch.multiples.end(), multiple_of) &&
+         std::none_of(branch.not_multiples.begin(), branch.not_multiples.end(), multiple_of);
 }
 
 }  // namespace moeserve::structured

@@ -22,6 +22,6 @@ Result<ByteDfa> NumbersOf(const Branch& branch, CompileBudget* budget);
 Result<ByteDfa> StringsOf(const Branch& branch, const ByteDfa& any_string, CompileBudget* budget);
 
 // Whether the branch's conditions on numbers hold for `number`.
-Result<bool> AllowsNumber(const Branch& branch, const Decimal& number, CompileBudget* budget);
+bool AllowsNumber(const Branch& branch, const Decimal& number);
 
 }  // namespace moeserve::structured

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -44,6 +45,7 @@ class FormatCompiler {
     MOESERVE_RETURN_IF_ERROR(Add(format, "format", 0, RuleBuilder::kStart, end, &rule));
     MOESERVE_ASSIGN_OR_RETURN(grammar_.root, AddRule(rule, end));
     MOESERVE_RETURN_IF_ERROR(grammar_.Finish(spellable_, budget_));
+    grammar_.marker_texts.assign(markers_.begin(), markers_.end());
     if (grammar_.nodes[grammar_.root].distance < kUnreachable) return std::move(grammar_);
     return absl::InvalidArgumentError("no text matches that the model's vocabulary can spell");
   }
@@ -64,6 +66,19 @@ class FormatCompiler {
     }
     if (!IsValidUtf8(text)) return Error(place, "not UTF-8");
     return absl::OkStatus();
+  }
+
+  // Remembers a text inside of which special tokens are allowed. One separator or suffix can be
+  // part of the texts of many tags.
+  Status AddMarker(const std::string& text) {
+    const auto [at, added] = markers_.insert(text);
+    if (!added) return absl::OkStatus();
+    marker_bytes_ += text.size();
+    MOESERVE_RETURN_IF_ERROR(budget_->Tick(static_cast<int64_t>(text.size())));
+    if (marker_bytes_ <= 4 * limits_.schema_bytes) return absl::OkStatus();
+    return absl::InvalidArgumentError(Concat(
+        "the texts of the tags, each with the separator or suffix behind it, have more than ",
+        4 * limits_.schema_bytes, " bytes together"));
   }
 
   Status Count(const std::string& place) {
@@ -127,7 +142,7 @@ class FormatCompiler {
     MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, free.UpTo(i));
     Trigger trigger = FollowTrigger(triggers[i], dfa);
     MOESERVE_ASSIGN_OR_RETURN(trigger.literal, Literal(triggers[i]));
-    grammar_.marker_texts.push_back(triggers[i]);
+    MOESERVE_RETURN_IF_ERROR(AddMarker(triggers[i]));
     ScalarNode node;
     MOESERVE_ASSIGN_OR_RETURN(node.dfa, AddDfa(std::move(dfa)));
     node.trigger = static_cast<int32_t>(grammar_.triggers.size());
@@ -186,7 +201,7 @@ class FormatCompiler {
       rule->AddEmpty(from, to);
       return absl::OkStatus();
     }
-    grammar_.marker_texts.push_back(text);
+    MOESERVE_RETURN_IF_ERROR(AddMarker(text));
     MOESERVE_ASSIGN_OR_RETURN(const NodeId node, Literal(text));
     rule->AddEdge(from, node, to);
     return absl::OkStatus();
@@ -311,7 +326,7 @@ class FormatCompiler {
     for (size_t i = 0; i < tags.tags.size(); ++i) {
       std::string text = before + tags.tags[i].begin;
       if (!text.starts_with(read)) continue;
-      grammar_.marker_texts.push_back(text);
+      MOESERVE_RETURN_IF_ERROR(AddMarker(text));
       beginnings.push_back({text.substr(read.size()), contents[i]});
     }
     std::sort(beginnings.begin(), beginnings.end());
@@ -374,8 +389,8 @@ class FormatCompiler {
       const std::string tag_place = Concat(place, ".tags.", i);
       MOESERVE_RETURN_IF_ERROR(CheckText(tag_place + ".begin", tag.begin));
       MOESERVE_RETURN_IF_ERROR(CheckText(tag_place + ".end", tag.end));
-      grammar_.marker_texts.push_back(tag.end + tags.separator);
-      grammar_.marker_texts.push_back(tag.end + tags.suffix);
+      MOESERVE_RETURN_IF_ERROR(AddMarker(tag.end + tags.separator));
+      MOESERVE_RETURN_IF_ERROR(AddMarker(tag.end + tags.suffix));
       RuleBuilder rule(budget_);
       const int32_t end = rule.AddState();
       MOESERVE_RETURN_IF_ERROR(AddUpTo(tag.content, tag_place + ".content", depth + 1, tag.end,
@@ -556,6 +571,8 @@ class FormatCompiler {
   Grammar grammar_;
   int parts_ = 0;
   size_t bytes_ = 0;
+  std::set<std::string> markers_;  // becomes Grammar::marker_texts
+  size_t marker_bytes_ = 0;
   std::map<std::string, NodeId> literals_;
   std::map<std::pair<std::string, bool>, NodeId> schemas_;
 };

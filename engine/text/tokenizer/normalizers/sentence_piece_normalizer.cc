@@ -9,7 +9,11 @@ std::pair<std::string_view, size_t> SentencePieceNormalizer::Prefix(std::string_
   user_defined_.ForEachPrefix(text, [&](size_t found, TokenId) { size = found; });
   if (size > 0) return {text.substr(0, size), size};
   std::string_view replacement;
-  if (rules_.characters.has_value()) size = rules_.characters->FindLongest(text, &replacement);
+  if (rules_.characters.has_value()) {
+    // The tries of files are not trusted: one with a circle would follow the whole text.
+    constexpr size_t kLongestRule = 256;
+    size = rules_.characters->FindLongest(text.substr(0, kLongestRule), &replacement);
+  }
   if (size > 0) return {replacement, size};
   NextCodePoint(text, &size);
   return {text.substr(0, size), size};

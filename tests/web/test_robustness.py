@@ -1,0 +1,148 @@
+"""Tests the page when fields are being edited, views are hidden, storage is blocked, and models or
+servers are replaced."""
+
+import json
+import urllib.parse
+
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+import browser
+from browser import open_view, wait_until
+from test_compare import compare, shown_shares
+from test_dashboard import by_id, chart_points, fill, text
+
+
+def test_stop_works_while_a_field_is_invalid(driver, server):
+    for view, button in (("playground", "generate"), ("compare", "compare-run")):
+        prefix = "compare-" if view == "compare" else ""
+        open_view(driver, server, view)
+        wait_until(lambda: text(driver, "state") == "live", "the layout")
+        fill(driver, f"{prefix}max-tokens", 2000)
+        by_id(driver, button).click()
+        wait_until(lambda: text(driver, button) == "Stop", "a run")
+        fill(driver, f"{prefix}max-tokens", "")
+        by_id(driver, f"{prefix}max-tokens").send_keys(Keys.CONTROL, Keys.ENTER)
+        wait_until(lambda: text(driver, button) != "Stop", "the end", 5)
+        by_id(driver, button).click()  # the field is invalid: nothing starts
+        assert text(driver, button) != "Stop"
+
+
+def test_a_comparison_that_ends_while_hidden_is_drawn(driver, server):
+    compare(driver, server, 0)
+    first = shown_shares(driver, "a")
+    fill(driver, "compare-a", "def main(): return 0")
+    driver.execute_script(
+        "document.getElementById('compare-run').click();"
+        "document.getElementById('tab-tokens').click();")
+    wait_until(lambda: driver.execute_script(
+        "return document.getElementById('compare-run').textContent") == "Compare", "the end")
+    by_id(driver, "tab-compare").click()
+    wait_until(lambda: shown_shares(driver, "a") != first, "new bars")
+    assert shown_shares(driver, "a") == shown_shares(driver, "b")
+
+
+def test_details_follow_the_token_of_either_side(driver, server):
+    compare(driver, server, 4)
+    chip = {side: driver.find_elements(By.CSS_SELECTOR, f"#chips-{side} .chip") for side in "ab"}
+    for side, at in (("a", 2), ("b", 1), ("a", 2)):
+        driver.execute_script("arguments[0].focus()", chip[side][at])
+        assert f"Position {at}, prompt" in text(driver, "compare-detail")
+        assert len(driver.find_elements(By.CSS_SELECTOR, ".chip.chosen")) == 1
+    # One token of each side is reached by the Tab key.
+    chip["a"][3].click()
+    chip["a"][3].send_keys(Keys.ARROW_RIGHT)
+    for side in "ab":
+        assert [c.get_attribute("tabindex") for c in chip[side]].count("0") == 1
+
+
+def test_links_with_odd_calls(driver, server):
+    calls = [{"role": "assistant", "content": "", "tool_calls": [{"id": {"toString": 1}}]}]
+    open_view(driver, server,
+              "playground?mode=chat&messages=" + urllib.parse.quote(json.dumps(calls)))
+    wait_until(lambda: text(driver, "state") == "live", "the view")
+    assert by_id(driver, "playground").is_displayed()
+    assert "Calls ? (?)." in text(driver, "messages")
+
+
+def test_a_link_with_stop_strings_shows_them(driver, server):
+    open_view(driver, server, "compare?stop=x")
+    wait_until(lambda: by_id(driver, "compare-stop").is_displayed(), "the field")
+
+
+def test_shortcuts_of_the_browser_are_left_alone(driver, server):
+    open_view(driver, server, "experts")
+    by_id(driver, "tab-experts").send_keys(Keys.ALT, Keys.ARROW_RIGHT)
+    assert by_id(driver, "tab-experts").get_attribute("aria-selected") == "true"
+
+
+def test_blocked_storage(driver, server):
+    script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
+      for (const name of ["localStorage", "sessionStorage"]) {
+        Object.defineProperty(window, name, { configurable: true,
+          get() { throw new DOMException("blocked", "SecurityError"); } });
+      }"""})
+    try:
+        open_view(driver, server, "experts")
+        wait_until(lambda: text(driver, "state") == "live", "the page")
+        by_id(driver, "theme-button").click()
+        assert by_id(driver, "theme-button").text == "Light mode"
+    finally:
+        driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+        driver.get("about:blank")
+
+
+def test_a_gap_is_filled_from_the_history(driver, server, watch):
+    open_view(driver, server, "requests")
+    wait_until(lambda: chart_points(driver, "Requests")[0] >= 1, "a reading")
+    by_id(driver, "tab-tokens").click()
+    driver.execute_async_script("setTimeout(arguments[0], 7000)")
+    before = sum("metrics/history" in url for url in watch.collect())
+    by_id(driver, "tab-requests").click()
+    wait_until(lambda: sum("metrics/history" in url for url in watch.collect()) > before,
+               "another history")
+
+
+def test_token_spellings(driver, server):
+    open_view(driver, server, "experts")
+    texts = driver.execute_async_script("""
+      const done = arguments[arguments.length - 1];
+      import("./dashboard/token_text.js").then(({ tokenTexts }) =>
+        done(arguments[0].map(tokenTexts)));""", [
+            ["\u0120the", "\u010a"], ["\u2581the", "e"],
+            ["<\uff5cUser\uff5c>", "\u00e4\u00bd\u0142", "\u00e5\u00a5\u00bd"],
+            ["\u00e9t\u00e9"], ["plain"]])
+    assert texts == [[" the", "\n"], [" the", "e"], ["<\uff5cUser\uff5c>", "你", "好"],
+                     ["été"], ["plain"]]
+
+
+def test_the_cache_of_all_models_together(driver, server):
+    script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
+      const real = window.fetch;
+      window.fetch = (path, options) => (String(path).includes("history")
+        ? Promise.resolve(new Response("{}", {status: 404}))
+        : String(path) !== "metrics" ? real(path, options) : Promise.resolve(new Response(
+          [["a", 90, 10, 0], ["b", 0, 0, 0], ["c", 10, 50, 40]].flatMap(([model, ...tokens]) =>
+            ["used", "free", "evictable"].map((state, i) =>
+              `moeserve_kv_cache_tokens{model="${model}",state="${state}"} ${tokens[i]}`))
+            .join("\\n"))));"""})
+    try:
+        open_view(driver, server, "requests")
+        shown = ("return [...document.querySelectorAll('#request-charts figure')].at(-1)"
+                 ".querySelector('.plot').getAttribute('aria-label')")
+        wait_until(lambda: driver.execute_script(shown) == "KV cache in use: now used 50.0 %",
+                   "the share")
+    finally:
+        driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def test_another_server_at_the_same_address(driver, watch):
+    watch.allowed = ("net::ERR", "503")
+    with browser.serving(name="first") as server:
+        open_view(driver, server, "playground")
+        wait_until(lambda: text(driver, "model") == "first", "the name")
+        address = server.http
+    wait_until(lambda: text(driver, "state") != "live", "the end of the server", 20)
+    with browser.serving("--http", address, name="second"):
+        wait_until(lambda: text(driver, "state") == "live", "the new server", 60)
+        wait_until(lambda: text(driver, "model") == "second", "the new name")
