@@ -12,7 +12,7 @@ import urllib.request
 import grpc
 import pytest
 
-from conftest import slow, start_server, stop_server, wait_for
+from conftest import ROOT, slow, start_server, stop_server, wait_for
 
 STREAMS = 16  # number of streams over HTTP, and over gRPC
 LIMIT = 600  # seconds; long enough for a server that runs with a sanitizer
@@ -171,7 +171,8 @@ def events_until_the_end(server, path, body):
 
 
 def test_a_stream_of_every_api_ends_with_its_own_error():
-    server = start_server("--drain-timeout", "0.3")
+    server = start_server("--drain-timeout", "0.3", "--chat-template",
+                          str(ROOT / "tests/chat/templates/chatml.jinja"))
     limits = {"stream": True, "ignore_eos": True}
     messages = [{"role": "user", "content": "The"}]
     bodies = {

@@ -13,21 +13,6 @@ from test_compare import compare, shown_shares
 from test_dashboard import by_id, chart_points, fill, text
 
 
-def test_stop_works_while_a_field_is_invalid(driver, server):
-    for view, button in (("playground", "generate"), ("compare", "compare-run")):
-        prefix = "compare-" if view == "compare" else ""
-        open_view(driver, server, view)
-        wait_until(lambda: text(driver, "state") == "live", "the layout")
-        fill(driver, f"{prefix}max-tokens", 2000)
-        by_id(driver, button).click()
-        wait_until(lambda: text(driver, button) == "Stop", "a run")
-        fill(driver, f"{prefix}max-tokens", "")
-        by_id(driver, f"{prefix}max-tokens").send_keys(Keys.CONTROL, Keys.ENTER)
-        wait_until(lambda: text(driver, button) != "Stop", "the end", 5)
-        by_id(driver, button).click()  # the field is invalid: nothing starts
-        assert text(driver, button) != "Stop"
-
-
 def test_a_comparison_that_ends_while_hidden_is_drawn(driver, server):
     compare(driver, server, 0)
     first = shown_shares(driver, "a")
@@ -134,15 +119,3 @@ def test_the_cache_of_all_models_together(driver, server):
                    "the share")
     finally:
         driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
-
-
-def test_another_server_at_the_same_address(driver, watch):
-    watch.allowed = ("net::ERR", "503")
-    with browser.serving(name="first") as server:
-        open_view(driver, server, "playground")
-        wait_until(lambda: text(driver, "model") == "first", "the name")
-        address = server.http
-    wait_until(lambda: text(driver, "state") != "live", "the end of the server", 20)
-    with browser.serving("--http", address, name="second"):
-        wait_until(lambda: text(driver, "state") == "live", "the new server", 60)
-        wait_until(lambda: text(driver, "model") == "second", "the new name")

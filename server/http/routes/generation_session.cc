@@ -48,9 +48,9 @@ http::Progress GenerationSession::Next() {
   const GenerationParams& params = submission_->params();
   std::string data;
   for (ChoiceEvent& event : generation_->Take()) {
-    if (!event.error.ok()) return Fail(event.error);
+    if (!event.error.ok()) return Fail(event.error, std::move(data));
     if (absl::Status status = Apply(event.choice, std::move(event.delta)); !status.ok()) {
-      return Fail(status);
+      return Fail(status, std::move(data));
     }
     if (params.stream) writer_->AppendEvents(event.choice, SumUsage(), data);
   }
@@ -75,15 +75,14 @@ absl::Status GenerationSession::Apply(int index, OutputDelta delta) {
   return writer_->Add(index, submission_->PromptOf(index), std::move(delta));
 }
 
-http::Progress GenerationSession::Fail(const absl::Status& status) {
+http::Progress GenerationSession::Fail(const absl::Status& status, std::string data) {
   generation_->Cancel();
   const HttpError error = ToHttpError(status);
   final_status_ = error.status;
   // After the head of a stream is sent, the status cannot change.
   if (streaming_) {
-    std::string event;
-    writer_->AppendError(error, event);
-    return http::StreamPart{std::move(event), true};
+    writer_->AppendError(error, data);
+    return http::StreamPart{std::move(data), true};
   }
   http::Response response = http::ErrorResponse(error);
   response.body = writer_->ErrorBody(error);

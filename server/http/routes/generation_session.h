@@ -32,7 +32,8 @@ class GenerationSession final : public http::PendingResponse {
                     std::unique_ptr<AnswerWriter> writer);
 
   absl::Status Apply(int index, OutputDelta delta);
-  http::Progress Fail(const absl::Status& status);
+  // Ends the answer. `data`: events that were written before the error.
+  http::Progress Fail(const absl::Status& status, std::string data);
   moeserve::Usage SumUsage() const;
 
   const std::shared_ptr<const Submission> submission_;  // keeps the writer's tokenizer alive

@@ -303,7 +303,9 @@ class LarkParser {
   Status AddCommon() {
     std::set<std::string> defined;
     for (const GrammarRule& rule : out_.rules) defined.insert(rule.name);
-    for (const auto& [as, name] : imported_) {
+    for (const auto& import : imported_) {
+      const std::string& as = import.first;
+      const std::string& name = import.second;
       if (defined.contains(as)) continue;
       const auto* common = std::find_if(std::begin(kCommon), std::end(kCommon),
                                         [&](const auto& entry) { return entry.first == name; });
