@@ -11,8 +11,8 @@ inline constexpr int kMaxExperts = 65'536;              // in one routed layer
 inline constexpr int64_t kMaxExpertsOfModel = 131'072;  // in all routed layers together
 // In one routed layer: experts times sub-tokens of a token, which bounds a token's routes.
 inline constexpr int64_t kMaxRoutesOfToken = 1 << 18;
-inline constexpr int kMaxExpertDepth = 1'024;           // sub-layers of an expert
-inline constexpr int kMaxProjectionDepth = 16;          // linear layers of a split projection
+inline constexpr int kMaxExpertDepth = 1'024;   // sub-layers of an expert
+inline constexpr int kMaxProjectionDepth = 16;  // linear layers of a split projection
 inline constexpr int kMaxVocabulary = 1 << 24;
 inline constexpr int kMaxPositions = 1 << 24;
 inline constexpr int kMaxBuckets = 1 << 16;                      // of relative positions

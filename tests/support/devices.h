@@ -7,8 +7,8 @@
 namespace moeserve::testing {
 
 // Registers the device "cuda_emulated", which runs kernels thread by thread on the host, and
-// "cuda_cublaslt" and "cuda_emulated_cublaslt", whose dense layers a library computes: cuBLASLt, and
-// a plain replacement of it.
+// "cuda_cublaslt" and "cuda_emulated_cublaslt", whose dense layers a library computes: cuBLASLt,
+// and a plain replacement of it.
 void RegisterEmulatedDevice();
 
 // Returns the device for tests of whole models: the value of the environment variable
