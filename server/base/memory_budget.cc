@@ -9,6 +9,7 @@
 
 #include "base/message.h"
 #include "server/base/api_error.h"
+#include "server/base/text_values.h"
 
 namespace moeserve::server {
 namespace {
@@ -74,8 +75,9 @@ absl::Status MemoryCharge::Add(size_t bytes, ChargeFor purpose, size_t elsewhere
   if (bytes > most || bytes_ + elsewhere > most - bytes) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "request_too_large",
-        Concat("the request and its answer need about ", (bytes + bytes_ + elsewhere) >> 20,
-               " MiB of memory, expected at most ", most >> 20, " MiB"));
+        Concat("the request and its answer need about ",
+               ShowBytes(static_cast<int64_t>(bytes + bytes_ + elsewhere)),
+               " of memory, expected at most ", ShowBytes(static_cast<int64_t>(most))));
   }
   return MakeError(absl::StatusCode::kResourceExhausted, "out_of_memory",
                    "the server has no memory left for this request; try again later");
