@@ -131,7 +131,7 @@ def test_ctrl_c_ends_the_answer_only():
     with Terminal(binary(), *arguments, "--threads", "1") as terminal:
         at = terminal.wait_for(r"> ")
         terminal.type("/set min_tokens 4000\n")
-        at = terminal.wait_for(r"> ", at)
+        at = terminal.wait_for(r"4000\n> ", at)
         terminal.type("In the beginning God created the heaven\n")
         at = terminal.wait_for(r"heaven\n.{3,}", at)
         terminal.type("\x03")
