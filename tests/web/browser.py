@@ -5,6 +5,9 @@ import importlib.util
 import json
 import pathlib
 import shutil
+import socket
+import socketserver
+import threading
 import time
 import urllib.request
 
@@ -36,6 +39,47 @@ def serving(*arguments, **options):
         yield server
     finally:
         clients.stop_server(server)
+
+
+class Relay(socketserver.ThreadingTCPServer):
+    """An address behind which servers can be exchanged: forwards every connection to the address
+    `target` (HOST:PORT), or closes it if that is None."""
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), self.Connection)
+        self.url = "http://%s:%d" % self.server_address
+        self.target = None
+        self.thread = threading.Thread(target=self.serve_forever)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self):
+            if self.server.target is None:
+                return
+            host, _, port = self.server.target.partition(":")
+            with socket.create_connection((host, int(port))) as server:
+                back = threading.Thread(target=self.copy, args=(server, self.request))
+                back.start()
+                self.copy(self.request, server)
+                back.join()
+
+        @staticmethod
+        def copy(source, sink):
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    sink.sendall(data)
+            for end in (source, sink):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
 
 def missing():

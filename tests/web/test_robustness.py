@@ -41,6 +41,43 @@ def test_details_follow_the_token_of_either_side(driver, server):
         assert [c.get_attribute("tabindex") for c in chip[side]].count("0") == 1
 
 
+def test_a_run_stops_while_a_field_is_invalid(driver, server):
+    open_view(driver, server, "playground")
+    wait_until(lambda: by_id(driver, "color-block").get_attribute("value"), "the layout")
+    fill(driver, "max-tokens", 2048)
+    titles = driver.execute_script("""
+      const button = document.getElementById("generate");
+      const titles = [button.textContent];
+      button.click();
+      titles.push(button.textContent);
+      const field = document.getElementById("temperature");
+      const valid = field.value;
+      field.value = "9";
+      button.click();
+      field.value = valid; // the run reads it later if it goes on
+      return titles;""")
+    assert titles == ["Generate", "Stop"]
+    wait_until(lambda: text(driver, "generate") == "Generate", "the end")
+    assert not driver.find_elements(By.CSS_SELECTOR, ".chip")
+    # A run is not started with such a field.
+    fill(driver, "temperature", 9)
+    by_id(driver, "generate").click()
+    assert text(driver, "generate") == "Generate"
+
+
+def test_another_server_at_the_same_address(driver, watch):
+    watch.allowed = ("Failed to load resource",)
+    with browser.Relay() as relay:
+        for name in ("first", "second"):
+            with browser.serving(name=name) as server:
+                relay.target = server.http
+                if name == "first":
+                    open_view(driver, relay, "playground")
+                wait_until(lambda: text(driver, "model") == name, name, seconds=60)
+            relay.target = None
+            wait_until(lambda: text(driver, "state") != "live", "an error", seconds=30)
+
+
 def test_links_with_odd_calls(driver, server):
     calls = [{"role": "assistant", "content": "", "tool_calls": [{"id": {"toString": 1}}]}]
     open_view(driver, server,
