@@ -36,7 +36,8 @@ ServerContext::ServerContext(ServerSettings settings)
       memory_(std::make_shared<MemoryBudget>(settings_.request_memory)),
       call_memory_(std::make_shared<MemoryBudget>(settings_.request_memory / 4)),
       keys_(settings_.keys),
-      work_pool_(kWorkThreads, kMaxWaitingWork) {
+      work_pool_(kWorkThreads, kMaxWaitingWork),
+      answer_pool_(kWorkThreads, kMaxWaitingWork) {
   MOESERVE_CHECK(models_.Declare(settings_.served_names, "").ok(), "the names were checked");
 }
 

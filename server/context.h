@@ -128,6 +128,8 @@ class ServerContext {
 
   // Runs tasks that would block the connections' threads for too long.
   WorkPool& work_pool() { return work_pool_; }
+  // Writes large answers. Apart from the other tasks, which may take seconds.
+  WorkPool& answer_pool() { return answer_pool_; }
 
   // Calls ServedModel::Tick() for every model, adds to metrics_history(), and gives memory back to
   // the system. Must be called about once per second.
@@ -151,6 +153,7 @@ class ServerContext {
   // Declared last, so that it is destroyed, and its tasks have ended, before the members that the
   // tasks use.
   WorkPool work_pool_;
+  WorkPool answer_pool_;
 };
 
 }  // namespace moeserve::server

@@ -135,6 +135,16 @@ class ChoiceSink final : public TokenSink {
 
 }  // namespace
 
+size_t CountValues(const ChoiceEvent& event) {
+  size_t values = event.delta.tokens.size() + event.delta.prompt_logprobs.size();
+  for (const TokenLogprob& logprob : event.delta.logprobs) values += logprob.top.size();
+  for (const std::optional<TokenLogprob>& logprob : event.delta.prompt_logprobs) {
+    if (logprob) values += logprob->top.size();
+  }
+  if (event.delta.routing) values += event.delta.routing->experts.size();
+  return values;
+}
+
 EventChannel::EventChannel(size_t max_bytes, std::shared_ptr<MemoryBudget> memory,
                            std::function<void()> wake)
     : max_bytes_(max_bytes), wake_(std::move(wake)), charge_(std::move(memory)) {}
@@ -156,6 +166,7 @@ void EventChannel::Push(ChoiceEvent event) {
       was_empty = true;  // so that the consumer is woken, although the queue is not empty
     } else {
       bytes_ += weight;
+      values_ += CountValues(event);
       events_.push_back(std::move(event));
     }
   }
@@ -174,8 +185,14 @@ void EventChannel::End(const absl::Status& error) {
 std::vector<ChoiceEvent> EventChannel::Take() {
   std::lock_guard lock(mutex_);
   bytes_ = 0;
+  values_ = 0;
   charge_.Release();
   return std::exchange(events_, {});
+}
+
+size_t EventChannel::waiting_values() const {
+  std::lock_guard lock(mutex_);
+  return values_;
 }
 
 bool EventChannel::overflowed() const { return !overflow().ok(); }

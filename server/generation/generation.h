@@ -28,6 +28,10 @@ struct ChoiceEvent {
   absl::Status error;
 };
 
+// Returns the number of an event's values: tokens, log-probabilities and routes. The time that
+// writing the event takes is proportional to it.
+size_t CountValues(const ChoiceEvent& event);
+
 // A queue of events from the engine thread to one consumer. Thread-safe.
 class EventChannel {
  public:
@@ -40,6 +44,8 @@ class EventChannel {
 
   void Push(ChoiceEvent event);
   std::vector<ChoiceEvent> Take();
+  // Returns the sum of CountValues() of the events that wait.
+  size_t waiting_values() const;
   // Ends the queue with `error`, as if it had overflowed; no effect on a queue that has ended.
   void End(const absl::Status& error);
   bool overflowed() const;
@@ -52,6 +58,7 @@ class EventChannel {
   mutable std::mutex mutex_;
   std::vector<ChoiceEvent> events_;
   size_t bytes_ = 0;
+  size_t values_ = 0;
   MemoryCharge charge_;  // of the events
   absl::Status overflow_;
 };
@@ -93,6 +100,9 @@ class Generation {
 
   // Cancels every choice that has not ended. Idempotent.
   void Cancel();
+
+  // Returns the sum of CountValues() of the events that the next Take() returns.
+  size_t waiting_values() const { return channel_->waiting_values(); }
 
   bool finished() const { return unfinished_ == 0; }
   // Returns whether more output was waiting than allowed. The next Take() reports that as an error.

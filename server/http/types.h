@@ -73,6 +73,8 @@ class PendingResponse {
  public:
   virtual ~PendingResponse() = default;
   virtual Progress Next() = 0;
+  // Returns whether Next() may take long, so that it should not run on the I/O thread.
+  virtual bool NextIsSlow() const { return false; }
   // Is called instead of Next(), on the same thread, if `wake` is called while the server is still
   // sending. Can cancel the work if too much output waits.
   virtual void CheckBacklog() {}

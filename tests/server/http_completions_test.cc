@@ -141,6 +141,25 @@ TEST_F(Completions, StreamsJoinToTheUnaryAnswer) {
   }
 }
 
+// An answer with so many values is written on a work pool.
+TEST_F(Completions, LargeAnswersHaveEveryChoice) {
+  Script script;
+  script.endless = true;
+  Start(script);
+  const std::string fields = R"("prompt": "x", "max_tokens": 200, "logprobs": 1)";
+  const Json small = Json::parse(Complete("{" + fields + "}").body);
+  const Json large = Json::parse(Complete("{" + fields + R"(, "n": 100})").body);
+  ASSERT_EQ(large["choices"].size(), 100u);
+  EXPECT_EQ(small["choices"][0]["logprobs"]["tokens"].size(), 200u);
+  for (int i = 0; i < 100; ++i) {
+    const Json& choice = large["choices"][i];
+    EXPECT_EQ(choice["index"], i);
+    for (const char* key : {"text", "logprobs", "finish_reason"}) {
+      EXPECT_EQ(choice[key], small["choices"][0][key]);
+    }
+  }
+}
+
 TEST_F(Completions, ContinuousUsageIsInEveryChunk) {
   Start();
   const auto events = Events(Complete(R"({"prompt": "a", "stream": true,

@@ -4,10 +4,14 @@
 
 #include "server/base/status_conversion.h"
 #include "server/http/error_response.h"
+#include "server/http/offloaded_response.h"
 
 namespace moeserve::server {
 
 namespace {
+
+// Writing so many values takes some tens of milliseconds.
+constexpr size_t kManyValues = 16 << 10;
 
 // Returns an estimate of the memory that a piece of output takes in a unary answer: as JSON values
 // and as text. What the piece says about the prompt is charged when the request is admitted.
@@ -28,20 +32,30 @@ size_t AnswerBytes(const OutputDelta& delta) {
 }  // namespace
 
 GenerationSession::GenerationSession(std::shared_ptr<const Submission> submission,
-                                     std::unique_ptr<AnswerWriter> writer)
+                                     std::unique_ptr<AnswerWriter> writer,
+                                     std::function<void()> wake)
     : submission_(std::move(submission)),
       writer_(std::move(writer)),
+      wake_(std::move(wake)),
       counts_(submission_->num_choices()),
       answer_(submission_->memory()) {}
 
 Result<std::unique_ptr<http::PendingResponse>> GenerationSession::Start(
     std::shared_ptr<const Submission> submission, std::unique_ptr<AnswerWriter> writer,
-    absl::Time deadline, std::function<void()> wake) {
-  std::unique_ptr<GenerationSession> session(
-      new GenerationSession(std::move(submission), std::move(writer)));
-  MOESERVE_ASSIGN_OR_RETURN(session->generation_,
-                            session->submission_->Start(deadline, std::move(wake)));
-  return std::unique_ptr<http::PendingResponse>(std::move(session));
+    absl::Time deadline, WorkPool& pool, std::function<void()> wake) {
+  std::shared_ptr<GenerationSession> session(
+      new GenerationSession(std::move(submission), std::move(writer), wake));
+  MOESERVE_ASSIGN_OR_RETURN(session->generation_, session->submission_->Start(deadline, wake));
+  return std::make_unique<http::OffloadedResponse>(std::move(session), pool, std::move(wake));
+}
+
+bool GenerationSession::NextIsSlow() const {
+  return writes_end_ || generation_->waiting_values() > kManyValues;
+}
+
+bool GenerationSession::EndIsLarge() const {
+  return values_ > kManyValues &&
+         (!submission_->params().stream || writer_->keeps_streamed_output());
 }
 
 http::Progress GenerationSession::Next() {
@@ -49,12 +63,22 @@ http::Progress GenerationSession::Next() {
   std::string data;
   for (ChoiceEvent& event : generation_->Take()) {
     if (!event.error.ok()) return Fail(event.error, std::move(data));
+    values_ += CountValues(event);
     if (absl::Status status = Apply(event.choice, std::move(event.delta)); !status.ok()) {
       return Fail(status, std::move(data));
     }
     if (params.stream) writer_->AppendEvents(event.choice, SumUsage(), data);
   }
   const bool finished = generation_->finished();
+  if (finished && EndIsLarge() && !std::exchange(writes_end_, true)) {
+    // The end is written by the next call, which NextIsSlow() announces.
+    if (!data.empty()) {
+      streaming_ = true;
+      return http::StreamPart{std::move(data), false};
+    }
+    wake_();
+    return http::Wait{};
+  }
   if (!params.stream) {
     if (!finished) return http::Wait{};
     http::Response response;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "server/base/work_pool.h"
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
 #include "server/http/types.h"
@@ -16,12 +17,14 @@ namespace moeserve::server {
 
 class GenerationSession final : public http::PendingResponse {
  public:
-  // Starts `submission`. Request::wake describes `wake`. Returns the engine's refusal as the error.
+  // Starts `submission`. Large parts of the response are written on `pool`, which must outlive the
+  // result. Request::wake describes `wake`. Returns the engine's refusal as the error.
   static Result<std::unique_ptr<http::PendingResponse>> Start(
       std::shared_ptr<const Submission> submission, std::unique_ptr<AnswerWriter> writer,
-      absl::Time deadline, std::function<void()> wake);
+      absl::Time deadline, WorkPool& pool, std::function<void()> wake);
 
   http::Progress Next() override;
+  bool NextIsSlow() const override;
   void CheckBacklog() override {
     if (generation_->overflowed()) generation_->Cancel();
   }
@@ -29,8 +32,10 @@ class GenerationSession final : public http::PendingResponse {
 
  private:
   GenerationSession(std::shared_ptr<const Submission> submission,
-                    std::unique_ptr<AnswerWriter> writer);
+                    std::unique_ptr<AnswerWriter> writer, std::function<void()> wake);
 
+  // Whether what is written at the end is large, because it has all of the output.
+  bool EndIsLarge() const;
   absl::Status Apply(int index, OutputDelta delta);
   // Ends the answer. `data`: events that were written before the error.
   http::Progress Fail(const absl::Status& status, std::string data);
@@ -38,8 +43,11 @@ class GenerationSession final : public http::PendingResponse {
 
   const std::shared_ptr<const Submission> submission_;  // keeps the writer's tokenizer alive
   const std::unique_ptr<AnswerWriter> writer_;
+  const std::function<void()> wake_;
   std::vector<moeserve::Usage> counts_;  // per choice
   MemoryCharge answer_;                  // what a unary answer has collected
+  size_t values_ = 0;                    // the sum of CountValues() of the output so far
+  bool writes_end_ = false;              // whether the next call writes the large end of the answer
   std::unique_ptr<Generation> generation_;
   bool streaming_ = false;  // whether a part of a stream was sent
   int final_status_ = 200;

@@ -15,11 +15,11 @@ namespace moeserve::server::http {
 namespace {
 
 Result<Handled> Start(std::shared_ptr<const Submission> submission,
-                      std::unique_ptr<AnswerWriter> writer, absl::Time deadline,
+                      std::unique_ptr<AnswerWriter> writer, absl::Time deadline, WorkPool& pool,
                       std::function<void()> wake) {
   MOESERVE_ASSIGN_OR_RETURN(
       auto pending, GenerationSession::Start(std::move(submission), std::move(writer), deadline,
-                                             std::move(wake)));
+                                             pool, std::move(wake)));
   return Handled(std::move(pending));
 }
 
@@ -39,7 +39,8 @@ Result<Handled> Submit(ServerContext& context, const Request& request,
       submission->engine()->tokenizer(), static_cast<int>(submission->num_choices()));
   const absl::Time deadline = SteadyNow() + context.settings().limits.max_request_time;
   if (!submission->NeedsCompiling()) {
-    return Start(std::move(submission), std::move(writer), deadline, request.wake);
+    return Start(std::move(submission), std::move(writer), deadline, context.answer_pool(),
+                 request.wake);
   }
   auto shared_writer = std::make_shared<std::unique_ptr<AnswerWriter>>(std::move(writer));
   Handled deferred = DeferredResponse::Start(
@@ -47,9 +48,10 @@ Result<Handled> Submit(ServerContext& context, const Request& request,
       [&context, format, submission, shared_writer, deadline, wake = request.wake,
        key = request.key] {
         const absl::Status status = submission->CompileConstraint();
-        return StartedOrRefused(
-            status.ok() ? Start(submission, std::move(*shared_writer), deadline, wake) : status,
-            format, key.get(), context);
+        return StartedOrRefused(status.ok() ? Start(submission, std::move(*shared_writer), deadline,
+                                                    context.answer_pool(), wake)
+                                            : status,
+                                format, key.get(), context);
       },
       request.wake);
   if (std::holds_alternative<Response>(deferred)) {
