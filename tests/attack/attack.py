@@ -36,6 +36,7 @@ import pathlib
 import random
 import re
 import resource
+import signal
 import statistics
 import struct
 import subprocess
@@ -59,6 +60,11 @@ MIB = 1 << 20
 GROUP_MEMORY = 2048 * MIB
 DESCRIPTORS = 1024
 ATTACKERS, HONEST = 10, 10
+# What one attacker may use: of a core, and of the tokens that the server generates without
+# attackers. Attackers would otherwise take what the honest clients leave of their core, which is
+# the more, the slower the server is.
+ATTACKER_CPU = 0.03
+ATTACKER_TOKENS = 0.005
 REQUEST_MEMORY = 256  # MiB; calls over gRPC may hold a quarter as much besides
 KV_CACHE = 64  # MiB
 SLACK = 192  # MiB that the process may grow beyond that: caches of the allocator, model buffers
@@ -227,10 +233,37 @@ def attack(number, addresses, stopping, names, counts):
     patterns.run(target, number, names, counts)
 
 
-def write_keys(file):
+class Pace:
+    """Stops processes for a while whenever they have used more than their share of a core."""
+
+    def __init__(self, pids):
+        self.pids, self.began = pids, time.monotonic()
+        self.used, self.paused = dict.fromkeys(pids, 0.0), set()
+
+    def keep(self):
+        for pid in self.pids:
+            try:
+                stat = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except FileNotFoundError:  # it has ended
+                continue
+            self.used[pid] = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+            ahead = self.used[pid] > 1 + ATTACKER_CPU * (time.monotonic() - self.began)
+            if ahead != (pid in self.paused):
+                os.kill(pid, signal.SIGSTOP if ahead else signal.SIGCONT)
+                (self.paused.add if ahead else self.paused.remove)(pid)
+
+    def end(self):
+        for pid in self.paused:
+            os.kill(pid, signal.SIGCONT)
+        share = sum(self.used.values()) / (time.monotonic() - self.began)
+        print(f"attackers used {100 * share:.0f} % of a core")
+
+
+def write_keys(file, tokens_per_minute):
     keys = [{"name": "honest", "key": "honest-key-0123456789",
              "scopes": ["generate", "statistics", "admin"]}]
-    limits = {"requests_per_minute": 600, "tokens_per_minute": 6000, "max_concurrent_requests": 16}
+    limits = {"requests_per_minute": 600, "tokens_per_minute": tokens_per_minute,
+              "max_concurrent_requests": 16}
     keys += [{"name": f"attacker-{i}", "key": f"attacker-{i}-0123456789",
               "scopes": ["generate", "statistics", "routing"], "limits": limits}
              for i in range(ATTACKERS)]
@@ -254,7 +287,8 @@ class Run:
     """One server, its honest clients, and what was measured."""
 
     def __init__(self, folder, group):
-        write_keys(folder / "keys")
+        self.keys = folder / "keys"
+        write_keys(self.keys, 6000)
         environment, self.shift = shifted_clock(folder)
 
         cores = sorted(os.sched_getaffinity(0))
@@ -269,11 +303,11 @@ class Run:
         self.group = group
         log = os.pipe()  # nobody reads it: the log cannot be written soon
         self.server = clients.start_server(
-            "--api-key-file", folder / "keys", "--allow-request-chat-template",
+            "--api-key-file", self.keys, "--allow-request-chat-template",
             "--routing-records", "--routing-control", "--model-control",
             "--max-connections-per-address", "100", "--request-memory", str(REQUEST_MEMORY),
-            "--kv-cache-memory", f"{KV_CACHE}MiB", "--access-log", "all", "--threads", "1", name="m", env=environment,
-            stderr=log[1], preexec_fn=limit)
+            "--kv-cache-memory", f"{KV_CACHE}MiB", "--access-log", "all", "--threads", "1",
+            name="m", env=environment, stderr=log[1], preexec_fn=limit)
         os.sched_setaffinity(0, cores[1:])
         self.process = Process(self.server.process)
         self.honest = Honest(self.server, clients.generated(folder, "moeserve/v1/moeserve"),
@@ -282,7 +316,12 @@ class Run:
         self.stop_probe = threading.Event()
         self.peak = 0
 
-    def measure(self, seconds, counts=None):
+    def limit_attackers(self, rate):
+        """Gives the attackers' keys their share of the tokens of `rate` honest requests per second."""
+        write_keys(self.keys, max(60, round(60 * rate * TOKENS * ATTACKER_TOKENS)))
+        self.server.process.send_signal(signal.SIGHUP)
+
+    def measure(self, seconds, counts=None, pace=None):
         """Watches the server for some time; returns the honest requests per second."""
         done, began = self.honest.done, time.monotonic()
         next_line = began + 30
@@ -291,6 +330,8 @@ class Run:
             jumps = counts is not None and random.random() < 0.05
             self.shift[:] = struct.pack("<q", random.choice([-3600, 3600]) if jumps else 0)
             time.sleep(0.25)
+            if pace is not None:
+                pace.keep()
             if time.monotonic() > next_line:
                 next_line += 30
                 rate = (self.honest.done - done) / (time.monotonic() - began)
@@ -323,7 +364,9 @@ class Run:
             for i in range(ATTACKERS)]
         for worker in workers:
             worker.start()
-        rate = self.measure(seconds, counts)
+        pace = Pace([worker.pid for worker in workers])
+        rate = self.measure(seconds, counts, pace)
+        pace.end()
         stopping.set()
         end = time.monotonic() + 2 * patterns.PATTERN_SECONDS
         for worker in workers:
@@ -386,6 +429,7 @@ def main():
             run.measure(10)  # warm up
             rates = [run.measure(options.quiet_seconds)]
             before = run.state()
+            run.limit_attackers(rates[0])
             rate, counts = run.attack(60 * options.minutes, options.only)
             time.sleep(CALM_SECONDS)
             rates += [rate, run.measure(options.quiet_seconds)]
