@@ -209,7 +209,8 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
 
 const char* CpuBackend::WidenedBlock(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m,
                                      int block, int tiles, int worker) {
-  if (!HasSubGroups(bank.shape().quantization) || tiles < kTilesOfWidened || m.inputs > kWholeRow) {
+  if (table_->widen_block == nullptr || !HasSubGroups(bank.shape().quantization) ||
+      tiles < kTilesOfWidened || m.inputs > kWholeRow) {
     return nullptr;
   }
   const int panels = bank.panels_of_block(m, block);

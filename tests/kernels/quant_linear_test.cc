@@ -208,6 +208,31 @@ TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
   }
 }
 
+// Weights and inputs of the largest integers show whether sums in few bits fit.
+TEST_P(QuantLinearTest, LargestIntegers) {
+  const int in = 160, out = 33;
+  for (const Quantization type : kTypes) {
+    for (const int rows : {1, 8}) {
+      for (const float weight : {1.0f, -1.0f}) {
+        for (const float input : {3.0f, -3.0f}) {
+          const auto bank = Bank(Shape(type, {in}, {out}, false, false));
+          bank->LoadWeight(0, Half::kMain, 0,
+                           MakeTensor(std::vector<float>(size_t{out} * in, weight), {out, in}));
+          const std::vector<float> values(static_cast<size_t>(rows) * in, input);
+          const DeviceRows x = MakeRows(*backend_, rows, in, in, DType::kF32, &values);
+          const DeviceRows y = MakeRows(*backend_, rows, out, out, DType::kF32, nullptr);
+          backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view});
+          for (int r = 0; r < rows; ++r) {
+            for (const double sum : RowOf(y.view, r, out)) {
+              EXPECT_NEAR(sum / in, weight * input, 4e-3) << Name(type) << ", row " << r;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 void ExpectSameBits(const std::vector<double>& a, const std::vector<double>& b) {
   ASSERT_EQ(a.size(), b.size());
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(double)), 0);

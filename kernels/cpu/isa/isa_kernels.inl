@@ -82,7 +82,12 @@ constexpr KernelTable MakeTable(const char* name) {
 #else
     .linear_bf16 = nullptr,
 #endif
-    .linear_quantized = &LinearQuantized, .widen_block = &WidenBlock,
+    .linear_quantized = &LinearQuantized,
+#ifdef MOESERVE_PAIR_SUMS
+    .widen_block = nullptr,  // the tiles multiply sums by the factors
+#else
+    .widen_block = &WidenBlock,
+#endif
     .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
     .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
     .inverse_with_sink = &InverseWithSink, .soft_cap = &SoftCapValues, .multiply_by_sigmoid = &MultiplyBySigmoid,

@@ -247,7 +247,7 @@ struct KernelTable {
   void (*linear_f32)(const LinearTileArgs&);
   void (*linear_bf16)(const LinearTileArgs&);  // null unless bf16_dot
   void (*linear_quantized)(const QuantTileArgs&);
-  void (*widen_block)(const WidenArgs&);  // int4-k
+  void (*widen_block)(const WidenArgs&);  // int4-k; null where tiles are faster without it
   void (*quantize_row)(const QuantizeRowArgs&);
   void (*epilogue)(const EpilogueArgs&);
   void (*norm_row)(const NormRowArgs&);

@@ -10,6 +10,12 @@ namespace {
 template <bool kInt4, int M>
 inline constexpr int kQuantPrefetchBytes = kInt4&& M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
 
+#ifdef MOESERVE_PAIR_SUMS
+inline constexpr bool kPairSums = true;
+#else
+inline constexpr bool kPairSums = false;
+#endif
+
 inline constexpr int kResidentResults = kPanelTile == 1 ? 3 : 12;
 
 template <int M, int P>
@@ -42,6 +48,30 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
   }
 }
 
+#ifdef MOESERVE_PAIR_SUMS
+// Sums the products of at most 32 values of k with 4-bit weights. `stride` is the distance in bytes
+// from a line to the panel's next one.
+template <bool kStream, int M, int P>
+inline void SumNibbles(const char* w, int64_t stride, int64_t lines, const char* const (&x)[M],
+                       int64_t at, const char* ahead, int64_t ahead_stride,
+                       PairSums (&pairs)[M][P]) {
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) pairs[m][p] = ZeroPairSums();
+  }
+  for (int64_t i = 0; i < lines; ++i, w += stride, at += 8, ahead += ahead_stride) {
+    if constexpr (!kStream) __builtin_prefetch(ahead, 0, 2);
+    for (int p = 0; p < P; ++p) {
+      if constexpr (kStream) __builtin_prefetch(w + p * 64 + kQuantPrefetchBytes<true, M>, 0, 3);
+      const QuadLine line = LoadQuads(w + p * 64);
+      const QuadLine low = LowNibbles(line);
+      for (int m = 0; m < M; ++m) pairs[m][p] = DotNibbles(pairs[m][p], low, x[m] + at);
+      const QuadLine high = HighNibbles(line);
+      for (int m = 0; m < M; ++m) pairs[m][p] = DotNibbles(pairs[m][p], high, x[m] + at + 4);
+    }
+  }
+}
+#endif
+
 // Computes panels [first, first + P) of the block.
 template <Quantization kType, bool kStream, int M, int P>
 void TileQuant(const QuantTileArgs& a, int first) {
@@ -72,7 +102,18 @@ void TileQuant(const QuantTileArgs& a, int first) {
       for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(correction);
     }
     const char* line = w + first * 64;
-    if (k >= kGroup) {
+    if constexpr (kPairSums && kInt4) {
+#ifdef MOESERVE_PAIR_SUMS
+      static_assert(kGroup <= 32);
+      const int64_t lines = k >= kGroup ? kSteps : (k + kStep - 1) / kStep;
+      PairSums pairs[M][P];
+      SumNibbles<kStream>(line, stride, lines, x, at, ahead, a.ahead_stride, pairs);
+      for (int m = 0; m < M; ++m) {
+        for (int p = 0; p < P; ++p) sum[m][p] = AddPairSums(sum[m][p], pairs[m][p], UnitFactors());
+      }
+      w += lines * stride;
+#endif
+    } else if (k >= kGroup) {
       for (int s = 0; s < kSteps; ++s) {
         AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead + s * a.ahead_stride,
                                 sum);
@@ -132,6 +173,19 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
   for (int group = 0; group < kFactorColumns / kSubGroup && columns > 0; ++group) {
     QuadLine factor[P];
     for (int p = 0; p < P; ++p) factor[p] = FactorPairs(factors + p * kFactorBytes, group);
+#ifdef MOESERVE_PAIR_SUMS
+    static_assert(kSubGroup <= 32);
+    const int64_t lines = ((columns < kSubGroup ? columns : kSubGroup) + 7) / 8;
+    PairSums pairs[M][P];
+    SumNibbles<kStream>(w, stride, lines, x, at, ahead, ahead_stride, pairs);
+    for (int m = 0; m < M; ++m) {
+      for (int p = 0; p < P; ++p) sum[m][p] = AddPairSums(sum[m][p], pairs[m][p], factor[p]);
+    }
+    at += lines * 8;
+    w += lines * stride;
+    columns -= lines * 8;
+    ahead += lines * ahead_stride;
+#else
     for (int i = 0; i < kSubGroup && columns > 0;
          i += 8, at += 8, w += stride, columns -= 8, ahead += ahead_stride) {
       if constexpr (!kStream) __builtin_prefetch(ahead, 0, 2);
@@ -148,6 +202,7 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
       }
       AddQuads(line, x, at + 4, sum);
     }
+#endif
   }
 }
 
@@ -211,6 +266,7 @@ void TileWholeRow(const QuantTileArgs& a, int first) {
   }
 }
 
+#ifndef MOESERVE_PAIR_SUMS
 // Writes a block of int4-k in the layout of WidenArgs.
 void WidenBlock(const WidenArgs& a) {
   const int panels = a.panels;
@@ -290,6 +346,8 @@ void TileWidened(const QuantTileArgs& a, int first) {
   }
 }
 
+#endif
+
 // Where a tile's weights come from.
 enum class TileSource {
   kMemory,  // QuantTileArgs::ahead is null
@@ -301,7 +359,9 @@ template <Quantization kType, TileSource kSource, int M, int P>
 void QuantTile(const QuantTileArgs& a, int first) {
   constexpr bool kStream = kSource == TileSource::kMemory;
   if constexpr (kSource == TileSource::kWidened) {
+#ifndef MOESERVE_PAIR_SUMS
     TileWidened<M, P>(a, first);
+#endif
   } else if constexpr (QuantGroup(kType) == kWholeRow) {
     TileWholeRow<kType, kStream, M, P>(a, first);
   } else {
