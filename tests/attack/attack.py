@@ -18,7 +18,10 @@ compare every answer. The exit status is 0 if
 
 The server has one core for itself. All clients have another one, on which the attackers run at the
 lowest priority (nice 19): in production they would not take the honest clients' cores. The answers are
-so long that the server's core is busy with the honest requests alone.
+so long that the server's core is busy with the honest requests alone. The honest clients of a slow
+server leave the attackers more of their core than those of a fast one. So that the attack is equally
+strong everywhere, an attacker is paused when it has used more than --attacker-cpu of a core, and its
+key may use --attacker-tokens of the tokens that the server generates without attackers.
 Needs root for the control group, the packages of tests/requirements.txt and a C compiler.
 MOESERVE_BIN and MOESERVE_MODEL: see tests/clients/conftest.py.
 """
@@ -60,11 +63,6 @@ MIB = 1 << 20
 GROUP_MEMORY = 2048 * MIB
 DESCRIPTORS = 1024
 ATTACKERS, HONEST = 10, 10
-# What one attacker may use: of a core, and of the tokens that the server generates without
-# attackers. Attackers would otherwise take what the honest clients leave of their core, which is
-# the more, the slower the server is.
-ATTACKER_CPU = 0.03
-ATTACKER_TOKENS = 0.005
 REQUEST_MEMORY = 256  # MiB; calls over gRPC may hold a quarter as much besides
 KV_CACHE = 64  # MiB
 SLACK = 192  # MiB that the process may grow beyond that: caches of the allocator, model buffers
@@ -236,8 +234,8 @@ def attack(number, addresses, stopping, names, counts):
 class Pace:
     """Stops processes for a while whenever they have used more than their share of a core."""
 
-    def __init__(self, pids):
-        self.pids, self.began = pids, time.monotonic()
+    def __init__(self, pids, share):
+        self.pids, self.share, self.began = pids, share, time.monotonic()
         self.used, self.paused = dict.fromkeys(pids, 0.0), set()
 
     def keep(self):
@@ -247,7 +245,7 @@ class Pace:
             except FileNotFoundError:  # it has ended
                 continue
             self.used[pid] = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-            ahead = self.used[pid] > 1 + ATTACKER_CPU * (time.monotonic() - self.began)
+            ahead = self.used[pid] > 1 + self.share * (time.monotonic() - self.began)
             if ahead != (pid in self.paused):
                 os.kill(pid, signal.SIGSTOP if ahead else signal.SIGCONT)
                 (self.paused.add if ahead else self.paused.remove)(pid)
@@ -316,9 +314,9 @@ class Run:
         self.stop_probe = threading.Event()
         self.peak = 0
 
-    def limit_attackers(self, rate):
-        """Gives the attackers' keys their share of the tokens of `rate` honest requests per second."""
-        write_keys(self.keys, max(60, round(60 * rate * TOKENS * ATTACKER_TOKENS)))
+    def limit_attackers(self, rate, share):
+        """Gives each attacker's key a share of the tokens of `rate` honest requests per second."""
+        write_keys(self.keys, max(60, round(60 * rate * TOKENS * share)))
         self.server.process.send_signal(signal.SIGHUP)
 
     def measure(self, seconds, counts=None, pace=None):
@@ -353,7 +351,7 @@ class Run:
                 "running": metric("moeserve_requests_running"),
                 "waiting": metric("moeserve_requests_waiting")}
 
-    def attack(self, seconds, only):
+    def attack(self, seconds, only, share):
         # Not a fork, because this process has threads.
         processes = multiprocessing.get_context("spawn")
         stopping = processes.Event()
@@ -364,7 +362,7 @@ class Run:
             for i in range(ATTACKERS)]
         for worker in workers:
             worker.start()
-        pace = Pace([worker.pid for worker in workers])
+        pace = Pace([worker.pid for worker in workers], share)
         rate = self.measure(seconds, counts, pace)
         pace.end()
         stopping.set()
@@ -415,6 +413,10 @@ def main():
     parser.add_argument("--quiet-seconds", type=float, default=60,
                         help="duration of the measurement without attackers, before and after")
     parser.add_argument("--only", type=lambda text: text.split(","), help="patterns to run")
+    parser.add_argument("--attacker-cpu", type=float, default=0.03,
+                        help="share of a core that one attacker may use")
+    parser.add_argument("--attacker-tokens", type=float, default=0.005,
+                        help="share of the server's tokens per minute that one attacker may use")
     options = parser.parse_args()
     group = Group(GROUP_MEMORY)
     with tempfile.TemporaryDirectory() as folder:
@@ -429,8 +431,8 @@ def main():
             run.measure(10)  # warm up
             rates = [run.measure(options.quiet_seconds)]
             before = run.state()
-            run.limit_attackers(rates[0])
-            rate, counts = run.attack(60 * options.minutes, options.only)
+            run.limit_attackers(rates[0], options.attacker_tokens)
+            rate, counts = run.attack(60 * options.minutes, options.only, options.attacker_cpu)
             time.sleep(CALM_SECONDS)
             rates += [rate, run.measure(options.quiet_seconds)]
             after = run.state()
