@@ -322,8 +322,8 @@ def test_charts_begin_before_the_view(driver, watch):
         by_id(driver, "tab-requests").click()
         wait_until(lambda: chart_points(driver, "Requests")[0] > before, "a new reading")
         assert chart_points(driver, "Requests")[0] <= before + 8
-        # A pause of some seconds would be filled from the history.
-        assert sum("metrics/history" in url for url in watch.collect()) >= 1
+        # The history was asked for once, and again if the machine paused for some seconds.
+        assert sum("metrics/history" in url for url in watch.collect()) in (1, 2)
 
 
 def test_running_and_waiting_requests(driver):
