@@ -119,11 +119,13 @@ asio::awaitable<void> Exchange(asio::io_context& io, const OtlpEndpoint& endpoin
 }  // namespace
 
 CollectorAnswer PostToCollector(const OtlpEndpoint& endpoint, const HttpHeaders& headers,
-                                const std::string& body, std::chrono::milliseconds timeout) {
+                                const std::string& body, std::chrono::milliseconds timeout,
+                                const std::stop_token& stop) {
   CollectorAnswer answer;
   answer.error = "no answer in time";
   try {
     asio::io_context io(1);
+    const std::stop_callback on_stop(stop, [&io] { io.stop(); });
     asio::co_spawn(io,
                    Exchange(io, endpoint, MakeRequest(endpoint, headers, body), timeout, answer),
                    [&](const std::exception_ptr& error) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "server/tracing/span_exporter.h"
@@ -17,9 +18,10 @@ struct CollectorAnswer {
   uint64_t rejected_spans = 0;  // OTLP's partial success
 };
 
-// Posts JSON over a new connection. Blocks for up to `timeout`, or longer if the system's resolver
-// does. At most 64 KiB of the answer are read.
+// Posts JSON over a new connection. Blocks until there is an answer, `timeout` has passed or `stop`
+// is requested; longer if the system's resolver does. At most 64 KiB of the answer are read.
 CollectorAnswer PostToCollector(const OtlpEndpoint& endpoint, const HttpHeaders& headers,
-                                const std::string& body, std::chrono::milliseconds timeout);
+                                const std::string& body, std::chrono::milliseconds timeout,
+                                const std::stop_token& stop);
 
 }  // namespace moeserve::server

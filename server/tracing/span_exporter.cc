@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <stop_token>
 #include <system_error>
 #include <thread>
 
@@ -21,6 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds kReportInterval{60};
+constexpr std::chrono::seconds kMaxEndWait{2};
 constexpr milliseconds kMaxRetryAfter{60'000};
 
 bool CanRetry(int status) {
@@ -43,15 +45,16 @@ struct SpanExporter::State {
 
   const SpanExporterOptions options;
   const SpanResource resource;
+  std::stop_source stop;  // ends the request to the collector
   std::atomic<uint64_t> exported = 0;
   std::atomic<uint64_t> dropped = 0;
   std::mutex mutex;  // guards the members below
   std::condition_variable changed;
   std::deque<Span> queue;
-  size_t sending = 0;  // spans of the batch that the thread has taken
-  int flushing = 0;    // calls of Flush() that wait
-  bool ended = false;
-  bool has_thread = false;
+  size_t sending = 0;         // spans of the batch that the thread has taken
+  int flushing = 0;           // calls of Flush() that wait
+  bool ended = false;         // the exporter is being destroyed
+  bool thread_ended = false;  // or was never started
 
   void Run();
   void Send(const std::vector<Span>& batch);
@@ -83,7 +86,7 @@ void SpanExporter::State::Send(const std::vector<Span>& batch) {
   std::string reason;
   for (int i = 1; i <= options.max_tries; ++i) {
     const CollectorAnswer answer =
-        PostToCollector(options.endpoint, options.headers, body, options.timeout);
+        PostToCollector(options.endpoint, options.headers, body, options.timeout, stop.get_token());
     if (answer.status >= 200 && answer.status < 300) {
       const uint64_t rejected = std::min<uint64_t>(answer.rejected_spans, batch.size());
       exported += batch.size() - rejected;
@@ -91,6 +94,8 @@ void SpanExporter::State::Send(const std::vector<Span>& batch) {
       if (rejected > 0) Report(Concat("it rejected ", rejected, " of ", batch.size(), " spans"));
       return;
     }
+    // The log may not exist any more if the resolver has blocked for long.
+    if (stop.stop_requested()) break;
     reason = answer.status == 0 ? answer.error : Concat("it answered ", answer.status);
     if (!CanRetry(answer.status) || i == options.max_tries) break;
     const milliseconds pause =
@@ -99,16 +104,16 @@ void SpanExporter::State::Send(const std::vector<Span>& batch) {
     delay = std::min(2 * delay, options.max_retry_delay);
   }
   dropped += batch.size();
-  Report(reason);
+  if (!stop.stop_requested()) Report(reason);
 }
 
 void SpanExporter::State::Run() {
   std::unique_lock lock(mutex);
   while (true) {
     changed.wait(lock, [this] { return ended || !queue.empty(); });
-    if (queue.empty()) return;
     changed.wait_for(lock, options.delay,
                      [this] { return ended || flushing > 0 || queue.size() >= options.max_batch; });
+    if (ended) break;
     const auto end =
         queue.begin() + static_cast<std::ptrdiff_t>(std::min(queue.size(), options.max_batch));
     const std::vector<Span> batch(std::make_move_iterator(queue.begin()),
@@ -121,30 +126,42 @@ void SpanExporter::State::Run() {
     sending = 0;
     changed.notify_all();
   }
+  dropped += queue.size();
+  queue.clear();
+  thread_ended = true;
+  changed.notify_all();
 }
 
 SpanExporter::SpanExporter(SpanExporterOptions options, SpanResource resource)
     : state_(std::make_shared<State>(std::move(options), std::move(resource))) {
   try {
-    std::thread([state = state_] { state->Run(); }).detach();
-    state_->has_thread = true;
+    thread_ = std::thread([state = state_] { state->Run(); });
   } catch (const std::system_error&) {
     // Every span is dropped.
+    state_->thread_ended = true;
   }
 }
 
 SpanExporter::~SpanExporter() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->ended = true;
-  }
+  state_->stop.request_stop();
+  std::unique_lock lock(state_->mutex);
+  state_->ended = true;
   state_->changed.notify_all();
+  const bool thread_ended =
+      state_->changed.wait_for(lock, kMaxEndWait, [this] { return state_->thread_ended; });
+  lock.unlock();
+  if (!thread_.joinable()) return;
+  if (thread_ended) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
 }
 
 void SpanExporter::Add(std::vector<Span> spans) {
   {
     const std::lock_guard lock(state_->mutex);
-    if (!state_->has_thread || state_->queue.size() + spans.size() > state_->options.max_queued) {
+    if (state_->thread_ended || state_->queue.size() + spans.size() > state_->options.max_queued) {
       state_->dropped += spans.size();
       return;
     }

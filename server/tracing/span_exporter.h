@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "server/tracing/otlp_options.h"
@@ -30,7 +31,8 @@ struct SpanExporterOptions {
 class SpanExporter {
  public:
   SpanExporter(SpanExporterOptions options, SpanResource resource);
-  // Does not wait: the thread, which may wait for the collector, keeps what it needs.
+  // Ends the request that is under way and drops what waits. Waits for the thread, so that it does
+  // not run while the process ends; but for at most two seconds if the system's resolver blocks.
   ~SpanExporter();
   SpanExporter(const SpanExporter&) = delete;
   SpanExporter& operator=(const SpanExporter&) = delete;
@@ -47,7 +49,8 @@ class SpanExporter {
 
  private:
   struct State;
-  const std::shared_ptr<State> state_;
+  const std::shared_ptr<State> state_;  // shared with the thread, which may outlive the exporter
+  std::thread thread_;
 };
 
 }  // namespace moeserve::server

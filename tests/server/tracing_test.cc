@@ -376,7 +376,29 @@ TEST(SpanExporterTest, FullQueueDropsWithoutBlocking) {
   for (int i = 0; i < 1000; ++i) exporter.Add({NamedSpan("a")});
   EXPECT_GE(exporter.dropped(), 1000u - 15u);
   EXPECT_FALSE(exporter.Flush(milliseconds(1)));
-  // Destroying the exporter does not wait for the collector either.
+}
+
+// A thread that outlived the exporter would use objects that the end of the process destroys.
+TEST(SpanExporterTest, DestructionEndsTheRequest) {
+  boost::asio::io_context io;
+  boost::asio::ip::tcp::acceptor silent(io, {boost::asio::ip::make_address("127.0.0.1"), 0});
+  SpanExporterOptions options;
+  options.endpoint = {.host = "127.0.0.1", .port = silent.local_endpoint().port()};
+  options.delay = milliseconds(0);
+  options.timeout = std::chrono::minutes(5);
+  auto exporter = std::make_unique<SpanExporter>(options, SpanResource{});
+  exporter->Add({NamedSpan("a")});
+  boost::asio::ip::tcp::socket connection = silent.accept();
+  const auto start = std::chrono::steady_clock::now();
+  exporter.reset();
+  // The exporter waits for two seconds at most if it cannot end its thread.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(1900));
+  // The connection was closed before. What was sent until then can still be read.
+  connection.non_blocking(true);
+  std::array<char, 4096> bytes;
+  boost::system::error_code error;
+  while (!error) connection.read_some(boost::asio::buffer(bytes), error);
+  EXPECT_NE(error, boost::asio::error::would_block);
 }
 
 TEST(SpanExporterTest, SilentCollectorsRunIntoTheTimeout) {
