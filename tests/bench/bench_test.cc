@@ -263,7 +263,7 @@ TEST(Rates, EveryInstructionSetMeasuresItsArithmetic) {
     EXPECT_GT((*backend)->MeasureArithmetic(ArithmeticKind::kF32, 1), 1e6) << isa;
     EXPECT_GT((*backend)->MeasureArithmetic(ArithmeticKind::kInt8, 1), 1e6) << isa;
     const double bf16 = (*backend)->MeasureArithmetic(ArithmeticKind::kBF16, 1);
-    EXPECT_EQ(bf16 > 0, isa == "avx512_bf16") << isa;
+    EXPECT_EQ(bf16 > 0, isa.ends_with("_bf16")) << isa;
     EXPECT_EQ((*backend)->threads(), 2);
     EXPECT_EQ((*backend)->instruction_set(), isa);
   }

@@ -16,8 +16,8 @@ namespace moeserve::testing {
 // Returns the instruction sets of the CPU backend that this processor supports.
 inline std::vector<std::string> CpuInstructionSets() {
   std::vector<std::string> names;
-  for (const char* isa :
-       {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_i8mm", "neon_dot", "neon", "plain"}) {
+  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_bf16", "neon_i8mm",
+                          "neon_dot", "neon", "plain"}) {
     if (CreateBackend({.device = "cpu", .threads = 1, .cpu_isa = isa}).ok()) names.push_back(isa);
   }
   return names;
@@ -44,7 +44,7 @@ inline std::string BackendName(const BackendOptions& o) {
 // Returns whether attention over this cache rounds queries and weights to bf16, which CPUs with
 // products of bf16 pairs do.
 inline bool RoundsAttention(const BackendOptions& o, KvCacheType type) {
-  return o.device == "cpu" && o.cpu_isa == "avx512_bf16" && type == KvCacheType::kBF16;
+  return o.device == "cpu" && o.cpu_isa.ends_with("_bf16") && type == KvCacheType::kBF16;
 }
 
 // Returns the queries that such an attention multiplies, or all as they are.

@@ -35,7 +35,21 @@ int64_t ArithmeticF32(int64_t iterations, float* sink) {
   return iterations * kProbeVectors * 16 * 2;
 }
 
-#if MOESERVE_BF16_DOT
+#if MOESERVE_BF16_DOT && defined(MOESERVE_NEON_DOT)
+int64_t ArithmeticBf16(int64_t iterations, float* sink) {
+  constexpr int kSums = 20;
+  uint16x8_t bits = vdupq_n_u16(0x3c00);  // the bf16 value 2^-7 in all lanes
+  float32x4_t acc[kSums];
+  for (int v = 0; v < kSums; ++v) acc[v] = vdupq_n_f32(static_cast<float>(v));
+  for (int64_t i = 0; i < iterations; ++i) {
+    __asm__ volatile("" : "+w"(bits));  // hides the value from the compiler in every iteration
+    const bfloat16x8_t factor = vreinterpretq_bf16_u16(bits);
+    for (int v = 0; v < kSums; ++v) acc[v] = vbfmmlaq_f32(acc[v], factor, factor);
+  }
+  for (int v = 0; v < kSums; ++v) *sink += vaddvq_f32(acc[v]);
+  return iterations * kSums * 16 * 2;
+}
+#elif MOESERVE_BF16_DOT
 int64_t ArithmeticBf16(int64_t iterations, float* sink) {
   __m512i bits = _mm512_set1_epi32(0x3c003c00);  // the bf16 value 2^-7 in all lanes
   __m512 acc[kProbeVectors];
@@ -97,7 +111,7 @@ int64_t ArithmeticInt8(int64_t iterations, float* sink) {
 }
 #elif defined(__AVX2__)
 // The fastest instruction adds two products of bytes in 16 bits. Weights of 4 bits can use it; for
-// int8, the sums need more bits, which halves the rate (simd_avx2.h).
+// int8, the sums need more bits, which halves the rate (simd/avx2.h).
 int64_t ArithmeticInt8(int64_t iterations, float* sink) {
   constexpr int kRegisters = 12;
   __m256i bytes = _mm256_set1_epi8(1);
@@ -115,6 +129,21 @@ int64_t ArithmeticInt8(int64_t iterations, float* sink) {
     for (int16_t l : lane) *sink += static_cast<float>(l);
   }
   return iterations * kRegisters * 32 * 2;
+}
+#elif defined(MOESERVE_NEON_DOT) && MOESERVE_NEON_DOT == 2
+int64_t ArithmeticInt8(int64_t iterations, float* sink) {
+  constexpr int kSums = 20;
+  uint8x16_t bytes = vdupq_n_u8(3);
+  int32x4_t acc[kSums];
+  for (int v = 0; v < kSums; ++v) acc[v] = vdupq_n_s32(v);
+  for (int64_t i = 0; i < iterations; ++i) {
+    __asm__ volatile("" : "+w"(bytes));
+    for (int v = 0; v < kSums; ++v) {
+      acc[v] = vusmmlaq_s32(acc[v], bytes, vreinterpretq_s8_u8(bytes));
+    }
+  }
+  for (int v = 0; v < kSums; ++v) *sink += static_cast<float>(vaddvq_s32(acc[v]));
+  return iterations * kSums * 32 * 2;
 }
 #elif defined(MOESERVE_NEON_DOT)
 int64_t ArithmeticInt8(int64_t iterations, float* sink) {

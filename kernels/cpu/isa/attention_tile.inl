@@ -126,27 +126,13 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
 #if MOESERVE_BF16_DOT
 // With instructions for products of bf16 pairs, a bf16 cache is multiplied by queries and weights
 // that are rounded to bf16. Scores are then summed over pairs of dimensions in ascending order, and
-// weighted values over pairs of positions (2 i, 2 i + 1). If a row sees only one position of a pair,
-// the other one counts as a value 0.
+// weighted values over pairs of positions (2 i, 2 i + 1). If a row sees only one position of a
+// pair, the other one counts as a value 0.
 
-// Returns the order of a permutation that places element i before element i + distance.
-inline __m512i PairOrder(int distance) {
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return _mm512_add_epi32(
-      lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(distance)), 16));
-}
-
-// Returns the pairs of a line of 16 elements and the line behind it.
-inline __m512i PairsOfLines(__m512i lines) {
-  return _mm512_permutexvar_epi16(PairOrder(16), lines);
-}
-
-// Adds the products of pairs with the pair of bf16 at `x`.
-inline Vec AddPairs(Vec sum, __m512i pairs, const Bf16* x) {
-  int32_t two;
-  __builtin_memcpy(&two, x, 4);
-  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(pairs),
-                          reinterpret_cast<__m512bh>(_mm512_set1_epi32(two)));
+inline int32_t LoadPair(const Bf16* x) {
+  int32_t pair;
+  __builtin_memcpy(&pair, x, 4);
+  return pair;
 }
 
 // Like ScoreTile, for queries [R] of head_dim elements and, if head_dim is odd, a zero.
@@ -164,50 +150,24 @@ void ScorePairs(const AttentionTileArgs& a, const Bf16* const* queries, int bloc
   }
   int d = 0;
   for (; d + 2 <= a.head_dim; d += 2) {
-    __m512i pairs[B];
+    PairVec pairs[B];
     for (int b = 0; b < B; ++b) {
       __builtin_prefetch(next[b] + d * 32, 0, 3);
-      pairs[b] = PairsOfLines(_mm512_loadu_si512(key[b] + d * 32));
+      pairs[b] = LoadLinePairs(key[b] + d * 32);
     }
     for (int r = 0; r < R; ++r) {
-      for (int b = 0; b < B; ++b) acc[r][b] = AddPairs(acc[r][b], pairs[b], query[r] + d);
+      for (int b = 0; b < B; ++b) acc[r][b] = AddPairs(acc[r][b], pairs[b], LoadPair(query[r] + d));
     }
   }
   if (d < a.head_dim) {
     for (int b = 0; b < B; ++b) {
-      const __m256i last = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(key[b] + d * 32));
-      const __m512i pairs = PairsOfLines(_mm512_zextsi256_si512(last));
-      for (int r = 0; r < R; ++r) acc[r][b] = AddPairs(acc[r][b], pairs, query[r] + d);
+      const PairVec pairs = LoadLastLine(key[b] + d * 32);
+      for (int r = 0; r < R; ++r) acc[r][b] = AddPairs(acc[r][b], pairs, LoadPair(query[r] + d));
     }
   }
   for (int r = 0; r < R; ++r) {
     for (int b = 0; b < B; ++b) {
       Store(scores + r * kAttentionLanes + b * 16, Multiply(acc[r][b], Broadcast(a.scale)));
-    }
-  }
-}
-
-// Loads V vectors of pairs of the elements of two rows.
-template <int V>
-inline void LoadRowPairs(const char* even, const char* odd, bool has_even, bool has_odd,
-                         __m512i (&pairs)[V]) {
-  static_assert(V == 1 || V % 2 == 0);
-  if constexpr (V == 1) {
-    const __m256i none = _mm256_setzero_si256();
-    const __m256i first =
-        has_even ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)) : none;
-    const __m256i second =
-        has_odd ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)) : none;
-    pairs[0] = PairsOfLines(_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1));
-  } else {
-    const __m512i low = PairOrder(32);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int v = 0; v < V; v += 2) {
-      const __m512i none = _mm512_setzero_si512();
-      const __m512i first = has_even ? _mm512_loadu_si512(even + v * 32) : none;
-      const __m512i second = has_odd ? _mm512_loadu_si512(odd + v * 32) : none;
-      pairs[v] = _mm512_permutex2var_epi16(first, low, second);
-      pairs[v + 1] = _mm512_permutex2var_epi16(first, high, second);
     }
   }
 }
@@ -236,7 +196,7 @@ void SumPairs(const AttentionTileArgs& a, const Bf16* weights, int first_positio
         __builtin_prefetch(next + v * 32, 0, 3);
         __builtin_prefetch(next + row_bytes + v * 32, 0, 3);
       }
-      __m512i pairs[V];
+      PairVec pairs[V];
       if (position >= begin && position + 2 <= end) {
         LoadRowPairs<V>(value, value + row_bytes, true, true, pairs);
       } else {
@@ -244,7 +204,7 @@ void SumPairs(const AttentionTileArgs& a, const Bf16* weights, int first_positio
       }
       for (int r = 0; r < R; ++r) {
         const Bf16* const weight = weights + r * kAttentionLanes * 2 + (position - first_position);
-        for (int v = 0; v < V; ++v) acc[r][v] = AddPairs(acc[r][v], pairs[v], weight);
+        for (int v = 0; v < V; ++v) acc[r][v] = AddPairs(acc[r][v], pairs[v], LoadPair(weight));
       }
     }
   }

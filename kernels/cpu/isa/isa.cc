@@ -23,8 +23,12 @@ std::vector<const KernelTable*> SupportedTables() {
 #elif defined(__aarch64__)
   constexpr unsigned long kDotProducts = 1ul << 20;   // HWCAP_ASIMDDP
   constexpr unsigned long kInt8Matrices = 1ul << 13;  // HWCAP2_I8MM
+  constexpr unsigned long kBf16 = 1ul << 14;          // HWCAP2_BF16
   const bool dot = (getauxval(AT_HWCAP) & kDotProducts) != 0;
-  if (dot && (getauxval(AT_HWCAP2) & kInt8Matrices) != 0) tables.push_back(&kNeonI8mmTable);
+  const unsigned long more = getauxval(AT_HWCAP2);
+  const bool matrices = dot && (more & kInt8Matrices) != 0;
+  if (matrices && (more & kBf16) != 0) tables.push_back(&kNeonBf16Table);
+  if (matrices) tables.push_back(&kNeonI8mmTable);
   if (dot) tables.push_back(&kNeonDotTable);
   tables.push_back(&kNeonTable);
 #endif

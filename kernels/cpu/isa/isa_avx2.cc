@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/isa/kernel_table.h"
 //
-#include "kernels/cpu/isa/simd_avx2.h"
+#include "kernels/cpu/isa/simd/avx2.h"
 //
 #include "kernels/cpu/isa/isa_kernels.inl"
 

@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/isa/kernel_table.h"
 //
-#include "kernels/cpu/isa/simd_avx512.h"
+#include "kernels/cpu/isa/simd/avx512.h"
 //
 #include "kernels/cpu/isa/isa_kernels.inl"
 

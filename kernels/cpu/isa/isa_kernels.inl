@@ -13,7 +13,9 @@
 #include "kernels/cpu/isa/attention_tile.inl"
 #include "kernels/cpu/isa/epilogue.inl"
 #include "kernels/cpu/isa/linear_tile.inl"
+#include "kernels/cpu/isa/quant_sums.inl"
 #include "kernels/cpu/isa/quant_tile.inl"
+#include "kernels/cpu/isa/quantize_row.inl"
 #include "kernels/cpu/isa/route_row.inl"
 
 namespace moeserve::cpu::MOESERVE_ISA {

@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/isa/kernel_table.h"
 //
-#include "kernels/cpu/isa/simd_neon.h"
+#include "kernels/cpu/isa/simd/neon.h"
 //
 #include "kernels/cpu/isa/isa_kernels.inl"
 

@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/isa/kernel_table.h"
 //
-#include "kernels/cpu/isa/simd_plain.h"
+#include "kernels/cpu/isa/simd/plain.h"
 //
 #include "kernels/cpu/isa/isa_kernels.inl"
 

@@ -293,6 +293,7 @@ extern const KernelTable kAvx512Bf16Table;
 extern const KernelTable kNeonTable;
 extern const KernelTable kNeonDotTable;
 extern const KernelTable kNeonI8mmTable;
+extern const KernelTable kNeonBf16Table;
 #endif
 
 }  // namespace moeserve::cpu

@@ -18,34 +18,50 @@ inline constexpr bool kPairSums = false;
 
 inline constexpr int kResidentResults = kPanelTile == 1 ? 3 : 12;
 
-template <int M, int P>
-inline void AddQuads(const QuadLine (&line)[P], const char* const (&x)[M], int64_t at,
-                     IntVec (&sum)[M][P]) {
-  for (int m = 0; m < M; ++m) {
-    const QuadInput input = BroadcastQuad(x[m] + at);
-    for (int p = 0; p < P; ++p) sum[m][p] = DotQuads(sum[m][p], line[p], input);
-  }
-}
-
 // Adds the products of one step. `at` is the offset of the step's values in the records of the
 // rows.
-template <bool kInt4, bool kStream, int M, int P>
+template <bool kInt4, bool kStream, int P, int M, typename Sums>
 inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const char* ahead,
-                    IntVec (&sum)[M][P]) {
+                    Sums& sum) {
   if constexpr (!kStream) {
     __builtin_prefetch(ahead, 0, 2);
   }
-  QuadLine line[P];
-  for (int p = 0; p < P; ++p) {
+  const auto load = [w](int p) {
     if constexpr (kStream) __builtin_prefetch(w + p * 64 + kQuantPrefetchBytes<kInt4, M>, 0, 3);
-    line[p] = LoadQuads(w + p * 64);
-    if (kInt4) line[p] = LowNibbles(line[p]);
-  }
-  AddQuads(line, x, at, sum);
+    return LoadQuads(w + p * 64);
+  };
   if constexpr (kInt4) {
-    for (int p = 0; p < P; ++p) line[p] = HighNibbles(LoadQuads(w + p * 64));
-    AddQuads(line, x, at + 4, sum);
+    AddEight([&](int p) { return LowNibbles(load(p)); },
+             [&](int p) { return HighNibbles(LoadQuads(w + p * 64)); }, x, at, sum);
+  } else {
+    QuadLine line[P];
+    for (int p = 0; p < P; ++p) line[p] = load(p);
+    AddQuads(line, x, at, sum);
   }
+}
+
+// Where tiles multiply matrices with eight values of k at once, adds the products of int8 weights
+// two steps at a time. Returns how many of the steps it has added. `stride` is the distance in
+// bytes from a line to the panel's next one.
+template <bool kStream, int M, typename Sums>
+inline int64_t AddStepPairs(const char* w, int64_t stride, int64_t steps, const char* const (&x)[M],
+                            int64_t at, const char* ahead, int64_t ahead_stride, Sums& sum) {
+  int64_t s = 0;
+  if constexpr (kMatrixProducts && M > 1) {
+    const auto load = [](const char* line) {
+      if constexpr (kStream) __builtin_prefetch(line + kQuantPrefetchBytes<false, M>, 0, 3);
+      return LoadQuads(line);
+    };
+    for (; s + 2 <= steps; s += 2, w += 2 * stride, ahead += 2 * ahead_stride) {
+      if constexpr (!kStream) {
+        __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(ahead + ahead_stride, 0, 2);
+      }
+      AddEight([&](int) { return load(w); }, [&](int) { return load(w + stride); }, x, at + s * 4,
+               sum);
+    }
+  }
+  return s;
 }
 
 #ifdef MOESERVE_PAIR_SUMS
@@ -95,12 +111,8 @@ void TileQuant(const QuantTileArgs& a, int first) {
   if constexpr (!kResident) StoreTile(acc, out);
   // Each iteration reads one record per row: values, scale, correction.
   for (int64_t k = a.k, at = 0; k > 0; k -= kGroup, at += kGroup + 8) {
-    IntVec sum[M][P];
-    for (int m = 0; m < M; ++m) {
-      int32_t correction;
-      __builtin_memcpy(&correction, x[m] + at + kGroup + 4, 4);
-      for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(correction);
-    }
+    TileSums<M, P> sum;
+    StartSums(x, at + kGroup + 4, sum);
     const char* line = w + first * 64;
     if constexpr (kPairSums && kInt4) {
 #ifdef MOESERVE_PAIR_SUMS
@@ -114,15 +126,23 @@ void TileQuant(const QuantTileArgs& a, int first) {
       w += lines * stride;
 #endif
     } else if (k >= kGroup) {
-      for (int s = 0; s < kSteps; ++s) {
-        AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead + s * a.ahead_stride,
-                                sum);
+      int64_t s = 0;
+      if constexpr (!kInt4) {
+        s = AddStepPairs<kStream>(line, stride, kSteps, x, at, ahead, a.ahead_stride, sum);
+      }
+      for (; s < kSteps; ++s) {
+        AddStep<kInt4, kStream, P>(line + s * stride, x, at + s * kStep, ahead + s * a.ahead_stride,
+                                   sum);
       }
       w += kSteps * stride;
     } else {
       const int64_t steps = (k + kStep - 1) / kStep;
-      for (int64_t s = 0; s < steps; ++s) {
-        AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead, sum);
+      int64_t s = 0;
+      if constexpr (!kInt4) {
+        s = AddStepPairs<kStream>(line, stride, steps, x, at, ahead, a.ahead_stride, sum);
+      }
+      for (; s < steps; ++s) {
+        AddStep<kInt4, kStream, P>(line + s * stride, x, at + s * kStep, ahead, sum);
       }
       w += steps * stride;
     }
@@ -139,10 +159,10 @@ void TileQuant(const QuantTileArgs& a, int first) {
         __builtin_memcpy(&of_row, x[m] + at + kGroup, 4);
         const Vec factor = Mul(scale, Broadcast(of_row));
         if constexpr (kResident) {
-          acc[m][p] = Fma(ToFloat(sum[m][p]), factor, acc[m][p]);
+          acc[m][p] = Fma(ToFloat(SumOf(sum, m, p)), factor, acc[m][p]);
         } else {
           float* result = out + m * kBlock + p * kPanel;
-          Store(result, Fma(ToFloat(sum[m][p]), factor, Load(result)));
+          Store(result, Fma(ToFloat(SumOf(sum, m, p)), factor, Load(result)));
         }
       }
     }
@@ -159,14 +179,14 @@ void TileQuant(const QuantTileArgs& a, int first) {
 template <bool kStream, int M, int P>
 inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine (&unit)[P],
                            const char* const (&x)[M], int64_t at, int64_t sums, int64_t columns,
-                           const char* ahead, int64_t ahead_stride, IntVec (&sum)[M][P]) {
+                           const char* ahead, int64_t ahead_stride, TileSums<M, P>& sum) {
   const char* const factors = w + first * kFactorBytes;
   for (int p = 0; p < P; ++p) {
     if constexpr (kStream) {
       __builtin_prefetch(factors + p * kFactorBytes + kQuantPrefetchBytes<true, M>, 0, 3);
     }
     const QuadLine minimum = TimesPairs(MinimumPairs(factors + p * kFactorBytes), unit[p]);
-    for (int m = 0; m < M; ++m) sum[m][p] = DotPairs(sum[m][p], minimum, x[m] + sums);
+    AddPairProducts(minimum, p, x, sums, sum);
   }
   w += panels * kFactorBytes + first * 64;
   const int64_t stride = int64_t{panels} * 64;
@@ -189,18 +209,16 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
     for (int i = 0; i < kSubGroup && columns > 0;
          i += 8, at += 8, w += stride, columns -= 8, ahead += ahead_stride) {
       if constexpr (!kStream) __builtin_prefetch(ahead, 0, 2);
-      QuadLine line[P];
-      for (int p = 0; p < P; ++p) {
+      const auto low = [&](int p) {
         if constexpr (kStream) {
           __builtin_prefetch(w + p * 64 + kQuantPrefetchBytes<true, M>, 0, 3);
         }
-        line[p] = TimesPairs(LowNibbles(LoadQuads(w + p * 64)), factor[p]);
-      }
-      AddQuads(line, x, at, sum);
-      for (int p = 0; p < P; ++p) {
-        line[p] = TimesPairs(HighNibbles(LoadQuads(w + p * 64)), factor[p]);
-      }
-      AddQuads(line, x, at + 4, sum);
+        return TimesPairs(LowNibbles(LoadQuads(w + p * 64)), factor[p]);
+      };
+      const auto high = [&](int p) {
+        return TimesPairs(HighNibbles(LoadQuads(w + p * 64)), factor[p]);
+      };
+      AddEight(low, high, x, at, sum);
     }
 #endif
   }
@@ -224,12 +242,8 @@ void TileWholeRow(const QuantTileArgs& a, int first) {
     const int64_t columns = left < kWholeRow ? left : kWholeRow;
     const int64_t padded = QuantRecordColumns(kType, columns);
     const int64_t record = QuantRecordValues(kType, padded);
-    IntVec sum[M][P];
-    for (int m = 0; m < M; ++m) {
-      int32_t correction;
-      __builtin_memcpy(&correction, x[m] + record + 4, 4);
-      for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(correction);
-    }
+    TileSums<M, P> sum;
+    StartSums(x, record + 4, sum);
     if constexpr (kType == Quantization::kInt4K) {
       const int64_t steps = (columns + kStep - 1) / kStep;
       const char* const scales =
@@ -239,15 +253,21 @@ void TileWholeRow(const QuantTileArgs& a, int first) {
       for (int p = 0; p < P; ++p) unit[p] = UnitPairs(scales + (first + p) * 64 + 32);
       constexpr int kLines = kFactorColumns / kStep;
       for (int64_t at = 0; at < columns; at += kFactorColumns) {
-        AddScaledSteps<kStream>(w, panels, first, unit, x, at, padded + at / kSubGroup * 2,
-                                columns - at, ahead, a.ahead_stride, sum);
+        AddScaledSteps<kStream, M, P>(w, panels, first, unit, x, at, padded + at / kSubGroup * 2,
+                                      columns - at, ahead, a.ahead_stride, sum);
         w += panels * kFactorBytes + kLines * stride;
         ahead += kLines * a.ahead_stride;
       }
       w = scales;
     } else {
-      for (int64_t at = 0; at < columns; at += kStep, w += stride, ahead += a.ahead_stride) {
-        AddStep<false, kStream>(w + first * 64, x, at, ahead, sum);
+      const int64_t pairs = AddStepPairs<kStream>(w + first * 64, stride,
+                                                  (columns + kStep - 1) / kStep, x, 0, ahead,
+                                                  a.ahead_stride, sum);
+      w += pairs * stride;
+      ahead += pairs * a.ahead_stride;
+      for (int64_t at = pairs * kStep; at < columns;
+           at += kStep, w += stride, ahead += a.ahead_stride) {
+        AddStep<false, kStream, P>(w + first * 64, x, at, ahead, sum);
       }
     }
     constexpr int kScaleBytes = kType == Quantization::kInt4K ? 64 : 32;
@@ -258,7 +278,7 @@ void TileWholeRow(const QuantTileArgs& a, int first) {
         __builtin_memcpy(&of_row, x[m] + record, 4);
         float* result = out + m * kBlock + p * kPanel;
         const Vec before = done == 0 ? Zero() : Load(result);
-        Store(result, Fma(ToFloat(sum[m][p]), Mul(scale, Broadcast(of_row)), before));
+        Store(result, Fma(ToFloat(SumOf(sum, m, p)), Mul(scale, Broadcast(of_row)), before));
       }
     }
     w += panels * kScaleBytes;
@@ -315,23 +335,17 @@ void TileWidened(const QuantTileArgs& a, int first) {
   const char* ahead = a.ahead;
   const int64_t padded = QuantRecordColumns(Quantization::kInt4K, a.k);
   const int64_t record = QuantRecordValues(Quantization::kInt4K, padded);
-  IntVec sum[M][P];
-  for (int m = 0; m < M; ++m) {
-    for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(0);
-  }
+  TileSums<M, P> sum;
+  StartSums(x, record + 4, sum);  // the correction, which is 0
   for (int64_t at = 0; at < padded; at += kFactorColumns) {
     for (int p = 0; p < P; ++p) {
-      const QuadLine minimum = LoadQuads(w + p * 64);
-      for (int m = 0; m < M; ++m) {
-        sum[m][p] = DotPairs(sum[m][p], minimum, x[m] + padded + at / kSubGroup * 2);
-      }
+      AddPairProducts(LoadQuads(w + p * 64), p, x, padded + at / kSubGroup * 2, sum);
     }
     w += stride;
     for (int i = 0; i < kFactorColumns; i += 8, w += 2 * stride, ahead += a.ahead_stride) {
-      AddStep<false, false>(w, x, at + i, ahead, sum);
-      QuadLine line[P];
-      for (int p = 0; p < P; ++p) line[p] = LoadQuads(w + stride + p * 64);
-      AddQuads(line, x, at + i + 4, sum);
+      __builtin_prefetch(ahead, 0, 2);
+      AddEight([&](int p) { return LoadQuads(w + p * 64); },
+               [&](int p) { return LoadQuads(w + stride + p * 64); }, x, at + i, sum);
     }
   }
   w += first * 32 - first * 64;
@@ -341,7 +355,7 @@ void TileWidened(const QuantTileArgs& a, int first) {
       float of_row;
       __builtin_memcpy(&of_row, x[m] + record, 4);
       Store(a.out + (first + p) * kPanel + m * kBlock,
-            Fma(ToFloat(sum[m][p]), Mul(scale, Broadcast(of_row)), Zero()));
+            Fma(ToFloat(SumOf(sum, m, p)), Mul(scale, Broadcast(of_row)), Zero()));
     }
   }
 }
@@ -439,130 +453,6 @@ void LinearQuantized(const QuantTileArgs& a) {
     case Quantization::kInt4K:
       if (a.widened) return QuantBlock<Quantization::kInt4K, TileSource::kWidened>(a);
       return QuantBlockOf<Quantization::kInt4K>(a);
-  }
-}
-
-// What the values of a group are multiplied with to become integers, and the scale of its record.
-struct InputScale {
-  bool finite;
-  float inverse;
-  float scale;
-};
-
-// `check` has the sum of 0 * value in its lanes: NaN if a value is not finite.
-inline InputScale ScaleOf(Vec largest, Vec check) {
-  const float most = MaxOfLanes(largest);
-  const bool finite = SumOfLanes(check) == 0.0f;
-  // If all values are tiny, 127 / most could overflow; all integers are then 0.
-  return {finite, !finite || most < 1e-35f ? 0.0f : 127.0f / most,
-          finite ? most * (1.0f / 127.0f) : __builtin_nanf("")};
-}
-
-inline IntVec RoundInput(Vec value, const InputScale& scale) {
-  return scale.finite ? ToInt(Mul(value, Broadcast(scale.inverse))) : BroadcastInt(0);
-}
-
-// Stores the end of a record, after its values.
-inline void StoreScale(const InputScale& scale, IntVec sum, int zero, char* end) {
-  const int32_t correction = -zero * SumInt(sum);
-  __builtin_memcpy(end, &scale.scale, 4);
-  __builtin_memcpy(end + 4, &correction, 4);
-}
-
-// Rounds one group of 16 * kVecs values to int8 and writes its record.
-template <int kVecs>
-inline void QuantizeGroup(const Vec (&value)[kVecs], int zero, char* record) {
-  Vec largest = Zero();
-  Vec check = Zero();
-  for (int v = 0; v < kVecs; ++v) {
-    largest = Max(Abs(value[v]), largest);
-    check = Fma(value[v], Zero(), check);
-  }
-  const InputScale scale = ScaleOf(largest, check);
-  IntVec sum = BroadcastInt(0);
-  for (int v = 0; v < kVecs; ++v) {
-    const IntVec q = RoundInput(value[v], scale);
-    StoreBytes(reinterpret_cast<int8_t*>(record) + v * 16, q);
-    sum = AddInt(sum, q);
-  }
-  StoreScale(scale, sum, zero, record + kVecs * 16);
-}
-
-// Reads an input row in vectors of 16 values, with zeros after the row's end.
-class InputRow {
- public:
-  explicit InputRow(const QuantizeRowArgs& a) : x_(a.x), bf16_(a.bf16), n_(a.n) {}
-
-  Vec At(int64_t i) const {
-    const Bf16* bf16 = static_cast<const Bf16*>(x_);
-    const float* f32 = static_cast<const float*>(x_);
-    if (i + 16 <= n_) return bf16_ ? LoadBf16(bf16 + i) : Load(f32 + i);
-    float rest[16] = {};
-    for (int64_t j = i; j < n_; ++j) rest[j - i] = bf16_ ? F32FromBf16(bf16[j]) : f32[j];
-    return Load(rest);
-  }
-
- private:
-  const void* x_;
-  bool bf16_;
-  int64_t n_;
-};
-
-template <int kVecs>
-void QuantizeGroups(const QuantizeRowArgs& a) {
-  constexpr int kGroup = kVecs * 16;
-  const InputRow row(a);
-  char* record = a.records;
-  for (int64_t begin = 0; begin < a.n; begin += kGroup, record += kGroup + 8) {
-    Vec value[kVecs];
-    for (int v = 0; v < kVecs; ++v) value[v] = row.At(begin + v * 16);
-    QuantizeGroup(value, QuantZero(a.quantization), record);
-  }
-}
-
-// Rounds groups that do not fit in registers: reads the row twice.
-void QuantizeWholeRow(const QuantizeRowArgs& a) {
-  const InputRow row(a);
-  char* record = a.records;
-  for (int64_t begin = 0; begin < a.n; begin += kWholeRow) {
-    const int64_t left = a.n - begin;
-    const int64_t columns = QuantRecordColumns(a.quantization, left);
-    Vec largest = Zero();
-    Vec check = Zero();
-    for (int64_t i = 0; i < columns; i += 16) {
-      const Vec value = row.At(begin + i);
-      largest = Max(Abs(value), largest);
-      check = Fma(value, Zero(), check);
-    }
-    const InputScale scale = ScaleOf(largest, check);
-    const bool sub_groups = HasSubGroups(a.quantization);
-    IntVec sum = BroadcastInt(0);
-    char* sums = record + columns;
-    for (int64_t i = 0; i < columns; i += kSubGroup) {
-      const IntVec low = RoundInput(row.At(begin + i), scale);
-      const IntVec high = RoundInput(row.At(begin + i + 16), scale);
-      StoreBytes(reinterpret_cast<int8_t*>(record) + i, low);
-      StoreBytes(reinterpret_cast<int8_t*>(record) + i + 16, high);
-      const IntVec both = AddInt(low, high);
-      sum = AddInt(sum, both);
-      if (!sub_groups) continue;
-      const auto negative = static_cast<int16_t>(-SumInt(both));
-      __builtin_memcpy(sums, &negative, 2);
-      sums += 2;
-    }
-    StoreScale(scale, sum, QuantZero(a.quantization), sums);
-    record = sums + 8;
-  }
-}
-
-void QuantizeInputRow(const QuantizeRowArgs& a) {
-  switch (QuantGroup(a.quantization)) {
-    case 32:
-      return QuantizeGroups<2>(a);
-    case 64:
-      return QuantizeGroups<4>(a);
-    default:
-      return QuantizeWholeRow(a);
   }
 }
 

@@ -182,3 +182,7 @@ inline uint64_t ReadStream(const char* data, int64_t bytes) {
 }
 
 }  // namespace moeserve::cpu::MOESERVE_ISA
+
+#if MOESERVE_BF16_DOT
+#include "kernels/cpu/isa/simd/avx512_pairs.h"
+#endif

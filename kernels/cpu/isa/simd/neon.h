@@ -1,6 +1,7 @@
 // A vector of 16 float lanes in four NEON registers. Only the isa_neon*.cc files include this file.
 // MOESERVE_NEON_DOT: 0: no instruction adds products of bytes; 1: one adds products of signed bytes
-// (FEAT_DotProd); 2: one adds products of unsigned and signed bytes, too (FEAT_I8MM).
+// (FEAT_DotProd); 2: one adds products of unsigned and signed bytes, and one multiplies matrices of
+// them (FEAT_I8MM). MOESERVE_BF16_DOT: the same for bf16 (FEAT_BF16).
 #pragma once
 
 #include <arm_neon.h>
@@ -67,6 +68,7 @@ inline Vec AddExponent(const Vec& v, const Vec& integer) {
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(v.q[i]), n));
   });
 }
+#if !MOESERVE_BF16_DOT
 inline uint16x4_t RoundToBf16(float32x4_t v) {
   const uint32x4_t bits = vreinterpretq_u32_f32(v);
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
@@ -74,6 +76,9 @@ inline uint16x4_t RoundToBf16(float32x4_t v) {
   const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
   return vshrn_n_u32(vbslq_u32(vceqq_f32(v, v), rounded, quiet), 16);
 }
+#else
+inline uint16x4_t RoundToBf16(float32x4_t v) { return vreinterpret_u16_bf16(vcvt_bf16_f32(v)); }
+#endif
 // Rounds like Bf16FromF32().
 inline void StoreBf16(Bf16* p, const Vec& v) {
   for (int i = 0; i < 4; ++i) {
@@ -233,6 +238,45 @@ inline IntVec DotQuads(IntVec sum, const QuadLine& w, const QuadInput& x) {
   for (int i = 0; i < 4; ++i) sum.q[i] = vusdotq_s32(sum.q[i], w.q[i], x.bytes);
   return sum;
 }
+
+// Sums of 16 outputs for each of two rows: q[j] has outputs 2 j and 2 j + 1, each for both rows.
+struct IntMatrix {
+  int32x4_t q[8];
+};
+inline IntMatrix BroadcastMatrix(int32_t first_row, int32_t second_row) {
+  const int32x2_t rows = vset_lane_s32(second_row, vdup_n_s32(first_row), 1);
+  IntMatrix r;
+  for (int32x4_t& q : r.q) q = vcombine_s32(rows, rows);
+  return r;
+}
+// Adds to each row what `first` and `second` have for it.
+inline void AddRows(IntMatrix& sum, const IntVec& first, const IntVec& second) {
+  for (int i = 0; i < 4; ++i) {
+    sum.q[2 * i] = vaddq_s32(sum.q[2 * i], vzip1q_s32(first.q[i], second.q[i]));
+    sum.q[2 * i + 1] = vaddq_s32(sum.q[2 * i + 1], vzip2q_s32(first.q[i], second.q[i]));
+  }
+}
+inline IntVec SumsOfRow(const IntMatrix& sum, int row) {
+  IntVec r;
+  for (int i = 0; i < 4; ++i) {
+    r.q[i] = row == 0 ? vuzp1q_s32(sum.q[2 * i], sum.q[2 * i + 1])
+                      : vuzp2q_s32(sum.q[2 * i], sum.q[2 * i + 1]);
+  }
+  return r;
+}
+// Adds the products of two lines of weights, for eight values of k, with eight signed bytes of each
+// of two rows.
+inline void AddMatrix(IntMatrix& sum, const QuadLine& low, const QuadLine& high, const char* first,
+                      const char* second) {
+  const int8x16_t rows = vcombine_s8(vld1_s8(reinterpret_cast<const int8_t*>(first)),
+                                     vld1_s8(reinterpret_cast<const int8_t*>(second)));
+  for (int i = 0; i < 4; ++i) {
+    const uint32x4_t a = vreinterpretq_u32_u8(low.q[i]);
+    const uint32x4_t b = vreinterpretq_u32_u8(high.q[i]);
+    sum.q[2 * i] = vusmmlaq_s32(sum.q[2 * i], vreinterpretq_u8_u32(vzip1q_u32(a, b)), rows);
+    sum.q[2 * i + 1] = vusmmlaq_s32(sum.q[2 * i + 1], vreinterpretq_u8_u32(vzip2q_u32(a, b)), rows);
+  }
+}
 #elif MOESERVE_NEON_DOT == 1
 // The weights are made signed by subtracting 128, and 128 times the sum of the four bytes is added.
 struct QuadInput {
@@ -286,3 +330,7 @@ inline uint64_t ReadStream(const char* data, int64_t bytes) {
 }
 
 }  // namespace moeserve::cpu::MOESERVE_ISA
+
+#if MOESERVE_BF16_DOT
+#include "kernels/cpu/isa/simd/neon_pairs.h"
+#endif
