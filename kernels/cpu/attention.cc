@@ -8,6 +8,7 @@
 // only determine which thread computes a block and when.
 
 #include <algorithm>
+#include <span>
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -20,6 +21,11 @@ constexpr int64_t kWorkPerTask =
     1 << 16;  // elementary operations; a smaller task is not worth handing to a thread
 // With fewer tiles per thread than this, each block of a tile is a task, to balance the load.
 constexpr int kTilesPerThread = 4;
+// Tasks per thread into which many tiles are divided.
+constexpr int kTasksPerThread = 16;
+// Tiles of one sequence and kv head that are computed together, block by block, so that all but the
+// first read the block's keys and values from the cache.
+constexpr int kTilesPerGroup = 8;
 
 int BlockOf(int position) { return position / kAttentionBlock; }
 
@@ -105,6 +111,8 @@ class CpuBackend::AttentionCall {
     return kAttentionScratch + 2 * PartFloats() + kMaxAttentionRows * pairs +
            LatentBytes() / int64_t{sizeof(float)};
   }
+  // Returns the number of floats that RunTiles() needs.
+  int64_t GroupFloats() const { return ScratchFloats() + kTilesPerGroup * PartFloats(); }
 
   struct Tile {
     const float* queries[kMaxAttentionRows];
@@ -231,23 +239,51 @@ class CpuBackend::AttentionCall {
     }
   }
 
-  void RunTile(const AttentionTask& task, float* scratch) const {
-    const Tile tile = Gather(task);
-    float* part = scratch + kAttentionScratch;
-    float* state = part + PartFloats();
-    for (int block = BlockBegin(task); block < BlockEnd(task); ++block) {
-      if (BlockOf(tile.begin[tile.count - 1]) == block && tile.end[0] > block * kAttentionBlock &&
-          BlockOf(tile.begin[0]) == block) {
-        RunBlock(tile, block, scratch, state);  // it is the first block of every row
-        continue;
+  // Computes consecutive tiles. `scratch` are GroupFloats() floats.
+  void RunTiles(std::span<const AttentionTask> tasks, float* scratch) const {
+    while (!tasks.empty()) {
+      const AttentionTask& first = tasks.front();
+      size_t count = 1;
+      while (count < std::min<size_t>(tasks.size(), kTilesPerGroup) &&
+             tasks[count].first_row == first.first_row && tasks[count].kv_head == first.kv_head) {
+        ++count;
       }
-      RunBlock(tile, block, scratch, part);
-      Join(tile, block, part, state);
+      RunGroup(tasks.first(count), scratch);
+      tasks = tasks.subspan(count);
     }
-    WriteOutput(tile, state);
   }
 
  private:
+  // Computes tiles of one sequence and kv head.
+  void RunGroup(std::span<const AttentionTask> tasks, float* scratch) const {
+    Tile tiles[kTilesPerGroup];
+    float* const states = scratch + ScratchFloats();
+    const auto count = static_cast<int>(tasks.size());
+    int begin = BlockBegin(tasks[0]), end = BlockEnd(tasks[0]);
+    for (int i = 0; i < count; ++i) {
+      tiles[i] = Gather(tasks[i]);
+      begin = std::min(begin, BlockBegin(tasks[i]));
+      end = std::max(end, BlockEnd(tasks[i]));
+    }
+    for (int block = begin; block < end; ++block) {
+      for (int i = 0; i < count; ++i) {
+        if (block < BlockBegin(tasks[i]) || block >= BlockEnd(tasks[i])) continue;
+        RunAndJoin(tiles[i], block, scratch, states + i * PartFloats());
+      }
+    }
+    for (int i = 0; i < count; ++i) WriteOutput(tiles[i], states + i * PartFloats());
+  }
+
+  void RunAndJoin(const Tile& tile, int block, float* scratch, float* state) const {
+    if (BlockOf(tile.begin[tile.count - 1]) == block && tile.end[0] > block * kAttentionBlock &&
+        BlockOf(tile.begin[0]) == block) {
+      return RunBlock(tile, block, scratch, state);  // it is the first block of every row
+    }
+    float* const part = scratch + kAttentionScratch;
+    RunBlock(tile, block, scratch, part);
+    Join(tile, block, part, state);
+  }
+
   // Returns whether row i belongs to the same sequence as row i - 1, at the same or a later
   // position.
   bool Follows(int i) const {
@@ -291,28 +327,29 @@ void CpuBackend::Attention(const AttentionArgs& args) {
   for (const AttentionTask& t : attention_tiles_) work += call.Work(t);
   const auto scratch = static_cast<size_t>(call.ScratchFloats());
   const int threads = pool_.threads();
+  const auto group_floats = static_cast<size_t>(call.GroupFloats());
   if (threads == 1 || work < kWorkPerTask) {
-    for (const AttentionTask& t : attention_tiles_) call.RunTile(t, scratch_[0].Floats(scratch));
-    return;
+    return call.RunTiles(attention_tiles_, scratch_[0].Floats(group_floats));
   }
   if (tiles >= int64_t{kTilesPerThread} * threads) {
-    // Consecutive small tiles form one task. The last task is started first, because the last tiles
-    // of a prompt see the most positions and take longest.
+    // Consecutive tiles form one task. The last task is started first, because the last tiles of a
+    // prompt see the most positions and take longest.
+    const int64_t least = std::max(kWorkPerTask, work / (int64_t{kTasksPerThread} * threads));
     std::vector<int32_t>& ends = attention_task_ends_;
     ends.clear();
     int64_t sum = 0;
     for (int32_t i = 0; i < tiles; ++i) {
       sum += call.Work(attention_tiles_[i]);
-      if (sum < kWorkPerTask && i + 1 < tiles) continue;
+      if (sum < least && i + 1 < tiles) continue;
       ends.push_back(i + 1);
       sum = 0;
     }
     const auto tasks = static_cast<int64_t>(ends.size());
     pool_.Run(tasks, [&](int64_t n, int worker) {
       const int64_t task = tasks - 1 - n;
-      for (int32_t i = task == 0 ? 0 : ends[task - 1]; i < ends[task]; ++i) {
-        call.RunTile(attention_tiles_[i], scratch_[worker].Floats(scratch));
-      }
+      const int32_t begin = task == 0 ? 0 : ends[task - 1];
+      call.RunTiles(std::span(attention_tiles_).subspan(begin, ends[task] - begin),
+                    scratch_[worker].Floats(group_floats));
     });
     return;
   }

@@ -163,7 +163,9 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
 
   // Tiles of about equal size are faster than full tiles followed by a small one.
   const int rows = task.row_end - task.row_begin;
-  const int tiles = (rows + table_->row_tile - 1) / table_->row_tile;
+  const int most =
+      bank.shape().quantization == Quantization::kNone ? table_->row_tile : table_->quant_row_tile;
+  const int tiles = (rows + most - 1) / most;
   const int64_t steps = bank.steps(m);
 
   LinearTile tile;

@@ -9,6 +9,9 @@
 #include <limits>
 #include <numeric>
 
+#include "kernels/base/exp.h"
+#include "kernels/cpu/isa/isa.h"
+#include "kernels/cpu/isa/kernel_table.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/backends.h"
 #include "tests/support/compare.h"
@@ -447,6 +450,66 @@ INSTANTIATE_TEST_SUITE_P(Backends, AttentionTileTest, ::testing::ValuesIn(CpuBac
 
 // Heads at the limits of what the int8 cache's scale can represent: zeros, tiny numbers and the
 // largest ones.
+// The value of position p is 1 in column p alone, so the sums are the weights of the positions.
+TEST(AttentionKernel, WeightsHaveTheBitsOfContractExp) {
+  constexpr int kPositions = cpu::kAttentionBlock;
+  constexpr float kSmallest = -0x1.5d589ep+6f;  // below, ContractExp() is 0
+  std::vector<float> scores = {0.0f,
+                               -0.0f,
+                               kSmallest,
+                               std::nextafter(kSmallest, 0.0f),
+                               std::nextafter(kSmallest, -1e9f),
+                               -1e-40f,
+                               -1e30f,
+                               -std::numeric_limits<float>::infinity(),
+                               std::numeric_limits<float>::lowest()};
+  while (scores.size() < kPositions) {
+    const auto i = static_cast<float>(scores.size());
+    scores.push_back(i < 100 ? -0.01f * i : -89.0f * (i - 100) / (kPositions - 100));
+  }
+  std::vector<float> values(int64_t{kPositions} * kPositions, 0.0f);
+  for (int p = 0; p < kPositions; ++p) values[int64_t{p} * kPositions + p] = 1.0f;
+  std::vector<int32_t> blocks(kPositions / kKvBlockTokens);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  for (const cpu::KernelTable* table : cpu::SupportedTables()) {
+    SCOPED_TRACE(table->name);
+    const float one = 1.0f;
+    const float* const query = &one;
+    const int32_t begin = 0, end = kPositions;
+    float largest = 0.0f, total = 0.0f;
+    std::vector<float> scratch(cpu::kAttentionScratch);
+    std::vector<float> sums(cpu::kMaxAttentionRows * kPositions);
+    table->attention_tile({.rows = 1,
+                           .queries = &query,
+                           .begin = &begin,
+                           .end = &end,
+                           .type = KvCacheType::kF32,
+                           .keys = reinterpret_cast<const char*>(scores.data()),
+                           .values = reinterpret_cast<const char*>(values.data()),
+                           .latent_values = nullptr,
+                           .block_table = blocks.data(),
+                           .key_block_bytes = kKvBlockTokens * sizeof(float),
+                           .value_block_bytes = kKvBlockTokens * kPositions * sizeof(float),
+                           .head_dim = 1,
+                           .value_dim = kPositions,
+                           .padded_dim = kPositions,
+                           .block = 0,
+                           .scale = 1.0f,
+                           .soft_cap = 0.0f,
+                           .bias = nullptr,
+                           .bias_distances = 0,
+                           .scratch = scratch.data(),
+                           .rounded_queries = nullptr,
+                           .largest = &largest,
+                           .total = &total,
+                           .sums = sums.data()});
+    EXPECT_EQ(largest, 0.0f);
+    for (int p = 0; p < kPositions; ++p) {
+      EXPECT_EQ(BitsFromF32(sums[p]), BitsFromF32(ContractExp(scores[p]))) << scores[p];
+    }
+  }
+}
+
 TEST(KvCacheTypeTest, BytesOfExtremeHeads) {
   const Shape shape{1, 1, 16, HeadOrder::kInterleave, 0, KvCacheType::kInt8};
   for (const float largest : {0.0f, 1e-42f, 1e-30f, 1.0f, 3e38f}) {

@@ -258,10 +258,16 @@ inline void ScoreBlocks(const AttentionTileArgs& a, const Query* queries, int bl
   }
 }
 
+// Returns how many accumulators each of `rows` rows has in a tile.
+constexpr int AccumulatorsPerRow(int rows, int most) {
+  const int fit = kAttentionAccumulators / rows;
+  return fit < 1 ? 1 : fit < most ? fit : most;
+}
+
 template <KvCacheType kType, int R, typename Query>
 void ScoreRows(const AttentionTileArgs& a, const Query* queries, int begin, int end,
                float* scores) {
-  constexpr int kBlocks = kAttentionAccumulators / R < 4 ? kAttentionAccumulators / R : 4;
+  constexpr int kBlocks = AccumulatorsPerRow(R, 4);
   int block = begin;
   for (; block + kBlocks <= end; block += kBlocks) {
     ScoreBlocks<kType, R, kBlocks>(a, queries, block, scores + (block - begin) * 16);
@@ -286,7 +292,7 @@ inline void SumColumns(const AttentionTileArgs& a, const float* weights, int fir
 template <KvCacheType kType, int R>
 void SumRows(const AttentionTileArgs& a, const float* weights, int first_position, int begin,
              int end, float* sums) {
-  constexpr int kVecs = kAttentionAccumulators / R < 8 ? kAttentionAccumulators / R : 8;
+  constexpr int kVecs = AccumulatorsPerRow(R, 8);
   if (begin >= end) return;
   int column = 0;
   for (; column + kVecs * 16 <= a.padded_dim; column += kVecs * 16) {
@@ -330,6 +336,26 @@ inline void AddBiases(const float* bias, int distances, int last, int begin, int
   for (int p = far_end; p < end; ++p) lanes[p - begin] += bias[last - p];
 }
 
+// Returns ContractExp(x) with the same bits, for x of at most 0, or NaN. There is no overflow, and
+// 2^n is at least the smallest normal number, so this needs half of the operations.
+inline Vec ExpOfNegative(Vec x) {
+  const Vec round = Broadcast(0x1.8p+23f);
+  const Vec shifted = ContractFma(x, Broadcast(0x1.715476p+0f), round);
+  const Vec minus_n = Sub(round, shifted);
+  Vec r = ContractFma(minus_n, Broadcast(0x1.62e400p-1f), x);
+  r = ContractFma(minus_n, Broadcast(0x1.7f7d1cp-20f), r);
+  Vec p = Broadcast(0x1.a01a02p-13f);
+  p = ContractFma(p, r, Broadcast(0x1.6c16c2p-10f));
+  p = ContractFma(p, r, Broadcast(0x1.111112p-7f));
+  p = ContractFma(p, r, Broadcast(0x1.555556p-5f));
+  p = ContractFma(p, r, Broadcast(0x1.555556p-3f));
+  p = ContractFma(p, r, Broadcast(0.5f));
+  p = ContractFma(p, r, Broadcast(1.0f));
+  p = ContractFma(p, r, Broadcast(1.0f));
+  const Vec y = Mul(p, AddExponent(Broadcast(1.0f), shifted));
+  return ZeroWhereLess(y, x, Broadcast(-0x1.5d589ep+6f));  // ln 2^-126
+}
+
 // Replaces the scores of positions [begin, end) by weights e^(score - largest score), and returns
 // the largest score and the sum of the weights. The score of position p is at lanes[p -
 // first_position]. The function processes whole vectors; lanes of positions outside of [begin, end)
@@ -343,18 +369,19 @@ inline void Exponentials(int begin, int end, int first_position, float* lanes, f
   for (int i = from; i < skip; ++i) lanes[i] = -__builtin_inff();
   for (int i = visible; i < to; ++i) lanes[i] = -__builtin_inff();
   float lane[16];
-  for (int l = 0; l < 16; ++l) lane[l] = -__builtin_inff();
-  for (int i = from; i < to; i += 16) {
-    for (int l = 0; l < 16; ++l) lane[l] = Larger(lanes[i + l], lane[l]);
-  }
+  Vec most = Broadcast(-__builtin_inff());
+  for (int i = from; i < to; i += 16) most = Max(Load(lanes + i), most);
+  Store(lane, most);
   const float maximum = LargestLane(lane);
-  float total[16] = {};
+  Vec total = Zero();
   for (int i = from; i < to; i += 16) {
-    for (int l = 0; l < 16; ++l) lanes[i + l] = ContractExp(lanes[i + l] - maximum);
-    for (int l = 0; l < 16; ++l) total[l] += lanes[i + l];
+    const Vec weight = ExpOfNegative(Sub(Load(lanes + i), Broadcast(maximum)));
+    Store(lanes + i, weight);
+    total = Add(total, weight);
   }
+  Store(lane, total);
   *largest = maximum;
-  *sum = LaneTotal(total);
+  *sum = LaneTotal(lane);
 }
 
 // Copies the values of cache blocks [first, last) from the keys, whose first elements they are, to
@@ -380,8 +407,8 @@ void CopyLatentValues(const AttentionTileArgs& a, int first, int last) {
   }
 }
 
-// Computes one tile. `R` is the number of rows rounded up to a power of two; the padding rows
-// repeat the first query and get weight 0.
+// Computes one tile. `R` is a number of rows of at least a.rows; the padding rows repeat the first
+// query and get weight 0.
 template <KvCacheType kType, int R>
 void AttentionTileOf(const AttentionTileArgs& a) {
   const int block_begin = a.block * kAttentionBlock;
@@ -454,8 +481,8 @@ template <KvCacheType kType>
 void AttentionTileOfType(const AttentionTileArgs& a) {
   if (a.rows == 1) return AttentionTileOf<kType, 1>(a);
   if (a.rows == 2) return AttentionTileOf<kType, 2>(a);
-  if constexpr (kAttentionRows == 8) {
-    if (a.rows > 4) return AttentionTileOf<kType, 8>(a);
+  if constexpr (kAttentionRows > 4) {
+    if (a.rows > 4) return AttentionTileOf<kType, kAttentionRows>(a);
   }
   return AttentionTileOf<kType, 4>(a);
 }

@@ -104,7 +104,7 @@ struct QuantTileArgs {
   const char* weights;  // the block of weights
   Quantization quantization;
   int panels;  // panels in the block, 1..4
-  int rows;    // 1..row_tile
+  int rows;    // 1..quant_row_tile
   int64_t k;
   const char* const* x;  // [rows] QuantizeRowArgs::records of each row
   // If not null, one line at `ahead` is prefetched in each step, and `ahead` advances by
@@ -242,6 +242,7 @@ struct KernelTable {
   const char* name;
   bool bf16_dot;  // linear_bf16 reads bf16 rows; if false, the caller widens rows to f32
   int row_tile;
+  int quant_row_tile;  // of linear_quantized
   int attention_rows;  // maximum number of query rows that share loads, up to kMaxAttentionRows
 
   void (*linear_f32)(const LinearTileArgs&);

@@ -36,18 +36,31 @@ inline void LoadPointers(const Pointer* rows, const T* (&x)[M]) {
   }
 }
 
-template <int M, int P>
-inline void StoreTile(Vec (&acc)[M][P], float* out) {
-  for (int m = 0; m < M; ++m) {
-    for (int p = 0; p < P; ++p) Store(out + m * kBlock + p * kPanel, acc[m][p]);
+template <int kValue>
+struct Index {
+  constexpr operator int() const { return kValue; }
+};
+// Calls f(Index<0>()), ..., f(Index<N - 1>()). The compiler keeps an array in registers for sure only
+// if every index is a constant from the start; with loops, it stored the sums of AVX2's large tiles
+// in every step.
+template <int N, typename F>
+[[gnu::always_inline]] inline void Unrolled(const F& f) {
+  if constexpr (N > 0) {
+    Unrolled<N - 1>(f);
+    f(Index<N - 1>());
   }
 }
 
 template <int M, int P>
+inline void StoreTile(Vec (&acc)[M][P], float* out) {
+  Unrolled<M>([&](auto m) {
+    Unrolled<P>([&](auto p) { Store(out + m * kBlock + p * kPanel, acc[m][p]); });
+  });
+}
+
+template <int M, int P>
 inline void ClearTile(Vec (&acc)[M][P]) {
-  for (int m = 0; m < M; ++m) {
-    for (int p = 0; p < P; ++p) acc[m][p] = Zero();
-  }
+  Unrolled<M>([&](auto m) { Unrolled<P>([&](auto p) { acc[m][p] = Zero(); }); });
 }
 
 // Computes a tile with f32 weights. `step` is the distance in bytes from a line of a panel to the
@@ -61,10 +74,10 @@ void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, Ah
   ClearTile(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
     ahead.Fetch<P>(w, 64);
-    for (int p = 0; p < P; ++p) {
+    Unrolled<P>([&](auto p) {
       const Vec weight = Load(reinterpret_cast<const float*>(w + p * 64));
-      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]);
-    }
+      Unrolled<M>([&](auto m) { acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]); });
+    });
   }
   StoreTile(acc, out);
 }
@@ -78,10 +91,10 @@ void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, Ah
   ClearTile(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
     ahead.Fetch<P>(w, 32);
-    for (int p = 0; p < P; ++p) {
+    Unrolled<P>([&](auto p) {
       const Vec weight = LoadF16(w + p * 32);
-      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]);
-    }
+      Unrolled<M>([&](auto m) { acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]); });
+    });
   }
   StoreTile(acc, out);
 }
@@ -96,19 +109,19 @@ void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, A
   int64_t i = 0;
   for (; i + 2 <= k; i += 2, w += step) {
     ahead.Fetch<P>(w, 64);
-    for (int p = 0; p < P; ++p) {
+    Unrolled<P>([&](auto p) {
       const PairLine line = LoadPairs(w + p * 64);
       const Vec even = line.Even();
-      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), even, acc[m][p]);
+      Unrolled<M>([&](auto m) { acc[m][p] = Fma(Broadcast(x[m][i]), even, acc[m][p]); });
       const Vec odd = line.Odd();
-      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i + 1]), odd, acc[m][p]);
-    }
+      Unrolled<M>([&](auto m) { acc[m][p] = Fma(Broadcast(x[m][i + 1]), odd, acc[m][p]); });
+    });
   }
   if (i < k) {
-    for (int p = 0; p < P; ++p) {
+    Unrolled<P>([&](auto p) {
       const Vec even = LoadPairs(w + p * 64).Even();
-      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), even, acc[m][p]);
-    }
+      Unrolled<M>([&](auto m) { acc[m][p] = Fma(Broadcast(x[m][i]), even, acc[m][p]); });
+    });
   }
   StoreTile(acc, out);
 }
@@ -196,7 +209,7 @@ void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows
 using TileFunction = void (*)(const char*, int64_t, int64_t, const void* const*, Ahead, float*);
 
 // Covers the panels of a block with tiles of at most kPanelTile panels.
-inline void RunBlock(const TileFunction (&grid)[kRowTile][kPanelTile], int line_bytes,
+inline void RunBlock(const TileFunction (&grid)[kMaxRowTile][kPanelTile], int line_bytes,
                      const LinearTileArgs& a) {
   const int64_t step = static_cast<int64_t>(a.panels) * line_bytes;
   for (int p = 0; p < a.panels; p += kPanelTile) {
@@ -206,29 +219,25 @@ inline void RunBlock(const TileFunction (&grid)[kRowTile][kPanelTile], int line_
   }
 }
 
+// Rows beyond kRowTile repeat the last function, so that no others are compiled.
 #define MOESERVE_TILE_ROW(fn, m) \
-  { MOESERVE_TILE_PANELS(fn, m) }
+  { MOESERVE_TILE_PANELS(fn, (m < kRowTile ? m : kRowTile)) }
 #if MOESERVE_PANEL_TILE == 4
 #define MOESERVE_TILE_PANELS(fn, m) &fn<m, 1>, &fn<m, 2>, &fn<m, 3>, &fn<m, 4>
+#else
+#define MOESERVE_TILE_PANELS(fn, m) &fn<m, 1>
+#endif
 #define MOESERVE_TILE_GRID(fn)                                                       \
   {                                                                                  \
     MOESERVE_TILE_ROW(fn, 1), MOESERVE_TILE_ROW(fn, 2), MOESERVE_TILE_ROW(fn, 3),    \
         MOESERVE_TILE_ROW(fn, 4), MOESERVE_TILE_ROW(fn, 5), MOESERVE_TILE_ROW(fn, 6) \
   }
-#else
-#define MOESERVE_TILE_PANELS(fn, m) &fn<m, 1>
-#define MOESERVE_TILE_GRID(fn)                                                    \
-  {                                                                               \
-    MOESERVE_TILE_ROW(fn, 1), MOESERVE_TILE_ROW(fn, 2), MOESERVE_TILE_ROW(fn, 3), \
-        MOESERVE_TILE_ROW(fn, 4)                                                  \
-  }
-#endif
 
-constexpr TileFunction kGridF32[kRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileF32);
-constexpr TileFunction kGridF16[kRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileF16);
-constexpr TileFunction kGridBf16[kRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileBf16);
+constexpr TileFunction kGridF32[kMaxRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileF32);
+constexpr TileFunction kGridF16[kMaxRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileF16);
+constexpr TileFunction kGridBf16[kMaxRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileBf16);
 #if MOESERVE_BF16_DOT
-constexpr TileFunction kGridBf16Dot[kRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileBf16Dot);
+constexpr TileFunction kGridBf16Dot[kMaxRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileBf16Dot);
 #endif
 
 void LinearF32(const LinearTileArgs& a) {

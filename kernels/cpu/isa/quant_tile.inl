@@ -421,7 +421,7 @@ void QuantBlock(const QuantTileArgs& a) {
     case 4:
       return QuantRows<kType, kSource, 4>(a);
     default:
-      if constexpr (kRowTile >= 6) {
+      if constexpr (kQuantRowTile >= 6) {
         if (a.rows == 5) {
           QuantRows<kType, kSource, 5>(a);
         } else {

@@ -8,9 +8,10 @@ namespace moeserve::cpu::MOESERVE_ISA {
 struct Vec {
   __m256 lo, hi;
 };
-inline constexpr int kRowTile = 4;
+inline constexpr int kRowTile = 6;
+inline constexpr int kQuantRowTile = 4;
 inline constexpr int kPanelTile = 1;
-inline constexpr int kAttentionRows = 4;
+inline constexpr int kAttentionRows = 6;
 inline constexpr int kAttentionAccumulators = 4;
 
 inline Vec Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -36,6 +37,11 @@ inline Vec Min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(
 inline Vec Add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline Vec Sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 inline Vec Div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+// Returns v, with 0 in the lanes in which a < b.
+inline Vec ZeroWhereLess(Vec v, Vec a, Vec b) {
+  return {_mm256_andnot_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), v.lo),
+          _mm256_andnot_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ), v.hi)};
+}
 inline __m256 AddExponent(__m256 v, __m256 integer) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v),
                                               _mm256_slli_epi32(_mm256_castps_si256(integer), 23)));
@@ -86,17 +92,25 @@ inline Vec LoadInt8(const void* p) {
   const __m128i v = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return {WidenInt8(v), WidenInt8(_mm_srli_si128(v, 8))};
 }
-struct PairLine {
-  __m256i lo, hi;
+class PairLine {
+ public:
+  PairLine(__m256i low, __m256i high) : lo(low), hi(high) {}
   Vec Even() const {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
   }
-  Vec Odd() const {
-    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-    return {_mm256_castsi256_ps(_mm256_and_si256(lo, mask)),
-            _mm256_castsi256_ps(_mm256_and_si256(hi, mask))};
+  Vec Odd() const { return {HighHalf(lo), HighHalf(hi)}; }
+
+ private:
+  // The mask stays in memory, because tiles of 6 rows need all registers.
+  static __m256 HighHalf(__m256i v) {
+    alignas(32) static constexpr uint32_t kMask[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                                      0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                                      0xffff0000u, 0xffff0000u};
+    asm("vpand %1, %0, %0" : "+x"(v) : "m"(*reinterpret_cast<const __m256i*>(kMask)));
+    return _mm256_castsi256_ps(v);
   }
+  __m256i lo, hi;
 };
 inline PairLine LoadPairs(const void* p) {
   const __m256i* q = static_cast<const __m256i*>(p);

@@ -8,6 +8,7 @@ namespace moeserve::cpu::MOESERVE_ISA {
 
 using Vec = __m512;
 inline constexpr int kRowTile = 6;
+inline constexpr int kQuantRowTile = 6;
 inline constexpr int kPanelTile = 4;  // number of panels of a block that one tile covers
 inline constexpr int kAttentionRows = 8;
 inline constexpr int kAttentionAccumulators = 16;
@@ -27,6 +28,10 @@ inline Vec Min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 inline Vec Sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 inline Vec Div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+// Returns v, with 0 in the lanes in which a < b.
+inline Vec ZeroWhereLess(Vec v, Vec a, Vec b) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), v);
+}
 // Returns v * 2^n, where n is the integer in the lowest bits of `integer`.
 inline Vec AddExponent(Vec v, Vec integer) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v),

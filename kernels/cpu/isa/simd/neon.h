@@ -12,6 +12,7 @@ struct Vec {
   float32x4_t q[4];
 };
 inline constexpr int kRowTile = 4;
+inline constexpr int kQuantRowTile = 4;
 inline constexpr int kPanelTile = 1;
 inline constexpr int kAttentionRows = 4;
 inline constexpr int kAttentionAccumulators = 4;
@@ -60,6 +61,13 @@ inline Vec Sub(const Vec& a, const Vec& b) {
 }
 inline Vec Div(const Vec& a, const Vec& b) {
   return Each([&](int i) { return vdivq_f32(a.q[i], b.q[i]); });
+}
+// Returns v, with 0 in the lanes in which a < b.
+inline Vec ZeroWhereLess(const Vec& v, const Vec& a, const Vec& b) {
+  return Each([&](int i) {
+    return vreinterpretq_f32_u32(
+        vbicq_u32(vreinterpretq_u32_f32(v.q[i]), vcltq_f32(a.q[i], b.q[i])));
+  });
 }
 // Returns v * 2^n, where n is the integer in the lowest bits of `integer`.
 inline Vec AddExponent(const Vec& v, const Vec& integer) {

@@ -7,6 +7,7 @@ struct Vec {
   float lane[16];
 };
 inline constexpr int kRowTile = 4;
+inline constexpr int kQuantRowTile = 4;
 inline constexpr int kPanelTile = 1;
 inline constexpr int kAttentionRows = 4;
 inline constexpr int kAttentionAccumulators = 4;
@@ -67,6 +68,11 @@ inline Vec Sub(Vec a, Vec b) {
 inline Vec Div(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] /= b.lane[i];
   return a;
+}
+// Returns v, with 0 in the lanes in which a < b.
+inline Vec ZeroWhereLess(Vec v, Vec a, Vec b) {
+  for (int i = 0; i < 16; ++i) v.lane[i] = a.lane[i] < b.lane[i] ? 0.0f : v.lane[i];
+  return v;
 }
 // Returns v * 2^n, where n is the integer in the lowest bits of `integer`.
 inline Vec AddExponent(Vec v, Vec integer) {
