@@ -108,7 +108,7 @@ class Cases {
     // still hold them.
     result.bytes_per_step = static_cast<double>(steps * FixedStored() + Stored(work.parameters()));
     result.operations_per_step =
-        Operations(model_.spec(), work, tokens, 0.5 * static_cast<double>(tokens + 1));
+        Operations(model_.spec(), work, tokens, {.first = 1, .last = tokens});
     result.distinct_experts = DistinctExperts(work, steps);
     return result;
   }
@@ -120,16 +120,17 @@ class Cases {
     result.name = "decode " + std::to_string(batch);
     RoutedWork work(spec);
     Decode(batch, &work);
-    const double visible = settings_.context + 0.5 * static_cast<double>(steps + 1);
+    const VisiblePositions visible{settings_.context + 1, settings_.context + steps};
     result.decode = true;
     result.tokens_per_step = batch;
-    result.bytes_per_step =
-        static_cast<double>(FixedStored()) +
-        static_cast<double>(Stored(work.parameters())) / settings_.tokens +
-        visible * batch * static_cast<double>(CacheBytesPerToken(spec, cache_.type()));
-    result.operations_per_step =
-        Operations(spec, work, steps * batch, visible) / static_cast<double>(steps) +
-        2.0 * batch * static_cast<double>(HeadProducts(spec));
+    result.bytes_per_step = static_cast<double>(FixedStored()) +
+                            static_cast<double>(Stored(work.parameters())) / settings_.tokens +
+                            batch * CacheBytesRead(spec, cache_.type(), visible);
+    const StepOperations all = Operations(spec, work, steps * batch, visible);
+    const auto count = static_cast<double>(steps);
+    result.operations_per_step = {
+        .matrices = all.matrices / count + 2.0 * batch * static_cast<double>(HeadProducts(spec)),
+        .attention = all.attention / count};
     result.distinct_experts = DistinctExperts(work, steps);
     return result;
   }
@@ -192,6 +193,10 @@ double MachineRates::PeakFor(const ModelOptions& types) const {
   return types.compute == DType::kBF16 && bf16 > 0 ? bf16 : f32;
 }
 
+double MachineRates::AttentionPeak(KvCacheType cache) const {
+  return cache == KvCacheType::kBF16 && bf16 > 0 ? bf16 : f32;
+}
+
 double CaseResult::Median() const {
   std::vector<double> sorted = rounds;
   std::sort(sorted.begin(), sorted.end());
@@ -202,12 +207,19 @@ double CaseResult::Median() const {
 double CaseResult::Min() const { return *std::min_element(rounds.begin(), rounds.end()); }
 double CaseResult::Max() const { return *std::max_element(rounds.begin(), rounds.end()); }
 
-double CaseResult::Bound(const MachineRates& rates, const ModelOptions& types) const {
+double CaseResult::Bound(const MachineRates& rates, const ModelOptions& types,
+                         KvCacheType cache) const {
   const double peak = rates.PeakFor(types);
   if (!decode && peak <= 0) return 0.0;
   double seconds = 0.0;
   if (rates.read_bandwidth > 0) seconds = bytes_per_step / rates.read_bandwidth;
-  if (peak > 0) seconds = std::max(seconds, operations_per_step / peak);
+  if (peak > 0) {
+    const double attention_peak = rates.AttentionPeak(cache);
+    const double arithmetic =
+        operations_per_step.matrices / peak +
+        operations_per_step.attention / (attention_peak > 0 ? attention_peak : peak);
+    seconds = std::max(seconds, arithmetic);
+  }
   return seconds > 0 ? tokens_per_step / seconds : 0.0;
 }
 

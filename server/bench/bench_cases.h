@@ -9,6 +9,8 @@
 
 #include "engine/model/model.h"
 #include "engine/schedule/block_manager.h"
+#include "kernels/kv_cache_type.h"
+#include "server/bench/bench_work.h"
 
 namespace moeserve::server {
 
@@ -35,6 +37,8 @@ struct MachineRates {
   // for quantized weights, bf16 for compute type bf16, else f32. Skips a rate of 0 except that of
   // f32.
   double PeakFor(const ModelOptions& types) const;
+  // The same for attention: bf16 for a bf16 cache, else f32.
+  double AttentionPeak(KvCacheType cache) const;
 };
 
 struct CaseResult {
@@ -43,7 +47,7 @@ struct CaseResult {
   bool decode = false;         // false for the prompt case
   double tokens_per_step = 0;  // tokens that one decode step, or the whole prompt, computes
   double bytes_per_step = 0;   // least bytes that must be read: weights, cached keys and values
-  double operations_per_step = 0;
+  StepOperations operations_per_step;
   // Mean number of distinct experts per routed block and step. Here, a prompt has one step for
   // every CaseSettings::chunk tokens.
   double distinct_experts = 0;
@@ -54,7 +58,7 @@ struct CaseResult {
   // Returns the upper bound on tokens per second that these rates set: the smaller of the bounds
   // set by memory bandwidth and by arithmetic. If the arithmetic rate is not measured, returns the
   // bandwidth bound for decoding and 0 (unknown) for prompts.
-  double Bound(const MachineRates& rates, const ModelOptions& types) const;
+  double Bound(const MachineRates& rates, const ModelOptions& types, KvCacheType cache) const;
 };
 
 // Runs all cases in rounds, so that a disturbance of the machine affects all cases alike. One more

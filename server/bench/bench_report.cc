@@ -94,7 +94,7 @@ std::string BenchTable(const BenchReport& report) {
   for (const CaseResult& r : report.cases) {
     Append(out, "%-14s %10.1f %10.1f-%-10.1f %10.1f %11.1f", r.name.c_str(), r.Median(), r.Min(),
            r.Max(), r.bytes_per_step / 1e6, r.distinct_experts);
-    const double bound = r.Bound(best, report.types);
+    const double bound = r.Bound(best, report.types, report.kv_cache);
     if (bound > 0) Append(out, " %10.1f %6.1f%%", bound, 100.0 * r.Median() / bound);
     out += "\n";
   }
@@ -105,15 +105,17 @@ Json BenchJson(const BenchReport& report, const ModelSpec& spec) {
   const MachineRates best = MachineRates::Best(report.before, report.after);
   Json cases = Json::array();
   for (const CaseResult& r : report.cases) {
-    Json c = {{"name", r.name},
-              {"tokens_per_second", r.Median()},
-              {"min", r.Min()},
-              {"max", r.Max()},
-              {"rounds", r.rounds},
-              {"bytes_per_step", r.bytes_per_step},
-              {"operations_per_step", r.operations_per_step},
-              {"distinct_experts", r.distinct_experts}};
-    const double bound = r.Bound(best, report.types);
+    Json c = {
+        {"name", r.name},
+        {"tokens_per_second", r.Median()},
+        {"min", r.Min()},
+        {"max", r.Max()},
+        {"rounds", r.rounds},
+        {"bytes_per_step", r.bytes_per_step},
+        {"operations_per_step", r.operations_per_step.matrices + r.operations_per_step.attention},
+        {"attention_operations_per_step", r.operations_per_step.attention},
+        {"distinct_experts", r.distinct_experts}};
+    const double bound = r.Bound(best, report.types, report.kv_cache);
     if (bound > 0) {
       c["bound_tokens_per_second"] = bound;
       c["share"] = r.Median() / bound;

@@ -65,29 +65,42 @@ int64_t FixedProducts(const ModelSpec& spec) {
 
 int64_t HeadProducts(const ModelSpec& spec) { return int64_t{spec.vocab_size} * spec.hidden_size; }
 
-int64_t CacheBytesPerToken(const ModelSpec& spec, KvCacheType cache) {
+double VisiblePositions::Mean(std::optional<int> window) const {
+  if (!window || *window >= last) return 0.5 * static_cast<double>(first + last);
+  if (*window <= first) return *window;
+  const auto count = static_cast<double>(last - first + 1);
+  const auto below = static_cast<double>(*window - first);
+  return *window - 0.5 * below * (below + 1.0) / count;
+}
+
+double CacheBytesRead(const ModelSpec& spec, KvCacheType cache, const VisiblePositions& visible) {
   const int64_t scale = cache == KvCacheType::kInt8 ? sizeof(float) : 0;
-  int64_t bytes = 0;
-  for (const KvLayerShape& shape : CacheShapes(spec)) {
-    const int vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
-    bytes += vectors * shape.num_kv_heads * (shape.head_dim * ElementBytes(cache) + scale);
+  const std::vector<KvLayerShape> shapes = CacheShapes(spec);
+  double bytes = 0;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const int vectors = shapes[i].latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
+    const int64_t position =
+        vectors * shapes[i].num_kv_heads * (shapes[i].head_dim * ElementBytes(cache) + scale);
+    bytes += static_cast<double>(position) * visible.Mean(spec.layers[i].attention.window);
   }
   return bytes;
 }
 
-double Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens, double visible) {
-  double products = static_cast<double>(work.products()) +
-                    static_cast<double>(tokens) * static_cast<double>(FixedProducts(spec));
+StepOperations Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens,
+                          const VisiblePositions& visible) {
+  StepOperations operations;
+  operations.matrices =
+      2.0 * (static_cast<double>(work.products()) +
+             static_cast<double>(tokens) * static_cast<double>(FixedProducts(spec)));
   for (int i = 0; i < spec.num_layers(); ++i) {
     const AttentionSpec& a = spec.layers[i].attention;
     const int64_t heads = a.routed() ? work.attention_heads(i) : tokens * a.num_heads;
-    const double seen = a.window && *a.window < visible ? *a.window : visible;
     // query-key scores and weighted values
     const int64_t width =
         a.latent.has_value() ? 2 * a.latent->rank + a.latent->rope_dim : 2 * int64_t{a.head_dim};
-    products += seen * static_cast<double>(heads * width);
+    operations.attention += 2.0 * visible.Mean(a.window) * static_cast<double>(heads * width);
   }
-  return 2.0 * products;
+  return operations;
 }
 
 }  // namespace moeserve::server

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "engine/model/step_report.h"
 #include "engine/spec/spec.h"
@@ -47,12 +48,26 @@ int64_t FixedProducts(const ModelSpec& spec);
 // Returns the multiply-adds per token with the LM head.
 int64_t HeadProducts(const ModelSpec& spec);
 
-// Returns the bytes of keys and values that one token adds to the KV caches of all layers.
-int64_t CacheBytesPerToken(const ModelSpec& spec, KvCacheType cache);
+// The numbers of cached positions that tokens could attend to without a window: each number from
+// `first` to `last` equally often.
+struct VisiblePositions {
+  int64_t first, last;
 
-// Returns the operations that `tokens` tokens need in the whole model without the LM head. `work`
-// must contain the routes of exactly these tokens. Each token attends to `visible` cached positions
-// on average. A multiply-add counts as two operations.
-double Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens, double visible);
+  // Returns the mean number of positions that a token attends to in a layer with this window.
+  double Mean(std::optional<int> window) const;
+};
+
+// Returns the bytes of keys and values that a token reads in all layers, on average.
+double CacheBytesRead(const ModelSpec& spec, KvCacheType cache, const VisiblePositions& visible);
+
+// The operations that `tokens` tokens need in the whole model without the LM head; a multiply-add
+// counts as two.
+struct StepOperations {
+  double matrices = 0;
+  double attention = 0;  // scores and weighted values
+};
+// `work` must contain the routes of exactly these tokens.
+StepOperations Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens,
+                          const VisiblePositions& visible);
 
 }  // namespace moeserve::server

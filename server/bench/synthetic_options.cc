@@ -49,6 +49,7 @@ absl::Status ChangeAttention(const SyntheticOptions& options, AttentionSpec& att
                        "attention (--attention routed)");
   }
   if (options.kv_heads) attention.num_kv_heads = *options.kv_heads;
+  if (options.window) attention.window = *options.window;
   return absl::OkStatus();
 }
 
@@ -139,6 +140,8 @@ CLI::Option* AddSyntheticOptions(CLI::App& app, SyntheticOptions& options) {
   add("--heads", options.heads, "Query heads");
   add("--kv-heads", options.kv_heads, "Key and value heads");
   add("--head-dim", options.head_dim, "Width of a head");
+  add("--window", options.window, "Positions that attention sees, the token's own included")
+      ->check(CLI::PositiveNumber);
   add("--attention", options.attention, "Attention with all heads, or with routed heads (MoA)")
       ->check(CLI::IsMember({"dense", "routed"}));
   add("--attention-experts", options.attention_experts, "Routed attention: number of experts (32)");
@@ -197,6 +200,7 @@ std::string Describe(const SyntheticOptions& options) {
   add("--heads", options.heads);
   add("--kv-heads", options.kv_heads);
   add("--head-dim", options.head_dim);
+  add("--window", options.window);
   add("--attention", options.attention);
   add("--attention-experts", options.attention_experts);
   add("--attention-top-k", options.attention_top_k);

@@ -16,7 +16,7 @@ namespace moeserve::server {
 struct SyntheticOptions {
   std::string name;  // empty if the model is not synthetic
   std::optional<int> hidden, layers, vocab;
-  std::optional<int> heads, kv_heads, head_dim;
+  std::optional<int> heads, kv_heads, head_dim, window;
   std::optional<std::string> attention;  // "dense" or "routed" (MoA)
   std::optional<int> attention_experts, attention_top_k;
   std::optional<std::string> feed_forward;  // "dense" or "routed"

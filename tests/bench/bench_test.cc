@@ -199,13 +199,12 @@ TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
       work.Add(i, BlockKind::kFeedForward, Plan(kTokens, r.num_experts, r.select.k).plan);
     }
     const double head = 2.0 * kTokens * static_cast<double>(HeadProducts(spec));
-    EXPECT_EQ(Operations(spec, work, kTokens, 0.0) + head,
-              2.0 * kTokens * static_cast<double>(active))
-        << name;
+    const StepOperations operations = Operations(spec, work, kTokens, {9, 11});
+    EXPECT_EQ(operations.matrices + head, 2.0 * kTokens * static_cast<double>(active)) << name;
     // The scores and the weighted sum of values each take 2 operations per position and element of
     // a head.
     const AttentionSpec& a = spec.layers[0].attention;
-    EXPECT_EQ(Operations(spec, work, kTokens, 10.0) - Operations(spec, work, kTokens, 0.0),
+    EXPECT_EQ(operations.attention,
               4.0 * 10 * kTokens * spec.num_layers() * a.num_heads * a.head_dim);
   }
 }
@@ -230,29 +229,62 @@ TEST(StepWork, RoutedAttention) {
   work.Add(0, BlockKind::kAttention, Plan(5, 6, 3).plan);
   EXPECT_EQ(work.parameters(), 3 * 2 * 16 * 64);
   EXPECT_EQ(work.attention_heads(0), 15);
-  EXPECT_EQ(Operations(spec, work, 5, 7.0) - Operations(spec, work, 5, 0.0), 4.0 * 7 * 15 * 16);
-  EXPECT_EQ(CacheBytesPerToken(spec, KvCacheType::kBF16), 2 * 16 * 2);
+  EXPECT_EQ(Operations(spec, work, 5, {7, 7}).attention, 4.0 * 7 * 15 * 16);
+  EXPECT_EQ(CacheBytesRead(spec, KvCacheType::kBF16, {1, 1}), 2 * 16 * 2);
+}
+
+TEST(StepWork, WindowsBoundWhatIsSeen) {
+  for (const int64_t first : {1, 5, 20}) {
+    for (const int64_t last : {20, 21, 60}) {
+      for (const int window : {1, 4, 20, 21, 59, 60, 100}) {
+        double sum = 0;
+        for (int64_t v = first; v <= last; ++v)
+          sum += static_cast<double>(std::min<int64_t>(v, window));
+        EXPECT_NEAR((VisiblePositions{first, last}.Mean(window)),
+                    sum / static_cast<double>(last - first + 1), 1e-9)
+            << first << ' ' << last << ' ' << window;
+      }
+    }
+  }
+  const ModelSpec spec = Good("--synthetic small --layers 2 --window 8");
+  const AttentionSpec& a = spec.layers[1].attention;
+  EXPECT_EQ(a.window, 8);
+  EXPECT_EQ(CacheBytesRead(spec, KvCacheType::kF32, {100, 200}),
+            2.0 * 2 * 8 * a.num_kv_heads * a.head_dim * 4);
+  const RoutedWork none(spec);
+  EXPECT_EQ(Operations(spec, none, 3, {100, 200}).attention,
+            2.0 * 4 * 8 * 3 * a.num_heads * a.head_dim);
 }
 
 TEST(Rates, TheSlowerOfMemoryAndArithmeticBounds) {
+  constexpr KvCacheType kF32 = KvCacheType::kF32;
   CaseResult result;
   result.tokens_per_step = 4;
   result.bytes_per_step = 100;
-  result.operations_per_step = 1000;
+  result.operations_per_step.matrices = 1000;
   MachineRates rates{.read_bandwidth = 200, .f32 = 1000, .bf16 = 4000};
-  EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 8.0);  // memory takes 0.5 s
-  EXPECT_DOUBLE_EQ(result.Bound(rates, {}), 4.0);                         // arithmetic takes 1 s
+  EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}, kF32),
+                   8.0);                                 // memory takes 0.5 s
+  EXPECT_DOUBLE_EQ(result.Bound(rates, {}, kF32), 4.0);  // arithmetic takes 1 s
   rates.bf16 = 0;  // 0 means not measured: bf16 is widened and computed at the f32 rate
-  EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 4.0);
+  EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}, kF32), 4.0);
   const ModelOptions int8{DType::kBF16, Quantization::kInt8};
-  EXPECT_DOUBLE_EQ(result.Bound(rates, int8), 4.0);
+  EXPECT_DOUBLE_EQ(result.Bound(rates, int8, kF32), 4.0);
   rates.int8 = 4000;
-  EXPECT_DOUBLE_EQ(result.Bound(rates, int8), 8.0);
-  EXPECT_DOUBLE_EQ(result.Bound({}, {}), 0.0);
+  EXPECT_DOUBLE_EQ(result.Bound(rates, int8, kF32), 8.0);
+  // Attention is computed in f32, or in bf16 if the cache is.
+  result.operations_per_step.attention = 500;
+  EXPECT_DOUBLE_EQ(result.Bound(rates, int8, kF32), 4.0 / 0.75);
+  rates.bf16 = 1000;
+  EXPECT_DOUBLE_EQ(result.Bound(rates, int8, KvCacheType::kBF16), 4.0 / 0.75);
+  rates.bf16 = 2000;
+  EXPECT_DOUBLE_EQ(result.Bound(rates, int8, KvCacheType::kBF16), 8.0);
+  EXPECT_DOUBLE_EQ(result.Bound(rates, int8, kF32), 4.0 / 0.75);
+  EXPECT_DOUBLE_EQ(result.Bound({}, {}, kF32), 0.0);
   const MachineRates memory{.read_bandwidth = 200};
-  EXPECT_DOUBLE_EQ(result.Bound(memory, {}), 0.0);
+  EXPECT_DOUBLE_EQ(result.Bound(memory, {}, kF32), 0.0);
   result.decode = true;
-  EXPECT_DOUBLE_EQ(result.Bound(memory, {}), 8.0);
+  EXPECT_DOUBLE_EQ(result.Bound(memory, {}, kF32), 8.0);
 }
 
 TEST(Rates, EveryInstructionSetMeasuresItsArithmetic) {
@@ -322,7 +354,7 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
   const int64_t expert = 3 * 32 * 64;
   const double bytes = static_cast<double>(FixedWeightBytes(spec, {.compute = DType::kBF16})) +
                        2.0 * spec.num_layers() * r.select.MaxSelected() * expert +
-                       7.0 * CacheBytesPerToken(spec, KvCacheType::kBF16);
+                       CacheBytesRead(spec, KvCacheType::kBF16, {7, 7});
   EXPECT_DOUBLE_EQ(json["cases"][1]["bytes_per_step"], bytes);
 }
 
