@@ -53,13 +53,27 @@ template <int N, typename F>
 
 template <int M, int P>
 inline void StoreTile(Vec (&acc)[M][P], float* out) {
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) Store(out + m * kBlock + p * kPanel, acc[m][p]);
+  }
+}
+
+template <int M, int P>
+inline void ClearTile(Vec (&acc)[M][P]) {
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) acc[m][p] = Zero();
+  }
+}
+
+template <int M, int P>
+inline void StoreUnrolled(Vec (&acc)[M][P], float* out) {
   Unrolled<M>([&](auto m) {
     Unrolled<P>([&](auto p) { Store(out + m * kBlock + p * kPanel, acc[m][p]); });
   });
 }
 
 template <int M, int P>
-inline void ClearTile(Vec (&acc)[M][P]) {
+inline void ClearUnrolled(Vec (&acc)[M][P]) {
   Unrolled<M>([&](auto m) { Unrolled<P>([&](auto p) { acc[m][p] = Zero(); }); });
 }
 
@@ -71,7 +85,7 @@ void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, Ah
   const float* x[M];
   LoadPointers(rows, x);
   Vec acc[M][P];
-  ClearTile(acc);
+  ClearUnrolled(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
     ahead.Fetch<P>(w, 64);
     Unrolled<P>([&](auto p) {
@@ -79,7 +93,7 @@ void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, Ah
       Unrolled<M>([&](auto m) { acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]); });
     });
   }
-  StoreTile(acc, out);
+  StoreUnrolled(acc, out);
 }
 
 template <int M, int P>
@@ -88,7 +102,7 @@ void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, Ah
   const float* x[M];
   LoadPointers(rows, x);
   Vec acc[M][P];
-  ClearTile(acc);
+  ClearUnrolled(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
     ahead.Fetch<P>(w, 32);
     Unrolled<P>([&](auto p) {
@@ -96,7 +110,7 @@ void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, Ah
       Unrolled<M>([&](auto m) { acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]); });
     });
   }
-  StoreTile(acc, out);
+  StoreUnrolled(acc, out);
 }
 
 template <int M, int P>
@@ -105,7 +119,7 @@ void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, A
   const float* x[M];
   LoadPointers(rows, x);
   Vec acc[M][P];
-  ClearTile(acc);
+  ClearUnrolled(acc);
   int64_t i = 0;
   for (; i + 2 <= k; i += 2, w += step) {
     ahead.Fetch<P>(w, 64);
@@ -123,7 +137,7 @@ void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, A
       Unrolled<M>([&](auto m) { acc[m][p] = Fma(Broadcast(x[m][i]), even, acc[m][p]); });
     });
   }
-  StoreTile(acc, out);
+  StoreUnrolled(acc, out);
 }
 
 #if MOESERVE_BF16_DOT
