@@ -176,10 +176,15 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   // While tiles compute with this block from the cache, the next block is prefetched at an even
   // rate, because requests beyond the memory bandwidth stall the products. With few tiles the time
   // is too short to prefetch a whole block, so the first tile prefetches nothing and reads from
-  // memory the part of its own block that was not prefetched.
+  // memory the part of its own block that was not prefetched. This is fast only if it reads the
+  // block in one pass, because a pass over some of the panels reads with gaps.
   tile.widened = WidenedBlock(bank, m, block, tiles, worker);
-  const int fetching = tiles <= kTilesOfStream && tile.widened == nullptr ? tiles - 1 : tiles;
-  const int64_t fetches = std::max<int64_t>(fetching * steps, 1);
+  const int panels_at_once = table_->panels_of_tile(rows / tiles);
+  const int passes = (panels + panels_at_once - 1) / panels_at_once;
+  const bool stream = tiles <= kTilesOfStream && tile.widened == nullptr && passes == 1;
+  const int fetching = stream ? tiles - 1 : tiles;
+  const int64_t tile_fetches = steps * passes;
+  const int64_t fetches = std::max<int64_t>(fetching * tile_fetches, 1);
   tile.ahead_stride =
       std::min<int64_t>((static_cast<int64_t>(next.size()) + fetches - 1) / fetches, 64);
   for (int t = 0; t < tiles; ++t) {
@@ -195,7 +200,7 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
     const int fetch = t - (tiles - fetching);
     tile.ahead = fetch < 0      ? nullptr
                  : next.empty() ? bank.block(m, block)
-                                : next.data() + fetch * steps * tile.ahead_stride;
+                                : next.data() + fetch * tile_fetches * tile.ahead_stride;
     MultiplyTile(work, m, tile, worker);
     table_->epilogue({.tile = tile.sums,
                       .rows = tile.rows,

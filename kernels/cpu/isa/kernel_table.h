@@ -243,6 +243,9 @@ struct KernelTable {
   bool bf16_dot;  // linear_bf16 reads bf16 rows; if false, the caller widens rows to f32
   int row_tile;
   int quant_row_tile;  // of linear_quantized
+  // Returns how many panels of a block the linear kernels cover at once, in tiles of `rows` rows.
+  // They cover a block of more panels in several passes, and prefetch in each of them.
+  int (*panels_of_tile)(int rows);
   int attention_rows;  // maximum number of query rows that share loads, up to kMaxAttentionRows
 
   void (*linear_f32)(const LinearTileArgs&);

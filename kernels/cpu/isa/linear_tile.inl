@@ -7,6 +7,10 @@ namespace {
 
 inline constexpr int kPrefetchBytes = 4096;
 
+// Returns how many panels of a block a tile covers at once. The panels of a block are interleaved,
+// so a tile of one row, which is limited by memory, reads all of them in the order of memory.
+constexpr int PanelsOfTile(int rows) { return rows == 1 ? kPanelsPerBlock : kPanelTile; }
+
 // The prefetches of one tile. If `next` is null, the tile reads its weights from memory and
 // prefetches them some steps ahead. Otherwise its weights are in the cache, and it prefetches the
 // next block.
@@ -222,51 +226,60 @@ void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows
 
 using TileFunction = void (*)(const char*, int64_t, int64_t, const void* const*, Ahead, float*);
 
-// Covers the panels of a block with tiles of at most kPanelTile panels.
-inline void RunBlock(const TileFunction (&grid)[kMaxRowTile][kPanelTile], int line_bytes,
+// The functions for each number of rows and panels of a tile.
+using TileGrid = TileFunction[kMaxRowTile][kPanelsPerBlock];
+
+// Covers the panels of a block with tiles of PanelsOfTile() panels. `lines` is the number of lines
+// that a tile reads of each of its panels.
+inline void RunBlock(const TileGrid& grid, int line_bytes, int64_t lines,
                      const LinearTileArgs& a) {
   const int64_t step = static_cast<int64_t>(a.panels) * line_bytes;
-  for (int p = 0; p < a.panels; p += kPanelTile) {
-    const int panels = a.panels - p < kPanelTile ? a.panels - p : kPanelTile;
-    grid[a.rows - 1][panels - 1](a.weights + p * line_bytes, step, a.k, a.x,
-                                 {a.ahead, a.ahead_stride}, a.out + p * kPanel);
+  const int most = PanelsOfTile(a.rows);
+  Ahead ahead{a.ahead, a.ahead_stride};
+  for (int p = 0; p < a.panels; p += most) {
+    const int panels = a.panels - p < most ? a.panels - p : most;
+    grid[a.rows - 1][panels - 1](a.weights + p * line_bytes, step, a.k, a.x, ahead,
+                                 a.out + p * kPanel);
+    if (ahead.next != nullptr) ahead.next += lines * ahead.stride;
   }
 }
 
-// Rows beyond kRowTile repeat the last function, so that no others are compiled.
-#define MOESERVE_TILE_ROW(fn, m) \
-  { MOESERVE_TILE_PANELS(fn, (m < kRowTile ? m : kRowTile)) }
+// Rows beyond kRowTile repeat the last function, so that no others are compiled. Only those numbers
+// of panels are compiled that PanelsOfTile() allows.
+#define MOESERVE_TILE_FOUR(fn, m) \
+  { &fn<m, 1>, &fn<m, 2>, &fn<m, 3>, &fn<m, 4> }
 #if MOESERVE_PANEL_TILE == 4
-#define MOESERVE_TILE_PANELS(fn, m) &fn<m, 1>, &fn<m, 2>, &fn<m, 3>, &fn<m, 4>
+#define MOESERVE_TILE_ROW(fn, m) MOESERVE_TILE_FOUR(fn, (m < kRowTile ? m : kRowTile))
 #else
-#define MOESERVE_TILE_PANELS(fn, m) &fn<m, 1>
+#define MOESERVE_TILE_ROW(fn, m) \
+  { &fn<(m < kRowTile ? m : kRowTile), 1> }
 #endif
 #define MOESERVE_TILE_GRID(fn)                                                       \
   {                                                                                  \
-    MOESERVE_TILE_ROW(fn, 1), MOESERVE_TILE_ROW(fn, 2), MOESERVE_TILE_ROW(fn, 3),    \
+    MOESERVE_TILE_FOUR(fn, 1), MOESERVE_TILE_ROW(fn, 2), MOESERVE_TILE_ROW(fn, 3),   \
         MOESERVE_TILE_ROW(fn, 4), MOESERVE_TILE_ROW(fn, 5), MOESERVE_TILE_ROW(fn, 6) \
   }
 
-constexpr TileFunction kGridF32[kMaxRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileF32);
-constexpr TileFunction kGridF16[kMaxRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileF16);
-constexpr TileFunction kGridBf16[kMaxRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileBf16);
+constexpr TileGrid kGridF32 = MOESERVE_TILE_GRID(TileF32);
+constexpr TileGrid kGridF16 = MOESERVE_TILE_GRID(TileF16);
+constexpr TileGrid kGridBf16 = MOESERVE_TILE_GRID(TileBf16);
 #if MOESERVE_BF16_DOT
-constexpr TileFunction kGridBf16Dot[kMaxRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileBf16Dot);
+constexpr TileGrid kGridBf16Dot = MOESERVE_TILE_GRID(TileBf16Dot);
 #endif
 
 void LinearF32(const LinearTileArgs& a) {
   switch (a.weight_dtype) {
     case DType::kF32:
-      return RunBlock(kGridF32, 64, a);
+      return RunBlock(kGridF32, 64, a.k, a);
     case DType::kF16:
-      return RunBlock(kGridF16, 32, a);
+      return RunBlock(kGridF16, 32, a.k, a);
     case DType::kBF16:
-      return RunBlock(kGridBf16, 64, a);
+      return RunBlock(kGridBf16, 64, (a.k + 1) / 2, a);
   }
 }
 
 #if MOESERVE_BF16_DOT
-void LinearBf16(const LinearTileArgs& a) { RunBlock(kGridBf16Dot, 64, a); }
+void LinearBf16(const LinearTileArgs& a) { RunBlock(kGridBf16Dot, 64, (a.k + 1) / 2, a); }
 #endif
 
 }  // namespace

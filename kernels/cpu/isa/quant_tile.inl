@@ -385,8 +385,14 @@ void QuantTile(const QuantTileArgs& a, int first) {
 
 template <Quantization kType, TileSource kSource, int M>
 void QuantRows(const QuantTileArgs& a) {
-  if constexpr (kPanelTile == 1) {
-    for (int p = 0; p < a.panels; ++p) QuantTile<kType, kSource, M, 1>(a, p);
+  if constexpr (PanelsOfTile(M) == 1) {
+    QuantTileArgs pass = a;
+    for (int p = 0; p < a.panels; ++p) {
+      QuantTile<kType, kSource, M, 1>(pass, p);
+      if constexpr (kSource != TileSource::kMemory) {
+        pass.ahead += (a.k + QuantStep(kType) - 1) / QuantStep(kType) * a.ahead_stride;
+      }
+    }
   } else {
     switch (a.panels) {
       case 1:

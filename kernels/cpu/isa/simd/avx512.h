@@ -9,7 +9,7 @@ namespace moeserve::cpu::MOESERVE_ISA {
 using Vec = __m512;
 inline constexpr int kRowTile = 6;
 inline constexpr int kQuantRowTile = 6;
-inline constexpr int kPanelTile = 4;  // number of panels of a block that one tile covers
+inline constexpr int kPanelTile = 4;  // panels that a tile of several rows covers at once
 inline constexpr int kAttentionRows = 8;
 inline constexpr int kAttentionAccumulators = 16;
 
