@@ -244,8 +244,12 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
       x[i] = work.records + (tile.segment * work.record_rows + tile.source[i]) * work.record_stride;
     }
     const bool widened = tile.widened != nullptr;
+    const Quantization type = bank.shape().quantization;
+    const bool wide_inputs = table_->wide_inputs && tile.rows > 1 &&
+                             (type == Quantization::kInt8 || type == Quantization::kInt8Channel);
+    const auto wide_bytes = static_cast<size_t>(tile.rows * WideRecordBytes(m.inputs));
     table_->linear_quantized({.weights = widened ? tile.widened : bank.block(m, tile.block),
-                              .quantization = bank.shape().quantization,
+                              .quantization = type,
                               .panels = panels,
                               .rows = tile.rows,
                               .k = m.inputs,
@@ -253,6 +257,9 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
                               .ahead = tile.ahead,
                               .ahead_stride = tile.ahead_stride,
                               .widened = widened,
+                              .wide = wide_inputs ? reinterpret_cast<char*>(scratch_[worker].Floats(
+                                                        wide_bytes / sizeof(float)))
+                                                  : nullptr,
                               .out = tile.sums});
     return;
   }

@@ -14,6 +14,10 @@
 #include "kernels/cpu/isa/epilogue.inl"
 #include "kernels/cpu/isa/linear_tile.inl"
 #include "kernels/cpu/isa/quant_sums.inl"
+#ifdef MOESERVE_WIDE_INPUTS
+#include "kernels/cpu/isa/quant_wide_tile.inl"
+#endif
+//
 #include "kernels/cpu/isa/quant_tile.inl"
 #include "kernels/cpu/isa/quantize_row.inl"
 #include "kernels/cpu/isa/route_row.inl"
@@ -86,6 +90,11 @@ constexpr KernelTable MakeTable(const char* name) {
     .linear_bf16 = nullptr,
 #endif
     .linear_quantized = &LinearQuantized,
+#ifdef MOESERVE_WIDE_INPUTS
+    .wide_inputs = true,
+#else
+    .wide_inputs = false,
+#endif
 #ifdef MOESERVE_PAIR_SUMS
     .widen_block = nullptr,  // the tiles multiply sums by the factors
 #else

@@ -112,8 +112,14 @@ struct QuantTileArgs {
   const char* ahead;
   int64_t ahead_stride;
   bool widened;  // `weights` are WidenArgs::out; `ahead` is not null and k is at most kWholeRow
-  float* out;    // [rows][kBlock]
+  // With KernelTable::wide_inputs, int8 weights and more than one row: memory of rows *
+  // WideRecordBytes(). Else unused.
+  char* wide;
+  float* out;  // [rows][kBlock]
 };
+
+// Returns the bytes of a row of k int8 values that are widened to 16 bits.
+static constexpr int64_t WideRecordBytes(int64_t k) { return (k + 63) / 64 * 128; }
 
 // Multiplies the weights of an int4-k block by their factors, which yields bytes. With many rows
 // this is faster than to do it in each tile. The result has, for each kFactorColumns values of k,
@@ -251,6 +257,7 @@ struct KernelTable {
   void (*linear_f32)(const LinearTileArgs&);
   void (*linear_bf16)(const LinearTileArgs&);  // null unless bf16_dot
   void (*linear_quantized)(const QuantTileArgs&);
+  bool wide_inputs;                       // linear_quantized uses QuantTileArgs::wide
   void (*widen_block)(const WidenArgs&);  // int4-k; null where tiles are faster without it
   void (*quantize_row)(const QuantizeRowArgs&);
   void (*epilogue)(const EpilogueArgs&);

@@ -385,6 +385,12 @@ void QuantTile(const QuantTileArgs& a, int first) {
 
 template <Quantization kType, TileSource kSource, int M>
 void QuantRows(const QuantTileArgs& a) {
+#ifdef MOESERVE_WIDE_INPUTS
+  if constexpr (M > 1) {
+    static_assert(PanelsOfTile(M) == 1);
+    WideQuantRows<kType, kSource == TileSource::kMemory, M>(a);
+  } else
+#endif
   if constexpr (PanelsOfTile(M) == 1) {
     QuantTileArgs pass = a;
     for (int p = 0; p < a.panels; ++p) {

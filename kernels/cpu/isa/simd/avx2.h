@@ -9,7 +9,7 @@ struct Vec {
   __m256 lo, hi;
 };
 inline constexpr int kRowTile = 6;
-inline constexpr int kQuantRowTile = 4;
+inline constexpr int kQuantRowTile = 6;
 inline constexpr int kPanelTile = 1;
 inline constexpr int kAttentionRows = 6;
 inline constexpr int kAttentionAccumulators = 4;
@@ -92,6 +92,15 @@ inline Vec LoadInt8(const void* p) {
   const __m128i v = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return {WidenInt8(v), WidenInt8(_mm_srli_si128(v, 8))};
 }
+// Returns v with kMask applied to each 32 bits. The mask stays in memory, because tiles of 6 rows
+// need all registers.
+template <uint32_t kMask>
+inline __m256i Masked(__m256i v) {
+  alignas(32) static constexpr uint32_t kMasks[8] = {kMask, kMask, kMask, kMask,
+                                                     kMask, kMask, kMask, kMask};
+  asm("vpand %1, %0, %0" : "+x"(v) : "m"(*reinterpret_cast<const __m256i*>(kMasks)));
+  return v;
+}
 class PairLine {
  public:
   PairLine(__m256i low, __m256i high) : lo(low), hi(high) {}
@@ -102,14 +111,7 @@ class PairLine {
   Vec Odd() const { return {HighHalf(lo), HighHalf(hi)}; }
 
  private:
-  // The mask stays in memory, because tiles of 6 rows need all registers.
-  static __m256 HighHalf(__m256i v) {
-    alignas(32) static constexpr uint32_t kMask[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u,
-                                                      0xffff0000u, 0xffff0000u, 0xffff0000u,
-                                                      0xffff0000u, 0xffff0000u};
-    asm("vpand %1, %0, %0" : "+x"(v) : "m"(*reinterpret_cast<const __m256i*>(kMask)));
-    return _mm256_castsi256_ps(v);
-  }
+  static __m256 HighHalf(__m256i v) { return _mm256_castsi256_ps(Masked<0xffff0000u>(v)); }
   __m256i lo, hi;
 };
 inline PairLine LoadPairs(const void* p) {
@@ -197,7 +199,7 @@ inline QuadLine UnitPairs(const char* p) {
           _mm256_or_si256(v.hi, _mm256_slli_epi32(v.hi, 16))};
 }
 // Adds the products of pairs with the two 16-bit integers at `x`.
-inline IntVec DotPairs(IntVec sum, QuadLine pairs, const char* x) {
+[[gnu::always_inline]] inline IntVec DotPairs(IntVec sum, QuadLine pairs, const char* x) {
   int32_t two;
   __builtin_memcpy(&two, x, 4);
   const __m256i both = _mm256_set1_epi32(two);
@@ -224,6 +226,36 @@ inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
   return {DotQuads(sum.lo, w.lo, x), DotQuads(sum.hi, w.hi, x)};
 }
 
+// Tiles of several rows take int8 inputs widened to 16 bits, because to widen them in the tile
+// takes a quarter of its instructions. Four values of k are two pairs, (0, 2) and (1, 3).
+#define MOESERVE_WIDE_INPUTS
+// Widens 16 values.
+inline void StoreWideQuads(const char* values, char* out) {
+  const __m256i wide =
+      _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  const __m256i order = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_shuffle_epi8(wide, order));
+}
+// Load the weights of such pairs from a line.
+[[gnu::always_inline]] inline QuadLine EvenBytes(const char* line) {
+  const QuadLine v = LoadQuads(line);
+  return {Masked<0x00ff00ffu>(v.lo), Masked<0x00ff00ffu>(v.hi)};
+}
+[[gnu::always_inline]] inline QuadLine OddBytes(const char* line) {
+  const QuadLine v = LoadQuads(line);
+  return {_mm256_srli_epi16(v.lo, 8), _mm256_srli_epi16(v.hi, 8)};
+}
+[[gnu::always_inline]] inline QuadLine LowNibblesAt(const char* line) {
+  const QuadLine v = LoadQuads(line);
+  return {Masked<0x0f0f0f0fu>(v.lo), Masked<0x0f0f0f0fu>(v.hi)};
+}
+[[gnu::always_inline]] inline QuadLine HighNibblesAt(const char* line) {
+  const QuadLine v = LoadQuads(line);
+  return {Masked<0x0f0f0f0fu>(_mm256_srli_epi16(v.lo, 4)),
+          Masked<0x0f0f0f0fu>(_mm256_srli_epi16(v.hi, 4))};
+}
+
 // Sums of products of 4-bit weights and input bytes in 16 bits. The sum of 8 products of pairs,
 // each at most 2 * 15 * 127, fits. This takes half of the instructions of DotQuads().
 #define MOESERVE_PAIR_SUMS
@@ -231,7 +263,7 @@ struct PairSums {
   __m256i lo, hi;
 };
 inline PairSums ZeroPairSums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-inline PairSums DotNibbles(PairSums sum, QuadLine w, const char* x) {
+[[gnu::always_inline]] inline PairSums DotNibbles(PairSums sum, QuadLine w, const char* x) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
   const __m256i input = _mm256_set1_epi32(four);
@@ -240,7 +272,7 @@ inline PairSums DotNibbles(PairSums sum, QuadLine w, const char* x) {
 }
 inline QuadLine UnitFactors() { return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)}; }
 // Adds the sums times factors, which are 16-bit integers for each pair.
-inline IntVec AddPairSums(IntVec sum, PairSums pairs, QuadLine factor) {
+[[gnu::always_inline]] inline IntVec AddPairSums(IntVec sum, PairSums pairs, QuadLine factor) {
   return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(pairs.lo, factor.lo)),
           _mm256_add_epi32(sum.hi, _mm256_madd_epi16(pairs.hi, factor.hi))};
 }
