@@ -5,8 +5,8 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// Writes the int8 values of the records of a row one after the other, widened to 16 bits as
-// StoreWideQuads() does it. `kGroup` columns have one record, the last ones may have fewer.
+// Writes the int8 values of all records of a row of k columns one after the other, widened to 16
+// bits in the order of StoreWideQuads().
 inline void WidenRecords(Quantization type, const char* record, int64_t k, char* out) {
   const int64_t group = QuantGroup(type);
   for (; k > 0; k -= group, record += group + 8) {
@@ -17,8 +17,8 @@ inline void WidenRecords(Quantization type, const char* record, int64_t k, char*
 
 // All functions that take sums are inlined, so that the sums stay in registers.
 
-// Returns the sums. The assembly keeps the compiler from adding products of two steps first, for
-// which the registers do not suffice.
+// Returns the sums. The assembly keeps the compiler from adding the products of two steps to each
+// other first: it would then have to store the sums, because the registers do not suffice.
 template <typename Sums>
 [[gnu::always_inline]] inline Sums Fixed(const Sums& sums) {
   __m256i lo = sums.lo, hi = sums.hi;
