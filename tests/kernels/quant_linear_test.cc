@@ -144,9 +144,10 @@ TEST_P(QuantLinearTest, DenseMatchesDoubleArithmetic) {
   struct Size {
     int rows, in, out;
   };
-  const Size sizes[] = {{1, 1, 1},     {2, 3, 5},     {3, 8, 16},    {4, 31, 17},    {5, 32, 48},
-                        {6, 33, 63},   {7, 63, 64},   {8, 64, 65},   {13, 65, 80},   {1, 96, 130},
-                        {63, 100, 33}, {65, 129, 96}, {200, 71, 70}, {197, 256, 144}};
+  const Size sizes[] = {{1, 1, 1},     {2, 3, 5},     {3, 8, 16},    {4, 31, 17},     {5, 32, 48},
+                        {6, 33, 63},   {7, 63, 64},   {8, 64, 65},   {13, 65, 80},    {1, 96, 130},
+                        {63, 100, 33}, {65, 129, 96}, {200, 71, 70}, {197, 256, 144}, {4, 70, 16},
+                        {5, 130, 7},   {6, 41, 12}};
   for (const Quantization type : kTypes) {
     for (const DType rows_type : kRowTypes) {
       for (const Size& s : sizes) {

@@ -226,8 +226,8 @@ inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
   return {DotQuads(sum.lo, w.lo, x), DotQuads(sum.hi, w.hi, x)};
 }
 
-// Tiles of several rows take int8 inputs widened to 16 bits, because to widen them in the tile
-// takes a quarter of its instructions. Four values of k are two pairs, (0, 2) and (1, 3).
+// Tiles of several rows take int8 inputs widened to 16 bits. To widen them in the tile would take a
+// quarter of the instructions for each row. Four values of k are two pairs, (0, 2) and (1, 3).
 #define MOESERVE_WIDE_INPUTS
 // Widens 16 values.
 inline void StoreWideQuads(const char* values, char* out) {
