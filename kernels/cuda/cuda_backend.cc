@@ -20,10 +20,6 @@
 namespace moeserve::cuda {
 namespace {
 
-// The maximum number of context splits that run concurrently: a few per multiprocessor of the
-// largest devices.
-constexpr int kAttentionSlots = 2048;
-
 class CudaBuffer : public DeviceBuffer {
  public:
   explicit CudaBuffer(DeviceMemory memory) : memory_(std::move(memory)) {}
@@ -442,10 +438,11 @@ const AttentionWork& CudaBackend::WorkFor(int window, int split_tokens, int64_t 
     slot.max_tokens = std::max(slot.max_tokens, tokens);
     slot.row_floats = std::max(slot.row_floats, row_floats);
     slot.memory = {};
+    const int splits = AttentionSlots(slot.row_floats);
     slot.memory = AllocateForStep(
-        static_cast<size_t>(AttentionWorkBytes(slot.max_tokens, kAttentionSlots, slot.row_floats)),
+        static_cast<size_t>(AttentionWorkBytes(slot.max_tokens, splits, slot.row_floats)),
         "memory for attention");
-    slot.work = LayOutAttentionWork(slot.memory.data(), slot.max_tokens, kAttentionSlots);
+    slot.work = LayOutAttentionWork(slot.memory.data(), slot.max_tokens, splits);
     slot.laid_out = false;
   }
   if (!slot.laid_out) {

@@ -107,22 +107,50 @@ __device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, int w
   return p;
 }
 
-// Replaces the dot products of the keys from `key` on by scores (see ScoreOf()), sets the scores
-// that a row may not see to -inf, and raises `maximum` to the largest score of each row. The four
-// lanes that share a row exchange their maxima.
-template <int kSteps>
-__device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, const RowPair& pair,
-                                      int key, float (&scores)[kSteps][4], float (&maximum)[2]) {
+// Replaces the dot products of the keys from `key` on by `score_of(dot product, index of the row in
+// the pair, key)`, sets the scores that a row may not see to -inf, and raises `maximum` to the
+// largest score of each row that this thread has.
+template <bool kMasked, int kSteps, typename ScoreFunction>
+__device__ __forceinline__ void ReplaceByScores(const RowPair& pair, int key,
+                                                const ScoreFunction& score_of,
+                                                float (&scores)[kSteps][4], float (&maximum)[2]) {
   const int column = key + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int n = 0; n < kSteps; ++n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int k = column + n * 8 + e % 2;
-      const bool seen = k >= pair.first[e / 2] && k <= pair.last[e / 2];
-      scores[n][e] = seen ? ScoreOf(a, scores[n][e], scale, pair.head[e / 2], pair.last[e / 2] - k)
-                          : kMinusInfinity;
-      maximum[e / 2] = fmaxf(maximum[e / 2], scores[n][e]);
+      float score = score_of(scores[n][e], e / 2, k);
+      if constexpr (kMasked) {
+        if (k < pair.first[e / 2] || k > pair.last[e / 2]) score = kMinusInfinity;
+      }
+      scores[n][e] = score;
+      maximum[e / 2] = fmaxf(maximum[e / 2], score);
+    }
+  }
+}
+
+// As ReplaceByScores(), with the scores of ScoreOf(); `maximum` becomes the largest score over all
+// lanes that share a row. The kind of score is selected outside of the loops: a branch for every
+// element would make the loops longer than the instruction cache.
+template <int kSteps>
+__device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, const RowPair& pair,
+                                      int key, float (&scores)[kSteps][4], float (&maximum)[2]) {
+  if (a.bias != nullptr || a.soft_cap > 0.0f) {
+    const auto score = [&](float dot, int h, int k) {
+      // Keys that the row does not see may be after its position.
+      return ScoreOf(a, dot, scale, pair.head[h], max(pair.last[h] - k, 0));
+    };
+    ReplaceByScores<true>(pair, key, score, scores, maximum);
+  } else {
+    const auto score = [&](float dot, int, int) { return dot * scale; };
+    const bool all_seen = pair.first[0] <= key && pair.first[1] <= key &&
+                          pair.last[0] >= key + kSteps * 8 - 1 &&
+                          pair.last[1] >= key + kSteps * 8 - 1;
+    if (__any_sync(kFullMask, !all_seen)) {
+      ReplaceByScores<true>(pair, key, score, scores, maximum);
+    } else {
+      ReplaceByScores<false>(pair, key, score, scores, maximum);
     }
   }
 #pragma unroll

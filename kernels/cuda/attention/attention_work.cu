@@ -1,4 +1,6 @@
 // Splits of long contexts: computes the list of work items, and merges the partial results.
+#include <algorithm>
+
 #include "base/check.h"
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_rows.cuh"
@@ -165,6 +167,13 @@ int64_t PartialFloats(int query_heads, int head_dim) {
 int64_t AttentionWorkBytes(int max_tokens, int slots, int64_t row_floats) {
   const int64_t items = int64_t{slots} + max_tokens;
   return 4 * (16 + 2 * RoundUp(items) + RoundUp(max_tokens) + slots * row_floats);
+}
+
+int AttentionSlots(int64_t row_floats) {
+  constexpr int64_t kFewest = 2048, kMost = 8192;
+  constexpr int64_t kBytes = int64_t{192} << 20;
+  return static_cast<int>(
+      std::clamp(kBytes / static_cast<int64_t>(row_floats * sizeof(float)), kFewest, kMost));
 }
 
 AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots) {

@@ -337,10 +337,14 @@ bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
 
 bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows) {
   if (!FusedExpertFits(up, down)) return false;
-  // With fewer rows, a kernel that distributes one expert over many multiprocessors is faster.
-  constexpr int64_t kRowsPerExpert = 32;
-  constexpr int64_t kRows = 8192;
-  return rows >= kRows && rows >= kRowsPerExpert * up.num_experts();
+  // Measured on an H100 (tests/bench/RESULTS.md). A block computes a whole expert, so many experts
+  // are needed to use all multiprocessors. With few rows for each expert, the weights are read once
+  // at the device's bandwidth; with more, two products are as fast. Gated experts never pay.
+  constexpr int64_t kExperts = 128;
+  constexpr int64_t kFewestRows = 4, kMostRows = 32;  // for each expert
+  const int64_t experts = up.num_experts();
+  return !up.shape().gated && experts >= kExperts && rows >= kFewestRows * experts &&
+         rows <= kMostRows * experts;
 }
 
 void LaunchFusedExpert(const FusedExpertArgs& args, cudaStream_t stream) {

@@ -27,9 +27,7 @@ struct FusedExpertArgs {
 // has enough shared memory. The number of hidden units is not limited.
 bool FusedExpertFits(const LinearBank& up, const LinearBank& down);
 
-// Returns whether the kernel is expected to be faster than two products for `rows` assignments:
-// reading and writing the hidden units would take more memory traffic than the weights do, and
-// there are enough rows for all multiprocessors.
+// Returns whether the kernel is expected to be faster than two products for `rows` assignments.
 bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows);
 
 // Requires FusedExpertFits().

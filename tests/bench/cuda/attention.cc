@@ -11,7 +11,6 @@ namespace moeserve::bench {
 namespace {
 
 constexpr uint64_t kQuerySeed = 4242;
-constexpr int kWorkSlots = 2048;  // as many as the backend allocates
 constexpr int kMaxLayers = 32;
 
 class AttentionRun {
@@ -45,10 +44,11 @@ class AttentionRun {
     launch_.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     launch_.tiled_from = prompt_ ? 0 : tokens_;
     const int64_t partial = cuda::PartialFloats(shape_.query_heads(), shape_.head_dim);
+    const int slots = cuda::AttentionSlots(partial);
     MOESERVE_ASSIGN_OR_RETURN(work_, cuda::DeviceMemory::Allocate(static_cast<size_t>(
-                                         cuda::AttentionWorkBytes(tokens_, kWorkSlots, partial))));
+                                         cuda::AttentionWorkBytes(tokens_, slots, partial))));
     if (!prompt_) {
-      launch_.work = cuda::LayOutAttentionWork(work_.data(), tokens_, kWorkSlots);
+      launch_.work = cuda::LayOutAttentionWork(work_.data(), tokens_, slots);
       cuda::LaunchAttentionWork(launch_.step, tokens_, 0,
                                 cuda::SplitTokens(shape_.heads / shape_.kv_heads), launch_.work,
                                 bench_.stream());

@@ -17,8 +17,6 @@
 namespace moeserve::bench {
 namespace {
 
-constexpr int kWorkSlots = 2048;
-
 struct BlockShape {
   std::string name;
   int width = 512;
@@ -133,10 +131,11 @@ class BlockRun {
     MOESERVE_ASSIGN_OR_RETURN(scales_, bench_.Random(DType::kF32, s_.width, 6, 1.0f));
     MOESERVE_ASSIGN_OR_RETURN(groups_, bench_.Upload(std::vector<int32_t>{0, s_.width}));
     const int64_t partial = cuda::PartialFloats(a.query_heads(), a.head_dim);
+    const int slots = cuda::AttentionSlots(partial);
     MOESERVE_ASSIGN_OR_RETURN(work_memory_,
                               cuda::DeviceMemory::Allocate(static_cast<size_t>(
-                                  cuda::AttentionWorkBytes(batch_, kWorkSlots, partial))));
-    work_ = cuda::LayOutAttentionWork(work_memory_.data(), batch_, kWorkSlots);
+                                  cuda::AttentionWorkBytes(batch_, slots, partial))));
+    work_ = cuda::LayOutAttentionWork(work_memory_.data(), batch_, slots);
     if (!s_.routed) return absl::OkStatus();
     MOESERVE_ASSIGN_OR_RETURN(plan_memory_,
                               cuda::PlanMemory::Create(batch_, k, s_.experts.experts()));
