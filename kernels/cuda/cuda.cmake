@@ -39,6 +39,7 @@ set(MOESERVE_CUDA_SOURCES
   attention/attention_f32.cu
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
+  attention/attention_tiled_wgmma.cu
   attention/attention_latent.cu
   attention/attention_work.cu
   device/bandwidth.cu

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/kv_cache.h"
 #include "kernels/cuda/attention/norm_rope_append.h"
 #include "tests/cuda/device_array.h"
@@ -67,6 +68,9 @@ struct Query {
   std::vector<float> values;
 };
 
+// The kernel that computes tiles of tokens. kWgmma1 and kWgmma2: with one and two warpgroups.
+enum class Tiled { kChosen, kMma, kWgmma1, kWgmma2 };
+
 class Scene {
  public:
   Scene(const Setting& setting, uint64_t seed) : s_(setting), random_(seed) {
@@ -116,6 +120,7 @@ class Scene {
     int slots = 64;
     int max_per_token = 0;  // > 0: rows are assignments of a routing plan
     int extra_context = 0;  // added to the context bound that determines launch shapes
+    Tiled tiled = Tiled::kChosen;
   };
 
   // Runs attention for tokens that have one row each or, with MoA, any number of rows. Returns the
@@ -192,7 +197,20 @@ class Scene {
     a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
     LaunchAttentionWork(a.step, options.tiled_from, s_.window, SplitTokens(s_.heads / s_.kv_heads),
                         a.work, nullptr);
-    LaunchAttention(a, nullptr);
+    switch (options.tiled) {
+      case Tiled::kChosen:
+        LaunchAttention(a, nullptr);
+        break;
+      case Tiled::kMma:
+        LaunchTiledMma(a, nullptr);
+        break;
+      case Tiled::kWgmma1:
+        LaunchTiledWgmma(a, 1, nullptr);
+        break;
+      case Tiled::kWgmma2:
+        LaunchTiledWgmma(a, 2, nullptr);
+        break;
+    }
     const std::vector<uint8_t> output = d_output.Read();
     std::vector<std::vector<uint32_t>> results(rows);
     const auto at = [&](int64_t i) {
@@ -422,6 +440,41 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
           ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 0})[0]);
         }
       }
+    }
+  }
+}
+
+// All kernels for tiles compute the bits of the kernel for single tokens, also for prompts that
+// fill several tiles of 128 rows.
+TEST(CudaAttentionTest, TiledKernelsHaveTheSameBits) {
+  uint64_t seed = 150;
+  for (const int head_dim : {16, 64, 80, 128, 256}) {
+    for (const int window : {0, 90}) {
+      if (window > 0 && head_dim != 64 && head_dim != 128) continue;
+      const Setting setting{.head_dim = head_dim,
+                            .kv_heads = 2,
+                            .heads = head_dim == 128 ? 2 : 6,
+                            .cache = DType::kBF16,
+                            .output = DType::kBF16,
+                            .window = window,
+                            .lengths = {70, 330},
+                            .soft_cap = head_dim == 80 ? 1.0f : 0.0f,
+                            .sinks = head_dim == 64};
+      Scene scene(setting, seed++);
+      std::vector<std::vector<Query>> tokens;
+      for (int p = 0; p < 70; ++p) tokens.push_back({scene.RandomQuery(0, p)});
+      for (int p = 180; p < 330; ++p) tokens.push_back({scene.RandomQuery(1, p)});
+      tokens.push_back({scene.RandomQuery(-1, 0)});
+      const int count = static_cast<int>(tokens.size());
+      const auto expected = scene.Run(tokens, {.tiled_from = count});
+      for (const int t : {0, 69, 70, count - 2}) {
+        ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], expected[t]));
+      }
+      ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kMma})) << setting.Describe();
+      if (!TiledWgmmaFits()) continue;
+      ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kWgmma1})) << setting.Describe();
+      if (head_dim > 128) continue;
+      ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kWgmma2})) << setting.Describe();
     }
   }
 }

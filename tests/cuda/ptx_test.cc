@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/linear/wgmma.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 #include "tests/cuda/emulator_test_support.h"
 
 namespace moeserve::cuda {
@@ -280,6 +280,76 @@ void ExpectWgmmaMultiplies() {
   Launch(WgmmaKernel<kN, kSwizzle, true>, shape, da.data(), db.data(), out_registers.data());
   EXPECT_EQ(out.Read(), expected);
   EXPECT_EQ(out_registers.Read(), expected);
+}
+
+// One warpgroup computes [64, kN] = a [64, 64] times b [64, kN], with a from registers. b is stored
+// in planes of 64 columns.
+template <int kN>
+__global__ void WgmmaTransposedKernel(const Bf16* a, const Bf16* b, float* out) {
+  auto* sb = DynamicShared<Bf16>();
+  constexpr uint32_t kPlane = 64 * 64;
+  for (uint32_t i = threadIdx.x; i < 64 * kN; i += blockDim.x) {
+    const uint32_t k = i / kN, column = i % kN;
+    const uint32_t offset = Swizzled<Swizzle::k128Bytes>(k * 128 + column % 64 * 2);
+    sb[column / 64 * kPlane + offset / 2] = b[i];
+  }
+  FenceAsyncShared();
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint32_t fragments[4][4];
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * warp + lane / 4 + 8 * (i % 2);
+      const int column = k16 * 16 + 2 * (lane % 4) + 8 * (i / 2);
+      fragments[k16][i] =
+          a[row * 64 + column] | (static_cast<uint32_t>(a[row * 64 + column + 1]) << 16);
+    }
+  }
+  float d[kN / 2];
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) d[i] = -1e30f;  // must be overwritten without being read
+  const uint64_t descriptor = TransposedDescriptor(sb, kPlane * 2);
+  WgmmaKeepInPlace(d);
+  WgmmaFence();
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    Wgmma<kN>::RegistersTransposed(d, fragments[k16], AdvanceDescriptor(descriptor, k16 * 2048),
+                                   k16 > 0);
+  }
+  WgmmaCommit();
+  WgmmaKeepInPlace(d);
+  WgmmaWait<0>();
+  WgmmaKeepInPlace(d);
+  WgmmaKeepInPlace(fragments);
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) {
+    const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
+    out[row * kN + i / 4 * 8 + 2 * (lane % 4) + i % 2] = d[i];
+  }
+}
+
+template <int kN>
+void ExpectWgmmaMultipliesTransposed() {
+  const std::vector<Bf16> a = Integers(64 * 64, 5), b = Integers(64 * kN, 6);
+  std::vector<Bf16> columns(b.size());
+  for (int k = 0; k < 64; ++k) {
+    for (int n = 0; n < kN; ++n) columns[n * 64 + k] = b[k * kN + n];
+  }
+  DeviceArray<Bf16> da(a), db(b);
+  DeviceArray<float> out(64 * kN);
+  const LaunchShape shape{.grid = dim3(1), .block = dim3(128), .shared_bytes = 128 * kN};
+  Launch(WgmmaTransposedKernel<kN>, shape, da.data(), db.data(), out.data());
+  EXPECT_EQ(out.Read(), Product(a, columns, 64, kN, 64)) << "n " << kN;
+}
+
+TEST(Ptx, WgmmaMultipliesByTransposedMatrices) {
+  InEveryOrder([] {
+    ExpectWgmmaMultipliesTransposed<64>();
+    ExpectWgmmaMultipliesTransposed<128>();
+    ExpectWgmmaMultipliesTransposed<256>();
+  });
 }
 
 TEST(Ptx, WgmmaMultipliesMatricesInEveryLayout) {

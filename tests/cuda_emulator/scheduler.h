@@ -53,6 +53,7 @@ struct MatrixWork {
   float* d = nullptr;  // n / 2 accumulators
   int n = 0;
   bool a_in_registers = false;
+  bool b_transposed = false;
   bool accumulate = false;
   uint32_t a_registers[4] = {};
   uint64_t a_descriptor = 0;

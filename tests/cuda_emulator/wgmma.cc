@@ -57,12 +57,28 @@ class Operand {
       // or 8 units of 16 bytes.
       address ^= ((address >> 7) & (row_bytes_ / 16 - 1)) << 4;
     }
+    return Read(address);
+  }
+
+  // Reads the element (row, k) of an MN-major matrix: 64 rows at one k are contiguous, groups of 8
+  // k are `stride_` bytes apart and groups of 64 rows `leading_` bytes.
+  float AtTransposed(int row, int k) const {
+    if (row_bytes_ != 128) {
+      Fail(location_, "wgmma: an MN-major matrix without the swizzle of 128 bytes");
+    }
+    const auto r = static_cast<uint32_t>(row), depth = static_cast<uint32_t>(k);
+    const uint32_t address =
+        start_ + r / 64 * leading_ + depth / 8 * stride_ + depth % 8 * row_bytes_ + r % 64 * 2;
+    return Read(address ^ ((address >> 7) & 7) << 4);
+  }
+
+ private:
+  float Read(uint32_t address) const {
     Bf16 value;
     std::memcpy(&value, SharedPointer(address, 2, location_), 2);
     return F32FromBf16(value);
   }
 
- private:
   uint32_t start_, leading_, stride_, row_bytes_ = 16;
   Location location_;
 };
@@ -75,7 +91,10 @@ void Multiply(const MatrixWork* const* work) {
   static float d[kRows][kMaxColumns];
   const Operand b_operand(first.b_descriptor, first.location);
   for (int column = 0; column < n; ++column) {
-    for (int k = 0; k < kDepth; ++k) b[k][column] = b_operand.At(column, k);
+    for (int k = 0; k < kDepth; ++k) {
+      b[k][column] =
+          first.b_transposed ? b_operand.AtTransposed(column, k) : b_operand.At(column, k);
+    }
   }
   if (!first.a_in_registers) {
     const Operand a_operand(first.a_descriptor, first.location);
@@ -86,7 +105,8 @@ void Multiply(const MatrixWork* const* work) {
   for (int t = 0; t < kWarpgroupSize; ++t) {
     const MatrixWork& w = *work[t];
     if (w.n != n || w.b_descriptor != first.b_descriptor || w.accumulate != first.accumulate ||
-        w.a_in_registers != first.a_in_registers || w.a_descriptor != first.a_descriptor) {
+        w.a_in_registers != first.a_in_registers || w.a_descriptor != first.a_descriptor ||
+        w.b_transposed != first.b_transposed) {
       Fail(w.location,
            "wgmma: threads of one warpgroup disagree on shape, descriptors or whether "
            "to accumulate");
@@ -149,6 +169,19 @@ void Issue(MatrixWork work) {
   current->open_matrix_work.push_back(work);
 }
 
+MatrixWork FromRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
+                         Location location) {
+  MatrixWork work;
+  work.d = d;
+  work.n = n;
+  work.accumulate = accumulate;
+  work.a_in_registers = true;
+  std::memcpy(work.a_registers, a, sizeof(work.a_registers));
+  work.b_descriptor = b;
+  work.location = location;
+  return work;
+}
+
 constexpr char kWaitName[] = "wgmma.wait_group";
 
 }  // namespace
@@ -166,14 +199,13 @@ void WgmmaShared(float* d, int n, uint64_t a, uint64_t b, bool accumulate, Locat
 
 void WgmmaRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
                     Location location) {
-  MatrixWork work;
-  work.d = d;
-  work.n = n;
-  work.accumulate = accumulate;
-  work.a_in_registers = true;
-  std::memcpy(work.a_registers, a, sizeof(work.a_registers));
-  work.b_descriptor = b;
-  work.location = location;
+  Issue(FromRegisters(d, n, a, b, accumulate, location));
+}
+
+void WgmmaRegistersTransposed(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
+                              Location location) {
+  MatrixWork work = FromRegisters(d, n, a, b, accumulate, location);
+  work.b_transposed = true;
   Issue(work);
 }
 

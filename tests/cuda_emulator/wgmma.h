@@ -14,6 +14,9 @@ void WgmmaShared(float* d, int n, uint64_t a, uint64_t b, bool accumulate,
 // from registers, in the layout of mma.sync.
 void WgmmaRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
                     Location location = Location::current());
+// As WgmmaRegisters(), but `b` is an MN-major descriptor with the swizzle of 128 bytes.
+void WgmmaRegistersTransposed(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
+                              Location location = Location::current());
 void WgmmaCommit();
 void WgmmaWait(int pending, Location location = Location::current());
 

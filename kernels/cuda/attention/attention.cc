@@ -27,7 +27,14 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
       LaunchMergeSplits(args, stream);
     }
   }
-  if (args.tiled_from < args.step.tokens) (mma ? LaunchTiledMma : LaunchTiledF32)(args, stream);
+  if (args.tiled_from == args.step.tokens) return;
+  if (!mma) {
+    LaunchTiledF32(args, stream);
+  } else if (TiledWgmmaFits()) {
+    LaunchTiledWgmma(args, 0, stream);
+  } else {
+    LaunchTiledMma(args, stream);
+  }
 }
 
 }  // namespace moeserve::cuda

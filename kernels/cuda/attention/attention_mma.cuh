@@ -31,9 +31,10 @@ __device__ inline char* Swizzled(char* base, int row, int chunk) {
 }
 
 // Loads the queries of a block's rows as bf16; elements beyond head_dim and unused rows are zero.
-template <int kDim, int kRows, int kThreads>
-__device__ inline void LoadQueries(const AttentionLaunch& a, const BlockRows<kRows>& rows,
-                                   char* to) {
+// place(row, chunk) returns the address of a 16-byte chunk in shared memory.
+template <int kDim, int kRows, int kThreads, typename Place>
+__device__ __forceinline__ void LoadQueries(const AttentionLaunch& a, const BlockRows<kRows>& rows,
+                                            const Place& place) {
   constexpr int kChunks = kDim / 8;
   const int dim = a.cache.head_dim;
   const bool vectors =
@@ -57,7 +58,7 @@ __device__ inline void LoadQueries(const AttentionLaunch& a, const BlockRows<kRo
         }
       }
     }
-    *reinterpret_cast<uint4*>(Swizzled<kDim * 2>(to, r, d / 8)) = make_uint4(
+    *reinterpret_cast<uint4*>(place(r, d / 8)) = make_uint4(
         PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]), PackBf16(v[6], v[7]));
   }
 }

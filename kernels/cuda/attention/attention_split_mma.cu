@@ -135,7 +135,9 @@ __global__ void __launch_bounds__(kThreads)
   copy(shared.keys, a.cache.keys, range.tiles.begin);
   copy(shared.values, a.cache.values, range.tiles.begin);
   copy(shared.keys, a.cache.keys, range.tiles.begin + 1);
-  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, [&](int row, int chunk) {
+    return Swizzled<kDim * 2>(shared.queries, row, chunk);
+  });
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const RowPair pair = RowPairOf(shared.rows, 0, a.window);

@@ -4,10 +4,8 @@
 // the second product, the copies of values with the first product. The results of splits are merged
 // in the same way as for single tokens. That costs a second set of accumulators (in shared memory
 // for the widest heads), but makes a row's bits equal in both kernels.
-#include <type_traits>
-
 #include "kernels/cuda/attention/attention_kernels.h"
-#include "kernels/cuda/attention/attention_mma.cuh"
+#include "kernels/cuda/attention/attention_tiled.cuh"
 #include "kernels/cuda/device/launch.h"
 
 namespace moeserve::cuda {
@@ -16,60 +14,14 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 
-// The results of all threads, merged so far, in shared memory. Used for heads that are too wide for
-// registers. Values with the same index are adjacent for all threads.
-template <int kDim>
-struct StashedRows {
-  float4 sums[kDim / 8][kThreads];
-  float maximum[2][kThreads];
-  float sum[2][kThreads];
-};
-
-struct NoStash {};
-
-template <int kDim>
-constexpr bool kStash = kDim > 128;
-
 template <int kDim>
 struct SharedTiles {
   alignas(128) char keys[kTileKeys * kDim * 2];
   char values[kTileKeys * kDim * 2];
   char queries[kRows * kDim * 2];
-  std::conditional_t<kStash<kDim>, StashedRows<kDim>, NoStash> stash;
+  Stash<kDim, kThreads> stash;
   BlockRows<kRows> rows;
 };
-
-template <int kDim>
-__device__ inline void MergeStashed(bool first, RowState* state, float (&sums)[kDim / 8][4],
-                                    StashedRows<kDim>* stash) {
-  const int thread = threadIdx.x;
-  MergeFactors f[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float maximum = first ? kMinusInfinity : stash->maximum[h][thread];
-    float sum = first ? 0.0f : stash->sum[h][thread];
-    f[h] = Merge(&maximum, &sum, state->maximum[h], state->sum[h * 2]);
-    stash->maximum[h][thread] = maximum;
-    stash->sum[h][thread] = sum;
-    state->maximum[h] = kMinusInfinity;
-    state->sum[h * 2] = state->sum[h * 2 + 1] = 0.0f;
-  }
-#pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-    float4 m = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : stash->sums[n][thread];
-    m.x = fmaf(sums[n][0], f[0].split, m.x * f[0].merged);
-    m.y = fmaf(sums[n][1], f[0].split, m.y * f[0].merged);
-    m.z = fmaf(sums[n][2], f[1].split, m.z * f[1].merged);
-    m.w = fmaf(sums[n][3], f[1].split, m.w * f[1].merged);
-    stash->sums[n][thread] = m;
-    sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
-  }
-}
-
-// A thread's results merged so far for its two rows, if they are in registers; empty if they are in
-// StashedRows.
-template <int kDim>
-using Merged = std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>>;
 
 // The range of keys that at least one of the warp's 16 rows sees.
 struct KeysOfWarp {
@@ -91,43 +43,6 @@ __device__ __forceinline__ KeysOfWarp FindKeysOfWarp(const BlockRows<kRows>& row
   return keys;
 }
 
-template <int kDim>
-__device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
-                                              const SharedTiles<kDim>& shared, int warp_row,
-                                              const Merged<kDim>& merged) {
-  const int lane = threadIdx.x % 32;
-  const int dim = a.cache.head_dim;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = warp_row + lane / 4 + h * 8;
-    if (shared.rows.query_row[row] < 0) continue;
-    float maximum, sum;
-    if constexpr (kStash<kDim>) {
-      maximum = shared.stash.maximum[h][threadIdx.x];
-      sum = shared.stash.sum[h][threadIdx.x];
-    } else {
-      maximum = merged.maximum[h];
-      sum = merged.sum[h];
-    }
-    const float inverse = InverseOfSum(a, shared.rows.head[row], maximum, sum);
-    Bf16* to = static_cast<Bf16*>(a.output) + shared.rows.query_row[row] * a.output_stride +
-               shared.rows.head[row] * dim;
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      float x, y;
-      if constexpr (kStash<kDim>) {
-        const float4 m = shared.stash.sums[n][threadIdx.x];
-        x = h == 0 ? m.x : m.z;
-        y = h == 0 ? m.y : m.w;
-      } else {
-        x = merged.sums[n][h * 2];
-        y = merged.sums[n][h * 2 + 1];
-      }
-      StoreBf16Pair(to, n * 8 + lane % 4 * 2, dim, x * inverse, y * inverse);
-    }
-  }
-}
-
 // Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
 // sequence.
 template <int kDim>
@@ -143,7 +58,9 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
     CopyAsyncCommit();
   };
   copy(shared.keys, a.cache.keys, range.tiles.begin);
-  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, [&](int row, int chunk) {
+    return Swizzled<kDim * 2>(shared.queries, row, chunk);
+  });
 
   const int warp_row = threadIdx.x / 32 * 16;
   const KeysOfWarp keys = FindKeysOfWarp(shared.rows, warp_row, a.window);
@@ -189,7 +106,7 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
       }
     }
   }
-  StoreFinished<kDim>(a, shared, warp_row, merged);
+  StoreFinished<kDim>(a, shared.rows, warp_row, merged, shared.stash);
 }
 
 template <int kDim>

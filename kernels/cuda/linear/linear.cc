@@ -12,20 +12,51 @@ bool StartsWide(const RowsView& rows) {
   return bits % 16 == 0;
 }
 
-// Returns the tile whose number of rows is somewhat larger than the mean number of rows per expert.
-// A partly filled tile costs little, but a second tile reads the weights again.
+// Returns the tile with half of the rows.
+LinearTile Smaller(LinearTile tile) {
+  return static_cast<LinearTile>(static_cast<uint8_t>(tile) - 1);
+}
+
+// Returns the number of rows of a tile of mma.sync.
+int RowsOf(LinearTile tile) {
+  constexpr int kFirst = 8;
+  return kFirst << (static_cast<int>(tile) - static_cast<int>(LinearTile::kRows8));
+}
+
+// Returns the tile that is expected to be the fastest. The thresholds were measured on an H100 with
+// tests/bench/cuda_linear_bench.cc. The numbers of tiles are upper bounds: with several experts,
+// about half as many have rows.
 LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
   const int64_t experts = bank.num_experts();
+  // Somewhat more than the mean number of rows per expert: a partly filled tile costs little, but a
+  // second tile reads the weights again.
   const int64_t wanted = experts == 1 ? rows : rows * 3 / 2 / experts;
-  if (wanted <= 8) return LinearTile::kRows8;
-  if (wanted <= 16) return LinearTile::kRows16;
-  if (wanted <= 32) return LinearTile::kRows32;
-  if (wanted <= 64) return LinearTile::kRows64;
-  // A block of the warpgroup kernel occupies a whole multiprocessor. If there are few such blocks,
-  // smaller blocks use more multiprocessors.
-  constexpr int64_t kFewTiles = 64;
-  if (internal::MaxLinearTiles(bank, rows, 128, 128) < kFewTiles) return LinearTile::kRows64;
-  return LinearTile::kWarpgroup;
+  const auto tiles = [&](int tile_rows, int outputs) {
+    return internal::MaxLinearTiles(bank, rows, tile_rows, outputs);
+  };
+  if (wanted > 64) {
+    // A block of the warpgroup kernel occupies a whole multiprocessor, so it needs many tiles. With
+    // few inputs, most of its time is the epilogue, which smaller blocks overlap with products.
+    const int64_t few_tiles = experts == 1 ? 64 : 128;
+    constexpr int kFewInputs = 256;
+    if (tiles(128, 128) >= few_tiles) {
+      const LinearBankShape& shape = bank.shape();
+      const bool short_sums = !shape.gated && shape.in_features_of(0) <= kFewInputs;
+      return short_sums && wanted <= 2048 ? LinearTile::kRows128 : LinearTile::kWarpgroup;
+    }
+  }
+  LinearTile tile = wanted <= 8    ? LinearTile::kRows8
+                    : wanted <= 16 ? LinearTile::kRows16
+                    : wanted <= 32 ? LinearTile::kRows32
+                                   : LinearTile::kRows64;
+  // The time of one block is the latency of its chain of products, so idle multiprocessors are
+  // better used by more blocks of fewer rows, although these read the weights again (from the
+  // second-level cache).
+  while (tile > LinearTile::kRows8 &&
+         tiles(RowsOf(tile), kImageBlock) < (tile == LinearTile::kRows64 ? 264 : 200)) {
+    tile = Smaller(tile);
+  }
+  return tile;
 }
 
 }  // namespace

@@ -43,21 +43,16 @@ __device__ inline void Split(const float (&x)[8], uint4 (&parts)[kPlanes]) {
   uint32_t words[kPlanes][4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    uint32_t bits[kPlanes][2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float rest = x[2 * i + j];
-#pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane) {
-        bits[plane][j] = Bf16FromF32(rest);
-        rest -= F32FromBf16(static_cast<uint16_t>(bits[plane][j]));
-        // Inf and NaN leave no remainder.
-        if ((bits[plane][j] & 0x7f80u) == 0x7f80u) rest = 0.0f;
-      }
-    }
+    float low = x[2 * i], high = x[2 * i + 1];
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane) {
-      words[plane][i] = bits[plane][0] | bits[plane][1] << 16;
+      const uint32_t pair = PackBf16(low, high);
+      words[plane][i] = pair;
+      low -= LowBf16(pair);
+      high -= HighBf16(pair);
+      // Inf and NaN, and what rounds to Inf, leave no remainder.
+      if ((pair & 0x7f80u) == 0x7f80u) low = 0.0f;
+      if ((pair & 0x7f800000u) == 0x7f800000u) high = 0.0f;
     }
   }
 #pragma unroll

@@ -10,10 +10,10 @@
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/linear/linear_fragment.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/linear_tile.cuh"
-#include "kernels/cuda/linear/wgmma.cuh"
 
 namespace moeserve::cuda {
 namespace {
@@ -260,10 +260,11 @@ void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, Linear
                        cudaStream_t stream) {
   static const int multiprocessors = Attribute(cudaDevAttrMultiProcessorCount);
   if (tile == LinearTile::kWarpgroup) {
-    // Wide tiles read less memory per product. Narrow tiles waste less of a narrow layer, and
-    // distribute a small number of tiles more evenly over the multiprocessors.
-    const bool wide = bank.max_row_blocks() > 2 &&
-                      MaxLinearTiles(bank, p.rows, kTileRows, 256) >= multiprocessors;
+    // Wide tiles read less memory per product, and are faster even if they leave multiprocessors
+    // idle. Narrow tiles are for narrow layers and for very few tiles.
+    constexpr int64_t kFewTiles = 64;
+    const bool wide =
+        bank.max_row_blocks() > 2 && MaxLinearTiles(bank, p.rows, kTileRows, 256) >= kFewTiles;
     tile = wide ? LinearTile::kWarpgroup256 : LinearTile::kWarpgroup128;
   }
   if (tile == LinearTile::kWarpgroup256) {

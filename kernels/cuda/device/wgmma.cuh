@@ -39,6 +39,14 @@ __device__ __forceinline__ uint64_t MatrixDescriptor(const void* operand, Swizzl
          (static_cast<uint64_t>((group_stride & 0x3ffffu) >> 4) << 32) |
          (static_cast<uint64_t>(swizzle) << 62);
 }
+// Returns the descriptor of a matrix that is stored transposed, with Swizzle::k128Bytes: 64
+// elements along n at one k are contiguous (128 bytes), successive k are 128 bytes apart, and the
+// next 64 elements along n begin `plane_stride` bytes later. `operand` must be 1024-byte aligned;
+// the descriptor of the next 16 elements of k is AdvanceDescriptor(descriptor, 2048).
+__device__ __forceinline__ uint64_t TransposedDescriptor(const void* operand,
+                                                         uint32_t plane_stride) {
+  return MatrixDescriptor(operand, Swizzle::k128Bytes, 8 * 128, plane_stride);
+}
 // Returns the descriptor of the same matrix at an address that is `bytes` (a multiple of 16)
 // higher.
 __device__ __forceinline__ uint64_t AdvanceDescriptor(uint64_t descriptor, uint32_t bytes) {
@@ -81,6 +89,19 @@ __device__ __forceinline__ void WgmmaKeepInPlace([[maybe_unused]] float (&d)[kCo
 #endif
 }
 
+// As above, for registers that a product reads as operand a: prevents the compiler from reusing
+// them before this call.
+template <int kCount>
+__device__ __forceinline__ void WgmmaKeepInPlace([[maybe_unused]] uint32_t (&a)[kCount][4]) {
+#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(a[i][j])::"memory");
+  }
+#endif
+}
+
 // Computes d += a b, or d = a b unless `accumulate`. a is 64 x 16, b is 16 x kN, with kN in 8, 16,
 // 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256. Descriptor `b` describes kN rows of
 // 16 elements along k, descriptor `a` 64 such rows. With w = the warp's index in the warpgroup, g =
@@ -100,6 +121,11 @@ struct Wgmma {
   static void Registers(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
     emulator::WgmmaRegisters(d, kN, a, b, accumulate);
   }
+  // As Registers(), but `b` is described by TransposedDescriptor().
+  static void RegistersTransposed(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b,
+                                  bool accumulate) {
+    emulator::WgmmaRegistersTransposed(d, kN, a, b, accumulate);
+  }
 };
 
 #else
@@ -107,26 +133,36 @@ struct Wgmma {
 // Operands of the assembly: kN / 2 accumulators first; i0 to i5 are the numbers of the operands
 // after them.
 #if MOESERVE_HAS_SM90A
-#define MOESERVE_WGMMA(n, list, operands, i0, i1, i2, i3, i4, i5)                               \
-  template <>                                                                                   \
-  struct Wgmma<n> {                                                                             \
-    static __device__ __forceinline__ void Shared(float (&d)[n / 2], uint64_t a, uint64_t b,    \
-                                                  bool accumulate) {                            \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2                                     \
-                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list      \
-                   "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n}"                                   \
-                   : operands                                                                   \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                        \
-    }                                                                                           \
-    static __device__ __forceinline__ void Registers(float (&d)[n / 2], const uint32_t (&a)[4], \
-                                                     uint64_t b, bool accumulate) {             \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5                                     \
-                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list      \
-                   "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 0;\n}"      \
-                   : operands                                                                   \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                        \
-                     "r"(static_cast<int>(accumulate)));                                        \
-    }                                                                                           \
+#define MOESERVE_WGMMA(n, list, operands, i0, i1, i2, i3, i4, i5)                                  \
+  template <>                                                                                      \
+  struct Wgmma<n> {                                                                                \
+    static __device__ __forceinline__ void Shared(float (&d)[n / 2], uint64_t a, uint64_t b,       \
+                                                  bool accumulate) {                               \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2                                        \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list         \
+                   "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n}"                                      \
+                   : operands                                                                      \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                           \
+    }                                                                                              \
+    static __device__ __forceinline__ void Registers(float (&d)[n / 2], const uint32_t (&a)[4],    \
+                                                     uint64_t b, bool accumulate) {                \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5                                        \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list         \
+                   "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 0;\n}"         \
+                   : operands                                                                      \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                           \
+                     "r"(static_cast<int>(accumulate)));                                           \
+    }                                                                                              \
+    static __device__ __forceinline__ void RegistersTransposed(float (&d)[n / 2],                  \
+                                                               const uint32_t (&a)[4], uint64_t b, \
+                                                               bool accumulate) {                  \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5                                        \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list         \
+                   "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 1;\n}"         \
+                   : operands                                                                      \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                           \
+                     "r"(static_cast<int>(accumulate)));                                           \
+    }                                                                                              \
   };
 #else
 #define MOESERVE_WGMMA(n, list, operands, i0, i1, i2, i3, i4, i5)                               \
@@ -137,6 +173,11 @@ struct Wgmma {
     }                                                                                           \
     static __device__ __forceinline__ void Registers(float (&)[n / 2], const uint32_t (&)[4],   \
                                                      uint64_t, bool) {                          \
+      __trap();                                                                                 \
+    }                                                                                           \
+    static __device__ __forceinline__ void RegistersTransposed(float (&)[n / 2],                \
+                                                               const uint32_t (&)[4], uint64_t, \
+                                                               bool) {                          \
       __trap();                                                                                 \
     }                                                                                           \
   };

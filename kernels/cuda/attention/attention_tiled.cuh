@@ -1,0 +1,98 @@
+// Parts that the kernels for tiles of neighbouring tokens share: the results of a row's splits are
+// merged in registers or, for wide heads, in shared memory.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/attention/attention_mma.cuh"
+
+namespace moeserve::cuda {
+
+// The results of all threads, merged so far, in shared memory. Used for heads that are too wide for
+// registers. Values with the same index are adjacent for all threads.
+template <int kDim, int kThreads>
+struct StashedRows {
+  float4 sums[kDim / 8][kThreads];
+  float maximum[2][kThreads];
+  float sum[2][kThreads];
+};
+
+struct NoStash {};
+
+template <int kDim>
+constexpr bool kStash = kDim > 128;
+
+template <int kDim, int kThreads>
+using Stash = std::conditional_t<kStash<kDim>, StashedRows<kDim, kThreads>, NoStash>;
+
+template <int kDim, int kThreads>
+__device__ inline void MergeStashed(bool first, RowState* state, float (&sums)[kDim / 8][4],
+                                    StashedRows<kDim, kThreads>* stash) {
+  const int thread = threadIdx.x;
+  MergeFactors f[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float maximum = first ? kMinusInfinity : stash->maximum[h][thread];
+    float sum = first ? 0.0f : stash->sum[h][thread];
+    f[h] = Merge(&maximum, &sum, state->maximum[h], state->sum[h * 2]);
+    stash->maximum[h][thread] = maximum;
+    stash->sum[h][thread] = sum;
+    state->maximum[h] = kMinusInfinity;
+    state->sum[h * 2] = state->sum[h * 2 + 1] = 0.0f;
+  }
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) {
+    float4 m = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : stash->sums[n][thread];
+    m.x = fmaf(sums[n][0], f[0].split, m.x * f[0].merged);
+    m.y = fmaf(sums[n][1], f[0].split, m.y * f[0].merged);
+    m.z = fmaf(sums[n][2], f[1].split, m.z * f[1].merged);
+    m.w = fmaf(sums[n][3], f[1].split, m.w * f[1].merged);
+    stash->sums[n][thread] = m;
+    sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+  }
+}
+
+// A thread's results merged so far for its two rows, if they are in registers; empty if they are in
+// StashedRows.
+template <int kDim>
+using Merged = std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>>;
+
+// Stores the finished rows of the warp whose 16 rows begin at `warp_row`.
+template <int kDim, int kRows, typename StashType>
+__device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
+                                              const BlockRows<kRows>& rows, int warp_row,
+                                              const Merged<kDim>& merged, const StashType& stash) {
+  const int lane = threadIdx.x % 32;
+  const int dim = a.cache.head_dim;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = warp_row + lane / 4 + h * 8;
+    if (rows.query_row[row] < 0) continue;
+    float maximum, sum;
+    if constexpr (kStash<kDim>) {
+      maximum = stash.maximum[h][threadIdx.x];
+      sum = stash.sum[h][threadIdx.x];
+    } else {
+      maximum = merged.maximum[h];
+      sum = merged.sum[h];
+    }
+    const float inverse = InverseOfSum(a, rows.head[row], maximum, sum);
+    Bf16* to =
+        static_cast<Bf16*>(a.output) + rows.query_row[row] * a.output_stride + rows.head[row] * dim;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      float x, y;
+      if constexpr (kStash<kDim>) {
+        const float4 m = stash.sums[n][threadIdx.x];
+        x = h == 0 ? m.x : m.z;
+        y = h == 0 ? m.y : m.w;
+      } else {
+        x = merged.sums[n][h * 2];
+        y = merged.sums[n][h * 2 + 1];
+      }
+      StoreBf16Pair(to, n * 8 + lane % 4 * 2, dim, x * inverse, y * inverse);
+    }
+  }
+}
+
+}  // namespace moeserve::cuda

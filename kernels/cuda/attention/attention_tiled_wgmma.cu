@@ -1,0 +1,284 @@
+// The computation of attention_tiled_mma.cu by wgmma, for devices of compute capability 9.0. A
+// warpgroup computes 64 rows; one or two warpgroups of a block share the tiles of keys and values.
+//
+// The products run asynchronously: while the tensor cores multiply the weights of a tile by its
+// values, the warpgroup computes the softmax of the next tile. Rows have the bits of the other
+// kernels, because each element is the same sequence of products: tensor cores add the products of
+// wgmma and of mma.sync in the same order (tests/cuda/attention_test.cc).
+#include "base/check.h"
+#include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_tiled.cuh"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/wgmma.cuh"
+
+namespace moeserve::cuda {
+namespace {
+
+constexpr int kWarpgroup = 128;
+constexpr int kGroupRows = 64;
+constexpr int kPlaneColumns = 64;  // a plane has 128 bytes of each row
+constexpr int kPlaneRowBytes = kPlaneColumns * 2;
+constexpr int kSteps = kTileKeys / 16;
+
+// Returns the address of 16-byte chunk `chunk` of row `row` in planes of kRows rows, swizzled as
+// wgmma expects it.
+template <int kRows>
+__device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
+  return base + chunk / 8 * (kRows * kPlaneRowBytes) + row * kPlaneRowBytes +
+         (((chunk % 8) ^ (row & 7)) << 4);
+}
+
+template <int kDim, int kGroups>
+struct SharedPlanes {
+  static constexpr int kRows = kGroups * kGroupRows;
+  alignas(1024) char keys[2][kTileKeys * kDim * 2];
+  char values[2][kTileKeys * kDim * 2];
+  char queries[kRows * kDim * 2];
+  Stash<kDim, kGroups * kWarpgroup> stash;
+  BlockRows<kRows> rows;
+};
+
+// Starts the copies of tile `tile` of the keys or values. Keys that the rows do not read, and
+// columns beyond the cache's padded_dim, become zeros. The caller commits the copies.
+template <int kDim, int kThreads>
+__device__ __forceinline__ void CopyPlanes(char* to, const void* from, const KvLayerView& cache,
+                                           int kv_head, const BlockKeys& keys, int tile) {
+  constexpr int kChunks = kDim / 8;
+  constexpr int kCopies = kTileKeys * kChunks / kThreads;
+  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  const int first_row = static_cast<int>(threadIdx.x) / kChunks;
+  const bool stored_column = chunk < cache.padded_dim / 8;
+  const Bf16* own = static_cast<const Bf16*>(from) + kv_head * cache.head_stride + chunk * 8;
+  int32_t blocks[kCopies];
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int key = tile * kTileKeys + first_row + i * (kThreads / kChunks);
+    blocks[i] = key >= keys.first && key <= keys.last && stored_column
+                    ? keys.block_table[key / kKvBlockTokens]
+                    : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int row = first_row + i * (kThreads / kChunks);
+    const bool stored = blocks[i] >= 0;
+    CopyAsync16(PlaneAddress<kTileKeys>(to, row, chunk),
+                stored
+                    ? own + blocks[i] * cache.block_stride + row % kKvBlockTokens * cache.padded_dim
+                    : from,
+                stored ? 16 : 0);
+  }
+}
+
+// Views a thread's accumulators of wgmma as the fragments of mma.sync: both have the same layout.
+template <int kColumns>
+__device__ __forceinline__ float (&AsFragments(float (&d)[kColumns]))[kColumns / 4][4] {
+  return reinterpret_cast<float(&)[kColumns / 4][4]>(d);
+}
+
+// Starts the product of the group's queries and a tile of keys.
+template <int kDim, int kRows>
+__device__ __forceinline__ void StartScores(char* queries, int first_row, char* keys,
+                                            float (&scores)[kTileKeys / 2]) {
+  WgmmaKeepInPlace(scores);
+  WgmmaFence();
+#pragma unroll
+  for (int d = 0; d < kDim / 16; ++d) {
+    const int plane = d / 4;
+    const uint64_t q = MatrixDescriptor(queries + (plane * kRows + first_row) * kPlaneRowBytes,
+                                        Swizzle::k128Bytes, 8 * kPlaneRowBytes);
+    const uint64_t k = MatrixDescriptor(keys + plane * kTileKeys * kPlaneRowBytes,
+                                        Swizzle::k128Bytes, 8 * kPlaneRowBytes);
+    Wgmma<kTileKeys>::Shared(scores, AdvanceDescriptor(q, d % 4 * 32),
+                             AdvanceDescriptor(k, d % 4 * 32), d > 0);
+  }
+  WgmmaCommit();
+  WgmmaKeepInPlace(scores);
+}
+
+// Starts the product of the weights of a tile and its values.
+template <int kDim>
+__device__ __forceinline__ void StartValues(const uint32_t (&weights)[kSteps][4], char* values,
+                                            float (&sums)[kDim / 2]) {
+  const uint64_t v = TransposedDescriptor(values, kTileKeys * kPlaneRowBytes);
+  WgmmaKeepInPlace(sums);
+  WgmmaFence();
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    Wgmma<kDim>::RegistersTransposed(sums, weights[step],
+                                     AdvanceDescriptor(v, step * 16 * kPlaneRowBytes), true);
+  }
+  WgmmaCommit();
+  WgmmaKeepInPlace(sums);
+}
+
+// Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
+// sequence.
+template <int kDim, int kGroups>
+__device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, int end, int kv_head,
+                                         int chunk, int split_tiles, float scale,
+                                         SharedPlanes<kDim, kGroups>& shared) {
+  constexpr int kThreads = kGroups * kWarpgroup;
+  constexpr int kRows = kGroups * kGroupRows;
+  BlockKeys range;
+  if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
+  const auto copy = [&](char(&to)[2][kTileKeys * kDim * 2], const void* from, int tile) {
+    if (tile < range.tiles.end) {
+      CopyPlanes<kDim, kThreads>(to[tile % 2], from, a.cache, kv_head, range, tile);
+    }
+  };
+  const int first_tile = range.tiles.begin;
+  copy(shared.keys, a.cache.keys, first_tile);
+  CopyAsyncCommit();
+  copy(shared.keys, a.cache.keys, first_tile + 1);
+  copy(shared.values, a.cache.values, first_tile);
+  CopyAsyncCommit();
+  LoadQueries<kDim, kRows, kThreads>(
+      a, shared.rows, [&](int row, int c) { return PlaneAddress<kRows>(shared.queries, row, c); });
+
+  // The shuffle makes the value uniform within a warp in a way that the compiler can prove.
+  const int group =
+      kGroups == 1 ? 0 : __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int first_row = group * kGroupRows;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
+  const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
+
+  RowState state;
+  float sums[kDim / 2] = {};
+  float scores[kTileKeys / 2];
+  uint32_t weights[kSteps][4] = {};
+  float maximum[2] = {kMinusInfinity, kMinusInfinity};
+  Merged<kDim> merged;
+  // Turns the scores of a tile into weights. `maximum` must be the largest score so far; it becomes
+  // the largest score including this tile.
+  const auto softmax = [&](int tile, uint32_t(&to)[kSteps][4]) {
+    auto& fragments = AsFragments(scores);
+    MaskAndMaximum(a, scale, pair, tile * kTileKeys, fragments, maximum);
+    const float reference[2] = {Reference(maximum[0]), Reference(maximum[1])};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) Weights(fragments, step, reference, to[step]);
+  };
+
+  const auto add_weights = [&] {
+    constexpr uint32_t kOnes = 0x3f803f80u;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) MmaBf16(state.sum, weights[step], {kOnes, kOnes});
+  };
+  const auto merge = [&](int tile) {
+    if constexpr (kStash<kDim>) {
+      MergeStashed<kDim>(tile / split_tiles == first_tile / split_tiles, &state, AsFragments(sums),
+                         &shared.stash);
+    } else {
+      MergeSplit<kDim>(&state, AsFragments(sums), &merged);
+    }
+  };
+
+  CopyAsyncWait<1>();
+  FenceAsyncShared();
+  __syncthreads();
+  StartScores<kDim, kRows>(shared.queries, first_row, shared.keys[first_tile % 2], scores);
+  WgmmaWait<0>();
+  WgmmaKeepInPlace(scores);
+  softmax(first_tile, weights);
+  Rescale<kDim>(maximum, &state, AsFragments(sums));
+  // A tile that a row does not see does not change its sums, so all warps compute all tiles.
+  const int last_tile = range.tiles.end - 1;
+  for (int tile = first_tile; tile < last_tile; ++tile) {
+    CopyAsyncWait<0>();
+    FenceAsyncShared();
+    // Afterwards the values of this tile and the keys of the next one are visible, and no product
+    // reads the buffers that the next copies overwrite.
+    __syncthreads();
+    copy(shared.keys, a.cache.keys, tile + 2);
+    copy(shared.values, a.cache.values, tile + 1);
+    CopyAsyncCommit();
+    StartScores<kDim, kRows>(shared.queries, first_row, shared.keys[(tile + 1) % 2], scores);
+    StartValues<kDim>(weights, shared.values[tile % 2], sums);
+    add_weights();
+    const bool split_ends = (tile + 1) % split_tiles == 0;
+    if (split_ends) maximum[0] = maximum[1] = kMinusInfinity;
+    WgmmaWait<1>();
+    WgmmaKeepInPlace(scores);
+    uint32_t next_weights[kSteps][4];
+    softmax(tile + 1, next_weights);
+    WgmmaWait<0>();
+    WgmmaKeepInPlace(sums);
+    WgmmaKeepInPlace(weights);
+    if (split_ends) merge(tile);
+    Rescale<kDim>(maximum, &state, AsFragments(sums));
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[step][i] = next_weights[step][i];
+    }
+  }
+  CopyAsyncWait<0>();
+  FenceAsyncShared();
+  __syncthreads();
+  StartValues<kDim>(weights, shared.values[last_tile % 2], sums);
+  add_weights();
+  WgmmaWait<0>();
+  WgmmaKeepInPlace(sums);
+  merge(last_tile);
+  StoreFinished<kDim>(a, shared.rows, warp_row, merged, shared.stash);
+}
+
+template <int kDim, int kGroups>
+__global__ void __launch_bounds__(kGroups* kWarpgroup, 1)
+    WgmmaKernel(const AttentionLaunch a, const int tokens_per_tile, const int split_tiles,
+                const float scale) {
+#if MOESERVE_HAS_SM90A
+  GridDependencyPass();
+  auto& shared = *DynamicShared<SharedPlanes<kDim, kGroups>>();
+  ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
+    WgmmaRun<kDim, kGroups>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
+  });
+#else
+  __trap();
+#endif
+}
+
+int Attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+  MOESERVE_CHECK(cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess,
+                 "attributes of the CUDA device");
+  return value;
+}
+
+template <int kDim, int kGroups>
+void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
+  static_assert(sizeof(SharedPlanes<kDim, kGroups>) <= 227 << 10);
+  const TiledShape shape = TiledShapeOf(args, kGroups * kGroupRows);
+  Launch(WgmmaKernel<kDim, kGroups>,
+         {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),
+          .block = dim3(kGroups * kWarpgroup),
+          .shared_bytes = sizeof(SharedPlanes<kDim, kGroups>),
+          .stream = stream,
+          .overlaps_predecessor = true},
+         args, shape.tokens_per_tile, SplitTokensOf(args) / kTileKeys, args.scale * kLog2E);
+}
+
+}  // namespace
+
+bool TiledWgmmaFits() {
+  static const int major = Attribute(cudaDevAttrComputeCapabilityMajor);
+  return major == 9;
+}
+
+void LaunchTiledWgmma(const AttentionLaunch& args, int warpgroups, cudaStream_t stream) {
+  static const int multiprocessors = Attribute(cudaDevAttrMultiProcessorCount);
+  if (warpgroups == 0) {
+    // Two warpgroups read keys and values half as often, but need twice the rows to use all
+    // multiprocessors.
+    const TiledShape shape = TiledShapeOf(args, 2 * kGroupRows);
+    const int64_t blocks = int64_t{shape.tiles} * args.cache.num_kv_heads * shape.chunks;
+    warpgroups = blocks >= multiprocessors ? 2 : 1;
+  }
+  if (args.cache.head_dim > 128) return LaunchOf<256, 1>(args, stream);
+  if (args.cache.head_dim <= 64) {
+    return warpgroups == 2 ? LaunchOf<64, 2>(args, stream) : LaunchOf<64, 1>(args, stream);
+  }
+  return warpgroups == 2 ? LaunchOf<128, 2>(args, stream) : LaunchOf<128, 1>(args, stream);
+}
+
+}  // namespace moeserve::cuda
