@@ -30,6 +30,97 @@ __device__ inline char* Swizzled(char* base, int row, int chunk) {
   return base + row * kRowBytes + ((chunk ^ (row & 7)) << 4);
 }
 
+// Starts the copies of tiles of keys and values of a bf16 cache into shared memory, for all threads
+// of a block together. What does not change from tile to tile is computed once, because a copy of
+// 16 bytes must not cost more instructions than the arithmetic on them. Key k's 16-byte chunk c is
+// stored at Swizzled<kDim * 2>(to, k, c) or, with kPlanes, in planes of 64 columns: at 16-byte
+// chunk c % 8 ^ k % 8 of row k of plane c / 8, as wgmma expects it.
+template <int kDim, int kThreads, bool kPlanes>
+class TileCopies {
+  static constexpr int kChunks = kDim / 8;
+  static constexpr int kRowsAtOnce = kThreads / kChunks;
+  static constexpr int kCopies = kTileKeys / kRowsAtOnce;
+  static constexpr int kRowBytes = kPlanes ? 128 : kDim * 2;
+  static_assert(kRowsAtOnce == 4 || kRowsAtOnce == 8 || kRowsAtOnce == 16 || kRowsAtOnce == 32);
+
+ public:
+  // The cache blocks that a thread reads for one tile.
+  static constexpr int kBlocks = kCopies < 4 ? kCopies : 4;
+  using Blocks = int32_t[kBlocks];
+
+  __device__ __forceinline__ TileCopies(const KvLayerView& cache, int kv_head,
+                                        const BlockKeys& keys)
+      : table_(keys.block_table),
+        first_(keys.first),
+        span_(static_cast<uint32_t>(keys.last - keys.first)),
+        end_tile_(keys.tiles.end),
+        row_(static_cast<int>(threadIdx.x) / kChunks),
+        block_bytes_(static_cast<uint32_t>(cache.block_stride * 2)),
+        row_bytes_(cache.padded_dim * 2) {
+    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    // Columns beyond the cache's become zeros.
+    const bool stored = chunk < cache.padded_dim / 8;
+    bytes_ = stored ? 16 : 0;
+    const int64_t own = kv_head * cache.head_stride + row_ % kKvBlockTokens * cache.padded_dim +
+                        (stored ? chunk * 8 : 0);
+    keys_ = static_cast<const char*>(cache.keys) + own * 2;
+    values_ = static_cast<const char*>(cache.values) + own * 2;
+    const int plane = kPlanes ? chunk / 8 * (kTileKeys * kRowBytes) : 0;
+    const int within = kPlanes ? chunk % 8 : chunk;
+    to_ = plane + row_ * kRowBytes + ((within ^ (row_ & 7)) << 4);
+  }
+
+  // Finds the blocks of a tile. Blocks that the rows do not read are 0.
+  __device__ __forceinline__ void Find(int tile, Blocks& blocks) const {
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      const int key =
+          tile * kTileKeys + j * (kTileKeys / kBlocks) + row_ / kKvBlockTokens * kKvBlockTokens;
+      const bool read = key + kKvBlockTokens > first_ && key - first_ <= static_cast<int>(span_) &&
+                        tile < end_tile_;
+      blocks[j] = read ? table_[key / kKvBlockTokens] : 0;
+    }
+  }
+
+  // `tile` must be the one of Find(), and below the end of the range of tiles.
+  __device__ __forceinline__ void StartKeys(char* to, int tile, const Blocks& blocks) const {
+    Start(to, keys_, tile, blocks);
+  }
+  __device__ __forceinline__ void StartValues(char* to, int tile, const Blocks& blocks) const {
+    Start(to, values_, tile, blocks);
+  }
+
+ private:
+  // Keys that the rows do not read become zeros.
+  __device__ __forceinline__ void Start(char* to, const char* from, int tile,
+                                        const Blocks& blocks) const {
+    const uint32_t key = static_cast<uint32_t>(tile * kTileKeys + row_ - first_);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      // A block of 16 keys takes 16 / kRowsAtOnce copies, or kRowsAtOnce / 16 blocks take one.
+      const int j = i * kBlocks / kCopies;
+      const char* block =
+          from + static_cast<uint64_t>(static_cast<uint32_t>(blocks[j])) * block_bytes_;
+      constexpr int kTurn = kRowsAtOnce == 4 ? 64 : 0;  // the swizzle of odd groups of 4 rows
+      const int place = (i % 2 == 0 ? to_ : to_ ^ kTurn) + i * kRowsAtOnce * kRowBytes;
+      CopyAsync16(to + place, block + i * kRowsAtOnce % kKvBlockTokens * row_bytes_,
+                  key + i * kRowsAtOnce <= span_ ? bytes_ : 0);
+    }
+  }
+
+  const char* keys_;
+  const char* values_;
+  const int32_t* table_;
+  int first_;
+  uint32_t span_;  // the rows read keys [first_, first_ + span_]
+  int end_tile_;
+  int row_;  // the first of the rows of a tile that this thread copies
+  uint32_t block_bytes_;
+  int row_bytes_;
+  int bytes_;
+  int to_;
+};
+
 // Loads the queries of a block's rows as bf16; elements beyond head_dim and unused rows are zero.
 // place(row, chunk) returns the address of a 16-byte chunk in shared memory.
 template <int kDim, int kRows, int kThreads, typename Place>

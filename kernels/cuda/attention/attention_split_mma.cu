@@ -126,15 +126,21 @@ __global__ void __launch_bounds__(kThreads)
                            &range)) {
     return;
   }
-  const auto copy = [&](char(&to)[2][kTileKeys * kDim * 2], const void* from, int tile) {
-    if (tile < range.tiles.end) {
-      CopyTile<kTileKeys, kDim * 2, kThreads>(to[tile % 2], from, a.cache, kv_head, range, tile);
-    }
+  const TileCopies<kDim, kThreads, false> copies(a.cache, kv_head, range);
+  typename TileCopies<kDim, kThreads, false>::Blocks near, far;
+  copies.Find(range.tiles.begin, near);
+  copies.Find(range.tiles.begin + 1, far);
+  const auto copy_keys = [&](int tile, const auto& blocks) {
+    if (tile < range.tiles.end) copies.StartKeys(shared.keys[tile % 2], tile, blocks);
     CopyAsyncCommit();
   };
-  copy(shared.keys, a.cache.keys, range.tiles.begin);
-  copy(shared.values, a.cache.values, range.tiles.begin);
-  copy(shared.keys, a.cache.keys, range.tiles.begin + 1);
+  const auto copy_values = [&](int tile, const auto& blocks) {
+    if (tile < range.tiles.end) copies.StartValues(shared.values[tile % 2], tile, blocks);
+    CopyAsyncCommit();
+  };
+  copy_keys(range.tiles.begin, near);
+  copy_values(range.tiles.begin, near);
+  copy_keys(range.tiles.begin + 1, far);
   LoadQueries<kDim, kRows, kThreads>(a, shared.rows, [&](int row, int chunk) {
     return Swizzled<kDim * 2>(shared.queries, row, chunk);
   });
@@ -149,7 +155,8 @@ __global__ void __launch_bounds__(kThreads)
     // Groups committed so far, oldest first: ..., keys(tile), values(tile), keys(tile + 1).
     CopyAsyncWait<2>();
     __syncthreads();
-    copy(shared.values, a.cache.values, tile + 1);
+    copy_values(tile + 1, far);
+    copies.Find(tile + 2, far);
     float scores[2][4];
     Scores<kDim>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
     float maximum[2] = {state.maximum[0], state.maximum[1]};
@@ -158,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
     StoreWeights(shared, warp, lane, scores, maximum);
     CopyAsyncWait<2>();
     __syncthreads();
-    copy(shared.keys, a.cache.keys, tile + 2);
+    copy_keys(tile + 2, far);
     Rescale<kColumns<kDim>>(maximum, &state, sums);
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {

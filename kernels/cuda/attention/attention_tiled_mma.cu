@@ -51,13 +51,11 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
                                 SharedTiles<kDim>& shared) {
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
-  const auto copy = [&](char* to, const void* from, int tile) {
-    if (tile < range.tiles.end) {
-      CopyTile<kTileKeys, kDim * 2, kThreads>(to, from, a.cache, kv_head, range, tile);
-    }
-    CopyAsyncCommit();
-  };
-  copy(shared.keys, a.cache.keys, range.tiles.begin);
+  const TileCopies<kDim, kThreads, false> copies(a.cache, kv_head, range);
+  typename TileCopies<kDim, kThreads, false>::Blocks blocks;
+  copies.Find(range.tiles.begin, blocks);
+  copies.StartKeys(shared.keys, range.tiles.begin, blocks);
+  CopyAsyncCommit();
   LoadQueries<kDim, kRows, kThreads>(a, shared.rows, [&](int row, int chunk) {
     return Swizzled<kDim * 2>(shared.queries, row, chunk);
   });
@@ -74,11 +72,14 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
     const bool seen = key <= keys.last && key + kTileKeys > keys.first;
     CopyAsyncWait<0>();
     __syncthreads();
-    copy(shared.values, a.cache.values, tile);
+    copies.StartValues(shared.values, tile, blocks);
+    CopyAsyncCommit();
+    copies.Find(tile + 1, blocks);
     float scores[kTileKeys / 8][4];
     if (seen) Scores<kDim>(shared.queries, warp_row, shared.keys, 0, scores);
     __syncthreads();
-    copy(shared.keys, a.cache.keys, tile + 1);
+    if (tile + 1 < range.tiles.end) copies.StartKeys(shared.keys, tile + 1, blocks);
+    CopyAsyncCommit();
     float reference[2];
     if (seen) {
       const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);

@@ -38,37 +38,6 @@ struct SharedPlanes {
   BlockRows<kRows> rows;
 };
 
-// Starts the copies of tile `tile` of the keys or values. Keys that the rows do not read, and
-// columns beyond the cache's padded_dim, become zeros. The caller commits the copies.
-template <int kDim, int kThreads>
-__device__ __forceinline__ void CopyPlanes(char* to, const void* from, const KvLayerView& cache,
-                                           int kv_head, const BlockKeys& keys, int tile) {
-  constexpr int kChunks = kDim / 8;
-  constexpr int kCopies = kTileKeys * kChunks / kThreads;
-  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
-  const int first_row = static_cast<int>(threadIdx.x) / kChunks;
-  const bool stored_column = chunk < cache.padded_dim / 8;
-  const Bf16* own = static_cast<const Bf16*>(from) + kv_head * cache.head_stride + chunk * 8;
-  int32_t blocks[kCopies];
-#pragma unroll
-  for (int i = 0; i < kCopies; ++i) {
-    const int key = tile * kTileKeys + first_row + i * (kThreads / kChunks);
-    blocks[i] = key >= keys.first && key <= keys.last && stored_column
-                    ? keys.block_table[key / kKvBlockTokens]
-                    : -1;
-  }
-#pragma unroll
-  for (int i = 0; i < kCopies; ++i) {
-    const int row = first_row + i * (kThreads / kChunks);
-    const bool stored = blocks[i] >= 0;
-    CopyAsync16(PlaneAddress<kTileKeys>(to, row, chunk),
-                stored
-                    ? own + blocks[i] * cache.block_stride + row % kKvBlockTokens * cache.padded_dim
-                    : from,
-                stored ? 16 : 0);
-  }
-}
-
 // Views a thread's accumulators of wgmma as the fragments of mma.sync: both have the same layout.
 template <int kColumns>
 __device__ __forceinline__ float (&AsFragments(float (&d)[kColumns]))[kColumns / 4][4] {
@@ -121,16 +90,19 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   constexpr int kRows = kGroups * kGroupRows;
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
-  const auto copy = [&](char(&to)[2][kTileKeys * kDim * 2], const void* from, int tile) {
-    if (tile < range.tiles.end) {
-      CopyPlanes<kDim, kThreads>(to[tile % 2], from, a.cache, kv_head, range, tile);
-    }
-  };
+  const TileCopies<kDim, kThreads, true> copies(a.cache, kv_head, range);
+  typename TileCopies<kDim, kThreads, true>::Blocks blocks;
   const int first_tile = range.tiles.begin;
-  copy(shared.keys, a.cache.keys, first_tile);
+  const int last_tile = range.tiles.end - 1;
+  const auto copy_keys = [&](int tile) {
+    if (tile <= last_tile) copies.StartKeys(shared.keys[tile % 2], tile, blocks);
+  };
+  copies.Find(first_tile, blocks);
+  copy_keys(first_tile);
   CopyAsyncCommit();
-  copy(shared.keys, a.cache.keys, first_tile + 1);
-  copy(shared.values, a.cache.values, first_tile);
+  copies.StartValues(shared.values[first_tile % 2], first_tile, blocks);
+  copies.Find(first_tile + 1, blocks);
+  copy_keys(first_tile + 1);
   CopyAsyncCommit();
   LoadQueries<kDim, kRows, kThreads>(
       a, shared.rows, [&](int row, int c) { return PlaneAddress<kRows>(shared.queries, row, c); });
@@ -181,15 +153,15 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   softmax(first_tile, weights);
   Rescale<kDim>(maximum, &state, AsFragments(sums));
   // A tile that a row does not see does not change its sums, so all warps compute all tiles.
-  const int last_tile = range.tiles.end - 1;
   for (int tile = first_tile; tile < last_tile; ++tile) {
     CopyAsyncWait<0>();
     FenceAsyncShared();
     // Afterwards the values of this tile and the keys of the next one are visible, and no product
     // reads the buffers that the next copies overwrite.
     __syncthreads();
-    copy(shared.keys, a.cache.keys, tile + 2);
-    copy(shared.values, a.cache.values, tile + 1);
+    copies.StartValues(shared.values[(tile + 1) % 2], tile + 1, blocks);
+    copies.Find(tile + 2, blocks);
+    copy_keys(tile + 2);
     CopyAsyncCommit();
     StartScores<kDim, kRows>(shared.queries, first_row, shared.keys[(tile + 1) % 2], scores);
     StartValues<kDim>(weights, shared.values[tile % 2], sums);
@@ -200,6 +172,8 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
     WgmmaKeepInPlace(scores);
     uint32_t next_weights[kSteps][4];
     softmax(tile + 1, next_weights);
+    // Otherwise the compiler moves the exponentials behind the wait.
+    WgmmaKeepInPlace(next_weights);
     WgmmaWait<0>();
     WgmmaKeepInPlace(sums);
     WgmmaKeepInPlace(weights);
