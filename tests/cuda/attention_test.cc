@@ -68,8 +68,8 @@ struct Query {
   std::vector<float> values;
 };
 
-// The kernel that computes tiles of tokens. kWgmma1 and kWgmma2: with one and two warpgroups.
-enum class Tiled { kChosen, kMma, kWgmma1, kWgmma2 };
+// The kernel that computes tiles of tokens.
+enum class Tiled { kChosen, kMma, kWgmma };
 
 class Scene {
  public:
@@ -204,11 +204,8 @@ class Scene {
       case Tiled::kMma:
         LaunchTiledMma(a, nullptr);
         break;
-      case Tiled::kWgmma1:
-        LaunchTiledWgmma(a, 1, nullptr);
-        break;
-      case Tiled::kWgmma2:
-        LaunchTiledWgmma(a, 2, nullptr);
+      case Tiled::kWgmma:
+        LaunchTiledWgmma(a, nullptr);
         break;
     }
     const std::vector<uint8_t> output = d_output.Read();
@@ -445,7 +442,7 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
 }
 
 // All kernels for tiles compute the bits of the kernel for single tokens, also for prompts that
-// fill several tiles of 128 rows.
+// fill several tiles of 64 rows.
 TEST(CudaAttentionTest, TiledKernelsHaveTheSameBits) {
   uint64_t seed = 150;
   for (const int head_dim : {16, 64, 80, 128, 256}) {
@@ -472,9 +469,7 @@ TEST(CudaAttentionTest, TiledKernelsHaveTheSameBits) {
       }
       ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kMma})) << setting.Describe();
       if (!TiledWgmmaFits()) continue;
-      ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kWgmma1})) << setting.Describe();
-      if (head_dim > 128) continue;
-      ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kWgmma2})) << setting.Describe();
+      ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kWgmma})) << setting.Describe();
     }
   }
 }

@@ -31,7 +31,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   if (!mma) {
     LaunchTiledF32(args, stream);
   } else if (TiledWgmmaFits()) {
-    LaunchTiledWgmma(args, 0, stream);
+    LaunchTiledWgmma(args, stream);
   } else {
     LaunchTiledMma(args, stream);
   }

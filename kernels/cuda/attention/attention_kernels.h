@@ -14,11 +14,10 @@ void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream);
 // Compute tokens [tiled_from, tokens).
 void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);
-// As LaunchTiledMma(), by wgmma, for devices of compute capability 9.0: the same bits. A thread
-// block computes 64 rows by each of `warpgroups` (1 or 2; only 1 if head_dim is above 128); 0
-// chooses the number.
+// As LaunchTiledMma(), by wgmma: the same bits. TiledWgmmaFits() returns whether the current device
+// has wgmma (compute capability 9.0).
 bool TiledWgmmaFits();
-void LaunchTiledWgmma(const AttentionLaunch& args, int warpgroups, cudaStream_t stream);
+void LaunchTiledWgmma(const AttentionLaunch& args, cudaStream_t stream);
 
 // Computes all tokens of a layer whose values are the first elements of its keys.
 void LaunchLatent(const AttentionLaunch& args, cudaStream_t stream);

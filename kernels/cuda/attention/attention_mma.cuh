@@ -35,7 +35,10 @@ __device__ inline char* Swizzled(char* base, int row, int chunk) {
 // 16 bytes must not cost more instructions than the arithmetic on them. Key k's 16-byte chunk c is
 // stored at Swizzled<kDim * 2>(to, k, c) or, with kPlanes, in planes of 64 columns: at 16-byte
 // chunk c % 8 ^ k % 8 of row k of plane c / 8, as wgmma expects it.
-template <int kDim, int kThreads, bool kPlanes>
+//
+// With kFastPath, tiles that are read completely have code of their own, whose addresses are a
+// register and a constant. It pays where few warps share a multiprocessor.
+template <int kDim, int kThreads, bool kPlanes, bool kFastPath>
 class TileCopies {
   static constexpr int kChunks = kDim / 8;
   static constexpr int kRowsAtOnce = kThreads / kChunks;
@@ -56,7 +59,8 @@ class TileCopies {
         end_tile_(keys.tiles.end),
         row_(static_cast<int>(threadIdx.x) / kChunks),
         block_bytes_(static_cast<uint32_t>(cache.block_stride * 2)),
-        row_bytes_(cache.padded_dim * 2) {
+        row_bytes_(cache.padded_dim * 2),
+        full_rows_(cache.padded_dim == kDim) {
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
     // Columns beyond the cache's become zeros.
     const bool stored = chunk < cache.padded_dim / 8;
@@ -91,9 +95,20 @@ class TileCopies {
   }
 
  private:
-  // Keys that the rows do not read become zeros.
   __device__ __forceinline__ void Start(char* to, const char* from, int tile,
                                         const Blocks& blocks) const {
+    const int key = tile * kTileKeys - first_;
+    if (kFastPath && full_rows_ && key >= 0 && key + kTileKeys - 1 <= static_cast<int>(span_)) {
+      StartTile<false>(to, from, tile, blocks, kDim * 2);
+    } else {
+      StartTile<true>(to, from, tile, blocks, row_bytes_);
+    }
+  }
+
+  // With kPartial, keys that the rows do not read, and columns beyond the cache's, become zeros.
+  template <bool kPartial>
+  __device__ __forceinline__ void StartTile(char* to, const char* from, int tile,
+                                            const Blocks& blocks, int row_bytes) const {
     const uint32_t key = static_cast<uint32_t>(tile * kTileKeys + row_ - first_);
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
@@ -103,8 +118,9 @@ class TileCopies {
           from + static_cast<uint64_t>(static_cast<uint32_t>(blocks[j])) * block_bytes_;
       constexpr int kTurn = kRowsAtOnce == 4 ? 64 : 0;  // the swizzle of odd groups of 4 rows
       const int place = (i % 2 == 0 ? to_ : to_ ^ kTurn) + i * kRowsAtOnce * kRowBytes;
-      CopyAsync16(to + place, block + i * kRowsAtOnce % kKvBlockTokens * row_bytes_,
-                  key + i * kRowsAtOnce <= span_ ? bytes_ : 0);
+      const bool read = !kPartial || key + i * kRowsAtOnce <= span_;
+      CopyAsync16(to + place, block + i * kRowsAtOnce % kKvBlockTokens * row_bytes,
+                  kPartial ? (read ? bytes_ : 0) : 16);
     }
   }
 
@@ -117,6 +133,7 @@ class TileCopies {
   int row_;  // the first of the rows of a tile that this thread copies
   uint32_t block_bytes_;
   int row_bytes_;
+  bool full_rows_;  // a row of the cache has kDim columns
   int bytes_;
   int to_;
 };

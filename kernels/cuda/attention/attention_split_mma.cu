@@ -15,8 +15,10 @@ constexpr int kRows = 16;
 
 template <int kDim>
 struct SharedSplit {
+  // With one buffer for the values of wide heads, two blocks share a multiprocessor.
+  static constexpr int kValueBuffers = kDim > 128 ? 1 : 2;
   alignas(128) char keys[2][kTileKeys * kDim * 2];
-  char values[2][kTileKeys * kDim * 2];
+  char values[kValueBuffers][kTileKeys * kDim * 2];
   char queries[kRows * kDim * 2];
   char weights[kRows * kTileKeys * 2];
   float maximum[kThreads / 32][kRows];
@@ -126,21 +128,30 @@ __global__ void __launch_bounds__(kThreads)
                            &range)) {
     return;
   }
-  const TileCopies<kDim, kThreads, false> copies(a.cache, kv_head, range);
-  typename TileCopies<kDim, kThreads, false>::Blocks near, far;
-  copies.Find(range.tiles.begin, near);
-  copies.Find(range.tiles.begin + 1, far);
-  const auto copy_keys = [&](int tile, const auto& blocks) {
+  constexpr int kValueBuffers = SharedSplit<kDim>::kValueBuffers;
+  // The values of tile + kAhead are copied while tile is computed.
+  constexpr int kAhead = kValueBuffers - 1;
+  using Copies = TileCopies<kDim, kThreads, false, (kDim > 128)>;
+  const Copies copies(a.cache, kv_head, range);
+  const int first_tile = range.tiles.begin;
+  // The blocks of the tile whose values, and of the one whose keys are copied next.
+  typename Copies::Blocks of_values, of_keys;
+  const auto copy_keys = [&](int tile, const typename Copies::Blocks& blocks) {
     if (tile < range.tiles.end) copies.StartKeys(shared.keys[tile % 2], tile, blocks);
     CopyAsyncCommit();
   };
-  const auto copy_values = [&](int tile, const auto& blocks) {
-    if (tile < range.tiles.end) copies.StartValues(shared.values[tile % 2], tile, blocks);
+  const auto copy_values = [&](int tile, const typename Copies::Blocks& blocks) {
+    if (tile < range.tiles.end) {
+      copies.StartValues(shared.values[tile % kValueBuffers], tile, blocks);
+    }
     CopyAsyncCommit();
   };
-  copy_keys(range.tiles.begin, near);
-  copy_values(range.tiles.begin, near);
-  copy_keys(range.tiles.begin + 1, far);
+  copies.Find(first_tile, of_values);
+  copies.Find(first_tile + 1, of_keys);
+  copy_keys(first_tile, of_values);
+  if constexpr (kAhead == 1) copy_values(first_tile, of_values);
+  copy_keys(first_tile + 1, of_keys);
+  if constexpr (kAhead == 0) copies.Find(first_tile + 2, of_keys);
   LoadQueries<kDim, kRows, kThreads>(a, shared.rows, [&](int row, int chunk) {
     return Swizzled<kDim * 2>(shared.queries, row, chunk);
   });
@@ -151,29 +162,38 @@ __global__ void __launch_bounds__(kThreads)
   RowState state;
   float sums[kColumns<kDim> / 8][4] = {};
   MergedRows<kColumns<kDim>> merged;
-  for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
-    // Groups committed so far, oldest first: ..., keys(tile), values(tile), keys(tile + 1).
-    CopyAsyncWait<2>();
+  for (int tile = first_tile; tile < range.tiles.end; ++tile) {
+    // Groups committed so far, oldest first: ..., keys(tile), values(tile) if kAhead is 1,
+    // keys(tile + 1).
+    CopyAsyncWait<1 + kAhead>();
     __syncthreads();
-    copy_values(tile + 1, far);
-    copies.Find(tile + 2, far);
+    if constexpr (kAhead == 1) {
+      copy_values(tile + 1, of_keys);
+      copies.Find(tile + 2, of_keys);
+    } else {
+      copy_values(tile, of_values);
+    }
     float scores[2][4];
     Scores<kDim>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
     float maximum[2] = {state.maximum[0], state.maximum[1]};
     MaskAndMaximum(a, scale, pair, tile * kTileKeys + warp * 16, scores, maximum);
     ShareMaximum(shared, warp, lane, maximum);
     StoreWeights(shared, warp, lane, scores, maximum);
-    CopyAsyncWait<2>();
+    CopyAsyncWait<2 * kAhead>();
     __syncthreads();
-    copy_keys(tile + 2, far);
+    copy_keys(tile + 2, of_keys);
+    if constexpr (kAhead == 0) {
+      copies.Find(tile + 1, of_values);
+      copies.Find(tile + 3, of_keys);
+    }
     Rescale<kColumns<kDim>>(maximum, &state, sums);
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
       uint32_t weights[4];
       LoadMatrix4(weights,
                   Swizzled<kTileKeys * 2>(shared.weights, lane % 16, step * 2 + lane / 16));
-      AddValues<kDim, kColumns<kDim>>(weights, shared.values[tile % 2], step, warp * kColumns<kDim>,
-                                      &state, sums);
+      AddValues<kDim, kColumns<kDim>>(weights, shared.values[tile % kValueBuffers], step,
+                                      warp * kColumns<kDim>, &state, sums);
     }
     if (split < 0 && ((tile + 1) % split_tiles == 0 || tile + 1 == range.tiles.end)) {
       MergeSplit<kColumns<kDim>>(&state, sums, &merged);

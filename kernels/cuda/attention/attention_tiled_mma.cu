@@ -51,8 +51,8 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
                                 SharedTiles<kDim>& shared) {
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
-  const TileCopies<kDim, kThreads, false> copies(a.cache, kv_head, range);
-  typename TileCopies<kDim, kThreads, false>::Blocks blocks;
+  const TileCopies<kDim, kThreads, false, true> copies(a.cache, kv_head, range);
+  typename TileCopies<kDim, kThreads, false, true>::Blocks blocks;
   copies.Find(range.tiles.begin, blocks);
   copies.StartKeys(shared.keys, range.tiles.begin, blocks);
   CopyAsyncCommit();

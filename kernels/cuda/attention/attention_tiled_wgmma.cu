@@ -1,5 +1,7 @@
 // The computation of attention_tiled_mma.cu by wgmma, for devices of compute capability 9.0. A
-// warpgroup computes 64 rows; one or two warpgroups of a block share the tiles of keys and values.
+// block is one warpgroup, which computes 64 rows. Two blocks share a multiprocessor: on an H200
+// they are faster than one block of two warpgroups, although these read keys and values half as
+// often, because the products of one fall into the softmax of the other.
 //
 // The products run asynchronously: while the tensor cores multiply the weights of a tile by its
 // values, the warpgroup computes the softmax of the next tile. Rows have the bits of the other
@@ -14,27 +16,25 @@
 namespace moeserve::cuda {
 namespace {
 
-constexpr int kWarpgroup = 128;
-constexpr int kGroupRows = 64;
+constexpr int kThreads = 128;
+constexpr int kRows = 64;
 constexpr int kPlaneColumns = 64;  // a plane has 128 bytes of each row
 constexpr int kPlaneRowBytes = kPlaneColumns * 2;
 constexpr int kSteps = kTileKeys / 16;
 
-// Returns the address of 16-byte chunk `chunk` of row `row` in planes of kRows rows, swizzled as
-// wgmma expects it.
-template <int kRows>
+// Returns the address of 16-byte chunk `chunk` of row `row` of the queries, which are stored in
+// planes, swizzled as wgmma expects it.
 __device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
   return base + chunk / 8 * (kRows * kPlaneRowBytes) + row * kPlaneRowBytes +
          (((chunk % 8) ^ (row & 7)) << 4);
 }
 
-template <int kDim, int kGroups>
+template <int kDim>
 struct SharedPlanes {
-  static constexpr int kRows = kGroups * kGroupRows;
   alignas(1024) char keys[2][kTileKeys * kDim * 2];
   char values[2][kTileKeys * kDim * 2];
   char queries[kRows * kDim * 2];
-  Stash<kDim, kGroups * kWarpgroup> stash;
+  Stash<kDim, kThreads> stash;
   BlockRows<kRows> rows;
 };
 
@@ -44,16 +44,16 @@ __device__ __forceinline__ float (&AsFragments(float (&d)[kColumns]))[kColumns /
   return reinterpret_cast<float(&)[kColumns / 4][4]>(d);
 }
 
-// Starts the product of the group's queries and a tile of keys.
-template <int kDim, int kRows>
-__device__ __forceinline__ void StartScores(char* queries, int first_row, char* keys,
+// Starts the product of the queries and a tile of keys.
+template <int kDim>
+__device__ __forceinline__ void StartScores(char* queries, char* keys,
                                             float (&scores)[kTileKeys / 2]) {
   WgmmaKeepInPlace(scores);
   WgmmaFence();
 #pragma unroll
   for (int d = 0; d < kDim / 16; ++d) {
     const int plane = d / 4;
-    const uint64_t q = MatrixDescriptor(queries + (plane * kRows + first_row) * kPlaneRowBytes,
+    const uint64_t q = MatrixDescriptor(queries + plane * kRows * kPlaneRowBytes,
                                         Swizzle::k128Bytes, 8 * kPlaneRowBytes);
     const uint64_t k = MatrixDescriptor(keys + plane * kTileKeys * kPlaneRowBytes,
                                         Swizzle::k128Bytes, 8 * kPlaneRowBytes);
@@ -80,37 +80,47 @@ __device__ __forceinline__ void StartValues(const uint32_t (&weights)[kSteps][4]
   WgmmaKeepInPlace(sums);
 }
 
+// Keeps the compiler from moving the computation of the weights behind the wait that follows,
+// during which the tensor cores would be idle: the branch depends on all weights. No weight has all
+// bits set, so the kernel does not stop.
+__device__ __forceinline__ void ComputeBefore([[maybe_unused]] uint32_t (&weights)[kSteps][4]) {
+#if !defined(MOESERVE_CUDA_EMULATION)
+  uint32_t all = 0;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) all |= weights[step][i];
+  }
+  if (all == 0xffffffffu) __trap();
+#endif
+}
+
 // Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
 // sequence.
-template <int kDim, int kGroups>
+template <int kDim>
 __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, int end, int kv_head,
                                          int chunk, int split_tiles, float scale,
-                                         SharedPlanes<kDim, kGroups>& shared) {
-  constexpr int kThreads = kGroups * kWarpgroup;
-  constexpr int kRows = kGroups * kGroupRows;
+                                         SharedPlanes<kDim>& shared) {
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
-  const TileCopies<kDim, kThreads, true> copies(a.cache, kv_head, range);
-  typename TileCopies<kDim, kThreads, true>::Blocks blocks;
+  const TileCopies<kDim, kThreads, true, true> copies(a.cache, kv_head, range);
+  typename TileCopies<kDim, kThreads, true, true>::Blocks blocks, next_blocks;
   const int first_tile = range.tiles.begin;
   const int last_tile = range.tiles.end - 1;
-  const auto copy_keys = [&](int tile) {
-    if (tile <= last_tile) copies.StartKeys(shared.keys[tile % 2], tile, blocks);
+  const auto copy_keys = [&](int tile, const auto& of_tile) {
+    if (tile <= last_tile) copies.StartKeys(shared.keys[tile % 2], tile, of_tile);
   };
   copies.Find(first_tile, blocks);
-  copy_keys(first_tile);
+  copy_keys(first_tile, blocks);
   CopyAsyncCommit();
   copies.StartValues(shared.values[first_tile % 2], first_tile, blocks);
   copies.Find(first_tile + 1, blocks);
-  copy_keys(first_tile + 1);
+  copies.Find(first_tile + 2, next_blocks);
+  copy_keys(first_tile + 1, blocks);
   CopyAsyncCommit();
   LoadQueries<kDim, kRows, kThreads>(
-      a, shared.rows, [&](int row, int c) { return PlaneAddress<kRows>(shared.queries, row, c); });
+      a, shared.rows, [&](int row, int c) { return PlaneAddress(shared.queries, row, c); });
 
-  // The shuffle makes the value uniform within a warp in a way that the compiler can prove.
-  const int group =
-      kGroups == 1 ? 0 : __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  const int first_row = group * kGroupRows;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
 
@@ -147,7 +157,7 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   CopyAsyncWait<1>();
   FenceAsyncShared();
   __syncthreads();
-  StartScores<kDim, kRows>(shared.queries, first_row, shared.keys[first_tile % 2], scores);
+  StartScores<kDim>(shared.queries, shared.keys[first_tile % 2], scores);
   WgmmaWait<0>();
   WgmmaKeepInPlace(scores);
   softmax(first_tile, weights);
@@ -160,10 +170,12 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
     // reads the buffers that the next copies overwrite.
     __syncthreads();
     copies.StartValues(shared.values[(tile + 1) % 2], tile + 1, blocks);
-    copies.Find(tile + 2, blocks);
-    copy_keys(tile + 2);
+    copy_keys(tile + 2, next_blocks);
     CopyAsyncCommit();
-    StartScores<kDim, kRows>(shared.queries, first_row, shared.keys[(tile + 1) % 2], scores);
+#pragma unroll
+    for (int i = 0; i < copies.kBlocks; ++i) blocks[i] = next_blocks[i];
+    copies.Find(tile + 3, next_blocks);
+    StartScores<kDim>(shared.queries, shared.keys[(tile + 1) % 2], scores);
     StartValues<kDim>(weights, shared.values[tile % 2], sums);
     add_weights();
     const bool split_ends = (tile + 1) % split_tiles == 0;
@@ -172,8 +184,7 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
     WgmmaKeepInPlace(scores);
     uint32_t next_weights[kSteps][4];
     softmax(tile + 1, next_weights);
-    // Otherwise the compiler moves the exponentials behind the wait.
-    WgmmaKeepInPlace(next_weights);
+    ComputeBefore(next_weights);
     WgmmaWait<0>();
     WgmmaKeepInPlace(sums);
     WgmmaKeepInPlace(weights);
@@ -196,37 +207,29 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   StoreFinished<kDim>(a, shared.rows, warp_row, merged, shared.stash);
 }
 
-template <int kDim, int kGroups>
-__global__ void __launch_bounds__(kGroups* kWarpgroup, 1)
+template <int kDim>
+__global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
     WgmmaKernel(const AttentionLaunch a, const int tokens_per_tile, const int split_tiles,
                 const float scale) {
 #if MOESERVE_HAS_SM90A
   GridDependencyPass();
-  auto& shared = *DynamicShared<SharedPlanes<kDim, kGroups>>();
+  auto& shared = *DynamicShared<SharedPlanes<kDim>>();
   ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
-    WgmmaRun<kDim, kGroups>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
+    WgmmaRun<kDim>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
   });
 #else
   __trap();
 #endif
 }
 
-int Attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
-  MOESERVE_CHECK(cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess,
-                 "attributes of the CUDA device");
-  return value;
-}
-
-template <int kDim, int kGroups>
+template <int kDim>
 void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
-  static_assert(sizeof(SharedPlanes<kDim, kGroups>) <= 227 << 10);
-  const TiledShape shape = TiledShapeOf(args, kGroups * kGroupRows);
-  Launch(WgmmaKernel<kDim, kGroups>,
+  static_assert(sizeof(SharedPlanes<kDim>) <= 227 << 10);
+  const TiledShape shape = TiledShapeOf(args, kRows);
+  Launch(WgmmaKernel<kDim>,
          {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),
-          .block = dim3(kGroups * kWarpgroup),
-          .shared_bytes = sizeof(SharedPlanes<kDim, kGroups>),
+          .block = dim3(kThreads),
+          .shared_bytes = sizeof(SharedPlanes<kDim>),
           .stream = stream,
           .overlaps_predecessor = true},
          args, shape.tokens_per_tile, SplitTokensOf(args) / kTileKeys, args.scale * kLog2E);
@@ -235,24 +238,25 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
 }  // namespace
 
 bool TiledWgmmaFits() {
-  static const int major = Attribute(cudaDevAttrComputeCapabilityMajor);
-  return major == 9;
+  static const bool fits = [] {
+    int device = 0, major = 0;
+    MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+    MOESERVE_CHECK(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess,
+        "attributes of the CUDA device");
+    return major == 9;
+  }();
+  return fits;
 }
 
-void LaunchTiledWgmma(const AttentionLaunch& args, int warpgroups, cudaStream_t stream) {
-  static const int multiprocessors = Attribute(cudaDevAttrMultiProcessorCount);
-  if (warpgroups == 0) {
-    // Two warpgroups read keys and values half as often, but need twice the rows to use all
-    // multiprocessors.
-    const TiledShape shape = TiledShapeOf(args, 2 * kGroupRows);
-    const int64_t blocks = int64_t{shape.tiles} * args.cache.num_kv_heads * shape.chunks;
-    warpgroups = blocks >= multiprocessors ? 2 : 1;
-  }
-  if (args.cache.head_dim > 128) return LaunchOf<256, 1>(args, stream);
+void LaunchTiledWgmma(const AttentionLaunch& args, cudaStream_t stream) {
   if (args.cache.head_dim <= 64) {
-    return warpgroups == 2 ? LaunchOf<64, 2>(args, stream) : LaunchOf<64, 1>(args, stream);
+    LaunchOf<64>(args, stream);
+  } else if (args.cache.head_dim <= 128) {
+    LaunchOf<128>(args, stream);
+  } else {
+    LaunchOf<256>(args, stream);
   }
-  return warpgroups == 2 ? LaunchOf<128, 2>(args, stream) : LaunchOf<128, 1>(args, stream);
 }
 
 }  // namespace moeserve::cuda
