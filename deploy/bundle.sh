@@ -19,7 +19,7 @@ build=$root/build/release
 output=$root/build/moeserve-bundle.tar.xz
 compile=1
 data=1
-limit_mib=24
+limit_mib=48
 
 die() {
   printf 'error: %s\n' "$*" >&2
@@ -92,7 +92,7 @@ mkdir -p "$(dirname "$output")"
 # The programs share most of their code, so xz gets a dictionary that is large enough for all of
 # them.
 tar -C "$stage" --sort=name --owner=0 --group=0 --mtime=@0 -cf - moeserve |
-  xz -T1 --lzma2=preset=6,dict=128MiB >"$output"
+  xz -T1 --lzma2=preset=3,dict=128MiB >"$output"
 size=$(stat -c %s "$output")
 printf '%s: %d programs, %d libraries, %.1f MiB packed\n' "$output" \
   "$(find "$bundle/bin" -type f | wc -l)" "$(find "$bundle/lib" -type f | wc -l)" \
