@@ -90,7 +90,7 @@ install -m 644 "$root/LICENSE" "$bundle/LICENSE"
 
 mkdir -p "$(dirname "$output")"
 # The programs share most of their code, so xz gets a dictionary that is large enough for all of
-# them.
+# them. Preset 3 takes a sixth of the time of preset 6, for a tenth more bytes.
 tar -C "$stage" --sort=name --owner=0 --group=0 --mtime=@0 -cf - moeserve |
   xz -T1 --lzma2=preset=3,dict=128MiB >"$output"
 size=$(stat -c %s "$output")

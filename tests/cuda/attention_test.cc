@@ -71,6 +71,12 @@ struct Query {
 // The kernel that computes tiles of tokens.
 enum class Tiled { kChosen, kMma, kWgmma };
 
+// Returns the kernel for devices without wgmma, which LaunchAttention() does not choose on others.
+Tiled OtherTiled(const Setting& setting) {
+  const bool bf16 = setting.cache == DType::kBF16 && setting.output == DType::kBF16;
+  return bf16 ? Tiled::kMma : Tiled::kChosen;
+}
+
 class Scene {
  public:
   Scene(const Setting& setting, uint64_t seed) : s_(setting), random_(seed) {
@@ -430,6 +436,7 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
           ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], tiled[t]));
         }
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
+        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled = OtherTiled(setting)})) << setting.Describe();
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 9})) << setting.Describe();
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = count})) << setting.Describe();
         for (int t : {1, 19, 22}) {
@@ -506,6 +513,7 @@ TEST(CudaAttentionTest, BiasesOfDistancesMatchDoubleArithmetic) {
           ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], tiled[t]));
         }
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
+        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled = OtherTiled(setting)})) << setting.Describe();
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = count})) << setting.Describe();
         ASSERT_EQ(tiled[3], scene.Run({tokens[3]}, {.tiled_from = 1})[0]);
       }
@@ -552,6 +560,7 @@ TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
         for (int tiled_from : {0, 8, count}) {
           ASSERT_EQ(results, scene.Run(tokens, {.tiled_from = tiled_from, .max_per_token = 22}));
         }
+        ASSERT_EQ(results, scene.Run(tokens, {.max_per_token = 22, .tiled = OtherTiled(setting)}));
         for (int t : {0, 1}) {
           // The bits do not depend either on how many rows other tokens of the step have.
           const int most = static_cast<int>(tokens[t].size());
@@ -560,87 +569,6 @@ TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
         }
       }
     }
-  }
-}
-
-TEST(CudaAttentionTest, WorkListFallsBackWhereRoomEnds) {
-  const std::vector<int32_t> position = {0, 255, 256, 1000, 5, 600, 900};
-  const std::vector<int32_t> sequence = {0, 0, 0, 0, -1, 0, 0};
-  DeviceArray<int32_t> d_position(position), d_sequence(sequence);
-  const int tokens = 7, slots = 7;
-  DeviceArray<uint8_t> memory(
-      std::vector<uint8_t>(static_cast<size_t>(AttentionWorkBytes(tokens, slots, 20)), 0xff));
-  const AttentionWork work = LayOutAttentionWork(memory.data(), tokens, slots);
-  LaunchAttentionWork({tokens, d_position.data(), d_sequence.data(), nullptr, 0, 1001}, tokens, 0,
-                      256, work, nullptr);
-  Check(cudaDeviceSynchronize());
-  std::vector<int32_t> count(1), token(slots + tokens), split(slots + tokens), slot(tokens);
-  Check(cudaMemcpy(count.data(), work.item_count, 4, cudaMemcpyDeviceToHost));
-  ASSERT_EQ(count[0], 11);
-  Check(cudaMemcpy(token.data(), work.item_token, count[0] * 4, cudaMemcpyDeviceToHost));
-  Check(cudaMemcpy(split.data(), work.item_split, count[0] * 4, cudaMemcpyDeviceToHost));
-  Check(cudaMemcpy(slot.data(), work.slot_of_token, tokens * 4, cudaMemcpyDeviceToHost));
-  token.resize(count[0]);
-  split.resize(count[0]);
-  // Contexts of 256 + 1 and 1000 + 1 positions get slots 0-1 and 2-5. For 601 and 901 no slots are
-  // left.
-  EXPECT_EQ(token, (std::vector<int32_t>{0, 1, 2, 2, 3, 3, 3, 3, 4, 5, 6}));
-  EXPECT_EQ(split, (std::vector<int32_t>{-1, -1, 0, 1, 0, 1, 2, 3, -1, -1, -1}));
-  EXPECT_EQ(slot, (std::vector<int32_t>{-1, -1, 0, 2, -1, -1, -1}));
-}
-
-TEST(CudaAttentionTest, SplitsOfWindows) {
-  EXPECT_EQ(MaxSplits(1, 0, 256), 1);
-  EXPECT_EQ(MaxSplits(256, 0, 256), 1);
-  EXPECT_EQ(MaxSplits(257, 0, 256), 2);
-  for (int window : {1, 2, 16, 255, 256, 257, 258, 512, 513, 514, 700}) {
-    int most = 0;
-    for (int position = 0; position < 1500; ++position) {
-      const int first = std::max(0, position - window + 1);
-      most = std::max(most, position / 256 - first / 256 + 1);
-    }
-    EXPECT_EQ(MaxSplits(1500, window, 256), most) << window;
-  }
-}
-
-TEST(CudaAttentionTest, BlocksAreCopiedInEveryLayer) {
-  const std::vector<KvLayerShape> shapes = {{2, 24}, {1, 4}, {3, 16}};
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    auto cache = CudaKvCache::Allocate(shapes, dtype, 5);
-    ASSERT_TRUE(cache.ok()) << cache.status();
-    EXPECT_EQ(CudaKvCache::BytesPerBlock(shapes, dtype),
-              2 * 16 * (2 * 32 + 16 + 3 * 16) * static_cast<int64_t>(SizeOf(dtype)));
-    std::vector<std::vector<uint8_t>> before;
-    const auto read = [&] {
-      std::vector<std::vector<uint8_t>> all;
-      Check(cudaDeviceSynchronize());
-      for (int l = 0; l < 3; ++l) {
-        const KvLayerView view = cache->layer(l);
-        for (const void* p : {view.keys, view.values}) {
-          all.emplace_back(view.block_stride * 5 * SizeOf(dtype));
-          Check(cudaMemcpy(all.back().data(), p, all.back().size(), cudaMemcpyDeviceToHost));
-        }
-      }
-      return all;
-    };
-    for (const auto& bytes : read()) {
-      ASSERT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; }));
-    }
-    for (int l = 0; l < 3; ++l) {
-      const KvLayerView view = cache->layer(l);
-      for (void* p : {view.keys, view.values}) {
-        std::vector<uint8_t> bytes(view.block_stride * 5 * SizeOf(dtype));
-        for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 256);
-        Check(cudaMemcpy(p, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
-      }
-    }
-    auto expected = read();
-    cache->CopyBlock(3, 1, nullptr);
-    for (auto& bytes : expected) {
-      const size_t block = bytes.size() / 5;
-      std::copy(bytes.begin() + 3 * block, bytes.begin() + 4 * block, bytes.begin() + block);
-    }
-    ASSERT_EQ(read(), expected);
   }
 }
 

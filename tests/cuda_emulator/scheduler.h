@@ -56,6 +56,7 @@ struct MatrixWork {
   bool b_transposed = false;
   bool accumulate = false;
   uint32_t a_registers[4] = {};
+  const uint32_t* a_source = nullptr;  // the registers, which must not change before the wait
   uint64_t a_descriptor = 0;
   uint64_t b_descriptor = 0;
   Location location;

@@ -111,6 +111,9 @@ void Multiply(const MatrixWork* const* work) {
            "wgmma: threads of one warpgroup disagree on shape, descriptors or whether "
            "to accumulate");
     }
+    if (w.a_in_registers && std::memcmp(w.a_source, w.a_registers, sizeof(w.a_registers)) != 0) {
+      Fail(w.location, "wgmma: registers of operand a changed before the wait");
+    }
     const int row = t / kWarpSize * 16 + t % kWarpSize / 4, pair = 2 * (t % 4);
     for (int i = 0; i < 8 && w.a_in_registers; ++i) {
       const uint32_t both = w.a_registers[i / 2];
@@ -177,6 +180,7 @@ MatrixWork FromRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool ac
   work.accumulate = accumulate;
   work.a_in_registers = true;
   std::memcpy(work.a_registers, a, sizeof(work.a_registers));
+  work.a_source = a;
   work.b_descriptor = b;
   work.location = location;
   return work;

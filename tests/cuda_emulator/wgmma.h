@@ -11,7 +11,7 @@ namespace moeserve::emulator {
 void WgmmaShared(float* d, int n, uint64_t a, uint64_t b, bool accumulate,
                  Location location = Location::current());
 // Computes the product of WgmmaShared(), but takes the calling warp's 16 rows of the left operand
-// from registers, in the layout of mma.sync.
+// from registers, in the layout of mma.sync. They must not change before the wait.
 void WgmmaRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
                     Location location = Location::current());
 // As WgmmaRegisters(), but `b` is an MN-major descriptor with the swizzle of 128 bytes.

@@ -42,8 +42,9 @@ struct AttentionWork {
 // places the work list in it. `row_floats` is the largest PartialFloats() of the model's layers.
 int64_t AttentionWorkBytes(int max_tokens, int slots, int64_t row_floats);
 AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots);
-// Returns the number of slots that a server should allocate: enough for 32 contexts of 65,536
-// tokens, or fewer if their partial results would take more than 192 MiB.
+// Returns the number of slots that a server should allocate for each pair of window and split size:
+// 8,192, enough for 32 contexts of 65,536 tokens in splits of 256; fewer if their partial results
+// would take more than 192 MiB, but at least 2,048. `row_floats` is above 0.
 int AttentionSlots(int64_t row_floats);
 // Returns the number of floats of the partial results for one split of one token. `query_heads`:
 // the number of heads in all query rows that a token may have.

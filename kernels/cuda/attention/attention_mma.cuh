@@ -1,5 +1,5 @@
-// Parts of attention on the tensor cores that the split kernel and the tiled kernel share, so that
-// a row has the same bits from either kernel. Keys are processed in tiles of 64 positions. Within a
+// Parts of attention on the tensor cores that the split kernel and the tiled kernels share, so that
+// a row has the same bits from each of them. Keys are processed in tiles of 64 positions. Within a
 // tile, products are added in ascending order, 16 dimensions at a time for the scores and 16 keys
 // at a time for the weighted values. The sum of the softmax weights is computed as one more column
 // of the second product.
@@ -44,11 +44,11 @@ class TileCopies {
   static constexpr int kRowsAtOnce = kThreads / kChunks;
   static constexpr int kCopies = kTileKeys / kRowsAtOnce;
   static constexpr int kRowBytes = kPlanes ? 128 : kDim * 2;
-  static_assert(kRowsAtOnce == 4 || kRowsAtOnce == 8 || kRowsAtOnce == 16 || kRowsAtOnce == 32);
+  static_assert(kRowsAtOnce == 4 || kRowsAtOnce == 8 || kRowsAtOnce == kKvBlockTokens);
 
  public:
-  // The cache blocks that a thread reads for one tile.
-  static constexpr int kBlocks = kCopies < 4 ? kCopies : 4;
+  // The cache blocks that contain a tile.
+  static constexpr int kBlocks = kTileKeys / kKvBlockTokens;
   using Blocks = int32_t[kBlocks];
 
   __device__ __forceinline__ TileCopies(const KvLayerView& cache, int kv_head,
@@ -56,7 +56,6 @@ class TileCopies {
       : table_(keys.block_table),
         first_(keys.first),
         span_(static_cast<uint32_t>(keys.last - keys.first)),
-        end_tile_(keys.tiles.end),
         row_(static_cast<int>(threadIdx.x) / kChunks),
         block_bytes_(static_cast<uint32_t>(cache.block_stride * 2)),
         row_bytes_(cache.padded_dim * 2),
@@ -65,8 +64,8 @@ class TileCopies {
     // Columns beyond the cache's become zeros.
     const bool stored = chunk < cache.padded_dim / 8;
     bytes_ = stored ? 16 : 0;
-    const int64_t own = kv_head * cache.head_stride + row_ % kKvBlockTokens * cache.padded_dim +
-                        (stored ? chunk * 8 : 0);
+    const int64_t own =
+        kv_head * cache.head_stride + row_ * cache.padded_dim + (stored ? chunk * 8 : 0);
     keys_ = static_cast<const char*>(cache.keys) + own * 2;
     values_ = static_cast<const char*>(cache.values) + own * 2;
     const int plane = kPlanes ? chunk / 8 * (kTileKeys * kRowBytes) : 0;
@@ -78,10 +77,8 @@ class TileCopies {
   __device__ __forceinline__ void Find(int tile, Blocks& blocks) const {
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
-      const int key =
-          tile * kTileKeys + j * (kTileKeys / kBlocks) + row_ / kKvBlockTokens * kKvBlockTokens;
-      const bool read = key + kKvBlockTokens > first_ && key - first_ <= static_cast<int>(span_) &&
-                        tile < end_tile_;
+      const int key = tile * kTileKeys + j * kKvBlockTokens;
+      const bool read = key + kKvBlockTokens > first_ && key - first_ <= static_cast<int>(span_);
       blocks[j] = read ? table_[key / kKvBlockTokens] : 0;
     }
   }
@@ -112,10 +109,8 @@ class TileCopies {
     const uint32_t key = static_cast<uint32_t>(tile * kTileKeys + row_ - first_);
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      // A block of 16 keys takes 16 / kRowsAtOnce copies, or kRowsAtOnce / 16 blocks take one.
-      const int j = i * kBlocks / kCopies;
-      const char* block =
-          from + static_cast<uint64_t>(static_cast<uint32_t>(blocks[j])) * block_bytes_;
+      const auto id = static_cast<uint32_t>(blocks[i * kRowsAtOnce / kKvBlockTokens]);
+      const char* block = from + static_cast<uint64_t>(id) * block_bytes_;
       constexpr int kTurn = kRowsAtOnce == 4 ? 64 : 0;  // the swizzle of odd groups of 4 rows
       const int place = (i % 2 == 0 ? to_ : to_ ^ kTurn) + i * kRowsAtOnce * kRowBytes;
       const bool read = !kPartial || key + i * kRowsAtOnce <= span_;
@@ -129,8 +124,7 @@ class TileCopies {
   const int32_t* table_;
   int first_;
   uint32_t span_;  // the rows read keys [first_, first_ + span_]
-  int end_tile_;
-  int row_;  // the first of the rows of a tile that this thread copies
+  int row_;        // the first of the rows of a tile that this thread copies
   uint32_t block_bytes_;
   int row_bytes_;
   bool full_rows_;  // a row of the cache has kDim columns

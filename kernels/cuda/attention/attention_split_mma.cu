@@ -2,7 +2,8 @@
 // query heads of one token that share a kv head, padded to 16 rows, over one split of the context
 // (or all splits, if the token is not split), so keys and values are read once for all of these
 // heads. The four warps divide a tile's keys among them in the first product, and the head's
-// columns in the second. Two tiles of keys and of values are in flight at any time.
+// columns in the second. Two tiles of keys and of values are in flight at any time; of values only
+// one for heads wider than 128.
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_mma.cuh"
 #include "kernels/cuda/device/launch.h"
@@ -152,9 +153,8 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (kAhead == 1) copy_values(first_tile, of_values);
   copy_keys(first_tile + 1, of_keys);
   if constexpr (kAhead == 0) copies.Find(first_tile + 2, of_keys);
-  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, [&](int row, int chunk) {
-    return Swizzled<kDim * 2>(shared.queries, row, chunk);
-  });
+  LoadQueries<kDim, kRows, kThreads>(
+      a, shared.rows, [&](int row, int c) { return Swizzled<kDim * 2>(shared.queries, row, c); });
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const RowPair pair = RowPairOf(shared.rows, 0, a.window);

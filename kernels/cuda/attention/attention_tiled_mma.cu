@@ -1,4 +1,5 @@
-// Attention of many neighbouring tokens over a bf16 cache on the tensor cores. A thread block
+// Attention of many neighbouring tokens over a bf16 cache on the tensor cores, for devices without
+// wgmma (attention_tiled_wgmma.cu). A thread block
 // computes 64 rows over their whole context; a row is a pair of a token and one of the query heads
 // that share a kv head. Each warp computes 16 rows. The copies of keys overlap with the softmax and
 // the second product, the copies of values with the first product. The results of splits are merged
@@ -56,9 +57,8 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
   copies.Find(range.tiles.begin, blocks);
   copies.StartKeys(shared.keys, range.tiles.begin, blocks);
   CopyAsyncCommit();
-  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, [&](int row, int chunk) {
-    return Swizzled<kDim * 2>(shared.queries, row, chunk);
-  });
+  LoadQueries<kDim, kRows, kThreads>(
+      a, shared.rows, [&](int row, int c) { return Swizzled<kDim * 2>(shared.queries, row, c); });
 
   const int warp_row = threadIdx.x / 32 * 16;
   const KeysOfWarp keys = FindKeysOfWarp(shared.rows, warp_row, a.window);

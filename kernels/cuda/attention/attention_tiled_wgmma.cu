@@ -7,7 +7,6 @@
 // values, the warpgroup computes the softmax of the next tile. Rows have the bits of the other
 // kernels, because each element is the same sequence of products: tensor cores add the products of
 // wgmma and of mma.sync in the same order (tests/cuda/attention_test.cc).
-#include "base/check.h"
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_tiled.cuh"
 #include "kernels/cuda/device/launch.h"
@@ -64,12 +63,22 @@ __device__ __forceinline__ void StartScores(char* queries, char* keys,
   WgmmaKeepInPlace(scores);
 }
 
+// Waits for all products. Until then, nothing may access the registers that they use.
+template <int kColumns>
+__device__ __forceinline__ void FinishValues(uint32_t (&weights)[kSteps][4],
+                                             float (&sums)[kColumns]) {
+  WgmmaWait<0>();
+  WgmmaKeepInPlace(sums);
+  WgmmaKeepInPlace(weights);
+}
+
 // Starts the product of the weights of a tile and its values.
 template <int kDim>
-__device__ __forceinline__ void StartValues(const uint32_t (&weights)[kSteps][4], char* values,
+__device__ __forceinline__ void StartValues(uint32_t (&weights)[kSteps][4], char* values,
                                             float (&sums)[kDim / 2]) {
   const uint64_t v = TransposedDescriptor(values, kTileKeys * kPlaneRowBytes);
   WgmmaKeepInPlace(sums);
+  WgmmaKeepInPlace(weights);
   WgmmaFence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -81,8 +90,8 @@ __device__ __forceinline__ void StartValues(const uint32_t (&weights)[kSteps][4]
 }
 
 // Keeps the compiler from moving the computation of the weights behind the wait that follows,
-// during which the tensor cores would be idle: the branch depends on all weights. No weight has all
-// bits set, so the kernel does not stop.
+// during which the tensor cores would be idle: the branch depends on all weights. They are not
+// negative, so the highest bit is never set and the kernel does not stop.
 __device__ __forceinline__ void ComputeBefore([[maybe_unused]] uint32_t (&weights)[kSteps][4]) {
 #if !defined(MOESERVE_CUDA_EMULATION)
   uint32_t all = 0;
@@ -93,6 +102,25 @@ __device__ __forceinline__ void ComputeBefore([[maybe_unused]] uint32_t (&weight
   }
   if (all == 0xffffffffu) __trap();
 #endif
+}
+
+// Adds the weights of a tile to their sums.
+__device__ __forceinline__ void AddWeights(const uint32_t (&weights)[kSteps][4], RowState* state) {
+  constexpr uint32_t kOnes = 0x3f803f80u;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) MmaBf16(state->sum, weights[step], {kOnes, kOnes});
+}
+
+// Turns the scores of the tile whose keys begin at `key` into weights. `maximum` must be the
+// largest score of each row so far; it becomes the largest score including this tile.
+__device__ __forceinline__ void Softmax(const AttentionLaunch& a, float scale, const RowPair& pair,
+                                        int key, float (&scores)[kTileKeys / 2],
+                                        float (&maximum)[2], uint32_t (&weights)[kSteps][4]) {
+  auto& fragments = AsFragments(scores);
+  MaskAndMaximum(a, scale, pair, key, fragments, maximum);
+  const float reference[2] = {Reference(maximum[0]), Reference(maximum[1])};
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) Weights(fragments, step, reference, weights[step]);
 }
 
 // Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
@@ -130,21 +158,6 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   uint32_t weights[kSteps][4] = {};
   float maximum[2] = {kMinusInfinity, kMinusInfinity};
   Merged<kDim> merged;
-  // Turns the scores of a tile into weights. `maximum` must be the largest score so far; it becomes
-  // the largest score including this tile.
-  const auto softmax = [&](int tile, uint32_t(&to)[kSteps][4]) {
-    auto& fragments = AsFragments(scores);
-    MaskAndMaximum(a, scale, pair, tile * kTileKeys, fragments, maximum);
-    const float reference[2] = {Reference(maximum[0]), Reference(maximum[1])};
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) Weights(fragments, step, reference, to[step]);
-  };
-
-  const auto add_weights = [&] {
-    constexpr uint32_t kOnes = 0x3f803f80u;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) MmaBf16(state.sum, weights[step], {kOnes, kOnes});
-  };
   const auto merge = [&](int tile) {
     if constexpr (kStash<kDim>) {
       MergeStashed<kDim>(tile / split_tiles == first_tile / split_tiles, &state, AsFragments(sums),
@@ -160,9 +173,10 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   StartScores<kDim>(shared.queries, shared.keys[first_tile % 2], scores);
   WgmmaWait<0>();
   WgmmaKeepInPlace(scores);
-  softmax(first_tile, weights);
+  Softmax(a, scale, pair, first_tile * kTileKeys, scores, maximum, weights);
   Rescale<kDim>(maximum, &state, AsFragments(sums));
-  // A tile that a row does not see does not change its sums, so all warps compute all tiles.
+  // A tile that a row does not see has weights of 0 and does not change its sums (if the values are
+  // finite), so all warps compute all tiles.
   for (int tile = first_tile; tile < last_tile; ++tile) {
     CopyAsyncWait<0>();
     FenceAsyncShared();
@@ -176,18 +190,16 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
     for (int i = 0; i < copies.kBlocks; ++i) blocks[i] = next_blocks[i];
     copies.Find(tile + 3, next_blocks);
     StartScores<kDim>(shared.queries, shared.keys[(tile + 1) % 2], scores);
+    AddWeights(weights, &state);
     StartValues<kDim>(weights, shared.values[tile % 2], sums);
-    add_weights();
     const bool split_ends = (tile + 1) % split_tiles == 0;
     if (split_ends) maximum[0] = maximum[1] = kMinusInfinity;
     WgmmaWait<1>();
     WgmmaKeepInPlace(scores);
     uint32_t next_weights[kSteps][4];
-    softmax(tile + 1, next_weights);
+    Softmax(a, scale, pair, (tile + 1) * kTileKeys, scores, maximum, next_weights);
     ComputeBefore(next_weights);
-    WgmmaWait<0>();
-    WgmmaKeepInPlace(sums);
-    WgmmaKeepInPlace(weights);
+    FinishValues(weights, sums);
     if (split_ends) merge(tile);
     Rescale<kDim>(maximum, &state, AsFragments(sums));
 #pragma unroll
@@ -199,10 +211,9 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   CopyAsyncWait<0>();
   FenceAsyncShared();
   __syncthreads();
+  AddWeights(weights, &state);
   StartValues<kDim>(weights, shared.values[last_tile % 2], sums);
-  add_weights();
-  WgmmaWait<0>();
-  WgmmaKeepInPlace(sums);
+  FinishValues(weights, sums);
   merge(last_tile);
   StoreFinished<kDim>(a, shared.rows, warp_row, merged, shared.stash);
 }
@@ -238,15 +249,8 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
 }  // namespace
 
 bool TiledWgmmaFits() {
-  static const bool fits = [] {
-    int device = 0, major = 0;
-    MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
-    MOESERVE_CHECK(
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess,
-        "attributes of the CUDA device");
-    return major == 9;
-  }();
-  return fits;
+  static const int major = DeviceAttribute(cudaDevAttrComputeCapabilityMajor);
+  return major == 9;
 }
 
 void LaunchTiledWgmma(const AttentionLaunch& args, cudaStream_t stream) {

@@ -11,13 +11,16 @@
 
 namespace moeserve::cuda {
 
-size_t SharedMemoryLimit() {
-  int device = 0, bytes = 0;
+int DeviceAttribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
   MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
-  MOESERVE_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-                     cudaSuccess,
-                 "the device's shared memory");
-  return static_cast<size_t>(bytes);
+  MOESERVE_CHECK(cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess,
+                 "attributes of the CUDA device");
+  return value;
+}
+
+size_t SharedMemoryLimit() {
+  return static_cast<size_t>(DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
 }
 
 namespace internal {
@@ -44,11 +47,7 @@ bool HasGridDependencies() {
   // Only code compiled for 9.0a contains GridDependencyWait(). That code runs only on devices of
   // capability 9.0; later devices run the code for 8.0.
   static const bool has = [] {
-    int device = 0, major = 0;
-    MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
-    MOESERVE_CHECK(
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess,
-        "the device's compute capability");
+    const int major = DeviceAttribute(cudaDevAttrComputeCapabilityMajor);
     const char* wanted = std::getenv("MOESERVE_CUDA_OVERLAP");
     return major == 9 && (wanted == nullptr || std::string_view(wanted) != "0");
   }();

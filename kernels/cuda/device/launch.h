@@ -21,6 +21,8 @@ struct LaunchShape {
 // Returns the dynamic shared memory, in bytes, that a block on the current device may request: 163
 // KiB for compute capabilities 8.0 and 8.7, 227 KiB for 9.0, 99 KiB for 8.6, 8.9 and 12.0.
 size_t SharedMemoryLimit();
+// Returns an attribute of the current device.
+int DeviceAttribute(cudaDeviceAttr attribute);
 
 namespace internal {
 // Raises the limit on `kernel`'s dynamic shared memory on the current device to at least `bytes`,

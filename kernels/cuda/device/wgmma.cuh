@@ -27,10 +27,10 @@ MOESERVE_HOST_DEVICE constexpr uint32_t Swizzled(uint32_t offset) {
 }
 
 // Returns a matrix descriptor. `group_stride`: bytes from one group of 8 rows to the next group.
-// `unit_stride`: bytes from one 16-byte unit of a row to the next unit, used with Swizzle::kNone
-// only. `operand` must be 16-byte aligned. With a swizzle, its groups of 8 rows must begin at
-// multiples of the group's size; the descriptor of the next 16 elements of k is
-// AdvanceDescriptor(descriptor, 32).
+// `unit_stride`: with Swizzle::kNone, bytes from one 16-byte unit of a row to the next unit.
+// `operand` must be 16-byte aligned. With a swizzle, its groups of 8 rows must begin at multiples
+// of the group's size; the descriptor of the next 16 elements of k is AdvanceDescriptor(descriptor,
+// 32).
 __device__ __forceinline__ uint64_t MatrixDescriptor(const void* operand, Swizzle swizzle,
                                                      uint32_t group_stride,
                                                      uint32_t unit_stride = 16) {

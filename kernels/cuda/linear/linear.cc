@@ -1,5 +1,8 @@
 #include "kernels/cuda/linear/linear.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "base/check.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 
@@ -19,8 +22,7 @@ LinearTile Smaller(LinearTile tile) {
 
 // Returns the number of rows of a tile of mma.sync.
 int RowsOf(LinearTile tile) {
-  constexpr int kFirst = 8;
-  return kFirst << (static_cast<int>(tile) - static_cast<int>(LinearTile::kRows8));
+  return 8 << (static_cast<int>(tile) - static_cast<int>(LinearTile::kRows8));
 }
 
 // Returns the tile that is expected to be the fastest. The thresholds were measured on an H100 with
@@ -39,10 +41,12 @@ LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
     // few inputs, most of its time is the epilogue, which smaller blocks overlap with products.
     const int64_t few_tiles = experts == 1 ? 64 : 128;
     constexpr int kFewInputs = 256;
+    constexpr int64_t kManyRows = 2048;
     if (tiles(128, 128) >= few_tiles) {
-      const LinearBankShape& shape = bank.shape();
-      const bool short_sums = !shape.gated && shape.in_features_of(0) <= kFewInputs;
-      return short_sums && wanted <= 2048 ? LinearTile::kRows128 : LinearTile::kWarpgroup;
+      const std::vector<int>& inputs = bank.shape().in_features;
+      const bool short_sums = !bank.shape().gated && wanted <= kManyRows &&
+                              *std::max_element(inputs.begin(), inputs.end()) <= kFewInputs;
+      return short_sums ? LinearTile::kRows128 : LinearTile::kWarpgroup;
     }
   }
   LinearTile tile = wanted <= 8    ? LinearTile::kRows8
@@ -52,8 +56,10 @@ LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
   // The time of one block is the latency of its chain of products, so idle multiprocessors are
   // better used by more blocks of fewer rows, although these read the weights again (from the
   // second-level cache).
+  constexpr int64_t kFewTilesOf64Rows = 264, kFewTiles = 200;
   while (tile > LinearTile::kRows8 &&
-         tiles(RowsOf(tile), kImageBlock) < (tile == LinearTile::kRows64 ? 264 : 200)) {
+         tiles(RowsOf(tile), kImageBlock) <
+             (tile == LinearTile::kRows64 ? kFewTilesOf64Rows : kFewTiles)) {
     tile = Smaller(tile);
   }
   return tile;

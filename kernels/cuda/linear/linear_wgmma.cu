@@ -239,26 +239,18 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, int multipr
          LaunchShape{dim3(grid), dim3(kThreads), S::kSharedBytes, stream, true}, p);
 }
 
-int Attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
-  MOESERVE_CHECK(cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess,
-                 "attributes of the CUDA device");
-  return value;
-}
-
 }  // namespace
 
 namespace internal {
 
 bool LinearWgmmaFits(const LinearParams& p) {
-  static const int major = Attribute(cudaDevAttrComputeCapabilityMajor);
+  static const int major = DeviceAttribute(cudaDevAttrComputeCapabilityMajor);
   return major == 9 && p.wide_input;
 }
 
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
                        cudaStream_t stream) {
-  static const int multiprocessors = Attribute(cudaDevAttrMultiProcessorCount);
+  static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
   if (tile == LinearTile::kWarpgroup) {
     // Wide tiles read less memory per product, and are faster even if they leave multiprocessors
     // idle. Narrow tiles are for narrow layers and for very few tiles.
