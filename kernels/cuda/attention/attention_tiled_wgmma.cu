@@ -15,6 +15,8 @@
 namespace moeserve::cuda {
 namespace {
 
+// Functions that are not templates are marked as possibly unused, because code for other devices
+// has only an empty kernel.
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 constexpr int kPlaneColumns = 64;  // a plane has 128 bytes of each row
@@ -23,7 +25,7 @@ constexpr int kSteps = kTileKeys / 16;
 
 // Returns the address of 16-byte chunk `chunk` of row `row` of the queries, which are stored in
 // planes, swizzled as wgmma expects it.
-__device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
+[[maybe_unused]] __device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
   return base + chunk / 8 * (kRows * kPlaneRowBytes) + row * kPlaneRowBytes +
          (((chunk % 8) ^ (row & 7)) << 4);
 }
@@ -92,7 +94,8 @@ __device__ __forceinline__ void StartValues(uint32_t (&weights)[kSteps][4], char
 // Keeps the compiler from moving the computation of the weights behind the wait that follows,
 // during which the tensor cores would be idle: the branch depends on all weights. They are not
 // negative, so the highest bit is never set and the kernel does not stop.
-__device__ __forceinline__ void ComputeBefore([[maybe_unused]] uint32_t (&weights)[kSteps][4]) {
+[[maybe_unused]] __device__ __forceinline__ void ComputeBefore(
+    [[maybe_unused]] uint32_t (&weights)[kSteps][4]) {
 #if !defined(MOESERVE_CUDA_EMULATION)
   uint32_t all = 0;
 #pragma unroll
@@ -105,7 +108,8 @@ __device__ __forceinline__ void ComputeBefore([[maybe_unused]] uint32_t (&weight
 }
 
 // Adds the weights of a tile to their sums.
-__device__ __forceinline__ void AddWeights(const uint32_t (&weights)[kSteps][4], RowState* state) {
+[[maybe_unused]] __device__ __forceinline__ void AddWeights(const uint32_t (&weights)[kSteps][4],
+                                                            RowState* state) {
   constexpr uint32_t kOnes = 0x3f803f80u;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) MmaBf16(state->sum, weights[step], {kOnes, kOnes});
@@ -113,9 +117,11 @@ __device__ __forceinline__ void AddWeights(const uint32_t (&weights)[kSteps][4],
 
 // Turns the scores of the tile whose keys begin at `key` into weights. `maximum` must be the
 // largest score of each row so far; it becomes the largest score including this tile.
-__device__ __forceinline__ void Softmax(const AttentionLaunch& a, float scale, const RowPair& pair,
-                                        int key, float (&scores)[kTileKeys / 2],
-                                        float (&maximum)[2], uint32_t (&weights)[kSteps][4]) {
+[[maybe_unused]] __device__ __forceinline__ void Softmax(const AttentionLaunch& a, float scale,
+                                                         const RowPair& pair, int key,
+                                                         float (&scores)[kTileKeys / 2],
+                                                         float (&maximum)[2],
+                                                         uint32_t (&weights)[kSteps][4]) {
   auto& fragments = AsFragments(scores);
   MaskAndMaximum(a, scale, pair, key, fragments, maximum);
   const float reference[2] = {Reference(maximum[0]), Reference(maximum[1])};
@@ -222,15 +228,16 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
     WgmmaKernel(const AttentionLaunch a, const int tokens_per_tile, const int split_tiles,
                 const float scale) {
-#if MOESERVE_HAS_SM90A
-  GridDependencyPass();
-  auto& shared = *DynamicShared<SharedPlanes<kDim>>();
-  ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
-    WgmmaRun<kDim>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
-  });
-#else
-  __trap();
-#endif
+  if constexpr (MOESERVE_HAS_SM90A) {
+    GridDependencyPass();
+    auto& shared = *DynamicShared<SharedPlanes<kDim>>();
+    ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
+      WgmmaRun<kDim>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
+    });
+  } else {
+    // The host selects the kernel by the device's capability, so this code does not run.
+    __trap();
+  }
 }
 
 template <int kDim>
