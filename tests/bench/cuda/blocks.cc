@@ -132,9 +132,8 @@ class BlockRun {
     MOESERVE_ASSIGN_OR_RETURN(groups_, bench_.Upload(std::vector<int32_t>{0, s_.width}));
     const int64_t partial = cuda::PartialFloats(a.query_heads(), a.head_dim);
     const int slots = cuda::AttentionSlots(partial);
-    MOESERVE_ASSIGN_OR_RETURN(work_memory_,
-                              cuda::DeviceMemory::Allocate(static_cast<size_t>(
-                                  cuda::AttentionWorkBytes(batch_, slots, partial))));
+    MOESERVE_ASSIGN_OR_RETURN(work_memory_, cuda::DeviceMemory::Allocate(static_cast<size_t>(
+                                                cuda::AttentionWorkBytes(batch_, slots, partial))));
     work_ = cuda::LayOutAttentionWork(work_memory_.data(), batch_, slots);
     if (!s_.routed) return absl::OkStatus();
     MOESERVE_ASSIGN_OR_RETURN(plan_memory_,
