@@ -207,6 +207,22 @@ __device__ void Place(Bf16* shared, const Bf16* matrix, int rows) {
   }
 }
 
+// Loads the calling warp's 16 rows of a [64, 64] as operand a of kSteps products.
+template <int kSteps>
+__device__ __forceinline__ void LoadFragments(const Bf16* a, uint32_t (&fragments)[kSteps][4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k16 = 0; k16 < kSteps; ++k16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * warp + lane / 4 + 8 * (i % 2);
+      const int column = k16 * 16 + 2 * (lane % 4) + 8 * (i / 2);
+      fragments[k16][i] =
+          a[row * 64 + column] | (static_cast<uint32_t>(a[row * 64 + column + 1]) << 16);
+    }
+  }
+}
+
 // One warpgroup computes [64, kN] = a [64, 64] times the transpose of b [kN, 64], with a from
 // shared memory or from registers, in two groups of products.
 template <int kN, Swizzle kSwizzle, bool kFromRegisters>
@@ -232,16 +248,7 @@ __global__ void WgmmaKernel(const Bf16* a, const Bf16* b, float* out) {
     }
   };
   uint32_t fragments[4][4];
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = 16 * warp + lane / 4 + 8 * (i % 2);
-      const int column = k16 * 16 + 2 * (lane % 4) + 8 * (i / 2);
-      fragments[k16][i] =
-          a[row * 64 + column] | (static_cast<uint32_t>(a[row * 64 + column + 1]) << 16);
-    }
-  }
+  LoadFragments(a, fragments);
   float d[kN / 2];
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) d[i] = -1e30f;  // must be overwritten without being read
@@ -297,16 +304,7 @@ __global__ void WgmmaTransposedKernel(const Bf16* a, const Bf16* b, float* out) 
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint32_t fragments[4][4];
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = 16 * warp + lane / 4 + 8 * (i % 2);
-      const int column = k16 * 16 + 2 * (lane % 4) + 8 * (i / 2);
-      fragments[k16][i] =
-          a[row * 64 + column] | (static_cast<uint32_t>(a[row * 64 + column + 1]) << 16);
-    }
-  }
+  LoadFragments(a, fragments);
   float d[kN / 2];
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) d[i] = -1e30f;  // must be overwritten without being read
@@ -466,6 +464,18 @@ __global__ void FaultyKernel(Fault fault, const float* in, float* out) {
   out[0] = buffer[0];
 }
 
+__global__ void ChangedOperandKernel() {
+  auto* matrix = DynamicShared<Bf16>();
+  for (int i = threadIdx.x; i < 16 * 64; i += blockDim.x) matrix[i] = 0;
+  __syncthreads();
+  uint32_t a[4] = {};
+  float d[32];
+  Wgmma<64>::RegistersTransposed(d, a, TransposedDescriptor(matrix, 0), false);
+  WgmmaCommit();
+  a[0] = 1;
+  WgmmaWait<0>();
+}
+
 void RunFaulty(Fault fault) {
   emulator::SetOrder({});  // the error message must name the thread that is found first
   DeviceArray<float> in(32), out(1);
@@ -482,6 +492,12 @@ TEST(PtxDeathTest, FaultsAreReported) {
   EXPECT_DEATH(RunFaulty(Fault::kPollsInVain), "deadlock.*\n.*polling");
   EXPECT_DEATH(RunFaulty(Fault::kMisaligned), "not aligned");
   EXPECT_DEATH(RunFaulty(Fault::kOverrun), "bytes \\[128, 144\\) of shared memory");
+  EXPECT_DEATH(
+      {
+        Launch(ChangedOperandKernel, LaunchShape{dim3(1), dim3(128), 16 * 64 * 2});
+        cudaDeviceSynchronize();
+      },
+      "registers of operand a changed before the wait");
   EXPECT_DEATH(
       {
         Launch(ImpatientKernel, LaunchShape{dim3(1), dim3(32), 0, nullptr, true});

@@ -399,24 +399,16 @@ void LaunchTiled(const AttentionLaunch& args, cudaStream_t stream) {
 
 void LaunchSplitF32(const AttentionLaunch& args, cudaStream_t stream) {
   const bool bf16 = args.cache.dtype == DType::kBF16;
-  if (args.cache.head_dim <= 64) {
-    (bf16 ? LaunchSplit<64, Bf16> : LaunchSplit<64, float>)(args, stream);
-  } else if (args.cache.head_dim <= 128) {
-    (bf16 ? LaunchSplit<128, Bf16> : LaunchSplit<128, float>)(args, stream);
-  } else {
-    (bf16 ? LaunchSplit<256, Bf16> : LaunchSplit<256, float>)(args, stream);
-  }
+  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() {
+    (bf16 ? LaunchSplit<kDim, Bf16> : LaunchSplit<kDim, float>)(args, stream);
+  });
 }
 
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream) {
   const bool bf16 = args.cache.dtype == DType::kBF16;
-  if (args.cache.head_dim <= 64) {
-    (bf16 ? LaunchTiled<64, Bf16> : LaunchTiled<64, float>)(args, stream);
-  } else if (args.cache.head_dim <= 128) {
-    (bf16 ? LaunchTiled<128, Bf16> : LaunchTiled<128, float>)(args, stream);
-  } else {
-    (bf16 ? LaunchTiled<256, Bf16> : LaunchTiled<256, float>)(args, stream);
-  }
+  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() {
+    (bf16 ? LaunchTiled<kDim, Bf16> : LaunchTiled<kDim, float>)(args, stream);
+  });
 }
 
 }  // namespace moeserve::cuda

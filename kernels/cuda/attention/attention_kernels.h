@@ -43,6 +43,19 @@ inline int MaxItems(const AttentionLaunch& args) {
   return static_cast<int>(items < bound ? items : bound);
 }
 
+// Calls f with the narrowest width of heads that kernels are compiled for and that is at least
+// `head_dim`, as a template argument.
+template <typename F>
+void WithWidthOfHeads(int head_dim, const F& f) {
+  if (head_dim <= 64) {
+    f.template operator()<64>();
+  } else if (head_dim <= 128) {
+    f.template operator()<128>();
+  } else {
+    f.template operator()<256>();
+  }
+}
+
 // The grid of a tiled launch whose thread blocks compute `rows` rows each.
 struct TiledShape {
   int tokens_per_tile, tiles, chunks;

@@ -222,13 +222,7 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
 }  // namespace
 
 void LaunchSplitMma(const AttentionLaunch& args, cudaStream_t stream) {
-  if (args.cache.head_dim <= 64) {
-    LaunchOf<64>(args, stream);
-  } else if (args.cache.head_dim <= 128) {
-    LaunchOf<128>(args, stream);
-  } else {
-    LaunchOf<256>(args, stream);
-  }
+  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
 }
 
 }  // namespace moeserve::cuda

@@ -4,7 +4,9 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_mma.cuh"
+#include "kernels/cuda/device/launch.h"
 
 namespace moeserve::cuda {
 
@@ -93,6 +95,19 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
       StoreBf16Pair(to, n * 8 + lane % 4 * 2, dim, x * inverse, y * inverse);
     }
   }
+}
+
+// Launches a kernel whose blocks compute tiles of `rows` rows.
+inline void LaunchTiles(void (*kernel)(AttentionLaunch, int, int, float), int rows, int threads,
+                        size_t shared_bytes, const AttentionLaunch& args, cudaStream_t stream) {
+  const TiledShape shape = TiledShapeOf(args, rows);
+  Launch(kernel,
+         {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),
+          .block = dim3(threads),
+          .shared_bytes = shared_bytes,
+          .stream = stream,
+          .overlaps_predecessor = true},
+         args, shape.tokens_per_tile, SplitTokensOf(args) / kTileKeys, args.scale * kLog2E);
 }
 
 }  // namespace moeserve::cuda

@@ -5,9 +5,7 @@
 // the second product, the copies of values with the first product. The results of splits are merged
 // in the same way as for single tokens. That costs a second set of accumulators (in shared memory
 // for the widest heads), but makes a row's bits equal in both kernels.
-#include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_tiled.cuh"
-#include "kernels/cuda/device/launch.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -125,26 +123,13 @@ template <int kDim>
 void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
   // The shared memory limit of devices of compute capability 8.0.
   static_assert(sizeof(SharedTiles<kDim>) <= 163 << 10);
-  const TiledShape shape = TiledShapeOf(args, kRows);
-  Launch(TiledKernel<kDim>,
-         {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),
-          .block = dim3(kThreads),
-          .shared_bytes = sizeof(SharedTiles<kDim>),
-          .stream = stream,
-          .overlaps_predecessor = true},
-         args, shape.tokens_per_tile, SplitTokensOf(args) / kTileKeys, args.scale * kLog2E);
+  LaunchTiles(TiledKernel<kDim>, kRows, kThreads, sizeof(SharedTiles<kDim>), args, stream);
 }
 
 }  // namespace
 
 void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream) {
-  if (args.cache.head_dim <= 64) {
-    LaunchOf<64>(args, stream);
-  } else if (args.cache.head_dim <= 128) {
-    LaunchOf<128>(args, stream);
-  } else {
-    LaunchOf<256>(args, stream);
-  }
+  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
 }
 
 }  // namespace moeserve::cuda

@@ -7,9 +7,7 @@
 // values, the warpgroup computes the softmax of the next tile. Rows have the bits of the other
 // kernels, because each element is the same sequence of products: tensor cores add the products of
 // wgmma and of mma.sync in the same order (tests/cuda/attention_test.cc).
-#include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_tiled.cuh"
-#include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/wgmma.cuh"
 
 namespace moeserve::cuda {
@@ -243,14 +241,7 @@ __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
 template <int kDim>
 void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
   static_assert(sizeof(SharedPlanes<kDim>) <= 227 << 10);
-  const TiledShape shape = TiledShapeOf(args, kRows);
-  Launch(WgmmaKernel<kDim>,
-         {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),
-          .block = dim3(kThreads),
-          .shared_bytes = sizeof(SharedPlanes<kDim>),
-          .stream = stream,
-          .overlaps_predecessor = true},
-         args, shape.tokens_per_tile, SplitTokensOf(args) / kTileKeys, args.scale * kLog2E);
+  LaunchTiles(WgmmaKernel<kDim>, kRows, kThreads, sizeof(SharedPlanes<kDim>), args, stream);
 }
 
 }  // namespace
@@ -261,13 +252,7 @@ bool TiledWgmmaFits() {
 }
 
 void LaunchTiledWgmma(const AttentionLaunch& args, cudaStream_t stream) {
-  if (args.cache.head_dim <= 64) {
-    LaunchOf<64>(args, stream);
-  } else if (args.cache.head_dim <= 128) {
-    LaunchOf<128>(args, stream);
-  } else {
-    LaunchOf<256>(args, stream);
-  }
+  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
 }
 
 }  // namespace moeserve::cuda
