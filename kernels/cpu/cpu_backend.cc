@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/cpu/isa/isa.h"
 #include "kernels/cpu/kv_cache.h"
 #include "kernels/cpu/packed_bank.h"
 #include "kernels/cpu/route_counters.h"
@@ -27,6 +28,7 @@ class CpuBuffer : public DeviceBuffer {
 
 CpuBackend::CpuBackend(const KernelTable* table, int threads)
     : table_(table),
+      fetch_own_(PrefetchesOwnBlock()),
       pool_(threads),
       scratch_(static_cast<size_t>(threads)),
       linear_queues_(static_cast<size_t>(threads)) {
@@ -126,9 +128,10 @@ Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {
   double best = 0.0;
   std::atomic<uint64_t> sum{0};
   for (int round = 0; round < rounds; ++round) {
+    const int64_t prefetch_bytes = round % 2 == 0 ? 0 : kPrefetchBytes;
     const auto start = std::chrono::steady_clock::now();
     pool_.Run(parts, [&](int64_t i, int) {
-      sum.fetch_add(table_->read_stream(memory.data() + i * kPart, kPart));
+      sum.fetch_add(table_->read_stream(memory.data() + i * kPart, kPart, prefetch_bytes));
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(parts * kPart) / seconds.count());

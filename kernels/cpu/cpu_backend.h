@@ -241,6 +241,7 @@ class CpuBackend : public Backend {
                  PlanStorage& storage);
 
   const KernelTable* table_;
+  const bool fetch_own_;  // PrefetchesOwnBlock()
   ThreadPool pool_;
   std::string description_;
   std::vector<Scratch> scratch_;  // [threads]

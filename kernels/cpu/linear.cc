@@ -229,6 +229,7 @@ const char* CpuBackend::WidenedBlock(const CpuLinearBank& bank, const CpuLinearB
   table_->widen_block({.weights = bank.block(m, block),
                        .panels = panels,
                        .k = m.inputs,
+                       .fetch_own = fetch_own_,
                        .out = static_cast<char*>(out)});
   return static_cast<const char*>(out);
 }
@@ -256,6 +257,7 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
                               .x = x,
                               .ahead = tile.ahead,
                               .ahead_stride = tile.ahead_stride,
+                              .fetch_own = fetch_own_,
                               .widened = widened,
                               .wide = wide_inputs ? reinterpret_cast<char*>(scratch_[worker].Floats(
                                                         wide_bytes / sizeof(float)))
@@ -286,6 +288,7 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
                               .x = x,
                               .ahead = tile.ahead,
                               .ahead_stride = tile.ahead_stride,
+                              .fetch_own = fetch_own_,
                               .out = tile.sums};
   if (bf16_rows && !widen) {
     table_->linear_bf16(linear);

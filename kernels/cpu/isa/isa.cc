@@ -36,6 +36,15 @@ std::vector<const KernelTable*> SupportedTables() {
   return tables;
 }
 
+bool PrefetchesOwnBlock() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return !__builtin_cpu_is("amd");
+#else
+  return true;
+#endif
+}
+
 Result<const KernelTable*> SelectTable(std::string_view name) {
   const std::vector<const KernelTable*> tables = SupportedTables();
   if (name == "auto") return tables.front();

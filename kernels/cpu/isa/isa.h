@@ -19,4 +19,8 @@ std::vector<const KernelTable*> SupportedTables();
 // The error message lists the supported tables.
 Result<const KernelTable*> SelectTable(std::string_view name);
 
+// Returns whether tiles that read weights from memory should prefetch them: not on processors of
+// AMD, which read faster if only their own prefetcher reads ahead.
+bool PrefetchesOwnBlock();
+
 }  // namespace moeserve::cpu

@@ -79,6 +79,9 @@ static constexpr int64_t QuantRecordBytes(Quantization q, int64_t n) {
          (rest == 0 ? 0 : QuantRecordValues(q, QuantRecordColumns(q, rest)) + 8);
 }
 
+// How many bytes before it reads them a tile prefetches its own weights.
+inline constexpr int kPrefetchBytes = 4096;
+
 inline constexpr int kPanel = 16;
 inline constexpr int kPanelsPerBlock = 4;
 inline constexpr int kBlock = kPanel * kPanelsPerBlock;
@@ -93,9 +96,10 @@ struct LinearTileArgs {
   const void* const* x;  // [rows] input rows: f32 for linear_f32, bf16 for linear_bf16
   // If not null, weights needed later are prefetched: in each step one line at `ahead`, which then
   // advances by `ahead_stride` (at most 64 bytes). If null, the block is read from memory, and the
-  // block itself is prefetched.
+  // block itself is prefetched if `fetch_own` is true (PrefetchesOwnBlock()).
   const char* ahead;
   int64_t ahead_stride;
+  bool fetch_own;
   float* out;  // [rows][kBlock]
 };
 
@@ -108,9 +112,11 @@ struct QuantTileArgs {
   int64_t k;
   const char* const* x;  // [rows] QuantizeRowArgs::records of each row
   // If not null, one line at `ahead` is prefetched in each step, and `ahead` advances by
-  // `ahead_stride`. If null, the block is read from memory, and the block itself is prefetched.
+  // `ahead_stride`. If null, the block is read from memory, and the block itself is prefetched if
+  // `fetch_own` is true (PrefetchesOwnBlock()).
   const char* ahead;
   int64_t ahead_stride;
+  bool fetch_own;
   bool widened;  // `weights` are WidenArgs::out; `ahead` is not null and k is at most kWholeRow
   // With KernelTable::wide_inputs, int8 weights and more than one row: memory of rows *
   // WideRecordBytes(). Else unused.
@@ -128,8 +134,9 @@ static constexpr int64_t WideRecordBytes(int64_t k) { return (k + 63) / 64 * 128
 struct WidenArgs {
   const char* weights;
   int panels;
-  int64_t k;  // at most kWholeRow
-  char* out;  // [WidenedBytes()]
+  int64_t k;       // at most kWholeRow
+  bool fetch_own;  // as in QuantTileArgs
+  char* out;       // [WidenedBytes()]
 };
 inline constexpr int kWideLines = 1 + kFactorColumns / 4;
 static constexpr int64_t WidenedBytes(int panels, int64_t k) {
@@ -284,9 +291,9 @@ struct KernelTable {
   void (*interleave_bf16)(const float* const* rows, int64_t n, Bf16* out);
   void (*axpy)(float a, const float* x, float* y, int64_t n);  // y += a * x
   void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
-  // Reads memory with the widest loads and returns the sum of all words; used by the bandwidth
-  // probe.
-  uint64_t (*read_stream)(const char* data, int64_t bytes);
+  // Reads memory with the widest loads, prefetching it `prefetch_bytes` before, and returns the sum
+  // of all words; used by the bandwidth probe.
+  uint64_t (*read_stream)(const char* data, int64_t bytes, int64_t prefetch_bytes);
   // Arithmetic probes: run `iterations` rounds of products in registers, return the number of
   // operations, and add a value that depends on all results to *sink.
   int64_t (*arithmetic_f32)(int64_t iterations, float* sink);

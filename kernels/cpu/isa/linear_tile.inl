@@ -12,15 +12,17 @@ inline constexpr int kPrefetchBytes = 4096;
 constexpr int PanelsOfTile(int rows) { return rows == 1 ? kPanelsPerBlock : kPanelTile; }
 
 // The prefetches of one tile. If `next` is null, the tile reads its weights from memory and
-// prefetches them some steps ahead. Otherwise its weights are in the cache, and it prefetches the
-// next block.
+// prefetches them some steps ahead if `fetch_own` is true. Otherwise its weights are in the cache,
+// and it prefetches the next block.
 struct Ahead {
   const char* next;
   int64_t stride;
+  bool fetch_own;
 
   template <int P>
   void Fetch(const char* own, int line_bytes) {
     if (next == nullptr) {
+      if (!fetch_own) return;
       for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes + kPrefetchBytes, 0, 3);
       return;
     }
@@ -44,9 +46,9 @@ template <int kValue>
 struct Index {
   constexpr operator int() const { return kValue; }
 };
-// Calls f(Index<0>()), ..., f(Index<N - 1>()). The compiler keeps an array in registers for sure only
-// if every index is a constant from the start; with loops, it stored the sums of AVX2's large tiles
-// in every step.
+// Calls f(Index<0>()), ..., f(Index<N - 1>()). The compiler keeps an array in registers for sure
+// only if every index is a constant from the start; with loops, it stored the sums of AVX2's large
+// tiles in every step.
 template <int N, typename F>
 [[gnu::always_inline]] inline void Unrolled(const F& f) {
   if constexpr (N > 0) {
@@ -119,7 +121,7 @@ void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, Ah
 
 template <int M, int P>
 void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
-             float* out) {
+              float* out) {
   const float* x[M];
   LoadPointers(rows, x);
   Vec acc[M][P];
@@ -189,7 +191,7 @@ void TileBf16Matrix(const char* w, int64_t step, int64_t k, const void* const* r
 
 template <int M, int P>
 void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
-             float* out) {
+                 float* out) {
 #ifdef MOESERVE_NEON_DOT
   if constexpr (M > 1) return TileBf16Matrix<M>(w, step, k, rows, ahead, out);
 #endif
@@ -231,11 +233,10 @@ using TileGrid = TileFunction[kMaxRowTile][kPanelsPerBlock];
 
 // Covers the panels of a block with tiles of PanelsOfTile() panels. `lines` is the number of lines
 // that a tile reads of each of its panels.
-inline void RunBlock(const TileGrid& grid, int line_bytes, int64_t lines,
-                     const LinearTileArgs& a) {
+inline void RunBlock(const TileGrid& grid, int line_bytes, int64_t lines, const LinearTileArgs& a) {
   const int64_t step = static_cast<int64_t>(a.panels) * line_bytes;
   const int most = PanelsOfTile(a.rows);
-  Ahead ahead{a.ahead, a.ahead_stride};
+  Ahead ahead{a.ahead, a.ahead_stride, a.fetch_own};
   for (int p = 0; p < a.panels; p += most) {
     const int panels = a.panels - p < most ? a.panels - p : most;
     grid[a.rows - 1][panels - 1](a.weights + p * line_bytes, step, a.k, a.x, ahead,

@@ -5,10 +5,30 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// The prefetch distance of a tile that reads its weights from memory. It is larger for int4,
-// because int4 needs more computation per byte.
+// What a tile prefetches.
+enum class Fetch {
+  kNothing,   // its weights are in memory, and the processor's own prefetcher reads ahead
+  kOwnBlock,  // its weights are in memory, and it prefetches them some steps ahead
+  kNextBlock  // its weights are in the cache, and it prefetches the line at QuantTileArgs::ahead
+};
+
+// How far ahead a tile prefetches its own block. The distance is larger for int4, because int4
+// needs more computation per byte.
 template <bool kInt4, int M>
 inline constexpr int kQuantPrefetchBytes = kInt4&& M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
+
+// The prefetches for one line, of `line_bytes` bytes, of each of P panels, of which `line` is the
+// first.
+template <Fetch kFetch, bool kInt4, int M, int P>
+inline void FetchLines(const char* line, int line_bytes, const char* ahead) {
+  if constexpr (kFetch == Fetch::kOwnBlock) {
+    for (int p = 0; p < P; ++p) {
+      __builtin_prefetch(line + p * line_bytes + kQuantPrefetchBytes<kInt4, M>, 0, 3);
+    }
+  } else if constexpr (kFetch == Fetch::kNextBlock) {
+    __builtin_prefetch(ahead, 0, 2);
+  }
+}
 
 #ifdef MOESERVE_PAIR_SUMS
 inline constexpr bool kPairSums = true;
@@ -20,22 +40,16 @@ inline constexpr int kResidentResults = kPanelTile == 1 ? 3 : 12;
 
 // Adds the products of one step. `at` is the offset of the step's values in the records of the
 // rows.
-template <bool kInt4, bool kStream, int P, int M, typename Sums>
+template <bool kInt4, Fetch kFetch, int P, int M, typename Sums>
 inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const char* ahead,
                     Sums& sum) {
-  if constexpr (!kStream) {
-    __builtin_prefetch(ahead, 0, 2);
-  }
-  const auto load = [w](int p) {
-    if constexpr (kStream) __builtin_prefetch(w + p * 64 + kQuantPrefetchBytes<kInt4, M>, 0, 3);
-    return LoadQuads(w + p * 64);
-  };
+  FetchLines<kFetch, kInt4, M, P>(w, 64, ahead);
   if constexpr (kInt4) {
-    AddEight([&](int p) { return LowNibbles(load(p)); },
+    AddEight([&](int p) { return LowNibbles(LoadQuads(w + p * 64)); },
              [&](int p) { return HighNibbles(LoadQuads(w + p * 64)); }, x, at, sum);
   } else {
     QuadLine line[P];
-    for (int p = 0; p < P; ++p) line[p] = load(p);
+    for (int p = 0; p < P; ++p) line[p] = LoadQuads(w + p * 64);
     AddQuads(line, x, at, sum);
   }
 }
@@ -43,22 +57,16 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
 // Where tiles multiply matrices with eight values of k at once, adds the products of int8 weights
 // two steps at a time. Returns how many of the steps it has added. `stride` is the distance in
 // bytes from a line to the panel's next one.
-template <bool kStream, int M, typename Sums>
+template <Fetch kFetch, int M, typename Sums>
 inline int64_t AddStepPairs(const char* w, int64_t stride, int64_t steps, const char* const (&x)[M],
                             int64_t at, const char* ahead, int64_t ahead_stride, Sums& sum) {
   int64_t s = 0;
   if constexpr (kMatrixProducts && M > 1) {
-    const auto load = [](const char* line) {
-      if constexpr (kStream) __builtin_prefetch(line + kQuantPrefetchBytes<false, M>, 0, 3);
-      return LoadQuads(line);
-    };
     for (; s + 2 <= steps; s += 2, w += 2 * stride, ahead += 2 * ahead_stride) {
-      if constexpr (!kStream) {
-        __builtin_prefetch(ahead, 0, 2);
-        __builtin_prefetch(ahead + ahead_stride, 0, 2);
-      }
-      AddEight([&](int) { return load(w); }, [&](int) { return load(w + stride); }, x, at + s * 4,
-               sum);
+      FetchLines<kFetch, false, M, 1>(w, 64, ahead);
+      FetchLines<kFetch, false, M, 1>(w + stride, 64, ahead + ahead_stride);
+      AddEight([&](int) { return LoadQuads(w); }, [&](int) { return LoadQuads(w + stride); }, x,
+               at + s * 4, sum);
     }
   }
   return s;
@@ -67,7 +75,7 @@ inline int64_t AddStepPairs(const char* w, int64_t stride, int64_t steps, const 
 #ifdef MOESERVE_PAIR_SUMS
 // Sums the products of at most 32 values of k with 4-bit weights. `stride` is the distance in bytes
 // from a line to the panel's next one.
-template <bool kStream, int M, int P>
+template <Fetch kFetch, int M, int P>
 inline void SumNibbles(const char* w, int64_t stride, int64_t lines, const char* const (&x)[M],
                        int64_t at, const char* ahead, int64_t ahead_stride,
                        PairSums (&pairs)[M][P]) {
@@ -75,9 +83,8 @@ inline void SumNibbles(const char* w, int64_t stride, int64_t lines, const char*
     for (int p = 0; p < P; ++p) pairs[m][p] = ZeroPairSums();
   }
   for (int64_t i = 0; i < lines; ++i, w += stride, at += 8, ahead += ahead_stride) {
-    if constexpr (!kStream) __builtin_prefetch(ahead, 0, 2);
+    FetchLines<kFetch, true, M, P>(w, 64, ahead);
     for (int p = 0; p < P; ++p) {
-      if constexpr (kStream) __builtin_prefetch(w + p * 64 + kQuantPrefetchBytes<true, M>, 0, 3);
       const QuadLine line = LoadQuads(w + p * 64);
       const QuadLine low = LowNibbles(line);
       for (int m = 0; m < M; ++m) pairs[m][p] = DotNibbles(pairs[m][p], low, x[m] + at);
@@ -89,7 +96,7 @@ inline void SumNibbles(const char* w, int64_t stride, int64_t lines, const char*
 #endif
 
 // Computes panels [first, first + P) of the block.
-template <Quantization kType, bool kStream, int M, int P>
+template <Quantization kType, Fetch kFetch, int M, int P>
 void TileQuant(const QuantTileArgs& a, int first) {
   constexpr bool kInt4 = kType == Quantization::kInt4;
   constexpr int kStep = QuantStep(kType);
@@ -119,7 +126,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
       static_assert(kGroup <= 32);
       const int64_t lines = k >= kGroup ? kSteps : (k + kStep - 1) / kStep;
       PairSums pairs[M][P];
-      SumNibbles<kStream>(line, stride, lines, x, at, ahead, a.ahead_stride, pairs);
+      SumNibbles<kFetch>(line, stride, lines, x, at, ahead, a.ahead_stride, pairs);
       for (int m = 0; m < M; ++m) {
         for (int p = 0; p < P; ++p) sum[m][p] = AddPairSums(sum[m][p], pairs[m][p], UnitFactors());
       }
@@ -128,26 +135,27 @@ void TileQuant(const QuantTileArgs& a, int first) {
     } else if (k >= kGroup) {
       int64_t s = 0;
       if constexpr (!kInt4) {
-        s = AddStepPairs<kStream>(line, stride, kSteps, x, at, ahead, a.ahead_stride, sum);
+        s = AddStepPairs<kFetch>(line, stride, kSteps, x, at, ahead, a.ahead_stride, sum);
       }
       for (; s < kSteps; ++s) {
-        AddStep<kInt4, kStream, P>(line + s * stride, x, at + s * kStep, ahead + s * a.ahead_stride,
-                                   sum);
+        AddStep<kInt4, kFetch, P>(line + s * stride, x, at + s * kStep, ahead + s * a.ahead_stride,
+                                  sum);
       }
       w += kSteps * stride;
     } else {
       const int64_t steps = (k + kStep - 1) / kStep;
       int64_t s = 0;
       if constexpr (!kInt4) {
-        s = AddStepPairs<kStream>(line, stride, steps, x, at, ahead, a.ahead_stride, sum);
+        s = AddStepPairs<kFetch>(line, stride, steps, x, at, ahead, a.ahead_stride, sum);
       }
       for (; s < steps; ++s) {
-        AddStep<kInt4, kStream, P>(line + s * stride, x, at + s * kStep, ahead, sum);
+        AddStep<kInt4, kFetch, P>(line + s * stride, x, at + s * kStep, ahead, sum);
       }
       w += steps * stride;
     }
     ahead += kSteps * a.ahead_stride;
-    if constexpr (kStream && kInt4) {  // prefetches the scales, a ninth of the bytes
+    if constexpr (kFetch == Fetch::kOwnBlock &&
+                  kInt4) {  // prefetches the scales, a ninth of the bytes
       for (int p = 0; p < panels; p += 2) {
         __builtin_prefetch(w + p * 32 + kQuantPrefetchBytes<kInt4, M>, 0, 3);
       }
@@ -176,15 +184,15 @@ void TileQuant(const QuantTileArgs& a, int first) {
 // Adds the products of kFactorColumns columns, or of the last `columns` of a row, with int4-k
 // weights w * s - m: the weights times their factors s fit in 8 bits, and the subtracted parts are
 // products of m with the sums of the inputs. `sums` is the offset of the sums in the records.
-template <bool kStream, int M, int P>
+template <Fetch kFetch, int M, int P>
 inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine (&unit)[P],
                            const char* const (&x)[M], int64_t at, int64_t sums, int64_t columns,
                            const char* ahead, int64_t ahead_stride, TileSums<M, P>& sum) {
   const char* const factors = w + first * kFactorBytes;
+  if constexpr (kFetch == Fetch::kOwnBlock) {
+    FetchLines<kFetch, true, M, P>(factors, kFactorBytes, nullptr);
+  }
   for (int p = 0; p < P; ++p) {
-    if constexpr (kStream) {
-      __builtin_prefetch(factors + p * kFactorBytes + kQuantPrefetchBytes<true, M>, 0, 3);
-    }
     const QuadLine minimum = TimesPairs(MinimumPairs(factors + p * kFactorBytes), unit[p]);
     AddPairProducts(minimum, p, x, sums, sum);
   }
@@ -197,7 +205,7 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
     static_assert(kSubGroup <= 32);
     const int64_t lines = ((columns < kSubGroup ? columns : kSubGroup) + 7) / 8;
     PairSums pairs[M][P];
-    SumNibbles<kStream>(w, stride, lines, x, at, ahead, ahead_stride, pairs);
+    SumNibbles<kFetch>(w, stride, lines, x, at, ahead, ahead_stride, pairs);
     for (int m = 0; m < M; ++m) {
       for (int p = 0; p < P; ++p) sum[m][p] = AddPairSums(sum[m][p], pairs[m][p], factor[p]);
     }
@@ -208,11 +216,8 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
 #else
     for (int i = 0; i < kSubGroup && columns > 0;
          i += 8, at += 8, w += stride, columns -= 8, ahead += ahead_stride) {
-      if constexpr (!kStream) __builtin_prefetch(ahead, 0, 2);
+      FetchLines<kFetch, true, M, P>(w, 64, ahead);
       const auto low = [&](int p) {
-        if constexpr (kStream) {
-          __builtin_prefetch(w + p * 64 + kQuantPrefetchBytes<true, M>, 0, 3);
-        }
         return TimesPairs(LowNibbles(LoadQuads(w + p * 64)), factor[p]);
       };
       const auto high = [&](int p) {
@@ -226,7 +231,7 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
 
 // Computes panels [first, first + P) of the block, for types with one group per row. Only the
 // integer sums need registers until the end of the row.
-template <Quantization kType, bool kStream, int M, int P>
+template <Quantization kType, Fetch kFetch, int M, int P>
 void TileWholeRow(const QuantTileArgs& a, int first) {
   constexpr int kStep = QuantStep(kType);
   const char* x[M];
@@ -253,21 +258,20 @@ void TileWholeRow(const QuantTileArgs& a, int first) {
       for (int p = 0; p < P; ++p) unit[p] = UnitPairs(scales + (first + p) * 64 + 32);
       constexpr int kLines = kFactorColumns / kStep;
       for (int64_t at = 0; at < columns; at += kFactorColumns) {
-        AddScaledSteps<kStream, M, P>(w, panels, first, unit, x, at, padded + at / kSubGroup * 2,
-                                      columns - at, ahead, a.ahead_stride, sum);
+        AddScaledSteps<kFetch, M, P>(w, panels, first, unit, x, at, padded + at / kSubGroup * 2,
+                                     columns - at, ahead, a.ahead_stride, sum);
         w += panels * kFactorBytes + kLines * stride;
         ahead += kLines * a.ahead_stride;
       }
       w = scales;
     } else {
-      const int64_t pairs = AddStepPairs<kStream>(w + first * 64, stride,
-                                                  (columns + kStep - 1) / kStep, x, 0, ahead,
-                                                  a.ahead_stride, sum);
+      const int64_t pairs = AddStepPairs<kFetch>(
+          w + first * 64, stride, (columns + kStep - 1) / kStep, x, 0, ahead, a.ahead_stride, sum);
       w += pairs * stride;
       ahead += pairs * a.ahead_stride;
       for (int64_t at = pairs * kStep; at < columns;
            at += kStep, w += stride, ahead += a.ahead_stride) {
-        AddStep<false, kStream, P>(w + first * 64, x, at, ahead, sum);
+        AddStep<false, kFetch, P>(w + first * 64, x, at, ahead, sum);
       }
     }
     constexpr int kScaleBytes = kType == Quantization::kInt4K ? 64 : 32;
@@ -307,7 +311,9 @@ void WidenBlock(const WidenArgs& a) {
       const QuadLine factor[2] = {FactorPairs(factors, 0), FactorPairs(factors, 1)};
       for (int i = 0; i < used; ++i) {
         const char* const line = lines + i * stride + p * 64;
-        __builtin_prefetch(line + kQuantPrefetchBytes<true, 2>, 0, 3);
+        if (a.fetch_own) {
+          FetchLines<Fetch::kOwnBlock, true, 2, 1>(line, 64, nullptr);
+        }
         const QuadLine pairs = LoadQuads(line);
         to += stride;
         StoreQuads(to, TimesPairs(LowNibbles(pairs), factor[i / 4]));
@@ -362,82 +368,76 @@ void TileWidened(const QuantTileArgs& a, int first) {
 
 #endif
 
-// Where a tile's weights come from.
-enum class TileSource {
-  kMemory,  // QuantTileArgs::ahead is null
-  kCache,
-  kWidened,
-};
-
-template <Quantization kType, TileSource kSource, int M, int P>
+template <Quantization kType, Fetch kFetch, bool kWidened, int M, int P>
 void QuantTile(const QuantTileArgs& a, int first) {
-  constexpr bool kStream = kSource == TileSource::kMemory;
-  if constexpr (kSource == TileSource::kWidened) {
+  if constexpr (kWidened) {
 #ifndef MOESERVE_PAIR_SUMS
     TileWidened<M, P>(a, first);
 #endif
   } else if constexpr (QuantGroup(kType) == kWholeRow) {
-    TileWholeRow<kType, kStream, M, P>(a, first);
+    TileWholeRow<kType, kFetch, M, P>(a, first);
   } else {
-    TileQuant<kType, kStream, M, P>(a, first);
+    TileQuant<kType, kFetch, M, P>(a, first);
   }
 }
 
-template <Quantization kType, TileSource kSource, int M>
+template <Quantization kType, Fetch kFetch, bool kWidened, int M>
 void QuantRows(const QuantTileArgs& a) {
 #ifdef MOESERVE_WIDE_INPUTS
   if constexpr (M > 1) {
     static_assert(PanelsOfTile(M) == 1);
-    WideQuantRows<kType, kSource == TileSource::kMemory, M>(a);
+    WideQuantRows<kType, kFetch != Fetch::kNextBlock, M>(a);
   } else
 #endif
-  if constexpr (PanelsOfTile(M) == 1) {
+      if constexpr (PanelsOfTile(M) == 1) {
     QuantTileArgs pass = a;
     for (int p = 0; p < a.panels; ++p) {
-      QuantTile<kType, kSource, M, 1>(pass, p);
-      if constexpr (kSource != TileSource::kMemory) {
+      QuantTile<kType, kFetch, kWidened, M, 1>(pass, p);
+      if constexpr (kFetch == Fetch::kNextBlock) {
         pass.ahead += (a.k + QuantStep(kType) - 1) / QuantStep(kType) * a.ahead_stride;
       }
     }
   } else {
+    // Blocks of fewer panels are too rare to be compiled for each way to prefetch.
+    constexpr Fetch kFetchSmall = kFetch == Fetch::kNothing ? Fetch::kOwnBlock : kFetch;
     switch (a.panels) {
       case 1:
-        return QuantTile<kType, kSource, M, 1>(a, 0);
+        return QuantTile<kType, kFetchSmall, kWidened, M, 1>(a, 0);
       case 2:
-        return QuantTile<kType, kSource, M, 2>(a, 0);
+        return QuantTile<kType, kFetchSmall, kWidened, M, 2>(a, 0);
       case 3:
-        return QuantTile<kType, kSource, M, 3>(a, 0);
+        return QuantTile<kType, kFetchSmall, kWidened, M, 3>(a, 0);
       default:
         // Computing half of the block at a time keeps the results in registers. This is not done
         // for a block read from memory, which is read fastest as a whole, nor for tiles with few
         // rows, where too few independent sums would remain to hide the latency of a product.
-        if constexpr (kSource == TileSource::kCache && ((kType == Quantization::kInt4 && M > 3) ||
-                                                        (kType == Quantization::kInt8 && M > 5))) {
-          QuantTile<kType, kSource, M, 2>(a, 0);
-          return QuantTile<kType, kSource, M, 2>(a, 2);
+        if constexpr (kFetch == Fetch::kNextBlock && ((kType == Quantization::kInt4 && M > 3) ||
+                                                      (kType == Quantization::kInt8 && M > 5))) {
+          QuantTile<kType, kFetch, kWidened, M, 2>(a, 0);
+          return QuantTile<kType, kFetch, kWidened, M, 2>(a, 2);
         }
-        return QuantTile<kType, kSource, M, 4>(a, 0);
+        return QuantTile<kType, kFetch, kWidened, M, 4>(a, 0);
     }
   }
 }
 
-template <Quantization kType, TileSource kSource>
+template <Quantization kType, Fetch kFetch, bool kWidened = false>
 void QuantBlock(const QuantTileArgs& a) {
   switch (a.rows) {
     case 1:
-      return QuantRows<kType, kSource, 1>(a);
+      return QuantRows<kType, kFetch, kWidened, 1>(a);
     case 2:
-      return QuantRows<kType, kSource, 2>(a);
+      return QuantRows<kType, kFetch, kWidened, 2>(a);
     case 3:
-      return QuantRows<kType, kSource, 3>(a);
+      return QuantRows<kType, kFetch, kWidened, 3>(a);
     case 4:
-      return QuantRows<kType, kSource, 4>(a);
+      return QuantRows<kType, kFetch, kWidened, 4>(a);
     default:
       if constexpr (kQuantRowTile >= 6) {
         if (a.rows == 5) {
-          QuantRows<kType, kSource, 5>(a);
+          QuantRows<kType, kFetch, kWidened, 5>(a);
         } else {
-          QuantRows<kType, kSource, 6>(a);
+          QuantRows<kType, kFetch, kWidened, 6>(a);
         }
       }
   }
@@ -445,10 +445,12 @@ void QuantBlock(const QuantTileArgs& a) {
 
 template <Quantization kType>
 void QuantBlockOf(const QuantTileArgs& a) {
-  if (a.ahead == nullptr) {
-    QuantBlock<kType, TileSource::kMemory>(a);
+  if (a.ahead != nullptr) {
+    QuantBlock<kType, Fetch::kNextBlock>(a);
+  } else if (a.fetch_own) {
+    QuantBlock<kType, Fetch::kOwnBlock>(a);
   } else {
-    QuantBlock<kType, TileSource::kCache>(a);
+    QuantBlock<kType, Fetch::kNothing>(a);
   }
 }
 
@@ -463,7 +465,7 @@ void LinearQuantized(const QuantTileArgs& a) {
     case Quantization::kInt4:
       return QuantBlockOf<Quantization::kInt4>(a);
     case Quantization::kInt4K:
-      if (a.widened) return QuantBlock<Quantization::kInt4K, TileSource::kWidened>(a);
+      if (a.widened) return QuantBlock<Quantization::kInt4K, Fetch::kNextBlock, true>(a);
       return QuantBlockOf<Quantization::kInt4K>(a);
   }
 }
