@@ -154,8 +154,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
       w += steps * stride;
     }
     ahead += kSteps * a.ahead_stride;
-    if constexpr (kFetch == Fetch::kOwnBlock &&
-                  kInt4) {  // prefetches the scales, a ninth of the bytes
+    if constexpr (kFetch == Fetch::kOwnBlock && kInt4) {  // the scales, a ninth of the bytes
       for (int p = 0; p < panels; p += 2) {
         __builtin_prefetch(w + p * 32 + kQuantPrefetchBytes<kInt4, M>, 0, 3);
       }
@@ -311,9 +310,7 @@ void WidenBlock(const WidenArgs& a) {
       const QuadLine factor[2] = {FactorPairs(factors, 0), FactorPairs(factors, 1)};
       for (int i = 0; i < used; ++i) {
         const char* const line = lines + i * stride + p * 64;
-        if (a.fetch_own) {
-          FetchLines<Fetch::kOwnBlock, true, 2, 1>(line, 64, nullptr);
-        }
+        if (a.fetch_own) FetchLines<Fetch::kOwnBlock, true, 2, 1>(line, 64, nullptr);
         const QuadLine pairs = LoadQuads(line);
         to += stride;
         StoreQuads(to, TimesPairs(LowNibbles(pairs), factor[i / 4]));
@@ -389,7 +386,7 @@ void QuantRows(const QuantTileArgs& a) {
     WideQuantRows<kType, kFetch != Fetch::kNextBlock, M>(a);
   } else
 #endif
-      if constexpr (PanelsOfTile(M) == 1) {
+  if constexpr (PanelsOfTile(M) == 1) {
     QuantTileArgs pass = a;
     for (int p = 0; p < a.panels; ++p) {
       QuantTile<kType, kFetch, kWidened, M, 1>(pass, p);
