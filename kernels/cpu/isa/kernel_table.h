@@ -113,7 +113,7 @@ struct QuantTileArgs {
   const char* const* x;  // [rows] QuantizeRowArgs::records of each row
   // If not null, one line at `ahead` is prefetched in each step, and `ahead` advances by
   // `ahead_stride`. If null, the block is read from memory, and the block itself is prefetched if
-  // `fetch_own` is true (PrefetchesOwnBlock()).
+  // `fetch_own` is true (PrefetchesOwnBlock()), with `wide`, or if it has fewer than four panels.
   const char* ahead;
   int64_t ahead_stride;
   bool fetch_own;
@@ -291,9 +291,9 @@ struct KernelTable {
   void (*interleave_bf16)(const float* const* rows, int64_t n, Bf16* out);
   void (*axpy)(float a, const float* x, float* y, int64_t n);  // y += a * x
   void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
-  // Reads memory with the widest loads, prefetching it `prefetch_bytes` before, and returns the sum
+  // Reads memory with the widest loads, with prefetches if `fetch_own` is true, and returns the sum
   // of all words; used by the bandwidth probe.
-  uint64_t (*read_stream)(const char* data, int64_t bytes, int64_t prefetch_bytes);
+  uint64_t (*read_stream)(const char* data, int64_t bytes, bool fetch_own);
   // Arithmetic probes: run `iterations` rounds of products in registers, return the number of
   // operations, and add a value that depends on all results to *sink.
   int64_t (*arithmetic_f32)(int64_t iterations, float* sink);

@@ -7,9 +7,9 @@ namespace {
 
 // What a tile prefetches.
 enum class Fetch {
-  kNothing,   // its weights are in memory, and the processor's own prefetcher reads ahead
-  kOwnBlock,  // its weights are in memory, and it prefetches them some steps ahead
-  kNextBlock  // its weights are in the cache, and it prefetches the line at QuantTileArgs::ahead
+  kNothing,    // its weights are in memory, and the processor's own prefetcher reads ahead
+  kOwnBlock,   // its weights are in memory, and it prefetches them some steps ahead
+  kNextBlock,  // its weights are in the cache, and it prefetches the line at QuantTileArgs::ahead
 };
 
 // How far ahead a tile prefetches its own block. The distance is larger for int4, because int4

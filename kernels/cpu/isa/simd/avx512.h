@@ -170,13 +170,14 @@ inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
 }
 #endif
 
-inline uint64_t ReadStream(const char* data, int64_t bytes, int64_t prefetch_bytes) {
+inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_own) {
   __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
   for (int64_t i = 0; i + 256 <= bytes; i += 256) {
-    _mm_prefetch(data + i + prefetch_bytes, _MM_HINT_T0);
-    _mm_prefetch(data + i + prefetch_bytes + 64, _MM_HINT_T0);
-    _mm_prefetch(data + i + prefetch_bytes + 128, _MM_HINT_T0);
-    _mm_prefetch(data + i + prefetch_bytes + 192, _MM_HINT_T0);
+    if (fetch_own) {
+      for (int line = 0; line < 256; line += 64) {
+        _mm_prefetch(data + i + kPrefetchBytes + line, _MM_HINT_T0);
+      }
+    }
     a = _mm512_add_epi64(a, _mm512_load_si512(data + i));
     b = _mm512_add_epi64(b, _mm512_load_si512(data + i + 64));
     c = _mm512_add_epi64(c, _mm512_load_si512(data + i + 128));

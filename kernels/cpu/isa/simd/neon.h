@@ -326,11 +326,11 @@ inline IntVec DotQuads(IntVec sum, const QuadLine& w, const QuadInput& x) {
 }
 #endif
 
-inline uint64_t ReadStream(const char* data, int64_t bytes, int64_t prefetch_bytes) {
+inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_own) {
   uint64x2_t a = vdupq_n_u64(0), b = a;
   for (int64_t i = 0; i + 64 <= bytes; i += 64) {
     const auto* p = reinterpret_cast<const uint64_t*>(data + i);
-    __builtin_prefetch(data + i + prefetch_bytes);
+    if (fetch_own) __builtin_prefetch(data + i + kPrefetchBytes);
     a = vaddq_u64(a, vaddq_u64(vld1q_u64(p), vld1q_u64(p + 2)));
     b = vaddq_u64(b, vaddq_u64(vld1q_u64(p + 4), vld1q_u64(p + 6)));
   }
