@@ -15,11 +15,9 @@ constexpr int64_t kInlineMultiplyAdds = 1 << 16;
 // Adjacent small blocks of weights are combined into tasks of up to this size, to amortise handing
 // a task to a thread.
 constexpr int64_t kTaskBytes = 64 << 10;
-// With this many tiles or fewer, a block is computed in less time than the next block takes to
-// prefetch.
-constexpr int kTilesOfStream = 3;
+constexpr int64_t kLine = 64;  // bytes of a line of the cache
 // With at least this many tiles, int4-k weights are multiplied by their factors once for all tiles.
-constexpr int kTilesOfWidened = 2;
+constexpr int kTilesOfWidened = 3;
 
 }  // namespace
 
@@ -174,19 +172,17 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   const int64_t output_begin =
       args.segments ? task.expert * (args.output.cols / bank.num_experts()) : 0;
   // While tiles compute with this block from the cache, the next block is prefetched at an even
-  // rate, because requests beyond the memory bandwidth stall the products. With few tiles the time
-  // is too short to prefetch a whole block, so the first tile prefetches nothing and reads from
-  // memory the part of its own block that was not prefetched. This is fast only if it reads the
-  // block in one pass, because a pass over some of the panels reads with gaps.
+  // rate, because requests beyond the memory bandwidth stall the products. A single tile reads its
+  // block from memory instead, if it reads all panels in one pass: a pass over some of the panels
+  // reads with gaps, which is slow.
   tile.widened = WidenedBlock(bank, m, block, tiles, worker);
   const int panels_at_once = table_->panels_of_tile(rows / tiles);
   const int passes = (panels + panels_at_once - 1) / panels_at_once;
-  const bool stream = tiles <= kTilesOfStream && tile.widened == nullptr && passes == 1;
-  const int fetching = stream ? tiles - 1 : tiles;
+  const bool stream = tiles == 1 && tile.widened == nullptr && passes == 1;
   const int64_t tile_fetches = steps * passes;
-  const int64_t fetches = std::max<int64_t>(fetching * tile_fetches, 1);
-  tile.ahead_stride =
-      std::min<int64_t>((static_cast<int64_t>(next.size()) + fetches - 1) / fetches, 64);
+  const int64_t fetches = tiles * tile_fetches;
+  tile.ahead_stride = std::min<int64_t>((static_cast<int64_t>(next.size()) + fetches - 1) / fetches,
+                                        kLine * table_->lines_ahead);
   for (int t = 0; t < tiles; ++t) {
     const int begin = task.row_begin + static_cast<int>(int64_t{rows} * t / tiles);
     const int end = task.row_begin + static_cast<int>(int64_t{rows} * (t + 1) / tiles);
@@ -197,10 +193,9 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
       tile.out[i] =
           args.output.row(begin + i - work.first_output) + (output_begin + first_column) * out_size;
     }
-    const int fetch = t - (tiles - fetching);
-    tile.ahead = fetch < 0      ? nullptr
+    tile.ahead = stream         ? nullptr
                  : next.empty() ? bank.block(m, block)
-                                : next.data() + fetch * tile_fetches * tile.ahead_stride;
+                                : next.data() + t * tile_fetches * tile.ahead_stride;
     MultiplyTile(work, m, tile, worker);
     table_->epilogue({.tile = tile.sums,
                       .rows = tile.rows,
@@ -222,7 +217,6 @@ const char* CpuBackend::WidenedBlock(const CpuLinearBank& bank, const CpuLinearB
   }
   const int panels = bank.panels_of_block(m, block);
   const auto floats = static_cast<size_t>(WidenedBytes(panels, m.inputs)) / sizeof(float);
-  constexpr size_t kLine = 64;
   void* out = scratch_[worker].Floats(floats + kLine / sizeof(float));
   size_t space = (floats * sizeof(float)) + kLine;
   std::align(kLine, floats * sizeof(float), out, space);

@@ -82,7 +82,7 @@ void AxpyBf16(float a, const Bf16* x, float* y, int64_t n) {
 constexpr KernelTable MakeTable(const char* name) {
   return {
     .name = name, .bf16_dot = MOESERVE_BF16_DOT != 0, .row_tile = kRowTile,
-    .quant_row_tile = kQuantRowTile, .panels_of_tile = &PanelsOfTile,
+    .quant_row_tile = kQuantRowTile, .panels_of_tile = &PanelsOfTile, .lines_ahead = kLinesAhead,
     .attention_rows = kAttentionRows, .linear_f32 = &LinearF32,
 #if MOESERVE_BF16_DOT
     .linear_bf16 = &LinearBf16,

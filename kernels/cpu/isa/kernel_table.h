@@ -94,9 +94,10 @@ struct LinearTileArgs {
   int rows;    // 1..row_tile
   int64_t k;
   const void* const* x;  // [rows] input rows: f32 for linear_f32, bf16 for linear_bf16
-  // If not null, weights needed later are prefetched: in each step one line at `ahead`, which then
-  // advances by `ahead_stride` (at most 64 bytes). If null, the block is read from memory, and the
-  // block itself is prefetched if `fetch_own` is true (PrefetchesOwnBlock()).
+  // If not null, weights needed later are prefetched: in each step `lines_ahead` lines from `ahead`
+  // on, which then advances by `ahead_stride` (at most these lines' bytes). If null, the block is
+  // read from memory, and the block itself is prefetched if `fetch_own` is true
+  // (PrefetchesOwnBlock()).
   const char* ahead;
   int64_t ahead_stride;
   bool fetch_own;
@@ -111,9 +112,10 @@ struct QuantTileArgs {
   int rows;    // 1..quant_row_tile
   int64_t k;
   const char* const* x;  // [rows] QuantizeRowArgs::records of each row
-  // If not null, one line at `ahead` is prefetched in each step, and `ahead` advances by
-  // `ahead_stride`. If null, the block is read from memory, and the block itself is prefetched if
-  // `fetch_own` is true (PrefetchesOwnBlock()), with `wide`, or if it has fewer than four panels.
+  // If not null, `lines_ahead` lines from `ahead` on are prefetched in each step, and `ahead`
+  // advances by `ahead_stride`. If null, the block is read from memory, and the block itself is
+  // prefetched if `fetch_own` is true (PrefetchesOwnBlock()), with `wide`, or if it has fewer than
+  // four panels.
   const char* ahead;
   int64_t ahead_stride;
   bool fetch_own;
@@ -259,6 +261,7 @@ struct KernelTable {
   // Returns how many panels of a block the linear kernels cover at once, in tiles of `rows` rows.
   // They cover a block of more panels in several passes, and prefetch in each of them.
   int (*panels_of_tile)(int rows);
+  int lines_ahead;     // of 64 bytes, that the tiles of linear layers prefetch in a step
   int attention_rows;  // maximum number of query rows that share loads, up to kMaxAttentionRows
 
   void (*linear_f32)(const LinearTileArgs&);

@@ -11,6 +11,14 @@ inline constexpr int kPrefetchBytes = 4096;
 // so a tile of one row, which is limited by memory, reads all of them in the order of memory.
 constexpr int PanelsOfTile(int rows) { return rows == 1 ? kPanelsPerBlock : kPanelTile; }
 
+// How many adjacent lines of the next block a tile prefetches in each step. Two tiles over all
+// panels of a block have half as many steps as the next block has lines.
+inline constexpr int kLinesAhead = kPanelTile == kPanelsPerBlock ? 2 : 1;
+
+inline void FetchAhead(const char* ahead) {
+  for (int i = 0; i < kLinesAhead; ++i) __builtin_prefetch(ahead + i * 64, 0, 2);
+}
+
 // The prefetches of one tile. If `next` is null, the tile reads its weights from memory and
 // prefetches them some steps ahead if `fetch_own` is true. Otherwise its weights are in the cache,
 // and it prefetches the next block.
@@ -26,7 +34,7 @@ struct Ahead {
       for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes + kPrefetchBytes, 0, 3);
       return;
     }
-    __builtin_prefetch(next, 0, 2);
+    FetchAhead(next);
     next += stride;
   }
 };

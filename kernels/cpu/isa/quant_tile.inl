@@ -26,7 +26,7 @@ inline void FetchLines(const char* line, int line_bytes, const char* ahead) {
       __builtin_prefetch(line + p * line_bytes + kQuantPrefetchBytes<kInt4, M>, 0, 3);
     }
   } else if constexpr (kFetch == Fetch::kNextBlock) {
-    __builtin_prefetch(ahead, 0, 2);
+    FetchAhead(ahead);
   }
 }
 
@@ -50,6 +50,13 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
   } else {
     QuadLine line[P];
     for (int p = 0; p < P; ++p) line[p] = LoadQuads(w + p * 64);
+#if MOESERVE_VNNI
+    // With three rows, g++ 12 would load each line again for each row.
+    if constexpr (M == 3 && P == 4) {
+      for (int m = 0; m < M; ++m) DotFour(sum[m], line, x[m] + at);
+      return;
+    }
+#endif
     AddQuads(line, x, at, sum);
   }
 }
@@ -198,6 +205,24 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
   w += panels * kFactorBytes + first * 64;
   const int64_t stride = int64_t{panels} * 64;
   for (int group = 0; group < kFactorColumns / kSubGroup && columns > 0; ++group) {
+#if MOESERVE_VNNI
+    // With few rows it takes fewer instructions to multiply their sums than the weights.
+    if constexpr (M <= (kFetch == Fetch::kNextBlock ? 2 : 3)) {
+      IntVec part[M][P];
+      for (int m = 0; m < M; ++m) {
+        for (int p = 0; p < P; ++p) part[m][p] = BroadcastInt(0);
+      }
+      for (int i = 0; i < kSubGroup && columns > 0;
+           i += 8, at += 8, w += stride, columns -= 8, ahead += ahead_stride) {
+        AddStep<true, kFetch, P>(w, x, at, ahead, part);
+      }
+      for (int p = 0; p < P; ++p) {
+        const IntVec factor = FactorInts(factors + p * kFactorBytes, group);
+        for (int m = 0; m < M; ++m) sum[m][p] = AddScaledInt(sum[m][p], part[m][p], factor);
+      }
+      continue;
+    }
+#endif
     QuadLine factor[P];
     for (int p = 0; p < P; ++p) factor[p] = FactorPairs(factors + p * kFactorBytes, group);
 #ifdef MOESERVE_PAIR_SUMS
@@ -346,7 +371,7 @@ void TileWidened(const QuantTileArgs& a, int first) {
     }
     w += stride;
     for (int i = 0; i < kFactorColumns; i += 8, w += 2 * stride, ahead += a.ahead_stride) {
-      __builtin_prefetch(ahead, 0, 2);
+      FetchAhead(ahead);
       AddEight([&](int p) { return LoadQuads(w + p * 64); },
                [&](int p) { return LoadQuads(w + stride + p * 64); }, x, at + i, sum);
     }

@@ -113,6 +113,14 @@ inline QuadLine FactorPairs(const char* p, int group) {
   const __m512i v = _mm512_srli_epi32(LoadFactors(p), group * 8);
   return _mm512_shuffle_epi8(_mm512_and_si512(v, _mm512_set1_epi8(15)), to_both);
 }
+// Returns the factor of subgroup 0 or 1 as int32.
+inline IntVec FactorInts(const char* p, int group) {
+  return _mm512_and_si512(_mm512_srli_epi32(LoadFactors(p), group * 8), _mm512_set1_epi32(15));
+}
+// Returns sum + part * factor.
+inline IntVec AddScaledInt(IntVec sum, IntVec part, IntVec factor) {
+  return _mm512_add_epi32(sum, _mm512_mullo_epi32(part, factor));
+}
 // Returns the minimums of subgroups 0 and 1.
 inline QuadLine MinimumPairs(const char* p) {
   const __m512i apart = _mm512_broadcast_i32x4(
@@ -149,6 +157,22 @@ inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
   // before each use of the intrinsic.
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
   return sum;
+}
+using AliasedInt32 [[gnu::may_alias, gnu::aligned(1)]] = int32_t;
+// Adds the products of four lines with the same four input bytes. One asm statement, so that the
+// compiler has the lines in registers before the first product.
+[[gnu::always_inline]] inline void DotFour(IntVec (&sum)[4], const QuadLine (&w)[4],
+                                           const char* x) {
+  QuadInput input;
+  asm("vpbroadcastd %[x], %[input]\n\t"
+      "vpdpbusd %[input], %[w0], %[s0]\n\t"
+      "vpdpbusd %[input], %[w1], %[s1]\n\t"
+      "vpdpbusd %[input], %[w2], %[s2]\n\t"
+      "vpdpbusd %[input], %[w3], %[s3]"
+      : [s0] "+v"(sum[0]), [s1] "+v"(sum[1]), [s2] "+v"(sum[2]), [s3] "+v"(sum[3]),
+        [input] "=&v"(input)
+      : [w0] "v"(w[0]), [w1] "v"(w[1]), [w2] "v"(w[2]), [w3] "v"(w[3]),
+        [x] "m"(*reinterpret_cast<const AliasedInt32*>(x)));
 }
 #else
 // Widened to 16 bits as the pairs (0, 2) and (1, 3), because the instruction that multiplies bytes
