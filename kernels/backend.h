@@ -597,6 +597,10 @@ class Backend {
   // (Model::Reserve()). A device that runs out of memory during a step stops the process.
   virtual bool needs_reservation() const { return false; }
 
+  // Returns whether a bf16 model should round the rows that reach the LM head to bf16, because this
+  // backend multiplies bf16 rows faster than f32 rows. Otherwise they stay f32, which is more
+  // exact.
+  virtual bool rounds_head_input() const { return false; }
   // Returns the step size (rows) beyond which further rows raise latency without raising throughput
   // much.
   virtual int preferred_step_rows() const { return 512; }

@@ -71,6 +71,9 @@ class Model::Impl {
                 const Block* next);
 
   std::unique_ptr<LinearBank> head_;
+  // The head's input stays f32 where that costs no time: few rows reach the head, and rounding them
+  // costs as much accuracy as rounding in a whole layer.
+  DType head_input_ = DType::kF32;
   std::unique_ptr<EmbeddingTable> embedding_;
   std::unique_ptr<EmbeddingTable> learned_positions_;
   std::unique_ptr<NormBank> embedding_norm_;  // null if there is none
@@ -99,6 +102,10 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
   MOESERVE_ASSIGN_OR_RETURN(head_,
                             LoadLinear(load, d, {{head_name, spec.vocab_size, spec.head_bias}}));
+  if (options.compute == DType::kBF16 && head_->shape().weight_dtype == DType::kBF16 &&
+      head_->shape().quantization == Quantization::kNone && backend.rounds_head_input()) {
+    head_input_ = DType::kBF16;
+  }
   if (spec.tie_word_embeddings) {
     MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewTiedEmbeddingTable(*head_));
   } else {
@@ -272,12 +279,15 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
     RunBlock(ctx, x, input, blocks_[b], next);
   }
   if (logits.rows == 0) return;
-  const RowsView last = workspace.TakeDense(logits.rows, spec.hidden_size, DType::kF32);
-  backend.GatherOutputRows(x, last);
-  // The LM head's input stays f32 even if the model computes in bf16: few rows reach the head, and
-  // rounding them would cost as much accuracy as rounding in a whole layer.
+  const RowsView hidden = workspace.TakeDense(logits.rows, spec.hidden_size, DType::kF32);
+  backend.GatherOutputRows(x, hidden);
+  const RowsView last = head_input_ == DType::kF32
+                            ? hidden
+                            : workspace.TakeDense(logits.rows, spec.hidden_size, head_input_);
   if (final_norm_ != nullptr) {
-    backend.Norm({.bank = final_norm_.get(), .input = last, .output = last});
+    backend.Norm({.bank = final_norm_.get(), .input = hidden, .output = last});
+  } else if (head_input_ != DType::kF32) {
+    backend.Convert(hidden, last);
   }
   backend.Linear({.bank = head_.get(), .input = last, .output = logits});
   if (spec.logit_scale != 1.0) backend.Scale(logits, static_cast<float>(spec.logit_scale));

@@ -25,6 +25,7 @@ class CpuBackend : public Backend {
   std::string_view description() const override { return description_; }
   int threads() const override { return pool_.threads(); }
   std::string_view instruction_set() const override { return table_->name; }
+  bool rounds_head_input() const override { return table_->bf16_dot; }
 
   Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
   Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
