@@ -183,6 +183,8 @@ class CpuBackend::AttentionCall {
          .block_table = tile.block_table,
          .key_block_bytes = geometry_.key_block,
          .value_block_bytes = shape_.latent_dim > 0 ? LatentBlockBytes() : geometry_.value_block,
+         .key_head_bytes = tile.kv_head + 1 < shape_.num_kv_heads ? geometry_.key_head : 0,
+         .value_head_bytes = tile.kv_head + 1 < shape_.num_kv_heads ? geometry_.value_head : 0,
          .head_dim = shape_.head_dim,
          .value_dim = shape_.value_dim(),
          .padded_dim = padded_,

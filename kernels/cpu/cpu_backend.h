@@ -271,7 +271,7 @@ class CpuBackend : public Backend {
 template <typename Body>
 void CpuBackend::ForRows(int64_t rows, int64_t work_per_row, const Body& body) {
   constexpr int64_t kInlineWork =
-      1 << 16;  // with less work, handing parts to threads costs more than it saves
+      1 << 15;  // with less work, handing parts to threads costs more than it saves
   if (pool_.threads() == 1 || rows * work_per_row < kInlineWork || rows < 2) {
     body(int64_t{0}, rows, 0);
     return;

@@ -40,14 +40,17 @@ inline constexpr int kScaleBytes = kType == KvCacheType::kInt8 ? 64 : 0;
 
 inline Vec Multiply(Vec a, Vec b) { return Fma(a, b, Zero()); }
 
-// Returns the address of the cache block `ahead` blocks after `block` in the sequence, or of the
-// sequence's last block. The caller prefetches that block while it reads `block`: the cache blocks
-// of a sequence are scattered in memory, so the hardware prefetcher cannot predict their addresses.
+// Returns the address of the cache block `ahead` blocks after `block` in the sequence or, after the
+// sequence's last block, of the next kv head's first blocks. The caller prefetches that block while
+// it reads `block`: the cache blocks of a sequence are scattered in memory, so the hardware
+// prefetcher cannot predict their addresses.
 inline const char* Upcoming(const AttentionTileArgs& a, const char* base, int64_t block_bytes,
-                            int block, int ahead) {
+                            int64_t head_bytes, int block, int ahead) {
   const int last = (a.end[a.rows - 1] - 1) / 16;
-  const int next = block + ahead < last ? block + ahead : last;
-  return base + a.block_table[next] * block_bytes;
+  const int next = block + ahead;
+  if (next <= last) return base + a.block_table[next] * block_bytes;
+  const int after = a.begin[0] / 16 + next - last - 1;
+  return base + head_bytes + a.block_table[after < last ? after : last] * block_bytes;
 }
 
 // Computes the scores of R rows at the 16 positions of each of B consecutive cache blocks.
@@ -60,7 +63,8 @@ void ScoreTile(const AttentionTileArgs& a, const float* const* queries, int bloc
   for (int r = 0; r < R; ++r) query[r] = queries[r];
   for (int b = 0; b < B; ++b) {
     key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes + kScaleBytes<kType>;
-    next[b] = Upcoming(a, a.keys, a.key_block_bytes, block + b, B) + kScaleBytes<kType>;
+    next[b] =
+        Upcoming(a, a.keys, a.key_block_bytes, a.key_head_bytes, block + b, B) + kScaleBytes<kType>;
     for (int r = 0; r < R; ++r) acc[r][b] = Zero();
   }
   for (int d = 0; d < a.head_dim; ++d) {
@@ -102,9 +106,9 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
     const int64_t offset = kScaleBytes<kType> + (position - block * 16) * row_bytes +
                            column * (kLineBytes<kType> / 16);
     const char* value = values + offset;
-    const char* next = (a.latent_values != nullptr
-                            ? values
-                            : Upcoming(a, a.values, a.value_block_bytes, block, 1)) +
+    const char* next = (a.latent_values != nullptr ? values
+                                                   : Upcoming(a, a.values, a.value_block_bytes,
+                                                              a.value_head_bytes, block, 1)) +
                        offset;
     for (; position < stop; ++position, ++weights, value += row_bytes, next += row_bytes) {
       Vec line[V];
@@ -145,7 +149,7 @@ void ScorePairs(const AttentionTileArgs& a, const Bf16* const* queries, int bloc
   for (int r = 0; r < R; ++r) query[r] = queries[r];
   for (int b = 0; b < B; ++b) {
     key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes;
-    next[b] = Upcoming(a, a.keys, a.key_block_bytes, block + b, B);
+    next[b] = Upcoming(a, a.keys, a.key_block_bytes, a.key_head_bytes, block + b, B);
     for (int r = 0; r < R; ++r) acc[r][b] = Zero();
   }
   int d = 0;
@@ -187,9 +191,9 @@ void SumPairs(const AttentionTileArgs& a, const Bf16* weights, int first_positio
     const char* const values = ValuesOf(a, block);
     const int64_t offset = (position - block * 16) * row_bytes + int64_t{column} * 2;
     const char* value = values + offset;
-    const char* next = (a.latent_values != nullptr
-                            ? values
-                            : Upcoming(a, a.values, a.value_block_bytes, block, 1)) +
+    const char* next = (a.latent_values != nullptr ? values
+                                                   : Upcoming(a, a.values, a.value_block_bytes,
+                                                              a.value_head_bytes, block, 1)) +
                        offset;
     for (; position < stop; position += 2, value += 2 * row_bytes, next += 2 * row_bytes) {
       for (int v = 0; v < V; v += 2) {
@@ -272,6 +276,12 @@ void ScoreRows(const AttentionTileArgs& a, const Query* queries, int begin, int 
   for (; block + kBlocks <= end; block += kBlocks) {
     ScoreBlocks<kType, R, kBlocks>(a, queries, block, scores + (block - begin) * 16);
   }
+  // Several blocks at once, because the sums of one alone wait for each other.
+  if constexpr (kBlocks > 2) {
+    for (; block + 2 <= end; block += 2) {
+      ScoreBlocks<kType, R, 2>(a, queries, block, scores + (block - begin) * 16);
+    }
+  }
   for (; block < end; ++block) {
     ScoreBlocks<kType, R, 1>(a, queries, block, scores + (block - begin) * 16);
   }
@@ -297,6 +307,12 @@ void SumRows(const AttentionTileArgs& a, const float* weights, int first_positio
   int column = 0;
   for (; column + kVecs * 16 <= a.padded_dim; column += kVecs * 16) {
     SumColumns<kType, R, kVecs>(a, weights, first_position, begin, end, column, sums);
+  }
+  // Heads of 64 elements take half of the vectors of heads of 128.
+  if constexpr (kVecs > 4) {
+    for (; column + 64 <= a.padded_dim; column += 64) {
+      SumColumns<kType, R, 4>(a, weights, first_position, begin, end, column, sums);
+    }
   }
   for (; column < a.padded_dim; column += 16) {
     SumColumns<kType, R, 1>(a, weights, first_position, begin, end, column, sums);

@@ -207,6 +207,10 @@ struct AttentionTileArgs {
   const int32_t* block_table;
   int64_t key_block_bytes;  // bytes of one cache block of one layer
   int64_t value_block_bytes;
+  // Bytes from the keys and values of this kv head to those of the next one, which are prefetched
+  // when this one's have been read; 0 if there is no next one.
+  int64_t key_head_bytes;
+  int64_t value_head_bytes;
   int head_dim;    // of the keys
   int value_dim;   // of the values; only with latent_values
   int padded_dim;  // of the values
