@@ -4,6 +4,7 @@
     cpu_peers.py MOESERVE --models MODELS [--llama BIN] [--ik BIN] [--vllm PYTHON]
                  [--zentorch PYTHON] [--openvino PYTHON] [--transformers PYTHON]
                  [--run medium:int8-channel ...] [--threads 1,2] [--rounds 5] [--json FILE]
+                 [--earlier FILE ...]
 
 README.md in this folder says how to install the engines and how to write the files in MODELS. A run
 is SHAPE:TYPE. moeserve generates random weights for SHAPE in memory (--dtype TYPE); the others read
@@ -32,6 +33,9 @@ all probes around both engines are within 10 % of each other.
 An engine that fails is listed with the reason. If its first run has no result, it does not run
 again. The JSON file also has the end of what it printed, the versions of the engines' packages, and
 every single rate and probe.
+
+The rounds in the JSON files of earlier calls (--earlier) are counted with the new ones, if they have
+the same SHAPE:TYPE, threads and engines. With --rounds 0, only these are counted.
 """
 
 import argparse
@@ -151,9 +155,26 @@ def failure(history, name, case):
     return {"rounds": len(reasons), "reason": reasons[0]} if reasons else {}
 
 
+def rounds_of(files, shape, kind, threads):
+    """Returns the rounds of one SHAPE:TYPE in JSON files that this script wrote."""
+    history = []
+    for file in files:
+        for run in json.loads(file.read_text()):
+            first = run["results"][0]
+            if (first["shape"], first["type"], first["threads"]) == (shape, kind, threads):
+                history += run["rounds"]
+    for r in history:
+        if set(r) != set(history[0]):
+            sys.exit(f"--earlier: {shape}:{kind}: expected the engines {', '.join(history[0])} in "
+                     f"every round, found {', '.join(r)}")
+    return history
+
+
 def compare(a, shape, kind, threads, work, keep=lambda run: None):
     """Measures one SHAPE:TYPE with all engines. Returns {"results": one per case, "rounds": all
-    rates and probes}, and passes the same of the rounds so far to `keep` after every round."""
+    rates and probes, those of earlier calls first}, and passes the same of the rounds so far to
+    `keep` after every round."""
+    earlier = rounds_of(a.earlier, shape, kind, threads)
     peers = {e.name: e for e in engines.peers(a, shape, kind, threads, work)}
 
     def measure(name):
@@ -165,11 +186,18 @@ def compare(a, shape, kind, threads, work, keep=lambda run: None):
         return peers[name].measure()
 
     def run_of(history):
+        history = [*earlier, *history]
         return {"results": [evaluate(history, shape, kind, threads, c) for c in work.cases()],
                 "rounds": history}
 
+    names = [OURS, *peers]
+    if not a.rounds:
+        names = list(earlier[0]) if earlier else sys.exit(f"{shape}:{kind}: there are no rounds")
+    if earlier and set(names) != set(earlier[0]):
+        sys.exit(f"--earlier: {shape}:{kind}: expected the engines {', '.join(names)}, found "
+                 f"{', '.join(earlier[0])}")
     return run_of(run_rounds(
-        [OURS, *peers], a.rounds, measure,
+        names, a.rounds, measure,
         functools.partial(engines.probe, a.program, kind, threads),
         lambda text: print(f"{shape} {kind}, {threads} threads: {text}", file=sys.stderr),
         lambda history: keep(run_of(history))))
@@ -269,6 +297,8 @@ def parse(arguments):
     parser.add_argument("--timeout", type=int, default=1800,
                         help="seconds for one run of an engine")
     parser.add_argument("--json")
+    parser.add_argument("--earlier", action="append", type=pathlib.Path, default=[],
+                        help="JSON file of an earlier call, whose rounds are counted as well")
     a = parser.parse_args(arguments)
     for spec in a.run or []:
         if spec.partition(":")[2] not in engines.GGUF:
@@ -294,6 +324,7 @@ def main(arguments=None):
             # Writes the file after every round, because a measurement may be interrupted.
             runs.append(compare(a, shape, kind, threads, work,
                                 lambda run: write_json(a.json, [*runs, run])))
+            write_json(a.json, runs)
             print(tables(runs[-1]) + "\n", flush=True)
 
 

@@ -126,6 +126,25 @@ def test_an_interrupted_measurement_keeps_its_rounds(machine, tmp_path, monkeypa
     assert run["results"][0]["engines"][cpu_peers.OURS]["median"] == 10
 
 
+def test_rounds_of_earlier_calls_are_counted(machine, tmp_path, capsys):
+    moeserve, peer = machine.moeserve([10, 30, 60]), machine.peer("vllm", [10, 10, 10])
+    machine.run(moeserve, "--vllm", peer, rounds=1)
+    earlier = tmp_path / "earlier.json"
+    (tmp_path / "result.json").rename(earlier)
+    run = machine.run(moeserve, "--vllm", peer, "--earlier", earlier, rounds=2)
+    assert run["results"][0]["ratios"]["vLLM int8"]["runs"] == [1, 3, 6]
+    assert len(run["rounds"]) == 3
+    both = tmp_path / "both.json"
+    (tmp_path / "result.json").rename(both)
+    joined = machine.run(moeserve, "--earlier", both, "--earlier", earlier, rounds=0)
+    assert joined["results"][0]["ratios"]["vLLM int8"]["runs"] == [1, 3, 6, 1]
+    assert len(machine.calls(moeserve)) == 3
+    with pytest.raises(SystemExit, match="expected the engines moeserve, found moeserve, vLLM"):
+        machine.run(moeserve, "--earlier", both, rounds=1)
+    with pytest.raises(SystemExit, match="there are no rounds"):
+        machine.run(moeserve, "--earlier", both, rounds=0, kind="bf16")
+
+
 def test_all_engines_get_the_same_work(machine):
     moeserve, vllm = machine.moeserve([10]), machine.peer("vllm", [5])
     machine.run(moeserve, "--vllm", vllm, rounds=1)
