@@ -47,21 +47,29 @@ void Scatter(const Element* from, int head_dim, int64_t slot, char* head) {
 
 void CpuBackend::AppendKv(const AppendKvArgs& args) {
   const int dim = args.cache->shape(args.layer).head_dim;
-  // Each key goes to a cache line of its own, which takes as long as eight other operations.
-  ForRows(args.keys.rows, args.keys.cols * 9, [&](int64_t begin, int64_t end, int worker) {
-    float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
-    const auto block_of = [&](int64_t t) {
-      return step_
-          .block_tables[step_.sequence[t]][static_cast<size_t>(step_.position[t]) / kKvBlockTokens];
-    };
-    for (int64_t first = begin; first < end;) {
-      const int64_t block = block_of(first);
-      int64_t last = first + 1;
-      while (last < end && block_of(last) == block) ++last;
-      AppendBlock(args, block, first, last, rounded);
-      first = last;
-    }
-  });
+  // Rows of a prompt are divided between cache blocks, because a whole block is stored at once.
+  // Otherwise each element of a key goes to a cache line of its own, which takes as long as eight
+  // other operations.
+  const int64_t rows = args.keys.rows;
+  const int64_t unit = rows > 4 * kKvBlockTokens ? kKvBlockTokens : 1;
+  const int64_t work = args.keys.cols * (unit > 1 ? 2 : 9);
+  ForRows((rows + unit - 1) / unit, work * unit,
+          [&](int64_t begin_unit, int64_t end_unit, int worker) {
+            const int64_t begin = begin_unit * unit;
+            const int64_t end = std::min(end_unit * unit, rows);
+            float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
+            const auto block_of = [&](int64_t t) {
+              return step_.block_tables[step_.sequence[t]]
+                                       [static_cast<size_t>(step_.position[t]) / kKvBlockTokens];
+            };
+            for (int64_t first = begin; first < end;) {
+              const int64_t block = block_of(first);
+              int64_t last = first + 1;
+              while (last < end && block_of(last) == block) ++last;
+              AppendBlock(args, block, first, last, rounded);
+              first = last;
+            }
+          });
 }
 
 void CpuBackend::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
