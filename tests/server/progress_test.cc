@@ -143,9 +143,14 @@ class TerminalTest : public ::testing::Test {
         progress.Set(i);
       }
     }
-    char bytes[16384];
-    const ssize_t size = read(master_, bytes, sizeof(bytes));
-    return {bytes, static_cast<size_t>(std::max<ssize_t>(size, 0))};
+    // A read returns what has arrived so far; after the other side is closed, one fails at the end.
+    file_.reset();
+    std::string text;
+    char bytes[4096];
+    for (ssize_t size; (size = read(master_, bytes, sizeof(bytes))) > 0;) {
+      text.append(bytes, static_cast<size_t>(size));
+    }
+    return text;
   }
 
   int master_ = -1;
