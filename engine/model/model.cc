@@ -71,8 +71,8 @@ class Model::Impl {
                 const Block* next);
 
   std::unique_ptr<LinearBank> head_;
-  // The head's input stays f32 where that costs no time: few rows reach the head, and rounding them
-  // costs as much accuracy as rounding in a whole layer.
+  // The head's input stays f32 unless Backend::rounds_head_input(): few rows reach the head, and
+  // rounding them costs as much accuracy as rounding in a whole layer.
   DType head_input_ = DType::kF32;
   std::unique_ptr<EmbeddingTable> embedding_;
   std::unique_ptr<EmbeddingTable> learned_positions_;
