@@ -28,7 +28,7 @@ class CpuBuffer : public DeviceBuffer {
 
 CpuBackend::CpuBackend(const KernelTable* table, int threads)
     : table_(table),
-      fetch_own_(PrefetchesOwnBlock()),
+      fetch_l1_(PrefetchesToL1()),
       pool_(threads),
       scratch_(static_cast<size_t>(threads)),
       linear_queues_(static_cast<size_t>(threads)) {
@@ -43,7 +43,7 @@ Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Allocate(size_t bytes) {
 
 Result<std::unique_ptr<LinearBank>> CpuBackend::NewLinearBank(LinearBankShape shape) {
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                            CpuLinearBank::Create(std::move(shape), &pool_));
+                            CpuLinearBank::Create(std::move(shape), weight_memory_, &pool_));
   weight_bytes_ += static_cast<const CpuLinearBank&>(*bank).bytes();
   return bank;
 }
@@ -129,10 +129,10 @@ Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {
   std::atomic<uint64_t> sum{0};
   for (int round = 0; round < rounds; ++round) {
     // Which of the two is faster depends on the processor.
-    const bool fetch_own = round % 2 == 0 ? fetch_own_ : !fetch_own_;
+    const bool fetch_l1 = round % 2 == 0 ? fetch_l1_ : !fetch_l1_;
     const auto start = std::chrono::steady_clock::now();
     pool_.Run(parts, [&](int64_t i, int) {
-      sum.fetch_add(table_->read_stream(memory.data() + i * kPart, kPart, fetch_own));
+      sum.fetch_add(table_->read_stream(memory.data() + i * kPart, kPart, fetch_l1));
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(parts * kPart) / seconds.count());

@@ -13,6 +13,7 @@
 #include "kernels/cpu/isa/kernel_table.h"
 #include "kernels/cpu/packed_bank.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/weight_memory.h"
 
 namespace moeserve::cpu {
 
@@ -242,8 +243,9 @@ class CpuBackend : public Backend {
                  PlanStorage& storage);
 
   const KernelTable* table_;
-  const bool fetch_own_;  // PrefetchesOwnBlock()
+  const bool fetch_l1_;  // PrefetchesToL1()
   ThreadPool pool_;
+  WeightMemory weight_memory_;
   std::string description_;
   std::vector<Scratch> scratch_;  // [threads]
   std::vector<LinearTask> linear_tasks_;

@@ -75,9 +75,9 @@ void CpuBackend::RunLinearQueues(
     while (first < tasks && (q + 1 == queues || linear_tasks_[first].cost_end <= share)) ++first;
     linear_queues_[q].end = first;
   }
-  pool_.Run(queues, [&](int64_t own, int worker) {
+  pool_.Run(queues, [&](int64_t, int worker) {
     for (int i = 0; i < queues; ++i) {
-      LinearQueue& queue = linear_queues_[(own + i) % queues];
+      LinearQueue& queue = linear_queues_[(worker + i) % queues];
       for (;;) {
         const int64_t task = queue.next.fetch_add(1, std::memory_order_relaxed);
         if (task >= queue.end) break;
@@ -223,7 +223,7 @@ const char* CpuBackend::WidenedBlock(const CpuLinearBank& bank, const CpuLinearB
   table_->widen_block({.weights = bank.block(m, block),
                        .panels = panels,
                        .k = m.inputs,
-                       .fetch_own = fetch_own_,
+                       .fetch_l1 = fetch_l1_,
                        .out = static_cast<char*>(out)});
   return static_cast<const char*>(out);
 }
@@ -251,7 +251,7 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
                               .x = x,
                               .ahead = tile.ahead,
                               .ahead_stride = tile.ahead_stride,
-                              .fetch_own = fetch_own_,
+                              .fetch_l1 = fetch_l1_,
                               .widened = widened,
                               .wide = wide_inputs ? reinterpret_cast<char*>(scratch_[worker].Floats(
                                                         wide_bytes / sizeof(float)))
@@ -282,7 +282,7 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
                               .x = x,
                               .ahead = tile.ahead,
                               .ahead_stride = tile.ahead_stride,
-                              .fetch_own = fetch_own_,
+                              .fetch_l1 = fetch_l1_,
                               .out = tile.sums};
   if (bf16_rows && !widen) {
     table_->linear_bf16(linear);

@@ -59,11 +59,14 @@ int64_t CpuLinearBank::Bytes(const LinearBankShape& shape) {
   return bytes;
 }
 
-Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape, ThreadPool* pool) {
+Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape,
+                                                         WeightMemory& memory, ThreadPool* pool) {
   std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), pool));
   const auto bytes = static_cast<size_t>(Bytes(bank->shape_));
-  MOESERVE_ASSIGN_OR_RETURN(bank->memory_, HostBuffer::Allocate(bytes));
-  bank->bytes_ = {bank->memory_.data(), bytes};
+  MOESERVE_ASSIGN_OR_RETURN(WeightMemory::Part part, memory.Allocate(bytes));
+  bank->bytes_ = {part.data, bytes};
+  bank->owner_ = std::move(part.owner);
+  bank->writable_ = true;
   bank->PlaceMatrices();
   return std::unique_ptr<LinearBank>(std::move(bank));
 }
@@ -105,7 +108,7 @@ void CpuLinearBank::PlaceMatrices() {
 int64_t CpuLinearBank::steps(const Matrix& m) const { return Steps(shape_, m.inputs); }
 
 char* CpuLinearBank::Writable(const void* p) {
-  MOESERVE_CHECK(owner_ == nullptr, "a view of packed bytes is complete");
+  MOESERVE_CHECK(writable_, "a view of packed bytes is complete");
   return static_cast<char*>(const_cast<void*>(p));
 }
 

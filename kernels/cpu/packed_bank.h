@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/base/buffer.h"
 #include "kernels/cpu/isa/kernel_table.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/weight_memory.h"
 
 namespace moeserve::cpu {
 
@@ -26,8 +26,10 @@ inline constexpr std::string_view kPackedLayout = "cpu 1";
 // activation).
 class CpuLinearBank : public LinearBank {
  public:
-  // Loading packs weights on the threads of `pool`, which must outlive the loading.
-  static Result<std::unique_ptr<LinearBank>> Create(LinearBankShape shape, ThreadPool* pool);
+  // Takes memory for the weights from `memory`. Loading packs weights on the threads of `pool`,
+  // which must outlive the loading.
+  static Result<std::unique_ptr<LinearBank>> Create(LinearBankShape shape, WeightMemory& memory,
+                                                    ThreadPool* pool);
   // The bank reads its weights from `packed`, which holds Bytes(shape) bytes, 64-byte aligned.
   static std::unique_ptr<LinearBank> View(LinearBankShape shape, PackedBytes packed,
                                           ThreadPool* pool);
@@ -89,9 +91,9 @@ class CpuLinearBank : public LinearBank {
   void LoadRows(const Matrix& m, Half half, int row_begin, const HostTensor& weight, int64_t begin,
                 int64_t end);
 
-  HostBuffer memory_;                  // set by Create()
-  std::shared_ptr<const void> owner_;  // set by View(): keeps the packed bytes alive
-  std::span<const char> bytes_;        // the packed bytes, in memory_ or kept alive by owner_
+  bool writable_ = false;              // whether Create() made this bank
+  std::shared_ptr<const void> owner_;  // keeps the packed bytes alive
+  std::span<const char> bytes_;        // the packed bytes
   ThreadPool* pool_;
   std::vector<Matrix> matrices_;
 };

@@ -57,7 +57,7 @@ TEST(TilePrefetchTest, IntegerWeights) {
           SCOPED_TRACE(::testing::Message() << table->name << ", type " << static_cast<int>(type)
                                             << ", " << rows << " rows, " << panels << " panels");
           std::vector<char> wide(static_cast<size_t>(rows * cpu::WideRecordBytes(kColumns)));
-          const auto results = [&](bool fetch_own) {
+          const auto results = [&](bool fetch_l1) {
             return tiles.Results(rows, [&](const char* weights, const char** x, float* out) {
               table->linear_quantized({.weights = weights,
                                        .quantization = type,
@@ -67,7 +67,7 @@ TEST(TilePrefetchTest, IntegerWeights) {
                                        .x = x,
                                        .ahead = nullptr,
                                        .ahead_stride = 0,
-                                       .fetch_own = fetch_own,
+                                       .fetch_l1 = fetch_l1,
                                        .widened = false,
                                        .wide = table->wide_inputs ? wide.data() : nullptr,
                                        .out = out});
@@ -88,7 +88,7 @@ TEST(TilePrefetchTest, FloatingPointWeights) {
         for (int panels = 1; panels <= cpu::kPanelsPerBlock; ++panels) {
           SCOPED_TRACE(::testing::Message()
                        << table->name << ", " << rows << " rows, " << panels << " panels");
-          const auto results = [&](bool fetch_own, bool bf16_rows) {
+          const auto results = [&](bool fetch_l1, bool bf16_rows) {
             return tiles.Results(rows, [&](const char* weights, const char** x, float* out) {
               (bf16_rows ? table->linear_bf16
                          : table->linear_f32)({.weights = weights,
@@ -99,7 +99,7 @@ TEST(TilePrefetchTest, FloatingPointWeights) {
                                                .x = reinterpret_cast<const void* const*>(x),
                                                .ahead = nullptr,
                                                .ahead_stride = 0,
-                                               .fetch_own = fetch_own,
+                                               .fetch_l1 = fetch_l1,
                                                .out = out});
             });
           };
@@ -120,14 +120,14 @@ TEST(TilePrefetchTest, Int4KFactors) {
     SCOPED_TRACE(table->name);
     for (int panels = 1; panels <= cpu::kPanelsPerBlock; ++panels) {
       const auto bytes = static_cast<size_t>(cpu::WidenedBytes(panels, kColumns));
-      const auto widened = [&](bool fetch_own) {
+      const auto widened = [&](bool fetch_l1) {
         std::vector<char> out(bytes + 64);
         char* const aligned = out.data() + (64 - reinterpret_cast<uintptr_t>(out.data()) % 64);
         tiles.Results(1, [&](const char* weights, const char**, float*) {
           table->widen_block({.weights = weights,
                               .panels = panels,
                               .k = kColumns,
-                              .fetch_own = fetch_own,
+                              .fetch_l1 = fetch_l1,
                               .out = aligned});
         });
         return std::vector<char>(aligned, aligned + bytes);

@@ -36,7 +36,7 @@ std::vector<const KernelTable*> SupportedTables() {
   return tables;
 }
 
-bool PrefetchesOwnBlock() {
+bool PrefetchesToL1() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   return !__builtin_cpu_is("amd");

@@ -19,9 +19,9 @@ std::vector<const KernelTable*> SupportedTables();
 // The error message lists the supported tables.
 Result<const KernelTable*> SelectTable(std::string_view name);
 
-// Returns whether tiles that read weights from memory should prefetch them: not on AMD's
-// processors. A Zen 4 processor, the only one on which both were timed, reads faster if only its
-// own prefetcher reads ahead.
-bool PrefetchesOwnBlock();
+// Returns whether tiles that read weights from memory should prefetch them into the first-level
+// cache: not on AMD's processors. A Zen 4 processor reads faster if tiles prefetch into the
+// second-level cache, and slower with prefetches into the first-level cache than with none.
+bool PrefetchesToL1();
 
 }  // namespace moeserve::cpu

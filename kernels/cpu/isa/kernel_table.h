@@ -96,11 +96,11 @@ struct LinearTileArgs {
   const void* const* x;  // [rows] input rows: f32 for linear_f32, bf16 for linear_bf16
   // If not null, weights needed later are prefetched: in each step `lines_ahead` lines from `ahead`
   // on, which then advances by `ahead_stride` (at most these lines' bytes). If null, the block is
-  // read from memory, and the block itself is prefetched if `fetch_own` is true
-  // (PrefetchesOwnBlock()).
+  // read from memory, and the block itself is prefetched: into the first-level cache if `fetch_l1`
+  // is true (PrefetchesToL1()), else into the second-level cache.
   const char* ahead;
   int64_t ahead_stride;
-  bool fetch_own;
+  bool fetch_l1;
   float* out;  // [rows][kBlock]
 };
 
@@ -114,11 +114,11 @@ struct QuantTileArgs {
   const char* const* x;  // [rows] QuantizeRowArgs::records of each row
   // If not null, `lines_ahead` lines from `ahead` on are prefetched in each step, and `ahead`
   // advances by `ahead_stride`. If null, the block is read from memory, and the block itself is
-  // prefetched if `fetch_own` is true (PrefetchesOwnBlock()), with `wide`, or if it has fewer than
-  // four panels.
+  // prefetched as LinearTileArgs states, but blocks of fewer than four panels into the second-level
+  // cache, and blocks multiplied by `wide` rows into the first-level cache.
   const char* ahead;
   int64_t ahead_stride;
-  bool fetch_own;
+  bool fetch_l1;
   bool widened;  // `weights` are WidenArgs::out; `ahead` is not null and k is at most kWholeRow
   // With KernelTable::wide_inputs, int8 weights and more than one row: memory of rows *
   // WideRecordBytes(). Else unused.
@@ -137,7 +137,7 @@ struct WidenArgs {
   const char* weights;
   int panels;
   int64_t k;       // at most kWholeRow
-  bool fetch_own;  // as in QuantTileArgs
+  bool fetch_l1;  // as in QuantTileArgs
   char* out;       // [WidenedBytes()]
 };
 inline constexpr int kWideLines = 1 + kFactorColumns / 4;
@@ -298,9 +298,9 @@ struct KernelTable {
   void (*interleave_bf16)(const float* const* rows, int64_t n, Bf16* out);
   void (*axpy)(float a, const float* x, float* y, int64_t n);  // y += a * x
   void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
-  // Reads memory with the widest loads, with prefetches if `fetch_own` is true, and returns the sum
-  // of all words; used by the bandwidth probe.
-  uint64_t (*read_stream)(const char* data, int64_t bytes, bool fetch_own);
+  // Reads memory with the widest loads and with prefetches (LinearTileArgs::fetch_l1), and returns
+  // the sum of all words; used by the bandwidth probe.
+  uint64_t (*read_stream)(const char* data, int64_t bytes, bool fetch_l1);
   // Arithmetic probes: run `iterations` rounds of products in registers, return the number of
   // operations, and add a value that depends on all results to *sink.
   int64_t (*arithmetic_f32)(int64_t iterations, float* sink);

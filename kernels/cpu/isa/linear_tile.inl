@@ -20,18 +20,22 @@ inline void FetchAhead(const char* ahead) {
 }
 
 // The prefetches of one tile. If `next` is null, the tile reads its weights from memory and
-// prefetches them some steps ahead if `fetch_own` is true. Otherwise its weights are in the cache,
-// and it prefetches the next block.
+// prefetches them some steps ahead, into the second-level cache unless `fetch_l1` is true.
+// Otherwise its weights are in the cache, and it prefetches the next block.
 struct Ahead {
   const char* next;
   int64_t stride;
-  bool fetch_own;
+  bool fetch_l1;
 
   template <int P>
   void Fetch(const char* own, int line_bytes) {
     if (next == nullptr) {
-      if (!fetch_own) return;
-      for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes + kPrefetchBytes, 0, 3);
+      own += kPrefetchBytes;
+      if (fetch_l1) {
+        for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes, 0, 3);
+      } else {
+        for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes, 0, 2);
+      }
       return;
     }
     FetchAhead(next);
@@ -244,7 +248,7 @@ using TileGrid = TileFunction[kMaxRowTile][kPanelsPerBlock];
 inline void RunBlock(const TileGrid& grid, int line_bytes, int64_t lines, const LinearTileArgs& a) {
   const int64_t step = static_cast<int64_t>(a.panels) * line_bytes;
   const int most = PanelsOfTile(a.rows);
-  Ahead ahead{a.ahead, a.ahead_stride, a.fetch_own};
+  Ahead ahead{a.ahead, a.ahead_stride, a.fetch_l1};
   for (int p = 0; p < a.panels; p += most) {
     const int panels = a.panels - p < most ? a.panels - p : most;
     grid[a.rows - 1][panels - 1](a.weights + p * line_bytes, step, a.k, a.x, ahead,

@@ -7,9 +7,9 @@ namespace {
 
 // What a tile prefetches.
 enum class Fetch {
-  kNothing,    // its weights are in memory, and the processor's own prefetcher reads ahead
-  kOwnBlock,   // its weights are in memory, and it prefetches them some steps ahead
-  kNextBlock,  // its weights are in the cache, and it prefetches the line at QuantTileArgs::ahead
+  kOwnBlockL1,  // its weights are in memory, and it prefetches them some steps ahead
+  kOwnBlockL2,  // the same, but only into the second-level cache
+  kNextBlock,   // its weights are in the cache, and it prefetches the line at QuantTileArgs::ahead
 };
 
 // How far ahead a tile prefetches its own block. The distance is larger for int4, because int4
@@ -17,16 +17,22 @@ enum class Fetch {
 template <bool kInt4, int M>
 inline constexpr int kQuantPrefetchBytes = kInt4&& M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
 
+// Prefetches the line at `line` of a tile's own block.
+template <Fetch kFetch>
+inline void FetchOwn(const char* line) {
+  __builtin_prefetch(line, 0, kFetch == Fetch::kOwnBlockL1 ? 3 : 2);
+}
+
 // The prefetches for one line, of `line_bytes` bytes, of each of P panels, of which `line` is the
 // first.
 template <Fetch kFetch, bool kInt4, int M, int P>
 inline void FetchLines(const char* line, int line_bytes, const char* ahead) {
-  if constexpr (kFetch == Fetch::kOwnBlock) {
-    for (int p = 0; p < P; ++p) {
-      __builtin_prefetch(line + p * line_bytes + kQuantPrefetchBytes<kInt4, M>, 0, 3);
-    }
-  } else if constexpr (kFetch == Fetch::kNextBlock) {
+  if constexpr (kFetch == Fetch::kNextBlock) {
     FetchAhead(ahead);
+  } else {
+    for (int p = 0; p < P; ++p) {
+      FetchOwn<kFetch>(line + p * line_bytes + kQuantPrefetchBytes<kInt4, M>);
+    }
   }
 }
 
@@ -161,9 +167,9 @@ void TileQuant(const QuantTileArgs& a, int first) {
       w += steps * stride;
     }
     ahead += kSteps * a.ahead_stride;
-    if constexpr (kFetch == Fetch::kOwnBlock && kInt4) {  // the scales, a ninth of the bytes
+    if constexpr (kFetch != Fetch::kNextBlock && kInt4) {  // the scales, a ninth of the bytes
       for (int p = 0; p < panels; p += 2) {
-        __builtin_prefetch(w + p * 32 + kQuantPrefetchBytes<kInt4, M>, 0, 3);
+        FetchOwn<kFetch>(w + p * 32 + kQuantPrefetchBytes<kInt4, M>);
       }
     }
     for (int p = 0; p < P; ++p) {
@@ -195,7 +201,7 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
                            const char* const (&x)[M], int64_t at, int64_t sums, int64_t columns,
                            const char* ahead, int64_t ahead_stride, TileSums<M, P>& sum) {
   const char* const factors = w + first * kFactorBytes;
-  if constexpr (kFetch == Fetch::kOwnBlock) {
+  if constexpr (kFetch != Fetch::kNextBlock) {
     FetchLines<kFetch, true, M, P>(factors, kFactorBytes, nullptr);
   }
   for (int p = 0; p < P; ++p) {
@@ -335,7 +341,11 @@ void WidenBlock(const WidenArgs& a) {
       const QuadLine factor[2] = {FactorPairs(factors, 0), FactorPairs(factors, 1)};
       for (int i = 0; i < used; ++i) {
         const char* const line = lines + i * stride + p * 64;
-        if (a.fetch_own) FetchLines<Fetch::kOwnBlock, true, 2, 1>(line, 64, nullptr);
+        if (a.fetch_l1) {
+          FetchLines<Fetch::kOwnBlockL1, true, 2, 1>(line, 64, nullptr);
+        } else {
+          FetchLines<Fetch::kOwnBlockL2, true, 2, 1>(line, 64, nullptr);
+        }
         const QuadLine pairs = LoadQuads(line);
         to += stride;
         StoreQuads(to, TimesPairs(LowNibbles(pairs), factor[i / 4]));
@@ -421,7 +431,7 @@ void QuantRows(const QuantTileArgs& a) {
     }
   } else {
     // Blocks of fewer panels are too rare to be compiled for each way to prefetch.
-    constexpr Fetch kFetchSmall = kFetch == Fetch::kNothing ? Fetch::kOwnBlock : kFetch;
+    constexpr Fetch kFetchSmall = kFetch == Fetch::kOwnBlockL1 ? Fetch::kOwnBlockL2 : kFetch;
     switch (a.panels) {
       case 1:
         return QuantTile<kType, kFetchSmall, kWidened, M, 1>(a, 0);
@@ -469,10 +479,10 @@ template <Quantization kType>
 void QuantBlockOf(const QuantTileArgs& a) {
   if (a.ahead != nullptr) {
     QuantBlock<kType, Fetch::kNextBlock>(a);
-  } else if (a.fetch_own) {
-    QuantBlock<kType, Fetch::kOwnBlock>(a);
+  } else if (a.fetch_l1) {
+    QuantBlock<kType, Fetch::kOwnBlockL1>(a);
   } else {
-    QuantBlock<kType, Fetch::kNothing>(a);
+    QuantBlock<kType, Fetch::kOwnBlockL2>(a);
   }
 }
 

@@ -38,7 +38,7 @@ class PackingBackend final : public Backend {
     return cpu::CpuLinearBank::View(std::move(shape), std::move(packed), &pool_);
   }
   Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override {
-    return cpu::CpuLinearBank::Create(std::move(shape), &pool_);
+    return cpu::CpuLinearBank::Create(std::move(shape), weight_memory_, &pool_);
   }
 
   Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t) override { return None(); }
@@ -94,6 +94,7 @@ class PackingBackend final : public Backend {
  private:
   static absl::Status None() { return absl::UnimplementedError("no model runs here"); }
   cpu::ThreadPool pool_{1};
+  cpu::WeightMemory weight_memory_;
 };
 
 PackedBankKey KeyOf(uint8_t choice) {

@@ -194,12 +194,14 @@ inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
 }
 #endif
 
-inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_own) {
+inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_l1) {
   __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
   for (int64_t i = 0; i + 256 <= bytes; i += 256) {
-    if (fetch_own) {
-      for (int line = 0; line < 256; line += 64) {
+    for (int line = 0; line < 256; line += 64) {
+      if (fetch_l1) {
         _mm_prefetch(data + i + kPrefetchBytes + line, _MM_HINT_T0);
+      } else {
+        _mm_prefetch(data + i + kPrefetchBytes + line, _MM_HINT_T1);
       }
     }
     a = _mm512_add_epi64(a, _mm512_load_si512(data + i));

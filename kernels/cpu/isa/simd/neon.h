@@ -326,11 +326,15 @@ inline IntVec DotQuads(IntVec sum, const QuadLine& w, const QuadInput& x) {
 }
 #endif
 
-inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_own) {
+inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_l1) {
   uint64x2_t a = vdupq_n_u64(0), b = a;
   for (int64_t i = 0; i + 64 <= bytes; i += 64) {
     const auto* p = reinterpret_cast<const uint64_t*>(data + i);
-    if (fetch_own) __builtin_prefetch(data + i + kPrefetchBytes);
+    if (fetch_l1) {
+      __builtin_prefetch(data + i + kPrefetchBytes, 0, 3);
+    } else {
+      __builtin_prefetch(data + i + kPrefetchBytes, 0, 2);
+    }
     a = vaddq_u64(a, vaddq_u64(vld1q_u64(p), vld1q_u64(p + 2)));
     b = vaddq_u64(b, vaddq_u64(vld1q_u64(p + 4), vld1q_u64(p + 6)));
   }
