@@ -96,8 +96,8 @@ struct LinearTileArgs {
   const void* const* x;  // [rows] input rows: f32 for linear_f32, bf16 for linear_bf16
   // If not null, weights needed later are prefetched: in each step `lines_ahead` lines from `ahead`
   // on, which then advances by `ahead_stride` (at most these lines' bytes). If null, the block is
-  // read from memory, and the block itself is prefetched: into the first-level cache if `fetch_l1`
-  // is true (PrefetchesToL1()), else into the second-level cache.
+  // read from memory, and the block itself is prefetched into the first-level cache if `fetch_l1` is
+  // true (PrefetchesToL1()), else for some types and numbers of rows into the second-level cache.
   const char* ahead;
   int64_t ahead_stride;
   bool fetch_l1;
@@ -114,8 +114,8 @@ struct QuantTileArgs {
   const char* const* x;  // [rows] QuantizeRowArgs::records of each row
   // If not null, `lines_ahead` lines from `ahead` on are prefetched in each step, and `ahead`
   // advances by `ahead_stride`. If null, the block is read from memory, and the block itself is
-  // prefetched as LinearTileArgs states, but blocks of fewer than four panels into the second-level
-  // cache, and blocks multiplied by `wide` rows into the first-level cache.
+  // prefetched as LinearTileArgs states, but blocks of fewer than four panels, and blocks multiplied
+  // by `wide` rows, into the first-level cache.
   const char* ahead;
   int64_t ahead_stride;
   bool fetch_l1;

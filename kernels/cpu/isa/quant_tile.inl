@@ -8,7 +8,7 @@ namespace {
 // What a tile prefetches.
 enum class Fetch {
   kOwnBlockL1,  // its weights are in memory, and it prefetches them some steps ahead
-  kOwnBlockL2,  // the same, but only into the second-level cache
+  kOwnBlockL2,  // the same, but into the second-level cache, where PrefetchesToL2() is true
   kNextBlock,   // its weights are in the cache, and it prefetches the line at QuantTileArgs::ahead
 };
 
@@ -18,9 +18,13 @@ template <bool kInt4, int M>
 inline constexpr int kQuantPrefetchBytes = kInt4&& M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
 
 // Prefetches the line at `line` of a tile's own block.
-template <Fetch kFetch>
+template <Fetch kFetch, bool kInt4, int M>
 inline void FetchOwn(const char* line) {
-  __builtin_prefetch(line, 0, kFetch == Fetch::kOwnBlockL1 ? 3 : 2);
+  if constexpr (kFetch == Fetch::kOwnBlockL1) {
+    __builtin_prefetch(line, 0, 3);
+  } else if constexpr (PrefetchesToL2(kInt4, M)) {
+    __builtin_prefetch(line, 0, 2);
+  }
 }
 
 // The prefetches for one line, of `line_bytes` bytes, of each of P panels, of which `line` is the
@@ -31,7 +35,7 @@ inline void FetchLines(const char* line, int line_bytes, const char* ahead) {
     FetchAhead(ahead);
   } else {
     for (int p = 0; p < P; ++p) {
-      FetchOwn<kFetch>(line + p * line_bytes + kQuantPrefetchBytes<kInt4, M>);
+      FetchOwn<kFetch, kInt4, M>(line + p * line_bytes + kQuantPrefetchBytes<kInt4, M>);
     }
   }
 }
@@ -169,7 +173,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
     ahead += kSteps * a.ahead_stride;
     if constexpr (kFetch != Fetch::kNextBlock && kInt4) {  // the scales, a ninth of the bytes
       for (int p = 0; p < panels; p += 2) {
-        FetchOwn<kFetch>(w + p * 32 + kQuantPrefetchBytes<kInt4, M>);
+        FetchOwn<kFetch, kInt4, M>(w + p * 32 + kQuantPrefetchBytes<kInt4, M>);
       }
     }
     for (int p = 0; p < P; ++p) {
@@ -341,11 +345,7 @@ void WidenBlock(const WidenArgs& a) {
       const QuadLine factor[2] = {FactorPairs(factors, 0), FactorPairs(factors, 1)};
       for (int i = 0; i < used; ++i) {
         const char* const line = lines + i * stride + p * 64;
-        if (a.fetch_l1) {
-          FetchLines<Fetch::kOwnBlockL1, true, 2, 1>(line, 64, nullptr);
-        } else {
-          FetchLines<Fetch::kOwnBlockL2, true, 2, 1>(line, 64, nullptr);
-        }
+        if (a.fetch_l1) FetchLines<Fetch::kOwnBlockL1, true, 2, 1>(line, 64, nullptr);
         const QuadLine pairs = LoadQuads(line);
         to += stride;
         StoreQuads(to, TimesPairs(LowNibbles(pairs), factor[i / 4]));
@@ -431,7 +431,7 @@ void QuantRows(const QuantTileArgs& a) {
     }
   } else {
     // Blocks of fewer panels are too rare to be compiled for each way to prefetch.
-    constexpr Fetch kFetchSmall = kFetch == Fetch::kOwnBlockL1 ? Fetch::kOwnBlockL2 : kFetch;
+    constexpr Fetch kFetchSmall = kFetch == Fetch::kOwnBlockL2 ? Fetch::kOwnBlockL1 : kFetch;
     switch (a.panels) {
       case 1:
         return QuantTile<kType, kFetchSmall, kWidened, M, 1>(a, 0);
