@@ -40,8 +40,8 @@ float Quantize(const float* x, int n, int8_t* out) {
 // Up to this many rows are divided one by one. More are divided into groups of the rows of a cache
 // block, because a whole block is stored at once.
 constexpr int64_t kFewRows = 4 * kKvBlockTokens;
-// With few rows, each element of a key goes to a cache line of its own, which takes as long as about
-// this many other operations.
+// With few rows, each element of a key goes to a cache line of its own, which takes as long as
+// about this many other operations.
 constexpr int64_t kOperationsPerKey = 24;
 
 template <typename Element>
@@ -57,18 +57,21 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
   const int64_t rows = args.keys.rows;
   const int64_t heads = args.cache->shape(args.layer).num_kv_heads;
   if (rows <= kFewRows) {
-    ForRows(rows * heads, dim * kOperationsPerKey, [&](int64_t begin, int64_t end, int worker) {
+    // The rows of one kv head are adjacent parts, because keys of one block share cache lines.
+    ForRows(heads * rows, dim * kOperationsPerKey, [&](int64_t begin, int64_t end, int worker) {
       float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t t = i / heads;
-        AppendHead(args, CacheBlock(t), t, t + 1, i % heads, rounded);
+      for (int64_t i = begin; i < end;) {
+        const int64_t first = i % rows;
+        const int64_t most = std::min(rows, first + end - i);
+        const int64_t last = EndOfBlock(first, most);
+        AppendHead(args, CacheBlock(first), first, last, i / rows, rounded);
+        i += last - first;
       }
     });
     return;
   }
-  ForBlocks(rows, args.keys.cols * 2, [&](int64_t begin, int64_t end, int worker) {
-    AppendRows(args, begin, end, worker);
-  });
+  ForBlocks(rows, args.keys.cols * 2,
+            [&](int64_t begin, int64_t end, int worker) { AppendRows(args, begin, end, worker); });
 }
 
 void CpuBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
@@ -115,13 +118,11 @@ void CpuBackend::AppendRows(const AppendKvArgs& args, int64_t begin, int64_t end
   const KvLayerShape& shape = args.cache->shape(args.layer);
   float* rounded = scratch_[worker].Floats(static_cast<size_t>(shape.head_dim));
   for (int64_t first = begin; first < end;) {
-    const int64_t block = CacheBlock(first);
-    int64_t last = first + 1;
-    while (last < end && CacheBlock(last) == block) ++last;
+    const int64_t last = EndOfBlock(first, end);
     // Loops over heads outside and tokens inside, because the keys that a block's tokens have for
     // one head are interleaved and so share cache lines.
     for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
-      AppendHead(args, block, first, last, h, rounded);
+      AppendHead(args, CacheBlock(first), first, last, h, rounded);
     }
     first = last;
   }

@@ -128,11 +128,12 @@ Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {
   double best = 0.0;
   std::atomic<uint64_t> sum{0};
   for (int round = 0; round < rounds; ++round) {
-    // Which of the two is faster depends on the processor.
-    const bool fetch_l1 = round % 2 == 0 ? fetch_l1_ : !fetch_l1_;
+    // Which prefetches are fastest depends on the processor.
+    constexpr int kPrefetchLevels[] = {1, 2, 0};
+    const int level = kPrefetchLevels[round % 3];
     const auto start = std::chrono::steady_clock::now();
     pool_.Run(parts, [&](int64_t i, int) {
-      sum.fetch_add(table_->read_stream(memory.data() + i * kPart, kPart, fetch_l1));
+      sum.fetch_add(table_->read_stream(memory.data() + i * kPart, kPart, level));
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(parts * kPart) / seconds.count());

@@ -207,6 +207,12 @@ class CpuBackend : public Backend {
     return step_.block_tables[step_.sequence[token]]
                              [static_cast<size_t>(step_.position[token]) / kKvBlockTokens];
   }
+  // Returns the end, at most `end`, of the tokens from `first` on that are in the same block.
+  int64_t EndOfBlock(int64_t first, int64_t end) const {
+    int64_t last = first + 1;
+    while (last < end && CacheBlock(last) == CacheBlock(first)) ++last;
+    return last;
+  }
   // AppendKv() of one kv head for the tokens [first, last), whose positions are all in one block of
   // the cache. `rounded` is memory for one head.
   void AppendHead(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
@@ -220,8 +226,8 @@ class CpuBackend : public Backend {
   // With less work, handing parts to threads costs more than it saves: if two threads run on cores
   // that share no cache, half of this took longer.
   static constexpr int64_t kInlineWork = 1 << 15;
-  // Returns how many rows of work that threads share form one part. A few parts are as many as there
-  // are threads, or a multiple, because they may take equal times.
+  // Returns how many rows of work that threads share form one part. A few parts are as many as
+  // there are threads, or a multiple, because they may take equal times.
   static int64_t RowsPerPart(int64_t rows, int64_t work, int threads) {
     constexpr int64_t kMostPerThread = 16;
     const int64_t parts = std::min(work / (kInlineWork / 2), kMostPerThread * threads);

@@ -60,7 +60,7 @@ int64_t CpuLinearBank::Bytes(const LinearBankShape& shape) {
 }
 
 Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape,
-                                                         WeightMemory& memory, ThreadPool* pool) {
+                                                          WeightMemory& memory, ThreadPool* pool) {
   std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), pool));
   const auto bytes = static_cast<size_t>(Bytes(bank->shape_));
   MOESERVE_ASSIGN_OR_RETURN(WeightMemory::Part part, memory.Allocate(bytes));

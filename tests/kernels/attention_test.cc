@@ -260,29 +260,39 @@ struct QkvShape {
   bool interleaved;
   enum { kNone, kHeads, kRow } norm;
   double xpos_base = 0.0;
+  int prompt = 20;  // tokens of the first sequence
+  bool norm_last = false;
 };
 
 // The fused operation must have the same bits as the operations that it replaces, both in the
 // queries and in the attention over the cache that it wrote.
 TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
   Random random(8);
-  const QkvShape shapes[] = {
-      {6, 2, 16, 16, false, QkvShape::kNone},     {6, 2, 12, 8, true, QkvShape::kHeads},
-      {8, 2, 128, 128, false, QkvShape::kRow},    {4, 4, 80, 0, false, QkvShape::kHeads},
-      {0, 3, 64, 32, true, QkvShape::kNone},      {4, 1, 128, 128, false, QkvShape::kHeads},
-      {6, 2, 16, 16, true, QkvShape::kNone, 8.0}, {6, 2, 12, 8, true, QkvShape::kHeads, 8.0},
-      {0, 3, 64, 32, true, QkvShape::kNone, 8.0}, {8, 2, 32, 32, false, QkvShape::kRow, 8.0}};
+  const QkvShape shapes[] = {{6, 2, 16, 16, false, QkvShape::kNone},
+                             {6, 2, 12, 8, true, QkvShape::kHeads},
+                             {8, 2, 128, 128, false, QkvShape::kRow},
+                             {4, 4, 80, 0, false, QkvShape::kHeads},
+                             {0, 3, 64, 32, true, QkvShape::kNone},
+                             {4, 1, 128, 128, false, QkvShape::kHeads},
+                             {6, 2, 16, 16, true, QkvShape::kNone, 8.0},
+                             {6, 2, 12, 8, true, QkvShape::kHeads, 8.0},
+                             {0, 3, 64, 32, true, QkvShape::kNone, 8.0},
+                             {8, 2, 32, 32, false, QkvShape::kRow, 8.0},
+                             {6, 2, 12, 8, true, QkvShape::kHeads, 0.0, 20, true},
+                             {6, 2, 16, 16, false, QkvShape::kRow, 0.0, 90},
+                             {6, 2, 12, 8, true, QkvShape::kHeads, 8.0, 90, true},
+                             {0, 2, 16, 0, false, QkvShape::kNone, 0.0, 90}};
   for (const QkvShape& s : shapes) {
     for (KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
       const std::vector<KvLayerShape> layers = {{1, 8}, {s.kv_heads, s.head_dim}};
-      auto one = backend_->NewKvCache(layers, type, 5),
-           many = backend_->NewKvCache(layers, type, 5);
+      auto one = backend_->NewKvCache(layers, type, 8),
+           many = backend_->NewKvCache(layers, type, 8);
       if (type == KvCacheType::kInt8 && absl::IsUnimplemented(one.status())) continue;
       std::vector<int32_t> position, sequence;
-      for (int t = 0; t < 20; ++t) position.push_back(t), sequence.push_back(0);
+      for (int t = 0; t < s.prompt; ++t) position.push_back(t), sequence.push_back(0);
       for (int t = 0; t < 3; ++t) position.push_back(t), sequence.push_back(1);
       const auto tokens = static_cast<int64_t>(position.size());
-      const std::vector<int32_t> first = {3, 0}, second = {2};
+      const std::vector<int32_t> first = {3, 0, 5, 1, 7, 4}, second = {2};
       const std::vector<std::span<const int32_t>> tables = {first, second};
       Begin({.position = position, .sequence = sequence, .block_tables = tables});
 
@@ -311,11 +321,13 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
                                 .query_norm = query_norm.get(),
                                 .key_norm = key_norm.get(),
                                 .norm_heads = s.norm == QkvShape::kHeads,
+                                .norm_last = s.norm_last,
                                 .rope = rope});
 
       const RowsView query = b.view.Columns(0, q_width), keys = b.view.Columns(q_width, kv_width),
                      values = b.view.Columns(q_width + kv_width, kv_width);
-      if (s.norm != QkvShape::kNone) {
+      const auto norms = [&] {
+        if (s.norm == QkvShape::kNone) return;
         const bool heads = s.norm == QkvShape::kHeads;
         backend_->Norm({.bank = query_norm.get(),
                         .segments = heads ? s.heads : 1,
@@ -325,9 +337,11 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
                         .segments = heads ? s.kv_heads : 1,
                         .input = keys,
                         .output = keys});
-      }
+      };
+      if (!s.norm_last) norms();
       if (s.heads > 0) backend_->Rope({.settings = rope, .rows = query});
       backend_->Rope({.settings = of_keys, .rows = keys});
+      if (s.norm_last) norms();
       backend_->AppendKv({.cache = many->get(), .layer = 1, .keys = keys, .values = values});
 
       if (s.heads > 0) {

@@ -20,8 +20,8 @@ std::vector<const KernelTable*> SupportedTables();
 Result<const KernelTable*> SelectTable(std::string_view name);
 
 // Returns whether tiles that read weights from memory should prefetch them into the first-level
-// cache: not on AMD's processors. A Zen 4 processor reads more slowly with these prefetches than with
-// none, and faster with some prefetches into the second-level cache (PrefetchesToL2()).
+// cache: not on AMD's processors. A Zen 4 processor reads more slowly with these prefetches than
+// with none, and faster with some prefetches into the second-level cache (PrefetchesToL2()).
 bool PrefetchesToL1();
 
 }  // namespace moeserve::cpu

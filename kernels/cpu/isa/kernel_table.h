@@ -96,8 +96,9 @@ struct LinearTileArgs {
   const void* const* x;  // [rows] input rows: f32 for linear_f32, bf16 for linear_bf16
   // If not null, weights needed later are prefetched: in each step `lines_ahead` lines from `ahead`
   // on, which then advances by `ahead_stride` (at most these lines' bytes). If null, the block is
-  // read from memory, and the block itself is prefetched into the first-level cache if `fetch_l1` is
-  // true (PrefetchesToL1()), else for some types and numbers of rows into the second-level cache.
+  // read from memory, and the block itself is prefetched into the first-level cache if `fetch_l1`
+  // is true (PrefetchesToL1()), else for some types and numbers of rows into the second-level
+  // cache.
   const char* ahead;
   int64_t ahead_stride;
   bool fetch_l1;
@@ -114,8 +115,8 @@ struct QuantTileArgs {
   const char* const* x;  // [rows] QuantizeRowArgs::records of each row
   // If not null, `lines_ahead` lines from `ahead` on are prefetched in each step, and `ahead`
   // advances by `ahead_stride`. If null, the block is read from memory, and the block itself is
-  // prefetched as LinearTileArgs states, but blocks of fewer than four panels, and blocks multiplied
-  // by `wide` rows, into the first-level cache.
+  // prefetched as LinearTileArgs states, but blocks of fewer than four panels, and blocks
+  // multiplied by `wide` rows, into the first-level cache.
   const char* ahead;
   int64_t ahead_stride;
   bool fetch_l1;
@@ -136,9 +137,9 @@ static constexpr int64_t WideRecordBytes(int64_t k) { return (k + 63) / 64 * 128
 struct WidenArgs {
   const char* weights;
   int panels;
-  int64_t k;       // at most kWholeRow
+  int64_t k;      // at most kWholeRow
   bool fetch_l1;  // as in QuantTileArgs
-  char* out;       // [WidenedBytes()]
+  char* out;      // [WidenedBytes()]
 };
 inline constexpr int kWideLines = 1 + kFactorColumns / 4;
 static constexpr int64_t WidenedBytes(int panels, int64_t k) {
@@ -298,9 +299,10 @@ struct KernelTable {
   void (*interleave_bf16)(const float* const* rows, int64_t n, Bf16* out);
   void (*axpy)(float a, const float* x, float* y, int64_t n);  // y += a * x
   void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
-  // Reads memory with the widest loads and with prefetches (LinearTileArgs::fetch_l1), and returns
-  // the sum of all words; used by the bandwidth probe.
-  uint64_t (*read_stream)(const char* data, int64_t bytes, bool fetch_l1);
+  // Reads memory with the widest loads and returns the sum of all words; used by the bandwidth
+  // probe. `prefetch_level` is the level of the cache that the memory is prefetched into, 1 or 2,
+  // or 0 for no prefetches.
+  uint64_t (*read_stream)(const char* data, int64_t bytes, int prefetch_level);
   // Arithmetic probes: run `iterations` rounds of products in registers, return the number of
   // operations, and add a value that depends on all results to *sink.
   int64_t (*arithmetic_f32)(int64_t iterations, float* sink);

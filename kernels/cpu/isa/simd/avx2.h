@@ -277,12 +277,12 @@ inline QuadLine UnitFactors() { return {_mm256_set1_epi16(1), _mm256_set1_epi16(
           _mm256_add_epi32(sum.hi, _mm256_madd_epi16(pairs.hi, factor.hi))};
 }
 
-inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_l1) {
+inline uint64_t ReadStream(const char* data, int64_t bytes, int prefetch_level) {
   __m256i a = _mm256_setzero_si256(), b = a;
   for (int64_t i = 0; i + 64 <= bytes; i += 64) {
-    if (fetch_l1) {
+    if (prefetch_level == 1) {
       _mm_prefetch(data + i + kPrefetchBytes, _MM_HINT_T0);
-    } else {
+    } else if (prefetch_level == 2) {
       _mm_prefetch(data + i + kPrefetchBytes, _MM_HINT_T1);
     }
     a = _mm256_add_epi64(a, _mm256_load_si256(reinterpret_cast<const __m256i*>(data + i)));

@@ -194,13 +194,13 @@ inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
 }
 #endif
 
-inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_l1) {
+inline uint64_t ReadStream(const char* data, int64_t bytes, int prefetch_level) {
   __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
   for (int64_t i = 0; i + 256 <= bytes; i += 256) {
     for (int line = 0; line < 256; line += 64) {
-      if (fetch_l1) {
+      if (prefetch_level == 1) {
         _mm_prefetch(data + i + kPrefetchBytes + line, _MM_HINT_T0);
-      } else {
+      } else if (prefetch_level == 2) {
         _mm_prefetch(data + i + kPrefetchBytes + line, _MM_HINT_T1);
       }
     }

@@ -326,13 +326,13 @@ inline IntVec DotQuads(IntVec sum, const QuadLine& w, const QuadInput& x) {
 }
 #endif
 
-inline uint64_t ReadStream(const char* data, int64_t bytes, bool fetch_l1) {
+inline uint64_t ReadStream(const char* data, int64_t bytes, int prefetch_level) {
   uint64x2_t a = vdupq_n_u64(0), b = a;
   for (int64_t i = 0; i + 64 <= bytes; i += 64) {
     const auto* p = reinterpret_cast<const uint64_t*>(data + i);
-    if (fetch_l1) {
+    if (prefetch_level == 1) {
       __builtin_prefetch(data + i + kPrefetchBytes, 0, 3);
-    } else {
+    } else if (prefetch_level == 2) {
       __builtin_prefetch(data + i + kPrefetchBytes, 0, 2);
     }
     a = vaddq_u64(a, vaddq_u64(vld1q_u64(p), vld1q_u64(p + 2)));

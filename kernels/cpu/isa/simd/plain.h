@@ -240,7 +240,7 @@ inline IntVec DotQuads(IntVec sum, const QuadLine& w, const QuadInput& x) {
   return sum;
 }
 
-inline uint64_t ReadStream(const char* data, int64_t bytes, bool /*fetch_l1*/) {
+inline uint64_t ReadStream(const char* data, int64_t bytes, int /*prefetch_level*/) {
   const uint64_t* p = reinterpret_cast<const uint64_t*>(data);
   uint64_t a = 0, b = 0, c = 0, d = 0;
   for (int64_t i = 0; i + 4 <= bytes / 8; i += 4) {
