@@ -94,7 +94,8 @@ void CpuBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
   const AppendKvArgs append{
       .cache = args.cache, .layer = args.layer, .keys = keys, .values = values};
   const bool rotates = args.rope.dimensions > 0;
-  // The tables of both kinds of rows are computed before either is used.
+  // Both tables are computed here. The following calls only look them up, so both pointers stay
+  // valid.
   if (rotates && query.cols > 0) RopeAngles(query_rope.settings);
   if (rotates) RopeAngles(key_rope.settings);
   const float* const query_angles =
