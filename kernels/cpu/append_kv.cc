@@ -37,13 +37,6 @@ float Quantize(const float* x, int n, int8_t* out) {
   return largest / 127.0f;
 }
 
-// Up to this many rows are divided one by one. More are divided into groups of the rows of a cache
-// block, because a whole block is stored at once.
-constexpr int64_t kFewRows = 4 * kKvBlockTokens;
-// With few rows, each element of a key goes to a cache line of its own, which takes as long as
-// about this many other operations.
-constexpr int64_t kOperationsPerKey = 24;
-
 template <typename Element>
 void Scatter(const Element* from, int head_dim, int64_t slot, char* head) {
   Element* to = reinterpret_cast<Element*>(head) + slot;
@@ -54,106 +47,62 @@ void Scatter(const Element* from, int head_dim, int64_t slot, char* head) {
 
 void CpuBackend::AppendKv(const AppendKvArgs& args) {
   const int dim = args.cache->shape(args.layer).head_dim;
+  // Rows of a prompt are divided between cache blocks, because a whole block is stored at once.
+  // Otherwise each element of a key goes to a cache line of its own, which takes as long as eight
+  // other operations.
   const int64_t rows = args.keys.rows;
-  const int64_t heads = args.cache->shape(args.layer).num_kv_heads;
-  if (rows <= kFewRows) {
-    // The rows of one kv head are adjacent parts, because keys of one block share cache lines.
-    ForRows(heads * rows, dim * kOperationsPerKey, [&](int64_t begin, int64_t end, int worker) {
-      float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
-      for (int64_t i = begin; i < end;) {
-        const int64_t first = i % rows;
-        const int64_t most = std::min(rows, first + end - i);
-        const int64_t last = EndOfBlock(first, most);
-        AppendHead(args, CacheBlock(first), first, last, i / rows, rounded);
-        i += last - first;
-      }
-    });
-    return;
-  }
-  ForBlocks(rows, args.keys.cols * 2,
-            [&](int64_t begin, int64_t end, int worker) { AppendRows(args, begin, end, worker); });
+  const int64_t unit = rows > 4 * kKvBlockTokens ? kKvBlockTokens : 1;
+  const int64_t work = args.keys.cols * (unit > 1 ? 2 : 9);
+  ForRows((rows + unit - 1) / unit, work * unit,
+          [&](int64_t begin_unit, int64_t end_unit, int worker) {
+            const int64_t begin = begin_unit * unit;
+            const int64_t end = std::min(end_unit * unit, rows);
+            float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
+            const auto block_of = [&](int64_t t) {
+              return step_.block_tables[step_.sequence[t]]
+                                       [static_cast<size_t>(step_.position[t]) / kKvBlockTokens];
+            };
+            for (int64_t first = begin; first < end;) {
+              const int64_t block = block_of(first);
+              int64_t last = first + 1;
+              while (last < end && block_of(last) == block) ++last;
+              AppendBlock(args, block, first, last, rounded);
+              first = last;
+            }
+          });
 }
 
-void CpuBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
-  const int64_t rows = args.rows.rows;
-  // With few rows, one pass is not faster, because all operations find the rows in the cache, and
-  // only some are worth dividing between threads.
-  if (rows <= kFewRows) return Backend::NormRopeAppend(args);
-  const auto [query, keys, values] = args.columns();
-  const int kv_heads = args.cache->shape(args.layer).num_kv_heads;
-  const NormArgs query_norm{.bank = args.query_norm,
-                            .segments = args.norm_heads ? args.heads : 1,
-                            .input = query,
-                            .output = query};
-  const NormArgs key_norm{.bank = args.key_norm,
-                          .segments = args.norm_heads ? kv_heads : 1,
-                          .input = keys,
-                          .output = keys};
-  const RopeArgs query_rope{.settings = args.query_rope(), .rows = query};
-  const RopeArgs key_rope{.settings = args.key_rope(), .rows = keys};
-  const AppendKvArgs append{
-      .cache = args.cache, .layer = args.layer, .keys = keys, .values = values};
-  const bool rotates = args.rope.dimensions > 0;
-  // Both tables are computed here. The following calls only look them up, so both pointers stay
-  // valid.
-  if (rotates && query.cols > 0) RopeAngles(query_rope.settings);
-  if (rotates) RopeAngles(key_rope.settings);
-  const float* const query_angles =
-      rotates && query.cols > 0 ? RopeAngles(query_rope.settings) : nullptr;
-  const float* const key_angles = rotates ? RopeAngles(key_rope.settings) : nullptr;
-  const auto norms = [&, &query = query](int64_t begin, int64_t end) {
-    if (args.query_norm != nullptr && query.cols > 0) NormRows(query_norm, begin, end);
-    if (args.key_norm != nullptr) NormRows(key_norm, begin, end);
-  };
-  const auto run = [&](int64_t begin, int64_t end, int worker) {
-    if (!args.norm_last) norms(begin, end);
-    if (query_angles != nullptr) RopeRows(query_rope, query_angles, begin, end);
-    if (key_angles != nullptr) RopeRows(key_rope, key_angles, begin, end);
-    if (args.norm_last) norms(begin, end);
-    AppendRows(append, begin, end, worker);
-  };
-  ForBlocks(rows, (query.cols + keys.cols) * 6 + keys.cols * 2, run);
-}
-
-void CpuBackend::AppendRows(const AppendKvArgs& args, int64_t begin, int64_t end, int worker) {
-  const KvLayerShape& shape = args.cache->shape(args.layer);
-  float* rounded = scratch_[worker].Floats(static_cast<size_t>(shape.head_dim));
-  for (int64_t first = begin; first < end;) {
-    const int64_t last = EndOfBlock(first, end);
-    // Loops over heads outside and tokens inside, because the keys that a block's tokens have for
-    // one head are interleaved and so share cache lines.
-    for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
-      AppendHead(args, CacheBlock(first), first, last, h, rounded);
-    }
-    first = last;
-  }
-}
-
-void CpuBackend::AppendHead(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
-                            int64_t h, float* rounded) const {
+void CpuBackend::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
+                             float* rounded) const {
   const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
   const KvLayerShape& shape = cache.shape(args.layer);
   const CpuKvCache::Geometry g = cache.geometry(args.layer);
   const int dim = shape.head_dim;
   const int64_t value_row = PaddedHeadDim(dim) * ElementBytes(cache.type());
   const auto slot_of = [&](int64_t t) { return step_.position[t] % kKvBlockTokens; };
-  const auto head_of = [&](const RowsView& rows, int64_t t) {
+  const auto head_of = [&](const RowsView& rows, int64_t t, int64_t h) {
     return reinterpret_cast<const float*>(rows.row(t)) + h * dim;
   };
   const bool whole = last - first == kKvBlockTokens && slot_of(first) == 0 &&
                      slot_of(last - 1) == kKvBlockTokens - 1;
-  char* const key = cache.keys(args.layer) + block * g.key_block + h * g.key_head;
-  const bool at_once = whole && cache.type() == KvCacheType::kBF16;
-  if (at_once) {
-    const float* rows[kKvBlockTokens];
-    for (int64_t i = 0; i < kKvBlockTokens; ++i) rows[i] = head_of(args.keys, first + i);
-    table_->interleave_bf16(rows, dim, reinterpret_cast<Bf16*>(key));
-  }
-  for (int64_t t = first; t < last; ++t) {
-    if (!at_once) AppendKey(cache.type(), head_of(args.keys, t), dim, slot_of(t), key, rounded);
-    if (shape.latent_dim > 0) continue;
-    char* const value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
-    AppendValue(cache.type(), head_of(args.values, t), dim, slot_of(t), value_row, value);
+  // Loops over heads outside and tokens inside, because the keys that a block's tokens have for one
+  // head are interleaved and so share cache lines.
+  for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+    char* const key = cache.keys(args.layer) + block * g.key_block + h * g.key_head;
+    const bool at_once = whole && cache.type() == KvCacheType::kBF16;
+    if (at_once) {
+      const float* rows[kKvBlockTokens];
+      for (int64_t i = 0; i < kKvBlockTokens; ++i) rows[i] = head_of(args.keys, first + i, h);
+      table_->interleave_bf16(rows, dim, reinterpret_cast<Bf16*>(key));
+    }
+    for (int64_t t = first; t < last; ++t) {
+      if (!at_once) {
+        AppendKey(cache.type(), head_of(args.keys, t, h), dim, slot_of(t), key, rounded);
+      }
+      if (shape.latent_dim > 0) continue;
+      char* const value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
+      AppendValue(cache.type(), head_of(args.values, t, h), dim, slot_of(t), value_row, value);
+    }
   }
 }
 

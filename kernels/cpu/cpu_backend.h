@@ -2,7 +2,6 @@
 // one pool.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <span>
@@ -57,7 +56,6 @@ class CpuBackend : public Backend {
   void FusedFeedForward(const FeedForwardArgs& args) override;
   void Rope(const RopeArgs& args) override;
   void AppendKv(const AppendKvArgs& args) override;
-  void NormRopeAppend(const NormRopeAppendArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
   RoutingPlan FirstExperts(const RoutingPlan& plan, int count) const override;
@@ -66,7 +64,6 @@ class CpuBackend : public Backend {
   void Convert(const RowsView& input, const RowsView& output) override;
   void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                  float scale) override;
-  void AddNorm(const AddNormArgs& args) override;
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
   void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
@@ -195,52 +192,20 @@ class CpuBackend : public Backend {
   const char* WidenedBlock(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m, int block,
                            int tiles, int worker);
 
-  // The operations of the same names without a plan, for the rows [begin, end).
-  void NormRows(const NormArgs& args, int64_t begin, int64_t end) const;
-  void AddScaledRows(const RowsView& x, const RowsView& branch, const float* bias, float scale,
-                     int64_t begin, int64_t end) const;
-  // `angles` is RopeAngles(args.settings).
-  static void RopeRows(const RopeArgs& args, const float* angles, int64_t begin, int64_t end);
-  void AppendRows(const AppendKvArgs& args, int64_t begin, int64_t end, int worker);
-  // Returns the block of the cache that holds a token of the step.
-  int64_t CacheBlock(int64_t token) const {
-    return step_.block_tables[step_.sequence[token]]
-                             [static_cast<size_t>(step_.position[token]) / kKvBlockTokens];
-  }
-  // Returns the end, at most `end`, of the tokens from `first` on that are in the same block.
-  int64_t EndOfBlock(int64_t first, int64_t end) const {
-    int64_t last = first + 1;
-    while (last < end && CacheBlock(last) == CacheBlock(first)) ++last;
-    return last;
-  }
-  // AppendKv() of one kv head for the tokens [first, last), whose positions are all in one block of
-  // the cache. `rounded` is memory for one head.
-  void AppendHead(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
-                  int64_t head, float* rounded) const;
+  // AppendKv() for the tokens [first, last), whose positions are all in one block of the cache.
+  // `rounded` is memory for one head.
+  void AppendBlock(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
+                   float* rounded) const;
   // Writes one head's key [dim] or value [dim] to a slot of its block.
   void AppendKey(KvCacheType type, const float* k, int dim, int64_t slot, char* key,
                  float* rounded) const;
   void AppendValue(KvCacheType type, const float* v, int dim, int64_t slot, int64_t row_bytes,
                    char* value) const;
 
-  // With less work, handing parts to threads costs more than it saves: if two threads run on cores
-  // that share no cache, half of this took longer.
-  static constexpr int64_t kInlineWork = 1 << 15;
-  // Returns how many rows of work that threads share form one part. A few parts are as many as
-  // there are threads, or a multiple, because they may take equal times.
-  static int64_t RowsPerPart(int64_t rows, int64_t work, int threads) {
-    constexpr int64_t kMostPerThread = 16;
-    const int64_t parts = std::min(work / (kInlineWork / 2), kMostPerThread * threads);
-    const int64_t even = parts > threads ? parts / threads * threads : parts;
-    return (rows + even - 1) / even;
-  }
   // Runs body(begin, end, worker) on parts of [0, rows). If rows * work_per_row (in elementary
   // operations) is small, the calling thread runs all rows.
   template <typename Body>
   void ForRows(int64_t rows, int64_t work_per_row, const Body& body);
-  // The same for parts of whole groups of kKvBlockTokens rows.
-  template <typename Body>
-  void ForBlocks(int64_t rows, int64_t work_per_row, const Body& body);
 
   // Rounds to int8 the rows that a product with integer weights reads, and stores them in
   // quant_records_.
@@ -307,26 +272,19 @@ class CpuBackend : public Backend {
 
 template <typename Body>
 void CpuBackend::ForRows(int64_t rows, int64_t work_per_row, const Body& body) {
-  const int64_t work = rows * work_per_row;
-  if (pool_.threads() == 1 || work < kInlineWork || rows < 2) {
+  constexpr int64_t kInlineWork =
+      1 << 15;  // with less work, handing parts to threads costs more than it saves
+  if (pool_.threads() == 1 || rows * work_per_row < kInlineWork || rows < 2) {
     body(int64_t{0}, rows, 0);
     return;
   }
-  const int64_t part = RowsPerPart(rows, work, pool_.threads());
+  int64_t part = kInlineWork / 2 / (work_per_row > 0 ? work_per_row : 1);
+  if (part < 1) part = 1;
   const int64_t parts = (rows + part - 1) / part;
   pool_.Run(parts, [&](int64_t i, int worker) {
     const int64_t end = (i + 1) * part < rows ? (i + 1) * part : rows;
     body(i * part, end, worker);
   });
-}
-
-template <typename Body>
-void CpuBackend::ForBlocks(int64_t rows, int64_t work_per_row, const Body& body) {
-  constexpr int64_t kUnit = kKvBlockTokens;
-  ForRows((rows + kUnit - 1) / kUnit, work_per_row * kUnit,
-          [&](int64_t begin, int64_t end, int worker) {
-            body(begin * kUnit, end * kUnit < rows ? end * kUnit : rows, worker);
-          });
 }
 
 }  // namespace moeserve::cpu

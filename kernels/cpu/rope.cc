@@ -46,41 +46,38 @@ const float* CpuBackend::RopeAngles(const RopeSettings& settings) {
   return table->angles.data();
 }
 
-void CpuBackend::RopeRows(const RopeArgs& args, const float* angles, int64_t begin, int64_t end) {
+void CpuBackend::Rope(const RopeArgs& args) {
   const RopeSettings& s = args.settings;
   const int pairs = s.dimensions / 2;
   const int64_t heads = args.rows.cols / s.head_dim;
   MOESERVE_CHECK(heads * s.head_dim == args.rows.cols, "rope rows hold whole heads");
-  for (int64_t r = begin; r < end; ++r) {
-    const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
-    const float* __restrict cosine = angles + token * 2 * pairs;
-    const float* __restrict sine = cosine + pairs;
-    float* row = reinterpret_cast<float*>(args.rows.row(r)) + s.first;
-    for (int64_t h = 0; h < heads; ++h, row += s.head_dim) {
-      // There are two loops because the compiler vectorises constant strides only.
-      if (s.interleaved) {
-        for (int i = 0; i < pairs; ++i) {
-          const float a = row[2 * i], b = row[2 * i + 1];
-          row[2 * i] = a * cosine[i] - b * sine[i];
-          row[2 * i + 1] = b * cosine[i] + a * sine[i];
+  const float* angles = RopeAngles(s);
+  ForRows(args.rows.rows, args.rows.cols * 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
+      const float* __restrict cosine = angles + token * 2 * pairs;
+      const float* __restrict sine = cosine + pairs;
+      float* row = reinterpret_cast<float*>(args.rows.row(r)) + s.first;
+      for (int64_t h = 0; h < heads; ++h, row += s.head_dim) {
+        // There are two loops because the compiler vectorises constant strides only.
+        if (s.interleaved) {
+          for (int i = 0; i < pairs; ++i) {
+            const float a = row[2 * i], b = row[2 * i + 1];
+            row[2 * i] = a * cosine[i] - b * sine[i];
+            row[2 * i + 1] = b * cosine[i] + a * sine[i];
+          }
+          continue;
         }
-        continue;
-      }
-      float* __restrict first = row;
-      float* __restrict second = row + pairs;
-      for (int i = 0; i < pairs; ++i) {
-        const float a = first[i], b = second[i];
-        first[i] = a * cosine[i] - b * sine[i];
-        second[i] = b * cosine[i] + a * sine[i];
+        float* __restrict first = row;
+        float* __restrict second = row + pairs;
+        for (int i = 0; i < pairs; ++i) {
+          const float a = first[i], b = second[i];
+          first[i] = a * cosine[i] - b * sine[i];
+          second[i] = b * cosine[i] + a * sine[i];
+        }
       }
     }
-  }
-}
-
-void CpuBackend::Rope(const RopeArgs& args) {
-  const float* angles = RopeAngles(args.settings);
-  ForRows(args.rows.rows, args.rows.cols * 4,
-          [&](int64_t begin, int64_t end, int) { RopeRows(args, angles, begin, end); });
+  });
 }
 
 }  // namespace moeserve::cpu

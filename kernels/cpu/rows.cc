@@ -112,55 +112,37 @@ void CpuBackend::Embed(const EmbedArgs& args) {
   });
 }
 
-namespace {
-
-// Normalises one row with the weights of a group.
-void NormRow(const NormArgs& args, const KernelTable& table, int64_t row, size_t group) {
+void CpuBackend::Norm(const NormArgs& args) {
   const auto& bank = static_cast<const CpuNormBank&>(*args.bank);
   const int64_t out_size = static_cast<int64_t>(SizeOf(args.output.dtype));
-  const std::vector<float>& scale = bank.scales[group];
-  const int64_t n = static_cast<int64_t>(scale.size());
-  for (int64_t s = 0; s < args.segments; ++s) {
-    table.norm_row({.x = FloatRow(args.input, row) + s * n,
-                    .n = n,
-                    .layer = bank.shape.layer,
-                    .eps = bank.shape.eps,
-                    .scale = scale.data(),
-                    .shift = bank.shifts.empty() ? nullptr : bank.shifts[group].data(),
-                    .out = args.output.row(row) + s * n * out_size,
-                    .out_bf16 = args.output.dtype == DType::kBF16});
-  }
-}
-
-}  // namespace
-
-void CpuBackend::NormRows(const NormArgs& args, int64_t begin, int64_t end) const {
-  for (int64_t r = begin; r < end; ++r) NormRow(args, *table_, r, 0);
-}
-
-void CpuBackend::Norm(const NormArgs& args) {
+  auto run = [&](int64_t begin, int64_t end, size_t group) {
+    const std::vector<float>& scale = bank.scales[group];
+    const int64_t n = static_cast<int64_t>(scale.size());
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t s = 0; s < args.segments; ++s) {
+        table_->norm_row({.x = FloatRow(args.input, r) + s * n,
+                          .n = n,
+                          .layer = bank.shape.layer,
+                          .eps = bank.shape.eps,
+                          .scale = scale.data(),
+                          .shift = bank.shifts.empty() ? nullptr : bank.shifts[group].data(),
+                          .out = args.output.row(r) + s * n * out_size,
+                          .out_bf16 = args.output.dtype == DType::kBF16});
+      }
+    }
+  };
   if (args.plan == nullptr) {
     ForRows(args.input.rows, args.input.cols * 2,
-            [&](int64_t begin, int64_t end, int) { NormRows(args, begin, end); });
+            [&](int64_t begin, int64_t end, int) { run(begin, end, 0); });
     return;
   }
   const RoutingPlan& plan = *args.plan;
   ForRows(plan.expert_offsets[plan.num_experts], args.input.cols * 2,
           [&](int64_t begin, int64_t end, int) {
             for (int64_t a = begin; a < end; ++a) {
-              NormRow(args, *table_, a, static_cast<size_t>(plan.expert_of_assignment[a]));
+              run(a, a + 1, static_cast<size_t>(plan.expert_of_assignment[a]));
             }
           });
-}
-
-void CpuBackend::AddNorm(const AddNormArgs& args) {
-  const NormArgs norm{.bank = args.norm, .input = args.x, .output = args.output};
-  ForRows(args.x.rows, args.x.cols * 3, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      AddScaledRows(args.x, args.branch, args.bias, args.scale, r, r + 1);
-      NormRows(norm, r, r + 1);
-    }
-  });
 }
 
 RoutingPlan CpuBackend::FirstExperts(const RoutingPlan& plan, int count) const {
@@ -248,23 +230,18 @@ void CpuBackend::Convert(const RowsView& input, const RowsView& output) {
   });
 }
 
-void CpuBackend::AddScaledRows(const RowsView& x, const RowsView& branch, const float* bias,
-                               float scale, int64_t begin, int64_t end) const {
-  for (int64_t r = begin; r < end; ++r) {
-    float* to = FloatRow(x, r);
-    const float* from = FloatRow(branch, r);
-    if (bias == nullptr) {
-      for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * from[i];
-    } else {
-      for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * (from[i] + bias[i]);
-    }
-  }
-}
-
 void CpuBackend::AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                            float scale) {
   ForRows(x.rows, x.cols * 2, [&](int64_t begin, int64_t end, int) {
-    AddScaledRows(x, branch, bias, scale, begin, end);
+    for (int64_t r = begin; r < end; ++r) {
+      float* to = FloatRow(x, r);
+      const float* from = FloatRow(branch, r);
+      if (bias == nullptr) {
+        for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * from[i];
+      } else {
+        for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * (from[i] + bias[i]);
+      }
+    }
   });
 }
 

@@ -138,7 +138,7 @@ struct WidenArgs {
   const char* weights;
   int panels;
   int64_t k;      // at most kWholeRow
-  bool fetch_l1;  // as in QuantTileArgs
+  bool fetch_l1;  // whether the block is prefetched, into the first-level cache
   char* out;      // [WidenedBytes()]
 };
 inline constexpr int kWideLines = 1 + kFactorColumns / 4;
