@@ -22,6 +22,7 @@ set(parts
   engine/validate_request.cc
   kernels/cpu/packed_bank.cc
   kernels/cpu/thread_pool.cc
+  kernels/cpu/weight_memory.cc
   model_loaders/profiles/npy_writer.cc
   model_loaders/profiles/profile_file.cc
   server/base/api_error.cc
