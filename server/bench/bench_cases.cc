@@ -22,11 +22,17 @@ double Seconds(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+double MedianOf(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
+}
+
 class Cases {
  public:
   Cases(const CaseSettings& settings, Model& model, KvCacheStorage& cache,
-        const std::function<void()>& measured)
-      : settings_(settings), model_(model), cache_(cache), measured_(measured) {
+        const std::function<Result<MachineRates>()>& probe, const std::function<void()>& measured)
+      : settings_(settings), model_(model), cache_(cache), probe_(probe), measured_(measured) {
     const int sequences = *std::max_element(settings.batches.begin(), settings.batches.end());
     const int64_t blocks = BlocksFor(std::max(settings.prompt, settings.context + settings.tokens));
     for (int s = 0; s < sequences; ++s) {
@@ -37,7 +43,7 @@ class Cases {
     }
   }
 
-  std::vector<CaseResult> Run() {
+  Result<std::vector<CaseResult>> Run() {
     std::vector<CaseResult> results;
     std::vector<std::function<double()>> cases;
     // The first round warms up and counts the work of the experts. Later rounds are timed and do
@@ -52,9 +58,13 @@ class Cases {
       cases.emplace_back([this, batch] { return Decode(batch, nullptr); });
       Tell();
     }
+    MOESERVE_ASSIGN_OR_RETURN(MachineRates before, probe_());
     for (int round = 0; round < settings_.rounds; ++round) {
       for (size_t c = 0; c < cases.size(); ++c) {
-        results[c].rounds.push_back(cases[c]());
+        const double speed = cases[c]();
+        MOESERVE_ASSIGN_OR_RETURN(const MachineRates after, probe_());
+        results[c].rounds.push_back({.tokens_per_second = speed, .before = before, .after = after});
+        before = after;
         Tell();
       }
     }
@@ -77,6 +87,8 @@ class Cases {
   // that is not null.
   double Prompt(RoutedWork* work) {
     const int tokens = settings_.prompt;
+    // A chunk that is not timed reads the weights again, which the probe evicted from the caches.
+    Step(1, 0, std::min(settings_.chunk, tokens), nullptr);
     const auto start = Clock::now();
     for (int at = 0; at < tokens; at += settings_.chunk) {
       Step(1, at, std::min(settings_.chunk, tokens - at), work);
@@ -172,6 +184,7 @@ class Cases {
   const CaseSettings& settings_;
   Model& model_;
   KvCacheStorage& cache_;
+  const std::function<Result<MachineRates>()>& probe_;
   const std::function<void()>& measured_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<float> logits_;
@@ -197,15 +210,25 @@ double MachineRates::AttentionPeak(KvCacheType cache) const {
   return cache == KvCacheType::kBF16 && bf16 > 0 ? bf16 : f32;
 }
 
-double CaseResult::Median() const {
-  std::vector<double> sorted = rounds;
-  std::sort(sorted.begin(), sorted.end());
-  const size_t n = sorted.size();
-  return n % 2 == 1 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
+bool MachineRates::IsNear(const MachineRates& other) const {
+  const auto near = [](double a, double b) { return std::max(a, b) <= 1.1 * std::min(a, b); };
+  return near(read_bandwidth, other.read_bandwidth) && near(f32, other.f32) &&
+         near(bf16, other.bf16) && near(int8, other.int8);
 }
 
-double CaseResult::Min() const { return *std::min_element(rounds.begin(), rounds.end()); }
-double CaseResult::Max() const { return *std::max_element(rounds.begin(), rounds.end()); }
+double CaseResult::Median() const {
+  std::vector<double> speeds;
+  for (const Measurement& m : rounds) speeds.push_back(m.tokens_per_second);
+  return MedianOf(std::move(speeds));
+}
+
+double CaseResult::Min() const {
+  return std::ranges::min(rounds, {}, &Measurement::tokens_per_second).tokens_per_second;
+}
+
+double CaseResult::Max() const {
+  return std::ranges::max(rounds, {}, &Measurement::tokens_per_second).tokens_per_second;
+}
 
 double CaseResult::Bound(const MachineRates& rates, const ModelOptions& types,
                          KvCacheType cache) const {
@@ -223,9 +246,26 @@ double CaseResult::Bound(const MachineRates& rates, const ModelOptions& types,
   return seconds > 0 ? tokens_per_step / seconds : 0.0;
 }
 
-std::vector<CaseResult> MeasureCases(const CaseSettings& settings, Model& model,
-                                     KvCacheStorage& cache, const std::function<void()>& measured) {
-  return Cases(settings, model, cache, measured).Run();
+ShareOfBound CaseResult::Share(const ModelOptions& types, KvCacheType cache) const {
+  ShareOfBound result;
+  for (const Measurement& m : rounds) result.steady += m.before.IsNear(m.after);
+  std::vector<double> bounds, shares;
+  for (const Measurement& m : rounds) {
+    if (result.steady > 0 && !m.before.IsNear(m.after)) continue;
+    const double bound = Bound(MachineRates::Best(m.before, m.after), types, cache);
+    bounds.push_back(bound);
+    shares.push_back(bound > 0 ? m.tokens_per_second / bound : 0.0);
+  }
+  result.bound = MedianOf(std::move(bounds));
+  result.share = MedianOf(std::move(shares));
+  return result;
+}
+
+Result<std::vector<CaseResult>> MeasureCases(const CaseSettings& settings, Model& model,
+                                             KvCacheStorage& cache,
+                                             const std::function<Result<MachineRates>()>& probe,
+                                             const std::function<void()>& measured) {
+  return Cases(settings, model, cache, probe, measured).Run();
 }
 
 int64_t CountMeasurements(const CaseSettings& settings) {

@@ -39,14 +39,28 @@ struct MachineRates {
   double PeakFor(const ModelOptions& types) const;
   // The same for attention: bf16 for a bf16 cache, else f32.
   double AttentionPeak(KvCacheType cache) const;
+  // Returns whether no rate is more than a tenth above the same rate of `other`, nor the reverse.
+  bool IsNear(const MachineRates& other) const;
+};
+
+struct Measurement {
+  double tokens_per_second = 0;
+  MachineRates before, after;  // of the machine, directly before and after
+};
+
+// How far a case's measurements came to their bounds.
+struct ShareOfBound {
+  int steady = 0;    // measurements during which the machine was steady: `after` is near `before`
+  double bound = 0;  // median of their bounds in tokens per second; 0 if unknown
+  double share = 0;  // median of their speeds, each divided by its bound
 };
 
 struct CaseResult {
-  std::string name;            // "prompt 512", "decode 16"
-  std::vector<double> rounds;  // tokens per second, in order of time
-  bool decode = false;         // false for the prompt case
-  double tokens_per_step = 0;  // tokens that one decode step, or the whole prompt, computes
-  double bytes_per_step = 0;   // least bytes that must be read: weights, cached keys and values
+  std::string name;                 // "prompt 512", "decode 16"
+  std::vector<Measurement> rounds;  // in order of time
+  bool decode = false;              // false for the prompt case
+  double tokens_per_step = 0;       // tokens that one decode step, or the whole prompt, computes
+  double bytes_per_step = 0;  // least bytes that must be read: weights, cached keys and values
   StepOperations operations_per_step;
   // Mean number of distinct experts per routed block and step. Here, a prompt has one step for
   // every CaseSettings::chunk tokens.
@@ -59,15 +73,21 @@ struct CaseResult {
   // set by memory bandwidth and by arithmetic. If the arithmetic rate is not measured, returns the
   // bandwidth bound for decoding and 0 (unknown) for prompts.
   double Bound(const MachineRates& rates, const ModelOptions& types, KvCacheType cache) const;
+  // Compares each measurement with the bound that the better of the rates around it set. Uses the
+  // measurements during which the machine was steady, or all of them if it never was.
+  ShareOfBound Share(const ModelOptions& types, KvCacheType cache) const;
 };
 
 // Runs all cases in rounds, so that a disturbance of the machine affects all cases alike. One more
 // round comes first, as warm-up. `model` and `cache` belong to the same backend. `cache` must have
 // capacity for the largest batch, with max(prompt, context + tokens) positions per sequence.
-// `measured`, if set, is called CountMeasurements() times, after each measurement and warm-up.
-std::vector<CaseResult> MeasureCases(const CaseSettings& settings, Model& model,
-                                     KvCacheStorage& cache,
-                                     const std::function<void()>& measured = {});
+// `probe` measures the machine; it is called before the first and after every measurement, and an
+// error of it is returned. `measured`, if set, is called CountMeasurements() times, after each
+// measurement and warm-up.
+Result<std::vector<CaseResult>> MeasureCases(const CaseSettings& settings, Model& model,
+                                             KvCacheStorage& cache,
+                                             const std::function<Result<MachineRates>()>& probe,
+                                             const std::function<void()>& measured = {});
 int64_t CountMeasurements(const CaseSettings& settings);
 
 }  // namespace moeserve::server

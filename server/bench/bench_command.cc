@@ -27,9 +27,19 @@ struct Options {
   std::string json;  // path of the results file; empty writes none
 };
 
-constexpr int64_t kProbeBytes = int64_t{2} << 30;
-constexpr int kProbeRounds = 5;
-constexpr int kArithmeticRounds = 10;
+// The effort of measuring the machine's rates.
+struct ProbeSize {
+  int64_t bytes;  // far more than the caches hold
+  int bandwidth_rounds;
+  int arithmetic_rounds;
+};
+constexpr ProbeSize kLongProbe = {int64_t{2} << 30, 5, 10};
+
+// The probe between two measurements. On a machine whose speed changes within seconds, it has to be
+// short.
+ProbeSize ShortProbe(int threads) {
+  return {std::max(int64_t{512} << 20, threads * (int64_t{64} << 20)), 3, 2};
+}
 
 struct Loaded {
   ModelSpec spec;
@@ -65,13 +75,13 @@ Result<Loaded> Open(const Options& options) {
   return loaded;
 }
 
-Result<MachineRates> MeasureRates(Backend& backend) {
+Result<MachineRates> MeasureRates(Backend& backend, const ProbeSize& size) {
   MachineRates rates;
   MOESERVE_ASSIGN_OR_RETURN(rates.read_bandwidth,
-                            backend.MeasureReadBandwidth(kProbeBytes, kProbeRounds));
-  rates.f32 = backend.MeasureArithmetic(ArithmeticKind::kF32, kArithmeticRounds);
-  rates.bf16 = backend.MeasureArithmetic(ArithmeticKind::kBF16, kArithmeticRounds);
-  rates.int8 = backend.MeasureArithmetic(ArithmeticKind::kInt8, kArithmeticRounds);
+                            backend.MeasureReadBandwidth(size.bytes, size.bandwidth_rounds));
+  rates.f32 = backend.MeasureArithmetic(ArithmeticKind::kF32, size.arithmetic_rounds);
+  rates.bf16 = backend.MeasureArithmetic(ArithmeticKind::kBF16, size.arithmetic_rounds);
+  rates.int8 = backend.MeasureArithmetic(ArithmeticKind::kInt8, size.arithmetic_rounds);
   return rates;
 }
 
@@ -105,6 +115,8 @@ absl::Status Run(const Options& options) {
     MOESERVE_ASSIGN_OR_RETURN(packed_cache, OpenPackedCache(options.model, *loaded.identity,
                                                             loaded.weight_bytes, *backend));
   }
+  BenchReport report;
+  MOESERVE_ASSIGN_OR_RETURN(report.before, MeasureRates(*backend, kLongProbe));
   const auto start = std::chrono::steady_clock::now();
   ReportedWeights weights(*loaded.weights, loaded.spec, loaded.weight_bytes,
                           options.model.progress());
@@ -123,7 +135,6 @@ absl::Status Run(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<KvCacheStorage> cache,
       backend->NewKvCache(CacheShapes(loaded.spec), cache_type, sequences * BlocksFor(length)));
-  BenchReport report;
   report.model = loaded.name;
   report.device = backend->description();
   report.instruction_set = backend->instruction_set();
@@ -132,13 +143,15 @@ absl::Status Run(const Options& options) {
   report.kv_cache = cache_type;
   report.weight_bytes = model->weight_bytes();
   report.settings = cases;
-  // The rates are measured before and after the cases, because the speed of a machine can drift.
-  MOESERVE_ASSIGN_OR_RETURN(report.before, MeasureRates(*backend));
   Progress progress("measuring", kMeasurementUnit, static_cast<double>(CountMeasurements(cases)),
                     options.model.progress());
-  report.cases = MeasureCases(cases, *model, *cache, [&] { progress.Add(1.0); });
+  const ProbeSize probe = ShortProbe(backend->threads());
+  MOESERVE_ASSIGN_OR_RETURN(
+      report.cases, MeasureCases(
+                        cases, *model, *cache, [&] { return MeasureRates(*backend, probe); },
+                        [&] { progress.Add(1.0); }));
   progress.Finish();
-  MOESERVE_ASSIGN_OR_RETURN(report.after, MeasureRates(*backend));
+  MOESERVE_ASSIGN_OR_RETURN(report.after, MeasureRates(*backend, kLongProbe));
   std::fputs(BenchTable(report).c_str(), stdout);
   if (options.json.empty()) return absl::OkStatus();
   return WriteJson(options.json, BenchJson(report, loaded.spec));

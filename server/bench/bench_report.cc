@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/kinds.h"
+#include "base/message.h"
 
 namespace moeserve::server {
 namespace {
@@ -88,37 +89,45 @@ std::string BenchTable(const BenchReport& report) {
     Append(out, "%s products %.1f Gop/s before, %.1f Gop/s after\n", name, rates.first / 1e9,
            rates.second / 1e9);
   }
-  Append(out, "%-14s %10s %21s %10s %11s %10s %7s\n", "case", "tokens/s", "range", "MB/step",
-         "experts/blk", "bound", "share");
-  const MachineRates best = MachineRates::Best(before, after);
+  Append(out, "%-14s %10s %21s %10s %11s %10s %7s %7s\n", "case", "tokens/s", "range", "MB/step",
+         "experts/blk", "bound", "share", "steady");
   for (const CaseResult& r : report.cases) {
     Append(out, "%-14s %10.1f %10.1f-%-10.1f %10.1f %11.1f", r.name.c_str(), r.Median(), r.Min(),
            r.Max(), r.bytes_per_step / 1e6, r.distinct_experts);
-    const double bound = r.Bound(best, report.types, report.kv_cache);
-    if (bound > 0) Append(out, " %10.1f %6.1f%%", bound, 100.0 * r.Median() / bound);
+    const ShareOfBound share = r.Share(report.types, report.kv_cache);
+    if (share.bound > 0) {
+      const std::string steady = Concat(share.steady, "/", r.rounds.size());
+      Append(out, " %10.1f %6.1f%% %7s", share.bound, 100.0 * share.share, steady.c_str());
+    }
     out += "\n";
   }
   return out;
 }
 
 Json BenchJson(const BenchReport& report, const ModelSpec& spec) {
-  const MachineRates best = MachineRates::Best(report.before, report.after);
+  MachineRates best = MachineRates::Best(report.before, report.after);
   Json cases = Json::array();
   for (const CaseResult& r : report.cases) {
+    Json rounds = Json::array();
+    for (const Measurement& m : r.rounds) {
+      rounds.push_back(m.tokens_per_second);
+      best = MachineRates::Best(best, MachineRates::Best(m.before, m.after));
+    }
     Json c = {
         {"name", r.name},
         {"tokens_per_second", r.Median()},
         {"min", r.Min()},
         {"max", r.Max()},
-        {"rounds", r.rounds},
+        {"rounds", std::move(rounds)},
         {"bytes_per_step", r.bytes_per_step},
         {"operations_per_step", r.operations_per_step.matrices + r.operations_per_step.attention},
         {"attention_operations_per_step", r.operations_per_step.attention},
         {"distinct_experts", r.distinct_experts}};
-    const double bound = r.Bound(best, report.types, report.kv_cache);
-    if (bound > 0) {
-      c["bound_tokens_per_second"] = bound;
-      c["share"] = r.Median() / bound;
+    const ShareOfBound share = r.Share(report.types, report.kv_cache);
+    if (share.bound > 0) {
+      c["bound_tokens_per_second"] = share.bound;
+      c["share"] = share.share;
+      c["steady_rounds"] = share.steady;
     }
     cases.push_back(std::move(c));
   }

@@ -20,17 +20,18 @@ struct BenchReport {
   KvCacheType kv_cache = KvCacheType::kF32;
   int64_t weight_bytes = 0;
   CaseSettings settings;
-  MachineRates before, after;  // measured before and after the cases; bounds use the better rates
+  MachineRates before, after;  // measured before loading and after the cases
   std::vector<CaseResult> cases;
 };
 
 // Returns the machine's rates, then one line per case: median and range over the rounds, the bound,
-// and the share of the bound that was reached.
+// the share of the bound that was reached, and in how many rounds the machine was steady.
 std::string BenchTable(const BenchReport& report);
 
 // Returns {"model", "read_bandwidth", "peaks", "shape", "cases": [{"name", "tokens_per_second",
-// "min", "max", "bound_tokens_per_second", "share", ...}], ...}. Rates are in bytes per second and
-// operations per second. Keys without a measured value are absent.
+// "min", "max", "bound_tokens_per_second", "share", "steady_rounds", ...}], ...}. Rates are in
+// bytes per second and operations per second, the best of all probes. Keys without a measured value
+// are absent.
 nlohmann::json BenchJson(const BenchReport& report, const ModelSpec& spec);
 
 }  // namespace moeserve::server

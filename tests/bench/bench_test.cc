@@ -287,6 +287,44 @@ TEST(Rates, TheSlowerOfMemoryAndArithmeticBounds) {
   EXPECT_DOUBLE_EQ(result.Bound(memory, {}, kF32), 8.0);
 }
 
+TEST(Rates, SharesAreThoseOfSteadyMeasurements) {
+  constexpr MachineRates kSlow = {.read_bandwidth = 100}, kFast = {.read_bandwidth = 200};
+  constexpr KvCacheType kF32 = KvCacheType::kF32;
+  CaseResult result;
+  result.decode = true;
+  result.tokens_per_step = 1;
+  result.bytes_per_step = 10;  // bounds of 10 and 20 tokens per second
+  result.rounds = {{.tokens_per_second = 9, .before = kSlow, .after = kSlow},
+                   {.tokens_per_second = 8, .before = kSlow, .after = kFast},
+                   {.tokens_per_second = 12, .before = kFast, .after = kSlow},
+                   {.tokens_per_second = 10, .before = kFast, .after = kFast},
+                   {.tokens_per_second = 8, .before = kFast, .after = {.read_bandwidth = 182}}};
+  ShareOfBound share = result.Share({}, kF32);
+  EXPECT_EQ(share.steady, 3);
+  EXPECT_DOUBLE_EQ(share.bound, 20);
+  EXPECT_DOUBLE_EQ(share.share, 0.5);  // of 0.9, 0.5 and 0.4
+  EXPECT_DOUBLE_EQ(result.Median(), 9);
+  EXPECT_DOUBLE_EQ(result.Min(), 8);
+  EXPECT_DOUBLE_EQ(result.Max(), 12);
+  // Without a steady measurement, all count, with the better rates around each.
+  result.rounds = {result.rounds[1], result.rounds[2]};
+  share = result.Share({}, kF32);
+  EXPECT_EQ(share.steady, 0);
+  EXPECT_DOUBLE_EQ(share.bound, 20);
+  EXPECT_DOUBLE_EQ(share.share, 0.5);  // the mean of 0.4 and 0.6
+
+  const MachineRates rates = {.read_bandwidth = 100, .f32 = 10, .bf16 = 20, .int8 = 40};
+  EXPECT_TRUE(rates.IsNear(rates));
+  for (double MachineRates::*const rate : {&MachineRates::read_bandwidth, &MachineRates::f32,
+                                           &MachineRates::bf16, &MachineRates::int8}) {
+    MachineRates other = rates;
+    other.*rate *= 1.09;
+    EXPECT_TRUE(rates.IsNear(other) && other.IsNear(rates));
+    other.*rate *= 1.02;
+    EXPECT_FALSE(rates.IsNear(other) || other.IsNear(rates));
+  }
+}
+
 TEST(Rates, EveryInstructionSetMeasuresItsArithmetic) {
   for (const cpu::KernelTable* table : cpu::SupportedTables()) {
     const std::string isa = table->name;
@@ -321,7 +359,19 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
   Result<std::unique_ptr<KvCacheStorage>> cache =
       (*backend)->NewKvCache(shapes, KvCacheType::kBF16, 4 * BlocksFor(10));
   ASSERT_TRUE(cache.ok());
-  report.cases = MeasureCases(report.settings, **model, **cache);
+  int probes = 0;
+  Result<std::vector<CaseResult>> cases =
+      MeasureCases(report.settings, **model, **cache, [&]() -> Result<MachineRates> {
+        return MachineRates{.read_bandwidth = 1e9 + 1e7 * probes++, .f32 = 1e9, .bf16 = 1e9};
+      });
+  ASSERT_TRUE(cases.ok()) << cases.status();
+  EXPECT_EQ(probes, 1 + 3 * 4);
+  // An error of the probe ends the measurement.
+  const Result<std::vector<CaseResult>> failed =
+      MeasureCases(report.settings, **model, **cache,
+                   []() -> Result<MachineRates> { return absl::UnavailableError("no probe"); });
+  EXPECT_EQ(failed.status().message(), "no probe");
+  report.cases = *std::move(cases);
   report.before = {.read_bandwidth = 3e9, .f32 = 1e9, .bf16 = 5e9};
   report.after = {.read_bandwidth = 2e9, .f32 = 2e9, .bf16 = 4e9};
 
@@ -339,7 +389,11 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
     EXPECT_LE(c["min"], speed);
     EXPECT_LE(speed, c["max"]);
     EXPECT_EQ(c["rounds"].size(), 4u);
-    EXPECT_DOUBLE_EQ(c["share"], speed / c["bound_tokens_per_second"].get<double>());
+    EXPECT_EQ(c["steady_rounds"], 4);
+    // Every probe finds a little more bandwidth, 12 % in all.
+    const double ratio = speed / c["bound_tokens_per_second"].get<double>();
+    EXPECT_GT(c["share"], ratio / 1.13);
+    EXPECT_LT(c["share"], ratio * 1.13);
   }
   EXPECT_EQ(names, (std::vector<std::string>{"prompt 10", "decode 1", "decode 4"}));
   const std::string table = BenchTable(report);

@@ -21,25 +21,29 @@ packages. The scripts in peers/ run with it.
 Cases: a prompt of 512 tokens; decoding of 1, 4, 16 and 32 sequences, 32 tokens each after a prompt
 of 16. For one stream, llama-bench generates 64 tokens from an empty cache instead, so that the mean
 context length is equal. Every round runs all engines one after the other, in reverse order in every
-second round, and reads an engine's file into the page cache before the engine starts. A ratio is
-computed from two rates of one round; the table has its median and range over the rounds. All
-engines must process random tokens: a llama-batched-bench that feeds one token to every sequence
-routes all sequences alike, and has to be patched first.
+second round, and reads an engine's file into the page cache before the engine starts. moeserve runs
+before and after each of them. A ratio divides the mean of its two rates around an engine by the
+engine's rate; the table has its median and range over the rounds. All engines must process random
+tokens: a llama-batched-bench that feeds one token to every sequence routes all sequences alike, and
+has to be patched first.
 
-Before and after each engine, moeserve's probes measure the read bandwidth and the rate of the
-products of TYPE. Their range over the rounds is beside each rate. A ratio is steady in a round if
-all probes around both engines are within 10 % of each other.
+moeserve measures the read bandwidth and the rate of the products of TYPE when it starts and when it
+ends, so also directly before and after each engine. The range of these probes over the rounds is
+beside each rate. A ratio is steady in a round if the probes directly around the engine and those of
+both runs of moeserve are within 10 % of each other. The share of the bound is the median over
+moeserve's runs during whose measurement of the case the machine was steady.
 
 An engine that fails is listed with the reason. If its first run has no result, it does not run
 again. The JSON file also has the end of what it printed, the versions of the engines' packages, and
 every single rate and probe.
 
 The rounds in the JSON files of earlier calls (--earlier) are counted with the new ones, if they have
-the same SHAPE:TYPE, threads and engines. With --rounds 0, only these are counted.
+the same SHAPE:TYPE, threads and engines. With --rounds 0, only these are counted. A round in the
+file is the list of its runs in order of time.
 """
 
 import argparse
-import functools
+import dataclasses
 import json
 import os
 import pathlib
@@ -71,65 +75,96 @@ def marks(kind, threads, case):
     return {"better": MARKS[kind][columns.index(case)]} if case in columns else {}
 
 
-def run_rounds(names, rounds, measure, probe, tell=lambda text: None, keep=lambda history: None):
-    """Runs all engines once per round. `measure(name)` returns an Outcome, and `probe()` a list of
-    measurements of the machine. Returns a list of rounds, each {name: {"rates", "probes", ...}},
-    and passes it to `keep` after every round. An engine whose first run had no result is not run
-    again; its failure is repeated."""
+def run_rounds(names, rounds, measure, tell=lambda text: None, keep=lambda history: None):
+    """Runs all engines `names` once per round, and OURS before and after each. `measure(name)`
+    returns an Outcome. Returns a list of rounds, each a list of runs {"engine", "rates", "probes",
+    ...}, and passes it to `keep` after every round. An engine whose first run had no result is not
+    run again; its failure, at the end of a round, is repeated."""
     history, dead = [], {}
+
+    def run(name):
+        outcome = measure(name)
+        if outcome.error:
+            tell(f"{name}: {outcome.error}")
+        return {"engine": name, **dataclasses.asdict(outcome)}
+
     for number in range(rounds):
-        done, before = {}, probe()
+        runs = [run(OURS)]
         for name in names if number % 2 == 0 else names[::-1]:
             if name in dead:
-                done[name] = dead[name]
                 continue
-            outcome = measure(name)
-            after = probe()
-            done[name] = {"rates": outcome.rates, "probes": before + after,
-                          "error": outcome.error, "log": outcome.log, "details": outcome.details}
-            before = after
-            if outcome.error:
-                tell(f"{name}: {outcome.error}")
-                if not outcome.rates and not history:
-                    dead[name] = {**done[name], "probes": []}
-        history.append({name: done[name] for name in names})
+            found = run(name)
+            if not found["rates"] and not history:
+                dead[name] = found
+            else:
+                runs += [found, run(OURS)]
+        history.append([*runs, *dead.values()])
         tell(f"round {number + 1} of {rounds}")
         keep(history)
     return history
 
 
-def steady(*runs):
-    """Whether the probes of these runs agree within STEADY."""
+def runs_of(history, name):
+    return [run for runs in history for run in runs if run["engine"] == name]
+
+
+def beside(runs, name):
+    """Returns an engine's run of a round and our runs before and after it."""
+    at = next(i for i, run in enumerate(runs) if run["engine"] == name)
+    return runs[at], runs[at - 1:at] + runs[at + 1:at + 2]
+
+
+def steady(probes):
+    """Whether these probes agree within STEADY."""
     for key in ("read_bandwidth", "arithmetic"):
-        values = [p[key] for run in runs for p in run["probes"]]
+        values = [p[key] for p in probes]
         if not values or max(values) > min(values) * (1 + STEADY):
             return False
     return True
 
 
 def ratios(history, name, case):
-    """Returns our rate divided by that of an engine, of each round that has both, and in how many
-    of these rounds the machine was steady; None if there is no such round."""
-    both = [r for r in history if case in r[OURS]["rates"] and case in r[name]["rates"]]
-    if not both:
-        return None
-    values = [r[OURS]["rates"][case] / r[name]["rates"][case] for r in both]
-    return {**summary(values), "steady": sum(steady(r[OURS], r[name]) for r in both)}
+    """Returns our mean rate around an engine's run divided by that of the engine, of each round that
+    has both, and in how many of these rounds the machine was steady; None if there is no such
+    round."""
+    values, calm = [], 0
+    for runs in history:
+        theirs, ours = beside(runs, name)
+        if case not in theirs["rates"] or not all(case in run["rates"] for run in ours):
+            continue
+        values.append(statistics.mean(run["rates"][case] for run in ours) / theirs["rates"][case])
+        calm += steady([p for run in ours for p in run["probes"]])
+    return {**summary(values), "steady": calm} if values else None
 
 
 def state(history, name):
-    """Returns the range of the probes around an engine; None if it has none."""
-    probes = [p for r in history for p in r[name]["probes"]]
+    """Returns the range of the probes around an engine, or of our own; None if it has none."""
+    if name == OURS:
+        probes = [p for run in runs_of(history, name) for p in run["probes"]]
+    else:
+        around = [beside(runs, name) for runs in history]
+        probes = [p for run, ours in around if run["rates"]
+                  for p in ours[0]["probes"][-1:] + ours[1]["probes"][:1]]
     if not probes:
         return None
     return {key: summary([p[key] for p in probes]) for key in ("read_bandwidth", "arithmetic")}
 
 
+def share_of_bound(history, case):
+    """Returns the shares of the bound that our runs reached while the machine was steady; those of
+    all runs if it never was."""
+    runs = [run["details"] for run in runs_of(history, OURS) if case in run["details"]["share"]]
+    calm = [details for details in runs if details["steady"].get(case)]
+    shares = [details["share"][case] for details in calm or runs]
+    return {**summary(shares), "steady": len(calm), "measured": len(runs)} if shares else None
+
+
 def evaluate(history, shape, kind, threads, case):
     """Returns the result of one case from all rounds."""
-    names = list(history[0])
-    rates = {n: [r[n]["rates"][case] for r in history if case in r[n]["rates"]] for n in names}
-    shares = [r[OURS]["details"].get("share", {}).get(case, 0.0) for r in history]
+    names = list(dict.fromkeys(run["engine"] for run in history[0]))
+    rates = {n: [run["rates"][case] for run in runs_of(history, n) if case in run["rates"]]
+             for n in names}
+    shares = share_of_bound(history, case)
     found = {n: ratios(history, n, case) for n in names if n != OURS}
     measured = {n: ratio for n, ratio in found.items() if ratio}
     best = max(measured, key=lambda n: statistics.median(rates[n]), default=None)
@@ -137,8 +172,8 @@ def evaluate(history, shape, kind, threads, case):
     wanted = marks(kind, threads, case)
     reached = {}
     for name, mark in wanted.items():
-        if name == "bound":
-            reached[name] = statistics.median(shares) >= mark
+        if name == "bound" and shares:
+            reached[name] = shares["median"] >= mark
         elif name in against:
             reached[name] = against[name]["median"] >= mark
     return {
@@ -146,12 +181,12 @@ def evaluate(history, shape, kind, threads, case):
         "engines": {n: summary(v) if v else None for n, v in rates.items()},
         "failures": {n: failure(history, n, case) for n in names if failure(history, n, case)},
         "machine": {n: state(history, n) for n in names}, "ratios": against, "best_peer": best,
-        "share_of_bound": summary(shares), "marks": wanted, "reached": reached}
+        "share_of_bound": shares, "marks": wanted, "reached": reached}
 
 
 def failure(history, name, case):
-    """Returns why an engine lacks rounds of a case; empty if it lacks none."""
-    reasons = [r[name]["error"] for r in history if case not in r[name]["rates"]]
+    """Returns why an engine lacks runs of a case; empty if it lacks none."""
+    reasons = [run["error"] for run in runs_of(history, name) if case not in run["rates"]]
     return {"rounds": len(reasons), "reason": reasons[0]} if reasons else {}
 
 
@@ -163,17 +198,26 @@ def rounds_of(files, shape, kind, threads):
             first = run["results"][0]
             if (first["shape"], first["type"], first["threads"]) == (shape, kind, threads):
                 history += run["rounds"]
-    for r in history:
-        if set(r) != set(history[0]):
-            sys.exit(f"--earlier: {shape}:{kind}: expected the engines {', '.join(history[0])} in "
-                     f"every round, found {', '.join(r)}")
+    for runs in history:
+        if not isinstance(runs, list):
+            sys.exit(f"--earlier: {shape}:{kind}: expected rounds that are lists of runs, found "
+                     f"{type(runs).__name__}; an older version of this script wrote the file")
+        if engines_of(runs) != engines_of(history[0]):
+            sys.exit(f"--earlier: {shape}:{kind}: expected the engines "
+                     f"{', '.join(engines_of(history[0]))} in every round, found "
+                     f"{', '.join(engines_of(runs))}")
     return history
+
+
+def engines_of(runs):
+    """Returns the names of the engines of a round, sorted."""
+    return sorted({run["engine"] for run in runs})
 
 
 def compare(a, shape, kind, threads, work, keep=lambda run: None):
     """Measures one SHAPE:TYPE with all engines. Returns {"results": one per case, "rounds": all
-    rates and probes, those of earlier calls first}, and passes the same of the rounds so far to
-    `keep` after every round."""
+    runs, those of earlier calls first}, and passes the same of the rounds so far to `keep` after
+    every round."""
     earlier = rounds_of(a.earlier, shape, kind, threads)
     peers = {e.name: e for e in engines.peers(a, shape, kind, threads, work)}
 
@@ -190,15 +234,13 @@ def compare(a, shape, kind, threads, work, keep=lambda run: None):
         return {"results": [evaluate(history, shape, kind, threads, c) for c in work.cases()],
                 "rounds": history}
 
-    names = [OURS, *peers]
-    if not a.rounds:
-        names = list(earlier[0]) if earlier else sys.exit(f"{shape}:{kind}: there are no rounds")
-    if earlier and set(names) != set(earlier[0]):
-        sys.exit(f"--earlier: {shape}:{kind}: expected the engines {', '.join(names)}, found "
-                 f"{', '.join(earlier[0])}")
+    if earlier and a.rounds and sorted([OURS, *peers]) != engines_of(earlier[0]):
+        sys.exit(f"--earlier: {shape}:{kind}: expected the engines "
+                 f"{', '.join(sorted([OURS, *peers]))}, found {', '.join(engines_of(earlier[0]))}")
+    if not earlier and not a.rounds:
+        sys.exit(f"{shape}:{kind}: there are no rounds")
     return run_of(run_rounds(
-        names, a.rounds, measure,
-        functools.partial(engines.probe, a.program, kind, threads),
+        list(peers), a.rounds, measure,
         lambda text: print(f"{shape} {kind}, {threads} threads: {text}", file=sys.stderr),
         lambda history: keep(run_of(history))))
 
@@ -232,6 +274,12 @@ def ratio_cell(ratio):
     return f"{spread(ratio, 2)}, steady {ratio['steady']}/{len(ratio['runs'])}"
 
 
+def share_cell(shares):
+    if not shares:
+        return "-"
+    return f"{shares['median']:.0%}, steady {shares['steady']}/{shares['measured']}"
+
+
 def mark_cell(result):
     return ", ".join(
         f"{name} {mark:g}: {'yes' if result['reached'][name] else 'no'}"
@@ -249,13 +297,14 @@ def tables(run):
                   [[r["case"], *(rate_cell(r, n, known) for n in [OURS, *peers])] for r in results])
     rows = [[r["case"], *(ratio_cell(r["ratios"].get(n)) for n in peers),
              f"{ratio_cell(r['ratios']['better'])} ({r['best_peer']})" if r["best_peer"] else "-",
-             f"{r['share_of_bound']['median']:.0%}", mark_cell(r)] for r in results]
+             share_cell(r["share_of_bound"]), mark_cell(r)] for r in results]
     text = [
         f"## {first['shape']} {first['type']}, {first['threads']} threads",
         f"Tokens per second: median (range) over {len(run['rounds'])} rounds, and the range of the "
         "probes around the runs.", rates,
-        "moeserve's rate divided by the engine's in the same round: median (range), and the "
-        "number of rounds in which the machine was steady.",
+        "moeserve's mean rate before and after the engine, divided by the engine's: median (range), "
+        "and the number of rounds in which the machine was steady. Share of the bound: median of "
+        "the runs in which the machine was steady, and their number.",
         table(["case", *peers, "the fastest", "share of bound", "marks"], rows)]
     return "\n\n".join([*text, *setups(run["rounds"][0])])
 
@@ -263,8 +312,8 @@ def tables(run):
 def setups(first_round):
     """Returns a line for each engine that reported its packages, from one round."""
     lines = []
-    for name, run in first_round.items():
-        details = run["details"]
+    for run in first_round:
+        name, details = run["engine"], run["details"]
         if "versions" not in details:
             continue
         parts = [f"{package} {version}" for package, version in details["versions"].items()]

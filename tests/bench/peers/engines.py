@@ -41,6 +41,7 @@ class Outcome:
     """One run of an engine."""
     rates: dict = dataclasses.field(default_factory=dict)   # {case: tokens per second}
     details: dict = dataclasses.field(default_factory=dict)
+    probes: list = dataclasses.field(default_factory=list)  # of the machine, by moeserve
     error: str = ""  # why cases are missing
     log: str = ""    # the end of what a failed engine printed
 
@@ -146,23 +147,20 @@ def run_llama(folder, model, options, work, threads, timeout):
 
 
 def run_moeserve(program, shape, kind, work, threads, timeout):
+    """Runs `moeserve bench`. Its outcome has two probes, of the start and of the end, each with read
+    bandwidth in bytes and arithmetic in operations per second; the arithmetic is that of the
+    products of type `kind`."""
     report = bench(program, ["--synthetic", shape, "--dtype", kind, "--threads", threads,
                              "--rounds", 1, *work.arguments()], timeout)
-    found = cases(report)
-    rates = {case: found[case]["tokens_per_second"] for case in work.cases()}
-    return Outcome(rates, {"share": {c: found[c].get("share", 0.0) for c in work.cases()}})
-
-
-def probe(program, kind, threads):
-    """Measures the machine with `moeserve bench` on a tiny model. Returns two measurements, each
-    with read bandwidth in bytes and arithmetic in operations per second; the arithmetic is that of
-    the products of type `kind`."""
-    report = bench(program, ["--synthetic", "small", "--hidden", 64, "--layers", 1, "--vocab", 300,
-                             "--heads", 1, "--experts", 4, "--widths", 32, "--batch", 1,
-                             "--tokens", 1, "--rounds", 1, "--threads", threads])
+    found = {name: case for name, case in cases(report).items() if name in work.cases()}
+    bounded = {name: case for name, case in found.items() if "share" in case}
     product = "bf16" if kind == "bf16" else "int8"
-    return [{"read_bandwidth": bandwidth, "arithmetic": peaks.get(product) or peaks["f32"]}
-            for bandwidth, peaks in zip(report["read_bandwidth_runs"], report["peaks_runs"])]
+    return Outcome(
+        {name: case["tokens_per_second"] for name, case in found.items()},
+        {"share": {name: case["share"] for name, case in bounded.items()},
+         "steady": {name: case["steady_rounds"] for name, case in bounded.items()}},
+        [{"read_bandwidth": bandwidth, "arithmetic": peaks.get(product) or peaks["f32"]}
+         for bandwidth, peaks in zip(report["read_bandwidth_runs"], report["peaks_runs"])])
 
 
 def peers(a, shape, kind, threads, work):
