@@ -31,9 +31,23 @@ CpuBackend::CpuBackend(const KernelTable* table, int threads)
       fetch_l1_(PrefetchesToL1()),
       pool_(threads),
       scratch_(static_cast<size_t>(threads)),
-      linear_queues_(static_cast<size_t>(threads)) {
+      queues_(static_cast<size_t>(threads)) {
   description_ = std::string("cpu, ") + table->name + ", " + std::to_string(threads) +
                  (threads == 1 ? " thread" : " threads");
+}
+
+void CpuBackend::RunQueues(int queues, int64_t step,
+                           absl::FunctionRef<void(int64_t begin, int64_t end, int worker)> run) {
+  pool_.Run(queues, [&](int64_t, int worker) {
+    for (int i = 0; i < queues; ++i) {
+      Queue& queue = queues_[(worker + i) % queues];
+      for (;;) {
+        const int64_t begin = queue.next.fetch_add(step, std::memory_order_relaxed);
+        if (begin >= queue.end) break;
+        run(begin, queue.end, worker);
+      }
+    }
+  });
 }
 
 Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Allocate(size_t bytes) {

@@ -2,6 +2,7 @@
 // one pool.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <span>
@@ -169,8 +170,8 @@ class CpuBackend : public Backend {
     // at least times kRowsOfStream.
     int64_t cost_end;
   };
-  // The part [next, end) of linear_tasks_ that one thread takes first.
-  struct alignas(64) LinearQueue {
+  // The part [next, end) of some numbered items that one thread takes first.
+  struct alignas(64) Queue {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
   };
@@ -202,8 +203,15 @@ class CpuBackend : public Backend {
   void AppendValue(KvCacheType type, const float* v, int dim, int64_t slot, int64_t row_bytes,
                    char* value) const;
 
+  // Calls run(begin, end of its queue, worker) for every `step` items of queues_[0, queues). Each
+  // thread has a queue of adjacent items, the same one in every call with as many queues. A thread
+  // whose queue is empty takes items from the other queues, so that a descheduled thread does not
+  // delay the others.
+  void RunQueues(int queues, int64_t step,
+                 absl::FunctionRef<void(int64_t begin, int64_t end, int worker)> run);
   // Runs body(begin, end, worker) on parts of [0, rows). If rows * work_per_row (in elementary
-  // operations) is small, the calling thread runs all rows.
+  // operations) is small, the calling thread runs all rows. Else a thread mostly gets the same rows
+  // in all operations of a step, which its cache still holds from the operation before.
   template <typename Body>
   void ForRows(int64_t rows, int64_t work_per_row, const Body& body);
 
@@ -215,9 +223,7 @@ class CpuBackend : public Backend {
   // Returns [tokens of the step][cosines, sines][dimensions / 2]; valid until the next call.
   const float* RopeAngles(const RopeSettings& settings);
   // Calls run(task, end of its queue, worker) for all linear_tasks_, whose total cost is `cost`.
-  // Each thread has a queue of adjacent tasks, so it can prefetch the weights of its next task. A
-  // thread whose queue is empty takes tasks from the other queues, so that a descheduled thread
-  // does not delay the others.
+  // Each thread has a queue of adjacent tasks, so it can prefetch the weights of its next task.
   void RunLinearQueues(int64_t cost,
                        absl::FunctionRef<void(int64_t task, int64_t end, int worker)> run);
   void RunLinearTask(const LinearWork& work, int64_t index, int64_t end, int worker);
@@ -249,9 +255,9 @@ class CpuBackend : public Backend {
   std::string description_;
   std::vector<Scratch> scratch_;  // [threads]
   std::vector<LinearTask> linear_tasks_;
-  std::vector<LinearQueue> linear_queues_;  // [threads]
-  std::vector<char> quant_records_;         // grows and never shrinks
-  std::vector<PlanStorage> plans_;          // indexed by slot
+  std::vector<Queue> queues_;        // [threads]
+  std::vector<char> quant_records_;  // grows and never shrinks
+  std::vector<PlanStorage> plans_;   // indexed by slot
   StepInputs step_;
   uint64_t step_number_ = 0;
   std::vector<uint8_t> failed_;                    // [T] see StepOutcome
@@ -280,10 +286,13 @@ void CpuBackend::ForRows(int64_t rows, int64_t work_per_row, const Body& body) {
   }
   int64_t part = kInlineWork / 2 / (work_per_row > 0 ? work_per_row : 1);
   if (part < 1) part = 1;
-  const int64_t parts = (rows + part - 1) / part;
-  pool_.Run(parts, [&](int64_t i, int worker) {
-    const int64_t end = (i + 1) * part < rows ? (i + 1) * part : rows;
-    body(i * part, end, worker);
+  const int queues = static_cast<int>(std::min<int64_t>(pool_.threads(), (rows + part - 1) / part));
+  for (int q = 0; q < queues; ++q) {
+    queues_[q].next.store(rows * q / queues, std::memory_order_relaxed);
+    queues_[q].end = rows * (q + 1) / queues;
+  }
+  RunQueues(queues, part, [&](int64_t begin, int64_t end, int worker) {
+    body(begin, std::min(begin + part, end), worker);
   });
 }
 

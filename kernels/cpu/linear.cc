@@ -15,6 +15,9 @@ constexpr int64_t kInlineMultiplyAdds = 1 << 16;
 // Adjacent small blocks of weights are combined into tasks of up to this size, to amortise handing
 // a task to a thread.
 constexpr int64_t kTaskBytes = 64 << 10;
+// With at least this many rows per thread, each thread multiplies its rows by all weights of a
+// dense layer, because these rows are mostly in its cache (ForRows) and so remain there.
+constexpr int kRowsPerGroup = 128;
 constexpr int64_t kLine = 64;  // bytes of a line of the cache
 // With at least this many tiles, int4-k weights are multiplied by their factors once for all tiles.
 constexpr int kTilesOfWidened = 3;
@@ -43,12 +46,17 @@ void CpuBackend::Linear(const LinearArgs& args) {
     multiply_adds += int64_t{end - begin} * m.panels * kPanel * m.inputs;
     const int blocks =
         static_cast<int>(std::clamp<int64_t>(kTaskBytes / m.block_bytes, 1, m.blocks));
-    for (int b = 0; b < m.blocks; b += blocks) {
-      const int b_end = std::min(m.blocks, b + blocks);
-      for (int r = begin; r < end; r += kRowsPerTask) {
-        const int r_end = std::min(end, r + kRowsPerTask);
-        cost += (b_end - b) * m.block_bytes * std::max(r_end - r, kRowsOfStream);
-        linear_tasks_.push_back({e, b, b_end, r, r_end, cost});
+    const int groups = routed ? 1 : std::clamp((end - begin) / kRowsPerGroup, 1, pool_.threads());
+    for (int g = 0; g < groups; ++g) {
+      const int first = begin + static_cast<int>(int64_t{end - begin} * g / groups);
+      const int last = begin + static_cast<int>(int64_t{end - begin} * (g + 1) / groups);
+      for (int b = 0; b < m.blocks; b += blocks) {
+        const int b_end = std::min(m.blocks, b + blocks);
+        for (int r = first; r < last; r += kRowsPerTask) {
+          const int r_end = std::min(last, r + kRowsPerTask);
+          cost += (b_end - b) * m.block_bytes * std::max(r_end - r, kRowsOfStream);
+          linear_tasks_.push_back({e, b, b_end, r, r_end, cost});
+        }
       }
     }
   }
@@ -70,21 +78,12 @@ void CpuBackend::RunLinearQueues(
   const int queues = pool_.threads();
   int64_t first = 0;
   for (int q = 0; q < queues; ++q) {
-    linear_queues_[q].next.store(first, std::memory_order_relaxed);
+    queues_[q].next.store(first, std::memory_order_relaxed);
     const int64_t share = cost / queues * (q + 1);
     while (first < tasks && (q + 1 == queues || linear_tasks_[first].cost_end <= share)) ++first;
-    linear_queues_[q].end = first;
+    queues_[q].end = first;
   }
-  pool_.Run(queues, [&](int64_t, int worker) {
-    for (int i = 0; i < queues; ++i) {
-      LinearQueue& queue = linear_queues_[(worker + i) % queues];
-      for (;;) {
-        const int64_t task = queue.next.fetch_add(1, std::memory_order_relaxed);
-        if (task >= queue.end) break;
-        run(task, queue.end, worker);
-      }
-    }
-  });
+  RunQueues(queues, 1, run);
 }
 
 void CpuBackend::QuantizeInput(const LinearArgs& args, LinearWork* work) {
