@@ -23,16 +23,26 @@ class CpuEmbeddingTable : public EmbeddingTable {
   virtual void ReadRow(int32_t row, float* out) const = 0;
 };
 
-// An untied embedding table: either the tensor itself, which ElementAsF32() reads at any alignment,
-// or a copy.
+// An untied embedding table: either the tensor itself, whose address may have any alignment, or a
+// copy.
 class OwnTable : public CpuEmbeddingTable {
  public:
+  const KernelTable* kernels = nullptr;
   HostTensor table;  // [rows, width]
   HostBuffer copy;   // used if the tensor has no owner: a copy of its bytes
   void ReadRow(int32_t row, float* out) const override {
     const int64_t width = table.shape[1];
     const int64_t begin = row * width;
-    for (int64_t i = 0; i < width; ++i) out[i] = ElementAsF32(table, begin + i);
+    const char* first =
+        static_cast<const char*>(table.data) + begin * static_cast<int64_t>(SizeOf(table.dtype));
+    if (table.dtype == DType::kF32) {
+      std::memcpy(out, first, static_cast<size_t>(width) * sizeof(float));
+    } else if (table.dtype == DType::kBF16 &&
+               reinterpret_cast<uintptr_t>(first) % alignof(Bf16) == 0) {
+      kernels->widen_bf16(reinterpret_cast<const Bf16*>(first), out, width);
+    } else {
+      for (int64_t i = 0; i < width; ++i) out[i] = ElementAsF32(table, begin + i);
+    }
   }
   const void* read_in_place() const override {
     return table.owner == nullptr ? nullptr : table.data;
@@ -64,6 +74,7 @@ Result<std::unique_ptr<NormBank>> CpuBackend::NewNormBank(NormShape shape,
 
 Result<std::unique_ptr<EmbeddingTable>> CpuBackend::NewEmbeddingTable(const HostTensor& table) {
   auto own = std::make_unique<OwnTable>();
+  own->kernels = table_;
   own->table = table;
   const size_t bytes = static_cast<size_t>(table.size()) * SizeOf(table.dtype);
   if (table.owner == nullptr) {

@@ -114,32 +114,36 @@ TEST_P(RowsTest, EmbedsTokensAndPositions) {
 // A table with an owner must live as long as the embedding and is read in place where the device
 // can do that. A table without an owner is freed after the call.
 TEST_P(RowsTest, EmbeddingsKeepWhatTheyRead) {
-  for (const int shift : {0, 1, 2, 3}) {
-    for (const bool owned : {true, false}) {
-      const std::vector<float> values = {1, 2, 3, 4, 5, 6};
-      auto memory = std::make_shared<std::vector<char>>(shift + sizeof(float) * values.size());
-      char* const data = memory->data() + shift;
-      std::memcpy(data, values.data(), sizeof(float) * values.size());
-      HostTensor tensor{data, DType::kF32, {3, 2}, nullptr};
-      if (owned) tensor.owner = memory;
-      const int64_t before = backend_->weight_bytes();
-      auto table = std::move(backend_->NewEmbeddingTable(tensor)).value();
-      EXPECT_EQ(backend_->weight_bytes() - before, 24);
-      const bool in_place = owned && GetParam().device == "cpu";
-      tensor.owner = nullptr;
-      EXPECT_EQ(memory.use_count(), in_place ? 2 : 1);
-      if (in_place) {
-        memory.reset();
-      } else {
-        std::fill(memory->begin(), memory->end(), '\x7f');
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const HostTensor source = MakeTensor(values, {3, 2}, dtype);
+    const size_t bytes = values.size() * SizeOf(dtype);
+    for (const size_t shift : {0, 1, 2, 3}) {
+      for (const bool owned : {true, false}) {
+        auto memory = std::make_shared<std::vector<char>>(shift + bytes);
+        char* const data = memory->data() + shift;
+        std::memcpy(data, source.data, bytes);
+        HostTensor tensor{data, dtype, {3, 2}, nullptr};
+        if (owned) tensor.owner = memory;
+        const int64_t before = backend_->weight_bytes();
+        auto table = std::move(backend_->NewEmbeddingTable(tensor)).value();
+        EXPECT_EQ(backend_->weight_bytes() - before, static_cast<int64_t>(bytes));
+        const bool in_place = owned && GetParam().device == "cpu";
+        tensor.owner = nullptr;
+        EXPECT_EQ(memory.use_count(), in_place ? 2 : 1);
+        if (in_place) {
+          memory.reset();
+        } else {
+          std::fill(memory->begin(), memory->end(), '\x7f');
+        }
+        const std::vector<int32_t> tokens = {2, 0}, zeros(2);
+        backend_->BeginStep({.token_ids = tokens, .position = zeros, .sequence = zeros}, nullptr,
+                            false);
+        const DeviceRows out = Dense(2, 2);
+        backend_->Embed({.tokens = table.get(), .output = out.view});
+        EXPECT_EQ(RowOf(*backend_, out.view, 0, 2), (std::vector<double>{5, 6}));
+        EXPECT_EQ(RowOf(*backend_, out.view, 1, 2), (std::vector<double>{1, 2}));
       }
-      const std::vector<int32_t> tokens = {2, 0}, zeros(2);
-      backend_->BeginStep({.token_ids = tokens, .position = zeros, .sequence = zeros}, nullptr,
-                          false);
-      const DeviceRows out = Dense(2, 2);
-      backend_->Embed({.tokens = table.get(), .output = out.view});
-      EXPECT_EQ(RowOf(*backend_, out.view, 0, 2), (std::vector<double>{5, 6}));
-      EXPECT_EQ(RowOf(*backend_, out.view, 1, 2), (std::vector<double>{1, 2}));
     }
   }
 }

@@ -45,9 +45,11 @@ inline float LaneSum(int64_t n, F value) {
     for (int l = 0; l < 32; ++l) lane[l] += value(i + l);
   }
   for (int l = 0; i + l < n; ++l) lane[l] += value(i + l);
-  for (int width = 16; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
-  }
+  // Short rows spend most of their time here, so each width is known to the compiler.
+  Unrolled<5>([&](auto step) {
+    constexpr int kWidth = 16 >> step;
+    for (int l = 0; l < kWidth; ++l) lane[l] += lane[l + kWidth];
+  });
   return lane[0];
 }
 
