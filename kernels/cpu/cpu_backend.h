@@ -242,6 +242,13 @@ class CpuBackend : public Backend {
   // Selects the experts of all rows. The route_counts_[r] experts and weights of row r are stored
   // from index r * widest on in route_experts_wide_ and route_weights_wide_.
   void SelectRows(const RouteArgs& args, int widest, std::vector<uint8_t>& row_nonfinite);
+  // Returns the row [input_width] whose scores select the experts: the input's, or `changed`, to
+  // which it is written in f32 if it differs from it.
+  const float* RouterInput(const RouteArgs& args, int64_t row, float* changed) const;
+  // Selects the experts of one row with these scores [E], for SelectRows(). `listed` has the
+  // experts that a table lists, or is null; `values` is memory for two floats per expert.
+  void SelectRow(const RouteArgs& args, int64_t row, const int32_t* listed, float* scores,
+                 float* values, int widest, Scratch& scratch, uint8_t* nonfinite);
   // Marks as failed the tokens that have a row without a finite largest score.
   void MarkFailed(std::span<const uint8_t> row_nonfinite);
   void BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,

@@ -59,7 +59,9 @@ CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors
   }
 }
 
-size_t CpuRouter::scratch_floats() const { return static_cast<size_t>(std::max(settings_.dim, 1)); }
+size_t CpuRouter::scratch_floats() const {
+  return static_cast<size_t>(kMaxRows) * static_cast<size_t>(std::max(settings_.dim, 1));
+}
 
 void CpuRouter::ChangeRow(const float* x, float* out, const KernelTable& table) const {
   const int n = settings_.input_width;
@@ -72,27 +74,29 @@ void CpuRouter::ChangeRow(const float* x, float* out, const KernelTable& table) 
   }
 }
 
-void CpuRouter::Scores(const float* x, float* scratch, float* scores,
+void CpuRouter::Scores(std::span<const float* const> x, float* scratch, float* const* scores,
                        const KernelTable& table) const {
+  const int rows = static_cast<int>(x.size());
   const int products = ProductsOf(settings_);
-  float* u = settings_.score == ScoreKind::kDot ? scores : scratch;
-  table.contract_dots(weights_.data(), x, settings_.input_width, products, u);
-  if (!bias_.empty()) {
-    for (int i = 0; i < products; ++i) u[i] += bias_[i];
+  const bool cosine = settings_.score == ScoreKind::kCosine;
+  float* u[kMaxRows];
+  for (int r = 0; r < rows; ++r) u[r] = cosine ? scratch + int64_t{r} * products : scores[r];
+  table.contract_dots(weights_.data(), x.data(), rows, settings_.input_width, products, u);
+  for (int r = 0; r < rows; ++r) {
+    if (!bias_.empty()) {
+      for (int i = 0; i < products; ++i) u[r][i] += bias_[i];
+    }
+    if (cosine && settings_.normalize_row) {
+      const float divisor = NormDivisor(table.contract_dot(u[r], u[r], products), settings_.eps);
+      for (int i = 0; i < products; ++i) u[r][i] /= divisor;
+    }
   }
-  switch (settings_.score) {
-    case ScoreKind::kDot:
-      return;
-    case ScoreKind::kCosine:
-      if (settings_.normalize_row) {
-        const float divisor = NormDivisor(table.contract_dot(u, u, products), settings_.eps);
-        for (int i = 0; i < products; ++i) u[i] /= divisor;
-      }
-      table.contract_dots(experts_.data(), u, products, settings_.num_experts, scores);
-      for (int e = 0; e < settings_.num_experts; ++e) {
-        scores[e] = WithTemperature(settings_.temperature, scores[e], temperature_);
-      }
-      return;
+  if (!cosine) return;
+  table.contract_dots(experts_.data(), u, rows, products, settings_.num_experts, scores);
+  for (int r = 0; r < rows; ++r) {
+    for (int e = 0; e < settings_.num_experts; ++e) {
+      scores[r][e] = WithTemperature(settings_.temperature, scores[r][e], temperature_);
+    }
   }
 }
 
@@ -117,55 +121,86 @@ void CpuBackend::SelectRows(const RouteArgs& args, int widest,
   route_weights_wide_.resize(static_cast<size_t>(rows) * widest);
   const int64_t work =
       int64_t{ProductsOf(settings)} * settings.input_width / 8 + int64_t{experts} * 32;
-  ForRows(rows, work, [&](int64_t begin, int64_t end, int worker) {
+  constexpr int kMost = CpuRouter::kMaxRows;
+  // Rows whose scores are computed together read the router's weights once, but fewer than that for
+  // a thread would leave others idle.
+  const int64_t unit = rows >= int64_t{kMost} * pool_.threads() ? kMost : 1;
+  ForRows((rows + unit - 1) / unit, work * unit, [&](int64_t begin, int64_t end_unit, int worker) {
+    const int64_t end = std::min(end_unit * unit, rows);
     Scratch& scratch = scratch_[worker];
-    const size_t width = static_cast<size_t>(settings.input_width);
-    float* widened = scratch.Floats(width + router.scratch_floats() + 3 * experts);
-    float* router_scratch = widened + width;
-    float* scores = router_scratch + router.scratch_floats();
-    if (scratch.keys.size() < static_cast<size_t>(experts)) {
-      scratch.keys.resize(experts);
-      scratch.orders.resize(experts);
+    const auto width = static_cast<size_t>(settings.input_width);
+    const auto scored = static_cast<size_t>(experts);
+    float* widened =
+        scratch.Floats(kMost * (width + scored) + router.scratch_floats() + 2 * scored);
+    float* all_scores = widened + kMost * width;
+    float* values = all_scores + kMost * scored;  // and gates
+    float* router_scratch = values + 2 * scored;
+    if (scratch.keys.size() < scored) {
+      scratch.keys.resize(scored);
+      scratch.orders.resize(scored);
     }
-    for (int64_t r = begin; r < end; ++r) {
-      const int32_t token = listed ? step_.token_ids[static_cast<size_t>(r / sub_tokens)] : 0;
-      const float* x = reinterpret_cast<const float*>(args.input.row(r));
-      if (args.input.dtype == DType::kBF16) {
-        table_->widen_bf16(reinterpret_cast<const Bf16*>(args.input.row(r)), widened,
-                           settings.input_width);
-        x = widened;
+    for (int64_t first = begin * unit; first < end; first += kMost) {
+      const int count = static_cast<int>(std::min<int64_t>(kMost, end - first));
+      const float* x[kMost];
+      float* scores[kMost];
+      for (int i = 0; i < count; ++i) {
+        scores[i] = all_scores + static_cast<size_t>(i) * scored;
+        x[i] = RouterInput(args, first + i, widened + static_cast<size_t>(i) * width);
       }
-      if (ChangesRow(settings)) {
-        router.ChangeRow(x, widened, *table_);
-        x = widened;
+      router.Scores({x, static_cast<size_t>(count)}, router_scratch, scores, *table_);
+      for (int i = 0; i < count; ++i) {
+        const int64_t r = first + i;
+        const int32_t token = listed ? step_.token_ids[static_cast<size_t>(r / sub_tokens)] : 0;
+        SelectRow(args, r, router.TableRow(token), scores[i], values, widest, scratch,
+                  &row_nonfinite[r]);
       }
-      router.Scores(x, router_scratch, scores, *table_);
-      if (args.scores != nullptr) {
-        std::copy_n(scores, experts, reinterpret_cast<float*>(args.scores->row(r)));
-      }
-      const RouteOverride* change = args.overrides.empty() ? nullptr : &args.overrides[r];
-      const float* bias = change == nullptr ? nullptr : change->bias;
-      for (int e = 0; bias != nullptr && e < experts; ++e) scores[e] += bias[e];
-      int32_t* row_experts = route_experts_wide_.data() + r * widest;
-      float* row_weights = route_weights_wide_.data() + r * widest;
-      int count = table_->route_row(
-          {.settings = &settings,
-           .selection = change == nullptr ? SelectionOf(settings) : SelectionOf(settings, *change),
-           .choice_bias = router.choice_bias(),
-           .expert_scale = router.expert_scale(),
-           .listed = router.TableRow(token),
-           .scores = scores,
-           .keys = scratch.keys.data(),
-           .orders = scratch.orders.data(),
-           .values = scores + experts,
-           .gates = scores + 2 * experts,
-           .experts = row_experts,
-           .weights = row_weights,
-           .status = &row_nonfinite[r]});
-      if (bias != nullptr) count = WithoutMasked(bias, count, row_experts, row_weights);
-      route_counts_[r] = count;
     }
   });
+}
+
+const float* CpuBackend::RouterInput(const RouteArgs& args, int64_t row, float* changed) const {
+  const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
+  const RouteSettings& settings = router.settings();
+  const float* x = reinterpret_cast<const float*>(args.input.row(row));
+  if (args.input.dtype == DType::kBF16) {
+    table_->widen_bf16(reinterpret_cast<const Bf16*>(args.input.row(row)), changed,
+                       settings.input_width);
+    x = changed;
+  }
+  if (!ChangesRow(settings)) return x;
+  router.ChangeRow(x, changed, *table_);
+  return changed;
+}
+
+void CpuBackend::SelectRow(const RouteArgs& args, int64_t row, const int32_t* listed, float* scores,
+                           float* values, int widest, Scratch& scratch, uint8_t* nonfinite) {
+  const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
+  const RouteSettings& settings = router.settings();
+  const int experts = settings.num_experts;
+  if (args.scores != nullptr) {
+    std::copy_n(scores, experts, reinterpret_cast<float*>(args.scores->row(row)));
+  }
+  const RouteOverride* change = args.overrides.empty() ? nullptr : &args.overrides[row];
+  const float* bias = change == nullptr ? nullptr : change->bias;
+  for (int e = 0; bias != nullptr && e < experts; ++e) scores[e] += bias[e];
+  int32_t* row_experts = route_experts_wide_.data() + row * widest;
+  float* row_weights = route_weights_wide_.data() + row * widest;
+  int count = table_->route_row(
+      {.settings = &settings,
+       .selection = change == nullptr ? SelectionOf(settings) : SelectionOf(settings, *change),
+       .choice_bias = router.choice_bias(),
+       .expert_scale = router.expert_scale(),
+       .listed = listed,
+       .scores = scores,
+       .keys = scratch.keys.data(),
+       .orders = scratch.orders.data(),
+       .values = values,
+       .gates = values + experts,
+       .experts = row_experts,
+       .weights = row_weights,
+       .status = nonfinite});
+  if (bias != nullptr) count = WithoutMasked(bias, count, row_experts, row_weights);
+  route_counts_[row] = count;
 }
 
 RoutingPlan CpuBackend::Route(const RouteArgs& args) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -27,11 +28,14 @@ class CpuRouter : public Router {
   // Computes the row `out` [input_width] that has the scores of the row `x`; needed only if
   // ChangesRow() is true. `out` may be `x`.
   void ChangeRow(const float* x, float* out, const KernelTable& table) const;
+  // The most rows that Scores() takes.
+  static constexpr int kMaxRows = 4;
   // Returns the size of the scratch memory that Scores() needs, in floats.
   size_t scratch_floats() const;
-  // Computes the scores [E] of one row `x` [input_width], which ChangeRow() has changed, after bias
-  // and temperature.
-  void Scores(const float* x, float* scratch, float* scores, const KernelTable& table) const;
+  // Computes the scores[r] [E] of each row x[r] [input_width], which ChangeRow() has changed, after
+  // bias and temperature.
+  void Scores(std::span<const float* const> x, float* scratch, float* const* scores,
+              const KernelTable& table) const;
 
  private:
   RouteSettings settings_;

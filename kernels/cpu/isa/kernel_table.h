@@ -289,9 +289,11 @@ struct KernelTable {
   // Returns the dot product of two vectors of n elements, with the order of operations specified in
   // kernels/base/routing.h.
   float (*contract_dot)(const float* a, const float* b, int64_t n);
-  // Computes the same dot product of x [n] with each of `count` vectors. The vectors are
-  // interleaved in panels of kPanel: columns [count rounded up / kPanel][n][kPanel].
-  void (*contract_dots)(const float* columns, const float* x, int64_t n, int count, float* dots);
+  // Computes the same dot product of each of the rows x[r] [n] with each of `count` vectors, and
+  // stores them in dots[r] [count]. The vectors are interleaved in panels of kPanel: columns [count
+  // rounded up / kPanel][n][kPanel].
+  void (*contract_dots)(const float* columns, const float* const* x, int rows, int64_t n, int count,
+                        float* const* dots);
   int (*route_row)(const RouteRowArgs&);  // returns the number of selected experts
   void (*widen_bf16)(const Bf16* in, float* out, int64_t n);
   void (*convert_row)(const float* in, Bf16* out, int64_t n);

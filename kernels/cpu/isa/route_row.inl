@@ -4,63 +4,123 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// Computes the dot products of x with the vectors of P panels, each in the order of ContractDot().
-// Several panels are computed at once, because each product within a panel depends on the previous
-// one.
-template <int P>
-inline void PanelDots(const float* columns, const float* x, int64_t n, Vec (&dots)[P]) {
-  alignas(64) float lane[kRoutingLanes][P * kPanel];
-  int64_t used = 0;
-  for (int64_t begin = 0; begin < n; begin += kRoutingGroup) {
-    float* of_lane = lane[begin / kRoutingGroup % kRoutingLanes];
-    Vec sum[P];
-    for (int p = 0; p < P; ++p) sum[p] = used < kRoutingLanes ? Zero() : Load(of_lane + p * kPanel);
-    used += used < kRoutingLanes;
-    const int64_t end = begin + kRoutingGroup < n ? begin + kRoutingGroup : n;
-    for (int64_t i = begin; i < end; ++i) {
-      const Vec factor = Broadcast(x[i]);
-      for (int p = 0; p < P; ++p) {
-        sum[p] = ContractFma(Load(columns + (p * n + i) * kPanel), factor, sum[p]);
-      }
-    }
-    for (int p = 0; p < P; ++p) Store(of_lane + p * kPanel, sum[p]);
+// Sums that are computed at once: they fit into registers, and they are enough that no multiply-add
+// waits for the one before it.
+inline constexpr int kDotChains = kPanelTile == 4 ? 8 : 4;
+// Rows that share the loads of the vectors.
+inline constexpr int kDotRows = kDotChains / 2;
+
+// Adds G groups of elements, `count` of each, to the lanes [R][P] of R rows and P panels. The
+// groups belong to different lanes, so their sums do not depend on each other.
+template <int R, int P, int G>
+inline void AddGroups(const float* columns, const float* const* x, int64_t n, int64_t group,
+                      int64_t count, float (&lane)[kRoutingLanes][R * P * kPanel]) {
+  const int64_t first_lane = group % kRoutingLanes;
+  Vec sum[G][R][P];
+  const auto for_sums = [&](const auto& f) {
+    Unrolled<G>(
+        [&](auto g) { Unrolled<R>([&](auto r) { Unrolled<P>([&](auto p) { f(g, r, p); }); }); });
+  };
+  for_sums([&](auto g, auto r, auto p) {
+    sum[g][r][p] =
+        group < kRoutingLanes ? Zero() : Load(lane[first_lane + g] + (r * P + p) * kPanel);
+  });
+  for (int64_t j = 0; j < count; ++j) {
+    Unrolled<G>([&](auto g) {
+      const int64_t i = (group + g) * kRoutingGroup + j;
+      Unrolled<P>([&](auto p) {
+        const Vec weight = Load(columns + (p * n + i) * kPanel);
+        Unrolled<R>(
+            [&](auto r) { sum[g][r][p] = ContractFma(weight, Broadcast(x[r][i]), sum[g][r][p]); });
+      });
+    });
   }
+  for_sums([&](auto g, auto r, auto p) {
+    Store(lane[first_lane + g] + (r * P + p) * kPanel, sum[g][r][p]);
+  });
+}
+
+// Computes the dot products of R rows with the vectors of P panels, each in the order of
+// ContractDot().
+template <int R, int P>
+inline void PanelDots(const float* columns, const float* const* x, int64_t n, Vec (&dots)[R][P]) {
+  constexpr int kGroups = kDotChains / (R * P);
+  static_assert(kRoutingLanes % kGroups == 0);
+  alignas(64) float lane[kRoutingLanes][R * P * kPanel];
+  int64_t group = 0;
+  for (; (group + kGroups) * kRoutingGroup <= n; group += kGroups) {
+    AddGroups<R, P, kGroups>(columns, x, n, group, kRoutingGroup, lane);
+  }
+  for (; group * kRoutingGroup < n; ++group) {
+    const int64_t left = n - group * kRoutingGroup;
+    AddGroups<R, P, 1>(columns, x, n, group, left < kRoutingGroup ? left : kRoutingGroup, lane);
+  }
+  const int64_t used = group < kRoutingLanes ? group : kRoutingLanes;
   // Adds the lanes as a tree. Lanes without products count as +0 and are skipped: adding +0 changes
   // no value except -0, and the addition of Zero() below makes that change.
   for (int width = kRoutingLanes / 2; width > 0; width /= 2) {
     for (int l = 0; l < width && l + width < used; ++l) {
-      for (int p = 0; p < P * kPanel; p += kPanel) {
+      for (int p = 0; p < R * P * kPanel; p += kPanel) {
         Store(lane[l] + p, Add(Load(lane[l] + p), Load(lane[l + width] + p)));
       }
     }
   }
-  for (int p = 0; p < P; ++p) {
-    dots[p] = used == 0 ? Zero() : Load(lane[0] + p * kPanel);
-    if (used < kRoutingLanes) dots[p] = Add(dots[p], Zero());
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) {
+      dots[r][p] = used == 0 ? Zero() : Load(lane[0] + (r * P + p) * kPanel);
+      if (used < kRoutingLanes) dots[r][p] = Add(dots[r][p], Zero());
+    }
   }
 }
 
-template <int P>
-inline void StoreDots(const float* columns, const float* x, int64_t n, int count, float* dots) {
-  Vec of_panel[P];
-  PanelDots(columns, x, n, of_panel);
-  for (int p = 0; p < P; ++p) {
-    alignas(64) float some[kPanel];
-    Store(some, of_panel[p]);
-    for (int c = 0; c < kPanel && p * kPanel + c < count; ++c) dots[p * kPanel + c] = some[c];
+// Computes the products with the vectors [first, first + P * kPanel), of which there are `count`.
+template <int R, int P>
+inline void StoreDots(const float* columns, const float* const* x, int64_t n, int count, int first,
+                      float* const* dots) {
+  Vec of_panel[R][P];
+  PanelDots(columns + first * n, x, n, of_panel);
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) {
+      const int at = first + p * kPanel;
+      if (at + kPanel <= count) {
+        Store(dots[r] + at, of_panel[r][p]);
+        continue;
+      }
+      alignas(64) float some[kPanel];
+      Store(some, of_panel[r][p]);
+      for (int c = 0; at + c < count; ++c) dots[r][at + c] = some[c];
+    }
   }
 }
 
-void ContractDots(const float* columns, const float* x, int64_t n, int count, float* dots) {
-  constexpr int kWide = kPanelTile == 4 ? 8 : 4;  // number of panels whose sums fit into registers
+template <int R>
+void RowDots(const float* columns, const float* const* x, int64_t n, int count,
+             float* const* dots) {
+  constexpr int kWide = kDotChains / R;  // panels
   int first = 0;
   for (; count - first > (kWide - 1) * kPanel; first += kWide * kPanel) {
-    StoreDots<kWide>(columns + first * n, x, n, count - first, dots + first);
+    StoreDots<R, kWide>(columns, x, n, count, first, dots);
   }
-  for (; count - first > kPanel; first += 2 * kPanel) {
-    StoreDots<2>(columns + first * n, x, n, count - first, dots + first);
+  if constexpr (kWide > 4) {
+    for (; count - first > 3 * kPanel; first += 4 * kPanel) {
+      StoreDots<R, 4>(columns, x, n, count, first, dots);
+    }
   }
-  if (first < count) StoreDots<1>(columns + first * n, x, n, count - first, dots + first);
+  if constexpr (kWide > 2) {
+    for (; count - first > kPanel; first += 2 * kPanel) {
+      StoreDots<R, 2>(columns, x, n, count, first, dots);
+    }
+  }
+  if (first < count) StoreDots<R, 1>(columns, x, n, count, first, dots);
+}
+
+void ContractDots(const float* columns, const float* const* x, int rows, int64_t n, int count,
+                  float* const* dots) {
+  int r = 0;
+  for (; r + kDotRows <= rows; r += kDotRows) {
+    RowDots<kDotRows>(columns, x + r, n, count, dots + r);
+  }
+  for (; r < rows; ++r) RowDots<1>(columns, x + r, n, count, dots + r);
 }
 
 // Returns the largest of n values, none of which is NaN.
