@@ -15,8 +15,9 @@ constexpr int64_t kInlineMultiplyAdds = 1 << 16;
 // Adjacent small blocks of weights are combined into tasks of up to this size, to amortise handing
 // a task to a thread.
 constexpr int64_t kTaskBytes = 64 << 10;
-// With at least this many rows per thread, each thread multiplies its rows by all weights of a
-// dense layer, because these rows are mostly in its cache (ForRows) and so remain there.
+// The rows of a dense layer are divided into groups of at least this many, up to one for each
+// thread. The weights are then read once for each group, but a thread's rows stay in its cache
+// (ForRows).
 constexpr int kRowsPerGroup = 128;
 constexpr int64_t kLine = 64;  // bytes of a line of the cache
 // With at least this many tiles, int4-k weights are multiplied by their factors once for all tiles.
@@ -59,7 +60,8 @@ void CpuBackend::Linear(const LinearArgs& args) {
     multiply_adds += int64_t{end - begin} * m.panels * kPanel * m.inputs;
     const int blocks =
         static_cast<int>(std::clamp<int64_t>(kTaskBytes / m.block_bytes, 1, m.blocks));
-    const int groups = routed ? 1 : std::clamp((end - begin) / kRowsPerGroup, 1, pool_.threads());
+    const int groups =
+        routed || args.segments ? 1 : std::clamp((end - begin) / kRowsPerGroup, 1, pool_.threads());
     for (int g = 0; g < groups; ++g) {
       const int first = begin + static_cast<int>(int64_t{end - begin} * g / groups);
       const int last = begin + static_cast<int>(int64_t{end - begin} * (g + 1) / groups);
