@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -124,6 +125,36 @@ def test_editing_and_history():
         at = terminal.wait_for(r"max_tokens: default.*> ", at)
         terminal.type("\x04")  # Ctrl-D
         assert terminal.finish() == 0
+
+
+# Changes of the terminal's mode take 50 ms.
+SLOW_MODES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <termios.h>
+#include <unistd.h>
+int tcsetattr(int file, int when, const struct termios* mode) {
+  usleep(50000);
+  int (*change)(int, int, const struct termios*) = dlsym(RTLD_NEXT, "tcsetattr");
+  return change(file, when, mode);
+}
+"""
+
+
+@pytest.mark.parametrize("keys, end", [("\x04", r"$"), ("abc\x03/exit\n", r"\^C\n> /exit\n$")])
+def test_keys_typed_as_soon_as_the_prompt_shows(tmp_path, keys, end):
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler")
+    library = tmp_path / "slow_modes.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-ldl"],
+                   input=SLOW_MODES, text=True, check=True)
+    with Terminal(binary(), *CHAT, LD_PRELOAD=str(library)) as terminal:
+        at = terminal.wait_for(r"/help lists the commands.*> ")
+        terminal.type("/set top_k 5\n")
+        terminal.wait_for(r"top_k 5\n> ", at)
+        terminal.type(keys)
+        assert terminal.finish(20) == 0
+        assert re.search(end, terminal.plain())
 
 
 def test_ctrl_c_ends_the_answer_only():

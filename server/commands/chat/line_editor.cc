@@ -77,6 +77,9 @@ class EditedLines final : public LineEditor {
   std::optional<std::string> Read(const std::string& prompt) override {
     prompt_ = prompt;
     given_up_ = false;
+    // el_gets() would show the prompt first: a Ctrl-C typed between the two would end the program,
+    // and a Ctrl-D would arrive as another key.
+    el_set(editor_, EL_PREP_TERM, 1);
     int count = 0;
     const char* const text = el_gets(editor_, &count);
     if (text == nullptr || count <= 0) {
