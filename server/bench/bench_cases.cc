@@ -16,6 +16,9 @@ namespace {
 // are not timed.
 constexpr int kContextRows = 4096;
 
+// Most decode steps of a warm-up, which counts the work of the experts.
+constexpr int kWarmUpSteps = 8;
+
 using Clock = std::chrono::steady_clock;
 
 double Seconds(Clock::time_point start) {
@@ -55,7 +58,7 @@ class Cases {
     }
     for (const int batch : settings_.batches) {
       results.push_back(WarmDecode(batch));
-      cases.emplace_back([this, batch] { return Decode(batch, nullptr); });
+      cases.emplace_back([this, batch] { return Decode(batch, settings_.tokens, nullptr); });
       Tell();
     }
     MOESERVE_ASSIGN_OR_RETURN(MachineRates before, probe_());
@@ -96,16 +99,16 @@ class Cases {
     return tokens / Seconds(start);
   }
 
-  // Fills the cache, runs decode steps and returns the speed in tokens per second, summed over all
-  // sequences.
-  double Decode(int batch, RoutedWork* work) {
+  // Fills the cache, runs `steps` decode steps and returns the speed in tokens per second, summed
+  // over all sequences.
+  double Decode(int batch, int steps, RoutedWork* work) {
     const int piece = std::max(1, kContextRows / batch);
     for (int at = 0; at < settings_.context; at += piece) {
       Step(batch, at, std::min(piece, settings_.context - at), nullptr);
     }
     const auto start = Clock::now();
-    for (int i = 0; i < settings_.tokens; ++i) Step(batch, settings_.context + i, 1, work);
-    return static_cast<double>(settings_.tokens) * batch / Seconds(start);
+    for (int i = 0; i < steps; ++i) Step(batch, settings_.context + i, 1, work);
+    return static_cast<double>(steps) * batch / Seconds(start);
   }
 
   CaseResult WarmPrompt() {
@@ -126,19 +129,19 @@ class Cases {
   }
 
   CaseResult WarmDecode(int batch) {
-    const int64_t steps = settings_.tokens;
+    const int steps = std::min(settings_.tokens, kWarmUpSteps);
     const ModelSpec& spec = model_.spec();
     CaseResult result;
     result.name = "decode " + std::to_string(batch);
     RoutedWork work(spec);
-    Decode(batch, &work);
-    const VisiblePositions visible{settings_.context + 1, settings_.context + steps};
+    Decode(batch, steps, &work);
+    const VisiblePositions visible{settings_.context + 1, settings_.context + settings_.tokens};
     result.decode = true;
     result.tokens_per_step = batch;
     result.bytes_per_step = static_cast<double>(FixedStored()) +
-                            static_cast<double>(Stored(work.parameters())) / settings_.tokens +
+                            static_cast<double>(Stored(work.parameters())) / steps +
                             batch * CacheBytesRead(spec, cache_.type(), visible);
-    const StepOperations all = Operations(spec, work, steps * batch, visible);
+    const StepOperations all = Operations(spec, work, int64_t{steps} * batch, visible);
     const auto count = static_cast<double>(steps);
     result.operations_per_step = {
         .matrices = all.matrices / count + 2.0 * batch * static_cast<double>(HeadProducts(spec)),

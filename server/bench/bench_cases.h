@@ -79,11 +79,12 @@ struct CaseResult {
 };
 
 // Runs all cases in rounds, so that a disturbance of the machine affects all cases alike. One more
-// round comes first, as warm-up. `model` and `cache` belong to the same backend. `cache` must have
-// capacity for the largest batch, with max(prompt, context + tokens) positions per sequence.
-// `probe` measures the machine; it is called before the first and after every measurement, and an
-// error of it is returned. `measured`, if set, is called CountMeasurements() times, after each
-// measurement and warm-up.
+// round comes first as warm-up, with at most eight decode steps; the bytes and operations of a step
+// are counted in it. `model` and `cache` belong to the same backend. `cache` must have capacity for
+// the largest batch, with max(prompt, context + tokens) positions per sequence. `probe` measures
+// the machine; it is called before the first and after every measurement, and an error of it is
+// returned. `measured`, if set, is called CountMeasurements() times, after each measurement and
+// warm-up.
 Result<std::vector<CaseResult>> MeasureCases(const CaseSettings& settings, Model& model,
                                              KvCacheStorage& cache,
                                              const std::function<Result<MachineRates>()>& probe,
