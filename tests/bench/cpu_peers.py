@@ -33,6 +33,11 @@ beside each rate. A ratio is steady in a round if the probes directly around the
 both runs of moeserve are within 10 % of each other. The share of the bound is the median over
 moeserve's runs during whose measurement of the case the machine was steady.
 
+The limit is the ratio that moeserve would have if it ran at its bound: the mean bound of its two
+runs around the fastest engine, divided by that engine's rate. It is the median over the steady
+rounds; over all rounds if there is none. A required ratio above the limit cannot be reached with
+the bytes and operations that moeserve needs for the case.
+
 An engine that fails is listed with the reason. If its first run has no result, it does not run
 again. The JSON file also has the end of what it printed, the versions of the engines' packages, and
 every single rate and probe.
@@ -137,6 +142,20 @@ def ratios(history, name, case):
     return {**summary(values), "steady": calm} if values else None
 
 
+def limit(history, name, case):
+    """Returns the mean bound of our runs around an engine's run divided by the engine's rate, over the
+    steady rounds; over all rounds if there is none."""
+    found = []
+    for runs in history:
+        theirs, ours = beside(runs, name)
+        if case in theirs["rates"] and all(case in run["details"]["share"] for run in ours):
+            bounds = [run["rates"][case] / run["details"]["share"][case] for run in ours]
+            found.append((statistics.mean(bounds) / theirs["rates"][case],
+                          steady([p for run in ours for p in run["probes"]])))
+    values = [value for value, calm in found if calm] or [value for value, _ in found]
+    return summary(values) if values else None
+
+
 def state(history, name):
     """Returns the range of the probes around an engine, or of our own; None if it has none."""
     if name == OURS:
@@ -181,7 +200,8 @@ def evaluate(history, shape, kind, threads, case):
         "engines": {n: summary(v) if v else None for n, v in rates.items()},
         "failures": {n: failure(history, n, case) for n in names if failure(history, n, case)},
         "machine": {n: state(history, n) for n in names}, "ratios": against, "best_peer": best,
-        "share_of_bound": shares, "marks": wanted, "reached": reached}
+        "share_of_bound": shares, "limit": limit(history, best, case) if best else None,
+        "marks": wanted, "reached": reached}
 
 
 def failure(history, name, case):
@@ -297,15 +317,17 @@ def tables(run):
                   [[r["case"], *(rate_cell(r, n, known) for n in [OURS, *peers])] for r in results])
     rows = [[r["case"], *(ratio_cell(r["ratios"].get(n)) for n in peers),
              f"{ratio_cell(r['ratios']['better'])} ({r['best_peer']})" if r["best_peer"] else "-",
-             share_cell(r["share_of_bound"]), mark_cell(r)] for r in results]
+             share_cell(r["share_of_bound"]), spread(r["limit"], 2) if r["limit"] else "-",
+             mark_cell(r)] for r in results]
     text = [
         f"## {first['shape']} {first['type']}, {first['threads']} threads",
         f"Tokens per second: median (range) over {len(run['rounds'])} rounds, and the range of the "
         "probes around the runs.", rates,
         "moeserve's mean rate before and after the engine, divided by the engine's: median (range), "
         "and the number of rounds in which the machine was steady. Share of the bound: median of "
-        "the runs in which the machine was steady, and their number.",
-        table(["case", *peers, "the fastest", "share of bound", "marks"], rows)]
+        "the runs in which the machine was steady, and their number. Limit: the ratio to the "
+        "fastest engine that moeserve would have at its bound.",
+        table(["case", *peers, "the fastest", "share of bound", "limit", "marks"], rows)]
     return "\n\n".join([*text, *setups(run["rounds"][0])])
 
 

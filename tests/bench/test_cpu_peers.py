@@ -273,6 +273,25 @@ def test_shares_of_the_bound_are_those_of_steady_runs():
     assert cpu_peers.share_of_bound(history((0.9, 1)), "decode 4") is None
 
 
+def test_the_limit_is_the_bound_beside_the_fastest_peer():
+    def round_of(rates, shares, theirs, bandwidths):
+        runs = [{"engine": "moeserve", "rates": {"decode 1": rate}, "error": "",
+                 "probes": [{"read_bandwidth": bandwidth, "arithmetic": 1}] * 2,
+                 "details": {"share": {"decode 1": share}, "steady": {"decode 1": 1}}}
+                for rate, share, bandwidth in zip(rates, shares, bandwidths)]
+        peer = {"engine": "peer", "rates": {"decode 1": theirs}, "error": "", "probes": [],
+                "details": {}}
+        return [runs[0], peer, runs[1]]
+
+    # The bounds are 100 and 120 tokens per second around the first run of the peer.
+    steady = round_of((90, 60), (0.9, 0.5), 100, (40e9, 42e9))
+    moved = round_of((90, 90), (0.9, 0.9), 50, (40e9, 70e9))
+    found = cpu_peers.evaluate([steady, moved], "small", "int8", 2, "decode 1")["limit"]
+    assert found["runs"] == [pytest.approx(1.1)]  # of the steady round
+    assert cpu_peers.evaluate([moved], "small", "int8", 2, "decode 1")["limit"]["median"] == 2
+    assert cpu_peers.evaluate([steady], "small", "int8", 2, "decode 4")["limit"] is None
+
+
 def test_llama_programs(machine, tmp_path):
     single = [{"n_prompt": 512, "avg_ts": 100.0}, {"n_prompt": 0, "avg_ts": 10.0}]
     machine.program("llama-bench", "#!/bin/sh\necho 'built today'\ncat <<'X'\n[\n{json}\n]\nX\n",
