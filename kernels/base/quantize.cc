@@ -306,16 +306,17 @@ MOESERVE_WIDE void RoundLines(const SubGroups& groups, const Lines& lines, float
 // Rounds n weights of one subgroup to the levels of a line.
 MOESERVE_WIDE void RoundWeights(const float* weights, int n, float step, float low,
                                 int8_t* values) {
-  using Bytes = int8_t __attribute__((vector_size(kLanes)));
   const Lanes inverse = Splat(step > 0.0f ? 1.0f / step : 0.0f);
-  for (int begin = 0; begin < n; begin += kLanes) {
-    const Lanes levels = LevelsOf(FirstOf(weights + begin, n - begin), inverse, Splat(low));
-    if (n - begin >= kLanes) {
-      const Bytes bytes = __builtin_convertvector(__builtin_convertvector(levels, IntLanes), Bytes);
-      std::memcpy(values + begin, &bytes, sizeof(bytes));
-    } else {
-      for (int l = 0; l < n - begin; ++l) values[begin + l] = static_cast<int8_t>(levels[l]);
-    }
+  int32_t levels[kSubGroup];
+  for (int begin = 0; begin < kSubGroup; begin += kLanes) {
+    const Lanes w = FirstOf(weights + begin, n - begin);
+    const IntLanes own = __builtin_convertvector(LevelsOf(w, inverse, Splat(low)), IntLanes);
+    std::memcpy(levels + begin, &own, sizeof(own));
+  }
+  if (n == kSubGroup) {  // a loop of constant length is compiled to vector instructions
+    for (int i = 0; i < kSubGroup; ++i) values[i] = static_cast<int8_t>(levels[i]);
+  } else {
+    for (int i = 0; i < n; ++i) values[i] = static_cast<int8_t>(levels[i]);
   }
 }
 

@@ -34,6 +34,36 @@ int64_t PanelBytes(const LinearBankShape& s, int64_t k) {
 
 int Panels(int outputs, bool gated) { return (outputs + kPanel - 1) / kPanel * (gated ? 2 : 1); }
 
+// Stores n integers of a row in its lines, which are `stride` bytes apart and hold a step each: 4
+// bytes, or 8 nibbles in 4 bytes of which byte i has those of columns i and i + 4. What a last step
+// lacks stays as it is.
+void StoreIntegers(Quantization type, const int8_t* values, int64_t n, char* line, int64_t stride) {
+  const int step = QuantStep(type);
+  const int zero = QuantZero(type);
+  int64_t i = 0;
+  for (; i + step <= n; i += step, line += stride) {
+    if (step == 4) {
+      for (int c = 0; c < 4; ++c) line[c] = static_cast<char>(values[i + c] + zero);
+      continue;
+    }
+    // Adding the zero to a nibble, which is 0 or 8, only changes its highest bit.
+    uint64_t eight;
+    std::memcpy(&eight, values + i, sizeof(eight));
+    eight = (eight & 0x0f0f0f0f0f0f0f0fULL) ^ 0x0101010101010101ULL * static_cast<uint64_t>(zero);
+    const auto four = static_cast<uint32_t>(eight | eight >> 28);
+    std::memcpy(line, &four, sizeof(four));
+  }
+  for (int c = 0; i + c < n; ++c) {
+    const int stored = values[i + c] + zero;
+    char& byte = line[c % 4];
+    if (step == 4) {
+      byte = static_cast<char>(stored);
+    } else {
+      byte = static_cast<char>(c < 4 ? (byte & 0xf0) | stored : (byte & 0x0f) | stored << 4);
+    }
+  }
+}
+
 // Calls `body` for parts of [0, rows) on the threads of `pool`. A part consists of whole panels,
 // because the packed rows of a panel share cache lines. (An int4 byte holds two columns of one row,
 // so two threads never change the same byte.)
@@ -184,25 +214,8 @@ void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int
   char* base = Writable(m.weights) + block * m.block_bytes;
   for (int64_t begin = 0; begin < m.inputs; begin += group, ++scales) {
     const int64_t n = std::min<int64_t>(group, m.inputs - begin);
-    char* line = base + panel * 64 + lane * 4;
-    for (int64_t i = 0; i < n; ++i) {
-      char& byte = line[i / StepElements(shape_) * panels * 64 + i % 4];
-      const int stored = values[begin + i] + QuantZero(shape_.quantization);
-      switch (shape_.quantization) {
-        case Quantization::kNone:
-          break;
-        case Quantization::kInt8:
-        case Quantization::kInt8Channel:
-          byte = static_cast<char>(stored);
-          break;
-        case Quantization::kInt4K:  // StoreRowWithSubGroups()
-          break;
-        case Quantization::kInt4:
-          byte =
-              static_cast<char>(i % 8 < 4 ? (byte & 0xf0) | stored : (byte & 0x0f) | stored << 4);
-          break;
-      }
-    }
+    StoreIntegers(shape_.quantization, values + begin, n, base + panel * 64 + lane * 4,
+                  int64_t{64} * panels);
     base += Steps(shape_, n) * panels * 64;
     std::memcpy(base + panel * kScaleBytes + lane * 2, scales, 2);
     base += panels * kScaleBytes;
@@ -223,12 +236,8 @@ void CpuLinearBank::StoreRowWithSubGroups(const Matrix& m, int packed_row, const
                 static_cast<size_t>(QuantSubGroups(shape_.quantization, n)));
     factors += QuantSubGroups(shape_.quantization, n);
     base += panels * kFactorBytes;
-    char* line = base + panel * 64 + lane * 4;
-    for (int64_t i = 0; i < n; ++i) {
-      char& byte = line[i / StepElements(shape_) * panels * 64 + i % 4];
-      const int stored = values[begin + i];
-      byte = static_cast<char>(i % 8 < 4 ? (byte & 0xf0) | stored : (byte & 0x0f) | stored << 4);
-    }
+    StoreIntegers(shape_.quantization, values + begin, n, base + panel * 64 + lane * 4,
+                  int64_t{64} * panels);
     base += Steps(shape_, n) * panels * 64;
     if (begin + n != m.inputs && (begin + n) % kWholeRow != 0) continue;
     const auto unit = static_cast<uint16_t>(F32FromF16(scales[1]));

@@ -71,7 +71,7 @@ def load(program, model, options):
         for line in server.stderr:
             log += line
             if ready := re.search(r"ready after (\d+) ms", line):
-                weights = re.search(r"weights ([\d.]+) (\w+)", line)
+                weights = re.search(r"weights ([\d.]+) (\w+)", log)
                 status = pathlib.Path(f"/proc/{server.pid}/status").read_text()
                 peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
                 return int(ready[1]) / 1e3, peak, float(weights[1]) * UNITS[weights[2]]
