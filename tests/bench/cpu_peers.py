@@ -33,10 +33,11 @@ beside each rate. A ratio is steady in a round if the probes directly around the
 both runs of moeserve are within 10 % of each other. The share of the bound is the median over
 moeserve's runs during whose measurement of the case the machine was steady.
 
-The limit is the ratio that moeserve would have if it ran at its bound: the mean bound of its two
-runs around the fastest engine, divided by that engine's rate. It is the median over the steady
-rounds; over all rounds if there is none. A required ratio above the limit cannot be reached with
-the bytes and operations that moeserve needs for the case.
+The limit is the ratio that moeserve would have if it ran at its bound in the state of the machine
+in which the fastest engine ran: the tokens per second at which the bytes and operations of
+moeserve's case take no longer than the probes directly around the engine allow, divided by the
+engine's rate. It is the median over the rounds in which these two probes are within 10 % of each
+other; over all rounds if there is none.
 
 An engine that fails is listed with the reason. If its first run has no result, it does not run
 again. The JSON file also has the end of what it printed, the versions of the engines' packages, and
@@ -143,17 +144,32 @@ def ratios(history, name, case):
 
 
 def limit(history, name, case):
-    """Returns the mean bound of our runs around an engine's run divided by the engine's rate, over the
-    steady rounds; over all rounds if there is none."""
+    """Returns our bound at the probes directly around an engine's run, divided by the engine's rate,
+    over the rounds in which these probes agree; over all rounds if there is none."""
+    tokens = int(case.split()[1])
     found = []
     for runs in history:
         theirs, ours = beside(runs, name)
-        if case in theirs["rates"] and all(case in run["details"]["share"] for run in ours):
-            bounds = [run["rates"][case] / run["details"]["share"][case] for run in ours]
-            found.append((statistics.mean(bounds) / theirs["rates"][case],
-                          steady([p for run in ours for p in run["probes"]])))
+        costs = [run["details"]["cost"][case] for run in ours
+                 if case in run["details"].get("cost", {})]
+        if case not in theirs["rates"] or len(costs) < 2:
+            continue
+        probes = around(ours)
+        seconds = max(
+            mean_of(costs, "bytes") / mean_of(probes, "read_bandwidth"),
+            mean_of(costs, "operations") / mean_of(probes, "arithmetic"))
+        found.append((tokens / seconds / theirs["rates"][case], steady(probes)))
     values = [value for value, calm in found if calm] or [value for value, _ in found]
     return summary(values) if values else None
+
+
+def mean_of(entries, key):
+    return statistics.mean(entry[key] for entry in entries)
+
+
+def around(ours):
+    """Returns the probes directly before and after an engine's run, which our runs beside it made."""
+    return ours[0]["probes"][-1:] + ours[1]["probes"][:1]
 
 
 def state(history, name):
@@ -161,9 +177,8 @@ def state(history, name):
     if name == OURS:
         probes = [p for run in runs_of(history, name) for p in run["probes"]]
     else:
-        around = [beside(runs, name) for runs in history]
-        probes = [p for run, ours in around if run["rates"]
-                  for p in ours[0]["probes"][-1:] + ours[1]["probes"][:1]]
+        pairs = [beside(runs, name) for runs in history]
+        probes = [p for run, ours in pairs if run["rates"] for p in around(ours)]
     if not probes:
         return None
     return {key: summary([p[key] for p in probes]) for key in ("read_bandwidth", "arithmetic")}
@@ -326,7 +341,7 @@ def tables(run):
         "moeserve's mean rate before and after the engine, divided by the engine's: median (range), "
         "and the number of rounds in which the machine was steady. Share of the bound: median of "
         "the runs in which the machine was steady, and their number. Limit: the ratio to the "
-        "fastest engine that moeserve would have at its bound.",
+        "fastest engine that moeserve would have at its bound, while the machine was steady.",
         table(["case", *peers, "the fastest", "share of bound", "limit", "marks"], rows)]
     return "\n\n".join([*text, *setups(run["rounds"][0])])
 

@@ -30,6 +30,7 @@ peaks = {{"f32": 1e11, "bf16": 1e12, "int8": 2e12}}
 report = {{"read_bandwidth_runs": [bandwidths[(2 * number + i) % len(bandwidths)] for i in (0, 1)],
           "peaks_runs": [peaks, peaks],
           "cases": [{{"name": n, "tokens_per_second": rates[number], "share": 0.5,
+                      "bytes_per_step": 1e9, "operations_per_step": 1e9,
                       "steady_rounds": 1}} for n in names]}}
 pathlib.Path(options["--json"]).write_text(json.dumps(report))
 """
@@ -274,22 +275,27 @@ def test_shares_of_the_bound_are_those_of_steady_runs():
 
 
 def test_the_limit_is_the_bound_beside_the_fastest_peer():
-    def round_of(rates, shares, theirs, bandwidths):
-        runs = [{"engine": "moeserve", "rates": {"decode 1": rate}, "error": "",
-                 "probes": [{"read_bandwidth": bandwidth, "arithmetic": 1}] * 2,
-                 "details": {"share": {"decode 1": share}, "steady": {"decode 1": 1}}}
-                for rate, share, bandwidth in zip(rates, shares, bandwidths)]
-        peer = {"engine": "peer", "rates": {"decode 1": theirs}, "error": "", "probes": [],
+    def round_of(theirs, bandwidths, operations=1):
+        runs = [{"engine": "moeserve", "rates": {"decode 4": 10}, "error": "",
+                 "probes": [{"read_bandwidth": b, "arithmetic": 1e12} for b in pair],
+                 "details": {"share": {"decode 4": 0.5}, "steady": {"decode 4": 1},
+                             "cost": {"decode 4": {"bytes": 1e9, "operations": operations}}}}
+                for pair in (bandwidths[:2], bandwidths[2:])]
+        peer = {"engine": "peer", "rates": {"decode 4": theirs}, "error": "", "probes": [],
                 "details": {}}
         return [runs[0], peer, runs[1]]
 
-    # The bounds are 100 and 120 tokens per second around the first run of the peer.
-    steady = round_of((90, 60), (0.9, 0.5), 100, (40e9, 42e9))
-    moved = round_of((90, 90), (0.9, 0.9), 50, (40e9, 70e9))
-    found = cpu_peers.evaluate([steady, moved], "small", "int8", 2, "decode 1")["limit"]
-    assert found["runs"] == [pytest.approx(1.1)]  # of the steady round
-    assert cpu_peers.evaluate([moved], "small", "int8", 2, "decode 1")["limit"]["median"] == 2
-    assert cpu_peers.evaluate([steady], "small", "int8", 2, "decode 4")["limit"] is None
+    def limit(*history, case="decode 4"):
+        found = cpu_peers.evaluate(list(history), "small", "int8", 2, case)["limit"]
+        return found and found["runs"]
+
+    # The probes directly around the engine count: 40 and 42 GB/s allow 4 tokens in 1 / 41 s.
+    steady = round_of(100, (70e9, 40e9, 42e9, 70e9))
+    moved = round_of(100, (70e9, 40e9, 60e9, 70e9))
+    assert limit(steady, moved) == [pytest.approx(1.64)]
+    assert limit(moved) == [pytest.approx(2)]
+    assert limit(round_of(100, (40e9,) * 4, operations=0.1e12)) == [pytest.approx(0.4)]
+    assert limit(steady, case="decode 16") is None
 
 
 def test_llama_programs(machine, tmp_path):

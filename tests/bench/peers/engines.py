@@ -149,7 +149,7 @@ def run_llama(folder, model, options, work, threads, timeout):
 def run_moeserve(program, shape, kind, work, threads, timeout):
     """Runs `moeserve bench`. Its outcome has two probes, of the start and of the end, each with read
     bandwidth in bytes and arithmetic in operations per second; the arithmetic is that of the
-    products of type `kind`."""
+    products of type `kind`. The cost of a case is that of a step, or of the whole prompt."""
     report = bench(program, ["--synthetic", shape, "--dtype", kind, "--threads", threads,
                              "--rounds", 1, *work.arguments()], timeout)
     found = {name: case for name, case in cases(report).items() if name in work.cases()}
@@ -158,6 +158,9 @@ def run_moeserve(program, shape, kind, work, threads, timeout):
     return Outcome(
         {name: case["tokens_per_second"] for name, case in found.items()},
         {"share": {name: case["share"] for name, case in bounded.items()},
+         "cost": {name: {"bytes": case["bytes_per_step"],
+                         "operations": case["operations_per_step"]}
+                  for name, case in bounded.items()},
          "steady": {name: case["steady_rounds"] for name, case in bounded.items()}},
         [{"read_bandwidth": bandwidth, "arithmetic": peaks.get(product) or peaks["f32"]}
          for bandwidth, peaks in zip(report["read_bandwidth_runs"], report["peaks_runs"])])
