@@ -44,8 +44,8 @@ MOESERVE_PART Lanes Splat(float v) { return v - Lanes{}; }
 
 // Drops the fractions and clamps the integers that remain, because integers are clamped in fewer
 // instructions than other numbers. What is no int32 becomes any integer from `low` to `high`. That
-// happens only in groups with weights that are not finite, whose scale is NaN, and in groups whose
-// weights are all below the normal floats, whose scale is 0 in f16.
+// happens only in groups with weights that are not finite, whose scale becomes NaN, and in groups
+// whose weights are all below about 1e-37, which become 0 in any case.
 MOESERVE_PART Lanes Clamped(Lanes v, int32_t low, int32_t high) {
   IntLanes level = __builtin_convertvector(v, IntLanes);
   level = level < low ? IntLanes{} + low : level;

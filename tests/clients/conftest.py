@@ -9,6 +9,7 @@ import json
 import os
 import re
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,19 @@ class Server:
     @property
     def url(self):
         return f"http://{self.http}"
+
+
+def preload(source, folder):
+    """Compiles a C file to a library in `folder`. Returns the environment variables with which a
+    program loads it before other libraries."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip(f"there is no C compiler for {source.name}")
+    library = folder / source.with_suffix(".so").name
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    # AddressSanitizer refuses to start behind another library without this option.
+    options = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    return {"LD_PRELOAD": str(library), "ASAN_OPTIONS": options.lstrip(":")}
 
 
 def binary():

@@ -4,15 +4,13 @@ import concurrent.futures
 import mmap
 import os
 import pathlib
-import shutil
 import struct
-import subprocess
 import time
 
 import grpc
 import pytest
 
-from conftest import post, start_server, wait_for
+from conftest import post, preload, start_server, wait_for
 from test_drain import running, stream_grpc, stream_http
 
 SOURCE = pathlib.Path(__file__).with_name("shifted_clock.c")
@@ -23,22 +21,14 @@ class ShiftedServer:
     """A server whose wall clock the test sets."""
 
     def __init__(self, folder):
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            pytest.skip("there is no C compiler for the library that shifts the clock")
         if "TSAN_OPTIONS" in os.environ:
             pytest.skip("the thread sanitizer reads the clock itself")
-        library = folder / "shifted_clock.so"
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"],
-                       check=True)
+        library = preload(SOURCE, folder)
         path = folder / "shift"
         path.write_bytes(bytes(8))
         with path.open("r+b") as file:
             self._shift = mmap.mmap(file.fileno(), 8)
-        # The last entry is for a program that is built with AddressSanitizer.
-        options = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
-        environment = {**os.environ, "LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(path),
-                       "ASAN_OPTIONS": options.lstrip(":")}
+        environment = {**os.environ, **library, "SHIFTED_CLOCK": str(path)}
         self.server = start_server("--drain-timeout", "60", env=environment)
 
     def shift(self, seconds):
