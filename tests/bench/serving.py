@@ -1,4 +1,4 @@
-"""Measures the values in RESULTS.md, section "Many users at once": medians over several runs.
+"""Measures the values in results/serving.md, "Many users at once": medians over several runs.
 
     python3 tests/bench/serving.py build/release/moeserve [--runs 5] [--seconds 20] [CASE ...]
 

@@ -3,7 +3,7 @@
 # measure the device's matrix and copy rates, moeserve's kernels, PyTorch and Triton baselines for
 # the kernels, and whole models.
 #
-#   tests/bench/gpu.sh BUNDLE [--out FOLDER] [--minutes N] [--filter SUBSTRING] [--tiny]
+#   tests/bench/gpu/gpu.sh BUNDLE [--out FOLDER] [--minutes N] [--filter SUBSTRING] [--tiny]
 #
 #   BUNDLE      a bundle made by deploy/bundle.sh (the archive or the unpacked folder), or a build
 #               folder
@@ -18,8 +18,8 @@
 # The environment variable PYTHON names a Python interpreter with PyTorch (default: python3).
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-here=$root/tests/bench
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+here=$root/tests/bench/gpu
 python=${PYTHON:-python3}
 out=$root/build/gpu-bench
 minutes=9

@@ -25,7 +25,7 @@ from typing import Any
 
 from gpu_common import Line, Results, Tensor
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 MODELS = ("smoe", "mh-moe", "hmoe-topp", "moa", "x-moe", "hmoe-topk", "dense")
 CONTEXT, TOKENS = 64, 64
 MIXTRAL = ((1, 1024), (32, 1024))
