@@ -7,10 +7,11 @@ A FILE is the JSON of cpu_peers.py. Ratios within a round mix the states of a ma
 bandwidth changes within seconds. This script takes the runs of each state apart: those with less
 than --slow GB/s, and those with more than --fast GB/s. A run between them does not count.
 
-For moeserve's case, the bandwidth is the one that its bound was computed with; only cases during
-which the machine was steady count. For another engine, it is that of the probes directly before and
-after its run; both must be in the state, but the state may still have changed between them. The
-columns are medians over these runs, and in brackets how many they are:
+For moeserve's case, the bandwidth is the one that its bound was computed with (of decoding, memory
+sets the bound); only cases during which the machine was steady count. For another engine, it is
+that of the probes directly before and after its run; both must be in the state, but the state may
+still have changed between them. The columns are medians over these runs, and in brackets how many
+they are:
 
     moeserve, share    tokens per second, and the share of the bound
     the fastest        the engine with the highest median in this state
@@ -34,7 +35,7 @@ def state_of(bandwidth, slow, fast):
 
 
 def bandwidth_of(run, case):
-    """Returns the GB/s that the bound of our case was computed with."""
+    """Returns the GB/s that the bound of our case was computed with, if memory sets that bound."""
     details = run["details"]
     bound = run["rates"][case] / details["share"][case]
     return bound / int(case.split()[1]) * details["cost"][case]["bytes"] / 1e9
