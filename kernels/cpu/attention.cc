@@ -8,6 +8,7 @@
 // only determine which thread computes a block and when.
 
 #include <algorithm>
+#include <bit>
 #include <span>
 
 #include "base/check.h"
@@ -70,13 +71,17 @@ class CpuBackend::AttentionCall {
 
   // Splits consecutive rows of one sequence, in ascending order of position, into tiles; each kv
   // head has its own tiles.
-  void ListTiles(std::vector<AttentionTask>& tiles) const {
+  void ListTiles(std::vector<AttentionTask>& tiles) {
     tiles.clear();
+    part_rows_ = 1;
     const int count = static_cast<int>(rows_.size());
     for (int begin = 0, end = 0; begin < count; begin = end) {
       for (end = begin + 1; end < count && Follows(end); ++end) {
       }
       const int items = (end - begin) * heads_per_kv_head_;
+      const int most = std::min(table_.attention_rows, items);
+      part_rows_ =
+          std::max(part_rows_, static_cast<int>(std::bit_ceil(static_cast<unsigned>(most))));
       for (int g = 0; g < shape_.num_kv_heads; ++g) {
         for (int item = 0; item < items; item += table_.attention_rows) {
           tiles.push_back({g, begin, item, std::min(table_.attention_rows, items - item)});
@@ -105,11 +110,11 @@ class CpuBackend::AttentionCall {
 
   // Returns the number of floats that a tile needs for its rows' weighted sums, largest scores and
   // totals.
-  int64_t PartFloats() const { return kMaxAttentionRows * (int64_t{padded_} + 2); }
+  int64_t PartFloats() const { return (part_rows_ * (int64_t{padded_} + 2) + 15) / 16 * 16; }
   int64_t ScratchFloats() const {
-    const int64_t pairs = (shape_.head_dim + 1) / 2;
-    return kAttentionScratch + 2 * PartFloats() + kMaxAttentionRows * pairs +
-           LatentBytes() / int64_t{sizeof(float)};
+    const int64_t queries = PackedRowsBytes(part_rows_, int64_t{shape_.head_dim} * 2);
+    return kAttentionScratch + 2 * PartFloats() +
+           (queries + LatentBytes()) / int64_t{sizeof(float)};
   }
   // Returns the number of floats that RunTiles() needs.
   int64_t GroupFloats() const { return ScratchFloats() + kTilesPerGroup * PartFloats(); }
@@ -302,12 +307,10 @@ class CpuBackend::AttentionCall {
   int64_t LatentBytes() const {
     return shape_.latent_dim > 0 ? LatentBlockBytes() * (kAttentionBlock / kKvBlockTokens) : 0;
   }
-  float* Largest(float* part) const { return part + int64_t{kMaxAttentionRows} * padded_; }
-  const float* Largest(const float* part) const {
-    return part + int64_t{kMaxAttentionRows} * padded_;
-  }
-  float* Total(float* part) const { return Largest(part) + kMaxAttentionRows; }
-  const float* Total(const float* part) const { return Largest(part) + kMaxAttentionRows; }
+  float* Largest(float* part) const { return part + int64_t{part_rows_} * padded_; }
+  const float* Largest(const float* part) const { return part + int64_t{part_rows_} * padded_; }
+  float* Total(float* part) const { return Largest(part) + part_rows_; }
+  const float* Total(const float* part) const { return Largest(part) + part_rows_; }
 
   const AttentionArgs& args_;
   const StepInputs& step_;
@@ -318,6 +321,7 @@ class CpuBackend::AttentionCall {
   const CpuKvCache::Geometry geometry_;
   const int padded_;
   const int heads_per_kv_head_;
+  int part_rows_ = 1;  // rows of the largest tile, rounded up to a power of two
 };
 
 void CpuBackend::Attention(const AttentionArgs& args) {

@@ -101,6 +101,18 @@ class CpuBackend : public Backend {
     RoutingPlan plan;
     uint64_t step = 0;  // number of the step that computed `plan`
   };
+  // The rows of a linear task in the layout of PackRowsArgs, which the task's next blocks of
+  // weights find again.
+  struct PackedRows {
+    uint64_t product = 0;  // LinearWork::product; 0: there are no rows
+    int expert = 0;
+    int row_begin = 0;
+    int row_end = 0;
+    struct alignas(64) Line {
+      char bytes[64];
+    };
+    std::vector<Line> lines;
+  };
   // Scratch memory of one thread; grows and never shrinks.
   struct Scratch {
     std::vector<float> floats;
@@ -108,9 +120,13 @@ class CpuBackend : public Backend {
     std::vector<uint32_t> orders;
     // Hidden units of a fused feed-forward, and these units rounded to integers (QuantizeRowArgs).
     std::vector<char> hidden, hidden_records;
+    std::vector<PackedRows> packed;  // [LinearTask::part]
+    // Returns memory aligned to 64 bytes.
     float* Floats(size_t n) {
-      if (floats.size() < n) floats.resize(n);
-      return floats.data();
+      constexpr size_t kAlign = 64;
+      if (floats.size() < n + kAlign / sizeof(float)) floats.resize(n + kAlign / sizeof(float));
+      const auto address = reinterpret_cast<uintptr_t>(floats.data());
+      return floats.data() + (kAlign - address % kAlign) % kAlign / sizeof(float);
     }
   };
   // A row of queries and the token of the step to which it belongs.
@@ -158,6 +174,7 @@ class CpuBackend : public Backend {
                                // e * record_rows
     int64_t first_input = 0;   // assignment whose input is row 0 of the input, unless gathered
     int64_t first_output = 0;  // assignment whose output is row 0 of the output
+    uint64_t product = 0;      // not 0, and differs where rows with the same numbers differ
   };
   // The product of some rows with some adjacent blocks of weights; threads take work in this unit.
   struct LinearTask {
@@ -166,6 +183,8 @@ class CpuBackend : public Backend {
     int block_end;
     int row_begin;
     int row_end;
+    int part;  // a number that differs from those of the other rows that are multiplied by the
+               // block
     // The cost of this and all earlier tasks. A task costs its bytes of weights times its rows, but
     // at least times kRowsOfStream.
     int64_t cost_end;
@@ -179,13 +198,14 @@ class CpuBackend : public Backend {
   struct LinearTile {
     int block;
     int segment;              // LinearArgs::segments: the segment of the input; else 0
-    int rows;                 // 1..row_tile
-    int source[kMaxRowTile];  // rows of the input
-    char* out[kMaxRowTile];   // each row's first output column for the block
+    int rows;                 // 1..row_tile or, of packed rows, 1..matrix_rows
+    int source[kMatrixRows];  // rows of the input
+    char* out[kMatrixRows];   // each row's first output column for the block
     const char* ahead;        // weights to prefetch meanwhile (LinearTileArgs::ahead)
     int64_t ahead_stride;
     const char* widened;  // the block in the layout of WidenArgs, or null
-    alignas(64) float sums[kMaxRowTile * kBlock];
+    const char* packed;   // the rows in the layout of PackRowsArgs, or null
+    alignas(64) float sums[kMatrixRows * kBlock];
   };
 
   // Returns the block in the layout of WidenArgs if `tiles` tiles are computed faster with it, else
@@ -232,6 +252,20 @@ class CpuBackend : public Backend {
                        int worker);
   void RunLinearBlock(const LinearWork& work, const LinearTask& task, int block,
                       std::span<const char> next, int worker);
+  // Returns whether a matrix unit multiplies `rows` rows of a task by the bank's matrix. For
+  // floating-point weights this does not depend on the rows, because it decides their rounding.
+  bool UsesMatrixUnit(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m, DType input,
+                      int rows) const;
+  // Returns the task's rows in the layout of PackRowsArgs. Valid until the worker packs other rows
+  // with the same LinearTask::part.
+  const char* PackTask(const LinearWork& work, const LinearTask& task, int worker);
+  // Returns a row of a product's input, or the records to which it is rounded.
+  static const char* InputRow(const LinearWork& work, int segment, int row);
+  // Returns the row of the input that an assignment multiplies.
+  static int SourceOf(const LinearWork& work, int assignment) {
+    return work.args.gather ? work.args.plan->row_of_assignment[assignment]
+                            : assignment - work.first_input;
+  }
   // Computes the products of one tile and stores them in tile.sums.
   void MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m, LinearTile& tile,
                     int worker);
@@ -279,6 +313,7 @@ class CpuBackend : public Backend {
   // The routes of the current Route() call, before they are sorted into a plan.
   std::vector<int32_t> route_counts_, route_offsets_, route_experts_, route_experts_wide_;
   std::vector<float> route_weights_, route_weights_wide_;
+  uint64_t products_ = 0;  // number of the last product, in LinearWork::product
   uint64_t expert_visits_ = 0;
   int64_t weight_bytes_ = 0;
 };

@@ -69,7 +69,7 @@ void CpuBackend::FusedFeedForward(const FeedForwardArgs& args) {
     for (int r = begin; r < end; r += rows_per_task) {
       const int r_end = std::min(end, r + rows_per_task);
       cost += m.blocks * m.block_bytes * std::max(r_end - r, kRowsOfStream);
-      linear_tasks_.push_back({e, 0, m.blocks, r, r_end, cost});
+      linear_tasks_.push_back({e, 0, m.blocks, r, r_end, 0, cost});
     }
   }
   if (cost == 0) return;
@@ -81,6 +81,7 @@ void CpuBackend::FusedFeedForward(const FeedForwardArgs& args) {
                          .activation = args.activation,
                          .pad_output = true};
   LinearWork work{first};
+  work.product = 2 * ++products_;
   if (up.shape().quantization != Quantization::kNone) QuantizeInput(first, &work);
   RunLinearQueues(
       cost, [&](int64_t i, int64_t end, int worker) { RunFusedTask(args, work, i, end, worker); });
@@ -106,12 +107,14 @@ void CpuBackend::RunFusedTask(const FeedForwardArgs& args, const LinearWork& up,
   first.output = hidden;
   LinearWork first_work{first, up.records, up.record_stride};
   first_work.first_output = task.row_begin;
+  first_work.product = up.product;
   RunLinearBlocks(first_work, task, down_bank.block_span(down, 0), worker);
 
   const LinearArgs second{
       .bank = args.down, .plan = args.plan, .input = hidden, .output = args.output};
   LinearWork second_work{second};
   second_work.first_input = task.row_begin;
+  second_work.product = up.product + 1;
   if (down_bank.shape().quantization != Quantization::kNone) {
     const int64_t stride = QuantRecordBytes(down_bank.shape().quantization, down.inputs);
     const auto size = static_cast<size_t>(hidden.rows * stride);

@@ -2,7 +2,6 @@
 // one expert.
 
 #include <algorithm>
-#include <memory>
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -22,6 +21,15 @@ constexpr int kRowsPerGroup = 128;
 constexpr int64_t kLine = 64;  // bytes of a line of the cache
 // With at least this many tiles, int4-k weights are multiplied by their factors once for all tiles.
 constexpr int kTilesOfWidened = 3;
+
+// With fewer rows of a task, products of integers are faster without a matrix unit.
+constexpr int kIntegerRowsOfMatrixUnit = 7;
+
+// Returns the bytes that a row of the matrix's input has in PackRowsArgs.
+int64_t RowBytes(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m) {
+  if (bank.shape().quantization == Quantization::kNone) return int64_t{m.inputs} * 2;
+  return (int64_t{m.inputs} + 63) / 64 * 64;
+}
 
 // Fetches the lines of a part of a row into the cache for writing. Without this, the stores of a
 // tile wait for lines that another thread has read, and with them the next tile.
@@ -67,16 +75,18 @@ void CpuBackend::Linear(const LinearArgs& args) {
       const int last = begin + static_cast<int>(int64_t{end - begin} * (g + 1) / groups);
       for (int b = 0; b < m.blocks; b += blocks) {
         const int b_end = std::min(m.blocks, b + blocks);
-        for (int r = first; r < last; r += kRowsPerTask) {
+        int part = 0;
+        for (int r = first; r < last; r += kRowsPerTask, ++part) {
           const int r_end = std::min(last, r + kRowsPerTask);
           cost += (b_end - b) * m.block_bytes * std::max(r_end - r, kRowsOfStream);
-          linear_tasks_.push_back({e, b, b_end, r, r_end, cost});
+          linear_tasks_.push_back({e, b, b_end, r, r_end, part, cost});
         }
       }
     }
   }
   if (multiply_adds == 0) return;
   LinearWork work{args};
+  work.product = 2 * ++products_;
   if (bank.shape().quantization != Quantization::kNone) QuantizeInput(args, &work);
   const auto run = [&](int64_t i, int64_t end, int worker) { RunLinearTask(work, i, end, worker); };
   if (multiply_adds < kInlineMultiplyAdds) {
@@ -173,10 +183,11 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
       args.pad_output ? packed_columns : std::min(packed_columns, m.outputs - first_column);
   const int64_t out_size = static_cast<int64_t>(SizeOf(args.output.dtype));
 
-  // Tiles of about equal size are faster than full tiles followed by a small one.
   const int rows = task.row_end - task.row_begin;
-  const int most =
-      bank.shape().quantization == Quantization::kNone ? table_->row_tile : table_->quant_row_tile;
+  const bool matrix = UsesMatrixUnit(bank, m, args.input.dtype, rows);
+  const int most = matrix                                             ? table_->matrix_rows
+                   : bank.shape().quantization == Quantization::kNone ? table_->row_tile
+                                                                      : table_->quant_row_tile;
   const int tiles = (rows + most - 1) / most;
   const int64_t steps = bank.steps(m);
 
@@ -189,8 +200,9 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   // rate, because requests beyond the memory bandwidth stall the products. A single tile reads its
   // block from memory instead, if it reads all panels in one pass: a pass over some of the panels
   // reads with gaps, which is slow.
-  tile.widened = WidenedBlock(bank, m, block, tiles, worker);
-  const int panels_at_once = table_->panels_of_tile(rows / tiles);
+  tile.widened = WidenedBlock(bank, m, block, matrix ? kTilesOfWidened : tiles, worker);
+  const char* const packed = matrix ? PackTask(work, task, worker) : nullptr;
+  const int panels_at_once = matrix ? panels : table_->panels_of_tile(rows / tiles);
   const int passes = (panels + panels_at_once - 1) / panels_at_once;
   const bool stream = tiles == 1 && tile.widened == nullptr && passes == 1;
   const int64_t tile_fetches = steps * passes;
@@ -198,12 +210,18 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   tile.ahead_stride = std::min<int64_t>((static_cast<int64_t>(next.size()) + fetches - 1) / fetches,
                                         kLine * table_->lines_ahead);
   for (int t = 0; t < tiles; ++t) {
-    const int begin = task.row_begin + static_cast<int>(int64_t{rows} * t / tiles);
-    const int end = task.row_begin + static_cast<int>(int64_t{rows} * (t + 1) / tiles);
-    tile.rows = end - begin;
+    // Tiles of about equal size are faster than full tiles followed by a small one, but on a matrix
+    // unit a full tile takes no longer than a small one.
+    const int first = matrix ? t * most : static_cast<int>(int64_t{rows} * t / tiles);
+    const int last =
+        matrix ? std::min(rows, first + most) : static_cast<int>(int64_t{rows} * (t + 1) / tiles);
+    const int begin = task.row_begin + first;
+    tile.rows = last - first;
+    tile.packed = matrix ? packed + first * PackedRowsBytes(kMatrixTileRows, RowBytes(bank, m)) /
+                                        kMatrixTileRows
+                         : nullptr;
     for (int i = 0; i < tile.rows; ++i) {
-      tile.source[i] =
-          args.gather ? args.plan->row_of_assignment[begin + i] : begin + i - work.first_input;
+      tile.source[i] = SourceOf(work, begin + i);
       tile.out[i] =
           args.output.row(begin + i - work.first_output) + (output_begin + first_column) * out_size;
       PrefetchToWrite(tile.out[i], columns * out_size);
@@ -232,15 +250,72 @@ const char* CpuBackend::WidenedBlock(const CpuLinearBank& bank, const CpuLinearB
   }
   const int panels = bank.panels_of_block(m, block);
   const auto floats = static_cast<size_t>(WidenedBytes(panels, m.inputs)) / sizeof(float);
-  void* out = scratch_[worker].Floats(floats + kLine / sizeof(float));
-  size_t space = (floats * sizeof(float)) + kLine;
-  std::align(kLine, floats * sizeof(float), out, space);
+  float* const out = scratch_[worker].Floats(floats);
   table_->widen_block({.weights = bank.block(m, block),
                        .panels = panels,
                        .k = m.inputs,
                        .fetch_l1 = fetch_l1_,
-                       .out = static_cast<char*>(out)});
-  return static_cast<const char*>(out);
+                       .out = reinterpret_cast<char*>(out)});
+  return reinterpret_cast<const char*>(out);
+}
+
+bool CpuBackend::UsesMatrixUnit(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m,
+                                DType input, int rows) const {
+  if (table_->matrix_rows == 0) return false;
+  switch (bank.shape().quantization) {
+    case Quantization::kNone:
+      return input == DType::kBF16;
+    case Quantization::kInt8:
+    case Quantization::kInt8Channel:
+    case Quantization::kInt4K:
+      return rows >= kIntegerRowsOfMatrixUnit && m.inputs <= kWholeRow;
+    case Quantization::kInt4:
+      break;
+  }
+  return false;
+}
+
+const char* CpuBackend::InputRow(const LinearWork& work, int segment, int row) {
+  if (work.records != nullptr) {
+    return work.records + (segment * work.record_rows + row) * work.record_stride;
+  }
+  const LinearArgs& args = work.args;
+  const auto size = static_cast<int64_t>(SizeOf(args.input.dtype));
+  const int64_t columns = args.segments ? args.input.cols / args.bank->num_experts() : 0;
+  return args.input.row(row) + segment * columns * size;
+}
+
+const char* CpuBackend::PackTask(const LinearWork& work, const LinearTask& task, int worker) {
+  const auto& bank = static_cast<const CpuLinearBank&>(*work.args.bank);
+  std::vector<PackedRows>& parts = scratch_[worker].packed;
+  if (parts.size() <= static_cast<size_t>(task.part)) parts.resize(task.part + 1);
+  PackedRows& packed = parts[task.part];
+  if (packed.product == work.product && packed.expert == task.expert &&
+      packed.row_begin == task.row_begin && packed.row_end == task.row_end) {
+    return packed.lines.data()->bytes;
+  }
+  const int rows = task.row_end - task.row_begin;
+  const int64_t bytes = RowBytes(bank, bank.matrix(task.expert));
+  const auto lines = static_cast<size_t>(PackedRowsBytes(rows, bytes) / kLine);
+  packed.product = 0;  // if there is no memory
+  if (packed.lines.size() < lines) packed.lines.resize(lines);
+  const char* x[kRowsPerTask];
+  for (int i = 0; i < rows; ++i) {
+    x[i] = InputRow(work, work.args.segments ? task.expert : 0, SourceOf(work, task.row_begin + i));
+  }
+  const Quantization type = bank.shape().quantization;
+  const bool groups = type != Quantization::kNone && QuantGroup(type) < bytes;
+  table_->pack_rows({.x = x,
+                     .rows = rows,
+                     .bytes = bytes,
+                     .group_bytes = groups ? QuantGroup(type) : bytes,
+                     .group_stride = groups ? QuantRecordBytes(type, QuantGroup(type)) : 0,
+                     .out = packed.lines.data()->bytes});
+  packed.product = work.product;
+  packed.expert = task.expert;
+  packed.row_begin = task.row_begin;
+  packed.row_end = task.row_end;
+  return packed.lines.data()->bytes;
 }
 
 void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m,
@@ -248,11 +323,9 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
   const LinearArgs& args = work.args;
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
   const int panels = bank.panels_of_block(m, tile.block);
+  const char* x[kMatrixRows];
+  for (int i = 0; i < tile.rows; ++i) x[i] = InputRow(work, tile.segment, tile.source[i]);
   if (bank.shape().quantization != Quantization::kNone) {
-    const char* x[kMaxRowTile];
-    for (int i = 0; i < tile.rows; ++i) {
-      x[i] = work.records + (tile.segment * work.record_rows + tile.source[i]) * work.record_stride;
-    }
     const bool widened = tile.widened != nullptr;
     const Quantization type = bank.shape().quantization;
     const bool wide_inputs = table_->wide_inputs && tile.rows > 1 &&
@@ -271,6 +344,7 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
                               .wide = wide_inputs ? reinterpret_cast<char*>(scratch_[worker].Floats(
                                                         wide_bytes / sizeof(float)))
                                                   : nullptr,
+                              .packed = tile.packed,
                               .out = tile.sums});
     return;
   }
@@ -278,26 +352,22 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
   const bool widen = bf16_rows && !table_->bf16_dot;
   float* widened =
       widen ? scratch_[worker].Floats(static_cast<size_t>(int64_t{tile.rows} * m.inputs)) : nullptr;
-  const void* x[kMaxRowTile];
-  const int64_t segment_bytes = args.segments ? args.input.cols / bank.num_experts() *
-                                                    static_cast<int64_t>(SizeOf(args.input.dtype))
-                                              : 0;
-  for (int i = 0; i < tile.rows; ++i) {
-    x[i] = args.input.row(tile.source[i]) + tile.segment * segment_bytes;
-    if (!widen) continue;
-    table_->widen_bf16(static_cast<const Bf16*>(x[i]), widened, m.inputs);
-    x[i] = widened;
-    widened += m.inputs;
+  for (int i = 0; widen && i < tile.rows; ++i, widened += m.inputs) {
+    table_->widen_bf16(reinterpret_cast<const Bf16*>(x[i]), widened, m.inputs);
+    x[i] = reinterpret_cast<const char*>(widened);
   }
+  const void* rows[kMatrixRows];
+  std::copy(x, x + tile.rows, rows);
   const LinearTileArgs linear{.weights = bank.block(m, tile.block),
                               .weight_dtype = bank.shape().weight_dtype,
                               .panels = panels,
                               .rows = tile.rows,
                               .k = m.inputs,
-                              .x = x,
+                              .x = rows,
                               .ahead = tile.ahead,
                               .ahead_stride = tile.ahead_stride,
                               .fetch_l1 = fetch_l1_,
+                              .packed = tile.packed,
                               .out = tile.sums};
   if (bf16_rows && !widen) {
     table_->linear_bf16(linear);

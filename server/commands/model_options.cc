@@ -79,8 +79,8 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app.add_option("--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend")
-      ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_bf16",
-                             "neon_i8mm", "neon_dot", "neon", "plain"}))
+      ->check(CLI::IsMember({"auto", "amx_bf16", "avx512_bf16", "avx512_vnni", "avx512", "avx2",
+                             "neon_bf16", "neon_i8mm", "neon_dot", "neon", "plain"}))
       ->capture_default_str();
   app.add_option(
          "--cuda-dense", options.cuda_dense,

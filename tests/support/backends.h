@@ -16,8 +16,8 @@ namespace moeserve::testing {
 // Returns the instruction sets of the CPU backend that this processor supports.
 inline std::vector<std::string> CpuInstructionSets() {
   std::vector<std::string> names;
-  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_bf16", "neon_i8mm",
-                          "neon_dot", "neon", "plain"}) {
+  for (const char* isa : {"amx_bf16", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_bf16",
+                          "neon_i8mm", "neon_dot", "neon", "plain"}) {
     if (CreateBackend({.device = "cpu", .threads = 1, .cpu_isa = isa}).ok()) names.push_back(isa);
   }
   return names;

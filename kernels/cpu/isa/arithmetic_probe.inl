@@ -49,6 +49,30 @@ int64_t ArithmeticBf16(int64_t iterations, float* sink) {
   for (int v = 0; v < kSums; ++v) *sink += vaddvq_f32(acc[v]);
   return iterations * kSums * 16 * 2;
 }
+#elif defined(MOESERVE_AMX)
+// Four sums, as the tiles of linear layers have.
+template <bool kInt8>
+int64_t ArithmeticTiles(int64_t iterations, float* sink) {
+  alignas(64) char bytes[1024];
+  __builtin_memset(bytes, 0x3c, sizeof(bytes));  // bf16 values a little above 2^-7
+  TileRegisters tiles(16, 16);
+  Unrolled<4>([&](auto sums) { tiles.Clear<decltype(sums)::value>(); });
+  Unrolled<4>([&](auto factor) { tiles.Load<4 + decltype(factor)::value>(bytes, 64); });
+  for (int64_t i = 0; i < iterations; ++i) {
+    Unrolled<4>([&](auto sums) {
+      constexpr int kSums = decltype(sums)::value;
+      AddTile<kInt8, kSums, 4 + kSums / 2, 6 + kSums % 2>(tiles);
+    });
+  }
+  Unrolled<4>([&](auto sums) {
+    tiles.Store<decltype(sums)::value>(bytes, 64);
+    *sink += static_cast<float>(bytes[0]);
+  });
+  return iterations * 4 * 16 * 16 * (kInt8 ? 64 : 32) * 2;
+}
+int64_t ArithmeticBf16(int64_t iterations, float* sink) {
+  return ArithmeticTiles<false>(iterations, sink);
+}
 #elif MOESERVE_BF16_DOT
 int64_t ArithmeticBf16(int64_t iterations, float* sink) {
   __m512i bits = _mm512_set1_epi32(0x3c003c00);  // the bf16 value 2^-7 in all lanes
@@ -65,7 +89,11 @@ int64_t ArithmeticBf16(int64_t iterations, float* sink) {
 }
 #endif
 
-#if defined(__AVX512F__)
+#if defined(MOESERVE_AMX)
+int64_t ArithmeticInt8(int64_t iterations, float* sink) {
+  return ArithmeticTiles<true>(iterations, sink);
+}
+#elif defined(__AVX512F__)
 // The VNNI variant: one instruction adds four products of bytes. Not all processors with AVX-512
 // have it.
 #if MOESERVE_BF16_DOT || defined(__AVX512VNNI__)

@@ -503,6 +503,33 @@ void AttentionTileOfType(const AttentionTileArgs& a) {
   return AttentionTileOf<kType, 4>(a);
 }
 
+#ifdef MOESERVE_AMX
+// Returns the arguments of rows [row, row + count) of a tile.
+inline AttentionTileArgs RowsOfTile(const AttentionTileArgs& a, int row, int count) {
+  AttentionTileArgs some = a;
+  some.rows = count;
+  some.queries += row;
+  some.begin += row;
+  some.end += row;
+  if (some.bias != nullptr) some.bias += row;
+  some.largest += row;
+  some.total += row;
+  some.sums += static_cast<int64_t>(row) * a.padded_dim;
+  return some;
+}
+
+void MatrixAttention(const AttentionTileArgs& a);  // attention_matrix.inl
+
+void AttentionTile(const AttentionTileArgs& a) {
+  if (a.type == KvCacheType::kBF16) return MatrixAttention(a);
+  for (int r = 0; r < a.rows; r += kAttentionRows) {
+    const int left = a.rows - r;
+    const AttentionTileArgs some = RowsOfTile(a, r, left < kAttentionRows ? left : kAttentionRows);
+    a.type == KvCacheType::kF32 ? AttentionTileOfType<KvCacheType::kF32>(some)
+                                : AttentionTileOfType<KvCacheType::kInt8>(some);
+  }
+}
+#else
 void AttentionTile(const AttentionTileArgs& a) {
   switch (a.type) {
     case KvCacheType::kF32:
@@ -513,6 +540,7 @@ void AttentionTile(const AttentionTileArgs& a) {
       return AttentionTileOfType<KvCacheType::kInt8>(a);
   }
 }
+#endif
 
 // Computes state = state * e^(M - max(M, m)) + partial * e^(m - max(M, m)), where M and m are the
 // largest scores of the state and of the partial result.

@@ -2,9 +2,31 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace moeserve::cpu {
+
+#if defined(__x86_64__)
+namespace {
+
+// Returns whether the processor has AMX for bf16 and int8, and the kernel lets this process use it,
+// which this function asks for.
+bool UsesAmx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24, kInt8 = 1u << 25;
+  if ((d & kBf16) == 0 || (d & kTiles) == 0 || (d & kInt8) == 0) return false;
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+#endif
 
 std::vector<const KernelTable*> SupportedTables() {
   std::vector<const KernelTable*> tables;
@@ -16,7 +38,10 @@ std::vector<const KernelTable*> SupportedTables() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  if (vnni && __builtin_cpu_supports("avx512bf16")) tables.push_back(&kAvx512Bf16Table);
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+  static const bool amx = bf16 && UsesAmx();
+  if (amx) tables.push_back(&kAmxBf16Table);
+  if (bf16) tables.push_back(&kAvx512Bf16Table);
   if (vnni) tables.push_back(&kAvx512VnniTable);
   if (avx512) tables.push_back(&kAvx512Table);
   if (avx2) tables.push_back(&kAvx2Table);

@@ -13,10 +13,10 @@ namespace moeserve::cpu {
 // Returns the tables that this processor can run, fastest first; never empty.
 std::vector<const KernelTable*> SupportedTables();
 
-// Returns the table with this name: "avx512_bf16", "avx512_vnni", "avx512" or "avx2" on x86-64,
-// "neon_bf16", "neon_i8mm", "neon_dot" or "neon" on aarch64, "plain" on both; "auto" selects the
-// fastest one. InvalidArgument: the name is unknown, or this processor does not support the table.
-// The error message lists the supported tables.
+// Returns the table with this name: "amx_bf16", "avx512_bf16", "avx512_vnni", "avx512" or "avx2"
+// on x86-64, "neon_bf16", "neon_i8mm", "neon_dot" or "neon" on aarch64, "plain" on both; "auto"
+// selects the fastest one. InvalidArgument: the name is unknown, or this processor does not support
+// the table. The error message lists the supported tables.
 Result<const KernelTable*> SelectTable(std::string_view name);
 
 // Returns whether tiles that read weights from memory should prefetch them into the first-level

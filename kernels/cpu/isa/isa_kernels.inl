@@ -9,7 +9,6 @@
 #include "kernels/base/exp.h"
 #include "kernels/base/soft_cap.h"
 #include "kernels/cpu/isa/append_keys.inl"
-#include "kernels/cpu/isa/arithmetic_probe.inl"
 #include "kernels/cpu/isa/attention_tile.inl"
 #include "kernels/cpu/isa/epilogue.inl"
 #include "kernels/cpu/isa/linear_tile.inl"
@@ -19,6 +18,12 @@
 #endif
 //
 #include "kernels/cpu/isa/quant_tile.inl"
+#ifdef MOESERVE_AMX
+#include "kernels/cpu/isa/matrix_tile.inl"
+//
+#include "kernels/cpu/isa/attention_matrix.inl"
+#endif
+#include "kernels/cpu/isa/arithmetic_probe.inl"
 #include "kernels/cpu/isa/quantize_row.inl"
 #include "kernels/cpu/isa/route_row.inl"
 
@@ -85,7 +90,12 @@ constexpr KernelTable MakeTable(const char* name) {
   return {
     .name = name, .bf16_dot = MOESERVE_BF16_DOT != 0, .row_tile = kRowTile,
     .quant_row_tile = kQuantRowTile, .panels_of_tile = &PanelsOfTile, .lines_ahead = kLinesAhead,
-    .attention_rows = kAttentionRows, .linear_f32 = &LinearF32,
+#ifdef MOESERVE_AMX
+    .attention_rows = kMatrixRows, .matrix_rows = kMatrixRows, .pack_rows = &PackRows,
+#else
+    .attention_rows = kAttentionRows, .matrix_rows = 0, .pack_rows = nullptr,
+#endif
+    .linear_f32 = &LinearF32,
 #if MOESERVE_BF16_DOT
     .linear_bf16 = &LinearBf16,
 #else

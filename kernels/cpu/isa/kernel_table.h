@@ -86,6 +86,8 @@ inline constexpr int kPanel = 16;
 inline constexpr int kPanelsPerBlock = 4;
 inline constexpr int kBlock = kPanel * kPanelsPerBlock;
 inline constexpr int kMaxRowTile = 6;
+// The largest KernelTable::matrix_rows.
+inline constexpr int kMatrixRows = 32;
 
 struct LinearTileArgs {
   const char* weights;  // the block of weights
@@ -102,6 +104,9 @@ struct LinearTileArgs {
   const char* ahead;
   int64_t ahead_stride;
   bool fetch_l1;
+  // With KernelTable::matrix_rows, the rows of linear_bf16 in the layout of PackRowsArgs, and
+  // `rows` is at most matrix_rows. Else null.
+  const char* packed;
   float* out;  // [rows][kBlock]
 };
 
@@ -124,8 +129,30 @@ struct QuantTileArgs {
   // With KernelTable::wide_inputs, int8 weights and more than one row: memory of rows *
   // WideRecordBytes(). Else unused.
   char* wide;
+  // If not null, the values of the records in the layout of PackRowsArgs; `rows` is then at most
+  // KernelTable::matrix_rows, and the weights are int8, int8-channel, or int4-k that is widened.
+  const char* packed;
   float* out;  // [rows][kBlock]
 };
+
+// Copies rows into the layout that a matrix unit loads: tiles of 16 rows, in each tile 64 bytes of
+// each row after the other. The last tile has the same size whatever its number of rows. A row's
+// last 64 bytes are filled up with zeros.
+struct PackRowsArgs {
+  const char* const* x;  // [rows]
+  int rows;
+  int64_t bytes;  // of a row, without the bytes between groups
+  // The row consists of groups of `group_bytes` bytes (the last may be shorter), which begin
+  // `group_stride` bytes apart. group_bytes is a multiple of 64, or there is one group.
+  int64_t group_bytes;
+  int64_t group_stride;
+  char* out;  // [PackedRowsBytes()], aligned to 64 bytes
+};
+inline constexpr int kMatrixTileRows = 16;
+static constexpr int64_t PackedRowsBytes(int64_t rows, int64_t bytes) {
+  return (rows + kMatrixTileRows - 1) / kMatrixTileRows * kMatrixTileRows * ((bytes + 63) / 64) *
+         64;
+}
 
 // Returns the bytes of a row of k int8 values that are widened to 16 bits.
 static constexpr int64_t WideRecordBytes(int64_t k) { return (k + 63) / 64 * 128; }
@@ -186,7 +213,7 @@ struct NormRowArgs {
 // The number of positions in an attention block. Blocks begin at multiples of it. A separate
 // softmax is computed for each block, and MergeAttention() merges the results.
 inline constexpr int kAttentionBlock = 256;
-inline constexpr int kMaxAttentionRows = 8;
+inline constexpr int kMaxAttentionRows = 32;
 
 // The size of AttentionTileArgs::scratch in floats.
 inline constexpr int64_t kAttentionScratch = int64_t{kMaxAttentionRows} * kAttentionBlock;
@@ -221,13 +248,15 @@ struct AttentionTileArgs {
   // [rows] the biases of each row's head by distance, each [bias_distances]; null if there are none
   const float* const* bias;
   int bias_distances;
-  float* scratch;         // [kAttentionScratch]
-  Bf16* rounded_queries;  // memory for rows * head_dim elements, head_dim rounded up to 2
+  float* scratch;  // [kAttentionScratch]
+  // Memory for the queries in bf16, aligned to 64 bytes: PackedRowsBytes(rows, head_dim * 2).
+  Bf16* rounded_queries;
   // Results over the visible positions of each row in the block: the largest score, the sum of the
   // weights e^(score - largest), and the weighted sum of the values.
   float* largest;  // [rows]
   float* total;    // [rows]
-  float* sums;     // [kMaxAttentionRows][padded_dim]; rows after the last query row are overwritten
+  // [rows rounded up to a power of two][padded_dim]; rows after the last query row are overwritten
+  float* sums;
 };
 
 // Merges the result of a later block into a row's state.
@@ -269,6 +298,11 @@ struct KernelTable {
   int lines_ahead;     // of 64 bytes, that the tiles of linear layers prefetch in a step
   int attention_rows;  // maximum number of query rows that share loads, up to kMaxAttentionRows
 
+  // The rows that a matrix unit multiplies at once, or 0 if there is none. With a matrix unit,
+  // linear_bf16 takes packed rows only, and linear_quantized takes them where
+  // QuantTileArgs::packed states.
+  int matrix_rows;
+  void (*pack_rows)(const PackRowsArgs&);  // null without a matrix unit
   void (*linear_f32)(const LinearTileArgs&);
   void (*linear_bf16)(const LinearTileArgs&);  // null unless bf16_dot
   void (*linear_quantized)(const QuantTileArgs&);
@@ -318,6 +352,7 @@ extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
 extern const KernelTable kAvx512VnniTable;
 extern const KernelTable kAvx512Bf16Table;
+extern const KernelTable kAmxBf16Table;
 #elif defined(__aarch64__)
 extern const KernelTable kNeonTable;
 extern const KernelTable kNeonDotTable;

@@ -62,6 +62,7 @@ inline void LoadPointers(const Pointer* rows, const T* (&x)[M]) {
 
 template <int kValue>
 struct Index {
+  static constexpr int value = kValue;
   constexpr operator int() const { return kValue; }
 };
 // Calls f(Index<0>()), ..., f(Index<N - 1>()). The compiler keeps an array in registers for sure
@@ -164,7 +165,7 @@ void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, A
   StoreUnrolled(acc, out);
 }
 
-#if MOESERVE_BF16_DOT
+#if MOESERVE_BF16_DOT && !defined(MOESERVE_AMX)
 #ifdef MOESERVE_NEON_DOT
 // Computes a tile of two rows or more with products of matrices: four values of k of two rows and
 // 16 outputs at once. Rounds as TileBf16Dot does with one row.
@@ -282,7 +283,7 @@ inline void RunBlock(const TileGrid& grid, int line_bytes, int64_t lines, const 
 constexpr TileGrid kGridF32 = MOESERVE_TILE_GRID(TileF32);
 constexpr TileGrid kGridF16 = MOESERVE_TILE_GRID(TileF16);
 constexpr TileGrid kGridBf16 = MOESERVE_TILE_GRID(TileBf16);
-#if MOESERVE_BF16_DOT
+#if MOESERVE_BF16_DOT && !defined(MOESERVE_AMX)
 constexpr TileGrid kGridBf16Dot = MOESERVE_TILE_GRID(TileBf16Dot);
 #endif
 
@@ -297,7 +298,7 @@ void LinearF32(const LinearTileArgs& a) {
   }
 }
 
-#if MOESERVE_BF16_DOT
+#if MOESERVE_BF16_DOT && !defined(MOESERVE_AMX)
 void LinearBf16(const LinearTileArgs& a) { RunBlock(kGridBf16Dot, 64, (a.k + 1) / 2, a); }
 #endif
 

@@ -486,7 +486,14 @@ void QuantBlockOf(const QuantTileArgs& a) {
   }
 }
 
+#ifdef MOESERVE_AMX
+void MatrixQuantized(const QuantTileArgs& a);  // matrix_tile.inl
+#endif
+
 void LinearQuantized(const QuantTileArgs& a) {
+#ifdef MOESERVE_AMX
+  if (a.packed != nullptr) return MatrixQuantized(a);
+#endif
   switch (a.quantization) {
     case Quantization::kNone:
       return;
