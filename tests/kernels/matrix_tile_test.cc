@@ -1,6 +1,7 @@
-// Products on a matrix unit, where the processor has one: integer weights give the same bits as on
-// the other units, and the bits of a row of bf16 depend neither on the other rows nor on what is
-// prefetched. The tests of linear layers compare both with products in double precision.
+// Products on a matrix unit, which is emulated where the processor has none: integer weights give
+// the same bits as on the other units, and the bits of a row of bf16 depend neither on the other
+// rows nor on what is prefetched. The tests of linear layers compare both with products in double
+// precision.
 
 #include <gtest/gtest.h>
 
@@ -12,12 +13,14 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cpu/isa/isa.h"
+#include "tests/support/devices.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
 namespace {
 
 constexpr int kWidths[] = {1, 31, 64, 66, 330, 512};
+constexpr const char* kNoUnit = "this processor has neither AMX nor AVX-512 with BF16";
 constexpr int kRowCounts[] = {1, 2, 6, 15, 16, 17, 31, 32};
 
 // Memory aligned to 64 bytes.
@@ -38,6 +41,7 @@ std::vector<const cpu::KernelTable*> TablesWithMatrixUnit() {
   for (const cpu::KernelTable* table : cpu::SupportedTables()) {
     if (table->matrix_rows > 0) tables.push_back(table);
   }
+  if (const cpu::KernelTable* emulated = RegisterEmulatedMatrixUnit()) tables.push_back(emulated);
   return tables;
 }
 
@@ -142,7 +146,7 @@ std::vector<float> IntegerSums(const cpu::KernelTable& table, Quantization type,
 }
 
 TEST(MatrixTileTest, IntegersHaveTheBitsOfTheOtherUnits) {
-  if (TablesWithMatrixUnit().empty()) GTEST_SKIP() << "this processor has no matrix unit";
+  if (TablesWithMatrixUnit().empty()) GTEST_SKIP() << kNoUnit;
   Random random(1);
   for (const cpu::KernelTable* table : TablesWithMatrixUnit()) {
     for (Quantization type :
@@ -169,73 +173,114 @@ TEST(MatrixTileTest, IntegersHaveTheBitsOfTheOtherUnits) {
   }
 }
 
-TEST(MatrixTileTest, BitsOfARowDependOnNothingElse) {
-  if (TablesWithMatrixUnit().empty()) GTEST_SKIP() << "this processor has no matrix unit";
-  Random random(2);
+// Weights and inputs of random bf16 numbers.
+class Bf16Block {
+ public:
+  Bf16Block(int panels, int k, uint64_t seed) : panels_(panels), k_(k) {
+    Random random(seed);
+    const auto fill = [&](std::vector<Bf16>& values, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) {
+        values.push_back(Bf16FromF32(static_cast<float>(random.Normal())));
+      }
+    };
+    fill(weights_, int64_t{(k + 1) / 2} * 32 * panels);
+    fill(x_, int64_t{cpu::kMatrixRows} * k);
+  }
+
+  double weight(int output, int i) const {
+    const int64_t line = int64_t{i / 2} * panels_ + output / cpu::kPanel;
+    return F32FromBf16(weights_[line * 32 + output % cpu::kPanel * 2 + i % 2]);
+  }
+  double x(int row, int i) const { return F32FromBf16(x_[int64_t{row} * k_ + i]); }
+
+  // Returns the sums [count][kBlock] of rows [first, first + count).
+  std::vector<float> Sums(const cpu::KernelTable& table, int first, int count, bool ahead) const {
+    std::vector<const char*> rows;
+    for (int r = 0; r < count; ++r) {
+      rows.push_back(reinterpret_cast<const char*>(x_.data() + int64_t{first + r} * k_));
+    }
+    const int64_t bytes = int64_t{k_} * 2;
+    Aligned packed(cpu::PackedRowsBytes(count, bytes));
+    table.pack_rows({.x = rows.data(),
+                     .rows = count,
+                     .bytes = bytes,
+                     .group_bytes = bytes,
+                     .group_stride = 0,
+                     .out = packed.data()});
+    std::vector<float> out(static_cast<size_t>(count) * cpu::kBlock, 0.0f);
+    const char* const block = reinterpret_cast<const char*>(weights_.data());
+    table.linear_bf16({.weights = block,
+                       .weight_dtype = DType::kBF16,
+                       .panels = panels_,
+                       .rows = count,
+                       .k = k_,
+                       .x = nullptr,
+                       .ahead = ahead ? block : nullptr,
+                       .ahead_stride = ahead ? 64 : 0,
+                       .fetch_l1 = true,
+                       .packed = packed.data(),
+                       .out = out.data()});
+    return out;
+  }
+
+ private:
+  int panels_;
+  int k_;
+  std::vector<Bf16> weights_, x_;
+};
+
+// Calls body(table, block, panels, k) for all matrix units and blocks.
+template <typename Body>
+void ForBf16Blocks(const Body& body) {
   for (const cpu::KernelTable* table : TablesWithMatrixUnit()) {
     for (int k : kWidths) {
       for (int panels = 1; panels <= cpu::kPanelsPerBlock; ++panels) {
-        SCOPED_TRACE(std::to_string(k) + " columns, " + std::to_string(panels) + " panels");
-        const auto numbers = [&](int64_t n) {
-          std::vector<Bf16> values(static_cast<size_t>(n));
-          for (Bf16& v : values) v = Bf16FromF32(static_cast<float>(random.Normal()));
-          return values;
-        };
-        const std::vector<Bf16> weights = numbers(int64_t{(k + 1) / 2} * 32 * panels);
-        const std::vector<Bf16> x = numbers(int64_t{cpu::kMatrixRows} * k);
-        // The sums [count][kBlock] of rows [first, first + count).
-        const auto sums = [&](int first, int count, bool ahead) {
-          std::vector<const char*> rows;
-          for (int r = 0; r < count; ++r) {
-            rows.push_back(reinterpret_cast<const char*>(x.data() + int64_t{first + r} * k));
-          }
-          const int64_t bytes = int64_t{k} * 2;
-          Aligned packed(cpu::PackedRowsBytes(count, bytes));
-          table->pack_rows({.x = rows.data(),
-                            .rows = count,
-                            .bytes = bytes,
-                            .group_bytes = bytes,
-                            .group_stride = 0,
-                            .out = packed.data()});
-          std::vector<float> out(static_cast<size_t>(count) * cpu::kBlock, 0.0f);
-          const char* const block = reinterpret_cast<const char*>(weights.data());
-          table->linear_bf16({.weights = block,
-                              .weight_dtype = DType::kBF16,
-                              .panels = panels,
-                              .rows = count,
-                              .k = k,
-                              .x = nullptr,
-                              .ahead = ahead ? block : nullptr,
-                              .ahead_stride = ahead ? 64 : 0,
-                              .fetch_l1 = true,
-                              .packed = packed.data(),
-                              .out = out.data()});
-          return out;
-        };
-        const std::vector<float> all = sums(0, cpu::kMatrixRows, false);
-        for (int rows : kRowCounts) {
-          const int first = cpu::kMatrixRows - rows;
-          const std::vector<float> some = sums(first, rows, true);
-          EXPECT_EQ(std::memcmp(some.data(), all.data() + first * cpu::kBlock,
-                                some.size() * sizeof(float)),
-                    0)
-              << rows << " rows";
-        }
-        // The sums of a row in double precision, within the rounding of f32.
-        for (int n = 0; n < panels * cpu::kPanel; ++n) {
-          double exact = 0.0, magnitude = 0.0;
-          for (int i = 0; i < k; ++i) {
-            const int64_t at =
-                (int64_t{i / 2} * panels + n / cpu::kPanel) * 32 + n % cpu::kPanel * 2 + i % 2;
-            const double product = double{F32FromBf16(weights[at])} * F32FromBf16(x[i]);
-            exact += product;
-            magnitude += std::abs(product);
-          }
-          EXPECT_NEAR(all[n], exact, 1e-6 * magnitude) << "output " << n;
-        }
+        SCOPED_TRACE(std::string(table->name) + ", " + std::to_string(k) + " columns, " +
+                     std::to_string(panels) + " panels");
+        body(*table, Bf16Block(panels, k, static_cast<uint64_t>(k)), panels, k);
       }
     }
   }
+}
+
+TEST(MatrixTileTest, BitsOfARowDependOnNothingElse) {
+  if (TablesWithMatrixUnit().empty()) GTEST_SKIP() << kNoUnit;
+  ForBf16Blocks([](const cpu::KernelTable& table, const Bf16Block& block, int, int) {
+    const std::vector<float> all = block.Sums(table, 0, cpu::kMatrixRows, false);
+    for (int rows : kRowCounts) {
+      const int first = cpu::kMatrixRows - rows;
+      const std::vector<float> some = block.Sums(table, first, rows, true);
+      const float* const same = all.data() + int64_t{first} * cpu::kBlock;
+      EXPECT_EQ(std::memcmp(some.data(), same, some.size() * sizeof(float)), 0) << rows << " rows";
+    }
+  });
+}
+
+TEST(MatrixTileTest, Bf16MatchesDoubleArithmetic) {
+  if (TablesWithMatrixUnit().empty()) GTEST_SKIP() << kNoUnit;
+  ForBf16Blocks([](const cpu::KernelTable& table, const Bf16Block& block, int panels, int k) {
+    const std::vector<float> all = block.Sums(table, 0, cpu::kMatrixRows, false);
+    for (int row : {0, 17, 31}) {
+      for (int n = 0; n < panels * cpu::kPanel; ++n) {
+        double exact = 0.0, magnitude = 0.0;
+        for (int i = 0; i < k; ++i) {
+          exact += block.weight(n, i) * block.x(row, i);
+          magnitude += std::abs(block.weight(n, i) * block.x(row, i));
+        }
+        EXPECT_NEAR(all[row * cpu::kBlock + n], exact, 1e-6 * magnitude) << row << ", " << n;
+      }
+    }
+  });
+}
+
+// The emulation stands for the unit in the tests of other processors.
+TEST(MatrixTileTest, EmulationHasTheBitsOfTheUnit) {
+  const std::vector<const cpu::KernelTable*> tables = TablesWithMatrixUnit();
+  if (tables.size() < 2) GTEST_SKIP() << "this processor has no AMX";
+  ForBf16Blocks([&](const cpu::KernelTable& table, const Bf16Block& block, int, int) {
+    EXPECT_EQ(block.Sums(table, 0, cpu::kMatrixRows, false),
+              block.Sums(*tables.back(), 0, cpu::kMatrixRows, false));
+  });
 }
 
 }  // namespace

@@ -13,13 +13,16 @@
 
 namespace moeserve::testing {
 
-// Returns the instruction sets of the CPU backend that this processor supports.
+// Returns the instruction sets of the CPU backend that this processor supports. If AMX is not among
+// them, an emulated matrix unit takes its place.
 inline std::vector<std::string> CpuInstructionSets() {
   std::vector<std::string> names;
   for (const char* isa : {"amx_bf16", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_bf16",
                           "neon_i8mm", "neon_dot", "neon", "plain"}) {
     if (CreateBackend({.device = "cpu", .threads = 1, .cpu_isa = isa}).ok()) names.push_back(isa);
   }
+  const cpu::KernelTable* const emulated = RegisterEmulatedMatrixUnit();
+  if (emulated != nullptr && names.front() != "amx_bf16") names.push_back(emulated->name);
   return names;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "kernels/cpu/isa/isa.h"
 #include "kernels/registry.h"
 
 // Creates the emulated device. The definition is compiled from the sources of kernels/cuda.
@@ -12,6 +13,11 @@ Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options);
 }  // namespace moeserve::cuda_emulated
 
 namespace moeserve::testing {
+
+#if defined(__x86_64__)
+extern const cpu::KernelTable kEmulatedMatrixUnit;  // emulated_tiles.cc
+#endif
+
 namespace {
 
 // Devices whose dense layers a library computes.
@@ -49,6 +55,16 @@ void RegisterEmulatedDevice() {
     return true;
   }();
   static_cast<void>(registered);
+}
+
+const cpu::KernelTable* RegisterEmulatedMatrixUnit() {
+#if defined(__x86_64__)
+  if (!cpu::SelectTable("avx512_bf16").ok()) return nullptr;
+  cpu::RegisterTable(&kEmulatedMatrixUnit);
+  return &kEmulatedMatrixUnit;
+#else
+  return nullptr;
+#endif
 }
 
 std::string TestDevice() {

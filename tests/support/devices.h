@@ -4,12 +4,19 @@
 
 #include <string>
 
+#include "kernels/cpu/isa/kernel_table.h"
+
 namespace moeserve::testing {
 
 // Registers the device "cuda_emulated", which runs kernels thread by thread on the host, and
 // "cuda_cublaslt" and "cuda_emulated_cublaslt", whose dense layers a library computes: cuBLASLt,
 // and a plain replacement of it.
 void RegisterEmulatedDevice();
+
+// If the processor has AVX-512 with BF16, registers the instruction set "amx_emulated_bf16", which
+// has the kernels for AMX and an emulated matrix unit, and returns these kernels. Else returns
+// null.
+const cpu::KernelTable* RegisterEmulatedMatrixUnit();
 
 // Returns the device for tests of whole models: the value of the environment variable
 // MOESERVE_TEST_DEVICE, or "cpu". If that device cannot be used, all tests of the program are

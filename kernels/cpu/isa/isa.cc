@@ -10,9 +10,11 @@
 
 namespace moeserve::cpu {
 
-#if defined(__x86_64__)
 namespace {
 
+const KernelTable* registered_table = nullptr;
+
+#if defined(__x86_64__)
 // Returns whether the processor has AMX for bf16 and int8, and the kernel lets this process use it,
 // which this function asks for.
 bool UsesAmx() {
@@ -24,9 +26,11 @@ bool UsesAmx() {
   constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
+#endif
 
 }  // namespace
-#endif
+
+void RegisterTable(const KernelTable* table) { registered_table = table; }
 
 std::vector<const KernelTable*> SupportedTables() {
   std::vector<const KernelTable*> tables;
@@ -78,6 +82,7 @@ Result<const KernelTable*> SelectTable(std::string_view name) {
     if (t->name == name) return t;
     supported += supported.empty() ? t->name : std::string(", ") + t->name;
   }
+  if (registered_table != nullptr && registered_table->name == name) return registered_table;
   return absl::InvalidArgumentError("instruction set '" + std::string(name) +
                                     "' is not available here; expected auto or one of " +
                                     supported);

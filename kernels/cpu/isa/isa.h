@@ -19,6 +19,10 @@ std::vector<const KernelTable*> SupportedTables();
 // the table. The error message lists the supported tables.
 Result<const KernelTable*> SelectTable(std::string_view name);
 
+// Makes SelectTable() find `table` by its name if no table of this processor has it, never as
+// "auto". For tests, before other threads select tables. The table is not copied.
+void RegisterTable(const KernelTable* table);
+
 // Returns whether tiles that read weights from memory should prefetch them into the first-level
 // cache: not on AMD's processors. A Zen 4 processor reads more slowly with these prefetches than
 // with none, and faster with some prefetches into the second-level cache (PrefetchesToL2()).
