@@ -114,7 +114,7 @@ class CpuBackend::AttentionCall {
   int64_t ScratchFloats() const {
     const int64_t queries = PackedRowsBytes(part_rows_, int64_t{shape_.head_dim} * 2);
     return kAttentionScratch + 2 * PartFloats() +
-           (queries + LatentBytes()) / int64_t{sizeof(float)};
+           (queries + LatentBytes() + OperandBytes()) / int64_t{sizeof(float)};
   }
   // Returns the number of floats that RunTiles() needs.
   int64_t GroupFloats() const { return ScratchFloats() + kTilesPerGroup * PartFloats(); }
@@ -170,10 +170,17 @@ class CpuBackend::AttentionCall {
   // Computes one block for a tile and stores the result in `part`. Row 0 of `part` is the first row
   // of the tile that sees the block.
   // `scratch` are ScratchFloats() floats, `part` may be within them.
-  void RunBlock(const Tile& tile, int block, float* scratch, float* part) const {
+  // `operands`, unless null, has what earlier tiles of the block and kv head have made ready in the
+  // same scratch.
+  void RunBlock(const Tile& tile, int block, float* scratch, float* part,
+                AttentionOperands* operands = nullptr) const {
     char* const latent_values =
         reinterpret_cast<char*>(scratch + kAttentionScratch + 2 * PartFloats());
-    Bf16* const rounded_queries = reinterpret_cast<Bf16*>(latent_values + LatentBytes());
+    char* const operand_memory = latent_values + LatentBytes();
+    Bf16* const rounded_queries = reinterpret_cast<Bf16*>(operand_memory + OperandBytes());
+    AttentionOperands own;
+    if (operands == nullptr) operands = &own;
+    operands->memory = operand_memory;
     const Range seeing = Seeing(tile, block);
     if (seeing.begin >= seeing.end) return;
     table_.attention_tile(
@@ -200,6 +207,7 @@ class CpuBackend::AttentionCall {
          .bias_distances = args_.bias_distances,
          .scratch = scratch,
          .rounded_queries = rounded_queries,
+         .operands = OperandBytes() > 0 ? operands : nullptr,
          .largest = Largest(part),
          .total = Total(part),
          .sums = part});
@@ -273,21 +281,23 @@ class CpuBackend::AttentionCall {
       end = std::max(end, BlockEnd(tasks[i]));
     }
     for (int block = begin; block < end; ++block) {
+      AttentionOperands operands;
       for (int i = 0; i < count; ++i) {
         if (block < BlockBegin(tasks[i]) || block >= BlockEnd(tasks[i])) continue;
-        RunAndJoin(tiles[i], block, scratch, states + i * PartFloats());
+        RunAndJoin(tiles[i], block, scratch, states + i * PartFloats(), &operands);
       }
     }
     for (int i = 0; i < count; ++i) WriteOutput(tiles[i], states + i * PartFloats());
   }
 
-  void RunAndJoin(const Tile& tile, int block, float* scratch, float* state) const {
+  void RunAndJoin(const Tile& tile, int block, float* scratch, float* state,
+                  AttentionOperands* operands) const {
     if (BlockOf(tile.begin[tile.count - 1]) == block && tile.end[0] > block * kAttentionBlock &&
         BlockOf(tile.begin[0]) == block) {
-      return RunBlock(tile, block, scratch, state);  // it is the first block of every row
+      return RunBlock(tile, block, scratch, state, operands);  // it is the first block of every row
     }
     float* const part = scratch + kAttentionScratch;
-    RunBlock(tile, block, scratch, part);
+    RunBlock(tile, block, scratch, part, operands);
     Join(tile, block, part, state);
   }
 
@@ -306,6 +316,11 @@ class CpuBackend::AttentionCall {
   }
   int64_t LatentBytes() const {
     return shape_.latent_dim > 0 ? LatentBlockBytes() * (kAttentionBlock / kKvBlockTokens) : 0;
+  }
+  int64_t OperandBytes() const {
+    return table_.matrix_rows > 0 && cache_.type() == KvCacheType::kBF16
+               ? AttentionOperandBytes(shape_.head_dim, padded_)
+               : 0;
   }
   float* Largest(float* part) const { return part + int64_t{part_rows_} * padded_; }
   const float* Largest(const float* part) const { return part + int64_t{part_rows_} * padded_; }

@@ -502,6 +502,7 @@ TEST(AttentionKernel, WeightsHaveTheBitsOfContractExp) {
                            .bias_distances = 0,
                            .scratch = scratch.data(),
                            .rounded_queries = nullptr,
+                           .operands = nullptr,
                            .largest = &largest,
                            .total = &total,
                            .sums = sums.data()});

@@ -15,19 +15,19 @@ inline constexpr int kStepPositions = 32;
 inline constexpr int kStepDims = 32;
 inline constexpr int64_t kWeightRowBytes = int64_t{kAttentionLanes} * sizeof(float);
 
-// Writes the pairs of dimensions [d, d + kStepDims) of a block's keys to a tile of 16 lines.
-inline void KeyTile(const AttentionTileArgs& a, const char* key, const char* next, int d,
-                    char* tile) {
-  for (int i = 0; i < kStepDims; i += 2, tile += 64) {
-    const int at = d + i;
+// Writes the pairs of dimensions of a cache block's keys to `steps` tiles of 16 lines.
+inline void KeyTiles(const AttentionTileArgs& a, int block, int ahead, int steps, char* tiles) {
+  const char* const key = a.keys + a.block_table[block] * a.key_block_bytes;
+  const char* const next = Upcoming(a, a.keys, a.key_block_bytes, a.key_head_bytes, block, ahead);
+  for (int d = 0; d < steps * kStepDims; d += 2, tiles += 64) {
     PairVec pairs = BroadcastInt(0);
-    if (at + 2 <= a.head_dim) {
-      __builtin_prefetch(next + at * 32, 0, 3);
-      pairs = LoadLinePairs(key + at * 32);
-    } else if (at < a.head_dim) {
-      pairs = LoadLastLine(key + at * 32);
+    if (d + 2 <= a.head_dim) {
+      __builtin_prefetch(next + d * 32, 0, 3);
+      pairs = LoadLinePairs(key + d * 32);
+    } else if (d < a.head_dim) {
+      pairs = LoadLastLine(key + d * 32);
     }
-    StoreQuads(tile, pairs);
+    StoreQuads(tiles, pairs);
   }
 }
 
@@ -36,22 +36,19 @@ inline void KeyTile(const AttentionTileArgs& a, const char* key, const char* nex
 template <int kRowTiles, int P>
 void MatrixScores(TileRegisters& tiles, const AttentionTileArgs& a, const char* queries, int block,
                   float* scores) {
-  alignas(64) char keys[2][P * kTileBytes];
-  const char* key[P];
-  const char* next[P];
-  for (int p = 0; p < P; ++p) {
-    key[p] = a.keys + a.block_table[block + p] * a.key_block_bytes;
-    next[p] = Upcoming(a, a.keys, a.key_block_bytes, a.key_head_bytes, block + p, P);
-  }
   const int steps = (a.head_dim + kStepDims - 1) / kStepDims;
+  const int in_block = block % (kAttentionBlock / 16);
+  char* const keys = a.operands->memory + int64_t{in_block} * steps * kTileBytes;
+  for (int p = 0; p < P; ++p) {
+    const uint32_t bit = 1u << (in_block + p);
+    if ((a.operands->keys_ready & bit) != 0) continue;
+    KeyTiles(a, block + p, P, steps, keys + p * steps * kTileBytes);
+    a.operands->keys_ready |= bit;
+  }
   ForSums<kRowTiles, P>([&](auto tile, int, int) { tiles.Clear<decltype(tile)::value>(); });
   for (int s = 0; s < steps; ++s) {
-    char* const lines = keys[s % 2];
-    for (int p = 0; p < P; ++p) {
-      KeyTile(a, key[p], next[p], s * kStepDims, lines + p * kTileBytes);
-    }
     AddMatrixStep<false, kRowTiles, P>(tiles, queries + s * kTileBytes, 64, steps * kTileBytes,
-                                       lines, kTileBytes, 64);
+                                       keys + s * kTileBytes, steps * kTileBytes, 64);
   }
   ForSums<kRowTiles, P>([&](auto tile, int row_tile, int panel) {
     float* const at = scores + row_tile * kTileLines * kAttentionLanes + panel * 16;
@@ -71,53 +68,85 @@ struct SeenPositions {
   int common_begin, common_end;  // by all rows; there may be none
 };
 
-// Adds the weighted values of columns [column, column + 16 P) to the sums of all rows; the first
-// weights are those of position `first`. Returns false if the rows must be computed one by one.
-template <int kRowTiles, int P>
-bool MatrixSums(TileRegisters& tiles, const AttentionTileArgs& a, const char* weights, int first,
-                const SeenPositions& seen, int column) {
-  alignas(64) char values[2][P * kTileBytes];
+// Writes the values at positions [step, step + 32) that are in [begin, end), and zeros at the
+// others, to a tile of pairs of positions for each 16 columns. Returns whether all are finite.
+inline bool ValueTiles(const AttentionTileArgs& a, int step, int begin, int end, char* tiles) {
   const int64_t row_bytes = static_cast<int64_t>(a.padded_dim) * 2;
   bool finite = true;
-  ForSums<kRowTiles, P>([&](auto tile, int, int) { tiles.Clear<decltype(tile)::value>(); });
-  for (int step = first; step < seen.end; step += kStepPositions, weights += 64) {
-    char* const lines = values[step / kStepPositions % 2];
-    const int step_begin = step > seen.begin ? step : seen.begin;
-    const int step_end = step + kStepPositions < seen.end ? step + kStepPositions : seen.end;
-    const bool all_see = step_begin >= seen.common_begin && step_end <= seen.common_end;
-    for (int i = 0; i < kStepPositions; i += 2) {
-      const int position = step + i;
-      PairVec pairs[P];
-      for (PairVec& p : pairs) p = BroadcastInt(0);
-      const bool even = position >= step_begin && position < step_end;
-      const bool odd = position + 1 >= step_begin && position + 1 < step_end;
-      if (even || odd) {
-        const int block = position / 16;
-        const int64_t offset = (position - block * 16) * row_bytes + int64_t{column} * 2;
-        const char* const value = ValuesOf(a, block) + offset;
-        if (a.latent_values == nullptr) {
-          const char* const next =
-              Upcoming(a, a.values, a.value_block_bytes, a.value_head_bytes, block, 2) + offset;
-          for (int p = 0; p < P; p += 2) {
-            __builtin_prefetch(next + p * 32, 0, 3);
-            __builtin_prefetch(next + row_bytes + p * 32, 0, 3);
-          }
-        }
-        LoadRowPairs<P>(value, value + row_bytes, even, odd, pairs);
+  for (int i = 0; i < kStepPositions; i += 2, tiles += 64) {
+    const int position = step + i;
+    const bool even = position >= begin && position < end;
+    const bool odd = position + 1 >= begin && position + 1 < end;
+    if (!even && !odd) {
+      for (int c = 0; c < a.padded_dim / 16; ++c) {
+        StoreQuads(tiles + c * kTileBytes, BroadcastInt(0));
       }
-      for (int p = 0; p < P; ++p) {
-        if (!all_see) finite = finite && !HasNonFinite(pairs[p]);
-        StoreQuads(lines + p * kTileBytes + i / 2 * 64, pairs[p]);
-      }
+      continue;
     }
+    const int block = position / 16;
+    const int64_t offset = (position - block * 16) * row_bytes;
+    const char* const value = ValuesOf(a, block) + offset;
+    const char* const next =
+        a.latent_values != nullptr
+            ? value
+            : Upcoming(a, a.values, a.value_block_bytes, a.value_head_bytes, block, 2) + offset;
+    const auto copy = [&](int column, auto vectors) {
+      constexpr int kVectors = decltype(vectors)::value;
+      PairVec pairs[kVectors];
+      __builtin_prefetch(next + column * 2, 0, 3);
+      __builtin_prefetch(next + row_bytes + column * 2, 0, 3);
+      const char* const at = value + column * 2;
+      LoadRowPairs<kVectors>(at, at + row_bytes, even, odd, pairs);
+      for (int v = 0; v < kVectors; ++v) {
+        finite = finite && !HasNonFinite(pairs[v]);
+        StoreQuads(tiles + (column / 16 + v) * kTileBytes, pairs[v]);
+      }
+    };
+    int column = 0;
+    for (; column + 32 <= a.padded_dim; column += 32) copy(column, Index<2>());
+    if (column < a.padded_dim) copy(column, Index<1>());
+  }
+  return finite;
+}
+
+// Makes the values of all positions that the rows see ready. Returns false if the rows must be
+// computed one by one.
+inline bool PrepareValues(const AttentionTileArgs& a, const SeenPositions& seen, int first,
+                          char* values) {
+  bool finite = true;
+  for (int step = first; step < seen.end; step += kStepPositions) {
+    const int begin = step > seen.begin ? step : seen.begin;
+    const int end = step + kStepPositions < seen.end ? step + kStepPositions : seen.end;
+    const uint32_t bit = 1u << step % kAttentionBlock / kStepPositions;
+    const bool all_see = begin >= seen.common_begin && end <= seen.common_end;
+    // Others may see more or less of a part of the positions.
+    const bool whole = end - begin == kStepPositions;
+    if (whole && all_see && (a.operands->values_ready & bit) != 0) continue;
+    const int64_t at = int64_t{step % kAttentionBlock} * a.padded_dim * 2;
+    const bool are_finite = ValueTiles(a, step, begin, end, values + at);
+    if (!all_see) finite = finite && are_finite;
+    a.operands->values_ready = whole ? a.operands->values_ready | bit
+                                     : a.operands->values_ready & ~bit;
+  }
+  return finite;
+}
+
+// Computes the weighted values of columns [column, column + 16 P) of all rows. `values` and
+// `weights` are those of the first of `steps` steps.
+template <int kRowTiles, int P>
+void MatrixSums(TileRegisters& tiles, const AttentionTileArgs& a, const char* weights,
+                const char* values, int steps, int column) {
+  ForSums<kRowTiles, P>([&](auto tile, int, int) { tiles.Clear<decltype(tile)::value>(); });
+  values += column / 16 * kTileBytes;
+  for (int s = 0; s < steps; ++s, weights += 64) {
     AddMatrixStep<false, kRowTiles, P>(tiles, weights, kWeightRowBytes,
-                                       kTileLines * kWeightRowBytes, lines, kTileBytes, 64);
+                                       kTileLines * kWeightRowBytes, values, kTileBytes, 64);
+    values += a.padded_dim / 16 * kTileBytes;
   }
   ForSums<kRowTiles, P>([&](auto tile, int row_tile, int panel) {
     float* const at = a.sums + row_tile * kTileLines * a.padded_dim + column + panel * 16;
     tiles.Store<decltype(tile)::value>(at, int64_t{a.padded_dim} * 4);
   });
-  return finite;
 }
 
 // Rounds the queries to bf16, in the layout of PackRowsArgs.
@@ -190,13 +219,18 @@ bool MatrixAttentionOf(const AttentionTileArgs& a) {
   for (int r = 0; r < a.rows; ++r) {
     MatrixWeights(a, r, begin[r], end[r], first, last, scores + r * kAttentionLanes);
   }
+  const int key_steps = (a.head_dim + kStepDims - 1) / kStepDims;
+  char* const operands = a.operands->memory + int64_t{kAttentionBlock / 16} * key_steps * kTileBytes;
+  if (!PrepareValues(a, seen, first, operands)) return false;
+  const char* const values = operands + int64_t{first - block_begin} * a.padded_dim * 2;
   const char* const weights = reinterpret_cast<const char*>(scores);
+  const int steps = (last - first) / kStepPositions;
   int column = 0;
   for (; column + kBlocks * 16 <= a.padded_dim; column += kBlocks * 16) {
-    if (!MatrixSums<kRowTiles, kBlocks>(tiles, a, weights, first, seen, column)) return false;
+    MatrixSums<kRowTiles, kBlocks>(tiles, a, weights, values, steps, column);
   }
   for (; column < a.padded_dim; column += 16) {
-    if (!MatrixSums<kRowTiles, 1>(tiles, a, weights, first, seen, column)) return false;
+    MatrixSums<kRowTiles, 1>(tiles, a, weights, values, steps, column);
   }
   for (int64_t i = 0; i < int64_t{a.rows} * a.padded_dim; i += 16) {
     Store(a.sums + i, Add(Load(a.sums + i), Zero()));

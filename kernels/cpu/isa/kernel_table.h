@@ -218,6 +218,17 @@ inline constexpr int kMaxAttentionRows = 32;
 // The size of AttentionTileArgs::scratch in floats.
 inline constexpr int64_t kAttentionScratch = int64_t{kMaxAttentionRows} * kAttentionBlock;
 
+// Keys and values of one block of positions of one kv head in the layout that a matrix unit loads.
+// The tiles of query rows that attend to the block share it.
+struct AttentionOperands {
+  uint32_t keys_ready = 0;    // a bit for each cache block
+  uint32_t values_ready = 0;  // a bit for each 32 positions
+  char* memory = nullptr;     // [AttentionOperandBytes()], aligned to 64 bytes
+};
+static constexpr int64_t AttentionOperandBytes(int head_dim, int padded_dim) {
+  return int64_t{kAttentionBlock} * ((head_dim + 31) / 32 * 32 + padded_dim) * 2;
+}
+
 // Attention of query rows of one sequence over one block of positions of one kv head.
 struct AttentionTileArgs {
   int rows;                     // 1..attention_rows
@@ -251,6 +262,9 @@ struct AttentionTileArgs {
   float* scratch;  // [kAttentionScratch]
   // Memory for the queries in bf16, aligned to 64 bytes: PackedRowsBytes(rows, head_dim * 2).
   Bf16* rounded_queries;
+  // With KernelTable::matrix_rows and a cache in bf16: what is ready of the block's operands; the
+  // tile adds what it needs. Else null.
+  AttentionOperands* operands;
   // Results over the visible positions of each row in the block: the largest score, the sum of the
   // weights e^(score - largest), and the weighted sum of the values.
   float* largest;  // [rows]
