@@ -10,6 +10,8 @@ namespace {
 
 inline constexpr int kTileLines = 16;
 inline constexpr int kTileBytes = kTileLines * 64;
+// How many bytes ahead a tile prefetches its own weights, into the first-level cache.
+inline constexpr int kMatrixPrefetchBytes = 2048;
 
 void PackRows(const PackRowsArgs& a) {
   const int64_t steps = (a.bytes + 63) / 64;
@@ -49,8 +51,8 @@ struct MatrixBlock {
 // for which this pass over some panels does it.
 inline void FetchForStep(const MatrixBlock& b, const char* step, int lines, const char** ahead) {
   if (b.ahead == nullptr) {
-    const char* const own = step + kPrefetchBytes;
-    for (int i = 0; i < lines * b.panels; ++i) __builtin_prefetch(own + i * 64, 0, 2);
+    const char* const own = step + kMatrixPrefetchBytes;
+    for (int i = 0; i < lines * b.panels; ++i) __builtin_prefetch(own + i * 64, 0, 3);
     return;
   }
   const char* const end = *ahead + lines * b.ahead_stride;
