@@ -220,7 +220,8 @@ bool MatrixAttentionOf(const AttentionTileArgs& a) {
     MatrixWeights(a, r, begin[r], end[r], first, last, scores + r * kAttentionLanes);
   }
   const int key_steps = (a.head_dim + kStepDims - 1) / kStepDims;
-  char* const operands = a.operands->memory + int64_t{kAttentionBlock / 16} * key_steps * kTileBytes;
+  constexpr int64_t kBlocksOfKeys = kAttentionBlock / 16;
+  char* const operands = a.operands->memory + kBlocksOfKeys * key_steps * kTileBytes;
   if (!PrepareValues(a, seen, first, operands)) return false;
   const char* const values = operands + int64_t{first - block_begin} * a.padded_dim * 2;
   const char* const weights = reinterpret_cast<const char*>(scores);

@@ -47,8 +47,8 @@ struct MatrixBlock {
   bool add;    // whether `sums` has the first summands
 };
 
-// Prefetches what a step of kTileLines lines shall prefetch; `lines` is the number of these lines
-// for which this pass over some panels does it.
+// Prefetches weights during a step of kTileLines lines. `lines` is how many of these lines the
+// current pass over some of the panels prefetches for; the other passes prefetch for the rest.
 inline void FetchForStep(const MatrixBlock& b, const char* step, int lines, const char** ahead) {
   if (b.ahead == nullptr) {
     const char* const own = step + kMatrixPrefetchBytes;
@@ -114,7 +114,8 @@ void MatrixPass(TileRegisters& tiles, const MatrixBlock& b, int first, int fetch
                 const char** ahead) {
   const int64_t stride = int64_t{b.panels} * 64;
   const auto sums = [&](int row_tile, int panel) {
-    return static_cast<char*>(b.sums) + (row_tile * kTileLines * kBlock + (first + panel) * kPanel) * 4;
+    const int at = row_tile * kTileLines * kBlock + (first + panel) * kPanel;
+    return static_cast<char*>(b.sums) + at * 4;
   };
   ForSums<kRowTiles, P>([&](auto tile, int row_tile, int panel) {
     if (b.add) {

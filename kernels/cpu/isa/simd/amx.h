@@ -4,10 +4,9 @@
 
 namespace moeserve::cpu::MOESERVE_ISA {
 
-// The tile registers of this thread, set up while this object lives. Rows of 16-row tiles:
-// registers 0 to 3 have sums, 4 and on have inputs and weights. With two tiles of rows, registers
-// 0, 1 and 4 belong to the first, 2, 3 and 5 to the second, 6 and 7 have weights. With one,
-// registers 5 to 7 have weights.
+// Sets up the tile registers of this thread while it lives. For one tile of input rows, registers 0
+// to 3 hold sums, 4 holds inputs, and 5 to 7 hold weights. For two tiles, registers 0 and 1 hold the
+// sums of the first and 2 and 3 those of the second, 4 and 5 hold their inputs, and 6 and 7 weights.
 class TileRegisters {
  public:
   // `first` and `second` are the rows of the two tiles, 1..16, or second is 0.
