@@ -5,8 +5,9 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 
 // Sets up the tile registers of this thread while it lives. For one tile of input rows, registers 0
-// to 3 hold sums, 4 holds inputs, and 5 to 7 hold weights. For two tiles, registers 0 and 1 hold the
-// sums of the first and 2 and 3 those of the second, 4 and 5 hold their inputs, and 6 and 7 weights.
+// to 3 hold sums, 4 holds inputs, and 5 to 7 hold weights. For two tiles, registers 0 and 1 hold
+// the sums of the first and 2 and 3 those of the second, 4 and 5 hold their inputs, and 6 and 7
+// weights.
 class TileRegisters {
  public:
   // `first` and `second` are the rows of the two tiles, 1..16, or second is 0.
