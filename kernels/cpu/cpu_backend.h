@@ -174,7 +174,7 @@ class CpuBackend : public Backend {
                                // e * record_rows
     int64_t first_input = 0;   // assignment whose input is row 0 of the input, unless gathered
     int64_t first_output = 0;  // assignment whose output is row 0 of the output
-    uint64_t product = 0;      // not 0, and differs where rows with the same numbers differ
+    uint64_t product = 0;      // identifies the input; not 0
   };
   // The product of some rows with some adjacent blocks of weights; threads take work in this unit.
   struct LinearTask {
@@ -183,8 +183,7 @@ class CpuBackend : public Backend {
     int block_end;
     int row_begin;
     int row_end;
-    int part;  // a number that differs from those of the other rows that are multiplied by the
-               // block
+    int part;  // the index of these rows among the groups of rows that the block multiplies
     // The cost of this and all earlier tasks. A task costs its bytes of weights times its rows, but
     // at least times kRowsOfStream.
     int64_t cost_end;

@@ -1,8 +1,8 @@
 // The kernels of one instruction set except for the linear tiles. Each isa_*.cc compiles this file;
-// before that it defines MOESERVE_ISA (a namespace), MOESERVE_BF16_DOT, MOESERVE_PANEL_TILE and
-// (for AVX-512) MOESERVE_VNNI, and includes its simd header. This file must not use templates or
-// inline functions of the standard library: for the whole program, the linker could keep the copy
-// compiled here, with instructions that other processors lack.
+// before that it defines MOESERVE_ISA (a namespace), MOESERVE_BF16_DOT, MOESERVE_PANEL_TILE, for
+// AVX-512 MOESERVE_VNNI and for AMX MOESERVE_AMX, and includes its simd headers. This file must not
+// use templates or inline functions of the standard library: for the whole program, the linker
+// could keep the copy compiled here, with instructions that other processors lack.
 
 #include <type_traits>
 

@@ -215,7 +215,7 @@ void ScaleSums(const QuantTileArgs& a, const int32_t* sums, int64_t record, cons
 }
 
 // Sets the sums of M rows to the products of an int4-k block's minimums with the sums of inputs.
-// `w` is WidenArgs::out and `record` the offset of the sums in the records.
+// The weights are WidenArgs::out, and `record` is the offset of the sums in the records.
 template <int M>
 inline void MinimumProducts(const QuantTileArgs& a, int row, int64_t record, int32_t* sums) {
   const int64_t stride = int64_t{a.panels} * 64;
