@@ -50,7 +50,7 @@ absl::Status BlockWriter::Add(int /*index*/, const PreparedPrompt& prompt, Outpu
   if (open_ && blocks_.back().kind == Block::Kind::kReasoning) {
     reasoning_tokens_ += static_cast<int>(delta.tokens.size());
   }
-  if (delta.finished) CloseBlock();
+  if (delta.finished) Finish(delta.finish_reason);
   delta.text.clear();
   end_.Add(std::move(delta), options_.return_token_ids);
   return absl::OkStatus();
@@ -82,6 +82,12 @@ void BlockWriter::OpenBlock(Block block) {
 void BlockWriter::CloseBlock() {
   if (!std::exchange(open_, false)) return;
   if (stream_) WriteClose(blocks_.back(), events_);
+}
+
+void BlockWriter::Finish(FinishReason reason) {
+  const bool answered = !blocks_.empty() && blocks_.back().kind != Block::Kind::kReasoning;
+  if (!answered && reason != FinishReason::kLength && AddsEmptyText()) OpenBlock({});
+  CloseBlock();
 }
 
 void BlockWriter::AppendEvents(int /*index*/, const Usage& /*sums*/, std::string& out) {

@@ -48,6 +48,9 @@ class BlockWriter : public AnswerWriter {
   virtual void WriteEnd(const Usage& sums, std::string& out) = 0;
 
   const std::vector<Block>& blocks() const { return blocks_; }
+  // Whether an answer that the model ended without text and without calls gets an empty text. Must
+  // not depend on the answer.
+  virtual bool AddsEmptyText() const { return false; }
   // How the answer ended; without text.
   const ChoicePart& end() const { return end_; }
   // Whether the answer has calls, for the model's reason to stop.
@@ -61,6 +64,7 @@ class BlockWriter : public AnswerWriter {
   void Continue(Block::Kind kind, std::string_view piece);
   void OpenBlock(Block block);
   void CloseBlock();
+  void Finish(FinishReason reason);
 
   const ChatAnswerRules rules_;
   const Tokenizer* const tokenizer_;

@@ -29,6 +29,9 @@ class ResponseWriter final : public BlockWriter {
   void WriteClose(const Block& block, std::string& out) override;
   void WriteEnd(const Usage& sums, std::string& out) override;
 
+  // Clients read a response without a message as "the model goes on", and some ask again for ever.
+  bool AddsEmptyText() const override { return true; }
+
   void WriteEvent(nlohmann::ordered_json event, std::string& out);
   nlohmann::ordered_json Item(const Block& block, bool complete) const;
   std::string ItemId(const Block& block) const;

@@ -127,6 +127,24 @@ def test_tools(client, server):
     assert after.output[0].type == "message"
 
 
+@pytest.mark.parametrize("template", [None, THINKS])
+def test_an_answer_without_text_has_an_empty_message(client, server, template):
+    fields = {"logit_bias": {"0": 100}}  # the token that ends a text
+    if template is not None:
+        fields["chat_template"] = template
+    request = {"model": server.name, "input": "In the beginning", "max_output_tokens": 4,
+               "temperature": 0, "extra_body": fields}
+    answer = client.responses.create(**request)
+    assert answer.status == "completed" and answer.output_text == ""
+    assert [item.type for item in answer.output] == ["message"]
+    assert answer.output[0].status == "completed" and answer.output[0].content[0].text == ""
+    events = list(client.responses.create(**request, stream=True))
+    assert [item.type for item in events[-1].response.output] == ["message"]
+    assert [event.type.removeprefix("response.") for event in events] == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.done",
+        "content_part.done", "output_item.done", "completed"]
+
+
 def test_reasoning_is_an_item(client, server):
     answer = client.responses.create(model=server.name, input="In the beginning", temperature=1,
                                      max_output_tokens=30, extra_body={"chat_template": THINKS})
