@@ -10,6 +10,8 @@
 //
 #include "kernels/cpu/isa/simd/avx512.h"
 //
+#include "kernels/cpu/isa/simd/flush_subnormals.h"
+//
 #include "tests/support/emulated_tiles.h"
 //
 #include "kernels/cpu/isa/isa_kernels.inl"

@@ -35,6 +35,7 @@ class TileRegisters {
   template <int kSums, int kInputs, int kWeights>
   void AddBf16() {
     const Register &x = registers_[kInputs], &w = registers_[kWeights];
+    const FlushSubnormals flush;
     for (int r = 0; r < x.rows; ++r) {
       for (int n = 0; n < 16; ++n) {
         float part[2] = {};

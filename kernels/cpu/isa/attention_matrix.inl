@@ -11,8 +11,6 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-inline constexpr int kStepPositions = 32;
-inline constexpr int kStepDims = 32;
 inline constexpr int64_t kWeightRowBytes = int64_t{kAttentionLanes} * sizeof(float);
 
 // Writes the pairs of dimensions of a cache block's keys to `steps` tiles of 16 lines.
@@ -233,15 +231,13 @@ bool MatrixAttentionOf(const AttentionTileArgs& a) {
   for (; column < a.padded_dim; column += 16) {
     MatrixSums<kRowTiles, 1>(tiles, a, weights, values, steps, column);
   }
-  for (int64_t i = 0; i < int64_t{a.rows} * a.padded_dim; i += 16) {
-    Store(a.sums + i, Add(Load(a.sums + i), Zero()));
-  }
+  PositiveZeros(a);
   return true;
 }
 
 void MatrixAttention(const AttentionTileArgs& a) {
   if (a.rows <= kTileLines ? MatrixAttentionOf<1>(a) : MatrixAttentionOf<2>(a)) return;
-  for (int r = 0; r < a.rows; ++r) MatrixAttentionOf<1>(RowsOfTile(a, r, 1));
+  for (int r = 0; r < a.rows; ++r) VectorAttention(RowsOfTile(a, r, 1));
 }
 
 }  // namespace

@@ -129,92 +129,22 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
 
 #if MOESERVE_BF16_DOT
 // With instructions for products of bf16 pairs, a bf16 cache is multiplied by queries and weights
-// that are rounded to bf16. Scores are then summed over pairs of dimensions in ascending order, and
-// weighted values over pairs of positions (2 i, 2 i + 1). If a row sees only one position of a
-// pair, the other one counts as a value 0.
+// that are rounded to bf16. The next two functions are in attention_pairs.inl or, with a matrix
+// unit, in attention_steps.inl.
+
+// Like ScoreTile, for queries [R] of head_dim elements and, if head_dim is odd, a zero.
+template <int R, int B>
+void ScorePairs(const AttentionTileArgs& a, const Bf16* const* queries, int block, float* scores);
+
+// Like SumTile, for weights [R][kAttentionLanes * 2] of which the first half of each row is used.
+template <int R, int V>
+void SumPairs(const AttentionTileArgs& a, const Bf16* weights, int first_position, int begin,
+              int end, int column, float* sums);
 
 inline int32_t LoadPair(const Bf16* x) {
   int32_t pair;
   __builtin_memcpy(&pair, x, 4);
   return pair;
-}
-
-// Like ScoreTile, for queries [R] of head_dim elements and, if head_dim is odd, a zero.
-template <int R, int B>
-void ScorePairs(const AttentionTileArgs& a, const Bf16* const* queries, int block, float* scores) {
-  const char* key[B];
-  const char* next[B];
-  const Bf16* query[R];
-  Vec acc[R][B];
-  for (int r = 0; r < R; ++r) query[r] = queries[r];
-  for (int b = 0; b < B; ++b) {
-    key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes;
-    next[b] = Upcoming(a, a.keys, a.key_block_bytes, a.key_head_bytes, block + b, B);
-    for (int r = 0; r < R; ++r) acc[r][b] = Zero();
-  }
-  int d = 0;
-  for (; d + 2 <= a.head_dim; d += 2) {
-    PairVec pairs[B];
-    for (int b = 0; b < B; ++b) {
-      __builtin_prefetch(next[b] + d * 32, 0, 3);
-      pairs[b] = LoadLinePairs(key[b] + d * 32);
-    }
-    for (int r = 0; r < R; ++r) {
-      for (int b = 0; b < B; ++b) acc[r][b] = AddPairs(acc[r][b], pairs[b], LoadPair(query[r] + d));
-    }
-  }
-  if (d < a.head_dim) {
-    for (int b = 0; b < B; ++b) {
-      const PairVec pairs = LoadLastLine(key[b] + d * 32);
-      for (int r = 0; r < R; ++r) acc[r][b] = AddPairs(acc[r][b], pairs, LoadPair(query[r] + d));
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int b = 0; b < B; ++b) {
-      Store(scores + r * kAttentionLanes + b * 16, Multiply(acc[r][b], Broadcast(a.scale)));
-    }
-  }
-}
-
-// Like SumTile, for weights [R][kAttentionLanes * 2] of which the first half of each row is used.
-template <int R, int V>
-void SumPairs(const AttentionTileArgs& a, const Bf16* weights, int first_position, int begin,
-              int end, int column, float* sums) {
-  Vec acc[R][V];
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) acc[r][v] = Load(sums + r * a.padded_dim + column + v * 16);
-  }
-  const int64_t row_bytes = static_cast<int64_t>(a.padded_dim) * 2;
-  for (int position = begin & ~1; position < end;) {
-    const int block = position / 16;
-    const int stop = (block + 1) * 16 < end ? (block + 1) * 16 : end;
-    const char* const values = ValuesOf(a, block);
-    const int64_t offset = (position - block * 16) * row_bytes + int64_t{column} * 2;
-    const char* value = values + offset;
-    const char* next = (a.latent_values != nullptr ? values
-                                                   : Upcoming(a, a.values, a.value_block_bytes,
-                                                              a.value_head_bytes, block, 1)) +
-                       offset;
-    for (; position < stop; position += 2, value += 2 * row_bytes, next += 2 * row_bytes) {
-      for (int v = 0; v < V; v += 2) {
-        __builtin_prefetch(next + v * 32, 0, 3);
-        __builtin_prefetch(next + row_bytes + v * 32, 0, 3);
-      }
-      PairVec pairs[V];
-      if (position >= begin && position + 2 <= end) {
-        LoadRowPairs<V>(value, value + row_bytes, true, true, pairs);
-      } else {
-        LoadRowPairs<V>(value, value + row_bytes, position >= begin, position + 2 <= end, pairs);
-      }
-      for (int r = 0; r < R; ++r) {
-        const Bf16* const weight = weights + r * kAttentionLanes * 2 + (position - first_position);
-        for (int v = 0; v < V; ++v) acc[r][v] = AddPairs(acc[r][v], pairs[v], LoadPair(weight));
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) Store(sums + r * a.padded_dim + column + v * 16, acc[r][v]);
-  }
 }
 #endif
 
@@ -225,6 +155,12 @@ inline constexpr bool kInPairs =
     kType == KvCacheType::kBF16;
 #else
     false;
+#endif
+
+#ifdef MOESERVE_AMX
+inline constexpr bool kHasMatrixUnit = true;
+#else
+inline constexpr bool kHasMatrixUnit = false;
 #endif
 
 // Rounds the queries [R] to `rounded`, which has an even number of elements for each, and sets
@@ -262,16 +198,19 @@ inline void ScoreBlocks(const AttentionTileArgs& a, const Query* queries, int bl
   }
 }
 
-// Returns how many accumulators each of `rows` rows has in a tile.
-constexpr int AccumulatorsPerRow(int rows, int most) {
-  const int fit = kAttentionAccumulators / rows;
+// Returns how many vectors of sums each of `rows` rows has in a tile.
+template <KvCacheType kType>
+constexpr int SumsPerRow(int rows, int most) {
+  // The sums of even and of odd elements are apart in attention_steps.inl.
+  constexpr bool kApart = kHasMatrixUnit && kInPairs<kType>;
+  const int fit = kAttentionAccumulators / (kApart ? 2 : 1) / rows;
   return fit < 1 ? 1 : fit < most ? fit : most;
 }
 
 template <KvCacheType kType, int R, typename Query>
 void ScoreRows(const AttentionTileArgs& a, const Query* queries, int begin, int end,
                float* scores) {
-  constexpr int kBlocks = AccumulatorsPerRow(R, 4);
+  constexpr int kBlocks = SumsPerRow<kType>(R, 4);
   int block = begin;
   for (; block + kBlocks <= end; block += kBlocks) {
     ScoreBlocks<kType, R, kBlocks>(a, queries, block, scores + (block - begin) * 16);
@@ -302,7 +241,7 @@ inline void SumColumns(const AttentionTileArgs& a, const float* weights, int fir
 template <KvCacheType kType, int R>
 void SumRows(const AttentionTileArgs& a, const float* weights, int first_position, int begin,
              int end, float* sums) {
-  constexpr int kVecs = AccumulatorsPerRow(R, 8);
+  constexpr int kVecs = SumsPerRow<kType>(R, 8);
   if (begin >= end) return;
   int column = 0;
   for (; column + kVecs * 16 <= a.padded_dim; column += kVecs * 16) {
@@ -423,6 +362,13 @@ void CopyLatentValues(const AttentionTileArgs& a, int first, int last) {
   }
 }
 
+// Makes the zeros of the sums positive.
+inline void PositiveZeros(const AttentionTileArgs& a) {
+  for (int64_t i = 0; i < int64_t{a.rows} * a.padded_dim; i += 16) {
+    Store(a.sums + i, Add(Load(a.sums + i), Zero()));
+  }
+}
+
 // Computes one tile. `R` is a number of rows of at least a.rows; the padding rows repeat the first
 // query and get weight 0.
 template <KvCacheType kType, int R>
@@ -476,10 +422,12 @@ void AttentionTileOf(const AttentionTileArgs& a) {
   // Positions that all rows see are added for all rows at once. Each other position is added only
   // for the rows that see it. Adding it with weight 0 to the remaining rows would change their
   // results: the value may be NaN, and -0 + 0 is +0.
-  // In pairs, the common positions are whole pairs.
-  constexpr int kUnit = kInPairs<kType> ? 2 : 1;
-  const int common_begin = R == 1 ? begin[0] : (begin[a.rows - 1] + kUnit - 1) / kUnit * kUnit;
-  const int least_end = R == 1 ? end[0] : end[0] / kUnit * kUnit;
+  // Where the rows begin or end apart, the common positions are whole pairs or steps.
+  constexpr int kUnit = !kInPairs<kType> ? 1 : kHasMatrixUnit ? 32 : 2;
+  const int last_begin = begin[a.rows - 1], first_end = end[0];
+  const int common_begin =
+      begin[0] == last_begin ? last_begin : (last_begin + kUnit - 1) / kUnit * kUnit;
+  const int least_end = end[a.rows - 1] == first_end ? first_end : first_end / kUnit * kUnit;
   const int common_end = least_end > common_begin ? least_end : common_begin;
   for (int r = 0; R > 1 && r < a.rows; ++r) {
     const int stop = end[r] < common_begin ? end[r] : common_begin;
@@ -491,6 +439,7 @@ void AttentionTileOf(const AttentionTileArgs& a) {
     SumRows<kType, 1>(a, weights + r * kAttentionLanes, first * 16, common_end, end[r],
                       a.sums + static_cast<int64_t>(r) * a.padded_dim);
   }
+  if constexpr (kHasMatrixUnit && kInPairs<kType>) PositiveZeros(a);
 }
 
 template <KvCacheType kType>
@@ -503,7 +452,21 @@ void AttentionTileOfType(const AttentionTileArgs& a) {
   return AttentionTileOf<kType, 4>(a);
 }
 
+void VectorAttention(const AttentionTileArgs& a) {
+  switch (a.type) {
+    case KvCacheType::kF32:
+      return AttentionTileOfType<KvCacheType::kF32>(a);
+    case KvCacheType::kBF16:
+      return AttentionTileOfType<KvCacheType::kBF16>(a);
+    case KvCacheType::kInt8:
+      return AttentionTileOfType<KvCacheType::kInt8>(a);
+  }
+}
+
 #ifdef MOESERVE_AMX
+// Up to this number of rows, vectors are faster than the matrix unit.
+inline constexpr int kVectorRows = 4;
+
 // Returns the arguments of rows [row, row + count) of a tile.
 inline AttentionTileArgs RowsOfTile(const AttentionTileArgs& a, int row, int count) {
   AttentionTileArgs some = a;
@@ -521,25 +484,15 @@ inline AttentionTileArgs RowsOfTile(const AttentionTileArgs& a, int row, int cou
 void MatrixAttention(const AttentionTileArgs& a);  // attention_matrix.inl
 
 void AttentionTile(const AttentionTileArgs& a) {
-  if (a.type == KvCacheType::kBF16) return MatrixAttention(a);
+  if (a.type == KvCacheType::kBF16 && a.rows > kVectorRows) return MatrixAttention(a);
   for (int r = 0; r < a.rows; r += kAttentionRows) {
     const int left = a.rows - r;
     const AttentionTileArgs some = RowsOfTile(a, r, left < kAttentionRows ? left : kAttentionRows);
-    a.type == KvCacheType::kF32 ? AttentionTileOfType<KvCacheType::kF32>(some)
-                                : AttentionTileOfType<KvCacheType::kInt8>(some);
+    VectorAttention(some);
   }
 }
 #else
-void AttentionTile(const AttentionTileArgs& a) {
-  switch (a.type) {
-    case KvCacheType::kF32:
-      return AttentionTileOfType<KvCacheType::kF32>(a);
-    case KvCacheType::kBF16:
-      return AttentionTileOfType<KvCacheType::kBF16>(a);
-    case KvCacheType::kInt8:
-      return AttentionTileOfType<KvCacheType::kInt8>(a);
-  }
-}
+void AttentionTile(const AttentionTileArgs& a) { VectorAttention(a); }
 #endif
 
 // Computes state = state * e^(M - max(M, m)) + partial * e^(m - max(M, m)), where M and m are the

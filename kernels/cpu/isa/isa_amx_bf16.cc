@@ -10,6 +10,8 @@
 //
 #include "kernels/cpu/isa/simd/amx.h"
 //
+#include "kernels/cpu/isa/simd/flush_subnormals.h"
+//
 #include "kernels/cpu/isa/isa_kernels.inl"
 
 namespace moeserve::cpu {

@@ -10,6 +10,10 @@
 #include "kernels/base/soft_cap.h"
 #include "kernels/cpu/isa/append_keys.inl"
 #include "kernels/cpu/isa/attention_tile.inl"
+#if MOESERVE_BF16_DOT && !defined(MOESERVE_AMX)
+#include "kernels/cpu/isa/attention_pairs.inl"
+#endif
+//
 #include "kernels/cpu/isa/epilogue.inl"
 #include "kernels/cpu/isa/linear_tile.inl"
 #include "kernels/cpu/isa/quant_sums.inl"
@@ -19,6 +23,7 @@
 //
 #include "kernels/cpu/isa/quant_tile.inl"
 #ifdef MOESERVE_AMX
+#include "kernels/cpu/isa/attention_steps.inl"
 #include "kernels/cpu/isa/matrix_tile.inl"
 //
 #include "kernels/cpu/isa/attention_matrix.inl"
