@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from conftest import ROOT, start_server, stop_server
+from conftest import ROOT, start_server, stop_server, wait_for
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -85,7 +85,11 @@ def test_ids_and_traces_reach_answer_and_log(featured):
     assert headers["X-Request-Id"] == "job-17" and json.loads(text)["id"] == "cmpl-job-17"
     version, trace, span, flags = headers["traceparent"].split("-")
     assert (version, trace, flags) == ("00", TRACE, "01") and span != PARENT.split("-")[2]
-    lines = [json.loads(line) for line in log.read_text().splitlines() if "job-17" in line]
+    def logged():  # the server may write the line after the client has the answer
+        whole = log.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines() if "job-17" in line]
+
+    lines = wait_for(logged)
     assert lines and lines[0]["trace_id"] == TRACE and lines[0]["span_id"] == span
     assert lines[0]["parent_span_id"] == PARENT.split("-")[2]
 
