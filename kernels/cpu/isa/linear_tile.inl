@@ -5,8 +5,6 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-inline constexpr int kPrefetchBytes = 4096;
-
 // Returns how many panels of a block a tile covers at once. The panels of a block are interleaved,
 // so a tile of one row, which is limited by memory, reads all of them in the order of memory.
 constexpr int PanelsOfTile(int rows) { return rows == 1 ? kPanelsPerBlock : kPanelTile; }
@@ -36,7 +34,7 @@ struct Ahead {
   template <int M, int P>
   void Fetch(const char* own, int line_bytes) {
     if (next == nullptr) {
-      own += kPrefetchBytes;
+      own += fetch_l1 ? kPrefetchBytesL1 : kPrefetchBytes;
       if (fetch_l1) {
         for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes, 0, 3);
       } else if constexpr (PrefetchesToL2(false, M)) {

@@ -10,8 +10,6 @@ namespace {
 
 inline constexpr int kTileLines = 16;
 inline constexpr int kTileBytes = kTileLines * 64;
-// How many bytes ahead a tile prefetches its own weights, into the first-level cache.
-inline constexpr int kMatrixPrefetchBytes = 2048;
 
 void PackRows(const PackRowsArgs& a) {
   const int64_t steps = (a.bytes + 63) / 64;
@@ -51,7 +49,7 @@ struct MatrixBlock {
 // current pass over some of the panels prefetches for; the other passes prefetch for the rest.
 inline void FetchForStep(const MatrixBlock& b, const char* step, int lines, const char** ahead) {
   if (b.ahead == nullptr) {
-    const char* const own = step + kMatrixPrefetchBytes;
+    const char* const own = step + kPrefetchBytesL1;
     for (int i = 0; i < lines * b.panels; ++i) __builtin_prefetch(own + i * 64, 0, 3);
     return;
   }

@@ -14,8 +14,10 @@ enum class Fetch {
 
 // How far ahead a tile prefetches its own block. The distance is larger for int4, because int4
 // needs more computation per byte.
-template <bool kInt4, int M>
-inline constexpr int kQuantPrefetchBytes = kInt4&& M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
+template <Fetch kFetch, bool kInt4, int M>
+inline constexpr int kQuantPrefetchBytes =
+    kInt4 ? (M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes)
+          : (kFetch == Fetch::kOwnBlockL1 ? kPrefetchBytesL1 : kPrefetchBytes);
 
 // Prefetches the line at `line` of a tile's own block.
 template <Fetch kFetch, bool kInt4, int M>
@@ -35,7 +37,7 @@ inline void FetchLines(const char* line, int line_bytes, const char* ahead) {
     FetchAhead(ahead);
   } else {
     for (int p = 0; p < P; ++p) {
-      FetchOwn<kFetch, kInt4, M>(line + p * line_bytes + kQuantPrefetchBytes<kInt4, M>);
+      FetchOwn<kFetch, kInt4, M>(line + p * line_bytes + kQuantPrefetchBytes<kFetch, kInt4, M>);
     }
   }
 }
@@ -173,7 +175,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
     ahead += kSteps * a.ahead_stride;
     if constexpr (kFetch != Fetch::kNextBlock && kInt4) {  // the scales, a ninth of the bytes
       for (int p = 0; p < panels; p += 2) {
-        FetchOwn<kFetch, kInt4, M>(w + p * 32 + kQuantPrefetchBytes<kInt4, M>);
+        FetchOwn<kFetch, kInt4, M>(w + p * 32 + kQuantPrefetchBytes<kFetch, kInt4, M>);
       }
     }
     for (int p = 0; p < P; ++p) {

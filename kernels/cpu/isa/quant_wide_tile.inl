@@ -39,7 +39,7 @@ template <bool kStream>
 [[gnu::always_inline]] inline void FetchLine(const char* line, const char*& ahead,
                                              int64_t ahead_stride) {
   if constexpr (kStream) {
-    __builtin_prefetch(line + kPrefetchBytes, 0, 3);
+    __builtin_prefetch(line + kPrefetchBytesL1, 0, 3);
   } else {
     __builtin_prefetch(ahead, 0, 2);
     ahead += ahead_stride;
