@@ -46,11 +46,11 @@ class BlockWriter : public AnswerWriter {
                           nlohmann::ordered_json logprobs, std::string& out) = 0;
   virtual void WriteClose(const Block& block, std::string& out) = 0;
   virtual void WriteEnd(const Usage& sums, std::string& out) = 0;
+  // Returns whether an answer without text and calls, unless the limit of tokens cut it, gets a
+  // block of empty text.
+  virtual bool AddsEmptyText() const { return false; }
 
   const std::vector<Block>& blocks() const { return blocks_; }
-  // Whether an answer that the model ended without text and without calls gets an empty text. Must
-  // not depend on the answer.
-  virtual bool AddsEmptyText() const { return false; }
   // How the answer ended; without text.
   const ChoicePart& end() const { return end_; }
   // Whether the answer has calls, for the model's reason to stop.

@@ -29,7 +29,7 @@ class ResponseWriter final : public BlockWriter {
   void WriteClose(const Block& block, std::string& out) override;
   void WriteEnd(const Usage& sums, std::string& out) override;
 
-  // Clients read a response without a message as "the model goes on", and some ask again for ever.
+  // Clients take output[0], or send another request when a response has neither text nor calls.
   bool AddsEmptyText() const override { return true; }
 
   void WriteEvent(nlohmann::ordered_json event, std::string& out);

@@ -85,6 +85,7 @@ def test_ids_and_traces_reach_answer_and_log(featured):
     assert headers["X-Request-Id"] == "job-17" and json.loads(text)["id"] == "cmpl-job-17"
     version, trace, span, flags = headers["traceparent"].split("-")
     assert (version, trace, flags) == ("00", TRACE, "01") and span != PARENT.split("-")[2]
+
     def logged():  # the server may write the line after the client has the answer
         whole = log.read_text().rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines() if "job-17" in line]
