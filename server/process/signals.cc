@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <ctime>
 #include <utility>
 
 namespace moeserve::server {
@@ -17,6 +16,9 @@ sigset_t TerminationSignals() {
   sigaddset(&set, SIGINT);
   return set;
 }
+
+// Ends a SignalWatcher's thread. It is sent to that thread only, which blocks it.
+int EndSignal() { return SIGRTMIN; }
 
 }  // namespace
 
@@ -34,29 +36,39 @@ void BlockHangup() {
 
 void IgnoreBrokenPipes() { signal(SIGPIPE, SIG_IGN); }
 
-SignalWatcher::SignalWatcher(std::function<void()> on_first, std::function<void()> on_hangup)
-    : thread_(
-          [on_first = std::move(on_first), on_hangup = std::move(on_hangup)](std::stop_token stop) {
-            sigset_t set = TerminationSignals();
-            // Waiting for a signal that is not blocked has no defined effect.
-            sigset_t blocked;
-            pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
-            if (sigismember(&blocked, SIGHUP) == 1) sigaddset(&set, SIGHUP);
-            const timespec pause{0, 100'000'000};
-            bool first = true;
-            while (!stop.stop_requested()) {
-              const int signal = sigtimedwait(&set, nullptr, &pause);
-              if (signal <= 0) continue;
-              if (signal == SIGHUP) {
-                on_hangup();
-                continue;
-              }
-              if (!first) _exit(128 + signal);
-              first = false;
-              on_first();
-            }
-          }) {}
+SignalWatcher::SignalWatcher(std::function<void()> on_first, std::function<void()> on_hangup) {
+  // The new thread inherits the mask, so EndSignal() is blocked there before it can arrive.
+  sigset_t end, old;
+  sigemptyset(&end);
+  sigaddset(&end, EndSignal());
+  pthread_sigmask(SIG_BLOCK, &end, &old);
+  thread_ = std::thread([on_first = std::move(on_first), on_hangup = std::move(on_hangup)] {
+    sigset_t set = TerminationSignals();
+    sigaddset(&set, EndSignal());
+    // Waiting for a signal that is not blocked has no defined effect.
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    if (sigismember(&blocked, SIGHUP) == 1) sigaddset(&set, SIGHUP);
+    bool first = true;
+    while (true) {
+      const int signal = sigwaitinfo(&set, nullptr);
+      if (signal == EndSignal()) return;
+      if (signal <= 0) continue;
+      if (signal == SIGHUP) {
+        on_hangup();
+        continue;
+      }
+      if (!first) _exit(128 + signal);
+      first = false;
+      on_first();
+    }
+  });
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+}
 
-SignalWatcher::~SignalWatcher() = default;
+SignalWatcher::~SignalWatcher() {
+  pthread_kill(thread_.native_handle(), EndSignal());
+  thread_.join();
+}
 
 }  // namespace moeserve::server

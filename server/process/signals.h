@@ -29,7 +29,7 @@ class SignalWatcher {
   SignalWatcher& operator=(const SignalWatcher&) = delete;
 
  private:
-  std::jthread thread_;
+  std::thread thread_;
 };
 
 }  // namespace moeserve::server
