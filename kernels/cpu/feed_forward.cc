@@ -1,6 +1,8 @@
 // Fused feed-forward: one thread computes both products of an expert and keeps the hidden units in
 // its cache.
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/check.h"
@@ -10,8 +12,12 @@
 namespace moeserve::cpu {
 namespace {
 
-// Bytes of hidden units per thread; two blocks of weights share the second-level cache with them.
-constexpr int64_t kHiddenBytes = 384 << 10;
+// Limits of the bytes of hidden units per thread. The larger one was timed with a second-level
+// cache of 2 MiB; a cache that several cores share reports a size that one thread does not have.
+constexpr int64_t kMinHiddenBytes = 384 << 10;
+constexpr int64_t kMaxHiddenBytes = 1280 << 10;
+// What else the second-level cache holds: two blocks of weights and the input rows.
+constexpr int64_t kOtherBytes = 768 << 10;
 // With fewer experts per thread, some threads would be idle while the last experts are computed.
 constexpr int kExpertsPerThread = 16;
 // With fewer rows per expert the product is memory-bound, and it is faster when all threads share
@@ -19,6 +25,13 @@ constexpr int kExpertsPerThread = 16;
 constexpr int kFewRows = 8;
 
 const CpuLinearBank& Cpu(const LinearBank& bank) { return static_cast<const CpuLinearBank&>(bank); }
+
+// Returns the bytes of hidden units that one thread keeps in its second-level cache.
+int64_t HiddenBytes() {
+  static const int64_t bytes = std::clamp<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE) - kOtherBytes,
+                                                   kMinHiddenBytes, kMaxHiddenBytes);
+  return bytes;
+}
 
 // Returns the number of hidden units of an expert, rounded up to whole panels of 16, because the up
 // product writes whole panels.
@@ -31,7 +44,7 @@ int64_t HiddenColumns(const CpuLinearBank& bank, int expert) {
 int CpuBackend::FusedRows(const CpuLinearBank& up, DType dtype) const {
   int64_t widest = 1;
   for (int e = 0; e < up.num_experts(); ++e) widest = std::max(widest, HiddenColumns(up, e));
-  const int64_t fit = kHiddenBytes / (widest * static_cast<int64_t>(SizeOf(dtype)));
+  const int64_t fit = HiddenBytes() / (widest * static_cast<int64_t>(SizeOf(dtype)));
   return static_cast<int>(std::clamp<int64_t>(fit, table_->row_tile, kRowsPerTask));
 }
 
