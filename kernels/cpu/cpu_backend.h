@@ -101,6 +101,7 @@ class CpuBackend : public Backend {
     RoutingPlan plan;
     uint64_t step = 0;  // number of the step that computed `plan`
   };
+  struct LinearTask;
   // The rows of a linear task in the layout of PackRowsArgs, which the task's next blocks of
   // weights find again.
   struct PackedRows {
@@ -112,6 +113,16 @@ class CpuBackend : public Backend {
       char bytes[64];
     };
     std::vector<Line> lines;
+
+    bool Has(uint64_t p, const LinearTask& t) const {
+      return product == p && expert == t.expert && row_begin == t.row_begin && row_end == t.row_end;
+    }
+    void Set(uint64_t p, const LinearTask& t) {
+      product = p;
+      expert = t.expert;
+      row_begin = t.row_begin;
+      row_end = t.row_end;
+    }
   };
   // Scratch memory of one thread; grows and never shrinks.
   struct Scratch {
@@ -174,7 +185,10 @@ class CpuBackend : public Backend {
                                // e * record_rows
     int64_t first_input = 0;   // assignment whose input is row 0 of the input, unless gathered
     int64_t first_output = 0;  // assignment whose output is row 0 of the output
-    uint64_t product = 0;      // identifies the input; not 0
+    // If not null, the output in the layout of PackRowsArgs, for an input of the next product. It
+    // takes the place of args.output, which has its columns and its type, bf16.
+    char* packed_output = nullptr;
+    uint64_t product = 0;  // identifies the input; not 0
   };
   // The product of some rows with some adjacent blocks of weights; threads take work in this unit.
   struct LinearTask {
@@ -258,6 +272,8 @@ class CpuBackend : public Backend {
   // Returns the task's rows in the layout of PackRowsArgs. Valid until the worker packs other rows
   // with the same LinearTask::part.
   const char* PackTask(const LinearWork& work, const LinearTask& task, int worker);
+  // Returns memory for the packed rows of a task. Valid as for PackTask().
+  char* PackedMemory(int part, int rows, int64_t row_bytes, int worker);
   // Returns a row of a product's input, or the records to which it is rounded.
   static const char* InputRow(const LinearWork& work, int segment, int row);
   // Returns the row of the input that an assignment multiplies.
@@ -265,6 +281,9 @@ class CpuBackend : public Backend {
     return work.args.gather ? work.args.plan->row_of_assignment[assignment]
                             : assignment - work.first_input;
   }
+  // Returns where a row of the output has its first column of a block. Blocks that are written to
+  // `packed_output` begin with a line.
+  static char* OutputOf(const LinearWork& work, int assignment, int64_t first_column);
   // Computes the products of one tile and stores them in tile.sums.
   void MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m, LinearTile& tile,
                     int worker);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -31,6 +32,19 @@ int64_t HiddenBytes() {
   static const int64_t bytes = std::clamp<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE) - kOtherBytes,
                                                    kMinHiddenBytes, kMaxHiddenBytes);
   return bytes;
+}
+
+// LinearTask::part of the hidden units; the part of the input is 0.
+constexpr int kPartOfHidden = 1;
+
+// Clears the 64 bytes of each packed row that its columns do not fill, in the layout of
+// PackRowsArgs. The row has a multiple of 16 columns in bf16.
+void ClearLastLines(char* packed, int rows, int64_t columns) {
+  if (columns % 32 == 0) return;
+  const int64_t tile_bytes = PackedRowsBytes(kMatrixTileRows, columns * 2);
+  for (int tile = 0; tile * kMatrixTileRows < rows; ++tile) {
+    std::memset(packed + (tile + 1) * tile_bytes - kMatrixTileRows * 64, 0, kMatrixTileRows * 64);
+  }
 }
 
 // Returns the number of hidden units of an expert, rounded up to whole panels of 16, because the up
@@ -112,16 +126,31 @@ void CpuBackend::RunFusedTask(const FeedForwardArgs& args, const LinearWork& up,
   hidden.dtype = args.input.dtype;
   hidden.rows = task.row_end - task.row_begin;
   hidden.cols = hidden.stride = HiddenColumns(up_bank, task.expert);
-  const auto bytes = static_cast<size_t>(hidden.rows * hidden.stride) * SizeOf(hidden.dtype);
-  if (scratch.hidden.size() < bytes) scratch.hidden.resize(bytes);
-  hidden.data = scratch.hidden.data();
+  const int rows = task.row_end - task.row_begin;
+  char* packed = nullptr;  // the hidden units as the next product's packed rows
+  const bool packs = down_bank.shape().quantization == Quantization::kNone &&
+                     UsesMatrixUnit(down_bank, down, hidden.dtype, rows);
+  if (packs) {
+    packed = PackedMemory(kPartOfHidden, rows, hidden.cols * 2, worker);
+    ClearLastLines(packed, rows, hidden.cols);
+    hidden.data = packed;
+  } else {
+    const auto bytes = static_cast<size_t>(hidden.rows * hidden.stride) * SizeOf(hidden.dtype);
+    if (scratch.hidden.size() < bytes) scratch.hidden.resize(bytes);
+    hidden.data = scratch.hidden.data();
+  }
 
   LinearArgs first = up.args;
   first.output = hidden;
   LinearWork first_work{first, up.records, up.record_stride};
   first_work.first_output = task.row_begin;
+  first_work.packed_output = packed;
   first_work.product = up.product;
   RunLinearBlocks(first_work, task, down_bank.block_span(down, 0), worker);
+  if (packed != nullptr) {
+    task.part = kPartOfHidden;
+    scratch.packed[kPartOfHidden].Set(up.product + 1, task);  // PackTask() finds the rows
+  }
 
   const LinearArgs second{
       .bank = args.down, .plan = args.plan, .input = hidden, .output = args.output};

@@ -32,9 +32,10 @@ int64_t RowBytes(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m) {
 }
 
 // Fetches the lines of a part of a row into the cache for writing. Without this, the stores of a
-// tile wait for lines that another thread has read, and with them the next tile.
-void PrefetchToWrite(const char* begin, int64_t bytes) {
-  for (const char* line = begin; line < begin + bytes; line += kLine) {
+// tile wait for lines that another thread has read, and with them the next tile. The lines are
+// `stride` bytes apart.
+void PrefetchToWrite(const char* line, int64_t bytes, int64_t stride) {
+  for (int64_t at = 0; at < bytes; at += kLine, line += stride) {
 #if defined(__x86_64__)
     // Compilers emit this instruction only for newer processors; others ignore it.
     asm volatile("prefetchw %0" : : "m"(*line));
@@ -182,6 +183,7 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   const int columns =
       args.pad_output ? packed_columns : std::min(packed_columns, m.outputs - first_column);
   const int64_t out_size = static_cast<int64_t>(SizeOf(args.output.dtype));
+  const int64_t line_stride = work.packed_output == nullptr ? kLine : kLine * kMatrixTileRows;
 
   const int rows = task.row_end - task.row_begin;
   const bool matrix = UsesMatrixUnit(bank, m, args.input.dtype, rows);
@@ -222,9 +224,8 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
                          : nullptr;
     for (int i = 0; i < tile.rows; ++i) {
       tile.source[i] = SourceOf(work, begin + i);
-      tile.out[i] =
-          args.output.row(begin + i - work.first_output) + (output_begin + first_column) * out_size;
-      PrefetchToWrite(tile.out[i], columns * out_size);
+      tile.out[i] = OutputOf(work, begin + i, output_begin + first_column);
+      PrefetchToWrite(tile.out[i], columns * out_size, line_stride);
     }
     tile.ahead = stream         ? nullptr
                  : next.empty() ? bank.block(m, block)
@@ -238,7 +239,8 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
                       .bias = m.bias == nullptr ? nullptr : m.bias + block * kBlock,
                       .out = tile.out,
                       .out_bf16 = args.output.dtype == DType::kBF16,
-                      .cols = columns});
+                      .cols = columns,
+                      .line_stride = line_stride});
   }
 }
 
@@ -285,20 +287,35 @@ const char* CpuBackend::InputRow(const LinearWork& work, int segment, int row) {
   return args.input.row(row) + segment * columns * size;
 }
 
+char* CpuBackend::OutputOf(const LinearWork& work, int assignment, int64_t first_column) {
+  const RowsView& output = work.args.output;
+  const int64_t row = assignment - work.first_output;
+  const int64_t at = first_column * static_cast<int64_t>(SizeOf(output.dtype));
+  if (work.packed_output == nullptr) return output.row(row) + at;
+  const int64_t tile_bytes = PackedRowsBytes(kMatrixTileRows, output.cols * 2);
+  return work.packed_output + row / kMatrixTileRows * tile_bytes + row % kMatrixTileRows * kLine +
+         at * kMatrixTileRows;
+}
+
+char* CpuBackend::PackedMemory(int part, int rows, int64_t row_bytes, int worker) {
+  std::vector<PackedRows>& parts = scratch_[worker].packed;
+  if (parts.size() <= static_cast<size_t>(part)) parts.resize(part + 1);
+  PackedRows& packed = parts[part];
+  const auto lines = static_cast<size_t>(PackedRowsBytes(rows, row_bytes) / kLine);
+  packed.product = 0;
+  if (packed.lines.size() < lines) packed.lines.resize(lines);
+  return packed.lines.data()->bytes;
+}
+
 const char* CpuBackend::PackTask(const LinearWork& work, const LinearTask& task, int worker) {
   const auto& bank = static_cast<const CpuLinearBank&>(*work.args.bank);
   std::vector<PackedRows>& parts = scratch_[worker].packed;
-  if (parts.size() <= static_cast<size_t>(task.part)) parts.resize(task.part + 1);
-  PackedRows& packed = parts[task.part];
-  if (packed.product == work.product && packed.expert == task.expert &&
-      packed.row_begin == task.row_begin && packed.row_end == task.row_end) {
-    return packed.lines.data()->bytes;
+  if (static_cast<size_t>(task.part) < parts.size() && parts[task.part].Has(work.product, task)) {
+    return parts[task.part].lines.data()->bytes;
   }
   const int rows = task.row_end - task.row_begin;
   const int64_t bytes = RowBytes(bank, bank.matrix(task.expert));
-  const auto lines = static_cast<size_t>(PackedRowsBytes(rows, bytes) / kLine);
-  packed.product = 0;  // if there is no memory
-  if (packed.lines.size() < lines) packed.lines.resize(lines);
+  char* const out = PackedMemory(task.part, rows, bytes, worker);
   const char* x[kRowsPerTask];
   for (int i = 0; i < rows; ++i) {
     x[i] = InputRow(work, work.args.segments ? task.expert : 0, SourceOf(work, task.row_begin + i));
@@ -310,12 +327,9 @@ const char* CpuBackend::PackTask(const LinearWork& work, const LinearTask& task,
                      .bytes = bytes,
                      .group_bytes = groups ? QuantGroup(type) : bytes,
                      .group_stride = groups ? QuantRecordBytes(type, QuantGroup(type)) : 0,
-                     .out = packed.lines.data()->bytes});
-  packed.product = work.product;
-  packed.expert = task.expert;
-  packed.row_begin = task.row_begin;
-  packed.row_end = task.row_end;
-  return packed.lines.data()->bytes;
+                     .out = out});
+  parts[task.part].Set(work.product, task);
+  return out;
 }
 
 void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m,

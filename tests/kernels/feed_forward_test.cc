@@ -86,9 +86,9 @@ std::vector<std::vector<int>> UnevenRoutes(Random& random, int experts, int rows
 }
 
 TEST_P(FeedForwardTest, HasTheBitsOfTheTwoProducts) {
-  const std::vector<int> widths = {40, 16, 7, 130, 64, 1, 33};
+  const std::vector<int> widths = {40, 16, 7, 130, 64, 1, 33, 96, 160};
   const auto experts = static_cast<int>(widths.size());
-  const int model = 72, stride = 144;
+  const int model = 72, stride = 176;
   for (const int threads : {1, 3}) {
     const std::unique_ptr<Backend> backend = MakeBackend(threads);
     for (const Types& t : kTypes) {

@@ -99,16 +99,19 @@ void MultiplyBySigmoid(void* x, bool bf16, const float* gate, int64_t n) {
 template <bool kBf16, typename Result>
 inline __attribute__((always_inline)) void StoreRows(const EpilogueArgs& a, const Result& result) {
   constexpr int kSize = kBf16 ? 2 : 4;
+  // From the first and the second panel of each pair to the next one.
+  const int64_t steps[2] = {kBf16 ? 32 : a.line_stride, a.line_stride - (kBf16 ? 32 : 0)};
   for (int r = 0; r < a.rows; ++r) {
     char* out = a.out[r];
     int begin = 0;
     for (; begin + kPanel <= a.cols; begin += kPanel) {
-      StoreResults(result(r, begin), kBf16, out + begin * kSize);
+      StoreResults(result(r, begin), kBf16, out);
+      out += steps[begin / kPanel % 2];
     }
     if (begin < a.cols) {
       alignas(64) char some[64];
       StoreResults(result(r, begin), kBf16, some);
-      __builtin_memcpy(out + begin * kSize, some, static_cast<size_t>((a.cols - begin) * kSize));
+      __builtin_memcpy(out, some, static_cast<size_t>((a.cols - begin) * kSize));
     }
   }
 }
