@@ -8,6 +8,10 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/quantization.h"
 
+namespace moeserve::rounding {
+struct RoundingKernels;
+}
+
 namespace moeserve {
 
 // Returns the integer of one column of a packed row.
@@ -54,6 +58,9 @@ inline constexpr int kMaxMinimumUnit = 17;
 // that is not finite, or larger in magnitude than the largest f16 (65504), gets a NaN scale, so
 // that the error is visible in the results.
 void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, F16* scales);
+// Does the same with the given kernels; all kernels compute the same bits.
+void QuantizeRow(const rounding::RoundingKernels& kernels, Quantization type,
+                 std::span<const float> row, int8_t* values, F16* scales);
 
 // The inverse of QuantizeRow(): computes the elements of a row.
 void DequantizeRow(Quantization type, const int8_t* values, const F16* scales,

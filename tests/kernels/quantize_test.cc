@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/base/rounding/select_kernels.h"
 #include "tests/support/integer_weights.h"
 #include "tests/support/random.h"
 
@@ -35,13 +36,14 @@ struct Rounded {
   }
 };
 
-Rounded Round(Quantization type, const std::vector<float>& row) {
+Rounded Round(Quantization type, const std::vector<float>& row,
+              const rounding::RoundingKernels& kernels = rounding::SelectedKernels()) {
   const auto columns = static_cast<int64_t>(row.size());
   Rounded r{type, columns, {}, {}};
   // Initialised with impossible values, so that missing writes are detected.
   r.values.assign(static_cast<size_t>(QuantRowValues(type, columns)), -128);
   r.scales.assign(static_cast<size_t>(QuantScales(type, columns)), 0xffff);
-  QuantizeRow(type, row, r.values.data(), r.scales.data());
+  QuantizeRow(kernels, type, row, r.values.data(), r.scales.data());
   return r;
 }
 
@@ -335,6 +337,27 @@ TEST(QuantizeRow, TheBitsStay) {
     }
   }
   EXPECT_EQ(hash, 0x769d490737754a0dULL);
+}
+
+// Every instruction set computes the same bits, for rows that fill the last group of lanes, its
+// last subgroup, or neither, with groups of zeros and values that are not finite.
+TEST(QuantizeRow, EveryInstructionSetComputesTheSameBits) {
+  Random random(11);
+  for (const Quantization type : kTypes) {
+    for (const int64_t n : {1, 31, 32, 40, 256, 257, 288, 500, 512, 544, 1000, 1536}) {
+      std::vector<float> row = random.Normals(n, 0.02);
+      if (n == 288) std::fill(row.begin(), row.begin() + 64, 0.0f);
+      if (n == 500) row[300] = std::numeric_limits<float>::infinity();
+      if (n == 544) row[1] = 1e-42f;
+      if (n == 1000) std::fill(row.begin() + 32, row.begin() + 96, 0.25f);
+      const Rounded expected = Round(type, row, rounding::kPlainKernels);
+      for (const rounding::RoundingKernels* kernels : rounding::SupportedKernels()) {
+        const Rounded found = Round(type, row, *kernels);
+        EXPECT_EQ(found.values, expected.values) << kernels->name << ", " << n << " columns";
+        EXPECT_EQ(found.scales, expected.scales) << kernels->name << ", " << n << " columns";
+      }
+    }
+  }
 }
 
 TEST(PackQuantizedRow, UnpacksToTheSame) {
