@@ -200,8 +200,8 @@ struct EpilogueArgs {
   char* const* out;   // [rows] first output column of this block
   bool out_bf16;
   int cols;  // number of output columns to write
-  // The distance from 64 bytes of a row's output to its next 64 bytes, which is larger in the layout
-  // of PackRowsArgs.
+  // The distance from 64 bytes of a row's output to its next 64 bytes, which is larger in the
+  // layout of PackRowsArgs.
   int64_t line_stride = 64;
 };
 
