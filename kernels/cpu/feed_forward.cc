@@ -17,7 +17,7 @@ namespace {
 // cache of 2 MiB; a cache that several cores share reports a size that one thread does not have.
 constexpr int64_t kMinHiddenBytes = 384 << 10;
 constexpr int64_t kMaxHiddenBytes = 1280 << 10;
-// What else the second-level cache holds: two blocks of weights and the input rows.
+// What is left of the second-level cache for two blocks of weights and the input rows.
 constexpr int64_t kOtherBytes = 768 << 10;
 // With fewer experts per thread, some threads would be idle while the last experts are computed.
 constexpr int kExpertsPerThread = 16;
@@ -27,7 +27,8 @@ constexpr int kFewRows = 8;
 
 const CpuLinearBank& Cpu(const LinearBank& bank) { return static_cast<const CpuLinearBank&>(bank); }
 
-// Returns the bytes of hidden units that one thread keeps in its second-level cache.
+// Returns the bytes of hidden units that one thread keeps in its second-level cache. The size of
+// the cache is 0 or -1 where it is unknown.
 int64_t HiddenBytes() {
   static const int64_t bytes = std::clamp<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE) - kOtherBytes,
                                                    kMinHiddenBytes, kMaxHiddenBytes);
@@ -124,9 +125,9 @@ void CpuBackend::RunFusedTask(const FeedForwardArgs& args, const LinearWork& up,
 
   RowsView hidden;
   hidden.dtype = args.input.dtype;
-  hidden.rows = task.row_end - task.row_begin;
-  hidden.cols = hidden.stride = HiddenColumns(up_bank, task.expert);
   const int rows = task.row_end - task.row_begin;
+  hidden.rows = rows;
+  hidden.cols = hidden.stride = HiddenColumns(up_bank, task.expert);
   char* packed = nullptr;  // the hidden units as the next product's packed rows
   const bool packs = down_bank.shape().quantization == Quantization::kNone &&
                      UsesMatrixUnit(down_bank, down, hidden.dtype, rows);

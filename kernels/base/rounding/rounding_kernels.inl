@@ -9,7 +9,7 @@ namespace {
 constexpr int kLanes = MOESERVE_ROUNDING_LANES;
 using Lanes = float __attribute__((vector_size(4 * kLanes)));
 using IntLanes = int32_t __attribute__((vector_size(4 * kLanes)));
-static_assert(kLanes <= kMaxLanes);
+static_assert(kLanes >= kMinLanes && kLanes <= kMaxLanes);
 
 inline Lanes Splat(float v) { return v - Lanes{}; }
 
@@ -308,8 +308,7 @@ inline RoundedLines Rounded(const SubGroups& groups, const Lines& lines, float d
 }
 
 // Rounds n weights of one subgroup to the levels of a line.
-void RoundWeights(const float* weights, int n, float step, float low,
-                                int8_t* values) {
+void RoundWeights(const float* weights, int n, float step, float low, int8_t* values) {
   const Lanes inverse = Splat(step > 0.0f ? 1.0f / step : 0.0f);
   int32_t levels[kSubGroup];
   for (int begin = 0; begin < kSubGroup; begin += kLanes) {
