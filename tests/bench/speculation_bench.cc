@@ -5,8 +5,10 @@
 //
 // Two engines with the same model run in one process, one with drafts and one without. A pair of
 // runs decodes once with each; the engine that runs first alternates. Prints the median over the
-// pairs of the ratio of their tokens per second, its smallest and largest value, and the mean
-// number of tokens per sequence and step. Cases of a synthetic model:
+// pairs of the ratio of their tokens per second, its smallest and largest value; the median ratio
+// of their times per output token (TPOT: from the first to the last token of a request, so without
+// its prompt; above 1: drafts are faster); and with drafts, the mean numbers of tokens per sequence
+// and step and of decoding rows per step. Cases of a synthetic model:
 //
 //   edit    the prompt is a text of random tokens. The answer repeats it with a change every 20
 //           tokens or so (one to three tokens replaced, inserted or left out). A random model would
@@ -126,21 +128,47 @@ struct Work {
   SamplingParams sampling;
 };
 
-struct Run {
-  double tokens_per_second = 0.0;
-  double tokens_per_step = 0.0;  // of a sequence
+// Also takes the times of the first and the last token.
+class TimedSink : public CollectingSink {
+ public:
+  void OnDelta(OutputDelta delta) override {
+    const auto now = Clock::now();
+    if (tokens().empty()) first_ = now;
+    last_ = now;
+    CollectingSink::OnDelta(std::move(delta));
+  }
+  // Only after Wait().
+  double SecondsPerToken() const {
+    return std::chrono::duration<double>(last_ - first_).count() /
+           std::max<double>(1.0, static_cast<double>(tokens().size()) - 1.0);
+  }
+
+ private:
+  Clock::time_point first_, last_;
 };
 
+struct Run {
+  double tokens_per_second = 0.0;
+  double seconds_per_token = 0.0;  // TPOT, the mean of all requests
+  double tokens_per_step = 0.0;    // of a sequence
+  double rows_per_step = 0.0;      // decoding rows
+};
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 Run Decode(Engine& engine, const std::vector<Work>& work) {
-  std::vector<std::shared_ptr<CollectingSink>> sinks;
-  const uint64_t steps = engine.Stats().steps;
+  std::vector<std::shared_ptr<TimedSink>> sinks;
+  const EngineStats before = engine.Stats();
   const auto begin = Clock::now();
   for (size_t i = 0; i < work.size(); ++i) {
     Request r;
     r.id = std::to_string(i);
     r.prompt = work[i].prompt;
     r.sampling = work[i].sampling;
-    sinks.push_back(std::make_shared<CollectingSink>());
+    sinks.push_back(std::make_shared<TimedSink>());
     if (const absl::Status s = engine.Submit(std::move(r), sinks.back()); !s.ok()) Stop(s);
   }
   double tokens = 0.0;
@@ -148,16 +176,25 @@ Run Decode(Engine& engine, const std::vector<Work>& work) {
     if (!sink->Wait().ok()) Stop(sink->Wait());
     tokens += static_cast<double>(sink->tokens().size());
   }
-  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  return {tokens / seconds, tokens / static_cast<double>(work.size()) /
-                                static_cast<double>(engine.Stats().steps - steps)};
+  Run run;
+  run.tokens_per_second = tokens / std::chrono::duration<double>(Clock::now() - begin).count();
+  const auto sequences = static_cast<double>(work.size());
+  for (const auto& sink : sinks) run.seconds_per_token += sink->SecondsPerToken() / sequences;
+  const EngineStats after = engine.Stats();
+  const auto steps = static_cast<double>(after.steps - before.steps);
+  run.tokens_per_step = tokens / sequences / steps;
+  // A token that was not an accepted draft took a row of its own.
+  const auto accepted = static_cast<double>(after.accepted_tokens - before.accepted_tokens);
+  const auto drafted = static_cast<double>(after.drafted_tokens - before.drafted_tokens);
+  run.rows_per_step = (tokens - accepted + drafted) / steps;
+  return run;
 }
 
 // Runs pairs with the work that `make(round)` returns, and prints the result.
 template <typename Make>
 void Compare(const char* name, int batch, int pairs, Served (&served)[2], const Make& make) {
-  std::vector<double> ratios;
-  double per_step[2] = {}, speed[2] = {};
+  std::vector<double> ratios, decoding;
+  double per_step = 0.0, rows = 0.0, speed[2] = {};
   for (int pair = -1; pair < pairs; ++pair) {  // the first pair is warm-up
     const std::vector<Work> work = make(pair + 1);
     Run runs[2];
@@ -167,14 +204,14 @@ void Compare(const char* name, int batch, int pairs, Served (&served)[2], const 
     }
     if (pair < 0) continue;
     ratios.push_back(runs[1].tokens_per_second / runs[0].tokens_per_second);
-    for (const int on : {0, 1}) {
-      per_step[on] += runs[on].tokens_per_step / pairs;
-      speed[on] += runs[on].tokens_per_second / pairs;
-    }
+    decoding.push_back(runs[0].seconds_per_token / runs[1].seconds_per_token);
+    per_step += runs[1].tokens_per_step / pairs;
+    rows += runs[1].rows_per_step / pairs;
+    for (const int on : {0, 1}) speed[on] += runs[on].tokens_per_second / pairs;
   }
-  std::sort(ratios.begin(), ratios.end());
-  std::printf("%-8s %6d %10.0f %10.0f %8.3f %8.3f to %6.3f %12.2f\n", name, batch, speed[0],
-              speed[1], ratios[ratios.size() / 2], ratios.front(), ratios.back(), per_step[1]);
+  const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
+  std::printf("%-8s %6d %10.0f %10.0f %8.3f %8.3f to %6.3f %8.3f %12.2f %10.2f\n", name, batch,
+              speed[0], speed[1], Median(ratios), *least, *most, Median(decoding), per_step, rows);
   std::fflush(stdout);
 }
 
@@ -303,8 +340,8 @@ int main(int argc, char** argv) {
       }
     }
   }
-  std::printf("%-8s %6s %10s %10s %8s %18s %12s\n", "case", "batch", "without", "with", "ratio",
-              "range", "tokens/step");
+  std::printf("%-8s %6s %10s %10s %8s %18s %8s %12s %10s\n", "case", "batch", "without", "with",
+              "ratio", "range", "TPOT", "tokens/step", "rows/step");
   if (s.folder.empty()) {
     moeserve::testing::Synthetic(s);
   } else {
