@@ -5,14 +5,16 @@
 namespace moeserve {
 namespace {
 
-constexpr float kKept = 0.9f;  // what is left of the weight of earlier tokens after each token
+// What is left of the weight of earlier tokens after each token. Edits are some 20 tokens apart, so
+// a shorter memory would overrate each of them.
+constexpr float kKept = 0.97f;
 constexpr double kPriorWeight = 4.0;
 
 }  // namespace
 
 int AcceptanceRecord::ClassOf(int matched) {
-  if (matched < 0) return 5;
-  return matched >= 8 ? 4 : matched >= 4 ? 3 : matched >= 3 ? 2 : matched > 0 ? 1 : 0;
+  if (matched < 0) return kClasses - 1;
+  return matched >= 8 ? 5 : matched >= 4 ? 4 : matched;
 }
 
 void AcceptanceRecord::Add(int matched, bool right) {

@@ -6,8 +6,8 @@
 namespace moeserve {
 
 // How often proposals were right, by what they rest on (Proposal::matched): a draft model, earlier
-// outputs under a constraint, or 2, 3, 4 to 7, 8 or more matching tokens. Earlier proposals count
-// less and less.
+// outputs under a constraint, or 1, 2, 3, 4 to 7, 8 or more matching tokens. Earlier proposals
+// count less and less.
 class AcceptanceRecord {
  public:
   // Adds a proposed token that rests on `matched` tokens.
@@ -17,7 +17,7 @@ class AcceptanceRecord {
   double Share(int matched, double prior) const;
 
  private:
-  static constexpr int kClasses = 6;
+  static constexpr int kClasses = 7;
   static int ClassOf(int matched);
 
   std::array<float, kClasses> right_{};

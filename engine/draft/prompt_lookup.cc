@@ -19,6 +19,15 @@ bool BlockHas(const TokenId* text, TokenId before, TokenId last) {
   return found != 0;
 }
 
+// Sets the proposal's tokens to the `most` tokens from `distance` before the end of the text on.
+void Take(std::span<const TokenId> text, int64_t distance, int most, Proposal& proposal) {
+  proposal.distance = distance;
+  const auto tokens = text.last(static_cast<size_t>(distance));
+  for (int64_t i = 0; i < most; ++i) {
+    proposal.tokens.push_back(tokens[static_cast<size_t>(i % distance)]);
+  }
+}
+
 }  // namespace
 
 Proposal LookUp(std::span<const TokenId> text, int most) {
@@ -50,9 +59,25 @@ Proposal LookUp(std::span<const TokenId> text, int most) {
   }
   for (int64_t i = end - 1; i >= 1 && proposal.matched < kLongestMatch; --i) consider(i);
   if (proposal.matched == 0) return proposal;
-  const int64_t period = size - place;
-  for (int64_t i = 0; i < most; ++i) {
-    proposal.tokens.push_back(text[static_cast<size_t>(place + i % period)]);
+  Take(text, size - place, most, proposal);
+  return proposal;
+}
+
+Proposal LookUp(std::span<const TokenId> text, int most, Alignment& alignment) {
+  Proposal proposal = LookUp(text, most);
+  const int64_t size = std::ssize(text);
+  if (proposal.matched >= kAligningMatch) alignment = {proposal.distance, size};
+  const bool holds = alignment.length > 0 && size - alignment.length <= kAlignedTokens;
+  if (proposal.matched > 0 || most <= 0 || !holds) return proposal;
+  // Shifts of 0, -1, 1, -2, 2 ... A shorter distance is a later place.
+  for (int64_t i = 0; i <= 2 * kMostShift; ++i) {
+    const int64_t shift = i % 2 == 0 ? i / 2 : -(i + 1) / 2;
+    const int64_t distance = alignment.distance + shift;
+    if (distance < 1 || distance >= size) continue;
+    if (text[size - distance - 1] != text[size - 1]) continue;
+    proposal.matched = 1;
+    Take(text, distance, most, proposal);
+    break;
   }
   return proposal;
 }

@@ -78,6 +78,7 @@ struct Sequence {
   SamplingState sampling;
   std::vector<TokenId> tokens;  // prompt tokens, then generated tokens
   Proposal proposal;            // tokens that may follow
+  Alignment alignment;          // of `tokens`, for prompt lookup
   std::vector<TokenId> draft;   // the leading tokens of `proposal` that the next step computes
   AcceptanceRecord acceptance;  // how often earlier proposals were right
   // Number of leading tokens whose keys and values the draft model has in `blocks`.

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "engine/draft/constraint_memory.h"
@@ -31,7 +33,9 @@ Proposal SlowLookUp(const Tokens& text, int most) {
     if (matched < kShortestMatch || matched <= best.matched) continue;
     Tokens all = text;
     for (int i = 0; i < most; ++i) all.push_back(all[static_cast<size_t>(place + i)]);
-    best = {.tokens = Tokens(all.begin() + size, all.end()), .matched = matched};
+    best = {.tokens = Tokens(all.begin() + size, all.end()),
+            .matched = matched,
+            .distance = size - place};
   }
   return best;
 }
@@ -73,10 +77,122 @@ TEST(LookUp, EqualsTheDefinitionOnRandomTexts) {
     const Proposal proposal = LookUp(text, most);
     ASSERT_EQ(proposal.tokens, expected.tokens) << "text " << i;
     ASSERT_EQ(proposal.matched, expected.matched) << "text " << i;
+    ASSERT_EQ(proposal.distance, expected.distance) << "text " << i;
     found += proposal.matched > 0;
   }
   EXPECT_GT(found, 1000);
   EXPECT_LT(found, 3000);
+}
+
+// Returns `count` different tokens from `first` on.
+Tokens Ascending(TokenId first, int count) {
+  Tokens tokens(static_cast<size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+// A text of which `same` tokens were copied, with its alignment.
+struct Copy {
+  explicit Copy(int same) : text(Ascending(100, 80)) {
+    for (int i = 0; i < same; ++i) Add(100 + i);
+  }
+  Proposal Add(TokenId token) {
+    text.push_back(token);
+    return LookUp(text, 3, alignment);
+  }
+  Tokens text;
+  Alignment alignment;
+};
+
+TEST(Alignment, OneTokenContinuesACopyAfterAChange) {
+  for (const TokenId next : {110, 111, 114, 105, 126, 130, 95}) {
+    SCOPED_TRACE(next);
+    for (const int changed : {0, 1, 3}) {
+      Copy copy(10);  // the token 110 would follow
+      for (int i = 0; i < changed; ++i) {
+        EXPECT_TRUE(copy.Add(1 + i).tokens.empty()) << "a new token follows nothing";
+      }
+      // Only tokens up to kMostShift away from those that would follow without the change.
+      const int64_t shift = std::abs(int64_t{next} - (110 + changed));
+      const Proposal proposal = copy.Add(next);
+      if (next < 100 || shift > kMostShift) {
+        EXPECT_TRUE(proposal.tokens.empty());
+      } else if (changed == 0 && next == 110) {
+        EXPECT_EQ(proposal.matched, 11);
+      } else {
+        EXPECT_EQ(proposal.matched, 1);
+        EXPECT_EQ(proposal.tokens, Ascending(next + 1, 3));
+      }
+    }
+  }
+}
+
+TEST(Alignment, TakesTheNearestPlace) {
+  // After "1 2 3 4 5", the original has 50 at shifts -1, 1 and 3; 60 at shift 3; 70 at 2 and -2.
+  const Tokens original = {8, 70, 50, 1, 2, 3, 4, 5, 6, 70, 50, 9, 50, 60, 7, 11};
+  Tokens text = original;
+  for (const TokenId t : {1, 2, 3, 4, 5}) text.push_back(t);
+  Alignment alignment;
+  EXPECT_EQ(LookUp(text, 1, alignment).tokens, Tokens{6});
+  const auto next = [&](TokenId token) {
+    Tokens longer = text;
+    longer.push_back(token);
+    Alignment copy = alignment;
+    return LookUp(longer, 1, copy).tokens;
+  };
+  EXPECT_EQ(next(50), Tokens{9});
+  EXPECT_EQ(next(60), Tokens{7});
+  EXPECT_EQ(next(70), Tokens{50});
+  EXPECT_EQ(next(12), Tokens{});
+}
+
+TEST(Alignment, EndsAfterSomeTokens) {
+  Copy copy(8);
+  for (int i = 0; i < kAlignedTokens - 1; ++i) EXPECT_TRUE(copy.Add(1 + i).tokens.empty());
+  Copy later = copy;
+  EXPECT_EQ(copy.Add(108 + kAlignedTokens - 1).matched, 1);
+  EXPECT_TRUE(later.Add(99).tokens.empty());
+  EXPECT_TRUE(later.Add(108 + kAlignedTokens).tokens.empty());
+}
+
+TEST(Alignment, NeedsAMatchOfFourTokens) {
+  Copy copy(kAligningMatch - 1);
+  copy.Add(1);
+  EXPECT_TRUE(copy.Add(104).tokens.empty());
+  Copy longer(kAligningMatch);
+  longer.Add(1);
+  EXPECT_EQ(longer.Add(105).matched, 1);
+}
+
+// The function changes nothing where LookUp() without an alignment finds something, and what it
+// finds besides is in the text.
+TEST(Alignment, OnlyAddsProposals) {
+  Random random(5);
+  int added = 0;
+  for (int i = 0; i < 300; ++i) {
+    const int alphabet = 5 + random.Below(60);
+    Tokens text(static_cast<size_t>(1 + random.Below(60)));
+    for (TokenId& t : text) t = random.Below(alphabet);
+    const Tokens original = text;
+    Alignment alignment;
+    for (size_t k = 0; k < 60; ++k) {
+      const bool same = k < original.size() && random.Below(6) > 0;
+      text.push_back(same ? original[k] : random.Below(alphabet));
+      const Proposal without = LookUp(text, 4), with = LookUp(text, 4, alignment);
+      if (without.matched > 0 || with.tokens.empty()) {
+        ASSERT_EQ(with.tokens, without.tokens);
+        ASSERT_EQ(with.matched, without.matched);
+        continue;
+      }
+      ++added;
+      ASSERT_EQ(with.matched, 1);
+      ASSERT_EQ(with.tokens.size(), 4u);
+      const auto place = text.size() - static_cast<size_t>(with.distance);
+      ASSERT_EQ(text[place - 1], text.back());
+      ASSERT_EQ(text[place], with.tokens[0]);
+    }
+  }
+  EXPECT_GT(added, 200);
 }
 
 TEST(AcceptanceRecord, FollowsWhatWasSeenLast) {
@@ -85,8 +201,25 @@ TEST(AcceptanceRecord, FollowsWhatWasSeenLast) {
   for (int i = 0; i < 60; ++i) record.Add(5, true);
   EXPECT_GT(record.Share(5, 0.3), 0.75);
   EXPECT_DOUBLE_EQ(record.Share(2, 0.3), 0.3) << "shorter matches are judged by themselves";
-  for (int i = 0; i < 60; ++i) record.Add(5, false);
+  for (int i = 0; i < 120; ++i) record.Add(5, false);
   EXPECT_LT(record.Share(5, 0.3), 0.15);
+}
+
+TEST(AcceptanceRecord, OneWrongTokenChangesLittle) {
+  AcceptanceRecord record;
+  for (int i = 0; i < 100; ++i) {
+    record.Add(8, i % 20 != 19);
+    EXPECT_NEAR(record.Share(8, 0.95), 0.95, 0.05) << i;
+  }
+}
+
+TEST(AcceptanceRecord, KeepsTheKindsOfProposalsApart) {
+  AcceptanceRecord record;
+  for (const int matched : {kByConstraint, kByModel, 1, 2, 3, 4, 8}) {
+    EXPECT_EQ(record.Share(matched, 0.5), 0.5) << matched;
+    record.Add(matched, true);
+    EXPECT_GT(record.Share(matched, 0.5), 0.5) << matched;
+  }
 }
 
 // Allows the tokens 0 to 9 for ever, unless `last` of them is a number of tokens after which the
