@@ -9,6 +9,9 @@ namespace {
 constexpr double kNewest = 0.1;  // the weight of a new time in the average of times
 // A time counts as at most this many times the expected one, to limit the effect of outliers.
 constexpr double kOutlier = 3.0;
+// A time counts for so many further steps. A number of rows that a slow step made look bad is no
+// longer chosen, so its time must be forgotten to be measured again.
+constexpr uint64_t kRemembered = 256;
 // Drafts must be expected to raise the tokens per second by this factor: times are not exact.
 constexpr double kLeastGain = 1.03;
 // The share of right tokens that is assumed before any was observed.
@@ -41,24 +44,31 @@ double ReadShare::operator()(int rows) const {
 void DraftDepth::ObserveStep(int rows, double seconds) {
   if (rows < 1 || rows > kMostRows) return;
   Timed& t = times_[static_cast<size_t>(rows)];
+  if (!Known(rows)) t = {};
+  t.last_step = ++steps_;
   if (t.observed > 0) seconds = std::min(seconds, kOutlier * t.seconds);
   ++t.observed;
   const double weight = std::max(1.0 / t.observed, kNewest);
   t.seconds += weight * (seconds - t.seconds);
 }
 
+bool DraftDepth::Known(int rows) const {
+  const Timed& t = times_[static_cast<size_t>(rows)];
+  return t.observed > 0 && steps_ - t.last_step <= kRemembered;
+}
+
 double DraftDepth::Seconds(int rows) const {
   // The nearest numbers of rows whose times are known.
   int below = rows, above = rows;
-  while (below > 0 && times_[static_cast<size_t>(below)].observed == 0) --below;
-  while (above <= kMostRows && times_[static_cast<size_t>(above)].observed == 0) ++above;
-  const auto known = [&](int n) { return times_[static_cast<size_t>(n)].seconds; };
-  const auto scaled = [&](int n) { return known(n) * read_share_(rows) / read_share_(n); };
+  while (below > 0 && !Known(below)) --below;
+  while (above <= kMostRows && !Known(above)) ++above;
+  const auto seconds = [&](int n) { return times_[static_cast<size_t>(n)].seconds; };
+  const auto scaled = [&](int n) { return seconds(n) * read_share_(rows) / read_share_(n); };
   if (below == 0) return above > kMostRows ? 0.0 : scaled(above);
   if (above > kMostRows) return scaled(below);
-  if (below == above) return known(below);
+  if (below == above) return seconds(below);
   const double share = static_cast<double>(rows - below) / (above - below);
-  return known(below) + share * (known(above) - known(below));
+  return seconds(below) + share * (seconds(above) - seconds(below));
 }
 
 void DraftDepth::Choose(int rows, int most, std::span<Candidate> candidates) const {

@@ -67,17 +67,23 @@ class DraftDepth {
   // Adds a proposed token of any sequence; see AcceptanceRecord::Add().
   void ObserveToken(int matched, bool right) { record_.Add(matched, right); }
 
-  // Returns the expected time of a step in seconds; 0 if no step was observed.
+  // Returns the expected time of a step in seconds; 0 if no step was observed. Times that were not
+  // observed in the last steps are estimated from those of other numbers of rows.
   double Seconds(int rows) const;
 
  private:
   struct Timed {
     double seconds = 0.0;
-    int observed = 0;  // number of steps; 0: `seconds` is not known
+    int observed = 0;        // number of steps
+    uint64_t last_step = 0;  // the value of `steps_` at the last of them
   };
+
+  // Whether the time of such steps was observed not long ago.
+  bool Known(int rows) const;
 
   ReadShare read_share_;
   AcceptanceRecord record_;  // of all sequences
+  uint64_t steps_ = 0;       // that were observed
   std::array<Timed, kMostRows + 1> times_{};
 };
 

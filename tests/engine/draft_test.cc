@@ -435,5 +435,19 @@ TEST(DraftDepth, EstimatesTimesThatWereNotObserved) {
   EXPECT_LT(depth.Seconds(5), 4.0) << "an outlier counts as three times the expected time";
 }
 
+TEST(DraftDepth, TriesANumberOfRowsAgainThatWasSlowOnce) {
+  DraftDepth depth(Share());
+  depth.ObserveStep(1, 1.0);
+  for (int rows = 2; rows <= 17; ++rows) depth.ObserveStep(rows, 20.0);  // the machine was busy
+  int steps = 0;
+  for (; steps < 1000 && Chosen(depth, 16, 1.0) < 16; ++steps) {
+    const int rows = 1 + Chosen(depth, 16, 1.0);
+    depth.ObserveStep(rows, 1.0 + 0.01 * rows);
+  }
+  EXPECT_GT(steps, 100) << "a known time is not measured again at once";
+  EXPECT_LT(steps, 400);
+  EXPECT_LT(depth.Seconds(17), 3.0);
+}
+
 }  // namespace
 }  // namespace moeserve::testing
