@@ -5,8 +5,8 @@
 namespace moeserve {
 namespace {
 
-// What is left of the weight of earlier tokens after each token. Edits are some 20 tokens apart, so
-// a shorter memory would overrate each of them.
+// What is left of the weight of earlier tokens after each token. With a shorter memory, one wrong
+// token in 20 would shorten the next drafts.
 constexpr float kKept = 0.97f;
 constexpr double kPriorWeight = 4.0;
 
