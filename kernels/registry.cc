@@ -1,25 +1,14 @@
 #include "kernels/registry.h"
 
-#include <sched.h>
-
 #include <map>
 
+#include "base/control_group.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/isa/isa.h"
 #include "kernels/cuda/device/device.h"
 
 namespace moeserve {
 namespace {
-
-// Returns the number of cores that this process may use; in a container this can be fewer than the
-// machine has.
-int AvailableCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  const int cores = CPU_COUNT(&set);
-  return cores > 0 ? cores : 1;
-}
 
 std::map<std::string, BackendFactory>& RegisteredDevices() {
   static auto* const devices = new std::map<std::string, BackendFactory>;

@@ -169,8 +169,16 @@ void ServerContext::Tick() {
     }
     metrics_history_.Add(now, std::move(reading));
   }
-  trim_.Tick(memory_->used() + call_memory_->used(),
-             memory_->TakePeak() + call_memory_->TakePeak());
+  size_t held = 0;
+  size_t peak = 0;
+  const auto add = [&](MemoryBudget& memory) {
+    held += memory.used();
+    peak += memory.TakePeak();
+  };
+  add(*memory_);
+  add(*call_memory_);
+  if (settings_.tls != nullptr) add(settings_.tls->memory());
+  trim_.Tick(held, peak);
 }
 
 std::string ServerContext::MetricsText(ExpositionFormat format) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/control_group.h"
 #include "base/message.h"
 #include "model_loaders/architectures/native/config_json.h"
 #include "model_loaders/convert/new_folder.h"
@@ -231,7 +232,7 @@ class FolderWriter {
     const int64_t row_bytes = QuantRowBytes(task.type, columns);
     const int64_t at_once = std::clamp<int64_t>(kPieceBytes / row_bytes, 1, rows);
     std::vector<RowRounder> workers(
-        std::clamp<size_t>(std::thread::hardware_concurrency(), 1, static_cast<size_t>(at_once)),
+        static_cast<size_t>(std::min<int64_t>(AvailableCores(), at_once)),
         RowRounder(task.type, t));
     std::string integers(static_cast<size_t>(at_once * row_bytes), '\0');
     std::vector<F16> scales(static_cast<size_t>(at_once * QuantScales(task.type, columns)));

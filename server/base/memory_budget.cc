@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 #include <utility>
 
+#include "base/control_group.h"
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/text_values.h"
@@ -16,13 +16,6 @@ namespace {
 
 constexpr uint64_t kLeast = uint64_t{128} << 20;
 constexpr uint64_t kMost = uint64_t{4} << 30;
-
-// Returns the number in `file`; `otherwise` if there is none, such as "max".
-uint64_t NumberIn(const char* file, uint64_t otherwise) {
-  std::ifstream in(file);
-  uint64_t value = 0;
-  return in >> value ? value : otherwise;
-}
 
 }  // namespace
 
@@ -96,9 +89,7 @@ void MemoryCharge::Release() {
 size_t DefaultRequestMemory() {
   const uint64_t machine = static_cast<uint64_t>(std::max(0L, sysconf(_SC_PHYS_PAGES))) *
                            static_cast<uint64_t>(std::max(0L, sysconf(_SC_PAGESIZE)));
-  // Inside a container, its control group appears at the root of the file system; version 2 first.
-  const uint64_t group = std::min(NumberIn("/sys/fs/cgroup/memory.max", machine),
-                                  NumberIn("/sys/fs/cgroup/memory/memory.limit_in_bytes", machine));
+  const uint64_t group = ReadControlGroupLimits().memory_bytes.value_or(machine);
   return static_cast<size_t>(std::clamp(std::min(machine, group) / 8, kLeast, kMost));
 }
 

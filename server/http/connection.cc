@@ -46,7 +46,8 @@ std::string PeerAddress(const asio::ip::tcp::socket& socket) {
 
 Connection::Connection(asio::ip::tcp::socket socket, const ClientAddress& address,
                        std::shared_ptr<ConnectionEnvironment> environment, bool reserved)
-    : stream_(std::move(socket), environment->tls != nullptr ? environment->tls->http() : nullptr),
+    : stream_(std::move(socket),
+              environment->tls != nullptr ? environment->tls->http() : ConnectionTls{}),
       environment_(std::move(environment)),
       client_(PeerAddress(stream_.socket())),
       address_(address),

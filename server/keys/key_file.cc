@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <span>
@@ -15,6 +14,7 @@
 #include "absl/time/time.h"
 #include "base/message.h"
 #include "engine/request.h"
+#include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/strict_json.h"
 #include "server/base/text_values.h"
 
@@ -317,33 +317,27 @@ bool IsJson(std::string_view text) {
 class SecretText {
  public:
   static Result<SecretText> Read(const std::filesystem::path& file) {
-    std::ifstream in(file, std::ios::binary);
-    const std::string place = Concat("the key file ", file.string());
-    if (!in) return absl::NotFoundError(Concat("cannot read ", place));
-    SecretText out;
-    out.text_.resize(kMaxFileBytes + 1);
-    in.read(out.text_.data(), static_cast<std::streamsize>(out.text_.size()));
-    if (in.bad()) return absl::NotFoundError(Concat("cannot read ", place));
-    out.size_ = static_cast<size_t>(in.gcount());
-    if (out.size_ > kMaxFileBytes) {
-      return absl::InvalidArgumentError(
-          Concat(place, ": expected at most ", kMaxFileBytes, " bytes, found more"));
+    auto text = ReadTextFile(file, kMaxFileBytes);
+    if (!text.ok()) {
+      return Prefixed(Concat("cannot read the key file ", file.string(), ": "), text.status());
     }
+    SecretText out;
+    out.text_.assign(text->begin(), text->end());
+    OPENSSL_cleanse(text->data(), text->size());
     return out;
   }
   SecretText(SecretText&&) = default;
   SecretText& operator=(SecretText&&) = default;
   ~SecretText() {
-    if (!text_.empty()) OPENSSL_cleanse(text_.data(), size_);
+    if (!text_.empty()) OPENSSL_cleanse(text_.data(), text_.size());
   }
 
-  std::string_view text() const { return std::string_view(text_.data(), size_); }
+  std::string_view text() const { return std::string_view(text_.data(), text_.size()); }
 
  private:
   SecretText() = default;
 
   std::vector<char> text_;
-  size_t size_ = 0;
 };
 
 }  // namespace

@@ -19,13 +19,11 @@ namespace {
 constexpr char kHandshakeRecord = 0x16;  // RFC 8446, section 5.1
 }  // namespace
 
-ClientStream::ClientStream(asio::ip::tcp::socket socket, std::shared_ptr<asio::ssl::context> tls)
-    : socket_(std::move(socket)), context_(std::move(tls)) {
-  if (context_ != nullptr) tls_.emplace(socket_, *context_);
-}
+ClientStream::ClientStream(asio::ip::tcp::socket socket, ConnectionTls tls)
+    : socket_(std::move(socket)), settings_(std::move(tls)), memory_(settings_.memory) {}
 
 asio::awaitable<ClientStream::Greeting> ClientStream::Handshake() {
-  if (!tls_) co_return Greeting::kDone;
+  if (!is_tls()) co_return Greeting::kDone;
   char first = 0;
   while (true) {
     const auto [unreadable] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
@@ -37,6 +35,8 @@ asio::awaitable<ClientStream::Greeting> ClientStream::Handshake() {
     if (!again) co_return Greeting::kFailed;
   }
   if (first != kHandshakeRecord) co_return Greeting::kPlain;
+  if (!memory_.Add(kTlsConnectionBytes, ChargeFor::kArriving).ok()) co_return Greeting::kFailed;
+  tls_.emplace(socket_, *settings_.context);
   const auto [error] = co_await tls_->async_handshake(asio::ssl::stream_base::server, kAwait);
   secured_ = !error;
   co_return error ? Greeting::kFailed : Greeting::kDone;

@@ -6,14 +6,13 @@
 #include <openssl/x509.h>
 
 #include <boost/asio/ssl/context.hpp>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/message.h"
+#include "model_loaders/files/mapped_file.h"
 
 namespace moeserve::server {
 namespace {
@@ -43,17 +42,10 @@ absl::Status Bad(const std::string& file, std::string_view what) {
 }
 
 Result<std::string> ReadSmallFile(const std::string& file) {
-  struct Close {
-    void operator()(std::FILE* open) const { std::fclose(open); }
-  };
-  const std::unique_ptr<std::FILE, Close> open(std::fopen(file.c_str(), "rbe"));
-  if (open == nullptr) return Bad(file, std::strerror(errno));
-  std::string text(kMaxFileBytes + 1, '\0');
-  const size_t size = std::fread(text.data(), 1, text.size(), open.get());
-  if (std::ferror(open.get()) != 0) return Bad(file, std::strerror(errno));
-  if (size > kMaxFileBytes) return Bad(file, "the file is larger than 1 MiB");
-  text.resize(size);
-  return text;
+  Result<std::string> text = ReadTextFile(file, kMaxFileBytes);
+  if (text.ok()) return text;
+  const std::string folder = std::filesystem::path(file).parent_path().string();
+  return Prefixed(folder.empty() ? "" : Concat(folder, '/'), text.status());
 }
 
 Bio Reader(const std::string& text) {

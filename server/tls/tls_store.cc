@@ -37,14 +37,14 @@ TlsStore::Versions TlsStore::Look(const TlsOptions& options) {
   return {LookAtFile(options.certificate), LookAtFile(options.key), LookAtFile(options.client_ca)};
 }
 
-std::shared_ptr<boost::asio::ssl::context> TlsStore::http() const {
+ConnectionTls TlsStore::http() const {
   std::lock_guard lock(mutex_);
-  return contexts_.http;
+  return {contexts_.http, memory_};
 }
 
-std::shared_ptr<boost::asio::ssl::context> TlsStore::grpc() const {
+ConnectionTls TlsStore::grpc() const {
   std::lock_guard lock(mutex_);
-  return contexts_.grpc;
+  return {contexts_.grpc, memory_};
 }
 
 void TlsStore::RequestReload() {

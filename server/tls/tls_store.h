@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "base/status.h"
 #include "server/base/file_version.h"
 #include "server/metrics/prometheus.h"
+#include "server/tls/client_stream.h"
 #include "server/tls/tls_context.h"
 
 namespace moeserve::server {
@@ -27,8 +29,10 @@ class TlsStore {
   TlsStore(const TlsStore&) = delete;
   TlsStore& operator=(const TlsStore&) = delete;
 
-  std::shared_ptr<boost::asio::ssl::context> http() const;
-  std::shared_ptr<boost::asio::ssl::context> grpc() const;
+  ConnectionTls http() const;
+  ConnectionTls grpc() const;
+  // Is charged for all connections. Its size is no limit: the listeners limit the connections.
+  MemoryBudget& memory() const { return *memory_; }
   // Returns whether clients must have a certificate.
   bool requires_client() const { return !options_.client_ca.empty(); }
 
@@ -48,6 +52,8 @@ class TlsStore {
 
   const TlsOptions options_;
   mutable std::mutex mutex_;
+  const std::shared_ptr<MemoryBudget> memory_ =
+      std::make_shared<MemoryBudget>(std::numeric_limits<size_t>::max());
   TlsContexts contexts_;    // guarded by mutex_
   bool requested_ = false;  // guarded by mutex_
   std::condition_variable_any changed_;

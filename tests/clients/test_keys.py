@@ -246,9 +246,12 @@ def test_a_broken_file_leaves_the_old_keys(tmp_path):
     with serving(tmp_path, [entry("a")]) as (server, file, log):
         failed = 'moeserve_key_reloads_total{result="failed"}'
         for count, broken in enumerate(
-                ["", "{", '{"keys": []}', '{"keys": [{"name": "b"}]}', None], 1):
+                ["", "{", '{"keys": []}', '{"keys": [{"name": "b"}]}', os.mkfifo, None], 1):
             if broken is None:
                 file.unlink()
+            elif broken is os.mkfifo:  # nobody ever writes to it
+                file.unlink()
+                os.mkfifo(file)
             else:
                 file.write_text(broken)
             server.process.send_signal(signal.SIGHUP)

@@ -3,6 +3,9 @@
 import concurrent.futures
 import http.client
 import json
+import os
+import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -13,7 +16,7 @@ import time
 import grpc
 import pytest
 
-from conftest import binary, model, start_server, stop_server, wait_for
+from conftest import binary, measures_memory, model, slow, start_server, stop_server, wait_for
 
 for _tool in ("openssl", "curl"):
     if shutil.which(_tool) is None:
@@ -257,6 +260,83 @@ def test_no_handshake_is_lost(tls_server, pki):
         assert set(pool.map(connect, range(1500))) == {b"HTTP/1.1 200"}
 
 
+def client_hello(pki):
+    """Returns the first message of a TLS client."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context(pki).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1").do_handshake()
+    return outgoing.read()
+
+
+class Memory:
+    """Measures how much the memory of a server has grown."""
+
+    def __init__(self, server):
+        self.status = pathlib.Path(f"/proc/{server.process.pid}/status")
+        self.before = self.read()
+
+    def read(self):
+        return int(re.search(r"VmRSS:\s+(\d+) kB", self.status.read_text())[1])
+
+    def grown_kib(self):
+        return self.read() - self.before
+
+
+def open_handshakes(address, hello, count):
+    """Returns connections on which `hello` was sent and no answer is read."""
+    host, port = address.split(":")
+    out = []
+    for _ in range(count):
+        out.append(socket.create_connection((host, int(port)), timeout=20))
+        out[-1].sendall(hello)
+    return out
+
+
+@measures_memory
+def test_clients_that_send_nothing_take_little_memory(pki):
+    server = start_server(*options(pki))
+    for address in (server.http, server.grpc):
+        memory = Memory(server)
+        silent = open_handshakes(address, b"", 200)
+        get(server, "/health", context(pki))
+        assert memory.grown_kib() < 200 * 20
+        for connection in silent:
+            connection.close()
+    assert stop_server(server) == 0
+
+
+@measures_memory
+def test_half_handshakes_take_a_bounded_part_of_the_memory(pki):
+    """A port with a quarter of 64 MiB takes 146 connections of about 110 KiB."""
+    server = start_server(*options(pki, "--request-memory", "64"))
+    hello = client_hello(pki)
+    get(server, "/health", context(pki))
+    for proto, address in (("http", server.http), ("grpc", server.grpc)):
+        memory = Memory(server)
+        half = open_handshakes(address, hello, 500)
+        over = f'moeserve_connections_over_limit_total{{proto="{proto}",limit="server"}}'
+        assert wait_for(lambda: metrics(server, context(pki))[over] >= 300)
+        assert get(server, "/health", context(pki))[0] == 200
+        assert memory.grown_kib() < 24 << 10
+        for connection in half:
+            connection.close()
+    assert stop_server(server) == 0
+
+
+@slow
+@measures_memory
+def test_memory_of_handshakes_goes_back_to_the_system(pki):
+    server = start_server(*options(pki))
+    get(server, "/health", context(pki))
+    memory = Memory(server)
+    half = open_handshakes(server.http, client_hello(pki), 400)
+    assert wait_for(lambda: memory.grown_kib() > 20 << 10, 10)
+    for connection in half:
+        connection.close()
+    assert wait_for(lambda: memory.grown_kib() < 8 << 10, 20)
+    assert stop_server(server) == 0
+
+
 def test_a_disconnected_client_is_noticed(tls_server, pki):
     tls = context(pki)
     running = 'moeserve_requests_running{model="' + tls_server.name + '"}'
@@ -309,11 +389,13 @@ def replace(link, target):
 
 @pytest.mark.parametrize("by_signal", [False, True])
 def test_certificates_are_reloaded(pki, protos, tmp_path, by_signal):
-    for name in ("first", "second", "broken"):
+    for name in ("first", "second", "broken", "pipe"):
         (tmp_path / name).mkdir()
         for kind, source in zip(("crt", "key"), pki.ca.issue(f"{name}-{by_signal}")):
             shutil.copy(source, tmp_path / name / f"tls.{kind}")
     shutil.copy(pki.client[1], tmp_path / "broken/tls.key")  # the key of another certificate
+    (tmp_path / "pipe/tls.key").unlink()
+    os.mkfifo(tmp_path / "pipe/tls.key")  # nobody ever writes to it
     live = tmp_path / "live"
     live.symlink_to(tmp_path / "first")
     server = start_server(*options(pki, certificate=(live / "tls.crt", live / "tls.key")))
@@ -333,6 +415,9 @@ def test_certificates_are_reloaded(pki, protos, tmp_path, by_signal):
         reload("broken")
         assert wait_for(lambda: count("error") >= 1, 10)
         assert serial(server, pki, server.http) == first
+        failed = count("error")
+        reload("pipe")
+        assert wait_for(lambda: count("error") > failed, 10)
         reload("second")
         assert wait_for(lambda: serial(server, pki, server.http) != first, 10)
         assert serial(server, pki, server.grpc) != first
@@ -362,11 +447,14 @@ def test_unusable_files_are_refused_at_start(pki, tmp_path):
     garbage.write_bytes(b"\x00garbage" * 100)
     large = tmp_path / "large"
     large.write_bytes(b"x" * (2 << 20))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     good = dict(zip(("--tls-cert", "--tls-key"), pki.server))
     good["--tls-client-ca"] = pki.ca.certificate
     for option in good:
         for file, words in ((tmp_path / "none", "No such file"), (garbage, "PEM"),
-                            (large, "larger than 1 MiB")):
+                            (large, "expected at most 1048576 bytes"),
+                            (pipe, "regular file"), (tmp_path, "regular file")):
             given = dict(good, **{option: file})
             done = subprocess.run([binary(), "serve", "--model", model(), "--http", "127.0.0.1:0",
                                    "--grpc", "127.0.0.1:0", *sum(map(list, given.items()), [])],

@@ -27,7 +27,7 @@
 #include "server/keys/key_file_watcher.h"
 #include "server/logging/logging.h"
 #include "server/process/allocator_trim.h"
-#include "server/process/descriptors.h"
+#include "server/process/connection_limits.h"
 #include "server/process/signals.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/methods.h"
@@ -156,7 +156,11 @@ Result<Listeners> StartListeners(const ServeOptions& options, const Configuratio
   http_options.hosts = configuration.hosts;
   http_options.cors = configuration.cors;
   http_options.tls = context.settings().tls.get();
-  const ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
+  ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
+  if (http_options.tls != nullptr) {
+    connections =
+        LimitMemory(connections, kTlsConnectionBytes, context.settings().request_memory / 4);
+  }
   http_options.limits.max_connections =
       std::min(http_options.limits.max_connections, connections.http);
   http_options.address_limit = PerAddress(options, http_options.limits.max_connections);

@@ -211,7 +211,7 @@ class ConnectionGate::Impl {
     };
     callbacks.ended = [this](Relay& relay) { Forget(relay); };
     auto relay = std::make_shared<Relay>(
-        std::move(client), options_.tls != nullptr ? options_.tls->grpc() : nullptr,
+        std::move(client), options_.tls != nullptr ? options_.tls->grpc() : ConnectionTls{},
         FrameGuard(options_.frames, options_.memory, std::chrono::steady_clock::now()),
         std::move(callbacks));
     relays_.emplace(relay.get(), Open{relay, address, used});

@@ -34,8 +34,7 @@ std::string GoAway(std::string_view reason, Http2Error error) {
 
 }  // namespace
 
-Relay::Relay(asio::ip::tcp::socket client, std::shared_ptr<asio::ssl::context> tls,
-             FrameGuard guard, Callbacks callbacks)
+Relay::Relay(asio::ip::tcp::socket client, ConnectionTls tls, FrameGuard guard, Callbacks callbacks)
     : client_(std::move(client), std::move(tls)),
       server_(client_.get_executor()),
       guard_(std::move(guard)),

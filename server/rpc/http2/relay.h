@@ -44,8 +44,8 @@ class Relay : public std::enable_shared_from_this<Relay> {
   // With TLS if `tls` is not null. Connects with the gRPC server when the client has sent
   // something, because gRPC's part of a connection takes many times as much memory and time as this
   // one.
-  Relay(boost::asio::ip::tcp::socket client, std::shared_ptr<boost::asio::ssl::context> tls,
-        FrameGuard guard, Callbacks callbacks);
+  Relay(boost::asio::ip::tcp::socket client, ConnectionTls tls, FrameGuard guard,
+        Callbacks callbacks);
 
   void Start();
   // Closes both sides at once.

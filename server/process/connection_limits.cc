@@ -1,4 +1,4 @@
-#include "server/process/descriptors.h"
+#include "server/process/connection_limits.h"
 
 #include <sys/resource.h>
 
@@ -33,6 +33,12 @@ ConnectionLimits ShareDescriptors(int descriptors) {
     return std::clamp(connections, kFewestConnections, kMostConnections);
   };
   return {.http = limit(shared / 2), .grpc = limit(shared / 6)};
+}
+
+ConnectionLimits LimitMemory(ConnectionLimits limits, size_t bytes_each, size_t bytes_of_port) {
+  const int most = static_cast<int>(
+      std::clamp<size_t>(bytes_of_port / bytes_each, kFewestConnections, kMostConnections));
+  return {.http = std::min(limits.http, most), .grpc = std::min(limits.grpc, most)};
 }
 
 }  // namespace moeserve::server

@@ -1,5 +1,7 @@
-// File descriptors: how many the process may have, and how the listeners share them.
+// How many connections the listeners may have, by the descriptors and the memory of the process.
 #pragma once
+
+#include <cstddef>
 
 namespace moeserve::server {
 
@@ -16,5 +18,9 @@ struct ConnectionLimits {
 // without a free descriptor fails, and other parts of the process need some, too. A connection of
 // gRPC takes three descriptors. Both limits are at least 8.
 ConnectionLimits ShareDescriptors(int descriptors);
+
+// Reduces both limits, to at least 8, so that connections that take `bytes_each` take at most
+// `bytes_of_port` on each port.
+ConnectionLimits LimitMemory(ConnectionLimits limits, size_t bytes_each, size_t bytes_of_port);
 
 }  // namespace moeserve::server
