@@ -4,15 +4,25 @@
 
 #include "nlohmann/json.hpp"
 #include "server/base/api_error.h"
+#include "server/base/utf8.h"
 
 namespace moeserve::server {
 namespace {
 
 constexpr char kInternalMessage[] = "internal error; the server's log has the details";
 
+// Errors quote names that clients have sent. Over gRPC they travel in trailers, which clients
+// refuse if they exceed some KiB, often 8, in their encoded form.
+constexpr size_t kMaxMessageBytes = 1500;
+constexpr size_t kMaxParamBytes = 256;
+
+std::string BoundedMessage(const absl::Status& status) {
+  return Shortened({status.message().data(), status.message().size()}, kMaxMessageBytes);
+}
+
 std::string PublicMessage(const absl::Status& status, int http_status) {
   if (http_status == 500) return kInternalMessage;
-  return std::string(status.message());
+  return BoundedMessage(status);
 }
 
 }  // namespace
@@ -20,7 +30,7 @@ std::string PublicMessage(const absl::Status& status, int http_status) {
 HttpError ToHttpError(const absl::Status& status) {
   HttpError error;
   error.code = ApiCode(status);
-  error.param = ApiParam(status);
+  error.param = Shortened(ApiParam(status), kMaxParamBytes);
   error.type = "invalid_request_error";
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
@@ -98,7 +108,7 @@ std::string ErrorJson(const HttpError& error) {
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   const auto with = [&status](grpc::StatusCode code) {
-    return grpc::Status(code, std::string(status.message()));
+    return grpc::Status(code, BoundedMessage(status));
   };
   switch (status.code()) {
     case absl::StatusCode::kOk:

@@ -11,6 +11,10 @@ namespace moeserve::server {
 // Python's errors="replace" does.
 std::string ReplaceInvalidUtf8(std::string_view bytes);
 
+// Returns `text` if it has at most `max_bytes` bytes, else its beginning, which ends between two
+// characters, and "...".
+std::string Shortened(std::string_view text, size_t max_bytes);
+
 // Returns the number of code points in `text`, which must be valid UTF-8.
 size_t CountCodePoints(std::string_view text);
 

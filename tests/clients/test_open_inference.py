@@ -110,6 +110,28 @@ def test_refuses_bad_requests(stub, v2, change, code):
     assert error.value.details()
 
 
+LONG = "n" * (2 << 20)
+
+
+@pytest.mark.parametrize("change", [
+    lambda r: setattr(r.inputs[0], "name", LONG),
+    lambda r: r.inputs.add(name=LONG, datatype="INT32", shape=[2]),
+    lambda r: setattr(r.inputs[0], "datatype", LONG),
+    lambda r: r.outputs.add(name=LONG),
+    lambda r: setattr(r, "model_name", LONG),
+    lambda r: setattr(r, "model_version", LONG),
+])
+def test_errors_quote_a_part_of_long_names(stub, v2, change):
+    """The error travels in trailers, which clients refuse if they are long."""
+    request = infer_request(v2[0], ["The"])
+    change(request)
+    with pytest.raises(grpc.RpcError) as error:
+        stub.ModelInfer(request)
+    assert error.value.code().name in ("INVALID_ARGUMENT", "NOT_FOUND"), error.value.code()
+    trailers = sum(len(k) + len(v) for k, v in error.value.trailing_metadata())
+    assert 10 < len(error.value.details()) + trailers < 6000
+
+
 def test_requests_of_a_stream_run_side_by_side(server, stub, v2):
     pb, _ = v2
     count = 150  # more than run at a time

@@ -16,6 +16,9 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 TEST(Utf8, ReplacesMaximalIllFormedParts) {
+  EXPECT_EQ(Shortened("abc", 3), "abc");
+  EXPECT_EQ(Shortened("abcd", 3), "abc...");
+  EXPECT_EQ(Shortened("ab\xC3\xA9z", 3), "ab...") << "no half characters";
   EXPECT_EQ(ReplaceInvalidUtf8("a\xC3\xA9z"), "a\xC3\xA9z");
   EXPECT_EQ(ReplaceInvalidUtf8("\xC3"), "\xEF\xBF\xBD");
   EXPECT_EQ(ReplaceInvalidUtf8("\xE2\x82X"), "\xEF\xBF\xBDX");
