@@ -12,6 +12,7 @@
 #include "model_loaders/checkpoint_identity.h"
 #include "model_loaders/fairseq_checkpoint.h"
 #include "model_loaders/fairseq_files.h"
+#include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/folder_weights.h"
 #include "model_loaders/gguf_checkpoint.h"
@@ -40,6 +41,9 @@ absl::Status CheckDirectory(const fs::path& directory) {
     return absl::UnavailableError(Concat(name, ": cannot open: ", error.message()));
   }
   if (!fs::is_directory(status)) {
+    // A more precise answer for archives and the like.
+    MOESERVE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(directory));
+    MOESERVE_RETURN_IF_ERROR(CheckFileKind(name, file->bytes().substr(0, kFileKindBytes)));
     return absl::InvalidArgumentError(
         Concat(name, ": expected a model folder, a .gguf file or a .pt file, found another file"));
   }

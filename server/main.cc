@@ -4,6 +4,7 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <system_error>
 
 #include "base/message.h"
 #include "server/base/version.h"
@@ -61,6 +62,14 @@ int main(int argc, char** argv) {
       return app.exit(error) == 0 ? 0 : kUsageError;
     }
     return selected();
+  } catch (const std::system_error& error) {
+    // EAGAIN is what a thread that cannot be started fails with.
+    const bool thread = error.code() == std::errc::resource_unavailable_try_again;
+    std::fprintf(stderr, "error: %s%s\n", error.what(),
+                 thread ? ": cannot start a thread; the limit on processes and threads (ulimit -u, "
+                          "pids.max of the control group) or on memory is too low"
+                        : "");
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

@@ -2,8 +2,12 @@
 
 import os
 import re
+import resource
+import shutil
 import socket
+import struct
 import subprocess
+import sys
 
 import pytest
 
@@ -169,3 +173,31 @@ def test_long_paths_are_shown_in_full(tmp_path):
                   ["serve", "--config", path], ["score", model(), "--text", path]]:
         status, _, errors = run(*words)
         assert status in (1, 2) and str(path) in errors, (words[0], errors)
+
+
+def test_a_small_address_space_is_refused_at_start():
+    """Threads that cannot be started would end the process without a word about the reason."""
+    space = 600 << 20
+    done = subprocess.run(
+        [binary(), "serve", "--model", model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],
+        capture_output=True, text=True, timeout=20,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (space, space)))
+    assert done.returncode == 1 and "ulimit -v" in done.stderr, done
+    assert "limited to 600.0 MiB" in done.stderr
+
+
+def test_a_header_with_a_million_tensors_takes_little_memory(tmp_path):
+    folder = tmp_path / "many"
+    shutil.copytree(model(), folder)
+    entry = '":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header = ("{" + ",".join(f'"t{i}{entry}' for i in range(1_000_000)) + "}").encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    # In a process of its own, whose only child is the program.
+    code = """import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
+print(done.returncode, done.stderr, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
+    out = subprocess.run([sys.executable, "-c", code, binary(), "check", "--model", folder],
+                         capture_output=True, text=True, timeout=60).stdout
+    assert out.startswith("1 error: model.safetensors: header: expected at most"), out
+    if "ASAN_OPTIONS" not in os.environ:
+        assert int(out.split()[-1]) < 400 << 10, "KiB"

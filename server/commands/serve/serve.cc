@@ -26,6 +26,7 @@
 #include "server/http/server.h"
 #include "server/keys/key_file_watcher.h"
 #include "server/logging/logging.h"
+#include "server/process/address_space.h"
 #include "server/process/allocator_trim.h"
 #include "server/process/connection_limits.h"
 #include "server/process/signals.h"
@@ -382,6 +383,9 @@ int Run(ServeOptionReader& reader) {
   LimitKeptMemory();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                ParseLevel(options.log_level));
+  if (const absl::Status room = CheckAddressSpace(options.model.threads); !room.ok()) {
+    return Fail(room);
+  }
   rpc::RouteGrpcLog();
   auto configuration = Configure(options);
   const absl::Status status = configuration.ok()
