@@ -101,12 +101,12 @@ EngineStats ServedModel::Stats() const {
 
 void ServedModel::WriteExpertMetrics(PrometheusText& text) {
   if (expert_metrics_ == nullptr) return;
-  std::optional<ExpertStats> snapshot = expert_history_.Latest();
-  if (!snapshot) {
+  std::shared_ptr<const ExpertStats> snapshot = expert_history_.Latest();
+  if (snapshot == nullptr) {
     Tick();
     snapshot = expert_history_.Latest();
   }
-  if (snapshot) expert_metrics_->Write(text, *snapshot, name_);
+  if (snapshot != nullptr) expert_metrics_->Write(text, *snapshot, name_);
 }
 
 }  // namespace moeserve::server

@@ -2,7 +2,9 @@
 // and for readers that must not wait for the engine.
 #pragma once
 
+#include <cstddef>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -16,25 +18,39 @@ namespace moeserve::server {
 class ExpertHistory {
  public:
   static constexpr int kMaxWindowSeconds = 600;
+  static constexpr size_t kMaxBytes = size_t{64} << 20;
+  static constexpr size_t kFewestSnapshots = 4;  // kept whatever their size
+
+  // Keeps snapshots of about `max_bytes` together, but at least kFewestSnapshots.
+  explicit ExpertHistory(size_t max_bytes = kMaxBytes) : max_bytes_(max_bytes) {}
 
   // Adds a snapshot. Must be called about once per second, with SteadyNow(). Ignores a snapshot
   // that is older than the newest one. Of the snapshots older than a minute, only one every ten
-  // seconds is kept; of those older than kMaxWindowSeconds, only the newest.
+  // seconds is kept; of those older than kMaxWindowSeconds, only the newest. If they are too large
+  // together, more go: those whose neighbours are closest, measured by their age.
   void Add(absl::Time now, ExpertStats snapshot);
 
-  // Returns the newest snapshot; nullopt if there is none.
-  std::optional<ExpertStats> Latest() const;
+  // Returns the newest snapshot; null if there is none.
+  std::shared_ptr<const ExpertStats> Latest() const;
 
   struct Base {
-    ExpertStats stats;
+    std::shared_ptr<const ExpertStats> stats;  // never null
     absl::Time time;
   };
   // Returns the newest snapshot that is at least `window` old at `now`, or the oldest snapshot if
   // all are newer; nullopt if there is none.
   std::optional<Base> Before(absl::Time now, absl::Duration window) const;
 
+  // Returns about how many bytes the snapshots take.
+  size_t bytes() const;
+
  private:
+  size_t BytesLocked() const;
+  void ThinOut(absl::Time now);
+
+  const size_t max_bytes_;
   mutable std::mutex mutex_;
+  // Snapshots between which nothing was computed share their statistics.
   std::deque<Base> snapshots_;
 };
 

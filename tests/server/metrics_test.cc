@@ -349,10 +349,56 @@ TEST(ExpertHistory, GivesWindowsAndStaysSmall) {
   EXPECT_EQ(history.Latest()->tokens, 19990u);
   const auto base = history.Before(now, absl::Seconds(30));
   EXPECT_EQ(now - base->time, absl::Seconds(30));
-  EXPECT_EQ(Difference(stats, base->stats).tokens, 290u);
+  EXPECT_EQ(Difference(stats, *base->stats).tokens, 290u);
   const auto far = history.Before(now, absl::Seconds(600));
   EXPECT_GE(now - far->time, absl::Seconds(590));
   EXPECT_LE(now - far->time, absl::Seconds(620));
+}
+
+TEST(ExpertHistory, StaysWithinItsMemory) {
+  constexpr size_t kMaxBytes = 200'000;  // some 20 snapshots
+  ExpertHistory history(kMaxBytes);
+  absl::Time now = absl::UnixEpoch();
+  ExpertStats stats = Wide(4, 120);
+  for (int second = 0; second < 1000; ++second) {
+    stats.steps = stats.tokens = static_cast<uint64_t>(second);
+    history.Add(now, stats);
+    ASSERT_LE(history.bytes(), kMaxBytes);
+    now += absl::Seconds(1);
+  }
+  EXPECT_GT(history.bytes(), kMaxBytes / 2);
+  // Windows are at least as long as asked for, and not much longer.
+  for (const int window : {1, 10, 60, 300, 600}) {
+    const double covered =
+        absl::ToDoubleSeconds(now - history.Before(now, absl::Seconds(window))->time);
+    EXPECT_GE(covered, window * 0.9) << window;
+    EXPECT_LE(covered, window * 2.0 + 2.0) << window;
+  }
+}
+
+TEST(ExpertHistory, KeepsSomeSnapshotsWhateverTheirSize) {
+  ExpertHistory history(1);
+  for (int second = 0; second < 100; ++second) {
+    ExpertStats stats = Wide(1, 8);
+    stats.steps = static_cast<uint64_t>(second);
+    history.Add(absl::UnixEpoch() + absl::Seconds(second), std::move(stats));
+  }
+  EXPECT_EQ(history.Latest()->steps, 99u);
+  EXPECT_LT(history.Before(absl::UnixEpoch() + absl::Seconds(99), absl::Seconds(30))->stats->steps,
+            70u);
+}
+
+TEST(ExpertHistory, AnIdleServerKeepsOneCopy) {
+  ExpertHistory history;
+  const ExpertStats stats = Wide(4, 128);
+  history.Add(absl::UnixEpoch(), stats);
+  const size_t one = history.bytes();
+  for (int second = 1; second < 50; ++second) {
+    history.Add(absl::UnixEpoch() + absl::Seconds(second), stats);
+  }
+  EXPECT_EQ(history.bytes(), one);
+  const absl::Time now = absl::UnixEpoch() + absl::Seconds(50);
+  EXPECT_EQ(now - history.Before(now, absl::Seconds(10))->time, absl::Seconds(10));
 }
 
 TEST(ExpertStatsTable, HasALineForEachBlock) {

@@ -170,7 +170,7 @@ class Api {
         const absl::Time now = SteadyNow();
         covered = 0.0;
         if (const auto base = model->expert_history().Before(now, absl::Seconds(*window))) {
-          stats = Difference(stats, base->stats);
+          stats = Difference(stats, *base->stats);
           covered = absl::ToDoubleSeconds(now - base->time);
         }
       }
