@@ -9,7 +9,7 @@
 namespace moeserve::server {
 namespace {
 
-constexpr int kWorkThreads = 2;
+constexpr int kWorkThreads = 3;
 constexpr size_t kMaxWaitingWork = 256;
 
 absl::Status Unavailable(const char* code, const char* message) {

@@ -4,16 +4,23 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace moeserve::server {
 namespace {
 
 constexpr int kNice = 10;
+constexpr double kHalfLifeSeconds = 10.0;
+// A client that has used more than this recently leaves one thread to others.
+constexpr double kHeavySeconds = 0.5;
+constexpr double kForgottenSeconds = 0.001;
+constexpr size_t kMaxIdleClients = 1024;
 
 }  // namespace
 
-WorkPool::WorkPool(int threads, size_t max_waiting) : max_waiting_(max_waiting) {
+WorkPool::WorkPool(int threads, size_t max_waiting)
+    : max_waiting_(max_waiting), threads_for_heavy_(std::max(1, threads - 1)) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
@@ -26,11 +33,15 @@ WorkPool::~WorkPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool WorkPool::Post(std::function<void()> task) {
+bool WorkPool::Post(std::function<void()> task, ClientId client) {
   {
     std::lock_guard lock(mutex_);
-    if (tasks_.size() >= max_waiting_) return false;
-    tasks_.push_back(std::move(task));
+    if (waiting_ >= max_waiting_) return false;
+    Client& queue = clients_[client];
+    const size_t share = client == 0 ? max_waiting_ : std::max<size_t>(1, max_waiting_ / 4 * 3);
+    if (queue.tasks.size() >= share) return false;
+    queue.tasks.push_back(std::move(task));
+    ++waiting_;
   }
   changed_.notify_one();
   return true;
@@ -38,7 +49,45 @@ bool WorkPool::Post(std::function<void()> task) {
 
 void WorkPool::WaitUntilIdle(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  idle_.wait_until(lock, deadline, [&] { return running_ == 0 && tasks_.empty(); });
+  idle_.wait_until(lock, deadline, [&] { return running_ == 0 && waiting_ == 0; });
+}
+
+double WorkPool::Used(const Client& client, Clock::time_point now) {
+  const double age = std::chrono::duration<double>(now - client.since).count();
+  return client.used_seconds * std::exp2(-age / kHalfLifeSeconds);
+}
+
+bool WorkPool::IsHeavy(ClientId id, const Client& client, Clock::time_point now) {
+  return id != 0 && Used(client, now) > kHeavySeconds;
+}
+
+std::unordered_map<ClientId, WorkPool::Client>::iterator WorkPool::Next(Clock::time_point now) {
+  auto best = clients_.end();
+  double best_used = 0.0;
+  for (auto it = clients_.begin(); it != clients_.end(); ++it) {
+    const Client& client = it->second;
+    if (client.tasks.empty()) continue;
+    // Once the pool is to end, every thread runs what is left.
+    if (!stopping_ && running_heavy_ >= threads_for_heavy_ && IsHeavy(it->first, client, now)) {
+      continue;
+    }
+    const double used = Used(client, now);
+    if (best == clients_.end() || client.running < best->second.running ||
+        (client.running == best->second.running && used < best_used)) {
+      best = it;
+      best_used = used;
+    }
+  }
+  return best;
+}
+
+void WorkPool::Forget(Clock::time_point now) {
+  const bool many = clients_.size() > kMaxIdleClients;
+  std::erase_if(clients_, [&](const auto& entry) {
+    const Client& client = entry.second;
+    return client.tasks.empty() && client.running == 0 &&
+           (many || Used(client, now) < kForgottenSeconds);
+  });
 }
 
 void WorkPool::Run() {
@@ -49,18 +98,37 @@ void WorkPool::Run() {
   setpriority(PRIO_PROCESS, 0, std::min(getpriority(PRIO_PROCESS, 0) + kNice, 19));
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
+    auto next = clients_.end();
+    changed_.wait(lock, [&] {
+      next = Next(Clock::now());
+      return next != clients_.end() || (stopping_ && waiting_ == 0);
+    });
+    if (next == clients_.end()) return;
+    const Clock::time_point start = Clock::now();
+    const ClientId id = next->first;
+    const bool heavy = IsHeavy(id, next->second, start);
     {
-      const std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
+      const std::function<void()> task = std::move(next->second.tasks.front());
+      next->second.tasks.pop_front();
+      --waiting_;
+      ++next->second.running;
       ++running_;
+      if (heavy) ++running_heavy_;
       lock.unlock();
       task();
     }
     lock.lock();
+    const Clock::time_point now = Clock::now();
+    Client& client = clients_.at(id);  // has a running task, so it is not forgotten
+    --client.running;
+    client.used_seconds = Used(client, now) + std::chrono::duration<double>(now - start).count();
+    client.since = now;
+    Forget(now);
     --running_;
-    if (running_ == 0 && tasks_.empty()) idle_.notify_all();
+    if (heavy) --running_heavy_;
+    // A task of a client that uses much time may run now.
+    if (waiting_ > 0) changed_.notify_all();
+    if (running_ == 0 && waiting_ == 0) idle_.notify_all();
   }
 }
 

@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
+#include <functional>
 #include <utility>
 
 #include "base/message.h"
@@ -270,6 +271,15 @@ asio::awaitable<void> Connection::WaitForTurn(const Head& head) {
   co_await event_timer_.async_wait(kAwait);
 }
 
+ClientId Connection::ClientOf(const Request& request) const {
+  // An address without a limit can stand for many clients.
+  const ClientId id = request.key != nullptr ? std::hash<const ApiKey*>()(request.key.get())
+                      : environment_->address_limit.AppliesTo(address_)
+                          ? ClientAddress::Hash()(address_)
+                          : std::hash<const Connection*>()(this);
+  return std::max<ClientId>(id, 1);
+}
+
 asio::awaitable<bool> Connection::Serve(Head& head) {
   // The callback holds a reference to the I/O context, because `wake` can be called after the
   // server is gone.
@@ -278,6 +288,7 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
       if (const auto self = weak.lock()) self->Wake();
     });
   };
+  head.request.client = ClientOf(head.request);
   const Router& router = *environment_->router;
   std::optional<Handled> handled;
   if (head.request.body.size() <= kSmallBody && router.WorkOf(head.request) == Work::kQuick) {
@@ -289,7 +300,7 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
     request->body = std::move(body);
     handled = DeferredResponse::Start(
         *environment_->pool, [&router, request] { return router.Handle(*request); },
-        head.request.wake);
+        head.request.wake, head.request.client);
     if (std::holds_alternative<Response>(*handled)) {
       environment_->metrics->CountRejected(Rejection::kQueueFull);
     }

@@ -45,6 +45,7 @@ struct ConnectionEnvironment {
   Cors cors;
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
   std::shared_ptr<RequestObserver> observer;
+  AddressLimit address_limit;
   AddressPaces paces{AddressLimit{}};  // used by the I/O thread alone
   TlsStore* tls = nullptr;             // null: no TLS
   // Closes a connection that holds memory without making progress, if there is one.
@@ -103,6 +104,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Waits for the turn of a client whose requests were refused (RefusalPace). The client is the
   // key, or without one the address.
   boost::asio::awaitable<void> WaitForTurn(const Head& head);
+  ClientId ClientOf(const Request& request) const;
   boost::asio::awaitable<bool> Serve(Head& head);
   boost::asio::awaitable<int> RunPending(Head& head, std::unique_ptr<PendingResponse> pending);
 

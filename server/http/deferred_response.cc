@@ -10,26 +10,28 @@
 namespace moeserve::server::http {
 
 Handled DeferredResponse::Start(WorkPool& pool, std::function<Handled()> job,
-                                std::function<void()> wake) {
+                                std::function<void()> wake, ClientId client) {
   auto shared = std::make_shared<Shared>();
-  const bool posted = pool.Post([shared, job = std::move(job), wake = std::move(wake)] {
-    {
-      std::lock_guard lock(shared->mutex);
-      if (shared->abandoned) return;
-    }
-    Handled result;
-    try {
-      result = job();
-    } catch (const std::exception& error) {
-      result = ErrorResponse(absl::InternalError(error.what()));
-    }
-    {
-      std::lock_guard lock(shared->mutex);
-      if (shared->abandoned) return;
-      shared->result = std::move(result);
-    }
-    wake();
-  });
+  const bool posted = pool.Post(
+      [shared, job = std::move(job), wake = std::move(wake)] {
+        {
+          std::lock_guard lock(shared->mutex);
+          if (shared->abandoned) return;
+        }
+        Handled result;
+        try {
+          result = job();
+        } catch (const std::exception& error) {
+          result = ErrorResponse(absl::InternalError(error.what()));
+        }
+        {
+          std::lock_guard lock(shared->mutex);
+          if (shared->abandoned) return;
+          shared->result = std::move(result);
+        }
+        wake();
+      },
+      client);
   if (!posted) {
     return ErrorResponse(MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
                                    "too many requests are waiting to be prepared"));

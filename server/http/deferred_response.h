@@ -17,7 +17,8 @@ class DeferredResponse final : public PendingResponse {
   // result. Request::wake describes `wake`. Returns an error response (503, queue_full) if too many
   // tasks wait. If the returned response is destroyed before the job has started, the job does not
   // run.
-  static Handled Start(WorkPool& pool, std::function<Handled()> job, std::function<void()> wake);
+  static Handled Start(WorkPool& pool, std::function<Handled()> job, std::function<void()> wake,
+                       ClientId client);
 
   ~DeferredResponse() override;
 

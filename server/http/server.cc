@@ -28,7 +28,7 @@ using boost::system::error_code;
 
 namespace {
 
-constexpr int kHandlerThreads = 2;
+constexpr int kHandlerThreads = 3;
 constexpr size_t kMaxWaitingHandlers = 256;
 constexpr std::chrono::seconds kOldBody{5};
 // How long Stop() waits for requests that are still arriving.
@@ -56,6 +56,7 @@ class HttpServer::Impl {
     environment_->memory = std::move(memory);
     environment_->observer =
         options.observer != nullptr ? options.observer : std::make_shared<RequestObserver>();
+    environment_->address_limit = options.address_limit;
     environment_->paces = AddressPaces(options.address_limit);
     environment_->reclaim = [this] { CloseLongestBody(); };
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/base/memory_budget.h"
+#include "server/base/work_pool.h"
 
 namespace moeserve::server {
 class ApiKey;
@@ -39,6 +40,8 @@ struct Request {
   std::shared_ptr<MemoryCharge> memory;
   // Whose request it is; null on a server without keys and for routes that need no key.
   std::shared_ptr<const ApiKey> key;
+  // For fair shares of the work pools: the key's, or the address's, or the connection's.
+  ClientId client = 0;
   // Learns what the request does; null for requests that did not come from a connection.
   std::shared_ptr<RequestRecord> record;
   // Makes the server call PendingResponse::Next() again. Thread-safe; may be called at any time.

@@ -3,6 +3,7 @@
 #include <grpc/support/time.h>
 
 #include <algorithm>
+#include <functional>
 #include <string_view>
 
 #include "base/message.h"
@@ -110,6 +111,12 @@ absl::Status Call::Check() {
   }
   checked_ = true;
   return absl::OkStatus();
+}
+
+ClientId Call::client() const {
+  const size_t id = key_ != nullptr ? std::hash<const ApiKey*>()(key_.get())
+                                    : std::hash<std::string>()(context_->peer());
+  return std::max<ClientId>(id, 1);
 }
 
 absl::Status Call::CancelReason() const {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/base/work_pool.h"
 #include "server/context.h"
 #include "server/rpc/methods.h"
 
@@ -26,6 +27,9 @@ class Call {
   absl::Status Check();
   // Returns whose call it is; null on a server without keys.
   const std::shared_ptr<const ApiKey>& key() const { return key_; }
+
+  // Returns whose tasks it gives to a work pool: those of the key, or of the peer.
+  ClientId client() const;
 
   // Returns why gRPC cancelled the call: Cancelled or DeadlineExceeded, because gRPC reports passed
   // deadlines as cancellations, too. The client's clock starts before the server's, so a call that

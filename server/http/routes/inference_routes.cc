@@ -231,7 +231,7 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
           if (launched.ok()) return *std::move(launched);
           return self->Refuse(launched.status(), key.get());
         },
-        request.wake);
+        request.wake, request.client);
     if (std::holds_alternative<Response>(deferred)) {
       context_.metrics().CountRejected(Rejection::kQueueFull);
     }

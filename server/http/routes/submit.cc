@@ -53,7 +53,7 @@ Result<Handled> Submit(ServerContext& context, const Request& request,
                                             : status,
                                 format, key.get(), context);
       },
-      request.wake);
+      request.wake, request.client);
   if (std::holds_alternative<Response>(deferred)) {
     context.metrics().CountRejected(Rejection::kQueueFull);
   }

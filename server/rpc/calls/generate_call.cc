@@ -39,8 +39,8 @@ absl::Status GenerateCall::Run(const v1::GenerateRequest& request) {
     Advance();  // output may have arrived before generation_ was set
     return absl::OkStatus();
   }
-  const bool posted =
-      server_.work_pool().Post([self = shared_from_this(), params = std::move(params)] {
+  const bool posted = server_.work_pool().Post(
+      [self = shared_from_this(), params = std::move(params)] {
         {
           std::lock_guard lock(self->mutex_);
           if (self->ended_) return;
@@ -57,7 +57,8 @@ absl::Status GenerateCall::Run(const v1::GenerateRequest& request) {
         } else {
           self->Refuse(status);
         }
-      });
+      },
+      call().client());
   if (posted) return absl::OkStatus();
   server_.metrics().CountRejected(Rejection::kQueueFull);
   return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",

@@ -23,19 +23,21 @@ absl::Status InferCall::Run(const inference::ModelInferRequest& request) {
     Advance();  // output may have arrived before launched_ was set
     return absl::OkStatus();
   }
-  const bool posted = server_.work_pool().Post([self = shared_from_this()] {
-    absl::Status status;
-    try {
-      status = self->Launch();
-    } catch (const std::exception& error) {
-      status = absl::InternalError(error.what());
-    }
-    if (status.ok()) {
-      self->Advance();
-    } else {
-      self->EndOnce(status);
-    }
-  });
+  const bool posted = server_.work_pool().Post(
+      [self = shared_from_this()] {
+        absl::Status status;
+        try {
+          status = self->Launch();
+        } catch (const std::exception& error) {
+          status = absl::InternalError(error.what());
+        }
+        if (status.ok()) {
+          self->Advance();
+        } else {
+          self->EndOnce(status);
+        }
+      },
+      call().client());
   if (posted) return absl::OkStatus();
   server_.metrics().CountRejected(Rejection::kQueueFull);
   return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",

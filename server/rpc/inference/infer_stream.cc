@@ -66,8 +66,8 @@ absl::Status InferStream::Begin(const inference::ModelInferRequest& request) {
     if (!status.ok()) Refuse(number, request.id(), status);
     return absl::OkStatus();
   }
-  const bool posted =
-      server_.work_pool().Post([self = shared_from_this(), number, run, id = request.id()] {
+  const bool posted = server_.work_pool().Post(
+      [self = shared_from_this(), number, run, id = request.id()] {
         absl::Status status;
         try {
           status = self->Launch(number, run);
@@ -76,7 +76,8 @@ absl::Status InferStream::Begin(const inference::ModelInferRequest& request) {
         }
         if (!status.ok()) self->Refuse(number, id, status);
         self->Advance();
-      });
+      },
+      call_.client());
   if (!posted) {
     server_.metrics().CountRejected(Rejection::kQueueFull);
     Refuse(number, request.id(),
