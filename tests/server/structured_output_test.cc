@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <latch>
 #include <ostream>
 #include <string>
 #include <thread>
@@ -308,9 +309,14 @@ TEST_F(StructuredHttp, OthersAreServedWhileConstraintsWait) {
   EXPECT_EQ(Complete(R"({"prompt": "abc", "guided_regex": "known"})").status, 200);
   std::promise<void> go;
   const std::shared_future<void> ready = go.get_future().share();
-  for (int i = 0; i < 3; ++i) {  // the threads of the pool
-    ASSERT_TRUE(context_->work_pool().Post([ready] { ready.wait(); }));
+  std::latch begun(3);  // the threads of the pool
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(context_->work_pool().Post([ready, &begun] {
+      begun.count_down();
+      ready.wait();
+    }));
   }
+  begun.wait();
   RawClient waiting(port());
   waiting.Send(Post("/v1/completions", R"({"prompt": "abc", "guided_regex": "a"})"));
   RawClient leaving(port());
