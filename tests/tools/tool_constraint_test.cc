@@ -137,7 +137,7 @@ class ToolConstraints : public ::testing::TestWithParam<Case> {
 TEST_P(ToolConstraints, RequiredCallsAreValid) {
   for (const ToolChoice choice : {ToolChoice::kRequired, ToolChoice::kNamed}) {
     const ToolSettings settings = Settings(choice);
-    const auto constraint = Compile(ToolConstraint(settings, Rules(), std::nullopt));
+    const auto constraint = Compile(AnswerConstraint(settings, Rules(), std::nullopt));
     ASSERT_NE(constraint, nullptr);
     std::mt19937 random(1);
     for (int round = 0; round < 60; ++round) {
@@ -156,7 +156,7 @@ TEST_P(ToolConstraints, RequiredCallsAreValid) {
 TEST_P(ToolConstraints, CallsThatTheModelChoosesAreValid) {
   for (const bool parallel : {true, false}) {
     const ToolSettings settings = Settings(ToolChoice::kAuto, parallel);
-    const auto constraint = Compile(ToolConstraint(settings, Rules(), std::nullopt));
+    const auto constraint = Compile(AnswerConstraint(settings, Rules(), std::nullopt));
     ASSERT_NE(constraint, nullptr);
     std::mt19937 random(2);
     int calls = 0, texts = 0;
@@ -184,7 +184,7 @@ TEST_P(ToolConstraints, AnswersWithoutCallsMatchTheResponseFormat) {
   schema.kind = ConstraintSpec::Kind::kJsonSchema;
   schema.text = R"({"type": "object", "required": ["answer"], "additionalProperties": false,
                     "properties": {"answer": {"type": "boolean"}}})";
-  const auto constraint = Compile(ToolConstraint(Settings(ToolChoice::kAuto), Rules(), schema));
+  const auto constraint = Compile(AnswerConstraint(Settings(ToolChoice::kAuto), Rules(), schema));
   ASSERT_NE(constraint, nullptr);
   std::mt19937 random(3);
   int texts = 0;
@@ -229,7 +229,7 @@ TEST(ConstraintCompiler, SchemasThatCannotBeCompiledAreRelaxed) {
                                         "$dynamicRef": "#x"})";
   const SplitRules rules = {.syntax = FindCallSyntax("hermes"), .has_tools = true};
   ConstraintCompiler compiler(Shared().index(), {}, 10 << 20);
-  ConstraintField field{.spec = ToolConstraint(settings, rules, std::nullopt), .param = "tools"};
+  ConstraintField field{.spec = AnswerConstraint(settings, rules, std::nullopt), .param = "tools"};
   EXPECT_FALSE(compiler.Compile(field).ok());
   field.relaxes_schemas = true;
   const auto relaxed = compiler.Compile(field);
@@ -242,7 +242,7 @@ TEST(ConstraintCompiler, SchemasThatCannotBeCompiledAreRelaxed) {
   }
   // A strict schema is never relaxed.
   settings.callable[1].strict = true;
-  field.spec = ToolConstraint(settings, rules, std::nullopt);
+  field.spec = AnswerConstraint(settings, rules, std::nullopt);
   EXPECT_FALSE(compiler.Compile(field).ok());
 }
 
