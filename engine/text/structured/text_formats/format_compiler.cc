@@ -104,8 +104,9 @@ class FormatCompiler {
     return static_cast<int32_t>(grammar_.dfas.size() - 1);
   }
 
-  Result<NodeId> Scalar(ByteDfa dfa) {
+  Result<NodeId> Scalar(ByteDfa dfa, bool free = false) {
     ScalarNode node;
+    node.free = free;
     MOESERVE_ASSIGN_OR_RETURN(node.dfa, AddDfa(std::move(dfa)));
     return AddNode(node);
   }
@@ -146,6 +147,7 @@ class FormatCompiler {
     ScalarNode node;
     MOESERVE_ASSIGN_OR_RETURN(node.dfa, AddDfa(std::move(dfa)));
     node.trigger = static_cast<int32_t>(grammar_.triggers.size());
+    node.free = true;
     grammar_.triggers.push_back(std::move(trigger));
     return AddNode(node);
   }
@@ -272,7 +274,7 @@ class FormatCompiler {
         MOESERVE_RETURN_IF_ERROR(AddExcluded(format.excluded, place, &texts));
         MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
         MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, free.Without());
-        return Scalar(std::move(dfa));
+        return Scalar(std::move(dfa), /*free=*/true);
       }
       case Kind::kJsonObject:
         return Schema(R"({"type": "object"})", format.strict, place);
@@ -534,7 +536,7 @@ class FormatCompiler {
     MOESERVE_RETURN_IF_ERROR(AddExcluded(tags.excluded, place, &texts));
     MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
     MOESERVE_ASSIGN_OR_RETURN(ByteDfa without_dfa, free.Without());
-    MOESERVE_ASSIGN_OR_RETURN(const NodeId without, Scalar(std::move(without_dfa)));
+    MOESERVE_ASSIGN_OR_RETURN(const NodeId without, Scalar(std::move(without_dfa), /*free=*/true));
     std::vector<std::pair<NodeId, NodeId>> triggered;
     for (size_t t = 0; t < triggers.size(); ++t) {
       MOESERVE_ASSIGN_OR_RETURN(const NodeId up_to, UpTo(free, triggers, static_cast<int>(t)));
