@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kMaxSearchWork = 200000;
 // Number of states of a level that are followed; the search is repeated with the next number if it
 // finds nothing.
-constexpr size_t kWidths[] = {4, 32};
+constexpr size_t kWidths[] = {4, 32, 256};
 
 // Clears what does not change how few tokens complete `frame`.
 void Normalise(const Grammar& grammar, Frame* frame) {
@@ -221,12 +221,11 @@ void EndingSearch::FollowScalar(const Frame& top) {
 void EndingSearch::FollowKey(const Frame& top, int32_t keys) {
   const auto& nodes = vocabulary().nodes();
   if (top.first < top.last) Walk({Matcher::NamedOnly(top)}, 0);
-  const auto mask = compiled_.MaskOf(keys, top.dfa_state, /*at_root=*/false, kNoLimit);
   std::vector<int32_t> path;
-  for (const auto& [end, chars] : mask->exits) {
-    if (Overworked()) return;
+  // Adds what the tokens at `node` reach and, if `further`, those below it.
+  const auto follow = [&](int32_t node, bool further) {
     path.clear();
-    for (int32_t n = end; n > 0; n = nodes[n].parent) path.push_back(n);
+    for (int32_t n = node; n > 0; n = nodes[n].parent) path.push_back(n);
     const StackPool::Mark mark = pool_.mark();
     const size_t items = items_.size();
     std::vector<Frame> now = {top};
@@ -235,11 +234,31 @@ void EndingSearch::FollowKey(const Frame& top, int32_t keys) {
       for (const Frame& frame : now) matcher().Step(frame, nodes[*it].byte, &pool_, &next);
       now = std::move(next);
     }
-    if (!now.empty()) {
-      AddAt(now, end);
-      Walk(now, end);
-    }
+    AddAt(now, node);
+    if (further && !now.empty()) Walk(now, node);
     if (items_.size() == items) pool_.CutTo(mark);
+  };
+  const auto mask = compiled_.MaskOf(keys, top.dfa_state, /*at_root=*/false, kNoLimit);
+  for (const auto& [end, chars] : mask->exits) {
+    if (Overworked()) return;
+    follow(end, true);
+  }
+  const ByteDfa& dfa = *matcher().grammar().dfas[keys];
+  if (keys == matcher().grammar().any_string && dfa.boundary[top.dfa_state]) return;
+  // Within the key, the first token that leads to a state of the automaton stands for all.
+  std::vector<uint8_t> reached(static_cast<size_t>(dfa.num_states()), 0);
+  std::vector<int32_t> states(static_cast<size_t>(vocabulary().max_depth()) + 1);
+  states[0] = top.dfa_state;
+  pool_.work += mask->visited / kNodesPerStep;
+  for (int32_t i = 1; i < static_cast<int32_t>(nodes.size()) && !Overworked();) {
+    const int32_t next = dfa.Next(states[nodes[i].depth - 1], nodes[i].byte);
+    if (next == kDead || !dfa.has_next[next]) {
+      i = nodes[i].end;
+      continue;
+    }
+    states[nodes[i].depth] = next;
+    if (!vocabulary().TokensAt(i).empty() && !std::exchange(reached[next], 1)) follow(i, false);
+    ++i;
   }
 }
 
