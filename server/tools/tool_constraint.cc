@@ -135,17 +135,20 @@ TextFormat ContentFormat(const ToolSettings& settings, const SplitRules& rules,
 
 TextFormat TagFormat(const ToolSettings& settings, const SplitRules& rules,
                      const std::optional<ConstraintSpec>& text) {
-  TextFormat answer = ContentFormat(settings, rules, text);
-  if (!rules.reasons) return answer;
+  TextFormat content = ContentFormat(settings, rules, text);
+  if (!rules.reasons) return content;
   // The model separates its reasoning from what follows by a few line ends.
-  TextFormat gap = OfKind(Kind::kRegex, "[ \\n]{0,4}");
-  if (rules.begins_in_reasoning) {
-    return OfParts(Kind::kSequence,
-                   {OfKind(Kind::kAnyText), OfKind(Kind::kText, std::string(kThinkTags.end)),
-                    std::move(gap), std::move(answer)});
+  std::vector<TextFormat> reasoning = {OfKind(Kind::kAnyText),
+                                       OfKind(Kind::kText, std::string(kThinkTags.end)),
+                                       OfKind(Kind::kRegex, "[ \\n]{0,4}")};
+  if (!rules.begins_in_reasoning) {
+    reasoning.insert(reasoning.begin(), OfKind(Kind::kText, std::string(kThinkTags.begin)));
   }
-  return OfParts(Kind::kSequence, {Regions({Region(kThinkTags.begin, kThinkTags.end)}, 1),
-                                   std::move(gap), std::move(answer)});
+  TextFormat first = OfParts(Kind::kSequence, std::move(reasoning));
+  if (!rules.begins_in_reasoning) {
+    first = OfParts(Kind::kAnyOf, {std::move(first), OfKind(Kind::kText)});
+  }
+  return OfParts(Kind::kSequence, {std::move(first), std::move(content)});
 }
 
 }  // namespace

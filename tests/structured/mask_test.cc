@@ -175,20 +175,6 @@ bool EndsWithin(const CompiledConstraint& constraint, const VocabularyIndex& voc
   return state->complete();
 }
 
-// Whether a text can have free text, which the limit cuts off anywhere.
-bool HasFreeText(const TextFormat& format) {
-  const auto any = [](const std::vector<TextFormat>& parts) {
-    return std::any_of(parts.begin(), parts.end(), HasFreeText);
-  };
-  if (format.tags == nullptr) {
-    return format.kind == TextFormat::Kind::kAnyText || any(format.parts);
-  }
-  if (format.tags->free_text) return true;
-  std::vector<TextFormat> contents;
-  for (const StructuralTag& tag : format.tags->tags) contents.push_back(tag.content);
-  return any(contents);
-}
-
 TEST(MaskTest, AnswersEndWithinTheLimit) {
   Random random(24);
   // Without longer tokens, no completion is shorter than the estimate.
