@@ -120,10 +120,11 @@ def test_reasoning_ends_where_the_model_or_the_limit_ends_it(server):
         reasoning, content, finish = parts(ask(server, "json", max_tokens=limit,
                                                response_format=JSON_SCHEMA))
         assert reasoning.startswith("hm ok")
-        if limit < 7:
-            assert finish == "length" and '{"a": 7}'.startswith(content.strip())
+        if finish == "length":
+            assert limit < 6 and '{"a": 7}'.startswith(content)
         else:
-            assert (reasoning, content, finish) == ("hm ok", '{"a": 7}', "stop")
+            # Without the line end, the answer has six tokens.
+            assert limit >= 6 and content == '{"a": 7}'
 
 
 def test_stop_and_min_tokens(server):

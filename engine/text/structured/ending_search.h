@@ -13,9 +13,8 @@
 namespace moeserve::structured {
 
 // A beam search over tokens: of the states that some number of tokens can reach, it follows those
-// that the fewest bytes complete. A text is also considered complete where it may be cut off
-// (Matcher::MayStop). Deterministic, and its work is limited: it can miss an ending. One thread at
-// a time.
+// that the fewest bytes complete. Free text may be cut off, so it needs no ending. Deterministic,
+// and its work is limited: it can miss an ending. One thread at a time.
 class EndingSearch {
  public:
   // Both must outlive the object. `pool` holds the frames below those that are given to Find(); at

@@ -139,9 +139,10 @@ class Matcher {
   // byte. kUnreachable if the vocabulary cannot spell any completion.
   int64_t Distance(const Frame& top, const StackPool& pool) const;
   bool Complete(const Frame& top, const StackPool& pool) const;
-  // Whether the text is complete or in free text, so that it may be cut off.
+  // Whether no further token is needed: the text has ended, or it is in free text, where it may be
+  // cut off.
   bool MayStop(const Frame& top, const StackPool& pool) const {
-    return InFreeText(top, pool) || Complete(top, pool);
+    return InFreeText(top, pool) || (Complete(top, pool) && !CanContinue(top, pool));
   }
   bool CanContinue(const Frame& top, const StackPool& pool) const;
   // Returns a set of bytes that contains all bytes which may follow `top`; `top` is a frame that
