@@ -61,7 +61,10 @@ absl::Status CheckUnsupported(const Json& body) {
 // applies to the content, and calls are valid.
 absl::Status ConstrainAnswer(ChatParams& params) {
   const SplitRules& split = params.split;
-  if (!split.has_tools && !(params.constraint && split.needed())) return absl::OkStatus();
+  // An answer that continues a message has only content.
+  const bool continues = params.conversation.continue_final_message;
+  const bool has_parts = split.needed() && !continues;
+  if (!split.has_tools && !(params.constraint && has_parts)) return absl::OkStatus();
   std::optional<ConstraintSpec> text;
   if (params.constraint) text = std::move(params.constraint->spec);
   ConstraintSpec spec = AnswerConstraint(params.conversation.tools, split, text);
