@@ -26,9 +26,11 @@ void Normalise(const Grammar& grammar, Frame* frame) {
     frame->count = std::min(frame->count, std::max(array.min_items, prefix));
   } else if (frame->kind == FrameKind::kObject) {
     const auto& object = std::get<ObjectNode>(grammar.nodes[frame->node].value);
+    // Which properties are left matters only if some of them are needed.
+    const bool enough = frame->count >= object.min_properties;
     frame->count = std::min(frame->count, object.min_properties);
-    frame->num_others = 0;
-    if (object.properties.size() <= 64) {
+    if (enough) frame->num_others = 0;
+    if (enough && object.properties.size() <= 64) {
       frame->seen_hash = 0;
       for (size_t i = 0; i < object.properties.size(); ++i) {
         if (!object.properties[i].required) frame->seen &= ~(uint64_t{1} << i);
