@@ -267,3 +267,19 @@ def test_a_limit_that_an_answer_fits_in_does_not_change_it(family):
     with ThreadPoolExecutor(8) as pool:
         wrong = list(itertools.chain.from_iterable(pool.map(check, answers)))
     assert not wrong, f"{len(wrong)} wrong, such as {wrong[0]}"
+
+
+def test_free_text_is_cut_off(family):
+    """With tools as without, a limit cuts free text and reasoning off, and nothing else happens."""
+    answers, (plain, drafting) = family
+    free = [answer for answer in answers if answer.kind == "free"][:24]
+    for answer in free:
+        whole, tokens = plain.ask(answer, LARGE)
+        begins_with_head = answer.pieces[0] == "<|channel|>"
+        for limit in {tokens - 1, tokens // 2, 1}:
+            # The head of a first message that does not fit may become that of another.
+            if begins_with_head and limit < tokens - 1:
+                continue
+            cut, count = (plain if limit % 2 else drafting).ask(answer, limit)
+            assert count == limit and cut[3] == "length" and not cut[2], (answer.pieces, limit, cut)
+            assert whole[0].startswith(cut[0]) and whole[1].startswith(cut[1]), (limit, cut, whole)
