@@ -105,7 +105,8 @@ void SamplingState::FillMask(int vocab_size) {
   if (std::exchange(mask_is_current_, true)) return;
   mask_.assign((static_cast<size_t>(vocab_size) + 31) / 32, ~uint32_t{0});
   if (constraint_ != nullptr) {
-    constraint_->AllowedTokens(mask_, hurries_ ? TokensAfterNext() + 1 : kNoLimitOfTokens);
+    constraint_->AllowedTokens(mask_,
+                               limit_ == Limit::kKept ? TokensAfterNext() + 1 : kNoLimitOfTokens);
   }
   if (!params_.allowed_token_ids.empty()) {
     std::vector<uint32_t> allowed(mask_.size());
@@ -163,13 +164,13 @@ void SamplingState::CountToken(TokenId token, uint64_t state) {
 }
 
 bool SamplingState::AcceptInTime(TokenId token) {
-  if (constraint_ == nullptr || hurries_) {
+  if (constraint_ == nullptr || limit_ != Limit::kWatched) {
     Accept(token);
     return true;
   }
   const uint64_t before = keeps_steps_ ? constraint_->StateHash() : 0;
   if (!constraint_->AcceptInTime(token, TokensAfterNext())) {
-    hurries_ = true;
+    limit_ = Limit::kKept;
     mask_is_current_ = false;
     return false;
   }
@@ -219,11 +220,18 @@ bool SamplingState::AcceptUnlessLast(TokenId token) {
     return true;
   }
   std::unique_ptr<ConstraintState> next = constraint_->Clone();
-  const bool accepted =
-      hurries_ ? next->Accept(token) : next->AcceptInTime(token, TokensAfterNext());
+  const bool accepted = limit_ == Limit::kWatched ? next->AcceptInTime(token, TokensAfterNext())
+                                                  : next->Accept(token);
   if (!accepted || (next->complete() && !next->can_continue())) return false;
   CountToken(token, keeps_steps_ ? constraint_->StateHash() : 0);
   constraint_ = std::move(next);
+  return true;
+}
+
+bool SamplingState::IgnoreLimit() {
+  if (limit_ != Limit::kKept) return false;
+  limit_ = Limit::kIgnored;
+  mask_is_current_ = false;
   return true;
 }
 

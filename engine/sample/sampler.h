@@ -52,6 +52,10 @@ class SamplingState {
   // token: then returns false, with the state unchanged.
   bool AcceptUnlessLast(TokenId token);
 
+  // If masks keep the limit of tokens since AcceptInTime() returned false: ignores the limit from
+  // now on and returns true.
+  bool IgnoreLimit();
+
   // Whether the structured output is complete and only EOS may follow.
   bool constraint_ended() const;
 
@@ -83,7 +87,9 @@ class SamplingState {
   std::unique_ptr<ConstraintState> constraint_;
   std::vector<uint32_t> mask_;
   bool mask_is_current_ = false;  // whether mask_ holds for the next token
-  bool hurries_ = false;          // whether masks keep the limit of tokens
+  // What happens about the limit of tokens: each token is checked, masks keep it, or nothing.
+  enum class Limit : uint8_t { kWatched, kKept, kIgnored };
+  Limit limit_ = Limit::kWatched;
   bool keeps_steps_ = false;
   std::vector<ConstraintStep> steps_;
 };

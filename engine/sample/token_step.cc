@@ -111,9 +111,13 @@ std::optional<OutputDelta> TokenStep::NextWithoutChoice(Sequence& s) {
 }
 
 bool TokenStep::ChangeLogits(Sequence& s, std::span<const float> row) {
-  changed_.assign(row.begin(), row.end());
-  for (const TokenId id : textless_.ids()) changed_[id] = -std::numeric_limits<float>::infinity();
-  return s.sampling.Apply(s.tokens, changed_);
+  while (true) {
+    changed_.assign(row.begin(), row.end());
+    for (const TokenId id : textless_.ids()) changed_[id] = -std::numeric_limits<float>::infinity();
+    if (s.sampling.Apply(s.tokens, changed_)) return true;
+    // Other masks may forbid all tokens that keep the limit.
+    if (!s.sampling.IgnoreLimit()) return false;
+  }
 }
 
 Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t index) {
@@ -151,7 +155,6 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
     token = sampler_.Sample(chosen_from, params, s.seed, s.generated());
   }
   if (!s.sampling.AcceptInTime(token)) {
-    // If other masks forbid all tokens that keep the limit, the answer will be cut off.
     if (ChangeLogits(s, row)) {
       token = sampler_.SampleAgain(changed_, params, s.seed, s.generated());
     }

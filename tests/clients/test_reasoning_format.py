@@ -162,3 +162,19 @@ def test_limits_do_not_change_draws():
                 json.loads(short["choices"][0]["text"])
     finally:
         assert stop_server(running) == 0
+
+
+def test_words_that_would_end_the_answer_are_forbidden():
+    running = start_server()
+    try:
+        schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"],
+                  "additionalProperties": False}
+        brace = post(running, "/tokenize", {"prompt": "}", "add_special_tokens": False})["tokens"]
+        ids = [token for token in range(300) if token not in brace]
+        out = post(running, "/v1/completions", {
+            "prompt": "And God said", "temperature": 0, "max_tokens": 24, "guided_json": schema,
+            "allowed_token_ids": ids})["choices"][0]
+        assert out["finish_reason"] == "length" and out["text"].startswith("{")
+        assert "}" not in out["text"]
+    finally:
+        assert stop_server(running) == 0
