@@ -141,6 +141,15 @@ def test_a_model_that_is_told_not_to_reason(server):
         None, '{"a": 7}', "stop")
 
 
+def test_an_answer_that_continues_a_message_has_only_content(server):
+    for source in ("{# <|channel|> #}<s>", "{# <think> </think> #}<s>"):
+        out = post(server, "/v1/chat/completions", {
+            "messages": [{"role": "assistant", "content": "x" * AT["closed"]}], "temperature": 0,
+            "chat_template": source + "{{ messages[-1].content }}", "add_generation_prompt": False,
+            "continue_final_message": True, "max_tokens": 40, "response_format": JSON_SCHEMA})
+        assert parts(out["choices"][0]) == (None, '{"a": 7}', "stop")
+
+
 def test_limits_do_not_change_draws():
     running = start_server()
     try:
