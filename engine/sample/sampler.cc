@@ -29,6 +29,9 @@ constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 constexpr SamplingCutoff kKeepAll{kForbidden, std::numeric_limits<TokenId>::max()};
 constexpr int kBinBits = std::countr_zero(unsigned{kSamplingBins});
 
+// As a number of tokens that are left.
+constexpr int64_t kNoLimitOfTokens = int64_t{1} << 40;
+
 constexpr size_t kBlock = 256;  // tokens per partial sum of weights
 
 // Returns whether the last token of `word` would complete it.
@@ -102,7 +105,8 @@ void SamplingState::FillMask(int vocab_size) {
   if (std::exchange(mask_is_current_, true)) return;
   mask_.assign((static_cast<size_t>(vocab_size) + 31) / 32, ~uint32_t{0});
   if (constraint_ != nullptr) {
-    constraint_->AllowedTokens(mask_, params_.max_tokens - generated_);
+    constraint_->AllowedTokens(mask_,
+                               limit_ == Limit::kKept ? TokensAfterNext() + 1 : kNoLimitOfTokens);
   }
   if (!params_.allowed_token_ids.empty()) {
     std::vector<uint32_t> allowed(mask_.size());
@@ -152,15 +156,30 @@ void SamplingState::Penalise(std::span<float> logits) const {
   }
 }
 
-void SamplingState::CountToken(TokenId token) {
-  if (keeps_steps_) steps_.push_back({constraint_->StateHash(), token});
+void SamplingState::CountToken(TokenId token, uint64_t state) {
+  if (keeps_steps_) steps_.push_back({state, token});
   ++generated_;
   mask_is_current_ = false;
   if (changes_) ++counts_[token];
 }
 
+bool SamplingState::AcceptInTime(TokenId token) {
+  if (constraint_ == nullptr || limit_ != Limit::kWatched) {
+    Accept(token);
+    return true;
+  }
+  const uint64_t before = keeps_steps_ ? constraint_->StateHash() : 0;
+  if (!constraint_->AcceptInTime(token, TokensAfterNext())) {
+    limit_ = Limit::kKept;
+    mask_is_current_ = false;
+    return false;
+  }
+  CountToken(token, before);
+  return true;
+}
+
 void SamplingState::Accept(TokenId token) {
-  CountToken(token);
+  CountToken(token, keeps_steps_ ? constraint_->StateHash() : 0);
   if (constraint_ != nullptr) constraint_->Accept(token);
 }
 
@@ -196,14 +215,23 @@ std::optional<TokenId> SamplingState::OnlyToken(std::span<const TokenId> history
 }
 
 bool SamplingState::AcceptUnlessLast(TokenId token) {
-  if (constraint_ != nullptr) {
-    std::unique_ptr<ConstraintState> next = constraint_->Clone();
-    if (!next->Accept(token) || (next->complete() && !next->can_continue())) return false;
-    CountToken(token);
-    constraint_ = std::move(next);
+  if (constraint_ == nullptr) {
+    CountToken(token, 0);
     return true;
   }
-  CountToken(token);
+  std::unique_ptr<ConstraintState> next = constraint_->Clone();
+  const bool accepted = limit_ == Limit::kWatched ? next->AcceptInTime(token, TokensAfterNext())
+                                                  : next->Accept(token);
+  if (!accepted || (next->complete() && !next->can_continue())) return false;
+  CountToken(token, keeps_steps_ ? constraint_->StateHash() : 0);
+  constraint_ = std::move(next);
+  return true;
+}
+
+bool SamplingState::IgnoreLimit() {
+  if (limit_ != Limit::kKept) return false;
+  limit_ = Limit::kIgnored;
+  mask_is_current_ = false;
   return true;
 }
 
@@ -214,6 +242,12 @@ bool SamplingState::constraint_ended() const {
 TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                         int64_t step) {
   return Sample(logits, params, UniformDraw(seed, params.sample_index, step));
+}
+
+TokenId Sampler::SampleAgain(std::span<const float> logits, const SamplingParams& params,
+                             uint64_t seed, int64_t step) {
+  // Another number, so that the tokens that are left keep their relative probabilities.
+  return Sample(logits, params, UniformDraw(seed, params.sample_index, -1 - step));
 }
 
 TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& params,

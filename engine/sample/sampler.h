@@ -36,16 +36,25 @@ class SamplingState {
   // is the prompt followed by the generated tokens. Returns false if no token is allowed.
   bool Apply(std::span<const TokenId> history, std::span<float> logits);
 
-  // Updates the state with a chosen token; call it for every chosen token.
+  // Updates the state with a drawn token, unless the structured output could not be completed
+  // within the limit of tokens after it (ConstraintState::AcceptInTime): then returns false, with
+  // the state unchanged but for the masks, from now on of tokens that keep the limit. So the limit
+  // changes no draw before it has to.
+  bool AcceptInTime(TokenId token);
+  // Updates the state with a chosen token; call this or AcceptInTime() for every chosen token.
   void Accept(TokenId token);
 
   // If masks allow a single token, whatever the logits, returns it. `textless` [ids, ascending]
   // are never drawn.
   std::optional<TokenId> OnlyToken(std::span<const TokenId> history, int vocab_size,
                                    std::span<const TokenId> textless);
-  // Does what Accept() does, unless the constraint ends after the token: then returns false, with
-  // the state unchanged.
+  // Does what AcceptInTime() does, unless that returns false or the constraint ends after the
+  // token: then returns false, with the state unchanged.
   bool AcceptUnlessLast(TokenId token);
+
+  // If masks keep the limit of tokens since AcceptInTime() returned false: ignores the limit from
+  // now on and returns true.
+  bool IgnoreLimit();
 
   // Whether the structured output is complete and only EOS may follow.
   bool constraint_ended() const;
@@ -57,11 +66,14 @@ class SamplingState {
   std::vector<ConstraintStep> TakeSteps() { return std::exchange(steps_, {}); }
 
  private:
+  // Number of tokens that may be generated after the next one.
+  int64_t TokensAfterNext() const { return int64_t{params_.max_tokens} - generated_ - 1; }
   // Sets mask_ to the tokens that the constraint and allowed_token_ids allow.
   void FillMask(int vocab_size);
   // Whether bad_words or min_tokens forbid the token.
   bool Forbids(std::span<const TokenId> history, TokenId token) const;
-  void CountToken(TokenId token);
+  // `state` is the hash of the constraint's state before the token, if steps are kept.
+  void CountToken(TokenId token, uint64_t state);
   void ForbidEnds(std::span<float> logits) const;
   void ForbidBadWords(std::span<const TokenId> history, std::span<float> logits) const;
   void Penalise(std::span<float> logits) const;
@@ -75,6 +87,9 @@ class SamplingState {
   std::unique_ptr<ConstraintState> constraint_;
   std::vector<uint32_t> mask_;
   bool mask_is_current_ = false;  // whether mask_ holds for the next token
+  // What happens about the limit of tokens: each token is checked, masks keep it, or nothing.
+  enum class Limit : uint8_t { kWatched, kKept, kIgnored };
+  Limit limit_ = Limit::kWatched;
   bool keeps_steps_ = false;
   std::vector<ConstraintStep> steps_;
 };
@@ -89,6 +104,9 @@ class Sampler {
   // so that every device draws the same token.
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                  int64_t step);
+  // Draws another token for the same step, after the first one was given up.
+  TokenId SampleAgain(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
+                      int64_t step);
   // Draws a token as the overload above does, but from the given `uniform` number, a multiple of
   // 2^-53 in [0, 1).
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, double uniform);

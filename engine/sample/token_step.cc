@@ -110,6 +110,16 @@ std::optional<OutputDelta> TokenStep::NextWithoutChoice(Sequence& s) {
   return delta;
 }
 
+bool TokenStep::ChangeLogits(Sequence& s, std::span<const float> row) {
+  while (true) {
+    changed_.assign(row.begin(), row.end());
+    for (const TokenId id : textless_.ids()) changed_[id] = -std::numeric_limits<float>::infinity();
+    if (s.sampling.Apply(s.tokens, changed_)) return true;
+    // Other masks may forbid all tokens that keep the limit.
+    if (!s.sampling.IgnoreLimit()) return false;
+  }
+}
+
 Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t index) {
   const SamplingParams& params = s.request.sampling;
   OutputDelta delta;
@@ -135,11 +145,7 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
     drawable = Drawable(row, drawable_);
     std::span<const float> chosen_from = drawable;
     if (s.sampling.changes_logits()) {
-      changed_.assign(row.begin(), row.end());
-      for (const TokenId id : textless_.ids()) {
-        changed_[id] = -std::numeric_limits<float>::infinity();
-      }
-      if (!s.sampling.Apply(s.tokens, changed_)) {
+      if (!ChangeLogits(s, row)) {
         return absl::InvalidArgumentError(
             "no token with a text is left that allowed_token_ids, bad_words, logit_bias and the "
             "structured output together allow");
@@ -148,8 +154,13 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
     }
     token = sampler_.Sample(chosen_from, params, s.seed, s.generated());
   }
+  if (!s.sampling.AcceptInTime(token)) {
+    if (ChangeLogits(s, row)) {
+      token = sampler_.SampleAgain(changed_, params, s.seed, s.generated());
+    }
+    s.sampling.Accept(token);
+  }
   s.tokens.push_back(token);
-  s.sampling.Accept(token);
   delta.tokens.push_back(token);
   if (params.logprobs.has_value()) {
     delta.logprobs.push_back(

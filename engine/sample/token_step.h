@@ -50,6 +50,9 @@ class TokenStep {
   // Returns the logits of a row from which tokens are drawn if the request changes none of them:
   // the textless ids are cut off, or -infinity in `scratch`.
   std::span<const float> Drawable(std::span<const float> row, std::vector<float>& scratch) const;
+  // Sets changed_ to the logits of `row` after the request's masks and penalties. Returns false if
+  // no token is allowed.
+  bool ChangeLogits(Sequence& sequence, std::span<const float> row);
 
   const std::span<const TokenId> eos_;
   const TextlessIds& textless_;

@@ -57,13 +57,21 @@ absl::Status CheckUnsupported(const Json& body) {
   return absl::OkStatus();
 }
 
-absl::Status ConstrainCalls(ChatParams& params) {
+// Makes the constraint describe the whole answer as it is going to be split: the client's format
+// applies to the content, and calls are valid.
+absl::Status ConstrainAnswer(ChatParams& params) {
+  const SplitRules& split = params.split;
+  // An answer that continues a message has only content.
+  const bool continues = params.conversation.continue_final_message;
+  const bool has_parts = split.needed() && !continues;
+  if (!split.has_tools && !(params.constraint && has_parts)) return absl::OkStatus();
   std::optional<ConstraintSpec> text;
   if (params.constraint) text = std::move(params.constraint->spec);
-  params.constraint =
-      ConstraintField{.spec = ToolConstraint(params.conversation.tools, params.split, text),
-                      .param = "tools",
-                      .relaxes_schemas = true};
+  ConstraintSpec spec = AnswerConstraint(params.conversation.tools, split, text);
+  if (split.has_tools) {
+    params.constraint = ConstraintField{.spec = {}, .param = "tools", .relaxes_schemas = true};
+  }
+  params.constraint->spec = std::move(spec);
   return CheckConstraint(params);
 }
 
@@ -105,7 +113,7 @@ Result<PreparedPrompt> PrepareChat(ChatParams& params, const ChatFormat& format,
   params.split = encoded.split;
   // The tokens that separate channels are special.
   if (params.split.syntax->has_channels) params.sampling.skip_special_tokens = false;
-  if (params.split.has_tools) MOESERVE_RETURN_IF_ERROR(ConstrainCalls(params));
+  MOESERVE_RETURN_IF_ERROR(ConstrainAnswer(params));
   TruncatePrompt(params, max_model_len, prompt.ids);
   MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
                             FitIntoContext(params, prompt.ids.size(), max_model_len));

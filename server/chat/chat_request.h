@@ -23,9 +23,10 @@ struct ChatParams : GenerationParams {
 Result<ChatParams> ParseChat(const nlohmann::json& body, std::string_view text,
                              const RequestRules& rules, bool allow_request_template);
 
-// Renders and encodes the conversation and checks that it fits into the context. If the request has
-// tools, changes the constraint of `params` to one that makes calls valid. InvalidArgument if
-// `tokenizer` is null. Takes up to about a second.
+// Renders and encodes the conversation and checks that it fits into the context. Makes
+// the constraint of `params` describe the whole answer: the client's format applies to its content,
+// not to its reasoning, and calls of tools are valid. InvalidArgument if `tokenizer` is null. Takes
+// up to about a second.
 Result<PreparedPrompt> PrepareChat(ChatParams& params, const ChatFormat& format,
                                    const Tokenizer* tokenizer, const RequestLimits& limits,
                                    int max_model_len, std::time_t now);

@@ -36,8 +36,8 @@ class TagSplitter final : public AnswerSplitter {
 
   AssistantDelta Finish() override {
     AssistantDelta out = Run(true);
-    // White space at the end of an answer that has no calls is content.
-    if (calls_ == 0) out.content += std::exchange(space_, {});
+    // White space at the end of an answer is content if the answer ends in content without calls.
+    if (calls_ == 0 && state_ != State::kReasoning) out.content += std::exchange(space_, {});
     return out;
   }
 

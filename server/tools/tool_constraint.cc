@@ -53,18 +53,17 @@ TextFormat Arguments(const Tool& tool) {
   return format;
 }
 
-// Returns the format of the texts that `spec` describes.
-TextFormat FormatOf(const ConstraintSpec& spec) {
+// Returns the format of the texts that `spec` describes. Beside tools a schema is strict, so that
+// it is never replaced by a weaker one.
+TextFormat FormatOf(const ConstraintSpec& spec, bool has_tools) {
   TextFormat format = OfKind(Kind::kJsonObject, spec.text);
   format.choices = spec.choices;
-  format.strict = spec.strict;
+  format.strict = spec.strict || has_tools;
   switch (spec.kind) {
     case ConstraintSpec::Kind::kJsonObject:
       break;
     case ConstraintSpec::Kind::kJsonSchema:
       format.kind = Kind::kJsonSchema;
-      // Strict, so that the schema is never replaced by a weaker one.
-      format.strict = true;
       break;
     case ConstraintSpec::Kind::kRegex:
       format.kind = Kind::kRegex;
@@ -99,55 +98,68 @@ StructuralTags Calls(const ToolSettings& settings, const CallSyntax& syntax, boo
 
 // Messages of the channels for reasoning and for text, in any number, then the final message or a
 // call, which ends the answer.
-TextFormat ChannelFormat(const ToolSettings& settings, const CallSyntax& syntax,
+TextFormat ChannelFormat(const ToolSettings& settings, const SplitRules& rules,
                          const std::optional<ConstraintSpec>& text) {
   constexpr std::string_view kNext = "<|end|><|start|>assistant";
   std::vector<StructuralTag> first = {Region("<|channel|>analysis<|message|>", kNext)};
   std::vector<TextFormat> last;
-  if (settings.choice == ToolChoice::kAuto) {
+  if (!rules.has_tools || settings.choice == ToolChoice::kAuto) {
     // Text of this channel is content, too.
     if (!text) first.push_back(Region("<|channel|>commentary<|message|>", kNext));
     StructuralTags final_message;
     final_message.tags.push_back(Region("<|channel|>final<|message|>", ""));
-    if (text) final_message.tags.front().content = FormatOf(*text);
+    if (text) {
+      // Models may name the format of the message in its head.
+      final_message.tags.push_back(Region("<|channel|>final <|constrain|>json<|message|>", ""));
+      for (StructuralTag& tag : final_message.tags) tag.content = FormatOf(*text, rules.has_tools);
+    }
     final_message.free_text = false;
     final_message.at_least_one = true;
     final_message.max_tags = 1;
     last.push_back(OfTags(std::move(final_message)));
   }
-  last.push_back(OfTags(Calls(settings, syntax, true)));
+  if (rules.has_tools) last.push_back(OfTags(Calls(settings, *rules.syntax, true)));
   return OfParts(Kind::kSequence,
                  {Regions(std::move(first), 0), OfParts(Kind::kAnyOf, std::move(last))});
 }
 
+// Returns the format of what follows the reasoning.
+TextFormat ContentFormat(const ToolSettings& settings, const SplitRules& rules,
+                         const std::optional<ConstraintSpec>& text) {
+  if (!rules.has_tools) return FormatOf(*text, false);
+  const bool may_choose = settings.choice == ToolChoice::kAuto;
+  TextFormat calls = OfTags(Calls(settings, *rules.syntax, !may_choose || text));
+  if (!may_choose || !text) return calls;
+  return OfParts(Kind::kAnyOf, {FormatOf(*text, true), std::move(calls)});
+}
+
 TextFormat TagFormat(const ToolSettings& settings, const SplitRules& rules,
                      const std::optional<ConstraintSpec>& text) {
-  const bool may_choose = settings.choice == ToolChoice::kAuto;
-  TextFormat answer = OfTags(Calls(settings, *rules.syntax, !may_choose || text));
-  if (may_choose && text) {
-    answer = OfParts(Kind::kAnyOf, {FormatOf(*text), std::move(answer)});
-  }
-  if (!rules.reasons) return answer;
+  TextFormat content = ContentFormat(settings, rules, text);
+  if (!rules.reasons) return content;
   // The model separates its reasoning from what follows by a few line ends.
-  TextFormat gap = OfKind(Kind::kRegex, "[ \\n]{0,4}");
-  if (rules.begins_in_reasoning) {
-    return OfParts(Kind::kSequence,
-                   {OfKind(Kind::kAnyText), OfKind(Kind::kText, std::string(kThinkTags.end)),
-                    std::move(gap), std::move(answer)});
+  std::vector<TextFormat> reasoning = {OfKind(Kind::kAnyText),
+                                       OfKind(Kind::kText, std::string(kThinkTags.end)),
+                                       OfKind(Kind::kRegex, "[ \\n]{0,4}")};
+  if (!rules.begins_in_reasoning) {
+    reasoning.insert(reasoning.begin(), OfKind(Kind::kText, std::string(kThinkTags.begin)));
   }
-  return OfParts(Kind::kSequence, {Regions({Region(kThinkTags.begin, kThinkTags.end)}, 1),
-                                   std::move(gap), std::move(answer)});
+  TextFormat first = OfParts(Kind::kSequence, std::move(reasoning));
+  if (!rules.begins_in_reasoning) {
+    first = OfParts(Kind::kAnyOf, {std::move(first), OfKind(Kind::kText)});
+  }
+  return OfParts(Kind::kSequence, {std::move(first), std::move(content)});
 }
 
 }  // namespace
 
-ConstraintSpec ToolConstraint(const ToolSettings& settings, const SplitRules& rules,
-                              const std::optional<ConstraintSpec>& text) {
+ConstraintSpec AnswerConstraint(const ToolSettings& settings, const SplitRules& rules,
+                                const std::optional<ConstraintSpec>& text) {
   ConstraintSpec spec;
   spec.kind = ConstraintSpec::Kind::kFormat;
-  spec.format = std::make_shared<const TextFormat>(
-      rules.syntax->has_channels ? ChannelFormat(settings, *rules.syntax, text)
-                                 : TagFormat(settings, rules, text));
+  spec.format = std::make_shared<const TextFormat>(rules.syntax->has_channels
+                                                       ? ChannelFormat(settings, rules, text)
+                                                       : TagFormat(settings, rules, text));
   return spec;
 }
 

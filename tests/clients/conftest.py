@@ -81,10 +81,11 @@ def device():
     return ["--device", name] if name else []
 
 
-def start_server(*arguments, name="test-model", **popen):
-    """Starts a server and waits until it prints its addresses. `popen` goes to Popen."""
+def start_server(*arguments, name="test-model", folder=None, **popen):
+    """Starts a server and waits until it prints its addresses. `folder` has the checkpoint (default:
+    that of all tests); `popen` goes to Popen."""
     process = subprocess.Popen(
-        [binary(), "serve", "--model", model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+        [binary(), "serve", "--model", folder or model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
          "--served-model-name", name, *device(), *arguments],
         stdout=subprocess.PIPE, text=True, **popen)
     addresses = {}

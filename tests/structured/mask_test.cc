@@ -152,21 +152,27 @@ TEST(MaskTest, TheSameForAFreshConstraint) {
   }
 }
 
-// Draws a completion. Returns whether it was complete within the limit.
+// Draws a completion as the engine does: without the limit, and again with it only if the token
+// leaves no time for the rest. Returns whether the text was complete within the limit.
 bool EndsWithin(const CompiledConstraint& constraint, const VocabularyIndex& vocabulary,
                 int64_t limit, Random* random) {
   const auto state = constraint.NewState();
   std::string text;
+  bool hurries = false;
   for (int64_t left = limit; left > 0; --left) {
     if (state->complete() && !state->can_continue()) return true;
-    const auto mask = MaskOf(state.get(), vocabulary, left);
-    const TokenId id = DrawFrom(TokensOf(mask), vocabulary, random);
-    EXPECT_TRUE(state->Accept(id)) << text << " with " << left << " left";
+    TokenId id = DrawFrom(TokensOf(MaskOf(state.get(), vocabulary)), vocabulary, random);
+    if (hurries || !state->AcceptInTime(id, left - 1)) {
+      hurries = true;
+      const auto mask = MaskOf(state.get(), vocabulary, left);
+      id = DrawFrom(TokensOf(mask), vocabulary, random);
+      EXPECT_TRUE(state->Accept(id)) << text << " with " << left << " left";
+    }
     if (::testing::Test::HasFailure()) return false;
     text += vocabulary.Bytes(id);
     if (id == kEos) return true;
   }
-  return state->complete() && !state->can_continue();
+  return state->complete();
 }
 
 TEST(MaskTest, AnswersEndWithinTheLimit) {
@@ -176,14 +182,96 @@ TEST(MaskTest, AnswersEndWithinTheLimit) {
   for (const auto& vocabulary : {SmallVocabulary(), PoorVocabulary(), bytes}) {
     for (const ConstraintSpec& spec : Corpus()) {
       const auto compiled = CompileConstraint(spec, vocabulary);
-      if (!compiled.ok()) continue;
+      if (!compiled.ok() || (spec.format != nullptr && HasFreeText(*spec.format))) continue;
       const int64_t shortest = ShortestAnswer(**compiled);
       for (int walk = 0; walk < 30; ++walk) {
         const int64_t limit = shortest + (walk < 10 ? walk / 2 : random.Below(80));
         ASSERT_TRUE(EndsWithin(**compiled, *vocabulary, limit, &random))
-            << spec.text << " in " << limit;
+            << CanonicalText(spec) << " in " << limit;
       }
     }
+  }
+}
+
+// Draws a text of at most `most` tokens; empty if there was none.
+std::vector<TokenId> DrawWithin(const CompiledConstraint& constraint,
+                                const VocabularyIndex& vocabulary, int most, Random* random) {
+  const auto state = constraint.NewState();
+  std::vector<TokenId> tokens;
+  while (static_cast<int>(tokens.size()) < most) {
+    if (state->complete() && !state->can_continue()) return tokens;
+    const auto mask = MaskOf(state.get(), vocabulary, most - std::ssize(tokens));
+    std::vector<TokenId> allowed = TokensOf(mask);
+    // Prefers long tokens, so that the text has fewer tokens than bytes.
+    TokenId id = DrawFrom(allowed, vocabulary, random);
+    for (int i = 0; i < 8; ++i) {
+      const TokenId other = DrawFrom(allowed, vocabulary, random);
+      if (vocabulary.Bytes(other).size() > vocabulary.Bytes(id).size()) id = other;
+    }
+    EXPECT_TRUE(state->Accept(id));
+    tokens.push_back(id);
+    if (id == kEos) return tokens;
+  }
+  return {};
+}
+
+TEST(MaskTest, ALimitThatATextFitsInDoesNotChangeIt) {
+  Random random(29);
+  const auto& vocabulary = *SmallVocabulary();
+  int texts = 0, short_of_bytes = 0;
+  for (const ConstraintSpec& spec : Corpus()) {
+    const auto constraint = Compile(spec);
+    const int64_t shortest = ShortestAnswer(*constraint);
+    for (int walk = 0; walk < 12; ++walk) {
+      const int most = static_cast<int>(shortest) + 1 + random.Below(20);
+      const auto tokens = DrawWithin(*constraint, vocabulary, most, &random);
+      if (tokens.empty()) continue;
+      ++texts;
+      const auto size = std::ssize(tokens);
+      for (const int64_t limit : {size, size + 1, size + 2, size + 5, size + 12, size + 40}) {
+        short_of_bytes += limit < shortest;
+        const auto state = constraint->NewState();
+        std::string text;
+        for (int64_t i = 0; i < size; ++i) {
+          ASSERT_TRUE(state->AcceptInTime(tokens[i], limit - i - 1))
+              << spec.text << ": " << text << " + " << vocabulary.Bytes(tokens[i]) << " at " << i
+              << " of " << size << ", limit " << limit;
+          text += vocabulary.Bytes(tokens[i]);
+        }
+      }
+    }
+  }
+  EXPECT_GT(texts, 400);
+  EXPECT_GT(short_of_bytes, 50);
+}
+
+// A constraint of pieces: tokens that the answer has, and single bytes.
+TEST(MaskTest, FewLongTokensFitWhereTheirBytesDoNot) {
+  std::vector<std::string> tokens = MakeTokens(258, AllBytes());
+  const std::vector<std::string> pieces = {"{\"a\": 1, \"o", "pt\": [[2], [\"x", "y\"", "]], \"b",
+                                           "\": {\"c\": \"", "long text\"}",     "}"};
+  const TokenId first = static_cast<TokenId>(tokens.size());
+  tokens.insert(tokens.end(), pieces.begin(), pieces.end());
+  const auto vocabulary = MakeVocabulary(tokens);
+  const auto constraint = Compile(Schema(R"({"type": "object", "required": ["a", "b"], "properties":
+      {"a": {"type": "integer"}, "b": {"type": "object", "required": ["c"], "properties":
+      {"c": {"type": "string", "minLength": 3}}}}})"),
+                                  vocabulary);
+  const auto count = static_cast<int64_t>(pieces.size());
+  for (int64_t limit = count; limit < 60; ++limit) {
+    const auto state = constraint->NewState();
+    for (int64_t i = 0; i < count; ++i) {
+      TokenId id = first + static_cast<TokenId>(i);
+      // The last piece has a token of its own.
+      if (pieces[i].size() == 1) id = 2 + static_cast<uint8_t>(pieces[i][0]);
+      ASSERT_TRUE(state->AcceptInTime(id, limit - i - 1)) << pieces[i] << ", limit " << limit;
+    }
+    EXPECT_TRUE(state->complete());
+  }
+  // With fewer tokens than any text needs, the limit is ignored.
+  const auto late = constraint->NewState();
+  for (int64_t i = 0; i + 1 < count; ++i) {
+    EXPECT_TRUE(late->AcceptInTime(first + static_cast<TokenId>(i), 1));
   }
 }
 

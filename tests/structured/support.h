@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -159,6 +160,20 @@ inline std::vector<TokenId> TokensOf(const std::vector<uint32_t>& mask) {
     if (IsSet(mask, static_cast<TokenId>(id))) tokens.push_back(static_cast<TokenId>(id));
   }
   return tokens;
+}
+
+// Whether a text can have free text, which the limit cuts off anywhere.
+inline bool HasFreeText(const TextFormat& format) {
+  const auto any = [](const std::vector<TextFormat>& parts) {
+    return std::any_of(parts.begin(), parts.end(), HasFreeText);
+  };
+  if (format.tags == nullptr) {
+    return format.kind == TextFormat::Kind::kAnyText || any(format.parts);
+  }
+  if (format.tags->free_text) return true;
+  std::vector<TextFormat> contents;
+  for (const StructuralTag& tag : format.tags->tags) contents.push_back(tag.content);
+  return any(contents);
 }
 
 // Returns the length of the shortest completion in tokens of one byte.

@@ -29,6 +29,7 @@ class Vocabulary {
     std::vector<std::string> tokens = {"<pad>",   "<eos>",       "[TOOL_CALLS]",
                                        "[ARGS]",  "<|channel|>", "<|message|>",
                                        "<|end|>", "<|start|>",   "<|constrain|>"};
+    first_byte_ = static_cast<TokenId>(tokens.size());
     const int specials = static_cast<int>(tokens.size());
     for (const char c : testing::AllBytes()) tokens.emplace_back(1, c);
     for (const char* text :
@@ -43,9 +44,12 @@ class Vocabulary {
     index_ = *index;
   }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
+  // Returns the token of a byte.
+  TokenId IdOf(char c) const { return first_byte_ + static_cast<uint8_t>(c); }
   const std::shared_ptr<const VocabularyIndex>& index() const { return index_; }
 
  private:
+  TokenId first_byte_ = 0;
   std::unique_ptr<testing::ListTokenizer> tokenizer_;
   std::shared_ptr<const VocabularyIndex> index_;
 };
@@ -74,17 +78,49 @@ std::shared_ptr<const CompiledConstraint> Compile(const ConstraintSpec& spec) {
   return compiled.ok() ? *compiled : nullptr;
 }
 
-// Generates a text with random tokens, of at most `max_tokens` tokens. Tokens that begin a call are
-// preferred, because free text would seldom have one.
-std::string Generate(const CompiledConstraint& constraint, std::mt19937& random, int max_tokens) {
-  const auto state = constraint.NewState();
+// Ends reasoning in which the text of `state` is, if it is, and appends the end to `text`. A limit
+// of tokens does not end it.
+void LeaveReasoning(std::unique_ptr<ConstraintState>& state, std::string& text) {
+  const bool channels = text.starts_with("<|channel|>");
+  const std::string_view end = channels ? "<|end|><|start|>assistant" : "</think>";
+  if (!channels && text.find(end) != text.npos) return;
+  constexpr std::string_view kReasoning = "<|channel|>analysis";
+  const size_t message = text.rfind("<|message|>");
+  if (channels && (message == text.npos || message < kReasoning.size() ||
+                   text.substr(message - kReasoning.size(), kReasoning.size()) != kReasoning ||
+                   text.find(end, message) != text.npos)) {
+    return;
+  }
+  auto after = state->Clone();
+  for (const char c : end) {
+    if (!after->Accept(Shared().IdOf(c))) return;
+  }
+  state = std::move(after);
+  text += end;
+}
+
+// Generates a text with random tokens, of at most `max_tokens` tokens and the end of the reasoning.
+// Tokens that begin a call are preferred, because free text would seldom have one. If not
+// `may_be_cut`, the text must be complete.
+std::string Generate(const CompiledConstraint& constraint, std::mt19937& random, int max_tokens,
+                     bool may_be_cut = false) {
+  auto state = constraint.NewState();
   std::vector<uint32_t> mask(Shared().index()->mask_words());
   std::string text;
   for (int left = max_tokens; left > 0; --left) {
+    // Reasoning ends when there is just time for the longest call.
+    const bool hurries = left < 4 * max_tokens / 5;
+    if (hurries) LeaveReasoning(state, text);
     state->AllowedTokens(mask, left);
     std::vector<TokenId> allowed;
     for (TokenId id = 0; id < Shared().tokenizer().vocab_size(); ++id) {
-      if (mask[id / 32] >> (id % 32) & 1) allowed.push_back(id);
+      const bool reasons_again = hurries && text.ends_with("<|channel|>") &&
+                                 Shared().tokenizer().TokenBytes(id).starts_with("a");
+      if ((mask[id / 32] >> (id % 32) & 1) && !reasons_again) allowed.push_back(id);
+    }
+    if (allowed.empty()) {
+      ADD_FAILURE() << "nothing may follow " << text << " with " << left;
+      return text;
     }
     TokenId chosen = allowed[random() % allowed.size()];
     for (const TokenId id : allowed) {
@@ -95,7 +131,7 @@ std::string Generate(const CompiledConstraint& constraint, std::mt19937& random,
     text += Shared().tokenizer().TokenBytes(chosen);
     EXPECT_TRUE(state->Accept(chosen));
   }
-  EXPECT_TRUE(state->complete()) << text;
+  EXPECT_TRUE(may_be_cut || state->complete()) << text;
   return text;
 }
 
@@ -137,7 +173,7 @@ class ToolConstraints : public ::testing::TestWithParam<Case> {
 TEST_P(ToolConstraints, RequiredCallsAreValid) {
   for (const ToolChoice choice : {ToolChoice::kRequired, ToolChoice::kNamed}) {
     const ToolSettings settings = Settings(choice);
-    const auto constraint = Compile(ToolConstraint(settings, Rules(), std::nullopt));
+    const auto constraint = Compile(AnswerConstraint(settings, Rules(), std::nullopt));
     ASSERT_NE(constraint, nullptr);
     std::mt19937 random(1);
     for (int round = 0; round < 60; ++round) {
@@ -156,12 +192,12 @@ TEST_P(ToolConstraints, RequiredCallsAreValid) {
 TEST_P(ToolConstraints, CallsThatTheModelChoosesAreValid) {
   for (const bool parallel : {true, false}) {
     const ToolSettings settings = Settings(ToolChoice::kAuto, parallel);
-    const auto constraint = Compile(ToolConstraint(settings, Rules(), std::nullopt));
+    const auto constraint = Compile(AnswerConstraint(settings, Rules(), std::nullopt));
     ASSERT_NE(constraint, nullptr);
     std::mt19937 random(2);
     int calls = 0, texts = 0;
     for (int round = 0; round < 100; ++round) {
-      const std::string text = Generate(*constraint, random, 250);
+      const std::string text = Generate(*constraint, random, 250, /*may_be_cut=*/true);
       const AssistantDelta answer = Split(Rules(), text);
       calls += static_cast<int>(answer.calls.size());
       texts += answer.calls.empty();
@@ -184,7 +220,7 @@ TEST_P(ToolConstraints, AnswersWithoutCallsMatchTheResponseFormat) {
   schema.kind = ConstraintSpec::Kind::kJsonSchema;
   schema.text = R"({"type": "object", "required": ["answer"], "additionalProperties": false,
                     "properties": {"answer": {"type": "boolean"}}})";
-  const auto constraint = Compile(ToolConstraint(Settings(ToolChoice::kAuto), Rules(), schema));
+  const auto constraint = Compile(AnswerConstraint(Settings(ToolChoice::kAuto), Rules(), schema));
   ASSERT_NE(constraint, nullptr);
   std::mt19937 random(3);
   int texts = 0;
@@ -215,6 +251,45 @@ std::vector<Case> Cases() {
   return cases;
 }
 
+// Reasoning is as free with a format for the content as without; the content is what the splitter
+// takes for it.
+TEST_P(ToolConstraints, TheContentAloneMatchesTheResponseFormat) {
+  SplitRules rules = Rules();
+  rules.has_tools = false;
+  ConstraintSpec number;
+  number.kind = ConstraintSpec::Kind::kRegex;
+  number.text = "-?[0-9]{1,4}";
+  ConstraintSpec choice;
+  choice.kind = ConstraintSpec::Kind::kChoice;
+  choice.choices = {"yes", "no"};
+  ConstraintSpec object;
+  object.kind = ConstraintSpec::Kind::kJsonObject;
+  ConstraintSpec grammar;
+  grammar.kind = ConstraintSpec::Kind::kGrammar;
+  grammar.text = "root ::= \"(\" root \")\" | \"x\"";
+  std::mt19937 random(5);
+  for (const ConstraintSpec& text : {number, choice, object, grammar}) {
+    const auto constraint = Compile(AnswerConstraint({}, rules, text));
+    ASSERT_NE(constraint, nullptr);
+    const auto alone = Compile(text);
+    int reasoned = 0;
+    for (int round = 0; round < 20; ++round) {
+      const std::string answer = Generate(*constraint, random, 250);
+      const AssistantDelta split = Split(rules, answer);
+      reasoned += !split.reasoning.empty();
+      const auto state = alone->NewState();
+      for (const char c : split.content) {
+        ASSERT_TRUE(state->Accept(Shared().IdOf(c))) << answer;
+      }
+      EXPECT_TRUE(state->complete()) << answer;
+      EXPECT_TRUE(split.calls.empty());
+    }
+    if (rules.begins_in_reasoning) {
+      EXPECT_GT(reasoned, 10);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, ToolConstraints, ::testing::ValuesIn(Cases()), [](const auto& info) {
   std::string name(info.param.syntax->name);
   std::erase_if(name, [](char c) { return c == '-' || c == '.'; });
@@ -229,7 +304,7 @@ TEST(ConstraintCompiler, SchemasThatCannotBeCompiledAreRelaxed) {
                                         "$dynamicRef": "#x"})";
   const SplitRules rules = {.syntax = FindCallSyntax("hermes"), .has_tools = true};
   ConstraintCompiler compiler(Shared().index(), {}, 10 << 20);
-  ConstraintField field{.spec = ToolConstraint(settings, rules, std::nullopt), .param = "tools"};
+  ConstraintField field{.spec = AnswerConstraint(settings, rules, std::nullopt), .param = "tools"};
   EXPECT_FALSE(compiler.Compile(field).ok());
   field.relaxes_schemas = true;
   const auto relaxed = compiler.Compile(field);
@@ -242,7 +317,7 @@ TEST(ConstraintCompiler, SchemasThatCannotBeCompiledAreRelaxed) {
   }
   // A strict schema is never relaxed.
   settings.callable[1].strict = true;
-  field.spec = ToolConstraint(settings, rules, std::nullopt);
+  field.spec = AnswerConstraint(settings, rules, std::nullopt);
   EXPECT_FALSE(compiler.Compile(field).ok());
 }
 

@@ -39,13 +39,20 @@ class ConstraintState {
   //
   // `tokens_left` is the number of tokens that may still be generated, this one included. A token
   // is allowed only if the text can be completed within this limit, counting one token for each
-  // further byte, and one for the end of the sequence if the complete text could also continue. If
-  // no token meets the limit, the limit is ignored. The mask is never empty.
+  // further byte, and one for the end of the sequence if the complete text could also continue.
+  // Free text counts as complete. If no token meets the limit, only the first token of an ending
+  // with few tokens is allowed; if none is found, the limit is ignored. The mask is never empty.
   virtual void AllowedTokens(std::span<uint32_t> mask, int64_t tokens_left) = 0;
 
   // Advances the state by the chosen token. Returns false, with the state unchanged, if the
   // constraint does not allow the token. The limit on tokens is not checked.
   virtual bool Accept(TokenId token) = 0;
+
+  // As Accept(), but also returns false, with the text unchanged, if the text could be completed
+  // with `token` and `tokens_left` further tokens, or others instead, but no more after `token`. So
+  // a text that is complete in time is never refused, except where an ending search of bounded work
+  // misses its end. Once the text cannot be completed in time, the limit is ignored for good.
+  virtual bool AcceptInTime(TokenId token, int64_t /*tokens_left*/) { return Accept(token); }
 
   // Whether the text so far matches the whole constraint.
   virtual bool complete() const = 0;

@@ -16,6 +16,9 @@
 
 namespace moeserve::structured {
 
+// Number of trie nodes that a walk of one automaton visits in the time of one matcher step.
+inline constexpr int64_t kNodesPerStep = 4;
+
 // A trie node whose bytes lead an automaton to an accepting state.
 struct DfaExit {
   int32_t node;

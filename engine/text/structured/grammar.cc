@@ -127,11 +127,13 @@ Status FinishKeys(Grammar* grammar, KeySet* keys, CompileBudget* budget) {
   return absl::OkStatus();
 }
 
-// Computes Node::first of all nodes.
+// Computes Node::first and Node::begins_free of all nodes.
 Status FindFirstBytes(Grammar* grammar, CompileBudget* budget) {
   std::vector<Node>& nodes = grammar->nodes;
   for (Node& node : nodes) {
     node.first.reset();
+    const auto* text = std::get_if<ScalarNode>(&node.value);
+    node.begins_free = text != nullptr && text->free;
     if (node.distance >= kUnreachable) continue;
     if (const auto* scalar = std::get_if<ScalarNode>(&node.value)) {
       const ByteDfa& dfa = *grammar->dfas[scalar->dfa];
@@ -149,16 +151,24 @@ Status FindFirstBytes(Grammar* grammar, CompileBudget* budget) {
     for (size_t i = nodes.size(); i-- > 0;) {
       Node& node = nodes[i];
       ByteSet first = node.first;
+      bool begins_free = node.begins_free;
       if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
         MOESERVE_RETURN_IF_ERROR(budget->Tick(static_cast<int64_t>(choice->options.size())));
-        for (const NodeId option : choice->options) first |= nodes[option].first;
+        for (const NodeId option : choice->options) {
+          first |= nodes[option].first;
+          begins_free |= nodes[option].begins_free;
+        }
       } else if (const auto* rule = std::get_if<RuleNode>(&node.value)) {
         const auto& edges = rule->states[0].edges;
         MOESERVE_RETURN_IF_ERROR(budget->Tick(static_cast<int64_t>(edges.size())));
-        for (const RuleNode::Edge& edge : edges) first |= nodes[edge.node].first;
+        for (const RuleNode::Edge& edge : edges) {
+          first |= nodes[edge.node].first;
+          begins_free |= nodes[edge.node].begins_free;
+        }
       }
-      changed |= first != node.first;
+      changed |= first != node.first || begins_free != node.begins_free;
       node.first = first;
+      node.begins_free = begins_free;
     }
   }
   return absl::OkStatus();

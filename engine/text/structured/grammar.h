@@ -26,6 +26,8 @@ struct ScalarNode {
   int64_t max_chars = kNoLimit;
   // If true, special tokens may spell the node's bytes.
   bool marker = false;
+  // If true, the node is free text, in which the text may be cut off.
+  bool free = false;
   // If not -1: the node is free text up to and including this trigger (index into
   // Grammar::triggers).
   int32_t trigger = -1;
@@ -130,7 +132,8 @@ struct Node {
   // `distance` is 0.
   int64_t distance = kUnreachable;
   int64_t height = 0;
-  ByteSet first{};  // bytes with which instances begin; set by Grammar::Finish()
+  ByteSet first{};           // bytes with which instances begin; set by Grammar::Finish()
+  bool begins_free = false;  // whether an instance can begin in free text; set by Grammar::Finish()
 };
 
 // A text that ends free text.

@@ -468,7 +468,19 @@ int64_t Matcher::ArrayRest(const Frame& top) const {
   }
 }
 
+bool Matcher::InFreeText(const Frame& top, const StackPool& pool) const {
+  if (top.kind == FrameKind::kScalar) return ScalarOf(top).free;
+  if (top.kind == FrameKind::kStart) return At(top.node).begins_free;
+  if (top.kind != FrameKind::kRule) return false;
+  const RuleNode::State& state = RuleOf(top).states[top.dfa_state];
+  const bool begins = std::any_of(state.edges.begin(), state.edges.end(),
+                                  [&](const auto& edge) { return At(edge.node).begins_free; });
+  return begins ||
+         (state.accepting && top.parent >= 0 && InFreeText(pool.frames[top.parent], pool));
+}
+
 int64_t Matcher::Distance(const Frame& top, const StackPool& pool) const {
+  if (InFreeText(top, pool)) return 0;
   int64_t rest = 0;
   switch (top.kind) {
     case FrameKind::kDone:

@@ -134,11 +134,16 @@ class Matcher {
   void Reduce(const StackPool& pool, std::vector<Frame>* tops,
               size_t most = kMaxAlternatives) const;
 
-  // Returns a number of bytes within which the text can be completed; the shortest completion may
-  // be shorter. An end-of-sequence token, if one is needed, counts as one byte. kUnreachable if the
-  // vocabulary cannot spell any completion.
+  // Returns a number of bytes within which the text can be completed or cut off in free text; the
+  // shortest completion may be shorter. An end-of-sequence token, if one is needed, counts as one
+  // byte. kUnreachable if the vocabulary cannot spell any completion.
   int64_t Distance(const Frame& top, const StackPool& pool) const;
   bool Complete(const Frame& top, const StackPool& pool) const;
+  // Whether no further token is needed: the text has ended, or it is in free text, where it may be
+  // cut off.
+  bool MayStop(const Frame& top, const StackPool& pool) const {
+    return InFreeText(top, pool) || (Complete(top, pool) && !CanContinue(top, pool));
+  }
   bool CanContinue(const Frame& top, const StackPool& pool) const;
   // Returns a set of bytes that contains all bytes which may follow `top`; `top` is a frame that
   // Pop() returned.
@@ -173,6 +178,8 @@ class Matcher {
     return std::get<ObjectNode>(At(f.node).value);
   }
   const RuleNode& RuleOf(const Frame& f) const { return std::get<RuleNode>(At(f.node).value); }
+  // Whether the text is in free text, or free text may begin now.
+  bool InFreeText(const Frame& top, const StackPool& pool) const;
   bool Fits(NodeId id, const Frame& container) const {
     return container.depth + At(id).height <= grammar_.max_depth;
   }

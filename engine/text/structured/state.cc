@@ -1,11 +1,14 @@
 // The state of one sequence: the matcher's alternatives, and the computation of token masks from
 // them.
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
 #include "engine/text/structured/compiled.h"
+#include "engine/text/structured/ending_search.h"
 
 namespace moeserve::structured {
 namespace {
@@ -21,8 +24,9 @@ constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
 // Number of alternatives that are kept within a token above that limit.
 constexpr size_t kFewAlternatives = 8;
 
-// Number of trie nodes that a walk of one automaton visits in the time of one matcher step.
-constexpr int64_t kNodesPerStep = 4;
+// Number of tokens at the beginning of a planned ending that may have become superfluous.
+constexpr size_t kPlanStarts = 8;
+
 // A mask from the cache counts one step per this many nodes of its walk; the number is larger
 // because the walk was usually done before. The counted work must not depend on whether a mask was
 // cached, so that equal texts have equal masks.
@@ -42,45 +46,41 @@ class State : public ConstraintState {
     const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, Reach());
     if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
     const bool complete = this->complete();
-    if (!complete && Empty(mask)) FillMask(order, kUnreachable - 1, mask);
+    if (!complete && Empty(mask)) {
+      const auto ending = EndingSearch(compiled_.get(), &pool_).Find(tops_, tokens_left);
+      if (ending && !ending->empty()) {
+        mask[ending->front() / 32] |= uint32_t{1} << (ending->front() % 32);
+      } else {
+        FillMask(order, kUnreachable - 1, mask);
+      }
+    }
     if (complete) {
       for (const TokenId id : vocabulary().eos_ids()) mask[id / 32] |= uint32_t{1} << (id % 32);
     }
   }
 
   bool Accept(TokenId token) override {
-    if (vocabulary().IsEos(token)) {
-      if (!complete()) return false;
-      tops_.clear();
-      Frame done;
-      done.kind = FrameKind::kDone;
-      tops_.push_back(done);
-      pool_ = StackPool();
-      return true;
-    }
-    std::string_view bytes = vocabulary().Bytes(token);
-    const bool special = bytes.empty();
-    if (special) bytes = compiled_->TextOf(token);
-    if (bytes.empty()) return false;
+    if (vocabulary().IsEos(token)) return AcceptEnd();
     const StackPool::Mark mark = pool_.mark();
-    pool_.markers_only = special;
-    std::vector<Frame> reached = Reached(bytes, Matcher::kMaxAlternatives);
-    if (reached.empty()) {
-      // A mask may have followed frames that were dropped here in favour of others.
-      pool_.CutTo(mark);
-      reached = Reached(bytes, 16 * Matcher::kMaxAlternatives);
+    std::optional<std::vector<Frame>> reached = ReachedBy(token, mark);
+    if (!reached) return false;
+    Advance(token, *std::move(reached));
+    return true;
+  }
+
+  bool AcceptInTime(TokenId token, int64_t tokens_left) override {
+    if (too_late_ || vocabulary().IsEos(token)) return Accept(token);
+    const StackPool::Mark mark = pool_.mark();
+    std::optional<std::vector<Frame>> reached = ReachedBy(token, mark);
+    if (!reached) return false;
+    if (!CanEnd(token, *reached, tokens_left)) {
+      if (FindEnding(tops_, tokens_left + 1)) {
+        pool_.CutTo(mark);
+        return false;
+      }
+      too_late_ = true;
     }
-    pool_.markers_only = false;
-    if (reached.empty()) {
-      pool_.CutTo(mark);
-      return false;
-    }
-    matcher().Reduce(pool_, &reached);
-    tops_ = std::move(reached);
-    if (pool_.frames.size() + pool_.seen.size() > compact_at_) {
-      pool_.Compact(&tops_);
-      compact_at_ = 2 * (pool_.frames.size() + pool_.seen.size()) + 256;
-    }
+    Advance(token, *std::move(reached));
     return true;
   }
 
@@ -105,10 +105,103 @@ class State : public ConstraintState {
     clone->tops_ = tops_;
     clone->pool_ = pool_;
     clone->compact_at_ = compact_at_;
+    clone->plan_ = plan_;
+    clone->too_late_ = too_late_;
     return clone;
   }
 
  private:
+  bool AcceptEnd() {
+    if (!complete()) return false;
+    tops_.clear();
+    Frame done;
+    done.kind = FrameKind::kDone;
+    tops_.push_back(done);
+    pool_ = StackPool();
+    return true;
+  }
+
+  // Returns the frames after `token`, or nothing, with the pool cut to `mark`, if the constraint
+  // does not allow it.
+  std::optional<std::vector<Frame>> ReachedBy(TokenId token, StackPool::Mark mark) {
+    std::string_view bytes = vocabulary().Bytes(token);
+    const bool special = bytes.empty();
+    if (special) bytes = compiled_->TextOf(token);
+    if (bytes.empty()) return std::nullopt;
+    pool_.markers_only = special;
+    std::vector<Frame> reached = Reached(bytes, Matcher::kMaxAlternatives);
+    if (reached.empty()) {
+      // A mask may have followed frames that were dropped here in favour of others.
+      pool_.CutTo(mark);
+      reached = Reached(bytes, 16 * Matcher::kMaxAlternatives);
+    }
+    pool_.markers_only = false;
+    if (reached.empty()) {
+      pool_.CutTo(mark);
+      return std::nullopt;
+    }
+    matcher().Reduce(pool_, &reached);
+    return reached;
+  }
+
+  void Advance(TokenId token, std::vector<Frame> reached) {
+    if (!plan_.empty() && plan_.front() == token) plan_.erase(plan_.begin());
+    tops_ = std::move(reached);
+    if (pool_.frames.size() + pool_.seen.size() > compact_at_) {
+      pool_.Compact(&tops_);
+      compact_at_ = 2 * (pool_.frames.size() + pool_.seen.size()) + 256;
+    }
+  }
+
+  // Returns whether the text can be completed within `most` tokens after `tops`, which are the
+  // frames after `token`. Tries first what was found for earlier tokens.
+  bool CanEnd(TokenId token, const std::vector<Frame>& tops, int64_t most) {
+    if (EndingSearch(compiled_.get(), &pool_).EndsWithin(tops, most)) return true;
+    const size_t first = !plan_.empty() && plan_.front() == token ? 1 : 0;
+    for (size_t begin = first; begin < std::min(plan_.size(), first + kPlanStarts); ++begin) {
+      if (Leads(std::span(plan_).subspan(begin), tops, most)) {
+        // Advance() removes the first token if it is this one.
+        plan_.erase(plan_.begin(), plan_.begin() + static_cast<int64_t>(begin));
+        plan_.insert(plan_.begin(), token);
+        return true;
+      }
+    }
+    if (!FindEnding(tops, most)) return false;
+    plan_.insert(plan_.begin(), token);
+    return true;
+  }
+
+  // Returns whether `tokens`, or the first of them, lead from `tops` to the end in time.
+  bool Leads(std::span<const TokenId> tokens, std::vector<Frame> tops, int64_t most) {
+    const StackPool::Mark mark = pool_.mark();
+    const EndingSearch search(compiled_.get(), &pool_);
+    bool ends = false;
+    for (const TokenId token : tokens) {
+      std::string_view bytes = vocabulary().Bytes(token);
+      pool_.markers_only = bytes.empty();
+      if (bytes.empty()) bytes = compiled_->TextOf(token);
+      std::vector<Frame> next;
+      for (const Frame& top : tops) {
+        for (const Frame& frame : After(top, bytes, kFewAlternatives)) next.push_back(frame);
+      }
+      pool_.markers_only = false;
+      matcher().Reduce(pool_, &next, kFewAlternatives);
+      tops = std::move(next);
+      --most;
+      ends = most >= 0 && search.EndsWithin(tops, most);
+      if (ends || most < 0 || tops.empty()) break;
+    }
+    pool_.CutTo(mark);
+    return ends;
+  }
+
+  // Searches for an ending of at most `most` tokens after `tops`, and keeps its tokens in plan_.
+  bool FindEnding(const std::vector<Frame>& tops, int64_t most) {
+    auto ending = EndingSearch(compiled_.get(), &pool_).Find(tops, most);
+    if (ending) plan_ = *std::move(ending);
+    return ending.has_value();
+  }
+
   const Matcher& matcher() const { return compiled_->matcher(); }
   const VocabularyIndex& vocabulary() const { return compiled_->vocabulary(); }
 
@@ -227,7 +320,7 @@ class State : public ConstraintState {
     const ScalarNode& scalar = matcher().ScalarOf(top);
     const int64_t room = scalar.counted ? scalar.max_chars - top.count : kNoLimit;
     const int64_t needed = scalar.counted ? std::max<int64_t>(scalar.min_chars - top.count, 0) : 0;
-    const int64_t max_rest = budget - top.tail;
+    const int64_t max_rest = scalar.free ? kUnreachable : budget - top.tail;
     std::shared_ptr<const DfaMask> cached;
     exits_.clear();
     // Inside a character a walk visits few nodes, so a mask that `room` limits is not cached there.
@@ -412,6 +505,9 @@ class State : public ConstraintState {
   std::vector<Frame> tops_;
   StackPool pool_;
   size_t compact_at_ = 256;
+  // Tokens that lead from here to the end of the text, if an ending was searched for.
+  std::vector<TokenId> plan_;
+  bool too_late_ = false;  // whether the text could not be completed in time
 
   // Scratch memory of walks.
   std::vector<DfaExit> exits_;

@@ -104,8 +104,9 @@ class FormatCompiler {
     return static_cast<int32_t>(grammar_.dfas.size() - 1);
   }
 
-  Result<NodeId> Scalar(ByteDfa dfa) {
+  Result<NodeId> Scalar(ByteDfa dfa, bool free = false) {
     ScalarNode node;
+    node.free = free;
     MOESERVE_ASSIGN_OR_RETURN(node.dfa, AddDfa(std::move(dfa)));
     return AddNode(node);
   }
@@ -138,7 +139,9 @@ class FormatCompiler {
 
   // Returns the node for free text up to and including the first of `triggers`, which is trigger
   // `i`.
-  Result<NodeId> UpTo(const FreeText& free, const std::vector<std::string>& triggers, int i) {
+  // `must_follow`: the text may not be cut off before the trigger.
+  Result<NodeId> UpTo(const FreeText& free, const std::vector<std::string>& triggers, int i,
+                      bool must_follow = false) {
     MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, free.UpTo(i));
     Trigger trigger = FollowTrigger(triggers[i], dfa);
     MOESERVE_ASSIGN_OR_RETURN(trigger.literal, Literal(triggers[i]));
@@ -146,6 +149,7 @@ class FormatCompiler {
     ScalarNode node;
     MOESERVE_ASSIGN_OR_RETURN(node.dfa, AddDfa(std::move(dfa)));
     node.trigger = static_cast<int32_t>(grammar_.triggers.size());
+    node.free = !must_follow;
     grammar_.triggers.push_back(std::move(trigger));
     return AddNode(node);
   }
@@ -272,7 +276,7 @@ class FormatCompiler {
         MOESERVE_RETURN_IF_ERROR(AddExcluded(format.excluded, place, &texts));
         MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
         MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, free.Without());
-        return Scalar(std::move(dfa));
+        return Scalar(std::move(dfa), /*free=*/true);
       }
       case Kind::kJsonObject:
         return Schema(R"({"type": "object"})", format.strict, place);
@@ -534,10 +538,11 @@ class FormatCompiler {
     MOESERVE_RETURN_IF_ERROR(AddExcluded(tags.excluded, place, &texts));
     MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
     MOESERVE_ASSIGN_OR_RETURN(ByteDfa without_dfa, free.Without());
-    MOESERVE_ASSIGN_OR_RETURN(const NodeId without, Scalar(std::move(without_dfa)));
+    MOESERVE_ASSIGN_OR_RETURN(const NodeId without, Scalar(std::move(without_dfa), /*free=*/true));
     std::vector<std::pair<NodeId, NodeId>> triggered;
     for (size_t t = 0; t < triggers.size(); ++t) {
-      MOESERVE_ASSIGN_OR_RETURN(const NodeId up_to, UpTo(free, triggers, static_cast<int>(t)));
+      MOESERVE_ASSIGN_OR_RETURN(const NodeId up_to,
+                                UpTo(free, triggers, static_cast<int>(t), tags.at_least_one));
       MOESERVE_ASSIGN_OR_RETURN(const NodeId rest,
                                 TagsAfter(tags, tags.prefix, triggers[t], contents));
       triggered.push_back({up_to, rest});
