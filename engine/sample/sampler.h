@@ -33,7 +33,8 @@ class SamplingState {
   bool changes_logits() const { return changes_; }
 
   // Applies biases, masks and penalties, in that order; forbidden tokens get -infinity. `history`
-  // is the prompt followed by the generated tokens. Returns false if no token is allowed.
+  // is the prompt followed by the generated tokens. Returns false if no token is allowed. If the
+  // state is overworked() afterwards, the logits must not be used.
   bool Apply(std::span<const TokenId> history, std::span<float> logits);
 
   // Updates the state with a chosen token; call it for every chosen token.
@@ -46,6 +47,11 @@ class SamplingState {
   // Does what Accept() does, unless the constraint ends after the token: then returns false, with
   // the state unchanged.
   bool AcceptUnlessLast(TokenId token);
+
+  // The work of the structured output so far (ConstraintState::work()).
+  int64_t constraint_work() const { return constraint_ == nullptr ? 0 : constraint_->work(); }
+  // Whether the structured output takes too much work; then the response must end.
+  bool overworked() const { return constraint_ != nullptr && constraint_->overworked(); }
 
   // Whether the structured output is complete and only EOS may follow.
   bool constraint_ended() const;

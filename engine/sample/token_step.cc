@@ -139,7 +139,9 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
       for (const TokenId id : textless_.ids()) {
         changed_[id] = -std::numeric_limits<float>::infinity();
       }
-      if (!s.sampling.Apply(s.tokens, changed_)) {
+      const bool any = s.sampling.Apply(s.tokens, changed_);
+      if (s.sampling.overworked()) return OverworkedError();
+      if (!any) {
         return absl::InvalidArgumentError(
             "no token with a text is left that allowed_token_ids, bad_words, logit_bias and the "
             "structured output together allow");

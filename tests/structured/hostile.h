@@ -34,6 +34,47 @@ std::string List(int count, const Make& make) {
 
 // Returns valid constraints that are hard: with many ways to parse the same text, large objects, or
 // large automata.
+// Returns valid constraints whose texts can be read in hundreds of ways after every token.
+inline std::vector<NamedSpec> ManyReadings() {
+  const auto number = [](int i) { return std::to_string(i); };
+  std::vector<NamedSpec> out;
+  for (const int regions : {100, 300, 900}) {
+    TextFormat any;
+    any.kind = TextFormat::Kind::kAnyText;
+    any.excluded = {"</x>"};
+    TextFormat sequence;
+    sequence.kind = TextFormat::Kind::kSequence;
+    sequence.parts.assign(regions, any);
+    ConstraintSpec spec;
+    spec.kind = ConstraintSpec::Kind::kFormat;
+    spec.format = std::make_shared<const TextFormat>(sequence);
+    out.push_back({"tag of " + number(regions) + " free regions", std::move(spec)});
+  }
+  out.push_back({"EBNF of free regions",
+                 ContextFree("root ::= " + Repeated("any ", 400) + "\nany ::= [^\\x00]*")});
+  out.push_back({"EBNF of different free regions", [&] {
+                   std::string text = "root ::=";
+                   for (int i = 0; i < 400; ++i) text += " r" + number(i);
+                   for (int i = 0; i < 400; ++i) {
+                     text += "\nr" + number(i) + " ::= [^\\x0" + number(i % 8) + "]* | r" +
+                             number((i * 7 + 1) % 400) + " \"" + number(i) + "\"";
+                   }
+                   return ContextFree(std::move(text));
+                 }()});
+  out.push_back(
+      {"Lark of free regions", ContextFree("start: " + Repeated("ANY ", 400) + "\nANY: /[^#]*/")});
+  out.push_back({"schema of strings that differ late",
+                 Schema("{\"anyOf\":[" +
+                        List(400,
+                             [&](int i) {
+                               return "{\"type\":\"array\",\"items\":{\"type\":\"string\","
+                                      "\"minLength\":" +
+                                      number(i % 20) + "},\"minItems\":" + number(i) + "}";
+                             }) +
+                        "]}")});
+  return out;
+}
+
 inline std::vector<NamedSpec> HardSpecs() {
   const auto number = [](int i) { return std::to_string(i); };
   std::vector<NamedSpec> out;

@@ -18,6 +18,13 @@ constexpr size_t kMaskCacheBytes = 8 << 20;
 // token may take twice as much work, so that every token in a mask is accepted.
 constexpr int64_t kMaxMaskWork = 200000;
 constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
+// Limit on the work of one call, after which the state gives up (overworked()). Above the limits
+// before this one only what is bounded remains to be done, so few constraints reach it.
+constexpr int64_t kMaxCallWork = 1000000;
+// A text whose tokens take more than kTokenWork each on average, mask included, ends when the
+// excess reaches kSpareWork. Constraints whose alternatives stay within kMaxMaskWork never do.
+constexpr int64_t kTokenWork = 225000;
+constexpr int64_t kSpareWork = 10000000;
 // Number of alternatives that are kept within a token above that limit.
 constexpr size_t kFewAlternatives = 8;
 
@@ -38,6 +45,7 @@ class State : public ConstraintState {
   void AllowedTokens(std::span<uint32_t> mask, int64_t tokens_left) override {
     MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
     std::fill(mask.begin(), mask.end(), 0);
+    if (overworked_) return;
     const std::vector<Alternative> order = Ordered();
     const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, Reach());
     if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
@@ -61,11 +69,11 @@ class State : public ConstraintState {
     std::string_view bytes = vocabulary().Bytes(token);
     const bool special = bytes.empty();
     if (special) bytes = compiled_->TextOf(token);
-    if (bytes.empty()) return false;
+    if (bytes.empty() || overworked_) return false;
     const StackPool::Mark mark = pool_.mark();
     pool_.markers_only = special;
     std::vector<Frame> reached = Reached(bytes, Matcher::kMaxAlternatives);
-    if (reached.empty()) {
+    if (reached.empty() && !overworked_) {
       // A mask may have followed frames that were dropped here in favour of others.
       pool_.CutTo(mark);
       reached = Reached(bytes, 16 * Matcher::kMaxAlternatives);
@@ -76,6 +84,7 @@ class State : public ConstraintState {
       return false;
     }
     matcher().Reduce(pool_, &reached);
+    excess_ = std::max<int64_t>(excess_ - kTokenWork, 0);
     tops_ = std::move(reached);
     if (pool_.frames.size() + pool_.seen.size() > compact_at_) {
       pool_.Compact(&tops_);
@@ -83,6 +92,9 @@ class State : public ConstraintState {
     }
     return true;
   }
+
+  int64_t work() const override { return work_; }
+  bool overworked() const override { return overworked_; }
 
   bool complete() const override {
     return std::any_of(tops_.begin(), tops_.end(),
@@ -105,6 +117,9 @@ class State : public ConstraintState {
     clone->tops_ = tops_;
     clone->pool_ = pool_;
     clone->compact_at_ = compact_at_;
+    clone->work_ = work_;
+    clone->excess_ = excess_;
+    clone->overworked_ = overworked_;
     return clone;
   }
 
@@ -133,13 +148,26 @@ class State : public ConstraintState {
     return order;
   }
 
+  // Begins a call whose work is limited.
+  void BeginWork() {
+    pool_.work = 0;
+    pool_.work_limit = kMaxCallWork;
+  }
+  // Ends what BeginWork() began.
+  void EndWork() {
+    work_ += pool_.work;
+    excess_ += pool_.work;
+    overworked_ = overworked_ || pool_.exhausted() || excess_ > kSpareWork;
+    pool_.work = 0;
+  }
+
   // Returns the frames after `bytes`. Keeps at most `most` alternatives.
   std::vector<Frame> Reached(std::string_view bytes, size_t most) {
     std::vector<Frame> reached;
     // Advances each alternative separately, as FillMask() does. Otherwise Reduce() could drop
     // frames of one alternative in favour of another before the token is complete, and a token that
     // the mask allows could be rejected.
-    pool_.work = 0;
+    BeginWork();
     for (const Alternative& alternative : Ordered()) {
       if (!reached.empty() && pool_.work > kMaxTokenWork) break;
       for (const Frame& frame : After(tops_[alternative.index], bytes, most)) {
@@ -147,6 +175,8 @@ class State : public ConstraintState {
       }
       if (reached.size() > 4 * most) matcher().Reduce(pool_, &reached, most);
     }
+    EndWork();
+    if (overworked_) reached.clear();
     return reached;
   }
 
@@ -174,7 +204,7 @@ class State : public ConstraintState {
   // be completable after the token.
   void FillMask(const std::vector<Alternative>& order, int64_t budget, std::span<uint32_t> mask) {
     const StackPool::Mark mark = pool_.mark();
-    pool_.work = 0;
+    BeginWork();
     for (const auto& [index, distance] : order) {
       if (index != order[0].index && (Overworked() || distance > Sum(budget, Reach()))) break;
       const Frame& top = tops_[index];
@@ -184,7 +214,9 @@ class State : public ConstraintState {
       if (!filled || (distance <= budget + 1 && Empty(mask))) Walk({top}, 0, budget, mask);
       FillSpecial(top, budget, mask);
       pool_.CutTo(mark);
+      if (pool_.exhausted()) break;
     }
+    EndWork();
   }
 
   // Sets the bits of the special tokens that may follow `top` as text.
@@ -304,7 +336,7 @@ class State : public ConstraintState {
     matcher().Reduce(pool_, &now);
     if (!now.empty()) {
       if (AnyWithin(now, budget)) SetTokens(node, mask);
-      Walk(now, node, budget, mask);
+      if (!Overworked()) Walk(now, node, budget, mask);
     }
     pool_.CutTo(mark);
   }
@@ -389,6 +421,11 @@ class State : public ConstraintState {
     levels_[0] = tops;
     marks_[0] = pool_.mark();
     for (int32_t i = from + 1; i < end;) {
+      // Above the limit, only tokens of one byte are considered.
+      if (Overworked() && nodes[i].depth > 1) {
+        i = nodes[i].end;
+        continue;
+      }
       const int depth = nodes[i].depth - base;
       pool_.CutTo(marks_[depth - 1]);
       std::vector<Frame>& now = levels_[depth];
@@ -403,7 +440,7 @@ class State : public ConstraintState {
       }
       marks_[depth] = pool_.mark();
       if (!vocabulary().TokensAt(i).empty() && AnyWithin(now, budget)) SetTokens(i, mask);
-      i = Overworked() ? nodes[i].end : i + 1;
+      ++i;
     }
     pool_.CutTo(marks_[0]);
   }
@@ -412,6 +449,10 @@ class State : public ConstraintState {
   std::vector<Frame> tops_;
   StackPool pool_;
   size_t compact_at_ = 256;
+
+  int64_t work_ = 0;
+  int64_t excess_ = 0;  // work beyond kTokenWork for each token so far
+  bool overworked_ = false;
 
   // Scratch memory of walks.
   std::vector<DfaExit> exits_;
