@@ -449,14 +449,19 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
   const int64_t needed = Needed(top);
   const SeenNames seen(top, pool, object.properties.size());
   pool.work += (top.last - top.first) / 8;
+  // After properties without a place and other ones, the same fillers are left.
+  const Fillers fillers = FillersOf(Placed(top, kUnordered), seen, needed);
+  pool.work += fillers.end / 8;
   // Returns the cost of the fillers after the property.
   const auto fillers_after = [&](const Property& property) {
     if (needed == 0) return int64_t{0};
+    if (property.order == kUnordered) {
+      return property.required ? fillers.cost : fillers.CostWith(property);
+    }
     const Frame after = Placed(top, property.order);
-    const bool fills = !property.required && property.order != kUnordered;
-    const Fillers fillers = FillersOf(after, seen, needed - (fills ? 1 : 0));
-    pool.work += 1 + fillers.end / 8;
-    return property.required || fills ? fillers.cost : fillers.CostWith(property);
+    const Fillers rest = FillersOf(after, seen, needed - (property.required ? 0 : 1));
+    pool.work += 1 + rest.end / 8;
+    return rest.cost;
   };
   int64_t best = kUnreachable;
   for (int32_t i = top.first; i < top.last; ++i) {
@@ -479,8 +484,6 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
     rest += fillers_after(property) - (property.required ? property.cost : 0);
     best = std::min(best, rest + key + 2 + At(property.value).distance);
   }
-  const Fillers fillers = FillersOf(Placed(top, kUnordered), seen, needed);
-  pool.work += fillers.end / 8;
   if (KeysOf(top) != nullptr) {
     const bool room = HasRoom(top) && top.num_others < kMaxOthers && InOrder(top, kUnordered);
     const FreeKey key = room ? FindFreeKey(top, pool) : FreeKey();
