@@ -99,6 +99,10 @@ struct ConstraintSpec {
   std::vector<std::string> choices;
   // If true, unknown keywords and formats are errors; otherwise they are ignored as annotations.
   bool strict = false;
+  // kJsonSchema: if true, an object whose schema names properties, but says nothing about others
+  // (additionalProperties, patternProperties, propertyNames), has no others. JSON Schema allows
+  // them.
+  bool closed_objects = false;
   // kFormat: the format of the whole text; not null.
   std::shared_ptr<const TextFormat> format;
 };

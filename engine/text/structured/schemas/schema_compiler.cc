@@ -300,11 +300,12 @@ Status SchemaCompiler::Unsatisfiable(const Grammar& unpruned) const {
   return reader_.Error(place, "no finite value matches: the schema requires itself");
 }
 
-Result<Grammar> CompileSchema(std::string_view schema, bool strict, const ConstraintLimits& limits,
-                              DfaPtr any_string, const ByteSet& spellable, CompileBudget* budget) {
+Result<Grammar> CompileSchema(std::string_view schema, const SchemaOptions& options,
+                              const ConstraintLimits& limits, DfaPtr any_string,
+                              const ByteSet& spellable, CompileBudget* budget) {
   MOESERVE_ASSIGN_OR_RETURN(const json document, ParseSchema(schema, limits));
   const DocumentOrder order(schema, document);
-  return SchemaCompiler(document, order, strict, limits, std::move(any_string), spellable, budget)
+  return SchemaCompiler(document, order, options, limits, std::move(any_string), spellable, budget)
       .Run();
 }
 

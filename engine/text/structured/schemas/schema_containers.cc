@@ -249,6 +249,7 @@ Result<NodeId> SchemaCompiler::Object(const json* place, const Branch& branch) {
   node.min_properties = branch.min_properties;
   node.max_properties = branch.max_properties;
   // To fill an object with optional properties in order, the matcher compares the rests of all.
+  const bool closed = IsClosed(branch, places.size());
   const bool fills = branch.min_properties > static_cast<int64_t>(branch.required.size());
   if (fills && places.size() > kMaxOrderedFillers) places.clear();
   for (const std::string& name : names) {
@@ -264,10 +265,18 @@ Result<NodeId> SchemaCompiler::Object(const json* place, const Branch& branch) {
     }
     node.properties.push_back(std::move(property));
   }
-  if (!allowed && patterns.empty()) {
+  if (!allowed && patterns.empty() && !closed) {
     MOESERVE_ASSIGN_OR_RETURN(node.additional, NodeOf(branch.Unnamed({})));
   }
   return AddNode(Sorted(std::move(node)));
+}
+
+bool SchemaCompiler::IsClosed(const Branch& branch, size_t named) const {
+  const bool open = std::any_of(branch.objects.begin(), branch.objects.end(),
+                                [](const ObjectPart& part) { return part.additional != nullptr; });
+  // An object that needs more properties than the schema names cannot be closed.
+  return closed_objects_ && !open && named > 0 &&
+         branch.min_properties <= static_cast<int64_t>(named);
 }
 
 Result<std::map<std::string, int32_t>> SchemaCompiler::PlacesOf(const Branch& branch) {
