@@ -22,6 +22,8 @@ class CallElements {
   bool complete() const { return complete_; }
 
  private:
+  bool MayBegin(std::string_view text) const;
+  size_t Find(const std::string& held, std::string_view mark, size_t begin);
   bool ReadKey(std::string& held, std::string& out);
   bool ReadValue(std::string& held, std::string& out);
 
@@ -31,6 +33,7 @@ class CallElements {
   bool any_ = false;       // whether the object has a member
   bool in_value_ = false;  // of the kind `kind_`
   ParameterKind kind_ = ParameterKind::kAny;
+  size_t searched_ = 0;  // where the next search in the text that is held begins
   bool quoted_ = false;  // whether a part of the string has been returned
   bool complete_ = false;
 };

@@ -129,6 +129,7 @@ class ToolConstraints : public ::testing::TestWithParam<Case> {
   SplitRules Rules() const {
     return {.syntax = GetParam().syntax,
             .has_tools = true,
+            .tools = Offered(Settings(ToolChoice::kAuto).callable),
             .reasons = GetParam().reasons,
             .begins_in_reasoning = GetParam().begins_in_reasoning};
   }
