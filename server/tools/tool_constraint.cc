@@ -87,7 +87,7 @@ TextFormat FormatOf(const ConstraintSpec& spec) {
   return format;
 }
 
-// Returns the format of a string that is written as it is.
+// Returns the format of a string, or of a listed value, that is written as it is.
 TextFormat RawText(const OrderedJson& schema) {
   OrderedJson values = OrderedJson::array();
   if (const auto value = schema.find("const"); value != schema.end()) {
@@ -97,7 +97,7 @@ TextFormat RawText(const OrderedJson& schema) {
   }
   TextFormat format = OfKind(Kind::kAnyText);
   for (const OrderedJson& value : values) {
-    if (value.is_string()) format.choices.push_back(value.get<std::string>());
+    format.choices.push_back(value.is_string() ? value.get<std::string>() : value.dump());
   }
   if (!format.choices.empty()) {
     format.kind = Kind::kChoice;
@@ -120,10 +120,22 @@ TextFormat RawText(const OrderedJson& schema) {
   return format;
 }
 
-TextFormat ElementValue(const OrderedJson& schema, const OrderedJson& root, bool strict) {
+// `depth`: how deep alternatives may be nested.
+TextFormat ElementValue(const OrderedJson& schema, const OrderedJson& root, bool strict,
+                        int depth = 4) {
   const ParameterKind kind = KindOf(schema, root);
-  if (kind == ParameterKind::kAny) return OfKind(Kind::kAnyText);
-  if (kind == ParameterKind::kString) return RawText(schema);
+  for (const char* key : {"anyOf", "oneOf"}) {
+    const bool listed = kind == ParameterKind::kAny && schema.is_object() && schema.contains(key);
+    if (!listed || !schema[key].is_array() || schema[key].empty() || depth == 0) continue;
+    std::vector<TextFormat> parts;
+    for (const OrderedJson& one : schema[key]) {
+      parts.push_back(ElementValue(one, root, strict, depth - 1));
+    }
+    return OfParts(Kind::kAnyOf, std::move(parts));
+  }
+  if (kind != ParameterKind::kJson) {
+    return schema.is_object() ? RawText(schema) : OfKind(Kind::kAnyText);
+  }
   OrderedJson whole = schema;
   for (const char* name : {"$defs", "definitions"}) {
     if (root.contains(name) && !whole.contains(name)) whole[name] = root[name];
