@@ -301,8 +301,9 @@ TEST(AnswerSplitter, StringsOfElementsArrivePieceByPiece) {
   const SplitRules rules = Offering(
       "qwen3-coder", {{.name = "f", .parameters = R"({"properties": {"s": {"type": "string"}}})"}});
   const auto splitter = AnswerSplitter::Make(rules, CallId);
-  splitter->Push("<tool_call>\n<function=f>\n<parameter=s>\n");
-  EXPECT_EQ(splitter->Push("a\"b").calls.at(0).arguments, "\"a\\\"b");
+  EXPECT_EQ(splitter->Push("<tool_call>\n<function=f>\n<parameter=s>\n").calls.at(0).arguments,
+            "{\"s\": \"");
+  EXPECT_EQ(splitter->Push("a\"b").calls.at(0).arguments, "a\\\"b");
   EXPECT_TRUE(splitter->Push("\n</param").empty());
   EXPECT_EQ(splitter->Push(" c").calls.at(0).arguments, "\\n</param c");
 }
