@@ -13,12 +13,15 @@ from conftest import post, streamed_text
 ANY = {"type": "any_text"}
 # Constraints of each kind; every token leaves hundreds of ways open.
 HEAVY = {
-    "tag": {"response_format": {"type": "structural_tag",
+    "tag": {"min_tokens": 40, "response_format": {"type": "structural_tag",
                                 "format": {"type": "sequence", "elements": [ANY] * 300}}},
     "tag with ends": {"response_format": {"type": "structural_tag", "format": {
-        "type": "sequence", "elements": [{"type": "any_text", "excludes": ["</x>"]}] * 250}}},
-    "ebnf": {"guided_grammar": "root ::= " + "r " * 300 + "\nr ::= [^#]* | \"(\" r \")\""},
-    "lark": {"guided_grammar": "start: " + "r " * 300 + "\nr: /[^#]*/ | \"(\" r \")\""},
+        "type": "sequence", "elements": [{"type": "any_text", "excludes": ["</x>"]}] * 250}},
+        "min_tokens": 40},
+    "ebnf": {"guided_grammar": "root ::= " + "r " * 300 + "\nr ::= [^#]* | \"(\" r \")\"",
+             "min_tokens": 40},
+    "lark": {"guided_grammar": "start: " + "r " * 300 + "\nr: /[^#]*/ | \"(\" r \")\"",
+             "min_tokens": 40},
     "regex": {"guided_regex": "[\\s\\S]{0,2000}x"},
     "schema": {"guided_json": {"anyOf": [
         {"type": "array", "minItems": i, "items": {"type": "string", "minLength": i % 20}}
@@ -30,7 +33,7 @@ def attack(server, fields):
     """Returns the finish reason of an answer, or the message of the error."""
     try:
         answer = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 40, "temperature": 1,
-                                                  "n": 2, "seed": 1, "ignore_eos": True, **fields})
+                                                  "n": 2, "seed": 1, **fields})
     except urllib.error.HTTPError as error:
         assert error.code == 400
         return json.load(error)["error"]["message"]
