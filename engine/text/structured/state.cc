@@ -23,7 +23,7 @@ constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
 constexpr int64_t kMaxCallWork = 1000000;
 // A text whose tokens take more than kTokenWork each on average, mask included, ends when the
 // excess reaches kSpareWork. Constraints whose alternatives stay within kMaxMaskWork never do.
-constexpr int64_t kTokenWork = 225000;
+constexpr int64_t kTokenWork = 300000;
 constexpr int64_t kSpareWork = 10000000;
 // Number of alternatives that are kept within a token above that limit.
 constexpr size_t kFewAlternatives = 8;
