@@ -46,7 +46,9 @@ class State : public ConstraintState {
     MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
     std::fill(mask.begin(), mask.end(), 0);
     if (overworked_) return;
+    BeginWork();
     const std::vector<Alternative> order = Ordered();
+    EndWork();
     const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, Reach());
     if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
     const bool complete = this->complete();
