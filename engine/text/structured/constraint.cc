@@ -38,7 +38,8 @@ Result<Grammar> CompileGrammar(const ConstraintSpec& spec, const VocabularyIndex
     case ConstraintSpec::Kind::kJsonObject:
       return CompileSchema(R"({"type": "object"})", {}, limits, any_string, spellable, &budget);
     case ConstraintSpec::Kind::kJsonSchema:
-      return CompileSchema(spec.text, {spec.strict, spec.closed_objects}, limits, any_string, spellable, &budget);
+      return CompileSchema(spec.text, {spec.strict, spec.closed_objects}, limits, any_string,
+                           spellable, &budget);
     case ConstraintSpec::Kind::kRegex: {
       MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, RegexDfa(spec.text, limits, &budget));
       return WholeText(std::move(dfa), any_string, spellable, &budget);
