@@ -14,6 +14,9 @@ namespace {
 // such matches are right less often.
 constexpr int kModelInsteadBelow = 4;
 
+// Largest number of tokens without a choice that one step adds to a sequence.
+constexpr int kMaxForcedTokens = 1024;
+
 bool AllFinite(std::span<const float> values) {
   // No early exit, so that the loop is vectorised; x - x is 0 unless x is infinite or NaN.
   int bad = 0;
@@ -250,7 +253,9 @@ Engine::Impl::Drawn Engine::Impl::Draw(Sequence& s, const SequenceOutput& output
   // token i yields the token behind it.
   size_t right = 0;
   bool finished = false;
-  while (!finished) {
+  const int64_t most_work = s.sampling.constraint_work() + kStepWork;
+  const auto has_room = [&] { return s.sampling.constraint_work() < most_work; };
+  while (!finished && (right == 0 || has_room())) {
     const size_t row = known_logits - 1 + right;
     if (right > 0 &&
         (output.failed[known_rows - 1 + right] != 0 || !Finite(Rows(output.logits, row, 1)))) {
@@ -264,7 +269,9 @@ Engine::Impl::Drawn Engine::Impl::Draw(Sequence& s, const SequenceOutput& output
     }
     finished = delta->finished;
     drawn.deltas.push_back(*std::move(delta));
-    while (!finished && options_.forced_tokens) {
+    // Each such token takes a mask, so a step may not take too many.
+    for (int i = 0; !finished && options_.forced_tokens && i < kMaxForcedTokens && has_room();
+         ++i) {
       std::optional<OutputDelta> forced = token_step_.NextWithoutChoice(s);
       if (!forced.has_value()) break;
       drawn.deltas.push_back(*std::move(forced));
@@ -276,8 +283,9 @@ Engine::Impl::Drawn Engine::Impl::Draw(Sequence& s, const SequenceOutput& output
     }
     if (right < length) break;  // no row follows the last token
   }
-  // The last token of a response is never part of its rows.
-  if (finished && right > 0 && first + static_cast<int>(right) == s.length()) --right;
+  // The last token of a response is never part of its rows; nor is one after which there was no
+  // room for another, because its logits were not used.
+  if (right > 0 && first + static_cast<int>(right) == s.length()) --right;
   drawn.accepted = static_cast<int>(right);
   LearnAcceptance(s, first);
   return drawn;

@@ -53,7 +53,8 @@ Proposal ConstraintMemory::Propose(const CompiledConstraint* constraint,
   known.used = ++uses_;
   std::unique_ptr<ConstraintState> at;  // a copy of `state` as soon as it must change
   const ConstraintState* now = &state;
-  while (static_cast<int>(proposal.tokens.size()) < most) {
+  const int64_t most_work = state.work() + kStepWork;
+  while (static_cast<int>(proposal.tokens.size()) < most && now->work() < most_work) {
     const auto next = known.states.find(now->StateHash());
     if (next == known.states.end() || next->second.trust < kProposed) break;
     if (at == nullptr) now = (at = state.Clone()).get();

@@ -199,6 +199,7 @@ std::optional<TokenId> SamplingState::OnlyToken(std::span<const TokenId> history
                                                 std::span<const TokenId> textless) {
   if (constraint_ == nullptr && params_.allowed_token_ids.empty()) return std::nullopt;
   FillMask(vocab_size);
+  if (overworked()) return std::nullopt;
   std::optional<TokenId> only;
   for (size_t i = 0; i < mask_.size(); ++i) {
     for (uint32_t word = mask_[i]; word != 0; word &= word - 1) {

@@ -33,7 +33,8 @@ class SamplingState {
   bool changes_logits() const { return changes_; }
 
   // Applies biases, masks and penalties, in that order; forbidden tokens get -infinity. `history`
-  // is the prompt followed by the generated tokens. Returns false if no token is allowed.
+  // is the prompt followed by the generated tokens. Returns false if no token is allowed. If the
+  // state is overworked() afterwards, the logits must not be used.
   bool Apply(std::span<const TokenId> history, std::span<float> logits);
 
   // Updates the state with a drawn token, unless the structured output could not be completed
@@ -55,6 +56,10 @@ class SamplingState {
   // If masks keep the limit of tokens since AcceptInTime() returned false: ignores the limit from
   // now on and returns true.
   bool IgnoreLimit();
+  // The work of the structured output so far (ConstraintState::work()).
+  int64_t constraint_work() const { return constraint_ == nullptr ? 0 : constraint_->work(); }
+  // Whether the structured output takes too much work; then the response must end.
+  bool overworked() const { return constraint_ != nullptr && constraint_->overworked(); }
 
   // Whether the structured output is complete and only EOS may follow.
   bool constraint_ended() const;

@@ -145,7 +145,9 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
     drawable = Drawable(row, drawable_);
     std::span<const float> chosen_from = drawable;
     if (s.sampling.changes_logits()) {
-      if (!ChangeLogits(s, row)) {
+      const bool any = ChangeLogits(s, row);
+      if (s.sampling.overworked()) return OverworkedError();
+      if (!any) {
         return absl::InvalidArgumentError(
             "no token with a text is left that allowed_token_ids, bad_words, logit_bias and the "
             "structured output together allow");
@@ -155,7 +157,9 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
     token = sampler_.Sample(chosen_from, params, s.seed, s.generated());
   }
   if (!s.sampling.AcceptInTime(token)) {
-    if (ChangeLogits(s, row)) {
+    const bool any = !s.sampling.overworked() && ChangeLogits(s, row);
+    if (s.sampling.overworked()) return OverworkedError();
+    if (any) {
       token = sampler_.SampleAgain(changed_, params, s.seed, s.generated());
     }
     s.sampling.Accept(token);

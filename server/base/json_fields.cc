@@ -95,6 +95,39 @@ absl::Status WrongType(const char* name, const char* expected, const nlohmann::j
   return InvalidValue(name, Concat("'", name, "': expected ", expected, ", found ", Shown(found)));
 }
 
+// Finds the end of a JSON value that starts at `begin`.
+size_t ValueEnd(std::string_view text, size_t begin) {
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = begin; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        quoted = false;
+        if (depth == 0) return i + 1;
+      }
+      continue;
+    }
+    if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if (c == '}' || c == ']') {
+      if (depth == 0) return i;  // the end of the object around a number or a word
+      if (--depth == 0) return i + 1;
+    } else if (depth == 0 && (c == ',' || c == ' ' || c == '\t' || c == '\r' || c == '\n')) {
+      return i;
+    }
+  }
+  return text.size();
+}
+
+size_t SkipSpace(std::string_view text, size_t at) {
+  return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
+}
+
 }  // namespace
 
 const nlohmann::json* FindField(const nlohmann::json& object, const char* name) {
@@ -185,6 +218,21 @@ Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::
     ids.push_back(static_cast<TokenId>(*id));
   }
   return ids;
+}
+
+std::optional<std::string_view> MemberText(std::string_view text, std::string_view name) {
+  size_t at = SkipSpace(text, 0);
+  if (at >= text.size() || text[at] != '{') return std::nullopt;
+  at = SkipSpace(text, at + 1);
+  while (at < text.size() && text[at] == '"') {
+    const size_t key_end = ValueEnd(text, at);
+    const std::string_view key = text.substr(at + 1, key_end - at - 2);
+    const size_t value = SkipSpace(text, SkipSpace(text, key_end) + 1);  // after the colon
+    const size_t end = ValueEnd(text, value);
+    if (key == name) return text.substr(value, end - value);
+    at = SkipSpace(text, SkipSpace(text, end) + 1);  // after the comma
+  }
+  return std::nullopt;
 }
 
 OrderedJson ParseOrdered(std::string_view text, int max_depth) {

@@ -33,6 +33,10 @@ Result<std::optional<std::string>> StringField(const nlohmann::json& object, con
 // Returns the integer value of a JSON number; nullopt if `value` has a fraction or is not a number.
 std::optional<int64_t> AsInteger(const nlohmann::json& value);
 
+// Returns the text of the value of member `name` of the object that `text` consists of; nullopt if
+// there is none. `text` must be valid JSON. Keys with escapes are not found.
+std::optional<std::string_view> MemberText(std::string_view text, std::string_view name);
+
 // Parses `text` and keeps the order of members, in time proportional to its length. A member that
 // stands twice is there twice, so `text` should have been checked. Discarded if `text` is no JSON
 // or nested deeper than `max_depth`.

@@ -174,6 +174,7 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
   }
   if (split != nullptr) {
     *split = {.syntax = &syntax, .has_tools = conversation.tools.enabled()};
+    if (split->has_tools) split->tools = Offered(conversation.tools.callable);
     split->reasons = HasThinkTags(compiled->source()) && !syntax.has_channels && mark.empty();
     split->begins_in_reasoning = split->reasons && EndsInReasoning(*prompt);
   }

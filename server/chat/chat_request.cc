@@ -85,7 +85,7 @@ Result<ChatParams> ParseChat(const Json& body, std::string_view text, const Requ
   std::vector<std::string_view> own(std::begin(kOwnFields), std::end(kOwnFields));
   const std::vector<std::string_view> conversation_fields = ConversationFields();
   own.insert(own.end(), conversation_fields.begin(), conversation_fields.end());
-  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, own, out));
+  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, own, out, text));
   MOESERVE_RETURN_IF_ERROR(CheckUnsupported(body));
   MOESERVE_RETURN_IF_ERROR(ParseLimits(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseLogprobs(body, rules, out));

@@ -20,7 +20,7 @@ class SchemaRelaxer {
         deadline_(Clock::now() + limits.compile_time) {}
 
   TextFormat Relaxed(TextFormat format) {
-    if (format.kind == TextFormat::Kind::kJsonSchema && !format.strict && !Compiles(format.text)) {
+    if (format.kind == TextFormat::Kind::kJsonSchema && !format.strict && !Compiles(format)) {
       format.kind = TextFormat::Kind::kJsonObject;
       format.text.clear();
       changed_ = true;
@@ -38,13 +38,14 @@ class SchemaRelaxer {
 
  private:
   // All schemas together may take the time of one compilation.
-  bool Compiles(const std::string& schema) {
+  bool Compiles(const TextFormat& schema) {
     limits_.compile_time =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
     if (limits_.compile_time.count() <= 0) return false;
     ConstraintSpec spec;
     spec.kind = ConstraintSpec::Kind::kJsonSchema;
-    spec.text = schema;
+    spec.text = schema.text;
+    spec.closed_objects = schema.closed_objects;
     return CompileConstraint(spec, vocabulary_, limits_).ok();
   }
 

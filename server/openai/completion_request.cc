@@ -118,10 +118,11 @@ absl::Status ParseCounts(const Json& body, const RequestRules& rules, Completion
 
 std::span<const std::string_view> CompletionFields() { return kOwnFields; }
 
-Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& rules) {
+Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& rules,
+                                         std::string_view text) {
   if (!body.is_object()) return InvalidValue("", "the body must be a JSON object");
   CompletionParams out;
-  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, kOwnFields, out));
+  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, kOwnFields, out, text));
   MOESERVE_ASSIGN_OR_RETURN(out.prompts, ParsePrompts(body, rules));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
   return out;

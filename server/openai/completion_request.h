@@ -14,7 +14,8 @@ namespace moeserve::server {
 std::span<const std::string_view> CompletionFields();
 
 // Parses the body of a completion request. An error names the field. NotFound for a model that is
-// not served.
-Result<CompletionParams> ParseCompletion(const nlohmann::json& body, const RequestRules& rules);
+// not served. `text`: as for ParseConstraint().
+Result<CompletionParams> ParseCompletion(const nlohmann::json& body, const RequestRules& rules,
+                                         std::string_view text = {});
 
 }  // namespace moeserve::server

@@ -126,8 +126,8 @@ absl::Status ParsePromptLogprobs(const Json& body, const RequestRules& rules,
 }
 
 absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
-                               std::span<const std::string_view> own_fields,
-                               GenerationParams& out) {
+                               std::span<const std::string_view> own_fields, GenerationParams& out,
+                               std::string_view text) {
   MOESERVE_ASSIGN_OR_RETURN(auto model, StringField(body, "model"));
   MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(model.value_or(""), rules.served_names));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
@@ -135,7 +135,7 @@ absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
     MOESERVE_RETURN_IF_ERROR(RefuseBestOf(body, rules, out));
   }
   MOESERVE_RETURN_IF_ERROR(ParseSamplingFields(body, rules, out.sampling));
-  MOESERVE_ASSIGN_OR_RETURN(out.constraint, ParseConstraint(body));
+  MOESERVE_ASSIGN_OR_RETURN(out.constraint, ParseConstraint(body, text));
   MOESERVE_RETURN_IF_ERROR(CheckConstraint(out));
   MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseRoutingFields(body, rules.routing, out.stream, out.routing));

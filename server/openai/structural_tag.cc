@@ -82,6 +82,7 @@ Result<TextFormat> Schema(const Json& object, const char* name, const std::strin
   if (value == nullptr) return MissingField(field);
   TextFormat out;
   out.kind = FormatKind::kJsonSchema;
+  out.closed_objects = true;
   if (value->is_string()) {
     out.text = value->get<std::string>();
   } else if (value->is_object() || value->is_boolean()) {
@@ -246,6 +247,21 @@ Result<ConstraintSpec> Structures(const Json& value, const std::string& param) {
 
 }  // namespace
 
+void SpellSchemas(nlohmann::ordered_json& value) {
+  if (value.is_object()) {
+    for (auto& [name, member] : value.items()) {
+      const bool schema = name == "json_schema" || name == "schema";
+      if (schema && member.is_object()) {
+        member = member.dump();
+      } else {
+        SpellSchemas(member);
+      }
+    }
+  } else if (value.is_array()) {
+    for (nlohmann::ordered_json& item : value) SpellSchemas(item);
+  }
+}
+
 Result<ConstraintSpec> StructuralTagSpec(const Json& value, const std::string& param) {
   if (value.is_string()) {
     const auto& text = value.get_ref<const std::string&>();
@@ -255,18 +271,12 @@ Result<ConstraintSpec> StructuralTagSpec(const Json& value, const std::string& p
     }
     // Formats and schemas inside them are nested less deep than this.
     constexpr int kMaxDepth = 400;
-    bool too_deep = false;
-    const Json parsed = Json::parse(
-        text,
-        [&](int depth, Json::parse_event_t, Json&) {
-          too_deep |= depth > kMaxDepth;
-          return !too_deep;
-        },
-        /*allow_exceptions=*/false);
-    if (too_deep || !parsed.is_object()) {
+    nlohmann::ordered_json parsed = ParseOrdered(text, kMaxDepth);
+    if (!parsed.is_object()) {
       return InvalidValue(param, Concat("'", param, "' must be a JSON object"));
     }
-    return StructuralTagSpec(parsed, param);
+    SpellSchemas(parsed);
+    return StructuralTagSpec(Json(std::move(parsed)), param);
   }
   if (!value.is_object()) return InvalidValue(param, Concat("'", param, "' must be an object"));
   if (FindField(value, "structures") != nullptr) return Structures(value, param);

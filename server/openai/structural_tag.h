@@ -20,4 +20,7 @@ namespace moeserve::server {
 // Both may have "type": "structural_tag". Errors name the field, whose name begins with `param`.
 Result<ConstraintSpec> StructuralTagSpec(const nlohmann::json& value, const std::string& param);
 
+// Replaces the schemas in a structural tag by their texts, which keep the order of properties.
+void SpellSchemas(nlohmann::ordered_json& value);
+
 }  // namespace moeserve::server

@@ -15,12 +15,14 @@ namespace moeserve::server {
 namespace {
 
 using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
 using SpecKind = ConstraintSpec::Kind;
 
 // Reads a JSON schema, which is sent as a JSON object or as a string that contains JSON.
 Result<ConstraintSpec> SchemaSpec(const Json& value, const std::string& param) {
   ConstraintSpec spec;
   spec.kind = SpecKind::kJsonSchema;
+  spec.closed_objects = true;
   if (value.is_string()) {
     spec.text = value.get<std::string>();
   } else if (value.is_object() || value.is_boolean()) {
@@ -116,6 +118,35 @@ Result<std::optional<ConstraintSpec>> ResponseFormat(const Json& format) {
              Quoted(name, 64)));
 }
 
+// Replaces a schema by its text.
+void Spell(OrderedJson& schema) {
+  if (schema.is_object()) schema = schema.dump();
+}
+
+// Returns field `name` of `body`, which was parsed from `text`. The schemas in it are replaced by
+// their texts, which keep the order of properties. Returns the field as it is if `text` spells its
+// name with escapes.
+Json SpelledField(const Json& body, const char* name, std::string_view text) {
+  const auto part = MemberText(text, name);
+  OrderedJson value = part ? ParseOrdered(*part) : OrderedJson(OrderedJson::value_t::discarded);
+  if (value.is_discarded()) return body[name];
+  if (std::string_view(name) == "guided_json") {
+    Spell(value);
+  } else if (value.is_object()) {
+    const std::string_view type = name == std::string_view("response_format") ? "json_schema" : "";
+    for (auto& [key, member] : value.items()) {
+      if (key == "json") {
+        Spell(member);
+      } else if (type.empty() || !member.is_object() || key != type) {
+        SpellSchemas(member);
+      } else if (const auto schema = member.find("schema"); schema != member.end()) {
+        Spell(*schema);
+      }
+    }
+  }
+  return Json(std::move(value));
+}
+
 class Collector {
  public:
   // Adds the constraint of one field. Returns an error if another field has already set a
@@ -168,17 +199,20 @@ absl::Status StructuredOutputs(const Json& value, Collector& out) {
 
 }  // namespace
 
-Result<std::optional<ConstraintField>> ParseConstraint(const Json& body) {
+Result<std::optional<ConstraintField>> ParseConstraint(const Json& body, std::string_view text) {
   Collector out;
-  if (const Json* format = FindField(body, "response_format")) {
-    MOESERVE_ASSIGN_OR_RETURN(std::optional<ConstraintSpec> spec, ResponseFormat(*format));
+  if (FindField(body, "response_format") != nullptr) {
+    const Json format = SpelledField(body, "response_format", text);
+    MOESERVE_ASSIGN_OR_RETURN(std::optional<ConstraintSpec> spec, ResponseFormat(format));
     if (spec) MOESERVE_RETURN_IF_ERROR(out.Add(*std::move(spec), "response_format"));
   }
-  if (const Json* value = FindField(body, "structured_outputs")) {
-    MOESERVE_RETURN_IF_ERROR(StructuredOutputs(*value, out));
+  if (FindField(body, "structured_outputs") != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(
+        StructuredOutputs(SpelledField(body, "structured_outputs", text), out));
   }
-  if (const Json* value = FindField(body, "guided_json")) {
-    MOESERVE_RETURN_IF_ERROR(out.Add(SchemaSpec(*value, "guided_json"), "guided_json"));
+  if (FindField(body, "guided_json") != nullptr) {
+    const Json value = SpelledField(body, "guided_json", text);
+    MOESERVE_RETURN_IF_ERROR(out.Add(SchemaSpec(value, "guided_json"), "guided_json"));
   }
   if (const Json* value = FindField(body, "guided_regex")) {
     MOESERVE_RETURN_IF_ERROR(out.Add(RegexSpec(*value, "guided_regex"), "guided_regex"));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "base/status.h"
 #include "nlohmann/json.hpp"
@@ -13,7 +14,9 @@ namespace moeserve::server {
 // (json, json_object, regex, choice, grammar, structural_tag) and the older guided_json,
 // guided_regex, guided_choice and guided_grammar. Returns
 // nullopt if no field constrains the text. An error names the field; more than one constraint is an
-// error. Does not compile the constraint.
-Result<std::optional<ConstraintField>> ParseConstraint(const nlohmann::json& body);
+// error. Does not compile the constraint. `body` was parsed from `text`, from which the order of
+// the properties of schemas is read; if it is not there, they are sorted by name.
+Result<std::optional<ConstraintField>> ParseConstraint(const nlohmann::json& body,
+                                                       std::string_view text = {});
 
 }  // namespace moeserve::server

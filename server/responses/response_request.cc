@@ -270,25 +270,27 @@ absl::Status ConvertTools(const Json& body, std::string_view text, ResponseReque
 }
 
 // `text`: {"format": {"type": ..., ...}}.
-absl::Status ConvertText(const Json& body, ResponseRequest& out) {
+absl::Status ConvertText(const Json& body, std::string_view body_text, ResponseRequest& out) {
   out.echo["text"] = {{"format", {{"type", "text"}}}};
   const Json* text = FindField(body, "text");
   if (text == nullptr) return absl::OkStatus();
   if (!text->is_object()) return InvalidValue("text", "'text' must be an object");
   MOESERVE_RETURN_IF_ERROR(CheckEcho(*text, "text", kMaxToolBytes));
-  out.echo["text"] = *text;
+  const auto part = MemberText(body_text, "text");
+  OrderedJson ordered = part ? ParseOrdered(*part) : OrderedJson(*text);
+  if (!ordered.is_object()) ordered = OrderedJson(*text);
+  out.echo["text"] = ordered;
   if (const Json* verbosity = FindField(*text, "verbosity"); verbosity != nullptr) {
     if (*verbosity != "medium") return UnsupportedParameter("text.verbosity");
   }
-  const Json* format = FindField(*text, "format");
-  if (format == nullptr) return absl::OkStatus();
-  const std::string* type = FindText(*format, "type");
-  if (type != nullptr && *type == "json_schema") {
+  const auto format = ordered.find("format");
+  if (format == ordered.end() || format->is_null()) return absl::OkStatus();
+  if (format->is_object() && format->value("type", OrderedJson()) == "json_schema") {
     OrderedJson schema = OrderedJson::object();
     for (const auto& [name, value] : format->items()) {
       if (name != "type") AppendMember(schema, name, value);
     }
-    out.chat["response_format"] = {{"type", *type}, {"json_schema", std::move(schema)}};
+    out.chat["response_format"] = {{"type", "json_schema"}, {"json_schema", std::move(schema)}};
   } else {
     out.chat["response_format"] = *format;
   }
@@ -403,7 +405,7 @@ Result<ResponseRequest> ParseResponseRequest(const Json& body, std::string_view 
   MOESERVE_RETURN_IF_ERROR(Echo(body, out));
   MOESERVE_RETURN_IF_ERROR(ConvertInput(body, out.chat));
   MOESERVE_RETURN_IF_ERROR(ConvertTools(body, text, out));
-  MOESERVE_RETURN_IF_ERROR(ConvertText(body, out));
+  MOESERVE_RETURN_IF_ERROR(ConvertText(body, text, out));
   MOESERVE_RETURN_IF_ERROR(ConvertReasoning(body, out));
   MOESERVE_RETURN_IF_ERROR(ConvertOptions(body, out));
   return out;

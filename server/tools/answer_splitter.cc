@@ -1,9 +1,11 @@
 #include "server/tools/answer_splitter.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/message.h"
+#include "server/tools/call_elements.h"
 #include "server/tools/channel_splitter.h"
 #include "server/tools/split_text.h"
 
@@ -19,9 +21,10 @@ class TagSplitter final : public AnswerSplitter {
       : rules_(rules),
         call_id_(std::move(call_id)),
         call_begin_(Concat(rules.syntax->opening, rules.syntax->before_name)),
-        next_call_(Concat(rules.syntax->after_arguments, rules.syntax->separator,
-                          rules.syntax->before_name)),
-        last_call_(Concat(rules.syntax->after_arguments, rules.syntax->closing)) {
+        // The elements of a call include its end.
+        after_arguments_(rules.syntax->before_key.empty() ? rules.syntax->after_arguments : ""),
+        next_call_(Concat(after_arguments_, rules.syntax->separator, rules.syntax->before_name)),
+        last_call_(Concat(after_arguments_, rules.syntax->closing)) {
     if (rules.begins_in_reasoning) {
       EnterReasoning();
     } else if (!rules.reasons) {
@@ -115,10 +118,16 @@ class TagSplitter final : public AnswerSplitter {
       held_.clear();
       return false;
     }
-    const size_t begin = held_.find(call_begin_);
-    const bool calls = begin != std::string::npos;
+    size_t begin = held_.find(call_begin_);
+    Named named = Named::kNo;
+    while (begin != std::string::npos && (named = NamesTool(begin, last)) == Named::kNo) {
+      begin = held_.find(call_begin_, begin + 1);
+    }
+    const bool calls = begin != std::string::npos && named == Named::kYes;
     size_t known = begin;
-    if (!calls) known = last ? held_.size() : held_.size() - HeldBack(held_, call_begin_);
+    if (begin == std::string::npos) {
+      known = last ? held_.size() : held_.size() - HeldBack(held_, call_begin_);
+    }
     Emit(std::string_view(held_).substr(0, known), out.content);
     held_.erase(0, known);
     if (!calls) return false;
@@ -126,6 +135,35 @@ class TagSplitter final : public AnswerSplitter {
     space_.clear();
     state_ = State::kName;
     return true;
+  }
+
+  enum class Named { kNo, kYes, kUnknown };
+
+  // Returns whether the text from `begin` on, which begins like a call, is one. `last`: no text
+  // follows.
+  Named NamesTool(size_t begin, bool last) const {
+    if (rules_.tools == nullptr) return Named::kYes;
+    const CallSyntax& syntax = *rules_.syntax;
+    const std::string_view rest = std::string_view(held_).substr(begin + call_begin_.size());
+    const std::string_view end = syntax.has_index ? ":" : syntax.before_arguments;
+    bool unknown = false;
+    for (const OfferedTool& tool : *rules_.tools) {
+      const std::string start = Concat(tool.name, end);
+      if (rest.starts_with(start)) return Named::kYes;
+      unknown |= start.starts_with(rest);
+    }
+    if (!unknown) return Named::kNo;
+    if (!last) return Named::kUnknown;
+    // An answer that is cut off in a name: only what can be nothing else belongs to a call.
+    return syntax.plain_json ? Named::kNo : Named::kYes;
+  }
+
+  const OfferedTool* FindTool(std::string_view name) const {
+    if (rules_.tools == nullptr) return nullptr;
+    for (const OfferedTool& tool : *rules_.tools) {
+      if (tool.name == name) return &tool;
+    }
+    return nullptr;
   }
 
   // Appends `text` to `to`, with white space held back until other text follows.
@@ -153,7 +191,10 @@ class TagSplitter final : public AnswerSplitter {
       if (last) held_.clear();
       return false;
     }
-    out.calls.push_back({calls_, call_id_(calls_), held_.substr(0, at), {}});
+    std::string name = held_.substr(0, at);
+    std::string id = rules_.syntax->has_index ? IndexedId(name) : call_id_(calls_);
+    if (!rules_.syntax->before_key.empty()) elements_.emplace(*rules_.syntax, FindTool(name));
+    out.calls.push_back({calls_, std::move(id), std::move(name), {}});
     ++calls_;
     held_.erase(0, at + end.size());
     json_ = JsonScanner();
@@ -161,7 +202,30 @@ class TagSplitter final : public AnswerSplitter {
     return true;
   }
 
+  // Removes the number from `name` and returns the id that consists of both, under which the chat
+  // template finds the call. Numbers rise within an answer, so that ids differ.
+  std::string IndexedId(std::string& name) {
+    int index = 0;
+    if (const size_t colon = name.rfind(':'); colon != std::string::npos) {
+      for (const char c : name.substr(colon + 1, 3)) {
+        if (c >= '0' && c <= '9') index = 10 * index + (c - '0');
+      }
+      name.erase(colon);
+    }
+    next_index_ = std::max(next_index_, index) + 1;
+    return Concat("functions.", name, ":", next_index_ - 1);
+  }
+
   bool Arguments(AssistantDelta& out) {
+    if (elements_) {
+      AssistantDelta part;
+      part.calls.push_back({calls_ - 1, {}, {}, elements_->Read(held_)});
+      const bool complete = elements_->complete();
+      if (!part.calls[0].arguments.empty()) out.Append(std::move(part));
+      if (complete) state_ = State::kAfterCall;
+      if (complete) elements_.reset();
+      return complete;
+    }
     const size_t size = json_.Scan(held_);
     if (size > 0) {
       AssistantDelta part;
@@ -193,6 +257,7 @@ class TagSplitter final : public AnswerSplitter {
   const SplitRules rules_;
   const std::function<std::string(int)> call_id_;
   const std::string call_begin_;
+  const std::string_view after_arguments_;
   // What follows the arguments of a call if another call follows, and if none does.
   const std::string next_call_;
   const std::string last_call_;
@@ -201,6 +266,8 @@ class TagSplitter final : public AnswerSplitter {
   std::string space_;   // white space that belongs to what comes next, or to nothing
   bool strip_ = false;  // whether white space is dropped until other text comes
   JsonScanner json_;    // in the arguments of the current call
+  std::optional<CallElements> elements_;  // those of the current call, if it has any
+  int next_index_ = 0;                    // smallest number of the next call (IndexedId())
   int calls_ = 0;
 };
 

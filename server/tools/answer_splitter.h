@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/tools/call_syntax.h"
+#include "server/tools/tool_parameters.h"
 
 namespace moeserve::server {
 
@@ -36,6 +37,8 @@ struct SplitRules {
   // Never null. Calls are recognised only if `has_tools`.
   const CallSyntax* syntax = nullptr;
   bool has_tools = false;
+  // The tools whose calls are recognised; null: calls of any name are.
+  std::shared_ptr<const OfferedTools> tools = nullptr;
   // Whether the answer may begin with reasoning between kThinkTags, and whether the prompt ends
   // within it.
   bool reasons = false;

@@ -69,6 +69,52 @@ constexpr CallSyntax kSyntaxes[] = {
      .separator = "",
      .closing = "<｜tool▁calls▁end｜>",
      .trigger = "<｜tool▁calls▁begin｜>"},
+    {.name = "kimi-k2",
+     .template_text = "<|tool_calls_section_begin|>",
+     .opening = "<|tool_calls_section_begin|>",
+     .before_name = "<|tool_call_begin|>functions.",
+     .before_arguments = "<|tool_call_argument_begin|>",
+     .after_arguments = "<|tool_call_end|>",
+     .separator = "",
+     .closing = "<|tool_calls_section_end|>",
+     .trigger = "<|tool_calls_section_begin|>",
+     .has_index = true},
+    {.name = "minimax-m2",
+     .template_text = "<minimax:tool_call>",
+     .opening = "<minimax:tool_call>\n",
+     .before_name = "<invoke name=\"",
+     .before_arguments = "\">\n",
+     .after_arguments = "</invoke>",
+     .separator = "\n",
+     .closing = "\n</minimax:tool_call>",
+     .trigger = "<minimax:tool_call>",
+     .before_key = "<parameter name=\"",
+     .before_value = "\">",
+     .after_value = "</parameter>\n"},
+    {.name = "glm-4.5",
+     .template_text = "<arg_key>",
+     .opening = "",
+     .before_name = "<tool_call>",
+     .before_arguments = "\n",
+     .after_arguments = "</tool_call>",
+     .separator = "\n",
+     .closing = "",
+     .trigger = "<tool_call>",
+     .before_key = "<arg_key>",
+     .before_value = "</arg_key>\n<arg_value>",
+     .after_value = "</arg_value>\n"},
+    {.name = "qwen3-coder",
+     .template_text = "<parameter=",
+     .opening = "",
+     .before_name = "<tool_call>\n<function=",
+     .before_arguments = ">\n",
+     .after_arguments = "</function>\n</tool_call>",
+     .separator = "\n",
+     .closing = "",
+     .trigger = "<tool_call>",
+     .before_key = "<parameter=",
+     .before_value = ">\n",
+     .after_value = "\n</parameter>\n"},
     // Hermes, Qwen and many others.
     {.name = "hermes",
      .template_text = "<tool_call>",
@@ -87,7 +133,8 @@ constexpr CallSyntax kSyntaxes[] = {
      .after_arguments = "}",
      .separator = "; ",
      .closing = "",
-     .trigger = "{\"name\": \""},
+     .trigger = "{\"name\": \"",
+     .plain_json = true},
     {.name = "json",
      .template_text = "",
      .opening = "[",
@@ -96,14 +143,47 @@ constexpr CallSyntax kSyntaxes[] = {
      .after_arguments = "}",
      .separator = ", ",
      .closing = "]",
-     .trigger = "[{\"name\": \""},
+     .trigger = "[{\"name\": \"",
+     .plain_json = true},
 };
 
 const CallSyntax& Generic() { return kSyntaxes[std::size(kSyntaxes) - 1]; }
 
+bool IsLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+
+// Returns whether `text` has a tag whose name consists of letters, with or without attributes.
+// (Prompts describe JSON with marks such as "<function-name>".)
+bool HasTag(std::string_view text) {
+  for (size_t at = text.find('<'); at != std::string_view::npos; at = text.find('<', at + 1)) {
+    size_t end = at + 1;
+    while (end < text.size() && IsLetter(text[end])) ++end;
+    if (end > at + 1 && end < text.size() && (text[end] == '>' || text[end] == '=')) return true;
+  }
+  return false;
+}
+
+// Returns whether what a template writes within the tags of Hermes is something other than a JSON
+// object.
+bool IsForeignInTags(std::string_view source) {
+  constexpr std::string_view kBegin = "<tool_call>";
+  constexpr std::string_view kEnd = "</tool_call>";
+  for (size_t at = source.find(kBegin); at != std::string_view::npos;) {
+    std::string_view inside = source.substr(at + kBegin.size());
+    at = source.find(kBegin, at + 1);
+    // A name right behind the tag, or a block of Markdown after it.
+    if (!inside.empty() && IsLetter(inside[0])) return true;
+    const size_t end = inside.find(kEnd);
+    if (end == std::string_view::npos) continue;
+    inside = inside.substr(0, end);
+    if (inside.find("```") != std::string_view::npos || HasTag(inside)) return true;
+  }
+  return false;
+}
+
 bool Matches(const CallSyntax& syntax, std::string_view source) {
   if (syntax.template_text.empty() || source.find(syntax.template_text) == std::string_view::npos)
     return false;
+  if (syntax.name == "hermes" && IsForeignInTags(source)) return false;
   // "```json" alone does not name a family.
   return syntax.name != "deepseek-v3" || source.find(syntax.opening) != std::string_view::npos;
 }

@@ -1,16 +1,20 @@
 #include "server/tools/tool_constraint.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/message.h"
+#include "server/base/json_fields.h"
+#include "server/tools/tool_parameters.h"
 
 namespace moeserve::server {
 namespace {
 
 using Kind = TextFormat::Kind;
+using OrderedJson = nlohmann::ordered_json;
 
 TextFormat OfKind(Kind kind, std::string text = {}) {
   TextFormat format;
@@ -50,6 +54,7 @@ TextFormat Arguments(const Tool& tool) {
   if (tool.parameters.empty()) return OfKind(Kind::kJsonObject);
   TextFormat format = OfKind(Kind::kJsonSchema, tool.parameters);
   format.strict = tool.strict;
+  format.closed_objects = true;
   return format;
 }
 
@@ -59,6 +64,7 @@ TextFormat FormatOf(const ConstraintSpec& spec, bool has_tools) {
   TextFormat format = OfKind(Kind::kJsonObject, spec.text);
   format.choices = spec.choices;
   format.strict = spec.strict || has_tools;
+  format.closed_objects = spec.closed_objects;
   switch (spec.kind) {
     case ConstraintSpec::Kind::kJsonObject:
       break;
@@ -80,11 +86,125 @@ TextFormat FormatOf(const ConstraintSpec& spec, bool has_tools) {
   return format;
 }
 
+// Returns the format of a string, or of a listed value, that is written as it is.
+TextFormat RawText(const OrderedJson& schema) {
+  OrderedJson values = OrderedJson::array();
+  if (const auto value = schema.find("const"); value != schema.end()) {
+    values.push_back(*value);
+  } else if (const auto list = schema.find("enum"); list != schema.end() && list->is_array()) {
+    values = *list;
+  }
+  TextFormat format = OfKind(Kind::kAnyText);
+  for (const OrderedJson& value : values) {
+    format.choices.push_back(value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  if (!format.choices.empty()) {
+    format.kind = Kind::kChoice;
+  } else {
+    // The end of the element must not be a part of a text whose characters are counted.
+    constexpr uint64_t kMostCounted = 256;
+    const auto count = [&](const char* name, uint64_t missing) {
+      const auto it = schema.find(name);
+      const bool given = it != schema.end() && it->is_number_unsigned();
+      return given ? it->get<uint64_t>() : missing;
+    };
+    const uint64_t most = count("maxLength", kMostCounted + 1);
+    const uint64_t least = count("minLength", 0);
+    if (most <= kMostCounted && least <= most) {
+      format = OfKind(Kind::kRegex, Concat("[^<]{", least, ",", most, "}"));
+    } else if (least > 0 && least <= kMostCounted) {
+      format = OfKind(Kind::kRegex, Concat("[^<]{", least, ",}"));
+    }
+  }
+  return format;
+}
+
+// `depth`: how deep alternatives may be nested.
+TextFormat ElementValue(const OrderedJson& schema, const OrderedJson& root, bool strict,
+                        int depth = 4) {
+  const ParameterKind kind = KindOf(schema, root);
+  for (const char* key : {"anyOf", "oneOf"}) {
+    const bool listed = kind == ParameterKind::kAny && schema.is_object() && schema.contains(key);
+    if (!listed || !schema[key].is_array() || schema[key].empty() || depth == 0) continue;
+    std::vector<TextFormat> parts;
+    for (const OrderedJson& one : schema[key]) {
+      parts.push_back(ElementValue(one, root, strict, depth - 1));
+    }
+    return OfParts(Kind::kAnyOf, std::move(parts));
+  }
+  if (kind != ParameterKind::kJson) {
+    return schema.is_object() ? RawText(schema) : OfKind(Kind::kAnyText);
+  }
+  OrderedJson whole = schema;
+  for (const char* name : {"$defs", "definitions"}) {
+    if (root.contains(name) && !whole.contains(name)) whole[name] = root[name];
+  }
+  TextFormat format = OfKind(Kind::kJsonSchema, whole.dump());
+  format.strict = strict;
+  format.closed_objects = true;
+  return format;
+}
+
+// Returns the format of arguments of which each is an element, in the order of the schema.
+TextFormat Elements(const Tool& tool, const CallSyntax& syntax) {
+  const auto element = [&](TextFormat key, TextFormat value) {
+    return OfParts(Kind::kSequence,
+                   {OfKind(Kind::kText, std::string(syntax.before_key)), std::move(key),
+                    OfKind(Kind::kText, std::string(syntax.before_value)), std::move(value),
+                    OfKind(Kind::kText, std::string(syntax.after_value))});
+  };
+  const OrderedJson root = tool.parameters.empty() ? OrderedJson() : ParseOrdered(tool.parameters);
+  const auto properties = root.is_object() ? root.find("properties") : root.end();
+  if (properties == root.end() || !properties->is_object()) {
+    // Elements of any name.
+    StructuralTags any;
+    any.tags.push_back(
+        {std::string(syntax.before_key),
+         OfParts(Kind::kSequence,
+                 {OfKind(Kind::kRegex, "[A-Za-z0-9_.-]{1,64}"),
+                  OfKind(Kind::kText, std::string(syntax.before_value)), OfKind(Kind::kAnyText),
+                  OfKind(Kind::kText, std::string(syntax.after_value))}),
+         ""});
+    any.free_text = false;
+    return OfTags(std::move(any));
+  }
+  const auto required = root.find("required");
+  const auto is_required = [&](const std::string& name) {
+    return required != root.end() && required->is_array() &&
+           std::find(required->begin(), required->end(), OrderedJson(name)) != required->end();
+  };
+  TextFormat out = OfParts(Kind::kSequence, {OfKind(Kind::kText)});
+  for (const auto& [name, schema] : properties->items()) {
+    if (schema == false) continue;
+    TextFormat one = element(OfKind(Kind::kText, name), ElementValue(schema, root, tool.strict));
+    if (!is_required(name)) {
+      one = OfParts(Kind::kAnyOf, {OfKind(Kind::kText), std::move(one)});
+    }
+    out.parts.push_back(std::move(one));
+  }
+  return out;
+}
+
+// Returns the region of a call of `tool`.
+StructuralTag Call(const Tool& tool, const CallSyntax& syntax) {
+  StructuralTag call{Concat(syntax.before_name, tool.name),
+                     syntax.before_key.empty() ? Arguments(tool) : Elements(tool, syntax),
+                     std::string(syntax.after_arguments)};
+  if (syntax.has_index) {
+    call.content =
+        OfParts(Kind::kSequence, {OfKind(Kind::kRegex, ":[0-9]{1,3}"),
+                                  OfKind(Kind::kText, std::string(syntax.before_arguments)),
+                                  std::move(call.content)});
+  } else {
+    call.begin += syntax.before_arguments;
+  }
+  return call;
+}
+
 StructuralTags Calls(const ToolSettings& settings, const CallSyntax& syntax, bool only_calls) {
   StructuralTags calls;
   for (const Tool& tool : settings.callable) {
-    calls.tags.push_back({Concat(syntax.before_name, tool.name, syntax.before_arguments),
-                          Arguments(tool), std::string(syntax.after_arguments)});
+    calls.tags.push_back(Call(tool, syntax));
   }
   calls.prefix = syntax.opening;
   calls.separator = syntax.separator;
@@ -92,7 +212,13 @@ StructuralTags Calls(const ToolSettings& settings, const CallSyntax& syntax, boo
   if (!settings.parallel || syntax.single_call) calls.max_tags = 1;
   calls.free_text = !only_calls;
   calls.at_least_one = !calls.free_text;
-  if (calls.free_text) calls.triggers.emplace_back(syntax.trigger);
+  if (calls.free_text && syntax.plain_json) {
+    for (const StructuralTag& tag : calls.tags) {
+      calls.triggers.push_back(Concat(syntax.opening, tag.begin));
+    }
+  } else if (calls.free_text) {
+    calls.triggers.emplace_back(syntax.trigger);
+  }
   return calls;
 }
 

@@ -152,66 +152,18 @@ absl::Status ParseChoice(const Json& choice, ToolSettings& settings) {
   return Restrict(Json::array({choice}), "tool_choice", settings);
 }
 
-// Finds the end of a JSON value that starts at `begin`.
-size_t ValueEnd(std::string_view text, size_t begin) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = begin; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        quoted = false;
-        if (depth == 0) return i + 1;
-      }
-      continue;
-    }
-    if (c == '"') {
-      quoted = true;
-    } else if (c == '{' || c == '[') {
-      ++depth;
-    } else if (c == '}' || c == ']') {
-      if (depth == 0) return i;  // the end of the object around a number or a word
-      if (--depth == 0) return i + 1;
-    } else if (depth == 0 && (c == ',' || c == ' ' || c == '\t' || c == '\r' || c == '\n')) {
-      return i;
-    }
-  }
-  return text.size();
-}
-
-size_t SkipSpace(std::string_view text, size_t at) {
-  return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
-}
-
 // Returns `list` as the client wrote it. Falls back to `list` itself, whose members are sorted, if
 // the text spells the key "tools" with escapes.
 OrderedJson InClientsOrder(const Json& list, std::string_view text) {
   const auto part = MemberText(text, "tools");
   if (part) {
     OrderedJson parsed = ParseOrdered(*part);
-    if (parsed.is_array()) return parsed;
+    if (parsed.is_array() && parsed.size() == list.size()) return parsed;
   }
   return OrderedJson(list);
 }
 
 }  // namespace
-
-std::optional<std::string_view> MemberText(std::string_view text, std::string_view name) {
-  size_t at = SkipSpace(text, 0);
-  if (at >= text.size() || text[at] != '{') return std::nullopt;
-  at = SkipSpace(text, at + 1);
-  while (at < text.size() && text[at] == '"') {
-    const size_t key_end = ValueEnd(text, at);
-    const std::string_view key = text.substr(at + 1, key_end - at - 2);
-    const size_t value = SkipSpace(text, SkipSpace(text, key_end) + 1);  // after the colon
-    const size_t end = ValueEnd(text, value);
-    if (key == name) return text.substr(value, end - value);
-    at = SkipSpace(text, SkipSpace(text, end) + 1);  // after the comma
-  }
-  return std::nullopt;
-}
 
 Result<std::optional<std::string_view>> CheckToolBytes(const Json& tools, std::string_view text) {
   const auto part = MemberText(text, "tools");
@@ -241,6 +193,12 @@ Result<ToolSettings> ParseTools(const Json& body, std::string_view text) {
   if (tools != nullptr) {
     MOESERVE_RETURN_IF_ERROR(CheckToolBytes(*tools, text).status());
     MOESERVE_ASSIGN_OR_RETURN(settings.callable, ParseList(*tools));
+    settings.definitions = InClientsOrder(*tools, text);
+    for (size_t i = 0; i < settings.callable.size(); ++i) {
+      Tool& tool = settings.callable[i];
+      if (tool.parameters.empty()) continue;
+      tool.parameters = settings.definitions[i]["function"]["parameters"].dump();
+    }
   }
   if (!settings.callable.empty()) settings.choice = ToolChoice::kAuto;
   if (choice != nullptr && *choice != "none") {
@@ -256,9 +214,8 @@ Result<ToolSettings> ParseTools(const Json& body, std::string_view text) {
   if (settings.choice == ToolChoice::kNamed) settings.parallel = false;
   if (!settings.enabled()) {
     settings.callable.clear();
-    return settings;
+    settings.definitions.clear();
   }
-  settings.definitions = InClientsOrder(*tools, text);
   return settings;
 }
 

@@ -81,6 +81,8 @@ class Script : public CompiledConstraint, public std::enable_shared_from_this<Sc
       ++next_;
       return true;
     }
+    int64_t work() const override { return 0; }
+    bool overworked() const override { return false; }
     bool complete() const override { return next_ == script_->tokens_.size(); }
     bool can_continue() const override { return !complete(); }
     uint64_t StateHash() const override { return next_; }

@@ -1,4 +1,4 @@
-"""Tests tool calling with the official OpenAI client, with the chat templates of six families."""
+"""Tests tool calling with the official OpenAI client, with the chat templates of ten families."""
 
 import json
 import random
@@ -146,7 +146,8 @@ def test_streamed_calls_join_to_the_unary_answer(client, server, parallel):
         assert parallel or len(calls[choice.index]) == 1
 
 
-@pytest.mark.parametrize("family", ["chatml", "deepseek", "llama3", "mistral"])
+@pytest.mark.parametrize("family", ["chatml", "deepseek", "glm", "kimi", "llama3", "minimax",
+                                    "mistral", "qwen3-coder"])
 def test_the_template_renders_tools_and_calls(server, family):
     messages = USER + [
         {"role": "assistant", "content": "", "tool_calls": [

@@ -243,6 +243,8 @@ class Cycle : public CompiledConstraint {
       ++count_;
       return true;
     }
+    int64_t work() const override { return 0; }
+    bool overworked() const override { return false; }
     bool complete() const override { return count_ == last_; }
     bool can_continue() const override { return count_ != last_; }
     uint64_t StateHash() const override { return static_cast<uint64_t>(count_ % 4); }

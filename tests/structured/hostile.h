@@ -34,6 +34,40 @@ std::string List(int count, const Make& make) {
 
 // Returns valid constraints that are hard: with many ways to parse the same text, large objects, or
 // large automata.
+// Returns valid constraints whose texts can be read in hundreds of ways after every token.
+inline std::vector<NamedSpec> ManyReadings() {
+  const auto number = [](int i) { return std::to_string(i); };
+  std::vector<NamedSpec> out;
+  for (const int regions : {100, 300}) {
+    TextFormat any;
+    any.kind = TextFormat::Kind::kAnyText;
+    any.excluded = {"</x>"};
+    TextFormat sequence;
+    sequence.kind = TextFormat::Kind::kSequence;
+    sequence.parts.assign(regions, any);
+    ConstraintSpec spec;
+    spec.kind = ConstraintSpec::Kind::kFormat;
+    spec.format = std::make_shared<const TextFormat>(sequence);
+    out.push_back({"tag of " + number(regions) + " free regions", std::move(spec)});
+  }
+  // A rule that is not regular keeps its instances apart.
+  out.push_back({"EBNF of free regions",
+                 ContextFree("root ::= " + Repeated("r ", 300) + "\nr ::= [^#]* | \"(\" r \")\"")});
+  out.push_back({"Lark of free regions",
+                 ContextFree("start: " + Repeated("r ", 300) + "\nr: /[^#]*/ | \"(\" r \")\"")});
+  out.push_back({"regex of open choices", Pattern("(?:[\\s\\S]{0,9}a?){0,40}")});
+  out.push_back({"schema of strings that differ late",
+                 Schema("{\"anyOf\":[" +
+                        List(400,
+                             [&](int i) {
+                               return "{\"type\":\"array\",\"items\":{\"type\":\"string\","
+                                      "\"minLength\":" +
+                                      number(i % 20) + "},\"minItems\":" + number(i) + "}";
+                             }) +
+                        "]}")});
+  return out;
+}
+
 inline std::vector<NamedSpec> HardSpecs() {
   const auto number = [](int i) { return std::to_string(i); };
   std::vector<NamedSpec> out;

@@ -375,6 +375,69 @@ TEST(LimitsTest, HardMasksAreQuick) {
   }
 }
 
+// Whatever a constraint is, one call does a bounded amount of work, and a text that takes much for
+// every token ends.
+TEST(LimitsTest, WorkOfEveryTokenIsBounded) {
+  const auto vocabulary = MakeVocabulary(MakeTokens(20000, AllBytes()));
+  int ended = 0;
+  for (const NamedSpec& spec : ManyReadings()) {
+    SCOPED_TRACE(spec.name);
+    const ConstraintLimits limits{.compile_time = std::chrono::minutes(2)};
+    const auto compiled = CompileConstraint(spec.spec, vocabulary, limits);
+    if (!compiled.ok()) {
+      EXPECT_NE(compiled.status().message().find("too much work"), std::string::npos)
+          << compiled.status();
+      ++ended;
+      continue;
+    }
+    const auto state = (*compiled)->NewState();
+    Random random(33);
+    double slowest = 0;
+    for (int i = 0; i < 250 && !state->overworked(); ++i) {
+      const int64_t work = state->work();
+      const double before = CpuSeconds();
+      const auto mask = MaskOf(state.get(), *vocabulary);
+      slowest = std::max(slowest, CpuSeconds() - before);
+      EXPECT_LT(state->work() - work, 2500000);
+      if (state->overworked()) break;
+      const auto allowed = TokensOf(mask);
+      ASSERT_FALSE(allowed.empty());
+      const TokenId id = allowed[random.Below(static_cast<int>(allowed.size()))];
+      if (id == kEos) break;
+      const auto clone = state->Clone();
+      const bool accepted = state->Accept(id);
+      ASSERT_TRUE(accepted || state->overworked());
+      // Copies do the same work.
+      ASSERT_EQ(clone->Accept(id), accepted);
+      ASSERT_EQ(clone->work(), state->work());
+    }
+    if (state->overworked()) {
+      ++ended;
+      EXPECT_FALSE(state->Accept(2 + 'a'));
+      EXPECT_TRUE(state->Clone()->overworked());
+    }
+    EXPECT_LT(slowest, kSanitized ? 2.0 : 0.2);
+  }
+  EXPECT_GT(ended, 0);
+}
+
+// The heaviest of the ordinary constraints never ends.
+TEST(LimitsTest, OrdinaryTextsDoNotEnd) {
+  const auto vocabulary = MakeVocabulary(MakeTokens(20000, AllBytes()));
+  for (const ConstraintSpec& spec : Corpus()) {
+    const auto constraint = Compile(spec, vocabulary);
+    const auto state = constraint->NewState();
+    Random random(34);
+    for (int i = 0; i < 60; ++i) {
+      const auto allowed = TokensOf(MaskOf(state.get(), *vocabulary));
+      ASSERT_FALSE(state->overworked()) << spec.text;
+      const TokenId id = allowed[random.Below(static_cast<int>(allowed.size()))];
+      if (id == kEos) break;
+      ASSERT_TRUE(state->Accept(id)) << spec.text;
+    }
+  }
+}
+
 TEST(LimitsTest, DeepAnswersEnd) {
   const auto constraint = Compile(Schema("{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}"));
   const auto state = constraint->NewState();

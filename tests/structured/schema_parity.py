@@ -400,6 +400,68 @@ def schema_of(seed, number):
     return schema, make, r
 
 
+class Order:
+    """Sorts the members of values as a schema mentions their names."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def holds(self, schema, value):
+        if isinstance(schema, dict):
+            schema = {**schema, "$defs": self.root.get("$defs", {})}
+        return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+    def parts(self, schema, value, seen=()):
+        """Yields the parts of `schema` that describe `value`, in the order of the text."""
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return
+        seen = (*seen, id(schema))
+        late = []
+        for key, member in schema.items():
+            if key == "properties":
+                yield schema
+            elif key == "$ref":
+                target = self.root
+                for step in member.removeprefix("#").split("/")[1:]:
+                    target = target[step.replace("~1", "/").replace("~0", "~")]
+                yield from self.parts(target, value, seen)
+            elif key in ("allOf", "anyOf", "oneOf"):
+                holding = [part for part in member if self.holds(part, value)]
+                for part in holding if key == "allOf" else holding[:1]:
+                    yield from self.parts(part, value, seen)
+            elif key in ("if", "then", "else", "not"):
+                late.append(member)
+            elif key == "dependentSchemas":
+                late += member.values()
+        if "properties" not in schema:
+            yield schema
+        for part in late:
+            yield from self.parts(part, value, seen)
+
+    def apply(self, schemas, value):
+        parts = [part for schema in schemas for part in self.parts(schema, value)]
+        if isinstance(value, list):
+            items = [part for part in parts if {"items", "prefixItems", "contains"} & part.keys()]
+            return [self.apply([s for part in items for s in (
+                part.get("prefixItems", [])[i:i + 1] or [part.get("items")]) + [part.get("contains")]], v)
+                for i, v in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        for part in parts:  # listed values
+            for listed in [part.get("const"), *part.get("enum", [])]:
+                if isinstance(listed, dict) and listed == value:
+                    return listed
+        names = [name for part in parts for name in part.get("properties", {})]
+        places = {name: names.index(name) for name in names}
+        out = {}
+        for name in sorted(value, key=lambda n: places.get(n, len(names))):
+            below = [part["properties"][name] for part in parts if name in part.get("properties", {})]
+            below += [part["additionalProperties"] for part in parts if "additionalProperties" in part]
+            below += [s for part in parts for s in part.get("patternProperties", {}).values()]
+            out[name] = self.apply(below, value[name])
+        return out
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("cli")
@@ -418,9 +480,10 @@ def main():
     for number in range(args.schemas):
         schema, make, r = schema_of(args.seed, number)
         checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+        order = Order(schema)
         valid = []
         for _ in range(args.instances):
-            value = make()
+            value = order.apply([schema], make())
             checker.validate(value)
             valid.append(value)
         invalid = []

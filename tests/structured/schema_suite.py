@@ -10,6 +10,7 @@ changes. If the package jsonschema is installed, outputs drawn from each constra
         deploy/models/mh-moe
 """
 
+import itertools
 import json
 import pathlib
 import subprocess
@@ -45,7 +46,21 @@ NOTHING_MATCHES = ("no value", "no finite value", "no array matches", "no object
 
 
 def spellings(value):
-    """Returns JSON texts of a value: as it is, and with numbers like 1.0 written as 1."""
+    """Returns JSON texts of a value: as it is, and with numbers like 1.0 written as 1. Objects are
+    written with their members in every order, as far as there are few: answers have the schema's."""
+
+    def orders(v):
+        if isinstance(v, list):
+            return [list(items) for items in itertools.islice(itertools.product(*map(orders, v)), 200)]
+        if not isinstance(v, dict):
+            return [v]
+        names = itertools.islice(itertools.permutations(v), 30)
+        members = {k: orders(x) for k, x in v.items()}
+        return [
+            dict(zip(order, values))
+            for order in names
+            for values in itertools.islice(itertools.product(*(members[k] for k in order)), 30)
+        ][:400]
 
     def whole(v):
         if isinstance(v, float) and v.is_integer():
@@ -55,7 +70,7 @@ def spellings(value):
         return {k: whole(x) for k, x in v.items()} if isinstance(v, dict) else v
 
     out = []
-    for v in (value, whole(value)):
+    for v in orders(value) + orders(whole(value)):
         text = json.dumps(v, ensure_ascii=False)
         if text not in out:
             out.append(text)

@@ -21,6 +21,91 @@ void Check(const Example& example) {
   for (const std::string& text : example.invalid) EXPECT_FALSE(Accepts(*compiled, text)) << text;
 }
 
+TEST(SchemaTest, PropertiesKeepTheOrderOfTheSchema) {
+  Check(
+      {R"({"type": "object", "properties": {"z": {}, "m": {}, "a": {}}, "required": ["m"],
+          "additionalProperties": false})",
+       {R"({"z": 1, "m": 2, "a": 3})", R"({"m": 2, "a": 3})", R"({"m": 2})", R"({"z": 1, "m": 2})"},
+       {R"({"m": 2, "z": 1})", R"({"a": 3, "m": 2})", R"({"z": 1, "a": 3})", R"({"a": 3})"}});
+  // Other properties follow, in any order, and do not take the place of required ones.
+  Check({R"({"type": "object", "properties": {"z": {}, "a": {}}, "required": ["a", "zz", "aa"]})",
+         {R"({"z": 1, "a": 2, "zz": 3, "aa": 4})", R"({"a": 2, "aa": 3, "other": 4, "zz": 5})"},
+         {R"({"other": 1, "a": 2, "aa": 3, "zz": 4})", R"({"aa": 1, "a": 2, "zz": 4})",
+          R"({"a": 2, "aa": 3, "zz": 4, "z": 1})"}});
+  Check(
+      {R"({"type": "object", "properties": {"z": {}}, "patternProperties": {"^x": {"type": "null"}},
+          "additionalProperties": false})",
+       {R"({"z": 1, "xb": null, "xa": null})", R"({"xa": null, "xb": null})"},
+       {R"({"xa": null, "z": 1})"}});
+}
+
+TEST(SchemaTest, PropertiesOfPartsComeAsTheyAreMentionedFirst) {
+  const std::string base = R"("$defs": {"b": {"properties": {"y": {}, "x": {}}}})";
+  Check({"{" + base + R"(, "type": "object", "allOf": [{"$ref": "#/$defs/b"},
+          {"properties": {"w": {}, "y": {"type": "integer"}}}], "properties": {"a": {}}})",
+         {R"({"y": 1, "x": 2, "w": 3, "a": 4})"},
+         {R"({"a": 4, "y": 1})", R"({"w": 3, "y": 1})", R"({"y": "1"})"}});
+  Check({"{" + base + R"(, "type": "object", "properties": {"a": {}}, "$ref": "#/$defs/b"})",
+         {R"({"a": 4, "y": 1, "x": 2})"},
+         {R"({"y": 1, "a": 4})", R"({"x": 1, "y": 4})"}});
+  Check({R"({"type": "object", "properties": {"k": {}, "c": {}}, "anyOf": [
+          {"properties": {"k": {"const": 1}, "q": {}, "b": {}}},
+          {"properties": {"k": {"const": 2}, "p": {}}}]})",
+         {R"({"k": 1, "c": 0, "q": 1, "b": 2})", R"({"k": 2, "c": 0, "p": 2})"},
+         {R"({"c": 0, "k": 1})", R"({"k": 1, "b": 1, "q": 2})"}});
+  // A property whose value two schemas describe.
+  Check({R"({"type": "object", "allOf": [
+          {"properties": {"o": {"type": "object", "properties": {"z": {}, "b": {}}}}},
+          {"properties": {"o": {"properties": {"y": {}, "a": {}}}}}]})",
+         {R"({"o": {"z": 1, "b": 2, "y": 3, "a": 4}})"},
+         {R"({"o": {"y": 1, "z": 2}})", R"({"o": {"b": 1, "z": 2}})"}});
+  Check({R"({"const": {"z": 1, "a": {"y": 2, "x": 3}}})",
+         {R"({"z": 1, "a": {"y": 2, "x": 3}})"},
+         {R"({"a": {"y": 2, "x": 3}, "z": 1})"}});
+}
+
+// A property must not be left out if too few are behind it.
+TEST(SchemaTest, OrderedPropertiesFillObjects) {
+  const std::string schema = R"({"type": "object", "properties": {"c": {"type": "null"},
+      "b": {"type": "null"}, "a": {"type": "null"}, "d": {"type": "null"}}, "required": ["a"],
+      "minProperties": 3, "additionalProperties": false})";
+  Check({schema,
+         {R"({"c": null, "b": null, "a": null})", R"({"b": null, "a": null, "d": null})",
+          R"({"c": null, "b": null, "a": null, "d": null})"},
+         {R"({"a": null, "d": null})", R"({"c": null, "a": null})"}});
+  const auto compiled = Compile(Schema(schema));
+  const auto state = compiled->NewState();
+  for (const char c : std::string_view("{\""))
+    ASSERT_TRUE(state->Accept(2 + static_cast<uint8_t>(c)));
+  const auto mask = MaskOf(state.get(), *SmallVocabulary());
+  EXPECT_TRUE(IsSet(mask, 2 + 'c') && IsSet(mask, 2 + 'b'));
+  EXPECT_FALSE(IsSet(mask, 2 + 'a') || IsSet(mask, 2 + 'd'));
+}
+
+TEST(SchemaTest, ClosedObjectsHaveNoOtherProperties) {
+  const auto closed = [](std::string text) {
+    ConstraintSpec spec = Schema(std::move(text));
+    spec.closed_objects = true;
+    return Compile(spec);
+  };
+  const auto named = closed(R"({"type": "object", "properties": {"a": {}}, "required": ["b"]})");
+  EXPECT_TRUE(Accepts(*named, R"({"a": {"any": 1}, "b": 2})"));
+  EXPECT_FALSE(Accepts(*named, R"({"a": 1, "b": 2, "c": 3})"));
+  for (
+      const char* open :
+      {R"({"type": "object"})", R"({"type": "object", "properties": {}})",
+       R"({"type": "object", "properties": {"a": {}}, "additionalProperties": true})",
+       R"({"type": "object", "properties": {"a": {}}, "minProperties": 2})",
+       R"({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}})"}) {
+    EXPECT_TRUE(Accepts(*closed(open), R"({"c": null, "d": null})")) << open;
+  }
+  // All parts together name what is allowed.
+  const auto parts = closed(R"({"type": "object", "allOf": [{"properties": {"a": {}}},
+                                {"properties": {"b": {}}}]})");
+  EXPECT_TRUE(Accepts(*parts, R"({"a": 1, "b": 2})"));
+  EXPECT_FALSE(Accepts(*parts, R"({"c": 1})"));
+}
+
 TEST(SchemaTest, References) {
   Check({R"({"$id": "http://example.org/a/root", "$defs": {
       "x": {"$id": "b/x", "type": "integer", "$defs": {"y": {"$anchor": "here", "const": 1}}},
@@ -71,7 +156,7 @@ TEST(SchemaTest, Keys) {
       R"({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"],
           "patternProperties": {"^s_": {"type": "string"}, "_n$": {"maxLength": 2}},
           "additionalProperties": false})",
-      {R"({"id": 1})", R"({"id": 1, "s_": "abc"})", R"({"s_n": "ab", "id": 1})",
+      {R"({"id": 1})", R"({"id": 1, "s_": "abc"})", R"({"id": 1, "s_n": "ab"})",
        R"({"id": 1, "a_n": [1], "b_n": 2, "s_a": ""})", R"({"id": 1, "\u00e9_n": 1})"},
       {"{}", R"({"id": 1, "s_": 1})", R"({"id": 1, "s_n": "abc"})", R"({"id": 1, "x": 1})",
        R"({"id": 1, "s_a": "", "s_a": ""})", R"({"id": 1, "s_a": "", "s\u005fa": ""})"}};
@@ -206,7 +291,7 @@ TEST(SchemaTest, OppositesAndConditions) {
   Check({R"({"type": "object", "required": ["t"], "properties": {"t": {"enum": ["a", "b"]}},
              "if": {"properties": {"t": {"const": "a"}}, "required": ["t"]},
              "then": {"required": ["x"]}, "else": {"not": {"required": ["x"]}}})",
-         {R"({"t": "a", "x": 1})", R"({"x": 1, "t": "a"})", R"({"t": "b"})"},
+         {R"({"t": "a", "x": 1})", R"({"t": "a", "x": 1})", R"({"t": "b"})"},
          {R"({"t": "a"})", R"({"t": "b", "x": 1})", R"({"x": 1, "t": "b"})"}});
   Check({R"({"oneOf": [{"type": "string", "minLength": 3}, {"type": "string", "pattern": "^a"}]})",
          {"\"bcd\"", "\"a\"", "\"ab\""},

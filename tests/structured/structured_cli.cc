@@ -56,13 +56,14 @@ class Runner {
     vocabulary_ = *std::move(vocabulary);
   }
 
-  json Answer(const json& request) {
+  // `line` is the text of `request`, from which the order of the schema's properties is read.
+  json Answer(const json& request, const std::string& line) {
     using Kind = moeserve::ConstraintSpec::Kind;
     moeserve::ConstraintSpec spec;
     spec.strict = request.value("strict", false);
     if (request.contains("schema")) {
       spec.kind = Kind::kJsonSchema;
-      spec.text = request["schema"].dump();
+      spec.text = nlohmann::ordered_json::parse(line)["schema"].dump();
     } else if (request.contains("regex")) {
       spec.kind = Kind::kRegex;
       spec.text = request["regex"];
@@ -174,10 +175,10 @@ int main(int argc, char** argv) {
   }
   Runner runner(argv[1]);
   for (std::string line; std::getline(std::cin, line);) {
-    std::cout
-        << runner.Answer(json::parse(line)).dump(-1, ' ', false, json::error_handler_t::replace)
-        << "\n"
-        << std::flush;
+    std::cout << runner.Answer(json::parse(line), line)
+                     .dump(-1, ' ', false, json::error_handler_t::replace)
+              << "\n"
+              << std::flush;
   }
   return 0;
 }

@@ -114,7 +114,7 @@ TEST(TagsTest, JsonArrays) {
   tags.json_array = true;
   tags.prefix = "[TOOL_CALLS] ";
   const std::string f = R"({"name": "f", "arguments": {}})";
-  const std::string g = R"({"arguments":{"x":[1]},"name":"g"})";
+  const std::string g = R"({"name":"g","arguments":{"x":[1]}})";
   for (const bool free_text : {false, true}) {
     tags.free_text = free_text;
     tags.at_least_one = true;

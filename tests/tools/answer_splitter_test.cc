@@ -57,23 +57,40 @@ void ExpectSplit(const SplitRules& rules, const std::string& text, const std::st
   }
 }
 
+// Writes a call as models do. The members of `arguments` must be written without spaces.
 std::string CallText(const CallSyntax& syntax, std::string_view name, std::string_view arguments) {
-  return Concat(syntax.before_name, name, syntax.before_arguments, arguments,
-                syntax.after_arguments);
+  std::string written(arguments);
+  if (!syntax.before_key.empty()) {
+    written.clear();
+    const auto object = nlohmann::ordered_json::parse(arguments);
+    for (const auto& [key, value] : object.items()) {
+      written +=
+          Concat(syntax.before_key, key, syntax.before_value,
+                 value.is_string() ? value.get<std::string>() : value.dump(), syntax.after_value);
+    }
+  }
+  return Concat(syntax.before_name, name, syntax.has_index ? ":0" : "", syntax.before_arguments,
+                written, syntax.after_arguments);
+}
+
+std::string Id(const CallSyntax& syntax, std::string_view name, int call) {
+  return syntax.has_index ? Concat("functions.", name, ":", call) : CallId(call);
 }
 
 class Syntaxes : public ::testing::TestWithParam<const CallSyntax*> {};
 
 TEST_P(Syntaxes, CallsAreFound) {
   const CallSyntax& syntax = *GetParam();
-  const std::string first = R"({"a": "}\"]{", "b": [{}, "\\"]})";
+  const std::string first = R"({"a": "}\"]{", "b": [{},"\\"]})";
   const std::string call = CallText(syntax, "get_it", first);
   ExpectSplit(Rules(syntax), Concat(syntax.opening, call, syntax.closing),
-              "<><> 0:id0:get_it" + first);
+              Concat("<><> 0:", Id(syntax, "get_it", 0), ":get_it", first));
   if (syntax.single_call) return;
   const std::string two =
       Concat(syntax.opening, call, syntax.separator, CallText(syntax, "f", "{}"), syntax.closing);
-  ExpectSplit(Rules(syntax), two, "<><> 0:id0:get_it" + first + " 1:id1:f{}");
+  ExpectSplit(Rules(syntax), two,
+              Concat("<><> 0:", Id(syntax, "get_it", 0), ":get_it", first,
+                     " 1:", Id(syntax, "f", 1), ":f{}"));
 }
 
 TEST_P(Syntaxes, TextAroundCallsIsContent) {
@@ -81,10 +98,11 @@ TEST_P(Syntaxes, TextAroundCallsIsContent) {
   if (syntax.has_channels) return;
   const std::string calls =
       Concat(syntax.opening, CallText(syntax, "f", "{\"x\": 1}"), syntax.closing);
-  ExpectSplit(Rules(syntax), "I look.\n\n" + calls, "<><I look.> 0:id0:f{\"x\": 1}");
-  ExpectSplit(Rules(syntax), calls + "\nDone.", "<><Done.> 0:id0:f{\"x\": 1}");
-  ExpectSplit(Rules(syntax), "a" + calls + "\nb\n" + calls,
-              "<><ab> 0:id0:f{\"x\": 1} 1:id1:f{\"x\": 1}");
+  const std::string first = Concat(" 0:", Id(syntax, "f", 0), ":f{\"x\": 1}");
+  const std::string second = Concat(" 1:", Id(syntax, "f", 1), ":f{\"x\": 1}");
+  ExpectSplit(Rules(syntax), "I look.\n\n" + calls, "<><I look.>" + first);
+  ExpectSplit(Rules(syntax), calls + "\nDone.", "<><Done.>" + first);
+  ExpectSplit(Rules(syntax), "a" + calls + "\nb\n" + calls, "<><ab>" + first + second);
 }
 
 TEST_P(Syntaxes, AnswersThatAreCutOffAreSplit) {
@@ -93,7 +111,8 @@ TEST_P(Syntaxes, AnswersThatAreCutOffAreSplit) {
       syntax.single_call ? "" : Concat(syntax.separator, CallText(syntax, "g", "{}"));
   const std::string text =
       Concat(syntax.opening, CallText(syntax, "f", "{\"x\": 1}"), second, syntax.closing);
-  const size_t names = text.find(syntax.before_arguments);
+  const size_t names =
+      text.find(syntax.before_arguments, syntax.opening.size() + syntax.before_name.size());
   for (size_t size = 0; size < text.size(); ++size) {
     const AssistantDelta out = Split(Rules(syntax), text.substr(0, size));
     EXPECT_EQ(out.calls.empty(), size < names + syntax.before_arguments.size()) << size;
@@ -124,6 +143,10 @@ TEST_P(Syntaxes, RandomTextLosesNothing) {
                                                 syntax.after_arguments,
                                                 syntax.separator,
                                                 syntax.closing,
+                                                syntax.before_key,
+                                                syntax.before_value,
+                                                syntax.after_value,
+                                                ":7",
                                                 "name",
                                                 " ",
                                                 "\n",
@@ -216,6 +239,88 @@ TEST(CallSyntax, TemplatesSuggestIt) {
   EXPECT_EQ(chosen("<|channel|>"), "harmony");
   EXPECT_EQ(chosen("```json"), "json");
   EXPECT_EQ(chosen(""), "json");
+  EXPECT_EQ(chosen("<|tool_calls_section_begin|>"), "kimi-k2");
+  EXPECT_EQ(chosen("'<minimax:tool_call>'"), "minimax-m2");
+  EXPECT_EQ(chosen("<tool_call>{name}\n<arg_key>{key}</arg_key></tool_call>"), "glm-4.5");
+  EXPECT_EQ(chosen("<tool_call>\n<function=f>\n<parameter=p>"), "qwen3-coder");
+}
+
+TEST(CallSyntax, TagsAloneDoNotMakeHermes) {
+  const auto chosen = [](std::string_view source) { return ChooseCallSyntax(source).name; };
+  EXPECT_EQ(chosen("within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": "
+                   "<function-name>, \"arguments\": <args-json-object>}\n</tool_call>"),
+            "hermes");
+  EXPECT_EQ(chosen("'<tool_call>\\n' + (call | tojson) + '\\n</tool_call>'"), "hermes");
+  for (const char* foreign :
+       {"<tool_call>name<tool_sep>{}</tool_call>", "<tool_call>\n<invoke>f</invoke></tool_call>",
+        "'<tool_call>' + name + '\\n```json\\n' + arguments + '```</tool_call>'",
+        "<tool_call>\n<name=f>{}</tool_call>"}) {
+    EXPECT_EQ(chosen(foreign), "json") << foreign;
+  }
+}
+
+SplitRules Offering(const char* syntax, const std::vector<Tool>& tools) {
+  SplitRules rules = Rules(*FindCallSyntax(syntax));
+  rules.tools = Offered(tools);
+  return rules;
+}
+
+TEST(AnswerSplitter, ElementsAreReadByTheSchema) {
+  const std::vector<Tool> tools = {{.name = "f", .parameters = R"({"type": "object",
+      "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "any": {},
+      "either": {"type": ["string", "null"]}, "of": {"anyOf": [{"const": "x"}, {"enum": ["y"]}]},
+      "to": {"$ref": "#/$defs/t"}}, "$defs": {"t": {"type": "string"}}})"}};
+  for (const char* name : {"qwen3-coder", "glm-4.5", "minimax-m2"}) {
+    const SplitRules rules = Offering(name, tools);
+    const CallSyntax& syntax = *rules.syntax;
+    const auto call = [&](std::string_view key, std::string_view value) {
+      return Concat(syntax.opening, syntax.before_name, "f", syntax.before_arguments,
+                    syntax.before_key, key, syntax.before_value, value, syntax.after_value,
+                    syntax.after_arguments, syntax.closing);
+    };
+    const auto expect = [&](std::string_view key, std::string_view value, std::string_view json) {
+      ExpectSplit(rules, call(key, value), Concat("<><> 0:id0:f{\"", key, "\": ", json, "}"));
+    };
+    expect("s", "12", "\"12\"");
+    expect("s", "Z\u00fcrich \"quoted\"\n\\ </x>", "\"Z\u00fcrich \\\"quoted\\\"\\n\\\\ </x>\"");
+    expect("n", "12", "12");
+    expect("n", " 12 ", "12");
+    expect("n", "twelve", "\"twelve\"");
+    expect("any", "{\"a\": [1]}", "{\"a\": [1]}");
+    expect("any", "true", "true");
+    expect("any", "so", "\"so\"");
+    expect("either", "null", "null");
+    expect("either", "\"q\"", "\"\\\"q\\\"\"");
+    expect("of", "1", "\"1\"");
+    expect("to", "1", "\"1\"");
+    expect("unknown", "1", "1");
+  }
+}
+
+TEST(AnswerSplitter, StringsOfElementsArrivePieceByPiece) {
+  const SplitRules rules = Offering(
+      "qwen3-coder", {{.name = "f", .parameters = R"({"properties": {"s": {"type": "string"}}})"}});
+  const auto splitter = AnswerSplitter::Make(rules, CallId);
+  EXPECT_EQ(splitter->Push("<tool_call>\n<function=f>\n<parameter=s>\n").calls.at(0).arguments,
+            "{\"s\": \"");
+  EXPECT_EQ(splitter->Push("a\"b").calls.at(0).arguments, "a\\\"b");
+  EXPECT_TRUE(splitter->Push("\n</param").empty());
+  EXPECT_EQ(splitter->Push(" c").calls.at(0).arguments, "\\n</param c");
+}
+
+// JSON in an answer is text, unless it is a call of an offered tool.
+TEST(AnswerSplitter, OtherJsonIsText) {
+  const SplitRules llama = Offering("llama3", {{.name = "find", .parameters = {}}});
+  for (const std::string text :
+       {R"({"name": "Bob", "age": 3})", R"({"name": "find", "age": 3})", R"({"name": "fin)",
+        R"({"name": ")", R"({"name": "find", "parameters")", R"({"name": "fi{"name": "fo)"}) {
+    ExpectSplit(llama, text, "<><" + text + ">");
+  }
+  ExpectSplit(llama, R"(So: {"name": "Bob"} {"name": "find", "parameters": {"a": 1}})",
+              R"(<><So: {"name": "Bob"}> 0:id0:find{"a": 1})");
+  const SplitRules generic = Offering("json", {{.name = "find", .parameters = {}}});
+  ExpectSplit(generic, R"([{"name": "Bob"}])", R"(<><[{"name": "Bob"}]>)");
+  ExpectSplit(generic, R"([{"name": "find", "arguments": {}}])", "<><> 0:id0:find{}");
 }
 
 TEST(CallSyntax, IdsDifferAndFitTheTemplate) {

@@ -165,6 +165,7 @@ class ToolConstraints : public ::testing::TestWithParam<Case> {
   SplitRules Rules() const {
     return {.syntax = GetParam().syntax,
             .has_tools = true,
+            .tools = Offered(Settings(ToolChoice::kAuto).callable),
             .reasons = GetParam().reasons,
             .begins_in_reasoning = GetParam().begins_in_reasoning};
   }
@@ -297,6 +298,61 @@ INSTANTIATE_TEST_SUITE_P(All, ToolConstraints, ::testing::ValuesIn(Cases()), [](
                  : info.param.reasons           ? "WithReasoning"
                                                 : "");
 });
+
+// Returns how many bytes of `text` a constraint allows, one token each.
+size_t Allowed(const CompiledConstraint& constraint, std::string_view text) {
+  const auto state = constraint.NewState();
+  constexpr TokenId kFirstByte = 9;  // behind the special tokens
+  size_t size = 0;
+  while (size < text.size() && state->Accept(kFirstByte + static_cast<uint8_t>(text[size]))) ++size;
+  return size;
+}
+
+TEST(ToolConstraint, JsonThatIsNoCallIsFreeText) {
+  for (const char* name : {"llama3", "json"}) {
+    const SplitRules rules = {.syntax = FindCallSyntax(name), .has_tools = true};
+    const auto constraint =
+        Compile(ToolConstraint(Settings(ToolChoice::kAuto), rules, std::nullopt));
+    ASSERT_NE(constraint, nullptr);
+    for (const std::string text : {R"([{"name": "Bob", "age": 3}])", R"({"name": "first", "x": 1})",
+                                   R"([{"name": "first"}, {"name": ")"}) {
+      EXPECT_EQ(Allowed(*constraint, text), text.size()) << text;
+    }
+    const std::string call = Concat(rules.syntax->opening, rules.syntax->before_name, "first",
+                                    rules.syntax->before_arguments);
+    EXPECT_EQ(Allowed(*constraint, call + "{\"n\": 1"), call.size() + 7);
+    EXPECT_EQ(Allowed(*constraint, call + "{\"other"), call.size() + 2);
+  }
+}
+
+// Elements come in the order of the schema, with strings as they are.
+TEST(ToolConstraint, ElementsFollowTheSchema) {
+  ToolSettings settings = Settings(ToolChoice::kNamed);
+  settings.callable[0].parameters = R"({"type": "object", "required": ["z"], "properties": {
+      "z": {"type": "string", "maxLength": 3}, "l": {"type": "array", "items": {"type": "null"}},
+      "e": {"enum": ["a b", 1]}}})";
+  const SplitRules rules = {.syntax = FindCallSyntax("qwen3-coder"), .has_tools = true};
+  const auto constraint = Compile(ToolConstraint(settings, rules, std::nullopt));
+  ASSERT_NE(constraint, nullptr);
+  const auto element = [](std::string_view key, std::string_view value) {
+    return Concat("<parameter=", key, ">\n", value, "\n</parameter>\n");
+  };
+  const std::string begin = "<tool_call>\n<function=first>\n";
+  const std::string end = "</function>\n</tool_call>";
+  for (const std::string& inside :
+       {element("z", "a\"b"), element("z", "") + element("l", "[null, null]"),
+        element("z", "abc") + element("e", "a b"), element("z", "1") + element("e", "1")}) {
+    const std::string text = begin + inside + end;
+    EXPECT_EQ(Allowed(*constraint, text), text.size()) << text;
+  }
+  for (const std::string& inside : {std::string(), element("l", "[]"), element("z", "abcd"),
+                                    element("z", "a") + element("e", "c"),
+                                    element("z", "a") + element("e", "1") + element("l", "[]"),
+                                    element("z", "a") + element("other", "1")}) {
+    const std::string text = begin + inside + end;
+    EXPECT_LT(Allowed(*constraint, text), text.size()) << text;
+  }
+}
 
 TEST(ConstraintCompiler, SchemasThatCannotBeCompiledAreRelaxed) {
   ToolSettings settings = Settings(ToolChoice::kRequired);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/base/api_error.h"
+#include "server/base/json_fields.h"
 
 namespace moeserve::server {
 namespace {

@@ -36,10 +36,10 @@ Result<Grammar> CompileGrammar(const ConstraintSpec& spec, const VocabularyIndex
   const ByteSet& spellable = vocabulary.spellable();
   switch (spec.kind) {
     case ConstraintSpec::Kind::kJsonObject:
-      return CompileSchema(R"({"type": "object"})", spec.strict, limits, any_string, spellable,
-                           &budget);
+      return CompileSchema(R"({"type": "object"})", {}, limits, any_string, spellable, &budget);
     case ConstraintSpec::Kind::kJsonSchema:
-      return CompileSchema(spec.text, spec.strict, limits, any_string, spellable, &budget);
+      return CompileSchema(spec.text, {spec.strict, spec.closed_objects}, limits, any_string,
+                           spellable, &budget);
     case ConstraintSpec::Kind::kRegex: {
       MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, RegexDfa(spec.text, limits, &budget));
       return WholeText(std::move(dfa), any_string, spellable, &budget);
@@ -69,13 +69,25 @@ Result<Grammar> Compile(const ConstraintSpec& spec, const VocabularyIndex& vocab
 }  // namespace
 }  // namespace structured
 
+absl::Status OverworkedError() {
+  return absl::InvalidArgumentError(
+      "the structured output takes too much work per token, because its text can be read in too "
+      "many ways; use fewer parts, alternatives or repetitions that can match the same text");
+}
+
 Result<std::shared_ptr<const CompiledConstraint>> CompileConstraint(
     const ConstraintSpec& spec, std::shared_ptr<const VocabularyIndex> vocabulary,
     const ConstraintLimits& limits) {
   try {
     MOESERVE_ASSIGN_OR_RETURN(structured::Grammar grammar,
                               structured::Compile(spec, *vocabulary, limits));
-    return std::make_shared<const structured::Compiled>(std::move(grammar), std::move(vocabulary));
+    std::vector<uint32_t> mask(vocabulary->mask_words());
+    auto compiled =
+        std::make_shared<const structured::Compiled>(std::move(grammar), std::move(vocabulary));
+    const std::unique_ptr<ConstraintState> state = compiled->NewState();
+    state->AllowedTokens(mask, structured::kNoLimit);
+    if (state->overworked()) return OverworkedError();
+    return compiled;
   } catch (const std::exception& error) {
     // The JSON library reports its errors by exceptions.
     return absl::InvalidArgumentError(std::string("the constraint cannot be read: ") +

@@ -7,7 +7,8 @@
 // nothing or one space. Before the closing bracket of a container that is not empty: nothing, or a
 // line end and up to 64 spaces and tabs. No white space is allowed elsewhere or around the
 // response. Encoding::kJsonString defines the spelling of strings, NumberDfa() that of numbers.
-// Keys may come in any order, each once.
+// The properties that a schema names come in the schema's order, each once, and may be left out if
+// they are optional; all others follow in any order.
 //
 // Scalars are matched by byte automata; objects and arrays are frames on a stack. A state is a
 // small set of such stacks. A mask is computed by walking the byte trie of the vocabulary from that
@@ -53,6 +54,13 @@ class ConstraintState {
   // a text that is complete in time is never refused, except where an ending search of bounded work
   // misses its end. Once the text cannot be completed in time, the limit is ignored for good.
   virtual bool AcceptInTime(TokenId token, int64_t /*tokens_left*/) { return Accept(token); }
+  // Returns the work that this object and those that it was cloned from have done since the start
+  // of the text, in units of one step of the matcher (some nanoseconds). It depends only on the
+  // constraint, the vocabulary and the calls, not on the machine or on what is cached.
+  virtual int64_t work() const = 0;
+  // Whether the text takes more work than is allowed, in one token or on average. Then masks may
+  // lack tokens or be empty, Accept() returns false, and the caller must end the text. Stays true.
+  virtual bool overworked() const = 0;
 
   // Whether the text so far matches the whole constraint.
   virtual bool complete() const = 0;
@@ -67,6 +75,13 @@ class ConstraintState {
   // two.
   virtual std::unique_ptr<ConstraintState> Clone() const = 0;
 };
+
+// The work of one text (ConstraintState::work()) in one step of the engine after which further
+// tokens, drafted ones or those without a choice, wait for the next step.
+inline constexpr int64_t kStepWork = 400000;
+
+// The error of a text whose state is overworked().
+absl::Status OverworkedError();
 
 // Immutable: any number of threads may use one object.
 class CompiledConstraint {
@@ -90,6 +105,10 @@ struct ConstraintSpec {
   std::vector<std::string> choices;
   // If true, unknown keywords and formats are errors; otherwise they are ignored as annotations.
   bool strict = false;
+  // kJsonSchema: if true, an object whose schema names properties, but says nothing about others
+  // (additionalProperties, patternProperties, propertyNames), has no others. JSON Schema allows
+  // them.
+  bool closed_objects = false;
   // kFormat: the format of the whole text; not null.
   std::shared_ptr<const TextFormat> format;
 };
@@ -114,7 +133,8 @@ struct ConstraintLimits {
 
 // Compiles a constraint. Returns InvalidArgument, with a JSON pointer into the schema or a position
 // in the pattern, if `spec` is invalid, uses an unsupported feature, exceeds a limit, matches no
-// text, or matches only texts that the vocabulary cannot spell. A keyword that restricts values and
+// text, matches only texts that the vocabulary cannot spell, or if its first mask takes too much
+// work (ConstraintState::overworked()). A keyword that restricts values and
 // is not supported is always an error, so the response never violates the constraint.
 Result<std::shared_ptr<const CompiledConstraint>> CompileConstraint(
     const ConstraintSpec& spec, std::shared_ptr<const VocabularyIndex> vocabulary,

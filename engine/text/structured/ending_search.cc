@@ -80,7 +80,7 @@ std::optional<std::vector<TokenId>> EndingSearch::Find(const std::vector<Frame>&
     std::reverse(out->begin(), out->end());
     break;
   }
-  pool_.work = work;
+  pool_.work += work;
   pool_.CutTo(mark);
   return out;
 }

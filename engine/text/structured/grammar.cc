@@ -174,11 +174,29 @@ Status FindFirstBytes(Grammar* grammar, CompileBudget* budget) {
   return absl::OkStatus();
 }
 
+// Sets ObjectNode::next_required.
+void LinkRequired(ObjectNode* object) {
+  int32_t places = 0;
+  for (const Property& property : object->properties) {
+    if (property.order != kUnordered) places = std::max(places, property.order + 1);
+  }
+  object->next_required.assign(static_cast<size_t>(places) + 1, kUnordered);
+  for (const Property& property : object->properties) {
+    if (property.required && property.order != kUnordered) {
+      object->next_required[property.order] = property.order;
+    }
+  }
+  for (int32_t i = places - 1; i >= 0; --i) {
+    object->next_required[i] = std::min(object->next_required[i], object->next_required[i + 1]);
+  }
+}
+
 // Sets the costs of the properties that may appear, and the order of the optional ones.
 void RankProperties(const Grammar& grammar, ObjectNode* object) {
   object->num_required = 0;
   object->required_cost = 0;
   object->optional_by_cost.clear();
+  LinkRequired(object);
   for (size_t i = 0; i < object->properties.size(); ++i) {
     Property& property = object->properties[i];
     if (property.value == kNoNode) continue;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <variant>
 #include <vector>
@@ -54,9 +55,13 @@ struct ArrayNode {
   }
 };
 
+// Property::order of a property that comes after all that have a place, in any order.
+inline constexpr int32_t kUnordered = std::numeric_limits<int32_t>::max();
+
 struct Property {
   std::u32string name;
-  NodeId value = kNoNode;  // kNoNode: the property must not appear
+  int32_t order = kUnordered;  // the property's place among those of its object, from 0 on
+  NodeId value = kNoNode;      // kNoNode: the property must not appear
   bool required = false;
   // suffix_bytes[i] is the number of bytes of the shortest spelling of the name from its i-th
   // character on. This field and the next two are set by Grammar::Finish().
@@ -77,6 +82,9 @@ struct ObjectNode {
   // without values; the nodes of the values have only an empty instance.
   bool is_set = false;
   // The following fields are set by Grammar::Finish().
+  // next_required[i]: the smallest `order` from i on of a required property; kUnordered: none. The
+  // last element is that of all larger places.
+  std::vector<int32_t> next_required;
   int num_required = 0;
   int64_t required_cost = 0;
   // Indices of the optional properties that may appear, cheapest first.

@@ -36,8 +36,8 @@ bool StepSpace(Frame* frame, uint8_t byte, bool line_end_allowed) {
 bool Frame::SameTop(const Frame& other) const {
   const auto fields = [](const Frame& f) {
     return std::tie(f.node, f.below, f.kind, f.phase, f.space, f.depth, f.tail, f.count,
-                    f.dfa_state, f.seen, f.seen_hash, f.num_others, f.missing, f.missing_cost,
-                    f.pending, f.decoder, f.first, f.last, f.length, f.hash);
+                    f.dfa_state, f.seen, f.seen_hash, f.num_others, f.placed, f.missing,
+                    f.missing_cost, f.pending, f.decoder, f.first, f.last, f.length, f.hash);
   };
   return fields(*this) == fields(other);
 }
@@ -46,8 +46,8 @@ uint64_t Frame::Hash() const {
   uint64_t out = below;
   for (const int64_t field :
        {static_cast<int64_t>(kind), static_cast<int64_t>(phase), int64_t{space}, int64_t{node},
-        int64_t{depth}, count, int64_t{dfa_state}, int64_t{num_others}, int64_t{missing},
-        int64_t{first}, int64_t{last}, int64_t{length}}) {
+        int64_t{depth}, count, int64_t{dfa_state}, int64_t{num_others}, int64_t{placed},
+        int64_t{missing}, int64_t{first}, int64_t{last}, int64_t{length}}) {
     out = HashWith(out, static_cast<uint64_t>(field));
   }
   return HashWith(HashWith(HashWith(out, seen), seen_hash), hash);
@@ -123,6 +123,7 @@ Frame Matcher::Start() const {
 const ByteDfa& Matcher::DfaOf(const Frame& top) const { return *grammar_.dfas[ScalarOf(top).dfa]; }
 
 void Matcher::Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const {
+  if (pool->exhausted()) return;
   pool->step_frames = out->size() + kMaxStepFrames;
   pool->step_work = pool->work + kMaxStepWork;
   StepFrame(top, byte, pool, out);

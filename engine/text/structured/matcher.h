@@ -56,6 +56,7 @@ struct Frame {
   // Number of properties so far that the node does not name; of an array: number of items so far
   // that count as contained.
   int32_t num_others = 0;
+  int32_t placed = 0;   // properties with a smaller Property::order must not follow
   int32_t missing = 0;  // number of required properties that have not appeared
   // Sum of Property::cost of the missing required properties.
   int64_t missing_cost = 0;
@@ -94,6 +95,9 @@ struct StackPool {
   std::vector<Seen> seen;
   // Work done so far by the matcher, in units of one step. Callers use it to limit the work.
   mutable int64_t work = 0;
+  // Above this work no step yields a frame, so that every walk ends soon.
+  int64_t work_limit = kNoLimit;
+  bool exhausted() const { return work > work_limit; }
   // While a special token is matched, only nodes that allow special tokens as text may read bytes.
   bool markers_only = false;
   // In one step, rules add no frame beyond this number, and begin nothing after this work.
@@ -256,6 +260,10 @@ class Matcher {
   bool CanCloseObject(const Frame& top) const;
   int64_t Needed(const Frame& top) const;
   int64_t OtherCost(const Frame& top) const;
+  // Whether no property with a place is missing that must come before one with place `order`.
+  bool InOrder(const Frame& top, int32_t order) const;
+  // Returns the frame after a property with place `order`, as far as it decides what may follow.
+  static Frame Placed(const Frame& top, int32_t order);
   Fillers FillersOf(const Frame& top, const SeenNames& seen, int64_t count) const;
   int64_t ObjectRest(const Frame& top, const StackPool& pool) const;
   int64_t KeyRest(const Frame& top, const StackPool& pool) const;

@@ -1,4 +1,5 @@
-// Matches objects: keys may come in any order, each once.
+// Matches objects: the keys of named properties come in the order of their places
+// (Property::order), each once.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -72,14 +73,26 @@ bool Matcher::HasRoom(const Frame& top) const {
   return top.count + top.missing < ObjectOf(top).max_properties;
 }
 
+bool Matcher::InOrder(const Frame& top, int32_t order) const {
+  const std::vector<int32_t>& next = ObjectOf(top).next_required;
+  const size_t place = std::min(static_cast<size_t>(top.placed), next.size() - 1);
+  return order >= top.placed && order <= next[place];
+}
+
+Frame Matcher::Placed(const Frame& top, int32_t order) {
+  Frame out = top;
+  out.placed = order == kUnordered ? order : order + 1;
+  return out;
+}
+
 bool Matcher::PropertyAllowed(const Frame& top, const SeenNames& seen, int32_t property) const {
   const Property& p = ObjectOf(top).properties[property];
-  return p.value != kNoNode && (p.required || HasRoom(top)) && Fits(p.value, top) &&
-         !seen.Has(property);
+  return p.value != kNoNode && InOrder(top, p.order) && (p.required || HasRoom(top)) &&
+         Fits(p.value, top) && !seen.Has(property);
 }
 
 bool Matcher::OtherAllowed(const Frame& top, const StackPool& pool) const {
-  if (!HasRoom(top) || top.num_others >= kMaxOthers) return false;
+  if (!HasRoom(top) || top.num_others >= kMaxOthers || !InOrder(top, kUnordered)) return false;
   const KeySet* keys = KeysOf(top);
   if (keys == nullptr) {
     const NodeId additional = ObjectOf(top).additional;
@@ -132,6 +145,7 @@ Matcher::FreeKey Matcher::FindFreeKey(const Frame& key, const StackPool& pool) c
 bool Matcher::ExploreKey(const Frame& key, const StackPool& pool, int64_t bytes,
                          int64_t* visits_left, FreeKey* found) const {
   constexpr int64_t kLongestKey = 1024;
+  if (pool.exhausted()) *visits_left = 0;
   if (--*visits_left < 0 || bytes > kLongestKey) return false;
   pool.work += 4;
   const KeySet& keys = *KeysOf(key);
@@ -314,6 +328,7 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
     } else {
       AddSeen(kNamed | static_cast<uint64_t>(i), top, pool);
     }
+    top->placed = Placed(*top, property.order).placed;
     if (property.required) {
       --top->missing;
       top->missing_cost -= property.cost;
@@ -321,7 +336,7 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
     top->pending = property.value;
   } else {
     const uint64_t key = top->hash & ~kNamed;
-    if (!HasRoom(*top) || top->num_others >= kMaxOthers) return false;
+    if (!HasRoom(*top) || top->num_others >= kMaxOthers || !InOrder(*top, kUnordered)) return false;
     NodeId value = object.additional;
     if (const KeySet* keys = KeysOf(*top)) {
       const int32_t state = top->dfa_state;
@@ -330,6 +345,7 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
     }
     if (value == kNoNode || !Fits(value, *top) || HasSeenOther(*top, *pool, key)) return false;
     AddSeen(key, top, pool);
+    top->placed = kUnordered;
     ++top->num_others;
     top->pending = value;
   }
@@ -378,7 +394,7 @@ Matcher::Fillers Matcher::FillersOf(const Frame& top, const SeenNames& seen, int
   for (; out.end < n && count > 0; ++out.end) {
     const int32_t i = object.optional_by_cost[out.end];
     if (other_cost <= object.properties[i].cost) break;
-    if (seen.Has(i)) continue;
+    if (seen.Has(i) || object.properties[i].order < top.placed) continue;
     out.cost_of_one_less = out.cost;
     out.cost += object.properties[i].cost;
     --count;
@@ -432,8 +448,21 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
   const bool boundary = top.decoder.at_boundary();
   const int64_t needed = Needed(top);
   const SeenNames seen(top, pool, object.properties.size());
-  const Fillers fillers = FillersOf(top, seen, needed);
-  pool.work += (fillers.end + top.last - top.first) / 8;
+  pool.work += (top.last - top.first) / 8;
+  // After properties without a place and other ones, the same fillers are left.
+  const Fillers fillers = FillersOf(Placed(top, kUnordered), seen, needed);
+  pool.work += fillers.end / 8;
+  // Returns the cost of the fillers after the property.
+  const auto fillers_after = [&](const Property& property) {
+    if (needed == 0) return int64_t{0};
+    if (property.order == kUnordered) {
+      return property.required ? fillers.cost : fillers.CostWith(property);
+    }
+    const Frame after = Placed(top, property.order);
+    const Fillers rest = FillersOf(after, seen, needed - (property.required ? 0 : 1));
+    pool.work += 1 + rest.end / 8;
+    return rest.cost;
+  };
   int64_t best = kUnreachable;
   for (int32_t i = top.first; i < top.last; ++i) {
     if (!PropertyAllowed(top, seen, i)) continue;
@@ -452,15 +481,11 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
       key = static_cast<int64_t>(ending.size()) + property.suffix_bytes[read + 1];
     }
     int64_t rest = top.missing_cost + 1;
-    if (property.required) {
-      rest += fillers.cost - property.cost;
-    } else {
-      rest += fillers.CostWith(property);
-    }
+    rest += fillers_after(property) - (property.required ? property.cost : 0);
     best = std::min(best, rest + key + 2 + At(property.value).distance);
   }
   if (KeysOf(top) != nullptr) {
-    const bool room = HasRoom(top) && top.num_others < kMaxOthers;
+    const bool room = HasRoom(top) && top.num_others < kMaxOthers && InOrder(top, kUnordered);
     const FreeKey key = room ? FindFreeKey(top, pool) : FreeKey();
     if (key.bytes < kUnreachable) {
       best = std::min(best, top.missing_cost + 1 + fillers.cost_of_one_less + key.bytes + 1 +
@@ -496,7 +521,7 @@ int32_t Matcher::FreeKeyDfa(const Frame& top, const StackPool& pool, int64_t* bo
   const ObjectNode& object = ObjectOf(top);
   const int64_t needed = Needed(top);
   const SeenNames seen(top, pool, object.properties.size());
-  const Fillers fillers = FillersOf(top, seen, needed);
+  const Fillers fillers = FillersOf(Placed(top, kUnordered), seen, needed);
   pool.work += fillers.end / 8;
   const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
   // The constant 2 stands for a colon and a bracket.

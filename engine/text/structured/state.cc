@@ -21,6 +21,13 @@ constexpr size_t kMaskCacheBytes = 8 << 20;
 // token may take twice as much work, so that every token in a mask is accepted.
 constexpr int64_t kMaxMaskWork = 200000;
 constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
+// Limit on the work of one call, after which the state gives up (overworked()). Above the limits
+// before this one only what is bounded remains to be done, so few constraints reach it.
+constexpr int64_t kMaxCallWork = 1000000;
+// A text whose tokens take more than kTokenWork each on average, mask included, ends when the
+// excess reaches kSpareWork. Constraints whose alternatives stay within kMaxMaskWork never do.
+constexpr int64_t kTokenWork = 300000;
+constexpr int64_t kSpareWork = 10000000;
 // Number of alternatives that are kept within a token above that limit.
 constexpr size_t kFewAlternatives = 8;
 
@@ -42,12 +49,17 @@ class State : public ConstraintState {
   void AllowedTokens(std::span<uint32_t> mask, int64_t tokens_left) override {
     MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
     std::fill(mask.begin(), mask.end(), 0);
+    if (overworked_) return;
+    BeginWork();
     const std::vector<Alternative> order = Ordered();
+    EndWork();
     const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, Reach());
     if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
     const bool complete = this->complete();
     if (!complete && Empty(mask)) {
+      BeginWork();
       const auto ending = EndingSearch(compiled_.get(), &pool_).Find(tops_, tokens_left);
+      EndWork();
       if (ending && !ending->empty()) {
         mask[ending->front() / 32] |= uint32_t{1} << (ending->front() % 32);
       } else {
@@ -73,16 +85,21 @@ class State : public ConstraintState {
     const StackPool::Mark mark = pool_.mark();
     std::optional<std::vector<Frame>> reached = ReachedBy(token, mark);
     if (!reached) return false;
-    if (!CanEnd(token, *reached, tokens_left)) {
-      if (FindEnding(tops_, tokens_left + 1)) {
-        pool_.CutTo(mark);
-        return false;
-      }
-      too_late_ = true;
+    BeginWork();
+    const bool in_time = CanEnd(token, *reached, tokens_left);
+    const bool refused = !in_time && FindEnding(tops_, tokens_left + 1);
+    EndWork();
+    if (refused || overworked_) {
+      pool_.CutTo(mark);
+      return false;
     }
+    too_late_ = !in_time;
     Advance(token, *std::move(reached));
     return true;
   }
+
+  int64_t work() const override { return work_; }
+  bool overworked() const override { return overworked_; }
 
   bool complete() const override {
     return std::any_of(tops_.begin(), tops_.end(),
@@ -107,6 +124,9 @@ class State : public ConstraintState {
     clone->compact_at_ = compact_at_;
     clone->plan_ = plan_;
     clone->too_late_ = too_late_;
+    clone->work_ = work_;
+    clone->excess_ = excess_;
+    clone->overworked_ = overworked_;
     return clone;
   }
 
@@ -127,10 +147,10 @@ class State : public ConstraintState {
     std::string_view bytes = vocabulary().Bytes(token);
     const bool special = bytes.empty();
     if (special) bytes = compiled_->TextOf(token);
-    if (bytes.empty()) return std::nullopt;
+    if (bytes.empty() || overworked_) return std::nullopt;
     pool_.markers_only = special;
     std::vector<Frame> reached = Reached(bytes, Matcher::kMaxAlternatives);
-    if (reached.empty()) {
+    if (reached.empty() && !overworked_) {
       // A mask may have followed frames that were dropped here in favour of others.
       pool_.CutTo(mark);
       reached = Reached(bytes, 16 * Matcher::kMaxAlternatives);
@@ -146,6 +166,7 @@ class State : public ConstraintState {
 
   void Advance(TokenId token, std::vector<Frame> reached) {
     if (!plan_.empty() && plan_.front() == token) plan_.erase(plan_.begin());
+    excess_ = std::max<int64_t>(excess_ - kTokenWork, 0);
     tops_ = std::move(reached);
     if (pool_.frames.size() + pool_.seen.size() > compact_at_) {
       pool_.Compact(&tops_);
@@ -189,7 +210,7 @@ class State : public ConstraintState {
       tops = std::move(next);
       --most;
       ends = most >= 0 && search.EndsWithin(tops, most);
-      if (ends || most < 0 || tops.empty()) break;
+      if (ends || most < 0 || tops.empty() || Overworked()) break;
     }
     pool_.CutTo(mark);
     return ends;
@@ -226,13 +247,26 @@ class State : public ConstraintState {
     return order;
   }
 
+  // Begins a call whose work is limited.
+  void BeginWork() {
+    pool_.work = 0;
+    pool_.work_limit = kMaxCallWork;
+  }
+  // Ends what BeginWork() began.
+  void EndWork() {
+    work_ += pool_.work;
+    excess_ += pool_.work;
+    overworked_ = overworked_ || pool_.exhausted() || excess_ > kSpareWork;
+    pool_.work = 0;
+  }
+
   // Returns the frames after `bytes`. Keeps at most `most` alternatives.
   std::vector<Frame> Reached(std::string_view bytes, size_t most) {
     std::vector<Frame> reached;
     // Advances each alternative separately, as FillMask() does. Otherwise Reduce() could drop
     // frames of one alternative in favour of another before the token is complete, and a token that
     // the mask allows could be rejected.
-    pool_.work = 0;
+    BeginWork();
     for (const Alternative& alternative : Ordered()) {
       if (!reached.empty() && pool_.work > kMaxTokenWork) break;
       for (const Frame& frame : After(tops_[alternative.index], bytes, most)) {
@@ -240,6 +274,8 @@ class State : public ConstraintState {
       }
       if (reached.size() > 4 * most) matcher().Reduce(pool_, &reached, most);
     }
+    EndWork();
+    if (overworked_) reached.clear();
     return reached;
   }
 
@@ -267,7 +303,7 @@ class State : public ConstraintState {
   // be completable after the token.
   void FillMask(const std::vector<Alternative>& order, int64_t budget, std::span<uint32_t> mask) {
     const StackPool::Mark mark = pool_.mark();
-    pool_.work = 0;
+    BeginWork();
     for (const auto& [index, distance] : order) {
       if (index != order[0].index && (Overworked() || distance > Sum(budget, Reach()))) break;
       const Frame& top = tops_[index];
@@ -277,7 +313,9 @@ class State : public ConstraintState {
       if (!filled || (distance <= budget + 1 && Empty(mask))) Walk({top}, 0, budget, mask);
       FillSpecial(top, budget, mask);
       pool_.CutTo(mark);
+      if (pool_.exhausted()) break;
     }
+    EndWork();
   }
 
   // Sets the bits of the special tokens that may follow `top` as text.
@@ -397,7 +435,7 @@ class State : public ConstraintState {
     matcher().Reduce(pool_, &now);
     if (!now.empty()) {
       if (AnyWithin(now, budget)) SetTokens(node, mask);
-      Walk(now, node, budget, mask);
+      if (!Overworked()) Walk(now, node, budget, mask);
     }
     pool_.CutTo(mark);
   }
@@ -482,6 +520,11 @@ class State : public ConstraintState {
     levels_[0] = tops;
     marks_[0] = pool_.mark();
     for (int32_t i = from + 1; i < end;) {
+      // Above the limit, only tokens of one byte are considered.
+      if (Overworked() && nodes[i].depth > 1) {
+        i = nodes[i].end;
+        continue;
+      }
       const int depth = nodes[i].depth - base;
       pool_.CutTo(marks_[depth - 1]);
       std::vector<Frame>& now = levels_[depth];
@@ -496,7 +539,7 @@ class State : public ConstraintState {
       }
       marks_[depth] = pool_.mark();
       if (!vocabulary().TokensAt(i).empty() && AnyWithin(now, budget)) SetTokens(i, mask);
-      i = Overworked() ? nodes[i].end : i + 1;
+      ++i;
     }
     pool_.CutTo(marks_[0]);
   }
@@ -508,6 +551,10 @@ class State : public ConstraintState {
   // Tokens that lead from here to the end of the text, if an ending was searched for.
   std::vector<TokenId> plan_;
   bool too_late_ = false;  // whether the text could not be completed in time
+
+  int64_t work_ = 0;
+  int64_t excess_ = 0;  // work beyond kTokenWork for each token so far
+  bool overworked_ = false;
 
   // Scratch memory of walks.
   std::vector<DfaExit> exits_;

@@ -42,6 +42,7 @@ struct TextFormat {
   std::vector<std::string> choices;
   std::vector<std::string> excluded;  // kAnyText
   bool strict = false;                // kJsonSchema: as ConstraintSpec::strict
+  bool closed_objects = false;        // kJsonSchema: as ConstraintSpec::closed_objects
   std::vector<TextFormat> parts;
   std::shared_ptr<const StructuralTags> tags;
 };

@@ -113,7 +113,8 @@ ManPage PageOf(const CLI::App& command, const std::string& version, const std::s
     commands += Concat(".TP\n", Reference(*sub), '\n', Sentence(sub->get_description()));
   }
   if (!arguments.empty()) text += ".SH ARGUMENTS\n" + arguments;
-  if (!options.empty()) text += ".SH OPTIONS\n" + options;
+  // A line of a long list of values has no spaces by which it could be adjusted.
+  if (!options.empty()) text += ".SH OPTIONS\n.ad l\n" + options;
   if (!commands.empty()) text += ".SH COMMANDS\n" + commands;
   text +=
       ".SH EXIT STATUS\n.TP\n.B 0\nSuccess.\n.TP\n.B 1\nAn error, which is described on standard "

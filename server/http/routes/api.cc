@@ -188,7 +188,7 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(model, NamedModel(request, *body));
       const RequestRules rules = context_.Rules(*model, request.key.get());
-      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, rules));
+      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, rules, request.body));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
     const EngineApi& engine = model->engine();

@@ -191,6 +191,7 @@ Result<std::optional<ConstraintField>> ParseConstraint(const v1::StructuredOutpu
     case v1::StructuredOutput::kJsonSchema:
       out.spec.kind = ConstraintSpec::Kind::kJsonSchema;
       out.spec.text = in.json_schema();
+      out.spec.closed_objects = true;
       out.param += "json_schema";
       break;
     case v1::StructuredOutput::kRegex:

@@ -241,11 +241,12 @@ Result<NodeId> SchemaCompiler::Constant(const json& value) {
   }
   if (value.is_object()) {
     ObjectNode node;
-    for (const auto& [name, item] : value.items()) {
+    for (const auto& [name, item] : order_.Members(value)) {
       Property property;
       property.name = CodePoints(name);
+      property.order = static_cast<int32_t>(node.properties.size());
       property.required = true;
-      MOESERVE_ASSIGN_OR_RETURN(property.value, Constant(item));
+      MOESERVE_ASSIGN_OR_RETURN(property.value, Constant(*item));
       node.properties.push_back(std::move(property));
     }
     return AddNode(Sorted(std::move(node)));
@@ -299,10 +300,13 @@ Status SchemaCompiler::Unsatisfiable(const Grammar& unpruned) const {
   return reader_.Error(place, "no finite value matches: the schema requires itself");
 }
 
-Result<Grammar> CompileSchema(std::string_view schema, bool strict, const ConstraintLimits& limits,
-                              DfaPtr any_string, const ByteSet& spellable, CompileBudget* budget) {
+Result<Grammar> CompileSchema(std::string_view schema, const SchemaOptions& options,
+                              const ConstraintLimits& limits, DfaPtr any_string,
+                              const ByteSet& spellable, CompileBudget* budget) {
   MOESERVE_ASSIGN_OR_RETURN(const json document, ParseSchema(schema, limits));
-  return SchemaCompiler(document, strict, limits, std::move(any_string), spellable, budget).Run();
+  const DocumentOrder order(schema, document);
+  return SchemaCompiler(document, order, options, limits, std::move(any_string), spellable, budget)
+      .Run();
 }
 
 }  // namespace moeserve::structured

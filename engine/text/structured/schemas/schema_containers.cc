@@ -21,6 +21,9 @@ constexpr size_t kMaxDistinct = 64;
 // Keys that a pattern or propertyNames allows are named properties if there are at most this many.
 constexpr size_t kMaxNamedKeys = 1000;
 constexpr size_t kMaxNameParts = 32;
+// The properties of an object with more names than this come in any order if minProperties asks for
+// more than the required ones.
+constexpr size_t kMaxOrderedFillers = 64;
 
 }  // namespace
 
@@ -212,14 +215,9 @@ Result<NodeId> SchemaCompiler::Object(const json* place, const Branch& branch) {
   const auto at_place = [&](const Status& status) {
     return reader_.Error(place, std::string(status.message()));
   };
+  MOESERVE_ASSIGN_OR_RETURN(auto places, PlacesOf(branch));
   std::set<std::string> names = branch.required;
-  for (const ObjectPart& part : branch.objects) {
-    const size_t named = part.properties == nullptr ? 0 : part.properties->size();
-    MOESERVE_RETURN_IF_ERROR(budget_->Tick(static_cast<int64_t>(1 + part.more.size() + named)));
-    for (const auto& [name, schema] : part.more) names.insert(name);
-    if (part.properties == nullptr) continue;
-    for (const auto& [name, schema] : part.properties->items()) names.insert(name);
-  }
+  for (const auto& [name, place_of_name] : places) names.insert(name);
   ObjectNode node;
   const std::set<std::string> patterns = branch.NamePatterns();
   std::optional<ByteDfa> allowed;
@@ -250,11 +248,16 @@ Result<NodeId> SchemaCompiler::Object(const json* place, const Branch& branch) {
   }
   node.min_properties = branch.min_properties;
   node.max_properties = branch.max_properties;
+  // To fill an object with optional properties in order, the matcher compares the rests of all.
+  const bool closed = IsClosed(branch, places.size());
+  const bool fills = branch.min_properties > static_cast<int64_t>(branch.required.size());
+  if (fills && places.size() > kMaxOrderedFillers) places.clear();
   for (const std::string& name : names) {
     MOESERVE_RETURN_IF_ERROR(budget_->Tick(static_cast<int64_t>(8 + branch.objects.size())));
     Property property;
     property.name = CodePoints(name);
     property.required = branch.required.contains(name);
+    if (const auto it = places.find(name); it != places.end()) property.order = it->second;
     if (!allowed || allowed->Matches(json(name).dump())) {
       const auto matched = reader_.Matching(patterns, name);
       if (!matched.ok()) return at_place(matched.status());
@@ -262,10 +265,37 @@ Result<NodeId> SchemaCompiler::Object(const json* place, const Branch& branch) {
     }
     node.properties.push_back(std::move(property));
   }
-  if (!allowed && patterns.empty()) {
+  if (!allowed && patterns.empty() && !closed) {
     MOESERVE_ASSIGN_OR_RETURN(node.additional, NodeOf(branch.Unnamed({})));
   }
   return AddNode(Sorted(std::move(node)));
+}
+
+bool SchemaCompiler::IsClosed(const Branch& branch, size_t named) const {
+  const bool open = std::any_of(branch.objects.begin(), branch.objects.end(),
+                                [](const ObjectPart& part) { return part.additional != nullptr; });
+  // An object that needs more properties than the schema names cannot be closed.
+  return closed_objects_ && !open && named > 0 &&
+         branch.min_properties <= static_cast<int64_t>(named);
+}
+
+Result<std::map<std::string, int32_t>> SchemaCompiler::PlacesOf(const Branch& branch) {
+  std::map<std::string, int32_t> out;
+  const auto add = [&](const std::string& name) {
+    out.try_emplace(name, static_cast<int32_t>(out.size()));
+  };
+  for (const ObjectPart& part : branch.objects) {
+    const size_t named = part.properties == nullptr ? 0 : part.properties->size();
+    MOESERVE_RETURN_IF_ERROR(budget_->Tick(static_cast<int64_t>(1 + part.more.size() + named)));
+    for (const auto& [name, schema] : part.more) add(name);
+    if (part.properties == nullptr) continue;
+    auto it = members_.find(part.properties);
+    if (it == members_.end()) {
+      it = members_.emplace(part.properties, order_.Members(*part.properties)).first;
+    }
+    for (const auto& [name, schema] : it->second) add(name);
+  }
+  return out;
 }
 
 Result<ByteDfa> SchemaCompiler::NamesOf(const json* place, const Conjunction& schemas) {

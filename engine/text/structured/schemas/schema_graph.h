@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/text/structured/grammar.h"
+#include "engine/text/structured/schemas/schema_compiler.h"
 #include "engine/text/structured/schemas/schema_reader.h"
 
 namespace moeserve::structured {
@@ -18,14 +19,17 @@ class SchemaCompiler {
   using json = nlohmann::json;
 
  public:
-  // `root`, `limits`, `spellable` and `budget` must outlive this object.
-  SchemaCompiler(const json& root, bool strict, const ConstraintLimits& limits, DfaPtr any_string,
-                 const ByteSet& spellable, CompileBudget* budget)
+  // `root`, its `order`, `limits`, `spellable` and `budget` must outlive this object.
+  SchemaCompiler(const json& root, const DocumentOrder& order, const SchemaOptions& options,
+                 const ConstraintLimits& limits, DfaPtr any_string, const ByteSet& spellable,
+                 CompileBudget* budget)
       : root_(root),
+        order_(order),
+        closed_objects_(options.closed_objects),
         limits_(limits),
         spellable_(spellable),
         budget_(budget),
-        reader_(root, strict, limits, budget) {
+        reader_(root, order, options.strict, limits, budget) {
     grammar_.dfas.push_back(std::move(any_string));
     grammar_.any_string = 0;
   }
@@ -92,8 +96,15 @@ class SchemaCompiler {
   Result<int32_t> AddKeys(const Branch& branch, const std::set<std::string>& patterns,
                           LabeledDfa keys);
   static ObjectNode Sorted(ObjectNode node);
+  // Whether SchemaOptions::closed_objects forbids other properties than the named ones.
+  bool IsClosed(const Branch& branch, size_t named) const;
+  // Returns the places of the named properties of an object: the order in which the schema mentions
+  // them first. Names that no part has are left out.
+  Result<std::map<std::string, int32_t>> PlacesOf(const Branch& branch);
 
   const json& root_;
+  const DocumentOrder& order_;
+  const bool closed_objects_;
   const ConstraintLimits& limits_;
   const ByteSet& spellable_;
   CompileBudget* budget_;
@@ -103,6 +114,8 @@ class SchemaCompiler {
   std::vector<std::pair<NodeId, Conjunction>> queue_;
   std::map<NodeId, const json*> schema_of_;
   std::map<std::string, int32_t> dfas_;
+  // The members of the objects of `properties`, in order.
+  std::map<const json*, std::vector<std::pair<std::string, const json*>>> members_;
 };
 
 }  // namespace moeserve::structured

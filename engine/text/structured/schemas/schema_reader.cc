@@ -53,8 +53,13 @@ Status SchemaReader::Enter(const json* parent, const std::string& step, const js
 }
 
 Result<Branches> SchemaReader::Read(const Conjunction& schemas) {
+  // A conjunction is sorted by address, which is no order that answers could follow.
+  Conjunction in_order = schemas;
+  std::stable_sort(in_order.begin(), in_order.end(), [&](const json* a, const json* b) {
+    return order_.PlaceOf(a) < order_.PlaceOf(b);
+  });
   Branches out(1);
-  for (const json* schema : schemas) {
+  for (const json* schema : in_order) {
     MOESERVE_ASSIGN_OR_RETURN(const Branches branches, ReadSchema(schema));
     MOESERVE_ASSIGN_OR_RETURN(out, Product(schema, out, branches));
   }
@@ -119,57 +124,73 @@ Result<std::vector<Branches>> SchemaReader::ReadList(const json* schema, const s
 
 Result<Branches> SchemaReader::ReadKeywords(const json* schema) {
   MOESERVE_RETURN_IF_ERROR(budget_->Tick(64));
-  Branches out;
-  const auto reference = schema->find("$ref");
-  if (reference != schema->end() && references_.ref_stands_alone()) {
-    out.emplace_back();
-  } else {
-    Branch own;
-    ObjectPart object;
-    ArrayPart array;
-    for (const auto& [key, value] : schema->items()) {
-      MOESERVE_RETURN_IF_ERROR(ReadProperties(schema, key, value, &object, &own));
-      MOESERVE_RETURN_IF_ERROR(ReadItems(schema, key, value, &array, &own));
-      MOESERVE_RETURN_IF_ERROR(ReadBasics(schema, key, value, &own));
-    }
-    if (object.properties != nullptr || object.additional != nullptr ||
-        object.patterns != nullptr) {
-      own.objects.push_back(object);
-    }
-    if (array.items != nullptr || !array.prefix.empty()) own.arrays.push_back(std::move(array));
-    // No fraction is a multiple of an integer.
-    if (schema->contains("multipleOf") && own.multiples.empty()) own.types &= ~kFractionType;
-    MOESERVE_RETURN_IF_ERROR(CheckBranch(schema, own));
-    // Meet() with an unrestricted branch removes listed values of the wrong types.
-    if (std::optional<Branch> kept = Meet(own, Branch())) out.push_back(*std::move(kept));
+  PlacedBranches parts;
+  const bool alone = references_.ref_stands_alone() && schema->contains("$ref");
+  if (!alone) {
+    const auto properties = schema->find("properties");
+    const bool names = properties != schema->end();
+    MOESERVE_ASSIGN_OR_RETURN(Branches own, ReadOwn(schema));
+    parts.push_back({names ? order_.PlaceOf(&*properties) : 0, std::move(own)});
   }
-  if (reference != schema->end()) {
-    MOESERVE_ASSIGN_OR_RETURN(const json* target, Resolve(schema, *reference));
-    MOESERVE_ASSIGN_OR_RETURN(const Branches branches, ReadSchema(target));
+  MOESERVE_RETURN_IF_ERROR(AddReference(schema, &parts));
+  if (!alone) MOESERVE_RETURN_IF_ERROR(AddLists(schema, &parts));
+  // Properties keep the order in which the schema mentions them first.
+  std::stable_sort(parts.begin(), parts.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  Branches out(1);
+  for (const auto& [place, branches] : parts) {
     MOESERVE_ASSIGN_OR_RETURN(out, Product(schema, out, branches));
-    if (references_.ref_stands_alone()) return out;
   }
-  MOESERVE_ASSIGN_OR_RETURN(out, ApplyLists(schema, std::move(out)));
+  if (alone) return out;
   MOESERVE_ASSIGN_OR_RETURN(out, ApplyConditions(schema, std::move(out)));
   return ApplyDependencies(schema, std::move(out));
 }
 
-Result<Branches> SchemaReader::ApplyLists(const json* schema, Branches out) {
+Result<Branches> SchemaReader::ReadOwn(const json* schema) {
+  Branches out;
+  Branch own;
+  ObjectPart object;
+  ArrayPart array;
+  for (const auto& [key, value] : schema->items()) {
+    MOESERVE_RETURN_IF_ERROR(ReadProperties(schema, key, value, &object, &own));
+    MOESERVE_RETURN_IF_ERROR(ReadItems(schema, key, value, &array, &own));
+    MOESERVE_RETURN_IF_ERROR(ReadBasics(schema, key, value, &own));
+  }
+  if (object.properties != nullptr || object.additional != nullptr || object.patterns != nullptr) {
+    own.objects.push_back(object);
+  }
+  if (array.items != nullptr || !array.prefix.empty()) own.arrays.push_back(std::move(array));
+  // No fraction is a multiple of an integer.
+  if (schema->contains("multipleOf") && own.multiples.empty()) own.types &= ~kFractionType;
+  MOESERVE_RETURN_IF_ERROR(CheckBranch(schema, own));
+  // Meet() with an unrestricted branch removes listed values of the wrong types.
+  if (std::optional<Branch> kept = Meet(own, Branch())) out.push_back(*std::move(kept));
+  return out;
+}
+
+Status SchemaReader::AddReference(const json* schema, PlacedBranches* out) {
+  const auto reference = schema->find("$ref");
+  if (reference == schema->end()) return absl::OkStatus();
+  MOESERVE_ASSIGN_OR_RETURN(const json* target, Resolve(schema, *reference));
+  MOESERVE_ASSIGN_OR_RETURN(Branches branches, ReadSchema(target));
+  out->push_back({order_.PlaceOf(&*reference), std::move(branches)});
+  return absl::OkStatus();
+}
+
+Status SchemaReader::AddLists(const json* schema, PlacedBranches* out) {
   for (const std::string key : {"allOf", "anyOf", "oneOf"}) {
     const auto it = schema->find(key);
     if (it == schema->end()) continue;
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<Branches> parts, ReadList(schema, key, *it));
     if (key == "allOf") {
-      for (const Branches& part : parts) {
-        MOESERVE_ASSIGN_OR_RETURN(out, Product(schema, out, part));
-      }
+      for (const Branches& part : parts) out->push_back({order_.PlaceOf(&*it), part});
       continue;
     }
     Result<Branches> any = key == "oneOf" ? ExactlyOne(schema, parts) : Union(schema, parts);
     if (!any.ok()) return any.status();
-    MOESERVE_ASSIGN_OR_RETURN(out, Product(schema, out, *any));
+    out->push_back({order_.PlaceOf(&*it), *std::move(any)});
   }
-  return out;
+  return absl::OkStatus();
 }
 
 Result<Branches> SchemaReader::ApplyConditions(const json* schema, Branches out) {

@@ -12,6 +12,7 @@
 #include "engine/text/structured/automata/byte_dfa.h"
 #include "engine/text/structured/constraint.h"
 #include "engine/text/structured/schemas/schema_branch.h"
+#include "engine/text/structured/schemas/schema_document.h"
 #include "engine/text/structured/schemas/schema_references.h"
 
 namespace moeserve::structured {
@@ -22,10 +23,15 @@ inline constexpr size_t kMaxBranches = 512;
 // Reads the schemas in one document. Errors are InvalidArgument with a JSON pointer.
 class SchemaReader {
  public:
-  // `root` must outlive the reader.
-  SchemaReader(const nlohmann::json& root, bool strict, const ConstraintLimits& limits,
-               CompileBudget* budget)
-      : root_(root), strict_(strict), limits_(limits), budget_(budget), references_(root) {
+  // `root` and `order`, which is that of `root`, must outlive the reader.
+  SchemaReader(const nlohmann::json& root, const DocumentOrder& order, bool strict,
+               const ConstraintLimits& limits, CompileBudget* budget)
+      : root_(root),
+        order_(order),
+        strict_(strict),
+        limits_(limits),
+        budget_(budget),
+        references_(root) {
     paths_[&root] = {"", 0};
   }
 
@@ -53,8 +59,14 @@ class SchemaReader {
 
   Result<Branches> ReadSchema(const nlohmann::json* schema);
   Result<Branches> ReadKeywords(const nlohmann::json* schema);
+  // Returns the branches that the keywords of `schema` describe which are not about other schemas
+  // for the same value.
+  Result<Branches> ReadOwn(const nlohmann::json* schema);
+  // Appends the branches of $ref, allOf, anyOf and oneOf, each with its place in the document.
+  using PlacedBranches = std::vector<std::pair<int32_t, Branches>>;
+  Status AddReference(const nlohmann::json* schema, PlacedBranches* out);
+  Status AddLists(const nlohmann::json* schema, PlacedBranches* out);
   // The following functions return `out` restricted by further keywords of `schema`.
-  Result<Branches> ApplyLists(const nlohmann::json* schema, Branches out);
   Result<Branches> ApplyConditions(const nlohmann::json* schema, Branches out);
   Result<Branches> ApplyDependencies(const nlohmann::json* schema, Branches out);
   // Restricts `out`: a value with property `name` must match one of `then`.
@@ -108,6 +120,7 @@ class SchemaReader {
   Status ComplementObjects(const nlohmann::json* schema, const Branch& branch, Branches* out);
 
   const nlohmann::json& root_;
+  const DocumentOrder& order_;
   const bool strict_;
   const ConstraintLimits& limits_;
   CompileBudget* budget_;

@@ -22,6 +22,7 @@ class Writer {
     Add(format.choices);
     Add(format.excluded);
     Add(int64_t{format.strict});
+    Add(int64_t{format.closed_objects});
     Add(std::ssize(format.parts));
     for (const TextFormat& part : format.parts) Add(part);
     Add(int64_t{format.tags != nullptr});
@@ -57,6 +58,7 @@ std::string CanonicalText(const ConstraintSpec& spec) {
   Writer writer;
   writer.Add(static_cast<int64_t>(spec.kind));
   writer.Add(int64_t{spec.strict});
+  writer.Add(int64_t{spec.closed_objects});
   writer.Add(spec.text);
   writer.Add(spec.choices);
   writer.Add(int64_t{spec.format != nullptr});

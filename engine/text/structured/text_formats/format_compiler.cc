@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -279,9 +280,9 @@ class FormatCompiler {
         return Scalar(std::move(dfa), /*free=*/true);
       }
       case Kind::kJsonObject:
-        return Schema(R"({"type": "object"})", format.strict, place);
+        return Schema(R"({"type": "object"})", {}, place);
       case Kind::kJsonSchema:
-        return Schema(format.text, format.strict, place);
+        return Schema(format.text, {format.strict, format.closed_objects}, place);
       case Kind::kRegex: {
         Result<ByteDfa> dfa = RegexDfa(format.text, limits_, budget_);
         if (!dfa.ok()) return At(place, dfa.status());
@@ -305,8 +306,9 @@ class FormatCompiler {
     }
   }
 
-  Result<NodeId> Schema(const std::string& text, bool strict, const std::string& place) {
-    const std::pair key(text, strict);
+  Result<NodeId> Schema(const std::string& text, const SchemaOptions& options,
+                        const std::string& place) {
+    const std::tuple key(text, options.strict, options.closed_objects);
     if (const auto it = schemas_.find(key); it != schemas_.end()) return it->second;
     bytes_ += text.size();
     if (bytes_ > 4 * limits_.schema_bytes) {
@@ -314,7 +316,7 @@ class FormatCompiler {
                                  4 * limits_.schema_bytes, " bytes"));
     }
     const DfaPtr any_string = grammar_.dfas[grammar_.any_string];
-    Result<Grammar> part = CompileSchema(text, strict, limits_, any_string, spellable_, budget_);
+    Result<Grammar> part = CompileSchema(text, options, limits_, any_string, spellable_, budget_);
     if (!part.ok()) return At(place, part.status());
     const NodeId node = grammar_.Append(*std::move(part));
     schemas_[key] = node;
@@ -579,7 +581,7 @@ class FormatCompiler {
   std::set<std::string> markers_;  // becomes Grammar::marker_texts
   size_t marker_bytes_ = 0;
   std::map<std::string, NodeId> literals_;
-  std::map<std::pair<std::string, bool>, NodeId> schemas_;
+  std::map<std::tuple<std::string, bool, bool>, NodeId> schemas_;
 };
 
 }  // namespace
