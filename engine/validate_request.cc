@@ -72,6 +72,7 @@ absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limi
 absl::Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   if (request.prompt.empty()) return absl::InvalidArgumentError("prompt: expected a token or more");
   MOESERVE_RETURN_IF_ERROR(ValidateIds("prompt", request.prompt, limits.vocab_size));
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("prediction", request.prediction, limits.vocab_size));
   if (std::abs(request.priority) > kMaxPriority) {
     return Invalid("priority", Concat(-kMaxPriority, " to ", kMaxPriority), request.priority);
   }

@@ -42,7 +42,7 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
   config.defaults.temperature =
       real("temperature", "a number in [0, 2]", [](double v) { return v >= 0 && v <= 2; });
   config.defaults.top_p =
-      real("top_p", "a number in (0, 1]", [](double v) { return v > 0 && v <= 1; });
+      real("top_p", "a number in [0, 1]", [](double v) { return v >= 0 && v <= 1; });
   config.defaults.min_p =
       real("min_p", "a number in [0, 1]", [](double v) { return v >= 0 && v <= 1; });
   config.defaults.repetition_penalty =

@@ -1,8 +1,10 @@
 #include "server/base/json_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <utility>
 
 #include "base/message.h"
 #include "model_loaders/files/strict_json.h"
@@ -25,7 +27,10 @@ class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
   bool boolean(bool value) override { return Add(value); }
   bool number_integer(number_integer_t value) override { return Add(value); }
   bool number_unsigned(number_unsigned_t value) override { return Add(value); }
-  bool number_float(number_float_t value, const string_t&) override { return Add(value); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    if (text.find_first_not_of("-0123456789") != std::string::npos) return Add(value);
+    return Add(OrderedJson::binary({text.begin(), text.end()}));
+  }
   bool string(string_t& value) override { return Add(std::move(value)); }
   bool binary(binary_t&) override { return false; }
   bool start_object(size_t) override { return Open(OrderedJson::object()); }
@@ -83,6 +88,38 @@ std::string Shown(const nlohmann::json& value) {
   constexpr size_t kMaxBytes = 64;
   if (text.size() > kMaxBytes) text = Concat(text.substr(0, kMaxBytes), "...");
   return text;
+}
+
+bool HasBigInteger(const OrderedJson& value) {
+  if (value.is_binary()) return true;
+  return value.is_structured() && std::any_of(value.begin(), value.end(), HasBigInteger);
+}
+
+std::string Dump(const OrderedJson& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
+}
+
+void DumpWithDigits(const OrderedJson& value, std::string& out) {
+  const char* before = "";
+  if (value.is_binary()) {
+    out.append(value.get_binary().begin(), value.get_binary().end());
+  } else if (value.is_object()) {
+    out += '{';
+    for (const auto& [name, item] : value.items()) {
+      out += std::exchange(before, ",") + Dump(name) + ':';
+      DumpWithDigits(item, out);
+    }
+    out += '}';
+  } else if (value.is_array()) {
+    out += '[';
+    for (const OrderedJson& item : value) {
+      out += std::exchange(before, ",");
+      DumpWithDigits(item, out);
+    }
+    out += ']';
+  } else {
+    out += Dump(value);
+  }
 }
 
 std::string NumberText(double value) {
@@ -185,6 +222,13 @@ Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::
     ids.push_back(static_cast<TokenId>(*id));
   }
   return ids;
+}
+
+std::string DumpOrdered(const OrderedJson& value) {
+  if (!HasBigInteger(value)) return Dump(value);
+  std::string out;
+  DumpWithDigits(value, out);
+  return out;
 }
 
 OrderedJson ParseOrdered(std::string_view text, int max_depth) {

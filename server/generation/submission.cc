@@ -67,6 +67,8 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
   GenerationOptions options;
   options.memory = context_.memory;
   options.samples = params_.n;
+  // The part about the prompt comes with a choice's first token.
+  options.keeps_partial = !params_.prompt_logprobs && !(params_.echo && params_.logprobs);
   // Only a stream can leave output unread: the server collects the output of a unary request as it
   // arrives.
   options.max_unread_bytes =

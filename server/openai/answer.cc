@@ -6,6 +6,7 @@
 
 #include "base/message.h"
 #include "base/status.h"
+#include "server/base/json_fields.h"
 #include "server/base/version.h"
 #include "server/generation/token_text.h"
 #include "server/openai/routing_fields.h"
@@ -146,9 +147,7 @@ OrderedJson UsageJson(const Usage& sums) {
   return usage;
 }
 
-std::string DumpJson(const OrderedJson& value) {
-  return value.dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
-}
+std::string DumpJson(const OrderedJson& value) { return DumpOrdered(value); }
 
 std::string SseEvent(const OrderedJson& value) { return Concat("data: ", DumpJson(value), "\n\n"); }
 

@@ -51,10 +51,6 @@ std::vector<std::string_view> ToolFields();
 // Returns whether `name` can be the name of a tool: 1 to 64 letters, digits, '_', '-' and '.'.
 bool IsToolName(std::string_view name);
 
-// Returns the text of the value of member `name` of the object that `text` consists of; nullopt if
-// there is none. `text` must be valid JSON. Keys with escapes are not found.
-std::optional<std::string_view> MemberText(std::string_view text, std::string_view name);
-
 // Returns the text of `tools` in the request's body `text`, or nullopt if MemberText() does not
 // find it. InvalidArgument if the tools have more than kMaxToolBytes.
 Result<std::optional<std::string_view>> CheckToolBytes(const nlohmann::json& tools,

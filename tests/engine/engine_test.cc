@@ -412,7 +412,7 @@ TEST_F(EngineTest, RefusesWhatCannotRun) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(Prompt("a", std::vector<TokenId>(90, 1), 11)), absl::StatusCode::kInvalidArgument);
   Request r = Prompt("a", {1}, 1);
-  r.sampling.top_p = 0.0;
+  r.sampling.top_p = -0.1;
   EXPECT_EQ(code(r), absl::StatusCode::kInvalidArgument);
   r.sampling.top_p = 1.0;
   r.sampling.temperature = NAN;

@@ -134,7 +134,7 @@ TEST_F(OpenApi, EveryFieldOfCompletionsIsDescribed) {
   EXPECT_EQ(described, expected);
   EXPECT_EQ(fields["n"]["maximum"], 7) << "the limits are the server's";
   EXPECT_EQ(fields["temperature"]["maximum"], 2.0);
-  EXPECT_EQ(fields["top_p"]["exclusiveMinimum"], 0.0);
+  EXPECT_EQ(fields["top_p"]["minimum"], 0.0);
   EXPECT_EQ(fields["top_k"]["minimum"], -1);
   chat.erase("best_of");
   for (const std::string& name : chat) {

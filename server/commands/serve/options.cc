@@ -96,6 +96,10 @@ void AddRequestOptions(CLI::App& app, ServeOptions& options) {
                  "Most alternatives per token that a request may ask for")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
+  app.add_option("--request-timeout", options.request_seconds,
+                 "Seconds after which an answer is cut, with finish_reason length; 0: never")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
   app.add_option("--request-memory", options.request_memory_mib,
                  "MiB that all requests may hold together: bodies, parsed JSON, answers; 0: an "
                  "eighth of the memory, from 128 to 4096")

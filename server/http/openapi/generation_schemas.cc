@@ -303,15 +303,15 @@ OrderedJson CompletionRequest(const ServerSettings& settings) {
   const RequestLimits& limits = settings.limits;
   OrderedJson ids = ListSchema(RangeSchema("integer", int64_t{0}, kMaxInt));
   ids["minItems"] = 1;
-  OrderedJson texts = ListSchema(OrderedJson{{"type", "string"}, {"minLength", 1}});
+  OrderedJson texts = ListSchema(TypeSchema("string"));
   texts["minItems"] = 1;
   texts["maxItems"] = limits.max_prompts;
   OrderedJson lists = ListSchema(ids);
   lists["minItems"] = 1;
   lists["maxItems"] = limits.max_prompts;
   OrderedJson prompt;
-  prompt["anyOf"] = OrderedJson::array({OrderedJson{{"type", "string"}, {"minLength", 1}},
-                                        std::move(texts), std::move(ids), std::move(lists)});
+  prompt["anyOf"] = OrderedJson::array(
+      {TypeSchema("string"), std::move(texts), std::move(ids), std::move(lists)});
   RequestSchema out;
   out.Required("prompt",
                Described(std::move(prompt), "A text, texts, token ids, or lists of token ids"));
