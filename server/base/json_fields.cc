@@ -9,6 +9,7 @@
 #include "base/message.h"
 #include "model_loaders/files/strict_json.h"
 #include "server/base/api_error.h"
+#include "server/base/json_text.h"
 
 namespace moeserve::server {
 namespace {
@@ -222,6 +223,14 @@ Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::
     ids.push_back(static_cast<TokenId>(*id));
   }
   return ids;
+}
+
+OrderedJson OrderedMember(const nlohmann::json& body, std::string_view text,
+                          const std::string& name) {
+  const nlohmann::json* value = FindField(body, name.c_str());
+  if (value == nullptr) return nullptr;
+  const auto part = value->is_structured() ? MemberText(text, name) : std::nullopt;
+  return part ? ParseOrdered(*part) : OrderedJson(*value);
 }
 
 std::string DumpOrdered(const OrderedJson& value) {

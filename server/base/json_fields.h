@@ -40,6 +40,10 @@ std::optional<int64_t> AsInteger(const nlohmann::json& value);
 nlohmann::ordered_json ParseOrdered(std::string_view text, int max_depth = 256);
 // Returns the value in one line of valid UTF-8, with the digits of such integers.
 std::string DumpOrdered(const nlohmann::ordered_json& value);
+// Returns member `name` of `body`, which was parsed from `text`, with the order of `text`; null if
+// it is absent. If `text` spells the name with escapes, the members are sorted.
+nlohmann::ordered_json OrderedMember(const nlohmann::json& body, std::string_view text,
+                                     const std::string& name);
 // Appends a member to `object`, which must be an object without a member of that name. Assignments
 // by operator[] search all members first.
 void AppendMember(nlohmann::ordered_json& object, std::string name, nlohmann::ordered_json value);

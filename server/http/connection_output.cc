@@ -27,7 +27,7 @@ constexpr size_t kSmallOutput = 16 << 10;
 // Smaller bodies fit into one packet, which compression would not save.
 constexpr size_t kWorthDeflating = 1 << 10;
 
-std::chrono::nanoseconds Chrono(absl::Duration duration) {
+std::chrono::nanoseconds OutputChrono(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
 }
 
@@ -195,7 +195,7 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
     Progress progress = pending->Next();
     if (std::holds_alternative<Wait>(progress)) {
       const auto pause =
-          streaming ? Chrono(environment_->limits.stream_comment_interval) : std::chrono::hours(1);
+          streaming ? OutputChrono(environment_->limits.stream_comment_interval) : std::chrono::hours(1);
       event_timer_.expires_after(pause);
       bool silent = false;
       while (!woken_ && !gone_ && !silent && half_closed_ == probed) {

@@ -34,6 +34,7 @@ AnswerOptions MakeAnswerOptions(const GenerationParams& params) {
   options.best = params.best;
   options.include_usage = params.include_usage;
   options.continuous_usage = params.continuous_usage;
+  options.warnings = params.warnings;
   return options;
 }
 
@@ -145,6 +146,12 @@ OrderedJson UsageJson(const Usage& sums) {
         static_cast<double>(sums.activated_parameters) / tokens;
   }
   return usage;
+}
+
+void PutWarnings(const std::vector<std::string>& warnings, bool timed_out, OrderedJson& answer) {
+  if (warnings.empty() && !timed_out) return;
+  answer["warnings"] = warnings;
+  if (timed_out) answer["warnings"].push_back(kTimeoutWarning);
 }
 
 std::string DumpJson(const OrderedJson& value) { return DumpOrdered(value); }
