@@ -29,7 +29,7 @@ struct Request {
   // A SteadyNow() time. A response that has tokens by then is cut (OutputDelta::timed_out), any
   // other request fails.
   absl::Time deadline = absl::InfiniteFuture();
-  int priority = 0;                              // -kMaxPriority to kMaxPriority, lower first
+  int priority = 0;             // -kMaxPriority to kMaxPriority, lower first
   std::string cache_salt;       // only prompts with equal salts share cached prefixes
   bool expert_counts = false;   // return how often each expert ran for this request's tokens
   bool routing_record = false;  // return the routes of this request's tokens
@@ -78,9 +78,9 @@ struct OutputDelta {
   bool finished = false;
   FinishReason finish_reason = FinishReason::kStop;  // valid if `finished`
   bool timed_out = false;  // whether Request::deadline cut the response; `finish_reason` is kLength
-  std::optional<std::string> stop_string;            // the stop string that matched
-  std::optional<TokenId> stop_token;                 // the stop_token_ids entry that matched
-  Usage usage;                                       // token counts up to this piece
+  std::optional<std::string> stop_string;  // the stop string that matched
+  std::optional<TokenId> stop_token;       // the stop_token_ids entry that matched
+  Usage usage;                             // token counts up to this piece
   // [routed blocks][E], if requested and `finished`: how often each expert ran for the tokens that
   // `usage.routed_tokens` counts. Blocks are in the order of ExpertStats.
   std::vector<uint64_t> expert_counts;
@@ -99,8 +99,8 @@ class TokenSink {
   virtual ~TokenSink() = default;
   virtual void OnDelta(OutputDelta delta) = 0;
   // Reports the error that ended the request: Cancelled, DeadlineExceeded (before the first token),
-  // ResourceExhausted (server full), Unavailable (shutting down), InvalidArgument (the masks together allow no token)
-  // or Internal (numeric failure). No other call follows.
+  // ResourceExhausted (server full), Unavailable (shutting down), InvalidArgument (the masks
+  // together allow no token) or Internal (numeric failure). No other call follows.
   virtual void OnError(const absl::Status& status) = 0;
 };
 

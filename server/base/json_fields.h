@@ -36,7 +36,8 @@ std::optional<int64_t> AsInteger(const nlohmann::json& value);
 // Parses `text` and keeps the order of members, in time proportional to its length. A member that
 // stands twice is there twice, so `text` should have been checked. Discarded if `text` is no JSON
 // or nested deeper than `max_depth`.
-// An integer that 64 bits cannot hold becomes a value of the type binary whose bytes are its digits.
+// An integer that 64 bits cannot hold becomes a value of the type binary whose bytes are its
+// digits.
 nlohmann::ordered_json ParseOrdered(std::string_view text, int max_depth = 256);
 // Returns the value in one line of valid UTF-8, with the digits of such integers.
 std::string DumpOrdered(const nlohmann::ordered_json& value);

@@ -53,11 +53,10 @@ void SetEffort(const Conversation& conversation, std::string_view source, Ordere
 
 // Returns whether the conversation has messages whose form depends on the template.
 bool DependsOnForm(const Conversation& conversation) {
-  return std::any_of(conversation.messages.begin(), conversation.messages.end(),
-                     [](const OrderedJson& message) {
-                       return message.contains("tool_calls") ||
-                              message.contains("reasoning_content");
-                     });
+  return std::any_of(
+      conversation.messages.begin(), conversation.messages.end(), [](const OrderedJson& message) {
+        return message.contains("tool_calls") || message.contains("reasoning_content");
+      });
 }
 
 // Returns whether the template has written the start of the reasoning at the end of the prompt.
@@ -191,7 +190,7 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
 
 std::string ChatFormat::EffortWarning(const Conversation& conversation) const {
   if (!conversation.reasoning_effort) return "";
-  const std::string_view source = conversation.chat_template  ? *conversation.chat_template
+  const std::string_view source = conversation.chat_template      ? *conversation.chat_template
                                   : template_.compiled != nullptr ? template_.compiled->source()
                                                                   : std::string_view();
   const EffortVariables has(source);

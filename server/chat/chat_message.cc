@@ -19,9 +19,9 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::string_view kMessageFields[] = {
-    "role",         "content",   "name",    "tool_calls",
-    "tool_call_id", "reasoning", "thinking", "reasoning_content"};
+constexpr std::string_view kMessageFields[] = {"role",       "content",          "name",
+                                               "tool_calls", "tool_call_id",     "reasoning",
+                                               "thinking",   "reasoning_content"};
 // The names that servers give the reasoning of the model.
 constexpr const char* kReasoningFields[] = {"reasoning_content", "reasoning", "thinking"};
 // Message fields that are accepted only with a value that means nothing, such as null. Clients send
@@ -214,9 +214,9 @@ class MessageParser {
     }
     out["function"]["name"] = name->get<std::string>();
     const std::string_view function_text = MemberText(text, "function").value_or("");
-    MOESERVE_ASSIGN_OR_RETURN(out["function"]["arguments"],
-                              Arguments(*function, MemberText(function_text, "arguments"),
-                                        inner + ".arguments"));
+    MOESERVE_ASSIGN_OR_RETURN(
+        out["function"]["arguments"],
+        Arguments(*function, MemberText(function_text, "arguments"), inner + ".arguments"));
     return out;
   }
 

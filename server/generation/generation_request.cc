@@ -139,8 +139,8 @@ size_t AdmissionBytes(const GenerationParams& params, const std::vector<Prepared
     per_token += kRoute * static_cast<size_t>(MostRoutes(spec, params.routing.control.get()));
   }
   // Each choice searches in a copy of the prediction and of its own tokens.
-  size_t bytes = prompts.size() * (SamplingBytes(params.sampling) +
-                                   4 * params.prediction.size() * sizeof(TokenId));
+  size_t bytes = prompts.size() *
+                 (SamplingBytes(params.sampling) + 4 * params.prediction.size() * sizeof(TokenId));
   for (const PreparedPrompt& prompt : prompts) {
     bytes += kChoice + prompt.ids.size() * per_token + 4 * prompt.echo_text.size();
   }

@@ -21,8 +21,8 @@ using OrderedJson = nlohmann::ordered_json;
 // Fields that ParseMessageRequest() converts. The others that this API obeys have the same name and
 // meaning in a chat request.
 constexpr std::string_view kMessageConverted[] = {
-    "messages", "system",        "stop_sequences", "tools",             "tool_choice",
-    "thinking", "output_config", "output_format",  "context_management"};
+    "messages",      "system",        "stop_sequences",    "tools", "tool_choice", "thinking",
+    "output_config", "output_format", "context_management"};
 
 // Returns the text of a content that is a string or a list of text blocks.
 Result<std::string> BlocksText(const Json& content, const std::string& where) {
@@ -176,9 +176,8 @@ absl::Status ConvertMessages(const Json& body, std::string_view text, OrderedJso
   MessageConverter converter(messages);
   const auto texts = ElementTexts(MemberText(text, "messages").value_or(""));
   for (size_t i = 0; i < list->size(); ++i) {
-    MOESERVE_RETURN_IF_ERROR(converter.Add((*list)[i],
-                                           i < texts.size() ? texts[i] : std::string_view(),
-                                           Concat("messages[", i, "]")));
+    MOESERVE_RETURN_IF_ERROR(converter.Add(
+        (*list)[i], i < texts.size() ? texts[i] : std::string_view(), Concat("messages[", i, "]")));
   }
   // A last message of the assistant is the start of the answer.
   if (messages.back()["role"] == "assistant" && !messages.back().contains("tool_calls")) {
@@ -247,12 +246,11 @@ absl::Status ConvertChoice(const Json& body, OrderedJson& chat) {
 }
 
 // {"type": "json_schema", "schema": ...} becomes a response_format.
-absl::Status ConvertFormat(const OrderedJson& format, const std::string& where,
-                           OrderedJson& chat) {
+absl::Status ConvertFormat(const OrderedJson& format, const std::string& where, OrderedJson& chat) {
   if (!format.is_object() || format.value("type", OrderedJson()) != "json_schema" ||
       !format.contains("schema")) {
-    return InvalidValue(where,
-                        Concat("'", where, "' must be {\"type\": \"json_schema\", \"schema\": ...}"));
+    return InvalidValue(
+        where, Concat("'", where, "' must be {\"type\": \"json_schema\", \"schema\": ...}"));
   }
   if (chat.contains("response_format")) {
     return InvalidValue(where, Concat("'", where, "' and another field both set the format"));
@@ -305,8 +303,7 @@ absl::Status CheckContextManagement(const Json& body, MessageRequest& out) {
                         "'context_management' must be an object with a list 'edits'");
   }
   if (edits != nullptr && !edits->empty()) {
-    out.warnings.push_back(
-        "'context_management' has no effect: the whole conversation is kept");
+    out.warnings.push_back("'context_management' has no effect: the whole conversation is kept");
   }
   return absl::OkStatus();
 }
@@ -344,9 +341,9 @@ Result<MessageRequest> ParseMessageRequest(const Json& body, std::string_view te
                                            bool counts_only, bool strict_fields) {
   MessageRequest out;
   FieldFindings findings;
-  MOESERVE_RETURN_IF_ERROR(CheckRequestFields(
-      body, counts_only ? FieldRoute::kCountTokens : FieldRoute::kMessages, strict_fields,
-      findings));
+  MOESERVE_RETURN_IF_ERROR(
+      CheckRequestFields(body, counts_only ? FieldRoute::kCountTokens : FieldRoute::kMessages,
+                         strict_fields, findings));
   out.ignored_fields = findings.ignored;
   out.warnings = std::move(findings.warnings);
   for (const auto& [name, value] : body.items()) {

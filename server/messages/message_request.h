@@ -11,8 +11,8 @@
 namespace moeserve::server {
 
 struct MessageRequest {
-  nlohmann::ordered_json chat;  // the body of the chat request that generates the answer
-  int ignored_fields = 0;       // number of unknown fields
+  nlohmann::ordered_json chat;        // the body of the chat request that generates the answer
+  int ignored_fields = 0;             // number of unknown fields
   std::vector<std::string> warnings;  // about fields that have no effect
 };
 

@@ -32,10 +32,10 @@ struct AnswerOptions {
   bool return_token_ids = false;
   bool tokens_as_ids = false;
   RoutingParams routing;
-  int samples = 1;                // per prompt
-  int best = 0;                   // GenerationParams::best
-  bool include_usage = false;     // whether a stream ends with a chunk that has the usage
-  bool continuous_usage = false;  // whether every chunk has the usage so far
+  int samples = 1;                    // per prompt
+  int best = 0;                       // GenerationParams::best
+  bool include_usage = false;         // whether a stream ends with a chunk that has the usage
+  bool continuous_usage = false;      // whether every chunk has the usage so far
   std::vector<std::string> warnings;  // about fields of the request that have no effect
 };
 

@@ -55,7 +55,7 @@ struct Field {
 
 constexpr double kHuge = 1e9;
 
-// Without the sampling fields, which IsSamplingField() knows and all routes that generate obey.
+// Without most sampling fields, which IsSamplingField() knows and all routes that generate obey.
 constexpr Field kFields[] = {
     // What the answer is made from
     {"model", kAll},
@@ -99,14 +99,13 @@ constexpr Field kFields[] = {
     {"stream", kGenerate, kTokensOnly},
     {"stream_options", kGenerate, kTokensOnly},
     {"echo", kCompletion, kNone, kNone, Harmless::kFalse},
-    {"logprobs", kCompletion | kChat | kResponse, kTokensOnly, kNone, Harmless::kNoLogprob},
+    {"logprobs", kCompletion | kChat, kTokensOnly, kNone, Harmless::kNoLogprob},
     {"top_logprobs", kChat | kResponse, kTokensOnly, kNone, Harmless::kNoLogprob},
     {"prompt_logprobs", kCompletion | kChat},
     {"include", kResponse, kNone, kNone, Harmless::kEmpty},
     {"include_reasoning", kChat | kResponse | kMessage, kTokensOnly, kNone, Harmless::kTrue},
     {"return_token_ids", kCompletion | kChat, kNone, kNone, Harmless::kFalse},
-    {"return_tokens_as_token_ids", kCompletion | kChat | kResponse, kNone, kNone,
-     Harmless::kFalse},
+    {"return_tokens_as_token_ids", kCompletion | kChat | kResponse, kNone, kNone, Harmless::kFalse},
     {"return_token_strs", kTokenize, kNone, kNone, Harmless::kFalse},
     {"return_routing", kCompletion | kChat, kNone, kNone, Harmless::kFalse},
     {"return_routed_experts", kCompletion | kChat, kNone, kNone, Harmless::kFalse},
@@ -115,8 +114,12 @@ constexpr Field kFields[] = {
     {"priority", kGenerate, kTokensOnly},
     {"cache_salt", kGenerate, kTokensOnly},
     {"request_id", kGenerate, kTokensOnly},
-    // Sampling fields that another route has, too
+    // Sampling fields with rows of their own: one is also a field of another route, and two are
+    // none
+    // of Messages, whose users know no penalties.
     {"skip_special_tokens", kGenerate | kDetokenize, kCount | kTokenize},
+    {"presence_penalty", kGenerate & ~kMessage, kTokensOnly, kNone, Harmless::kZero},
+    {"frequency_penalty", kGenerate & ~kMessage, kTokensOnly, kNone, Harmless::kZero},
     // Labels, and hints about caches and queues that this server does not have
     {"user", kNone, kAll},
     {"metadata", kNone, kAll},
@@ -255,9 +258,8 @@ absl::Status Refuse(const Json& body, const Field& field, const Json& value, Fie
     others += Concat(others.empty() ? "" : ", ", PathOf(other));
   }
   if (others.empty()) return UnsupportedParameter(name);
-  return UnsupportedParameter(
-      name, Concat("'", name, "' is not supported by ", PathOf(route), "; it is a field of ",
-                   others));
+  return UnsupportedParameter(name, Concat("'", name, "' is not supported by ", PathOf(route),
+                                           "; it is a field of ", others));
 }
 
 }  // namespace

@@ -18,11 +18,11 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-// Fields that ParseResponseRequest() converts. The others that this API obeys have the same name and
-// meaning in a chat request.
+// Fields that ParseResponseRequest() converts. The others that this API obeys have the same name
+// and meaning in a chat request.
 constexpr std::string_view kResponseConverted[] = {
-    "input", "instructions", "max_output_tokens", "tools",          "tool_choice",       "text",
-    "reasoning", "include",  "truncation",        "stream_options", "context_management"};
+    "input",     "instructions", "max_output_tokens", "tools",          "tool_choice",       "text",
+    "reasoning", "include",      "truncation",        "stream_options", "context_management"};
 
 // Fields that need state of earlier requests, or work that goes on without the client, and why they
 // are refused.
@@ -128,7 +128,8 @@ class InputConverter {
     const std::string* input = FindText(item, "input");
     if (id == nullptr || name == nullptr || input == nullptr) {
       return InvalidValue(
-          where, Concat("'", where, "' must have 'call_id', 'name' and 'input', which are strings"));
+          where,
+          Concat("'", where, "' must have 'call_id', 'name' and 'input', which are strings"));
     }
     PushCall(*id, *name, DumpOrdered({{kCustomInput, *input}}));
     return absl::OkStatus();
@@ -230,8 +231,9 @@ Result<OrderedJson> CustomFunction(const OrderedJson& tool, const std::string& w
     } else if (type != "text") {
       return UnsupportedParameter(
           where + ".format",
-          Concat("'", where, ".format': only the type text, and a grammar of the syntax regex with "
-                             "a 'definition', are supported"));
+          Concat("'", where,
+                 ".format': only the type text, and a grammar of the syntax regex with "
+                 "a 'definition', are supported"));
     }
   }
   OrderedJson function = OrderedJson::object();
@@ -245,8 +247,8 @@ Result<OrderedJson> CustomFunction(const OrderedJson& tool, const std::string& w
   return OrderedJson{{"type", "function"}, {"function", std::move(function)}};
 }
 
-// {"type": "function", "name": ...} becomes {"type": "function", "function": {"name": ...}}; so does
-// a choice of a custom tool.
+// {"type": "function", "name": ...} becomes {"type": "function", "function": {"name": ...}}; so
+// does a choice of a custom tool.
 OrderedJson ChatTool(const OrderedJson& tool) {
   if (!tool.is_object() || tool.contains("function")) return tool;
   if (tool.value("type", OrderedJson(nullptr)) == "custom") {
@@ -272,9 +274,9 @@ absl::Status AddTool(const OrderedJson& tool, const std::string& where, Response
   }
   if (type.is_string() && type != "function") {
     return UnsupportedParameter(
-        where + ".type", Concat("'", where, ".type': expected function or custom, found ",
-                                Quoted(type.get<std::string>(), 64),
-                                "; this server runs no tools of its own"));
+        where + ".type",
+        Concat("'", where, ".type': expected function or custom, found ",
+               Quoted(type.get<std::string>(), 64), "; this server runs no tools of its own"));
   }
   out.chat["tools"].push_back(ChatTool(tool));
   return absl::OkStatus();

@@ -14,8 +14,8 @@ struct ResponseRequest {
   nlohmann::ordered_json chat;  // the body of the chat request that generates the answer
   // The members of the response that repeat the request, such as "instructions" and "tools".
   nlohmann::ordered_json echo = nlohmann::ordered_json::object();
-  // The names of the tools of the type custom, whose input is a text. The chat has them as functions
-  // with one argument (kCustomInput).
+  // The names of the tools of the type custom, whose input is a text. The chat has them as
+  // functions with one argument (kCustomInput).
   std::vector<std::string> custom_tools;
   int ignored_fields = 0;             // number of unknown fields
   std::vector<std::string> warnings;  // about fields that have no effect

@@ -28,8 +28,8 @@ OrderedJson ContentPart(std::string_view text, OrderedJson logprobs) {
           {"logprobs", std::move(logprobs)}};
 }
 
-// Returns the input of a custom tool from the arguments of the function that stands for it; empty if
-// the arguments were cut.
+// Returns the input of a custom tool from the arguments of the function that stands for it; empty
+// if the arguments were cut.
 std::string CustomInput(const std::string& arguments) {
   const OrderedJson parsed = ParseOrdered(arguments);
   if (!parsed.is_object()) return "";
@@ -61,9 +61,8 @@ ResponseWriter::ResponseWriter(AnswerIdentity identity, const AnswerOptions& opt
       custom_tools_(std::move(custom_tools)) {}
 
 bool ResponseWriter::IsCustom(const Block& block) const {
-  return block.kind == Block::Kind::kCall &&
-         std::find(custom_tools_.begin(), custom_tools_.end(), block.call_name) !=
-             custom_tools_.end();
+  return block.kind == Block::Kind::kCall && std::find(custom_tools_.begin(), custom_tools_.end(),
+                                                       block.call_name) != custom_tools_.end();
 }
 
 std::string ResponseWriter::ItemId(const Block& block) const {

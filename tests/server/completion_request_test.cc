@@ -66,6 +66,13 @@ TEST(ParseCompletion, TakesEveryFormOfPrompt) {
   EXPECT_EQ(Parse(R"({"prompt": [[1], [2, 3]]})")->prompts[1].ids, (std::vector<TokenId>{2, 3}));
 }
 
+TEST(ParseCompletion, WarnsOfHintsThatHaveNoEffect) {
+  const auto params = Parse(R"({"prompt": "x", "reasoning_effort": "high", "verbosity": "low"})");
+  ASSERT_TRUE(params.ok()) << params.status();
+  ASSERT_EQ(params->warnings.size(), 2u);
+  EXPECT_EQ(Parse(R"({"prompt": "x", "max_tokens": 3, "max_completion_tokens": 5})")->max_tokens, 5);
+}
+
 TEST(ParseCompletion, TakesFieldsAtTheirDefaultsThatItDoesNotImplement) {
   EXPECT_TRUE(Parse(R"({"prompt": "x", "presence_penalty": 0, "frequency_penalty": 0.0,
     "repetition_penalty": 1, "logit_bias": {}, "response_format": {"type": "text"},
@@ -172,9 +179,12 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"prompt": "x", "stream_options": {}})", "invalid_value", "stream_options"},
         Refusal{R"({"prompt": "x", "stream": true, "stream_options": 1})", "invalid_value",
                 "stream_options"},
-        Refusal{R"({"prompt": "x", "reasoning_effort": "high"})", "unsupported_parameter",
-                "reasoning_effort"},
-        Refusal{R"({"prompt": "x", "verbosity": "low"})", "unsupported_parameter", "verbosity"},
+        Refusal{R"({"prompt": "x", "reasoning_effort": 1})", "invalid_value", "reasoning_effort"},
+        Refusal{R"({"prompt": "x", "messages": []})", "unsupported_parameter", "messages"},
+        Refusal{R"({"prompt": "x", "max_completion_tokens": 0})", "invalid_value",
+                "max_completion_tokens"},
+        Refusal{R"({"prompt": "x", "prediction": {"type": "content", "content": 5}})",
+                "invalid_value", "prediction.content"},
         Refusal{R"({"prompt": "x", "thinking": {"type": "enabled"}})", "unsupported_parameter",
                 "thinking"},
         Refusal{R"({"prompt": "x", "modalities": ["text", "audio"]})", "unsupported_parameter",

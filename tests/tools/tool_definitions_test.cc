@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/base/api_error.h"
+#include "server/base/json_text.h"
 
 namespace moeserve::server {
 namespace {
@@ -136,6 +137,16 @@ TEST(ParseTools, BoundsTheNumberAndTheSize) {
   };
   EXPECT_TRUE(sized(kMaxToolBytes - 200).ok());
   EXPECT_EQ(ApiParam(sized(kMaxToolBytes).status()), "tools");
+}
+
+TEST(ElementTexts, FindsTheElementsOfAList) {
+  using Texts = std::vector<std::string_view>;
+  EXPECT_EQ(ElementTexts(R"( [1, "a,]" ,{"b": [2, 3]} , [[]], null] )"),
+            (Texts{"1", R"("a,]")", R"({"b": [2, 3]})", "[[]]", "null"}));
+  EXPECT_EQ(ElementTexts("[]"), Texts());
+  EXPECT_EQ(ElementTexts("[ ]"), Texts());
+  EXPECT_EQ(ElementTexts(R"({"a": [1]})"), Texts());
+  EXPECT_EQ(ElementTexts(""), Texts());
 }
 
 TEST(MemberText, FindsMembersOfTheOuterObject) {

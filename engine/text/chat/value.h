@@ -34,7 +34,8 @@ struct Undefined {
 };
 struct None {};
 
-// An integer beyond 64 bits: text has its digits, arithmetic and comparisons their value as a float.
+// An integer beyond 64 bits: text has its digits, arithmetic and comparisons their value as a
+// float.
 struct BigInt {
   std::string digits;
   double value = 0.0;
@@ -130,8 +131,8 @@ class Value {
   }
 
   std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const BigInt>,
-               std::shared_ptr<const Text>,
-               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
+               std::shared_ptr<const Text>, std::shared_ptr<const List>,
+               std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
                std::shared_ptr<const Callable>, std::shared_ptr<LoopState>>
       data_;
 };

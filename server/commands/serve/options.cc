@@ -112,7 +112,7 @@ void AddRequestOptions(CLI::App& app, ServeOptions& options) {
       ->check(CLI::IsMember(ToolCallParsers()))
       ->capture_default_str();
   app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
-               "Let requests bring chat_template and chat_template_kwargs");
+               "Let requests bring a chat_template of their own");
   app.add_flag("--hide-chat-template", options.hide_chat_template,
                "Leave the chat template out of what /tokenizer_info answers");
   app.add_flag("--routing-records", options.routing_records,

@@ -302,8 +302,8 @@ void AddShared(const ServerSettings& settings, RequestSchema& out) {
   OrderedJson prediction = TypeSchema("object", "A text that the answer will resemble");
   prediction["required"] = {"type", "content"};
   prediction["properties"]["type"]["const"] = "content";
-  prediction["properties"]["content"]["anyOf"] = OrderedJson::array(
-      {TypeSchema("string"), ListSchema(TypeSchema("object"))});
+  prediction["properties"]["content"]["anyOf"] =
+      OrderedJson::array({TypeSchema("string"), ListSchema(TypeSchema("object"))});
   out.Optional("prediction", std::move(prediction));
   out.Optional("verbosity", TypeSchema("string", "Has no effect: the answer has a warning"));
   constexpr std::string_view kNoEffect = "Has no effect";

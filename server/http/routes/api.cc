@@ -30,8 +30,8 @@
 #include "server/http/url.h"
 #include "server/openai/completion_request.h"
 #include "server/openai/completion_response.h"
-#include "server/openai/routing_fields.h"
 #include "server/openai/request_fields.h"
+#include "server/openai/routing_fields.h"
 #include "server/reports/expert_report.h"
 
 namespace moeserve::server::http {

@@ -96,8 +96,8 @@ class ChatRoutes {
       ResponseRequest converted;
       MOESERVE_ASSIGN_OR_RETURN(const Chat chat, PrepareResponse(request, converted));
       Response response;
-      response.body = DumpJson({{"object", "response.input_tokens"},
-                                {"input_tokens", chat.prompts.front().ids.size()}});
+      response.body = DumpJson(
+          {{"object", "response.input_tokens"}, {"input_tokens", chat.prompts.front().ids.size()}});
       return Handled(std::move(response));
     };
     return StartedOrRefused(run(), format, request.key.get(), context_);
