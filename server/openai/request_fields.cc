@@ -41,6 +41,9 @@ constexpr unsigned kGenerate = kCompletion | kChat | kResponse | kMessage;
 constexpr unsigned kTokensOnly = kCount | kTokenize | kDetokenize;
 // The routes that render a conversation.
 constexpr unsigned kRender = kChat | kResponse | kMessage | kCount | kTokenize;
+// Those of them whose requests say where the answer begins. In Messages, it continues a last message
+// of the assistant.
+constexpr unsigned kTurns = kRender & ~(kMessage | kCount);
 constexpr unsigned kAll = kGenerate | kTokensOnly;
 
 struct Field {
@@ -70,8 +73,8 @@ constexpr Field kFields[] = {
     {"parallel_tool_calls", kRender, kCompletion | kDetokenize},
     {"chat_template", kRender},
     {"chat_template_kwargs", kRender, kNone, kNone, Harmless::kEmpty},
-    {"add_generation_prompt", kRender},
-    {"continue_final_message", kRender, kNone, kNone, Harmless::kFalse},
+    {"add_generation_prompt", kTurns, kNone, kNone, Harmless::kTrue},
+    {"continue_final_message", kTurns, kNone, kNone, Harmless::kFalse},
     {"add_special_tokens", kRender | kCompletion},
     {"truncate_prompt_tokens", kGenerate | kCount},
     {"reasoning_effort", kRender, kDetokenize, kCompletion, Harmless::kNone},
