@@ -227,7 +227,7 @@ Result<OrderedJson> CustomFunction(const OrderedJson& tool, const std::string& w
     const bool regex = type == "grammar" && format.value("syntax", OrderedJson()) == "regex" &&
                        format.value("definition", OrderedJson()).is_string();
     if (regex) {
-      input["pattern"] = format["definition"];
+      input["pattern"] = Concat("^(?:", format["definition"].get<std::string>(), ")$");
     } else if (type != "text") {
       return UnsupportedParameter(
           where + ".format",
@@ -241,9 +241,12 @@ Result<OrderedJson> CustomFunction(const OrderedJson& tool, const std::string& w
     if (const auto value = tool.find(name); value != tool.end()) function[name] = *value;
   }
   function["parameters"] = {{"type", "object"}};
+  const bool input_has_pattern = input.contains("pattern");
   function["parameters"]["properties"][kCustomInput] = std::move(input);
   function["parameters"]["required"] = OrderedJson::array({kCustomInput});
   function["parameters"]["additionalProperties"] = false;
+  // A format that cannot be enforced is refused.
+  if (input_has_pattern) function["strict"] = true;
   return OrderedJson{{"type", "function"}, {"function", std::move(function)}};
 }
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 import urllib.error
+import urllib.request
 
 import anthropic
 import openai
@@ -36,7 +37,6 @@ def refusal(server, path, body):
 
 def post_text(server, path, text):
     """Posts a body as it is written, with its order and its digits."""
-    import urllib.request
     request = urllib.request.Request(server.url + path, text.encode(),
                                      {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(request))
@@ -121,44 +121,48 @@ def test_alternatives_of_equal_text_are_both_there(server):
 
 
 def test_time_that_runs_out_cuts_the_answer():
-    running = start_server("--request-timeout", "0.5", "--chat-template",
-                           str(ROOT / "tests/chat/templates/chatml.jinja"))
+    long = {"max_tokens": 1000, "ignore_eos": True, "temperature": 0}
+    template = ("--chat-template", str(ROOT / "tests/chat/templates/chatml.jinja"))
+    # The limit depends on how fast this machine is: far more than a token, far less than an answer.
+    running = start_server("--request-timeout", "0", *template)
     try:
-        long = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
         begin = time.monotonic()
-        cut = post(running, "/v1/completions", {"prompt": ["The king", "And"], "n": 2, **long})
-        assert time.monotonic() - begin < 20
-        assert len(cut["choices"]) == 4 and cut["usage"]["completion_tokens"] > 0
-        assert {choice["finish_reason"] for choice in cut["choices"]} == {"length"}
-        assert any("--request-timeout" in warning for warning in cut["warnings"])
-        whole = post(running, "/v1/completions", {"prompt": "The king", "max_tokens": 5,
-                                                  "temperature": 0})
+        whole = post(running, "/v1/completions", {"prompt": "The king", **long})
+        limit = (time.monotonic() - begin) / 4
         assert "warnings" not in whole
-        assert cut["choices"][0]["text"].startswith(whole["choices"][0]["text"])
-        message = post(running, "/v1/messages", {"messages": QUESTION, **long})
-        assert message["stop_reason"] == "max_tokens" and message["content"][0]["text"]
-        response = post(running, "/v1/responses", {"input": "The king", **long})
-        assert response["status"] == "incomplete" and response["warnings"]
-        # The values of the prompt come with the first token of each choice.
-        status, error = refusal(running, "/v1/completions",
-                                {"prompt": ["The king"] * 64, "n": 8, "echo": True, "logprobs": 1,
-                                 **long})
-        assert (status, error["code"]) == (504, "timeout")
-    finally:
-        assert stop_server(running) == 0
-
-
-def test_no_limit_on_the_time():
-    running = start_server("--request-timeout", "0")
-    try:
-        assert post(running, "/v1/completions", {"prompt": "x", "max_tokens": 3})["choices"]
         assert post_info(running)["limits"]["max_request_seconds"] == 0
     finally:
         assert stop_server(running) == 0
+    running = start_server("--request-timeout", f"{limit:.3f}", *template)
+    try:
+        cut = post(running, "/v1/completions", {"prompt": ["The king", "And"], "n": 2, **long})
+        assert len(cut["choices"]) == 4
+        assert 0 < cut["usage"]["completion_tokens"] < 4000
+        assert {choice["finish_reason"] for choice in cut["choices"]} == {"length"}
+        assert any("--request-timeout" in warning for warning in cut["warnings"])
+        assert whole["choices"][0]["text"].startswith(cut["choices"][0]["text"])
+        message = post(running, "/v1/messages", {"messages": QUESTION, **long})
+        assert message["stop_reason"] == "max_tokens" and message["content"][0]["text"]
+        assert message["warnings"] and 0 < message["usage"]["output_tokens"] < 1000
+        response = post(running, "/v1/responses", {"input": "The king", **long})
+        assert response["status"] == "incomplete" and response["warnings"]
+        for path, body in (("/v1/chat/completions", {"messages": QUESTION}),
+                           ("/v1/messages", {"messages": QUESTION})):
+            lines = stream(running, path, {**body, **long})
+            assert sum("--request-timeout" in line for line in lines) == 1
+            assert any("length" in line or "max_tokens" in line for line in lines)
+    finally:
+        assert stop_server(running) == 0
+
+
+def stream(server, path, body):
+    """Returns the lines of a streamed answer."""
+    request = urllib.request.Request(server.url + path, json.dumps({**body, "stream": True}).encode(),
+                                     {"Content-Type": "application/json"})
+    return urllib.request.urlopen(request).read().decode().splitlines()
 
 
 def post_info(server):
-    import urllib.request
     return json.load(urllib.request.urlopen(server.url + "/server_info"))
 
 
@@ -217,7 +221,7 @@ def agent_request(name):
               "required": ["command"], "additionalProperties": False}
     cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     return {
-        "model": name, "max_tokens": 24, "stream": True, "temperature": 1,
+        "model": name, "max_tokens": 24, "stream": True,
         "metadata": {"user_id": "user_abc_account__session_1"},
         "system": [{"type": "text", "text": "You are an agent."},
                    {"type": "text", "text": "Be brief.", **cached}],
@@ -278,7 +282,7 @@ def test_custom_tools(server):
     tool = {"type": "custom", "name": "run", "description": "Runs code",
             "format": {"type": "grammar", "syntax": "regex", "definition": "(yes|no){1,3}"}}
     body = dict(model=server.name, tools=[tool], tool_choice={"type": "custom", "name": "run"},
-                input="Run something", max_output_tokens=60, temperature=0)
+                input="Run something", max_output_tokens=300, temperature=0)
     response = client.responses.create(**body)
     call = response.output[-1]
     assert call.type == "custom_tool_call" and call.name == "run"

@@ -189,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "thinking"},
         Refusal{R"({"prompt": "x", "modalities": ["text", "audio"]})", "unsupported_parameter",
                 "modalities"},
-        Refusal{R"({"prompt": "x", "prediction": {"type": "content"}})", "unsupported_parameter",
+        Refusal{R"({"prompt": "x", "prediction": {"type": "content"}})", "invalid_value",
                 "prediction"},
         Refusal{R"({"prompt": "x", "mirostat": 2})", "unsupported_parameter", "mirostat"},
         Refusal{R"({"prompt": "x", "repeat_penalty": 1.1})", "unsupported_parameter",
