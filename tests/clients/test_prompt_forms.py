@@ -111,15 +111,6 @@ def test_a_default_of_zero_does_not_stop_the_start(tmp_path, monkeypatch):
         assert stop_server(running) == 0
 
 
-def test_alternatives_of_equal_text_are_both_there(server):
-    body = {"messages": QUESTION, "max_tokens": 20, "temperature": 0, "logprobs": True}
-    entries = post(server, "/v1/chat/completions", {**body, "top_logprobs": 20})["choices"][0][
-        "logprobs"]["content"]
-    assert all(len(entry["top_logprobs"]) == 20 for entry in entries)
-    texts = [[top["token"] for top in entry["top_logprobs"]] for entry in entries]
-    assert texts
-
-
 def test_time_that_runs_out_cuts_the_answer():
     long = {"max_tokens": 1000, "ignore_eos": True, "temperature": 0}
     template = ("--chat-template", str(ROOT / "tests/chat/templates/chatml.jinja"))
