@@ -41,6 +41,9 @@ OrderedJson Calling(OrderedJson content) {
 class Prober {
  public:
   Prober(const chat::ChatTemplate& compiled, const OrderedJson& variables) : compiled_(compiled) {
+    // The conversations are short; what a template that needs more would show is not found out.
+    input_.limits.max_steps = 500'000;
+    input_.limits.max_bytes = size_t{16} << 20;
     input_.trusted = variables;
     input_.trusted["add_generation_prompt"] = true;
     input_.trusted["documents"] = nullptr;

@@ -25,7 +25,7 @@ struct HistoryForm {
 };
 
 // Finds the form that `compiled` expects. The result depends on the template alone. `variables` are
-// special tokens. Takes up to some seconds for a very slow template, else some milliseconds.
+// special tokens. Takes less than a slow template takes to render once; mostly a millisecond.
 HistoryForm FindHistoryForm(const chat::ChatTemplate& compiled,
                             const nlohmann::ordered_json& variables);
 

@@ -225,8 +225,8 @@ TEST_P(SpeculationTest, OutputsAndCountsAreTheSame) {
   EXPECT_EQ(table(*plain), table(*drafting));
 }
 
-// A request may bring a text that its response will resemble: the response is the same with a right,
-// a wrong and an odd one, and a right one saves steps.
+// A request may bring a text that its response will resemble: the response is the same with a
+// right, a wrong and an odd one, and a right one saves steps.
 TEST_P(SpeculationTest, PredictionsChangeNothingButTheSteps) {
   EngineOptions options = Options({});
   options.prefix_cache = false;

@@ -70,7 +70,8 @@ TEST(ParseCompletion, WarnsOfHintsThatHaveNoEffect) {
   const auto params = Parse(R"({"prompt": "x", "reasoning_effort": "high", "verbosity": "low"})");
   ASSERT_TRUE(params.ok()) << params.status();
   ASSERT_EQ(params->warnings.size(), 2u);
-  EXPECT_EQ(Parse(R"({"prompt": "x", "max_tokens": 3, "max_completion_tokens": 5})")->max_tokens, 5);
+  EXPECT_EQ(Parse(R"({"prompt": "x", "max_tokens": 3, "max_completion_tokens": 5})")->max_tokens,
+            5);
 }
 
 TEST(ParseCompletion, TakesFieldsAtTheirDefaultsThatItDoesNotImplement) {

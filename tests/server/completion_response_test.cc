@@ -30,7 +30,9 @@ TEST(Utf8, ReplacesMaximalIllFormedParts) {
 // In chats, alternatives are a list; in completions, their texts are keys.
 TEST(Logprobs, KeepAlternativesOfEqualText) {
   const testing::ByteTokenizer tokenizer;
-  TokenLogprob logprob{.token = 0x80, .logprob = -1.0f};
+  TokenLogprob logprob;
+  logprob.token = 0x80;
+  logprob.logprob = -1.0f;
   logprob.top = {{0x80, -1.0f}, {0x81, -2.0f}};
   const auto entry = ChatLogprobJson(&tokenizer, logprob, false);
   ASSERT_TRUE(entry.ok()) << entry.status();

@@ -25,8 +25,10 @@ HistoryForm FormOf(const std::string& source) {
 std::string Rendered(const std::string& source, const std::string& assistant,
                      const std::string& tools = "") {
   const std::string text = R"({"messages": [{"role": "user", "content": "q"},
-      {"role": "assistant", )" + assistant + R"(},
-      {"role": "tool", "tool_call_id": "1", "content": "r"}])" + tools + "}";
+      {"role": "assistant", )" +
+                           assistant + R"(},
+      {"role": "tool", "tool_call_id": "1", "content": "r"}])" +
+                           tools + "}";
   RequestRules rules;
   rules.served_names = {"m"};
   const auto params = ParseChat(nlohmann::json::parse(text), text, rules, false);
@@ -81,12 +83,13 @@ TEST(HistoryForm, ContentIsNoneOnlyWhereCallsNeedIt) {
   EXPECT_FALSE(FormOf(kJson).null_content);
   EXPECT_TRUE(FormOf(kNone).null_content);
   EXPECT_TRUE(FormOf(kNone).text_arguments);
-  for (const char* content : {"", R"("content": null, )", R"("content": "", )", R"("content": [], )"}) {
+  for (const char* content :
+       {"", R"("content": null, )", R"("content": "", )", R"("content": [], )"}) {
     const std::string message = content + Call(R"("{}")");
     EXPECT_EQ(Rendered(kJson, message), "[q][]f{}[r]") << content;
     EXPECT_EQ(Rendered(kNone, message), "[q]call {}[r]") << content;
-    EXPECT_EQ(Rendered("{% for m in messages %}{{ m.role + m.content | trim }} {% endfor %}", message,
-                       R"(, "tools": [{"type": "function", "function": {"name": "f"}}])")
+    EXPECT_EQ(Rendered("{% for m in messages %}{{ m.role + m.content | trim }} {% endfor %}",
+                       message, R"(, "tools": [{"type": "function", "function": {"name": "f"}}])")
                   .find("null"),
               std::string::npos);
   }
@@ -100,8 +103,8 @@ TEST(HistoryForm, ReasoningHasEveryNameThatTheTemplateReads) {
       const std::string message = "\"" + sent + R"(": "why", "content": "t", )" + Call(R"("{}")");
       EXPECT_EQ(Rendered(source + "{# tools #}", message), "qt(why)r") << name << ' ' << sent;
       // Where the template knows no tools, the calls become text and the reasoning stays.
-      const std::string flat =
-          Rendered(source, message, R"(, "tools": [{"type": "function", "function": {"name": "f"}}])");
+      const std::string flat = Rendered(
+          source, message, R"(, "tools": [{"type": "function", "function": {"name": "f"}}])");
       EXPECT_NE(flat.find("(why)"), std::string::npos) << flat;
     }
   }

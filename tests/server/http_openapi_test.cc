@@ -119,9 +119,15 @@ TEST_F(OpenApi, EveryFieldOfCompletionsIsDescribed) {
   const Json schemas = Read()["components"]["schemas"];
   const Json& fields = schemas["CompletionRequest"]["properties"];
   // Fields without effect are described if they are common.
-  std::set<std::string> expected = {"user",     "metadata",         "store",
-                                    "service_tier", "safety_identifier", "prompt_cache_key",
-                                    "prompt_cache_retention", "parallel_tool_calls", "verbosity"};
+  std::set<std::string> expected = {"user",
+                                    "metadata",
+                                    "store",
+                                    "service_tier",
+                                    "safety_identifier",
+                                    "prompt_cache_key",
+                                    "prompt_cache_retention",
+                                    "parallel_tool_calls",
+                                    "verbosity"};
   std::set<std::string> chat;
   for (const std::string_view name : KnownFields()) {
     if (UseOf(name, FieldRoute::kCompletions) != FieldUse::kObeyed) continue;
