@@ -287,7 +287,7 @@ absl::Status ConvertOutput(const Json& body, std::string_view text, bool strict_
     } else if (strict_fields) {
       return InvalidValue(where, Concat("unknown field '", where, "'"));
     } else {
-      out.warnings.push_back(Concat("'", where, "' has no effect"));
+      ++out.ignored_fields;
     }
   }
   return absl::OkStatus();
