@@ -41,8 +41,8 @@ constexpr unsigned kGenerate = kCompletion | kChat | kResponse | kMessage;
 constexpr unsigned kTokensOnly = kCount | kTokenize | kDetokenize;
 // The routes that render a conversation.
 constexpr unsigned kRender = kChat | kResponse | kMessage | kCount | kTokenize;
-// Those of them whose requests say where the answer begins. In Messages, it continues a last message
-// of the assistant.
+// Those of them whose requests say where the answer begins. In Messages, it continues a last
+// message of the assistant.
 constexpr unsigned kTurns = kRender & ~(kMessage | kCount);
 constexpr unsigned kAll = kGenerate | kTokensOnly;
 
