@@ -1,6 +1,7 @@
 #include "server/openai/request_fields.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/message.h"
 #include "server/base/api_error.h"
@@ -58,7 +59,7 @@ struct Field {
 
 constexpr double kHuge = 1e9;
 
-// Without most sampling fields, which IsSamplingField() knows and all routes that generate obey.
+// Without most sampling fields, which SamplingFields() lists and all routes that generate obey.
 constexpr Field kFields[] = {
     // What the answer is made from
     {"model", kAll},
@@ -202,10 +203,14 @@ constexpr Field kSampling = {"", kGenerate, kTokensOnly};
 
 // Returns null for a field that nobody knows.
 const Field* Find(std::string_view name) {
-  for (const Field& field : kFields) {
-    if (name == field.name) return &field;
-  }
-  return IsSamplingField(name) ? &kSampling : nullptr;
+  static const auto* const kTable = [] {
+    auto* table = new std::unordered_map<std::string_view, const Field*>;
+    for (const Field& field : kFields) table->emplace(field.name, &field);
+    for (const std::string_view sampling : SamplingFields()) table->emplace(sampling, &kSampling);
+    return table;
+  }();
+  const auto found = kTable->find(name);
+  return found == kTable->end() ? nullptr : found->second;
 }
 
 FieldUse UseOf(const Field& field, FieldRoute route) {
@@ -304,7 +309,6 @@ std::vector<std::string_view> KnownFields() {
 absl::Status CheckRequestFields(const Json& body, FieldRoute route, bool strict,
                                 FieldFindings& out) {
   for (const auto& [name, value] : body.items()) {
-    if (value.is_null() && Find(name) != nullptr) continue;
     const Field* const field = Find(name);
     if (field == nullptr) {
       if (strict) {
@@ -314,6 +318,7 @@ absl::Status CheckRequestFields(const Json& body, FieldRoute route, bool strict,
       ++out.ignored;
       continue;
     }
+    if (value.is_null()) continue;
     const FieldUse use = UseOf(*field, route);
     if (use == FieldUse::kRefused) MOESERVE_RETURN_IF_ERROR(Refuse(body, *field, value, route));
     if (use == FieldUse::kHint && !value.is_string()) {

@@ -164,11 +164,6 @@ std::vector<std::string_view> SamplingFields() {
   return names;
 }
 
-bool IsSamplingField(std::string_view name) {
-  static const std::vector<std::string_view> kNames = SamplingFields();
-  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
-}
-
 absl::Status ParseSamplingFields(const Json& body, const RequestRules& rules, SamplingParams& out) {
   out = DefaultSampling(rules.defaults);
   MOESERVE_RETURN_IF_ERROR(ParseNumbers(body, kDrawFields, out));

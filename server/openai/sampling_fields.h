@@ -18,6 +18,5 @@ absl::Status ParseSamplingFields(const nlohmann::json& body, const RequestRules&
 
 // Returns the names of the fields that ParseSamplingFields() reads.
 std::vector<std::string_view> SamplingFields();
-bool IsSamplingField(std::string_view name);
 
 }  // namespace moeserve::server

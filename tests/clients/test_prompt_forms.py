@@ -171,7 +171,7 @@ def test_predictions_do_not_change_the_answer(server, path, body):
         return answer["content"][0]["text"]
     body = {**body, "max_tokens": 40, "seed": 5, "cache_salt": path}
     plain = text(post(server, path, body))
-    for prediction in (plain, [{"type": "text", "text": "Something else"}], ""):
+    for prediction in (plain, [{"type": "text", "text": "Something else"}], "", "long " * 20_000):
         guessed = {**body, "prediction": {"type": "content", "content": prediction}}
         assert text(post(server, path, guessed)) == plain
     assert refusal(server, path, {**body, "prediction": "text"})[0] == 400

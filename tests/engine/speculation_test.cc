@@ -256,6 +256,8 @@ TEST_P(SpeculationTest, PredictionsChangeNothingButTheSteps) {
   Request wrong = MakeRequest(golden_, constraints, 0);
   wrong.prediction = {-1};
   EXPECT_TRUE(absl::IsInvalidArgument(drafting->Submit(wrong)->Wait()));
+  wrong.prediction.assign(static_cast<size_t>(drafting->get().max_model_len()) + 1, 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(drafting->Submit(wrong)->Wait()));
 }
 
 // Little memory, so that sequences are preempted between drafts, cancellations, and prompts in
