@@ -87,7 +87,8 @@ class MessageConverter {
       return InvalidValue(where + ".content",
                           Concat("'", where, ".content' must be a string or a list of blocks"));
     }
-    if (has_text_ || assistant_) {
+    // A message with results alone has become messages of the role tool.
+    if (has_text_ || assistant_ || content->empty()) {
       if (has_text_ || !turn_.contains("tool_calls")) turn_["content"] = std::move(text_);
       out_.push_back(std::move(turn_));
     }

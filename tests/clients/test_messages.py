@@ -148,6 +148,13 @@ def test_errors_have_the_form_of_the_api(server, fields, param):
     assert body["error"]["param"] == param and body["error"]["message"]
 
 
+def test_a_message_without_blocks_is_empty(server):
+    def count(content):
+        return post(server, "/v1/messages/count_tokens", {
+            "messages": [{"role": "user", "content": content}]})
+    assert count([]) == count("")
+
+
 def test_a_budget_of_reasoning_has_no_effect_and_is_refused_with_strict_fields(server):
     body = {"max_tokens": 4, "messages": USER, "temperature": 0}
     budget = {**body, "thinking": {"type": "enabled", "budget_tokens": 1024}}
