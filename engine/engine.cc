@@ -158,12 +158,15 @@ bool Engine::Impl::TakeWork() {
 void Engine::Impl::AbortExpired() {
   const absl::Time now = SteadyNow();
   std::vector<std::pair<Sequence*, absl::Status>> ended;
+  std::vector<Sequence*> cut;
   const auto judge = [&](Sequence* s, bool queued) {
     if (!broken_.ok()) {
       ended.emplace_back(s, broken_);
     } else if (cancelled_.contains(s->sink.get())) {
       ended.emplace_back(s, shutting_down_ ? absl::UnavailableError("the server is shutting down")
                                            : absl::CancelledError("the request was cancelled"));
+    } else if (s->request.deadline <= now && s->generated() > 0) {
+      cut.push_back(s);
     } else if (s->request.deadline <= now) {
       ended.emplace_back(s, absl::DeadlineExceededError("the request ran into its time limit"));
     } else if (queued && now - s->queued_at > options_.max_queue_wait) {
@@ -176,6 +179,12 @@ void Engine::Impl::AbortExpired() {
       judge(s.get(), !s->admitted);
       for (const SequencePtr& sample : s->samples) judge(sample.get(), !s->admitted);
     }
+  }
+  for (Sequence* s : cut) {
+    OutputDelta delta = TokenStep::CutOff(*s);
+    const int end = std::min(s->computed, s->length() - 1);
+    if (s->request.routing_record && end > s->routes_delivered) DeliverRoutes(*s, end, delta);
+    Finish(s, std::move(delta));
   }
   for (const auto& [s, status] : ended) {
     if (absl::IsResourceExhausted(status)) {

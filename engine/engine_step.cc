@@ -137,7 +137,7 @@ void Engine::Impl::ProposeDrafts() {
                                                *state, most);
       if (!s->proposal.tokens.empty()) continue;
     }
-    if (options_.draft.prompt_lookup) s->proposal = LookUp(s->tokens, most, s->alignment);
+    if (options_.draft.prompt_lookup) s->proposal = LookUp(s->LookupText(), most, s->alignment);
     if (s->proposal.matched < kModelInsteadBelow) without.push_back(s.get());
   }
   if (draft_model_ != nullptr && !without.empty()) ProposeByModel(rows, without);

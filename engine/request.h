@@ -26,12 +26,17 @@ struct Request {
   std::string id;               // unique among the requests that have not ended
   std::vector<TokenId> prompt;  // 1..max_model_len ids, each in [0, vocab_size)
   SamplingParams sampling;
-  absl::Time deadline = absl::InfiniteFuture();  // a SteadyNow() time
-  int priority = 0;                              // -kMaxPriority to kMaxPriority, lower first
+  // A SteadyNow() time. A response that has tokens by then is cut (OutputDelta::timed_out), any
+  // other request fails.
+  absl::Time deadline = absl::InfiniteFuture();
+  int priority = 0;             // -kMaxPriority to kMaxPriority, lower first
   std::string cache_salt;       // only prompts with equal salts share cached prefixes
   bool expert_counts = false;   // return how often each expert ran for this request's tokens
   bool routing_record = false;  // return the routes of this request's tokens
   std::shared_ptr<const RoutingControl> routing_control;  // null: the router decides alone
+  // What the response may consist of, for prompt lookup (engine/draft): at most max_model_len ids in
+  // [0, vocab_size). Changes the time that the response takes, never the response.
+  std::vector<TokenId> prediction;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength };
@@ -72,9 +77,10 @@ struct OutputDelta {
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
   bool finished = false;
   FinishReason finish_reason = FinishReason::kStop;  // valid if `finished`
-  std::optional<std::string> stop_string;            // the stop string that matched
-  std::optional<TokenId> stop_token;                 // the stop_token_ids entry that matched
-  Usage usage;                                       // token counts up to this piece
+  bool timed_out = false;  // whether Request::deadline cut the response; `finish_reason` is kLength
+  std::optional<std::string> stop_string;  // the stop string that matched
+  std::optional<TokenId> stop_token;       // the stop_token_ids entry that matched
+  Usage usage;                             // token counts up to this piece
   // [routed blocks][E], if requested and `finished`: how often each expert ran for the tokens that
   // `usage.routed_tokens` counts. Blocks are in the order of ExpertStats.
   std::vector<uint64_t> expert_counts;
@@ -92,9 +98,9 @@ class TokenSink {
  public:
   virtual ~TokenSink() = default;
   virtual void OnDelta(OutputDelta delta) = 0;
-  // Reports the error that ended the request: Cancelled, DeadlineExceeded, ResourceExhausted
-  // (server full), Unavailable (shutting down), InvalidArgument (the masks together allow no token)
-  // or Internal (numeric failure). No other call follows.
+  // Reports the error that ended the request: Cancelled, DeadlineExceeded (before the first token),
+  // ResourceExhausted (server full), Unavailable (shutting down), InvalidArgument (the masks
+  // together allow no token) or Internal (numeric failure). No other call follows.
   virtual void OnError(const absl::Status& status) = 0;
 };
 

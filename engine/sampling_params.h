@@ -90,8 +90,9 @@ inline constexpr double kMaxSamplingInt = std::numeric_limits<int32_t>::max();
 inline constexpr SamplingField kDrawFields[] = {
     {"temperature", &SamplingParams::temperature, 0, 2, false,
      "Divides the logits; 0 takes the most probable token (ties: the lower id)"},
-    {"top_p", &SamplingParams::top_p, 0, 1, true,
-     "Draws from the fewest most probable tokens that have this share of the probability"},
+    {"top_p", &SamplingParams::top_p, 0, 1, false,
+     "Draws from the fewest most probable tokens, at least one, that have this share of the "
+     "probability"},
     {"min_p", &SamplingParams::min_p, 0, 1, false,
      "Draws from tokens with at least this probability, relative to the most probable one"},
     {"top_k", &SamplingParams::top_k, -1, kMaxSamplingInt, false,

@@ -72,6 +72,12 @@ absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limi
 absl::Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   if (request.prompt.empty()) return absl::InvalidArgumentError("prompt: expected a token or more");
   MOESERVE_RETURN_IF_ERROR(ValidateIds("prompt", request.prompt, limits.vocab_size));
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("prediction", request.prediction, limits.vocab_size));
+  // Each step searches in it.
+  if (std::ssize(request.prediction) > limits.max_model_len) {
+    return absl::InvalidArgumentError(Concat("prediction: expected at most ", limits.max_model_len,
+                                             " tokens, found ", request.prediction.size()));
+  }
   if (std::abs(request.priority) > kMaxPriority) {
     return Invalid("priority", Concat(-kMaxPriority, " to ", kMaxPriority), request.priority);
   }

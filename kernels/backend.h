@@ -360,7 +360,7 @@ inline constexpr int kMaxAlternatives = 20;
 struct SampleRow {
   float scale;       // SamplingScale(temperature); 0 selects the most probable token
   int32_t top_k;     // a value of 0 or below disables the limit
-  double top_p;      // (0, 1]
+  double top_p;      // [0, 1]
   float min_p;       // [0, 1]
   int32_t row;       // row of the logits; if negative, nothing is drawn and no result is written
   double uniform;    // UniformDraw for this row, in [0, 1)

@@ -113,7 +113,7 @@ Result<GenerationDefaults> ReadDefaults(const GgufFile& file) {
     return value;
   };
   defaults.temperature = real("general.sampling.temp", 0.0, 2.0);
-  defaults.top_p = real("general.sampling.top_p", std::numeric_limits<double>::min(), 1.0 + 1e-6);
+  defaults.top_p = real("general.sampling.top_p", 0.0, 1.0 + 1e-6);
   if (defaults.top_p.has_value()) defaults.top_p = std::min(*defaults.top_p, 1.0);
   defaults.min_p = real("general.sampling.min_p", 0.0, 1.0);
   defaults.repetition_penalty =

@@ -120,6 +120,18 @@ bool TokenStep::ChangeLogits(Sequence& s, std::span<const float> row) {
   }
 }
 
+OutputDelta TokenStep::CutOff(Sequence& s) {
+  OutputDelta delta;
+  delta.finished = true;
+  delta.text = s.text.Finish();
+  // The text may complete a stop string.
+  delta.stop_string = s.text.matched_stop();
+  delta.finish_reason = delta.stop_string ? FinishReason::kStop : FinishReason::kLength;
+  delta.timed_out = !delta.stop_string;
+  delta.usage = UsageOf(s);
+  return delta;
+}
+
 Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t index) {
   const SamplingParams& params = s.request.sampling;
   OutputDelta delta;

@@ -46,6 +46,10 @@ class TokenStep {
   // (so the tokens before the last one are always computed), or if log-probabilities are requested.
   std::optional<OutputDelta> NextWithoutChoice(Sequence& sequence);
 
+  // Returns the last piece of a response that ends before its next token: the text that was held
+  // back.
+  static OutputDelta CutOff(Sequence& sequence);
+
  private:
   // Returns the logits of a row from which tokens are drawn if the request changes none of them:
   // the textless ids are cut off, or -infinity in `scratch`.

@@ -72,13 +72,31 @@ struct Sequence {
            i + 1 >= static_cast<int>(prompt_logprobs.size());
   }
 
+  // Returns the text whose end is the end of `tokens`, and in which prompt lookup searches. A
+  // prediction stands before the prompt, behind a copy of the prompt's end, so that it is found as
+  // soon as the response begins like it.
+  std::span<const TokenId> LookupText() {
+    if (request.prediction.empty()) return tokens;
+    if (lookup.empty()) {
+      const auto before = std::min<int64_t>(kLongestMatch, std::ssize(request.prompt));
+      lookup.assign(request.prompt.end() - before, request.prompt.end());
+      lookup.insert(lookup.end(), request.prediction.begin(), request.prediction.end());
+      before_tokens = lookup.size();
+    }
+    const size_t known = lookup.size() - before_tokens;
+    lookup.insert(lookup.end(), tokens.begin() + static_cast<int64_t>(known), tokens.end());
+    return lookup;
+  }
+
   Request request;
   std::shared_ptr<TokenSink> sink;
   OutputText text;
   SamplingState sampling;
   std::vector<TokenId> tokens;  // prompt tokens, then generated tokens
   Proposal proposal;            // tokens that may follow
-  Alignment alignment;          // of `tokens`, for prompt lookup
+  Alignment alignment;          // of LookupText(), for prompt lookup
+  std::vector<TokenId> lookup;  // LookupText() if the request has a prediction
+  size_t before_tokens = 0;     // number of leading ids of `lookup` that are not from `tokens`
   std::vector<TokenId> draft;   // the leading tokens of `proposal` that the next step computes
   AcceptanceRecord acceptance;  // how often earlier proposals were right
   // Number of leading tokens whose keys and values the draft model has in `blocks`.

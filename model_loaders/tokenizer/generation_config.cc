@@ -42,7 +42,7 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
   config.defaults.temperature =
       real("temperature", "a number in [0, 2]", [](double v) { return v >= 0 && v <= 2; });
   config.defaults.top_p =
-      real("top_p", "a number in (0, 1]", [](double v) { return v > 0 && v <= 1; });
+      real("top_p", "a number in [0, 1]", [](double v) { return v >= 0 && v <= 1; });
   config.defaults.min_p =
       real("min_p", "a number in [0, 1]", [](double v) { return v >= 0 && v <= 1; });
   config.defaults.repetition_penalty =
@@ -50,8 +50,8 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
            [](double v) { return v > 0 && v <= std::numeric_limits<float>::max(); });
   if (const nlohmann::json* top_k = reader.Optional("top_k")) {
     config.defaults.top_k = IntFrom(*top_k);
-    if (config.defaults.top_k.value_or(-1) < 0) {
-      reader.Fault("top_k", "an integer >= 0 below 2^31 (0 is off)", ShowJson(*top_k));
+    if (config.defaults.top_k.value_or(-2) < -1) {
+      reader.Fault("top_k", "an integer >= -1 below 2^31 (-1 and 0 are off)", ShowJson(*top_k));
     }
   }
   if (const nlohmann::json* eos = reader.Optional("eos_token_id")) {

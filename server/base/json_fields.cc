@@ -1,12 +1,15 @@
 #include "server/base/json_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <utility>
 
 #include "base/message.h"
 #include "model_loaders/files/strict_json.h"
 #include "server/base/api_error.h"
+#include "server/base/json_text.h"
 
 namespace moeserve::server {
 namespace {
@@ -25,7 +28,10 @@ class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
   bool boolean(bool value) override { return Add(value); }
   bool number_integer(number_integer_t value) override { return Add(value); }
   bool number_unsigned(number_unsigned_t value) override { return Add(value); }
-  bool number_float(number_float_t value, const string_t&) override { return Add(value); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    if (text.find_first_not_of("-0123456789") != std::string::npos) return Add(value);
+    return Add(OrderedJson::binary({text.begin(), text.end()}));
+  }
   bool string(string_t& value) override { return Add(std::move(value)); }
   bool binary(binary_t&) override { return false; }
   bool start_object(size_t) override { return Open(OrderedJson::object()); }
@@ -85,6 +91,38 @@ std::string Shown(const nlohmann::json& value) {
   return text;
 }
 
+bool HasBigInteger(const OrderedJson& value) {
+  if (value.is_binary()) return true;
+  return value.is_structured() && std::any_of(value.begin(), value.end(), HasBigInteger);
+}
+
+std::string Dump(const OrderedJson& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
+}
+
+void DumpWithDigits(const OrderedJson& value, std::string& out) {
+  const char* before = "";
+  if (value.is_binary()) {
+    out.append(value.get_binary().begin(), value.get_binary().end());
+  } else if (value.is_object()) {
+    out += '{';
+    for (const auto& [name, item] : value.items()) {
+      out += std::exchange(before, ",") + Dump(name) + ':';
+      DumpWithDigits(item, out);
+    }
+    out += '}';
+  } else if (value.is_array()) {
+    out += '[';
+    for (const OrderedJson& item : value) {
+      out += std::exchange(before, ",");
+      DumpWithDigits(item, out);
+    }
+    out += ']';
+  } else {
+    out += Dump(value);
+  }
+}
+
 std::string NumberText(double value) {
   std::ostringstream out;
   out << value;
@@ -93,39 +131,6 @@ std::string NumberText(double value) {
 
 absl::Status WrongType(const char* name, const char* expected, const nlohmann::json& found) {
   return InvalidValue(name, Concat("'", name, "': expected ", expected, ", found ", Shown(found)));
-}
-
-// Finds the end of a JSON value that starts at `begin`.
-size_t ValueEnd(std::string_view text, size_t begin) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = begin; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        quoted = false;
-        if (depth == 0) return i + 1;
-      }
-      continue;
-    }
-    if (c == '"') {
-      quoted = true;
-    } else if (c == '{' || c == '[') {
-      ++depth;
-    } else if (c == '}' || c == ']') {
-      if (depth == 0) return i;  // the end of the object around a number or a word
-      if (--depth == 0) return i + 1;
-    } else if (depth == 0 && (c == ',' || c == ' ' || c == '\t' || c == '\r' || c == '\n')) {
-      return i;
-    }
-  }
-  return text.size();
-}
-
-size_t SkipSpace(std::string_view text, size_t at) {
-  return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
 }
 
 }  // namespace
@@ -220,19 +225,19 @@ Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::
   return ids;
 }
 
-std::optional<std::string_view> MemberText(std::string_view text, std::string_view name) {
-  size_t at = SkipSpace(text, 0);
-  if (at >= text.size() || text[at] != '{') return std::nullopt;
-  at = SkipSpace(text, at + 1);
-  while (at < text.size() && text[at] == '"') {
-    const size_t key_end = ValueEnd(text, at);
-    const std::string_view key = text.substr(at + 1, key_end - at - 2);
-    const size_t value = SkipSpace(text, SkipSpace(text, key_end) + 1);  // after the colon
-    const size_t end = ValueEnd(text, value);
-    if (key == name) return text.substr(value, end - value);
-    at = SkipSpace(text, SkipSpace(text, end) + 1);  // after the comma
-  }
-  return std::nullopt;
+OrderedJson OrderedMember(const nlohmann::json& body, std::string_view text,
+                          const std::string& name) {
+  const nlohmann::json* value = FindField(body, name.c_str());
+  if (value == nullptr) return nullptr;
+  const auto part = value->is_structured() ? MemberText(text, name) : std::nullopt;
+  return part ? ParseOrdered(*part) : OrderedJson(*value);
+}
+
+std::string DumpOrdered(const OrderedJson& value) {
+  if (!HasBigInteger(value)) return Dump(value);
+  std::string out;
+  DumpWithDigits(value, out);
+  return out;
 }
 
 OrderedJson ParseOrdered(std::string_view text, int max_depth) {

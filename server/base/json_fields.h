@@ -33,14 +33,18 @@ Result<std::optional<std::string>> StringField(const nlohmann::json& object, con
 // Returns the integer value of a JSON number; nullopt if `value` has a fraction or is not a number.
 std::optional<int64_t> AsInteger(const nlohmann::json& value);
 
-// Returns the text of the value of member `name` of the object that `text` consists of; nullopt if
-// there is none. `text` must be valid JSON. Keys with escapes are not found.
-std::optional<std::string_view> MemberText(std::string_view text, std::string_view name);
-
 // Parses `text` and keeps the order of members, in time proportional to its length. A member that
 // stands twice is there twice, so `text` should have been checked. Discarded if `text` is no JSON
 // or nested deeper than `max_depth`.
+// An integer that 64 bits cannot hold becomes a value of the type binary whose bytes are its
+// digits.
 nlohmann::ordered_json ParseOrdered(std::string_view text, int max_depth = 256);
+// Returns the value in one line of valid UTF-8, with the digits of such integers.
+std::string DumpOrdered(const nlohmann::ordered_json& value);
+// Returns member `name` of `body`, which was parsed from `text`, with the order of `text`; null if
+// it is absent. If `text` spells the name with escapes, the members are sorted.
+nlohmann::ordered_json OrderedMember(const nlohmann::json& body, std::string_view text,
+                                     const std::string& name);
 // Appends a member to `object`, which must be an object without a member of that name. Assignments
 // by operator[] search all members first.
 void AppendMember(nlohmann::ordered_json& object, std::string name, nlohmann::ordered_json value);

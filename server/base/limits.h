@@ -29,6 +29,7 @@ struct RequestLimits {
   // all pairs of a unary response, only the prompts' pairs of a streaming response. A pair takes
   // about 60 bytes until it is sent.
   int64_t max_routes = int64_t{1} << 22;
+  // From the arrival of a request to its last token; the answer is cut then. Infinite: no limit.
   absl::Duration max_request_time = absl::Seconds(600);
   // Limit on the output of a stream that waits for a slow client. A stream that exceeds it is
   // cancelled with the error "slow_reader".

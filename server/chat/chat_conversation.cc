@@ -8,12 +8,14 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/base/json_text.h"
 #include "server/chat/chat_message.h"
 
 namespace moeserve::server {
 namespace {
 
 using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kFields[] = {
     "messages",      "add_generation_prompt", "continue_final_message", "add_special_tokens",
@@ -55,7 +57,8 @@ constexpr std::string_view kReservedVariables[] = {"messages",
                                                    "False",
                                                    "None"};
 
-absl::Status ParseMessages(const Json& body, const ConversationRules& rules, Conversation& out) {
+absl::Status ParseMessages(const Json& body, std::string_view text, const ConversationRules& rules,
+                           Conversation& out) {
   const Json* messages = FindField(body, "messages");
   if (messages == nullptr) return MissingField("messages");
   if (!messages->is_array() || messages->empty()) {
@@ -66,42 +69,42 @@ absl::Status ParseMessages(const Json& body, const ConversationRules& rules, Con
                                            " messages are accepted, found ", messages->size()));
   }
   MessageTotals totals;
+  totals.texts = ElementTexts(MemberText(text, "messages").value_or(""));
   for (size_t i = 0; i < messages->size(); ++i) {
     MOESERVE_ASSIGN_OR_RETURN(auto message, ParseMessage((*messages)[i], i, rules, totals));
     out.messages.push_back(std::move(message));
   }
   out.ignored_fields = totals.ignored_fields;
+  out.argument_texts = std::move(totals.argument_texts);
   return absl::OkStatus();
 }
 
-absl::Status NotAllowed(std::string_view field) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter",
-                   Concat("'", field,
-                          "' is not accepted by this server; its operator may allow it "
-                          "with --allow-request-chat-template"),
-                   field);
-}
-
-absl::Status ParseTemplate(const Json& body, const ConversationRules& rules, Conversation& out) {
+absl::Status ParseTemplate(const Json& body, std::string_view text, const ConversationRules& rules,
+                           Conversation& out) {
   MOESERVE_ASSIGN_OR_RETURN(out.chat_template, StringField(body, "chat_template"));
-  if (out.chat_template && !rules.allow_template) return NotAllowed("chat_template");
+  if (out.chat_template && !rules.allow_template) {
+    return UnsupportedParameter("chat_template",
+                                "'chat_template' is not accepted by this server; its operator may "
+                                "allow it with --allow-request-chat-template");
+  }
   const Json* variables = FindField(body, "chat_template_kwargs");
   if (variables == nullptr) return absl::OkStatus();
   if (!variables->is_object()) {
     return InvalidValue("chat_template_kwargs", "'chat_template_kwargs' must be an object");
   }
-  if (!variables->empty() && !rules.allow_template) return NotAllowed("chat_template_kwargs");
   if (variables->size() > rules.limits.max_template_variables) {
     return InvalidValue("chat_template_kwargs", Concat("'chat_template_kwargs' has at most ",
                                                        rules.limits.max_template_variables,
                                                        " entries, found ", variables->size()));
   }
-  for (const auto& [name, value] : variables->items()) {
+  const auto source = MemberText(text, "chat_template_kwargs");
+  OrderedJson ordered = source ? ParseOrdered(*source) : OrderedJson(*variables);
+  for (auto& [name, value] : ordered.get_ref<OrderedJson::object_t&>()) {
     if (absl::c_linear_search(kReservedVariables, name)) {
       return InvalidValue("chat_template_kwargs", Concat("'chat_template_kwargs' must not set '",
                                                          name, "', which the server sets"));
     }
-    out.template_variables[name] = value;
+    out.template_variables[name] = std::move(value);
   }
   return absl::OkStatus();
 }
@@ -118,7 +121,7 @@ std::vector<std::string_view> ConversationFields() {
 Result<Conversation> ParseConversation(const Json& body, std::string_view text,
                                        const ConversationRules& rules) {
   Conversation out;
-  MOESERVE_RETURN_IF_ERROR(ParseMessages(body, rules, out));
+  MOESERVE_RETURN_IF_ERROR(ParseMessages(body, text, rules, out));
   MOESERVE_ASSIGN_OR_RETURN(out.tools, ParseTools(body, text));
   MOESERVE_ASSIGN_OR_RETURN(auto proceed, BoolField(body, "continue_final_message"));
   out.continue_final_message = proceed.value_or(false);
@@ -137,7 +140,7 @@ Result<Conversation> ParseConversation(const Json& body, std::string_view text,
                                "xhigh, found ",
                                Quoted(*out.reasoning_effort, 64)));
   }
-  MOESERVE_RETURN_IF_ERROR(ParseTemplate(body, rules, out));
+  MOESERVE_RETURN_IF_ERROR(ParseTemplate(body, text, rules, out));
   return out;
 }
 

@@ -15,13 +15,15 @@ namespace moeserve::server {
 
 struct ConversationRules {
   RequestLimits limits;
-  bool allow_template = false;  // whether a request may set chat_template and chat_template_kwargs
+  bool allow_template = false;  // whether a request may set chat_template
   bool strict_fields = false;   // whether unknown fields of a message are an error
 };
 
 struct Conversation {
   // Objects as ParseMessage() returns them.
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  // The client's text of the arguments of each call, in the order of `messages`.
+  std::vector<std::string> argument_texts;
   ToolSettings tools;
   bool add_generation_prompt = true;
   bool continue_final_message = false;

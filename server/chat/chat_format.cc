@@ -35,23 +35,28 @@ void RenameDevelopers(std::string_view source, OrderedJson& messages) {
   }
 }
 
-// Sets the variables by which templates choose how much the model reasons.
-absl::Status SetEffort(const Conversation& conversation, std::string_view source,
-                       OrderedJson& variables) {
-  if (!conversation.reasoning_effort) return absl::OkStatus();
-  const std::string& effort = *conversation.reasoning_effort;
-  const bool has_effort = source.find("reasoning_effort") != std::string_view::npos;
-  const bool has_switch = source.find("enable_thinking") != std::string_view::npos;
-  // A model that does not reason is at the effort "none".
-  if (!has_effort && !has_switch && (effort != "none" || HasThinkTags(source))) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "unsupported_parameter",
-        Concat("'reasoning_effort': the model's chat template cannot set it to ", effort),
-        "reasoning_effort");
-  }
-  if (has_effort) variables["reasoning_effort"] = effort;
-  if (has_switch) variables["enable_thinking"] = effort != "none";
-  return absl::OkStatus();
+// Whether templates can choose how much the model reasons, and by which variables.
+struct EffortVariables {
+  explicit EffortVariables(std::string_view source)
+      : effort(source.find("reasoning_effort") != std::string_view::npos),
+        on_off(source.find("enable_thinking") != std::string_view::npos) {}
+  bool effort;
+  bool on_off;
+};
+
+void SetEffort(const Conversation& conversation, std::string_view source, OrderedJson& variables) {
+  if (!conversation.reasoning_effort) return;
+  const EffortVariables has(source);
+  if (has.effort) variables["reasoning_effort"] = *conversation.reasoning_effort;
+  if (has.on_off) variables["enable_thinking"] = *conversation.reasoning_effort != "none";
+}
+
+// Returns whether the conversation has messages whose form depends on the template.
+bool DependsOnForm(const Conversation& conversation) {
+  return std::any_of(
+      conversation.messages.begin(), conversation.messages.end(), [](const OrderedJson& message) {
+        return message.contains("tool_calls") || message.contains("reasoning_content");
+      });
 }
 
 // Returns whether the template has written the start of the reasoning at the end of the prompt.
@@ -83,19 +88,21 @@ ChatFormat::ChatFormat(const TokenizerConfig& config, const CallSyntax* call_syn
   }
   auto compiled = chat::ChatTemplate::Compile(*config.chat_template);
   if (compiled.ok()) {
-    template_ = *std::move(compiled);
+    template_.compiled = *std::move(compiled);
+    template_.history = FindHistoryForm(*template_.compiled, special_tokens_);
   } else {
     status_ = compiled.status();
   }
 }
 
-Result<const chat::ChatTemplate*> ChatFormat::TemplateFor(
-    const Conversation& conversation, std::unique_ptr<const chat::ChatTemplate>& own) const {
+Result<const ChatTemplateInfo*> ChatFormat::TemplateFor(const Conversation& conversation,
+                                                        ChatTemplateInfo& own) const {
   if (conversation.chat_template) {
     auto result = chat::ChatTemplate::Compile(*conversation.chat_template);
     if (!result.ok()) return TemplateError(result.status(), "chat_template");
-    own = *std::move(result);
-    return own.get();
+    own.compiled = *std::move(result);
+    if (DependsOnForm(conversation)) own.history = FindHistoryForm(*own.compiled, special_tokens_);
+    return &own;
   }
   if (absl::IsNotFound(status_)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "invalid_template",
@@ -109,15 +116,15 @@ Result<const chat::ChatTemplate*> ChatFormat::TemplateFor(
                             Printable(std::string(status_.message()), 300)),
                      "messages");
   }
-  return template_.get();
+  return &template_;
 }
 
 Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation,
                                                 const RequestLimits& limits, std::time_t now,
                                                 SplitRules* split) const {
-  std::unique_ptr<const chat::ChatTemplate> own;
-  MOESERVE_ASSIGN_OR_RETURN(const chat::ChatTemplate* const compiled,
-                            TemplateFor(conversation, own));
+  ChatTemplateInfo own;
+  MOESERVE_ASSIGN_OR_RETURN(const ChatTemplateInfo* const info, TemplateFor(conversation, own));
+  const chat::ChatTemplate* const compiled = info->compiled.get();
   const CallSyntax& syntax =
       call_syntax_ != nullptr ? *call_syntax_ : ChooseCallSyntax(compiled->source());
   chat::RenderInput input;
@@ -127,7 +134,7 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
   // Templates of models with tools or documents check whether these variables are none.
   input.trusted["tools"] = nullptr;
   input.trusted["documents"] = nullptr;
-  MOESERVE_RETURN_IF_ERROR(SetEffort(conversation, compiled->source(), input.trusted));
+  SetEffort(conversation, compiled->source(), input.trusted);
   input.now = now;
   input.limits.max_output_bytes = limits.max_rendered_bytes;
   std::string mark;
@@ -137,6 +144,7 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
   const auto render = [&](OrderedJson messages) -> Result<chat::RenderedPrompt> {
     input.messages = std::move(messages);
     RenameDevelopers(compiled->source(), input.messages);
+    ApplyHistoryForm(info->history, conversation.argument_texts, input.messages);
     if (!mark.empty()) {
       OrderedJson& content = input.messages.back()["content"];
       content = Concat(content.is_string() ? content.get<std::string>() : std::string(), mark, ' ');
@@ -179,6 +187,19 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
     split->begins_in_reasoning = split->reasons && EndsInReasoning(*prompt);
   }
   return prompt;
+}
+
+std::string ChatFormat::EffortWarning(const Conversation& conversation) const {
+  if (!conversation.reasoning_effort) return "";
+  const std::string_view source = conversation.chat_template      ? *conversation.chat_template
+                                  : template_.compiled != nullptr ? template_.compiled->source()
+                                                                  : std::string_view();
+  const EffortVariables has(source);
+  // A model that does not reason is at the effort "none".
+  const std::string& effort = *conversation.reasoning_effort;
+  if (has.effort || has.on_off || (effort == "none" && !HasThinkTags(source))) return "";
+  return Concat("'reasoning_effort' has no effect: the model's chat template cannot set it to ",
+                effort);
 }
 
 Result<ChatPrompt> ChatFormat::Encode(const Conversation& conversation, const Tokenizer& tokenizer,

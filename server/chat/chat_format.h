@@ -14,6 +14,7 @@
 #include "model_loaders/tokenizer/tokenizer_config.h"
 #include "server/base/limits.h"
 #include "server/chat/chat_conversation.h"
+#include "server/chat/history_form.h"
 #include "server/tools/answer_splitter.h"
 #include "server/tools/call_syntax.h"
 
@@ -23,6 +24,12 @@ namespace moeserve::server {
 struct ChatPrompt {
   std::vector<TokenId> ids;
   SplitRules split;  // how the answer is read
+};
+
+// A compiled template and what is found out about it.
+struct ChatTemplateInfo {
+  std::unique_ptr<const chat::ChatTemplate> compiled;
+  HistoryForm history;
 };
 
 // Immutable and thread-safe.
@@ -49,20 +56,24 @@ class ChatFormat {
   Result<chat::RenderedPrompt> Render(const Conversation& conversation, const RequestLimits& limits,
                                       std::time_t now, SplitRules* split = nullptr) const;
 
+  // Returns a warning if the template cannot set the effort that the conversation asks for; else an
+  // empty text.
+  std::string EffortWarning(const Conversation& conversation) const;
+
   // Renders the conversation and tokenizes the text. InvalidArgument if the result would be empty.
   // The contents of messages are tokenized as plain text, even if they spell a special token.
   Result<ChatPrompt> Encode(const Conversation& conversation, const Tokenizer& tokenizer,
                             const RequestLimits& limits, std::time_t now) const;
 
  private:
-  // Returns the template that renders `conversation`: its own, which `own` then owns, or the
+  // Returns the template that renders `conversation`: its own, which `own` then holds, or the
   // model's.
-  Result<const chat::ChatTemplate*> TemplateFor(
-      const Conversation& conversation, std::unique_ptr<const chat::ChatTemplate>& own) const;
+  Result<const ChatTemplateInfo*> TemplateFor(const Conversation& conversation,
+                                              ChatTemplateInfo& own) const;
 
   const CallSyntax* const call_syntax_;
   absl::Status status_;
-  std::unique_ptr<const chat::ChatTemplate> template_;  // null if status_ is not OK
+  ChatTemplateInfo template_;  // `compiled` is null if status_ is not OK
   nlohmann::ordered_json special_tokens_ = nlohmann::ordered_json::object();
 };
 

@@ -11,6 +11,7 @@
 #include "model_loaders/files/strict_json.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/base/json_text.h"
 
 namespace moeserve::server {
 namespace {
@@ -18,8 +19,11 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::string_view kMessageFields[] = {
-    "role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content"};
+constexpr std::string_view kMessageFields[] = {"role",       "content",          "name",
+                                               "tool_calls", "tool_call_id",     "reasoning",
+                                               "thinking",   "reasoning_content"};
+// The names that servers give the reasoning of the model.
+constexpr const char* kReasoningFields[] = {"reasoning_content", "reasoning", "thinking"};
 // Message fields that are accepted only with a value that means nothing, such as null. Clients send
 // back what the server has sent, such as a refusal of null.
 constexpr std::string_view kUnsupportedMessageFields[] = {"function_call", "audio", "refusal"};
@@ -27,7 +31,10 @@ constexpr std::string_view kUnsupportedMessageFields[] = {"function_call", "audi
 class MessageParser {
  public:
   MessageParser(const ConversationRules& rules, size_t index, MessageTotals& totals)
-      : rules_(rules), where_(Concat("messages[", index, "]")), totals_(totals) {}
+      : rules_(rules),
+        where_(Concat("messages[", index, "]")),
+        text_(index < totals.texts.size() ? totals.texts[index] : std::string_view()),
+        totals_(totals) {}
 
   Result<OrderedJson> Parse(const Json& message) {
     if (!message.is_object()) {
@@ -37,13 +44,9 @@ class MessageParser {
     MOESERVE_ASSIGN_OR_RETURN(const std::string role, Role(message));
     out["role"] = role;
     MOESERVE_ASSIGN_OR_RETURN(OrderedJson calls, Calls(message, role));
-    if (FindField(message, "content") == nullptr && !calls.empty()) {
-      out["content"] = nullptr;
-    } else {
-      MOESERVE_ASSIGN_OR_RETURN(std::string content, Content(message, role == "assistant"));
-      bytes_ += content.size();
-      out["content"] = std::move(content);
-    }
+    MOESERVE_ASSIGN_OR_RETURN(std::string content, Content(message, role == "assistant"));
+    bytes_ += content.size();
+    out["content"] = std::move(content);
     MOESERVE_RETURN_IF_ERROR(CopyText(message, "name", out));
     MOESERVE_RETURN_IF_ERROR(Reasoning(message, role, out));
     if (!calls.empty()) out["tool_calls"] = std::move(calls);
@@ -132,12 +135,12 @@ class MessageParser {
     return absl::OkStatus();
   }
 
-  // Reasoning has two names, of which templates know the older one.
   absl::Status Reasoning(const Json& message, std::string_view role, OrderedJson& out) {
-    for (const char* field : {"reasoning_content", "reasoning"}) {
+    for (const char* field : kReasoningFields) {
       const Json* value = FindField(message, field);
       if (value == nullptr) continue;
       if (!value->is_string()) return NotText(At(field));
+      if (value->get_ref<const std::string&>().empty()) continue;
       if (role != "assistant") {
         return InvalidValue(At(field),
                             Concat("'", At(field), "' is a field of assistant messages only"));
@@ -173,14 +176,19 @@ class MessageParser {
       return InvalidValue(where, Concat("'", where, "': at most ", kMaxTools,
                                         " calls are accepted, found ", calls->size()));
     }
+    const std::vector<std::string_view> texts =
+        ElementTexts(MemberText(text_, "tool_calls").value_or(""));
     for (size_t i = 0; i < calls->size(); ++i) {
-      MOESERVE_ASSIGN_OR_RETURN(OrderedJson call, Call((*calls)[i], Concat(where, '[', i, ']')));
+      MOESERVE_ASSIGN_OR_RETURN(OrderedJson call,
+                                Call((*calls)[i], i < texts.size() ? texts[i] : std::string_view(),
+                                     Concat(where, '[', i, ']')));
       out.push_back(std::move(call));
     }
     return out;
   }
 
-  Result<OrderedJson> Call(const Json& call, const std::string& where) {
+  // `text` is the JSON of the call; empty if it is not known.
+  Result<OrderedJson> Call(const Json& call, std::string_view text, const std::string& where) {
     const Json* function = call.is_object() ? FindField(call, "function") : nullptr;
     if (function == nullptr || !function->is_object()) {
       return InvalidValue(where, Concat("'", where,
@@ -205,23 +213,30 @@ class MessageParser {
       return InvalidValue(inner + ".name", Concat("'", inner, ".name' must be a tool's name"));
     }
     out["function"]["name"] = name->get<std::string>();
-    MOESERVE_ASSIGN_OR_RETURN(out["function"]["arguments"],
-                              Arguments(*function, inner + ".arguments"));
+    const std::string_view function_text = MemberText(text, "function").value_or("");
+    MOESERVE_ASSIGN_OR_RETURN(
+        out["function"]["arguments"],
+        Arguments(*function, MemberText(function_text, "arguments"), inner + ".arguments"));
     return out;
   }
 
-  // Returns the arguments as an object. Clients send them as the text of the JSON, some as JSON.
-  Result<OrderedJson> Arguments(const Json& function, const std::string& where) {
+  // Returns the arguments as an object. Clients send them as the text of the JSON, some as JSON, of
+  // which `source` is the text, if it is known.
+  Result<OrderedJson> Arguments(const Json& function, std::optional<std::string_view> source,
+                                const std::string& where) {
     const Json* arguments = FindField(function, "arguments");
-    if (arguments == nullptr) return OrderedJson::object();
-    if (arguments->is_object()) {
-      bytes_ += arguments->dump().size();
-      return OrderedJson(*arguments);
+    std::string text;
+    if (arguments == nullptr) {
+      text = "{}";
+    } else if (arguments->is_string()) {
+      text = arguments->get<std::string>();
+      if (text.empty()) text = "{}";
+    } else if (arguments->is_object()) {
+      text = source ? std::string(*source) : arguments->dump();
+    } else {
+      return NotText(where);
     }
-    if (!arguments->is_string()) return NotText(where);
-    const auto& text = arguments->get_ref<const std::string&>();
     bytes_ += text.size();
-    if (text.empty()) return OrderedJson::object();
     JsonLimits limits;
     limits.max_bytes = rules_.limits.max_message_bytes;
     limits.max_depth = rules_.limits.json_depth;
@@ -240,6 +255,7 @@ class MessageParser {
       return InvalidValue(where, Concat("'", where, "' must be the text of a JSON object"));
     }
     OrderedJson parsed = ParseOrdered(text);
+    totals_.argument_texts.push_back(std::move(text));
     return parsed.is_object() ? std::move(parsed) : OrderedJson(*checked);
   }
 
@@ -261,6 +277,7 @@ class MessageParser {
 
   const ConversationRules& rules_;
   const std::string where_;
+  const std::string_view text_;  // of the message
   MessageTotals& totals_;
   size_t bytes_ = 0;  // of the texts read so far
 };

@@ -19,11 +19,6 @@ using Json = nlohmann::json;
 
 constexpr int kMaxInt = std::numeric_limits<int32_t>::max();
 
-constexpr std::string_view kOwnFields[] = {
-    "max_completion_tokens", "max_tokens", "logprobs",  "top_logprobs",
-    "prompt_logprobs",       "echo",       "documents", "modalities",
-    "include_reasoning"};
-
 absl::Status ParseLimits(const Json& body, ChatParams& out) {
   out.default_max_tokens = kMaxInt;  // FitIntoContext() reduces it
   for (const char* name : {"max_tokens", "max_completion_tokens"}) {
@@ -38,23 +33,10 @@ absl::Status ParseLogprobs(const Json& body, const RequestRules& rules, ChatPara
   MOESERVE_ASSIGN_OR_RETURN(auto top, IntField(body, "top_logprobs", 0, rules.limits.max_logprobs));
   if (logprobs.value_or(false)) {
     out.logprobs = static_cast<int>(top.value_or(0));
-  } else if (top) {
+  } else if (top.value_or(0) > 0) {
     return InvalidValue("top_logprobs", "'top_logprobs' needs 'logprobs': true");
   }
   return ParsePromptLogprobs(body, rules, out);
-}
-
-// Refuses values of fields that this server does not support and other servers do.
-absl::Status CheckUnsupported(const Json& body) {
-  MOESERVE_ASSIGN_OR_RETURN(auto echo, BoolField(body, "echo"));
-  if (echo.value_or(false)) return UnsupportedParameter("echo");
-  const Json* documents = FindField(body, "documents");
-  if (documents != nullptr && *documents != Json::array()) return UnsupportedParameter("documents");
-  const Json* modalities = FindField(body, "modalities");
-  if (modalities != nullptr && *modalities != Json::array({"text"})) {
-    return UnsupportedParameter("modalities");
-  }
-  return absl::OkStatus();
 }
 
 // Makes the constraint describe the whole answer as it is going to be split: the client's format
@@ -82,11 +64,7 @@ Result<ChatParams> ParseChat(const Json& body, std::string_view text, const Requ
   if (!body.is_object()) return InvalidValue("", "the body must be a JSON object");
   ChatParams out;
   out.prompt_field = "messages";
-  std::vector<std::string_view> own(std::begin(kOwnFields), std::end(kOwnFields));
-  const std::vector<std::string_view> conversation_fields = ConversationFields();
-  own.insert(own.end(), conversation_fields.begin(), conversation_fields.end());
-  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, own, out, text));
-  MOESERVE_RETURN_IF_ERROR(CheckUnsupported(body));
+  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, FieldRoute::kChat, out, text));
   MOESERVE_RETURN_IF_ERROR(ParseLimits(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseLogprobs(body, rules, out));
   const ConversationRules conversation_rules = {.limits = rules.limits,
@@ -110,6 +88,9 @@ Result<PreparedPrompt> PrepareChat(ChatParams& params, const ChatFormat& format,
   MOESERVE_ASSIGN_OR_RETURN(ChatPrompt encoded,
                             format.Encode(params.conversation, *tokenizer, limits, now));
   prompt.ids = std::move(encoded.ids);
+  if (std::string warning = format.EffortWarning(params.conversation); !warning.empty()) {
+    params.warnings.push_back(std::move(warning));
+  }
   params.split = encoded.split;
   // The tokens that separate channels are special.
   if (params.split.syntax->has_channels) params.sampling.skip_special_tokens = false;

@@ -208,7 +208,8 @@ Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions opti
                                               std::move(options.wake))),
       live_(std::move(options.live)),
       charge_(std::move(options.charge)),
-      admission_(std::move(options.admission)) {
+      admission_(std::move(options.admission)),
+      keeps_partial_(options.keeps_partial) {
   if (live_ != nullptr) live_->Add(channel_);
 }
 
@@ -255,7 +256,13 @@ Generation::~Generation() {
 
 std::vector<ChoiceEvent> Generation::Take() {
   std::vector<ChoiceEvent> events = channel_->Take();
-  for (const ChoiceEvent& event : events) {
+  for (ChoiceEvent& event : events) {
+    has_tokens_ |= !event.delta.tokens.empty();
+    if (keeps_partial_ && has_tokens_ && absl::IsDeadlineExceeded(event.error)) {
+      event.error = absl::OkStatus();
+      event.delta.finished = event.delta.timed_out = true;
+      event.delta.finish_reason = FinishReason::kLength;
+    }
     if ((event.delta.finished || !event.error.ok()) && !ended_[event.choice]) {
       ended_[event.choice] = true;
       --unfinished_;

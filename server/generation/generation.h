@@ -65,6 +65,9 @@ class EventChannel {
 
 struct GenerationOptions {
   int samples = 1;  // requests per prompt; those of one prompt must be adjacent
+  // Whether a choice without tokens, in an answer that has some, ends like the others when the time
+  // is up, and not with an error.
+  bool keeps_partial = true;
   // Limit on the output that waits for Take(), in bytes.
   size_t max_unread_bytes = size_t{1} << 20;
   // What the request holds from its admission to its end, and the budget for the output that waits.
@@ -120,6 +123,8 @@ class Generation {
   std::vector<bool> ended_;                        // per choice
   size_t unfinished_ = 0;
   bool cancelled_ = false;  // whether Cancel() ended a choice
+  const bool keeps_partial_;
+  bool has_tokens_ = false;  // whether any choice has got tokens
   bool overflow_reported_ = false;
 };
 

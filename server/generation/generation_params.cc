@@ -28,8 +28,15 @@ Result<std::string> ResolveModel(const std::string& requested,
   for (const std::string& name : served_names) {
     if (name == requested) return name;
   }
-  return MakeError(absl::StatusCode::kNotFound, "model_not_found",
-                   Concat("the model ", Quoted(requested, 64), " is not served here"), "model");
+  constexpr size_t kMostNames = 16;
+  std::string names;
+  for (size_t i = 0; i < std::min(served_names.size(), kMostNames); ++i) {
+    names += Concat(i > 0 ? ", " : "", Printable(served_names[i], 64));
+  }
+  if (served_names.size() > kMostNames) names += ", ...";
+  return MakeError(
+      absl::StatusCode::kNotFound, "model_not_found",
+      Concat("the model ", Quoted(requested, 64), " is not served here; served: ", names), "model");
 }
 
 int DefaultPriority(const RequestRules& rules) { return std::max(0, rules.min_priority); }

@@ -47,9 +47,12 @@ struct GenerationParams {
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;
   RoutingParams routing;
-  std::string request_id;     // from the request's body; empty if absent
-  int ignored_fields = 0;     // number of unknown fields in the body
-  size_t repeated_bytes = 0;  // memory of what the response repeats of the request
+  std::string request_id;  // from the request's body; empty if absent
+  int ignored_fields = 0;  // number of unknown fields in the body
+  // What the response says about fields that have no effect.
+  std::vector<std::string> warnings;
+  std::vector<TokenId> prediction;  // what the answer will resemble (Request::prediction)
+  size_t repeated_bytes = 0;        // memory of what the response repeats of the request
 
   // The name of the request field in errors about the length of the prompt.
   std::string_view prompt_field = "prompt";

@@ -51,7 +51,11 @@ Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& param
       auto ids = tokenizer->Encode(input.text, params.add_special_tokens);
       if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
       prompt.ids = *std::move(ids);
-      if (prompt.ids.empty()) return InvalidValue("prompt", "'prompt' has no tokens");
+      if (prompt.ids.empty()) {
+        return InvalidValue(params.prompt_field,
+                            Concat("'", params.prompt_field,
+                                   "' must not be empty: the tokenizer adds no token to it"));
+      }
     } else {
       prompt.ids = input.ids;
     }
@@ -134,7 +138,9 @@ size_t AdmissionBytes(const GenerationParams& params, const std::vector<Prepared
   if (params.routing.any_record()) {
     per_token += kRoute * static_cast<size_t>(MostRoutes(spec, params.routing.control.get()));
   }
-  size_t bytes = prompts.size() * SamplingBytes(params.sampling);
+  // Each choice searches in a copy of the prediction and of its own tokens.
+  size_t bytes = prompts.size() *
+                 (SamplingBytes(params.sampling) + 4 * params.prediction.size() * sizeof(TokenId));
   for (const PreparedPrompt& prompt : prompts) {
     bytes += kChoice + prompt.ids.size() * per_token + 4 * prompt.echo_text.size();
   }
@@ -169,6 +175,7 @@ std::vector<Request> MakeEngineRequests(const GenerationParams& params,
       request.cache_salt = params.cache_salt;
       request.routing_record = params.routing.any_record();
       request.routing_control = params.routing.control;
+      request.prediction = params.prediction;
       requests.push_back(std::move(request));
     }
   }

@@ -42,6 +42,9 @@ Submission::Submission(SubmissionContext context, GenerationParams params,
 
 absl::Status Submission::SetPrompts(std::vector<PreparedPrompt> prompts) {
   prompts_ = std::move(prompts);
+  // No answer is longer than the context.
+  const auto context = static_cast<size_t>(context_.engine->max_model_len());
+  if (params_.prediction.size() > context) params_.prediction.resize(context);
   const ModelSpec& spec = context_.engine->spec();
   MOESERVE_RETURN_IF_ERROR(CheckRecordSize(params_, prompts_, spec, context_.limits.max_routes));
   // Now, because a request can wait for a long time until its constraint is compiled.
@@ -67,6 +70,8 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
   GenerationOptions options;
   options.memory = context_.memory;
   options.samples = params_.n;
+  // The part about the prompt comes with a choice's first token.
+  options.keeps_partial = !params_.prompt_logprobs && !(params_.echo && params_.logprobs);
   // Only a stream can leave output unread: the server collects the output of a unary request as it
   // arrives.
   options.max_unread_bytes =

@@ -8,7 +8,8 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
-#include "server/openai/unsupported_fields.h"
+#include "server/base/json_text.h"
+#include "server/openai/request_fields.h"
 #include "server/tools/tool_definitions.h"
 
 namespace moeserve::server {
@@ -17,33 +18,11 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-// Fields that have the same name and meaning in a chat request.
-constexpr std::string_view kMessageSameFields[] = {"model",
-                                                   "max_tokens",
-                                                   "temperature",
-                                                   "top_p",
-                                                   "top_k",
-                                                   "stream",
-                                                   "seed",
-                                                   "min_p",
-                                                   "stop_token_ids",
-                                                   "repetition_penalty",
-                                                   "priority",
-                                                   "cache_salt",
-                                                   "request_id",
-                                                   "service_tier",
-                                                   "routing_control",
-                                                   "chat_template",
-                                                   "chat_template_kwargs",
-                                                   "ignore_eos",
-                                                   "min_tokens"};
-
-// Fields that ParseMessageRequest() converts.
+// Fields that ParseMessageRequest() converts. The others that this API obeys have the same name and
+// meaning in a chat request.
 constexpr std::string_view kMessageConverted[] = {
-    "messages", "system", "stop_sequences", "tools", "metadata", "tool_choice", "thinking"};
-
-constexpr std::string_view kMessageUnsupported[] = {
-    "mcp_servers", "container", "context_management", "output_format", "output_config"};
+    "messages",      "system",        "stop_sequences",    "tools", "tool_choice", "thinking",
+    "output_config", "output_format", "context_management"};
 
 // Returns the text of a content that is a string or a list of text blocks.
 Result<std::string> BlocksText(const Json& content, const std::string& where) {
@@ -56,10 +35,16 @@ Result<std::string> BlocksText(const Json& content, const std::string& where) {
     const std::string block_where = Concat(where, '[', i, ']');
     const std::string* type = FindText(content[i], "type");
     const std::string* block = FindText(content[i], "text");
-    if (type == nullptr || *type != "text" || block == nullptr) {
-      return UnsupportedParameter(
-          block_where, Concat("'", block_where, "': only blocks of type \"text\" are supported"));
+    if (type == nullptr) {
+      return InvalidValue(block_where,
+                          Concat("'", block_where, "' must be an object with a string 'type'"));
     }
+    if (*type != "text") {
+      return UnsupportedParameter(block_where,
+                                  Concat("'", block_where, "': blocks of type ", Quoted(*type, 64),
+                                         " are not supported here, only \"text\""));
+    }
+    if (block == nullptr) return MissingField(block_where + ".text");
     text += *block;
   }
   return text;
@@ -70,13 +55,20 @@ class MessageConverter {
  public:
   explicit MessageConverter(OrderedJson& out) : out_(out) {}
 
-  absl::Status Add(const Json& message, const std::string& where) {
+  // `text` is the JSON of the message; empty if it is not known.
+  absl::Status Add(const Json& message, std::string_view text, const std::string& where) {
     const std::string* role = FindText(message, "role");
-    if (role == nullptr || (*role != "user" && *role != "assistant")) {
-      return InvalidValue(where + ".role", Concat("'", where, ".role' must be user or assistant"));
+    if (role == nullptr || (*role != "user" && *role != "assistant" && *role != "system")) {
+      return InvalidValue(where + ".role",
+                          Concat("'", where, ".role' must be user, assistant or system"));
     }
     const Json* content = FindField(message, "content");
     if (content == nullptr) return MissingField(where + ".content");
+    if (*role == "system") {
+      MOESERVE_ASSIGN_OR_RETURN(std::string instruction, BlocksText(*content, where + ".content"));
+      out_.push_back({{"role", "system"}, {"content", std::move(instruction)}});
+      return absl::OkStatus();
+    }
     assistant_ = *role == "assistant";
     text_.clear();
     has_text_ = false;
@@ -85,14 +77,18 @@ class MessageConverter {
       text_ = content->get<std::string>();
       has_text_ = true;
     } else if (content->is_array()) {
+      const auto texts = ElementTexts(MemberText(text, "content").value_or(""));
       for (size_t i = 0; i < content->size(); ++i) {
-        MOESERVE_RETURN_IF_ERROR(AddBlock((*content)[i], Concat(where, ".content[", i, "]")));
+        MOESERVE_RETURN_IF_ERROR(AddBlock((*content)[i],
+                                          i < texts.size() ? texts[i] : std::string_view(),
+                                          Concat(where, ".content[", i, "]")));
       }
     } else {
       return InvalidValue(where + ".content",
                           Concat("'", where, ".content' must be a string or a list of blocks"));
     }
-    if (has_text_ || assistant_) {
+    // A message with results alone has become messages of the role tool.
+    if (has_text_ || assistant_ || content->empty()) {
       if (has_text_ || !turn_.contains("tool_calls")) turn_["content"] = std::move(text_);
       out_.push_back(std::move(turn_));
     }
@@ -100,7 +96,7 @@ class MessageConverter {
   }
 
  private:
-  absl::Status AddBlock(const Json& block, const std::string& where) {
+  absl::Status AddBlock(const Json& block, std::string_view source, const std::string& where) {
     const std::string* type = FindText(block, "type");
     if (type == nullptr) {
       return InvalidValue(where, Concat("'", where, "' must be an object with a string 'type'"));
@@ -112,30 +108,40 @@ class MessageConverter {
       has_text_ = true;
       return absl::OkStatus();
     }
-    if (*type == "tool_use" && assistant_) return AddCall(block, where);
+    if (*type == "tool_use" && assistant_) return AddCall(block, source, where);
     if (*type == "tool_result" && !assistant_) return AddResult(block, where);
     if (*type == "thinking" && assistant_) {
       const std::string* text = FindText(block, "thinking");
       if (text == nullptr) return MissingField(where + ".thinking");
-      turn_["reasoning_content"] = *text;
+      if (!turn_.contains("reasoning_content")) turn_["reasoning_content"] = "";
+      turn_["reasoning_content"].get_ref<std::string&>() += *text;
       return absl::OkStatus();
     }
+    // What another service has encrypted; this server never sends such blocks.
+    if (*type == "redacted_thinking" && assistant_) return absl::OkStatus();
     return UnsupportedParameter(
         where + ".type",
         Concat("'", where, "': blocks of type ", Quoted(*type, 64), " are not ",
                "supported in messages of the ", assistant_ ? "assistant" : "user"));
   }
 
-  absl::Status AddCall(const Json& block, const std::string& where) {
+  absl::Status AddCall(const Json& block, std::string_view source, const std::string& where) {
     const std::string* id = FindText(block, "id");
     const std::string* name = FindText(block, "name");
     const Json* input = FindField(block, "input");
     if (id == nullptr || name == nullptr || input == nullptr) {
       return InvalidValue(where, Concat("'", where, "' must have 'id', 'name' and 'input'"));
     }
-    turn_["tool_calls"].push_back({{"id", *id},
-                                   {"type", "function"},
-                                   {"function", {{"name", *name}, {"arguments", *input}}}});
+    if (!input->is_object()) {
+      return InvalidValue(where + ".input", Concat("'", where, ".input' must be an object"));
+    }
+    // As the client wrote it, in its order.
+    const auto text = MemberText(source, "input");
+    turn_["tool_calls"].push_back(
+        {{"id", *id},
+         {"type", "function"},
+         {"function",
+          {{"name", *name}, {"arguments", text ? std::string(*text) : input->dump()}}}});
     return absl::OkStatus();
   }
 
@@ -157,11 +163,11 @@ class MessageConverter {
   OrderedJson turn_;
 };
 
-absl::Status ConvertMessages(const Json& body, OrderedJson& chat) {
+absl::Status ConvertMessages(const Json& body, std::string_view text, OrderedJson& chat) {
   OrderedJson messages = OrderedJson::array();
   if (const Json* system = FindField(body, "system")) {
-    MOESERVE_ASSIGN_OR_RETURN(std::string text, BlocksText(*system, "system"));
-    messages.push_back({{"role", "system"}, {"content", std::move(text)}});
+    MOESERVE_ASSIGN_OR_RETURN(std::string instruction, BlocksText(*system, "system"));
+    messages.push_back({{"role", "system"}, {"content", std::move(instruction)}});
   }
   const Json* list = FindField(body, "messages");
   if (list == nullptr) return MissingField("messages");
@@ -169,8 +175,10 @@ absl::Status ConvertMessages(const Json& body, OrderedJson& chat) {
     return InvalidValue("messages", "'messages' must be a list of at least one message");
   }
   MessageConverter converter(messages);
+  const auto texts = ElementTexts(MemberText(text, "messages").value_or(""));
   for (size_t i = 0; i < list->size(); ++i) {
-    MOESERVE_RETURN_IF_ERROR(converter.Add((*list)[i], Concat("messages[", i, "]")));
+    MOESERVE_RETURN_IF_ERROR(converter.Add(
+        (*list)[i], i < texts.size() ? texts[i] : std::string_view(), Concat("messages[", i, "]")));
   }
   // A last message of the assistant is the start of the answer.
   if (messages.back()["role"] == "assistant" && !messages.back().contains("tool_calls")) {
@@ -194,9 +202,11 @@ absl::Status ConvertTools(const Json& body, std::string_view text, OrderedJson& 
     if (!tool.is_object()) return InvalidValue(where, Concat("'", where, "' must be an object"));
     const auto type = tool.find("type");
     if (type != tool.end() && !type->is_null() && *type != "custom") {
-      return UnsupportedParameter(where + ".type", Concat("'", where,
-                                                          ".type' must be custom: this server "
-                                                          "has no tools of its own"));
+      return UnsupportedParameter(
+          where + ".type",
+          Concat("'", where, ".type': expected custom, found ",
+                 type->is_string() ? Quoted(type->get<std::string>(), 64) : "another value",
+                 "; tools that Anthropic defines or runs are not supported"));
     }
     OrderedJson function = OrderedJson::object();
     for (const auto& [from, to] : {std::pair("name", "name"),
@@ -236,8 +246,77 @@ absl::Status ConvertChoice(const Json& body, OrderedJson& chat) {
   return absl::OkStatus();
 }
 
-absl::Status ConvertOptions(const Json& body, bool strict_fields, MessageRequest& out) {
-  if (const Json* stop = FindField(body, "stop_sequences")) out.chat["stop"] = *stop;
+// {"type": "json_schema", "schema": ...} becomes a response_format.
+absl::Status ConvertFormat(const OrderedJson& format, const std::string& where, OrderedJson& chat) {
+  if (!format.is_object() || format.value("type", OrderedJson()) != "json_schema" ||
+      !format.contains("schema")) {
+    return InvalidValue(
+        where, Concat("'", where, "' must be {\"type\": \"json_schema\", \"schema\": ...}"));
+  }
+  if (chat.contains("response_format")) {
+    return InvalidValue(where, Concat("'", where, "' and another field both set the format"));
+  }
+  chat["response_format"] = {{"type", "json_schema"},
+                             {"json_schema", {{"name", "output"}, {"schema", format["schema"]}}}};
+  return absl::OkStatus();
+}
+
+// `output_config`: {"effort": ..., "format": ...}.
+absl::Status ConvertOutput(const Json& body, std::string_view text, bool strict_fields,
+                           MessageRequest& out) {
+  if (FindField(body, "output_format") != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(
+        ConvertFormat(OrderedMember(body, text, "output_format"), "output_format", out.chat));
+  }
+  const OrderedJson config = OrderedMember(body, text, "output_config");
+  if (config.is_null()) return absl::OkStatus();
+  if (!config.is_object()) {
+    return InvalidValue("output_config", "'output_config' must be an object");
+  }
+  for (const auto& [name, value] : config.items()) {
+    if (value.is_null()) continue;
+    const std::string where = "output_config." + Printable(name, 64);
+    if (name == "format") {
+      MOESERVE_RETURN_IF_ERROR(ConvertFormat(value, where, out.chat));
+    } else if (name == "effort") {
+      if (!value.is_string()) return InvalidValue(where, Concat("'", where, "' must be a string"));
+      if (out.chat.contains("reasoning_effort")) {
+        return InvalidValue(where, Concat("'", where, "' and 'reasoning_effort' are both set"));
+      }
+      // "max" is this API's name for the most.
+      out.chat["reasoning_effort"] = value == "max" ? OrderedJson("xhigh") : value;
+    } else if (strict_fields) {
+      return InvalidValue(where, Concat("unknown field '", where, "'"));
+    } else {
+      ++out.ignored_fields;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// `context_management` says what may be left out of a long conversation. Nothing is.
+absl::Status CheckContextManagement(const Json& body, MessageRequest& out) {
+  const Json* management = FindField(body, "context_management");
+  if (management == nullptr) return absl::OkStatus();
+  const Json* edits = management->is_object() ? FindField(*management, "edits") : nullptr;
+  if (!management->is_object() || (edits != nullptr && !edits->is_array())) {
+    return InvalidValue("context_management",
+                        "'context_management' must be an object with a list 'edits'");
+  }
+  if (edits != nullptr && !edits->empty()) {
+    out.warnings.push_back("'context_management' has no effect: the whole conversation is kept");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ConvertOptions(const Json& body, std::string_view text, bool strict_fields,
+                            MessageRequest& out) {
+  if (const Json* stop = FindField(body, "stop_sequences")) {
+    if (out.chat.contains("stop")) {
+      return InvalidValue("stop", "'stop' and 'stop_sequences' are the same: send one of them");
+    }
+    out.chat["stop"] = *stop;
+  }
   if (const Json* thinking = FindField(body, "thinking")) {
     const std::string* type = FindText(*thinking, "type");
     if (type == nullptr) return InvalidValue("thinking", "'thinking' must have a 'type'");
@@ -253,25 +332,8 @@ absl::Status ConvertOptions(const Json& body, bool strict_fields, MessageRequest
       ++out.ignored_fields;
     }
   }
-  return absl::OkStatus();
-}
-
-absl::Status CheckMessageFields(const Json& body, bool strict_fields, int& ignored) {
-  for (const auto& [name, value] : body.items()) {
-    if (absl::c_linear_search(kMessageSameFields, name) ||
-        absl::c_linear_search(kMessageConverted, name) || value.is_null()) {
-      continue;
-    }
-    if (absl::c_linear_search(kMessageUnsupported, name) || IsKnownUnsupportedField(name)) {
-      return UnsupportedParameter(name);
-    }
-    if (strict_fields) {
-      const std::string shown = Printable(name, 64);
-      return InvalidValue(shown, Concat("unknown field '", shown, "'"));
-    }
-    ++ignored;
-  }
-  return absl::OkStatus();
+  MOESERVE_RETURN_IF_ERROR(CheckContextManagement(body, out));
+  return ConvertOutput(body, text, strict_fields, out);
 }
 
 }  // namespace
@@ -279,15 +341,26 @@ absl::Status CheckMessageFields(const Json& body, bool strict_fields, int& ignor
 Result<MessageRequest> ParseMessageRequest(const Json& body, std::string_view text,
                                            bool counts_only, bool strict_fields) {
   MessageRequest out;
-  MOESERVE_RETURN_IF_ERROR(CheckMessageFields(body, strict_fields, out.ignored_fields));
+  FieldFindings findings;
+  MOESERVE_RETURN_IF_ERROR(
+      CheckRequestFields(body, counts_only ? FieldRoute::kCountTokens : FieldRoute::kMessages,
+                         strict_fields, findings));
+  out.ignored_fields = findings.ignored;
+  out.warnings = std::move(findings.warnings);
   for (const auto& [name, value] : body.items()) {
-    if (absl::c_linear_search(kMessageSameFields, name)) out.chat[name] = value;
+    if (UseOf(name, FieldRoute::kMessages) == FieldUse::kObeyed && !value.is_null() &&
+        !absl::c_linear_search(kMessageConverted, name)) {
+      out.chat[name] = OrderedMember(body, text, name);
+    }
   }
-  if (!counts_only && FindField(body, "max_tokens") == nullptr) return MissingField("max_tokens");
-  MOESERVE_RETURN_IF_ERROR(ConvertMessages(body, out.chat));
+  if (!counts_only && FindField(body, "max_tokens") == nullptr &&
+      FindField(body, "max_completion_tokens") == nullptr) {
+    return MissingField("max_tokens");
+  }
+  MOESERVE_RETURN_IF_ERROR(ConvertMessages(body, text, out.chat));
   MOESERVE_RETURN_IF_ERROR(ConvertTools(body, text, out.chat));
   MOESERVE_RETURN_IF_ERROR(ConvertChoice(body, out.chat));
-  MOESERVE_RETURN_IF_ERROR(ConvertOptions(body, strict_fields, out));
+  MOESERVE_RETURN_IF_ERROR(ConvertOptions(body, text, strict_fields, out));
   return out;
 }
 
@@ -295,6 +368,8 @@ std::string MessageParam(std::string_view chat_param) {
   // The numbers of messages differ, because results of tools are messages of the chat.
   if (chat_param.starts_with("messages")) return "messages";
   if (chat_param == "stop") return "stop_sequences";
+  if (chat_param.starts_with("response_format")) return "output_config.format";
+  if (chat_param == "reasoning_effort") return "output_config.effort";
   return std::string(chat_param);
 }
 

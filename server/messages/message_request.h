@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "nlohmann/json.hpp"
@@ -10,8 +11,9 @@
 namespace moeserve::server {
 
 struct MessageRequest {
-  nlohmann::ordered_json chat;  // the body of the chat request that generates the answer
-  int ignored_fields = 0;       // number of unknown fields
+  nlohmann::ordered_json chat;        // the body of the chat request that generates the answer
+  int ignored_fields = 0;             // number of unknown fields
+  std::vector<std::string> warnings;  // about fields that have no effect
 };
 
 // Converts the body of a request. `body` was parsed from `text`, from which the order of members is

@@ -112,12 +112,14 @@ OrderedJson MessageWriter::TakeAnswer(const Usage& sums) {
   if (const auto& control = options_.routing.control) {
     answer["routing_control"] = RoutingControlJson(control->change());
   }
+  PutWarnings(options_.warnings, timed_out(), answer);
   answer["usage"] = UsageOf(sums);
   return answer;
 }
 
 void MessageWriter::WriteBegin(int prompt_tokens, std::string& out) {
   OrderedJson message = Envelope();
+  PutWarnings(options_.warnings, false, message);
   message["usage"] = {{"input_tokens", prompt_tokens}, {"output_tokens", 0}};
   WriteEvent({{"type", "message_start"}, {"message", std::move(message)}}, out);
 }
@@ -169,8 +171,10 @@ void MessageWriter::WriteClose(const Block& block, std::string& out) {
 void MessageWriter::WriteEnd(const Usage& sums, std::string& out) {
   OrderedJson delta = {{"stop_reason", StopReason()}, {"stop_sequence", nullptr}};
   if (end().stop_string) delta["stop_sequence"] = *end().stop_string;
-  WriteEvent({{"type", "message_delta"}, {"delta", std::move(delta)}, {"usage", UsageOf(sums)}},
-             out);
+  OrderedJson event = {
+      {"type", "message_delta"}, {"delta", std::move(delta)}, {"usage", UsageOf(sums)}};
+  PutWarnings({}, timed_out(), event);
+  WriteEvent(event, out);
   WriteEvent({{"type", "message_stop"}}, out);
 }
 

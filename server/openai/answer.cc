@@ -6,6 +6,7 @@
 
 #include "base/message.h"
 #include "base/status.h"
+#include "server/base/json_fields.h"
 #include "server/base/version.h"
 #include "server/generation/token_text.h"
 #include "server/openai/routing_fields.h"
@@ -33,6 +34,7 @@ AnswerOptions MakeAnswerOptions(const GenerationParams& params) {
   options.best = params.best;
   options.include_usage = params.include_usage;
   options.continuous_usage = params.continuous_usage;
+  options.warnings = params.warnings;
   return options;
 }
 
@@ -146,9 +148,13 @@ OrderedJson UsageJson(const Usage& sums) {
   return usage;
 }
 
-std::string DumpJson(const OrderedJson& value) {
-  return value.dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
+void PutWarnings(const std::vector<std::string>& warnings, bool timed_out, OrderedJson& answer) {
+  if (warnings.empty() && !timed_out) return;
+  answer["warnings"] = warnings;
+  if (timed_out) answer["warnings"].push_back(kTimeoutWarning);
 }
+
+std::string DumpJson(const OrderedJson& value) { return DumpOrdered(value); }
 
 std::string SseEvent(const OrderedJson& value) { return Concat("data: ", DumpJson(value), "\n\n"); }
 

@@ -32,10 +32,11 @@ struct AnswerOptions {
   bool return_token_ids = false;
   bool tokens_as_ids = false;
   RoutingParams routing;
-  int samples = 1;                // per prompt
-  int best = 0;                   // GenerationParams::best
-  bool include_usage = false;     // whether a stream ends with a chunk that has the usage
-  bool continuous_usage = false;  // whether every chunk has the usage so far
+  int samples = 1;                    // per prompt
+  int best = 0;                       // GenerationParams::best
+  bool include_usage = false;         // whether a stream ends with a chunk that has the usage
+  bool continuous_usage = false;      // whether every chunk has the usage so far
+  std::vector<std::string> warnings;  // about fields of the request that have no effect
 };
 
 AnswerOptions MakeAnswerOptions(const GenerationParams& params);
@@ -91,6 +92,13 @@ nlohmann::ordered_json EnvelopeJson(const AnswerIdentity& identity, std::string_
 // `sums` are sums over the choices of a response; each prompt counts once. The members about
 // experts are absent if they are not known yet.
 nlohmann::ordered_json UsageJson(const Usage& sums);
+
+// What the response says if the server's time limit cut it.
+inline constexpr std::string_view kTimeoutWarning =
+    "the answer was cut by the server's limit on the time of a request (--request-timeout)";
+// Adds the list `warnings` to a response or its first chunk, unless there are none.
+void PutWarnings(const std::vector<std::string>& warnings, bool timed_out,
+                 nlohmann::ordered_json& answer);
 
 // Returns JSON in one line of valid UTF-8.
 std::string DumpJson(const nlohmann::ordered_json& value);

@@ -21,9 +21,12 @@ std::string AnswerWriter::ErrorBody(const HttpError& error) const { return Error
 void ChunkWriter::AppendEvents(int index, const Usage& sums, std::string& out) {
   const RoutingControl* const control = options_.routing.control.get();
   for (OrderedJson& chunk : TakeChunks(index)) {
-    if (control != nullptr && !std::exchange(echoed_, true)) {
+    const bool first = !std::exchange(echoed_, true);
+    if (first && control != nullptr) {
       chunk["routing_control"] = RoutingControlJson(control->change());
     }
+    const bool report_timeout = timed_out() && !std::exchange(reported_timeout_, true);
+    PutWarnings(first ? options_.warnings : std::vector<std::string>(), report_timeout, chunk);
     if (options_.include_usage) {
       chunk["usage"] = options_.continuous_usage ? UsageJson(sums) : OrderedJson(nullptr);
     }
@@ -45,6 +48,7 @@ OrderedJson ChunkWriter::TakeAnswer(const Usage& sums) {
   if (const auto& control = options_.routing.control) {
     answer["routing_control"] = RoutingControlJson(control->change());
   }
+  PutWarnings(options_.warnings, timed_out(), answer);
   answer["usage"] = UsageJson(sums);
   return answer;
 }

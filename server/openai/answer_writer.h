@@ -24,6 +24,10 @@ class AnswerWriter {
   // about the prompt, such as echo. Returns Internal if a log-probability is NaN or missing.
   virtual absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) = 0;
 
+  // Tells that the server's limit on the time of a request has cut a choice. Called before the last
+  // piece of the choice is added.
+  void SetTimedOut() { timed_out_ = true; }
+
   // Appends the server-sent events with the output that choice `index` got since the last call.
   virtual void AppendEvents(int index, const Usage& sums, std::string& out) = 0;
   // Appends the events after the last output.
@@ -37,6 +41,12 @@ class AnswerWriter {
   virtual nlohmann::ordered_json TakeAnswer(const Usage& sums) = 0;
   // Returns the body of a response that reports an error.
   virtual std::string ErrorBody(const HttpError& error) const;
+
+ protected:
+  bool timed_out() const { return timed_out_; }
+
+ private:
+  bool timed_out_ = false;
 };
 
 // The format of completions and chats: a stream consists of chunks of one shape.
@@ -59,7 +69,10 @@ class ChunkWriter : public AnswerWriter {
   const AnswerOptions options_;
 
  private:
-  bool echoed_ = false;  // whether the stream has reported the request's routing override
+  // Whether the stream has reported the request's routing override and the warnings, and whether it
+  // has reported that time ran out.
+  bool echoed_ = false;
+  bool reported_timeout_ = false;
 };
 
 }  // namespace moeserve::server

@@ -17,14 +17,10 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxTokenCount = std::numeric_limits<int32_t>::max();
 
-constexpr std::string_view kOwnFields[] = {
-    "prompt", "max_tokens", "logprobs", "echo", "best_of", "add_special_tokens", "prompt_logprobs"};
-
 Result<PromptInput> TextPrompt(const Json& value, const RequestLimits& limits) {
   PromptInput prompt;
   prompt.is_text = true;
   prompt.text = value.get<std::string>();
-  if (prompt.text.empty()) return InvalidValue("prompt", "'prompt' must not be empty");
   if (prompt.text.size() > limits.max_prompt_bytes) {
     return InvalidValue("prompt",
                         Concat("'prompt': at most ", limits.max_prompt_bytes,
@@ -103,10 +99,14 @@ absl::Status ParseCounts(const Json& body, const RequestRules& rules, Completion
   out.echo = echo.value_or(false);
   MOESERVE_ASSIGN_OR_RETURN(auto special, BoolField(body, "add_special_tokens"));
   out.add_special_tokens = special.value_or(true);
-  MOESERVE_ASSIGN_OR_RETURN(auto max_tokens, IntField(body, "max_tokens", 0, kMaxTokenCount));
-  if (max_tokens) out.max_tokens = static_cast<int>(*max_tokens);
-  if (out.max_tokens == 0 && !out.echo) {
-    return InvalidValue("max_tokens", "'max_tokens' may be 0 only together with 'echo': true");
+  // The newer name is that of chats, and counts if both are there.
+  for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+    MOESERVE_ASSIGN_OR_RETURN(auto max_tokens, IntField(body, name, 0, kMaxTokenCount));
+    if (!max_tokens) continue;
+    out.max_tokens = static_cast<int>(*max_tokens);
+    if (out.max_tokens == 0 && !out.echo) {
+      return InvalidValue(name, Concat("'", name, "' may be 0 only together with 'echo': true"));
+    }
   }
   MOESERVE_ASSIGN_OR_RETURN(auto logprobs,
                             IntField(body, "logprobs", 0, rules.limits.max_logprobs));
@@ -116,13 +116,11 @@ absl::Status ParseCounts(const Json& body, const RequestRules& rules, Completion
 
 }  // namespace
 
-std::span<const std::string_view> CompletionFields() { return kOwnFields; }
-
 Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& rules,
                                          std::string_view text) {
   if (!body.is_object()) return InvalidValue("", "the body must be a JSON object");
   CompletionParams out;
-  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, kOwnFields, out, text));
+  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, FieldRoute::kCompletions, out, text));
   MOESERVE_ASSIGN_OR_RETURN(out.prompts, ParsePrompts(body, rules));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
   return out;

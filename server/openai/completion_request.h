@@ -1,17 +1,11 @@
 // The body of POST /v1/completions.
 #pragma once
 
-#include <span>
-#include <string_view>
-
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 #include "server/generation/generation_request.h"
 
 namespace moeserve::server {
-
-// Returns the names of the fields that only completions have.
-std::span<const std::string_view> CompletionFields();
 
 // Parses the body of a completion request. An error names the field. NotFound for a model that is
 // not served. `text`: as for ParseConstraint().

@@ -156,18 +156,12 @@ constexpr std::string_view kOtherFields[] = {"seed",       "stop",      "stop_to
 
 }  // namespace
 
-std::span<const std::string_view> OtherSamplingFields() { return kOtherFields; }
-
-bool IsSamplingField(std::string_view name) {
-  const auto has = [&](const auto& table) {
-    for (const auto& field : table) {
-      if (name == field.name) return true;
-    }
-    return false;
-  };
-  return has(kDrawFields) || has(kPenaltyFields) || has(kSamplingFlags) ||
-         std::find(std::begin(kOtherFields), std::end(kOtherFields), name) !=
-             std::end(kOtherFields);
+std::vector<std::string_view> SamplingFields() {
+  std::vector<std::string_view> names(std::begin(kOtherFields), std::end(kOtherFields));
+  for (const SamplingField& field : kDrawFields) names.push_back(field.name);
+  for (const SamplingField& field : kPenaltyFields) names.push_back(field.name);
+  for (const SamplingFlag& flag : kSamplingFlags) names.push_back(flag.name);
+  return names;
 }
 
 absl::Status ParseSamplingFields(const Json& body, const RequestRules& rules, SamplingParams& out) {

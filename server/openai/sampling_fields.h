@@ -1,8 +1,8 @@
 // The fields of a JSON body that determine how tokens are sampled.
 #pragma once
 
-#include <span>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "nlohmann/json.hpp"
@@ -16,10 +16,7 @@ namespace moeserve::server {
 absl::Status ParseSamplingFields(const nlohmann::json& body, const RequestRules& rules,
                                  SamplingParams& out);
 
-// Returns the names of the sampling fields that are not in the tables of engine/sampling_params.h.
-std::span<const std::string_view> OtherSamplingFields();
-
-// Returns whether ParseSamplingFields() reads the field.
-bool IsSamplingField(std::string_view name);
+// Returns the names of the fields that ParseSamplingFields() reads.
+std::vector<std::string_view> SamplingFields();
 
 }  // namespace moeserve::server

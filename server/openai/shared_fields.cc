@@ -1,7 +1,5 @@
 #include "server/openai/shared_fields.h"
 
-#include <absl/algorithm/container.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -13,7 +11,6 @@
 #include "server/openai/routing_fields.h"
 #include "server/openai/sampling_fields.h"
 #include "server/openai/structured_fields.h"
-#include "server/openai/unsupported_fields.h"
 
 namespace moeserve::server {
 namespace {
@@ -83,35 +80,50 @@ absl::Status ParseIdentity(const Json& body, const RequestRules& rules, Generati
   return absl::OkStatus();
 }
 
-// Known fields of a request, in addition to those that ParseSamplingFields() reads.
-constexpr std::string_view kSharedFields[] = {
-    "model", "n", "best_of", "stream", "stream_options", "truncate_prompt_tokens",
-    "return_token_ids", "return_tokens_as_token_ids", "request_id", "cache_salt", "priority",
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "return_routing", "return_routed_experts", "routing_control",
-    // These fields are accepted and have no effect.
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "parallel_tool_calls"};
-
-absl::Status CheckUnknownFields(const Json& body, std::span<const std::string_view> own_fields,
-                                bool strict, int& ignored) {
-  for (const auto& [name, value] : body.items()) {
-    if (absl::c_linear_search(kSharedFields, name) || absl::c_linear_search(own_fields, name)) {
-      continue;
-    }
-    if (IsSamplingField(name) || IsKnownUnsupportedField(name)) continue;
-    if (strict) {
-      const std::string shown = Printable(name, 64);
-      return InvalidValue(shown, Concat("unknown field '", shown, "'"));
-    }
-    ++ignored;
+// Returns the text of a content, which is a string or a list of text parts.
+Result<std::string> PredictedText(const Json& content) {
+  const std::string where = "prediction.content";
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) {
+    return InvalidValue(where, Concat("'", where, "' must be a string or a list of text parts"));
   }
+  std::string text;
+  for (const Json& part : content) {
+    const std::string* type = FindText(part, "type");
+    const std::string* piece = FindText(part, "text");
+    if (type == nullptr || *type != "text" || piece == nullptr) {
+      return InvalidValue(
+          where, Concat("'", where, "': parts must be {\"type\": \"text\", \"text\": ...}"));
+    }
+    text += *piece;
+  }
+  return text;
+}
+
+// Reads `prediction`: {"type": "content", "content": ...}, a text that the answer will resemble.
+absl::Status ParsePrediction(const Json& body, const RequestRules& rules, GenerationParams& out) {
+  const Json* field = FindField(body, "prediction");
+  if (field == nullptr) return absl::OkStatus();
+  const std::string* type = FindText(*field, "type");
+  const Json* content = field->is_object() ? FindField(*field, "content") : nullptr;
+  if (type == nullptr || *type != "content" || content == nullptr) {
+    return InvalidValue("prediction",
+                        "'prediction' must be {\"type\": \"content\", \"content\": ...}");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::string text, PredictedText(*content));
+  if (text.size() > rules.limits.max_prompt_bytes) {
+    return InvalidValue("prediction",
+                        Concat("'prediction': at most ", rules.limits.max_prompt_bytes,
+                               " bytes of text are accepted, found ", text.size()));
+  }
+  if (rules.tokenizer == nullptr) return absl::OkStatus();
+  auto ids = rules.tokenizer->Encode(text, /*add_special_tokens=*/false);
+  if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
+  out.prediction = *std::move(ids);
   return absl::OkStatus();
 }
 
 }  // namespace
-
-std::span<const std::string_view> SharedFields() { return kSharedFields; }
 
 absl::Status ParsePromptLogprobs(const Json& body, const RequestRules& rules,
                                  GenerationParams& out) {
@@ -125,13 +137,12 @@ absl::Status ParsePromptLogprobs(const Json& body, const RequestRules& rules,
   return absl::OkStatus();
 }
 
-absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
-                               std::span<const std::string_view> own_fields, GenerationParams& out,
-                               std::string_view text) {
+absl::Status ParseSharedFields(const Json& body, const RequestRules& rules, FieldRoute route,
+                               GenerationParams& out, std::string_view text) {
   MOESERVE_ASSIGN_OR_RETURN(auto model, StringField(body, "model"));
   MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(model.value_or(""), rules.served_names));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
-  if (!absl::c_linear_search(own_fields, "best_of")) {
+  if (route != FieldRoute::kCompletions) {
     MOESERVE_RETURN_IF_ERROR(RefuseBestOf(body, rules, out));
   }
   MOESERVE_RETURN_IF_ERROR(ParseSamplingFields(body, rules, out.sampling));
@@ -140,8 +151,12 @@ absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
   MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseRoutingFields(body, rules.routing, out.stream, out.routing));
   MOESERVE_RETURN_IF_ERROR(ParseIdentity(body, rules, out));
-  MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body, own_fields));
-  return CheckUnknownFields(body, own_fields, rules.strict_fields, out.ignored_fields);
+  MOESERVE_RETURN_IF_ERROR(ParsePrediction(body, rules, out));
+  FieldFindings findings;
+  MOESERVE_RETURN_IF_ERROR(CheckRequestFields(body, route, rules.strict_fields, findings));
+  out.ignored_fields = findings.ignored;
+  out.warnings = std::move(findings.warnings);
+  return absl::OkStatus();
 }
 
 }  // namespace moeserve::server

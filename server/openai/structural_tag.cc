@@ -252,7 +252,7 @@ void SpellSchemas(nlohmann::ordered_json& value) {
     for (auto& [name, member] : value.items()) {
       const bool schema = name == "json_schema" || name == "schema";
       if (schema && member.is_object()) {
-        member = member.dump();
+        member = DumpOrdered(member);
       } else {
         SpellSchemas(member);
       }

@@ -9,6 +9,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/base/json_text.h"
 #include "server/openai/structural_tag.h"
 
 namespace moeserve::server {
@@ -26,7 +27,7 @@ Result<ConstraintSpec> SchemaSpec(const Json& value, const std::string& param) {
   if (value.is_string()) {
     spec.text = value.get<std::string>();
   } else if (value.is_object() || value.is_boolean()) {
-    spec.text = value.dump();
+    spec.text = DumpOrdered(value);
   } else {
     return InvalidValue(param, Concat("'", param, "' must be a JSON schema"));
   }
@@ -120,7 +121,7 @@ Result<std::optional<ConstraintSpec>> ResponseFormat(const Json& format) {
 
 // Replaces a schema by its text.
 void Spell(OrderedJson& schema) {
-  if (schema.is_object()) schema = schema.dump();
+  if (schema.is_object()) schema = DumpOrdered(schema);
 }
 
 // Returns field `name` of `body`, which was parsed from `text`. The schemas in it are replaced by

@@ -9,7 +9,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
-#include "server/openai/unsupported_fields.h"
+#include "server/openai/request_fields.h"
 #include "server/tools/tool_definitions.h"
 
 namespace moeserve::server {
@@ -18,51 +18,20 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-// Fields that have the same name and meaning in a chat request.
-constexpr std::string_view kResponseSameFields[] = {"model",
-                                                    "temperature",
-                                                    "top_p",
-                                                    "stream",
-                                                    "user",
-                                                    "metadata",
-                                                    "service_tier",
-                                                    "safety_identifier",
-                                                    "prompt_cache_key",
-                                                    "parallel_tool_calls",
-                                                    "top_logprobs",
-                                                    "seed",
-                                                    "top_k",
-                                                    "min_p",
-                                                    "stop",
-                                                    "repetition_penalty",
-                                                    "presence_penalty",
-                                                    "frequency_penalty",
-                                                    "logit_bias",
-                                                    "min_tokens",
-                                                    "ignore_eos",
-                                                    "priority",
-                                                    "cache_salt",
-                                                    "request_id",
-                                                    "routing_control",
-                                                    "chat_template",
-                                                    "chat_template_kwargs",
-                                                    "stop_token_ids",
-                                                    "truncate_prompt_tokens",
-                                                    "bad_words",
-                                                    "skip_special_tokens",
-                                                    "allowed_token_ids",
-                                                    "include_reasoning"};
-
-// Fields that this function converts.
+// Fields that ParseResponseRequest() converts. The others that this API obeys have the same name
+// and meaning in a chat request.
 constexpr std::string_view kResponseConverted[] = {
-    "input",     "instructions", "max_output_tokens", "tools", "tool_choice",   "text",
-    "reasoning", "include",      "truncation",        "store", "stream_options"};
+    "input",     "instructions", "max_output_tokens", "tools",          "tool_choice",       "text",
+    "reasoning", "include",      "truncation",        "stream_options", "context_management"};
 
-// Fields that need state of earlier requests, or work that goes on without the client. They are
-// accepted only where they have no effect.
-constexpr std::string_view kResponseUnsupported[] = {
-    "previous_response_id", "conversation",   "prompt",
-    "background",           "max_tool_calls", "context_management"};
+// Fields that need state of earlier requests, or work that goes on without the client, and why they
+// are refused.
+constexpr std::pair<const char*, std::string_view> kStateful[] = {
+    {"previous_response_id", "this server keeps no responses"},
+    {"conversation", "this server keeps no conversations"},
+    {"prompt", "this server keeps no prompts"},
+    {"background", "this server keeps no responses"},
+    {"max_tool_calls", "this server runs no tools"}};
 
 // Returns the text of a content, which is a string or a list of parts.
 Result<std::string> ContentText(const Json& content, const std::string& where) {
@@ -103,7 +72,13 @@ class InputConverter {
     if (type == nullptr || *type == "message") return AddMessage(item, where);
     if (*type == "function_call") return AddCall(item, where);
     if (*type == "function_call_output") return AddResult(item, where);
+    if (*type == "custom_tool_call") return AddCustomCall(item, where);
+    if (*type == "custom_tool_call_output") return AddResult(item, where);
     if (*type == "reasoning") return AddReasoning(item, where);
+    if (*type == "item_reference") {
+      return UnsupportedParameter(where + ".type",
+                                  Concat("'", where, "': this server keeps no items"));
+    }
     return UnsupportedParameter(where + ".type", Concat("'", where, "': items of type ",
                                                         Quoted(*type, 64), " are not supported"));
   }
@@ -143,11 +118,28 @@ class InputConverter {
                                         "' must have 'call_id', 'name' and 'arguments', "
                                         "which are strings"));
     }
-    Assistant(true)["tool_calls"].push_back(
-        {{"id", *id},
-         {"type", "function"},
-         {"function", {{"name", *name}, {"arguments", *arguments}}}});
+    PushCall(*id, *name, *arguments);
     return absl::OkStatus();
+  }
+
+  absl::Status AddCustomCall(const Json& item, const std::string& where) {
+    const std::string* id = FindText(item, "call_id");
+    const std::string* name = FindText(item, "name");
+    const std::string* input = FindText(item, "input");
+    if (id == nullptr || name == nullptr || input == nullptr) {
+      return InvalidValue(
+          where,
+          Concat("'", where, "' must have 'call_id', 'name' and 'input', which are strings"));
+    }
+    PushCall(*id, *name, DumpOrdered({{kCustomInput, *input}}));
+    return absl::OkStatus();
+  }
+
+  void PushCall(const std::string& id, const std::string& name, const std::string& arguments) {
+    Assistant(true)["tool_calls"].push_back(
+        {{"id", id},
+         {"type", "function"},
+         {"function", {{"name", name}, {"arguments", arguments}}}});
   }
 
   absl::Status AddResult(const Json& item, const std::string& where) {
@@ -225,9 +217,46 @@ absl::Status CheckEcho(const Json& value, const char* name, size_t most) {
       name, Concat("the JSON of '", name, "' has at most ", most, " bytes, found ", bytes));
 }
 
-// {"type": "function", "name": ...} becomes {"type": "function", "function": {"name": ...}}.
+// Returns the function that a tool of the type custom becomes: its argument is a text. A regular
+// expression as format becomes the text's pattern.
+Result<OrderedJson> CustomFunction(const OrderedJson& tool, const std::string& where) {
+  OrderedJson input = {{"type", "string"}};
+  const OrderedJson format = tool.value("format", OrderedJson());
+  if (!format.is_null()) {
+    const OrderedJson type = format.is_object() ? format.value("type", OrderedJson()) : format;
+    const bool regex = type == "grammar" && format.value("syntax", OrderedJson()) == "regex" &&
+                       format.value("definition", OrderedJson()).is_string();
+    if (regex) {
+      input["pattern"] = Concat("^(?:", format["definition"].get<std::string>(), ")$");
+    } else if (type != "text") {
+      return UnsupportedParameter(
+          where + ".format",
+          Concat("'", where,
+                 ".format': only the type text, and a grammar of the syntax regex with "
+                 "a 'definition', are supported"));
+    }
+  }
+  OrderedJson function = OrderedJson::object();
+  for (const char* name : {"name", "description"}) {
+    if (const auto value = tool.find(name); value != tool.end()) function[name] = *value;
+  }
+  function["parameters"] = {{"type", "object"}};
+  const bool input_has_pattern = input.contains("pattern");
+  function["parameters"]["properties"][kCustomInput] = std::move(input);
+  function["parameters"]["required"] = OrderedJson::array({kCustomInput});
+  function["parameters"]["additionalProperties"] = false;
+  // A format that cannot be enforced is refused.
+  if (input_has_pattern) function["strict"] = true;
+  return OrderedJson{{"type", "function"}, {"function", std::move(function)}};
+}
+
+// {"type": "function", "name": ...} becomes {"type": "function", "function": {"name": ...}}; so
+// does a choice of a custom tool.
 OrderedJson ChatTool(const OrderedJson& tool) {
   if (!tool.is_object() || tool.contains("function")) return tool;
+  if (tool.value("type", OrderedJson(nullptr)) == "custom") {
+    return {{"type", "function"}, {"function", {{"name", tool.value("name", OrderedJson())}}}};
+  }
   OrderedJson out = OrderedJson::object();
   OrderedJson function = OrderedJson::object();
   for (const auto& [name, value] : tool.items()) {
@@ -235,6 +264,25 @@ OrderedJson ChatTool(const OrderedJson& tool) {
   }
   if (tool.value("type", OrderedJson(nullptr)) == "function") out["function"] = std::move(function);
   return out;
+}
+
+absl::Status AddTool(const OrderedJson& tool, const std::string& where, ResponseRequest& out) {
+  const OrderedJson type = tool.is_object() ? tool.value("type", OrderedJson()) : OrderedJson();
+  if (type == "custom") {
+    MOESERVE_ASSIGN_OR_RETURN(OrderedJson function, CustomFunction(tool, where));
+    const OrderedJson name = tool.value("name", OrderedJson());
+    if (name.is_string()) out.custom_tools.push_back(name.get<std::string>());
+    out.chat["tools"].push_back(std::move(function));
+    return absl::OkStatus();
+  }
+  if (type.is_string() && type != "function") {
+    return UnsupportedParameter(
+        where + ".type",
+        Concat("'", where, ".type': expected function or custom, found ",
+               Quoted(type.get<std::string>(), 64), "; this server runs no tools of its own"));
+  }
+  out.chat["tools"].push_back(ChatTool(tool));
+  return absl::OkStatus();
 }
 
 absl::Status ConvertTools(const Json& body, std::string_view text, ResponseRequest& out) {
@@ -245,7 +293,9 @@ absl::Status ConvertTools(const Json& body, std::string_view text, ResponseReque
     MOESERVE_ASSIGN_OR_RETURN(const auto part, CheckToolBytes(*tools, text));
     OrderedJson ordered = part ? ParseOrdered(*part) : OrderedJson(*tools);
     out.chat["tools"] = OrderedJson::array();
-    for (const OrderedJson& tool : ordered) out.chat["tools"].push_back(ChatTool(tool));
+    for (size_t i = 0; i < ordered.size(); ++i) {
+      MOESERVE_RETURN_IF_ERROR(AddTool(ordered[i], Concat("tools[", i, "]"), out));
+    }
     out.echo["tools"] = std::move(ordered);
   }
   out.echo["tool_choice"] = "auto";
@@ -270,29 +320,36 @@ absl::Status ConvertTools(const Json& body, std::string_view text, ResponseReque
 }
 
 // `text`: {"format": {"type": ..., ...}}.
-absl::Status ConvertText(const Json& body, std::string_view body_text, ResponseRequest& out) {
+absl::Status ConvertText(const Json& body, std::string_view source, ResponseRequest& out) {
   out.echo["text"] = {{"format", {{"type", "text"}}}};
-  const Json* text = FindField(body, "text");
-  if (text == nullptr) return absl::OkStatus();
-  if (!text->is_object()) return InvalidValue("text", "'text' must be an object");
-  MOESERVE_RETURN_IF_ERROR(CheckEcho(*text, "text", kMaxToolBytes));
-  const auto part = MemberText(body_text, "text");
-  OrderedJson ordered = part ? ParseOrdered(*part) : OrderedJson(*text);
-  if (!ordered.is_object()) ordered = OrderedJson(*text);
-  out.echo["text"] = ordered;
-  if (const Json* verbosity = FindField(*text, "verbosity"); verbosity != nullptr) {
-    if (*verbosity != "medium") return UnsupportedParameter("text.verbosity");
+  const Json* field = FindField(body, "text");
+  if (field == nullptr) return absl::OkStatus();
+  if (!field->is_object()) return InvalidValue("text", "'text' must be an object");
+  MOESERVE_RETURN_IF_ERROR(CheckEcho(*field, "text", kMaxToolBytes));
+  const OrderedJson text = OrderedMember(body, source, "text");
+  out.echo["text"] = text;
+  if (const Json* verbosity = FindField(*field, "verbosity"); verbosity != nullptr) {
+    if (!verbosity->is_string()) {
+      return InvalidValue("text.verbosity", "'text.verbosity' must be a string");
+    }
+    if (*verbosity != "medium") {
+      out.warnings.push_back("'text.verbosity' has no effect: the model cannot be told");
+    }
   }
-  const auto format = ordered.find("format");
-  if (format == ordered.end() || format->is_null()) return absl::OkStatus();
-  if (format->is_object() && format->value("type", OrderedJson()) == "json_schema") {
+  const OrderedJson format = text.value("format", OrderedJson());
+  if (format.is_null()) return absl::OkStatus();
+  if (out.chat.contains("response_format")) {
+    return InvalidValue("response_format",
+                        "'response_format' and 'text.format' are the same: send one of them");
+  }
+  if (format.is_object() && format.value("type", OrderedJson()) == "json_schema") {
     OrderedJson schema = OrderedJson::object();
-    for (const auto& [name, value] : format->items()) {
+    for (const auto& [name, value] : format.items()) {
       if (name != "type") AppendMember(schema, name, value);
     }
     out.chat["response_format"] = {{"type", "json_schema"}, {"json_schema", std::move(schema)}};
   } else {
-    out.chat["response_format"] = *format;
+    out.chat["response_format"] = format;
   }
   return absl::OkStatus();
 }
@@ -305,6 +362,10 @@ absl::Status ConvertReasoning(const Json& body, ResponseRequest& out) {
   for (const auto& [name, value] : reasoning->items()) {
     if (value.is_null()) continue;
     if (name == "effort") {
+      if (out.chat.contains("reasoning_effort")) {
+        return InvalidValue("reasoning_effort",
+                            "'reasoning_effort' and 'reasoning.effort' are the same: send one");
+      }
       out.chat["reasoning_effort"] = value;
       out.echo["reasoning"]["effort"] = value;
     } else if (name != "summary" && name != "generate_summary") {
@@ -317,6 +378,20 @@ absl::Status ConvertReasoning(const Json& body, ResponseRequest& out) {
 }
 
 absl::Status ConvertOptions(const Json& body, ResponseRequest& out) {
+  // A list of what may be left out of a long conversation. Nothing is.
+  if (const Json* management = FindField(body, "context_management")) {
+    if (!management->is_array()) {
+      return InvalidValue("context_management", "'context_management' must be a list");
+    }
+    if (!management->empty()) {
+      out.warnings.push_back("'context_management' has no effect: the whole conversation is kept");
+    }
+  }
+  // Streams have the usage in any case, and no obfuscation.
+  if (const Json* options = FindField(body, "stream_options");
+      options != nullptr && !options->is_object()) {
+    return InvalidValue("stream_options", "'stream_options' must be an object");
+  }
   if (const Json* limit = FindField(body, "max_output_tokens")) {
     out.chat["max_completion_tokens"] = *limit;
   }
@@ -345,24 +420,11 @@ absl::Status ConvertOptions(const Json& body, ResponseRequest& out) {
   return absl::OkStatus();
 }
 
-absl::Status CheckResponseFields(const Json& body, bool strict_fields, int& ignored) {
-  for (const auto& [name, value] : body.items()) {
-    if (absl::c_linear_search(kResponseSameFields, name) ||
-        absl::c_linear_search(kResponseConverted, name) || value.is_null()) {
-      continue;
-    }
-    if (absl::c_linear_search(kResponseUnsupported, name)) {
-      if (value == false) continue;
-      return UnsupportedParameter(
-          name, Concat("'", name, "' is not supported: this server keeps no responses"));
-    }
-    if (IsKnownUnsupportedField(name)) return UnsupportedParameter(name);
-    if (!strict_fields) {
-      ++ignored;
-      continue;
-    }
-    const std::string shown = Printable(name, 64);
-    return InvalidValue(shown, Concat("unknown field '", shown, "'"));
+absl::Status CheckStateful(const Json& body) {
+  for (const auto& [name, reason] : kStateful) {
+    const Json* value = FindField(body, name);
+    if (value == nullptr || *value == false) continue;
+    return UnsupportedParameter(name, Concat("'", name, "' is not supported: ", reason));
   }
   return absl::OkStatus();
 }
@@ -398,9 +460,17 @@ absl::Status Echo(const Json& body, ResponseRequest& out) {
 Result<ResponseRequest> ParseResponseRequest(const Json& body, std::string_view text,
                                              bool strict_fields) {
   ResponseRequest out;
-  MOESERVE_RETURN_IF_ERROR(CheckResponseFields(body, strict_fields, out.ignored_fields));
+  MOESERVE_RETURN_IF_ERROR(CheckStateful(body));
+  FieldFindings findings;
+  MOESERVE_RETURN_IF_ERROR(
+      CheckRequestFields(body, FieldRoute::kResponses, strict_fields, findings));
+  out.ignored_fields = findings.ignored;
+  out.warnings = std::move(findings.warnings);
   for (const auto& [name, value] : body.items()) {
-    if (absl::c_linear_search(kResponseSameFields, name)) out.chat[name] = value;
+    if (UseOf(name, FieldRoute::kResponses) == FieldUse::kObeyed && !value.is_null() &&
+        !absl::c_linear_search(kResponseConverted, name)) {
+      out.chat[name] = OrderedMember(body, text, name);
+    }
   }
   MOESERVE_RETURN_IF_ERROR(Echo(body, out));
   MOESERVE_RETURN_IF_ERROR(ConvertInput(body, out.chat));

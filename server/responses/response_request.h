@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "nlohmann/json.hpp"
@@ -13,8 +14,14 @@ struct ResponseRequest {
   nlohmann::ordered_json chat;  // the body of the chat request that generates the answer
   // The members of the response that repeat the request, such as "instructions" and "tools".
   nlohmann::ordered_json echo = nlohmann::ordered_json::object();
-  int ignored_fields = 0;  // number of unknown fields
+  // The names of the tools of the type custom, whose input is a text. The chat has them as
+  // functions with one argument (kCustomInput).
+  std::vector<std::string> custom_tools;
+  int ignored_fields = 0;             // number of unknown fields
+  std::vector<std::string> warnings;  // about fields that have no effect
 };
+
+inline constexpr char kCustomInput[] = "input";
 
 // Converts the body of a request. `body` was parsed from `text`, from which the order of members is
 // read. An error names the field. What the chat request has in common with this one (sampling,

@@ -1,8 +1,10 @@
 #include "server/responses/response_writer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/message.h"
+#include "server/base/json_fields.h"
 #include "server/openai/routing_fields.h"
 #include "server/responses/response_request.h"
 
@@ -26,6 +28,15 @@ OrderedJson ContentPart(std::string_view text, OrderedJson logprobs) {
           {"logprobs", std::move(logprobs)}};
 }
 
+// Returns the input of a custom tool from the arguments of the function that stands for it; empty
+// if the arguments were cut.
+std::string CustomInput(const std::string& arguments) {
+  const OrderedJson parsed = ParseOrdered(arguments);
+  if (!parsed.is_object()) return "";
+  const OrderedJson input = parsed.value(kCustomInput, OrderedJson());
+  return input.is_string() ? input.get<std::string>() : "";
+}
+
 OrderedJson UsageOf(const Usage& sums, int reasoning_tokens) {
   const OrderedJson chat = UsageJson(sums);
   OrderedJson usage = {{"input_tokens", chat["prompt_tokens"]},
@@ -43,12 +54,21 @@ OrderedJson UsageOf(const Usage& sums, int reasoning_tokens) {
 
 ResponseWriter::ResponseWriter(AnswerIdentity identity, const AnswerOptions& options,
                                const ChatAnswerRules& rules, OrderedJson echo,
-                               const Tokenizer* tokenizer, bool stream)
-    : BlockWriter(std::move(identity), options, rules, tokenizer, stream), echo_(std::move(echo)) {}
+                               std::vector<std::string> custom_tools, const Tokenizer* tokenizer,
+                               bool stream)
+    : BlockWriter(std::move(identity), options, rules, tokenizer, stream),
+      echo_(std::move(echo)),
+      custom_tools_(std::move(custom_tools)) {}
+
+bool ResponseWriter::IsCustom(const Block& block) const {
+  return block.kind == Block::Kind::kCall && std::find(custom_tools_.begin(), custom_tools_.end(),
+                                                       block.call_name) != custom_tools_.end();
+}
 
 std::string ResponseWriter::ItemId(const Block& block) const {
   const std::string_view prefix = block.kind == Block::Kind::kReasoning ? "rs_"
                                   : block.kind == Block::Kind::kText    ? "msg_"
+                                  : IsCustom(block)                     ? "ctc_"
                                                                         : "fc_";
   return Concat(prefix, identity_.unique_id, "_", block.index);
 }
@@ -72,13 +92,17 @@ OrderedJson ResponseWriter::Item(const Block& block, bool complete) const {
       item["content"] = OrderedJson::array();
       if (complete) item["content"].push_back(ContentPart(block.text, block.logprobs));
       break;
-    case Block::Kind::kCall:
-      item["type"] = "function_call";
+    case Block::Kind::kCall: {
+      const bool custom = IsCustom(block);
+      item["type"] = custom ? "custom_tool_call" : "function_call";
       item["status"] = status;
       item["call_id"] = block.call_id;
       item["name"] = block.call_name;
-      item["arguments"] = complete ? block.text : std::string();
+      item[custom ? "input" : "arguments"] = !complete ? std::string()
+                                             : custom  ? CustomInput(block.text)
+                                                       : block.text;
       break;
+    }
   }
   return item;
 }
@@ -109,6 +133,7 @@ OrderedJson ResponseWriter::Response(const Usage* sums) const {
   if (const auto& control = options_.routing.control) {
     response["routing_control"] = RoutingControlJson(control->change());
   }
+  PutWarnings(options_.warnings, sums != nullptr && timed_out(), response);
   response["usage"] = sums == nullptr ? OrderedJson(nullptr) : UsageOf(*sums, reasoning_tokens());
   return response;
 }
@@ -155,6 +180,7 @@ void ResponseWriter::WriteOpen(const Block& block, std::string& out) {
 
 void ResponseWriter::WriteDelta(const Block& block, std::string_view piece, OrderedJson logprobs,
                                 std::string& out) {
+  if (IsCustom(block)) return;  // the input is known when the arguments are complete
   OrderedJson event = {{"type", ""}, {"item_id", ItemId(block)}, {"output_index", block.index}};
   switch (block.kind) {
     case Block::Kind::kReasoning:
@@ -199,6 +225,17 @@ void ResponseWriter::WriteClose(const Block& block, std::string& out) {
       break;
     }
     case Block::Kind::kCall:
+      if (IsCustom(block)) {
+        const std::string input = CustomInput(block.text);
+        event["type"] = "response.custom_tool_call_input.delta";
+        event["delta"] = input;
+        if (!input.empty()) WriteEvent(event, out);
+        event["type"] = "response.custom_tool_call_input.done";
+        event.erase("delta");
+        event["input"] = input;
+        WriteEvent(std::move(event), out);
+        break;
+      }
       event["type"] = "response.function_call_arguments.done";
       event["name"] = block.call_name;
       event["arguments"] = block.text;

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "nlohmann/json.hpp"
 #include "server/chat/block_writer.h"
@@ -13,9 +14,10 @@ namespace moeserve::server {
 class ResponseWriter final : public BlockWriter {
  public:
   // `echo` are the members of the response that repeat the request (ResponseRequest::echo).
+  // `custom_tools` are ResponseRequest::custom_tools.
   ResponseWriter(AnswerIdentity identity, const AnswerOptions& options,
                  const ChatAnswerRules& rules, nlohmann::ordered_json echo,
-                 const Tokenizer* tokenizer, bool stream);
+                 std::vector<std::string> custom_tools, const Tokenizer* tokenizer, bool stream);
 
   nlohmann::ordered_json TakeAnswer(const Usage& sums) override;
   void AppendError(const HttpError& error, std::string& out) override;
@@ -38,7 +40,10 @@ class ResponseWriter final : public BlockWriter {
   // Returns the response with the output so far; `sums` is null while the answer is generated.
   nlohmann::ordered_json Response(const Usage* sums) const;
 
+  bool IsCustom(const Block& block) const;
+
   const nlohmann::ordered_json echo_;
+  const std::vector<std::string> custom_tools_;
   int events_written_ = 0;
 };
 

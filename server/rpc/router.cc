@@ -10,7 +10,7 @@
 namespace moeserve::server::rpc {
 namespace {
 
-std::string PathOf(const Method& method) { return Concat('/', method.service, '/', method.name); }
+std::string RoutePath(const Method& method) { return Concat('/', method.service, '/', method.name); }
 
 // A call that has failed before it began.
 class FailedCall final : public grpc::ServerGenericBidiReactor {
@@ -22,11 +22,11 @@ class FailedCall final : public grpc::ServerGenericBidiReactor {
 }  // namespace
 
 void Router::Add(const Method& method, Starter starter) {
-  const bool added = starters_.emplace(PathOf(method), std::move(starter)).second;
+  const bool added = starters_.emplace(RoutePath(method), std::move(starter)).second;
   MOESERVE_CHECK(added, "every call is added once");
 }
 
-bool Router::Has(const Method& method) const { return starters_.contains(PathOf(method)); }
+bool Router::Has(const Method& method) const { return starters_.contains(RoutePath(method)); }
 
 grpc::ServerGenericBidiReactor* Router::CreateReactor(grpc::GenericCallbackServerContext* context) {
   if (const auto found = starters_.find(context->method()); found != starters_.end()) {

@@ -4,20 +4,17 @@
 #include <utility>
 
 #include "base/message.h"
+#include "server/base/json_fields.h"
 
 namespace moeserve::server {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-std::string Dump(const OrderedJson& value) {
-  return value.dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
-}
-
 std::string Description(const OrderedJson& definitions, const CallSyntax& syntax) {
   std::string text =
       "You can call functions. Each line describes one, with a JSON schema of its arguments:\n";
-  for (const OrderedJson& tool : definitions) text += Dump(tool["function"]) + "\n";
+  for (const OrderedJson& tool : definitions) text += DumpOrdered(tool["function"]) + "\n";
   text += Concat("To call a function, answer with ", syntax.opening, syntax.before_name, "NAME",
                  syntax.before_arguments, "{...}", syntax.after_arguments, syntax.closing,
                  " and nothing else.");
@@ -30,7 +27,7 @@ std::string CallText(const OrderedJson& calls, const CallSyntax& syntax) {
     if (text.size() > syntax.opening.size()) text += syntax.separator;
     const OrderedJson& function = call["function"];
     text += Concat(syntax.before_name, function["name"].get<std::string>(), syntax.before_arguments,
-                   Dump(function["arguments"]), syntax.after_arguments);
+                   DumpOrdered(function["arguments"]), syntax.after_arguments);
   }
   text += syntax.closing;
   return text;
@@ -56,13 +53,14 @@ OrderedJson Plain(const OrderedJson& message, const CallSyntax& syntax) {
     OrderedJson result = OrderedJson::object();
     if (name.is_string()) result["name"] = name;
     result["result"] = std::move(content);
-    return {{"role", "user"}, {"content", Dump(result)}};
+    return {{"role", "user"}, {"content", DumpOrdered(result)}};
   }
+  OrderedJson plain = message;
   if (message.contains("tool_calls")) {
-    content = Joined(std::move(content), CallText(message["tool_calls"], syntax), "\n");
-    return {{"role", role}, {"content", std::move(content)}};
+    plain["content"] = Joined(std::move(content), CallText(message["tool_calls"], syntax), "\n");
+    plain.erase("tool_calls");
   }
-  return message;
+  return plain;
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ TextFormat RawText(const OrderedJson& schema) {
   }
   TextFormat format = OfKind(Kind::kAnyText);
   for (const OrderedJson& value : values) {
-    format.choices.push_back(value.is_string() ? value.get<std::string>() : value.dump());
+    format.choices.push_back(value.is_string() ? value.get<std::string>() : DumpOrdered(value));
   }
   if (!format.choices.empty()) {
     format.kind = Kind::kChoice;
@@ -139,7 +139,7 @@ TextFormat ElementValue(const OrderedJson& schema, const OrderedJson& root, bool
   for (const char* name : {"$defs", "definitions"}) {
     if (root.contains(name) && !whole.contains(name)) whole[name] = root[name];
   }
-  TextFormat format = OfKind(Kind::kJsonSchema, whole.dump());
+  TextFormat format = OfKind(Kind::kJsonSchema, DumpOrdered(whole));
   format.strict = strict;
   format.closed_objects = true;
   return format;

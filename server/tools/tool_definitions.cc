@@ -6,6 +6,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/base/json_text.h"
 
 namespace moeserve::server {
 namespace {
@@ -197,7 +198,7 @@ Result<ToolSettings> ParseTools(const Json& body, std::string_view text) {
     for (size_t i = 0; i < settings.callable.size(); ++i) {
       Tool& tool = settings.callable[i];
       if (tool.parameters.empty()) continue;
-      tool.parameters = settings.definitions[i]["function"]["parameters"].dump();
+      tool.parameters = DumpOrdered(settings.definitions[i]["function"]["parameters"]);
     }
   }
   if (!settings.callable.empty()) settings.choice = ToolChoice::kAuto;

@@ -114,6 +114,25 @@ TEST(ChatTemplate, NumbersOfTheClientCannotSpellAToken) {
   }
 }
 
+// Values of the type binary are integers beyond 64 bits.
+TEST(ChatTemplate, LongIntegersKeepTheirDigits) {
+  RenderInput input;
+  const std::string digits = "-123456789012345678901234567890";
+  input.untrusted["x"] = OrderedJson::binary({digits.begin(), digits.end()});
+  input.untrusted["u"] = uint64_t{18446744073709551615U};
+  const auto text = [&](std::string_view source) {
+    const auto prompt = Render(source, input);
+    return prompt.ok() ? prompt->text : std::string(prompt.status().message());
+  };
+  EXPECT_EQ(text("{{ x }} {{ [x] }} {{ x | tojson }} {{ {x: u} | tojson }}"),
+            digits + " [" + digits + "] " + digits + " {\"" + digits + "\": 18446744073709551615}");
+  EXPECT_EQ(text("{{ x is integer }} {{ x is number }} {{ x is float }} {{ x is string }}"),
+            "True True False False");
+  EXPECT_EQ(text("{{ x | int }} {{ x | abs }} {{ x | round }} {{ x | string | length }}"),
+            digits + " " + digits.substr(1) + " " + digits + " 31");
+  EXPECT_EQ(text("{{ x < u }} {{ u > 5 }} {{ u == x }} {{ 'a' if x }}"), "True True False a");
+}
+
 TEST(ChatTemplate, ErrorsNameLineAndCause) {
   const auto message = [](std::string_view source) {
     return std::string(Render(source).status().message());

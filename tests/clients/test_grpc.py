@@ -7,7 +7,7 @@ import threading
 import grpc
 import pytest
 
-from conftest import wait_for
+from conftest import start_server, stop_server, wait_for
 
 PROMPT = "The history of the"
 
@@ -94,6 +94,24 @@ def test_deadline(pb, stub, metric):
             timeout=0.2))
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert wait_for(lambda: metric("moeserve_requests_running") == 0)
+
+
+@pytest.mark.parametrize("limit", ["0", "0.5"])
+def test_the_servers_own_limit_on_the_time_cuts_the_answer(protos, limit):
+    pb, pb_grpc = protos
+    server = start_server("--request-timeout", limit)
+    try:
+        with grpc.insecure_channel(server.grpc) as channel:
+            tokens = 4 if limit == "0" else 2000
+            messages = list(pb_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(
+                text=PROMPT, n=1 if limit == "0" else 8, sampling=pb.SamplingParams(
+                    max_tokens=tokens, ignore_eos=True))))
+            ends = [m for m in messages if m.finish_reason]
+            assert {m.finish_reason for m in ends} == {pb.FINISH_REASON_LENGTH}
+            generated = sum(m.usage.completion_tokens for m in ends)
+            assert generated == 4 if limit == "0" else 0 < generated < 16_000
+    finally:
+        assert stop_server(server) == 0
 
 
 def test_many_streams(pb, stub):

@@ -132,7 +132,7 @@ def test_streamed_events_join_to_the_unary_answer(server, fields):
 @pytest.mark.parametrize("fields, param", [
     ({"max_tokens": None}, "max_tokens"),
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
@@ -146,6 +146,13 @@ def test_errors_have_the_form_of_the_api(server, fields, param):
     body = json.load(error.value)
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     assert body["error"]["param"] == param and body["error"]["message"]
+
+
+def test_a_message_without_blocks_is_empty(server):
+    def count(content):
+        return post(server, "/v1/messages/count_tokens", {
+            "messages": [{"role": "user", "content": content}]})
+    assert count([]) == count("")
 
 
 def test_a_budget_of_reasoning_has_no_effect_and_is_refused_with_strict_fields(server):

@@ -120,6 +120,8 @@ def examples(name):
                  {"response_format": {"type": "json_object"}}):
         yield "post", chat, chat, {"messages": CHAT, **short, **body}
     yield "post", "/v1/responses", "/v1/responses", {"input": PROMPT, "max_output_tokens": 4}
+    count = "/v1/responses/input_tokens"
+    yield "post", count, count, {"input": PROMPT}
     yield "post", "/v1/messages", "/v1/messages", {"messages": CHAT, "max_tokens": 4}
     count = "/v1/messages/count_tokens"
     yield "post", count, count, {"messages": CHAT}

@@ -412,7 +412,7 @@ TEST_F(EngineTest, RefusesWhatCannotRun) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(Prompt("a", std::vector<TokenId>(90, 1), 11)), absl::StatusCode::kInvalidArgument);
   Request r = Prompt("a", {1}, 1);
-  r.sampling.top_p = 0.0;
+  r.sampling.top_p = -0.1;
   EXPECT_EQ(code(r), absl::StatusCode::kInvalidArgument);
   r.sampling.top_p = 1.0;
   r.sampling.temperature = NAN;
@@ -473,6 +473,42 @@ TEST_F(EngineTest, ABoundedQueueRefusesAndCancelFreesEverything) {
   Request late = Prompt("late", golden_.Prompt(0), 10);
   late.deadline = SteadyNow() - absl::Seconds(1);
   EXPECT_TRUE(absl::IsDeadlineExceeded(engine->Submit(late)->Wait()));
+}
+
+// Holds the engine at its first piece until the time of the request has passed.
+class LateSink : public CollectingSink {
+ public:
+  explicit LateSink(absl::Time deadline) : deadline_(deadline) {}
+  void OnDelta(OutputDelta delta) override {
+    CollectingSink::OnDelta(std::move(delta));
+    absl::SleepFor(deadline_ - SteadyNow() + absl::Milliseconds(1));
+  }
+
+ private:
+  const absl::Time deadline_;
+};
+
+TEST_F(EngineTest, ADeadlineCutsTheResponse) {
+  auto engine = Start({.routing_records = true});
+  auto whole = engine->Submit(Prompt("whole", golden_.Prompt(0), 20));
+  ASSERT_TRUE(whole->Wait().ok());
+  Request late = Prompt("late", golden_.Prompt(0), 20);
+  late.routing_record = true;
+  late.deadline = SteadyNow() + absl::Milliseconds(300);
+  auto sink = std::make_shared<LateSink>(late.deadline);
+  ASSERT_TRUE(engine->get().Submit(late, sink).ok());
+  ASSERT_TRUE(sink->Wait().ok()) << sink->Wait();
+  EXPECT_TRUE(sink->last().finished);
+  EXPECT_TRUE(sink->last().timed_out);
+  EXPECT_EQ(sink->last().finish_reason, FinishReason::kLength);
+  const std::vector<TokenId>& tokens = sink->tokens();
+  ASSERT_GE(tokens.size(), 1u);
+  ASSERT_LT(tokens.size(), 20u);
+  EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), whole->tokens().begin()));
+  EXPECT_EQ(sink->last().usage.completion_tokens, static_cast<int>(tokens.size()));
+  // The last token was never computed.
+  EXPECT_EQ(sink->routing().tokens, golden_.length + static_cast<int>(tokens.size()) - 1);
+  engine->ExpectIdle();
 }
 
 TEST_F(EngineTest, CancelDoesNotReachALaterRequestOfTheSameId) {

@@ -227,12 +227,26 @@ TEST(SamplerTest, KeepsAndDrawsExactly) {
     SamplingParams p;
     p.temperature = std::vector<double>{0.0, 1e-300, 0.1, 0.7, 1.0, 100.0}[random.Below(6)];
     if (random.Below(2) == 0) p.top_k = 1 + random.Below(size + 2);
-    if (random.Below(2) == 0) p.top_p = random.Below(2) == 0 ? 1.0 - random.Uniform() : 1e-12;
+    if (random.Below(2) == 0) {
+      p.top_p = std::vector<double>{1.0 - random.Uniform(), 1e-12, 0.0}[random.Below(3)];
+    }
     if (random.Below(4) == 0) p.min_p = random.Below(2) == 0 ? random.Uniform() : 1.0;
     const double uniform = std::vector<double>{0.0, 1.0 - 0x1p-53, random.Uniform(),
                                                random.Uniform()}[random.Below(4)];
     ASSERT_EQ(sampler.Sample(logits, p, uniform), ChooseExactly(logits, p, uniform))
         << "case " << c << ", kind " << kind;
+  }
+}
+
+TEST(SamplerTest, TopPOfZeroTakesTheMostProbableToken) {
+  Sampler sampler;
+  Random random(7);
+  for (int c = 0; c < 200; ++c) {
+    const std::vector<float> logits = random.Normals(50, 3.0);
+    SamplingParams p;
+    p.top_p = 0.0;
+    const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    ASSERT_EQ(sampler.Sample(logits, p, random.Uniform()), best);
   }
 }
 

@@ -225,6 +225,41 @@ TEST_P(SpeculationTest, OutputsAndCountsAreTheSame) {
   EXPECT_EQ(table(*plain), table(*drafting));
 }
 
+// A request may bring a text that its response will resemble: the response is the same with a
+// right, a wrong and an odd one, and a right one saves steps.
+TEST_P(SpeculationTest, PredictionsChangeNothingButTheSteps) {
+  EngineOptions options = Options({});
+  options.prefix_cache = false;
+  auto plain = Start(options);
+  options.draft = kAlways;
+  auto drafting = Start(options);
+  const Constraints constraints = Compile(plain->get());
+  uint64_t accepted_alone = 0, accepted = 0;
+  for (int i = 0; i < 48; ++i) {
+    SCOPED_TRACE("request " + std::to_string(i));
+    auto expected = plain->Submit(MakeRequest(golden_, constraints, i));
+    (void)expected->Wait();
+    const auto run = [&](TokenIds prediction) {
+      Request r = MakeRequest(golden_, constraints, i);
+      r.prediction = std::move(prediction);
+      const uint64_t before = drafting->get().Stats().accepted_tokens;
+      auto sink = drafting->Submit(r);
+      ExpectSameOutput(*sink, *expected);
+      return drafting->get().Stats().accepted_tokens - before;
+    };
+    accepted_alone += run({});
+    accepted += run(expected->tokens());
+    (void)run({5});
+    (void)run(golden_.Prompt(0));
+  }
+  EXPECT_GT(accepted, accepted_alone + 200);
+  Request wrong = MakeRequest(golden_, constraints, 0);
+  wrong.prediction = {-1};
+  EXPECT_TRUE(absl::IsInvalidArgument(drafting->Submit(wrong)->Wait()));
+  wrong.prediction.assign(static_cast<size_t>(drafting->get().max_model_len()) + 1, 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(drafting->Submit(wrong)->Wait()));
+}
+
 // Little memory, so that sequences are preempted between drafts, cancellations, and prompts in
 // pieces beside drafts.
 TEST_P(SpeculationTest, PreemptionsAndCancellationsChangeNothing) {

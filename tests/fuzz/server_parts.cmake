@@ -27,6 +27,7 @@ set(parts
   model_loaders/profiles/profile_file.cc
   server/base/api_error.cc
   server/base/json_fields.cc
+  server/base/json_text.cc
   server/base/memory_budget.cc
   server/base/request_id.cc
   server/base/status_conversion.cc
@@ -36,6 +37,7 @@ set(parts
   server/chat/chat_format.cc
   server/chat/chat_message.cc
   server/chat/chat_request.cc
+  server/chat/history_form.cc
   server/generation/constraint_compiler.cc
   server/generation/generation_params.cc
   server/generation/generation_request.cc
@@ -59,12 +61,12 @@ set(parts
   server/open_inference/tensor_bytes.cc
   server/openai/answer.cc
   server/openai/completion_request.cc
+  server/openai/request_fields.cc
   server/openai/routing_fields.cc
   server/openai/sampling_fields.cc
   server/openai/shared_fields.cc
   server/openai/structural_tag.cc
   server/openai/structured_fields.cc
-  server/openai/unsupported_fields.cc
   server/responses/response_request.cc
   server/rpc/error_details.cc
   server/rpc/http2/frame_guard.cc

@@ -22,6 +22,18 @@ TEST(GenerationConfig, ReadsEveryKey) {
   EXPECT_EQ(config->eos_token_ids, (std::vector<TokenId>{1, 2}));
 }
 
+// The ranges are those of requests, ends included.
+TEST(GenerationConfig, TakesTheEndsOfTheRanges) {
+  const auto low = ParseGenerationConfig(
+      R"({"temperature": 0.0, "top_p": 0.0, "top_k": -1, "min_p": 0})", 10);
+  ASSERT_TRUE(low.ok()) << low.status();
+  EXPECT_EQ(low->defaults.top_p, 0.0);
+  EXPECT_EQ(low->defaults.top_k, -1);
+  const auto high = ParseGenerationConfig(
+      R"({"temperature": 2, "top_p": 1.0, "top_k": 2147483647, "min_p": 1})", 10);
+  EXPECT_TRUE(high.ok()) << high.status();
+}
+
 TEST(GenerationConfig, EverythingIsOptional) {
   const auto config = ParseGenerationConfig("{}", 10);
   ASSERT_TRUE(config.ok()) << config.status();
@@ -54,8 +66,8 @@ TEST(GenerationConfig, RefusesByName) {
       refused(R"({"temperature": -1})", {"temperature: expected a number in [0, 2]", "-1"}));
   EXPECT_TRUE(refused(R"({"temperature": 2.5})", {"temperature", "found 2.5"}));
   EXPECT_TRUE(refused(R"({"temperature": "hot"})", {"temperature", "found \"hot\""}));
-  EXPECT_TRUE(refused(R"({"top_p": 0})", {"top_p: expected a number in (0, 1], found 0"}));
-  EXPECT_TRUE(refused(R"({"top_k": -1})", {"top_k: expected an integer >= 0", "found -1"}));
+  EXPECT_TRUE(refused(R"({"top_p": -1})", {"top_p: expected a number in [0, 1], found -1"}));
+  EXPECT_TRUE(refused(R"({"top_k": -2})", {"top_k: expected an integer >= -1", "found -2"}));
   EXPECT_TRUE(refused(R"({"top_k": 2.0})", {"top_k", "found 2.0"}));
   EXPECT_TRUE(refused(R"({"min_p": 1.5})", {"min_p: expected a number in [0, 1], found 1.5"}));
   EXPECT_TRUE(refused(R"({"repetition_penalty": 0})", {"repetition_penalty", "found 0"}));

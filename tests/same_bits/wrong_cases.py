@@ -27,7 +27,7 @@ def wrong_fields(shape):
         {"biased_experts": [{**first, "expert": 0, "bias": 1e9}]},
     ]
     return [
-        {"temperature": -0.1}, {"temperature": 2.5}, {"temperature": "hot"}, {"top_p": 0},
+        {"temperature": -0.1}, {"temperature": 2.5}, {"temperature": "hot"}, {"top_p": -1},
         {"top_p": 1.01}, {"top_k": -2}, {"top_k": 1.5}, {"min_p": -1}, {"min_p": 1.5},
         {"seed": 1.5}, {"seed": 2**63}, {"max_tokens": -1}, {"max_tokens": 0},
         {"max_tokens": 100000}, {"max_tokens": "8"}, {"presence_penalty": 2.1},
@@ -129,7 +129,7 @@ def statistics_gets(shape):
 def wrong_grpc(shape, pb):
     """Returns Generate requests that the server rejects."""
     sampling = [
-        {"temperature": -0.1}, {"temperature": 2.5}, {"temperature": float("nan")}, {"top_p": 0},
+        {"temperature": -0.1}, {"temperature": 2.5}, {"temperature": float("nan")}, {"top_p": -1},
         {"top_p": 1.01}, {"top_k": -2}, {"min_p": -1}, {"min_p": 1.5}, {"max_tokens": -1},
         {"max_tokens": 100000}, {"stop": [""]}, {"stop": ["a"] * 17}, {"stop": ["a" * 257]},
         {"stop_token_ids": [5000]}, {"stop_token_ids": [0] * 65}, {"presence_penalty": 2.1},

@@ -7,6 +7,7 @@
 
 #include "server/base/status_conversion.h"
 #include "server/base/utf8.h"
+#include "server/chat/chat_response.h"
 #include "server/generation/token_text.h"
 #include "tests/server/fake_engine.h"
 
@@ -27,6 +28,28 @@ TEST(Utf8, ReplacesMaximalIllFormedParts) {
   EXPECT_EQ(ReplaceInvalidUtf8("\xC0\x80"), "\xEF\xBF\xBD\xEF\xBF\xBD");
   EXPECT_EQ(ReplaceInvalidUtf8("\xF4\x90\x80\x80").size(), 12u);
   EXPECT_EQ(CountCodePoints("a\xC3\xA9\xF0\x9F\x98\x80"), 3u);
+}
+
+// In chats, alternatives are a list; in completions, their texts are keys.
+TEST(Logprobs, KeepAlternativesOfEqualText) {
+  const testing::ByteTokenizer tokenizer;
+  TokenLogprob logprob;
+  logprob.token = 0x80;
+  logprob.logprob = -1.0f;
+  logprob.top = {{0x80, -1.0f}, {0x81, -2.0f}};
+  const auto entry = ChatLogprobJson(&tokenizer, logprob, false);
+  ASSERT_TRUE(entry.ok()) << entry.status();
+  ASSERT_EQ((*entry)["top_logprobs"].size(), 2u);
+  EXPECT_EQ((*entry)["top_logprobs"][0]["token"], (*entry)["top_logprobs"][1]["token"]);
+  EXPECT_NE((*entry)["top_logprobs"][0]["bytes"], (*entry)["top_logprobs"][1]["bytes"]);
+  const auto top = [&](bool as_ids) {
+    LogprobArrays arrays(&tokenizer, as_ids);
+    EXPECT_TRUE(arrays.Add(logprob).ok());
+    return arrays.Take()["top_logprobs"][0];
+  };
+  EXPECT_EQ(top(false).size(), 1u);
+  EXPECT_EQ(top(false).front(), -1.0);
+  EXPECT_EQ(top(true), OrderedJson({{"token_id:128", -1.0}, {"token_id:129", -2.0}}));
 }
 
 TEST(TokenText, ShowsPartsOfCharactersAsReplacement) {

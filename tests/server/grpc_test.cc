@@ -268,7 +268,7 @@ TEST_F(Grpc, Errors) {
   request.mutable_sampling()->set_temperature(std::numeric_limits<double>::quiet_NaN());
   expect(request, kInvalid, "invalid_value");
   request = Text("a");
-  request.mutable_sampling()->set_top_p(0);
+  request.mutable_sampling()->set_top_p(-0.1);
   expect(request, kInvalid, "invalid_value");
   request = Text("a");
   request.mutable_sampling()->add_stop("");

@@ -220,8 +220,8 @@ TEST_F(Chats, RefusalsNameCodeAndField) {
                                      {"role": "system", "content": "b"}]})"),
             "invalid_value messages");
   EXPECT_EQ(refused(Body("a", R"(, "chat_template": "x")")), "unsupported_parameter chat_template");
-  EXPECT_EQ(refused(Body("a", R"(, "chat_template_kwargs": {"x": 1})")),
-            "unsupported_parameter chat_template_kwargs");
+  EXPECT_EQ(refused(Body("a", R"(, "chat_template_kwargs": [1])")),
+            "invalid_value chat_template_kwargs");
   EXPECT_EQ(refused(Body(std::string(300, 'x'))), "context_length_exceeded messages");
   EXPECT_EQ(refused(Body(std::string((1 << 20) + 1, 'x'))), "invalid_value messages[0]");
   EXPECT_EQ(refused(Body("a", R"(, "max_tokens": 1000)")), "context_length_exceeded messages");

@@ -5,12 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/sampling_params.h"
 #include "server/http/openapi/document.h"
 #include "server/http/openapi/operations.h"
-#include "server/openai/completion_request.h"
-#include "server/openai/sampling_fields.h"
-#include "server/openai/shared_fields.h"
+#include "server/openai/request_fields.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {
@@ -121,20 +118,28 @@ TEST_F(OpenApi, EveryFieldOfCompletionsIsDescribed) {
   Start({}, settings);
   const Json schemas = Read()["components"]["schemas"];
   const Json& fields = schemas["CompletionRequest"]["properties"];
-  std::set<std::string> expected;
-  for (const auto& field : kDrawFields) expected.insert(field.name);
-  for (const auto& field : kPenaltyFields) expected.insert(field.name);
-  for (const auto& field : kSamplingFlags) expected.insert(field.name);
-  for (const auto name : OtherSamplingFields()) expected.insert(std::string(name));
-  for (const auto name : SharedFields()) expected.insert(std::string(name));
-  std::set<std::string> chat = expected;
-  for (const auto name : CompletionFields()) expected.insert(std::string(name));
+  // Fields without effect are described if they are common.
+  std::set<std::string> expected = {"user",
+                                    "metadata",
+                                    "store",
+                                    "service_tier",
+                                    "safety_identifier",
+                                    "prompt_cache_key",
+                                    "prompt_cache_retention",
+                                    "parallel_tool_calls",
+                                    "verbosity"};
+  std::set<std::string> chat;
+  for (const std::string_view name : KnownFields()) {
+    if (UseOf(name, FieldRoute::kCompletions) != FieldUse::kObeyed) continue;
+    expected.insert(std::string(name));
+    if (UseOf(name, FieldRoute::kChat) == FieldUse::kObeyed) chat.insert(std::string(name));
+  }
   std::set<std::string> described;
   for (const auto& [name, schema] : fields.items()) described.insert(name);
   EXPECT_EQ(described, expected);
   EXPECT_EQ(fields["n"]["maximum"], 7) << "the limits are the server's";
   EXPECT_EQ(fields["temperature"]["maximum"], 2.0);
-  EXPECT_EQ(fields["top_p"]["exclusiveMinimum"], 0.0);
+  EXPECT_EQ(fields["top_p"]["minimum"], 0.0);
   EXPECT_EQ(fields["top_k"]["minimum"], -1);
   chat.erase("best_of");
   for (const std::string& name : chat) {

@@ -114,8 +114,19 @@ TEST(ChatFormat, TemplatesChooseTheEffort) {
   EXPECT_EQ(with("none", "{{ enable_thinking }}"), "False");
   EXPECT_EQ(with("high", "{{ enable_thinking }}"), "True");
   EXPECT_EQ(with("none", "plain"), "plain");
-  EXPECT_NE(with("low", "plain").find("'reasoning_effort'"), std::string::npos);
-  EXPECT_NE(with("none", "</think>").find("'reasoning_effort'"), std::string::npos);
+  // The others render the same, and the answer has a warning.
+  const auto warning = [&](const char* effort, const char* source) {
+    TokenizerConfig config;
+    config.chat_template = source;
+    conversation.reasoning_effort = effort;
+    return ChatFormat(config).EffortWarning(conversation);
+  };
+  EXPECT_EQ(with("low", "plain"), "plain");
+  EXPECT_NE(warning("low", "plain").find("'reasoning_effort'"), std::string::npos);
+  EXPECT_NE(warning("none", "</think>").find("'reasoning_effort'"), std::string::npos);
+  EXPECT_EQ(warning("none", "plain"), "");
+  EXPECT_EQ(warning("low", "{{ reasoning_effort }}"), "");
+  EXPECT_EQ(warning("none", "{{ enable_thinking }}</think>"), "");
 }
 
 }  // namespace

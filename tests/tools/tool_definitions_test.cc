@@ -6,6 +6,7 @@
 
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/base/json_text.h"
 
 namespace moeserve::server {
 namespace {
@@ -137,6 +138,28 @@ TEST(ParseTools, BoundsTheNumberAndTheSize) {
   };
   EXPECT_TRUE(sized(kMaxToolBytes - 200).ok());
   EXPECT_EQ(ApiParam(sized(kMaxToolBytes).status()), "tools");
+}
+
+TEST(ParseOrdered, KeepsOrderAndDigits) {
+  for (const std::string text :
+       {R"({"b":1,"a":[-123456789012345678901234567890,18446744073709551615,1.5,null]})",
+        R"([9223372036854775808,-9223372036854775808,"1e400",true])", "18446744073709551616",
+        "{}"}) {
+    EXPECT_EQ(DumpOrdered(ParseOrdered(text)), text);
+  }
+  const std::string body = R"({"x": {"b": 1, "a": 2}, "y": null})";
+  EXPECT_EQ(DumpOrdered(OrderedMember(Json::parse(body), body, "x")), R"({"b":1,"a":2})");
+  EXPECT_TRUE(OrderedMember(Json::parse(body), body, "y").is_null());
+}
+
+TEST(ElementTexts, FindsTheElementsOfAList) {
+  using Texts = std::vector<std::string_view>;
+  EXPECT_EQ(ElementTexts(R"( [1, "a,]" ,{"b": [2, 3]} , [[]], null] )"),
+            (Texts{"1", R"("a,]")", R"({"b": [2, 3]})", "[[]]", "null"}));
+  EXPECT_EQ(ElementTexts("[]"), Texts());
+  EXPECT_EQ(ElementTexts("[ ]"), Texts());
+  EXPECT_EQ(ElementTexts(R"({"a": [1]})"), Texts());
+  EXPECT_EQ(ElementTexts(""), Texts());
 }
 
 TEST(MemberText, FindsMembersOfTheOuterObject) {

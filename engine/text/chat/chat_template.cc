@@ -1,5 +1,6 @@
 #include "engine/text/chat/chat_template.h"
 
+#include <charconv>
 #include <new>
 #include <utility>
 
@@ -21,7 +22,9 @@ Value FromJson(const OrderedJson& json, bool trusted, bool trusted_roles, Budget
     case OrderedJson::value_t::number_integer:
       return json.get<int64_t>();
     case OrderedJson::value_t::number_unsigned:
-      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return json.get<double>();
+      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
+        return BigInt{std::to_string(json.get<uint64_t>()), json.get<double>()};
+      }
       return json.get<int64_t>();
     case OrderedJson::value_t::number_float:
       return json.get<double>();
@@ -30,6 +33,15 @@ Value FromJson(const OrderedJson& json, bool trusted, bool trusted_roles, Budget
       budget.Bytes(json.get_ref<const std::string&>().size());
       budget.Read(json.get_ref<const std::string&>().size());
       return Text(json.get<std::string>(), trusted);
+    case OrderedJson::value_t::binary: {
+      BigInt value;
+      value.digits.assign(json.get_binary().begin(), json.get_binary().end());
+      budget.Bytes(value.digits.size());
+      budget.Read(value.digits.size());
+      const char* const end = value.digits.data() + value.digits.size();
+      std::from_chars(value.digits.data(), end, value.value);
+      return value;
+    }
     case OrderedJson::value_t::array: {
       std::vector<Value> items;
       for (const OrderedJson& item : json) {

@@ -16,6 +16,7 @@ namespace moeserve::chat {
 
 inline constexpr size_t kMaxTemplateBytes = size_t{1} << 20;
 
+// Values of the type binary stand for integers beyond 64 bits: their bytes are the digits.
 struct RenderInput {
   // A list of objects. The values of "role" count as trusted, so the caller must check them first;
   // all other strings come from the client and are untrusted.

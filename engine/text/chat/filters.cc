@@ -245,6 +245,7 @@ Value ToInt(V value, A args, B budget) {
   const int64_t base = Integer(args, 1, "base", 10);
   if (base < 2 || base > 36) Fail("int: the base must be from 2 to 36");
   if (value.IsInt() || value.IsBool()) return value.integer();
+  if (value.IsBigInt()) return value;
   if (value.IsText()) {
     if (const auto parsed = ParseInt(value.text().bytes(), static_cast<int>(base), budget))
       return *parsed;
@@ -273,6 +274,7 @@ Value Round(V value, A args, B) {
                                 : method->IsText() ? std::string_view(method->text().bytes())
                                                    : "";
   if (name == "common") {
+    if (value.IsBigInt()) return value;
     if (!value.IsFloat()) return value.integer();
     char buffer[512];
     std::snprintf(buffer, sizeof(buffer), "%.*f", static_cast<int>(precision), value.number());
@@ -441,6 +443,10 @@ Value Replace(V value, A args, B budget) {
 Value Absolute(V value, A args, B) {
   args.Check("abs", {});
   if (!value.IsNumber()) Fail("abs: expected a number, found " + std::string(value.TypeName()));
+  if (value.IsBigInt()) {
+    const std::string& digits = value.digits();
+    return BigInt{digits.substr(digits.starts_with('-') ? 1 : 0), std::abs(value.number())};
+  }
   if (value.IsFloat()) return std::abs(value.number());
   return value.integer() < 0 ? Negate(value) : Value(value.integer());
 }

@@ -91,6 +91,8 @@ void WriteScalar(const Value& value, Writer& out) {
     out.Own(value.boolean() ? "True" : "False");
   } else if (value.IsInt()) {
     out.Own(std::to_string(value.integer()));
+  } else if (value.IsBigInt()) {
+    out.Own(value.digits());
   } else if (value.IsFloat()) {
     out.Own(FloatRepr(value.number()));
   } else {
@@ -190,6 +192,8 @@ class JsonWriter {
       out_.Own(value.boolean() ? "true" : "false");
     } else if (value.IsInt()) {
       out_.Own(std::to_string(value.integer()));
+    } else if (value.IsBigInt()) {
+      out_.Own(value.digits());
     } else if (value.IsFloat()) {
       out_.Own(JsonFloat(value.number()));
     } else if (value.IsList()) {
@@ -229,6 +233,8 @@ class JsonWriter {
       out_.Own(key.boolean() ? "\"true\"" : "\"false\"");
     } else if (key.IsInt()) {
       out_.Own("\"" + std::to_string(key.integer()) + "\"");
+    } else if (key.IsBigInt()) {
+      out_.Own("\"" + key.digits() + "\"");
     } else if (key.IsFloat()) {
       out_.Own("\"" + JsonFloat(key.number()) + "\"");
     } else {

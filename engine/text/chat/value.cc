@@ -66,7 +66,7 @@ std::string_view Value::TypeName() const {
   if (IsUndefined()) return "Undefined";
   if (IsNone()) return "NoneType";
   if (IsBool()) return "bool";
-  if (IsInt()) return "int";
+  if (IsInt() || IsBigInt()) return "int";
   if (IsFloat()) return "float";
   if (IsText()) return "str";
   if (IsList() && list().is_iterator) return "generator";

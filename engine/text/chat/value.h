@@ -34,6 +34,13 @@ struct Undefined {
 };
 struct None {};
 
+// An integer beyond 64 bits: text has its digits, arithmetic and comparisons their value as a
+// float.
+struct BigInt {
+  std::string digits;
+  double value = 0.0;
+};
+
 struct List {
   std::vector<Value> items;
   bool is_tuple = false;
@@ -67,6 +74,7 @@ class Value {
   Value(bool value) : data_(value) {}
   Value(int64_t value) : data_(value) {}
   Value(double value) : data_(value) {}
+  Value(BigInt value) : data_(std::make_shared<const BigInt>(std::move(value))) {}
   Value(const char*) = delete;
   Value(Text text) : data_(std::make_shared<const Text>(std::move(text))) {}
   Value(List list) : data_(std::make_shared<const List>(std::move(list))) {}
@@ -81,7 +89,8 @@ class Value {
   bool IsNone() const { return Is<None>(); }
   bool IsBool() const { return Is<bool>(); }
   bool IsInt() const { return Is<int64_t>(); }
-  bool IsFloat() const { return Is<double>(); }
+  bool IsBigInt() const { return Is<std::shared_ptr<const BigInt>>(); }
+  bool IsFloat() const { return Is<double>() || IsBigInt(); }
   bool IsNumber() const { return IsInt() || IsFloat() || IsBool(); }
   bool IsText() const { return Is<std::shared_ptr<const Text>>(); }
   bool IsList() const { return Is<std::shared_ptr<const List>>(); }
@@ -91,7 +100,11 @@ class Value {
   bool boolean() const { return std::get<bool>(data_); }
   // Returns the value of an int or a bool; as in Python, true is 1 and false is 0.
   int64_t integer() const { return IsBool() ? (boolean() ? 1 : 0) : std::get<int64_t>(data_); }
+  const std::string& digits() const {
+    return std::get<std::shared_ptr<const BigInt>>(data_)->digits;
+  }
   double number() const {
+    if (IsBigInt()) return std::get<std::shared_ptr<const BigInt>>(data_)->value;
     return IsFloat() ? std::get<double>(data_) : static_cast<double>(integer());
   }
   const Text& text() const { return *std::get<std::shared_ptr<const Text>>(data_); }
@@ -117,8 +130,9 @@ class Value {
     return std::holds_alternative<T>(data_);
   }
 
-  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
-               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
+  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const BigInt>,
+               std::shared_ptr<const Text>, std::shared_ptr<const List>,
+               std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
                std::shared_ptr<const Callable>, std::shared_ptr<LoopState>>
       data_;
 };

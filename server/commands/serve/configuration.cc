@@ -192,6 +192,9 @@ Result<Configuration> Configure(const ServeOptions& options) {
   settings.strict_fields = options.strict_fields;
   settings.dashboard = !options.no_dashboard;
   settings.limits.max_logprobs = options.max_logprobs;
+  settings.limits.max_request_time = options.request_seconds > 0
+                                         ? absl::Seconds(options.request_seconds)
+                                         : absl::InfiniteDuration();
   settings.request_memory = options.request_memory_mib > 0
                                 ? static_cast<size_t>(options.request_memory_mib) << 20
                                 : DefaultRequestMemory();

@@ -96,6 +96,10 @@ void AddRequestOptions(CLI::App& app, ServeOptions& options) {
                  "Most alternatives per token that a request may ask for")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
+  app.add_option("--request-timeout", options.request_seconds,
+                 "Seconds after which an answer is cut, with finish_reason length; 0: never")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
   app.add_option("--request-memory", options.request_memory_mib,
                  "MiB that all requests may hold together: bodies, parsed JSON, answers; 0: an "
                  "eighth of the memory, from 128 to 4096")
@@ -108,7 +112,7 @@ void AddRequestOptions(CLI::App& app, ServeOptions& options) {
       ->check(CLI::IsMember(ToolCallParsers()))
       ->capture_default_str();
   app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
-               "Let requests bring chat_template and chat_template_kwargs");
+               "Let requests bring a chat_template of their own");
   app.add_flag("--hide-chat-template", options.hide_chat_template,
                "Leave the chat template out of what /tokenizer_info answers");
   app.add_flag("--routing-records", options.routing_records,

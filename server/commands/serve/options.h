@@ -41,6 +41,7 @@ struct ServeOptions {
   double trace_sample_ratio = 1.0;
   double drain_seconds = 30.0;
   double watchdog_seconds = 60.0;  // 0: no watchdog
+  double request_seconds = 600.0;  // 0: no limit
   int64_t request_memory_mib = 0;  // 0: DefaultRequestMemory()
   int max_logprobs = 20;
   int router_stats_interval = RecorderOptions().router_stats_interval;

@@ -11,6 +11,7 @@
 #include "server/http/openapi/schema_builder.h"
 #include "server/http/openapi/schemas.h"
 #include "server/openai/answer.h"
+#include "server/openai/request_fields.h"
 
 namespace moeserve::server::http {
 namespace {
@@ -85,6 +86,32 @@ OrderedJson OperationJson(const Operation& operation, const Access& access) {
   return out;
 }
 
+// Returns what each route does with each request field that this server knows: an object of fields,
+// of routes.
+OrderedJson RequestFieldsJson() {
+  const auto name_of = [](FieldUse use) {
+    switch (use) {
+      case FieldUse::kObeyed:
+        return "obeyed";
+      case FieldUse::kNoEffect:
+        return "no effect";
+      case FieldUse::kHint:
+        return "hint";
+      default:
+        return "refused";
+    }
+  };
+  OrderedJson out = OrderedJson::object();
+  for (const std::string_view field : KnownFields()) {
+    OrderedJson& uses = out[std::string(field)];
+    for (int i = 0; i < kFieldRoutes; ++i) {
+      const auto route = static_cast<FieldRoute>(i);
+      uses[std::string(PathOf(route))] = name_of(UseOf(field, route));
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 OrderedJson OpenApiDocument(const Router& router, const ServerSettings& settings) {
@@ -104,6 +131,7 @@ OrderedJson OpenApiDocument(const Router& router, const ServerSettings& settings
           OperationJson(operation, route.access);
     }
   }
+  out["x-request-fields"] = RequestFieldsJson();
   OrderedJson& components = out["components"];
   components["schemas"] = OrderedJson::object();
   AddGenerationSchemas(settings, components["schemas"]);

@@ -24,6 +24,8 @@ constexpr char kAnswers[] = R"json({
       "cached_tokens": {"type": "integer", "minimum": 0}}},
     "experts_per_token": {"type": "number", "minimum": 0},
     "activated_parameters_per_token": {"type": "number", "minimum": 0}}},
+"Warnings": {"type": "array", "items": {"type": "string"},
+  "description": "What the request asked for without effect, and whether time ran out"},
 "TokenIds": {"type": "array", "items": {"type": "integer", "minimum": 0}},
 "FinishReason": {"enum": ["stop", "length", "tool_calls", null]},
 "StopReason": {"type": ["string", "integer", "null"],
@@ -91,6 +93,7 @@ constexpr char kAnswers[] = R"json({
     "model": {"type": "string"},
     "system_fingerprint": {"type": "string"},
     "choices": {"type": "array", "items": {"$ref": "#/components/schemas/CompletionChoice"}},
+    "warnings": {"$ref": "#/components/schemas/Warnings"},
     "routing_control": {"$ref": "#/components/schemas/RoutingControl"},
     "usage": {"$ref": "#/components/schemas/Usage"}}},
 "TokenLogprob": {"type": "object", "required": ["token", "logprob", "bytes"], "properties": {
@@ -132,6 +135,7 @@ constexpr char kAnswers[] = R"json({
     "model": {"type": "string"},
     "system_fingerprint": {"type": "string"},
     "choices": {"type": "array", "items": {"$ref": "#/components/schemas/ChatChoice"}},
+    "warnings": {"$ref": "#/components/schemas/Warnings"},
     "prompt_token_ids": {"$ref": "#/components/schemas/TokenIds"},
     "prompt_logprobs": {"$ref": "#/components/schemas/PromptLogprobs"},
     "routing_control": {"$ref": "#/components/schemas/RoutingControl"},
@@ -160,6 +164,7 @@ constexpr char kConverted[] = R"json({
   "properties": {
     "id": {"type": "string"},
     "object": {"const": "response"},
+    "warnings": {"$ref": "#/components/schemas/Warnings"},
     "created_at": {"type": "integer"},
     "model": {"type": "string"},
     "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
@@ -181,6 +186,7 @@ constexpr char kConverted[] = R"json({
   "properties": {
     "id": {"type": "string"},
     "type": {"const": "message"},
+    "warnings": {"$ref": "#/components/schemas/Warnings"},
     "role": {"const": "assistant"},
     "model": {"type": "string"},
     "content": {"type": "array", "items": {"type": "object", "required": ["type"],
@@ -196,6 +202,9 @@ constexpr char kConverted[] = R"json({
   "properties": {
     "model": {"type": ["string", "null"]},
     "messages": {"type": "array", "items": {"type": "object"}}}},
+"ResponseCount": {"type": "object", "required": ["object", "input_tokens"], "properties": {
+  "object": {"const": "response.input_tokens"},
+  "input_tokens": {"type": "integer", "minimum": 0}}},
 "MessageCount": {"type": "object", "required": ["input_tokens"], "properties": {
   "input_tokens": {"type": "integer", "minimum": 0}}}
 })json";
@@ -290,8 +299,16 @@ void AddShared(const ServerSettings& settings, RequestSchema& out) {
   out.Optional("return_routed_experts",
                TypeSchema("boolean", "The same as a table (--routing-records)"));
   out.Optional("routing_control", RefSchema("RoutingControl"));
+  OrderedJson prediction = TypeSchema("object", "A text that the answer will resemble");
+  prediction["required"] = {"type", "content"};
+  prediction["properties"]["type"]["const"] = "content";
+  prediction["properties"]["content"]["anyOf"] =
+      OrderedJson::array({TypeSchema("string"), ListSchema(TypeSchema("object"))});
+  out.Optional("prediction", std::move(prediction));
+  out.Optional("verbosity", TypeSchema("string", "Has no effect: the answer has a warning"));
   constexpr std::string_view kNoEffect = "Has no effect";
-  for (const char* name : {"user", "service_tier", "safety_identifier", "prompt_cache_key"}) {
+  for (const char* name : {"user", "service_tier", "safety_identifier", "prompt_cache_key",
+                           "prompt_cache_retention"}) {
     out.Optional(name, TypeSchema("string", kNoEffect));
   }
   out.Optional("metadata", TypeSchema("object", kNoEffect));
@@ -303,20 +320,22 @@ OrderedJson CompletionRequest(const ServerSettings& settings) {
   const RequestLimits& limits = settings.limits;
   OrderedJson ids = ListSchema(RangeSchema("integer", int64_t{0}, kMaxInt));
   ids["minItems"] = 1;
-  OrderedJson texts = ListSchema(OrderedJson{{"type", "string"}, {"minLength", 1}});
+  OrderedJson texts = ListSchema(TypeSchema("string"));
   texts["minItems"] = 1;
   texts["maxItems"] = limits.max_prompts;
   OrderedJson lists = ListSchema(ids);
   lists["minItems"] = 1;
   lists["maxItems"] = limits.max_prompts;
   OrderedJson prompt;
-  prompt["anyOf"] = OrderedJson::array({OrderedJson{{"type", "string"}, {"minLength", 1}},
-                                        std::move(texts), std::move(ids), std::move(lists)});
+  prompt["anyOf"] = OrderedJson::array(
+      {TypeSchema("string"), std::move(texts), std::move(ids), std::move(lists)});
   RequestSchema out;
   out.Required("prompt",
                Described(std::move(prompt), "A text, texts, token ids, or lists of token ids"));
-  out.Optional("max_tokens",
-               RangeSchema("integer", int64_t{0}, kMaxInt, "Default: 16; 0 only with echo"));
+  for (const char* name : {"max_completion_tokens", "max_tokens"}) {
+    out.Optional(name,
+                 RangeSchema("integer", int64_t{0}, kMaxInt, "Default: 16; 0 only with echo"));
+  }
   out.Optional("best_of", RangeSchema("integer", 1, limits.max_n,
                                       "Generate so many choices per prompt, and return the n whose "
                                       "tokens are most probable on average"));
@@ -356,7 +375,7 @@ OrderedJson ChatRequest(const ServerSettings& settings) {
   out.Optional("continue_final_message", TypeSchema("boolean"));
   out.Optional("add_special_tokens", TypeSchema("boolean"));
   out.Optional("chat_template", TypeSchema("string", "Needs --allow-request-chat-template"));
-  out.Optional("chat_template_kwargs", TypeSchema("object", "Needs --allow-request-chat-template"));
+  out.Optional("chat_template_kwargs", TypeSchema("object", "Variables of the chat template"));
   AddShared(settings, out);
   return out.Take();
 }

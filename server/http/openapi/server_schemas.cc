@@ -123,6 +123,9 @@ constexpr char kTokens[] = R"json({
     "add_special_tokens": {"type": ["boolean", "null"]},
     "add_generation_prompt": {"type": ["boolean", "null"]},
     "continue_final_message": {"type": ["boolean", "null"]},
+    "reasoning_effort": {"type": ["string", "null"]},
+    "chat_template": {"type": ["string", "null"]},
+    "chat_template_kwargs": {"type": ["object", "null"]},
     "return_token_strs": {"type": ["boolean", "null"]},
     "tools": {"type": ["array", "null"], "items": {"type": "object"}}}},
 "Tokens": {"type": "object", "required": ["count", "max_model_len", "tokens", "token_strs"],
@@ -133,7 +136,8 @@ constexpr char kTokens[] = R"json({
     "token_strs": {"type": ["array", "null"], "items": {"type": "string"}}}},
 "DetokenizeRequest": {"type": "object", "required": ["tokens"], "properties": {
   "model": {"type": ["string", "null"]},
-  "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}}},
+  "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+  "skip_special_tokens": {"type": ["boolean", "null"]}}},
 "DetokenizedText": {"type": "object", "required": ["prompt"], "properties": {
   "prompt": {"type": "string"}}},
 "TokenizerInfo": {"type": "object",

@@ -30,8 +30,8 @@
 #include "server/http/url.h"
 #include "server/openai/completion_request.h"
 #include "server/openai/completion_response.h"
+#include "server/openai/request_fields.h"
 #include "server/openai/routing_fields.h"
-#include "server/openai/unsupported_fields.h"
 #include "server/reports/expert_report.h"
 
 namespace moeserve::server::http {
@@ -75,7 +75,7 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
       const EngineApi& engine = model->engine();
-      MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(*body, ToolFields()));
+      MOESERVE_RETURN_IF_ERROR(CheckFields(*body, FieldRoute::kTokenize));
       MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(*body, "return_token_strs"));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(engine));
       MOESERVE_ASSIGN_OR_RETURN(const auto ids,
@@ -103,6 +103,8 @@ class Api {
       MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
+      MOESERVE_RETURN_IF_ERROR(CheckFields(*body, FieldRoute::kDetokenize));
+      MOESERVE_ASSIGN_OR_RETURN(const auto skip, BoolField(*body, "skip_special_tokens"));
       const EngineApi& engine = model->engine();
       const nlohmann::json* tokens = FindField(*body, "tokens");
       if (tokens == nullptr) return MissingField("tokens");
@@ -111,7 +113,7 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(engine));
       MemoryCharge charge(context_.memory());
       MOESERVE_RETURN_IF_ERROR(charge.Add(DecodedBytes(*tokenizer, ids)));
-      MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, false));
+      MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, skip.value_or(false)));
       return OrderedJson{{"prompt", std::move(text)}};
     };
     return Answer(run());
@@ -201,8 +203,21 @@ class Api {
     return Submit(context_, request, model, params, std::move(prompts), format);
   }
 
+  absl::Status CheckFields(const nlohmann::json& body, FieldRoute route) {
+    FieldFindings findings;
+    MOESERVE_RETURN_IF_ERROR(
+        CheckRequestFields(body, route, context_.settings().strict_fields, findings));
+    context_.metrics().ignored_fields += findings.ignored;
+    return absl::OkStatus();
+  }
+
   Result<std::vector<TokenId>> EncodePrompt(const nlohmann::json& body,
                                             const Tokenizer& tokenizer) const {
+    for (const std::string_view name : ConversationFields()) {
+      if (name != "add_special_tokens" && FindField(body, std::string(name).c_str()) != nullptr) {
+        return InvalidValue(name, Concat("'", name, "' needs 'messages' instead of 'prompt'"));
+      }
+    }
     MOESERVE_ASSIGN_OR_RETURN(const auto prompt, StringField(body, "prompt"));
     if (!prompt) return MissingField("prompt");
     if (prompt->size() > context_.settings().limits.max_prompt_bytes) {

@@ -1,5 +1,6 @@
 #include "server/http/routes/chat_routes.h"
 
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,6 +38,10 @@ ChatAnswerRules RulesOf(const ChatParams& params) {
           .named_tool = params.conversation.tools.choice == ToolChoice::kNamed};
 }
 
+void Append(std::vector<std::string> from, std::vector<std::string>& to) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
 // A parsed chat and the model that answers it.
 struct Chat {
   std::shared_ptr<ServedModel> model;
@@ -70,29 +75,30 @@ class ChatRoutes {
   Handled Responses(const Request& request) {
     AnswerFormat format = {
         .id_prefix = "resp_", .make_writer = nullptr, .error_body = &ResponseErrorBody};
+    ResponseRequest converted;
     const auto run = [&]() -> Result<Handled> {
-      MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
-      ResponseRequest converted;
-      Chat chat;
-      {
-        MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
-        MOESERVE_ASSIGN_OR_RETURN(const MemoryCharge charge, ChargeForConversion(body));
-        MOESERVE_ASSIGN_OR_RETURN(
-            converted,
-            ParseResponseRequest(*body, request.body, context_.settings().strict_fields));
-        MOESERVE_ASSIGN_OR_RETURN(chat, ParseConverted(converted.chat, request));
-        converted.chat = nullptr;
-        chat.params.ignored_fields += converted.ignored_fields;
-        // As values, and as text when the response is written.
-        chat.params.repeated_bytes = 8 * converted.echo.dump().size();
-      }
-      MOESERVE_RETURN_IF_ERROR(Prepare(chat));
+      MOESERVE_ASSIGN_OR_RETURN(Chat chat, PrepareResponse(request, converted));
       format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int) {
         return std::make_unique<ResponseWriter>(std::move(identity), MakeAnswerOptions(chat.params),
                                                 RulesOf(chat.params), std::move(converted.echo),
-                                                tokenizer, chat.params.stream);
+                                                std::move(converted.custom_tools), tokenizer,
+                                                chat.params.stream);
       };
       return Submit(context_, request, chat.model, chat.params, std::move(chat.prompts), format);
+    };
+    return StartedOrRefused(run(), format, request.key.get(), context_);
+  }
+
+  Handled CountInput(const Request& request) {
+    const AnswerFormat format = {
+        .id_prefix = "", .make_writer = nullptr, .error_body = &ResponseErrorBody};
+    const auto run = [&]() -> Result<Handled> {
+      ResponseRequest converted;
+      MOESERVE_ASSIGN_OR_RETURN(const Chat chat, PrepareResponse(request, converted));
+      Response response;
+      response.body = DumpJson(
+          {{"object", "response.input_tokens"}, {"input_tokens", chat.prompts.front().ids.size()}});
+      return Handled(std::move(response));
     };
     return StartedOrRefused(run(), format, request.key.get(), context_);
   }
@@ -132,6 +138,26 @@ class ChatRoutes {
     return charge;
   }
 
+  // Sets `converted` without its chat.
+  Result<Chat> PrepareResponse(const Request& request, ResponseRequest& converted) {
+    MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
+    Chat chat;
+    {
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
+      MOESERVE_ASSIGN_OR_RETURN(const MemoryCharge charge, ChargeForConversion(body));
+      MOESERVE_ASSIGN_OR_RETURN(
+          converted, ParseResponseRequest(*body, request.body, context_.settings().strict_fields));
+      MOESERVE_ASSIGN_OR_RETURN(chat, ParseConverted(converted.chat, request));
+      converted.chat = nullptr;
+      chat.params.ignored_fields += converted.ignored_fields;
+      Append(std::move(converted.warnings), chat.params.warnings);
+      // As values, and as text when the response is written.
+      chat.params.repeated_bytes = 8 * DumpJson(converted.echo).size();
+    }
+    MOESERVE_RETURN_IF_ERROR(Prepare(chat));
+    return chat;
+  }
+
   Result<Chat> PrepareMessages(const Request& request, bool counts_only) {
     MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
     Chat chat;
@@ -139,10 +165,11 @@ class ChatRoutes {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const MemoryCharge charge, ChargeForConversion(body));
       MOESERVE_ASSIGN_OR_RETURN(
-          const MessageRequest converted,
+          MessageRequest converted,
           ParseMessageRequest(*body, request.body, counts_only, context_.settings().strict_fields));
       MOESERVE_ASSIGN_OR_RETURN(chat, ParseConverted(converted.chat, request));
       chat.params.ignored_fields += converted.ignored_fields;
+      Append(std::move(converted.warnings), chat.params.warnings);
     }
     MOESERVE_RETURN_IF_ERROR(Prepare(chat));
     return chat;
@@ -150,7 +177,11 @@ class ChatRoutes {
 
   Result<Chat> ParseConverted(const OrderedJson& converted, const Request& request) {
     const std::string text = DumpJson(converted);
-    Json body(converted);
+    JsonLimits limits;
+    limits.max_bytes = text.size();
+    limits.max_values = text.size() + 1;
+    limits.max_depth = context_.settings().limits.json_depth + 8;  // some values are nested deeper
+    MOESERVE_ASSIGN_OR_RETURN(Json body, ParseStrictJson(text, limits));
     Result<Chat> chat = Parse(body, text, request);
     ClearJson(body);
     return chat;
@@ -193,6 +224,7 @@ void AddChatRoutes(Router& router, ServerContext& context) {
   };
   add("/v1/chat/completions", &ChatRoutes::Completions);
   add("/v1/responses", &ChatRoutes::Responses);
+  add("/v1/responses/input_tokens", &ChatRoutes::CountInput);
   add("/v1/messages", &ChatRoutes::Messages);
   add("/v1/messages/count_tokens", &ChatRoutes::CountTokens);
 }

@@ -93,6 +93,7 @@ http::Progress GenerationSession::Next() {
 
 absl::Status GenerationSession::Apply(int index, OutputDelta delta) {
   counts_[index] = delta.usage;
+  if (delta.timed_out) writer_->SetTimedOut();
   if (!submission_->params().stream || writer_->keeps_streamed_output()) {
     MOESERVE_RETURN_IF_ERROR(answer_.Add(AnswerBytes(delta), ChargeFor::kRunningRequest));
   }

@@ -65,7 +65,9 @@ OrderedJson RequestLimitsJson(const ServerSettings& settings) {
   const RequestLimits& limits = settings.limits;
   OrderedJson out;
   out["max_body_bytes"] = settings.http.max_body_bytes;
-  out["max_request_seconds"] = absl::ToDoubleSeconds(limits.max_request_time);
+  out["max_request_seconds"] = limits.max_request_time == absl::InfiniteDuration()
+                                   ? 0.0  // no limit
+                                   : absl::ToDoubleSeconds(limits.max_request_time);
   out["max_n"] = limits.max_n;
   out["max_prompts"] = limits.max_prompts;
   out["max_choices"] = limits.max_choices;

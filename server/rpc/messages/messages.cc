@@ -158,7 +158,6 @@ absl::Status ParseInput(const Message& request, const char* field, const Request
   if (request.has_text()) {
     prompt.is_text = true;
     prompt.text = request.text();
-    if (prompt.text.empty()) return InvalidValue("text", "'text' must not be empty");
     if (prompt.text.size() > rules.limits.max_prompt_bytes) {
       return InvalidValue("text", Concat("'text' has at most ", rules.limits.max_prompt_bytes,
                                          " bytes, found ", prompt.text.size()));
