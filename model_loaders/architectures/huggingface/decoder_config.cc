@@ -116,6 +116,7 @@ DecoderConfig::DecoderConfig(const Json& json, const StoredNames& stored)
       key_rules_(std::begin(kKeys), std::end(kKeys)) {}
 
 void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
+  defaults_ = defaults;
   for (const std::string_view key : kNeutralKeys) IgnoreKey(key);
   for (const auto& [key, value] : kFixedKeys) Require(key, value);
   ReadQuantization(defaults.mxfp4);
@@ -187,11 +188,17 @@ void DecoderConfig::ReadQuantization(bool mxfp4) {
 AttentionSpec DecoderConfig::Attention(std::optional<int> head_dim) {
   AttentionSpec attention;
   attention.num_heads = reader_.Int("num_attention_heads");
-  attention.num_kv_heads = reader_.Int("num_key_value_heads", attention.num_heads);
+  attention.num_kv_heads = KvHeads(attention.num_heads);
   const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
+  if (IsNull("head_dim")) head_dim.reset();
   attention.head_dim = reader_.Int("head_dim", head_dim.value_or(derived));
   if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
   return attention;
+}
+
+int DecoderConfig::KvHeads(int heads) {
+  constexpr std::string_view key = "num_key_value_heads";
+  return reader_.Int(key, IsNull(key) ? heads : defaults_.num_key_value_heads.value_or(heads));
 }
 
 ActivationKind DecoderConfig::Activation(std::string_view key, std::string_view fallback) {
@@ -249,7 +256,7 @@ FeedForwardSpec DecoderConfig::Experts(const ExpertKeys& keys) {
 }
 
 int DecoderConfig::SharedWidth(std::string_view count, int fallback) {
-  const int shared = reader_.Int(count, fallback);
+  const int shared = reader_.Int(count, IsNull(count) ? 0 : fallback);
   const int64_t width = int64_t{shared} * expert_width_;
   if (shared < 0 || width > kMaxWidth) {
     reader_.Fault(count, Concat("a number of shared experts with at most ", kMaxWidth, " in width"),
@@ -260,21 +267,24 @@ int DecoderConfig::SharedWidth(std::string_view count, int fallback) {
   return static_cast<int>(width);
 }
 
-FeedForwardSpec DecoderConfig::DeepSeekExperts(const ExpertKeys& keys, bool renormalize) {
+FeedForwardSpec DecoderConfig::DeepSeekExperts(const ExpertKeys& keys,
+                                               const DeepSeekDefaults& defaults) {
   FeedForwardSpec experts = Experts(keys);
   RoutedLayerSpec& routing = *experts.routing;
   experts.expert.activation = Activation();
   routing.gate = GateKind::kSigmoid;
-  routing.renormalize = reader_.Bool("norm_topk_prob", renormalize);
-  routing.scale = reader_.Real("routed_scaling_factor", 1.0);
+  routing.renormalize = reader_.Bool("norm_topk_prob", defaults.norm_topk_prob);
+  routing.scale = reader_.Real("routed_scaling_factor", defaults.routed_scaling_factor);
   routing.select.bias = true;
-  routing.select.groups = reader_.Int("n_group", 1);
-  routing.select.best_groups = reader_.Int("topk_group", 1);
+  routing.select.groups = reader_.Int("n_group", IsNull("n_group") ? 1 : defaults.n_group);
+  routing.select.best_groups =
+      reader_.Int("topk_group", IsNull("topk_group") ? 1 : defaults.topk_group);
   routing.select.group_score = GroupScoreKind::kSumOfTwo;
   Require("scoring_func", "sigmoid");
   Require("topk_method", "noaux_tc");
-  experts.shared_width = SharedWidth("n_shared_experts", 0);
+  experts.shared_width = SharedWidth("n_shared_experts", defaults.n_shared_experts);
   for (const KeyRule& rule : {KeyRule{"feed_forward.routing.select.groups", "n_group"},
+                              KeyRule{"select.groups", "n_group"},
                               KeyRule{"feed_forward.routing.select.best_groups", "topk_group"},
                               KeyRule{"feed_forward.routing.scale", "routed_scaling_factor"}}) {
     key_rules_.push_back(rule);
@@ -338,6 +348,11 @@ PositionSpec DecoderConfig::RopeFrom(const Json& json, const std::string& path,
   return position;
 }
 
+bool DecoderConfig::IsRopeOfLayers(const Json& json) {
+  return json.is_object() &&
+         (json.contains("full_attention") || json.contains("sliding_attention"));
+}
+
 RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type) {
   RopeScaling s;
   if (type == "default") return s;
@@ -349,14 +364,14 @@ RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type
   if (type == "llama3") {
     s.kind = RopeScalingKind::kLlama3;
     s.factor = reader.Real("factor");
-    s.original_positions = reader.Real("original_max_position_embeddings");
+    s.original_positions = OriginalPositions(reader);
     s.low_freq_factor = reader.Real("low_freq_factor");
     s.high_freq_factor = reader.Real("high_freq_factor");
     return s;
   }
   if (type == "yarn") {
     s.kind = RopeScalingKind::kYarn;
-    s.original_positions = reader.Real("original_max_position_embeddings");
+    s.original_positions = OriginalPositions(reader);
     s.factor = reader.Real("factor", s.original_positions > 0
                                          ? spec_.max_position_embeddings / s.original_positions
                                          : 1.0);
@@ -379,13 +394,17 @@ RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type
   return s;
 }
 
+double DecoderConfig::OriginalPositions(ObjectReader& reader) {
+  constexpr std::string_view key = "original_max_position_embeddings";
+  const double inside = reader.Real(key, spec_.max_position_embeddings);
+  const std::optional<int>& outside = defaults_.original_max_position_embeddings;
+  return outside.has_value() ? reader_.Real(key, *outside) : inside;
+}
+
 RopeScaling DecoderConfig::LongRope(ObjectReader& reader) {
   RopeScaling s;
   s.kind = RopeScalingKind::kLong;
-  // Older files have this key beside the rotary parameters.
-  const double outside =
-      reader_.Real("original_max_position_embeddings", spec_.max_position_embeddings);
-  s.original_positions = reader.Real("original_max_position_embeddings", outside);
+  s.original_positions = OriginalPositions(reader);
   s.factors = reader.Reals("short_factor");
   s.long_factors = reader.Reals("long_factor");
   const double factor = reader.Real(
@@ -424,9 +443,13 @@ std::vector<bool> DecoderConfig::SlidingLayers(const std::function<bool(int)>& f
   return sliding;
 }
 
+bool DecoderConfig::IsNull(std::string_view key) const {
+  const auto found = original_.find(key);
+  return original_.is_object() && found != original_.end() && found->is_null();
+}
+
 double DecoderConfig::Cap(std::string_view key, double fallback) {
-  const bool is_null = original_.contains(key) && original_[key].is_null();
-  return reader_.Real(key, is_null ? 0.0 : fallback);
+  return reader_.Real(key, IsNull(key) ? 0.0 : fallback);
 }
 
 void DecoderConfig::Ignore(std::initializer_list<std::string_view> keys) {

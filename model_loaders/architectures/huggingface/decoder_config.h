@@ -30,6 +30,9 @@ struct DecoderDefaults {
   std::optional<int> bos_token_id = 1;
   std::vector<int32_t> eos_token_ids = {2};
   double partial_rotary_factor = 1.0;
+  std::optional<int> num_key_value_heads = std::nullopt;  // nullopt: as many as there are heads
+  // If set, "original_max_position_embeddings" beside the rotary parameters is the one that counts.
+  std::optional<int> original_max_position_embeddings = std::nullopt;
   bool mxfp4 = false;  // quantized files of the family have MXFP4 weights; else FP8
 };
 
@@ -38,6 +41,15 @@ struct ExpertKeys {
   std::string_view count = "num_experts";
   std::string_view width = "moe_intermediate_size";
   std::string_view selected = "num_experts_per_tok";
+};
+
+// The values that a family's configuration class has for keys of DecoderConfig::DeepSeekExperts().
+struct DeepSeekDefaults {
+  bool norm_topk_prob = true;
+  double routed_scaling_factor = 1.0;
+  int n_group = 1;
+  int topk_group = 1;
+  int n_shared_experts = 0;
 };
 
 // Reads one config.json. Skeleton() comes first; Finish() comes last and returns all errors.
@@ -53,9 +65,9 @@ class DecoderConfig {
   // configuration may have and that do not change a model's answers, such as "torch_dtype".
   void Skeleton(const DecoderDefaults& defaults);
 
-  // Reads "num_attention_heads", "num_key_value_heads" and "head_dim". Without
-  // "num_key_value_heads" there are as many kv heads as heads. Without "head_dim", it is `head_dim`
-  // or, if that is null, hidden_size / num_attention_heads.
+  // Reads "num_attention_heads", "num_key_value_heads" and "head_dim". If "num_key_value_heads" is
+  // null, there are as many kv heads as heads. Without "head_dim", it is `head_dim`; if one of them
+  // is null, hidden_size / num_attention_heads.
   AttentionSpec Attention(std::optional<int> head_dim = std::nullopt);
 
   // Reads the width and the activation of a dense feed-forward, gated and without bias.
@@ -65,9 +77,9 @@ class DecoderConfig {
 
   // Reads experts with the router of DeepSeek-V3: sigmoid gates, a choice bias, groups scored by
   // the sum of two, "norm_topk_prob", "routed_scaling_factor", and shared experts.
-  FeedForwardSpec DeepSeekExperts(const ExpertKeys& keys, bool renormalize);
+  FeedForwardSpec DeepSeekExperts(const ExpertKeys& keys, const DeepSeekDefaults& defaults);
   // Returns the width of the shared experts, which are stored as one: the number of them, from the
-  // key `count`, times "moe_intermediate_size". Call after Experts().
+  // key `count`, times "moe_intermediate_size". Null is 0. Call after Experts().
   int SharedWidth(std::string_view count, int fallback);
 
   // Layers after the last one, for the prediction of several tokens, are not needed.
@@ -80,6 +92,9 @@ class DecoderConfig {
   // error messages.
   PositionSpec RopeFrom(const nlohmann::json& json, const std::string& path, double default_theta);
 
+  // Returns whether `json` is an object with rotary parameters for each type of layer.
+  static bool IsRopeOfLayers(const nlohmann::json& json);
+
   // Reads the list "layer_types" and returns, for each layer, whether it uses the sliding window.
   // Without the list, `fallback` decides. Reports layers of other types as not supported.
   std::vector<bool> SlidingLayers(const std::function<bool(int)>& fallback);
@@ -91,6 +106,11 @@ class DecoderConfig {
   // Reads the size of the sliding window. Returns `fallback` if the key is absent, nullopt if its
   // value is null.
   std::optional<int> Window(std::optional<int> fallback = std::nullopt);
+
+  // Returns whether the file has `key` with the value null, which often differs from no such key.
+  bool IsNull(std::string_view key) const;
+  // Reads the number of kv heads; `heads` is that of the query heads.
+  int KvHeads(int heads);
 
   // Reads a soft cap. Returns `fallback` if the key is absent, 0 if its value is null.
   double Cap(std::string_view key, double fallback);
@@ -119,6 +139,8 @@ class DecoderConfig {
  private:
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
   RopeScaling LongRope(ObjectReader& reader);
+  // Returns the context length before it was extended.
+  double OriginalPositions(ObjectReader& reader);
   // Reads a key and notes that it is ignored.
   void IgnoreKey(std::string_view key);
   // Reads "quantization_config".
@@ -130,6 +152,7 @@ class DecoderConfig {
   Problems problems_;
   ObjectReader reader_;
   ModelSpec spec_;
+  DecoderDefaults defaults_;
   int layers_ = 0;
   int expert_width_ = 0;
   std::vector<TensorRule> tensors_;

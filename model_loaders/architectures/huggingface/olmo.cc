@@ -49,8 +49,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadOlmo3(const Json& json,
   // The layers' types have rotary parameters of their own, so Skeleton() must not read them.
   constexpr double kTheta = 500000.0;
   Json rest = json;
-  const bool of_layers = json.contains("rope_parameters") && json["rope_parameters"].is_object() &&
-                         json["rope_parameters"].contains("full_attention");
+  const bool of_layers =
+      json.contains("rope_parameters") && DecoderConfig::IsRopeOfLayers(json["rope_parameters"]);
   if (of_layers) rest.erase("rope_parameters");
   DecoderConfig c(rest, stored);
   c.Skeleton({.rms_norm_eps = 1e-5,
