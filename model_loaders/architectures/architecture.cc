@@ -12,6 +12,21 @@ namespace {
 constexpr JsonLimits kLimits = {
     .max_bytes = size_t{64} << 20, .max_depth = 16, .max_values = size_t{4} << 20};
 
+template <typename Json>
+void RemoveFrom(const std::vector<std::string>& ignored, Json* config) {
+  for (const std::string& key : ignored) {
+    Json* object = config;
+    std::string rest = key;
+    while (object != nullptr && object->is_object() && object->erase(rest) == 0) {
+      const size_t dot = rest.find('.');
+      if (dot == std::string::npos) break;
+      const auto inner = object->find(rest.substr(0, dot));
+      object = inner == object->end() ? nullptr : &*inner;
+      rest.erase(0, dot + 1);
+    }
+  }
+}
+
 }  // namespace
 
 Result<nlohmann::json> ParseConfigJson(std::string_view text) {
@@ -23,6 +38,25 @@ Result<nlohmann::json> ParseConfigJson(std::string_view text) {
 bool HasModelType(const nlohmann::json& config, std::string_view model_type) {
   const auto it = config.find("model_type");
   return it != config.end() && it->is_string() && it->get_ref<const std::string&>() == model_type;
+}
+
+void RemoveKeys(const std::vector<std::string>& ignored, nlohmann::json* config) {
+  RemoveFrom(ignored, config);
+}
+
+void RemoveKeys(const std::vector<std::string>& ignored, nlohmann::ordered_json* config) {
+  RemoveFrom(ignored, config);
+}
+
+std::string IgnoreHint(std::string_view key) {
+  return Concat(" (--ignore-config ", Printable(key), " loads the model without the key)");
+}
+
+std::string UnknownKey(std::string_view key, std::string_view found) {
+  return Concat(Printable(key),
+                ": expected no such key, because this server does not know whether it changes the "
+                "model's answers; found ",
+                found, IgnoreHint(key));
 }
 
 absl::Status CheckListLengths(const NamedCount& layers, const NamedCount& experts) {

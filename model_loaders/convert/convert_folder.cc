@@ -89,12 +89,14 @@ absl::Status CheckEqual(const Checkpoint& source, const Checkpoint& written,
 
 Result<ConvertedFolder> Convert(const fs::path& source, const fs::path& destination,
                                 const ConvertOptions& options) {
-  MOESERVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                            LoadCheckpoint(source, {.require_tokenizer = false}));
+  MOESERVE_ASSIGN_OR_RETURN(
+      const Checkpoint checkpoint,
+      LoadCheckpoint(source, {.require_tokenizer = false, .ignored_keys = options.ignored_keys}));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<fs::path> texts, FolderOfTexts(source));
   ConvertedFolder result;
   result.architecture = DescribeModel(checkpoint.spec);
   result.notes = checkpoint.notes;
+  result.notes.insert(result.notes.end(), checkpoint.warnings.begin(), checkpoint.warnings.end());
   result.source_bytes = checkpoint.weight_bytes;
   result.source_dtype = checkpoint.weights->DominantDType();
   const Quantization quantization = options.type == ConvertType::kStored

@@ -106,6 +106,10 @@ TINY: dict[str, Json] = {
         _moe(4, 20, _top_k(2), expert=_plain("gelu_tanh", inner_norm=True, bias=True),
              shared_width=12),
         norm={"kind": "layer"}),
+    "tiny-qkv-clip": _model(
+        32, 2, [_dense_attention(4, 8, num_kv_heads=2, bias=True, qkv_clip=0.7),
+                _dense_attention(4, 8, num_kv_heads=1, qk_norm="full", qkv_clip=0.9)],
+        _moe(4, 16, _top_k(2))),
     "tiny-moa-groups-split-cosine": _model(
         64, 2, _moa(5, 8, _top_k(2), num_kv_heads=2, bias=True, out_bias=True, window=40,
                     routing={"renormalize": True, "score": {"kind": "dot", "bias": True}}),

@@ -5,84 +5,13 @@
 #include <utility>
 
 #include "engine/spec/spec_limits.h"
+#include "model_loaders/architectures/huggingface/neutral_keys.h"
 #include "model_loaders/tokenizer/token_ids.h"
 
 namespace moeserve::huggingface {
 namespace {
 
 using Json = nlohmann::json;
-
-// Keys that do not change the answers of a decoder at inference: names, training, initial values,
-// and defaults of generation, which generation_config.json repeats.
-constexpr std::string_view kNeutralKeys[] = {"_attn_implementation",
-                                             "_name_or_path",
-                                             "architectures",
-                                             "attention_dropout",
-                                             "auto_map",
-                                             "bad_words_ids",
-                                             "begin_suppress_tokens",
-                                             "diversity_penalty",
-                                             "do_sample",
-                                             "dtype",
-                                             "early_stopping",
-                                             "embd_pdrop",
-                                             "encoder_no_repeat_ngram_size",
-                                             "exponential_decay_length_penalty",
-                                             "finetuning_task",
-                                             "forced_bos_token_id",
-                                             "forced_eos_token_id",
-                                             "hidden_dropout",
-                                             "id2label",
-                                             "initializer_range",
-                                             "label2id",
-                                             "length_penalty",
-                                             "max_length",
-                                             "min_length",
-                                             "model_type",
-                                             "no_repeat_ngram_size",
-                                             "num_beam_groups",
-                                             "num_beams",
-                                             "num_return_sequences",
-                                             "output_attentions",
-                                             "output_hidden_states",
-                                             "output_router_logits",
-                                             "output_scores",
-                                             "pad_token_id",
-                                             "prefix",
-                                             "pretraining_tp",
-                                             "problem_type",
-                                             "pruned_heads",
-                                             "remove_invalid_values",
-                                             "repetition_penalty",
-                                             "resid_pdrop",
-                                             "return_dict",
-                                             "return_dict_in_generate",
-                                             "router_aux_loss_coef",
-                                             "router_z_loss_coef",
-                                             "sep_token_id",
-                                             "suppress_tokens",
-                                             "task_specific_params",
-                                             "temperature",
-                                             "tf_legacy_loss",
-                                             "tokenizer_class",
-                                             "top_k",
-                                             "top_p",
-                                             "torch_dtype",
-                                             "torchscript",
-                                             "transformers_version",
-                                             "typical_p",
-                                             "unsloth_fixed",
-                                             "unsloth_version",
-                                             "use_bfloat16",
-                                             "use_cache"};
-
-// Keys of the base class that a decoder leaves at these values.
-const std::pair<std::string_view, Json> kFixedKeys[] = {{"add_cross_attention", false},
-                                                        {"chunk_size_feed_forward", 0},
-                                                        {"cross_attention_hidden_size", nullptr},
-                                                        {"is_decoder", false},
-                                                        {"is_encoder_decoder", false},
-                                                        {"tie_encoder_decoder", false}};
 
 Json WithoutNulls(const Json& json) {
   if (!json.is_object()) return json;
@@ -117,8 +46,6 @@ DecoderConfig::DecoderConfig(const Json& json, const StoredNames& stored)
 
 void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
   defaults_ = defaults;
-  for (const std::string_view key : kNeutralKeys) IgnoreKey(key);
-  for (const auto& [key, value] : kFixedKeys) Require(key, value);
   ReadQuantization(defaults.mxfp4);
   spec_.vocab_size = reader_.Int("vocab_size");
   spec_.hidden_size = reader_.Int("hidden_size");
@@ -462,6 +389,23 @@ void DecoderConfig::IgnoreKey(std::string_view key) {
   if (reader_.Optional(key) != nullptr && !is_name) ignored_keys_.emplace_back(key);
 }
 
+void DecoderConfig::JudgeUnread() {
+  for (const std::string& key : reader_.Unread()) {
+    const Json& value = json_[key];
+    switch (EffectOf(key, value)) {
+      case KeyEffect::kNone:
+        IgnoreKey(key);
+        break;
+      case KeyEffect::kChanges:
+        reader_.Fault(key, HarmlessValue(key), ShowJson(value) + IgnoreHint(key));
+        break;
+      case KeyEffect::kUnknown:
+        problems_.Add(UnknownKey(key, ShowJson(value)));
+        break;
+    }
+  }
+}
+
 void DecoderConfig::Require(std::string_view key, const Json& value) {
   const Json* const found = reader_.Optional(key);
   if (found == nullptr || *found == value) return;
@@ -500,11 +444,7 @@ void ReadGraniteFactors(DecoderConfig& config) {
 
 Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
     const std::function<LayerSpec(int)>& layer) {
-  for (const std::string& key : reader_.Unread()) {
-    problems_.Add(Concat(Printable(key),
-                         ": expected no such key, because this server does not know ",
-                         "whether it changes the model's answers; found ", ShowJson(json_[key])));
-  }
+  JudgeUnread();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(kConfigFile));
   MOESERVE_RETURN_IF_ERROR(CheckListLengths({"num_hidden_layers", layers_}, {"num_experts", 0}));
   for (int i = 0; i < layers_; ++i) spec_.layers.push_back(layer(i));
@@ -514,6 +454,7 @@ Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
   config->ignored_prefixes = std::move(ignored_prefixes_);
   config->fp8 = fp8_;
   config->ignored_keys = std::move(ignored_keys_);
+  config->decisions = std::move(decisions_);
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));
   return config;
 }

@@ -54,15 +54,15 @@ struct DeepSeekDefaults {
 
 // Reads one config.json. Skeleton() comes first; Finish() comes last and returns all errors.
 //
-// A key that no function reads is refused unless its value is null, because it may change the
-// model's answers. Ignore() names keys that do not.
+// A key that no function reads is refused, because it may change the model's answers, unless its
+// value is null or the table of neutral_keys.cc says that it does not. Ignore() names such keys of
+// one family.
 class DecoderConfig {
  public:
   // Both arguments must outlive the object.
   DecoderConfig(const nlohmann::json& json, const StoredNames& stored);
 
-  // Reads sizes, token ids, norm and rotary positions into spec(). Ignores keys that every
-  // configuration may have and that do not change a model's answers, such as "torch_dtype".
+  // Reads sizes, token ids, norm and rotary positions into spec().
   void Skeleton(const DecoderDefaults& defaults);
 
   // Reads "num_attention_heads", "num_key_value_heads" and "head_dim". If "num_key_value_heads" is
@@ -120,6 +120,9 @@ class DecoderConfig {
   // Refuses any value of `key` except null and `value`, because the engine computes only these.
   void Require(std::string_view key, const nlohmann::json& value);
 
+  // Adds a sentence to CheckpointConfig::decisions.
+  void Decide(std::string_view sentence) { decisions_.emplace_back(sentence); }
+
   ObjectReader& keys() { return reader_; }
   Problems& problems() { return problems_; }
   ModelSpec& spec() { return spec_; }
@@ -143,6 +146,8 @@ class DecoderConfig {
   double OriginalPositions(ObjectReader& reader);
   // Reads a key and notes that it is ignored.
   void IgnoreKey(std::string_view key);
+  // Ignores or refuses the keys that were not read.
+  void JudgeUnread();
   // Reads "quantization_config".
   void ReadQuantization(bool mxfp4);
 
@@ -160,6 +165,7 @@ class DecoderConfig {
   std::vector<std::string_view> ignored_tensors_;
   std::vector<std::string> ignored_prefixes_;
   std::vector<std::string> ignored_keys_;
+  std::vector<std::string> decisions_;
   std::optional<BlockFormat> fp8_;
 };
 

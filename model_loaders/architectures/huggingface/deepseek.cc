@@ -119,10 +119,17 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
   RoutedLayerSpec& routing = *experts.routing;
   dense.expert.activation = experts.expert.activation = c.Activation();
   experts.expert.bias = dense.expert.bias;
-  // transformers ignores "norm_topk_prob", the authors' code does not; published files say false.
-  c.Require("norm_topk_prob", false);
   c.Require("scoring_func", "softmax");
   routing.scale = c.keys().Real("routed_scaling_factor", 1.0);
+  // The authors' code either divides the weights by their sum or applies the factor.
+  if (c.keys().Bool("norm_topk_prob", false) && routing.select.k > 1) {
+    routing.renormalize = true;
+    routing.scale = 1.0;
+    c.Decide(
+        "norm_topk_prob is true: as in the authors' code, the weights of the selected experts are "
+        "divided by their sum, and routed_scaling_factor is not applied; transformers ignores the "
+        "key");
+  }
   enum class Method { kGreedy, kGroups };
   const Method method =
       c.keys()
@@ -139,6 +146,10 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
     routing.select.group_mask = GroupMaskKind::kZero;
   }
   experts.shared_width = c.SharedWidth("n_shared_experts", 2);
+  constexpr KeyRule kGroups[] = {{"feed_forward.routing.select.groups", "n_group"},
+                                 {"select.groups", "n_group"},
+                                 {"feed_forward.routing.select.best_groups", "topk_group"}};
+  c.Keys(kGroups);
   return Finish(c, attention, dense, experts, c.keys().Int("first_k_dense_replace", 0));
 }
 
