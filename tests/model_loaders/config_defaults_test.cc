@@ -14,6 +14,7 @@
 #include "model_loaders/files/mapped_file.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/golden.h"
+#include "tests/support/native_model.h"
 
 namespace moeserve::testing {
 namespace {
@@ -144,6 +145,61 @@ TEST_F(ConfigDefaultsTest, NullIsWhatTheClassMakesOfIt) {
     }
   }
   EXPECT_GE(compared, 90);
+}
+
+// Keys that files of these families have although they say nothing about the model.
+TEST(NeutralKeys, AreIgnored) {
+  const Json harmless = Json::parse(R"({
+      "_attn_implementation_autoset": true, "_anything": {"x": 1}, "is_llama_config": true,
+      "rope_interleaved": false, "transformers.js_config": {"dtype": "q4"},
+      "loss_type": "ForCausalLM", "model_max_length": 4096, "max_sequence_length": 2048,
+      "layer_types": ["full_attention", "full_attention"], "num_labels": 2,
+      "neftune_noise_alpha": 5, "tokenizer_padding_side": "right", "gradient_checkpointing": false,
+      "classifier_dropout": 0.1, "unsloth_version": "2025.3.1", "use_mrope": false,
+      "seq_length": 8192, "position_embedding_type": "rope", "attention_bias": false,
+      "use_sliding_window": false, "max_window_layers": 3, "is_causal": true,
+      "summary_type": "cls_index", "logit_scale": 1})");
+  for (const char* name : {"llama", "mixtral", "olmo2", "phi3", "granite", "qwen3-moe"}) {
+    const Json config = Json::parse(
+        ReadFile(SourcePath(std::string("tests/golden/families/") + name) / "config.json"));
+    const Read plain = ReadJson(config);
+    ASSERT_EQ(plain.error, "") << name;
+    for (const auto& [key, value] : harmless.items()) {
+      if (config.contains(key)) continue;
+      Json with = config;
+      with[key] = value;
+      const Read read = ReadJson(with);
+      EXPECT_EQ(read.error, "") << name;
+      EXPECT_EQ(read.spec, plain.spec) << name << ' ' << key;
+    }
+  }
+}
+
+TEST(NeutralKeys, OtherValuesAreRefusedWithTheOptionToIgnoreThem) {
+  const Json harmful = Json::parse(R"({
+      "rope_interleaved": true, "layer_types": ["full_attention", "sliding_attention"],
+      "use_mrope": true, "position_embedding_type": "alibi", "logit_scale": 0.5,
+      "is_causal": false, "clip_qkv": 8.0, "rotary_emb_base": 5000, "an_unknown_option": 1})");
+  const Json config = Json::parse(ReadFile(SourcePath("tests/golden/families/llama/config.json")));
+  for (const auto& [key, value] : harmful.items()) {
+    Json with = config;
+    with[key] = value;
+    const std::string error = ReadJson(with).error;
+    EXPECT_NE(error.find("config.json: " + key), std::string::npos) << error;
+    EXPECT_NE(error.find("--ignore-config " + key), std::string::npos) << error;
+    EXPECT_TRUE(ReadConfig(with.dump(), {}, Architectures(), {key}).ok()) << key;
+  }
+}
+
+TEST(NeutralKeys, LimitsOfQueriesKeysAndValuesAreRead) {
+  Json config = Json::parse(ReadFile(SourcePath("tests/golden/families/olmoe-clip/config.json")));
+  EXPECT_NE(ReadJson(config).spec.find("\"qkv_clip\":0.6"), std::string::npos);
+  for (const Json& value : {Json(0), Json(-1.0), Json("8")}) {
+    config["clip_qkv"] = value;
+    EXPECT_NE(ReadJson(config).error.find("clip_qkv: expected "), std::string::npos) << value;
+  }
+  config["clip_qkv"] = nullptr;
+  EXPECT_EQ(ReadJson(config).spec.find("qkv_clip"), std::string::npos);
 }
 
 }  // namespace

@@ -335,8 +335,8 @@ class TorchscaleReader {
 
   std::vector<LayerSpec> ReadLayers(const AttentionSpec& attention) {
     r_.Ignore(kRoutingOptions);  // a dense model has them, too
-    const int frequency = r_.IntOrUnset("moe_freq", 0);
-    const int experts = r_.IntOrUnset("moe_expert_count", 0);
+    const int frequency = keys_.Int("moe_freq", 0);
+    const int experts = keys_.Int("moe_expert_count", 0);
     const int width = keys_.Int("decoder_ffn_embed_dim");
     int expert_width = keys_.Int("moe_ffn_dim", -1);
     if (expert_width == -1) expert_width = width;
