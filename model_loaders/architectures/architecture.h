@@ -130,15 +130,16 @@ Result<nlohmann::json> ParseConfigJson(std::string_view text);
 bool HasModelType(const nlohmann::json& config, std::string_view model_type);
 
 // Removes the keys `ignored` from a configuration. A key that is not one of the whole file is a
-// path of keys with dots in between, such as "rope_scaling.alpha".
+// path of keys with dots in between, such as "rope_scaling.alpha" or "attention[1].window".
 void RemoveKeys(const std::vector<std::string>& ignored, nlohmann::json* config);
 void RemoveKeys(const std::vector<std::string>& ignored, nlohmann::ordered_json* config);
 
 // Returns the part of a message about an unsuitable key that names the option to load the model
 // without it.
 std::string IgnoreHint(std::string_view key);
-// Returns the message about a key of which nothing is known. `found` is its value as text.
-std::string UnknownKey(std::string_view key, std::string_view found);
+// Returns the message about a key of which nothing is known. `found` is its value as text, `what`
+// what the files call a key.
+std::string UnknownKey(std::string_view key, std::string_view found, std::string_view what = "key");
 
 // A configuration key and its integer value.
 struct NamedCount {

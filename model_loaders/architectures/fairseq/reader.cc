@@ -276,7 +276,7 @@ void Reader::RefuseUnknown() {
                     [&](std::string_view prefix) { return key.starts_with(prefix); });
     const Json& value = source_.options.values[key];
     if (!of_model || value == false || value == "" || value == kUnset) continue;
-    problems_.Add(UnknownKey(key, ShowJson(value)));
+    problems_.Add(UnknownKey(key, ShowJson(value), "option"));
   }
 }
 
