@@ -121,12 +121,9 @@ std::optional<std::string> TextOf(const Json& token) {
 }
 
 // Adds the tokens that a file names as special ones.
-void AddNamedTokens(const Json& root, std::vector<std::string>* names) {
+void AddNamedTokens(const Json& root, std::set<std::string>* names) {
   const auto add = [&](const Json& token) {
-    const std::optional<std::string> text = TextOf(token);
-    if (text.has_value() && std::find(names->begin(), names->end(), *text) == names->end()) {
-      names->push_back(*text);
-    }
+    if (std::optional<std::string> text = TextOf(token)) names->insert(*std::move(text));
   };
   const auto find = [&](std::string_view key) {
     static const Json none;
@@ -158,7 +155,7 @@ void MergeSpecialTokensMap(const Json& map, const Json& config_json, TokenizerCo
 
 // Reads added_tokens.json, an object of texts and ids.
 absl::StatusOr<std::vector<AddedToken>> ReadAddedTokensFile(
-    const std::filesystem::path& path, const std::vector<std::string>& special_tokens) {
+    const std::filesystem::path& path, const std::set<std::string>& special_tokens) {
   const absl::StatusOr<Json> root = ReadObject(path);
   if (!root.ok()) return root.status();
   std::vector<AddedToken> tokens;
@@ -168,8 +165,7 @@ absl::StatusOr<std::vector<AddedToken>> ReadAddedTokensFile(
     AddedToken token;
     token.content = text;
     token.id = reader.Id(id, text);
-    token.special =
-        std::find(special_tokens.begin(), special_tokens.end(), text) != special_tokens.end();
+    token.special = special_tokens.contains(text);
     token.normalized = !token.special;
     tokens.push_back(std::move(token));
   }

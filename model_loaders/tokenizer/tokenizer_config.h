@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,7 +43,7 @@ struct TokenizerDetails {
   // `added_tokens_decoder`, or else the tokens of added_tokens.json, by ascending id.
   std::vector<AddedToken> added_tokens;
   // The tokens that the files name as special ones (`eos_token`, `additional_special_tokens`, ...).
-  std::vector<std::string> special_tokens = {};
+  std::set<std::string> special_tokens = {};
   std::optional<std::string> pattern;  // `pat_str`, tiktoken's name for the pattern of pieces
   bool add_prefix_space = false;
 };

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +23,7 @@ struct MoreTokens {
   // one whose id tokenizer.json gives to another token is left out, and so is one whose id is not
   // below `id_limit`.
   std::vector<AddedToken> added;
-  std::vector<std::string> special;  // tokens of the vocabulary that are special ones
+  std::set<std::string> special;  // tokens of the vocabulary that are special ones
   TokenId id_limit = std::numeric_limits<TokenId>::max();
 };
 
