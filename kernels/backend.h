@@ -281,7 +281,10 @@ struct NormRopeAppendArgs {
   bool norm_heads = true;  // true: each head is normalised separately; false: all heads of a row
                            // together
   bool norm_last = false;  // true: normalises after the rotation; false: before it
-  RopeSettings rope;       // head_dim is d_h; dimensions = 0 disables rotation; `keys` is ignored
+  // Above 0: queries, keys and values are limited to [-clip, clip] before the rotation (and after a
+  // norm before it).
+  float clip = 0.0f;
+  RopeSettings rope;  // head_dim is d_h; dimensions = 0 disables rotation; `keys` is ignored
 
   // Return the settings for the queries and for the keys, which differ with XPOS only.
   RopeSettings query_rope() const { return RopeOf(false); }
@@ -506,7 +509,7 @@ class Backend {
   virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }
   virtual void Rope(const RopeArgs& args) = 0;
   virtual void AppendKv(const AppendKvArgs& args) = 0;
-  // Has bit-identical results to Norm(), Rope() and AppendKv() called one after another.
+  // Has bit-identical results to Norm(), Clamp(), Rope() and AppendKv() called one after another.
   virtual void NormRopeAppend(const NormRopeAppendArgs& args) {
     const auto [query, keys, values] = args.columns();
     const int kv_heads = args.cache->shape(args.layer).num_kv_heads;
@@ -519,6 +522,9 @@ class Backend {
       norm(args.key_norm, keys, kv_heads);
     };
     if (!args.norm_last) norms();
+    if (args.clip > 0.0f) {
+      Clamp(args.rows.Columns(0, query.cols + keys.cols + values.cols), args.clip);
+    }
     if (args.rope.dimensions > 0 && args.rope.xpos_base > 0.0) {
       if (query.cols > 0) Rope({.settings = args.query_rope(), .rows = query});
       Rope({.settings = args.key_rope(), .rows = keys});
@@ -562,6 +568,8 @@ class Backend {
   virtual void Scale(const RowsView& x, float factor) = 0;
   // Replaces every element of x by SoftCap(element, cap), f32, in place.
   virtual void SoftCapRows(const RowsView& x, float cap) = 0;
+  // Limits every element of x to [-limit, limit], f32, in place. NaN stays NaN.
+  virtual void Clamp(const RowsView& x, float limit) = 0;
   // Returns whether Sample() is implemented. If so, steps with output rows call Sample().
   virtual bool samples_on_device() const { return false; }
   // Draws the tokens of StepInputs::samples from the logits, f32 [outputs, V].

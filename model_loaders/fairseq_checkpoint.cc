@@ -244,7 +244,8 @@ absl::Status NoOptions(std::string_view file) {
 // Opens the files one after the other.
 class Opener {
  public:
-  explicit Opener(const FairseqFiles& files) : files_(files) {}
+  Opener(const FairseqFiles& files, const std::vector<std::string>& ignored)
+      : files_(files), ignored_(ignored) {}
 
   Result<FairseqCheckpoint> Open() {
     MOESERVE_ASSIGN_OR_RETURN(OneFile main, OpenOne(files_.folder, files_.main));
@@ -261,7 +262,8 @@ class Opener {
         with_options = files_.ranks[0];
       }
     }
-    MOESERVE_ASSIGN_OR_RETURN(const FairseqOptions options, Options(std::move(main.options)));
+    MOESERVE_ASSIGN_OR_RETURN(FairseqOptions options, Options(std::move(main.options)));
+    RemoveKeys(ignored_, &options.values);
     if (!files_.ranks.empty()) {
       MOESERVE_RETURN_IF_ERROR(AddProcesses(options, std::move(first), prefix, &all));
     }
@@ -318,11 +320,15 @@ class Opener {
   }
 
   const FairseqFiles& files_;
+  const std::vector<std::string>& ignored_;
   std::string config_text_;
 };
 
 }  // namespace
 
-Result<FairseqCheckpoint> OpenFairseq(const FairseqFiles& files) { return Opener(files).Open(); }
+Result<FairseqCheckpoint> OpenFairseq(const FairseqFiles& files,
+                                      const std::vector<std::string>& ignored) {
+  return Opener(files, ignored).Open();
+}
 
 }  // namespace moeserve

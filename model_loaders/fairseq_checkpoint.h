@@ -29,6 +29,9 @@ struct FairseqCheckpoint {
 //
 // InvalidArgument or NotFound with the file, the option or tensor, the expected and the found
 // value. Does not check the tensors (CheckTensors()).
-Result<FairseqCheckpoint> OpenFairseq(const FairseqFiles& files);
+//
+// The options `ignored` are read as if the checkpoint did not have them.
+Result<FairseqCheckpoint> OpenFairseq(const FairseqFiles& files,
+                                      const std::vector<std::string>& ignored = {});
 
 }  // namespace moeserve

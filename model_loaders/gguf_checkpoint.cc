@@ -13,6 +13,7 @@
 #include "model_loaders/architectures/gguf/gguf_config.h"
 #include "model_loaders/architectures/gguf/gguf_keys.h"
 #include "model_loaders/checkpoint_identity.h"
+#include "model_loaders/checkpoint_notes.h"
 #include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/gguf/gguf_file.h"
 #include "model_loaders/files/weight_files.h"
@@ -188,15 +189,17 @@ Result<Checkpoint> LoadGguf(const fs::path& path, const fs::path& place,
   MOESERVE_ASSIGN_OR_RETURN(const std::shared_ptr<const GgufFile> file, GgufFile::Open(path));
   MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, OpenParts(path, file));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<const CheckpointConfig> config,
-                            ReadGgufConfig(*file, files));
+                            ReadGgufConfig(*file, files, options.ignored_keys));
   Checkpoint checkpoint;
   checkpoint.spec = config->spec;
   checkpoint.eos_token_ids = config->spec.eos_token_ids;
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.generation, ReadDefaults(*file));
   MOESERVE_RETURN_IF_ERROR(ReadTokenizer(*file, options, &checkpoint));
-  MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, files));
+  std::vector<std::string> ignored;
+  MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, files, &ignored));
+  checkpoint.notes = CheckpointNotes(*config, ignored, options);
   checkpoint.block_type = LargestBlockType(files);
-  checkpoint.identity = Identify(place, "", files);
+  checkpoint.identity = Identify(place, IdentityText("", options), files);
   auto weights = std::make_unique<FolderWeights>(std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);

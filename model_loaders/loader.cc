@@ -10,6 +10,7 @@
 #include "base/message.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/checkpoint_identity.h"
+#include "model_loaders/checkpoint_notes.h"
 #include "model_loaders/fairseq_checkpoint.h"
 #include "model_loaders/fairseq_files.h"
 #include "model_loaders/files/file_kind.h"
@@ -50,23 +51,41 @@ absl::Status CheckDirectory(const fs::path& directory) {
   return absl::OkStatus();
 }
 
-// Returns Checkpoint::notes. `ignored` are the names of stored tensors that the model does not
-// need.
-std::vector<std::string> NotesOf(const CheckpointConfig& config,
-                                 const std::vector<std::string>& ignored) {
-  std::vector<std::string> notes = config.decisions;
-  if (!config.ignored_keys.empty()) {
-    std::string keys;
-    for (const std::string& key : config.ignored_keys) {
-      keys.append(Concat(keys.empty() ? "" : ", ", key));
-    }
-    notes.push_back(
-        Concat(config.key_place, ": these keys do not change the model's answers: ", keys));
-  }
-  for (const std::string& names : GroupedNames(ignored)) {
-    notes.push_back(Concat("tensors that the model does not need: ", names));
-  }
-  return notes;
+// If the configuration says that the LM head is the embedding matrix but the files also store a
+// head with other data, the head is that tensor, as in Hugging Face's library. Then replaces
+// `config` and adds a sentence to `warnings`.
+absl::Status LookAtTiedHead(const WeightFiles& files,
+                            std::unique_ptr<const CheckpointConfig>* config,
+                            std::vector<std::string>* warnings) {
+  const ModelSpec& spec = (*config)->spec;
+  if (!spec.tie_word_embeddings) return absl::OkStatus();
+  std::unique_ptr<const CheckpointConfig> own = (*config)->WithOwnHead();
+  if (own == nullptr) return absl::OkStatus();
+  const std::vector<int64_t> shape = {spec.vocab_size, spec.hidden_size};
+  const auto find = [&](const char* name) -> const WeightFiles::Location* {
+    const std::optional<TensorPlace> place = own->Place({name, shape, ""});
+    return place.has_value() ? files.Find(place->name) : nullptr;
+  };
+  const WeightFiles::Location* const head = find("head.weight");
+  const WeightFiles::Location* const embedding = find("embed.weight");
+  if (head == nullptr || embedding == nullptr) return absl::OkStatus();
+  MOESERVE_ASSIGN_OR_RETURN(const bool same, SameData(*head, *embedding));
+  if (same) return absl::OkStatus();
+  warnings->push_back(Concat(
+      (*config)->key_place, ": tie_word_embeddings is true, but the files have ",
+      "another LM head than the embedding matrix: ", Quoted(head->entry->name), " is the LM head"));
+  *config = std::move(own);
+  return absl::OkStatus();
+}
+
+// Adds the end of text of tokenizer_config.json to those of the other files.
+void AddEndOfText(int vocab_size, Checkpoint* checkpoint) {
+  const std::optional<std::string>& token = checkpoint->tokenizer_config.eos_token;
+  if (checkpoint->tokenizer == nullptr || !token.has_value()) return;
+  const std::optional<TokenId> id = checkpoint->tokenizer->TokenToId(*token);
+  if (!id.has_value() || *id >= vocab_size) return;
+  std::vector<TokenId>& all = checkpoint->eos_token_ids;
+  if (std::find(all.begin(), all.end(), *id) == all.end()) all.push_back(*id);
 }
 
 // Reads the texts of a folder and checks the weights. `place` is what was asked for: the folder or
@@ -94,12 +113,14 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer,
                             LoadTokenizer(directory, vocab_size, options.require_tokenizer));
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer_config, LoadTokenizerConfig(directory));
+  AddEndOfText(vocab_size, &checkpoint);
   if (!files.ok()) return files.status();
+  checkpoint.warnings = files->warnings();
+  MOESERVE_RETURN_IF_ERROR(LookAtTiedHead(*files, &config, &checkpoint.warnings));
   std::vector<std::string> ignored;
   MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, *files, &ignored));
-  checkpoint.notes = NotesOf(*config, ignored);
-  checkpoint.warnings = files->warnings();
-  checkpoint.identity = Identify(place, config_text, *files);
+  checkpoint.notes = CheckpointNotes(*config, ignored, options);
+  checkpoint.identity = Identify(place, IdentityText(config_text, options), *files);
   checkpoint.spec = config->spec;
   auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
@@ -112,7 +133,8 @@ Result<Checkpoint> Load(const fs::path& path, const LoadOptions& options) {
   if (gguf.has_value()) return LoadGguf(*gguf, path, options);
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<FairseqFiles> fairseq, FindFairseq(path));
   if (fairseq.has_value()) {
-    MOESERVE_ASSIGN_OR_RETURN(FairseqCheckpoint opened, OpenFairseq(*fairseq));
+    MOESERVE_ASSIGN_OR_RETURN(FairseqCheckpoint opened,
+                              OpenFairseq(*fairseq, options.ignored_keys));
     return Assemble(fairseq->folder, path, opened.config_text, std::move(opened.config),
                     std::move(opened.files), options);
   }
@@ -125,8 +147,9 @@ Result<Checkpoint> Load(const fs::path& path, const LoadOptions& options) {
     for (const WeightFiles::Location& tensor : files->tensors()) stored.insert(tensor.entry->name);
   }
   // An error in config.json is reported before one in the weights.
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<const CheckpointConfig> config,
-                            ReadConfig(config_text, stored, options.architectures));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<const CheckpointConfig> config,
+      ReadConfig(config_text, stored, options.architectures, options.ignored_keys));
   return Assemble(path, path, config_text, std::move(config), std::move(files), options);
 }
 

@@ -44,18 +44,23 @@ struct Checkpoint {
   std::shared_ptr<const Tokenizer> tokenizer;  // null if the folder has no tokenizer
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
-  std::vector<TokenId> eos_token_ids;  // from config.json and generation_config.json
-  std::string directory_name;          // the default served name (ModelPath::name)
+  // From config.json, generation_config.json and tokenizer_config.json.
+  std::vector<TokenId> eos_token_ids;
+  std::string directory_name;  // the default served name (ModelPath::name)
   CheckpointIdentity identity;
   // CheckpointConfig::decisions, then what the files contain that the model does not need: one
   // sentence each, for reports.
   std::vector<std::string> notes;
-  std::vector<std::string> warnings;  // WeightFiles::warnings()
+  // WeightFiles::warnings(), and what is computed otherwise than the configuration says.
+  std::vector<std::string> warnings;
 };
 
 struct LoadOptions {
   bool require_tokenizer = true;  // false accepts a folder without tokenizer files
   ArchitectureList architectures = Architectures();  // the known families
+  // Keys of the configuration (config.json, the options of fairseq, the metadata of a GGUF file)
+  // that are read as if they were not there. RemoveKeys() explains paths of keys.
+  std::vector<std::string> ignored_keys = {};
 };
 
 // `path` is a folder, also one of Hugging Face's cache, or a file (ResolveModelPath()). Validates

@@ -27,9 +27,13 @@ std::optional<DType> WeightType(ElementType type) {
 
 namespace {
 
-// Returns an explanation for the message about a tensor of integers where floating-point values are
-// expected; "" for other types.
-std::string_view NotInteger(const CheckpointConfig& config, ElementType found) {
+// Returns an explanation for the message about a tensor of integers, or of small floating-point
+// numbers, where floating-point values are expected; "" for other types.
+std::string WhyNotFloat(const CheckpointConfig& config, std::string_view name, ElementType found) {
+  if (found == ElementType::kF8E4M3 || found == ElementType::kF8E5M2) {
+    return Concat(" (FP8 needs scales in ", Printable(name), "_scale_inv, and a ",
+                  "quantization_config)");
+  }
   if (found != ElementType::kI8 && found != ElementType::kU8) return "";
   return config.quantization == Quantization::kNone ? " (config.json: quantization is absent)"
                                                     : " (no quantization of this tensor)";
@@ -45,6 +49,28 @@ std::optional<std::string> Reason(std::string_view name, const CheckpointConfig&
                                                       : "quantization leaves this weight as it is";
   }
   return config.LeftOverReason(name);
+}
+
+// Returns the messages about stored tensors that should not be there. `ignored`, if set, receives
+// the names of those that the family ignores.
+std::vector<std::string> Unexpected(const CheckpointConfig& config, const WeightFiles& weights,
+                                    const std::unordered_set<std::string_view>& known,
+                                    std::vector<std::string>* ignored) {
+  std::vector<std::string> messages;
+  for (const WeightFiles::Location& tensor : weights.tensors()) {
+    const std::string& name = tensor.entry->name;
+    if (known.contains(name)) continue;
+    const std::optional<std::string> reason = Reason(name, config, known);
+    if (!reason.has_value()) {
+      if (ignored != nullptr) ignored->push_back(name);
+      continue;
+    }
+    messages.push_back(Concat(tensor.file->file_name(), ": tensor ", Quoted(name),
+                              ": expected no such tensor (", config.key_place, ": ",
+                              config.AsInFile(*reason), "), found shape ",
+                              ShapeText(tensor.entry->shape)));
+  }
+  return messages;
 }
 
 }  // namespace
@@ -80,12 +106,17 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
     MOESERVE_ASSIGN_OR_RETURN(std::vector<StoredPart> parts, StoredParts(config, tensor));
     for (StoredPart& part : parts) required.push_back(std::move(part.stored));
   }
-  Problems problems;
   std::unordered_set<std::string_view> known;
   known.reserve(required.size());
+  for (const StoredTensor& tensor : required) known.insert(tensor.name);
+  const std::vector<std::string> unexpected = Unexpected(config, weights, known, ignored);
+  Problems problems;
+  // Where a tensor has another name than expected, the missing ones can be many, so the first
+  // unexpected one comes before them.
+  if (!unexpected.empty()) problems.Add(unexpected[0]);
   for (const StoredTensor& tensor : required) {
     // checked before, for another part of the tensor
-    if (!known.insert(tensor.name).second) continue;
+    if (known.erase(tensor.name) == 0) continue;
     const WeightFiles::Location* found = weights.Find(tensor.name);
     // A lambda, because only error messages need this text.
     const auto follows = [&] {
@@ -113,23 +144,11 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
                           ": expected dtype I32 or I64 (ids of experts), found ", Name(type)));
     } else if (!tensor.type.has_value() && !WeightType(type).has_value()) {
       problems.Add(Concat(file, ": tensor ", Quoted(tensor.name),
-                          ": expected dtype F32, F16 or BF16", NotInteger(config, type), ", found ",
-                          Name(type)));
+                          ": expected dtype F32, F16 or BF16",
+                          WhyNotFloat(config, tensor.name, type), ", found ", Name(type)));
     }
   }
-  for (const WeightFiles::Location& tensor : weights.tensors()) {
-    const std::string& name = tensor.entry->name;
-    if (known.contains(name)) continue;
-    const std::optional<std::string> reason = Reason(name, config, known);
-    if (!reason.has_value()) {
-      if (ignored != nullptr) ignored->push_back(name);
-      continue;
-    }
-    problems.Add(Concat(tensor.file->file_name(), ": tensor ", Quoted(name),
-                        ": expected no such tensor (", config.key_place, ": ",
-                        config.AsInFile(*reason), "), found shape ",
-                        ShapeText(tensor.entry->shape)));
-  }
+  for (size_t i = 1; i < unexpected.size(); ++i) problems.Add(unexpected[i]);
   return problems.ToStatus("");
 }
 

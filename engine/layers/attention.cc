@@ -65,6 +65,7 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
                               .key_norm = key_norm_.get(),
                               .norm_heads = spec_.qk_norm == QkNorm::kHead,
                               .norm_last = spec_.qk_norm_after_rope,
+                              .clip = static_cast<float>(spec_.qkv_clip),
                               .rope = rope_});
   if (spec_.routed()) {
     routed_->Forward(ctx, x, output);

@@ -200,6 +200,12 @@ void CheckExpert(Checker& check, const std::string& scope, const ExpertSpec& exp
   }
 }
 
+void CheckNoClip(Checker& check, const std::string& scope, const AttentionSpec& attention,
+                 const std::string& because) {
+  if (!check.ok() || attention.qkv_clip == 0.0) return;
+  check.Fail(scope + "qkv_clip", "0", Number(attention.qkv_clip) + " (" + because + ")");
+}
+
 void CheckLatent(Checker& check, const std::string& scope, const AttentionSpec& attention) {
   const LatentSpec& latent = *attention.latent;
   const std::string because = Is("head_dim", attention.head_dim);
@@ -213,6 +219,7 @@ void CheckLatent(Checker& check, const std::string& scope, const AttentionSpec& 
   if (check.ok() && attention.qk_norm != QkNorm::kNone) {
     check.Fail(scope + "qk_norm", "none in latent attention", "another kind");
   }
+  CheckNoClip(check, scope, attention, "latent attention");
   check.Set(scope, "sinks", attention.sinks, false, " (latent attention)");
   check.Set(scope, "gate", attention.gate, false, " (latent attention)");
   check.Set(scope, "inner_norm", attention.inner_norm, false, " (latent attention)");
@@ -241,6 +248,7 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
     if (attention.qk_norm != QkNorm::kNone) {
       check.Fail(scope + "qk_norm", "none in routed attention", "another kind");
     }
+    CheckNoClip(check, scope, attention, "kind is \"routed\"");
     check.Set(scope, "sinks", attention.sinks, false, " (kind is \"routed\")");
     check.Set(scope, "gate", attention.gate, false, " (kind is \"routed\")");
     check.Set(scope, "inner_norm", attention.inner_norm, false, " (kind is \"routed\")");
@@ -259,6 +267,7 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
   }
   check.Factor(scope, "scale", attention.scale);
   CheckSoftCap(check, scope, "soft_cap", attention.soft_cap);
+  CheckSoftCap(check, scope, "qkv_clip", attention.qkv_clip);
   if (attention.window.has_value()) {
     check.Int(scope, "window", *attention.window, 1, std::numeric_limits<int>::max());
   }

@@ -204,6 +204,9 @@ struct AttentionSpec {
   std::optional<int> window;  // number of last positions that a token attends to, itself included
   QkNorm qk_norm = QkNorm::kNone;   // dense only
   bool qk_norm_after_rope = false;  // else before it
+  // Dense only, without `latent`. Above 0: elements of q, k and v are limited to [-qkv_clip,
+  // qkv_clip] before rope, and after a norm before it.
+  double qkv_clip = 0.0;
   bool gate = false;        // dense only: multiplies the heads' outputs by sigmoid(W x), before o
   bool inner_norm = false;  // dense only: a norm of the outputs of all heads together, before o
   GroupOrder group_order = GroupOrder::kInterleave;  // dense only

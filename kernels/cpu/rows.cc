@@ -284,6 +284,17 @@ void CpuBackend::SoftCapRows(const RowsView& x, float cap) {
   });
 }
 
+void CpuBackend::Clamp(const RowsView& x, float limit) {
+  ForRows(x.rows, x.cols, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* row = FloatRow(x, r);
+      for (int64_t i = 0; i < x.cols; ++i) {
+        row[i] = row[i] > limit ? limit : row[i] < -limit ? -limit : row[i];
+      }
+    }
+  });
+}
+
 void CpuBackend::Scale(const RowsView& x, float factor) {
   ForRows(x.rows, x.cols, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {

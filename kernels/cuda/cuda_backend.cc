@@ -407,7 +407,8 @@ void CudaBackend::AppendKv(const AppendKvArgs& args) {
 }
 
 void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
-  if (args.norm_last) return Backend::NormRopeAppend(args);  // the fused kernel normalises first
+  // The fused kernel normalises first and does not clamp.
+  if (args.norm_last || args.clip > 0.0f) return Backend::NormRopeAppend(args);
   const QkvColumns columns = args.columns();
   const bool xpos = args.rope.dimensions > 0 && args.rope.xpos_base > 0.0;
   LaunchNormRopeAppend(
@@ -643,5 +644,7 @@ void CudaBackend::MultiplyBySigmoid(const RowsView& x, const RowsView& gate) {
 void CudaBackend::SoftCapRows(const RowsView& x, float cap) {
   LaunchSoftCap(x, cap, stream_.get());
 }
+
+void CudaBackend::Clamp(const RowsView& x, float limit) { LaunchClamp(x, limit, stream_.get()); }
 
 }  // namespace moeserve::cuda

@@ -77,6 +77,7 @@ class CudaBackend : public Backend {
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
   void Scale(const RowsView& x, float factor) override;
   void SoftCapRows(const RowsView& x, float cap) override;
+  void Clamp(const RowsView& x, float limit) override;
   bool samples_on_device() const override { return true; }
   void Sample(const RowsView& logits) override;
   void ReadSamples(std::span<SampleResult> results) override;

@@ -1,6 +1,7 @@
 #include "model_loaders/architectures/architecture.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/message.h"
 #include "engine/spec/spec_limits.h"
@@ -11,6 +12,35 @@ namespace {
 
 constexpr JsonLimits kLimits = {
     .max_bytes = size_t{64} << 20, .max_depth = 16, .max_values = size_t{4} << 20};
+
+// Returns the member "NAME" or "NAME[INDEX]" of an object; null if there is none.
+template <typename Json>
+Json* Member(Json& object, std::string_view name) {
+  if (const auto found = object.find(name); found != object.end()) return &*found;
+  const size_t bracket = name.find('[');
+  if (bracket == std::string_view::npos || !name.ends_with(']')) return nullptr;
+  size_t index = 0;
+  const char* const end = name.data() + name.size() - 1;
+  const auto [last, error] = std::from_chars(name.data() + bracket + 1, end, index);
+  const auto list = object.find(name.substr(0, bracket));
+  const bool found = error == std::errc() && last == end && list != object.end() &&
+                     list->is_array() && index < list->size();
+  return found ? &(*list)[index] : nullptr;
+}
+
+template <typename Json>
+void RemoveFrom(const std::vector<std::string>& ignored, Json* config) {
+  for (const std::string& key : ignored) {
+    Json* object = config;
+    std::string_view rest = key;
+    while (object != nullptr && object->is_object() && object->erase(std::string(rest)) == 0) {
+      const size_t dot = rest.find('.');
+      if (dot == std::string_view::npos) break;
+      object = Member(*object, rest.substr(0, dot));
+      rest.remove_prefix(dot + 1);
+    }
+  }
+}
 
 }  // namespace
 
@@ -23,6 +53,25 @@ Result<nlohmann::json> ParseConfigJson(std::string_view text) {
 bool HasModelType(const nlohmann::json& config, std::string_view model_type) {
   const auto it = config.find("model_type");
   return it != config.end() && it->is_string() && it->get_ref<const std::string&>() == model_type;
+}
+
+void RemoveKeys(const std::vector<std::string>& ignored, nlohmann::json* config) {
+  RemoveFrom(ignored, config);
+}
+
+void RemoveKeys(const std::vector<std::string>& ignored, nlohmann::ordered_json* config) {
+  RemoveFrom(ignored, config);
+}
+
+std::string IgnoreHint(std::string_view key) {
+  return Concat(" (--ignore-config ", Printable(key), " loads the model without it)");
+}
+
+std::string UnknownKey(std::string_view key, std::string_view found, std::string_view what) {
+  return Concat(Printable(key), ": expected no such ", what,
+                ", because this server does not know whether it changes the "
+                "model's answers; found ",
+                found, IgnoreHint(key));
 }
 
 absl::Status CheckListLengths(const NamedCount& layers, const NamedCount& experts) {

@@ -84,6 +84,10 @@ class CheckpointConfig {
   // there, usually the setting that excludes it; nullopt if the family ignores the tensor.
   virtual std::optional<std::string> LeftOverReason(std::string_view name) const = 0;
 
+  // Returns the same configuration except that the LM head is a stored tensor instead of the
+  // embedding matrix; null if the families' files never have a head beside tied embeddings.
+  virtual std::unique_ptr<const CheckpointConfig> WithOwnHead() const { return nullptr; }
+
   // Returns `text` with the configuration keys of the native format, such as
   // "attention[0].head_dim" in messages of Validate(), RequiredTensors() and LeftOverReason(),
   // replaced by the keys of this family's config.json.
@@ -124,6 +128,18 @@ Result<nlohmann::json> ParseConfigJson(std::string_view text);
 
 // Returns whether the value of the key "model_type" is the string `model_type`.
 bool HasModelType(const nlohmann::json& config, std::string_view model_type);
+
+// Removes the keys `ignored` from a configuration. A key that is not one of the whole file is a
+// path of keys with dots in between, such as "rope_scaling.alpha" or "attention[1].window".
+void RemoveKeys(const std::vector<std::string>& ignored, nlohmann::json* config);
+void RemoveKeys(const std::vector<std::string>& ignored, nlohmann::ordered_json* config);
+
+// Returns the part of a message about an unsuitable key that names the option to load the model
+// without it.
+std::string IgnoreHint(std::string_view key);
+// Returns the message about a key of which nothing is known. `found` is its value as text, `what`
+// what the files call a key.
+std::string UnknownKey(std::string_view key, std::string_view found, std::string_view what = "key");
 
 // A configuration key and its integer value.
 struct NamedCount {

@@ -252,6 +252,12 @@ std::optional<std::string> NameTableConfig::LeftOverReason(std::string_view name
   return std::string(kUnknownTensor);
 }
 
+std::unique_ptr<const CheckpointConfig> NameTableConfig::WithOwnHead() const {
+  auto own = std::make_unique<NameTableConfig>(*this);
+  own->spec.tie_word_embeddings = false;
+  return own;
+}
+
 std::string NameTableConfig::AsInFile(std::string_view text) const {
   std::string out;
   while (!text.empty()) {

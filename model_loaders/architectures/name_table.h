@@ -70,6 +70,7 @@ class NameTableConfig : public CheckpointConfig {
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
   std::optional<std::string> LeftOverReason(std::string_view name) const override;
   std::string AsInFile(std::string_view text) const override;
+  std::unique_ptr<const CheckpointConfig> WithOwnHead() const override;
 
   // Patterns of stored tensors that the model does not need, such as
   // "model.layers.*.self_attn.rotary_emb.inv_freq".

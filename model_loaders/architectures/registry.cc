@@ -113,10 +113,11 @@ std::string ModelTypes(ArchitectureList architectures) {
   return types;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(std::string_view text,
-                                                           const StoredNames& stored,
-                                                           ArchitectureList architectures) {
-  MOESERVE_ASSIGN_OR_RETURN(const nlohmann::json config, ParseConfigJson(text));
+Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(
+    std::string_view text, const StoredNames& stored, ArchitectureList architectures,
+    const std::vector<std::string>& ignored) {
+  MOESERVE_ASSIGN_OR_RETURN(nlohmann::json config, ParseConfigJson(text));
+  RemoveKeys(ignored, &config);
   if (config.is_object()) {
     for (const Architecture* architecture : architectures) {
       if (architecture->recognizes(config)) return architecture->read(config, stored);

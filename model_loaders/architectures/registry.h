@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
@@ -24,9 +25,9 @@ std::string ModelTypes(ArchitectureList architectures);
 
 // Reads the text of a config.json. `stored` is the list of the folder's tensors. If no family in
 // the list recognizes the text, InvalidArgument contains the found model_type and the known ones.
-// Error messages begin with "config.json: ".
+// The keys `ignored` are removed before (RemoveKeys()). Error messages begin with "config.json: ".
 Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(
     std::string_view text, const std::set<std::string, std::less<>>& stored,
-    ArchitectureList architectures = Architectures());
+    ArchitectureList architectures = Architectures(), const std::vector<std::string>& ignored = {});
 
 }  // namespace moeserve

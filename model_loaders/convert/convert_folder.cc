@@ -77,7 +77,9 @@ absl::Status CheckEqual(const Checkpoint& source, const Checkpoint& written,
         Concat("the new folder has other ", what, " than the source, so it was not kept"));
   };
   if (NativeConfigJson(source.spec) != NativeConfigJson(written.spec)) return fault("settings");
-  if (source.eos_token_ids != written.eos_token_ids) return fault("end-of-text ids");
+  // The end of text that tokenizer_config.json names has the id of the tokenizer.
+  const bool same_ids = copied_tokenizer || written.tokenizer == nullptr;
+  if (same_ids && source.eos_token_ids != written.eos_token_ids) return fault("end-of-text ids");
   if (Fields(source.generation) != Fields(written.generation)) {
     return fault("generation defaults");
   }
@@ -89,12 +91,14 @@ absl::Status CheckEqual(const Checkpoint& source, const Checkpoint& written,
 
 Result<ConvertedFolder> Convert(const fs::path& source, const fs::path& destination,
                                 const ConvertOptions& options) {
-  MOESERVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                            LoadCheckpoint(source, {.require_tokenizer = false}));
+  MOESERVE_ASSIGN_OR_RETURN(
+      const Checkpoint checkpoint,
+      LoadCheckpoint(source, {.require_tokenizer = false, .ignored_keys = options.ignored_keys}));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<fs::path> texts, FolderOfTexts(source));
   ConvertedFolder result;
   result.architecture = DescribeModel(checkpoint.spec);
   result.notes = checkpoint.notes;
+  result.notes.insert(result.notes.end(), checkpoint.warnings.begin(), checkpoint.warnings.end());
   result.source_bytes = checkpoint.weight_bytes;
   result.source_dtype = checkpoint.weights->DominantDType();
   const Quantization quantization = options.type == ConvertType::kStored

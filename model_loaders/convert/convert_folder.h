@@ -18,14 +18,15 @@ struct ConvertOptions {
   ConvertType type = ConvertType::kStored;
   // If it has a path, replaces the vocabulary files of the source.
   GivenTokenizer tokenizer = {};
-  int64_t shard_bytes = 5'000'000'000;  // bytes of tensors per file
-  WriteProgress progress = {};          // if set, called after each written piece
+  int64_t shard_bytes = 5'000'000'000;         // bytes of tensors per file
+  std::vector<std::string> ignored_keys = {};  // LoadOptions::ignored_keys for the source
+  WriteProgress progress = {};                 // if set, called after each written piece
 };
 
 // What ConvertFolder() did.
 struct ConvertedFolder {
   std::string architecture;        // one line (DescribeModel())
-  std::vector<std::string> notes;  // Checkpoint::notes of the source
+  std::vector<std::string> notes;  // Checkpoint::notes and Checkpoint::warnings of the source
   int64_t source_bytes = 0;        // bytes of all tensors in the source
   // The float types that most weights have: --dtype auto computes in bf16 if this is bf16.
   DType source_dtype = DType::kF32;

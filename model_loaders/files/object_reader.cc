@@ -97,7 +97,8 @@ void ObjectReader::RefuseOthers(std::string_view of) {
   for (const std::string& key : known_) expected.append(Concat(expected.empty() ? "" : ", ", key));
   for (const std::string& key : Unread()) {
     problems_->Add(Concat(Printable(PathOf(key)), ": expected one of the keys ", expected, of,
-                          ", found an unknown key"));
+                          ", found an unknown key (--ignore-config ", Printable(PathOf(key)),
+                          " loads the model without it)"));
   }
 }
 

@@ -244,4 +244,18 @@ const WeightFiles::Location* WeightFiles::Find(std::string_view name) const {
   return it == by_name_.end() ? nullptr : &tensors_[it->second];
 }
 
+Result<bool> SameData(const WeightFiles::Location& a, const WeightFiles::Location& b) {
+  if (a.entry->type != b.entry->type || a.entry->shape != b.entry->shape) return false;
+  int64_t count = 1;
+  for (const int64_t dim : a.entry->shape) count *= dim;
+  constexpr int64_t kPart = int64_t{4} << 20;  // elements that are compared at once
+  for (int64_t first = 0; first < count; first += kPart) {
+    const int64_t part = std::min(kPart, count - first);
+    MOESERVE_ASSIGN_OR_RETURN(const TensorData one, a.file->ReadPart(*a.entry, first, part));
+    MOESERVE_ASSIGN_OR_RETURN(const TensorData two, b.file->ReadPart(*b.entry, first, part));
+    if (one.bytes.data() != two.bytes.data() && one.bytes != two.bytes) return false;
+  }
+  return true;
+}
+
 }  // namespace moeserve

@@ -69,4 +69,8 @@ class WeightFiles {
   std::unordered_map<std::string_view, size_t> by_name_;
 };
 
+// Returns whether two tensors have the same type, shape and bytes. Reads both up to the first
+// difference. Errors are those of TensorFile::Read().
+Result<bool> SameData(const WeightFiles::Location& a, const WeightFiles::Location& b);
+
 }  // namespace moeserve

@@ -36,11 +36,15 @@ constexpr char kWeights[] = "model.safetensors";
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 constexpr size_t kPieceBytes = size_t{1} << 20;  // bytes of a tensor that are in memory at once
 
-absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantization type) {
+absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantization type,
+                         const std::vector<std::string>& ignored_keys) {
   MOESERVE_ASSIGN_OR_RETURN(const std::string text,
                             ReadTextFile(source / kConfig, kMaxConfigBytes));
-  MOESERVE_RETURN_IF_ERROR(ParseNativeConfig(text).status());
+  MOESERVE_ASSIGN_OR_RETURN(nlohmann::json known, ParseConfigJson(text));
+  RemoveKeys(ignored_keys, &known);
+  MOESERVE_RETURN_IF_ERROR(ParseNativeConfig(known.dump()).status());
   auto config = nlohmann::ordered_json::parse(text);  // this type keeps the order of the keys
+  RemoveKeys(ignored_keys, &config);
   config["quantization"] = {{"type", Name(type)}, {"group_size", StatedGroupSize(type)}};
   return WriteNewFile(to / kConfig, config.dump(2) + "\n");
 }
@@ -280,10 +284,12 @@ class FolderWriter {
 };
 
 Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destination,
-                                 Quantization type, const WriteProgress& progress) {
+                                 Quantization type, const WriteProgress& progress,
+                                 const std::vector<std::string>& ignored_keys) {
   MOESERVE_CHECK(type != Quantization::kNone, "a type of integers");
-  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
-                            LoadCheckpoint(source, {.require_tokenizer = false}));
+  MOESERVE_ASSIGN_OR_RETURN(
+      Checkpoint checkpoint,
+      LoadCheckpoint(source, {.require_tokenizer = false, .ignored_keys = ignored_keys}));
   MOESERVE_ASSIGN_OR_RETURN(const ModelPath model, ResolveModelPath(source));
   if (!WeightFiles::Exist(model.path)) {
     return absl::InvalidArgumentError(Concat(
@@ -293,7 +299,7 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<UnfinishedFolder> folder,
                             UnfinishedFolder::Create(destination));
-  MOESERVE_RETURN_IF_ERROR(WriteConfig(model.path, folder->path(), type));
+  MOESERVE_RETURN_IF_ERROR(WriteConfig(model.path, folder->path(), type, ignored_keys));
   MOESERVE_RETURN_IF_ERROR(CopyTokenizer(model.path, folder->path()).status());
   MOESERVE_RETURN_IF_ERROR(CopyTextSettings(model.path, folder->path()).status());
   const absl::Status wrote = FolderWriter(checkpoint.spec, *checkpoint.weights, type, progress)
@@ -313,10 +319,11 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
 }  // namespace
 
 Result<QuantizedFolder> QuantizeFolder(const fs::path& source, const fs::path& destination,
-                                       Quantization type, const WriteProgress& progress) {
+                                       Quantization type, const WriteProgress& progress,
+                                       const std::vector<std::string>& ignored_keys) {
   // Code of this project does not throw; the standard library throws when memory runs out.
   try {
-    return Quantize(source, destination, type, progress);
+    return Quantize(source, destination, type, progress, ignored_keys);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("not enough memory to write the folder");
   } catch (const std::exception& error) {

@@ -25,9 +25,11 @@ struct QuantizedFolder {
 // Writes to a temporary folder next to `destination`, reads the result back and renames the folder.
 // Keeps some rows of a matrix in memory, or a whole matrix if the source has integers.
 // InvalidArgument, with the tensor's name, for a value that is not finite or too large for its
-// scale. Throws nothing. `progress`, if set, is called after each written piece.
+// scale. Throws nothing. `progress`, if set, is called after each written piece. The new folder's
+// configuration lacks the keys `ignored_keys` (LoadOptions::ignored_keys).
 Result<QuantizedFolder> QuantizeFolder(const std::filesystem::path& source,
                                        const std::filesystem::path& destination, Quantization type,
-                                       const WriteProgress& progress = {});
+                                       const WriteProgress& progress = {},
+                                       const std::vector<std::string>& ignored_keys = {});
 
 }  // namespace moeserve

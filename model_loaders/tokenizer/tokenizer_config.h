@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,19 +30,26 @@ struct TokenizerConfig {
   std::optional<bool> add_eos_token;
 };
 
-// Reads `model_dir`/tokenizer_config.json and chat_template.jinja, if present. The template of
-// chat_template.jinja takes precedence. Ignores other keys. InvalidArgument for an invalid file.
+// Reads `model_dir`/tokenizer_config.json, special_tokens_map.json and chat_template.jinja, if
+// present. The template of chat_template.jinja takes precedence. The names of tokens in
+// special_tokens_map.json count where tokenizer_config.json has none and, as in Hugging Face's
+// library, where it has no `added_tokens_decoder`. Ignores other keys. InvalidArgument for an
+// invalid file.
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir);
 
-// The keys that describe a tokenizer without tokenizer.json.
+// The keys that complete a tokenizer's vocabulary file.
 struct TokenizerDetails {
   TokenizerConfig config;
-  std::vector<AddedToken> added_tokens;  // `added_tokens_decoder`, by ascending id
-  std::optional<std::string> pattern;    // `pat_str`, tiktoken's name for the pattern of pieces
+  // `added_tokens_decoder`, or else the tokens of added_tokens.json, by ascending id.
+  std::vector<AddedToken> added_tokens;
+  // The tokens that the files name as special ones (`eos_token`, `additional_special_tokens`, ...).
+  std::set<std::string> special_tokens = {};
+  std::optional<std::string> pattern;  // `pat_str`, tiktoken's name for the pattern of pieces
   bool add_prefix_space = false;
 };
 
-// Reads `model_dir`/tokenizer_config.json, if present. InvalidArgument for an invalid file.
+// Reads `model_dir`/tokenizer_config.json, special_tokens_map.json and added_tokens.json, if
+// present. InvalidArgument for an invalid file.
 absl::StatusOr<TokenizerDetails> LoadTokenizerDetails(const std::filesystem::path& model_dir);
 
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,

@@ -52,7 +52,7 @@ Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::pa
                               ReadTextFile(directory / kConfig, kConfigLimits.max_bytes));
     MOESERVE_RETURN_IF_ERROR(CheckAddedTokenIds(text, vocab_size));
   }
-  absl::StatusOr<std::unique_ptr<Tokenizer>> loaded = LoadTokenizerFolder(directory);
+  absl::StatusOr<std::unique_ptr<Tokenizer>> loaded = LoadTokenizerFolder(directory, vocab_size);
   if (absl::IsNotFound(loaded.status())) {
     if (required) {
       return absl::NotFoundError(Concat(

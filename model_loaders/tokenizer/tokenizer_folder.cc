@@ -51,13 +51,23 @@ std::string VocabularyFile(const std::filesystem::path& folder) {
   return names.empty() ? "" : names[0];
 }
 
+absl::StatusOr<TokenizerDetails> DetailsBelow(TokenId id_limit,
+                                              const std::filesystem::path& folder) {
+  absl::StatusOr<TokenizerDetails> details = LoadTokenizerDetails(folder);
+  if (details.ok()) {
+    std::erase_if(details->added_tokens,
+                  [&](const AddedToken& token) { return token.id >= id_limit; });
+  }
+  return details;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(
-    const std::filesystem::path& folder) {
-  if (HasFile(folder, "tokenizer.json")) return LoadTokenizerJson(folder);
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesystem::path& folder,
+                                                               TokenId id_limit) {
+  if (HasFile(folder, "tokenizer.json")) return LoadTokenizerJson(folder, id_limit);
   if (const std::string name = VocabularyFile(folder); !name.empty()) {
-    MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, LoadTokenizerDetails(folder));
+    MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
     MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> data,
                               ReadTokenizerFile(folder / name));
     if (!data.has_value()) return absl::NotFoundError(Concat(name, ": no such file"));
@@ -82,14 +92,15 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(
         "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, or vocab.json and "
         "merges.txt, found none");
   }
-  MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, LoadTokenizerDetails(folder));
+  MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
   return ParseVocabAndMerges(*vocab, *merges, details);
 }
 
 std::vector<std::string> TokenizerFiles(const std::filesystem::path& folder) {
   std::vector<std::string> names = TiktokenFiles(folder);
   for (const char* name : kVocabularies) names.push_back(name);
-  for (const char* name : {"tokenizer.json", kFairseqDictionary, "vocab.json", "merges.txt"}) {
+  for (const char* name :
+       {"tokenizer.json", "added_tokens.json", kFairseqDictionary, "vocab.json", "merges.txt"}) {
     names.push_back(name);
   }
   std::erase_if(names, [&](const std::string& name) { return !HasFile(folder, name); });

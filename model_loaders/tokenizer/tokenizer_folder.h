@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,8 +16,10 @@ namespace moeserve {
 // (SentencePiece or tiktoken); sentencepiece.bpe.model; tiktoken.model or another file *.tiktoken;
 // vocab.json with merges.txt. A SentencePiece model has the ids of fairseq if it is called
 // sentencepiece.bpe.model or if there is a dict.txt. NotFound if it has none of them;
-// InvalidArgument if the file is invalid or has something that is not supported.
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesystem::path& folder);
+// InvalidArgument if the file is invalid or has something that is not supported. Tokens of
+// tokenizer_config.json and added_tokens.json whose ids are not below `id_limit` are left out.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(
+    const std::filesystem::path& folder, TokenId id_limit = std::numeric_limits<TokenId>::max());
 
 // Returns the names of the files in the folder that LoadTokenizerFolder() may read, without
 // tokenizer_config.json.

@@ -3,6 +3,8 @@
 #include <cfloat>
 #include <charconv>
 #include <cmath>
+#include <iterator>
+#include <set>
 #include <string>
 
 #include "base/message.h"
@@ -11,6 +13,7 @@
 #include "engine/text/tokenizer/models/word_models.h"
 #include "engine/text/tokenizer/pipeline_tokenizer.h"
 #include "model_loaders/tokenizer/json_reader.h"
+#include "model_loaders/tokenizer/tokenizer_config.h"
 #include "model_loaders/tokenizer/tokenizer_steps.h"
 
 namespace moeserve {
@@ -221,10 +224,44 @@ std::vector<AddedToken> ReadAddedTokens(JsonReader& reader, const Json& root) {
   return tokens;
 }
 
+// Returns the tokens of `more` that are to be added to those of the file, `known`.
+std::vector<AddedToken> TokensToAdd(const MoreTokens& more, const std::vector<AddedToken>& known,
+                                    const TokenModel& model) {
+  std::set<std::string, std::less<>> contents;
+  std::set<TokenId> ids;
+  for (const AddedToken& token : known) {
+    contents.insert(token.content);
+    ids.insert(token.id);
+  }
+  std::vector<AddedToken> result;
+  const auto add = [&](AddedToken token) {
+    if (const std::optional<TokenId> id = model.TokenToId(token.content)) {
+      token.id = *id;
+    } else if (token.id < 0 || token.id >= more.id_limit ||
+               model.TokenString(token.id).has_value()) {
+      return;
+    }
+    if (token.content.empty() || contents.contains(token.content)) return;
+    if (!ids.insert(token.id).second) return;
+    contents.insert(token.content);
+    result.push_back(std::move(token));
+  };
+  for (const AddedToken& token : more.added) add(token);
+  for (const std::string& text : more.special) {
+    AddedToken token;
+    token.id = -1;
+    token.content = text;
+    token.special = true;
+    add(std::move(token));
+  }
+  return result;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view json,
-                                                              std::string_view file_name) {
+                                                              std::string_view file_name,
+                                                              const MoreTokens& more) {
   JsonReader reader(file_name);
   const Json root = reader.Parse(json);
   reader.CheckKeys(root, "",
@@ -246,7 +283,15 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view j
   if (reader.ok())
     parts.model = ReadModel(reader, reader.Get(root, "model"), pre_tokenizer.byte_level);
   if (!reader.ok()) return reader.status();
-  auto added_tokens = AddedTokens::Create(std::move(added), *parts.model, parts.normalizer.get());
+  std::vector<AddedToken> others = TokensToAdd(more, added, *parts.model);
+  auto added_tokens = AddedTokens::Create(added, *parts.model, parts.normalizer.get());
+  if (added_tokens.ok() && !others.empty()) {
+    // The file's own ids have been checked.
+    added.insert(added.end(), std::make_move_iterator(others.begin()),
+                 std::make_move_iterator(others.end()));
+    added_tokens = AddedTokens::Create(std::move(added), *parts.model, parts.normalizer.get(),
+                                       /*any_new_ids=*/true);
+  }
   if (!added_tokens.ok()) {
     reader.Fail("added_tokens", std::string(added_tokens.status().message()));
     return reader.status();
@@ -260,13 +305,18 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view j
   return std::move(*tokenizer);
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(
-    const std::filesystem::path& model_dir) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(const std::filesystem::path& model_dir,
+                                                             TokenId id_limit) {
   const std::filesystem::path path = model_dir / "tokenizer.json";
   const absl::StatusOr<std::optional<std::string>> text = ReadTokenizerFile(path);
   if (!text.ok()) return text.status();
   if (!text->has_value()) return absl::NotFoundError(path.string() + ": no such file");
-  return ParseTokenizerJson(**text, path.string());
+  absl::StatusOr<TokenizerDetails> details = LoadTokenizerDetails(model_dir);
+  if (!details.ok()) return details.status();
+  return ParseTokenizerJson(**text, path.string(),
+                            {.added = std::move(details->added_tokens),
+                             .special = std::move(details->special_tokens),
+                             .id_limit = id_limit});
 }
 
 }  // namespace moeserve

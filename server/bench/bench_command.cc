@@ -65,8 +65,10 @@ Result<Loaded> Open(const Options& options) {
     }
     return loaded;
   }
-  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
-                            LoadCheckpoint(options.model.directory, {.require_tokenizer = false}));
+  MOESERVE_ASSIGN_OR_RETURN(
+      Checkpoint checkpoint,
+      LoadCheckpoint(options.model.directory,
+                     {.require_tokenizer = false, .ignored_keys = options.model.ignored_keys}));
   loaded.spec = checkpoint.spec;
   loaded.weights = std::move(checkpoint.weights);
   loaded.name = checkpoint.directory_name;

@@ -14,7 +14,7 @@ namespace moeserve::server {
 namespace {
 
 int Run(const ModelOptionsText& options) {
-  const auto checkpoint = LoadCheckpoint(options.directory);
+  const auto checkpoint = LoadCheckpoint(options.directory, {.ignored_keys = options.ignored_keys});
   if (!checkpoint.ok()) return Fail(checkpoint.status());
   const absl::Status integers = CheckQuantizedData(checkpoint->spec, *checkpoint->weights);
   if (!integers.ok()) return Fail(integers);
@@ -40,6 +40,7 @@ void AddCheckCommand(CLI::App& app, Command& selected) {
       "check", "Validate a checkpoint; exit status 1 and the reason if it is invalid");
   auto options = std::make_shared<ModelOptionsText>();
   AddModelDirectory(*command, *options);
+  AddIgnoreConfig(*command, options->ignored_keys);
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }
 

@@ -21,6 +21,7 @@ struct Options {
   std::string dtype = std::string(KindName(ConvertType::kStored));
   std::string tokenizer;
   std::string dictionary;
+  std::vector<std::string> ignored_keys;
   bool quiet = false;
 };
 
@@ -70,6 +71,7 @@ int Run(const Options& options) {
   ConvertOptions convert;
   convert.type = KindNamed<ConvertType>(options.dtype).value();
   convert.tokenizer = {.tokenizer = options.tokenizer, .dictionary = options.dictionary};
+  convert.ignored_keys = options.ignored_keys;
   WriteReport report("converting", options.quiet);
   convert.progress = report.Callback();
   const auto folder = ConvertFolder(options.source, options.destination, convert);
@@ -101,6 +103,7 @@ void AddConvertCommand(CLI::App& app, Command& selected) {
           "--dictionary", options->dictionary,
           "fairseq's dict.txt, which gives the pieces of the SentencePiece model their ids")
       ->needs(tokenizer);
+  AddIgnoreConfig(*command, options->ignored_keys);
   AddQuietOption(*command, options->quiet);
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }

@@ -81,6 +81,7 @@ struct ShowOptions {
   std::string file;
   // Checkpoint folder whose tokenizer prints the tokens' texts; if empty, token ids are printed.
   std::string model;
+  std::vector<std::string> ignored_keys;
   ProfileReportOptions report;
   bool json = false;
 };
@@ -89,7 +90,9 @@ absl::Status Show(const ShowOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile profile, ReadProfile(options.file));
   std::shared_ptr<const Tokenizer> tokenizer;
   if (!options.model.empty()) {
-    MOESERVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, LoadCheckpoint(options.model));
+    MOESERVE_ASSIGN_OR_RETURN(
+        const Checkpoint checkpoint,
+        LoadCheckpoint(options.model, {.ignored_keys = options.ignored_keys}));
     tokenizer = checkpoint.tokenizer;
   }
   if (options.json) {
@@ -107,6 +110,7 @@ void AddShow(CLI::App& experts, Command& selected) {
   command->add_option("FILE", options->file, "Profile")->required();
   command->add_option("--model", options->model,
                       "Checkpoint folder; its tokenizer shows tokens as text instead of ids");
+  AddIgnoreConfig(*command, options->ignored_keys);
   AddReportOptions(*command, options->report);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback(

@@ -21,6 +21,7 @@ struct Options {
 int Run(const Options& options) {
   LoadOptions load;
   load.require_tokenizer = false;
+  load.ignored_keys = options.model.ignored_keys;
   const auto checkpoint = LoadCheckpoint(options.model.directory, load);
   if (!checkpoint.ok()) return Fail(checkpoint.status());
   const ModelSummary summary = Summarize(checkpoint->spec);
@@ -37,6 +38,7 @@ int Run(const Options& options) {
     nlohmann::json json = SummaryJson(summary);
     json["stored"] = {{"type", type}, {"weight_bytes", checkpoint->weight_bytes}};
     json["notes"] = checkpoint->notes;
+    json["warnings"] = checkpoint->warnings;
     std::printf("%s\n", json.dump(2).c_str());
     return 0;
   }
@@ -65,6 +67,7 @@ void AddInspectCommand(CLI::App& app, Command& selected) {
       app.add_subcommand("inspect", "Show architecture, parameters and memory of a checkpoint");
   auto options = std::make_shared<Options>();
   AddModelDirectory(*command, options->model);
+  AddIgnoreConfig(*command, options->model.ignored_keys);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }

@@ -45,6 +45,13 @@ absl::Status CheckWeightBytes(int64_t bytes, int64_t max_bytes) {
 
 }  // namespace
 
+void AddIgnoreConfig(CLI::App& app, std::vector<std::string>& keys) {
+  app.add_option("--ignore-config", keys,
+                 "Key of config.json, or PATH.OF.KEYS, that is read as if it were not there, which "
+                 "may change answers; can be repeated")
+      ->allow_extra_args(false);
+}
+
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options) {
   app.add_option(
          "-m,--model,MODEL", options.directory,
@@ -96,6 +103,7 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
                  "off: none")
       ->envname("MOESERVE_PACKED_CACHE")
       ->capture_default_str();
+  AddIgnoreConfig(app, options.ignored_keys);
 }
 
 void AddDraftModel(CLI::App& app, ModelOptionsText& options) {
@@ -229,7 +237,9 @@ Result<std::unique_ptr<Model>> LoadDraftModel(const ModelOptionsText& options, i
                                               ProgressOutput progress) {
   if (options.draft_model.empty()) return std::unique_ptr<Model>();
   const auto load = [&]() -> Result<std::unique_ptr<Model>> {
-    MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.draft_model));
+    MOESERVE_ASSIGN_OR_RETURN(
+        Checkpoint checkpoint,
+        LoadCheckpoint(options.draft_model, {.ignored_keys = options.ignored_keys}));
     PrintWarnings(checkpoint.warnings, progress);
     const int tokens = std::max(tokenizer.vocab_size(), checkpoint.tokenizer->vocab_size());
     for (TokenId id = 0; id < tokens; ++id) {
@@ -264,7 +274,9 @@ Result<RunningModel> StartModel(
   const ProgressOutput progress = output.value_or(options.progress());
   RunningModel out;
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(options.backend()));
-  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
+  MOESERVE_ASSIGN_OR_RETURN(
+      Checkpoint checkpoint,
+      LoadCheckpoint(options.directory, {.ignored_keys = options.ignored_keys}));
   PrintWarnings(checkpoint.warnings, progress);
   // Weights that are loaded as they are stored take at least the bytes of the files. Those of
   // another type are checked when they are loaded.

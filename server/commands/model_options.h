@@ -23,6 +23,7 @@ namespace moeserve::server {
 
 struct ModelOptionsText {
   std::string directory;
+  std::vector<std::string> ignored_keys;  // LoadOptions::ignored_keys
   std::string device = "cpu";
   std::string dtype = "auto";
   std::string kv_cache_dtype = "auto";
@@ -42,10 +43,12 @@ struct ModelOptionsText {
   }
 };
 
+// Adds --ignore-config.
+void AddIgnoreConfig(CLI::App& app, std::vector<std::string>& keys);
 // Adds --model, which may also be given as an argument without a name.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
-// Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --cuda-dense and
-// --packed-cache.
+// Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --cuda-dense, --packed-cache and
+// --ignore-config.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // Adds --quiet, which switches reports of progress off.
 void AddQuietOption(CLI::App& app, bool& quiet);

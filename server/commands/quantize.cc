@@ -18,13 +18,15 @@ struct Options {
   std::string source;
   std::string destination;
   std::string dtype;
+  std::vector<std::string> ignored_keys;
   bool quiet = false;
 };
 
 int Run(const Options& options) {
   const Quantization type = KindNamed(options.dtype, Quantization::kInt8).value();
   WriteReport report("quantizing", options.quiet);
-  const auto folder = QuantizeFolder(options.source, options.destination, type, report.Callback());
+  const auto folder = QuantizeFolder(options.source, options.destination, type, report.Callback(),
+                                     options.ignored_keys);
   report.Finish(folder.ok());
   if (!folder.ok()) return Fail(folder.status());
   if (folder->source_type != Quantization::kNone && folder->source_type != type) {
@@ -52,6 +54,7 @@ void AddQuantizeCommand(CLI::App& app, Command& selected) {
   command->add_option("--dtype", options->dtype, "Integer type of expert and projection matrices")
       ->check(CLI::IsMember(KindNames(Quantization::kInt8)))
       ->required();
+  AddIgnoreConfig(*command, options->ignored_keys);
   AddQuietOption(*command, options->quiet);
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }

@@ -262,6 +262,7 @@ struct QkvShape {
   double xpos_base = 0.0;
   int prompt = 20;  // tokens of the first sequence
   bool norm_last = false;
+  float clip = 0.0f;
 };
 
 // The fused operation must have the same bits as the operations that it replaces, both in the
@@ -281,7 +282,11 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
                              {6, 2, 12, 8, true, QkvShape::kHeads, 0.0, 20, true},
                              {6, 2, 16, 16, false, QkvShape::kRow, 0.0, 90},
                              {6, 2, 12, 8, true, QkvShape::kHeads, 8.0, 90, true},
-                             {0, 2, 16, 0, false, QkvShape::kNone, 0.0, 90}};
+                             {0, 2, 16, 0, false, QkvShape::kNone, 0.0, 90},
+                             {6, 2, 16, 16, false, QkvShape::kRow, 0.0, 20, false, 0.5f},
+                             {6, 2, 12, 8, true, QkvShape::kNone, 8.0, 90, false, 1.5f},
+                             {0, 2, 16, 16, false, QkvShape::kNone, 0.0, 20, false, 1.0f},
+                             {6, 2, 12, 8, true, QkvShape::kHeads, 0.0, 20, true, 1.0f}};
   for (const QkvShape& s : shapes) {
     for (KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
       const std::vector<KvLayerShape> layers = {{1, 8}, {s.kv_heads, s.head_dim}};
@@ -322,6 +327,7 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
                                 .key_norm = key_norm.get(),
                                 .norm_heads = s.norm == QkvShape::kHeads,
                                 .norm_last = s.norm_last,
+                                .clip = s.clip,
                                 .rope = rope});
 
       const RowsView query = b.view.Columns(0, q_width), keys = b.view.Columns(q_width, kv_width),
@@ -339,6 +345,7 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
                         .output = keys});
       };
       if (!s.norm_last) norms();
+      if (s.clip > 0.0f) backend_->Clamp(b.view, s.clip);
       if (s.heads > 0) backend_->Rope({.settings = rope, .rows = query});
       backend_->Rope({.settings = of_keys, .rows = keys});
       if (s.norm_last) norms();

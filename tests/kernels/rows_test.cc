@@ -438,6 +438,19 @@ TEST_P(RowsTest, ElementsOneByOne) {
       backend_->SoftCapRows(capped.view, static_cast<float>(cap));
       expect(capped, 3e-7 * cap, [&](int i, int, int) { return cap * std::tanh(a[i] / cap); });
     }
+    std::vector<float> with_nan = a;
+    with_nan[1] = std::numeric_limits<float>::quiet_NaN();
+    const DeviceRows clamped = Make(rows, width, DType::kF32, &with_nan);
+    backend_->Clamp(clamped.view, 0.75f);
+    const std::vector<float> limited = HostRows(*backend_, clamped.view);
+    for (size_t i = 0; i < limited.size(); ++i) {
+      if (i == 1) {
+        EXPECT_TRUE(std::isnan(limited[i]));
+      } else {
+        EXPECT_EQ(limited[i], std::clamp(with_nan[i], -0.75f, 0.75f));
+      }
+    }
+    ExpectUntouchedBehind(clamped);
 
     const std::vector<int32_t> tokens(rows), wanted = {5, 0, 3};
     backend_->BeginStep(

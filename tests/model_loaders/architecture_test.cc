@@ -290,10 +290,32 @@ TEST(Architecture, LeftOverTensorsAreExplainedOrIgnored) {
                          {"tensor \"" + name + "\": expected no such", "(config.json: " + reason}));
   }
   MadeUpFolder folder;
-  folder.tensors.push_back({"lm_head.weight", "F32", {1}, std::string(4, '\0')});
   folder.tensors.push_back(
       {"model.layers.3.self_attn.rotary_emb.inv_freq", "I64", {1}, std::string(8, '\0')});
   EXPECT_TRUE(folder.Load().ok()) << folder.Load().status();
+}
+
+// The made-up family has tied embeddings.
+TEST(Architecture, AHeadBesideTiedEmbeddingsIsComparedWithThem) {
+  MadeUpFolder folder;
+  RawTensor head = folder.Tensor("model.embed_tokens.weight");
+  head.name = "lm_head.weight";
+  folder.tensors.push_back(head);
+  auto checkpoint = folder.Load();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_TRUE(checkpoint->spec.tie_word_embeddings);
+  EXPECT_TRUE(checkpoint->warnings.empty());
+  folder.tensors.back().bytes.back() ^= 1;
+  checkpoint = folder.Load();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_FALSE(checkpoint->spec.tie_word_embeddings);
+  ASSERT_EQ(checkpoint->warnings.size(), 1u);
+  EXPECT_NE(checkpoint->warnings[0].find("\"lm_head.weight\" is the LM head"), std::string::npos);
+  const auto loaded = checkpoint->weights->Get("head.weight", head.shape);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(std::memcmp(loaded->data, folder.tensors.back().bytes.data(), head.bytes.size()), 0);
+  folder.tensors.back() = {"lm_head.weight", "F32", {1}, std::string(4, '\0')};
+  EXPECT_TRUE(Mentions(folder.Load().status(), {"tensor \"lm_head.weight\": expected shape"}));
 }
 
 // A family with a bug may return any location. StoredParts() must not read outside the stored

@@ -472,6 +472,31 @@ TEST(Convert, AGivenTokenizerReplacesThatOfTheSource) {
   EXPECT_EQ(NamesIn(back), (Names{"config.json", "model.safetensors", "tokenizer.json"}));
 }
 
+// The end of text that tokenizer_config.json names is another id in another tokenizer.
+TEST(Convert, TheEndOfTextFollowsTheTokenizer) {
+  TempFolder source;
+  WriteNativeModel(source.path(), TinyConfig());
+  WriteFile(source.path() / "tokenizer_config.json", R"({"eos_token": "Z"})");
+  const auto ends = [](const fs::path& folder, TokenId id) {
+    const auto checkpoint = LoadCheckpoint(folder, kAnyTokenizer);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    if (!checkpoint.ok()) return false;
+    const std::vector<TokenId>& ids = checkpoint->eos_token_ids;
+    return std::find(ids.begin(), ids.end(), id) != ids.end();
+  };
+  const Place place;
+  ASSERT_TRUE(ConvertFolder(source.path(), place.made).ok());
+  EXPECT_TRUE(ends(place.made, 'Z'));
+  const fs::path other = place.parent.path() / "other.json";
+  WriteFile(other, TinyTokenizerJson());
+  fs::remove(source.path() / "tokenizer.json");
+  EXPECT_FALSE(ends(source.path(), 'Z'));
+  const fs::path given = place.parent.path() / "given";
+  const auto done = ConvertFolder(source.path(), given, {.tokenizer = {.tokenizer = other}});
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_TRUE(ends(given, 'Z'));
+}
+
 TEST(Convert, RefusesWrongPlaces) {
   TempFolder parent;
   WriteFile(parent.path() / "file", "x");

@@ -7,6 +7,7 @@
 
 #include "model_loaders/architectures/fairseq/fairseq_config.h"
 #include "model_loaders/architectures/fairseq/options.h"
+#include "model_loaders/architectures/native/write_config.h"
 #include "model_loaders/fairseq_checkpoint.h"
 #include "model_loaders/fairseq_files.h"
 #include "model_loaders/files/torch/pickle.h"
@@ -200,6 +201,30 @@ TEST(FairseqOptions, ConfigJsonReplacesOptionsAndSaysSo) {
   EXPECT_TRUE(Mentions(LoadModel(copy.path()).status(), {"config.json: "}));
   EXPECT_TRUE(Mentions(LoadModel(copy / "checkpoint_best.pt").status(),
                        {"config.json: model_type: expected \"torchscale\""}));
+}
+
+TEST(FairseqOptions, NumbersThatNobodySetAreMinusOne) {
+  FairseqCopy copy("mhmoe-four-heads");
+  const auto plain = LoadModel(copy.path());
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  copy.SetOptions(
+      {{"n_kv_heads", -1}, {"rel_pos_buckets", -1}, {"max_rel_pos", -1}, {"window_of_a_fork", -1}});
+  const auto checkpoint = LoadModel(copy.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(NativeConfigJson(checkpoint->spec), NativeConfigJson(plain->spec));
+  EXPECT_EQ(checkpoint->spec.layers[0].attention.num_kv_heads,
+            checkpoint->spec.layers[0].attention.num_heads);
+  EXPECT_FALSE(checkpoint->spec.relative_bias.has_value());
+}
+
+TEST(FairseqOptions, AreReadWithoutIgnoredOnes) {
+  FairseqCopy copy("dense-deepnorm");
+  copy.SetOptions({{"window_of_a_fork", 5}});
+  EXPECT_TRUE(Mentions(LoadModel(copy.path()).status(), {"--ignore-config window_of_a_fork"}));
+  const auto checkpoint = LoadCheckpoint(
+      copy.path(), {.require_tokenizer = false, .ignored_keys = {"window_of_a_fork"}});
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_TRUE(Contains(checkpoint->notes, "read without these keys"));
 }
 
 TEST(FairseqOptions, TensorsAloneNeedThem) {

@@ -410,10 +410,13 @@ TEST(Fuzz, Folders) {
   testing::WriteNativeModel(folder.path(), testing::TinyConfig());
   testing::WriteFile(folder.path() / "generation_config.json", R"({"top_k": 3})");
   testing::WriteFile(folder.path() / "tokenizer_config.json",
-                     R"({"added_tokens_decoder": {"3": {}}, "eos_token": "<|endoftext|>"})");
+                     R"({"added_tokens_decoder": {"270": {"content": "<x>", "special": true}},
+                         "eos_token": "<|endoftext|>", "additional_special_tokens": ["<x>"]})");
+  testing::WriteFile(folder.path() / "special_tokens_map.json", R"({"pad_token": "<x>"})");
   Mutator mutator(4);
-  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json",
-                           "generation_config.json", "tokenizer_config.json"}) {
+  for (const char* name :
+       {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json",
+        "tokenizer_config.json", "special_tokens_map.json"}) {
     const std::string good = testing::ReadFile(folder.path() / name);
     const bool binary = std::string_view(name) == "model.safetensors";
     // damage after this offset would not be detected

@@ -2,6 +2,7 @@
 // the architecture alone; layouts that the goldens do not have; and files that must be refused.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -10,6 +11,7 @@
 
 #include "base/check.h"
 #include "engine/spec/weights.h"
+#include "model_loaders/architectures/native/write_config.h"
 #include "model_loaders/loader.h"
 #include "tests/model_loaders/gguf_bytes.h"
 #include "tests/model_loaders/support.h"
@@ -216,6 +218,29 @@ TEST(GgufLayouts, NextTokenLayersAreIgnored) {
   parts.tensors.push_back({"blk.2.nextn.hnorm.weight", {32}, 0, std::string(128, '\0')});
   EXPECT_EQ(SpecOf(parts).num_layers(), 2);
   EXPECT_EQ(Logits(parts), expected);
+  // `inspect` lists them.
+  const auto checkpoint = Load(parts);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const std::string listed = "tensors that the model does not need: blk.*.nextn.hnorm.weight";
+  const std::vector<std::string>& notes = checkpoint->notes;
+  EXPECT_NE(std::find(notes.begin(), notes.end(), listed), notes.end());
+}
+
+TEST(GgufKeys, AreReadWithoutIgnoredOnes) {
+  GgufParts parts = PartsOfModel("glm4-moe-groups-bf16");
+  const std::string plain = NativeConfigJson(SpecOf(parts)).dump();
+  parts.Set(GgufU32("glm4moe.odd_key", 3));
+  parts.Set(GgufF32("glm4moe.attention.clamp_kqv", 3.0f));
+  TempFolder folder;
+  WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
+  LoadOptions options{.require_tokenizer = false};
+  const auto load = [&] { return LoadCheckpoint(folder.path() / "a.gguf", options); };
+  EXPECT_TRUE(Mentions(load().status(), {"--ignore-config glm4moe.odd_key", "clamp_kqv"}));
+  options.ignored_keys = {"glm4moe.odd_key", "glm4moe.attention.clamp_kqv"};
+  const auto checkpoint = load();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(NativeConfigJson(checkpoint->spec).dump(), plain);
+  EXPECT_NE(checkpoint->notes.back().find("glm4moe.odd_key"), std::string::npos);
 }
 
 // Some files have the key and value projections of latent attention in both forms.

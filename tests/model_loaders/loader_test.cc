@@ -115,6 +115,36 @@ TEST(LoadCheckpoint, NamesTheFolder) {
   }
 }
 
+TEST(LoadCheckpoint, ReadsAConfigurationWithoutKeys) {
+  TempFolder folder;
+  WriteNativeModel(folder.path(), TinyConfig());
+  const std::string state = LoadCheckpoint(folder.path())->identity.state;
+  Json config = TinyConfig();
+  config["odd"] = 1;
+  config["a.b"] = 2;
+  config["norm"] = {{"kind", "rms"}, {"shape", "round"}};
+  config["feed_forward"][0]["extra"] = {{"deep", 1}};
+  WriteFile(folder.path() / "config.json", config.dump());
+  LoadOptions options;
+  EXPECT_TRUE(
+      Mentions(LoadCheckpoint(folder.path(), options).status(),
+               {"--ignore-config odd", "--ignore-config a.b", "--ignore-config norm.shape"}));
+  options.ignored_keys = {"odd", "a.b", "norm.shape", "not.there"};
+  EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path(), options).status(),
+                       {"--ignore-config feed_forward[0].extra"}));
+  options.ignored_keys.push_back("feed_forward[0].extra");
+  const auto checkpoint = LoadCheckpoint(folder.path(), options);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_FALSE(checkpoint->notes.empty());
+  EXPECT_EQ(checkpoint->notes.back(),
+            "config.json: read without these keys, as --ignore-config says: odd, a.b, norm.shape, "
+            "not.there, feed_forward[0].extra");
+  EXPECT_NE(checkpoint->identity.state.find("without odd"), std::string::npos);
+  // A key that the model needs is missed.
+  options.ignored_keys.push_back("hidden_size");
+  EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path(), options).status(), {"hidden_size"}));
+}
+
 TEST(LoadCheckpoint, MixesDtypesAndFollowsTheLargerPart) {
   TempFolder folder;
   WriteNativeModel(folder.path(), TinyConfig());

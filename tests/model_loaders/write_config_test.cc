@@ -165,6 +165,7 @@ ModelSpec DenseEverything() {
   a.window = 9;
   a.qk_norm = QkNorm::kFull;
   a.qk_norm_after_rope = true;
+  a.qkv_clip = 6.5;
   a.gate = true;
   a.inner_norm = true;
   a.group_order = GroupOrder::kTile;

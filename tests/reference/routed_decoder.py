@@ -86,6 +86,7 @@ def _complete_attention(attention: Json) -> Json:
     else:
         attention.setdefault("qk_norm", "none")
         attention.setdefault("group_order", "interleave")
+        attention.setdefault("qkv_clip", 0.0)
         for key in ("qk_norm_after_rope", "sinks", "gate", "inner_norm"):
             attention.setdefault(key, False)
     return attention
@@ -172,6 +173,12 @@ def activate(x: Tensor, name: str) -> Tensor:
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap) if cap > 0 else x
+
+
+def clip(x: Tensor, settings: Json) -> Tensor:
+    """Queries, keys or values within the limits of dense attention."""
+    limit = settings.get("qkv_clip", 0.0)
+    return x.clamp(-limit, limit) if limit > 0 else x
 
 
 class Cache:
@@ -315,7 +322,7 @@ class RoutedDecoder:
         shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
         keys, values = self._linear(x, f"{name}.k"), self._linear(x, f"{name}.v").view(shape)
         keys = self._round(self._place(keys.view(shape), f"{name}.k_norm", positions, settings))
-        keys, values = cache.extend(layer, keys, self._round(values))
+        keys, values = cache.extend(layer, keys, self._round(clip(values, settings)))
         if settings["kind"] == "dense":
             out = self._dense_heads(x, name, settings, positions, keys, values)
         else:
@@ -399,11 +406,13 @@ class RoutedDecoder:
         return rope(x, positions, position, self.is_long, keys)
 
     def _place(self, x: Tensor, norm: str, positions: Tensor, settings: Json) -> Tensor:
-        """Norm and rotation of queries or keys [T, heads, d_h]."""
+        """Norm, limits and rotation of queries or keys [T, heads, d_h]."""
         keys = norm.endswith("k_norm")
         if settings.get("qk_norm_after_rope", False):
-            return self._qk_norm(self._rotate(x, positions, settings, keys), norm, settings)
-        return self._rotate(self._qk_norm(x, norm, settings), positions, settings, keys)
+            x = self._rotate(clip(x, settings), positions, settings, keys)
+            return self._qk_norm(x, norm, settings)
+        x = clip(self._qk_norm(x, norm, settings), settings)
+        return self._rotate(x, positions, settings, keys)
 
     def _attend(self, q: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
                 settings: Json, sinks: Tensor | None = None) -> Tensor:

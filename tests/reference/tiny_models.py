@@ -176,6 +176,10 @@ TINY: dict[str, Json] = {
         32, 3, _dense_attention(4, 8), _moe(4, 16, _top_k(2), expert=_plain("gelu", bias=True)),
         norm={"kind": "layer", "eps": 1e-6, "final_eps": 1e-4, "placement": "post", "final": True},
         residual_scale=0.64),
+    "tiny-qkv-clip": _model(
+        32, 2, [_dense_attention(4, 8, num_kv_heads=2, bias=True, qkv_clip=0.7),
+                _dense_attention(4, 8, num_kv_heads=1, qk_norm="full", qkv_clip=0.9)],
+        _moe(4, 16, _top_k(2))),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -190,7 +194,7 @@ SEEDS: dict[str, int] = {
     "tiny-moa-groups-split-cosine": 1213, "tiny-scales": 1514, "tiny-exact-tie": 1116,
     "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2600,
     "tiny-deep-experts": 2818, "tiny-null-experts": 2719, "tiny-latent-experts": 1420,
-    "tiny-xpos": 1123, "tiny-post-norm-final": 1125}
+    "tiny-xpos": 1123, "tiny-post-norm-final": 1125, "tiny-qkv-clip": 13}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")

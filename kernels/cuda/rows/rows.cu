@@ -396,6 +396,21 @@ __global__ void SoftCapKernel(Rows x, float cap, int cols) {
 }
 
 template <bool kVectors>
+__global__ void ClampKernel(Rows x, float limit, int cols) {
+  GridDependencyPass();
+  const int64_t r = blockIdx.x;
+  const auto clamp = [limit](float v) { return v > limit ? limit : v < -limit ? -limit : v; };
+  ForColumns<kVectors>(cols, [&](int c) {
+    if constexpr (kVectors) {
+      const float4 v = LoadVector(x, r, c);
+      StoreVector(x, r, c, make_float4(clamp(v.x), clamp(v.y), clamp(v.z), clamp(v.w)));
+    } else {
+      Store(x, r, c, clamp(Load(x, r, c)));
+    }
+  });
+}
+
+template <bool kVectors>
 __global__ void GatherKernel(Rows in, const int32_t* rows, Rows out, int cols) {
   GridDependencyPass();
   const int64_t r = blockIdx.x;
@@ -525,6 +540,11 @@ void LaunchMultiplyBySigmoid(const RowsView& x, const RowsView& gate, cudaStream
 
 void LaunchSoftCap(const RowsView& x, float cap, cudaStream_t stream) {
   MOESERVE_LAUNCH_ROWS(SoftCapKernel, TakesVectors(x), x, stream, RowsOf(x), cap,
+                       static_cast<int>(x.cols));
+}
+
+void LaunchClamp(const RowsView& x, float limit, cudaStream_t stream) {
+  MOESERVE_LAUNCH_ROWS(ClampKernel, TakesVectors(x), x, stream, RowsOf(x), limit,
                        static_cast<int>(x.cols));
 }
 

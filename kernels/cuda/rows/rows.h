@@ -58,6 +58,8 @@ void LaunchScaleBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t 
 void LaunchMultiplyBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t stream);
 void LaunchScale(const RowsView& x, float factor, cudaStream_t stream);
 void LaunchSoftCap(const RowsView& x, float cap, cudaStream_t stream);
+// Limits every element of x to [-limit, limit], f32, in place.
+void LaunchClamp(const RowsView& x, float limit, cudaStream_t stream);
 // Computes output[i] = input[rows[i]], f32.
 void LaunchGather(const RowsView& input, const int32_t* rows, const RowsView& output,
                   cudaStream_t stream);

@@ -31,6 +31,8 @@ constexpr std::string_view kModelPrefixes[] = {
     "top_k",         "use_quant",   "window_",    "xpos_",
 };
 
+constexpr int kUnset = -1;  // what fairseq's options of numbers have if nobody set them
+
 // Options that do not change the answers of any of these models: those of training, of other
 // models, and some that the original code replaces by sizes of tensors.
 constexpr std::string_view kIgnoredOptions[] = {
@@ -132,6 +134,9 @@ class FairseqConfig final : public NameTableConfig {
     }
     return NameTableConfig::LeftOverReason(name);
   }
+
+  // Reader::ReadHead() has looked at the data.
+  std::unique_ptr<const CheckpointConfig> WithOwnHead() const override { return nullptr; }
 };
 
 }  // namespace
@@ -225,35 +230,27 @@ PositionSpec Reader::AddedPositions() {
   return position;
 }
 
+int Reader::IntOrUnset(std::string_view key, int fallback) {
+  const int number = keys_.Int(key, fallback);
+  return number == kUnset ? fallback : number;
+}
+
 void Reader::ReadHead(bool shared) {
   spec_.tie_word_embeddings = shared;
   if (!shared || !Has(kHead) || !Has(kEmbedding)) return;
   // Both are one tensor for the original code, which stores it under both names.
-  if (SameData(kEmbedding, kHead)) {
+  const Result<bool> same = SameData(*source_.files.Find(kEmbedding), *source_.files.Find(kHead));
+  if (!same.ok()) {
+    problems_.Add(std::string(same.status().message()));
+    return;
+  }
+  if (*same) {
     ignore_head_ = true;
     return;
   }
   spec_.tie_word_embeddings = false;
   Decide(Concat("LM head: the embedding matrix according to the options, but ", kHead,
                 " has other data; the LM head is that tensor"));
-}
-
-bool Reader::SameData(std::string_view a, std::string_view b) const {
-  const WeightFiles::Location& first = *source_.files.Find(a);
-  const WeightFiles::Location& second = *source_.files.Find(b);
-  if (first.entry->type != second.entry->type || first.entry->shape != second.entry->shape) {
-    return false;
-  }
-  const Result<TensorData> one = first.file->Read(*first.entry);
-  const Result<TensorData> two = second.file->Read(*second.entry);
-  if (!one.ok() || !two.ok()) return false;
-  if (one->bytes.data() == two->bytes.data()) return true;
-  // Enough to tell tensors apart without reading large ones as a whole.
-  constexpr size_t kCompared = size_t{1} << 20;
-  const size_t size = one->bytes.size();
-  const size_t last = size > kCompared ? size - kCompared : 0;
-  return one->bytes.substr(0, kCompared) == two->bytes.substr(0, kCompared) &&
-         one->bytes.substr(last) == two->bytes.substr(last);
 }
 
 bool Reader::CheckExperts(std::string_view key, int experts, int64_t routed) {
@@ -278,11 +275,8 @@ void Reader::RefuseUnknown() {
         std::any_of(std::begin(kModelPrefixes), std::end(kModelPrefixes),
                     [&](std::string_view prefix) { return key.starts_with(prefix); });
     const Json& value = source_.options.values[key];
-    if (!of_model || value == false || value == "") continue;
-    problems_.Add(Concat(Printable(key),
-                         ": expected no such option, because this server does not know whether it "
-                         "changes the model's answers; found ",
-                         ShowJson(value)));
+    if (!of_model || value == false || value == "" || value == kUnset) continue;
+    problems_.Add(UnknownKey(key, ShowJson(value), "option"));
   }
 }
 

@@ -41,6 +41,8 @@ class Reader {
   bool ok() const { return problems_.empty(); }
 
   bool RequiredBool(std::string_view key);
+  // Reads an integer, or returns `fallback` if the option is absent or -1.
+  int IntOrUnset(std::string_view key, int fallback);
   // Refuses any value of `key` except `value`. `why` says what the engine lacks.
   void Require(std::string_view key, const nlohmann::json& value, std::string_view why);
   void Fault(std::string_view key, std::string_view expected, std::string_view found) {
@@ -77,8 +79,6 @@ class Reader {
 
  private:
   void RefuseUnknown();
-  // Returns whether two tensors have the same data at their beginnings and ends.
-  bool SameData(std::string_view a, std::string_view b) const;
 
   const FairseqSource& source_;
   const std::string prefix_;  // of error messages

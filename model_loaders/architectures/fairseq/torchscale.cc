@@ -274,8 +274,8 @@ class TorchscaleReader {
   }
 
   void ReadRelativeBias() {
-    const int buckets = keys_.Int("rel_pos_buckets", 0);
-    const int max_distance = keys_.Int("max_rel_pos", 0);
+    const int buckets = r_.IntOrUnset("rel_pos_buckets", 0);
+    const int max_distance = r_.IntOrUnset("max_rel_pos", 0);
     if (buckets <= 0 || max_distance <= 0) return;
     if (fork_) {
       r_.Fault("rel_pos_buckets", "0 (biases of relative positions of this fork are not supported)",
@@ -291,7 +291,7 @@ class TorchscaleReader {
     AttentionSpec attention;
     const int heads = keys_.Int("decoder_attention_heads");
     attention.num_heads = heads;
-    attention.num_kv_heads = keys_.Int("n_kv_heads", heads);
+    attention.num_kv_heads = r_.IntOrUnset("n_kv_heads", heads);
     if (heads < 1 || spec.hidden_size % heads != 0) {
       if (r_.ok()) {
         r_.Fault("decoder_attention_heads",
@@ -381,7 +381,7 @@ class TorchscaleReader {
   RoutedLayerSpec ReadRouting(int experts, const std::string& prefix) {
     RoutedLayerSpec routing;
     routing.num_experts = experts;
-    routing.split.heads = keys_.Int("mhmoe_heads_number", 1);
+    routing.split.heads = r_.IntOrUnset("mhmoe_heads_number", 1);
     if (routing.split.heads > 1) {
       routing.split.bias = r_.Has(prefix + "multi_heads.bias");
       r_.Decide(

@@ -24,8 +24,12 @@ constexpr std::string_view kWindow = ".attention.sliding_window";
 }  // namespace
 
 GgufConfigReader::GgufConfigReader(const GgufFile& file, const WeightFiles& weights,
-                                   const GgufFamily& family)
-    : file_(file), weights_(weights), family_(family), keys_(file, family.name, &problems_) {
+                                   const GgufFamily& family,
+                                   const std::vector<std::string>& ignored)
+    : file_(file),
+      weights_(weights),
+      family_(family),
+      keys_(file, family.name, &problems_, &ignored) {
   for (const WeightFiles::Location& tensor : weights.tensors()) {
     stored_.insert(tensor.entry->name);
   }
@@ -241,10 +245,10 @@ Result<std::unique_ptr<const CheckpointConfig>> GgufConfigReader::Read() {
   return config;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadGgufConfig(const GgufFile& file,
-                                                               const WeightFiles& weights) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadGgufConfig(
+    const GgufFile& file, const WeightFiles& weights, const std::vector<std::string>& ignored) {
   Problems problems;
-  GgufKeys keys(file, "", &problems);
+  GgufKeys keys(file, "", &problems, &ignored);
   const std::string prefix = Concat(Printable(file.file_name()), ": ", kGgufMetadata);
   const std::string_view kind = keys.Text("general.type").value_or("model");
   if (kind != "model") keys.Fault("general.type", "\"model\"", Quoted(kind));
@@ -255,7 +259,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGgufConfig(const GgufFile& f
                name.has_value() ? Quoted(*name) : "none");
   }
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(prefix));
-  return GgufConfigReader(file, weights, *family).Read();
+  return GgufConfigReader(file, weights, *family, ignored).Read();
 }
 
 }  // namespace moeserve

@@ -15,8 +15,9 @@ namespace moeserve {
 // routers have a bias, whether queries and keys have a norm, and the factors of rotary frequencies.
 // InvalidArgument, with the file, the key, the
 // expected and the found value, for architectures and settings that the engine cannot compute, and
-// for keys of the architecture that this server does not know.
-Result<std::unique_ptr<const CheckpointConfig>> ReadGgufConfig(const GgufFile& file,
-                                                               const WeightFiles& weights);
+// for keys of the architecture that this server does not know. The keys `ignored` are read as if
+// the file did not have them.
+Result<std::unique_ptr<const CheckpointConfig>> ReadGgufConfig(
+    const GgufFile& file, const WeightFiles& weights, const std::vector<std::string>& ignored = {});
 
 }  // namespace moeserve

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "model_loaders/architectures/architecture.h"
+
 namespace moeserve {
 namespace {
 
@@ -40,8 +42,14 @@ std::string GgufKeys::NameOf(std::string_view key) const {
   return key.starts_with('.') ? Concat(architecture_, key) : std::string(key);
 }
 
+bool GgufKeys::IsIgnored(std::string_view name) const {
+  return ignored_ != nullptr &&
+         std::find(ignored_->begin(), ignored_->end(), name) != ignored_->end();
+}
+
 const GgufValue* GgufKeys::Find(std::string_view key) {
   const std::string name = NameOf(key);
+  if (IsIgnored(name)) return nullptr;
   const GgufValue* const value = file_.Find(name);
   if (value != nullptr) read_.insert(name);
   return value;
@@ -115,11 +123,8 @@ void GgufKeys::Require(std::string_view key, double value) {
 void GgufKeys::RefuseOthers() {
   const std::string prefix = Concat(architecture_, '.');
   for (const auto& [key, value] : file_.metadata()) {
-    if (!key.starts_with(prefix) || read_.contains(key)) continue;
-    problems_.Add(Concat(Printable(key),
-                         ": expected no such key, because this server does not know whether it "
-                         "changes the model's answers; found ",
-                         ShowGguf(value)));
+    if (!key.starts_with(prefix) || read_.contains(key) || IsIgnored(key)) continue;
+    problems_.Add(UnknownKey(key, ShowGguf(value)));
   }
 }
 

@@ -17,9 +17,11 @@ namespace moeserve {
 class GgufKeys {
  public:
   // Keys that begin with a dot stand for keys of the architecture: with "llama" as `architecture`,
-  // ".block_count" is "llama.block_count". All arguments must outlive the object.
-  GgufKeys(const GgufFile& file, std::string_view architecture, Problems* problems)
-      : file_(file), architecture_(architecture), problems_(*problems) {}
+  // ".block_count" is "llama.block_count". The keys `ignored`, which are whole names, are read as
+  // if the file did not have them; null: none. All arguments must outlive the object.
+  GgufKeys(const GgufFile& file, std::string_view architecture, Problems* problems,
+           const std::vector<std::string>* ignored = nullptr)
+      : file_(file), architecture_(architecture), problems_(*problems), ignored_(ignored) {}
 
   // Each function returns the value of `key`, or `fallback` if the key is absent. A key without
   // `fallback` is required. Int() also takes an array whose items are all the same integer. Real()
@@ -44,12 +46,14 @@ class GgufKeys {
   std::string NameOf(std::string_view key) const;
 
  private:
+  bool IsIgnored(std::string_view name) const;
   // Like Find(), but reports an absent key if it is required.
   const GgufValue* FindNumber(std::string_view key, std::string_view expected, bool required);
 
   const GgufFile& file_;
   const std::string_view architecture_;
   Problems& problems_;
+  const std::vector<std::string>* const ignored_;
   std::set<std::string, std::less<>> read_;
 };
 

@@ -22,7 +22,8 @@ namespace moeserve {
 class GgufConfigReader {
  public:
   // All arguments must outlive the object.
-  GgufConfigReader(const GgufFile& file, const WeightFiles& weights, const GgufFamily& family);
+  GgufConfigReader(const GgufFile& file, const WeightFiles& weights, const GgufFamily& family,
+                   const std::vector<std::string>& ignored);
 
   // Call once. Errors are those of ReadGgufConfig().
   Result<std::unique_ptr<const CheckpointConfig>> Read();

@@ -5,84 +5,13 @@
 #include <utility>
 
 #include "engine/spec/spec_limits.h"
+#include "model_loaders/architectures/huggingface/neutral_keys.h"
 #include "model_loaders/tokenizer/token_ids.h"
 
 namespace moeserve::huggingface {
 namespace {
 
 using Json = nlohmann::json;
-
-// Keys that do not change the answers of a decoder at inference: names, training, initial values,
-// and defaults of generation, which generation_config.json repeats.
-constexpr std::string_view kNeutralKeys[] = {"_attn_implementation",
-                                             "_name_or_path",
-                                             "architectures",
-                                             "attention_dropout",
-                                             "auto_map",
-                                             "bad_words_ids",
-                                             "begin_suppress_tokens",
-                                             "diversity_penalty",
-                                             "do_sample",
-                                             "dtype",
-                                             "early_stopping",
-                                             "embd_pdrop",
-                                             "encoder_no_repeat_ngram_size",
-                                             "exponential_decay_length_penalty",
-                                             "finetuning_task",
-                                             "forced_bos_token_id",
-                                             "forced_eos_token_id",
-                                             "hidden_dropout",
-                                             "id2label",
-                                             "initializer_range",
-                                             "label2id",
-                                             "length_penalty",
-                                             "max_length",
-                                             "min_length",
-                                             "model_type",
-                                             "no_repeat_ngram_size",
-                                             "num_beam_groups",
-                                             "num_beams",
-                                             "num_return_sequences",
-                                             "output_attentions",
-                                             "output_hidden_states",
-                                             "output_router_logits",
-                                             "output_scores",
-                                             "pad_token_id",
-                                             "prefix",
-                                             "pretraining_tp",
-                                             "problem_type",
-                                             "pruned_heads",
-                                             "remove_invalid_values",
-                                             "repetition_penalty",
-                                             "resid_pdrop",
-                                             "return_dict",
-                                             "return_dict_in_generate",
-                                             "router_aux_loss_coef",
-                                             "router_z_loss_coef",
-                                             "sep_token_id",
-                                             "suppress_tokens",
-                                             "task_specific_params",
-                                             "temperature",
-                                             "tf_legacy_loss",
-                                             "tokenizer_class",
-                                             "top_k",
-                                             "top_p",
-                                             "torch_dtype",
-                                             "torchscript",
-                                             "transformers_version",
-                                             "typical_p",
-                                             "unsloth_fixed",
-                                             "unsloth_version",
-                                             "use_bfloat16",
-                                             "use_cache"};
-
-// Keys of the base class that a decoder leaves at these values.
-const std::pair<std::string_view, Json> kFixedKeys[] = {{"add_cross_attention", false},
-                                                        {"chunk_size_feed_forward", 0},
-                                                        {"cross_attention_hidden_size", nullptr},
-                                                        {"is_decoder", false},
-                                                        {"is_encoder_decoder", false},
-                                                        {"tie_encoder_decoder", false}};
 
 Json WithoutNulls(const Json& json) {
   if (!json.is_object()) return json;
@@ -116,8 +45,7 @@ DecoderConfig::DecoderConfig(const Json& json, const StoredNames& stored)
       key_rules_(std::begin(kKeys), std::end(kKeys)) {}
 
 void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
-  for (const std::string_view key : kNeutralKeys) IgnoreKey(key);
-  for (const auto& [key, value] : kFixedKeys) Require(key, value);
+  defaults_ = defaults;
   ReadQuantization(defaults.mxfp4);
   spec_.vocab_size = reader_.Int("vocab_size");
   spec_.hidden_size = reader_.Int("hidden_size");
@@ -187,11 +115,17 @@ void DecoderConfig::ReadQuantization(bool mxfp4) {
 AttentionSpec DecoderConfig::Attention(std::optional<int> head_dim) {
   AttentionSpec attention;
   attention.num_heads = reader_.Int("num_attention_heads");
-  attention.num_kv_heads = reader_.Int("num_key_value_heads", attention.num_heads);
+  attention.num_kv_heads = KvHeads(attention.num_heads);
   const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
+  if (IsNull("head_dim")) head_dim.reset();
   attention.head_dim = reader_.Int("head_dim", head_dim.value_or(derived));
   if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
   return attention;
+}
+
+int DecoderConfig::KvHeads(int heads) {
+  constexpr std::string_view key = "num_key_value_heads";
+  return reader_.Int(key, IsNull(key) ? heads : defaults_.num_key_value_heads.value_or(heads));
 }
 
 ActivationKind DecoderConfig::Activation(std::string_view key, std::string_view fallback) {
@@ -249,7 +183,7 @@ FeedForwardSpec DecoderConfig::Experts(const ExpertKeys& keys) {
 }
 
 int DecoderConfig::SharedWidth(std::string_view count, int fallback) {
-  const int shared = reader_.Int(count, fallback);
+  const int shared = reader_.Int(count, IsNull(count) ? 0 : fallback);
   const int64_t width = int64_t{shared} * expert_width_;
   if (shared < 0 || width > kMaxWidth) {
     reader_.Fault(count, Concat("a number of shared experts with at most ", kMaxWidth, " in width"),
@@ -260,21 +194,24 @@ int DecoderConfig::SharedWidth(std::string_view count, int fallback) {
   return static_cast<int>(width);
 }
 
-FeedForwardSpec DecoderConfig::DeepSeekExperts(const ExpertKeys& keys, bool renormalize) {
+FeedForwardSpec DecoderConfig::DeepSeekExperts(const ExpertKeys& keys,
+                                               const DeepSeekDefaults& defaults) {
   FeedForwardSpec experts = Experts(keys);
   RoutedLayerSpec& routing = *experts.routing;
   experts.expert.activation = Activation();
   routing.gate = GateKind::kSigmoid;
-  routing.renormalize = reader_.Bool("norm_topk_prob", renormalize);
-  routing.scale = reader_.Real("routed_scaling_factor", 1.0);
+  routing.renormalize = reader_.Bool("norm_topk_prob", defaults.norm_topk_prob);
+  routing.scale = reader_.Real("routed_scaling_factor", defaults.routed_scaling_factor);
   routing.select.bias = true;
-  routing.select.groups = reader_.Int("n_group", 1);
-  routing.select.best_groups = reader_.Int("topk_group", 1);
+  routing.select.groups = reader_.Int("n_group", IsNull("n_group") ? 1 : defaults.n_group);
+  routing.select.best_groups =
+      reader_.Int("topk_group", IsNull("topk_group") ? 1 : defaults.topk_group);
   routing.select.group_score = GroupScoreKind::kSumOfTwo;
   Require("scoring_func", "sigmoid");
   Require("topk_method", "noaux_tc");
-  experts.shared_width = SharedWidth("n_shared_experts", 0);
+  experts.shared_width = SharedWidth("n_shared_experts", defaults.n_shared_experts);
   for (const KeyRule& rule : {KeyRule{"feed_forward.routing.select.groups", "n_group"},
+                              KeyRule{"select.groups", "n_group"},
                               KeyRule{"feed_forward.routing.select.best_groups", "topk_group"},
                               KeyRule{"feed_forward.routing.scale", "routed_scaling_factor"}}) {
     key_rules_.push_back(rule);
@@ -338,6 +275,11 @@ PositionSpec DecoderConfig::RopeFrom(const Json& json, const std::string& path,
   return position;
 }
 
+bool DecoderConfig::IsRopeOfLayers(const Json& json) {
+  return json.is_object() &&
+         (json.contains("full_attention") || json.contains("sliding_attention"));
+}
+
 RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type) {
   RopeScaling s;
   if (type == "default") return s;
@@ -349,14 +291,14 @@ RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type
   if (type == "llama3") {
     s.kind = RopeScalingKind::kLlama3;
     s.factor = reader.Real("factor");
-    s.original_positions = reader.Real("original_max_position_embeddings");
+    s.original_positions = OriginalPositions(reader);
     s.low_freq_factor = reader.Real("low_freq_factor");
     s.high_freq_factor = reader.Real("high_freq_factor");
     return s;
   }
   if (type == "yarn") {
     s.kind = RopeScalingKind::kYarn;
-    s.original_positions = reader.Real("original_max_position_embeddings");
+    s.original_positions = OriginalPositions(reader);
     s.factor = reader.Real("factor", s.original_positions > 0
                                          ? spec_.max_position_embeddings / s.original_positions
                                          : 1.0);
@@ -379,13 +321,17 @@ RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type
   return s;
 }
 
+double DecoderConfig::OriginalPositions(ObjectReader& reader) {
+  constexpr std::string_view key = "original_max_position_embeddings";
+  const double inside = reader.Real(key, spec_.max_position_embeddings);
+  const std::optional<int>& outside = defaults_.original_max_position_embeddings;
+  return outside.has_value() ? reader_.Real(key, *outside) : inside;
+}
+
 RopeScaling DecoderConfig::LongRope(ObjectReader& reader) {
   RopeScaling s;
   s.kind = RopeScalingKind::kLong;
-  // Older files have this key beside the rotary parameters.
-  const double outside =
-      reader_.Real("original_max_position_embeddings", spec_.max_position_embeddings);
-  s.original_positions = reader.Real("original_max_position_embeddings", outside);
+  s.original_positions = OriginalPositions(reader);
   s.factors = reader.Reals("short_factor");
   s.long_factors = reader.Reals("long_factor");
   const double factor = reader.Real(
@@ -424,9 +370,13 @@ std::vector<bool> DecoderConfig::SlidingLayers(const std::function<bool(int)>& f
   return sliding;
 }
 
+bool DecoderConfig::IsNull(std::string_view key) const {
+  const auto found = original_.find(key);
+  return original_.is_object() && found != original_.end() && found->is_null();
+}
+
 double DecoderConfig::Cap(std::string_view key, double fallback) {
-  const bool is_null = original_.contains(key) && original_[key].is_null();
-  return reader_.Real(key, is_null ? 0.0 : fallback);
+  return reader_.Real(key, IsNull(key) ? 0.0 : fallback);
 }
 
 void DecoderConfig::Ignore(std::initializer_list<std::string_view> keys) {
@@ -437,6 +387,23 @@ void DecoderConfig::IgnoreKey(std::string_view key) {
   constexpr std::string_view kNames[] = {"architectures", "model_type", "transformers_version"};
   const bool is_name = std::find(std::begin(kNames), std::end(kNames), key) != std::end(kNames);
   if (reader_.Optional(key) != nullptr && !is_name) ignored_keys_.emplace_back(key);
+}
+
+void DecoderConfig::JudgeUnread() {
+  for (const std::string& key : reader_.Unread()) {
+    const Json& value = json_[key];
+    switch (EffectOf(key, value)) {
+      case KeyEffect::kNone:
+        IgnoreKey(key);
+        break;
+      case KeyEffect::kChanges:
+        reader_.Fault(key, HarmlessValue(key), ShowJson(value) + IgnoreHint(key));
+        break;
+      case KeyEffect::kUnknown:
+        problems_.Add(UnknownKey(key, ShowJson(value)));
+        break;
+    }
+  }
 }
 
 void DecoderConfig::Require(std::string_view key, const Json& value) {
@@ -477,11 +444,7 @@ void ReadGraniteFactors(DecoderConfig& config) {
 
 Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
     const std::function<LayerSpec(int)>& layer) {
-  for (const std::string& key : reader_.Unread()) {
-    problems_.Add(Concat(Printable(key),
-                         ": expected no such key, because this server does not know ",
-                         "whether it changes the model's answers; found ", ShowJson(json_[key])));
-  }
+  JudgeUnread();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(kConfigFile));
   MOESERVE_RETURN_IF_ERROR(CheckListLengths({"num_hidden_layers", layers_}, {"num_experts", 0}));
   for (int i = 0; i < layers_; ++i) spec_.layers.push_back(layer(i));
@@ -491,6 +454,7 @@ Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
   config->ignored_prefixes = std::move(ignored_prefixes_);
   config->fp8 = fp8_;
   config->ignored_keys = std::move(ignored_keys_);
+  config->decisions = std::move(decisions_);
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));
   return config;
 }

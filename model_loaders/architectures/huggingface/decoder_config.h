@@ -30,6 +30,9 @@ struct DecoderDefaults {
   std::optional<int> bos_token_id = 1;
   std::vector<int32_t> eos_token_ids = {2};
   double partial_rotary_factor = 1.0;
+  std::optional<int> num_key_value_heads = std::nullopt;  // nullopt: as many as there are heads
+  // If set, "original_max_position_embeddings" beside the rotary parameters is the one that counts.
+  std::optional<int> original_max_position_embeddings = std::nullopt;
   bool mxfp4 = false;  // quantized files of the family have MXFP4 weights; else FP8
 };
 
@@ -40,22 +43,31 @@ struct ExpertKeys {
   std::string_view selected = "num_experts_per_tok";
 };
 
+// The values that a family's configuration class has for keys of DecoderConfig::DeepSeekExperts().
+struct DeepSeekDefaults {
+  bool norm_topk_prob = true;
+  double routed_scaling_factor = 1.0;
+  int n_group = 1;
+  int topk_group = 1;
+  int n_shared_experts = 0;
+};
+
 // Reads one config.json. Skeleton() comes first; Finish() comes last and returns all errors.
 //
-// A key that no function reads is refused unless its value is null, because it may change the
-// model's answers. Ignore() names keys that do not.
+// A key that no function reads is refused, because it may change the model's answers, unless its
+// value is null or the table of neutral_keys.cc says that it does not. Ignore() names such keys of
+// one family.
 class DecoderConfig {
  public:
   // Both arguments must outlive the object.
   DecoderConfig(const nlohmann::json& json, const StoredNames& stored);
 
-  // Reads sizes, token ids, norm and rotary positions into spec(). Ignores keys that every
-  // configuration may have and that do not change a model's answers, such as "torch_dtype".
+  // Reads sizes, token ids, norm and rotary positions into spec().
   void Skeleton(const DecoderDefaults& defaults);
 
-  // Reads "num_attention_heads", "num_key_value_heads" and "head_dim". Without
-  // "num_key_value_heads" there are as many kv heads as heads. Without "head_dim", it is `head_dim`
-  // or, if that is null, hidden_size / num_attention_heads.
+  // Reads "num_attention_heads", "num_key_value_heads" and "head_dim". If "num_key_value_heads" is
+  // null, there are as many kv heads as heads. Without "head_dim", it is `head_dim`; if one of them
+  // is null, hidden_size / num_attention_heads.
   AttentionSpec Attention(std::optional<int> head_dim = std::nullopt);
 
   // Reads the width and the activation of a dense feed-forward, gated and without bias.
@@ -65,9 +77,9 @@ class DecoderConfig {
 
   // Reads experts with the router of DeepSeek-V3: sigmoid gates, a choice bias, groups scored by
   // the sum of two, "norm_topk_prob", "routed_scaling_factor", and shared experts.
-  FeedForwardSpec DeepSeekExperts(const ExpertKeys& keys, bool renormalize);
+  FeedForwardSpec DeepSeekExperts(const ExpertKeys& keys, const DeepSeekDefaults& defaults);
   // Returns the width of the shared experts, which are stored as one: the number of them, from the
-  // key `count`, times "moe_intermediate_size". Call after Experts().
+  // key `count`, times "moe_intermediate_size". Null is 0. Call after Experts().
   int SharedWidth(std::string_view count, int fallback);
 
   // Layers after the last one, for the prediction of several tokens, are not needed.
@@ -79,6 +91,9 @@ class DecoderConfig {
   // Reads one object of rotary parameters, "rope_parameters" or a part of it. `path` is its name in
   // error messages.
   PositionSpec RopeFrom(const nlohmann::json& json, const std::string& path, double default_theta);
+
+  // Returns whether `json` is an object with rotary parameters for each type of layer.
+  static bool IsRopeOfLayers(const nlohmann::json& json);
 
   // Reads the list "layer_types" and returns, for each layer, whether it uses the sliding window.
   // Without the list, `fallback` decides. Reports layers of other types as not supported.
@@ -92,6 +107,11 @@ class DecoderConfig {
   // value is null.
   std::optional<int> Window(std::optional<int> fallback = std::nullopt);
 
+  // Returns whether the file has `key` with the value null, which often differs from no such key.
+  bool IsNull(std::string_view key) const;
+  // Reads the number of kv heads; `heads` is that of the query heads.
+  int KvHeads(int heads);
+
   // Reads a soft cap. Returns `fallback` if the key is absent, 0 if its value is null.
   double Cap(std::string_view key, double fallback);
 
@@ -99,6 +119,9 @@ class DecoderConfig {
   void Ignore(std::initializer_list<std::string_view> keys);
   // Refuses any value of `key` except null and `value`, because the engine computes only these.
   void Require(std::string_view key, const nlohmann::json& value);
+
+  // Adds a sentence to CheckpointConfig::decisions.
+  void Decide(std::string_view sentence) { decisions_.emplace_back(sentence); }
 
   ObjectReader& keys() { return reader_; }
   Problems& problems() { return problems_; }
@@ -119,8 +142,12 @@ class DecoderConfig {
  private:
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
   RopeScaling LongRope(ObjectReader& reader);
+  // Returns the context length before it was extended.
+  double OriginalPositions(ObjectReader& reader);
   // Reads a key and notes that it is ignored.
   void IgnoreKey(std::string_view key);
+  // Ignores or refuses the keys that were not read.
+  void JudgeUnread();
   // Reads "quantization_config".
   void ReadQuantization(bool mxfp4);
 
@@ -130,6 +157,7 @@ class DecoderConfig {
   Problems problems_;
   ObjectReader reader_;
   ModelSpec spec_;
+  DecoderDefaults defaults_;
   int layers_ = 0;
   int expert_width_ = 0;
   std::vector<TensorRule> tensors_;
@@ -137,6 +165,7 @@ class DecoderConfig {
   std::vector<std::string_view> ignored_tensors_;
   std::vector<std::string> ignored_prefixes_;
   std::vector<std::string> ignored_keys_;
+  std::vector<std::string> decisions_;
   std::optional<BlockFormat> fp8_;
 };
 

@@ -68,13 +68,12 @@ AttentionSpec ReadAttention(DecoderConfig& c, const Json& json, int default_quer
   c.Keys(kKeys);
   AttentionSpec attention;
   attention.num_heads = keys.Int("num_attention_heads");
-  attention.num_kv_heads = keys.Int("num_key_value_heads", attention.num_heads);
+  attention.num_kv_heads = c.KvHeads(attention.num_heads);
   c.Ignore({"head_dim", "qk_head_dim"});  // follow from the keys below
   LatentSpec latent;
   latent.rank = keys.Int("kv_lora_rank", 512);
   // A query rank that is null differs from one that is absent.
-  const bool direct = json.contains("q_lora_rank") && json["q_lora_rank"].is_null();
-  latent.query_rank = keys.Int("q_lora_rank", direct ? 0 : default_query_rank);
+  latent.query_rank = keys.Int("q_lora_rank", c.IsNull("q_lora_rank") ? 0 : default_query_rank);
   latent.rope_dim = keys.Int("qk_rope_head_dim", 64);
   latent.value_dim = keys.Int("v_head_dim", 128);
   const int64_t width = int64_t{keys.Int("qk_nope_head_dim", 128)} + latent.rope_dim;
@@ -120,10 +119,17 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
   RoutedLayerSpec& routing = *experts.routing;
   dense.expert.activation = experts.expert.activation = c.Activation();
   experts.expert.bias = dense.expert.bias;
-  // transformers ignores "norm_topk_prob", the authors' code does not; published files say false.
-  c.Require("norm_topk_prob", false);
   c.Require("scoring_func", "softmax");
   routing.scale = c.keys().Real("routed_scaling_factor", 1.0);
+  // The authors' code either divides the weights by their sum or applies the factor.
+  if (c.keys().Bool("norm_topk_prob", false) && routing.select.k > 1) {
+    routing.renormalize = true;
+    routing.scale = 1.0;
+    c.Decide(
+        "norm_topk_prob is true: as in the authors' code, the weights of the selected experts are "
+        "divided by their sum, and routed_scaling_factor is not applied; transformers ignores the "
+        "key");
+  }
   enum class Method { kGreedy, kGroups };
   const Method method =
       c.keys()
@@ -140,18 +146,27 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
     routing.select.group_mask = GroupMaskKind::kZero;
   }
   experts.shared_width = c.SharedWidth("n_shared_experts", 2);
+  constexpr KeyRule kGroups[] = {{"feed_forward.routing.select.groups", "n_group"},
+                                 {"select.groups", "n_group"},
+                                 {"feed_forward.routing.select.best_groups", "topk_group"}};
+  c.Keys(kGroups);
   return Finish(c, attention, dense, experts, c.keys().Int("first_k_dense_replace", 0));
 }
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadV3(const Json& json,
                                                        const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton({.max_position_embeddings = 4096, .bos_token_id = 0, .eos_token_ids = {1}});
+  c.Skeleton({.max_position_embeddings = 4096,
+              .bos_token_id = 0,
+              .eos_token_ids = {1},
+              .num_key_value_heads = 128});
   AddTensors(c);
   const AttentionSpec attention = ReadAttention(c, json, 1536);
   if (!c.keys().Bool("rope_interleave", true)) c.spec().position.pairing = RopePairing::kHalf;
   FeedForwardSpec dense = c.Dense();
-  const FeedForwardSpec experts = c.DeepSeekExperts({.count = "n_routed_experts"}, true);
+  const FeedForwardSpec experts = c.DeepSeekExperts(
+      {.count = "n_routed_experts"},
+      {.routed_scaling_factor = 2.5, .n_group = 8, .topk_group = 4, .n_shared_experts = 1});
   dense.expert.activation = experts.expert.activation;
   const int first = c.keys().Int("first_k_dense_replace", 3);
   c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));

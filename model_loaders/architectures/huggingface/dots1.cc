@@ -9,7 +9,8 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-const DecoderDefaults kDefaults{.bos_token_id = std::nullopt, .eos_token_ids = {}};
+const DecoderDefaults kDefaults{
+    .bos_token_id = std::nullopt, .eos_token_ids = {}, .num_key_value_heads = 32};
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadDots1(const Json& json,
                                                           const StoredNames& stored) {
@@ -23,7 +24,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadDots1(const Json& json,
   const std::vector<bool> sliding =
       c.SlidingLayers([&](int layer) { return window.has_value() && layer >= first_window; });
   const FeedForwardSpec dense = c.Dense();
-  const FeedForwardSpec experts = c.DeepSeekExperts({.count = "n_routed_experts"}, false);
+  const FeedForwardSpec experts =
+      c.DeepSeekExperts({.count = "n_routed_experts"}, {.norm_topk_prob = false});
   const int first = c.keys().Int("first_k_dense_replace", 0);
   for (const auto& table :
        {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(), DenseTensors(),

@@ -20,18 +20,19 @@ constexpr TensorRule kRouter[] = {
      .wrapped = true},
 };
 
-void ReadSkeleton(DecoderConfig& c) {
+void ReadSkeleton(DecoderConfig& c, int kv_heads) {
   c.Skeleton({.max_position_embeddings = 131072,
               .rms_norm_eps = 1e-5,
               .rope_theta = 500000.0,
-              .tie_word_embeddings = true});
+              .tie_word_embeddings = true,
+              .num_key_value_heads = kv_heads});
   c.spec().position.pairing = RopePairing::kInterleaved;
 }
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadErnie(const Json& json,
                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  ReadSkeleton(c);
+  ReadSkeleton(c, 2);
   AttentionSpec attention = c.Attention(128);
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation();
@@ -46,7 +47,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadErnie(const Json& json,
 Result<std::unique_ptr<const CheckpointConfig>> ReadErnieMoe(const Json& json,
                                                              const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  ReadSkeleton(c);
+  ReadSkeleton(c, 4);
   AttentionSpec attention = c.Attention();
   FeedForwardSpec dense = c.Dense();
   FeedForwardSpec experts = c.Experts({.count = "moe_num_experts", .selected = "moe_k"});

@@ -49,10 +49,13 @@ constexpr TensorRule kQkNorms3[] = {
      .add = 1.0f},
 };
 
-const DecoderDefaults kDefaults{.max_position_embeddings = 8192,
-                                .tie_word_embeddings = true,
-                                .bos_token_id = 2,
-                                .eos_token_ids = {1}};
+DecoderDefaults Defaults(int kv_heads) {
+  return {.max_position_embeddings = 8192,
+          .tie_word_embeddings = true,
+          .bos_token_id = 2,
+          .eos_token_ids = {1},
+          .num_key_value_heads = kv_heads};
+}
 
 // Adds what all of these models have. The norms' rules come first, because the first rule counts.
 void AddDecoder(DecoderConfig& c, std::span<const TensorRule> norms) {
@@ -68,7 +71,7 @@ void AddDecoder(DecoderConfig& c, std::span<const TensorRule> norms) {
 Result<std::unique_ptr<const CheckpointConfig>> ReadGemma(const Json& json,
                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(kDefaults);
+  c.Skeleton(Defaults(16));
   AddDecoder(c, kPreNorms);
   AttentionSpec attention = c.Attention(256);
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
@@ -101,7 +104,7 @@ AttentionSpec ReadAttention2(DecoderConfig& c, double logits_cap) {
 Result<std::unique_ptr<const CheckpointConfig>> ReadGemma2(const Json& json,
                                                            const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(kDefaults);
+  c.Skeleton(Defaults(4));
   AddDecoder(c, kNorms2);
   c.spec().norm.placement = NormPlacement::kBoth;
   AttentionSpec attention = ReadAttention2(c, 30.0);
@@ -125,11 +128,10 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
   constexpr double kGlobalTheta = 1e6, kLocalTheta = 1e4;
   Json rest = json;
   const auto parameters = json.find("rope_parameters");
-  const bool of_layers =
-      parameters != json.end() && parameters->is_object() && parameters->contains("full_attention");
+  const bool of_layers = parameters != json.end() && DecoderConfig::IsRopeOfLayers(*parameters);
   if (of_layers) rest.erase("rope_parameters");
   DecoderConfig c(rest, stored);
-  DecoderDefaults defaults = kDefaults;
+  DecoderDefaults defaults = Defaults(4);
   defaults.max_position_embeddings = 131072;
   defaults.rope_theta = kGlobalTheta;
   c.Skeleton(defaults);
@@ -139,8 +141,9 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
   PositionSpec local;
   local.theta = c.keys().Real("rope_local_base_freq", kLocalTheta);
   if (of_layers) {
-    c.spec().position =
-        c.RopeFrom((*parameters)["full_attention"], "rope_parameters.full_attention", kGlobalTheta);
+    if (const auto own = parameters->find("full_attention"); own != parameters->end()) {
+      c.spec().position = c.RopeFrom(*own, "rope_parameters.full_attention", kGlobalTheta);
+    }
     if (const auto own = parameters->find("sliding_attention"); own != parameters->end()) {
       local = c.RopeFrom(*own, "rope_parameters.sliding_attention", kLocalTheta);
     }

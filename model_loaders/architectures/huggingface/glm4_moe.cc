@@ -13,7 +13,8 @@ const DecoderDefaults kDefaults{.max_position_embeddings = 131072,
                                 .rms_norm_eps = 1e-5,
                                 .bos_token_id = std::nullopt,
                                 .eos_token_ids = {},
-                                .partial_rotary_factor = 0.5};
+                                .partial_rotary_factor = 0.5,
+                                .num_key_value_heads = 8};
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadGlm4Moe(const Json& json,
                                                             const StoredNames& stored) {
@@ -23,7 +24,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGlm4Moe(const Json& json,
   attention.bias = c.keys().Bool("attention_bias", false);
   if (c.keys().Bool("use_qk_norm", false)) attention.qk_norm = QkNorm::kHead;
   const FeedForwardSpec dense = c.Dense();
-  const FeedForwardSpec experts = c.DeepSeekExperts({.count = "n_routed_experts"}, true);
+  const FeedForwardSpec experts =
+      c.DeepSeekExperts({.count = "n_routed_experts"}, {.n_shared_experts = 1});
   const int first = c.keys().Int("first_k_dense_replace", 1);
   c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
   c.Ignore({"num_mtp_layers"});

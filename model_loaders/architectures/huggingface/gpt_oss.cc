@@ -76,8 +76,10 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
               .rope_theta = 150000.0,
               .bos_token_id = std::nullopt,
               .eos_token_ids = {},
+              .num_key_value_heads = 8,
               .mxfp4 = true});
-  if (!json.contains("rope_parameters") && !json.contains("rope_scaling")) {
+  const auto none = [&](const char* key) { return !json.contains(key) || json[key].is_null(); };
+  if (none("rope_parameters") && none("rope_scaling")) {
     c.spec().position = DefaultRope();
   }
   for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),

@@ -32,7 +32,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadLlama(const Json& json,
 Result<std::unique_ptr<const CheckpointConfig>> ReadMistral(const Json& json,
                                                             const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton({.max_position_embeddings = 131072});
+  c.Skeleton({.max_position_embeddings = 131072, .num_key_value_heads = 8});
   AttentionSpec attention = c.Attention();
   attention.window = c.Window(4096);
   FeedForwardSpec dense = c.Dense();

@@ -35,7 +35,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadMiniMaxM2(const Json& json,
   c.Skeleton({.max_position_embeddings = 196608,
               .rope_theta = 5e6,
               .bos_token_id = 200034,
-              .eos_token_ids = {200020}});
+              .eos_token_ids = {200020},
+              .num_key_value_heads = 8});
   c.Ignore({"rotary_dim"});
   AttentionSpec attention = c.Attention(128);
   attention.qk_norm = QkNorm::kFull;

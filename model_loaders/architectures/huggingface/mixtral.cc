@@ -23,7 +23,10 @@ constexpr TensorRule kExperts[] = {
 Result<std::unique_ptr<const CheckpointConfig>> ReadMixtral(const Json& json,
                                                             const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton({.max_position_embeddings = 131072, .rms_norm_eps = 1e-5, .rope_theta = 1e6});
+  c.Skeleton({.max_position_embeddings = 131072,
+              .rms_norm_eps = 1e-5,
+              .rope_theta = 1e6,
+              .num_key_value_heads = 8});
   AttentionSpec attention = c.Attention();
   attention.window = c.Window();
   FeedForwardSpec experts = c.Experts({.count = "num_local_experts", .width = "intermediate_size"});

@@ -49,8 +49,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadOlmo3(const Json& json,
   // The layers' types have rotary parameters of their own, so Skeleton() must not read them.
   constexpr double kTheta = 500000.0;
   Json rest = json;
-  const bool of_layers = json.contains("rope_parameters") && json["rope_parameters"].is_object() &&
-                         json["rope_parameters"].contains("full_attention");
+  const bool of_layers =
+      json.contains("rope_parameters") && DecoderConfig::IsRopeOfLayers(json["rope_parameters"]);
   if (of_layers) rest.erase("rope_parameters");
   DecoderConfig c(rest, stored);
   c.Skeleton({.rms_norm_eps = 1e-5,
@@ -89,8 +89,13 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadOlmoe(const Json& json,
               .rms_norm_eps = 1e-5,
               .bos_token_id = std::nullopt,
               .eos_token_ids = {50279}});
-  const AttentionSpec attention = OlmoAttention(c);
-  c.Require("clip_qkv", nullptr);
+  AttentionSpec attention = OlmoAttention(c);
+  if (c.keys().Optional("clip_qkv") != nullptr) {
+    attention.qkv_clip = c.keys().Real("clip_qkv");
+    if (attention.qkv_clip == 0.0) c.keys().Fault("clip_qkv", "null or a number above 0", "0");
+  }
+  constexpr KeyRule kKeys[] = {{"attention.qkv_clip", "clip_qkv"}};
+  c.Keys(kKeys);
   FeedForwardSpec experts = c.Experts({.width = "intermediate_size"});
   experts.expert.activation = c.Activation();
   experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);

@@ -39,7 +39,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadPhi3(const Json& json,
   c.Skeleton({.max_position_embeddings = 4096,
               .rms_norm_eps = 1e-5,
               .bos_token_id = 1,
-              .eos_token_ids = {32000}});
+              .eos_token_ids = {32000},
+              .original_max_position_embeddings = 4096});
   c.Ignore({"original_max_position_embeddings"});
   AttentionSpec attention = c.Attention();
   attention.window = c.Window();

@@ -28,7 +28,10 @@ constexpr TensorRule kTensors[] = {
 Result<std::unique_ptr<const CheckpointConfig>> ReadPhiMoe(const Json& json,
                                                            const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton({.max_position_embeddings = 131072, .rms_norm_eps = 1e-5, .rope_theta = 1e6});
+  c.Skeleton({.max_position_embeddings = 131072,
+              .rms_norm_eps = 1e-5,
+              .rope_theta = 1e6,
+              .num_key_value_heads = 8});
   c.spec().norm.kind = NormKind::kLayer;
   c.spec().head_bias = c.keys().Bool("lm_head_bias", false);
   AttentionSpec attention = c.Attention();

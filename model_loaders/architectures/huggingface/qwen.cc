@@ -55,8 +55,12 @@ constexpr TensorRule kSharedExpert[] = {
     {"blocks.*.feed_forward.shared_gate.weight", "model.layers.*.mlp.shared_expert_gate.weight"},
 };
 
-const DecoderDefaults kDefaults{
-    .max_position_embeddings = 32768, .bos_token_id = std::nullopt, .eos_token_ids = {}};
+DecoderDefaults Defaults(int kv_heads) {
+  return {.max_position_embeddings = 32768,
+          .bos_token_id = std::nullopt,
+          .eos_token_ids = {},
+          .num_key_value_heads = kv_heads};
+}
 
 void AddDecoderTensors(DecoderConfig& c) {
   for (const auto& table :
@@ -68,7 +72,7 @@ void AddDecoderTensors(DecoderConfig& c) {
 Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2(const Json& json,
                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(kDefaults);
+  c.Skeleton(Defaults(32));
   AttentionSpec attention = c.Attention();
   attention.bias = true;
   const std::vector<std::optional<int>> windows = Windows(c, FromLayer);
@@ -84,7 +88,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2(const Json& json,
 Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3(const Json& json,
                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(kDefaults);
+  c.Skeleton(Defaults(32));
   AttentionSpec attention = c.Attention(128);
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;
@@ -102,7 +106,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3(const Json& json,
 Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2Moe(const Json& json,
                                                              const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(kDefaults);
+  c.Skeleton(Defaults(16));
   AttentionSpec attention = c.Attention();
   attention.bias = c.keys().Bool("qkv_bias", true);
   const std::vector<std::optional<int>> windows =
@@ -126,7 +130,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2Moe(const Json& json,
 Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3Moe(const Json& json,
                                                              const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(kDefaults);
+  c.Skeleton(Defaults(4));
   AttentionSpec attention = c.Attention();
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;

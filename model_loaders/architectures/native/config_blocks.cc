@@ -315,6 +315,7 @@ AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems
                                 .value_or(GroupOrder::kInterleave);
     attention.sinks = reader.Bool("sinks", false);
     attention.qk_norm_after_rope = reader.Bool("qk_norm_after_rope", false);
+    attention.qkv_clip = reader.Real("qkv_clip", 0.0);
     attention.gate = reader.Bool("gate", false);
     attention.inner_norm = reader.Bool("inner_norm", false);
     if (const Json* latent = reader.Optional("latent")) {

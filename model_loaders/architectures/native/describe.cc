@@ -207,6 +207,9 @@ std::string DescribeAttention(const AttentionSpec& attention) {
     if (attention.qk_norm == QkNorm::kHead) text.append(", q and k norm of each head");
     if (attention.qk_norm == QkNorm::kFull) text.append(", q and k norm");
     if (attention.qk_norm_after_rope) text.append(" after rope");
+    if (attention.qkv_clip != 0.0) {
+      text.append(Concat(", q, k and v within ", Number(attention.qkv_clip)));
+    }
     if (attention.group_order == GroupOrder::kTile) text.append(", tile order");
     if (attention.latent.has_value()) {
       const LatentSpec& latent = *attention.latent;

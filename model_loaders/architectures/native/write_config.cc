@@ -345,6 +345,7 @@ OrderedJson AttentionJson(const AttentionSpec& attention) {
   }
   Set(json, "qk_norm", attention.qk_norm, assumed.qk_norm);
   SetFlag(json, "qk_norm_after_rope", attention.qk_norm_after_rope);
+  Set(json, "qkv_clip", attention.qkv_clip, assumed.qkv_clip);
   SetFlag(json, "gate", attention.gate);
   SetFlag(json, "inner_norm", attention.inner_norm);
   Set(json, "group_order", attention.group_order, assumed.group_order);

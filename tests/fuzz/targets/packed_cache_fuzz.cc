@@ -84,6 +84,7 @@ class PackingBackend final : public Backend {
   void GatherOutputRows(const RowsView&, const RowsView&) override {}
   void Scale(const RowsView&, float) override {}
   void SoftCapRows(const RowsView&, float) override {}
+  void Clamp(const RowsView&, float) override {}
   void CopyToHost(const RowsView&, std::span<float>) override {}
   void CopyFromHost(std::span<const float>, const RowsView&) override {}
   RoutingPlan HostPlan(int) override { return {}; }

@@ -321,3 +321,14 @@ add("phimoe-plain", "phimoe", FUSED, **{**PHIMOE, "num_local_experts": 7, "atten
 add("phimoe-shards-window", "phimoe", SHARDS, **{**PHIMOE, "num_local_experts": 2},
     num_key_value_heads=4, sliding_window=9,
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+
+# Limits of queries, keys and values; weights of experts that are divided by their sum.
+add("olmoe-clip", "olmoe", intermediate_size=16, num_experts=4, num_experts_per_tok=2, clip_qkv=0.6,
+    num_key_value_heads=1)
+add("deepseek-v2-renormalized", "renormalized_deepseek_v2", **MLA, topk_method="group_limited_greedy",
+    n_group=4, topk_group=2)
+
+# A head in the file although the configuration says that it is the embedding matrix.
+add("llama-tied-flag-own-head", "llama", **DENSE, file_config={"tie_word_embeddings": True})
+add("mixtral-tied-flag-own-head", "mixtral", SHARDS, intermediate_size=16, num_local_experts=3,
+    num_experts_per_tok=2, file_config={"tie_word_embeddings": True})

@@ -28,11 +28,13 @@ from safetensors.torch import load_file, save_file
 import bailing
 import block_scaled
 import dynamic_moe
+import renormalized_deepseek
 from cases import CASES
 
 PROMPTS, LENGTH, GREEDY = 2, 24, 64
-# Families that are not a part of transformers.
-OWN = {"dynamic_moe": dynamic_moe, "bailing_moe_v2": bailing}
+# Families that are not a part of transformers, or not with all settings.
+OWN = {"dynamic_moe": dynamic_moe, "bailing_moe_v2": bailing,
+       "renormalized_deepseek_v2": renormalized_deepseek}
 
 
 def randomize(model, seed):
