@@ -60,7 +60,7 @@ bool CallElements::ReadKey(std::string& held, std::string& out) {
   any_ = true;
   out += '"' + EscapedPart(key) + "\": ";
   const auto kind = kinds_.find(key);
-  kind_ = kind == kinds_.end() ? ParameterKind::kAny : kind->second;
+  kind_ = kind == kinds_.end() ? ParameterKind() : kind->second;
   in_value_ = true;
   quoted_ = false;
   return true;
@@ -70,10 +70,10 @@ bool CallElements::ReadValue(std::string& held, std::string& out) {
   const size_t end = Find(held, syntax_.after_value, 0);
   const bool ends = end != std::string::npos;
   // Only strings can be returned before their end.
-  if (!ends && kind_ != ParameterKind::kString) return false;
+  if (!ends && !kind_.only_string()) return false;
   const size_t size = ends ? end : held.size() - HeldBack(held, syntax_.after_value);
   const std::string_view text = std::string_view(held).substr(0, size);
-  if (kind_ == ParameterKind::kString) {
+  if (kind_.only_string()) {
     if (!quoted_) out += '"';
     quoted_ = true;
     out += EscapedPart(text);

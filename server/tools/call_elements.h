@@ -32,7 +32,7 @@ class CallElements {
   bool begun_ = false;     // whether the object has begun
   bool any_ = false;       // whether the object has a member
   bool in_value_ = false;  // of the kind `kind_`
-  ParameterKind kind_ = ParameterKind::kAny;
+  ParameterKind kind_;
   size_t searched_ = 0;  // where the next search in the text that is held begins
   bool quoted_ = false;  // whether a part of the string has been returned
   bool complete_ = false;

@@ -124,7 +124,8 @@ TextFormat ElementValue(const OrderedJson& schema, const OrderedJson& root, bool
                         int depth = 4) {
   const ParameterKind kind = KindOf(schema, root);
   for (const char* key : {"anyOf", "oneOf"}) {
-    const bool listed = kind == ParameterKind::kAny && schema.is_object() && schema.contains(key);
+    const bool mixed = kind.may_be_string() && !kind.only_string();
+    const bool listed = mixed && schema.is_object() && schema.contains(key);
     if (!listed || !schema[key].is_array() || schema[key].empty() || depth == 0) continue;
     std::vector<TextFormat> parts;
     for (const OrderedJson& one : schema[key]) {
@@ -132,7 +133,7 @@ TextFormat ElementValue(const OrderedJson& schema, const OrderedJson& root, bool
     }
     return OfParts(Kind::kAnyOf, std::move(parts));
   }
-  if (kind != ParameterKind::kJson) {
+  if (kind.may_be_string()) {
     return schema.is_object() ? RawText(schema) : OfKind(Kind::kAnyText);
   }
   OrderedJson whole = schema;

@@ -9,10 +9,37 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kMaxReferences = 16;
 
-ParameterKind Both(ParameterKind a, ParameterKind b) { return a == b ? a : ParameterKind::kAny; }
+unsigned TypeOf(const OrderedJson& value) {
+  switch (value.type()) {
+    case OrderedJson::value_t::null:
+      return ParameterKind::kNull;
+    case OrderedJson::value_t::boolean:
+      return ParameterKind::kBoolean;
+    case OrderedJson::value_t::number_integer:
+    case OrderedJson::value_t::number_unsigned:
+    case OrderedJson::value_t::binary:  // an integer of many digits (ParseOrdered())
+      return ParameterKind::kInteger;
+    case OrderedJson::value_t::number_float:
+      return ParameterKind::kFraction;
+    case OrderedJson::value_t::array:
+      return ParameterKind::kArray;
+    case OrderedJson::value_t::object:
+      return ParameterKind::kObject;
+    default:
+      return ParameterKind::kString;
+  }
+}
 
-ParameterKind KindOfValue(const OrderedJson& value) {
-  return value.is_string() ? ParameterKind::kString : ParameterKind::kJson;
+// Returns the types that the keyword `type` names with one word.
+ParameterKind Named(const OrderedJson& type) {
+  if (type == "string") return ParameterKind::kString;
+  if (type == "null") return ParameterKind::kNull;
+  if (type == "boolean") return ParameterKind::kBoolean;
+  if (type == "integer") return ParameterKind::kInteger;
+  if (type == "number") return ParameterKind::kInteger | ParameterKind::kFraction;
+  if (type == "array") return ParameterKind::kArray;
+  if (type == "object") return ParameterKind::kObject;
+  return ParameterKind::kAll;
 }
 
 // Returns the schema that "#/a/b" points to; null if there is none.
@@ -32,41 +59,37 @@ const OrderedJson* Target(const OrderedJson& root, const std::string& reference)
 }
 
 ParameterKind KindWithin(const OrderedJson& schema, const OrderedJson& root, int depth) {
-  const auto is_text = [](const OrderedJson& type) {
-    return type == "string" ? ParameterKind::kString : ParameterKind::kJson;
-  };
-  if (!schema.is_object() || depth > kMaxReferences) return ParameterKind::kAny;
-  if (const auto type = schema.find("type"); type != schema.end()) {
-    if (type->is_string()) return is_text(*type);
-    if (!type->is_array() || type->empty()) return ParameterKind::kAny;
-    ParameterKind kind = is_text((*type)[0]);
-    for (const OrderedJson& one : *type) kind = Both(kind, is_text(one));
+  const auto any_of = [](const OrderedJson& list, const auto& kind_of) {
+    ParameterKind kind(0);
+    for (const OrderedJson& one : list) kind = kind | kind_of(one);
     return kind;
+  };
+  if (!schema.is_object() || depth > kMaxReferences) return ParameterKind::kAll;
+  if (const auto type = schema.find("type"); type != schema.end()) {
+    if (type->is_string()) return Named(*type);
+    if (!type->is_array() || type->empty()) return ParameterKind::kAll;
+    return any_of(*type, Named);
   }
-  if (const auto value = schema.find("const"); value != schema.end()) return KindOfValue(*value);
+  if (const auto value = schema.find("const"); value != schema.end()) return TypeOf(*value);
   if (const auto list = schema.find("enum");
       list != schema.end() && list->is_array() && !list->empty()) {
-    ParameterKind kind = KindOfValue((*list)[0]);
-    for (const OrderedJson& value : *list) kind = Both(kind, KindOfValue(value));
-    return kind;
+    return any_of(*list, [](const OrderedJson& value) { return ParameterKind(TypeOf(value)); });
   }
   if (const auto reference = schema.find("$ref");
       reference != schema.end() && reference->is_string()) {
     const OrderedJson* target = Target(root, reference->get<std::string>());
-    return target == nullptr ? ParameterKind::kAny : KindWithin(*target, root, depth + 1);
+    return target == nullptr ? ParameterKind() : KindWithin(*target, root, depth + 1);
   }
   for (const char* key : {"anyOf", "oneOf"}) {
     const auto list = schema.find(key);
     if (list == schema.end() || !list->is_array() || list->empty()) continue;
-    ParameterKind kind = KindWithin((*list)[0], root, depth + 1);
-    for (const OrderedJson& one : *list) kind = Both(kind, KindWithin(one, root, depth + 1));
-    return kind;
+    return any_of(*list, [&](const OrderedJson& one) { return KindWithin(one, root, depth + 1); });
   }
   if (const auto list = schema.find("allOf");
       list != schema.end() && list->is_array() && list->size() == 1) {
     return KindWithin((*list)[0], root, depth + 1);
   }
-  return ParameterKind::kAny;
+  return ParameterKind::kAll;
 }
 
 }  // namespace
@@ -92,12 +115,14 @@ std::shared_ptr<const OfferedTools> Offered(const std::vector<Tool>& tools) {
 }
 
 std::string ParameterJson(ParameterKind kind, std::string_view text) {
-  if (kind != ParameterKind::kString) {
+  if (!kind.only_string()) {
     const size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
     const size_t end = text.find_last_not_of(" \t\r\n") + 1;
     const std::string_view value = begin < end ? text.substr(begin, end - begin) : "";
     const OrderedJson parsed = ParseOrdered(value);
-    if (!parsed.is_discarded() && !(kind == ParameterKind::kAny && parsed.is_string())) {
+    const bool json = !parsed.is_discarded();
+    if (json && !kind.may_be_string()) return std::string(value);
+    if (json && !parsed.is_string() && kind.Allows(TypeOf(parsed))) {
       return std::string(value);
     }
   }

@@ -269,6 +269,7 @@ TEST(AnswerSplitter, ElementsAreReadByTheSchema) {
   const std::vector<Tool> tools = {{.name = "f", .parameters = R"({"type": "object",
       "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "any": {},
       "either": {"type": ["string", "null"]}, "of": {"anyOf": [{"const": "x"}, {"enum": ["y"]}]},
+      "mixed": {"oneOf": [{"type": "string"}, {"anyOf": [{"type": "integer"}, {"const": false}]}]},
       "to": {"$ref": "#/$defs/t"}}, "$defs": {"t": {"type": "string"}}})"}};
   for (const char* name : {"qwen3-coder", "glm-4.5", "minimax-m2"}) {
     const SplitRules rules = Offering(name, tools);
@@ -291,6 +292,10 @@ TEST(AnswerSplitter, ElementsAreReadByTheSchema) {
     expect("any", "so", "\"so\"");
     expect("either", "null", "null");
     expect("either", "\"q\"", "\"\\\"q\\\"\"");
+    expect("either", "12", "\"12\"");
+    expect("mixed", "0.5", "\"0.5\"");
+    expect("mixed", "5", "5");
+    expect("mixed", "false", "false");
     expect("of", "1", "\"1\"");
     expect("to", "1", "\"1\"");
     expect("unknown", "1", "1");

@@ -312,7 +312,7 @@ TEST(ToolConstraint, JsonThatIsNoCallIsFreeText) {
   for (const char* name : {"llama3", "json"}) {
     const SplitRules rules = {.syntax = FindCallSyntax(name), .has_tools = true};
     const auto constraint =
-        Compile(ToolConstraint(Settings(ToolChoice::kAuto), rules, std::nullopt));
+        Compile(AnswerConstraint(Settings(ToolChoice::kAuto), rules, std::nullopt));
     ASSERT_NE(constraint, nullptr);
     for (const std::string text : {R"([{"name": "Bob", "age": 3}])", R"({"name": "first", "x": 1})",
                                    R"([{"name": "first"}, {"name": ")"}) {
@@ -332,7 +332,7 @@ TEST(ToolConstraint, ElementsFollowTheSchema) {
       "z": {"type": "string", "maxLength": 3}, "l": {"type": "array", "items": {"type": "null"}},
       "e": {"enum": ["a b", 1]}}})";
   const SplitRules rules = {.syntax = FindCallSyntax("qwen3-coder"), .has_tools = true};
-  const auto constraint = Compile(ToolConstraint(settings, rules, std::nullopt));
+  const auto constraint = Compile(AnswerConstraint(settings, rules, std::nullopt));
   ASSERT_NE(constraint, nullptr);
   const auto element = [](std::string_view key, std::string_view value) {
     return Concat("<parameter=", key, ">\n", value, "\n</parameter>\n");
