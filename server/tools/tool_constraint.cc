@@ -86,6 +86,14 @@ TextFormat FormatOf(const ConstraintSpec& spec, bool has_tools) {
   return format;
 }
 
+// Returns the format of any string that is written as it is. A call is complete within the limit on
+// tokens if possible, and so are the strings in it.
+TextFormat AnyString() {
+  TextFormat format = OfKind(Kind::kAnyText);
+  format.must_end = true;
+  return format;
+}
+
 // Returns the format of a string, or of a listed value, that is written as it is.
 TextFormat RawText(const OrderedJson& schema) {
   OrderedJson values = OrderedJson::array();
@@ -94,7 +102,7 @@ TextFormat RawText(const OrderedJson& schema) {
   } else if (const auto list = schema.find("enum"); list != schema.end() && list->is_array()) {
     values = *list;
   }
-  TextFormat format = OfKind(Kind::kAnyText);
+  TextFormat format = AnyString();
   for (const OrderedJson& value : values) {
     format.choices.push_back(value.is_string() ? value.get<std::string>() : DumpOrdered(value));
   }
@@ -134,7 +142,7 @@ TextFormat ElementValue(const OrderedJson& schema, const OrderedJson& root, bool
     return OfParts(Kind::kAnyOf, std::move(parts));
   }
   if (kind.may_be_string()) {
-    return schema.is_object() ? RawText(schema) : OfKind(Kind::kAnyText);
+    return schema.is_object() ? RawText(schema) : AnyString();
   }
   OrderedJson whole = schema;
   for (const char* name : {"$defs", "definitions"}) {
@@ -159,13 +167,12 @@ TextFormat Elements(const Tool& tool, const CallSyntax& syntax) {
   if (properties == root.end() || !properties->is_object()) {
     // Elements of any name.
     StructuralTags any;
-    any.tags.push_back(
-        {std::string(syntax.before_key),
-         OfParts(Kind::kSequence,
-                 {OfKind(Kind::kRegex, "[A-Za-z0-9_.-]{1,64}"),
-                  OfKind(Kind::kText, std::string(syntax.before_value)), OfKind(Kind::kAnyText),
-                  OfKind(Kind::kText, std::string(syntax.after_value))}),
-         ""});
+    any.tags.push_back({std::string(syntax.before_key),
+                        OfParts(Kind::kSequence,
+                                {OfKind(Kind::kRegex, "[A-Za-z0-9_.-]{1,64}"),
+                                 OfKind(Kind::kText, std::string(syntax.before_value)), AnyString(),
+                                 OfKind(Kind::kText, std::string(syntax.after_value))}),
+                        ""});
     any.free_text = false;
     return OfTags(std::move(any));
   }

@@ -304,7 +304,7 @@ std::vector<Case> Cases() {
              "found \"288\""}),
       Files("generation_config is broken",
             [](const fs::path& p) { WriteFile(p / "generation_config.json", "{\"top_p\": 2}"); },
-            {"generation_config.json: top_p: expected a number in (0, 1], found 2"}),
+            {"generation_config.json: top_p: expected a number in [0, 1], found 2"}),
       Files("generation_config names a foreign id",
             [](const fs::path& p) {
               WriteFile(p / "generation_config.json", "{\"eos_token_id\": 288}");

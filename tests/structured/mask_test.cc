@@ -254,7 +254,7 @@ TEST(MaskTest, FewLongTokensFitWhereTheirBytesDoNot) {
   tokens.insert(tokens.end(), pieces.begin(), pieces.end());
   const auto vocabulary = MakeVocabulary(tokens);
   const auto constraint = Compile(Schema(R"({"type": "object", "required": ["a", "b"], "properties":
-      {"a": {"type": "integer"}, "b": {"type": "object", "required": ["c"], "properties":
+      {"a": {"type": "integer"}, "opt": {}, "b": {"type": "object", "required": ["c"], "properties":
       {"c": {"type": "string", "minLength": 3}}}}})"),
                                   vocabulary);
   const auto count = static_cast<int64_t>(pieces.size());

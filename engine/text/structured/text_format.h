@@ -41,6 +41,9 @@ struct TextFormat {
   std::string text;
   std::vector<std::string> choices;
   std::vector<std::string> excluded;  // kAnyText
+  // kAnyText: whether the text has to end in time, as all else. If false, a limit on the tokens
+  // may cut the whole text off in it.
+  bool must_end = false;
   bool strict = false;                // kJsonSchema: as ConstraintSpec::strict
   bool closed_objects = false;        // kJsonSchema: as ConstraintSpec::closed_objects
   std::vector<TextFormat> parts;

@@ -21,6 +21,7 @@ class Writer {
     Add(format.text);
     Add(format.choices);
     Add(format.excluded);
+    Add(int64_t{format.must_end});
     Add(int64_t{format.strict});
     Add(int64_t{format.closed_objects});
     Add(std::ssize(format.parts));

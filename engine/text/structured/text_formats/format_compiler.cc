@@ -221,7 +221,7 @@ class FormatCompiler {
       std::vector<std::string> texts = {end};
       MOESERVE_RETURN_IF_ERROR(AddExcluded(format.excluded, place, &texts));
       MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
-      MOESERVE_ASSIGN_OR_RETURN(const NodeId node, UpTo(free, texts, 0));
+      MOESERVE_ASSIGN_OR_RETURN(const NodeId node, UpTo(free, texts, 0, format.must_end));
       rule->AddEdge(from, node, to);
       return absl::OkStatus();
     }
@@ -277,7 +277,7 @@ class FormatCompiler {
         MOESERVE_RETURN_IF_ERROR(AddExcluded(format.excluded, place, &texts));
         MOESERVE_ASSIGN_OR_RETURN(const FreeText free, FreeText::Build(texts, budget_));
         MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, free.Without());
-        return Scalar(std::move(dfa), /*free=*/true);
+        return Scalar(std::move(dfa), /*free=*/!format.must_end);
       }
       case Kind::kJsonObject:
         return Schema(R"({"type": "object"})", {}, place);
