@@ -228,6 +228,13 @@ deployment_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/deploy
 }
 
+# Tests the Python client of deploy/python. It has a process of its own, because other tests generate
+# the modules of the gRPC interface elsewhere.
+python_client_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/python_client
+}
+
 # Tests the dashboard in a headless browser.
 dashboard_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
@@ -387,6 +394,7 @@ main() {
   stage "clients of frameworks" framework_tests "$venv"
   stage "clients of servers on CUDA" device_client_tests
   stage "deployment files" deployment_tests
+  stage "typed client in Python" python_client_tests
   stage "dashboard in a browser" dashboard_tests
   stage "chat templates against jinja2" chat_template_tests
   stage "scripts of benchmarks" bench_script_tests

@@ -65,7 +65,9 @@ class Piece:
 
     text: str
     token_ids: NDArray[np.int32]  # [n]
-    finish_reason: str | None  # "stop" or "length" in the last piece
+    finish_reason: str | None  # "stop", "length" or, of chats, "tool_calls" in the last piece
+    index: int = 0  # which of the n answers
+    reasoning: str = ""  # of chats only
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,29 @@ class Completion:
     cached_tokens: int  # prompt tokens found in the prefix cache
     experts_per_token: float | None  # None without experts, or if they are not counted
     activated_parameters_per_token: float | None
+    routes: Routes | None  # of the prompt and the answer, if asked for
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool that a chat's answer asks for."""
+
+    id: str
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """The answer of a chat."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    message: dict[str, Any]  # to append to the messages of the next chat
+    finish_reason: str  # "stop", "length" or "tool_calls"
+    prompt_tokens: int
+    completion_tokens: int  # of all n answers
     routes: Routes | None  # of the prompt and the answer, if asked for
 
 
