@@ -12,7 +12,8 @@ import urllib.request
 import numpy as np
 import pytest
 
-from moeserve import (AsyncClient, Client, Error, ExpertOverride, RoutingControl, StructuredOutput)
+from moeserve import (AsyncClient, Client, Error, ExpertOverride, RoutingControl, StructuredOutput,
+                      answers)
 
 PROMPT = "In the beginning God created"
 GREEDY = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
@@ -233,6 +234,38 @@ def test_errors(client):
     assert caught.value.code == "model_not_found"
     with pytest.raises(ValueError, match="temprature: expected a field of SamplingParams: temperature"):
         client.generate(PROMPT, temprature=1.0)
+
+
+def test_words(client):
+    answer = client.generate(PROMPT, routes=True, **GREEDY)
+    ids = np.concatenate([client.tokenize(PROMPT), answer.token_ids])
+    words = client.words(ids)
+    assert "".join(word.text for word in words) == client.detokenize(ids)
+    assert [word.text for word in words[:4]] == ["In", " the", " beginning", " God"]
+    assert words[0].begin == 0 and words[-1].end == len(ids)
+    assert all(a.end == b.begin for a, b in zip(words, words[1:]))
+    counts = answer.routes.word_counts(words)
+    assert counts.shape == (len(words), answer.routes.blocks[0].num_experts)
+    assert np.array_equal(counts.sum(axis=0), answer.routes.counts().sum(axis=0))
+    assert np.array_equal(counts[0], answer.routes.counts()[words[0].begin:words[0].end].sum(axis=0))
+    assert client.words([]) == [] and answer.routes.word_counts([]).shape[0] == 0
+    # The bytes of a character may be several tokens.
+    text = "na\u00efve \U0001f600 end"
+    assert [word.text for word in client.words(client.tokenize(text))] == \
+        ["na\u00efve", " \U0001f600", " end"]
+
+
+@pytest.mark.parametrize("texts, expected", [
+    (["a", "b", " c", "d"], ["ab", " cd"]),
+    (["the ", "cat ", "s"], ["the ", "cat ", "s"]),
+    (["\n", "\n", "x", " ", "y"], ["\n\nx", " y"]),
+    (["", "a", "", "b"], ["ab"]),
+    (["a", " "], ["a", " "]),
+])
+def test_rules_of_words(texts, expected):
+    words = answers.words(["".join(texts[:end + 1]) for end in range(len(texts))])
+    assert [word.text for word in words] == expected
+    assert [word.begin for word in words] == [0, *(word.end for word in words[:-1])]
 
 
 def test_statistics(client):

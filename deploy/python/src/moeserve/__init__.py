@@ -8,9 +8,9 @@ from moeserve.async_client import AsyncClient
 from moeserve.client import Client
 from moeserve.fields import ExpertOverride, RoutingControl, StructuredOutput
 from moeserve.results import (BlockStatistics, ChatAnswer, Completion, ExpertStatistics, Piece,
-                              RouteBlock, Routes, ToolCall)
+                              RouteBlock, Routes, ToolCall, Word)
 from moeserve.server import Server
 
 __all__ = ["AsyncClient", "BlockStatistics", "ChatAnswer", "Client", "Completion", "Error",
            "ExpertOverride", "ExpertStatistics", "Piece", "RouteBlock", "Routes", "RoutingControl",
-           "Server", "StructuredOutput", "ToolCall"]
+           "Server", "StructuredOutput", "ToolCall", "Word"]

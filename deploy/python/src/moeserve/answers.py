@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeserve.results import (BlockStatistics, ChatAnswer, Completion, ExpertStatistics, Piece,
-                              RouteBlock, Routes, ToolCall)
+                              RouteBlock, Routes, ToolCall, Word)
 from moeserve.v1 import moeserve_pb2 as pb
 
 _FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
@@ -90,6 +91,29 @@ def piece(message: Any) -> Piece:
 def logprob_array(entries: Sequence[Any]) -> NDArray[np.float32]:
     return np.asarray([entry.logprob if entry.HasField("logprob") else np.nan for entry in entries],
                       dtype=np.float32)
+
+
+def words(prefixes: Sequence[str]) -> list[Word]:
+    """Splits a text into words. `prefixes` are the texts of its first token, its first two, ..., so
+    that a character of several tokens belongs to the token that completes it.
+
+    A word begins with a token that begins with white space, or that follows white space.
+    """
+    out: list[Word] = []
+    before = ""
+    for token, prefix in enumerate(prefixes):
+        text = prefix.rstrip("\ufffd")  # the start of a character
+        shared = len(os.path.commonprefix([before, text]))
+        added = text[shared:]
+        # What is only white space so far belongs to the word that follows.
+        begins = added and out and out[-1].text.strip() and (
+            added[0].isspace() or out[-1].text[-1].isspace())
+        if begins or not out:
+            out.append(Word(added, token, token + 1))
+        else:
+            out[-1] = Word(out[-1].text + added, out[-1].begin, token + 1)
+        before = text
+    return out
 
 
 def statistics(answer: Any) -> ExpertStatistics:

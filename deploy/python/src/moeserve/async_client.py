@@ -18,7 +18,7 @@ from moeserve import answers, fields
 from moeserve.answers import errors
 from moeserve.chat_api import ChatApi
 from moeserve.fields import Prompt, RoutingControl, Structured
-from moeserve.results import ChatAnswer, Completion, ExpertStatistics, Piece, Routes
+from moeserve.results import ChatAnswer, Completion, ExpertStatistics, Piece, Routes, Word
 from moeserve.v1 import moeserve_pb2 as pb
 from moeserve.v1 import moeserve_pb2_grpc as rpc
 
@@ -191,6 +191,12 @@ class AsyncClient:
         with errors():
             answer = await self._stub.Detokenize(request, **self._options)
         return str(answer.text)
+
+    async def words(self, token_ids: Sequence[int] | NDArray[np.int32], *,
+                    model: str = "") -> list[Word]:
+        prefixes = [await self.detokenize(token_ids[:end + 1], model=model)
+                    for end in range(len(token_ids))]
+        return answers.words(prefixes)
 
     async def statistics(self, *, model: str = "",
                          activation_threshold: float = 0.0) -> ExpertStatistics:

@@ -15,7 +15,7 @@ from moeserve import answers, fields
 from moeserve.answers import Error, errors
 from moeserve.chat_api import ChatApi
 from moeserve.fields import Prompt, RoutingControl, Structured
-from moeserve.results import ChatAnswer, Completion, ExpertStatistics, Piece, Routes
+from moeserve.results import ChatAnswer, Completion, ExpertStatistics, Piece, Routes, Word
 from moeserve.v1 import moeserve_pb2 as pb
 from moeserve.v1 import moeserve_pb2_grpc as rpc
 
@@ -181,6 +181,12 @@ class Client:
         with errors():
             answer = self._stub.Detokenize(request, **self._options)
         return str(answer.text)
+
+    def words(self, token_ids: Sequence[int] | NDArray[np.int32], *, model: str = "") -> list[Word]:
+        """Returns the words of which tokens are parts, in order; for labels, and for the sums of
+        Routes.word_counts()."""
+        return answers.words([self.detokenize(token_ids[:end + 1], model=model)
+                              for end in range(len(token_ids))])
 
     def statistics(self, *, model: str = "", activation_threshold: float = 0.0) -> ExpertStatistics:
         """Returns the statistics of the experts since the server started."""

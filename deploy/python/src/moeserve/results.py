@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,15 @@ class RouteBlock:
     num_experts: int
     sub_tokens: int  # rows of one token in this block
     first_row: int  # index of its first row among the rows of a token
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text, with the white space before it, and its tokens."""
+
+    text: str
+    begin: int  # index of its first token
+    end: int  # behind its last token
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,17 @@ class Routes:
         row = token * self.rows_per_token + place.first_row + sub_token
         begin, end = self.offsets[row], self.offsets[row + 1]
         return self.experts[begin:end], self.weights[begin:end]
+
+    def word_counts(self, words: Sequence[Word], block: int = 0) -> NDArray[np.int64]:
+        """Returns [words, num_experts]: how many rows of each word's tokens selected each expert.
+
+        `words` are those of the tokens from `first_position` on, as Client.words() returns them.
+        Tokens without routes, such as the last generated one, count as 0.
+        """
+        counts = self.counts(block)
+        if not words:
+            return counts[:0]
+        return np.stack([counts[word.begin:word.end].sum(axis=0) for word in words])
 
     def counts(self, block: int = 0) -> NDArray[np.int64]:
         """Returns [tokens, num_experts]: how many rows of each token selected each expert."""
