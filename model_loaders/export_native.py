@@ -278,8 +278,8 @@ def _check(tensors, wanted, proposes):
     if proposes and missing and extra:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         found = mappings.propose({name: shape for name, (shape, _) in wanted.items()}, shapes)
-        text += ("\nProposed mapping; if it is right, pass mapping=propose(module, config).mapping():\n  "
-                 + found.text().replace("\n", "\n  "))
+        text += ("\nProposed mapping; if it is right, pass mapping=propose(module, config).mapping():"
+                 "\n  " + found.text().replace("\n", "\n  "))
     raise ExportError(text)
 
 
@@ -422,7 +422,8 @@ def _parse(arguments):
                          "0.feed_forward=layers.0.moe.gate; can be repeated")
     command.add_argument("--ids", help="token ids, separated by commas (default: 64 random ones)")
     command.add_argument("--tolerance", type=float, default=1e-3,
-                         help="largest accepted difference of a log-probability (default: %(default)s)")
+                         help="largest accepted difference of a log-probability "
+                         "(default: %(default)s)")
     command.add_argument("--moeserve", help="the program (default: $MOESERVE_BIN, or moeserve on the "
                          "search path)")
     return parser.parse_args(arguments)
@@ -454,7 +455,7 @@ def _run(options):
 
 
 def main(arguments=None):
-    """Runs a command. Returns the exit status: 1 if something is ambiguous or differs, 2 for errors."""
+    """Runs a command. Returns the exit status: 1 if something is open or differs, 2 for errors."""
     try:
         return _run(_parse(arguments))
     except (ExportError, OSError, ValueError) as error:

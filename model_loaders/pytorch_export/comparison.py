@@ -27,7 +27,7 @@ class BlockRoutes:
     block: str  # such as "0.feed_forward"
     rows: int = 0
     differing: int = 0  # rows with other experts, without ties
-    from_scores: bool = False  # the experts were selected from the module's scores, as config.json says
+    from_scores: bool = False  # experts were selected from the module's scores, as config.json says
     ties: int = 0  # rows with other experts whose scores are equal within rounding
     first: str = ""  # the first differing row
     skipped: str = ""  # why the routes were not compared
@@ -103,8 +103,8 @@ def compare(module, folder, token_ids=None, mapping=None, routers=None, moeserve
     found, skipped = _find_routers(module, names, mapping, routers or {})
     logits, outputs = _run(module, ids, found)
     if logits.shape != (len(ids), config["vocab_size"]):
-        raise ExportError(f"module: expected logits of shape [1, {len(ids)}, {config['vocab_size']}], "
-                          f"found {list(logits.shape)}")
+        raise ExportError(f"module: expected logits of shape [1, {len(ids)}, "
+                          f"{config['vocab_size']}], found {list(logits.shape)}")
     report = _compare_logprobs(logits, ids, answer["prompt_logprobs"], tolerance)
     for name, block in zip(names, blocks):
         result = BlockRoutes(name, skipped=skipped.get(name, ""))
@@ -133,7 +133,7 @@ def _ids(given, config):
 
 @contextlib.contextmanager
 def _with_tokenizer(folder):
-    """Gives a folder that can be served: beside one without a tokenizer, a copy with a made-up one."""
+    """Gives a folder that can be served: for one without a tokenizer, a copy with a made-up one."""
     names = ("tokenizer.json", "*tokenizer*.model", "spiece.model", "sentencepiece.bpe.model",
              "*tiktoken*", "vocab.json")
     if any(next(folder.glob(name), None) for name in names):
@@ -217,8 +217,8 @@ def _find_routers(module, blocks, mapping, given):
     known = set(blocks) | {mappings.template(block)[0] for block in blocks}
     unknown = [key for key in given if key not in known]
     if unknown:
-        raise ExportError(f"routers: expected a routed block such as {blocks[0] if blocks else 'none'}, "
-                          f"found {unknown[0]}")
+        example = blocks[0] if blocks else "none"
+        raise ExportError(f"routers: expected a routed block such as {example}, found {unknown[0]}")
     found, skipped = {}, {}
     for block in blocks:
         pattern, numbers = mappings.template(block)

@@ -73,7 +73,8 @@ def split_source(source, present):
         return source, []
     name, views = _SOURCE.fullmatch(source).groups()
     if name not in present:
-        raise ExportError(f"mapping: {source}: expected a tensor of the module, found none named {name}")
+        raise ExportError(f"mapping: {source}: expected a tensor of the module, found none named "
+                          f"{name}")
     return name, _VIEW.findall(views)
 
 
@@ -284,7 +285,7 @@ def _views(pattern, members, wanted):
 
 
 def _fits(members, group, shapes, count, views):
-    """Returns the parts of the module's tensors that a pattern would use; None if one does not fit."""
+    """Returns the parts of the module's tensors that a pattern uses; None if one does not fit."""
     used, steps = set(), _split_views(views)
     # A view [0] removes a dimension of size 1, and parts share a tensor whole.
     whole = "[0]" in steps
@@ -379,7 +380,8 @@ def _assign(found):
     """Gives each pattern its best candidate, the clearest first, each tensor once; and keeps further
     candidates that are about as good."""
     pairs = sorted(((candidate.score, pattern, candidate) for pattern, candidates in found.items()
-                    for candidate in candidates), key=lambda pair: (-pair[0], pair[1], pair[2].source))
+                    for candidate in candidates),
+                   key=lambda pair: (-pair[0], pair[1], pair[2].source))
     best, owner = {}, {}
     for _, pattern, candidate in pairs:
         if pattern not in best and not any(_overlap(candidate, other) for other in owner):

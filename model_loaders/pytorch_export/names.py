@@ -36,10 +36,10 @@ _MEANINGS = (
      ("embed",)),
     (r"q_?(layer)?norm|q_ln", ("q_norm",)),
     (r"k_?(layer)?norm|k_ln", ("k_norm",)),
-    (r"(pre_?)?(attn|attention|input)_?((layer|rms)_?)?norm|input_layernorm|ln_?1|norm_?1|ln_attn|attn_ln",
+    (r"(pre_?)?(attn|attention|input)_?((layer|rms)_?)?norm|ln_?1|norm_?1|ln_attn|attn_ln",
      ("attention", "norm")),
-    (r"(pre_?)?(ffn?|mlp|moe|feed_?forward|post_attention)_?((layer|rms)_?)?norm|ln_?2|norm_?2|ln_ffn?"
-     r"|(ffn?|mlp)_ln", ("feed_forward", "norm")),
+    (r"(pre_?)?(ffn?|mlp|moe|feed_?forward|post_attention)_?((layer|rms)_?)?norm|ln_?2|norm_?2"
+     r"|ln_ffn?|(ffn?|mlp)_ln", ("feed_forward", "norm")),
     (r"final_?((layer|rms)_?)?norm|ln_?f|norm_?f|ln_out|out_norm", ("final", "norm")),
     (r"((layer|rms)_?)?norm|ln", ("norm",)),
     (r"temperature|temp|tau|log_temperature", ("temperature",)),

@@ -18,8 +18,8 @@ class Server:
     def __init__(self, folder, program=None):
         program = program or os.environ.get("MOESERVE_BIN") or shutil.which("moeserve")
         if not program:
-            raise ExportError("moeserve: expected the program on the search path, in $MOESERVE_BIN or "
-                              "as the argument moeserve, found none")
+            raise ExportError("moeserve: expected the program on the search path, in $MOESERVE_BIN "
+                              "or as the argument moeserve, found none")
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [program, "serve", "--model", str(folder), "--dtype", "f32", "--kv-cache-dtype", "f32",

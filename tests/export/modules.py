@@ -53,14 +53,16 @@ class Attention(nn.Module):
 class Moe(nn.Module):
     def __init__(self, top_k=K):
         super().__init__()
-        self.top_k = top_k
+        self.top_k, self.top_p = top_k, None
         self.router = nn.Linear(D, E, bias=False)
         self.w1 = nn.Parameter(torch.randn(E, D, WIDTH) * D**-0.5)
         self.w2 = nn.Parameter(torch.randn(E, WIDTH, D) * WIDTH**-0.5)
         self.w3 = nn.Parameter(torch.randn(E, D, WIDTH) * D**-0.5)
 
     def forward(self, x):
-        weights, chosen = self.router(x).softmax(-1).topk(self.top_k)
+        weights, chosen = self.router(x).softmax(-1).topk(E if self.top_p else self.top_k)
+        if self.top_p:  # those before which the sum is below top_p
+            weights = weights * (weights.cumsum(-1) - weights < self.top_p)
         weights = weights / weights.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
         for token in range(len(x)):
@@ -97,6 +99,9 @@ class Decoder(nn.Module):
         return self.lm_head(self.ln_f(x))[None]
 
 
-def build():
+def build(top_p=None):
     torch.manual_seed(3)
-    return Decoder()
+    module = Decoder()
+    for layer in module.h:
+        layer.moe.top_p = top_p
+    return module

@@ -57,7 +57,8 @@ def test_other_names_get_a_proposal(tmp_path):
 def test_wrong_shapes_get_none(tmp_path, mapping):
     weights = modules.build().state_dict()
     weights["ln_f.weight"] = torch.zeros(31)
-    with pytest.raises(ExportError, match=r"norm.weight: expected shape \[32\].*found \[31\]") as caught:
+    expected = r"norm.weight: expected shape \[32\].*found \[31\]"
+    with pytest.raises(ExportError, match=expected) as caught:
         export(weights, modules.CONFIG, tmp_path / "out", mapping=mapping)
     assert "Proposed" not in str(caught.value)
 
@@ -118,6 +119,31 @@ def test_other_numbers_are_found(folder, mapping):
     assert verify(module, folder, IDS, mapping, tolerance=100).equal
 
 
+@needs_program
+@pytest.mark.parametrize("p, equal", [(0.6, True), (0.7, False)])
+def test_selections_by_top_p(tmp_path, mapping, p, equal):
+    feed_forward = json.loads(json.dumps(modules.CONFIG["feed_forward"]))
+    feed_forward["routing"]["select"] = {"kind": "top_p", "p": p}
+    export(modules.build(), {**modules.CONFIG, "feed_forward": feed_forward}, tmp_path / "model",
+           mapping=mapping)
+    report = verify(modules.build(top_p=0.6), tmp_path / "model", IDS, mapping)
+    assert report.equal == equal, report
+    # The configuration says how many experts follow from the scores of the first block.
+    assert report.blocks[0].differing == 0 and report.blocks[0].from_scores
+
+
+@needs_program
+def test_models_without_routes(tmp_path):
+    config = {**modules.CONFIG, "feed_forward": {
+        "kind": "dense", "width": modules.WIDTH, "expert": {"form": "plain", "activation": "relu"}}}
+    weights = {name: torch.zeros(shape)
+               for name, (shape, _) in export_native.required_tensors(config).items()}
+    export(weights, config, tmp_path / "model")
+    even = torch.nn.Embedding.from_pretrained(torch.zeros(modules.V, modules.V))
+    report = verify(even, tmp_path / "model", IDS)
+    assert report.equal and report.blocks == [] and "routes" not in str(report)
+
+
 class Ids(torch.nn.Module):
     """A router that returns weights and expert ids."""
 
@@ -146,7 +172,7 @@ def test_routers_by_name(folder, mapping):
         report.blocks[0].skipped
     with pytest.raises(ExportError, match="expected a submodule, found none named h.0.gate"):
         verify(module, folder, IDS, routers={"0.feed_forward": "h.0.gate"})
-    with pytest.raises(ExportError, match="routed block such as 0.feed_forward, found 7.feed_forward"):
+    with pytest.raises(ExportError, match="such as 0.feed_forward, found 7.feed_forward"):
         verify(module, folder, IDS, routers={"7.feed_forward": "h.0.moe.router"})
     module.h[0].moe.spare = torch.nn.Linear(1, 1)
     report = verify(module, folder, IDS, routers={"0.feed_forward": "h.0.moe.spare"})
@@ -218,6 +244,25 @@ def test_the_script_runs(tmp_path):
     done = subprocess.run([sys.executable, ROOT / "model_loaders/export_native.py", "propose",
                            tmp_path / "none.json", "w.pt"], text=True, capture_output=True)
     assert done.returncode == 2 and done.stderr.startswith("error: ")
+
+
+def test_ties_do_not_count():
+    from pytorch_export import comparison
+
+    block = {"sub_tokens": 1, "first_row": 0, "experts": 4}
+    record = {"tokens": 2, "layout": {"rows_per_token": 1}, "offsets": [0, 2, 4],
+              "experts": [0, 2, 0, 2]}
+    scores = torch.tensor([[3.0, 1.0, 1.0 - 1e-6, 0.0], [3.0, 1.0, 0.9, 0.0]])
+    result = comparison.BlockRoutes("0.feed_forward")
+    comparison._compare_routes(result, block, record, {"select": {"kind": "top_k", "k": 2}}, scores,
+                               "router")
+    assert (result.rows, result.ties, result.differing) == (2, 1, 1)
+    assert result.first == ("first token 1: moeserve [0, 2], module [0, 1], the module's scores "
+                            "differ by 1.0e-01")
+    biased = {"select": {"kind": "top_k", "k": 2, "bias": True}}
+    result = comparison.BlockRoutes("0.feed_forward")
+    comparison._compare_routes(result, block, record, biased, scores, "router")
+    assert "scores do not determine these selections" in result.skipped
 
 
 def test_the_proposal_of_a_state_dict_is_that_of_the_module():

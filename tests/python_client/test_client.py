@@ -5,6 +5,9 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import shutil
+import socket
+import subprocess
 import threading
 import time
 import urllib.request
@@ -12,6 +15,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+from conftest import Running
 from moeserve import (AsyncClient, Client, Error, ExpertOverride, RoutingControl, StructuredOutput,
                       answers)
 
@@ -143,8 +147,8 @@ def test_structured_output(client):
             value = json.loads(answer.text)
             assert value["city"] in ("Lima", "Oslo") and 1 <= value["year"] <= 9
     tag = {"type": "structural_tag",
-           "format": {"type": "tag", "begin": "<a>", "content": {"type": "const_string", "value": "x"},
-                      "end": "</a>"}}
+           "format": {"type": "tag", "begin": "<a>", "end": "</a>",
+                      "content": {"type": "const_string", "value": "x"}}}
     for given, expected in ((StructuredOutput(regex="[ab]{3}c"), lambda text: text[3] == "c"),
                             (StructuredOutput(choice=["yes", "no"]), ("yes", "no").__contains__),
                             (StructuredOutput(grammar='root ::= "x" "y"'), "xy".__eq__),
@@ -189,7 +193,8 @@ def test_routing_control(client):
 def test_scores_with_routes(client):
     plain = client.score(PROMPT)
     scores, routes = client.score(PROMPT, routes=True)
-    assert np.array_equal(plain, scores, equal_nan=True) and len(plain) == len(client.tokenize(PROMPT))
+    assert np.array_equal(plain, scores, equal_nan=True)
+    assert len(plain) == len(client.tokenize(PROMPT))
     assert routes.tokens == len(scores) and routes.first_position == 0
     answer = client.generate(PROMPT, routes=True, **GREEDY)
     assert np.array_equal(routes.counts(0), answer.routes.counts(0)[:routes.tokens])
@@ -232,7 +237,7 @@ def test_errors(client):
     with pytest.raises(Error) as caught:
         client.chat("a", model="none")
     assert caught.value.code == "model_not_found"
-    with pytest.raises(ValueError, match="temprature: expected a field of SamplingParams: temperature"):
+    with pytest.raises(ValueError, match="temprature: expected a field of SamplingParams: temp"):
         client.generate(PROMPT, temprature=1.0)
 
 
@@ -268,6 +273,37 @@ def test_rules_of_words(texts, expected):
     assert [word.begin for word in words] == [0, *(word.end for word in words[:-1])]
 
 
+def openssl(*arguments):
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_keys_and_tls(tmp_path):
+    certificate, key, keys = (tmp_path / name for name in ("cert.pem", "key.pem", "keys"))
+    openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+            "-keyout", key, "-out", certificate, "-days", 2, "-subj", "/CN=localhost",
+            "-addext", "subjectAltName=IP:127.0.0.1")
+    keys.write_text("secret\n")
+    keys.chmod(0o600)
+    key.chmod(0o600)
+    server = Running("--tls-cert", certificate, "--tls-key", key, "--api-key-file", keys)
+    try:
+        options = {"http_address": server.http, "ca_file": certificate}
+        with Client(server.grpc, api_key="secret", **options) as client:
+            assert client.generate(PROMPT, **GREEDY).text and client.chat(PROMPT, **GREEDY).text
+            assert "".join(piece.text for piece in client.stream_chat(PROMPT, **GREEDY))
+        with Client(server.grpc, **options) as client:
+            for call in (client.generate, client.chat):
+                with pytest.raises(Error) as caught:
+                    call(PROMPT)
+                assert caught.value.code == "invalid_api_key"
+        with Client(server.grpc, api_key="secret", http_address=server.http) as client:
+            with pytest.raises(Error):  # HTTP without TLS
+                client.chat(PROMPT)
+    finally:
+        server.stop()
+
+
 def test_statistics(client):
     before = client.statistics()
     client.generate(PROMPT, **GREEDY)
@@ -296,6 +332,40 @@ def test_chats_need_an_address(server):
             client.chat("a")
         with pytest.raises(Error, match="UNAVAILABLE"):
             client.generate("a")
+
+
+@pytest.mark.parametrize("reply, code", [
+    (b"", "UNAVAILABLE"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{", "UNAVAILABLE"),
+    (b"nonsense\r\n\r\n", "UNAVAILABLE"),
+    (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 3\r\n\r\nbad", "502"),
+    (b"HTTP/1.1 200 OK\r\n\r\ndata: {\"choices\": []}\n\n", "UNAVAILABLE"),
+    (b"HTTP/1.1 200 OK\r\n\r\ndata: {\"error\": {\"code\": \"x\", \"message\": \"y\"}}\n\n", "x"),
+    (None, "DEADLINE_EXCEEDED"),
+])
+def test_broken_connections(reply, code):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            if reply is None:
+                connection.recv(1)  # until the client gives up
+            else:
+                connection.sendall(reply)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    address = "%s:%d" % listener.getsockname()
+    try:
+        with Client("127.0.0.1:1", http_address=address, timeout=0.2) as client:
+            with pytest.raises(Error) as caught:
+                list(client.stream_chat("a"))
+        assert caught.value.code == code
+    finally:
+        thread.join()
+        listener.close()
 
 
 def running(server):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from moeserve.answers import Error, chat_piece
@@ -30,14 +32,14 @@ class ChatApi:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def post(self, body: dict[str, Any]) -> dict[str, Any]:
-        with self._open(body) as answer:
+        with _broken(), self._open(body) as answer:
             out: dict[str, Any] = json.load(answer)
         return out
 
     def stream(self, body: dict[str, Any]) -> Generator[Piece, None, None]:
         """Yields the pieces of all choices. Closing the iterator ends the request."""
         ended = False
-        with self._open(body) as answer:
+        with _broken(), self._open(body) as answer:
             for line in answer:
                 data = line.decode().strip()
                 if not data.startswith("data: "):
@@ -68,10 +70,18 @@ class ChatApi:
                 raise _error(json.loads(text), str(error.code)) from None
             except ValueError:
                 raise Error(str(error.code), text) from None
-        except TimeoutError as error:
-            raise Error("DEADLINE_EXCEEDED", str(error)) from None
-        except urllib.error.URLError as error:
-            raise Error("UNAVAILABLE", str(error.reason)) from None
+
+
+@contextlib.contextmanager
+def _broken() -> Iterator[None]:
+    """Turns errors of the connection into Error."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        late = isinstance(reason, TimeoutError)
+        raise Error("DEADLINE_EXCEEDED" if late else "UNAVAILABLE",
+                    str(reason) or type(reason).__name__) from None
 
 
 def _error(answer: dict[str, Any], code: str) -> Error:
