@@ -369,7 +369,13 @@ def verify(module, folder, token_ids=None, mapping=None, routers=None, moeserve=
 
 
 def _load_weights(path):
-    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # PyTorch has no class for damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ExportError(f"{path}: expected a state dict that torch.save() wrote: {reason}") from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             return loaded[key]

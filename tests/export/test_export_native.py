@@ -238,6 +238,12 @@ def test_the_commands(tmp_path, capsys):
     assert "error: --module: expected a function none in" in run(
         "verify", out, "--module", f"{HERE / 'modules.py'}:none", status=2)
     assert "error: " in run("propose", tmp_path / "none.json", weights, status=2)
+    for wrong in (b"", b"text", b"\x08\0\0\0\0\0\0\0{}      "):
+        weights.write_bytes(wrong)
+        assert "expected a state dict that torch.save() wrote" in run("propose", config, weights,
+                                                                      status=2)
+    torch.save(modules.build(), weights)
+    assert "expected a state dict that torch.save() wrote" in run("propose", config, weights, status=2)
 
 
 def test_the_script_runs(tmp_path):
