@@ -1,26 +1,34 @@
-"""Writes a moeserve model folder from a PyTorch state dict and a configuration.
+"""Writes a moeserve model folder from a PyTorch module and a configuration, and compares the two.
 
-    from export_native import export
-    export(state_dict, config, "my-model", dtype=torch.bfloat16)
+    from export_native import export, verify
+    export(module, config, "my-model", dtype=torch.bfloat16)
+    print(verify(module, "my-model"))
 
-Needs only PyTorch. The tensors must have the names that README.md lists. Every name and shape is
-compared with the configuration before anything is written. Afterwards `moeserve check my-model`
-verifies the rest of the configuration.
+    python export_native.py propose config.json weights.pt --output mapping.json
+    python export_native.py export config.json weights.pt my-model --mapping mapping.json
+    python export_native.py verify my-model --module my_model.py:build --mapping mapping.json
+
+Needs only PyTorch. README.md lists the names of the tensors; a mapping says which tensors of the
+module these are, where it has other names. Every name and shape is compared with the configuration
+before anything is written. `moeserve check my-model` verifies the rest of the configuration, and
+verify() that the server computes what the module computes.
 """
 
+import argparse
+import importlib.util
 import json
 import pathlib
 import shutil
 import struct
+import sys
 
 import torch
 
+from pytorch_export import comparison, mapping as mappings
+from pytorch_export.mapping import ExportError
+
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32"}
 BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}
-
-
-class ExportError(ValueError):
-    """The state dict and the configuration disagree; the message names the tensor or key."""
 
 
 def _key(node, path, name, *default):
@@ -229,20 +237,50 @@ def required_tensors(config):
     return wanted
 
 
-def _verify(state_dict, wanted):
-    problems = []
+def propose(module, config):
+    """Looks for the tensors of a module, or of a state dict, by their shapes and names.
+
+    Returns a Proposal: print its text(), and pass its mapping() to export() when it is right.
+    """
+    wanted = {name: shape for name, (shape, _) in required_tensors(config).items()}
+    return mappings.propose(wanted, {name: tensor.shape for name, tensor in _tensors(module).items()})
+
+
+def _tensors(module):
+    state_dict = module.state_dict() if isinstance(module, torch.nn.Module) else module
+    if not hasattr(state_dict, "items"):
+        raise ExportError(f"expected a module or a state dict, found {type(module).__name__}")
+    for name, value in state_dict.items():
+        if not isinstance(value, torch.Tensor):
+            raise ExportError(f"{name}: expected a tensor, found {type(value).__name__} (of a "
+                              "training checkpoint, pass the state dict in it)")
+    return state_dict
+
+
+def _check(tensors, wanted, proposes):
+    problems, missing, extra = [], False, False
     for name, (shape, key) in wanted.items():
-        if name not in state_dict:
+        if name not in tensors:
+            missing = True
             problems.append(f"{name}: expected shape {list(shape)} (from {key}), found no tensor")
-        elif tuple(state_dict[name].shape) != shape:
+        elif tuple(tensors[name].shape) != shape:
             problems.append(f"{name}: expected shape {list(shape)} (from {key}), "
-                            f"found {list(state_dict[name].shape)}")
-    problems += [f"{name}: expected no such tensor (no key of the configuration leads to it)"
-                 for name in state_dict if name not in wanted]
-    if problems:
-        more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ExportError("the state dict does not fit the configuration:\n  "
-                          + "\n  ".join(problems[:5]) + more)
+                            f"found {list(tensors[name].shape)}")
+    for name in tensors:
+        if name not in wanted:
+            extra = True
+            problems.append(f"{name}: expected no such tensor (no key of the configuration leads "
+                            "to it)")
+    if not problems:
+        return
+    more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
+    text = "the state dict does not fit the configuration:\n  " + "\n  ".join(problems[:5]) + more
+    if proposes and missing and extra:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        found = mappings.propose({name: shape for name, (shape, _) in wanted.items()}, shapes)
+        text += ("\nProposed mapping; if it is right, pass mapping=propose(module, config).mapping():"
+                 "\n  " + found.text().replace("\n", "\n  "))
+    raise ExportError(text)
 
 
 def _size(tensor, dtype):
@@ -265,16 +303,24 @@ def _write_shard(path, names, state_dict, dtypes):
             file.write(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def export(state_dict, config, out_dir, dtype=None, max_shard_bytes=4 << 30, tokenizer_json=None):
+def export(module, config, out_dir, dtype=None, max_shard_bytes=4 << 30, tokenizer_json=None,
+           mapping=None):
     """Writes config.json, the weights and, if given, a copy of the file `tokenizer_json`.
 
+    module: a module or a state dict.
     dtype: torch.float32, float16 or bfloat16 for every tensor but tables of ids, which become int32;
     None keeps each tensor's dtype.
+    mapping: a dict, or the path of a JSON file, that says which tensors of the module those of the
+    format are; see propose(). Without it, the names must be the same.
     Weights beyond `max_shard_bytes` are split over several files with an index.
-    Raises ExportError, before it writes anything, if names, shapes or dtypes do not fit.
+    Raises ExportError, before it writes anything, if names, shapes or dtypes do not fit; if only the
+    names do not, the message has a proposed mapping.
     """
     wanted = required_tensors(config)
-    _verify(state_dict, wanted)
+    state_dict = _tensors(module)
+    if mapping is not None:
+        state_dict = mappings.apply(mapping, state_dict, wanted)
+    _check(state_dict, wanted, proposes=mapping is None)
     dtypes = {name: dtype or state_dict[name].dtype for name in wanted}
     for name, found in dtypes.items():
         if name.endswith(".router.table"):
@@ -314,3 +360,114 @@ def export(state_dict, config, out_dir, dtype=None, max_shard_bytes=4 << 30, tok
              "weight_map": {name: file for file, names in zip(files, shards) for name in names}}
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n",
                                                       encoding="utf-8")
+
+
+def verify(module, folder, token_ids=None, mapping=None, routers=None, moeserve=None,
+           tolerance=1e-3):
+    """Compares a module with moeserve on an exported folder; see comparison.compare()."""
+    return comparison.compare(module, folder, token_ids, mapping, routers, moeserve, tolerance)
+
+
+def _load_weights(path):
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # PyTorch has no class for damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ExportError(f"{path}: expected a state dict that torch.save() wrote: {reason}") from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            return loaded[key]
+    return loaded
+
+
+def _load_module(place):
+    """Calls the function of "FILE.py:FUNCTION", which returns a module."""
+    file, colon, function = place.rpartition(":")
+    if not colon:
+        raise ExportError(f"--module: expected FILE.py:FUNCTION, found {place}")
+    path = pathlib.Path(file).resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or not path.is_file():
+        raise ExportError(f"--module: expected a Python file, found {file}")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = loaded
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(loaded)
+    if not callable(getattr(loaded, function, None)):
+        raise ExportError(f"--module: expected a function {function} in {file}, found none")
+    return getattr(loaded, function)()
+
+
+def _parse(arguments):
+    parser = argparse.ArgumentParser(description="Exports PyTorch modules to moeserve's format.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("propose", help="print which tensors of a state dict may be those "
+                                  "of the format")
+    command.add_argument("config", help="config.json of the format")
+    command.add_argument("weights", help="a state dict, saved with torch.save()")
+    command.add_argument("--output", help="JSON file to write the mapping to, for --mapping")
+    command = commands.add_parser("export", help="write a model folder")
+    command.add_argument("config", help="config.json of the format")
+    command.add_argument("weights", help="a state dict, saved with torch.save()")
+    command.add_argument("folder", help="the folder to write")
+    command.add_argument("--mapping", help="JSON file that propose wrote")
+    command.add_argument("--dtype", choices=("float32", "float16", "bfloat16"),
+                         help="type of the weights (default: as they are)")
+    command.add_argument("--tokenizer", help="tokenizer.json to copy into the folder")
+    command = commands.add_parser("verify", help="compare log-probabilities and routes of a module "
+                                  "with those of moeserve")
+    command.add_argument("folder", help="the exported folder")
+    command.add_argument("--module", required=True, metavar="FILE.py:FUNCTION",
+                         help="function that returns the module with its weights")
+    command.add_argument("--mapping", help="the mapping of the export, which also says where the "
+                         "routers are")
+    command.add_argument("--router", action="append", default=[], metavar="BLOCK=MODULE",
+                         help="submodule that computes scores or expert ids of a block, such as "
+                         "0.feed_forward=layers.0.moe.gate; can be repeated")
+    command.add_argument("--ids", help="token ids, separated by commas (default: 64 random ones)")
+    command.add_argument("--tolerance", type=float, default=1e-3,
+                         help="largest accepted difference of a log-probability "
+                         "(default: %(default)s)")
+    command.add_argument("--moeserve", help="the program (default: $MOESERVE_BIN, or moeserve on the "
+                         "search path)")
+    return parser.parse_args(arguments)
+
+
+def _run(options):
+    if options.command == "verify":
+        routers = dict(item.partition("=")[::2] for item in options.router)
+        ids = [int(i) for i in options.ids.split(",")] if options.ids else None
+        report = verify(_load_module(options.module), options.folder, ids, options.mapping, routers,
+                        options.moeserve, options.tolerance)
+        print(report)
+        return 0 if report.equal else 1
+    config = json.loads(pathlib.Path(options.config).read_text(encoding="utf-8"))
+    weights = _load_weights(options.weights)
+    if options.command == "export":
+        export(weights, config, options.folder, options.dtype and getattr(torch, options.dtype),
+               tokenizer_json=options.tokenizer, mapping=options.mapping)
+        print(f"wrote {options.folder}")
+        return 0
+    proposal = propose(weights, config)
+    print(proposal.text())
+    if options.output:
+        text = json.dumps(proposal.mapping(), indent=2) + "\n"
+        pathlib.Path(options.output).write_text(text, encoding="utf-8")
+        print(f"wrote {options.output}" + ("" if proposal.complete else
+                                           ": replace its lists by one of their entries, and null"))
+    return 0 if proposal.complete else 1
+
+
+def main(arguments=None):
+    """Runs a command. Returns the exit status: 1 if something is open or differs, 2 for errors."""
+    try:
+        return _run(_parse(arguments))
+    except (ExportError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

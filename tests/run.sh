@@ -228,6 +228,13 @@ deployment_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/deploy
 }
 
+# Tests the Python client of deploy/python. It has a process of its own, because other tests generate
+# the modules of the gRPC interface elsewhere.
+python_client_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/python_client
+}
+
 # Tests the dashboard in a headless browser.
 dashboard_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
@@ -238,6 +245,12 @@ dashboard_tests() {
 statistics_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/statistics
+}
+
+# export_tests VENV: tests the export from PyTorch; without PyTorch in VENV, only what needs none.
+export_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve \
+    "$1/bin/python" -m pytest -q -rs -p no:cacheprovider tests/export
 }
 
 # Tests the scripts of benchmarks with programs that pretend to be engines.
@@ -336,6 +349,7 @@ run_full() {
   stage "thread sanitizer" sanitize_threads
   if [[ $(uname -m) == x86_64 ]]; then stage "aarch64 under qemu" tests/aarch64.sh; fi
   stage "Python environment with PyTorch" make_reference_venv
+  stage "export from PyTorch" export_tests "$reference_venv"
   stage "goldens computed anew" check_goldens
   stage "routing records against the reference" routing_records
   stage "lm_eval" run_script tests/lm_eval/run.sh
@@ -380,9 +394,11 @@ main() {
   stage "clients of frameworks" framework_tests "$venv"
   stage "clients of servers on CUDA" device_client_tests
   stage "deployment files" deployment_tests
+  stage "typed client in Python" python_client_tests
   stage "dashboard in a browser" dashboard_tests
   stage "chat templates against jinja2" chat_template_tests
   stage "scripts of benchmarks" bench_script_tests
+  stage "mappings of PyTorch modules" export_tests "$venv"
   stage "statistics of the experts against NumPy" statistics_tests
   if ((fuzz_seconds > 0)); then stage "fuzz targets" tests/fuzz/run.sh "$fuzz_seconds"; fi
   local -a labels=()

@@ -26,7 +26,8 @@ prompt = "In the beginning God created"
 server = Server(model, "--routing-records")
 client = Client(server.grpc_address)
 before = client.statistics()
-answer = client.generate(prompt, max_tokens=32, temperature=0.0, routes=True)
+answer = client.generate(prompt, max_tokens=32, temperature=0.7, seed=1,
+                         routes=True)
 statistics = client.statistics().since(before)
 print(prompt + answer.text)
 
@@ -40,10 +41,22 @@ for label, shares in zip(statistics.labels(), load):
     print(f"{label}: " + ", ".join(f"expert {e} {100 * shares[e]:.1f} %" for e in best))
 
 # %% [markdown]
-# The experts of every token in the first routed block: a row for each token.
+# The experts of every word in each routed block: a row for each word, with the shares of the experts in
+# the selections of its tokens.
 
 # %%
-tokens = answer.routes.counts(block=0) if answer.routes and answer.routes.blocks else None
+ids = np.concatenate([client.tokenize(prompt), answer.token_ids])
+# The last token was never computed, so it has no experts.
+words = client.words(ids[:-1])
+blocks = answer.routes.blocks if answer.routes else ()
+labels = [repr(word.text.strip(" "))[1:-1] for word in words]
+shares = []
+for number, block in enumerate(blocks):
+    counts = answer.routes.word_counts(words, number)
+    shares.append(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+    best = counts.argmax(axis=1)
+    print(f"layer {block.layer} {block.block}: "
+          + ", ".join(f"{label} {expert}" for label, expert in zip(labels, best)))
 
 # %%
 try:
@@ -54,14 +67,22 @@ try:
 except ImportError:
     print("matplotlib is not installed: no picture")
 else:
-    figure, panels = plt.subplots(2, 1, figsize=(10, 8), layout="constrained")
-    panels[0].imshow(load, aspect="auto")
-    panels[0].set(title="Share of the selections", xlabel="expert",
-                  yticks=range(len(load)), yticklabels=statistics.labels())
-    if tokens is not None:
-        panels[1].imshow(tokens, aspect="auto")
-        panels[1].set(title=f"Selections by each token, {statistics.labels()[0]}", xlabel="expert",
-                      ylabel="token")
+    shown = blocks[:6]  # more would be too narrow
+    figure = plt.figure(figsize=(3 + 2.2 * max(len(shown), 3), 4 + 0.2 * len(words)),
+                        layout="constrained")
+    if shown:
+        upper, lower = figure.subfigures(2, 1, height_ratios=[3, 1 + 0.2 * len(words)])
+        panel = upper.subplots()
+        upper.colorbar(panel.imshow(load, aspect="auto"))
+        panel.set(title="Share of the selections", xlabel="expert", yticks=range(len(load)),
+                  yticklabels=statistics.labels())
+        panels = lower.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+        for panel, block, share in zip(panels, shown, shares):
+            panel.imshow(share, aspect="auto")
+            panel.set(title=f"layer {block.layer} {block.block}", xlabel="expert")
+        # Between dollar signs, matplotlib expects formulas.
+        panels[0].set(yticks=range(len(words)),
+                      yticklabels=[label.replace("$", r"\$") for label in labels])
     figure.savefig(picture)
     print(f"wrote {picture}")
 

@@ -3,9 +3,14 @@
 The package also has the server itself: the command `moeserve`, see `moeserve --help`.
 """
 
-from moeserve.client import Client, Error
-from moeserve.results import BlockStatistics, Completion, ExpertStatistics, Piece, RouteBlock, Routes
+from moeserve.answers import Error
+from moeserve.async_client import AsyncClient
+from moeserve.client import Client
+from moeserve.fields import ExpertOverride, RoutingControl, StructuredOutput
+from moeserve.results import (BlockStatistics, ChatAnswer, Completion, ExpertStatistics, Piece,
+                              RouteBlock, Routes, ToolCall, Word)
 from moeserve.server import Server
 
-__all__ = ["BlockStatistics", "Client", "Completion", "Error", "ExpertStatistics", "Piece",
-           "RouteBlock", "Routes", "Server"]
+__all__ = ["AsyncClient", "BlockStatistics", "ChatAnswer", "Client", "Completion", "Error",
+           "ExpertOverride", "ExpertStatistics", "Piece", "RouteBlock", "Routes", "RoutingControl",
+           "Server", "StructuredOutput", "ToolCall", "Word"]

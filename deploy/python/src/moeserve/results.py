@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,15 @@ class RouteBlock:
     num_experts: int
     sub_tokens: int  # rows of one token in this block
     first_row: int  # index of its first row among the rows of a token
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text, with the white space before it, and its tokens."""
+
+    text: str
+    begin: int  # index of its first token
+    end: int  # behind its last token
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,17 @@ class Routes:
         begin, end = self.offsets[row], self.offsets[row + 1]
         return self.experts[begin:end], self.weights[begin:end]
 
+    def word_counts(self, words: Sequence[Word], block: int = 0) -> NDArray[np.int64]:
+        """Returns [words, num_experts]: how many rows of each word's tokens selected each expert.
+
+        `words` are those of the tokens from `first_position` on, as Client.words() returns them.
+        Tokens without routes, such as the last generated one, count as 0.
+        """
+        counts = self.counts(block)
+        if not words:
+            return counts[:0]
+        return np.stack([counts[word.begin:word.end].sum(axis=0) for word in words])
+
     def counts(self, block: int = 0) -> NDArray[np.int64]:
         """Returns [tokens, num_experts]: how many rows of each token selected each expert."""
         place = self.blocks[block]
@@ -65,7 +86,9 @@ class Piece:
 
     text: str
     token_ids: NDArray[np.int32]  # [n]
-    finish_reason: str | None  # "stop" or "length" in the last piece
+    finish_reason: str | None  # "stop", "length" or, of chats, "tool_calls" in the last piece
+    index: int = 0  # which of the n answers
+    reasoning: str = ""  # of chats only
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,29 @@ class Completion:
     cached_tokens: int  # prompt tokens found in the prefix cache
     experts_per_token: float | None  # None without experts, or if they are not counted
     activated_parameters_per_token: float | None
+    routes: Routes | None  # of the prompt and the answer, if asked for
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool that a chat's answer asks for."""
+
+    id: str
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """The answer of a chat."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    message: dict[str, Any]  # to append to the messages of the next chat
+    finish_reason: str  # "stop", "length" or "tool_calls"
+    prompt_tokens: int
+    completion_tokens: int  # of all n answers
     routes: Routes | None  # of the prompt and the answer, if asked for
 
 
