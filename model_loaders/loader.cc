@@ -36,7 +36,9 @@ absl::Status CheckDirectory(const fs::path& directory) {
   const std::string name = Printable(directory.string(), PATH_MAX);
   if (status.type() == fs::file_type::not_found) {
     return absl::NotFoundError(
-        Concat(name, ": expected a model folder, a .gguf file or a .pt file, found nothing"));
+        Concat(name,
+               ": expected a model folder, a .gguf file or a .pt file, found nothing; models "
+               "are not downloaded: give a path on this machine"));
   }
   if (error) {
     return absl::UnavailableError(Concat(name, ": cannot open: ", error.message()));

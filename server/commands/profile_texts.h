@@ -16,7 +16,8 @@ namespace moeserve::server {
 struct ProfilingOptions {
   EngineOptionsText engine;
   std::vector<std::string> text_files;  // each file is a separate document
-  int window = 0;
+  // As in other programs: models often are far worse beyond the length of their training texts.
+  int window = 512;
   int64_t hidden_samples = 16384;
   int token_stats_mib = 1024;
   bool routes = false;      // whether the profile gets the routes of every row

@@ -30,6 +30,7 @@ void Print(const Options& options, const ProfiledTexts& result) {
     out["model"] = result.model.directory_name;
     out["tokens"] = score.tokens;
     out["scored_tokens"] = score.scored;
+    out["window"] = score.window;
     out["nll_per_token"] = score.nll_per_token();
     out["perplexity"] = score.perplexity();
     out["bits_per_byte"] = score.bits_per_byte();
@@ -37,9 +38,11 @@ void Print(const Options& options, const ProfiledTexts& result) {
     PrintJson(out);
     return;
   }
-  std::printf("tokens %lld, scored %lld, nll/token %.6f, perplexity %.4f, bits/byte %.4f\n\n",
-              static_cast<long long>(score.tokens), static_cast<long long>(score.scored),
-              score.nll_per_token(), score.perplexity(), score.bits_per_byte());
+  std::printf(
+      "tokens %lld, scored %lld in windows of %d, nll/token %.6f, perplexity %.4f, bits/byte "
+      "%.4f\n\n",
+      static_cast<long long>(score.tokens), static_cast<long long>(score.scored), score.window,
+      score.nll_per_token(), score.perplexity(), score.bits_per_byte());
   std::fputs(ProfileTable(result.profile, tokenizer, options.report).c_str(), stdout);
 }
 

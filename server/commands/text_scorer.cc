@@ -68,6 +68,7 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
   }
 
   Score score;
+  score.window = window;
   std::vector<Request> requests;
   for (const std::string& text : texts) {
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer->Encode(text, false));

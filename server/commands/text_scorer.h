@@ -19,6 +19,7 @@ struct Score {
   int64_t scored = 0;  // tokens that have a log-probability
   double sum_logprob = 0.0;
   size_t bytes = 0;
+  int window = 0;  // tokens of a window, special tokens included
   // All token ids that the model computed, in order: the windows, each with its special tokens.
   std::vector<TokenId> run;
 

@@ -5,8 +5,10 @@ import hashlib
 import http.client
 import json
 import os
+import pty
 import signal
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -274,6 +276,28 @@ def test_reload_on_hangup(tmp_path):
         server.process.send_signal(signal.SIGHUP)
         assert wait_for(lambda: sample(server, 'moeserve_key_reloads_total{result="ok"}') == 1)
         assert complete(server, "a")[0] == 200
+
+
+def test_a_hangup_without_keys_changes_nothing():
+    server = start_server(stdin=subprocess.DEVNULL)
+    for _ in range(3):
+        server.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    body = json.dumps({"prompt": "The", "max_tokens": 2}).encode()
+    request = urllib.request.Request(server.url + "/v1/completions", body,
+                                     {"Content-Type": "application/json"})
+    assert urllib.request.urlopen(request, timeout=10).status == 200
+    assert stop_server(server) == 0
+
+
+def test_a_closed_terminal_ends_the_server():
+    """The server drains; the signal alone would end it at once."""
+    ours, theirs = pty.openpty()
+    server = start_server(stdin=theirs)
+    os.close(theirs)
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.wait(timeout=20) == 0
+    os.close(ours)
 
 
 def test_limits_survive_a_reload(tmp_path):

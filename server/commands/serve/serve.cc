@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -295,20 +297,30 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
                             StartListeners(options, configuration, *router, context));
 
   StopFlag stop;
+  const auto stop_serving = [&] {
+    // Loading a model cannot be interrupted, and no request is running, so the process may exit.
+    if (context.state() == ServerState::kLoading) {
+      FlushLog(kLogFlushTimeout);
+      std::quick_exit(0);
+    }
+    stop.Set();
+  };
+  const bool on_terminal = isatty(STDIN_FILENO) == 1;  // no longer, once it was closed
   const SignalWatcher watcher(
       [&] {
         LogInfo("serve", "stopping; a second signal ends the process at once");
-        // Loading a model cannot be interrupted, and no request is running, so the process may
-        // exit.
-        if (context.state() == ServerState::kLoading) {
-          FlushLog(kLogFlushTimeout);
-          std::quick_exit(0);
-        }
-        stop.Set();
+        stop_serving();
       },
       [&] {
         if (keys) keys->RequestReload();
         if (context.settings().tls != nullptr) context.settings().tls->RequestReload();
+        if (keys || context.settings().tls != nullptr) return;
+        if (!on_terminal) {
+          LogInfo("serve", "SIGHUP: there is nothing to reload, neither keys nor certificates");
+          return;
+        }
+        LogInfo("serve", "stopping, because the terminal was closed");
+        stop_serving();
       });
 
   const std::unique_ptr<ModelManager> manager =
@@ -377,8 +389,7 @@ int Run(ServeOptionReader& reader) {
     return 0;
   }
   BlockTerminationSignals();
-  // Without keys and TLS nothing can be reloaded, and a hangup ends the process as usual.
-  if (!options.api_key_file.empty() || !options.tls_cert.empty()) BlockHangup();
+  BlockHangup();
   IgnoreBrokenPipes();
   LimitKeptMemory();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
