@@ -6,6 +6,7 @@ import { exportButtons } from "../export/export_buttons.js";
 import { blockKey, blockLabel, blockTitle, compact, count, decimal, none, percent }
   from "../format.js";
 import { Heatmap } from "../charts/heatmap.js";
+import { LoadScale } from "../charts/color_scales.js";
 import { LinkedOptions, linkRadios } from "../linked_options.js";
 import { bar } from "../charts/marks.js";
 import { Poller } from "../poller.js";
@@ -43,8 +44,8 @@ export class ExpertsView {
     this.stats = null;
     this.loads = [];
     this.heatmap = new Heatmap({ label: "Load by layer and expert", describedBy: "readout",
-      onCursor: (row, column, moved) => this.#showCursor(row, column, moved) });
-    byId("heatmap").replaceWith(this.heatmap.node);
+      scale: new LoadScale(), onCursor: (row, column, moved) => this.#showCursor(row, column, moved) });
+    byId("heatmap").replaceWith(this.heatmap.node, this.heatmap.extent.node);
     byId("heatmap-legend").replaceWith(this.heatmap.legend);
     this.diversity = new BarChart({ label: "Tokens by number of distinct experts",
       unit: "experts" });
