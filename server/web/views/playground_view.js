@@ -1,6 +1,7 @@
 // The "Playground" view: a prompt or a chat, its streamed answer, and the experts that computed
 // each token.
 import { postJson } from "../api.js";
+import { ChangedAnswer } from "./changed_answer.js";
 import { ChatAnswer } from "./chat_answer.js";
 import { ChatMessages } from "./chat_messages.js";
 import { byId, setOptions, setText } from "../dom.js";
@@ -22,8 +23,7 @@ export class PlaygroundView {
     this.recordsRefused = false; // true if the server keeps no routing records
     this.sampling = new SamplingOptions({ host: byId("sampling"), more: byId("more-fields"),
       maxTokens: 48 });
-    this.panel = new TokenPanel({ chips: byId("chips"), detail: byId("detail-body"),
-      blockName: () => byId("color-block").value });
+    this.#makePanels();
     this.messages = new ChatMessages({ list: byId("messages"), addButton: byId("add-message"),
       onChange: () => byId("prompt-form").dispatchEvent(new Event("change", { bubbles: true })) });
     this.messages.set(firstMessages);
@@ -40,8 +40,28 @@ export class PlaygroundView {
       mode: linkRadios("mode"), ...this.sampling.controls(), show_prompt: byId("show-prompt"),
       block: byId("color-block"), prompt: byId("prompt"), messages: this.#messagesLink(),
       tools: byId("tools"), tool_choice: byId("tool-choice"), template: byId("chat-template"),
+      change: { get: () => this.changed.overrides.text(),
+        set: (value) => this.changed.overrides.set(value) },
     }, (name) => name !== "prompt" && !chatOnly.includes(name) ||
       (name === "prompt") !== this.#isChat());
+  }
+
+  // The panels of the answer and of the one with changed routing, which share the details.
+  #makePanels() {
+    const shared = { detail: byId("detail-body"), blockName: () => byId("color-block").value,
+      routing: { toggle: (block, expert) => this.changed.overrides.toggle(block, expert),
+        kindOf: (block, expert) => this.changed.overrides.kindOf(block, expert) } };
+    this.panel = new TokenPanel({ ...shared, chips: byId("chips"), legend: byId("expert-legend"),
+      openFirst: true, onChoose: () => this.changed.panel.forgetChoice() });
+    this.changed = new ChangedAnswer({ first: this.panel,
+      panel: new TokenPanel({ ...shared, chips: byId("changed-chips"),
+        onChoose: () => this.panel.forgetChoice() }),
+      run: (...request) => this.#run(...request),
+      onOverrides: () => this.#panels().forEach((panel) => panel.markRouting()) });
+  }
+
+  #panels() {
+    return [this.panel, this.changed.panel];
   }
 
   #messagesLink() {
@@ -69,7 +89,8 @@ export class PlaygroundView {
     for (const id of ["stop", "tools", "chat-template"]) {
       byId(id).addEventListener("change", () => byId(id).value && (byId("more").open = true));
     }
-    byId("color-block").addEventListener("change", () => this.panel.repaint());
+    byId("color-block").addEventListener("change", () =>
+      this.#panels().forEach((panel) => panel.repaint()));
   }
 
   #isChat() {
@@ -84,6 +105,8 @@ export class PlaygroundView {
   #showBlocks({ blocks }) {
     setOptions(byId("color-block"), blocks.map((block) => [blockKey(block), blockTitle(block)]));
     byId("color-label").hidden = blocks.length === 0;
+    byId("expert-hints").hidden = blocks.length === 0;
+    this.changed.overrides.keepThoseOf(blocks);
   }
 
   #note(text) {
@@ -100,7 +123,9 @@ export class PlaygroundView {
   }
 
   #request({ blocks }) {
-    const body = { ...this.sampling.fields(), return_token_ids: true,
+    // With a known seed, the same request can be sent again with changed routing.
+    const body = { seed: crypto.getRandomValues(new Uint32Array(1))[0],
+      ...this.sampling.fields(), return_token_ids: true,
       stream_options: { include_usage: true } };
     if (!this.recordsRefused && blocks.length > 0) body.return_routing = true;
     if (!this.#isChat()) {
@@ -126,43 +151,57 @@ export class PlaygroundView {
         byId("tools").focus();
         return;
       }
+      this.changed.reset();
+      const request = { layout, body };
       try {
-        await this.#run(layout, body, signal);
+        await this.#answer(request, signal);
       } catch (error) {
         if (error.code !== "not_enabled") throw error;
         delete body.return_routing;
         this.recordsRefused = true;
-        this.#note(`Tokens without their experts: ${error.message}.`);
-        await this.#run(layout, body, signal);
+        this.#note("Tokens without their experts: start the server with --routing-records to see " +
+          `them (${error.message}).`);
+        await this.#answer(request, signal);
       }
     } catch (error) {
       if (error.name !== "AbortError") this.#note(`No answer: ${error.message}.`);
     }
   }
 
-  async #run(layout, body, signal) {
+  async #answer(request, signal) {
+    const { body, layout } = request;
     this.panel.clear(layout);
     this.answer.clear();
     setText(byId("answer-note"), "");
-    const chat = Boolean(body.messages);
-    const prompt = chat && byId("show-prompt").checked ? await promptTokens(body, signal) : null;
-    const { fits, summary } = await generate({
-      path: chat ? "v1/chat/completions" : "v1/completions", body, panel: this.panel, signal,
-      onStart: (ids) => prompt && this.#addPrompt(ids, prompt),
-      onChoice: (choice) => chat && this.answer.add(choice.delta),
-    });
-    if (!fits) this.#note("A routing record of the answer does not fit this model.");
-    setText(byId("answer-note"), summary);
-    if (chat) this.messages.add(this.answer.message());
+    request.prompt = body.messages && byId("show-prompt").checked
+      ? await promptTokens(body, signal) : null;
+    const summary = await this.#run(request, this.panel, this.answer, signal);
+    setText(byId("answer-note"), `${summary} Seed ${body.seed}.`);
+    if (body.messages) this.messages.add(this.answer.message());
+    this.changed.setRequest(request);
   }
 
-  // `ids`: the prompt's tokens as the model read them. Their texts are known if the template of the
-  // server made the same tokens.
-  #addPrompt(ids, { ids: known, texts }) {
-    const same = ids.length === known.length && ids.every((id, i) => id === known[i]);
-    ids.forEach((id, position) => this.panel.add({ text: same ? texts[position] : `#${id}`,
-      position, generated: false }));
+  // Sends a request and fills `panel`, and `answer` with what a chat answers. `prompt`: the known
+  // tokens of a chat's prompt, or null if they are not to be shown. Returns a sentence about the
+  // answer.
+  async #run({ body, prompt }, panel, answer, signal) {
+    const chat = Boolean(body.messages);
+    const { fits, summary } = await generate({
+      path: chat ? "v1/chat/completions" : "v1/completions", body, panel, signal,
+      onStart: (ids) => prompt && addPrompt(panel, ids, prompt),
+      onChoice: (choice) => chat && answer.add(choice.delta),
+    });
+    if (!fits) this.#note("A routing record of the answer does not fit this model.");
+    return summary;
   }
+}
+
+// `ids`: the prompt's tokens as the model read them. Their texts are known if the template of the
+// server made the same tokens.
+function addPrompt(panel, ids, { ids: known, texts }) {
+  const same = ids.length === known.length && ids.every((id, i) => id === known[i]);
+  ids.forEach((id, position) => panel.add({ text: same ? texts[position] : `#${id}`, position,
+    generated: false }));
 }
 
 // Returns {ids, texts} of a chat's prompt, both empty if the server cannot tell.
