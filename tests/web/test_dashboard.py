@@ -308,10 +308,14 @@ def chart_points(driver, title):
 
 
 def test_charts_begin_before_the_view(driver, watch):
+    def readings(server):
+        return len(get_json(server, "/v1/metrics/history")["readings"])
+
     with browser.serving() as server:
+        # Times are known for requests between two readings.
+        wait_until(lambda: readings(server) >= 1, "a first reading")
         complete(server, "London is", max_tokens=50, seed=1)
-        wait_until(lambda: len(get_json(server, "/v1/metrics/history")["readings"]) >= 3,
-                   "a history", 15)
+        wait_until(lambda: readings(server) >= 3, "a history", 15)
         open_view(driver, server, "requests")
         wait_until(lambda: text(driver, "request-tiles").count("–") < 2, "tiles")
         assert min(chart_points(driver, "Requests")) >= 4

@@ -303,6 +303,7 @@ constexpr Operation kOperations[] = {
      .path = "/v1/metrics/history",
      .tag = "server",
      .summary = "Returns readings of some metrics in the last five minutes",
+     .parameters = "model_query",
      .answer = "MetricsHistory"},
     {.method = "GET",
      .pattern = "/openapi.json",

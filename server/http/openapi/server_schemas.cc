@@ -39,7 +39,7 @@ constexpr char kServer[] = R"json({
     "interval_seconds": {"type": "number"},
     "bounds": {"type": "object", "description": "The upper bounds of each histogram's buckets",
                "additionalProperties": {"type": "array", "items": {"type": "number"}}},
-    "readings": {"type": "array", "description": "The oldest first, summed over the models",
+    "readings": {"type": "array", "description": "The oldest first, of the model or summed over all",
       "items": {"$ref": "#/components/schemas/MetricsReading"}}}},
 "MetricsReading": {"type": "object", "required": ["age_seconds"], "properties": {
   "age_seconds": {"type": "number", "minimum": 0},

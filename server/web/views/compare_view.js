@@ -1,4 +1,5 @@
 // The "Compare" view: the experts that two prompts use, side by side.
+import { model } from "../api.js";
 import { niceCeiling } from "../charts/charts.js";
 import { DifferenceScale } from "../charts/color_scales.js";
 import { byId, el, setOptions, setText } from "../dom.js";
@@ -40,7 +41,7 @@ export class CompareView {
         onChoose: () => this.panels[side === "a" ? "b" : "a"].forgetChoice() });
     }
     this.layouts = new LayoutWatch((layout) => this.#showBlocks(layout), page.setState);
-    new RunForm({ form: byId("compare-form"), button: byId("compare-run"),
+    this.form = new RunForm({ form: byId("compare-form"), button: byId("compare-run"),
       run: (controller) => this.#run(controller) });
     this.#listen();
     byId("compare-exports").replaceWith(exportButtons({ what: "the comparison",
@@ -60,6 +61,17 @@ export class CompareView {
 
   hide() {
     this.layouts.stop();
+  }
+
+  // Forgets what another model has answered.
+  reset() {
+    this.form.stop();
+    for (const side of sides) {
+      this.panels[side].clear(null);
+      setText(byId(`summary-${side}`), "");
+    }
+    this.measured = null;
+    byId("compare-results").hidden = true;
   }
 
   #listen() {
@@ -121,7 +133,7 @@ export class CompareView {
     const panel = this.panels[side];
     panel.clear(layout);
     setText(byId(`summary-${side}`), "");
-    const body = { ...this.sampling.fields(), prompt: byId(`compare-${side}`).value, echo: true,
+    const body = { ...model.field(), ...this.sampling.fields(), prompt: byId(`compare-${side}`).value, echo: true,
       logprobs: 0, return_token_ids: true, stream_options: { include_usage: true } };
     if (layout.blocks.length > 0) body.return_routing = true;
     const answer = await generate({ path: "v1/completions", body, panel, signal });

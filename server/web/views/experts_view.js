@@ -1,5 +1,5 @@
 // The "Experts" view: load of the experts in a time window.
-import { getJson } from "../api.js";
+import { getOfModel } from "../api.js";
 import { BarChart } from "../charts/charts.js";
 import { byId, el, setOptions, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
@@ -82,11 +82,19 @@ export class ExpertsView {
     this.poller.stop();
   }
 
+  // Forgets what another model has done.
+  reset() {
+    this.stats = null;
+    byId("experts-body").hidden = true;
+    this.#showNote("");
+    setText(byId("window-note"), "");
+  }
+
   async #ask(signal) {
-    const query = new URLSearchParams({ threshold: thresholds[byId("threshold").value] });
+    const query = { threshold: thresholds[byId("threshold").value] };
     const window = document.querySelector("[name=window]:checked").value;
-    if (window) query.set("window", window);
-    this.#show(await getJson(`v1/experts/stats?${query}`, signal));
+    if (window) query.window = window;
+    this.#show(await getOfModel("v1/experts/stats", query, signal));
   }
 
   #onState(error) {

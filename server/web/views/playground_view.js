@@ -1,6 +1,6 @@
 // The "Playground" view: a prompt or a chat, its streamed answer, and the experts that computed
 // each token.
-import { postJson } from "../api.js";
+import { model, postJson } from "../api.js";
 import { ChangedAnswer } from "./changed_answer.js";
 import { ChatAnswer } from "./chat_answer.js";
 import { ChatMessages } from "./chat_messages.js";
@@ -29,7 +29,7 @@ export class PlaygroundView {
     this.messages.set(firstMessages);
     this.answer = new ChatAnswer(byId("chat-answer"));
     this.layouts = new LayoutWatch((layout) => this.#showBlocks(layout), page.setState);
-    new RunForm({ form: byId("prompt-form"), button: byId("generate"),
+    this.form = new RunForm({ form: byId("prompt-form"), button: byId("generate"),
       run: (controller) => this.#generate(controller.signal) });
     this.#listen();
     this.#showMode();
@@ -81,6 +81,16 @@ export class PlaygroundView {
     this.layouts.stop();
   }
 
+  // Forgets what another model has answered.
+  reset() {
+    this.form.stop();
+    this.changed.reset();
+    this.panel.clear(null);
+    this.answer.clear();
+    for (const id of ["answer-note", "playground-note"]) setText(byId(id), "");
+    byId("playground-note").hidden = true;
+  }
+
   #listen() {
     for (const input of document.getElementsByName("mode")) {
       input.addEventListener("change", () => this.#showMode());
@@ -106,6 +116,7 @@ export class PlaygroundView {
     setOptions(byId("color-block"), blocks.map((block) => [blockKey(block), blockTitle(block)]));
     byId("color-label").hidden = blocks.length === 0;
     byId("expert-hints").hidden = blocks.length === 0;
+    this.changed.reset();
     this.changed.overrides.keepThoseOf(blocks);
   }
 
@@ -125,7 +136,7 @@ export class PlaygroundView {
   #request({ blocks }) {
     // With a known seed, the same request can be sent again with changed routing.
     const body = { seed: crypto.getRandomValues(new Uint32Array(1))[0],
-      ...this.sampling.fields(), return_token_ids: true,
+      ...model.field(), ...this.sampling.fields(), return_token_ids: true,
       stream_options: { include_usage: true } };
     if (!this.recordsRefused && blocks.length > 0) body.return_routing = true;
     if (!this.#isChat()) {
@@ -205,10 +216,11 @@ function addPrompt(panel, ids, { ids: known, texts }) {
 }
 
 // Returns {ids, texts} of a chat's prompt, both empty if the server cannot tell.
-async function promptTokens({ messages, tools }, signal) {
+async function promptTokens({ model: name, messages, tools }, signal) {
   try {
     const { tokens, token_strs: spellings } = await postJson("tokenize",
-      { messages, ...(tools ? { tools } : {}), return_token_strs: true }, signal);
+      { ...(name ? { model: name } : {}), messages, ...(tools ? { tools } : {}),
+        return_token_strs: true }, signal);
     return { ids: tokens, texts: tokenTexts(spellings) };
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -1,5 +1,5 @@
 // The "Tokens" view: tokens that select an expert more often than chance would.
-import { getJson } from "../api.js";
+import { getOfModel } from "../api.js";
 import { byId, debounce, el, setOptions, setText } from "../dom.js";
 import { bar, swatch } from "../charts/marks.js";
 import { exportButtons } from "../export/export_buttons.js";
@@ -41,9 +41,15 @@ export class TokensView {
     this.poller.stop();
   }
 
+  // Forgets what another model has done.
+  reset() {
+    this.answer = null;
+    this.#draw();
+  }
+
   async #ask(signal) {
     if (this.layers.length === 0) {
-      this.layers = (await getJson("v1/experts/stats", signal)).layers;
+      this.layers = (await getOfModel("v1/experts/stats", {}, signal)).layers;
       setOptions(byId("tokens-block"),
         this.layers.map((layer) => [blockKey(layer), blockTitle(layer)]));
       if (this.layers.length === 0) {
@@ -58,9 +64,8 @@ export class TokensView {
       this.#note("Give whole numbers of tokens: 1 to 50, seen at least once.");
       return;
     }
-    const query = new URLSearchParams({ layer: layer.layer, block: layer.block, top,
-      min_count: least });
-    this.answer = await getJson(`v1/experts/tokens?${query}`, signal);
+    this.answer = await getOfModel("v1/experts/tokens",
+      { layer: layer.layer, block: layer.block, top, min_count: least }, signal);
     this.#draw();
   }
 
