@@ -149,6 +149,19 @@ def test_everything_has_a_name(driver, filled, view):
     assert dangling == []
 
 
+@pytest.mark.parametrize("width", [320, 360, 390])
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_tab_is_cut(driver, server, view, width):
+    set_size(driver, width)
+    open_view(driver, server, view)
+    boxes = driver.execute_script("""
+      return [...document.querySelectorAll("[role=tab]")].map((tab) => {
+        const box = tab.getBoundingClientRect();
+        return [box.left, box.right, tab.scrollWidth - tab.clientWidth];
+      });""")
+    assert all(left >= 0 and right <= width and over <= 0 for left, right, over in boxes), boxes
+
+
 def test_tabs_by_keyboard(driver, filled):
     filled("experts")
     tab = by_id(driver, "tab-experts")

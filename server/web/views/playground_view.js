@@ -4,7 +4,7 @@ import { model, postJson } from "../api.js";
 import { ChangedAnswer } from "./changed_answer.js";
 import { ChatAnswer } from "./chat_answer.js";
 import { ChatMessages } from "./chat_messages.js";
-import { byId, setOptions, setText } from "../dom.js";
+import { byId, hasModifier, setOptions, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
 import { blockKey, blockTitle } from "../format.js";
 import { generate } from "../generation.js";
@@ -32,6 +32,7 @@ export class PlaygroundView {
     this.form = new RunForm({ form: byId("prompt-form"), button: byId("generate"),
       run: (controller) => this.#generate(controller.signal) });
     this.#listen();
+    this.#listenToComposer();
     this.#showMode();
     byId("answer-exports").replaceWith(exportButtons({ what: "the answer", name: "playground",
       node: () => byId("answer-cards"), rows: () => this.panel.table() }));
@@ -103,6 +104,23 @@ export class PlaygroundView {
       this.#panels().forEach((panel) => panel.repaint()));
   }
 
+  // Sends the text of the composer with the Enter key, as chats do.
+  #listenToComposer() {
+    byId("chat-input").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || hasModifier(event)) return;
+      event.preventDefault();
+      byId("prompt-form").requestSubmit(byId("generate"));
+    });
+  }
+
+  // Appends what the user has written to the messages.
+  #takeInput() {
+    const text = byId("chat-input").value;
+    if (text.trim() === "") return;
+    byId("chat-input").value = "";
+    this.messages.add({ role: "user", content: text });
+  }
+
   #isChat() {
     return document.querySelector("[name=mode]:checked").value === "chat";
   }
@@ -110,6 +128,8 @@ export class PlaygroundView {
   #showMode() {
     byId("text-fields").hidden = this.#isChat();
     for (const id of ["chat-fields", "more-chat"]) byId(id).hidden = !this.#isChat();
+    byId(this.#isChat() ? "composer" : "prompt-tools").append(byId("generate"));
+    this.form.rename(this.#isChat() ? "Send" : "Generate");
   }
 
   #showBlocks({ blocks }) {
@@ -145,6 +165,7 @@ export class PlaygroundView {
     }
     const tools = this.#checkTools();
     if (tools === undefined) return null;
+    this.#takeInput();
     Object.assign(body, { messages: this.messages.value(), logprobs: true });
     if (tools) Object.assign(body, { tools, tool_choice: byId("tool-choice").value });
     const template = byId("chat-template").value;
@@ -188,7 +209,10 @@ export class PlaygroundView {
       ? await promptTokens(body, signal) : null;
     const summary = await this.#run(request, this.panel, this.answer, signal);
     setText(byId("answer-note"), `${summary} Seed ${body.seed}.`);
-    if (body.messages) this.messages.add(this.answer.message());
+    if (body.messages) {
+      this.messages.add(this.answer.message(), this.answer.reasoning);
+      byId("chat-answer").hidden = true; // the message shows it
+    }
     this.changed.setRequest(request);
   }
 

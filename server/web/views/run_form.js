@@ -22,6 +22,12 @@ export class RunForm {
     });
   }
 
+  // Changes the text of the button.
+  rename(title) {
+    this.title = title;
+    if (!this.controller) setText(this.button, title);
+  }
+
   stop() {
     this.controller?.abort();
   }
