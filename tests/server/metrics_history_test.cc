@@ -87,7 +87,8 @@ TEST(MetricsHistory, ReadingsOfOneModel) {
   history.Add(later, std::move(both));
   const auto tokens = [&](std::string_view model) {
     std::vector<uint64_t> out;
-    for (const Json& reading : Json(history.ToJson(later, model))["readings"]) {
+    const Json json = history.ToJson(later, model);
+    for (const Json& reading : json["readings"]) {
       out.push_back(reading["generation_tokens_total"].get<uint64_t>());
     }
     return out;
@@ -96,8 +97,8 @@ TEST(MetricsHistory, ReadingsOfOneModel) {
   EXPECT_EQ(tokens("one"), (std::vector<uint64_t>{1, 2}));
   EXPECT_EQ(tokens("two"), (std::vector<uint64_t>{40}));
   EXPECT_TRUE(tokens("three").empty());
-  const Json two = Json(history.ToJson(later, "two"))["readings"][0];
-  EXPECT_EQ(two["time_to_first_token_seconds"], Json({0, 3}));
+  const Json two = history.ToJson(later, "two");
+  EXPECT_EQ(two["readings"][0]["time_to_first_token_seconds"], Json({0, 3}));
 }
 
 using HistoryRoute = HttpTest;

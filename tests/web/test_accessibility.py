@@ -15,7 +15,8 @@ FORMS = [*VIEWS, "playground chat"]
 
 TOKENS = {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
     {"expert": expert, "tokens": [
-        {"id": i, "text": f" word{i}" * (1 + i % 3), "count": 40, "pmi": 4.0 - i, "log_pmi": 1.5}
+        {"id": i, "text": f" word{i}" * (1 + i % 3), "count": 40, "pmi": 4.0 - i, "log_pmi": 1.5,
+         "g2": 80.0 - i}
         for i in range(8)]} for expert in range(8)]}
 
 # Returns every visible text on the page with its contrast ratio to its background.

@@ -23,7 +23,10 @@ export class TokensView {
     byId("tokens-block").addEventListener("change", () => this.poller.refresh());
     byId("tokens-expert").addEventListener("change", () => this.#draw());
     for (const input of document.getElementsByName("pmi")) {
-      input.addEventListener("change", () => this.#draw());
+      input.addEventListener("change", () => {
+        this.#draw();
+        this.poller.refresh(); // for the tokens that are the first by this value
+      });
     }
     byId("tokens-exports").replaceWith(exportButtons({ what: "the tokens", name: "tokens",
       node: () => byId("tokens-card"), rows: () => this.#rows() }));
@@ -65,7 +68,8 @@ export class TokensView {
       return;
     }
     this.answer = await getOfModel("v1/experts/tokens",
-      { layer: layer.layer, block: layer.block, top, min_count: least }, signal);
+      { layer: layer.layer, block: layer.block, top, min_count: least,
+        rank: chosenKind().replace("log_", "") }, signal);
     this.#draw();
   }
 
@@ -95,10 +99,11 @@ export class TokensView {
   }
 
   #rows() {
-    const head = ["layer", "block", "expert", "token_id", "token", "count", "pmi", "log_pmi"];
+    const head = ["layer", "block", "expert", "token_id", "token", "count", "pmi", "log_pmi",
+      "g2"];
     return [head, ...this.#shown().flatMap(({ expert, tokens }) =>
-      tokens.map(({ id, text, count: seen, pmi, log_pmi: logPmi }) =>
-        [this.answer.layer, this.answer.block, expert, id, text, seen, pmi, logPmi]))];
+      tokens.map(({ id, text, count: seen, pmi, log_pmi: logPmi, g2 }) =>
+        [this.answer.layer, this.answer.block, expert, id, text, seen, pmi, logPmi, g2]))];
   }
 
   #draw() {
@@ -109,13 +114,15 @@ export class TokensView {
       setOptions(byId("tokens-expert"),
         [["", "all"], ...experts.map(({ expert }) => [String(expert), String(expert)])]);
     }
-    const kind = document.querySelector("[name=pmi]:checked").value;
-    byId("tokens-list").replaceChildren(...this.#shown().map((entry) => expertCard(entry, kind)));
+    byId("tokens-list").replaceChildren(
+      ...this.#shown().map((entry) => expertCard(entry, chosenKind())));
     if (this.answer && experts.every(({ tokens }) => tokens.length === 0)) {
       this.#note("No token was seen often enough yet.");
     }
   }
 }
+
+const chosenKind = () => document.querySelector("[name=pmi]:checked").value;
 
 function expertCard({ expert, tokens }, kind) {
   const values = tokens.map((token) => Number(token[kind]));
@@ -132,7 +139,7 @@ function expertCard({ expert, tokens }, kind) {
       return el("li", { title: `token ${id}, seen ${count(seen)} times` },
         el("code", {}, text === null ? `#${id}` : visible(text)),
         bar(top > 0 ? Math.max(0, values[i] / top) : 0),
-        el("span", { class: "number" }, kind === "count" ? compact(values[i])
-          : decimal(values[i])));
+        el("span", { class: "number" }, kind === "count" || Math.abs(values[i]) >= 1000
+          ? compact(values[i]) : decimal(values[i])));
     })));
 }
