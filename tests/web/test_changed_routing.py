@@ -77,6 +77,7 @@ def test_masking_an_expert_by_a_click_changes_the_second_answer(driver, changeab
     generate(driver, changeable)
     first = generated(driver, "chips")
     assert not by_id(driver, "changed-card").is_displayed()
+    driver.find_element(By.CSS_SELECTOR, "#chips .chip").click()
     row = driver.find_element(By.CSS_SELECTOR, "#detail-body tr[data-block='0/feed_forward']")
     badge = row.find_element(By.CLASS_NAME, "badge")
     expert = int(badge.get_attribute("data-expert"))

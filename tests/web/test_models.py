@@ -1,5 +1,7 @@
 """Tests the dashboard of a server with several models: a picker, and requests that name the model."""
 
+import contextlib
+
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -18,16 +20,18 @@ FIRST, SECOND, THIRD = NAMES
 @pytest.fixture(scope="module")
 def several():
     models = browser.ROOT / "deploy/models"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOESERVE_MODEL", str(models / FIRST))
-        with browser.serving("--model", models / SECOND, "--model", f"{THIRD}={models / 'moa'}",
-                             "--routing-records", "--routing-control", "--chat-template",
-                             browser.TEMPLATE, name=None) as running:
-            for at, name in enumerate(NAMES):
-                for seed in range(at + 1):
-                    browser.complete(running, "In the beginning", model=name, max_tokens=10 + at,
-                                     seed=seed)
-            yield running
+    with contextlib.ExitStack() as servers:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MOESERVE_MODEL", str(models / FIRST))
+            running = servers.enter_context(browser.serving(
+                "--model", models / SECOND, "--model", f"{THIRD}={models / 'moa'}",
+                "--routing-records", "--routing-control", "--chat-template", browser.TEMPLATE,
+                name=None))
+        for at, name in enumerate(NAMES):
+            for seed in range(at + 1):
+                browser.complete(running, "In the beginning", model=name, max_tokens=10 + at,
+                                 seed=seed)
+        yield running
 
 
 def names(driver):

@@ -1,5 +1,7 @@
 """Tests the dashboard with a model of 61 layers of 256 experts, and how it rounds."""
 
+import contextlib
+
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -9,7 +11,7 @@ from selenium.webdriver.support.ui import Select
 import browser
 import wide_model
 from browser import complete, get_json, open_view, set_size, wait_until
-from test_dashboard import by_id, fill, open_experts, text
+from test_dashboard import by_id, fill, open_experts, stub_tokens, text
 
 LABELS = 104  # pixels left of the first column of a heatmap
 PROMPTS = {"a": "In the beginning God created", "b": "def main(): return 0"}
@@ -19,11 +21,12 @@ PROMPTS = {"a": "In the beginning God created", "b": "def main(): return 0"}
 def wide(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wide") / "model"
     wide_model.write(folder, browser.ROOT / "deploy/models/smoe")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOESERVE_MODEL", str(folder))
-        with browser.serving("--routing-records") as running:
-            complete(running, PROMPTS["a"], max_tokens=10, seed=1)
-            yield running
+    with contextlib.ExitStack() as servers:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MOESERVE_MODEL", str(folder))
+            running = servers.enter_context(browser.serving("--routing-records"))
+        complete(running, PROMPTS["a"], max_tokens=10, seed=1)
+        yield running
 
 
 def map_sizes(driver, view):
@@ -117,6 +120,32 @@ def test_the_map_has_the_colours_of_the_differences(driver, wide):
             assert blue > red, value
         elif value < 0:
             assert red > blue, value
+
+
+def test_tokens_name_the_memory_that_they_need(driver, wide, watch):
+    watch.allowed = ("404",)
+    open_view(driver, wide, "tokens")
+    # 4,096 tokens and 61 * 256 experts, 4 bytes each.
+    wait_until(lambda: "--token-stats-mib 244 " in text(driver, "tokens-note"), "what is missing")
+
+
+def test_experts_without_tokens_share_a_line(driver, server):
+    undo = stub_tokens(driver, {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
+        {"expert": expert, "tokens": [] if expert != 200 else [
+            {"id": 7, "text": "x", "count": 9, "pmi": 2, "log_pmi": 0.7, "g2": 12345.6}]}
+        for expert in range(256)]})
+    try:
+        open_view(driver, server, "tokens")
+        wait_until(lambda: driver.find_elements(By.CLASS_NAME, "token-expert"), "a card")
+        [card] = driver.find_elements(By.CLASS_NAME, "token-expert")
+        assert "Expert 200" in card.text and "12.3K" in card.text
+        assert text(driver, "tokens-empty").startswith(
+            "255 experts without a token seen often enough: 0, 1, 2, ")
+        Select(by_id(driver, "tokens-expert")).select_by_value("3")
+        assert "Expert 3" in driver.find_element(By.CLASS_NAME, "token-expert").text
+        assert not by_id(driver, "tokens-empty").is_displayed()
+    finally:
+        undo()
 
 
 def test_parts_are_not_rounded_to_the_whole(driver, wide):

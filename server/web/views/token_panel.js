@@ -49,7 +49,8 @@ export class TokenPanel {
       "data-position": position,
       onclick: () => this.#toggle(token),
       onfocus: () => this.#onFocus(token),
-      onpointerenter: (event) => event.pointerType === "mouse" && !this.detail.dataset.pinned &&
+      // Scrolling under the pointer enters tokens, too, but does not move the pointer.
+      onpointermove: (event) => event.pointerType === "mouse" && !this.detail.dataset.pinned &&
         this.#choose(token),
     }, el("span", { class: "chip-text" }, visible(text)), token.bar);
     token.node = el("span", { class: "token" }, token.chip);

@@ -9,6 +9,8 @@ import { Poller } from "../poller.js";
 
 const pollMilliseconds = 10000;
 const maxExpertsShown = 512;
+// More experts without tokens share one line.
+const maxEmptyCards = 16;
 
 export class TokensView {
   constructor(page) {
@@ -114,8 +116,15 @@ export class TokensView {
       setOptions(byId("tokens-expert"),
         [["", "all"], ...experts.map(({ expert }) => [String(expert), String(expert)])]);
     }
+    const shown = this.#shown();
+    const empty = shown.filter(({ tokens }) => tokens.length === 0);
+    const listed = empty.length > maxEmptyCards
+      ? shown.filter(({ tokens }) => tokens.length > 0) : shown;
     byId("tokens-list").replaceChildren(
-      ...this.#shown().map((entry) => expertCard(entry, chosenKind())));
+      ...listed.map((entry) => expertCard(entry, chosenKind())));
+    byId("tokens-empty").hidden = listed === shown;
+    setText(byId("tokens-empty"), listed === shown ? "" : `${count(empty.length)} experts without ` +
+      `a token seen often enough: ${empty.map(({ expert }) => expert).join(", ")}.`);
     if (this.answer && experts.every(({ tokens }) => tokens.length === 0)) {
       this.#note("No token was seen often enough yet.");
     }
