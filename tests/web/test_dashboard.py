@@ -281,8 +281,9 @@ def test_tokens_are_ranked_by_evidence(driver, server):
         for expert in answer["experts"]:
             values = [token[rank] for token in expert["tokens"]]
             assert values == sorted(values, reverse=True)
-        wait_until(lambda: [node.get_attribute("title") for node in driver.find_elements(
-            By.CSS_SELECTOR, "#tokens-list li")] == wanted, f"the first by {rank}")
+        wait_until(lambda: driver.execute_script(
+            "return [...document.querySelectorAll('#tokens-list li')].map((node) => node.title)")
+            == wanted, f"the first by {rank}")
 
 
 def test_tokens_may_be_missing(driver, server):
