@@ -163,11 +163,12 @@ SubmissionContext ServerContext::Submissions(const std::shared_ptr<ServedModel>&
 void ServerContext::Tick() {
   for (const auto& model : models_.Served()) model->Tick();
   if (const absl::Time now = SteadyNow(); metrics_history_.Due(now)) {
-    MetricsReading reading;
+    std::vector<ModelReading> readings;
     for (const ModelRegistry::Totals& model : models_.AllTotals()) {
-      reading.Add(model.engine, *model.requests);
+      readings.push_back({model.name, {}});
+      readings.back().reading.Add(model.engine, *model.requests);
     }
-    metrics_history_.Add(now, std::move(reading));
+    metrics_history_.Add(now, std::move(readings));
   }
   size_t held = 0;
   size_t peak = 0;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -13,8 +15,9 @@
 
 namespace moeserve::server {
 
-// The counters and gauges of one moment, summed over the models. The members have the meaning of
-// the families of the same names; each histogram has one count per bound and one above the last.
+// The counters and gauges of one moment, of one model or summed over several. The members have the
+// meaning of the families of the same names; each histogram has one count per bound and one above
+// the last.
 struct MetricsReading {
   int requests_running = 0;
   int requests_waiting = 0;
@@ -29,9 +32,16 @@ struct MetricsReading {
 
   // Adds the values of one model.
   void Add(const EngineStats& stats, const RequestMetrics& requests);
+  void Add(const MetricsReading& other);
 };
 
-// Keeps a reading every two seconds, of the last five minutes. Thread-safe.
+struct ModelReading {
+  std::string model;
+  MetricsReading reading;
+};
+
+// Keeps the readings of all models every two seconds, of the last five minutes.
+// Thread-safe.
 class MetricsHistory {
  public:
   static constexpr absl::Duration kInterval = absl::Seconds(2);
@@ -39,16 +49,19 @@ class MetricsHistory {
 
   // Returns whether Add() would keep a reading at `now`, so that the caller need not make one.
   bool Due(absl::Time now) const;
-  // Keeps a reading if it is due, and drops those older than kSpan. `now` is on the steady clock.
-  void Add(absl::Time now, MetricsReading reading);
+  // Keeps the readings of all models if they are due, and drops those older than kSpan. `now` is on
+  // the steady clock.
+  void Add(absl::Time now, std::vector<ModelReading> readings);
 
   // Returns the body of GET /v1/metrics/history: the readings, the oldest first, with their ages.
-  nlohmann::ordered_json ToJson(absl::Time now) const;
+  // If `model` is empty, they are summed over the models; else they are those of that model, and
+  // times at which it was not known are left out.
+  nlohmann::ordered_json ToJson(absl::Time now, std::string_view model = {}) const;
 
  private:
   struct Entry {
     absl::Time time;
-    MetricsReading reading;
+    std::vector<ModelReading> readings;
   };
 
   bool DueLocked(absl::Time now) const;

@@ -131,8 +131,8 @@ void AddTokenLines(Lines& lines, const ExpertProfile& profile, const Tokenizer* 
 }  // namespace
 
 OrderedJson TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer, uint32_t min_count,
-                          int top) {
-  const auto best = TopTokens(counts, min_count, top);
+                          int top, TokenRank rank) {
+  const auto best = TopTokens(counts, min_count, top, rank);
   OrderedJson out = OrderedJson::array();
   for (size_t e = 0; e < best.size(); ++e) {
     OrderedJson tokens = OrderedJson::array();
@@ -143,6 +143,7 @@ OrderedJson TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer,
                         {"count", t.count},
                         {"pmi", t.pmi},
                         {"log_pmi", std::log(t.pmi)},
+                        {"g2", t.g2},
                         {"share", t.share}});
     }
     out.push_back({{"expert", e}, {"tokens", std::move(tokens)}});

@@ -13,10 +13,10 @@
 
 namespace moeserve::server {
 
-// Returns [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "share"}]}], one entry
-// per expert. If `tokenizer` is null, "text" is absent.
+// Returns [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "g2", "share"}]}],
+// one entry per expert. If `tokenizer` is null, "text" is absent.
 nlohmann::ordered_json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer,
-                                     uint32_t min_count, int top);
+                                     uint32_t min_count, int top, TokenRank rank = TokenRank::kPmi);
 
 // Returns {"wasserstein": {"metric", "matrix"}, "kl": {"eps", "matrix"}}. Undefined matrix elements
 // are null.

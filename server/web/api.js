@@ -30,6 +30,17 @@ export function setUnauthorizedHandler(handler) {
   onUnauthorized = handler;
 }
 
+// The model that the page asks for, "" for the server's default. main.js sets it.
+let chosenModel = "";
+export const model = {
+  get: () => chosenModel,
+  set(name) {
+    chosenModel = name;
+  },
+  // Returns the field of a request's body.
+  field: () => (chosenModel ? { model: chosenModel } : {}),
+};
+
 async function call(path, options = {}) {
   const headers = new Headers(options.headers);
   if (key.get()) headers.set("Authorization", `Bearer ${key.get()}`);
@@ -59,6 +70,17 @@ async function readError(response) {
 export async function getJson(path, signal) {
   return (await call(path, { signal })).json();
 }
+
+// Returns "?" and the parameters of an object, or "" if there are none. The server knows "%20" as a
+// space, and "+" as itself.
+export function queryOf(parameters) {
+  const text = new URLSearchParams(parameters).toString().replaceAll("+", "%20");
+  return text ? `?${text}` : "";
+}
+
+// Requests what the server has for each model. `parameters`: those besides the model.
+export const getOfModel = (path, parameters, signal) =>
+  getJson(path + queryOf({ ...parameters, ...model.field() }), signal);
 
 export async function getText(path, signal) {
   return (await call(path, { signal })).text();

@@ -11,11 +11,23 @@ export const count = (value) => (known(value) ? whole.format(value) : none);
 export const compact = (value) => (known(value) ? short.format(value) : none);
 export const decimal = (value) => (known(value) ? two.format(value) : none);
 
+// Sums of shares differ from 1 by rounding errors below this.
+const rounding = 1e-11;
+
+// Neither form of a percentage rounds a part up to the whole, or down to nothing.
 export function percent(ratio) {
   if (!known(ratio)) return none;
   const value = 100 * ratio;
-  const digits = value === 0 || value >= 99.95 ? 0 : value >= 10 ? 1 : 2;
-  return `${value.toFixed(digits)} %`;
+  if (value >= 99.95) return ratio < 1 - rounding ? ">99.9 %" : `${value.toFixed(0)} %`;
+  if (value > 0 && value < 0.005) return "<0.01 %";
+  return `${value.toFixed(value === 0 ? 0 : value >= 10 ? 1 : 2)} %`;
+}
+
+export function wholePercent(ratio) {
+  if (!known(ratio)) return none;
+  const value = 100 * ratio;
+  if (value >= 99.5 && ratio < 1 - rounding) return ">99 %";
+  return value > 0 && value < 0.5 ? "<1 %" : `${value.toFixed(0)} %`;
 }
 
 export function seconds(value) {

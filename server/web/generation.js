@@ -28,6 +28,8 @@ export async function generate({ path, body, panel, signal, onStart = () => {},
   let fits = true;
   let usage = null;
   for await (const event of streamEvents(path, body, signal)) {
+    // Events that had arrived before the run was stopped.
+    signal?.throwIfAborted();
     usage = event.usage ?? usage;
     const choice = event.choices?.[0];
     if (!choice) continue;

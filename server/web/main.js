@@ -5,6 +5,7 @@ import { CompareView } from "./views/compare_view.js";
 import { byId, debounce, hasModifier, setText } from "./dom.js";
 import { ExpertsView } from "./views/experts_view.js";
 import { setUpLinkButton } from "./link_button.js";
+import { ModelPicker } from "./model_picker.js";
 import { PlaygroundView } from "./views/playground_view.js";
 import { RequestsView } from "./views/requests_view.js";
 import { setUpTheme } from "./theme.js";
@@ -14,38 +15,47 @@ const names = ["experts", "tokens", "requests", "playground", "compare"];
 const updateMilliseconds = 300;
 let current = null;
 let views = {};
-let identified = false; // whether the header shows the model and the server
+let restoring = false; // whether the options are being set to those of the address
 
 // State and functions that all views share.
 const page = {
-  model: null,
   // Views call this with the name of the model whose data they show. Models can be replaced.
   noteModel(name) {
-    if (name !== this.model) identified = false;
+    if (name !== this.model) picker.expire();
     this.model = name;
   },
   setState(error) {
-    if (error) identified = false; // another server may answer next
+    // Another server may answer next, or the chosen model may have been unloaded.
+    if (error) picker.expire();
     const state = byId("state");
     state.dataset.state = !error ? "ok" : error.status === 503 ? "wait" : "bad";
     setText(state, !error ? "live" : error.status === 401 ? "key needed" : error.message);
-    if (!error) showIdentity();
+    if (!error || error.code === "model_not_found") showIdentity();
   },
 };
 
+// Called after the user or the address has chosen another model.
+function onModel() {
+  for (const view of Object.values(views)) view.reset?.();
+  if (!current || restoring) return;
+  views[current].hide();
+  views[current].show();
+  updateAddress();
+}
+
+const picker = new ModelPicker(onModel);
+
 async function showIdentity() {
-  if (identified) return;
-  identified = true;
   try {
-    const [models, version] = await Promise.all([getJson("v1/models"), getJson("version")]);
-    const [model] = models.data;
-    setText(byId("model"), model.id);
-    document.title = `${model.id} · moeserve`;
-    byId("about").replaceChildren(
-      `moeserve ${version.version} on ${version.backend}`,
-      model.max_model_len ? ` · context ${model.max_model_len} tokens` : "");
+    if (!await picker.refresh()) return;
+    byId("requests-of").hidden = picker.isAlone;
+    document.title = `${picker.name} · moeserve`;
+    const version = await getJson("version");
+    const length = picker.contextLength;
+    byId("about").replaceChildren(`moeserve ${version.version} on ${version.backend}`,
+      length ? ` · context ${length} tokens` : "");
   } catch {
-    identified = false;
+    picker.expire();
   }
 }
 
@@ -72,7 +82,8 @@ function show(name, { focus = false } = {}) {
 // element, so the browser neither scrolls nor moves the focus. Returns the names of the options
 // that are too long for the address.
 function updateAddress() {
-  const { fragment, omitted } = formatAddress(current, views[current].options?.changed() ?? []);
+  const { fragment, omitted } = formatAddress(current, [...picker.changed(),
+    ...(views[current].options?.changed() ?? [])]);
   if (location.hash !== fragment) history.replaceState(null, "", fragment);
   return omitted;
 }
@@ -81,16 +92,21 @@ function updateAddress() {
 function openAddress() {
   const { name, params } = parseAddress(location.hash);
   if (current && !names.includes(name)) return;
+  let other = false; // whether a view that is shown already must ask for another model
   restoring = true;
   try {
+    other = picker.choose(params.get("model") ?? "");
     views[name]?.options?.restore(params);
   } finally {
     restoring = false;
   }
+  if (other && current === name) {
+    views[name].hide();
+    views[name].show();
+  }
   show(name);
 }
 
-let restoring = false;
 function setUpAddress() {
   const update = debounce(updateAddress, updateMilliseconds);
   // "toggle" does not bubble.

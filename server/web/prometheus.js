@@ -29,11 +29,18 @@ export function parseMetrics(text, wanted) {
 
 const number = (text) => (text === "+Inf" ? Infinity : text === "-Inf" ? -Infinity : Number(text));
 
+// Returns the families without the samples of other models than `name`. Samples without a model
+// are those of all models.
+export function ofModel(families, name) {
+  return new Map([...families].map(([family, samples]) =>
+    [family, samples.filter(({ labels }) => (labels.model ?? name) === name)]));
+}
+
 // Returns the value of a family that has one sample, the sum if it has several, and NaN if it has
 // none.
 export function valueOf(families, name) {
   const samples = families.get(name);
-  return samples ? samples.reduce((sum, { value }) => sum + value, 0) : NaN;
+  return samples?.length > 0 ? samples.reduce((sum, { value }) => sum + value, 0) : NaN;
 }
 
 // Returns the families of a reading of /v1/metrics/history as parseMetrics() does. `bounds`: the

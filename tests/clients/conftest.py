@@ -83,10 +83,12 @@ def device():
 
 def start_server(*arguments, name="test-model", folder=None, **popen):
     """Starts a server and waits until it prints its addresses. `folder` has the checkpoint (default:
-    that of all tests); `popen` goes to Popen."""
+    that of all tests). Without `name`, the model has the name of its folder, and `arguments` can name
+    further models. `popen` goes to Popen."""
+    names = ["--served-model-name", name] if name else []
     process = subprocess.Popen(
-        [binary(), "serve", "--model", folder or model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-         "--served-model-name", name, *device(), *arguments],
+        [binary(), "serve", "--model", folder or model(), "--http", "127.0.0.1:0", "--grpc",
+         "127.0.0.1:0", *names, *device(), *arguments],
         stdout=subprocess.PIPE, text=True, **popen)
     addresses = {}
     while len(addresses) < 2:
@@ -95,7 +97,7 @@ def start_server(*arguments, name="test-model", folder=None, **popen):
             raise RuntimeError(f"the server ended with status {process.wait()}")
         kind, _, address = line.strip().partition(" listening on ")
         addresses[kind] = address
-    return Server(addresses["http"], addresses["grpc"], name, process)
+    return Server(addresses["http"], addresses["grpc"], name or model().name, process)
 
 
 def stop_server(server):

@@ -175,6 +175,44 @@ TEST(TokenAffinity, RareTokensAreLeftOut) {
   EXPECT_EQ(TopTokens(Counts(), 0, 10)[2].size(), 0u) << "a token that never came is never listed";
 }
 
+TEST(TokenAffinity, EvidenceIsTheLogLikelihoodRatio) {
+  const auto top = TopTokens(Counts(), 1, 10, TokenRank::kG2);
+  ASSERT_EQ(top[0].size(), 2u);
+  EXPECT_EQ(top[0][0].token, 0);
+  // Token 0 and expert 0: 4 of both, 0 of the token alone, 2 of the expert alone, 10 of neither.
+  const double together = 4 * std::log(4 * 16.0 / (4 * 6)) + 2 * std::log(2 * 16.0 / (12 * 6)) +
+                          10 * std::log(10 * 16.0 / (12 * 10));
+  EXPECT_NEAR(top[0][0].g2, 2 * together, 1e-12);
+  // Token 1 and expert 1: 2 of both, where 2.5 are expected.
+  const auto& last = top[1].back();
+  EXPECT_EQ(last.token, 1);
+  const double apart = 2 * std::log(2 * 16.0 / (4 * 10)) + 2 * std::log(2 * 16.0 / (4 * 6)) +
+                       8 * std::log(8 * 16.0 / (12 * 10)) + 4 * std::log(4 * 16.0 / (12 * 6));
+  EXPECT_NEAR(last.g2, -2 * apart, 1e-12);
+}
+
+// A token that came five times, always to one expert, has the largest possible PMI, although a
+// frequent token that prefers the expert says more about it.
+TEST(TokenAffinity, EvidenceDoesNotFavourRareTokens) {
+  const std::vector<uint32_t> counts = {5,   0,    //
+                                        800, 200,  //
+                                        195, 800};
+  const TokenCounts table{3, 2, counts};
+  EXPECT_EQ(TopTokens(table, 5, 1)[0][0].token, 0);
+  EXPECT_EQ(TopTokens(table, 5, 1, TokenRank::kG2)[0][0].token, 1);
+  EXPECT_EQ(TopTokens(table, 5, 1, TokenRank::kCount)[1][0].token, 2);
+}
+
+TEST(TokenAffinity, IndependentTokensAndOneExpertGiveNoEvidence) {
+  const std::vector<uint32_t> even = {3, 6, 5, 10};
+  for (const auto& expert : TopTokens({2, 2, even}, 1, 5, TokenRank::kG2)) {
+    for (const TokenAffinity& token : expert) EXPECT_NEAR(token.g2, 0.0, 1e-12);
+  }
+  const std::vector<uint32_t> one = {3, 6};
+  const auto alone = TopTokens({2, 1, one}, 1, 5, TokenRank::kG2);
+  for (const TokenAffinity& token : alone[0]) EXPECT_EQ(token.g2, 0.0);
+}
+
 TEST(TokenAffinity, TopIsTheBeginningOfAll) {
   Random random(3);
   std::vector<uint32_t> counts(200 * 5);

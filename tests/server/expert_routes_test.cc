@@ -83,7 +83,12 @@ TEST_F(ExpertRoutes, TokensOfABlock) {
   EXPECT_EQ(first["tokens"][0]["count"], 6);
   EXPECT_DOUBLE_EQ(first["tokens"][0]["pmi"].get<double>(), 6.0 * 12.0 / (8.0 * 6.0));
   EXPECT_DOUBLE_EQ(first["tokens"][0]["log_pmi"].get<double>(), std::log(1.5));
+  EXPECT_GT(first["tokens"][0]["g2"], 0.0);
   EXPECT_EQ(out["experts"][1]["tokens"][0]["id"], 'b');
+  for (const std::string rank : {"pmi", "g2", "count"}) {
+    const Json ranked = Ask("/v1/experts/tokens?layer=1&min_count=2&top=1&rank=" + rank);
+    EXPECT_EQ(ranked["experts"][0]["tokens"][0]["id"], 'a') << rank;
+  }
   EXPECT_EQ(out["experts"][2]["tokens"], Json::array());
   // By default, a token must have at least five selections.
   EXPECT_EQ(Ask("/v1/experts/tokens?layer=1")["experts"][1]["tokens"], Json::array());

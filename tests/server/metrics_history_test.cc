@@ -13,10 +13,10 @@ using Json = nlohmann::json;
 
 const absl::Time kStart = absl::UnixEpoch();
 
-MetricsReading Numbered(uint64_t number) {
+std::vector<ModelReading> Numbered(uint64_t number, const char* model = "one") {
   MetricsReading reading;
   reading.generation_tokens = number;
-  return reading;
+  return {{model, std::move(reading)}};
 }
 
 TEST(MetricsHistory, KeepsAReadingEveryTwoSecondsForFiveMinutes) {
@@ -61,7 +61,7 @@ TEST(MetricsHistory, ReadingsAddTheModels) {
   reading.Add(stats, requests);
   reading.Add(stats, requests);
   MetricsHistory history;
-  history.Add(kStart, std::move(reading));
+  history.Add(kStart, {{"one", std::move(reading)}});
   const Json json = history.ToJson(kStart);
   const Json& one = json["readings"][0];
   EXPECT_EQ(one["requests_running"], 4);
@@ -77,6 +77,30 @@ TEST(MetricsHistory, ReadingsAddTheModels) {
   EXPECT_EQ(one["request_duration_seconds"].back(), 2);
 }
 
+TEST(MetricsHistory, ReadingsOfOneModel) {
+  MetricsHistory history;
+  history.Add(kStart, Numbered(1));
+  std::vector<ModelReading> both = Numbered(2);
+  both.push_back(Numbered(40, "two").front());
+  both.back().reading.time_to_first_token = {0, 3};
+  const absl::Time later = kStart + absl::Seconds(2);
+  history.Add(later, std::move(both));
+  const auto tokens = [&](std::string_view model) {
+    std::vector<uint64_t> out;
+    const Json json = history.ToJson(later, model);
+    for (const Json& reading : json["readings"]) {
+      out.push_back(reading["generation_tokens_total"].get<uint64_t>());
+    }
+    return out;
+  };
+  EXPECT_EQ(tokens(""), (std::vector<uint64_t>{1, 42}));
+  EXPECT_EQ(tokens("one"), (std::vector<uint64_t>{1, 2}));
+  EXPECT_EQ(tokens("two"), (std::vector<uint64_t>{40}));
+  EXPECT_TRUE(tokens("three").empty());
+  const Json two = history.ToJson(later, "two");
+  EXPECT_EQ(two["readings"][0]["time_to_first_token_seconds"], Json({0, 3}));
+}
+
 using HistoryRoute = HttpTest;
 
 TEST_F(HistoryRoute, HasWhatTicksHaveRead) {
@@ -90,6 +114,9 @@ TEST_F(HistoryRoute, HasWhatTicksHaveRead) {
   EXPECT_EQ(json["interval_seconds"], 2.0);
   ASSERT_EQ(json["readings"].size(), 1u);
   EXPECT_GE(json["readings"][0]["age_seconds"], 0.0);
+  const RawResponse other = Exchange(Get("/v1/metrics/history?model=none%20such"));
+  EXPECT_TRUE(Json::parse(other.body)["readings"].empty());
+  EXPECT_EQ(Exchange(Get("/v1/metrics/history?model=%zz")).status, 400);
 }
 
 }  // namespace

@@ -75,6 +75,9 @@ def show_playground(driver, server):
     driver.find_element(By.ID, "generate").click()
     browser.wait_until(lambda: driver.find_element(By.ID, "answer-note").text, "an answer")
     driver.find_elements(By.CLASS_NAME, "chip")[6].click()
+    row = driver.find_element(By.CSS_SELECTOR, "#detail-body tr[data-block='1/feed_forward']")
+    row.find_element(By.CLASS_NAME, "badge").click()
+    browser.wait_until(lambda: driver.find_element(By.ID, "changed-summary").text, "both answers")
     driver.execute_script("document.activeElement.blur()")
     fit_window(driver)
 
@@ -92,17 +95,19 @@ def show_chat(driver, server):
                        "the layout")
     driver.find_element(By.CSS_SELECTOR, "[name=mode][value=chat]").send_keys(Keys.SPACE)
     driver.find_element(By.ID, "more").find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
-    question = driver.find_element(By.CSS_SELECTOR, ".message textarea")
+    question = driver.find_element(By.CSS_SELECTOR, "#messages textarea")
     question.clear()
     question.send_keys("Is it raining in Rome?")
     driver.execute_script("arguments[0].value = arguments[1]",
                           driver.find_element(By.ID, "tools"), json.dumps([TOOL], indent=1))
     Select(driver.find_element(By.ID, "tool-choice")).select_by_value("required")
+    driver.find_element(By.ID, "show-prompt").click()
     fill(driver, "max-tokens", 60)
     fill(driver, "seed", 1)
     driver.find_element(By.ID, "generate").click()
     browser.wait_until(lambda: driver.find_element(By.ID, "answer-note").text, "an answer")
-    driver.execute_script("document.activeElement.blur()")
+    driver.execute_script("document.getElementById('more').open = false;"
+                          "document.activeElement.blur()")
     fit_window(driver)
 
 
@@ -128,8 +133,8 @@ def main():
     stop = threading.Event()
     try:
         browser.set_size(driver, WIDTH, 800)
-        with browser.serving("--routing-records", "--chat-template", browser.TEMPLATE,
-                             name="mh-moe") as server:
+        with browser.serving("--routing-records", "--routing-control", "--chat-template",
+                             browser.TEMPLATE, name="mh-moe") as server:
             clients = [threading.Thread(target=drive, args=(server, stop, i)) for i in range(3)]
             for client in clients:
                 client.start()

@@ -15,7 +15,8 @@ FORMS = [*VIEWS, "playground chat"]
 
 TOKENS = {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
     {"expert": expert, "tokens": [
-        {"id": i, "text": f" word{i}" * (1 + i % 3), "count": 40, "pmi": 4.0 - i, "log_pmi": 1.5}
+        {"id": i, "text": f" word{i}" * (1 + i % 3), "count": 40, "pmi": 4.0 - i, "log_pmi": 1.5,
+         "g2": 80.0 - i}
         for i in range(8)]} for expert in range(8)]}
 
 # Returns every visible text on the page with its contrast ratio to its background.
@@ -147,6 +148,19 @@ def test_everything_has_a_name(driver, filled, view):
         [...document.querySelectorAll(`[${name}]`)].map((node) => node.getAttribute(name)))
         .filter((id) => !document.getElementById(id));""")
     assert dangling == []
+
+
+@pytest.mark.parametrize("width", [320, 360, 390])
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_tab_is_cut(driver, server, view, width):
+    set_size(driver, width)
+    open_view(driver, server, view)
+    boxes = driver.execute_script("""
+      return [...document.querySelectorAll("[role=tab]")].map((tab) => {
+        const box = tab.getBoundingClientRect();
+        return [box.left, box.right, tab.scrollWidth - tab.clientWidth];
+      });""")
+    assert all(left >= 0 and right <= width and over <= 0 for left, right, over in boxes), boxes
 
 
 def test_tabs_by_keyboard(driver, filled):

@@ -221,11 +221,13 @@ def stub_tokens(driver, answer, status=200):
 
 
 def test_tokens_of_experts_are_text(driver, server):
-    tokens = [{"id": i, "text": value, "count": 10 + i, "pmi": 9.0 - i, "log_pmi": 3.0 - 0.25 * i}
+    tokens = [{"id": i, "text": value, "count": 10 + i, "pmi": 9.0 - i, "log_pmi": 3.0 - 0.25 * i,
+               "g2": 99.5 - i}
               for i, value in enumerate(HOSTILE)]
     undo = stub_tokens(driver, {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
         {"expert": 0, "tokens": tokens},
-        {"expert": 1, "tokens": [{"id": 77, "text": None, "count": 9, "pmi": 1, "log_pmi": 0}]},
+        {"expert": 1, "tokens": [{"id": 77, "text": None, "count": 9, "pmi": 1, "log_pmi": 0,
+                                  "g2": 0}]},
         {"expert": 2, "tokens": []}]})
     try:
         open_view(driver, server, "tokens")
@@ -244,7 +246,12 @@ def test_tokens_of_experts_are_text(driver, server):
         assert not driver.find_elements(By.CSS_SELECTOR, "#tokens img, #tokens script")
         values = ("return [...document.querySelectorAll('[data-expert=\"0\"] .number')]"
                   ".map((node) => node.textContent)")
+        assert driver.execute_script(values)[:2] == ["99.50", "98.50"]
+        asked = "return window.asked.at(-1)"
+        assert driver.execute_script(asked).endswith("&rank=g2"), "by evidence"
+        driver.find_element(By.CSS_SELECTOR, "[name=pmi][value=log_pmi]").send_keys(Keys.SPACE)
         assert driver.execute_script(values)[:2] == ["3.00", "2.75"]
+        wait_until(lambda: driver.execute_script(asked).endswith("&rank=pmi"), "the first by PMI")
         driver.find_element(By.CSS_SELECTOR, "[name=pmi][value=pmi]").send_keys(Keys.SPACE)
         assert driver.execute_script(values)[:2] == ["9.00", "8.00"]
         driver.find_element(By.CSS_SELECTOR, "[name=pmi][value=count]").send_keys(Keys.SPACE)
@@ -260,6 +267,23 @@ def test_tokens_of_experts_are_text(driver, server):
         wait_until(lambda: "whole numbers" in text(driver, "tokens-note"), "a complaint")
     finally:
         undo()
+
+
+def test_tokens_are_ranked_by_evidence(driver, server):
+    open_view(driver, server, "tokens?top=3&min_count=1")
+    wait_until(lambda: driver.find_elements(By.CLASS_NAME, "token-expert"), "tokens")
+    for rank in ("g2", "count", "pmi"):
+        driver.find_element(By.CSS_SELECTOR, f"[name=pmi][value={rank}]").send_keys(Keys.SPACE)
+        answer = get_json(server, "/v1/experts/tokens?layer=0&block=feed_forward&top=3"
+                          f"&min_count=1&rank={rank}")
+        wanted = [f"token {token['id']}, seen {token['count']:,} times"
+                  for expert in answer["experts"] for token in expert["tokens"]]
+        for expert in answer["experts"]:
+            values = [token[rank] for token in expert["tokens"]]
+            assert values == sorted(values, reverse=True)
+        wait_until(lambda: driver.execute_script(
+            "return [...document.querySelectorAll('#tokens-list li')].map((node) => node.title)")
+            == wanted, f"the first by {rank}")
 
 
 def test_tokens_may_be_missing(driver, server):
@@ -308,10 +332,14 @@ def chart_points(driver, title):
 
 
 def test_charts_begin_before_the_view(driver, watch):
+    def readings(server):
+        return len(get_json(server, "/v1/metrics/history")["readings"])
+
     with browser.serving() as server:
+        # Times are known for requests between two readings.
+        wait_until(lambda: readings(server) >= 1, "a first reading")
         complete(server, "London is", max_tokens=50, seed=1)
-        wait_until(lambda: len(get_json(server, "/v1/metrics/history")["readings"]) >= 3,
-                   "a history", 15)
+        wait_until(lambda: readings(server) >= 3, "a history", 15)
         open_view(driver, server, "requests")
         wait_until(lambda: text(driver, "request-tiles").count("–") < 2, "tiles")
         assert min(chart_points(driver, "Requests")) >= 4

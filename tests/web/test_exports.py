@@ -117,7 +117,7 @@ def test_tokens_of_experts(driver, server, tmp_path):
                None]
     undo = stub_tokens(driver, {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
         {"expert": 0, "tokens": [{"id": i, "text": value, "count": 30 - i, "pmi": 9.0 - i,
-                                  "log_pmi": 1.0 - 0.2 * i} for i, value in enumerate(hostile)]}]})
+                                  "log_pmi": 1.0 - 0.2 * i, "g2": 5.0} for i, value in enumerate(hostile)]}]})
     try:
         open_view(driver, server, "tokens")
         wait_until(lambda: driver.find_elements(By.CLASS_NAME, "token-expert"), "cards")

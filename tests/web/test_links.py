@@ -133,7 +133,7 @@ def test_bad_addresses_are_harmless(driver, server, fragment, watch):
     shown = {name: value(driver, name) for name in ("max-tokens", "temperature", "top-p", "seed")}
     assert shown == {"max-tokens": "48", "temperature": "0.8", "top-p": "1", "seed": ""}
     assert (chosen(driver, "window"), chosen(driver, "pmi"), chosen(driver, "mode")) == (
-        "60", "log_pmi", "text")
+        "60", "g2", "text")
     assert (value(driver, "tokens-top"), value(driver, "compare-max-tokens")) == ("8", "24")
     assert len(value(driver, "prompt")) <= 20_000
     assert posts(watch) == []

@@ -8,7 +8,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 import browser
-from browser import get_json, open_view, wait_until
+from browser import get_json, open_view, set_size, wait_until
 from test_dashboard import by_id, fill, generate, shown_experts, text
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {
@@ -39,14 +39,14 @@ def open_playground(driver, server, mode):
 
 def ask(driver):
     by_id(driver, "generate").click()
-    wait_until(lambda: text(driver, "answer-note") and text(driver, "generate") == "Generate",
+    wait_until(lambda: text(driver, "answer-note") and text(driver, "generate") != "Stop",
                "the end of the answer")
 
 
 def messages(driver):
     """Returns the (role, text) of the messages that the page shows."""
     return [tuple(pair) for pair in driver.execute_script("""
-      return [...document.querySelectorAll(".message")].map((message) =>
+      return [...document.querySelectorAll("#messages .message")].map((message) =>
         [message.querySelector("select").value, message.querySelector("textarea").value]);""")]
 
 
@@ -121,7 +121,7 @@ def test_messages_are_edited(driver, server, sent):
     driver.find_element(By.CSS_SELECTOR, "[aria-label='Remove message 2']").send_keys(Keys.ENTER)
     assert driver.switch_to.active_element.get_attribute("aria-label") == "Remove message 2"
     by_id(driver, "generate").click()
-    wait_until(lambda: text(driver, "generate") == "Generate" and sent(), "an answer")
+    wait_until(lambda: text(driver, "generate") == "Send" and sent(), "an answer")
     [[path, body]] = sent()
     assert path == "v1/chat/completions", "no prompt is shown, so it is not tokenized"
     assert body["messages"] == [
@@ -141,10 +141,12 @@ def test_tools_are_called(driver, server, sent):
     body = sent()[-1][1]
     assert (body["tools"], body["tool_choice"]) == (TOOLS, "required")
     call = driver.find_element(By.CSS_SELECTOR, "[data-part=call-0]")
-    assert call.find_element(By.TAG_NAME, "h3").text == "Call of weather"
+    assert call.find_element(By.TAG_NAME, "h3").get_property("textContent") == "Call of weather"
     arguments = json.loads(call.find_element(By.TAG_NAME, "p").get_property("textContent"))
     assert list(arguments) == ["place"]
-    assert "Calls weather (" in driver.find_elements(By.CLASS_NAME, "message")[1].text
+    bubble = driver.find_elements(By.CSS_SELECTOR, "#messages .message")[1]
+    assert "Calls weather (" in bubble.text
+    assert json.loads(bubble.find_element(By.TAG_NAME, "pre").text) == arguments
     fill(driver, "max-tokens", 3)
     ask(driver)
     history = sent()[-1][1]["messages"]
@@ -234,3 +236,59 @@ def test_an_answer_can_be_stopped(driver, server):
     by_id(driver, "generate").click()
     wait_until(lambda: text(driver, "generate") == "Generate", "the end")
     assert text(driver, "playground-note") == ""
+
+
+def places(driver):
+    """Returns the role of each message and its distances to the left and right of the chat."""
+    return driver.execute_script("""
+      const chat = document.getElementById("messages").getBoundingClientRect();
+      return [...document.querySelectorAll("#messages .message")].map((message) => {
+        const box = message.getBoundingClientRect();
+        return [message.dataset.role, box.left - chat.left, chat.right - box.right];
+      });""")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_chat_looks_like_one(driver, server, sent, width):
+    set_size(driver, width)
+    open_playground(driver, server, "chat")
+    for name, value in (("max-tokens", 6), ("seed", 5)):
+        fill(driver, name, value)
+    assert text(driver, "generate") == "Send"
+    ask(driver)
+    by_id(driver, "chat-input").send_keys("And then?", Keys.SHIFT, Keys.ENTER)
+    by_id(driver, "chat-input").send_keys("What?")
+    assert len(messages(driver)) == 2, "Shift+Enter sends nothing"
+    by_id(driver, "chat-input").send_keys(Keys.ENTER)
+    wait_until(lambda: len(messages(driver)) == 4 and text(driver, "generate") == "Send",
+               "a second answer")
+    assert by_id(driver, "chat-input").get_property("value") == ""
+    assert sent()[-1][1]["messages"][2] == {"role": "user", "content": "And then?\nWhat?"}
+    roles = places(driver)
+    assert [role for role, _, _ in roles] == ["user", "assistant"] * 2
+    assert not by_id(driver, "chat-answer").is_displayed(), "the messages have the answer"
+    for role, left, right in roles:
+        if width == 1280:
+            assert (left > 100 and right < 1) if role == "user" else (left < 1 and right > 100)
+        assert left >= -1 and right >= -1
+    # A bubble is as tall as its text.
+    assert driver.execute_script("""
+      return [...document.querySelectorAll("#messages textarea")].every((field) =>
+        field.scrollHeight <= field.clientHeight + 1);""")
+
+
+def test_an_answer_is_a_bubble_while_it_comes(driver, server):
+    open_playground(driver, server, "chat")
+    driver.execute_script("""
+      window.seen = [];
+      const bubble = document.getElementById("chat-answer");
+      new MutationObserver(() => {
+        if (bubble.checkVisibility()) window.seen.push(bubble.querySelector("p")?.textContent);
+      }).observe(bubble, {attributes: true, childList: true, subtree: true, characterData: true});""")
+    for name, value in (("max-tokens", 12), ("seed", 5)):
+        fill(driver, name, value)
+    ask(driver)
+    answer = messages(driver)[-1][1]
+    seen = driver.execute_script("return window.seen")
+    assert len(seen) > 1 and all(answer.startswith(piece) for piece in seen if piece)
+    assert not by_id(driver, "chat-answer").is_displayed()

@@ -84,7 +84,7 @@ def test_links_with_odd_calls(driver, server):
               "playground?mode=chat&messages=" + urllib.parse.quote(json.dumps(calls)))
     wait_until(lambda: text(driver, "state") == "live", "the view")
     assert by_id(driver, "playground").is_displayed()
-    assert "Calls ? (?)." in text(driver, "messages")
+    assert "Calls ? (?):" in text(driver, "messages")
 
 
 def test_a_link_with_stop_strings_shows_them(driver, server):

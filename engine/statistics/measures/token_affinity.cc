@@ -23,16 +23,46 @@ double SumOfToken(const TokenCounts& c, int64_t token) {
   return sum;
 }
 
+// Returns TokenAffinity::g2. `count` of the `of_token` selections of a token and of the `of_expert`
+// selections of an expert are those of both; `all` counts all selections.
+double LogLikelihoodRatio(double count, double of_token, double of_expert, double all) {
+  const auto term = [&](double observed, double row, double column) {
+    return observed > 0.0 ? observed * std::log(observed * all / (row * column)) : 0.0;
+  };
+  const double sum = term(count, of_token, of_expert) +
+                     term(of_token - count, of_token, all - of_expert) +
+                     term(of_expert - count, all - of_token, of_expert) +
+                     term(all - of_token - of_expert + count, all - of_token, all - of_expert);
+  // Rounding can make the sum of equal distributions negative.
+  const double g2 = 2.0 * std::max(0.0, sum);
+  return count * all < of_token * of_expert ? -g2 : g2;
+}
+
+// Returns what tokens are ranked by.
+double RankValue(const TokenAffinity& token, TokenRank rank) {
+  switch (rank) {
+    case TokenRank::kPmi:
+      return token.pmi;
+    case TokenRank::kG2:
+      return token.g2;
+    case TokenRank::kCount:
+      return token.count;
+  }
+  return 0.0;
+}
+
 }  // namespace
 
-std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& c, uint32_t min_count,
-                                                  int top) {
+std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& c, uint32_t min_count, int top,
+                                                  TokenRank rank) {
   min_count = std::max<uint32_t>(min_count, 1);
   const std::vector<double> of_expert = SumsByExpert(c);
   double all = 0.0;
   for (const double n : of_expert) all += n;
-  const auto better = [](const TokenAffinity& a, const TokenAffinity& b) {
-    if (a.pmi != b.pmi) return a.pmi > b.pmi;
+  const auto better = [rank](const TokenAffinity& a, const TokenAffinity& b) {
+    const double value_a = RankValue(a, rank);
+    const double value_b = RankValue(b, rank);
+    if (value_a != value_b) return value_a > value_b;
     if (a.count != b.count) return a.count > b.count;
     return a.token < b.token;
   };
@@ -43,9 +73,14 @@ std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& c, uint32_t
     for (int64_t e = 0; e < c.experts; ++e) {
       const uint32_t count = c.at(v, e);
       if (count < min_count) continue;
-      const TokenAffinity candidate{static_cast<int32_t>(v), count,
-                                    count * all / (of_token * of_expert[static_cast<size_t>(e)]),
-                                    count / of_token};
+      const double expert_sum = of_expert[static_cast<size_t>(e)];
+      const TokenAffinity candidate{
+          .token = static_cast<int32_t>(v),
+          .count = count,
+          .pmi = count * all / (of_token * expert_sum),
+          .share = count / of_token,
+          .g2 = LogLikelihoodRatio(count, of_token, expert_sum, all),
+      };
       std::vector<TokenAffinity>& heap = best[static_cast<size_t>(e)];
       if (heap.size() == static_cast<size_t>(top)) {
         if (!better(candidate, heap.front())) continue;

@@ -24,12 +24,20 @@ struct TokenAffinity {
   uint32_t count = 0;  // c(v, e)
   double pmi = 0.0;    // p(v, e) / (p(v) p(e)), without a logarithm (MoA, table 4)
   double share = 0.0;  // a(v, e) = c(v, e) / sum_e' c(v, e') (HMoE, fig. 10)
+  // The evidence that token and expert are not independent: the log-likelihood ratio
+  // G2 = 2 sum_ij O_ij ln(O_ij / E_ij) of the 2 x 2 table of "token v or another" and "expert e or
+  // another" (Dunning, 1993), negative if c(v, e) is below its expectation. Unlike pmi, it does not
+  // favour rare tokens.
+  double g2 = 0.0;
 };
 
-// Returns for each expert the `top` tokens with the largest pmi among the tokens with c(v, e) >=
-// `min_count` (at least 1). Ties: the more frequent token first, then the lower id.
+// What tokens are ranked by.
+enum class TokenRank { kPmi, kG2, kCount };
+
+// Returns for each expert the `top` tokens with the largest pmi, g2 or count among the tokens with
+// c(v, e) >= `min_count` (at least 1). Ties: the more frequent token first, then the lower id.
 std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& counts, uint32_t min_count,
-                                                  int top);
+                                                  int top, TokenRank rank = TokenRank::kPmi);
 
 // Returns a(v, e) of one token for each expert; all 0 if the token never occurred.
 std::vector<double> TokenShares(const TokenCounts& counts, int32_t token);

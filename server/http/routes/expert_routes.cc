@@ -123,6 +123,16 @@ Result<std::optional<Chosen>> ChosenBlock(std::string_view query, const ExpertSt
   return found;
 }
 
+// Returns what "rank" of a query ranks tokens by.
+Result<TokenRank> ChosenRank(std::string_view query) {
+  const auto name = QueryText(query, "rank");
+  if (!name || *name == "pmi") return TokenRank::kPmi;
+  if (*name == "g2") return TokenRank::kG2;
+  if (*name == "count") return TokenRank::kCount;
+  return InvalidValue("rank",
+                      Concat("'rank' must be pmi, g2 or count, not ", Printable(*name, 32)));
+}
+
 OrderedJson BlockJson(const Chosen& block) {
   OrderedJson out;
   out["layer"] = block.layer;
@@ -141,12 +151,13 @@ class ExpertRoutes {
       MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
       MOESERVE_ASSIGN_OR_RETURN(const auto min_count,
                                 QueryInteger(request.query, "min_count", 1, UINT32_MAX));
+      MOESERVE_ASSIGN_OR_RETURN(const TokenRank rank, ChosenRank(request.query));
       MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
       OrderedJson out = BlockJson(table.block);
       const auto least = static_cast<uint32_t>(min_count.value_or(5));
       out["min_count"] = least;
       out["experts"] = TopTokensJson(table.counts(), engine.tokenizer(), least,
-                                     static_cast<int>(top.value_or(10)));
+                                     static_cast<int>(top.value_or(10)), rank);
       return out;
     });
   }
@@ -252,9 +263,13 @@ class ExpertRoutes {
     if (!chosen) return MissingField("layer");
     const std::optional<TokenExpertCounts> counts = engine.token_expert_counts();
     if (!counts) {
+      int64_t experts = 0;
+      for (const BlockExpertStats& block : stats.blocks) experts += block.num_experts;
+      const int64_t bytes = TokenExpertCounts::BytesFor(engine.spec().vocab_size, experts);
       return Missing("not_counted",
-                     "tokens are not counted by expert: their table would be larger than the "
-                     "server's --token-stats-mib allows");
+                     Concat("tokens are not counted by expert: start the server with "
+                            "--token-stats-mib ",
+                            (bytes + (1 << 20) - 1) >> 20, " for a table of all tokens"));
     }
     return Table{*chosen, counts->vocabulary(), counts->Columns(chosen->first, chosen->experts)};
   }

@@ -15,6 +15,7 @@
 #include "server/http/error_response.h"
 #include "server/http/routes/expert_routes.h"
 #include "server/http/routes/json_response.h"
+#include "server/http/url.h"
 #include "server/openai/answer.h"
 
 namespace moeserve::server::http {
@@ -161,8 +162,10 @@ class ServerRoutes {
     return JsonResponse(out);
   }
 
-  Handled History(const Request&) const {
-    return JsonResponse(context_.metrics_history().ToJson(SteadyNow()));
+  Handled History(const Request& request) const {
+    const auto name = PercentDecode(QueryText(request.query, "model").value_or(""));
+    if (!name) return ErrorResponse(InvalidValue("model", "'model' is not well-formed"));
+    return JsonResponse(context_.metrics_history().ToJson(SteadyNow(), *name));
   }
 
   Handled TokenizerInfo(const Request& request) const {

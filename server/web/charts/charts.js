@@ -1,6 +1,6 @@
 // Small SVG charts: lines over time, and bars.
 import { el, svg } from "../dom.js";
-import { none } from "../format.js";
+import { none, percent, wholePercent } from "../format.js";
 
 // Returns the smallest number not below `value` that is 1, 2 or 5 times a power of ten.
 export function niceCeiling(value) {
@@ -9,6 +9,10 @@ export function niceCeiling(value) {
   const step = [1, 2, 5, 10].find((s) => s * power >= value * (1 - 1e-9));
   return step * power;
 }
+
+// Returns of how many columns of `width` pixels one gets a label that takes `room` pixels: a power of
+// two.
+export const labelStep = (width, room) => 2 ** Math.max(0, Math.ceil(Math.log2(room / width)));
 
 // The time axis spans 60, 120 or 300 seconds: the shortest span that covers the oldest point.
 const spans = [60, 120, 300];
@@ -172,7 +176,7 @@ export class BarChart {
     const parts = [svg("line", { class: "grid", x1: left, x2: width - left, y1: base, y2: base })];
     bars.forEach((bar, i) => {
       const size = ((base - 22) * bar.count) / top;
-      const share = `${((100 * bar.count) / total).toFixed(1)} %`;
+      const share = percent(bar.count / total);
       const range = bar.from === bar.to ? `${bar.from}` : `${bar.from}–${bar.to}`;
       const x = start + i * slot;
       parts.push(svg("rect", { class: "bar", x: x + slot * 0.1, width: slot * 0.8, y: base - size,
@@ -180,8 +184,7 @@ export class BarChart {
         "data-count": bar.count }, svg("title", {}, `${range} ${this.unit}: ${share}`)));
       if (slot > 34 && bar.count > 0) {
         parts.push(svg("text", { class: "tick", x: x + slot / 2, y: base - size - 5,
-          "text-anchor": "middle" },
-          bar.count * 200 < total ? "< 1 %" : `${Math.round((100 * bar.count) / total)} %`));
+          "text-anchor": "middle" }, wholePercent(bar.count / total)));
       }
       if (i % every === 0) {
         parts.push(svg("text", { class: "tick", x: x + slot / 2, y: height - 6,

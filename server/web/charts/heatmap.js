@@ -1,32 +1,32 @@
-// A heatmap of load by layer and expert. It is drawn on a canvas, which stays fast with thousands
+// A heatmap of values by layer and expert. It is drawn on a canvas, which stays fast with thousands
 // of cells. A cursor, moved by pointer, touch or arrow keys, selects one cell.
-import { el, hasModifier, svg } from "../dom.js";
-import { onThemeChange, sequentialColor, wantsMotion } from "../theme.js";
+import { labelStep } from "./charts.js";
+import { el, hasModifier } from "../dom.js";
+import { ExtentNote } from "./extent_note.js";
+import { onThemeChange, wantsMotion } from "../theme.js";
 
 const labelWidth = 104;
 const axisHeight = 20;
 const gap = 1;
 const moveMilliseconds = 450;
-// The position of an even share on the colour scale, 0 to 1, however high the loads are.
-const evenPlace = 0.45;
-// All loads above this multiple of an even share get the last colour of the scale, so that one very
-// busy expert does not make all other experts look alike.
-const maxTop = 16;
-const minCellWidth = 5;
+// Narrower cells cannot be told apart. 256 of them fit in a window of 700 pixels.
+const minCellWidth = 2;
 // Browsers draw nothing on a canvas that is wider.
 export const maxCanvasSide = 32000;
 
 export class Heatmap {
   // Calls `onCursor(row, column, moved)` when the cursor moves and when the values of its cell
-  // change (`moved` is false), and `onCursor(null, null, true)` when the cursor leaves.
-  constructor({ label, describedBy, onCursor }) {
-    this.rows = []; // [{label, values}]; each value is a load relative to an even share
+  // change (`moved` is false), and `onCursor(null, null, true)` when the cursor leaves. Calls
+  // `onChoose(row, column)` for a cell that is clicked, or chosen with the Enter key. `scale`: one
+  // of color_scales.js.
+  constructor({ label, describedBy, scale, onCursor, onChoose = () => {} }) {
+    this.rows = []; // [{label, values}]
+    this.scale = scale;
     this.shown = []; // the values drawn now, during an animation between two updates
     this.cursor = null;
     this.pinned = false; // true after keyboard use: the cursor stays when the pointer leaves
     this.onCursor = onCursor;
-    this.clipped = false; // whether a load exceeds `top`
-    this.top = 2; // the load that gets the last colour
+    this.onChoose = onChoose;
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.node = el("div", {
       class: "heatmap", tabindex: 0, role: "application", "aria-roledescription": "heatmap",
@@ -38,7 +38,9 @@ export class Heatmap {
       onpointermove: (event) => this.#onPointer(event),
       onpointerdown: (event) => this.#onPointer(event),
       onpointerleave: () => this.pinned || this.#move(null),
+      onclick: () => this.#choose(),
     }, this.canvas);
+    this.extent = new ExtentNote(this.node, () => this.#columns());
     this.legend = el("div", { class: "heatmap-legend" });
     new ResizeObserver(() => this.draw()).observe(this.node);
     onThemeChange(() => {
@@ -50,10 +52,7 @@ export class Heatmap {
   set(rows) {
     const same = rows.length === this.rows.length &&
       rows.every((row, r) => row.values.length === this.rows[r].values.length);
-    const highest = Math.max(...rows.map((row) => row.values.reduce((a, b) => Math.max(a, b), 0)));
-    // A power of two, so that colours rarely change their meaning from one update to the next.
-    this.top = Math.min(Math.max(2, 2 ** Math.ceil(Math.log2(Math.max(highest, 1)))), maxTop);
-    this.clipped = highest > maxTop;
+    this.scale.fit(rows);
     this.rows = rows;
     if (!same) {
       this.cursor = null;
@@ -84,10 +83,6 @@ export class Heatmap {
     step(begin + (wantsMotion() ? 0 : moveMilliseconds));
   }
 
-  color(value) {
-    return sequentialColor((value / this.top) ** (Math.log(evenPlace) / Math.log(1 / this.top)));
-  }
-
   // Returns position and size of a cell in CSS pixels, relative to the heatmap's content.
   cell(row, column) {
     const columns = this.rows[row].values.length;
@@ -96,10 +91,16 @@ export class Heatmap {
       height: this.rowHeight };
   }
 
+  // Returns where the columns are: see ExtentNote.
+  #columns() {
+    const count = Math.max(...this.rows.map((row) => row.values.length), 1);
+    return { left: labelWidth, width: (this.inner ?? 0) / count, count };
+  }
+
   draw() {
     const available = this.node.clientWidth;
     if (available === 0 || this.rows.length === 0) return;
-    const columns = Math.max(...this.rows.map((row) => row.values.length));
+    const columns = this.#columns().count;
     // A cell needs a visible width. If the map becomes wider than the element that contains it,
     // that element scrolls.
     const scale = window.devicePixelRatio || 1;
@@ -125,6 +126,7 @@ export class Heatmap {
     this.rows.forEach((row, r) => this.#drawRow(context, row, r, muted));
     this.#drawAxis(context, columns, muted);
     if (this.cursor) this.#drawCursor(context, getComputedStyle(document.body).color);
+    this.extent.update();
   }
 
   #drawRow(context, row, r, muted) {
@@ -134,11 +136,9 @@ export class Heatmap {
     row.values.forEach((value, e) => {
       const { x, y, width, height } = this.cell(r, e);
       const inset = width > 7 ? gap : Math.min(0.25, width / 4);
-      context.fillStyle = this.color(this.shown[r][e]);
+      context.fillStyle = this.scale.color(this.shown[r][e]);
       context.fillRect(x, y + gap, width - inset, height - 2 * gap);
-      if (value === 0 && width > 6) {
-        // A dot marks experts without any load, because a very small load has almost the same
-        // colour.
+      if (value === 0 && width > 6 && this.scale.marksZero) {
         context.fillStyle = muted;
         const size = Math.min(2, width / 4);
         context.fillRect(x + (width - inset - size) / 2, y + (height - size) / 2, size, size);
@@ -148,7 +148,7 @@ export class Heatmap {
 
   #drawAxis(context, columns, muted) {
     const width = this.inner / columns;
-    const step = [1, 2, 4, 8, 16, 32, 64, 128].find((s) => s * width >= 30) ?? 128;
+    const step = labelStep(width, 30);
     const y = this.rows.length * this.rowHeight + axisHeight / 2 + 2;
     context.fillStyle = muted;
     context.textAlign = "left";
@@ -169,14 +169,7 @@ export class Heatmap {
   }
 
   #drawLegend() {
-    const steps = Array.from({ length: 32 }, (_, i) => i / 31);
-    const bar = svg("svg", { width: 160, height: 12, viewBox: "0 0 160 12", "aria-hidden": "true" },
-      steps.map((value, i) => svg("rect", { x: i * 5, y: 0, width: 5.2, height: 12,
-        fill: sequentialColor(value) })));
-    bar.append(svg("path", { class: "even", d: `M${evenPlace * 160} 0V12` }));
-    const top = `${this.top}${this.clipped ? "+" : ""}`;
-    this.legend.replaceChildren(el("span", {}, "0"), bar, el("span", {}, top),
-      el("span", { class: "muted" }, "times an even share, which the line marks"));
+    this.legend.replaceChildren(...this.scale.legend());
   }
 
   #move(row, column = 0, pinned = false) {
@@ -196,7 +189,12 @@ export class Heatmap {
     if (this.cursor?.row !== row || this.cursor?.column !== column) this.#move(row, column);
   }
 
+  #choose() {
+    if (this.cursor) this.onChoose(this.cursor.row, this.cursor.column);
+  }
+
   #onKey(event) {
+    if (event.key === "Enter" && !hasModifier(event)) return this.#choose();
     const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
       Home: [0, -Infinity], End: [0, Infinity] };
     const step = steps[event.key];

@@ -1,21 +1,25 @@
 // A bar chart with two bars for each expert: its shares in two distributions.
-import { onWidth } from "./charts.js";
+import { labelStep, onWidth } from "./charts.js";
 import { el, svg } from "../dom.js";
+import { ExtentNote } from "./extent_note.js";
 import { percent } from "../format.js";
 
 const margin = { left: 44, right: 4, top: 8, bottom: 20 };
 const height = 120;
-const minPairWidth = 5;
+const minPairWidth = 3;
 
 export class PairedBars {
   constructor(title) {
     this.title = title;
     this.plot = svg("svg", { class: "plot", role: "img", "aria-label": title, height });
     this.facts = el("span", { class: "muted" });
+    const scroller = el("div", { class: "scroll", tabindex: 0, role: "region",
+      "aria-label": `Bars of ${title}` }, this.plot);
+    this.slot = 0; // width of a pair in CSS pixels
+    this.extent = new ExtentNote(scroller, () =>
+      ({ left: margin.left, width: this.slot, count: this.a.length }));
     this.node = el("figure", { class: "chart paired" },
-      el("figcaption", {}, title, " ", this.facts),
-      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Bars of ${title}` },
-        this.plot));
+      el("figcaption", {}, title, " ", this.facts), scroller, this.extent.node);
     onWidth(this.node, () => this.draw());
   }
 
@@ -35,15 +39,15 @@ export class PairedBars {
   draw() {
     const width = this.plot.clientWidth;
     if (width === 0 || !this.a) return;
-    const slot = (width - margin.left - margin.right) / this.a.length;
+    const slot = this.slot = (width - margin.left - margin.right) / this.a.length;
     const base = height - margin.bottom;
     const y = (share) => base - (base - margin.top) * (share / this.top);
     const parts = [0, 0.5, 1].flatMap((part) => [
       svg("line", { class: "grid", x1: margin.left, x2: width - margin.right,
         y1: y(part * this.top), y2: y(part * this.top) }),
       svg("text", { class: "tick", x: margin.left - 6, y: y(part * this.top) + 4,
-        "text-anchor": "end" }, `${Math.round(1000 * part * this.top) / 10} %`)]);
-    const every = [1, 2, 4, 8, 16, 32, 64, 128].find((step) => step * slot >= 26) ?? 256;
+        "text-anchor": "end" }, `${Number((100 * part * this.top).toPrecision(3))} %`)]);
+    const every = labelStep(slot, 26);
     const bar = Math.min(slot * 0.4, 22);
     this.a.forEach((share, expert) => {
       const middle = margin.left + (expert + 0.5) * slot;
@@ -62,5 +66,6 @@ export class PairedBars {
     });
     this.plot.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.plot.replaceChildren(...parts);
+    this.extent.update();
   }
 }

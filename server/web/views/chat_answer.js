@@ -2,7 +2,7 @@
 import { el } from "../dom.js";
 
 export class ChatAnswer {
-  // Shows the answer in `host`.
+  // Shows the answer in `host`, which is hidden while there is nothing to show.
   constructor(host) {
     this.host = host;
     this.clear();
@@ -13,6 +13,7 @@ export class ChatAnswer {
     this.reasoning = "";
     this.calls = []; // {id, type, function: {name, arguments}}
     this.host.replaceChildren();
+    this.host.hidden = true;
     this.nodes = {};
   }
 
@@ -49,6 +50,7 @@ export class ChatAnswer {
 
   #section(name, title, text) {
     if (text === "" && !this.nodes[name]) return;
+    this.host.hidden = false;
     if (!this.nodes[name]) {
       const [heading, body] = [el("h3", {}), el("p", { class: "answer-text", dir: "auto" })];
       this.nodes[name] = { heading, body };
@@ -60,7 +62,7 @@ export class ChatAnswer {
 }
 
 // Returns a call's arguments in lines, or as they are while they are incomplete.
-function indented(text) {
+export function indented(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {

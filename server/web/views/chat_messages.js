@@ -1,4 +1,5 @@
-// The messages of a chat: a list of fields that the user edits.
+// The messages of a chat, as bubbles whose texts and roles the user can edit.
+import { indented } from "./chat_answer.js";
 import { el } from "../dom.js";
 
 const roles = ["system", "user", "assistant", "tool"];
@@ -43,29 +44,35 @@ export class ChatMessages {
     }
   }
 
-  add(message) {
-    this.#append(message);
+  // `reasoning`: shown with the message, but not sent with it.
+  add(message, reasoning = "") {
+    this.#append(message, reasoning);
     this.onChange();
   }
 
-  #append({ role, content, tool_call_id: id, tool_calls: calls }) {
+  #append({ role, content, tool_call_id: id, tool_calls: calls }, reasoning = "") {
     if (this.items.length >= maxMessages) return null;
     const item = {
       role: el("select", {}, roles.map((name) => el("option", { value: name }, name))),
-      text: el("textarea", { rows: 2, spellcheck: "false", maxlength: maxCharacters }),
+      text: el("textarea", { rows: 1, spellcheck: "false", maxlength: maxCharacters }),
       callId: el("input", { type: "text", maxlength: 200 }),
       calls: Array.isArray(calls) ? calls : [],
-      remove: el("button", { type: "button", onclick: () => this.#remove(item) }, "Remove"),
+      remove: el("button", { type: "button", title: "Remove", onclick: () => this.#remove(item) },
+        "✕"),
     };
     item.role.value = role;
     item.text.value = typeof content === "string" ? content : "";
     item.callId.value = typeof id === "string" ? id : "";
     item.idLabel = el("label", {}, "Call ", item.callId);
-    item.called = el("p", { class: "muted" }, item.calls.map((call) =>
-      `Calls ${shown(call?.function?.name)} (${shown(call?.id)}). `));
+    item.called = el("div", {}, item.calls.flatMap((call) => [
+      el("p", { class: "muted" }, `Calls ${shown(call?.function?.name)} (${shown(call?.id)}):`),
+      el("pre", { class: "answer-text" }, indented(shown(call?.function?.arguments)))]));
     item.node = el("li", { class: "message" },
       el("div", { class: "message-head" }, item.role, item.idLabel, el("span", { class: "spring" }),
-        item.remove), item.text, item.called);
+        item.remove),
+      reasoning ? el("details", {}, el("summary", {}, "Reasoning"),
+        el("p", { class: "answer-text muted", dir: "auto" }, reasoning)) : null,
+      item.text, item.called);
     item.role.addEventListener("change", () => this.#showRole(item));
     this.#showRole(item);
     this.items.push(item);
@@ -74,7 +81,8 @@ export class ChatMessages {
     return item;
   }
 
-  #showRole({ role, idLabel, called, calls }) {
+  #showRole({ role, idLabel, called, calls, node }) {
+    node.dataset.role = role.value;
     idLabel.hidden = role.value !== "tool";
     called.hidden = role.value !== "assistant" || calls.length === 0;
   }

@@ -1,11 +1,12 @@
 // The "Experts" view: load of the experts in a time window.
-import { getJson } from "../api.js";
+import { getOfModel } from "../api.js";
 import { BarChart } from "../charts/charts.js";
 import { byId, el, setOptions, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
 import { blockKey, blockLabel, blockTitle, compact, count, decimal, none, percent }
   from "../format.js";
 import { Heatmap } from "../charts/heatmap.js";
+import { LoadScale } from "../charts/color_scales.js";
 import { LinkedOptions, linkRadios } from "../linked_options.js";
 import { bar } from "../charts/marks.js";
 import { Poller } from "../poller.js";
@@ -43,8 +44,8 @@ export class ExpertsView {
     this.stats = null;
     this.loads = [];
     this.heatmap = new Heatmap({ label: "Load by layer and expert", describedBy: "readout",
-      onCursor: (row, column, moved) => this.#showCursor(row, column, moved) });
-    byId("heatmap").replaceWith(this.heatmap.node);
+      scale: new LoadScale(), onCursor: (row, column, moved) => this.#showCursor(row, column, moved) });
+    byId("heatmap").replaceWith(this.heatmap.node, this.heatmap.extent.node);
     byId("heatmap-legend").replaceWith(this.heatmap.legend);
     this.diversity = new BarChart({ label: "Tokens by number of distinct experts",
       unit: "experts" });
@@ -81,11 +82,19 @@ export class ExpertsView {
     this.poller.stop();
   }
 
+  // Forgets what another model has done.
+  reset() {
+    this.stats = null;
+    byId("experts-body").hidden = true;
+    this.#showNote("");
+    setText(byId("window-note"), "");
+  }
+
   async #ask(signal) {
-    const query = new URLSearchParams({ threshold: thresholds[byId("threshold").value] });
+    const query = { threshold: thresholds[byId("threshold").value] };
     const window = document.querySelector("[name=window]:checked").value;
-    if (window) query.set("window", window);
-    this.#show(await getJson(`v1/experts/stats?${query}`, signal));
+    if (window) query.window = window;
+    this.#show(await getOfModel("v1/experts/stats", query, signal));
   }
 
   #onState(error) {

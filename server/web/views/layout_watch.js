@@ -1,6 +1,6 @@
 // Keeps the layout of the model's routed blocks while a view is shown: another model or version can
 // be loaded at any time.
-import { getJson } from "../api.js";
+import { getOfModel } from "../api.js";
 import { Poller } from "../poller.js";
 import { makeLayout } from "../routing_record.js";
 
@@ -26,7 +26,7 @@ export class LayoutWatch {
 
   // Requests the layout now, and returns it.
   async load(signal) {
-    const answer = await getJson("v1/experts/layout", signal);
+    const answer = await getOfModel("v1/experts/layout", {}, signal);
     const text = JSON.stringify(answer);
     if (text !== this.text) {
       this.layout = makeLayout(answer);

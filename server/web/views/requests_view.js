@@ -1,12 +1,13 @@
 // The "Requests" view: latency and throughput, computed from differences between readings of
 // /metrics. Readings from before the view was shown come from /v1/metrics/history.
-import { getJson, getText } from "../api.js";
+import { getJson, getText, model, queryOf } from "../api.js";
 import { LineChart } from "../charts/charts.js";
 import { byId, el, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
 import { compact, count, none, percent, seconds } from "../format.js";
+import { LinkedOptions, linkRadios } from "../linked_options.js";
 import { Poller } from "../poller.js";
-import { bucketDelta, buckets, familiesOf, parseMetrics, quantile, valueOf }
+import { bucketDelta, buckets, familiesOf, ofModel, parseMetrics, quantile, valueOf }
   from "../prometheus.js";
 
 const pollMilliseconds = 2000;
@@ -62,6 +63,7 @@ export class RequestsView {
   constructor(page) {
     this.page = page;
     this.readings = []; // {time, families} of the last quantileSeconds
+    this.only = ""; // the only model whose requests they are, "" for all models
     const percentiles = quantiles.map((q) => ({ name: `p${100 * q}` }));
     this.charts = {
       ttft: new LineChart({ title: "Time to first token", series: percentiles, format: seconds }),
@@ -88,6 +90,13 @@ export class RequestsView {
       byId("requests-note").hidden = !error;
       if (error) setText(byId("requests-note"), `No metrics: ${error.message}.`);
     });
+    for (const input of document.getElementsByName("requests-of")) {
+      input.addEventListener("change", () => {
+        this.reset();
+        this.poller.refresh();
+      });
+    }
+    this.options = new LinkedOptions({ of: linkRadios("requests-of") });
   }
 
   show() {
@@ -97,6 +106,22 @@ export class RequestsView {
 
   hide() {
     this.poller.stop();
+  }
+
+  // Begins anew, for the requests of other models.
+  reset() {
+    this.readings = [];
+    this.hasHistory = true;
+    for (const chart of Object.values(this.charts)) chart.clear();
+  }
+
+  // Returns the name of the only model whose requests are shown, "" if they are those of all. The
+  // metrics know each model by one of its names.
+  #onlyModel(families) {
+    const all = document.querySelector("[name=requests-of]:checked").value === "all";
+    const known = (families.get("requests_running") ?? []).some(({ labels }) =>
+      labels.model === model.get());
+    return known && !all ? model.get() : "";
   }
 
   // All charts have their points at the same times.
@@ -111,9 +136,13 @@ export class RequestsView {
   }
 
   async #ask(signal) {
-    if (this.hasHistory && this.#isBehind()) await this.#catchUp(signal);
+    const begin = Date.now() / 1000;
     const families = parseMetrics(await getText("metrics", signal), wanted);
-    this.#take(Date.now() / 1000, families);
+    const only = this.#onlyModel(families);
+    if (only !== this.only) this.reset();
+    this.only = only;
+    if (this.hasHistory && this.#isBehind()) await this.#catchUp(begin, signal);
+    this.#take(Date.now() / 1000, only ? ofModel(families, only) : families);
   }
 
   #isBehind() {
@@ -121,11 +150,12 @@ export class RequestsView {
     return !last || Date.now() / 1000 - last.time > maxPauseSeconds;
   }
 
-  // Takes the server's readings since the last one of this view.
-  async #catchUp(signal) {
+  // Takes the server's readings since the last one of this view, up to the time `end`.
+  async #catchUp(end, signal) {
     let history;
     try {
-      history = await getJson("v1/metrics/history", signal);
+      const query = queryOf(this.only ? { model: this.only } : {});
+      history = await getJson(`v1/metrics/history${query}`, signal);
     } catch (error) {
       if (error.status !== 403 && error.status !== 404) throw error;
       this.hasHistory = false; // the charts begin now
@@ -135,7 +165,7 @@ export class RequestsView {
     for (const reading of history.readings) {
       const time = now - reading.age_seconds;
       const last = this.readings.at(-1)?.time ?? -Infinity;
-      if (time > last + 1) this.#take(time, familiesOf(reading, history.bounds), false);
+      if (time > last + 1 && time < end) this.#take(time, familiesOf(reading, history.bounds), false);
     }
   }
 

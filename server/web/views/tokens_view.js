@@ -1,5 +1,5 @@
 // The "Tokens" view: tokens that select an expert more often than chance would.
-import { getJson } from "../api.js";
+import { getOfModel } from "../api.js";
 import { byId, debounce, el, setOptions, setText } from "../dom.js";
 import { bar, swatch } from "../charts/marks.js";
 import { exportButtons } from "../export/export_buttons.js";
@@ -9,6 +9,8 @@ import { Poller } from "../poller.js";
 
 const pollMilliseconds = 10000;
 const maxExpertsShown = 512;
+// More experts without tokens share one line.
+const maxEmptyCards = 16;
 
 export class TokensView {
   constructor(page) {
@@ -23,7 +25,10 @@ export class TokensView {
     byId("tokens-block").addEventListener("change", () => this.poller.refresh());
     byId("tokens-expert").addEventListener("change", () => this.#draw());
     for (const input of document.getElementsByName("pmi")) {
-      input.addEventListener("change", () => this.#draw());
+      input.addEventListener("change", () => {
+        this.#draw();
+        this.poller.refresh(); // for the tokens that are the first by this value
+      });
     }
     byId("tokens-exports").replaceWith(exportButtons({ what: "the tokens", name: "tokens",
       node: () => byId("tokens-card"), rows: () => this.#rows() }));
@@ -41,9 +46,15 @@ export class TokensView {
     this.poller.stop();
   }
 
+  // Forgets what another model has done.
+  reset() {
+    this.answer = null;
+    this.#draw();
+  }
+
   async #ask(signal) {
     if (this.layers.length === 0) {
-      this.layers = (await getJson("v1/experts/stats", signal)).layers;
+      this.layers = (await getOfModel("v1/experts/stats", {}, signal)).layers;
       setOptions(byId("tokens-block"),
         this.layers.map((layer) => [blockKey(layer), blockTitle(layer)]));
       if (this.layers.length === 0) {
@@ -58,9 +69,9 @@ export class TokensView {
       this.#note("Give whole numbers of tokens: 1 to 50, seen at least once.");
       return;
     }
-    const query = new URLSearchParams({ layer: layer.layer, block: layer.block, top,
-      min_count: least });
-    this.answer = await getJson(`v1/experts/tokens?${query}`, signal);
+    this.answer = await getOfModel("v1/experts/tokens",
+      { layer: layer.layer, block: layer.block, top, min_count: least,
+        rank: chosenKind().replace("log_", "") }, signal);
     this.#draw();
   }
 
@@ -90,10 +101,11 @@ export class TokensView {
   }
 
   #rows() {
-    const head = ["layer", "block", "expert", "token_id", "token", "count", "pmi", "log_pmi"];
+    const head = ["layer", "block", "expert", "token_id", "token", "count", "pmi", "log_pmi",
+      "g2"];
     return [head, ...this.#shown().flatMap(({ expert, tokens }) =>
-      tokens.map(({ id, text, count: seen, pmi, log_pmi: logPmi }) =>
-        [this.answer.layer, this.answer.block, expert, id, text, seen, pmi, logPmi]))];
+      tokens.map(({ id, text, count: seen, pmi, log_pmi: logPmi, g2 }) =>
+        [this.answer.layer, this.answer.block, expert, id, text, seen, pmi, logPmi, g2]))];
   }
 
   #draw() {
@@ -104,13 +116,22 @@ export class TokensView {
       setOptions(byId("tokens-expert"),
         [["", "all"], ...experts.map(({ expert }) => [String(expert), String(expert)])]);
     }
-    const kind = document.querySelector("[name=pmi]:checked").value;
-    byId("tokens-list").replaceChildren(...this.#shown().map((entry) => expertCard(entry, kind)));
+    const shown = this.#shown();
+    const empty = shown.filter(({ tokens }) => tokens.length === 0);
+    const listed = empty.length > maxEmptyCards
+      ? shown.filter(({ tokens }) => tokens.length > 0) : shown;
+    byId("tokens-list").replaceChildren(
+      ...listed.map((entry) => expertCard(entry, chosenKind())));
+    byId("tokens-empty").hidden = listed === shown;
+    setText(byId("tokens-empty"), listed === shown ? "" : `${count(empty.length)} experts without ` +
+      `a token seen often enough: ${empty.map(({ expert }) => expert).join(", ")}.`);
     if (this.answer && experts.every(({ tokens }) => tokens.length === 0)) {
       this.#note("No token was seen often enough yet.");
     }
   }
 }
+
+const chosenKind = () => document.querySelector("[name=pmi]:checked").value;
 
 function expertCard({ expert, tokens }, kind) {
   const values = tokens.map((token) => Number(token[kind]));
@@ -127,7 +148,7 @@ function expertCard({ expert, tokens }, kind) {
       return el("li", { title: `token ${id}, seen ${count(seen)} times` },
         el("code", {}, text === null ? `#${id}` : visible(text)),
         bar(top > 0 ? Math.max(0, values[i] / top) : 0),
-        el("span", { class: "number" }, kind === "count" ? compact(values[i])
-          : decimal(values[i])));
+        el("span", { class: "number" }, kind === "count" || Math.abs(values[i]) >= 1000
+          ? compact(values[i]) : decimal(values[i])));
     })));
 }
