@@ -34,8 +34,8 @@ struct Request {
   bool expert_counts = false;   // return how often each expert ran for this request's tokens
   bool routing_record = false;  // return the routes of this request's tokens
   std::shared_ptr<const RoutingControl> routing_control;  // null: the router decides alone
-  // What the response may consist of, for prompt lookup (engine/draft): at most max_model_len ids in
-  // [0, vocab_size). Changes the time that the response takes, never the response.
+  // What the response may consist of, for prompt lookup (engine/draft): at most max_model_len ids
+  // in [0, vocab_size). Changes the time that the response takes, never the response.
   std::vector<TokenId> prediction;
 };
 

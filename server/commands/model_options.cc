@@ -82,7 +82,8 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
                  "Type of the KV cache; auto: the compute type")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
-  app.add_option("--threads", options.threads, "CPU threads; 0: one for each core that the process, or its container, may use")
+  app.add_option("--threads", options.threads,
+                 "CPU threads; 0: one for each core that the process, or its container, may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app.add_option("--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend")

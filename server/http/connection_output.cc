@@ -194,8 +194,8 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
     woken_ = false;
     Progress progress = pending->Next();
     if (std::holds_alternative<Wait>(progress)) {
-      const auto pause =
-          streaming ? ToChrono(environment_->limits.stream_comment_interval) : std::chrono::hours(1);
+      const auto pause = streaming ? ToChrono(environment_->limits.stream_comment_interval)
+                                   : std::chrono::hours(1);
       event_timer_.expires_after(pause);
       bool silent = false;
       while (!woken_ && !gone_ && !silent && half_closed_ == probed) {

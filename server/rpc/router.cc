@@ -10,7 +10,9 @@
 namespace moeserve::server::rpc {
 namespace {
 
-std::string RoutePath(const Method& method) { return Concat('/', method.service, '/', method.name); }
+std::string RoutePath(const Method& method) {
+  return Concat('/', method.service, '/', method.name);
+}
 
 // A call that has failed before it began.
 class FailedCall final : public grpc::ServerGenericBidiReactor {

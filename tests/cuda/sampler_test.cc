@@ -188,7 +188,8 @@ Case RandomCase(int kind, int vocabulary, Random& random) {
                                   vocabulary + 5, 1 + random.Below(vocabulary)});
   }
   if (random.Below(2) == 0) {
-    p.top_p = OneOf<double>(random, {0.0, 1e-12, 0.1, 0.5, 0.9, 0.999, 1.0 - 1e-12, kLargestUniform});
+    p.top_p =
+        OneOf<double>(random, {0.0, 1e-12, 0.1, 0.5, 0.9, 0.999, 1.0 - 1e-12, kLargestUniform});
   }
   if (random.Below(3) == 0) p.min_p = OneOf<double>(random, {1e-9, 0.05, 0.5, 1.0});
   c.uniform = OneOf<double>(random, {0.0, kLargestUniform, random.Uniform(), random.Uniform(),

@@ -24,8 +24,8 @@ TEST(GenerationConfig, ReadsEveryKey) {
 
 // The ranges are those of requests, ends included.
 TEST(GenerationConfig, TakesTheEndsOfTheRanges) {
-  const auto low = ParseGenerationConfig(
-      R"({"temperature": 0.0, "top_p": 0.0, "top_k": -1, "min_p": 0})", 10);
+  const auto low =
+      ParseGenerationConfig(R"({"temperature": 0.0, "top_p": 0.0, "top_k": -1, "min_p": 0})", 10);
   ASSERT_TRUE(low.ok()) << low.status();
   EXPECT_EQ(low->defaults.top_p, 0.0);
   EXPECT_EQ(low->defaults.top_k, -1);

@@ -44,8 +44,8 @@ struct TextFormat {
   // kAnyText: whether the text has to end in time, as all else. If false, a limit on the tokens
   // may cut the whole text off in it.
   bool must_end = false;
-  bool strict = false;                // kJsonSchema: as ConstraintSpec::strict
-  bool closed_objects = false;        // kJsonSchema: as ConstraintSpec::closed_objects
+  bool strict = false;          // kJsonSchema: as ConstraintSpec::strict
+  bool closed_objects = false;  // kJsonSchema: as ConstraintSpec::closed_objects
   std::vector<TextFormat> parts;
   std::shared_ptr<const StructuralTags> tags;
 };
