@@ -308,7 +308,7 @@ size_t Allowed(const CompiledConstraint& constraint, std::string_view text) {
   return size;
 }
 
-TEST(ToolConstraint, JsonThatIsNoCallIsFreeText) {
+TEST(AnswerConstraint, JsonThatIsNoCallIsFreeText) {
   for (const char* name : {"llama3", "json"}) {
     const SplitRules rules = {.syntax = FindCallSyntax(name), .has_tools = true};
     const auto constraint =
@@ -326,7 +326,7 @@ TEST(ToolConstraint, JsonThatIsNoCallIsFreeText) {
 }
 
 // Elements come in the order of the schema, with strings as they are.
-TEST(ToolConstraint, ElementsFollowTheSchema) {
+TEST(AnswerConstraint, ElementsFollowTheSchema) {
   ToolSettings settings = Settings(ToolChoice::kNamed);
   settings.callable[0].parameters = R"({"type": "object", "required": ["z"], "properties": {
       "z": {"type": "string", "maxLength": 3}, "l": {"type": "array", "items": {"type": "null"}},
