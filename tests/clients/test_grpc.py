@@ -90,8 +90,8 @@ def test_cancel_frees_everything(pb, stub, metric):
 def test_deadline(pb, stub, metric):
     with pytest.raises(grpc.RpcError) as error:
         list(stub.Generate(pb.GenerateRequest(
-            text=PROMPT, sampling=pb.SamplingParams(max_tokens=8000, ignore_eos=True)),
-            timeout=0.2))
+            text=PROMPT, n=16, sampling=pb.SamplingParams(max_tokens=8000, ignore_eos=True)),
+            timeout=0.05))
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert wait_for(lambda: metric("moeserve_requests_running") == 0)
 
