@@ -75,7 +75,7 @@ void Engine::Impl::Step() {
     // logits_ never shrinks: if it did, resize() would fill the elements that it adds again with
     // zeros in later steps.
     logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
-    StepOptions step = options_.expert_stats ? recorder_.BeginStep() : StepOptions{};
+    StepOptions step = options_.expert_stats ? recorder_.BeginStep(batch.tokens) : StepOptions{};
     step.count_later = drafted && step.counters != nullptr;
     samples_.resize(batch.samples.size());
     const auto forward_begin = std::chrono::steady_clock::now();

@@ -35,8 +35,20 @@ struct CountedBlock {
 
 struct CountSettings {
   std::vector<CountedBlock> blocks;
-  // Rows of the token x expert table; 0 disables the table.
+  // Number of token ids; 0 disables the token x expert table.
   int64_t vocabulary = 0;
+  // 0: row v of the table belongs to token v. Otherwise RouteCounters::AssignTokenRows() gives the
+  // first `own_rows` rows to tokens, and one more row is shared by all other tokens.
+  int64_t own_rows = 0;
+
+  int64_t table_rows() const { return own_rows == 0 ? vocabulary : own_rows + 1; }
+};
+
+// A row of the token x expert table that changes hands.
+struct TokenRowChange {
+  int32_t row = 0;
+  int32_t token = 0;      // receives the row
+  int32_t replaced = -1;  // the token that had the row; -1: none
 };
 
 // Sums for one expert over all steps. A selection is a row that selected the expert. Only `visits`
@@ -114,10 +126,15 @@ class RouteCounters {
   // Returns the counts of whole steps, at least of those finished before the last Refresh(). Any
   // thread may call it.
   virtual CountsSnapshot Read() const = 0;
-  // Copies elements [first, first + part.size()) of the token x expert table [vocabulary, experts
-  // of all blocks], which counts how often each token was routed to each expert, saturating at
-  // UINT32_MAX. Any thread may call it; the result may include a part of the running step. Internal
-  // if the device fails.
+  // Requires CountSettings::own_rows. Adds the counts of each row to the shared row, sets them to 0
+  // and counts the token in the row from the next step on; the replaced token returns to the shared
+  // row. No row and no token may occur twice. Must be called on the backend's thread, between
+  // steps.
+  virtual void AssignTokenRows(std::span<const TokenRowChange> changes) = 0;
+  // Copies elements [first, first + part.size()) of the token x expert table [table_rows(), experts
+  // of all blocks], which counts how often the tokens of each row were routed to each expert,
+  // saturating at UINT32_MAX. Any thread may call it; the result may include a part of the running
+  // step. Internal if the device fails.
   virtual Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) const = 0;
 };
 

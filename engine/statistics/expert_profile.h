@@ -27,7 +27,9 @@ struct ExpertProfile {
 
   // Requires token_counts.
   TokenCounts CountsOf(size_t block) const {
-    return {vocabulary, stats.blocks[block].num_experts, token_counts[block]};
+    return {.rows = vocabulary,
+            .experts = stats.blocks[block].num_experts,
+            .counts = token_counts[block]};
   }
 };
 

@@ -22,10 +22,20 @@ bool AnySplit(const RouteLayout& layout) {
                      [](const RoutedBlock& b) { return b.sub_tokens > 1; });
 }
 
-bool KeepsTokenCounts(const ModelSpec& spec, const RouteLayout& layout,
-                      const RecorderOptions& options) {
-  const int64_t bytes = TokenExpertCounts::BytesFor(spec.vocab_size, layout.num_experts);
-  return layout.num_experts > 0 && bytes <= options.token_counts_bytes;
+constexpr int64_t kFewestRows = 16;  // a table of fewer frequent tokens is not kept
+
+// Sets the shape of the token x expert table.
+void ChooseTable(const ModelSpec& spec, const RouteLayout& layout, const RecorderOptions& options,
+                 CountSettings& settings) {
+  if (layout.num_experts == 0) return;
+  const int64_t rows =
+      options.token_counts_bytes / TokenExpertCounts::BytesFor(1, layout.num_experts);
+  if (rows >= spec.vocab_size) {
+    settings.vocabulary = spec.vocab_size;
+  } else if (options.frequent_tokens && rows >= kFewestRows) {
+    settings.vocabulary = spec.vocab_size;
+    settings.own_rows = rows - 1;
+  }
 }
 
 bool IsEmbeddingOrHead(const std::string& name) {
@@ -174,7 +184,7 @@ CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& optio
          .in_diversity = !split || block.sub_tokens > 1,
          .expert_parameters = std::move(facts.expert_parameters)});
   }
-  if (KeepsTokenCounts(spec, layout, options)) settings.vocabulary = spec.vocab_size;
+  ChooseTable(spec, layout, options, settings);
   return settings;
 }
 
@@ -208,10 +218,18 @@ ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& opt
   for (const BlockExpertStats& block : empty_.blocks) router_.push_back(block.router);
   partial_ = router_;
   probability_.resize(static_cast<size_t>(widest));
-  if (KeepsTokenCounts(spec, layout_, options)) table_tokens_ = spec.vocab_size;
+  CountSettings table;
+  ChooseTable(spec, layout_, options, table);
+  table_rows_ = table.table_rows();
+  if (table.own_rows > 0) rows_.emplace(table.vocabulary, table.own_rows);
 }
 
-StepOptions ExpertRecorder::BeginStep() {
+StepOptions ExpertRecorder::BeginStep(std::span<const int32_t> tokens) {
+  if (rows_ && counters_ != nullptr) {
+    if (const auto changes = rows_->Assign(tokens); !changes.empty()) {
+      counters_->AssignTokenRows(changes);
+    }
+  }
   const int interval = options_.router_stats_interval;
   sampling_ = interval > 0 && steps_ % static_cast<uint64_t>(interval) == 0;
   log_routes_ = log_ != nullptr && log_->keeps_routes();
@@ -253,6 +271,7 @@ void ExpertRecorder::EndStep(const Batch& batch, const StepReport& report) {
 void ExpertRecorder::Refresh() {
   if (fresh_ || counters_ == nullptr) return;
   MOESERVE_CHECK(counters_->Refresh().ok(), "the counters of the device are read");
+  if (rows_) rows_->Publish();
   fresh_ = true;
   refreshed_at_ = std::chrono::steady_clock::now();
 }
@@ -369,11 +388,15 @@ void ExpertRecorder::SampleInputs(const Batch& batch, const BlockReport& report)
 }
 
 std::optional<TokenExpertCounts> ExpertRecorder::token_counts() const {
-  if (counters_ == nullptr || table_tokens_ == 0) return std::nullopt;
-  return TokenExpertCounts(table_tokens_, layout_.num_experts,
-                           [this](int64_t first, std::span<uint32_t> part) {
-                             return counters_->ReadTokenExperts(first, part);
-                           });
+  if (counters_ == nullptr || table_rows_ == 0) return std::nullopt;
+  TokenExpertCounts::Owners owners;
+  if (rows_) owners = [this] { return rows_->Owners(); };
+  return TokenExpertCounts(
+      table_rows_, layout_.num_experts,
+      [this](int64_t first, std::span<uint32_t> part) {
+        return counters_->ReadTokenExperts(first, part);
+      },
+      std::move(owners));
 }
 
 ExpertStats ExpertRecorder::Snapshot() const {

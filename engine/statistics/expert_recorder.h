@@ -18,6 +18,7 @@
 #include "engine/statistics/hidden_samples.h"
 #include "engine/statistics/step_observer.h"
 #include "engine/statistics/token_expert_counts.h"
+#include "engine/statistics/token_rows.h"
 #include "kernels/route_counters.h"
 
 namespace moeserve {
@@ -28,8 +29,11 @@ struct RecorderOptions {
   // every step is sampled; 0: none is.
   int router_stats_interval = 64;
   int router_stats_rows = 64;
-  // Largest token x expert table in bytes; a larger one is not kept.
+  // Largest token x expert table in bytes.
   int64_t token_counts_bytes = 64 << 20;
+  // If a table of all tokens would be larger: true keeps a table of the most frequent tokens, false
+  // keeps none.
+  bool frequent_tokens = true;
   int64_t hidden_samples = 0;        // router inputs kept per routed block; 0: none are kept
   bool any_selection = false;        // requests may select more experts per row than the model does
   StepObserver* observer = nullptr;  // may be null; outlives the recorder
@@ -57,9 +61,10 @@ class ExpertRecorder {
   ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log,
                  std::unique_ptr<RouteCounters> counters);
 
-  // Called by the recording thread. BeginStep() returns what Model::Forward() has to report for the
-  // next step; EndStep() takes that report and the batch with the final phases of its tokens.
-  StepOptions BeginStep();
+  // Called by the recording thread. BeginStep() takes the token ids of the next step and returns
+  // what Model::Forward() has to report; EndStep() takes that report and the batch with the final
+  // phases of its tokens.
+  StepOptions BeginStep(std::span<const int32_t> tokens);
   void EndStep(const Batch& batch, const StepReport& report);
   // Called by the recording thread between steps. Makes the counts of all steps visible.
   void Refresh();
@@ -67,8 +72,8 @@ class ExpertRecorder {
   // The following functions may be called by any thread.
   const RouteLayout& layout() const { return layout_; }
   ExpertStats Snapshot() const;
-  // Returns the token x expert table; nullopt if it would be larger than the options allow. Valid
-  // as long as the recorder.
+  // Returns the token x expert table; nullopt if the options allow none. Valid as long as the
+  // recorder.
   std::optional<TokenExpertCounts> token_counts() const;
   // Returns the sampled router inputs per routed block; empty if none are kept.
   std::vector<HiddenSample> HiddenSamples() const;
@@ -99,9 +104,10 @@ class ExpertRecorder {
   const RecorderOptions options_;
   RouteLog* const log_;
   const std::unique_ptr<RouteCounters> counters_;
-  const ExpertStats empty_;      // shapes and sizes of the model's experts, counters 0
-  int64_t table_tokens_ = 0;     // rows of the token x expert table; 0: no table
-  std::vector<GateKind> gates_;  // by routed block
+  const ExpertStats empty_;        // shapes and sizes of the model's experts, counters 0
+  int64_t table_rows_ = 0;         // rows of the token x expert table; 0: no table
+  std::optional<TokenRows> rows_;  // owners of the table's rows; nullopt if each token has its row
+  std::vector<GateKind> gates_;    // by routed block
 
   // The following members are used by the recording thread only.
   uint64_t steps_ = 0;

@@ -15,7 +15,11 @@ CpuRouteCounters::CpuRouteCounters(CountSettings settings)
   }
   if (settings_.vocabulary > 0) {
     table_ = std::make_unique<std::atomic<uint32_t>[]>(
-        static_cast<size_t>(settings_.vocabulary * experts_));
+        static_cast<size_t>(settings_.table_rows() * experts_));
+  }
+  if (settings_.own_rows > 0) {
+    row_of_token_.assign(static_cast<size_t>(settings_.vocabulary),
+                         static_cast<int32_t>(settings_.own_rows));
   }
 }
 
@@ -108,9 +112,9 @@ void CpuRouteCounters::CountExpert(const Step& step, size_t index, const Routing
     distinct_[static_cast<size_t>(t)] += first;
     weights += plan.weight_of_assignment[a];
     if (table_ != nullptr) {
-      table_indices_.push_back(static_cast<size_t>(step.token_ids[static_cast<size_t>(t)]) *
-                                   static_cast<size_t>(experts_) +
-                               column);
+      const auto id = static_cast<size_t>(step.token_ids[static_cast<size_t>(t)]);
+      const size_t table_row = row_of_token_.empty() ? id : static_cast<size_t>(row_of_token_[id]);
+      table_indices_.push_back(table_row * static_cast<size_t>(experts_) + column);
     }
   }
   if (!mixed && step.uniform_kind == kTokenDecode) decoded = rows;
@@ -145,9 +149,29 @@ CountsSnapshot CpuRouteCounters::Read() const {
   return counts_;
 }
 
+void CpuRouteCounters::AssignTokenRows(std::span<const TokenRowChange> changes) {
+  MOESERVE_CHECK(settings_.own_rows > 0, "a table whose rows are assigned");
+  const auto shared_row = static_cast<size_t>(settings_.own_rows);
+  std::atomic<uint32_t>* shared = &table_[shared_row * static_cast<size_t>(experts_)];
+  for (const TokenRowChange& change : changes) {
+    MOESERVE_CHECK(change.row >= 0 && change.row < settings_.own_rows, "a row of the table");
+    std::atomic<uint32_t>* row =
+        &table_[static_cast<size_t>(change.row) * static_cast<size_t>(experts_)];
+    for (int64_t e = 0; e < experts_; ++e) {
+      const uint32_t sum = shared[e].load(std::memory_order_relaxed);
+      const uint32_t count = row[e].exchange(0, std::memory_order_relaxed);
+      shared[e].store(sum + std::min(count, UINT32_MAX - sum), std::memory_order_relaxed);
+    }
+    if (change.replaced >= 0) {
+      row_of_token_[static_cast<size_t>(change.replaced)] = static_cast<int32_t>(shared_row);
+    }
+    row_of_token_[static_cast<size_t>(change.token)] = change.row;
+  }
+}
+
 Status CpuRouteCounters::ReadTokenExperts(int64_t first, std::span<uint32_t> part) const {
   MOESERVE_CHECK(
-      first >= 0 && first + static_cast<int64_t>(part.size()) <= settings_.vocabulary * experts_,
+      first >= 0 && first + static_cast<int64_t>(part.size()) <= settings_.table_rows() * experts_,
       "elements of the table");
   for (size_t i = 0; i < part.size(); ++i) {
     part[i] = table_[static_cast<size_t>(first) + i].load(std::memory_order_relaxed);

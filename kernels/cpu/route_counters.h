@@ -21,6 +21,7 @@ class CpuRouteCounters : public RouteCounters {
 
   Status Refresh() override { return absl::OkStatus(); }
   CountsSnapshot Read() const override;
+  void AssignTokenRows(std::span<const TokenRowChange> changes) override;
   Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) const override;
 
   // Adds a step. `kind` and `token_ids` are [T]. `plans` holds one plan for every block of the
@@ -61,8 +62,9 @@ class CpuRouteCounters : public RouteCounters {
   std::vector<size_t> table_indices_;  // table elements of the step's (token, expert) pairs
 
   mutable std::mutex mutex_;
-  CountsSnapshot counts_;  // guarded by mutex_
-  // [vocabulary, experts_], or null. Written without a lock: readers may see a part of a step.
+  CountsSnapshot counts_;              // guarded by mutex_
+  std::vector<int32_t> row_of_token_;  // [vocabulary]; empty if every token has a row
+  // [table_rows(), experts_], or null. Written without a lock: readers may see a part of a step.
   std::unique_ptr<std::atomic<uint32_t>[]> table_;
 };
 

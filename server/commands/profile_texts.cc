@@ -45,6 +45,7 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
   engine.recorder.router_stats_interval = 1;
   engine.recorder.hidden_samples = options.hidden_samples;
   engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
+  engine.recorder.frequent_tokens = false;  // a profile has counts of all tokens or none
 
   std::unique_ptr<RouteTrace> trace;  // must outlive the engine's last step
   ScoreDump* dump = nullptr;

@@ -7,7 +7,8 @@ ExpertProfile LiveProfile(const EngineApi& engine, const std::string& model) {
   out.model = model;
   out.vocabulary = engine.spec().vocab_size;
   out.stats = engine.ExpertSnapshot();
-  if (const std::optional<TokenExpertCounts> table = engine.token_expert_counts()) {
+  if (const std::optional<TokenExpertCounts> table = engine.token_expert_counts();
+      table && table->complete()) {
     out.token_counts = CountsByBlock(*table, out.stats);
   }
   out.hidden = engine.HiddenSamples();

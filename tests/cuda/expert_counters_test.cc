@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "engine/routes/route_layout.h"
 #include "engine/statistics/expert_recorder.h"
+#include "engine/statistics/token_rows.h"
 #include "kernels/cpu/route_counters.h"
 #include "tests/cuda/route_support.h"
 
@@ -100,12 +103,20 @@ void ExpectSameCounts(const CountsSnapshot& device, const CountsSnapshot& host) 
   }
 }
 
-class ExpertCountersTest : public ::testing::TestWithParam<Shape> {};
+// The second value says whether the token x expert table has rows for the most frequent tokens
+// only.
+class ExpertCountersTest : public ::testing::TestWithParam<std::tuple<Shape, bool>> {};
 
 TEST_P(ExpertCountersTest, EqualTheCpusOverManySteps) {
-  const ModelSpec spec = Spec(GetParam());
+  const ModelSpec spec = Spec(std::get<Shape>(GetParam()));
   const ExpertStats empty = EmptyExpertStats(spec);
   CountSettings settings = RecorderCounts(spec, {});
+  std::optional<TokenRows> rows_of_tokens;
+  if (std::get<bool>(GetParam())) {
+    settings.own_rows = 3;
+    rows_of_tokens.emplace(settings.vocabulary, settings.own_rows);
+  }
+  size_t changed = 0;
   const std::vector<CountedBlock>& blocks = settings.blocks;
   for (CountedBlock& b : settings.blocks) {
     for (size_t e = 0; e < b.expert_parameters.size(); ++e) {
@@ -129,7 +140,9 @@ TEST_P(ExpertCountersTest, EqualTheCpusOverManySteps) {
     std::vector<uint8_t> kind;
     std::vector<int32_t> token_ids;
     for (int t = 0; t < tokens; ++t) {
-      token_ids.push_back(random.Below(spec.vocab_size));
+      // Another token is frequent in every step.
+      token_ids.push_back(random.Below(2) == 0 ? step % spec.vocab_size
+                                               : random.Below(spec.vocab_size));
       kind.push_back(!decode               ? static_cast<uint8_t>(random.Below(kCountedKinds))
                      : random.Below(3) > 0 ? kTokenDecode
                                            : kTokenRejected);
@@ -187,6 +200,15 @@ TEST_P(ExpertCountersTest, EqualTheCpusOverManySteps) {
                 cudaSuccess);
       ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     }
+    if (rows_of_tokens) {
+      const auto changes =
+          rows_of_tokens->Assign(std::span(token_ids).first(static_cast<size_t>(tokens)));
+      if (!changes.empty()) {
+        host.AssignTokenRows(changes);
+        counters.LaunchAssignRows(changes, nullptr);
+        changed += changes.size();
+      }
+    }
     std::vector<const RoutingPlan*> seen;
     for (const RoutingPlan& plan : host_plans) seen.push_back(&plan);
     std::vector<TokenRoutes> host_routes(static_cast<size_t>(tokens));
@@ -214,11 +236,13 @@ TEST_P(ExpertCountersTest, EqualTheCpusOverManySteps) {
     }
     std::vector<uint32_t> pairs(static_cast<size_t>(counters.token_experts_size()));
     ASSERT_EQ(static_cast<int64_t>(pairs.size()),
-              settings.vocabulary * RouteLayout(spec).num_experts);
+              settings.table_rows() * RouteLayout(spec).num_experts);
     ASSERT_TRUE(host.ReadTokenExperts(0, pairs).ok());
     EXPECT_EQ(FromDevice(counters.token_experts(), pairs.size()), pairs);
     if (HasFailure()) return;
   }
+  EXPECT_EQ(changed > static_cast<size_t>(settings.own_rows), rows_of_tokens.has_value())
+      << "rows change hands";
 }
 
 // A step of `tokens` decoded tokens, each routed to both experts of a block, for any number of
@@ -356,13 +380,16 @@ TEST(ExpertCountersLaunch, BlocksThatWereNotRoutedAreLeftOut) {
   }
 }
 
-std::string NameOf(const ::testing::TestParamInfo<Shape>& info) {
+std::string NameOf(const ::testing::TestParamInfo<std::tuple<Shape, bool>>& info) {
   constexpr const char* kNames[] = {"WholeTokens", "SubTokens", "ManyBlocks"};
-  return kNames[static_cast<int>(info.param)];
+  return std::string(kNames[static_cast<int>(std::get<Shape>(info.param))]) +
+         (std::get<bool>(info.param) ? "FrequentTokens" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ExpertCountersTest,
-                         ::testing::Values(Shape::kWhole, Shape::kSplit, Shape::kManyBlocks),
+                         ::testing::Combine(::testing::Values(Shape::kWhole, Shape::kSplit,
+                                                              Shape::kManyBlocks),
+                                            ::testing::Bool()),
                          NameOf);
 
 }  // namespace

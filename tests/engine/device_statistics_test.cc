@@ -55,6 +55,7 @@ struct Told {
   std::vector<RoutingRecord> records;
   ExpertStats stats;
   std::vector<uint32_t> table;
+  TokenColumns columns;
 };
 
 class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
@@ -100,6 +101,7 @@ class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
     }
     if (const auto table = engine.get().token_expert_counts()) {
       told.table = table->Columns(0, table->experts());
+      told.columns = table->ReadColumns(0, table->experts());
     }
     return told;
   }
@@ -135,6 +137,30 @@ TEST_P(DeviceStatisticsTest, EqualTheHosts) {
   const Told host = Ask("cpu", options), device = Ask(CountingDevice(), options);
   EXPECT_GT(host.stats.tokens, 0u);
   ExpectSame(device, host);
+}
+
+TEST_P(DeviceStatisticsTest, CountsOfFrequentTokensEqualTheHosts) {
+  EngineOptions options;
+  const Told all = Ask("cpu", options);
+  size_t experts = 0;
+  for (const BlockExpertStats& b : all.stats.blocks) experts += b.selections.size();
+  options.recorder.token_counts_bytes = static_cast<int64_t>(16 * experts * sizeof(uint32_t));
+  const Told host = Ask("cpu", options), device = Ask(CountingDevice(), options);
+  ExpectSame(device, host);
+  EXPECT_EQ(device.columns.tokens, host.columns.tokens);
+  EXPECT_EQ(device.columns.counts, host.columns.counts);
+  if (experts == 0) return;
+  ASSERT_FALSE(host.columns.tokens.empty());
+  std::vector<uint64_t> sums(experts), of_all(experts);
+  for (size_t i = 0; i < host.columns.counts.size(); ++i) {
+    sums[i % experts] += host.columns.counts[i];
+    const int32_t token = host.columns.tokens[i / experts];
+    if (token < 0) continue;
+    EXPECT_LE(host.columns.counts[i],
+              all.table[static_cast<size_t>(token) * experts + i % experts]);
+  }
+  for (size_t i = 0; i < all.table.size(); ++i) of_all[i % experts] += all.table[i];
+  EXPECT_EQ(sums, of_all);
 }
 
 // The host gets the routes for the records while the device counts them: each step must be counted

@@ -405,7 +405,7 @@ class CountedSteps {
   // Runs a step with the report contents that the recorder requested, and returns these.
   ReportContents Run(const Batch& batch, const RoutingPlan& plan, std::span<const float> scores,
                      std::span<const float> inputs) {
-    const StepOptions step = recorder_->BeginStep();
+    const StepOptions step = recorder_->BeginStep(batch.tokens);
     const RoutingPlan* const plans[] = {&plan};
     std::vector<uint8_t> kind;
     for (const Phase phase : batch.phase) kind.push_back(static_cast<uint8_t>(phase));

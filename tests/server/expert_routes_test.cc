@@ -67,6 +67,32 @@ class ExpertRoutes : public HttpTest {
   }
 };
 
+TEST_F(ExpertRoutes, FrequentTokensOfABlock) {
+  Start();
+  constexpr int kExperts = 4;
+  // Rows of 'x' and of 'a'; a row that no token owns yet; all other tokens.
+  const std::vector<uint32_t> table = {0, 9, 0, 0, 6, 2, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0};
+  engine_->SetTokenCounts(TokenExpertCounts(
+      4, kExperts,
+      [table](int64_t first, std::span<uint32_t> part) {
+        std::copy_n(table.begin() + first, part.size(), part.begin());
+        return absl::OkStatus();
+      },
+      [] {
+        return std::vector<TokenRows::Owner>{{'x', 1}, {'a', 1}, {}};
+      }));
+  const Json out = Ask("/v1/experts/tokens?layer=1&min_count=1&rank=count");
+  EXPECT_EQ(out["vocabulary"], kVocabSize);
+  EXPECT_EQ(out["counted_tokens"], 2);
+  EXPECT_EQ(out["token_stats_mib_of_all"], 1);
+  ASSERT_EQ(out["experts"][1]["tokens"].size(), 2u);
+  EXPECT_EQ(out["experts"][1]["tokens"][0]["id"], 'x');
+  EXPECT_EQ(out["experts"][1]["tokens"][1]["id"], 'a');
+  // Of 22 selections, 8 are of 'a' and 16 are of the expert.
+  EXPECT_NEAR(out["experts"][1]["tokens"][1]["pmi"].get<double>(), 2.0 * 22 / (8 * 16), 1e-6);
+  ExpectError("/v1/experts/similarity?layer=1", 404, "not_counted");
+}
+
 TEST_F(ExpertRoutes, TokensOfABlock) {
   Start();
   CountTokens();
@@ -74,6 +100,8 @@ TEST_F(ExpertRoutes, TokensOfABlock) {
   EXPECT_EQ(out["layer"], 1);
   EXPECT_EQ(out["block"], "feed_forward");
   EXPECT_EQ(out["min_count"], 2);
+  EXPECT_EQ(out["counted_tokens"], kVocabSize);
+  EXPECT_FALSE(out.contains("token_stats_mib_of_all"));
   ASSERT_EQ(out["experts"].size(), 4u);
   const Json& first = out["experts"][0];
   EXPECT_EQ(first["expert"], 0);

@@ -122,11 +122,21 @@ def test_the_map_has_the_colours_of_the_differences(driver, wide):
             assert red > blue, value
 
 
-def test_tokens_name_the_memory_that_they_need(driver, wide, watch):
-    watch.allowed = ("404",)
+def test_frequent_tokens_are_counted(driver, wide):
+    for _ in range(3):
+        complete(wide, PROMPTS["a"], max_tokens=40, seed=1)
     open_view(driver, wide, "tokens")
     # 4,096 tokens and 61 * 256 experts, 4 bytes each.
-    wait_until(lambda: "--token-stats-mib 244 " in text(driver, "tokens-note"), "what is missing")
+    wait_until(lambda: "--token-stats-mib 244 counts all" in text(driver, "tokens-limited"),
+               "how many tokens are counted")
+    wait_until(lambda: driver.find_elements(By.CLASS_NAME, "token-expert"), "tokens of experts")
+    answer = get_json(wide, "/v1/experts/tokens?layer=3&min_count=1&top=1000&rank=count")
+    assert answer["vocabulary"] == 4096 and 5 < answer["counted_tokens"] < 200
+    layer = get_json(wide, "/v1/experts/stats")["layers"][3]
+    for expert in answer["experts"]:
+        # Every token has a row yet, so the counts add up to the expert's load.
+        load = layer["counts"][expert["expert"]]
+        assert sum(token["count"] for token in expert["tokens"]) == load
 
 
 def test_experts_without_tokens_share_a_line(driver, server):

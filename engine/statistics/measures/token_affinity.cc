@@ -11,15 +11,15 @@ namespace {
 
 std::vector<double> SumsByExpert(const TokenCounts& c) {
   std::vector<double> sums(static_cast<size_t>(c.experts));
-  for (int64_t v = 0; v < c.vocabulary; ++v) {
+  for (int64_t v = 0; v < c.rows; ++v) {
     for (int64_t e = 0; e < c.experts; ++e) sums[static_cast<size_t>(e)] += c.at(v, e);
   }
   return sums;
 }
 
-double SumOfToken(const TokenCounts& c, int64_t token) {
+double SumOfRow(const TokenCounts& c, int64_t row) {
   double sum = 0.0;
-  for (int64_t e = 0; e < c.experts; ++e) sum += c.at(token, e);
+  for (int64_t e = 0; e < c.experts; ++e) sum += c.at(row, e);
   return sum;
 }
 
@@ -68,14 +68,15 @@ std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& c, uint32_t
   };
   // One heap per expert; its front is the lowest ranked of the `top` tokens found so far.
   std::vector<std::vector<TokenAffinity>> best(static_cast<size_t>(c.experts));
-  for (int64_t v = 0; v < c.vocabulary && top > 0; ++v) {
-    const double of_token = SumOfToken(c, v);
+  for (int64_t v = 0; v < c.rows && top > 0; ++v) {
+    if (c.token(v) < 0) continue;
+    const double of_token = SumOfRow(c, v);
     for (int64_t e = 0; e < c.experts; ++e) {
       const uint32_t count = c.at(v, e);
       if (count < min_count) continue;
       const double expert_sum = of_expert[static_cast<size_t>(e)];
       const TokenAffinity candidate{
-          .token = static_cast<int32_t>(v),
+          .token = c.token(v),
           .count = count,
           .pmi = count * all / (of_token * expert_sum),
           .share = count / of_token,
@@ -95,11 +96,11 @@ std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& c, uint32_t
   return best;
 }
 
-std::vector<double> TokenShares(const TokenCounts& c, int32_t token) {
+std::vector<double> TokenShares(const TokenCounts& c, int64_t row) {
   std::vector<double> shares(static_cast<size_t>(c.experts));
-  const double sum = SumOfToken(c, token);
+  const double sum = SumOfRow(c, row);
   for (int64_t e = 0; e < c.experts && sum > 0.0; ++e) {
-    shares[static_cast<size_t>(e)] = c.at(token, e) / sum;
+    shares[static_cast<size_t>(e)] = c.at(row, e) / sum;
   }
   return shares;
 }
@@ -111,7 +112,7 @@ std::vector<double> TokenDistances(const TokenCounts& c) {
   std::vector<double> below(experts);
   std::vector<double> cdf(experts);
   std::vector<double> out(experts * experts);
-  for (int64_t v = 0; v < c.vocabulary; ++v) {
+  for (int64_t v = 0; v < c.rows; ++v) {
     for (size_t e = 0; e < experts; ++e) {
       below[e] += c.at(v, static_cast<int64_t>(e));
       cdf[e] = sums[e] > 0.0 ? below[e] / sums[e] : std::numeric_limits<double>::quiet_NaN();
@@ -133,10 +134,10 @@ std::vector<double> TokenDivergences(const TokenCounts& c, double eps) {
   const std::vector<double> sums = SumsByExpert(c);
   std::vector<double> density(experts), logarithm(experts);
   std::vector<double> out(experts * experts);
-  for (int64_t v = 0; v < c.vocabulary; ++v) {
+  for (int64_t v = 0; v < c.rows; ++v) {
     for (size_t e = 0; e < experts; ++e) {
-      density[e] = (c.at(v, static_cast<int64_t>(e)) + eps) /
-                   (sums[e] + eps * static_cast<double>(c.vocabulary));
+      density[e] =
+          (c.at(v, static_cast<int64_t>(e)) + eps) / (sums[e] + eps * static_cast<double>(c.rows));
       logarithm[e] = std::log(density[e]);
     }
     for (size_t a = 0; a < experts; ++a) {

@@ -8,14 +8,20 @@
 
 namespace moeserve {
 
-// The counts c(v, e) of one block, [vocabulary][experts]. Does not own them.
+// The counts c(v, e) of one block, [rows][experts]. Does not own them. Row v is of token v, or of
+// tokens[v] if `tokens` is not empty; a row of token -1 sums up all tokens that have no row of
+// their own.
 struct TokenCounts {
-  int64_t vocabulary = 0;
+  int64_t rows = 0;
   int64_t experts = 0;
   std::span<const uint32_t> counts;
+  std::span<const int32_t> tokens = {};
 
-  uint32_t at(int64_t token, int64_t expert) const {
-    return counts[static_cast<size_t>(token * experts + expert)];
+  uint32_t at(int64_t row, int64_t expert) const {
+    return counts[static_cast<size_t>(row * experts + expert)];
+  }
+  int32_t token(int64_t row) const {
+    return tokens.empty() ? static_cast<int32_t>(row) : tokens[static_cast<size_t>(row)];
   }
 };
 
@@ -39,13 +45,12 @@ enum class TokenRank { kPmi, kG2, kCount };
 std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& counts, uint32_t min_count,
                                                   int top, TokenRank rank = TokenRank::kPmi);
 
-// Returns a(v, e) of one token for each expert; all 0 if the token never occurred.
-std::vector<double> TokenShares(const TokenCounts& counts, int32_t token);
+// Returns a(v, e) of the token in row `row` for each expert; all 0 if the token never occurred.
+std::vector<double> TokenShares(const TokenCounts& counts, int64_t row);
 
 // Returns an estimate of the time of the two functions below, in units of a few nanoseconds.
-inline double SimilarityWork(int64_t vocabulary, int64_t experts) {
-  return static_cast<double>(vocabulary) * static_cast<double>(experts) *
-         static_cast<double>(experts);
+inline double SimilarityWork(int64_t rows, int64_t experts) {
+  return static_cast<double>(rows) * static_cast<double>(experts) * static_cast<double>(experts);
 }
 
 // Returns the matrix [E * E] of Wasserstein-1 distances between the experts' token distributions

@@ -75,8 +75,9 @@ struct CountArgs {
   int64_t distinct_stride;
   // [tokens] sum of `distinct` over the blocks with in_diversity, 0 between steps
   int32_t* diversity;
-  const int64_t* parameters;  // of the experts of all blocks
-  uint32_t* token_experts;    // [vocabulary, table_width] or null
+  const int64_t* parameters;    // of the experts of all blocks
+  uint32_t* token_experts;      // [table_rows(), table_width] or null
+  const int32_t* row_of_token;  // [vocabulary], or null if every token has a row
   int64_t table_width;
 };
 static_assert(sizeof(CountArgs) <= 4096);
@@ -127,7 +128,9 @@ __device__ void CountExpert(const CountArgs& a, const BlockArgs& b, int e, bool 
       continue;
     }
     if (a.token_experts != nullptr) {
-      AddSaturating(a.token_experts + a.token_ids[token] * a.table_width + expert);
+      const int32_t id = a.token_ids[token];
+      const int32_t row = a.row_of_token == nullptr ? id : a.row_of_token[id];
+      AddSaturating(a.token_experts + row * a.table_width + expert);
     }
     own.decoded += kind == kTokenDecode;
     own.weights += b.weight_of_assignment[i];
@@ -256,6 +259,35 @@ __global__ void __launch_bounds__(kThreads) CountKernel(CountArgs a) {
   if (a.last) EndStep(a);
 }
 
+constexpr int kRowsPerLaunch = 256;
+
+struct AssignArgs {
+  TokenRowChange changes[kRowsPerLaunch];
+  uint32_t* token_experts;
+  int32_t* row_of_token;
+  int64_t table_width;
+  int32_t shared_row;
+};
+static_assert(sizeof(AssignArgs) <= 4096);
+
+// The grid has one thread block per change.
+__global__ void __launch_bounds__(kThreads) AssignRowsKernel(AssignArgs a) {
+  const TokenRowChange& change = a.changes[blockIdx.x];
+  uint32_t* row = a.token_experts + change.row * a.table_width;
+  uint32_t* shared = a.token_experts + a.shared_row * a.table_width;
+  for (int64_t e = threadIdx.x; e < a.table_width; e += kThreads) {
+    const uint32_t count = row[e];
+    row[e] = 0;
+    if (count == 0) continue;
+    // See AddSaturating(): a sum that wraps around is set to the maximum.
+    const uint32_t sum = atomicAdd(shared + e, count);
+    if (sum > UINT32_MAX - count) atomicMax(shared + e, UINT32_MAX);
+  }
+  if (threadIdx.x != 0) return;
+  if (change.replaced >= 0) a.row_of_token[change.replaced] = a.shared_row;
+  a.row_of_token[change.token] = change.row;
+}
+
 Result<DeviceMemory> Zeroed(int64_t bytes) {
   const size_t size = static_cast<size_t>(std::max<int64_t>(bytes, 16));
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(size));
@@ -304,10 +336,19 @@ Result<ExpertCounters> ExpertCounters::Create(const CountSettings& settings, int
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpy(c.parameters_.data(), parameters.data(),
                                            parameters.size() * sizeof(int64_t),
                                            cudaMemcpyHostToDevice));
-  c.token_experts_size_ = settings.vocabulary * c.num_experts_;
+  c.token_experts_size_ = settings.table_rows() * c.num_experts_;
+  c.own_rows_ = settings.own_rows;
   if (c.token_experts_size_ > 0) {
     MOESERVE_ASSIGN_OR_RETURN(
         c.token_experts_, Zeroed(c.token_experts_size_ * static_cast<int64_t>(sizeof(uint32_t))));
+  }
+  if (c.own_rows_ > 0) {
+    const std::vector<int32_t> rows(static_cast<size_t>(settings.vocabulary),
+                                    static_cast<int32_t>(c.own_rows_));
+    const size_t size = rows.size() * sizeof(int32_t);
+    MOESERVE_ASSIGN_OR_RETURN(c.row_of_token_, DeviceMemory::Allocate(size));
+    MOESERVE_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(c.row_of_token_.data(), rows.data(), size, cudaMemcpyHostToDevice));
   }
   MOESERVE_RETURN_IF_ERROR(c.Reserve(max_tokens));
   return c;
@@ -320,6 +361,26 @@ Status ExpertCounters::Reserve(int max_tokens) {
   MOESERVE_ASSIGN_OR_RETURN(diversity_, Zeroed(int64_t{max_tokens} * 4));
   max_tokens_ = max_tokens;
   return absl::OkStatus();
+}
+
+void ExpertCounters::LaunchAssignRows(std::span<const TokenRowChange> changes,
+                                      cudaStream_t stream) {
+  MOESERVE_CHECK(own_rows_ > 0, "a table whose rows are assigned");
+  for (size_t begin = 0; begin < changes.size(); begin += kRowsPerLaunch) {
+    const size_t count = std::min<size_t>(kRowsPerLaunch, changes.size() - begin);
+    AssignArgs args{.changes = {},
+                    .token_experts = token_experts_.as<uint32_t>(),
+                    .row_of_token = row_of_token_.as<int32_t>(),
+                    .table_width = num_experts_,
+                    .shared_row = static_cast<int32_t>(own_rows_)};
+    for (size_t i = 0; i < count; ++i) {
+      args.changes[i] = changes[begin + i];
+      MOESERVE_CHECK(args.changes[i].row >= 0 && args.changes[i].row < own_rows_,
+                     "a row of the table");
+    }
+    Launch(AssignRowsKernel,
+           {.grid = dim3(static_cast<unsigned>(count)), .block = kThreads, .stream = stream}, args);
+  }
 }
 
 void ExpertCounters::LaunchCount(const Step& step, std::span<const RoutingPlan> plans,
@@ -344,6 +405,7 @@ void ExpertCounters::LaunchCount(const Step& step, std::span<const RoutingPlan> 
       .diversity = diversity_.as<int32_t>(),
       .parameters = parameters_.as<int64_t>(),
       .token_experts = token_experts_size_ == 0 ? nullptr : token_experts_.as<uint32_t>(),
+      .row_of_token = own_rows_ == 0 ? nullptr : row_of_token_.as<int32_t>(),
       .table_width = num_experts_};
   for (size_t next = 0; !args.last;) {
     int grid = 1, most_distinct = 0;

@@ -35,10 +35,13 @@ class ExpertCounters {
   // launches must use the same stream.
   void LaunchCount(const Step& step, std::span<const RoutingPlan> plans, cudaStream_t stream);
 
+  // Does what RouteCounters::AssignTokenRows() says, with one launch per 256 rows.
+  void LaunchAssignRows(std::span<const TokenRowChange> changes, cudaStream_t stream);
+
   // Copies all counts with a single copy and waits for the stream. Internal if the device fails.
   Result<CountsSnapshot> Read(cudaStream_t stream);
-  // Returns the token x expert table in device memory [vocabulary, experts of all blocks], or null
-  // if there is none.
+  // Returns the token x expert table in device memory [table_rows(), experts of all blocks], or
+  // null if there is none.
   const uint32_t* token_experts() const { return token_experts_.as<uint32_t>(); }
   int64_t token_experts_size() const { return token_experts_size_; }
 
@@ -64,10 +67,12 @@ class ExpertCounters {
   int64_t num_buckets_ = 0;  // of all blocks; the diversity histogram follows these buckets
   int64_t most_diversity_ = 0;
   int64_t token_experts_size_ = 0;
+  int64_t own_rows_ = 0;
   int max_tokens_ = 0;
   DeviceMemory counts_;         // all counters, at the positions in Layout
   DeviceMemory parameters_;     // [num_experts_] int64
-  DeviceMemory token_experts_;  // [vocabulary, num_experts_]
+  DeviceMemory token_experts_;  // [table_rows(), num_experts_]
+  DeviceMemory row_of_token_;   // [vocabulary] int32; empty if every token has a row
   // Scratch memory. arrivals_ and distinct_ are 0 between launches, diversity_ is 0 between steps.
   DeviceMemory arrivals_;   // [1 + blocks]
   DeviceMemory distinct_;   // [blocks, max_tokens_]

@@ -43,6 +43,10 @@ CountsSnapshot CudaRouteCounters::Read() const {
   return read_;
 }
 
+void CudaRouteCounters::AssignTokenRows(std::span<const TokenRowChange> changes) {
+  counters_.LaunchAssignRows(changes, stream_);
+}
+
 Status CudaRouteCounters::ReadTokenExperts(int64_t first, std::span<uint32_t> part) const {
   MOESERVE_CHECK(
       first >= 0 && first + static_cast<int64_t>(part.size()) <= counters_.token_experts_size(),

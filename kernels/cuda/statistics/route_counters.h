@@ -20,6 +20,7 @@ class CudaRouteCounters : public RouteCounters {
 
   Status Refresh() override;
   CountsSnapshot Read() const override;
+  void AssignTokenRows(std::span<const TokenRowChange> changes) override;
   Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) const override;
 
   ExpertCounters& counters() { return counters_; }

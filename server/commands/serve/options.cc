@@ -135,7 +135,7 @@ void AddStatisticsOptions(CLI::App& app, ServeOptions& options) {
       ->capture_default_str();
   app.add_option("--token-stats-mib", options.token_stats_mib,
                  "Most memory for the table of counts by token and expert; if the table would be "
-                 "larger, it is not kept")
+                 "larger, only the tokens that occur most often are counted")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--hidden-samples", options.hidden_samples,

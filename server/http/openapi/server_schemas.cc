@@ -180,6 +180,11 @@ constexpr char kExperts[] = R"json({
     "layer": {"type": "integer"},
     "block": {"$ref": "#/components/schemas/BlockName"},
     "min_count": {"type": "integer"},
+    "vocabulary": {"type": "integer"},
+    "counted_tokens": {"type": "integer", "description":
+      "Tokens with counts of their own; fewer than the vocabulary if the table is limited"},
+    "token_stats_mib_of_all": {"type": "integer", "description":
+      "The value of --token-stats-mib with which all tokens are counted"},
     "experts": {"type": "array", "items": {"type": "object", "required": ["expert", "tokens"],
       "properties": {
         "expert": {"type": "integer"},

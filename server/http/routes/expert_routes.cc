@@ -156,6 +156,11 @@ class ExpertRoutes {
       OrderedJson out = BlockJson(table.block);
       const auto least = static_cast<uint32_t>(min_count.value_or(5));
       out["min_count"] = least;
+      const auto vocabulary = engine.spec().vocab_size;
+      const auto counted = static_cast<int64_t>(table.values.tokens.size());
+      out["vocabulary"] = vocabulary;
+      out["counted_tokens"] = counted == 0 ? int64_t{vocabulary} : counted - 1;
+      if (counted > 0) out["token_stats_mib_of_all"] = MibOfAllTokens(engine);
       out["experts"] = TopTokensJson(table.counts(), engine.tokenizer(), least,
                                      static_cast<int>(top.value_or(10)), rank);
       return out;
@@ -167,7 +172,8 @@ class ExpertRoutes {
       const EngineApi& engine = model.engine();
       MOESERVE_ASSIGN_OR_RETURN(const auto eps, QueryNumber(request.query, "eps", 1e-12, 1e6));
       MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
-      if (SimilarityWork(table.vocabulary, table.block.experts) > kMaxWork) {
+      if (!table.values.tokens.empty()) return NotCounted(engine);
+      if (SimilarityWork(table.rows(), table.block.experts) > kMaxWork) {
         return MakeError(absl::StatusCode::kInvalidArgument, "too_large",
                          "vocabulary and experts of this model are too many to compare here: "
                          "download the profile and use 'moeserve experts show'");
@@ -231,10 +237,15 @@ class ExpertRoutes {
   // The counts of selections by token and expert, for one block.
   struct Table {
     Chosen block;
-    int64_t vocabulary = 0;
-    std::vector<uint32_t> values;
+    TokenColumns values;
 
-    TokenCounts counts() const { return {vocabulary, block.experts, values}; }
+    int64_t rows() const { return static_cast<int64_t>(values.counts.size()) / block.experts; }
+    TokenCounts counts() const {
+      return {.rows = rows(),
+              .experts = block.experts,
+              .counts = values.counts,
+              .tokens = values.tokens};
+    }
   };
 
   Result<std::shared_ptr<ServedModel>> Model(const Request& request) const {
@@ -257,21 +268,30 @@ class ExpertRoutes {
     return WithModel(request, compute);
   }
 
+  // Returns the value of --token-stats-mib for a table of all tokens.
+  static int64_t MibOfAllTokens(const EngineApi& engine) {
+    int64_t experts = 0;
+    for (const BlockExpertStats& block : engine.ExpertSnapshot().blocks) {
+      experts += block.num_experts;
+    }
+    const int64_t bytes = TokenExpertCounts::BytesFor(engine.spec().vocab_size, experts);
+    return (bytes + (1 << 20) - 1) >> 20;
+  }
+
+  static absl::Status NotCounted(const EngineApi& engine) {
+    return Missing("not_counted",
+                   Concat("not all tokens are counted by expert: start the server with "
+                          "--token-stats-mib ",
+                          MibOfAllTokens(engine), " for a table of all tokens"));
+  }
+
   static Result<Table> TableOf(const Request& request, const EngineApi& engine) {
     const ExpertStats stats = engine.ExpertSnapshot();
     MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
     if (!chosen) return MissingField("layer");
     const std::optional<TokenExpertCounts> counts = engine.token_expert_counts();
-    if (!counts) {
-      int64_t experts = 0;
-      for (const BlockExpertStats& block : stats.blocks) experts += block.num_experts;
-      const int64_t bytes = TokenExpertCounts::BytesFor(engine.spec().vocab_size, experts);
-      return Missing("not_counted",
-                     Concat("tokens are not counted by expert: start the server with "
-                            "--token-stats-mib ",
-                            (bytes + (1 << 20) - 1) >> 20, " for a table of all tokens"));
-    }
-    return Table{*chosen, counts->vocabulary(), counts->Columns(chosen->first, chosen->experts)};
+    if (!counts) return NotCounted(engine);
+    return Table{*chosen, counts->ReadColumns(chosen->first, chosen->experts)};
   }
 
   ServerContext& context_;

@@ -125,6 +125,12 @@ export class TokensView {
     byId("tokens-empty").hidden = listed === shown;
     setText(byId("tokens-empty"), listed === shown ? "" : `${count(empty.length)} experts without ` +
       `a token seen often enough: ${empty.map(({ expert }) => expert).join(", ")}.`);
+    const limited = (this.answer?.counted_tokens ?? 0) < (this.answer?.vocabulary ?? 0);
+    byId("tokens-limited").hidden = !limited;
+    setText(byId("tokens-limited"), !limited ? "" :
+      `The table has counts of ${count(this.answer.counted_tokens)} of the ` +
+      `${count(this.answer.vocabulary)} tokens: those that occur most often. ` +
+      `--token-stats-mib ${this.answer.token_stats_mib_of_all} counts all.`);
     if (this.answer && experts.every(({ tokens }) => tokens.length === 0)) {
       this.#note("No token was seen often enough yet.");
     }
