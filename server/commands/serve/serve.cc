@@ -307,7 +307,7 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   };
   const bool on_terminal = isatty(STDIN_FILENO) == 1;  // no longer, once it was closed
   const SignalWatcher watcher(
-      [&] {
+      [&](int) {
         LogInfo("serve", "stopping; a second signal ends the process at once");
         stop_serving();
       },
