@@ -74,6 +74,23 @@ struct ProfileAndModel {
   }
 };
 
+// Refuses to replace a file that is no profile, which arguments in an unforeseen order may name.
+absl::Status CheckReplaceable(const std::string& file) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored)) {
+    return absl::InvalidArgumentError(
+        Concat(Quoted(file), ": expected a profile to write, found a folder"));
+  }
+  if (!std::filesystem::is_regular_file(file, ignored) ||
+      std::filesystem::file_size(file, ignored) == 0) {
+    return absl::OkStatus();
+  }
+  const auto profile = ReadProfile(file);
+  if (profile.ok()) return absl::OkStatus();
+  return absl::AlreadyExistsError(Concat("a file that is no profile is not overwritten: ",
+                                         std::string(profile.status().message())));
+}
+
 struct SaveOptions {
   ProfileAndModel paths;
   ModelOptionsText model;
@@ -82,11 +99,7 @@ struct SaveOptions {
 };
 
 absl::Status Save(SaveOptions options) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(options.paths.file, ignored)) {
-    return absl::InvalidArgumentError(
-        Concat(Quoted(options.paths.file), ": expected a profile to write, found a folder"));
-  }
+  MOESERVE_RETURN_IF_ERROR(CheckReplaceable(options.paths.file));
   options.profiling.routes = true;
   MOESERVE_ASSIGN_OR_RETURN(ProfiledTexts result, ProfileTexts(options.model, options.profiling));
   if (!options.hidden) result.profile.hidden.clear();
@@ -104,6 +117,8 @@ void AddSave(CLI::App& experts, Command& selected) {
   AddComputeOptions(*command, options->model);
   AddQuietOption(*command, options->model.quiet);
   AddProfilingOptions(*command, options->profiling);
+  // What follows the file of --text is FILE or MODEL.
+  command->get_option("--text")->allow_extra_args(false);
   command->add_flag("--hidden", options->hidden,
                     "Include the sampled router inputs in the profile");
   command->callback([options, &selected] {
@@ -115,6 +130,7 @@ void AddSave(CLI::App& experts, Command& selected) {
 
 // Adds files[1], files[2], ... and writes the sum to files[0].
 absl::Status MergeFiles(const std::vector<std::string>& files) {
+  MOESERVE_RETURN_IF_ERROR(CheckReplaceable(files[0]));
   MOESERVE_ASSIGN_OR_RETURN(ExpertProfile sum, ReadProfile(files[1]));
   for (size_t i = 2; i < files.size(); ++i) {
     MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile next, ReadProfile(files[i]));
@@ -197,6 +213,11 @@ struct DiffOptions {
 // running the texts of --text through the model.
 Result<ExpertProfile> ProfileOf(const std::string& path, const DiffOptions& options) {
   std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    return absl::NotFoundError(Concat(Printable(path, PATH_MAX),
+                                      ": expected an expert profile or a model folder, found "
+                                      "nothing; models are not downloaded"));
+  }
   if (!std::filesystem::is_directory(path, ignored)) return ReadProfile(path);
   if (options.profiling.text_files.empty()) {
     return absl::InvalidArgumentError(
