@@ -78,8 +78,8 @@ std::string ModelsInside(const fs::path& directory) {
 
 // `directory` is a folder. NotFound if it has no config.json.
 absl::Status CheckConfigExists(const fs::path& directory) {
-  std::error_code error;
-  if (fs::exists(fs::symlink_status(directory / kConfigFile, error)) || error) {
+  std::error_code ignored;
+  if (fs::symlink_status(directory / kConfigFile, ignored).type() != fs::file_type::not_found) {
     return absl::OkStatus();
   }
   return absl::NotFoundError(Concat(Printable(directory.string(), PATH_MAX),
