@@ -90,7 +90,7 @@ std::string CasesPlan(const CaseSettings& settings) {
 
 std::string LoadPlan(const LoadOptions& load, const Workload& workload, int64_t warmup) {
   const WorkloadOptions& work = workload.options();
-  std::string text = "load: ";
+  std::string text = "to measure: ";
   if (load.requests > 0) text += Counted(load.requests, "request");
   if (load.requests > 0 && load.seconds > 0.0) text += ", at most ";
   if (load.seconds > 0.0) text += Concat(Decimal(load.seconds), " s of requests");

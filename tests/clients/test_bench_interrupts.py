@@ -85,7 +85,7 @@ def test_load(served, local, tmp_path):
                          plan, re.M)
     else:
         assert plan.startswith(f"server: {served.url}/v1, the model that it lists first\n")
-    assert "load: 1000000 requests by 2 clients\n" in plan
+    assert "to measure: 1000000 requests by 2 clients\n" in plan
     assert "requests: prompts of 8 tokens; outputs of 4 to 8 tokens; in all about 8000000 and" in plan
     lines_until(running.stderr, "load: ")  # some requests are done
     running.send_signal(signal.SIGINT)
@@ -106,7 +106,7 @@ def test_json_on_standard_output_stays_json(served):
                           capture_output=True, text=True, timeout=60)
     written = json.loads(done.stdout)
     assert (done.returncode, written["interrupted"]) == (0, False)
-    assert "load: 2 requests by 1 client\n" in done.stderr
+    assert "to measure: 2 requests by 1 client\n" in done.stderr
 
 
 def test_held_streams_are_released(served):
