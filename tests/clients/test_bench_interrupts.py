@@ -1,5 +1,5 @@
-"""Tests that the bench commands say what they are going to do, and show what they have finished when
-they are interrupted."""
+"""Tests that the bench commands say what they are going to do, and show what they have finished
+when they are interrupted."""
 
 import json
 import re
@@ -10,8 +10,8 @@ import pytest
 
 from conftest import binary, model, start_server, stop_server
 
-SMALL = ["--synthetic", "small", "--hidden", "64", "--layers", "2", "--vocab", "256", "--heads", "4",
-         "--kv-heads", "4", "--head-dim", "16", "--experts", "4", "--widths", "32"]
+SMALL = ["--synthetic", "small", "--hidden", "64", "--layers", "2", "--vocab", "256", "--heads",
+         "4", "--kv-heads", "4", "--head-dim", "16", "--experts", "4", "--widths", "32"]
 
 
 def bench(*arguments):
@@ -33,7 +33,8 @@ def lines_until(file, text):
 def test_bench_says_sizes_first_and_what_was_measured(number, status, tmp_path):
     results = tmp_path / "results.json"
     # Far more rounds than are run. The first results are there after a fraction of a second.
-    running = bench(*SMALL, "--batch", "1,2", "--tokens", "4", "--rounds", "1000", "--json", results)
+    running = bench(*SMALL, "--batch", "1,2", "--tokens", "4", "--rounds", "1000", "--json",
+                    results)
     plan = lines_until(running.stdout, "to measure:")
     assert plan.startswith("model: synthetic small --hidden 64 --layers 2")
     assert "vocabulary 256, hidden size 64, 2 layers" in plan
@@ -75,18 +76,19 @@ def served():
 def test_load(served, local, tmp_path):
     results = tmp_path / "results.json"
     target = ["--model", model()] if local else ["--url", served.url + "/v1"]
-    running = bench("load", *target, "--clients", "2", "--requests", "1000000", "--prompt-tokens", "8",
-                    "--output-tokens", "4:8", "--json", results)
+    running = bench("load", *target, "--clients", "2", "--requests", "1000000",
+                    "--prompt-tokens", "8", "--output-tokens", "4:8", "--json", results)
     plan = lines_until(running.stdout, "requests:")
     if local:
         assert f"model: {model().name}\n" in plan
         assert re.search(r"^parameters: ", plan, re.M)
-        assert re.search(r"^memory: about .* for weights in .*, .* for the KV cache of --max-num-seqs 64",
-                         plan, re.M)
+        assert re.search(r"^memory: about .* for weights in .*, .* for the KV cache of "
+                         "--max-num-seqs 64", plan, re.M)
     else:
         assert plan.startswith(f"server: {served.url}/v1, the model that it lists first\n")
     assert "to measure: 1000000 requests by 2 clients\n" in plan
-    assert "requests: prompts of 8 tokens; outputs of 4 to 8 tokens; in all about 8000000 and" in plan
+    assert ("requests: prompts of 8 tokens; outputs of 4 to 8 tokens; in all about 8000000 and"
+            in plan)
     lines_until(running.stderr, "load: ")  # some requests are done
     running.send_signal(signal.SIGINT)
     out, errors = running.communicate(timeout=60)

@@ -21,8 +21,8 @@ def a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("words", [
-    "OUT MODEL --text text", "MODEL OUT --text text", "--text text OUT MODEL", "--text text MODEL OUT",
-    "OUT --text text MODEL", "MODEL --text text OUT", "OUT --text text --model MODEL",
+    "OUT MODEL --text text", "MODEL OUT --text text", "--text text OUT MODEL",
+    "--text text MODEL OUT", "OUT --text text MODEL", "MODEL --text text OUT", "OUT --text text --model MODEL",
     "--model MODEL --text text OUT", "-m MODEL OUT --text text", "MODEL --text text -o OUT",
     "-o OUT --text text MODEL", "--output OUT --model MODEL --text text", "--text=text MODEL OUT",
     "--quiet MODEL --text text OUT --window 64", "--text text -- MODEL OUT",
@@ -73,7 +73,8 @@ def test_show_and_merge(folder):
     assert run(folder, "show", model()).returncode != 0
 
     assert run(folder, "merge", "sum", "a", "a").returncode == 0
-    for words in (["a", "a", "-o", "other"], ["--output", "other", "a", "a"], ["a", "-o", "other", "a"]):
+    for words in (["a", "a", "-o", "other"], ["--output", "other", "a", "a"],
+                  ["a", "-o", "other", "a"]):
         assert run(folder, "merge", *words).returncode == 0
         assert (folder / "other").read_bytes() == (folder / "sum").read_bytes()
     assert run(folder, "merge", "-o", "same", "a").returncode == 0

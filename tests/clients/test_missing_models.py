@@ -34,8 +34,8 @@ def a_folder(tmp_path_factory):
 
 def run(folder, words, **names):
     words = [str(names.get(word, word)) for word in words.split()]
-    done = subprocess.run([binary(), *words], cwd=folder, text=True, capture_output=True, timeout=60,
-                          stdin=subprocess.DEVNULL)
+    done = subprocess.run([binary(), *words], cwd=folder, text=True, capture_output=True,
+                          timeout=60, stdin=subprocess.DEVNULL)
     assert done.returncode == 1, done.stderr
     return done.stderr
 
@@ -59,7 +59,8 @@ def test_profiles(folder):
 
 
 def test_the_broken_one_of_several_models(folder):
-    errors = run(folder, "serve GOOD --model empty --http 127.0.0.1:0 --grpc 127.0.0.1:0", GOOD=model())
+    errors = run(folder, "serve GOOD --model empty --http 127.0.0.1:0 --grpc 127.0.0.1:0",
+                 GOOD=model())
     assert "error: --model empty: empty: expected a model folder" in errors
 
 

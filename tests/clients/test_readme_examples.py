@@ -1,5 +1,5 @@
-"""Runs the examples of README.md and server/README.md as they stand there, but for the addresses, and
-compares what they print with what the page says."""
+"""Runs the examples of README.md and server/README.md as they stand there, but for the addresses,
+and compares what they print with what the page says."""
 
 import contextlib
 import io
@@ -118,9 +118,10 @@ def test_the_clients_of_the_quickstart(served, protos):
 
 def test_every_instruction_set_gives_the_same_text():
     command = [binary(), "generate", "--quiet", "--model", MODEL, "--prompt", "rose: a shrub of",
-               "--max-tokens", "48", "--temperature", "0.7", "--top-p", "0.9", "--seed", "39", "--stop",
-               "\n", "--cpu-isa"]
-    listed = subprocess.run([binary(), "generate", "--help"], capture_output=True, text=True, timeout=60)
+               "--max-tokens", "48", "--temperature", "0.7", "--top-p", "0.9", "--seed", "39",
+               "--stop", "\n", "--cpu-isa"]
+    listed = subprocess.run([binary(), "generate", "--help"], capture_output=True, text=True,
+                            timeout=60)
     names = re.search(r"--cpu-isa \{auto,(.*)\}", listed.stdout)[1].split(",")
     ran = []
     for name in names:
