@@ -22,7 +22,8 @@ def a_folder(tmp_path):
 
 @pytest.mark.parametrize("words", [
     "OUT MODEL --text text", "MODEL OUT --text text", "--text text OUT MODEL",
-    "--text text MODEL OUT", "OUT --text text MODEL", "MODEL --text text OUT", "OUT --text text --model MODEL",
+    "--text text MODEL OUT", "OUT --text text MODEL", "MODEL --text text OUT",
+    "OUT --text text --model MODEL",
     "--model MODEL --text text OUT", "-m MODEL OUT --text text", "MODEL --text text -o OUT",
     "-o OUT --text text MODEL", "--output OUT --model MODEL --text text", "--text=text MODEL OUT",
     "--quiet MODEL --text text OUT --window 64", "--text text -- MODEL OUT",
