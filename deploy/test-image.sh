@@ -21,7 +21,7 @@ readonly mirror=http://deb.debian.org/debian
 readonly starts=3            # the number of server starts that are timed
 readonly stop_limit=40       # seconds; must exceed the server's --drain-timeout (30)
 readonly start_limit=60      # the largest number of seconds from start to first token
-readonly prompt="In the beginning God created"
+readonly prompt="rose: a shrub of"
 readonly uid=10001           # the user id in the Dockerfile
 readonly python=/usr/bin/python3  # python3-grpcio is installed for this Python
 readonly sbom_path=/usr/share/doc/moeserve/sbom.spdx.json
@@ -260,7 +260,7 @@ check_grpc() {
   protoc -I proto --python_out="$stubs" --grpc_out="$stubs" \
     --plugin=protoc-gen-grpc="$(command -v grpc_python_plugin)" proto/moeserve/v1/moeserve.proto
   text=$(PYTHONPATH=$stubs "$python" deploy/clients/generate_grpc.py --address "$grpc" \
-    --max-tokens 24 "$prompt") || die "gRPC"
+    --max-tokens 24 --temperature 0 "$prompt") || die "gRPC"
   [[ -n $text ]] || die "an empty completion over gRPC"
   ok "gRPC: $prompt$text"
 }

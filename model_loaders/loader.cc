@@ -53,6 +53,41 @@ absl::Status CheckDirectory(const fs::path& directory) {
   return absl::OkStatus();
 }
 
+// Names up to eight models in the folder, for an error: "", or "; its folders a, b are models".
+std::string ModelsInside(const fs::path& directory) {
+  constexpr size_t kMostNames = 8;
+  constexpr int kMostEntries = 1000;
+  std::vector<std::string> names;
+  std::error_code error;
+  int seen = 0;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (++seen > kMostEntries) break;
+    if (Exists(entry->path() / kConfigFile)) names.push_back(entry->path().filename().string());
+  }
+  if (names.empty()) return "";
+  std::sort(names.begin(), names.end());
+  std::string list;
+  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i) {
+    list += Concat(i > 0 ? ", " : "", Printable(names[i], 64));
+  }
+  if (names.size() > kMostNames) list += ", ...";
+  return Concat("; its folder", names.size() > 1 ? "s " : " ", list,
+                names.size() > 1 ? " are models" : " is a model");
+}
+
+// `directory` is a folder. NotFound if it has no config.json.
+absl::Status CheckConfigExists(const fs::path& directory) {
+  std::error_code ignored;
+  if (fs::symlink_status(directory / kConfigFile, ignored).type() != fs::file_type::not_found) {
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(Concat(Printable(directory.string(), PATH_MAX),
+                                    ": expected a model folder, which has a ", kConfigFile,
+                                    ", or a .gguf or .pt file, found a folder without them",
+                                    ModelsInside(directory), "; models are not downloaded"));
+}
+
 // If the configuration says that the LM head is the embedding matrix but the files also store a
 // head with other data, the head is that tensor, as in Hugging Face's library. Then replaces
 // `config` and adds a sentence to `warnings`.
@@ -141,6 +176,7 @@ Result<Checkpoint> Load(const fs::path& path, const LoadOptions& options) {
                     std::move(opened.files), options);
   }
   MOESERVE_RETURN_IF_ERROR(CheckDirectory(path));
+  MOESERVE_RETURN_IF_ERROR(CheckConfigExists(path));
   MOESERVE_ASSIGN_OR_RETURN(const std::string config_text,
                             ReadTextFile(path / kConfigFile, kMaxConfigBytes));
   Result<WeightFiles> files = WeightFiles::Open(path);

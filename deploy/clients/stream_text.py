@@ -1,7 +1,7 @@
 """Reads the event stream of a completion from standard input and prints its text as it arrives.
 
     curl -sN http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \
-        -d '{"prompt": "In the beginning", "stream": true}' | python3 stream_text.py
+        -d '{"prompt": "rose: a shrub of", "stream": true}' | python3 stream_text.py
 """
 
 import json

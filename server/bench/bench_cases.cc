@@ -34,8 +34,14 @@ double MedianOf(std::vector<double> values) {
 class Cases {
  public:
   Cases(const CaseSettings& settings, Model& model, KvCacheStorage& cache,
-        const std::function<Result<MachineRates>()>& probe, const std::function<void()>& measured)
-      : settings_(settings), model_(model), cache_(cache), probe_(probe), measured_(measured) {
+        const std::function<Result<MachineRates>()>& probe, const std::function<void()>& measured,
+        const std::function<bool()>& stop)
+      : settings_(settings),
+        model_(model),
+        cache_(cache),
+        probe_(probe),
+        measured_(measured),
+        stop_(stop) {
     const int sequences = *std::max_element(settings.batches.begin(), settings.batches.end());
     const int64_t blocks = BlocksFor(std::max(settings.prompt, settings.context + settings.tokens));
     for (int s = 0; s < sequences; ++s) {
@@ -57,24 +63,35 @@ class Cases {
       Tell();
     }
     for (const int batch : settings_.batches) {
+      if (Stopped()) break;
       results.push_back(WarmDecode(batch));
       cases.emplace_back([this, batch] { return Decode(batch, settings_.tokens, nullptr); });
       Tell();
     }
+    if (!Stopped()) MOESERVE_RETURN_IF_ERROR(Measure(cases, results));
+    std::erase_if(results, [](const CaseResult& result) { return result.rounds.empty(); });
+    return results;
+  }
+
+ private:
+  bool Stopped() const { return stop_ && stop_(); }
+
+  absl::Status Measure(const std::vector<std::function<double()>>& cases,
+                       std::vector<CaseResult>& results) {
     MOESERVE_ASSIGN_OR_RETURN(MachineRates before, probe_());
     for (int round = 0; round < settings_.rounds; ++round) {
       for (size_t c = 0; c < cases.size(); ++c) {
         const double speed = cases[c]();
+        if (Stopped()) return absl::OkStatus();
         MOESERVE_ASSIGN_OR_RETURN(const MachineRates after, probe_());
         results[c].rounds.push_back({.tokens_per_second = speed, .before = before, .after = after});
         before = after;
         Tell();
       }
     }
-    return results;
+    return absl::OkStatus();
   }
 
- private:
   void Tell() const {
     if (measured_) measured_();
   }
@@ -86,14 +103,14 @@ class Cases {
   }
   int64_t FixedStored() const { return FixedWeightBytes(model_.spec(), model_.options()); }
 
-  // Runs one prompt and returns its speed in tokens per second. Adds the routed work to `work` if
-  // that is not null.
+  // Runs one prompt and returns its speed in tokens per second, which means nothing if Stopped().
+  // Adds the routed work to `work` if that is not null.
   double Prompt(RoutedWork* work) {
     const int tokens = settings_.prompt;
     // A chunk that is not timed reads the weights again, which the probe evicted from the caches.
     Step(1, 0, std::min(settings_.chunk, tokens), nullptr);
     const auto start = Clock::now();
-    for (int at = 0; at < tokens; at += settings_.chunk) {
+    for (int at = 0; at < tokens && !Stopped(); at += settings_.chunk) {
       Step(1, at, std::min(settings_.chunk, tokens - at), work);
     }
     return tokens / Seconds(start);
@@ -103,11 +120,11 @@ class Cases {
   // over all sequences.
   double Decode(int batch, int steps, RoutedWork* work) {
     const int piece = std::max(1, kContextRows / batch);
-    for (int at = 0; at < settings_.context; at += piece) {
+    for (int at = 0; at < settings_.context && !Stopped(); at += piece) {
       Step(batch, at, std::min(piece, settings_.context - at), nullptr);
     }
     const auto start = Clock::now();
-    for (int i = 0; i < steps; ++i) Step(batch, settings_.context + i, 1, work);
+    for (int i = 0; i < steps && !Stopped(); ++i) Step(batch, settings_.context + i, 1, work);
     return static_cast<double>(steps) * batch / Seconds(start);
   }
 
@@ -189,6 +206,7 @@ class Cases {
   KvCacheStorage& cache_;
   const std::function<Result<MachineRates>()>& probe_;
   const std::function<void()>& measured_;
+  const std::function<bool()>& stop_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<float> logits_;
   uint64_t random_ = 88172645463325252ULL;
@@ -267,8 +285,9 @@ ShareOfBound CaseResult::Share(const ModelOptions& types, KvCacheType cache) con
 Result<std::vector<CaseResult>> MeasureCases(const CaseSettings& settings, Model& model,
                                              KvCacheStorage& cache,
                                              const std::function<Result<MachineRates>()>& probe,
-                                             const std::function<void()>& measured) {
-  return Cases(settings, model, cache, probe, measured).Run();
+                                             const std::function<void()>& measured,
+                                             const std::function<bool()>& stop) {
+  return Cases(settings, model, cache, probe, measured, stop).Run();
 }
 
 int64_t CountMeasurements(const CaseSettings& settings) {

@@ -84,11 +84,13 @@ struct CaseResult {
 // the largest batch, with max(prompt, context + tokens) positions per sequence. `probe` measures
 // the machine; it is called before the first and after every measurement, and an error of it is
 // returned. `measured`, if set, is called CountMeasurements() times, after each measurement and
-// warm-up.
+// warm-up. `stop`, if set, is asked before every step; once it returns true, the measurement that
+// runs is given up, and the cases that have a measurement are returned.
 Result<std::vector<CaseResult>> MeasureCases(const CaseSettings& settings, Model& model,
                                              KvCacheStorage& cache,
                                              const std::function<Result<MachineRates>()>& probe,
-                                             const std::function<void()>& measured = {});
+                                             const std::function<void()>& measured = {},
+                                             const std::function<bool()>& stop = {});
 int64_t CountMeasurements(const CaseSettings& settings);
 
 }  // namespace moeserve::server

@@ -11,11 +11,13 @@
 #include "kernels/registry.h"
 #include "model_loaders/loader.h"
 #include "server/bench/bench_cases.h"
+#include "server/bench/bench_plan.h"
 #include "server/bench/bench_report.h"
 #include "server/bench/synthetic_model.h"
 #include "server/bench/synthetic_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
+#include "server/process/signals.h"
 
 namespace moeserve::server {
 namespace {
@@ -94,7 +96,32 @@ absl::Status WriteJson(const std::string& path, const nlohmann::json& json) {
   return file.good() ? absl::OkStatus() : absl::UnavailableError(Concat("cannot write ", path));
 }
 
-absl::Status Run(const Options& options) {
+// Measures all cases, and the machine after them unless that was interrupted.
+absl::Status Measure(const Options& options, Backend& backend, Model& model, KvCacheStorage& cache,
+                     Interruption& interruption, BenchReport& report) {
+  Progress progress("measuring", kMeasurementUnit,
+                    static_cast<double>(CountMeasurements(options.cases)),
+                    options.model.progress());
+  const ProbeSize probe = ShortProbe(backend.threads());
+  const auto stop = [&] { return interruption.signal() != 0; };
+  interruption.Begin();
+  MOESERVE_ASSIGN_OR_RETURN(
+      report.cases, MeasureCases(
+                        options.cases, model, cache, [&] { return MeasureRates(backend, probe); },
+                        [&] { progress.Add(1.0); }, stop));
+  report.interrupted = stop();
+  if (!report.interrupted) progress.Finish();
+  if (!report.interrupted) {
+    MOESERVE_ASSIGN_OR_RETURN(report.after, MeasureRates(backend, kLongProbe));
+  } else if (report.cases.empty()) {
+    report.after = report.before;
+  } else {
+    report.after = report.cases.back().rounds.back().after;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Options& options, Interruption& interruption) {
   if (options.synthetic.name.empty() && options.model.directory.empty()) {
     return absl::InvalidArgumentError("bench: expected --model or --synthetic, found neither");
   }
@@ -117,6 +144,15 @@ absl::Status Run(const Options& options) {
     MOESERVE_ASSIGN_OR_RETURN(packed_cache, OpenPackedCache(options.model, *loaded.identity,
                                                             loaded.weight_bytes, *backend));
   }
+  const int64_t blocks = sequences * BlocksFor(length);
+  const std::string plan =
+      ModelPlan(loaded.name, loaded.spec) +
+      MemoryPlan(loaded.spec, types,
+                 blocks * backend->KvBlockBytes(CacheShapes(loaded.spec), cache_type),
+                 Concat(" of ", sequences, " x ", length, " tokens"), kLongProbe.bytes) +
+      CasesPlan(cases);
+  std::fputs(plan.c_str(), stdout);
+  std::fflush(stdout);
   BenchReport report;
   MOESERVE_ASSIGN_OR_RETURN(report.before, MeasureRates(*backend, kLongProbe));
   const auto start = std::chrono::steady_clock::now();
@@ -134,9 +170,8 @@ absl::Status Run(const Options& options) {
               std::string(backend->description()).c_str(),
               static_cast<double>(model->weight_bytes()) / 1e9, seconds.count());
   std::fflush(stdout);
-  MOESERVE_ASSIGN_OR_RETURN(
-      std::unique_ptr<KvCacheStorage> cache,
-      backend->NewKvCache(CacheShapes(loaded.spec), cache_type, sequences * BlocksFor(length)));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
+                            backend->NewKvCache(CacheShapes(loaded.spec), cache_type, blocks));
   report.model = loaded.name;
   report.device = backend->description();
   report.instruction_set = backend->instruction_set();
@@ -145,15 +180,15 @@ absl::Status Run(const Options& options) {
   report.kv_cache = cache_type;
   report.weight_bytes = model->weight_bytes();
   report.settings = cases;
-  Progress progress("measuring", kMeasurementUnit, static_cast<double>(CountMeasurements(cases)),
-                    options.model.progress());
-  const ProbeSize probe = ShortProbe(backend->threads());
-  MOESERVE_ASSIGN_OR_RETURN(
-      report.cases, MeasureCases(
-                        cases, *model, *cache, [&] { return MeasureRates(*backend, probe); },
-                        [&] { progress.Add(1.0); }));
-  progress.Finish();
-  MOESERVE_ASSIGN_OR_RETURN(report.after, MeasureRates(*backend, kLongProbe));
+  MOESERVE_RETURN_IF_ERROR(Measure(options, *backend, *model, *cache, interruption, report));
+  if (report.interrupted) {
+    if (report.cases.empty()) {
+      return absl::CancelledError("interrupted before a measurement was finished");
+    }
+    size_t measured = 0;
+    for (const CaseResult& result : report.cases) measured += result.rounds.size();
+    std::printf("interrupted: these are the results of %zu measurements until then\n", measured);
+  }
   std::fputs(BenchTable(report).c_str(), stdout);
   if (options.json.empty()) return absl::OkStatus();
   return WriteJson(options.json, BenchJson(report, loaded.spec));
@@ -199,8 +234,11 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
     // With a subcommand such as "bench load", this command itself does not run.
     if (!command->get_subcommands().empty()) return;
     selected = [options] {
-      const absl::Status status = Run(*options);
-      return status.ok() ? 0 : Fail(status);
+      Interruption interruption("interrupted before anything was measured");
+      const absl::Status status = Run(*options, interruption);
+      if (status.ok()) return interruption.exit_status();
+      const int failed = Fail(status);
+      return absl::IsCancelled(status) ? interruption.exit_status() : failed;
     };
   });
 }

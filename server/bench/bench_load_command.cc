@@ -10,6 +10,8 @@
 
 #include "base/message.h"
 #include "kernels/registry.h"
+#include "model_loaders/loader.h"
+#include "server/bench/bench_plan.h"
 #include "server/bench/load_test/driver.h"
 #include "server/bench/load_test/engine_target.h"
 #include "server/bench/load_test/http_target.h"
@@ -21,6 +23,7 @@
 #include "server/commands/model_options.h"
 #include "server/generation/engine_adapter.h"
 #include "server/keys/key_file.h"
+#include "server/process/signals.h"
 
 namespace moeserve::server {
 namespace {
@@ -31,6 +34,7 @@ constexpr size_t kMaxPromptFileBytes = size_t{256} << 20;
 constexpr int kDefaultVocabulary = 1000;
 constexpr int64_t kProbeBytes = int64_t{2} << 30;
 constexpr int kProbeRounds = 5;
+constexpr double kHoldSlice = 0.25;  // seconds between two looks at whether idle streams are held
 
 struct Options {
   // Exactly one of url, model and synthetic is set; it selects the target of the load.
@@ -55,6 +59,9 @@ struct Options {
 
   bool bandwidth = false;
   std::string json;
+
+  Interruption* interruption = nullptr;  // of the process
+  bool interrupted() const { return interruption->signal() != 0; }
 
   bool has_load() const { return load.clients > 0 || load.rate > 0.0; }
 };
@@ -97,13 +104,48 @@ Result<Workload> MakeWorkload(const Options& options, int vocab_size) {
   return Workload::Create(std::move(workload));
 }
 
+// If the JSON report goes to standard output, everything else goes to standard error.
+std::FILE* TextFile(const Options& options) { return options.json == "-" ? stderr : stdout; }
+
+void Print(const Options& options, const std::string& text) {
+  std::fputs(text.c_str(), TextFile(options));
+  std::fflush(TextFile(options));
+}
+
+// Says how large the model in this process is, before it is loaded.
+absl::Status PrintModelPlan(const Options& options, const std::string& name,
+                            const EngineOptions& engine, const ModelSpec& spec,
+                            const WeightSource& weights) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend,
+                            CreateBackend(options.model.backend()));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, weights));
+  MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache,
+                            ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
+  const int64_t bytes = PlannedCacheBytes(engine, spec, *backend, cache).value_or(0);
+  Print(options,
+        ModelPlan(name, spec) + MemoryPlan(spec, types, bytes,
+                                           Concat(" of --max-num-seqs ", engine.max_num_seqs),
+                                           options.bandwidth ? kProbeBytes : 0));
+  return absl::OkStatus();
+}
+
+absl::Status PrintCheckpointPlan(const Options& options, const EngineOptions& engine) {
+  MOESERVE_ASSIGN_OR_RETURN(
+      const Checkpoint checkpoint,
+      LoadCheckpoint(options.model.directory, {.ignored_keys = options.model.ignored_keys}));
+  return PrintModelPlan(options, checkpoint.directory_name, engine, checkpoint.spec,
+                        *checkpoint.weights);
+}
+
 Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions& engine) {
   MOESERVE_RETURN_IF_ERROR(CheckSyntheticOptions(options.model));
   RunningModel out;
-  MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(options.model.backend()));
   MOESERVE_ASSIGN_OR_RETURN(const ModelSpec spec, SyntheticSpec(options.synthetic));
   const auto weights =
       MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);
+  MOESERVE_RETURN_IF_ERROR(
+      PrintModelPlan(options, "synthetic " + options.synthetic, engine, spec, *weights));
+  MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(options.model.backend()));
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, *weights));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
                             Model::Create(spec, types, *weights, *out.backend));
@@ -137,10 +179,13 @@ Result<LoadReport> Measure(const Options& options, const Workload& workload, Loa
   Progress progress("load", timed ? kSecondUnit : kRequestUnit,
                     timed ? options.load.seconds : static_cast<double>(options.load.requests),
                     options.model.progress());
-  const LoadRun run = RunLoad(options.load, workload, target, [&](double seconds, int64_t ended) {
+  const auto tell = [&](double seconds, int64_t ended) {
     progress.Set(timed ? seconds : static_cast<double>(ended));
-  });
-  progress.Finish();
+  };
+  options.interruption->Begin();
+  const LoadRun run =
+      RunLoad(options.load, workload, target, tell, [&] { return options.interrupted(); });
+  if (!run.interrupted) progress.Finish();
   const double cpu = ThreadCpuSeconds() - cpu_before;
   const Result<ServerCounters> after = target.Counters();
   LoadReport report = MakeReport(run);
@@ -152,9 +197,7 @@ Result<LoadReport> Measure(const Options& options, const Workload& workload, Loa
 
 absl::Status WriteReport(const Options& options, const LoadReport& report,
                          const std::string& target) {
-  // If the JSON report goes to standard output, the table goes to standard error.
-  std::FILE* const table_file = options.json == "-" ? stderr : stdout;
-  std::fprintf(table_file, "%s", ReportTable(report).c_str());
+  Print(options, ReportTable(report));
   if (!options.json.empty()) {
     const std::string json = ReportJson(report, target) + "\n";
     if (options.json == "-") {
@@ -173,6 +216,19 @@ absl::Status WriteReport(const Options& options, const LoadReport& report,
   return absl::OkStatus();
 }
 
+std::string ServerPlan(const Options& options, const Workload& workload) {
+  const std::string& model = options.http.served_model;
+  std::string text =
+      Concat("server: ", options.url, ", ",
+             model.empty() ? "the model that it lists first" : "model " + model, "\n");
+  if (options.idle.count > 0) {
+    text += Concat("idle streams: ", options.idle.count, " of ", options.idle.output_tokens,
+                   " tokens\n");
+  }
+  if (options.has_load()) text += LoadPlan(options.load, workload, options.warmup);
+  return text;
+}
+
 absl::Status RunAgainstServer(Options options) {
   MOESERVE_ASSIGN_OR_RETURN(options.http.url, ParseBaseUrl(options.url));
   if (!options.api_key_file.empty()) {
@@ -181,14 +237,22 @@ absl::Status RunAgainstServer(Options options) {
   MOESERVE_ASSIGN_OR_RETURN(const Workload workload, MakeWorkload(options, kDefaultVocabulary));
   MOESERVE_ASSIGN_OR_RETURN(const auto target, HttpTarget::Create(options.http));
   LoadReport report;
+  // Idle streams that were opened are released in order.
+  if (options.idle.count > 0) options.interruption->Begin();
+  Print(options, ServerPlan(options, workload));
   if (options.idle.count > 0) target->OpenIdleStreams(options.idle, workload);
   if (options.has_load()) {
     MOESERVE_ASSIGN_OR_RETURN(report, Measure(options, workload, *target));
   } else {
-    target->HoldIdleStreams(options.load.seconds);
+    for (double left = options.load.seconds; left > 0.0 && !options.interrupted();
+         left -= kHoldSlice) {
+      target->HoldIdleStreams(std::min(left, kHoldSlice));
+    }
+    report.interrupted = options.interrupted();
   }
   if (options.idle.count > 0) {
-    report.idle_streams = target->ReleaseIdleStreams(options.load.drain_seconds);
+    report.idle_streams =
+        target->ReleaseIdleStreams(options.interrupted() ? 0.0 : options.load.drain_seconds);
   }
   return WriteReport(options, report, options.url);
 }
@@ -198,6 +262,9 @@ absl::Status RunInProcess(const Options& options) {
     return absl::InvalidArgumentError("--idle-streams needs a server: give --url");
   }
   MOESERVE_ASSIGN_OR_RETURN(const EngineOptions engine, ResolveEngineOptions(options.engine));
+  if (options.synthetic.empty()) {
+    MOESERVE_RETURN_IF_ERROR(PrintCheckpointPlan(options, engine));
+  }
   MOESERVE_ASSIGN_OR_RETURN(const RunningModel model, options.synthetic.empty()
                                                           ? StartModel(options.model, engine)
                                                           : StartSynthetic(options, engine));
@@ -209,6 +276,7 @@ absl::Status RunInProcess(const Options& options) {
                " tokens, prefix, prompt and output together; the context has ",
                model.engine->max_model_len()));
   }
+  Print(options, LoadPlan(options.load, workload, options.warmup));
   EngineTarget target(model.engine, options.http.timeout_seconds);
   double bandwidth = 0.0;
   const auto probe = [&]() -> absl::Status {
@@ -225,12 +293,12 @@ absl::Status RunInProcess(const Options& options) {
     MOESERVE_RETURN_IF_ERROR(probe());
   }
   MOESERVE_ASSIGN_OR_RETURN(LoadReport report, Measure(options, workload, target, weight_bytes));
-  if (options.bandwidth) {
+  if (options.bandwidth && !report.interrupted) {
     // The bandwidth is measured before and after the load, because the speed of a machine can
     // drift.
     MOESERVE_RETURN_IF_ERROR(probe());
-    report.read_bandwidth = bandwidth;
   }
+  if (options.bandwidth) report.read_bandwidth = bandwidth;
   return WriteReport(
       options, report,
       options.synthetic.empty() ? options.model.directory : "synthetic " + options.synthetic);
@@ -373,8 +441,10 @@ void AddBenchLoadCommand(CLI::App& bench, Command& selected) {
   command->callback([options, &selected] {
     selected = [options] {
       options->load.seed = options->workload.seed;
+      Interruption interruption("interrupted before the load began");
+      options->interruption = &interruption;
       const absl::Status status = Run(*options);
-      return status.ok() ? 0 : Fail(status);
+      return status.ok() ? interruption.exit_status() : Fail(status);
     };
   });
 }

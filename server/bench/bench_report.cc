@@ -147,6 +147,7 @@ Json BenchJson(const BenchReport& report, const ModelSpec& spec) {
                {"peaks_runs", {ToJson(report.before), ToJson(report.after)}},
                {"shape", ShapeJson(spec)},
                {"cases", std::move(cases)}};
+  if (report.interrupted) json["interrupted"] = true;
   if (report.threads > 0) json["threads"] = report.threads;
   if (!report.instruction_set.empty()) json["isa"] = report.instruction_set;
   return json;

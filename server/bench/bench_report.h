@@ -22,6 +22,7 @@ struct BenchReport {
   CaseSettings settings;
   MachineRates before, after;  // measured before loading and after the cases
   std::vector<CaseResult> cases;
+  bool interrupted = false;  // the cases have fewer rounds than the settings say, or are missing
 };
 
 // Returns the machine's rates, then one line per case: median and range over the rounds, the bound,

@@ -27,34 +27,110 @@ Result<ExpertProfile> ReadProfile(const std::string& file) {
 
 int StatusToExit(const absl::Status& status) { return status.ok() ? 0 : Fail(status); }
 
+// Whether a path names a model: a folder, or a file that exists with an ending of weights.
+bool NamesModel(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return true;
+  const std::string ending = std::filesystem::path(path).extension().string();
+  return (ending == ".gguf" || ending == ".pt" || ending == ".safetensors") &&
+         std::filesystem::exists(path, ignored);
+}
+
+// A profile and a model, which the command line may name in either order.
+struct ProfileAndModel {
+  std::string first, second;  // the arguments without a name, FILE and MODEL; empty if missing
+  std::string file;           // --output
+  std::string model;          // --model
+
+  void Add(CLI::App& command, const char* file_text, const std::string& model_text) {
+    command.add_option("FILE", first, file_text);
+    command.add_option("MODEL", second, "The same as --model; may also come first");
+    command.add_option("-m,--model", model, model_text);
+  }
+
+  // Sets `file` and `model` to what the arguments mean. Throws CLI::ParseError if one is left over,
+  // or missing: the file always, the model if `model_required`.
+  void Resolve(bool model_required) {
+    std::vector<std::string> words;
+    for (const std::string& word : {first, second}) {
+      if (!word.empty()) words.push_back(word);
+    }
+    if (model.empty() && !words.empty()) {
+      // Of two arguments, the second is the model unless only the first one looks like it.
+      size_t at = words.size() == 2 ? 1 : 0;
+      if (words.size() == 2 && NamesModel(words[0]) && !NamesModel(words[1])) at = 0;
+      if (words.size() == 2 || !file.empty() || NamesModel(words[0])) {
+        model = words[at];
+        words.erase(words.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+    }
+    if (file.empty() && !words.empty()) {
+      file = words[0];
+      words.erase(words.begin());
+    }
+    if (!words.empty()) throw CLI::ExtrasError(words);
+    if (file.empty()) throw CLI::RequiredError("FILE");
+    if (model_required && model.empty()) throw CLI::RequiredError("--model");
+  }
+};
+
+// Refuses to replace a file that is no profile, which arguments in an unforeseen order may name.
+absl::Status CheckReplaceable(const std::string& file) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored)) {
+    return absl::InvalidArgumentError(
+        Concat(Quoted(file), ": expected a profile to write, found a folder"));
+  }
+  if (!std::filesystem::is_regular_file(file, ignored) ||
+      std::filesystem::file_size(file, ignored) == 0) {
+    return absl::OkStatus();
+  }
+  const auto profile = ReadProfile(file);
+  if (profile.ok()) return absl::OkStatus();
+  return absl::AlreadyExistsError(Concat("a file that is no profile is not overwritten: ",
+                                         std::string(profile.status().message())));
+}
+
 struct SaveOptions {
+  ProfileAndModel paths;
   ModelOptionsText model;
   ProfilingOptions profiling;
-  std::string file;
   bool hidden = false;
 };
 
 absl::Status Save(SaveOptions options) {
+  MOESERVE_RETURN_IF_ERROR(CheckReplaceable(options.paths.file));
   options.profiling.routes = true;
   MOESERVE_ASSIGN_OR_RETURN(ProfiledTexts result, ProfileTexts(options.model, options.profiling));
   if (!options.hidden) result.profile.hidden.clear();
-  return SaveProfile(options.file, result.profile);
+  return SaveProfile(options.paths.file, result.profile);
 }
 
 void AddSave(CLI::App& experts, Command& selected) {
   CLI::App* command =
       experts.add_subcommand("save", "Run texts through a model and write its expert profile");
   auto options = std::make_shared<SaveOptions>();
-  command->add_option("FILE", options->file, "Profile to write")->required();
-  AddModelOptions(*command, options->model);
+  options->paths.Add(*command, "Profile to write (required, or --output)",
+                     "Checkpoint folder, also of Hugging Face's cache, or file (.gguf, "
+                     "model.safetensors) (required)");
+  command->add_option("-o,--output", options->paths.file, "Profile to write; the same as FILE");
+  AddComputeOptions(*command, options->model);
+  AddQuietOption(*command, options->model.quiet);
   AddProfilingOptions(*command, options->profiling);
+  // What follows the file of --text is FILE or MODEL.
+  command->get_option("--text")->allow_extra_args(false);
   command->add_flag("--hidden", options->hidden,
                     "Include the sampled router inputs in the profile");
-  command->callback(
-      [options, &selected] { selected = [options] { return StatusToExit(Save(*options)); }; });
+  command->callback([options, &selected] {
+    options->paths.Resolve(/*model_required=*/true);
+    options->model.directory = options->paths.model;
+    selected = [options] { return StatusToExit(Save(*options)); };
+  });
 }
 
+// Adds files[1], files[2], ... and writes the sum to files[0].
 absl::Status MergeFiles(const std::vector<std::string>& files) {
+  MOESERVE_RETURN_IF_ERROR(CheckReplaceable(files[0]));
   MOESERVE_ASSIGN_OR_RETURN(ExpertProfile sum, ReadProfile(files[1]));
   for (size_t i = 2; i < files.size(); ++i) {
     MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile next, ReadProfile(files[i]));
@@ -70,29 +146,36 @@ void AddMerge(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
       "merge", "Add profiles of one model, as if their texts had been run in one go");
   auto files = std::make_shared<std::vector<std::string>>();
-  command->add_option("FILES", *files, "Profile to write, then the profiles to add")
+  auto output = std::make_shared<std::string>();
+  command
+      ->add_option("FILES", *files,
+                   "Profile to write, then the profiles to add; with --output, these alone")
       ->required()
-      ->expected(2, 10000);
-  command->callback(
-      [files, &selected] { selected = [files] { return StatusToExit(MergeFiles(*files)); }; });
+      ->expected(1, 10000);
+  command->add_option("-o,--output", *output, "Profile to write");
+  command->callback([files, output, &selected] {
+    if (!output->empty()) files->insert(files->begin(), *output);
+    if (files->size() < 2) throw CLI::RequiredError("A profile to add");
+    selected = [files] { return StatusToExit(MergeFiles(*files)); };
+  });
 }
 
 struct ShowOptions {
-  std::string file;
-  // Checkpoint folder whose tokenizer prints the tokens' texts; if empty, token ids are printed.
-  std::string model;
+  // The model is a checkpoint whose tokenizer prints the tokens' texts; if there is none, token ids
+  // are printed.
+  ProfileAndModel paths;
   std::vector<std::string> ignored_keys;
   ProfileReportOptions report;
   bool json = false;
 };
 
 absl::Status Show(const ShowOptions& options) {
-  MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile profile, ReadProfile(options.file));
+  MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile profile, ReadProfile(options.paths.file));
   std::shared_ptr<const Tokenizer> tokenizer;
-  if (!options.model.empty()) {
+  if (!options.paths.model.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(
         const Checkpoint checkpoint,
-        LoadCheckpoint(options.model, {.ignored_keys = options.ignored_keys}));
+        LoadCheckpoint(options.paths.model, {.ignored_keys = options.ignored_keys}));
     tokenizer = checkpoint.tokenizer;
   }
   if (options.json) {
@@ -107,14 +190,15 @@ absl::Status Show(const ShowOptions& options) {
 void AddShow(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand("show", "Print the statistics of a profile");
   auto options = std::make_shared<ShowOptions>();
-  command->add_option("FILE", options->file, "Profile")->required();
-  command->add_option("--model", options->model,
-                      "Checkpoint folder; its tokenizer shows tokens as text instead of ids");
+  options->paths.Add(*command, "Profile (required)",
+                     "Checkpoint folder; its tokenizer shows tokens as text instead of ids");
   AddIgnoreConfig(*command, options->ignored_keys);
   AddReportOptions(*command, options->report);
   command->add_flag("--json", options->json, "Print JSON");
-  command->callback(
-      [options, &selected] { selected = [options] { return StatusToExit(Show(*options)); }; });
+  command->callback([options, &selected] {
+    options->paths.Resolve(/*model_required=*/false);
+    selected = [options] { return StatusToExit(Show(*options)); };
+  });
 }
 
 struct DiffOptions {
@@ -129,6 +213,11 @@ struct DiffOptions {
 // running the texts of --text through the model.
 Result<ExpertProfile> ProfileOf(const std::string& path, const DiffOptions& options) {
   std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    return absl::NotFoundError(Concat(Printable(path, PATH_MAX),
+                                      ": expected an expert profile or a model folder, found "
+                                      "nothing; models are not downloaded"));
+  }
   if (!std::filesystem::is_directory(path, ignored)) return ReadProfile(path);
   if (options.profiling.text_files.empty()) {
     return absl::InvalidArgumentError(

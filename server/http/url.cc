@@ -26,6 +26,12 @@ std::optional<std::string> PercentDecode(std::string_view text) {
   return out;
 }
 
+std::optional<std::string> FormDecode(std::string_view text) {
+  std::string spaced(text);
+  std::replace(spaced.begin(), spaced.end(), '+', ' ');
+  return PercentDecode(spaced);
+}
+
 std::optional<std::string_view> QueryText(std::string_view query, std::string_view name) {
   while (!query.empty()) {
     const std::string_view pair = query.substr(0, query.find('&'));

@@ -13,6 +13,10 @@ namespace moeserve::server::http {
 // Returns nullopt for a malformed escape or an escaped NUL.
 std::optional<std::string> PercentDecode(std::string_view text);
 
+// Decodes a value of a query, where "+" stands for a space, as in forms. Fails as PercentDecode()
+// does.
+std::optional<std::string> FormDecode(std::string_view text);
+
 // Returns the value of the parameter `name` in a query such as "a=1&b=2", without percent-decoding:
 // nullopt if the parameter is absent, an empty text for "a" and for "a=".
 std::optional<std::string_view> QueryText(std::string_view query, std::string_view name);

@@ -10,6 +10,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/text_values.h"
+#include "server/generation/generation_params.h"
 #include "server/logging/logging.h"
 
 namespace moeserve::server {
@@ -92,7 +93,9 @@ Result<std::string> ModelManager::CheckpointPath(const std::string& name,
   std::error_code error;
   if (!std::filesystem::exists(full, error)) {
     return MakeError(absl::StatusCode::kNotFound, "model_not_found",
-                     Concat("--models-folder has no ", Quoted(relative, 128)), "path");
+                     Concat("--models-folder ", Printable(options_.folder, 256), " has no ",
+                            Quoted(relative, 128), "; models are not downloaded"),
+                     "path");
   }
   return full.string();
 }
@@ -184,7 +187,14 @@ Result<ModelStatus> ModelManager::Run(const Job& job) {
 }
 
 absl::Status ModelManager::Unload(const std::string& name) {
-  MOESERVE_RETURN_IF_ERROR(registry_.Unload(name));
+  const absl::Status status = registry_.Unload(name);
+  if (absl::IsNotFound(status)) {
+    // The error with the names that are served, if there are any.
+    const std::vector<std::string> names = registry_.Names();
+    const auto resolved = ResolveModel(name, names);
+    return names.empty() || resolved.ok() ? status : resolved.status();
+  }
+  MOESERVE_RETURN_IF_ERROR(status);
   if (options_.changed) options_.changed();
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <utility>
 
 namespace moeserve::server {
@@ -36,7 +37,7 @@ void BlockHangup() {
 
 void IgnoreBrokenPipes() { signal(SIGPIPE, SIG_IGN); }
 
-SignalWatcher::SignalWatcher(std::function<void()> on_first, std::function<void()> on_hangup) {
+SignalWatcher::SignalWatcher(std::function<void(int)> on_first, std::function<void()> on_hangup) {
   // The new thread inherits the mask, so EndSignal() is blocked there before it can arrive.
   sigset_t end, old;
   sigemptyset(&end);
@@ -60,7 +61,7 @@ SignalWatcher::SignalWatcher(std::function<void()> on_first, std::function<void(
       }
       if (!first) _exit(128 + signal);
       first = false;
-      on_first();
+      on_first(signal);
     }
   });
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
@@ -69,6 +70,20 @@ SignalWatcher::SignalWatcher(std::function<void()> on_first, std::function<void(
 SignalWatcher::~SignalWatcher() {
   pthread_kill(thread_.native_handle(), EndSignal());
   thread_.join();
+}
+
+Interruption::Interruption(std::string early)
+    : early_(std::move(early)),
+      watcher_((BlockTerminationSignals(), [this](int signal) { On(signal); })) {}
+
+void Interruption::On(int signal) {
+  if (begun_) {
+    signal_ = signal;
+    return;
+  }
+  std::fprintf(stderr, "%s\n", early_.c_str());
+  std::fflush(stderr);
+  _exit(128 + signal);
 }
 
 }  // namespace moeserve::server

@@ -108,7 +108,9 @@ def test_field(open_server, fields):
         seed = 1000 * number + 7
         answer = post(open_server, "/v1/completions", {
             "prompt": prompt, "max_tokens": TOKENS, "seed": seed, "n": 2, "logprobs": VOCABULARY,
-            "return_tokens_as_token_ids": True, "return_token_ids": True, **fields})
+            "return_tokens_as_token_ids": True, "return_token_ids": True,
+            # The defaults of the API, not those of the model.
+            "temperature": 1.0, "top_p": 1.0, **fields})
         for choice in answer["choices"]:
             output = []
             rows = choice["logprobs"]["top_logprobs"]

@@ -95,7 +95,7 @@ std::vector<Case> Cases() {
 
       // Missing and unexpected files.
       Files("no config", [](const fs::path& p) { fs::remove(p / "config.json"); },
-            {"config.json: cannot open"}),
+            {": expected a model folder, which has a config.json, ", "models are not downloaded"}),
       Files("no weights", [](const fs::path& p) { fs::remove(p / "model.safetensors"); },
             {"expected model.safetensors, model.safetensors.index.json, ",
              "pytorch_model.bin or pytorch_model.bin.index.json, found none"}),

@@ -137,7 +137,9 @@ class Server:
             call = error
         answer["code"] = call.code().name
         answer["details"] = call.details()
-        answer["trailers"] = [list(pair) for pair in call.trailing_metadata()]
+        # The values of names that end in -bin are bytes, which JSON does not have.
+        answer["trailers"] = [[name, value.hex() if isinstance(value, bytes) else value]
+                              for name, value in call.trailing_metadata()]
         return {"key": key, "request": {"method": method, "message": exact.message(request)},
                 "answer": answer}
 

@@ -517,6 +517,8 @@ TEST_F(Routes, StopWaitsForRunningAnswers) {
 
 TEST(Url, Pieces) {
   EXPECT_EQ(http::PercentDecode("a%2Fb"), "a/b");
+  EXPECT_EQ(http::PercentDecode("a+b"), "a+b");
+  EXPECT_EQ(http::FormDecode("a+b%2Bc%20d"), "a b+c d");
   for (const char* bad : {"%", "%2", "%zz", "%00", "a%"}) EXPECT_FALSE(http::PercentDecode(bad));
   EXPECT_EQ(*http::QueryNumber("a=1&window=60", "window", 1, 100), 60.0);
   EXPECT_FALSE(http::QueryNumber("a=1", "window", 1, 100)->has_value());

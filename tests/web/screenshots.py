@@ -22,7 +22,7 @@ from selenium.webdriver.support.ui import Select
 import browser
 
 WIDTH = 1280
-PROMPTS = ("In the beginning God created", "The history of the city of London", "def main():\n",
+PROMPTS = ("rose: a shrub of", "The history of the city of London", "def main():\n",
            "To install the package, run", "She said that she would never", "1, 2, 3, 4,")
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {
     "type": "object", "properties": {"place": {"enum": ["Rome", "London"]}},
@@ -71,7 +71,7 @@ def show_playground(driver, server):
     browser.wait_until(lambda: driver.find_element(By.ID, "color-block").get_attribute("value"),
                        "the layout")
     Select(driver.find_element(By.ID, "color-block")).select_by_index(1)
-    driver.find_element(By.ID, "seed").send_keys("3")
+    driver.find_element(By.ID, "seed").send_keys("39")
     driver.find_element(By.ID, "generate").click()
     browser.wait_until(lambda: driver.find_element(By.ID, "answer-note").text, "an answer")
     driver.find_elements(By.CLASS_NAME, "chip")[6].click()
@@ -103,7 +103,7 @@ def show_chat(driver, server):
     Select(driver.find_element(By.ID, "tool-choice")).select_by_value("required")
     driver.find_element(By.ID, "show-prompt").click()
     fill(driver, "max-tokens", 60)
-    fill(driver, "seed", 1)
+    fill(driver, "seed", 2)
     driver.find_element(By.ID, "generate").click()
     browser.wait_until(lambda: driver.find_element(By.ID, "answer-note").text, "an answer")
     driver.execute_script("document.getElementById('more').open = false;"

@@ -36,8 +36,8 @@ def wait_for_change(driver):
 
 def expected(server, control, seed=7):
     """Returns the texts of the generated tokens that the API gives with `control`."""
-    answer = complete(server, PROMPT, max_tokens=20, seed=seed, temperature=0.8, logprobs=0,
-                      routing_control=control)
+    answer = complete(server, PROMPT, max_tokens=20, seed=seed, temperature=0.7, top_p=0.9,
+                      logprobs=0, routing_control=control)
     return [token.replace(" ", "·").replace("\n", "⏎")
             for token in answer["choices"][0]["logprobs"]["tokens"]]
 

@@ -27,8 +27,8 @@ def compare(driver, server, max_tokens, seed=3):
 
 def record(server, prompt, max_tokens, seed=3):
     """Returns the number of the prompt's tokens and the experts [token][row] of a request."""
-    answer = complete(server, prompt, max_tokens=max_tokens, seed=seed, temperature=0.8, echo=True,
-                      logprobs=0, return_routing=True, return_token_ids=True)
+    answer = complete(server, prompt, max_tokens=max_tokens, seed=seed, temperature=0.7, top_p=0.9,
+                      echo=True, logprobs=0, return_routing=True, return_token_ids=True)
     [choice] = answer["choices"]
     routing, rows = choice["routing"], get_json(server, "/v1/experts/layout")["rows_per_token"]
     lists = [routing["experts"][begin:end]

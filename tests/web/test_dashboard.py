@@ -430,8 +430,8 @@ def generate(driver, server, max_tokens=20, seed=7):
 def record(server, max_tokens=20, seed=7):
     """Sends a unary request. Returns the tokens' texts, the routes [token][row] as lists of
     (expert, weight), and the blocks of /v1/experts/layout."""
-    answer = complete(server, PROMPT, max_tokens=max_tokens, seed=seed, temperature=0.8, echo=True,
-                      logprobs=0, return_routing=True)
+    answer = complete(server, PROMPT, max_tokens=max_tokens, seed=seed, temperature=0.7, top_p=0.9,
+                      echo=True, logprobs=0, return_routing=True)
     [choice] = answer["choices"]
     routing, layout = choice["routing"], get_json(server, "/v1/experts/layout")
     offsets, per_token = routing["offsets"], layout["rows_per_token"]

@@ -131,7 +131,7 @@ def test_bad_addresses_are_harmless(driver, server, fragment, watch):
     open_view(driver, server, fragment)
     wait_until(lambda: text(driver, "state") == "live", "a view")
     shown = {name: value(driver, name) for name in ("max-tokens", "temperature", "top-p", "seed")}
-    assert shown == {"max-tokens": "48", "temperature": "0.8", "top-p": "1", "seed": ""}
+    assert shown == {"max-tokens": "48", "temperature": "0.7", "top-p": "0.9", "seed": ""}
     assert (chosen(driver, "window"), chosen(driver, "pmi"), chosen(driver, "mode")) == (
         "60", "g2", "text")
     assert (value(driver, "tokens-top"), value(driver, "compare-max-tokens")) == ("8", "24")

@@ -79,12 +79,12 @@ def test_a_chat_and_its_experts(driver, server, sent):
     tokenize, chat = sent()
     assert (tokenize[0], chat[0]) == ("tokenize", "v1/chat/completions")
     body = chat[1]
-    question = [{"role": "user", "content": "In the beginning God created"}]
+    question = [{"role": "user", "content": "rose: a shrub of"}]
     assert body["messages"] == question
     assert all(body[name] for name in ("stream", "logprobs", "return_token_ids", "return_routing"))
     wanted = browser.clients.post(server, "/v1/chat/completions", {
-        "messages": question, "max_tokens": 12, "seed": 5, "temperature": 0.8, "logprobs": True,
-        "return_routing": True})["choices"][0]
+        "messages": question, "max_tokens": 12, "seed": 5, "temperature": 0.7, "top_p": 0.9,
+        "logprobs": True, "return_routing": True})["choices"][0]
     answer = wanted["message"]["content"]
     assert messages(driver) == [("user", question[0]["content"]), ("assistant", answer)]
     assert driver.find_element(By.CSS_SELECTOR, "[data-part=content] p").get_property(
@@ -94,7 +94,7 @@ def test_a_chat_and_its_experts(driver, server, sent):
             chips(driver, ".chip:not(.prompt-chip)")] == tokens
     prompt = chips(driver, ".prompt-chip")
     assert "".join(prompt).replace("·", " ").replace("⏎", "\n").endswith(
-        "user\nIn the beginning God created<|im_end|>\n<|im_start|>assistant\n")
+        "user\nrose: a shrub of<|im_end|>\n<|im_start|>assistant\n")
     routing, layout = wanted["routing"], get_json(server, "/v1/experts/layout")
     rows, block = layout["rows_per_token"], layout["blocks"][0]
     bars = shown_experts(driver)
@@ -125,7 +125,7 @@ def test_messages_are_edited(driver, server, sent):
     [[path, body]] = sent()
     assert path == "v1/chat/completions", "no prompt is shown, so it is not tokenized"
     assert body["messages"] == [
-        {"role": "system", "content": "In the beginning God created"},
+        {"role": "system", "content": "rose: a shrub of"},
         {"role": "tool", "content": "42", "tool_call_id": "call_1"}]
     assert "tools" not in body and "chat_template" not in body
 

@@ -16,7 +16,7 @@ from moeserve import Client, Server
 
 model = sys.argv[1] if len(sys.argv) > 1 else "deploy/models/mh-moe"
 picture = sys.argv[2] if len(sys.argv) > 2 else "experts.png"
-prompt = "In the beginning God created"
+prompt = "rose: a shrub of"
 
 # %% [markdown]
 # A server of our own, that records which expert computes which token. To use a running one:
@@ -26,7 +26,7 @@ prompt = "In the beginning God created"
 server = Server(model, "--routing-records")
 client = Client(server.grpc_address)
 before = client.statistics()
-answer = client.generate(prompt, max_tokens=32, temperature=0.7, seed=1,
+answer = client.generate(prompt, max_tokens=48, temperature=0.7, top_p=0.9, seed=39, stop="\n",
                          routes=True)
 statistics = client.statistics().since(before)
 print(prompt + answer.text)

@@ -18,17 +18,19 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // lost.
 constexpr double kCollectSeconds = 5.0;
 constexpr double kLongestWait = 1.0;
+constexpr double kLongestWaitForStop = 0.2;
 
 class Driver {
  public:
   // A warm-up run numbers its requests -1, -2 and so on.
   Driver(const LoadOptions& options, bool warm_up, const Workload& workload, LoadTarget& target,
-         LoadProgress progress)
+         LoadProgress progress, std::function<bool()> stop)
       : options_(options),
         warm_up_(warm_up),
         workload_(workload),
         target_(target),
-        progress_(std::move(progress)) {}
+        progress_(std::move(progress)),
+        stop_(std::move(stop)) {}
 
   LoadRun Run() {
     run_.begin = target_.Now();
@@ -65,6 +67,7 @@ class Driver {
     bool cut_off = false;
     while (true) {
       double now = target_.Now();
+      run_.interrupted = run_.interrupted || (stop_ && stop_());
       while (!Stopped(now) && !due_.empty() && due_.top() <= now) {
         StartOne(now);
         now = target_.Now();
@@ -72,6 +75,7 @@ class Driver {
       if (Stopped(now)) {
         if (outstanding_ == 0) return;
         if (give_up_at == kNever) give_up_at = now + options_.drain_seconds;
+        if (run_.interrupted && !cut_off) give_up_at = now;
         if (now >= give_up_at) {
           if (cut_off) return;
           cut_off = true;
@@ -81,7 +85,8 @@ class Driver {
       }
       double until = give_up_at;
       if (give_up_at == kNever) until = std::min(stop_at_, due_.empty() ? kNever : due_.top());
-      for (RequestResult& result : target_.Wait(std::min(until, now + kLongestWait))) {
+      const double longest = stop_ ? kLongestWaitForStop : kLongestWait;
+      for (RequestResult& result : target_.Wait(std::min(until, now + longest))) {
         Finish(std::move(result));
       }
       if (progress_) {
@@ -92,6 +97,7 @@ class Driver {
   }
 
   bool Stopped(double now) const {
+    if (run_.interrupted) return true;
     if (options_.requests > 0 && static_cast<int64_t>(run_.samples.size()) >= options_.requests) {
       return true;
     }
@@ -141,6 +147,7 @@ class Driver {
   const Workload& workload_;
   LoadTarget& target_;
   const LoadProgress progress_;
+  const std::function<bool()> stop_;
   LoadRun run_;
   double stop_at_ = kNever;
   int64_t outstanding_ = 0;
@@ -166,8 +173,8 @@ absl::Status CheckLoadOptions(const LoadOptions& options) {
 }
 
 LoadRun RunLoad(const LoadOptions& options, const Workload& workload, LoadTarget& target,
-                const LoadProgress& progress) {
-  return Driver(options, /*warm_up=*/false, workload, target, progress).Run();
+                const LoadProgress& progress, const std::function<bool()>& stop) {
+  return Driver(options, /*warm_up=*/false, workload, target, progress, stop).Run();
 }
 
 absl::Status WarmUp(int64_t requests, int clients, const Workload& workload, LoadTarget& target) {
@@ -175,7 +182,7 @@ absl::Status WarmUp(int64_t requests, int clients, const Workload& workload, Loa
   LoadOptions options;
   options.clients = static_cast<int>(std::min<int64_t>(std::max(clients, 1), requests));
   options.requests = requests;
-  const LoadRun run = Driver(options, /*warm_up=*/true, workload, target, {}).Run();
+  const LoadRun run = Driver(options, /*warm_up=*/true, workload, target, {}, {}).Run();
   for (const LoadSample& sample : run.samples) {
     if (sample.results > 0 && sample.result.error.empty()) return absl::OkStatus();
   }

@@ -45,7 +45,8 @@ struct LoadRun {
   int64_t unanswered = 0;
   // Requests with more than one response, plus responses that belong to no request.
   int64_t answered_twice = 0;
-  int64_t cut_off = 0;  // requests still running after drain_seconds
+  int64_t cut_off = 0;       // requests still running after drain_seconds, or when `stop` came
+  bool interrupted = false;  // whether `stop` ended the run
 };
 
 // Returns InvalidArgument unless exactly one of `clients` and `rate` and at least one of `requests`
@@ -55,9 +56,11 @@ absl::Status CheckLoadOptions(const LoadOptions& options);
 // Runs the load. Blocks until all requests have ended, at most drain_seconds and a few seconds more
 // after the last start. Requires that CheckLoadOptions accepts `options`. `progress`, if set, is
 // told at least once a second how many seconds have passed and how many requests have ended.
+// `stop`, if set, is asked several times a second; once it returns true, no request is started, and
+// those that run are cut off.
 using LoadProgress = std::function<void(double seconds, int64_t ended)>;
 LoadRun RunLoad(const LoadOptions& options, const Workload& workload, LoadTarget& target,
-                const LoadProgress& progress = {});
+                const LoadProgress& progress = {}, const std::function<bool()>& stop = {});
 
 // Runs `requests` warm-up requests, at most `clients` at the same time. If no request succeeded,
 // returns the error of the first one.

@@ -234,14 +234,42 @@ class HttpTarget::Impl {
                   body.size(), "\r\n\r\n", body);
   }
 
+  // NotFound if the server lists models, and none has the given name. A server that shows no list
+  // may know the name.
+  absl::Status CheckNamedModel(const Answer& answer) const {
+    if (answer.status != 200) return absl::OkStatus();
+    const auto json = nlohmann::json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("data") || !json["data"].is_array()) {
+      return absl::OkStatus();
+    }
+    constexpr size_t kMostNames = 16;
+    std::string names;
+    size_t count = 0;
+    for (const auto& model : json["data"]) {
+      if (!model.is_object() || !model.contains("id") || !model["id"].is_string()) continue;
+      const std::string& id = model["id"].get_ref<const std::string&>();
+      if (id == options_.served_model) return absl::OkStatus();
+      if (++count <= kMostNames) names += Concat(count > 1 ? ", " : "", Printable(id, 64));
+    }
+    if (count == 0) return absl::OkStatus();
+    return absl::NotFoundError(Concat("--served-model: http://", options_.url.authority, " lists ",
+                                      names, count > kMostNames ? ", ..." : "", "; found ",
+                                      Quoted(options_.served_model, 64)));
+  }
+
   absl::Status NameModel(const Call& call) {
-    if (!options_.served_model.empty()) return absl::OkStatus();
     const Answer& answer = call.answer;
+    if (!options_.served_model.empty()) return CheckNamedModel(answer);
     const std::string where =
         Concat("http://", options_.url.authority, options_.url.path, "/models");
     if (answer.status != 200) {
-      return absl::UnavailableError(Concat(where, " answered ", answer.status, ' ',
-                                           ErrorCode(answer.body), "; name the model and the key"));
+      std::string advice = "; name the model and the key";
+      if (answer.status == 404 && !options_.url.path.ends_with("/v1")) {
+        advice = Concat("; is the base URL http://", options_.url.authority, options_.url.path,
+                        "/v1 meant? If not, name the model");
+      }
+      return absl::UnavailableError(
+          Concat(where, " answered ", answer.status, ' ', ErrorCode(answer.body), advice));
     }
     const auto json = nlohmann::json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
     const auto pointer = nlohmann::json::json_pointer("/data/0/id");

@@ -214,6 +214,7 @@ LoadReport MakeReport(const LoadRun& run) {
   report.unanswered = run.unanswered;
   report.answered_twice = run.answered_twice;
   report.cut_off = run.cut_off;
+  report.interrupted = run.interrupted;
   report.seconds = run.end - run.begin;
   GroupSamples all, normal, long_prompt;
   std::map<std::string, std::vector<double>> errors;
@@ -256,6 +257,7 @@ LoadReport MakeReport(const LoadRun& run) {
 
 std::string ReportTable(const LoadReport& report) {
   std::string out;
+  if (report.interrupted) out += "interrupted: these are the results until then\n";
   if (report.started > 0) {
     Append(out, "requests: %lld started, %lld completed in %.2f s\n",
            static_cast<long long>(report.started), static_cast<long long>(report.completed),
@@ -314,6 +316,7 @@ std::string ReportJson(const LoadReport& report, const std::string& target) {
         {"answered_twice", report.answered_twice},
         {"wrong_length", report.wrong_length},
         {"cut_off", report.cut_off}}},
+      {"interrupted", report.interrupted},
       {"seconds", report.seconds},
       {"requests_per_second", report.requests_per_second},
       {"input_tokens_per_second", report.input_tokens_per_second},

@@ -42,6 +42,7 @@ struct LoadReport {
   int64_t unanswered = 0;
   int64_t answered_twice = 0;
   int64_t cut_off = 0;
+  bool interrupted = false;  // the run was ended before its time
 
   double seconds = 0.0;  // from the begin of the run to the end of its last request
   double requests_per_second = 0.0;

@@ -1,5 +1,6 @@
 #include "server/commands/serve/configuration.h"
 
+#include <climits>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -181,6 +182,15 @@ Result<Configuration> Configure(const ServeOptions& options) {
   out.engine = WithServeOptions(std::move(engine), options);
   MOESERVE_ASSIGN_OR_RETURN(out.models, ResolveModels(options));
   settings.served_names = out.models.front().names;
+  if (!options.models_folder.empty()) {
+    std::error_code error;
+    if (!std::filesystem::is_directory(options.models_folder, error)) {
+      const bool exists = std::filesystem::exists(options.models_folder, error);
+      return absl::InvalidArgumentError(
+          Concat("--models-folder: ", Printable(options.models_folder, PATH_MAX),
+                 ": expected a folder of models, found ", exists ? "a file" : "nothing"));
+    }
+  }
   if (!options.model_memory.empty()) {
     auto bytes = ParseBytes(options.model_memory);
     if (!bytes.ok()) return Prefixed("--model-memory: ", bytes.status());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -307,7 +308,7 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   };
   const bool on_terminal = isatty(STDIN_FILENO) == 1;  // no longer, once it was closed
   const SignalWatcher watcher(
-      [&] {
+      [&](int) {
         LogInfo("serve", "stopping; a second signal ends the process at once");
         stop_serving();
       },
@@ -327,7 +328,12 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
       MakeModelManager(options, configuration, context, *listeners.grpc);
   const absl::Time start = SteadyNow();
   for (const ModelSource& model : configuration.models) {
-    MOESERVE_RETURN_IF_ERROR(manager->LoadNow(model.names.front(), model.path).status());
+    const absl::Status loaded = manager->LoadNow(model.names.front(), model.path).status();
+    // With several models, the error may not say which one it is about.
+    if (!loaded.ok() && configuration.models.size() > 1) {
+      return Prefixed(Concat("--model ", Printable(model.path, PATH_MAX), ": "), loaded);
+    }
+    MOESERVE_RETURN_IF_ERROR(loaded);
   }
   if (options.model_control || !options.models_folder.empty()) {
     context.SetModelManager(manager.get());

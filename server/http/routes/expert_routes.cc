@@ -304,7 +304,7 @@ class ExpertRoutes {
 Result<std::shared_ptr<ServedModel>> QueriedModel(const Request& request,
                                                   const ServerContext& context) {
   const std::optional<std::string> name =
-      PercentDecode(QueryText(request.query, "model").value_or(""));
+      FormDecode(QueryText(request.query, "model").value_or(""));
   if (!name) return InvalidValue("model", "'model' is not well-formed");
   return context.LoadedModelFor(*name, request.key.get());
 }

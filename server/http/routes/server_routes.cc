@@ -163,7 +163,7 @@ class ServerRoutes {
   }
 
   Handled History(const Request& request) const {
-    const auto name = PercentDecode(QueryText(request.query, "model").value_or(""));
+    const auto name = FormDecode(QueryText(request.query, "model").value_or(""));
     if (!name) return ErrorResponse(InvalidValue("model", "'model' is not well-formed"));
     return JsonResponse(context_.metrics_history().ToJson(SteadyNow(), *name));
   }

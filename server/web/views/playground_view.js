@@ -16,7 +16,7 @@ import { SamplingOptions } from "./sampling_options.js";
 import { TokenPanel } from "./token_panel.js";
 import { tokenTexts } from "../token_text.js";
 
-const firstMessages = [{ role: "user", content: "In the beginning God created" }];
+const firstMessages = [{ role: "user", content: "rose: a shrub of" }];
 
 export class PlaygroundView {
   constructor(page) {

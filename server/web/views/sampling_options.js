@@ -20,8 +20,8 @@ export class SamplingOptions {
     number("maxTokens", "Tokens", { id: `${prefix}max-tokens`, min: minTokens, max: 2048,
       value: maxTokens, required: true });
     number("temperature", "Temperature", { id: `${prefix}temperature`, min: 0, max: 2, step: 0.05,
-      value: 0.8, required: true });
-    number("topP", "Top-p", { id: `${prefix}top-p`, min: 0.01, max: 1, step: 0.01, value: 1,
+      value: 0.7, required: true });
+    number("topP", "Top-p", { id: `${prefix}top-p`, min: 0.01, max: 1, step: 0.01, value: 0.9,
       required: true });
     number("seed", "Seed", { id: `${prefix}seed`, min: 0, max: Number.MAX_SAFE_INTEGER,
       placeholder: "random" });

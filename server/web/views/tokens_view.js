@@ -139,7 +139,9 @@ export class TokensView {
 
 const chosenKind = () => document.querySelector("[name=pmi]:checked").value;
 
-function expertCard({ expert, tokens }, kind) {
+function expertCard({ expert, tokens: all }, kind) {
+  // Evidence below 0 is for tokens that choose the expert less often than chance.
+  const tokens = all.filter((token) => kind !== "g2" || Number(token.g2) >= 0);
   const values = tokens.map((token) => Number(token[kind]));
   const order = tokens.map((_, i) => i).sort((a, b) => values[b] - values[a]);
   const top = Math.max(...values, 0);

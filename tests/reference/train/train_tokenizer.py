@@ -50,7 +50,7 @@ def write_companions(folder: pathlib.Path) -> None:
         "bos_token": SEPARATOR, "eos_token": SEPARATOR, "add_bos_token": False,
         "model_max_length": 8192}, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps({
-        "bos_token_id": 0, "eos_token_id": 0}, indent=2) + "\n")
+        "bos_token_id": 0, "eos_token_id": 0, "temperature": 0.7, "top_p": 0.9}, indent=2) + "\n")
 
 
 def main() -> None:

@@ -116,6 +116,18 @@ TEST(DriverTest, ClosedLoopSlowRequestsHoldBackTheirOwnClientOnly) {
   EXPECT_NEAR(run.end - run.begin, 5.0, 1e-6);
 }
 
+TEST(DriverTest, AnInterruptionCutsOffWhatRuns) {
+  SimulatedTarget target([](int64_t index) { return Fate{.seconds = index < 4 ? 1.0 : kNever}; });
+  const auto stop = [&] { return target.Now() >= 105.0; };  // the run begins at 100
+  const LoadRun run = RunLoad({.clients = 2, .requests = 1000, .drain_seconds = 600.0},
+                              AnyWorkload(), target, {}, stop);
+  EXPECT_TRUE(run.interrupted);
+  EXPECT_EQ(run.samples.size(), 6u);
+  EXPECT_EQ(run.cut_off, 2);
+  EXPECT_EQ(run.unanswered + run.answered_twice, 0);
+  EXPECT_NEAR(run.end - run.begin, 5.0, 0.5);  // without the time of draining
+}
+
 TEST(DriverTest, AClientPausesAfterAnError) {
   SimulatedTarget target([](int64_t) { return Fate{.seconds = 0.0, .error = "503 queue_full"}; });
   const LoadRun run =
