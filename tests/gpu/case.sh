@@ -37,16 +37,21 @@ program() {
   [[ -x $bin/$1 ]] || skip "$1 is not packed"
 }
 
+# find_cublaslt: adds the folder of cuBLASLt to those where libraries are looked for. The library may
+# belong to the CUDA toolkit or to a Python package.
+find_cublaslt() {
+  local folder
+  for folder in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib \
+    $(command -v python3 >/dev/null &&
+      python3 -c 'import sys
+for path in sys.path: print(path + "/nvidia/cu13/lib", path + "/nvidia/cublas/lib")'); do
+    [[ -e $folder/libcublasLt.so.13 ]] || continue
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
+    return
+  done
+}
+
 device() {
-  {
-    uname -a
-    nproc
-    free -m 2>/dev/null
-    command -v python3 compute-sanitizer nsys ncu nvcc
-    python3 -c 'import torch; print("torch", torch.__version__, torch.version.cuda)' 2>&1 | tail -1
-    ldconfig -p 2>/dev/null | grep -i cublasLt
-    command -v nvidia-smi >/dev/null && nvidia-smi -q
-  } 2>&1 | head -c 1000000 >"$OUT/device.txt"
   if ((emulated)); then
     printf 'emulated device\n'
   else
@@ -54,6 +59,17 @@ device() {
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit \
       --format=csv,noheader
   fi
+  {
+    uname -a
+    nproc
+    free -m 2>/dev/null
+    command -v python3 compute-sanitizer nsys ncu nvcc
+    python3 -c 'import torch; print("torch", torch.__version__, torch.version.cuda)' 2>&1 | tail -1
+    ldconfig -p 2>/dev/null | grep -i cublasLt
+    printf 'libraries: %s\n' "${LD_LIBRARY_PATH:-}"
+    command -v nvidia-smi >/dev/null && nvidia-smi -q
+    true
+  } 2>&1 | head -c 1000000 >>"$OUT/device.txt"
 }
 
 # gtest PROGRAM DEVICE FILTER [SHARD/SHARDS]
@@ -102,6 +118,7 @@ serve() {
     sleep 0.1
   done
   tail -n 20 "$log"
+  grep -q 'cuBLASLt: .* could not be opened' "$log" && skip "there is no cuBLASLt"
   fail "no server: $(grep -iE 'error' "$log" | tail -1)"
 }
 
@@ -279,6 +296,7 @@ sanitizer_case() {
 
 kind=$1
 shift
+[[ $kind != device && " $* " != *cublaslt* ]] || find_cublaslt
 case $kind in
   device | gtest) "$kind" "$@" ;;
   server | load | profile | kernels | model | baselines | sanitizer) "${kind}_case" "$@" ;;
