@@ -168,9 +168,9 @@ load_case() {
     --prompt-tokens "$load_tokens" --output-tokens "$load_tokens" --json "$json" || fail "bench load"
   stop_server "$server" "$WORK/$$.device"
   value=$(grep -oE '"output_tokens_per_second": *[0-9.]+' "$json" | head -1 | grep -oE '[0-9.]+$')
-  [[ -n $value ]] && printf 'load/%s/C%s\t%s\ttokens/s\t%s requests\n' "$model" "$2" "$value" "$3" \
+  [[ -n $value ]] && printf 'load/%s/C%s\t%.1f\ttokens/s\t%s requests\n' "$model" "$2" "$value" "$3" \
     >"$FIGURES"
-  printf '%s requests of %s clients, %s output tokens/s\n' "$3" "$2" "${value:--}"
+  printf '%s requests of %s clients, %.1f output tokens/s\n' "$3" "$2" "${value:-0}"
 }
 
 profile_case() {

@@ -161,7 +161,7 @@ model_filter=${model_filter//-/_}
   printf 'model_filter=%q\n' "$model_filter"
   if ((emulated)); then
     # The emulated device is about a thousand times slower than the host.
-    printf '%s\n' test_device=cuda_emulated tokens=2 request_seconds=100 load_tokens=4 \
+    printf '%s\n' test_device=cuda_emulated tokens=2 request_seconds=250 load_tokens=4 \
       profile_bytes=400 bench_rounds=1 "server_options='--max-step-tokens 64 --max-num-seqs 4'" \
       "bench_options=--tiny" "baseline_filter="
   else

@@ -72,7 +72,7 @@ fi
 
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-for name in results.tsv kernels.jsonl models.jsonl baselines.jsonl failures.log cases.log; do
+for name in {results.tsv,device.txt,{kernels,models,baselines}.jsonl,{failures,cases}.log}; do
   [[ -n $earlier && -f $earlier/$name && ! -e $out/$name ]] && cp "$earlier/$name" "$out/$name"
 done
 results=$out/results.tsv
