@@ -30,9 +30,11 @@ PROGRAMS = {
     "tests/library_test": 'echo "device cuda: dense products: no libcublasLt.so.13"',
     "tests/bench/cuda_bench": r"""
 while (($# > 0)); do [[ $1 == --json ]] && json=$2; shift; done
-echo '{"name":"device/rates","device":"D","copy_gbps":4000.5,"read_gbps":4100,"graph_node_us":1.5}' >>$json
-echo '{"name":"moe/olmoe/T1","method":"moeserve","median_us":60.5,"floor_us":24,"share_of_floor":0.5,"bound":"memory"}' >>$json
-echo '{"name":"route/olmoe/R256","method":"moeserve","median_us":10.5,"floor_us":1,"share_of_floor":0.1,"bound":"memory"}' >>$json
+cat >>$json <<'END'
+{"name":"device/rates","device":"D","copy_gbps":4000.5,"read_gbps":4100,"graph_node_us":1.5}
+{"name":"moe/olmoe/T1","median_us":60.5,"floor_us":24,"share_of_floor":0.5,"bound":"memory"}
+{"name":"route/olmoe/R256","median_us":10.5,"floor_us":1,"share_of_floor":0.1,"bound":"launch"}
+END
 """,
 }
 CASES = """

@@ -15,9 +15,9 @@
 #
 # In a FILTER, @D is the name of the tested device. Exits with 77 if the case cannot run here; the
 # last line that it prints says why.
+# shellcheck disable=SC1091,SC2154  # pack.env sets variables
 set -uo pipefail
 
-# shellcheck disable=SC1091,SC2154
 . "$HERE/pack.env"
 bin=$PACKED/bin
 data=$PACKED/data
@@ -37,8 +37,8 @@ program() {
   [[ -x $bin/$1 ]] || skip "$1 is not packed"
 }
 
-# find_cublaslt: adds the folder of cuBLASLt to those where libraries are looked for. The library may
-# belong to the CUDA toolkit or to a Python package.
+# find_cublaslt: adds the folder of cuBLASLt to those where libraries are looked for. It may belong
+# to the CUDA toolkit or to a Python package.
 find_cublaslt() {
   local folder
   for folder in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib \
@@ -111,7 +111,8 @@ serve() {
   server=$!
   for ((i = 0; i < 1200; ++i)); do
     if grep -q '^grpc listening on' "$log"; then
-      address=$(sed -n 's/^http listening on //p' "$log"),$(sed -n 's/^grpc listening on //p' "$log")
+      address=$(sed -n 's/^http listening on //p' "$log")
+      address+=,$(sed -n 's/^grpc listening on //p' "$log")
       return
     fi
     kill -0 "$server" 2>/dev/null || break
@@ -165,12 +166,13 @@ load_case() {
   serve "$WORK/$$.device" --model "$data/deploy/models/$model" --device cuda --dtype bf16 \
     $server_options
   "$bin/moeserve" bench load --url "http://${address%,*}/v1" --clients "$2" --requests "$3" \
-    --prompt-tokens "$load_tokens" --output-tokens "$load_tokens" --json "$json" || fail "bench load"
+    --prompt-tokens "$load_tokens" --output-tokens "$load_tokens" --json "$json" ||
+    fail "bench load"
   stop_server "$server" "$WORK/$$.device"
   value=$(grep -oE '"output_tokens_per_second": *[0-9.]+' "$json" | head -1 | grep -oE '[0-9.]+$')
-  [[ -n $value ]] && printf 'load/%s/C%s\t%.1f\ttokens/s\t%s requests\n' "$model" "$2" "$value" "$3" \
-    >"$FIGURES"
-  printf '%s requests of %s clients, %.1f output tokens/s\n' "$3" "$2" "${value:-0}"
+  [[ -n $value ]] || fail "bench load wrote no figures"
+  printf 'load/%s/C%s\t%.1f\ttokens/s\t%s requests\n' "$model" "$2" "$value" "$3" >"$FIGURES"
+  printf '%s requests of %s clients, %.1f output tokens/s\n' "$3" "$2" "$value"
 }
 
 profile_case() {
@@ -179,8 +181,9 @@ profile_case() {
   head -c "$profile_bytes" "$data/tests/data/heldout.txt" >"$text"
   local name
   for name in cpu cuda; do
+    # shellcheck disable=SC2086
     "$bin/moeserve" experts save "$WORK/$$.$name" "$model" --device "$name" --dtype f32 \
-      --text "$text" --window 64 --max-step-tokens 64 --max-num-seqs 2 --quiet || fail "experts save --device $name"
+      --text "$text" --window 64 --quiet $server_options || fail "experts save --device $name"
   done
   "$bin/moeserve" experts diff "$WORK/$$.cpu" "$WORK/$$.cuda" || fail "experts diff"
   # The share of tokens whose most used expert, or whose set of experts, is another one.
@@ -279,7 +282,8 @@ baselines_case() {
   # How many times as fast as the fastest baseline.
   "$python" "$data/tests/bench/gpu/gpu_table.py" "$OUT/baselines.jsonl" "$OUT/kernels.jsonl" \
     2>/dev/null | awk '{ for (i = 2; i <= NF; ++i) if ($i ~ /^[0-9.]+x$/) {
-      value = $i; sub("x", "", value); printf "baseline/%s\t%s\tx\t%s\n", $1, value, $5 } }' \
+      value = $i; sub("x", "", value); line = $0; gsub(" +", " ", line)
+      printf "baseline/%s\t%s\tx\t%s\n", $1, value, line } }' \
     >"$FIGURES"
   printf '%s comparisons\n' "$(wc -l <"$FIGURES")"
 }

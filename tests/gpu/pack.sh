@@ -135,7 +135,8 @@ golden() { (cd "$root" && ls -d tests/golden/$1); }
 if uses family_test || uses gguf_test; then copy tests/golden/families; fi
 if uses gguf_test; then copy tests/golden/gguf; fi
 if uses fairseq_test; then copy tests/golden/fairseq; fi
-if printf '%s\n' "${programs[@]}" | grep -qE '^(parity|invariance|engine|routing|device_statistics|speculation|textless_ids|soak)_test$'; then
+models_of='^(parity|invariance|engine|routing|device_statistics|speculation|textless_ids|soak)_test$'
+if printf '%s\n' "${programs[@]}" | grep -qE "$models_of"; then
   # shellcheck disable=SC2046
   copy $(golden 'tiny-*')
 fi
@@ -156,7 +157,8 @@ install -m 644 "$cases" "$folder/cases.txt"
 model_filter=$(IFS=: && printf '%s' "${models[*]/#/*/}")
 model_filter=${model_filter//-/_}
 {
-  printf 'packed_from=%s\n' "$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)"
+  printf 'packed_from=%s\n' \
+    "$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)"
   printf 'emulated=%s\n' "$emulated"
   printf 'model_filter=%q\n' "$model_filter"
   if ((emulated)); then
@@ -185,8 +187,9 @@ if ((bytes > limit_mib << 20)); then
   {
     printf 'error: the folder has %s, more than %s MiB. Unpacked sizes in KiB:\n' \
       "$(mib "$bytes")" "$limit_mib"
-    (cd "$payload" && du -k --max-depth=1 bin lib data data/* data/*/* 2>/dev/null | sort -rn |
-      awk '!seen[$2]++' | head -n 25 && find bin -type f -printf '%k\t%p\n' | sort -rn | head -n 8)
+    cd "$payload"
+    find bin lib data -maxdepth 3 -type d -print0 | xargs -0 du -sk | sort -rn | head -n 25 || true
+    find bin -type f -printf '%k\t%p\n' | sort -rn | head -n 8 || true
   } >&2
   exit 1
 fi

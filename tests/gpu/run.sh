@@ -57,7 +57,7 @@ if [[ -z $earlier && -d $here/earlier ]]; then earlier=$here/earlier; fi
 [[ -z $earlier || -d $earlier ]] || die "--earlier: $earlier is not a folder"
 [[ -f $here/cases.txt && -f $here/pack.env ]] || die "$here is not a folder made by pack.sh"
 
-# Each line of cases.txt: name, together|alone, time limit in seconds, then the arguments of case.sh.
+# A line of cases.txt: name, together|alone, time limit in seconds, then the arguments of case.sh.
 names=()
 declare -A lines=()
 while read -r name mode limit command; do

@@ -2,6 +2,7 @@
 # Prints the summary of a run in Markdown.
 #
 #   summary.sh PACKED_FOLDER RESULTS SECONDS
+# shellcheck disable=SC1091,SC2154  # pack.env sets variables
 set -uo pipefail
 
 here=$1
@@ -25,7 +26,8 @@ done <"$here/cases.txt"
 ((${#missing[@]} == 0)) || printf '\n**Not run yet** (%s): %s\n' "${#missing[@]}" "${missing[*]}"
 
 # rows CONDITION: prints the results that match, without figures.
-rows() { awk -F'\t' "NR > 1 && ($1)"' {printf "| %s | %s | %s | %s |\n", $1, $2, $3, $9}' "$results"; }
+rows() { awk -F'\t' "NR > 1 && ($1)"' {
+    gsub(/[|]/, "/"); printf "| %s | %s | %s | %s |\n", $1, $2, $3, $9}' "$results"; }
 table() {
   local lines
   lines=$(rows "$2")
@@ -38,13 +40,15 @@ table 'Passed' '$2 == "passed"'
 
 figures() {
   awk -F'\t' "NR > 1 && \$2 == \"measured\" && ($1)"' {
+    gsub(/[|]/, "/")
     printf "| %s | %s %s | %s | %s | %s | %s |\n", $1, $4, $5, $6, $7, $8, $9}' "$results"
 }
 figure_table() {
   local lines
   lines=$(figures "$2")
   [[ -n $lines ]] || return
-  printf '\n## %s\n\n| figure | measured | predicted | aim | better than predicted by | note |\n' "$1"
+  printf '\n## %s\n\n' "$1"
+  printf '| figure | measured | predicted | aim | better than predicted by | note |\n'
   printf '|---|---|---|---|---|---|\n%s\n' "$lines"
 }
 figure_table 'More than 15 % worse than predicted' '$8 != "-" && $8 < 0.85'
