@@ -240,7 +240,7 @@ kernels_case() {
   errors=$(tail -n +$((before + 1)) "$json" | grep -c '"error":')
   ((errors == 0)) || fail "$errors cases failed: $(grep -m1 '"error":' "$json" | cut -c1-200)"
   [[ -s $FIGURES ]] || fail "cuda_bench wrote no figures"
-  printf '%s figures\n' "$(wc -l <"$FIGURES")"
+  printf '%s figures so far\n' "$(wc -l <"$FIGURES")"
 }
 
 # model NAME OPTION...
