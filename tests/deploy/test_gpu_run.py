@@ -27,7 +27,7 @@ PROGRAMS = {
     "tests/stuck_test": "sleep 60",
     "tests/late_test": 'sleep ${LATE:-60}; echo "[  PASSED  ] 1 test."',
     "tests/none_test": 'echo "[  PASSED  ] 0 tests."',
-    "tests/library_test": 'echo "device cuda: dense products: no libcublasLt.so.13"',
+    "tests/library_test": 'echo "device cuda: dense products by cuBLASLt: no libcublasLt.so.13"',
     "tests/bench/cuda_bench": r"""
 while (($# > 0)); do [[ $1 == --json ]] && json=$2; shift; done
 cat >>$json <<'END'
