@@ -30,9 +30,9 @@ Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
     return absl::InvalidArgumentError("cuda-dense " + options.cuda_dense +
                                       ": expected device cuda, found cpu");
   }
-  if (options.device == "cuda") return cuda::CreateDevice(options);
   const auto registered = RegisteredDevices().find(options.device);
   if (registered != RegisteredDevices().end()) return registered->second(options);
+  if (options.device == "cuda") return cuda::CreateDevice(options);
   if (options.device != "cpu") {
     return absl::InvalidArgumentError("device '" + options.device + "': expected cpu or cuda");
   }

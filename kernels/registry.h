@@ -22,7 +22,8 @@ struct BackendOptions {
 
 using BackendFactory = Result<std::unique_ptr<Backend>> (*)(const BackendOptions&);
 
-// Registers a further device under a name. Must be called before any backend is created.
+// Registers a further device under a name; under "cuda", it replaces the CUDA device. Must be
+// called before any backend is created.
 void RegisterDevice(const std::string& name, BackendFactory factory);
 
 // InvalidArgument: a name is unknown, `threads` is outside of [0, 1024], or cuda_dense is not "own"

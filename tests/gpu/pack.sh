@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# Packs what a test of the CUDA backend on a GPU needs into one folder, for a machine that is lent
+# for some minutes, takes few files, and has neither the sources nor a compiler. There, run.sh of
+# the folder runs everything within a limit of time (see there).
+#
+#   tests/gpu/pack.sh [--build FOLDER] [--no-build] [--emulated] [--output FOLDER]
+#                     [--models NAME,...] [--cases FILE] [--limit-mib N]
+#
+#   --build      the build folder; it must be configured. Without it, build/gpu is configured for
+#                compute capability 9.0 alone.
+#   --no-build   packs the build folder without building
+#   --emulated   packs the tests on the emulated device and a server that uses it, to try the run on
+#                a machine without a GPU. The build folder needs no nvcc (default: build/release).
+#   --output     the folder to make (default: build/gpu-run). An older one is replaced.
+#   --models     the bundled models to pack, or none (default: mh-moe,moa,hmoe-topp)
+#   --cases      the list of cases (default: cases.txt or cases-emulated.txt next to this script)
+#   --limit-mib  the most that the folder may take (default: 60)
+#
+# The folder has run.sh with its parts, and payload.tar.xz with bin/, lib/ and data/. If it is too
+# large, the sizes of its parts are printed and nothing is left.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+build=
+output=$root/build/gpu-run
+compile=1
+emulated=0
+models=mh-moe,moa,hmoe-topp
+cases=
+limit_mib=60
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+while (($# > 0)); do
+  case $1 in
+    --build) build=$(realpath -m "${2:?--build: expected a folder}") && shift 2 ;;
+    --no-build) compile=0 && shift ;;
+    --emulated) emulated=1 && shift ;;
+    --output) output=$(realpath -m "${2:?--output: expected a folder}") && shift 2 ;;
+    --models) models=${2:?--models: expected names} && shift 2 ;;
+    --cases) cases=$(realpath "${2:?--cases: expected a file}") && shift 2 ;;
+    --limit-mib) limit_mib=${2:?--limit-mib: expected a number} && shift 2 ;;
+    *) die "unknown argument $1" ;;
+  esac
+done
+[[ $limit_mib =~ ^[1-9][0-9]*$ ]] || die "--limit-mib: expected a number, found $limit_mib"
+if ((emulated)); then
+  : "${build:=$root/build/release}" "${cases:=$here/cases-emulated.txt}"
+elif [[ -z $build ]]; then
+  build=$root/build/gpu
+  ((compile == 0)) || cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DMOESERVE_TESTS=ON -DMOESERVE_CUDA=ON -DCMAKE_UNITY_BUILD=ON \
+    -DCMAKE_CUDA_ARCHITECTURES=90a-real
+fi
+: "${cases:=$here/cases.txt}"
+[[ $models != none ]] || models=
+IFS=, read -r -a models <<<"$models"
+[[ ! -e $output || -f $output/pack.env ]] ||
+  die "$output exists and was not made by this script: name another folder with --output"
+
+# The programs that the cases name.
+mapfile -t programs < <(awk '/^[^#]/ && ($4 == "gtest" || $4 == "sanitizer") {
+    print $4 == "gtest" ? $5 : $6 }
+  /^[^#]/ && $4 == "server" { print "moeserve"; print "server_check" }
+  /^[^#]/ && ($4 == "load" || $4 == "model" || $4 == "profile") { print "moeserve" }
+  /^[^#]/ && $4 == "kernels" { print "cuda_bench" }' "$cases" | sort -u)
+((${#programs[@]} > 0)) || die "$cases names no programs"
+uses() { printf '%s\n' "${programs[@]}" | grep -qx -- "$1"; }
+
+# target NAME: prints the name of a program's target in the build.
+target() {
+  if ((emulated)); then
+    case $1 in
+      moeserve) printf 'moeserve_emulated' && return ;;
+      cuda_bench) printf 'cuda_bench_emulated' && return ;;
+      ptx_test_device) printf 'cuda_emulator_test' && return ;;
+      cuda_*_device) printf '%s' "${1%_device}" && return ;;
+    esac
+  fi
+  printf '%s' "$1"
+}
+if ((compile)); then
+  targets=()
+  for name in "${programs[@]}"; do targets+=("$(target "$name")"); done
+  cmake --build "$build" --target "${targets[@]}"
+fi
+
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+mkdir -p "$stage/payload/bin" "$stage/payload/lib" "$stage/payload/data" "$stage/folder"
+payload=$stage/payload
+
+is_elf() { [[ $(head -c 4 "$1") == $'\x7fELF' ]]; }
+for name in "${programs[@]}"; do
+  file=
+  for folder in . tests tests/cuda tests/bench tests/gpu tests/model_loaders; do
+    [[ -x $build/$folder/$(target "$name") && -f $build/$folder/$(target "$name") ]] &&
+      file=$build/$folder/$(target "$name")
+  done
+  [[ -n $file ]] || die "$(target "$name") is missing from $build: build it, or omit --no-build"
+  if is_elf "$file"; then
+    [[ $(objdump -p "$file" | awk '$1 == "RPATH" {print $2}') == *'$ORIGIN/../lib'* ]] ||
+      die "$file has no run path to its libraries"
+    strip -o "$payload/bin/$name" "$file"
+  else
+    install -m 755 "$file" "$payload/bin/$name"
+  fi
+done
+
+# The C library and its parts must come from the system that runs the programs.
+glibc='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libresolv|libutil)[.]so'
+for program in "$payload"/bin/*; do
+  ! is_elf "$program" || ldd "$program"
+done | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u |
+  while read -r name file; do
+    [[ $name =~ $glibc ]] && continue
+    install -m 644 "$(readlink -f "$file")" "$payload/lib/$name"
+    strip --strip-unneeded "$payload/lib/$name"
+  done
+
+# copy PATH...: copies files and folders of the sources.
+copy() {
+  local path
+  for path in "$@"; do
+    [[ -e $root/$path ]] || die "$path is missing from the sources"
+    mkdir -p "$payload/data/$(dirname "$path")"
+    cp -r "$root/$path" "$payload/data/$(dirname "$path")/"
+  done
+}
+golden() { (cd "$root" && ls -d tests/golden/$1); }
+if uses family_test || uses gguf_test; then copy tests/golden/families; fi
+if uses gguf_test; then copy tests/golden/gguf; fi
+if uses fairseq_test; then copy tests/golden/fairseq; fi
+models_of='^(parity|invariance|engine|routing|device_statistics|speculation|textless_ids|soak)_test$'
+if printf '%s\n' "${programs[@]}" | grep -qE "$models_of"; then
+  # shellcheck disable=SC2046
+  copy $(golden 'tiny-*')
+fi
+for model in "${models[@]}"; do
+  copy "deploy/models/$model"
+  [[ ! -d $root/tests/golden/$model ]] || copy "tests/golden/$model"
+done
+((${#models[@]} == 0)) || copy tests/golden/perplexity.json tests/data/heldout.txt
+if grep -qE '^[^#].* baselines ' "$cases"; then
+  for file in "$root"/tests/bench/gpu/*.py; do copy "tests/bench/gpu/$(basename "$file")"; done
+fi
+cp "$root/tests/chat/templates/chatml.jinja" "$payload/data/chat.jinja"
+
+folder=$stage/folder
+install -m 755 "$here/run.sh" "$here/case.sh" "$here/summary.sh" "$folder/"
+install -m 644 "$here/predictions.tsv" "$folder/"
+install -m 644 "$cases" "$folder/cases.txt"
+model_filter=$(IFS=: && printf '%s' "${models[*]/#/*/}")
+model_filter=${model_filter//-/_}
+{
+  printf 'packed_from=%s\n' \
+    "$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)"
+  printf 'emulated=%s\n' "$emulated"
+  printf 'model_filter=%q\n' "$model_filter"
+  if ((emulated)); then
+    # The emulated device is about a thousand times slower than the host.
+    printf '%s\n' test_device=cuda_emulated tokens=2 request_seconds=250 load_tokens=4 \
+      profile_bytes=400 bench_rounds=1 "server_options='--max-step-tokens 64 --max-num-seqs 4'" \
+      "bench_options=--tiny" "baseline_filter="
+  else
+    printf '%s\n' test_device=cuda tokens=24 request_seconds=30 load_tokens=64 \
+      profile_bytes=60000 bench_rounds=3 server_options= bench_options= \
+      "baseline_filter=B1L4096,B32L4096,B128L4096,L4096,moa/T,mhmoe_n8/T,olmoe/T,hmoe/T,128000"
+  fi
+} >"$folder/pack.env"
+
+# The programs share most of their code, so xz gets a dictionary that is large enough for most of
+# them.
+unpacked=$(du -sb "$payload" | cut -f1)
+dictionary=$(((unpacked >> 20) + 1))
+((dictionary <= 192)) || dictionary=192
+tar -C "$payload" --sort=name --owner=0 --group=0 --mtime=@0 -cf - bin lib data |
+  xz -T1 "--lzma2=preset=3,dict=${dictionary}MiB" >"$folder/payload.tar.xz"
+
+bytes=$(find "$folder" -type f -printf '%s\n' | awk '{sum += $1} END {print sum}')
+mib() { awk -v bytes="$1" 'BEGIN {printf "%.1f MiB", bytes / 1048576}'; }
+if ((bytes > limit_mib << 20)); then
+  {
+    printf 'error: the folder has %s, more than %s MiB. Unpacked sizes in KiB:\n' \
+      "$(mib "$bytes")" "$limit_mib"
+    cd "$payload"
+    find bin lib data -maxdepth 3 -type d -print0 | xargs -0 du -sk | sort -rn | head -n 25 || true
+    find bin -type f -printf '%k\t%p\n' | sort -rn | head -n 8 || true
+  } >&2
+  exit 1
+fi
+rm -rf "$output"
+mkdir -p "$(dirname "$output")"
+cp -r "$folder" "$output"
+printf '%s: %s in %d files, payload %s (unpacked %s): %d programs, %d libraries, %d cases\n' \
+  "$output" "$(mib "$bytes")" "$(find "$output" -type f | wc -l)" \
+  "$(mib "$(stat -c %s "$folder/payload.tar.xz")")" "$(mib "$unpacked")" \
+  "${#programs[@]}" "$(find "$payload/lib" -type f | wc -l)" "$(grep -cE '^[^#]' "$cases")"
