@@ -10,8 +10,8 @@ import probes
 from session import Unexpected, exact, expect
 
 class Account:
-    """A model all of whose requests report their routes, so that its statistics can be compared with
-    what it computed. Thread-safe."""
+    """A model all of whose requests report their routes, so that its statistics can be compared
+    with what it computed. Thread-safe."""
 
     MODEL = "account"
 

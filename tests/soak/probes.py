@@ -1,7 +1,6 @@
 """The requests whose answers must be the same to the bit whatever else the server does.
 
-Each probe is a name, a kind and what it sends. Kinds: a path (JSON over HTTP), or one of the methods
-of Prober. Sampling has seeds. The models have the names of MODELS.
+Sampling has seeds, and the models have the names of MODELS.
 """
 
 import json
@@ -149,7 +148,7 @@ def others():
 
 def http_probes():
     """Returns (name, path, body) of all probes over HTTP."""
-    return [(name, COMPLETIONS, body) for name, body in completions()] + list(chats()) + list(others())
+    return [*((name, COMPLETIONS, body) for name, body in completions()), *chats(), *others()]
 
 
 def calls(pb):
@@ -237,4 +236,6 @@ def differences(expected, found, place=""):
         for index, (a, b) in enumerate(zip(expected, found)):
             out += differences(a, b, f"{place}[{index}]")
         return out[:5]
-    return [] if expected == found else [f"{place}: {str(expected)[:120]} became {str(found)[:120]}"]
+    if expected == found:
+        return []
+    return [f"{place}: {str(expected)[:120]} became {str(found)[:120]}"]

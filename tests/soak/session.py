@@ -13,7 +13,8 @@ import exact  # noqa: E402
 
 # What differs from answer to answer. Whether a prefix was in the cache depends on other requests.
 VOLATILE = {"id", "call_id", "item_id", "created", "created_at", "system_fingerprint",
-            "cached_tokens", "cache_read_input_tokens", "reused", "model_version", "obfuscation", "sequence_number"}
+            "cached_tokens", "cache_read_input_tokens", "reused", "model_version", "obfuscation",
+            "sequence_number"}
 TIMEOUT = 120  # seconds
 
 

@@ -15,7 +15,8 @@ README.md has the details. The exit status is 0 if
 - descriptors and threads are back at the end, and from the fifth minute on memory does not grow,
 - the server drains and ends with status 0 when it is told to.
 
-Needs the packages of tests/requirements.txt and openssl. MOESERVE_BIN: see tests/clients/conftest.py.
+Needs the packages of tests/requirements.txt and openssl. MOESERVE_BIN: see
+tests/clients/conftest.py.
 """
 
 import argparse
@@ -103,8 +104,8 @@ class Process:
     def sample(self):
         status = (self.folder / "status").read_text()
         mib = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
-        self.samples.append((time.monotonic() - self.began, mib, len(os.listdir(self.folder / "fd")),
-                             len(os.listdir(self.folder / "task"))))
+        descriptors, threads = (len(os.listdir(self.folder / name)) for name in ("fd", "task"))
+        self.samples.append((time.monotonic() - self.began, mib, descriptors, threads))
         return self.samples[-1]
 
     def memory_at(self, seconds, width=30):

@@ -68,7 +68,8 @@ class Client:
             self.limited_key, self.temporary_model, self.infer, self.keep_alive]
 
     def text(self):
-        return f"Chapter {self.pick.randrange(300)}. {self.pick.choice([probes.PSALM, probes.GENESIS])}"
+        text = self.pick.choice([probes.PSALM, probes.GENESIS])
+        return f"Chapter {self.pick.randrange(300)}. {text}"
 
     def probe(self):
         """A probe with another text or seed."""
@@ -121,7 +122,8 @@ class Client:
         try:
             path, extra = self.pick.choice([
                 (probes.COMPLETIONS, {"prompt": probes.ECHOES}),
-                (probes.CHATS, {"messages": probes.ASK}), ("/v1/messages", {"messages": probes.ASK})])
+                (probes.CHATS, {"messages": probes.ASK}),
+                ("/v1/messages", {"messages": probes.ASK})])
             response = self.session.send(connection, "POST", path, {
                 "model": "split", "max_tokens": 1000, "stream": True, **extra})
             expect(response.status == 200, f"status {response.status}")
@@ -152,12 +154,17 @@ class Client:
             self.session.answer(probes.COMPLETIONS, probes.completion(
                 "a", 40, temperature=1, seed=1, **self.pick.choice(HEAVY)))
         except Refused as error:
-            expect(error.status == 400 and "too much work" in str(error), str(error))
+            # On a busy machine, two seconds may not be enough to compile it.
+            expect(error.status == 400 and ("too much work" in str(error) or
+                                            "too long to compile" in str(error)), str(error))
 
     def slow_template(self):
-        self.session.answer(probes.CHATS, {
-            "model": "split", "messages": probes.ASK, "max_tokens": 1,
-            "chat_template": SLOW_TEMPLATE, "chat_template_kwargs": {"a": [1.5] * 200}})
+        try:
+            self.session.answer(probes.CHATS, {
+                "model": "split", "messages": probes.ASK, "max_tokens": 1,
+                "chat_template": SLOW_TEMPLATE, "chat_template_kwargs": {"a": [1.5] * 200}})
+        except Refused as error:  # on a busy machine, ten seconds may not be enough
+            expect(error.status == 400 and "too much time" in str(error), str(error))
 
     def with_key(self, key):
         """Returns the status of a short completion with another key."""
@@ -187,14 +194,16 @@ class Client:
         host, port = self.session.grpc_address.split(":")
         port = self.pick.choice([int(port), self.session.port])
         with socket.create_connection((host, port), timeout=20) as plain:
-            plain.sendall(self.pick.choice([b"\x16\x03\x01\x00\xff", b"\0" * 40, b"GET / HTTP/1.1"]))
+            plain.sendall(self.pick.choice([b"\x16\x03\x01\x00\xff", b"\0" * 40,
+                                            b"GET / HTTP/1.1"]))
 
     def temporary_model(self):
         """Asks for the model that the operator loads and unloads."""
         body = probes.completion(self.text(), 8, "temporary")
         status, text = self.session.request("POST", probes.COMPLETIONS, body)
         # It is unloaded, or its first version is being loaded.
-        expect(status in (200, 404) or status == 503 and b"loading" in text, f"{status} {text[:200]}")
+        expect(status in (200, 404) or status == 503 and b"loading" in text,
+               f"{status} {text[:200]}")
 
     def keep_alive(self):
         """Several requests over one connection, which outlives changes of the certificate."""
