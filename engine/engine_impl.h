@@ -26,6 +26,7 @@
 #include "engine/routes/route_log.h"
 #include "engine/sample/token_step.h"
 #include "engine/schedule/block_manager.h"
+#include "engine/schedule/drawing_share.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/step_time.h"
@@ -127,6 +128,7 @@ class Engine::Impl {
   // Draws the tokens that follow the last known token, as many as the drafted rows allow. The
   // results of the other rows must be finite.
   Drawn Draw(Sequence& sequence, const SequenceOutput& output);
+  Drawn DrawTokens(Sequence& sequence, const SequenceOutput& output);
   // Learns from the tokens [first, length) which the sequence drew, whether proposals are right.
   void LearnAcceptance(Sequence& sequence, int first);
   void ObserveStep(const std::vector<ScheduledRows>& scheduled, double forward_seconds);
@@ -171,6 +173,7 @@ class Engine::Impl {
   const TextlessIds textless_;
   TokenStep token_step_;
   StepTime step_time_;
+  DrawingShare drawing_share_;
   DraftDepth draft_depth_;
   ConstraintMemory constraint_memory_;
   std::unique_ptr<DraftModel> draft_model_;  // may be null

@@ -55,6 +55,7 @@ bool NoneFailed(std::span<const uint8_t> failed) {
 
 void Engine::Impl::Step() {
   const auto begin = std::chrono::steady_clock::now();
+  drawing_share_.Choose(scheduler_.running());
   const PromptBudget budget =
       options_.max_prompt_rows > 0
           ? PromptBudget::Rows(options_.max_prompt_rows)
@@ -103,6 +104,7 @@ void Engine::Impl::Step() {
     return;
   }
   for (SequenceOutput& output : outputs) AdvanceOrFail(output);
+  drawing_share_.EndStep(forward_seconds);
 
   const bool decode_only = std::all_of(batch.phase.begin(), batch.phase.end(), [](Phase phase) {
     return phase == Phase::kDecode || phase == Phase::kRejected;
@@ -127,7 +129,7 @@ void Engine::Impl::ProposeDrafts() {
   for (const SequencePtr& s : scheduler_.running()) {
     s->proposal = {};
     s->draft.clear();
-    if (!s->decoding()) continue;
+    if (!s->decoding() || s->resting) continue;
     rows += s->remaining();
     decoding.push_back(s.get());
     const int most = DraftRoom(*s);
@@ -244,6 +246,14 @@ void Engine::Impl::Verify(std::vector<SequenceOutput>& outputs, Batch& batch) {
 }
 
 Engine::Impl::Drawn Engine::Impl::Draw(Sequence& s, const SequenceOutput& output) {
+  if (s.sampling.constraint() == nullptr) return DrawTokens(s, output);
+  const auto begin = std::chrono::steady_clock::now();
+  Drawn drawn = DrawTokens(s, output);
+  drawing_share_.Drew(s, SecondsBetween(begin, std::chrono::steady_clock::now()));
+  return drawn;
+}
+
+Engine::Impl::Drawn Engine::Impl::DrawTokens(Sequence& s, const SequenceOutput& output) {
   Drawn drawn;
   const int first = s.length();
   const auto drafted = static_cast<size_t>(output.rows.drafted);

@@ -190,13 +190,16 @@ failover_tests() {
     "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider tests/failover
 }
 
-# Serves mixed traffic and checks that memory and latency stay flat; then that a leak is found.
+# Serves mixed traffic and checks that memory and latency stay flat, that a leak is found, and that
+# answers stay the same to the bit beside all kinds of clients and changes.
 soak_tests() {
   local folder=$PWD/deploy/models/mh-moe
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$folder \
     "$venv/bin/python" tests/soak/soak.py --minutes 5 2>/dev/null
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$folder \
     "$venv/bin/python" tests/soak/soak.py --minutes 3 --plant-leak 2>/dev/null
+  MOESERVE_BIN=$PWD/build/release/moeserve "$venv/bin/python" tests/soak/steady.py --minutes 10 \
+    2>/dev/null
 }
 
 # Attacks a server for ten minutes. The throughput of its honest clients is judged, too, so nothing

@@ -135,7 +135,7 @@ void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
   // Iterates by index, because Reserve() may preempt sequences at the end of running_.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
-    if (!s.decoding()) continue;
+    if (!s.decoding() || s.resting) continue;
     // A row is left for every later sequence: max_rows is at least the number of sequences.
     const int most = max_rows - static_cast<int>(running_.size() - 1 - i);
     const int known = std::min(s.remaining(), most);
@@ -258,7 +258,7 @@ SequencePtr Scheduler::Remove(Sequence* sequence) {
 StepWork DecodingWork(const std::vector<SequencePtr>& running) {
   StepWork work;
   for (const SequencePtr& s : running) {
-    if (!s->decoding()) continue;
+    if (!s->decoding() || s->resting) continue;
     ++work.decode_rows;
     work.decode_context += s->length();
   }

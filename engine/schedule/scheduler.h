@@ -26,11 +26,11 @@ struct ScheduledRows {
 //
 // - Admission takes waiting sequences from the front, without overtaking, while fewer than
 //   max_running sequences run and blocks for all known tokens of the next sequence are free.
-// - A step computes the last token of every decoding sequence and the tokens drafted for it, and
-//   prompt rows within a budget. Drafted tokens take blocks, but preempt no sequence. Half of the
-//   budget goes to the prompt of the sequence served first, the rest to the prompts with the
-//   fewest tokens left. So short prompts do not wait for long ones, and long prompts always
-//   advance.
+// - A step computes the last token of every decoding sequence that does not rest (DrawingShare) and
+//   the tokens drafted for it, and prompt rows within a budget. Drafted tokens take blocks, but
+//   preempt no sequence. Half of the budget goes to the prompt of the sequence served first, the
+//   rest to the prompts with the fewest tokens left. So short prompts do not wait for long ones,
+//   and long prompts always advance.
 // - If a sequence needs a block and none is free, the sequence served last is preempted; later its
 //   known tokens are computed again. The sequence served first is never preempted, and since every
 //   request fits into the cache alone, it always ends.
@@ -95,7 +95,8 @@ class Scheduler {
   uint64_t hit_tokens_ = 0;
 };
 
-// Returns the work of a step in which every sequence that can decode does so, without prompt rows.
+// Returns the work of a step in which every sequence that can decode and does not rest does so,
+// without prompt rows.
 StepWork DecodingWork(const std::vector<SequencePtr>& running);
 StepWork WorkOf(const std::vector<ScheduledRows>& rows);
 

@@ -127,6 +127,10 @@ struct Sequence {
   bool admitted = false;
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
   bool prompt_delivered = false;
+  // How long choosing its tokens took in its last step, if it has structured output (DrawingShare).
+  double draw_seconds = 0.0;
+  bool resting = false;  // leaves out the next step, to the advantage of others
+  int rested = 0;        // steps that it has left out since its last one
   // Further samples of the same prompt. They start when this sequence has computed the prompt, and
   // share the prompt's blocks.
   std::vector<std::unique_ptr<Sequence>> samples;

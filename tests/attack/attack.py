@@ -5,15 +5,17 @@
   tests/attack/attack.py --minutes 2    # a shorter one
   tests/attack/attack.py --only slow_readers,rapid_resets
 
-The server runs in a control group of 2 GiB with 1,024 descriptors. Nobody reads its log, and its wall
-clock jumps. Ten attackers, each with an address and a key of its own, run the patterns of patterns.py
-in a random order. Ten honest clients send requests over HTTP and gRPC, retry those that fail, and
-compare every answer. The exit status is 0 if
+The server runs in a control group of 2 GiB with 1,024 descriptors, with TLS. Nobody reads its log, and
+its wall clock jumps. Ten attackers, each with an address and a key of its own, run the patterns of
+patterns.py and handshakes.py in a random order. An operator replaces the model and the certificate, and
+the key file by a pipe and back. Ten honest clients send requests over HTTP and gRPC, retry those that
+fail, and compare every answer. The exit status is 0 if
 
 - the server lives, its memory stays within what its options allow, and no request of an honest client
   is lost or wrong,
 - /health answers within a second, each time,
 - the honest clients get at least 80 % of the throughput that they have without attackers,
+- every change of the operator has its effect,
 - 60 seconds later descriptors, threads, connections and memory are back.
 
 The server has one core for itself. All clients have another one, on which the attackers run at the
@@ -22,7 +24,7 @@ so long that the server's core is busy with the honest requests alone. The hones
 server leave the attackers more of their core than those of a fast one. So that the attack is equally
 strong everywhere, an attacker is paused when it has used more than --attacker-cpu of a core, and its
 key may use --attacker-tokens of the tokens that the server generates without attackers.
-Needs root for the control group, the packages of tests/requirements.txt and a C compiler.
+Needs root for the control group, the packages of tests/requirements.txt, openssl and a C compiler.
 MOESERVE_BIN and MOESERVE_MODEL: see tests/clients/conftest.py.
 """
 
@@ -30,7 +32,6 @@ import argparse
 import collections
 import ctypes
 import http.client
-import importlib.util
 import json
 import mmap
 import multiprocessing
@@ -39,7 +40,9 @@ import pathlib
 import random
 import re
 import resource
+import shutil
 import signal
+import ssl
 import statistics
 import struct
 import subprocess
@@ -47,17 +50,15 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 import grpc
 
 import patterns
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location("clients_conftest",
-                                               ROOT / "tests/clients/conftest.py")
-clients = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(clients)
+sys.path.insert(0, str(ROOT / "tests/clients"))
+import conftest as clients  # noqa: E402
+from test_tls import Authority  # noqa: E402
 
 MIB = 1 << 20
 GROUP_MEMORY = 2048 * MIB
@@ -73,6 +74,8 @@ TOKENS = 200
 PROMPTS = [f"Chapter {i}. In the beginning" for i in range(8)]
 TRIES = 50
 CACHE_PROMPTS = 20  # of 4,000 tokens
+CHANGE_SECONDS = 8  # between two changes of the operator
+EFFECT_SECONDS = 30  # within which a change has its effect
 
 
 class Group:
@@ -113,10 +116,14 @@ class Process:
 
 
 class Honest:
-    """Clients that send requests until they are stopped, retry, and compare the answers."""
+    """Clients that send requests until they are stopped, retry, and compare the answers.
+    `authority` is the certificate of a server with TLS, else None."""
 
-    def __init__(self, server, protos, key):
+    def __init__(self, server, protos, key, authority):
         self.server, self.key = server, key
+        self.tls = ssl.create_default_context(cafile=str(authority)) if authority else None
+        self.credentials = grpc.ssl_channel_credentials(
+            authority.read_bytes()) if authority else None
         self.pb, self.rpc = protos
         self.host, port = server.http.split(":")
         self.port = int(port)
@@ -130,10 +137,36 @@ class Honest:
         return {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
                 **fields}
 
-    def post(self, body, number=0):
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+    def connect(self, seconds=60):
+        if self.tls is None:
+            return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=self.tls)
+
+    def channel(self):
+        if self.credentials is None:
+            return grpc.insecure_channel(self.server.grpc)
+        return grpc.secure_channel(self.server.grpc, self.credentials)
+
+    def get(self, path, seconds=10):
+        """Returns (status, text)."""
+        connection = self.connect(seconds)
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self.key}"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def metric(self, name):
+        """Returns the sum of the samples of a metric; `name` can have labels."""
+        pattern = name if "{" in name else rf"{name}(?:{{.*}})?"
+        _, text = self.get("/metrics")
+        return sum(float(value) for value in re.findall(rf"^moeserve_{pattern} (\S+)", text, re.M))
+
+    def post(self, body, number=0, path="/v1/completions"):
+        connection = self.connect()
+        try:
+            connection.request("POST", path, json.dumps(body), {
                 "Content-Type": "application/json", "Authorization": f"Bearer {self.key}",
                 "X-Request-Id": f"honest-{number}"})
             response = connection.getresponse()
@@ -155,7 +188,7 @@ class Honest:
         sampling = self.pb.SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
         request = self.pb.GenerateRequest(text=prompt, sampling=sampling,
                                           request_id=f"honest-{number}")
-        with grpc.insecure_channel(self.server.grpc) as channel:
+        with self.channel() as channel:
             stub = self.rpc.InferenceStub(channel)
             metadata = [("authorization", f"Bearer {self.key}")]
             return "".join(message.text for message in
@@ -209,25 +242,99 @@ class Honest:
             thread.join()
 
 
-def probe(address, stopping, results):
+def probe(honest, stopping, results):
     """Asks for the server's health twice a second, over a new connection each time."""
     while not stopping.is_set():
         began = time.monotonic()
         try:
-            with urllib.request.urlopen(f"http://{address}/health", timeout=10) as answer:
-                good = answer.status == 200
-        except OSError as error:
+            good = honest.get("/health")[0] == 200
+        except (OSError, http.client.HTTPException) as error:
             good = False
             print(f"health: {error!r}", flush=True)
         results.append((time.monotonic() - began, good))
         time.sleep(0.5)
 
 
-def attack(number, addresses, stopping, names, counts):
+class Operator:
+    """Changes what a server uses, one thing after the other, and sees that it has its effect."""
+
+    def __init__(self, honest, folder, keys, authority):
+        self.honest, self.keys, self.folder = honest, keys, folder
+        self.pairs = [authority.issue(f"pair-{i}") for i in range(2)] if authority else []
+        self.steps = [self.swap, self.pipe_for_keys] + [self.certificate] * bool(authority)
+        self.done, self.wrong = collections.Counter(), []
+
+    def wait_until(self, condition, what):
+        end = time.monotonic() + EFFECT_SECONDS
+        while not condition():
+            if time.monotonic() > end:
+                raise TimeoutError(f"{what}: not within {EFFECT_SECONDS} s")
+            time.sleep(0.2)
+
+    def hang_up(self):
+        self.honest.server.process.send_signal(signal.SIGHUP)
+
+    def swap(self):
+        before = self.honest.metric("model_version")
+        for attempt in range(TRIES):
+            try:
+                self.honest.post({"model": "m"}, path="/v1/models/load")
+                break
+            except ValueError as error:  # attackers may hold all memory of requests for a moment
+                if "out_of_memory" not in str(error) or attempt + 1 == TRIES:
+                    raise
+                time.sleep(0.1)
+        if self.honest.metric("model_version") <= before:
+            raise ValueError("the model was not replaced")
+
+    def pipe_for_keys(self):
+        """A pipe that nobody writes to, and then the keys again."""
+        good = self.keys.read_text()
+        failed = self.honest.metric('key_reloads_total{result="failed"}')
+        new = self.keys.with_suffix(".new")
+        os.mkfifo(new)
+        new.rename(self.keys)
+        self.hang_up()
+        try:
+            self.wait_until(lambda: self.honest.metric('key_reloads_total{result="failed"}')
+                            > failed, "the refusal of a pipe")
+        finally:
+            new.write_text(good)
+            new.chmod(0o600)
+            new.rename(self.keys)
+            loaded = self.honest.metric('key_reloads_total{result="ok"}')
+            self.hang_up()
+        self.wait_until(lambda: self.honest.metric('key_reloads_total{result="ok"}') > loaded,
+                        "the keys")
+
+    def certificate(self):
+        loaded = self.honest.metric('tls_reloads_total{result="ok"}')
+        # A reload between the two files is refused, and the next one takes both.
+        for name, source in zip(("tls.crt", "tls.key"), self.pairs[self.done["certificate"] % 2]):
+            new = self.folder / f"{name}.new"
+            shutil.copy(source, new)
+            new.rename(self.folder / name)
+        self.hang_up()
+        self.wait_until(lambda: self.honest.metric('tls_reloads_total{result="ok"}') > loaded,
+                        "the certificate")
+
+    def run(self, stopping):
+        turn = 0
+        while not stopping.wait(CHANGE_SECONDS):
+            step = self.steps[turn % len(self.steps)]
+            turn += 1
+            try:
+                step()
+                self.done[step.__name__] += 1
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.wrong.append(f"operator, {step.__name__}: {error!r}")
+
+
+def attack(number, addresses, tls, stopping, names, counts):
     """What the process of one attacker does."""
     os.nice(19)
     target = patterns.Target(*addresses, f"attacker-{number}-0123456789", f"127.0.0.{10 + number}",
-                             stopping)
+                             stopping, tls)
     patterns.run(target, number, names, counts)
 
 
@@ -284,7 +391,7 @@ def shifted_clock(folder):
 class Run:
     """One server, its honest clients, and what was measured."""
 
-    def __init__(self, folder, group):
+    def __init__(self, folder, group, with_tls):
         self.keys = folder / "keys"
         write_keys(self.keys, 6000)
         environment, self.shift = shifted_clock(folder)
@@ -298,18 +405,26 @@ class Run:
             os.sched_setaffinity(0, cores[:1])
             resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
-        self.group = group
+        authority, tls = None, []
+        if with_tls:
+            authority = Authority(folder, "authority")
+            for name, source in zip(("tls.crt", "tls.key"), authority.issue("first")):
+                shutil.copy(source, folder / name)
+            tls = ["--tls-cert", folder / "tls.crt", "--tls-key", folder / "tls.key"]
+        self.group, self.with_tls = group, with_tls
         log = os.pipe()  # nobody reads it: the log cannot be written soon
         self.server = clients.start_server(
             "--api-key-file", self.keys, "--allow-request-chat-template",
             "--routing-records", "--routing-control", "--model-control",
             "--max-connections-per-address", "100", "--request-memory", str(REQUEST_MEMORY),
-            "--kv-cache-memory", f"{KV_CACHE}MiB", "--access-log", "all", "--threads", "1",
+            "--kv-cache-memory", f"{KV_CACHE}MiB", "--access-log", "all", "--threads", "1", *tls,
             name="m", env=environment, stderr=log[1], preexec_fn=limit)
         os.sched_setaffinity(0, cores[1:])
         self.process = Process(self.server.process)
         self.honest = Honest(self.server, clients.generated(folder, "moeserve/v1/moeserve"),
-                             "honest-key-0123456789")
+                             "honest-key-0123456789",
+                             authority.certificate if authority else None)
+        self.operator = Operator(self.honest, folder, self.keys, authority)
         self.probes = []
         self.stop_probe = threading.Event()
         self.peak = 0
@@ -340,16 +455,12 @@ class Run:
         return (self.honest.done - done) / (time.monotonic() - began)
 
     def state(self):
-        text = urllib.request.urlopen(f"{self.server.url}/metrics", timeout=5).read().decode()
-
-        def metric(name):
-            return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)", text, re.M))
-
+        metric = self.honest.metric
         return {"descriptors": self.process.descriptors(), "threads": self.process.threads(),
                 "MiB": self.process.mib(),
-                "request MiB": metric("moeserve_request_memory_bytes") / MIB,
-                "running": metric("moeserve_requests_running"),
-                "waiting": metric("moeserve_requests_waiting")}
+                "request MiB": metric("request_memory_bytes") / MIB,
+                "running": metric("requests_running"),
+                "waiting": metric("requests_waiting")}
 
     def attack(self, seconds, only, share):
         # Not a fork, because this process has threads.
@@ -358,12 +469,17 @@ class Run:
         names = [p.__name__ for p in patterns.PATTERNS if not only or p.__name__ in only]
         counts = processes.Array(ctypes.c_int64, len(names))
         workers = [processes.Process(target=attack, args=(
-            i, (self.server.http, self.server.grpc), stopping, names, counts))
+            i, (self.server.http, self.server.grpc), self.with_tls, stopping, names, counts))
             for i in range(ATTACKERS)]
         for worker in workers:
             worker.start()
+        stop_operator = threading.Event()
+        operator = threading.Thread(target=self.operator.run, args=(stop_operator,))
+        operator.start()
         pace = Pace([worker.pid for worker in workers], share)
         rate = self.measure(seconds, counts, pace)
+        stop_operator.set()
+        operator.join()
         pace.end()
         stopping.set()
         end = time.monotonic() + 2 * patterns.PATTERN_SECONDS
@@ -389,7 +505,10 @@ def judge(run, before, after, rates, counts):
         print(f"retried {count} times: {reason}")
     print(f"{len(run.probes)} health checks, slowest {slowest:.2f} s; memory at most {run.peak} MiB "
           f"(limit {most}); before {before}; after {after}")
-    wrong = [f"honest: {error}" for error in run.honest.errors[:10]]
+    print(f"operator: {dict(run.operator.done)}")
+    wrong = [f"honest: {error}" for error in run.honest.errors[:10]] + run.operator.wrong[:10]
+    if len(run.operator.done) < len(run.operator.steps):
+        wrong.append("not every change of the operator was made")
     if bad_probes:
         wrong.append(f"{bad_probes} health checks failed or took more than {HEALTH_SECONDS} s")
     if run.peak > most:
@@ -417,15 +536,16 @@ def main():
                         help="share of a core that one attacker may use")
     parser.add_argument("--attacker-tokens", type=float, default=0.005,
                         help="share of the server's tokens per minute that one attacker may use")
+    parser.add_argument("--plain", action="store_true", help="without TLS")
     options = parser.parse_args()
     group = Group(GROUP_MEMORY)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(pathlib.Path(folder), group)
+        run = Run(pathlib.Path(folder), group, not options.plain)
         run.honest.learn()
         run.honest.fill_cache()
         run.honest.start()
         prober = threading.Thread(target=probe,
-                                  args=(run.server.http, run.stop_probe, run.probes))
+                                  args=(run.honest, run.stop_probe, run.probes))
         prober.start()
         try:
             run.measure(10)  # warm up

@@ -11,8 +11,12 @@ import struct
 import sys
 import time
 
+from handshakes import HANDSHAKES, tls_context
+
 sys.path.insert(0, __file__.rsplit("/", 2)[0] + "/clients")
 import http2  # noqa: E402
+from test_heavy_constraints import HEAVY  # noqa: E402
+from test_template_shares import SLOW  # noqa: E402
 
 PATTERN_SECONDS = 8
 GENERATE = b"/moeserve.v1.Inference/Generate"
@@ -21,15 +25,17 @@ MIB = 1 << 20
 
 
 class Target:
-    """The server as one attacker sees it."""
+    """The server as one attacker sees it. Both ports take TLS if `tls` is true."""
 
-    def __init__(self, http_address, grpc_address, key, source, stopping):
+    def __init__(self, http_address, grpc_address, key, source, stopping, tls):
         self.host, port = http_address.rsplit(":", 1)
         self.http_port = int(port)
         self.grpc_address, self.grpc_port = grpc_address, int(grpc_address.rsplit(":", 1)[1])
         self.key, self.source, self.stopping = key, source, stopping
         self.opened = []
         self.end = 0.0
+        self.tls = tls_context("http/1.1") if tls else None
+        self.tls_http2 = tls_context("h2") if tls else None
 
     def begin(self):
         self.end = time.monotonic() + PATTERN_SECONDS
@@ -51,7 +57,8 @@ class Target:
             time.sleep(0.1)
 
     def connect(self, port, receive=0):
-        """Opens a connection whose kernel buffers `receive` bytes, if that is given."""
+        """Opens a connection, without a handshake, whose kernel buffers `receive` bytes, if that is
+        given."""
         connection = socket.socket()
         if receive:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
@@ -62,10 +69,16 @@ class Target:
         return connection
 
     def http(self, receive=0):
-        return self.connect(self.http_port, receive)
+        connection = self.connect(self.http_port, receive)
+        if self.tls is not None:
+            self.opened.remove(connection)
+            connection = self.tls.wrap_socket(connection)
+            self.opened.append(connection)
+        return connection
 
     def http2(self, acknowledge=True):
-        client = http2.Connection(self.grpc_address, acknowledge=acknowledge, source=self.source)
+        client = http2.Connection(self.grpc_address, acknowledge=acknowledge, source=self.source,
+                                  tls=self.tls_http2)
         self.opened.append(client)
         return client
 
@@ -291,6 +304,48 @@ def hostile_templates(target):
                     "/v1/chat/completions")
 
 
+def slow_templates(target):
+    """Templates just within the limit on their work."""
+    while target.more():
+        template, values = random.choice(SLOW)
+        target.post({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
+                     "chat_template": template, "chat_template_kwargs": {"a": values}},
+                    "/v1/chat/completions")
+
+
+def heavy_constraints(target):
+    """Constraints of which every token leaves very many ways open, until a key's tokens are gone."""
+    while target.more():
+        target.post({"prompt": "a", "max_tokens": 40, "temperature": 1, "n": 2,
+                     **random.choice(list(HEAVY.values()))})
+
+
+def long_names(target):
+    """Names that an error must not return whole."""
+    name = "n" * MIB
+    authorization = (b"authorization", b"Bearer " + target.key.encode())
+    length = b"\x80\x80\x06"  # 98,304 as a varint
+    tensor = {"name": name, "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    while target.more():
+        target.post({"inputs": [tensor]}, "/v2/models/m/infer")
+        target.post({"inputs": [{**tensor, "name": "text_input", "datatype": name}]},
+                    "/v2/models/m/infer")
+        for body in ({"model": name, "prompt": "x"}, {"prompt": "x", name: 1},
+                     {"prompt": "x", "routing_control": {name: 1}},
+                     {"prompt": "x", "guided_json": {"type": name}}):
+            target.post(body)
+        target.post({"messages": [{"role": name, "content": "x"}]}, "/v1/chat/completions")
+        target.post({"model": name}, "/v1/models/load")
+        client = target.http2()
+        for path in (GENERATE, b"/inference.GRPCInferenceService/ModelInfer"):
+            stream = client.open(path, extra=[authorization])
+            client.send_data(stream, http2.message(b"\x0a" + length + b"n" * 98304))
+            client.send(http2.frame(http2.DATA, http2.END_STREAM, stream))
+        client.read(0.2)
+        client.close()
+        target.opened.clear()
+
+
 def hostile_patterns(target):
     deep = {"type": "object"}
     for _ in range(12):  # doubles at each level
@@ -417,7 +472,8 @@ PATTERNS = [silent_connections, slow_heads_and_bodies, connection_churn, large_a
             watch_streams, unfinished_messages, frame_floods, reused_request_ids, slow_readers,
             hostile_templates, hostile_patterns, hostile_texts, low_priorities, heavy_requests,
             unknown_keys, malformed_requests, doubled_headers, half_closed_and_reset,
-            malformed_calls, malformed_tensors]
+            malformed_calls, malformed_tensors, slow_templates, heavy_constraints, long_names,
+            *HANDSHAKES]
 
 
 def run(target, number, names, counts):

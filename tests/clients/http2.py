@@ -48,10 +48,13 @@ def base64_bytes(text):
 
 
 class Connection:
-    def __init__(self, address, acknowledge=True, source=""):
+    def __init__(self, address, acknowledge=True, source="", tls=None):
+        """`tls`: the context of a connection with TLS, which offers h2."""
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=5,
                                                source_address=(source, 0))
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self.received = b""
         self.closed = False
         self.next_stream = 1
@@ -134,7 +137,9 @@ class Connection:
             left = max(0, end - time.monotonic())
             ready = select.poll()  # select() takes no descriptor above 1023
             ready.register(self.socket, select.POLLIN)
-            if not ready.poll(1000 * left):
+            # What TLS has decrypted already is not in the socket any more.
+            waiting = getattr(self.socket, "pending", int)()
+            if not waiting and not ready.poll(1000 * left):
                 return
             try:
                 data = self.socket.recv(1 << 16)
