@@ -184,6 +184,9 @@ constexpr Field kFields[] = {
     {"template", kNone, kNone, kNone, Harmless::kEmpty},
     {"context", kNone, kNone, kNone, Harmless::kEmpty},
     {"images", kNone, kNone, kNone, Harmless::kEmpty},
+    {"width", kNone, kNone, kNone, Harmless::kZero},
+    {"height", kNone, kNone, kNone, Harmless::kZero},
+    {"steps", kNone, kNone, kNone, Harmless::kZero},
     {"truncate", kNone, kNone, kNone, Harmless::kFalse},
     {"shift", kNone, kNone, kNone, Harmless::kFalse},
     // OpenRouter
@@ -285,8 +288,9 @@ bool IsHarmless(const Json& value, Harmless kind) {
   return false;
 }
 
-absl::Status Refuse(const Json& body, const Field& field, const Json& value, FieldRoute route) {
-  const std::string name(field.name);
+// `name` is the field's; the rows of sampling fields have none.
+absl::Status Refuse(const Json& body, const Field& field, const std::string& name,
+                    const Json& value, FieldRoute route) {
   if (field.harmless == Harmless::kOne) {
     if (auto number = NumberField(body, name.c_str(), field.min, field.max); !number.ok()) {
       return number.status();
@@ -361,7 +365,9 @@ absl::Status CheckRequestFields(const Json& body, FieldRoute route, bool strict,
     }
     if (value.is_null()) continue;
     const FieldUse use = UseOf(*field, route);
-    if (use == FieldUse::kRefused) MOESERVE_RETURN_IF_ERROR(Refuse(body, *field, value, route));
+    if (use == FieldUse::kRefused) {
+      MOESERVE_RETURN_IF_ERROR(Refuse(body, *field, name, value, route));
+    }
     if (use == FieldUse::kHint && !value.is_string()) {
       return InvalidValue(name, Concat("'", name, "' must be a string"));
     }

@@ -189,7 +189,8 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"place": "Rome"}}\n</
 def speaking(tmp_path_factory):
     """A model whose answer to "q" is a thought and a call of a tool, then the end."""
     folder = tmp_path_factory.mktemp("speaking")
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}{# <think> <tool_call> #}"
+    template = ("{% for m in messages %}{{ m.content }}{% endfor %}"
+                "{% if tools and false %}{{ tools }}<think><tool_call>{% endif %}")
     text = "<think>hm</think>" + CALL
     # The prompt is one token, the letter q.
     ScriptedModel(folder, dict(enumerate(text)), 160, template)
@@ -209,12 +210,13 @@ def test_thinking_and_calls(speaking):
     whole = post(speaking, "/api/chat", {**tools, "stream": False})
     parts = lines(speaking, "/api/chat", tools)
     calls = [call for part in parts for call in part["message"].get("tool_calls", [])]
-    for got in (whole["message"].get("tool_calls"), calls):
-        if got:
-            assert got[0]["function"]["arguments"] == {"place": "Rome"} and got[0]["id"]
-    assert bool(calls) == bool(whole["message"].get("tool_calls"))
-    assert "".join(part["message"].get("thinking", "") for part in parts) == (
-        whole["message"].get("thinking", ""))
+    for got in (whole["message"]["tool_calls"], calls):
+        [call] = got
+        assert call["id"] and call["function"] == {"index": 0, "name": "get_weather",
+                                                   "arguments": {"place": "Rome"}}
+    assert "".join(part["message"].get("thinking", "") for part in parts) == "hm"
+    assert whole["message"]["thinking"] == "hm" and whole["message"]["content"] == ""
+    assert whole["done_reason"] == parts[-1]["done_reason"] == "stop"
 
 
 def test_log_probabilities(server):

@@ -2,6 +2,7 @@
 or cannot change the answer; the table at /openapi.json says which."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 
@@ -162,7 +163,7 @@ def body_of(field, route):
 
 
 def names(error, field):
-    return f"'{field}" in json.dumps(error) or f'"{field}' in json.dumps(error)
+    return re.search(rf"""['"]{field}(['"\\[.]|$)""", json.dumps(error)) is not None
 
 
 def check(server, route, field, use):
