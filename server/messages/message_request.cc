@@ -330,9 +330,8 @@ absl::Status ConvertOptions(const Json& body, std::string_view text, bool strict
     }
     if (*type != "disabled" && *type != "enabled" && *type != "adaptive" &&
         *type != "between_tools") {
-      return InvalidValue(
-          "thinking.type",
-          "'thinking.type' must be enabled, adaptive, between_tools or disabled");
+      return InvalidValue("thinking.type",
+                          "'thinking.type' must be enabled, adaptive, between_tools or disabled");
     }
     // Clients must send a budget, so it is refused only where unknown fields are refused.
     if (FindField(*thinking, "budget_tokens") != nullptr) {

@@ -49,9 +49,9 @@ std::string Family(const ServedModel& model) {
 
 OrderedJson Details(const ServedModel& model) {
   const std::string family = Family(model);
-  return {{"parent_model", ""},        {"format", "safetensors"},
-          {"family", family},          {"families", OrderedJson::array({family})},
-          {"parameter_size", ""},      {"quantization_level", ""}};
+  return {{"parent_model", ""},   {"format", "safetensors"},
+          {"family", family},     {"families", OrderedJson::array({family})},
+          {"parameter_size", ""}, {"quantization_level", ""}};
 }
 
 OrderedJson Entry(const std::string& name, const ServedModel& model) {

@@ -21,9 +21,9 @@ using Json = nlohmann::json;
 // Options about how a model is loaded or computed. They do not change what it answers, or belong to
 // another option that is off.
 constexpr std::string_view kNoEffect[] = {
-    "numa",      "num_batch",  "num_gpu",        "main_gpu",   "low_vram",
-    "f16_kv",    "logits_all", "vocab_only",     "use_mmap",   "use_mlock",
-    "num_keep",  "num_thread", "embedding_only", "mirostat_tau", "mirostat_eta"};
+    "numa",     "num_batch",  "num_gpu",        "main_gpu",     "low_vram",
+    "f16_kv",   "logits_all", "vocab_only",     "use_mmap",     "use_mlock",
+    "num_keep", "num_thread", "embedding_only", "mirostat_tau", "mirostat_eta"};
 
 // Options that this server cannot follow; the answer has a warning.
 struct Warned {

@@ -22,8 +22,8 @@ bool IsEmpty(const OrderedJson& value) {
   return value.is_null() || value == "" || (value.is_structured() && value.empty());
 }
 
-// Gives calls of tools and their results the ids by which chats connect them. Ollama's messages name
-// the tool, or rely on the order.
+// Gives calls of tools and their results the ids by which chats connect them. Ollama's messages
+// name the tool, or rely on the order.
 class CallIds {
  public:
   void AddCalls(OrderedJson& calls) {
@@ -35,7 +35,7 @@ class CallIds {
       const auto function = call.find("function");
       const bool named = function != call.end() && function->is_object() &&
                          function->contains("name") && (*function)["name"].is_string();
-      if (!call["id"].is_string()) continue;
+      if (!call["id"].is_string() || open_.size() >= kMaxOpen) continue;
       open_.emplace_back(named ? (*function)["name"].get<std::string>() : std::string(),
                          call["id"].get<std::string>());
     }
@@ -65,6 +65,9 @@ class CallIds {
   }
 
  private:
+  // Bounds the time of a search. A message has fewer calls (kMaxTools).
+  static constexpr size_t kMaxOpen = 1024;
+
   int next_ = 0;
   std::vector<std::pair<std::string, std::string>> open_;  // (name, id) of calls without a result
 };
@@ -82,7 +85,8 @@ absl::Status ConvertMessages(const Json& body, std::string_view text, OllamaRequ
     if (!message.is_object()) continue;  // the chat's parser refuses it
     if (!IsEmpty(CallIds::Take(message, "images"))) {
       const std::string where = Concat("messages[", i, "].images");
-      return UnsupportedParameter(where, Concat("'", where, "' is not supported: models read text"));
+      return UnsupportedParameter(where,
+                                  Concat("'", where, "' is not supported: models read text"));
     }
     if (!message.contains("content") || message["content"].is_null()) message["content"] = "";
     if (const auto calls = message.find("tool_calls"); calls != message.end()) ids.AddCalls(*calls);

@@ -94,8 +94,8 @@ OrderedJson OllamaWriter::TakeAnswer(const Usage& sums) {
         logprobs.insert(logprobs.end(), block.logprobs.begin(), block.logprobs.end());
         break;
       case Block::Kind::kCall:
-        calls.push_back(CallJson(static_cast<int>(calls.size()), block.call_id, block.call_name,
-                                 block.text));
+        calls.push_back(
+            CallJson(static_cast<int>(calls.size()), block.call_id, block.call_name, block.text));
         break;
     }
   }
@@ -120,9 +120,9 @@ void OllamaWriter::WriteDelta(const Block& block, std::string_view piece, Ordere
 
 void OllamaWriter::WriteClose(const Block& block, std::string& out) {
   if (block.kind != Block::Kind::kCall) return;
-  const auto before = std::count_if(
-      blocks().begin(), blocks().begin() + block.index,
-      [](const Block& earlier) { return earlier.kind == Block::Kind::kCall; });
+  const auto before =
+      std::count_if(blocks().begin(), blocks().begin() + block.index,
+                    [](const Block& earlier) { return earlier.kind == Block::Kind::kCall; });
   OrderedJson line = Envelope();
   PutText("", "", line);
   line["message"]["tool_calls"] = OrderedJson::array(

@@ -21,7 +21,8 @@ std::string OllamaTime(absl::Time time);
 // Returns the response to a request that generates nothing.
 nlohmann::ordered_json OllamaLoadedJson(OllamaForm form, const std::string& model);
 
-// Builds the responses. A stream has one line of JSON for each piece; a call of a tool is one piece.
+// Builds the responses. A stream has one line of JSON for each piece; a call of a tool is one
+// piece.
 class OllamaWriter final : public BlockWriter {
  public:
   // `model` is the name that the client has sent.
@@ -49,7 +50,8 @@ class OllamaWriter final : public BlockWriter {
 
   nlohmann::ordered_json Envelope() const;
   // Adds a text to the answer, or the answer's reasoning.
-  void PutText(std::string_view text, std::string_view reasoning, nlohmann::ordered_json& out) const;
+  void PutText(std::string_view text, std::string_view reasoning,
+               nlohmann::ordered_json& out) const;
   // Adds what the last line has.
   void PutEnd(const Usage& sums, nlohmann::ordered_json& out) const;
 

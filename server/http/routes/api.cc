@@ -277,8 +277,8 @@ class Api {
     const auto model = context_.models().Find(name);
     const int64_t created = model.ok() ? (*model)->created() : created_;
     card["created"] = created;
-    card["created_at"] = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixSeconds(created),
-                                          absl::UTCTimeZone());
+    card["created_at"] =
+        absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixSeconds(created), absl::UTCTimeZone());
     card["lifecycle"] = "active";
     card["owned_by"] = "moeserve";
     card["root"] = model.ok() ? (*model)->name() : name;

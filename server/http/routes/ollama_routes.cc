@@ -74,8 +74,7 @@ class OllamaRoutes {
   Handled Refuse(const Request& request) {
     Response response;
     response.status = 404;
-    std::string reason =
-        Concat("there is no ", request.method, " ", Printable(request.path, 64));
+    std::string reason = Concat("there is no ", request.method, " ", Printable(request.path, 64));
     for (const Missing& missing : kMissing) {
       if (!request.path.starts_with(missing.start)) continue;
       response.status = 501;

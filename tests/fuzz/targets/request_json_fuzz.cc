@@ -135,12 +135,11 @@ absl::Status Run(const Json& body, std::string_view text, const RequestRules& ru
     }
     case 'o':
     case 'p': {
-      MOESERVE_ASSIGN_OR_RETURN(
-          const OllamaRequest request,
-          input.kind == 'o'
-              ? ParseOllamaChat(body, text, "", rules.strict_fields)
-              : ParseOllamaGenerate(body, text, "", (input.options & 32) != 0,
-                                    rules.strict_fields));
+      MOESERVE_ASSIGN_OR_RETURN(const OllamaRequest request,
+                                input.kind == 'o'
+                                    ? ParseOllamaChat(body, text, "", rules.strict_fields)
+                                    : ParseOllamaGenerate(body, text, "", (input.options & 32) != 0,
+                                                          rules.strict_fields));
       if (request.only_loads) return absl::OkStatus();
       if (!request.completes) return RunConverted(request.body, rules, input);
       const Result<Json> completion = ParseStrictJson(DumpJson(request.body));
