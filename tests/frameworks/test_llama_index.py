@@ -47,12 +47,3 @@ def test_structured(model, base_url, server):
     native = OpenAILike(model=server.name, api_base=base_url, api_key="unused", is_chat_model=True,
                         should_use_structured_outputs=True, max_tokens=300)
     assert isinstance(native.as_structured_llm(City).complete(PROMPT).raw, City)
-
-
-def test_anthropic(server):
-    module = pytest.importorskip("llama_index.llms.anthropic")
-    # The class takes only names that it knows.
-    model = module.Anthropic(model="claude-haiku-4-5-20251001", base_url=server.url, api_key="unused", max_tokens=300)
-    assert model.chat(CHAT).message.content
-    assert "".join(piece.delta or "" for piece in model.stream_chat(CHAT))
-    assert isinstance(model.as_structured_llm(City).complete(PROMPT).raw, City)
