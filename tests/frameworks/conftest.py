@@ -6,10 +6,14 @@ that every framework gets answers that it can read.
 
 import importlib.util
 import json
+import os
 import pathlib
 import shutil
 
 import pytest
+
+# litellm would otherwise fetch a list of prices.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("clients_conftest", ROOT / "tests/clients/conftest.py")
