@@ -144,7 +144,9 @@ absl::Status Run(const Json& body, std::string_view text, const RequestRules& ru
       if (!request.completes) return RunConverted(request.body, rules, input);
       const Result<Json> completion = ParseStrictJson(DumpJson(request.body));
       MOESERVE_CHECK(completion.ok(), "what is converted is JSON");
-      return Run(*completion, DumpJson(request.body), rules, {.kind = 'c', .memory = input.memory});
+      Case as_completion = input;
+      as_completion.kind = 'c';
+      return Run(*completion, DumpJson(request.body), rules, as_completion);
     }
     default:
       return RunInfer(body, rules, input);
