@@ -356,6 +356,7 @@ run_full() {
   stage "goldens computed anew" check_goldens
   stage "routing records against the reference" routing_records
   stage "lm_eval" run_script tests/lm_eval/run.sh
+  stage "example of lm_eval" framework_tests "$reference_venv"
 }
 
 main() {

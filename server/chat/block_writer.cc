@@ -21,8 +21,9 @@ BlockWriter::BlockWriter(AnswerIdentity identity, const AnswerOptions& options,
       })) {}
 
 absl::Status BlockWriter::Add(int /*index*/, const PreparedPrompt& prompt, OutputDelta delta) {
-  if (!std::exchange(started_, true) && stream_) {
-    WriteBegin(static_cast<int>(prompt.ids.size()), events_);
+  if (!std::exchange(started_, true)) {
+    first_output_ = SteadyNow();
+    if (stream_) WriteBegin(static_cast<int>(prompt.ids.size()), events_);
   }
   if (options_.logprobs) {
     for (const TokenLogprob& logprob : delta.logprobs) {

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "base/steady_clock.h"
 #include "nlohmann/json.hpp"
 #include "server/chat/chat_response.h"
 #include "server/openai/answer_writer.h"
@@ -56,6 +58,8 @@ class BlockWriter : public AnswerWriter {
   // Whether the answer has calls, for the model's reason to stop.
   bool has_calls() const;
   int reasoning_tokens() const { return reasoning_tokens_; }
+  // When the first output came; the far past if none has.
+  absl::Time first_output() const { return first_output_; }
 
   const AnswerIdentity identity_;
   const AnswerOptions options_;
@@ -77,6 +81,7 @@ class BlockWriter : public AnswerWriter {
   std::string events_;                                                 // not sent yet
   ChoicePart end_;
   int reasoning_tokens_ = 0;
+  absl::Time first_output_ = absl::InfinitePast();
 };
 
 }  // namespace moeserve::server

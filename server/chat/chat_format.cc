@@ -101,7 +101,9 @@ Result<const ChatTemplateInfo*> ChatFormat::TemplateFor(const Conversation& conv
     auto result = chat::ChatTemplate::Compile(*conversation.chat_template);
     if (!result.ok()) return TemplateError(result.status(), "chat_template");
     own.compiled = *std::move(result);
-    if (DependsOnForm(conversation)) own.history = FindHistoryForm(*own.compiled, special_tokens_);
+    if (DependsOnForm(conversation) || conversation.tools.enabled()) {
+      own.history = FindHistoryForm(*own.compiled, special_tokens_);
+    }
     return &own;
   }
   if (absl::IsNotFound(status_)) {
@@ -185,6 +187,7 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
     if (split->has_tools) split->tools = Offered(conversation.tools.callable);
     split->reasons = HasThinkTags(compiled->source()) && !syntax.has_channels && mark.empty();
     split->begins_in_reasoning = split->reasons && EndsInReasoning(*prompt);
+    split->single_call = info->history.single_call;
   }
   return prompt;
 }

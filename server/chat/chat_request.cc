@@ -49,7 +49,9 @@ absl::Status ConstrainAnswer(ChatParams& params) {
   if (!split.has_tools && !(params.constraint && has_parts)) return absl::OkStatus();
   std::optional<ConstraintSpec> text;
   if (params.constraint) text = std::move(params.constraint->spec);
-  ConstraintSpec spec = AnswerConstraint(params.conversation.tools, split, text);
+  ToolSettings tools = params.conversation.tools;
+  tools.parallel = tools.parallel && !split.single_call;
+  ConstraintSpec spec = AnswerConstraint(tools, split, text);
   if (split.has_tools) {
     params.constraint = ConstraintField{.spec = {}, .param = "tools", .relaxes_schemas = true};
   }

@@ -38,6 +38,18 @@ OrderedJson Calling(OrderedJson content) {
   return messages;
 }
 
+// One in which the assistant calls it twice at once.
+OrderedJson CallingTwice() {
+  OrderedJson messages = Calling("");
+  OrderedJson call = messages[1]["tool_calls"][0];
+  call["id"] = "call00002";
+  messages[1]["tool_calls"].push_back(std::move(call));
+  OrderedJson result = messages[2];
+  result["tool_call_id"] = "call00002";
+  messages.push_back(std::move(result));
+  return messages;
+}
+
 class Prober {
  public:
   Prober(const chat::ChatTemplate& compiled, const OrderedJson& variables) : compiled_(compiled) {
@@ -96,6 +108,8 @@ HistoryForm FindHistoryForm(const chat::ChatTemplate& compiled, const OrderedJso
     return false;
   };
   if (!find()) form.null_content = form.text_arguments = false;
+  form.single_call =
+      prober.Render(form, Calling("")).ok() && !prober.Render(form, CallingTwice()).ok();
   OrderedJson messages = Calling("b");
   messages[1]["reasoning_content"] = "c";
   if (prober.Render(form, messages).ok()) return form;

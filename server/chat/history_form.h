@@ -20,6 +20,8 @@ struct HistoryForm {
   // Whether the template refuses a message with calls that has both content and reasoning, so that
   // the content is appended to the reasoning.
   bool joins_reasoning = false;
+  // Whether the template refuses a message with several calls, so that an answer may have one.
+  bool single_call = false;
   // Names under which the template reads reasoning, besides "reasoning_content".
   std::vector<const char*> reasoning_names;
 };

@@ -291,9 +291,13 @@ Result<RunningModel> StartModel(
                                             *out.backend, progress));
   auto weights = std::make_unique<ReportedWeights>(*checkpoint.weights, checkpoint.spec,
                                                    checkpoint.weight_bytes, progress);
+  // All ends count for structured output and for descriptions of the model, not only those that
+  // config.json names.
+  ModelSpec spec = checkpoint.spec;
+  spec.eos_token_ids = checkpoint.eos_token_ids;
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
-      Model::Create(checkpoint.spec, model_options, *weights, *out.backend, packed_cache.get()));
+      Model::Create(spec, model_options, *weights, *out.backend, packed_cache.get()));
   weights->Finish();
   weights.reset();
   if (packed_cache != nullptr) model->WriteInBackground(std::move(packed_cache));

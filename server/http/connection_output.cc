@@ -234,7 +234,7 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
     if (!streaming) {
       streaming = true;
       if (head.http_1_0 || LastResponse()) head.keep_alive = false;
-      ResponseHead out = EventStreamHead();
+      ResponseHead out = StreamHead(pending->StreamType());
       AppendSharedHeaders(head.request, out.headers);
       out.request_id = head.request.request_id;
       out.keep_alive = head.keep_alive;

@@ -26,6 +26,12 @@ class DeferredResponse final : public PendingResponse {
   void CheckBacklog() override {
     if (inner_ != nullptr) inner_->CheckBacklog();
   }
+  std::string_view StreamType() const override {
+    return inner_ != nullptr ? inner_->StreamType() : PendingResponse::StreamType();
+  }
+  std::string_view KeepAliveText() const override {
+    return inner_ != nullptr ? inner_->KeepAliveText() : PendingResponse::KeepAliveText();
+  }
   int FinalStatus() const override { return inner_ != nullptr ? inner_->FinalStatus() : 200; }
 
  private:

@@ -29,6 +29,7 @@ class OffloadedResponse final : public PendingResponse {
   void CheckBacklog() override {
     if (step_ == nullptr) inner_->CheckBacklog();
   }
+  std::string_view StreamType() const override { return inner_->StreamType(); }
   std::string_view KeepAliveText() const override { return inner_->KeepAliveText(); }
   int FinalStatus() const override { return inner_->FinalStatus(); }
 

@@ -62,6 +62,8 @@ std::string_view ReasonPhrase(int status) {
       return "Client Closed Request";
     case 500:
       return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
     case 503:
       return "Service Unavailable";
     case 504:
@@ -71,9 +73,9 @@ std::string_view ReasonPhrase(int status) {
   }
 }
 
-ResponseHead EventStreamHead() {
+ResponseHead StreamHead(std::string_view content_type) {
   ResponseHead head;
-  head.content_type = "text/event-stream; charset=utf-8";
+  head.content_type = content_type;
   head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   return head;
 }

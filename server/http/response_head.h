@@ -23,7 +23,7 @@ struct ResponseHead {
 };
 
 // Returns the head of a response that is a stream of server-sent events.
-ResponseHead EventStreamHead();
+ResponseHead StreamHead(std::string_view content_type);
 
 // Returns the status line, the headers and the empty line.
 std::string SerializeHead(const ResponseHead& head);

@@ -81,6 +81,8 @@ class PendingResponse {
   // Is called instead of Next(), on the same thread, if `wake` is called while the server is still
   // sending. Can cancel the work if too much output waits.
   virtual void CheckBacklog() {}
+  // Returns the media type of the stream, once Next() has returned a StreamPart.
+  virtual std::string_view StreamType() const { return "text/event-stream; charset=utf-8"; }
   // Returns a text that is sent while a stream has no output. Clients ignore it.
   virtual std::string_view KeepAliveText() const { return ": keep-alive\n\n"; }
   // Returns the HTTP status for logs and metrics. It can be an error status although the head was

@@ -320,11 +320,18 @@ absl::Status ConvertOptions(const Json& body, std::string_view text, bool strict
   if (const Json* thinking = FindField(body, "thinking")) {
     const std::string* type = FindText(*thinking, "type");
     if (type == nullptr) return InvalidValue("thinking", "'thinking' must have a 'type'");
+    const Json* display = FindField(*thinking, "display");
+    if (display != nullptr && *display != "summarized" && *display != "omitted") {
+      return InvalidValue("thinking.display", "'thinking.display' must be summarized or omitted");
+    }
     // A model reasons as its chat template says.
-    if (*type == "disabled") {
+    if (*type == "disabled" || (display != nullptr && *display == "omitted")) {
       out.chat["include_reasoning"] = false;
-    } else if (*type != "enabled" && *type != "adaptive") {
-      return InvalidValue("thinking.type", "'thinking.type' must be enabled, adaptive or disabled");
+    }
+    if (*type != "disabled" && *type != "enabled" && *type != "adaptive" &&
+        *type != "between_tools") {
+      return InvalidValue("thinking.type",
+                          "'thinking.type' must be enabled, adaptive, between_tools or disabled");
     }
     // Clients must send a budget, so it is refused only where unknown fields are refused.
     if (FindField(*thinking, "budget_tokens") != nullptr) {
@@ -341,6 +348,11 @@ absl::Status ConvertOptions(const Json& body, std::string_view text, bool strict
 Result<MessageRequest> ParseMessageRequest(const Json& body, std::string_view text,
                                            bool counts_only, bool strict_fields) {
   MessageRequest out;
+  if (FindField(body, "thread") != nullptr) {
+    return UnsupportedParameter("thread",
+                                "'thread' is not supported: this server keeps no conversations; "
+                                "send the whole conversation without it");
+  }
   FieldFindings findings;
   MOESERVE_RETURN_IF_ERROR(
       CheckRequestFields(body, counts_only ? FieldRoute::kCountTokens : FieldRoute::kMessages,

@@ -40,6 +40,8 @@ OrderedJson ErrorObject(const HttpError& error) {
   OrderedJson inner = {{"type", ErrorType(error)}, {"message", error.message}};
   if (!error.code.empty()) inner["code"] = error.code;
   if (!error.param.empty()) inner["param"] = MessageParam(error.param);
+  // Clients that prefer threads send the whole conversation then.
+  if (error.param == "thread") inner["details"] = {{"error_code", "thread_unsupported_request"}};
   return {{"type", "error"}, {"error", std::move(inner)}};
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,6 +36,9 @@ class AnswerWriter {
   // Appends the event that ends the stream with an error.
   virtual void AppendError(const HttpError& error, std::string& out);
 
+  // The media type of a stream, and a text without meaning that is sent while it has no output.
+  virtual std::string_view stream_type() const { return "text/event-stream; charset=utf-8"; }
+  virtual std::string_view keep_alive_text() const { return ": keep-alive\n\n"; }
   // Whether a stream's output is kept until its end, because the last events repeat it.
   virtual bool keeps_streamed_output() const { return false; }
   // Returns the unary response.

@@ -16,13 +16,14 @@ using Json = nlohmann::json;
 // A value (other than null) of a refused field that has the same meaning as an absent field.
 enum class Harmless {
   kNever,
-  kEmpty,  // [] or {}
+  kEmpty,  // [], {} or ""
   kFalse,
   kTrue,
   kOne,
   kNone,  // "none"
   kZero,
   kMedium,     // "medium"
+  kStandard,   // "standard"
   kText,       // "text" or ["text"]
   kDisabled,   // {"type": "disabled"}
   kNoLogprob,  // false or 0
@@ -38,6 +39,10 @@ constexpr unsigned kMessage = Only(FieldRoute::kMessages);
 constexpr unsigned kCount = Only(FieldRoute::kCountTokens);
 constexpr unsigned kTokenize = Only(FieldRoute::kTokenize);
 constexpr unsigned kDetokenize = Only(FieldRoute::kDetokenize);
+constexpr unsigned kOllamaChat = Only(FieldRoute::kOllamaChat);
+constexpr unsigned kOllamaGenerate = Only(FieldRoute::kOllamaGenerate);
+// Their sampling fields are in `options`.
+constexpr unsigned kOllama = kOllamaChat | kOllamaGenerate;
 constexpr unsigned kGenerate = kCompletion | kChat | kResponse | kMessage;
 constexpr unsigned kTokensOnly = kCount | kTokenize | kDetokenize;
 // The routes that render a conversation.
@@ -45,7 +50,7 @@ constexpr unsigned kRender = kChat | kResponse | kMessage | kCount | kTokenize;
 // Those of them whose requests say where the answer begins. In Messages, it continues a last
 // message of the assistant.
 constexpr unsigned kTurns = kRender & ~(kMessage | kCount);
-constexpr unsigned kAll = kGenerate | kTokensOnly;
+constexpr unsigned kAll = kGenerate | kTokensOnly | kOllama;
 
 struct Field {
   std::string_view name;
@@ -63,13 +68,13 @@ constexpr double kHuge = 1e9;
 constexpr Field kFields[] = {
     // What the answer is made from
     {"model", kAll},
-    {"prompt", kCompletion | kTokenize},
-    {"messages", kRender & ~kResponse},
+    {"prompt", kCompletion | kTokenize | kOllamaGenerate},
+    {"messages", (kRender & ~kResponse) | kOllamaChat},
     {"input", kResponse},
     {"instructions", kResponse},
-    {"system", kMessage | kCount},
+    {"system", kMessage | kCount | kOllamaGenerate},
     {"tokens", kDetokenize},
-    {"tools", kRender, kNone, kNone, Harmless::kEmpty},
+    {"tools", kRender | kOllamaChat, kNone, kNone, Harmless::kEmpty},
     {"tool_choice", kRender, kNone, kNone, Harmless::kNone},
     {"parallel_tool_calls", kRender, kCompletion | kDetokenize},
     {"chat_template", kRender},
@@ -100,11 +105,11 @@ constexpr Field kFields[] = {
     {"prediction", kGenerate, kTokensOnly},
     {"verbosity", kNone, kTokensOnly, kGenerate, Harmless::kMedium},
     // What the answer shows
-    {"stream", kGenerate, kTokensOnly},
+    {"stream", kGenerate | kOllama, kTokensOnly},
     {"stream_options", kGenerate, kTokensOnly},
     {"echo", kCompletion, kNone, kNone, Harmless::kFalse},
-    {"logprobs", kCompletion | kChat, kTokensOnly, kNone, Harmless::kNoLogprob},
-    {"top_logprobs", kChat | kResponse, kTokensOnly, kNone, Harmless::kNoLogprob},
+    {"logprobs", kCompletion | kChat | kOllama, kTokensOnly, kNone, Harmless::kNoLogprob},
+    {"top_logprobs", kChat | kResponse | kOllama, kTokensOnly, kNone, Harmless::kNoLogprob},
     {"prompt_logprobs", kCompletion | kChat},
     {"include", kResponse, kNone, kNone, Harmless::kEmpty},
     {"include_reasoning", kChat | kResponse | kMessage, kTokensOnly, kNone, Harmless::kTrue},
@@ -133,24 +138,57 @@ constexpr Field kFields[] = {
     {"prompt_cache_key", kNone, kAll},
     {"prompt_cache_retention", kNone, kAll},
     {"cache_control", kNone, kAll},
+    {"prompt_cache_options", kNone, kAll},
     {"inference_geo", kNone, kAll},
+    {"access_programs", kNone, kAll},
+    {"user_profile_id", kNone, kAll},
+    {"workspace_id", kNone, kAll},
+    {"billing_policy", kNone, kAll},
+    {"diagnostics", kNone, kAll},
+    {"speed", kNone, kTokensOnly, kGenerate, Harmless::kStandard},
+    {"personality", kNone, kTokensOnly, kGenerate},
+    // Which models answer where one declines; none of this server does. The others are headers that
+    // some gateways put into the body.
+    {"fallbacks", kNone, kMessage | kCount},
+    {"fallback_credit_token", kNone, kMessage | kCount},
+    {"betas", kNone, kMessage | kCount},
+    {"anthropic_beta", kNone, kMessage | kCount},
+    {"anthropic_version", kNone, kMessage | kCount},
     // State of the server between requests
     {"context_management", kResponse | kMessage | kCount, kNone, kNone, Harmless::kEmpty},
     {"truncation", kResponse},
     {"previous_response_id", kNone},
     {"conversation", kNone},
+    {"thread", kNone},
+    {"compaction", kNone},
     {"background", kNone, kNone, kNone, Harmless::kFalse},
+    {"background_options", kNone, kNone, kNone, Harmless::kEmpty},
     {"max_tool_calls", kNone},
     {"container", kNone},
     {"mcp_servers", kNone, kNone, kNone, Harmless::kEmpty},
     // OpenAI
-    {"suffix", kNone},
+    {"suffix", kNone, kNone, kNone, Harmless::kEmpty},
+    {"image", kNone, kNone, kNone, Harmless::kEmpty},
     {"functions", kNone, kNone, kNone, Harmless::kEmpty},
     {"function_call", kNone, kNone, kNone, Harmless::kNone},
     {"audio", kNone},
     {"web_search_options", kNone},
     {"modalities", kNone, kNone, kNone, Harmless::kText},
     {"moderation", kNone},
+    // Ollama
+    {"options", kOllama},
+    {"format", kOllama},
+    {"think", kOllama},
+    {"raw", kOllamaGenerate, kNone, kNone, Harmless::kFalse},
+    {"keep_alive", kNone, kOllama},
+    {"template", kNone, kNone, kNone, Harmless::kEmpty},
+    {"context", kNone, kNone, kNone, Harmless::kEmpty},
+    {"images", kNone, kNone, kNone, Harmless::kEmpty},
+    {"width", kNone, kNone, kNone, Harmless::kZero},
+    {"height", kNone, kNone, kNone, Harmless::kZero},
+    {"steps", kNone, kNone, kNone, Harmless::kZero},
+    {"truncate", kNone, kNone, kNone, Harmless::kFalse},
+    {"shift", kNone, kNone, kNone, Harmless::kFalse},
     // OpenRouter
     {"top_a", kNone, kNone, kNone, Harmless::kZero},
     {"transforms", kNone, kNone, kNone, Harmless::kEmpty},
@@ -225,7 +263,7 @@ bool IsHarmless(const Json& value, Harmless kind) {
     case Harmless::kNever:
       return false;
     case Harmless::kEmpty:
-      return value.is_structured() && value.empty();
+      return value == "" || (value.is_structured() && value.empty());
     case Harmless::kFalse:
       return value == false;
     case Harmless::kTrue:
@@ -238,6 +276,8 @@ bool IsHarmless(const Json& value, Harmless kind) {
       return value.is_number() && value.get<double>() == 0.0;
     case Harmless::kMedium:
       return value == "medium";
+    case Harmless::kStandard:
+      return value == "standard";
     case Harmless::kText:
       return value == "text" || value == Json::array({"text"});
     case Harmless::kDisabled:
@@ -248,8 +288,9 @@ bool IsHarmless(const Json& value, Harmless kind) {
   return false;
 }
 
-absl::Status Refuse(const Json& body, const Field& field, const Json& value, FieldRoute route) {
-  const std::string name(field.name);
+// `name` is the field's; the rows of sampling fields have none.
+absl::Status Refuse(const Json& body, const Field& field, const std::string& name,
+                    const Json& value, FieldRoute route) {
   if (field.harmless == Harmless::kOne) {
     if (auto number = NumberField(body, name.c_str(), field.min, field.max); !number.ok()) {
       return number.status();
@@ -288,6 +329,10 @@ std::string_view PathOf(FieldRoute route) {
       return "/tokenize";
     case FieldRoute::kDetokenize:
       return "/detokenize";
+    case FieldRoute::kOllamaChat:
+      return "/api/chat";
+    case FieldRoute::kOllamaGenerate:
+      return "/api/generate";
   }
   return "";
 }
@@ -320,12 +365,14 @@ absl::Status CheckRequestFields(const Json& body, FieldRoute route, bool strict,
     }
     if (value.is_null()) continue;
     const FieldUse use = UseOf(*field, route);
-    if (use == FieldUse::kRefused) MOESERVE_RETURN_IF_ERROR(Refuse(body, *field, value, route));
+    if (use == FieldUse::kRefused) {
+      MOESERVE_RETURN_IF_ERROR(Refuse(body, *field, name, value, route));
+    }
     if (use == FieldUse::kHint && !value.is_string()) {
       return InvalidValue(name, Concat("'", name, "' must be a string"));
     }
     if (use == FieldUse::kHint && !IsHarmless(value, field->harmless)) {
-      out.warnings.push_back(Concat("'", name, "' has no effect: the model cannot be told"));
+      out.warnings.push_back(Concat("'", name, "' has no effect on this server"));
     }
   }
   return absl::OkStatus();

@@ -23,8 +23,10 @@ enum class FieldRoute : uint8_t {
   kCountTokens,  // POST /v1/messages/count_tokens
   kTokenize,
   kDetokenize,
+  kOllamaChat,      // POST /api/chat
+  kOllamaGenerate,  // POST /api/generate
 };
-inline constexpr int kFieldRoutes = 7;
+inline constexpr int kFieldRoutes = 9;
 
 // Returns the path of the route, such as "/v1/completions".
 std::string_view PathOf(FieldRoute route);

@@ -43,6 +43,8 @@ struct SplitRules {
   // within it.
   bool reasons = false;
   bool begins_in_reasoning = false;
+  // Whether the chat template can show one call of a message only.
+  bool single_call = false;
 
   // Whether answers must be split at all.
   bool needed() const { return has_tools || reasons || syntax->has_channels; }

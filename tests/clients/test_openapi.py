@@ -125,13 +125,21 @@ def examples(name):
     yield "post", "/v1/messages", "/v1/messages", {"messages": CHAT, "max_tokens": 4}
     count = "/v1/messages/count_tokens"
     yield "post", count, count, {"messages": CHAT}
+    for body in ({}, {"logprobs": True, "top_logprobs": 1}, {"stream": True},
+                 {"options": {"num_predict": 4, "num_ctx": 100}}, {"messages": []}):
+        yield "post", "/api/chat", "/api/chat", {"messages": CHAT, "stream": False, "options": {
+            "num_predict": 4}, **body}
+    for body in ({"raw": True}, {"stream": True}, {"prompt": ""}):
+        yield "post", "/api/generate", "/api/generate", {"prompt": PROMPT, "stream": False, **body,
+                                                         "options": {"num_predict": 4}}
+    yield "post", "/api/show", "/api/show", {"model": name}
     yield "post", "/tokenize", "/tokenize", {"prompt": PROMPT, "return_token_strs": True}
     yield "post", "/tokenize", "/tokenize", {"messages": CHAT, "add_generation_prompt": True}
     yield "post", "/detokenize", "/detokenize", {"tokens": [1, 2, 3]}
     for path in ("/tokenizer_info", "/v1/models", "/v1/experts/stats", "/v1/experts/layout",
                  "/v1/experts/collapse", "/v1/experts/profile", "/v2", "/health",
                  "/health/ready", "/health/live", "/v2/health/ready", "/v2/health/live", "/ping",
-                 "/version", "/server_info", "/metrics", "/v1/metrics/history", "/openapi.json",
+                 "/version", "/api/version", "/api/tags", "/api/ps", "/server_info", "/metrics", "/v1/metrics/history", "/openapi.json",
                  "/"):
         yield "get", path, path, None
     yield "post", "/ping", "/ping", None
@@ -189,6 +197,8 @@ def test_errors_are_as_described(described):
     server, document = described
     for path, body in [("/v1/completions", {}), ("/v1/chat/completions", {"messages": []}),
                        ("/v1/responses", {}), ("/v1/messages", {}), ("/tokenize", {"prompt": 1}),
+                       ("/api/chat", {"messages": 1}), ("/api/generate", {"raw": 1}),
+                       ("/api/show", {}),
                        ("/v2/models/{model}/infer", {"inputs": []})]:
         actual = path.replace("{model}", server.name)
         status, _, text = call(server, "POST", actual, body)

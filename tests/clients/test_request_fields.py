@@ -2,6 +2,7 @@
 or cannot change the answer; the table at /openapi.json says which."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 
@@ -19,6 +20,9 @@ BODIES = {
     "/v1/messages/count_tokens": {"messages": CHAT},
     "/tokenize": {"messages": CHAT},
     "/detokenize": {"tokens": [1, 2, 3]},
+    "/api/chat": {"messages": CHAT, "stream": False, "options": {"num_predict": 24, **SAMPLED}},
+    "/api/generate": {"prompt": "In the beginning", "stream": False,
+                      "options": {"num_predict": 24, **SAMPLED}},
 }
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 # For each field a value, and what else the body needs. Fields without a line have a value that
@@ -56,6 +60,9 @@ VALUES = {
     "spaces_between_special_tokens": False, "no_stop_trim": True, "repeat_penalty": 1.5,
     "typical_p": 0.5, "tfs_z": 0.5, "mirostat": 1, "top_a": 0.5, "dynatemp_range": 0.5,
     "xtc_probability": 0.5, "dry_multiplier": 0.5, "input_ids": [1, 2],
+    "options": {"num_predict": 3, "temperature": 0}, "format": "json", "think": "low", "raw": True,
+    "context": [1, 2], "images": ["aGk="], "truncate": True, "shift": True, "speed": "fast",
+    "thread": {"type": "create"},
 }
 # What a value needs beside it, on all routes that obey it or on one of them.
 NEEDS = {
@@ -70,7 +77,7 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 INVISIBLE = {"model", "prediction", "priority", "cache_salt", "parallel_tool_calls",
              "chat_template_kwargs", "add_special_tokens", "reasoning_effort", "reasoning",
              "thinking", "include_reasoning", "ignore_eos", "skip_special_tokens", "tool_choice",
-             "context_management", "truncation", "stream_options", "request_id"}
+             "context_management", "truncation", "stream_options", "request_id", "think"}
 # Values that are wrong for every route that obeys the field, where a list of a list is not.
 WRONG = {"context_management": 5}
 
@@ -97,7 +104,8 @@ def send(server, route, body):
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read().decode()
-            return 200, json.loads(text) if text.startswith("{") else text
+            is_json = answer.headers["Content-Type"].startswith("application/json")
+            return 200, json.loads(text) if is_json else text
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
 
@@ -108,7 +116,8 @@ def shown(answer):
         return answer[:20]
     answer = {k: v for k, v in answer.items()
               if k not in ("id", "created", "created_at", "usage", "warnings", "metadata", "store",
-                           "user", "service_tier", "completed_at")}
+                           "user", "service_tier", "completed_at")
+              and not k.endswith("_duration")}
     for item in answer.get("output", []):
         item.pop("id")
     return answer
@@ -121,6 +130,8 @@ def value_of(field, route):
         more.pop("add_generation_prompt", None)
     if field == "logprobs" and route != "/v1/completions":
         value = True
+    if field == "options" and not route.startswith("/api/"):
+        value = "x"
     if field == "return_tokens_as_token_ids" and route != "/v1/completions":
         more = {"include": ["message.output_text.logprobs"]} if route == "/v1/responses" else {
             "logprobs": True}
@@ -152,7 +163,7 @@ def body_of(field, route):
 
 
 def names(error, field):
-    return f"'{field}" in json.dumps(error) or f'"{field}' in json.dumps(error)
+    return re.search(rf"""['"]{field}(['"\\[.]|$)""", json.dumps(error)) is not None
 
 
 def check(server, route, field, use):

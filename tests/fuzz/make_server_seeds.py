@@ -100,6 +100,18 @@ def request_json():
         "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}}}).encode()
     yield b"r\0" + json.dumps({"input": "a", "reasoning": {"effort": "none"}, "truncation": "auto",
                                "include": ["message.output_text.logprobs"]}).encode()
+    options = {"num_predict": 4, "temperature": 0.5, "repeat_penalty": 1.1, "seed": -1, "stop": ["a"],
+               "num_ctx": 8, "mirostat": 0, "num_gpu": 1}
+    yield b"o\0" + json.dumps({"messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "thinking": "why", "tool_calls": [{"function": {
+            "name": "f", "arguments": {"a": 1}}}]},
+        {"role": "tool", "content": "c", "tool_name": "f"}], "tools": [tool], "options": options,
+        "format": {"type": "object"}, "think": "low", "keep_alive": "5m"}).encode()
+    for kind in (b"p\0", b"p\x20"):
+        for more in ({"system": "Be brief."}, {"raw": True}, {"format": "json", "think": False}):
+            yield kind + json.dumps({"prompt": "a", "stream": False, "options": options, **more,
+                                     "logprobs": True, "top_logprobs": 1}).encode()
     yield b"m\0" + json.dumps({
         "max_tokens": 4, "system": [{"type": "text", "text": "Be brief."}], "stop_sequences": ["a"],
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],

@@ -149,6 +149,7 @@ TEST(HistoryForm, TemplatesOfTheFamilies) {
     EXPECT_FALSE(form.null_content) << name;
     EXPECT_FALSE(form.text_arguments) << name;
     EXPECT_FALSE(form.joins_reasoning) << name;
+    EXPECT_EQ(form.single_call, std::string_view(name) == "llama3") << name;
   }
 }
 

@@ -38,6 +38,7 @@ TEST_F(OpenApi, EveryRouteIsDescribed) {
   const Json paths = Read()["paths"];
   for (const http::Router::Route& route : router_->routes()) {
     SCOPED_TRACE(route.method + " " + route.pattern);
+    if (route.pattern == "/api/*") continue;  // answers that there is no such address
     int found = 0;
     for (const http::Operation& operation : http::Operations()) {
       if (operation.method != route.method || operation.pattern != route.pattern) continue;

@@ -209,6 +209,53 @@ constexpr char kConverted[] = R"json({
   "input_tokens": {"type": "integer", "minimum": 0}}}
 })json";
 
+// Ollama's API. Objects list all members that answers can have.
+constexpr char kOllama[] = R"json({
+"OllamaChatRequest": {"type": "object", "additionalProperties": true, "properties": {
+  "model": {"type": ["string", "null"]},
+  "messages": {"type": ["array", "null"], "items": {"type": "object"}},
+  "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+  "stream": {"type": ["boolean", "null"], "description": "Default: true"},
+  "format": {"type": ["string", "object", "null"], "description": "\"json\", or a JSON schema"},
+  "think": {"type": ["boolean", "string", "null"]},
+  "options": {"type": ["object", "null"], "description": "How tokens are sampled"}}},
+"OllamaGenerateRequest": {"type": "object", "additionalProperties": true, "properties": {
+  "model": {"type": ["string", "null"]},
+  "prompt": {"type": ["string", "null"]},
+  "system": {"type": ["string", "null"]},
+  "raw": {"type": ["boolean", "null"], "description": "Without the chat template"},
+  "stream": {"type": ["boolean", "null"], "description": "Default: true"},
+  "format": {"type": ["string", "object", "null"], "description": "\"json\", or a JSON schema"},
+  "think": {"type": ["boolean", "string", "null"]},
+  "options": {"type": ["object", "null"], "description": "How tokens are sampled"}}},
+"OllamaAnswer": {"type": "object", "required": ["model", "created_at", "done"], "properties": {
+  "model": {"type": "string"},
+  "created_at": {"type": "string", "format": "date-time"},
+  "message": {"type": "object", "required": ["role", "content"], "properties": {
+    "role": {"const": "assistant"},
+    "content": {"type": "string"},
+    "thinking": {"type": "string"},
+    "tool_calls": {"type": "array", "items": {"type": "object", "required": ["id", "function"],
+      "properties": {
+        "id": {"type": "string"},
+        "function": {"type": "object", "required": ["index", "name", "arguments"],
+          "additionalProperties": true}}}}}},
+  "response": {"type": "string"},
+  "thinking": {"type": "string"},
+  "logprobs": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}},
+  "done": {"type": "boolean"},
+  "done_reason": {"enum": ["stop", "length", "load"]},
+  "warnings": {"$ref": "#/components/schemas/Warnings"},
+  "total_duration": {"type": "integer", "minimum": 0, "description": "Nanoseconds, as all"},
+  "load_duration": {"type": "integer", "minimum": 0},
+  "prompt_eval_count": {"type": "integer", "minimum": 0},
+  "prompt_eval_duration": {"type": "integer", "minimum": 0},
+  "eval_count": {"type": "integer", "minimum": 0},
+  "eval_duration": {"type": "integer", "minimum": 0}}},
+"OllamaError": {"type": "object", "required": ["error"], "properties": {
+  "error": {"type": "string"}}}
+})json";
+
 OrderedJson SamplingSchema(const SamplingField& field) {
   const char* const type = field.is_integer() ? "integer" : "number";
   OrderedJson out = {{"type", type}};
@@ -387,6 +434,7 @@ void AddGenerationSchemas(const ServerSettings& settings, OrderedJson& out) {
   out["ChatRequest"] = ChatRequest(settings);
   out.update(OrderedJson::parse(kAnswers));
   out.update(OrderedJson::parse(kConverted));
+  out.update(OrderedJson::parse(kOllama));
 }
 
 }  // namespace moeserve::server::http

@@ -87,16 +87,53 @@ constexpr char kServer[] = R"json({
       "description": "Defaults of the checkpoint, which replace those of the interface"}}},
 "ModelList": {"type": "object", "required": ["object", "data"], "properties": {
   "object": {"const": "list"},
+  "first_id": {"type": ["string", "null"]},
+  "last_id": {"type": ["string", "null"]},
+  "has_more": {"const": false},
   "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}},
 "Model": {"type": "object", "required": ["id", "object", "created", "owned_by"], "properties": {
   "id": {"type": "string"},
   "object": {"const": "model"},
+  "type": {"const": "model"},
+  "display_name": {"type": "string"},
   "created": {"type": "integer"},
+  "created_at": {"type": "string", "format": "date-time"},
+  "lifecycle": {"const": "active"},
   "owned_by": {"type": "string"},
   "root": {"type": "string"},
   "parent": {"type": "null"},
   "max_model_len": {"type": ["integer", "null"]},
+  "max_input_tokens": {"type": ["integer", "null"]},
+  "max_tokens": {"type": ["integer", "null"]},
   "version": {"type": ["integer", "null"]}}},
+"OllamaDetails": {"type": "object", "additionalProperties": true,
+  "required": ["format", "family"], "properties": {
+    "format": {"type": "string"}, "family": {"enum": ["moe", "dense"]}}},
+"OllamaModels": {"type": "object", "required": ["models"], "properties": {
+  "models": {"type": "array", "items": {"type": "object",
+    "required": ["name", "model", "size", "digest", "details"], "properties": {
+      "name": {"type": "string"},
+      "model": {"type": "string"},
+      "size": {"type": "integer", "minimum": 0},
+      "digest": {"type": "string", "description": "Differs for different served versions"},
+      "details": {"$ref": "#/components/schemas/OllamaDetails"},
+      "modified_at": {"type": "string", "format": "date-time"},
+      "expires_at": {"type": "string", "format": "date-time"},
+      "size_vram": {"type": "integer", "minimum": 0},
+      "context_length": {"type": "integer", "minimum": 1}}}}}},
+"OllamaShowRequest": {"type": "object", "additionalProperties": true, "properties": {
+  "model": {"type": "string"}}},
+"OllamaModel": {"type": "object", "required": ["details", "model_info", "capabilities"],
+  "properties": {
+    "modelfile": {"type": "string"},
+    "parameters": {"type": "string"},
+    "template": {"type": "string"},
+    "details": {"$ref": "#/components/schemas/OllamaDetails"},
+    "model_info": {"type": "object", "additionalProperties": true},
+    "capabilities": {"type": "array", "items": {"enum": ["completion", "tools", "thinking"]}},
+    "modified_at": {"type": "string", "format": "date-time"}}},
+"OllamaVersion": {"type": "object", "required": ["version"], "properties": {
+  "version": {"type": "string"}}},
 "LoadRequest": {"type": "object", "required": ["model"], "additionalProperties": false,
   "properties": {
     "model": {"type": "string"},

@@ -23,6 +23,7 @@
 #include "server/http/routes/inference_routes.h"
 #include "server/http/routes/json_response.h"
 #include "server/http/routes/model_routes.h"
+#include "server/http/routes/ollama_routes.h"
 #include "server/http/routes/request_body.h"
 #include "server/http/routes/server_routes.h"
 #include "server/http/routes/submit.h"
@@ -56,7 +57,16 @@ class Api {
   Handled Models(const Request& request) {
     OrderedJson data = OrderedJson::array();
     for (const std::string& name : context_.ModelsOf(request.key.get())) data.push_back(Card(name));
-    return JsonResponse({{"object", "list"}, {"data", std::move(data)}});
+    // All models are on one page.
+    const auto id = [](const OrderedJson& list, size_t i) {
+      return list.empty() ? OrderedJson(nullptr) : list[i]["id"];
+    };
+    OrderedJson list = {{"object", "list"},
+                        {"first_id", id(data, 0)},
+                        {"last_id", id(data, data.size() - 1)},
+                        {"has_more", false}};
+    list["data"] = std::move(data);
+    return JsonResponse(list);
   }
 
   Handled Model(const Request& request) {
@@ -257,17 +267,26 @@ class Api {
     return context_.ModelFor(name.value_or(""), request.key.get());
   }
 
+  // Describes a model with the members that OpenAI's API has, and with those of Anthropic's.
   OrderedJson Card(const std::string& name) const {
     OrderedJson card;
     card["id"] = name;
     card["object"] = "model";
+    card["type"] = "model";
+    card["display_name"] = name;
     const auto model = context_.models().Find(name);
-    card["created"] = model.ok() ? OrderedJson((*model)->created()) : OrderedJson(created_);
+    const int64_t created = model.ok() ? (*model)->created() : created_;
+    card["created"] = created;
+    card["created_at"] =
+        absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixSeconds(created), absl::UTCTimeZone());
+    card["lifecycle"] = "active";
     card["owned_by"] = "moeserve";
     card["root"] = model.ok() ? (*model)->name() : name;
     card["parent"] = nullptr;
     card["max_model_len"] =
         model.ok() ? OrderedJson((*model)->engine().max_model_len()) : OrderedJson(nullptr);
+    card["max_input_tokens"] = card["max_model_len"];
+    card["max_tokens"] = card["max_model_len"];
     card["version"] = model.ok() ? OrderedJson((*model)->version()) : OrderedJson(nullptr);
     return card;
   }
@@ -300,6 +319,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v1/experts/layout", Access::Key(Scope::kStatistics), &Api::ExpertLayout);
   AddExpertRoutes(*router, context);
   AddInferenceRoutes(*router, context);
+  AddOllamaRoutes(*router, context);
   AddServerRoutes(*router, context);
   add("GET", "/health", Access::Operator(), &Api::Ready);
   add("GET", "/health/ready", Access::Operator(), &Api::Ready);

@@ -1,6 +1,8 @@
 #include "server/http/routes/chat_routes.h"
 
+#include <cstdint>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,6 +19,9 @@
 #include "server/http/routes/submit.h"
 #include "server/messages/message_request.h"
 #include "server/messages/message_writer.h"
+#include "server/ollama/ollama_request.h"
+#include "server/ollama/ollama_writer.h"
+#include "server/openai/completion_request.h"
 #include "server/responses/response_request.h"
 #include "server/responses/response_writer.h"
 
@@ -41,6 +46,12 @@ ChatAnswerRules RulesOf(const ChatParams& params) {
 void Append(std::vector<std::string> from, std::vector<std::string>& to) {
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
+
+// A request in Ollama's form, converted.
+struct OllamaCall {
+  OllamaRequest converted;
+  std::string shown_name;  // of the model, as the client wrote it
+};
 
 // A parsed chat and the model that answers it.
 struct Chat {
@@ -129,7 +140,87 @@ class ChatRoutes {
     return StartedOrRefused(run(), format, request.key.get(), context_);
   }
 
+  Handled OllamaChat(const Request& request) { return Ollama(request, OllamaForm::kChat); }
+  Handled OllamaGenerate(const Request& request) { return Ollama(request, OllamaForm::kGenerate); }
+
  private:
+  Handled Ollama(const Request& request, OllamaForm form) {
+    AnswerFormat format = {
+        .id_prefix = "ollama-", .make_writer = nullptr, .error_body = &OllamaErrorJson};
+    const auto run = [&]() -> Result<Handled> {
+      MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
+      OllamaCall call;
+      Chat chat;
+      CompletionParams completion;
+      {
+        MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
+        MOESERVE_ASSIGN_OR_RETURN(const MemoryCharge charge, ChargeForConversion(body));
+        MOESERVE_ASSIGN_OR_RETURN(call, ConvertOllama(*body, request, form, chat.model));
+        if (call.converted.only_loads) {
+          Response response;
+          response.body = DumpJson(OllamaLoadedJson(form, call.shown_name));
+          return Handled(std::move(response));
+        }
+        if (call.converted.completes) {
+          MOESERVE_ASSIGN_OR_RETURN(completion, ParseOllamaCompletion(call, *chat.model, request));
+        } else {
+          MOESERVE_ASSIGN_OR_RETURN(chat, ParseConverted(call.converted.body, request));
+        }
+      }
+      GenerationParams& params =
+          call.converted.completes ? static_cast<GenerationParams&>(completion) : chat.params;
+      params.ignored_fields += call.converted.ignored_fields;
+      Append(std::move(call.converted.warnings), params.warnings);
+      ChatAnswerRules rules;
+      if (call.converted.completes) {
+        context_.metrics().ignored_fields += params.ignored_fields;
+        const EngineApi& engine = chat.model->engine();
+        MOESERVE_ASSIGN_OR_RETURN(
+            chat.prompts, PreparePrompts(completion, engine.tokenizer(), engine.max_model_len()));
+        rules.split.syntax = &ChooseCallSyntax("");  // without tools it recognises nothing
+      } else {
+        MOESERVE_RETURN_IF_ERROR(Prepare(chat));
+        rules = RulesOf(chat.params);
+      }
+      format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int) {
+        return std::make_unique<OllamaWriter>(form, call.shown_name, std::move(identity),
+                                              MakeAnswerOptions(params), rules, tokenizer,
+                                              params.stream);
+      };
+      return Submit(context_, request, chat.model, params, std::move(chat.prompts), format);
+    };
+    return StartedOrRefused(run(), format, request.key.get(), context_);
+  }
+
+  // Sets `model` to the one that the body names.
+  Result<OllamaCall> ConvertOllama(const Json& body, const Request& request, OllamaForm form,
+                                   std::shared_ptr<ServedModel>& model) {
+    OllamaCall out;
+    MOESERVE_ASSIGN_OR_RETURN(auto name, StringField(body, "model"));
+    const std::string served =
+        ResolveOllamaName(name.value_or(""), context_.ModelsOf(request.key.get()));
+    MOESERVE_ASSIGN_OR_RETURN(model, context_.ModelFor(served, request.key.get()));
+    out.shown_name = name ? *std::move(name) : model->name();
+    const bool strict = context_.settings().strict_fields;
+    const bool has_template = model->chat_format().status().ok();
+    MOESERVE_ASSIGN_OR_RETURN(
+        out.converted, form == OllamaForm::kChat
+                           ? ParseOllamaChat(body, request.body, served, strict)
+                           : ParseOllamaGenerate(body, request.body, served, has_template, strict));
+    return out;
+  }
+
+  Result<CompletionParams> ParseOllamaCompletion(const OllamaCall& call, const ServedModel& model,
+                                                 const Request& request) {
+    const std::string text = DumpJson(call.converted.body);
+    MOESERVE_ASSIGN_OR_RETURN(Json body, ParseOwn(text));
+    Result<CompletionParams> params =
+        ParseCompletion(body, context_.Rules(model, request.key.get()), text);
+    ClearJson(body);
+    if (params.ok()) params->default_max_tokens = std::numeric_limits<int32_t>::max();
+    return params;
+  }
+
   // A body is converted to another one, which is converted to text and parsed: three copies.
   Result<MemoryCharge> ChargeForConversion(const Body& body) const {
     MemoryCharge charge(context_.memory());
@@ -175,13 +266,18 @@ class ChatRoutes {
     return chat;
   }
 
-  Result<Chat> ParseConverted(const OrderedJson& converted, const Request& request) {
-    const std::string text = DumpJson(converted);
+  // Parses the text of a converted body.
+  Result<Json> ParseOwn(const std::string& text) const {
     JsonLimits limits;
     limits.max_bytes = text.size();
     limits.max_values = text.size() + 1;
     limits.max_depth = context_.settings().limits.json_depth + 8;  // some values are nested deeper
-    MOESERVE_ASSIGN_OR_RETURN(Json body, ParseStrictJson(text, limits));
+    return ParseStrictJson(text, limits);
+  }
+
+  Result<Chat> ParseConverted(const OrderedJson& converted, const Request& request) {
+    const std::string text = DumpJson(converted);
+    MOESERVE_ASSIGN_OR_RETURN(Json body, ParseOwn(text));
     Result<Chat> chat = Parse(body, text, request);
     ClearJson(body);
     return chat;
@@ -216,17 +312,22 @@ class ChatRoutes {
 void AddChatRoutes(Router& router, ServerContext& context) {
   auto routes = std::make_shared<ChatRoutes>(context);
   // Slow because chat templates are programs.
-  const auto add = [&](std::string_view pattern, Handled (ChatRoutes::*handler)(const Request&)) {
+  const auto add = [&](std::string_view pattern, Handled (ChatRoutes::*handler)(const Request&),
+                       BodyType body = BodyType::kJson) {
     context.metrics().DeclareHttp(pattern, "POST");
     router.Add(
         "POST", pattern, Access::Key(Scope::kGenerate), Work::kSlow,
-        [routes, handler](const Request& request) { return (routes.get()->*handler)(request); });
+        [routes, handler](const Request& request) { return (routes.get()->*handler)(request); },
+        body);
   };
   add("/v1/chat/completions", &ChatRoutes::Completions);
   add("/v1/responses", &ChatRoutes::Responses);
   add("/v1/responses/input_tokens", &ChatRoutes::CountInput);
   add("/v1/messages", &ChatRoutes::Messages);
   add("/v1/messages/count_tokens", &ChatRoutes::CountTokens);
+  // Ollama's users send JSON without saying so.
+  add("/api/chat", &ChatRoutes::OllamaChat, BodyType::kAny);
+  add("/api/generate", &ChatRoutes::OllamaGenerate, BodyType::kAny);
 }
 
 }  // namespace moeserve::server::http

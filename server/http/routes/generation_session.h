@@ -28,6 +28,8 @@ class GenerationSession final : public http::PendingResponse {
   void CheckBacklog() override {
     if (generation_->overflowed()) generation_->Cancel();
   }
+  std::string_view StreamType() const override { return writer_->stream_type(); }
+  std::string_view KeepAliveText() const override { return writer_->keep_alive_text(); }
   int FinalStatus() const override { return final_status_; }
 
  private:

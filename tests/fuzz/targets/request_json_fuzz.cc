@@ -12,6 +12,7 @@
 #include "server/base/memory_budget.h"
 #include "server/chat/chat_request.h"
 #include "server/messages/message_request.h"
+#include "server/ollama/ollama_request.h"
 #include "server/open_inference/infer_json.h"
 #include "server/open_inference/infer_request.h"
 #include "server/open_inference/tensor_bytes.h"
@@ -28,8 +29,9 @@ namespace {
 using Json = nlohmann::json;
 using testing::BundledModel;
 
-// Completions, chat, tokenize, detokenize, infer, generate, binary elements, responses, messages.
-constexpr std::string_view kKinds = "ctkdigbrm";
+// Completions, chat, tokenize, detokenize, infer, generate, binary elements, responses, messages,
+// Ollama's chat and generate.
+constexpr std::string_view kKinds = "ctkdigbrmop";
 constexpr std::time_t kNow = 1'700'000'000;
 
 struct Case {
@@ -130,6 +132,21 @@ absl::Status Run(const Json& body, std::string_view text, const RequestRules& ru
           const MessageRequest request,
           ParseMessageRequest(body, text, (input.options & 32) != 0, rules.strict_fields));
       return RunConverted(request.chat, rules, input);
+    }
+    case 'o':
+    case 'p': {
+      MOESERVE_ASSIGN_OR_RETURN(const OllamaRequest request,
+                                input.kind == 'o'
+                                    ? ParseOllamaChat(body, text, "", rules.strict_fields)
+                                    : ParseOllamaGenerate(body, text, "", (input.options & 32) != 0,
+                                                          rules.strict_fields));
+      if (request.only_loads) return absl::OkStatus();
+      if (!request.completes) return RunConverted(request.body, rules, input);
+      const Result<Json> completion = ParseStrictJson(DumpJson(request.body));
+      MOESERVE_CHECK(completion.ok(), "what is converted is JSON");
+      Case as_completion = input;
+      as_completion.kind = 'c';
+      return Run(*completion, DumpJson(request.body), rules, as_completion);
     }
     default:
       return RunInfer(body, rules, input);
