@@ -20,9 +20,12 @@ class RefusalPace {
   static constexpr std::chrono::seconds kLongest{2};  // limit on the wait
   // A client whose next request would wait for longer is flooding the server.
   static constexpr std::chrono::seconds kFlood{1};
+  // A connection that ends after a TLS handshake and before a request counts as this many refusals,
+  // because the handshake costs several times as much as a refused request.
+  static constexpr int kUnusedHandshake = 5;
 
-  void CountRefusal(Time now) {
-    next_ = std::min(std::max(next_, now - kBurst * kInterval) + kInterval, now + kLongest);
+  void CountRefusal(Time now, int times = 1) {
+    next_ = std::min(std::max(next_, now - kBurst * kInterval) + times * kInterval, now + kLongest);
   }
 
   // Returns how long the client's next request has to wait, from `now`.

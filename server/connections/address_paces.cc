@@ -2,7 +2,7 @@
 
 namespace moeserve::server {
 
-void AddressPaces::CountRefusal(const ClientAddress& client, Time now) {
+void AddressPaces::CountRefusal(const ClientAddress& client, Time now, int times) {
   if (!limit_.AppliesTo(client)) return;
   if (paces_.size() >= kMaxClients && !paces_.contains(client)) {
     std::erase_if(paces_, [&](const auto& entry) {
@@ -10,7 +10,7 @@ void AddressPaces::CountRefusal(const ClientAddress& client, Time now) {
     });
     if (paces_.size() >= kMaxClients) return;
   }
-  paces_[client].CountRefusal(now);
+  paces_[client].CountRefusal(now, times);
 }
 
 RefusalPace::Duration AddressPaces::WaitFrom(const ClientAddress& client, Time now) const {

@@ -17,7 +17,7 @@ class AddressPaces {
   // Slows no address that `limit` does not apply to: such an address can stand for many clients.
   explicit AddressPaces(const AddressLimit& limit) : limit_(limit) {}
 
-  void CountRefusal(const ClientAddress& client, Time now);
+  void CountRefusal(const ClientAddress& client, Time now, int times = 1);
   RefusalPace::Duration WaitFrom(const ClientAddress& client, Time now) const;
   // Returns whether a new connection of the client is to be dropped, and counts it if so.
   bool Flooding(const ClientAddress& client, Time now);

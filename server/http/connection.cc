@@ -168,7 +168,10 @@ asio::awaitable<void> Connection::Run() {
   Disarm();
   // Otherwise the client could not tell the end of the last response from a cut connection.
   if (stream_.is_tls() && secure && !gone_ && stream_.socket().is_open()) stream_.EndOutput();
-  if (!used_ && !environment_->stopping) CountRefusal(nullptr);
+  if (!used_ && !environment_->stopping) {
+    environment_->paces.CountRefusal(address_, std::chrono::steady_clock::now(),
+                                     stream_.began_handshake() ? RefusalPace::kUnusedHandshake : 1);
+  }
   Close();
 }
 

@@ -49,6 +49,8 @@ class ClientStream {
   // Must be awaited before anything is read or written. Returns kDone at once without TLS. Does not
   // limit the time.
   boost::asio::awaitable<Greeting> Handshake();
+  // Returns whether the client has sent the beginning of a handshake.
+  bool began_handshake() const { return tls_.has_value(); }
   // Returns whether the client has sent a certificate, which is valid then.
   bool has_client_certificate() const;
   // Returns whether the client has agreed to `protocol` by ALPN.

@@ -8,7 +8,7 @@
 The server runs in a control group of 2 GiB with 1,024 descriptors, with TLS. Nobody reads its log, and
 its wall clock jumps. Ten attackers, each with an address and a key of its own, run the patterns of
 patterns.py and handshakes.py in a random order. An operator replaces the model and the certificate, and
-the key file by a pipe and back. Ten honest clients send requests over HTTP and gRPC, retry those that
+the key file by a pipe and back, also while there are no attackers. Ten honest clients send requests over HTTP and gRPC, retry those that
 fail, and compare every answer. The exit status is 0 if
 
 - the server lives, its memory stays within what its options allow, and no request of an honest client
@@ -30,6 +30,7 @@ MOESERVE_BIN and MOESERVE_MODEL: see tests/clients/conftest.py.
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import http.client
 import json
@@ -454,6 +455,23 @@ class Run:
                       flush=True)
         return (self.honest.done - done) / (time.monotonic() - began)
 
+    @contextlib.contextmanager
+    def operated(self):
+        """The operator makes changes meanwhile."""
+        stopping = threading.Event()
+        operator = threading.Thread(target=self.operator.run, args=(stopping,))
+        operator.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            operator.join()
+
+    def quiet(self, seconds):
+        """Returns the honest requests per second without attackers."""
+        with self.operated():
+            return self.measure(seconds)
+
     def state(self):
         metric = self.honest.metric
         return {"descriptors": self.process.descriptors(), "threads": self.process.threads(),
@@ -473,13 +491,9 @@ class Run:
             for i in range(ATTACKERS)]
         for worker in workers:
             worker.start()
-        stop_operator = threading.Event()
-        operator = threading.Thread(target=self.operator.run, args=(stop_operator,))
-        operator.start()
         pace = Pace([worker.pid for worker in workers], share)
-        rate = self.measure(seconds, counts, pace)
-        stop_operator.set()
-        operator.join()
+        with self.operated():
+            rate = self.measure(seconds, counts, pace)
         pace.end()
         stopping.set()
         end = time.monotonic() + 2 * patterns.PATTERN_SECONDS
@@ -549,12 +563,12 @@ def main():
         prober.start()
         try:
             run.measure(10)  # warm up
-            rates = [run.measure(options.quiet_seconds)]
+            rates = [run.quiet(options.quiet_seconds)]
             before = run.state()
             run.limit_attackers(rates[0], options.attacker_tokens)
             rate, counts = run.attack(60 * options.minutes, options.only, options.attacker_cpu)
             time.sleep(CALM_SECONDS)
-            rates += [rate, run.measure(options.quiet_seconds)]
+            rates += [rate, run.quiet(options.quiet_seconds)]
             after = run.state()
         finally:
             run.honest.stop()

@@ -115,6 +115,20 @@ TEST(AddressPaces, BelongToOneClient) {
   EXPECT_FALSE(paces.Flooding(other, now));
 }
 
+TEST(AddressPaces, AnUnusedHandshakeCountsSeveralTimes) {
+  const AddressPaces::Time now{std::chrono::hours(1)};
+  AddressPaces paces({.max_connections = 1});
+  const ClientAddress client = Client("10.0.0.1");
+  constexpr int kHandshakes = (RefusalPace::kBurst + 20) / RefusalPace::kUnusedHandshake;
+  for (int i = 0; i < kHandshakes; ++i) {
+    EXPECT_FALSE(paces.Flooding(client, now));
+    paces.CountRefusal(client, now, RefusalPace::kUnusedHandshake);
+  }
+  EXPECT_EQ(paces.WaitFrom(client, now), std::chrono::seconds(1));
+  paces.CountRefusal(client, now, RefusalPace::kUnusedHandshake);
+  EXPECT_TRUE(paces.Flooding(client, now));
+}
+
 TEST(AddressPaces, HoldOnlyWhereTheLimitApplies) {
   const AddressPaces::Time now{std::chrono::hours(1)};
   AddressPaces off({.max_connections = 0, .loopback = true});

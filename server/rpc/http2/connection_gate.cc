@@ -254,7 +254,10 @@ class ConnectionGate::Impl {
     const auto found = relays_.find(&relay);
     const ClientAddress& client = found->second.client;
     clients_.Remove(client);
-    if (!*found->second.used) paces_.CountRefusal(client, std::chrono::steady_clock::now());
+    if (!*found->second.used) {
+      paces_.CountRefusal(client, std::chrono::steady_clock::now(),
+                          relay.began_handshake() ? RefusalPace::kUnusedHandshake : 1);
+    }
     relays_.erase(found);
     std::lock_guard lock(mutex_);
     counters_.open = static_cast<int64_t>(relays_.size());

@@ -58,6 +58,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   size_t held_bytes() const { return guard_.held_bytes(); }
   // Returns when bytes were last passed on, in either direction.
   std::chrono::steady_clock::time_point last_used() const { return last_used_; }
+  bool began_handshake() const { return client_.began_handshake(); }
   bool closed() const { return closed_ || dropped_; }
 
  private:
