@@ -183,6 +183,26 @@ Try in another terminal, in $PWD:
   curl -s http://$http/metrics
   $binary --help
 COMMANDS
+  if [[ $model != deploy/models/* ]]; then return; fi
+  local post="curl -s http://$http/v1/completions -H 'Content-Type: application/json'"
+  cat <<COMMANDS
+
+The experts of one prompt; then those of an answer without experts 1 and 6 of the first layer; a tool:
+
+  $post \\
+    -d '{"prompt": "$prompt", "max_tokens": 8, "return_routing": true}' |
+    $python deploy/clients/experts_of_prompt.py
+  $post \\
+    -d '{"prompt": "$prompt", "max_tokens": 8, "return_routing": true,
+         "routing_control": {"masked_experts": [{"layer": 0, "experts": [1, 6]}]}}' |
+    $python deploy/clients/experts_of_prompt.py
+  ${post/v1\/completions/v1/chat/completions} \\
+    -d '{"messages": [{"role": "user", "content": "Is it raining in Rome?"}], "seed": 78,
+         "tool_choice": "required", "parallel_tool_calls": false,
+         "tools": [{"type": "function", "function": {"name": "weather", "parameters": {
+           "type": "object", "required": ["place"], "properties": {
+             "place": {"type": "string", "enum": ["Lima", "Oslo", "Rome"]}}}}}]}'
+COMMANDS
 }
 
 main() {
@@ -198,7 +218,7 @@ main() {
   else
     step 1/6 "Packages: skipped"
   fi
-  step 2/6 "Build: about 5 minutes on 2 cores the first time, 11 with CUDA"
+  step 2/6 "Build: about 8 minutes on 2 free cores the first time, more with CUDA; 1.1 GB"
   build
   step 3/6 "Server: $model"
   make_stubs

@@ -91,7 +91,10 @@ Result<RoutingControl> RoutingControl::Create(const RoutingChange& change, const
   for (const RoutingChange::Expert& e : experts) {
     const std::string where = "layer " + std::to_string(e.layer) + " " + Name(e.block);
     const RoutedLayerSpec* routing = RoutingOf(spec, e.layer, e.block);
-    if (routing == nullptr) return absl::InvalidArgumentError(where + " is not routed");
+    if (routing == nullptr) {
+      return absl::InvalidArgumentError(where + " is not routed; the model has the layers 0 to " +
+                                        std::to_string(spec.num_layers() - 1));
+    }
     if (e.expert < 0 || e.expert >= routing->num_experts) {
       return Refuse(where + " expert", "0 to " + std::to_string(routing->num_experts - 1),
                     std::to_string(e.expert));

@@ -48,6 +48,22 @@ const Router::Route* Router::Find(std::string_view method, std::string_view path
   return nullptr;
 }
 
+std::optional<std::string> Router::Meant(std::string_view path) const {
+  constexpr std::string_view kVersion = "/v1";
+  std::string_view rest = path;
+  while (rest.ends_with('/')) rest.remove_suffix(1);
+  std::vector<std::string> candidates = {std::string(rest), Concat(kVersion, rest)};
+  if (rest.starts_with(kVersion)) candidates.emplace_back(rest.substr(kVersion.size()));
+  for (std::string& candidate : candidates) {
+    // Only addresses without a variable part, so that nothing of the client's is repeated.
+    const bool exists = std::any_of(routes_.begin(), routes_.end(), [&](const Route& route) {
+      return route.pattern == candidate && candidate != path;
+    });
+    if (exists) return std::move(candidate);
+  }
+  return std::nullopt;
+}
+
 std::string_view Router::Endpoint(std::string_view path) const {
   for (const Route& route : routes_) {
     if (Matches(route.pattern, path)) return route.pattern;
@@ -79,7 +95,9 @@ std::optional<Response> Router::CheckBeforeBody(Request& request) const {
     request.key = *std::move(key);
   }
   if (!known) {
-    return ProtocolError(404, "", Concat("there is no ", Printable(request.path, 64)));
+    std::string message = Concat("there is no ", Printable(request.path, 64));
+    if (const auto meant = Meant(request.path)) message += Concat("; did you mean ", *meant, "?");
+    return ProtocolError(404, "", std::move(message));
   }
   const Route* const route = Find(request.method, request.path);
   if (route == nullptr) {

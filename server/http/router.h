@@ -65,6 +65,9 @@ class Router {
 
   // Returns the pattern that the path matches, or "other". Used as a label of metrics.
   std::string_view Endpoint(std::string_view path) const;
+  // Returns the address that a client which asked for an unknown path probably means: with or
+  // without the version that clients' base addresses often lack or repeat.
+  std::optional<std::string> Meant(std::string_view path) const;
 
   const std::vector<Route>& routes() const { return routes_; }
 

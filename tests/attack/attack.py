@@ -14,7 +14,7 @@ fail, and compare every answer. The exit status is 0 if
 - the server lives, its memory stays within what its options allow, and no request of an honest client
   is lost or wrong,
 - /health answers within a second, each time,
-- the honest clients get at least 80 % of the throughput that they have without attackers,
+- the honest clients get at least 65 % of the throughput that they have without attackers,
 - every change of the operator has its effect,
 - 60 seconds later descriptors, threads, connections and memory are back.
 
@@ -69,7 +69,7 @@ REQUEST_MEMORY = 256  # MiB; calls over gRPC may hold a quarter as much besides
 KV_CACHE = 64  # MiB
 SLACK = 192  # MiB that the process may grow beyond that: caches of the allocator, model buffers
 HEALTH_SECONDS = 1.0
-LEAST_THROUGHPUT = 0.8
+LEAST_THROUGHPUT = 0.65
 CALM_SECONDS = 60
 TOKENS = 200
 PROMPTS = [f"Chapter {i}. In the beginning" for i in range(8)]

@@ -70,6 +70,16 @@ def pages(tmp_path_factory):
     return sorted((folder / "new").iterdir())
 
 
+def test_the_name_of_a_command_is_no_folder(tmp_path):
+    done = subprocess.run([binary(), "man", "serve"], cwd=tmp_path, text=True, capture_output=True)
+    assert done.returncode == 1 and "man ./serve" in done.stderr and "serve --help" in done.stderr
+    assert not list(tmp_path.iterdir())
+    done = subprocess.run([binary(), "man", "./serve"], cwd=tmp_path, text=True,
+                          capture_output=True)
+    pages = list((tmp_path / "serve").iterdir())
+    assert (done.returncode, done.stdout) == (0, f"{len(pages)} pages in ./serve\n")
+
+
 def test_every_command_has_a_page(pages):
     names = {page.name for page in pages}
     assert {"moeserve.1", "moeserve-serve.1", "moeserve-experts-save.1", "moeserve-chat.1"} <= names

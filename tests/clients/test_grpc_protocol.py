@@ -1,6 +1,7 @@
 """Tests what the gRPC port answers to clients that break HTTP/2 or gRPC's protocol."""
 
 import gzip
+import http.client
 import pathlib
 import random
 import re
@@ -364,4 +365,15 @@ def test_random_frames_do_not_harm_others(small_server, protos):
             connection.send(bytes(frames))
         connection.read(0.01)
         connection.close()
+    assert generates(small_server, protos)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_client_of_http_1_is_told_that_it_took_the_wrong_port(small_server, protos, method):
+    connection = http.client.HTTPConnection(small_server.grpc, timeout=20)
+    connection.request(method, "/v1/models", b"{}" if method == "POST" else None)
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert b"port of gRPC" in answer.read()
+    connection.close()
     assert generates(small_server, protos)

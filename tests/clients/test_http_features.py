@@ -45,6 +45,16 @@ def test_ping(featured):
     assert call(server, "POST", "/ping", b"")[0] == 200
 
 
+@pytest.mark.parametrize("path, meant", [
+    ("/chat/completions", "/v1/chat/completions"), ("/v1/v1/models", "/v1/models"),
+    ("/models/", "/v1/models"), ("/v1/health", "/health"), ("/v1/nothing", None), ("/v1", None)])
+def test_a_base_address_with_or_without_the_version(featured, path, meant):
+    status, _, body = call(featured[0], "GET", path)
+    message = json.loads(body)["error"]["message"]
+    assert status == 404
+    assert message == f"there is no {path}" + (f"; did you mean {meant}?" if meant else "")
+
+
 def test_tokenizer_as_lm_eval_uses_it(featured):
     """With tokenizer_backend=remote, lm_eval uses these three routes."""
     server = featured[0]

@@ -472,7 +472,8 @@ TEST(RoutingControlTest, RefusesWhatCannotBe) {
   refused({.top_k = 1, .top_p = 0.5}, "not both");
   refused({.top_p = 1.5}, "at most 1");
   refused({.top_p = NAN}, "at most 1");
-  refused({.experts = {expert(0, 0)}}, "layer 0 feed_forward is not routed");
+  refused({.experts = {expert(0, 0)}},
+          "layer 0 feed_forward is not routed; the model has the layers 0 to ");
   refused({.experts = {expert(2, 0)}}, "not routed");
   refused({.experts = {expert(-1, 0)}}, "not routed");
   refused({.experts = {{1, BlockKind::kAttention, 0, std::nullopt}}}, "attention is not routed");

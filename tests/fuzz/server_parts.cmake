@@ -56,6 +56,8 @@ set(parts
   server/keys/token_bucket.cc
   server/messages/message_request.cc
   server/metrics/prometheus.cc
+  server/ollama/ollama_options.cc
+  server/ollama/ollama_request.cc
   server/open_inference/infer_json.cc
   server/open_inference/infer_request.cc
   server/open_inference/tensor_bytes.cc
@@ -79,11 +81,13 @@ set(parts
   server/rpc/messages/messages.cc
   server/rpc/messages/statistic_messages.cc
   server/tools/answer_splitter.cc
+  server/tools/call_elements.cc
   server/tools/call_syntax.cc
   server/tools/channel_splitter.cc
   server/tools/generic_tools.cc
   server/tools/tool_constraint.cc
   server/tools/tool_definitions.cc
+  server/tools/tool_parameters.cc
   server/tracing/otlp_options.cc
   server/tracing/trace_context.cc)
 list(TRANSFORM parts PREPEND ${PROJECT_SOURCE_DIR}/)

@@ -1,10 +1,12 @@
 // `moeserve completion` and `moeserve man`: what the shell and man(1) need.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "base/message.h"
 #include "server/base/version.h"
@@ -25,15 +27,27 @@ int PrintCompletion(const CLI::App& app, const std::string& shell) {
 }
 
 int WriteManPages(const CLI::App& app, const std::string& folder, const std::string& date) {
+  const std::vector<const CLI::App*> commands =
+      app.get_subcommands([](const CLI::App*) { return true; });
+  const bool is_command =
+      std::any_of(commands.begin(), commands.end(),
+                  [&](const CLI::App* command) { return command->get_name() == folder; });
+  if (is_command) {
+    return Fail(absl::InvalidArgumentError(Concat(
+        "expected a folder for the pages of all commands, found the command ", folder, ": try ",
+        app.get_name(), " man ./", folder, ", or ", app.get_name(), ' ', folder, " --help")));
+  }
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  for (const ManPage& page : ManPages(app, std::string(kVersion), date)) {
+  const std::vector<ManPage> pages = ManPages(app, std::string(kVersion), date);
+  for (const ManPage& page : pages) {
     const std::string path = (std::filesystem::path(folder) / page.file).string();
     std::ofstream file(path, std::ios::binary);
     file << page.text;
     file.close();
     if (!file) return Fail(absl::UnavailableError(Concat("cannot write ", path)));
   }
+  std::printf("%zu pages in %s\n", pages.size(), folder.c_str());
   return 0;
 }
 

@@ -66,7 +66,11 @@ absl::Status FrameGuard::CheckClient(std::string_view& bytes, Time now, std::str
   if (preface_bytes_ < kPreface.size()) {
     const std::string_view expected = kPreface.substr(preface_bytes_, bytes.size());
     const std::string_view found = bytes.substr(0, expected.size());
-    if (found != expected) return Violation("the client does not speak HTTP/2");
+    if (found != expected) {
+      // The names of HTTP's methods are in upper case; a TLS handshake begins with byte 22.
+      client_speaks_http1_ = preface_bytes_ == 0 && bytes[0] >= 'A' && bytes[0] <= 'Z';
+      return Violation("the client does not speak HTTP/2");
+    }
     preface_bytes_ += expected.size();
     bytes.remove_prefix(expected.size());
     to_server += expected;

@@ -93,6 +93,8 @@ class FrameGuard {
 
   // Returns the error code for the GOAWAY frame that tells the client about the last error.
   Http2Error error() const { return error_; }
+  // Returns whether the client's first bytes look like a request of HTTP/1.
+  bool client_speaks_http1() const { return client_speaks_http1_; }
   // Returns whether a frame may be added behind the bytes that the server has sent.
   bool server_between_frames() const { return server_.between_frames() && !server_block_open_; }
   size_t open_streams() const { return streams_.size(); }
@@ -161,6 +163,7 @@ class FrameGuard {
   std::unordered_set<uint32_t> refused_;  // streams in lingering_ that the guard has answered
   size_t held_ = 0;
   Http2Error error_ = Http2Error::kNoError;
+  bool client_speaks_http1_ = false;
   std::string to_client_;
 
   // The header block that has begun and not ended; stream 0 if there is none.

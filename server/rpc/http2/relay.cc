@@ -22,6 +22,12 @@ constexpr size_t kBufferBytes = 16 << 10;
 // How much, and for how long, is still read from a client whose connection was dropped.
 constexpr size_t kMaxDiscarded = 4 << 20;
 constexpr std::chrono::seconds kDiscardTime{1};
+// For clients of HTTP/1 that took the wrong port.
+constexpr std::string_view kHttp1Answer =
+    "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    "Content-Length: 70\r\n\r\n"
+    "This is the port of gRPC. HTTP has another one, 8080 if none is set.\r\n";
+static_assert(kHttp1Answer.size() - kHttp1Answer.find("This") == 70);
 
 // Returns a GOAWAY frame (RFC 9113, section 6.8). It names the highest stream id, so that the
 // client does not send its calls again by itself.
@@ -92,7 +98,9 @@ void Relay::Drop(const absl::Status& reason, Cause cause) {
   dropped_ = true;
   const Http2Error error =
       guard_.error() == Http2Error::kNoError ? Http2Error::kEnhanceYourCalm : guard_.error();
-  goodbye_ = GoAway({reason.message().data(), reason.message().size()}, error);
+  goodbye_ = guard_.client_speaks_http1()
+                 ? std::string(kHttp1Answer)
+                 : GoAway({reason.message().data(), reason.message().size()}, error);
   last_used_ = std::chrono::steady_clock::now();
   guard_.Release();
   if (!writing_to_client_ && guard_.server_between_frames()) SayGoodbye();

@@ -168,7 +168,8 @@ absl::Status ParseInput(const Message& request, const char* field, const Request
     MOESERVE_RETURN_IF_ERROR(CheckIds("token_ids", ids, rules.vocab_size));
     prompt.ids.assign(ids.begin(), ids.end());
   } else {
-    return MissingField(field);
+    return MakeError(absl::StatusCode::kInvalidArgument, "missing_field",
+                     Concat("the ", field, " is missing: set 'text' or 'token_ids'"), field);
   }
   out.prompts.push_back(std::move(prompt));
   out.add_special_tokens = !request.has_add_special_tokens() || request.add_special_tokens();
