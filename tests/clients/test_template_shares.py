@@ -94,4 +94,4 @@ def test_slow_templates_delay_nobody_else(tmp_path, keys):
     # One slow template may be in the way, but not those that wait.
     assert max(waits) < statistics.median(seconds), found
     # The slow clients wait for each other.
-    assert statistics.median(seconds) > 2 * slow, found
+    assert statistics.median(seconds) > slow, found
