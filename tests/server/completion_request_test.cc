@@ -252,7 +252,7 @@ TEST(ParseCompletion, TakesFieldsThatChangeLogits) {
 INSTANTIATE_TEST_SUITE_P(
     Unsupported, Refusals,
     ::testing::Values(
-        Refusal{R"({"prompt": "x", "suffix": ""})", "unsupported_parameter", "suffix"},
+        Refusal{R"({"prompt": "x", "suffix": "y"})", "unsupported_parameter", "suffix"},
         Refusal{R"({"prompt": "x", "use_beam_search": true})", "unsupported_parameter",
                 "use_beam_search"},
         Refusal{R"({"prompt": "x", "use_beam_search": 1})", "invalid_value", "use_beam_search"},

@@ -42,7 +42,7 @@ TEST_F(Dashboard, ServesEveryFileWithItsTypeToEverybody) {
     total += file.bytes.size();
   }
   EXPECT_EQ(etags.size(), http::EmbeddedFiles().size());
-  EXPECT_LT(total, 200'000u);
+  EXPECT_LT(total, 210'000u);
 }
 
 TEST_F(Dashboard, FilesNeedNothingInlineAndNothingFromElsewhere) {

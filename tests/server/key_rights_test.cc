@@ -80,9 +80,9 @@ TEST_F(KeyRights, EveryRouteAsksForItsScope) {
     }
   }
   const std::set<std::string> expected = {
-      "/",     "/dashboard/*",       "/health",          "/health/live", "/health/ready",
-      "/v2",   "/v2/health/live",    "/v2/health/ready", "/version",     "/metrics",
-      "/ping", "/v1/metrics/history"};
+      "/",     "/dashboard/*",        "/health",          "/health/live", "/health/ready",
+      "/v2",   "/v2/health/live",     "/v2/health/ready", "/version",     "/metrics",
+      "/ping", "/v1/metrics/history", "/api/version"};
   EXPECT_EQ(open, expected) << "a new open route must be added on purpose";
   EXPECT_EQ(Exchange(Get("/nowhere")).status, 401);
   EXPECT_EQ(Exchange(Get("/nowhere", As("routing"))).status, 404);
