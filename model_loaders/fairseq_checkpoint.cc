@@ -22,9 +22,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 constexpr std::string_view kPrefix = "decoder.";
-constexpr std::string_view kExperts = "experts.";
+constexpr std::string_view kFairseqExperts = "experts.";
 
 // The components of names that wrappers of distributed training add.
 constexpr std::string_view kWrappers[] = {"module", "_fsdp_wrapped_module", "_fpw_module"};
@@ -52,9 +51,9 @@ struct ExpertNumber {
 };
 
 std::optional<ExpertNumber> FindExpert(std::string_view name) {
-  const size_t at = name.find(Concat('.', kExperts));
+  const size_t at = name.find(Concat('.', kFairseqExperts));
   if (at == std::string_view::npos) return std::nullopt;
-  ExpertNumber found{.begin = at + 1 + kExperts.size(), .digits = 0, .number = 0};
+  ExpertNumber found{.begin = at + 1 + kFairseqExperts.size(), .digits = 0, .number = 0};
   const char* const first = name.data() + found.begin;
   const auto [end, error] = std::from_chars(first, name.data() + name.size(), found.number);
   found.digits = static_cast<size_t>(end - first);
@@ -282,7 +281,7 @@ class Opener {
       if (!own.has_value()) return NoOptions(files_.main);
       return *std::move(own);
     }
-    MOESERVE_ASSIGN_OR_RETURN(config_text_, ReadTextFile(path, kMaxConfigBytes));
+    MOESERVE_ASSIGN_OR_RETURN(config_text_, ReadTextFile(path, kMaxConfigFileBytes));
     MOESERVE_ASSIGN_OR_RETURN(const Json config, ParseConfigJson(config_text_));
     if (!config.is_object() || !HasModelType(config, "torchscale")) {
       return absl::InvalidArgumentError(

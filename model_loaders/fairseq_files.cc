@@ -17,12 +17,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kExtension = ".pt";
+constexpr std::string_view kFairseqExtension = ".pt";
 constexpr std::string_view kShared = "-shared";
 constexpr std::string_view kRank = "-rank-";
 constexpr std::string_view kShard = "-shard";
-constexpr std::string_view kModelType = "torchscale";
-constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
+constexpr std::string_view kFairseqModelType = "torchscale";
 
 // What the name of a .pt file says.
 struct NameParts {
@@ -34,7 +33,7 @@ using Kind = NameParts::Kind;
 
 // Removes a number and `before` it from the end of `text` and returns the number. Returns nullopt
 // if `text` ends otherwise.
-std::optional<int> TakeNumber(std::string_view before, std::string_view* text) {
+std::optional<int> TakeShardNumber(std::string_view before, std::string_view* text) {
   const size_t at = text->rfind(before);
   if (at == std::string_view::npos) return std::nullopt;
   const std::string_view digits = text->substr(at + before.size());
@@ -48,13 +47,13 @@ std::optional<int> TakeNumber(std::string_view before, std::string_view* text) {
   return number;
 }
 
-// `name` ends with kExtension.
+// `name` ends with kFairseqExtension.
 NameParts PartsOf(std::string_view name) {
-  std::string_view stem = name.substr(0, name.size() - kExtension.size());
+  std::string_view stem = name.substr(0, name.size() - kFairseqExtension.size());
   NameParts parts;
-  if (TakeNumber(kShard, &stem).has_value()) {
+  if (TakeShardNumber(kShard, &stem).has_value()) {
     parts.kind = Kind::kShard;
-  } else if (const std::optional<int> rank = TakeNumber(kRank, &stem)) {
+  } else if (const std::optional<int> rank = TakeShardNumber(kRank, &stem)) {
     parts.kind = Kind::kRank;
     parts.rank = *rank;
   } else if (stem.ends_with(kShared)) {
@@ -81,7 +80,7 @@ Listing ListFolder(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::string name = it->path().filename().string();
-    if (name.size() <= kExtension.size() || !name.ends_with(kExtension)) continue;
+    if (name.size() <= kFairseqExtension.size() || !name.ends_with(kFairseqExtension)) continue;
     const NameParts parts = PartsOf(name);
     switch (parts.kind) {
       case Kind::kWhole:
@@ -102,9 +101,9 @@ Listing ListFolder(const fs::path& folder) {
   return listing;
 }
 
-std::string SharedName(const std::string& stem) { return Concat(stem, kShared, kExtension); }
+std::string SharedName(const std::string& stem) { return Concat(stem, kShared, kFairseqExtension); }
 std::string RankName(const std::string& stem, int rank) {
-  return Concat(stem, kRank, rank, kExtension);
+  return Concat(stem, kRank, rank, kFairseqExtension);
 }
 
 absl::Status Sharded(std::string_view name) {
@@ -137,10 +136,10 @@ Result<std::optional<FairseqFiles>> InParts(const fs::path& folder, const std::s
 bool MayHaveCheckpoint(const fs::path& folder) {
   if (WeightFiles::Exist(folder)) return false;
   if (!Exists(folder / kConfigFile)) return true;
-  const Result<std::string> text = ReadTextFile(folder / kConfigFile, kMaxConfigBytes);
+  const Result<std::string> text = ReadTextFile(folder / kConfigFile, kMaxConfigFileBytes);
   if (!text.ok()) return false;
   const Result<nlohmann::json> json = ParseConfigJson(*text);
-  return json.ok() && json->is_object() && HasModelType(*json, kModelType);
+  return json.ok() && json->is_object() && HasModelType(*json, kFairseqModelType);
 }
 
 Result<std::optional<FairseqFiles>> InFolder(const fs::path& folder) {
@@ -171,7 +170,7 @@ Result<std::optional<FairseqFiles>> FindFairseq(const fs::path& path) {
   std::error_code error;
   const fs::file_type type = fs::status(path, error).type();
   if (type == fs::file_type::directory) return InFolder(path);
-  if (type == fs::file_type::not_found || path.extension() != kExtension) {
+  if (type == fs::file_type::not_found || path.extension() != kFairseqExtension) {
     return std::optional<FairseqFiles>();
   }
   const std::string name = path.filename().string();

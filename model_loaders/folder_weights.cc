@@ -53,7 +53,7 @@ bool HasType(const StoredTensor& stored, ElementType found) {
 }
 
 // Returns element i of I32 or I64 data.
-int64_t IntegerAt(std::string_view bytes, ElementType type, int64_t i) {
+int64_t FolderIntegerAt(std::string_view bytes, ElementType type, int64_t i) {
   if (type == ElementType::kI64) {
     int64_t wide;
     std::memcpy(&wide, bytes.data() + 8 * i, sizeof(wide));
@@ -212,7 +212,7 @@ Result<std::vector<int32_t>> FolderWeights::GetIds(std::string_view name,
   data = ReadOnce(*file, std::move(data));
   std::vector<int32_t> ids(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t id = IntegerAt(data.bytes, entry->type, i);
+    const int64_t id = FolderIntegerAt(data.bytes, entry->type, i);
     ids[static_cast<size_t>(i)] = static_cast<int32_t>(id);
     if (ids[static_cast<size_t>(i)] != id) {
       return absl::InvalidArgumentError(Concat(Printable(file->file_name()), ": tensor ",

@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kExtension = ".gguf";
+constexpr std::string_view kGgufExtension = ".gguf";
 constexpr std::string_view kMetadata = "metadata";
 constexpr int kMaxParts = 10'000;  // limits open files and mappings
 constexpr size_t kPartEnd = std::string_view("-00001-of-00002.gguf").size();
@@ -166,14 +166,14 @@ Result<std::optional<fs::path>> FindGguf(const fs::path& path) {
   std::error_code error;
   const fs::file_type type = fs::status(path, error).type();
   if (type != fs::file_type::directory) {
-    const bool found = type != fs::file_type::not_found && path.extension() == kExtension;
+    const bool found = type != fs::file_type::not_found && path.extension() == kGgufExtension;
     return found ? std::optional(path) : std::nullopt;
   }
   if (WeightFiles::Exist(path)) return std::optional<fs::path>();
   std::vector<std::string> names;
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
     std::string name = it->path().filename().string();
-    if (name.ends_with(kExtension) && !IsLaterPart(name)) names.push_back(std::move(name));
+    if (name.ends_with(kGgufExtension) && !IsLaterPart(name)) names.push_back(std::move(name));
   }
   if (names.empty()) return std::optional<fs::path>();
   if (names.size() == 1) return std::optional(path / names[0]);

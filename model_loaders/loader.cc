@@ -27,8 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kGeneration[] = "generation_config.json";
-constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
+constexpr char kGenerationConfig[] = "generation_config.json";
 
 absl::Status CheckDirectory(const fs::path& directory) {
   std::error_code error;
@@ -133,9 +132,9 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
                             Result<WeightFiles> files, const LoadOptions& options) {
   const int vocab_size = config->spec.vocab_size;
   GenerationConfig generation;
-  if (Exists(directory / kGeneration)) {
+  if (Exists(directory / kGenerationConfig)) {
     MOESERVE_ASSIGN_OR_RETURN(const std::string text,
-                              ReadTextFile(directory / kGeneration, kMaxConfigBytes));
+                              ReadTextFile(directory / kGenerationConfig, kMaxConfigFileBytes));
     MOESERVE_ASSIGN_OR_RETURN(generation, ParseGenerationConfig(text, vocab_size));
   }
 
@@ -165,7 +164,7 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
   return checkpoint;
 }
 
-Result<Checkpoint> Load(const fs::path& path, const LoadOptions& options) {
+Result<Checkpoint> LoadFolder(const fs::path& path, const LoadOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<fs::path> gguf, FindGguf(path));
   if (gguf.has_value()) return LoadGguf(*gguf, path, options);
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<FairseqFiles> fairseq, FindFairseq(path));
@@ -178,7 +177,7 @@ Result<Checkpoint> Load(const fs::path& path, const LoadOptions& options) {
   MOESERVE_RETURN_IF_ERROR(CheckDirectory(path));
   MOESERVE_RETURN_IF_ERROR(CheckConfigExists(path));
   MOESERVE_ASSIGN_OR_RETURN(const std::string config_text,
-                            ReadTextFile(path / kConfigFile, kMaxConfigBytes));
+                            ReadTextFile(path / kConfigFile, kMaxConfigFileBytes));
   Result<WeightFiles> files = WeightFiles::Open(path);
   StoredNames stored;
   if (files.ok()) {
@@ -197,7 +196,7 @@ Result<Checkpoint> LoadCheckpoint(const fs::path& path, const LoadOptions& optio
   // Code of this project does not throw; the standard library throws when memory runs out.
   try {
     MOESERVE_ASSIGN_OR_RETURN(const ModelPath model, ResolveModelPath(path));
-    MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Load(model.path, options));
+    MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadFolder(model.path, options));
     MOESERVE_RETURN_IF_ERROR(checkpoint.weights->Check());
     checkpoint.directory_name = model.name;
     return checkpoint;

@@ -19,7 +19,7 @@ int64_t Product(std::span<const int64_t> dims) {
 
 // Sets where the part with shape `shape` lies in its stored tensor. Returns false if it does not
 // lie inside that tensor.
-bool Locate(const TensorPlace& place, const std::vector<int64_t>& shape, StoredPart& part) {
+bool LocatePart(const TensorPlace& place, const std::vector<int64_t>& shape, StoredPart& part) {
   std::vector<int64_t> slice = place.shape;
   int64_t skipped_slices = 0;
   if (place.index.has_value()) {
@@ -84,7 +84,7 @@ Result<std::vector<StoredPart>> StoredParts(const CheckpointConfig& config,
   }
   if (whole) place->shape = tensor.shape;
   StoredPart part;
-  if (!Locate(*place, tensor.shape, part)) {
+  if (!LocatePart(*place, tensor.shape, part)) {
     return absl::InternalError(Concat("tensor ", Quoted(tensor.name), " ", ShapeText(tensor.shape),
                                       " does not lie in ", Quoted(place->name), " ",
                                       ShapeText(place->shape)));

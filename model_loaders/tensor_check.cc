@@ -53,9 +53,10 @@ std::optional<std::string> Reason(std::string_view name, const CheckpointConfig&
 
 // Returns the messages about stored tensors that should not be there. `ignored`, if set, receives
 // the names of those that the family ignores.
-std::vector<std::string> Unexpected(const CheckpointConfig& config, const WeightFiles& weights,
-                                    const std::unordered_set<std::string_view>& known,
-                                    std::vector<std::string>* ignored) {
+std::vector<std::string> UnexpectedTensor(const CheckpointConfig& config,
+                                          const WeightFiles& weights,
+                                          const std::unordered_set<std::string_view>& known,
+                                          std::vector<std::string>* ignored) {
   std::vector<std::string> messages;
   for (const WeightFiles::Location& tensor : weights.tensors()) {
     const std::string& name = tensor.entry->name;
@@ -109,7 +110,7 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
   std::unordered_set<std::string_view> known;
   known.reserve(required.size());
   for (const StoredTensor& tensor : required) known.insert(tensor.name);
-  const std::vector<std::string> unexpected = Unexpected(config, weights, known, ignored);
+  const std::vector<std::string> unexpected = UnexpectedTensor(config, weights, known, ignored);
   Problems problems;
   // Where a tensor has another name than expected, the missing ones can be many, so the first
   // unexpected one comes before them.

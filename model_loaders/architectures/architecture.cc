@@ -10,7 +10,7 @@
 namespace moeserve {
 namespace {
 
-constexpr JsonLimits kLimits = {
+constexpr JsonLimits kArchitectureLimits = {
     .max_bytes = size_t{64} << 20, .max_depth = 16, .max_values = size_t{4} << 20};
 
 // Returns the member "NAME" or "NAME[INDEX]" of an object; null if there is none.
@@ -45,7 +45,7 @@ void RemoveFrom(const std::vector<std::string>& ignored, Json* config) {
 }  // namespace
 
 Result<nlohmann::json> ParseConfigJson(std::string_view text) {
-  Result<nlohmann::json> json = ParseStrictJson(text, kLimits);
+  Result<nlohmann::json> json = ParseStrictJson(text, kArchitectureLimits);
   if (!json.ok()) return Prefixed(Concat(kConfigFile, ": "), json.status());
   return json;
 }

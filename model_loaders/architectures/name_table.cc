@@ -59,7 +59,7 @@ std::string Substitute(std::string_view pattern, const Numbers& numbers) {
 }
 
 // Returns the pattern of a name: every number between dots replaced by "*".
-std::string Pattern(std::string_view name) {
+std::string NamePattern(std::string_view name) {
   std::string pattern;
   for (size_t begin = 0; begin <= name.size();) {
     const size_t end = std::min(name.find('.', begin), name.size());
@@ -117,7 +117,7 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
   // Every layer has the same layout, so the pattern of one layer decides.
   std::set<std::string> patterns;
   for (const std::string& name : stored) {
-    patterns.insert(Pattern(name));
+    patterns.insert(NamePattern(name));
     if (name.ends_with(kScaleSuffix)) scales_.insert(name);
   }
   for (const TensorRule& rule : tensors_) {

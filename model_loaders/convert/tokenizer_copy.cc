@@ -19,7 +19,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr char kTokenizerConfig[] = "tokenizer_config.json";
 constexpr char kChatTemplate[] = "chat_template.jinja";
-constexpr char kGeneration[] = "generation_config.json";
+constexpr char kGenerationFile[] = "generation_config.json";
 constexpr char kFairseqModel[] = "sentencepiece.bpe.model";
 constexpr char kFairseqDictionary[] = "dict.txt";
 
@@ -33,7 +33,7 @@ Result<FileNames> Copy(const fs::path& from, FileNames names, const fs::path& to
 }
 
 template <typename T>
-void Set(OrderedJson& json, const char* key, const std::optional<T>& value) {
+void SetIfGiven(OrderedJson& json, const char* key, const std::optional<T>& value) {
   if (value.has_value()) json[key] = *value;
 }
 
@@ -54,7 +54,8 @@ Result<FileNames> CopyTokenizer(const fs::path& from, const fs::path& to) {
 }
 
 Result<FileNames> CopyTextSettings(const fs::path& from, const fs::path& to) {
-  return Copy(from, {kTokenizerConfig, kChatTemplate, "special_tokens_map.json", kGeneration}, to);
+  return Copy(from, {kTokenizerConfig, kChatTemplate, "special_tokens_map.json", kGenerationFile},
+              to);
 }
 
 Result<FileNames> CopyGivenTokenizer(const GivenTokenizer& given, const fs::path& to) {
@@ -91,13 +92,13 @@ Result<FileNames> WriteTextSettings(const Checkpoint& checkpoint, const fs::path
     written.push_back(kChatTemplate);
   }
   OrderedJson json = OrderedJson::object();
-  Set(json, "tokenizer_class", config.tokenizer_class);
-  Set(json, "bos_token", config.bos_token);
-  Set(json, "eos_token", config.eos_token);
-  Set(json, "pad_token", config.pad_token);
-  Set(json, "unk_token", config.unk_token);
-  Set(json, "add_bos_token", config.add_bos_token);
-  Set(json, "add_eos_token", config.add_eos_token);
+  SetIfGiven(json, "tokenizer_class", config.tokenizer_class);
+  SetIfGiven(json, "bos_token", config.bos_token);
+  SetIfGiven(json, "eos_token", config.eos_token);
+  SetIfGiven(json, "pad_token", config.pad_token);
+  SetIfGiven(json, "unk_token", config.unk_token);
+  SetIfGiven(json, "add_bos_token", config.add_bos_token);
+  SetIfGiven(json, "add_eos_token", config.add_eos_token);
   for (const auto& [name, text] : config.named_chat_templates) {
     OrderedJson item = OrderedJson::object();
     item["name"] = name;
@@ -108,18 +109,18 @@ Result<FileNames> WriteTextSettings(const Checkpoint& checkpoint, const fs::path
 
   const GenerationDefaults& defaults = checkpoint.generation;
   json = OrderedJson::object();
-  Set(json, "temperature", defaults.temperature);
-  Set(json, "top_p", defaults.top_p);
-  Set(json, "top_k", defaults.top_k);
-  Set(json, "min_p", defaults.min_p);
-  Set(json, "repetition_penalty", defaults.repetition_penalty);
+  SetIfGiven(json, "temperature", defaults.temperature);
+  SetIfGiven(json, "top_p", defaults.top_p);
+  SetIfGiven(json, "top_k", defaults.top_k);
+  SetIfGiven(json, "min_p", defaults.min_p);
+  SetIfGiven(json, "repetition_penalty", defaults.repetition_penalty);
   const std::vector<TokenId>& in_config = checkpoint.spec.eos_token_ids;
   for (const TokenId id : checkpoint.eos_token_ids) {
     if (std::find(in_config.begin(), in_config.end(), id) == in_config.end()) {
       json["eos_token_id"].push_back(id);
     }
   }
-  MOESERVE_RETURN_IF_ERROR(WriteObject(json, to, kGeneration, written));
+  MOESERVE_RETURN_IF_ERROR(WriteObject(json, to, kGenerationFile, written));
   return written;
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kWhole[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
-constexpr size_t kPieceBytes = size_t{1} << 20;  // bytes of rounded numbers in memory at once
+constexpr size_t kShardPieceBytes = size_t{1} << 20;  // bytes of rounded numbers in memory at once
 
 // Shards count from 0 here and from 1 in their names.
 std::string ShardName(size_t shard, size_t shards) {
@@ -47,7 +47,7 @@ bool IsRounded(const TensorRequirement& tensor) {
 }
 
 // One tensor of the model and the one or two tensors that store it.
-struct Task {
+struct ShardTask {
   TensorRequirement tensor;
   Quantization quantization = Quantization::kNone;
   DType dtype = DType::kF32;  // of numbers
@@ -67,7 +67,7 @@ class ShardWriter {
         type_ == ConvertType::kStored ? source_.StoredQuantization() : Quantization::kNone;
     int64_t bytes_of_shard = 0;
     for (TensorRequirement& tensor : RequiredTensors(spec)) {
-      MOESERVE_ASSIGN_OR_RETURN(Task task, TaskOf(std::move(tensor), kept));
+      MOESERVE_ASSIGN_OR_RETURN(ShardTask task, TaskOf(std::move(tensor), kept));
       if (shards_.empty() || bytes_of_shard + task.bytes > shard_bytes) {
         shards_.emplace_back();
         bytes_of_shard = 0;
@@ -86,7 +86,7 @@ class ShardWriter {
     for (size_t i = 0; i < shards_.size(); ++i) {
       const std::string name = ShardName(i, shards_.size());
       MOESERVE_RETURN_IF_ERROR(WriteShard(shards_[i], name));
-      for (const Task& task : shards_[i]) {
+      for (const ShardTask& task : shards_[i]) {
         written.bytes += task.bytes;
         for (const TensorEntry& entry : task.entries) {
           files[entry.name] = name;
@@ -105,8 +105,8 @@ class ShardWriter {
   }
 
  private:
-  Result<Task> TaskOf(TensorRequirement tensor, Quantization kept) {
-    Task task{.tensor = std::move(tensor)};
+  Result<ShardTask> TaskOf(TensorRequirement tensor, Quantization kept) {
+    ShardTask task{.tensor = std::move(tensor)};
     const TensorRequirement& wanted = task.tensor;
     task.quantization = QuantizationOf(wanted.name, wanted.shape, kept);
     for (StoredTensor& stored : StoredTensors(wanted, kept)) {
@@ -134,13 +134,13 @@ class ShardWriter {
     return t.dtype;
   }
 
-  absl::Status WriteShard(std::vector<Task>& tasks, const std::string& name) {
+  absl::Status WriteShard(std::vector<ShardTask>& tasks, const std::string& name) {
     struct Part {
       const TensorEntry* entry;
       size_t* place;
     };
     std::vector<Part> parts;
-    for (Task& task : tasks) {
+    for (ShardTask& task : tasks) {
       for (size_t i = 0; i < task.entries.size(); ++i) {
         parts.push_back({&task.entries[i], &task.places[i]});
       }
@@ -156,11 +156,11 @@ class ShardWriter {
     }
     MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
                               SafetensorsWriter::Create(folder_ / name, std::move(entries)));
-    for (const Task& task : tasks) MOESERVE_RETURN_IF_ERROR(WriteTensor(task, *writer));
+    for (const ShardTask& task : tasks) MOESERVE_RETURN_IF_ERROR(WriteTensor(task, *writer));
     return writer->Finish();
   }
 
-  absl::Status WriteTensor(const Task& task, SafetensorsWriter& writer) {
+  absl::Status WriteTensor(const ShardTask& task, SafetensorsWriter& writer) {
     const TensorRequirement& wanted = task.tensor;
     if (task.quantization != Quantization::kNone) {
       MOESERVE_ASSIGN_OR_RETURN(const std::optional<QuantizedMatrix> m,
@@ -189,9 +189,10 @@ class ShardWriter {
     return absl::OkStatus();
   }
 
-  absl::Status AppendConverted(const Task& task, const HostTensor& t, SafetensorsWriter& writer) {
+  absl::Status AppendConverted(const ShardTask& task, const HostTensor& t,
+                               SafetensorsWriter& writer) {
     const size_t element = SizeOf(task.dtype);
-    const auto at_once = static_cast<int64_t>(kPieceBytes / element);
+    const auto at_once = static_cast<int64_t>(kShardPieceBytes / element);
     std::string piece;
     for (int64_t begin = 0; begin < t.size(); begin += at_once) {
       const int64_t count = std::min(at_once, t.size() - begin);
@@ -228,7 +229,7 @@ class ShardWriter {
     return value;
   }
 
-  static absl::Status TooLarge(const Task& task, int64_t index, float value) {
+  static absl::Status TooLarge(const ShardTask& task, int64_t index, float value) {
     const int64_t columns = task.tensor.shape.back();
     return absl::InvalidArgumentError(Concat("tensor ", Quoted(task.tensor.name), ": row ",
                                              index / columns, ", column ", index % columns,
@@ -240,7 +241,7 @@ class ShardWriter {
   const ConvertType type_;
   const std::filesystem::path folder_;
   const WriteProgress& progress_;
-  std::vector<std::vector<Task>> shards_;
+  std::vector<std::vector<ShardTask>> shards_;
   int64_t written_ = 0;  // bytes of tensors
   int64_t total_ = 0;
 };

@@ -59,6 +59,9 @@ class MappedFile {
   FileStamp stamp_;
 };
 
+// The largest size of a JSON file of a checkpoint that describes the model.
+inline constexpr uint64_t kMaxConfigFileBytes = uint64_t{64} << 20;
+
 // Returns the contents of a regular file. InvalidArgument if it is larger than `max_bytes` or of a
 // kind that CheckFileKind() refuses;
 // otherwise the same errors as MappedFile::Open().

@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 64;
 
-absl::Status Fault(const std::string& file, int error) {
+absl::Status WriteFault(const std::string& file, int error) {
   return absl::UnavailableError(
       Concat(Printable(file), ": cannot write: ", std::generic_category().message(error)));
 }
@@ -61,7 +61,7 @@ Result<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   writer->tensors_ = std::move(tensors);
   writer->data_begin_ = sizeof(uint64_t) + text.size();
   writer->fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (writer->fd_ < 0) return Fault(writer->file_name_, errno);
+  if (writer->fd_ < 0) return WriteFault(writer->file_name_, errno);
   const uint64_t length = text.size();
   char raw[sizeof(length)];
   std::memcpy(raw, &length, sizeof(length));
@@ -86,7 +86,7 @@ absl::Status SafetensorsWriter::WriteAt(uint64_t offset, std::string_view bytes)
       const std::string copy(bytes.substr(0, kCopied));
       n = pwrite(fd_, copy.data(), copy.size(), static_cast<off_t>(offset));
     }
-    if (n <= 0) return Fault(file_name_, n < 0 ? errno : ENOSPC);
+    if (n <= 0) return WriteFault(file_name_, n < 0 ? errno : ENOSPC);
     bytes.remove_prefix(static_cast<size_t>(n));
     offset += static_cast<uint64_t>(n);
   }
@@ -108,8 +108,8 @@ absl::Status SafetensorsWriter::Finish() {
   const bool synced = fsync(fd_) == 0;
   const int sync_error = errno;
   const bool closed = close(std::exchange(fd_, -1)) == 0;
-  if (!synced) return Fault(file_name_, sync_error);
-  return closed ? absl::OkStatus() : Fault(file_name_, errno);
+  if (!synced) return WriteFault(file_name_, sync_error);
+  return closed ? absl::OkStatus() : WriteFault(file_name_, errno);
 }
 
 }  // namespace moeserve

@@ -31,22 +31,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kConfig[] = "config.json";
+constexpr char kQuantizeConfig[] = "config.json";
 constexpr char kWeights[] = "model.safetensors";
-constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
-constexpr size_t kPieceBytes = size_t{1} << 20;  // bytes of a tensor that are in memory at once
+constexpr size_t kQuantizePieceBytes = size_t{1}
+                                       << 20;  // bytes of a tensor that are in memory at once
 
 absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantization type,
                          const std::vector<std::string>& ignored_keys) {
   MOESERVE_ASSIGN_OR_RETURN(const std::string text,
-                            ReadTextFile(source / kConfig, kMaxConfigBytes));
+                            ReadTextFile(source / kQuantizeConfig, kMaxConfigFileBytes));
   MOESERVE_ASSIGN_OR_RETURN(nlohmann::json known, ParseConfigJson(text));
   RemoveKeys(ignored_keys, &known);
   MOESERVE_RETURN_IF_ERROR(ParseNativeConfig(known.dump()).status());
   auto config = nlohmann::ordered_json::parse(text);  // this type keeps the order of the keys
   RemoveKeys(ignored_keys, &config);
   config["quantization"] = {{"type", Name(type)}, {"group_size", StatedGroupSize(type)}};
-  return WriteNewFile(to / kConfig, config.dump(2) + "\n");
+  return WriteNewFile(to / kQuantizeConfig, config.dump(2) + "\n");
 }
 
 // The largest magnitude of a value that QuantizeRow() accepts: the largest finite f16.
@@ -65,14 +65,14 @@ absl::Status ValueFault(std::string_view tensor, int64_t row, int64_t column, fl
       found));
 }
 
-ElementType TypeOf(DType type) {
+ElementType QuantizedTypeOf(DType type) {
   return type == DType::kF32   ? ElementType::kF32
          : type == DType::kF16 ? ElementType::kF16
                                : ElementType::kBF16;
 }
 
 // One required tensor and its position in the new file.
-struct Task {
+struct QuantizeTask {
   TensorRequirement tensor;
   Quantization type = Quantization::kNone;
   size_t first = 0;   // index of its values or integers in the writer's list of tensors
@@ -140,7 +140,7 @@ class FolderWriter {
     for (const TensorEntry& entry : writer_->tensors()) {
       total_ += static_cast<int64_t>(entry.end - entry.begin);
     }
-    for (const Task& task : tasks_) {
+    for (const QuantizeTask& task : tasks_) {
       if (task.type == Quantization::kNone) {
         MOESERVE_RETURN_IF_ERROR(task.tensor.ids ? CopyIds(task) : CopyNumbers(task));
         continue;
@@ -162,7 +162,7 @@ class FolderWriter {
       size_t* place;
     };
     std::vector<Part> parts;
-    for (Task& task : tasks_) {
+    for (QuantizeTask& task : tasks_) {
       size_t* const places[] = {&task.first, &task.scales};
       int i = 0;
       for (StoredTensor& stored : StoredTensors(task.tensor, type_)) {
@@ -172,7 +172,7 @@ class FolderWriter {
         } else {
           MOESERVE_ASSIGN_OR_RETURN(const HostTensor t,
                                     source_.Get(task.tensor.name, task.tensor.shape));
-          entry.type = TypeOf(t.dtype);
+          entry.type = QuantizedTypeOf(t.dtype);
         }
         parts.push_back({std::move(entry), places[i++]});
       }
@@ -195,13 +195,13 @@ class FolderWriter {
     return absl::OkStatus();
   }
 
-  absl::Status CopyIds(const Task& task) {
+  absl::Status CopyIds(const QuantizeTask& task) {
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                               source_.GetIds(task.tensor.name, task.tensor.shape));
     return AppendPieces(task.first, ids.data(), ids.size() * sizeof(int32_t));
   }
 
-  absl::Status CopyNumbers(const Task& task) {
+  absl::Status CopyNumbers(const QuantizeTask& task) {
     MOESERVE_ASSIGN_OR_RETURN(const HostTensor t, source_.Get(task.tensor.name, task.tensor.shape));
     const int64_t columns = t.shape.back();
     for (int64_t i = 0; i < t.size(); ++i) {
@@ -213,7 +213,7 @@ class FolderWriter {
     return AppendPieces(task.first, t.data, static_cast<size_t>(t.size()) * SizeOf(t.dtype));
   }
 
-  absl::Status CopyIntegers(const Task& task, const QuantizedMatrix& m) {
+  absl::Status CopyIntegers(const QuantizeTask& task, const QuantizedMatrix& m) {
     MOESERVE_RETURN_IF_ERROR(AppendPieces(
         task.first, m.values, static_cast<size_t>(m.rows * QuantRowBytes(m.type, m.columns))));
     return AppendPieces(task.scales, m.scales,
@@ -223,18 +223,18 @@ class FolderWriter {
   absl::Status AppendPieces(size_t index, const void* data, size_t size) {
     std::string_view bytes(static_cast<const char*>(data), size);
     while (!bytes.empty()) {
-      const std::string_view piece = bytes.substr(0, kPieceBytes);
+      const std::string_view piece = bytes.substr(0, kQuantizePieceBytes);
       MOESERVE_RETURN_IF_ERROR(Append(index, piece));
       bytes.remove_prefix(piece.size());
     }
     return absl::OkStatus();
   }
 
-  absl::Status Round(const Task& task) {
+  absl::Status Round(const QuantizeTask& task) {
     MOESERVE_ASSIGN_OR_RETURN(const HostTensor t, source_.Get(task.tensor.name, task.tensor.shape));
     const int64_t rows = t.shape[0], columns = t.shape[1];
     const int64_t row_bytes = QuantRowBytes(task.type, columns);
-    const int64_t at_once = std::clamp<int64_t>(kPieceBytes / row_bytes, 1, rows);
+    const int64_t at_once = std::clamp<int64_t>(kQuantizePieceBytes / row_bytes, 1, rows);
     std::vector<RowRounder> workers(
         static_cast<size_t>(std::min<int64_t>(AvailableCores(), at_once)),
         RowRounder(task.type, t));
@@ -277,7 +277,7 @@ class FolderWriter {
   WeightSource& source_;
   const Quantization type_;
   const WriteProgress& progress_;
-  std::vector<Task> tasks_;
+  std::vector<QuantizeTask> tasks_;
   std::unique_ptr<SafetensorsWriter> writer_;
   int64_t written_ = 0;  // bytes of tensors
   int64_t total_ = 0;

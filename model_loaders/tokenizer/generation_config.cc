@@ -12,13 +12,13 @@ namespace moeserve {
 namespace {
 
 constexpr std::string_view kFile = "generation_config.json";
-constexpr JsonLimits kLimits = {
+constexpr JsonLimits kGenerationLimits = {
     .max_bytes = size_t{1} << 20, .max_depth = 8, .max_values = size_t{1} << 16};
 
 }  // namespace
 
 Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_size) {
-  Result<nlohmann::json> json = ParseStrictJson(text, kLimits);
+  Result<nlohmann::json> json = ParseStrictJson(text, kGenerationLimits);
   if (!json.ok()) return Prefixed(Concat(kFile, ": "), json.status());
 
   if (json->is_object()) {  // a null means that the key has no value

@@ -27,10 +27,10 @@ namespace {
 constexpr std::string_view kModel = "tokenizer.ggml.model";
 constexpr std::string_view kPre = "tokenizer.ggml.pre";
 constexpr std::string_view kTokens = "tokenizer.ggml.tokens";
-constexpr std::string_view kTypes = "tokenizer.ggml.token_type";
+constexpr std::string_view kGgufTokenTypes = "tokenizer.ggml.token_type";
 constexpr std::string_view kScores = "tokenizer.ggml.scores";
 constexpr std::string_view kMerges = "tokenizer.ggml.merges";
-constexpr std::string_view kCharacterMap = "tokenizer.ggml.precompiled_charsmap";
+constexpr std::string_view kGgufCharacterMap = "tokenizer.ggml.precompiled_charsmap";
 constexpr std::string_view kTemplate = "tokenizer.chat_template";
 constexpr size_t kMaxTemplates = 64;
 
@@ -91,9 +91,9 @@ std::string PieceText(std::string_view token, PieceType type) {
   return text;
 }
 
-class Reader {
+class GgufReader {
  public:
-  explicit Reader(const GgufFile& file) : file_(file) {}
+  explicit GgufReader(const GgufFile& file) : file_(file) {}
 
   absl::Status Fault(std::string_view key, std::string_view expected, std::string_view found) {
     return absl::InvalidArgumentError(Concat(Printable(file_.file_name()),
@@ -136,21 +136,22 @@ class Reader {
 
   // Returns the type of each token; without the key, all of them are normal.
   Result<std::vector<PieceType>> Types(size_t count) {
-    const GgufValue* value = file_.Find(kTypes);
+    const GgufValue* value = file_.Find(kGgufTokenTypes);
     if (value == nullptr) return std::vector<PieceType>(count, PieceType::kNormal);
     constexpr PieceType kByNumber[] = {PieceType::kNormal,  PieceType::kUnknown,
                                        PieceType::kControl, PieceType::kUserDefined,
                                        PieceType::kUnused,  PieceType::kByte};
     const std::optional<std::vector<int64_t>> numbers = value->Integers();
     if (!numbers.has_value() || numbers->size() != count) {
-      return Wrong(kTypes, Concat("an array of ", count, " integers, one for each token"));
+      return Wrong(kGgufTokenTypes, Concat("an array of ", count, " integers, one for each token"));
     }
     std::vector<PieceType> types;
     types.reserve(count);
     for (size_t i = 0; i < count; ++i) {
       const int64_t number = (*numbers)[i];
       if (number < 1 || number > static_cast<int64_t>(std::size(kByNumber))) {
-        return Fault(Concat(kTypes, '[', i, ']'), "a type from 1 to 6", std::to_string(number));
+        return Fault(Concat(kGgufTokenTypes, '[', i, ']'), "a type from 1 to 6",
+                     std::to_string(number));
       }
       types.push_back(kByNumber[number - 1]);
     }
@@ -215,7 +216,7 @@ class Reader {
   const GgufFile& file_;
 };
 
-Result<std::unique_ptr<Tokenizer>> Reader::SentencePiece() {
+Result<std::unique_ptr<Tokenizer>> GgufReader::SentencePiece() {
   SentencePieceFile model;
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<PieceType> types, Types(tokens.size()));
@@ -238,14 +239,14 @@ Result<std::unique_ptr<Tokenizer>> Reader::SentencePiece() {
                             Bool("tokenizer.ggml.remove_extra_whitespaces"));
   model.rules.add_dummy_prefix = prefix.value_or(true);
   model.rules.remove_extra_whitespaces = extra.value_or(false);
-  if (const GgufValue* map = file_.Find(kCharacterMap)) {
+  if (const GgufValue* map = file_.Find(kGgufCharacterMap)) {
     const bool bytes =
         map->type == GgufValueType::kArray &&
         (map->item_type == GgufValueType::kU8 || map->item_type == GgufValueType::kI8);
-    if (!bytes) return Wrong(kCharacterMap, "an array of bytes");
+    if (!bytes) return Wrong(kGgufCharacterMap, "an array of bytes");
     if (!map->bytes.empty()) {
       absl::StatusOr<CharacterMap> characters = CharacterMap::Create(map->bytes);
-      if (!characters.ok()) return At(kCharacterMap, characters.status());
+      if (!characters.ok()) return At(kGgufCharacterMap, characters.status());
       model.rules.characters = *std::move(characters);
     }
   }
@@ -259,9 +260,9 @@ Result<std::unique_ptr<Tokenizer>> Reader::SentencePiece() {
 
 // Special and user-defined tokens are found before the model sees a text, and their texts are not
 // in the byte-level alphabet. So they are not in the model's vocabulary, unless merges make them.
-Result<BpeConfig> Reader::Bpe(const std::vector<std::string_view>& tokens,
-                              const std::vector<PieceType>& types, bool ignore_merges,
-                              std::vector<AddedToken>* added) {
+Result<BpeConfig> GgufReader::Bpe(const std::vector<std::string_view>& tokens,
+                                  const std::vector<PieceType>& types, bool ignore_merges,
+                                  std::vector<AddedToken>* added) {
   const GgufValue* const value = file_.Find(kMerges);
   const std::optional<std::vector<std::string_view>> merges =
       value == nullptr ? std::nullopt : value->Strings();
@@ -300,11 +301,11 @@ Result<BpeConfig> Reader::Bpe(const std::vector<std::string_view>& tokens,
   return config;
 }
 
-Result<std::unique_ptr<Tokenizer>> Reader::ByteLevel() {
+Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
   MOESERVE_ASSIGN_OR_RETURN(const PreTokenizerKind* const kind, Kind());
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<PieceType> types, Types(tokens.size()));
-  if (file_.Find(kCharacterMap) != nullptr) return Wrong(kCharacterMap, "no such key");
+  if (file_.Find(kGgufCharacterMap) != nullptr) return Wrong(kGgufCharacterMap, "no such key");
   PipelineParts parts;
   if (kind->composes) {
     parts.normalizer =
@@ -364,7 +365,7 @@ Result<std::unique_ptr<Tokenizer>> Reader::ByteLevel() {
   return tokenizer;
 }
 
-absl::Status Reader::ReadTemplates(TokenizerConfig* config) {
+absl::Status GgufReader::ReadTemplates(TokenizerConfig* config) {
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string_view> single, Text(kTemplate));
   const auto read = [&](std::string_view key, std::string_view text) {
     if (IsValidUtf8(text)) return absl::OkStatus();
@@ -387,7 +388,7 @@ absl::Status Reader::ReadTemplates(TokenizerConfig* config) {
   return absl::OkStatus();
 }
 
-Result<TokenizerConfig> Reader::Config() {
+Result<TokenizerConfig> GgufReader::Config() {
   TokenizerConfig config;
   MOESERVE_RETURN_IF_ERROR(ReadTemplates(&config));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> sentence_piece, IsSentencePiece());
@@ -413,14 +414,14 @@ Result<TokenizerConfig> Reader::Config() {
 }  // namespace
 
 Result<std::unique_ptr<Tokenizer>> ReadGgufTokenizer(const GgufFile& file) {
-  Reader reader(file);
+  GgufReader reader(file);
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> sentence_piece, reader.IsSentencePiece());
   if (!sentence_piece.has_value()) return std::unique_ptr<Tokenizer>();
   return *sentence_piece ? reader.SentencePiece() : reader.ByteLevel();
 }
 
 Result<TokenizerConfig> ReadGgufTokenizerConfig(const GgufFile& file) {
-  return Reader(file).Config();
+  return GgufReader(file).Config();
 }
 
 }  // namespace moeserve

@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kTokenizer[] = "tokenizer.json";
-constexpr char kConfig[] = "tokenizer_config.json";
+constexpr char kTokenizerConfig[] = "tokenizer_config.json";
 constexpr JsonLimits kConfigLimits = {
     .max_bytes = size_t{16} << 20, .max_depth = 32, .max_values = size_t{1} << 20};
 
@@ -25,12 +25,12 @@ constexpr JsonLimits kConfigLimits = {
 // server uses; other keys are for training tools.
 absl::Status CheckAddedTokenIds(std::string_view text, int vocab_size) {
   Result<Json> json = ParseStrictJson(text, kConfigLimits);
-  if (!json.ok()) return Prefixed(Concat(kConfig, ": "), json.status());
+  if (!json.ok()) return Prefixed(Concat(kTokenizerConfig, ": "), json.status());
   Problems problems;
   const Json* added = ObjectReader(*json, "", &problems).Optional("added_tokens_decoder");
-  if (added == nullptr) return problems.ToStatus(kConfig);
+  if (added == nullptr) return problems.ToStatus(kTokenizerConfig);
   ObjectReader(*added, "added_tokens_decoder", &problems);  // reports what is no object
-  if (!added->is_object()) return problems.ToStatus(kConfig);
+  if (!added->is_object()) return problems.ToStatus(kTokenizerConfig);
   for (const auto& [key, unused] : added->items()) {
     int id = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
@@ -40,16 +40,16 @@ absl::Status CheckAddedTokenIds(std::string_view text, int vocab_size) {
     problems.Add(Concat("added_tokens_decoder: expected ids in [0, ", vocab_size - 1, "], found ",
                         Quoted(key), " (vocab_size of config.json is ", vocab_size, ')'));
   }
-  return problems.ToStatus(kConfig);
+  return problems.ToStatus(kTokenizerConfig);
 }
 
 }  // namespace
 
 Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::path& directory,
                                                        int vocab_size, bool required) {
-  if (Exists(directory / kConfig)) {
+  if (Exists(directory / kTokenizerConfig)) {
     MOESERVE_ASSIGN_OR_RETURN(const std::string text,
-                              ReadTextFile(directory / kConfig, kConfigLimits.max_bytes));
+                              ReadTextFile(directory / kTokenizerConfig, kConfigLimits.max_bytes));
     MOESERVE_RETURN_IF_ERROR(CheckAddedTokenIds(text, vocab_size));
   }
   absl::StatusOr<std::unique_ptr<Tokenizer>> loaded = LoadTokenizerFolder(directory, vocab_size);

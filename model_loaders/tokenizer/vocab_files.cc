@@ -25,9 +25,9 @@ namespace {
 
 constexpr size_t kMaxTiktokenBytes = size_t{16} << 20;  // real files have less than 4 MiB
 constexpr size_t kMaxTokenBytes = 512;
-constexpr size_t kMaxPatternBytes = 64 * 1024;
+constexpr size_t kMaxVocabPatternBytes = 64 * 1024;
 
-absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
+absl::Status InvalidFile(std::string message) { return absl::InvalidArgumentError(message); }
 
 // Removes the next line from `text` and returns it without its end.
 std::string_view TakeLine(std::string_view* text) {
@@ -104,8 +104,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig
     const std::optional<TokenId> id =
         token.has_value() ? parts.added_tokens->TokenToId(*token) : std::nullopt;
     if (!id.has_value()) {
-      return Invalid(Concat("tokenizer_config.json has ", flag,
-                            ", but names no such token among its special tokens"));
+      return InvalidFile(Concat("tokenizer_config.json has ", flag,
+                                ", but names no such token among its special tokens"));
     }
     parts.frame.insert(front ? parts.frame.begin() : parts.frame.end(), id);
     return absl::OkStatus();
@@ -120,15 +120,16 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig
 absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTiktoken(std::string_view data,
                                                         const TokenizerDetails& details) {
   if (data.size() > kMaxTiktokenBytes) {
-    return Invalid(Concat("expected at most ", kMaxTiktokenBytes, " bytes, found ", data.size()));
+    return InvalidFile(
+        Concat("expected at most ", kMaxTiktokenBytes, " bytes, found ", data.size()));
   }
   if (!details.pattern.has_value()) {
-    return Invalid(
+    return InvalidFile(
         "expected the pattern that cuts a text into pieces as \"pat_str\" in "
         "tokenizer_config.json, found none; a tiktoken vocabulary does not contain it");
   }
   if (details.added_tokens.empty()) {
-    return Invalid(
+    return InvalidFile(
         "expected the special tokens as \"added_tokens_decoder\" in tokenizer_config.json, found "
         "none; a tiktoken vocabulary does not contain them");
   }
@@ -142,14 +143,14 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTiktoken(std::string_view data,
     if (line.empty()) continue;
     std::optional<TiktokenLine> token = ReadTiktokenLine(line);
     if (!token.has_value() || token->bytes.empty() || token->bytes.size() > kMaxTokenBytes) {
-      return Invalid(Concat("line ", number, ": expected 1 to ", kMaxTokenBytes,
-                            " bytes in base64 and an id, found ", Quoted(line)));
+      return InvalidFile(Concat("line ", number, ": expected 1 to ", kMaxTokenBytes,
+                                " bytes in base64 and an id, found ", Quoted(line)));
     }
     if (token->bytes.size() == 1) ++single_bytes;
     config.vocab.emplace_back(ByteLevelSpelling(token->bytes), token->id);
   }
   if (single_bytes != 256) {
-    return Invalid(Concat("expected a token for each of 256 bytes, found ", single_bytes));
+    return InvalidFile(Concat("expected a token for each of 256 bytes, found ", single_bytes));
   }
   absl::StatusOr<std::string> pattern = RubyPattern(*details.pattern);
   if (pattern.ok()) pattern = TranslateRegex(*pattern);
@@ -166,9 +167,9 @@ absl::Status ReadMerges(std::string_view text, BpeConfig* config) {
     if (line.empty() || line.starts_with("#version")) continue;
     const size_t space = line.find(' ');
     if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos) {
-      return Invalid(Concat("merges.txt: line ", number,
-                            ": expected two tokens with one space between them, found ",
-                            Quoted(line)));
+      return InvalidFile(Concat("merges.txt: line ", number,
+                                ": expected two tokens with one space between them, found ",
+                                Quoted(line)));
     }
     config->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
@@ -178,7 +179,7 @@ absl::Status ReadMerges(std::string_view text, BpeConfig* config) {
 }  // namespace
 
 absl::StatusOr<std::string> RubyPattern(std::string_view pattern) {
-  if (pattern.size() > kMaxPatternBytes) return Invalid("the pattern is too long");
+  if (pattern.size() > kMaxVocabPatternBytes) return InvalidFile("the pattern is too long");
   std::string out;
   std::vector<size_t> groups;  // starts in `out` of the groups that are open
   size_t atom = 0;             // start in `out` of the last atom, which a quantifier repeats
@@ -192,7 +193,7 @@ absl::StatusOr<std::string> RubyPattern(std::string_view pattern) {
       if ((pattern[i] == 'p' || pattern[i] == 'P' || pattern[i] == 'x') && i + 1 < pattern.size() &&
           pattern[i + 1] == '{') {
         const size_t end = pattern.find('}', i);
-        if (end == std::string_view::npos) return Invalid("'{' without '}'");
+        if (end == std::string_view::npos) return InvalidFile("'{' without '}'");
         out.append(pattern.substr(i + 1, end - i));
         i = end;
       }
@@ -202,7 +203,7 @@ absl::StatusOr<std::string> RubyPattern(std::string_view pattern) {
       // Ruby's syntax and Rust's agree on brackets except for operations on sets.
       const bool twice = i + 1 < pattern.size() && pattern[i + 1] == c;
       if (c == '[' || (twice && (c == '&' || c == '-' || c == '~'))) {
-        return Invalid(Concat("'", c, "' inside brackets is not supported"));
+        return InvalidFile(Concat("'", c, "' inside brackets is not supported"));
       }
       if (c == ']') in_brackets = false;
       out.push_back(c);
@@ -217,7 +218,7 @@ absl::StatusOr<std::string> RubyPattern(std::string_view pattern) {
         continue;
       case '{': {
         const size_t end = pattern.find('}', i);
-        if (end == std::string_view::npos) return Invalid("'{' without '}'");
+        if (end == std::string_view::npos) return InvalidFile("'{' without '}'");
         out.append(pattern.substr(i, end - i + 1));
         i = end;
         if (end + 1 < pattern.size() && pattern[end + 1] == '+') {
@@ -232,13 +233,13 @@ absl::StatusOr<std::string> RubyPattern(std::string_view pattern) {
         const bool has_flags = rest.size() == 3 && rest[0] == '?' &&
                                ((rest[1] >= 'a' && rest[1] <= 'z') || rest[1] == '-');
         if (has_flags && rest != "?i:" && rest != "?i)") {
-          return Invalid(Concat("the flags of '(", rest, "' are not supported"));
+          return InvalidFile(Concat("the flags of '(", rest, "' are not supported"));
         }
         groups.push_back(out.size());
         break;
       }
       case ')':
-        if (groups.empty()) return Invalid("')' without '('");
+        if (groups.empty()) return InvalidFile("')' without '('");
         atom = groups.back();
         groups.pop_back();
         break;
@@ -247,7 +248,7 @@ absl::StatusOr<std::string> RubyPattern(std::string_view pattern) {
         in_brackets = true;
         // A closing bracket that comes first is a member.
         if (i + 1 < pattern.size() && pattern[i + 1] == '^') out.push_back(pattern[i++]);
-        if (i + 1 < pattern.size() && pattern[i + 1] == ']') return Invalid("empty brackets");
+        if (i + 1 < pattern.size() && pattern[i + 1] == ']') return InvalidFile("empty brackets");
         break;
       case '*':
       case '+':
@@ -290,7 +291,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabAndMerges(std::string_view 
         std::make_unique<UnicodeFormNormalizer>(/*composes=*/true, /*compatible=*/false);
     MOESERVE_ASSIGN_OR_RETURN(parts.pre_tokenizer, SplitAt(TranslateRegex(kQwen2Pattern)));
   } else {
-    return Invalid(
+    return InvalidFile(
         Concat("vocab.json and merges.txt: expected tokenizer_class GPT2Tokenizer or "
                "Qwen2Tokenizer in tokenizer_config.json, found ",
                name.empty() ? "none" : Quoted(name),

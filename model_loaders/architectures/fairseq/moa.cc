@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Matrices of experts are stacks whose slices are multiplied from the right: [E, in, out].
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kFairseqMoaTensors[] = {
     {.model = "blocks.*.attention.router.weight",
      .file = "decoder.layers.*.self_attn.q_proj.w_gate",
      .transposed = true},
@@ -39,7 +39,7 @@ constexpr TensorRule kTensors[] = {
      .transposed = true},
 };
 
-constexpr KeyRule kKeys[] = {
+constexpr KeyRule kFairseqMoaKeys[] = {
     {"attention.num_kv_heads", "1"},
     {"attention.head_dim", "head_dim"},
     {"attention.routing.num_experts", "num_expert"},
@@ -50,7 +50,7 @@ constexpr KeyRule kKeys[] = {
     {"routing.num_experts", "num_expert"},
 };
 
-constexpr std::string_view kIgnoredTensors[] = {
+constexpr std::string_view kFairseqMoaIgnoredTensors[] = {
     "decoder.layers.*.self_attn.q_proj.w_noise",
     "decoder.layers.*.ffd.w_noise",
     "decoder.layers.*.ffd.*.weight",  // fc1 and fc2 under their second names
@@ -58,7 +58,7 @@ constexpr std::string_view kIgnoredTensors[] = {
 };
 
 // Options of training and options that nothing reads.
-constexpr std::string_view kIgnoredOptions[] = {
+constexpr std::string_view kFairseqMoaIgnoredOptions[] = {
     "decoder_num_expert",
     "gating",
 };
@@ -71,7 +71,7 @@ class MoaReader {
   explicit MoaReader(const FairseqSource& source) : r_(source), keys_(r_.keys()) {}
 
   Result<std::unique_ptr<const CheckpointConfig>> Read() {
-    r_.Ignore(kIgnoredOptions);
+    r_.Ignore(kFairseqMoaIgnoredOptions);
     r_.Require("adaptive_input", false, "embeddings of several widths are not supported");
     r_.Require("adaptive_softmax_cutoff", nullptr, "an adaptive softmax is not supported");
     r_.Require("base_layers", 0, "BASE layers are not supported");
@@ -90,7 +90,8 @@ class MoaReader {
     layer.feed_forward = ReadFeedForward(experts);
     std::vector<LayerSpec> layers;
     if (r_.ok()) layers.assign(static_cast<size_t>(r_.layers()), layer);
-    return r_.Finish({kTensors, kKeys, kIgnoredTensors}, std::move(layers));
+    return r_.Finish({kFairseqMoaTensors, kFairseqMoaKeys, kFairseqMoaIgnoredTensors},
+                     std::move(layers));
   }
 
  private:

@@ -16,10 +16,11 @@ using K = PickleKind;
 // The options of fairseq are some hundred values. Values can be shared in a pickle, so that a small
 // file could stand for a very large tree.
 constexpr int kMaxValues = 50'000;
-constexpr int kMaxDepth = 8;
+constexpr int kMaxOptionDepth = 8;
 constexpr size_t kMaxText = 1000;
 
-absl::Status Fault(std::string_view place, std::string_view expected, const PickleValue* found) {
+absl::Status OptionFault(std::string_view place, std::string_view expected,
+                         const PickleValue* found) {
   return absl::InvalidArgumentError(Concat(place, ": expected ", expected, ", found ",
                                            found == nullptr ? "nothing" : ShowPickle(*found)));
 }
@@ -50,7 +51,7 @@ const PickleValue* MembersOf(const PickleValue& value) {
 class Converter {
  public:
   Json Convert(const PickleValue& value, int depth = 0) {
-    if (--left_ < 0 || depth > kMaxDepth) return "(nested too deep)";
+    if (--left_ < 0 || depth > kMaxOptionDepth) return "(nested too deep)";
     switch (value.kind) {
       case K::kNone:
         return nullptr;
@@ -119,7 +120,7 @@ class Converter {
   int64_t left_ = kMaxValues;
 };
 
-absl::Status Flatten(const Json& object, const std::string& prefix, Json* flat) {
+absl::Status FlattenInto(const Json& object, const std::string& prefix, Json* flat) {
   for (const auto& [key, value] : object.items()) {
     if (value.is_null()) continue;
     const std::string name = prefix + key;
@@ -128,7 +129,7 @@ absl::Status Flatten(const Json& object, const std::string& prefix, Json* flat) 
                                                " characters, found ", Printable(name, 64), "..."));
     }
     if (value.is_object()) {
-      MOESERVE_RETURN_IF_ERROR(Flatten(value, name + "_", flat));
+      MOESERVE_RETURN_IF_ERROR(FlattenInto(value, name + "_", flat));
       continue;
     }
     const auto [it, added] = flat->emplace(name, value);
@@ -156,7 +157,7 @@ Result<Json> Flat(const PickleValue& members, std::string_view place) {
 
 Result<Json> FlattenOptions(const Json& nested) {
   Json flat = Json::object();
-  MOESERVE_RETURN_IF_ERROR(Flatten(nested, "", &flat));
+  MOESERVE_RETURN_IF_ERROR(FlattenInto(nested, "", &flat));
   return flat;
 }
 
@@ -165,18 +166,18 @@ Result<std::optional<FairseqOptions>> ReadFairseqOptions(const PickleValue& root
   if (args != nullptr && !args->Is(K::kNone)) {
     constexpr std::string_view kPlace = "args";
     const PickleValue* members = MembersOf(*args);
-    if (members == nullptr) return Fault(kPlace, "a Namespace or a dict", args);
+    if (members == nullptr) return OptionFault(kPlace, "a Namespace or a dict", args);
     MOESERVE_ASSIGN_OR_RETURN(Json values, Flat(*members, kPlace));
     return std::optional(FairseqOptions{std::move(values), kPlace, {}});
   }
   const PickleValue* const cfg = root.Get("cfg");
   if (cfg == nullptr || cfg->Is(K::kNone)) return std::optional<FairseqOptions>();
   const PickleValue* const parts = MembersOf(*cfg);
-  if (parts == nullptr) return Fault("cfg", "a dict", cfg);
+  if (parts == nullptr) return OptionFault("cfg", "a dict", cfg);
   constexpr std::string_view kPlace = "cfg.model";
   const PickleValue* const model = parts->Get("model");
   const PickleValue* const members = model == nullptr ? nullptr : MembersOf(*model);
-  if (members == nullptr) return Fault(kPlace, "a dict or a Namespace", model);
+  if (members == nullptr) return OptionFault(kPlace, "a dict or a Namespace", model);
   MOESERVE_ASSIGN_OR_RETURN(Json values, Flat(*members, kPlace));
   // A model takes the length of its texts from the task.
   const PickleValue* const task = parts->Get("task");

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kEmbedding = "decoder.embed_tokens.weight";
+constexpr std::string_view kFairseqEmbedding = "decoder.embed_tokens.weight";
 constexpr std::string_view kHead = "decoder.output_projection.weight";
 constexpr std::string_view kPositions = "decoder.embed_positions.weight";
 
@@ -35,7 +35,7 @@ constexpr int kUnset = -1;  // what fairseq's options of numbers have if nobody 
 
 // Options that do not change the answers of any of these models: those of training, of other
 // models, and some that the original code replaces by sizes of tensors.
-constexpr std::string_view kIgnoredOptions[] = {
+constexpr std::string_view kReaderIgnoredOptions[] = {
     "activation_dropout",
     "adaptive_input_cutoff",
     "adaptive_input_factor",
@@ -154,7 +154,7 @@ Reader::Reader(const FairseqSource& source)
   for (const WeightFiles::Location& tensor : source.files.tensors()) {
     stored_.insert(tensor.entry->name);
   }
-  Ignore(kIgnoredOptions);
+  Ignore(kReaderIgnoredOptions);
   Require("quant_noise_scalar", 0, "models with quantizers are not supported");
 }
 
@@ -198,10 +198,10 @@ void Reader::ReadSizes() {
   keys_.Optional("tokens_per_sample");
   spec_.max_position_embeddings = keys_.Int(target ? "max_target_positions" : "tokens_per_sample");
 
-  const TensorEntry* const embedding = Find(kEmbedding);
+  const TensorEntry* const embedding = Find(kFairseqEmbedding);
   if (embedding == nullptr || embedding->shape.size() != 2 ||
       embedding->shape[0] > kMaxVocabulary) {
-    problems_.Add(Concat("tensor ", Quoted(kEmbedding),
+    problems_.Add(Concat("tensor ", Quoted(kFairseqEmbedding),
                          ": expected a matrix with one row per token, at most ", kMaxVocabulary,
                          ", found ",
                          embedding == nullptr ? "no such tensor" : ShapeText(embedding->shape)));
@@ -237,9 +237,10 @@ int Reader::IntOrUnset(std::string_view key, int fallback) {
 
 void Reader::ReadHead(bool shared) {
   spec_.tie_word_embeddings = shared;
-  if (!shared || !Has(kHead) || !Has(kEmbedding)) return;
+  if (!shared || !Has(kHead) || !Has(kFairseqEmbedding)) return;
   // Both are one tensor for the original code, which stores it under both names.
-  const Result<bool> same = SameData(*source_.files.Find(kEmbedding), *source_.files.Find(kHead));
+  const Result<bool> same =
+      SameData(*source_.files.Find(kFairseqEmbedding), *source_.files.Find(kHead));
   if (!same.ok()) {
     problems_.Add(std::string(same.status().message()));
     return;

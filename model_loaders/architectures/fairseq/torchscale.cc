@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kTorchscaleTensors[] = {
     {"relative_bias.weight", "decoder.self_attn_relative_position.relative_attention_bias.weight"},
     {"blocks.*.attention.inner_norm.weight", "decoder.layers.*.self_attn.inner_attn_ln.weight"},
     {"blocks.*.attention.inner_norm.bias", "decoder.layers.*.self_attn.inner_attn_ln.bias"},
@@ -49,7 +49,7 @@ constexpr TensorRule kTensors[] = {
      "decoder.layers.*.moe_layer.experts.*.ffn_layernorm.bias"},
 };
 
-constexpr KeyRule kKeys[] = {
+constexpr KeyRule kTorchscaleKeys[] = {
     {"norm.eps", "layernorm_eps"},
     {"position.fraction", "partial_rotary_factor"},
     {"position.xpos_base", "xpos_scale_base"},
@@ -72,13 +72,13 @@ constexpr KeyRule kKeys[] = {
     {"routing.num_experts", "moe_expert_count"},
 };
 
-constexpr std::string_view kIgnoredTensors[] = {
+constexpr std::string_view kTorchscaleIgnoredTensors[] = {
     "decoder.layers.*.self_attn.rotary_emb.inv_freq",
     "decoder.layers.*.self_attn.xpos.scale",
 };
 
 // Options of training, of quantizers that 32 bits switch off, and options that nothing reads.
-constexpr std::string_view kIgnoredOptions[] = {
+constexpr std::string_view kTorchscaleIgnoredOptions[] = {
     "absmean_alpha",
     "adaptive_input",
     "adaptive_softmax_cutoff",
@@ -150,7 +150,7 @@ class TorchscaleReader {
   }
 
   Result<std::unique_ptr<const CheckpointConfig>> Read() {
-    r_.Ignore(kIgnoredOptions);
+    r_.Ignore(kTorchscaleIgnoredOptions);
     RefuseOptions();
     r_.ReadSizes();
     r_.ReadHead(keys_.Bool("share_decoder_input_output_embed", false));
@@ -159,7 +159,8 @@ class TorchscaleReader {
     ReadRelativeBias();
     const AttentionSpec attention = ReadAttention();
     std::vector<LayerSpec> layers = ReadLayers(attention);
-    return r_.Finish({kTensors, kKeys, kIgnoredTensors}, std::move(layers));
+    return r_.Finish({kTorchscaleTensors, kTorchscaleKeys, kTorchscaleIgnoredTensors},
+                     std::move(layers));
   }
 
  private:

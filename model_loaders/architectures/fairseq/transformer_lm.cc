@@ -13,21 +13,21 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kTransformerLmTensors[] = {
     {"blocks.*.feed_forward.up.weight", "decoder.layers.*.fc1.weight"},
     {"blocks.*.feed_forward.up.bias", "decoder.layers.*.fc1.bias"},
     {"blocks.*.feed_forward.down.weight", "decoder.layers.*.fc2.weight"},
     {"blocks.*.feed_forward.down.bias", "decoder.layers.*.fc2.bias"},
 };
 
-constexpr KeyRule kKeys[] = {
+constexpr KeyRule kTransformerLmKeys[] = {
     {"attention.num_heads", "decoder_attention_heads"},
     {"attention.num_kv_heads", "decoder_attention_heads"},
     {"attention.head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
 };
 
 // Options that only other options, which are refused, make effective.
-constexpr std::string_view kIgnoredOptions[] = {
+constexpr std::string_view kTransformerLmIgnoredOptions[] = {
     "char_embedder_highway_layers",
 };
 
@@ -36,7 +36,7 @@ class TransformerReader {
   explicit TransformerReader(const FairseqSource& source) : r_(source), keys_(r_.keys()) {}
 
   Result<std::unique_ptr<const CheckpointConfig>> Read() {
-    r_.Ignore(kIgnoredOptions);
+    r_.Ignore(kTransformerLmIgnoredOptions);
     RefuseOptions();
     r_.ReadSizes();
     r_.ReadHead(keys_.Bool("share_decoder_input_output_embed", false));
@@ -47,7 +47,7 @@ class TransformerReader {
     layer.feed_forward = ReadFeedForward();
     std::vector<LayerSpec> layers;
     if (r_.ok()) layers.assign(static_cast<size_t>(r_.layers()), layer);
-    return r_.Finish({kTensors, kKeys, {}}, std::move(layers));
+    return r_.Finish({kTransformerLmTensors, kTransformerLmKeys, {}}, std::move(layers));
   }
 
  private:

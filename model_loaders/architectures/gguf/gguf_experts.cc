@@ -17,7 +17,7 @@ constexpr std::string_view kCount = ".expert_count";
 constexpr std::string_view kSelected = ".expert_used_count";
 constexpr std::string_view kWidth = ".feed_forward_length";
 constexpr std::string_view kFirstRouted = ".leading_dense_block_count";
-constexpr std::string_view kStep = ".interleave_moe_layer_step";
+constexpr std::string_view kExpertStep = ".interleave_moe_layer_step";
 constexpr std::string_view kGate = ".expert_gating_func";
 constexpr std::string_view kGroups = ".expert_group_count";
 constexpr std::string_view kBestGroups = ".expert_group_used_count";
@@ -78,9 +78,9 @@ void GgufConfigReader::ReadRoutedLayers() {
     keys_.Fault(kFirstRouted, Concat("an integer in [0, ", layers_, "] (the number of layers)"),
                 std::to_string(first_routed_));
   }
-  const int step = keys_.Int(kStep, 1);
+  const int step = keys_.Int(kExpertStep, 1);
   if (step < 1) {
-    keys_.Fault(kStep, "an integer of at least 1", std::to_string(step));
+    keys_.Fault(kExpertStep, "an integer of at least 1", std::to_string(step));
   } else {
     routed_step_ = step;
   }

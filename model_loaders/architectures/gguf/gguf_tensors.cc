@@ -13,7 +13,7 @@ using Norms = GgufFamily::Norms;
 
 // Experts are stacked. In older files, each has tensors of its own; newer ones may join gate and
 // up, and q, k and v.
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kGgufTensors[] = {
     {"embed.weight", "token_embd.weight"},
     {"norm.weight", "output_norm.weight"},
     {"head.weight", "output.weight"},
@@ -61,7 +61,7 @@ constexpr TensorRule kBothNorms[] = {
     {"blocks.*.feed_forward.output_norm.weight", "blk.*.post_ffw_norm.weight"},
 };
 
-constexpr TensorRule kAttention[] = {
+constexpr TensorRule kGgufAttention[] = {
     {"blocks.*.attention.k.weight", "blk.*.attn_k.weight"},
     {"blocks.*.attention.v.weight", "blk.*.attn_v.weight"},
     {"blocks.*.attention.q.bias", "blk.*.attn_q.bias"},
@@ -93,7 +93,7 @@ constexpr TensorRule kJoinedGateUp[] = {
     {"blocks.*.feed_forward.up.weight", "blk.*.ffn_up.weight", 1, 2},
 };
 
-constexpr KeyRule kKeys[] = {
+constexpr KeyRule kGgufKeys[] = {
     {"vocab_size", ".vocab_size"},
     {"hidden_size", ".embedding_length"},
     {"num_hidden_layers", ".block_count"},
@@ -133,7 +133,7 @@ constexpr KeyRule kKeys[] = {
 };
 
 // Removes `prefix` and the number after it from `text`. Returns nullopt if they are not there.
-std::optional<int> TakeNumber(std::string_view& text, std::string_view prefix) {
+std::optional<int> TakeLayerNumber(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return std::nullopt;
   text.remove_prefix(prefix.size());
   int number = 0;
@@ -151,8 +151,8 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
   };
   // The first of several rules for a tensor counts if no file has one of the tensors.
   if (family.joined_gate_up) add_tensors(kJoinedGateUp);
-  add_tensors(kTensors);
-  add_tensors(family.latent ? std::span<const TensorRule>(kLatentAttention) : kAttention);
+  add_tensors(kGgufTensors);
+  add_tensors(family.latent ? std::span<const TensorRule>(kLatentAttention) : kGgufAttention);
   switch (family.norms) {
     case Norms::kInput:
       add_tensors(kInputNorm);
@@ -169,7 +169,7 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
     names.push_back(key.starts_with('.') ? Concat(family.name, key) : std::string(key));
     keys.push_back({model, names.back()});
   };
-  for (const KeyRule& rule : kKeys) add_key(rule.model, rule.file);
+  for (const KeyRule& rule : kGgufKeys) add_key(rule.model, rule.file);
   add_key("feed_forward.routing.widths", family.expert_width);
   add_key("attention.head_dim", head_dim_key);
   const bool of_heads = head_dim_key.ends_with("_mla");
@@ -197,8 +197,8 @@ GgufConfig::GgufConfig(const GgufFamily& family, const StoredNames& stored,
 
 std::optional<TensorPlace> GgufConfig::HeadPlace(const TensorRequirement& tensor) const {
   std::string_view rest = tensor.name;
-  const std::optional<int> layer = TakeNumber(rest, "blocks.");
-  const std::optional<int> head = TakeNumber(rest, ".attention.heads.");
+  const std::optional<int> layer = TakeLayerNumber(rest, "blocks.");
+  const std::optional<int> head = TakeLayerNumber(rest, ".attention.heads.");
   const bool keys_of_head = rest == ".k.weight";
   if (!layer.has_value() || !head.has_value() || !(keys_of_head || rest == ".v.weight") ||
       *layer >= spec.num_layers() || tensor.shape.size() != 2) {

@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
                               // families
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kAfmoeTensors[] = {
     {"blocks.*.attention.norm.weight", "model.layers.*.input_layernorm.weight"},
     {"blocks.*.attention.output_norm.weight", "model.layers.*.post_attention_layernorm.weight"},
     {"blocks.*.feed_forward.norm.weight", "model.layers.*.pre_mlp_layernorm.weight"},
@@ -22,14 +22,15 @@ constexpr TensorRule kTensors[] = {
     {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.expert_bias"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames& stored) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadAfmoe(const Json& json,
+                                                          const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 16384,
               .rms_norm_eps = 1e-5,
               .bos_token_id = std::nullopt,
               .eos_token_ids = {}});
   for (const auto& table :
-       {std::span<const TensorRule>(kTensors), EmbeddingTensors(), AttentionTensors(),
+       {std::span<const TensorRule>(kAfmoeTensors), EmbeddingTensors(), AttentionTensors(),
         QkNormTensors(), DenseTensors(), ExpertTensors(), SharedExpertTensors()}) {
     c.Tensors(table);
   }
@@ -84,6 +85,6 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
 constinit const Architecture kAfmoeArchitecture = {
     .model_type = "afmoe",
     .recognizes = [](const Json& config) { return HasModelType(config, "afmoe"); },
-    .read = Read};
+    .read = ReadAfmoe};
 
 }  // namespace moeserve

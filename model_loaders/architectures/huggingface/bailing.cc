@@ -17,7 +17,7 @@ constexpr TensorRule Qkv(std::string_view model, std::string_view file, int part
 constexpr std::string_view kQkvWeight = "model.layers.*.attention.query_key_value.weight";
 constexpr std::string_view kQkvBias = "model.layers.*.attention.query_key_value.bias";
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kBailingTensors[] = {
     {"embed.weight", "model.word_embeddings.weight"},
     Qkv("blocks.*.attention.q.weight", kQkvWeight, 0),
     Qkv("blocks.*.attention.k.weight", kQkvWeight, 1),
@@ -31,15 +31,16 @@ constexpr TensorRule kTensors[] = {
     {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.gate.expert_bias"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames& stored) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadBailing(const Json& json,
+                                                            const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 32768,
               .rope_theta = 600000.0,
               .bos_token_id = std::nullopt,
               .eos_token_ids = {156892}});
   for (const auto& table :
-       {std::span<const TensorRule>(kTensors), EmbeddingTensors(), PreNormTensors(), DenseTensors(),
-        ExpertTensors(), SharedExpertTensors()}) {
+       {std::span<const TensorRule>(kBailingTensors), EmbeddingTensors(), PreNormTensors(),
+        DenseTensors(), ExpertTensors(), SharedExpertTensors()}) {
     c.Tensors(table);
   }
   ObjectReader& keys = c.keys();
@@ -81,6 +82,6 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
 constinit const Architecture kBailingMoeArchitecture = {
     .model_type = "bailing_moe_v2",
     .recognizes = [](const Json& config) { return HasModelType(config, "bailing_moe_v2"); },
-    .read = Read};
+    .read = ReadBailing};
 
 }  // namespace moeserve

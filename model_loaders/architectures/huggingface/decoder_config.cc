@@ -22,7 +22,7 @@ Json WithoutNulls(const Json& json) {
   return out;
 }
 
-constexpr KeyRule kKeys[] = {
+constexpr KeyRule kDecoderKeys[] = {
     {"norm.eps", "rms_norm_eps"},
     {"position.theta", "rope_theta"},
     {"position.fraction", "partial_rotary_factor"},
@@ -42,7 +42,7 @@ DecoderConfig::DecoderConfig(const Json& json, const StoredNames& stored)
       json_(WithoutNulls(json)),
       stored_(stored),
       reader_(json_, "", &problems_),
-      key_rules_(std::begin(kKeys), std::end(kKeys)) {}
+      key_rules_(std::begin(kDecoderKeys), std::end(kDecoderKeys)) {}
 
 void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
   defaults_ = defaults;

@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
                               // families
 
-constexpr TensorRule kAttention[] = {
+constexpr TensorRule kDeepseekAttention[] = {
     {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_proj.weight"},
     {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_b_proj.weight"},
     {"blocks.*.attention.q_down.weight", "model.layers.*.self_attn.q_a_proj.weight"},
@@ -37,7 +37,7 @@ constexpr TensorRule kAttention[] = {
     {"blocks.*.attention.out_bias", "model.layers.*.self_attn.o_proj.bias"},
 };
 
-constexpr KeyRule kKeys[] = {
+constexpr KeyRule kDeepseekKeys[] = {
     {"attention.latent.rank", "kv_lora_rank"},
     {"attention.latent.query_rank", "q_lora_rank"},
     {"attention.latent.rope_dim", "qk_rope_head_dim"},
@@ -63,9 +63,9 @@ double ScoreFactor(const Json& json) {
   return 1.0;
 }
 
-AttentionSpec ReadAttention(DecoderConfig& c, const Json& json, int default_query_rank) {
+AttentionSpec ReadDeepseekAttention(DecoderConfig& c, const Json& json, int default_query_rank) {
   ObjectReader& keys = c.keys();
-  c.Keys(kKeys);
+  c.Keys(kDeepseekKeys);
   AttentionSpec attention;
   attention.num_heads = keys.Int("num_attention_heads");
   attention.num_kv_heads = c.KvHeads(attention.num_heads);
@@ -87,9 +87,9 @@ AttentionSpec ReadAttention(DecoderConfig& c, const Json& json, int default_quer
   return attention;
 }
 
-void AddTensors(DecoderConfig& c) {
+void AddDeepseekTensors(DecoderConfig& c) {
   for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kAttention),
+       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kDeepseekAttention),
         DenseTensors(), ExpertTensors(), SharedExpertTensors()}) {
     c.Tensors(table);
   }
@@ -98,10 +98,11 @@ void AddTensors(DecoderConfig& c) {
   c.Require("moe_layer_freq", 1);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> Finish(DecoderConfig& c,
-                                                       const AttentionSpec& attention,
-                                                       const FeedForwardSpec& dense,
-                                                       const FeedForwardSpec& experts, int first) {
+Result<std::unique_ptr<const CheckpointConfig>> FinishDeepseek(DecoderConfig& c,
+                                                               const AttentionSpec& attention,
+                                                               const FeedForwardSpec& dense,
+                                                               const FeedForwardSpec& experts,
+                                                               int first) {
   return c.Finish([&](int layer) {
     return LayerSpec{attention, layer >= first ? experts : dense};
   });
@@ -111,8 +112,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
                                                        const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({});
-  AddTensors(c);
-  const AttentionSpec attention = ReadAttention(c, json, 1536);
+  AddDeepseekTensors(c);
+  const AttentionSpec attention = ReadDeepseekAttention(c, json, 1536);
   FeedForwardSpec dense = c.Dense();
   dense.expert.bias = c.keys().Bool("mlp_bias", false);
   FeedForwardSpec experts = c.Experts({.count = "n_routed_experts"});
@@ -150,7 +151,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
                                  {"select.groups", "n_group"},
                                  {"feed_forward.routing.select.best_groups", "topk_group"}};
   c.Keys(kGroups);
-  return Finish(c, attention, dense, experts, c.keys().Int("first_k_dense_replace", 0));
+  return FinishDeepseek(c, attention, dense, experts, c.keys().Int("first_k_dense_replace", 0));
 }
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadV3(const Json& json,
@@ -160,8 +161,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV3(const Json& json,
               .bos_token_id = 0,
               .eos_token_ids = {1},
               .num_key_value_heads = 128});
-  AddTensors(c);
-  const AttentionSpec attention = ReadAttention(c, json, 1536);
+  AddDeepseekTensors(c);
+  const AttentionSpec attention = ReadDeepseekAttention(c, json, 1536);
   if (!c.keys().Bool("rope_interleave", true)) c.spec().position.pairing = RopePairing::kHalf;
   FeedForwardSpec dense = c.Dense();
   const FeedForwardSpec experts = c.DeepSeekExperts(
@@ -170,7 +171,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV3(const Json& json,
   dense.expert.activation = experts.expert.activation;
   const int first = c.keys().Int("first_k_dense_replace", 3);
   c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
-  return Finish(c, attention, dense, experts, first);
+  return FinishDeepseek(c, attention, dense, experts, first);
 }
 
 }  // namespace

@@ -9,13 +9,13 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-const DecoderDefaults kDefaults{
+const DecoderDefaults kDots1Defaults{
     .bos_token_id = std::nullopt, .eos_token_ids = {}, .num_key_value_heads = 32};
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadDots1(const Json& json,
                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(kDefaults);
+  c.Skeleton(kDots1Defaults);
   AttentionSpec attention = c.Attention();
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;

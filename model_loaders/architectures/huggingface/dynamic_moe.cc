@@ -9,7 +9,7 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kDynamicMoeTensors[] = {
     {"blocks.*.attention.norm.weight", "model.layers.*.input_norm.weight"},
     {"blocks.*.feed_forward.norm.weight", "model.layers.*.post_attention_norm.weight"},
     {"blocks.*.feed_forward.router.weight", "model.layers.*.mlp.router.weight"},
@@ -18,9 +18,10 @@ constexpr TensorRule kTensors[] = {
     {"blocks.*.feed_forward.down.weight", "model.layers.*.mlp.mlp.down_proj.weight"},
 };
 
-constexpr KeyRule kKeys[] = {{"feed_forward.routing.select.p", "top_p_threshold"}};
+constexpr KeyRule kDynamicMoeKeys[] = {{"feed_forward.routing.select.p", "top_p_threshold"}};
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames& stored) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadDynamicMoe(const Json& json,
+                                                               const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({});
   // The published code computes with these values whatever the file says.
@@ -45,10 +46,10 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
   c.Require("attention_bias", false);
   c.Require("mlp_bias", false);
   for (const auto& table : {EmbeddingTensors(), AttentionTensors(), ExpertTensors(),
-                            std::span<const TensorRule>(kTensors)}) {
+                            std::span<const TensorRule>(kDynamicMoeTensors)}) {
     c.Tensors(table);
   }
-  c.Keys(kKeys);
+  c.Keys(kDynamicMoeKeys);
   return c.Finish([&](int layer) {
     return LayerSpec{attention, layer % frequency == 0 ? experts : dense};
   });
@@ -63,6 +64,6 @@ constinit const Architecture kDynamicMoeArchitecture = {
         [](const Json& config) {
           return HasModelType(config, "llama") && config.contains("top_p_threshold");
         },
-    .read = Read};
+    .read = ReadDynamicMoe};
 
 }  // namespace moeserve

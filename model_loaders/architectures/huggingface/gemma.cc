@@ -49,7 +49,7 @@ constexpr TensorRule kQkNorms3[] = {
      .add = 1.0f},
 };
 
-DecoderDefaults Defaults(int kv_heads) {
+DecoderDefaults GemmaDefaults(int kv_heads) {
   return {.max_position_embeddings = 8192,
           .tie_word_embeddings = true,
           .bos_token_id = 2,
@@ -71,7 +71,7 @@ void AddDecoder(DecoderConfig& c, std::span<const TensorRule> norms) {
 Result<std::unique_ptr<const CheckpointConfig>> ReadGemma(const Json& json,
                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(Defaults(16));
+  c.Skeleton(GemmaDefaults(16));
   AddDecoder(c, kPreNorms);
   AttentionSpec attention = c.Attention(256);
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
@@ -104,7 +104,7 @@ AttentionSpec ReadAttention2(DecoderConfig& c, double logits_cap) {
 Result<std::unique_ptr<const CheckpointConfig>> ReadGemma2(const Json& json,
                                                            const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(Defaults(4));
+  c.Skeleton(GemmaDefaults(4));
   AddDecoder(c, kNorms2);
   c.spec().norm.placement = NormPlacement::kBoth;
   AttentionSpec attention = ReadAttention2(c, 30.0);
@@ -131,7 +131,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
   const bool of_layers = parameters != json.end() && DecoderConfig::IsRopeOfLayers(*parameters);
   if (of_layers) rest.erase("rope_parameters");
   DecoderConfig c(rest, stored);
-  DecoderDefaults defaults = Defaults(4);
+  DecoderDefaults defaults = GemmaDefaults(4);
   defaults.max_position_embeddings = 131072;
   defaults.rope_theta = kGlobalTheta;
   c.Skeleton(defaults);

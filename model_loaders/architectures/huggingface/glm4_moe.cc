@@ -9,17 +9,17 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-const DecoderDefaults kDefaults{.max_position_embeddings = 131072,
-                                .rms_norm_eps = 1e-5,
-                                .bos_token_id = std::nullopt,
-                                .eos_token_ids = {},
-                                .partial_rotary_factor = 0.5,
-                                .num_key_value_heads = 8};
+const DecoderDefaults kGlm4MoeDefaults{.max_position_embeddings = 131072,
+                                       .rms_norm_eps = 1e-5,
+                                       .bos_token_id = std::nullopt,
+                                       .eos_token_ids = {},
+                                       .partial_rotary_factor = 0.5,
+                                       .num_key_value_heads = 8};
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadGlm4Moe(const Json& json,
                                                             const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(kDefaults);
+  c.Skeleton(kGlm4MoeDefaults);
   AttentionSpec attention = c.Attention();
   attention.bias = c.keys().Bool("attention_bias", false);
   if (c.keys().Bool("use_qk_norm", false)) attention.qk_norm = QkNorm::kHead;

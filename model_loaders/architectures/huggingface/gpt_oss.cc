@@ -11,7 +11,7 @@ using namespace huggingface;  // NOLINT(google-build-using-namespace): shared he
 
 // Rows of gate and up alternate. The rules for MXFP4 come first, because unquantized files have no
 // tensors of these names.
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kGptOssTensors[] = {
     {"blocks.*.attention.sinks", "model.layers.*.self_attn.sinks"},
     {"blocks.*.feed_forward.router.weight", "model.layers.*.mlp.router.weight"},
     {"blocks.*.feed_forward.router.bias", "model.layers.*.mlp.router.bias"},
@@ -69,7 +69,8 @@ PositionSpec DefaultRope() {
   return position;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames& stored) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadGptOss(const Json& json,
+                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 131072,
               .rms_norm_eps = 1e-5,
@@ -83,7 +84,7 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
     c.spec().position = DefaultRope();
   }
   for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),
-                            std::span<const TensorRule>(kTensors)}) {
+                            std::span<const TensorRule>(kGptOssTensors)}) {
     c.Tensors(table);
   }
   AttentionSpec attention = c.Attention(64);
@@ -117,6 +118,6 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
 constinit const Architecture kGptOssArchitecture = {
     .model_type = "gpt_oss",
     .recognizes = [](const Json& config) { return HasModelType(config, "gpt_oss"); },
-    .read = Read};
+    .read = ReadGptOss};
 
 }  // namespace moeserve

@@ -9,7 +9,7 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kGraniteMoeTensors[] = {
     {"blocks.*.feed_forward.router.weight", "model.layers.*.block_sparse_moe.router.layer.weight"},
     {"blocks.*.feed_forward.experts.*.gate.weight",
      "model.layers.*.block_sparse_moe.input_linear.weight", 0, 2},
@@ -36,14 +36,14 @@ constexpr TensorRule kTensors[] = {
     {"blocks.*.feed_forward.down.weight", "model.layers.*.shared_mlp.output_linear.weight"},
 };
 
-void AddTensors(DecoderConfig& c) {
+void AddGraniteMoeTensors(DecoderConfig& c) {
   for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),
-                            std::span<const TensorRule>(kTensors)}) {
+                            std::span<const TensorRule>(kGraniteMoeTensors)}) {
     c.Tensors(table);
   }
 }
 
-AttentionSpec ReadAttention(DecoderConfig& c) {
+AttentionSpec ReadGraniteMoeAttention(DecoderConfig& c) {
   AttentionSpec attention = c.Attention();
   attention.scale = c.keys().Real("attention_multiplier", 1.0);
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
@@ -64,9 +64,9 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGraniteMoe(const Json& json,
   DecoderConfig c(json, stored);
   c.Skeleton({});
   ReadGraniteFactors(c);
-  const AttentionSpec attention = ReadAttention(c);
+  const AttentionSpec attention = ReadGraniteMoeAttention(c);
   const FeedForwardSpec experts = ReadExperts(c, 0);
-  AddTensors(c);
+  AddGraniteMoeTensors(c);
   return c.Finish([&](int) { return LayerSpec{attention, experts}; });
 }
 
@@ -104,7 +104,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadHybrid(const Json& json,
   if (!found) {
     c.keys().Fault("layer_types", "\"attention\" in every layer", "no such key: Mamba layers");
   }
-  const AttentionSpec attention = ReadAttention(c);
+  const AttentionSpec attention = ReadGraniteMoeAttention(c);
   FeedForwardSpec feed_forward;
   if (c.keys().Int("num_local_experts") == 0) {
     feed_forward = c.Dense("shared_intermediate_size");
@@ -113,7 +113,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadHybrid(const Json& json,
   } else {
     feed_forward = ReadExperts(c, 1024);
   }
-  AddTensors(c);
+  AddGraniteMoeTensors(c);
   return c.Finish([&](int) { return LayerSpec{attention, feed_forward}; });
 }
 

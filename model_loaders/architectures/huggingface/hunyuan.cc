@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
                               // families
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kHunyuanTensors[] = {
     {"blocks.*.attention.q_norm.weight", "model.layers.*.self_attn.query_layernorm.weight"},
     {"blocks.*.attention.k_norm.weight", "model.layers.*.self_attn.key_layernorm.weight"},
     {"blocks.*.feed_forward.router.weight", "model.layers.*.mlp.gate.wg.weight"},
@@ -43,12 +43,13 @@ Json WithoutAlpha(const Json& json, double* alpha) {
   return rest;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames& stored) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadHunyuan(const Json& json,
+                                                            const StoredNames& stored) {
   double alpha = 0.0;
   const Json rest = WithoutAlpha(json, &alpha);
   DecoderConfig c(rest, stored);
   c.Skeleton({.rms_norm_eps = 1e-5});
-  for (const auto& table : {std::span<const TensorRule>(kTensors), EmbeddingTensors(),
+  for (const auto& table : {std::span<const TensorRule>(kHunyuanTensors), EmbeddingTensors(),
                             PreNormTensors(), AttentionTensors(), ExpertTensors()}) {
     c.Tensors(table);
   }
@@ -74,6 +75,6 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
 constinit const Architecture kHunYuanMoeArchitecture = {
     .model_type = "hunyuan_v1_moe",
     .recognizes = [](const Json& config) { return HasModelType(config, "hunyuan_v1_moe"); },
-    .read = Read};
+    .read = ReadHunyuan};
 
 }  // namespace moeserve

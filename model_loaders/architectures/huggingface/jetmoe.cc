@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kJetMoeTensors[] = {
     {"blocks.*.attention.k.weight", "model.layers.*.self_attention.kv_proj.weight", 0, 2},
     {"blocks.*.attention.v.weight", "model.layers.*.self_attention.kv_proj.weight", 1, 2},
     {"blocks.*.attention.experts.*.q.weight",
@@ -29,14 +29,14 @@ constexpr TensorRule kTensors[] = {
     {"blocks.*.feed_forward.out_bias", "model.layers.*.mlp.bias"},
 };
 
-constexpr KeyRule kKeys[] = {
+constexpr KeyRule kJetMoeKeys[] = {
     {"attention.routing.num_experts", "num_local_experts"},
     {"attention.routing.select.k", "num_experts_per_tok"},
     {"attention.head_dim", "kv_channels"},
 };
 
 // Returns the older name of a key if only that name is there.
-std::string_view NameOf(const Json& json, std::string_view key, std::string_view older) {
+std::string_view NameOfJetMoe(const Json& json, std::string_view key, std::string_view older) {
   return json.contains(older) && !json.contains(key) ? older : key;
 }
 
@@ -49,9 +49,9 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadJetMoe(const Json& json,
   c.spec().norm.eps = 1e-6f;
 
   FeedForwardSpec experts =
-      c.Experts({.count = NameOf(json, "num_local_experts", "moe_num_experts"),
-                 .width = NameOf(json, "intermediate_size", "ffn_hidden_size"),
-                 .selected = NameOf(json, "num_experts_per_tok", "moe_top_k")});
+      c.Experts({.count = NameOfJetMoe(json, "num_local_experts", "moe_num_experts"),
+                 .width = NameOfJetMoe(json, "intermediate_size", "ffn_hidden_size"),
+                 .selected = NameOfJetMoe(json, "num_experts_per_tok", "moe_top_k")});
   experts.expert.activation = c.Activation("activation_function");
   experts.routing->gate = GateKind::kSoftmaxSelected;
   experts.out_bias = true;
@@ -70,10 +70,10 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadJetMoe(const Json& json,
   c.Require("bias", true);
   c.Require("glu", true);
   for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kTensors)}) {
+       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kJetMoeTensors)}) {
     c.Tensors(table);
   }
-  c.Keys(kKeys);
+  c.Keys(kJetMoeKeys);
   return c.Finish([&](int) { return LayerSpec{attention, experts}; });
 }
 

@@ -9,7 +9,7 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-void AddDecoderTensors(DecoderConfig& c) {
+void AddLlamaDecoderTensors(DecoderConfig& c) {
   for (const auto& table :
        {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors()}) {
     c.Tensors(table);
@@ -25,7 +25,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadLlama(const Json& json,
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation();
   dense.expert.bias = c.keys().Bool("mlp_bias", false);
-  AddDecoderTensors(c);
+  AddLlamaDecoderTensors(c);
   return c.Finish([&](int) { return LayerSpec{attention, dense}; });
 }
 
@@ -37,7 +37,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadMistral(const Json& json,
   attention.window = c.Window(4096);
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation();
-  AddDecoderTensors(c);
+  AddLlamaDecoderTensors(c);
   return c.Finish([&](int) { return LayerSpec{attention, dense}; });
 }
 
@@ -52,7 +52,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGranite(const Json& json,
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation();
   dense.expert.bias = c.keys().Bool("mlp_bias", false);
-  AddDecoderTensors(c);
+  AddLlamaDecoderTensors(c);
   return c.Finish([&](int) { return LayerSpec{attention, dense}; });
 }
 

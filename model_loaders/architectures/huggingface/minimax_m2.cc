@@ -9,7 +9,7 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-constexpr TensorRule kExperts[] = {
+constexpr TensorRule kMinimaxM2Experts[] = {
     {"blocks.*.feed_forward.router.weight", "model.layers.*.block_sparse_moe.gate.weight"},
     {"blocks.*.feed_forward.router.choice_bias",
      "model.layers.*.block_sparse_moe.e_score_correction_bias"},
@@ -56,7 +56,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadMiniMaxM2(const Json& json,
             "layernorm_mlp_beta", "mlp_intermediate_size"});
   for (const auto& table :
        {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(),
-        std::span<const TensorRule>(kExperts), ExpertTensors()}) {
+        std::span<const TensorRule>(kMinimaxM2Experts), ExpertTensors()}) {
     c.Tensors(table);
   }
   return c.Finish([&](int) { return LayerSpec{attention, experts}; });

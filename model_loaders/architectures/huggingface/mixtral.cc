@@ -10,7 +10,7 @@ using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 // The names on the hub, and those of newer versions of `transformers` in memory.
-constexpr TensorRule kExperts[] = {
+constexpr TensorRule kMixtralExperts[] = {
     {"blocks.*.feed_forward.router.weight", "model.layers.*.block_sparse_moe.gate.weight"},
     {"blocks.*.feed_forward.experts.*.gate.weight",
      "model.layers.*.block_sparse_moe.experts.*.w1.weight"},
@@ -34,7 +34,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadMixtral(const Json& json,
   experts.routing->renormalize = true;
   c.Ignore({"router_jitter_noise"});  // training only
   for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),
-                            std::span<const TensorRule>(kExperts), ExpertTensors()}) {
+                            std::span<const TensorRule>(kMixtralExperts), ExpertTensors()}) {
     c.Tensors(table);
   }
   return c.Finish([&](int) { return LayerSpec{attention, experts}; });

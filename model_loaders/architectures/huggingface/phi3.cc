@@ -11,7 +11,7 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kPhi3Tensors[] = {
     {.model = "blocks.*.attention.q.weight",
      .file = "model.layers.*.self_attn.qkv_proj.weight",
      .part = 0,
@@ -47,7 +47,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadPhi3(const Json& json,
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation();
   for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kTensors)}) {
+       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kPhi3Tensors)}) {
     c.Tensors(table);
   }
   return c.Finish([&](int) { return LayerSpec{attention, dense}; });

@@ -10,7 +10,7 @@ using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 // The names on the hub, and those of newer versions of `transformers` in memory.
-constexpr TensorRule kTensors[] = {
+constexpr TensorRule kPhimoeTensors[] = {
     {"norm.bias", "model.norm.bias"},
     {"head.bias", "lm_head.bias"},
     {"blocks.*.attention.norm.bias", "model.layers.*.input_layernorm.bias"},
@@ -45,7 +45,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadPhiMoe(const Json& json,
   // The first is noise of training; the second is repeated in the rotary parameters.
   c.Ignore({"input_jitter_noise", "original_max_position_embeddings"});
   for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),
-                            std::span<const TensorRule>(kTensors), ExpertTensors()}) {
+                            std::span<const TensorRule>(kPhimoeTensors), ExpertTensors()}) {
     c.Tensors(table);
   }
   constexpr KeyRule kKeys[] = {{"head_bias", "lm_head_bias"},

@@ -55,14 +55,14 @@ constexpr TensorRule kSharedExpert[] = {
     {"blocks.*.feed_forward.shared_gate.weight", "model.layers.*.mlp.shared_expert_gate.weight"},
 };
 
-DecoderDefaults Defaults(int kv_heads) {
+DecoderDefaults QwenDefaults(int kv_heads) {
   return {.max_position_embeddings = 32768,
           .bos_token_id = std::nullopt,
           .eos_token_ids = {},
           .num_key_value_heads = kv_heads};
 }
 
-void AddDecoderTensors(DecoderConfig& c) {
+void AddQwenDecoderTensors(DecoderConfig& c) {
   for (const auto& table :
        {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors()}) {
     c.Tensors(table);
@@ -72,13 +72,13 @@ void AddDecoderTensors(DecoderConfig& c) {
 Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2(const Json& json,
                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(Defaults(32));
+  c.Skeleton(QwenDefaults(32));
   AttentionSpec attention = c.Attention();
   attention.bias = true;
   const std::vector<std::optional<int>> windows = Windows(c, FromLayer);
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation();
-  AddDecoderTensors(c);
+  AddQwenDecoderTensors(c);
   return c.Finish([&](int layer) {
     attention.window = windows[static_cast<size_t>(layer)];
     return LayerSpec{attention, dense};
@@ -88,14 +88,14 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2(const Json& json,
 Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3(const Json& json,
                                                           const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(Defaults(32));
+  c.Skeleton(QwenDefaults(32));
   AttentionSpec attention = c.Attention(128);
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;
   const std::vector<std::optional<int>> windows = Windows(c, FromLayer);
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation();
-  AddDecoderTensors(c);
+  AddQwenDecoderTensors(c);
   c.Tensors(QkNormTensors());
   return c.Finish([&](int layer) {
     attention.window = windows[static_cast<size_t>(layer)];
@@ -106,7 +106,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3(const Json& json,
 Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2Moe(const Json& json,
                                                              const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(Defaults(16));
+  c.Skeleton(QwenDefaults(16));
   AttentionSpec attention = c.Attention();
   attention.bias = c.keys().Bool("qkv_bias", true);
   const std::vector<std::optional<int>> windows =
@@ -118,7 +118,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2Moe(const Json& json,
   experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
   experts.shared_width = c.keys().Int("shared_expert_intermediate_size");
   experts.shared_gate = true;
-  AddDecoderTensors(c);
+  AddQwenDecoderTensors(c);
   c.Tensors(ExpertTensors());
   c.Tensors(kSharedExpert);
   return c.Finish([&](int layer) {
@@ -130,7 +130,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2Moe(const Json& json,
 Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3Moe(const Json& json,
                                                              const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  c.Skeleton(Defaults(4));
+  c.Skeleton(QwenDefaults(4));
   AttentionSpec attention = c.Attention();
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;
@@ -145,7 +145,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3Moe(const Json& json,
   FeedForwardSpec experts = c.Experts({.count = new_name ? "num_local_experts" : "num_experts"});
   dense.expert.activation = experts.expert.activation = c.Activation();
   experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
-  AddDecoderTensors(c);
+  AddQwenDecoderTensors(c);
   c.Tensors(QkNormTensors());
   c.Tensors(ExpertTensors());
   return c.Finish([&](int layer) { return LayerSpec{attention, routed(layer) ? experts : dense}; });

@@ -5,7 +5,7 @@
 namespace moeserve::huggingface {
 namespace {
 
-constexpr TensorRule kEmbedding[] = {
+constexpr TensorRule kEmbeddingTensors[] = {
     {"embed.weight", "model.embed_tokens.weight"},
     {"norm.weight", "model.norm.weight"},
     {"head.weight", "lm_head.weight"},
@@ -22,7 +22,7 @@ constexpr TensorRule kOutputNorm[] = {
      "model.layers.*.post_feedforward_layernorm.weight"},
 };
 
-constexpr TensorRule kAttention[] = {
+constexpr TensorRule kAttentionTensors[] = {
     {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_proj.weight"},
     {"blocks.*.attention.k.weight", "model.layers.*.self_attn.k_proj.weight"},
     {"blocks.*.attention.v.weight", "model.layers.*.self_attn.v_proj.weight"},
@@ -48,7 +48,7 @@ constexpr TensorRule kDense[] = {
 };
 
 // One tensor per expert, or all experts stacked with gate and up joined.
-constexpr TensorRule kExperts[] = {
+constexpr TensorRule kExpertTensors[] = {
     {"blocks.*.feed_forward.router.weight", "model.layers.*.mlp.gate.weight"},
     {"blocks.*.feed_forward.experts.*.gate.weight",
      "model.layers.*.mlp.experts.*.gate_proj.weight"},
@@ -72,13 +72,13 @@ constexpr TensorRule kSharedExperts[] = {
 
 }  // namespace
 
-std::span<const TensorRule> EmbeddingTensors() { return kEmbedding; }
+std::span<const TensorRule> EmbeddingTensors() { return kEmbeddingTensors; }
 std::span<const TensorRule> PreNormTensors() { return kPreNorm; }
 std::span<const TensorRule> OutputNormTensors() { return kOutputNorm; }
-std::span<const TensorRule> AttentionTensors() { return kAttention; }
+std::span<const TensorRule> AttentionTensors() { return kAttentionTensors; }
 std::span<const TensorRule> QkNormTensors() { return kQkNorm; }
 std::span<const TensorRule> DenseTensors() { return kDense; }
-std::span<const TensorRule> ExpertTensors() { return kExperts; }
+std::span<const TensorRule> ExpertTensors() { return kExpertTensors; }
 std::span<const TensorRule> SharedExpertTensors() { return kSharedExperts; }
 
 }  // namespace moeserve::huggingface

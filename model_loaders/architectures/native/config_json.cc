@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kModelType = "routed_decoder";
+constexpr std::string_view kNativeModelType = "routed_decoder";
 constexpr int kFormatVersion = 1;
 
 NormSpec ParseNorm(const Json& json, Problems* problems) {
@@ -122,7 +122,7 @@ std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers
 // Returns an error about another model type or version at once, because errors in other keys would
 // only follow from it.
 absl::Status CheckFormat(ObjectReader& reader, const Problems& problems) {
-  reader.Pick<int>("model_type", {{kModelType, 0}});
+  reader.Pick<int>("model_type", {{kNativeModelType, 0}});
   const size_t before = problems.count();
   const int version = reader.Int("format_version", kFormatVersion);
   if (problems.count() == before && version != kFormatVersion) {
@@ -202,7 +202,7 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   return config;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames&) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadNative(const Json& json, const StoredNames&) {
   MOESERVE_ASSIGN_OR_RETURN(NativeConfig config, ReadNativeConfig(json));
   return std::make_unique<const NativeConfig>(std::move(config));
 }
@@ -210,9 +210,9 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
 }  // namespace
 
 constinit const Architecture kNativeArchitecture = {
-    .model_type = kModelType,
-    .recognizes = [](const Json& config) { return HasModelType(config, kModelType); },
-    .read = Read};
+    .model_type = kNativeModelType,
+    .recognizes = [](const Json& config) { return HasModelType(config, kNativeModelType); },
+    .read = ReadNative};
 
 std::optional<TensorPlace> NativeConfig::Place(const TensorRequirement& tensor) const {
   return TensorPlace{.name = tensor.name};
