@@ -23,7 +23,7 @@ def tool(name, properties, **more):
 SHORT = {"type": "string", "maxLength": 8}
 BASH = tool("Bash", {"command": SHORT, "timeout": {"type": "integer", "minimum": 0, "maximum": 9}})
 READ = tool("Read", {"file_path": SHORT})
-TODO = tool("TodoWrite", {"todos": {"type": "array", "maxItems": 1, "items": {
+TODO_WRITE = tool("TodoWrite", {"todos": {"type": "array", "maxItems": 1, "items": {
     "type": "object", "properties": {"content": SHORT, "status": {
         "type": "string", "enum": ["pending", "completed"]}},
     "required": ["content", "status"], "additionalProperties": False}}})
@@ -43,7 +43,7 @@ FORMS = {
         "fields": {
             "system": [{"type": "text", "text": "You are an agent."},
                        {"type": "text", "text": "Be brief.", **CACHED}],
-            "tools": [BASH, {**READ, "eager_input_streaming": True}, TODO,
+            "tools": [BASH, {**READ, "eager_input_streaming": True}, TODO_WRITE,
                       {**MCP, "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
             "thinking": {"type": "adaptive", "display": "summarized"},
             "context_management": {"edits": [
@@ -66,7 +66,7 @@ FORMS = {
                    "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
         "results": lambda n: "Error: no such file", "is_error": True},
     "thinking between tools, a system message in the middle": {
-        "fields": {"tools": [TODO], "thinking": {"type": "between_tools"},
+        "fields": {"tools": [TODO_WRITE], "thinking": {"type": "between_tools"},
                    "cache_control": {"type": "ephemeral"}},
         "results": lambda n: [], "middle": {"role": "system", "content": [
             {"type": "text", "text": "The user has left.", **CACHED}]}},
