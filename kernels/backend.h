@@ -27,9 +27,9 @@
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/quantize.h"
 #include "kernels/base/rope.h"
+#include "kernels/base/route_settings.h"
 #include "kernels/kv_cache_storage.h"
 #include "kernels/route_counters.h"
-#include "kernels/route_settings.h"
 
 namespace moeserve {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/kv_cache_type.h"
+#include "kernels/base/kv_cache_type.h"
 
 namespace moeserve {
 

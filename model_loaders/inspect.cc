@@ -10,7 +10,7 @@
 #include "base/message.h"
 #include "engine/spec/weights.h"
 #include "model_loaders/architectures/native/describe.h"
-#include "model_loaders/quantize/quantized_tensors.h"
+#include "model_loaders/checkpoint/quantized_tensors.h"
 
 namespace moeserve {
 namespace {

@@ -1,5 +1,7 @@
 #include "engine/layers/attention.h"
 
+#include "engine/layers/routed/attention_experts.h"
+
 namespace moeserve {
 
 Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,

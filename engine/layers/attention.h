@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "engine/layers/branch.h"
-#include "engine/layers/load_weights.h"
 #include "engine/layers/routed/routed_layer.h"
+#include "engine/weights/load_weights.h"
 
 namespace moeserve {
 

@@ -1,7 +1,7 @@
 // What a block computes between its norm and the addition to the residual stream.
 #pragma once
 
-#include "engine/layers/step_context.h"
+#include "engine/step/step_context.h"
 
 namespace moeserve {
 

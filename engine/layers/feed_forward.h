@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "engine/layers/branch.h"
-#include "engine/layers/load_weights.h"
 #include "engine/layers/routed/routed_layer.h"
+#include "engine/weights/load_weights.h"
 
 namespace moeserve {
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/message.h"
-#include "engine/layers/routed/expert_body.h"
 
 namespace moeserve {
 namespace {

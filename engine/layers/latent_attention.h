@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "engine/layers/branch.h"
-#include "engine/layers/load_weights.h"
+#include "engine/weights/load_weights.h"
 
 namespace moeserve {
 

@@ -15,9 +15,9 @@
 #include "engine/layers/branch.h"
 #include "engine/layers/feed_forward.h"
 #include "engine/layers/latent_attention.h"
-#include "engine/layers/workspace.h"
-#include "engine/model/report_buffer.h"
 #include "engine/routes/route_layout.h"
+#include "engine/step/report_buffer.h"
+#include "engine/step/workspace.h"
 
 namespace moeserve {
 namespace {

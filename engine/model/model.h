@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "base/status.h"
-#include "engine/model/batch.h"
-#include "engine/model/packed_cache.h"
-#include "engine/model/step_report.h"
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
+#include "engine/step/batch.h"
+#include "engine/step/step_report.h"
+#include "engine/weights/packed_cache.h"
 #include "kernels/backend.h"
 
 namespace moeserve {

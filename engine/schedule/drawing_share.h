@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "engine/schedule/sequence.h"
+#include "engine/sequence/sequence.h"
 
 namespace moeserve {
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/sample/token_step.h"
 
 namespace moeserve {
 namespace {
@@ -275,45 +274,6 @@ StepWork WorkOf(const std::vector<ScheduledRows>& rows) {
     (decoding ? work.decode_context : work.prompt_context) += context;
   }
   return work;
-}
-
-Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
-                const TextlessIds& textless) {
-  Batch batch;
-  bool controlled = false;
-  bool any_long = false;
-  SampleRow on_host{};
-  on_host.row = -1;
-  for (const ScheduledRows& r : rows) {
-    const Sequence& s = *r.sequence;
-    const int index = static_cast<int>(batch.block_tables.size());
-    batch.block_tables.emplace_back(s.blocks);
-    controlled = controlled || s.request.routing_control != nullptr;
-    batch.controls.push_back(s.request.routing_control.get());
-    any_long = any_long || s.is_long;
-    for (int i = r.begin; i < r.begin + r.count; ++i) {
-      const int behind = i - s.length();  // index of a drafted token, negative for a known one
-      if (behind >= 0 || s.WantsLogits(i)) {
-        if (samples_on_device) {
-          const int row = static_cast<int>(batch.logit_rows.size());
-          const int ahead = std::max(behind + 1, 0);
-          batch.samples.push_back(DeviceSample(s, row, ahead, textless).value_or(on_host));
-        }
-        batch.logit_rows.push_back(batch.num_tokens());
-      }
-      batch.tokens.push_back(behind < 0 ? s.tokens[static_cast<size_t>(i)]
-                                        : s.draft[static_cast<size_t>(behind)]);
-      batch.positions.push_back(i);
-      batch.sequence.push_back(index);
-      batch.long_sequence.push_back(s.is_long ? 1 : 0);
-      batch.phase.push_back(i < s.high_water        ? Phase::kRecompute
-                            : i < s.prompt_length() ? Phase::kPrefill
-                                                    : Phase::kDecode);
-    }
-  }
-  if (!controlled) batch.controls.clear();
-  if (!any_long) batch.long_sequence.clear();
-  return batch;
 }
 
 }  // namespace moeserve

@@ -5,11 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/model/batch.h"
+#include "engine/memory/paged_pool.h"
 #include "engine/routes/route_log.h"
-#include "engine/schedule/block_manager.h"
-#include "engine/schedule/sequence.h"
 #include "engine/schedule/step_time.h"
+#include "engine/sequence/sequence.h"
 
 namespace moeserve {
 
@@ -68,7 +67,7 @@ class Scheduler {
 
   const std::vector<SequencePtr>& running() const { return running_; }
   const std::vector<SequencePtr>& waiting() const { return waiting_; }
-  const BlockManager& blocks() const { return blocks_; }
+  const PagedPool& blocks() const { return blocks_; }
   uint64_t preemptions() const { return preemptions_; }
   uint64_t queried_tokens() const { return queried_tokens_; }
   uint64_t hit_tokens() const { return hit_tokens_; }
@@ -87,7 +86,7 @@ class Scheduler {
   KvCacheStorage& cache_;
   RouteLog& routes_;
   const int max_running_;
-  BlockManager blocks_;
+  PagedPool blocks_;
   std::vector<SequencePtr> waiting_;  // waiting_ and running_ are in the order of ServedBefore()
   std::vector<SequencePtr> running_;
   uint64_t preemptions_ = 0;
@@ -99,12 +98,5 @@ class Scheduler {
 // without prompt rows.
 StepWork DecodingWork(const std::vector<SequencePtr>& running);
 StepWork WorkOf(const std::vector<ScheduledRows>& rows);
-
-// Builds the batch for `rows`. It requests logits for every row for which Sequence::WantsLogits()
-// is true, and for drafted rows. Drafted rows get the phase kDecode. With `samples_on_device`, it
-// requests a token drawn by the device instead, if the device can draw it; `textless` are the ids
-// that are never drawn.
-Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
-                const TextlessIds& textless);
 
 }  // namespace moeserve

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -200,6 +201,21 @@ bool HasXpos(const ModelSpec& spec) {
 int RopeDimensions(const PositionSpec& position, int head_dim) {
   if (position.kind != PositionKind::kRope) return 0;
   return static_cast<int>(std::lround(ExactRopeDimensions(position, head_dim)));
+}
+
+RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention) {
+  const PositionSpec& position = PositionOf(model, attention);
+  RopeSettings rope;
+  rope.head_dim = attention.rope_width();
+  if (position.kind != PositionKind::kRope) return rope;
+  rope.dimensions = RopeDimensions(position, attention.rope_width());
+  rope.theta = position.theta;
+  rope.interleaved = position.pairing == RopePairing::kInterleaved;
+  rope.xpos_base = position.xpos_base;
+  if (position.scaling != RopeScaling()) {
+    rope.scaling = std::make_shared<const RopeScaling>(position.scaling);
+  }
+  return rope;
 }
 
 }  // namespace moeserve

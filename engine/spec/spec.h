@@ -285,6 +285,10 @@ bool HasXpos(const ModelSpec& spec);
 // Returns how many dimensions of a head are rotated by rope; in a valid spec, an even number.
 int RopeDimensions(const PositionSpec& position, int head_dim);
 
+// Returns the rope settings of an attention layer's queries; dimensions is 0 if the layer has no
+// rope.
+RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention);
+
 // Checks every relation between the fields (ranges, divisibility, list lengths). The error message
 // names the configuration key as a path ("attention[2].routing.select.k"), what was expected and
 // what was found.

@@ -9,8 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "engine/model/batch.h"
-#include "engine/model/step_report.h"
 #include "engine/routes/route_layout.h"
 #include "engine/routes/route_log.h"
 #include "engine/spec/spec.h"
@@ -19,6 +17,8 @@
 #include "engine/statistics/step_observer.h"
 #include "engine/statistics/token_expert_counts.h"
 #include "engine/statistics/token_rows.h"
+#include "engine/step/batch.h"
+#include "engine/step/step_report.h"
 #include "kernels/route_counters.h"
 
 namespace moeserve {

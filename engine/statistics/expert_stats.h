@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/model/phase.h"
 #include "engine/spec/spec.h"
+#include "engine/step/phase.h"
 #include "kernels/route_counters.h"
 
 namespace moeserve {

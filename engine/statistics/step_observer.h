@@ -1,8 +1,8 @@
 // An interface to read every step of an engine, used by `moeserve score --dump` and route traces.
 #pragma once
 
-#include "engine/model/batch.h"
-#include "engine/model/step_report.h"
+#include "engine/step/batch.h"
+#include "engine/step/step_report.h"
 
 namespace moeserve {
 

@@ -12,7 +12,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/exp.h"
 #include "kernels/base/host_device.h"
-#include "kernels/route_settings.h"
+#include "kernels/base/route_settings.h"
 
 namespace moeserve {
 

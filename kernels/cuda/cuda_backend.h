@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/backend_options.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/rope_tables.h"
 #include "kernels/cuda/device/handles.h"
@@ -17,7 +18,6 @@
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/statistics/route_counters.h"
 #include "kernels/cuda/step_buffers.h"
-#include "kernels/registry.h"
 
 namespace moeserve::cuda {
 

@@ -4,8 +4,8 @@
 #include <charconv>
 
 #include "base/message.h"
+#include "base/strict_json.h"
 #include "engine/spec/spec_limits.h"
-#include "model_loaders/files/strict_json.h"
 
 namespace moeserve {
 namespace {

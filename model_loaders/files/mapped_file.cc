@@ -10,8 +10,8 @@
 #include <climits>
 #include <system_error>
 
+#include "base/descriptor.h"
 #include "base/message.h"
-#include "kernels/base/descriptor.h"
 #include "model_loaders/files/file_kind.h"
 
 namespace moeserve {

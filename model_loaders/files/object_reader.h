@@ -12,7 +12,7 @@
 
 #include "base/kinds.h"
 #include "base/message.h"
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {

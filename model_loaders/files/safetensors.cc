@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/message.h"
+#include "base/strict_json.h"
 #include "model_loaders/files/file_kind.h"
-#include "model_loaders/files/strict_json.h"
 
 namespace moeserve {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "base/message.h"
+#include "base/strict_json.h"
 #include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/safetensors.h"
-#include "model_loaders/files/strict_json.h"
 #include "model_loaders/files/torch/torch_file.h"
 
 namespace moeserve {

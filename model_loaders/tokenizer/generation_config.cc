@@ -4,8 +4,8 @@
 #include <string>
 
 #include "base/message.h"
+#include "base/strict_json.h"
 #include "model_loaders/files/object_reader.h"
-#include "model_loaders/files/strict_json.h"
 #include "model_loaders/tokenizer/token_ids.h"
 
 namespace moeserve {

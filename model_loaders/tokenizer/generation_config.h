@@ -1,14 +1,23 @@
 // generation_config.json: sampling defaults, and additional token ids that end a generation.
 #pragma once
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
 #include "engine/text/token_id.h"
-#include "model_loaders/loader.h"
 
 namespace moeserve {
+
+// Sampling defaults from generation_config.json, which replace the API's defaults.
+struct GenerationDefaults {
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<int> top_k;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+};
 
 struct GenerationConfig {
   GenerationDefaults defaults;

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/message.h"
+#include "base/strict_json.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/object_reader.h"
-#include "model_loaders/files/strict_json.h"
 #include "model_loaders/tokenizer/tokenizer_folder.h"
 
 namespace moeserve {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/message.h"
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
 #include "server/base/api_error.h"
 #include "server/base/json_text.h"
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <utility>
 
-#include "engine/model/batch.h"
+#include "engine/step/batch.h"
 #include "server/bench/bench_work.h"
 #include "server/bench/weight_traffic.h"
 

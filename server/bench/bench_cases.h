@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/memory/paged_pool.h"
 #include "engine/model/model.h"
-#include "engine/schedule/block_manager.h"
-#include "kernels/kv_cache_type.h"
+#include "kernels/base/kv_cache_type.h"
 #include "server/bench/bench_work.h"
 
 namespace moeserve::server {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/message.h"
-#include "engine/engine_options.h"
-#include "engine/schedule/block_manager.h"
+#include "engine/memory/paged_pool.h"
+#include "engine/run/engine_options.h"
 #include "engine/spec/weights.h"
 #include "model_loaders/inspect.h"
 #include "server/base/text_values.h"

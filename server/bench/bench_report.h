@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/spec/spec.h"
-#include "kernels/kv_cache_type.h"
+#include "kernels/base/kv_cache_type.h"
 #include "server/bench/bench_cases.h"
 
 namespace moeserve::server {

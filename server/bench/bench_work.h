@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <optional>
 
-#include "engine/model/step_report.h"
 #include "engine/spec/spec.h"
+#include "engine/step/step_report.h"
 #include "kernels/backend.h"
-#include "kernels/kv_cache_type.h"
+#include "kernels/base/kv_cache_type.h"
 
 namespace moeserve::server {
 

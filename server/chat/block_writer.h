@@ -10,8 +10,8 @@
 #include "absl/time/time.h"
 #include "base/steady_clock.h"
 #include "nlohmann/json.hpp"
+#include "server/answers/answer_writer.h"
 #include "server/chat/chat_response.h"
-#include "server/openai/answer_writer.h"
 
 namespace moeserve::server {
 

@@ -9,7 +9,7 @@
 
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
-#include "server/openai/shared_fields.h"
+#include "server/fields/shared_fields.h"
 #include "server/tools/tool_constraint.h"
 
 namespace moeserve::server {

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "engine/request.h"
 #include "nlohmann/json.hpp"
-#include "server/openai/answer.h"
-#include "server/openai/answer_writer.h"
+#include "server/answers/answer.h"
+#include "server/answers/answer_writer.h"
 #include "server/tools/answer_splitter.h"
 
 namespace moeserve::server {

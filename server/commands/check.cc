@@ -3,9 +3,9 @@
 #include <string>
 
 #include "base/message.h"
+#include "model_loaders/checkpoint/loader.h"
+#include "model_loaders/checkpoint/quantized_tensors.h"
 #include "model_loaders/inspect.h"
-#include "model_loaders/loader.h"
-#include "model_loaders/quantize/quantized_tensors.h"
 #include "server/chat/chat_format.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"

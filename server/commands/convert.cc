@@ -6,7 +6,7 @@
 
 #include "base/kinds.h"
 #include "base/message.h"
-#include "model_loaders/convert/convert_folder.h"
+#include "model_loaders/write/convert_folder.h"
 #include "server/base/text_values.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"

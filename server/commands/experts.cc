@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/message.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/profiles/profile_file.h"
 #include "server/commands/commands.h"
 #include "server/commands/profile_texts.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "server/base/text_values.h"
 #include "server/chat/chat_format.h"
 #include "server/commands/commands.h"

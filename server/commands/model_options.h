@@ -15,7 +15,7 @@
 #include "engine/engine.h"
 #include "kernels/backend.h"
 #include "kernels/registry.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "server/commands/progress/load_progress.h"
 #include "server/generation/engine_api.h"
 

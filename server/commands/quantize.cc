@@ -5,7 +5,7 @@
 
 #include "base/kinds.h"
 #include "base/message.h"
-#include "model_loaders/quantize/quantize_folder.h"
+#include "model_loaders/write/quantize_folder.h"
 #include "server/base/text_values.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"

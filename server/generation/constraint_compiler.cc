@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/message.h"
+#include "engine/text/structured/compile_constraint.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {

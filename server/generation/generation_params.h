@@ -9,7 +9,7 @@
 
 #include "base/status.h"
 #include "engine/request.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "server/base/limits.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/routing_params.h"

@@ -17,9 +17,9 @@
 #include <string_view>
 #include <utility>
 
+#include "base/descriptor.h"
 #include "base/message.h"
 #include "base/steady_clock.h"
-#include "kernels/base/descriptor.h"
 
 namespace moeserve::server {
 namespace {

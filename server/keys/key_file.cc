@@ -13,9 +13,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/time/time.h"
 #include "base/message.h"
+#include "base/strict_json.h"
 #include "engine/request.h"
 #include "model_loaders/files/mapped_file.h"
-#include "model_loaders/files/strict_json.h"
 #include "server/base/text_values.h"
 
 namespace moeserve::server {

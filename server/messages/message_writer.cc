@@ -4,8 +4,8 @@
 
 #include "base/message.h"
 #include "server/base/json_fields.h"
+#include "server/fields/routing_fields.h"
 #include "server/messages/message_request.h"
-#include "server/openai/routing_fields.h"
 
 namespace moeserve::server {
 

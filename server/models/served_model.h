@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "server/chat/chat_format.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/engine_api.h"

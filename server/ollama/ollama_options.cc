@@ -11,7 +11,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
-#include "server/openai/sampling_fields.h"
+#include "server/fields/sampling_fields.h"
 
 namespace moeserve::server {
 namespace {

@@ -7,8 +7,8 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/fields/request_fields.h"
 #include "server/ollama/ollama_options.h"
-#include "server/openai/request_fields.h"
 
 namespace moeserve::server {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "server/base/json_fields.h"
-#include "server/openai/routing_fields.h"
+#include "server/fields/routing_fields.h"
 
 namespace moeserve::server {
 

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "base/message.h"
+#include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/base/version.h"
 #include "server/open_inference/description.h"
 #include "server/open_inference/tensor_bytes.h"
-#include "server/openai/answer.h"
 
 namespace moeserve::server {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/message.h"
+#include "base/strict_json.h"
 #include "engine/text/tokenizer/utf8.h"
-#include "model_loaders/files/strict_json.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {

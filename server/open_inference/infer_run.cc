@@ -7,10 +7,10 @@
 
 #include "base/message.h"
 #include "base/steady_clock.h"
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
 #include "server/base/api_error.h"
+#include "server/completions/completion_request.h"
 #include "server/open_inference/description.h"
-#include "server/openai/completion_request.h"
 
 namespace moeserve::server {
 namespace {

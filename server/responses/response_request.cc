@@ -9,7 +9,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
-#include "server/openai/request_fields.h"
+#include "server/fields/request_fields.h"
 #include "server/tools/tool_definitions.h"
 
 namespace moeserve::server {

@@ -5,7 +5,7 @@
 
 #include "base/message.h"
 #include "server/base/json_fields.h"
-#include "server/openai/routing_fields.h"
+#include "server/fields/routing_fields.h"
 #include "server/responses/response_request.h"
 
 namespace moeserve::server {

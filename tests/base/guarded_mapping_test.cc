@@ -13,7 +13,7 @@
 #include <fstream>
 #include <thread>
 
-#include "kernels/base/descriptor.h"
+#include "base/descriptor.h"
 
 namespace moeserve {
 namespace {

@@ -17,7 +17,7 @@
 #include "engine/spec/weights.h"
 #include "kernels/cpu/isa/isa.h"
 #include "kernels/registry.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "server/bench/bench_cases.h"
 #include "server/bench/bench_report.h"
 #include "server/bench/bench_work.h"

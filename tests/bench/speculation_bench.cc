@@ -30,10 +30,10 @@
 #include <vector>
 
 #include "base/kinds.h"
-#include "engine/text/structured/constraint.h"
+#include "engine/text/structured/compile_constraint.h"
 #include "engine/text/structured/vocabulary_index.h"
 #include "kernels/registry.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "server/bench/synthetic_model.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/random.h"

@@ -11,9 +11,9 @@
 
 #include "absl/time/clock.h"
 #include "base/steady_clock.h"
-#include "engine/engine_options.h"
+#include "engine/run/engine_options.h"
 #include "engine/sample/sampler.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/support/devices.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"

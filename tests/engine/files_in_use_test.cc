@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/model/batch.h"
+#include "engine/memory/paged_pool.h"
 #include "engine/model/model.h"
-#include "engine/model/packed_cache.h"
-#include "engine/schedule/block_manager.h"
+#include "engine/step/batch.h"
+#include "engine/weights/packed_cache.h"
 #include "kernels/registry.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/support/golden.h"
 #include "tests/support/native_model.h"
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "engine/schedule/block_manager.h"
+#include "engine/memory/paged_pool.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
@@ -22,7 +22,7 @@ std::vector<TokenId> Tokens(int kind, int blocks) {
 
 // Holders allocate, find, publish, share and free blocks at random. The counts must add up, a found
 // block must have the requested tokens, and no block in use may be handed out again.
-TEST(BlockManagerTest, HoldsUnderRandomUse) {
+TEST(PagedPoolTest, HoldsUnderRandomUse) {
   constexpr int kBlocks = 40;
   struct Holder {
     std::vector<int32_t> blocks;
@@ -30,7 +30,7 @@ TEST(BlockManagerTest, HoldsUnderRandomUse) {
     std::string salt;
     int published = 0;
   };
-  BlockManager manager(kBlocks, true);
+  PagedPool manager(kBlocks, true);
   Random random(5);
   std::vector<Holder> holders;
   // The salt, and all tokens up to the block's end, that were last stored in each block.
@@ -91,8 +91,8 @@ TEST(BlockManagerTest, HoldsUnderRandomUse) {
   EXPECT_GT(evictions, 100);
 }
 
-TEST(BlockManagerTest, EndsAreForgottenBeforeBeginnings) {
-  BlockManager manager(4, true);
+TEST(PagedPoolTest, EndsAreForgottenBeforeBeginnings) {
+  PagedPool manager(4, true);
   const std::vector<TokenId> tokens = Tokens(0, 4);
   std::vector<int32_t> blocks;
   for (int i = 0; i < 4; ++i) {
@@ -107,8 +107,8 @@ TEST(BlockManagerTest, EndsAreForgottenBeforeBeginnings) {
             (std::vector<int32_t>{blocks[0], blocks[1], blocks[2]}));
 }
 
-TEST(BlockManagerTest, NothingIsFoundWithoutPrefixCache) {
-  BlockManager manager(2, false);
+TEST(PagedPoolTest, NothingIsFoundWithoutPrefixCache) {
+  PagedPool manager(2, false);
   const std::vector<TokenId> tokens = Tokens(0, 1);
   const int32_t block = manager.Take();
   manager.Publish(block, -1, "", tokens);

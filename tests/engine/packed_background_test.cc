@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "engine/model/model.h"
-#include "engine/model/packed_cache.h"
+#include "engine/weights/packed_cache.h"
 #include "kernels/registry.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/support/golden.h"
 #include "tests/support/native_model.h"
 

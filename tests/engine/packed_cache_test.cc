@@ -1,7 +1,7 @@
 // A model loaded from the packed cache must equal the model loaded from its checkpoint, whatever
 // files the cache's folder contains.
 
-#include "engine/model/packed_cache.h"
+#include "engine/weights/packed_cache.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -15,12 +15,12 @@
 #include <cstring>
 #include <map>
 
-#include "engine/model/batch.h"
+#include "engine/memory/paged_pool.h"
 #include "engine/model/model.h"
-#include "engine/schedule/block_manager.h"
+#include "engine/step/batch.h"
 #include "kernels/registry.h"
-#include "model_loaders/loader.h"
-#include "model_loaders/quantize/quantize_folder.h"
+#include "model_loaders/checkpoint/loader.h"
+#include "model_loaders/write/quantize_folder.h"
 #include "tests/support/golden.h"
 #include "tests/support/native_model.h"
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "model_loaders/quantize/quantize_folder.h"
+#include "model_loaders/write/quantize_folder.h"
 #include "tests/support/golden.h"
 #include "tests/support/model_runner.h"
 #include "tests/support/native_model.h"

@@ -12,7 +12,7 @@
 
 #include "engine/draft/prompt_lookup.h"
 #include "engine/engine.h"
-#include "engine/text/structured/constraint.h"
+#include "engine/text/structured/compile_constraint.h"
 #include "engine/text/structured/vocabulary_index.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"

@@ -7,7 +7,7 @@
 
 #include "engine/engine.h"
 #include "engine/sample/sampler.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/support/devices.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"

@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "engine/routes/route_layout.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "server/base/memory_budget.h"
 #include "server/chat/chat_format.h"
 #include "server/generation/generation_request.h"

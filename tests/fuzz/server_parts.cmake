@@ -3,7 +3,7 @@
 # Objects that a target does not use are left out of its program. If a target lacks a symbol, the file
 # that defines it is missing here.
 set(parts
-  engine/model/packed_cache.cc
+  engine/weights/packed_cache.cc
   engine/routes/route_layout.cc
   engine/routes/routing_control.cc
   engine/routes/routing_record.cc
@@ -61,14 +61,14 @@ set(parts
   server/open_inference/infer_json.cc
   server/open_inference/infer_request.cc
   server/open_inference/tensor_bytes.cc
-  server/openai/answer.cc
-  server/openai/completion_request.cc
-  server/openai/request_fields.cc
-  server/openai/routing_fields.cc
-  server/openai/sampling_fields.cc
-  server/openai/shared_fields.cc
-  server/openai/structural_tag.cc
-  server/openai/structured_fields.cc
+  server/answers/answer.cc
+  server/completions/completion_request.cc
+  server/fields/request_fields.cc
+  server/fields/routing_fields.cc
+  server/fields/sampling_fields.cc
+  server/fields/shared_fields.cc
+  server/fields/structural_tag.cc
+  server/fields/structured_fields.cc
   server/responses/response_request.cc
   server/rpc/error_details.cc
   server/rpc/http2/frame_guard.cc

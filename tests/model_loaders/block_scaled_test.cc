@@ -1,6 +1,6 @@
 // Weights in blocks with scales, widened and compared with the definitions of the OCP formats.
 
-#include "model_loaders/block_scaled.h"
+#include "model_loaders/checkpoint/block_scaled.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "model_loaders/architectures/native/config_json.h"
 #include "model_loaders/architectures/registry.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/native_model.h"
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/family_cases.h"
 #include "tests/support/golden.h"

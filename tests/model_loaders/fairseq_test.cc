@@ -11,10 +11,10 @@
 
 #include "base/message.h"
 #include "model_loaders/architectures/fairseq/options.h"
-#include "model_loaders/convert/convert_folder.h"
-#include "model_loaders/fairseq_files.h"
+#include "model_loaders/checkpoint/fairseq_files.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/torch/torch_file.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/write/convert_folder.h"
 #include "nlohmann/json.hpp"
 #include "tests/model_loaders/fairseq_support.h"
 #include "tests/model_loaders/support.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/family_cases.h"
 #include "tests/support/model_runner.h"

@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/torch/torch_file.h"
-#include "model_loaders/loader.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/native_model.h"
 

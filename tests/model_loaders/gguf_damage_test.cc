@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/gguf/gguf_file.h"
-#include "model_loaders/loader.h"
 #include "model_loaders/tokenizer/gguf_tokenizer.h"
 #include "tests/model_loaders/gguf_bytes.h"
 #include "tests/model_loaders/support.h"

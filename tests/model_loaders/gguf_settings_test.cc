@@ -12,7 +12,7 @@
 #include "base/check.h"
 #include "engine/spec/weights.h"
 #include "model_loaders/architectures/native/write_config.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/model_loaders/gguf_bytes.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/golden.h"

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "engine/spec/weights.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/gguf/gguf_file.h"
 #include "model_loaders/files/safetensors.h"
-#include "model_loaders/loader.h"
-#include "model_loaders/quantize/quantize_folder.h"
 #include "model_loaders/tokenizer/gguf_tokenizer.h"
+#include "model_loaders/write/quantize_folder.h"
 #include "nlohmann/json.hpp"
 #include "tests/model_loaders/gguf_bytes.h"
 #include "tests/model_loaders/support.h"

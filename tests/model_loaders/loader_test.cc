@@ -1,4 +1,4 @@
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 
 #include <cstring>
 #include <fstream>

@@ -1,6 +1,6 @@
 // Paths of models: folders, folders of Hugging Face's cache, and files.
 
-#include "model_loaders/model_path.h"
+#include "model_loaders/checkpoint/model_path.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/native_model.h"
 

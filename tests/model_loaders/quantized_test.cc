@@ -14,10 +14,10 @@
 
 #include "gtest/gtest.h"
 #include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/checkpoint/loader.h"
+#include "model_loaders/checkpoint/quantized_tensors.h"
 #include "model_loaders/inspect.h"
-#include "model_loaders/loader.h"
-#include "model_loaders/quantize/quantize_folder.h"
-#include "model_loaders/quantize/quantized_tensors.h"
+#include "model_loaders/write/quantize_folder.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/integer_weights.h"
 #include "tests/support/native_model.h"

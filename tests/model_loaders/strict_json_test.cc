@@ -1,4 +1,4 @@
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
 
 #include <string>
 

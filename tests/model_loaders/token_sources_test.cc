@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/native_model.h"
 

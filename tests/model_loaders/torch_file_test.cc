@@ -8,9 +8,9 @@
 
 #include "base/message.h"
 #include "gtest/gtest.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/safetensors.h"
 #include "model_loaders/files/weight_files.h"
-#include "model_loaders/loader.h"
 #include "tests/model_loaders/support.h"
 #include "tests/model_loaders/torch_bytes.h"
 #include "tests/support/native_model.h"

@@ -12,7 +12,7 @@
 #include "base/kinds.h"
 #include "gtest/gtest.h"
 #include "model_loaders/architectures/native/config_json.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/model_loaders/spec_members.h"
 #include "tests/support/family_cases.h"
 #include "tests/support/golden.h"

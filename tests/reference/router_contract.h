@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/route_settings.h"
+#include "kernels/base/route_settings.h"
 
 namespace moeserve::testing {
 

@@ -1,4 +1,4 @@
-#include "server/openai/completion_request.h"
+#include "server/completions/completion_request.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/openai/completion_response.h"
+#include "server/completions/completion_response.h"
 
 #include <gtest/gtest.h>
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "server/fields/request_fields.h"
 #include "server/http/openapi/document.h"
 #include "server/http/openapi/operations.h"
-#include "server/openai/request_fields.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {

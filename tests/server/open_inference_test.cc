@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/steady_clock.h"
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
 #include "server/base/api_error.h"
 #include "server/open_inference/infer_json.h"
 #include "server/open_inference/infer_request.h"

@@ -10,7 +10,7 @@
 #include "base/message.h"
 #include "engine/validate_request.h"
 #include "moeserve/v1/moeserve.pb.h"
-#include "server/openai/completion_request.h"
+#include "server/completions/completion_request.h"
 #include "server/rpc/messages/messages.h"
 #include "tests/server/fake_engine.h"
 

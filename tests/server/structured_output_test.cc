@@ -12,8 +12,8 @@
 
 #include "server/base/api_error.h"
 #include "server/base/work_pool.h"
+#include "server/fields/structured_fields.h"
 #include "server/generation/constraint_compiler.h"
-#include "server/openai/structured_fields.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/text/structured/compile_constraint.h"
 #include "tests/structured/hostile.h"
 #include "tests/structured/support.h"
 

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/text/structured/compile_constraint.h"
 #include "tests/structured/corpus.h"
 #include "tests/structured/hostile.h"
 

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/text/structured/compile_constraint.h"
 #include "tests/structured/corpus.h"
 #include "tests/structured/hostile.h"
 

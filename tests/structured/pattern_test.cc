@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "engine/text/structured/compile_constraint.h"
 #include "tests/structured/support.h"
 
 namespace moeserve::testing {

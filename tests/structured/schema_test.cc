@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/text/structured/compile_constraint.h"
 #include "tests/structured/support.h"
 
 namespace moeserve::testing {

@@ -13,6 +13,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "engine/text/structured/compile_constraint.h"
 #include "model_loaders/tokenizer/tokenizer_json.h"
 #include "tests/structured/hostile.h"
 

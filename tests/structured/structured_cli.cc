@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "engine/text/structured/compile_constraint.h"
 #include "engine/text/structured/compiled.h"
-#include "engine/text/structured/constraint.h"
 #include "model_loaders/tokenizer/tokenizer_config.h"
 #include "model_loaders/tokenizer/tokenizer_json.h"
 #include "tests/support/random.h"

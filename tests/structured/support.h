@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/text/structured/compile_constraint.h"
 #include "engine/text/structured/compiled.h"
-#include "engine/text/structured/constraint.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/text/structured/compile_constraint.h"
 #include "tests/structured/support.h"
 
 namespace moeserve::testing {

@@ -5,8 +5,8 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/schedule/block_manager.h"
-#include "model_loaders/loader.h"
+#include "engine/memory/paged_pool.h"
+#include "model_loaders/checkpoint/loader.h"
 
 namespace moeserve::testing {
 

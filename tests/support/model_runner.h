@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/batch.h"
 #include "engine/model/model.h"
+#include "engine/step/batch.h"
 #include "kernels/registry.h"
-#include "model_loaders/loader.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/support/devices.h"
 
 namespace moeserve::testing {

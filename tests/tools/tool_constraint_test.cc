@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/message.h"
+#include "engine/text/structured/compile_constraint.h"
 #include "server/generation/constraint_compiler.h"
 #include "tests/structured/support.h"
 

@@ -1,4 +1,4 @@
-#include "engine/layers/routed/expert_body.h"
+#include "engine/layers/routed/attention_experts.h"
 
 namespace moeserve {
 

@@ -12,21 +12,6 @@ int64_t ResultRows(const RoutingPlan* plan, const RowsView& rows) {
 
 }  // namespace
 
-RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention) {
-  const PositionSpec& position = PositionOf(model, attention);
-  RopeSettings rope;
-  rope.head_dim = attention.rope_width();
-  if (position.kind != PositionKind::kRope) return rope;
-  rope.dimensions = RopeDimensions(position, attention.rope_width());
-  rope.theta = position.theta;
-  rope.interleaved = position.pairing == RopePairing::kInterleaved;
-  rope.xpos_base = position.xpos_base;
-  if (position.scaling != RopeScaling()) {
-    rope.scaling = std::make_shared<const RopeScaling>(position.scaling);
-  }
-  return rope;
-}
-
 Result<FeedForwardExperts::Sublayer> FeedForwardExperts::LoadSublayer(
     LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
     const std::vector<int>& widths, int model_width) {

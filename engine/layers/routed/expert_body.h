@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/layers/load_weights.h"
-#include "engine/layers/step_context.h"
+#include "engine/step/step_context.h"
+#include "engine/weights/load_weights.h"
 
 namespace moeserve {
 
@@ -64,30 +64,5 @@ class FeedForwardExperts : public ExpertBody {
   Activation activation_;
   int widest_ = 0;
 };
-
-// MoA ("Mixture of Attention Heads", eq. 5 to 8): an expert is a set of query heads with its own
-// output projection. Keys and values are shared by all experts; they must be in the cache before
-// Run().
-class AttentionExperts : public ExpertBody {
- public:
-  static Result<std::unique_ptr<AttentionExperts>> Load(LoadContext& load,
-                                                        const std::string& prefix, int layer,
-                                                        const AttentionSpec& spec,
-                                                        const RopeSettings& rope, int model_width);
-  RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const override;
-
- private:
-  std::unique_ptr<LinearBank> query_;
-  std::unique_ptr<LinearBank> output_;
-  int heads_ = 1;      // query heads per expert; head j reads kv head j
-  RopeSettings rope_;  // dimensions is 0 if the model has no rope
-  int layer_ = 0;
-  float scale_ = 1.0f, soft_cap_ = 0.0f;
-  int window_ = 0;
-};
-
-// Returns the rope settings of an attention layer's queries; dimensions is 0 if the layer has no
-// rope.
-RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention);
 
 }  // namespace moeserve

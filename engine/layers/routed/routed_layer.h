@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/layers/load_weights.h"
 #include "engine/layers/routed/expert_body.h"
-#include "engine/layers/step_context.h"
+#include "engine/step/step_context.h"
+#include "engine/weights/load_weights.h"
 
 namespace moeserve {
 

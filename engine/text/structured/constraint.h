@@ -131,13 +131,4 @@ struct ConstraintLimits {
   int64_t shortest_answer = 1 << 20;  // largest size in bytes of the shortest text that matches
 };
 
-// Compiles a constraint. Returns InvalidArgument, with a JSON pointer into the schema or a position
-// in the pattern, if `spec` is invalid, uses an unsupported feature, exceeds a limit, matches no
-// text, matches only texts that the vocabulary cannot spell, or if its first mask takes too much
-// work (ConstraintState::overworked()). A keyword that restricts values and
-// is not supported is always an error, so the response never violates the constraint.
-Result<std::shared_ptr<const CompiledConstraint>> CompileConstraint(
-    const ConstraintSpec& spec, std::shared_ptr<const VocabularyIndex> vocabulary,
-    const ConstraintLimits& limits = {});
-
 }  // namespace moeserve

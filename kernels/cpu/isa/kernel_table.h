@@ -10,9 +10,9 @@
 
 #include "kernels/base/activation.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/kv_cache_type.h"
 #include "kernels/base/quantization.h"
 #include "kernels/base/routing.h"
-#include "kernels/kv_cache_type.h"
 
 namespace moeserve::cpu {
 

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "kernels/backend.h"
-#include "kernels/registry.h"
+#include "kernels/backend_options.h"
 
 namespace moeserve::cuda {
 

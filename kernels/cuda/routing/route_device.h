@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/route_settings.h"
+#include "kernels/base/route_settings.h"
 
 namespace moeserve::cuda {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/message.h"
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
 
 namespace moeserve {
 namespace {

@@ -14,9 +14,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/descriptor.h"
 #include "base/message.h"
 #include "engine/sampling_params.h"
-#include "kernels/base/descriptor.h"
 #include "nlohmann/json.hpp"
 #include "server/base/text_values.h"
 #include "server/config/suggestion.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "model_loaders/convert/new_folder.h"
+#include "model_loaders/write/new_folder.h"
 #include "server/commands/progress/progress.h"
 
 namespace moeserve::server {

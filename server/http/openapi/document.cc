@@ -5,13 +5,13 @@
 #include <string_view>
 #include <utility>
 
+#include "server/answers/answer.h"
 #include "server/base/text_values.h"
 #include "server/base/version.h"
+#include "server/fields/request_fields.h"
 #include "server/http/openapi/operations.h"
 #include "server/http/openapi/schema_builder.h"
 #include "server/http/openapi/schemas.h"
-#include "server/openai/answer.h"
-#include "server/openai/request_fields.h"
 
 namespace moeserve::server::http {
 namespace {

@@ -15,6 +15,10 @@
 #include "server/base/json_fields.h"
 #include "server/base/version.h"
 #include "server/chat/chat_request.h"
+#include "server/completions/completion_request.h"
+#include "server/completions/completion_response.h"
+#include "server/fields/request_fields.h"
+#include "server/fields/routing_fields.h"
 #include "server/generation/token_memory.h"
 #include "server/http/error_response.h"
 #include "server/http/openapi/document.h"
@@ -29,10 +33,6 @@
 #include "server/http/routes/submit.h"
 #include "server/http/routes/web_assets.h"
 #include "server/http/url.h"
-#include "server/openai/completion_request.h"
-#include "server/openai/completion_response.h"
-#include "server/openai/request_fields.h"
-#include "server/openai/routing_fields.h"
 #include "server/reports/expert_report.h"
 
 namespace moeserve::server::http {

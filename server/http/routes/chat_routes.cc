@@ -10,18 +10,18 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/chat/chat_request.h"
 #include "server/chat/chat_response.h"
+#include "server/completions/completion_request.h"
 #include "server/http/routes/request_body.h"
 #include "server/http/routes/submit.h"
 #include "server/messages/message_request.h"
 #include "server/messages/message_writer.h"
 #include "server/ollama/ollama_request.h"
 #include "server/ollama/ollama_writer.h"
-#include "server/openai/completion_request.h"
 #include "server/responses/response_request.h"
 #include "server/responses/response_writer.h"
 

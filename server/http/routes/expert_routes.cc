@@ -12,10 +12,10 @@
 #include "engine/statistics/measures/collapse.h"
 #include "engine/statistics/measures/token_affinity.h"
 #include "model_loaders/profiles/profile_file.h"
+#include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/http/error_response.h"
 #include "server/http/url.h"
-#include "server/openai/answer.h"
 #include "server/reports/live_profile.h"
 #include "server/reports/statistics_report.h"
 

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "server/answers/answer_writer.h"
 #include "server/base/work_pool.h"
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
 #include "server/http/types.h"
-#include "server/openai/answer_writer.h"
 
 namespace moeserve::server {
 

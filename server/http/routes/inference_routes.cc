@@ -9,7 +9,8 @@
 
 #include "base/message.h"
 #include "base/steady_clock.h"
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
+#include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/http/deferred_response.h"
@@ -20,7 +21,6 @@
 #include "server/http/url.h"
 #include "server/open_inference/infer_json.h"
 #include "server/open_inference/infer_run.h"
-#include "server/openai/answer.h"
 
 namespace moeserve::server::http {
 namespace {

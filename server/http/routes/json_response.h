@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/answers/answer.h"
 #include "server/http/types.h"
-#include "server/openai/answer.h"
 
 namespace moeserve::server::http {
 

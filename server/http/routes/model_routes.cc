@@ -6,11 +6,11 @@
 #include <string>
 #include <utility>
 
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
+#include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/http/error_response.h"
-#include "server/openai/answer.h"
 
 namespace moeserve::server::http {
 namespace {

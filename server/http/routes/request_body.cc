@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/message.h"
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server::http {

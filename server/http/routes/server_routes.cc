@@ -10,13 +10,13 @@
 
 #include "absl/time/time.h"
 #include "base/steady_clock.h"
+#include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/base/version.h"
 #include "server/http/error_response.h"
 #include "server/http/routes/expert_routes.h"
 #include "server/http/routes/json_response.h"
 #include "server/http/url.h"
-#include "server/openai/answer.h"
 
 namespace moeserve::server::http {
 namespace {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/answers/answer_writer.h"
 #include "server/context.h"
 #include "server/generation/generation_request.h"
 #include "server/http/types.h"
-#include "server/openai/answer_writer.h"
 
 namespace moeserve::server::http {
 

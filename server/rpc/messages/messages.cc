@@ -13,9 +13,9 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
+#include "server/fields/structural_tag.h"
 #include "server/generation/token_text.h"
 #include "server/metrics/prometheus.h"
-#include "server/openai/structural_tag.h"
 #include "server/rpc/messages/statistic_messages.h"
 
 namespace moeserve::server::rpc {

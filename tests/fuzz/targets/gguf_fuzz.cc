@@ -1,7 +1,7 @@
 // GGUF files: the tables, the tensors, the tokenizer and the model.
 
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/gguf/gguf_file.h"
-#include "model_loaders/loader.h"
 #include "model_loaders/tokenizer/gguf_tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -5,10 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "base/strict_json.h"
 #include "inference/grpc_predict_v2.pb.h"
-#include "model_loaders/files/strict_json.h"
 #include "moeserve/v1/moeserve.pb.h"
-#include "server/openai/completion_request.h"
+#include "server/completions/completion_request.h"
 #include "server/rpc/inference/infer_messages.h"
 #include "server/rpc/messages/messages.h"
 #include "tests/fuzz/bundled_model.h"

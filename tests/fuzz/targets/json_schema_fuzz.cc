@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "engine/text/structured/constraint.h"
+#include "engine/text/structured/compile_constraint.h"
 #include "model_loaders/tokenizer/vocab_files.h"
 #include "nlohmann/json.hpp"
 #include "tests/fuzz/fuzz.h"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/model/packed_cache.h"
+#include "engine/weights/packed_cache.h"
 #include "kernels/cpu/packed_bank.h"
 #include "kernels/cpu/thread_pool.h"
 #include "tests/fuzz/fuzz.h"

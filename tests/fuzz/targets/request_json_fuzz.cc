@@ -6,19 +6,19 @@
 #include <string>
 #include <utility>
 
-#include "model_loaders/files/strict_json.h"
+#include "base/strict_json.h"
+#include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/base/memory_budget.h"
 #include "server/chat/chat_request.h"
+#include "server/completions/completion_request.h"
+#include "server/fields/request_fields.h"
 #include "server/messages/message_request.h"
 #include "server/ollama/ollama_request.h"
 #include "server/open_inference/infer_json.h"
 #include "server/open_inference/infer_request.h"
 #include "server/open_inference/tensor_bytes.h"
-#include "server/openai/answer.h"
-#include "server/openai/completion_request.h"
-#include "server/openai/request_fields.h"
 #include "server/responses/response_request.h"
 #include "tests/fuzz/bundled_model.h"
 #include "tests/fuzz/fuzz.h"

@@ -1,0 +1,421 @@
+#include "engine/engine.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "base/check.h"
+#include "base/message.h"
+#include "base/steady_clock.h"
+#include "engine/model/trial.h"
+#include "engine/run/engine_impl.h"
+#include "engine/validate_request.h"
+
+namespace moeserve {
+namespace {
+
+// How often the engine checks deadlines and queue times while requests wait and none runs.
+constexpr absl::Duration kTick = absl::Milliseconds(20);
+// How long Drain() waits for the step that runs when it cancels what is left.
+constexpr absl::Duration kLastStep = absl::Seconds(10);
+
+}  // namespace
+
+absl::Status Engine::Impl::Submit(std::vector<Request> requests,
+                                  std::vector<std::shared_ptr<TokenSink>> sinks) {
+  MOESERVE_CHECK(!requests.empty() && requests.size() == sinks.size(), "a sink for each request");
+  std::vector<SequencePtr> sequences;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    MOESERVE_RETURN_IF_ERROR(
+        ValidateRequest(requests[i], {.vocab_size = model_->spec().vocab_size,
+                                      .max_model_len = options_.max_model_len,
+                                      .has_tokenizer = tokenizer_ != nullptr,
+                                      .routing_records = options_.routing_records,
+                                      .routing_control = options_.routing_control.enabled}));
+    sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
+                                                   tokenizer_.get(), eos_,
+                                                   LongSequencesFrom(model_->spec())));
+    if (options_.draft.max_tokens > 0) sequences.back()->sampling.KeepSteps();
+    if (BlocksFor(sequences.back()->cache_tokens()) > cache_->num_blocks()) {
+      return absl::InvalidArgumentError(
+          "the request can never fit: its prompt and max_tokens need more KV cache than there is");
+    }
+  }
+  const int count = static_cast<int>(sequences.size());
+  const int prompt = sequences.front()->prompt_length();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (draining_ || stop_) return absl::UnavailableError("the server is shutting down");
+  if (!stats_.healthy) return absl::UnavailableError("the engine has stopped");
+  if (queued_seqs_ + count > options_.max_queued_seqs ||
+      queued_tokens_ + prompt > options_.max_queued_tokens) {
+    ++stats_.rejected_queue_full;
+    return absl::ResourceExhaustedError("the queue is full");
+  }
+  for (int i = 0; i < count; ++i) {
+    if (ids_.insert(sequences[i]->request.id).second) continue;
+    while (i-- > 0) ids_.erase(sequences[i]->request.id);
+    return absl::AlreadyExistsError("a request with this id is running");
+  }
+  for (const SequencePtr& s : sequences) sinks_.insert(s->sink.get());
+  const absl::Time now = SteadyNow();
+  const auto submitted_at = std::chrono::steady_clock::now();
+  for (SequencePtr& s : sequences) {
+    const auto& seed = s->request.sampling.seed;
+    s->seed =
+        seed.has_value() ? static_cast<uint64_t>(*seed) : (uint64_t{random_()} << 32 | random_());
+    s->queued_at = now;
+    s->submitted_at = submitted_at;
+    s->rank = now + s->request.priority * kPriorityUnit;
+    s->order = ++submissions_;
+    if (s != sequences.front()) sequences.front()->samples.push_back(std::move(s));
+  }
+  queued_seqs_ += count;
+  queued_tokens_ += prompt;
+  stats_.waiting += count;
+  submitted_.push_back(std::move(sequences.front()));
+  wake_.notify_one();
+  return absl::OkStatus();
+}
+
+void Engine::Impl::Cancel(const TokenSink* sink) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!sinks_.contains(sink)) return;
+  cancel_requests_.push_back(sink);
+  wake_.notify_one();
+}
+
+bool Engine::Impl::Drain(absl::Time deadline) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto all_ended = [this] { return ids_.empty(); };
+  draining_ = true;
+  wake_.notify_one();
+  // Even a wait that is over at once unlocks the mutex; requests could then still run to their end.
+  if (SteadyNow() < deadline) idle_.wait_until(lock, ToSteadyTimePoint(deadline), all_ended);
+  cancel_all_ = true;
+  wake_.notify_one();
+  return idle_.wait_for(lock, absl::ToChronoMilliseconds(kLastStep), all_ended);
+}
+
+void Engine::Impl::Shutdown() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    draining_ = cancel_all_ = stop_ = true;
+    wake_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Engine::Impl::Loop() {
+  pthread_setname_np(pthread_self(), "engine");  // for ps, top and debuggers
+  while (TakeWork()) {
+    try {
+      AbortExpired();
+      Admit();
+      Step();
+      UpdateGauges();
+    } catch (const std::bad_alloc&) {
+      // Step() ends the requests whose computation lacks memory. The rest is tried again.
+      std::this_thread::sleep_for(absl::ToChronoMilliseconds(kTick));
+    }
+  }
+}
+
+bool Engine::Impl::TakeWork() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto has_news = [this] {
+    return stop_ || cancel_all_ || !submitted_.empty() || !cancel_requests_.empty();
+  };
+  const auto nothing_left = [this] {
+    return scheduler_.waiting().empty() && scheduler_.running().empty();
+  };
+  if (scheduler_.running().empty() && !has_news()) {
+    idle_.notify_all();
+    idle_now_ = true;
+    if (scheduler_.waiting().empty()) {
+      wake_.wait(lock, has_news);
+    } else {
+      wake_.wait_for(lock, absl::ToChronoMilliseconds(kTick), has_news);
+    }
+    idle_now_ = false;
+  }
+  ++rounds_;
+  for (SequencePtr& s : submitted_) scheduler_.Enqueue(std::move(s));
+  submitted_.clear();
+  cancelled_.insert(cancel_requests_.begin(), cancel_requests_.end());
+  cancel_requests_.clear();
+  shutting_down_ = cancel_all_;
+  if (cancel_all_) cancelled_.insert(sinks_.begin(), sinks_.end());
+  const bool over = stop_ && nothing_left();
+  if (cancel_all_ && !stop_) cancel_all_ = !nothing_left();
+  if (over) stats_.healthy = false;
+  return !over;
+}
+
+void Engine::Impl::AbortExpired() {
+  const absl::Time now = SteadyNow();
+  std::vector<std::pair<Sequence*, absl::Status>> ended;
+  std::vector<Sequence*> cut;
+  const auto judge = [&](Sequence* s, bool queued) {
+    if (!broken_.ok()) {
+      ended.emplace_back(s, broken_);
+    } else if (cancelled_.contains(s->sink.get())) {
+      ended.emplace_back(s, shutting_down_ ? absl::UnavailableError("the server is shutting down")
+                                           : absl::CancelledError("the request was cancelled"));
+    } else if (s->request.deadline <= now && s->generated() > 0) {
+      cut.push_back(s);
+    } else if (s->request.deadline <= now) {
+      ended.emplace_back(s, absl::DeadlineExceededError("the request ran into its time limit"));
+    } else if (queued && now - s->queued_at > options_.max_queue_wait) {
+      ended.emplace_back(s,
+                         absl::ResourceExhaustedError("the request waited too long in the queue"));
+    }
+  };
+  for (const auto* list : {&scheduler_.running(), &scheduler_.waiting()}) {
+    for (const SequencePtr& s : *list) {
+      judge(s.get(), !s->admitted);
+      for (const SequencePtr& sample : s->samples) judge(sample.get(), !s->admitted);
+    }
+  }
+  for (Sequence* s : cut) {
+    OutputDelta delta = TokenStep::CutOff(*s);
+    const int end = std::min(s->computed, s->length() - 1);
+    if (s->request.routing_record && end > s->routes_delivered) DeliverRoutes(*s, end, delta);
+    Finish(s, std::move(delta));
+  }
+  for (const auto& [s, status] : ended) {
+    if (absl::IsResourceExhausted(status)) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ++stats_.rejected_queue_timeout;
+    }
+    Fail(s, status);
+  }
+  cancelled_.clear();
+}
+
+void Engine::Impl::LeaveQueue(int sequences, int64_t tokens) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  queued_seqs_ -= sequences;
+  queued_tokens_ -= tokens;
+}
+
+void Engine::Impl::Forget(const Sequence& ended) {
+  ids_.erase(ended.request.id);
+  sinks_.erase(ended.sink.get());
+  // Another request's sink may soon be at this address.
+  std::erase(cancel_requests_, ended.sink.get());
+}
+
+void Engine::Impl::Admit() {
+  const auto admitted = scheduler_.Admit();
+  for (Sequence* s : admitted) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto measure = [&](Sequence& sequence) {
+      sequence.admitted_at = now;
+      histograms_.queue_seconds.Observe(SecondsBetween(sequence.submitted_at, now));
+    };
+    measure(*s);
+    for (const SequencePtr& sample : s->samples) measure(*sample);
+    LeaveQueue(1 + static_cast<int>(s->samples.size()), s->prompt_length());
+  }
+  // The step that follows may take long; meanwhile these sequences run and do not wait.
+  if (!admitted.empty()) UpdateGauges();
+}
+
+void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
+  if (sequence->request.expert_counts) {
+    delta.expert_counts.resize(recorder_.layout().num_experts);
+    routes_.Count(sequence->blocks, delta.expert_counts);
+  }
+  if (options_.expert_stats) {
+    const TokenRoutes totals = routes_.Total(sequence->blocks);
+    delta.usage.routed_tokens = sequence->computed;
+    delta.usage.expert_routes = totals.routes;
+    delta.usage.activated_parameters =
+        totals.parameters +
+        static_cast<uint64_t>(sequence->computed) * static_cast<uint64_t>(always_active_);
+  }
+  const SequencePtr s = scheduler_.Remove(sequence);
+  RefreshIfIdle();
+  const auto now = std::chrono::steady_clock::now();
+  histograms_.inference_seconds.Observe(SecondsBetween(s->admitted_at, now));
+  if (s->generated() > 0) {
+    histograms_.decode_seconds.Observe(SecondsBetween(*s->first_token_at, now));
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stats_.prompt_tokens += static_cast<uint64_t>(s->prompt_length());
+    stats_.generation_tokens += static_cast<uint64_t>(s->generated());
+    ++(delta.finish_reason == FinishReason::kStop ? stats_.finished_stop : stats_.finished_length);
+    CopySchedulerStats();
+    Forget(*s);
+  }
+  s->sink->OnDelta(std::move(delta));
+}
+
+void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
+  SequencePtr s;
+  bool queued = !sequence->admitted;
+  bool prompt_leaves = queued && sequence->samples.empty();
+  for (const auto* list : {&scheduler_.running(), &scheduler_.waiting()}) {
+    for (const SequencePtr& leader : *list) {
+      auto& samples = leader->samples;
+      const auto it = std::find_if(samples.begin(), samples.end(),
+                                   [&](const SequencePtr& x) { return x.get() == sequence; });
+      if (it == samples.end()) continue;
+      s = std::move(*it);
+      samples.erase(it);
+      queued = !leader->admitted;
+      prompt_leaves = false;
+      break;
+    }
+    if (s != nullptr) break;
+  }
+  const int computed = std::min(sequence->computed, sequence->prompt_length());
+  if (s == nullptr) s = scheduler_.Remove(sequence);
+  RefreshIfIdle();
+  if (queued) {
+    histograms_.queue_seconds.Observe(
+        SecondsBetween(s->submitted_at, std::chrono::steady_clock::now()));
+    LeaveQueue(1, prompt_leaves ? s->prompt_length() : 0);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stats_.prompt_tokens += static_cast<uint64_t>(computed);
+    stats_.generation_tokens += static_cast<uint64_t>(s->generated());
+    const bool abort = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status) ||
+                       absl::IsUnavailable(status);
+    ++(abort ? stats_.finished_abort : stats_.finished_error);
+    CopySchedulerStats();
+    Forget(*s);
+  }
+  s->sink->OnError(status);
+}
+
+void Engine::Impl::UpdateGauges() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  CopySchedulerStats();
+}
+
+void Engine::Impl::CopySchedulerStats() {
+  stats_.running = static_cast<int>(scheduler_.running().size());
+  // Admitted sequences that wait, after a preemption or as forked samples, count as waiting.
+  stats_.waiting = queued_seqs_ + static_cast<int>(std::count_if(
+                                      scheduler_.waiting().begin(), scheduler_.waiting().end(),
+                                      [](const SequencePtr& s) { return s->admitted; }));
+  stats_.kv_blocks_used = scheduler_.blocks().used();
+  stats_.kv_blocks_evictable = scheduler_.blocks().evictable();
+  stats_.preemptions = scheduler_.preemptions();
+  stats_.prefix_queried_tokens = scheduler_.queried_tokens();
+  stats_.prefix_hit_tokens = scheduler_.hit_tokens();
+  stats_.drafted_tokens = drafted_tokens_;
+  stats_.accepted_tokens = accepted_tokens_;
+  stats_.histograms = histograms_;
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() { Shutdown(); }
+
+namespace {
+
+// Routing plans number the routes of a step with 32 bits.
+absl::Status CheckRoutes(const ModelSpec& spec, int max_step_tokens) {
+  int64_t most = 1;  // of a token in one block
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.attention.routed()) {
+      most = std::max<int64_t>(most, layer.attention.routing->num_experts);
+    }
+    if (layer.feed_forward.routed()) {
+      const RoutedLayerSpec& routing = *layer.feed_forward.routing;
+      most = std::max(most, int64_t{routing.split.heads} * routing.num_experts);
+    }
+  }
+  const int64_t tokens = std::numeric_limits<int32_t>::max() / most;
+  if (max_step_tokens <= tokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat("max-step-tokens: expected at most ", tokens,
+                                           " with this model, found ", max_step_tokens));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                               std::unique_ptr<Model> model,
+                                               std::shared_ptr<const Tokenizer> tokenizer,
+                                               std::vector<TokenId> eos_token_ids,
+                                               std::unique_ptr<Model> draft_model) {
+  const ReportContents contents =
+      options.expert_stats ? RecorderReportContents(RecorderSettings(options)) : ReportContents{};
+  MOESERVE_ASSIGN_OR_RETURN(const EngineOptions o,
+                            Resolved(options, model->spec(), model->backend().preferred_step_rows(),
+                                     model->backend().samples_on_device() ? 0 : 8,
+                                     model->ReportFloatsPerToken(contents)));
+  MOESERVE_RETURN_IF_ERROR(CheckRoutes(model->spec(), o.max_step_tokens));
+  const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
+  const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
+  int64_t block_bytes = model->backend().KvBlockBytes(shapes, type);
+  std::vector<KvLayerShape> draft_shapes;
+  KvCacheType draft_type = type;
+  if (draft_model != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(DraftModel::Check(*draft_model, model->spec(), o.max_model_len));
+    draft_shapes = CacheShapes(draft_model->spec());
+    draft_type = KvCacheTypeOf(draft_model->options().compute);
+    block_bytes += draft_model->backend().KvBlockBytes(draft_shapes, draft_type);
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks, CacheBlocks(o, block_bytes));
+  // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
+  // rows.
+  const std::optional<RoutingControl> widest =
+      RoutingControl::Widest(model->spec(), o.routing_control);
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,
+                                          widest.has_value() ? &*widest : nullptr, contents));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
+                            model->backend().NewKvCache(shapes, type, blocks));
+  if (o.try_model) MOESERVE_RETURN_IF_ERROR(TryModel(*model, *cache));
+  std::unique_ptr<RouteCounters> counters;
+  if (o.expert_stats) {
+    const CountSettings counts = RecorderCounts(model->spec(), RecorderSettings(o));
+    MOESERVE_ASSIGN_OR_RETURN(counters, model->backend().NewRouteCounters(counts));
+  }
+  std::unique_ptr<KvCacheStorage> draft_cache;
+  if (draft_model != nullptr) {
+    MOESERVE_ASSIGN_OR_RETURN(draft_cache,
+                              draft_model->backend().NewKvCache(draft_shapes, draft_type, blocks));
+  }
+  auto impl = std::make_unique<Impl>(
+      o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),
+      blocks * block_bytes, std::move(counters), std::move(draft_model), std::move(draft_cache));
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+absl::Status Engine::Submit(Request request, std::shared_ptr<TokenSink> sink) {
+  std::vector<Request> requests;
+  requests.push_back(std::move(request));
+  return impl_->Submit(std::move(requests), {std::move(sink)});
+}
+absl::Status Engine::Submit(std::vector<Request> requests,
+                            std::vector<std::shared_ptr<TokenSink>> sinks) {
+  return impl_->Submit(std::move(requests), std::move(sinks));
+}
+void Engine::Cancel(const TokenSink* sink) { impl_->Cancel(sink); }
+bool Engine::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
+void Engine::Shutdown() { impl_->Shutdown(); }
+EngineProgress Engine::Progress() const { return impl_->Progress(); }
+EngineStats Engine::Stats() const { return impl_->Stats(); }
+ExpertStats Engine::ExpertSnapshot() const { return impl_->recorder().Snapshot(); }
+const RouteLayout& Engine::route_layout() const { return impl_->recorder().layout(); }
+std::optional<TokenExpertCounts> Engine::token_expert_counts() const {
+  return impl_->recorder().token_counts();
+}
+std::vector<HiddenSample> Engine::HiddenSamples() const {
+  return impl_->recorder().HiddenSamples();
+}
+const EngineOptions& Engine::options() const { return impl_->options_; }
+int Engine::max_model_len() const { return impl_->options_.max_model_len; }
+const ModelSpec& Engine::spec() const { return impl_->model_->spec(); }
+const Tokenizer& Engine::tokenizer() const { return *impl_->tokenizer_; }
+bool Engine::has_tokenizer() const { return impl_->tokenizer_ != nullptr; }
+
+}  // namespace moeserve

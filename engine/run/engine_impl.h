@@ -1,0 +1,218 @@
+// The engine's state. engine.cc has what other threads call and the life of a request,
+// engine_step.cc has the steps.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "engine/draft/constraint_memory.h"
+#include "engine/draft/draft_depth.h"
+#include "engine/engine.h"
+#include "engine/memory/paged_pool.h"
+#include "engine/routes/route_log.h"
+#include "engine/run/draft_model.h"
+#include "engine/run/engine_options.h"
+#include "engine/run/token_step.h"
+#include "engine/schedule/drawing_share.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/schedule/step_time.h"
+#include "engine/sequence/sequence.h"
+
+namespace moeserve {
+
+inline double SecondsBetween(std::chrono::steady_clock::time_point begin,
+                             std::chrono::steady_clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+inline int64_t HeadParameters(const ModelSpec& spec) {
+  return int64_t{spec.vocab_size} * spec.hidden_size;
+}
+
+class Engine::Impl {
+ public:
+  Impl(const EngineOptions& options, std::unique_ptr<Model> model,
+       std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
+       std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
+       std::unique_ptr<RouteCounters> counters, std::unique_ptr<Model> draft_model,
+       std::unique_ptr<KvCacheStorage> draft_cache)
+      : options_(options),
+        model_(std::move(model)),
+        tokenizer_(std::move(tokenizer)),
+        eos_(std::move(eos)),
+        cache_(std::move(cache)),
+        recorder_(model_->spec(), RecorderSettings(options_), &routes_, std::move(counters)),
+        always_active_(recorder_.Snapshot().always_active_parameters),
+        routes_(recorder_.layout(), cache_->num_blocks(), options_.routing_records),
+        scheduler_(*cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
+        textless_(tokenizer_.get(), eos_, model_->spec().vocab_size),
+        token_step_(eos_, textless_, model_->spec().vocab_size, options_.max_model_len),
+        draft_depth_(ReadShare(recorder_.Snapshot(), HeadParameters(model_->spec()))) {
+    stats_.kv_blocks_total = cache_->num_blocks();
+    stats_.kv_block_tokens = kKvBlockTokens;
+    stats_.kv_cache_bytes = cache_bytes;
+    stats_.weight_bytes = model_->weight_bytes();
+    stats_.prefix_cache = options_.prefix_cache;
+    if (draft_model != nullptr) {
+      draft_model_ = std::make_unique<DraftModel>(std::move(draft_model), std::move(draft_cache),
+                                                  options_.max_step_tokens, textless_);
+    }
+    thread_ = std::thread([this] { Loop(); });
+  }
+
+  absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
+  void Cancel(const TokenSink* sink);
+  bool Drain(absl::Time deadline);
+  void Shutdown();
+  EngineProgress Progress() const { return {rounds_.load(), idle_now_.load()}; }
+  EngineStats Stats() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return stats_;
+  }
+
+  const EngineOptions options_;
+  const std::unique_ptr<Model> model_;
+  const std::shared_ptr<const Tokenizer> tokenizer_;
+  const ExpertRecorder& recorder() const { return recorder_; }
+
+ private:
+  // What was drawn for a sequence in a step.
+  struct Drawn {
+    std::vector<OutputDelta> deltas;
+    absl::Status status;  // the error that ends the sequence after these pieces
+    int accepted = 0;     // leading drafted rows that are rows of the sequence
+  };
+  // What a step computed for a sequence.
+  struct SequenceOutput {
+    ScheduledRows rows;
+    int first_row = 0;  // of the step
+    RowLogits logits;
+    std::span<const uint8_t> failed;  // [rows.count] StepReport::failed
+    std::optional<Drawn> drawn;       // set by Verify()
+  };
+
+  void Loop();
+  // Takes submitted requests and cancellations; waits while there is no work. Returns false when
+  // the engine was stopped and no request is left.
+  bool TakeWork();
+  void AbortExpired();
+  void Admit();
+  void Step();
+  // Proposes what may follow each decoding sequence and chooses how much of it the next step
+  // computes.
+  void ProposeDrafts();
+  // Returns how many tokens may be drafted for a sequence.
+  int DraftRoom(const Sequence& sequence) const;
+  // Lets the draft model propose tokens for these sequences, of a step with `rows` decoding rows.
+  void ProposeByModel(int rows, const std::vector<Sequence*>& sequences);
+  // Splits a step's results by sequence. `positions` [logit rows] is referred to by the result.
+  std::vector<SequenceOutput> Outputs(const std::vector<ScheduledRows>& scheduled,
+                                      const Batch& batch, const StepReport& report,
+                                      std::vector<int32_t>& positions);
+  // Draws the tokens of the sequences with drafted rows, removes the rejected rows from
+  // `outputs`, and sets their phases in `batch`.
+  void Verify(std::vector<SequenceOutput>& outputs, Batch& batch);
+  // Draws the tokens that follow the last known token, as many as the drafted rows allow. The
+  // results of the other rows must be finite.
+  Drawn Draw(Sequence& sequence, const SequenceOutput& output);
+  Drawn DrawTokens(Sequence& sequence, const SequenceOutput& output);
+  // Learns from the tokens [first, length) which the sequence drew, whether proposals are right.
+  void LearnAcceptance(Sequence& sequence, int first);
+  void ObserveStep(const std::vector<ScheduledRows>& scheduled, double forward_seconds);
+  // Updates a sequence after its rows were computed: collects log-probabilities and marks the rows
+  // as computed. If no known token is left to compute, draws and delivers the next tokens.
+  void Advance(SequenceOutput& output);
+  // Calls Advance(), and ends the sequence if there is no memory for that.
+  void AdvanceOrFail(SequenceOutput& output);
+  // Starts the other samples of this sequence's prompt after the prompt was computed; each sample
+  // draws its own first token.
+  void ForkSamples(Sequence& sequence, const SequenceOutput& output);
+  // Sends what was drawn to the sink. `first` is the position of the first drawn token.
+  void Deliver(Sequence& sequence, Drawn drawn, int first);
+  // Adds the routes of the tokens before `end` to the piece.
+  void DeliverRoutes(Sequence& sequence, int end, OutputDelta& delta);
+  // Finish() ends a request with its last piece, Fail() with an error. The request's cache blocks
+  // and its id are free before the sink is called.
+  void Finish(Sequence* sequence, OutputDelta delta);
+  void Fail(Sequence* sequence, const absl::Status& status);
+  // Also ends the samples that wait for the sequence's prompt to be computed.
+  void FailWithSamples(Sequence* sequence, const absl::Status& status);
+  void FailForMemory(Sequence* sequence);
+  // If no request is left, reads the expert counters from the device, so that an idle engine's
+  // statistics are complete.
+  void RefreshIfIdle() {
+    if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
+  }
+  void LeaveQueue(int sequences, int64_t tokens);
+  // Forgets an ended request; requires mutex_ to be held.
+  void Forget(const Sequence& ended);
+  void UpdateGauges();
+  void CopySchedulerStats();  // requires mutex_ to be held
+
+  const std::vector<TokenId> eos_;
+  const std::unique_ptr<KvCacheStorage> cache_;
+
+  // The following members are used by the engine thread only.
+  ExpertRecorder recorder_;
+  const int64_t always_active_;  // parameters that every token uses, whatever its routes
+  RouteLog routes_;
+  Scheduler scheduler_;
+  const TextlessIds textless_;
+  TokenStep token_step_;
+  StepTime step_time_;
+  DrawingShare drawing_share_;
+  DraftDepth draft_depth_;
+  ConstraintMemory constraint_memory_;
+  std::unique_ptr<DraftModel> draft_model_;  // may be null
+  uint64_t model_drafts_ = 0;                // steps in which the draft model was not worth it
+  uint64_t drafted_tokens_ = 0;
+  uint64_t accepted_tokens_ = 0;
+  std::vector<float> logits_;
+  std::vector<SampleResult> samples_;  // tokens that the device drew in the last step
+  std::unordered_set<const TokenSink*> cancelled_;
+  bool shutting_down_ = false;  // cancelled_ has all requests, because the engine stops
+  EngineHistograms histograms_;
+  // Not OK once a file that the model reads in place has been damaged: no request can be computed
+  // any more.
+  absl::Status broken_;
+
+  // Written by the engine thread; read without a lock, because a thread that is stuck could hold
+  // it.
+  std::atomic<uint64_t> rounds_{0};
+  std::atomic<bool> idle_now_{false};
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable idle_;
+  // The following members are guarded by mutex_.
+  std::deque<SequencePtr> submitted_;
+  std::vector<const TokenSink*> cancel_requests_;  // only of requests that have not ended
+  // Of the requests that have not ended.
+  std::unordered_set<std::string> ids_;
+  std::unordered_set<const TokenSink*> sinks_;
+  int queued_seqs_ = 0;        // sequences that were submitted and never admitted
+  int64_t queued_tokens_ = 0;  // prompt tokens of these sequences; samples of one prompt count once
+  uint64_t submissions_ = 0;
+  bool draining_ = false;
+  bool cancel_all_ = false;
+  bool stop_ = false;
+  EngineStats stats_;
+  std::random_device random_;
+
+  std::thread thread_;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,86 @@
+#include "engine/run/engine_options.h"
+
+#include <algorithm>
+#include <string>
+
+#include "engine/memory/paged_pool.h"
+
+namespace moeserve {
+namespace {
+
+// Largest memory for the router scores and router inputs that a step reports. This memory is
+// taken from the device before the KV cache. If a step of max_step_tokens rows would need more,
+// max_step_tokens is lowered, but not below max_num_seqs.
+constexpr int64_t kMaxReportBytes = int64_t{256} << 20;
+
+}  // namespace
+
+Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
+                               int device_step_rows, int device_draft_tokens,
+                               int64_t report_floats) {
+  EngineOptions o = options;
+  if (o.max_model_len == 0) o.max_model_len = spec.max_position_embeddings;
+  if (o.max_model_len < 1 || o.max_model_len > spec.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        "max-model-len: expected 1 to " + std::to_string(spec.max_position_embeddings) +
+        " (max_position_embeddings), found " + std::to_string(options.max_model_len));
+  }
+  if (o.max_num_seqs < 1 || o.max_num_seqs > 65536) {
+    return absl::InvalidArgumentError("max-num-seqs: expected 1 to 65536, found " +
+                                      std::to_string(o.max_num_seqs));
+  }
+  if (o.routing_records && !o.expert_stats) {
+    return absl::InvalidArgumentError("routing-records: expert statistics are switched off");
+  }
+  if (o.kv_cache_type == KvCacheType::kInt8 && HasXpos(spec)) {
+    return absl::InvalidArgumentError(
+        "kv-cache-dtype: expected f32 or bf16, found int8 (the elements of an int8 key have one "
+        "scale, but position.xpos_base scales them by very different factors)");
+  }
+  if (o.draft.max_tokens == kDefaultDraftTokens) o.draft.max_tokens = device_draft_tokens;
+  if (o.draft.max_tokens < 0 || o.draft.max_tokens > kMostDraftTokens) {
+    return absl::InvalidArgumentError("draft-tokens: expected 0 to " +
+                                      std::to_string(kMostDraftTokens) + ", found " +
+                                      std::to_string(o.draft.max_tokens));
+  }
+  if (o.max_step_tokens == 0) o.max_step_tokens = device_step_rows;
+  if (report_floats > 0) {
+    const int64_t fitting = kMaxReportBytes / (report_floats * static_cast<int64_t>(sizeof(float)));
+    o.max_step_tokens = static_cast<int>(std::min<int64_t>(o.max_step_tokens, fitting));
+  }
+  if (o.max_step_tokens < o.max_num_seqs) o.max_step_tokens = o.max_num_seqs;
+  return o;
+}
+
+Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes) {
+  const int64_t longest = BlocksFor(options.max_model_len);
+  int64_t blocks = options.kv_cache_bytes / block_bytes;
+  if (options.kv_cache_bytes == 0) {
+    blocks =
+        std::max(options.max_num_seqs * BlocksFor(std::min(options.max_model_len, 2048)), longest);
+  }
+  if (blocks < longest) {
+    return absl::ResourceExhaustedError("kv-cache-memory: one sequence of max-model-len " +
+                                        std::to_string(options.max_model_len) + " tokens needs " +
+                                        std::to_string(longest * block_bytes) + " bytes, found " +
+                                        std::to_string(options.kv_cache_bytes));
+  }
+  if (options.max_kv_cache_bytes > 0 && blocks > options.max_kv_cache_bytes / block_bytes) {
+    return absl::ResourceExhaustedError(
+        "the KV cache needs " + std::to_string(blocks * block_bytes) + " bytes, expected at most " +
+        std::to_string(options.max_kv_cache_bytes));
+  }
+  return blocks;
+}
+
+RecorderOptions RecorderSettings(const EngineOptions& options) {
+  RecorderOptions recorder = options.recorder;
+  recorder.any_selection = options.routing_control.enabled;
+  if (!options.expert_stats) {
+    recorder.token_counts_bytes = 0;
+    recorder.hidden_samples = 0;
+  }
+  return recorder;
+}
+
+}  // namespace moeserve

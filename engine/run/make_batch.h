@@ -1,0 +1,19 @@
+// Turns the rows that the scheduler chose into the batch of a step.
+#pragma once
+
+#include <vector>
+
+#include "engine/run/token_step.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/step/batch.h"
+
+namespace moeserve {
+
+// Builds the batch for `rows`. It requests logits for every row for which Sequence::WantsLogits()
+// is true, and for drafted rows. Drafted rows get the phase kDecode. With `samples_on_device`, it
+// requests a token drawn by the device instead, if the device can draw it; `textless` are the ids
+// that are never drawn.
+Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
+                const TextlessIds& textless);
+
+}  // namespace moeserve

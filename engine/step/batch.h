@@ -1,0 +1,43 @@
+// One step's work: a ragged batch of tokens from many sequences.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/routes/routing_control.h"
+#include "engine/spec/spec.h"
+#include "engine/step/phase.h"
+#include "kernels/backend.h"
+
+namespace moeserve {
+
+// T tokens of S sequences. The tokens of one sequence are adjacent. Their positions are consecutive
+// and begin where the sequence's cached tokens end.
+struct Batch {
+  std::vector<int32_t> tokens;     // [T]
+  std::vector<int32_t> positions;  // [T] position in the sequence; its first token is at 0
+  std::vector<int32_t> sequence;   // [T] index into block_tables
+  std::vector<Phase> phase;        // [T] used for statistics
+  // [T] 1 for the tokens of long sequences (LongSequencesFrom()); empty: no sequence is long.
+  std::vector<uint8_t> long_sequence;
+  std::vector<std::span<const int32_t>> block_tables;  // [S] ids of each sequence's cache blocks
+  std::vector<int32_t> logit_rows;                     // rows whose logits are needed, ascending
+  // [logit_rows] what the device samples from each of these rows; if SampleRow::row < 0, the row's
+  // logits are copied to the host instead. Empty: all logits are copied to the host.
+  std::vector<SampleRow> samples;
+  // [S] routing override of each sequence; null if there is none. Empty: no sequence has one.
+  std::vector<const RoutingControl*> controls;
+  // Indexed by PlanSlot(): routes that replace the router's choice in that block; null: the router
+  // chooses. Empty: the router chooses in every block.
+  std::vector<const GivenRoutes*> given;
+
+  int num_tokens() const { return static_cast<int>(tokens.size()); }
+  // Returns the id of the cache block that holds token `t`.
+  int32_t CacheBlockOf(size_t t) const {
+    return block_tables[static_cast<size_t>(sequence[t])]
+                       [static_cast<size_t>(positions[t] / kKvBlockTokens)];
+  }
+};
+
+}  // namespace moeserve

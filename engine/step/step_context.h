@@ -1,0 +1,20 @@
+// Arguments that every layer of a step shares.
+#pragma once
+
+#include "engine/step/batch.h"
+#include "engine/step/report_buffer.h"
+#include "engine/step/workspace.h"
+#include "kernels/backend.h"
+
+namespace moeserve {
+
+struct StepContext {
+  Backend& backend;
+  Workspace& workspace;
+  DType activation;  // type of the inputs of matrix products: f32 or bf16
+  const Batch& batch;
+  KvCacheStorage& cache;
+  const ReportBuffer& reported;  // where routed blocks store the rows that the step reports
+};
+
+}  // namespace moeserve

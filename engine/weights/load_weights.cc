@@ -1,0 +1,339 @@
+#include "engine/weights/load_weights.h"
+
+#include <limits>
+
+namespace moeserve {
+namespace {
+
+// Returns the type to store a product's weights in: bf16 if the run computes in bf16, otherwise the
+// tensors' common type, or f32 if their types differ.
+DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors) {
+  if (load.compute == DType::kBF16) return DType::kBF16;
+  for (const HostTensor& t : tensors) {
+    if (t.dtype != tensors.front().dtype) return DType::kF32;
+  }
+  return tensors.front().dtype;
+}
+
+// Returns the bank for `key` from the packed cache. If the cache lacks it, loads it with `load_it`
+// and stores it in the cache.
+template <typename LoadIt>
+Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
+                                               const LoadIt& load_it) {
+  if (load.packed_cache == nullptr) return load_it();
+  if (std::unique_ptr<LinearBank> bank = load.packed_cache->Find(key)) {
+    if (load.files_in_use != nullptr) load.files_in_use->Add(bank->packed_bytes().data());
+    return bank;
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, load_it());
+  MOESERVE_RETURN_IF_ERROR(load.source.Check());  // zeros of a damaged file must not be kept
+  load.packed_cache->Store(key, *bank);
+  return bank;
+}
+
+// One matrix to be loaded into a bank, as integers with scales or as floating-point numbers.
+struct Weight {
+  int expert;
+  LinearBank::Half half;
+  int row_begin;
+  std::optional<QuantizedMatrix> integers;
+  HostTensor numbers;
+};
+
+// Fetches tensor `name` [out_features, in_features] for a bank with this quantization.
+absl::Status Fetch(LoadContext& load, const std::string& name, int out_features, int in_features,
+                   Quantization quantization, Weight& weight) {
+  const std::vector<int64_t> shape = {out_features, in_features};
+  if (quantization != Quantization::kNone) {
+    MOESERVE_ASSIGN_OR_RETURN(weight.integers, load.source.GetQuantized(name, shape, quantization));
+    if (weight.integers.has_value()) return absl::OkStatus();
+  }
+  MOESERVE_ASSIGN_OR_RETURN(weight.numbers, load.source.Get(name, shape));
+  return absl::OkStatus();
+}
+
+Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape shape,
+                                           const std::vector<Weight>& weights) {
+  if (shape.quantization != Quantization::kNone) {
+    shape.weight_dtype = DType::kBF16;
+  } else {
+    std::vector<HostTensor> tensors;
+    for (const Weight& w : weights) tensors.push_back(w.numbers);
+    shape.weight_dtype = StoredType(load, tensors);
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                            load.backend.NewLinearBank(std::move(shape)));
+  for (const Weight& w : weights) {
+    if (w.integers.has_value()) {
+      bank->LoadQuantized(w.expert, w.half, w.row_begin, *w.integers);
+    } else {
+      bank->LoadWeight(w.expert, w.half, w.row_begin, w.numbers);
+    }
+  }
+  return bank;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
+                                               const std::vector<LinearPart>& parts) {
+  const Quantization quantization = QuantizationOf(
+      parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
+  int total = 0;
+  PackedBankKey key;
+  key.compute = load.compute;
+  LinearBankShape& shape = key.shape;
+  shape.in_features = {in_features};
+  shape.quantization = quantization;
+  for (const LinearPart& p : parts) {
+    key.tensors.push_back(p.prefix + ".weight");
+    if (p.bias) key.tensors.push_back(p.prefix + ".bias");
+    total += p.out_features;
+    shape.bias = shape.bias || p.bias;
+  }
+  shape.out_features = {total};
+  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+    std::vector<Weight> weights;
+    int row = 0;
+    for (const LinearPart& p : parts) {
+      Weight w{0, LinearBank::Half::kMain, row, std::nullopt, {}};
+      MOESERVE_RETURN_IF_ERROR(
+          Fetch(load, p.prefix + ".weight", p.out_features, in_features, quantization, w));
+      weights.push_back(std::move(w));
+      row += p.out_features;
+    }
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i].bias) continue;
+      MOESERVE_ASSIGN_OR_RETURN(
+          HostTensor b, load.source.Get(parts[i].prefix + ".bias", {parts[i].out_features}));
+      bank->LoadBias(0, LinearBank::Half::kMain, weights[i].row_begin, b);
+    }
+    return bank;
+  });
+}
+
+Result<StackedLinear> StackedLinear::Load(LoadContext& load, int in_features,
+                                          const std::vector<LinearPart>& parts) {
+  const auto type_of = [&](const LinearPart& part) {
+    return QuantizationOf(part.prefix + ".weight", {part.out_features, in_features},
+                          load.quantization);
+  };
+  StackedLinear linear;
+  int column = 0;
+  for (size_t begin = 0; begin < parts.size();) {
+    std::vector<LinearPart> run;
+    int columns = 0;
+    size_t end = begin;
+    for (; end < parts.size() && type_of(parts[end]) == type_of(parts[begin]); ++end) {
+      run.push_back(parts[end]);
+      columns += parts[end].out_features;
+    }
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, LoadLinear(load, in_features, run));
+    linear.products_.push_back({std::move(bank), column, columns});
+    column += columns;
+    begin = end;
+  }
+  return linear;
+}
+
+void StackedLinear::Run(Backend& backend, const RowsView& input, const RowsView& output) const {
+  for (const Product& p : products_) {
+    backend.Linear({.bank = p.bank.get(),
+                    .input = input,
+                    .output = output.Columns(p.first_column, p.columns)});
+  }
+}
+
+Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
+                                             const std::vector<int>& out_features,
+                                             const BankNames& names, bool bias) {
+  const bool gated = names.gate.has_value();
+  const size_t experts = names.prefixes.size();
+  const auto tensor = [&](size_t e, bool gate) {
+    return names.prefixes[e] + "." + (gate ? *names.gate : names.main);
+  };
+  const Quantization quantization = QuantizationOf(
+      tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
+  // Order of the matrices: `main` of every expert, then `gate` of every expert.
+  const size_t matrices = gated ? 2 * experts : experts;
+  PackedBankKey key;
+  key.compute = load.compute;
+  key.shape.in_features = in_features;
+  key.shape.out_features = out_features;
+  key.shape.gated = gated;
+  key.shape.bias = bias;
+  key.shape.quantization = quantization;
+  for (size_t i = 0; i < matrices; ++i) {
+    key.tensors.push_back(tensor(i % experts, i >= experts) + ".weight");
+  }
+  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+    std::vector<Weight> weights;
+    for (size_t i = 0; i < matrices; ++i) {
+      const size_t e = i % experts;
+      const LinearBank::Half half =
+          i >= experts ? LinearBank::Half::kGate : LinearBank::Half::kMain;
+      Weight w{static_cast<int>(e), half, 0, std::nullopt, {}};
+      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, i >= experts) + ".weight", out_features[e],
+                                     in_features[e % in_features.size()], quantization, w));
+      weights.push_back(std::move(w));
+    }
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
+    for (size_t i = 0; bias && i < matrices; ++i) {
+      const size_t e = i % experts;
+      MOESERVE_ASSIGN_OR_RETURN(
+          HostTensor b, load.source.Get(tensor(e, i >= experts) + ".bias", {out_features[e]}));
+      bank->LoadBias(weights[i].expert, weights[i].half, 0, b);
+    }
+    return bank;
+  });
+}
+
+Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
+                                           const std::vector<std::string>& prefixes,
+                                           const std::vector<int>& widths) {
+  const bool layer = load.norm.kind == NormKind::kLayer;
+  std::vector<HostTensor> scales, shifts;
+  for (size_t g = 0; g < prefixes.size(); ++g) {
+    MOESERVE_ASSIGN_OR_RETURN(HostTensor scale,
+                              load.source.Get(prefixes[g] + ".weight", {widths[g]}));
+    scales.push_back(std::move(scale));
+    if (layer) {
+      MOESERVE_ASSIGN_OR_RETURN(HostTensor shift,
+                                load.source.Get(prefixes[g] + ".bias", {widths[g]}));
+      shifts.push_back(std::move(shift));
+    }
+  }
+  return load.backend.NewNormBank({layer, load.norm.eps}, scales, shifts);
+}
+
+Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::string& prefix,
+                                              int width) {
+  MOESERVE_ASSIGN_OR_RETURN(HostTensor scale, load.source.Get(prefix + ".weight", {width}));
+  return load.backend.NewNormBank({false, load.norm.eps}, {&scale, 1}, {});
+}
+
+Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::string& name,
+                                                 int width) {
+  MOESERVE_ASSIGN_OR_RETURN(const HostTensor tensor, load.source.Get(name, {width}));
+  std::vector<float> values;
+  for (int i = 0; i < width; ++i) values.push_back(ElementAsF32(tensor, i));
+  return load.backend.Upload(values);
+}
+
+Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec) {
+  const int heads = spec.layers.front().attention.num_heads;
+  MOESERVE_ASSIGN_OR_RETURN(
+      const HostTensor table,
+      load.source.Get("relative_bias.weight", {spec.relative_bias->buckets, heads}));
+  const std::vector<int> buckets =
+      BucketsOfDistances(*spec.relative_bias, spec.max_position_embeddings);
+  std::vector<float> values;
+  values.reserve(static_cast<size_t>(heads) * buckets.size());
+  for (int h = 0; h < heads; ++h) {
+    for (const int bucket : buckets) {
+      values.push_back(ElementAsF32(table, int64_t{bucket} * heads + h));
+    }
+  }
+  RelativeBiases biases;
+  biases.distances = static_cast<int>(buckets.size());
+  MOESERVE_ASSIGN_OR_RETURN(biases.values, load.backend.Upload(values));
+  return biases;
+}
+
+namespace {
+
+// Loads the router's tensors; `bias` and the settings `s` determine which ones there are.
+// `vocabulary` is the number of rows of a table.
+Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& prefix, bool bias,
+                                        const RouteSettings& s, int vocabulary) {
+  RouterTensors tensors;
+  if (s.choice_bias) {
+    MOESERVE_ASSIGN_OR_RETURN(tensors.choice_bias,
+                              load.source.Get(prefix + ".choice_bias", {s.num_experts}));
+  }
+  if (s.row_norm == RowNorm::kRmsWeight) {
+    MOESERVE_ASSIGN_OR_RETURN(tensors.row_weight,
+                              load.source.Get(prefix + ".norm.weight", {s.input_width}));
+  }
+  if (s.expert_scale) {
+    MOESERVE_ASSIGN_OR_RETURN(tensors.expert_scale,
+                              load.source.Get(prefix + ".expert_scale", {s.num_experts}));
+  }
+  if (s.select == SelectKind::kTable) {
+    const std::string table = prefix + ".table";
+    MOESERVE_ASSIGN_OR_RETURN(tensors.table, load.source.GetIds(table, {vocabulary, s.k}));
+    MOESERVE_RETURN_IF_ERROR(CheckExpertIds(table, tensors.table, s.k, s.num_experts));
+  }
+  switch (s.score) {
+    case ScoreKind::kDot: {
+      MOESERVE_ASSIGN_OR_RETURN(
+          tensors.weight, load.source.Get(prefix + ".weight", {s.num_experts, s.input_width}));
+      if (bias) {
+        MOESERVE_ASSIGN_OR_RETURN(tensors.bias, load.source.Get(prefix + ".bias", {s.num_experts}));
+      }
+      break;
+    }
+    case ScoreKind::kCosine: {
+      MOESERVE_ASSIGN_OR_RETURN(tensors.projection, load.source.Get(prefix + ".projection.weight",
+                                                                    {s.dim, s.input_width}));
+      MOESERVE_ASSIGN_OR_RETURN(
+          tensors.weight, load.source.Get(prefix + ".experts.weight", {s.num_experts, s.dim}));
+      if (bias) {
+        MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
+                                  load.source.Get(prefix + ".projection.bias", {s.dim}));
+      }
+      if (s.temperature != TemperatureKind::kNone) {
+        MOESERVE_ASSIGN_OR_RETURN(HostTensor t, load.source.Get(prefix + ".temperature", {1}));
+        tensors.temperature = ElementAsF32(t, 0);
+      }
+      break;
+    }
+  }
+  return tensors;
+}
+
+RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width, float norm_eps) {
+  RouteSettings s;
+  s.num_experts = spec.num_experts;
+  s.input_width = input_width;
+  s.row_norm = spec.score.norm;
+  s.norm_eps = norm_eps;
+  s.row_scale = static_cast<float>(spec.score.row_scale);
+  s.score = spec.score.kind;
+  if (spec.score.kind == ScoreKind::kCosine) {
+    s.dim = spec.score.dim;
+    s.normalize_row = spec.score.normalize_row;
+    s.normalize_expert = spec.score.normalize_expert;
+    s.eps = static_cast<float>(spec.score.eps);
+    s.temperature = spec.score.temperature;
+  }
+  s.gate = spec.gate;
+  s.mixer_limit = static_cast<float>(spec.mixer_limit);
+  s.select = spec.select.kind;
+  s.k = spec.select.MaxSelected();
+  s.p = static_cast<float>(spec.select.p);
+  s.compare = spec.select.compare;
+  s.choice_bias = spec.select.bias;
+  s.groups = spec.select.groups;
+  s.best_groups = spec.select.best_groups;
+  s.group_score = spec.select.group_score;
+  s.group_mask = spec.select.group_mask;
+  s.renormalize = spec.renormalize;
+  s.scale = static_cast<float>(spec.scale);
+  s.expert_scale = spec.expert_scale;
+  return s;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
+                                           const RoutedLayerSpec& spec, int input_width) {
+  const RouteSettings settings = SettingsOf(spec, input_width, load.norm.eps);
+  MOESERVE_ASSIGN_OR_RETURN(
+      const RouterTensors tensors,
+      LoadRouterTensors(load, prefix, spec.score.bias, settings, load.vocabulary));
+  return load.backend.NewRouter(settings, tensors);
+}
+
+}  // namespace moeserve

@@ -1,0 +1,98 @@
+// Loads tensors of a checkpoint into a backend's layout.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/guarded_mapping.h"
+#include "engine/spec/spec.h"
+#include "engine/spec/weights.h"
+#include "engine/weights/packed_cache.h"
+#include "kernels/backend.h"
+
+namespace moeserve {
+
+// Biases of the scores by distance, AttentionArgs::bias, in device memory.
+struct RelativeBiases {
+  std::unique_ptr<DeviceBuffer> values;  // f32 [num_heads, distances]
+  int distances = 0;
+};
+
+struct LoadContext {
+  WeightSource& source;
+  Backend& backend;
+  DType compute;  // f32: weights keep their stored type; bf16: weights of products become bf16
+  NormSpec norm;
+  Quantization quantization = Quantization::kNone;
+  // Looked up before a bank's tensors are loaded; null: no cache.
+  PackedCache* packed_cache = nullptr;
+  int vocabulary = 0;                               // ModelSpec::vocab_size
+  const RelativeBiases* relative_biases = nullptr;  // null without ModelSpec::relative_bias
+  // Receives the mapped files that the model reads after loading; may be null.
+  WatchedMappings* files_in_use = nullptr;
+};
+
+// One of several weights that are stacked along the output axis into a single product.
+struct LinearPart {
+  std::string prefix;  // "blocks.0.attention.q": tensor .weight and, if `bias`, tensor .bias
+  int out_features;
+  bool bias;
+};
+
+// Loads a dense linear layer whose parts all have the same QuantizationOf(), and whose outputs are
+// the outputs of `parts`, one after the other.
+Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
+                                               const std::vector<LinearPart>& parts);
+
+// A dense linear layer whose parts may have different types of weights. Immutable after loading.
+class StackedLinear {
+ public:
+  // The outputs are those of `parts`, one after the other.
+  static Result<StackedLinear> Load(LoadContext& load, int in_features,
+                                    const std::vector<LinearPart>& parts);
+  void Run(Backend& backend, const RowsView& input, const RowsView& output) const;
+
+ private:
+  struct Product {
+    std::unique_ptr<LinearBank> bank;
+    int first_column;
+    int columns;
+  };
+  std::vector<Product> products_;  // one for each run of parts with the same type
+};
+
+// Names of a bank's tensors. Expert e's matrix is prefixes[e] + "." + main + ".weight"; if `gate`
+// is set, the gate matrix is prefixes[e] + "." + gate + ".weight".
+struct BankNames {
+  std::vector<std::string> prefixes;
+  std::string main;                 // "up", "down", "q", "o"
+  std::optional<std::string> gate;  // "gate"
+};
+// Loads a bank with one matrix per expert. in_features has one value per expert, or one for all
+// experts.
+Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
+                                             const std::vector<int>& out_features,
+                                             const BankNames& names, bool bias);
+
+// Loads norms of the kind NormSpec::kind, one per prefix: tensor prefixes[g] + ".weight"
+// [widths[g]], for layer norms also ".bias".
+Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
+                                           const std::vector<std::string>& prefixes,
+                                           const std::vector<int>& widths);
+// Loads an RMS norm without bias, whatever NormSpec::kind is; used for queries and keys.
+Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::string& prefix,
+                                              int width);
+
+// Loads the tensor `name` [width] as f32.
+Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::string& name,
+                                                 int width);
+
+// Loads the table of ModelSpec::relative_bias, which must be set.
+Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec);
+
+Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
+                                           const RoutedLayerSpec& spec, int input_width);
+
+}  // namespace moeserve

@@ -1,0 +1,31 @@
+#include "model_loaders/checkpoint/checkpoint_notes.h"
+
+#include "base/message.h"
+#include "model_loaders/checkpoint/tensor_check.h"
+
+namespace moeserve {
+
+std::vector<std::string> CheckpointNotes(const CheckpointConfig& config,
+                                         const std::vector<std::string>& ignored,
+                                         const LoadOptions& options) {
+  std::vector<std::string> notes = config.decisions;
+  const auto list = [&](std::string_view what, const std::vector<std::string>& keys) {
+    std::string text;
+    for (const std::string& key : keys) text.append(Concat(text.empty() ? "" : ", ", key));
+    if (!keys.empty()) notes.push_back(Concat(config.key_place, ": ", what, ": ", text));
+  };
+  list("these keys do not change the model's answers", config.ignored_keys);
+  list("read without these keys, as --ignore-config says", options.ignored_keys);
+  for (const std::string& names : GroupedNames(ignored)) {
+    notes.push_back(Concat("tensors that the model does not need: ", names));
+  }
+  return notes;
+}
+
+std::string IdentityText(std::string_view config_text, const LoadOptions& options) {
+  std::string text(config_text);
+  for (const std::string& key : options.ignored_keys) text.append(Concat("\nwithout ", key));
+  return text;
+}
+
+}  // namespace moeserve
