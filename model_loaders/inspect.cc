@@ -34,7 +34,7 @@ void SetExpertsPerToken(const RoutedLayerSpec& routing, RoutedBlockSummary* bloc
 }
 
 RoutedBlockSummary AttentionBlock(const ModelSpec& spec, int layer) {
-  const AttentionSpec& attention = spec.layers[layer].attention;
+  const AttentionSpec& attention = spec.attention(layer);
   RoutedBlockSummary block;
   block.layer = layer;
   block.block = BlockKind::kAttention;
@@ -45,7 +45,7 @@ RoutedBlockSummary AttentionBlock(const ModelSpec& spec, int layer) {
 }
 
 RoutedBlockSummary FeedForwardBlock(const ModelSpec& spec, int layer) {
-  const FeedForwardSpec& feed_forward = spec.layers[layer].feed_forward;
+  const FeedForwardSpec& feed_forward = spec.feed_forward(layer);
   const RoutedLayerSpec& routing = *feed_forward.routing;
   RoutedBlockSummary block;
   block.layer = layer;
@@ -90,10 +90,8 @@ ActivatedParameters Activated(const ModelSpec& spec, const ModelSummary& summary
     std::sort(sizes.begin(), sizes.end());
     activated.min += std::accumulate(sizes.begin(), sizes.begin() + block.min_experts, int64_t{0});
     activated.max += std::accumulate(sizes.end() - block.max_experts, sizes.end(), int64_t{0});
-    const LayerSpec& layer = spec.layers[block.layer];
-    const RoutedLayerSpec& routing = block.block == BlockKind::kAttention
-                                         ? *layer.attention.routing
-                                         : *layer.feed_forward.routing;
+    const int index = spec.Find(block.layer, block.block);
+    const RoutedLayerSpec& routing = *spec.blocks[static_cast<size_t>(index)].routing();
     if (routing.select.kind == SelectKind::kTopP) activated.nominal.reset();
     if (activated.nominal.has_value()) {
       const double mean = static_cast<double>(Sum(sizes)) / static_cast<double>(sizes.size());
@@ -106,8 +104,8 @@ ActivatedParameters Activated(const ModelSpec& spec, const ModelSummary& summary
 std::vector<LayerGroup> Groups(const ModelSpec& spec) {
   std::vector<LayerGroup> groups;
   for (int i = 0; i < spec.num_layers(); ++i) {
-    std::string attention = DescribeAttention(spec.layers[i].attention);
-    std::string feed_forward = DescribeFeedForward(spec.layers[i].feed_forward);
+    std::string attention = DescribeAttention(spec.attention(i));
+    std::string feed_forward = DescribeFeedForward(spec.feed_forward(i));
     auto same = std::find_if(groups.begin(), groups.end(), [&](const LayerGroup& group) {
       return group.attention == attention && group.feed_forward == feed_forward;
     });
@@ -175,10 +173,11 @@ ModelSummary Summarize(const ModelSpec& spec) {
       summary.embedding_parameters += elements;
     }
   }
-  for (int i = 0; i < spec.num_layers(); ++i) {
-    const LayerSpec& layer = spec.layers[i];
-    if (layer.attention.routed()) summary.routed_blocks.push_back(AttentionBlock(spec, i));
-    if (layer.feed_forward.routed()) summary.routed_blocks.push_back(FeedForwardBlock(spec, i));
+  for (const BlockSpec& block : spec.blocks) {
+    if (block.routing() == nullptr) continue;
+    summary.routed_blocks.push_back(block.kind() == BlockKind::kAttention
+                                        ? AttentionBlock(spec, block.layer)
+                                        : FeedForwardBlock(spec, block.layer));
   }
   for (const KvLayerShape& shape : CacheShapes(spec)) {
     const int64_t vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values

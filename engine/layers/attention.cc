@@ -4,13 +4,14 @@
 
 namespace moeserve {
 
-Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
-                                                   const ModelSpec& model) {
+Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const ModelSpec& model,
+                                                   int block) {
   auto a = std::make_unique<Attention>();
-  const std::string prefix = "blocks." + std::to_string(layer) + ".attention";
-  const AttentionSpec& spec = model.layers[layer].attention;
+  const BlockSpec& block_spec = model.blocks[static_cast<size_t>(block)];
+  const std::string prefix = block_spec.name();
+  const AttentionSpec& spec = *block_spec.attention();
   const int d = model.hidden_size;
-  a->layer_ = layer;
+  a->layer_ = CacheLayer(model, block);
   a->spec_ = spec;
   a->rope_ = RopeOf(model, spec);
   a->relative_biases_ = load.relative_biases;
@@ -23,10 +24,8 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
   if (spec.routed()) {
     MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, {k, v}));
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
-                              AttentionExperts::Load(load, prefix, layer, spec, a->rope_, d));
-    MOESERVE_ASSIGN_OR_RETURN(
-        a->routed_, RoutedLayer::Load(load, prefix, layer, BlockKind::kAttention, *spec.routing, d,
-                                      std::move(body)));
+                              AttentionExperts::Load(load, prefix, a->layer_, spec, a->rope_, d));
+    MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
     return a;
   }
   const int q_width = spec.num_heads * spec.head_dim;

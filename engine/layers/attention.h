@@ -15,8 +15,8 @@ namespace moeserve {
 // the cache, its own entry included. Immutable after loading.
 class Attention : public Branch {
  public:
-  static Result<std::unique_ptr<Attention>> Load(LoadContext& load, int layer,
-                                                 const ModelSpec& model);
+  static Result<std::unique_ptr<Attention>> Load(LoadContext& load, const ModelSpec& model,
+                                                 int block);
 
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
@@ -29,7 +29,7 @@ class Attention : public Branch {
   void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
                     const RowsView& output) const;
 
-  int layer_ = 0;
+  int layer_ = 0;  // of the KV cache
   AttentionSpec spec_;
   RopeSettings rope_;
   StackedLinear projection_;            // output columns; dense: q, k, v, gate; routed: k, v

@@ -2,11 +2,12 @@
 
 namespace moeserve {
 
-Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, int layer,
-                                                       const ModelSpec& model) {
+Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const ModelSpec& model,
+                                                       int block) {
   auto f = std::make_unique<FeedForward>();
-  const std::string prefix = "blocks." + std::to_string(layer) + ".feed_forward";
-  const FeedForwardSpec& spec = model.layers[layer].feed_forward;
+  const BlockSpec& block_spec = model.blocks[static_cast<size_t>(block)];
+  const std::string prefix = block_spec.name();
+  const FeedForwardSpec& spec = *block_spec.feed_forward();
   const int d = model.hidden_size;
   if (spec.out_bias) {
     MOESERVE_ASSIGN_OR_RETURN(f->out_bias_, LoadVector(load, prefix + ".out_bias", d));
@@ -25,9 +26,7 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, int la
       std::unique_ptr<ExpertBody> body,
       FeedForwardExperts::Load(load, names, spec.expert, spec.routing->widths,
                                latent > 0 ? latent : d / spec.routing->split.heads));
-  MOESERVE_ASSIGN_OR_RETURN(
-      f->routed_, RoutedLayer::Load(load, prefix, layer, BlockKind::kFeedForward, *spec.routing, d,
-                                    std::move(body)));
+  MOESERVE_ASSIGN_OR_RETURN(f->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
   if (spec.shared_width > 0) {
     MOESERVE_ASSIGN_OR_RETURN(
         f->dense_,

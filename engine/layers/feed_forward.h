@@ -12,8 +12,8 @@ namespace moeserve {
 // Immutable after loading.
 class FeedForward : public Branch {
  public:
-  static Result<std::unique_ptr<FeedForward>> Load(LoadContext& load, int layer,
-                                                   const ModelSpec& model);
+  static Result<std::unique_ptr<FeedForward>> Load(LoadContext& load, const ModelSpec& model,
+                                                   int block);
 
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 

@@ -20,14 +20,15 @@ RowsView SegmentColumns(const RowsView& rows, int heads, int64_t first, int64_t 
 
 }  // namespace
 
-Result<std::unique_ptr<LatentAttention>> LatentAttention::Load(LoadContext& load, int layer,
-                                                               const ModelSpec& model) {
+Result<std::unique_ptr<LatentAttention>> LatentAttention::Load(LoadContext& load,
+                                                               const ModelSpec& model, int block) {
   auto a = std::make_unique<LatentAttention>();
-  const AttentionSpec& spec = model.layers[static_cast<size_t>(layer)].attention;
+  const BlockSpec& block_spec = model.blocks[static_cast<size_t>(block)];
+  const AttentionSpec& spec = *block_spec.attention();
   const LatentSpec& latent = *spec.latent;
-  const std::string prefix = Concat("blocks.", layer, ".attention");
+  const std::string prefix = block_spec.name();
   const int d = model.hidden_size;
-  a->layer_ = layer;
+  a->layer_ = CacheLayer(model, block);
   a->heads_ = spec.num_heads;
   a->spec_ = spec;
   a->key_rope_ = RopeOf(model, spec);

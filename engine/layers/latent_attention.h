@@ -15,8 +15,8 @@ namespace moeserve {
 class LatentAttention : public Branch {
  public:
   // The layer's attention spec has `latent`.
-  static Result<std::unique_ptr<LatentAttention>> Load(LoadContext& load, int layer,
-                                                       const ModelSpec& model);
+  static Result<std::unique_ptr<LatentAttention>> Load(LoadContext& load, const ModelSpec& model,
+                                                       int block);
 
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
@@ -31,7 +31,7 @@ class LatentAttention : public Branch {
   // Returns the queries in the space of cached vectors [T, H * (rank + rope_dim)], f32.
   RowsView Absorb(StepContext& ctx, const RowsView& query) const;
 
-  int layer_ = 0;
+  int layer_ = 0;  // of the KV cache
   int heads_ = 0;
   AttentionSpec spec_;
   RopeSettings query_rope_, key_rope_;

@@ -30,6 +30,23 @@ struct Block {
   std::unique_ptr<Branch> branch;
 };
 
+// Every type of mixer has a branch that computes it.
+Result<std::unique_ptr<Branch>> LoadBranch(LoadContext& load, const ModelSpec& spec, int block) {
+  struct Loader {
+    LoadContext& load;
+    const ModelSpec& spec;
+    int block;
+    Result<std::unique_ptr<Branch>> operator()(const AttentionSpec& attention) const {
+      if (attention.latent.has_value()) return LatentAttention::Load(load, spec, block);
+      return Attention::Load(load, spec, block);
+    }
+    Result<std::unique_ptr<Branch>> operator()(const FeedForwardSpec& /*spec*/) const {
+      return FeedForward::Load(load, spec, block);
+    }
+  };
+  return std::visit(Loader{load, spec, block}, spec.blocks[static_cast<size_t>(block)].mixer);
+}
+
 }  // namespace
 
 class Model::Impl {
@@ -131,19 +148,11 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
     MOESERVE_ASSIGN_OR_RETURN(relative_biases_, LoadRelativeBiases(load, spec));
     load.relative_biases = &relative_biases_;
   }
-  for (int l = 0; l < spec.num_layers(); ++l) {
-    const std::string prefix = Concat("blocks.", l);
-    Block attention, feed_forward;
-    MOESERVE_RETURN_IF_ERROR(LoadNorms(load, prefix + ".attention", attention));
-    if (spec.layers[static_cast<size_t>(l)].attention.latent.has_value()) {
-      MOESERVE_ASSIGN_OR_RETURN(attention.branch, LatentAttention::Load(load, l, spec));
-    } else {
-      MOESERVE_ASSIGN_OR_RETURN(attention.branch, Attention::Load(load, l, spec));
-    }
-    MOESERVE_RETURN_IF_ERROR(LoadNorms(load, prefix + ".feed_forward", feed_forward));
-    MOESERVE_ASSIGN_OR_RETURN(feed_forward.branch, FeedForward::Load(load, l, spec));
-    blocks_.push_back(std::move(attention));
-    blocks_.push_back(std::move(feed_forward));
+  for (int b = 0; b < spec.num_blocks(); ++b) {
+    Block block;
+    MOESERVE_RETURN_IF_ERROR(LoadNorms(load, spec.blocks[static_cast<size_t>(b)].name(), block));
+    MOESERVE_ASSIGN_OR_RETURN(block.branch, LoadBranch(load, spec, b));
+    blocks_.push_back(std::move(block));
   }
   return absl::OkStatus();
 }

@@ -3,15 +3,14 @@
 namespace moeserve {
 
 RouteLayout::RouteLayout(const ModelSpec& spec) {
-  const auto add = [&](int layer, BlockKind block, const std::optional<RoutedLayerSpec>& routing) {
-    if (!routing.has_value()) {
-      block_of_layer.push_back(-1);
-      return;
-    }
+  for (int slot = 0; slot < spec.num_blocks(); ++slot) {
+    const BlockSpec& block = spec.blocks[static_cast<size_t>(slot)];
+    const RoutedLayerSpec* routing = block.routing();
+    if (routing == nullptr) continue;
     const int index = static_cast<int>(blocks.size());
-    block_of_layer.push_back(index);
-    blocks.push_back({.layer = layer,
-                      .block = block,
+    blocks.push_back({.slot = slot,
+                      .layer = block.layer,
+                      .block = block.kind(),
                       .num_experts = routing->num_experts,
                       .sub_tokens = routing->split.heads,
                       .first_row = rows_per_token,
@@ -19,10 +18,6 @@ RouteLayout::RouteLayout(const ModelSpec& spec) {
     rows_per_token += routing->split.heads;
     num_experts += static_cast<uint32_t>(routing->num_experts);
     block_of_row.resize(static_cast<size_t>(rows_per_token), index);
-  };
-  for (int l = 0; l < spec.num_layers(); ++l) {
-    add(l, BlockKind::kAttention, spec.layers[l].attention.routing);
-    add(l, BlockKind::kFeedForward, spec.layers[l].feed_forward.routing);
   }
 }
 

@@ -8,12 +8,8 @@
 
 namespace moeserve {
 
-// Returns the slot under which a backend keeps the routing plans of a block.
-constexpr int PlanSlot(int layer, BlockKind block) {
-  return 2 * layer + (block == BlockKind::kAttention ? 0 : 1);
-}
-
 struct RoutedBlock {
+  int slot = 0;  // index in ModelSpec::blocks; a backend keeps the block's routing plans under it
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
   int num_experts = 0;
@@ -22,21 +18,20 @@ struct RoutedBlock {
   uint32_t first_expert = 0;  // index of the block's expert 0 among the experts of all blocks
 };
 
+// Returns the settings of a routed block of `spec`.
+inline const RoutedLayerSpec& RoutingOf(const ModelSpec& spec, const RoutedBlock& block) {
+  return *spec.blocks[static_cast<size_t>(block.slot)].routing();
+}
+
 // Immutable; may be read by any thread.
 struct RouteLayout {
   RouteLayout() = default;
   explicit RouteLayout(const ModelSpec& spec);
 
-  // Returns the block's index in `blocks`, or -1 if the block is not routed.
-  int IndexOf(int layer, BlockKind block) const {
-    return block_of_layer[static_cast<size_t>(PlanSlot(layer, block))];
-  }
-
-  std::vector<RoutedBlock> blocks;  // by layer, attention before feed_forward
+  std::vector<RoutedBlock> blocks;  // in execution order
   int rows_per_token = 0;
-  uint32_t num_experts = 0;         // sum over all blocks
-  std::vector<int> block_of_row;    // [rows_per_token] index into `blocks`
-  std::vector<int> block_of_layer;  // [2 * layers] index into `blocks` or -1, indexed by PlanSlot()
+  uint32_t num_experts = 0;       // sum over all blocks
+  std::vector<int> block_of_row;  // [rows_per_token] index into `blocks`
 };
 
 }  // namespace moeserve

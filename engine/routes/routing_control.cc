@@ -17,12 +17,9 @@ constexpr double kMaxBias = 1000.0;
 // copy of its key.
 constexpr size_t kMaxPlainKey = 64;
 
-const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, int layer, BlockKind block) {
-  if (layer < 0 || layer >= spec.num_layers()) return nullptr;
-  const LayerSpec& l = spec.layers[layer];
-  const auto& routing =
-      block == BlockKind::kAttention ? l.attention.routing : l.feed_forward.routing;
-  return routing.has_value() ? &*routing : nullptr;
+const RoutedLayerSpec* FindRouting(const ModelSpec& spec, int layer, BlockKind kind) {
+  const int block = spec.Find(layer, kind);
+  return block < 0 ? nullptr : spec.blocks[static_cast<size_t>(block)].routing();
 }
 
 absl::Status Refuse(const std::string& where, const std::string& expected,
@@ -42,14 +39,12 @@ absl::Status CheckSelection(const RoutingChange& change, const ModelSpec& spec, 
   }
   int most = std::numeric_limits<int>::max();
   bool routed = false, over_selected = false;
-  for (int l = 0; l < spec.num_layers(); ++l) {
-    for (const BlockKind block : {BlockKind::kAttention, BlockKind::kFeedForward}) {
-      const RoutedLayerSpec* routing = RoutingOf(spec, l, block);
-      if (routing == nullptr) continue;
-      routed = true;
-      most = std::min(most, routing->num_experts);
-      over_selected = over_selected || DivisorOf(routing->gate) == GateDivisor::kSelectedOnly;
-    }
+  for (const BlockSpec& block : spec.blocks) {
+    const RoutedLayerSpec* routing = block.routing();
+    if (routing == nullptr) continue;
+    routed = true;
+    most = std::min(most, routing->num_experts);
+    over_selected = over_selected || DivisorOf(routing->gate) == GateDivisor::kSelectedOnly;
   }
   if (!routed) return absl::InvalidArgumentError("the model has no routed layer");
   if (max_top_k > 0) most = std::min(most, max_top_k);
@@ -90,7 +85,7 @@ Result<RoutingControl> RoutingControl::Create(const RoutingChange& change, const
   const RoutingChange::Expert* last = nullptr;
   for (const RoutingChange::Expert& e : experts) {
     const std::string where = "layer " + std::to_string(e.layer) + " " + Name(e.block);
-    const RoutedLayerSpec* routing = RoutingOf(spec, e.layer, e.block);
+    const RoutedLayerSpec* routing = FindRouting(spec, e.layer, e.block);
     if (routing == nullptr) {
       return absl::InvalidArgumentError(where + " is not routed; the model has the layers 0 to " +
                                         std::to_string(spec.num_layers() - 1));
@@ -133,10 +128,9 @@ std::optional<RoutingControl> RoutingControl::Widest(const ModelSpec& spec,
   Result<RoutingControl> control = Create({.top_p = 1.0}, spec, limits);
   if (control.ok()) return *std::move(control);
   int most = limits.max_top_k > 0 ? limits.max_top_k : std::numeric_limits<int>::max();
-  for (const LayerSpec& layer : spec.layers) {
-    for (const auto& routing : {layer.attention.routing, layer.feed_forward.routing}) {
-      if (routing.has_value()) most = std::min(most, routing->num_experts);
-    }
+  for (const BlockSpec& block : spec.blocks) {
+    const RoutedLayerSpec* routing = block.routing();
+    if (routing != nullptr) most = std::min(most, routing->num_experts);
   }
   control = Create({.top_k = most}, spec, limits);
   if (!control.ok()) return std::nullopt;

@@ -324,14 +324,10 @@ namespace {
 // Routing plans number the routes of a step with 32 bits.
 absl::Status CheckRoutes(const ModelSpec& spec, int max_step_tokens) {
   int64_t most = 1;  // of a token in one block
-  for (const LayerSpec& layer : spec.layers) {
-    if (layer.attention.routed()) {
-      most = std::max<int64_t>(most, layer.attention.routing->num_experts);
-    }
-    if (layer.feed_forward.routed()) {
-      const RoutedLayerSpec& routing = *layer.feed_forward.routing;
-      most = std::max(most, int64_t{routing.split.heads} * routing.num_experts);
-    }
+  for (const BlockSpec& block : spec.blocks) {
+    const RoutedLayerSpec* routing = block.routing();
+    if (routing == nullptr) continue;
+    most = std::max(most, int64_t{routing->split.heads} * routing->num_experts);
   }
   const int64_t tokens = std::numeric_limits<int32_t>::max() / most;
   if (max_step_tokens <= tokens) return absl::OkStatus();

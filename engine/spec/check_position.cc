@@ -156,7 +156,7 @@ void CheckRelativeBias(Checker& check, const ModelSpec& spec) {
   const int64_t distances =
       std::min<int64_t>(int64_t{bias.max_distance} + 1, spec.max_position_embeddings);
   const int64_t most = kMaxRelativeBiases / std::max<int64_t>(distances, 1);
-  const int heads = spec.layers.empty() ? 1 : spec.layers.front().attention.num_heads;
+  const int heads = spec.blocks.empty() ? 1 : spec.attention(0).num_heads;
   check.Int("attention[0].", "num_heads", heads, 1, most,
             Is("relative_bias.max_distance", bias.max_distance));
 }
@@ -170,7 +170,7 @@ void CheckBiasOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
   if (attention.soft_cap != 0) {
     check.Fail(scope + "soft_cap", "0", Number(attention.soft_cap) + because);
   }
-  const int heads = spec.layers.front().attention.num_heads;
+  const int heads = spec.attention(0).num_heads;
   check.Int(scope, "num_heads", attention.num_heads, heads, heads, because);
 }
 
@@ -185,15 +185,19 @@ std::optional<double> LongSequencesFrom(const ModelSpec& spec) {
     }
     return position.scaling.original_positions;
   };
-  for (const LayerSpec& layer : spec.layers) {
-    if (const auto found = of(PositionOf(spec, layer.attention))) return found;
+  for (const BlockSpec& block : spec.blocks) {
+    const AttentionSpec* attention = block.attention();
+    if (attention == nullptr) continue;
+    if (const auto found = of(PositionOf(spec, *attention))) return found;
   }
   return std::nullopt;
 }
 
 bool HasXpos(const ModelSpec& spec) {
-  return std::any_of(spec.layers.begin(), spec.layers.end(), [&](const LayerSpec& layer) {
-    const PositionSpec& position = PositionOf(spec, layer.attention);
+  return std::any_of(spec.blocks.begin(), spec.blocks.end(), [&](const BlockSpec& block) {
+    const AttentionSpec* attention = block.attention();
+    if (attention == nullptr) return false;
+    const PositionSpec& position = PositionOf(spec, *attention);
     return position.kind == PositionKind::kRope && position.xpos_base > 0.0;
   });
 }

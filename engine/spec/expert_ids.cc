@@ -34,19 +34,14 @@ absl::Status CheckExpertIds(std::string_view name, const std::vector<int32_t>& i
 }
 
 absl::Status CheckTables(const ModelSpec& spec, WeightSource& weights) {
-  const auto check = [&](const std::optional<RoutedLayerSpec>& routing,
-                         const std::string& block) -> absl::Status {
-    if (!routing.has_value() || routing->select.kind != SelectKind::kTable) return absl::OkStatus();
-    const std::string name = block + ".router.table";
+  for (const BlockSpec& block : spec.blocks) {
+    const RoutedLayerSpec* routing = block.routing();
+    if (routing == nullptr || routing->select.kind != SelectKind::kTable) continue;
+    const std::string name = block.name() + ".router.table";
     const int k = routing->select.k;
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                               weights.GetIds(name, {spec.vocab_size, k}));
-    return CheckExpertIds(name, ids, k, routing->num_experts);
-  };
-  for (int i = 0; i < spec.num_layers(); ++i) {
-    const std::string block = "blocks." + std::to_string(i);
-    MOESERVE_RETURN_IF_ERROR(check(spec.layers[i].attention.routing, block + ".attention"));
-    MOESERVE_RETURN_IF_ERROR(check(spec.layers[i].feed_forward.routing, block + ".feed_forward"));
+    MOESERVE_RETURN_IF_ERROR(CheckExpertIds(name, ids, k, routing->num_experts));
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/check.h"
+#include "base/message.h"
 #include "engine/spec/check_position.h"
 #include "engine/spec/checker.h"
 #include "engine/spec/spec_limits.h"
@@ -325,26 +327,45 @@ void CheckTotals(Checker& check, const ModelSpec& spec) {
   }
 }
 
+// A loader that numbers blocks wrongly is a defect of the program.
+void CheckOrder(const ModelSpec& spec) {
+  for (size_t i = 0; i < spec.blocks.size(); ++i) {
+    const int layer = spec.blocks[i].layer;
+    const int before = i == 0 ? -1 : spec.blocks[i - 1].layer;
+    MOESERVE_CHECK(layer == before || layer == before + 1, "blocks are in the order of layers");
+    MOESERVE_CHECK(spec.Find(layer, spec.blocks[i].kind()) == static_cast<int>(i),
+                   "the blocks of a layer are of different kinds");
+  }
+}
+
 }  // namespace
 
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
   std::vector<KvLayerShape> shapes;
-  for (const LayerSpec& layer : spec.layers) {
-    const AttentionSpec& a = layer.attention;
-    if (a.latent.has_value()) {
-      shapes.push_back({1, a.latent->rank + a.latent->rope_dim, a.latent->rank});
+  for (const BlockSpec& block : spec.blocks) {
+    const AttentionSpec* a = block.attention();
+    if (a == nullptr) continue;
+    if (a->latent.has_value()) {
+      shapes.push_back({1, a->latent->rank + a->latent->rope_dim, a->latent->rank});
     } else {
-      shapes.push_back({a.num_kv_heads, a.head_dim, 0});
+      shapes.push_back({a->num_kv_heads, a->head_dim, 0});
     }
   }
   return shapes;
 }
 
+int CacheLayer(const ModelSpec& spec, int block) {
+  return static_cast<int>(
+      std::count_if(spec.blocks.begin(), spec.blocks.begin() + block,
+                    [](const BlockSpec& b) { return b.attention() != nullptr; }));
+}
+
 absl::Status Validate(const ModelSpec& spec) {
+  CheckOrder(spec);
   Checker check;
   check.Int("", "vocab_size", spec.vocab_size, 1, kMaxVocabulary);
   check.Int("", "hidden_size", spec.hidden_size, 1, kMaxWidth);
-  check.Int("", "num_hidden_layers", static_cast<int64_t>(spec.layers.size()), 1, kMaxLayers);
+  check.Int("", "num_hidden_layers", spec.num_layers(), 1, kMaxLayers);
   check.Int("", "max_position_embeddings", spec.max_position_embeddings, 1, kMaxPositions);
   CheckTokenIds(check, spec);
   check.Real("norm.", "eps", spec.norm.eps, 0.0, 1.0);
@@ -362,32 +383,34 @@ absl::Status Validate(const ModelSpec& spec) {
 
   int64_t experts = 0;
   int64_t latent_heads = 0;  // each head has tensors of its own
-  for (size_t i = 0; check.ok() && i < spec.layers.size(); ++i) {
-    const LayerSpec& layer = spec.layers[i];
-    const std::string index = std::to_string(i) + "].";
-    CheckAttention(check, spec, "attention[" + index, layer.attention);
-    CheckBiasOfLayer(check, spec, "attention[" + index, layer.attention);
-    CheckFeedForward(check, spec, "feed_forward[" + index, layer.feed_forward);
-    if (NormsOutput(spec.norm.placement)) {
-      const std::string because = " (norm.placement normalizes the output)";
-      check.Set("attention[" + index, "out_bias", layer.attention.out_bias, false, because);
-      check.Set("feed_forward[" + index, "out_bias", layer.feed_forward.out_bias, false, because);
+  for (size_t i = 0; check.ok() && i < spec.blocks.size(); ++i) {
+    const BlockSpec& block = spec.blocks[i];
+    const std::string scope = Concat(Name(block.kind()), '[', block.layer, "].");
+    if (const AttentionSpec* attention = block.attention()) {
+      CheckAttention(check, spec, scope, *attention);
+      CheckBiasOfLayer(check, spec, scope, *attention);
+      if (attention->latent.has_value()) latent_heads += attention->num_heads;
     }
-    if (layer.attention.routed()) experts += layer.attention.routing->num_experts;
-    if (layer.feed_forward.routed()) experts += layer.feed_forward.routing->num_experts;
-    experts += MoreSublayers(layer.feed_forward);
-    if (layer.attention.latent.has_value()) latent_heads += layer.attention.num_heads;
+    if (const FeedForwardSpec* feed_forward = block.feed_forward()) {
+      CheckFeedForward(check, spec, scope, *feed_forward);
+      experts += MoreSublayers(*feed_forward);
+    }
+    if (NormsOutput(spec.norm.placement)) {
+      const bool bias = std::visit([](const auto& mixer) { return mixer.out_bias; }, block.mixer);
+      check.Set(scope, "out_bias", bias, false, " (norm.placement normalizes the output)");
+    }
+    if (const RoutedLayerSpec* routing = block.routing()) experts += routing->num_experts;
     if (latent_heads > kMaxExpertsOfModel) {
       check.Fail("num_heads",
                  "at most " + std::to_string(kMaxExpertsOfModel) +
                      " heads of latent attention in all layers together",
-                 std::to_string(latent_heads) + " up to layer " + std::to_string(i));
+                 Concat(latent_heads, " up to layer ", block.layer));
     }
     if (experts > kMaxExpertsOfModel) {
       check.Fail("num_experts",
                  "at most " + std::to_string(kMaxExpertsOfModel) +
                      " experts in all layers together, each sub-layer of an expert counted",
-                 std::to_string(experts) + " up to layer " + std::to_string(i));
+                 Concat(experts, " up to layer ", block.layer));
     }
   }
   CheckTotals(check, spec);

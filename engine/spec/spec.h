@@ -10,234 +10,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/base/activation.h"
+#include "engine/spec/block.h"
 #include "kernels/base/relative_bias.h"
-#include "kernels/base/rope.h"
-#include "kernels/base/routing_kinds.h"
 #include "kernels/kv_cache_storage.h"
 
 namespace moeserve {
-
-enum class NormKind : uint8_t { kRms, kLayer };  // kLayer has a bias
-// Where a layer's norms are; f is attention or feed-forward.
-enum class NormPlacement : uint8_t {
-  kPre,     // x + f(norm(x))
-  kPost,    // norm(x + f(x))
-  kOutput,  // x + norm(f(x))
-  kBoth     // x + norm_out(f(norm(x)))
-};
-constexpr bool NormsInput(NormPlacement p) {
-  return p == NormPlacement::kPre || p == NormPlacement::kBoth;
-}
-constexpr bool NormsOutput(NormPlacement p) {
-  return p == NormPlacement::kOutput || p == NormPlacement::kBoth;
-}
-
-struct NormSpec {
-  NormKind kind = NormKind::kRms;
-  float eps = 1e-5f;
-  std::optional<float> final_eps;  // of the final norm, if it differs
-  NormPlacement placement = NormPlacement::kPre;
-  // Whether there is a norm before the LM head; unset: unless the placement is kPost.
-  std::optional<bool> final_norm = std::nullopt;
-
-  bool HasFinal() const { return final_norm.value_or(placement != NormPlacement::kPost); }
-};
-
-enum class PositionKind : uint8_t { kRope, kSinusoidal, kLearned, kNone };
-enum class RopePairing : uint8_t { kHalf, kInterleaved };
-
-struct PositionSpec {
-  PositionKind kind = PositionKind::kRope;
-  double theta = 10000.0;                    // rope only
-  RopePairing pairing = RopePairing::kHalf;  // rope only
-  double fraction = 1.0;                     // rope only: fraction of head_dim that is rotated
-  RopeScaling scaling;                       // rope only
-  int first = 0;                             // sinusoidal only: position of a text's first token
-  double xpos_base = 0.0;                    // rope only: RopeSettings::xpos_base; 0: no XPOS
-};
-
-// Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
-// 3, 4 and 9).
-struct SplitSpec {
-  int heads = 1;                 // h: each token becomes h rows of width hidden_size / h
-  bool projection = true;        // a projection before the split
-  bool merge_projection = true;  // a projection after the merge
-  int depth = 1;                 // linear layers of each projection, with ReLU in between (table 7)
-  bool bias = true;              // all layers of the projections have a bias
-  bool residual = false;         // adds each sub-token to the sum of its experts' outputs (eq. 6)
-};
-
-// Stage "score": scores are dot products, or X-MoE's cosines on a low-dimensional sphere ("On the
-// Representation Collapse of Sparse Mixture of Experts", eq. 7).
-//
-// The router's rows can be normalised and scaled before the scores; the experts get the rows as
-// they are.
-struct ScoreSpec {
-  RowNorm norm = RowNorm::kNone;  // its eps is NormSpec::eps
-  double row_scale = 1.0;         // multiplies the row, after the norm
-  ScoreKind kind = ScoreKind::kDot;
-  bool bias = false;  // dot: added to the scores; cosine: added to the projection
-  int dim = 16;       // cosine only: dimension of the sphere's space
-  bool normalize_row = true;
-  bool normalize_expert = true;
-  double eps = 1e-12;
-  TemperatureKind temperature = TemperatureKind::kNone;
-};
-
-// Stage "select": top-k; top-p ("HMoE", section 3), which selects a variable number of experts for
-// each row; or a table with the experts of each token id ("Hash Layers For Large Sparse Models"),
-// whose weights depend on the scores (the first layers of DeepSeek-V4).
-struct SelectSpec {
-  SelectKind kind = SelectKind::kTopK;
-  int k = 1;       // top_k and table only
-  double p = 0.0;  // top_p only: the sum of gate values to reach
-  TopPCompare compare = TopPCompare::kGe;
-  int max_experts = 1;  // top_p only: largest number of experts for a row
-  // Experts are ranked by choice values: gate values plus a bias (DeepSeek-V3), and only in the
-  // best groups. The weights remain those of the gate.
-  bool bias = false;
-  int groups = 1;       // groups of adjacent experts, equally large
-  int best_groups = 1;  // at most `groups`
-  GroupScoreKind group_score = GroupScoreKind::kMax;
-  GroupMaskKind group_mask = GroupMaskKind::kMinusInfinity;
-
-  // Return the smallest and the largest number of experts that one row can select.
-  int MinSelected() const {
-    switch (kind) {
-      case SelectKind::kTopK:
-      case SelectKind::kTable:
-        return k;
-      case SelectKind::kTopP:
-        return 1;
-    }
-    return 1;
-  }
-  int MaxSelected() const {
-    switch (kind) {
-      case SelectKind::kTopK:
-      case SelectKind::kTable:
-        return k;
-      case SelectKind::kTopP:
-        return max_experts;
-    }
-    return 1;
-  }
-};
-
-enum class ExpertForm : uint8_t { kPlain, kGated };
-
-// kPlain computes down(act(up x)), kGated computes down(act(gate x) * up x).
-struct ExpertSpec {
-  ExpertForm form = ExpertForm::kGated;
-  ActivationKind activation = ActivationKind::kSilu;  // never kNone
-  // Gated only: the members of Activation (kernels/base/activation.h) with these names.
-  float activation_limit = 0.0f;
-  float activation_slope = 1.0f;
-  float up_offset = 0.0f;
-  bool bias = false;
-  bool inner_norm = false;  // a norm of the kind NormSpec::kind before `down`
-  // The expert is a stack of `depth` sub-layers x + f(norm(x)), where f is the network of `form`
-  // and the norm is of the kind NormSpec::kind (X-MoE, section 4, after BASE layers). The expert's
-  // output is that of the last sub-layer, so it contains the expert's input.
-  bool residual = false;
-  int depth = 1;  // 1 without `residual`
-};
-
-// Experts without matrices. They have the last ids of a routed layer, in this order.
-struct NullExperts {
-  int zero = 0;      // experts that return zeros
-  int copy = 0;      // experts that return their input
-  int constant = 0;  // experts that return a vector of the model
-
-  int total() const { return zero + copy + constant; }
-};
-
-// The routed layer, both in attention and in feed-forward. Its stages are
-// split -> score -> gate -> select -> dispatch -> experts -> combine -> merge.
-struct RoutedLayerSpec {
-  int num_experts = 1;       // E, all experts that a row can select
-  NullExperts null_experts;  // feed-forward only: the last of the num_experts
-  // Feed-forward only: hidden width of each expert that has matrices; may differ (HMoE).
-  std::vector<int> widths;
-  SplitSpec split;  // feed-forward only
-  // Feed-forward only: above 0, experts compute rows of this width. One matrix projects the rows
-  // that the router scores to it, another one projects the combined outputs back.
-  int latent_width = 0;
-  ScoreSpec score;
-  GateKind gate = GateKind::kSoftmax;
-  double mixer_limit = 0.0;  // gate kSparseMixer only: RouteSettings::mixer_limit
-  SelectSpec select;
-  bool renormalize = false;
-  double scale = 1.0;
-  bool expert_scale = false;  // each expert has a learned factor of its weights, applied last
-
-  // Returns the number of experts that have matrices; their ids are the first ones.
-  int num_bodies() const { return num_experts - null_experts.total(); }
-};
-
-enum class QkNorm : uint8_t { kNone, kHead, kFull };
-// With H query heads and G kv heads, query head j uses kv head floor(j / (H / G)) (kInterleave) or
-// j mod G (kTile).
-enum class GroupOrder : uint8_t { kInterleave, kTile };
-
-// Multi-head latent attention ("DeepSeek-V2", section 2.1). Keys and values of all heads are
-// products of one latent vector per token with matrices of the heads; one rotated key part is
-// shared by all heads. The cache holds the latent vector and the rotated part.
-struct LatentSpec {
-  int query_rank = 0;      // above 0: queries are a product of two matrices with a norm in between
-  int rank = 1;            // elements of the latent vector
-  int rope_dim = 2;        // elements of a head, at its end, that are rotated
-  int value_dim = 1;       // elements of a head's values
-  float norm_eps = 1e-6f;  // of the norms of the latent vector and of the query in between
-};
-
-struct AttentionSpec {
-  int num_heads = 1;     // dense: H. Routed: unused; every expert has num_kv_heads query heads
-  int num_kv_heads = 1;  // G
-  int head_dim = 1;      // d_h
-  bool bias = false;     // on q, k, v (dense) or k, v (routed)
-  bool out_bias = false;
-  double scale = 1.0;         // multiplies q.k
-  double soft_cap = 0.0;      // above 0: a scaled score s becomes soft_cap * tanh(s / soft_cap)
-  bool sinks = false;         // dense only: a learned score per head, in the softmax alone
-  std::optional<int> window;  // number of last positions that a token attends to, itself included
-  QkNorm qk_norm = QkNorm::kNone;   // dense only
-  bool qk_norm_after_rope = false;  // else before it
-  // Dense only, without `latent`. Above 0: elements of q, k and v are limited to [-qkv_clip,
-  // qkv_clip] before rope, and after a norm before it.
-  double qkv_clip = 0.0;
-  bool gate = false;        // dense only: multiplies the heads' outputs by sigmoid(W x), before o
-  bool inner_norm = false;  // dense only: a norm of the outputs of all heads together, before o
-  GroupOrder group_order = GroupOrder::kInterleave;  // dense only
-  // If set, replaces ModelSpec::position in this layer; its kind is kRope or kNone. Allowed only if
-  // the model's kind is one of these two.
-  std::optional<PositionSpec> position;
-  // Dense only. If set, num_kv_heads is num_heads, head_dim is the whole width of a head's keys,
-  // the rope settings are those of rope_dim dimensions, and there are neither QK norms nor sinks.
-  std::optional<LatentSpec> latent;
-  std::optional<RoutedLayerSpec> routing;  // if set: MoA, "Mixture of Attention Heads"
-
-  bool routed() const { return routing.has_value(); }
-  // Returns how many dimensions of a head the fraction of rotated dimensions refers to.
-  int rope_width() const { return latent.has_value() ? latent->rope_dim : head_dim; }
-};
-
-struct FeedForwardSpec {
-  ExpertSpec expert;
-  int width = 0;                           // dense only
-  std::optional<RoutedLayerSpec> routing;  // if set, the block is routed
-  int shared_width = 0;  // routed only: width of a shared, always active expert; 0 if there is none
-  bool shared_gate = false;  // multiplies the shared expert's output by sigmoid(w.x)
-  bool out_bias = false;     // one bias [hidden_size], added to the block's output
-
-  bool routed() const { return routing.has_value(); }
-};
-
-struct LayerSpec {
-  AttentionSpec attention;
-  FeedForwardSpec feed_forward;
-};
 
 struct ModelSpec {
   int vocab_size = 0;
@@ -256,23 +33,31 @@ struct ModelSpec {
   double logit_scale = 1.0;
   double logit_soft_cap = 0.0;  // above 0: a scaled logit x becomes cap * tanh(x / cap)
   bool tie_word_embeddings = false;
-  bool head_bias = false;  // a bias [vocab_size] of the logits, before logit_scale
-  std::vector<LayerSpec> layers;
+  bool head_bias = false;         // a bias [vocab_size] of the logits, before logit_scale
+  std::vector<BlockSpec> blocks;  // in execution order
 
-  int num_layers() const { return static_cast<int>(layers.size()); }
+  int num_layers() const { return blocks.empty() ? 0 : blocks.back().layer + 1; }
+  int num_blocks() const { return static_cast<int>(blocks.size()); }
+  // Returns the index in `blocks` of the block of this kind in a layer; -1 if there is none.
+  int Find(int layer, BlockKind kind) const;
+  // Return the settings of a layer's block. The layer must have a block of this kind.
+  AttentionSpec& attention(int layer);
+  const AttentionSpec& attention(int layer) const;
+  FeedForwardSpec& feed_forward(int layer);
+  const FeedForwardSpec& feed_forward(int layer) const;
+
+  // Appends a layer of two blocks, or `count` equal ones.
+  void AddLayer(LayerSpec layer);
+  void AddLayers(int count, const LayerSpec& layer = {});
 };
-
-// The half of a layer that a routed block is in; both halves of a layer can be routed.
-enum class BlockKind : uint8_t { kAttention, kFeedForward };
-constexpr const char* Name(BlockKind b) {
-  return b == BlockKind::kAttention ? "attention" : "feed_forward";
-}
 
 // Returns the position settings of a layer: its own, or else the model's.
 const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& attention);
 
-// Returns the shapes of the KV cache's layers.
+// Returns the shapes of the KV cache's layers: one for each attention block, in execution order.
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
+// Returns the index of an attention block's keys and values in the KV cache.
+int CacheLayer(const ModelSpec& spec, int block);
 
 // Returns the number of tokens from which on a sequence is long for rope scaling of the kind kLong:
 // a sequence with more tokens is. nullopt if no layer has such a scaling. All layers of a valid

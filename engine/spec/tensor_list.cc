@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/message.h"
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
 
@@ -39,7 +40,7 @@ class TensorList {
     if (spec_.relative_bias.has_value()) {
       Add("relative_bias.weight",
           {{spec_.relative_bias->buckets, "relative_bias.buckets"},
-           {spec_.layers.front().attention.num_heads, "attention[0].num_heads"}},
+           {spec_.attention(0).num_heads, "attention[0].num_heads"}},
           "relative_bias is set");
     }
     if (spec_.norm.HasFinal()) {
@@ -49,13 +50,11 @@ class TensorList {
       Add("head.weight", {vocabulary, hidden_}, "tie_word_embeddings is false");
     }
     if (spec_.head_bias) Add("head.bias", {vocabulary}, "head_bias is true");
-    for (int i = 0; i < spec_.num_layers(); ++i) {
-      const std::string number = std::to_string(i);
-      const std::string block = "blocks." + number;
-      const std::string index = number + "].";
-      AddAttention(block + ".attention.", "attention[" + index, spec_.layers[i].attention);
-      AddFeedForward(block + ".feed_forward.", "feed_forward[" + index,
-                     spec_.layers[i].feed_forward);
+    for (const BlockSpec& block : spec_.blocks) {
+      const std::string name = block.name() + ".";
+      const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
+      if (const AttentionSpec* attention = block.attention()) AddAttention(name, key, *attention);
+      if (const FeedForwardSpec* f = block.feed_forward()) AddFeedForward(name, key, *f);
     }
     return std::move(list_);
   }

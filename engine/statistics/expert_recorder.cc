@@ -52,9 +52,8 @@ int ExpertOf(const std::string& name, const std::string& block_prefix) {
   return expert;
 }
 
-BlockExpertStats EmptyBlock(const LayerSpec& layer, const RoutedBlock& block, bool any_selection) {
-  const bool attention = block.block == BlockKind::kAttention;
-  const RoutedLayerSpec& spec = attention ? *layer.attention.routing : *layer.feed_forward.routing;
+BlockExpertStats EmptyBlock(const BlockSpec& owner, const RoutedBlock& block, bool any_selection) {
+  const RoutedLayerSpec& spec = *owner.routing();
   const size_t experts = static_cast<size_t>(spec.num_experts);
   BlockExpertStats b;
   b.layer = block.layer;
@@ -72,8 +71,8 @@ BlockExpertStats EmptyBlock(const LayerSpec& layer, const RoutedBlock& block, bo
   b.expert_parameters.resize(experts);
   b.expert_widths = spec.widths;
   b.expert_widths.resize(experts);  // experts without matrices have the width 0
-  if (attention) {
-    b.expert_widths.assign(experts, layer.attention.num_kv_heads * layer.attention.head_dim);
+  if (const AttentionSpec* a = owner.attention()) {
+    b.expert_widths.assign(experts, a->num_kv_heads * a->head_dim);
   }
   const int distinct =
       any_selection ? spec.num_experts : std::min(spec.num_experts, b.split_heads * b.max_selected);
@@ -141,7 +140,8 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
   const RouteLayout layout(spec);
   bool split = false;
   for (const RoutedBlock& block : layout.blocks) {
-    stats.blocks.push_back(EmptyBlock(spec.layers[block.layer], block, any_selection));
+    stats.blocks.push_back(
+        EmptyBlock(spec.blocks[static_cast<size_t>(block.slot)], block, any_selection));
     split = split || block.sub_tokens > 1;
   }
   size_t most_distinct = 0;
@@ -177,7 +177,7 @@ CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& optio
     const RoutedBlock& block = layout.blocks[i];
     BlockExpertStats& facts = stats.blocks[i];
     settings.blocks.push_back(
-        {.slot = PlanSlot(block.layer, block.block),
+        {.slot = block.slot,
          .num_experts = block.num_experts,
          .sub_tokens = block.sub_tokens,
          .most_distinct = static_cast<int>(facts.distinct_histogram.size()) - 1,
@@ -204,11 +204,7 @@ ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& opt
       empty_(EmptyExpertStats(spec, options.any_selection)) {
   int widest = 0;
   for (const RoutedBlock& block : layout_.blocks) {
-    const LayerSpec& layer = spec.layers[block.layer];
-    const RoutedLayerSpec& routing = block.block == BlockKind::kAttention
-                                         ? *layer.attention.routing
-                                         : *layer.feed_forward.routing;
-    gates_.push_back(routing.gate);
+    gates_.push_back(RoutingOf(spec, block).gate);
     widest = std::max(widest, block.num_experts);
     if (options.hidden_samples > 0) {
       reservoirs_.emplace_back(options.hidden_samples, spec.hidden_size / block.sub_tokens,
@@ -278,8 +274,7 @@ void ExpertRecorder::Refresh() {
 
 void ExpertRecorder::LogRoutes(const Batch& batch, const BlockReport& report) {
   const RoutingPlan& plan = report.plan;
-  const RoutedBlock& block =
-      layout_.blocks[static_cast<size_t>(layout_.IndexOf(report.layer, report.block))];
+  const RoutedBlock& block = layout_.blocks[static_cast<size_t>(report.index)];
   for (int r = 0; r < plan.rows; ++r) {
     const auto t = static_cast<size_t>(r / block.sub_tokens);
     if (batch.phase[t] == Phase::kRejected) continue;  // the token is not part of its sequence
@@ -295,7 +290,7 @@ void ExpertRecorder::LogRoutes(const Batch& batch, const BlockReport& report) {
 
 void ExpertRecorder::SampleScores(const Batch& batch, const BlockReport& report) {
   const RoutingPlan& plan = report.plan;
-  const int index = layout_.IndexOf(report.layer, report.block);
+  const int index = report.index;
   const int heads = layout_.blocks[static_cast<size_t>(index)].sub_tokens;
   const size_t experts = static_cast<size_t>(plan.num_experts);
   // Samples whole tokens, because the sub-tokens of a token differ systematically, and different
@@ -367,7 +362,7 @@ void ExpertRecorder::SumSamples() const {
 
 void ExpertRecorder::SampleInputs(const Batch& batch, const BlockReport& report) {
   const RoutingPlan& plan = report.plan;
-  const auto index = static_cast<size_t>(layout_.IndexOf(report.layer, report.block));
+  const auto index = static_cast<size_t>(report.index);
   const int heads = layout_.blocks[index].sub_tokens;
   const std::lock_guard<std::mutex> lock(reservoir_mutex_);
   HiddenReservoir& reservoir = reservoirs_[index];

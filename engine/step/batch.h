@@ -28,8 +28,8 @@ struct Batch {
   std::vector<SampleRow> samples;
   // [S] routing override of each sequence; null if there is none. Empty: no sequence has one.
   std::vector<const RoutingControl*> controls;
-  // Indexed by PlanSlot(): routes that replace the router's choice in that block; null: the router
-  // chooses. Empty: the router chooses in every block.
+  // Indexed like ModelSpec::blocks: routes that replace the router's choice in that block; null:
+  // the router chooses. Empty: the router chooses in every block.
   std::vector<const GivenRoutes*> given;
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }

@@ -10,7 +10,9 @@ int64_t Aligned(int64_t floats) { return (floats + kAlignment - 1) / kAlignment 
 }  // namespace
 
 ReportBuffer::ReportBuffer(const RouteLayout& layout, int hidden_size)
-    : layout_(layout), hidden_size_(hidden_size), rows_(layout.block_of_layer.size()) {}
+    : layout_(layout), hidden_size_(hidden_size) {
+  if (!layout.blocks.empty()) rows_.resize(static_cast<size_t>(layout.blocks.back().slot) + 1);
+}
 
 int64_t ReportBuffer::Floats(int64_t tokens, ReportContents contents) const {
   int64_t floats = 0;
@@ -33,7 +35,7 @@ void ReportBuffer::Place(int64_t tokens, ReportContents contents, const RowsView
   };
   for (const RoutedBlock& block : layout_.blocks) {
     const int64_t rows = tokens * block.sub_tokens;
-    ReportedRows& reported = rows_[static_cast<size_t>(PlanSlot(block.layer, block.block))];
+    ReportedRows& reported = rows_[static_cast<size_t>(block.slot)];
     reported.scores = place(contents.scores, rows, block.num_experts);
     reported.inputs = place(contents.inputs, rows, hidden_size_ / block.sub_tokens);
   }
@@ -46,11 +48,11 @@ std::span<const BlockReport> ReportBuffer::Report(Backend& backend, ReportConten
     backend.CopyToHost(memory_, host_);
   }
   for (const RoutedBlock& block : layout_.blocks) {
-    const int slot = PlanSlot(block.layer, block.block);
     BlockReport& report = reports_.emplace_back();
+    report.index = static_cast<int>(reports_.size()) - 1;
     report.layer = block.layer;
     report.block = block.block;
-    report.plan = backend.HostPlan(slot);
+    report.plan = backend.HostPlan(block.slot);
     // Padding rows, which fill the step up to a fixed size, come last and are left out.
     const auto on_host = [&](const RowsView& view) -> std::span<const float> {
       if (view.data == nullptr) return {};
@@ -60,8 +62,8 @@ std::span<const BlockReport> ReportBuffer::Report(Backend& backend, ReportConten
           static_cast<size_t>(begin),
           static_cast<size_t>(report.plan.rows) * static_cast<size_t>(view.cols));
     };
-    report.scores = on_host(of_slot(slot).scores);
-    report.inputs = on_host(of_slot(slot).inputs);
+    report.scores = on_host(of_slot(block.slot).scores);
+    report.inputs = on_host(of_slot(block.slot).inputs);
   }
   return reports_;
 }

@@ -31,7 +31,7 @@ class ReportBuffer {
   // Assigns a part of `memory`, one dense f32 row of Floats() columns, to every block. Assigns
   // nothing if `contents` has neither scores nor inputs.
   void Place(int64_t tokens, ReportContents contents, const RowsView& memory);
-  // Returns the memory that the block with this PlanSlot() fills.
+  // Returns the memory that the block with this RoutedBlock::slot fills.
   const ReportedRows& of_slot(int slot) const { return rows_[static_cast<size_t>(slot)]; }
 
   // Copies the routing plans and reported rows of the finished step to host memory. The result is
@@ -42,7 +42,7 @@ class ReportBuffer {
   const RouteLayout layout_;
   const int hidden_size_;
   RowsView memory_;
-  std::vector<ReportedRows> rows_;  // indexed by PlanSlot()
+  std::vector<ReportedRows> rows_;  // indexed by RoutedBlock::slot
   std::vector<float> host_;         // copy of memory_
   std::vector<BlockReport> reports_;
 };

@@ -28,6 +28,7 @@ struct ReportContents {
 // The report for one routed block in one step. A row is a token, or a sub-token in a block that
 // splits tokens (MH-MoE).
 struct BlockReport {
+  int index = 0;  // in RouteLayout::blocks
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
   RoutingPlan plan;  // in host memory

@@ -222,7 +222,7 @@ Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::s
 }
 
 Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec) {
-  const int heads = spec.layers.front().attention.num_heads;
+  const int heads = spec.attention(0).num_heads;
   MOESERVE_ASSIGN_OR_RETURN(
       const HostTensor table,
       load.source.Get("relative_bias.weight", {spec.relative_bias->buckets, heads}));

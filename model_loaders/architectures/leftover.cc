@@ -197,13 +197,12 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   const std::optional<int> layer = TakeIndex(name);
   if (!layer.has_value()) return std::string(kUnknownTensor);
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
-  const LayerSpec& block = spec.layers[*layer];
   const std::string index = Concat('[', *layer, "].");
   if (Take(name, "attention.")) {
-    return AttentionReason(name, "attention" + index, block.attention, spec);
+    return AttentionReason(name, "attention" + index, spec.attention(*layer), spec);
   }
   if (Take(name, "feed_forward.")) {
-    return FeedForwardReason(name, "feed_forward" + index, block.feed_forward, spec);
+    return FeedForwardReason(name, "feed_forward" + index, spec.feed_forward(*layer), spec);
   }
   return std::string(kUnknownTensor);
 }

@@ -74,12 +74,9 @@ std::string NamePattern(std::string_view name) {
 // Returns the routing of the block that a tensor belongs to; null if the block is not routed.
 // `pattern` is the pattern of the tensor's name, `layer` its layer.
 const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, std::string_view pattern, int layer) {
-  if (layer < 0 || layer >= spec.num_layers()) return nullptr;
-  const LayerSpec& block = spec.layers[static_cast<size_t>(layer)];
-  const std::optional<RoutedLayerSpec>& routing = pattern.starts_with("blocks.*.attention.")
-                                                      ? block.attention.routing
-                                                      : block.feed_forward.routing;
-  return routing.has_value() ? &*routing : nullptr;
+  const bool attention = pattern.starts_with("blocks.*.attention.");
+  const int block = spec.Find(layer, attention ? BlockKind::kAttention : BlockKind::kFeedForward);
+  return block < 0 ? nullptr : spec.blocks[static_cast<size_t>(block)].routing();
 }
 
 // Returns the configuration key, with its indices, that `text` starts with; "" if there is none.
@@ -153,7 +150,7 @@ std::optional<TensorPlace> NameTableConfig::LatentPlace(const TensorRule& rule,
                                                         TensorPlace place) const {
   const int layer = numbers.value[0], head = numbers.value[1];
   if (layer >= spec.num_layers()) return std::nullopt;
-  const AttentionSpec& attention = spec.layers[static_cast<size_t>(layer)].attention;
+  const AttentionSpec& attention = spec.attention(layer);
   if (!attention.latent.has_value()) return std::nullopt;
   const LatentSpec& latent = *attention.latent;
   const int64_t keys = attention.head_dim - latent.rope_dim;
@@ -200,7 +197,7 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
     case RowOrder::kQkv: {
       const int layer = numbers->value[0];
       if (layer >= spec.num_layers()) return std::nullopt;
-      const AttentionSpec& attention = spec.layers[static_cast<size_t>(layer)].attention;
+      const AttentionSpec& attention = spec.attention(layer);
       const int64_t queries = int64_t{attention.num_heads} * attention.head_dim;
       const int64_t keys = int64_t{attention.num_kv_heads} * attention.head_dim;
       place.first_row = rule.part == 0 ? 0 : queries + (rule.part - 1) * keys;

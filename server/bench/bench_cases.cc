@@ -168,12 +168,10 @@ class Cases {
   }
 
   double DistinctExperts(const RoutedWork& work, int64_t steps) const {
-    int blocks = 0;
-    for (const LayerSpec& l : model_.spec().layers) {
-      blocks += l.attention.routed() + l.feed_forward.routed();
-    }
+    const auto blocks = std::ranges::count_if(
+        model_.spec().blocks, [](const BlockSpec& b) { return b.routing() != nullptr; });
     if (blocks == 0) return 0.0;
-    return static_cast<double>(work.experts()) / static_cast<double>(steps) / blocks;
+    return static_cast<double>(work.experts()) / static_cast<double>(steps * blocks);
   }
 
   // Runs one step with `count` random tokens for each of `sequences` sequences, starting at

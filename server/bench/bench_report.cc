@@ -47,8 +47,8 @@ Json RoutingJson(const RoutedLayerSpec& routing) {
 
 // Describes the shape of the first layer, because all layers of a synthetic model are equal.
 Json ShapeJson(const ModelSpec& spec) {
-  const AttentionSpec& a = spec.layers[0].attention;
-  const FeedForwardSpec& f = spec.layers[0].feed_forward;
+  const AttentionSpec& a = spec.attention(0);
+  const FeedForwardSpec& f = spec.feed_forward(0);
   Json attention = {{"kind", a.routed() ? "routed" : "dense"},
                     {"num_kv_heads", a.num_kv_heads},
                     {"head_dim", a.head_dim}};

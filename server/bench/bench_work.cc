@@ -7,11 +7,11 @@
 namespace moeserve::server {
 
 int64_t ExpertParameters(const ModelSpec& spec, int layer, BlockKind block, int expert) {
-  const LayerSpec& l = spec.layers[layer];
   if (block == BlockKind::kAttention) {
-    return int64_t{2} * l.attention.num_kv_heads * l.attention.head_dim * spec.hidden_size;
+    const AttentionSpec& a = spec.attention(layer);
+    return int64_t{2} * a.num_kv_heads * a.head_dim * spec.hidden_size;
   }
-  const FeedForwardSpec& f = l.feed_forward;
+  const FeedForwardSpec& f = spec.feed_forward(layer);
   const RoutedLayerSpec& routing = *f.routing;
   if (expert >= routing.num_bodies()) return 0;
   const int64_t matrices = f.expert.form == ExpertForm::kGated ? 3 : 2;
@@ -30,7 +30,7 @@ void RoutedWork::Add(int layer, BlockKind block, const RoutingPlan& plan) {
     parameters_ += parameters;
     products_ += rows * parameters;
     if (block == BlockKind::kAttention) {
-      heads_[layer] += rows * spec_.layers[layer].attention.num_kv_heads;
+      heads_[layer] += rows * spec_.attention(layer).num_kv_heads;
     }
   }
 }
@@ -49,9 +49,9 @@ int64_t FixedProducts(const ModelSpec& spec) {
     products += t.shape[0] * t.shape[1];
   }
   // A router scores every sub-token of a token separately.
-  for (const LayerSpec& l : spec.layers) {
-    if (!l.feed_forward.routed()) continue;
-    const RoutedLayerSpec& r = *l.feed_forward.routing;
+  for (const BlockSpec& block : spec.blocks) {
+    if (block.routing() == nullptr || block.kind() != BlockKind::kFeedForward) continue;
+    const RoutedLayerSpec& r = *block.routing();
     const int64_t width = spec.hidden_size / r.split.heads;
     const int64_t once = r.score.kind == ScoreKind::kDot
                              ? int64_t{r.num_experts} * width
@@ -77,11 +77,14 @@ double CacheBytesRead(const ModelSpec& spec, KvCacheType cache, const VisiblePos
   const int64_t scale = cache == KvCacheType::kInt8 ? sizeof(float) : 0;
   const std::vector<KvLayerShape> shapes = CacheShapes(spec);
   double bytes = 0;
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    const int vectors = shapes[i].latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
+  for (int b = 0; b < spec.num_blocks(); ++b) {
+    const AttentionSpec* attention = spec.blocks[static_cast<size_t>(b)].attention();
+    if (attention == nullptr) continue;
+    const KvLayerShape& shape = shapes[static_cast<size_t>(CacheLayer(spec, b))];
+    const int vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
     const int64_t position =
-        vectors * shapes[i].num_kv_heads * (shapes[i].head_dim * ElementBytes(cache) + scale);
-    bytes += static_cast<double>(position) * visible.Mean(spec.layers[i].attention.window);
+        vectors * shape.num_kv_heads * (shape.head_dim * ElementBytes(cache) + scale);
+    bytes += static_cast<double>(position) * visible.Mean(attention->window);
   }
   return bytes;
 }
@@ -92,9 +95,10 @@ StepOperations Operations(const ModelSpec& spec, const RoutedWork& work, int64_t
   operations.matrices =
       2.0 * (static_cast<double>(work.products()) +
              static_cast<double>(tokens) * static_cast<double>(FixedProducts(spec)));
-  for (int i = 0; i < spec.num_layers(); ++i) {
-    const AttentionSpec& a = spec.layers[i].attention;
-    const int64_t heads = a.routed() ? work.attention_heads(i) : tokens * a.num_heads;
+  for (const BlockSpec& block : spec.blocks) {
+    if (block.attention() == nullptr) continue;
+    const AttentionSpec& a = *block.attention();
+    const int64_t heads = a.routed() ? work.attention_heads(block.layer) : tokens * a.num_heads;
     // query-key scores and weighted values
     const int64_t width =
         a.latent.has_value() ? 2 * a.latent->rank + a.latent->rope_dim : 2 * int64_t{a.head_dim};

@@ -36,7 +36,7 @@ class RoutedWork {
   int64_t experts_ = 0;
   int64_t parameters_ = 0;
   int64_t products_ = 0;
-  std::vector<int64_t> heads_ = std::vector<int64_t>(spec_.layers.size(), 0);
+  std::vector<int64_t> heads_ = std::vector<int64_t>(static_cast<size_t>(spec_.num_layers()), 0);
 };
 
 // Returns the number of parameters in the matrices of one expert.

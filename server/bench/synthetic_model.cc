@@ -118,7 +118,7 @@ ModelSpec MixtralSpec() {
   routing.renormalize = true;
   FeedForwardSpec feed_forward;
   feed_forward.routing = routing;
-  spec.layers.assign(8, {attention, feed_forward});
+  spec.AddLayers(8, {attention, feed_forward});
   return spec;
 }
 
@@ -158,7 +158,7 @@ Result<ModelSpec> SyntheticSpec(std::string_view name) {
   } else {
     feed_forward.routing = routing;
   }
-  spec.layers.assign(12, {attention, feed_forward});
+  spec.AddLayers(12, {attention, feed_forward});
   return spec;
 }
 

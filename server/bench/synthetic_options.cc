@@ -165,18 +165,19 @@ Result<ModelSpec> BuildSyntheticSpec(const SyntheticOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(ModelSpec spec, SyntheticSpec(options.name));
   if (options.hidden) spec.hidden_size = *options.hidden;
   if (options.vocab) spec.vocab_size = *options.vocab;
-  LayerSpec layer = spec.layers[0];
+  LayerSpec layer{spec.attention(0), spec.feed_forward(0)};
   MOESERVE_RETURN_IF_ERROR(ChangeAttention(options, layer.attention));
   MOESERVE_RETURN_IF_ERROR(ChangeFeedForward(options, layer.feed_forward));
   // Validate one layer before it is copied.
-  spec.layers = {layer};
+  spec.blocks.clear();
+  spec.AddLayer(layer);
   MOESERVE_RETURN_IF_ERROR(Validate(spec));
   const int layers = options.layers.value_or(SyntheticSpec(options.name)->num_layers());
   if (layers < 1 || layers > kMaxLayers) {
     return absl::InvalidArgumentError(
         Concat("--layers: expected 1 to ", kMaxLayers, ", found ", layers));
   }
-  spec.layers.assign(static_cast<size_t>(layers), layer);
+  spec.AddLayers(layers - 1, layer);
   MOESERVE_RETURN_IF_ERROR(Validate(spec));
   return spec;
 }

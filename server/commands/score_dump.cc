@@ -13,12 +13,6 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-const RoutedLayerSpec& RoutingOf(const ModelSpec& spec, const RoutedBlock& block) {
-  const LayerSpec& layer = spec.layers[static_cast<size_t>(block.layer)];
-  return block.block == BlockKind::kAttention ? *layer.attention.routing
-                                              : *layer.feed_forward.routing;
-}
-
 std::string FileName(size_t block, const char* what) { return Concat(block, ".", what, ".npy"); }
 
 template <typename T>

@@ -140,10 +140,10 @@ absl::Status CheckTable(const RoutingRules& rules) {
                                why, "); 'return_routing' can"));
   };
   int k = 0;
-  for (const LayerSpec& layer : rules.spec->layers) {
-    if (layer.attention.routed()) return refuse("it routes attention");
-    if (!layer.feed_forward.routed()) continue;
-    const RoutedLayerSpec& routing = *layer.feed_forward.routing;
+  for (const BlockSpec& block : rules.spec->blocks) {
+    if (block.routing() == nullptr) continue;
+    if (block.kind() == BlockKind::kAttention) return refuse("it routes attention");
+    const RoutedLayerSpec& routing = *block.routing();
     if (routing.split.heads > 1) return refuse("it routes sub-tokens");
     if (routing.select.kind == SelectKind::kTopP) return refuse("it selects by top-p");
     if (k != 0 && routing.select.k != k) return refuse("its layers differ in k");

@@ -48,20 +48,16 @@ Result<std::shared_ptr<const RoutingControl>> MakeRoutingControl(const RoutingCh
 
 int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control) {
   int64_t routes = 0;
-  for (int l = 0; l < spec.num_layers(); ++l) {
-    const LayerSpec& layer = spec.layers[static_cast<size_t>(l)];
-    for (const BlockKind block : {BlockKind::kAttention, BlockKind::kFeedForward}) {
-      const auto& routing =
-          block == BlockKind::kAttention ? layer.attention.routing : layer.feed_forward.routing;
-      if (!routing.has_value()) continue;
-      int most = routing->select.MaxSelected();
-      if (control != nullptr) {
-        const RouteOverride change = control->For(l, block);
-        if (change.k > 0) most = change.k;
-        if (change.p > 0 && routing->select.kind != SelectKind::kTopP) most = routing->num_experts;
-      }
-      routes += int64_t{most} * routing->split.heads;
+  for (const BlockSpec& block : spec.blocks) {
+    const RoutedLayerSpec* routing = block.routing();
+    if (routing == nullptr) continue;
+    int most = routing->select.MaxSelected();
+    if (control != nullptr) {
+      const RouteOverride change = control->For(block.layer, block.kind());
+      if (change.k > 0) most = change.k;
+      if (change.p > 0 && routing->select.kind != SelectKind::kTopP) most = routing->num_experts;
     }
+    routes += int64_t{most} * routing->split.heads;
   }
   return routes;
 }

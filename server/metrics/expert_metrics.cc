@@ -228,8 +228,10 @@ Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options, const Exp
 
 ExpertMetrics::ExpertMetrics(const MoeMetricsOptions& options, const ModelSpec& spec)
     : options_(options) {
-  for (const LayerSpec& layer : spec.layers) {
-    has_shared_expert_.push_back(layer.feed_forward.shared_width > 0);
+  has_shared_expert_.resize(static_cast<size_t>(spec.num_layers()));
+  for (const BlockSpec& block : spec.blocks) {
+    const FeedForwardSpec* f = block.feed_forward();
+    if (f != nullptr) has_shared_expert_[static_cast<size_t>(block.layer)] = f->shared_width > 0;
   }
 }
 

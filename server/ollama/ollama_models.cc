@@ -34,13 +34,16 @@ std::string VersionDigest(const ServedModel& model) {
   return out;
 }
 
-// Returns the routing of the first routed block; null for a dense model.
+// Returns the routing of the first routed feed-forward, or else of the first routed attention; null
+// for a dense model.
 const RoutedLayerSpec* FirstRouting(const ModelSpec& spec) {
-  for (const LayerSpec& layer : spec.layers) {
-    if (layer.feed_forward.routed()) return &*layer.feed_forward.routing;
-    if (layer.attention.routed()) return &*layer.attention.routing;
+  const RoutedLayerSpec* attention = nullptr;
+  for (const BlockSpec& block : spec.blocks) {
+    if (block.routing() == nullptr) continue;
+    if (block.kind() == BlockKind::kFeedForward) return block.routing();
+    if (attention == nullptr) attention = block.routing();
   }
-  return nullptr;
+  return attention;
 }
 
 std::string Family(const ServedModel& model) {

@@ -86,12 +86,8 @@ absl::Status GetModelInfo(ServerContext& server, const ApiKey* key,
   response.set_vocab_size(static_cast<uint32_t>(spec.vocab_size));
   response.set_hidden_size(static_cast<uint32_t>(spec.hidden_size));
   response.set_num_layers(static_cast<uint32_t>(spec.num_layers()));
-  uint32_t routed = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    routed += layer.attention.routed() ? 1 : 0;
-    routed += layer.feed_forward.routed() ? 1 : 0;
-  }
-  response.set_routed_blocks(routed);
+  response.set_routed_blocks(static_cast<uint32_t>(std::ranges::count_if(
+      spec.blocks, [](const BlockSpec& b) { return b.routing() != nullptr; })));
   response.mutable_eos_token_ids()->Add(spec.eos_token_ids.begin(), spec.eos_token_ids.end());
   if (spec.bos_token_id) response.set_bos_token_id(*spec.bos_token_id);
   response.set_has_tokenizer(model->engine().tokenizer() != nullptr);

@@ -89,10 +89,10 @@ TEST(SyntheticShapes, FlagsChangeThem) {
   EXPECT_EQ(spec.hidden_size, 64);
   EXPECT_EQ(spec.num_layers(), 2);
   EXPECT_EQ(spec.vocab_size, 300);
-  EXPECT_EQ(spec.layers[1].attention.num_heads, 4);
-  EXPECT_EQ(spec.layers[1].attention.num_kv_heads, 4);
-  EXPECT_DOUBLE_EQ(spec.layers[1].attention.scale, 0.25);
-  const RoutedLayerSpec routing = *spec.layers[1].feed_forward.routing;
+  EXPECT_EQ(spec.attention(1).num_heads, 4);
+  EXPECT_EQ(spec.attention(1).num_kv_heads, 4);
+  EXPECT_DOUBLE_EQ(spec.attention(1).scale, 0.25);
+  const RoutedLayerSpec routing = *spec.feed_forward(1).routing;
   EXPECT_EQ(routing.widths, std::vector<int>(8, 32));
   EXPECT_EQ(routing.select.k, 3);
   EXPECT_EQ(routing.split.heads, 4);
@@ -100,20 +100,20 @@ TEST(SyntheticShapes, FlagsChangeThem) {
   EXPECT_EQ(routing.score.dim, 4);
 
   spec = Good("--synthetic small --heads 8 --kv-heads 2");
-  EXPECT_EQ(spec.layers[0].attention.num_heads, 8);
-  EXPECT_EQ(spec.layers[0].attention.num_kv_heads, 2);
+  EXPECT_EQ(spec.attention(0).num_heads, 8);
+  EXPECT_EQ(spec.attention(0).num_kv_heads, 2);
 
   spec = Good("--synthetic small --widths 9,11,13,15");
-  EXPECT_EQ(spec.layers[0].feed_forward.routing->num_experts, 4);
+  EXPECT_EQ(spec.feed_forward(0).routing->num_experts, 4);
   spec = Good("--synthetic small --experts 6 --widths 9,11,13");
-  EXPECT_EQ(spec.layers[0].feed_forward.routing->widths, (std::vector<int>{9, 11, 13, 9, 11, 13}));
+  EXPECT_EQ(spec.feed_forward(0).routing->widths, (std::vector<int>{9, 11, 13, 9, 11, 13}));
 
   spec = Good("--synthetic small --ff dense");
-  EXPECT_EQ(spec.layers[0].feed_forward.width, 2 * 640);
-  EXPECT_EQ(Good("--synthetic small --ff dense --widths 16").layers[0].feed_forward.width, 16);
+  EXPECT_EQ(spec.feed_forward(0).width, 2 * 640);
+  EXPECT_EQ(Good("--synthetic small --ff dense --widths 16").feed_forward(0).width, 16);
 
   spec = Good("--synthetic small --attention routed --attention-experts 8 --attention-top-k 5");
-  const AttentionSpec& attention = spec.layers[0].attention;
+  const AttentionSpec& attention = spec.attention(0);
   ASSERT_TRUE(attention.routed());
   EXPECT_EQ(attention.num_kv_heads, 1);
   EXPECT_EQ(attention.routing->num_experts, 8);
@@ -121,10 +121,10 @@ TEST(SyntheticShapes, FlagsChangeThem) {
 }
 
 TEST(SyntheticShapes, TopPTakesTopKAsItsLimit) {
-  SelectSpec select = Good("--synthetic small --top-p 0.6").layers[0].feed_forward.routing->select;
+  SelectSpec select = Good("--synthetic small --top-p 0.6").feed_forward(0).routing->select;
   EXPECT_EQ(select.kind, SelectKind::kTopP);
   EXPECT_EQ(select.max_experts, 32);
-  select = Good("--synthetic small --top-p 0.999 --top-k 2").layers[0].feed_forward.routing->select;
+  select = Good("--synthetic small --top-p 0.999 --top-k 2").feed_forward(0).routing->select;
   EXPECT_DOUBLE_EQ(select.p, 0.999);
   EXPECT_EQ(select.max_experts, 2);
 }
@@ -194,8 +194,8 @@ TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
     constexpr int kTokens = 3;
     RoutedWork work(spec);
     for (int i = 0; i < spec.num_layers(); ++i) {
-      if (!spec.layers[i].feed_forward.routed()) continue;
-      const RoutedLayerSpec& r = *spec.layers[i].feed_forward.routing;
+      if (!spec.feed_forward(i).routed()) continue;
+      const RoutedLayerSpec& r = *spec.feed_forward(i).routing;
       work.Add(i, BlockKind::kFeedForward, Plan(kTokens, r.num_experts, r.select.k).plan);
     }
     const double head = 2.0 * kTokens * static_cast<double>(HeadProducts(spec));
@@ -203,7 +203,7 @@ TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
     EXPECT_EQ(operations.matrices + head, 2.0 * kTokens * static_cast<double>(active)) << name;
     // The scores and the weighted sum of values each take 2 operations per position and element of
     // a head.
-    const AttentionSpec& a = spec.layers[0].attention;
+    const AttentionSpec& a = spec.attention(0);
     EXPECT_EQ(operations.attention,
               4.0 * 10 * kTokens * spec.num_layers() * a.num_heads * a.head_dim);
   }
@@ -247,7 +247,7 @@ TEST(StepWork, WindowsBoundWhatIsSeen) {
     }
   }
   const ModelSpec spec = Good("--synthetic small --layers 2 --window 8");
-  const AttentionSpec& a = spec.layers[1].attention;
+  const AttentionSpec& a = spec.attention(1);
   EXPECT_EQ(a.window, 8);
   EXPECT_EQ(CacheBytesRead(spec, KvCacheType::kF32, {100, 200}),
             2.0 * 2 * 8 * a.num_kv_heads * a.head_dim * 4);
@@ -401,8 +401,8 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
 
   // One token selects exactly k experts. Decoding starts with a context of 5 tokens; the mean of
   // the 3 decode steps is the second one.
-  if (!spec.layers[0].feed_forward.routed()) return;
-  const RoutedLayerSpec& r = *spec.layers[0].feed_forward.routing;
+  if (!spec.feed_forward(0).routed()) return;
+  const RoutedLayerSpec& r = *spec.feed_forward(0).routing;
   if (r.split.heads > 1) return;
   EXPECT_DOUBLE_EQ(json["cases"][1]["distinct_experts"], r.select.MaxSelected());
   const int64_t expert = 3 * 32 * 64;
@@ -430,8 +430,8 @@ TEST(SyntheticFiles, AFolderReadsBackAsTheSameModel) {
     ASSERT_TRUE(read.ok()) << read.status().message();
     const std::vector<TensorRequirement> tensors = RequiredTensors(spec);
     ASSERT_EQ(RequiredTensors(read->spec).size(), tensors.size());
-    const FeedForwardSpec& f = spec.layers[0].feed_forward;
-    const FeedForwardSpec& g = read->spec.layers[0].feed_forward;
+    const FeedForwardSpec& f = spec.feed_forward(0);
+    const FeedForwardSpec& g = read->spec.feed_forward(0);
     EXPECT_EQ(f.routed(), g.routed());
     if (f.routed()) {
       EXPECT_EQ(f.routing->select.kind, g.routing->select.kind);
@@ -439,7 +439,7 @@ TEST(SyntheticFiles, AFolderReadsBackAsTheSameModel) {
       EXPECT_EQ(f.routing->renormalize, g.routing->renormalize);
     }
     EXPECT_EQ(spec.norm.eps, read->spec.norm.eps);
-    EXPECT_DOUBLE_EQ(spec.layers[0].attention.scale, read->spec.layers[0].attention.scale);
+    EXPECT_DOUBLE_EQ(spec.attention(0).scale, read->spec.attention(0).scale);
     for (const TensorRequirement& t : tensors) {
       Result<HostTensor> made = weights->Get(t.name, t.shape);
       Result<HostTensor> stored = read->weights->Get(t.name, t.shape);
@@ -461,14 +461,14 @@ TEST(SyntheticFiles, AHuggingFaceFolderReadsBackAsTheSameModel) {
   ASSERT_TRUE(status.ok()) << status.message();
   Result<Checkpoint> read = LoadCheckpoint(folder.path(), {});
   ASSERT_TRUE(read.ok()) << read.status().message();
-  const AttentionSpec& a = spec.layers[0].attention;
-  const AttentionSpec& b = read->spec.layers[0].attention;
+  const AttentionSpec& a = spec.attention(0);
+  const AttentionSpec& b = read->spec.attention(0);
   EXPECT_EQ(a.qk_norm, b.qk_norm);
   EXPECT_DOUBLE_EQ(a.scale, b.scale);
   EXPECT_EQ(spec.norm.eps, read->spec.norm.eps);
   EXPECT_DOUBLE_EQ(spec.position.theta, read->spec.position.theta);
-  const FeedForwardSpec& f = spec.layers[0].feed_forward;
-  const FeedForwardSpec& g = read->spec.layers[0].feed_forward;
+  const FeedForwardSpec& f = spec.feed_forward(0);
+  const FeedForwardSpec& g = read->spec.feed_forward(0);
   ASSERT_TRUE(g.routed());
   EXPECT_EQ(f.routing->select.MaxSelected(), g.routing->select.MaxSelected());
   EXPECT_EQ(f.routing->renormalize, g.routing->renormalize);

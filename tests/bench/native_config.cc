@@ -26,8 +26,8 @@ Json Routing(const RoutedLayerSpec& routing) {
 }  // namespace
 
 Json NativeConfig(const ModelSpec& spec, int32_t eos_token_id) {
-  const AttentionSpec& a = spec.layers[0].attention;
-  const FeedForwardSpec& f = spec.layers[0].feed_forward;
+  const AttentionSpec& a = spec.attention(0);
+  const FeedForwardSpec& f = spec.feed_forward(0);
   Json attention = {{"num_kv_heads", a.num_kv_heads}, {"head_dim", a.head_dim}};
   if (a.routed()) {
     attention["kind"] = "routed";

@@ -30,8 +30,8 @@ absl::Status CheckTokens(const ModelSpec& spec) {
 // Returns an error, which starts with `option`, for a shape that the architectures "qwen3moe" and
 // "qwen3" cannot compute.
 absl::Status CheckQwen3(const ModelSpec& spec, std::string_view option) {
-  const AttentionSpec& a = spec.layers[0].attention;
-  const FeedForwardSpec& f = spec.layers[0].feed_forward;
+  const AttentionSpec& a = spec.attention(0);
+  const FeedForwardSpec& f = spec.feed_forward(0);
   bool same = !a.routed() && a.qk_norm == QkNorm::kHead && !a.window &&
               a.group_order == GroupOrder::kInterleave && f.expert.form == ExpertForm::kGated &&
               f.expert.activation == ActivationKind::kSilu && f.shared_width == 0;
@@ -63,8 +63,8 @@ std::vector<std::string> TokenTexts(int vocab_size) {
 }
 
 void AddGgufMetadata(const ModelSpec& spec, const std::string& name, GgufWriter& file) {
-  const AttentionSpec& a = spec.layers[0].attention;
-  const FeedForwardSpec& f = spec.layers[0].feed_forward;
+  const AttentionSpec& a = spec.attention(0);
+  const FeedForwardSpec& f = spec.feed_forward(0);
   const std::string arch = f.routed() ? "qwen3moe" : "qwen3";
   file.AddString("general.architecture", arch);
   file.AddString("general.name", name);
@@ -108,7 +108,7 @@ void AddGgufMetadata(const ModelSpec& spec, const std::string& name, GgufWriter&
 
 // Declares every tensor of the file, and the source tensors of its values.
 void AddGgufTensors(const ModelSpec& spec, GgufWriter& file) {
-  const AttentionSpec& a = spec.layers[0].attention;
+  const AttentionSpec& a = spec.attention(0);
   const int64_t d = spec.hidden_size;
   const int64_t queries = int64_t{a.num_heads} * a.head_dim;
   const int64_t keys = int64_t{a.num_kv_heads} * a.head_dim;
@@ -134,7 +134,7 @@ void AddGgufTensors(const ModelSpec& spec, GgufWriter& file) {
     bf16(to + "attn_v.weight", attention + "v.weight", {keys, d});
     bf16(to + "attn_output.weight", attention + "o.weight", {d, queries});
     norm(to + "ffn_norm.weight", ff + "norm.weight", d);
-    const FeedForwardSpec& f = spec.layers[i].feed_forward;
+    const FeedForwardSpec& f = spec.feed_forward(i);
     if (!f.routed()) {
       bf16(to + "ffn_gate.weight", ff + "gate.weight", {f.width, d});
       bf16(to + "ffn_up.weight", ff + "up.weight", {f.width, d});
@@ -273,8 +273,8 @@ std::vector<StoredTensor> HuggingFaceTensors(const ModelSpec& spec) {
 }
 
 nlohmann::json HuggingFaceConfig(const ModelSpec& spec) {
-  const AttentionSpec& a = spec.layers[0].attention;
-  const RoutedLayerSpec& r = *spec.layers[0].feed_forward.routing;
+  const AttentionSpec& a = spec.attention(0);
+  const RoutedLayerSpec& r = *spec.feed_forward(0).routing;
   return {{"architectures", {"Qwen3MoeForCausalLM"}},
           {"model_type", "qwen3_moe"},
           {"torch_dtype", "bfloat16"},
@@ -346,7 +346,7 @@ absl::Status WriteHuggingFace(const ModelSpec& spec, WeightSource& weights,
                               const fs::path& folder) {
   MOESERVE_RETURN_IF_ERROR(CheckTokens(spec));
   MOESERVE_RETURN_IF_ERROR(CheckQwen3(spec, "--hugging-face"));
-  if (!spec.layers[0].feed_forward.routed()) {
+  if (!spec.feed_forward(0).routed()) {
     return absl::InvalidArgumentError(
         "--hugging-face: expected routed feed-forward layers, found dense ones");
   }

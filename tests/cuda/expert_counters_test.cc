@@ -31,18 +31,18 @@ ModelSpec Spec(Shape shape) {
   ModelSpec spec;
   spec.vocab_size = 8;
   spec.hidden_size = 8;
-  spec.layers.resize(shape == Shape::kManyBlocks ? 60 : 2);
+  spec.AddLayers(shape == Shape::kManyBlocks ? 60 : 2);
   const auto routed = [](RoutedLayerSpec& r, int experts, int k, int heads) {
     r.num_experts = experts;
     r.widths.assign(static_cast<size_t>(experts), 4);
     r.select.k = k;
     r.split.heads = heads;
   };
-  routed(spec.layers[0].attention.routing.emplace(), 5, 2, 1);
-  routed(spec.layers[0].feed_forward.routing.emplace(), 12, 3, split ? 4 : 1);
-  routed(spec.layers[1].feed_forward.routing.emplace(), 70, 9, split ? 2 : 1);
-  for (size_t l = 2; l < spec.layers.size(); ++l) {
-    routed(spec.layers[l].feed_forward.routing.emplace(), 2 + static_cast<int>(l % 9), 2, 1);
+  routed(spec.attention(0).routing.emplace(), 5, 2, 1);
+  routed(spec.feed_forward(0).routing.emplace(), 12, 3, split ? 4 : 1);
+  routed(spec.feed_forward(1).routing.emplace(), 70, 9, split ? 2 : 1);
+  for (size_t l = 2; l < spec.num_layers(); ++l) {
+    routed(spec.feed_forward(l).routing.emplace(), 2 + static_cast<int>(l % 9), 2, 1);
   }
   return spec;
 }

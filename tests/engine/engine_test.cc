@@ -427,7 +427,7 @@ TEST_F(EngineTest, RefusesWhatCannotRun) {
 TEST(EngineOptionsTest, XposNeedsACacheOfFloats) {
   ModelSpec spec;
   spec.max_position_embeddings = 64;
-  spec.layers.resize(1);
+  spec.AddLayers(1);
   EngineOptions options;
   options.kv_cache_type = KvCacheType::kInt8;
   EXPECT_TRUE(Resolved(options, spec, 16, 0, 0).ok());

@@ -120,10 +120,10 @@ TEST_P(InvarianceTest, ARowIsTheSameAloneAndInABatch) {
     // Rows of one step share grouped products: each of the two matrices of an expert's sub-layer is
     // read at most once, however many of the 32 rows selected it.
     uint64_t experts = 0;
-    for (const LayerSpec& l : runner->spec().layers) {
-      if (l.attention.routed()) experts += l.attention.routing->num_experts;
-      if (!l.feed_forward.routed()) continue;
-      experts += l.feed_forward.routing->num_bodies() * l.feed_forward.expert.depth;
+    for (const BlockSpec& block : runner->spec().blocks) {
+      if (block.routing() == nullptr) continue;
+      const FeedForwardSpec* f = block.feed_forward();
+      experts += block.routing()->num_bodies() * (f == nullptr ? 1 : f->expert.depth);
     }
     EXPECT_LE(step_visits, 2 * experts);
     EXPECT_EQ(step_visits > 0, experts > 0);

@@ -18,11 +18,11 @@ class ReferenceRoutes {
  public:
   ReferenceRoutes(const Golden& golden, const ModelSpec& spec, int prompt) {
     const RouteLayout layout(spec);
-    given_.resize(layout.block_of_layer.size());
+    given_.resize(spec.blocks.size());
     routes_.reserve(layout.blocks.size());
     for (const RoutedBlock& b : layout.blocks) {
       routes_.push_back(golden.Routes(b.layer, b.block, prompt, 0, golden.length, b.sub_tokens));
-      given_[static_cast<size_t>(PlanSlot(b.layer, b.block))] = &routes_.back();
+      given_[static_cast<size_t>(b.slot)] = &routes_.back();
     }
   }
   // In the form of Batch::given.

@@ -377,13 +377,12 @@ TEST_P(RoutedModel, SelectionCanBeOverridden) {
     each_has(*run("k" + std::to_string(k), {.top_k = k}), [&](const RoutedBlock&) { return k; });
   }
   bool over_selected = false, own_top_p = false, above_one = false;
-  for (const LayerSpec& layer : spec.layers) {
-    for (const auto& routing : {layer.attention.routing, layer.feed_forward.routing}) {
-      if (!routing) continue;
-      over_selected = over_selected || routing->gate == GateKind::kSoftmaxSelected;
-      own_top_p = own_top_p || routing->select.kind == SelectKind::kTopP;
-      above_one = above_one || routing->gate == GateKind::kSqrtSoftplus;
-    }
+  for (const BlockSpec& block : spec.blocks) {
+    const RoutedLayerSpec* routing = block.routing();
+    if (routing == nullptr) continue;
+    over_selected = over_selected || routing->gate == GateKind::kSoftmaxSelected;
+    own_top_p = own_top_p || routing->select.kind == SelectKind::kTopP;
+    above_one = above_one || routing->gate == GateKind::kSqrtSoftplus;
   }
   if (over_selected) {
     const auto refused = RoutingControl::Create({.top_p = 0.5}, spec, {.enabled = true});
@@ -409,10 +408,7 @@ TEST_P(RoutedModel, BiasMovesRows) {
   const ModelSpec& spec = engine->get().spec();
   // A table selects experts whatever their scores.
   const auto by_scores = [&](const RoutedBlock& b) {
-    const LayerSpec& layer = spec.layers[b.layer];
-    const auto& routing =
-        b.block == BlockKind::kAttention ? layer.attention.routing : layer.feed_forward.routing;
-    return routing->select.kind != SelectKind::kTable;
+    return RoutingOf(spec, b).select.kind != SelectKind::kTable;
   };
   const auto found = std::ranges::find_if(layout.blocks, by_scores);
   ASSERT_NE(found, layout.blocks.end());
@@ -452,9 +448,9 @@ INSTANTIATE_TEST_SUITE_P(Models, RoutedModel, ::testing::ValuesIn(Those([](const
 
 TEST(RoutingControlTest, RefusesWhatCannotBe) {
   ModelSpec spec;
-  spec.layers.resize(2);
-  spec.layers[1].feed_forward.routing.emplace();
-  spec.layers[1].feed_forward.routing->num_experts = 3;
+  spec.AddLayers(2);
+  spec.feed_forward(1).routing.emplace();
+  spec.feed_forward(1).routing->num_experts = 3;
   const auto refused = [&](const RoutingChange& change, const std::string& part,
                            RoutingControlLimits limits = {.enabled = true}) {
     const auto control = RoutingControl::Create(change, spec, limits);
@@ -496,9 +492,9 @@ TEST(RoutingControlTest, RefusesWhatCannotBe) {
 // different overrides different keys.
 TEST(RoutingControlTest, KeysStaySmall) {
   ModelSpec spec;
-  spec.layers.resize(1);
-  spec.layers[0].feed_forward.routing.emplace();
-  spec.layers[0].feed_forward.routing->num_experts = 1000;
+  spec.AddLayers(1);
+  spec.feed_forward(0).routing.emplace();
+  spec.feed_forward(0).routing->num_experts = 1000;
   std::set<std::string> keys;
   RoutingChange change = {.top_k = 1};
   for (int e = 0; e < 1000; ++e) {

@@ -72,8 +72,8 @@ ModelSpec OneBlock() {
   ModelSpec spec;
   spec.vocab_size = 8;
   spec.hidden_size = 8;
-  spec.layers.resize(1);
-  RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
+  spec.AddLayers(1);
+  RoutedLayerSpec& routing = spec.feed_forward(0).routing.emplace();
   routing.num_experts = kExperts;
   routing.widths.assign(kExperts, 4);
   return spec;

@@ -433,8 +433,8 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   ModelSpec spec;
   spec.vocab_size = 8;
   spec.hidden_size = 2;
-  spec.layers.resize(1);
-  RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
+  spec.AddLayers(1);
+  RoutedLayerSpec& routing = spec.feed_forward(0).routing.emplace();
   routing.num_experts = 2;
   routing.widths = {4, 4};
   const RecorderOptions options{.router_stats_interval = 1, .hidden_samples = 8};
@@ -482,9 +482,9 @@ TEST(Recorder, ExpertsWithoutMatricesHaveNoWidth) {
   ModelSpec spec;
   spec.vocab_size = 8;
   spec.hidden_size = 2;
-  spec.layers.resize(1);
-  spec.layers[0].feed_forward.expert = {.residual = true, .depth = 2};
-  RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
+  spec.AddLayers(1);
+  spec.feed_forward(0).expert = {.residual = true, .depth = 2};
+  RoutedLayerSpec& routing = spec.feed_forward(0).routing.emplace();
   routing.null_experts = {.zero = 1, .copy = 1, .constant = 1};
   routing.num_experts = 5;
   routing.widths = {4, 6};
@@ -504,8 +504,8 @@ TEST(Recorder, SampledRouterScoresMissNobody) {
   ModelSpec spec;
   spec.vocab_size = 8;
   spec.hidden_size = 8;
-  spec.layers.resize(1);
-  RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
+  spec.AddLayers(1);
+  RoutedLayerSpec& routing = spec.feed_forward(0).routing.emplace();
   routing.num_experts = kTokens;
   routing.widths.assign(kTokens, 4);
   routing.split.heads = kHeads;

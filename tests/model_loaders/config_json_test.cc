@@ -44,17 +44,19 @@ TEST(NativeConfig, FillsInTheDefaults) {
   EXPECT_EQ(spec.logit_scale, 1.0);
   EXPECT_FALSE(spec.tie_word_embeddings);
   ASSERT_EQ(spec.num_layers(), 3);
-  for (const LayerSpec& layer : spec.layers) {
-    EXPECT_FALSE(layer.attention.routed());
-    EXPECT_EQ(layer.attention.num_kv_heads, 2);
-    EXPECT_EQ(layer.attention.scale, 0.5);
-    EXPECT_FALSE(layer.attention.bias);
-    EXPECT_FALSE(layer.attention.out_bias);
-    EXPECT_FALSE(layer.attention.window.has_value());
-    EXPECT_EQ(layer.attention.qk_norm, QkNorm::kNone);
-    EXPECT_EQ(layer.attention.group_order, GroupOrder::kInterleave);
-    ASSERT_TRUE(layer.feed_forward.routed());
-    const RoutedLayerSpec& routing = *layer.feed_forward.routing;
+  for (int layer = 0; layer < 3; ++layer) {
+    const AttentionSpec& attention = spec.attention(layer);
+    const FeedForwardSpec& feed_forward = spec.feed_forward(layer);
+    EXPECT_FALSE(attention.routed());
+    EXPECT_EQ(attention.num_kv_heads, 2);
+    EXPECT_EQ(attention.scale, 0.5);
+    EXPECT_FALSE(attention.bias);
+    EXPECT_FALSE(attention.out_bias);
+    EXPECT_FALSE(attention.window.has_value());
+    EXPECT_EQ(attention.qk_norm, QkNorm::kNone);
+    EXPECT_EQ(attention.group_order, GroupOrder::kInterleave);
+    ASSERT_TRUE(feed_forward.routed());
+    const RoutedLayerSpec& routing = *feed_forward.routing;
     EXPECT_EQ(routing.widths, (std::vector<int>{12, 12, 12, 12}));
     EXPECT_EQ(routing.split.heads, 1);
     EXPECT_EQ(routing.score.kind, ScoreKind::kDot);
@@ -64,9 +66,9 @@ TEST(NativeConfig, FillsInTheDefaults) {
     EXPECT_EQ(routing.select.max_experts, 4);
     EXPECT_FALSE(routing.renormalize);
     EXPECT_EQ(routing.scale, 1.0);
-    EXPECT_EQ(layer.feed_forward.shared_width, 0);
-    EXPECT_FALSE(layer.feed_forward.expert.bias);
-    EXPECT_FALSE(layer.feed_forward.expert.inner_norm);
+    EXPECT_EQ(feed_forward.shared_width, 0);
+    EXPECT_FALSE(feed_forward.expert.bias);
+    EXPECT_FALSE(feed_forward.expert.inner_norm);
   }
 }
 
@@ -76,7 +78,7 @@ TEST(NativeConfig, CosineDefaultsAndMoaDefaults) {
       "num_experts": 4, "score": {"kind": "cosine"}, "select": {"kind": "top_k", "k": 4}}})");
   const auto config = ParseNativeConfig(json.dump());
   ASSERT_TRUE(config.ok()) << config.status();
-  const AttentionSpec& attention = config->spec.layers[2].attention;
+  const AttentionSpec& attention = config->spec.attention(2);
   ASSERT_TRUE(attention.routed());
   EXPECT_EQ(attention.num_kv_heads, 1);
   EXPECT_TRUE(attention.routing->widths.empty());
@@ -133,14 +135,14 @@ TEST(NativeConfig, ReadsEveryKey) {
   EXPECT_EQ(spec.logit_scale, 0.25);
   EXPECT_EQ(spec.logit_soft_cap, 30.0);
   EXPECT_TRUE(spec.tie_word_embeddings);
-  const AttentionSpec& dense = spec.layers[0].attention;
+  const AttentionSpec& dense = spec.attention(0);
   EXPECT_EQ(dense.scale, 0.125);
   EXPECT_EQ(dense.window, 5);
   EXPECT_EQ(dense.qk_norm, QkNorm::kFull);
   EXPECT_EQ(dense.group_order, GroupOrder::kTile);
   EXPECT_TRUE(dense.bias && dense.out_bias && dense.sinks);
   EXPECT_EQ(dense.soft_cap, 50.0);
-  const RoutedLayerSpec& moa = *spec.layers[1].attention.routing;
+  const RoutedLayerSpec& moa = *spec.attention(1).routing;
   EXPECT_TRUE(moa.score.bias);
   EXPECT_EQ(moa.gate, GateKind::kSigmoid);
   EXPECT_EQ(moa.select.p, 1.5);
@@ -148,12 +150,12 @@ TEST(NativeConfig, ReadsEveryKey) {
   EXPECT_EQ(moa.select.MaxSelected(), 2);
   EXPECT_TRUE(moa.renormalize);
   EXPECT_EQ(moa.scale, 3.0);
-  const FeedForwardSpec& plain = spec.layers[0].feed_forward;
+  const FeedForwardSpec& plain = spec.feed_forward(0);
   EXPECT_EQ(plain.width, 7);
   EXPECT_EQ(plain.expert.form, ExpertForm::kPlain);
   EXPECT_EQ(plain.expert.activation, ActivationKind::kGeluTanh);
   EXPECT_TRUE(plain.expert.bias && plain.expert.inner_norm);
-  const FeedForwardSpec& routed = spec.layers[1].feed_forward;
+  const FeedForwardSpec& routed = spec.feed_forward(1);
   EXPECT_EQ(routed.expert.activation_limit, 7.0f);
   EXPECT_EQ(routed.expert.activation_slope, 1.5f);
   EXPECT_EQ(routed.expert.up_offset, 1.0f);
@@ -190,9 +192,9 @@ TEST(NativeConfig, ReadsRareKeys) {
   EXPECT_EQ(scaling.magnitude, 5.0);
   EXPECT_EQ(scaling.long_magnitude, 6.0);
   EXPECT_EQ(LongSequencesFrom(config->spec), 12.0);
-  EXPECT_TRUE(config->spec.layers[0].attention.inner_norm);
-  EXPECT_EQ(config->spec.layers[0].feed_forward.routing->gate, GateKind::kSparseMixer);
-  EXPECT_EQ(config->spec.layers[0].feed_forward.routing->mixer_limit, 0.25);
+  EXPECT_TRUE(config->spec.attention(0).inner_norm);
+  EXPECT_EQ(config->spec.feed_forward(0).routing->gate, GateKind::kSparseMixer);
+  EXPECT_EQ(config->spec.feed_forward(0).routing->mixer_limit, 0.25);
 
   json["position"] = {{"kind", "sinusoidal"}, {"first", 2}};
   config = ParseNativeConfig(json.dump());
@@ -322,19 +324,19 @@ TEST(Validate, GuardsSpecificationsOfOtherLoaders) {
   const auto biased = [&](auto change) {
     return broken([&](ModelSpec& s) {
       s.relative_bias = RelativeBias{.buckets = 32, .max_distance = 128};
-      s.layers[1].attention = s.layers[0].attention;
+      s.attention(1) = s.attention(0);
       change(s);
     });
   };
   EXPECT_TRUE(biased([](ModelSpec&) {}).ok());
-  EXPECT_TRUE(Mentions(biased([&](ModelSpec& s) { s.layers[1] = spec.layers[1]; }),
+  EXPECT_TRUE(Mentions(biased([&](ModelSpec& s) { s.attention(1) = spec.attention(1); }),
                        {"attention[1].kind: expected \"dense\"", "relative_bias is set"}));
-  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) { s.layers[1].attention.soft_cap = 5; }),
+  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) { s.attention(1).soft_cap = 5; }),
                        {"attention[1].soft_cap: expected 0, found 5 (relative_bias is set)"}));
-  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) { s.layers[1].attention.num_heads = 2; }),
+  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) { s.attention(1).num_heads = 2; }),
                        {"attention[1].num_heads: expected 4, found 2 (relative_bias is set)"}));
   EXPECT_TRUE(Mentions(biased([](ModelSpec& s) {
-                         AttentionSpec& a = s.layers[0].attention;
+                         AttentionSpec& a = s.attention(0);
                          a.qk_norm = QkNorm::kNone;
                          a.num_kv_heads = a.num_heads;
                          a.head_dim = 6;
@@ -346,17 +348,16 @@ TEST(Validate, GuardsSpecificationsOfOtherLoaders) {
   EXPECT_TRUE(Mentions(biased([](ModelSpec& s) {
                          s.relative_bias->max_distance = 1 << 20;
                          s.max_position_embeddings = 1 << 24;
-                         for (LayerSpec& layer : s.layers) layer.attention.num_heads = 64;
+                         for (int l = 0; l < s.num_layers(); ++l) s.attention(l).num_heads = 64;
                        }),
                        {"attention[0].num_heads: expected an integer in [1, 63], found 64"}));
   EXPECT_TRUE(xpos(512.0, 18131).ok());
   EXPECT_TRUE(Mentions(xpos(512.0, 18132),
                        {"position.xpos_base: expected 0 or a number >= 512.0", "found 512"}));
-  EXPECT_TRUE(
-      Mentions(broken([](ModelSpec& s) { s.layers[0].feed_forward.routing->widths.resize(3); }),
-               {"feed_forward[0].routing.widths", "list of 8", "found 3"}));
+  EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.feed_forward(0).routing->widths.resize(3); }),
+                       {"feed_forward[0].routing.widths", "list of 8", "found 3"}));
   EXPECT_TRUE(Mentions(broken([](ModelSpec& s) {
-                         s.layers[1].attention.routing->widths = {1, 2, 3, 4};
+                         s.attention(1).routing->widths = {1, 2, 3, 4};
                        }),
                        {"attention[1].routing.widths"}));
 }

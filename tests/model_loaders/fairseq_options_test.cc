@@ -187,7 +187,7 @@ TEST(FairseqOptions, ConfigJsonReplacesOptionsAndSaysSo) {
   const auto checkpoint = LoadModel(copy.path());
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_EQ(checkpoint->spec.max_position_embeddings, 20);
-  EXPECT_EQ(checkpoint->spec.layers[0].feed_forward.expert.activation, ActivationKind::kRelu);
+  EXPECT_EQ(checkpoint->spec.feed_forward(0).expert.activation, ActivationKind::kRelu);
   EXPECT_TRUE(Contains(checkpoint->notes,
                        "option activation_fn: \"relu\" from config.json, "
                        "instead of \"gelu\" in cfg.model"));
@@ -212,8 +212,7 @@ TEST(FairseqOptions, NumbersThatNobodySetAreMinusOne) {
   const auto checkpoint = LoadModel(copy.path());
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_EQ(NativeConfigJson(checkpoint->spec), NativeConfigJson(plain->spec));
-  EXPECT_EQ(checkpoint->spec.layers[0].attention.num_kv_heads,
-            checkpoint->spec.layers[0].attention.num_heads);
+  EXPECT_EQ(checkpoint->spec.attention(0).num_kv_heads, checkpoint->spec.attention(0).num_heads);
   EXPECT_FALSE(checkpoint->spec.relative_bias.has_value());
 }
 

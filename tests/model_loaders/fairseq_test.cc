@@ -117,9 +117,9 @@ TEST(FairseqSpec, XMoeRouterIsThatOfTheOriginalCode) {
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   const ModelSpec& spec = checkpoint->spec;
   ASSERT_EQ(spec.num_layers(), 2);
-  EXPECT_FALSE(spec.layers[0].feed_forward.routed());
-  ASSERT_TRUE(spec.layers[1].feed_forward.routed());
-  const RoutedLayerSpec& routing = *spec.layers[1].feed_forward.routing;
+  EXPECT_FALSE(spec.feed_forward(0).routed());
+  ASSERT_TRUE(spec.feed_forward(1).routed());
+  const RoutedLayerSpec& routing = *spec.feed_forward(1).routing;
   EXPECT_EQ(routing.num_experts, 4);
   EXPECT_EQ(routing.select.k, 2);
   EXPECT_TRUE(routing.renormalize);
@@ -142,8 +142,9 @@ TEST(FairseqSpec, XMoeRouterIsThatOfTheOriginalCode) {
 TEST(FairseqSpec, MhMoeSplitsTokens) {
   const auto checkpoint = LoadModel(FairseqGolden("mhmoe-xmoe-kv-heads"));
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const LayerSpec& layer = checkpoint->spec.layers[0];
-  const RoutedLayerSpec& routing = *layer.feed_forward.routing;
+  const AttentionSpec& attention = checkpoint->spec.attention(0);
+  const FeedForwardSpec& feed_forward = checkpoint->spec.feed_forward(0);
+  const RoutedLayerSpec& routing = *feed_forward.routing;
   EXPECT_EQ(routing.split.heads, 2);
   EXPECT_TRUE(routing.split.projection);
   EXPECT_TRUE(routing.split.bias);
@@ -151,9 +152,9 @@ TEST(FairseqSpec, MhMoeSplitsTokens) {
   EXPECT_EQ(routing.select.k, 3);
   EXPECT_FALSE(routing.renormalize);
   EXPECT_EQ(routing.widths, std::vector<int>(4, 10));
-  EXPECT_EQ(layer.feed_forward.expert.form, ExpertForm::kPlain);
-  EXPECT_EQ(layer.attention.num_kv_heads, 2);
-  EXPECT_EQ(layer.attention.group_order, GroupOrder::kTile);
+  EXPECT_EQ(feed_forward.expert.form, ExpertForm::kPlain);
+  EXPECT_EQ(attention.num_kv_heads, 2);
+  EXPECT_EQ(attention.group_order, GroupOrder::kTile);
   EXPECT_EQ(checkpoint->spec.position.fraction, 0.5);
   EXPECT_TRUE(Contains(checkpoint->notes, "MH-MoE: "));
   EXPECT_TRUE(Contains(checkpoint->notes, "does not use moe_normalize_gate_prob_before_dropping"));
@@ -188,7 +189,7 @@ TEST(FairseqSpec, TransformerLmIsADenseDecoder) {
   EXPECT_TRUE(gpt->spec.norm.HasFinal());
   EXPECT_EQ(gpt->spec.position.kind, PositionKind::kLearned);
   EXPECT_TRUE(gpt->spec.tie_word_embeddings);
-  EXPECT_FALSE(gpt->spec.layers[1].feed_forward.routed());
+  EXPECT_FALSE(gpt->spec.feed_forward(1).routed());
   const auto bare = LoadModel(FairseqGolden("transformer-lm-no-final-norm"));
   ASSERT_TRUE(bare.ok()) << bare.status();
   EXPECT_EQ(bare->spec.norm.placement, NormPlacement::kPre);
@@ -434,7 +435,7 @@ TEST(FairseqTensors, ATemperatureMeansThePapersScores) {
   model.options["use_xmoe"] = true;
   const auto checkpoint = model.Load();
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const ScoreSpec& score = checkpoint->spec.layers[1].feed_forward.routing->score;
+  const ScoreSpec& score = checkpoint->spec.feed_forward(1).routing->score;
   EXPECT_EQ(score.dim, 5);
   EXPECT_TRUE(score.normalize_row);
   EXPECT_EQ(score.temperature, TemperatureKind::kDivide);

@@ -59,7 +59,7 @@ std::vector<float> Logits(const GgufParts& parts) {
 TEST(GgufSettings, OfDeepSeek) {
   const ModelSpec spec = SpecOf(PartsOfModel("deepseek-v3-bf16"));
   ASSERT_EQ(spec.num_layers(), 3);
-  const AttentionSpec& attention = spec.layers[0].attention;
+  const AttentionSpec& attention = spec.attention(0);
   ASSERT_TRUE(attention.latent.has_value());
   EXPECT_EQ(attention.num_heads, 4);
   EXPECT_EQ(attention.num_kv_heads, 4);
@@ -73,15 +73,15 @@ TEST(GgufSettings, OfDeepSeek) {
   EXPECT_EQ(spec.position.pairing, RopePairing::kInterleaved);
   EXPECT_EQ(spec.position.scaling.kind, RopeScalingKind::kYarn);
   EXPECT_EQ(spec.position.scaling.magnitude, 1.0);
-  EXPECT_FALSE(spec.layers[0].feed_forward.routed());
-  ASSERT_TRUE(spec.layers[1].feed_forward.routed());
-  const RoutedLayerSpec& routing = *spec.layers[1].feed_forward.routing;
+  EXPECT_FALSE(spec.feed_forward(0).routed());
+  ASSERT_TRUE(spec.feed_forward(1).routed());
+  const RoutedLayerSpec& routing = *spec.feed_forward(1).routing;
   EXPECT_EQ(routing.gate, GateKind::kSigmoid);
   EXPECT_TRUE(routing.select.bias);
   EXPECT_EQ(routing.select.groups, 4);
   EXPECT_EQ(routing.select.best_groups, 2);
   EXPECT_EQ(routing.select.group_score, GroupScoreKind::kSumOfTwo);
-  EXPECT_EQ(spec.layers[1].feed_forward.shared_width, 16);
+  EXPECT_EQ(spec.feed_forward(1).shared_width, 16);
 }
 
 // Early files have no key for the gate, which is softmax then, and none for groups.
@@ -91,7 +91,7 @@ TEST(GgufSettings, OfDeepSeekWithoutKeys) {
                           "expert_weights_norm"}) {
     parts.Remove(std::string("deepseek2.") + key);
   }
-  const RoutedLayerSpec routing = *SpecOf(parts).layers[1].feed_forward.routing;
+  const RoutedLayerSpec routing = *SpecOf(parts).feed_forward(1).routing;
   EXPECT_EQ(routing.gate, GateKind::kSoftmax);
   EXPECT_EQ(routing.select.groups, 1);
   EXPECT_FALSE(routing.select.bias);
@@ -105,15 +105,15 @@ TEST(GgufSettings, OfDeepSeekWithoutScales) {
   parts.Set(GgufF32("deepseek2.rope.scaling.yarn_log_multiplier", 0.0f));
   const ModelSpec spec = SpecOf(parts);
   EXPECT_DOUBLE_EQ(spec.position.scaling.magnitude, 0.1 * std::log(4.0) + 1.0);
-  EXPECT_DOUBLE_EQ(spec.layers[0].attention.scale, 1.0 / std::sqrt(20.0));
+  EXPECT_DOUBLE_EQ(spec.attention(0).scale, 1.0 / std::sqrt(20.0));
 }
 
 TEST(GgufSettings, OfGptOss) {
   const ModelSpec spec = SpecOf(PartsOfModel("gpt-oss-bf16"));
-  EXPECT_EQ(spec.layers[0].attention.window, 6);
-  EXPECT_EQ(spec.layers[1].attention.window, std::nullopt);
-  EXPECT_TRUE(spec.layers[1].attention.sinks);
-  const FeedForwardSpec& block = spec.layers[1].feed_forward;
+  EXPECT_EQ(spec.attention(0).window, 6);
+  EXPECT_EQ(spec.attention(1).window, std::nullopt);
+  EXPECT_TRUE(spec.attention(1).sinks);
+  const FeedForwardSpec& block = spec.feed_forward(1);
   EXPECT_EQ(block.expert.activation_limit, 7.0f);
   EXPECT_EQ(block.expert.activation_slope, 1.702f);
   EXPECT_EQ(block.expert.up_offset, 1.0f);
@@ -133,9 +133,9 @@ TEST(GgufSettings, OfGemma2WithoutKeys) {
     parts.Remove(std::string("gemma2.") + key);
   }
   const ModelSpec spec = SpecOf(parts);
-  EXPECT_EQ(spec.layers[0].attention.window, 4096);
-  EXPECT_EQ(spec.layers[1].attention.window, std::nullopt);
-  EXPECT_EQ(spec.layers[1].attention.soft_cap, 50.0);
+  EXPECT_EQ(spec.attention(0).window, 4096);
+  EXPECT_EQ(spec.attention(1).window, std::nullopt);
+  EXPECT_EQ(spec.attention(1).soft_cap, 50.0);
   EXPECT_EQ(spec.logit_soft_cap, 30.0);
   EXPECT_DOUBLE_EQ(spec.embedding_scale, std::sqrt(32.0));
 }
@@ -143,7 +143,7 @@ TEST(GgufSettings, OfGemma2WithoutKeys) {
 // The largest model, which its number of layers tells, has another scale.
 TEST(GgufSettings, OfGemma2WithManyLayers) {
   GgufParts parts = PartsOfModel("gemma2-bf16");
-  EXPECT_DOUBLE_EQ(SpecOf(parts).layers[0].attention.scale, 1.0 / std::sqrt(12.0));
+  EXPECT_DOUBLE_EQ(SpecOf(parts).attention(0).scale, 1.0 / std::sqrt(12.0));
   const std::vector<GgufTensorBytes> tensors = parts.tensors;
   for (int layer = 2; layer < 46; ++layer) {
     for (GgufTensorBytes tensor : tensors) {
@@ -153,7 +153,7 @@ TEST(GgufSettings, OfGemma2WithManyLayers) {
     }
   }
   parts.Set(GgufU32("gemma2.block_count", 46));
-  EXPECT_DOUBLE_EQ(SpecOf(parts).layers[0].attention.scale, 1.0 / std::sqrt(32.0 / 4.0));
+  EXPECT_DOUBLE_EQ(SpecOf(parts).attention(0).scale, 1.0 / std::sqrt(32.0 / 4.0));
 }
 
 TEST(GgufSettings, OfGemma3) {
@@ -161,7 +161,7 @@ TEST(GgufSettings, OfGemma3) {
   ModelSpec spec = SpecOf(parts);
   ASSERT_EQ(spec.num_layers(), 6);
   for (int i = 0; i < 6; ++i) {
-    const AttentionSpec& attention = spec.layers[static_cast<size_t>(i)].attention;
+    const AttentionSpec& attention = spec.attention(i);
     EXPECT_EQ(attention.window.has_value(), i != 5);
     EXPECT_EQ(PositionOf(spec, attention).theta, i == 5 ? 1000.0 : 300.0);
     EXPECT_EQ(PositionOf(spec, attention).scaling.factor, i == 5 ? 4.0 : 1.0);
@@ -171,14 +171,14 @@ TEST(GgufSettings, OfGemma3) {
   parts.Remove("gemma3.rope.freq_base_swa");
   parts.Set(GgufU32("gemma3.attention.sliding_window_pattern", 2));
   spec = SpecOf(parts);
-  EXPECT_EQ(spec.layers[1].attention.window, std::nullopt);
-  EXPECT_EQ(PositionOf(spec, spec.layers[2].attention).theta, 10000.0);
+  EXPECT_EQ(spec.attention(1).window, std::nullopt);
+  EXPECT_EQ(PositionOf(spec, spec.attention(2)).theta, 10000.0);
 }
 
 TEST(GgufSettings, OfGranite) {
   const ModelSpec spec = SpecOf(PartsOfModel("granitemoeshared-bf16"));
   // The numbers before they were rounded to f32.
-  EXPECT_EQ(spec.layers[0].attention.scale, 0.2);
+  EXPECT_EQ(spec.attention(0).scale, 0.2);
   EXPECT_EQ(spec.residual_scale, 0.4);
   EXPECT_EQ(spec.embedding_scale, 3.0);
   EXPECT_EQ(spec.logit_scale, 0.5);
@@ -187,8 +187,8 @@ TEST(GgufSettings, OfGranite) {
 // Norms of queries and keys, and the choice bias, follow from the tensors.
 TEST(GgufSettings, OfGlmWithoutNormsAndBias) {
   GgufParts parts = PartsOfModel("glm4-moe-groups-bf16");
-  EXPECT_EQ(SpecOf(parts).layers[1].attention.qk_norm, QkNorm::kHead);
-  EXPECT_TRUE(SpecOf(parts).layers[1].feed_forward.routing->select.bias);
+  EXPECT_EQ(SpecOf(parts).attention(1).qk_norm, QkNorm::kHead);
+  EXPECT_TRUE(SpecOf(parts).feed_forward(1).routing->select.bias);
   std::erase_if(parts.tensors, [](const GgufTensorBytes& tensor) {
     return tensor.name.find("attn_q_norm") != std::string::npos ||
            tensor.name.find("attn_k_norm") != std::string::npos ||
@@ -196,9 +196,9 @@ TEST(GgufSettings, OfGlmWithoutNormsAndBias) {
   });
   parts.Remove("glm4moe.expert_gating_func");
   const ModelSpec spec = SpecOf(parts);
-  EXPECT_EQ(spec.layers[1].attention.qk_norm, QkNorm::kNone);
-  EXPECT_FALSE(spec.layers[1].feed_forward.routing->select.bias);
-  EXPECT_EQ(spec.layers[1].feed_forward.routing->gate, GateKind::kSigmoid);
+  EXPECT_EQ(spec.attention(1).qk_norm, QkNorm::kNone);
+  EXPECT_FALSE(spec.feed_forward(1).routing->select.bias);
+  EXPECT_EQ(spec.feed_forward(1).routing->gate, GateKind::kSigmoid);
 }
 
 // ---- layouts

@@ -86,7 +86,7 @@ TEST(Summarize, BiasesAndInnerNormsBelongToTheirExpert) {
   for (const Json& config : {json, deep}) {
     const ModelSpec spec = Spec(config);
     const ModelSummary summary = Summarize(spec);
-    const auto experts = static_cast<size_t>(spec.layers[0].feed_forward.routing->num_experts);
+    const auto experts = static_cast<size_t>(spec.feed_forward(0).routing->num_experts);
     std::vector<int64_t> expected(experts);
     for (const TensorRequirement& tensor : RequiredTensors(spec)) {
       const std::string prefix = "blocks.0.feed_forward.experts.";

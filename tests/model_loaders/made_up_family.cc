@@ -84,7 +84,7 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
       CheckListLengths({"num_hidden_layers", layers}, {"num_local_experts", routing.num_experts}));
   routing.widths.assign(static_cast<size_t>(routing.num_experts), width);
   layer.feed_forward.routing = std::move(routing);
-  spec.layers.assign(static_cast<size_t>(layers), layer);
+  spec.AddLayers(layers, layer);
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));
   return config;
 }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "engine/spec/spec.h"
@@ -85,7 +86,7 @@ auto MembersOf(T& s) {
   auto& [a, b, c, d, e, f] = s;
   return std::tie(a, b, c, d, e, f);
 }
-template <Is<LayerSpec> T>
+template <Is<BlockSpec> T>
 auto MembersOf(T& s) {
   auto& [a, b] = s;
   return std::tie(a, b);
@@ -106,6 +107,10 @@ struct IsOptional : std::false_type {};
 template <typename T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 template <typename T>
+struct IsVariant : std::false_type {};
+template <typename... T>
+struct IsVariant<std::variant<T...>> : std::true_type {};
+template <typename T>
 struct IsVector : std::false_type {};
 template <typename T>
 struct IsVector<std::vector<T>> : std::true_type {};
@@ -122,6 +127,10 @@ bool Same(const T& a, const T& b) {
     (std::make_index_sequence<std::tuple_size_v<decltype(of_a)>>());
   } else if constexpr (IsOptional<T>::value) {
     return a.has_value() == b.has_value() && (!a.has_value() || Same(*a, *b));
+  } else if constexpr (IsVariant<T>::value) {
+    if (a.index() != b.index()) return false;
+    return std::visit(
+        [&](const auto& x) { return Same(x, std::get<std::decay_t<decltype(x)>>(b)); }, a);
   } else if constexpr (IsVector<T>::value) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                       [](const auto& x, const auto& y) { return Same(x, y); });
@@ -145,7 +154,7 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, LatentSpec>) return "LatentSpec";
   if constexpr (Is<T, AttentionSpec>) return "AttentionSpec";
   if constexpr (Is<T, FeedForwardSpec>) return "FeedForwardSpec";
-  if constexpr (Is<T, LayerSpec>) return "LayerSpec";
+  if constexpr (Is<T, BlockSpec>) return "BlockSpec";
   if constexpr (Is<T, ModelSpec>) return "ModelSpec";
 }
 
@@ -165,8 +174,11 @@ void ForMembers(T& structure, const Visit& visit) {
         if constexpr (Structure<typename Member::value_type>) {
           if (member.has_value()) ForMembers(*member, visit);
         }
-      } else if constexpr (std::is_same_v<Member, std::vector<LayerSpec>>) {
-        ForMembers(member.front(), visit);
+      } else if constexpr (std::is_same_v<Member, std::vector<BlockSpec>>) {
+        for (BlockSpec& block : member) {
+          if (block.layer > 0) break;
+          std::visit([&](auto& mixer) { ForMembers(mixer, visit); }, block.mixer);
+        }
       }
     }
   };

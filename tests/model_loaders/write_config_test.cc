@@ -30,12 +30,12 @@ std::set<std::string> AllMembers() {
   routed.position.emplace();
   latent.latent.emplace();
   ModelSpec spec;
-  spec.layers.resize(1);
+  spec.AddLayers(1);
   spec.relative_bias.emplace();
   std::set<std::string> names;
   const auto add = [&](const std::string& name, auto&) { names.insert(name); };
   for (const AttentionSpec& attention : {routed, latent}) {
-    spec.layers[0].attention = attention;
+    spec.attention(0) = attention;
     ForMembers(spec, add);
   }
   return names;
@@ -122,14 +122,9 @@ ModelSpec Base() {
   spec.max_position_embeddings = 512;
   spec.bos_token_id = 3;
   spec.eos_token_ids = {5, 4};
-  spec.layers.resize(2);
-  for (LayerSpec& layer : spec.layers) {
-    layer.attention.num_heads = 4;
-    layer.attention.num_kv_heads = 4;
-    layer.attention.head_dim = 16;
-    layer.attention.scale = 0.25;
-    layer.feed_forward.width = 7;
-  }
+  spec.AddLayers(2,
+                 {.attention = {.num_heads = 4, .num_kv_heads = 4, .head_dim = 16, .scale = 0.25},
+                  .feed_forward = {.width = 7}});
   return spec;
 }
 
@@ -155,7 +150,7 @@ ModelSpec DenseEverything() {
   spec.logit_scale = 1.0 / 3.0;
   spec.logit_soft_cap = 30.0;
   spec.head_bias = true;
-  AttentionSpec& a = spec.layers[0].attention;
+  AttentionSpec& a = spec.attention(0);
   a.num_kv_heads = 2;
   a.bias = true;
   a.out_bias = true;
@@ -171,7 +166,7 @@ ModelSpec DenseEverything() {
   a.group_order = GroupOrder::kTile;
   a.position = PositionSpec();
   a.position->scaling = {.kind = RopeScalingKind::kLinear, .factor = 4.0};
-  FeedForwardSpec& f = spec.layers[0].feed_forward;
+  FeedForwardSpec& f = spec.feed_forward(0);
   f.out_bias = true;
   f.expert = {.form = ExpertForm::kGated,
               .activation = ActivationKind::kSilu,
@@ -205,11 +200,11 @@ ModelSpec Routed() {
   routing.select.max_experts = 3;
   routing.renormalize = true;
   routing.scale = 2.5;
-  AttentionSpec& a = spec.layers[0].attention;
+  AttentionSpec& a = spec.attention(0);
   a.num_heads = 1;  // unused
   a.num_kv_heads = 1;
   a.routing = routing;
-  FeedForwardSpec& f = spec.layers[0].feed_forward;
+  FeedForwardSpec& f = spec.feed_forward(0);
   f.width = 0;  // unused
   f.shared_width = 11;
   f.shared_gate = true;
@@ -237,9 +232,9 @@ ModelSpec Latent() {
                            .beta_slow = 2.0,
                            .truncate = false,
                            .magnitude = 0.9};
-  AttentionSpec& a = spec.layers[0].attention;
+  AttentionSpec& a = spec.attention(0);
   a.latent = {.query_rank = 5, .rank = 6, .rope_dim = 4, .value_dim = 3, .norm_eps = 1e-5f};
-  FeedForwardSpec& f = spec.layers[0].feed_forward;
+  FeedForwardSpec& f = spec.feed_forward(0);
   f.width = 0;  // unused
   f.routing.emplace();
   f.expert.residual = true;
@@ -269,7 +264,7 @@ ModelSpec Factors(RopeScalingKind kind) {
 
 ModelSpec Listed() {
   ModelSpec spec = Base();
-  FeedForwardSpec& f = spec.layers[0].feed_forward;
+  FeedForwardSpec& f = spec.feed_forward(0);
   f.width = 0;  // unused
   f.routing.emplace();
   f.routing->num_experts = 4;
@@ -376,8 +371,7 @@ void ForgetUnused(RoutedLayerSpec& routing) {
   }
 }
 
-void ForgetUnused(LayerSpec& layer) {
-  AttentionSpec& attention = layer.attention;
+void ForgetUnused(AttentionSpec& attention) {
   if (attention.position.has_value()) ForgetUnused(*attention.position);
   if (attention.routed()) {
     const AttentionSpec assumed;
@@ -386,11 +380,14 @@ void ForgetUnused(LayerSpec& layer) {
     attention.group_order = assumed.group_order;
     ForgetUnused(*attention.routing);
   }
-  if (layer.feed_forward.routed()) {
-    layer.feed_forward.width = FeedForwardSpec().width;
-    ForgetUnused(*layer.feed_forward.routing);
+}
+
+void ForgetUnused(FeedForwardSpec& feed_forward) {
+  if (feed_forward.routed()) {
+    feed_forward.width = FeedForwardSpec().width;
+    ForgetUnused(*feed_forward.routing);
   } else {
-    layer.feed_forward.shared_gate = false;
+    feed_forward.shared_gate = false;
   }
 }
 
@@ -398,7 +395,9 @@ void ExpectRoundTrip(const ModelSpec& spec) {
   ASSERT_TRUE(Validate(spec).ok()) << Validate(spec);
   ModelSpec used = spec;
   ForgetUnused(used.position);
-  for (LayerSpec& layer : used.layers) ForgetUnused(layer);
+  for (BlockSpec& block : used.blocks) {
+    std::visit([](auto& mixer) { ForgetUnused(mixer); }, block.mixer);
+  }
   const auto json = NativeConfigJson(spec);
   const auto read = ReadBack(json);
   ASSERT_TRUE(read.ok()) << read.status() << "\n" << json.dump(2);
@@ -434,8 +433,8 @@ TEST(WriteConfig, EveryMemberIsReadBack) {
           more = Change(member, choice);
         });
         // All experts are those with widths and those without.
-        if (name.starts_with("NullExperts.") && changed.layers[0].feed_forward.routed()) {
-          RoutedLayerSpec& routing = *changed.layers[0].feed_forward.routing;
+        if (name.starts_with("NullExperts.") && changed.feed_forward(0).routed()) {
+          RoutedLayerSpec& routing = *changed.feed_forward(0).routing;
           routing.num_experts =
               static_cast<int>(routing.widths.size()) + routing.null_experts.total();
         }
@@ -505,7 +504,7 @@ TEST(WriteConfig, IsShort) {
 TEST(WriteConfig, WritesUnequalLayersAsLists) {
   ModelSpec spec = Base();
   EXPECT_TRUE(NativeConfigJson(spec)["attention"].is_object());
-  spec.layers[1].attention.window = 5;
+  spec.attention(1).window = 5;
   const auto json = NativeConfigJson(spec);
   ASSERT_TRUE(json["attention"].is_array());
   ASSERT_EQ(json["attention"].size(), 2u);

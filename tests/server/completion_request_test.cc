@@ -270,8 +270,8 @@ INSTANTIATE_TEST_SUITE_P(
 // One layer selects 3 of 8 experts for each of 2 sub-tokens: 6 (row, expert) pairs per token.
 TEST(RecordSize, CountsAllThatIsHeldAtOnce) {
   ModelSpec spec;
-  spec.layers.resize(2);
-  RoutedLayerSpec& routing = spec.layers[1].feed_forward.routing.emplace();
+  spec.AddLayers(2);
+  RoutedLayerSpec& routing = spec.feed_forward(1).routing.emplace();
   routing.num_experts = 8;
   routing.select.k = 3;
   routing.split.heads = 2;

@@ -211,8 +211,8 @@ TEST(ExpertMetrics, StepsAreHistogramsByPowersOfTwo) {
 
 TEST(ExpertMetrics, InfoSaysWhetherAnExpertIsShared) {
   ModelSpec spec;
-  spec.layers.resize(2);
-  spec.layers[1].feed_forward.shared_width = 64;
+  spec.AddLayers(2);
+  spec.feed_forward(1).shared_width = 64;
   const Exposition read = Export({}, Wide(3, 8), spec);
   for (const auto& [layer, shared] : {std::pair("0", "0"), {"1", "1"}, {"2", "0"}}) {
     EXPECT_EQ(

@@ -92,8 +92,8 @@ FakeEngine::FakeEngine(Script script, int max_model_len)
   spec_.vocab_size = kVocabSize;
   spec_.hidden_size = 8;
   spec_.eos_token_ids = {kEos};
-  spec_.layers.resize(2);
-  spec_.layers[1].feed_forward.routing.emplace();
+  spec_.AddLayers(2);
+  spec_.feed_forward(1).routing.emplace();
   thread_ = std::thread([this] { Loop(); });
 }
 

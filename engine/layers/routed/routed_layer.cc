@@ -26,14 +26,17 @@ Activation BetweenLayers(size_t i, size_t count) {
 
 }  // namespace
 
-Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const std::string& prefix,
-                                                       int layer, BlockKind block,
-                                                       const RoutedLayerSpec& spec, int model_width,
+Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const ModelSpec& model,
+                                                       int block,
                                                        std::unique_ptr<ExpertBody> body) {
+  const BlockSpec& block_spec = model.blocks[static_cast<size_t>(block)];
+  const RoutedLayerSpec& spec = *block_spec.routing();
+  const std::string prefix = block_spec.name();
+  const int model_width = model.hidden_size;
   auto routed = std::make_unique<RoutedLayer>();
-  routed->slot_ = PlanSlot(layer, block);
-  routed->layer_ = layer;
-  routed->block_ = block;
+  routed->slot_ = block;
+  routed->layer_ = block_spec.layer;
+  routed->block_ = block_spec.kind();
   routed->heads_ = spec.split.heads;
   routed->residual_ = spec.split.residual;
   routed->body_ = std::move(body);

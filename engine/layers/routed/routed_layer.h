@@ -15,12 +15,11 @@ namespace moeserve {
 // (spec.h) and in the kind of ExpertBody. Immutable after loading.
 class RoutedLayer {
  public:
-  // `prefix` is "blocks.N.attention" or "blocks.N.feed_forward". `body` computes the experts that
-  // have matrices, on rows of the width `latent_width`, or model_width / split heads if that is 0.
-  static Result<std::unique_ptr<RoutedLayer>> Load(LoadContext& load, const std::string& prefix,
-                                                   int layer, BlockKind block,
-                                                   const RoutedLayerSpec& spec, int model_width,
-                                                   std::unique_ptr<ExpertBody> body);
+  // Loads the routed layer of a block (an index in ModelSpec::blocks). `body` computes the experts
+  // that have matrices, on rows of the width `latent_width`, or hidden_size / split heads if that
+  // is 0.
+  static Result<std::unique_ptr<RoutedLayer>> Load(LoadContext& load, const ModelSpec& model,
+                                                   int block, std::unique_ptr<ExpertBody> body);
 
   // Routes the tokens `x` [T, d] (activation type) and writes the weighted sum of their experts'
   // outputs [T, d] (f32) to `output`.
@@ -61,7 +60,7 @@ class RoutedLayer {
   std::unique_ptr<LinearBank> latent_down_;
   std::unique_ptr<LinearBank> latent_up_;
   NullRows null_;
-  int slot_ = 0;  // PlanSlot() of this layer's routing plans
+  int slot_ = 0;  // RoutedBlock::slot
   int layer_ = 0;
   BlockKind block_ = BlockKind::kFeedForward;
   int heads_ = 1;

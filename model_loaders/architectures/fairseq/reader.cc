@@ -289,7 +289,7 @@ Result<std::unique_ptr<const CheckpointConfig>> Reader::Finish(const Tables& tab
   if (ignore_head_) config->ignored.push_back(kHead);
   config->key_place = source_.options.place;
   config->spec = std::move(spec_);
-  config->spec.layers = std::move(layers);
+  for (LayerSpec& layer : layers) config->spec.AddLayer(std::move(layer));
   config->decisions = std::move(decisions_);
   const absl::Status valid = Validate(config->spec);
   if (!valid.ok()) {

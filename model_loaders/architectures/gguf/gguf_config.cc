@@ -236,7 +236,7 @@ Result<std::unique_ptr<const CheckpointConfig>> GgufConfigReader::Read() {
   for (int i = 0; i < next_token_layers_; ++i) {
     config->ignored_prefixes.push_back(Concat("blk.", layers_ + i, '.'));
   }
-  for (int i = 0; i < layers_; ++i) spec.layers.push_back(Layer(i, attention));
+  for (int i = 0; i < layers_; ++i) spec.AddLayer(Layer(i, attention));
   const absl::Status valid = Validate(spec);
   if (!valid.ok()) {
     const std::string message(valid.message());

@@ -206,8 +206,7 @@ std::optional<TensorPlace> GgufConfig::HeadPlace(const TensorRequirement& tensor
   }
   TensorPlace place;
   place.name = Concat("blk.", *layer, keys_of_head ? ".attn_k_b.weight" : ".attn_v_b.weight");
-  place.shape = {spec.layers[static_cast<size_t>(*layer)].attention.num_heads, tensor.shape[0],
-                 tensor.shape[1]};
+  place.shape = {spec.attention(*layer).num_heads, tensor.shape[0], tensor.shape[1]};
   place.index = *head;
   const std::string of_layer = Concat("attention[", *layer, "].");
   if (tensor.follows_from.starts_with('[')) {

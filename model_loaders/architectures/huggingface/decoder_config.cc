@@ -447,7 +447,7 @@ Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
   JudgeUnread();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(kConfigFile));
   MOESERVE_RETURN_IF_ERROR(CheckListLengths({"num_hidden_layers", layers_}, {"num_experts", 0}));
-  for (int i = 0; i < layers_; ++i) spec_.layers.push_back(layer(i));
+  for (int i = 0; i < layers_; ++i) spec_.AddLayer(layer(i));
   auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_);
   config->spec = std::move(spec_);
   config->ignored = std::move(ignored_tensors_);

@@ -193,10 +193,8 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   reader.RefuseOthers();
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kConfigFile));
 
-  spec.layers.resize(layers);
   for (int i = 0; i < layers; ++i) {
-    spec.layers[i].attention = std::move(attention[i]);
-    spec.layers[i].feed_forward = std::move(feed_forward[i]);
+    spec.AddLayer({std::move(attention[i]), std::move(feed_forward[i])});
   }
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(config));
   return config;

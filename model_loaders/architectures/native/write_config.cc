@@ -427,9 +427,9 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
     json["quantization"] = std::move(stored);
   }
   std::vector<OrderedJson> attention, feed_forward;
-  for (const LayerSpec& layer : spec.layers) {
-    attention.push_back(AttentionJson(layer.attention));
-    feed_forward.push_back(FeedForwardJson(layer.feed_forward));
+  for (int i = 0; i < spec.num_layers(); ++i) {
+    attention.push_back(AttentionJson(spec.attention(i)));
+    feed_forward.push_back(FeedForwardJson(spec.feed_forward(i)));
   }
   json["attention"] = BlocksJson(std::move(attention));
   json["feed_forward"] = BlocksJson(std::move(feed_forward));

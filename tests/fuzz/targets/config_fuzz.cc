@@ -16,9 +16,8 @@ constexpr size_t kMostTensors = 5000;
 
 int Experts(const ModelSpec& spec) {
   int experts = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    if (layer.attention.routed()) experts += layer.attention.routing->num_experts;
-    if (layer.feed_forward.routed()) experts += layer.feed_forward.routing->num_experts;
+  for (const BlockSpec& block : spec.blocks) {
+    if (block.routing() != nullptr) experts += block.routing()->num_experts;
   }
   return experts;
 }

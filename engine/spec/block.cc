@@ -1,0 +1,55 @@
+#include "engine/spec/block.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/message.h"
+#include "engine/spec/spec.h"
+
+namespace moeserve {
+
+const RoutedLayerSpec* BlockSpec::routing() const {
+  return std::visit([](const auto& m) { return m.routing.has_value() ? &*m.routing : nullptr; },
+                    mixer);
+}
+
+std::string BlockSpec::name() const { return Concat("blocks.", layer, '.', Name(kind())); }
+
+int ModelSpec::Find(int layer, BlockKind kind) const {
+  const auto first = std::ranges::lower_bound(blocks, layer, {}, &BlockSpec::layer);
+  for (auto block = first; block != blocks.end() && block->layer == layer; ++block) {
+    if (block->kind() == kind) return static_cast<int>(block - blocks.begin());
+  }
+  return -1;
+}
+
+const AttentionSpec& ModelSpec::attention(int layer) const {
+  const int block = Find(layer, BlockKind::kAttention);
+  MOESERVE_CHECK(block >= 0, "the layer has an attention block");
+  return std::get<AttentionSpec>(blocks[static_cast<size_t>(block)].mixer);
+}
+AttentionSpec& ModelSpec::attention(int layer) {
+  return const_cast<AttentionSpec&>(std::as_const(*this).attention(layer));
+}
+
+const FeedForwardSpec& ModelSpec::feed_forward(int layer) const {
+  const int block = Find(layer, BlockKind::kFeedForward);
+  MOESERVE_CHECK(block >= 0, "the layer has a feed-forward block");
+  return std::get<FeedForwardSpec>(blocks[static_cast<size_t>(block)].mixer);
+}
+FeedForwardSpec& ModelSpec::feed_forward(int layer) {
+  return const_cast<FeedForwardSpec&>(std::as_const(*this).feed_forward(layer));
+}
+
+void ModelSpec::AddLayer(LayerSpec layer) {
+  const int index = num_layers();
+  blocks.push_back({.mixer = std::move(layer.attention), .layer = index});
+  blocks.push_back({.mixer = std::move(layer.feed_forward), .layer = index});
+}
+
+void ModelSpec::AddLayers(int count, const LayerSpec& layer) {
+  for (int i = 0; i < count; ++i) AddLayer(layer);
+}
+
+}  // namespace moeserve
