@@ -83,7 +83,9 @@ done | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u |
 
 if ((data)); then
   mkdir -p "$bundle/test-data/tests"
+  python3 "$root/tests/support/golden_files.py" unpack
   cp -r "$root/tests/golden" "$root/tests/data" "$bundle/test-data/tests/"
+  rm -r "$bundle/test-data/tests/golden/packed"
 fi
 install -m 755 "$root/tests/run-bundle.sh" "$bundle/run-tests.sh"
 install -m 644 "$root/LICENSE" "$bundle/LICENSE"

@@ -61,8 +61,9 @@ else
   mkdir -p "$data/deploy"
   [[ -e $data/deploy/models ]] || ln -s "$models" "$data/deploy/models"
 fi
-if [[ ! -d $data/tests/golden ]]; then
-  printf 'error: %s/tests/golden is missing: name the sources with --sources\n' "$data" >&2
+if [[ ! -e $data/tests/golden/moa/golden.safetensors ]]; then
+  printf 'error: the files of %s/tests/golden are missing: name the sources with --sources, %s\n' \
+    "$data" "and run tests/support/golden_files.py unpack there" >&2
   exit 2
 fi
 

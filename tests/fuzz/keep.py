@@ -2,7 +2,7 @@
 """Keeps what runs of the fuzz targets have found: keep.py [TARGET...]
 
 Merges the new inputs of every target that has run (build/fuzz/corpus) with the kept ones, writes the
-smallest set that reaches the same code to corpus/TARGET.zip, and adds the runs to record.json. A kept
+smallest set that reaches the same code to corpus/TARGET.tar.xz, and adds the runs to record.json. A kept
 corpus stays below MAX_BYTES; the largest inputs are left out.
 
     keep.py --show                                prints the record as a table
@@ -24,7 +24,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "fuzz"
 RECORD = HERE / "record.json"
 MAX_INPUT = 4096
-MAX_BYTES = 300 << 10
+MAX_BYTES = 100 << 10
 
 
 def last_number(pattern, log):

@@ -1,26 +1,35 @@
 #!/usr/bin/env python3
-"""Writes the files of a folder as the kept corpus of a fuzz target: pack_corpus.py TARGET FOLDER
+"""Packs and unpacks the kept inputs of the fuzz targets.
 
-The result, corpus/TARGET.zip, depends on the contents of the files alone.
+    pack_corpus.py TARGET FOLDER     writes the files of a folder to corpus/TARGET.tar.xz
+    pack_corpus.py --unpack FOLDER   writes the kept inputs of every target to FOLDER/TARGET
+
+An archive depends on the contents of the files alone. An input is named after its SHA-1.
 """
 
+import argparse
 import hashlib
 import io
+import lzma
 import pathlib
-import sys
-import zipfile
+import tarfile
 
 CORPUS = pathlib.Path(__file__).parent / "corpus"
 
 
+def archive_path(target):
+    return CORPUS / f"{target}.tar.xz"
+
+
 def archive_of(contents):
-    """The bytes of an archive with these inputs."""
-    named = {hashlib.sha1(content).hexdigest()[:16]: content for content in contents}
+    """The bytes of an archive with these inputs; inputs of like size, which are often alike, are neighbours."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in sorted(named):
-            archive.writestr(zipfile.ZipInfo(name), named[name], zipfile.ZIP_DEFLATED)
-    return out.getvalue()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for content in sorted(set(contents), key=lambda c: (len(c), c)):
+            entry = tarfile.TarInfo(hashlib.sha1(content).hexdigest()[:16])
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return lzma.compress(out.getvalue(), preset=9 | lzma.PRESET_EXTREME)
 
 
 def pack(target, folder, max_bytes=None):
@@ -34,7 +43,7 @@ def pack(target, folder, max_bytes=None):
         contents = contents[:-count]
         archive = archive_of(contents)
     CORPUS.mkdir(exist_ok=True)
-    path = CORPUS / f"{target}.zip"
+    path = archive_path(target)
     path.write_bytes(archive)
     note = f", without the {left_out} largest" if left_out else ""
     print(f"{path}: {len(contents)} inputs, {len(archive)} bytes{note}")
@@ -42,21 +51,40 @@ def pack(target, folder, max_bytes=None):
 
 def unpack(target, folder):
     """Writes the kept inputs of a target to a new folder."""
-    folder.mkdir()
-    path = CORPUS / f"{target}.zip"
+    folder.mkdir(parents=True)
+    path = archive_path(target)
     if path.exists():
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(folder)
+        with tarfile.open(path) as archive:
+            for entry in archive:
+                (folder / pathlib.PurePosixPath(entry.name).name).write_bytes(
+                    archive.extractfile(entry).read())
 
 
 def count(target):
     """The number of kept inputs of a target."""
-    path = CORPUS / f"{target}.zip"
+    path = archive_path(target)
     if not path.exists():
         return 0
-    with zipfile.ZipFile(path) as archive:
-        return len(archive.namelist())
+    with tarfile.open(path) as archive:
+        return len(archive.getnames())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--unpack", action="store_true")
+    parser.add_argument("target", nargs="?")
+    parser.add_argument("folder", type=pathlib.Path)
+    options = parser.parse_args()
+    if options.unpack == (options.target is not None):
+        parser.error("name a target and a folder, or --unpack and a folder")
+    if not options.unpack:
+        pack(options.target, options.folder)
+        return
+    for path in sorted(CORPUS.glob("*.tar.xz")):
+        target = path.name[:-len(".tar.xz")]
+        unpack(target, options.folder / target)
 
 
 if __name__ == "__main__":
-    pack(sys.argv[1], pathlib.Path(sys.argv[2]))
+    main()

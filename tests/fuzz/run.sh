@@ -64,6 +64,7 @@ seed() {
 # Valid files of the tests, from which fuzzing starts.
 make_seeds() {
   rm -rf build/fuzz/seeds
+  /usr/bin/python3 -B tests/support/golden_files.py unpack
   seed config tests/golden/families/*/config.json tests/golden/tiny-*/config.json
   seed gguf $(find tests/golden/gguf -name '*.gguf' -size -24k)
   seed settings deploy/models/mh-moe/{generation_config,tokenizer_config}.json
@@ -74,11 +75,8 @@ make_seeds() {
 
 # The kept inputs of every target.
 unpack_corpus() {
-  local file
   rm -rf build/fuzz/kept
-  for file in tests/fuzz/corpus/*.zip; do
-    /usr/bin/python3 -m zipfile -e "$file" "build/fuzz/kept/$(basename "$file" .zip)"
-  done
+  /usr/bin/python3 -B tests/fuzz/pack_corpus.py --unpack build/fuzz/kept
 }
 
 run_target() {

@@ -131,6 +131,7 @@ copy() {
     cp -r "$root/$path" "$payload/data/$(dirname "$path")/"
   done
 }
+python3 "$root/tests/support/golden_files.py" unpack
 golden() { (cd "$root" && ls -d tests/golden/$1); }
 if uses family_test || uses gguf_test; then copy tests/golden/families; fi
 if uses gguf_test; then copy tests/golden/gguf; fi

@@ -60,7 +60,7 @@ def main() -> None:
     options = arguments.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer = train(options.data / "train.txt")
-    tokenizer.save(str(options.out / "tokenizer.json"))
+    tokenizer.save(str(options.out / "tokenizer.json"), pretty=False)
     write_companions(options.out)
     for part in ("train", "validation", "heldout"):
         ids = encode(tokenizer, options.data / f"{part}.txt")

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Writes the tables of results/*.md from the figures in results/data/*.json.
+
+    results_tables.py [--check]
+
+results/data/PAGE.json has the tables of results/PAGE.md, by name. A page says where a table goes:
+
+    <!-- table NAME -->
+    ... what this script writes ...
+    <!-- end of table -->
+
+A table has `columns`, a list of [header, key] or [header, key, digits], and `rows`, objects with these
+keys. More keys than the page shows are welcome: single rounds, other engines, what a figure means. A
+figure is a number, a text, {"median": m, "range": [least, greatest]}, or {"rounds": [...]}, whose mean
+counts. With `digits`, numbers have so many digits after the point. {"share": s, "target": t, "ratio": r,
+"ratio_target": q}, of which only the share is needed, is shown as "s (t), r". These keys are computed:
+
+    reached       whether `measure` (a key of the table, "ratio" if none is named) reaches `target`; if
+                  the row has `"at_most": true`, whether it is at most the target; with `end_below`, the
+                  end of the range must be below that, too
+    best          the engine of `peers` that the row's `fastest` names, or the fastest, with its rate
+    reached_of    of a row with `of`, names of tables: how many of their targets are reached
+
+`--check` exits with 1 if a page's tables are not what the data say.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import sys
+
+from cpu_common import table
+
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+MARKED = re.compile(r"<!-- table (?P<name>[\w-]+) -->\n(?P<table>.*?)<!-- end of table -->", re.DOTALL)
+
+
+def value(figure):
+    """Returns the number that counts of a figure."""
+    if isinstance(figure, dict):
+        return figure["median"] if "median" in figure else statistics.mean(figure["rounds"])
+    return figure
+
+
+def text(figure, digits=None):
+    """Returns a figure as the page shows it."""
+    if figure is None:
+        return ""
+    if isinstance(figure, dict) and "median" in figure:
+        middle, low, high = (text(v, digits) for v in (figure["median"], *figure["range"]))
+        return f"{middle} ({low} to {high})"
+    if isinstance(figure, dict) and "share" in figure:
+        target = f" ({figure['target']})" if "target" in figure else ""
+        return f"{figure['share']}{target}" + (f", {figure['ratio']:.2f}" if "ratio" in figure else "")
+    if isinstance(figure, dict):
+        return ", ".join(text(v, digits) for v in figure["rounds"])
+    if digits is not None and not isinstance(figure, str):
+        return f"{figure:.{digits}f}"
+    return str(figure)
+
+
+def reached(row, measure):
+    """Returns whether a row reaches its target; None if it has none."""
+    if row.get("target") is None:
+        return None
+    difference = value(row[measure]) - row["target"]
+    if "end_below" in row and row[measure]["range"][1] >= row["end_below"]:
+        return False
+    return difference <= 0 if row.get("at_most") else difference >= 0
+
+
+def best(row):
+    peers = {name: rate for name, rate in row["peers"].items() if rate is not None}
+    name = row.get("fastest") or max(peers, key=lambda peer: value(peers[peer]))
+    first = name.split(";")[0].split(",")[0]
+    return f"{value(peers[first])} ({name})"
+
+
+def results(data):
+    """Returns for each target of a table whether it is reached."""
+    for row in data["rows"]:
+        yield reached(row, data.get("measure", "ratio"))
+        for figure in row.values():
+            if isinstance(figure, dict) and "target" in figure:
+                yield figure["share"] >= figure["target"]
+            if isinstance(figure, dict) and "ratio_target" in figure:
+                yield figure["ratio"] >= figure["ratio_target"]
+
+
+def reached_of(names, tables):
+    found = [result for name in names for result in results(tables[name]) if result is not None]
+    return f"{found.count(True)} of {len(found)}"
+
+
+def cell(row, column, data, tables):
+    key, *digits = column[1:]
+    if key == "reached":
+        return {True: "yes", False: "no", None: ""}[reached(row, data.get("measure", "ratio"))]
+    if key == "best":
+        return best(row) if "peers" in row else ""
+    if key == "reached_of":
+        return reached_of(row["of"], tables)
+    return text(row.get(key), *digits)
+
+
+def rendered(name, tables):
+    """Returns the Markdown of a table."""
+    data = tables[name]
+    return table([column[0] for column in data["columns"]],
+                 [[cell(row, column, data, tables) for column in data["columns"]]
+                  for row in data["rows"]])
+
+
+def filled(page, tables):
+    """Returns a page's text with its tables written anew."""
+    def fill(match):
+        return (f"<!-- table {match['name']} -->\n{rendered(match['name'], tables)}\n"
+                "<!-- end of table -->")
+    return MARKED.sub(fill, page)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    old = []
+    for data in sorted(RESULTS.glob("data/*.json")):
+        page = RESULTS / f"{data.stem}.md"
+        before = page.read_text()
+        after = filled(before, json.loads(data.read_text())["tables"])
+        if after != before:
+            old.append(page.name)
+            if not options.check:
+                page.write_text(after)
+    if options.check and old:
+        sys.exit(f"run tests/bench/results_tables.py: {', '.join(old)} differ from their data")
+
+
+if __name__ == "__main__":
+    main()

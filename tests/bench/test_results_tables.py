@@ -1,0 +1,70 @@
+"""Tests that the tables of results/*.md are those of results/data/*.json, and how they are made."""
+
+import json
+import re
+
+import pytest
+
+import results_tables
+from results_tables import RESULTS
+
+DATA = sorted(RESULTS.glob("data/*.json"))
+
+
+def tables_of(data):
+    return json.loads(data.read_text())["tables"]
+
+
+@pytest.mark.parametrize("data", DATA, ids=lambda data: data.stem)
+def test_a_page_has_the_tables_of_its_data(data):
+    page = (RESULTS / f"{data.stem}.md").read_text()
+    assert results_tables.filled(page, tables_of(data)) == page, "run tests/bench/results_tables.py"
+
+
+@pytest.mark.parametrize("data", DATA, ids=lambda data: data.stem)
+def test_a_page_has_no_other_tables(data):
+    page = (RESULTS / f"{data.stem}.md").read_text()
+    assert results_tables.MARKED.search(page)
+    assert not re.search(r"^\|", results_tables.MARKED.sub("", page), re.MULTILINE)
+
+
+def test_every_page_has_data():
+    pages = {page.stem for page in RESULTS.glob("*.md")} - {"README"}
+    assert pages == {data.stem for data in DATA}
+
+
+def rendered(*rows, columns=(["ratio", "ratio", 2], ["reached", "reached"]), **table):
+    tables = {"t": {"columns": columns, "rows": list(rows), **table},
+              "sum": {"columns": [["reached", "reached_of"]], "rows": [{"of": ["t"]}]}}
+    page = "<!-- table t -->\n<!-- end of table --><!-- table sum -->\nold\n<!-- end of table -->"
+    lines = results_tables.filled(page, tables).splitlines()
+    return [line for line in lines if line.startswith("| ") and "reached" not in line]
+
+
+def test_targets_are_compared():
+    assert rendered({"ratio": {"median": 1.2, "range": [0.9, 1.3]}, "target": 1.2},
+                    {"ratio": {"rounds": [1.1, 1.2]}, "target": 1.16},
+                    {"ratio": 3}) == [
+        "| 1.20 (0.90 to 1.30) | yes |", "| 1.10, 1.20 | no |", "| 3.00 |  |", "| 1 of 2 |"]
+
+
+def test_a_target_may_be_a_limit():
+    cost = {"target": 1, "at_most": True, "end_below": 2}
+    columns = (["cost", "cost"], ["reached", "reached"])
+    assert rendered({"cost": {"median": 1, "range": [0, 1.9]}, **cost},
+                    {"cost": {"median": 1, "range": [0, 2.0]}, **cost},
+                    {"cost": {"median": 1.1, "range": [0, 1.9]}, **cost},
+                    columns=columns, measure="cost") == [
+        "| 1 (0 to 1.9) | yes |", "| 1 (0 to 2.0) | no |", "| 1.1 (0 to 1.9) | no |", "| 1 of 3 |"]
+
+
+def test_the_fastest_engine_is_named():
+    row = {"peers": {"one": 5, "two": 7, "three": None}}
+    assert rendered(row, {**row, "fastest": "one, Q4_0; two"}, columns=(["peer", "best"],))[1:] == [
+        "| 7 (two) |", "| 5 (one, Q4_0; two) |", "| 0 of 0 |"]
+
+
+def test_cells_have_targets_of_their_own():
+    row = {"a": {"share": 40, "target": 50, "ratio": 1.5, "ratio_target": 1.2}, "b": {"share": 60}}
+    assert rendered(row, columns=(["a", "a"], ["b", "b"]))[1:] == [
+        "| 40 (50), 1.50 | 60 |", "| 1 of 2 |"]
