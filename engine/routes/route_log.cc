@@ -17,6 +17,7 @@ void RouteLog::Copy(int32_t from, int32_t to) {
 TokenRoutes RouteLog::Total(std::span<const int32_t> blocks) const {
   TokenRoutes totals;
   for (int32_t block : blocks) {
+    if (block < 0) continue;
     totals.routes += totals_[block].routes;
     totals.parameters += totals_[block].parameters;
   }

@@ -43,7 +43,7 @@ class RouteLog {
     totals_[block].routes += token.routes;
     totals_[block].parameters += token.parameters;
   }
-  // Returns the experts' work for all tokens in `blocks`.
+  // Returns the experts' work for all tokens in `blocks`; negative ids are left out.
   TokenRoutes Total(std::span<const int32_t> blocks) const;
   // Adds to `counts` [layout.num_experts] how often the tokens in `blocks` chose each expert.
   // Requires keeps_routes().

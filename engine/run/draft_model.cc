@@ -54,11 +54,11 @@ bool DraftModel::CatchUp(std::span<Sequence* const> sequences) {
   bool complete = true;
   for (Sequence* s : sequences) {
     // The last known token is always computed, for its logits.
-    const int begin = std::min(s->drafted_until, s->length() - 1);
+    const int begin = std::min(s->memory.drafted_until, s->length() - 1);
     const int end = std::min(s->length(), begin + left);
     if (begin < end) Add(batch, *s, begin, end);
     left -= end - begin;
-    s->drafted_until = end;
+    s->memory.drafted_until = end;
     complete = complete && end == s->length();
   }
   if (!complete) batch.logit_rows.clear();  // those of some sequences are of no use
@@ -74,14 +74,14 @@ void DraftModel::Extend(std::span<Sequence* const> sequences) {
   for (Sequence* s : sequences) {
     const int at = s->length() + static_cast<int>(s->proposal.tokens.size()) - 1;
     Add(batch, *s, at, at + 1);
-    s->drafted_until = at + 1;
+    s->memory.drafted_until = at + 1;
   }
   Run(batch, sequences);
 }
 
 void DraftModel::Add(Batch& batch, Sequence& s, int begin, int end) const {
   const int index = static_cast<int>(batch.block_tables.size());
-  batch.block_tables.emplace_back(s.blocks);
+  batch.block_tables.emplace_back(s.memory.pages);
   for (int i = begin; i < end; ++i) {
     batch.tokens.push_back(i < s.length() ? s.tokens[static_cast<size_t>(i)]
                                           : s.proposal.tokens[static_cast<size_t>(i - s.length())]);

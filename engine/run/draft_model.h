@@ -48,8 +48,8 @@ class DraftModel {
   absl::Status CheckFiles() { return model_->CheckFiles(); }
 
  private:
-  // Computes the known tokens behind Sequence::drafted_until, at most max_rows_ of all sequences.
-  // Returns whether all known tokens were computed; then, each proposal has one token.
+  // Computes the known tokens behind SequenceMemory::drafted_until, at most max_rows_ of all
+  // sequences. Returns whether all known tokens were computed; then, each proposal has one token.
   bool CatchUp(std::span<Sequence* const> sequences);
   // Adds a token to each proposal.
   void Extend(std::span<Sequence* const> sequences);

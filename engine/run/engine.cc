@@ -40,7 +40,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
                                                    tokenizer_.get(), eos_,
                                                    LongSequencesFrom(model_->spec())));
     if (options_.draft.max_tokens > 0) sequences.back()->sampling.KeepSteps();
-    if (BlocksFor(sequences.back()->cache_tokens()) > cache_->num_blocks()) {
+    if (page_use_.MostPages(sequences.back()->cache_tokens()) > cache_->num_blocks()) {
       return absl::InvalidArgumentError(
           "the request can never fit: its prompt and max_tokens need more KV cache than there is");
     }
@@ -182,7 +182,7 @@ void Engine::Impl::AbortExpired() {
   }
   for (Sequence* s : cut) {
     OutputDelta delta = TokenStep::CutOff(*s);
-    const int end = std::min(s->computed, s->length() - 1);
+    const int end = std::min(s->computed(), s->length() - 1);
     if (s->request.routing_record && end > s->routes_delivered) DeliverRoutes(*s, end, delta);
     Finish(s, std::move(delta));
   }
@@ -228,15 +228,17 @@ void Engine::Impl::Admit() {
 void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
   if (sequence->request.expert_counts) {
     delta.expert_counts.resize(recorder_.layout().num_experts);
-    routes_.Count(sequence->blocks, delta.expert_counts);
+    routes_.Count(sequence->memory.pages, delta.expert_counts);
   }
   if (options_.expert_stats) {
-    const TokenRoutes totals = routes_.Total(sequence->blocks);
-    delta.usage.routed_tokens = sequence->computed;
+    TokenRoutes totals = routes_.Total(sequence->memory.pages);
+    totals.routes += sequence->memory.released.routes;
+    totals.parameters += sequence->memory.released.parameters;
+    delta.usage.routed_tokens = sequence->computed();
     delta.usage.expert_routes = totals.routes;
     delta.usage.activated_parameters =
         totals.parameters +
-        static_cast<uint64_t>(sequence->computed) * static_cast<uint64_t>(always_active_);
+        static_cast<uint64_t>(sequence->computed()) * static_cast<uint64_t>(always_active_);
   }
   const SequencePtr s = scheduler_.Remove(sequence);
   RefreshIfIdle();
@@ -274,7 +276,7 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
     }
     if (s != nullptr) break;
   }
-  const int computed = std::min(sequence->computed, sequence->prompt_length());
+  const int computed = std::min(sequence->computed(), sequence->prompt_length());
   if (s == nullptr) s = scheduler_.Remove(sequence);
   RefreshIfIdle();
   if (queued) {
@@ -306,8 +308,8 @@ void Engine::Impl::CopySchedulerStats() {
   stats_.waiting = queued_seqs_ + static_cast<int>(std::count_if(
                                       scheduler_.waiting().begin(), scheduler_.waiting().end(),
                                       [](const SequencePtr& s) { return s->admitted; }));
-  stats_.kv_blocks_used = scheduler_.blocks().used();
-  stats_.kv_blocks_evictable = scheduler_.blocks().evictable();
+  stats_.kv_blocks_used = memory_.pages().used();
+  stats_.kv_blocks_evictable = memory_.pages().evictable();
   stats_.preemptions = scheduler_.preemptions();
   stats_.prefix_queried_tokens = scheduler_.queried_tokens();
   stats_.prefix_hit_tokens = scheduler_.hit_tokens();
@@ -360,7 +362,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     draft_type = KvCacheTypeOf(draft_model->options().compute);
     block_bytes += draft_model->backend().KvBlockBytes(draft_shapes, draft_type);
   }
-  MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks, CacheBlocks(o, block_bytes));
+  MOESERVE_ASSIGN_OR_RETURN(
+      const int64_t blocks,
+      CacheBlocks(o, PageUseOf(o, model->spec(), draft_model != nullptr), block_bytes));
   // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
   // rows.
   const std::optional<RoutingControl> widest =

@@ -21,7 +21,7 @@
 #include "engine/draft/constraint_memory.h"
 #include "engine/draft/draft_depth.h"
 #include "engine/engine.h"
-#include "engine/memory/paged_pool.h"
+#include "engine/memory/memory_pool.h"
 #include "engine/routes/route_log.h"
 #include "engine/run/draft_model.h"
 #include "engine/run/engine_options.h"
@@ -50,6 +50,7 @@ class Engine::Impl {
        std::unique_ptr<RouteCounters> counters, std::unique_ptr<Model> draft_model,
        std::unique_ptr<KvCacheStorage> draft_cache)
       : options_(options),
+        page_use_(PageUseOf(options, model->spec(), draft_model != nullptr)),
         model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
         eos_(std::move(eos)),
@@ -57,7 +58,8 @@ class Engine::Impl {
         recorder_(model_->spec(), RecorderSettings(options_), &routes_, std::move(counters)),
         always_active_(recorder_.Snapshot().always_active_parameters),
         routes_(recorder_.layout(), cache_->num_blocks(), options_.routing_records),
-        scheduler_(*cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
+        memory_(*cache_, routes_, options_.prefix_cache, page_use_),
+        scheduler_(memory_, options_.max_num_seqs),
         textless_(tokenizer_.get(), eos_, model_->spec().vocab_size),
         token_step_(eos_, textless_, model_->spec().vocab_size, options_.max_model_len),
         draft_depth_(ReadShare(recorder_.Snapshot(), HeadParameters(model_->spec()))) {
@@ -84,6 +86,7 @@ class Engine::Impl {
   }
 
   const EngineOptions options_;
+  const PageUse page_use_;
   const std::unique_ptr<Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const ExpertRecorder& recorder() const { return recorder_; }
@@ -169,6 +172,7 @@ class Engine::Impl {
   ExpertRecorder recorder_;
   const int64_t always_active_;  // parameters that every token uses, whatever its routes
   RouteLog routes_;
+  MemoryPool memory_;
   Scheduler scheduler_;
   const TextlessIds textless_;
   TokenStep token_step_;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "engine/memory/paged_pool.h"
-
 namespace moeserve {
 namespace {
 
@@ -52,22 +50,37 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
   return o;
 }
 
-Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes) {
-  const int64_t longest = BlocksFor(options.max_model_len);
-  int64_t blocks = options.kv_cache_bytes / block_bytes;
+PageUse PageUseOf(const EngineOptions& options, const ModelSpec& spec, bool draft_model) {
+  PageUse use{.window = std::nullopt, .step_tokens = options.max_step_tokens};
+  // Routes are kept with the pages, and a draft model, which may be behind, uses the same pages.
+  if (options.routing_records || draft_model) return use;
+  int widest = 0;
+  for (const BlockSpec& block : spec.blocks) {
+    const AttentionSpec* attention = block.attention();
+    if (attention == nullptr) continue;
+    if (!attention->window.has_value()) return use;
+    widest = std::max(widest, *attention->window);
+  }
+  use.window = widest;
+  return use;
+}
+
+Result<int64_t> CacheBlocks(const EngineOptions& options, const PageUse& use, int64_t page_bytes) {
+  const int64_t longest = use.MostPages(options.max_model_len);
+  int64_t blocks = options.kv_cache_bytes / page_bytes;
   if (options.kv_cache_bytes == 0) {
-    blocks =
-        std::max(options.max_num_seqs * BlocksFor(std::min(options.max_model_len, 2048)), longest);
+    blocks = std::max(options.max_num_seqs * use.MostPages(std::min(options.max_model_len, 2048)),
+                      longest);
   }
   if (blocks < longest) {
     return absl::ResourceExhaustedError("kv-cache-memory: one sequence of max-model-len " +
                                         std::to_string(options.max_model_len) + " tokens needs " +
-                                        std::to_string(longest * block_bytes) + " bytes, found " +
+                                        std::to_string(longest * page_bytes) + " bytes, found " +
                                         std::to_string(options.kv_cache_bytes));
   }
-  if (options.max_kv_cache_bytes > 0 && blocks > options.max_kv_cache_bytes / block_bytes) {
+  if (options.max_kv_cache_bytes > 0 && blocks > options.max_kv_cache_bytes / page_bytes) {
     return absl::ResourceExhaustedError(
-        "the KV cache needs " + std::to_string(blocks * block_bytes) + " bytes, expected at most " +
+        "the KV cache needs " + std::to_string(blocks * page_bytes) + " bytes, expected at most " +
         std::to_string(options.max_kv_cache_bytes));
   }
   return blocks;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "engine/engine.h"
+#include "engine/memory/memory_pool.h"
 
 namespace moeserve {
 
@@ -18,9 +19,12 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
                                int device_step_rows, int device_draft_tokens,
                                int64_t report_floats);
 
-// Returns the number of KV cache blocks; a block takes `block_bytes` over all layers.
+// Returns how many pages sequences of a model hold. `options` are resolved.
+PageUse PageUseOf(const EngineOptions& options, const ModelSpec& spec, bool draft_model);
+
+// Returns the number of pages of the KV cache; a page takes `page_bytes` over all layers.
 // ResourceExhausted if the memory does not hold one sequence of max_model_len tokens.
-Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes);
+Result<int64_t> CacheBlocks(const EngineOptions& options, const PageUse& use, int64_t page_bytes);
 
 // Returns `options.recorder`, adjusted to the other options: any_selection is set if requests may
 // override routing; token_counts_bytes and hidden_samples are 0 if expert_stats is false.

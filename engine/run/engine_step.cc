@@ -317,7 +317,8 @@ void Engine::Impl::LearnAcceptance(Sequence& s, int first) {
     draft_depth_.ObserveToken(s.proposal.MatchedBefore(i), right);
   }
   // The draft model may have computed other tokens than those that follow now.
-  s.drafted_until = std::min(s.drafted_until, first + static_cast<int>(right ? i : i - 1));
+  s.memory.drafted_until =
+      std::min(s.memory.drafted_until, first + static_cast<int>(right ? i : i - 1));
 }
 
 void Engine::Impl::FailWithSamples(Sequence* sequence, const absl::Status& status) {
@@ -378,7 +379,7 @@ void Engine::Impl::Deliver(Sequence& s, Drawn drawn, int first) {
     histograms_.prefill_seconds.Observe(SecondsBetween(s.admitted_at, *s.first_token_at));
   }
   for (OutputDelta& delta : drawn.deltas) {
-    if (s.request.routing_record) DeliverRoutes(s, std::min(first++, s.computed), delta);
+    if (s.request.routing_record) DeliverRoutes(s, std::min(first++, s.computed()), delta);
     if (delta.finished) {
       Finish(&s, std::move(delta));
       return;
@@ -390,7 +391,7 @@ void Engine::Impl::Deliver(Sequence& s, Drawn drawn, int first) {
 
 void Engine::Impl::DeliverRoutes(Sequence& s, int end, OutputDelta& delta) {
   const int begin = std::exchange(s.routes_delivered, end);
-  delta.routing = routes_.Record(s.blocks, begin, end);
+  delta.routing = routes_.Record(s.memory.pages, begin, end);
   for (const auto& [first, last] : s.reused) {
     if (last > begin && first < end) {
       delta.routing->reused.emplace_back(std::max(first, begin), std::min(last, end));

@@ -25,7 +25,7 @@ SequencePtr TakeOut(std::vector<SequencePtr>& list, const Sequence* sequence) {
   return taken;
 }
 
-// Returns how many leading blocks may be taken from the prefix cache. The last known token is
+// Returns how many leading tokens may be taken from the prefix cache. The last known token is
 // always computed, and so are the tokens whose log-probabilities are requested and not yet
 // collected.
 int64_t PrefixLimit(const Sequence& s) {
@@ -33,16 +33,10 @@ int64_t PrefixLimit(const Sequence& s) {
   if (s.wants_prompt_logprobs()) {
     tokens = std::min<int64_t>(tokens, std::max<int64_t>(0, std::ssize(s.prompt_logprobs) - 1));
   }
-  return tokens / kKvBlockTokens;
+  return tokens;
 }
 
 }  // namespace
-
-Scheduler::Scheduler(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache, int max_running)
-    : cache_(cache),
-      routes_(routes),
-      max_running_(max_running),
-      blocks_(cache.num_blocks(), prefix_cache) {}
 
 void Scheduler::Enqueue(SequencePtr sequence) { Insert(waiting_, std::move(sequence)); }
 
@@ -59,74 +53,34 @@ std::vector<Sequence*> Scheduler::Admit() {
 }
 
 bool Scheduler::TryAdmit(Sequence& s) {
-  std::vector<int32_t> prefix = blocks_.TakePrefix(s.tokens, s.cache_key, PrefixLimit(s));
-  const int64_t needed = BlocksFor(s.length()) - std::ssize(prefix);
-  // Leaves some blocks free for the growth of running sequences, so that they are not preempted at
+  // Leaves some pages free for the growth of running sequences, so that they are not preempted at
   // once.
-  const int64_t spare = running_.empty() ? 0 : std::max<int64_t>(1, blocks_.total() / 100);
-  if (needed + spare > blocks_.available()) {
-    while (!prefix.empty()) {
-      blocks_.Release(prefix.back());
-      prefix.pop_back();
-    }
-    return false;
-  }
-  s.blocks = std::move(prefix);
-  s.published = static_cast<int>(s.blocks.size());
-  s.computed = s.published * kKvBlockTokens;
-  if (s.computed > s.high_water) {
-    s.reused.emplace_back(s.high_water, s.computed);
-    s.high_water = s.computed;
+  const int64_t spare = running_.empty() ? 0 : std::max<int64_t>(1, memory_.pages().total() / 100);
+  if (!memory_.Admit(s.memory, s.tokens, s.cache_key, PrefixLimit(s), spare)) return false;
+  if (s.computed() > s.high_water) {
+    s.reused.emplace_back(s.high_water, s.computed());
+    s.high_water = s.computed();
   }
   if (!s.admitted) {
-    s.cached_tokens = s.computed;
+    s.cached_tokens = s.computed();
     queried_tokens_ += static_cast<uint64_t>(s.prompt_length());
     hit_tokens_ += static_cast<uint64_t>(s.cached_tokens);
   }
-  for (int64_t i = 0; i < needed; ++i) s.blocks.push_back(TakeBlock());
   return true;
 }
 
-int32_t Scheduler::TakeBlock() {
-  const int32_t block = blocks_.Take();
-  routes_.Clear(block);
-  return block;
-}
-
 bool Scheduler::Reserve(Sequence& s, int length) {
-  const auto make_room = [&] {
-    while (blocks_.available() == 0) {
-      Sequence* last = running_.back().get();
-      Preempt(last);
-      if (last == &s) return false;
-    }
-    return true;
-  };
-  const int first = s.computed / kKvBlockTokens;
-  if (s.computed % kKvBlockTokens != 0 && blocks_.references(s.blocks[first]) > 1) {
-    if (!make_room()) return false;
-    // Making a block available may have preempted the other holders of this block.
-    if (blocks_.references(s.blocks[first]) > 1) {
-      const int32_t own = TakeBlock();
-      cache_.CopyBlock(s.blocks[first], own);
-      routes_.Copy(s.blocks[first], own);
-      blocks_.Release(std::exchange(s.blocks[first], own));
-    }
-  }
-  while (std::ssize(s.blocks) < BlocksFor(length)) {
-    if (!make_room()) return false;
-    s.blocks.push_back(TakeBlock());
+  // A preemption may also make the next page the sequence's own, which takes no page then.
+  while (!memory_.Reserve(s.memory, length)) {
+    Sequence* last = running_.back().get();
+    Preempt(last);
+    if (last == &s) return false;
   }
   return true;
 }
 
 int Scheduler::ReserveDraft(Sequence& s, int drafted) {
-  const int first = s.computed / kKvBlockTokens;
-  if (s.computed % kKvBlockTokens != 0 && blocks_.references(s.blocks[first]) > 1) return 0;
-  while (std::ssize(s.blocks) < BlocksFor(s.length() + drafted) && blocks_.available() > 0) {
-    s.blocks.push_back(TakeBlock());
-  }
-  const auto room = static_cast<int>(std::ssize(s.blocks) * kKvBlockTokens - s.length());
+  const int room = memory_.ReserveUnshared(s.memory, s.length() + drafted) - s.length();
   return std::clamp(room, 0, drafted);
 }
 
@@ -134,16 +88,20 @@ void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
   // Iterates by index, because Reserve() may preempt sequences at the end of running_.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
-    if (!s.decoding() || s.resting) continue;
+    if (!s.decoding()) {
+      Reserve(s, s.computed() + 1);
+      continue;
+    }
+    if (s.resting) continue;
     // A row is left for every later sequence: max_rows is at least the number of sequences.
     const int most = max_rows - static_cast<int>(running_.size() - 1 - i);
     const int known = std::min(s.remaining(), most);
-    if (!Reserve(s, s.computed + known)) continue;
+    if (!Reserve(s, s.computed() + known)) continue;
     int drafted = 0;
     if (known == s.remaining()) {
       drafted = ReserveDraft(s, std::min(static_cast<int>(s.draft.size()), most - known));
     }
-    rows.push_back({&s, s.computed, known + drafted, drafted});
+    rows.push_back({&s, s.computed(), known + drafted, drafted});
     max_rows -= known + drafted;
   }
 }
@@ -158,13 +116,14 @@ std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& bud
 
   std::vector<ScheduledRows> prompts;
   for (const SequencePtr& s : running_) {
-    if (!s->decoding()) prompts.push_back({.sequence = s.get(), .begin = s->computed});
+    if (!s->decoding()) prompts.push_back({.sequence = s.get(), .begin = s->computed()});
   }
   if (prompts.empty()) return rows;
   const auto give = [&](ScheduledRows& r, int most, double cost) {
     const int begin = r.begin + r.count;
     if (!alone) most = std::min(most, budget.RowsFor(cost, begin));
-    const int count = std::min(most, r.sequence->remaining() - r.count);
+    most = std::min(most, r.sequence->remaining() - r.count);
+    const int count = memory_.ReserveUnshared(r.sequence->memory, begin + most) - begin;
     r.count += count;
     left -= count;
     cost_left -= budget.Cost(begin, count);
@@ -185,14 +144,8 @@ std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& bud
 
 void Scheduler::Complete(const ScheduledRows& rows) {
   Sequence& s = *rows.sequence;
-  s.computed += rows.count;
-  s.high_water = std::max(s.high_water, s.computed);
-  while ((s.published + 1) * kKvBlockTokens <= s.computed) {
-    const int i = s.published++;
-    blocks_.Publish(s.blocks[i], i == 0 ? -1 : s.blocks[i - 1], s.cache_key,
-                    std::span<const TokenId>(s.tokens).subspan(
-                        static_cast<size_t>(i) * kKvBlockTokens, kKvBlockTokens));
-  }
+  memory_.Advance(s.memory, rows.count, s.tokens, s.cache_key);
+  s.high_water = std::max(s.high_water, s.computed());
 }
 
 void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
@@ -203,29 +156,16 @@ void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
     Insert(waiting_, std::move(sample));
     return;
   }
-  sample->blocks = parent.blocks;
-  for (int32_t block : sample->blocks) blocks_.Share(block);
-  sample->computed = parent.computed;
-  sample->published = parent.published;
-  sample->high_water = parent.computed;
-  sample->reused = {{0, parent.computed}};
+  sample->memory = memory_.Fork(parent.memory);
+  sample->high_water = parent.computed();
+  sample->reused = {{0, parent.computed()}};
   Insert(running_, std::move(sample));
-}
-
-void Scheduler::FreeBlocks(Sequence& s) {
-  while (!s.blocks.empty()) {
-    blocks_.Release(s.blocks.back());
-    s.blocks.pop_back();
-  }
-  s.computed = 0;
-  s.published = 0;
-  s.drafted_until = 0;
 }
 
 void Scheduler::Preempt(Sequence* sequence) {
   ++preemptions_;
   SequencePtr s = TakeOut(running_, sequence);
-  FreeBlocks(*s);
+  memory_.Release(s->memory);
   Insert(waiting_, std::move(s));
 }
 
@@ -242,15 +182,12 @@ SequencePtr Scheduler::Remove(Sequence* sequence) {
     heir->admitted = s->admitted;
     heir->cached_tokens = s->cached_tokens;
     heir->prompt_logprobs = s->prompt_logprobs;
-    std::swap(heir->blocks, s->blocks);
-    std::swap(heir->computed, s->computed);
-    std::swap(heir->published, s->published);
-    std::swap(heir->drafted_until, s->drafted_until);
+    std::swap(heir->memory, s->memory);
     heir->high_water = s->high_water;
     heir->reused = s->reused;
     Insert(ran ? running_ : waiting_, std::move(heir));
   }
-  FreeBlocks(*s);
+  memory_.Release(s->memory);
   return s;
 }
 

@@ -1,12 +1,11 @@
-// Decides which sequences run, which of their tokens a step computes, and which cache blocks they
-// hold.
+// Decides which sequences run, which of their tokens a step computes, and which of them have
+// memory.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "engine/memory/paged_pool.h"
-#include "engine/routes/route_log.h"
+#include "engine/memory/memory_pool.h"
 #include "engine/schedule/step_time.h"
 #include "engine/sequence/sequence.h"
 
@@ -35,8 +34,8 @@ struct ScheduledRows {
 //   request fits into the cache alone, it always ends.
 class Scheduler {
  public:
-  // `cache` and `routes` outlive the scheduler. At most `max_running` sequences run.
-  Scheduler(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache, int max_running);
+  // `memory` outlives the scheduler. At most `max_running` sequences run.
+  Scheduler(MemoryPool& memory, int max_running) : memory_(memory), max_running_(max_running) {}
 
   void Enqueue(SequencePtr sequence);
   // Admits sequences from the front of the waiting list. Returns those that are admitted for the
@@ -67,26 +66,22 @@ class Scheduler {
 
   const std::vector<SequencePtr>& running() const { return running_; }
   const std::vector<SequencePtr>& waiting() const { return waiting_; }
-  const PagedPool& blocks() const { return blocks_; }
   uint64_t preemptions() const { return preemptions_; }
   uint64_t queried_tokens() const { return queried_tokens_; }
   uint64_t hit_tokens() const { return hit_tokens_; }
 
  private:
   bool TryAdmit(Sequence& sequence);
-  // Takes blocks for the tokens up to `length`, and copies the block of the next token if other
-  // sequences share it. Returns false if the sequence itself was preempted.
+  // Gives a sequence memory for the tokens up to `length`, if necessary that of sequences that are
+  // served later. Returns false if the sequence itself was preempted.
   bool Reserve(Sequence& sequence, int length);
-  // Appends the rows of the decoding sequences, at most `max_rows`.
+  // Appends the rows of the decoding sequences, at most `max_rows`. Makes sure that the next token
+  // of each prompt has memory.
   void PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows);
-  int32_t TakeBlock();
-  void FreeBlocks(Sequence& sequence);
   void Preempt(Sequence* sequence);
 
-  KvCacheStorage& cache_;
-  RouteLog& routes_;
+  MemoryPool& memory_;
   const int max_running_;
-  PagedPool blocks_;
   std::vector<SequencePtr> waiting_;  // waiting_ and running_ are in the order of ServedBefore()
   std::vector<SequencePtr> running_;
   uint64_t preemptions_ = 0;

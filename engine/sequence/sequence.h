@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "engine/draft/acceptance_record.h"
 #include "engine/draft/prompt_lookup.h"
+#include "engine/memory/sequence_memory.h"
 #include "engine/request.h"
 #include "engine/sample/output_text.h"
 #include "engine/sample/sampler.h"
@@ -48,11 +49,14 @@ struct Sequence {
   int prompt_length() const { return static_cast<int>(request.prompt.size()); }
   int length() const { return static_cast<int>(tokens.size()); }
   int generated() const { return length() - prompt_length(); }
-  int remaining() const { return length() - computed; }  // known tokens that were not computed yet
+  int computed() const { return memory.computed; }
+  int remaining() const {
+    return length() - computed();
+  }  // known tokens that were not computed yet
   // Whether only tokens behind the prompt remain that were never computed: the last one, whose row
   // yields a new token, and before it tokens that had no alternative.
   bool decoding() const {
-    return computed >= prompt_length() && (remaining() == 1 || computed >= high_water);
+    return computed() >= prompt_length() && (remaining() == 1 || computed() >= high_water);
   }
   // Returns the number of tokens whose keys and values the cache must hold at the end. The last
   // sampled token is never computed.
@@ -99,16 +103,12 @@ struct Sequence {
   size_t before_tokens = 0;     // number of leading ids of `lookup` that are not from `tokens`
   std::vector<TokenId> draft;   // the leading tokens of `proposal` that the next step computes
   AcceptanceRecord acceptance;  // how often earlier proposals were right
-  // Number of leading tokens whose keys and values the draft model has in `blocks`.
-  int drafted_until = 0;
-  int computed = 0;  // number of leading tokens that were computed or found in the prefix cache
-  std::vector<int32_t> blocks;  // ids of this sequence's cache blocks
-  int published = 0;            // number of leading blocks that were published (PagedPool)
-  bool is_long = false;         // decides between two sets of rope factors
+  SequenceMemory memory;
+  bool is_long = false;  // decides between two sets of rope factors
   // Combines is_long, cache_salt and RoutingControl::key(); only sequences with equal keys share
   // cached prefixes. PagedPool calls this key the salt.
   std::string cache_key;
-  // Largest `computed` so far. After a preemption, tokens below it are computed a second time.
+  // Largest computed() so far. After a preemption, tokens below it are computed a second time.
   int high_water = 0;
   std::vector<std::pair<int, int>> reused;  // positions [begin, end) not computed for this request
   int routes_delivered = 0;                 // leading tokens whose routes the sink has received

@@ -12,6 +12,9 @@ namespace moeserve {
 
 // Tokens (positions) per cache block; also the number of SIMD lanes that the CPU attention uses.
 inline constexpr int kKvBlockTokens = 16;
+// A row of attention reads no position in front of the last multiple of this number that is not
+// behind the first position it sees.
+inline constexpr int kAttentionAlignment = 256;
 
 enum class KvCacheType : uint8_t {
   kF32,

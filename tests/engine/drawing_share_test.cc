@@ -19,7 +19,7 @@ class Sequences {
     request.prompt = {1, 2, 3};
     auto sequence = std::make_unique<Sequence>(std::move(request), nullptr, nullptr,
                                                std::span<const TokenId>());
-    sequence->computed = 3;
+    sequence->memory.computed = 3;
     sequence->tokens.push_back(4);
     running_.push_back(std::move(sequence));
     seconds_.push_back(seconds);

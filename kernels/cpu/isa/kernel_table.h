@@ -219,6 +219,7 @@ struct NormRowArgs {
 // The number of positions in an attention block. Blocks begin at multiples of it. A separate
 // softmax is computed for each block, and MergeAttention() merges the results.
 inline constexpr int kAttentionBlock = 256;
+static_assert(kAttentionAlignment % kAttentionBlock == 0);
 inline constexpr int kMaxAttentionRows = 32;
 
 // The size of AttentionTileArgs::scratch in floats.

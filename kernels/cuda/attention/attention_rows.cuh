@@ -130,6 +130,7 @@ struct TileRange {
 
 template <int kTileKeys>
 __device__ inline TileRange TilesOf(int first_key, int last_key) {
+  static_assert(kAttentionAlignment % kTileKeys == 0);
   return {first_key / kTileKeys, last_key / kTileKeys + 1};
 }
 

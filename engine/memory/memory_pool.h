@@ -1,0 +1,81 @@
+// Gives sequences their memory on the device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "engine/memory/paged_pool.h"
+#include "engine/memory/sequence_memory.h"
+#include "engine/routes/route_log.h"
+#include "engine/text/token_id.h"
+#include "kernels/kv_cache_storage.h"
+
+namespace moeserve {
+
+// How many pages a sequence holds at most.
+struct PageUse {
+  // The number of last positions that a token sees in the attention with the widest window. Pages
+  // in front of them are released. nullopt: a token sees all positions, or pages must stay for
+  // another reason.
+  std::optional<int> window;
+  int step_tokens = 0;  // largest number of rows in a step
+
+  // Returns the largest number of pages that a sequence of `tokens` tokens holds at a time.
+  int64_t MostPages(int64_t tokens) const;
+};
+
+// The scheduler decides which sequences get memory; this class knows what that memory is. Functions
+// that take pages return false or a smaller number instead of waiting for memory. Engine thread
+// only.
+class MemoryPool {
+ public:
+  // `cache` and `routes` outlive the pool. A page of `routes` belongs to the page of `cache` with
+  // the same id.
+  MemoryPool(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache, const PageUse& use);
+
+  const PagedPool& pages() const { return pages_; }
+
+  // Fills `memory`, which is empty, with what the prefix cache has of the first `limit` of `tokens`
+  // and with pages for the rest: all of them, or as many as MostPages() says. Only texts with equal
+  // keys share cached prefixes. Returns false, and leaves `memory` empty, if fewer than `spare`
+  // pages would be left.
+  bool Admit(SequenceMemory& memory, std::span<const TokenId> tokens, const std::string& key,
+             int64_t limit, int64_t spare);
+
+  // Makes sure that the sequence can compute its tokens up to `length`: that it has pages for them,
+  // and that no other sequence shares the page of the next one. Returns false if that takes more
+  // pages than there are; what was reached stays.
+  bool Reserve(SequenceMemory& memory, int length);
+  // As Reserve(), but copies no page. Returns up to which token there is room, at most `length`:
+  // none beyond `computed` while other sequences share the page of the next token.
+  int ReserveUnshared(SequenceMemory& memory, int length);
+
+  // Marks `count` further tokens as computed, publishes full pages and releases those that no later
+  // position sees. `tokens` are all known tokens of the sequence.
+  void Advance(SequenceMemory& memory, int count, std::span<const TokenId> tokens,
+               const std::string& key);
+
+  // Returns memory with the same content, which shares all pages.
+  SequenceMemory Fork(const SequenceMemory& memory);
+  // Takes everything back. `memory` is then empty.
+  void Release(SequenceMemory& memory);
+
+ private:
+  int32_t TakePage();
+  // Whether the next token's page has content and other holders.
+  bool SharesNextPage(const SequenceMemory& memory) const;
+  // Takes free pages until there are `count`, or none is left.
+  void Extend(SequenceMemory& memory, int64_t count);
+  // Releases the pages in front of those that the token at `computed` and later ones see. Returns
+  // how many.
+  int64_t ReleaseUnseen(SequenceMemory& memory);
+
+  KvCacheStorage& cache_;
+  RouteLog& routes_;
+  const PageUse use_;
+  PagedPool pages_;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,27 @@
+// What one sequence keeps on the device between steps.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/route_counters.h"
+
+namespace moeserve {
+
+// Stands in SequenceMemory::pages for a page that was released.
+inline constexpr int32_t kNoPage = -1;
+
+// MemoryPool gives a sequence its memory and takes it back; the others only read this, except
+// `drafted_until`.
+struct SequenceMemory {
+  // Ids of the pages with the keys and values of the sequence, in the order of positions. A page
+  // that no later position sees may be kNoPage.
+  std::vector<int32_t> pages;
+  int computed = 0;   // number of leading tokens that were computed or found in the prefix cache
+  int published = 0;  // number of leading pages that were published (PagedPool)
+  // Number of leading tokens whose keys and values the draft model has in its pages of these ids.
+  int drafted_until = 0;
+  TokenRoutes released;  // the experts' work for the tokens of the pages that are kNoPage
+};
+
+}  // namespace moeserve

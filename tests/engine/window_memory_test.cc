@@ -1,0 +1,190 @@
+// A model whose attention has a window in every layer keeps only the pages that its tokens still
+// see. That changes how many pages a sequence holds, and nothing else.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/memory/memory_pool.h"
+#include "model_loaders/architectures/native/config_json.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr int kPromptStep = 512;
+
+// Writes a model of two layers, one of them routed, with these windows.
+class WindowModel {
+ public:
+  WindowModel(int first_window, int second_window, int positions) {
+    nlohmann::json attention = nlohmann::json::array();
+    for (const int window : {first_window, second_window}) {
+      attention.push_back({{"kind", "dense"}, {"num_heads", 1}, {"head_dim", 8}});
+      if (window > 0) attention.back()["window"] = window;
+    }
+    const nlohmann::json expert = {{"form", "plain"}, {"activation", "relu"}};
+    const nlohmann::json config = {
+        {"model_type", "routed_decoder"},
+        {"vocab_size", 64},
+        {"hidden_size", 8},
+        {"num_hidden_layers", 2},
+        {"max_position_embeddings", positions},
+        {"bos_token_id", nullptr},
+        {"eos_token_id", 1},
+        {"attention", attention},
+        {"feed_forward",
+         {{{"kind", "dense"}, {"width", 8}, {"expert", expert}},
+          {{"kind", "routed"},
+           {"expert", expert},
+           {"routing",
+            {{"num_experts", 4}, {"widths", 4}, {"select", {{"kind", "top_k"}, {"k", 2}}}}}}}}};
+    const auto parsed = ParseNativeConfig(config.dump());
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    WriteFile(folder_.path() / "config.json", config.dump());
+    WriteFile(folder_.path() / "model.safetensors", SafetensorsBytes(RandomTensors(parsed->spec)));
+  }
+
+  // With `keeps_pages`, the engine keeps all pages, because routes are kept with them.
+  std::unique_ptr<TestEngine> Start(bool keeps_pages, EngineOptions options = {}) const {
+    options.max_step_tokens = kPromptStep;
+    options.routing_records = keeps_pages;
+    auto engine = TestEngine::Start(folder_.path(), options);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+
+  const std::filesystem::path& folder() const { return folder_.path(); }
+
+ private:
+  TempFolder folder_;
+};
+
+Request MakeRequest(const std::string& id, int prompt, int tokens, int seed) {
+  Request r;
+  r.id = id;
+  // All prompts begin alike.
+  for (int i = 0; i < prompt; ++i) {
+    r.prompt.push_back(2 + (i * 31 + i / 7 + (i < 400 ? 0 : seed * 13)) % 62);
+  }
+  r.sampling.max_tokens = tokens;
+  r.sampling.temperature = 1.0;
+  r.sampling.seed = static_cast<uint64_t>(seed);
+  r.sampling.ignore_eos = true;
+  r.sampling.logprobs = 2;
+  return r;
+}
+
+struct Answer {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;
+  uint64_t expert_routes = 0;
+  uint64_t activated_parameters = 0;
+  friend bool operator==(const Answer&, const Answer&) = default;
+};
+
+Answer Wait(CollectingSink& sink) {
+  EXPECT_TRUE(sink.Wait().ok());
+  Answer answer{.tokens = sink.tokens(),
+                .logprobs = {},
+                .expert_routes = sink.last().usage.expert_routes,
+                .activated_parameters = sink.last().usage.activated_parameters};
+  for (const TokenLogprob& l : sink.logprobs()) answer.logprobs.push_back(l.logprob);
+  return answer;
+}
+
+TEST(WindowMemoryTest, OneSequenceNeedsAnEighthOfThePages) {
+  constexpr int kLength = 32768, kWindow = 1024;
+  const WindowModel model(kWindow, kWindow, kLength);
+  EngineOptions options;
+  options.max_num_seqs = 1;
+  options.expert_stats = true;
+  const auto full = model.Start(true, options);
+  const Request request = MakeRequest("long", kLength - 40, 40, 3);
+  const Answer expected = Wait(*full->Submit(request));
+
+  options.kv_cache_bytes = full->BytesFor(kLength) / 8;
+  const auto windowed = model.Start(false, options);
+  EXPECT_LE(windowed->get().Stats().kv_blocks_total, BlocksFor(kLength) / 8);
+  EXPECT_EQ(Wait(*windowed->Submit(request)), expected);
+  EXPECT_EQ(windowed->get().Stats().preemptions, 0);
+  windowed->ExpectIdle();
+}
+
+// Requests compete for pages, share beginnings and samples, and are preempted.
+TEST(WindowMemoryTest, CompanyChangesNothing) {
+  const WindowModel model(48, 20, 2048);
+  EngineOptions options;
+  options.max_num_seqs = 8;
+  const auto full = model.Start(true, options);
+  std::vector<Request> requests;
+  std::vector<Answer> expected;
+  for (int i = 0; i < 12; ++i) {
+    requests.push_back(MakeRequest(std::to_string(i), 300 + i * 137 % 1100, 200 + i * 29 % 300, i));
+    expected.push_back(Wait(*full->Submit(requests.back())));
+  }
+  uint64_t preemptions = 0, hits = 0;
+  for (const int tokens : {832, 1000, 1600, 6000}) {
+    for (const bool prefix_cache : {true, false}) {
+      options.prefix_cache = prefix_cache;
+      options.kv_cache_bytes = full->BytesFor(tokens);
+      const auto engine = model.Start(false, options);
+      for (int round = 0; round < 2; ++round) {
+        std::vector<std::shared_ptr<CollectingSink>> sinks;
+        for (const Request& r : requests) sinks.push_back(engine->Submit(r));
+        for (size_t i = 0; i < sinks.size(); ++i) {
+          EXPECT_EQ(Wait(*sinks[i]), expected[i]) << tokens << " request " << i;
+        }
+      }
+      engine->ExpectIdle();
+      preemptions += engine->get().Stats().preemptions;
+      hits += engine->get().Stats().prefix_hit_tokens;
+    }
+  }
+  EXPECT_GT(preemptions, 0);
+  EXPECT_GT(hits, 0);
+}
+
+TEST(WindowMemoryTest, SamplesOfOnePrompt) {
+  const WindowModel model(64, 64, 2048);
+  EngineOptions options;
+  options.max_num_seqs = 4;
+  const auto run = [&](TestEngine& engine) {
+    std::vector<Request> requests;
+    std::vector<std::shared_ptr<TokenSink>> sinks;
+    std::vector<std::shared_ptr<CollectingSink>> collected;
+    for (int i = 0; i < 4; ++i) {
+      requests.push_back(MakeRequest(std::to_string(i), 900, 300, 5));
+      requests.back().sampling.seed = static_cast<uint64_t>(i);
+      collected.push_back(std::make_shared<CollectingSink>());
+      sinks.push_back(collected.back());
+    }
+    EXPECT_TRUE(engine.get().Submit(std::move(requests), std::move(sinks)).ok());
+    std::vector<Answer> answers;
+    for (const auto& sink : collected) answers.push_back(Wait(*sink));
+    return answers;
+  };
+  const auto full = model.Start(true, options);
+  options.kv_cache_bytes = full->BytesFor(1300);
+  const auto windowed = model.Start(false, options);
+  EXPECT_EQ(run(*windowed), run(*full));
+  windowed->ExpectIdle();
+}
+
+TEST(WindowMemoryTest, ALayerWithoutWindowKeepsAllPages) {
+  const WindowModel model(48, 0, 2048);
+  EngineOptions options;
+  options.max_num_seqs = 1;
+  const auto full = model.Start(true, options);
+  options.kv_cache_bytes = full->BytesFor(1024);
+  const auto refused = TestEngine::Start(model.folder(), options);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
+}
+
+}  // namespace
+}  // namespace moeserve::testing
