@@ -61,7 +61,7 @@ struct EngineOptions {
   // If false, no expert statistic is counted and ExpertSnapshot() stays at 0.
   bool expert_stats = true;
   // Whether requests may ask for the routes of their tokens (routing_record, expert_counts). The
-  // routes are kept for each KV cache block. Requires expert_stats.
+  // routes are kept for each page of the KV cache. Requires expert_stats.
   bool routing_records = false;
   RecorderOptions recorder = {};
   RoutingControlLimits routing_control = {};  // what requests may change about the routing
@@ -136,13 +136,13 @@ class Engine {
 
   // Queues several samples of one prompt, which is computed once; thread-safe, with the errors of
   // the overload above. `requests` have equal prompts, salts, priorities and routing controls. The
-  // samples share the prompt's cache blocks; a sample copies a shared block before it writes to the
-  // block. Either all requests are queued or none.
+  // samples share the prompt's pages; a sample copies a shared page before it writes to
+  // it. Either all requests are queued or none.
   absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
 
   // Asks the engine to end the request that was submitted with `sink`; thread-safe, idempotent, no
   // effect if that request has ended. The sink receives OnError(Cancelled) within one step unless
-  // the request has finished before. The request's cache blocks are free when the sink is called.
+  // the request has finished before. The request's pages are free when the sink is called.
   //
   // The caller must own a share of the sink, so that no other request can have a sink at the same
   // address. Ids are chosen by clients and may be used again, so they do not name a request here.

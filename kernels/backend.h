@@ -393,8 +393,8 @@ struct StepInputs {
   std::span<const int32_t> token_ids = {};  // [T]
   std::span<const int32_t> position = {};   // [T]
   std::span<const int32_t> sequence = {};   // [T] the token's sequence, as an index into
-                                            // block_tables
-  std::span<const std::span<const int32_t>> block_tables = {};  // [S]
+                                            // page_tables
+  std::span<const std::span<const int32_t>> page_tables = {};  // [S]
   // [T] 1 for the tokens of long sequences (RopeScalingKind::kLong), else 0; empty: all 0.
   std::span<const uint8_t> long_sequence = {};
   const KvCacheStorage* cache = nullptr;      // the only cache that the step's operations use
@@ -480,9 +480,9 @@ class Backend {
   // Returns Unimplemented if the device has no cache of this type.
   virtual Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
                                                              KvCacheType type,
-                                                             int64_t num_blocks) = 0;
+                                                             int64_t num_pages) = 0;
   // Returns the bytes of one block of such a cache, summed over all layers.
-  virtual int64_t KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const = 0;
+  virtual int64_t PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const = 0;
 
   // A step consists of a call of BeginStep(), then of RunStep() with the step's operations.
   //

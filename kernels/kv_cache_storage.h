@@ -1,5 +1,5 @@
-// The memory of the paged KV cache. The engine assigns blocks to sequences; the backend defines the
-// layout within a block.
+// The memory of the paged KV cache. The engine assigns pages to sequences; the backend defines the
+// layout within a page.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ struct KvLayerShape {
   int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
 };
 
-// The cache has `num_blocks` blocks of kKvBlockTokens positions in every layer.
+// The cache has `num_pages` pages of kPageTokens positions in every layer.
 class KvCacheStorage {
  public:
   virtual ~KvCacheStorage() = default;
@@ -34,21 +34,21 @@ class KvCacheStorage {
   KvCacheStorage& operator=(const KvCacheStorage&) = delete;
 
   KvCacheType type() const { return type_; }
-  int64_t num_blocks() const { return num_blocks_; }
+  int64_t num_pages() const { return num_pages_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
   // Unique within the process and not 0. A recorded step checks it, because a recording is valid
   // for one storage only.
   uint64_t id() const { return id_; }
 
-  // Copies the content of block `from` to block `to` in every layer.
-  virtual void CopyBlock(int32_t from, int32_t to) = 0;
+  // Copies the content of page `from` to page `to` in every layer.
+  virtual void CopyPage(int32_t from, int32_t to) = 0;
 
  protected:
-  KvCacheStorage(std::vector<KvLayerShape> shapes, KvCacheType type, int64_t num_blocks)
-      : type_(type), num_blocks_(num_blocks), shapes_(std::move(shapes)) {}
+  KvCacheStorage(std::vector<KvLayerShape> shapes, KvCacheType type, int64_t num_pages)
+      : type_(type), num_pages_(num_pages), shapes_(std::move(shapes)) {}
 
   const KvCacheType type_;
-  const int64_t num_blocks_;
+  const int64_t num_pages_;
   const std::vector<KvLayerShape> shapes_;
 
  private:

@@ -10,22 +10,22 @@ namespace {
 // blocks of kAttentionAlignment positions.
 int64_t FirstSeenPage(int64_t position, int window) {
   const int64_t first = std::max<int64_t>(0, position - window + 1);
-  return first / kAttentionAlignment * (kAttentionAlignment / kKvBlockTokens);
+  return first / kAttentionAlignment * (kAttentionAlignment / kPageTokens);
 }
 
 }  // namespace
 
 int64_t PageUse::MostPages(int64_t tokens) const {
-  const int64_t all = BlocksFor(tokens);
+  const int64_t all = PagesFor(tokens);
   if (!window.has_value()) return all;
   // The rows of a step, what the first of them sees, and the page that begins within each block.
-  const int64_t held = int64_t{*window} + step_tokens + kAttentionAlignment + kKvBlockTokens;
-  return std::min(all, BlocksFor(held));
+  const int64_t held = int64_t{*window} + step_tokens + kAttentionAlignment + kPageTokens;
+  return std::min(all, PagesFor(held));
 }
 
 MemoryPool::MemoryPool(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache,
                        const PageUse& use)
-    : cache_(cache), routes_(routes), use_(use), pages_(cache.num_blocks(), prefix_cache) {}
+    : cache_(cache), routes_(routes), use_(use), pages_(cache.num_pages(), prefix_cache) {}
 
 int32_t MemoryPool::TakePage() {
   const int32_t page = pages_.Take();
@@ -34,8 +34,8 @@ int32_t MemoryPool::TakePage() {
 }
 
 bool MemoryPool::SharesNextPage(const SequenceMemory& m) const {
-  const auto next = static_cast<size_t>(m.computed / kKvBlockTokens);
-  return m.computed % kKvBlockTokens != 0 && pages_.references(m.pages[next]) > 1;
+  const auto next = static_cast<size_t>(m.computed / kPageTokens);
+  return m.computed % kPageTokens != 0 && pages_.references(m.pages[next]) > 1;
 }
 
 void MemoryPool::Extend(SequenceMemory& m, int64_t count) {
@@ -44,14 +44,14 @@ void MemoryPool::Extend(SequenceMemory& m, int64_t count) {
 
 bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const std::string& key,
                        int64_t limit, int64_t spare) {
-  m.pages = pages_.TakePrefix(tokens, key, limit / kKvBlockTokens);
+  m.pages = pages_.TakePrefix(tokens, key, limit / kPageTokens);
   m.published = static_cast<int>(m.pages.size());
-  m.computed = m.published * kKvBlockTokens;
+  m.computed = m.published * kPageTokens;
   ReleaseUnseen(m);
   const int64_t held = std::ranges::count_if(m.pages, [](int32_t page) { return page != kNoPage; });
   const auto length = std::ssize(tokens);
   const int64_t needed =
-      std::min(BlocksFor(length) - std::ssize(m.pages), use_.MostPages(length) - held);
+      std::min(PagesFor(length) - std::ssize(m.pages), use_.MostPages(length) - held);
   if (needed + spare > pages_.available()) {
     Release(m);
     return false;
@@ -63,33 +63,33 @@ bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const
 bool MemoryPool::Reserve(SequenceMemory& m, int length) {
   if (SharesNextPage(m)) {
     if (pages_.available() == 0) return false;
-    int32_t& page = m.pages[static_cast<size_t>(m.computed / kKvBlockTokens)];
+    int32_t& page = m.pages[static_cast<size_t>(m.computed / kPageTokens)];
     const int32_t own = TakePage();
-    cache_.CopyBlock(page, own);
+    cache_.CopyPage(page, own);
     routes_.Copy(page, own);
     pages_.Release(std::exchange(page, own));
   }
-  Extend(m, BlocksFor(length));
-  return std::ssize(m.pages) >= BlocksFor(length);
+  Extend(m, PagesFor(length));
+  return std::ssize(m.pages) >= PagesFor(length);
 }
 
 int MemoryPool::ReserveUnshared(SequenceMemory& m, int length) {
   if (SharesNextPage(m)) return m.computed;
-  Extend(m, BlocksFor(length));
-  return static_cast<int>(std::min<int64_t>(std::ssize(m.pages) * kKvBlockTokens, length));
+  Extend(m, PagesFor(length));
+  return static_cast<int>(std::min<int64_t>(std::ssize(m.pages) * kPageTokens, length));
 }
 
 void MemoryPool::Advance(SequenceMemory& m, int count, std::span<const TokenId> tokens,
                          const std::string& key) {
   m.computed += count;
-  while ((m.published + 1) * kKvBlockTokens <= m.computed) {
+  while ((m.published + 1) * kPageTokens <= m.computed) {
     const auto i = static_cast<size_t>(m.published++);
     pages_.Publish(m.pages[i], i == 0 ? -1 : m.pages[i - 1], key,
-                   tokens.subspan(i * kKvBlockTokens, kKvBlockTokens));
+                   tokens.subspan(i * kPageTokens, kPageTokens));
   }
   // A prompt that has not all of its pages yet goes on with those that it releases.
   const int64_t released = ReleaseUnseen(m);
-  Extend(m, std::min(BlocksFor(std::ssize(tokens)), std::ssize(m.pages) + released));
+  Extend(m, std::min(PagesFor(std::ssize(tokens)), std::ssize(m.pages) + released));
 }
 
 int64_t MemoryPool::ReleaseUnseen(SequenceMemory& m) {

@@ -6,13 +6,13 @@
 
 namespace moeserve {
 
-PagedPool::PagedPool(int64_t blocks, bool prefix_cache)
-    : prefix_cache_(prefix_cache), blocks_(static_cast<size_t>(blocks)) {
-  for (int64_t b = blocks - 1; b >= 0; --b) free_.push_back(static_cast<int32_t>(b));
+PagedPool::PagedPool(int64_t pages, bool prefix_cache)
+    : prefix_cache_(prefix_cache), pages_(static_cast<size_t>(pages)) {
+  for (int64_t b = pages - 1; b >= 0; --b) free_.push_back(static_cast<int32_t>(b));
 }
 
 int32_t PagedPool::Take() {
-  MOESERVE_CHECK(available() > 0, "blocks of the KV cache");
+  MOESERVE_CHECK(available() > 0, "pages of the KV cache");
   int32_t taken;
   if (!free_.empty()) {
     taken = free_.back();
@@ -20,30 +20,30 @@ int32_t PagedPool::Take() {
   } else {
     taken = unheld_.front();
     unheld_.pop_front();
-    index_.erase(blocks_[taken].key);
+    index_.erase(pages_[taken].key);
   }
-  Block& block = blocks_[taken];
-  block.references = 1;
-  block.content = 0;
-  block.findable = false;
-  block.key = {};
+  Page& page = pages_[taken];
+  page.references = 1;
+  page.content = 0;
+  page.findable = false;
+  page.key = {};
   return taken;
 }
 
-void PagedPool::Share(int32_t block) {
-  MOESERVE_CHECK(blocks_[block].references > 0, "a shared cache block is held");
-  ++blocks_[block].references;
+void PagedPool::Share(int32_t page) {
+  MOESERVE_CHECK(pages_[page].references > 0, "a shared page is held");
+  ++pages_[page].references;
 }
 
-void PagedPool::Release(int32_t block) {
-  Block& b = blocks_[block];
-  MOESERVE_CHECK(b.references > 0, "a cache block was given back twice");
+void PagedPool::Release(int32_t page) {
+  Page& b = pages_[page];
+  MOESERVE_CHECK(b.references > 0, "a page was given back twice");
   if (--b.references > 0) return;
   if (b.findable) {
-    b.place = unheld_.insert(unheld_.end(), block);
+    b.place = unheld_.insert(unheld_.end(), page);
   } else {
     b.content = 0;
-    free_.push_back(block);
+    free_.push_back(page);
   }
 }
 
@@ -57,29 +57,29 @@ std::vector<int32_t> PagedPool::TakePrefix(std::span<const TokenId> tokens, cons
   std::vector<int32_t> found;
   uint64_t parent = 0;
   while (prefix_cache_ && static_cast<int64_t>(found.size()) < limit) {
-    const size_t begin = found.size() * kKvBlockTokens;
-    if (begin + kKvBlockTokens > tokens.size()) break;
-    const auto it = index_.find(MakeKey(parent, salt, tokens.subspan(begin, kKvBlockTokens)));
+    const size_t begin = found.size() * kPageTokens;
+    if (begin + kPageTokens > tokens.size()) break;
+    const auto it = index_.find(MakeKey(parent, salt, tokens.subspan(begin, kPageTokens)));
     if (it == index_.end()) break;
-    Block& block = blocks_[it->second];
-    if (block.references++ == 0) unheld_.erase(block.place);
-    parent = block.content;
+    Page& page = pages_[it->second];
+    if (page.references++ == 0) unheld_.erase(page.place);
+    parent = page.content;
     found.push_back(it->second);
   }
   return found;
 }
 
-void PagedPool::Publish(int32_t block, int32_t parent, const std::string& salt,
+void PagedPool::Publish(int32_t page, int32_t parent, const std::string& salt,
                         std::span<const TokenId> tokens) {
-  MOESERVE_CHECK(tokens.size() == kKvBlockTokens, "a published block is full");
-  Block& b = blocks_[block];
+  MOESERVE_CHECK(tokens.size() == kPageTokens, "a published page is full");
+  Page& b = pages_[page];
   if (!prefix_cache_ || b.content != 0) return;
-  const uint64_t before = parent < 0 ? 0 : blocks_[parent].content;
-  MOESERVE_CHECK(parent < 0 || before != 0, "blocks are published in order");
+  const uint64_t before = parent < 0 ? 0 : pages_[parent].content;
+  MOESERVE_CHECK(parent < 0 || before != 0, "pages are published in order");
   Key key = MakeKey(before, salt, tokens);
-  const auto [it, fresh] = index_.try_emplace(key, block);
+  const auto [it, fresh] = index_.try_emplace(key, page);
   if (!fresh) {
-    b.content = blocks_[it->second].content;
+    b.content = pages_[it->second].content;
     return;
   }
   b.content = ++last_content_;

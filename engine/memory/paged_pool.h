@@ -1,4 +1,4 @@
-// Manages KV cache blocks: reference counts, and the prefix cache over full blocks.
+// Manages pages of the KV cache: reference counts, and the prefix cache over full pages.
 #pragma once
 
 #include <cstdint>
@@ -13,55 +13,53 @@
 
 namespace moeserve {
 
-constexpr int64_t BlocksFor(int64_t tokens) {
-  return (tokens + kKvBlockTokens - 1) / kKvBlockTokens;
-}
+constexpr int64_t PagesFor(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-// The blocks of the KV cache. A block is held by one sequence or shared by several sequences (a
-// common prefix, or samples of one prompt before they diverge). A shared block is never written. A
-// full block can be published. A published block can be found by its content, even after its last
-// holder has released it, until its memory is needed; the least recently used block is evicted
+// The pages of the KV cache. A page is held by one sequence or shared by several sequences (a
+// common prefix, or samples of one prompt before they diverge). A shared page is never written. A
+// full page can be published. A published page can be found by its content, even after its last
+// holder has released it, until its memory is needed; the least recently used page is evicted
 // first.
 //
-// The key of a block is the block's own 16 tokens and all content before them. Keys are compared,
+// The key of a page is the page's own 16 tokens and all content before them. Keys are compared,
 // not only hashed, so a hit is never wrong. Engine thread only.
 class PagedPool {
  public:
   // If `prefix_cache` is false, TakePrefix() finds nothing.
-  PagedPool(int64_t blocks, bool prefix_cache);
+  PagedPool(int64_t pages, bool prefix_cache);
 
-  int64_t total() const { return static_cast<int64_t>(blocks_.size()); }
-  // Returns the number of blocks without a holder, with or without findable content.
+  int64_t total() const { return static_cast<int64_t>(pages_.size()); }
+  // Returns the number of pages without a holder, with or without findable content.
   int64_t available() const { return static_cast<int64_t>(free_.size() + unheld_.size()); }
   int64_t used() const { return total() - available(); }
-  // Returns the number of blocks without a holder whose content can be found.
+  // Returns the number of pages without a holder whose content can be found.
   int64_t evictable() const { return static_cast<int64_t>(unheld_.size()); }
-  int references(int32_t block) const { return blocks_[block].references; }
+  int references(int32_t page) const { return pages_[page].references; }
 
-  // Returns a block that the caller alone holds, with undefined contents. Requires available() > 0.
+  // Returns a page that the caller alone holds, with undefined contents. Requires available() > 0.
   int32_t Take();
   // Adds a holder.
-  void Share(int32_t block);
-  // Removes a holder. A sequence releases its blocks from the last to the first, so that the ends
+  void Share(int32_t page);
+  // Removes a holder. A sequence releases its pages from the last to the first, so that the ends
   // of texts are evicted before their beginnings.
-  void Release(int32_t block);
+  void Release(int32_t page);
 
-  // Returns the longest run of published blocks that hold the beginning of `tokens`, at most
-  // `limit` blocks, and makes the caller a holder of each. Texts with different salts never share
-  // blocks.
+  // Returns the longest run of published pages that hold the beginning of `tokens`, at most
+  // `limit` pages, and makes the caller a holder of each. Texts with different salts never share
+  // pages.
   std::vector<int32_t> TakePrefix(std::span<const TokenId> tokens, const std::string& salt,
                                   int64_t limit);
 
-  // Publishes a full block. The block holds `tokens` [16], which follow the content of `parent` (a
-  // published block, or -1 at the start of a text). If a block with equal content can be found
+  // Publishes a full page. The page holds `tokens` [16], which follow the content of `parent` (a
+  // published page, or -1 at the start of a text). If a page with equal content can be found
   // already, it remains the findable one.
-  void Publish(int32_t block, int32_t parent, const std::string& salt,
+  void Publish(int32_t page, int32_t parent, const std::string& salt,
                std::span<const TokenId> tokens);
 
  private:
   struct Key {
-    uint64_t parent = 0;  // content id of the preceding block; 0 at the start of a text
-    std::string salt;     // set only in the first block of a text
+    uint64_t parent = 0;  // content id of the preceding page; 0 at the start of a text
+    std::string salt;     // set only in the first page of a text
     std::vector<TokenId> tokens;
 
     friend bool operator==(const Key&, const Key&) = default;
@@ -70,10 +68,10 @@ class PagedPool {
       return H::combine(std::move(state), key.parent, key.salt, key.tokens);
     }
   };
-  struct Block {
+  struct Page {
     int references = 0;
-    uint64_t content = 0;                // id of the text up to the block's end; 0 if not published
-    bool findable = false;               // whether `index_` refers to this block
+    uint64_t content = 0;                // id of the text up to the page's end; 0 if not published
+    bool findable = false;               // whether `index_` refers to this page
     Key key;                             // valid if findable
     std::list<int32_t>::iterator place;  // position in unheld_, valid if findable and not held
   };
@@ -81,9 +79,9 @@ class PagedPool {
   static Key MakeKey(uint64_t parent, const std::string& salt, std::span<const TokenId> tokens);
 
   const bool prefix_cache_;
-  std::vector<Block> blocks_;
+  std::vector<Page> pages_;
   std::vector<int32_t> free_;
-  std::list<int32_t> unheld_;  // findable blocks without a holder, least recently used first
+  std::list<int32_t> unheld_;  // findable pages without a holder, least recently used first
   absl::flat_hash_map<Key, int32_t> index_;
   uint64_t last_content_ = 0;
 };

@@ -211,7 +211,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
   const StepRows rows = backend.BeginStep({.token_ids = batch.tokens,
                                            .position = batch.positions,
                                            .sequence = batch.sequence,
-                                           .block_tables = batch.block_tables,
+                                           .page_tables = batch.page_tables,
                                            .long_sequence = batch.long_sequence,
                                            .cache = &cache,
                                            .output_rows = batch.logit_rows,

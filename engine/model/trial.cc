@@ -10,7 +10,7 @@
 namespace moeserve {
 namespace {
 
-constexpr int kTokens = std::min(8, kKvBlockTokens);
+constexpr int kTokens = std::min(8, kPageTokens);
 
 }  // namespace
 
@@ -24,7 +24,7 @@ absl::Status TryModel(Model& model, KvCacheStorage& cache) {
     batch.sequence.push_back(0);
     batch.phase.push_back(Phase::kPrefill);
   }
-  batch.block_tables = {blocks};
+  batch.page_tables = {blocks};
   batch.logit_rows = {kTokens - 1};
   std::vector<float> logits(static_cast<size_t>(vocab));
   const StepReport report = model.Forward(batch, cache, StepOptions{}, logits);

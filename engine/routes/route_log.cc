@@ -4,9 +4,9 @@
 
 namespace moeserve {
 
-void RouteLog::Clear(int32_t block) {
-  totals_[block] = {};
-  if (keeps_routes()) routes_[block].clear();
+void RouteLog::Clear(int32_t page) {
+  totals_[page] = {};
+  if (keeps_routes()) routes_[page].clear();
 }
 
 void RouteLog::Copy(int32_t from, int32_t to) {
@@ -14,26 +14,26 @@ void RouteLog::Copy(int32_t from, int32_t to) {
   if (keeps_routes()) routes_[to] = routes_[from];
 }
 
-TokenRoutes RouteLog::Total(std::span<const int32_t> blocks) const {
+TokenRoutes RouteLog::Total(std::span<const int32_t> pages) const {
   TokenRoutes totals;
-  for (int32_t block : blocks) {
-    if (block < 0) continue;
-    totals.routes += totals_[block].routes;
-    totals.parameters += totals_[block].parameters;
+  for (int32_t page : pages) {
+    if (page < 0) continue;
+    totals.routes += totals_[page].routes;
+    totals.parameters += totals_[page].parameters;
   }
   return totals;
 }
 
-void RouteLog::Count(std::span<const int32_t> blocks, std::span<uint64_t> counts) const {
-  for (int32_t block : blocks) {
-    for (const Route& route : routes_[block]) {
+void RouteLog::Count(std::span<const int32_t> pages, std::span<uint64_t> counts) const {
+  for (int32_t page : pages) {
+    for (const Route& route : routes_[page]) {
       const int row = static_cast<int>(route.row) % layout_.rows_per_token;
       ++counts[layout_.blocks[layout_.block_of_row[row]].first_expert + route.expert];
     }
   }
 }
 
-RoutingRecord RouteLog::Record(std::span<const int32_t> blocks, int begin, int end) const {
+RoutingRecord RouteLog::Record(std::span<const int32_t> pages, int begin, int end) const {
   RoutingRecord record;
   record.first_position = begin;
   record.tokens = end - begin;
@@ -42,9 +42,9 @@ RoutingRecord RouteLog::Record(std::span<const int32_t> blocks, int begin, int e
   // Calls f(row, route) for every route of these tokens. Two calls of `each` do a counting sort by
   // row, which keeps the order of a row's experts.
   const auto each = [&](const auto& f) {
-    for (int i = begin / kKvBlockTokens; i * kKvBlockTokens < end; ++i) {
-      const int64_t shift = (int64_t{i} * kKvBlockTokens - begin) * per_token;
-      for (const Route& route : routes_[blocks[i]]) {
+    for (int i = begin / kPageTokens; i * kPageTokens < end; ++i) {
+      const int64_t shift = (int64_t{i} * kPageTokens - begin) * per_token;
+      for (const Route& route : routes_[pages[i]]) {
         const int64_t row = shift + route.row;
         if (row >= 0 && row < record.tokens * per_token) f(static_cast<size_t>(row), route);
       }

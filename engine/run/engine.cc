@@ -40,7 +40,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
                                                    tokenizer_.get(), eos_,
                                                    LongSequencesFrom(model_->spec())));
     if (options_.draft.max_tokens > 0) sequences.back()->sampling.KeepSteps();
-    if (page_use_.MostPages(sequences.back()->cache_tokens()) > cache_->num_blocks()) {
+    if (page_use_.MostPages(sequences.back()->cache_tokens()) > cache_->num_pages()) {
       return absl::InvalidArgumentError(
           "the request can never fit: its prompt and max_tokens need more KV cache than there is");
     }
@@ -353,18 +353,18 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   MOESERVE_RETURN_IF_ERROR(CheckRoutes(model->spec(), o.max_step_tokens));
   const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
-  int64_t block_bytes = model->backend().KvBlockBytes(shapes, type);
+  int64_t page_bytes = model->backend().PageBytes(shapes, type);
   std::vector<KvLayerShape> draft_shapes;
   KvCacheType draft_type = type;
   if (draft_model != nullptr) {
     MOESERVE_RETURN_IF_ERROR(DraftModel::Check(*draft_model, model->spec(), o.max_model_len));
     draft_shapes = CacheShapes(draft_model->spec());
     draft_type = KvCacheTypeOf(draft_model->options().compute);
-    block_bytes += draft_model->backend().KvBlockBytes(draft_shapes, draft_type);
+    page_bytes += draft_model->backend().PageBytes(draft_shapes, draft_type);
   }
   MOESERVE_ASSIGN_OR_RETURN(
       const int64_t blocks,
-      CacheBlocks(o, PageUseOf(o, model->spec(), draft_model != nullptr), block_bytes));
+      CachePages(o, PageUseOf(o, model->spec(), draft_model != nullptr), page_bytes));
   // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
   // rows.
   const std::optional<RoutingControl> widest =
@@ -372,7 +372,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,
                                           widest.has_value() ? &*widest : nullptr, contents));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
-                            model->backend().NewKvCache(shapes, type, blocks));
+                            model->backend().NewKvCache(shapes, type, pages));
   if (o.try_model) MOESERVE_RETURN_IF_ERROR(TryModel(*model, *cache));
   std::unique_ptr<RouteCounters> counters;
   if (o.expert_stats) {
@@ -382,11 +382,11 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   std::unique_ptr<KvCacheStorage> draft_cache;
   if (draft_model != nullptr) {
     MOESERVE_ASSIGN_OR_RETURN(draft_cache,
-                              draft_model->backend().NewKvCache(draft_shapes, draft_type, blocks));
+                              draft_model->backend().NewKvCache(draft_shapes, draft_type, pages));
   }
   auto impl = std::make_unique<Impl>(
       o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),
-      blocks * block_bytes, std::move(counters), std::move(draft_model), std::move(draft_cache));
+      pages * page_bytes, std::move(counters), std::move(draft_model), std::move(draft_cache));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

@@ -57,14 +57,14 @@ class Engine::Impl {
         cache_(std::move(cache)),
         recorder_(model_->spec(), RecorderSettings(options_), &routes_, std::move(counters)),
         always_active_(recorder_.Snapshot().always_active_parameters),
-        routes_(recorder_.layout(), cache_->num_blocks(), options_.routing_records),
+        routes_(recorder_.layout(), cache_->num_pages(), options_.routing_records),
         memory_(*cache_, routes_, options_.prefix_cache, page_use_),
         scheduler_(memory_, options_.max_num_seqs),
         textless_(tokenizer_.get(), eos_, model_->spec().vocab_size),
         token_step_(eos_, textless_, model_->spec().vocab_size, options_.max_model_len),
         draft_depth_(ReadShare(recorder_.Snapshot(), HeadParameters(model_->spec()))) {
-    stats_.kv_blocks_total = cache_->num_blocks();
-    stats_.kv_block_tokens = kKvBlockTokens;
+    stats_.kv_blocks_total = cache_->num_pages();
+    stats_.kv_block_tokens = kPageTokens;
     stats_.kv_cache_bytes = cache_bytes;
     stats_.weight_bytes = model_->weight_bytes();
     stats_.prefix_cache = options_.prefix_cache;
@@ -147,7 +147,7 @@ class Engine::Impl {
   void Deliver(Sequence& sequence, Drawn drawn, int first);
   // Adds the routes of the tokens before `end` to the piece.
   void DeliverRoutes(Sequence& sequence, int end, OutputDelta& delta);
-  // Finish() ends a request with its last piece, Fail() with an error. The request's cache blocks
+  // Finish() ends a request with its last piece, Fail() with an error. The request's pages
   // and its id are free before the sink is called.
   void Finish(Sequence* sequence, OutputDelta delta);
   void Fail(Sequence* sequence, const absl::Status& status);

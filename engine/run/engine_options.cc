@@ -65,25 +65,25 @@ PageUse PageUseOf(const EngineOptions& options, const ModelSpec& spec, bool draf
   return use;
 }
 
-Result<int64_t> CacheBlocks(const EngineOptions& options, const PageUse& use, int64_t page_bytes) {
+Result<int64_t> CachePages(const EngineOptions& options, const PageUse& use, int64_t page_bytes) {
   const int64_t longest = use.MostPages(options.max_model_len);
-  int64_t blocks = options.kv_cache_bytes / page_bytes;
+  int64_t pages = options.kv_cache_bytes / page_bytes;
   if (options.kv_cache_bytes == 0) {
-    blocks = std::max(options.max_num_seqs * use.MostPages(std::min(options.max_model_len, 2048)),
-                      longest);
+    pages = std::max(options.max_num_seqs * use.MostPages(std::min(options.max_model_len, 2048)),
+                     longest);
   }
-  if (blocks < longest) {
+  if (pages < longest) {
     return absl::ResourceExhaustedError("kv-cache-memory: one sequence of max-model-len " +
                                         std::to_string(options.max_model_len) + " tokens needs " +
                                         std::to_string(longest * page_bytes) + " bytes, found " +
                                         std::to_string(options.kv_cache_bytes));
   }
-  if (options.max_kv_cache_bytes > 0 && blocks > options.max_kv_cache_bytes / page_bytes) {
-    return absl::ResourceExhaustedError(
-        "the KV cache needs " + std::to_string(blocks * page_bytes) + " bytes, expected at most " +
-        std::to_string(options.max_kv_cache_bytes));
+  if (options.max_kv_cache_bytes > 0 && pages > options.max_kv_cache_bytes / page_bytes) {
+    return absl::ResourceExhaustedError("the KV cache needs " + std::to_string(pages * page_bytes) +
+                                        " bytes, expected at most " +
+                                        std::to_string(options.max_kv_cache_bytes));
   }
-  return blocks;
+  return pages;
 }
 
 RecorderOptions RecorderSettings(const EngineOptions& options) {

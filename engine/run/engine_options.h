@@ -24,7 +24,7 @@ PageUse PageUseOf(const EngineOptions& options, const ModelSpec& spec, bool draf
 
 // Returns the number of pages of the KV cache; a page takes `page_bytes` over all layers.
 // ResourceExhausted if the memory does not hold one sequence of max_model_len tokens.
-Result<int64_t> CacheBlocks(const EngineOptions& options, const PageUse& use, int64_t page_bytes);
+Result<int64_t> CachePages(const EngineOptions& options, const PageUse& use, int64_t page_bytes);
 
 // Returns `options.recorder`, adjusted to the other options: any_selection is set if requests may
 // override routing; token_counts_bytes and hidden_samples are 0 if expert_stats is false.

@@ -11,8 +11,8 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
   on_host.row = -1;
   for (const ScheduledRows& r : rows) {
     const Sequence& s = *r.sequence;
-    const int index = static_cast<int>(batch.block_tables.size());
-    batch.block_tables.emplace_back(s.memory.pages);
+    const int index = static_cast<int>(batch.page_tables.size());
+    batch.page_tables.emplace_back(s.memory.pages);
     controlled = controlled || s.request.routing_control != nullptr;
     batch.controls.push_back(s.request.routing_control.get());
     any_long = any_long || s.is_long;

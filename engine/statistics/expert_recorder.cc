@@ -255,7 +255,7 @@ void ExpertRecorder::EndStep(const Batch& batch, const StepReport& report) {
   if (log_ != nullptr) {
     for (size_t t = 0; t < report.routes.size(); ++t) {
       if (batch.phase[t] == Phase::kRejected) continue;  // the token is not part of its sequence
-      log_->AddTotals(batch.CacheBlockOf(t), report.routes[t]);
+      log_->AddTotals(batch.PageOf(t), report.routes[t]);
     }
   }
   if (steps_ % kStepsPerClock == 0 &&
@@ -279,10 +279,10 @@ void ExpertRecorder::LogRoutes(const Batch& batch, const BlockReport& report) {
     const auto t = static_cast<size_t>(r / block.sub_tokens);
     if (batch.phase[t] == Phase::kRejected) continue;  // the token is not part of its sequence
     const int row = block.first_row + r % block.sub_tokens;
-    const int32_t cache_block = batch.CacheBlockOf(t);
+    const int32_t page = batch.PageOf(t);
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
       const int32_t a = plan.assignments_of_row[i];
-      log_->Add(cache_block, batch.positions[t] % kKvBlockTokens, row, plan.expert_of_assignment[a],
+      log_->Add(page, batch.positions[t] % kPageTokens, row, plan.expert_of_assignment[a],
                 plan.weight_of_assignment[a]);
     }
   }

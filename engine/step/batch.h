@@ -17,12 +17,12 @@ namespace moeserve {
 struct Batch {
   std::vector<int32_t> tokens;     // [T]
   std::vector<int32_t> positions;  // [T] position in the sequence; its first token is at 0
-  std::vector<int32_t> sequence;   // [T] index into block_tables
+  std::vector<int32_t> sequence;   // [T] index into page_tables
   std::vector<Phase> phase;        // [T] used for statistics
   // [T] 1 for the tokens of long sequences (LongSequencesFrom()); empty: no sequence is long.
   std::vector<uint8_t> long_sequence;
-  std::vector<std::span<const int32_t>> block_tables;  // [S] ids of each sequence's cache blocks
-  std::vector<int32_t> logit_rows;                     // rows whose logits are needed, ascending
+  std::vector<std::span<const int32_t>> page_tables;  // [S] ids of each sequence's pages
+  std::vector<int32_t> logit_rows;                    // rows whose logits are needed, ascending
   // [logit_rows] what the device samples from each of these rows; if SampleRow::row < 0, the row's
   // logits are copied to the host instead. Empty: all logits are copied to the host.
   std::vector<SampleRow> samples;
@@ -33,10 +33,10 @@ struct Batch {
   std::vector<const GivenRoutes*> given;
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }
-  // Returns the id of the cache block that holds token `t`.
-  int32_t CacheBlockOf(size_t t) const {
-    return block_tables[static_cast<size_t>(sequence[t])]
-                       [static_cast<size_t>(positions[t] / kKvBlockTokens)];
+  // Returns the id of the page that holds token `t`.
+  int32_t PageOf(size_t t) const {
+    return page_tables[static_cast<size_t>(sequence[t])]
+                      [static_cast<size_t>(positions[t] / kPageTokens)];
   }
 };
 

@@ -10,8 +10,8 @@
 
 namespace moeserve {
 
-// Tokens (positions) per cache block; also the number of SIMD lanes that the CPU attention uses.
-inline constexpr int kKvBlockTokens = 16;
+// Tokens (positions) per page; also the number of SIMD lanes that the CPU attention uses.
+inline constexpr int kPageTokens = 16;
 // A row of attention reads no position in front of the last multiple of this number that is not
 // behind the first position it sees.
 inline constexpr int kAttentionAlignment = 256;

@@ -40,36 +40,36 @@ float Quantize(const float* x, int n, int8_t* out) {
 template <typename Element>
 void Scatter(const Element* from, int head_dim, int64_t slot, char* head) {
   Element* to = reinterpret_cast<Element*>(head) + slot;
-  for (int d = 0; d < head_dim; ++d) to[int64_t{d} * kKvBlockTokens] = from[d];
+  for (int d = 0; d < head_dim; ++d) to[int64_t{d} * kPageTokens] = from[d];
 }
 
 }  // namespace
 
 void CpuBackend::AppendKv(const AppendKvArgs& args) {
   const int dim = args.cache->shape(args.layer).head_dim;
-  // Rows of a prompt are divided between cache blocks, because a whole block is stored at once.
+  // Rows of a prompt are divided between pages, because a whole block is stored at once.
   // Otherwise each element of a key goes to a cache line of its own, which takes as long as eight
   // other operations.
   const int64_t rows = args.keys.rows;
-  const int64_t unit = rows > 4 * kKvBlockTokens ? kKvBlockTokens : 1;
+  const int64_t unit = rows > 4 * kPageTokens ? kPageTokens : 1;
   const int64_t work = args.keys.cols * (unit > 1 ? 2 : 9);
-  ForRows((rows + unit - 1) / unit, work * unit,
-          [&](int64_t begin_unit, int64_t end_unit, int worker) {
-            const int64_t begin = begin_unit * unit;
-            const int64_t end = std::min(end_unit * unit, rows);
-            float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
-            const auto block_of = [&](int64_t t) {
-              return step_.block_tables[step_.sequence[t]]
-                                       [static_cast<size_t>(step_.position[t]) / kKvBlockTokens];
-            };
-            for (int64_t first = begin; first < end;) {
-              const int64_t block = block_of(first);
-              int64_t last = first + 1;
-              while (last < end && block_of(last) == block) ++last;
-              AppendBlock(args, block, first, last, rounded);
-              first = last;
-            }
-          });
+  ForRows(
+      (rows + unit - 1) / unit, work * unit, [&](int64_t begin_unit, int64_t end_unit, int worker) {
+        const int64_t begin = begin_unit * unit;
+        const int64_t end = std::min(end_unit * unit, rows);
+        float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
+        const auto block_of = [&](int64_t t) {
+          return step_
+              .page_tables[step_.sequence[t]][static_cast<size_t>(step_.position[t]) / kPageTokens];
+        };
+        for (int64_t first = begin; first < end;) {
+          const int64_t block = block_of(first);
+          int64_t last = first + 1;
+          while (last < end && block_of(last) == block) ++last;
+          AppendBlock(args, block, first, last, rounded);
+          first = last;
+        }
+      });
 }
 
 void CpuBackend::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
@@ -79,20 +79,20 @@ void CpuBackend::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t fi
   const CpuKvCache::Geometry g = cache.geometry(args.layer);
   const int dim = shape.head_dim;
   const int64_t value_row = PaddedHeadDim(dim) * ElementBytes(cache.type());
-  const auto slot_of = [&](int64_t t) { return step_.position[t] % kKvBlockTokens; };
+  const auto slot_of = [&](int64_t t) { return step_.position[t] % kPageTokens; };
   const auto head_of = [&](const RowsView& rows, int64_t t, int64_t h) {
     return reinterpret_cast<const float*>(rows.row(t)) + h * dim;
   };
-  const bool whole = last - first == kKvBlockTokens && slot_of(first) == 0 &&
-                     slot_of(last - 1) == kKvBlockTokens - 1;
+  const bool whole =
+      last - first == kPageTokens && slot_of(first) == 0 && slot_of(last - 1) == kPageTokens - 1;
   // Loops over heads outside and tokens inside, because the keys that a block's tokens have for one
   // head are interleaved and so share cache lines.
   for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
     char* const key = cache.keys(args.layer) + block * g.key_block + h * g.key_head;
     const bool at_once = whole && cache.type() == KvCacheType::kBF16;
     if (at_once) {
-      const float* rows[kKvBlockTokens];
-      for (int64_t i = 0; i < kKvBlockTokens; ++i) rows[i] = head_of(args.keys, first + i, h);
+      const float* rows[kPageTokens];
+      for (int64_t i = 0; i < kPageTokens; ++i) rows[i] = head_of(args.keys, first + i, h);
       table_->interleave_bf16(rows, dim, reinterpret_cast<Bf16*>(key));
     }
     for (int64_t t = first; t < last; ++t) {

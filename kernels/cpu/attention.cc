@@ -126,7 +126,7 @@ class CpuBackend::AttentionCall {
     int32_t end[kMaxAttentionRows];
     float sink[kMaxAttentionRows];         // only with sinks
     const float* bias[kMaxAttentionRows];  // only with biases
-    const int32_t* block_table;
+    const int32_t* page_table;
     int kv_head;
     int count;
   };
@@ -135,7 +135,7 @@ class CpuBackend::AttentionCall {
     Tile tile;
     tile.kv_head = task.kv_head;
     tile.count = task.count;
-    tile.block_table = step_.block_tables[step_.sequence[rows_[task.first_row].token]].data();
+    tile.page_table = step_.page_tables[step_.sequence[rows_[task.first_row].token]].data();
     const int64_t size = static_cast<int64_t>(SizeOf(args_.output.dtype));
     for (int i = 0; i < task.count; ++i) {
       const int item = task.item + i;
@@ -192,9 +192,9 @@ class CpuBackend::AttentionCall {
          .keys = cache_.keys(args_.layer) + tile.kv_head * geometry_.key_head,
          .values = cache_.values(args_.layer) + tile.kv_head * geometry_.value_head,
          .latent_values = shape_.latent_dim > 0 ? latent_values : nullptr,
-         .block_table = tile.block_table,
-         .key_block_bytes = geometry_.key_block,
-         .value_block_bytes = shape_.latent_dim > 0 ? LatentBlockBytes() : geometry_.value_block,
+         .page_table = tile.page_table,
+         .key_page_bytes = geometry_.key_block,
+         .value_page_bytes = shape_.latent_dim > 0 ? LatentPageBytes() : geometry_.value_block,
          .key_head_bytes = tile.kv_head + 1 < shape_.num_kv_heads ? geometry_.key_head : 0,
          .value_head_bytes = tile.kv_head + 1 < shape_.num_kv_heads ? geometry_.value_head : 0,
          .head_dim = shape_.head_dim,
@@ -308,14 +308,14 @@ class CpuBackend::AttentionCall {
     return step_.sequence[before] == step_.sequence[token] &&
            step_.position[before] <= step_.position[token];
   }
-  // Returns the bytes of the values of one cache block, and of one block of positions, that
+  // Returns the bytes of the values of one page, and of one block of positions, that
   // attention over latent vectors copies from the keys.
-  int64_t LatentBlockBytes() const {
+  int64_t LatentPageBytes() const {
     const int64_t scales = cache_.type() == KvCacheType::kInt8 ? kKvScaleBytes : 0;
-    return scales + int64_t{padded_} * kKvBlockTokens * ElementBytes(cache_.type());
+    return scales + int64_t{padded_} * kPageTokens * ElementBytes(cache_.type());
   }
   int64_t LatentBytes() const {
-    return shape_.latent_dim > 0 ? LatentBlockBytes() * (kAttentionBlock / kKvBlockTokens) : 0;
+    return shape_.latent_dim > 0 ? LatentPageBytes() * (kAttentionBlock / kPageTokens) : 0;
   }
   int64_t OperandBytes() const {
     return table_.matrix_rows > 0 && cache_.type() == KvCacheType::kBF16

@@ -82,11 +82,11 @@ Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Upload(std::span<const float> 
 
 Result<std::unique_ptr<KvCacheStorage>> CpuBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                KvCacheType type,
-                                                               int64_t num_blocks) {
-  return CpuKvCache::Allocate(std::move(layers), type, num_blocks);
+                                                               int64_t num_pages) {
+  return CpuKvCache::Allocate(std::move(layers), type, num_pages);
 }
 
-int64_t CpuBackend::KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const {
+int64_t CpuBackend::PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const {
   return CpuKvCache::BytesPerBlock(layers, type);
 }
 

@@ -43,8 +43,8 @@ class CpuBackend : public Backend {
                                             const RouterTensors& tensors) override;
   Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) override;
   Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
-                                                     KvCacheType type, int64_t num_blocks) override;
-  int64_t KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const override;
+                                                     KvCacheType type, int64_t num_pages) override;
+  int64_t PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const override;
 
   StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) override;
   void RunStep(const std::function<void()>& operations) override;

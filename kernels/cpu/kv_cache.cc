@@ -6,7 +6,7 @@
 namespace moeserve::cpu {
 CpuKvCache::Geometry CpuKvCache::GeometryOf(const KvLayerShape& shape, KvCacheType type) {
   const auto head = [&](int dimensions) {
-    const int64_t bytes = int64_t{dimensions} * kKvBlockTokens * ElementBytes(type);
+    const int64_t bytes = int64_t{dimensions} * kPageTokens * ElementBytes(type);
     return type == KvCacheType::kInt8 ? kKvScaleBytes + (bytes + 63) / 64 * 64 : bytes;
   };
   Geometry g;
@@ -27,21 +27,21 @@ int64_t CpuKvCache::BytesPerBlock(std::span<const KvLayerShape> layers, KvCacheT
 }
 
 Result<std::unique_ptr<CpuKvCache>> CpuKvCache::Allocate(std::vector<KvLayerShape> layers,
-                                                         KvCacheType type, int64_t num_blocks) {
-  std::unique_ptr<CpuKvCache> cache(new CpuKvCache(std::move(layers), type, num_blocks));
-  const int64_t bytes = BytesPerBlock(cache->shapes_, type) * num_blocks;
+                                                         KvCacheType type, int64_t num_pages) {
+  std::unique_ptr<CpuKvCache> cache(new CpuKvCache(std::move(layers), type, num_pages));
+  const int64_t bytes = BytesPerBlock(cache->shapes_, type) * num_pages;
   MOESERVE_ASSIGN_OR_RETURN(cache->memory_, HostBuffer::Allocate(static_cast<size_t>(bytes)));
   char* next = cache->memory_.data();
   for (const KvLayerShape& s : cache->shapes_) {
     const Geometry g = GeometryOf(s, cache->type());
-    Layer layer{next, next + g.key_block * num_blocks};
-    next = layer.values + g.value_block * num_blocks;
+    Layer layer{next, next + g.key_block * num_pages};
+    next = layer.values + g.value_block * num_pages;
     cache->layers_.push_back(layer);
   }
   return cache;
 }
 
-void CpuKvCache::CopyBlock(int32_t from, int32_t to) {
+void CpuKvCache::CopyPage(int32_t from, int32_t to) {
   for (int l = 0; l < static_cast<int>(shapes_.size()); ++l) {
     const Geometry g = geometry(l);
     std::memcpy(layers_[l].keys + to * g.key_block, layers_[l].keys + from * g.key_block,

@@ -11,7 +11,7 @@
 namespace moeserve::cpu {
 
 // Bytes of the scales of one (block, kv_head) in an int8 cache.
-inline constexpr int64_t kKvScaleBytes = kKvBlockTokens * int64_t{sizeof(float)};
+inline constexpr int64_t kKvScaleBytes = kPageTokens * int64_t{sizeof(float)};
 
 // The keys of one layer have the layout [block, kv_head, head_dim, 16]: the 16 positions of a block
 // are adjacent, so one vector holds the same key element of 16 positions. Values have the layout
@@ -23,7 +23,7 @@ class CpuKvCache : public KvCacheStorage {
  public:
   // A ResourceExhausted error states the size.
   static Result<std::unique_ptr<CpuKvCache>> Allocate(std::vector<KvLayerShape> layers,
-                                                      KvCacheType type, int64_t num_blocks);
+                                                      KvCacheType type, int64_t num_pages);
   static int64_t BytesPerBlock(std::span<const KvLayerShape> layers, KvCacheType type);
 
   // Bytes of the keys and of the values of one kv head within a block, and of a whole block.
@@ -40,7 +40,7 @@ class CpuKvCache : public KvCacheStorage {
   char* keys(int layer) const { return layers_[layer].keys; }
   char* values(int layer) const { return layers_[layer].values; }
 
-  void CopyBlock(int32_t from, int32_t to) override;
+  void CopyPage(int32_t from, int32_t to) override;
 
  private:
   struct Layer {

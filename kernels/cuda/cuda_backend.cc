@@ -54,7 +54,7 @@ class StreamKvCache : public KvCacheStorage {
       : KvCacheStorage(std::move(layers), type, blocks),
         cache_(std::move(cache)),
         stream_(stream) {}
-  void CopyBlock(int32_t from, int32_t to) override { cache_.CopyBlock(from, to, stream_); }
+  void CopyPage(int32_t from, int32_t to) override { cache_.CopyPage(from, to, stream_); }
   KvLayerView layer(int layer) const { return cache_.layer(layer); }
 
  private:
@@ -247,7 +247,7 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float>
 
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                 KvCacheType type,
-                                                                int64_t num_blocks) {
+                                                                int64_t num_pages) {
   if (type == KvCacheType::kInt8) {
     return absl::UnimplementedError(description_ +
                                     ": type of the KV cache: expected f32 or bf16, found int8");
@@ -281,18 +281,17 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
           std::to_string(kHeadDimEverywhere) + " can be used");
     }
   }
-  Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, ElementType(type), num_blocks);
+  Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, ElementType(type), num_pages);
   if (!cache.ok()) {
     return WithBudget(cache.status(),
-                      "a KV cache of " +
-                          std::to_string(KvBlockBytes(layers, type) * num_blocks >> 20) +
+                      "a KV cache of " + std::to_string(PageBytes(layers, type) * num_pages >> 20) +
                           " MiB (kv-cache-memory, max-num-seqs, max-model-len)");
   }
   return std::unique_ptr<KvCacheStorage>(std::make_unique<StreamKvCache>(
-      std::move(layers), type, num_blocks, std::move(cache).value(), stream_.get()));
+      std::move(layers), type, num_pages, std::move(cache).value(), stream_.get()));
 }
 
-int64_t CudaBackend::KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const {
+int64_t CudaBackend::PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const {
   return CudaKvCache::BytesPerBlock({layers.begin(), layers.end()}, ElementType(type));
 }
 
@@ -363,7 +362,7 @@ StepView CudaBackend::View() const {
   return {.tokens = static_cast<int>(shape_.rows.tokens),
           .position = step_.position,
           .sequence = step_.sequence,
-          .block_tables = step_.block_tables,
+          .page_tables = step_.page_tables,
           .table_stride = shape_.table_stride,
           .max_context = static_cast<int>(shape_.context),
           .long_sequence = step_.long_sequence};

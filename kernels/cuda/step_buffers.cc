@@ -89,7 +89,7 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
     samples[i].row = -1;
   }
   int32_t* table = tables;
-  for (const std::span<const int32_t> blocks : inputs.block_tables) {
+  for (const std::span<const int32_t> blocks : inputs.page_tables) {
     std::copy(blocks.begin(), blocks.end(), table);
     std::fill(table + blocks.size(), table + table_stride, 0);
     table += table_stride;
@@ -113,7 +113,7 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
           .output_rows = on_device(output_rows),
           .samples = reinterpret_cast<const SampleRow*>(
               on_device(reinterpret_cast<const int32_t*>(samples))),
-          .block_tables = on_device(tables)};
+          .page_tables = on_device(tables)};
 }
 
 void StepBuffers::UploadKind(const DeviceStep& step, std::span<const uint8_t> kind,

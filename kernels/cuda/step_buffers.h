@@ -21,7 +21,7 @@ struct DeviceStep {
   const int32_t* sequence = nullptr;       // [tokens] -1 for padding
   const int32_t* output_rows = nullptr;    // [outputs]
   const SampleRow* samples = nullptr;      // [outputs] nothing is drawn if SampleRow::row < 0
-  const int32_t* block_tables = nullptr;   // [sequences, table_stride]
+  const int32_t* page_tables = nullptr;    // [sequences, table_stride]
 };
 
 // Per step, one copy uploads all inputs from pinned memory and another downloads the per-token

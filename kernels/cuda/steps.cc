@@ -12,7 +12,7 @@ namespace {
 // is hidden.
 constexpr int64_t kMaxReplayedTokens = 256;
 constexpr int64_t kMinContext = 256;
-constexpr int64_t kMinTableStride = kMinContext / kKvBlockTokens;
+constexpr int64_t kMinTableStride = kMinContext / kPageTokens;
 // Recordings take device memory. When this limit is reached, all recordings are dropped.
 constexpr size_t kMaxRecordings = 128;
 
@@ -57,10 +57,10 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
   }
   int64_t context = kMinContext, longest = 1;
   for (const int32_t p : inputs.position) context = std::max<int64_t>(context, p + 1);
-  for (const auto& blocks : inputs.block_tables) {
+  for (const auto& blocks : inputs.page_tables) {
     longest = std::max(longest, static_cast<int64_t>(blocks.size()));
   }
-  const int64_t sequences = static_cast<int64_t>(inputs.block_tables.size());
+  const int64_t sequences = static_cast<int64_t>(inputs.page_tables.size());
   // Rounded up to a power of two, so there are few shapes. Only the sequences of this step count,
   // so a long sequence of an earlier step costs nothing.
   const int64_t table_stride = std::max(PowerOfTwo(longest), kMinTableStride);

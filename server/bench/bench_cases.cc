@@ -43,7 +43,7 @@ class Cases {
         measured_(measured),
         stop_(stop) {
     const int sequences = *std::max_element(settings.batches.begin(), settings.batches.end());
-    const int64_t blocks = BlocksFor(std::max(settings.prompt, settings.context + settings.tokens));
+    const int64_t blocks = PagesFor(std::max(settings.prompt, settings.context + settings.tokens));
     for (int s = 0; s < sequences; ++s) {
       tables_.emplace_back();
       for (int64_t b = 0; b < blocks; ++b) {
@@ -180,7 +180,7 @@ class Cases {
   void Step(int sequences, int begin, int count, RoutedWork* work) {
     Batch batch;
     for (int s = 0; s < sequences; ++s) {
-      batch.block_tables.emplace_back(tables_[s]);
+      batch.page_tables.emplace_back(tables_[s]);
       for (int i = 0; i < count; ++i) {
         random_ ^= random_ << 13;
         random_ ^= random_ >> 7;

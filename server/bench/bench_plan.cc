@@ -64,8 +64,8 @@ std::optional<int64_t> PlannedCacheBytes(const EngineOptions& options, const Mod
                                          const Backend& backend, KvCacheType type) {
   const auto resolved = Resolved(options, spec, backend.preferred_step_rows(), 0, 0);
   if (!resolved.ok()) return std::nullopt;
-  const int64_t block_bytes = backend.KvBlockBytes(CacheShapes(spec), type);
-  const auto blocks = CacheBlocks(*resolved, block_bytes);
+  const int64_t block_bytes = backend.PageBytes(CacheShapes(spec), type);
+  const auto blocks = CachePages(*resolved, block_bytes);
   if (!blocks.ok()) return std::nullopt;
   return *blocks * block_bytes;
 }

@@ -84,7 +84,7 @@ class Scene {
     std::vector<int> blocks(sequences);
     int total = 3, widest = 0;
     for (int i = 0; i < sequences; ++i) {
-      blocks[i] = (s_.lengths[i] + kKvBlockTokens - 1) / kKvBlockTokens;
+      blocks[i] = (s_.lengths[i] + kPageTokens - 1) / kPageTokens;
       total += blocks[i];
       widest = std::max(widest, blocks[i]);
     }
@@ -319,7 +319,7 @@ class Scene {
 
   void ExpectCacheHolds(int total) {
     const KvLayerView view = this->view();
-    std::vector<uint8_t> written(static_cast<size_t>(total) * kKvBlockTokens, 0);
+    std::vector<uint8_t> written(static_cast<size_t>(total) * kPageTokens, 0);
     const size_t element = SizeOf(s_.cache);
     for (const auto& [memory, expected] :
          {std::pair{view.keys, &keys_}, std::pair{view.values, &values_}}) {
@@ -328,10 +328,10 @@ class Scene {
       std::vector<uint8_t> image(bytes_, 0xff);
       for (size_t i = 0; i < s_.lengths.size(); ++i) {
         for (int p = 0; p < s_.lengths[i]; ++p) {
-          const int64_t block = tables_[i * stride_ + p / kKvBlockTokens];
+          const int64_t block = tables_[i * stride_ + p / kPageTokens];
           for (int h = 0; h < s_.kv_heads; ++h) {
             const int64_t at = block * view.block_stride + h * view.head_stride +
-                               p % kKvBlockTokens * view.padded_dim;
+                               p % kPageTokens * view.padded_dim;
             std::memset(&image[at * element], 0, view.padded_dim * element);
             for (int d = 0; d < s_.head_dim; ++d) {
               const float f =

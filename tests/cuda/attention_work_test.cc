@@ -87,7 +87,7 @@ TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
       }
     }
     auto expected = read();
-    cache->CopyBlock(3, 1, nullptr);
+    cache->CopyPage(3, 1, nullptr);
     for (auto& bytes : expected) {
       const size_t block = bytes.size() / 5;
       std::copy(bytes.begin() + 3 * block, bytes.begin() + 4 * block, bytes.begin() + block);

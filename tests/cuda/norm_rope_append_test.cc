@@ -63,7 +63,7 @@ class Comparison {
     step_ = {.tokens = kTokens,
              .position = position_.data(),
              .sequence = sequence_.data(),
-             .block_tables = tables_.data(),
+             .page_tables = tables_.data(),
              .table_stride = 3,
              .max_context = 0};
     rows_ = random_.Normals(kTokens * stride_, 2.0);
@@ -119,14 +119,14 @@ class Comparison {
     view.num_kv_heads = s_.kv_heads;
     view.head_dim = s_.head_dim;
     view.padded_dim = PaddedHeadDim(s_.head_dim);
-    view.head_stride = int64_t{kKvBlockTokens} * view.padded_dim;
+    view.head_stride = int64_t{kPageTokens} * view.padded_dim;
     view.block_stride = s_.kv_heads * view.head_stride;
     view.keys = memory.data();
     view.values = memory.data() + CacheBytes() / 2;
     return view;
   }
   size_t CacheBytes() const {
-    return 2 * SizeOf(dtype_) * kBlocks * s_.kv_heads * kKvBlockTokens *
+    return 2 * SizeOf(dtype_) * kBlocks * s_.kv_heads * kPageTokens *
            static_cast<size_t>(PaddedHeadDim(s_.head_dim));
   }
 

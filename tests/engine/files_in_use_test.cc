@@ -46,7 +46,7 @@ void RunOneToken(LoadedModel& loaded) {
   auto kv = *loaded.backend->NewKvCache(CacheShapes(spec), KvCacheTypeOf(DType::kF32), 1);
   const std::vector<int32_t> table = {0};
   Batch batch;
-  batch.block_tables = {table};
+  batch.page_tables = {table};
   batch.logit_rows = {0};
   batch.tokens = {spec.vocab_size - 1};
   batch.positions = {0};

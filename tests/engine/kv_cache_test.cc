@@ -13,9 +13,9 @@ namespace {
 
 std::vector<TokenId> Tokens(int kind, int blocks) {
   std::vector<TokenId> tokens;
-  for (int i = 0; i < blocks * kKvBlockTokens; ++i) {
+  for (int i = 0; i < blocks * kPageTokens; ++i) {
     // Sequences of kind k share their first k blocks and differ afterwards.
-    tokens.push_back(i / kKvBlockTokens < kind ? i : 1000 * kind + i);
+    tokens.push_back(i / kPageTokens < kind ? i : 1000 * kind + i);
   }
   return tokens;
 }
@@ -47,7 +47,7 @@ TEST(PagedPoolTest, HoldsUnderRandomUse) {
         const auto& [salt, tokens] = content.at(h.blocks[i]);
         ASSERT_EQ(salt, h.salt);
         ASSERT_TRUE(std::equal(tokens.begin(), tokens.end(), h.tokens.begin()));
-        ASSERT_EQ(tokens.size(), (i + 1) * kKvBlockTokens);
+        ASSERT_EQ(tokens.size(), (i + 1) * kPageTokens);
       }
       found += static_cast<int64_t>(h.blocks.size());
       h.published = static_cast<int>(h.blocks.size());
@@ -70,9 +70,9 @@ TEST(PagedPoolTest, HoldsUnderRandomUse) {
         const int i = h.published++;
         manager.Publish(h.blocks[i], i == 0 ? -1 : h.blocks[i - 1], h.salt,
                         std::span<const TokenId>(h.tokens).subspan(
-                            static_cast<size_t>(i) * kKvBlockTokens, kKvBlockTokens));
+                            static_cast<size_t>(i) * kPageTokens, kPageTokens));
         content[h.blocks[i]] = {h.salt,
-                                {h.tokens.begin(), h.tokens.begin() + (i + 1) * kKvBlockTokens}};
+                                {h.tokens.begin(), h.tokens.begin() + (i + 1) * kPageTokens}};
       }
     } else if (!holders.empty()) {
       const int at = random.Below(static_cast<int>(holders.size()));
@@ -98,8 +98,8 @@ TEST(PagedPoolTest, EndsAreForgottenBeforeBeginnings) {
   for (int i = 0; i < 4; ++i) {
     blocks.push_back(manager.Take());
     manager.Publish(blocks[i], i == 0 ? -1 : blocks[i - 1], "",
-                    std::span<const TokenId>(tokens).subspan(
-                        static_cast<size_t>(i) * kKvBlockTokens, kKvBlockTokens));
+                    std::span<const TokenId>(tokens).subspan(static_cast<size_t>(i) * kPageTokens,
+                                                             kPageTokens));
   }
   for (int i = 3; i >= 0; --i) manager.Release(blocks[i]);
   EXPECT_EQ(manager.Take(), blocks[3]);

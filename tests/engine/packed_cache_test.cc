@@ -115,7 +115,7 @@ Outcome RunModel(const fs::path& model_folder, const fs::path& folder, Types typ
   EXPECT_TRUE(kv.ok());
   const std::vector<int32_t> table = {0, 1};
   Batch batch;
-  batch.block_tables = {table};
+  batch.page_tables = {table};
   for (int i = 0; i < 24; ++i) {
     batch.logit_rows.push_back(batch.num_tokens());
     batch.tokens.push_back((i * 37 + 11) % spec.vocab_size);

@@ -445,7 +445,7 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   batch.positions = {0, 1, 2};
   batch.sequence = {0, 0, 0};
   batch.phase = {Phase::kRecompute, Phase::kPrefill, Phase::kPrefill};
-  batch.block_tables = {table};
+  batch.page_tables = {table};
 
   const std::vector<int32_t> offsets = {0, 1, 3}, experts = {0, 1, 1}, rows = {0, 1, 2};
   const std::vector<int32_t> row_offsets = {0, 1, 2, 3}, of_row = {0, 1, 2};
@@ -512,7 +512,7 @@ TEST(Recorder, SampledRouterScoresMissNobody) {
   CountedSteps steps(spec, {.router_stats_interval = 4, .router_stats_rows = 8});
   const std::vector<int32_t> table = {0};
   Batch batch;
-  batch.block_tables = {table};
+  batch.page_tables = {table};
   for (int t = 0; t < kTokens; ++t) {
     batch.tokens.push_back(0);
     batch.positions.push_back(t);

@@ -110,7 +110,7 @@ TEST(WindowMemoryTest, OneSequenceNeedsAnEighthOfThePages) {
 
   options.kv_cache_bytes = full->BytesFor(kLength) / 8;
   const auto windowed = model.Start(false, options);
-  EXPECT_LE(windowed->get().Stats().kv_blocks_total, BlocksFor(kLength) / 8);
+  EXPECT_LE(windowed->get().Stats().kv_blocks_total, PagesFor(kLength) / 8);
   EXPECT_EQ(Wait(*windowed->Submit(request)), expected);
   EXPECT_EQ(windowed->get().Stats().preemptions, 0);
   windowed->ExpectIdle();

@@ -59,7 +59,7 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
           std::vector<float> v = random.Normals(int64_t{lengths[s]} * kv_heads * head_dim);
           const DeviceRows new_keys = MakeRows(*backend_, k, kv_heads * head_dim);
           const DeviceRows new_values = MakeRows(*backend_, v, kv_heads * head_dim);
-          Begin({.position = position, .sequence = sequence, .block_tables = spans});
+          Begin({.position = position, .sequence = sequence, .page_tables = spans});
           backend_->AppendKv(
               {.cache = cache.get(), .layer = 0, .keys = new_keys.view, .values = new_values.view});
           for (int p = 0; p < lengths[s]; ++p) {
@@ -86,7 +86,7 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
         const DeviceRows output = MakeRows(*backend_, sequences, heads * head_dim, heads * head_dim,
                                            DType::kF32, nullptr);
         const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-        Begin({.position = position, .sequence = sequence, .block_tables = spans});
+        Begin({.position = position, .sequence = sequence, .page_tables = spans});
         backend_->Attention({.cache = cache.get(),
                              .layer = 0,
                              .heads = heads,
@@ -299,7 +299,7 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
       const auto tokens = static_cast<int64_t>(position.size());
       const std::vector<int32_t> first = {3, 0, 5, 1, 7, 4}, second = {2};
       const std::vector<std::span<const int32_t>> tables = {first, second};
-      Begin({.position = position, .sequence = sequence, .block_tables = tables});
+      Begin({.position = position, .sequence = sequence, .page_tables = tables});
 
       const int q_width = s.heads * s.head_dim, kv_width = s.kv_heads * s.head_dim;
       const int width = q_width + 2 * kv_width;

@@ -110,7 +110,7 @@ class Attended {
     }
   }
 
-  static int Blocks(int tokens) { return (tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
+  static int Blocks(int tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
   // Returns the output rows [rows][heads * head_dim] in order. With a plan, `tokens` are the tokens
   // of the plan and `queries` the rows of its assignments.
@@ -160,11 +160,9 @@ class Attended {
       sequence_.push_back(q.sequence);
     }
     tokens_.assign(rows.size(), 0);
-    backend_->BeginStep({.token_ids = tokens_,
-                         .position = position_,
-                         .sequence = sequence_,
-                         .block_tables = spans_},
-                        nullptr, false);
+    backend_->BeginStep(
+        {.token_ids = tokens_, .position = position_, .sequence = sequence_, .page_tables = spans_},
+        nullptr, false);
   }
 
   const Shape shape_;
@@ -432,7 +430,7 @@ TEST_P(AttentionTileTest, ACopiedBlockIsTheSame) {
     Attended attended(GetParam(), shape, data.keys, data.values, 40);
     const std::vector<float> q = random.Normals(int64_t{shape.heads} * shape.head_dim);
     const std::vector<float> before = attended.Run({{0, 39}}, q);
-    attended.cache().CopyBlock(attended.table(0)[1], 0);  // no sequence uses block 0
+    attended.cache().CopyPage(attended.table(0)[1], 0);  // no sequence uses block 0
     attended.table(0)[1] = 0;
     const std::vector<float> after = attended.Run({{0, 39}}, q);
     EXPECT_TRUE(SameBits(before.data(), after.data(), static_cast<int64_t>(before.size())));
@@ -478,7 +476,7 @@ TEST(AttentionKernel, WeightsHaveTheBitsOfContractExp) {
   }
   std::vector<float> values(int64_t{kPositions} * kPositions, 0.0f);
   for (int p = 0; p < kPositions; ++p) values[int64_t{p} * kPositions + p] = 1.0f;
-  std::vector<int32_t> blocks(kPositions / kKvBlockTokens);
+  std::vector<int32_t> blocks(kPositions / kPageTokens);
   std::iota(blocks.begin(), blocks.end(), 0);
   for (const cpu::KernelTable* table : cpu::SupportedTables()) {
     SCOPED_TRACE(table->name);
@@ -496,9 +494,9 @@ TEST(AttentionKernel, WeightsHaveTheBitsOfContractExp) {
                            .keys = reinterpret_cast<const char*>(scores.data()),
                            .values = reinterpret_cast<const char*>(values.data()),
                            .latent_values = nullptr,
-                           .block_table = blocks.data(),
-                           .key_block_bytes = kKvBlockTokens * sizeof(float),
-                           .value_block_bytes = kKvBlockTokens * kPositions * sizeof(float),
+                           .page_table = blocks.data(),
+                           .key_page_bytes = kPageTokens * sizeof(float),
+                           .value_page_bytes = kPageTokens * kPositions * sizeof(float),
                            .key_head_bytes = 0,
                            .value_head_bytes = 0,
                            .head_dim = 1,

@@ -74,7 +74,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
 }
 
 int64_t TestEngine::BytesFor(int tokens) const {
-  return BlocksFor(tokens) * backend_->KvBlockBytes(CacheShapes(engine_->spec()), cache_type_);
+  return PagesFor(tokens) * backend_->PageBytes(CacheShapes(engine_->spec()), cache_type_);
 }
 
 std::shared_ptr<CollectingSink> TestEngine::Submit(Request request) {

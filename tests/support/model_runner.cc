@@ -17,7 +17,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
                                                            .quantization = options.quantization},
                                                           *checkpoint.weights, *runner->backend_));
   const std::vector<KvLayerShape> shapes = CacheShapes(checkpoint.spec);
-  const int64_t blocks = options.cache_tokens / kKvBlockTokens;
+  const int64_t blocks = options.cache_tokens / kPageTokens;
   MOESERVE_ASSIGN_OR_RETURN(
       runner->cache_, runner->backend_->NewKvCache(
                           shapes, options.cache.value_or(KvCacheTypeOf(options.compute)), blocks));
@@ -52,8 +52,8 @@ std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
   const std::optional<double> long_from = LongSequencesFrom(spec());
   const auto tokens_of = [](const Part& part) { return static_cast<double>(part.tokens.size()); };
   for (const Part& p : parts) {
-    const int index = static_cast<int>(batch.block_tables.size());
-    batch.block_tables.emplace_back(tables_[p.slot]);
+    const int index = static_cast<int>(batch.page_tables.size());
+    batch.page_tables.emplace_back(tables_[p.slot]);
     const bool is_long = long_from.has_value() && p.begin + tokens_of(p) > *long_from;
     for (size_t i = 0; i < p.tokens.size(); ++i) {
       batch.logit_rows.push_back(batch.num_tokens());

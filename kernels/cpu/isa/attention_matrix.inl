@@ -13,10 +13,10 @@ namespace {
 
 inline constexpr int64_t kWeightRowBytes = int64_t{kAttentionLanes} * sizeof(float);
 
-// Writes the pairs of dimensions of a cache block's keys to `steps` tiles of 16 lines.
+// Writes the pairs of dimensions of a page's keys to `steps` tiles of 16 lines.
 inline void KeyTiles(const AttentionTileArgs& a, int block, int ahead, int steps, char* tiles) {
-  const char* const key = a.keys + a.block_table[block] * a.key_block_bytes;
-  const char* const next = Upcoming(a, a.keys, a.key_block_bytes, a.key_head_bytes, block, ahead);
+  const char* const key = a.keys + a.page_table[block] * a.key_page_bytes;
+  const char* const next = Upcoming(a, a.keys, a.key_page_bytes, a.key_head_bytes, block, ahead);
   for (int d = 0; d < steps * kStepDims; d += 2, tiles += 64) {
     PairVec pairs = BroadcastInt(0);
     if (d + 2 <= a.head_dim) {
@@ -29,7 +29,7 @@ inline void KeyTiles(const AttentionTileArgs& a, int block, int ahead, int steps
   }
 }
 
-// Computes the scores of all rows at the positions of P consecutive cache blocks. `queries` are in
+// Computes the scores of all rows at the positions of P consecutive pages. `queries` are in
 // the layout of PackRowsArgs.
 template <int kRowTiles, int P>
 void MatrixScores(TileRegisters& tiles, const AttentionTileArgs& a, const char* queries, int block,
@@ -87,7 +87,7 @@ inline bool ValueTiles(const AttentionTileArgs& a, int step, int begin, int end,
     const char* const next =
         a.latent_values != nullptr
             ? value
-            : Upcoming(a, a.values, a.value_block_bytes, a.value_head_bytes, block, 2) + offset;
+            : Upcoming(a, a.values, a.value_page_bytes, a.value_head_bytes, block, 2) + offset;
     const auto copy = [&](int column, auto vectors) {
       constexpr int kVectors = decltype(vectors)::value;
       PairVec pairs[kVectors];

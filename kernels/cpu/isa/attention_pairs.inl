@@ -14,8 +14,8 @@ void ScorePairs(const AttentionTileArgs& a, const Bf16* const* queries, int bloc
   Vec acc[R][B];
   for (int r = 0; r < R; ++r) query[r] = queries[r];
   for (int b = 0; b < B; ++b) {
-    key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes;
-    next[b] = Upcoming(a, a.keys, a.key_block_bytes, a.key_head_bytes, block + b, B);
+    key[b] = a.keys + a.page_table[block + b] * a.key_page_bytes;
+    next[b] = Upcoming(a, a.keys, a.key_page_bytes, a.key_head_bytes, block + b, B);
     for (int r = 0; r < R; ++r) acc[r][b] = Zero();
   }
   int d = 0;
@@ -57,7 +57,7 @@ void SumPairs(const AttentionTileArgs& a, const Bf16* weights, int first_positio
     const int64_t offset = (position - block * 16) * row_bytes + int64_t{column} * 2;
     const char* value = values + offset;
     const char* next = (a.latent_values != nullptr ? values
-                                                   : Upcoming(a, a.values, a.value_block_bytes,
+                                                   : Upcoming(a, a.values, a.value_page_bytes,
                                                               a.value_head_bytes, block, 1)) +
                        offset;
     for (; position < stop; position += 2, value += 2 * row_bytes, next += 2 * row_bytes) {

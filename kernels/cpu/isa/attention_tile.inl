@@ -21,11 +21,11 @@ inline Vec LoadCached(const char* p) {
   }
 }
 
-// Returns the values of a cache block.
+// Returns the values of a page.
 inline const char* ValuesOf(const AttentionTileArgs& a, int block) {
   return a.latent_values != nullptr
-             ? a.latent_values + block % (kAttentionBlock / 16) * a.value_block_bytes
-             : a.values + a.block_table[block] * a.value_block_bytes;
+             ? a.latent_values + block % (kAttentionBlock / 16) * a.value_page_bytes
+             : a.values + a.page_table[block] * a.value_page_bytes;
 }
 
 template <KvCacheType kType>
@@ -40,20 +40,20 @@ inline constexpr int kScaleBytes = kType == KvCacheType::kInt8 ? 64 : 0;
 
 inline Vec Multiply(Vec a, Vec b) { return Fma(a, b, Zero()); }
 
-// Returns the address of the cache block `ahead` blocks after `block` in the sequence or, after the
+// Returns the address of the page `ahead` blocks after `block` in the sequence or, after the
 // sequence's last block, of the next kv head's first blocks. The caller prefetches that block while
-// it reads `block`: the cache blocks of a sequence are scattered in memory, so the hardware
+// it reads `block`: the pages of a sequence are scattered in memory, so the hardware
 // prefetcher cannot predict their addresses.
 inline const char* Upcoming(const AttentionTileArgs& a, const char* base, int64_t block_bytes,
                             int64_t head_bytes, int block, int ahead) {
   const int last = (a.end[a.rows - 1] - 1) / 16;
   const int next = block + ahead;
-  if (next <= last) return base + a.block_table[next] * block_bytes;
+  if (next <= last) return base + a.page_table[next] * block_bytes;
   const int after = a.begin[0] / 16 + next - last - 1;
-  return base + head_bytes + a.block_table[after < last ? after : last] * block_bytes;
+  return base + head_bytes + a.page_table[after < last ? after : last] * block_bytes;
 }
 
-// Computes the scores of R rows at the 16 positions of each of B consecutive cache blocks.
+// Computes the scores of R rows at the 16 positions of each of B consecutive pages.
 template <KvCacheType kType, int R, int B>
 void ScoreTile(const AttentionTileArgs& a, const float* const* queries, int block, float* scores) {
   const char* key[B];
@@ -62,9 +62,9 @@ void ScoreTile(const AttentionTileArgs& a, const float* const* queries, int bloc
   Vec acc[R][B];
   for (int r = 0; r < R; ++r) query[r] = queries[r];
   for (int b = 0; b < B; ++b) {
-    key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes + kScaleBytes<kType>;
+    key[b] = a.keys + a.page_table[block + b] * a.key_page_bytes + kScaleBytes<kType>;
     next[b] =
-        Upcoming(a, a.keys, a.key_block_bytes, a.key_head_bytes, block + b, B) + kScaleBytes<kType>;
+        Upcoming(a, a.keys, a.key_page_bytes, a.key_head_bytes, block + b, B) + kScaleBytes<kType>;
     for (int r = 0; r < R; ++r) acc[r][b] = Zero();
   }
   for (int d = 0; d < a.head_dim; ++d) {
@@ -107,7 +107,7 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
                            column * (kLineBytes<kType> / 16);
     const char* value = values + offset;
     const char* next = (a.latent_values != nullptr ? values
-                                                   : Upcoming(a, a.values, a.value_block_bytes,
+                                                   : Upcoming(a, a.values, a.value_page_bytes,
                                                               a.value_head_bytes, block, 1)) +
                        offset;
     for (; position < stop; ++position, ++weights, value += row_bytes, next += row_bytes) {
@@ -339,7 +339,7 @@ inline void Exponentials(int begin, int end, int first_position, float* lanes, f
   *sum = LaneTotal(lane);
 }
 
-// Copies the values of cache blocks [first, last) from the keys, whose first elements they are, to
+// Copies the values of pages [first, last) from the keys, whose first elements they are, to
 // the layout of cached values.
 template <KvCacheType kType>
 void CopyLatentValues(const AttentionTileArgs& a, int first, int last) {
@@ -347,8 +347,8 @@ void CopyLatentValues(const AttentionTileArgs& a, int first, int last) {
   using Element = std::conditional_t<kBytes == 4, uint32_t,
                                      std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
   for (int block = first; block < last; ++block) {
-    const char* from = a.keys + a.block_table[block] * a.key_block_bytes;
-    char* to = a.latent_values + block % (kAttentionBlock / 16) * a.value_block_bytes;
+    const char* from = a.keys + a.page_table[block] * a.key_page_bytes;
+    char* to = a.latent_values + block % (kAttentionBlock / 16) * a.value_page_bytes;
     __builtin_memcpy(to, from, kScaleBytes<kType>);
     const Element* in = reinterpret_cast<const Element*>(from + kScaleBytes<kType>);
     Element* out = reinterpret_cast<Element*>(to + kScaleBytes<kType>);

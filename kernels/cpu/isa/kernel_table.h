@@ -228,7 +228,7 @@ inline constexpr int64_t kAttentionScratch = int64_t{kMaxAttentionRows} * kAtten
 // Keys and values of one block of positions of one kv head in the layout that a matrix unit loads.
 // The tiles of query rows that attend to the block share it.
 struct AttentionOperands {
-  uint32_t keys_ready = 0;    // a bit for each cache block
+  uint32_t keys_ready = 0;    // a bit for each page
   uint32_t values_ready = 0;  // a bit for each 32 positions
   char* memory = nullptr;     // [AttentionOperandBytes()], aligned to 64 bytes
 };
@@ -245,14 +245,14 @@ struct AttentionTileArgs {
   const int32_t* begin;
   const int32_t* end;
   KvCacheType type;
-  const char* keys;  // the keys of this kv head in cache block 0 of the layer
+  const char* keys;  // the keys of this kv head in page 0 of the layer
   const char* values;
   // Memory for the values of one block of positions, if the values are the first elements of the
   // keys; `values` is then unused. Else null.
   char* latent_values;
-  const int32_t* block_table;
-  int64_t key_block_bytes;  // bytes of one cache block of one layer
-  int64_t value_block_bytes;
+  const int32_t* page_table;
+  int64_t key_page_bytes;  // bytes of one page of one layer
+  int64_t value_page_bytes;
   // Bytes from the keys and values of this kv head to those of the next one, which are prefetched
   // when this one's have been read; 0 if there is no next one.
   int64_t key_head_bytes;

@@ -19,7 +19,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.heads > 0 && args.heads % args.cache.num_kv_heads == 0, "query heads");
   MOESERVE_CHECK(args.tiled_from >= 0 && args.tiled_from <= args.step.tokens, "tiled_from");
   const bool mma = args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;
-  MOESERVE_CHECK(!mma || args.cache.block_stride * 2 <= INT32_MAX, "bytes of a cache block");
+  MOESERVE_CHECK(!mma || args.cache.block_stride * 2 <= INT32_MAX, "bytes of a page");
   if (args.tiled_from > 0) {
     MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
                    "attention work list");

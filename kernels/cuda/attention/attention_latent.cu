@@ -29,7 +29,7 @@ __host__ inline int64_t SharedFloats(const KvLayerView& cache) {
 // Copies keys [tile * kTileKeys, (tile + 1) * kTileKeys) to shared memory. Keys outside of [first,
 // last] become zeros, because their memory may hold anything.
 template <typename Element>
-__device__ void StageKeys(const AttentionLaunch& a, const int32_t* block_table, int tile, int first,
+__device__ void StageKeys(const AttentionLaunch& a, const int32_t* page_table, int tile, int first,
                           int last, float* keys) {
   const int dim = a.cache.head_dim, pitch = KeyPitch(dim);
   for (int i = threadIdx.x; i < kTileKeys * dim; i += kThreads) {
@@ -37,9 +37,9 @@ __device__ void StageKeys(const AttentionLaunch& a, const int32_t* block_table, 
     const int position = tile * kTileKeys + k;
     float value = 0.0f;
     if (position >= first && position <= last) {
-      const int64_t block = block_table[position / kKvBlockTokens];
-      const int64_t at = block * a.cache.block_stride +
-                         int64_t{position % kKvBlockTokens} * a.cache.padded_dim + d;
+      const int64_t block = page_table[position / kPageTokens];
+      const int64_t at =
+          block * a.cache.block_stride + int64_t{position % kPageTokens} * a.cache.padded_dim + d;
       if constexpr (sizeof(Element) == 2) {
         value = F32FromBf16(static_cast<const Bf16*>(a.cache.keys)[at]);
       } else {
@@ -80,14 +80,14 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int d = lane; d < values; d += 32) sums[d] = 0.0f;
 
-  const int32_t* const block_table = a.step.block_tables + int64_t{sequence} * a.step.table_stride;
+  const int32_t* const page_table = a.step.page_tables + int64_t{sequence} * a.step.table_stride;
   const int last = a.step.position[token];
   const int first = FirstKey(last, a.window);
   const TileRange tiles = TilesOf<kTileKeys>(first, last);
   float maximum = kMinusInfinity, sum = 0.0f;
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     __syncthreads();
-    StageKeys<Element>(a, block_table, tile, first, last, keys);
+    StageKeys<Element>(a, page_table, tile, first, last, keys);
     __syncthreads();
     // Two lanes share a key: one adds the products of the even elements, the other of the odd ones.
     const int k = lane % kTileKeys;

@@ -44,16 +44,16 @@ class TileCopies {
   static constexpr int kRowsAtOnce = kThreads / kChunks;
   static constexpr int kCopies = kTileKeys / kRowsAtOnce;
   static constexpr int kRowBytes = kPlanes ? 128 : kDim * 2;
-  static_assert(kRowsAtOnce == 4 || kRowsAtOnce == 8 || kRowsAtOnce == kKvBlockTokens);
+  static_assert(kRowsAtOnce == 4 || kRowsAtOnce == 8 || kRowsAtOnce == kPageTokens);
 
  public:
-  // The cache blocks that contain a tile.
-  static constexpr int kBlocks = kTileKeys / kKvBlockTokens;
+  // The pages that contain a tile.
+  static constexpr int kBlocks = kTileKeys / kPageTokens;
   using Blocks = int32_t[kBlocks];
 
   __device__ __forceinline__ TileCopies(const KvLayerView& cache, int kv_head,
                                         const BlockKeys& keys)
-      : table_(keys.block_table),
+      : table_(keys.page_table),
         first_(keys.first),
         span_(static_cast<uint32_t>(keys.last - keys.first)),
         row_(static_cast<int>(threadIdx.x) / kChunks),
@@ -77,9 +77,9 @@ class TileCopies {
   __device__ __forceinline__ void Find(int tile, Blocks& blocks) const {
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
-      const int key = tile * kTileKeys + j * kKvBlockTokens;
-      const bool read = key + kKvBlockTokens > first_ && key - first_ <= static_cast<int>(span_);
-      blocks[j] = read ? table_[key / kKvBlockTokens] : 0;
+      const int key = tile * kTileKeys + j * kPageTokens;
+      const bool read = key + kPageTokens > first_ && key - first_ <= static_cast<int>(span_);
+      blocks[j] = read ? table_[key / kPageTokens] : 0;
     }
   }
 
@@ -109,12 +109,12 @@ class TileCopies {
     const uint32_t key = static_cast<uint32_t>(tile * kTileKeys + row_ - first_);
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const auto id = static_cast<uint32_t>(blocks[i * kRowsAtOnce / kKvBlockTokens]);
+      const auto id = static_cast<uint32_t>(blocks[i * kRowsAtOnce / kPageTokens]);
       const char* block = from + static_cast<uint64_t>(id) * block_bytes_;
       constexpr int kTurn = kRowsAtOnce == 4 ? 64 : 0;  // the swizzle of odd groups of 4 rows
       const int place = (i % 2 == 0 ? to_ : to_ ^ kTurn) + i * kRowsAtOnce * kRowBytes;
       const bool read = !kPartial || key + i * kRowsAtOnce <= span_;
-      CopyAsync16(to + place, block + i * kRowsAtOnce % kKvBlockTokens * row_bytes,
+      CopyAsync16(to + place, block + i * kRowsAtOnce % kPageTokens * row_bytes,
                   kPartial ? (read ? bytes_ : 0) : 16);
     }
   }

@@ -134,9 +134,9 @@ __device__ inline TileRange TilesOf(int first_key, int last_key) {
   return {first_key / kTileKeys, last_key / kTileKeys + 1};
 }
 
-// The keys that a block's rows read, and the cache blocks that contain them.
+// The keys that a block's rows read, and the pages that contain them.
 struct BlockKeys {
-  const int32_t* block_table;  // of the rows' sequence
+  const int32_t* page_table;  // of the rows' sequence
   int first, last;
   TileRange tiles;
 };
@@ -156,7 +156,7 @@ __device__ __forceinline__ bool FindWork(const AttentionLaunch& a, int begin, in
     StoreZeros(a, *rows);
     return false;
   }
-  keys->block_table = a.step.block_tables + int64_t{sequence} * a.step.table_stride;
+  keys->page_table = a.step.page_tables + int64_t{sequence} * a.step.table_stride;
   keys->first = rows->first_key;
   keys->last = rows->last_key;
   if (split >= 0) {
@@ -194,27 +194,27 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
   constexpr int kChunks = kRowBytes / 16;
   constexpr int kRows = kThreads / kChunks;  // number of keys that all threads together copy at a
                                              // time
-  static_assert(kThreads % kChunks == 0 && kKvBlockTokens % kRows == 0 &&
-                kTileKeys % kKvBlockTokens == 0);
+  static_assert(kThreads % kChunks == 0 && kPageTokens % kRows == 0 &&
+                kTileKeys % kPageTokens == 0);
   const int element = cache.dtype == DType::kBF16 ? 2 : 4;
   const int row = static_cast<int>(threadIdx.x) / kChunks;
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
   const bool stored_column = chunk < cache.padded_dim * element / 16;
   const char* own = static_cast<const char*>(from) + kv_head * cache.head_stride * element +
                     row * cache.padded_dim * element + chunk * 16;
-  int32_t blocks[kTileKeys / kKvBlockTokens];
+  int32_t blocks[kTileKeys / kPageTokens];
 #pragma unroll
-  for (int b = 0; b < kTileKeys / kKvBlockTokens; ++b) {
-    const int key = tile * kTileKeys + b * kKvBlockTokens;
-    const bool read = key <= keys.last && key + kKvBlockTokens > keys.first;
-    blocks[b] = read ? keys.block_table[key / kKvBlockTokens] : 0;
+  for (int b = 0; b < kTileKeys / kPageTokens; ++b) {
+    const int key = tile * kTileKeys + b * kPageTokens;
+    const bool read = key <= keys.last && key + kPageTokens > keys.first;
+    blocks[b] = read ? keys.page_table[key / kPageTokens] : 0;
   }
 #pragma unroll
-  for (int b = 0; b < kTileKeys / kKvBlockTokens; ++b) {
+  for (int b = 0; b < kTileKeys / kPageTokens; ++b) {
     const char* block = own + blocks[b] * cache.block_stride * element;
 #pragma unroll
-    for (int r = 0; r < kKvBlockTokens; r += kRows) {
-      const int tile_row = b * kKvBlockTokens + r + row;
+    for (int r = 0; r < kPageTokens; r += kRows) {
+      const int tile_row = b * kPageTokens + r + row;
       const int key = tile * kTileKeys + tile_row;
       const bool stored = key >= keys.first && key <= keys.last && stored_column;
       CopyAsync16(to + tile_row * kRowBytes + ((chunk ^ (tile_row & 7)) << 4),

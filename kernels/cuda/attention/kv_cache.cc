@@ -8,7 +8,7 @@ namespace moeserve::cuda {
 namespace {
 
 int64_t BlockStride(const KvLayerShape& s) {
-  return int64_t{s.num_kv_heads} * kKvBlockTokens * PaddedHeadDim(s.head_dim);
+  return int64_t{s.num_kv_heads} * kPageTokens * PaddedHeadDim(s.head_dim);
 }
 
 }  // namespace
@@ -20,12 +20,12 @@ int64_t CudaKvCache::BytesPerBlock(const std::vector<KvLayerShape>& layers, DTyp
 }
 
 Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DType dtype,
-                                          int64_t num_blocks) {
+                                          int64_t num_pages) {
   CudaKvCache cache;
   cache.dtype_ = dtype;
-  cache.num_blocks_ = num_blocks;
+  cache.num_blocks_ = num_pages;
   cache.shapes_ = std::move(layers);
-  const auto bytes = static_cast<size_t>(BytesPerBlock(cache.shapes_, dtype) * num_blocks);
+  const auto bytes = static_cast<size_t>(BytesPerBlock(cache.shapes_, dtype) * num_pages);
   MOESERVE_ASSIGN_OR_RETURN(cache.memory_, DeviceMemory::Allocate(bytes));
   // Attention reads the padding columns of written rows, which AppendKv sets to zero, and no other
   // padding. The memory is cleared nevertheless, so that no uninitialised value exists.
@@ -41,10 +41,9 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
     view.head_dim = s.head_dim;
     view.padded_dim = PaddedHeadDim(s.head_dim);
     view.latent_dim = s.latent_dim;
-    view.head_stride = int64_t{kKvBlockTokens} * view.padded_dim;
+    view.head_stride = int64_t{kPageTokens} * view.padded_dim;
     view.block_stride = BlockStride(s);
-    const int64_t layer_bytes =
-        view.block_stride * num_blocks * static_cast<int64_t>(SizeOf(dtype));
+    const int64_t layer_bytes = view.block_stride * num_pages * static_cast<int64_t>(SizeOf(dtype));
     view.keys = next;
     view.values = s.latent_dim > 0 ? nullptr : next + layer_bytes;
     next += (s.latent_dim > 0 ? 1 : 2) * layer_bytes;
@@ -53,7 +52,7 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
   return cache;
 }
 
-void CudaKvCache::CopyBlock(int32_t from, int32_t to, cudaStream_t stream) {
+void CudaKvCache::CopyPage(int32_t from, int32_t to, cudaStream_t stream) {
   for (const KvLayerView& view : layers_) {
     const int64_t bytes = view.block_stride * static_cast<int64_t>(SizeOf(dtype_));
     for (void* base : {view.keys, view.values}) {

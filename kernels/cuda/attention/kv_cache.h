@@ -15,21 +15,21 @@ namespace moeserve::cuda {
 
 class CudaKvCache {
  public:
-  // Allocates `num_blocks` zeroed blocks for every layer. `dtype` is kF32 or kBF16. A
+  // Allocates `num_pages` zeroed blocks for every layer. `dtype` is kF32 or kBF16. A
   // ResourceExhausted error states the size.
   static Result<CudaKvCache> Allocate(std::vector<KvLayerShape> layers, DType dtype,
-                                      int64_t num_blocks);
+                                      int64_t num_pages);
 
   // Returns the bytes of one block, summed over all layers.
   static int64_t BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype);
 
   DType dtype() const { return dtype_; }
-  int64_t num_blocks() const { return num_blocks_; }
+  int64_t num_pages() const { return num_blocks_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
   KvLayerView layer(int layer) const { return layers_[layer]; }
 
   // Copies the content of block `from` to block `to` in every layer.
-  void CopyBlock(int32_t from, int32_t to, cudaStream_t stream);
+  void CopyPage(int32_t from, int32_t to, cudaStream_t stream);
 
  private:
   DType dtype_ = DType::kF32;

@@ -10,7 +10,7 @@ namespace moeserve::cuda {
 
 inline constexpr int kMaxHeadDim = 256;
 
-// Keys and values of one layer, each [block, kv_head, kKvBlockTokens, padded_dim]. So a block's
+// Keys and values of one layer, each [block, kv_head, kPageTokens, padded_dim]. So a block's
 // rows for one kv head are contiguous. padded_dim is head_dim rounded up so that each row consists
 // of whole 32-byte sectors and 16-byte copies are aligned. Elements [head_dim, padded_dim) are
 // zero.

@@ -150,10 +150,10 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     if (keys) h.norm = a.key_norm;
     const int position = a.step.position[token];
     const int64_t block =
-        a.step.block_tables[int64_t{sequence} * a.step.table_stride + position / kKvBlockTokens];
+        a.step.page_tables[int64_t{sequence} * a.step.table_stride + position / kPageTokens];
     h.cache = keys ? a.cache.keys : a.cache.values;
     h.cache_at = block * a.cache.block_stride +
-                 int64_t{position % kKvBlockTokens} * a.cache.padded_dim +
+                 int64_t{position % kPageTokens} * a.cache.padded_dim +
                  h.first * a.cache.head_stride;
   }
 

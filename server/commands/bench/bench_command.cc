@@ -144,11 +144,11 @@ absl::Status Run(const Options& options, Interruption& interruption) {
     MOESERVE_ASSIGN_OR_RETURN(packed_cache, OpenPackedCache(options.model, *loaded.identity,
                                                             loaded.weight_bytes, *backend));
   }
-  const int64_t blocks = sequences * BlocksFor(length);
+  const int64_t blocks = sequences * PagesFor(length);
   const std::string plan =
       ModelPlan(loaded.name, loaded.spec) +
       MemoryPlan(loaded.spec, types,
-                 blocks * backend->KvBlockBytes(CacheShapes(loaded.spec), cache_type),
+                 blocks * backend->PageBytes(CacheShapes(loaded.spec), cache_type),
                  Concat(" of ", sequences, " x ", length, " tokens"), kLongProbe.bytes) +
       CasesPlan(cases);
   std::fputs(plan.c_str(), stdout);

@@ -168,7 +168,7 @@ Result<std::unique_ptr<RandomCache>> RandomCache::Create(Bench& bench, const Att
   cache->layers_ = layers;
   cache->sequences_ = sequences;
   cache->length_ = length;
-  cache->stride_ = (length + kKvBlockTokens - 1) / kKvBlockTokens;
+  cache->stride_ = (length + kPageTokens - 1) / kPageTokens;
   const int64_t blocks = int64_t{sequences} * cache->stride_;
   MOESERVE_ASSIGN_OR_RETURN(
       cache->cache_, cuda::CudaKvCache::Allocate(
@@ -196,9 +196,9 @@ Result<std::unique_ptr<RandomCache>> RandomCache::Create(Bench& bench, const Att
 
 int64_t RandomCache::Element(int sequence, int position, int head, int column) const {
   const cuda::KvLayerView view = cache_.layer(0);
-  const int64_t block = tables_[int64_t{sequence} * stride_ + position / kKvBlockTokens];
+  const int64_t block = tables_[int64_t{sequence} * stride_ + position / kPageTokens];
   return block * view.block_stride + head * view.head_stride +
-         int64_t{position % kKvBlockTokens} * view.padded_dim + column;
+         int64_t{position % kPageTokens} * view.padded_dim + column;
 }
 
 float RandomCache::key(int layer, int sequence, int position, int head, int column) const {
@@ -223,7 +223,7 @@ Result<cuda::StepView> RandomCache::Step(Bench& bench, bool all_tokens) {
   return cuda::StepView{.tokens = tokens,
                         .position = position_.as<int32_t>(),
                         .sequence = sequence_.as<int32_t>(),
-                        .block_tables = device_tables_.as<int32_t>(),
+                        .page_tables = device_tables_.as<int32_t>(),
                         .table_stride = stride_,
                         .max_context = length_};
 }

@@ -64,7 +64,7 @@ class PackingBackend final : public Backend {
     return None();
   }
   Result<double> MeasureReadBandwidth(int64_t, int) override { return None(); }
-  int64_t KvBlockBytes(std::span<const KvLayerShape>, KvCacheType) const override { return 0; }
+  int64_t PageBytes(std::span<const KvLayerShape>, KvCacheType) const override { return 0; }
   StepRows BeginStep(const StepInputs&, const void*, bool) override { return {}; }
   void RunStep(const std::function<void()>&) override {}
   void ForgetSteps(const void*) override {}
