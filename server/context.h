@@ -81,7 +81,7 @@ class ServerContext {
   void SetServing();
   // Serves the first model, and calls SetServing(). Requires that ResolveMoeMetrics() accepts
   // settings().moe_metrics for this model.
-  void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
+  void SetServing(std::shared_ptr<Engine> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>(),
                   TokenizerConfig tokenizer_config = {});
   // Ends the requests that run with the error "draining", although the engines have not ended them.

@@ -25,8 +25,8 @@ constexpr absl::Duration kLastStep = absl::Seconds(10);
 
 }  // namespace
 
-absl::Status Engine::Impl::Submit(std::vector<Request> requests,
-                                  std::vector<std::shared_ptr<TokenSink>> sinks) {
+absl::Status EngineImpl::Submit(std::vector<Request> requests,
+                                std::vector<std::shared_ptr<TokenSink>> sinks) {
   MOESERVE_CHECK(!requests.empty() && requests.size() == sinks.size(), "a sink for each request");
   std::vector<SequencePtr> sequences;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -81,14 +81,14 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
   return absl::OkStatus();
 }
 
-void Engine::Impl::Cancel(const TokenSink* sink) {
+void EngineImpl::Cancel(const TokenSink* sink) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!sinks_.contains(sink)) return;
   cancel_requests_.push_back(sink);
   wake_.notify_one();
 }
 
-bool Engine::Impl::Drain(absl::Time deadline) {
+bool EngineImpl::Drain(absl::Time deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto all_ended = [this] { return ids_.empty(); };
   draining_ = true;
@@ -100,7 +100,7 @@ bool Engine::Impl::Drain(absl::Time deadline) {
   return idle_.wait_for(lock, absl::ToChronoMilliseconds(kLastStep), all_ended);
 }
 
-void Engine::Impl::Shutdown() {
+void EngineImpl::Shutdown() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     draining_ = cancel_all_ = stop_ = true;
@@ -109,7 +109,7 @@ void Engine::Impl::Shutdown() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Engine::Impl::Loop() {
+void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), "engine");  // for ps, top and debuggers
   while (TakeWork()) {
     try {
@@ -124,7 +124,7 @@ void Engine::Impl::Loop() {
   }
 }
 
-bool Engine::Impl::TakeWork() {
+bool EngineImpl::TakeWork() {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto has_news = [this] {
     return stop_ || cancel_all_ || !submitted_.empty() || !cancel_requests_.empty();
@@ -155,7 +155,7 @@ bool Engine::Impl::TakeWork() {
   return !over;
 }
 
-void Engine::Impl::AbortExpired() {
+void EngineImpl::AbortExpired() {
   const absl::Time now = SteadyNow();
   std::vector<std::pair<Sequence*, absl::Status>> ended;
   std::vector<Sequence*> cut;
@@ -196,20 +196,20 @@ void Engine::Impl::AbortExpired() {
   cancelled_.clear();
 }
 
-void Engine::Impl::LeaveQueue(int sequences, int64_t tokens) {
+void EngineImpl::LeaveQueue(int sequences, int64_t tokens) {
   const std::lock_guard<std::mutex> lock(mutex_);
   queued_seqs_ -= sequences;
   queued_tokens_ -= tokens;
 }
 
-void Engine::Impl::Forget(const Sequence& ended) {
+void EngineImpl::Forget(const Sequence& ended) {
   ids_.erase(ended.request.id);
   sinks_.erase(ended.sink.get());
   // Another request's sink may soon be at this address.
   std::erase(cancel_requests_, ended.sink.get());
 }
 
-void Engine::Impl::Admit() {
+void EngineImpl::Admit() {
   const auto admitted = scheduler_.Admit();
   for (Sequence* s : admitted) {
     const auto now = std::chrono::steady_clock::now();
@@ -225,7 +225,7 @@ void Engine::Impl::Admit() {
   if (!admitted.empty()) UpdateGauges();
 }
 
-void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
+void EngineImpl::Finish(Sequence* sequence, OutputDelta delta) {
   if (sequence->request.expert_counts) {
     delta.expert_counts.resize(recorder_.layout().num_experts);
     routes_.Count(sequence->blocks, delta.expert_counts);
@@ -256,7 +256,7 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
   s->sink->OnDelta(std::move(delta));
 }
 
-void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
+void EngineImpl::Fail(Sequence* sequence, const absl::Status& status) {
   SequencePtr s;
   bool queued = !sequence->admitted;
   bool prompt_leaves = queued && sequence->samples.empty();
@@ -295,12 +295,12 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
   s->sink->OnError(status);
 }
 
-void Engine::Impl::UpdateGauges() {
+void EngineImpl::UpdateGauges() {
   const std::lock_guard<std::mutex> lock(mutex_);
   CopySchedulerStats();
 }
 
-void Engine::Impl::CopySchedulerStats() {
+void EngineImpl::CopySchedulerStats() {
   stats_.running = static_cast<int>(scheduler_.running().size());
   // Admitted sequences that wait, after a preemption or as forked samples, count as waiting.
   stats_.waiting = queued_seqs_ + static_cast<int>(std::count_if(
@@ -315,9 +315,6 @@ void Engine::Impl::CopySchedulerStats() {
   stats_.accepted_tokens = accepted_tokens_;
   stats_.histograms = histograms_;
 }
-
-Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Engine::~Engine() { Shutdown(); }
 
 namespace {
 
@@ -380,38 +377,15 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     MOESERVE_ASSIGN_OR_RETURN(draft_cache,
                               draft_model->backend().NewKvCache(draft_shapes, draft_type, blocks));
   }
-  auto impl = std::make_unique<Impl>(
+  return std::make_unique<EngineImpl>(
       o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),
       blocks * block_bytes, std::move(counters), std::move(draft_model), std::move(draft_cache));
-  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
 absl::Status Engine::Submit(Request request, std::shared_ptr<TokenSink> sink) {
   std::vector<Request> requests;
   requests.push_back(std::move(request));
-  return impl_->Submit(std::move(requests), {std::move(sink)});
+  return Submit(std::move(requests), {std::move(sink)});
 }
-absl::Status Engine::Submit(std::vector<Request> requests,
-                            std::vector<std::shared_ptr<TokenSink>> sinks) {
-  return impl_->Submit(std::move(requests), std::move(sinks));
-}
-void Engine::Cancel(const TokenSink* sink) { impl_->Cancel(sink); }
-bool Engine::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
-void Engine::Shutdown() { impl_->Shutdown(); }
-EngineProgress Engine::Progress() const { return impl_->Progress(); }
-EngineStats Engine::Stats() const { return impl_->Stats(); }
-ExpertStats Engine::ExpertSnapshot() const { return impl_->recorder().Snapshot(); }
-const RouteLayout& Engine::route_layout() const { return impl_->recorder().layout(); }
-std::optional<TokenExpertCounts> Engine::token_expert_counts() const {
-  return impl_->recorder().token_counts();
-}
-std::vector<HiddenSample> Engine::HiddenSamples() const {
-  return impl_->recorder().HiddenSamples();
-}
-const EngineOptions& Engine::options() const { return impl_->options_; }
-int Engine::max_model_len() const { return impl_->options_.max_model_len; }
-const ModelSpec& Engine::spec() const { return impl_->model_->spec(); }
-const Tokenizer& Engine::tokenizer() const { return *impl_->tokenizer_; }
-bool Engine::has_tokenizer() const { return impl_->tokenizer_ != nullptr; }
 
 }  // namespace moeserve

@@ -1,5 +1,5 @@
-// The engine's state. engine.cc has what other threads call and the life of a request,
-// engine_step.cc has the steps.
+// The implementation of the engine. engine.cc has what other threads call and the life of a
+// request, engine_step.cc has the steps.
 #pragma once
 
 #include <atomic>
@@ -42,13 +42,13 @@ inline int64_t HeadParameters(const ModelSpec& spec) {
   return int64_t{spec.vocab_size} * spec.hidden_size;
 }
 
-class Engine::Impl {
+class EngineImpl final : public Engine {
  public:
-  Impl(const EngineOptions& options, std::unique_ptr<Model> model,
-       std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
-       std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
-       std::unique_ptr<RouteCounters> counters, std::unique_ptr<Model> draft_model,
-       std::unique_ptr<KvCacheStorage> draft_cache)
+  EngineImpl(const EngineOptions& options, std::unique_ptr<Model> model,
+             std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
+             std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
+             std::unique_ptr<RouteCounters> counters, std::unique_ptr<Model> draft_model,
+             std::unique_ptr<KvCacheStorage> draft_cache)
       : options_(options),
         model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
@@ -73,20 +73,27 @@ class Engine::Impl {
     thread_ = std::thread([this] { Loop(); });
   }
 
-  absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
-  void Cancel(const TokenSink* sink);
-  bool Drain(absl::Time deadline);
-  void Shutdown();
-  EngineProgress Progress() const { return {rounds_.load(), idle_now_.load()}; }
-  EngineStats Stats() const {
+  ~EngineImpl() override { Shutdown(); }
+
+  absl::Status Submit(std::vector<Request> requests,
+                      std::vector<std::shared_ptr<TokenSink>> sinks) override;
+  void Cancel(const TokenSink* sink) override;
+  bool Drain(absl::Time deadline) override;
+  void Shutdown() override;
+  EngineStats Stats() const override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return stats_;
   }
-
-  const EngineOptions options_;
-  const std::unique_ptr<Model> model_;
-  const std::shared_ptr<const Tokenizer> tokenizer_;
-  const ExpertRecorder& recorder() const { return recorder_; }
+  EngineProgress Progress() const override { return {rounds_.load(), idle_now_.load()}; }
+  ExpertStats ExpertSnapshot() const override { return recorder_.Snapshot(); }
+  const RouteLayout& route_layout() const override { return recorder_.layout(); }
+  std::optional<TokenExpertCounts> token_expert_counts() const override {
+    return recorder_.token_counts();
+  }
+  std::vector<HiddenSample> HiddenSamples() const override { return recorder_.HiddenSamples(); }
+  const EngineOptions& options() const override { return options_; }
+  const ModelSpec& spec() const override { return model_->spec(); }
+  const Tokenizer* tokenizer() const override { return tokenizer_.get(); }
 
  private:
   // What was drawn for a sequence in a step.
@@ -162,6 +169,9 @@ class Engine::Impl {
   void UpdateGauges();
   void CopySchedulerStats();  // requires mutex_ to be held
 
+  const EngineOptions options_;
+  const std::unique_ptr<Model> model_;
+  const std::shared_ptr<const Tokenizer> tokenizer_;
   const std::vector<TokenId> eos_;
   const std::unique_ptr<KvCacheStorage> cache_;
 

@@ -22,7 +22,7 @@ struct Signal {
 
 }  // namespace
 
-absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
+absl::Status RunToEnd(std::shared_ptr<Engine> engine, std::vector<Request> requests,
                       const std::function<void(size_t, const OutputDelta&)>& on_delta,
                       const std::function<bool()>& cancelled) {
   const auto signal = std::make_shared<Signal>();

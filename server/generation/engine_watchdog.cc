@@ -7,7 +7,7 @@
 
 namespace moeserve::server {
 
-EngineWatchdog::EngineWatchdog(std::shared_ptr<const EngineApi> engine, absl::Duration limit,
+EngineWatchdog::EngineWatchdog(std::shared_ptr<const Engine> engine, absl::Duration limit,
                                std::function<void(bool stuck)> changed)
     : engine_(std::move(engine)),
       limit_(limit),

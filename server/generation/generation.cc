@@ -202,7 +202,7 @@ absl::Status EventChannel::overflow() const {
   return overflow_;
 }
 
-Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions options)
+Generation::Generation(std::shared_ptr<Engine> engine, GenerationOptions options)
     : engine_(std::move(engine)),
       channel_(std::make_shared<EventChannel>(options.max_unread_bytes, std::move(options.memory),
                                               std::move(options.wake))),
@@ -213,7 +213,7 @@ Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions opti
   if (live_ != nullptr) live_->Add(channel_);
 }
 
-Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi> engine,
+Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<Engine> engine,
                                                       std::vector<Request> requests,
                                                       GenerationOptions options) {
   const std::shared_ptr<RequestMetrics> metrics = options.metrics;

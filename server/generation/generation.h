@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "base/status.h"
+#include "engine/engine.h"
 #include "engine/request.h"
 #include "server/base/memory_budget.h"
-#include "server/generation/engine_api.h"
 #include "server/generation/live_generations.h"
 #include "server/keys/admission.h"
 #include "server/tracing/request_record.h"
@@ -89,7 +89,7 @@ class Generation {
  public:
   // Submits all of `requests` or none; requests[i] generates choice i. Returns the first refusal by
   // the engine as the error.
-  static Result<std::unique_ptr<Generation>> Start(std::shared_ptr<EngineApi> engine,
+  static Result<std::unique_ptr<Generation>> Start(std::shared_ptr<Engine> engine,
                                                    std::vector<Request> requests,
                                                    GenerationOptions options);
   ~Generation();  // calls Cancel()
@@ -112,9 +112,9 @@ class Generation {
   bool overflowed() const { return channel_->overflowed(); }
 
  private:
-  Generation(std::shared_ptr<EngineApi> engine, GenerationOptions options);
+  Generation(std::shared_ptr<Engine> engine, GenerationOptions options);
 
-  const std::shared_ptr<EngineApi> engine_;
+  const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<EventChannel> channel_;
   const std::shared_ptr<LiveGenerations> live_;
   const MemoryCharge charge_;

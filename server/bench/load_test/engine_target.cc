@@ -105,7 +105,7 @@ class EngineTarget::Sink final : public TokenSink {
   bool ended_ = false;
 };
 
-EngineTarget::EngineTarget(std::shared_ptr<EngineApi> engine, double timeout_seconds)
+EngineTarget::EngineTarget(std::shared_ptr<Engine> engine, double timeout_seconds)
     : engine_(std::move(engine)),
       timeout_(absl::Seconds(timeout_seconds)),
       inbox_(std::make_shared<Inbox>()) {}

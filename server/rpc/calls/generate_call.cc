@@ -66,7 +66,7 @@ absl::Status GenerateCall::Run(const v1::GenerateRequest& request) {
 }
 
 absl::Status GenerateCall::Launch(const CompletionParams& params) {
-  const EngineApi& engine = *submission_->engine();
+  const Engine& engine = *submission_->engine();
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                             PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));

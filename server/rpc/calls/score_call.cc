@@ -14,7 +14,7 @@ ScoreCall::ScoreCall(grpc::GenericCallbackServerContext* context, ServerContext&
 absl::Status ScoreCall::Run(const v1::ScoreRequest& request) {
   const ApiKey* const key = call().key().get();
   MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request.model(), key));
-  const EngineApi& engine = model->engine();
+  const Engine& engine = model->engine();
   const RequestRules rules = server_.Rules(*model, key);
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseScore(request, rules));
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
