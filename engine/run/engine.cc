@@ -47,7 +47,7 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
   }
   const int count = static_cast<int>(sequences.size());
   const int prompt = sequences.front()->prompt_length();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (draining_ || stop_) return absl::UnavailableError("the server is shutting down");
   if (!stats_.healthy) return absl::UnavailableError("the engine has stopped");
   if (queued_seqs_ + count > options_.max_queued_seqs ||
@@ -82,15 +82,15 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
 }
 
 void EngineImpl::Cancel(const TokenSink* sink) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!sinks_.contains(sink)) return;
   cancel_requests_.push_back(sink);
   wake_.notify_one();
 }
 
 bool EngineImpl::Drain(absl::Time deadline) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto all_ended = [this] { return ids_.empty(); };
+  MutexLock lock(mutex_);
+  const auto all_ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ids_.empty(); };
   draining_ = true;
   wake_.notify_one();
   // Even a wait that is over at once unlocks the mutex; requests could then still run to their end.
@@ -102,7 +102,7 @@ bool EngineImpl::Drain(absl::Time deadline) {
 
 void EngineImpl::Shutdown() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     draining_ = cancel_all_ = stop_ = true;
     wake_.notify_one();
   }
@@ -125,8 +125,8 @@ void EngineImpl::Loop() {
 }
 
 bool EngineImpl::TakeWork() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto has_news = [this] {
+  MutexLock lock(mutex_);
+  const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stop_ || cancel_all_ || !submitted_.empty() || !cancel_requests_.empty();
   };
   const auto nothing_left = [this] {
@@ -188,7 +188,7 @@ void EngineImpl::AbortExpired() {
   }
   for (const auto& [s, status] : ended) {
     if (absl::IsResourceExhausted(status)) {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       ++stats_.rejected_queue_timeout;
     }
     Fail(s, status);
@@ -197,7 +197,7 @@ void EngineImpl::AbortExpired() {
 }
 
 void EngineImpl::LeaveQueue(int sequences, int64_t tokens) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   queued_seqs_ -= sequences;
   queued_tokens_ -= tokens;
 }
@@ -246,7 +246,7 @@ void EngineImpl::Finish(Sequence* sequence, OutputDelta delta) {
     histograms_.decode_seconds.Observe(SecondsBetween(*s->first_token_at, now));
   }
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stats_.prompt_tokens += static_cast<uint64_t>(s->prompt_length());
     stats_.generation_tokens += static_cast<uint64_t>(s->generated());
     ++(delta.finish_reason == FinishReason::kStop ? stats_.finished_stop : stats_.finished_length);
@@ -283,7 +283,7 @@ void EngineImpl::Fail(Sequence* sequence, const absl::Status& status) {
     LeaveQueue(1, prompt_leaves ? s->prompt_length() : 0);
   }
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stats_.prompt_tokens += static_cast<uint64_t>(computed);
     stats_.generation_tokens += static_cast<uint64_t>(s->generated());
     const bool abort = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status) ||
@@ -296,7 +296,7 @@ void EngineImpl::Fail(Sequence* sequence, const absl::Status& status) {
 }
 
 void EngineImpl::UpdateGauges() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   CopySchedulerStats();
 }
 

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <span>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/draft/constraint_memory.h"
 #include "engine/draft/draft_depth.h"
 #include "engine/engine.h"
@@ -81,7 +81,7 @@ class EngineImpl final : public Engine {
   bool Drain(absl::Time deadline) override;
   void Shutdown() override;
   EngineStats Stats() const override {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return stats_;
   }
   EngineProgress Progress() const override { return {rounds_.load(), idle_now_.load()}; }
@@ -164,10 +164,10 @@ class EngineImpl final : public Engine {
     if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
   }
   void LeaveQueue(int sequences, int64_t tokens);
-  // Forgets an ended request; requires mutex_ to be held.
-  void Forget(const Sequence& ended);
+  // Forgets an ended request.
+  void Forget(const Sequence& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateGauges();
-  void CopySchedulerStats();  // requires mutex_ to be held
+  void CopySchedulerStats() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const EngineOptions options_;
   const std::unique_ptr<Model> model_;
@@ -204,23 +204,24 @@ class EngineImpl final : public Engine {
   std::atomic<uint64_t> rounds_{0};
   std::atomic<bool> idle_now_{false};
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable idle_;
-  // The following members are guarded by mutex_.
-  std::deque<SequencePtr> submitted_;
-  std::vector<const TokenSink*> cancel_requests_;  // only of requests that have not ended
+  std::deque<SequencePtr> submitted_ ABSL_GUARDED_BY(mutex_);
+  // Only of requests that have not ended.
+  std::vector<const TokenSink*> cancel_requests_ ABSL_GUARDED_BY(mutex_);
   // Of the requests that have not ended.
-  std::unordered_set<std::string> ids_;
-  std::unordered_set<const TokenSink*> sinks_;
-  int queued_seqs_ = 0;        // sequences that were submitted and never admitted
-  int64_t queued_tokens_ = 0;  // prompt tokens of these sequences; samples of one prompt count once
-  uint64_t submissions_ = 0;
-  bool draining_ = false;
-  bool cancel_all_ = false;
-  bool stop_ = false;
-  EngineStats stats_;
-  std::random_device random_;
+  std::unordered_set<std::string> ids_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_set<const TokenSink*> sinks_ ABSL_GUARDED_BY(mutex_);
+  int queued_seqs_ ABSL_GUARDED_BY(mutex_) = 0;  // sequences that were submitted and never admitted
+  // Prompt tokens of these sequences; samples of one prompt count once.
+  int64_t queued_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t submissions_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancel_all_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::random_device random_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };

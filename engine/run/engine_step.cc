@@ -98,7 +98,7 @@ void EngineImpl::Step() {
   }
   if (!broken_.ok()) {
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       stats_.healthy = false;
     }
     AbortExpired();  // ends all requests
@@ -115,7 +115,7 @@ void EngineImpl::Step() {
   histograms_.step_sequences.Observe(static_cast<double>(scheduled.size()));
   (decode_only ? histograms_.decode_step_seconds : histograms_.prefill_step_seconds)
       .Observe(step_seconds);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.steps;
   stats_.last_step = absl::Now();
   stats_.forward_seconds += forward_seconds;

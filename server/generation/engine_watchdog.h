@@ -1,10 +1,8 @@
 // Notices that the engine's thread is stuck: that a step does not end.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "absl/time/time.h"
@@ -28,8 +26,6 @@ class EngineWatchdog {
   const std::shared_ptr<const Engine> engine_;
   const absl::Duration limit_;
   const std::function<void(bool)> changed_;
-  std::mutex mutex_;
-  std::condition_variable_any stopping_;
   std::jthread thread_;  // last, because it uses the other members
 };
 

@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
 #include "engine/request.h"
@@ -55,12 +55,12 @@ class EventChannel {
  private:
   const size_t max_bytes_;
   const std::function<void()> wake_;
-  mutable std::mutex mutex_;
-  std::vector<ChoiceEvent> events_;
-  size_t bytes_ = 0;
-  size_t values_ = 0;
-  MemoryCharge charge_;  // of the events
-  absl::Status overflow_;
+  mutable Mutex mutex_;
+  std::vector<ChoiceEvent> events_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t values_ ABSL_GUARDED_BY(mutex_) = 0;
+  MemoryCharge charge_ ABSL_GUARDED_BY(mutex_);  // of the events
+  absl::Status overflow_ ABSL_GUARDED_BY(mutex_);
 };
 
 struct GenerationOptions {

@@ -31,7 +31,7 @@ absl::Status ScoreCall::Run(const v1::ScoreRequest& request) {
       });
   if (!generation.ok()) return generation.status();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!done_) generation_ = *std::move(generation);
   }
   Advance();  // output may have arrived before generation_ was set
@@ -59,7 +59,7 @@ absl::Status ScoreCall::Take(const OutputDelta& delta) {
 void ScoreCall::Advance() {
   absl::Status status;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (generation_ == nullptr) return;
     for (const ChoiceEvent& event : generation_->Take()) {
       status = event.error.ok() ? Take(event.delta) : event.error;
@@ -72,14 +72,14 @@ void ScoreCall::Advance() {
 }
 
 void ScoreCall::Cancel() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   done_ = true;
   if (generation_ != nullptr) generation_->Cancel();
 }
 
 void ScoreCall::OnDone() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     done_ = true;
     generation_.reset();
   }
