@@ -183,7 +183,7 @@ void ServerContext::Tick() {
 
 std::string ServerContext::MetricsText(ExpositionFormat format) {
   PrometheusText text(format);
-  metrics_->WriteServer(text);
+  metrics_.WriteServer(text);
   WriteMemoryMetrics(text, *memory_);
   keys_.WriteMetrics(text);
   settings_.observer->WriteMetrics(text);
@@ -204,8 +204,8 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
       WriteSglangNames(text, *model.requests, model.engine, model.name);
     }
   }
-  metrics_->WriteRejected(text, queue_full, queue_timeout);
-  if (settings_.metrics_compat.vllm) WriteHttpRequests(text, *metrics_);
+  metrics_.WriteRejected(text, queue_full, queue_timeout);
+  if (settings_.metrics_compat.vllm) WriteHttpRequests(text, metrics_);
   WriteProcessMetrics(text);
   return text.Take();
 }
