@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "base/message.h"
+#include "base/mutex.h"
 
 namespace moeserve {
 
@@ -37,8 +38,8 @@ struct SlotBlock {
 };
 
 struct Registry {
-  std::mutex mutex;
-  std::map<uintptr_t, const GuardedMapping*> mappings;  // by first address
+  Mutex mutex;
+  std::map<uintptr_t, const GuardedMapping*> mappings ABSL_GUARDED_BY(mutex);  // by first address
 };
 
 static_assert(std::atomic<uintptr_t>::is_always_lock_free &&
@@ -56,7 +57,7 @@ Registry& TheRegistry() {
 }
 
 // Returns the slot of the mapping at `address`, or null. Async-signal-safe.
-//
+
 // A slot that is reused meanwhile could show the begin of one mapping and the end of another; then
 // `begin` changes between the two loads. The slot of the mapping at a faulting address is stable,
 // because the thread that faulted keeps that mapping.
@@ -150,7 +151,7 @@ GuardedMapping::GuardedMapping(const char* data, size_t size, const std::filesys
   std::call_once(installed, InstallHandler);
   const auto begin = reinterpret_cast<uintptr_t>(data);
   Registry& registry = TheRegistry();
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const MutexLock lock(registry.mutex);
   slot_ = TakeSlot(begin, begin + size);
   registry.mappings[begin] = this;
 }
@@ -158,7 +159,7 @@ GuardedMapping::GuardedMapping(const char* data, size_t size, const std::filesys
 GuardedMapping::~GuardedMapping() {
   {
     Registry& registry = TheRegistry();
-    const std::lock_guard<std::mutex> lock(registry.mutex);
+    const MutexLock lock(registry.mutex);
     registry.mappings.erase(reinterpret_cast<uintptr_t>(data_));
     slot_->begin.store(0);
   }
@@ -192,7 +193,7 @@ absl::Status GuardedMapping::Check() const {
 void WatchedMappings::Add(const void* address) {
   const auto at = reinterpret_cast<uintptr_t>(address);
   Registry& registry = TheRegistry();
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const MutexLock lock(registry.mutex);
   auto it = registry.mappings.upper_bound(at);
   if (it == registry.mappings.begin()) return;
   const GuardedMapping* const mapping = std::prev(it)->second;

@@ -110,6 +110,7 @@ struct EngineProgress {
   bool idle = true;     // whether the thread waits for work
 };
 
+// The interface of the engine. Thread-safe, except Shutdown().
 class Engine {
  public:
   // Allocates the KV cache and starts the engine thread. Each of `eos_token_ids` ends a generation
@@ -122,67 +123,62 @@ class Engine {
                                                 std::shared_ptr<const Tokenizer> tokenizer,
                                                 std::vector<TokenId> eos_token_ids,
                                                 std::unique_ptr<Model> draft_model = nullptr);
-  ~Engine();  // calls Shutdown()
+  virtual ~Engine() = default;  // ends all requests as Shutdown() does
 
+  Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Queues a request; thread-safe. If Submit succeeds, `sink` receives the response; if Submit
-  // fails, `sink` is never called. Errors: InvalidArgument if a parameter or the prompt is out of
-  // range (this includes prompt + max_tokens over max_model_len), AlreadyExists if a request with
-  // this id is queued or running, ResourceExhausted if the queue is full, Unavailable if the engine
-  // is draining or shut down.
+  // Queues a request. If Submit succeeds, `sink` receives the response; if Submit fails, `sink` is
+  // never called. Errors: InvalidArgument if a parameter or the prompt is out of range (this
+  // includes prompt + max_tokens over max_model_len), AlreadyExists if a request with this id is
+  // queued or running, ResourceExhausted if the queue is full, Unavailable if the engine is
+  // draining or shut down.
   absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink);
 
-  // Queues several samples of one prompt, which is computed once; thread-safe, with the errors of
-  // the overload above. `requests` have equal prompts, salts, priorities and routing controls. The
-  // samples share the prompt's pages; a sample copies a shared page before it writes to
-  // it. Either all requests are queued or none.
-  absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
+  // Queues several samples of one prompt, which is computed once; the errors are those of the
+  // overload above. `requests` have equal prompts, salts, priorities and routing controls. The
+  // samples share the prompt's pages; a sample copies a shared page before it writes to it. Either
+  // all requests are queued or none.
+  virtual absl::Status Submit(std::vector<Request> requests,
+                              std::vector<std::shared_ptr<TokenSink>> sinks) = 0;
 
-  // Asks the engine to end the request that was submitted with `sink`; thread-safe, idempotent, no
-  // effect if that request has ended. The sink receives OnError(Cancelled) within one step unless
+  // Asks the engine to end the request that was submitted with `sink`; idempotent, no effect if
+  // that request has ended. The sink receives OnError(Cancelled) within one step unless
   // the request has finished before. The request's pages are free when the sink is called.
   //
   // The caller must own a share of the sink, so that no other request can have a sink at the same
   // address. Ids are chosen by clients and may be used again, so they do not name a request here.
-  void Cancel(const TokenSink* sink);
+  virtual void Cancel(const TokenSink* sink) = 0;
 
   // Refuses new requests, lets running and queued requests finish until `deadline` (a SteadyNow()
   // time) and ends those that are left with Unavailable. Returns whether all have ended: false if
   // the engine thread did not end its step within 10 s of the deadline.
-  bool Drain(absl::Time deadline);
+  virtual bool Drain(absl::Time deadline) = 0;
   // Ends all requests with Unavailable and joins the engine thread.
-  void Shutdown();
+  virtual void Shutdown() = 0;
 
-  EngineStats Stats() const;
+  virtual EngineStats Stats() const = 0;
   // Says whether the engine thread makes progress. Takes no lock.
-  EngineProgress Progress() const;
+  virtual EngineProgress Progress() const = 0;
   // Returns the expert statistics since the start. The snapshot includes every step that ended
   // before the call, so a request whose response is complete is always counted. If the device does
   // the counting, the snapshot can be up to a second old while requests run.
-  ExpertStats ExpertSnapshot() const;
-
-  // May be called by any thread. The reference is valid as long as the engine.
-  const RouteLayout& route_layout() const;
+  virtual ExpertStats ExpertSnapshot() const = 0;
+  // The reference is valid as long as the engine.
+  virtual const RouteLayout& route_layout() const = 0;
   // Returns the counts per token id and expert; nullopt if expert_stats is false or the table would
   // be larger than RecorderOptions::token_counts_bytes. The result is valid as long as the engine.
-  std::optional<TokenExpertCounts> token_expert_counts() const;
+  virtual std::optional<TokenExpertCounts> token_expert_counts() const = 0;
   // Returns the sampled router inputs, one entry per routed block; empty unless
   // RecorderOptions::hidden_samples asks for them.
-  std::vector<HiddenSample> HiddenSamples() const;
+  virtual std::vector<HiddenSample> HiddenSamples() const = 0;
 
-  const EngineOptions& options() const;  // the options with all defaults resolved
-  int max_model_len() const;
-  const ModelSpec& spec() const;
-  const Tokenizer& tokenizer() const;  // requires has_tokenizer()
-  // False for a model loaded without a tokenizer (requests with token ids only).
-  bool has_tokenizer() const;
-
- private:
-  class Impl;
-  explicit Engine(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  virtual const EngineOptions& options() const = 0;  // with all defaults resolved
+  int max_model_len() const { return options().max_model_len; }
+  virtual const ModelSpec& spec() const = 0;
+  // Returns null if the model has no tokenizer. Prompts can then be token ids only.
+  virtual const Tokenizer* tokenizer() const = 0;
 };
 
 }  // namespace moeserve

@@ -46,8 +46,7 @@ void ServerContext::SetServing() {
   state_.compare_exchange_strong(expected, ServerState::kServing);
 }
 
-void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
-                               const GenerationDefaults& defaults,
+void ServerContext::SetServing(std::shared_ptr<Engine> engine, const GenerationDefaults& defaults,
                                std::shared_ptr<const ChatFormat> chat,
                                TokenizerConfig tokenizer_config) {
   const std::string& name = settings_.served_names.front();
@@ -136,11 +135,11 @@ RequestRules ServerContext::Rules(const ServedModel& model, const ApiKey* key) c
     rules.routing.permitted = key->spec().scopes.Has(Scope::kRouting);
   }
   rules.strict_fields = settings_.strict_fields;
-  const EngineApi& engine = model.engine();
+  const Engine& engine = model.engine();
   rules.defaults = model.defaults();
   rules.vocab_size = engine.spec().vocab_size;
   rules.routing.records = settings_.routing_records;
-  rules.routing.control = engine.routing_control();
+  rules.routing.control = engine.options().routing_control;
   rules.routing.spec = &engine.spec();
   rules.routing.layout = &engine.route_layout();
   rules.tokenizer = engine.tokenizer();
@@ -184,7 +183,7 @@ void ServerContext::Tick() {
 
 std::string ServerContext::MetricsText(ExpositionFormat format) {
   PrometheusText text(format);
-  metrics_->WriteServer(text);
+  metrics_.WriteServer(text);
   WriteMemoryMetrics(text, *memory_);
   keys_.WriteMetrics(text);
   settings_.observer->WriteMetrics(text);
@@ -205,8 +204,8 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
       WriteSglangNames(text, *model.requests, model.engine, model.name);
     }
   }
-  metrics_->WriteRejected(text, queue_full, queue_timeout);
-  if (settings_.metrics_compat.vllm) WriteHttpRequests(text, *metrics_);
+  metrics_.WriteRejected(text, queue_full, queue_timeout);
+  if (settings_.metrics_compat.vllm) WriteHttpRequests(text, metrics_);
   WriteProcessMetrics(text);
   return text.Take();
 }

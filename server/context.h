@@ -66,8 +66,7 @@ class ServerContext {
   explicit ServerContext(ServerSettings settings);
 
   const ServerSettings& settings() const { return settings_; }
-  Metrics& metrics() { return *metrics_; }
-  const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
+  Metrics& metrics() { return metrics_; }
   // The memory that requests may hold together.
   const std::shared_ptr<MemoryBudget>& memory() const { return memory_; }
   // The memory that calls over gRPC may hold before their requests are parsed: a quarter as much,
@@ -81,7 +80,7 @@ class ServerContext {
   void SetServing();
   // Serves the first model, and calls SetServing(). Requires that ResolveMoeMetrics() accepts
   // settings().moe_metrics for this model.
-  void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
+  void SetServing(std::shared_ptr<Engine> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>(),
                   TokenizerConfig tokenizer_config = {});
   // Ends the requests that run with the error "draining", although the engines have not ended them.
@@ -141,7 +140,7 @@ class ServerContext {
 
  private:
   const ServerSettings settings_;
-  const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
+  Metrics metrics_;
   const std::shared_ptr<MemoryBudget> memory_;
   const std::shared_ptr<MemoryBudget> call_memory_;
   MetricsHistory metrics_history_;

@@ -25,8 +25,8 @@ constexpr absl::Duration kLastStep = absl::Seconds(10);
 
 }  // namespace
 
-absl::Status Engine::Impl::Submit(std::vector<Request> requests,
-                                  std::vector<std::shared_ptr<TokenSink>> sinks) {
+absl::Status EngineImpl::Submit(std::vector<Request> requests,
+                                std::vector<std::shared_ptr<TokenSink>> sinks) {
   MOESERVE_CHECK(!requests.empty() && requests.size() == sinks.size(), "a sink for each request");
   std::vector<SequencePtr> sequences;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -47,7 +47,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
   }
   const int count = static_cast<int>(sequences.size());
   const int prompt = sequences.front()->prompt_length();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (draining_ || stop_) return absl::UnavailableError("the server is shutting down");
   if (!stats_.healthy) return absl::UnavailableError("the engine has stopped");
   if (queued_seqs_ + count > options_.max_queued_seqs ||
@@ -81,16 +81,16 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
   return absl::OkStatus();
 }
 
-void Engine::Impl::Cancel(const TokenSink* sink) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+void EngineImpl::Cancel(const TokenSink* sink) {
+  const MutexLock lock(mutex_);
   if (!sinks_.contains(sink)) return;
   cancel_requests_.push_back(sink);
   wake_.notify_one();
 }
 
-bool Engine::Impl::Drain(absl::Time deadline) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto all_ended = [this] { return ids_.empty(); };
+bool EngineImpl::Drain(absl::Time deadline) {
+  MutexLock lock(mutex_);
+  const auto all_ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ids_.empty(); };
   draining_ = true;
   wake_.notify_one();
   // Even a wait that is over at once unlocks the mutex; requests could then still run to their end.
@@ -100,16 +100,16 @@ bool Engine::Impl::Drain(absl::Time deadline) {
   return idle_.wait_for(lock, absl::ToChronoMilliseconds(kLastStep), all_ended);
 }
 
-void Engine::Impl::Shutdown() {
+void EngineImpl::Shutdown() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     draining_ = cancel_all_ = stop_ = true;
     wake_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
 }
 
-void Engine::Impl::Loop() {
+void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), "engine");  // for ps, top and debuggers
   while (TakeWork()) {
     try {
@@ -124,9 +124,9 @@ void Engine::Impl::Loop() {
   }
 }
 
-bool Engine::Impl::TakeWork() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto has_news = [this] {
+bool EngineImpl::TakeWork() {
+  MutexLock lock(mutex_);
+  const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stop_ || cancel_all_ || !submitted_.empty() || !cancel_requests_.empty();
   };
   const auto nothing_left = [this] {
@@ -155,7 +155,7 @@ bool Engine::Impl::TakeWork() {
   return !over;
 }
 
-void Engine::Impl::AbortExpired() {
+void EngineImpl::AbortExpired() {
   const absl::Time now = SteadyNow();
   std::vector<std::pair<Sequence*, absl::Status>> ended;
   std::vector<Sequence*> cut;
@@ -188,7 +188,7 @@ void Engine::Impl::AbortExpired() {
   }
   for (const auto& [s, status] : ended) {
     if (absl::IsResourceExhausted(status)) {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       ++stats_.rejected_queue_timeout;
     }
     Fail(s, status);
@@ -196,20 +196,20 @@ void Engine::Impl::AbortExpired() {
   cancelled_.clear();
 }
 
-void Engine::Impl::LeaveQueue(int sequences, int64_t tokens) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+void EngineImpl::LeaveQueue(int sequences, int64_t tokens) {
+  const MutexLock lock(mutex_);
   queued_seqs_ -= sequences;
   queued_tokens_ -= tokens;
 }
 
-void Engine::Impl::Forget(const Sequence& ended) {
+void EngineImpl::Forget(const Sequence& ended) {
   ids_.erase(ended.request.id);
   sinks_.erase(ended.sink.get());
   // Another request's sink may soon be at this address.
   std::erase(cancel_requests_, ended.sink.get());
 }
 
-void Engine::Impl::Admit() {
+void EngineImpl::Admit() {
   const auto admitted = scheduler_.Admit();
   for (Sequence* s : admitted) {
     const auto now = std::chrono::steady_clock::now();
@@ -225,7 +225,7 @@ void Engine::Impl::Admit() {
   if (!admitted.empty()) UpdateGauges();
 }
 
-void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
+void EngineImpl::Finish(Sequence* sequence, OutputDelta delta) {
   if (sequence->request.expert_counts) {
     delta.expert_counts.resize(recorder_.layout().num_experts);
     routes_.Count(sequence->memory.pages, delta.expert_counts);
@@ -248,7 +248,7 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
     histograms_.decode_seconds.Observe(SecondsBetween(*s->first_token_at, now));
   }
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stats_.prompt_tokens += static_cast<uint64_t>(s->prompt_length());
     stats_.generation_tokens += static_cast<uint64_t>(s->generated());
     ++(delta.finish_reason == FinishReason::kStop ? stats_.finished_stop : stats_.finished_length);
@@ -258,7 +258,7 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
   s->sink->OnDelta(std::move(delta));
 }
 
-void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
+void EngineImpl::Fail(Sequence* sequence, const absl::Status& status) {
   SequencePtr s;
   bool queued = !sequence->admitted;
   bool prompt_leaves = queued && sequence->samples.empty();
@@ -285,7 +285,7 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
     LeaveQueue(1, prompt_leaves ? s->prompt_length() : 0);
   }
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stats_.prompt_tokens += static_cast<uint64_t>(computed);
     stats_.generation_tokens += static_cast<uint64_t>(s->generated());
     const bool abort = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status) ||
@@ -297,12 +297,12 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
   s->sink->OnError(status);
 }
 
-void Engine::Impl::UpdateGauges() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+void EngineImpl::UpdateGauges() {
+  const MutexLock lock(mutex_);
   CopySchedulerStats();
 }
 
-void Engine::Impl::CopySchedulerStats() {
+void EngineImpl::CopySchedulerStats() {
   stats_.running = static_cast<int>(scheduler_.running().size());
   // Admitted sequences that wait, after a preemption or as forked samples, count as waiting.
   stats_.waiting = queued_seqs_ + static_cast<int>(std::count_if(
@@ -317,9 +317,6 @@ void Engine::Impl::CopySchedulerStats() {
   stats_.accepted_tokens = accepted_tokens_;
   stats_.histograms = histograms_;
 }
-
-Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Engine::~Engine() { Shutdown(); }
 
 namespace {
 
@@ -384,38 +381,15 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     MOESERVE_ASSIGN_OR_RETURN(draft_cache,
                               draft_model->backend().NewKvCache(draft_shapes, draft_type, pages));
   }
-  auto impl = std::make_unique<Impl>(
+  return std::make_unique<EngineImpl>(
       o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),
       pages * page_bytes, std::move(counters), std::move(draft_model), std::move(draft_cache));
-  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
 absl::Status Engine::Submit(Request request, std::shared_ptr<TokenSink> sink) {
   std::vector<Request> requests;
   requests.push_back(std::move(request));
-  return impl_->Submit(std::move(requests), {std::move(sink)});
+  return Submit(std::move(requests), {std::move(sink)});
 }
-absl::Status Engine::Submit(std::vector<Request> requests,
-                            std::vector<std::shared_ptr<TokenSink>> sinks) {
-  return impl_->Submit(std::move(requests), std::move(sinks));
-}
-void Engine::Cancel(const TokenSink* sink) { impl_->Cancel(sink); }
-bool Engine::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
-void Engine::Shutdown() { impl_->Shutdown(); }
-EngineProgress Engine::Progress() const { return impl_->Progress(); }
-EngineStats Engine::Stats() const { return impl_->Stats(); }
-ExpertStats Engine::ExpertSnapshot() const { return impl_->recorder().Snapshot(); }
-const RouteLayout& Engine::route_layout() const { return impl_->recorder().layout(); }
-std::optional<TokenExpertCounts> Engine::token_expert_counts() const {
-  return impl_->recorder().token_counts();
-}
-std::vector<HiddenSample> Engine::HiddenSamples() const {
-  return impl_->recorder().HiddenSamples();
-}
-const EngineOptions& Engine::options() const { return impl_->options_; }
-int Engine::max_model_len() const { return impl_->options_.max_model_len; }
-const ModelSpec& Engine::spec() const { return impl_->model_->spec(); }
-const Tokenizer& Engine::tokenizer() const { return *impl_->tokenizer_; }
-bool Engine::has_tokenizer() const { return impl_->tokenizer_ != nullptr; }
 
 }  // namespace moeserve

@@ -1,5 +1,5 @@
-// The engine's state. engine.cc has what other threads call and the life of a request,
-// engine_step.cc has the steps.
+// The implementation of the engine. engine.cc has what other threads call and the life of a
+// request, engine_step.cc has the steps.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <span>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/draft/constraint_memory.h"
 #include "engine/draft/draft_depth.h"
 #include "engine/engine.h"
@@ -42,13 +42,13 @@ inline int64_t HeadParameters(const ModelSpec& spec) {
   return int64_t{spec.vocab_size} * spec.hidden_size;
 }
 
-class Engine::Impl {
+class EngineImpl final : public Engine {
  public:
-  Impl(const EngineOptions& options, std::unique_ptr<Model> model,
-       std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
-       std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
-       std::unique_ptr<RouteCounters> counters, std::unique_ptr<Model> draft_model,
-       std::unique_ptr<KvCacheStorage> draft_cache)
+  EngineImpl(const EngineOptions& options, std::unique_ptr<Model> model,
+             std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
+             std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
+             std::unique_ptr<RouteCounters> counters, std::unique_ptr<Model> draft_model,
+             std::unique_ptr<KvCacheStorage> draft_cache)
       : options_(options),
         page_use_(PageUseOf(options, model->spec(), draft_model != nullptr)),
         model_(std::move(model)),
@@ -75,21 +75,27 @@ class Engine::Impl {
     thread_ = std::thread([this] { Loop(); });
   }
 
-  absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
-  void Cancel(const TokenSink* sink);
-  bool Drain(absl::Time deadline);
-  void Shutdown();
-  EngineProgress Progress() const { return {rounds_.load(), idle_now_.load()}; }
-  EngineStats Stats() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
+  ~EngineImpl() override { Shutdown(); }
+
+  absl::Status Submit(std::vector<Request> requests,
+                      std::vector<std::shared_ptr<TokenSink>> sinks) override;
+  void Cancel(const TokenSink* sink) override;
+  bool Drain(absl::Time deadline) override;
+  void Shutdown() override;
+  EngineStats Stats() const override {
+    const MutexLock lock(mutex_);
     return stats_;
   }
-
-  const EngineOptions options_;
-  const PageUse page_use_;
-  const std::unique_ptr<Model> model_;
-  const std::shared_ptr<const Tokenizer> tokenizer_;
-  const ExpertRecorder& recorder() const { return recorder_; }
+  EngineProgress Progress() const override { return {rounds_.load(), idle_now_.load()}; }
+  ExpertStats ExpertSnapshot() const override { return recorder_.Snapshot(); }
+  const RouteLayout& route_layout() const override { return recorder_.layout(); }
+  std::optional<TokenExpertCounts> token_expert_counts() const override {
+    return recorder_.token_counts();
+  }
+  std::vector<HiddenSample> HiddenSamples() const override { return recorder_.HiddenSamples(); }
+  const EngineOptions& options() const override { return options_; }
+  const ModelSpec& spec() const override { return model_->spec(); }
+  const Tokenizer* tokenizer() const override { return tokenizer_.get(); }
 
  private:
   // What was drawn for a sequence in a step.
@@ -160,11 +166,15 @@ class Engine::Impl {
     if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
   }
   void LeaveQueue(int sequences, int64_t tokens);
-  // Forgets an ended request; requires mutex_ to be held.
-  void Forget(const Sequence& ended);
+  // Forgets an ended request.
+  void Forget(const Sequence& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateGauges();
-  void CopySchedulerStats();  // requires mutex_ to be held
+  void CopySchedulerStats() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const EngineOptions options_;
+  const PageUse page_use_;
+  const std::unique_ptr<Model> model_;
+  const std::shared_ptr<const Tokenizer> tokenizer_;
   const std::vector<TokenId> eos_;
   const std::unique_ptr<KvCacheStorage> cache_;
 
@@ -198,23 +208,24 @@ class Engine::Impl {
   std::atomic<uint64_t> rounds_{0};
   std::atomic<bool> idle_now_{false};
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable idle_;
-  // The following members are guarded by mutex_.
-  std::deque<SequencePtr> submitted_;
-  std::vector<const TokenSink*> cancel_requests_;  // only of requests that have not ended
+  std::deque<SequencePtr> submitted_ ABSL_GUARDED_BY(mutex_);
+  // Only of requests that have not ended.
+  std::vector<const TokenSink*> cancel_requests_ ABSL_GUARDED_BY(mutex_);
   // Of the requests that have not ended.
-  std::unordered_set<std::string> ids_;
-  std::unordered_set<const TokenSink*> sinks_;
-  int queued_seqs_ = 0;        // sequences that were submitted and never admitted
-  int64_t queued_tokens_ = 0;  // prompt tokens of these sequences; samples of one prompt count once
-  uint64_t submissions_ = 0;
-  bool draining_ = false;
-  bool cancel_all_ = false;
-  bool stop_ = false;
-  EngineStats stats_;
-  std::random_device random_;
+  std::unordered_set<std::string> ids_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_set<const TokenSink*> sinks_ ABSL_GUARDED_BY(mutex_);
+  int queued_seqs_ ABSL_GUARDED_BY(mutex_) = 0;  // sequences that were submitted and never admitted
+  // Prompt tokens of these sequences; samples of one prompt count once.
+  int64_t queued_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t submissions_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancel_all_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::random_device random_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };

@@ -54,7 +54,7 @@ bool NoneFailed(std::span<const uint8_t> failed) {
 
 }  // namespace
 
-void Engine::Impl::Step() {
+void EngineImpl::Step() {
   const auto begin = std::chrono::steady_clock::now();
   drawing_share_.Choose(scheduler_.running());
   const PromptBudget budget =
@@ -98,7 +98,7 @@ void Engine::Impl::Step() {
   }
   if (!broken_.ok()) {
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       stats_.healthy = false;
     }
     AbortExpired();  // ends all requests
@@ -115,7 +115,7 @@ void Engine::Impl::Step() {
   histograms_.step_sequences.Observe(static_cast<double>(scheduled.size()));
   (decode_only ? histograms_.decode_step_seconds : histograms_.prefill_step_seconds)
       .Observe(step_seconds);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.steps;
   stats_.last_step = absl::Now();
   stats_.forward_seconds += forward_seconds;
@@ -123,7 +123,7 @@ void Engine::Impl::Step() {
   stats_.histograms = histograms_;
 }
 
-void Engine::Impl::ProposeDrafts() {
+void EngineImpl::ProposeDrafts() {
   if (options_.draft.max_tokens == 0) return;
   std::vector<Sequence*> decoding, without;  // without: too little was found for them
   int rows = 0;
@@ -156,13 +156,13 @@ void Engine::Impl::ProposeDrafts() {
   }
 }
 
-int Engine::Impl::DraftRoom(const Sequence& s) const {
+int EngineImpl::DraftRoom(const Sequence& s) const {
   // The last token of a response is never computed.
   return std::min({options_.draft.max_tokens, s.request.sampling.max_tokens - s.generated() - 1,
                    options_.max_model_len - s.length() - 1});
 }
 
-void Engine::Impl::ProposeByModel(int rows, const std::vector<Sequence*>& sequences) {
+void EngineImpl::ProposeByModel(int rows, const std::vector<Sequence*>& sequences) {
   int depth = options_.draft.max_tokens;
   if (!options_.draft.always) {
     const auto choose = [&](std::span<const double> shares) {
@@ -186,14 +186,13 @@ void Engine::Impl::ProposeByModel(int rows, const std::vector<Sequence*>& sequen
   draft_model_->Propose(wanted);
 }
 
-void Engine::Impl::ObserveStep(const std::vector<ScheduledRows>& scheduled,
-                               double forward_seconds) {
+void EngineImpl::ObserveStep(const std::vector<ScheduledRows>& scheduled, double forward_seconds) {
   const StepWork work = WorkOf(scheduled);
   step_time_.Observe(work, forward_seconds);
   if (work.prompt_rows == 0) draft_depth_.ObserveStep(work.decode_rows, forward_seconds);
 }
 
-std::vector<Engine::Impl::SequenceOutput> Engine::Impl::Outputs(
+std::vector<EngineImpl::SequenceOutput> EngineImpl::Outputs(
     const std::vector<ScheduledRows>& scheduled, const Batch& batch, const StepReport& report,
     std::vector<int32_t>& positions) {
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
@@ -220,7 +219,7 @@ std::vector<Engine::Impl::SequenceOutput> Engine::Impl::Outputs(
   return outputs;
 }
 
-void Engine::Impl::Verify(std::vector<SequenceOutput>& outputs, Batch& batch) {
+void EngineImpl::Verify(std::vector<SequenceOutput>& outputs, Batch& batch) {
   for (SequenceOutput& output : outputs) {
     const int drafted = output.rows.drafted;
     if (drafted == 0) continue;
@@ -246,7 +245,7 @@ void Engine::Impl::Verify(std::vector<SequenceOutput>& outputs, Batch& batch) {
   }
 }
 
-Engine::Impl::Drawn Engine::Impl::Draw(Sequence& s, const SequenceOutput& output) {
+EngineImpl::Drawn EngineImpl::Draw(Sequence& s, const SequenceOutput& output) {
   if (s.sampling.constraint() == nullptr) return DrawTokens(s, output);
   const auto begin = std::chrono::steady_clock::now();
   Drawn drawn = DrawTokens(s, output);
@@ -254,7 +253,7 @@ Engine::Impl::Drawn Engine::Impl::Draw(Sequence& s, const SequenceOutput& output
   return drawn;
 }
 
-Engine::Impl::Drawn Engine::Impl::DrawTokens(Sequence& s, const SequenceOutput& output) {
+EngineImpl::Drawn EngineImpl::DrawTokens(Sequence& s, const SequenceOutput& output) {
   Drawn drawn;
   const int first = s.length();
   const auto drafted = static_cast<size_t>(output.rows.drafted);
@@ -302,7 +301,7 @@ Engine::Impl::Drawn Engine::Impl::DrawTokens(Sequence& s, const SequenceOutput& 
   return drawn;
 }
 
-void Engine::Impl::LearnAcceptance(Sequence& s, int first) {
+void EngineImpl::LearnAcceptance(Sequence& s, int first) {
   if (s.sampling.constraint() != nullptr) {
     constraint_memory_.Learn(s.request.sampling.constraint.get(), s.cache_key,
                              s.sampling.TakeSteps());
@@ -321,15 +320,15 @@ void Engine::Impl::LearnAcceptance(Sequence& s, int first) {
       std::min(s.memory.drafted_until, first + static_cast<int>(right ? i : i - 1));
 }
 
-void Engine::Impl::FailWithSamples(Sequence* sequence, const absl::Status& status) {
+void EngineImpl::FailWithSamples(Sequence* sequence, const absl::Status& status) {
   // Other samples that wait for this prompt to be computed would fail in the same way.
   while (!sequence->samples.empty()) Fail(sequence->samples.back().get(), status);
   Fail(sequence, status);
 }
 
-void Engine::Impl::FailForMemory(Sequence* sequence) { FailWithSamples(sequence, OutOfMemory()); }
+void EngineImpl::FailForMemory(Sequence* sequence) { FailWithSamples(sequence, OutOfMemory()); }
 
-void Engine::Impl::AdvanceOrFail(SequenceOutput& output) {
+void EngineImpl::AdvanceOrFail(SequenceOutput& output) {
   const auto& running = scheduler_.running();
   Sequence* const sequence = output.rows.sequence;
   try {
@@ -342,7 +341,7 @@ void Engine::Impl::AdvanceOrFail(SequenceOutput& output) {
   }
 }
 
-void Engine::Impl::Advance(SequenceOutput& output) {
+void EngineImpl::Advance(SequenceOutput& output) {
   Sequence& s = *output.rows.sequence;
   if (output.drawn.has_value()) {
     // The drawn tokens follow the last row that is not a drafted one.
@@ -364,7 +363,7 @@ void Engine::Impl::Advance(SequenceOutput& output) {
   Deliver(s, Draw(s, output), first);
 }
 
-void Engine::Impl::ForkSamples(Sequence& s, const SequenceOutput& output) {
+void EngineImpl::ForkSamples(Sequence& s, const SequenceOutput& output) {
   for (SequencePtr& sample : std::exchange(s.samples, {})) {
     Sequence& forked = *sample;
     scheduler_.Fork(s, std::move(sample));
@@ -373,7 +372,7 @@ void Engine::Impl::ForkSamples(Sequence& s, const SequenceOutput& output) {
   }
 }
 
-void Engine::Impl::Deliver(Sequence& s, Drawn drawn, int first) {
+void EngineImpl::Deliver(Sequence& s, Drawn drawn, int first) {
   if (!drawn.deltas.empty() && !s.first_token_at.has_value()) {
     s.first_token_at = std::chrono::steady_clock::now();
     histograms_.prefill_seconds.Observe(SecondsBetween(s.admitted_at, *s.first_token_at));
@@ -389,7 +388,7 @@ void Engine::Impl::Deliver(Sequence& s, Drawn drawn, int first) {
   if (!drawn.status.ok()) FailWithSamples(&s, drawn.status);
 }
 
-void Engine::Impl::DeliverRoutes(Sequence& s, int end, OutputDelta& delta) {
+void EngineImpl::DeliverRoutes(Sequence& s, int end, OutputDelta& delta) {
   const int begin = std::exchange(s.routes_delivered, end);
   delta.routing = routes_.Record(s.memory.pages, begin, end);
   for (const auto& [first, last] : s.reused) {

@@ -236,7 +236,7 @@ StepOptions ExpertRecorder::BeginStep(std::span<const int32_t> tokens) {
   step.counters = counters_.get();
   if (std::exchange(has_samples_, false)) {
     step.meanwhile = [this] {
-      const std::lock_guard<std::mutex> lock(router_mutex_);
+      const MutexLock lock(router_mutex_);
       SumSamples();
     };
   }
@@ -300,7 +300,7 @@ void ExpertRecorder::SampleScores(const Batch& batch, const BlockReport& report)
   const int wanted = interval > 1 ? std::max(1, options_.router_stats_rows / heads) : tokens;
   const uint64_t stride = static_cast<uint64_t>((tokens + wanted - 1) / wanted);
   const uint64_t sample = (steps_ - 1) / static_cast<uint64_t>(interval);
-  const std::lock_guard<std::mutex> lock(router_mutex_);
+  const MutexLock lock(router_mutex_);
   for (int r = 0; r < plan.rows; ++r) {
     const int t = r / heads;
     if (static_cast<uint64_t>(t) % stride != sample % stride) continue;
@@ -364,7 +364,7 @@ void ExpertRecorder::SampleInputs(const Batch& batch, const BlockReport& report)
   const RoutingPlan& plan = report.plan;
   const auto index = static_cast<size_t>(report.index);
   const int heads = layout_.blocks[index].sub_tokens;
-  const std::lock_guard<std::mutex> lock(reservoir_mutex_);
+  const MutexLock lock(reservoir_mutex_);
   HiddenReservoir& reservoir = reservoirs_[index];
   const size_t width = static_cast<size_t>(reservoir.sample().width);
   for (int r = 0; r < plan.rows; ++r) {
@@ -398,14 +398,14 @@ ExpertStats ExpertRecorder::Snapshot() const {
   ExpertStats stats = empty_;
   if (counters_ == nullptr) return stats;
   AddCounts(counters_->Read(), stats);
-  const std::lock_guard<std::mutex> lock(router_mutex_);
+  const MutexLock lock(router_mutex_);
   SumSamples();
   for (size_t i = 0; i < stats.blocks.size(); ++i) stats.blocks[i].router = router_[i];
   return stats;
 }
 
 std::vector<HiddenSample> ExpertRecorder::HiddenSamples() const {
-  const std::lock_guard<std::mutex> lock(reservoir_mutex_);
+  const MutexLock lock(reservoir_mutex_);
   std::vector<HiddenSample> out;
   for (const HiddenReservoir& r : reservoirs_) out.push_back(r.sample());
   return out;

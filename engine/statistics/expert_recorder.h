@@ -4,11 +4,11 @@
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/routes/route_layout.h"
 #include "engine/routes/route_log.h"
 #include "engine/spec/spec.h"
@@ -91,14 +91,14 @@ class ExpertRecorder {
     std::vector<int32_t> chosen;
   };
 
-  bool samples_inputs() const { return sampling_ && !reservoirs_.empty(); }
+  bool samples_inputs() const { return sampling_ && options_.hidden_samples > 0; }
   void LogRoutes(const Batch& batch, const BlockReport& report);
   void SampleScores(const Batch& batch, const BlockReport& report);
   void SampleInputs(const Batch& batch, const BlockReport& report);
-  // Adds one row's scores [E] and the experts chosen for the row to partial_. Requires
-  // router_mutex_ to be held.
-  void AddRow(int block, std::span<const float> scores, std::span<const int32_t> chosen) const;
-  void SumSamples() const;  // sums up samples_; requires router_mutex_ to be held
+  // Adds one row's scores [E] and the experts chosen for the row to partial_.
+  void AddRow(int block, std::span<const float> scores, std::span<const int32_t> chosen) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(router_mutex_);
+  void SumSamples() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(router_mutex_);  // sums up samples_
 
   const RouteLayout layout_;
   const RecorderOptions options_;
@@ -120,14 +120,15 @@ class ExpertRecorder {
   // The sampled rows of a step are summed up while the next step runs, or by a snapshot if one is
   // taken before. Summing them up between steps would leave the device idle while the host computes
   // exponentials.
-  mutable std::mutex router_mutex_;
-  mutable SampledRows samples_;               // guarded by router_mutex_
-  mutable std::vector<RouterStats> router_;   // by routed block; guarded by router_mutex_
-  mutable std::vector<RouterStats> partial_;  // sums over one step: scratch of SumSamples()
-  mutable std::vector<double> probability_;   // scratch of AddRow()
+  mutable Mutex router_mutex_;
+  mutable SampledRows samples_ ABSL_GUARDED_BY(router_mutex_);
+  mutable std::vector<RouterStats> router_ ABSL_GUARDED_BY(router_mutex_);  // by routed block
+  // Sums over one step: scratch of SumSamples().
+  mutable std::vector<RouterStats> partial_ ABSL_GUARDED_BY(router_mutex_);
+  mutable std::vector<double> probability_ ABSL_GUARDED_BY(router_mutex_);  // scratch of AddRow()
 
-  mutable std::mutex reservoir_mutex_;
-  std::vector<HiddenReservoir> reservoirs_;  // by routed block; guarded by reservoir_mutex_
+  mutable Mutex reservoir_mutex_;
+  std::vector<HiddenReservoir> reservoirs_ ABSL_GUARDED_BY(reservoir_mutex_);  // by routed block
 };
 
 }  // namespace moeserve

@@ -42,7 +42,7 @@ std::span<const TokenRowChange> TokenRows::Assign(std::span<const int32_t> token
     changes_.push_back(change);
   }
   if (changes_.empty()) return changes_;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const TokenRowChange& change : changes_) {
     Owner& owner = published_[static_cast<size_t>(change.row)];
     owner.token = -1;
@@ -72,7 +72,7 @@ int32_t TokenRows::RowFor(int32_t token, int64_t& left) {
 
 void TokenRows::Publish() {
   if (unpublished_.empty()) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const int32_t row : unpublished_) {
     published_[static_cast<size_t>(row)].token = token_of_row_[static_cast<size_t>(row)];
   }
@@ -80,7 +80,7 @@ void TokenRows::Publish() {
 }
 
 std::vector<TokenRows::Owner> TokenRows::Owners() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return published_;
 }
 

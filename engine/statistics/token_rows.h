@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "kernels/route_counters.h"
 
 namespace moeserve {
@@ -14,7 +14,7 @@ namespace moeserve {
 // A token gets a free row when it first occurs. Once no row is free, a token that has occurred at
 // least twice as often as the owner of a row takes that row over. So the counts of a row are exact,
 // and begin with the token's first occurrence or with the moment at which it received the row.
-//
+
 // One thread assigns and publishes; any thread may call Owners().
 class TokenRows {
  public:
@@ -53,8 +53,8 @@ class TokenRows {
   std::vector<TokenRowChange> changes_;
   std::vector<int32_t> unpublished_;  // rows that changed hands since Publish()
 
-  mutable std::mutex mutex_;
-  std::vector<Owner> published_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<Owner> published_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve

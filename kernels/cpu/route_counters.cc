@@ -38,7 +38,7 @@ void CpuRouteCounters::Count(std::span<const uint8_t> kind, std::span<const int3
   std::fill(routes.begin(), routes.end(), TokenRoutes{});
   diversity_.assign(kind.size(), 0);
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     for (size_t i = 0; i < plans.size(); ++i) {
       if (plans[i] != nullptr) CountBlock(step, i, *plans[i]);
     }
@@ -145,7 +145,7 @@ void CpuRouteCounters::CountPairs() {
 }
 
 CountsSnapshot CpuRouteCounters::Read() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return counts_;
 }
 

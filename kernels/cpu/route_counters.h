@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "kernels/backend.h"
 #include "kernels/route_counters.h"
 
@@ -42,12 +42,13 @@ class CpuRouteCounters : public RouteCounters {
   };
   static constexpr uint8_t kMixed = 254;
 
-  // Adds the plan of one block; mutex_ is held.
-  void CountBlock(const Step& step, size_t index, const RoutingPlan& plan);
+  // Adds the plan of one block.
+  void CountBlock(const Step& step, size_t index, const RoutingPlan& plan)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds the assignments [begin, end) of one expert.
   template <bool mixed>
   void CountExpert(const Step& step, size_t index, const RoutingPlan& plan, int32_t begin,
-                   int32_t end);
+                   int32_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds 1 to each table element listed in table_indices_, then clears the list.
   void CountPairs();
 
@@ -61,8 +62,8 @@ class CpuRouteCounters : public RouteCounters {
   std::vector<uint32_t> diversity_;
   std::vector<size_t> table_indices_;  // table elements of the step's (token, expert) pairs
 
-  mutable std::mutex mutex_;
-  CountsSnapshot counts_;              // guarded by mutex_
+  mutable Mutex mutex_;
+  CountsSnapshot counts_ ABSL_GUARDED_BY(mutex_);
   std::vector<int32_t> row_of_token_;  // [vocabulary]; empty if every token has a row
   // [table_rows(), experts_], or null. Written without a lock: readers may see a part of a step.
   std::unique_ptr<std::atomic<uint32_t>[]> table_;

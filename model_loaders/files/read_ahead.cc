@@ -27,7 +27,7 @@ ReadAhead::ReadAhead(std::vector<std::shared_ptr<const MappedFile>> files, Reade
 
 ReadAhead::~ReadAhead() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   changed_.notify_one();
@@ -42,7 +42,7 @@ void ReadAhead::Use(std::string_view part) {
     }
     const uint64_t begin = placed.begin + static_cast<uint64_t>(part.data() - bytes.data());
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       // A tensor a little before the place of reading was probably read with its neighbours.
       const bool continues = begin + kAhead >= begin_ && begin <= std::max(next_, until_);
       if (!continues) begin_ = next_ = begin;
@@ -68,9 +68,10 @@ void ReadAhead::SystemRead(std::string_view part) {
 }
 
 void ReadAhead::Run() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return stop_ || next_ < until_; });
+    changed_.wait(
+        lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || next_ < until_; });
     if (stop_) return;
     const uint64_t begin = next_;
     const uint64_t end = std::min(begin + kStep, until_);

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "model_loaders/files/mapped_file.h"
 
 namespace moeserve {
@@ -17,7 +17,7 @@ namespace moeserve {
 // Lets the system read mapped files into its page cache on a thread of its own, so that the thread
 // that uses the bytes does not wait for the disk. Files are read in the order given, each from
 // front to back; a use elsewhere moves the place from which they are read.
-//
+
 // At most kAhead bytes are read that were not used yet. They belong to the page cache, which the
 // system can reclaim, and not to the memory of this process. If no thread can be started, the
 // system reads the bytes when they are used.
@@ -57,14 +57,14 @@ class ReadAhead {
   const Reader read_;
   std::vector<Placed> files_;
   uint64_t size_ = 0;  // of all files
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
   // Positions in the concatenation of all files. Bytes in [begin_, next_) have been read; those in
   // [next_, until_) are wanted.
-  uint64_t begin_ = 0;
-  uint64_t next_ = 0;
-  uint64_t until_ = 0;
-  bool stop_ = false;
+  uint64_t begin_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t next_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t until_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -26,7 +26,7 @@ WorkPool::WorkPool(int threads, size_t max_waiting)
 
 WorkPool::~WorkPool() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
@@ -35,7 +35,7 @@ WorkPool::~WorkPool() {
 
 bool WorkPool::Post(std::function<void()> task, ClientId client) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (waiting_ >= max_waiting_) return false;
     Client& queue = clients_[client];
     const size_t share = client == 0 ? max_waiting_ : std::max<size_t>(1, max_waiting_ / 4 * 3);
@@ -48,8 +48,10 @@ bool WorkPool::Post(std::function<void()> task, ClientId client) {
 }
 
 void WorkPool::WaitUntilIdle(std::chrono::steady_clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
-  idle_.wait_until(lock, deadline, [&] { return running_ == 0 && waiting_ == 0; });
+  MutexLock lock(mutex_);
+  idle_.wait_until(lock, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return running_ == 0 && waiting_ == 0;
+  });
 }
 
 double WorkPool::Used(const Client& client, Clock::time_point now) {
@@ -96,10 +98,10 @@ void WorkPool::Run() {
   // threads and those that do input and output come first. On Linux, this concerns the calling
   // thread only.
   setpriority(PRIO_PROCESS, 0, std::min(getpriority(PRIO_PROCESS, 0) + kNice, 19));
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     auto next = clients_.end();
-    changed_.wait(lock, [&] {
+    changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       next = Next(Clock::now());
       return next != clients_.end() || (stopping_ && waiting_ == 0);
     });

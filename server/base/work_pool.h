@@ -7,10 +7,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace moeserve::server {
 
@@ -51,22 +52,24 @@ class WorkPool {
 
   void Run();
   // Returns the client whose task is to run next; end() if no task may run now.
-  std::unordered_map<ClientId, Client>::iterator Next(Clock::time_point now);
+  std::unordered_map<ClientId, Client>::iterator Next(Clock::time_point now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets clients without tasks that have used little time, or, if there are many, any.
-  void Forget(Clock::time_point now);
+  void Forget(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static double Used(const Client& client, Clock::time_point now);
   static bool IsHeavy(ClientId id, const Client& client, Clock::time_point now);
 
   const size_t max_waiting_;
   const int threads_for_heavy_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable idle_;
-  std::unordered_map<ClientId, Client> clients_;
-  size_t waiting_ = 0;  // tasks of all clients
-  int running_ = 0;
-  int running_heavy_ = 0;  // tasks that began when their client had used much time
-  bool stopping_ = false;
+  std::unordered_map<ClientId, Client> clients_ ABSL_GUARDED_BY(mutex_);
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // tasks of all clients
+  int running_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Tasks that began when their client had used much time.
+  int running_heavy_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -14,7 +14,6 @@
 #include "engine/model/model.h"
 #include "kernels/registry.h"
 #include "server/base/text_values.h"
-#include "server/generation/engine_adapter.h"
 #include "server/logging/logging.h"
 #include "server/process/packed_folder.h"
 
@@ -331,11 +330,9 @@ Result<RunningModel> StartModel(
                             ResolveKvCacheType(options.kv_cache_dtype, out.types.compute));
   if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));
   MOESERVE_ASSIGN_OR_RETURN(
-      std::unique_ptr<Engine> running,
-      Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,
-                     std::move(checkpoint.eos_token_ids), std::move(draft_model)));
+      out.engine, Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,
+                                 std::move(checkpoint.eos_token_ids), std::move(draft_model)));
   PrintWarnings(out.backend->warnings(), progress);
-  out.engine = AdaptEngine(std::move(running));
   return out;
 }
 

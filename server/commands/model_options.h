@@ -17,7 +17,6 @@
 #include "kernels/registry.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "server/commands/progress/load_progress.h"
-#include "server/generation/engine_api.h"
 
 namespace moeserve::server {
 
@@ -73,7 +72,7 @@ Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options);
 // engine.
 struct RunningModel {
   std::unique_ptr<Backend> backend;
-  std::shared_ptr<EngineApi> engine;
+  std::shared_ptr<Engine> engine;
   GenerationDefaults defaults;
   TokenizerConfig tokenizer_config;
   std::string directory_name;

@@ -3,9 +3,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <limits>
-#include <mutex>
 #include <utility>
 
+#include "base/mutex.h"
 #include "server/generation/generation.h"
 
 namespace moeserve::server {
@@ -15,14 +15,14 @@ namespace {
 constexpr std::chrono::milliseconds kCancelInterval{50};
 
 struct Signal {
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
-  bool set = false;
+  bool set ABSL_GUARDED_BY(mutex) = false;
 };
 
 }  // namespace
 
-absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
+absl::Status RunToEnd(std::shared_ptr<Engine> engine, std::vector<Request> requests,
                       const std::function<void(size_t, const OutputDelta&)>& on_delta,
                       const std::function<bool()>& cancelled) {
   const auto signal = std::make_shared<Signal>();
@@ -30,7 +30,7 @@ absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> re
   options.max_unread_bytes = std::numeric_limits<size_t>::max();
   options.wake = [signal] {
     {
-      std::lock_guard lock(signal->mutex);
+      MutexLock lock(signal->mutex);
       signal->set = true;
     }
     signal->changed.notify_one();
@@ -48,8 +48,8 @@ absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> re
       generation->Cancel();
       return absl::CancelledError("interrupted");
     }
-    std::unique_lock lock(signal->mutex);
-    const auto is_set = [&] { return signal->set; };
+    MutexLock lock(signal->mutex);
+    const auto is_set = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(signal->mutex) { return signal->set; };
     if (cancelled) {
       signal->changed.wait_for(lock, kCancelInterval, is_set);
     } else {

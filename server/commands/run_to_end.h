@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/engine.h"
 #include "engine/request.h"
-#include "server/generation/engine_api.h"
 
 namespace moeserve::server {
 
@@ -16,7 +16,7 @@ namespace moeserve::server {
 // After the first error, cancels the other requests and returns that error. If `cancelled` is set
 // and returns true, which it is asked several times a second, cancels all requests and returns
 // Cancelled.
-absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
+absl::Status RunToEnd(std::shared_ptr<Engine> engine, std::vector<Request> requests,
                       const std::function<void(size_t, const OutputDelta&)>& on_delta,
                       const std::function<bool()>& cancelled = {});
 

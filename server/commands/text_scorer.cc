@@ -13,7 +13,7 @@ namespace moeserve::server {
 namespace {
 
 // Returns the special tokens that every window starts with.
-Result<std::vector<TokenId>> WindowPrefix(const EngineApi& engine, const Tokenizer& tokenizer) {
+Result<std::vector<TokenId>> WindowPrefix(const Engine& engine, const Tokenizer& tokenizer) {
   MOESERVE_ASSIGN_OR_RETURN(std::vector<TokenId> prefix, tokenizer.Encode("", true));
   // A tokenizer that appends special tokens (rare) returns them here, too; they do not belong in
   // front of a text, so only the BOS token is used.
@@ -57,7 +57,7 @@ Result<std::string> ReadScoredText(const std::string& path) {
 }
 
 Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOptions& options,
-                         const std::shared_ptr<EngineApi>& engine) {
+                         const std::shared_ptr<Engine>& engine) {
   const Tokenizer* tokenizer = engine->tokenizer();
   if (tokenizer == nullptr) return absl::InvalidArgumentError("this model has no tokenizer");
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<TokenId> prefix, WindowPrefix(*engine, *tokenizer));

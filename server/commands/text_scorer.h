@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/engine.h"
 #include "server/commands/progress/progress.h"
-#include "server/generation/engine_api.h"
 
 namespace moeserve::server {
 
@@ -43,6 +43,6 @@ Result<std::string> ReadScoredText(const std::string& path);
 // is scored, too. InvalidArgument if the model has no tokenizer or if a window or the texts are too
 // short.
 Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOptions& options,
-                         const std::shared_ptr<EngineApi>& engine);
+                         const std::shared_ptr<Engine>& engine);
 
 }  // namespace moeserve::server

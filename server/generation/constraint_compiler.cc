@@ -92,7 +92,7 @@ std::shared_ptr<const CompiledConstraint> ConstraintCompiler::Find(const Constra
 }
 
 std::shared_ptr<const CompiledConstraint> ConstraintCompiler::FindKey(const std::string& key) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = by_key_.find(key);
   if (found == by_key_.end()) return nullptr;
   entries_.splice(entries_.begin(), entries_, found->second);
@@ -104,7 +104,7 @@ void ConstraintCompiler::Insert(std::string key,
   const auto size_of = [](const Entry& entry) {
     return 2 * entry.key.size() + entry.compiled->memory_bytes();
   };
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (by_key_.contains(key)) return;  // another thread has compiled the same constraint meanwhile
   entries_.push_front({key, std::move(compiled)});
   by_key_.emplace(std::move(key), entries_.begin());
@@ -117,7 +117,7 @@ void ConstraintCompiler::Insert(std::string key,
 }
 
 size_t ConstraintCompiler::cached() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return entries_.size();
 }
 

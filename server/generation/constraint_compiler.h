@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/text/structured/constraint.h"
 
@@ -54,10 +54,10 @@ class ConstraintCompiler {
   const Result<std::shared_ptr<const VocabularyIndex>> vocabulary_;
   const ConstraintLimits limits_;
   const size_t max_cached_bytes_;
-  mutable std::mutex mutex_;
-  Entries entries_;  // most recently used first
-  std::unordered_map<std::string, Entries::iterator> by_key_;
-  size_t bytes_ = 0;
+  mutable Mutex mutex_;
+  Entries entries_ ABSL_GUARDED_BY(mutex_);  // most recently used first
+  std::unordered_map<std::string, Entries::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace moeserve::server

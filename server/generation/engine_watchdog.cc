@@ -4,10 +4,11 @@
 #include <utility>
 
 #include "base/steady_clock.h"
+#include "server/base/stop_wait.h"
 
 namespace moeserve::server {
 
-EngineWatchdog::EngineWatchdog(std::shared_ptr<const EngineApi> engine, absl::Duration limit,
+EngineWatchdog::EngineWatchdog(std::shared_ptr<const Engine> engine, absl::Duration limit,
                                std::function<void(bool stuck)> changed)
     : engine_(std::move(engine)),
       limit_(limit),
@@ -20,10 +21,7 @@ void EngineWatchdog::Watch(const std::stop_token& stop) {
   absl::Duration busy;  // how long the round that was seen last has been observed to run
   bool stuck = false;
   absl::Time last = SteadyNow();
-  std::unique_lock lock(mutex_);
-  while (!stop.stop_requested()) {
-    stopping_.wait_for(lock, stop, absl::ToChronoNanoseconds(period), [] { return false; });
-    if (stop.stop_requested()) return;
+  while (WaitUnlessStopped(stop, absl::ToChronoNanoseconds(period))) {
     const absl::Time now = SteadyNow();
     const EngineProgress progress = engine_->Progress();
     if (progress.idle || progress.rounds != seen.rounds) {

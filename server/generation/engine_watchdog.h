@@ -1,14 +1,12 @@
 // Notices that the engine's thread is stuck: that a step does not end.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "absl/time/time.h"
-#include "server/generation/engine_api.h"
+#include "engine/engine.h"
 
 namespace moeserve::server {
 
@@ -17,7 +15,7 @@ class EngineWatchdog {
   // Starts a thread that calls `changed`(true) when a round of the engine has taken longer than
   // `limit`, which must be positive, and `changed`(false) when that round has ended. Time in which
   // the whole process was stopped does not count.
-  EngineWatchdog(std::shared_ptr<const EngineApi> engine, absl::Duration limit,
+  EngineWatchdog(std::shared_ptr<const Engine> engine, absl::Duration limit,
                  std::function<void(bool stuck)> changed);
   // Waits for a running call of `changed`; there are no further ones.
   ~EngineWatchdog() = default;
@@ -25,11 +23,9 @@ class EngineWatchdog {
  private:
   void Watch(const std::stop_token& stop);
 
-  const std::shared_ptr<const EngineApi> engine_;
+  const std::shared_ptr<const Engine> engine_;
   const absl::Duration limit_;
   const std::function<void(bool)> changed_;
-  std::mutex mutex_;
-  std::condition_variable_any stopping_;
   std::jthread thread_;  // last, because it uses the other members
 };
 

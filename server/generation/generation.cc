@@ -152,7 +152,7 @@ EventChannel::EventChannel(size_t max_bytes, std::shared_ptr<MemoryBudget> memor
 void EventChannel::Push(ChoiceEvent event) {
   bool was_empty;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!overflow_.ok()) return;
     was_empty = events_.empty();
     const size_t weight = Weight(event);
@@ -175,7 +175,7 @@ void EventChannel::Push(ChoiceEvent event) {
 
 void EventChannel::End(const absl::Status& error) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!overflow_.ok()) return;
     overflow_ = error;
   }
@@ -183,7 +183,7 @@ void EventChannel::End(const absl::Status& error) {
 }
 
 std::vector<ChoiceEvent> EventChannel::Take() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   bytes_ = 0;
   values_ = 0;
   charge_.Release();
@@ -191,18 +191,18 @@ std::vector<ChoiceEvent> EventChannel::Take() {
 }
 
 size_t EventChannel::waiting_values() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return values_;
 }
 
 bool EventChannel::overflowed() const { return !overflow().ok(); }
 
 absl::Status EventChannel::overflow() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return overflow_;
 }
 
-Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions options)
+Generation::Generation(std::shared_ptr<Engine> engine, GenerationOptions options)
     : engine_(std::move(engine)),
       channel_(std::make_shared<EventChannel>(options.max_unread_bytes, std::move(options.memory),
                                               std::move(options.wake))),
@@ -213,7 +213,7 @@ Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions opti
   if (live_ != nullptr) live_->Add(channel_);
 }
 
-Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi> engine,
+Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<Engine> engine,
                                                       std::vector<Request> requests,
                                                       GenerationOptions options) {
   const std::shared_ptr<RequestMetrics> metrics = options.metrics;

@@ -4,15 +4,15 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "base/status.h"
+#include "engine/engine.h"
 #include "engine/request.h"
 #include "server/base/memory_budget.h"
-#include "server/generation/engine_api.h"
 #include "server/generation/live_generations.h"
 #include "server/keys/admission.h"
 #include "server/tracing/request_record.h"
@@ -55,12 +55,12 @@ class EventChannel {
  private:
   const size_t max_bytes_;
   const std::function<void()> wake_;
-  mutable std::mutex mutex_;
-  std::vector<ChoiceEvent> events_;
-  size_t bytes_ = 0;
-  size_t values_ = 0;
-  MemoryCharge charge_;  // of the events
-  absl::Status overflow_;
+  mutable Mutex mutex_;
+  std::vector<ChoiceEvent> events_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t values_ ABSL_GUARDED_BY(mutex_) = 0;
+  MemoryCharge charge_ ABSL_GUARDED_BY(mutex_);  // of the events
+  absl::Status overflow_ ABSL_GUARDED_BY(mutex_);
 };
 
 struct GenerationOptions {
@@ -89,7 +89,7 @@ class Generation {
  public:
   // Submits all of `requests` or none; requests[i] generates choice i. Returns the first refusal by
   // the engine as the error.
-  static Result<std::unique_ptr<Generation>> Start(std::shared_ptr<EngineApi> engine,
+  static Result<std::unique_ptr<Generation>> Start(std::shared_ptr<Engine> engine,
                                                    std::vector<Request> requests,
                                                    GenerationOptions options);
   ~Generation();  // calls Cancel()
@@ -112,9 +112,9 @@ class Generation {
   bool overflowed() const { return channel_->overflowed(); }
 
  private:
-  Generation(std::shared_ptr<EngineApi> engine, GenerationOptions options);
+  Generation(std::shared_ptr<Engine> engine, GenerationOptions options);
 
-  const std::shared_ptr<EngineApi> engine_;
+  const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<EventChannel> channel_;
   const std::shared_ptr<LiveGenerations> live_;
   const MemoryCharge charge_;

@@ -9,7 +9,7 @@ namespace moeserve::server {
 void LiveGenerations::Add(const std::shared_ptr<EventChannel>& channel) {
   absl::Status error;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     channels_.emplace(channel.get(), channel);
     error = error_;
   }
@@ -17,14 +17,14 @@ void LiveGenerations::Add(const std::shared_ptr<EventChannel>& channel) {
 }
 
 void LiveGenerations::Remove(const EventChannel* channel) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   channels_.erase(channel);
 }
 
 void LiveGenerations::Close(const absl::Status& error) {
   std::vector<std::shared_ptr<EventChannel>> live;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     error_ = error;
     for (const auto& [key, weak] : channels_) {
       if (auto channel = weak.lock()) live.push_back(std::move(channel));
@@ -35,12 +35,12 @@ void LiveGenerations::Close(const absl::Status& error) {
 }
 
 void LiveGenerations::Open() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   error_ = absl::OkStatus();
 }
 
 absl::Status LiveGenerations::status() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return error_;
 }
 

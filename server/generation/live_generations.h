@@ -2,10 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 
 namespace moeserve::server {
 
@@ -28,9 +28,10 @@ class LiveGenerations {
   absl::Status status() const;
 
  private:
-  mutable std::mutex mutex_;
-  absl::Status error_;
-  std::unordered_map<const EventChannel*, std::weak_ptr<EventChannel>> channels_;
+  mutable Mutex mutex_;
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<const EventChannel*, std::weak_ptr<EventChannel>> channels_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve::server

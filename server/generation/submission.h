@@ -20,7 +20,7 @@ namespace moeserve::server {
 
 // The objects of the server that a submission uses.
 struct SubmissionContext {
-  std::shared_ptr<EngineApi> engine;
+  std::shared_ptr<Engine> engine;
   std::shared_ptr<ConstraintCompiler> constraint_compiler;
   std::shared_ptr<RequestMetrics> metrics;  // may be null
   std::shared_ptr<MemoryBudget> memory;     // null: no limit
@@ -57,7 +57,7 @@ class Submission {
   // Returns the response's id: the prefix and `request_id` of the body, or the id of the HTTP
   // request or call, which the client may have chosen.
   const std::string& id() const { return id_; }
-  const std::shared_ptr<EngineApi>& engine() const { return context_.engine; }
+  const std::shared_ptr<Engine>& engine() const { return context_.engine; }
   const std::shared_ptr<MemoryBudget>& memory() const { return context_.memory; }
   const GenerationParams& params() const { return params_; }
   const std::vector<PreparedPrompt>& prompts() const { return prompts_; }

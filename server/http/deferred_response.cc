@@ -15,7 +15,7 @@ Handled DeferredResponse::Start(WorkPool& pool, std::function<Handled()> job,
   const bool posted = pool.Post(
       [shared, job = std::move(job), wake = std::move(wake)] {
         {
-          std::lock_guard lock(shared->mutex);
+          MutexLock lock(shared->mutex);
           if (shared->abandoned) return;
         }
         Handled result;
@@ -25,7 +25,7 @@ Handled DeferredResponse::Start(WorkPool& pool, std::function<Handled()> job,
           result = ErrorResponse(absl::InternalError(error.what()));
         }
         {
-          std::lock_guard lock(shared->mutex);
+          MutexLock lock(shared->mutex);
           if (shared->abandoned) return;
           shared->result = std::move(result);
         }
@@ -40,7 +40,7 @@ Handled DeferredResponse::Start(WorkPool& pool, std::function<Handled()> job,
 }
 
 DeferredResponse::~DeferredResponse() {
-  std::lock_guard lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   shared_->abandoned = true;
 }
 
@@ -48,7 +48,7 @@ Progress DeferredResponse::Next() {
   if (inner_ == nullptr) {
     std::optional<Handled> result;
     {
-      std::lock_guard lock(shared_->mutex);
+      MutexLock lock(shared_->mutex);
       result = std::exchange(shared_->result, std::nullopt);
     }
     if (!result) return Wait{};

@@ -3,9 +3,9 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include "base/mutex.h"
 #include "server/base/work_pool.h"
 #include "server/http/types.h"
 
@@ -36,9 +36,9 @@ class DeferredResponse final : public PendingResponse {
 
  private:
   struct Shared {
-    std::mutex mutex;
-    std::optional<Handled> result;
-    bool abandoned = false;
+    Mutex mutex;
+    std::optional<Handled> result ABSL_GUARDED_BY(mutex);
+    bool abandoned ABSL_GUARDED_BY(mutex) = false;
   };
 
   explicit DeferredResponse(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}

@@ -6,7 +6,7 @@ namespace moeserve::server::http {
 
 OffloadedResponse::~OffloadedResponse() {
   if (step_ == nullptr) return;
-  std::lock_guard lock(step_->mutex);
+  MutexLock lock(step_->mutex);
   step_->abandoned = true;
 }
 
@@ -19,7 +19,7 @@ Progress OffloadedResponse::Next() {
     }
     std::optional<Progress> result;
     {
-      std::lock_guard lock(step_->mutex);
+      MutexLock lock(step_->mutex);
       if (step_->error != nullptr) std::rethrow_exception(step_->error);
       result = std::exchange(step_->result, std::nullopt);
     }
@@ -34,7 +34,7 @@ std::shared_ptr<OffloadedResponse::Step> OffloadedResponse::Post() {
   auto step = std::make_shared<Step>();
   const bool posted = pool_.Post([step, inner = inner_, wake = wake_]() mutable {
     {
-      std::lock_guard lock(step->mutex);
+      MutexLock lock(step->mutex);
       if (step->abandoned) return;
     }
     std::optional<Progress> result;
@@ -46,7 +46,7 @@ std::shared_ptr<OffloadedResponse::Step> OffloadedResponse::Post() {
     }
     inner = nullptr;
     {
-      std::lock_guard lock(step->mutex);
+      MutexLock lock(step->mutex);
       step->result = std::move(result);
       step->error = error;
     }

@@ -5,9 +5,9 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include "base/mutex.h"
 #include "server/base/work_pool.h"
 #include "server/http/types.h"
 
@@ -36,10 +36,10 @@ class OffloadedResponse final : public PendingResponse {
  private:
   // A call of inner_->Next() on the pool.
   struct Step {
-    std::mutex mutex;
-    std::optional<Progress> result;
-    std::exception_ptr error;  // what the call threw
-    bool abandoned = false;
+    Mutex mutex;
+    std::optional<Progress> result ABSL_GUARDED_BY(mutex);
+    std::exception_ptr error ABSL_GUARDED_BY(mutex);  // what the call threw
+    bool abandoned ABSL_GUARDED_BY(mutex) = false;
   };
 
   // Posts a step to the pool. Returns null if too many tasks wait.

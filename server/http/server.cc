@@ -9,13 +9,13 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/message.h"
+#include "base/mutex.h"
 #include "base/steady_clock.h"
 #include "server/http/connection.h"
 #include "server/logging/logging.h"
@@ -129,7 +129,7 @@ class HttpServer::Impl {
     {
       // If no connection is open, the I/O thread ends by itself after the functions that are posted
       // to the I/O context.
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (open_ > 0) io_->stop();
     }
     thread_.join();
@@ -149,8 +149,9 @@ class HttpServer::Impl {
  private:
   // Waits at most for `timeout`, a finite time, until no connection is open.
   void WaitForClosed(absl::Duration timeout) {
-    std::unique_lock lock(mutex_);
-    all_closed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] { return open_ == 0; });
+    MutexLock lock(mutex_);
+    all_closed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                         [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_ == 0; });
   }
 
   asio::awaitable<void> Accept() {
@@ -239,7 +240,7 @@ class HttpServer::Impl {
     connections_.emplace(key, Open{connection, client});
     clients_.Add(client);
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ++open_;
     }
     asio::co_spawn(
@@ -248,7 +249,7 @@ class HttpServer::Impl {
           if (error) Report(error);
           connections_.erase(key);
           if (closed_for_room_.erase(id) == 0) clients_.Remove(client);
-          std::lock_guard lock(mutex_);
+          MutexLock lock(mutex_);
           if (--open_ == 0) all_closed_.notify_all();
         });
   }
@@ -281,9 +282,9 @@ class HttpServer::Impl {
   std::unordered_set<const Connection*> closed_for_room_;
   AddressCounter clients_;  // of the other connections
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable all_closed_;
-  int open_ = 0;  // guarded by mutex_
+  int open_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -21,7 +21,7 @@ Result<std::shared_ptr<Admission>> Admission::Admit(std::shared_ptr<const ApiKey
   const int64_t tokens = prompt_tokens + max_generated;
   const auto& most_running = key->spec().limits.max_concurrent_requests;
   KeyUsage& usage = *key->usage();
-  std::unique_lock lock(usage.mutex);
+  MutexLock lock(usage.mutex);
   if (most_running && usage.running >= *most_running) {
     lock.unlock();
     key->Count(KeyRefusal::kConcurrency);
@@ -54,7 +54,7 @@ Result<std::shared_ptr<Admission>> Admission::Admit(std::shared_ptr<const ApiKey
 
 void Admission::GiveBack(int64_t tokens) {
   KeyUsage& usage = *key_->usage();
-  std::lock_guard lock(usage.mutex);
+  MutexLock lock(usage.mutex);
   --usage.running;
   if (usage.token_bucket) usage.token_bucket->GiveBack(tokens, Clock::now());
 }

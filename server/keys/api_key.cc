@@ -40,7 +40,7 @@ std::string KeyDigest(std::string_view key) { return Sha256(key); }
 
 ApiKey::ApiKey(KeySpec spec, std::shared_ptr<KeyUsage> usage, Clock::time_point now)
     : spec_(std::move(spec)), usage_(std::move(usage)) {
-  std::lock_guard lock(usage_->mutex);
+  MutexLock lock(usage_->mutex);
   Apply(spec_.limits.requests_per_minute, usage_->request_bucket, now);
   Apply(spec_.limits.tokens_per_minute, usage_->token_bucket, now);
 }
@@ -57,7 +57,7 @@ absl::Status ApiKey::TakeRequest(Clock::time_point now) const {
   std::chrono::nanoseconds wait{};
   int64_t limit = 0;
   {
-    std::lock_guard lock(usage_->mutex);
+    MutexLock lock(usage_->mutex);
     if (usage_->request_bucket) {
       limit = usage_->request_bucket->limit();
       wait = usage_->request_bucket->Take(1, now);
@@ -73,12 +73,12 @@ absl::Status ApiKey::TakeRequest(Clock::time_point now) const {
 }
 
 void ApiKey::CountRefusedRequest(Clock::time_point now) const {
-  std::lock_guard lock(usage_->mutex);
+  MutexLock lock(usage_->mutex);
   usage_->refusal_pace.CountRefusal(now);
 }
 
 RefusalPace::Duration ApiKey::Wait(Clock::time_point now) const {
-  std::lock_guard lock(usage_->mutex);
+  MutexLock lock(usage_->mutex);
   return usage_->refusal_pace.WaitFrom(now);
 }
 
@@ -96,7 +96,7 @@ std::string ApiKey::CacheSalt(std::string_view request_salt) const {
 
 ApiKey::Headers ApiKey::RateHeaders(Clock::time_point now) const {
   Headers headers;
-  std::lock_guard lock(usage_->mutex);
+  MutexLock lock(usage_->mutex);
   AppendBucket(usage_->request_bucket, "requests", now, headers);
   AppendBucket(usage_->token_bucket, "tokens", now, headers);
   return headers;

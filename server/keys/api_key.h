@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "server/base/refusal_pace.h"
 #include "server/keys/scopes.h"
 #include "server/keys/token_bucket.h"
@@ -56,11 +56,11 @@ struct KeyUsage {
   std::atomic<uint64_t> generated_tokens{0};
   std::array<std::atomic<uint64_t>, kKeyRefusalNames.size()> refusals{};
 
-  mutable std::mutex mutex;  // guards the members below
-  std::optional<TokenBucket> request_bucket;
-  std::optional<TokenBucket> token_bucket;
-  RefusalPace refusal_pace;
-  int64_t running = 0;
+  mutable Mutex mutex;
+  std::optional<TokenBucket> request_bucket ABSL_GUARDED_BY(mutex);
+  std::optional<TokenBucket> token_bucket ABSL_GUARDED_BY(mutex);
+  RefusalPace refusal_pace ABSL_GUARDED_BY(mutex);
+  int64_t running ABSL_GUARDED_BY(mutex) = 0;
 };
 
 // Thread-safe.

@@ -37,7 +37,7 @@ KeyFileWatcher::KeyFileWatcher(std::filesystem::path file, FileVersion loaded,
 
 void KeyFileWatcher::RequestReload() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     requested_ = true;
   }
   changed_.notify_all();
@@ -48,8 +48,9 @@ void KeyFileWatcher::Run(const std::stop_token& stop) {
   while (true) {
     bool requested = false;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, stop, std::chrono::seconds(1), [this] { return requested_; });
+      MutexLock lock(mutex_);
+      changed_.wait_for(lock, stop, std::chrono::seconds(1),
+                        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return requested_; });
       requested = std::exchange(requested_, false);
     }
     if (stop.stop_requested()) return;

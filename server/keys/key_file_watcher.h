@@ -3,11 +3,11 @@
 
 #include <condition_variable>
 #include <filesystem>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "server/base/file_version.h"
 #include "server/keys/key_store.h"
 
@@ -41,9 +41,9 @@ class KeyFileWatcher {
   const std::filesystem::path file_;
   const std::vector<std::string> served_names_;
   KeyStore& store_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable_any changed_;
-  bool requested_ = false;  // guarded by mutex_
+  bool requested_ ABSL_GUARDED_BY(mutex_) = false;
   FileVersion loaded_;
   std::jthread thread_;
 };

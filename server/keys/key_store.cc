@@ -34,7 +34,7 @@ KeyStore::KeyStore(std::vector<KeySpec> keys) : required_(!keys.empty()) {
 }
 
 std::shared_ptr<const KeyStore::Table> KeyStore::table() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return table_;
 }
 
@@ -94,9 +94,9 @@ Result<std::shared_ptr<const ApiKey>> KeyStore::Authenticate(std::string_view au
 
 void KeyStore::Replace(std::vector<KeySpec> keys) {
   MOESERVE_CHECK(required_ && !keys.empty(), "a server with keys always has keys");
-  std::lock_guard replacing(replace_mutex_);
+  MutexLock replacing(replace_mutex_);
   std::shared_ptr<const Table> table = MakeTable(std::move(keys), *this->table());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   table_ = std::move(table);
 }
 
@@ -137,7 +137,7 @@ void KeyStore::WriteMetrics(PrometheusText& text) const {
   for (const auto& key : *table) {
     int64_t running = 0;
     {
-      std::lock_guard lock(key->usage()->mutex);
+      MutexLock lock(key->usage()->mutex);
       running = key->usage()->running;
     }
     text.Sample({{"key", key->name()}}, static_cast<double>(running));

@@ -4,13 +4,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "server/keys/api_key.h"
 #include "server/metrics/prometheus.h"
@@ -44,17 +44,18 @@ class KeyStore {
   using Table = std::vector<std::shared_ptr<const ApiKey>>;
 
   std::shared_ptr<const Table> table() const;
-  std::shared_ptr<const Table> MakeTable(std::vector<KeySpec> keys, const Table& before);
+  std::shared_ptr<const Table> MakeTable(std::vector<KeySpec> keys, const Table& before)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(replace_mutex_);
 
   const bool required_;
-  uint64_t next_serial_ = 1;     // guarded by replace_mutex_
-  uint64_t next_text_name_ = 1;  // guarded by replace_mutex_
+  uint64_t next_serial_ ABSL_GUARDED_BY(replace_mutex_) = 1;
+  uint64_t next_text_name_ ABSL_GUARDED_BY(replace_mutex_) = 1;
   std::atomic<uint64_t> reloads_ok_{0};
   std::atomic<uint64_t> reloads_failed_{0};
   mutable std::atomic<uint64_t> unknown_{0};
-  std::mutex replace_mutex_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<const Table> table_;
+  Mutex replace_mutex_;
+  mutable Mutex mutex_;
+  std::shared_ptr<const Table> table_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Returns the specifications of keys with all rights, as a text file declares them.

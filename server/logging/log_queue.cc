@@ -7,10 +7,11 @@
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace moeserve::server {
 
@@ -20,12 +21,12 @@ struct LogQueue::State {
   const int fd;
   const size_t max_bytes;
   std::atomic<uint64_t> dropped = 0;
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
-  std::deque<std::string> lines;
-  size_t bytes = 0;  // of `lines` and of the line that is being written
-  bool ended = false;
-  bool has_thread = false;
+  std::deque<std::string> lines ABSL_GUARDED_BY(mutex);
+  size_t bytes ABSL_GUARDED_BY(mutex) = 0;  // of `lines` and of the line that is being written
+  bool ended ABSL_GUARDED_BY(mutex) = false;
+  bool has_thread ABSL_GUARDED_BY(mutex) = false;
 
   void Run();
   bool Write(const std::string& line) const;
@@ -50,9 +51,10 @@ bool LogQueue::State::Write(const std::string& line) const {
 }
 
 void LogQueue::State::Run() {
-  std::unique_lock<std::mutex> lock(mutex);
+  MutexLock lock(mutex);
   while (true) {
-    changed.wait(lock, [this] { return ended || !lines.empty(); });
+    changed.wait(lock,
+                 [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return ended || !lines.empty(); });
     if (lines.empty()) return;
     const std::string line = std::move(lines.front());
     lines.pop_front();
@@ -75,7 +77,7 @@ LogQueue::LogQueue(int fd, size_t max_bytes) : state_(std::make_shared<State>(fd
 
 LogQueue::~LogQueue() {
   {
-    const std::lock_guard<std::mutex> lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     state_->ended = true;
   }
   state_->changed.notify_all();
@@ -83,7 +85,7 @@ LogQueue::~LogQueue() {
 
 bool LogQueue::Append(std::string line) {
   {
-    const std::lock_guard<std::mutex> lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     if (!state_->has_thread || state_->bytes + line.size() > state_->max_bytes) {
       ++state_->dropped;
       return false;
@@ -96,8 +98,10 @@ bool LogQueue::Append(std::string line) {
 }
 
 bool LogQueue::Flush(std::chrono::steady_clock::duration timeout) {
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  return state_->changed.wait_for(lock, timeout, [this] { return state_->bytes == 0; });
+  MutexLock lock(state_->mutex);
+  return state_->changed.wait_for(
+      lock, timeout,
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex) { return state_->bytes == 0; });
 }
 
 uint64_t LogQueue::dropped() const { return state_->dropped; }

@@ -236,7 +236,7 @@ ExpertMetrics::ExpertMetrics(const MoeMetricsOptions& options, const ModelSpec& 
 }
 
 void ExpertMetrics::Observe(const ExpertStats& stats, absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   constexpr double kHalfLifeSeconds = 60.0;
   const double elapsed =
       last_ == absl::InfinitePast() ? 0.0 : std::max(0.0, absl::ToDoubleSeconds(now - last_));
@@ -268,7 +268,7 @@ bool ExpertMetrics::HasSharedExpert(const BlockExpertStats& block) const {
 
 void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
                           const std::string& model) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (options_.mode == MoeMetricsMode::kOff) return;
   text.Family("moe_info", "gauge", "The routed blocks of the model.");
   for (const BlockExpertStats& block : stats.blocks) {
@@ -285,7 +285,7 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
   }
   WriteCounters(text, stats, model, options_);
   WriteSteps(text, stats, model);
-  WriteWindow(text, stats, model);
+  WriteWindow(text, stats, model, window_, window_tokens_);
   text.Family("moe_activation_ratio", "gauge", "Share of experts that were chosen at all.");
   text.Sample({{"model", model}}, ActivationRatio(stats, 0.0));
   text.Family("moe_activated_parameters_per_token", "gauge", "Mean parameters a token used.");
@@ -293,28 +293,29 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
 }
 
 void ExpertMetrics::WriteWindow(PrometheusText& text, const ExpertStats& stats,
-                                const std::string& model) const {
+                                const std::string& model, const Window& window,
+                                double tokens) const {
   using Block = BlockExpertStats;
   BlockFamilies families(text, stats, model);
   families.PerBlock("moe_layer_load_balance_ratio", "gauge",
                     "Mean over maximum load of the experts.",
-                    [&](size_t b, const Block&) { return MeasureLoad(window_[b]).balance; });
+                    [&](size_t b, const Block&) { return MeasureLoad(window[b]).balance; });
   families.PerBlock("moe_layer_load_entropy_ratio", "gauge",
                     "Entropy of the load over its maximum.",
-                    [&](size_t b, const Block&) { return MeasureLoad(window_[b]).entropy; });
+                    [&](size_t b, const Block&) { return MeasureLoad(window[b]).entropy; });
   families.PerBlock(
       "moe_layer_unused_experts", "gauge", "Experts that no row chose in the window.",
-      [&](size_t b, const Block&) { return static_cast<double>(MeasureLoad(window_[b]).unused); });
+      [&](size_t b, const Block&) { return static_cast<double>(MeasureLoad(window[b]).unused); });
   text.Family("moe_window_tokens", "gauge", "Tokens in the decaying window of the load gauges.");
-  text.Sample({{"model", model}}, window_tokens_);
+  text.Sample({{"model", model}}, tokens);
   if (options_.mode != MoeMetricsMode::kTop) return;
 
   // One series per expert would be too many: export only the most used experts of each block.
   std::vector<std::vector<size_t>> hottest;
-  for (const std::vector<double>& counts : window_) hottest.push_back(HottestExperts(counts));
+  for (const std::vector<double>& counts : window) hottest.push_back(HottestExperts(counts));
   families.PerEntry("moe_hot_expert_share_ratio", "gauge", "Share of the most used experts.",
                     "rank", Rank, [&](size_t b, const Block&) {
-                      const std::vector<double>& counts = window_[b];
+                      const std::vector<double>& counts = window[b];
                       const double total = std::accumulate(counts.begin(), counts.end(), 0.0);
                       std::vector<double> shares;
                       for (const size_t e : hottest[b]) {

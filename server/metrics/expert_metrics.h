@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/spec/spec.h"
 #include "engine/statistics/expert_stats.h"
@@ -54,19 +54,23 @@ class ExpertMetrics {
   void Write(PrometheusText& text, const ExpertStats& stats, const std::string& model) const;
 
  private:
+  using Window = std::vector<std::vector<double>>;  // [block][expert]: selections, decayed
+
   bool HasSharedExpert(const BlockExpertStats& block) const;
-  // Writes the gauges computed from the window. The caller must hold mutex_.
-  void WriteWindow(PrometheusText& text, const ExpertStats& stats, const std::string& model) const;
+  // Writes the gauges computed from the window and its number of tokens.
+  void WriteWindow(PrometheusText& text, const ExpertStats& stats, const std::string& model,
+                   const Window& window, double tokens) const;
 
   const MoeMetricsOptions options_;
   std::vector<bool> has_shared_expert_;  // [layer]: whether its feed-forward has a shared expert
 
-  mutable std::mutex mutex_;
-  std::vector<std::vector<double>> window_;  // [block][expert]: selections, decayed
-  std::vector<std::vector<uint64_t>> seen_;  // [block][expert]: selections so far
-  double window_tokens_ = 0.0;
-  uint64_t seen_tokens_ = 0;
-  absl::Time last_ = absl::InfinitePast();
+  mutable Mutex mutex_;
+  Window window_ ABSL_GUARDED_BY(mutex_);
+  // [block][expert]: selections so far.
+  std::vector<std::vector<uint64_t>> seen_ ABSL_GUARDED_BY(mutex_);
+  double window_tokens_ ABSL_GUARDED_BY(mutex_) = 0.0;
+  uint64_t seen_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time last_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace moeserve::server

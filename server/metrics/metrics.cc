@@ -65,34 +65,34 @@ void WriteHistograms(PrometheusText& text, const EngineHistograms& histograms) {
 Metrics::Metrics() : http_duration_(CallBounds()), grpc_duration_(CallBounds()) {}
 
 void Metrics::DeclareHttp(std::string_view endpoint, std::string_view method) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const int code : {200, 500}) {
     http_requests_.try_emplace({std::string(endpoint), std::string(method), code}, 0);
   }
 }
 
 void Metrics::DeclareGrpc(std::string_view method) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const char* code : {"OK", "INTERNAL"}) {
     grpc_requests_.try_emplace({std::string(method), code}, 0);
   }
 }
 
 std::map<Metrics::HttpKey, uint64_t> Metrics::HttpRequests() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return http_requests_;
 }
 
 void Metrics::CountHttp(std::string_view endpoint, std::string_view method, int code,
                         double seconds) {
   http_duration_.Observe(seconds);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++http_requests_[{std::string(endpoint), std::string(method), code}];
 }
 
 void Metrics::CountGrpc(std::string_view method, std::string_view code, double seconds) {
   grpc_duration_.Observe(seconds);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++grpc_requests_[{std::string(method), std::string(code)}];
 }
 
@@ -114,7 +114,7 @@ void Metrics::WriteServer(PrometheusText& text) const {
   text.HistogramSamples({}, http_duration_);
   text.Family("grpc_requests_total", "counter", "Ended gRPC calls.");
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [key, count] : grpc_requests_) {
       text.Sample({{"method", key.first}, {"code", key.second}}, count);
     }

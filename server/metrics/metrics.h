@@ -6,11 +6,11 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <tuple>
 
+#include "base/mutex.h"
 #include "engine/engine.h"
 #include "server/base/memory_budget.h"
 #include "server/metrics/prometheus.h"
@@ -58,9 +58,9 @@ class Metrics {
   void WriteRejected(PrometheusText& text, uint64_t queue_full, uint64_t queue_timeout) const;
 
  private:
-  mutable std::mutex mutex_;
-  std::map<HttpKey, uint64_t> http_requests_;
-  std::map<std::pair<std::string, std::string>, uint64_t> grpc_requests_;
+  mutable Mutex mutex_;
+  std::map<HttpKey, uint64_t> http_requests_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<std::string, std::string>, uint64_t> grpc_requests_ ABSL_GUARDED_BY(mutex_);
   Histogram http_duration_;
   Histogram grpc_duration_;
   std::array<std::atomic<uint64_t>, 3> rejected_{};

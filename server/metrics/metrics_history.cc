@@ -68,12 +68,12 @@ bool MetricsHistory::DueLocked(absl::Time now) const {
 }
 
 bool MetricsHistory::Due(absl::Time now) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return DueLocked(now);
 }
 
 void MetricsHistory::Add(absl::Time now, std::vector<ModelReading> readings) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!DueLocked(now)) return;
   entries_.push_back({now, std::move(readings)});
   while (now - entries_.front().time > kSpan) entries_.pop_front();
@@ -88,7 +88,7 @@ nlohmann::ordered_json MetricsHistory::ToJson(absl::Time now, std::string_view m
                    {"inter_token_latency_seconds", kBounds->inter_token_latency.bounds()},
                    {"request_duration_seconds", kBounds->request_duration.bounds()}};
   OrderedJson readings = OrderedJson::array();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [time, models] : entries_) {
     MetricsReading sum;
     bool known = model.empty();

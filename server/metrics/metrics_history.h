@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "engine/engine.h"
 #include "nlohmann/json.hpp"
 #include "server/metrics/request_metrics.h"
@@ -64,10 +64,10 @@ class MetricsHistory {
     std::vector<ModelReading> readings;
   };
 
-  bool DueLocked(absl::Time now) const;
+  bool DueLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  mutable std::mutex mutex_;
-  std::deque<Entry> entries_;
+  mutable Mutex mutex_;
+  std::deque<Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve::server

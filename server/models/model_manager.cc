@@ -124,7 +124,7 @@ Result<ModelStatus> ModelManager::LoadNow(const std::string& name, const std::st
 void ModelManager::Load(const std::string& name, const std::string& path, Done done) {
   absl::Status status;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (jobs_.size() >= kMaxWaiting) {
       status = MakeError(absl::StatusCode::kUnavailable, "model_busy",
                          "too many models wait to be loaded: try again later");
@@ -168,7 +168,7 @@ Result<std::shared_ptr<ServedModel>> ModelManager::LoadVersion(const Job& job) {
 Result<ModelStatus> ModelManager::Run(const Job& job) {
   absl::Status status;
   {
-    std::lock_guard loading(load_mutex_);
+    MutexLock loading(load_mutex_);
     auto model = LoadVersion(job);
     status = model.status();
     if (status.ok()) {
@@ -200,9 +200,10 @@ absl::Status ModelManager::Unload(const std::string& name) {
 }
 
 void ModelManager::Loop(const std::stop_token& stop) {
-  std::unique_lock lock(mutex_);
+  const auto any = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !jobs_.empty(); };
+  MutexLock lock(mutex_);
   while (true) {
-    if (!changed_.wait(lock, stop, [this] { return !jobs_.empty(); })) return;
+    if (!changed_.wait(lock, stop, any)) return;
     if (stop.stop_requested()) return;
     Job job = std::move(jobs_.front());
     jobs_.pop_front();

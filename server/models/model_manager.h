@@ -6,10 +6,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "server/metrics/expert_metrics.h"
 #include "server/models/model_registry.h"
@@ -83,10 +83,10 @@ class ModelManager {
 
   ModelRegistry& registry_;
   const ModelManagerOptions options_;
-  std::mutex load_mutex_;  // held while a model is loaded
-  std::mutex mutex_;
+  Mutex load_mutex_;  // held while a model is loaded
+  Mutex mutex_;
   std::condition_variable_any changed_;
-  std::deque<Job> jobs_;
+  std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);
   std::jthread thread_;  // last, because it uses the other members
 };
 

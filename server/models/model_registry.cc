@@ -50,7 +50,7 @@ ModelRegistry::ModelRegistry()
 
 ModelRegistry::~ModelRegistry() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& slot : slots_) Retire(*slot);
     // Under the lock, so that the thread does not take this end for an unloading.
     destroyer_.request_stop();
@@ -58,7 +58,7 @@ ModelRegistry::~ModelRegistry() {
   destroyer_.join();
 }
 
-const ModelRegistry::Slot* ModelRegistry::FindSlot(std::string_view name) const {
+ModelRegistry::Slot* ModelRegistry::FindSlot(std::string_view name) const {
   for (const auto& slot : slots_) {
     for (const std::string& other : slot->names) {
       if (other == name) return slot.get();
@@ -67,13 +67,9 @@ const ModelRegistry::Slot* ModelRegistry::FindSlot(std::string_view name) const 
   return nullptr;
 }
 
-ModelRegistry::Slot* ModelRegistry::FindSlot(std::string_view name) {
-  return const_cast<Slot*>(std::as_const(*this).FindSlot(name));
-}
-
 absl::Status ModelRegistry::Declare(std::vector<std::string> names, std::string path) {
   MOESERVE_CHECK(!names.empty(), "a model has a name");
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const std::string& name : names) {
     if (FindSlot(name) != nullptr || std::count(names.begin(), names.end(), name) > 1) {
       return absl::AlreadyExistsError(
@@ -93,7 +89,7 @@ absl::Status ModelRegistry::Declare(std::vector<std::string> names, std::string 
 }
 
 Result<int64_t> ModelRegistry::BeginLoad(const std::string& name, const std::string& path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Slot* const slot = FindSlot(name);
   if (slot == nullptr) return NotServed(name);
   if (slot->loading) return Busy(name);
@@ -104,7 +100,7 @@ Result<int64_t> ModelRegistry::BeginLoad(const std::string& name, const std::str
 }
 
 void ModelRegistry::EndLoad(const std::string& name, Result<std::shared_ptr<ServedModel>> model) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Slot* const slot = FindSlot(name);
   MOESERVE_CHECK(slot != nullptr && slot->loading, "BeginLoad() was called");
   slot->loading = false;
@@ -118,7 +114,7 @@ void ModelRegistry::EndLoad(const std::string& name, Result<std::shared_ptr<Serv
 }
 
 absl::Status ModelRegistry::Unload(const std::string& name) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Slot* const slot = FindSlot(name);
   if (slot == nullptr) return NotServed(name);
   if (slot->loading) return Busy(name);
@@ -136,7 +132,7 @@ void ModelRegistry::Retire(Slot& slot) {
 }
 
 Result<std::shared_ptr<ServedModel>> ModelRegistry::Find(std::string_view name) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Slot* const slot = FindSlot(name);
   if (slot != nullptr && slot->served != nullptr) return slot->served;
   if (slot != nullptr && slot->awaited()) {
@@ -147,7 +143,7 @@ Result<std::shared_ptr<ServedModel>> ModelRegistry::Find(std::string_view name) 
 
 std::vector<std::string> ModelRegistry::Names() const {
   std::vector<std::string> names;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& slot : slots_) {
     if (slot->served == nullptr && !slot->awaited()) continue;
     names.insert(names.end(), slot->names.begin(), slot->names.end());
@@ -157,7 +153,7 @@ std::vector<std::string> ModelRegistry::Names() const {
 
 std::vector<std::shared_ptr<ServedModel>> ModelRegistry::Served() const {
   std::vector<ModelPtr> models;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& slot : slots_) {
     if (slot->served != nullptr) models.push_back(slot->served);
   }
@@ -166,7 +162,7 @@ std::vector<std::shared_ptr<ServedModel>> ModelRegistry::Served() const {
 
 std::vector<std::shared_ptr<ServedModel>> ModelRegistry::InMemory() const {
   std::vector<ModelPtr> models = Served();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& slot : slots_) {
     models.insert(models.end(), slot->retired.begin(), slot->retired.end());
   }
@@ -193,13 +189,13 @@ ModelStatus ModelRegistry::StatusOf(const Slot& slot) {
 
 std::vector<ModelStatus> ModelRegistry::List() const {
   std::vector<ModelStatus> out;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& slot : slots_) out.push_back(StatusOf(*slot));
   return out;
 }
 
 Result<ModelStatus> ModelRegistry::Status(std::string_view name) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Slot* const slot = FindSlot(name);
   if (slot == nullptr) return NotServed(name);
   return StatusOf(*slot);
@@ -216,7 +212,7 @@ std::vector<ModelRegistry::Totals> ModelRegistry::AllTotals() const {
   // The engines are asked without the lock, because they have locks of their own.
   std::vector<std::vector<ModelPtr>> retired;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& slot : slots_) {
       Totals totals;
       totals.name = slot->names.front();
@@ -244,17 +240,17 @@ std::vector<ModelRegistry::Totals> ModelRegistry::AllTotals() const {
 }
 
 std::shared_ptr<RequestMetrics> ModelRegistry::RequestMetricsOf(std::string_view name) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Slot* const slot = FindSlot(name);
   return slot != nullptr ? slot->requests : nullptr;
 }
 
 void ModelRegistry::DestroyRetired(const std::stop_token& stop) {
-  const auto any_retired = [this] {
+  const auto any_retired = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return std::any_of(slots_.begin(), slots_.end(),
                        [](const auto& slot) { return !slot->retired.empty(); });
   };
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     if (!any_retired()) {
       if (stop.stop_requested()) return;

@@ -4,13 +4,13 @@
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
 #include "server/metrics/request_metrics.h"
@@ -117,17 +117,15 @@ class ModelRegistry {
     bool awaited() const { return served == nullptr && (loading || last_version == 0); }
   };
 
-  // These must be called with the lock.
-  const Slot* FindSlot(std::string_view name) const;
-  Slot* FindSlot(std::string_view name);
-  void Retire(Slot& slot);
+  Slot* FindSlot(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Retire(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static ModelStatus StatusOf(const Slot& slot);
 
   void DestroyRetired(const std::stop_token& stop);
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<std::unique_ptr<Slot>> slots_ ABSL_GUARDED_BY(mutex_);
   std::jthread destroyer_;  // last, because it uses the other members
 };
 

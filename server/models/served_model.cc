@@ -10,7 +10,7 @@
 namespace moeserve::server {
 namespace {
 
-std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const EngineApi& engine,
+std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const Engine& engine,
                                                            size_t max_cached_bytes) {
   using Vocabulary = Result<std::shared_ptr<const VocabularyIndex>>;
   const ModelSpec& spec = engine.spec();
@@ -28,7 +28,7 @@ absl::Status Unavailable(const char* code, const char* message) {
 
 absl::Status EngineStuck() { return Unavailable("engine_stuck", "the engine makes no progress"); }
 
-int64_t MemoryOf(const EngineApi& engine) {
+int64_t MemoryOf(const Engine& engine) {
   const EngineStats stats = engine.Stats();
   return stats.weight_bytes + stats.kv_cache_bytes;
 }

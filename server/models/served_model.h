@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "engine/engine.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "server/chat/chat_format.h"
 #include "server/generation/constraint_compiler.h"
-#include "server/generation/engine_api.h"
 #include "server/generation/engine_watchdog.h"
 #include "server/generation/live_generations.h"
 #include "server/metrics/expert_metrics.h"
@@ -25,7 +25,7 @@ namespace moeserve::server {
 struct LoadedModel {
   // What the engine uses, such as its backend. Is destroyed after the engine. May be null.
   std::shared_ptr<void> resources;
-  std::shared_ptr<EngineApi> engine;
+  std::shared_ptr<Engine> engine;
   GenerationDefaults defaults;
   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>();  // not null
   TokenizerConfig tokenizer_config;  // with the chat template that `chat` uses
@@ -56,8 +56,8 @@ class ServedModel {
   int64_t memory_bytes() const { return memory_bytes_; }
 
   // Valid as long as the model. SharedEngine() returns a pointer that keeps the model alive.
-  EngineApi& engine() const { return *loaded_.engine; }
-  static std::shared_ptr<EngineApi> SharedEngine(const std::shared_ptr<ServedModel>& model) {
+  Engine& engine() const { return *loaded_.engine; }
+  static std::shared_ptr<Engine> SharedEngine(const std::shared_ptr<ServedModel>& model) {
     return {model, model->loaded_.engine.get()};
   }
   const GenerationDefaults& defaults() const { return loaded_.defaults; }

@@ -89,7 +89,7 @@ OrderedJson OllamaRunningJson(const std::string& name, const ServedModel& model)
 }
 
 OrderedJson OllamaShowJson(const ServedModel& model, bool show_template) {
-  const EngineApi& engine = model.engine();
+  const Engine& engine = model.engine();
   const std::string family = Family(model);
   OrderedJson info;
   info["general.architecture"] = family;

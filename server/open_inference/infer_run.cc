@@ -80,7 +80,7 @@ Result<std::unique_ptr<InferRun>> InferRun::Prepare(ServerContext& server,
   MOESERVE_RETURN_IF_ERROR(CheckRepresentable(*params));
   params->prompt_field = "text_input";
   server.metrics().ignored_fields += params->ignored_fields;
-  const EngineApi& engine = model->engine();
+  const Engine& engine = model->engine();
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                             PreparePrompts(*params, engine.tokenizer(), engine.max_model_len()));
   std::unique_ptr<InferRun> run(

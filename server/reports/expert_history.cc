@@ -36,7 +36,7 @@ bool Same(const ExpertStats& a, const ExpertStats& b) {
 }  // namespace
 
 void ExpertHistory::Add(absl::Time now, ExpertStats snapshot) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::shared_ptr<const ExpertStats> stats;
   if (!snapshots_.empty()) {
     const Base& newest = snapshots_.back();
@@ -88,18 +88,18 @@ size_t ExpertHistory::BytesLocked() const {
 }
 
 size_t ExpertHistory::bytes() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return BytesLocked();
 }
 
 std::shared_ptr<const ExpertStats> ExpertHistory::Latest() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return snapshots_.empty() ? nullptr : snapshots_.back().stats;
 }
 
 std::optional<ExpertHistory::Base> ExpertHistory::Before(absl::Time now,
                                                          absl::Duration window) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (snapshots_.empty()) return std::nullopt;
   for (auto it = snapshots_.rbegin(); it != snapshots_.rend(); ++it) {
     if (now - it->time >= window) return *it;

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/steady_clock.h"
 #include "engine/statistics/expert_stats.h"
 
@@ -45,13 +45,13 @@ class ExpertHistory {
   size_t bytes() const;
 
  private:
-  size_t BytesLocked() const;
-  void ThinOut(absl::Time now);
+  size_t BytesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ThinOut(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t max_bytes_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   // Snapshots between which nothing was computed share their statistics.
-  std::deque<Base> snapshots_;
+  std::deque<Base> snapshots_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve::server

@@ -2,7 +2,7 @@
 
 namespace moeserve::server {
 
-ExpertProfile LiveProfile(const EngineApi& engine, const std::string& model) {
+ExpertProfile LiveProfile(const Engine& engine, const std::string& model) {
   ExpertProfile out;
   out.model = model;
   out.vocabulary = engine.spec().vocab_size;

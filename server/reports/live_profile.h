@@ -3,13 +3,13 @@
 
 #include <string>
 
+#include "engine/engine.h"
 #include "engine/statistics/expert_profile.h"
-#include "server/generation/engine_api.h"
 
 namespace moeserve::server {
 
 // Returns a profile with the engine's counters and without routes. The token counts are copied
 // while the engine runs and may include part of a running step.
-ExpertProfile LiveProfile(const EngineApi& engine, const std::string& model);
+ExpertProfile LiveProfile(const Engine& engine, const std::string& model);
 
 }  // namespace moeserve::server

@@ -2,8 +2,9 @@
 
 #include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace moeserve::server::rpc {
 
@@ -11,7 +12,7 @@ class Dispatcher::Queue {
  public:
   void Post(std::function<void()> task) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (stopping_) return;
       tasks_.push_back(std::move(task));
       if (tasks_.size() > 1) return;
@@ -21,16 +22,18 @@ class Dispatcher::Queue {
 
   void Stop() {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       stopping_ = true;
     }
     changed_.notify_one();
   }
 
   void Run() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return stopping_ || !tasks_.empty(); });
+      changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || !tasks_.empty();
+      });
       if (tasks_.empty()) return;
       std::deque<std::function<void()>> batch = std::exchange(tasks_, {});
       lock.unlock();
@@ -41,10 +44,10 @@ class Dispatcher::Queue {
   }
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;  // guarded by mutex_
-  bool stopping_ = false;                    // guarded by mutex_
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 void Dispatcher::Post(Queue& queue, std::function<void()> task) { queue.Post(std::move(task)); }

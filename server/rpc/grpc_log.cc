@@ -5,11 +5,11 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "base/message.h"
+#include "base/mutex.h"
 #include "server/logging/logging.h"
 
 namespace moeserve::server::rpc {
@@ -29,7 +29,7 @@ class LineLimit {
   // Returns whether a line may be logged; `left_out` is then the number of lines left out before.
   bool Take(uint64_t& left_out) {
     const auto now = std::chrono::steady_clock::now();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (now - second_ >= std::chrono::seconds(1)) {
       second_ = now;
       lines_ = 0;
@@ -44,10 +44,10 @@ class LineLimit {
   }
 
  private:
-  std::mutex mutex_;
-  std::chrono::steady_clock::time_point second_{};
-  int lines_ = 0;
-  uint64_t left_out_ = 0;
+  Mutex mutex_;
+  std::chrono::steady_clock::time_point second_ ABSL_GUARDED_BY(mutex_){};
+  int lines_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 void Log(gpr_log_func_args* line) {

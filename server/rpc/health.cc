@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "base/mutex.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
 #include "server/rpc/error_details.h"
@@ -113,7 +114,7 @@ class HealthService::WatchCall final : public HealthCall,
 
   void Tell(State state) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       state_ = state;
     }
     Advance();
@@ -121,7 +122,7 @@ class HealthService::WatchCall final : public HealthCall,
 
   void Fail(const absl::Status& status) override {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (!end_) end_ = status;
     }
     Advance();
@@ -129,7 +130,7 @@ class HealthService::WatchCall final : public HealthCall,
 
   void OnWriteDone(bool ok) override {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       writing_ = false;
     }
     if (!ok) return Fail(absl::CancelledError("the client cancelled the call"));
@@ -138,7 +139,7 @@ class HealthService::WatchCall final : public HealthCall,
 
   void OnCancel() override {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       state_ = sent_;
     }
     Fail(absl::CancelledError("the client cancelled the call"));
@@ -151,7 +152,7 @@ class HealthService::WatchCall final : public HealthCall,
   void Advance() {
     std::optional<absl::Status> end;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (writing_ || ended_) return;
       if (state_ != sent_) {
         sent_ = state_;
@@ -174,17 +175,17 @@ class HealthService::WatchCall final : public HealthCall,
 
   HealthService& service_;
   grpc::ByteBuffer bytes_;
-  std::mutex mutex_;  // guards the members below
-  std::optional<State> state_;
-  std::optional<State> sent_;
-  std::optional<absl::Status> end_;
-  bool writing_ = false;
-  bool ended_ = false;
+  Mutex mutex_;
+  std::optional<State> state_ ABSL_GUARDED_BY(mutex_);
+  std::optional<State> sent_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 HealthService::HealthService(Router& router, ServerContext& server) {
   const auto find = [this](const std::string& service) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return Find(service);
   };
   router.Add(kHealthCheck, [&server, find](grpc::GenericCallbackServerContext* context) {
@@ -208,7 +209,7 @@ void HealthService::SetServing(const std::string& service, bool serving) {
   const State state = serving ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
   std::vector<std::shared_ptr<WatchCall>> watchers;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (shut_down_ || (states_.contains(service) && states_[service] == state)) return;
     states_[service] = state;
     watchers = WatchersOf(service);
@@ -219,7 +220,7 @@ void HealthService::SetServing(const std::string& service, bool serving) {
 void HealthService::Shutdown() {
   std::vector<std::shared_ptr<WatchCall>> watchers;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (std::exchange(shut_down_, true)) return;
     for (auto& [service, state] : states_) state = HealthCheckResponse::NOT_SERVING;
     for (const auto& [service, weak] : watchers_) {
@@ -237,7 +238,7 @@ void HealthService::Watch(const std::string& service, const std::shared_ptr<Watc
   State state;
   bool ended;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(watchers_, [](const auto& entry) { return entry.second.expired(); });
     watchers_.emplace(service, call);
     state = Find(service);

@@ -3,10 +3,10 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "grpc/health/v1/health.pb.h"
 #include "server/context.h"
 #include "server/rpc/router.h"
@@ -30,15 +30,17 @@ class HealthService final {
   void Shutdown();
 
  private:
-  State Find(const std::string& service) const;  // requires mutex_
+  State Find(const std::string& service) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Begins to tell `call` about `service`, first what its state is.
   void Watch(const std::string& service, const std::shared_ptr<WatchCall>& call);
-  std::vector<std::shared_ptr<WatchCall>> WatchersOf(const std::string& service);
+  std::vector<std::shared_ptr<WatchCall>> WatchersOf(const std::string& service)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  mutable std::mutex mutex_;
-  std::map<std::string, State> states_;
-  std::multimap<std::string, std::weak_ptr<WatchCall>> watchers_;  // also some that have ended
-  bool shut_down_ = false;
+  mutable Mutex mutex_;
+  std::map<std::string, State> states_ ABSL_GUARDED_BY(mutex_);
+  // Also some that have ended.
+  std::multimap<std::string, std::weak_ptr<WatchCall>> watchers_ ABSL_GUARDED_BY(mutex_);
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace moeserve::server::rpc

@@ -38,18 +38,18 @@ TlsStore::Versions TlsStore::Look(const TlsOptions& options) {
 }
 
 ConnectionTls TlsStore::http() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return {contexts_.http, memory_};
 }
 
 ConnectionTls TlsStore::grpc() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return {contexts_.grpc, memory_};
 }
 
 void TlsStore::RequestReload() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     requested_ = true;
   }
   changed_.notify_all();
@@ -60,8 +60,9 @@ void TlsStore::Run(const std::stop_token& stop) {
   while (true) {
     bool requested = false;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, stop, std::chrono::seconds(1), [this] { return requested_; });
+      MutexLock lock(mutex_);
+      changed_.wait_for(lock, stop, std::chrono::seconds(1),
+                        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return requested_; });
       requested = std::exchange(requested_, false);
     }
     if (stop.stop_requested()) return;
@@ -83,7 +84,7 @@ void TlsStore::Reload() {
       WarnAboutTimes(options_, *contexts);
       LogInfo("tls", Concat("reloaded the certificate; it is valid until ",
                             absl::FormatTime(contexts->not_after, absl::UTCTimeZone())));
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       contexts_ = *std::move(contexts);
     }
   } catch (const std::exception& error) {
@@ -98,7 +99,7 @@ void TlsStore::Reload() {
 void TlsStore::WriteMetrics(PrometheusText& text) const {
   absl::Time not_after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     not_after = contexts_.not_after;
   }
   text.Single("tls_certificate_expiry_timestamp_seconds", "gauge",

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "server/base/file_version.h"
 #include "server/metrics/prometheus.h"
@@ -51,11 +51,11 @@ class TlsStore {
   void Reload();
 
   const TlsOptions options_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   const std::shared_ptr<MemoryBudget> memory_ =
       std::make_shared<MemoryBudget>(std::numeric_limits<size_t>::max());
-  TlsContexts contexts_;    // guarded by mutex_
-  bool requested_ = false;  // guarded by mutex_
+  TlsContexts contexts_ ABSL_GUARDED_BY(mutex_);
+  bool requested_ ABSL_GUARDED_BY(mutex_) = false;
   std::condition_variable_any changed_;
   Versions loaded_;
   std::atomic<uint64_t> reloads_{0};

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +12,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "server/tracing/trace_context.h"
 
 namespace moeserve::server {
@@ -63,11 +63,11 @@ class RequestRecord {
   // Calls change(RequestFacts&) without letting others in.
   template <typename Change>
   void Update(const Change& change) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     change(facts_);
   }
   RequestFacts facts() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return facts_;
   }
 
@@ -77,8 +77,8 @@ class RequestRecord {
   const bool shows_trace_;
   const absl::Time wall_start_ =
       absl::Now() - absl::FromChrono(std::chrono::steady_clock::now() - start_.time);
-  mutable std::mutex mutex_;
-  RequestFacts facts_;
+  mutable Mutex mutex_;
+  RequestFacts facts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve::server

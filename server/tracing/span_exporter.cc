@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <deque>
 #include <iterator>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <stop_token>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "base/message.h"
+#include "base/mutex.h"
 #include "server/logging/logging.h"
 #include "server/tracing/collector_client.h"
 
@@ -48,13 +48,13 @@ struct SpanExporter::State {
   std::stop_source stop;  // ends the request to the collector
   std::atomic<uint64_t> exported = 0;
   std::atomic<uint64_t> dropped = 0;
-  std::mutex mutex;  // guards the members below
+  Mutex mutex;
   std::condition_variable changed;
-  std::deque<Span> queue;
-  size_t sending = 0;         // spans of the batch that the thread has taken
-  int flushing = 0;           // calls of Flush() that wait
-  bool ended = false;         // the exporter is being destroyed
-  bool thread_ended = false;  // or was never started
+  std::deque<Span> queue ABSL_GUARDED_BY(mutex);
+  size_t sending ABSL_GUARDED_BY(mutex) = 0;         // spans of the batch that the thread has taken
+  int flushing ABSL_GUARDED_BY(mutex) = 0;           // calls of Flush() that wait
+  bool ended ABSL_GUARDED_BY(mutex) = false;         // the exporter is being destroyed
+  bool thread_ended ABSL_GUARDED_BY(mutex) = false;  // or was never started
 
   void Run();
   void Send(const std::vector<Span>& batch);
@@ -67,8 +67,9 @@ struct SpanExporter::State {
 };
 
 bool SpanExporter::State::Pause(milliseconds delay) {
-  std::unique_lock lock(mutex);
-  return !changed.wait_for(lock, delay, [this] { return ended; });
+  MutexLock lock(mutex);
+  return !changed.wait_for(lock, delay,
+                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return ended; });
 }
 
 void SpanExporter::State::Report(const std::string& reason) {
@@ -108,11 +109,13 @@ void SpanExporter::State::Send(const std::vector<Span>& batch) {
 }
 
 void SpanExporter::State::Run() {
-  std::unique_lock lock(mutex);
+  MutexLock lock(mutex);
   while (true) {
-    changed.wait(lock, [this] { return ended || !queue.empty(); });
-    changed.wait_for(lock, options.delay,
-                     [this] { return ended || flushing > 0 || queue.size() >= options.max_batch; });
+    changed.wait(lock,
+                 [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return ended || !queue.empty(); });
+    changed.wait_for(lock, options.delay, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+      return ended || flushing > 0 || queue.size() >= options.max_batch;
+    });
     if (ended) break;
     const auto end =
         queue.begin() + static_cast<std::ptrdiff_t>(std::min(queue.size(), options.max_batch));
@@ -144,11 +147,12 @@ SpanExporter::SpanExporter(SpanExporterOptions options, SpanResource resource)
 
 SpanExporter::~SpanExporter() {
   state_->stop.request_stop();
-  std::unique_lock lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->ended = true;
   state_->changed.notify_all();
-  const bool thread_ended =
-      state_->changed.wait_for(lock, kMaxEndWait, [this] { return state_->thread_ended; });
+  const bool thread_ended = state_->changed.wait_for(
+      lock, kMaxEndWait,
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex) { return state_->thread_ended; });
   lock.unlock();
   if (!thread_.joinable()) return;
   if (thread_ended) {
@@ -160,7 +164,7 @@ SpanExporter::~SpanExporter() {
 
 void SpanExporter::Add(std::vector<Span> spans) {
   {
-    const std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     if (state_->thread_ended || state_->queue.size() + spans.size() > state_->options.max_queued) {
       state_->dropped += spans.size();
       return;
@@ -171,11 +175,13 @@ void SpanExporter::Add(std::vector<Span> spans) {
 }
 
 bool SpanExporter::Flush(std::chrono::milliseconds timeout) {
-  std::unique_lock lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   ++state_->flushing;
   state_->changed.notify_all();
-  const bool done = state_->changed.wait_for(
-      lock, timeout, [this] { return state_->queue.empty() && state_->sending == 0; });
+  const bool done = state_->changed.wait_for(lock, timeout,
+                                             [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex) {
+                                               return state_->queue.empty() && state_->sending == 0;
+                                             });
   --state_->flushing;
   return done;
 }

@@ -42,7 +42,8 @@ struct Constraints {
 };
 
 Constraints Compile(const Engine& engine) {
-  const auto vocabulary = VocabularyIndex::Build(engine.tokenizer(), {0}, engine.spec().vocab_size);
+  const auto vocabulary =
+      VocabularyIndex::Build(*engine.tokenizer(), {0}, engine.spec().vocab_size);
   const auto compile = [&](ConstraintSpec::Kind kind, const std::string& text,
                            std::vector<std::string> choices = {}) {
     ConstraintSpec spec;

@@ -236,11 +236,6 @@ TEST(TokenAffinity, TopIsTheBeginningOfAll) {
   }
 }
 
-TEST(TokenAffinity, SharesOfATokenSumToOne) {
-  EXPECT_EQ(TokenShares(Counts(), 1), (std::vector<double>{0.5, 0.5, 0.0}));
-  EXPECT_EQ(TokenShares(Counts(), 2), (std::vector<double>{0.0, 0.0, 0.0}));
-}
-
 TEST(TokenDistance, IsTheAreaBetweenDistributionFunctions) {
   const std::vector<double> w = TokenDistances(Counts());
   // D_0 = (2/3, 1/3, 0, 0), D_1 = (0, 0.2, 0, 0.8)

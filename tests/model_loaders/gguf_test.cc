@@ -72,8 +72,10 @@ TEST(GgufBlocks, PartsAreThoseOfTheWhole) {
 TEST(GgufBlocks, APartConvertsOnlyItsBlocks) {
   const auto file = GgufFile::Open(Golden("blocks.gguf"));
   ASSERT_TRUE(file.ok()) << file.status();
-  const TensorEntry* const entry = (*file)->FindTensor("Q4_K");
-  ASSERT_NE(entry, nullptr);
+  const std::vector<TensorEntry>& tensors = (*file)->tensors();
+  const auto entry = std::find_if(tensors.begin(), tensors.end(),
+                                  [](const TensorEntry& tensor) { return tensor.name == "Q4_K"; });
+  ASSERT_NE(entry, tensors.end());
   const auto slice = (*file)->ReadPart(*entry, 512, 512);
   const auto block = (*file)->ReadPart(*entry, 512, 1);
   ASSERT_TRUE(slice.ok() && block.ok());

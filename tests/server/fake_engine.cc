@@ -88,7 +88,7 @@ TokenLogprob MakeLogprob(TokenId token, int top) {
 }  // namespace
 
 FakeEngine::FakeEngine(Script script, int max_model_len)
-    : max_model_len_(max_model_len), script_(std::move(script)) {
+    : options_{.max_model_len = max_model_len}, script_(std::move(script)) {
   spec_.vocab_size = kVocabSize;
   spec_.hidden_size = 8;
   spec_.eos_token_ids = {kEos};
@@ -97,13 +97,15 @@ FakeEngine::FakeEngine(Script script, int max_model_len)
   thread_ = std::thread([this] { Loop(); });
 }
 
-FakeEngine::~FakeEngine() {
+FakeEngine::~FakeEngine() { Shutdown(); }
+
+void FakeEngine::Shutdown() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 absl::Status FakeEngine::Submit(std::vector<Request> requests,

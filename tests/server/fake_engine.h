@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/generation/engine_api.h"
+#include "engine/engine.h"
 
 namespace moeserve::server::testing {
 
@@ -54,7 +54,7 @@ struct Script {
 // Returns the log-probability that the fake engine reports for a token.
 float FakeLogprob(TokenId token);
 
-class FakeEngine final : public EngineApi {
+class FakeEngine final : public Engine {
  public:
   explicit FakeEngine(Script script = {}, int max_model_len = 256);
   ~FakeEngine() override;
@@ -63,15 +63,15 @@ class FakeEngine final : public EngineApi {
                       std::vector<std::shared_ptr<TokenSink>> sinks) override;
   void Cancel(const TokenSink* sink) override;
   bool Drain(absl::Time deadline) override;
+  void Shutdown() override;
   EngineStats Stats() const override;
   EngineProgress Progress() const override;
   ExpertStats ExpertSnapshot() const override;
   std::optional<TokenExpertCounts> token_expert_counts() const override { return token_counts_; }
   std::vector<HiddenSample> HiddenSamples() const override { return hidden_samples_; }
-  int max_model_len() const override { return max_model_len_; }
+  const EngineOptions& options() const override { return options_; }
   const ModelSpec& spec() const override { return spec_; }
   const RouteLayout& route_layout() const override { return layout_; }
-  RoutingControlLimits routing_control() const override { return control_; }
   const Tokenizer* tokenizer() const override { return &tokenizer_; }
 
   ByteTokenizer& mutable_tokenizer() { return tokenizer_; }
@@ -105,10 +105,9 @@ class FakeEngine final : public EngineApi {
   // Runs one step of a request; returns true if the request ended. Called without the lock.
   bool Step(Running& running);
 
-  const int max_model_len_;
+  const EngineOptions options_;
   ModelSpec spec_;
   RouteLayout layout_;
-  RoutingControlLimits control_;
   ByteTokenizer tokenizer_;
   std::optional<TokenExpertCounts> token_counts_;
   std::vector<HiddenSample> hidden_samples_;

@@ -25,21 +25,21 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
   return body;
 }
 
-RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan* plan,
+RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan,
                                const RowsView& rows) const {
   const int64_t width = int64_t{heads_} * rope_.head_dim;
-  const int64_t count = plan->capacity;
+  const int64_t count = plan.capacity;
   RowsView results = ctx.workspace.Take(count, rows.cols, ctx.activation);
   RowsView query = ctx.workspace.Take(count, width, DType::kF32);
   RowsView heads = ctx.workspace.Take(count, width, ctx.activation);
   ctx.backend.Linear(
-      {.bank = query_.get(), .plan = plan, .gather = true, .input = rows, .output = query});
+      {.bank = query_.get(), .plan = &plan, .gather = true, .input = rows, .output = query});
   if (rope_.dimensions > 0) {
-    ctx.backend.Rope({.settings = rope_, .plan = plan, .rows = query});
+    ctx.backend.Rope({.settings = rope_, .plan = &plan, .rows = query});
   }
   ctx.backend.Attention({.cache = &ctx.cache,
                          .layer = layer_,
-                         .plan = plan,
+                         .plan = &plan,
                          .heads = heads_,
                          .order = HeadOrder::kTile,
                          .scale = scale_,
@@ -47,7 +47,7 @@ RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan* plan,
                          .window = window_,
                          .query = query,
                          .output = heads});
-  ctx.backend.Linear({.bank = output_.get(), .plan = plan, .input = heads, .output = results});
+  ctx.backend.Linear({.bank = output_.get(), .plan = &plan, .input = heads, .output = results});
   return results;
 }
 

@@ -17,7 +17,7 @@ class AttentionExperts : public ExpertBody {
                                                         const std::string& prefix, int layer,
                                                         const AttentionSpec& spec,
                                                         const RopeSettings& rope, int model_width);
-  RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const override;
+  RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const override;
 
  private:
   std::unique_ptr<LinearBank> query_;

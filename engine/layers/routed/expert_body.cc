@@ -4,13 +4,6 @@
 #include <utility>
 
 namespace moeserve {
-namespace {
-
-int64_t ResultRows(const RoutingPlan* plan, const RowsView& rows) {
-  return plan == nullptr ? rows.rows : plan->capacity;
-}
-
-}  // namespace
 
 Result<FeedForwardExperts::Sublayer> FeedForwardExperts::LoadSublayer(
     LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
@@ -59,9 +52,8 @@ Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
 }
 
 RowsView FeedForwardExperts::Hidden(StepContext& ctx, const Sublayer& sublayer,
-                                    const RoutingPlan* plan, bool gather,
-                                    const RowsView& rows) const {
-  const int64_t count = ResultRows(plan, rows);
+                                    const RoutingPlan* plan, bool gather, const RowsView& rows,
+                                    int64_t count) const {
   const bool normed = sublayer.inner_norm != nullptr;
   RowsView hidden = ctx.workspace.Take(count, widest_, normed ? DType::kF32 : ctx.activation);
   ctx.backend.Linear({.bank = sublayer.up.get(),
@@ -93,7 +85,7 @@ void FeedForwardExperts::Compute(StepContext& ctx, const Sublayer& sublayer,
                                   .activation = activation_});
     return;
   }
-  const RowsView hidden = Hidden(ctx, sublayer, plan, gather, rows);
+  const RowsView hidden = Hidden(ctx, sublayer, plan, gather, rows, output.rows);
   ctx.backend.Linear(
       {.bank = sublayer.down.get(), .plan = plan, .input = hidden, .output = output});
 }
@@ -116,18 +108,17 @@ void FeedForwardExperts::ComputeStack(StepContext& ctx, const RoutingPlan* plan,
   }
 }
 
-RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan* plan,
+RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan& plan,
                                  const RowsView& rows) const {
-  const int64_t count = ResultRows(plan, rows);
-  const RowsView results = ctx.workspace.Take(count, rows.cols, ctx.activation);
+  const RowsView results = ctx.workspace.Take(plan.capacity, rows.cols, ctx.activation);
   if (!residual_) {
-    Compute(ctx, sublayers_.front(), plan, plan != nullptr, rows, results);
+    Compute(ctx, sublayers_.front(), &plan, true, rows, results);
   } else if (results.dtype == DType::kF32) {
-    ComputeStack(ctx, plan, rows, results);
+    ComputeStack(ctx, &plan, rows, results);
   } else {
     const Workspace::Scope scope(ctx.workspace);
-    const RowsView stack = ctx.workspace.Take(count, rows.cols, DType::kF32);
-    ComputeStack(ctx, plan, rows, stack);
+    const RowsView stack = ctx.workspace.Take(plan.capacity, rows.cols, DType::kF32);
+    ComputeStack(ctx, &plan, rows, stack);
     ctx.backend.Convert(stack, results);
   }
   return results;

@@ -15,11 +15,10 @@ namespace moeserve {
 class ExpertBody {
  public:
   virtual ~ExpertBody() = default;
-  // Returns the experts' outputs [plan->capacity, width], one row per assignment of `plan`, in the
-  // order of the assignments and in the activation type. If `plan` is null, the only expert
-  // computes every row and the result is [R, width]. `rows` [R, width] is in the activation type.
-  // The returned memory comes from ctx.workspace.
-  virtual RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const = 0;
+  // Returns the experts' outputs [plan.capacity, width], one row per assignment of `plan`, in the
+  // order of the assignments and in the activation type. `rows` [R, width] is in the activation
+  // type. The returned memory comes from ctx.workspace.
+  virtual RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const = 0;
 };
 
 // Computes down(norm(act(gate x) * up x)), or down(norm(act(up x))) without a gate; the norm is
@@ -33,8 +32,8 @@ class FeedForwardExperts : public ExpertBody {
                                                           const ExpertSpec& spec,
                                                           const std::vector<int>& widths,
                                                           int model_width);
-  RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const override;
-  // Does what Run() does, for a body with one expert, but writes f32 rows to `output`.
+  RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const override;
+  // Lets the only expert compute every row, and writes f32 rows to `output`.
   void RunDense(StepContext& ctx, const RowsView& rows, const RowsView& output) const;
 
  private:
@@ -49,12 +48,13 @@ class FeedForwardExperts : public ExpertBody {
                                        const ExpertSpec& spec, const std::vector<int>& widths,
                                        int model_width);
 
-  // Computes one network without its norm. With `gather`, `rows` are the rows of the plan, else
-  // they are its assignments.
+  // Computes one network without its norm. Without a plan, the only expert computes every row. With
+  // `gather`, `rows` are the rows of the plan, else they are its assignments.
   void Compute(StepContext& ctx, const Sublayer& sublayer, const RoutingPlan* plan, bool gather,
                const RowsView& rows, const RowsView& output) const;
+  // Returns the inputs [count, width] of the down matrices.
   RowsView Hidden(StepContext& ctx, const Sublayer& sublayer, const RoutingPlan* plan, bool gather,
-                  const RowsView& rows) const;
+                  const RowsView& rows, int64_t count) const;
   // Computes the stack of all sub-layers and writes f32 rows to `stack`.
   void ComputeStack(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows,
                     const RowsView& stack) const;

@@ -144,9 +144,9 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,
     inputs = ctx.workspace.Take(rows.rows, latent_down_->shape().out_features[0], ctx.activation);
     ctx.backend.Linear({.bank = latent_down_.get(), .input = rows, .output = inputs});
   }
-  if (null_.bodies == null_.experts) return body_->Run(ctx, &plan, inputs);
+  if (null_.bodies == null_.experts) return body_->Run(ctx, plan, inputs);
   const RoutingPlan bodies = ctx.backend.FirstExperts(plan, null_.bodies);
-  const RowsView results = body_->Run(ctx, &bodies, inputs);
+  const RowsView results = body_->Run(ctx, bodies, inputs);
   ctx.backend.AssignRows({.plan = &plan,
                           .zero = null_.bodies,
                           .copy = null_.copy,

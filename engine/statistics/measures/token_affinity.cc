@@ -96,15 +96,6 @@ std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& c, uint32_t
   return best;
 }
 
-std::vector<double> TokenShares(const TokenCounts& c, int64_t row) {
-  std::vector<double> shares(static_cast<size_t>(c.experts));
-  const double sum = SumOfRow(c, row);
-  for (int64_t e = 0; e < c.experts && sum > 0.0; ++e) {
-    shares[static_cast<size_t>(e)] = c.at(row, e) / sum;
-  }
-  return shares;
-}
-
 std::vector<double> TokenDistances(const TokenCounts& c) {
   const size_t experts = static_cast<size_t>(c.experts);
   const std::vector<double> sums = SumsByExpert(c);

@@ -45,9 +45,6 @@ enum class TokenRank { kPmi, kG2, kCount };
 std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& counts, uint32_t min_count,
                                                   int top, TokenRank rank = TokenRank::kPmi);
 
-// Returns a(v, e) of the token in row `row` for each expert; all 0 if the token never occurred.
-std::vector<double> TokenShares(const TokenCounts& counts, int64_t row);
-
 // Returns an estimate of the time of the two functions below, in units of a few nanoseconds.
 inline double SimilarityWork(int64_t rows, int64_t experts) {
   return static_cast<double>(rows) * static_cast<double>(experts) * static_cast<double>(experts);

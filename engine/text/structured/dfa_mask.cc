@@ -86,7 +86,7 @@ std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabula
   const bool counted = room < vocabulary.max_depth();
   const std::tuple key(dfa_id, state, at_root, counted ? room : kNoLimit);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto it = masks_.find(key);
     if (it != masks_.end()) return it->second;
   }
@@ -99,7 +99,7 @@ std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabula
   mask->visited = WalkDfa(vocabulary, dfa, state, limits, mask->tokens, &mask->exits);
   const size_t bytes =
       sizeof(uint32_t) * mask->tokens.size() + sizeof(DfaExit) * mask->exits.size() + 192;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (bytes_ + bytes <= max_bytes_ && masks_.try_emplace(key, mask).second) bytes_ += bytes;
   return mask;
 }
@@ -109,14 +109,14 @@ std::shared_ptr<const NodesAfter> DfaMaskCache::GetAfter(const VocabularyIndex& 
                                                          int32_t state, const ByteSet& bytes) {
   const std::tuple key(dfa_id, state, bytes.to_string());
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto it = after_.find(key);
     if (it != after_.end()) return it->second;
   }
   auto after = std::make_shared<NodesAfter>();
   after->nodes = NodesAfterEnds(vocabulary, dfa, state, bytes, &after->visited);
   const size_t size = sizeof(int32_t) * after->nodes.size() + 512;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (bytes_ + size <= max_bytes_ && after_.try_emplace(key, after).second) bytes_ += size;
   return after;
 }

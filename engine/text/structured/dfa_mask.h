@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/text/structured/automata/byte_dfa.h"
 #include "engine/text/structured/vocabulary_index.h"
 
@@ -83,10 +83,12 @@ class DfaMaskCache {
 
  private:
   const size_t max_bytes_;
-  std::mutex mutex_;
-  size_t bytes_ = 0;
-  std::map<std::tuple<int32_t, int32_t, bool, int64_t>, std::shared_ptr<const DfaMask>> masks_;
-  std::map<std::tuple<int32_t, int32_t, std::string>, std::shared_ptr<const NodesAfter>> after_;
+  Mutex mutex_;
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::tuple<int32_t, int32_t, bool, int64_t>, std::shared_ptr<const DfaMask>> masks_
+      ABSL_GUARDED_BY(mutex_);
+  std::map<std::tuple<int32_t, int32_t, std::string>, std::shared_ptr<const NodesAfter>> after_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve::structured

@@ -3,11 +3,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutex.h"
 
 namespace moeserve::cuda {
 
@@ -26,11 +26,12 @@ size_t SharedMemoryLimit() {
 namespace internal {
 
 void AllowSharedMemory(const void* kernel, size_t bytes) {
-  static std::mutex mutex;
-  static auto* const allowed = new std::map<std::pair<const void*, int>, size_t>;
+  static Mutex mutex;
+  static auto* const allowed ABSL_PT_GUARDED_BY(mutex) =
+      new std::map<std::pair<const void*, int>, size_t>;
   int device = 0;
   MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   size_t& limit = (*allowed)[{kernel, device}];
   if (bytes <= limit) return;
   for (const auto& [attribute, value] :

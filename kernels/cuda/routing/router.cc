@@ -105,12 +105,6 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
   return router;
 }
 
-int64_t CudaRouter::device_bytes() const {
-  return static_cast<int64_t>(weights_.bytes() + bias_.bytes() + experts_.bytes() +
-                              choice_bias_.bytes() + row_weight_.bytes() + expert_scale_.bytes() +
-                              table_.bytes());
-}
-
 Result<PlanMemory> PlanMemory::Create(int max_rows, int k_max, int num_experts) {
   PlanMemory plan;
   MOESERVE_RETURN_IF_ERROR(plan.Reserve(max_rows, k_max, num_experts));

@@ -22,7 +22,6 @@ class CudaRouter : public Router {
 
   const RouteSettings& settings() const { return tables_.settings; }
   const RouterTables& tables() const { return tables_; }
-  int64_t device_bytes() const;
 
  private:
   CudaRouter() = default;

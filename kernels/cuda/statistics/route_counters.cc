@@ -18,13 +18,13 @@ constexpr size_t kStagingBytes = 1 << 20;
 Result<std::unique_ptr<CudaRouteCounters>> CudaRouteCounters::Create(const CountSettings& settings,
                                                                      cudaStream_t stream) {
   static std::atomic<uint64_t> last_id{0};
-  std::unique_ptr<CudaRouteCounters> c(new CudaRouteCounters);
+  std::unique_ptr<CudaRouteCounters> c(new CudaRouteCounters(settings));
   MOESERVE_ASSIGN_OR_RETURN(c->counters_, ExpertCounters::Create(settings, kFirstTokens));
   c->stream_ = stream;
   c->id_ = ++last_id;
   for (const CountedBlock& block : settings.blocks) c->slots_.push_back(block.slot);
-  c->read_ = ZeroCounts(settings);
   if (c->counters_.token_experts_size() > 0) {
+    const MutexLock lock(c->copy_mutex_);
     MOESERVE_ASSIGN_OR_RETURN(c->copies_, Stream::Create());
     MOESERVE_ASSIGN_OR_RETURN(c->staging_, PinnedMemory::Allocate(kStagingBytes));
   }
@@ -33,13 +33,13 @@ Result<std::unique_ptr<CudaRouteCounters>> CudaRouteCounters::Create(const Count
 
 Status CudaRouteCounters::Refresh() {
   MOESERVE_ASSIGN_OR_RETURN(CountsSnapshot counts, counters_.Read(stream_));
-  const std::lock_guard<std::mutex> lock(read_mutex_);
+  const MutexLock lock(read_mutex_);
   read_ = std::move(counts);
   return absl::OkStatus();
 }
 
 CountsSnapshot CudaRouteCounters::Read() const {
-  const std::lock_guard<std::mutex> lock(read_mutex_);
+  const MutexLock lock(read_mutex_);
   return read_;
 }
 
@@ -51,7 +51,7 @@ Status CudaRouteCounters::ReadTokenExperts(int64_t first, std::span<uint32_t> pa
   MOESERVE_CHECK(
       first >= 0 && first + static_cast<int64_t>(part.size()) <= counters_.token_experts_size(),
       "elements of the table");
-  const std::lock_guard<std::mutex> lock(copy_mutex_);
+  const MutexLock lock(copy_mutex_);
   constexpr size_t kPiece = kStagingBytes / sizeof(uint32_t);
   for (size_t begin = 0; begin < part.size(); begin += kPiece) {
     const size_t bytes = std::min(kPiece, part.size() - begin) * sizeof(uint32_t);

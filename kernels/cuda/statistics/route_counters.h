@@ -2,10 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/statistics/expert_counters.h"
 #include "kernels/route_counters.h"
@@ -31,18 +31,18 @@ class CudaRouteCounters : public RouteCounters {
   uint64_t id() const { return id_; }
 
  private:
-  CudaRouteCounters() = default;
+  explicit CudaRouteCounters(const CountSettings& settings) : read_(ZeroCounts(settings)) {}
 
   ExpertCounters counters_;
   std::vector<int> slots_;
   uint64_t id_ = 0;
   cudaStream_t stream_ = nullptr;
-  mutable std::mutex read_mutex_;
-  CountsSnapshot read_;  // result of the last Refresh(); guarded by read_mutex_
+  mutable Mutex read_mutex_;
+  CountsSnapshot read_ ABSL_GUARDED_BY(read_mutex_);  // result of the last Refresh()
   // The following members are used by ReadTokenExperts(), which does not wait for steps.
-  mutable std::mutex copy_mutex_;
-  Stream copies_;
-  PinnedMemory staging_;
+  mutable Mutex copy_mutex_;
+  Stream copies_ ABSL_GUARDED_BY(copy_mutex_);
+  PinnedMemory staging_ ABSL_GUARDED_BY(copy_mutex_);
 };
 
 }  // namespace moeserve::cuda

@@ -420,10 +420,6 @@ void DecoderConfig::Keys(std::span<const KeyRule> rules) {
   key_rules_.insert(key_rules_.end(), rules.begin(), rules.end());
 }
 
-void DecoderConfig::IgnoreTensors(std::initializer_list<std::string_view> patterns) {
-  ignored_tensors_.insert(ignored_tensors_.end(), patterns.begin(), patterns.end());
-}
-
 void ReadGraniteFactors(DecoderConfig& config) {
   ObjectReader& keys = config.keys();
   ModelSpec& spec = config.spec();

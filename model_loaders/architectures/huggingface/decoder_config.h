@@ -129,10 +129,9 @@ class DecoderConfig {
   int layers() const { return layers_; }
   bool ok() const { return problems_.empty(); }
 
-  // Adds rules for tensors, names of configuration keys, and stored tensors that are not needed.
+  // Adds rules for tensors, and names of configuration keys.
   void Tensors(std::span<const TensorRule> rules);
   void Keys(std::span<const KeyRule> rules);
-  void IgnoreTensors(std::initializer_list<std::string_view> patterns);
 
   // Builds the layers and the configuration. `layer` returns the spec of a layer; it is called only
   // if there are no errors.

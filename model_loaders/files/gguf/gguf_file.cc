@@ -356,13 +356,6 @@ const GgufValue* GgufFile::Find(std::string_view key) const {
   return it == header_.metadata.end() ? nullptr : &it->second;
 }
 
-const TensorEntry* GgufFile::FindTensor(std::string_view name) const {
-  for (const TensorEntry& entry : entries_) {
-    if (entry.name == name) return &entry;
-  }
-  return nullptr;
-}
-
 const GgufTensor& GgufFile::TensorOf(const TensorEntry& entry) const {
   const auto number = static_cast<size_t>(&entry - entries_.data());
   MOESERVE_CHECK(number < entries_.size(), "an entry of another GGUF file");

@@ -92,9 +92,6 @@ class GgufFile final : public TensorFile {
   const GgufValue* Find(std::string_view key) const;
   const std::map<std::string_view, GgufValue>& metadata() const { return header_.metadata; }
 
-  // Returns null if there is no such tensor.
-  const TensorEntry* FindTensor(std::string_view name) const;
-
   Result<TensorData> Read(const TensorEntry& entry) const override;
   // Converts only the blocks that contain the part.
   Result<TensorData> ReadPart(const TensorEntry& entry, int64_t first,

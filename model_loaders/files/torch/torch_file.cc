@@ -402,7 +402,7 @@ Result<TensorData> TorchStateDict::Read(const TensorEntry& entry) const {
     const auto first = static_cast<size_t>(tensor.first * SizeOf(tensor.type));
     return TensorData{tensor.storage.substr(first, entry.end), file_};
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (copy_ == nullptr || copied_ != number) {
     copy_.reset();  // before the next copy takes memory
     try {

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/tensor_file.h"
@@ -97,9 +97,9 @@ class TorchStateDict final : public TensorFile {
   std::vector<TensorEntry> entries_;
   std::vector<TorchTensor> tensors_;  // one for each entry
 
-  mutable std::mutex mutex_;
-  mutable size_t copied_ = 0;  // the tensor that copy_ contains
-  mutable std::shared_ptr<const char[]> copy_;
+  mutable Mutex mutex_;
+  mutable size_t copied_ ABSL_GUARDED_BY(mutex_) = 0;  // the tensor that copy_ contains
+  mutable std::shared_ptr<const char[]> copy_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve

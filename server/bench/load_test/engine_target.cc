@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <mutex>
 #include <utility>
 
 #include "base/message.h"
+#include "base/mutex.h"
 #include "base/steady_clock.h"
 #include "server/base/status_conversion.h"
 
@@ -39,16 +39,17 @@ class EngineTarget::Inbox {
 
   void Push(RequestResult result) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       results_.push_back(std::move(result));
     }
     changed_.notify_one();
   }
 
   std::vector<RequestResult> Wait(double until) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     const auto wait = std::chrono::duration<double>(std::clamp(until - Now(), 0.0, 3600.0));
-    changed_.wait_for(lock, wait, [&] { return !results_.empty(); });
+    changed_.wait_for(lock, wait,
+                      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !results_.empty(); });
     return std::exchange(results_, {});
   }
 
@@ -57,9 +58,9 @@ class EngineTarget::Inbox {
 
  private:
   const Clock::time_point epoch_ = Clock::now();
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::vector<RequestResult> results_;
+  std::vector<RequestResult> results_ ABSL_GUARDED_BY(mutex_);
 };
 
 class EngineTarget::Sink final : public TokenSink {
@@ -105,7 +106,7 @@ class EngineTarget::Sink final : public TokenSink {
   bool ended_ = false;
 };
 
-EngineTarget::EngineTarget(std::shared_ptr<EngineApi> engine, double timeout_seconds)
+EngineTarget::EngineTarget(std::shared_ptr<Engine> engine, double timeout_seconds)
     : engine_(std::move(engine)),
       timeout_(absl::Seconds(timeout_seconds)),
       inbox_(std::make_shared<Inbox>()) {}

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine.h"
 #include "server/bench/load_test/load_target.h"
-#include "server/generation/engine_api.h"
 
 namespace moeserve::server {
 
@@ -17,7 +17,7 @@ class EngineTarget final : public LoadTarget {
  public:
   // Requests are sampled greedily, ignore EOS and have a deadline `timeout_seconds` after their
   // start.
-  EngineTarget(std::shared_ptr<EngineApi> engine, double timeout_seconds);
+  EngineTarget(std::shared_ptr<Engine> engine, double timeout_seconds);
   // Cancels running requests without waiting for them.
   ~EngineTarget() override;
 
@@ -32,7 +32,7 @@ class EngineTarget final : public LoadTarget {
   class Inbox;
   class Sink;
 
-  const std::shared_ptr<EngineApi> engine_;
+  const std::shared_ptr<Engine> engine_;
   const absl::Duration timeout_;
   // Shared with the token sinks, which the engine may keep longer than this object lives.
   const std::shared_ptr<Inbox> inbox_;

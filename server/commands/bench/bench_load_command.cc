@@ -21,7 +21,6 @@
 #include "server/bench/weight_traffic.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
-#include "server/generation/engine_adapter.h"
 #include "server/keys/key_file.h"
 #include "server/process/signals.h"
 
@@ -152,9 +151,7 @@ Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions&
   EngineOptions adjusted = engine;
   MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
                             ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
-                            Engine::Create(adjusted, std::move(model), nullptr, {}));
-  out.engine = AdaptEngine(std::move(running));
+  MOESERVE_ASSIGN_OR_RETURN(out.engine, Engine::Create(adjusted, std::move(model), nullptr, {}));
   out.types = types;
   return out;
 }

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -16,7 +15,9 @@
 #include <vector>
 
 #include "base/message.h"
+#include "base/mutex.h"
 #include "base/steady_clock.h"
+#include "server/base/stop_wait.h"
 #include "server/base/version.h"
 #include "server/chat/chat_format.h"
 #include "server/commands/commands.h"
@@ -66,17 +67,13 @@ class Ticker {
  public:
   Ticker(ServerContext& context, rpc::GrpcServer& grpc)
       : thread_([this, &context, &grpc](std::stop_token stop) {
-          std::unique_lock lock(mutex_);
-          while (!stop.stop_requested()) {
+          do {
             context.Tick();
             if (!context.EngineStatus().ok()) grpc.SetServing(false);
-            changed_.wait_for(lock, stop, std::chrono::seconds(1), [] { return false; });
-          }
+          } while (WaitUnlessStopped(stop, std::chrono::seconds(1)));
         }) {}
 
  private:
-  std::mutex mutex_;
-  std::condition_variable_any changed_;
   std::jthread thread_;
 };
 
@@ -85,20 +82,20 @@ class StopFlag {
  public:
   void Set() {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       set_ = true;
     }
     changed_.notify_all();
   }
   void Wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return set_; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return set_; });
   }
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  bool set_ = false;
+  bool set_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 void LogConfiguration(const ServeOptions& options, const EngineOptions& engine,

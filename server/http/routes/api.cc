@@ -40,7 +40,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-Result<const Tokenizer*> RequireTokenizer(const EngineApi& engine) {
+Result<const Tokenizer*> RequireTokenizer(const Engine& engine) {
   if (engine.tokenizer() != nullptr) return engine.tokenizer();
   return InvalidValue("model", "this model has no tokenizer");
 }
@@ -84,7 +84,7 @@ class Api {
       MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
-      const EngineApi& engine = model->engine();
+      const Engine& engine = model->engine();
       MOESERVE_RETURN_IF_ERROR(CheckFields(*body, FieldRoute::kTokenize));
       MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(*body, "return_token_strs"));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(engine));
@@ -115,7 +115,7 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
       MOESERVE_RETURN_IF_ERROR(CheckFields(*body, FieldRoute::kDetokenize));
       MOESERVE_ASSIGN_OR_RETURN(const auto skip, BoolField(*body, "skip_special_tokens"));
-      const EngineApi& engine = model->engine();
+      const Engine& engine = model->engine();
       const nlohmann::json* tokens = FindField(*body, "tokens");
       if (tokens == nullptr) return MissingField("tokens");
       MOESERVE_ASSIGN_OR_RETURN(const auto ids,
@@ -203,7 +203,7 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, rules, request.body));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
-    const EngineApi& engine = model->engine();
+    const Engine& engine = model->engine();
     MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                               PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
     format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int choices) {

@@ -174,7 +174,7 @@ class ChatRoutes {
       ChatAnswerRules rules;
       if (call.converted.completes) {
         context_.metrics().ignored_fields += params.ignored_fields;
-        const EngineApi& engine = chat.model->engine();
+        const Engine& engine = chat.model->engine();
         MOESERVE_ASSIGN_OR_RETURN(
             chat.prompts, PreparePrompts(completion, engine.tokenizer(), engine.max_model_len()));
         rules.split.syntax = &ChooseCallSyntax("");  // without tools it recognises nothing
@@ -295,7 +295,7 @@ class ChatRoutes {
 
   absl::Status Prepare(Chat& chat) {
     context_.metrics().ignored_fields += chat.params.ignored_fields;
-    const EngineApi& engine = chat.model->engine();
+    const Engine& engine = chat.model->engine();
     MOESERVE_ASSIGN_OR_RETURN(PreparedPrompt prompt,
                               PrepareChat(chat.params, chat.model->chat_format(),
                                           engine.tokenizer(), context_.settings().limits,

@@ -147,7 +147,7 @@ class ExpertRoutes {
   // Takes no slot, because one pass over the table is short.
   Handled Tokens(const Request& request) const {
     return WithModel(request, [&](const ServedModel& model) -> Result<OrderedJson> {
-      const EngineApi& engine = model.engine();
+      const Engine& engine = model.engine();
       MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
       MOESERVE_ASSIGN_OR_RETURN(const auto min_count,
                                 QueryInteger(request.query, "min_count", 1, UINT32_MAX));
@@ -169,7 +169,7 @@ class ExpertRoutes {
 
   Handled Similarity(const Request& request) const {
     return Computed(request, [&](const ServedModel& model) -> Result<OrderedJson> {
-      const EngineApi& engine = model.engine();
+      const Engine& engine = model.engine();
       MOESERVE_ASSIGN_OR_RETURN(const auto eps, QueryNumber(request.query, "eps", 1e-12, 1e6));
       MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
       if (!table.values.tokens.empty()) return NotCounted(engine);
@@ -186,7 +186,7 @@ class ExpertRoutes {
 
   Handled Collapse(const Request& request) const {
     return Computed(request, [&](const ServedModel& model) -> Result<OrderedJson> {
-      const EngineApi& engine = model.engine();
+      const Engine& engine = model.engine();
       const ExpertStats stats = engine.ExpertSnapshot();
       MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
       const std::vector<HiddenSample> samples = engine.HiddenSamples();
@@ -269,7 +269,7 @@ class ExpertRoutes {
   }
 
   // Returns the value of --token-stats-mib for a table of all tokens.
-  static int64_t MibOfAllTokens(const EngineApi& engine) {
+  static int64_t MibOfAllTokens(const Engine& engine) {
     int64_t experts = 0;
     for (const BlockExpertStats& block : engine.ExpertSnapshot().blocks) {
       experts += block.num_experts;
@@ -278,14 +278,14 @@ class ExpertRoutes {
     return (bytes + (1 << 20) - 1) >> 20;
   }
 
-  static absl::Status NotCounted(const EngineApi& engine) {
+  static absl::Status NotCounted(const Engine& engine) {
     return Missing("not_counted",
                    Concat("not all tokens are counted by expert: start the server with "
                           "--token-stats-mib ",
                           MibOfAllTokens(engine), " for a table of all tokens"));
   }
 
-  static Result<Table> TableOf(const Request& request, const EngineApi& engine) {
+  static Result<Table> TableOf(const Request& request, const Engine& engine) {
     const ExpertStats stats = engine.ExpertSnapshot();
     MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
     if (!chosen) return MissingField("layer");

@@ -1,11 +1,11 @@
 #include "server/http/routes/model_routes.h"
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/strict_json.h"
 #include "server/answers/answer.h"
 #include "server/base/api_error.h"
@@ -41,15 +41,15 @@ Response ToResponse(const Result<ModelStatus>& result) {
 class LoadResponse final : public PendingResponse {
  public:
   struct Shared {
-    std::mutex mutex;
-    std::optional<Result<ModelStatus>> result;
+    Mutex mutex;
+    std::optional<Result<ModelStatus>> result ABSL_GUARDED_BY(mutex);
   };
 
   LoadResponse(std::shared_ptr<Shared> shared, LoadedFormat format)
       : shared_(std::move(shared)), format_(std::move(format)) {}
 
   Progress Next() override {
-    std::lock_guard lock(shared_->mutex);
+    MutexLock lock(shared_->mutex);
     if (!shared_->result) return Wait();
     return format_(*shared_->result);
   }
@@ -114,7 +114,7 @@ Handled LoadModel(ModelManager& manager, const std::string& model, const std::st
   auto shared = std::make_shared<LoadResponse::Shared>();
   manager.Load(model, path, [shared, wake = std::move(wake)](Result<ModelStatus> result) {
     {
-      std::lock_guard lock(shared->mutex);
+      MutexLock lock(shared->mutex);
       shared->result = std::move(result);
     }
     wake();

@@ -111,13 +111,13 @@ OrderedJson ModelJson(const ModelStatus& status, const ModelRegistry& models) {
   out["memory_bytes"] = status.memory_bytes;
   const auto model = models.Find(status.name);
   if (!model.ok()) return out;
-  const EngineApi& engine = (*model)->engine();
+  const Engine& engine = (*model)->engine();
   const GenerationDefaults& defaults = (*model)->defaults();
   out["max_model_len"] = engine.max_model_len();
   out["vocab_size"] = engine.spec().vocab_size;
   out["tokenizer"] = engine.tokenizer() != nullptr;
   out["chat_template"] = (*model)->chat_format().status().ok();
-  out["routing_control"] = engine.routing_control().enabled;
+  out["routing_control"] = engine.options().routing_control.enabled;
   OrderedJson sampling = OrderedJson::object();
   const auto put = [&](const char* name, const auto& value) {
     if (value) sampling[name] = *value;

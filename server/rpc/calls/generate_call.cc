@@ -20,7 +20,7 @@ GenerateCall::GenerateCall(grpc::GenericCallbackServerContext* context, ServerCo
 
 void GenerateCall::Refuse(const absl::Status& status) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (ended_) return;
     ended_ = true;
   }
@@ -42,7 +42,7 @@ absl::Status GenerateCall::Run(const v1::GenerateRequest& request) {
   const bool posted = server_.work_pool().Post(
       [self = shared_from_this(), params = std::move(params)] {
         {
-          std::lock_guard lock(self->mutex_);
+          MutexLock lock(self->mutex_);
           if (self->ended_) return;
         }
         absl::Status status;
@@ -66,7 +66,7 @@ absl::Status GenerateCall::Run(const v1::GenerateRequest& request) {
 }
 
 absl::Status GenerateCall::Launch(const CompletionParams& params) {
-  const EngineApi& engine = *submission_->engine();
+  const Engine& engine = *submission_->engine();
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                             PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
@@ -78,7 +78,7 @@ absl::Status GenerateCall::Launch(const CompletionParams& params) {
         });
       });
   if (!generation.ok()) return generation.status();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!ended_) generation_ = *std::move(generation);
   return absl::OkStatus();
 }
@@ -146,7 +146,7 @@ void GenerateCall::Advance() {
   absl::Status end;
   bool write = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (ended_ || generation_ == nullptr) return;
     if (writing_) {
       if (generation_->overflowed()) generation_->Cancel();
@@ -189,7 +189,7 @@ void GenerateCall::WatchForStall() {
     if (!fired || self == nullptr) return;
     bool stalled;
     {
-      std::lock_guard lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       self->alarm_set_ = false;
       stalled = self->writing_ && self->writes_ == write;
     }
@@ -199,7 +199,7 @@ void GenerateCall::WatchForStall() {
 
 void GenerateCall::OnWriteDone(bool ok) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     writing_ = false;
     if (!ok) {
       if (generation_ != nullptr) generation_->Cancel();
@@ -213,7 +213,7 @@ void GenerateCall::OnWriteDone(bool ok) {
 void GenerateCall::OnCancel() {
   bool end = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (ended_) return;
     if (generation_ != nullptr) generation_->Cancel();
     ready_.clear();
@@ -227,7 +227,7 @@ void GenerateCall::End(const absl::Status& status) { Finish(call().End(status));
 
 void GenerateCall::OnDone() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended_ = true;
     generation_.reset();
     stall_alarm_.Cancel();

@@ -5,9 +5,9 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
@@ -36,31 +36,32 @@ class GenerateCall final : public SingleRequestCall<v1::GenerateRequest>,
   void Refuse(const absl::Status& status) override;  // ends a call that does not generate yet
   // Starts the next write or finishes the call, if either is possible.
   void Advance();
-  absl::Status Collect();  // requires mutex_
+  absl::Status Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::GenerateResponse NewMessage(int choice);
   // Splits a large routing record: queues messages with its first routes and returns the remaining
   // routes, which fit into the next message.
-  RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record);
+  RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status);
-  void WatchForStall();  // requires mutex_
+  void WatchForStall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   grpc::CallbackServerContext* const context_;
   ServerContext& server_;
   const std::shared_ptr<Dispatcher::Queue> queue_;
   std::unique_ptr<Submission> submission_;  // null if the request was refused when it was read
   std::vector<bool> opened_;                // per choice: whether its first message was queued
+  grpc::ByteBuffer writing_bytes_;          // gRPC reads them during a write
   grpc::Alarm stall_alarm_;
 
-  std::mutex mutex_;  // guards the members below
-  std::unique_ptr<Generation> generation_;
-  std::deque<v1::GenerateResponse> ready_;
-  MemoryCharge charge_;  // of the messages collected last
-  grpc::ByteBuffer writing_bytes_;
-  absl::Status failure_;  // reported after the messages in ready_
-  uint64_t writes_ = 0;
-  bool writing_ = false;
-  bool ended_ = false;
-  bool alarm_set_ = false;
+  Mutex mutex_;
+  std::unique_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);
+  std::deque<v1::GenerateResponse> ready_ ABSL_GUARDED_BY(mutex_);
+  MemoryCharge charge_ ABSL_GUARDED_BY(mutex_);   // of the messages collected last
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // reported after the messages in ready_
+  uint64_t writes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool alarm_set_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace moeserve::server::rpc

@@ -14,7 +14,7 @@ ScoreCall::ScoreCall(grpc::GenericCallbackServerContext* context, ServerContext&
 absl::Status ScoreCall::Run(const v1::ScoreRequest& request) {
   const ApiKey* const key = call().key().get();
   MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request.model(), key));
-  const EngineApi& engine = model->engine();
+  const Engine& engine = model->engine();
   const RequestRules rules = server_.Rules(*model, key);
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseScore(request, rules));
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
@@ -31,7 +31,7 @@ absl::Status ScoreCall::Run(const v1::ScoreRequest& request) {
       });
   if (!generation.ok()) return generation.status();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!done_) generation_ = *std::move(generation);
   }
   Advance();  // output may have arrived before generation_ was set
@@ -59,7 +59,7 @@ absl::Status ScoreCall::Take(const OutputDelta& delta) {
 void ScoreCall::Advance() {
   absl::Status status;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (generation_ == nullptr) return;
     for (const ChoiceEvent& event : generation_->Take()) {
       status = event.error.ok() ? Take(event.delta) : event.error;
@@ -72,14 +72,14 @@ void ScoreCall::Advance() {
 }
 
 void ScoreCall::Cancel() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   done_ = true;
   if (generation_ != nullptr) generation_->Cancel();
 }
 
 void ScoreCall::OnDone() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     done_ = true;
     generation_.reset();
   }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
@@ -24,15 +24,15 @@ class ScoreCall final : public UnaryCall<v1::ScoreRequest, v1::ScoreResponse>,
   absl::Status Run(const v1::ScoreRequest& request) override;
   void Cancel() override;
   void Advance();
-  absl::Status Take(const OutputDelta& delta);  // requires mutex_
+  absl::Status Take(const OutputDelta& delta) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   ServerContext& server_;
   Dispatcher& dispatcher_;
   std::unique_ptr<Submission> submission_;  // null if the request was refused when it was read
 
-  std::mutex mutex_;  // guards the members below
-  std::unique_ptr<Generation> generation_;
-  bool done_ = false;  // whether the client waits no longer
+  Mutex mutex_;
+  std::unique_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;  // whether the client waits no longer
 };
 
 }  // namespace moeserve::server::rpc

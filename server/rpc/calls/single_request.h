@@ -6,9 +6,9 @@
 
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <utility>
 
+#include "base/mutex.h"
 #include "server/rpc/call.h"
 #include "server/rpc/grpc_time.h"
 #include "server/rpc/messages/message_bytes.h"
@@ -106,7 +106,7 @@ class UnaryCall : public SingleRequestCall<Request> {
   }
   void OnDone() override {
     {
-      std::lock_guard lock(alarm_mutex_);
+      MutexLock lock(alarm_mutex_);
       done_ = true;
     }
     stall_alarm_.Cancel();
@@ -130,11 +130,11 @@ class UnaryCall : public SingleRequestCall<Request> {
 
   Response response_;
   grpc::ByteBuffer response_bytes_;
-  std::mutex mutex_;
-  bool ended_ = false;  // guarded by mutex_
+  Mutex mutex_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Alarm stall_alarm_;
-  std::mutex alarm_mutex_;
-  bool done_ = false;  // guarded by alarm_mutex_
+  Mutex alarm_mutex_;
+  bool done_ ABSL_GUARDED_BY(alarm_mutex_) = false;
 };
 
 template <typename Request, typename Response>
@@ -144,7 +144,7 @@ void UnaryCall<Request, Response>::WatchForStall() {
                    [this, weak = this->weak_self()](bool fired) {
                      const auto self = weak.lock();
                      if (!fired || self == nullptr) return;
-                     std::lock_guard lock(alarm_mutex_);
+                     MutexLock lock(alarm_mutex_);
                      if (!done_) this->context()->TryCancel();
                    });
 }
@@ -152,7 +152,7 @@ void UnaryCall<Request, Response>::WatchForStall() {
 template <typename Request, typename Response>
 void UnaryCall<Request, Response>::EndOnce(const absl::Status& status) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (std::exchange(ended_, true)) return;
   }
   const grpc::Status end = this->call().End(status);

@@ -16,13 +16,13 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "base/message.h"
+#include "base/mutex.h"
 #include "server/base/await.h"
 #include "server/connections/address_paces.h"
 #include "server/connections/address_pauses.h"
@@ -103,18 +103,19 @@ class ConnectionGate::Impl {
     asio::post(io_, [this] {
       error_code ignored;
       acceptor_.close(ignored);
-      std::lock_guard lock(mutex_);
       handler_.reset();
+      MutexLock lock(mutex_);
+      handler_ended_ = true;
       changed_.notify_all();
     });
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return handler_ == nullptr; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return handler_ended_; });
   }
 
   void Close(std::chrono::milliseconds grace) {
     if (!thread_.joinable()) return;
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       changed_.wait_for(lock, grace, [this] { return counters_.open == 0; });
     }
     asio::post(io_, [this] {
@@ -259,7 +260,7 @@ class ConnectionGate::Impl {
                           relay.began_handshake() ? RefusalPace::kUnusedHandshake : 1);
     }
     relays_.erase(found);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     counters_.open = static_cast<int64_t>(relays_.size());
     changed_.notify_all();
   }
@@ -280,16 +281,17 @@ class ConnectionGate::Impl {
     std::shared_ptr<bool> used;  // whether the client has sent something
   };
 
-  // Used by the thread alone.
+  // Used by the thread alone, once it runs.
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> handler_;
   std::unordered_map<const Relay*, Open> relays_;
   AddressCounter clients_;  // of relays_
   AddressPauses pauses_;    // after connections that were dropped because of their client
   AddressPaces paces_;      // after connections on which the client sent nothing
   bool closing_ = false;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;  // handler_ or the number of open connections has changed
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> handler_;
+  Mutex mutex_;
+  std::condition_variable changed_;  // handler_ended_ or the number of open connections
+  bool handler_ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 ConnectionGate::ConnectionGate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

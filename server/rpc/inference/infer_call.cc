@@ -47,7 +47,7 @@ absl::Status InferCall::Run(const inference::ModelInferRequest& request) {
 absl::Status InferCall::Launch() {
   // Compiles without the lock, so that the call can be cancelled meanwhile.
   MOESERVE_RETURN_IF_ERROR(run_->Compile());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (done_) return absl::OkStatus();
   MOESERVE_RETURN_IF_ERROR(
       run_->Launch(call().deadline(), [weak = weak_from_this(), queue = queue_] {
@@ -62,7 +62,7 @@ absl::Status InferCall::Launch() {
 void InferCall::Advance() {
   absl::Status status;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (done_ || !launched_) return;
     Result<std::optional<InferAnswer>> answer = run_->Take();
     if (answer.ok() && !*answer) return;
@@ -77,14 +77,14 @@ void InferCall::Advance() {
 }
 
 void InferCall::Cancel() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   done_ = true;
   if (launched_) run_->Cancel();
 }
 
 void InferCall::OnDone() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     done_ = true;
     if (launched_) run_.reset();
   }

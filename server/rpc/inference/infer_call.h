@@ -2,8 +2,8 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "inference/grpc_predict_v2.pb.h"
 #include "server/open_inference/infer_run.h"
 #include "server/rpc/calls/single_request.h"
@@ -30,10 +30,13 @@ class InferCall final
   const std::shared_ptr<Dispatcher::Queue> queue_;
   bool raw_ = false;  // whether the elements are sent as bytes
 
-  std::mutex mutex_;               // guards the members below
-  std::unique_ptr<InferRun> run_;  // null if the request was refused when it was read
-  bool launched_ = false;
-  bool done_ = false;  // whether the client waits no longer
+  // Null if the request was refused when it was read. Used without a lock by the thread that starts
+  // the request, then, when launched_ is set, only with the lock.
+  std::unique_ptr<InferRun> run_;
+
+  Mutex mutex_;
+  bool launched_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;  // whether the client waits no longer
 };
 
 }  // namespace moeserve::server::rpc

@@ -39,7 +39,7 @@ std::shared_ptr<InferStream> InferStream::Start(grpc::GenericCallbackServerConte
   absl::Status status = stream->call_.Check();
   if (status.ok()) status = server.CheckServing();
   if (!status.ok()) {
-    std::lock_guard lock(stream->mutex_);
+    MutexLock lock(stream->mutex_);
     stream->input_ended_ = true;
     stream->end_ = status;
   }
@@ -57,7 +57,7 @@ absl::Status InferStream::Begin(const inference::ModelInferRequest& request) {
       std::shared_ptr<InferRun> run,
       InferRun::Prepare(server_, parsed, Pieces::kOnRequest, call_.key(), nullptr));
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     running_[number] = {
         .run = run, .id = request.id(), .raw = request.raw_input_contents_size() > 0};
   }
@@ -90,7 +90,7 @@ absl::Status InferStream::Begin(const inference::ModelInferRequest& request) {
 absl::Status InferStream::Launch(uint64_t number, const std::shared_ptr<InferRun>& run) {
   // Compiles without the lock, so that the call can be cancelled meanwhile.
   MOESERVE_RETURN_IF_ERROR(run->Compile());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = running_.find(number);
   if (found == running_.end()) return absl::OkStatus();  // was cancelled
   const absl::Time deadline = SteadyNow() + server_.settings().limits.max_request_time;
@@ -107,7 +107,7 @@ void InferStream::Refuse(uint64_t number, const std::string& id, const absl::Sta
   if (status.code() == absl::StatusCode::kInvalidArgument) {
     server_.metrics().CountRejected(Rejection::kInvalid);
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   running_.erase(number);
   if (!cancelled_) ready_.push_back(ErrorMessage(id, status));
 }
@@ -139,7 +139,7 @@ void InferStream::Advance() {
   bool end = false;
   absl::Status status;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (ended_) return;
     if (writing_) {
       for (auto& [number, running] : running_) {
@@ -203,7 +203,7 @@ void InferStream::OnReadDone(bool ok) {
     }
   }
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     reading_ = false;
     if (!ok || !status.ok()) input_ended_ = true;
     if (!status.ok() && end_.ok()) end_ = status;
@@ -213,7 +213,7 @@ void InferStream::OnReadDone(bool ok) {
 
 void InferStream::OnWriteDone(bool ok) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     writing_ = false;
     if (!ok && !cancelled_) {
       CancelAll();
@@ -225,7 +225,7 @@ void InferStream::OnWriteDone(bool ok) {
 
 void InferStream::OnCancel() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!cancelled_) {
       CancelAll();
       end_ = call_.CancelReason();
@@ -254,7 +254,7 @@ void InferStream::WatchForStall() {
     if (!fired || self == nullptr) return;
     bool stalled;
     {
-      std::lock_guard lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       self->alarm_set_ = false;
       stalled = self->writing_ && self->writes_ == write;
     }
@@ -264,7 +264,7 @@ void InferStream::WatchForStall() {
 
 void InferStream::OnDone() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended_ = true;
     CancelAll();
     stall_alarm_.Cancel();

@@ -8,9 +8,9 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "base/mutex.h"
 #include "inference/grpc_predict_v2.pb.h"
 #include "server/open_inference/infer_run.h"
 #include "server/rpc/call.h"
@@ -56,11 +56,11 @@ class InferStream final : public grpc::ServerGenericBidiReactor,
   absl::Status Launch(uint64_t number, const std::shared_ptr<InferRun>& run);
   // Ends a request that has not started to generate.
   void Refuse(uint64_t number, const std::string& id, const absl::Status& status);
-  void Collect();  // requires mutex_
+  void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Starts whatever is possible: a read, a write, the end of the call.
   void Advance();
-  void WatchForStall();  // requires mutex_
-  void CancelAll();      // requires mutex_
+  void WatchForStall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CancelAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   grpc::GenericCallbackServerContext* const context_;
   ServerContext& server_;
@@ -69,21 +69,21 @@ class InferStream final : public grpc::ServerGenericBidiReactor,
   std::shared_ptr<InferStream> self_;
   grpc::ByteBuffer request_bytes_;  // that are being read
   MemoryCharge charge_;             // of the parsed request
+  uint64_t requests_ = 0;           // that were read
   grpc::ByteBuffer writing_bytes_;
   grpc::Alarm stall_alarm_;
 
-  std::mutex mutex_;  // guards the members below
-  std::map<uint64_t, Running> running_;
-  std::deque<inference::ModelStreamInferResponse> ready_;
-  absl::Status end_;  // with which the call ends
-  uint64_t requests_ = 0;
-  uint64_t writes_ = 0;
-  bool reading_ = false;
-  bool writing_ = false;
-  bool input_ended_ = false;
-  bool cancelled_ = false;
-  bool ended_ = false;
-  bool alarm_set_ = false;
+  Mutex mutex_;
+  std::map<uint64_t, Running> running_ ABSL_GUARDED_BY(mutex_);
+  std::deque<inference::ModelStreamInferResponse> ready_ ABSL_GUARDED_BY(mutex_);
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);  // with which the call ends
+  uint64_t writes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool input_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool alarm_set_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace moeserve::server::rpc

@@ -170,7 +170,7 @@ OpenInferenceService::OpenInferenceService(Router& router, ServerContext& server
 void OpenInferenceService::Drain() {
   std::vector<std::weak_ptr<InferStream>> streams;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     streams = streams_;
   }
   for (const auto& weak : streams) {
@@ -180,7 +180,7 @@ void OpenInferenceService::Drain() {
 
 InferStream* OpenInferenceService::StartStream(grpc::GenericCallbackServerContext* context) {
   const std::shared_ptr<InferStream> stream = InferStream::Start(context, server_, dispatcher_);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(streams_, [](const auto& weak) { return weak.expired(); });
   streams_.push_back(stream);
   return stream.get();

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "server/context.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/inference/infer_stream.h"
@@ -27,8 +27,9 @@ class OpenInferenceService final {
 
   ServerContext& server_;
   Dispatcher& dispatcher_;
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<InferStream>> streams_;  // also some that have ended
+  Mutex mutex_;
+  // Also some that have ended.
+  std::vector<std::weak_ptr<InferStream>> streams_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve::server::rpc

@@ -87,7 +87,7 @@ TEST(EngineTargetTest, TextsNeedATokenizerAndUseIt) {
 }
 
 // An engine that ends every request twice.
-class TwiceEngine final : public EngineApi {
+class TwiceEngine final : public Engine {
  public:
   absl::Status Submit(std::vector<Request>,
                       std::vector<std::shared_ptr<TokenSink>> sinks) override {
@@ -101,13 +101,13 @@ class TwiceEngine final : public EngineApi {
   }
   void Cancel(const TokenSink*) override {}
   bool Drain(absl::Time) override { return true; }
+  void Shutdown() override {}
   EngineStats Stats() const override { return {}; }
   EngineProgress Progress() const override { return {}; }
   ExpertStats ExpertSnapshot() const override { return {}; }
-  int max_model_len() const override { return 100; }
+  const EngineOptions& options() const override { return options_; }
   const ModelSpec& spec() const override { return spec_; }
   const RouteLayout& route_layout() const override { return layout_; }
-  RoutingControlLimits routing_control() const override { return control_; }
   std::optional<TokenExpertCounts> token_expert_counts() const override { return std::nullopt; }
   std::vector<HiddenSample> HiddenSamples() const override { return {}; }
   const Tokenizer* tokenizer() const override { return nullptr; }
@@ -115,7 +115,7 @@ class TwiceEngine final : public EngineApi {
  private:
   ModelSpec spec_;
   RouteLayout layout_;
-  RoutingControlLimits control_;
+  const EngineOptions options_ = {.max_model_len = 100};
 };
 
 TEST(EngineTargetTest, ASecondEndIsSeen) {
