@@ -360,7 +360,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     page_bytes += draft_model->backend().PageBytes(draft_shapes, draft_type);
   }
   MOESERVE_ASSIGN_OR_RETURN(
-      const int64_t blocks,
+      const int64_t pages,
       CachePages(o, PageUseOf(o, model->spec(), draft_model != nullptr), page_bytes));
   // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
   // rows.
