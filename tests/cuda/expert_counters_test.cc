@@ -41,8 +41,8 @@ ModelSpec Spec(Shape shape) {
   routed(spec.attention(0).routing.emplace(), 5, 2, 1);
   routed(spec.feed_forward(0).routing.emplace(), 12, 3, split ? 4 : 1);
   routed(spec.feed_forward(1).routing.emplace(), 70, 9, split ? 2 : 1);
-  for (size_t l = 2; l < spec.num_layers(); ++l) {
-    routed(spec.feed_forward(l).routing.emplace(), 2 + static_cast<int>(l % 9), 2, 1);
+  for (int l = 2; l < spec.num_layers(); ++l) {
+    routed(spec.feed_forward(l).routing.emplace(), 2 + l % 9, 2, 1);
   }
   return spec;
 }

@@ -351,7 +351,7 @@ std::vector<SeenBlock> RunAndRead(ModelRunner& runner, const std::vector<ModelRu
     for (const BlockReport& block : report.blocks) {
       const RoutingPlan& plan = block.plan;
       SeenBlock& s = seen.emplace_back();
-      s.slot = block.slot;
+      s.slot = runner.spec().Find(block.layer, block.block);
       for (int r = 0; r < plan.rows; ++r) {
         for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
           s.experts.push_back(plan.expert_of_assignment[plan.assignments_of_row[i]]);
