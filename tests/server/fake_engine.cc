@@ -154,12 +154,14 @@ EngineStats FakeEngine::Stats() const {
   stats.kv_blocks_used = stats.running;
   stats.kv_block_tokens = 16;
   stats.generation_tokens = generated_;
+  stats.finished_stop = finished_;
   return stats;
 }
 
 EngineProgress FakeEngine::Progress() const { return {rounds_.load(), idle_.load()}; }
 
 ExpertStats FakeEngine::ExpertSnapshot() const {
+  ++snapshots_;
   ExpertStats stats;
   stats.tokens = 10;
   stats.always_active_parameters = 1000;
@@ -282,6 +284,7 @@ bool FakeEngine::Step(Running& running) {
   }
   delta.usage.completion_tokens = running.produced;
   const bool finished = delta.finished;
+  finished_ += finished;
   running.sink->OnDelta(std::move(delta));
   return finished;
 }

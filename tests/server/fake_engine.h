@@ -88,6 +88,7 @@ class FakeEngine final : public Engine {
   std::vector<Request> submitted() const;
   int active() const;
   int cancelled() const;
+  int snapshots() const { return snapshots_; }  // calls of ExpertSnapshot()
   // Both wait up to five seconds, and return false if the number was not reached by then.
   bool WaitForActive(int count) const;
   bool WaitForCancelled(int count) const;
@@ -123,6 +124,8 @@ class FakeEngine final : public Engine {
   bool released_ = false;
   bool stuck_ = false;
   std::atomic<uint64_t> generated_{0};  // tokens
+  std::atomic<uint64_t> finished_{0};   // requests that reached their end
+  mutable std::atomic<int> snapshots_{0};
   std::atomic<uint64_t> rounds_{0};
   std::atomic<bool> idle_{true};
   bool draining_ = false;
