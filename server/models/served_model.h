@@ -55,6 +55,10 @@ class ServedModel {
   const std::string& description() const { return loaded_.description; }
   // Returns the bytes of the weights and of the KV cache.
   int64_t memory_bytes() const { return memory_bytes_; }
+  // Returns memory_bytes() and the bytes of expert_history().
+  int64_t held_bytes() const {
+    return memory_bytes_ + static_cast<int64_t>(expert_history_.bytes());
+  }
 
   // Valid as long as the model. SharedEngine() returns a pointer that keeps the model alive.
   Engine& engine() const { return *loaded_.engine; }
