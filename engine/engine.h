@@ -98,6 +98,9 @@ struct EngineStats {
   bool prefix_cache = false;
   EngineHistograms histograms;
 
+  uint64_t finished() const {
+    return finished_stop + finished_length + finished_abort + finished_error;
+  }
   // Adds the counters of another engine and its running and waiting sequences, but not the state of
   // its cache.
   void AddCounters(const EngineStats& other);

@@ -41,8 +41,7 @@ void MetricsReading::Add(const EngineStats& stats, const RequestMetrics& request
   requests_waiting += stats.waiting;
   kv_blocks_used += stats.kv_blocks_used;
   kv_blocks_total += stats.kv_blocks_total;
-  requests_finished +=
-      stats.finished_stop + stats.finished_length + stats.finished_abort + stats.finished_error;
+  requests_finished += stats.finished();
   generation_tokens += stats.generation_tokens;
   prompt_tokens += stats.prompt_tokens;
   AddCounts(requests.time_to_first_token.Read().counts, time_to_first_token);

@@ -181,9 +181,9 @@ ModelStatus ModelRegistry::StatusOf(const Slot& slot) {
   out.error = slot.error;
   if (slot.served != nullptr) {
     out.version = slot.served->version();
-    out.memory_bytes = slot.served->memory_bytes();
+    out.memory_bytes = slot.served->held_bytes();
   }
-  for (const ModelPtr& model : slot.retired) out.memory_bytes += model->memory_bytes();
+  for (const ModelPtr& model : slot.retired) out.memory_bytes += model->held_bytes();
   return out;
 }
 

@@ -34,7 +34,7 @@ struct ModelStatus {
   bool loading = false;      // whether a version is being loaded
   std::string path;          // of the version that was loaded last, or that will be loaded first
   int64_t version = 0;       // of the version that is served; 0: none
-  int64_t memory_bytes = 0;  // of all versions that are in memory
+  int64_t memory_bytes = 0;  // ServedModel::held_bytes() of all versions in memory
   // Why the last load failed; OK if it succeeded. The old version is still served then.
   absl::Status error;
 };

@@ -10,6 +10,10 @@
 namespace moeserve::server {
 namespace {
 
+// While no request ends, readers of the metrics read the expert statistics from the engine at most
+// once in this time, because that copies them.
+constexpr absl::Duration kReadInterval = absl::Milliseconds(50);
+
 std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const Engine& engine,
                                                            size_t max_cached_bytes) {
   using Vocabulary = Result<std::shared_ptr<const VocabularyIndex>>;
@@ -101,12 +105,25 @@ EngineStats ServedModel::Stats() const {
 
 void ServedModel::WriteExpertMetrics(PrometheusText& text) {
   if (expert_metrics_ == nullptr) return;
-  std::shared_ptr<const ExpertStats> snapshot = expert_history_.Latest();
-  if (snapshot == nullptr) {
-    Tick();
-    snapshot = expert_history_.Latest();
+  if (expert_history_.Latest() == nullptr) Tick();
+  if (const auto stats = RecentExperts(); stats != nullptr) {
+    expert_metrics_->Write(text, *stats, name_);
   }
-  if (snapshot != nullptr) expert_metrics_->Write(text, *snapshot, name_);
+}
+
+std::shared_ptr<const ExpertStats> ServedModel::RecentExperts() {
+  // The engine counts the end of a request after its routes.
+  const uint64_t finished = engine().Stats().finished();
+  const absl::Time now = SteadyNow();
+  MutexLock lock(recent_mutex_);
+  // A stuck engine could hold its locks.
+  if (engine_stuck_) return recent_ != nullptr ? recent_ : expert_history_.Latest();
+  if (recent_ == nullptr || finished != recent_finished_ || now - recent_time_ >= kReadInterval) {
+    recent_ = std::make_shared<const ExpertStats>(engine().ExpertSnapshot());
+    recent_time_ = now;
+    recent_finished_ = finished;
+  }
+  return recent_;
 }
 
 }  // namespace moeserve::server

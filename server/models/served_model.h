@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
 #include "model_loaders/checkpoint/loader.h"
@@ -54,6 +55,10 @@ class ServedModel {
   const std::string& description() const { return loaded_.description; }
   // Returns the bytes of the weights and of the KV cache.
   int64_t memory_bytes() const { return memory_bytes_; }
+  // Returns memory_bytes() and the bytes of expert_history().
+  int64_t held_bytes() const {
+    return memory_bytes_ + static_cast<int64_t>(expert_history_.bytes());
+  }
 
   // Valid as long as the model. SharedEngine() returns a pointer that keeps the model alive.
   Engine& engine() const { return *loaded_.engine; }
@@ -87,12 +92,17 @@ class ServedModel {
   void Tick();
   // Returns the engine's state and counters; `healthy` is false while the engine is stuck.
   EngineStats Stats() const;
-  // Writes the families about experts, unless they are off.
+  // Writes the families about experts, unless they are off. The counters include every request that
+  // has ended before the call; the gauges are those of the last Tick().
   void WriteExpertMetrics(PrometheusText& text);
 
  private:
   ServedModel(std::string name, int64_t version, LoadedModel loaded,
               const MoeMetricsOptions& metrics, size_t constraint_cache_bytes);
+
+  // Returns statistics for the metrics: up to kReadInterval old, but not older than the last end of
+  // a request. While the engine is stuck, returns the newest that are known, or null.
+  std::shared_ptr<const ExpertStats> RecentExperts();
 
   const std::string name_;
   const int64_t version_;
@@ -103,6 +113,10 @@ class ServedModel {
   const std::unique_ptr<ExpertMetrics> expert_metrics_;  // null if they are off
   const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();
   ExpertHistory expert_history_;
+  Mutex recent_mutex_;
+  std::shared_ptr<const ExpertStats> recent_ ABSL_GUARDED_BY(recent_mutex_);
+  absl::Time recent_time_ ABSL_GUARDED_BY(recent_mutex_);
+  uint64_t recent_finished_ ABSL_GUARDED_BY(recent_mutex_) = 0;  // EngineStats::finished()
   std::atomic<bool> engine_stuck_{false};
   std::unique_ptr<EngineWatchdog> watchdog_;  // last, because its thread uses the other members
 };

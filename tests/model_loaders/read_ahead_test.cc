@@ -5,12 +5,12 @@
 #include <condition_variable>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gtest/gtest.h"
 #include "tests/support/native_model.h"
 
@@ -25,7 +25,7 @@ class Recorder {
  public:
   ReadAhead::Reader Reader() {
     return [this](std::string_view part) {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       parts_.push_back(part);
       bytes_ += part.size();
       changed_.notify_all();
@@ -34,13 +34,13 @@ class Recorder {
 
   // Waits until so many bytes have been read in all.
   void WaitFor(uint64_t bytes) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return bytes_ >= bytes; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return bytes_ >= bytes; });
   }
 
   // Returns the parts read since the last call, with neighbours joined.
   std::vector<std::string_view> Take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     std::vector<std::string_view> joined;
     for (const std::string_view part : std::exchange(parts_, {})) {
       if (!joined.empty() && joined.back().data() + joined.back().size() == part.data()) {
@@ -53,10 +53,10 @@ class Recorder {
   }
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::string_view> parts_;
-  uint64_t bytes_ = 0;
+  std::vector<std::string_view> parts_ ABSL_GUARDED_BY(mutex_);
+  uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // Files without contents on the disk, since nothing of them is read.

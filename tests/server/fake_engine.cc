@@ -101,7 +101,7 @@ FakeEngine::~FakeEngine() { Shutdown(); }
 
 void FakeEngine::Shutdown() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
@@ -110,7 +110,7 @@ void FakeEngine::Shutdown() {
 
 absl::Status FakeEngine::Submit(std::vector<Request> requests,
                                 std::vector<std::shared_ptr<TokenSink>> sinks) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (draining_) return absl::UnavailableError("draining");
   if (!script_.submit_error.ok()) return script_.submit_error;
   for (const Request& request : requests) {
@@ -129,7 +129,7 @@ absl::Status FakeEngine::Submit(std::vector<Request> requests,
 }
 
 void FakeEngine::Cancel(const TokenSink* sink) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [id, running] : running_) {
     if (running->sink.get() == sink) to_cancel_.push_back(id);
   }
@@ -137,16 +137,17 @@ void FakeEngine::Cancel(const TokenSink* sink) {
 }
 
 bool FakeEngine::Drain(absl::Time deadline) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   draining_ = true;
-  changed_.wait_until(lock, ToSteadyTimePoint(deadline), [&] { return running_.empty(); });
+  changed_.wait_until(lock, ToSteadyTimePoint(deadline),
+                      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return running_.empty(); });
   for (const auto& [id, running] : running_) to_cancel_.push_back(id);
   changed_.notify_all();
   return true;
 }
 
 EngineStats FakeEngine::Stats() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   EngineStats stats;
   stats.running = static_cast<int>(running_.size());
   stats.healthy = healthy_;
@@ -154,12 +155,14 @@ EngineStats FakeEngine::Stats() const {
   stats.kv_blocks_used = stats.running;
   stats.kv_block_tokens = 16;
   stats.generation_tokens = generated_;
+  stats.finished_stop = finished_;
   return stats;
 }
 
 EngineProgress FakeEngine::Progress() const { return {rounds_.load(), idle_.load()}; }
 
 ExpertStats FakeEngine::ExpertSnapshot() const {
+  ++snapshots_;
   ExpertStats stats;
   stats.tokens = 10;
   stats.always_active_parameters = 1000;
@@ -191,52 +194,56 @@ ExpertStats FakeEngine::ExpertSnapshot() const {
 }
 
 void FakeEngine::SetScript(const Script& script) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   script_ = script;
 }
 
 void FakeEngine::SetHealthy(bool healthy) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   healthy_ = healthy;
 }
 
 void FakeEngine::SetStuck(bool stuck) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stuck_ = stuck;
   idle_ = !stuck;
   changed_.notify_all();
 }
 
 void FakeEngine::Release() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   released_ = true;
   changed_.notify_all();
 }
 
 std::vector<Request> FakeEngine::submitted() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return submitted_;
 }
 
 int FakeEngine::active() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return static_cast<int>(running_.size());
 }
 
 int FakeEngine::cancelled() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return cancelled_;
 }
 
 bool FakeEngine::WaitForActive(int count) const {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::seconds(5),
-                           [&] { return static_cast<int>(running_.size()) == count; });
+                           [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                             return static_cast<int>(running_.size()) == count;
+                           });
 }
 
 bool FakeEngine::WaitForCancelled(int count) const {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::seconds(5), [&] { return cancelled_ >= count; });
+  MutexLock lock(mutex_);
+  return changed_.wait_for(
+      lock, std::chrono::seconds(5),
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return cancelled_ >= count; });
 }
 
 bool FakeEngine::Step(Running& running) {
@@ -282,14 +289,16 @@ bool FakeEngine::Step(Running& running) {
   }
   delta.usage.completion_tokens = running.produced;
   const bool finished = delta.finished;
+  finished_ += finished;
   running.sink->OnDelta(std::move(delta));
   return finished;
 }
 
 void FakeEngine::Loop() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return !stuck_ || stopping_; });
+    changed_.wait(lock,
+                  [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stuck_ || stopping_; });
     ++rounds_;
     for (const std::string& id : std::exchange(to_cancel_, {})) {
       const auto it = running_.find(id);
@@ -318,12 +327,18 @@ void FakeEngine::Loop() {
       step.push_back(running);
     }
     if (step.empty()) {
-      const auto quiet = [&] { return stopping_ || !to_cancel_.empty(); };
+      const auto quiet = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || !to_cancel_.empty();
+      };
       if (delay == absl::InfiniteDuration()) {
         const size_t before = submitted_.size();
-        changed_.wait(lock, [&] { return quiet() || submitted_.size() != before || released_; });
+        changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          return quiet() || submitted_.size() != before || released_;
+        });
         if (released_ && running_.empty() && !quiet() && submitted_.size() == before) {
-          changed_.wait(lock, [&] { return quiet() || submitted_.size() != before; });
+          changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+            return quiet() || submitted_.size() != before;
+          });
         }
       } else {
         changed_.wait_for(lock, absl::ToChronoNanoseconds(delay), quiet);

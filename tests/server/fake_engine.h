@@ -5,12 +5,12 @@
 #include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/engine.h"
 
 namespace moeserve::server::testing {
@@ -88,6 +88,7 @@ class FakeEngine final : public Engine {
   std::vector<Request> submitted() const;
   int active() const;
   int cancelled() const;
+  int snapshots() const { return snapshots_; }  // calls of ExpertSnapshot()
   // Both wait up to five seconds, and return false if the number was not reached by then.
   bool WaitForActive(int count) const;
   bool WaitForCancelled(int count) const;
@@ -112,21 +113,23 @@ class FakeEngine final : public Engine {
   std::optional<TokenExpertCounts> token_counts_;
   std::vector<HiddenSample> hidden_samples_;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   mutable std::condition_variable changed_;
-  Script script_;
-  std::map<std::string, std::shared_ptr<Running>> running_;
-  std::vector<std::string> to_cancel_;
-  std::vector<Request> submitted_;
-  int cancelled_ = 0;
-  bool healthy_ = true;
-  bool released_ = false;
-  bool stuck_ = false;
+  Script script_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::shared_ptr<Running>> running_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> to_cancel_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Request> submitted_ ABSL_GUARDED_BY(mutex_);
+  int cancelled_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool healthy_ ABSL_GUARDED_BY(mutex_) = true;
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stuck_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> generated_{0};  // tokens
+  std::atomic<uint64_t> finished_{0};   // requests that reached their end
+  mutable std::atomic<int> snapshots_{0};
   std::atomic<uint64_t> rounds_{0};
   std::atomic<bool> idle_{true};
-  bool draining_ = false;
-  bool stopping_ = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/steady_clock.h"
 #include "server/generation/engine_watchdog.h"
 #include "server/http/checks/head_check.h"
 #include "server/http/request_parser.h"
@@ -387,6 +388,30 @@ TEST_F(Routes, ExpertStatisticsCanBeSwitchedOff) {
   EXPECT_TRUE(Error(off)["code"].is_null());
   context_->Tick();
   EXPECT_EQ(Exchange(Get("/metrics")).body.find("_moe_"), std::string::npos);
+}
+
+TEST_F(Routes, MetricsReadTheExpertsAgainWhenARequestHasEnded) {
+  Start();
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(Complete(R"({"prompt": "a"})").status, 200);
+    const int before = engine_->snapshots();
+    Exchange(Get("/metrics"));
+    EXPECT_GT(engine_->snapshots(), before);
+  }
+}
+
+TEST_F(Routes, MetricsReadTheExpertsSeldomOtherwise) {
+  Start();
+  Exchange(Get("/metrics"));
+  const int before = engine_->snapshots();
+  const absl::Time begin = SteadyNow();
+  for (int i = 0; i < 50; ++i) Exchange(Get("/metrics"));
+  const absl::Duration elapsed = SteadyNow() - begin;
+  EXPECT_LE(engine_->snapshots() - before, 1 + elapsed / absl::Milliseconds(50));
+  absl::SleepFor(absl::Milliseconds(60));
+  const int idle = engine_->snapshots();
+  Exchange(Get("/metrics"));
+  EXPECT_GT(engine_->snapshots(), idle);
 }
 
 TEST_F(Routes, MetricsComeInTheFormatThatIsAskedFor) {

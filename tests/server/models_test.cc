@@ -123,6 +123,15 @@ TEST_F(ModelControl, AddsModels) {
   EXPECT_EQ(samples.at(R"(moeserve_engine_up{model="third"})"), 1);
 }
 
+TEST_F(ModelControl, CountsTheKeptStatistics) {
+  StartWithModels();
+  EXPECT_EQ(context_->models().memory_bytes(), 0);  // the scripted engine has no weights
+  context_->Tick();
+  const size_t kept = (*context_->models().Find("tiny"))->expert_history().bytes();
+  EXPECT_GT(kept, 0u);
+  EXPECT_EQ(context_->models().memory_bytes(), static_cast<int64_t>(kept));
+}
+
 TEST_F(ModelControl, UnloadedModelsAreNotFound) {
   StartWithModels();
   ASSERT_EQ(Load(R"({"model": "second"})").status, 200);

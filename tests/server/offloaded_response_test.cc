@@ -5,10 +5,11 @@
 #include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
+
+#include "base/mutex.h"
 
 namespace moeserve::server::http {
 namespace {
@@ -17,23 +18,23 @@ namespace {
 class Counter {
  public:
   void Add() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ++count_;
     changed_.notify_all();
   }
   void WaitFor(int count) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return count_ >= count; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return count_ >= count; });
   }
   int count() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return count_;
   }
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  int count_ = 0;
+  int count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // What the tests see of a ScriptedResponse, also after its end.

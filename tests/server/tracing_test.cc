@@ -10,7 +10,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "nlohmann/json.hpp"
 #include "server/tracing/request_observer.h"
 #include "server/tracing/span_exporter.h"
@@ -85,8 +85,10 @@ class Collector {
   }
 
   std::vector<Received> WaitFor(size_t count) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::seconds(10), [&] { return received_.size() >= count; });
+    MutexLock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(10), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return received_.size() >= count;
+    });
     return received_;
   }
 
@@ -112,7 +114,7 @@ class Collector {
       received.body.assign(static_cast<const char*>(buffer.data().data()) + head, length);
       std::string answer;
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         answer = answers_[std::min(received_.size(), answers_.size() - 1)];
         received_.push_back(std::move(received));
       }
@@ -124,9 +126,9 @@ class Collector {
   boost::asio::io_context io_;
   boost::asio::ip::tcp::acceptor acceptor_;
   const std::vector<std::string> answers_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Received> received_;
+  std::vector<Received> received_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };

@@ -5,10 +5,10 @@
 #include <chrono>
 #include <functional>
 #include <future>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "base/mutex.h"
 #include "gtest/gtest.h"
 
 namespace moeserve::server {
@@ -42,18 +42,18 @@ class Record {
  public:
   std::function<void()> Task(char name) {
     return [this, name] {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       names_ += name;
     };
   }
   std::string names() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return names_;
   }
 
  private:
-  std::mutex mutex_;
-  std::string names_;
+  Mutex mutex_;
+  std::string names_ ABSL_GUARDED_BY(mutex_);
 };
 
 void RunFor(WorkPool& pool, ClientId client, std::chrono::milliseconds time) {

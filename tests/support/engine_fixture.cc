@@ -11,7 +11,7 @@
 namespace moeserve::testing {
 
 void CollectingSink::OnDelta(OutputDelta delta) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   tokens_.insert(tokens_.end(), delta.tokens.begin(), delta.tokens.end());
   text_ += delta.text;
   logprobs_.insert(logprobs_.end(), delta.logprobs.begin(), delta.logprobs.end());
@@ -27,7 +27,7 @@ void CollectingSink::OnDelta(OutputDelta delta) {
 }
 
 void CollectingSink::OnError(const absl::Status& status) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   status_ = status;
   ++endings_;
   ended_at_ = absl::Now();
@@ -35,8 +35,9 @@ void CollectingSink::OnError(const absl::Status& status) {
 }
 
 absl::Status CollectingSink::Wait() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (!ended_.wait_for(lock, std::chrono::seconds(120), [this] { return endings_ > 0; })) {
+  MutexLock lock(mutex_);
+  if (!ended_.wait_for(lock, std::chrono::seconds(120),
+                       [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return endings_ > 0; })) {
     return absl::InternalError("no answer within two minutes");
   }
   return status_;

@@ -4,10 +4,10 @@
 #include <condition_variable>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/engine.h"
 #include "kernels/registry.h"
 #include "tests/support/devices.h"
@@ -31,13 +31,16 @@ class CollectingSink : public TokenSink {
   // Returns the routing record of all tokens, joined from the records of all deltas.
   const RoutingRecord& routing() const { return routing_; }
   const OutputDelta& last() const { return last_; }
-  int endings() const { return endings_; }
+  int endings() const {
+    const MutexLock lock(mutex_);
+    return endings_;
+  }
   absl::Time ended_at() const { return ended_at_; }
 
  private:
-  std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable ended_;
-  int endings_ = 0;
+  int endings_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time ended_at_;
   absl::Status status_;
   std::vector<TokenId> tokens_;

@@ -87,7 +87,7 @@ ScriptedServer::~ScriptedServer() {
 }
 
 void ScriptedServer::Disconnect() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const int fd : open_) shutdown(fd, SHUT_RDWR);
 }
 
@@ -98,7 +98,7 @@ void ScriptedServer::Accept() {
     const int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     ++connections_;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     open_.push_back(fd);
     threads_.emplace_back([this, fd] { Serve(fd); });
   }
@@ -120,7 +120,7 @@ void ScriptedServer::Serve(int fd) {
     }
     if (!handler_(peer, request)) break;
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase(open_, fd);
   close(fd);
 }

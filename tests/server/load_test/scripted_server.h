@@ -3,11 +3,12 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace moeserve::server::testing {
 
@@ -56,9 +57,9 @@ class ScriptedServer {
   int listener_ = -1;
   int port_ = 0;
   std::atomic<int> connections_ = 0;
-  std::mutex mutex_;
-  std::vector<int> open_;
-  std::vector<std::thread> threads_;
+  Mutex mutex_;
+  std::vector<int> open_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
   std::thread acceptor_;
 };
 
