@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/message.h"
-#include "engine/memory/paged_pool.h"
 #include "engine/run/engine_options.h"
 #include "engine/spec/weights.h"
 #include "model_loaders/inspect.h"
@@ -64,10 +63,10 @@ std::optional<int64_t> PlannedCacheBytes(const EngineOptions& options, const Mod
                                          const Backend& backend, KvCacheType type) {
   const auto resolved = Resolved(options, spec, backend.preferred_step_rows(), 0, 0);
   if (!resolved.ok()) return std::nullopt;
-  const int64_t block_bytes = backend.PageBytes(CacheShapes(spec), type);
-  const auto blocks = CachePages(*resolved, block_bytes);
-  if (!blocks.ok()) return std::nullopt;
-  return *blocks * block_bytes;
+  const int64_t page_bytes = backend.PageBytes(CacheShapes(spec), type);
+  const auto pages = CachePages(*resolved, PageUseOf(*resolved, spec, false), page_bytes);
+  if (!pages.ok()) return std::nullopt;
+  return *pages * page_bytes;
 }
 
 std::string CasesPlan(const CaseSettings& settings) {

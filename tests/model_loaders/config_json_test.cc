@@ -304,7 +304,7 @@ TEST(Validate, GuardsSpecificationsOfOtherLoaders) {
     change(copy);
     return Validate(copy);
   };
-  EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.layers.clear(); }), {"num_hidden_layers"}));
+  EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.blocks.clear(); }), {"num_hidden_layers"}));
   EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.residual_scale = NAN; }), {"residual_scale"}));
   EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.norm.eps = NAN; }), {"norm.eps"}));
   EXPECT_TRUE(

@@ -122,9 +122,13 @@ ModelSpec Base() {
   spec.max_position_embeddings = 512;
   spec.bos_token_id = 3;
   spec.eos_token_ids = {5, 4};
-  spec.AddLayers(2,
-                 {.attention = {.num_heads = 4, .num_kv_heads = 4, .head_dim = 16, .scale = 0.25},
-                  .feed_forward = {.width = 7}});
+  LayerSpec layer;
+  layer.attention.num_heads = 4;
+  layer.attention.num_kv_heads = 4;
+  layer.attention.head_dim = 16;
+  layer.attention.scale = 0.25;
+  layer.feed_forward.width = 7;
+  spec.AddLayers(2, layer);
   return spec;
 }
 
