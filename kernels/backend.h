@@ -13,6 +13,7 @@
 // HostPlan() only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -427,6 +428,21 @@ struct StepRows {
 // int32.
 enum class ArithmeticKind : uint8_t { kF32, kBF16, kInt8 };
 
+// Host code that takes part in a step, such as the exchange of rows with another process.
+class HostExchange {
+ public:
+  virtual ~HostExchange() = default;
+  // Fills `received` with the answer to `sent`; both are rows without padding. May run on a thread
+  // of the device's, and must not call the backend.
+  virtual void Run(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
+};
+
+struct ExchangeArgs {
+  RowsView send;
+  RowsView receive;
+  HostExchange* exchange = nullptr;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -577,6 +593,10 @@ class Backend {
   // Copies the results of Sample(), one for each element of StepInputs::samples. Must not be called
   // inside RunStep().
   virtual void ReadSamples(std::span<SampleResult> results) { (void)results; }
+  // Copies the rows `send` to the host, runs the exchange and copies the answer to the rows
+  // `receive`, in the order of the step's operations. A recorded step runs the exchange at each
+  // replay, so the exchange must live until ForgetSteps().
+  virtual void Exchange(const ExchangeArgs& args) = 0;
   // Waits for all earlier operations, then copies the rows as f32 to contiguous host memory.
   virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
   // Copies contiguous rows to the device and rounds them if `output` is bf16. Must not be called

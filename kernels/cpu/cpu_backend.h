@@ -71,6 +71,7 @@ class CpuBackend : public Backend {
   void Scale(const RowsView& x, float factor) override;
   void SoftCapRows(const RowsView& x, float cap) override;
   void Clamp(const RowsView& x, float limit) override;
+  void Exchange(const ExchangeArgs& args) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
   void CopyFromHost(std::span<const float> input, const RowsView& output) override;
   RoutingPlan HostPlan(int slot) override { return plans_[slot].plan; }

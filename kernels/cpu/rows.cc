@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -302,6 +304,23 @@ void CpuBackend::Scale(const RowsView& x, float factor) {
       for (int64_t i = 0; i < x.cols; ++i) row[i] *= factor;
     }
   });
+}
+
+void CpuBackend::Exchange(const ExchangeArgs& args) {
+  const auto row_bytes = [](const RowsView& rows) {
+    return static_cast<size_t>(rows.cols) * SizeOf(rows.dtype);
+  };
+  std::vector<std::byte> sent(static_cast<size_t>(args.send.rows) * row_bytes(args.send));
+  std::vector<std::byte> received(static_cast<size_t>(args.receive.rows) * row_bytes(args.receive));
+  for (int64_t r = 0; r < args.send.rows; ++r) {
+    const size_t bytes = row_bytes(args.send);
+    std::memcpy(sent.data() + static_cast<size_t>(r) * bytes, args.send.row(r), bytes);
+  }
+  args.exchange->Run(sent, received);
+  for (int64_t r = 0; r < args.receive.rows; ++r) {
+    const size_t bytes = row_bytes(args.receive);
+    std::memcpy(args.receive.row(r), received.data() + static_cast<size_t>(r) * bytes, bytes);
+  }
 }
 
 void CpuBackend::CopyToHost(const RowsView& input, std::span<float> output) {

@@ -81,6 +81,7 @@ class CudaBackend : public Backend {
   bool samples_on_device() const override { return true; }
   void Sample(const RowsView& logits) override;
   void ReadSamples(std::span<SampleResult> results) override;
+  void Exchange(const ExchangeArgs& args) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
   void CopyFromHost(std::span<const float> input, const RowsView& output) override;
   RoutingPlan HostPlan(int slot) override;
@@ -140,6 +141,14 @@ class CudaBackend : public Backend {
     bool laid_out = false;  // whether `work` was computed in this step
   };
 
+  // An exchange of fixed sizes with its host memory. Recorded steps refer to it.
+  struct ExchangeCall {
+    HostExchange* exchange = nullptr;
+    PinnedMemory sent, received;
+    size_t sent_bytes = 0, received_bytes = 0;
+  };
+  using ExchangeKey = std::tuple<const HostExchange*, size_t, size_t>;
+
   CudaBackend() = default;
 
   // Returns `status`. If memory ran out, the message also states the free memory and the memory of
@@ -166,6 +175,7 @@ class CudaBackend : public Backend {
   // Returns the rotary angles of the step's tokens for these settings.
   const float2* RopeAngles(const RopeSettings& settings);
   StepView View() const;
+  ExchangeCall& CallFor(const ExchangeArgs& args);
   // Returns pinned memory that no pending copy uses.
   char* Staging(size_t bytes);
   // Returns the number of leading tokens of the step that are the only token of their sequence.
@@ -192,6 +202,7 @@ class CudaBackend : public Backend {
   DeviceMemory overrides_;
   DeviceMemory given_;
   PinnedMemory staging_;  // used by CopyToHost(), CopyFromHost() and other copies to the host
+  std::map<ExchangeKey, ExchangeCall> exchanges_;
   int64_t weight_bytes_ = 0;
 };
 

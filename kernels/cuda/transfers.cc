@@ -21,6 +21,56 @@ char* CudaBackend::Staging(size_t bytes) {
   return staging_.as<char>();
 }
 
+CudaBackend::ExchangeCall& CudaBackend::CallFor(const ExchangeArgs& args) {
+  const auto bytes = [](const RowsView& rows) {
+    return static_cast<size_t>(rows.rows * rows.cols) * SizeOf(rows.dtype);
+  };
+  ExchangeCall& call = exchanges_[{args.exchange, bytes(args.send), bytes(args.receive)}];
+  if (call.exchange != nullptr) return call;
+  // The first step of a shape is not recorded, so nothing is allocated during a capture.
+  call.exchange = args.exchange;
+  call.sent_bytes = bytes(args.send);
+  call.received_bytes = bytes(args.receive);
+  Result<PinnedMemory> sent = PinnedMemory::Allocate(std::max<size_t>(call.sent_bytes, 1));
+  CheckStatus(sent.status(), "memory for an exchange");
+  Result<PinnedMemory> received = PinnedMemory::Allocate(std::max<size_t>(call.received_bytes, 1));
+  CheckStatus(received.status(), "memory for an exchange");
+  call.sent = std::move(sent).value();
+  call.received = std::move(received).value();
+  return call;
+}
+
+void CudaBackend::Exchange(const ExchangeArgs& args) {
+  ExchangeCall& call = CallFor(args);
+  const auto copy = [&](void* to, size_t to_stride, const void* from, size_t from_stride,
+                        const RowsView& rows, cudaMemcpyKind kind) {
+    if (rows.rows == 0 || rows.cols == 0) return;
+    CheckCall(cudaMemcpy2DAsync(to, to_stride, from, from_stride,
+                                static_cast<size_t>(rows.cols) * SizeOf(rows.dtype),
+                                static_cast<size_t>(rows.rows), kind, stream_.get()),
+              "copy rows of an exchange");
+  };
+  const auto width = [](const RowsView& rows) {
+    return static_cast<size_t>(rows.cols) * SizeOf(rows.dtype);
+  };
+  const auto stride = [](const RowsView& rows) {
+    return static_cast<size_t>(rows.stride) * SizeOf(rows.dtype);
+  };
+  copy(call.sent.data(), width(args.send), args.send.data, stride(args.send), args.send,
+       cudaMemcpyDeviceToHost);
+  CheckCall(cudaLaunchHostFunc(
+                stream_.get(),
+                [](void* argument) {
+                  const auto& c = *static_cast<const ExchangeCall*>(argument);
+                  c.exchange->Run({c.sent.as<std::byte>(), c.sent_bytes},
+                                  {c.received.as<std::byte>(), c.received_bytes});
+                },
+                &call),
+            "exchange rows on the host");
+  copy(args.receive.data, stride(args.receive), call.received.data(), width(args.receive),
+       args.receive, cudaMemcpyHostToDevice);
+}
+
 void CudaBackend::CopyToHost(const RowsView& input, std::span<float> output) {
   MOESERVE_CHECK(static_cast<int64_t>(output.size()) >= input.rows * input.cols, "host copy");
   if (input.rows == 0 || input.cols == 0) {

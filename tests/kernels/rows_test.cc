@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "tests/reference/oracle.h"
 #include "tests/support/backends.h"
@@ -463,6 +465,55 @@ TEST_P(RowsTest, ElementsOneByOne) {
     }
     ExpectUntouchedBehind(some);
   }
+}
+
+// Answers each float with its double and counts the calls.
+class DoublingExchange final : public HostExchange {
+ public:
+  void Run(std::span<const std::byte> sent, std::span<std::byte> received) override {
+    ++runs;
+    ASSERT_EQ(sent.size(), received.size());
+    for (size_t i = 0; i < sent.size(); i += sizeof(float)) {
+      float value;
+      std::memcpy(&value, sent.data() + i, sizeof(value));
+      value *= 2.0f;
+      std::memcpy(received.data() + i, &value, sizeof(value));
+    }
+  }
+  int runs = 0;
+};
+
+// Rows leave a step for the host and come back between its operations, also if the step is recorded
+// and replayed with other values.
+TEST_P(RowsTest, AStepExchangesRowsWithTheHost) {
+  constexpr int kRows = 4, kCols = 33;
+  Random random(3);
+  DoublingExchange exchange;
+  const DeviceRows input = Make(kRows, kCols, DType::kF32, nullptr);
+  const DeviceRows sent = Make(kRows, kCols, DType::kF32, nullptr);
+  const DeviceRows received = Make(kRows, kCols, DType::kF32, nullptr);
+  const std::vector<int32_t> zeros(kRows, 0), positions{0, 1, 2, 3};
+  int owner = 0;
+  for (int step = 0; step < 4; ++step) {
+    std::vector<float> values(kRows * kCols);
+    for (float& v : values) v = static_cast<float>(random.Normal());
+    backend_->CopyFromHost(values, input.view);
+    backend_->BeginStep({.token_ids = zeros, .position = positions, .sequence = zeros}, &owner,
+                        true);
+    backend_->RunStep([&] {
+      backend_->Convert(input.view, sent.view);
+      backend_->Scale(sent.view, 3.0f);
+      backend_->Exchange({.send = sent.view, .receive = received.view, .exchange = &exchange});
+      backend_->Scale(received.view, 0.5f);
+    });
+    backend_->FinishStep();
+    EXPECT_EQ(exchange.runs, step + 1);
+    std::vector<float> result(values.size());
+    backend_->CopyToHost(received.view, result);
+    for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(result[i], values[i] * 3.0f) << i;
+    ExpectUntouchedBehind(received);
+  }
+  backend_->ForgetSteps(&owner);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, RowsTest, ::testing::ValuesIn(AvailableBackends()),

@@ -144,9 +144,12 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,
     inputs = ctx.workspace.Take(rows.rows, latent_down_->shape().out_features[0], ctx.activation);
     ctx.backend.Linear({.bank = latent_down_.get(), .input = rows, .output = inputs});
   }
-  if (null_.bodies == null_.experts) return body_->Run(ctx, plan, inputs);
-  const RoutingPlan bodies = ctx.backend.FirstExperts(plan, null_.bodies);
-  const RowsView results = body_->Run(ctx, bodies, inputs);
+  const bool all_have_bodies = null_.bodies == null_.experts;
+  const RoutingPlan bodies = all_have_bodies ? plan : ctx.backend.FirstExperts(plan, null_.bodies);
+  const RoutingPlan here = places_->Dispatch(ctx, bodies, inputs);
+  const RowsView results = body_->Run(ctx, here, inputs);
+  places_->Collect(ctx, bodies, results);
+  if (all_have_bodies) return results;
   ctx.backend.AssignRows({.plan = &plan,
                           .zero = null_.bodies,
                           .copy = null_.copy,

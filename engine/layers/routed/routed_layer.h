@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/layers/routed/expert_body.h"
+#include "engine/layers/routed/expert_places.h"
 #include "engine/step/step_context.h"
 #include "engine/weights/load_weights.h"
 
@@ -52,6 +53,7 @@ class RoutedLayer {
 
   std::unique_ptr<Router> router_;
   std::unique_ptr<ExpertBody> body_;
+  std::unique_ptr<const ExpertPlaces> places_ = std::make_unique<LocalPlace>();
   // The linear layers of the projections before the split into sub-tokens and after the merge;
   // empty if there is no such projection.
   std::vector<std::unique_ptr<LinearBank>> split_;

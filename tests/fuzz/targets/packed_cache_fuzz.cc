@@ -86,6 +86,7 @@ class PackingBackend final : public Backend {
   void SoftCapRows(const RowsView&, float) override {}
   void Clamp(const RowsView&, float) override {}
   void CopyToHost(const RowsView&, std::span<float>) override {}
+  void Exchange(const ExchangeArgs&) override {}
   void CopyFromHost(std::span<const float>, const RowsView&) override {}
   RoutingPlan HostPlan(int) override { return {}; }
   StepOutcome FinishStep() override { return {}; }
