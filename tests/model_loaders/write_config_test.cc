@@ -74,6 +74,10 @@ bool Change(T& member, int choice) {
     return pick(std::vector<T>{member + 1, member - 1, 2 * member, member / 2});
   } else if constexpr (std::is_floating_point_v<T>) {
     return pick(std::vector<T>{member / 3, member / 2, member + 1, member * 2, member + T{0.1}});
+  } else if constexpr (std::is_same_v<T, std::vector<BlockSpec>>) {
+    const int layer = member.back().layer + 1;
+    for (size_t b = 0; b < 2; ++b) member.push_back({.mixer = member[b].mixer, .layer = layer});
+    return choice == 0;
   } else if constexpr (IsVector<T>::value) {
     if (choice == 0) {
       member.push_back(member.empty() ? typename T::value_type{} : member.front());
