@@ -12,7 +12,7 @@ namespace {
 constexpr int kWorkThreads = 3;
 constexpr size_t kMaxWaitingWork = 256;
 
-absl::Status Unavailable(const char* code, const char* message) {
+absl::Status NotServing(const char* code, const char* message) {
   return MakeError(absl::StatusCode::kUnavailable, code, message);
 }
 
@@ -93,9 +93,9 @@ Result<ModelManager*> ServerContext::ModelManagerFor(const std::string& model,
 absl::Status ServerContext::CheckServing() const {
   switch (state()) {
     case ServerState::kLoading:
-      return Unavailable("loading", "the model is being loaded");
+      return NotServing("loading", "the model is being loaded");
     case ServerState::kDraining:
-      return Unavailable("draining", "the server is shutting down");
+      return NotServing("draining", "the server is shutting down");
     case ServerState::kServing:
       break;
   }
@@ -104,7 +104,7 @@ absl::Status ServerContext::CheckServing() const {
 
 Result<std::shared_ptr<ServedModel>> ServerContext::LoadedModelFor(const std::string& requested,
                                                                    const ApiKey* key) const {
-  if (models_.Names().empty()) return Unavailable("no_model", "no model is loaded");
+  if (models_.Names().empty()) return NotServing("no_model", "no model is loaded");
   MOESERVE_ASSIGN_OR_RETURN(const std::string name, ResolveModel(requested, ModelsOf(key)));
   return models_.Find(name);
 }

@@ -58,26 +58,31 @@ def sources_to_compile(texts):
     ]
 
 
-def compile_all(root, sources, build):
-    """Returns what clang says about the sources. `build` has the generated protobuf headers. Those of a top folder are compiled as one, so that
-    their headers are parsed once."""
-    folders = {}
-    for name in sources:
-        folders.setdefault(name.split("/")[0], []).append(name)
+def compile_unit(root, names, build):
+    """Returns what clang says about the files `names`, compiled as one. `build` is a build folder
+    with the generated protobuf headers."""
     command = [CLANG, *FLAGS, f"-I{root}", f"-isystem{build}/proto", '-DMOESERVE_VERSION=""']
     if not shutil.which("nvcc"):
         command += ["-isystem", f"{root}/tests/cuda_emulator/include"]
-    faults = []
     with tempfile.NamedTemporaryFile("w", suffix=".cc", encoding="utf-8") as unit:
-        for names in folders.values():
-            unit.seek(0)
-            unit.truncate()
-            unit.write("".join(f'#include "{name}"\n' for name in names))
-            unit.flush()
-            run = subprocess.run([*command, unit.name], capture_output=True, text=True, check=False)
-            if run.returncode != 0:
-                faults.append(run.stderr)
-    return faults
+        unit.write("".join(f'#include "{name}"\n' for name in names))
+        unit.flush()
+        run = subprocess.run([*command, unit.name], capture_output=True, text=True, check=False)
+        return run.stderr if run.returncode != 0 else ""
+
+
+def compile_all(root, sources, build):
+    """Returns what clang says about the sources. Those of a top folder are compiled as one, so that
+    their headers are parsed once. If that fails, perhaps because of equal names, each is compiled
+    by itself."""
+    folders = {}
+    for name in sources:
+        folders.setdefault(name.split("/")[0], []).append(name)
+    faults = []
+    for names in folders.values():
+        if compile_unit(root, names, build):
+            faults += [compile_unit(root, [name], build) for name in names]
+    return [fault for fault in faults if fault]
 
 
 def check(root, build):
