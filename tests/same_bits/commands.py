@@ -36,7 +36,8 @@ class Commands:
     @staticmethod
     def _text(data, arguments):
         text = data.decode("utf-8", "backslashreplace")
-        if "--json" in arguments and text:
+        # With --json, warnings are still plain text.
+        if "--json" in arguments and text.startswith(("{", "[")):
             return exact.parse(text)
         return text.splitlines()
 
