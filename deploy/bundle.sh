@@ -55,11 +55,7 @@ mkdir -p "$bundle/bin" "$bundle/lib"
 
 # The bundle contains the tests of computations, whose results can depend on the machine. It does
 # not contain tests of parsing and HTTP.
-programs=("$build/moeserve")
-for name in rows linear router attention sampler parity invariance engine routing perplexity soak \
-  statistics device_statistics; do
-  programs+=("$build/tests/${name}_test")
-done
+programs=("$build/moeserve" "$build/tests/kernels_tests" "$build/tests/engine_tests")
 while IFS= read -r program; do programs+=("$program"); done < <(
   find "$build/tests" -maxdepth 3 -type f -executable \( -name '*_bench' -o -name '*_device' \) |
     grep -v structured_bench | sort)

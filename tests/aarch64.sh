@@ -4,7 +4,7 @@
 #
 #   tests/aarch64.sh [TEST...]
 #
-# TEST is the name of a test program. Needs Debian 12, g++-aarch64-linux-gnu and qemu-user-static,
+# TEST is a source file of tests/kernels or tests/engine, such as linear_test. Needs Debian 12, g++-aarch64-linux-gnu and qemu-user-static,
 # which it installs as root. The libraries for aarch64 are downloaded to build/aarch64/root and not
 # installed.
 set -euo pipefail
@@ -18,6 +18,7 @@ readonly packages=(libgrpc++-dev libprotobuf-dev protobuf-compiler-grpc libabsl-
 readonly tests=(linear_test quant_linear_test quantize_test feed_forward_test rows_test rope_test
   router_test attention_test attention_tile_test relative_bias_test step_counts_test parity_test
   invariance_test)
+readonly programs=(kernels_tests engine_tests)
 
 install_tools() {
   if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null; then
@@ -68,7 +69,7 @@ set(CMAKE_SYSROOT $root)
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static;-cpu;max;-L;$root)
 EOF
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESERVE_TESTS=ON \
-    -DMOESERVE_CUDA=OFF \
+    -DMOESERVE_CUDA=OFF -DCMAKE_UNITY_BUILD=ON \
     -DCMAKE_TOOLCHAIN_FILE="$PWD/$build/toolchain.cmake"
 }
 
@@ -81,7 +82,7 @@ install_tools
 make_root
 configure
 if (($# == 0)); then set -- "${tests[@]}"; fi
-cmake --build "$build" --parallel "$(deploy/build_jobs.sh)" --target "$@"
+cmake --build "$build" --parallel "$(deploy/build_jobs.sh)" --target "${programs[@]}"
 for test in "$@"; do
   echo "== $test"
   # The emulated CUDA device is no different here, and slow. Of the models, three that together use
@@ -90,6 +91,9 @@ for test in "$@"; do
     parity_test | invariance_test) filter='*/mh_moe*:*/moa*:*/hmoe_topp*:*tiny_xpos*' ;;
     *) filter='-*cuda*' ;;
   esac
-  qemu-aarch64-static -cpu max -L "$root" "$build/tests/$test" --gtest_brief=1 \
+  for program in "${programs[@]}"; do
+    if [[ -f tests/${program%_tests}/$test.cc ]]; then break; fi
+  done
+  qemu-aarch64-static -cpu max -L "$root" "$build/tests/$program" "$test" --gtest_brief=1 \
     --gtest_filter="$filter"
 done

@@ -10,11 +10,13 @@
 #                (default: the folder "models" next to this script)
 #   --sources    the root of a source tree; its models and test data are used. Required if the
 #                bundle was made with --no-data.
-#   --jobs       the number of test programs that run at a time (default: 4; 1 with --check)
+#   --jobs       the number of processes that run at a time (default: 4; 1 with --check)
 #   --check      runs the tests under compute-sanitizer with this tool (memcheck, racecheck,
 #                synccheck or initcheck)
-#   --seconds    the time limit of one test program (default: 240)
-#   TEST         the names of the test programs to run, such as linear_test (default: all)
+#   --seconds    the time limit of one process (default: 240)
+#   TEST         the tests to run: a program, such as cuda_tests_device, or PROGRAM:FILE for those of
+#                one source file, such as kernels_tests:linear_test (default: all tests of
+#                computations, whose results can depend on the device; each file in a process)
 #
 # If the environment variable GTEST_FILTER is set, it selects the tests within each program.
 set -uo pipefail
@@ -49,9 +51,14 @@ fi
 if ((${#tests[@]} == 0)); then
   # Tests of single instructions and kernels run first: if one of them fails, tests of whole models
   # will fail, too.
-  for program in "$here"/bin/ptx_test_device "$here"/bin/*_device "$here"/bin/*_test; do
-    name=$(basename "$program")
-    [[ -x $program && " ${tests[*]} " != *" $name "* ]] && tests+=("$name")
+  # What depends on no device is left out.
+  computing='attention|engine|invariance|linear|parity|perplexity|router|routing|rows|sampler|soak'
+  computing="^($computing|statistics|device_statistics)_test\$"
+  for program in ptx_test_device cuda_tests_device kernels_tests engine_tests; do
+    [[ -x $here/bin/$program ]] || continue
+    while read -r file; do
+      [[ $program == *_device || $file =~ $computing ]] && tests+=("$program:$file")
+    done < <("$here/bin/$program" --list_files)
   done
 fi
 data=$here/test-data
@@ -67,17 +74,20 @@ if [[ ! -e $data/tests/golden/moa/golden.safetensors ]]; then
   exit 2
 fi
 
-# run TEST: runs a test program. Writes its output to TEST.log, and its exit status and duration in
-# seconds to TEST.result.
+# run TEST: runs a test. Writes its output to TEST.log, and its exit status and duration in seconds
+# to TEST.result.
 run() {
   local test=$1 start=$SECONDS filter=${GTEST_FILTER:-*}
-  # These programs test every backend. On a GPU, only their tests on that device run.
+  local program=${test%%:*} file=()
+  [[ $test == *:* ]] && file=("${test#*:}")
+  # These files test every backend. On a GPU, only their tests on that device run.
   if [[ -z ${GTEST_FILTER:-} && $device == cuda* ]]; then
-    [[ $test =~ ^(rows|router|attention)_test$ ]] && filter='*/cuda'
-    [[ $test == linear_test ]] && filter="*/$device"
+    [[ $test =~ ^kernels_tests:(rows|router|attention)_test$ ]] && filter='*/cuda'
+    [[ $test == kernels_tests:linear_test ]] && filter="*/$device"
   fi
   MOESERVE_TEST_DATA=$data MOESERVE_TEST_DEVICE=$device \
-    timeout "$seconds" "${check[@]}" "$here/bin/$test" --gtest_brief=1 --gtest_filter="$filter" \
+    timeout "$seconds" "${check[@]}" "$here/bin/$program" "${file[@]}" --gtest_brief=1 \
+    --gtest_filter="$filter" \
     >"$here/$test.log" 2>&1
   printf '%d %d\n' $? $((SECONDS - start)) >"$here/$test.result"
 }
@@ -87,7 +97,7 @@ failed=0
 report() {
   local test=$1 code took log=$here/$1.log
   read -r code took <"$here/$test.result"
-  printf '%-28s exit %3d  %4d s  %s\n' "$test" "$code" "$took" \
+  printf '%-42s exit %3d  %4d s  %s\n' "$test" "$code" "$took" \
     "$(grep -E '^\[  (PASSED|FAILED)  \]|tests? ran' "$log" | head -2 | tr '\n' ' ')"
   if ((code != 0)); then
     failed=1
@@ -97,13 +107,13 @@ report() {
     # was requested.
     failed=1
     grep -m1 "device ${device%_cublaslt}: " "$log"
-  elif [[ $test == *_test && -z ${GTEST_FILTER:-} ]] && grep -q '^\[==========\] 0 tests' "$log"; then
+  elif [[ $test == *_tests:* && -z ${GTEST_FILTER:-} ]] && grep -q '^\[==========\] 0 tests' "$log"; then
     failed=1
     printf 'no test of it runs on %s\n' "$device"
   fi
 }
 
-# Runs up to `jobs` programs at a time, and prints their results in the order of `tests`.
+# Runs up to `jobs` processes at a time, and prints their results in the order of `tests`.
 started=0
 for ((i = 0; i < ${#tests[@]}; ++i)); do
   while ((started < ${#tests[@]} && started < i + jobs)); do

@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# Installs missing packages, builds the program and runs the tests. On two cores, this takes less
-# than half an hour, including the build.
+# Installs missing packages, builds the program and runs the tests. At the end, it prints how long
+# every stage took, the 30 slowest tests, and the results of the C++ tests.
 #
 #   tests/run.sh [--full] [--fuzz SECONDS] [--no-install]
 #
 #   --full        also runs the tests with address and thread sanitizers, slow and load tests, the
-#                 attack, the complete tokenizer comparison, tests with more JSON schemas, lm_eval, and the
-#                 comparison of the golden files with recomputed results; takes hours
-#   --fuzz        also runs each fuzz target of tests/fuzz for this many seconds; --full runs them
-#                 for 60 seconds
+#                 attack, the complete tokenizer comparison, tests with more JSON schemas, lm_eval,
+#                 libFuzzer for 60 seconds per target, and the comparison of the golden files with
+#                 recomputed results; takes hours
+#   --fuzz        also runs libFuzzer on each target of tests/fuzz for this many seconds. Every run
+#                 runs the targets over their kept inputs.
 #   --no-install  installs no packages
 #
-# The C++ tests of the release build run last, so that the output ends with ctest's summary.
+# The server is built first. Then two chains of stages run beside each other (with --full, one after
+# the other): the tests of the server in Python, and the build of the test programs with the stages
+# that need them. The output of a stage of a chain is in build/test_logs and is printed when the
+# stage ends. The first failure ends the run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,6 +27,7 @@ readonly aiperf_venv=build/aiperf
 readonly guidellm_venv=build/guidellm
 readonly reference_venv=build/lm_eval  # tests/lm_eval/run.sh uses this folder by default
 readonly prometheus=build/prometheus
+readonly logs=build/test_logs
 # The script uses the distribution's Python, because the packages are not installed for another one.
 readonly python=/usr/bin/python3
 
@@ -32,7 +37,7 @@ install=true
 jobs=
 stage=
 stage_start=0
-times=()
+chains=()  # the processes of the chains that run
 
 usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
@@ -47,13 +52,66 @@ stage() {
   begin "$1"
   shift
   "$@"
-  times+=("$(printf '%5d s  %s' $((SECONDS - stage_start)) "$stage")")
-  printf '==== %s: %d s\n' "$stage" $((SECONDS - stage_start))
+  note_time $((SECONDS - stage_start))
   stage=
+}
+
+# note_time SECONDS: prints the duration of the current stage and keeps it for print_times.
+note_time() {
+  printf '%5d s  %s\n' "$1" "$stage" >>"$logs/times"
+  printf '==== %s: %d s\n' "$stage" "$1"
+}
+
+# logged NAME COMMAND...: runs a stage of a chain. Its output is printed when it ends. pytest writes
+# the durations of its tests for print_slowest.
+logged() {
+  local name=$1 log status start=$SECONDS
+  shift
+  log=$logs/${name//[^a-zA-Z0-9]/_}
+  printf '\n==== %s starts\n' "$name"
+  set +e
+  (
+    set -e
+    export PYTEST_ADDOPTS="--junitxml=$PWD/$log.xml"
+    "$@"
+  ) >"$log.log" 2>&1 </dev/null
+  status=$?
+  set -e
+  printf '\n==== %s\n' "$name"
+  cat "$log.log"
+  if ((status != 0)); then
+    printf '\n==== %s FAILED after %d s\n' "$name" $((SECONDS - start)) >&2
+    exit "$status"
+  fi
+  stage=$name
+  note_time $((SECONDS - start))
+}
+
+# beside FUNCTION...: runs functions at the same time, each in a process group of its own. If one
+# fails, ends the others and exits.
+beside() {
+  local chain status=0
+  set -m
+  for chain in "$@"; do
+    "$chain" &
+    chains+=($!)
+  done
+  set +m
+  for chain in "$@"; do
+    wait -n || status=$?
+    if ((status != 0)); then exit "$status"; fi
+  done
+  chains=()
+}
+
+end_chains() {
+  local chain
+  for chain in "${chains[@]}"; do kill -TERM -- "-$chain" 2>/dev/null || true; done
 }
 
 report_failure() {
   local status=$?
+  end_chains
   if [[ -n $stage ]]; then
     printf '\n==== %s FAILED after %d s\n' "$stage" $((SECONDS - stage_start)) >&2
   fi
@@ -62,7 +120,12 @@ report_failure() {
 
 print_times() {
   printf '\n==== times\n'
-  printf '%s\n' "${times[@]}"
+  cat "$logs/times"
+}
+
+print_slowest() {
+  printf '\n==== the slowest tests\n'
+  $python tests/slowest.py 30 "$logs"/*.xml
 }
 
 install_packages() {
@@ -121,8 +184,8 @@ make_reference_venv() {
   make_venv "$reference_venv" tests/lm_eval/requirements.txt --system-site-packages
 }
 
-# build PRESET: configures and builds a CMake preset.
-build() {
+# configure PRESET: configures a CMake preset.
+configure() {
   local strict=OFF
   # Warnings are errors only in CI, because a newer compiler elsewhere may have new warnings.
   if [[ ${CI:-} == true ]]; then strict=ON; fi
@@ -133,8 +196,23 @@ build() {
   fi
   cmake --preset "$1" -DCMAKE_UNITY_BUILD=ON -DMOESERVE_TESTS=ON -DMOESERVE_DEV="$strict" \
     "${architectures[@]}"
+}
+
+# build PRESET: configures and builds a CMake preset.
+build() {
+  configure "$1"
   cmake --build --preset "$1" --parallel "$jobs"
 }
+
+# The programs that the tests in Python use.
+build_programs() {
+  configure release
+  cmake --build --preset release --parallel "$jobs" --target \
+    moeserve chat_template_cli tokenize_cli structured_cli
+}
+
+# The tests that run meanwhile are judged by the time that they take, so they come first.
+build_tests() { nice -n 10 cmake --build --preset release --parallel "$jobs"; }
 
 # client_tests PRESET: tests the preset's server with HTTP and gRPC clients in Python.
 client_tests() {
@@ -305,8 +383,7 @@ steady_addresses() {
 }
 
 # sanitize PRESET LABELS [ARGUMENT...]: builds a sanitizer's preset and runs its tests, without those
-# whose label matches LABELS and with further arguments for ctest. The build, too, runs the test
-# programs with the sanitizer, to list their tests.
+# whose label matches LABELS and with further arguments for ctest.
 sanitize() {
   build "$1"
   run_ctest "$1" --label-exclude "$2" "${@:3}"
@@ -316,7 +393,7 @@ sanitize() {
 sanitize_threads() {
   local options="ignore_noninstrumented_modules=1:suppressions=$PWD/tests/tsan.supp"
   export TSAN_OPTIONS="${TSAN_OPTIONS:+$TSAN_OPTIONS:}$options"
-  export -f build run_ctest client_tests sanitize
+  export -f configure build run_ctest client_tests sanitize
   export full jobs venv
   # The emulated device runs its threads in turns, so there are no races to find; it is ten times
   # as slow with this sanitizer.
@@ -359,6 +436,36 @@ run_full() {
   stage "example of lm_eval" framework_tests "$reference_venv"
 }
 
+server_chain() {
+  logged "clients in Python" client_tests release
+  logged "clients of frameworks" framework_tests "$venv"
+  logged "clients of servers on CUDA" device_client_tests
+  logged "typed client in Python" python_client_tests
+  logged "dashboard in a browser" dashboard_tests
+  logged "chat templates against jinja2" chat_template_tests
+  logged "scripts of benchmarks" bench_script_tests
+  logged "mappings of PyTorch modules" export_tests "$venv"
+  logged "statistics of the experts against NumPy" statistics_tests
+}
+
+build_chain() {
+  logged "build of the test programs" build_tests
+  logged "deployment files" deployment_tests
+  if $full; then
+    logged "tokenizer against Hugging Face's" tokenizer_parity 2.2
+    logged "structured output against jsonschema" schema_parity 5000 512
+    logged "structured output in few tokens" schema_parity 2000 96
+    logged "structured output of the models" model_answers 2000
+    logged "tests in C++" run_ctest release --output-junit "$PWD/$logs/ctest.xml"
+  else
+    logged "tokenizer against Hugging Face's" tokenizer_parity 0.02
+    logged "structured output against jsonschema" schema_parity 500 512
+    logged "structured output of the models" model_answers 500
+    logged "tests in C++" run_ctest release --output-junit "$PWD/$logs/ctest.xml" \
+      --label-exclude slow
+  fi
+}
+
 main() {
   while (($# > 0)); do
     case $1 in
@@ -391,38 +498,24 @@ main() {
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
   export PATH=$PATH:$PWD/$prometheus/usr/bin
 
+  rm -rf "$logs"
+  mkdir -p "$logs"
   if $install; then stage "packages" install_packages; fi
   stage "Python environment" make_test_venv
-  stage "release build" build release
-  stage "clients in Python" client_tests release
-  stage "clients of frameworks" framework_tests "$venv"
-  stage "clients of servers on CUDA" device_client_tests
-  stage "deployment files" deployment_tests
-  stage "typed client in Python" python_client_tests
-  stage "dashboard in a browser" dashboard_tests
-  stage "chat templates against jinja2" chat_template_tests
-  stage "scripts of benchmarks" bench_script_tests
-  stage "mappings of PyTorch modules" export_tests "$venv"
-  stage "statistics of the experts against NumPy" statistics_tests
-  if ((fuzz_seconds > 0)); then stage "fuzz targets" tests/fuzz/run.sh "$fuzz_seconds"; fi
-  local -a labels=()
+  stage "build of the server" build_programs
+  # Nothing may disturb the load tests of --full.
   if $full; then
-    stage "tokenizer against Hugging Face's" tokenizer_parity 2.2
-    stage "structured output against jsonschema" schema_parity 5000 512
-    stage "structured output in few tokens" schema_parity 2000 96
-    stage "structured output of the models" model_answers 2000
-    run_full
+    beside build_chain
+    beside server_chain
   else
-    stage "tokenizer against Hugging Face's" tokenizer_parity 0.02
-    stage "structured output against jsonschema" schema_parity 500 512
-    stage "structured output of the models" model_answers 500
-    labels=(--label-exclude slow)
+    beside server_chain build_chain
   fi
+  if ((fuzz_seconds > 0)); then stage "libFuzzer" tests/fuzz/run.sh "$fuzz_seconds"; fi
+  if $full; then run_full; fi
   print_times
-  # No line follows ctest's summary, so this stage does not use stage(), which prints its duration.
-  begin "tests in C++"
-  run_ctest release "${labels[@]}"
-  stage=
+  print_slowest
+  printf '\n==== tests in C++\n'
+  cat "$logs/tests_in_C__.log"
 }
 
 main "$@"

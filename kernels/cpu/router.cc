@@ -26,7 +26,7 @@ int WithoutMasked(const float* bias, int count, int32_t* experts, float* weights
 }
 
 // Converts `rows` [rows, n] to the panel layout that KernelTable::contract_dots reads.
-std::vector<float> Panels(const std::vector<float>& rows, int64_t n) {
+std::vector<float> RouterPanels(const std::vector<float>& rows, int64_t n) {
   const int64_t count = static_cast<int64_t>(rows.size()) / n;
   std::vector<float> panels(static_cast<size_t>((count + kPanel - 1) / kPanel * kPanel * n));
   for (int64_t r = 0; r < count; ++r) {
@@ -46,13 +46,13 @@ CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors
   if (tensors.expert_scale.data != nullptr) expert_scale_ = Widened(tensors.expert_scale);
   switch (settings.score) {
     case ScoreKind::kDot:
-      weights_ = Panels(Widened(tensors.weight), settings.input_width);
+      weights_ = RouterPanels(Widened(tensors.weight), settings.input_width);
       break;
     case ScoreKind::kCosine: {
-      weights_ = Panels(Widened(tensors.projection), settings.input_width);
+      weights_ = RouterPanels(Widened(tensors.projection), settings.input_width);
       std::vector<float> experts = Widened(tensors.weight);
       NormaliseExperts(settings, experts.data());
-      experts_ = Panels(experts, settings.dim);
+      experts_ = RouterPanels(experts, settings.dim);
       temperature_ = ResolvedTemperature(settings.temperature, tensors.temperature);
       break;
     }

@@ -13,3 +13,4 @@ add_library(moeserve_tokenizer_json STATIC
 target_link_libraries(moeserve_tokenizer_json
   PUBLIC moeserve_file_kind moeserve_tokenizer absl::status absl::statusor
   PRIVATE moeserve_flags nlohmann_json::nlohmann_json)
+moeserve_precompile(moeserve_tokenizer_json)

@@ -13,7 +13,7 @@
 namespace moeserve::server {
 namespace {
 
-int Run(const ModelOptionsText& options) {
+int RunCheck(const ModelOptionsText& options) {
   const auto checkpoint = LoadCheckpoint(options.directory, {.ignored_keys = options.ignored_keys});
   if (!checkpoint.ok()) return Fail(checkpoint.status());
   const absl::Status integers = CheckQuantizedData(checkpoint->spec, *checkpoint->weights);
@@ -41,7 +41,7 @@ void AddCheckCommand(CLI::App& app, Command& selected) {
   auto options = std::make_shared<ModelOptionsText>();
   AddModelDirectory(*command, *options);
   AddIgnoreConfig(*command, options->ignored_keys);
-  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+  command->callback([options, &selected] { selected = [options] { return RunCheck(*options); }; });
 }
 
 }  // namespace moeserve::server

@@ -15,7 +15,7 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct ConvertArguments {
   std::string source;
   std::string destination;
   std::string dtype = std::string(KindName(ConvertType::kStored));
@@ -43,7 +43,7 @@ std::string FilesText(const std::vector<std::string>& names) {
   return text.empty() ? "none" : text;
 }
 
-void Print(const Options& options, const ConvertedFolder& folder) {
+void PrintConverted(const ConvertArguments& options, const ConvertedFolder& folder) {
   const std::string source = Printable(options.source, PATH_MAX);
   std::printf("%s: %s of weights\n", source.c_str(), ShowBytes(folder.source_bytes).c_str());
   std::printf("%s\n", folder.architecture.c_str());
@@ -67,7 +67,7 @@ void Print(const Options& options, const ConvertedFolder& folder) {
   }
 }
 
-int Run(const Options& options) {
+int RunConvert(const ConvertArguments& options) {
   ConvertOptions convert;
   convert.type = KindNamed<ConvertType>(options.dtype).value();
   convert.tokenizer = {.tokenizer = options.tokenizer, .dictionary = options.dictionary};
@@ -77,7 +77,7 @@ int Run(const Options& options) {
   const auto folder = ConvertFolder(options.source, options.destination, convert);
   report.Finish(folder.ok());
   if (!folder.ok()) return Fail(folder.status());
-  Print(options, *folder);
+  PrintConverted(options, *folder);
   return 0;
 }
 
@@ -86,7 +86,7 @@ int Run(const Options& options) {
 void AddConvertCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand(
       "convert", "Write any readable checkpoint as a folder in the native format");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ConvertArguments>();
   command->add_option("source", options->source, "Folder or file of the model")->required();
   command->add_option("destination", options->destination, "New folder, absent or empty")
       ->required();
@@ -105,7 +105,8 @@ void AddConvertCommand(CLI::App& app, Command& selected) {
       ->needs(tokenizer);
   AddIgnoreConfig(*command, options->ignored_keys);
   AddQuietOption(*command, options->quiet);
-  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+  command->callback(
+      [options, &selected] { selected = [options] { return RunConvert(*options); }; });
 }
 
 }  // namespace moeserve::server

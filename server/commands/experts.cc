@@ -169,7 +169,7 @@ struct ShowOptions {
   bool json = false;
 };
 
-absl::Status Show(const ShowOptions& options) {
+absl::Status ShowProfile(const ShowOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile profile, ReadProfile(options.paths.file));
   std::shared_ptr<const Tokenizer> tokenizer;
   if (!options.paths.model.empty()) {
@@ -197,7 +197,7 @@ void AddShow(CLI::App& experts, Command& selected) {
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &selected] {
     options->paths.Resolve(/*model_required=*/false);
-    selected = [options] { return StatusToExit(Show(*options)); };
+    selected = [options] { return StatusToExit(ShowProfile(*options)); };
   });
 }
 

@@ -13,7 +13,7 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct CompareArguments {
   ModelOptionsText compute;  // `directory` is set to each of `models` in turn
   ProfilingOptions profiling;
   std::vector<std::string> models;
@@ -22,7 +22,7 @@ struct Options {
   bool markdown = false;
 };
 
-absl::Status Compare(Options options) {
+absl::Status Compare(CompareArguments options) {
   options.profiling.hidden_samples = 0;
   options.profiling.token_stats_mib = 0;
   Comparison comparison;
@@ -48,7 +48,7 @@ absl::Status Compare(Options options) {
 void AddExpertsCompareCommand(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
       "compare", "Run models over one text and compare their expert statistics");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompareArguments>();
   command->add_option("MODELS", options->models, "Checkpoint folders")->required();
   AddComputeOptions(*command, options->compute);
   AddQuietOption(*command, options->compute.quiet);

@@ -15,7 +15,7 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct GenerateArguments {
   ModelOptionsText model;
   EngineOptionsText engine;
   std::string prompt;
@@ -25,7 +25,7 @@ struct Options {
   bool stats = false;
 };
 
-absl::Status Generate(const Options& options) {
+absl::Status Generate(const GenerateArguments& options) {
   EngineOptionsText engine_text = options.engine;
   engine_text.engine.max_num_seqs = 1;
   MOESERVE_ASSIGN_OR_RETURN(const EngineOptions engine, ResolveEngineOptions(engine_text));
@@ -59,7 +59,7 @@ absl::Status Generate(const Options& options) {
   return absl::OkStatus();
 }
 
-int Run(const Options& options) {
+int RunGenerate(const GenerateArguments& options) {
   const absl::Status status = Generate(options);
   return status.ok() ? 0 : Fail(status);
 }
@@ -68,7 +68,7 @@ int Run(const Options& options) {
 
 void AddGenerateCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt on standard output");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GenerateArguments>();
   AddModelOptions(*command, options->model);
   AddDraftModel(*command, options->model);
   command->add_option("--prompt", options->prompt, "The text to continue")->required();
@@ -82,7 +82,8 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
       ->add_option("--max-model-len", options->engine.engine.max_model_len,
                    "Context length; 0: the model's")
       ->check(CLI::Range(0, 1 << 24));
-  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+  command->callback(
+      [options, &selected] { selected = [options] { return RunGenerate(*options); }; });
 }
 
 }  // namespace moeserve::server

@@ -11,18 +11,18 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct HealthArguments {
   std::string http = "127.0.0.1:8080";
   std::string certificate;
   double timeout_seconds = 5.0;
 };
 
-absl::Status Probe(const Options& options) {
+absl::Status Probe(const HealthArguments& options) {
   MOESERVE_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(options.http));
   return ProbeReadiness(address, absl::Seconds(options.timeout_seconds), options.certificate);
 }
 
-int Run(const Options& options) {
+int RunHealth(const HealthArguments& options) {
   const absl::Status status = Probe(options);
   if (!status.ok()) return Fail(status);
   std::printf("ready\n");
@@ -34,7 +34,7 @@ int Run(const Options& options) {
 void AddHealthCommand(CLI::App& app, Command& selected) {
   CLI::App* command =
       app.add_subcommand("health", "Check whether a running server is ready; exit status 1 if not");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<HealthArguments>();
   // "serve" reads its address from the same environment variable.
   command->add_option("--http", options->http, "HOST:PORT that the server listens on")
       ->envname("MOESERVE_HTTP")
@@ -46,7 +46,7 @@ void AddHealthCommand(CLI::App& app, Command& selected) {
   command->add_option("--timeout", options->timeout_seconds, "Seconds to wait for the response")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
-  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+  command->callback([options, &selected] { selected = [options] { return RunHealth(*options); }; });
 }
 
 }  // namespace moeserve::server

@@ -13,13 +13,13 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct InspectArguments {
   ModelOptionsText model;
   bool json = false;
 };
 
-int Run(const Options& options) {
-  LoadOptions load;
+int RunInspect(const InspectArguments& options) {
+  moeserve::LoadOptions load;  // not that of "bench load"
   load.require_tokenizer = false;
   load.ignored_keys = options.model.ignored_keys;
   const auto checkpoint = LoadCheckpoint(options.model.directory, load);
@@ -65,11 +65,12 @@ int Run(const Options& options) {
 void AddInspectCommand(CLI::App& app, Command& selected) {
   CLI::App* command =
       app.add_subcommand("inspect", "Show architecture, parameters and memory of a checkpoint");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InspectArguments>();
   AddModelDirectory(*command, options->model);
   AddIgnoreConfig(*command, options->model.ignored_keys);
   command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+  command->callback(
+      [options, &selected] { selected = [options] { return RunInspect(*options); }; });
 }
 
 }  // namespace moeserve::server

@@ -14,7 +14,7 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct QuantizeArguments {
   std::string source;
   std::string destination;
   std::string dtype;
@@ -22,7 +22,7 @@ struct Options {
   bool quiet = false;
 };
 
-int Run(const Options& options) {
+int RunQuantize(const QuantizeArguments& options) {
   const Quantization type = KindNamed(options.dtype, Quantization::kInt8).value();
   WriteReport report("quantizing", options.quiet);
   const auto folder = QuantizeFolder(options.source, options.destination, type, report.Callback(),
@@ -47,7 +47,7 @@ int Run(const Options& options) {
 void AddQuantizeCommand(CLI::App& app, Command& selected) {
   CLI::App* command =
       app.add_subcommand("quantize", "Write a copy of a model with integer weights");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<QuantizeArguments>();
   command->add_option("source", options->source, "Folder of the model")->required();
   command->add_option("destination", options->destination, "New folder, absent or empty")
       ->required();
@@ -56,7 +56,8 @@ void AddQuantizeCommand(CLI::App& app, Command& selected) {
       ->required();
   AddIgnoreConfig(*command, options->ignored_keys);
   AddQuietOption(*command, options->quiet);
-  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+  command->callback(
+      [options, &selected] { selected = [options] { return RunQuantize(*options); }; });
 }
 
 }  // namespace moeserve::server

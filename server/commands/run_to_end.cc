@@ -12,7 +12,7 @@ namespace moeserve::server {
 namespace {
 
 // How often `cancelled` is asked while there is no output.
-constexpr std::chrono::milliseconds kCancelInterval{50};
+constexpr std::chrono::milliseconds kSignalCheckInterval{50};
 
 struct Signal {
   Mutex mutex;
@@ -51,7 +51,7 @@ absl::Status RunToEnd(std::shared_ptr<Engine> engine, std::vector<Request> reque
     MutexLock lock(signal->mutex);
     const auto is_set = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(signal->mutex) { return signal->set; };
     if (cancelled) {
-      signal->changed.wait_for(lock, kCancelInterval, is_set);
+      signal->changed.wait_for(lock, kSignalCheckInterval, is_set);
     } else {
       signal->changed.wait(lock, is_set);
     }

@@ -12,7 +12,7 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct ScoreArguments {
   ModelOptionsText model;
   ProfilingOptions profiling;
   ProfileReportOptions report;
@@ -22,7 +22,7 @@ struct Options {
   bool json = false;
 };
 
-void Print(const Options& options, const ProfiledTexts& result) {
+void PrintScore(const ScoreArguments& options, const ProfiledTexts& result) {
   const Score& score = result.score;
   const Tokenizer* tokenizer = result.model.engine->tokenizer();
   if (options.json) {
@@ -46,17 +46,17 @@ void Print(const Options& options, const ProfiledTexts& result) {
   std::fputs(ProfileTable(result.profile, tokenizer, options.report).c_str(), stdout);
 }
 
-absl::Status ScoreFiles(Options options) {
+absl::Status ScoreFiles(ScoreArguments options) {
   const bool save = !options.profile_file.empty();
   options.profiling.routes = save && options.profile_routes;
   MOESERVE_ASSIGN_OR_RETURN(ProfiledTexts result, ProfileTexts(options.model, options.profiling));
-  Print(options, result);
+  PrintScore(options, result);
   if (!save) return absl::OkStatus();
   if (!options.profile_hidden) result.profile.hidden.clear();
   return SaveProfile(options.profile_file, result.profile);
 }
 
-int Run(const Options& options) {
+int RunScore(const ScoreArguments& options) {
   const absl::Status status = ScoreFiles(options);
   return status.ok() ? 0 : Fail(status);
 }
@@ -66,7 +66,7 @@ int Run(const Options& options) {
 void AddScoreCommand(CLI::App& app, Command& selected) {
   CLI::App* command =
       app.add_subcommand("score", "Perplexity of a text in windows, and its expert statistics");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ScoreArguments>();
   AddModelOptions(*command, options->model);
   AddProfilingOptions(*command, options->profiling);
   AddReportOptions(*command, options->report);
@@ -80,7 +80,7 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
   command->add_flag("!--no-profile-routes", options->profile_routes,
                     "With --profile: leave out the routes of every row");
   command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+  command->callback([options, &selected] { selected = [options] { return RunScore(*options); }; });
 }
 
 }  // namespace moeserve::server

@@ -12,11 +12,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class ControlGroupTest : public testing::Test {
+class ControlGroupTest : public ::testing::Test {
  protected:
   ControlGroupTest()
-      : root_(fs::path(testing::TempDir()) /
-              testing::UnitTest::GetInstance()->current_test_info()->name()) {
+      : root_(fs::path(::testing::TempDir()) /
+              ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
     fs::remove_all(root_);
     fs::create_directories(root_);
   }

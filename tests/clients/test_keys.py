@@ -336,52 +336,6 @@ def test_requests_per_minute(tmp_path):
         assert sample(server, 'moeserve_key_requests_total{key="a"}') == 3
 
 
-def test_tokens_per_minute(tmp_path):
-    with serving(tmp_path, [entry("a", limits={"tokens_per_minute": 200})]) as (server, _, _log):
-        status, headers, body = complete(server, "a", prompt="God", max_tokens=5)
-        assert status == 200
-        used = body["usage"]["total_tokens"]
-        assert headers["x-ratelimit-limit-tokens"] == "200"
-        assert 200 - used <= int(headers["x-ratelimit-remaining-tokens"]) <= 205 - used
-        status, headers, body = complete(server, "a", prompt="God", max_tokens=200 - used // 2)
-        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert "retry-after" in headers
-        status, _, body = complete(server, "a", prompt="God", max_tokens=300)
-        assert (status, body["error"]["code"]) == (400, "token_limit_exceeded")
-        completion = 'moeserve_key_generation_tokens_total{key="a"}'
-        assert sample(server, completion) + sample(
-            server, 'moeserve_key_prompt_tokens_total{key="a"}') == used
-
-
-def test_concurrent_requests(tmp_path):
-    with serving(tmp_path, [entry("a", limits={"max_concurrent_requests": 2})]) as (server, _, _l):
-        streams = [client(server, "a").completions.create(
-            model=server.name, prompt="In the", max_tokens=2000, stream=True, n=8,
-            extra_body={"ignore_eos": True}) for _ in range(2)]
-        iterators = [iter(stream) for stream in streams]
-        for iterator in iterators:
-            next(iterator)
-        status, headers, body = complete(server, "a")
-        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert headers["retry-after"] == "1"
-        for stream in streams:
-            stream.close()
-        assert wait_for(lambda: complete(server, "a")[0] == 200)
-        for _ in range(10):
-            assert complete(server, "a")[0] == 200, "one after the other always fits"
-
-
-def test_priority(tmp_path):
-    entries = [entry("a"), entry("urgent", limits={"min_priority": -10})]
-    with serving(tmp_path, entries) as (server, _, _log):
-        status, _, body = complete(server, "a", priority=-1000)
-        assert (status, body["error"]["param"]) == (400, "priority")
-        assert "0" in body["error"]["message"] and "1000" in body["error"]["message"]
-        assert complete(server, "a", priority=5)[0] == 200
-        assert complete(server, "urgent", priority=-10)[0] == 200
-        assert complete(server, "urgent", priority=-11)[0] == 400
-
-
 @pytest.mark.parametrize("arguments, status", [((), 400), (("--min-priority", "-1000"), 200)])
 def test_priority_of_text_keys(tmp_path, arguments, status):
     file = tmp_path / "keys"

@@ -34,7 +34,7 @@ void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorStr
 float Rounded(float f) { return F32FromBf16(Bf16FromF32(f)); }
 
 // The attention layer of a model, and the context lengths of some sequences.
-struct Setting {
+struct AttentionSetting {
   int head_dim = 16;
   int kv_heads = 1;
   int heads = 1;
@@ -72,14 +72,14 @@ struct Query {
 enum class Tiled { kChosen, kMma, kWgmma };
 
 // Returns the kernel for devices without wgmma, which LaunchAttention() does not choose on others.
-Tiled OtherTiled(const Setting& setting) {
+Tiled OtherTiled(const AttentionSetting& setting) {
   const bool bf16 = setting.cache == DType::kBF16 && setting.output == DType::kBF16;
   return bf16 ? Tiled::kMma : Tiled::kChosen;
 }
 
 class Scene {
  public:
-  Scene(const Setting& setting, uint64_t seed) : s_(setting), random_(seed) {
+  Scene(const AttentionSetting& setting, uint64_t seed) : s_(setting), random_(seed) {
     const int sequences = static_cast<int>(s_.lengths.size());
     std::vector<int> blocks(sequences);
     int total = 3, widest = 0;
@@ -107,7 +107,7 @@ class Scene {
     Fill(total);
   }
 
-  const Setting& setting() const { return s_; }
+  const AttentionSetting& setting() const { return s_; }
   KvLayerView view() const { return cache_->layer(0); }
   Random& random() { return random_; }
 
@@ -347,7 +347,7 @@ class Scene {
     }
   }
 
-  Setting s_;
+  AttentionSetting s_;
   Random random_;
   int stride_ = 0;
   size_t bytes_ = 0;
@@ -358,28 +358,28 @@ class Scene {
 
 constexpr struct {
   DType cache, output;
-} kTypes[] = {{DType::kF32, DType::kF32},
-              {DType::kBF16, DType::kF32},
-              {DType::kF32, DType::kBF16},
-              {DType::kBF16, DType::kBF16}};
+} kAttentionTypes[] = {{DType::kF32, DType::kF32},
+                       {DType::kBF16, DType::kF32},
+                       {DType::kF32, DType::kBF16},
+                       {DType::kBF16, DType::kBF16}};
 
 // Computes the last token of every sequence alone: split, not split, and in tiles.
 TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
   uint64_t seed = 1;
-  for (const auto type : kTypes) {
+  for (const auto type : kAttentionTypes) {
     for (int head_dim : {4, 16, 24, 64, 80, 128, 256}) {
       for (int window : {0, 1, 5, 16, 300}) {
         if (window > 0 && head_dim != 24 && (head_dim != 128 || window < 300)) continue;
         // Mixed types use the f32 kernels with another load or store.
         if (type.cache != type.output && head_dim != 24 && head_dim != 128) continue;
-        Setting setting{.head_dim = head_dim,
-                        .kv_heads = 2,
-                        .heads = 6,
-                        .tile_order = head_dim % 3 == 0,
-                        .cache = type.cache,
-                        .output = type.output,
-                        .window = window,
-                        .lengths = {1, 15, 16, 17, 255, 256, 257, 513}};
+        AttentionSetting setting{.head_dim = head_dim,
+                                 .kv_heads = 2,
+                                 .heads = 6,
+                                 .tile_order = head_dim % 3 == 0,
+                                 .cache = type.cache,
+                                 .output = type.output,
+                                 .window = window,
+                                 .lengths = {1, 15, 16, 17, 255, 256, 257, 513}};
         if (head_dim > 64) setting.heads = 4;
         setting.soft_cap = head_dim == 16 || head_dim == 128 ? 2.0f : 0.0f;
         setting.sinks = head_dim >= 80 || window == 16;
@@ -407,22 +407,22 @@ TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
 // single-token kernels and tiles.
 TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
   uint64_t seed = 100;
-  for (const auto type : kTypes) {
+  for (const auto type : kAttentionTypes) {
     for (int head_dim : {16, 80, 128, 256}) {
       for (int window : {0, 5, 40, 300}) {
         if (window > 0 && head_dim != 80 && (window != 300 || head_dim == 16)) continue;
         const bool wide = head_dim > 100;
         if (type.cache != type.output && (head_dim != 80 || window != 40)) continue;
-        Setting setting{.head_dim = head_dim,
-                        .kv_heads = 2,
-                        .heads = wide ? 4 : 10,
-                        .tile_order = head_dim == 80,
-                        .cache = type.cache,
-                        .output = type.output,
-                        .window = window,
-                        .lengths = {40, 18, 300, 517},
-                        .soft_cap = window == 300 ? 1.0f : 0.0f,
-                        .sinks = head_dim != 80};
+        AttentionSetting setting{.head_dim = head_dim,
+                                 .kv_heads = 2,
+                                 .heads = wide ? 4 : 10,
+                                 .tile_order = head_dim == 80,
+                                 .cache = type.cache,
+                                 .output = type.output,
+                                 .window = window,
+                                 .lengths = {40, 18, 300, 517},
+                                 .soft_cap = window == 300 ? 1.0f : 0.0f,
+                                 .sinks = head_dim != 80};
         Scene scene(setting, seed++);
         std::vector<std::vector<Query>> tokens;
         tokens.push_back({scene.RandomQuery(0, 30)});
@@ -455,15 +455,15 @@ TEST(CudaAttentionTest, TiledKernelsHaveTheSameBits) {
   for (const int head_dim : {16, 64, 80, 128, 256}) {
     for (const int window : {0, 90}) {
       if (window > 0 && head_dim != 64 && head_dim != 128) continue;
-      const Setting setting{.head_dim = head_dim,
-                            .kv_heads = 2,
-                            .heads = head_dim == 128 ? 2 : 6,
-                            .cache = DType::kBF16,
-                            .output = DType::kBF16,
-                            .window = window,
-                            .lengths = {70, 330},
-                            .soft_cap = head_dim == 80 ? 1.0f : 0.0f,
-                            .sinks = head_dim == 64};
+      const AttentionSetting setting{.head_dim = head_dim,
+                                     .kv_heads = 2,
+                                     .heads = head_dim == 128 ? 2 : 6,
+                                     .cache = DType::kBF16,
+                                     .output = DType::kBF16,
+                                     .window = window,
+                                     .lengths = {70, 330},
+                                     .soft_cap = head_dim == 80 ? 1.0f : 0.0f,
+                                     .sinks = head_dim == 64};
       Scene scene(setting, seed++);
       std::vector<std::vector<Query>> tokens;
       for (int p = 0; p < 70; ++p) tokens.push_back({scene.RandomQuery(0, p)});
@@ -484,22 +484,22 @@ TEST(CudaAttentionTest, TiledKernelsHaveTheSameBits) {
 // Biases of distances: one for all distances, those of some positions, and of more than a text has.
 TEST(CudaAttentionTest, BiasesOfDistancesMatchDoubleArithmetic) {
   uint64_t seed = 300;
-  for (const auto type : kTypes) {
+  for (const auto type : kAttentionTypes) {
     for (int head_dim : {16, 80, 128, 256}) {
       for (int distances : {1, 37, 270, 900}) {
         if (type.cache != type.output && (head_dim != 80 || distances != 37)) continue;
         if (head_dim > 100 && distances != 270) continue;
-        const Setting setting{.head_dim = head_dim,
-                              .kv_heads = 2,
-                              .heads = head_dim > 100 ? 4 : 10,
-                              .tile_order = head_dim == 80,
-                              .cache = type.cache,
-                              .output = type.output,
-                              .window = distances == 270 ? 300 : 0,
-                              .lengths = {40, 18, 300, 517},
-                              .soft_cap = 0.0f,
-                              .sinks = head_dim == 16,
-                              .bias_distances = distances};
+        const AttentionSetting setting{.head_dim = head_dim,
+                                       .kv_heads = 2,
+                                       .heads = head_dim > 100 ? 4 : 10,
+                                       .tile_order = head_dim == 80,
+                                       .cache = type.cache,
+                                       .output = type.output,
+                                       .window = distances == 270 ? 300 : 0,
+                                       .lengths = {40, 18, 300, 517},
+                                       .soft_cap = 0.0f,
+                                       .sinks = head_dim == 16,
+                                       .bias_distances = distances};
         Scene scene(setting, seed++);
         std::vector<std::vector<Query>> tokens;
         tokens.push_back({scene.RandomQuery(0, 30)});
@@ -525,17 +525,17 @@ TEST(CudaAttentionTest, BiasesOfDistancesMatchDoubleArithmetic) {
 // without rows.
 TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
   uint64_t seed = 200;
-  for (const auto type : kTypes) {
+  for (const auto type : kAttentionTypes) {
     for (int head_dim : {12, 128, 256}) {
       for (int kv_heads : {1, 2}) {
-        Setting setting{.head_dim = head_dim,
-                        .kv_heads = kv_heads,
-                        .heads = kv_heads * (head_dim == 12 ? 3 : 1),
-                        .tile_order = kv_heads == 2,
-                        .cache = type.cache,
-                        .output = type.output,
-                        .window = kv_heads == 2 ? 70 : 0,
-                        .lengths = {20, 600, 33}};
+        AttentionSetting setting{.head_dim = head_dim,
+                                 .kv_heads = kv_heads,
+                                 .heads = kv_heads * (head_dim == 12 ? 3 : 1),
+                                 .tile_order = kv_heads == 2,
+                                 .cache = type.cache,
+                                 .output = type.output,
+                                 .window = kv_heads == 2 ? 70 : 0,
+                                 .lengths = {20, 600, 33}};
         Scene scene(setting, seed++);
         std::vector<std::vector<Query>> tokens;
         const auto add = [&](int sequence, int position, int rows) {

@@ -13,7 +13,7 @@
 namespace moeserve::cuda {
 namespace {
 
-void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
+void CheckWork(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
 
 TEST(CudaAttentionWorkTest, WorkListFallsBackWhereRoomEnds) {
   const std::vector<int32_t> position = {0, 255, 256, 1000, 5, 600, 900};
@@ -25,13 +25,13 @@ TEST(CudaAttentionWorkTest, WorkListFallsBackWhereRoomEnds) {
   const AttentionWork work = LayOutAttentionWork(memory.data(), tokens, slots);
   LaunchAttentionWork({tokens, d_position.data(), d_sequence.data(), nullptr, 0, 1001}, tokens, 0,
                       256, work, nullptr);
-  Check(cudaDeviceSynchronize());
+  CheckWork(cudaDeviceSynchronize());
   std::vector<int32_t> count(1), token(slots + tokens), split(slots + tokens), slot(tokens);
-  Check(cudaMemcpy(count.data(), work.item_count, 4, cudaMemcpyDeviceToHost));
+  CheckWork(cudaMemcpy(count.data(), work.item_count, 4, cudaMemcpyDeviceToHost));
   ASSERT_EQ(count[0], 11);
-  Check(cudaMemcpy(token.data(), work.item_token, count[0] * 4, cudaMemcpyDeviceToHost));
-  Check(cudaMemcpy(split.data(), work.item_split, count[0] * 4, cudaMemcpyDeviceToHost));
-  Check(cudaMemcpy(slot.data(), work.slot_of_token, tokens * 4, cudaMemcpyDeviceToHost));
+  CheckWork(cudaMemcpy(token.data(), work.item_token, count[0] * 4, cudaMemcpyDeviceToHost));
+  CheckWork(cudaMemcpy(split.data(), work.item_split, count[0] * 4, cudaMemcpyDeviceToHost));
+  CheckWork(cudaMemcpy(slot.data(), work.slot_of_token, tokens * 4, cudaMemcpyDeviceToHost));
   token.resize(count[0]);
   split.resize(count[0]);
   // Contexts of 256 + 1 and 1000 + 1 positions get slots 0-1 and 2-5. For 601 and 901 no slots are
@@ -65,12 +65,12 @@ TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
     std::vector<std::vector<uint8_t>> before;
     const auto read = [&] {
       std::vector<std::vector<uint8_t>> all;
-      Check(cudaDeviceSynchronize());
+      CheckWork(cudaDeviceSynchronize());
       for (int l = 0; l < 3; ++l) {
         const KvLayerView view = cache->layer(l);
         for (const void* p : {view.keys, view.values}) {
           all.emplace_back(view.block_stride * 5 * SizeOf(dtype));
-          Check(cudaMemcpy(all.back().data(), p, all.back().size(), cudaMemcpyDeviceToHost));
+          CheckWork(cudaMemcpy(all.back().data(), p, all.back().size(), cudaMemcpyDeviceToHost));
         }
       }
       return all;
@@ -83,7 +83,7 @@ TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
       for (void* p : {view.keys, view.values}) {
         std::vector<uint8_t> bytes(view.block_stride * 5 * SizeOf(dtype));
         for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 256);
-        Check(cudaMemcpy(p, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+        CheckWork(cudaMemcpy(p, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
       }
     }
     auto expected = read();

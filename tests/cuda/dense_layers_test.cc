@@ -19,7 +19,7 @@ using cuda::DenseLibrary;
 using cuda::DenseShape;
 
 // How a library misbehaves.
-enum class Fault : uint8_t {
+enum class DenseFault : uint8_t {
   kNone,
   kRefuses,         // it refuses products of one row
   kDependsOnRows,   // the first row of products with many rows differs
@@ -29,7 +29,7 @@ enum class Fault : uint8_t {
 // A library whose algorithms have these faults, in this order.
 class FaultyLibrary : public DenseLibrary {
  public:
-  FaultyLibrary(std::unique_ptr<DenseLibrary> library, std::vector<Fault> faults)
+  FaultyLibrary(std::unique_ptr<DenseLibrary> library, std::vector<DenseFault> faults)
       : library_(std::move(library)), faults_(std::move(faults)) {}
 
   Result<int> FindAlgorithms(const DenseShape& shape, int64_t rows) override {
@@ -42,12 +42,12 @@ class FaultyLibrary : public DenseLibrary {
   absl::Status Multiply(const DenseShape& shape, int algorithm, const void* weights,
                         const void* input, int64_t rows, float* output,
                         cudaStream_t stream) override {
-    const Fault fault = faults_[static_cast<size_t>(algorithm)];
-    if (fault == Fault::kRefuses && rows == 1) return absl::InternalError("not supported");
+    const DenseFault fault = faults_[static_cast<size_t>(algorithm)];
+    if (fault == DenseFault::kRefuses && rows == 1) return absl::InternalError("not supported");
     MOESERVE_RETURN_IF_ERROR(library_->Multiply(shape, 0, weights, input, rows, output, stream));
     float* changed = nullptr;
-    if (fault == Fault::kDependsOnRows && rows > 100) changed = output;
-    if (fault == Fault::kDependsOnPlace && rows > 1) {
+    if (fault == DenseFault::kDependsOnRows && rows > 100) changed = output;
+    if (fault == DenseFault::kDependsOnPlace && rows > 1) {
       changed = output + (rows - 1) * shape.output_stride;
     }
     if (changed != nullptr) {
@@ -62,7 +62,7 @@ class FaultyLibrary : public DenseLibrary {
 
  private:
   const std::unique_ptr<DenseLibrary> library_;
-  const std::vector<Fault> faults_;
+  const std::vector<DenseFault> faults_;
 };
 
 class CudaDenseLayersTest : public ::testing::Test {
@@ -75,7 +75,7 @@ class CudaDenseLayersTest : public ::testing::Test {
 
   DenseLayers Layers() { return DenseLayers(std::move(library_)); }
   // Returns layers with a faulty library, which they own.
-  std::pair<DenseLayers, FaultyLibrary*> Layers(std::vector<Fault> faults) {
+  std::pair<DenseLayers, FaultyLibrary*> Layers(std::vector<DenseFault> faults) {
     auto faulty = std::make_unique<FaultyLibrary>(std::move(library_), std::move(faults));
     FaultyLibrary* const pointer = faulty.get();
     return {DenseLayers(std::move(faulty)), pointer};
@@ -109,7 +109,7 @@ bool RunProduct(DenseLayers& layers, const LinearArgs& args) {
   return ::testing::AssertionSuccess();
 }
 
-struct Case {
+struct DenseCase {
   int rows, in, out;
   bool gated, bias, pad;
   DType type;
@@ -120,7 +120,7 @@ struct Case {
 TEST_F(CudaDenseLayersTest, MatchesDoubleArithmetic) {
   DenseLayers layers = Layers();
   Random random(1);
-  for (const Case& c : std::vector<Case>{
+  for (const DenseCase& c : std::vector<DenseCase>{
            {1, 8, 1, false, false, false, DType::kF32, 0, ActivationKind::kNone},
            {5, 16, 12, false, false, false, DType::kF32, 0, ActivationKind::kNone},
            {5, 16, 12, false, false, false, DType::kF32, 1, ActivationKind::kNone},
@@ -189,8 +189,8 @@ TEST_F(CudaDenseLayersTest, RowsDoNotInfluenceEachOther) {
 }
 
 TEST_F(CudaDenseLayersTest, TakesTheFirstAlgorithmWithIndependentRows) {
-  auto [layers, library] =
-      Layers({Fault::kDependsOnRows, Fault::kRefuses, Fault::kDependsOnPlace, Fault::kNone});
+  auto [layers, library] = Layers({DenseFault::kDependsOnRows, DenseFault::kRefuses,
+                                   DenseFault::kDependsOnPlace, DenseFault::kNone});
   Random random(3);
   const BankCase bank({64}, {48}, false, false, DType::kBF16, random);
   for (const int rows : {3, 40, 3}) {
@@ -206,7 +206,7 @@ TEST_F(CudaDenseLayersTest, TakesTheFirstAlgorithmWithIndependentRows) {
 }
 
 TEST_F(CudaDenseLayersTest, WithoutSuchAnAlgorithmTheBankKeepsItsImage) {
-  auto [layers, library] = Layers({Fault::kDependsOnPlace, Fault::kDependsOnRows});
+  auto [layers, library] = Layers({DenseFault::kDependsOnPlace, DenseFault::kDependsOnRows});
   Random random(4);
   const BankCase bank({64}, {48}, false, false, DType::kBF16, random);
   DeviceRows x(9, 64, 64, DType::kBF16, random.Normals(9 * 64));

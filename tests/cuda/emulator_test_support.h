@@ -17,7 +17,7 @@ void InEveryOrder(F&& f) {
        {emulator::Order{emulator::Order::kForward, 0},
         emulator::Order{emulator::Order::kReverse, 0}, emulator::Order{emulator::Order::kRandom, 1},
         emulator::Order{emulator::Order::kRandom, 2}}) {
-    SCOPED_TRACE(testing::Message()
+    SCOPED_TRACE(::testing::Message()
                  << "order " << static_cast<int>(order.kind) << ", seed " << order.seed);
     emulator::SetOrder(order);
     f();

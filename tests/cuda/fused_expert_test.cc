@@ -12,9 +12,9 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr ActivationKind kKinds[] = {ActivationKind::kSilu, ActivationKind::kGelu,
-                                     ActivationKind::kGeluTanh, ActivationKind::kRelu,
-                                     ActivationKind::kNone};
+constexpr ActivationKind kExpertKinds[] = {ActivationKind::kSilu, ActivationKind::kGelu,
+                                           ActivationKind::kGeluTanh, ActivationKind::kRelu,
+                                           ActivationKind::kNone};
 
 std::vector<std::vector<int>> SomeRoutes(int rows, int experts, Random& random) {
   std::vector<std::vector<int>> routes(static_cast<size_t>(rows));
@@ -88,7 +88,7 @@ TEST(FusedExpertTest, HasTheBitsOfThePair) {
         if (rows == 130 && turn % 3 != 0) continue;
         CheckAgainstPair(up, down, SomeRoutes(rows, static_cast<int>(widths.size()), random),
                          rows % 5, turn % 2 == 0 ? DType::kF32 : DType::kBF16,
-                         gated && turn % 4 == 1 ? GeneralActivation() : kKinds[turn % 5],
+                         gated && turn % 4 == 1 ? GeneralActivation() : kExpertKinds[turn % 5],
                          random.Normals(int64_t{rows} * width));
         if (HasFatalFailure()) return;
       }

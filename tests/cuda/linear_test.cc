@@ -20,10 +20,10 @@ struct Types {
   DType rows;
   DType weights;
 };
-constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
-                            {DType::kF32, DType::kBF16},
-                            {DType::kF32, DType::kF16},
-                            {DType::kBF16, DType::kBF16}};
+constexpr Types kLinearTypes[] = {{DType::kF32, DType::kF32},
+                                  {DType::kF32, DType::kBF16},
+                                  {DType::kF32, DType::kF16},
+                                  {DType::kBF16, DType::kBF16}};
 constexpr LinearTile kTiles[] = {
     LinearTile::kRows8,   LinearTile::kRows16,       LinearTile::kRows32,      LinearTile::kRows64,
     LinearTile::kRows128, LinearTile::kWarpgroup128, LinearTile::kWarpgroup256};
@@ -51,7 +51,7 @@ int64_t RoundUp16(int64_t n) { return (n + 15) / 16 * 16; }
 
 TEST(CudaLinearTest, DenseMatchesDoubleArithmetic) {
   Random random(1);
-  for (const Types& t : kTypes) {
+  for (const Types& t : kLinearTypes) {
     for (const auto& [rows, in, out] : std::vector<std::tuple<int, int, int>>{{1, 1, 1},
                                                                               {2, 3, 5},
                                                                               {7, 16, 16},
@@ -237,7 +237,7 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
                               ActivationKind::kNone,     GeneralActivation()};
   constexpr int kRows[] = {1, 2, 7, 8, 9, 63, 64, 65};
   int turn = 0;
-  for (const Types& t : kTypes) {
+  for (const Types& t : kLinearTypes) {
     for (const int model : {8, 12, 64, 96, 128, 192, 256}) {
       const bool gated = turn % 3 != 0;
       const BankCase up({model}, widths, gated, turn % 2 == 0, t.weights, random);
@@ -316,7 +316,7 @@ TEST(CudaLinearTest, ManyTiles) {
 // A row's bits must be the same alone and with other rows, and NaN and Inf must stay in their rows.
 TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
   Random random(6);
-  for (const Types& t : kTypes) {
+  for (const Types& t : kLinearTypes) {
     const int in = 72, out = 150;
     const BankCase bank({in}, {out}, false, false, t.weights, random);
     std::vector<float> values = random.Normals(int64_t{300} * in);
@@ -373,7 +373,7 @@ TEST(CudaLinearTest, RowsKeepTheirPrecision) {
 TEST(CudaLinearTest, PaddingIsZero) {
   Random random(10);
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Types& t : kTypes) {
+  for (const Types& t : kLinearTypes) {
     for (const bool gated : {false, true}) {
       const BankCase bank({8}, {19}, gated, true, t.weights, random);
       DeviceRows x(3, 8, 8, t.rows, std::vector<float>(24, nan));

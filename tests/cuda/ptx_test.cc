@@ -277,7 +277,7 @@ __global__ void WgmmaKernel(const Bf16* a, const Bf16* b, float* out) {
 
 template <int kN, Swizzle kSwizzle>
 void ExpectWgmmaMultiplies() {
-  SCOPED_TRACE(testing::Message() << "n " << kN << ", swizzle " << static_cast<int>(kSwizzle));
+  SCOPED_TRACE(::testing::Message() << "n " << kN << ", swizzle " << static_cast<int>(kSwizzle));
   const std::vector<Bf16> a = Integers(64 * 64, 3), b = Integers(kN * 64, 4);
   const std::vector<float> expected = Product(a, b, 64, kN, 64);
   DeviceArray<Bf16> da(a), db(b);
@@ -420,7 +420,7 @@ __global__ void ImpatientKernel() {
   if (threadIdx.x != 5) GridDependencyPass();
 }
 
-enum class Fault {
+enum class PtxFault {
   kNoInit,
   kTooManyArrivals,
   kNobodyWaits,
@@ -430,34 +430,34 @@ enum class Fault {
   kOverrun
 };
 
-__global__ void FaultyKernel(Fault fault, const float* in, float* out) {
+__global__ void FaultyPtxKernel(PtxFault fault, const float* in, float* out) {
   auto* buffer = DynamicShared<float>();
   auto* barrier = reinterpret_cast<uint64_t*>(buffer + 32);
-  if (fault != Fault::kNoInit) MbarrierInit(barrier, 1);
+  if (fault != PtxFault::kNoInit) MbarrierInit(barrier, 1);
   switch (fault) {
-    case Fault::kNoInit:
+    case PtxFault::kNoInit:
       MbarrierArrive(barrier);
       break;
-    case Fault::kTooManyArrivals:
+    case PtxFault::kTooManyArrivals:
       MbarrierExpect(barrier, 16);
       MbarrierArrive(barrier);
       MbarrierArrive(barrier);
       break;
-    case Fault::kNobodyWaits:
+    case PtxFault::kNobodyWaits:
       MbarrierArriveExpect(barrier, 128);
       CopyBulkAsync(buffer, in, 128, barrier);
       break;
-    case Fault::kNeverArrives:
+    case PtxFault::kNeverArrives:
       MbarrierWait(barrier, 0);
       break;
-    case Fault::kPollsInVain:
+    case PtxFault::kPollsInVain:
       while (!MbarrierTryWait(barrier, 0)) {
       }
       break;
-    case Fault::kMisaligned:
+    case PtxFault::kMisaligned:
       CopyAsync16(buffer + 1, in);
       break;
-    case Fault::kOverrun:
+    case PtxFault::kOverrun:
       CopyAsync16(buffer + 32, in);
       break;
   }
@@ -476,22 +476,23 @@ __global__ void ChangedOperandKernel() {
   WgmmaWait<0>();
 }
 
-void RunFaulty(Fault fault) {
+void RunFaultyPtx(PtxFault fault) {
   emulator::SetOrder({});  // the error message must name the thread that is found first
   DeviceArray<float> in(32), out(1);
-  Launch(FaultyKernel, {.grid = dim3(1), .block = dim3(1), .shared_bytes = 32 * 4 + 8}, fault,
+  Launch(FaultyPtxKernel, {.grid = dim3(1), .block = dim3(1), .shared_bytes = 32 * 4 + 8}, fault,
          in.data(), out.data());
   cudaDeviceSynchronize();
 }
 
 TEST(PtxDeathTest, FaultsAreReported) {
-  EXPECT_DEATH(RunFaulty(Fault::kNoInit), "mbarrier at 0x80 of shared memory was not initialised");
-  EXPECT_DEATH(RunFaulty(Fault::kTooManyArrivals), "more arrivals");
-  EXPECT_DEATH(RunFaulty(Fault::kNobodyWaits), "nobody waited for");
-  EXPECT_DEATH(RunFaulty(Fault::kNeverArrives), "deadlock");
-  EXPECT_DEATH(RunFaulty(Fault::kPollsInVain), "deadlock.*\n.*polling");
-  EXPECT_DEATH(RunFaulty(Fault::kMisaligned), "not aligned");
-  EXPECT_DEATH(RunFaulty(Fault::kOverrun), "bytes \\[128, 144\\) of shared memory");
+  EXPECT_DEATH(RunFaultyPtx(PtxFault::kNoInit),
+               "mbarrier at 0x80 of shared memory was not initialised");
+  EXPECT_DEATH(RunFaultyPtx(PtxFault::kTooManyArrivals), "more arrivals");
+  EXPECT_DEATH(RunFaultyPtx(PtxFault::kNobodyWaits), "nobody waited for");
+  EXPECT_DEATH(RunFaultyPtx(PtxFault::kNeverArrives), "deadlock");
+  EXPECT_DEATH(RunFaultyPtx(PtxFault::kPollsInVain), "deadlock.*\n.*polling");
+  EXPECT_DEATH(RunFaultyPtx(PtxFault::kMisaligned), "not aligned");
+  EXPECT_DEATH(RunFaultyPtx(PtxFault::kOverrun), "bytes \\[128, 144\\) of shared memory");
   EXPECT_DEATH(
       {
         Launch(ChangedOperandKernel, LaunchShape{dim3(1), dim3(128), 16 * 64 * 2});

@@ -24,7 +24,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kLargestUniform = 1.0 - 0x1p-53;
 
-struct Case {
+struct SamplerCase {
   std::vector<float> logits;
   SamplingParams params;
   double uniform = 0.5;
@@ -33,7 +33,7 @@ struct Case {
   int drawable = 0;  // SampleRow::drawable
 };
 
-SampleRow RowOf(const Case& c, int row) {
+SampleRow RowOf(const SamplerCase& c, int row) {
   return {SamplingScale(c.params.temperature),
           c.params.top_k,
           c.params.top_p,
@@ -44,7 +44,7 @@ SampleRow RowOf(const Case& c, int row) {
           c.drawable};
 }
 
-std::string Describe(const Case& c) {
+std::string Describe(const SamplerCase& c) {
   const SamplingParams& p = c.params;
   return c.name + ", V " + std::to_string(c.logits.size()) + ", temperature " +
          std::to_string(p.temperature) + ", top_k " + std::to_string(p.top_k) + ", top_p " +
@@ -53,7 +53,7 @@ std::string Describe(const Case& c) {
 }
 
 // Samples all cases in one launch. The rows are in memory in reverse order, with NaN between them.
-std::vector<SampleResult> Sample(const std::vector<Case>& cases) {
+std::vector<SampleResult> Sample(const std::vector<SamplerCase>& cases) {
   const size_t n = cases.size(), vocabulary = cases[0].logits.size(), stride = vocabulary + 3;
   std::vector<float> logits(n * stride, kNan);
   std::vector<SampleRow> rows;
@@ -83,7 +83,7 @@ void ExpectClose(float value, float expected, const std::string& what) {
   }
 }
 
-void ExpectEqualsHost(const Case& c, const SampleResult& result) {
+void ExpectEqualsHost(const SamplerCase& c, const SampleResult& result) {
   Sampler sampler;
   const std::span<const float> all(c.logits);
   const auto drawable = c.drawable == 0 ? all : all.first(static_cast<size_t>(c.drawable));
@@ -111,13 +111,13 @@ void ExpectEqualsHost(const Case& c, const SampleResult& result) {
       << Describe(c);
 }
 
-void ExpectEqualHost(const std::vector<Case>& cases) {
+void ExpectEqualHost(const std::vector<SamplerCase>& cases) {
   const std::vector<SampleResult> results = Sample(cases);
   for (size_t i = 0; i < cases.size(); ++i) ExpectEqualsHost(cases[i], results[i]);
 }
 
 // Returns a row of logits of one of kKinds kinds, many of which are difficult.
-constexpr int kKinds = 13;
+constexpr int kSamplerKinds = 13;
 std::vector<float> Logits(int kind, int vocabulary, Random& random, std::string* name) {
   std::vector<float> l = random.Normals(vocabulary);
   const auto each = [&](auto f) {
@@ -178,8 +178,8 @@ T OneOf(Random& random, const std::vector<T>& values) {
   return values[static_cast<size_t>(random.Below(static_cast<int>(values.size())))];
 }
 
-Case RandomCase(int kind, int vocabulary, Random& random) {
-  Case c;
+SamplerCase RandomCase(int kind, int vocabulary, Random& random) {
+  SamplerCase c;
   c.logits = Logits(kind, vocabulary, random, &c.name);
   SamplingParams& p = c.params;
   p.temperature = OneOf<double>(random, {0.0, 1e-300, 1e-3, 0.3, 0.7, 1.0, 1.0, 2.0, 100.0});
@@ -201,10 +201,10 @@ Case RandomCase(int kind, int vocabulary, Random& random) {
 TEST(CudaSampler, EqualsTheHost) {
   for (const int vocabulary : {1, 2, 3, 31, 32, 33, 255, 256, 257, 1000, 5003}) {
     Random random(static_cast<uint64_t>(vocabulary));
-    std::vector<Case> cases;
+    std::vector<SamplerCase> cases;
     const int rounds = vocabulary < 500 ? 12 : 4;
-    for (int i = 0; i < rounds * kKinds; ++i) {
-      cases.push_back(RandomCase(i % kKinds, vocabulary, random));
+    for (int i = 0; i < rounds * kSamplerKinds; ++i) {
+      cases.push_back(RandomCase(i % kSamplerKinds, vocabulary, random));
     }
     ExpectEqualHost(cases);
     if (HasFatalFailure()) return;
@@ -215,9 +215,9 @@ TEST(CudaSampler, EqualsTheHost) {
 TEST(CudaSampler, EqualsTheHostOnAPartOfTheRow) {
   for (const int vocabulary : {2, 33, 257, 1000, 5003, 60001}) {
     Random random(static_cast<uint64_t>(vocabulary));
-    std::vector<Case> cases;
-    for (int i = 0; i < (vocabulary < 10000 ? 3 : 1) * kKinds; ++i) {
-      Case c = RandomCase(i % kKinds, vocabulary, random);
+    std::vector<SamplerCase> cases;
+    for (int i = 0; i < (vocabulary < 10000 ? 3 : 1) * kSamplerKinds; ++i) {
+      SamplerCase c = RandomCase(i % kSamplerKinds, vocabulary, random);
       c.drawable = OneOf<int>(random, {1, vocabulary / 2, vocabulary - 1, vocabulary});
       // The other ids are the most probable ones.
       for (int id = c.drawable; id < vocabulary; id += 3) {
@@ -234,11 +234,11 @@ TEST(CudaSampler, EqualsTheHostOnAPartOfTheRow) {
 TEST(CudaSampler, KeepsTheLowestIdsOfTies) {
   constexpr int kVocabulary = 70;
   Random random(3);
-  std::vector<Case> cases;
+  std::vector<SamplerCase> cases;
   for (int k = 1; k <= kVocabulary; ++k) {
     for (const int kind : {3, 4}) {
       for (const bool by_weight : {false, true}) {
-        Case c;
+        SamplerCase c;
         c.logits = Logits(kind, kVocabulary, random, &c.name);
         c.uniform = kLargestUniform;  // draws the kept token with the highest id
         if (by_weight) {
@@ -257,9 +257,9 @@ TEST(CudaSampler, KeepsTheLowestIdsOfTies) {
 TEST(CudaSampler, EqualsTheHostOnLongRows) {
   constexpr int kVocabulary = 60001;
   Random random(5);
-  std::vector<Case> cases;
+  std::vector<SamplerCase> cases;
   for (const int kind : {0, 1, 3, 4}) {
-    Case c = RandomCase(kind, kVocabulary, random);
+    SamplerCase c = RandomCase(kind, kVocabulary, random);
     c.params = {};
     c.uniform = random.Uniform();
     c.logprobs = 3;
@@ -276,11 +276,11 @@ TEST(CudaSampler, EqualsTheHostOnLongRows) {
 TEST(CudaSampler, ReportsWhatIsNotFinite) {
   for (const int vocabulary : {1, 40, 300}) {
     Random random(1);
-    std::vector<Case> cases;
+    std::vector<SamplerCase> cases;
     for (const float bad : {kNan, -kNan, kInfinity, -kInfinity}) {
       for (const int at : {0, vocabulary / 2, vocabulary - 1}) {
         for (const double temperature : {0.0, 1.0}) {
-          Case c;
+          SamplerCase c;
           c.logits = random.Normals(vocabulary);
           c.logits[static_cast<size_t>(at)] = bad;
           c.params.temperature = temperature;
@@ -313,7 +313,7 @@ bool Untouched(const SampleResult& result) {
 TEST(CudaSampler, SkipsRowsAndIsIndependentOfOthers) {
   constexpr int kVocabulary = 777;
   Random random(8);
-  std::vector<Case> cases;
+  std::vector<SamplerCase> cases;
   for (int i = 0; i < 9; ++i) {
     cases.push_back(RandomCase(i % 2, kVocabulary, random));
     cases.back().logprobs = i;
@@ -351,11 +351,11 @@ TEST(CudaSampler, ReadsRowsAnewWhereAGraphIsReplayed) {
   ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
   Random random(9);
   for (int replay = 0; replay < 5; ++replay) {
-    std::vector<Case> cases;
+    std::vector<SamplerCase> cases;
     std::vector<SampleRow> rows;
     std::vector<float> values;
     for (int i = 0; i < kRows; ++i) {
-      cases.push_back(RandomCase((replay + i) % kKinds, kVocabulary, random));
+      cases.push_back(RandomCase((replay + i) % kSamplerKinds, kVocabulary, random));
       rows.push_back(RowOf(cases.back(), i == replay ? -1 : i));
       values.insert(values.end(), cases.back().logits.begin(), cases.back().logits.end());
     }
@@ -389,9 +389,9 @@ TEST(CudaSampler, DoesNotDependOnTheOrderOfThreads) {
         emulator::Order{emulator::Order::kRandom, 2}}) {
     emulator::SetOrder(order);
     Random random(4);
-    std::vector<Case> cases;
-    for (int i = 0; i < 2 * kKinds; ++i) {
-      cases.push_back(RandomCase(i % kKinds, kVocabulary, random));
+    std::vector<SamplerCase> cases;
+    for (int i = 0; i < 2 * kSamplerKinds; ++i) {
+      cases.push_back(RandomCase(i % kSamplerKinds, kVocabulary, random));
     }
     ExpectEqualHost(cases);
   }

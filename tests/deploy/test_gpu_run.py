@@ -238,9 +238,8 @@ def test_the_filters_select_tests(name):
     for words in read_cases(name):
         if words[3] != "gtest":
             continue
-        program = words[4]
-        program = {"ptx_test_device": "cuda_emulator_test"}.get(program,
-                                                                program.removesuffix("_device"))
+        program, _, file = words[4].partition(":")
+        program = {"ptx_test_device": "cuda_tests"}.get(program, program.removesuffix("_device"))
         folders = ("tests", "tests/cuda", "tests/model_loaders")
         files = [BUILD / f / program for f in folders if (BUILD / f / program).is_file()]
         if not files:
@@ -248,7 +247,8 @@ def test_the_filters_select_tests(name):
         device = "cuda_emulated_cublaslt" if words[5] == "cublaslt" else "cuda_emulated"
         pattern = words[6].replace("@D", device).replace("@PACKED_MODELS", "*/mh_moe:*/moa")
         listed = subprocess.run(
-            [files[0], "--gtest_list_tests", "--gtest_filter=" + pattern],
+            [files[0], *([file] if file else []), "--gtest_list_tests",
+             "--gtest_filter=" + pattern],
             env={**os.environ, "MOESERVE_TEST_DEVICE": device}, capture_output=True, text=True,
             check=True).stdout
         assert re.search(r"^  \S", listed, re.MULTILINE), words

@@ -38,7 +38,7 @@ std::vector<GoldenModel> SmallRoutedModels() {
   return models;
 }
 
-Request Greedy(const std::string& id, std::vector<TokenId> prompt, int max_tokens) {
+Request GreedyOnDevice(const std::string& id, std::vector<TokenId> prompt, int max_tokens) {
   Request r;
   r.id = id;
   r.prompt = std::move(prompt);
@@ -83,8 +83,8 @@ class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
       std::vector<std::shared_ptr<TokenSink>> sinks;
       std::vector<std::shared_ptr<CollectingSink>> collected;
       for (int i = 0; i < n; ++i) {
-        requests.push_back(
-            Greedy(std::to_string(i), golden_.Prompt(n % golden_.prompts), generated - i % 2));
+        requests.push_back(GreedyOnDevice(std::to_string(i), golden_.Prompt(n % golden_.prompts),
+                                          generated - i % 2));
         requests.back().routing_record = options.routing_records;
         collected.push_back(std::make_shared<CollectingSink>());
         sinks.push_back(collected.back());
@@ -231,7 +231,7 @@ TEST_P(DeviceStatisticsTest, PreemptedTokensAreCountedApart) {
   for (int i = 0; i < 4; ++i) {
     std::vector<TokenId> prompt = golden_.Prompt(i % golden_.prompts);
     prompt.resize(std::min<size_t>(prompt.size(), 8));
-    Request r = Greedy(std::to_string(i), prompt, 30);
+    Request r = GreedyOnDevice(std::to_string(i), prompt, 30);
     r.routing_record = true;
     sinks.push_back(engine.Submit(std::move(r)));
   }

@@ -54,7 +54,7 @@ std::unique_ptr<TestEngine> Start(const EngineOptions& options) {
   return *std::move(engine);
 }
 
-Request Prompt(const std::string& id, int length, int max_tokens) {
+Request HistogramPrompt(const std::string& id, int length, int max_tokens) {
   Request r;
   r.id = id;
   r.prompt.resize(static_cast<size_t>(length));
@@ -84,7 +84,7 @@ TEST(EngineHistograms, EveryRequestAndStepIsMeasuredOnce) {
   const absl::Time begin = absl::Now();
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   for (int i = 0; i < 7; ++i) {
-    sinks.push_back(engine->Submit(Prompt(std::to_string(i), 3 + 4 * i, i)));
+    sinks.push_back(engine->Submit(HistogramPrompt(std::to_string(i), 3 + 4 * i, i)));
   }
   for (const auto& sink : sinks) ASSERT_TRUE(sink->Wait().ok());
   const EngineStats stats = Settled(*engine);
@@ -113,7 +113,7 @@ TEST(EngineHistograms, EveryRequestAndStepIsMeasuredOnce) {
 
 TEST(EngineHistograms, StepsWithoutPromptsAreDecodeSteps) {
   auto engine = Start({});
-  ASSERT_TRUE(engine->Submit(Prompt("a", 5, 9))->Wait().ok());
+  ASSERT_TRUE(engine->Submit(HistogramPrompt("a", 5, 9))->Wait().ok());
   const EngineStats stats = Settled(*engine);
   EXPECT_EQ(stats.histograms.prefill_step_seconds.total(), 1u);
   EXPECT_EQ(stats.histograms.decode_step_seconds.total(), 8u);
@@ -127,7 +127,7 @@ TEST(EngineHistograms, SamplesAreMeasuredEach) {
   std::vector<std::shared_ptr<TokenSink>> sinks;
   std::vector<std::shared_ptr<CollectingSink>> answers;
   for (int i = 0; i < 5; ++i) {
-    requests.push_back(Prompt(std::to_string(i), 20, 4));
+    requests.push_back(HistogramPrompt(std::to_string(i), 20, 4));
     requests.back().sampling.sample_index = i;
     answers.push_back(std::make_shared<CollectingSink>());
     sinks.push_back(answers.back());
@@ -164,10 +164,10 @@ class GateSink final : public CollectingSink {
 TEST(EngineHistograms, WaitsThatAreGivenUpCount) {
   auto engine = Start({.max_num_seqs = 1, .max_queue_wait = absl::Milliseconds(50)});
   const auto gate = std::make_shared<GateSink>();
-  ASSERT_TRUE(engine->get().Submit(Prompt("running", 4, 100), gate).ok());
+  ASSERT_TRUE(engine->get().Submit(HistogramPrompt("running", 4, 100), gate).ok());
   gate->WaitUntilEntered();
-  const auto late = engine->Submit(Prompt("late", 4, 4));
-  const auto cancelled = engine->Submit(Prompt("cancelled", 4, 4));
+  const auto late = engine->Submit(HistogramPrompt("late", 4, 4));
+  const auto cancelled = engine->Submit(HistogramPrompt("cancelled", 4, 4));
   engine->get().Cancel(cancelled.get());
   engine->get().Cancel(gate.get());
   absl::SleepFor(absl::Milliseconds(60));

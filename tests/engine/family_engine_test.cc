@@ -1,10 +1,13 @@
 // What the engine promises holds for every family of checkpoint folders: a request's results do not
 // depend on other requests, on cached prefixes or on preemptions; counters, routing records and
-// overrides are exact; with weights in f32, int8 and int4.
+// overrides are exact. All folders have weights in f32. Folders that together have every setting
+// are tested with all types of weights.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,11 +26,29 @@ struct Weights {
   DType compute;
   Quantization quantization;
 };
-constexpr Weights kWeights[] = {{"f32", DType::kF32, Quantization::kNone},
-                                {"int8", DType::kBF16, Quantization::kInt8},
-                                {"int8-channel", DType::kBF16, Quantization::kInt8Channel},
-                                {"int4", DType::kBF16, Quantization::kInt4},
-                                {"int4-k", DType::kBF16, Quantization::kInt4K}};
+constexpr Weights kFamilyWeights[] = {{"f32", DType::kF32, Quantization::kNone},
+                                      {"int8", DType::kBF16, Quantization::kInt8},
+                                      {"int8-channel", DType::kBF16, Quantization::kInt8Channel},
+                                      {"int4", DType::kBF16, Quantization::kInt4},
+                                      {"int4-k", DType::kBF16, Quantization::kInt4K}};
+
+// Returns the types with which a folder is tested.
+std::span<const Weights> WeightsFor(const FamilyCase& folder) {
+  static const std::vector<FamilyCase> covering = CoveringFamilyCases();
+  const bool all = std::any_of(covering.begin(), covering.end(),
+                               [&](const FamilyCase& c) { return c.name == folder.name; });
+  return std::span(kFamilyWeights).first(all ? std::size(kFamilyWeights) : 1);
+}
+
+TEST(CoveringFamilies, AreFewButNotTooFew) {
+  std::string names;
+  for (const FamilyCase& c : CoveringFamilyCases()) {
+    names += c.name + ' ';
+    EXPECT_EQ(WeightsFor(c).size(), std::size(kFamilyWeights)) << c.name;
+  }
+  EXPECT_GE(CoveringFamilyCases().size(), 15u) << names;
+  EXPECT_LE(CoveringFamilyCases().size(), 35u) << names;
+}
 
 class FamilyEngineTest : public ::testing::TestWithParam<FamilyCase> {
  protected:
@@ -78,14 +99,14 @@ class FamilyEngineTest : public ::testing::TestWithParam<FamilyCase> {
 };
 
 TEST_P(FamilyEngineTest, CompanyChangesNothingAndCountsAreExact) {
-  for (const Weights& weights : kWeights) {
+  for (const Weights& weights : WeightsFor(GetParam())) {
     SCOPED_TRACE(weights.name);
     RunInCompany(weights);
   }
 }
 
 TEST_P(FamilyEngineTest, OverridesConcernTheirRequestOnly) {
-  for (const Weights& weights : kWeights) {
+  for (const Weights& weights : WeightsFor(GetParam())) {
     SCOPED_TRACE(weights.name);
     RunWithOverride(weights);
   }

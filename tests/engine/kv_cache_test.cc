@@ -11,7 +11,7 @@
 namespace moeserve::testing {
 namespace {
 
-std::vector<TokenId> Tokens(int kind, int blocks) {
+std::vector<TokenId> CacheTokens(int kind, int blocks) {
   std::vector<TokenId> tokens;
   for (int i = 0; i < blocks * kPageTokens; ++i) {
     // Sequences of kind k share their first k blocks and differ afterwards.
@@ -40,7 +40,7 @@ TEST(PagedPoolTest, HoldsUnderRandomUse) {
     const int action = random.Below(4);
     if (action == 0 && holders.size() < 12) {
       Holder h;
-      h.tokens = Tokens(random.Below(6), 6);
+      h.tokens = CacheTokens(random.Below(6), 6);
       h.salt = random.Below(4) == 0 ? "salt" : "";
       h.blocks = manager.TakePrefix(h.tokens, h.salt, 6);
       for (size_t i = 0; i < h.blocks.size(); ++i) {
@@ -93,7 +93,7 @@ TEST(PagedPoolTest, HoldsUnderRandomUse) {
 
 TEST(PagedPoolTest, EndsAreForgottenBeforeBeginnings) {
   PagedPool manager(4, true);
-  const std::vector<TokenId> tokens = Tokens(0, 4);
+  const std::vector<TokenId> tokens = CacheTokens(0, 4);
   std::vector<int32_t> blocks;
   for (int i = 0; i < 4; ++i) {
     blocks.push_back(manager.Take());
@@ -109,7 +109,7 @@ TEST(PagedPoolTest, EndsAreForgottenBeforeBeginnings) {
 
 TEST(PagedPoolTest, NothingIsFoundWithoutPrefixCache) {
   PagedPool manager(2, false);
-  const std::vector<TokenId> tokens = Tokens(0, 1);
+  const std::vector<TokenId> tokens = CacheTokens(0, 1);
   const int32_t block = manager.Take();
   manager.Publish(block, -1, "", tokens);
   EXPECT_TRUE(manager.TakePrefix(tokens, "", 1).empty());

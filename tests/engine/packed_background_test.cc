@@ -47,7 +47,7 @@ void Load(const fs::path& folder, bool defer, Loaded& out, uint64_t least_free =
                              *out.backend, out.cache.get());
 }
 
-int FilesIn(const fs::path& folder) {
+int PackedFilesIn(const fs::path& folder) {
   int files = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
     files += entry.path().extension() == ".packed";
@@ -60,14 +60,14 @@ TEST(PackedInBackground, TheNextStartFindsWhatWasWritten) {
   Loaded first;
   Load(folder.path(), true, first);
   EXPECT_EQ(first.cache->found(), 0);
-  EXPECT_EQ(FilesIn(folder.path()), 0) << "nothing is written while the model is loaded";
+  EXPECT_EQ(PackedFilesIn(folder.path()), 0) << "nothing is written while the model is loaded";
   ASSERT_TRUE(first.cache->has_deferred());
   first.model->WriteInBackground(std::move(first.cache));
   Loaded now;
   Load(folder.path() / "other", false, now);
   const int all = now.cache->stored();
   ASSERT_GT(all, 3);
-  for (int i = 0; i < 500 && FilesIn(folder.path()) < all; ++i) {
+  for (int i = 0; i < 500 && PackedFilesIn(folder.path()) < all; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   Loaded second;
@@ -115,7 +115,7 @@ TEST(PackedInBackground, FilesThatNobodyUsesAreRemoved) {
   const TempFolder folder;
   Loaded loaded;
   Load(folder.path(), false, loaded);
-  const int all = FilesIn(folder.path());
+  const int all = PackedFilesIn(folder.path());
   const auto old = fs::file_time_type::clock::now() - hours(48);
   const fs::path left = folder.path() / "a.packed.new", other = folder.path() / "other";
   for (const fs::path& file : {left, other}) std::ofstream(file) << "x";
@@ -125,14 +125,14 @@ TEST(PackedInBackground, FilesThatNobodyUsesAreRemoved) {
   Loaded again;
   Load(folder.path(), false, again);  // uses all of its files
   PackedCache::RemoveUnused(folder.path(), hours(24));
-  EXPECT_EQ(FilesIn(folder.path()), all);
+  EXPECT_EQ(PackedFilesIn(folder.path()), all);
   EXPECT_FALSE(fs::exists(left));
   EXPECT_TRUE(fs::exists(other));
   for (const auto& entry : fs::directory_iterator(folder.path())) {
     fs::last_write_time(entry.path(), old);
   }
   PackedCache::RemoveUnused(folder.path(), hours(24));
-  EXPECT_EQ(FilesIn(folder.path()), 0);
+  EXPECT_EQ(PackedFilesIn(folder.path()), 0);
   PackedCache::RemoveUnused(folder.path() / "missing", hours(24));
 }
 

@@ -33,11 +33,11 @@ struct Types {
   DType compute;
   Quantization quantization;
 };
-constexpr Types kTypes[] = {
+constexpr Types kPackedTypes[] = {
     {DType::kF32, Quantization::kNone},  {DType::kBF16, Quantization::kNone},
     {DType::kBF16, Quantization::kInt8}, {DType::kBF16, Quantization::kInt8Channel},
     {DType::kBF16, Quantization::kInt4}, {DType::kBF16, Quantization::kInt4K}};
-constexpr Types kF32Run = kTypes[0];
+constexpr Types kF32Run = kPackedTypes[0];
 
 // A weight source that records the names of the requested tensors.
 class CountingSource : public WeightSource {
@@ -128,7 +128,7 @@ Outcome RunModel(const fs::path& model_folder, const fs::path& folder, Types typ
   return out;
 }
 
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+bool SamePackedBits(const std::vector<float>& a, const std::vector<float>& b) {
   return !a.empty() && a.size() == b.size() &&
          std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
@@ -153,7 +153,7 @@ Outcome ExpectSameAnswers(const fs::path& model, const fs::path& folder, Types t
   EXPECT_EQ(warm.found, cold.found + cold.stored);
   EXPECT_EQ(warm.stored, 0);
   for (const Outcome* o : std::initializer_list<const Outcome*>{&cold, &warm}) {
-    EXPECT_TRUE(SameBits(o->logits, plain.logits));
+    EXPECT_TRUE(SamePackedBits(o->logits, plain.logits));
     EXPECT_EQ(o->weight_bytes, plain.weight_bytes);
     EXPECT_TRUE(o->warnings.empty()) << o->warnings.front();
   }
@@ -177,7 +177,7 @@ TEST_F(PackedCacheTest, AnswersAreTheSameBitForBit) {
     SCOPED_TRACE(Name(stored));
     TempFolder source, cache;
     WriteNativeModel(source.path(), TinyConfig(), stored);
-    for (const Types types : kTypes) {
+    for (const Types types : kPackedTypes) {
       SCOPED_TRACE(std::string(Name(types.compute)) + " " + std::string(Name(types.quantization)));
       const Outcome warm = ExpectSameAnswers(source.path(), cache.path(), types);
       // The run still reads norms, routers and embeddings from the checkpoint, but no weight of a
@@ -193,7 +193,7 @@ TEST_F(PackedCacheTest, AnswersAreTheSameBitForBit) {
 }
 
 TEST_F(PackedCacheTest, BundledModelAnswersTheSame) {
-  for (const Types types : kTypes) {
+  for (const Types types : kPackedTypes) {
     TempFolder cache;
     ExpectSameAnswers(SourcePath("deploy/models/smoe"), cache.path(), types);
   }
@@ -204,19 +204,19 @@ TEST_F(PackedCacheTest, FolderOfIntegersAnswersTheSame) {
                                   Quantization::kInt4, Quantization::kInt4K}) {
     TempFolder parent, cache;
     ASSERT_TRUE(QuantizeFolder(model(), parent.path() / "model", type).ok());
-    for (const Types types : kTypes) {
+    for (const Types types : kPackedTypes) {
       ExpectSameAnswers(parent.path() / "model", cache.path(), types);
     }
   }
 }
 
 TEST_F(PackedCacheTest, InstructionSetsShareFiles) {
-  for (const Types types : kTypes) {
+  for (const Types types : kPackedTypes) {
     const Outcome cold = RunModel(model(), folder(), types, "auto");
     const Outcome warm = RunModel(model(), folder(), types, "plain");
     EXPECT_EQ(warm.found, cold.found + cold.stored);
     EXPECT_EQ(warm.stored, 0);
-    EXPECT_TRUE(SameBits(warm.logits, RunModel(model(), {}, types, "plain").logits));
+    EXPECT_TRUE(SamePackedBits(warm.logits, RunModel(model(), {}, types, "plain").logits));
   }
 }
 
@@ -240,8 +240,8 @@ TEST_F(PackedCacheTest, AnotherCheckpointIsNotServedAndReplacesTheFiles) {
   const Outcome after = Run();
   EXPECT_EQ(after.found, 0);
   EXPECT_EQ(after.stored, before.stored);
-  EXPECT_FALSE(SameBits(after.logits, before.logits));
-  EXPECT_TRUE(SameBits(after.logits, RunModel(model(), {}, kF32Run).logits));
+  EXPECT_FALSE(SamePackedBits(after.logits, before.logits));
+  EXPECT_TRUE(SamePackedBits(after.logits, RunModel(model(), {}, kF32Run).logits));
   EXPECT_TRUE(after.warnings.empty());
   EXPECT_EQ(FilesIn(folder()).size(), files);
   EXPECT_EQ(Run().found, before.stored);
@@ -277,7 +277,7 @@ TEST_F(PackedCacheTest, TypesDoNotShareFiles) {
   std::map<std::vector<float>, int> answers;
   int stored = 0;
   for (int round = 0; round < 2; ++round) {
-    for (const Types types : kTypes) {
+    for (const Types types : kPackedTypes) {
       const Outcome out = Run(types);
       stored += out.stored;
       if (types.quantization == Quantization::kNone) {
@@ -290,7 +290,7 @@ TEST_F(PackedCacheTest, TypesDoNotShareFiles) {
     }
   }
   // int8 and int8-channel round alike, because no row of this model has more than 64 columns.
-  EXPECT_EQ(answers.size(), std::size(kTypes) - 1);
+  EXPECT_EQ(answers.size(), std::size(kPackedTypes) - 1);
   EXPECT_EQ(FilesIn(folder()).size(), static_cast<size_t>(stored));
 }
 
@@ -506,11 +506,11 @@ TEST_F(PackedCacheTest, DamagedFilesAreWrittenAnew) {
   EXPECT_EQ(repaired.stored, (damaged + 1) / 2);
   EXPECT_EQ(repaired.found, damaged / 2);
   EXPECT_EQ(repaired.warnings.size(), static_cast<size_t>(repaired.stored));
-  EXPECT_TRUE(SameBits(repaired.logits, cold.logits));
+  EXPECT_TRUE(SamePackedBits(repaired.logits, cold.logits));
   const Outcome warm = Run();
   EXPECT_EQ(warm.found, cold.stored);
   EXPECT_TRUE(warm.warnings.empty());
-  EXPECT_TRUE(SameBits(warm.logits, cold.logits));
+  EXPECT_TRUE(SamePackedBits(warm.logits, cold.logits));
 }
 
 // A folder cannot be created below a file, and a file cannot replace a folder. (Access rights would
@@ -520,7 +520,7 @@ TEST_F(PackedCacheTest, AnUnusableFolderIsOneWarning) {
   WriteFile(folder(), "a file");
   for (const fs::path& place : {folder(), folder() / "below", folder() / "far" / "below"}) {
     const Outcome out = RunModel(model(), place, kF32Run);
-    EXPECT_TRUE(SameBits(out.logits, expected));
+    EXPECT_TRUE(SamePackedBits(out.logits, expected));
     EXPECT_EQ(out.stored, 0);
     EXPECT_GE(out.warnings.size(), 1u);
     EXPECT_LE(out.warnings.size(), 2u);
@@ -540,13 +540,13 @@ TEST_F(PackedCacheTest, AFullDiskIsOneWarning) {
   const Outcome out = Run();
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
-  EXPECT_TRUE(SameBits(out.logits, expected.logits));
+  EXPECT_TRUE(SamePackedBits(out.logits, expected.logits));
   ASSERT_EQ(out.warnings.size(), 1u);
   EXPECT_NE(out.warnings[0].find("cannot write"), std::string::npos);
   for (const fs::path& file : FilesIn(folder())) EXPECT_EQ(file.extension(), ".packed");
   const Outcome next = Run();
   EXPECT_GT(next.stored, 0);
-  EXPECT_TRUE(SameBits(next.logits, expected.logits));
+  EXPECT_TRUE(SamePackedBits(next.logits, expected.logits));
 }
 
 }  // namespace

@@ -16,8 +16,8 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
-                                   Quantization::kInt4, Quantization::kInt4K};
+constexpr Quantization kQuantizedTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
+                                            Quantization::kInt4, Quantization::kInt4K};
 
 constexpr size_t kTokens = 40;
 
@@ -60,7 +60,7 @@ std::vector<double> ErrorsOfTokens(const std::vector<float>& logits,
 void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source) {
   if (TestDevice() != "cpu") GTEST_SKIP() << "products with integers run on the CPU alone";
   std::vector<float> of_other_type;
-  for (const Quantization type : kTypes) {
+  for (const Quantization type : kQuantizedTypes) {
     SCOPED_TRACE(Name(type));
     TempFolder parent;
     const auto written = QuantizeFolder(source, parent.path() / "model", type);

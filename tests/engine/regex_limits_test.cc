@@ -14,7 +14,7 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-Strings Matches(const std::string& pattern, const std::string& text) {
+Strings MatchesWithin(const std::string& pattern, const std::string& text) {
   const auto regex = Regex::Compile(*TranslateRegex(pattern));
   EXPECT_TRUE(regex.ok()) << regex.status();
   Strings matches;
@@ -44,17 +44,17 @@ TEST(Regex, TheWorkForATextIsLimited) {
 // Searches that need many steps find what a search without limits finds.
 TEST(Regex, LongSearchesAreExact) {
   const std::string spaces(3000, ' ');
-  EXPECT_EQ(Matches("\\s+$", spaces + "x" + spaces), (Strings{spaces}));
-  EXPECT_EQ(Matches("\\s+$|\\s*y", spaces + "x" + spaces + "y"), (Strings{spaces + "y"}));
-  EXPECT_EQ(
-      Matches("(a|a){0,12}b|\u00e9", std::string(200, 'a') + "\u00e9" + std::string(9, 'a') + "b"),
-      (Strings{"\u00e9", std::string(9, 'a') + "b"}));
+  EXPECT_EQ(MatchesWithin("\\s+$", spaces + "x" + spaces), (Strings{spaces}));
+  EXPECT_EQ(MatchesWithin("\\s+$|\\s*y", spaces + "x" + spaces + "y"), (Strings{spaces + "y"}));
+  EXPECT_EQ(MatchesWithin("(a|a){0,12}b|\u00e9",
+                          std::string(200, 'a') + "\u00e9" + std::string(9, 'a') + "b"),
+            (Strings{"\u00e9", std::string(9, 'a') + "b"}));
   const std::string accents = [] {
     std::string text;
     for (int i = 0; i < 2000; ++i) text += "\u00e9";
     return text;
   }();
-  EXPECT_EQ(Matches("(?:\\p{L}|x)+y|z", accents + "z"), (Strings{"z"}));
+  EXPECT_EQ(MatchesWithin("(?:\\p{L}|x)+y|z", accents + "z"), (Strings{"z"}));
 }
 
 }  // namespace

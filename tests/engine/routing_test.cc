@@ -36,13 +36,13 @@ EngineOptions WithRecords(EngineOptions options) {
 }
 
 // The routes of a record, without its positions and `reused`.
-struct Routes {
+struct RecordedRoutes {
   std::vector<uint32_t> offsets;
   std::vector<uint16_t> experts;
   std::vector<float> weights;
-  friend bool operator==(const Routes&, const Routes&) = default;
+  friend bool operator==(const RecordedRoutes&, const RecordedRoutes&) = default;
 };
-Routes RoutesOf(const RoutingRecord& r) { return {r.offsets, r.experts, r.weights}; }
+RecordedRoutes RoutesOf(const RoutingRecord& r) { return {r.offsets, r.experts, r.weights}; }
 
 bool Reused(const RoutingRecord& record, int position) {
   for (const auto& [begin, end] : record.reused) {
@@ -164,7 +164,7 @@ TEST_P(TrainedModel, CountersAreTheSumOfTheRecords) {
 
 // Holds the engine in the first step of a request, so that requests which are submitted meanwhile
 // run together.
-class HoldingSink : public TokenSink {
+class HoldingRoutingSink : public TokenSink {
  public:
   void OnDelta(OutputDelta) override { Hold(); }
   void OnError(const absl::Status&) override { Hold(); }
@@ -189,7 +189,7 @@ TEST_P(RoutingTest, RecordsDoNotDependOnHow) {
   const auto request = [&](const std::string& id, int prompt) {
     return Greedy(id, golden_.Prompt(prompt), generated);
   };
-  std::vector<Routes> alone;
+  std::vector<RecordedRoutes> alone;
   {
     auto engine = Start({.prefix_cache = false});
     for (int p = 0; p < golden_.prompts; ++p) {
@@ -233,7 +233,7 @@ TEST_P(RoutingTest, RecordsDoNotDependOnHow) {
                            .kv_cache_bytes = 2 * probe->BytesFor(length + generated),
                            .prefix_cache = prefix_cache});
       std::vector<std::shared_ptr<CollectingSink>> sinks;
-      const auto hold = std::make_shared<HoldingSink>();
+      const auto hold = std::make_shared<HoldingRoutingSink>();
       ASSERT_TRUE(engine->get().Submit(Greedy("hold", golden_.Prompt(0), 1), hold).ok());
       hold->WaitUntilHeld();
       for (int p = 0; p < golden_.prompts; ++p) {
@@ -295,7 +295,7 @@ TEST_P(RoutingTest, ACancelledRequestHasTheBeginning) {
   const RoutingRecord& part = sink->routing();
   ASSERT_GE(part.tokens, golden_.length + generated / 2 - 1);
   ASSERT_LT(part.tokens, golden_.length + generated - 1);
-  const Routes beginning = RoutesOf(
+  const RecordedRoutes beginning = RoutesOf(
       Slice(whole->routing(), 0, part.tokens, engine->get().route_layout().rows_per_token));
   EXPECT_EQ(RoutesOf(part), beginning);
   engine->ExpectIdle();

@@ -107,7 +107,7 @@ class TableOfFrequentTokens {
 };
 
 // Returns tokens of which token first + n occurs about 1 / (n + 1) times as often as token first.
-std::vector<int32_t> Tokens(int count, int32_t first, Random& random) {
+std::vector<int32_t> RowTokens(int count, int32_t first, Random& random) {
   std::vector<int32_t> out;
   for (int i = 0; i < count; ++i) {
     out.push_back((first + random.Below(1 + random.Below(1 + random.Below(kVocabulary)))) %
@@ -121,7 +121,7 @@ TEST(TokenRows, CountsOfFrequentTokensAreExact) {
   Random random(5);
   for (int step = 0; step < 300; ++step) {
     // The texts change in the middle, and with them the frequent tokens.
-    table.Step(Tokens(1 + random.Below(30), step < 150 ? 0 : 250, random));
+    table.Step(RowTokens(1 + random.Below(30), step < 150 ? 0 : 250, random));
     if (step % 7 != 0) continue;
     table.ExpectExact(table.Read());  // some rows are not published yet
     table.Publish();

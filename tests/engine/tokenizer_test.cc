@@ -119,12 +119,12 @@ std::string Lossy(std::string_view bytes) {
 TEST(Utf8, ValidityAtTheEdges) {
   for (const char* valid : {"", "a", "\x7F", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF",
                             "\xEE\x80\x80", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) {
-    EXPECT_TRUE(IsValidUtf8(valid)) << testing::PrintToString(valid);
+    EXPECT_TRUE(IsValidUtf8(valid)) << ::testing::PrintToString(valid);
   }
   for (const char* invalid :
        {"\x80", "\xC0\x80", "\xC1\xBF", "\xC2", "\xE0\x9F\x80", "\xED\xA0\x80", "\xE2\x82",
         "\xF0\x8F\x80\x80", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "12345678\xFF", "\xC2\x41"}) {
-    EXPECT_FALSE(IsValidUtf8(invalid)) << testing::PrintToString(invalid);
+    EXPECT_FALSE(IsValidUtf8(invalid)) << ::testing::PrintToString(invalid);
   }
 }
 

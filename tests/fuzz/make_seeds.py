@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes small valid inputs for fuzz targets that read no file of the tests: make_seeds.py FOLDER"""
+"""Writes small valid inputs for every fuzz target to a folder: make_seeds.py FOLDER"""
 
 import base64
 import collections
@@ -7,12 +7,16 @@ import io
 import json
 import pathlib
 import pickle
+import shutil
 import struct
 import sys
 import types
 import zipfile
 
 import make_server_seeds
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 
 def varint(number):
@@ -147,8 +151,23 @@ def server_options(out):
         (out / f"trace/{i}").write_text(text)
 
 
-def main():
-    out = pathlib.Path(sys.argv[1])
+def test_files(out):
+    """Valid files of the tests."""
+    golden = ROOT / "tests/golden"
+    model = ROOT / "deploy/models/mh-moe"
+    files = {"config": [*golden.glob("families/*/config.json"), *golden.glob("tiny-*/config.json")],
+             "gguf": [p for p in (golden / "gguf").rglob("*.gguf") if p.stat().st_size <= 24 << 10],
+             "settings": [model / "generation_config.json", model / "tokenizer_config.json"],
+             "zip": (ROOT / "tests/data/torch_files").glob("state-*.pt")}
+    for target, paths in files.items():
+        for path in paths:
+            shutil.copyfile(path, out / target / "-".join(path.relative_to(ROOT).parts))
+
+
+def write(out):
+    for target in (HERE / "targets").glob("*_fuzz.cc"):
+        (out / target.stem.removesuffix("_fuzz")).mkdir(parents=True, exist_ok=True)
+    test_files(out)
     server_options(out)
     make_server_seeds.write(out)
     for i, tokenizer in enumerate(tokenizers()):
@@ -170,7 +189,7 @@ def main():
                          "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
                          "__metadata__": {"format": "pt"}})
     (out / "safetensors/header").write_bytes(struct.pack("<H", 32) + header.encode())
-    for path in sorted(pathlib.Path("tests/data/torch_files").glob("*.pt")):
+    for path in sorted((ROOT / "tests/data/torch_files").glob("*.pt")):
         if not zipfile.is_zipfile(path) or path.stem.startswith("no-crc"):
             continue
         with zipfile.ZipFile(path) as archive:
@@ -182,4 +201,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    write(pathlib.Path(sys.argv[1]))

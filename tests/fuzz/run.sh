@@ -53,23 +53,10 @@ can_fuzz() {
     clang++ -x c++ - -fsanitize=fuzzer,address -o /dev/null 2>/dev/null
 }
 
-# seed TARGET FILE...: copies files to the folder of seeds.
-seed() {
-  local to=build/fuzz/seeds/$1 file
-  shift
-  mkdir -p "$to"
-  for file in "$@"; do cp "$file" "$to/$(echo "$file" | tr / -)"; done
-}
-
-# Valid files of the tests, from which fuzzing starts.
+# Valid inputs, from which fuzzing starts.
 make_seeds() {
   rm -rf build/fuzz/seeds
   /usr/bin/python3 -B tests/support/golden_files.py unpack
-  seed config tests/golden/families/*/config.json tests/golden/tiny-*/config.json
-  seed gguf $(find tests/golden/gguf -name '*.gguf' -size -24k)
-  seed settings deploy/models/mh-moe/{generation_config,tokenizer_config}.json
-  seed zip tests/data/torch_files/state-*.pt
-  mkdir -p build/fuzz/seeds/{pickle,torch,safetensors,tokenizer_json,sentence_piece,vocabulary,serve_config,trace}
   /usr/bin/python3 -B tests/fuzz/make_seeds.py build/fuzz/seeds
 }
 

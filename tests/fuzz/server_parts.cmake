@@ -105,4 +105,4 @@ target_link_libraries(moeserve_fuzz_server PUBLIC
   moeserve_flags moeserve_chat moeserve_structured moeserve_loaders moeserve_messages
   nlohmann_json::nlohmann_json absl::status absl::statusor absl::time absl::function_ref
   gRPC::grpc++ ZLIB::ZLIB ${NGHTTP2_LIBRARY} Threads::Threads)
-moeserve_precompile(moeserve_fuzz_server ${MOESERVE_JSON_HEADERS})
+moeserve_precompile(moeserve_fuzz_server)

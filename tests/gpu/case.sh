@@ -4,16 +4,17 @@
 # value, unit and note, separated by tabs).
 #
 #   case.sh device
-#   case.sh gtest PROGRAM own|cublaslt FILTER [SHARD/SHARDS]
+#   case.sh gtest PROGRAM[:FILE] own|cublaslt FILTER [SHARD/SHARDS]
 #   case.sh server MODEL DTYPE TOLERANCE [OPTION...]     against the CPU, over HTTP and gRPC
 #   case.sh load MODEL CLIENTS REQUESTS                   speed over HTTP
 #   case.sh profile MODEL                                 expert profiles on the device and the CPU
 #   case.sh kernels FILTER SECONDS                        cuda_bench
 #   case.sh model NAME OPTION...                          moeserve bench
 #   case.sh baselines PARTS SECONDS                       PyTorch and Triton
-#   case.sh sanitizer TOOL PROGRAM FILTER                 compute-sanitizer
+#   case.sh sanitizer TOOL PROGRAM[:FILE] FILTER          compute-sanitizer
 #
-# In a FILTER, @D is the name of the tested device. Exits with 77 if the case cannot run here; the
+# FILE is a source file of the program's tests; only those run. In a FILTER, @D is the name of the
+# tested device. Exits with 77 if the case cannot run here; the
 # last line that it prints says why.
 # shellcheck disable=SC1091,SC2154  # pack.env sets variables
 set -uo pipefail
@@ -80,16 +81,18 @@ device() {
   } 2>&1 | head -c 1000000 >>"$OUT/device.txt"
 }
 
-# gtest PROGRAM DEVICE FILTER [SHARD/SHARDS]
+# gtest PROGRAM[:FILE] DEVICE FILTER [SHARD/SHARDS]
 gtest() {
-  local name=$1 on=$test_device filter=$3 shard=${4:-1/1} log=$WORK/$$.gtest code
+  local name=${1%%:*} on=$test_device filter=$3 shard=${4:-1/1} log=$WORK/$$.gtest code
+  local file=()
+  [[ $1 == *:* ]] && file=("${1#*:}")
   program "$name"
   [[ $2 == cublaslt ]] && on=${test_device}_cublaslt
   filter=${filter//@D/$on}
   filter=${filter//@PACKED_MODELS/$model_filter}
   GTEST_SHARD_INDEX=$((${shard%/*} - 1)) GTEST_TOTAL_SHARDS=${shard#*/} \
     MOESERVE_TEST_DATA=$data MOESERVE_TEST_DEVICE=$on \
-    "$bin/$name" --gtest_brief=1 --gtest_filter="$filter" 2>&1 | tee "$log"
+    "$bin/$name" "${file[@]}" --gtest_brief=1 --gtest_filter="$filter" 2>&1 | tee "$log"
   code=${PIPESTATUS[0]}
   # Tests skip themselves if the device cannot be used. It was asked for, so that is a failure,
   # except for the library, which need not be installed.
@@ -309,11 +312,12 @@ baselines_case() {
 }
 
 sanitizer_case() {
-  local tool=$1 name=$2 filter=${3:-*}
+  local tool=$1 name=${2%%:*} filter=${3:-*} file=()
+  [[ $2 == *:* ]] && file=("${2#*:}")
   program "$name"
   command -v compute-sanitizer >/dev/null || skip "there is no compute-sanitizer"
   MOESERVE_TEST_DATA=$data MOESERVE_TEST_DEVICE=$test_device compute-sanitizer --tool "$tool" \
-    --error-exitcode 9 "$bin/$name" --gtest_brief=1 --gtest_filter="$filter" ||
+    --error-exitcode 9 "$bin/$name" "${file[@]}" --gtest_brief=1 --gtest_filter="$filter" ||
     fail "$tool: exit status $?"
   printf '%s found nothing\n' "$tool"
 }

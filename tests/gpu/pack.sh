@@ -64,12 +64,15 @@ IFS=, read -r -a models <<<"$models"
 
 # The programs that the cases name.
 mapfile -t programs < <(awk '/^[^#]/ && ($4 == "gtest" || $4 == "sanitizer") {
-    print $4 == "gtest" ? $5 : $6 }
+    name = $4 == "gtest" ? $5 : $6; sub(":.*", "", name); print name }
   /^[^#]/ && $4 == "server" { print "moeserve"; print "server_check" }
   /^[^#]/ && ($4 == "load" || $4 == "model" || $4 == "profile") { print "moeserve" }
   /^[^#]/ && $4 == "kernels" { print "cuda_bench" }' "$cases" | sort -u)
 ((${#programs[@]} > 0)) || die "$cases names no programs"
-uses() { printf '%s\n' "${programs[@]}" | grep -qx -- "$1"; }
+# uses REGEX: whether a case runs tests of a source file that matches REGEX.
+uses() {
+  awk '/^[^#]/ && $4 == "gtest" { sub(".*:", "", $5); print $5 }' "$cases" | grep -xE -- "$1" >/dev/null
+}
 
 # target NAME: prints the name of a program's target in the build.
 target() {
@@ -77,7 +80,7 @@ target() {
     case $1 in
       moeserve) printf 'moeserve_emulated' && return ;;
       cuda_bench) printf 'cuda_bench_emulated' && return ;;
-      ptx_test_device) printf 'cuda_emulator_test' && return ;;
+      ptx_test_device) printf 'cuda_tests' && return ;;
       cuda_*_device) printf '%s' "${1%_device}" && return ;;
     esac
   fi
@@ -136,8 +139,7 @@ golden() { (cd "$root" && ls -d tests/golden/$1); }
 if uses family_test || uses gguf_test; then copy tests/golden/families; fi
 if uses gguf_test; then copy tests/golden/gguf; fi
 if uses fairseq_test; then copy tests/golden/fairseq; fi
-models_of='^(parity|invariance|engine|routing|device_statistics|speculation|textless_ids|soak)_test$'
-if printf '%s\n' "${programs[@]}" | grep -qE "$models_of"; then
+if uses '(parity|invariance|engine|routing|device_statistics|speculation|textless_ids|soak)_test'; then
   # shellcheck disable=SC2046
   copy $(golden 'tiny-*')
 fi

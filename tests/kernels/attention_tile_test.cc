@@ -23,7 +23,7 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr KvCacheType kTypes[] = {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8};
+constexpr KvCacheType kTileTypes[] = {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8};
 
 struct Shape {
   int heads = 1;
@@ -232,7 +232,7 @@ class AttentionTileTest : public ::testing::TestWithParam<BackendOptions> {
 TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
   Random random(1);
   std::vector<Shape> shapes;
-  for (const KvCacheType type : kTypes) {
+  for (const KvCacheType type : kTileTypes) {
     shapes.push_back({1, 1, 80, HeadOrder::kInterleave, 0, type});
     shapes.push_back({6, 2, 12, HeadOrder::kTile, 0, type});
     shapes.push_back({14, 2, 16, HeadOrder::kInterleave, 300, type});
@@ -301,7 +301,7 @@ TEST_P(AttentionTileTest, ARowsBitsAreItsOwn) {
     shape.head_dim = 4 * (1 + random.Below(trial % 2 == 0 ? 12 : 40));
     shape.order = random.Below(2) == 0 ? HeadOrder::kTile : HeadOrder::kInterleave;
     shape.window = trial % 3 == 0 ? 0 : 1 + random.Below(400);
-    shape.type = kTypes[trial % 3];
+    shape.type = kTileTypes[trial % 3];
     if (trial >= 6) {
       shape.kv_heads = 1;
       shape.latent_dim = shape.head_dim - 1 - random.Below(3);
@@ -339,7 +339,7 @@ TEST_P(AttentionTileTest, ARowsBitsAreItsOwn) {
 // plan lists the assignments.
 TEST_P(AttentionTileTest, RowsOfAPlanAreRowsOfTheirTokens) {
   Random random(3);
-  for (const KvCacheType type : kTypes) {
+  for (const KvCacheType type : kTileTypes) {
     const Shape shape{2, 2, 24, HeadOrder::kTile, 0, type};
     const Data data = RandomData(random, shape, kLengths);
     const std::vector<Query> tokens = RaggedStep();
@@ -383,7 +383,7 @@ TEST_P(AttentionTileTest, RowsOfAPlanAreRowsOfTheirTokens) {
 TEST_P(AttentionTileTest, ANumericFailureReachesThoseWhoSeeIt) {
   Random random(4);
   const std::vector<Query> rows = RaggedStep();
-  for (const KvCacheType type : kTypes) {
+  for (const KvCacheType type : kTileTypes) {
     for (const bool in_key : {false, true}) {
       for (const float bad :
            {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -424,7 +424,7 @@ TEST_P(AttentionTileTest, ANumericFailureReachesThoseWhoSeeIt) {
 
 TEST_P(AttentionTileTest, ACopiedBlockIsTheSame) {
   Random random(5);
-  for (const KvCacheType type : kTypes) {
+  for (const KvCacheType type : kTileTypes) {
     const Shape shape{4, 2, 20, HeadOrder::kInterleave, 0, type};
     const Data data = RandomData(random, shape, {40});
     Attended attended(GetParam(), shape, data.keys, data.values, 40);

@@ -19,27 +19,28 @@
 namespace moeserve::testing {
 namespace {
 
-struct Types {
+struct FeedForwardTypes {
   DType rows;
   DType weights;
   Quantization quantization;
 };
 
-constexpr Types kTypes[] = {{DType::kF32, DType::kF32, Quantization::kNone},
-                            {DType::kF32, DType::kBF16, Quantization::kNone},
-                            {DType::kBF16, DType::kBF16, Quantization::kNone},
-                            {DType::kF32, DType::kBF16, Quantization::kInt8},
-                            {DType::kBF16, DType::kBF16, Quantization::kInt8},
-                            {DType::kBF16, DType::kBF16, Quantization::kInt8Channel},
-                            {DType::kBF16, DType::kBF16, Quantization::kInt4},
-                            {DType::kBF16, DType::kBF16, Quantization::kInt4K}};
+constexpr FeedForwardTypes kFeedForwardTypes[] = {
+    {DType::kF32, DType::kF32, Quantization::kNone},
+    {DType::kF32, DType::kBF16, Quantization::kNone},
+    {DType::kBF16, DType::kBF16, Quantization::kNone},
+    {DType::kF32, DType::kBF16, Quantization::kInt8},
+    {DType::kBF16, DType::kBF16, Quantization::kInt8},
+    {DType::kBF16, DType::kBF16, Quantization::kInt8Channel},
+    {DType::kBF16, DType::kBF16, Quantization::kInt4},
+    {DType::kBF16, DType::kBF16, Quantization::kInt4K}};
 
 struct Banks {
   std::unique_ptr<LinearBank> up, down;
 };
 
-Banks MakeBanks(Backend& backend, Random& random, const Types& t, const std::vector<int>& widths,
-                int model, bool gated) {
+Banks MakeBanks(Backend& backend, Random& random, const FeedForwardTypes& t,
+                const std::vector<int>& widths, int model, bool gated) {
   const auto experts = static_cast<int>(widths.size());
   Banks b;
   b.up = std::move(backend.NewLinearBank({{model}, widths, gated, true, t.weights, t.quantization}))
@@ -91,7 +92,7 @@ TEST_P(FeedForwardTest, HasTheBitsOfTheTwoProducts) {
   const int model = 72, stride = 176;
   for (const int threads : {1, 3}) {
     const std::unique_ptr<Backend> backend = MakeBackend(threads);
-    for (const Types& t : kTypes) {
+    for (const FeedForwardTypes& t : kFeedForwardTypes) {
       for (const bool gated : {false, true}) {
         Random random(7);
         const Banks banks = MakeBanks(*backend, random, t, widths, model, gated);
@@ -144,7 +145,7 @@ TEST_P(FeedForwardTest, HasTheBitsOfTheTwoProducts) {
 // experts, not few rows, and not so many rows that weights would be read twice.
 TEST_P(FeedForwardTest, FusesWhereAThreadHasItsOwnExperts) {
   const std::unique_ptr<Backend> backend = MakeBackend(2);
-  const Types bf16{DType::kBF16, DType::kBF16, Quantization::kNone};
+  const FeedForwardTypes bf16{DType::kBF16, DType::kBF16, Quantization::kNone};
   Random random(1);
   const Banks many = MakeBanks(*backend, random, bf16, std::vector<int>(64, 32), 16, true);
   const Banks few = MakeBanks(*backend, random, bf16, std::vector<int>(8, 32), 16, true);

@@ -23,10 +23,10 @@ struct Types {
   DType weights;
 };
 
-constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
-                            {DType::kF32, DType::kBF16},
-                            {DType::kF32, DType::kF16},
-                            {DType::kBF16, DType::kBF16}};
+constexpr Types kLinearTypes[] = {{DType::kF32, DType::kF32},
+                                  {DType::kF32, DType::kBF16},
+                                  {DType::kF32, DType::kF16},
+                                  {DType::kBF16, DType::kBF16}};
 
 Matrix AsMatrix(const HostTensor& t) {
   Matrix m(static_cast<size_t>(t.shape[0]), std::vector<double>(t.shape[1]));
@@ -55,7 +55,7 @@ class LinearTest : public ::testing::TestWithParam<BackendOptions> {
 
 TEST_P(LinearTest, DenseMatchesDoubleArithmetic) {
   Random random(1);
-  for (const Types& t : kTypes) {
+  for (const Types& t : kLinearTypes) {
     for (const auto& [rows, in, out] : std::vector<std::tuple<int, int, int>>{{1, 1, 1},
                                                                               {2, 3, 5},
                                                                               {7, 16, 16},
@@ -134,7 +134,7 @@ TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
   const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 130};
   const int experts = static_cast<int>(widths.size());
   const int model = 24;
-  for (const Types& t : kTypes) {
+  for (const Types& t : kLinearTypes) {
     for (const Activation& activation : GatedActivations()) {
       auto up =
           std::move(backend_->NewLinearBank({{model}, widths, true, true, t.weights})).value();
@@ -211,7 +211,7 @@ TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
 // Each expert computes its own segment of the columns, as the heads of latent attention do.
 TEST_P(LinearTest, SegmentsMatchDoubleArithmetic) {
   Random random(12);
-  for (const Types& t : kTypes) {
+  for (const Types& t : kLinearTypes) {
     for (const auto& [experts, in, out] :
          std::vector<std::array<int, 3>>{{1, 24, 40}, {3, 12, 20}, {5, 33, 7}, {4, 16, 16}}) {
       // Segments are wider than the experts' inputs and outputs.
@@ -263,7 +263,7 @@ void ExpectSameBits(const std::vector<double>& a, const std::vector<double>& b) 
 // A row must have the same bits whatever other rows the product has.
 TEST_P(LinearTest, RowsDoNotInfluenceEachOther) {
   Random random(3);
-  for (const Types& t : kTypes) {
+  for (const Types& t : kLinearTypes) {
     const int in = 67, out = 150;
     const HostTensor w = MakeTensor(random.Normals(int64_t{out} * in), {out, in}, t.weights);
     auto bank = std::move(backend_->NewLinearBank({{in}, {out}, false, false, t.weights})).value();

@@ -22,8 +22,8 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
-                                   Quantization::kInt4, Quantization::kInt4K};
+constexpr Quantization kQuantTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
+                                        Quantization::kInt4, Quantization::kInt4K};
 constexpr DType kRowTypes[] = {DType::kF32, DType::kBF16};
 using Half = LinearBank::Half;
 
@@ -120,8 +120,8 @@ double Tolerance(Quantization type, int in, DType out) {
 
 std::vector<double> Widened(const std::vector<float>& v) { return {v.begin(), v.end()}; }
 
-LinearBankShape Shape(Quantization type, std::vector<int> in, std::vector<int> out, bool gated,
-                      bool bias) {
+LinearBankShape QuantShape(Quantization type, std::vector<int> in, std::vector<int> out, bool gated,
+                           bool bias) {
   return {.in_features = std::move(in),
           .out_features = std::move(out),
           .gated = gated,
@@ -148,13 +148,13 @@ TEST_P(QuantLinearTest, DenseMatchesDoubleArithmetic) {
                         {6, 33, 63},   {7, 63, 64},   {8, 64, 65},   {13, 65, 80},    {1, 96, 130},
                         {63, 100, 33}, {65, 129, 96}, {200, 71, 70}, {197, 256, 144}, {4, 70, 16},
                         {5, 130, 7},   {6, 41, 12}};
-  for (const Quantization type : kTypes) {
+  for (const Quantization type : kQuantTypes) {
     for (const DType rows_type : kRowTypes) {
       for (const Size& s : sizes) {
         for (const bool bias : {false, true}) {
           const Weight w = MakeWeight(random, type, s.out, s.in);
           const std::vector<float> b = random.Normals(s.out);
-          const auto bank = Bank(Shape(type, {s.in}, {s.out}, false, bias));
+          const auto bank = Bank(QuantShape(type, {s.in}, {s.out}, false, bias));
           bank->LoadQuantized(0, Half::kMain, 0, w.integers);
           if (bias) bank->LoadBias(0, Half::kMain, 0, MakeTensor(b, {s.out}));
           const std::vector<float> values = random.Normals(int64_t{s.rows} * s.in);
@@ -186,9 +186,9 @@ TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
   for (const Quantization type : {Quantization::kInt8Channel, Quantization::kInt4K}) {
     for (const int rows : {3, 8}) {
       const Weight w = MakeWeight(random, type, out, in);
-      const auto bank = Bank(Shape(type, {in}, {out}, false, false));
+      const auto bank = Bank(QuantShape(type, {in}, {out}, false, false));
       bank->LoadQuantized(0, Half::kMain, 0, w.integers);
-      const auto ones = Bank(Shape(type, {in}, {out}, false, false));
+      const auto ones = Bank(QuantShape(type, {in}, {out}, false, false));
       ones->LoadWeight(
           0, Half::kMain, 0,
           MakeTensor(std::vector<float>(static_cast<size_t>(out) * in, 1.0f), {out, in}));
@@ -212,11 +212,11 @@ TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
 // Weights and inputs of the largest integers show whether sums in few bits fit.
 TEST_P(QuantLinearTest, LargestIntegers) {
   const int in = 160, out = 33;
-  for (const Quantization type : kTypes) {
+  for (const Quantization type : kQuantTypes) {
     for (const int rows : {1, 8}) {
       for (const float weight : {1.0f, -1.0f}) {
         for (const float input : {3.0f, -3.0f}) {
-          const auto bank = Bank(Shape(type, {in}, {out}, false, false));
+          const auto bank = Bank(QuantShape(type, {in}, {out}, false, false));
           bank->LoadWeight(0, Half::kMain, 0,
                            MakeTensor(std::vector<float>(size_t{out} * in, weight), {out, in}));
           const std::vector<float> values(static_cast<size_t>(rows) * in, input);
@@ -234,7 +234,7 @@ TEST_P(QuantLinearTest, LargestIntegers) {
   }
 }
 
-void ExpectSameBits(const std::vector<double>& a, const std::vector<double>& b) {
+void ExpectSameQuantBits(const std::vector<double>& a, const std::vector<double>& b) {
   ASSERT_EQ(a.size(), b.size());
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(double)), 0);
 }
@@ -243,10 +243,10 @@ void ExpectSameBits(const std::vector<double>& a, const std::vector<double>& b) 
 // begin in the middle of a panel.
 TEST_P(QuantLinearTest, NumbersAndTheirIntegersLoadAlike) {
   Random random(2);
-  for (const Quantization type : kTypes) {
+  for (const Quantization type : kQuantTypes) {
     const int in = 75, parts[] = {9, 40, 30};
-    const auto rounded = Bank(Shape(type, {in}, {79}, false, false));
-    const auto stored = Bank(Shape(type, {in}, {79}, false, false));
+    const auto rounded = Bank(QuantShape(type, {in}, {79}, false, false));
+    const auto stored = Bank(QuantShape(type, {in}, {79}, false, false));
     int row = 0;
     for (const int n : parts) {
       const Weight w = MakeWeight(random, type, n, in);
@@ -261,7 +261,7 @@ TEST_P(QuantLinearTest, NumbersAndTheirIntegersLoadAlike) {
     backend_->Linear({.bank = rounded.get(), .input = x.view, .output = a.view});
     backend_->Linear({.bank = stored.get(), .input = x.view, .output = b.view});
     for (int r = 0; r < 7; ++r) {
-      ExpectSameBits(RowOf(a.view, r, 79), RowOf(b.view, r, 79));
+      ExpectSameQuantBits(RowOf(a.view, r, 79), RowOf(b.view, r, 79));
       EXPECT_NE(RowOf(a.view, r, 79)[0], 0.0);
     }
   }
@@ -289,10 +289,10 @@ TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
   const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 67, 130};
   const int experts = static_cast<int>(widths.size());
   const int model = 72, widest = 130, stride = 144;
-  for (const Quantization type : kTypes) {
-    const auto up = Bank(Shape(type, {model}, widths, true, true));
+  for (const Quantization type : kQuantTypes) {
+    const auto up = Bank(QuantShape(type, {model}, widths, true, true));
     const auto down =
-        Bank(Shape(type, widths, std::vector<int>(widths.size(), model), false, true));
+        Bank(QuantShape(type, widths, std::vector<int>(widths.size(), model), false, true));
     std::vector<Weight> gate_w, up_w, down_w;
     std::vector<std::vector<float>> gate_b, up_b, down_b;
     for (int e = 0; e < experts; ++e) {
@@ -366,14 +366,14 @@ TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
 // A row must have the same bits whatever other rows there are, and for any number of threads.
 TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
   const int in = 267, out = 150, rows = 300;
-  for (const Quantization type : kTypes) {
+  for (const Quantization type : kQuantTypes) {
     for (const DType rows_type : kRowTypes) {
       std::vector<std::vector<double>> first;
       for (const int threads : {1, 2, 3}) {
         Random random(4);
         const auto backend = MakeBackend(GetParam(), threads);
         const auto bank =
-            std::move(backend->NewLinearBank(Shape(type, {in}, {out}, false, false))).value();
+            std::move(backend->NewLinearBank(QuantShape(type, {in}, {out}, false, false))).value();
         bank->LoadWeight(0, Half::kMain, 0, MakeWeight(random, type, out, in).numbers);
         std::vector<float> values = random.Normals(int64_t{rows} * in);
         values[5 * in + 7] = std::numeric_limits<float>::quiet_NaN();
@@ -385,7 +385,7 @@ TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
         for (int r = 0; r < rows; ++r) {
           const std::vector<double> row = RowOf(together.view, r, out);
           if (threads == 1) first.push_back(row);
-          ExpectSameBits(row, first[static_cast<size_t>(r)]);
+          ExpectSameQuantBits(row, first[static_cast<size_t>(r)]);
           ASSERT_EQ(std::isnan(row[0]), r == 5 || r == 77) << "row " << r;
           ASSERT_EQ(row[0] == 0.0, r == 78) << "row " << r;
         }
@@ -397,7 +397,7 @@ TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
             const DeviceRows alone = MakeRows(*backend, count, out, out, DType::kF32, nullptr);
             backend->Linear({.bank = bank.get(), .input = part, .output = alone.view});
             for (int i = 0; i < count; ++i) {
-              ExpectSameBits(RowOf(alone.view, i, out), RowOf(together.view, begin + i, out));
+              ExpectSameQuantBits(RowOf(alone.view, i, out), RowOf(together.view, begin + i, out));
             }
             ASSERT_FALSE(HasFailure()) << count << " rows from " << begin;
           }
@@ -410,12 +410,12 @@ TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
 // A weight that no scale can represent makes the outputs of its row NaN, and no other outputs.
 TEST_P(QuantLinearTest, WeightsThatAreNotFiniteShow) {
   Random random(5);
-  for (const Quantization type : kTypes) {
+  for (const Quantization type : kQuantTypes) {
     const int in = 70, out = 40;
     std::vector<float> w = random.Normals(out * in);
     w[17 * in + 3] = std::numeric_limits<float>::quiet_NaN();
     w[18 * in + 69] = std::numeric_limits<float>::infinity();
-    const auto bank = Bank(Shape(type, {in}, {out}, false, false));
+    const auto bank = Bank(QuantShape(type, {in}, {out}, false, false));
     bank->LoadWeight(0, Half::kMain, 0, MakeTensor(w, {out, in}));
     const std::vector<float> values = random.Normals(in);
     const DeviceRows x = MakeRows(*backend_, 1, in, in, DType::kF32, &values);
@@ -432,9 +432,9 @@ TEST_P(QuantLinearTest, WeightsThatAreNotFiniteShow) {
 TEST_P(QuantLinearTest, InputsOfAnyMagnitude) {
   Random random(6);
   const int in = 160, out = 33;
-  for (const Quantization type : kTypes) {
+  for (const Quantization type : kQuantTypes) {
     const Weight w = MakeWeight(random, type, out, in);
-    const auto bank = Bank(Shape(type, {in}, {out}, false, false));
+    const auto bank = Bank(QuantShape(type, {in}, {out}, false, false));
     bank->LoadQuantized(0, Half::kMain, 0, w.integers);
     std::vector<float> values;
     for (const double scale : {1e-44, 1e-38, 1e-30, 1e-3, 1e3, 1e30}) {

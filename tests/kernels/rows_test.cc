@@ -19,7 +19,7 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr int kWidths[] = {1, 3, 8, 24, 33, 128, 700};
+constexpr int kRowWidths[] = {1, 3, 8, 24, 33, 128, 700};
 
 class RowsTest : public ::testing::TestWithParam<BackendOptions> {
  protected:
@@ -61,7 +61,7 @@ class RowsTest : public ::testing::TestWithParam<BackendOptions> {
   std::unique_ptr<Router> router_;
 };
 
-double Rounded(double v, DType t) {
+double RoundedRow(double v, DType t) {
   const auto f = static_cast<float>(v);
   return t == DType::kBF16 ? F32FromBf16(Bf16FromF32(f)) : f;
 }
@@ -189,7 +189,7 @@ TEST_P(RowsTest, NormsByExpert) {
 // Experts from 1 on have no matrices: one that returns zeros, two copies, two constants.
 TEST_P(RowsTest, AssignsRowsWithoutProducts) {
   Random random(7);
-  for (int width : kWidths) {
+  for (int width : kRowWidths) {
     const std::vector<float> constants = random.Normals(2 * width);
     const auto uploaded = std::move(backend_->Upload(constants)).value();
     for (DType in_type : {DType::kF32, DType::kBF16}) {
@@ -217,7 +217,7 @@ TEST_P(RowsTest, AssignsRowsWithoutProducts) {
           if (e >= 2) expected = RowOf(*backend_, x.view, host.row_of_assignment[a], width);
           for (int c = 0; c < width; ++c) {
             if (e >= 4) expected[c] = constants[(e - 4) * width + c];
-            expected[c] = Rounded(expected[c], out_type);
+            expected[c] = RoundedRow(expected[c], out_type);
           }
           ASSERT_EQ(row, expected) << "expert " << e << ", width " << width;
         }
@@ -258,7 +258,7 @@ TEST_P(RowsTest, FirstExpertsOfAPlan) {
 // The fused operation must have the same bits as the two operations that it replaces.
 TEST_P(RowsTest, AddNormIsASumAndANorm) {
   Random random(5);
-  for (int width : kWidths) {
+  for (int width : kRowWidths) {
     for (const bool layer : {false, true}) {
       for (DType dtype : {DType::kF32, DType::kBF16}) {
         const HostTensor scale = MakeTensor(random.Normals(width), {width});
@@ -347,7 +347,7 @@ TEST_P(RowsTest, NormsAreTheSameAtEveryPlace) {
 
 TEST_P(RowsTest, CombinesByWeight) {
   Random random(3);
-  for (int width : kWidths) {
+  for (int width : kRowWidths) {
     for (DType results_type : {DType::kF32, DType::kBF16}) {
       for (DType out_type : {DType::kF32, DType::kBF16}) {
         for (const bool residual : {false, true}) {
@@ -383,7 +383,7 @@ TEST_P(RowsTest, CombinesByWeight) {
 
 TEST_P(RowsTest, ElementsOneByOne) {
   Random random(4);
-  for (int width : kWidths) {
+  for (int width : kRowWidths) {
     const int rows = 6;
     const std::vector<float> a = random.Normals(rows * width), b = random.Normals(rows * width),
                              bias = random.Normals(width), g = random.Normals(rows);
@@ -401,10 +401,10 @@ TEST_P(RowsTest, ElementsOneByOne) {
       const DeviceRows x = Make(rows, width, DType::kF32, &a);
       const DeviceRows y = Make(rows, width, dtype, nullptr);
       backend_->Convert(x.view, y.view);
-      expect(y, 0.0, [&](int i, int, int) { return Rounded(a[i], dtype); });
+      expect(y, 0.0, [&](int i, int, int) { return RoundedRow(a[i], dtype); });
       const DeviceRows z = Make(rows, width, DType::kF32, &b);
       backend_->Convert(y.view, z.view);
-      expect(z, 0.0, [&](int i, int, int) { return Rounded(a[i], dtype); });
+      expect(z, 0.0, [&](int i, int, int) { return RoundedRow(a[i], dtype); });
     }
     for (const bool with_bias : {false, true}) {
       const DeviceRows x = Make(rows, width, DType::kF32, &a);
@@ -432,7 +432,7 @@ TEST_P(RowsTest, ElementsOneByOne) {
       backend_->Convert(product.view, rounded.view);
       backend_->MultiplyBySigmoid(rounded.view, gates.view);
       expect(rounded, dtype == DType::kF32 ? 1e-6 : 5e-3, [&](int i, int, int) {
-        return Rounded(a[i], dtype) / (1.0 + std::exp(-double{b[i]}));
+        return RoundedRow(a[i], dtype) / (1.0 + std::exp(-double{b[i]}));
       });
     }
     for (const double cap : {0.5, 30.0}) {

@@ -33,7 +33,7 @@ constexpr const Architecture* kFamilies[] = {&kNativeArchitecture, &testing::kMa
 
 LoadOptions WithFamily() { return {.require_tokenizer = false, .architectures = kFamilies}; }
 
-std::string Bytes(const HostTensor& tensor) {
+std::string TensorBytesOf(const HostTensor& tensor) {
   return {static_cast<const char*>(tensor.data),
           static_cast<size_t>(tensor.size()) * SizeOf(tensor.dtype)};
 }
@@ -52,7 +52,7 @@ class MadeUpFolder {
       const auto data = native->weights->Get(tensor.name, tensor.shape);
       EXPECT_TRUE(data.ok()) << data.status();
       native_[tensor.name] = {tensor.name, data->dtype == DType::kF32 ? "F32" : "BF16",
-                              tensor.shape, Bytes(*data)};
+                              tensor.shape, TensorBytesOf(*data)};
     }
     Add("model.embed_tokens.weight", {4096, 128}, {"embed.weight"});
     Add("model.norm.weight", {128}, {"norm.weight"});
@@ -193,7 +193,7 @@ TEST(Architecture, EveryTensorIsTheOneOfTheNativeFolder) {
     ASSERT_TRUE(b.ok()) << b.status();
     EXPECT_EQ(b->shape, tensor.shape);
     EXPECT_EQ(b->dtype, a->dtype);
-    EXPECT_TRUE(Bytes(*b) == Bytes(*a)) << tensor.name;
+    EXPECT_TRUE(TensorBytesOf(*b) == TensorBytesOf(*a)) << tensor.name;
   }
   for (const char* name : {"nothing", "blocks.0.feed_forward.experts.8.up.weight"}) {
     EXPECT_EQ(other->weights->Get(name, {128, 128}).status().code(), absl::StatusCode::kInternal);

@@ -63,7 +63,8 @@ void Truncate(const fs::path& file, int64_t by) {
   fs::resize_file(file, fs::file_size(file) - static_cast<uint64_t>(by));
 }
 
-Case Parts(std::string name, std::function<void(Folder&)> damage, std::vector<std::string> expect) {
+Case CheckedParts(std::string name, std::function<void(Folder&)> damage,
+                  std::vector<std::string> expect) {
   return {std::move(name), std::move(damage), nullptr, std::move(expect)};
 }
 Case Files(std::string name, std::function<void(const fs::path&)> damage,
@@ -124,105 +125,109 @@ std::vector<Case> Cases() {
             {weights, "cannot open"}),
 
       // Tensors that contradict the configuration.
-      Parts("wrong shape",
-            [](Folder& f) {
-              RawTensor& tensor = f.Tensor("blocks.0.attention.k.weight");
-              tensor.shape = {8, 15};
-              tensor.bytes.resize(8 * 15 * 4);
-            },
-            {weights, "\"blocks.0.attention.k.weight\"", "expected shape [8, 16]",
-             "config.json: [attention[0].num_kv_heads * attention[0].head_dim, hidden_size]",
-             "found [8, 15]"}),
-      Parts("transposed",
-            [](Folder& f) {
-              f.Tensor("embed.weight").shape = {16, 288};
-            },
-            {weights, "\"embed.weight\"", "[288, 16]", "[vocab_size, hidden_size]",
-             "found [16, 288]"}),
-      Parts("one dimension too many",
-            [](Folder& f) {
-              f.Tensor("norm.weight").shape = {1, 16};
-            },
-            {"\"norm.weight\"", "[16]", "hidden_size", "found [1, 16]"}),
-      Parts("missing tensor",
-            [](Folder& f) {
-              std::erase_if(f.tensors, [](const RawTensor& t) {
-                return t.name == "blocks.1.attention.out_bias";
-              });
-            },
-            {weights, "\"blocks.1.attention.out_bias\" is missing", "expected shape [16]",
-             "attention[1].out_bias is true", "found no such tensor"}),
-      Parts("extra tensor",
-            [](Folder& f) {
-              f.tensors.push_back({"blocks.0.attention.rotary", "F32", {1}, "abcd"});
-            },
-            {weights, "\"blocks.0.attention.rotary\"", "expected no such tensor",
-             "no key of the configuration", "found shape [1]"}),
-      Parts("tensors of an expert too many",
-            [](Folder& f) {
-              RawTensor tensor = f.Tensor("blocks.0.feed_forward.experts.7.up.weight");
-              tensor.name = "blocks.0.feed_forward.experts.8.up.weight";
-              f.tensors.push_back(tensor);
-            },
-            {"\"blocks.0.feed_forward.experts.8.up.weight\"",
-             "config.json: feed_forward[0].routing.num_experts is 8", "found shape [23, 8]"}),
-      Parts("head of a tied model", [](Folder& f) { f.config["tie_word_embeddings"] = true; },
-            {"\"head.weight\"", "tie_word_embeddings is true", "found shape [288, 16]"}),
-      Parts("wrong dtype",
-            [](Folder& f) { f.Tensor("blocks.1.attention.router.weight").dtype = "I32"; },
-            {weights, "\"blocks.1.attention.router.weight\"", "expected dtype F32, F16 or BF16",
-             "found I32"}),
-      Parts("double precision",
-            [](Folder& f) {
-              f.Tensor("norm.weight").dtype = "F64";
-              f.Tensor("norm.weight").bytes.resize(16 * 8);
-            },
-            {"\"norm.weight\"", "expected dtype F32, F16 or BF16", "found F64"}),
-      Parts("every name has a suffix",
-            [](Folder& f) {
-              for (RawTensor& t : f.tensors) t.name.append(".weight");
-            },
-            {"problems", "\"embed.weight\" is missing", "more"}),
+      CheckedParts("wrong shape",
+                   [](Folder& f) {
+                     RawTensor& tensor = f.Tensor("blocks.0.attention.k.weight");
+                     tensor.shape = {8, 15};
+                     tensor.bytes.resize(8 * 15 * 4);
+                   },
+                   {weights, "\"blocks.0.attention.k.weight\"", "expected shape [8, 16]",
+                    "config.json: [attention[0].num_kv_heads * attention[0].head_dim, hidden_size]",
+                    "found [8, 15]"}),
+      CheckedParts("transposed",
+                   [](Folder& f) {
+                     f.Tensor("embed.weight").shape = {16, 288};
+                   },
+                   {weights, "\"embed.weight\"", "[288, 16]", "[vocab_size, hidden_size]",
+                    "found [16, 288]"}),
+      CheckedParts("one dimension too many",
+                   [](Folder& f) {
+                     f.Tensor("norm.weight").shape = {1, 16};
+                   },
+                   {"\"norm.weight\"", "[16]", "hidden_size", "found [1, 16]"}),
+      CheckedParts("missing tensor",
+                   [](Folder& f) {
+                     std::erase_if(f.tensors, [](const RawTensor& t) {
+                       return t.name == "blocks.1.attention.out_bias";
+                     });
+                   },
+                   {weights, "\"blocks.1.attention.out_bias\" is missing", "expected shape [16]",
+                    "attention[1].out_bias is true", "found no such tensor"}),
+      CheckedParts("extra tensor",
+                   [](Folder& f) {
+                     f.tensors.push_back({"blocks.0.attention.rotary", "F32", {1}, "abcd"});
+                   },
+                   {weights, "\"blocks.0.attention.rotary\"", "expected no such tensor",
+                    "no key of the configuration", "found shape [1]"}),
+      CheckedParts(
+          "tensors of an expert too many",
+          [](Folder& f) {
+            RawTensor tensor = f.Tensor("blocks.0.feed_forward.experts.7.up.weight");
+            tensor.name = "blocks.0.feed_forward.experts.8.up.weight";
+            f.tensors.push_back(tensor);
+          },
+          {"\"blocks.0.feed_forward.experts.8.up.weight\"",
+           "config.json: feed_forward[0].routing.num_experts is 8", "found shape [23, 8]"}),
+      CheckedParts("head of a tied model",
+                   [](Folder& f) { f.config["tie_word_embeddings"] = true; },
+                   {"\"head.weight\"", "tie_word_embeddings is true", "found shape [288, 16]"}),
+      CheckedParts("wrong dtype",
+                   [](Folder& f) { f.Tensor("blocks.1.attention.router.weight").dtype = "I32"; },
+                   {weights, "\"blocks.1.attention.router.weight\"",
+                    "expected dtype F32, F16 or BF16", "found I32"}),
+      CheckedParts("double precision",
+                   [](Folder& f) {
+                     f.Tensor("norm.weight").dtype = "F64";
+                     f.Tensor("norm.weight").bytes.resize(16 * 8);
+                   },
+                   {"\"norm.weight\"", "expected dtype F32, F16 or BF16", "found F64"}),
+      CheckedParts("every name has a suffix",
+                   [](Folder& f) {
+                     for (RawTensor& t : f.tensors) t.name.append(".weight");
+                   },
+                   {"problems", "\"embed.weight\" is missing", "more"}),
 
       // Expert widths that disagree.
-      Parts("widths in another order",
-            [](Folder& f) {
-              f.config["feed_forward"][0]["routing"]["widths"] = {23, 21, 19, 17, 15, 13, 11, 9};
-            },
-            {"\"blocks.0.feed_forward.experts.0.gate.weight\"", "expected shape [23, 8]",
-             "feed_forward[0].routing.widths[0]", "found [9, 8]", "more"}),
-      Parts("one width",
-            [](Folder& f) { f.config["feed_forward"][0]["routing"]["widths"][5] = 20; },
-            {"3 problems", "\"blocks.0.feed_forward.experts.5.down.weight\"",
-             "expected shape [8, 20]", "hidden_size / feed_forward[0].routing.split.heads",
-             "feed_forward[0].routing.widths[5]", "found [8, 19]"}),
-      Parts("widths for fewer experts",
-            [](Folder& f) { f.config["feed_forward"][0]["routing"]["widths"].erase(7); },
-            {"config.json: feed_forward[0].routing.widths", "a list of 8 integers",
-             "found a list of 7 (num_experts is 8)"}),
-      Parts("one width for unequal experts",
-            [](Folder& f) { f.config["feed_forward"][0]["routing"]["widths"] = 16; },
-            {"24 problems", "expected shape [16, 8]", "found [9, 8]"}),
-      Parts("an expert more",
-            [](Folder& f) { f.config["feed_forward"][1]["routing"]["num_experts"] = 5; },
-            {"\"blocks.1.feed_forward.router.weight\"", "expected shape [5, 16]", "found [4, 16]",
-             "\"blocks.1.feed_forward.experts.4.up.weight\" is missing"}),
+      CheckedParts("widths in another order",
+                   [](Folder& f) {
+                     f.config["feed_forward"][0]["routing"]["widths"] = {23, 21, 19, 17,
+                                                                         15, 13, 11, 9};
+                   },
+                   {"\"blocks.0.feed_forward.experts.0.gate.weight\"", "expected shape [23, 8]",
+                    "feed_forward[0].routing.widths[0]", "found [9, 8]", "more"}),
+      CheckedParts("one width",
+                   [](Folder& f) { f.config["feed_forward"][0]["routing"]["widths"][5] = 20; },
+                   {"3 problems", "\"blocks.0.feed_forward.experts.5.down.weight\"",
+                    "expected shape [8, 20]", "hidden_size / feed_forward[0].routing.split.heads",
+                    "feed_forward[0].routing.widths[5]", "found [8, 19]"}),
+      CheckedParts("widths for fewer experts",
+                   [](Folder& f) { f.config["feed_forward"][0]["routing"]["widths"].erase(7); },
+                   {"config.json: feed_forward[0].routing.widths", "a list of 8 integers",
+                    "found a list of 7 (num_experts is 8)"}),
+      CheckedParts("one width for unequal experts",
+                   [](Folder& f) { f.config["feed_forward"][0]["routing"]["widths"] = 16; },
+                   {"24 problems", "expected shape [16, 8]", "found [9, 8]"}),
+      CheckedParts("an expert more",
+                   [](Folder& f) { f.config["feed_forward"][1]["routing"]["num_experts"] = 5; },
+                   {"\"blocks.1.feed_forward.router.weight\"", "expected shape [5, 16]",
+                    "found [4, 16]", "\"blocks.1.feed_forward.experts.4.up.weight\" is missing"}),
 
       // Keys of config.json.
-      Parts("unknown key", [](Folder& f) { f.config["rope_theta"] = 10000; },
-            {"config.json: rope_theta: ", "unknown key"}),
-      Parts("wrong type", [](Folder& f) { f.config["hidden_size"] = "16"; },
-            {"config.json: hidden_size: expected an integer, found \"16\""}),
-      Parts("k above the experts",
-            [](Folder& f) { f.config["attention"][1]["routing"]["select"]["k"] = 5; },
-            {"config.json: attention[1].routing.select.k: expected an integer in [1, 4], "
-             "found 5 (num_experts is 4)"}),
-      Parts("a family with other layers", [](Folder& f) { f.config["model_type"] = "lfm2_moe"; },
-            {"config.json: model_type: expected a decoder of attention and feed-forward layers, "
-             "found \"lfm2_moe\", whose models have short convolutions"}),
-      Parts("another family", [](Folder& f) { f.config["model_type"] = "no_such_family"; },
-            {"config.json: model_type: expected " + ModelTypes(Architectures()) +
-             ", found \"no_such_family\""}),
+      CheckedParts("unknown key", [](Folder& f) { f.config["rope_theta"] = 10000; },
+                   {"config.json: rope_theta: ", "unknown key"}),
+      CheckedParts("wrong type", [](Folder& f) { f.config["hidden_size"] = "16"; },
+                   {"config.json: hidden_size: expected an integer, found \"16\""}),
+      CheckedParts("k above the experts",
+                   [](Folder& f) { f.config["attention"][1]["routing"]["select"]["k"] = 5; },
+                   {"config.json: attention[1].routing.select.k: expected an integer in [1, 4], "
+                    "found 5 (num_experts is 4)"}),
+      CheckedParts(
+          "a family with other layers", [](Folder& f) { f.config["model_type"] = "lfm2_moe"; },
+          {"config.json: model_type: expected a decoder of attention and feed-forward layers, "
+           "found \"lfm2_moe\", whose models have short convolutions"}),
+      CheckedParts("another family", [](Folder& f) { f.config["model_type"] = "no_such_family"; },
+                   {"config.json: model_type: expected " + ModelTypes(Architectures()) +
+                    ", found \"no_such_family\""}),
 
       // The structure of safetensors files.
       Files(
@@ -280,19 +285,22 @@ std::vector<Case> Cases() {
             [](const fs::path& p) { WriteFile(p / "tokenizer.json", "<>"); }, {"tokenizer.json"}),
       Files("tokenizer is a list", [](const fs::path& p) { WriteFile(p / "tokenizer.json", "[]"); },
             {"tokenizer.json", "expected", "found"}),
-      Parts("tokenizer of another model", [](Folder& f) { f.tokenizer["model"]["type"] = "Magic"; },
-            {"tokenizer.json", "Magic"}),
-      Parts("token beyond the vocabulary",
-            [](Folder& f) { f.tokenizer["added_tokens"][0]["id"] = 288; }, {"tokenizer.json"}),
-      Parts("tokenizer larger than the model",
-            [](Folder& f) {
-              f.tokenizer["added_tokens"] = Json::array();
-              for (int id = 256; id <= 288; ++id) {
-                f.tokenizer["model"]["vocab"][std::to_string(id)] = id;
-              }
-            },
-            {"tokenizer.json: expected token ids in [0, 287], found ids up to 288 (vocab_size of "
-             "config.json is 288)"}),
+      CheckedParts("tokenizer of another model",
+                   [](Folder& f) { f.tokenizer["model"]["type"] = "Magic"; },
+                   {"tokenizer.json", "Magic"}),
+      CheckedParts("token beyond the vocabulary",
+                   [](Folder& f) { f.tokenizer["added_tokens"][0]["id"] = 288; },
+                   {"tokenizer.json"}),
+      CheckedParts(
+          "tokenizer larger than the model",
+          [](Folder& f) {
+            f.tokenizer["added_tokens"] = Json::array();
+            for (int id = 256; id <= 288; ++id) {
+              f.tokenizer["model"]["vocab"][std::to_string(id)] = id;
+            }
+          },
+          {"tokenizer.json: expected token ids in [0, 287], found ids up to 288 (vocab_size of "
+           "config.json is 288)"}),
       Files("tokenizer_config is broken",
             [](const fs::path& p) { WriteFile(p / "tokenizer_config.json", "{"); },
             {"tokenizer_config.json"}),

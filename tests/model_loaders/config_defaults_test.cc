@@ -22,12 +22,12 @@ namespace {
 using Json = nlohmann::json;
 
 // A configuration as text, or the error of its reader.
-struct Read {
+struct ReadDefaults {
   std::string spec = {};
   std::string error = {};
 };
 
-Read ReadJson(const Json& config) {
+ReadDefaults ReadJson(const Json& config) {
   const auto read = ReadConfig(config.dump(), {});
   if (!read.ok()) return {.error = std::string(read.status().message())};
   return {.spec = NativeConfigJson((*read)->spec).dump()};
@@ -35,7 +35,8 @@ Read ReadJson(const Json& config) {
 
 // Returns whether an error of reading `without`, which lacks `key`, says so: it names the key, the
 // object that it was in or the other name of the key; or the file with the default is wrong, too.
-bool Explained(const Read& without, const Read& with_default, const std::string& key) {
+bool Explained(const ReadDefaults& without, const ReadDefaults& with_default,
+               const std::string& key) {
   const std::string object = key.substr(0, key.find('.'));
   const auto named = [&](const std::string& name) {
     return without.error.find(name) != std::string::npos;
@@ -45,7 +46,7 @@ bool Explained(const Read& without, const Read& with_default, const std::string&
 }
 
 // Returns the parent of the key "KEY.NAME.NAME" and the last of its names.
-std::pair<Json*, std::string> Find(Json& config, std::string path) {
+std::pair<Json*, std::string> FindDefault(Json& config, std::string path) {
   Json* at = &config;
   for (size_t dot; (dot = path.find('.')) != std::string::npos;) {
     at = &(*at)[path.substr(0, dot)];
@@ -109,10 +110,11 @@ TEST_F(ConfigDefaultsTest, AKeyLeftOutHasTheDefaultOfTheClass) {
       if (key == "model_type" || key == "quantization_config" || refused.contains(key)) continue;
       const std::string what = name + " without " + key;
       Json without = config;
-      const auto [parent, last] = Find(without, key);
+      const auto [parent, last] = FindDefault(without, key);
       parent->erase(last);
-      const Read found = ReadJson(without);
-      const Read expected = ReadJson(Patched(config, known["without"].value(key, Json::object())));
+      const ReadDefaults found = ReadJson(without);
+      const ReadDefaults expected =
+          ReadJson(Patched(config, known["without"].value(key, Json::object())));
       if (!found.error.empty()) {
         EXPECT_TRUE(Explained(found, expected, key)) << what << ": " << found.error;
         continue;
@@ -132,10 +134,10 @@ TEST_F(ConfigDefaultsTest, NullIsWhatTheClassMakesOfIt) {
     const Json config = Config(name);
     for (const auto& [key, patch] : known["null"].items()) {
       Json with_null = config;
-      const auto [parent, last] = Find(with_null, key);
+      const auto [parent, last] = FindDefault(with_null, key);
       (*parent)[last] = nullptr;
-      const Read found = ReadJson(with_null);
-      const Read expected = ReadJson(Patched(config, patch));
+      const ReadDefaults found = ReadJson(with_null);
+      const ReadDefaults expected = ReadJson(Patched(config, patch));
       if (!found.error.empty()) {
         EXPECT_TRUE(Explained(found, expected, key)) << name << ", " << key << ": " << found.error;
         continue;
@@ -162,13 +164,13 @@ TEST(NeutralKeys, AreIgnored) {
   for (const char* name : {"llama", "mixtral", "olmo2", "phi3", "granite", "qwen3-moe"}) {
     const Json config = Json::parse(
         ReadFile(SourcePath(std::string("tests/golden/families/") + name) / "config.json"));
-    const Read plain = ReadJson(config);
+    const ReadDefaults plain = ReadJson(config);
     ASSERT_EQ(plain.error, "") << name;
     for (const auto& [key, value] : harmless.items()) {
       if (config.contains(key)) continue;
       Json with = config;
       with[key] = value;
-      const Read read = ReadJson(with);
+      const ReadDefaults read = ReadJson(with);
       EXPECT_EQ(read.error, "") << name;
       EXPECT_EQ(read.spec, plain.spec) << name << ' ' << key;
     }

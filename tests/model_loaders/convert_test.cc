@@ -41,7 +41,7 @@ fs::path Gguf(const std::string& name) {
   return SourcePath("tests/golden/gguf/models/" + name + ".gguf");
 }
 
-Names NamesIn(const fs::path& folder) {
+Names NamesInFolder(const fs::path& folder) {
   Names names;
   for (const auto& entry : fs::directory_iterator(folder)) {
     names.insert(entry.path().filename().string());
@@ -56,7 +56,7 @@ struct Place {
 };
 
 // Returns the logits of one made-up prompt, in two steps.
-std::vector<float> Logits(const fs::path& model, DType compute) {
+std::vector<float> ConvertedLogits(const fs::path& model, DType compute) {
   auto runner = ModelRunner::Load(model, {.compute = compute});
   EXPECT_TRUE(runner.ok()) << runner.status();
   if (!runner.ok()) return {};
@@ -88,9 +88,9 @@ void ExpectSameModel(const fs::path& source, const fs::path& made) {
   ASSERT_TRUE(to.ok()) << to.status();
   ExpectSameTexts(*from, *to);
   for (const DType compute : {DType::kF32, DType::kBF16}) {
-    const std::vector<float> expected = Logits(source, compute);
+    const std::vector<float> expected = ConvertedLogits(source, compute);
     ASSERT_FALSE(expected.empty());
-    EXPECT_EQ(Logits(made, compute), expected) << Name(compute);
+    EXPECT_EQ(ConvertedLogits(made, compute), expected) << Name(compute);
   }
 }
 
@@ -101,12 +101,12 @@ TEST_P(ConvertFamilyTest, ComputesTheSameAndStaysTheSame) {
   const Place place;
   const auto done = ConvertFolder(GetParam().folder, place.made);
   ASSERT_TRUE(done.ok()) << done.status();
-  EXPECT_EQ(NamesIn(place.parent.path()), Names{"made"});
+  EXPECT_EQ(NamesInFolder(place.parent.path()), Names{"made"});
   ExpectSameModel(GetParam().folder, place.made);
   const fs::path again = place.parent.path() / "again";
   ASSERT_TRUE(ConvertFolder(place.made, again).ok());
-  ASSERT_EQ(NamesIn(again), NamesIn(place.made));
-  for (const std::string& name : NamesIn(again)) {
+  ASSERT_EQ(NamesInFolder(again), NamesInFolder(place.made));
+  for (const std::string& name : NamesInFolder(again)) {
     EXPECT_EQ(ReadFile(again / name), ReadFile(place.made / name)) << name;
   }
 }
@@ -128,7 +128,7 @@ TEST(Convert, GgufFilesComputeTheSame) {
   EXPECT_GT(files, 10);
 }
 
-std::string Bytes(const HostTensor& t) {
+std::string ConvertedBytes(const HostTensor& t) {
   return {static_cast<const char*>(t.data), static_cast<size_t>(t.size()) * SizeOf(t.dtype)};
 }
 
@@ -144,7 +144,7 @@ void ExpectConverted(const HostTensor& from, const HostTensor& to, ConvertType t
   }
   if (type == ConvertType::kStored || !rounded) {
     EXPECT_EQ(to.dtype, from.dtype);
-    EXPECT_EQ(Bytes(to), Bytes(from));
+    EXPECT_EQ(ConvertedBytes(to), ConvertedBytes(from));
     return;
   }
   const bool half = type == ConvertType::kF16;
@@ -204,8 +204,8 @@ TEST(Convert, Bf16GivesTheResultsOfABf16Run) {
   for (const fs::path& source : {Family("llama-fp8-shards"), Family("deepseek-v3-biases-fp8")}) {
     const Place place;
     ASSERT_TRUE(ConvertFolder(source, place.made, {.type = ConvertType::kBf16}).ok());
-    EXPECT_EQ(Logits(place.made, DType::kBF16), Logits(source, DType::kBF16));
-    EXPECT_NE(Logits(place.made, DType::kF32), Logits(source, DType::kF32));
+    EXPECT_EQ(ConvertedLogits(place.made, DType::kBF16), ConvertedLogits(source, DType::kBF16));
+    EXPECT_NE(ConvertedLogits(place.made, DType::kF32), ConvertedLogits(source, DType::kF32));
   }
 }
 
@@ -247,7 +247,8 @@ TEST(Convert, SplitsLargeModels) {
   }
   const Place place;
   ASSERT_TRUE(ConvertFolder(source.path(), place.made, {.shard_bytes = whole->weight_bytes}).ok());
-  EXPECT_EQ(NamesIn(place.made), (Names{"config.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(NamesInFolder(place.made),
+            (Names{"config.json", "model.safetensors", "tokenizer.json"}));
 }
 
 // The progress of a folder goes up to the bytes of all its tensors.
@@ -315,7 +316,7 @@ TEST(Convert, KeepsOrWidensIntegers) {
   to = LoadCheckpoint(wide.made);
   ASSERT_TRUE(to.ok()) << to.status();
   EXPECT_EQ(to->weights->StoredQuantization(), Quantization::kNone);
-  EXPECT_EQ(Logits(wide.made, DType::kF32), Logits(integers, DType::kF32));
+  EXPECT_EQ(ConvertedLogits(wide.made, DType::kF32), ConvertedLogits(integers, DType::kF32));
 }
 
 TEST(Convert, CopiesTheTextFiles) {
@@ -339,7 +340,7 @@ TEST(Convert, CopiesTheTextFiles) {
   EXPECT_FALSE(done->tokenizer_stays);
   Names all = copied;
   all.insert({"config.json", "model.safetensors"});
-  EXPECT_EQ(NamesIn(place.made), all);
+  EXPECT_EQ(NamesInFolder(place.made), all);
   for (const std::string& name : copied) {
     EXPECT_EQ(ReadFile(place.made / name), ReadFile(source.path() / name)) << name;
   }
@@ -362,7 +363,7 @@ TEST(Convert, CopiesTheTextFiles) {
   }
   const fs::path again = place.parent.path() / "again";
   ASSERT_TRUE(ConvertFolder(cache.path() / "models--org--tiny", again).ok());
-  EXPECT_EQ(NamesIn(again), all);
+  EXPECT_EQ(NamesInFolder(again), all);
   for (const std::string& name : all) {
     EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(again / name))) << name;
     EXPECT_EQ(ReadFile(again / name), ReadFile(place.made / name)) << name;
@@ -370,7 +371,7 @@ TEST(Convert, CopiesTheTextFiles) {
   // A file of a folder stands for it.
   const fs::path third = place.parent.path() / "third";
   ASSERT_TRUE(ConvertFolder(place.made / "config.json", third).ok());
-  EXPECT_EQ(NamesIn(third), all);
+  EXPECT_EQ(NamesInFolder(third), all);
 }
 
 // A SentencePiece model with the pieces <unk>, <s>, </s>, "▁", "a", "b", "▁a".
@@ -461,7 +462,7 @@ TEST(Convert, AGivenTokenizerReplacesThatOfTheSource) {
   const Place place;
   // Without a dictionary, the name says whose ids the pieces have.
   ASSERT_TRUE(ConvertFolder(source.path(), place.made, {.tokenizer = {.tokenizer = pieces}}).ok());
-  EXPECT_EQ(NamesIn(place.made),
+  EXPECT_EQ(NamesInFolder(place.made),
             (Names{"config.json", "model.safetensors", "sentencepiece.bpe.model"}));
   EXPECT_EQ(*LoadCheckpoint(place.made)->tokenizer->Encode("a", true),
             (std::vector<TokenId>{0, 7}));
@@ -469,7 +470,7 @@ TEST(Convert, AGivenTokenizerReplacesThatOfTheSource) {
   WriteFile(other, TinyTokenizerJson());
   const fs::path back = place.parent.path() / "back";
   ASSERT_TRUE(ConvertFolder(place.made, back, {.tokenizer = {.tokenizer = other}}).ok());
-  EXPECT_EQ(NamesIn(back), (Names{"config.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(NamesInFolder(back), (Names{"config.json", "model.safetensors", "tokenizer.json"}));
 }
 
 // The end of text that tokenizer_config.json names is another id in another tokenizer.
@@ -512,11 +513,11 @@ TEST(Convert, RefusesWrongPlaces) {
   EXPECT_FALSE(status(source, parent.path() / "no" / "parent").ok());
   EXPECT_TRUE(Mentions(status(parent.path() / "nothing", parent.path() / "new"),
                        {"nothing: expected a model folder", "found nothing"}));
-  EXPECT_EQ(NamesIn(parent.path()), Names{"file"});
+  EXPECT_EQ(NamesInFolder(parent.path()), Names{"file"});
   EXPECT_EQ(ReadFile(parent.path() / "file"), "x");
   fs::create_directory(parent.path() / "empty");
   EXPECT_TRUE(status(source, parent.path() / "empty" / "").ok());
-  EXPECT_EQ(NamesIn(parent.path()), (Names{"empty", "file"}));
+  EXPECT_EQ(NamesInFolder(parent.path()), (Names{"empty", "file"}));
 }
 
 TEST(Convert, RefusesWrongTokenizers) {
@@ -544,7 +545,7 @@ TEST(Convert, RefusesWrongTokenizers) {
   EXPECT_TRUE(Mentions(status({.tokenizer = model}), {"tokenizer.model: expected"}));
   EXPECT_TRUE(Mentions(status({.tokenizer = json}),
                        {"expected token ids in [0, 95], found ids up to 256"}));
-  EXPECT_TRUE(NamesIn(place.parent.path()).empty());
+  EXPECT_TRUE(NamesInFolder(place.parent.path()).empty());
 }
 
 TEST(Convert, RefusesNumbersThatTheTypeCannotHold) {
@@ -564,7 +565,7 @@ TEST(Convert, RefusesNumbersThatTheTypeCannotHold) {
                {"tensor \"blocks.0.feed_forward.experts.6.down.weight\": row 7, column 20: "
                 "expected a number "
                 "that f16 can hold, found 70000"}));
-  EXPECT_TRUE(NamesIn(place.parent.path()).empty());
+  EXPECT_TRUE(NamesInFolder(place.parent.path()).empty());
   EXPECT_TRUE(ConvertFolder(source.path(), place.made, {.type = ConvertType::kBf16}).ok());
 }
 
@@ -588,7 +589,7 @@ TEST(Convert, LeavesNothingBehindWhereThereIsNoRoom) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
   std::signal(SIGXFSZ, handler);
   EXPECT_TRUE(Mentions(done.status(), {"model.safetensors: cannot write: "}));
-  EXPECT_TRUE(NamesIn(place.parent.path()).empty());
+  EXPECT_TRUE(NamesInFolder(place.parent.path()).empty());
 }
 
 }  // namespace

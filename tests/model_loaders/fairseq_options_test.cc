@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-struct Refusal {
+struct OptionRefusal {
   std::string model;
   Json options;
   std::vector<std::string> message;
@@ -39,7 +39,7 @@ TEST(FairseqRefusals, OptionsThatAreNotComputed) {
   const std::string moa = "moa";
   const std::string plain = "transformer-lm-post-norm";
   const std::string bare = "transformer-lm-no-final-norm";
-  const std::vector<Refusal> refusals = {
+  const std::vector<OptionRefusal> refusals = {
       {dense,
        {{"xpos_rel_pos", true}},
        {"cfg.model: no_token_positional_embeddings: expected true beside xpos_rel_pos"}},
@@ -170,7 +170,7 @@ TEST(FairseqRefusals, OptionsThatAreNotComputed) {
        {"decoder_normalize_before: expected false (the files do not have"}},
       {moa, {{"layernorm_embedding", true}}, {"decoder.layernorm_embedding.weight\" is missing"}},
   };
-  for (const Refusal& refusal : refusals) {
+  for (const OptionRefusal& refusal : refusals) {
     SCOPED_TRACE(refusal.model + ": " + refusal.options.dump());
     FairseqCopy copy(refusal.model);
     copy.SetOptions(refusal.options);
@@ -369,7 +369,7 @@ TEST(FairseqOptions, OtherFilesAreRefused) {
 }
 
 // Values that a hostile or damaged option may have.
-std::vector<Json> OddValues() {
+std::vector<Json> OddOptionValues() {
   return {true,  false,   0,   -1, 1,      3,  2147483647,    int64_t{1} << 40,
           1e308, -1e-300, 0.5, "", "gelu", {}, Json::array(), Json::array({1, "x"}),
           16,    1000000, "16"};
@@ -413,7 +413,7 @@ TEST_P(FairseqOddOptions, AreRefusedOrRead) {
     Json changed = original;
     changed.erase(key);
     read(changed, "without " + key);
-    for (const Json& value : OddValues()) {
+    for (const Json& value : OddOptionValues()) {
       changed[key] = value;
       read(changed, key + " = " + value.dump());
     }

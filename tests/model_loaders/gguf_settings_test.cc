@@ -45,7 +45,7 @@ ModelSpec SpecOf(const GgufParts& parts) {
 }
 
 // Returns the logits of a text.
-std::vector<float> Logits(const GgufParts& parts) {
+std::vector<float> SettingsLogits(const GgufParts& parts) {
   TempFolder folder;
   WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
   auto runner = ModelRunner::Load(folder.path() / "a.gguf");
@@ -206,7 +206,7 @@ TEST(GgufSettings, OfGlmWithoutNormsAndBias) {
 // Layers that predict further tokens are counted, and not needed.
 TEST(GgufLayouts, NextTokenLayersAreIgnored) {
   GgufParts parts = PartsOfModel("glm4-moe-groups-bf16");
-  const std::vector<float> expected = Logits(parts);
+  const std::vector<float> expected = SettingsLogits(parts);
   parts.Set(GgufU32("glm4moe.block_count", 3));
   parts.Set(GgufU32("glm4moe.nextn_predict_layers", 1));
   const std::vector<GgufTensorBytes> tensors = parts.tensors;
@@ -217,7 +217,7 @@ TEST(GgufLayouts, NextTokenLayersAreIgnored) {
   }
   parts.tensors.push_back({"blk.2.nextn.hnorm.weight", {32}, 0, std::string(128, '\0')});
   EXPECT_EQ(SpecOf(parts).num_layers(), 2);
-  EXPECT_EQ(Logits(parts), expected);
+  EXPECT_EQ(SettingsLogits(parts), expected);
   // `inspect` lists them.
   const auto checkpoint = Load(parts);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -246,17 +246,17 @@ TEST(GgufKeys, AreReadWithoutIgnoredOnes) {
 // Some files have the key and value projections of latent attention in both forms.
 TEST(GgufLayouts, OneFormOfLatentProjectionsSuffices) {
   GgufParts parts = PartsOfModel("deepseek-v3-bf16");
-  const std::vector<float> expected = Logits(parts);
+  const std::vector<float> expected = SettingsLogits(parts);
   for (const std::string layer : {"0", "1", "2"}) {
     parts.tensors.push_back(
         {"blk." + layer + ".attn_kv_b.weight", {88, 20}, 30, std::string(88 * 20 * 2, 'x')});
   }
-  EXPECT_EQ(Logits(parts), expected);
+  EXPECT_EQ(SettingsLogits(parts), expected);
 }
 
 // ---- refusals
 
-std::string Bytes(uint64_t number, int count) {
+std::string GgufBytesOf(uint64_t number, int count) {
   std::string bytes;
   for (int i = 0; i < count; ++i) bytes.push_back(static_cast<char>(number >> (8 * i)));
   return bytes;
@@ -277,7 +277,7 @@ TEST(GgufHostile, AnyNumberMayBeWrong) {
       for (const uint64_t number : {0u, 7u, 0x7FFFFFFFu, 0xFFFFFFFFu, 0x7F800000u, 0xBF800000u}) {
         SCOPED_TRACE(name + (": " + key.name) + " " + std::to_string(number));
         GgufParts parts = good;
-        parts.Set({key.name, key.type, Bytes(number, 4)});
+        parts.Set({key.name, key.type, GgufBytesOf(number, 4)});
         WriteFile(path, GgufBytes(parts));
         const auto checkpoint = LoadCheckpoint(path, {.require_tokenizer = false});
         if (checkpoint.ok()) {
@@ -295,15 +295,15 @@ TEST(GgufHostile, AnyNumberMayBeWrong) {
   EXPECT_GT(refused, 200);
 }
 
-struct Refusal {
+struct SettingRefusal {
   std::string name;
   std::string file;
   std::function<void(GgufParts&)> change;
   std::vector<std::string> mentions;
 };
-void PrintTo(const Refusal& r, std::ostream* out) { *out << r.name; }
+void PrintTo(const SettingRefusal& r, std::ostream* out) { *out << r.name; }
 
-class GgufRefusal : public ::testing::TestWithParam<Refusal> {};
+class GgufRefusal : public ::testing::TestWithParam<SettingRefusal> {};
 
 TEST_P(GgufRefusal, NamesWhatIsWrong) {
   GgufParts parts = PartsOfModel(GetParam().file);
@@ -316,20 +316,21 @@ TEST_P(GgufRefusal, NamesWhatIsWrong) {
 constexpr const char* kDeepSeek = "deepseek-v3-bf16";
 constexpr const char* kGptOss = "gpt-oss-bf16";
 
-Refusal Key(std::string name, std::string file, GgufKey key, std::vector<std::string> mentions) {
+SettingRefusal SettingKey(std::string name, std::string file, GgufKey key,
+                          std::vector<std::string> mentions) {
   return {std::move(name), std::move(file), [key](GgufParts& p) { p.Set(key); },
           std::move(mentions)};
 }
 
-Refusal NoKey(std::string name, std::string file, const std::string& key) {
+SettingRefusal NoKey(std::string name, std::string file, const std::string& key) {
   return {std::move(name),
           std::move(file),
           [key](GgufParts& p) { p.Remove(key); },
           {"metadata: " + key + ": expected", "found no such key"}};
 }
 
-Refusal NoTensor(std::string name, std::string file, const std::string& tensor,
-                 const std::string& mention) {
+SettingRefusal NoTensor(std::string name, std::string file, const std::string& tensor,
+                        const std::string& mention) {
   return {std::move(name),
           std::move(file),
           [tensor](GgufParts& p) {
@@ -342,110 +343,120 @@ INSTANTIATE_TEST_SUITE_P(
     DeepSeek, GgufRefusal,
     ::testing::Values(
         NoKey("NoRank", kDeepSeek, "deepseek2.attention.kv_lora_rank"),
-        Key("Heads", kDeepSeek, GgufU32("deepseek2.attention.head_count", 30000),
+        SettingKey(
+            "Heads", kDeepSeek, GgufU32("deepseek2.attention.head_count", 30000),
             {"deepseek2.attention.head_count: expected at most 65536 heads in all layers, found "
              "30000 in each of 3"}),
         NoKey("NoRotated", kDeepSeek, "deepseek2.rope.dimension_count"),
         NoKey("NoValueLength", kDeepSeek, "deepseek2.attention.value_length_mla"),
         NoKey("NoLogMultiplier", kDeepSeek, "deepseek2.rope.scaling.yarn_log_multiplier"),
-        Key("KeyLength", kDeepSeek, GgufU32("deepseek2.attention.key_length", 29),
+        SettingKey(
+            "KeyLength", kDeepSeek, GgufU32("deepseek2.attention.key_length", 29),
             {"deepseek2.attention.key_length: expected 28, found 29 (u32), which this server"}),
-        Key("ValueLength", kDeepSeek, GgufU32("deepseek2.attention.value_length", 19),
-            {"deepseek2.attention.value_length: expected 20, found 19 (u32)"}),
-        Key("KvHeads", kDeepSeek, GgufU32("deepseek2.attention.head_count_kv", 4),
-            {"deepseek2.attention.head_count_kv: expected 1, found 4 (u32)"}),
-        Key("HeadValues", kDeepSeek, GgufU32("deepseek2.attention.value_length_mla", 11),
-            {"tensor \"blk.0.attn_v_b.weight\": expected shape [4, 11, 20] (metadata: "
-             "[deepseek2.attention.head_count, deepseek2.attention.value_length_mla, "
-             "deepseek2.attention.kv_lora_rank]), found [4, 10, 20]"}),
-        Key("HeadKeys", kDeepSeek, GgufU32("deepseek2.attention.key_length_mla", 21),
-            {"tensor \"blk.0.attn_k_b.weight\": expected shape [4, 20, 13] (metadata: "
-             "[deepseek2.attention.head_count, deepseek2.attention.kv_lora_rank, "
-             "deepseek2.attention.key_length_mla - deepseek2.rope.dimension_count]), "
-             "found [4, 20, 12]"}),
-        Key("RankZero", kDeepSeek, GgufU32("deepseek2.attention.kv_lora_rank", 0),
-            {"deepseek2.attention.key_length: expected 8, found 28"}),
-        Key("RotatedMore", kDeepSeek, GgufU32("deepseek2.rope.dimension_count", 20),
-            {"deepseek2.attention.key_length: expected 40, found 28"}),
-        Key("LegacyValues", "deepseek-v2-groups-legacy-bf16",
-            GgufU32("deepseek2.attention.value_length", 9),
-            {"tensor \"blk.0.attn_kv_b.weight\": expected shape [84, 20] (metadata: "
-             "[deepseek2.attention.head_count * (deepseek2.attention.key_length - "
-             "deepseek2.rope.dimension_count + deepseek2.attention.value_length), "
-             "deepseek2.attention.kv_lora_rank]), found [88, 20]"}),
-        Key("DenseLayers", kDeepSeek, GgufU32("deepseek2.leading_dense_block_count", 4),
-            {"deepseek2.leading_dense_block_count: expected an integer in [0, 3]", "found 4"}),
-        Key("NoDenseLayers", kDeepSeek, GgufU32("deepseek2.leading_dense_block_count", 0),
-            {"tensor \"blk.0.ffn_gate_inp.weight\" is missing"}),
-        Key("Groups", kDeepSeek, GgufU32("deepseek2.expert_group_count", 3),
-            {"deepseek2.expert_group_count: expected a divisor of 8, found 3"}),
-        Key("BestGroups", kDeepSeek, GgufU32("deepseek2.expert_group_used_count", 5),
-            {"deepseek2.expert_group_used_count: expected an integer in [1, 4], found 5"}),
+        SettingKey("ValueLength", kDeepSeek, GgufU32("deepseek2.attention.value_length", 19),
+                   {"deepseek2.attention.value_length: expected 20, found 19 (u32)"}),
+        SettingKey("KvHeads", kDeepSeek, GgufU32("deepseek2.attention.head_count_kv", 4),
+                   {"deepseek2.attention.head_count_kv: expected 1, found 4 (u32)"}),
+        SettingKey("HeadValues", kDeepSeek, GgufU32("deepseek2.attention.value_length_mla", 11),
+                   {"tensor \"blk.0.attn_v_b.weight\": expected shape [4, 11, 20] (metadata: "
+                    "[deepseek2.attention.head_count, deepseek2.attention.value_length_mla, "
+                    "deepseek2.attention.kv_lora_rank]), found [4, 10, 20]"}),
+        SettingKey("HeadKeys", kDeepSeek, GgufU32("deepseek2.attention.key_length_mla", 21),
+                   {"tensor \"blk.0.attn_k_b.weight\": expected shape [4, 20, 13] (metadata: "
+                    "[deepseek2.attention.head_count, deepseek2.attention.kv_lora_rank, "
+                    "deepseek2.attention.key_length_mla - deepseek2.rope.dimension_count]), "
+                    "found [4, 20, 12]"}),
+        SettingKey("RankZero", kDeepSeek, GgufU32("deepseek2.attention.kv_lora_rank", 0),
+                   {"deepseek2.attention.key_length: expected 8, found 28"}),
+        SettingKey("RotatedMore", kDeepSeek, GgufU32("deepseek2.rope.dimension_count", 20),
+                   {"deepseek2.attention.key_length: expected 40, found 28"}),
+        SettingKey("LegacyValues", "deepseek-v2-groups-legacy-bf16",
+                   GgufU32("deepseek2.attention.value_length", 9),
+                   {"tensor \"blk.0.attn_kv_b.weight\": expected shape [84, 20] (metadata: "
+                    "[deepseek2.attention.head_count * (deepseek2.attention.key_length - "
+                    "deepseek2.rope.dimension_count + deepseek2.attention.value_length), "
+                    "deepseek2.attention.kv_lora_rank]), found [88, 20]"}),
+        SettingKey("DenseLayers", kDeepSeek, GgufU32("deepseek2.leading_dense_block_count", 4),
+                   {"deepseek2.leading_dense_block_count: expected an integer in [0, 3]",
+                    "found 4"}),
+        SettingKey("NoDenseLayers", kDeepSeek, GgufU32("deepseek2.leading_dense_block_count", 0),
+                   {"tensor \"blk.0.ffn_gate_inp.weight\" is missing"}),
+        SettingKey("Groups", kDeepSeek, GgufU32("deepseek2.expert_group_count", 3),
+                   {"deepseek2.expert_group_count: expected a divisor of 8, found 3"}),
+        SettingKey("BestGroups", kDeepSeek, GgufU32("deepseek2.expert_group_used_count", 5),
+                   {"deepseek2.expert_group_used_count: expected an integer in [1, 4], found 5"}),
         NoKey("NoBestGroups", kDeepSeek, "deepseek2.expert_group_used_count"),
-        Key("Gate", kDeepSeek, GgufU32("deepseek2.expert_gating_func", 3),
-            {"deepseek2.expert_gating_func: expected 1 (softmax) or 2 (sigmoid), found 3"}),
-        Key("Shared", kDeepSeek, GgufU32("deepseek2.expert_shared_count", 0x7FFFFFFF),
-            {"deepseek2.expert_shared_count: expected a number of experts with at most",
-             "found 2147483647 of width 16"}),
-        Key("Step", kDeepSeek, GgufU32("deepseek2.interleave_moe_layer_step", 0),
+        SettingKey("Gate", kDeepSeek, GgufU32("deepseek2.expert_gating_func", 3),
+                   {"deepseek2.expert_gating_func: expected 1 (softmax) or 2 (sigmoid), found 3"}),
+        SettingKey("Shared", kDeepSeek, GgufU32("deepseek2.expert_shared_count", 0x7FFFFFFF),
+                   {"deepseek2.expert_shared_count: expected a number of experts with at most",
+                    "found 2147483647 of width 16"}),
+        SettingKey(
+            "Step", kDeepSeek, GgufU32("deepseek2.interleave_moe_layer_step", 0),
             {"deepseek2.interleave_moe_layer_step: expected an integer of at least 1, found 0"}),
-        Key("NextToken", kDeepSeek, GgufU32("deepseek2.nextn_predict_layers", 1),
-            {"deepseek2.nextn_predict_layers: expected 0, found 1 (u32)"}),
-        Key("YarnFactor", kDeepSeek, GgufF32("deepseek2.rope.scaling.yarn_attn_factor", 2.0f),
-            {"deepseek2.rope.scaling.yarn_attn_factor: expected 1, found 2"}),
-        Key("Temperature", kDeepSeek, GgufF32("deepseek2.attention.temperature_scale", 0.1f),
-            {"deepseek2.attention.temperature_scale: expected no such key"}),
+        SettingKey("NextToken", kDeepSeek, GgufU32("deepseek2.nextn_predict_layers", 1),
+                   {"deepseek2.nextn_predict_layers: expected 0, found 1 (u32)"}),
+        SettingKey("YarnFactor", kDeepSeek,
+                   GgufF32("deepseek2.rope.scaling.yarn_attn_factor", 2.0f),
+                   {"deepseek2.rope.scaling.yarn_attn_factor: expected 1, found 2"}),
+        SettingKey("Temperature", kDeepSeek, GgufF32("deepseek2.attention.temperature_scale", 0.1f),
+                   {"deepseek2.attention.temperature_scale: expected no such key"}),
         NoTensor("NoValues", kDeepSeek, "blk.1.attn_v_b.weight", "is missing"),
         NoTensor("NoChoiceBias", kDeepSeek, "blk.2.exp_probs_b.bias", "is missing"),
-        Refusal{"OneChoiceBias",
-                kDeepSeek,
-                [](GgufParts& p) {
-                  p.Tensor("blk.1.exp_probs_b.bias").name = "blk.0.exp_probs_b.bias";
-                },
-                {"tensor \"blk.2.exp_probs_b.bias\": expected no such tensor"}}),
+        SettingRefusal{"OneChoiceBias",
+                       kDeepSeek,
+                       [](GgufParts& p) {
+                         p.Tensor("blk.1.exp_probs_b.bias").name = "blk.0.exp_probs_b.bias";
+                       },
+                       {"tensor \"blk.2.exp_probs_b.bias\": expected no such tensor"}}),
     [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(
     Others, GgufRefusal,
     ::testing::Values(
         NoKey("GptOssWindow", kGptOss, "gpt-oss.attention.sliding_window"),
-        Key("GptOssPeriod", kGptOss,
+        SettingKey(
+            "GptOssPeriod", kGptOss,
             {"gpt-oss.attention.sliding_window_pattern", 5, "\xff\xff\xff\xff"},
             {"gpt-oss.attention.sliding_window_pattern: expected an integer of at least 0, found "
              "-1"}),
-        Key("GptOssGate", kGptOss, GgufU32("gpt-oss.expert_gating_func", 2),
-            {"gpt-oss.expert_gating_func: expected 1, found 2 (u32)"}),
+        SettingKey("GptOssGate", kGptOss, GgufU32("gpt-oss.expert_gating_func", 2),
+                   {"gpt-oss.expert_gating_func: expected 1, found 2 (u32)"}),
         NoTensor("GptOssSinks", kGptOss, "blk.1.attn_sinks.weight", "is missing"),
         NoTensor("GptOssRouterBias", kGptOss, "blk.0.ffn_gate_inp.bias", "is missing"),
         NoTensor("GptOssExpertBias", kGptOss, "blk.0.ffn_up_exps.bias",
                  "is missing: expected shape [6, 16]"),
         NoTensor("GptOssNorm", kGptOss, "blk.1.post_attention_norm.weight", "is missing"),
-        Refusal{"GptOssSinksShape",
-                kGptOss,
-                [](GgufParts& p) {
-                  p.Tensor("blk.0.attn_sinks.weight").shape = {2, 2};
-                },
-                {"tensor \"blk.0.attn_sinks.weight\": expected shape [4]", "found [2, 2]"}},
+        SettingRefusal{"GptOssSinksShape",
+                       kGptOss,
+                       [](GgufParts& p) {
+                         p.Tensor("blk.0.attn_sinks.weight").shape = {2, 2};
+                       },
+                       {"tensor \"blk.0.attn_sinks.weight\": expected shape [4]", "found [2, 2]"}},
         NoKey("Gemma3Window", "gemma3-old-keys-bf16", "gemma3.attention.sliding_window"),
-        Key("Gemma3Theta", "gemma3-old-keys-bf16", GgufF32("gemma3.rope.freq_base_swa", -1.0f),
-            {"metadata: gemma3.rope.freq_base_swa: expected", "found -1"}),
+        SettingKey("Gemma3Theta", "gemma3-old-keys-bf16",
+                   GgufF32("gemma3.rope.freq_base_swa", -1.0f),
+                   {"metadata: gemma3.rope.freq_base_swa: expected", "found -1"}),
         NoTensor("Gemma2OutputNorm", "gemma2-bf16", "blk.1.post_ffw_norm.weight", "is missing"),
-        Key("Gemma2Cap", "gemma2-bf16", GgufF32("gemma2.attn_logit_softcapping", -1.0f),
-            {"metadata: gemma2.attn_logit_softcapping: expected", "found -1"}),
+        SettingKey("Gemma2Cap", "gemma2-bf16", GgufF32("gemma2.attn_logit_softcapping", -1.0f),
+                   {"metadata: gemma2.attn_logit_softcapping: expected", "found -1"}),
         NoTensor("Phi3Factors", "phi3-longrope-long-bf16", "rope_factors_short.weight",
                  "expected F32 [4], found no such tensor"),
-        Key("Phi3Type", "phi3-longrope-long-bf16", GgufText("phi3.rope.scaling.type", "yarn"),
+        SettingKey(
+            "Phi3Type", "phi3-longrope-long-bf16", GgufText("phi3.rope.scaling.type", "yarn"),
             {"phi3.rope.scaling.type: expected \"longrope\" with a tensor", "found \"yarn\""}),
         NoKey("Phi3Length", "phi3-longrope-long-bf16", "phi3.rope.scaling.original_context_length"),
-        Key("GlmNextToken", "glm4-moe-groups-bf16", GgufU32("glm4moe.nextn_predict_layers", 2),
+        SettingKey(
+            "GlmNextToken", "glm4-moe-groups-bf16", GgufU32("glm4moe.nextn_predict_layers", 2),
             {"glm4moe.nextn_predict_layers: expected an integer in [0, 1] (glm4moe.block_count is "
              "2), found 2"}),
-        Key("GraniteWithoutPositions", "granitemoeshared-bf16",
-            GgufBool("granitemoe.rope.scaling.finetuned", 0),
-            {"granitemoe.rope.scaling.finetuned: expected true, found false"}),
-        Key("ErnieShared", "ernie4-5-moe-bf16",
-            GgufU32("ernie4_5-moe.expert_shared_feed_forward_length", 16),
-            {"tensor \"blk.1.ffn_gate_shexp.weight\": expected shape [16, 32]", "found [32, 32]"})),
+        SettingKey("GraniteWithoutPositions", "granitemoeshared-bf16",
+                   GgufBool("granitemoe.rope.scaling.finetuned", 0),
+                   {"granitemoe.rope.scaling.finetuned: expected true, found false"}),
+        SettingKey("ErnieShared", "ernie4-5-moe-bf16",
+                   GgufU32("ernie4_5-moe.expert_shared_feed_forward_length", 16),
+                   {"tensor \"blk.1.ffn_gate_shexp.weight\": expected shape [16, 32]",
+                    "found [32, 32]"})),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -84,8 +84,8 @@ TEST(GgufBlocks, APartConvertsOnlyItsBlocks) {
 }
 
 // All logits of the prompts of a family's case.
-std::vector<std::vector<float>> Logits(const fs::path& model, const FamilyAnswers& answers,
-                                       DType compute) {
+std::vector<std::vector<float>> GgufLogits(const fs::path& model, const FamilyAnswers& answers,
+                                           DType compute) {
   auto runner = ModelRunner::Load(model, {.compute = compute});
   EXPECT_TRUE(runner.ok()) << runner.status();
   std::vector<std::vector<float>> logits;
@@ -129,8 +129,8 @@ TEST_P(GgufModelTest, HasTheLogitsOfTheSafetensorsFolder) {
   CopyPatched(folder, GetParam().patch, patched.path());
   for (const DType compute : {DType::kF32, DType::kBF16}) {
     SCOPED_TRACE(Name(compute));
-    const auto found = Logits(Golden("models/" + GetParam().file + ".gguf"), *answers, compute);
-    const auto expected = Logits(patched.path(), *answers, compute);
+    const auto found = GgufLogits(Golden("models/" + GetParam().file + ".gguf"), *answers, compute);
+    const auto expected = GgufLogits(patched.path(), *answers, compute);
     ASSERT_EQ(found.size(), expected.size());
     double worst = 0.0;
     for (size_t p = 0; p < found.size(); ++p) {
@@ -206,10 +206,10 @@ TEST(GgufModel, BlocksGiveTheLogitsOfTheirValues) {
     const auto answers = ReadFamilyAnswers(SourcePath("tests/golden/families/" + family));
     ASSERT_TRUE(answers.ok()) << answers.status();
     for (const DType compute : {DType::kF32, DType::kBF16}) {
-      const auto found = Logits(Golden("models/" + file + ".gguf"), *answers, compute);
+      const auto found = GgufLogits(Golden("models/" + file + ".gguf"), *answers, compute);
       ASSERT_FALSE(found.empty());
-      EXPECT_EQ(found, Logits(Golden("models/" + file + "-widened.gguf"), *answers, compute));
-      EXPECT_NE(found, Logits(Golden("models/" + family + "-bf16.gguf"), *answers, compute));
+      EXPECT_EQ(found, GgufLogits(Golden("models/" + file + "-widened.gguf"), *answers, compute));
+      EXPECT_NE(found, GgufLogits(Golden("models/" + family + "-bf16.gguf"), *answers, compute));
     }
   }
 }
@@ -278,9 +278,9 @@ TEST(GgufModel, MayBeSplit) {
   const LoadOptions options{.require_tokenizer = false};
   const fs::path first = folder.path() / "m-00001-of-00003.gguf";
   const auto answers = ReadFamilyAnswers(SourcePath("tests/golden/families/qwen3-moe"));
-  const auto expected = Logits(Golden("models/qwen3-moe-bf16.gguf"), *answers, DType::kF32);
-  EXPECT_EQ(Logits(first, *answers, DType::kF32), expected);
-  EXPECT_EQ(Logits(folder.path(), *answers, DType::kF32), expected);
+  const auto expected = GgufLogits(Golden("models/qwen3-moe-bf16.gguf"), *answers, DType::kF32);
+  EXPECT_EQ(GgufLogits(first, *answers, DType::kF32), expected);
+  EXPECT_EQ(GgufLogits(folder.path(), *answers, DType::kF32), expected);
   EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path() / "m-00002-of-00003.gguf", options).status(),
                        {"m-00002-of-00003.gguf: metadata: split.no: expected 0", "found 1"}));
   write(2, 3, {}, {middle + 1, whole.tensors.end()});
@@ -308,14 +308,15 @@ TEST(GgufModel, HasAGateThatIsAVectorOrAMatrix) {
   }
   TempFolder folder;
   WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
-  EXPECT_EQ(Logits(folder.path(), *answers, DType::kF32), Logits(vector, *answers, DType::kF32));
+  EXPECT_EQ(GgufLogits(folder.path(), *answers, DType::kF32),
+            GgufLogits(vector, *answers, DType::kF32));
 }
 
 // Layouts of other writers than the goldens': joined gate and up projections, and, in early files,
 // one tensor per expert.
 TEST(GgufModel, HasOtherLayoutsOfExperts) {
   const auto answers = ReadFamilyAnswers(SourcePath("tests/golden/families/mixtral"));
-  const auto expected = Logits(Golden("models/mixtral-bf16.gguf"), *answers, DType::kF32);
+  const auto expected = GgufLogits(Golden("models/mixtral-bf16.gguf"), *answers, DType::kF32);
   const GgufParts stacked = PartsOf(ReadFile(Golden("models/mixtral-bf16.gguf")));
   GgufParts single = stacked;
   GgufParts joined = stacked;
@@ -356,7 +357,7 @@ TEST(GgufModel, HasOtherLayoutsOfExperts) {
   const fs::path path = folder.path() / "a.gguf";
   for (const GgufParts* parts : {&single, &joined}) {
     WriteFile(path, GgufBytes(*parts));
-    EXPECT_EQ(Logits(path, *answers, DType::kF32), expected);
+    EXPECT_EQ(GgufLogits(path, *answers, DType::kF32), expected);
   }
 }
 
@@ -383,8 +384,8 @@ TEST(GgufModel, HasJoinedProjections) {
     }
     TempFolder folder;
     WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
-    EXPECT_EQ(Logits(folder.path(), *answers, DType::kF32),
-              Logits(separate, *answers, DType::kF32));
+    EXPECT_EQ(GgufLogits(folder.path(), *answers, DType::kF32),
+              GgufLogits(separate, *answers, DType::kF32));
   }
 }
 

@@ -47,7 +47,8 @@ constexpr KeyRule kKeys[] = {
     {"num_experts", "num_local_experts"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames& stored) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadMadeUp(const Json& json,
+                                                           const StoredNames& stored) {
   auto config = std::make_unique<NameTableConfig>(kTensors, kKeys, stored);
   config->ignored = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
   ModelSpec& spec = config->spec;
@@ -94,6 +95,6 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
 constinit const Architecture kMadeUpArchitecture = {
     .model_type = kModelType,
     .recognizes = [](const Json& config) { return HasModelType(config, kModelType); },
-    .read = Read};
+    .read = ReadMadeUp};
 
 }  // namespace moeserve::testing

@@ -70,101 +70,102 @@ std::string Repr(const PickleValue& value) {
   }
 }
 
-std::string Read(std::string_view pickle) {
+std::string ReadPickleText(std::string_view pickle) {
   const auto tree = PickleTree::Parse(pickle);
   return tree.ok() ? Repr(tree->root()) : testing::Message(tree.status());
 }
 
-absl::Status Refusal(std::string_view pickle, const PickleLimits& limits = {}) {
+absl::Status PickleRefusal(std::string_view pickle, const PickleLimits& limits = {}) {
   return PickleTree::Parse(pickle, limits).status();
 }
 
 TEST(Pickle, ReadsScalars) {
-  EXPECT_EQ(Read("N."), "None");
-  EXPECT_EQ(Read("\x80\x02\x88."), "True");
-  EXPECT_EQ(Read("\x89."), "False");
-  EXPECT_EQ(Read("I01\n."), "True");
-  EXPECT_EQ(Read("I00\n."), "False");
-  EXPECT_EQ(Read("I-12\n."), "-12");
-  EXPECT_EQ(Read("L34L\n."), "34");
-  EXPECT_EQ(Read("L9223372036854775808L\n."), "<big>");
-  EXPECT_EQ(Read("K\xff."), "255");
-  EXPECT_EQ(Read("M\x01\x02."), "513");
-  EXPECT_EQ(Read("J\xfe\xff\xff\xff."), "-2");
-  EXPECT_EQ(Read(Bytes("\x8a\x00.")), "0");
-  EXPECT_EQ(Read("\x8a\x01\xff."), "-1");
-  EXPECT_EQ(Read(Bytes("\x8a\x02\xff\x00.")), "255");
-  EXPECT_EQ(Read(Bytes("\x8b\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80.")),
+  EXPECT_EQ(ReadPickleText("N."), "None");
+  EXPECT_EQ(ReadPickleText("\x80\x02\x88."), "True");
+  EXPECT_EQ(ReadPickleText("\x89."), "False");
+  EXPECT_EQ(ReadPickleText("I01\n."), "True");
+  EXPECT_EQ(ReadPickleText("I00\n."), "False");
+  EXPECT_EQ(ReadPickleText("I-12\n."), "-12");
+  EXPECT_EQ(ReadPickleText("L34L\n."), "34");
+  EXPECT_EQ(ReadPickleText("L9223372036854775808L\n."), "<big>");
+  EXPECT_EQ(ReadPickleText("K\xff."), "255");
+  EXPECT_EQ(ReadPickleText("M\x01\x02."), "513");
+  EXPECT_EQ(ReadPickleText("J\xfe\xff\xff\xff."), "-2");
+  EXPECT_EQ(ReadPickleText(Bytes("\x8a\x00.")), "0");
+  EXPECT_EQ(ReadPickleText("\x8a\x01\xff."), "-1");
+  EXPECT_EQ(ReadPickleText(Bytes("\x8a\x02\xff\x00.")), "255");
+  EXPECT_EQ(ReadPickleText(Bytes("\x8b\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80.")),
             "-9223372036854775808");
-  EXPECT_EQ(Read(Bytes("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00.")), "<big>");
-  EXPECT_EQ(Read("F-0.25\n."), "-0.250000");
-  EXPECT_EQ(Read(Bytes("G\x3f\xe0\x00\x00\x00\x00\x00\x00.")), "0.500000");
+  EXPECT_EQ(ReadPickleText(Bytes("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00.")), "<big>");
+  EXPECT_EQ(ReadPickleText("F-0.25\n."), "-0.250000");
+  EXPECT_EQ(ReadPickleText(Bytes("G\x3f\xe0\x00\x00\x00\x00\x00\x00.")), "0.500000");
 }
 
 TEST(Pickle, ReadsStrings) {
-  EXPECT_EQ(Read(Bytes("X\x02\x00\x00\x00hi.")), "'hi'");
-  EXPECT_EQ(Read(Bytes("\x8c\x02hi.")), "'hi'");
-  EXPECT_EQ(Read(Bytes("\x8d\x02\x00\x00\x00\x00\x00\x00\x00hi.")), "'hi'");
-  EXPECT_EQ(Read(Bytes("T\x02\x00\x00\x00hi.")), "'hi'");
-  EXPECT_EQ(Read(Bytes("U\x02hi.")), "'hi'");
-  EXPECT_EQ(Read("S'a\\x41\\\\\\n\\''\n."), "'aA\\\n''");
-  EXPECT_EQ(Read("Va\\u00e9\xe9\\U0001f600\n."), "'aéé😀'");
-  EXPECT_EQ(Read(Bytes("B\x02\x00\x00\x00\x01\x02.")), "b'\\x01\\x02'");
-  EXPECT_EQ(Read(Bytes("C\x01\x01.")), "b'\\x01'");
-  EXPECT_EQ(Read(Bytes("\x8e\x01\x00\x00\x00\x00\x00\x00\x00\x01.")), "b'\\x01'");
-  EXPECT_EQ(Read(Bytes("\x96\x01\x00\x00\x00\x00\x00\x00\x00\x01.")), "b'\\x01'");
+  EXPECT_EQ(ReadPickleText(Bytes("X\x02\x00\x00\x00hi.")), "'hi'");
+  EXPECT_EQ(ReadPickleText(Bytes("\x8c\x02hi.")), "'hi'");
+  EXPECT_EQ(ReadPickleText(Bytes("\x8d\x02\x00\x00\x00\x00\x00\x00\x00hi.")), "'hi'");
+  EXPECT_EQ(ReadPickleText(Bytes("T\x02\x00\x00\x00hi.")), "'hi'");
+  EXPECT_EQ(ReadPickleText(Bytes("U\x02hi.")), "'hi'");
+  EXPECT_EQ(ReadPickleText("S'a\\x41\\\\\\n\\''\n."), "'aA\\\n''");
+  EXPECT_EQ(ReadPickleText("Va\\u00e9\xe9\\U0001f600\n."), "'aéé😀'");
+  EXPECT_EQ(ReadPickleText(Bytes("B\x02\x00\x00\x00\x01\x02.")), "b'\\x01\\x02'");
+  EXPECT_EQ(ReadPickleText(Bytes("C\x01\x01.")), "b'\\x01'");
+  EXPECT_EQ(ReadPickleText(Bytes("\x8e\x01\x00\x00\x00\x00\x00\x00\x00\x01.")), "b'\\x01'");
+  EXPECT_EQ(ReadPickleText(Bytes("\x96\x01\x00\x00\x00\x00\x00\x00\x00\x01.")), "b'\\x01'");
 }
 
 TEST(Pickle, ReadsContainers) {
-  EXPECT_EQ(Read("(I1\nI2\nt."), "(1, 2)");
-  EXPECT_EQ(Read(")."), "()");
-  EXPECT_EQ(Read("K\x01\x85."), "(1)");
-  EXPECT_EQ(Read("K\x01K\x02\x86."), "(1, 2)");
-  EXPECT_EQ(Read("K\x01K\x02K\x03\x87."), "(1, 2, 3)");
-  EXPECT_EQ(Read("(K\x01l."), "[1]");
-  EXPECT_EQ(Read("]K\x01\x61(K\x02K\x03\x65."), "[1, 2, 3]");
-  EXPECT_EQ(Read("(K\x01Nd."), "{1: None}");
-  EXPECT_EQ(Read("}K\x01K\x02s(K\x03K\x04u."), "{1: 2, 3: 4}");
-  EXPECT_EQ(Read("\x8f(K\x01K\x02\x90."), "set(1, 2)");
-  EXPECT_EQ(Read("(K\x01\x91."), "set(1)");
-  EXPECT_EQ(Read("K\x07"
-                 "0K\x01"
-                 "2\x86."),
+  EXPECT_EQ(ReadPickleText("(I1\nI2\nt."), "(1, 2)");
+  EXPECT_EQ(ReadPickleText(")."), "()");
+  EXPECT_EQ(ReadPickleText("K\x01\x85."), "(1)");
+  EXPECT_EQ(ReadPickleText("K\x01K\x02\x86."), "(1, 2)");
+  EXPECT_EQ(ReadPickleText("K\x01K\x02K\x03\x87."), "(1, 2, 3)");
+  EXPECT_EQ(ReadPickleText("(K\x01l."), "[1]");
+  EXPECT_EQ(ReadPickleText("]K\x01\x61(K\x02K\x03\x65."), "[1, 2, 3]");
+  EXPECT_EQ(ReadPickleText("(K\x01Nd."), "{1: None}");
+  EXPECT_EQ(ReadPickleText("}K\x01K\x02s(K\x03K\x04u."), "{1: 2, 3: 4}");
+  EXPECT_EQ(ReadPickleText("\x8f(K\x01K\x02\x90."), "set(1, 2)");
+  EXPECT_EQ(ReadPickleText("(K\x01\x91."), "set(1)");
+  EXPECT_EQ(ReadPickleText("K\x07"
+                           "0K\x01"
+                           "2\x86."),
             "(1, 1)");  // POP, DUP
-  EXPECT_EQ(Read("K\x01(K\x02K\x03"
-                 "1\x85."),
+  EXPECT_EQ(ReadPickleText("K\x01(K\x02K\x03"
+                           "1\x85."),
             "(1)");  // POP_MARK
-  EXPECT_EQ(Read(Bytes("K\x05q\x00"
-                       "0h\x00r\x01\x00\x00\x00"
-                       "0j\x01\x00\x00\x00.")),
+  EXPECT_EQ(ReadPickleText(Bytes("K\x05q\x00"
+                                 "0h\x00r\x01\x00\x00\x00"
+                                 "0j\x01\x00\x00\x00.")),
             "5");
-  EXPECT_EQ(Read("I5\np0\n0g0\n."), "5");
-  EXPECT_EQ(Read(Bytes("\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x05\x94"
-                       "0h\x00.")),
+  EXPECT_EQ(ReadPickleText("I5\np0\n0g0\n."), "5");
+  EXPECT_EQ(ReadPickleText(Bytes("\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x05\x94"
+                                 "0h\x00.")),
             "5");
-  EXPECT_EQ(Read(Bytes("(K\x01\x89tQ.")), "id<(1, False)>");
-  EXPECT_EQ(Read("Pthing\n."), "id<'thing'>");
+  EXPECT_EQ(ReadPickleText(Bytes("(K\x01\x89tQ.")), "id<(1, False)>");
+  EXPECT_EQ(ReadPickleText("Pthing\n."), "id<'thing'>");
 }
 
 TEST(Pickle, CallsBecomeRecords) {
   const std::string dict = PickleGlobal("collections", "OrderedDict");
-  EXPECT_EQ(Read(dict + ")R."), "{}");
-  EXPECT_EQ(Read(dict + ")R(K\x01K\x02u}b."), "{1: 2}");
-  EXPECT_EQ(Read(dict + "]K\x01K\x02\x86"
-                        "a\x85R."),
+  EXPECT_EQ(ReadPickleText(dict + ")R."), "{}");
+  EXPECT_EQ(ReadPickleText(dict + ")R(K\x01K\x02u}b."), "{1: 2}");
+  EXPECT_EQ(ReadPickleText(dict + "]K\x01K\x02\x86"
+                                  "a\x85R."),
             "{1: 2}");
-  EXPECT_EQ(Read("c__builtin__\nset\n(K\x01l\x85R."), "set(1)");
-  EXPECT_EQ(Read(PickleGlobal("torch", "device") + "K\x01\x85R."), "torch.device(1)");
-  EXPECT_EQ(Read(PickleGlobal("torch", "float16") + "."), "torch.float16");
-  EXPECT_EQ(Read("\x8c\x05torch\x8c\x04Size\x93)\x85R."), "torch.Size(())");
+  EXPECT_EQ(ReadPickleText("c__builtin__\nset\n(K\x01l\x85R."), "set(1)");
+  EXPECT_EQ(ReadPickleText(PickleGlobal("torch", "device") + "K\x01\x85R."), "torch.device(1)");
+  EXPECT_EQ(ReadPickleText(PickleGlobal("torch", "float16") + "."), "torch.float16");
+  EXPECT_EQ(ReadPickleText("\x8c\x05torch\x8c\x04Size\x93)\x85R."), "torch.Size(())");
   const std::string arguments = PickleGlobal("argparse", "Namespace");
-  EXPECT_EQ(Read(arguments + ")\x81}K\x01K\x02sb."), "argparse.Namespace() + {1: 2}");
-  EXPECT_EQ(Read("(iargparse\nNamespace\n}b."), "argparse.Namespace() + {}");
-  EXPECT_EQ(Read("(" + arguments + "K\x01o."), "argparse.Namespace(1)");
-  EXPECT_EQ(Read(arguments + ")}K\x01K\x02s\x92."), "argparse.Namespace() + {1: 2}");
+  EXPECT_EQ(ReadPickleText(arguments + ")\x81}K\x01K\x02sb."), "argparse.Namespace() + {1: 2}");
+  EXPECT_EQ(ReadPickleText("(iargparse\nNamespace\n}b."), "argparse.Namespace() + {}");
+  EXPECT_EQ(ReadPickleText("(" + arguments + "K\x01o."), "argparse.Namespace(1)");
+  EXPECT_EQ(ReadPickleText(arguments + ")}K\x01K\x02s\x92."), "argparse.Namespace() + {1: 2}");
   // An object that is also a container, and one whose state leads back to it.
-  EXPECT_EQ(Read(PickleGlobal("fairseq.logging.meters", "MetersDict") + ")R}b(K\x01K\x02u."),
-            "fairseq.logging.meters.MetersDict() + {1: 2} + {}");
+  EXPECT_EQ(
+      ReadPickleText(PickleGlobal("fairseq.logging.meters", "MetersDict") + ")R}b(K\x01K\x02u."),
+      "fairseq.logging.meters.MetersDict() + {1: 2} + {}");
   const std::string cycle = Bytes("comegaconf\nDictConfig\n)\x81q\x00}X\x01\x00\x00\x00ph\x00sb.");
   const auto tree = PickleTree::Parse(cycle);
   ASSERT_TRUE(tree.ok()) << tree.status();
@@ -213,16 +214,16 @@ TEST(Pickle, RefusesCallsOfCode) {
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.instruction + " " + c.name);
-    const absl::Status status = Refusal(c.pickle);
+    const absl::Status status = PickleRefusal(c.pickle);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_TRUE(Mentions(status, {"byte ", c.instruction + ": ", c.name, "expected calls of data",
                                   "nothing of it was run"}));
   }
   // The whole file is refused, even if the call's result is dropped.
-  EXPECT_FALSE(Refusal(system + command + "\x85R0N.").ok());
+  EXPECT_FALSE(PickleRefusal(system + command + "\x85R0N.").ok());
   EXPECT_FALSE(std::filesystem::exists(proof));
   // A reference that is not called is harmless.
-  EXPECT_EQ(Read(system + "."), "os.system");
+  EXPECT_EQ(ReadPickleText(system + "."), "os.system");
 }
 
 TEST(Pickle, RefusesWhatCannotBeRead) {
@@ -306,7 +307,7 @@ TEST(Pickle, RefusesWhatCannotBeRead) {
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.name);
-    const absl::Status status = Refusal(c.pickle);
+    const absl::Status status = PickleRefusal(c.pickle);
     EXPECT_TRUE(Mentions(status, c.expect));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   }
@@ -322,12 +323,12 @@ TEST(Pickle, LimitsDepth) {
         "h\x01]q\x01"
         "a0");
   for (const std::string& pickle : {inside_out + ".", outside_in + "."}) {
-    EXPECT_TRUE(Mentions(Refusal(pickle), {"200 levels of nesting"}));
+    EXPECT_TRUE(Mentions(PickleRefusal(pickle), {"200 levels of nesting"}));
   }
   std::string longest = ")";
   for (int i = 1; i < 200; ++i) longest += "\x85";
-  ASSERT_TRUE(Refusal(longest + ".").ok());
-  EXPECT_FALSE(Refusal(longest + "\x85.").ok());
+  ASSERT_TRUE(PickleRefusal(longest + ".").ok());
+  EXPECT_FALSE(PickleRefusal(longest + "\x85.").ok());
 }
 
 // Each level refers to the level below twice, so that a copy of every value would take 2^150 of
@@ -348,16 +349,19 @@ TEST(Pickle, LimitsMemory) {
     for (int i = 0; i < times; ++i) text += piece;
     return text;
   };
-  EXPECT_TRUE(Mentions(Refusal("N.", {.max_bytes = 1}), {"at most 1 bytes", "found 2"}));
-  EXPECT_TRUE(Mentions(Refusal(repeat("]", 20) + ".", {.max_values = 10}), {"at most 10 values"}));
+  EXPECT_TRUE(Mentions(PickleRefusal("N.", {.max_bytes = 1}), {"at most 1 bytes", "found 2"}));
   EXPECT_TRUE(
-      Mentions(Refusal(repeat("N", 20) + ".", {.max_stack = 10}), {"stack of at most 10 values"}));
-  EXPECT_TRUE(Mentions(Refusal(repeat("(", 20) + ".", {.max_stack = 10}), {"at most 10 marks"}));
-  EXPECT_TRUE(Mentions(Refusal("](" + repeat("N", 20) + "e.", {.max_references = 10}),
+      Mentions(PickleRefusal(repeat("]", 20) + ".", {.max_values = 10}), {"at most 10 values"}));
+  EXPECT_TRUE(Mentions(PickleRefusal(repeat("N", 20) + ".", {.max_stack = 10}),
+                       {"stack of at most 10 values"}));
+  EXPECT_TRUE(
+      Mentions(PickleRefusal(repeat("(", 20) + ".", {.max_stack = 10}), {"at most 10 marks"}));
+  EXPECT_TRUE(Mentions(PickleRefusal("](" + repeat("N", 20) + "e.", {.max_references = 10}),
                        {"at most 10 places"}));
-  EXPECT_TRUE(Mentions(Refusal(PickleString("abcdef") + ".", {.max_string = 5}),
+  EXPECT_TRUE(Mentions(PickleRefusal(PickleString("abcdef") + ".", {.max_string = 5}),
                        {"at most 5 bytes", "found 6"}));
-  EXPECT_TRUE(Mentions(Refusal("S'abcd'\n.", {.max_string = 5}), {"at most 5 bytes", "found 6"}));
+  EXPECT_TRUE(
+      Mentions(PickleRefusal("S'abcd'\n.", {.max_string = 5}), {"at most 5 bytes", "found 6"}));
 }
 
 TEST(PickleCalls, KnowsDataTypes) {

@@ -100,7 +100,7 @@ ExpertProfile Example() {
 }
 
 // Returns the header's JSON and the data of a file.
-std::pair<std::string, std::string> Parts(const std::string& bytes) {
+std::pair<std::string, std::string> ProfileParts(const std::string& bytes) {
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
   return {bytes.substr(8, length), bytes.substr(8 + length)};
@@ -116,7 +116,7 @@ std::string Joined(const std::string& header, const std::string& data) {
 // Returns the file with the bytes of one array changed by `change`.
 template <typename T, typename F>
 std::string WithArray(const std::string& bytes, const std::string& name, const F& change) {
-  auto [header, data] = Parts(bytes);
+  auto [header, data] = ProfileParts(bytes);
   const auto parsed = ParseSafetensorsHeader(header, data.size());
   EXPECT_TRUE(parsed.ok());
   for (const TensorEntry& t : parsed->tensors) {
@@ -228,7 +228,7 @@ TEST(ProfileFile, SaysWhatIsWrong) {
   expect(WithArray<uint16_t>(good, "blocks.1.routes.top1", [](auto& v) { v[0] = 4; }),
          "routes.top1");
   expect(WithArray<int32_t>(good, "routes.tokens", [](auto& v) { v[0] = 5; }), "vocabulary");
-  auto [header, data] = Parts(good);
+  auto [header, data] = ProfileParts(good);
   const size_t version = header.find("\"version\":\"1\"");
   ASSERT_NE(version, std::string::npos);
   header[version + 11] = '2';

@@ -40,7 +40,7 @@ constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Chann
                                    Quantization::kInt4, Quantization::kInt4K};
 
 // Rows have several groups, the last of which is shorter, and widths are odd.
-Json Config() {
+Json QuantizedConfig() {
   Json config = testing::TinyConfig();
   config["hidden_size"] = 150;
   config["feed_forward"][0]["routing"]["widths"] = {9, 11, 33, 64, 65, 19, 129, 23};
@@ -50,8 +50,8 @@ Json Config() {
 // An unquantized source folder and its tensors.
 struct Source {
   explicit Source(DType dtype = DType::kF32) {
-    testing::WriteNativeModel(folder.path(), Config(), dtype);
-    spec = ParseNativeConfig(Config().dump())->spec;
+    testing::WriteNativeModel(folder.path(), QuantizedConfig(), dtype);
+    spec = ParseNativeConfig(QuantizedConfig().dump())->spec;
     tensors = testing::RandomTensors(spec, dtype);
   }
   TempFolder folder;
@@ -146,7 +146,7 @@ TEST(QuantizeFolder, HoldsTheIntegersOfARun) {
 // The scales have type F16 and here more bytes than all other tensors, but they must not make F16
 // the dominant type of the weights.
 TEST(QuantizeFolder, ScalesDoNotDecideTheType) {
-  Json config = Config();
+  Json config = QuantizedConfig();
   config["feed_forward"][0]["routing"]["widths"] = 1600;
   config["tie_word_embeddings"] = true;
   TempFolder source, parent;
@@ -176,7 +176,7 @@ TEST(QuantizeFolder, CopiesTheOtherFiles) {
   Json config = Json::parse(ReadFile(made / "config.json"));
   EXPECT_EQ(config["quantization"], (Json{{"type", "int8"}, {"group_size", 64}}));
   config.erase("quantization");
-  EXPECT_EQ(config, Config());
+  EXPECT_EQ(config, QuantizedConfig());
 }
 
 TEST(QuantizeFolder, IntegersAreCopiedOrRoundedAgain) {
@@ -223,13 +223,13 @@ TEST(QuantizeFolder, RefusesAFolderWithFiles) {
 }
 
 TEST(QuantizeFolder, RefusesWhatNoIntegerStandsFor) {
-  struct Case {
+  struct QuantizedCase {
     const char* tensor;
     float value;
     std::vector<std::string> expect;
   };
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const std::vector<Case> cases = {
+  const std::vector<QuantizedCase> cases = {
       {"blocks.0.feed_forward.experts.6.down.weight",
        std::nanf(""),
        {"row 74, column 128", "magnitude at most 65504, found NaN"}},
@@ -242,7 +242,7 @@ TEST(QuantizeFolder, RefusesWhatNoIntegerStandsFor) {
   };
   Source source;
   const std::vector<RawTensor> whole = source.tensors;
-  for (const Case& c : cases) {
+  for (const QuantizedCase& c : cases) {
     SCOPED_TRACE(c.tensor);
     std::vector<RawTensor> tensors = whole;
     for (RawTensor& t : tensors) {
@@ -389,7 +389,7 @@ class DamagedFolder {
   TempFolder parent_;
 };
 
-struct Case {
+struct QuantizedCase {
   const char* name;
   Quantization type;
   std::function<void(DamagedFolder&)> damage;
@@ -397,7 +397,7 @@ struct Case {
 };
 
 // Long because it is a table.
-std::vector<Case> Cases() {
+std::vector<QuantizedCase> QuantizedCases() {
   constexpr auto kInt8 = Quantization::kInt8;
   constexpr auto kInt4 = Quantization::kInt4;
   constexpr auto kInt4K = Quantization::kInt4K;
@@ -604,7 +604,7 @@ std::vector<Case> Cases() {
 }
 
 TEST(DamagedIntegers, AreRefusedByName) {
-  for (const Case& c : Cases()) {
+  for (const QuantizedCase& c : QuantizedCases()) {
     SCOPED_TRACE(std::string(c.name) + ", " + std::string(Name(c.type)));
     DamagedFolder folder(c.type);
     c.damage(folder);

@@ -67,7 +67,7 @@ Result<Ids> IdsOf(const fs::path& folder) {
   return checkpoint.weights->GetIds(kTable, {kVocabulary, kListed});
 }
 
-std::vector<float> Logits(const fs::path& folder) {
+std::vector<float> RouterLogits(const fs::path& folder) {
   auto runner = ModelRunner::Load(folder);
   EXPECT_TRUE(runner.ok()) << runner.status();
   if (!runner.ok()) return {};
@@ -81,19 +81,19 @@ TEST(RouterTable, ReadsBothIntegerTypes) {
   auto read = IdsOf(folder.path());
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(*read, ids);
-  const std::vector<float> expected = Logits(folder.path());
+  const std::vector<float> expected = RouterLogits(folder.path());
 
   WriteTable(folder.path(), "I64", BytesOf(std::vector<int64_t>(ids.begin(), ids.end())));
   read = IdsOf(folder.path());
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(*read, ids);
-  EXPECT_EQ(Logits(folder.path()), expected);
+  EXPECT_EQ(RouterLogits(folder.path()), expected);
 
   // Other ids give other results, so the table is used.
   Ids others = ids;
   for (int32_t& id : others) id = (id + 1) % kExperts;
   WriteTable(folder.path(), "I32", BytesOf(others));
-  EXPECT_NE(Logits(folder.path()), expected);
+  EXPECT_NE(RouterLogits(folder.path()), expected);
 }
 
 TEST(RouterTable, IsNoParameter) {
@@ -156,11 +156,11 @@ TEST(RouterTable, ConversionsKeepIt) {
   TempFolder folder;
   const Ids ids = SomeIds();
   WriteTable(folder.path(), "I64", BytesOf(std::vector<int64_t>(ids.begin(), ids.end())));
-  const std::vector<float> expected = Logits(folder.path());
+  const std::vector<float> expected = RouterLogits(folder.path());
   TempFolder parent;
   const fs::path made = parent.path() / "made", again = parent.path() / "again";
   ASSERT_TRUE(ConvertFolder(folder.path(), made, {}).ok());
-  EXPECT_EQ(Logits(made), expected);
+  EXPECT_EQ(RouterLogits(made), expected);
   ASSERT_TRUE(ConvertFolder(made, again, {}).ok());
   EXPECT_EQ(ReadFile(again / "model.safetensors"), ReadFile(made / "model.safetensors"));
   ASSERT_TRUE(ConvertFolder(made, parent.path() / "bf16", {.type = ConvertType::kBf16}).ok());

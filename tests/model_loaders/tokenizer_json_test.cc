@@ -528,12 +528,12 @@ TEST(TokenizerConfig, RefusesWrongTypes) {
   }
 }
 
-class TokenizerFiles : public testing::Test {
+class TokenizerFiles : public ::testing::Test {
  protected:
   void SetUp() override {
-    dir_ = std::filesystem::path(testing::TempDir()) /
+    dir_ = std::filesystem::path(::testing::TempDir()) /
            (std::string("tokenizer_json_test_") +
-            testing::UnitTest::GetInstance()->current_test_info()->name());
+            ::testing::UnitTest::GetInstance()->current_test_info()->name());
     std::filesystem::create_directories(dir_);
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }

@@ -63,13 +63,13 @@ std::string ModelFile(int model_type, const std::string& more = "") {
   return file + BytesField(2, NumberField(3, model_type) + NumberField(35, 1)) + more;
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(std::string_view data,
-                                                 const TokenizerDetails& details = {}) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabulary(std::string_view data,
+                                                           const TokenizerDetails& details = {}) {
   return ParseSentencePieceModel(data, "tokenizer.model", details);
 }
 
 TEST(SentencePieceFile, Unigram) {
-  const auto tokenizer = Parse(ModelFile(1));
+  const auto tokenizer = ParseVocabulary(ModelFile(1));
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   // "▁a" scores more than "▁" and "a"; "ab" as much as "a" and "b", and it is found first.
   EXPECT_EQ(*(*tokenizer)->Encode("  a  bab ", true), (Ids{264, 260, 262, 263}));
@@ -79,7 +79,7 @@ TEST(SentencePieceFile, Unigram) {
 }
 
 TEST(SentencePieceFile, BytePairs) {
-  const auto tokenizer = Parse(ModelFile(2));
+  const auto tokenizer = ParseVocabulary(ModelFile(2));
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   // "▁a" has a higher score than "ab".
   EXPECT_EQ(*(*tokenizer)->Encode("ab bab", true), (Ids{264, 262, 260, 262, 263}));
@@ -95,7 +95,7 @@ TEST(SentencePieceFile, ControlPiecesOnlyInTrustedText) {
   chat.content = "<chat>";
   chat.special = true;
   details.added_tokens = {chat};
-  const auto tokenizer = Parse(ModelFile(2), details);
+  const auto tokenizer = ParseVocabulary(ModelFile(2), details);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const Ids plain = {1, 260, 4 + '<', 4 + 's', 4 + '>', 261};
   EXPECT_EQ(*(*tokenizer)->Encode("<s>a", true), plain);
@@ -108,7 +108,7 @@ TEST(SentencePieceFile, ControlPiecesOnlyInTrustedText) {
 }
 
 TEST(SentencePieceFile, IncrementalDecodingEqualsDecoding) {
-  const auto tokenizer = Parse(ModelFile(1));
+  const auto tokenizer = ParseVocabulary(ModelFile(1));
   ASSERT_TRUE(tokenizer.ok());
   std::mt19937 random(5);
   for (int i = 0; i < 2000; ++i) {
@@ -130,7 +130,7 @@ TEST(SentencePieceFile, IncrementalDecodingEqualsDecoding) {
 
 TEST(SentencePieceFile, Refusals) {
   const auto message = [](const std::string& data, const TokenizerDetails& details = {}) {
-    return std::string(Parse(data, details).status().message());
+    return std::string(ParseVocabulary(data, details).status().message());
   };
   const auto expect = [](const std::string& found, std::string_view wanted) {
     EXPECT_NE(found.find(wanted), std::string::npos) << found;
@@ -183,7 +183,7 @@ std::string Damaged(std::string data, std::mt19937& random) {
   return data;
 }
 
-void Use(const absl::StatusOr<std::unique_ptr<Tokenizer>>& tokenizer) {
+void UseVocabulary(const absl::StatusOr<std::unique_ptr<Tokenizer>>& tokenizer) {
   if (!tokenizer.ok()) {
     EXPECT_TRUE(IsValidUtf8(std::string(tokenizer.status().message()))) << "the error message";
     return;
@@ -201,8 +201,8 @@ TEST(SentencePieceFile, DamageDoesNotCrash) {
     // Most damage is near the end, where fewer pieces hide the other fields.
     std::string data = ModelFile(1 + i % 2, BytesField(3, NumberField(3, 1)));
     const size_t kept = data.size() - random() % 200;
-    Use(Parse(data.substr(0, kept) + Damaged(data.substr(kept), random)));
-    Use(Parse(Damaged(data, random)));
+    UseVocabulary(ParseVocabulary(data.substr(0, kept) + Damaged(data.substr(kept), random)));
+    UseVocabulary(ParseVocabulary(Damaged(data, random)));
   }
 }
 
@@ -226,7 +226,8 @@ TEST(Fairseq, IdsOfTheDictionary) {
   EXPECT_FALSE(ParseFairseqModel(ModelFile(1), "m", "<pad> 1\n", {}).ok());
   std::mt19937 random(13);
   for (int i = 0; i < 500; ++i) {
-    Use(ParseFairseqModel(ModelFile(1), "m", Damaged("▁a 5\nab 3\n<0x41> 0\n", random), {}));
+    UseVocabulary(
+        ParseFairseqModel(ModelFile(1), "m", Damaged("▁a 5\nab 3\n<0x41> 0\n", random), {}));
   }
 }
 
@@ -330,10 +331,10 @@ TEST(Tiktoken, PatternsAreRewritten) {
 TEST(Tiktoken, DamageDoesNotCrash) {
   std::mt19937 random(7);
   for (int i = 0; i < 500; ++i) {
-    Use(ParseTiktoken(Damaged(TiktokenFile(), random), "x", TiktokenDetails()));
+    UseVocabulary(ParseTiktoken(Damaged(TiktokenFile(), random), "x", TiktokenDetails()));
     TokenizerDetails details = TiktokenDetails();
     details.pattern = Damaged(*details.pattern, random);
-    if (IsValidUtf8(*details.pattern)) Use(ParseTiktoken(TiktokenFile(), "x", details));
+    if (IsValidUtf8(*details.pattern)) UseVocabulary(ParseTiktoken(TiktokenFile(), "x", details));
   }
 }
 
@@ -369,14 +370,14 @@ TEST(VocabAndMerges, Refusals) {
             std::string::npos);
   std::mt19937 random(9);
   for (int i = 0; i < 2000; ++i) {
-    Use(ParseVocabAndMerges(Damaged(kVocab, random), kMerges, details));
-    Use(ParseVocabAndMerges(kVocab, Damaged(kMerges, random), details));
+    UseVocabulary(ParseVocabAndMerges(Damaged(kVocab, random), kMerges, details));
+    UseVocabulary(ParseVocabAndMerges(kVocab, Damaged(kMerges, random), details));
   }
 }
 
 TEST(TokenizerFolder, ChoosesTheReader) {
   const std::filesystem::path folder =
-      std::filesystem::path(testing::TempDir()) / "tokenizer_folder_test";
+      std::filesystem::path(::testing::TempDir()) / "tokenizer_folder_test";
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   const auto write = [&](const char* name, std::string_view data) {
@@ -406,8 +407,8 @@ TEST(TokenizerFolder, ChoosesTheReader) {
 // With quadratic work, eight times the text takes 64 times as long.
 TEST(SentencePieceFile, TimeGrowsLinearly) {
   for (const int model_type : {1, 2}) {
-    const auto tokenizer =
-        Parse(ModelFile(model_type, Piece(std::string(1000, 'a'), -1, PieceType::kNormal)));
+    const auto tokenizer = ParseVocabulary(
+        ModelFile(model_type, Piece(std::string(1000, 'a'), -1, PieceType::kNormal)));
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     const auto seconds = [&](size_t size) {
       double best = 1e9;

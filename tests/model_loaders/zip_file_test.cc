@@ -17,7 +17,7 @@ using testing::ZipBytes;
 using testing::ZipPart;
 using testing::ZipStyle;
 
-const std::vector<ZipPart>& Parts() {
+const std::vector<ZipPart>& ZipParts() {
   static const std::vector<ZipPart> parts = {
       {"top/data.pkl", "the pickle"}, {"top/data/0", std::string(100, 'x')}, {"top/empty", ""}};
   return parts;
@@ -26,11 +26,11 @@ const std::vector<ZipPart>& Parts() {
 TEST(ZipFile, ReadsEntries) {
   for (const bool descriptors : {false, true}) {
     for (const bool zip64 : {false, true}) {
-      const std::string bytes = ZipBytes(Parts(), {descriptors, zip64});
+      const std::string bytes = ZipBytes(ZipParts(), {descriptors, zip64});
       const auto zip = ZipFile::Parse(bytes);
       ASSERT_TRUE(zip.ok()) << zip.status();
-      ASSERT_EQ(zip->entries().size(), Parts().size());
-      for (const ZipPart& part : Parts()) {
+      ASSERT_EQ(zip->entries().size(), ZipParts().size());
+      for (const ZipPart& part : ZipParts()) {
         const ZipEntry* entry = zip->Find(part.name);
         ASSERT_NE(entry, nullptr) << part.name;
         EXPECT_EQ(entry->bytes, part.bytes);
@@ -63,7 +63,7 @@ TEST(ZipFile, RefusesNames) {
 
 TEST(ZipFile, ChecksTheCrcOfSmallEntries) {
   for (const bool descriptors : {false, true}) {
-    std::string bytes = ZipBytes(Parts(), {.descriptors = descriptors});
+    std::string bytes = ZipBytes(ZipParts(), {.descriptors = descriptors});
     bytes[bytes.find("the pickle")] ^= 1;
     EXPECT_TRUE(Mentions(ZipFile::Parse(bytes).status(),
                          {"zip entry \"top/data.pkl\"", "expected the CRC ", "damaged"}));
@@ -77,7 +77,7 @@ TEST(ZipFile, ChecksTheCrcOfSmallEntries) {
 }
 
 TEST(ZipFile, RefusesEveryTruncation) {
-  const std::string whole = ZipBytes(Parts());
+  const std::string whole = ZipBytes(ZipParts());
   ASSERT_TRUE(ZipFile::Parse(whole).ok());
   for (size_t size = 0; size < whole.size(); ++size) {
     EXPECT_FALSE(ZipFile::Parse(whole.substr(0, size)).ok()) << size;
@@ -237,7 +237,7 @@ TEST(ZipFile, RefusesLies) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
-    std::string bytes = ZipBytes(Parts(), c.style);
+    std::string bytes = ZipBytes(ZipParts(), c.style);
     ASSERT_TRUE(ZipFile::Parse(bytes).ok());
     c.damage(&bytes, bytes.find(name) - 30, bytes.rfind(name) - 46);
     const absl::Status status = ZipFile::Parse(bytes).status();

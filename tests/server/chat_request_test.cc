@@ -16,15 +16,15 @@ namespace {
 
 using Json = nlohmann::json;
 
-RequestRules Rules() {
+RequestRules ChatRules() {
   RequestRules rules;
   rules.served_names = {"tiny"};
   rules.vocab_size = testing::kVocabSize;
   return rules;
 }
 
-Result<ChatParams> Parse(const Json& body, bool allow_template = false) {
-  return ParseChat(body, body.dump(), Rules(), allow_template);
+Result<ChatParams> ParseChatText(const Json& body, bool allow_template = false) {
+  return ParseChat(body, body.dump(), ChatRules(), allow_template);
 }
 
 // Returns a request with one message and the fields of the JSON object `fields`.
@@ -37,7 +37,7 @@ Json WithFields(const std::string& fields) {
 Json WithMessages(const std::string& messages) { return {{"messages", Json::parse(messages)}}; }
 
 TEST(ParseChat, TakesTheDefaults) {
-  const auto params = Parse(WithFields("{}"));
+  const auto params = ParseChatText(WithFields("{}"));
   ASSERT_TRUE(params.ok()) << params.status();
   EXPECT_EQ(params->model, "tiny");
   EXPECT_FALSE(params->max_tokens);
@@ -52,7 +52,7 @@ TEST(ParseChat, TakesTheDefaults) {
 }
 
 TEST(ParseChat, NormalisesMessages) {
-  const auto params = Parse(WithMessages(R"([
+  const auto params = ParseChatText(WithMessages(R"([
       {"role": "developer", "content": "a", "name": "n"},
       {"role": "user", "content": [{"type": "text", "text": "b "}, {"type": "text", "text": "c"}]},
       {"role": "assistant", "content": null, "refusal": null, "tool_calls": [], "audio": null},
@@ -66,7 +66,7 @@ TEST(ParseChat, NormalisesMessages) {
             R"({"role":"assistant","content":""},{"role":"system","content":""},)"
             R"({"role":"user","content":""}])");
   EXPECT_EQ(params->ignored_fields, 1);
-  RequestRules strict = Rules();
+  RequestRules strict = ChatRules();
   strict.strict_fields = true;
   const auto refused = ParseChat(WithMessages(R"([{"role": "user", "content": "a", "vendor": 1}])"),
                                  "", strict, false);
@@ -74,7 +74,7 @@ TEST(ParseChat, NormalisesMessages) {
 }
 
 TEST(ParseChat, ReadsCallsAndTheirResults) {
-  const auto params = Parse(WithMessages(R"([
+  const auto params = ParseChatText(WithMessages(R"([
       {"role": "assistant", "content": null, "reasoning": "why", "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": {}}"}},
         {"id": "2", "function": {"name": "g", "arguments": ""}}]},
@@ -101,27 +101,29 @@ TEST(ParseChat, BoundsTheMemoryOfArguments) {
         {{"role", "assistant"},
          {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", nested}}}}}}});
   }
-  const auto params = Parse(body);
+  const auto params = ParseChatText(body);
   ASSERT_FALSE(params.ok());
   EXPECT_NE(params.status().message().find("MiB of memory"), std::string::npos) << params.status();
 }
 
 TEST(ParseChat, TheNewerLimitWins) {
-  EXPECT_EQ(Parse(WithFields(R"({"max_tokens": 5})"))->max_tokens, 5);
-  EXPECT_EQ(Parse(WithFields(R"({"max_tokens": 5, "max_completion_tokens": 7})"))->max_tokens, 7);
-  EXPECT_EQ(Parse(WithFields(R"({"max_tokens": 5, "max_completion_tokens": null})"))->max_tokens,
-            5);
+  EXPECT_EQ(ParseChatText(WithFields(R"({"max_tokens": 5})"))->max_tokens, 5);
+  EXPECT_EQ(
+      ParseChatText(WithFields(R"({"max_tokens": 5, "max_completion_tokens": 7})"))->max_tokens, 7);
+  EXPECT_EQ(
+      ParseChatText(WithFields(R"({"max_tokens": 5, "max_completion_tokens": null})"))->max_tokens,
+      5);
 }
 
 TEST(ParseChat, ReadsLogprobs) {
-  EXPECT_EQ(Parse(WithFields(R"({"logprobs": true})"))->logprobs, 0);
-  EXPECT_EQ(Parse(WithFields(R"({"logprobs": true, "top_logprobs": 4})"))->logprobs, 4);
-  EXPECT_FALSE(Parse(WithFields(R"({"logprobs": false})"))->logprobs);
-  EXPECT_EQ(Parse(WithFields(R"({"prompt_logprobs": 2})"))->prompt_logprobs, 2);
+  EXPECT_EQ(ParseChatText(WithFields(R"({"logprobs": true})"))->logprobs, 0);
+  EXPECT_EQ(ParseChatText(WithFields(R"({"logprobs": true, "top_logprobs": 4})"))->logprobs, 4);
+  EXPECT_FALSE(ParseChatText(WithFields(R"({"logprobs": false})"))->logprobs);
+  EXPECT_EQ(ParseChatText(WithFields(R"({"prompt_logprobs": 2})"))->prompt_logprobs, 2);
 }
 
 TEST(ParseChat, SharesTheSamplingFields) {
-  const auto params = Parse(WithFields(
+  const auto params = ParseChatText(WithFields(
       R"({"temperature": 0.5, "top_k": 3, "stop": ["x"], "n": 2, "seed": 4, "min_tokens": 2})"));
   ASSERT_TRUE(params.ok()) << params.status();
   EXPECT_EQ(params->sampling.temperature, 0.5);
@@ -132,7 +134,7 @@ TEST(ParseChat, SharesTheSamplingFields) {
 }
 
 TEST(ParseChat, LetsHarmlessFieldsPass) {
-  const auto params = Parse(WithFields(
+  const auto params = ParseChatText(WithFields(
       R"({"tools": [], "tool_choice": "none", "functions": null, "documents": [], "echo": false,
           "modalities": ["text"], "response_format": {"type": "text"}, "user": "u",
           "chat_template": null, "chat_template_kwargs": {}, "unheard_of": 1})"));
@@ -140,20 +142,20 @@ TEST(ParseChat, LetsHarmlessFieldsPass) {
   EXPECT_EQ(params->ignored_fields, 1);
 }
 
-struct Refusal {
+struct ChatRefusal {
   const char* body;
   const char* code;
   const char* param;
 };
 
-void PrintTo(const Refusal& refusal, std::ostream* out) {
+void PrintTo(const ChatRefusal& refusal, std::ostream* out) {
   *out << refusal.code << ' ' << refusal.param;
 }
 
-class ParseChatRefuses : public ::testing::TestWithParam<Refusal> {};
+class ParseChatRefuses : public ::testing::TestWithParam<ChatRefusal> {};
 
 TEST_P(ParseChatRefuses, WithCodeAndField) {
-  const auto params = Parse(Json::parse(GetParam().body));
+  const auto params = ParseChatText(Json::parse(GetParam().body));
   ASSERT_FALSE(params.ok());
   EXPECT_EQ(ApiCode(params.status()), GetParam().code) << params.status();
   EXPECT_EQ(ApiParam(params.status()), GetParam().param) << params.status();
@@ -163,98 +165,101 @@ TEST_P(ParseChatRefuses, WithCodeAndField) {
 INSTANTIATE_TEST_SUITE_P(
     Bodies, ParseChatRefuses,
     ::testing::Values(
-        Refusal{"[]", "invalid_value", ""}, Refusal{"{}", "missing_field", "messages"},
-        Refusal{R"({"messages": null})", "missing_field", "messages"},
-        Refusal{R"({"messages": []})", "invalid_value", "messages"},
-        Refusal{R"({"messages": "hi"})", "invalid_value", "messages"},
-        Refusal{R"({"messages": ["hi"]})", "invalid_value", "messages[0]"},
-        Refusal{R"({"messages": [{"content": "a"}]})", "missing_field", "messages[0].role"},
-        Refusal{R"({"messages": [{"role": "narrator", "content": "a"}]})", "invalid_value",
-                "messages[0].role"},
-        Refusal{R"({"messages": [{"role": 1, "content": "a"}]})", "invalid_value",
-                "messages[0].role"},
-        Refusal{R"({"messages": [{"role": "function", "content": "a", "name": "x"}]})",
-                "unsupported_parameter", "messages[0].role"},
-        Refusal{R"({"messages": [{"role": "tool", "content": "a"}]})", "missing_field",
-                "messages[0].tool_call_id"},
-        Refusal{R"({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]})",
-                "invalid_value", "messages[0].tool_call_id"},
-        Refusal{R"({"messages": [{"role": "user", "content": "a", "reasoning_content": "x"}]})",
-                "invalid_value", "messages[0].reasoning_content"},
-        Refusal{R"({"messages": [{"role": "user", "content": "a", "tool_calls": [{"function":
+        ChatRefusal{"[]", "invalid_value", ""}, ChatRefusal{"{}", "missing_field", "messages"},
+        ChatRefusal{R"({"messages": null})", "missing_field", "messages"},
+        ChatRefusal{R"({"messages": []})", "invalid_value", "messages"},
+        ChatRefusal{R"({"messages": "hi"})", "invalid_value", "messages"},
+        ChatRefusal{R"({"messages": ["hi"]})", "invalid_value", "messages[0]"},
+        ChatRefusal{R"({"messages": [{"content": "a"}]})", "missing_field", "messages[0].role"},
+        ChatRefusal{R"({"messages": [{"role": "narrator", "content": "a"}]})", "invalid_value",
+                    "messages[0].role"},
+        ChatRefusal{R"({"messages": [{"role": 1, "content": "a"}]})", "invalid_value",
+                    "messages[0].role"},
+        ChatRefusal{R"({"messages": [{"role": "function", "content": "a", "name": "x"}]})",
+                    "unsupported_parameter", "messages[0].role"},
+        ChatRefusal{R"({"messages": [{"role": "tool", "content": "a"}]})", "missing_field",
+                    "messages[0].tool_call_id"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]})",
+                    "invalid_value", "messages[0].tool_call_id"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": "a", "reasoning_content": "x"}]})",
+                    "invalid_value", "messages[0].reasoning_content"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": "a", "tool_calls": [{"function":
                    {"name": "f"}}]}]})",
-                "invalid_value", "messages[0].tool_calls"},
-        Refusal{R"({"messages": [{"role": "user"}]})", "missing_field", "messages[0].content"},
-        Refusal{R"({"messages": [{"role": "user", "content": null}]})", "invalid_value",
-                "messages[0].content"},
-        Refusal{R"({"messages": [{"role": "user", "content": 5}]})", "invalid_value",
-                "messages[0].content"},
-        Refusal{R"({"messages": [{"role": "user", "content": ["a"]}]})", "invalid_value",
-                "messages[0].content[0]"},
-        Refusal{R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
-                "invalid_value", "messages[0].content[0]"},
-        Refusal{R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
+                    "invalid_value", "messages[0].tool_calls"},
+        ChatRefusal{R"({"messages": [{"role": "user"}]})", "missing_field", "messages[0].content"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": null}]})", "invalid_value",
+                    "messages[0].content"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": 5}]})", "invalid_value",
+                    "messages[0].content"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": ["a"]}]})", "invalid_value",
+                    "messages[0].content[0]"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
+                    "invalid_value", "messages[0].content[0]"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
                                   {"type": "image_url", "image_url": {"url": "data:"}}]}]})",
-                "unsupported_parameter", "messages[0].content[1]"},
-        Refusal{R"({"messages": [{"role": "user", "content": "a", "name": 3}]})", "invalid_value",
-                "messages[0].name"},
-        Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]})",
-                "invalid_value", "messages[0].tool_calls[0]"},
-        Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
+                    "unsupported_parameter", "messages[0].content[1]"},
+        ChatRefusal{R"({"messages": [{"role": "user", "content": "a", "name": 3}]})",
+                    "invalid_value", "messages[0].name"},
+        ChatRefusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]})",
+                    "invalid_value", "messages[0].tool_calls[0]"},
+        ChatRefusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
                    {"arguments": "{}"}}]}]})",
-                "missing_field", "messages[0].tool_calls[0].function.name"},
-        Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
+                    "missing_field", "messages[0].tool_calls[0].function.name"},
+        ChatRefusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
                    {"name": "f", "arguments": "[1]"}}]}]})",
-                "invalid_value", "messages[0].tool_calls[0].function.arguments"},
-        Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
+                    "invalid_value", "messages[0].tool_calls[0].function.arguments"},
+        ChatRefusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
                    {"name": "f", "arguments": "{\"a\": 1, \"a\": 2}"}}]}]})",
-                "invalid_value", "messages[0].tool_calls[0].function.arguments"},
-        Refusal{"{" MESSAGE R"(, "add_generation_prompt": true, "continue_final_message": true})",
-                "invalid_value", "continue_final_message"},
-        Refusal{"{" MESSAGE R"(, "continue_final_message": true})", "invalid_value",
-                "continue_final_message"},
-        Refusal{"{" MESSAGE R"(, "top_logprobs": 2})", "invalid_value", "top_logprobs"},
-        Refusal{"{" MESSAGE R"(, "logprobs": 2})", "invalid_value", "logprobs"},
-        Refusal{"{" MESSAGE R"(, "logprobs": true, "top_logprobs": 21})", "invalid_value",
-                "top_logprobs"},
-        Refusal{"{" MESSAGE R"(, "prompt_logprobs": 1, "stream": true})", "invalid_value",
-                "prompt_logprobs"},
-        Refusal{"{" MESSAGE R"(, "max_tokens": 0})", "invalid_value", "max_tokens"},
-        Refusal{"{" MESSAGE R"(, "max_completion_tokens": 0})", "invalid_value",
-                "max_completion_tokens"},
-        Refusal{"{" MESSAGE R"(, "tools": [{"type": "function"}]})", "missing_field",
-                "tools[0].function"},
-        Refusal{"{" MESSAGE R"(, "tools": [{"type": "web_search"}]})", "unsupported_parameter",
-                "tools[0].type"},
-        Refusal{"{" MESSAGE R"(, "tool_choice": "required"})", "invalid_value", "tool_choice"},
-        Refusal{"{" MESSAGE R"(, "modalities": ["text", "audio"]})", "unsupported_parameter",
-                "modalities"},
-        Refusal{"{" MESSAGE R"(, "documents": [{}]})", "unsupported_parameter", "documents"},
-        Refusal{"{" MESSAGE R"(, "echo": true})", "unsupported_parameter", "echo"},
-        Refusal{"{" MESSAGE R"(, "chat_template": "x"})", "unsupported_parameter", "chat_template"},
-        Refusal{"{" MESSAGE R"(, "chat_template_kwargs": [1]})", "invalid_value",
-                "chat_template_kwargs"},
-        Refusal{"{" MESSAGE R"(, "stop_sequences": ["x"]})", "unsupported_parameter",
-                "stop_sequences"},
-        Refusal{"{" MESSAGE R"(, "model": "other"})", "model_not_found", "model"}));
+                    "invalid_value", "messages[0].tool_calls[0].function.arguments"},
+        ChatRefusal{"{" MESSAGE
+                    R"(, "add_generation_prompt": true, "continue_final_message": true})",
+                    "invalid_value", "continue_final_message"},
+        ChatRefusal{"{" MESSAGE R"(, "continue_final_message": true})", "invalid_value",
+                    "continue_final_message"},
+        ChatRefusal{"{" MESSAGE R"(, "top_logprobs": 2})", "invalid_value", "top_logprobs"},
+        ChatRefusal{"{" MESSAGE R"(, "logprobs": 2})", "invalid_value", "logprobs"},
+        ChatRefusal{"{" MESSAGE R"(, "logprobs": true, "top_logprobs": 21})", "invalid_value",
+                    "top_logprobs"},
+        ChatRefusal{"{" MESSAGE R"(, "prompt_logprobs": 1, "stream": true})", "invalid_value",
+                    "prompt_logprobs"},
+        ChatRefusal{"{" MESSAGE R"(, "max_tokens": 0})", "invalid_value", "max_tokens"},
+        ChatRefusal{"{" MESSAGE R"(, "max_completion_tokens": 0})", "invalid_value",
+                    "max_completion_tokens"},
+        ChatRefusal{"{" MESSAGE R"(, "tools": [{"type": "function"}]})", "missing_field",
+                    "tools[0].function"},
+        ChatRefusal{"{" MESSAGE R"(, "tools": [{"type": "web_search"}]})", "unsupported_parameter",
+                    "tools[0].type"},
+        ChatRefusal{"{" MESSAGE R"(, "tool_choice": "required"})", "invalid_value", "tool_choice"},
+        ChatRefusal{"{" MESSAGE R"(, "modalities": ["text", "audio"]})", "unsupported_parameter",
+                    "modalities"},
+        ChatRefusal{"{" MESSAGE R"(, "documents": [{}]})", "unsupported_parameter", "documents"},
+        ChatRefusal{"{" MESSAGE R"(, "echo": true})", "unsupported_parameter", "echo"},
+        ChatRefusal{"{" MESSAGE R"(, "chat_template": "x"})", "unsupported_parameter",
+                    "chat_template"},
+        ChatRefusal{"{" MESSAGE R"(, "chat_template_kwargs": [1]})", "invalid_value",
+                    "chat_template_kwargs"},
+        ChatRefusal{"{" MESSAGE R"(, "stop_sequences": ["x"]})", "unsupported_parameter",
+                    "stop_sequences"},
+        ChatRefusal{"{" MESSAGE R"(, "model": "other"})", "model_not_found", "model"}));
 #undef MESSAGE
 
 TEST(ParseChat, BoundsMessages) {
   Json body;
   for (int i = 0; i < 2048; ++i) body["messages"].push_back({{"role", "user"}, {"content", "a"}});
-  EXPECT_TRUE(Parse(body).ok());
+  EXPECT_TRUE(ParseChatText(body).ok());
   body["messages"].push_back({{"role", "user"}, {"content", "a"}});
-  EXPECT_EQ(ApiParam(Parse(body).status()), "messages");
+  EXPECT_EQ(ApiParam(ParseChatText(body).status()), "messages");
 
   const auto sized = [&](size_t bytes) {
-    return Parse({{"messages", {{{"role", "user"}, {"content", std::string(bytes, 'x')}}}}});
+    return ParseChatText(
+        {{"messages", {{{"role", "user"}, {"content", std::string(bytes, 'x')}}}}});
   };
   EXPECT_TRUE(sized(1 << 20).ok());
   EXPECT_EQ(ApiParam(sized((1 << 20) + 1).status()), "messages[0]");
 }
 
 TEST(ParseChat, TakesTemplatesWhereTheyAreAllowed) {
-  const auto params = Parse(
+  const auto params = ParseChatText(
       WithFields(R"({"chat_template": "T", "chat_template_kwargs": {"a": [1], "b": null}})"), true);
   ASSERT_TRUE(params.ok()) << params.status();
   EXPECT_EQ(params->conversation.chat_template, "T");
@@ -263,11 +268,11 @@ TEST(ParseChat, TakesTemplatesWhereTheyAreAllowed) {
                            "raise_exception", "namespace", "range", "loop", "strftime_now"}) {
     Json body = WithFields("{}");
     body["chat_template_kwargs"][name] = 1;
-    EXPECT_EQ(ApiParam(Parse(body).status()), "chat_template_kwargs") << name;
+    EXPECT_EQ(ApiParam(ParseChatText(body).status()), "chat_template_kwargs") << name;
   }
   Json body = WithFields("{}");
   for (int i = 0; i < 65; ++i) body["chat_template_kwargs"][std::to_string(i)] = 1;
-  EXPECT_FALSE(Parse(body, true).ok());
+  EXPECT_FALSE(ParseChatText(body, true).ok());
 }
 
 Json RandomValue(std::mt19937& random, int depth) {
@@ -325,7 +330,7 @@ TEST(ParseChat, RandomBodiesDoNoHarm) {
     for (unsigned i = random() % 3; i > 0; --i) {
       body[kFields[random() % std::size(kFields)]] = RandomValue(random, 4);
     }
-    const auto params = Parse(body, random() % 2 == 0);
+    const auto params = ParseChatText(body, random() % 2 == 0);
     ++(params.ok() ? accepted : refused);
     if (!params.ok()) {
       ASSERT_FALSE(ApiCode(params.status()).empty());
@@ -346,7 +351,7 @@ TEST(PrepareChat, FitsTheContext) {
   config.chat_template = "{{ messages[0].content }}";
   const ChatFormat format(config);
   const auto prepare = [&](const std::string& fields) {
-    auto params = Parse(WithFields(fields));
+    auto params = ParseChatText(WithFields(fields));
     return PrepareChat(*params, format, &tokenizer, RequestLimits(), 10, 0);
   };
   EXPECT_EQ(prepare("{}")->max_tokens, 8);  // all that is left of the context
@@ -356,7 +361,7 @@ TEST(PrepareChat, FitsTheContext) {
   EXPECT_EQ(ApiParam(refused.status()), "messages");
   const auto cut = prepare(R"({"truncate_prompt_tokens": 1})");
   EXPECT_EQ(cut->ids, std::vector<TokenId>{'i'});
-  auto params = Parse(WithFields("{}"));
+  auto params = ParseChatText(WithFields("{}"));
   EXPECT_FALSE(PrepareChat(*params, format, nullptr, RequestLimits(), 10, 0).ok());
 }
 

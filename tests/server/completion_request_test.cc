@@ -11,19 +11,20 @@
 namespace moeserve::server {
 namespace {
 
-RequestRules Rules() {
+RequestRules CompletionRules() {
   RequestRules rules;
   rules.served_names = {"tiny", "alias"};
   rules.vocab_size = testing::kVocabSize;
   return rules;
 }
 
-Result<CompletionParams> Parse(const std::string& text, const RequestRules& rules = Rules()) {
+Result<CompletionParams> ParseCompletionText(const std::string& text,
+                                             const RequestRules& rules = CompletionRules()) {
   return ParseCompletion(nlohmann::json::parse(text), rules);
 }
 
 TEST(ParseCompletion, TakesTheDefaults) {
-  const auto params = Parse(R"({"prompt": "hi"})");
+  const auto params = ParseCompletionText(R"({"prompt": "hi"})");
   ASSERT_TRUE(params.ok()) << params.status();
   EXPECT_EQ(params->model, "tiny");
   ASSERT_EQ(params->prompts.size(), 1u);
@@ -40,42 +41,47 @@ TEST(ParseCompletion, TakesTheDefaults) {
 }
 
 TEST(ParseCompletion, CheckpointDefaultsReplaceThoseOfTheApi) {
-  RequestRules rules = Rules();
+  RequestRules rules = CompletionRules();
   rules.defaults.temperature = 0.6;
   rules.defaults.top_p = 0.9;
   rules.defaults.top_k = 20;
   rules.defaults.min_p = 0.05;
-  const auto defaulted = Parse(R"({"prompt": "hi", "top_p": null})", rules);
+  const auto defaulted = ParseCompletionText(R"({"prompt": "hi", "top_p": null})", rules);
   ASSERT_TRUE(defaulted.ok());
   EXPECT_EQ(defaulted->sampling.temperature, 0.6);
   EXPECT_EQ(defaulted->sampling.top_p, 0.9);
   EXPECT_EQ(defaulted->sampling.top_k, 20);
   EXPECT_EQ(defaulted->sampling.min_p, 0.05);
-  const auto asked = Parse(R"({"prompt": "hi", "temperature": 0, "top_k": -1})", rules);
+  const auto asked =
+      ParseCompletionText(R"({"prompt": "hi", "temperature": 0, "top_k": -1})", rules);
   ASSERT_TRUE(asked.ok());
   EXPECT_EQ(asked->sampling.temperature, 0.0);
   EXPECT_LE(asked->sampling.top_k, 0);  // disabled
 }
 
 TEST(ParseCompletion, TakesEveryFormOfPrompt) {
-  EXPECT_EQ(Parse(R"({"prompt": ["a", "b"]})")->prompts.size(), 2u);
-  const auto ids = Parse(R"({"prompt": [1, 2.0, 3]})");
+  EXPECT_EQ(ParseCompletionText(R"({"prompt": ["a", "b"]})")->prompts.size(), 2u);
+  const auto ids = ParseCompletionText(R"({"prompt": [1, 2.0, 3]})");
   ASSERT_TRUE(ids.ok());
   ASSERT_EQ(ids->prompts.size(), 1u);
   EXPECT_EQ(ids->prompts[0].ids, (std::vector<TokenId>{1, 2, 3}));
-  EXPECT_EQ(Parse(R"({"prompt": [[1], [2, 3]]})")->prompts[1].ids, (std::vector<TokenId>{2, 3}));
+  EXPECT_EQ(ParseCompletionText(R"({"prompt": [[1], [2, 3]]})")->prompts[1].ids,
+            (std::vector<TokenId>{2, 3}));
 }
 
 TEST(ParseCompletion, WarnsOfHintsThatHaveNoEffect) {
-  const auto params = Parse(R"({"prompt": "x", "reasoning_effort": "high", "verbosity": "low"})");
+  const auto params =
+      ParseCompletionText(R"({"prompt": "x", "reasoning_effort": "high", "verbosity": "low"})");
   ASSERT_TRUE(params.ok()) << params.status();
   ASSERT_EQ(params->warnings.size(), 2u);
-  EXPECT_EQ(Parse(R"({"prompt": "x", "max_tokens": 3, "max_completion_tokens": 5})")->max_tokens,
+  EXPECT_EQ(ParseCompletionText(R"({"prompt": "x", "max_tokens": 3, "max_completion_tokens": 5})")
+                ->max_tokens,
             5);
 }
 
 TEST(ParseCompletion, TakesFieldsAtTheirDefaultsThatItDoesNotImplement) {
-  EXPECT_TRUE(Parse(R"({"prompt": "x", "presence_penalty": 0, "frequency_penalty": 0.0,
+  EXPECT_TRUE(
+      ParseCompletionText(R"({"prompt": "x", "presence_penalty": 0, "frequency_penalty": 0.0,
     "repetition_penalty": 1, "logit_bias": {}, "response_format": {"type": "text"},
     "min_tokens": 0, "bad_words": [], "tools": null, "tool_choice": "none", "suffix": null,
     "use_beam_search": false, "spaces_between_special_tokens": true, "length_penalty": 1.0,
@@ -83,43 +89,44 @@ TEST(ParseCompletion, TakesFieldsAtTheirDefaultsThatItDoesNotImplement) {
     "parallel_tool_calls": true, "stop": null, "logprobs": null, "reasoning_effort": "none",
     "verbosity": "medium", "modalities": ["text"], "thinking": {"type": "disabled"},
     "documents": [], "typical_p": 1.0, "mirostat": 0, "no_stop_trim": false})")
-                  .ok());
+          .ok());
 }
 
 TEST(ParseCompletion, BestOf) {
-  const auto params = Parse(R"({"prompt": "x", "n": 2, "best_of": 5})");
+  const auto params = ParseCompletionText(R"({"prompt": "x", "n": 2, "best_of": 5})");
   ASSERT_TRUE(params.ok());
   EXPECT_EQ(params->n, 5) << "so many are generated";
   EXPECT_EQ(params->best, 2);
-  const auto all = Parse(R"({"prompt": "x", "n": 2, "best_of": 2, "stream": true})");
+  const auto all = ParseCompletionText(R"({"prompt": "x", "n": 2, "best_of": 2, "stream": true})");
   ASSERT_TRUE(all.ok());
   EXPECT_EQ(all->n, 2);
   EXPECT_EQ(all->best, 0);
 }
 
 TEST(ParseCompletion, CountsUnknownFields) {
-  EXPECT_EQ(Parse(R"({"prompt": "x", "colour": 1, "shape": null})")->ignored_fields, 2);
-  RequestRules strict = Rules();
+  EXPECT_EQ(ParseCompletionText(R"({"prompt": "x", "colour": 1, "shape": null})")->ignored_fields,
+            2);
+  RequestRules strict = CompletionRules();
   strict.strict_fields = true;
-  const auto refused = Parse(R"({"prompt": "x", "colour": 1})", strict);
+  const auto refused = ParseCompletionText(R"({"prompt": "x", "colour": 1})", strict);
   EXPECT_EQ(ApiCode(refused.status()), "invalid_value");
   EXPECT_EQ(ApiParam(refused.status()), "colour");
 }
 
-struct Refusal {
+struct CompletionRefusal {
   const char* body;
   const char* code;
   const char* param;
 };
 
-void PrintTo(const Refusal& refusal, std::ostream* out) {
+void PrintTo(const CompletionRefusal& refusal, std::ostream* out) {
   *out << refusal.code << ' ' << refusal.param;
 }
 
-class Refusals : public ::testing::TestWithParam<Refusal> {};
+class Refusals : public ::testing::TestWithParam<CompletionRefusal> {};
 
 TEST_P(Refusals, NameCodeAndField) {
-  const auto params = Parse(GetParam().body);
+  const auto params = ParseCompletionText(GetParam().body);
   ASSERT_FALSE(params.ok());
   EXPECT_EQ(ApiCode(params.status()), GetParam().code) << params.status();
   EXPECT_EQ(ApiParam(params.status()), GetParam().param) << params.status();
@@ -127,115 +134,131 @@ TEST_P(Refusals, NameCodeAndField) {
 
 INSTANTIATE_TEST_SUITE_P(
     Prompt, Refusals,
-    ::testing::Values(Refusal{R"({})", "missing_field", "prompt"},
-                      Refusal{R"({"prompt": null})", "missing_field", "prompt"},
-                      Refusal{R"({"prompt": []})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": [[]]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": 3})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": {"a": 1}})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": [1, "a"]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": ["a", 1]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": ["a", [1]]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": [[1], 2]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": [-1]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": [300]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": [1.5]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": [18446744073709551615]})", "invalid_value", "prompt"},
-                      Refusal{R"({"prompt": [true]})", "invalid_value", "prompt"}));
+    ::testing::Values(CompletionRefusal{R"({})", "missing_field", "prompt"},
+                      CompletionRefusal{R"({"prompt": null})", "missing_field", "prompt"},
+                      CompletionRefusal{R"({"prompt": []})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": [[]]})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": 3})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": {"a": 1}})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": [1, "a"]})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": ["a", 1]})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": ["a", [1]]})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": [[1], 2]})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": [-1]})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": [300]})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": [1.5]})", "invalid_value", "prompt"},
+                      CompletionRefusal{R"({"prompt": [18446744073709551615]})", "invalid_value",
+                                        "prompt"},
+                      CompletionRefusal{R"({"prompt": [true]})", "invalid_value", "prompt"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Fields, Refusals,
     ::testing::Values(
-        Refusal{R"({"prompt": "x", "model": "other"})", "model_not_found", "model"},
-        Refusal{R"({"prompt": "x", "model": 5})", "invalid_value", "model"},
-        Refusal{R"({"prompt": "x", "max_tokens": -1})", "invalid_value", "max_tokens"},
-        Refusal{R"({"prompt": "x", "max_tokens": 0})", "invalid_value", "max_tokens"},
-        Refusal{R"({"prompt": "x", "max_tokens": 1.5})", "invalid_value", "max_tokens"},
-        Refusal{R"({"prompt": "x", "max_tokens": "1"})", "invalid_value", "max_tokens"},
-        Refusal{R"({"prompt": "x", "temperature": 2.1})", "invalid_value", "temperature"},
-        Refusal{R"({"prompt": "x", "temperature": -0.1})", "invalid_value", "temperature"},
-        Refusal{R"({"prompt": "x", "temperature": "hot"})", "invalid_value", "temperature"},
-        Refusal{R"({"prompt": "x", "top_p": -0.1})", "invalid_value", "top_p"},
-        Refusal{R"({"prompt": "x", "top_p": 1.1})", "invalid_value", "top_p"},
-        Refusal{R"({"prompt": "x", "min_p": 1.1})", "invalid_value", "min_p"},
-        Refusal{R"({"prompt": "x", "top_k": -2})", "invalid_value", "top_k"},
-        Refusal{R"({"prompt": "x", "n": 0})", "invalid_value", "n"},
-        Refusal{R"({"prompt": "x", "n": 129})", "invalid_value", "n"},
-        Refusal{R"({"prompt": ["x","x","x","x","x"], "n": 128})", "invalid_value", "n"},
-        Refusal{R"({"prompt": "x", "n": 3, "best_of": 2})", "invalid_value", "best_of"},
-        Refusal{R"({"prompt": "x", "best_of": 0})", "invalid_value", "best_of"},
-        Refusal{R"({"prompt": "x", "best_of": 129})", "invalid_value", "best_of"},
-        Refusal{R"({"prompt": "x", "best_of": 2, "stream": true})", "invalid_value", "best_of"},
-        Refusal{R"({"prompt": ["x","x","x","x","x"], "best_of": 128})", "invalid_value", "best_of"},
-        Refusal{R"({"prompt": "x", "logprobs": 21})", "invalid_value", "logprobs"},
-        Refusal{R"({"prompt": "x", "logprobs": true})", "invalid_value", "logprobs"},
-        Refusal{R"({"prompt": "x", "echo": 1})", "invalid_value", "echo"},
-        Refusal{R"({"prompt": "x", "stop": ""})", "invalid_value", "stop"},
-        Refusal{R"({"prompt": "x", "stop": ["a", ""]})", "invalid_value", "stop"},
-        Refusal{R"({"prompt": "x", "stop": 5})", "invalid_value", "stop"},
-        Refusal{R"({"prompt": "x", "stop": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]})",
-                "invalid_value", "stop"},
-        Refusal{R"({"prompt": "x", "seed": 9223372036854775808})", "invalid_value", "seed"},
-        Refusal{R"({"prompt": "x", "stop_token_ids": [300]})", "invalid_value", "stop_token_ids"},
-        Refusal{R"({"prompt": "x", "stream_options": {}})", "invalid_value", "stream_options"},
-        Refusal{R"({"prompt": "x", "stream": true, "stream_options": 1})", "invalid_value",
-                "stream_options"},
-        Refusal{R"({"prompt": "x", "reasoning_effort": 1})", "invalid_value", "reasoning_effort"},
-        Refusal{R"({"prompt": "x", "messages": []})", "unsupported_parameter", "messages"},
-        Refusal{R"({"prompt": "x", "max_completion_tokens": 0})", "invalid_value",
-                "max_completion_tokens"},
-        Refusal{R"({"prompt": "x", "prediction": {"type": "content", "content": 5}})",
-                "invalid_value", "prediction.content"},
-        Refusal{R"({"prompt": "x", "thinking": {"type": "enabled"}})", "unsupported_parameter",
-                "thinking"},
-        Refusal{R"({"prompt": "x", "modalities": ["text", "audio"]})", "unsupported_parameter",
-                "modalities"},
-        Refusal{R"({"prompt": "x", "prediction": {"type": "content"}})", "invalid_value",
-                "prediction"},
-        Refusal{R"({"prompt": "x", "mirostat": 2})", "unsupported_parameter", "mirostat"},
-        Refusal{R"({"prompt": "x", "repeat_penalty": 1.1})", "unsupported_parameter",
-                "repeat_penalty"},
-        Refusal{R"({"prompt": "x", "repeat_penalty": "a"})", "invalid_value", "repeat_penalty"},
-        Refusal{R"({"prompt": "x", "no_stop_trim": 1})", "invalid_value", "no_stop_trim"},
-        Refusal{R"({"prompt": "x", "request_id": "a b"})", "invalid_value", "request_id"},
-        Refusal{R"({"prompt": "x", "cache_salt": ""})", "invalid_value", "cache_salt"},
-        Refusal{R"({"prompt": "x", "truncate_prompt_tokens": 0})", "invalid_value",
-                "truncate_prompt_tokens"}));
+        CompletionRefusal{R"({"prompt": "x", "model": "other"})", "model_not_found", "model"},
+        CompletionRefusal{R"({"prompt": "x", "model": 5})", "invalid_value", "model"},
+        CompletionRefusal{R"({"prompt": "x", "max_tokens": -1})", "invalid_value", "max_tokens"},
+        CompletionRefusal{R"({"prompt": "x", "max_tokens": 0})", "invalid_value", "max_tokens"},
+        CompletionRefusal{R"({"prompt": "x", "max_tokens": 1.5})", "invalid_value", "max_tokens"},
+        CompletionRefusal{R"({"prompt": "x", "max_tokens": "1"})", "invalid_value", "max_tokens"},
+        CompletionRefusal{R"({"prompt": "x", "temperature": 2.1})", "invalid_value", "temperature"},
+        CompletionRefusal{R"({"prompt": "x", "temperature": -0.1})", "invalid_value",
+                          "temperature"},
+        CompletionRefusal{R"({"prompt": "x", "temperature": "hot"})", "invalid_value",
+                          "temperature"},
+        CompletionRefusal{R"({"prompt": "x", "top_p": -0.1})", "invalid_value", "top_p"},
+        CompletionRefusal{R"({"prompt": "x", "top_p": 1.1})", "invalid_value", "top_p"},
+        CompletionRefusal{R"({"prompt": "x", "min_p": 1.1})", "invalid_value", "min_p"},
+        CompletionRefusal{R"({"prompt": "x", "top_k": -2})", "invalid_value", "top_k"},
+        CompletionRefusal{R"({"prompt": "x", "n": 0})", "invalid_value", "n"},
+        CompletionRefusal{R"({"prompt": "x", "n": 129})", "invalid_value", "n"},
+        CompletionRefusal{R"({"prompt": ["x","x","x","x","x"], "n": 128})", "invalid_value", "n"},
+        CompletionRefusal{R"({"prompt": "x", "n": 3, "best_of": 2})", "invalid_value", "best_of"},
+        CompletionRefusal{R"({"prompt": "x", "best_of": 0})", "invalid_value", "best_of"},
+        CompletionRefusal{R"({"prompt": "x", "best_of": 129})", "invalid_value", "best_of"},
+        CompletionRefusal{R"({"prompt": "x", "best_of": 2, "stream": true})", "invalid_value",
+                          "best_of"},
+        CompletionRefusal{R"({"prompt": ["x","x","x","x","x"], "best_of": 128})", "invalid_value",
+                          "best_of"},
+        CompletionRefusal{R"({"prompt": "x", "logprobs": 21})", "invalid_value", "logprobs"},
+        CompletionRefusal{R"({"prompt": "x", "logprobs": true})", "invalid_value", "logprobs"},
+        CompletionRefusal{R"({"prompt": "x", "echo": 1})", "invalid_value", "echo"},
+        CompletionRefusal{R"({"prompt": "x", "stop": ""})", "invalid_value", "stop"},
+        CompletionRefusal{R"({"prompt": "x", "stop": ["a", ""]})", "invalid_value", "stop"},
+        CompletionRefusal{R"({"prompt": "x", "stop": 5})", "invalid_value", "stop"},
+        CompletionRefusal{R"({"prompt": "x", "stop": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]})",
+                          "invalid_value", "stop"},
+        CompletionRefusal{R"({"prompt": "x", "seed": 9223372036854775808})", "invalid_value",
+                          "seed"},
+        CompletionRefusal{R"({"prompt": "x", "stop_token_ids": [300]})", "invalid_value",
+                          "stop_token_ids"},
+        CompletionRefusal{R"({"prompt": "x", "stream_options": {}})", "invalid_value",
+                          "stream_options"},
+        CompletionRefusal{R"({"prompt": "x", "stream": true, "stream_options": 1})",
+                          "invalid_value", "stream_options"},
+        CompletionRefusal{R"({"prompt": "x", "reasoning_effort": 1})", "invalid_value",
+                          "reasoning_effort"},
+        CompletionRefusal{R"({"prompt": "x", "messages": []})", "unsupported_parameter",
+                          "messages"},
+        CompletionRefusal{R"({"prompt": "x", "max_completion_tokens": 0})", "invalid_value",
+                          "max_completion_tokens"},
+        CompletionRefusal{R"({"prompt": "x", "prediction": {"type": "content", "content": 5}})",
+                          "invalid_value", "prediction.content"},
+        CompletionRefusal{R"({"prompt": "x", "thinking": {"type": "enabled"}})",
+                          "unsupported_parameter", "thinking"},
+        CompletionRefusal{R"({"prompt": "x", "modalities": ["text", "audio"]})",
+                          "unsupported_parameter", "modalities"},
+        CompletionRefusal{R"({"prompt": "x", "prediction": {"type": "content"}})", "invalid_value",
+                          "prediction"},
+        CompletionRefusal{R"({"prompt": "x", "mirostat": 2})", "unsupported_parameter", "mirostat"},
+        CompletionRefusal{R"({"prompt": "x", "repeat_penalty": 1.1})", "unsupported_parameter",
+                          "repeat_penalty"},
+        CompletionRefusal{R"({"prompt": "x", "repeat_penalty": "a"})", "invalid_value",
+                          "repeat_penalty"},
+        CompletionRefusal{R"({"prompt": "x", "no_stop_trim": 1})", "invalid_value", "no_stop_trim"},
+        CompletionRefusal{R"({"prompt": "x", "request_id": "a b"})", "invalid_value", "request_id"},
+        CompletionRefusal{R"({"prompt": "x", "cache_salt": ""})", "invalid_value", "cache_salt"},
+        CompletionRefusal{R"({"prompt": "x", "truncate_prompt_tokens": 0})", "invalid_value",
+                          "truncate_prompt_tokens"}));
 
 INSTANTIATE_TEST_SUITE_P(
     LogitFields, Refusals,
     ::testing::Values(
-        Refusal{R"({"prompt": "x", "presence_penalty": 3})", "invalid_value", "presence_penalty"},
-        Refusal{R"({"prompt": "x", "frequency_penalty": "a"})", "invalid_value",
-                "frequency_penalty"},
-        Refusal{R"({"prompt": "x", "repetition_penalty": 0})", "invalid_value",
-                "repetition_penalty"},
-        Refusal{R"({"prompt": "x", "logit_bias": [1]})", "invalid_value", "logit_bias"},
-        Refusal{R"({"prompt": "x", "logit_bias": {"-1": 1}})", "invalid_value", "logit_bias"},
-        Refusal{R"({"prompt": "x", "logit_bias": {"01": 1}})", "invalid_value", "logit_bias"},
-        Refusal{R"({"prompt": "x", "logit_bias": {"99999999999": 1}})", "invalid_value",
-                "logit_bias"},
-        Refusal{R"({"prompt": "x", "logit_bias": {"5": 101}})", "invalid_value", "logit_bias"},
-        Refusal{R"({"prompt": "x", "min_tokens": -1})", "invalid_value", "min_tokens"},
-        Refusal{R"({"prompt": "x", "allowed_token_ids": []})", "invalid_value",
-                "allowed_token_ids"},
-        Refusal{R"({"prompt": "x", "allowed_token_ids": [100000]})", "invalid_value",
-                "allowed_token_ids"},
-        Refusal{R"({"prompt": "x", "bad_words": "a"})", "invalid_value", "bad_words"},
-        Refusal{R"({"prompt": "x", "bad_words": [""]})", "invalid_value", "bad_words"},
-        Refusal{R"({"prompt": "x", "priority": -1})", "invalid_value", "priority"},
-        Refusal{R"({"prompt": "x", "priority": 1001})", "invalid_value", "priority"}));
+        CompletionRefusal{R"({"prompt": "x", "presence_penalty": 3})", "invalid_value",
+                          "presence_penalty"},
+        CompletionRefusal{R"({"prompt": "x", "frequency_penalty": "a"})", "invalid_value",
+                          "frequency_penalty"},
+        CompletionRefusal{R"({"prompt": "x", "repetition_penalty": 0})", "invalid_value",
+                          "repetition_penalty"},
+        CompletionRefusal{R"({"prompt": "x", "logit_bias": [1]})", "invalid_value", "logit_bias"},
+        CompletionRefusal{R"({"prompt": "x", "logit_bias": {"-1": 1}})", "invalid_value",
+                          "logit_bias"},
+        CompletionRefusal{R"({"prompt": "x", "logit_bias": {"01": 1}})", "invalid_value",
+                          "logit_bias"},
+        CompletionRefusal{R"({"prompt": "x", "logit_bias": {"99999999999": 1}})", "invalid_value",
+                          "logit_bias"},
+        CompletionRefusal{R"({"prompt": "x", "logit_bias": {"5": 101}})", "invalid_value",
+                          "logit_bias"},
+        CompletionRefusal{R"({"prompt": "x", "min_tokens": -1})", "invalid_value", "min_tokens"},
+        CompletionRefusal{R"({"prompt": "x", "allowed_token_ids": []})", "invalid_value",
+                          "allowed_token_ids"},
+        CompletionRefusal{R"({"prompt": "x", "allowed_token_ids": [100000]})", "invalid_value",
+                          "allowed_token_ids"},
+        CompletionRefusal{R"({"prompt": "x", "bad_words": "a"})", "invalid_value", "bad_words"},
+        CompletionRefusal{R"({"prompt": "x", "bad_words": [""]})", "invalid_value", "bad_words"},
+        CompletionRefusal{R"({"prompt": "x", "priority": -1})", "invalid_value", "priority"},
+        CompletionRefusal{R"({"prompt": "x", "priority": 1001})", "invalid_value", "priority"}));
 
 TEST(ParseCompletion, TakesFieldsThatChangeLogits) {
   testing::ByteTokenizer tokenizer;
-  RequestRules rules = Rules();
+  RequestRules rules = CompletionRules();
   rules.tokenizer = &tokenizer;
   rules.defaults.repetition_penalty = 1.2;
   rules.min_priority = -4;
-  const auto params = Parse(R"({"prompt": "x", "presence_penalty": 1.5, "frequency_penalty": -0.5,
+  const auto params =
+      ParseCompletionText(R"({"prompt": "x", "presence_penalty": 1.5, "frequency_penalty": -0.5,
     "logit_bias": {"5": 1, "7": -100}, "allowed_token_ids": [1, 2], "bad_words": ["no"],
     "min_tokens": 3, "priority": -4, "cache_salt": "mine"})",
-                            rules);
+                          rules);
   ASSERT_TRUE(params.ok()) << params.status();
   const SamplingParams& s = params->sampling;
   EXPECT_EQ(s.presence_penalty, 1.5);
@@ -252,20 +275,24 @@ TEST(ParseCompletion, TakesFieldsThatChangeLogits) {
 INSTANTIATE_TEST_SUITE_P(
     Unsupported, Refusals,
     ::testing::Values(
-        Refusal{R"({"prompt": "x", "suffix": "y"})", "unsupported_parameter", "suffix"},
-        Refusal{R"({"prompt": "x", "use_beam_search": true})", "unsupported_parameter",
-                "use_beam_search"},
-        Refusal{R"({"prompt": "x", "use_beam_search": 1})", "invalid_value", "use_beam_search"},
-        Refusal{R"({"prompt": "x", "tools": [{}]})", "unsupported_parameter", "tools"},
-        Refusal{R"({"prompt": "x", "tool_choice": "auto"})", "unsupported_parameter",
-                "tool_choice"},
-        Refusal{R"({"prompt": "x", "prompt_logprobs": 21})", "invalid_value", "prompt_logprobs"},
-        Refusal{R"({"prompt": "x", "prompt_logprobs": 1, "stream": true})", "invalid_value",
-                "prompt_logprobs"},
-        Refusal{R"({"prompt": "x", "return_routed_experts": true})", "not_enabled",
-                "return_routed_experts"},
-        Refusal{R"({"prompt": "x", "return_routing": true})", "not_enabled", "return_routing"},
-        Refusal{R"({"prompt": "x", "return_routing": 1})", "invalid_value", "return_routing"}));
+        CompletionRefusal{R"({"prompt": "x", "suffix": "y"})", "unsupported_parameter", "suffix"},
+        CompletionRefusal{R"({"prompt": "x", "use_beam_search": true})", "unsupported_parameter",
+                          "use_beam_search"},
+        CompletionRefusal{R"({"prompt": "x", "use_beam_search": 1})", "invalid_value",
+                          "use_beam_search"},
+        CompletionRefusal{R"({"prompt": "x", "tools": [{}]})", "unsupported_parameter", "tools"},
+        CompletionRefusal{R"({"prompt": "x", "tool_choice": "auto"})", "unsupported_parameter",
+                          "tool_choice"},
+        CompletionRefusal{R"({"prompt": "x", "prompt_logprobs": 21})", "invalid_value",
+                          "prompt_logprobs"},
+        CompletionRefusal{R"({"prompt": "x", "prompt_logprobs": 1, "stream": true})",
+                          "invalid_value", "prompt_logprobs"},
+        CompletionRefusal{R"({"prompt": "x", "return_routed_experts": true})", "not_enabled",
+                          "return_routed_experts"},
+        CompletionRefusal{R"({"prompt": "x", "return_routing": true})", "not_enabled",
+                          "return_routing"},
+        CompletionRefusal{R"({"prompt": "x", "return_routing": 1})", "invalid_value",
+                          "return_routing"}));
 
 // One layer selects 3 of 8 experts for each of 2 sub-tokens: 6 (row, expert) pairs per token.
 TEST(RecordSize, CountsAllThatIsHeldAtOnce) {
@@ -310,14 +337,14 @@ TEST(RecordSize, CountsAllThatIsHeldAtOnce) {
 TEST(PreparePrompts, TextGetsSpecialTokensAndIdsDoNot) {
   testing::ByteTokenizer tokenizer;
   tokenizer.add_bos = true;
-  auto params = Parse(R"({"prompt": ["ab"], "echo": true})");
+  auto params = ParseCompletionText(R"({"prompt": ["ab"], "echo": true})");
   auto prompts = PreparePrompts(*params, &tokenizer, 256);
   ASSERT_TRUE(prompts.ok());
   EXPECT_EQ((*prompts)[0].ids, (std::vector<TokenId>{testing::kBos, 'a', 'b'}));
   EXPECT_EQ((*prompts)[0].echo_text, "ab");
-  params = Parse(R"({"prompt": ["ab"], "add_special_tokens": false})");
+  params = ParseCompletionText(R"({"prompt": ["ab"], "add_special_tokens": false})");
   EXPECT_EQ((*PreparePrompts(*params, &tokenizer, 256))[0].ids.size(), 2u);
-  params = Parse(R"({"prompt": [97, 98], "echo": true})");
+  params = ParseCompletionText(R"({"prompt": [97, 98], "echo": true})");
   prompts = PreparePrompts(*params, &tokenizer, 256);
   EXPECT_EQ((*prompts)[0].ids.size(), 2u);
   EXPECT_EQ((*prompts)[0].echo_text, "ab");
@@ -326,7 +353,7 @@ TEST(PreparePrompts, TextGetsSpecialTokensAndIdsDoNot) {
 TEST(PreparePrompts, FitsTheContextExactly) {
   testing::ByteTokenizer tokenizer;
   const auto prepare = [&](const char* body) {
-    return PreparePrompts(*Parse(body), &tokenizer, 8);
+    return PreparePrompts(*ParseCompletionText(body), &tokenizer, 8);
   };
   // the default is reduced to what fits
   EXPECT_EQ((*prepare(R"({"prompt": "1234567"})"))[0].max_tokens, 1);
@@ -342,7 +369,8 @@ TEST(PreparePrompts, FitsTheContextExactly) {
 
 TEST(PreparePrompts, TruncatesFromTheLeft) {
   testing::ByteTokenizer tokenizer;
-  const auto params = Parse(R"({"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": true})");
+  const auto params =
+      ParseCompletionText(R"({"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": true})");
   const auto prompts = PreparePrompts(*params, &tokenizer, 256);
   EXPECT_EQ((*prompts)[0].ids, (std::vector<TokenId>{'e', 'f'}));
   EXPECT_EQ((*prompts)[0].echo_text, "ef");
@@ -350,8 +378,8 @@ TEST(PreparePrompts, TruncatesFromTheLeft) {
 
 TEST(MakeEngineRequests, OrdersChoicesByPromptThenSample) {
   testing::ByteTokenizer tokenizer;
-  const auto params =
-      Parse(R"({"prompt": ["a", "b"], "n": 2, "seed": 7, "echo": true, "logprobs": 3})");
+  const auto params = ParseCompletionText(
+      R"({"prompt": ["a", "b"], "n": 2, "seed": 7, "echo": true, "logprobs": 3})");
   const auto prompts = PreparePrompts(*params, &tokenizer, 256);
   const auto requests = MakeEngineRequests(*params, *prompts, "cmpl-x", absl::InfiniteFuture());
   ASSERT_EQ(requests.size(), 4u);

@@ -116,7 +116,7 @@ TEST(SuggestionTest, FindsTheMostSimilarName) {
 }
 
 // A command with an option of every kind.
-class OptionSourcesTest : public testing::Test {
+class OptionSourcesTest : public ::testing::Test {
  protected:
   OptionSourcesTest() {
     command_.add_option("--model", model_, "The model")->required();

@@ -18,7 +18,7 @@ using testing::Exposition;
 using testing::ReadExposition;
 
 // Expert 3 has 60 of 100 selections, expert 5 the remaining 40.
-ExpertStats Wide(int blocks, int experts) {
+ExpertStats WideLayout(int blocks, int experts) {
   ExpertStats stats;
   stats.tokens = 100;
   for (int b = 0; b < blocks; ++b) {
@@ -55,8 +55,8 @@ MoeMetricsMode Resolved(MoeMetricsMode mode, const ExpertStats& stats) {
 
 TEST(ResolveMoeMetrics, AutoIsFullUpTo4096Experts) {
   EXPECT_EQ(Resolved(MoeMetricsMode::kAuto, {}), MoeMetricsMode::kFull);
-  EXPECT_EQ(Resolved(MoeMetricsMode::kAuto, Wide(64, 64)), MoeMetricsMode::kFull);
-  ExpertStats more = Wide(64, 64);
+  EXPECT_EQ(Resolved(MoeMetricsMode::kAuto, WideLayout(64, 64)), MoeMetricsMode::kFull);
+  ExpertStats more = WideLayout(64, 64);
   more.blocks[7].selections.push_back(0);
   EXPECT_EQ(Resolved(MoeMetricsMode::kAuto, more), MoeMetricsMode::kTop);
   for (const MoeMetricsMode mode : {MoeMetricsMode::kOff, MoeMetricsMode::kLayer,
@@ -66,8 +66,8 @@ TEST(ResolveMoeMetrics, AutoIsFullUpTo4096Experts) {
 }
 
 TEST(ResolveMoeMetrics, FullHasItsBound) {
-  EXPECT_EQ(Resolved(MoeMetricsMode::kFull, Wide(64, 256)), MoeMetricsMode::kFull);
-  const ExpertStats more = Wide(65, 256);
+  EXPECT_EQ(Resolved(MoeMetricsMode::kFull, WideLayout(64, 256)), MoeMetricsMode::kFull);
+  const ExpertStats more = WideLayout(65, 256);
   const auto refused = ResolveMoeMetrics({.mode = MoeMetricsMode::kFull}, more);
   ASSERT_TRUE(absl::IsInvalidArgument(refused.status()));
   for (const char* part : {"--moe-metrics=full", "16640", "16384"}) {
@@ -76,16 +76,18 @@ TEST(ResolveMoeMetrics, FullHasItsBound) {
   EXPECT_EQ(Resolved(MoeMetricsMode::kTop, more), MoeMetricsMode::kTop);
   // Sums of gate weights are series, too.
   EXPECT_TRUE(
-      ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, Wide(32, 256)).ok());
+      ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, WideLayout(32, 256))
+          .ok());
   EXPECT_FALSE(
-      ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, Wide(33, 256)).ok());
+      ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, WideLayout(33, 256))
+          .ok());
 }
 
 TEST(ResolveMoeMetrics, WeightsNeedASeriesForEachExpert) {
-  EXPECT_TRUE(ResolveMoeMetrics({.weights = true}, Wide(2, 8)).ok());
-  EXPECT_FALSE(ResolveMoeMetrics({.weights = true}, Wide(58, 256)).ok());
+  EXPECT_TRUE(ResolveMoeMetrics({.weights = true}, WideLayout(2, 8)).ok());
+  EXPECT_FALSE(ResolveMoeMetrics({.weights = true}, WideLayout(58, 256)).ok());
   EXPECT_FALSE(
-      ResolveMoeMetrics({.mode = MoeMetricsMode::kLayer, .weights = true}, Wide(2, 8)).ok());
+      ResolveMoeMetrics({.mode = MoeMetricsMode::kLayer, .weights = true}, WideLayout(2, 8)).ok());
 }
 
 TEST(ParseMoeMetricsMode, TakesItsOwnNames) {
@@ -121,7 +123,7 @@ TEST(ExpertMetrics, EveryModeHasItsFamilies) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(Name(c.options.mode));
-    const Exposition read = Export(c.options, Wide(3, 8));
+    const Exposition read = Export(c.options, WideLayout(3, 8));
     EXPECT_EQ(read.types.contains(kExpertTokens), c.expert_tokens);
     EXPECT_EQ(read.types.contains(kExpertWeight), c.expert_weight);
     EXPECT_EQ(read.types.contains(kHotShare), c.hot);
@@ -139,22 +141,22 @@ TEST(ExpertMetrics, EveryModeHasItsFamilies) {
              sample.first.ends_with(std::string(",mode=\"") + mode + "\"}");
     }));
   }
-  EXPECT_TRUE(Export({.mode = MoeMetricsMode::kOff}, Wide(3, 8)).types.empty());
+  EXPECT_TRUE(Export({.mode = MoeMetricsMode::kOff}, WideLayout(3, 8)).types.empty());
 }
 
 TEST(ExpertMetrics, SeriesStayWithinTheBudget) {
-  EXPECT_LT(Export({}, Wide(64, 64)).samples.size(), 10'000u);
-  EXPECT_LT(Export({}, Wide(58, 256)).samples.size(), 2000u);
-  const size_t layer = Export({.mode = MoeMetricsMode::kLayer}, Wide(58, 256)).samples.size();
-  EXPECT_EQ(layer, Export({.mode = MoeMetricsMode::kLayer}, Wide(58, 8)).samples.size());
-  EXPECT_EQ(Export({.mode = MoeMetricsMode::kTop}, Wide(58, 256)).samples.size(),
+  EXPECT_LT(Export({}, WideLayout(64, 64)).samples.size(), 10'000u);
+  EXPECT_LT(Export({}, WideLayout(58, 256)).samples.size(), 2000u);
+  const size_t layer = Export({.mode = MoeMetricsMode::kLayer}, WideLayout(58, 256)).samples.size();
+  EXPECT_EQ(layer, Export({.mode = MoeMetricsMode::kLayer}, WideLayout(58, 8)).samples.size());
+  EXPECT_EQ(Export({.mode = MoeMetricsMode::kTop}, WideLayout(58, 256)).samples.size(),
             layer + 2 * 58 * 4);
-  EXPECT_EQ(Export({.mode = MoeMetricsMode::kFull}, Wide(58, 256)).samples.size(),
+  EXPECT_EQ(Export({.mode = MoeMetricsMode::kFull}, WideLayout(58, 256)).samples.size(),
             layer + 58 * 256);
 }
 
 TEST(ExpertMetrics, TheLargestTextIsSmallEnoughToScrape) {
-  const ExpertStats stats = Wide(64, 256);
+  const ExpertStats stats = WideLayout(64, 256);
   ExpertMetrics metrics({.mode = MoeMetricsMode::kFull}, {});
   metrics.Observe(stats, absl::UnixEpoch());
   PrometheusText text;
@@ -163,7 +165,7 @@ TEST(ExpertMetrics, TheLargestTextIsSmallEnoughToScrape) {
 }
 
 TEST(ExpertMetrics, NamesTheMostUsedExperts) {
-  const Exposition read = Export({.mode = MoeMetricsMode::kTop}, Wide(2, 8));
+  const Exposition read = Export({.mode = MoeMetricsMode::kTop}, WideLayout(2, 8));
   const auto rank = [&](const char* name, int r) {
     return read.samples.at(std::string(name) +
                            R"({model="m",layer="1",block="feed_forward",rank=")" +
@@ -177,14 +179,15 @@ TEST(ExpertMetrics, NamesTheMostUsedExperts) {
 }
 
 TEST(ExpertMetrics, CountsAndWeightsAreTheStats) {
-  const Exposition read = Export({.mode = MoeMetricsMode::kFull, .weights = true}, Wide(2, 8));
+  const Exposition read =
+      Export({.mode = MoeMetricsMode::kFull, .weights = true}, WideLayout(2, 8));
   const char* labels = R"({model="m",layer="1",block="feed_forward",expert="3"})";
   EXPECT_EQ(read.samples.at(std::string(kExpertTokens) + labels), 60);
   EXPECT_EQ(read.samples.at(std::string(kExpertWeight) + labels), 0.75);
 }
 
 TEST(ExpertMetrics, StepsAreHistogramsByPowersOfTwo) {
-  ExpertStats stats = Wide(1, 8);
+  ExpertStats stats = WideLayout(1, 8);
   stats.blocks[0].recomputed_tokens = 9;
   for (const uint64_t rows : {1, 2, 3, 8192, 8193}) stats.expert_rows[0].Observe(rows);
   stats.active_experts[1].Observe(512, 3);
@@ -213,7 +216,7 @@ TEST(ExpertMetrics, InfoSaysWhetherAnExpertIsShared) {
   ModelSpec spec;
   spec.AddLayers(2);
   spec.feed_forward(1).shared_width = 64;
-  const Exposition read = Export({}, Wide(3, 8), spec);
+  const Exposition read = Export({}, WideLayout(3, 8), spec);
   for (const auto& [layer, shared] : {std::pair("0", "0"), {"1", "1"}, {"2", "0"}}) {
     EXPECT_EQ(
         read.samples.count(
@@ -226,7 +229,7 @@ TEST(ExpertMetrics, InfoSaysWhetherAnExpertIsShared) {
 }
 
 TEST(ExpertMetrics, TheWindowHalvesInAMinute) {
-  ExpertStats stats = Wide(1, 8);
+  ExpertStats stats = WideLayout(1, 8);
   ExpertMetrics metrics({.mode = MoeMetricsMode::kLayer}, {});
   const auto window = [&] {
     PrometheusText text;

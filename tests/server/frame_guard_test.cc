@@ -15,11 +15,11 @@ namespace moeserve::server::rpc {
 namespace {
 
 constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-constexpr uint8_t kReset = kRstStream;
+constexpr uint8_t kResetStream = kRstStream;
 constexpr uint8_t kWindow = kWindowUpdate;
 
 std::string Reset(uint32_t stream, char code = 8) {
-  return Frame(kReset, 0, stream, std::string{0, 0, 0, code});
+  return Frame(kResetStream, 0, stream, std::string{0, 0, 0, code});
 }
 
 std::string Open(uint32_t stream, const Fields& more = {}) {
@@ -27,7 +27,7 @@ std::string Open(uint32_t stream, const Fields& more = {}) {
 }
 
 // Returns a message of gRPC.
-std::string Message(const std::string& text, char flag = 0) {
+std::string MessageFrame(const std::string& text, char flag = 0) {
   return std::string{flag, 0, 0, static_cast<char>(text.size() >> 8),
                      static_cast<char>(text.size())} +
          text;
@@ -45,7 +45,7 @@ Data DataOf(const std::vector<FoundFrame>& frames) {
   Data data;
   for (const FoundFrame& frame : frames) {
     EXPECT_FALSE(frame.header.Has(kPadded));
-    data.reset |= frame.header.type == kReset;
+    data.reset |= frame.header.type == kResetStream;
     if (frame.header.type != kData) continue;
     data.ended |= frame.header.Has(kEndStream);
     (data.reset ? data.after : data.before) += frame.payload;
@@ -101,8 +101,8 @@ bool Says(const absl::Status& status, std::string_view text) {
 
 TEST_F(FrameGuardTest, ReaderFindsFramesHoweverTheyAreCut) {
   const std::vector<std::string> frames = {Frame(kData, 1, 5, "payload"), Reset(7, 11),
-                                           Frame(kPing, 0, 0, "12345678"), Frame(kReset, 0, 9, "x"),
-                                           Frame(kSettings, 1, 0)};
+                                           Frame(kPing, 0, 0, "12345678"),
+                                           Frame(kResetStream, 0, 9, "x"), Frame(kSettings, 1, 0)};
   std::string all;
   for (const std::string& frame : frames) all += frame;
   for (size_t piece = 1; piece <= all.size(); ++piece) {
@@ -174,7 +174,7 @@ TEST_F(FrameGuardTest, LimitsOpenStreamsEvenBeforeTheClientKnowsTheLimit) {
 TEST_F(FrameGuardTest, CallsThatEndAreWithoutLimit) {
   Begin();
   for (uint32_t stream = 1; stream < 200000; stream += 2) {
-    ASSERT_TRUE(Client(Open(stream) + Frame(kData, kEndStream, stream, Message("x"))).ok());
+    ASSERT_TRUE(Client(Open(stream) + Frame(kData, kEndStream, stream, MessageFrame("x"))).ok());
     End(stream);
     // gRPC resets a stream whose client has not ended its side.
     ASSERT_TRUE(Server(stream % 3 == 0 ? Reset(stream, 0) : "").ok());
@@ -276,7 +276,7 @@ TEST_F(FrameGuardTest, MemoryIsChargedAndTheRestIsCheckedAfterwards) {
   Begin();
   ASSERT_TRUE(memory_->TryTake((32 << 20) - 40000, ChargeFor::kRunningRequest));
   const std::string bytes =
-      Open(1) + Frame(kData, 0, 1, Message(std::string(19995, 'x'))) + Open(3) + Reset(3);
+      Open(1) + Frame(kData, 0, 1, MessageFrame(std::string(19995, 'x'))) + Open(3) + Reset(3);
   std::string_view rest = bytes;
   // 16,384 for the stream and 20,000 of its data fit, and another stream does not.
   EXPECT_EQ(ApiCode(guard_->CheckClient(rest, now_, sent_)), "out_of_memory");
@@ -296,7 +296,7 @@ TEST_F(FrameGuardTest, MemoryIsChargedAndTheRestIsCheckedAfterwards) {
 TEST_F(FrameGuardTest, EarlierMessagesOfAStreamAreNotCharged) {
   Begin();
   ASSERT_TRUE(Client(Open(1)).ok());
-  const std::string message = Message(std::string(16000, 'x'));
+  const std::string message = MessageFrame(std::string(16000, 'x'));
   const size_t most = limits_.stream_bytes + limits_.window_bytes + message.size();
   size_t held = 0;
   for (int i = 0; i < 10000; ++i) {  // 160 MB
@@ -396,12 +396,12 @@ TEST_F(FrameGuardTest, RefusalsTellEverythingToTheClientAndNothingToTheServer) {
   EXPECT_EQ(ValueOf(answer, "x-request-id"), "mine");
   EXPECT_EQ(ValueOf(answer, "x-error-code"), "unsupported_encoding");
   // The client need not send the rest.
-  EXPECT_EQ(frames[1].header.type, kReset);
+  EXPECT_EQ(frames[1].header.type, kResetStream);
   EXPECT_EQ(frames[1].payload, std::string(4, '\0'));
   EXPECT_TRUE(Sent().empty());
   EXPECT_EQ(guard_->open_streams(), 0u);
   // What the client has sent before it knows is passed on, so that gRPC gives back its window.
-  ASSERT_TRUE(Client(Frame(kData, kEndStream, 1, Message("x"))).ok());
+  ASSERT_TRUE(Client(Frame(kData, kEndStream, 1, MessageFrame("x"))).ok());
   EXPECT_EQ(Sent().size(), 1u);
   EXPECT_TRUE(Answers().empty());
 }
@@ -414,13 +414,13 @@ TEST_F(FrameGuardTest, MessagesAreChecked) {
     std::string text;
   };
   const std::vector<Case> cases = {
-      {Message("abc") + Message("") + Message("x"), true, "", ""},
-      {Message("x", 2), false, "13", "flag"},
-      {Message("x", 1), false, "13", "grpc-encoding"},
+      {MessageFrame("abc") + MessageFrame("") + MessageFrame("x"), true, "", ""},
+      {MessageFrame("x", 2), false, "13", "flag"},
+      {MessageFrame("x", 1), false, "13", "grpc-encoding"},
       {std::string("\0\1\0\0\1", 5), false, "8", "16777216"},
       {std::string("\0\xff\xff\xff\xff", 5), false, "8", "4294967295"},
-      {Message("abc").substr(0, 7), true, "13", "within a message"},
-      {Message("abc") + std::string(3, '\0'), true, "13", "within a message"}};
+      {MessageFrame("abc").substr(0, 7), true, "13", "within a message"},
+      {MessageFrame("abc") + std::string(3, '\0'), true, "13", "within a message"}};
   uint32_t stream = 1;
   for (const Case& c : cases) {
     for (const size_t piece : {1, 3, 1000}) {
@@ -448,9 +448,9 @@ TEST_F(FrameGuardTest, MessagesAreChecked) {
 TEST_F(FrameGuardTest, ALateRefusalIsATrailer) {
   Begin();
   ASSERT_TRUE(Client(Open(1, {{"grpc-encoding", "gzip"}})).ok());
-  ASSERT_TRUE(Client(Frame(kData, 0, 1, Message("x", 1) + Message("y"))).ok());
+  ASSERT_TRUE(Client(Frame(kData, 0, 1, MessageFrame("x", 1) + MessageFrame("y"))).ok());
   ASSERT_TRUE(Server(Frame(kHeaders, kEndHeaders, 1, "fields") + Frame(kData, 0, 1, "x")).ok());
-  ASSERT_TRUE(Client(Frame(kData, 0, 1, Message("x", 7))).ok());
+  ASSERT_TRUE(Client(Frame(kData, 0, 1, MessageFrame("x", 7))).ok());
   const HeaderFields answer = Answer();
   EXPECT_EQ(ValueOf(answer, ":status"), "");
   EXPECT_EQ(ValueOf(answer, "grpc-status"), "13");
@@ -460,7 +460,7 @@ TEST_F(FrameGuardTest, ALateRefusalIsATrailer) {
 TEST_F(FrameGuardTest, AStreamIsAnsweredOnce) {
   Begin();
   ASSERT_TRUE(Client(Open(1) + Open(3)).ok());
-  ASSERT_TRUE(Client(Frame(kData, 0, 1, Message("x", 7))).ok());
+  ASSERT_TRUE(Client(Frame(kData, 0, 1, MessageFrame("x", 7))).ok());
   EXPECT_EQ(ValueOf(Answer(), "grpc-status"), "13");
   shown_.clear();
   const std::string answer = Block({{":status", "200"}, {"grpc-status", "1"}});
@@ -489,11 +489,11 @@ TEST_F(FrameGuardTest, PaddingOfDataIsRemovedAndItsWindowGivenBack) {
   Begin();
   ASSERT_TRUE(Client(Open(1)).ok());
   Sent();
-  const std::string padded = std::string("\3", 1) + Message("abc") + "ppp";
+  const std::string padded = std::string("\3", 1) + MessageFrame("abc") + "ppp";
   ASSERT_TRUE(Client(Frame(kData, kPadded, 1, padded), 1).ok());
   ASSERT_TRUE(Client(Frame(kData, kPadded | kEndStream, 1, padded)).ok());
   const Data data = DataOf(Sent());
-  EXPECT_EQ(data.before, Message("abc") + Message("abc"));
+  EXPECT_EQ(data.before, MessageFrame("abc") + MessageFrame("abc"));
   EXPECT_TRUE(data.ended);
   std::vector<uint32_t> streams;
   for (const FoundFrame& frame : Answers()) {
@@ -519,7 +519,7 @@ TEST_F(FrameGuardTest, FramesThatMustNotBe) {
       {Open(2), Http2Error::kProtocolError},
       {Reset(99), Http2Error::kProtocolError},
       {Reset(0), Http2Error::kProtocolError},
-      {Frame(kReset, 0, 1, "x"), Http2Error::kFrameSizeError},
+      {Frame(kResetStream, 0, 1, "x"), Http2Error::kFrameSizeError},
       {Frame(kPing, 0, 0, "x"), Http2Error::kFrameSizeError},
       {Frame(kPing, 0, 1, "12345678"), Http2Error::kProtocolError},
       {Frame(kPriority, 0, 1, "x"), Http2Error::kFrameSizeError},
@@ -586,7 +586,7 @@ TEST_F(FrameGuardTest, TheServersDataMakesRoomInWindows) {
 
 TEST_F(FrameGuardTest, TrailersOfAClientEndItsSide) {
   Begin();
-  ASSERT_TRUE(Client(Open(1) + Frame(kData, 0, 1, Message("x"))).ok());
+  ASSERT_TRUE(Client(Open(1) + Frame(kData, 0, 1, MessageFrame("x"))).ok());
   Sent();
   ASSERT_TRUE(Client(Frame(kHeaders, kEndHeaders | kEndStream, 1, Block({{"a", "b"}}))).ok());
   const std::vector<FoundFrame> sent = Sent();

@@ -17,7 +17,7 @@ namespace {
 
 constexpr absl::Duration kLong = absl::Seconds(20);
 
-std::string Message(const absl::Status& status) { return std::string(status.message()); }
+std::string ProbeMessage(const absl::Status& status) { return std::string(status.message()); }
 
 using HealthProbeTest = HttpTest;
 
@@ -30,11 +30,13 @@ TEST_F(HealthProbeTest, ReadyWhileServing) {
 
 TEST_F(HealthProbeTest, NotReadyWhileLoadingAndDraining) {
   Start({}, {}, false);
-  EXPECT_NE(Message(ProbeReadiness({"127.0.0.1", port()}, kLong)).find("503"), std::string::npos);
+  EXPECT_NE(ProbeMessage(ProbeReadiness({"127.0.0.1", port()}, kLong)).find("503"),
+            std::string::npos);
   context_->SetServing(engine_, {}, nullptr);
   EXPECT_TRUE(ProbeReadiness({"127.0.0.1", port()}, kLong).ok());
   context_->SetDraining();
-  EXPECT_NE(Message(ProbeReadiness({"127.0.0.1", port()}, kLong)).find("503"), std::string::npos);
+  EXPECT_NE(ProbeMessage(ProbeReadiness({"127.0.0.1", port()}, kLong)).find("503"),
+            std::string::npos);
 }
 
 // A server that sends the same bytes to every connection. `hold` keeps connections open afterwards;
@@ -95,18 +97,18 @@ TEST(HealthProbe, OnlyStatus200IsReady) {
 }
 
 TEST(HealthProbe, HostileAnswersEnd) {
-  EXPECT_NE(Message(Impostor("").Probe()).find("closed"), std::string::npos);
-  EXPECT_NE(Message(Impostor("HTTP/1.1 200").Probe()).find("closed"), std::string::npos);
-  EXPECT_NE(Message(Impostor(std::string(4096, 'x'), false, true).Probe()).find("not HTTP"),
+  EXPECT_NE(ProbeMessage(Impostor("").Probe()).find("closed"), std::string::npos);
+  EXPECT_NE(ProbeMessage(Impostor("HTTP/1.1 200").Probe()).find("closed"), std::string::npos);
+  EXPECT_NE(ProbeMessage(Impostor(std::string(4096, 'x'), false, true).Probe()).find("not HTTP"),
             std::string::npos);
-  const std::string shown = Message(Impostor("HTTP/1.1 \x1b[31m\r\n").Probe());
+  const std::string shown = ProbeMessage(Impostor("HTTP/1.1 \x1b[31m\r\n").Probe());
   EXPECT_EQ(shown.find('\x1b'), std::string::npos) << shown;
 }
 
 TEST(HealthProbe, SilenceEndsInTime) {
   const Impostor silent("", true);
   const absl::Time start = absl::Now();
-  EXPECT_NE(Message(silent.Probe(absl::Milliseconds(100))).find("in time"), std::string::npos);
+  EXPECT_NE(ProbeMessage(silent.Probe(absl::Milliseconds(100))).find("in time"), std::string::npos);
   EXPECT_LT(absl::Now() - start, kLong);
 }
 
@@ -118,7 +120,7 @@ TEST(HealthProbe, NobodyListens) {
   }
   const absl::Status status = ProbeReadiness({"127.0.0.1", free_port}, kLong);
   EXPECT_TRUE(absl::IsUnavailable(status));
-  EXPECT_NE(Message(status).find("127.0.0.1:" + std::to_string(free_port)), std::string::npos);
+  EXPECT_NE(ProbeMessage(status).find("127.0.0.1:" + std::to_string(free_port)), std::string::npos);
   EXPECT_TRUE(absl::IsUnavailable(ProbeReadiness({"host.invalid", 1}, kLong)));
 }
 

@@ -22,8 +22,8 @@ HistoryForm FormOf(const std::string& source) {
 
 // Returns the prompt of a chat whose assistant has called a tool; `assistant` are members of its
 // message.
-std::string Rendered(const std::string& source, const std::string& assistant,
-                     const std::string& tools = "") {
+std::string RenderedHistory(const std::string& source, const std::string& assistant,
+                            const std::string& tools = "") {
   const std::string text = R"({"messages": [{"role": "user", "content": "q"},
       {"role": "assistant", )" +
                            assistant + R"(},
@@ -72,11 +72,12 @@ TEST(HistoryForm, ArgumentsAreTextWhereTheTemplateJoinsThem) {
   // The client's own text, with its spaces; for a client that sends an object, the text of it.
   for (const char* arguments : {R"("{\"b\":  1, \"a\": [2]}")", R"({"b":  1, "a": [2]})"}) {
     const std::string call = Call(arguments);
-    EXPECT_EQ(Rendered(kJoined, call), R"([q][]f{"b":  1, "a": [2]}[r])");
-    EXPECT_EQ(Rendered(kJson, call), R"([q][]f{"b": 1, "a": [2]}[r])") << "the client's order";
-    EXPECT_EQ(Rendered(kItems, call), "[q][]<b=1><a=[2]>[r]");
+    EXPECT_EQ(RenderedHistory(kJoined, call), R"([q][]f{"b":  1, "a": [2]}[r])");
+    EXPECT_EQ(RenderedHistory(kJson, call), R"([q][]f{"b": 1, "a": [2]}[r])")
+        << "the client's order";
+    EXPECT_EQ(RenderedHistory(kItems, call), "[q][]<b=1><a=[2]>[r]");
   }
-  EXPECT_EQ(Rendered(kJoined, Call(R"("")")), "[q][]f{}[r]");
+  EXPECT_EQ(RenderedHistory(kJoined, Call(R"("")")), "[q][]f{}[r]");
 }
 
 TEST(HistoryForm, ContentIsNoneOnlyWhereCallsNeedIt) {
@@ -86,12 +87,13 @@ TEST(HistoryForm, ContentIsNoneOnlyWhereCallsNeedIt) {
   for (const char* content :
        {"", R"("content": null, )", R"("content": "", )", R"("content": [], )"}) {
     const std::string message = content + Call(R"("{}")");
-    EXPECT_EQ(Rendered(kJson, message), "[q][]f{}[r]") << content;
-    EXPECT_EQ(Rendered(kNone, message), "[q]call {}[r]") << content;
-    EXPECT_EQ(Rendered("{% for m in messages %}{{ m.role + m.content | trim }} {% endfor %}",
-                       message, R"(, "tools": [{"type": "function", "function": {"name": "f"}}])")
-                  .find("null"),
-              std::string::npos);
+    EXPECT_EQ(RenderedHistory(kJson, message), "[q][]f{}[r]") << content;
+    EXPECT_EQ(RenderedHistory(kNone, message), "[q]call {}[r]") << content;
+    EXPECT_EQ(
+        RenderedHistory("{% for m in messages %}{{ m.role + m.content | trim }} {% endfor %}",
+                        message, R"(, "tools": [{"type": "function", "function": {"name": "f"}}])")
+            .find("null"),
+        std::string::npos);
   }
 }
 
@@ -101,14 +103,16 @@ TEST(HistoryForm, ReasoningHasEveryNameThatTheTemplateReads) {
                                "{{ m." + name + " }}){% endif %}{% endfor %}";
     for (const std::string sent : {"reasoning_content", "reasoning", "thinking"}) {
       const std::string message = "\"" + sent + R"(": "why", "content": "t", )" + Call(R"("{}")");
-      EXPECT_EQ(Rendered(source + "{# tools #}", message), "qt(why)r") << name << ' ' << sent;
+      EXPECT_EQ(RenderedHistory(source + "{# tools #}", message), "qt(why)r")
+          << name << ' ' << sent;
       // Where the template knows no tools, the calls become text and the reasoning stays.
-      const std::string flat = Rendered(
+      const std::string flat = RenderedHistory(
           source, message, R"(, "tools": [{"type": "function", "function": {"name": "f"}}])");
       EXPECT_NE(flat.find("(why)"), std::string::npos) << flat;
     }
   }
-  EXPECT_EQ(Rendered("{{ messages[1].thinking is defined }}", R"("reasoning": "", "content": "t")"),
+  EXPECT_EQ(RenderedHistory("{{ messages[1].thinking is defined }}",
+                            R"("reasoning": "", "content": "t")"),
             "False");
 }
 
@@ -120,20 +124,20 @@ TEST(HistoryForm, JoinsContentToReasoningWhereTheTemplateRefusesBoth) {
       "{% endfor %}";
   EXPECT_TRUE(FormOf(kRefuses).joins_reasoning);
   EXPECT_FALSE(FormOf(kJson).joins_reasoning);
-  EXPECT_EQ(Rendered(kRefuses, R"("reasoning": "why", "content": "t", )" + Call(R"("{}")")),
+  EXPECT_EQ(RenderedHistory(kRefuses, R"("reasoning": "why", "content": "t", )" + Call(R"("{}")")),
             "q<why\n\nt>{}r");
 }
 
 TEST(HistoryForm, LongNumbersKeepTheirDigits) {
   const std::string numbers =
       R"({"a": 9223372036854775808, "b": -123456789012345678901234567890, "c": 18446744073709551616})";
-  EXPECT_EQ(Rendered(kJson, Call(numbers)), "[q][]f" + numbers + "[r]");
-  EXPECT_EQ(Rendered(kItems, Call(numbers)),
+  EXPECT_EQ(RenderedHistory(kJson, Call(numbers)), "[q][]f" + numbers + "[r]");
+  EXPECT_EQ(RenderedHistory(kItems, Call(numbers)),
             "[q][]<a=9223372036854775808><b=-123456789012345678901234567890>"
             "<c=18446744073709551616>[r]");
   // As the text of a flattened call, too.
-  EXPECT_NE(Rendered("{% for m in messages %}{{ m.content }}{% endfor %}", Call(numbers),
-                     R"(, "tools": [{"type": "function", "function": {"name": "f"}}])")
+  EXPECT_NE(RenderedHistory("{% for m in messages %}{{ m.content }}{% endfor %}", Call(numbers),
+                            R"(, "tools": [{"type": "function", "function": {"name": "f"}}])")
                 .find("-123456789012345678901234567890"),
             std::string::npos);
 }

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kTemplate[] =
+constexpr char kChatTemplate[] =
     "{% for m in messages %}"
     "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system goes first') }}"
     "{% endif %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}"
@@ -22,7 +22,7 @@ constexpr char kTemplate[] =
 
 class Chats : public HttpTest {
  protected:
-  Chats() { chat_template_ = kTemplate; }
+  Chats() { chat_template_ = kChatTemplate; }
 
   void StartAllowing(const Script& script = {}) {
     ServerSettings settings;

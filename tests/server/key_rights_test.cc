@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-KeySpec Spec(const std::string& name, ScopeSet scopes, KeyLimits limits = {}) {
+KeySpec RightsSpec(const std::string& name, ScopeSet scopes, KeyLimits limits = {}) {
   KeySpec spec;
   spec.name = name;
   spec.digest = KeyDigest("secret-" + name);
@@ -50,8 +50,8 @@ TEST_F(KeyRights, EveryRouteAsksForItsScope) {
   const std::vector<Scope> scopes = {Scope::kGenerate, Scope::kStatistics, Scope::kRouting,
                                      Scope::kAdmin};
   std::vector<KeySpec> keys;
-  for (const Scope scope : scopes) keys.push_back(Spec(std::string(Name(scope)), {scope}));
-  KeySpec expired = Spec("expired", ScopeSet::All());
+  for (const Scope scope : scopes) keys.push_back(RightsSpec(std::string(Name(scope)), {scope}));
+  KeySpec expired = RightsSpec("expired", ScopeSet::All());
   expired.expires = absl::Now() - absl::Seconds(1);
   keys.push_back(expired);
   StartWith(std::move(keys));
@@ -89,7 +89,7 @@ TEST_F(KeyRights, EveryRouteAsksForItsScope) {
 }
 
 TEST_F(KeyRights, TextOfOthersNeedsAdmin) {
-  StartWith({Spec("a", {Scope::kGenerate, Scope::kStatistics, Scope::kRouting})});
+  StartWith({RightsSpec("a", {Scope::kGenerate, Scope::kStatistics, Scope::kRouting})});
   for (const char* path : {"/v1/experts/tokens?layer=1", "/v1/experts/profile"}) {
     EXPECT_EQ(Exchange(Get(path, As("a"))).status, 403) << path;
   }
@@ -109,8 +109,9 @@ TEST_F(KeyRights, WithoutKeysEverythingIsOpen) {
 TEST_F(KeyRights, RoutingFieldsNeedTheirScope) {
   ServerSettings settings;
   settings.routing_records = true;
-  StartWith({Spec("a", {Scope::kGenerate}), Spec("b", {Scope::kGenerate, Scope::kRouting})},
-            settings);
+  StartWith(
+      {RightsSpec("a", {Scope::kGenerate}), RightsSpec("b", {Scope::kGenerate, Scope::kRouting})},
+      settings);
   for (const char* field : {R"("return_routing": true)", R"("return_routed_experts": true)",
                             R"("routing_control": {"top_k": 1})"}) {
     const std::string body = std::string(R"({"prompt": "a", "max_tokens": 1, )") + field + "}";
@@ -126,10 +127,10 @@ TEST_F(KeyRights, RoutingFieldsNeedTheirScope) {
 }
 
 TEST_F(KeyRights, SaltsArePerKeyAndGroup) {
-  KeySpec c = Spec("c", {Scope::kGenerate});
-  KeySpec d = Spec("d", {Scope::kGenerate});
+  KeySpec c = RightsSpec("c", {Scope::kGenerate});
+  KeySpec d = RightsSpec("d", {Scope::kGenerate});
   c.cache_group = d.cache_group = "g";
-  StartWith({Spec("a", {Scope::kGenerate}), Spec("b", {Scope::kGenerate}), c, d});
+  StartWith({RightsSpec("a", {Scope::kGenerate}), RightsSpec("b", {Scope::kGenerate}), c, d});
   const auto salt = [&](const char* key, const char* more = "") {
     EXPECT_EQ(
         Complete(std::string(R"({"prompt": "a", "max_tokens": 1)") + more + "}", As(key)).status,
@@ -150,8 +151,8 @@ TEST_F(KeyRights, PriorityIsLimitedByKey) {
   low.min_priority = 5;
   KeyLimits high;
   high.min_priority = -7;
-  StartWith({Spec("zero", {Scope::kGenerate}), Spec("low", {Scope::kGenerate}, low),
-             Spec("high", {Scope::kGenerate}, high)});
+  StartWith({RightsSpec("zero", {Scope::kGenerate}), RightsSpec("low", {Scope::kGenerate}, low),
+             RightsSpec("high", {Scope::kGenerate}, high)});
   EXPECT_EQ(Priority("zero", 0), 200);
   EXPECT_EQ(Priority("zero", 1000), 200);
   EXPECT_EQ(Priority("zero", -1), 400);
@@ -189,7 +190,8 @@ TEST_F(KeyRights, ModelsAreLimitedByKey) {
   limits.models = {"other"};
   KeyLimits none;
   none.models = {"elsewhere"};
-  StartWith({Spec("a", ScopeSet::All(), limits), Spec("none", ScopeSet::All(), none)}, settings);
+  StartWith({RightsSpec("a", ScopeSet::All(), limits), RightsSpec("none", ScopeSet::All(), none)},
+            settings);
   EXPECT_EQ(Complete(R"({"prompt": "a", "max_tokens": 1, "model": "tiny"})", As("a")).status, 404);
   const RawResponse other = Complete(R"({"prompt": "a", "max_tokens": 1})", As("a"));
   ASSERT_EQ(other.status, 200);
@@ -207,7 +209,7 @@ TEST_F(KeyRights, ModelsAreLimitedByKey) {
 TEST_F(KeyRights, RequestsPerMinuteWithHeaders) {
   KeyLimits limits;
   limits.requests_per_minute = 2;
-  StartWith({Spec("a", ScopeSet::All(), limits), Spec("b", ScopeSet::All())});
+  StartWith({RightsSpec("a", ScopeSet::All(), limits), RightsSpec("b", ScopeSet::All())});
   const RawResponse first = Exchange(Get("/v1/models", As("a")));
   EXPECT_EQ(first.status, 200);
   EXPECT_EQ(first.headers.at("x-ratelimit-limit-requests"), "2");
@@ -230,7 +232,7 @@ TEST_F(KeyRights, RequestsPerMinuteWithHeaders) {
 TEST_F(KeyRights, TokensPerMinute) {
   KeyLimits limits;
   limits.tokens_per_minute = 100;
-  StartWith({Spec("a", ScopeSet::All(), limits)});
+  StartWith({RightsSpec("a", ScopeSet::All(), limits)});
   // The prompt has 3 tokens and the reply 6 with EOS, so that 9 of 63 are used.
   const RawResponse first = Complete(R"({"prompt": "abc", "max_tokens": 60})", As("a"));
   ASSERT_EQ(first.status, 200);
@@ -265,7 +267,7 @@ TEST_F(KeyRights, ConcurrentRequestsEndWhenTheClientLeaves) {
   KeyLimits limits;
   limits.max_concurrent_requests = 1;
   ServerSettings settings;
-  settings.keys = {Spec("a", ScopeSet::All(), limits)};
+  settings.keys = {RightsSpec("a", ScopeSet::All(), limits)};
   Start(script, settings);
   {
     RawClient client(port());
@@ -289,12 +291,12 @@ TEST_F(KeyRights, RunningRequestsOutliveTheirKey) {
   Script script;
   script.held = true;
   ServerSettings settings;
-  settings.keys = {Spec("a", ScopeSet::All())};
+  settings.keys = {RightsSpec("a", ScopeSet::All())};
   Start(script, settings);
   RawClient client(port());
   client.Send(Post("/v1/completions", R"({"prompt": "a", "max_tokens": 9})", As("a")));
   ASSERT_TRUE(engine_->WaitForActive(1));
-  context_->keys().Replace({Spec("b", ScopeSet::All())});
+  context_->keys().Replace({RightsSpec("b", ScopeSet::All())});
   EXPECT_EQ(Complete(R"({"prompt": "a", "max_tokens": 1})", As("a")).status, 401);
   engine_->Release();
   EXPECT_EQ(client.ReadResponse(false).status, 200);

@@ -23,7 +23,7 @@ constexpr char kPlace[] = "FILE";
 
 std::string Hex(std::string_view key) { return absl::BytesToHexString(KeyDigest(key)); }
 
-KeySpec Spec(std::string name, std::string_view key, KeyLimits limits = {}) {
+KeySpec KeysSpec(std::string name, std::string_view key, KeyLimits limits = {}) {
   KeySpec spec;
   spec.name = std::move(name);
   spec.digest = KeyDigest(key);
@@ -32,7 +32,7 @@ KeySpec Spec(std::string name, std::string_view key, KeyLimits limits = {}) {
 }
 
 std::shared_ptr<const ApiKey> Key(KeyLimits limits, ApiKey::Clock::time_point now) {
-  return std::make_shared<const ApiKey>(Spec("k", "secret", std::move(limits)),
+  return std::make_shared<const ApiKey>(KeysSpec("k", "secret", std::move(limits)),
                                         std::make_shared<KeyUsage>(1), now);
 }
 
@@ -224,7 +224,7 @@ TEST(KeyStore, FindsEveryKeyByItsDigestOnly) {
 }
 
 TEST(KeyStore, Expiry) {
-  KeySpec spec = Spec("a", "secret");
+  KeySpec spec = KeysSpec("a", "secret");
   spec.expires = absl::FromUnixSeconds(1000);
   const KeyStore store({spec});
   EXPECT_TRUE(store.Authenticate("Bearer secret", absl::FromUnixSeconds(999)).ok());
@@ -234,13 +234,13 @@ TEST(KeyStore, Expiry) {
 }
 
 TEST(KeyStore, ReplaceKeepsUsage) {
-  KeyStore store({Spec("a", "old"), Spec("b", "bee")});
+  KeyStore store({KeysSpec("a", "old"), KeysSpec("b", "bee")});
   const auto a = *store.Authenticate("Bearer old");
   ASSERT_TRUE(a->TakeRequest().ok());
   const std::string salt = a->CacheSalt("");
   KeyLimits limits;
   limits.requests_per_minute = 1;
-  store.Replace({Spec("a", "new", limits), Spec("c", "sea")});
+  store.Replace({KeysSpec("a", "new", limits), KeysSpec("c", "sea")});
   EXPECT_FALSE(store.Authenticate("Bearer old").ok());
   EXPECT_FALSE(store.Authenticate("Bearer bee").ok());
   const auto renewed = *store.Authenticate("Bearer new");
@@ -264,12 +264,13 @@ TEST(KeyStore, TextKeysKeepTheirNamesWhenLinesMove) {
 }
 
 TEST(ApiKey, SaltsSeparateAllButGroups) {
-  KeySpec grouped_1 = Spec("g1", "1");
-  KeySpec grouped_2 = Spec("g2", "2");
+  KeySpec grouped_1 = KeysSpec("g1", "1");
+  KeySpec grouped_2 = KeysSpec("g2", "2");
   grouped_1.cache_group = grouped_2.cache_group = "group";
-  KeySpec other_group = Spec("g3", "3");
+  KeySpec other_group = KeysSpec("g3", "3");
   other_group.cache_group = "1";
-  const KeyStore store({grouped_1, grouped_2, other_group, Spec("group", "4"), Spec("1", "5")});
+  const KeyStore store(
+      {grouped_1, grouped_2, other_group, KeysSpec("group", "4"), KeysSpec("1", "5")});
   const auto salt = [&](const char* key, const char* request_salt = "") {
     return (*store.Authenticate(std::string("Bearer ") + key))->CacheSalt(request_salt);
   };
@@ -284,7 +285,7 @@ TEST(ApiKey, SaltsSeparateAllButGroups) {
 }
 
 TEST(ApiKey, Scopes) {
-  KeySpec spec = Spec("a", "secret");
+  KeySpec spec = KeysSpec("a", "secret");
   spec.scopes = {Scope::kStatistics};
   const ApiKey key(spec, std::make_shared<KeyUsage>(1));
   EXPECT_TRUE(key.RequireAnyOf({Scope::kStatistics}).ok());

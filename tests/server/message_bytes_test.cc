@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kNoLimit = size_t{1} << 40;
 
-grpc::ByteBuffer Bytes(const std::string& text) {
+grpc::ByteBuffer BytesOfMessage(const std::string& text) {
   const grpc::Slice slice(text);
   return grpc::ByteBuffer(&slice, 1);
 }
@@ -107,11 +107,11 @@ TEST(ParseMessage, ParsesOrSaysWhatItExpected) {
   sent.set_text("The");
   v1::TokenizeRequest request;
   MemoryCharge charge;
-  grpc::ByteBuffer bytes = Bytes(sent.SerializeAsString());
+  grpc::ByteBuffer bytes = BytesOfMessage(sent.SerializeAsString());
   ASSERT_TRUE(ParseMessage(kTokenize, bytes, charge, request).ok());
   EXPECT_EQ(request.text(), "The");
   for (const std::string& wrong : {std::string("\xff\xff"), std::string("\x12\2\xc3\x28")}) {
-    bytes = Bytes(wrong);
+    bytes = BytesOfMessage(wrong);
     const absl::Status status = ParseMessage(kTokenize, bytes, charge, request);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(ApiCode(status), "invalid_message");
@@ -126,16 +126,16 @@ TEST(ParseMessage, ChargesBeforeItParses) {
   MemoryCharge charge(budget);
   v1::TokenizeRequest request;
   // 40 KB, of which each two bytes take tens.
-  grpc::ByteBuffer bytes = Bytes(Repeated({'\x7a', 0}, 20000));
+  grpc::ByteBuffer bytes = BytesOfMessage(Repeated({'\x7a', 0}, 20000));
   EXPECT_EQ(ApiCode(ParseMessage(kTokenize, bytes, charge, request)), "request_too_large");
   EXPECT_EQ(budget->used(), 0u);
-  bytes = Bytes(Repeated({'\x7a', 0}, 2000));
+  bytes = BytesOfMessage(Repeated({'\x7a', 0}, 2000));
   EXPECT_TRUE(ParseMessage(kTokenize, bytes, charge, request).ok());
   EXPECT_GE(budget->used(), 2000u * 16);
 }
 
 TEST(SerializeMessage, ReplacesTheBytes) {
-  grpc::ByteBuffer bytes = Bytes("old");
+  grpc::ByteBuffer bytes = BytesOfMessage("old");
   for (const size_t size : {0, 3, 100000, 5000000}) {
     v1::TokenizeRequest sent;
     sent.set_text(std::string(size, 'a'));

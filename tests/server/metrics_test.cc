@@ -5,8 +5,6 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
-#include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -198,25 +196,6 @@ TEST(Metrics, AllAreThereFromTheStart) {
         R"(moeserve_step_duration_seconds_count{model="tiny",phase="decode"})"}) {
     EXPECT_TRUE(loading.samples.contains(sample)) << sample;
   }
-}
-
-TEST(Metrics, BothFormatsHaveTheSameSamples) {
-  ServerContext context(Settings());
-  context.SetServing(std::make_shared<testing::FakeEngine>(), {});
-  context.metrics().CountHttp("/v1/completions", "POST", 200, 0.1);
-  const auto names = [](const std::string& text) {
-    std::set<std::string> names;
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      if (!line.starts_with('#')) names.insert(line.substr(0, line.rfind(' ')));
-    }
-    return names;
-  };
-  const std::string open_metrics = context.MetricsText(ExpositionFormat::kOpenMetrics);
-  EXPECT_EQ(names(context.MetricsText()), names(open_metrics));
-  EXPECT_TRUE(open_metrics.ends_with("\n# EOF\n"));
-  EXPECT_EQ(open_metrics.find("_total counter\n"), std::string::npos);
-  EXPECT_NE(open_metrics.find("# TYPE moeserve_http_requests counter\n"), std::string::npos);
 }
 
 TEST(MetricsCompat, WordsAreChecked) {

@@ -24,7 +24,7 @@ using testing::Post;
 using testing::RawResponse;
 
 template <typename T>
-std::string Bytes(const std::vector<T>& values) {
+std::string RawBytes(const std::vector<T>& values) {
   std::string out(values.size() * sizeof(T), '\0');
   std::memcpy(out.data(), values.data(), out.size());
   return out;
@@ -33,7 +33,7 @@ std::string Bytes(const std::vector<T>& values) {
 std::string TextBytes(const std::vector<std::string>& texts) {
   std::string out;
   for (const std::string& text : texts) {
-    out += Bytes<uint32_t>({static_cast<uint32_t>(text.size())}) + text;
+    out += RawBytes<uint32_t>({static_cast<uint32_t>(text.size())}) + text;
   }
   return out;
 }
@@ -53,16 +53,16 @@ TEST(TensorBytes, AreReadByDataType) {
     EXPECT_TRUE(CheckTensor(tensor).ok()) << datatype;
     return Json(tensor.data);
   };
-  EXPECT_EQ(read("INT8", Bytes<int8_t>({-1, 2})), Json({-1, 2}));
-  EXPECT_EQ(read("UINT8", Bytes<uint8_t>({255, 2})), Json({255, 2}));
-  EXPECT_EQ(read("INT16", Bytes<int16_t>({-300, 2})), Json({-300, 2}));
-  EXPECT_EQ(read("UINT16", Bytes<uint16_t>({65535, 2})), Json({65535, 2}));
-  EXPECT_EQ(read("INT32", Bytes<int32_t>({-70000, 2})), Json({-70000, 2}));
-  EXPECT_EQ(read("UINT32", Bytes<uint32_t>({4294967295u, 2})), Json({4294967295u, 2}));
-  EXPECT_EQ(read("INT64", Bytes<int64_t>({INT64_MIN, 2})), Json({INT64_MIN, 2}));
-  EXPECT_EQ(read("UINT64", Bytes<uint64_t>({UINT64_MAX, 2})), Json({UINT64_MAX, uint64_t{2}}));
-  EXPECT_EQ(read("FP32", Bytes<float>({0.5F, -2})), Json({0.5, -2.0}));
-  EXPECT_EQ(read("FP64", Bytes<double>({0.1, -2})), Json({0.1, -2.0}));
+  EXPECT_EQ(read("INT8", RawBytes<int8_t>({-1, 2})), Json({-1, 2}));
+  EXPECT_EQ(read("UINT8", RawBytes<uint8_t>({255, 2})), Json({255, 2}));
+  EXPECT_EQ(read("INT16", RawBytes<int16_t>({-300, 2})), Json({-300, 2}));
+  EXPECT_EQ(read("UINT16", RawBytes<uint16_t>({65535, 2})), Json({65535, 2}));
+  EXPECT_EQ(read("INT32", RawBytes<int32_t>({-70000, 2})), Json({-70000, 2}));
+  EXPECT_EQ(read("UINT32", RawBytes<uint32_t>({4294967295u, 2})), Json({4294967295u, 2}));
+  EXPECT_EQ(read("INT64", RawBytes<int64_t>({INT64_MIN, 2})), Json({INT64_MIN, 2}));
+  EXPECT_EQ(read("UINT64", RawBytes<uint64_t>({UINT64_MAX, 2})), Json({UINT64_MAX, uint64_t{2}}));
+  EXPECT_EQ(read("FP32", RawBytes<float>({0.5F, -2})), Json({0.5, -2.0}));
+  EXPECT_EQ(read("FP64", RawBytes<double>({0.1, -2})), Json({0.1, -2.0}));
   EXPECT_EQ(read("BOOL", std::string("\0\1", 2)), Json({false, true}));
   EXPECT_EQ(read("BYTES", TextBytes({"", "text"})), Json({"", "text"}));
 }
@@ -72,8 +72,8 @@ TEST(TensorBytes, MustFitTheShape) {
     InferTensor whole = Tensor(datatype, {2});
     const std::string bytes = datatype == "BYTES"  ? TextBytes({"a", "bc"})
                               : datatype == "BOOL" ? std::string(2, '\1')
-                              : datatype == "FP64" ? Bytes<double>({1, 2})
-                                                   : Bytes<int32_t>({1, 2});
+                              : datatype == "FP64" ? RawBytes<double>({1, 2})
+                                                   : RawBytes<int32_t>({1, 2});
     EXPECT_TRUE(ReadElements(bytes, whole).ok());
     for (size_t size = 0; size < bytes.size(); ++size) {
       InferTensor tensor = Tensor(datatype, {2});
@@ -85,7 +85,7 @@ TEST(TensorBytes, MustFitTheShape) {
   InferTensor huge = Tensor("BYTES", {int64_t{1} << 40, int64_t{1} << 40});
   EXPECT_FALSE(ReadElements("", huge).ok());
   InferTensor long_text = Tensor("BYTES", {1});
-  EXPECT_FALSE(ReadElements(Bytes<uint32_t>({UINT32_MAX}) + "text", long_text).ok());
+  EXPECT_FALSE(ReadElements(RawBytes<uint32_t>({UINT32_MAX}) + "text", long_text).ok());
 }
 
 TEST(TensorBytes, AreWrittenAsTheyAreRead) {
@@ -94,7 +94,7 @@ TEST(TensorBytes, AreWrittenAsTheyAreRead) {
   EXPECT_EQ(ElementBytes(texts), TextBytes({"a", ""}));
   InferTensor counts = Tensor("UINT32", {2});
   counts.data = {7, 4294967295u};
-  EXPECT_EQ(ElementBytes(counts), Bytes<uint32_t>({7, 4294967295u}));
+  EXPECT_EQ(ElementBytes(counts), RawBytes<uint32_t>({7, 4294967295u}));
 }
 
 // Converts the JSON of an `infer` request to the body of a completions request, or to the name of
@@ -259,7 +259,7 @@ TEST_F(OpenInference, AnswersWithTensors) {
 TEST_F(OpenInference, TakesAndSendsBytesAfterTheJson) {
   Start();
   const std::string text = TextBytes({"ab"});
-  const std::string tokens = Bytes<int32_t>({20});
+  const std::string tokens = RawBytes<int32_t>({20});
   const std::string json =
       R"({"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1],
           "parameters": {"binary_data_size": )" +

@@ -13,7 +13,7 @@
 namespace moeserve::server::rpc {
 namespace {
 
-constexpr uint8_t kReset = kRstStream;
+constexpr uint8_t kHeadReset = kRstStream;
 
 struct HeadCase {
   Fields changed;      // replaces the fields of kCall with the same names, "" leaves one out
@@ -78,7 +78,7 @@ TEST(RequestHead, IsChecked) {
     ASSERT_EQ(frames.size(), 1u) << shown;
     EXPECT_EQ(frames[0].header.stream, 7u);
     if (c.status == "reset") {
-      EXPECT_EQ(frames[0].header.type, kReset) << shown;
+      EXPECT_EQ(frames[0].header.type, kHeadReset) << shown;
       EXPECT_EQ(frames[0].payload, std::string("\0\0\0\1", 4)) << shown;
       continue;
     }

@@ -17,7 +17,7 @@
 namespace moeserve::server {
 namespace {
 
-RequestRules Rules() {
+RequestRules FieldRules() {
   RequestRules rules;
   rules.served_names = {"tiny"};
   rules.vocab_size = testing::kVocabSize;
@@ -33,7 +33,7 @@ std::vector<SamplingField> Numbers() {
 
 Result<SamplingParams> FromJson(const std::string& name, const nlohmann::json& value) {
   const nlohmann::json body = {{"prompt", "hi"}, {name, value}};
-  const auto params = ParseCompletion(body, Rules());
+  const auto params = ParseCompletion(body, FieldRules());
   if (!params.ok()) return params.status();
   return params->sampling;
 }
@@ -44,7 +44,7 @@ Result<SamplingParams> FromMessage(
   request.set_text("hi");
   v1::SamplingParams& message = *request.mutable_sampling();
   fill(message, *message.GetReflection());
-  const auto params = rpc::ParseGenerate(request, Rules());
+  const auto params = rpc::ParseGenerate(request, FieldRules());
   if (!params.ok()) return params.status();
   return params->sampling;
 }
@@ -73,7 +73,7 @@ absl::Status Validate(const SamplingField& field, double value) {
   return ValidateRequest(request, {.vocab_size = 10, .max_model_len = 2000});
 }
 
-nlohmann::json Json(const SamplingField& field, double value) {
+nlohmann::json JsonValue(const SamplingField& field, double value) {
   return field.is_integer() ? nlohmann::json(static_cast<int64_t>(value)) : nlohmann::json(value);
 }
 
@@ -99,7 +99,7 @@ TEST(SamplingFields, TheEndsOfARangeReachTheEngine) {
   for (const SamplingField& field : Numbers()) {
     const double low = field.min_excluded ? (field.min + field.max) / 128 : field.min;
     for (const double value : {low, field.max}) {
-      const auto json = FromJson(field.name, Json(field, value));
+      const auto json = FromJson(field.name, JsonValue(field, value));
       const auto message = FromMessage(field.name, value);
       ASSERT_TRUE(json.ok()) << json.status();
       ASSERT_TRUE(message.ok()) << message.status();
@@ -120,7 +120,7 @@ TEST(SamplingFields, ValuesBeyondARangeAreRefusedEverywhere) {
     if (!field.is_integer()) beyond.push_back(field.max + 0.5);
     for (const double value : beyond) {
       const std::string shown = Concat(field.name, " ", std::to_string(value));
-      EXPECT_FALSE(FromJson(field.name, Json(field, value)).ok()) << shown;
+      EXPECT_FALSE(FromJson(field.name, JsonValue(field, value)).ok()) << shown;
       EXPECT_FALSE(FromMessage(field.name, value).ok()) << shown;
       const absl::Status status = Validate(field, value);
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << shown;

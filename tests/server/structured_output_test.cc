@@ -129,17 +129,17 @@ TEST(ParseConstraint, StrictIsPassedOn) {
   EXPECT_TRUE((*found)->spec.strict);
 }
 
-struct Refusal {
+struct FormatRefusal {
   const char* body;
   const char* code;
   const char* param;
 };
 
-void PrintTo(const Refusal& refusal, std::ostream* out) {
+void PrintTo(const FormatRefusal& refusal, std::ostream* out) {
   *out << refusal.code << ' ' << refusal.param;
 }
 
-class StructuredRefusals : public ::testing::TestWithParam<Refusal> {};
+class StructuredRefusals : public ::testing::TestWithParam<FormatRefusal> {};
 
 TEST_P(StructuredRefusals, NameCodeAndField) {
   const auto found = ParseConstraint(Json::parse(GetParam().body));
@@ -151,59 +151,62 @@ TEST_P(StructuredRefusals, NameCodeAndField) {
 INSTANTIATE_TEST_SUITE_P(
     Fields, StructuredRefusals,
     ::testing::Values(
-        Refusal{R"({"response_format": "json"})", "invalid_value", "response_format"},
-        Refusal{R"({"response_format": {}})", "invalid_value", "response_format"},
-        Refusal{R"({"response_format": {"type": "xml"}})", "unsupported_parameter",
-                "response_format.type"},
-        Refusal{R"({"response_format": {"type": "json_schema"}})", "missing_field",
-                "response_format.json_schema"},
-        Refusal{R"({"response_format": {"type": "json_schema", "json_schema": []}})",
-                "invalid_value", "response_format.json_schema"},
-        Refusal{R"({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})",
-                "missing_field", "response_format.json_schema.name"},
-        Refusal{R"({"response_format": {"type": "json_schema",
+        FormatRefusal{R"({"response_format": "json"})", "invalid_value", "response_format"},
+        FormatRefusal{R"({"response_format": {}})", "invalid_value", "response_format"},
+        FormatRefusal{R"({"response_format": {"type": "xml"}})", "unsupported_parameter",
+                      "response_format.type"},
+        FormatRefusal{R"({"response_format": {"type": "json_schema"}})", "missing_field",
+                      "response_format.json_schema"},
+        FormatRefusal{R"({"response_format": {"type": "json_schema", "json_schema": []}})",
+                      "invalid_value", "response_format.json_schema"},
+        FormatRefusal{
+            R"({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})",
+            "missing_field", "response_format.json_schema.name"},
+        FormatRefusal{R"({"response_format": {"type": "json_schema",
                     "json_schema": {"name": "a b", "schema": {}}}})",
-                "invalid_value", "response_format.json_schema.name"},
-        Refusal{R"({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}})",
-                "missing_field", "response_format.json_schema.schema"},
-        Refusal{R"({"response_format": {"type": "json_schema",
+                      "invalid_value", "response_format.json_schema.name"},
+        FormatRefusal{
+            R"({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}})",
+            "missing_field", "response_format.json_schema.schema"},
+        FormatRefusal{R"({"response_format": {"type": "json_schema",
                     "json_schema": {"name": "a", "schema": 3}}})",
-                "invalid_value", "response_format.json_schema.schema"},
-        Refusal{R"({"response_format": {"type": "json_schema",
+                      "invalid_value", "response_format.json_schema.schema"},
+        FormatRefusal{R"({"response_format": {"type": "json_schema",
                     "json_schema": {"name": "a", "schema": {}, "strict": 1}}})",
-                "invalid_value", "response_format.json_schema.strict"},
-        Refusal{R"({"structured_outputs": "a"})", "invalid_value", "structured_outputs"},
-        Refusal{R"({"structured_outputs": {"grammar": ""}})", "invalid_value",
-                "structured_outputs.grammar"},
-        Refusal{R"({"structured_outputs": {"xml": "a"}})", "unsupported_parameter",
-                "structured_outputs.xml"},
-        Refusal{R"({"structured_outputs": {"structural_tag": "x"}})", "invalid_value",
-                "structured_outputs.structural_tag"},
-        Refusal{R"({"response_format": {"type": "structural_tag"}})", "missing_field",
-                "response_format.format"},
-        Refusal{R"({"response_format": {"type": "structural_tag", "format": {"type": "xml"}}})",
-                "unsupported_parameter", "response_format.format.type"},
-        Refusal{R"({"response_format": {"type": "structural_tag", "triggers": ["<"],
+                      "invalid_value", "response_format.json_schema.strict"},
+        FormatRefusal{R"({"structured_outputs": "a"})", "invalid_value", "structured_outputs"},
+        FormatRefusal{R"({"structured_outputs": {"grammar": ""}})", "invalid_value",
+                      "structured_outputs.grammar"},
+        FormatRefusal{R"({"structured_outputs": {"xml": "a"}})", "unsupported_parameter",
+                      "structured_outputs.xml"},
+        FormatRefusal{R"({"structured_outputs": {"structural_tag": "x"}})", "invalid_value",
+                      "structured_outputs.structural_tag"},
+        FormatRefusal{R"({"response_format": {"type": "structural_tag"}})", "missing_field",
+                      "response_format.format"},
+        FormatRefusal{
+            R"({"response_format": {"type": "structural_tag", "format": {"type": "xml"}}})",
+            "unsupported_parameter", "response_format.format.type"},
+        FormatRefusal{R"({"response_format": {"type": "structural_tag", "triggers": ["<"],
                     "structures": [{"begin": "<", "schema": 1, "end": ">"}]}})",
-                "invalid_value", "response_format.structures[0].schema"},
-        Refusal{R"({"response_format": {"type": "structural_tag", "triggers": [""],
+                      "invalid_value", "response_format.structures[0].schema"},
+        FormatRefusal{R"({"response_format": {"type": "structural_tag", "triggers": [""],
                     "structures": [{"begin": "<", "schema": {}, "end": ">"}]}})",
-                "invalid_value", "response_format.triggers"},
-        Refusal{R"({"response_format": {"type": "structural_tag", "format": {"type": "or",
+                      "invalid_value", "response_format.triggers"},
+        FormatRefusal{R"({"response_format": {"type": "structural_tag", "format": {"type": "or",
                     "elements": [{"type": "any_text", "escapes": ["a"]}]}}})",
-                "unsupported_parameter", "response_format.format.elements[0].escapes"},
-        Refusal{R"({"response_format": {"type": "structural_tag", "format": {"type": "tag",
+                      "unsupported_parameter", "response_format.format.elements[0].escapes"},
+        FormatRefusal{R"({"response_format": {"type": "structural_tag", "format": {"type": "tag",
                     "begin": "a", "end": ["b", "c"], "content": {"type": "any_text"}}}})",
-                "unsupported_parameter", "response_format.format.end"},
-        Refusal{R"({"structured_outputs": {"json_object": 1}})", "invalid_value",
-                "structured_outputs.json_object"},
-        Refusal{R"({"structured_outputs": {"json": {}, "regex": "a"}})", "invalid_value",
-                "structured_outputs.regex"},
-        Refusal{R"({"guided_json": {}, "response_format": {"type": "json_object"}})",
-                "invalid_value", "guided_json"},
-        Refusal{R"({"guided_choice": []})", "invalid_value", "guided_choice"},
-        Refusal{R"({"guided_choice": ["a", 1]})", "invalid_value", "guided_choice"},
-        Refusal{R"({"guided_regex": ""})", "invalid_value", "guided_regex"}));
+                      "unsupported_parameter", "response_format.format.end"},
+        FormatRefusal{R"({"structured_outputs": {"json_object": 1}})", "invalid_value",
+                      "structured_outputs.json_object"},
+        FormatRefusal{R"({"structured_outputs": {"json": {}, "regex": "a"}})", "invalid_value",
+                      "structured_outputs.regex"},
+        FormatRefusal{R"({"guided_json": {}, "response_format": {"type": "json_object"}})",
+                      "invalid_value", "guided_json"},
+        FormatRefusal{R"({"guided_choice": []})", "invalid_value", "guided_choice"},
+        FormatRefusal{R"({"guided_choice": ["a", 1]})", "invalid_value", "guided_choice"},
+        FormatRefusal{R"({"guided_regex": ""})", "invalid_value", "guided_regex"}));
 
 ConstraintCompiler MakeCompiler(size_t max_cached_bytes = size_t{128} << 20) {
   static const ByteTokenizer tokenizer;

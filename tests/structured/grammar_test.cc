@@ -12,13 +12,13 @@
 namespace moeserve::testing {
 namespace {
 
-struct Example {
+struct GrammarExample {
   std::string grammar;
   std::vector<std::string> texts;
   std::vector<std::string> others;
 };
 
-void Check(const Example& example) {
+void CheckGrammar(const GrammarExample& example) {
   SCOPED_TRACE(example.grammar);
   const auto compiled = Compile(ContextFree(example.grammar));
   ASSERT_NE(compiled, nullptr);
@@ -36,21 +36,22 @@ value  ::= [0-9]+ | "(" sum ")" |
 )g";
 
 TEST(GrammarTest, Ebnf) {
-  Check({kArithmetic,
-         {"1", "1+2*3", "((1))-2", "--1", "(1+(2*(3)))*4"},
-         {"", "1+", "(1", "1)", "a", "1 + 2", "()"}});
-  Check({"root ::= \"a\" root \"b\" | \"\"", {"", "ab", "aaabbb"}, {"a", "ba", "aab", "abab"}});
-  Check({"root ::= item{2,3} end?\nitem ::= [^a-c\\n] | 'b'\nend ::= \"\\x41\\u00e9\\\"\"",
-         {"db", "ddd", "bbA\xC3\xA9\"", "ééé"},
-         {"d", "dddd", "da", "d\n", "dAA\""}});
-  Check({"root ::= . .{0,1} \"\"", {"é", "\n\n"}, {"", "abc"}});
-  Check({"root ::= (a | b){2} \"x\"{3} [-a]{1,}\na ::= \"1\"\nb ::= a a",
-         {"11xxx-", "1111xxxa-", "111xxxa"},
-         {"1xxx-", "11111xxx-", "11xxx", "11xx-"}});
+  CheckGrammar({kArithmetic,
+                {"1", "1+2*3", "((1))-2", "--1", "(1+(2*(3)))*4"},
+                {"", "1+", "(1", "1)", "a", "1 + 2", "()"}});
+  CheckGrammar(
+      {"root ::= \"a\" root \"b\" | \"\"", {"", "ab", "aaabbb"}, {"a", "ba", "aab", "abab"}});
+  CheckGrammar({"root ::= item{2,3} end?\nitem ::= [^a-c\\n] | 'b'\nend ::= \"\\x41\\u00e9\\\"\"",
+                {"db", "ddd", "bbA\xC3\xA9\"", "ééé"},
+                {"d", "dddd", "da", "d\n", "dAA\""}});
+  CheckGrammar({"root ::= . .{0,1} \"\"", {"é", "\n\n"}, {"", "abc"}});
+  CheckGrammar({"root ::= (a | b){2} \"x\"{3} [-a]{1,}\na ::= \"1\"\nb ::= a a",
+                {"11xxx-", "1111xxxa-", "111xxxa"},
+                {"1xxx-", "11111xxx-", "11xxx", "11xx-"}});
 }
 
 TEST(GrammarTest, Lark) {
-  Check({R"g(
+  CheckGrammar({R"g(
 start: pair ("," pair)*   // pairs
 # "=" stands between a name and a value
 ?pair.2: NAME "=" value -> pair
@@ -60,12 +61,12 @@ NAME: /[a-z_]\w*/i
 %import common (ESCAPED_STRING, WS)
 %ignore WS
 )g",
-         {"a=1", "A_1 = \"x\\\"\" , b=[1, [ ] ,-2.5e3]\n", " a=1"},
-         {"", "a=", "1=1", "a=[1,]", "a=\"x", "a=1,"}});
-  Check({"start: \"yes\"i \"a\"..\"c\" X~2 X~1..2\nX: \"x\"",
-         {"YeSbxxx", "yesaxxxx"},
-         {"yesdxxx", "yesaxx", "yesaxxxxx"}});
-  Check(
+                {"a=1", "A_1 = \"x\\\"\" , b=[1, [ ] ,-2.5e3]\n", " a=1"},
+                {"", "a=", "1=1", "a=[1,]", "a=\"x", "a=1,"}});
+  CheckGrammar({"start: \"yes\"i \"a\"..\"c\" X~2 X~1..2\nX: \"x\"",
+                {"YeSbxxx", "yesaxxxx"},
+                {"yesdxxx", "yesaxx", "yesaxxxxx"}});
+  CheckGrammar(
       {"start: sum\nsum: product | sum \"+\" product\nproduct: INT | product \"*\" INT\n"
        "%import common.INT",
        {"1", "1+2", "1*2+3*4+5"},
@@ -73,28 +74,32 @@ NAME: /[a-z_]\w*/i
 }
 
 TEST(GrammarTest, ImportsMeanTheCommonTerminals) {
-  Check({"start: NUMBER\nINT: \"x\"\nFLOAT: \"y\"\n%import common.NUMBER",
-         {"5", "1.5", ".5e3", "1e-2"},
-         {"x", "y", "", "."}});
-  Check({"start: FOO INT\nINT: \"x\"\n%import common.INT -> FOO", {"5x"}, {"xx", "55", "5"}});
-  Check(
+  CheckGrammar({"start: NUMBER\nINT: \"x\"\nFLOAT: \"y\"\n%import common.NUMBER",
+                {"5", "1.5", ".5e3", "1e-2"},
+                {"x", "y", "", "."}});
+  CheckGrammar(
+      {"start: FOO INT\nINT: \"x\"\n%import common.INT -> FOO", {"5x"}, {"xx", "55", "5"}});
+  CheckGrammar(
       {"start: A B C\n%import common (SIGNED_FLOAT, SIGNED_NUMBER)\n"
        "A: SIGNED_FLOAT\nB: \" \"\nC: SIGNED_NUMBER",
        {"+1.5 -3", "-.5 4"},
        {"1 3", "1.5 +-3"}});
   // Surrogates are no characters.
-  Check({"start: \"\\u0000\"..\"\\uffff\"", {"a", "é"}, {"\xED\xA0\x80", ""}});
+  CheckGrammar({"start: \"\\u0000\"..\"\\uffff\"", {"a", "é"}, {"\xED\xA0\x80", ""}});
 }
 
 TEST(GrammarTest, TheFirstRuleTellsTheNotation) {
-  Check({"start: NAME \"::=\" NAME\nNAME: /[a-z]+/", {"a::=b"}, {"a=b"}});
-  Check({"# a grammar\nroot\n  ::= \"a:\" b\nb ::= \"c\"", {"a:c"}, {"ac"}});
+  CheckGrammar({"start: NAME \"::=\" NAME\nNAME: /[a-z]+/", {"a::=b"}, {"a=b"}});
+  CheckGrammar({"# a grammar\nroot\n  ::= \"a:\" b\nb ::= \"c\"", {"a:c"}, {"ac"}});
 }
 
 TEST(GrammarTest, RulesThatBeginWithThemselves) {
-  Check({"root ::= root \"a\" | \"b\" | \"c\" root", {"b", "baa", "cba", "cbaa"}, {"", "a", "ab"}});
-  Check({"root ::= root root \"x\" | \"y\"", {"y", "yyx", "yyxyx", "yyyxx"}, {"x", "yy", "yyxx"}});
-  Check({"root ::= (\"y\" | root \"x\")*", {"", "y", "yy", "x", "yxx", "yxyxy"}, {"z", "yz"}});
+  CheckGrammar(
+      {"root ::= root \"a\" | \"b\" | \"c\" root", {"b", "baa", "cba", "cbaa"}, {"", "a", "ab"}});
+  CheckGrammar(
+      {"root ::= root root \"x\" | \"y\"", {"y", "yyx", "yyxyx", "yyyxx"}, {"x", "yy", "yyxx"}});
+  CheckGrammar(
+      {"root ::= (\"y\" | root \"x\")*", {"", "y", "yy", "x", "yxx", "yxyxy"}, {"z", "yz"}});
 }
 
 TEST(GrammarTest, Refusals) {

@@ -24,7 +24,7 @@ constexpr bool kSanitized = false;
 #endif
 
 // Returns the CPU time of this thread, which other programs on the machine do not affect.
-double CpuSeconds() {
+double UsedSeconds() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
@@ -266,9 +266,9 @@ TEST(LimitsTest, RefusedInTimeAndByName) {
   ConstraintLimits limits;
   if (kSanitized) limits.compile_time *= 10;
   for (const Refused& refused : RefusedSpecs()) {
-    const double start = CpuSeconds();
+    const double start = UsedSeconds();
     const auto compiled = CompileConstraint(refused.spec, SmallVocabulary(), limits);
-    const double seconds = CpuSeconds() - start;
+    const double seconds = UsedSeconds() - start;
     ASSERT_FALSE(compiled.ok()) << refused.name;
     EXPECT_EQ(compiled.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_NE(compiled.status().message().find(refused.reason), std::string::npos)
@@ -311,10 +311,10 @@ TEST(LimitsTest, ManyLargeAlternatives) {
   const int64_t before = PeakMegabytes();
   const std::string grammar =
       "root ::= b" + Repeated("|b", 20000) + "\nb ::= \"" + std::string(1900, 'a') + "\"";
-  const double start = CpuSeconds();
+  const double start = UsedSeconds();
   static_cast<void>(
       CompileConstraint(ContextFree(grammar), SmallVocabulary(), ConstraintLimits{}).ok());
-  EXPECT_LT(CpuSeconds() - start, kSanitized ? 8 : 2.2);
+  EXPECT_LT(UsedSeconds() - start, kSanitized ? 8 : 2.2);
   if (!kSanitized) {
     EXPECT_LT(PeakMegabytes() - before, 400);
   }
@@ -323,9 +323,9 @@ TEST(LimitsTest, ManyLargeAlternatives) {
 TEST(LimitsTest, CompiledInTimeAndMemory) {
   const int64_t before = PeakMegabytes();
   for (const NamedSpec& hard : HardSpecs()) {
-    const double start = CpuSeconds();
+    const double start = UsedSeconds();
     ASSERT_NE(Compile(hard.spec), nullptr) << hard.name;
-    EXPECT_LT(CpuSeconds() - start, kSanitized ? 4 : 2.2) << hard.name;
+    EXPECT_LT(UsedSeconds() - start, kSanitized ? 4 : 2.2) << hard.name;
   }
   if (!kSanitized) {
     EXPECT_LT(PeakMegabytes() - before, 400);
@@ -356,18 +356,18 @@ TEST(LimitsTest, HardMasksAreQuick) {
         if (!state->Accept(2 + static_cast<uint8_t>(c))) break;
       }
       for (int i = 0; i < 8; ++i) {
-        const double before = CpuSeconds();
+        const double before = UsedSeconds();
         const auto mask = MaskOf(state.get(), vocabulary, 40 - i);
-        slowest = std::max(slowest, CpuSeconds() - before);
+        slowest = std::max(slowest, UsedSeconds() - before);
         const auto allowed = TokensOf(mask);
         ASSERT_FALSE(allowed.empty()) << hard.name;
-        const double between = CpuSeconds();
+        const double between = UsedSeconds();
         // Beside the limit of the mask, few tokens are left, so that endings are searched for.
         const TokenId id = allowed[random.Below(static_cast<int>(allowed.size()))];
         if (!state->AcceptInTime(id, 4 + 3 * i)) {
           ASSERT_TRUE(state->Accept(id));
         }
-        slowest = std::max(slowest, CpuSeconds() - between);
+        slowest = std::max(slowest, UsedSeconds() - between);
         if (state->complete() && !state->can_continue()) break;
       }
     }
@@ -396,9 +396,9 @@ TEST(LimitsTest, WorkOfEveryTokenIsBounded) {
     double slowest = 0;
     for (int i = 0; i < 250 && !state->overworked(); ++i) {
       const int64_t work = state->work();
-      const double before = CpuSeconds();
+      const double before = UsedSeconds();
       const auto mask = MaskOf(state.get(), *vocabulary);
-      slowest = std::max(slowest, CpuSeconds() - before);
+      slowest = std::max(slowest, UsedSeconds() - before);
       EXPECT_LT(state->work() - work, 2500000);
       if (state->overworked()) break;
       const auto allowed = TokensOf(mask);

@@ -8,13 +8,13 @@
 namespace moeserve::testing {
 namespace {
 
-struct Example {
+struct SchemaExample {
   std::string schema;
   std::vector<std::string> valid;
   std::vector<std::string> invalid;
 };
 
-void Check(const Example& example) {
+void CheckSchema(const SchemaExample& example) {
   SCOPED_TRACE(example.schema);
   const auto compiled = Compile(Schema(example.schema));
   ASSERT_NE(compiled, nullptr);
@@ -23,17 +23,18 @@ void Check(const Example& example) {
 }
 
 TEST(SchemaTest, PropertiesKeepTheOrderOfTheSchema) {
-  Check(
+  CheckSchema(
       {R"({"type": "object", "properties": {"z": {}, "m": {}, "a": {}}, "required": ["m"],
           "additionalProperties": false})",
        {R"({"z": 1, "m": 2, "a": 3})", R"({"m": 2, "a": 3})", R"({"m": 2})", R"({"z": 1, "m": 2})"},
        {R"({"m": 2, "z": 1})", R"({"a": 3, "m": 2})", R"({"z": 1, "a": 3})", R"({"a": 3})"}});
   // Other properties follow, in any order, and do not take the place of required ones.
-  Check({R"({"type": "object", "properties": {"z": {}, "a": {}}, "required": ["a", "zz", "aa"]})",
-         {R"({"z": 1, "a": 2, "zz": 3, "aa": 4})", R"({"a": 2, "aa": 3, "other": 4, "zz": 5})"},
-         {R"({"other": 1, "a": 2, "aa": 3, "zz": 4})", R"({"aa": 1, "a": 2, "zz": 4})",
-          R"({"a": 2, "aa": 3, "zz": 4, "z": 1})"}});
-  Check(
+  CheckSchema(
+      {R"({"type": "object", "properties": {"z": {}, "a": {}}, "required": ["a", "zz", "aa"]})",
+       {R"({"z": 1, "a": 2, "zz": 3, "aa": 4})", R"({"a": 2, "aa": 3, "other": 4, "zz": 5})"},
+       {R"({"other": 1, "a": 2, "aa": 3, "zz": 4})", R"({"aa": 1, "a": 2, "zz": 4})",
+        R"({"a": 2, "aa": 3, "zz": 4, "z": 1})"}});
+  CheckSchema(
       {R"({"type": "object", "properties": {"z": {}}, "patternProperties": {"^x": {"type": "null"}},
           "additionalProperties": false})",
        {R"({"z": 1, "xb": null, "xa": null})", R"({"xa": null, "xb": null})"},
@@ -42,27 +43,27 @@ TEST(SchemaTest, PropertiesKeepTheOrderOfTheSchema) {
 
 TEST(SchemaTest, PropertiesOfPartsComeAsTheyAreMentionedFirst) {
   const std::string base = R"("$defs": {"b": {"properties": {"y": {}, "x": {}}}})";
-  Check({"{" + base + R"(, "type": "object", "allOf": [{"$ref": "#/$defs/b"},
+  CheckSchema({"{" + base + R"(, "type": "object", "allOf": [{"$ref": "#/$defs/b"},
           {"properties": {"w": {}, "y": {"type": "integer"}}}], "properties": {"a": {}}})",
-         {R"({"y": 1, "x": 2, "w": 3, "a": 4})"},
-         {R"({"a": 4, "y": 1})", R"({"w": 3, "y": 1})", R"({"y": "1"})"}});
-  Check({"{" + base + R"(, "type": "object", "properties": {"a": {}}, "$ref": "#/$defs/b"})",
-         {R"({"a": 4, "y": 1, "x": 2})"},
-         {R"({"y": 1, "a": 4})", R"({"x": 1, "y": 4})"}});
-  Check({R"({"type": "object", "properties": {"k": {}, "c": {}}, "anyOf": [
+               {R"({"y": 1, "x": 2, "w": 3, "a": 4})"},
+               {R"({"a": 4, "y": 1})", R"({"w": 3, "y": 1})", R"({"y": "1"})"}});
+  CheckSchema({"{" + base + R"(, "type": "object", "properties": {"a": {}}, "$ref": "#/$defs/b"})",
+               {R"({"a": 4, "y": 1, "x": 2})"},
+               {R"({"y": 1, "a": 4})", R"({"x": 1, "y": 4})"}});
+  CheckSchema({R"({"type": "object", "properties": {"k": {}, "c": {}}, "anyOf": [
           {"properties": {"k": {"const": 1}, "q": {}, "b": {}}},
           {"properties": {"k": {"const": 2}, "p": {}}}]})",
-         {R"({"k": 1, "c": 0, "q": 1, "b": 2})", R"({"k": 2, "c": 0, "p": 2})"},
-         {R"({"c": 0, "k": 1})", R"({"k": 1, "b": 1, "q": 2})"}});
+               {R"({"k": 1, "c": 0, "q": 1, "b": 2})", R"({"k": 2, "c": 0, "p": 2})"},
+               {R"({"c": 0, "k": 1})", R"({"k": 1, "b": 1, "q": 2})"}});
   // A property whose value two schemas describe.
-  Check({R"({"type": "object", "allOf": [
+  CheckSchema({R"({"type": "object", "allOf": [
           {"properties": {"o": {"type": "object", "properties": {"z": {}, "b": {}}}}},
           {"properties": {"o": {"properties": {"y": {}, "a": {}}}}}]})",
-         {R"({"o": {"z": 1, "b": 2, "y": 3, "a": 4}})"},
-         {R"({"o": {"y": 1, "z": 2}})", R"({"o": {"b": 1, "z": 2}})"}});
-  Check({R"({"const": {"z": 1, "a": {"y": 2, "x": 3}}})",
-         {R"({"z": 1, "a": {"y": 2, "x": 3}})"},
-         {R"({"a": {"y": 2, "x": 3}, "z": 1})"}});
+               {R"({"o": {"z": 1, "b": 2, "y": 3, "a": 4}})"},
+               {R"({"o": {"y": 1, "z": 2}})", R"({"o": {"b": 1, "z": 2}})"}});
+  CheckSchema({R"({"const": {"z": 1, "a": {"y": 2, "x": 3}}})",
+               {R"({"z": 1, "a": {"y": 2, "x": 3}})"},
+               {R"({"a": {"y": 2, "x": 3}, "z": 1})"}});
 }
 
 // A property must not be left out if too few are behind it.
@@ -70,10 +71,10 @@ TEST(SchemaTest, OrderedPropertiesFillObjects) {
   const std::string schema = R"({"type": "object", "properties": {"c": {"type": "null"},
       "b": {"type": "null"}, "a": {"type": "null"}, "d": {"type": "null"}}, "required": ["a"],
       "minProperties": 3, "additionalProperties": false})";
-  Check({schema,
-         {R"({"c": null, "b": null, "a": null})", R"({"b": null, "a": null, "d": null})",
-          R"({"c": null, "b": null, "a": null, "d": null})"},
-         {R"({"a": null, "d": null})", R"({"c": null, "a": null})"}});
+  CheckSchema({schema,
+               {R"({"c": null, "b": null, "a": null})", R"({"b": null, "a": null, "d": null})",
+                R"({"c": null, "b": null, "a": null, "d": null})"},
+               {R"({"a": null, "d": null})", R"({"c": null, "a": null})"}});
   const auto compiled = Compile(Schema(schema));
   const auto state = compiled->NewState();
   for (const char c : std::string_view("{\""))
@@ -108,14 +109,14 @@ TEST(SchemaTest, ClosedObjectsHaveNoOtherProperties) {
 }
 
 TEST(SchemaTest, References) {
-  Check({R"({"$id": "http://example.org/a/root", "$defs": {
+  CheckSchema({R"({"$id": "http://example.org/a/root", "$defs": {
       "x": {"$id": "b/x", "type": "integer", "$defs": {"y": {"$anchor": "here", "const": 1}}},
       "z": {"$anchor": "there", "type": "null"}},
       "prefixItems": [{"$ref": "b/x"}, {"$ref": "http://example.org/a/b/x#here"},
                       {"$ref": "#there"}, {"$ref": "/a/b/x#/$defs/y"}, {"$ref": "root#there"}],
       "type": "array", "items": false, "minItems": 5})",
-         {"[7, 1, null, 1, null]"},
-         {"[\"a\", 1, null, 1, null]", "[7, 2, null, 1, null]", "[7, 1, 0, 1, null]"}});
+               {"[7, 1, null, 1, null]"},
+               {"[\"a\", 1, null, 1, null]", "[7, 2, null, 1, null]", "[7, 1, 0, 1, null]"}});
   // Up to draft 7, keywords beside a reference have no effect.
   for (const bool old : {false, true}) {
     const std::string draft = old ? "http://json-schema.org/draft-07/schema#"
@@ -126,10 +127,10 @@ TEST(SchemaTest, References) {
     EXPECT_TRUE(Accepts(*compiled, R"({"a": "x"})"));
     EXPECT_EQ(Accepts(*compiled, R"({"a": "xy"})"), old);
   }
-  Check({R"({"$defs": {"list": {"oneOf": [{"type": "null"}, {"type": "object", "required":
+  CheckSchema({R"({"$defs": {"list": {"oneOf": [{"type": "null"}, {"type": "object", "required":
       ["next"], "properties": {"next": {"$ref": "#/$defs/list"}}}]}}, "$ref": "#/$defs/list"})",
-         {"null", R"({"next": null})", R"({"next": {"next": null}})"},
-         {"1", "{}", R"({"next": {}})"}});
+               {"null", R"({"next": null})", R"({"next": {"next": null}})"},
+               {"1", "{}", R"({"next": {}})"}});
 }
 
 TEST(SchemaTest, IdentifiersOfDraft4) {
@@ -153,7 +154,7 @@ TEST(SchemaTest, UnknownFormatsRestrictNothingUnlessStrict) {
 }
 
 TEST(SchemaTest, Keys) {
-  const Example patterns = {
+  const SchemaExample patterns = {
       R"({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"],
           "patternProperties": {"^s_": {"type": "string"}, "_n$": {"maxLength": 2}},
           "additionalProperties": false})",
@@ -161,52 +162,54 @@ TEST(SchemaTest, Keys) {
        R"({"id": 1, "a_n": [1], "b_n": 2, "s_a": ""})", R"({"id": 1, "\u00e9_n": 1})"},
       {"{}", R"({"id": 1, "s_": 1})", R"({"id": 1, "s_n": "abc"})", R"({"id": 1, "x": 1})",
        R"({"id": 1, "s_a": "", "s_a": ""})", R"({"id": 1, "s_a": "", "s\u005fa": ""})"}};
-  Check(patterns);
+  CheckSchema(patterns);
   // Few keys match, and each can be used once.
-  Check({R"({"type": "object", "patternProperties": {"^[ab]$": {"const": 1}},
+  CheckSchema({R"({"type": "object", "patternProperties": {"^[ab]$": {"const": 1}},
              "additionalProperties": false, "minProperties": 2})",
-         {R"({"a": 1, "b": 1})", R"({"b": 1, "a": 1})"},
-         {R"({"a": 1})", R"({"a": 1, "c": 1})"}});
-  Check({R"({"type": "object", "propertyNames": {"pattern": "^[^a]*a$", "maxLength": 40}})",
-         {"{}", R"({"a": 1, "ba": 2})"},
-         {R"({"ab": 1})", R"({"a": 1, "a": 1})"}});
-  Check(
+               {R"({"a": 1, "b": 1})", R"({"b": 1, "a": 1})"},
+               {R"({"a": 1})", R"({"a": 1, "c": 1})"}});
+  CheckSchema({R"({"type": "object", "propertyNames": {"pattern": "^[^a]*a$", "maxLength": 40}})",
+               {"{}", R"({"a": 1, "ba": 2})"},
+               {R"({"ab": 1})", R"({"a": 1, "a": 1})"}});
+  CheckSchema(
       {R"({"type": "object", "propertyNames": {"not": {"enum": ["x", "y"]}}, "maxProperties": 1})",
        {"{}", R"({"xx": 1})"},
        {R"({"x": 1})", R"({"z": 1, "zz": 1})"}});
 }
 
 TEST(SchemaTest, Items) {
-  Check(
+  CheckSchema(
       {R"({"type": "array", "contains": {"type": "integer"}, "minContains": 2, "maxContains": 3})",
        {"[1, 2]", "[1, \"a\", 2, null, 3]"},
        {"[]", "[1]", "[1, \"a\"]", "[1, 2, 3, 4]"}});
-  Check({R"({"type": "array", "prefixItems": [{"type": "integer"}, true], "items": false,
+  CheckSchema({R"({"type": "array", "prefixItems": [{"type": "integer"}, true], "items": false,
              "contains": {"const": 5}})",
-         {"[5]", "[5, 1]", "[1, 5]", "[5, 5]"},
-         {"[]", "[1]", "[1, 2]", "[5, 5, 5]"}});
-  Check({R"({"type": "array", "items": {"anyOf": [{"enum": ["a", "b", 1]}, {"type": "boolean"}]},
+               {"[5]", "[5, 1]", "[1, 5]", "[5, 5]"},
+               {"[]", "[1]", "[1, 2]", "[5, 5, 5]"}});
+  CheckSchema(
+      {R"({"type": "array", "items": {"anyOf": [{"enum": ["a", "b", 1]}, {"type": "boolean"}]},
              "uniqueItems": true, "minItems": 2, "maxItems": 5})",
-         {R"(["a", "b"])", R"([true, 1, false, "a", "b"])"},
-         {R"(["a"])", R"(["a", "a"])", R"([1, true, 1])"}});
-  Check({R"({"type": "array", "items": {"type": "string"}, "uniqueItems": true, "maxItems": 3})",
-         {"[]", R"(["a"])", R"(["", "a", "b\n"])"},
-         {R"(["a", "a"])", R"(["a", 1])", R"(["a","b","c","d"])", R"({"a":1})", R"(["a":1])",
-          R"(["\u00e9", "é"])"}});
-  Check({R"({"type": "array", "items": {"type": "string", "pattern": "^[a-z]+$"},
+       {R"(["a", "b"])", R"([true, 1, false, "a", "b"])"},
+       {R"(["a"])", R"(["a", "a"])", R"([1, true, 1])"}});
+  CheckSchema(
+      {R"({"type": "array", "items": {"type": "string"}, "uniqueItems": true, "maxItems": 3})",
+       {"[]", R"(["a"])", R"(["", "a", "b\n"])"},
+       {R"(["a", "a"])", R"(["a", 1])", R"(["a","b","c","d"])", R"({"a":1})", R"(["a":1])",
+        R"(["\u00e9", "é"])"}});
+  CheckSchema({R"({"type": "array", "items": {"type": "string", "pattern": "^[a-z]+$"},
              "uniqueItems": true, "minItems": 2})",
-         {R"(["a", "ab"])", R"(["b","a","c"])"},
-         {"[]", R"(["a"])", R"(["a", "a"])", R"(["a", "B"])"}});
+               {R"(["a", "ab"])", R"(["b","a","c"])"},
+               {"[]", R"(["a"])", R"(["a", "a"])", R"(["a", "B"])"}});
 }
 
 TEST(SchemaTest, ContainedItemsMayBeTheOnlyOnes) {
-  Check({R"({"type": "array", "items": {"type": "string"}, "contains": {"type": "string"},
+  CheckSchema({R"({"type": "array", "items": {"type": "string"}, "contains": {"type": "string"},
              "minItems": 2, "maxContains": 4})",
-         {R"(["a", "b"])", R"(["a", "b", "c", "d"])"},
-         {R"(["a"])", R"(["a", "b", "c", "d", "e"])", "[1, 2]"}});
-  Check({R"({"type": "array", "contains": {"const": 1}, "minItems": 3, "maxContains": 2})",
-         {"[1, 1, 2]", "[1, 2, 3]"},
-         {"[1, 1, 1]", "[2, 3, 4]", "[1, 1]"}});
+               {R"(["a", "b"])", R"(["a", "b", "c", "d"])"},
+               {R"(["a"])", R"(["a", "b", "c", "d", "e"])", "[1, 2]"}});
+  CheckSchema({R"({"type": "array", "contains": {"const": 1}, "minItems": 3, "maxContains": 2})",
+               {"[1, 1, 2]", "[1, 2, 3]"},
+               {"[1, 1, 1]", "[2, 3, 4]", "[1, 1]"}});
   const auto impossible =
       CompileConstraint(Schema(R"({"type": "array", "contains": false})"), SmallVocabulary());
   EXPECT_NE(impossible.status().message().find("#/contains: no value matches"), std::string::npos)
@@ -214,49 +217,51 @@ TEST(SchemaTest, ContainedItemsMayBeTheOnlyOnes) {
 }
 
 TEST(SchemaTest, PatternsWithLineEndsAreNotMixedUp) {
-  Check({R"({"type": "object", "properties": {"a": {"type": "string", "pattern": "bar\np3:foo"},
+  CheckSchema(
+      {R"({"type": "object", "properties": {"a": {"type": "string", "pattern": "bar\np3:foo"},
              "b": {"type": "string", "allOf": [{"pattern": "bar"}, {"pattern": "foo"}]}}})",
-         {R"({"b": "foobar"})", R"({"a": "bar\np3:foo"})"},
-         {R"({"a": "foobar"})", R"({"b": "foo"})"}});
-  Check({R"({"type": "object", "properties": {"a": {"type": "string", "pattern": "bar\npfoo"},
+       {R"({"b": "foobar"})", R"({"a": "bar\np3:foo"})"},
+       {R"({"a": "foobar"})", R"({"b": "foo"})"}});
+  CheckSchema({R"({"type": "object", "properties": {"a": {"type": "string", "pattern": "bar\npfoo"},
              "b": {"type": "string", "allOf": [{"pattern": "bar"}, {"pattern": "foo"}]}}})",
-         {R"({"b": "foobar"})", R"({"a": "bar\npfoo"})"},
-         {R"({"a": "foobar"})"}});
+               {R"({"b": "foobar"})", R"({"a": "bar\npfoo"})"},
+               {R"({"a": "foobar"})"}});
 }
 
 TEST(SchemaTest, NumbersAreComparedExactly) {
   EXPECT_FALSE(CompileConstraint(Schema(R"({"const": -1, "enum": [18446744073709551615]})"),
                                  SmallVocabulary())
                    .ok());
-  Check({R"({"const": 1.0, "enum": [1]})", {"1"}, {"2", "-1"}});
-  Check({R"({"const": {"a": [1.0]}, "enum": [{"a": [1]}, {"a": [2]}]})",
-         {R"({"a": [1]})"},
-         {R"({"a": [2]})"}});
+  CheckSchema({R"({"const": 1.0, "enum": [1]})", {"1"}, {"2", "-1"}});
+  CheckSchema({R"({"const": {"a": [1.0]}, "enum": [{"a": [1]}, {"a": [2]}]})",
+               {R"({"a": [1]})"},
+               {R"({"a": [2]})"}});
   // Draft 4 and OpenAPI 3.0.
-  Check({R"({"type": "integer", "minimum": 0, "exclusiveMinimum": true, "maximum": 3,
+  CheckSchema({R"({"type": "integer", "minimum": 0, "exclusiveMinimum": true, "maximum": 3,
              "exclusiveMaximum": false})",
-         {"1", "3"},
-         {"0", "4"}});
+               {"1", "3"},
+               {"0", "4"}});
 }
 
 TEST(SchemaTest, ListedNumbersAndMultiples) {
-  Check({R"({"type": "integer", "enum": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 5000],
+  CheckSchema({R"({"type": "integer", "enum": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 5000],
              "not": {"multipleOf": 5000}})",
-         {"1", "10"},
-         {"5000", "11"}});
+               {"1", "10"},
+               {"5000", "11"}});
   std::string quarters = "0";
   for (int i = 1; i < 40; ++i) quarters += ", " + std::to_string(i) + ".0625";
-  Check({"{\"enum\": [" + quarters + ", 0.1, 1e20, 3], \"multipleOf\": 0.0625}",
-         {"0", "1.0625", "39.0625", "1e+20", "3"},
-         {"0.1", "0.0625"}});
+  CheckSchema({"{\"enum\": [" + quarters + ", 0.1, 1e20, 3], \"multipleOf\": 0.0625}",
+               {"0", "1.0625", "39.0625", "1e+20", "3"},
+               {"0.1", "0.0625"}});
 }
 
 TEST(SchemaTest, ManyListedStringsThatDiffer) {
   std::string words;
   for (int i = 0; i < 65; ++i) words += (i > 0 ? ", \"w" : "\"w") + std::to_string(i) + '"';
-  Check({"{\"type\": \"array\", \"uniqueItems\": true, \"items\": {\"enum\": [" + words + "]}}",
-         {"[]", R"(["w0"])", R"(["w64", "w0"])"},
-         {R"(["w0", "w0"])", R"(["w65"])", R"([1])"}});
+  CheckSchema(
+      {"{\"type\": \"array\", \"uniqueItems\": true, \"items\": {\"enum\": [" + words + "]}}",
+       {"[]", R"(["w0"])", R"(["w64", "w0"])"},
+       {R"(["w0", "w0"])", R"(["w65"])", R"([1])"}});
 }
 
 TEST(SchemaTest, FormatsKeepTheirLimits) {
@@ -267,36 +272,38 @@ TEST(SchemaTest, FormatsKeepTheirLimits) {
   const auto mail = Compile(Schema(R"({"type": "string", "format": "email"})"));
   EXPECT_TRUE(Accepts(*mail, '"' + std::string(32, 'a') + '.' + std::string(31, 'b') + "@c\""));
   EXPECT_FALSE(Accepts(*mail, '"' + std::string(32, 'a') + '.' + std::string(32, 'b') + "@c\""));
-  Check({R"({"type": "string", "format": "regex"})",
-         {R"x("\\ba+\\B")x", R"x("(a|\\b)*c?")x"},
-         {R"x("\\b*")x", R"x("(\\B+)")x"}});
+  CheckSchema({R"({"type": "string", "format": "regex"})",
+               {R"x("\\ba+\\B")x", R"x("(a|\\b)*c?")x"},
+               {R"x("\\b*")x", R"x("(\\B+)")x"}});
 }
 
 TEST(SchemaTest, OppositesAndConditions) {
-  Check({R"({"not": {"type": "array", "items": {"type": "integer"}, "minItems": 1}})",
-         {"[]", "[1, \"a\"]", "1", "{}"},
-         {"[1]", "[1, 2]"}});
-  Check({R"({"type": "array", "not": {"contains": {"const": 1}}})",
-         {"[]", "[2, \"1\"]"},
-         {"[1]", "[2, 1]"}});
-  Check({R"({"type": "number", "not": {"multipleOf": 0.5}})",
-         {"1.25", "-0.1", "3.0001"},
-         {"1", "1.5", "-2.50"}});
-  Check({R"({"type": ["boolean", "null", "string"], "not": {"enum": [true, "a", null]}})",
-         {"false", "\"b\"", "\"aa\""},
-         {"true", "null", "\"a\""}});
-  Check({R"({"type": "object", "dependentRequired": {"a": ["b", "c"]}, "dependentSchemas": {"b":
+  CheckSchema({R"({"not": {"type": "array", "items": {"type": "integer"}, "minItems": 1}})",
+               {"[]", "[1, \"a\"]", "1", "{}"},
+               {"[1]", "[1, 2]"}});
+  CheckSchema({R"({"type": "array", "not": {"contains": {"const": 1}}})",
+               {"[]", "[2, \"1\"]"},
+               {"[1]", "[2, 1]"}});
+  CheckSchema({R"({"type": "number", "not": {"multipleOf": 0.5}})",
+               {"1.25", "-0.1", "3.0001"},
+               {"1", "1.5", "-2.50"}});
+  CheckSchema({R"({"type": ["boolean", "null", "string"], "not": {"enum": [true, "a", null]}})",
+               {"false", "\"b\"", "\"aa\""},
+               {"true", "null", "\"a\""}});
+  CheckSchema(
+      {R"({"type": "object", "dependentRequired": {"a": ["b", "c"]}, "dependentSchemas": {"b":
              {"properties": {"c": {"type": "null"}}}}})",
-         {"{}", R"({"b": 1})", R"({"c": 1})", R"({"c": null, "b": 1, "a": 2})"},
-         {R"({"a": 1})", R"({"a": 1, "b": 1})", R"({"b": 1, "c": 1})"}});
-  Check({R"({"type": "object", "required": ["t"], "properties": {"t": {"enum": ["a", "b"]}},
+       {"{}", R"({"b": 1})", R"({"c": 1})", R"({"c": null, "b": 1, "a": 2})"},
+       {R"({"a": 1})", R"({"a": 1, "b": 1})", R"({"b": 1, "c": 1})"}});
+  CheckSchema({R"({"type": "object", "required": ["t"], "properties": {"t": {"enum": ["a", "b"]}},
              "if": {"properties": {"t": {"const": "a"}}, "required": ["t"]},
              "then": {"required": ["x"]}, "else": {"not": {"required": ["x"]}}})",
-         {R"({"t": "a", "x": 1})", R"({"t": "a", "x": 1})", R"({"t": "b"})"},
-         {R"({"t": "a"})", R"({"t": "b", "x": 1})", R"({"x": 1, "t": "b"})"}});
-  Check({R"({"oneOf": [{"type": "string", "minLength": 3}, {"type": "string", "pattern": "^a"}]})",
-         {"\"bcd\"", "\"a\"", "\"ab\""},
-         {"\"abc\"", "\"b\"", "1"}});
+               {R"({"t": "a", "x": 1})", R"({"t": "a", "x": 1})", R"({"t": "b"})"},
+               {R"({"t": "a"})", R"({"t": "b", "x": 1})", R"({"x": 1, "t": "b"})"}});
+  CheckSchema(
+      {R"({"oneOf": [{"type": "string", "minLength": 3}, {"type": "string", "pattern": "^a"}]})",
+       {"\"bcd\"", "\"a\"", "\"ab\""},
+       {"\"abc\"", "\"b\"", "1"}});
 }
 
 }  // namespace

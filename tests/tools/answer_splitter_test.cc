@@ -15,11 +15,13 @@ namespace {
 
 std::string CallId(int call) { return Concat("id", call); }
 
-SplitRules Rules(const CallSyntax& syntax) { return {.syntax = &syntax, .has_tools = true}; }
+SplitRules SplitterRules(const CallSyntax& syntax) {
+  return {.syntax = &syntax, .has_tools = true};
+}
 
 // Pushes `text` in pieces that end at `cuts`, in ascending order.
-AssistantDelta Split(const SplitRules& rules, std::string_view text,
-                     const std::vector<size_t>& cuts = {}) {
+AssistantDelta SplitAnswer(const SplitRules& rules, std::string_view text,
+                           const std::vector<size_t>& cuts = {}) {
   const auto splitter = AnswerSplitter::Make(rules, CallId);
   AssistantDelta out;
   size_t begin = 0;
@@ -43,17 +45,17 @@ std::string Show(const AssistantDelta& delta) {
 
 // Expects the same result for the whole text, for single bytes and for random pieces.
 void ExpectSplit(const SplitRules& rules, const std::string& text, const std::string& expected) {
-  EXPECT_EQ(Show(Split(rules, text)), expected) << text;
+  EXPECT_EQ(Show(SplitAnswer(rules, text)), expected) << text;
   std::vector<size_t> all;
   for (size_t i = 1; i < text.size(); ++i) all.push_back(i);
-  EXPECT_EQ(Show(Split(rules, text, all)), expected) << text;
+  EXPECT_EQ(Show(SplitAnswer(rules, text, all)), expected) << text;
   std::mt19937 random(3);
   for (int round = 0; round < 50; ++round) {
     std::vector<size_t> cuts;
     for (const size_t i : all) {
       if (random() % 5 == 0) cuts.push_back(i);
     }
-    EXPECT_EQ(Show(Split(rules, text, cuts)), expected) << text;
+    EXPECT_EQ(Show(SplitAnswer(rules, text, cuts)), expected) << text;
   }
 }
 
@@ -83,12 +85,12 @@ TEST_P(Syntaxes, CallsAreFound) {
   const CallSyntax& syntax = *GetParam();
   const std::string first = R"({"a": "}\"]{", "b": [{},"\\"]})";
   const std::string call = CallText(syntax, "get_it", first);
-  ExpectSplit(Rules(syntax), Concat(syntax.opening, call, syntax.closing),
+  ExpectSplit(SplitterRules(syntax), Concat(syntax.opening, call, syntax.closing),
               Concat("<><> 0:", Id(syntax, "get_it", 0), ":get_it", first));
   if (syntax.single_call) return;
   const std::string two =
       Concat(syntax.opening, call, syntax.separator, CallText(syntax, "f", "{}"), syntax.closing);
-  ExpectSplit(Rules(syntax), two,
+  ExpectSplit(SplitterRules(syntax), two,
               Concat("<><> 0:", Id(syntax, "get_it", 0), ":get_it", first,
                      " 1:", Id(syntax, "f", 1), ":f{}"));
 }
@@ -100,9 +102,9 @@ TEST_P(Syntaxes, TextAroundCallsIsContent) {
       Concat(syntax.opening, CallText(syntax, "f", "{\"x\": 1}"), syntax.closing);
   const std::string first = Concat(" 0:", Id(syntax, "f", 0), ":f{\"x\": 1}");
   const std::string second = Concat(" 1:", Id(syntax, "f", 1), ":f{\"x\": 1}");
-  ExpectSplit(Rules(syntax), "I look.\n\n" + calls, "<><I look.>" + first);
-  ExpectSplit(Rules(syntax), calls + "\nDone.", "<><Done.>" + first);
-  ExpectSplit(Rules(syntax), "a" + calls + "\nb\n" + calls, "<><ab>" + first + second);
+  ExpectSplit(SplitterRules(syntax), "I look.\n\n" + calls, "<><I look.>" + first);
+  ExpectSplit(SplitterRules(syntax), calls + "\nDone.", "<><Done.>" + first);
+  ExpectSplit(SplitterRules(syntax), "a" + calls + "\nb\n" + calls, "<><ab>" + first + second);
 }
 
 TEST_P(Syntaxes, AnswersThatAreCutOffAreSplit) {
@@ -114,7 +116,7 @@ TEST_P(Syntaxes, AnswersThatAreCutOffAreSplit) {
   const size_t names =
       text.find(syntax.before_arguments, syntax.opening.size() + syntax.before_name.size());
   for (size_t size = 0; size < text.size(); ++size) {
-    const AssistantDelta out = Split(Rules(syntax), text.substr(0, size));
+    const AssistantDelta out = SplitAnswer(SplitterRules(syntax), text.substr(0, size));
     EXPECT_EQ(out.calls.empty(), size < names + syntax.before_arguments.size()) << size;
     if (!out.calls.empty()) {
       EXPECT_EQ(out.content, "") << size;
@@ -127,7 +129,7 @@ TEST_P(Syntaxes, WithoutToolsCallsAreText) {
   const CallSyntax& syntax = *GetParam();
   if (syntax.has_channels) return;
   const std::string text = Concat(syntax.opening, CallText(syntax, "f", "{}"), syntax.closing);
-  SplitRules rules = Rules(syntax);
+  SplitRules rules = SplitterRules(syntax);
   rules.has_tools = false;
   rules.reasons = true;
   ExpectSplit(rules, text, "<><" + text + ">");
@@ -159,15 +161,15 @@ TEST_P(Syntaxes, RandomTextLosesNothing) {
   for (int round = 0; round < 2000; ++round) {
     std::string text;
     for (unsigned i = random() % 12; i > 0; --i) text += pieces[random() % pieces.size()];
-    SplitRules rules = Rules(syntax);
+    SplitRules rules = SplitterRules(syntax);
     rules.reasons = random() % 2 == 0;
     rules.begins_in_reasoning = rules.reasons && random() % 2 == 0;
-    const std::string whole = Show(Split(rules, text));
+    const std::string whole = Show(SplitAnswer(rules, text));
     std::vector<size_t> cuts;
     for (size_t i = 1; i < text.size(); ++i) {
       if (random() % 3 == 0) cuts.push_back(i);
     }
-    ASSERT_EQ(Show(Split(rules, text, cuts)), whole) << text;
+    ASSERT_EQ(Show(SplitAnswer(rules, text, cuts)), whole) << text;
   }
 }
 
@@ -197,7 +199,7 @@ TEST(AnswerSplitter, ReasoningIsSplitOff) {
 
 TEST(AnswerSplitter, CallsFollowReasoning) {
   const CallSyntax& syntax = *FindCallSyntax("hermes");
-  SplitRules rules = Rules(syntax);
+  SplitRules rules = SplitterRules(syntax);
   rules.reasons = true;
   const std::string call = CallText(syntax, "f", "{}");
   ExpectSplit(rules, "<think>not " + call + "</think>\n\n" + call,
@@ -205,7 +207,7 @@ TEST(AnswerSplitter, CallsFollowReasoning) {
 }
 
 TEST(AnswerSplitter, ChannelsAreSplit) {
-  const SplitRules rules = Rules(*FindCallSyntax("harmony"));
+  const SplitRules rules = SplitterRules(*FindCallSyntax("harmony"));
   ExpectSplit(
       rules,
       "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -260,7 +262,7 @@ TEST(CallSyntax, TagsAloneDoNotMakeHermes) {
 }
 
 SplitRules Offering(const char* syntax, const std::vector<Tool>& tools) {
-  SplitRules rules = Rules(*FindCallSyntax(syntax));
+  SplitRules rules = SplitterRules(*FindCallSyntax(syntax));
   rules.tools = Offered(tools);
   return rules;
 }

@@ -26,7 +26,7 @@ Conversation WithTools(const std::string& messages) {
   return conversation;
 }
 
-std::string Rendered(const char* source, const Conversation& conversation) {
+std::string RenderedTools(const char* source, const Conversation& conversation) {
   TokenizerConfig config;
   config.chat_template = source;
   const auto prompt = ChatFormat(config).Render(conversation, RequestLimits(), 0);
@@ -40,25 +40,27 @@ constexpr char kNoSystem[] =
     "[{{ m.role }}]{{ m.content }}\n{% endfor %}";
 
 TEST(GenericTools, TemplatesWithoutToolsGetADescription) {
-  const std::string text = Rendered(kPlain, WithTools(R"([{"role": "user", "content": "hi"}])"));
+  const std::string text =
+      RenderedTools(kPlain, WithTools(R"([{"role": "user", "content": "hi"}])"));
   EXPECT_TRUE(text.starts_with("[system]You can call functions.")) << text;
   EXPECT_NE(text.find(R"({"name":"f","parameters":{"type":"object"}})"), std::string::npos) << text;
   EXPECT_NE(text.find(R"([{"name": "NAME", "arguments": {...}}])"), std::string::npos) << text;
   EXPECT_TRUE(text.ends_with("\n[user]hi\n")) << text;
-  const std::string with_system = Rendered(
+  const std::string with_system = RenderedTools(
       kPlain,
       WithTools(R"([{"role": "developer", "content": "S"}, {"role": "user", "content": "hi"}])"));
   EXPECT_TRUE(with_system.starts_with("[system]S\n\nYou can call")) << with_system;
 }
 
 TEST(GenericTools, TemplatesThatRefuseSystemMessagesGetItFromTheUser) {
-  const std::string text = Rendered(kNoSystem, WithTools(R"([{"role": "user", "content": "hi"}])"));
+  const std::string text =
+      RenderedTools(kNoSystem, WithTools(R"([{"role": "user", "content": "hi"}])"));
   EXPECT_TRUE(text.starts_with("[user]You can call functions.")) << text;
   EXPECT_TRUE(text.ends_with("\n\nhi\n")) << text;
 }
 
 TEST(GenericTools, CallsAndResultsAreText) {
-  const std::string text = Rendered(kPlain, WithTools(R"([
+  const std::string text = RenderedTools(kPlain, WithTools(R"([
       {"role": "user", "content": "q"},
       {"role": "assistant", "content": null, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"b": 1, "a": 2}}},
@@ -75,11 +77,11 @@ TEST(GenericTools, CallsAndResultsAreText) {
 
 TEST(GenericTools, TemplatesWithToolsGetTheDefinitions) {
   EXPECT_EQ(
-      Rendered("{{ tools | tojson }}", WithTools(R"([{"role": "user", "content": "hi"}])")),
+      RenderedTools("{{ tools | tojson }}", WithTools(R"([{"role": "user", "content": "hi"}])")),
       R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])");
   Conversation without = WithTools(R"([{"role": "user", "content": "hi"}])");
   without.tools = ToolSettings();
-  EXPECT_EQ(Rendered("{{ tools is none }}", without), "True");
+  EXPECT_EQ(RenderedTools("{{ tools is none }}", without), "True");
 }
 
 TEST(ChatFormat, SaysHowTheAnswerIsRead) {
@@ -108,7 +110,7 @@ TEST(ChatFormat, TemplatesChooseTheEffort) {
   conversation.tools = ToolSettings();
   const auto with = [&](const char* effort, const char* source) {
     conversation.reasoning_effort = effort;
-    return Rendered(source, conversation);
+    return RenderedTools(source, conversation);
   };
   EXPECT_EQ(with("low", "{{ reasoning_effort }}"), "low");
   EXPECT_EQ(with("none", "{{ enable_thinking }}"), "False");

@@ -32,15 +32,15 @@ class Vocabulary {
                                        "<|end|>", "<|start|>",   "<|constrain|>"};
     first_byte_ = static_cast<TokenId>(tokens.size());
     const int specials = static_cast<int>(tokens.size());
-    for (const char c : testing::AllBytes()) tokens.emplace_back(1, c);
+    for (const char c : moeserve::testing::AllBytes()) tokens.emplace_back(1, c);
     for (const char* text :
          {"<tool_call>", "</tool_call>", "<think>", "</think>", "{\"name\": \"", "\", \"",
           "arguments", "analysis", "final", " assistant", "}\n", "; "}) {
       tokens.emplace_back(text);
     }
-    tokenizer_ = std::make_unique<testing::ListTokenizer>(tokens, specials);
+    tokenizer_ = std::make_unique<moeserve::testing::ListTokenizer>(tokens, specials);
     auto index =
-        VocabularyIndex::Build(*tokenizer_, {testing::kEos}, static_cast<int>(tokens.size()));
+        VocabularyIndex::Build(*tokenizer_, {moeserve::testing::kEos}, static_cast<int>(tokens.size()));
     MOESERVE_CHECK(index.ok(), std::string(index.status().message()).c_str());
     index_ = *index;
   }
@@ -51,7 +51,7 @@ class Vocabulary {
 
  private:
   TokenId first_byte_ = 0;
-  std::unique_ptr<testing::ListTokenizer> tokenizer_;
+  std::unique_ptr<moeserve::testing::ListTokenizer> tokenizer_;
   std::shared_ptr<const VocabularyIndex> index_;
 };
 
@@ -60,7 +60,7 @@ const Vocabulary& Shared() {
   return vocabulary;
 }
 
-ToolSettings Settings(ToolChoice choice, bool parallel = true) {
+ToolSettings CallSettings(ToolChoice choice, bool parallel = true) {
   ToolSettings settings;
   settings.choice = choice;
   settings.parallel = parallel;
@@ -128,7 +128,7 @@ std::string Generate(const CompiledConstraint& constraint, std::mt19937& random,
       const std::string bytes = Shared().tokenizer().TokenBytes(id);
       if (bytes.size() > 3 && random() % 4 == 0) chosen = id;
     }
-    if (chosen == testing::kEos) return text;
+    if (chosen == moeserve::testing::kEos) return text;
     text += Shared().tokenizer().TokenBytes(chosen);
     EXPECT_TRUE(state->Accept(chosen));
   }
@@ -136,7 +136,7 @@ std::string Generate(const CompiledConstraint& constraint, std::mt19937& random,
   return text;
 }
 
-AssistantDelta Split(const SplitRules& rules, const std::string& text) {
+AssistantDelta SplitCalls(const SplitRules& rules, const std::string& text) {
   const auto splitter = AnswerSplitter::Make(rules, [](int call) { return Concat(call); });
   AssistantDelta out = splitter->Push(text);
   out.Append(splitter->Finish());
@@ -166,7 +166,7 @@ class ToolConstraints : public ::testing::TestWithParam<Case> {
   SplitRules Rules() const {
     return {.syntax = GetParam().syntax,
             .has_tools = true,
-            .tools = Offered(Settings(ToolChoice::kAuto).callable),
+            .tools = Offered(CallSettings(ToolChoice::kAuto).callable),
             .reasons = GetParam().reasons,
             .begins_in_reasoning = GetParam().begins_in_reasoning};
   }
@@ -174,13 +174,13 @@ class ToolConstraints : public ::testing::TestWithParam<Case> {
 
 TEST_P(ToolConstraints, RequiredCallsAreValid) {
   for (const ToolChoice choice : {ToolChoice::kRequired, ToolChoice::kNamed}) {
-    const ToolSettings settings = Settings(choice);
+    const ToolSettings settings = CallSettings(choice);
     const auto constraint = Compile(AnswerConstraint(settings, Rules(), std::nullopt));
     ASSERT_NE(constraint, nullptr);
     std::mt19937 random(1);
     for (int round = 0; round < 60; ++round) {
       const std::string text = Generate(*constraint, random, 250);
-      const AssistantDelta answer = Split(Rules(), text);
+      const AssistantDelta answer = SplitCalls(Rules(), text);
       ASSERT_FALSE(answer.calls.empty()) << text;
       EXPECT_EQ(answer.content, "") << text;
       if (choice == ToolChoice::kNamed) {
@@ -193,14 +193,14 @@ TEST_P(ToolConstraints, RequiredCallsAreValid) {
 
 TEST_P(ToolConstraints, CallsThatTheModelChoosesAreValid) {
   for (const bool parallel : {true, false}) {
-    const ToolSettings settings = Settings(ToolChoice::kAuto, parallel);
+    const ToolSettings settings = CallSettings(ToolChoice::kAuto, parallel);
     const auto constraint = Compile(AnswerConstraint(settings, Rules(), std::nullopt));
     ASSERT_NE(constraint, nullptr);
     std::mt19937 random(2);
     int calls = 0, texts = 0;
     for (int round = 0; round < 100; ++round) {
       const std::string text = Generate(*constraint, random, 250, /*may_be_cut=*/true);
-      const AssistantDelta answer = Split(Rules(), text);
+      const AssistantDelta answer = SplitCalls(Rules(), text);
       calls += static_cast<int>(answer.calls.size());
       texts += answer.calls.empty();
       if (!parallel) {
@@ -222,13 +222,14 @@ TEST_P(ToolConstraints, AnswersWithoutCallsMatchTheResponseFormat) {
   schema.kind = ConstraintSpec::Kind::kJsonSchema;
   schema.text = R"({"type": "object", "required": ["answer"], "additionalProperties": false,
                     "properties": {"answer": {"type": "boolean"}}})";
-  const auto constraint = Compile(AnswerConstraint(Settings(ToolChoice::kAuto), Rules(), schema));
+  const auto constraint =
+      Compile(AnswerConstraint(CallSettings(ToolChoice::kAuto), Rules(), schema));
   ASSERT_NE(constraint, nullptr);
   std::mt19937 random(3);
   int texts = 0;
   for (int round = 0; round < 60; ++round) {
     const std::string text = Generate(*constraint, random, 250);
-    const AssistantDelta answer = Split(Rules(), text);
+    const AssistantDelta answer = SplitCalls(Rules(), text);
     if (answer.calls.empty()) {
       ++texts;
       const Json parsed = Json::parse(answer.content, nullptr, false);
@@ -277,7 +278,7 @@ TEST_P(ToolConstraints, TheContentAloneMatchesTheResponseFormat) {
     int reasoned = 0;
     for (int round = 0; round < 20; ++round) {
       const std::string answer = Generate(*constraint, random, 250);
-      const AssistantDelta split = Split(rules, answer);
+      const AssistantDelta split = SplitCalls(rules, answer);
       reasoned += !split.reasoning.empty();
       const auto state = alone->NewState();
       for (const char c : split.content) {
@@ -313,7 +314,7 @@ TEST(AnswerConstraint, JsonThatIsNoCallIsFreeText) {
   for (const char* name : {"llama3", "json"}) {
     const SplitRules rules = {.syntax = FindCallSyntax(name), .has_tools = true};
     const auto constraint =
-        Compile(AnswerConstraint(Settings(ToolChoice::kAuto), rules, std::nullopt));
+        Compile(AnswerConstraint(CallSettings(ToolChoice::kAuto), rules, std::nullopt));
     ASSERT_NE(constraint, nullptr);
     for (const std::string text : {R"([{"name": "Bob", "age": 3}])", R"({"name": "first", "x": 1})",
                                    R"([{"name": "first"}, {"name": ")"}) {
@@ -328,7 +329,7 @@ TEST(AnswerConstraint, JsonThatIsNoCallIsFreeText) {
 
 // Elements come in the order of the schema, with strings as they are.
 TEST(AnswerConstraint, ElementsFollowTheSchema) {
-  ToolSettings settings = Settings(ToolChoice::kNamed);
+  ToolSettings settings = CallSettings(ToolChoice::kNamed);
   settings.callable[0].parameters = R"({"type": "object", "required": ["z"], "properties": {
       "z": {"type": "string", "maxLength": 3}, "l": {"type": "array", "items": {"type": "null"}},
       "e": {"enum": ["a b", 1]}}})";
@@ -356,7 +357,7 @@ TEST(AnswerConstraint, ElementsFollowTheSchema) {
 }
 
 TEST(ConstraintCompiler, SchemasThatCannotBeCompiledAreRelaxed) {
-  ToolSettings settings = Settings(ToolChoice::kRequired);
+  ToolSettings settings = CallSettings(ToolChoice::kRequired);
   settings.callable[1].parameters = R"({"type": "object", "unevaluatedProperties": {"a": 1},
                                         "$dynamicRef": "#x"})";
   const SplitRules rules = {.syntax = FindCallSyntax("hermes"), .has_tools = true};
@@ -370,7 +371,7 @@ TEST(ConstraintCompiler, SchemasThatCannotBeCompiledAreRelaxed) {
   std::mt19937 random(4);
   for (int round = 0; round < 30; ++round) {
     const std::string text = Generate(**relaxed, random, 250);
-    for (const ToolCallDelta& call : Split(rules, text).calls) ExpectValid(call, text);
+    for (const ToolCallDelta& call : SplitCalls(rules, text).calls) ExpectValid(call, text);
   }
   // A strict schema is never relaxed.
   settings.callable[1].strict = true;

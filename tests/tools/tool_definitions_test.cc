@@ -13,7 +13,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-Result<ToolSettings> Parse(const std::string& text) { return ParseTools(Json::parse(text), text); }
+Result<ToolSettings> ParseToolsText(const std::string& text) {
+  return ParseTools(Json::parse(text), text);
+}
 
 constexpr char kTwo[] = R"("tools": [
     {"type": "function", "function": {"name": "f", "description": "d", "strict": true,
@@ -21,7 +23,7 @@ constexpr char kTwo[] = R"("tools": [
     {"type": "function", "function": {"name": "g.x", "parameters": {}}}])";
 
 TEST(ParseTools, ReadsTools) {
-  const auto settings = Parse(std::string("{") + kTwo + "}");
+  const auto settings = ParseToolsText(std::string("{") + kTwo + "}");
   ASSERT_TRUE(settings.ok()) << settings.status();
   EXPECT_EQ(settings->choice, ToolChoice::kAuto);
   EXPECT_TRUE(settings->parallel);
@@ -38,7 +40,7 @@ TEST(ParseTools, ReadsTools) {
 
 TEST(ParseTools, ReadsTheChoice) {
   const auto with = [](const std::string& choice) {
-    return Parse(std::string("{\"tool_choice\": ") + choice + ", " + kTwo + "}");
+    return ParseToolsText(std::string("{\"tool_choice\": ") + choice + ", " + kTwo + "}");
   };
   EXPECT_EQ(with("\"auto\"")->choice, ToolChoice::kAuto);
   EXPECT_EQ(with("\"required\"")->choice, ToolChoice::kRequired);
@@ -65,13 +67,13 @@ TEST(ParseTools, TakesRequestsWithoutTools) {
   for (const char* text :
        {"{}", R"({"tools": null})", R"({"tools": []})", R"({"tools": [], "tool_choice": "auto"})",
         R"({"tool_choice": "none"})", R"({"parallel_tool_calls": false})"}) {
-    const auto settings = Parse(text);
+    const auto settings = ParseToolsText(text);
     ASSERT_TRUE(settings.ok()) << text << settings.status();
     EXPECT_FALSE(settings->enabled()) << text;
   }
 }
 
-struct Refusal {
+struct ToolRefusal {
   const char* text;
   const char* code;
   const char* param;
@@ -79,30 +81,32 @@ struct Refusal {
 
 TEST(ParseTools, RefusesWithTheField) {
 #define FUNCTION(members) R"({"tools": [{"type": "function", "function": {)" members "}}]}"
-  for (const Refusal& r : {
-           Refusal{R"({"tools": {}})", "invalid_value", "tools"},
-           Refusal{R"({"tools": ["f"]})", "invalid_value", "tools[0]"},
-           Refusal{R"({"tools": [{"function": {"name": "f"}}]})", "invalid_value", "tools[0]"},
-           Refusal{R"({"tools": [{"type": "custom"}]})", "unsupported_parameter", "tools[0].type"},
-           Refusal{R"({"tools": [{"type": "function"}]})", "missing_field", "tools[0].function"},
-           Refusal{R"({"tools": [{"type": "function", "function": 1}]})", "invalid_value",
-                   "tools[0].function"},
-           Refusal{FUNCTION(""), "missing_field", "tools[0].function.name"},
-           Refusal{FUNCTION(R"("name": "a b")"), "invalid_value", "tools[0].function.name"},
-           Refusal{FUNCTION(R"("name": "")"), "invalid_value", "tools[0].function.name"},
-           Refusal{FUNCTION(R"("name": "f", "description": 1)"), "invalid_value",
-                   "tools[0].function.description"},
-           Refusal{FUNCTION(R"("name": "f", "parameters": [])"), "invalid_value",
-                   "tools[0].function.parameters"},
-           Refusal{FUNCTION(R"("name": "f", "strict": 1)"), "invalid_value",
-                   "tools[0].function.strict"},
-           Refusal{R"({"tools": [{"type": "function", "function": {"name": "f"}},
+  for (const ToolRefusal& r : {
+           ToolRefusal{R"({"tools": {}})", "invalid_value", "tools"},
+           ToolRefusal{R"({"tools": ["f"]})", "invalid_value", "tools[0]"},
+           ToolRefusal{R"({"tools": [{"function": {"name": "f"}}]})", "invalid_value", "tools[0]"},
+           ToolRefusal{R"({"tools": [{"type": "custom"}]})", "unsupported_parameter",
+                       "tools[0].type"},
+           ToolRefusal{R"({"tools": [{"type": "function"}]})", "missing_field",
+                       "tools[0].function"},
+           ToolRefusal{R"({"tools": [{"type": "function", "function": 1}]})", "invalid_value",
+                       "tools[0].function"},
+           ToolRefusal{FUNCTION(""), "missing_field", "tools[0].function.name"},
+           ToolRefusal{FUNCTION(R"("name": "a b")"), "invalid_value", "tools[0].function.name"},
+           ToolRefusal{FUNCTION(R"("name": "")"), "invalid_value", "tools[0].function.name"},
+           ToolRefusal{FUNCTION(R"("name": "f", "description": 1)"), "invalid_value",
+                       "tools[0].function.description"},
+           ToolRefusal{FUNCTION(R"("name": "f", "parameters": [])"), "invalid_value",
+                       "tools[0].function.parameters"},
+           ToolRefusal{FUNCTION(R"("name": "f", "strict": 1)"), "invalid_value",
+                       "tools[0].function.strict"},
+           ToolRefusal{R"({"tools": [{"type": "function", "function": {"name": "f"}},
                        {"type": "function", "function": {"name": "f"}}]})",
-                   "invalid_value", "tools[1].function.name"},
-           Refusal{R"({"tool_choice": "required"})", "invalid_value", "tool_choice"},
-           Refusal{R"({"parallel_tool_calls": 1})", "invalid_value", "parallel_tool_calls"},
+                       "invalid_value", "tools[1].function.name"},
+           ToolRefusal{R"({"tool_choice": "required"})", "invalid_value", "tool_choice"},
+           ToolRefusal{R"({"parallel_tool_calls": 1})", "invalid_value", "parallel_tool_calls"},
        }) {
-    const auto settings = Parse(r.text);
+    const auto settings = ParseToolsText(r.text);
     ASSERT_FALSE(settings.ok()) << r.text;
     EXPECT_EQ(ApiCode(settings.status()), r.code) << settings.status();
     EXPECT_EQ(ApiParam(settings.status()), r.param) << settings.status();
@@ -113,7 +117,8 @@ TEST(ParseTools, RefusesWithTheField) {
         R"({"type": "function", "function": {"name": "h"}})", R"({"type": "allowed_tools"})",
         R"({"type": "allowed_tools", "allowed_tools": {"tools": []}})",
         R"({"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": []}})"}) {
-    const auto settings = Parse(std::string("{\"tool_choice\": ") + choice + ", " + kTwo + "}");
+    const auto settings =
+        ParseToolsText(std::string("{\"tool_choice\": ") + choice + ", " + kTwo + "}");
     ASSERT_FALSE(settings.ok()) << choice;
     EXPECT_TRUE(ApiParam(settings.status()).starts_with("tool_choice")) << settings.status();
   }
@@ -126,15 +131,16 @@ TEST(ParseTools, BoundsTheNumberAndTheSize) {
       body["tools"].push_back(
           {{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}});
     }
-    return Parse(body.dump());
+    return ParseToolsText(body.dump());
   };
   EXPECT_TRUE(many(kMaxTools).ok());
   EXPECT_EQ(ApiParam(many(kMaxTools + 1).status()), "tools");
   const auto sized = [](size_t bytes) {
-    return Parse(Json{{"tools",
-                       {{{"type", "function"},
-                         {"function", {{"name", "f"}, {"description", std::string(bytes, 'x')}}}}}}}
-                     .dump());
+    return ParseToolsText(
+        Json{{"tools",
+              {{{"type", "function"},
+                {"function", {{"name", "f"}, {"description", std::string(bytes, 'x')}}}}}}}
+            .dump());
   };
   EXPECT_TRUE(sized(kMaxToolBytes - 200).ok());
   EXPECT_EQ(ApiParam(sized(kMaxToolBytes).status()), "tools");

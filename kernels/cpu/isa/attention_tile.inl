@@ -453,6 +453,12 @@ void AttentionTileOfType(const AttentionTileArgs& a) {
 }
 
 void VectorAttention(const AttentionTileArgs& a) {
+#ifdef MOESERVE_F32_TABLE
+  if constexpr (kInPairs<KvCacheType::kBF16>) {
+    if (a.type == KvCacheType::kBF16) return AttentionTileOfType<KvCacheType::kBF16>(a);
+  }
+  MOESERVE_F32_TABLE.attention_tile(a);
+#else
   switch (a.type) {
     case KvCacheType::kF32:
       return AttentionTileOfType<KvCacheType::kF32>(a);
@@ -461,6 +467,7 @@ void VectorAttention(const AttentionTileArgs& a) {
     case KvCacheType::kInt8:
       return AttentionTileOfType<KvCacheType::kInt8>(a);
   }
+#endif
 }
 
 #ifdef MOESERVE_AMX

@@ -2,6 +2,8 @@
 #define MOESERVE_BF16_DOT 1
 #define MOESERVE_VNNI 1
 #define MOESERVE_PANEL_TILE 4
+#define MOESERVE_F32_TABLE kAvx512Table
+#define MOESERVE_INTEGER_TABLE kAvx512VnniTable
 #define MOESERVE_AMX 1
 
 #include "kernels/cpu/isa/kernel_table.h"

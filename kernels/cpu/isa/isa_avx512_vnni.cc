@@ -2,6 +2,7 @@
 #define MOESERVE_BF16_DOT 0
 #define MOESERVE_VNNI 1
 #define MOESERVE_PANEL_TILE 4
+#define MOESERVE_F32_TABLE kAvx512Table
 
 #include "kernels/cpu/isa/kernel_table.h"
 //

@@ -278,12 +278,12 @@ inline void RunBlock(const TileGrid& grid, int line_bytes, int64_t lines, const 
         MOESERVE_TILE_ROW(fn, 4), MOESERVE_TILE_ROW(fn, 5), MOESERVE_TILE_ROW(fn, 6) \
   }
 
+#ifdef MOESERVE_F32_TABLE
+void LinearF32(const LinearTileArgs& a) { MOESERVE_F32_TABLE.linear_f32(a); }
+#else
 constexpr TileGrid kGridF32 = MOESERVE_TILE_GRID(TileF32);
 constexpr TileGrid kGridF16 = MOESERVE_TILE_GRID(TileF16);
 constexpr TileGrid kGridBf16 = MOESERVE_TILE_GRID(TileBf16);
-#if MOESERVE_BF16_DOT && !defined(MOESERVE_AMX)
-constexpr TileGrid kGridBf16Dot = MOESERVE_TILE_GRID(TileBf16Dot);
-#endif
 
 void LinearF32(const LinearTileArgs& a) {
   switch (a.weight_dtype) {
@@ -295,8 +295,11 @@ void LinearF32(const LinearTileArgs& a) {
       return RunBlock(kGridBf16, 64, (a.k + 1) / 2, a);
   }
 }
+#endif
 
 #if MOESERVE_BF16_DOT && !defined(MOESERVE_AMX)
+constexpr TileGrid kGridBf16Dot = MOESERVE_TILE_GRID(TileBf16Dot);
+
 void LinearBf16(const LinearTileArgs& a) { RunBlock(kGridBf16Dot, 64, (a.k + 1) / 2, a); }
 #endif
 

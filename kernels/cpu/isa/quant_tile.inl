@@ -496,6 +496,9 @@ void LinearQuantized(const QuantTileArgs& a) {
 #ifdef MOESERVE_AMX
   if (a.packed != nullptr) return MatrixQuantized(a);
 #endif
+#ifdef MOESERVE_INTEGER_TABLE
+  MOESERVE_INTEGER_TABLE.linear_quantized(a);
+#else
   switch (a.quantization) {
     case Quantization::kNone:
       return;
@@ -509,6 +512,7 @@ void LinearQuantized(const QuantTileArgs& a) {
       if (a.widened) return QuantBlock<Quantization::kInt4K, Fetch::kNextBlock, true>(a);
       return QuantBlockOf<Quantization::kInt4K>(a);
   }
+#endif
 }
 
 }  // namespace

@@ -22,7 +22,7 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct BenchArguments {
   ModelOptionsText model;      // its folder is empty for a synthetic model
   SyntheticOptions synthetic;  // the shape of a model with random weights
   CaseSettings cases;
@@ -52,7 +52,7 @@ struct Loaded {
 };
 
 // Opens the checkpoint, or makes the weights that are asked for.
-Result<Loaded> Open(const Options& options) {
+Result<Loaded> Open(const BenchArguments& options) {
   Loaded loaded;
   if (!options.synthetic.name.empty()) {
     MOESERVE_RETURN_IF_ERROR(CheckSyntheticOptions(options.model));
@@ -97,8 +97,8 @@ absl::Status WriteJson(const std::string& path, const nlohmann::json& json) {
 }
 
 // Measures all cases, and the machine after them unless that was interrupted.
-absl::Status Measure(const Options& options, Backend& backend, Model& model, KvCacheStorage& cache,
-                     Interruption& interruption, BenchReport& report) {
+absl::Status MeasureCases(const BenchArguments& options, Backend& backend, Model& model,
+                          KvCacheStorage& cache, Interruption& interruption, BenchReport& report) {
   Progress progress("measuring", kMeasurementUnit,
                     static_cast<double>(CountMeasurements(options.cases)),
                     options.model.progress());
@@ -121,7 +121,7 @@ absl::Status Measure(const Options& options, Backend& backend, Model& model, KvC
   return absl::OkStatus();
 }
 
-absl::Status Run(const Options& options, Interruption& interruption) {
+absl::Status RunBench(const BenchArguments& options, Interruption& interruption) {
   if (options.synthetic.name.empty() && options.model.directory.empty()) {
     return absl::InvalidArgumentError("bench: expected --model or --synthetic, found neither");
   }
@@ -180,7 +180,7 @@ absl::Status Run(const Options& options, Interruption& interruption) {
   report.kv_cache = cache_type;
   report.weight_bytes = model->weight_bytes();
   report.settings = cases;
-  MOESERVE_RETURN_IF_ERROR(Measure(options, *backend, *model, *cache, interruption, report));
+  MOESERVE_RETURN_IF_ERROR(MeasureCases(options, *backend, *model, *cache, interruption, report));
   if (report.interrupted) {
     if (report.cases.empty()) {
       return absl::CancelledError("interrupted before a measurement was finished");
@@ -199,7 +199,7 @@ absl::Status Run(const Options& options, Interruption& interruption) {
 void AddBenchCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand(
       "bench", "Measure tokens per second, also as a share of what the machine allows");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchArguments>();
   CLI::Option* model = command->add_option("-m,--model", options->model.directory,
                                            "Checkpoint folder or .gguf file");
   AddSyntheticOptions(*command, options->synthetic)->excludes(model);
@@ -235,7 +235,7 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
     if (!command->get_subcommands().empty()) return;
     selected = [options] {
       Interruption interruption("interrupted before anything was measured");
-      const absl::Status status = Run(*options, interruption);
+      const absl::Status status = RunBench(*options, interruption);
       if (status.ok()) return interruption.exit_status();
       const int failed = Fail(status);
       return absl::IsCancelled(status) ? interruption.exit_status() : failed;

@@ -35,7 +35,7 @@ constexpr int64_t kProbeBytes = int64_t{2} << 30;
 constexpr int kProbeRounds = 5;
 constexpr double kHoldSlice = 0.25;  // seconds between two looks at whether idle streams are held
 
-struct Options {
+struct LoadArguments {
   // Exactly one of url, model and synthetic is set; it selects the target of the load.
   std::string url;
   ModelOptionsText model;
@@ -88,7 +88,7 @@ Result<LengthRange> ParseRange(const char* option, const std::string& text) {
   return range;
 }
 
-Result<Workload> MakeWorkload(const Options& options, int vocab_size) {
+Result<Workload> MakeWorkload(const LoadArguments& options, int vocab_size) {
   WorkloadOptions workload = options.workload;
   MOESERVE_ASSIGN_OR_RETURN(workload.prompt, ParseRange("--prompt-tokens", options.prompt_tokens));
   MOESERVE_ASSIGN_OR_RETURN(workload.output, ParseRange("--output-tokens", options.output_tokens));
@@ -104,15 +104,15 @@ Result<Workload> MakeWorkload(const Options& options, int vocab_size) {
 }
 
 // If the JSON report goes to standard output, everything else goes to standard error.
-std::FILE* TextFile(const Options& options) { return options.json == "-" ? stderr : stdout; }
+std::FILE* TextFile(const LoadArguments& options) { return options.json == "-" ? stderr : stdout; }
 
-void Print(const Options& options, const std::string& text) {
+void PrintLoadText(const LoadArguments& options, const std::string& text) {
   std::fputs(text.c_str(), TextFile(options));
   std::fflush(TextFile(options));
 }
 
 // Says how large the model in this process is, before it is loaded.
-absl::Status PrintModelPlan(const Options& options, const std::string& name,
+absl::Status PrintModelPlan(const LoadArguments& options, const std::string& name,
                             const EngineOptions& engine, const ModelSpec& spec,
                             const WeightSource& weights) {
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend,
@@ -121,14 +121,14 @@ absl::Status PrintModelPlan(const Options& options, const std::string& name,
   MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache,
                             ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
   const int64_t bytes = PlannedCacheBytes(engine, spec, *backend, cache).value_or(0);
-  Print(options,
-        ModelPlan(name, spec) + MemoryPlan(spec, types, bytes,
-                                           Concat(" of --max-num-seqs ", engine.max_num_seqs),
-                                           options.bandwidth ? kProbeBytes : 0));
+  PrintLoadText(options, ModelPlan(name, spec) +
+                             MemoryPlan(spec, types, bytes,
+                                        Concat(" of --max-num-seqs ", engine.max_num_seqs),
+                                        options.bandwidth ? kProbeBytes : 0));
   return absl::OkStatus();
 }
 
-absl::Status PrintCheckpointPlan(const Options& options, const EngineOptions& engine) {
+absl::Status PrintCheckpointPlan(const LoadArguments& options, const EngineOptions& engine) {
   MOESERVE_ASSIGN_OR_RETURN(
       const Checkpoint checkpoint,
       LoadCheckpoint(options.model.directory, {.ignored_keys = options.model.ignored_keys}));
@@ -136,7 +136,7 @@ absl::Status PrintCheckpointPlan(const Options& options, const EngineOptions& en
                         *checkpoint.weights);
 }
 
-Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions& engine) {
+Result<RunningModel> StartSynthetic(const LoadArguments& options, const EngineOptions& engine) {
   MOESERVE_RETURN_IF_ERROR(CheckSyntheticOptions(options.model));
   RunningModel out;
   MOESERVE_ASSIGN_OR_RETURN(const ModelSpec spec, SyntheticSpec(options.synthetic));
@@ -164,8 +164,9 @@ double ThreadCpuSeconds() {
 
 // Runs the warm-up and then the measured load. `weight_bytes` returns the bytes of weights that the
 // engine's steps have read since the engine started; it may be empty.
-Result<LoadReport> Measure(const Options& options, const Workload& workload, LoadTarget& target,
-                           const std::function<double()>& weight_bytes = nullptr) {
+Result<LoadReport> MeasureLoad(const LoadArguments& options, const Workload& workload,
+                               LoadTarget& target,
+                               const std::function<double()>& weight_bytes = nullptr) {
   const int warmup_clients = options.load.clients > 0 ? options.load.clients : 8;
   MOESERVE_RETURN_IF_ERROR(WarmUp(options.warmup, warmup_clients, workload, target));
   const Result<ServerCounters> before = target.Counters();
@@ -192,9 +193,9 @@ Result<LoadReport> Measure(const Options& options, const Workload& workload, Loa
   return report;
 }
 
-absl::Status WriteReport(const Options& options, const LoadReport& report,
-                         const std::string& target) {
-  Print(options, ReportTable(report));
+absl::Status WriteLoadReport(const LoadArguments& options, const LoadReport& report,
+                             const std::string& target) {
+  PrintLoadText(options, ReportTable(report));
   if (!options.json.empty()) {
     const std::string json = ReportJson(report, target) + "\n";
     if (options.json == "-") {
@@ -213,7 +214,7 @@ absl::Status WriteReport(const Options& options, const LoadReport& report,
   return absl::OkStatus();
 }
 
-std::string ServerPlan(const Options& options, const Workload& workload) {
+std::string ServerPlan(const LoadArguments& options, const Workload& workload) {
   const std::string& model = options.http.served_model;
   std::string text =
       Concat("server: ", options.url, ", ",
@@ -226,7 +227,7 @@ std::string ServerPlan(const Options& options, const Workload& workload) {
   return text;
 }
 
-absl::Status RunAgainstServer(Options options) {
+absl::Status RunAgainstServer(LoadArguments options) {
   MOESERVE_ASSIGN_OR_RETURN(options.http.url, ParseBaseUrl(options.url));
   if (!options.api_key_file.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(options.http.api_key, ReadFirstKey(options.api_key_file));
@@ -236,10 +237,10 @@ absl::Status RunAgainstServer(Options options) {
   LoadReport report;
   // Idle streams that were opened are released in order.
   if (options.idle.count > 0) options.interruption->Begin();
-  Print(options, ServerPlan(options, workload));
+  PrintLoadText(options, ServerPlan(options, workload));
   if (options.idle.count > 0) target->OpenIdleStreams(options.idle, workload);
   if (options.has_load()) {
-    MOESERVE_ASSIGN_OR_RETURN(report, Measure(options, workload, *target));
+    MOESERVE_ASSIGN_OR_RETURN(report, MeasureLoad(options, workload, *target));
   } else {
     for (double left = options.load.seconds; left > 0.0 && !options.interrupted();
          left -= kHoldSlice) {
@@ -251,10 +252,10 @@ absl::Status RunAgainstServer(Options options) {
     report.idle_streams =
         target->ReleaseIdleStreams(options.interrupted() ? 0.0 : options.load.drain_seconds);
   }
-  return WriteReport(options, report, options.url);
+  return WriteLoadReport(options, report, options.url);
 }
 
-absl::Status RunInProcess(const Options& options) {
+absl::Status RunInProcess(const LoadArguments& options) {
   if (options.idle.count > 0) {
     return absl::InvalidArgumentError("--idle-streams needs a server: give --url");
   }
@@ -273,7 +274,7 @@ absl::Status RunInProcess(const Options& options) {
                " tokens, prefix, prompt and output together; the context has ",
                model.engine->max_model_len()));
   }
-  Print(options, LoadPlan(options.load, workload, options.warmup));
+  PrintLoadText(options, LoadPlan(options.load, workload, options.warmup));
   EngineTarget target(model.engine, options.http.timeout_seconds);
   double bandwidth = 0.0;
   const auto probe = [&]() -> absl::Status {
@@ -289,19 +290,20 @@ absl::Status RunInProcess(const Options& options) {
     };
     MOESERVE_RETURN_IF_ERROR(probe());
   }
-  MOESERVE_ASSIGN_OR_RETURN(LoadReport report, Measure(options, workload, target, weight_bytes));
+  MOESERVE_ASSIGN_OR_RETURN(LoadReport report,
+                            MeasureLoad(options, workload, target, weight_bytes));
   if (options.bandwidth && !report.interrupted) {
     // The bandwidth is measured before and after the load, because the speed of a machine can
     // drift.
     MOESERVE_RETURN_IF_ERROR(probe());
   }
   if (options.bandwidth) report.read_bandwidth = bandwidth;
-  return WriteReport(
+  return WriteLoadReport(
       options, report,
       options.synthetic.empty() ? options.model.directory : "synthetic " + options.synthetic);
 }
 
-absl::Status Run(const Options& options) {
+absl::Status RunLoad(const LoadArguments& options) {
   const int targets =
       !options.url.empty() + !options.model.directory.empty() + !options.synthetic.empty();
   if (targets != 1) {
@@ -319,7 +321,7 @@ absl::Status Run(const Options& options) {
   return options.url.empty() ? RunInProcess(options) : RunAgainstServer(options);
 }
 
-void AddTargetOptions(CLI::App& command, Options& options) {
+void AddTargetOptions(CLI::App& command, LoadArguments& options) {
   command.add_option("--url", options.url,
                      "Base URL of an OpenAI-compatible server, such as http://127.0.0.1:8080/v1");
   command.add_option("--served-model", options.http.served_model,
@@ -342,7 +344,7 @@ void AddTargetOptions(CLI::App& command, Options& options) {
   AddEngineOptions(command, options.engine);
 }
 
-void AddLoopOptions(CLI::App& command, Options& options) {
+void AddLoopOptions(CLI::App& command, LoadArguments& options) {
   LoadOptions& load = options.load;
   CLI::Option* clients = command.add_option(
       "--clients", load.clients, "Closed loop: clients, each with one request at a time");
@@ -386,7 +388,7 @@ void AddLoopOptions(CLI::App& command, Options& options) {
       ->capture_default_str();
 }
 
-void AddWorkloadOptions(CLI::App& command, Options& options) {
+void AddWorkloadOptions(CLI::App& command, LoadArguments& options) {
   WorkloadOptions& workload = options.workload;
   command.add_option("--seed", workload.seed, "Seed of lengths, tokens and arrivals")
       ->capture_default_str();
@@ -427,7 +429,7 @@ void AddWorkloadOptions(CLI::App& command, Options& options) {
 void AddBenchLoadCommand(CLI::App& bench, Command& selected) {
   CLI::App* command = bench.add_subcommand(
       "load", "Measure latencies and throughput under a reproducible load of requests");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<LoadArguments>();
   AddTargetOptions(*command, *options);
   AddLoopOptions(*command, *options);
   AddWorkloadOptions(*command, *options);
@@ -440,7 +442,7 @@ void AddBenchLoadCommand(CLI::App& bench, Command& selected) {
       options->load.seed = options->workload.seed;
       Interruption interruption("interrupted before the load began");
       options->interruption = &interruption;
-      const absl::Status status = Run(*options);
+      const absl::Status status = RunLoad(*options);
       return status.ok() ? interruption.exit_status() : Fail(status);
     };
   });

@@ -20,7 +20,7 @@
 namespace moeserve::server {
 namespace {
 
-struct Options {
+struct ChatArguments {
   LocalChatOptions local;
   RemoteChatOptions remote;  // used if it has a URL
   std::string system;
@@ -61,7 +61,7 @@ std::optional<std::string> ReadMessage(LineEditor& editor) {
   }
 }
 
-Result<std::unique_ptr<ChatModel>> Start(const Options& options) {
+Result<std::unique_ptr<ChatModel>> Start(const ChatArguments& options) {
   if (options.remote.url.empty()) {
     if (options.local.model.directory.empty()) {
       return absl::InvalidArgumentError("expected --model or --url, found neither");
@@ -74,7 +74,7 @@ Result<std::unique_ptr<ChatModel>> Start(const Options& options) {
   return ConnectRemoteChat(remote);
 }
 
-absl::Status Chat(const Options& options) {
+absl::Status Chat(const ChatArguments& options) {
   if (options.local.completion && !options.system.empty()) {
     return absl::InvalidArgumentError(
         "--system and --completion: a text that is continued has no system's message");
@@ -105,7 +105,7 @@ absl::Status Chat(const Options& options) {
 
 void AddChatCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand("chat", "Talk with a model in the terminal");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ChatArguments>();
   AddModelOptions(*command, options->local.model);
   AddDraftModel(*command, options->local.model);
   CLI::Option* model = command->get_option("--model");

@@ -21,7 +21,7 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 using boost::system::error_code;
 
-constexpr std::chrono::milliseconds kCancelInterval{50};
+constexpr std::chrono::milliseconds kCancelCheckInterval{50};
 // Nothing arrives for so long: the server is gone. An answer may take long to begin.
 constexpr std::chrono::seconds kSilence{600};
 constexpr std::chrono::seconds kConnecting{10};
@@ -129,7 +129,7 @@ class Exchange {
     bool ended = false;
     while (!result) {
       io_.restart();
-      io_.run_for(kCancelInterval);
+      io_.run_for(kCancelCheckInterval);
       if (!result && !ended && cancelled_()) {
         ended = true;
         stream_.cancel();

@@ -29,7 +29,7 @@ int Check(const std::string& file) {
   return 0;
 }
 
-int Show(ServeOptionReader& reader) {
+int ShowConfig(ServeOptionReader& reader) {
   if (const absl::Status status = reader.Read(); !status.ok()) return Fail(status);
   if (const auto configuration = Configure(reader.options()); !configuration.ok()) {
     return Fail(reader.sources().WithSource(configuration.status()));
@@ -53,7 +53,7 @@ void AddConfigCommand(CLI::App& app, Command& selected) {
   CLI::App* show = config->add_subcommand(
       "show", "Print the options of \"serve\" as a configuration file, each with its source");
   auto reader = std::make_shared<ServeOptionReader>(*show);
-  show->callback([reader, &selected] { selected = [reader] { return Show(*reader); }; });
+  show->callback([reader, &selected] { selected = [reader] { return ShowConfig(*reader); }; });
 }
 
 }  // namespace moeserve::server

@@ -53,7 +53,7 @@ constexpr std::chrono::seconds kSpanFlushTimeout{2};
 constexpr absl::Duration kTimeToRead = absl::Seconds(5);
 
 // The exit status that the command line parser's errors have, too.
-constexpr int kUsageError = 2;
+constexpr int kServeUsageError = 2;
 
 LogLevel ParseLevel(const std::string& text) {
   if (text == "warning") return LogLevel::kWarning;
@@ -381,10 +381,10 @@ void PrintRoutes(const ServeOptions& options) {
   }
 }
 
-int Run(ServeOptionReader& reader) {
+int RunServe(ServeOptionReader& reader) {
   if (const absl::Status status = reader.Read(); !status.ok()) {
     Fail(status);
-    return kUsageError;
+    return kServeUsageError;
   }
   const ServeOptions& options = reader.options();
   if (options.print_routes) {
@@ -414,7 +414,7 @@ int Run(ServeOptionReader& reader) {
 void AddServeCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand("serve", "Serve a model over HTTP and gRPC");
   auto reader = std::make_shared<ServeOptionReader>(*command);
-  command->callback([reader, &selected] { selected = [reader] { return Run(*reader); }; });
+  command->callback([reader, &selected] { selected = [reader] { return RunServe(*reader); }; });
 }
 
 }  // namespace moeserve::server

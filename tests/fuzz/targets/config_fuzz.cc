@@ -22,7 +22,7 @@ int Experts(const ModelSpec& spec) {
   return experts;
 }
 
-void Read(std::string_view text) {
+void ReadModelConfig(std::string_view text) {
   const auto config = ReadConfig(text, {}, Architectures());
   if (!config.ok()) {
     MOESERVE_CHECK(config.status().message().find("config.json: ") == 0, "names the file");
@@ -44,6 +44,6 @@ void Read(std::string_view text) {
 }  // namespace moeserve::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  moeserve::testing::Read(moeserve::testing::Text(data, size));
+  moeserve::testing::ReadModelConfig(moeserve::testing::Text(data, size));
   return 0;
 }

@@ -8,7 +8,7 @@
 namespace moeserve::testing {
 namespace {
 
-void Read(std::string_view bytes) {
+void ReadGguf(std::string_view bytes) {
   if (!ParseGguf(bytes).ok()) return;
   const InputFile input(bytes, ".gguf");
   const auto file = GgufFile::Open(input.path());
@@ -26,6 +26,6 @@ void Read(std::string_view bytes) {
 }  // namespace moeserve::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  moeserve::testing::Read(moeserve::testing::Text(data, size));
+  moeserve::testing::ReadGguf(moeserve::testing::Text(data, size));
   return 0;
 }

@@ -19,7 +19,7 @@ namespace {
 
 using testing::BundledModel;
 
-constexpr std::string_view kKinds = "gstdi";
+constexpr std::string_view kCallKinds = "gstdi";
 
 // A change of routing that is written is read as the same.
 void CheckControl(const CompletionParams& params, const RequestRules& rules) {
@@ -33,7 +33,7 @@ void CheckControl(const CompletionParams& params, const RequestRules& rules) {
 }
 
 template <typename Message>
-bool Read(std::string_view bytes, Message& message) {
+bool ReadMessage(std::string_view bytes, Message& message) {
   return message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
 }
 
@@ -41,7 +41,7 @@ bool Read(std::string_view bytes, Message& message) {
 bool RunGenerate(std::string_view bytes, const RequestRules& rules,
                  const std::shared_ptr<MemoryBudget>& memory) {
   v1::GenerateRequest request;
-  if (!Read(bytes, request)) return false;
+  if (!ReadMessage(bytes, request)) return false;
   const Result<CompletionParams> params = ParseGenerate(request, rules);
   if (!params.ok()) return false;
   CheckControl(*params, rules);
@@ -51,28 +51,28 @@ bool RunGenerate(std::string_view bytes, const RequestRules& rules,
 bool RunScore(std::string_view bytes, const RequestRules& rules,
               const std::shared_ptr<MemoryBudget>& memory) {
   v1::ScoreRequest request;
-  if (!Read(bytes, request)) return false;
+  if (!ReadMessage(bytes, request)) return false;
   const Result<CompletionParams> params = ParseScore(request, rules);
   return params.ok() && BundledModel::Get().Admit(*params, memory).ok();
 }
 
-bool RunTokenize(std::string_view bytes) {
+bool RunTokenizeCall(std::string_view bytes) {
   v1::TokenizeRequest request;
-  if (!Read(bytes, request)) return false;
+  if (!ReadMessage(bytes, request)) return false;
   return BundledModel::Get().tokenizer().Encode(request.text(), true).ok();
 }
 
-bool RunDetokenize(std::string_view bytes) {
+bool RunDetokenizeCall(std::string_view bytes) {
   v1::DetokenizeRequest request;
-  if (!Read(bytes, request)) return false;
+  if (!ReadMessage(bytes, request)) return false;
   const std::vector<TokenId> ids(request.token_ids().begin(), request.token_ids().end());
   return BundledModel::Get().tokenizer().Decode(ids, false).ok();
 }
 
-bool RunInfer(std::string_view bytes, const RequestRules& rules, Pieces pieces,
-              const std::shared_ptr<MemoryBudget>& memory) {
+bool RunInferCall(std::string_view bytes, const RequestRules& rules, Pieces pieces,
+                  const std::shared_ptr<MemoryBudget>& memory) {
   inference::ModelInferRequest request;
-  if (!Read(bytes, request)) return false;
+  if (!ReadMessage(bytes, request)) return false;
   const Result<InferRequest> infer = ParseInfer(request);
   if (!infer.ok()) return false;
   InferSettings settings;
@@ -94,8 +94,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const google::protobuf::LogSilencer silence;
   testing::Input input(data, size);
   char kind = static_cast<char>(input.Byte());
-  if (kKinds.find(kind) == std::string_view::npos) {
-    kind = kKinds[static_cast<uint8_t>(kind) % kKinds.size()];
+  if (kCallKinds.find(kind) == std::string_view::npos) {
+    kind = kCallKinds[static_cast<uint8_t>(kind) % kCallKinds.size()];
   }
   const uint8_t options = input.Byte();
   const server::RequestRules rules = testing::BundledModel::Get().Rules(options);
@@ -104,11 +104,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bool accepted = false;
   if (kind == 'g') accepted = RunGenerate(bytes, rules, memory);
   if (kind == 's') accepted = RunScore(bytes, rules, memory);
-  if (kind == 't') accepted = RunTokenize(bytes);
-  if (kind == 'd') accepted = RunDetokenize(bytes);
+  if (kind == 't') accepted = RunTokenizeCall(bytes);
+  if (kind == 'd') accepted = RunDetokenizeCall(bytes);
   if (kind == 'i') {
     const auto pieces = options % 2 == 0 ? server::Pieces::kNever : server::Pieces::kOnRequest;
-    accepted = RunInfer(bytes, rules, pieces, memory);
+    accepted = RunInferCall(bytes, rules, pieces, memory);
   }
   if (accepted) testing::CountAccepted();
   MOESERVE_CHECK(memory->used() == 0, "all memory is given back");

@@ -17,13 +17,13 @@ namespace moeserve::server::http {
 namespace {
 
 // What a connection has read.
-struct Outcome {
+struct RequestOutcome {
   std::vector<RequestHead> requests;
   bool refused = false;
   bool waiting = false;  // the bytes ended inside a head or a body
 };
 
-HttpLimits Limits() {
+HttpLimits RequestLimits() {
   HttpLimits limits;
   limits.max_line_bytes = 512;
   limits.max_header_bytes = 2048;
@@ -35,8 +35,8 @@ HttpLimits Limits() {
 }
 
 // Reads requests as Connection does, `step` bytes at a time.
-Outcome Read(std::string_view bytes, size_t step, const HttpLimits& limits) {
-  Outcome out;
+RequestOutcome ReadHttp(std::string_view bytes, size_t step, const HttpLimits& limits) {
+  RequestOutcome out;
   std::string buffer;
   const auto more = [&] {
     if (bytes.empty()) return false;
@@ -134,11 +134,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace moeserve::server::http;  // NOLINT(google-build-using-namespace)
   testing::Input input(data, size);
   const size_t step = size_t{1} + input.Byte();
-  static const server::HttpLimits small = Limits();
+  static const server::HttpLimits small = RequestLimits();
   static const server::HttpLimits usual;
   const server::HttpLimits& limits = step % 2 == 0 ? small : usual;
-  const Outcome whole = Read(input.rest(), input.rest().size() + 1, limits);
-  const Outcome parts = Read(input.rest(), step, limits);
+  const RequestOutcome whole = ReadHttp(input.rest(), input.rest().size() + 1, limits);
+  const RequestOutcome parts = ReadHttp(input.rest(), step, limits);
   // A head or a chunk's line that is not complete may be refused early or later, but it is never
   // accepted.
   MOESERVE_CHECK(whole.refused == parts.refused || whole.waiting || parts.waiting,

@@ -18,7 +18,7 @@ void Walk(const PickleValue& value, int depth, int& budget) {
   }
 }
 
-void Read(std::string_view bytes) {
+void ReadPickle(std::string_view bytes) {
   const auto tree = PickleTree::Parse(bytes);
   if (!tree.ok()) return;
   CountAccepted();
@@ -31,6 +31,6 @@ void Read(std::string_view bytes) {
 }  // namespace moeserve::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  moeserve::testing::Read(moeserve::testing::Text(data, size));
+  moeserve::testing::ReadPickle(moeserve::testing::Text(data, size));
   return 0;
 }

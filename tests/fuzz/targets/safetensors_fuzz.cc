@@ -6,7 +6,7 @@
 namespace moeserve::testing {
 namespace {
 
-void Read(std::string_view input) {
+void ReadHeader(std::string_view input) {
   if (input.size() < 2) return;
   const uint64_t size =
       static_cast<uint8_t>(input[0]) + 256u * uint64_t{static_cast<uint8_t>(input[1])};
@@ -26,6 +26,6 @@ void Read(std::string_view input) {
 }  // namespace moeserve::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  moeserve::testing::Read(moeserve::testing::Text(data, size));
+  moeserve::testing::ReadHeader(moeserve::testing::Text(data, size));
   return 0;
 }

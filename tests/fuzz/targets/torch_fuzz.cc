@@ -8,7 +8,7 @@
 namespace moeserve::testing {
 namespace {
 
-void Read(std::string_view pickle) {
+void ReadTorch(std::string_view pickle) {
   const InputFile file(
       TorchBytes(std::string(pickle), {std::string(24, 'x'), std::string(16, 'y')}), ".pt");
   const auto state = TorchStateDict::Open(file.path());
@@ -21,6 +21,6 @@ void Read(std::string_view pickle) {
 }  // namespace moeserve::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  moeserve::testing::Read(moeserve::testing::Text(data, size));
+  moeserve::testing::ReadTorch(moeserve::testing::Text(data, size));
   return 0;
 }

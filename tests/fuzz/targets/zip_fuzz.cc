@@ -6,7 +6,7 @@
 namespace moeserve::testing {
 namespace {
 
-void Read(std::string_view bytes) {
+void ReadZip(std::string_view bytes) {
   const auto zip = ZipFile::Parse(bytes);
   if (!zip.ok()) return;
   CountAccepted();
@@ -22,6 +22,6 @@ void Read(std::string_view bytes) {
 }  // namespace moeserve::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  moeserve::testing::Read(moeserve::testing::Text(data, size));
+  moeserve::testing::ReadZip(moeserve::testing::Text(data, size));
   return 0;
 }

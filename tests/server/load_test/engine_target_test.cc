@@ -12,7 +12,7 @@ namespace {
 using testing::FakeEngine;
 using testing::Script;
 
-Workload AnyWorkload(int output = 5) {
+Workload EngineWorkload(int output = 5) {
   return *Workload::Create({.prompt = {3, 6}, .output = {output, output}, .vocab_size = 100});
 }
 
@@ -26,7 +26,7 @@ std::shared_ptr<FakeEngine> Endless(int fail_after = -1) {
 TEST(EngineTargetTest, EveryRequestComesBackOnce) {
   const auto engine = Endless();
   EngineTarget target(engine, 30.0);
-  const LoadRun run = RunLoad({.clients = 7, .requests = 200}, AnyWorkload(), target);
+  const LoadRun run = RunLoad({.clients = 7, .requests = 200}, EngineWorkload(), target);
   const LoadReport report = MakeReport(run);
   EXPECT_EQ(report.completed, 200);
   EXPECT_EQ(report.wrong_length, 0);
@@ -47,8 +47,8 @@ TEST(EngineTargetTest, ErrorsAreNamedAsOverHttp) {
   Script script;
   script.submit_error = absl::ResourceExhaustedError("the queue is full");
   EngineTarget full(std::make_shared<FakeEngine>(script), 30.0);
-  LoadReport report =
-      MakeReport(RunLoad({.clients = 2, .requests = 10, .error_pause = 0.0}, AnyWorkload(), full));
+  LoadReport report = MakeReport(
+      RunLoad({.clients = 2, .requests = 10, .error_pause = 0.0}, EngineWorkload(), full));
   EXPECT_EQ(report.errors.at("503 queue_full").count, 10);
   EXPECT_EQ(report.refusals.count, 10);
   EXPECT_EQ(report.retry_after.count, 10);
@@ -56,7 +56,7 @@ TEST(EngineTargetTest, ErrorsAreNamedAsOverHttp) {
 
   EngineTarget failing(Endless(2), 30.0);
   report = MakeReport(
-      RunLoad({.clients = 2, .requests = 10, .error_pause = 0.0}, AnyWorkload(), failing));
+      RunLoad({.clients = 2, .requests = 10, .error_pause = 0.0}, EngineWorkload(), failing));
   EXPECT_EQ(report.errors.at("stream error internal_error").count, 10);
   EXPECT_EQ(report.refusals.count, 0);
 }
@@ -69,10 +69,10 @@ TEST(EngineTargetTest, CutsOffWhatHangs) {
     EngineTarget target(engine, 3600.0);
     // The scripted engine checks deadlines itself; no deadline passes here.
     const LoadRun run =
-        RunLoad({.clients = 3, .seconds = 0.02, .drain_seconds = 0.02}, AnyWorkload(), target);
+        RunLoad({.clients = 3, .seconds = 0.02, .drain_seconds = 0.02}, EngineWorkload(), target);
     EXPECT_EQ(run.cut_off, 3);
     EXPECT_EQ(run.unanswered, 0);
-    target.Start(AnyWorkload().Make(50), target.Now());
+    target.Start(EngineWorkload().Make(50), target.Now());
   }
   EXPECT_TRUE(engine->WaitForCancelled(4));
 }
@@ -120,7 +120,7 @@ class TwiceEngine final : public Engine {
 
 TEST(EngineTargetTest, ASecondEndIsSeen) {
   EngineTarget target(std::make_shared<TwiceEngine>(), 30.0);
-  const LoadRun run = RunLoad({.clients = 1, .requests = 3}, AnyWorkload(1), target);
+  const LoadRun run = RunLoad({.clients = 1, .requests = 3}, EngineWorkload(1), target);
   EXPECT_EQ(run.answered_twice, 3);
   const Workload texts = *Workload::Create({.output = {2, 2}, .texts = {"abc"}});
   const LoadRun refused = RunLoad({.clients = 1, .requests = 1}, texts, target);

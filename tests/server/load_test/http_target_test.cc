@@ -24,7 +24,7 @@ using testing::kStreamHead;
 using testing::Peer;
 using testing::ScriptedServer;
 
-Workload AnyWorkload(int output = 5) {
+Workload HttpWorkload(int output = 5) {
   return *Workload::Create({.prompt = {3, 6}, .output = {output, output}, .vocab_size = 100});
 }
 
@@ -38,7 +38,7 @@ std::unique_ptr<HttpTarget> Target(const std::string& url, double timeout = 30.0
 }
 
 LoadRun RunClosed(HttpTarget& target, int clients, int64_t requests) {
-  return RunLoad({.clients = clients, .requests = requests, .error_pause = 0.0}, AnyWorkload(),
+  return RunLoad({.clients = clients, .requests = requests, .error_pause = 0.0}, HttpWorkload(),
                  target);
 }
 
@@ -243,7 +243,7 @@ TEST(HttpTargetTest, CutsOffWhatRunsAtTheEnd) {
   });
   const auto target = Target(server.url());
   const LoadRun run =
-      RunLoad({.clients = 20, .seconds = 0.05, .drain_seconds = 0.05}, AnyWorkload(), *target);
+      RunLoad({.clients = 20, .seconds = 0.05, .drain_seconds = 0.05}, HttpWorkload(), *target);
   EXPECT_EQ(run.cut_off, 20);
   EXPECT_EQ(run.unanswered, 0);
 }
@@ -259,7 +259,7 @@ TEST(HttpTargetTest, DestroyingATargetClosesItsConnections) {
   constexpr int kRunning = 5;
   {
     const auto target = Target(server.url());
-    for (int i = 0; i < kRunning; ++i) target->Start(AnyWorkload().Make(i), target->Now());
+    for (int i = 0; i < kRunning; ++i) target->Start(HttpWorkload().Make(i), target->Now());
     const double deadline = target->Now() + 10.0;
     while (begun < kRunning && target->Now() < deadline) {
       EXPECT_TRUE(target->Wait(target->Now() + 0.02).empty());
@@ -267,7 +267,7 @@ TEST(HttpTargetTest, DestroyingATargetClosesItsConnections) {
     EXPECT_EQ(begun, kRunning);
     EXPECT_EQ(ended, 0);
     // These requests have not been sent yet when the target is destroyed.
-    for (int i = 0; i < 5; ++i) target->Start(AnyWorkload().Make(kRunning + i), target->Now());
+    for (int i = 0; i < 5; ++i) target->Start(HttpWorkload().Make(kRunning + i), target->Now());
   }
   for (int i = 0; i < 1000 && ended < begun; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -282,7 +282,7 @@ TEST(HttpTargetTest, ConnectionsThatWereClosedMeanwhileAreReplaced) {
   });
   const auto target = Target(server.url());
   for (int i = 0; i < 3; ++i) {
-    target->Start(AnyWorkload().Make(i), target->Now());
+    target->Start(HttpWorkload().Make(i), target->Now());
     const auto results = target->Wait(target->Now() + 10.0);
     ASSERT_EQ(results.size(), 1u);
     EXPECT_EQ(results[0].error, "");
@@ -346,7 +346,7 @@ TEST(IdleStreamsTest, HeldStreamsAreReadToTheEndAtTheRelease) {
     return true;
   });
   const auto target = Target(server.url());
-  target->OpenIdleStreams({.count = 20, .output_tokens = 4, .open_seconds = 10.0}, AnyWorkload());
+  target->OpenIdleStreams({.count = 20, .output_tokens = 4, .open_seconds = 10.0}, HttpWorkload());
   target->HoldIdleStreams(0.1);
   target->CancelAll();  // called at the end of a load; idle streams must survive it
   std::thread release([&] {
@@ -371,7 +371,7 @@ TEST(IdleStreamsTest, SlowReadersReadSlowly) {
     return true;
   });
   const auto target = Target(server.url());
-  target->OpenIdleStreams({.count = 2, .read_bytes_per_second = 1000}, AnyWorkload());
+  target->OpenIdleStreams({.count = 2, .read_bytes_per_second = 1000}, HttpWorkload());
   target->HoldIdleStreams(1.5);
   const IdleStreamReport report = target->ReleaseIdleStreams(10.0);
   EXPECT_EQ(report.alive, 2);
