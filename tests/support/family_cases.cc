@@ -8,8 +8,8 @@
 
 #include "base/check.h"
 #include "model_loaders/architectures/native/write_config.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/safetensors.h"
-#include "model_loaders/loader.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/golden.h"
 
