@@ -14,8 +14,8 @@
 #
 # The server is built first. Then two chains of stages run beside each other (with --full, one after
 # the other): the tests of the server in Python, and the build of the test programs with the stages
-# that need them. The output of a stage of a chain is in build/test_logs and is printed when the
-# stage ends. The first failure ends the run.
+# that need them. The tests in C++ come last. The output of a stage of a chain is in build/test_logs
+# and is printed when the stage ends. The first failure ends the run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -456,14 +456,18 @@ build_chain() {
     logged "structured output against jsonschema" schema_parity 5000 512
     logged "structured output in few tokens" schema_parity 2000 96
     logged "structured output of the models" model_answers 2000
-    logged "tests in C++" run_ctest release --output-junit "$PWD/$logs/ctest.xml"
   else
     logged "tokenizer against Hugging Face's" tokenizer_parity 0.02
     logged "structured output against jsonschema" schema_parity 500 512
     logged "structured output of the models" model_answers 500
-    logged "tests in C++" run_ctest release --output-junit "$PWD/$logs/ctest.xml" \
-      --label-exclude slow
   fi
+}
+
+# Runs after the others: tests of the server in Python are judged by the time that they take.
+cpp_chain() {
+  local -a labels=(--label-exclude slow)
+  if $full; then labels=(); fi
+  logged "tests in C++" run_ctest release --output-junit "$PWD/$logs/ctest.xml" "${labels[@]}"
 }
 
 main() {
@@ -510,6 +514,7 @@ main() {
   else
     beside server_chain build_chain
   fi
+  beside cpp_chain
   if ((fuzz_seconds > 0)); then stage "libFuzzer" tests/fuzz/run.sh "$fuzz_seconds"; fi
   if $full; then run_full; fi
   print_times
