@@ -72,8 +72,8 @@ struct EngineStats {
   int running = 0;
   int waiting = 0;
   int64_t kv_blocks_total = 0;
-  int64_t kv_blocks_used = 0;       // blocks that a sequence holds
-  int64_t kv_blocks_evictable = 0;  // free blocks that still hold a cached prefix
+  int64_t kv_blocks_used = 0;       // pages that a sequence holds
+  int64_t kv_blocks_evictable = 0;  // free pages that still hold a cached prefix
   uint64_t preemptions = 0;
   uint64_t prefix_queried_tokens = 0;  // prompt tokens looked up in the prefix cache
   uint64_t prefix_hit_tokens = 0;

@@ -14,12 +14,12 @@
 namespace moeserve {
 
 // Proposes the most probable tokens, one after the other. The keys and values of a sequence are in
-// the blocks that have the same ids as those of the verifying model, so blocks are managed once.
-// Blocks that sequences share may be computed by each of them: the results are the same bits.
+// the pages that have the same ids as those of the verifying model, so pages are managed once.
+// Pages that sequences share may be computed by each of them: the results are the same bits.
 // Nothing is counted in expert statistics. Engine thread only.
 class DraftModel {
  public:
-  // `cache` has as many blocks as the cache of the verifying model. A step has at most `max_rows`
+  // `cache` has as many pages as the cache of the verifying model. A step has at most `max_rows`
   // rows. `textless` outlives the object.
   DraftModel(std::unique_ptr<Model> model, std::unique_ptr<KvCacheStorage> cache, int max_rows,
              const TextlessIds& textless)
@@ -32,7 +32,7 @@ class DraftModel {
   // vocabulary than `verifier`, or if its device draws tokens itself.
   static absl::Status Check(const Model& model, const ModelSpec& verifier, int max_model_len);
 
-  // A sequence, and how many tokens to propose for it, at least one. The sequence must hold blocks
+  // A sequence, and how many tokens to propose for it, at least one. The sequence must hold pages
   // for that many tokens behind its last one.
   struct Wanted {
     Sequence* sequence = nullptr;

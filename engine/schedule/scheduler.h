@@ -23,13 +23,13 @@ struct ScheduledRows {
 // sequences are kept in the serving order, which ServedBefore() defines. Engine thread only.
 //
 // - Admission takes waiting sequences from the front, without overtaking, while fewer than
-//   max_running sequences run and blocks for all known tokens of the next sequence are free.
+//   max_running sequences run and pages for all known tokens of the next sequence are free.
 // - A step computes the last token of every decoding sequence that does not rest (DrawingShare) and
-//   the tokens drafted for it, and prompt rows within a budget. Drafted tokens take blocks, but
+//   the tokens drafted for it, and prompt rows within a budget. Drafted tokens take pages, but
 //   preempt no sequence. Half of the budget goes to the prompt of the sequence served first, the
 //   rest to the prompts with the fewest tokens left. So short prompts do not wait for long ones,
 //   and long prompts always advance.
-// - If a sequence needs a block and none is free, the sequence served last is preempted; later its
+// - If a sequence needs a page and none is free, the sequence served last is preempted; later its
 //   known tokens are computed again. The sequence served first is never preempted, and since every
 //   request fits into the cache alone, it always ends.
 class Scheduler {
@@ -46,22 +46,22 @@ class Scheduler {
   // stay within `budget`. May preempt sequences.
   std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
-  // Takes free blocks for up to `drafted` tokens behind the last token of a running sequence.
-  // Returns for how many there is room: none while other sequences share the block of its next
+  // Takes free pages for up to `drafted` tokens behind the last token of a running sequence.
+  // Returns for how many there is room: none while other sequences share the page of its next
   // token.
   int ReserveDraft(Sequence& sequence, int drafted);
 
-  // Marks the tokens of `rows`, without rejected ones, as computed and publishes full blocks. Call
+  // Marks the tokens of `rows`, without rejected ones, as computed and publishes full pages. Call
   // after the step that computed `rows`.
   void Complete(const ScheduledRows& rows);
 
   // Adds a sample of `parent`, whose prompt has just been computed; the sample shares the parent's
-  // blocks. If max_running sequences run already, the sample holds no blocks and waits to be
+  // pages. If max_running sequences run already, the sample holds no pages and waits to be
   // admitted again, like a preempted sequence.
   void Fork(Sequence& parent, SequencePtr sample);
 
-  // Removes a running or waiting sequence and releases its blocks. If further samples wait for the
-  // prompt to be computed, the first of them takes over the blocks and the progress instead.
+  // Removes a running or waiting sequence and releases its pages. If further samples wait for the
+  // prompt to be computed, the first of them takes over the pages and the progress instead.
   SequencePtr Remove(Sequence* sequence);
 
   const std::vector<SequencePtr>& running() const { return running_; }
