@@ -371,8 +371,8 @@ TEST(LimitsTest, HardMasksAreQuick) {
         if (state->complete() && !state->can_continue()) break;
       }
     }
-    // On an idle machine, a mask takes a few milliseconds.
-    EXPECT_LT(slowest, kSanitized ? 1.0 : 0.1) << hard.name;
+    // Most masks take a few milliseconds; the slowest one takes 0.1 seconds on a slow processor.
+    EXPECT_LT(slowest, kSanitized ? 2.0 : 0.4) << hard.name;
   }
 }
 
@@ -417,7 +417,7 @@ TEST(LimitsTest, WorkOfEveryTokenIsBounded) {
       EXPECT_FALSE(state->Accept(2 + 'a'));
       EXPECT_TRUE(state->Clone()->overworked());
     }
-    EXPECT_LT(slowest, kSanitized ? 2.0 : 0.2);
+    EXPECT_LT(slowest, kSanitized ? 2.0 : 0.4);
   }
   EXPECT_GT(ended, 0);
 }
