@@ -31,6 +31,7 @@
 #include "kernels/base/route_settings.h"
 #include "kernels/kv_cache_storage.h"
 #include "kernels/route_counters.h"
+#include "kernels/state_storage.h"
 
 namespace moeserve {
 
@@ -334,6 +335,20 @@ struct AttentionArgs {
   RowsView output;  // f32 or bf16 [Q, heads * value_dim]
 };
 
+// The mixer of a gated short convolution (LFM2). With the columns b, c and x of a row of the input
+// and u = b * x, computes for each column, with taps summed from the oldest row to the newest one:
+//   output[t] = c[t] * (bias + sum over j in [0, taps) of weight[j] * u[t - taps + 1 + j])
+// Rows before those of the step come from the sequence's state, which has taps - 1 rows.
+struct ShortConvolutionArgs {
+  StateStorage* states = nullptr;
+  int block = 0;  // of the states
+  int taps = 1;
+  const float* weight = nullptr;  // [taps, cols] in device memory
+  const float* bias = nullptr;    // [cols] in device memory, or null
+  RowsView input;                 // f32 [T, 3 * cols]: b, c, x
+  RowsView output;                // f32 or bf16 [T, cols]
+};
+
 struct RouteArgs {
   const Router* router = nullptr;
   // f32 or bf16 [rows, c]. With a table (SelectKind::kTable), a step must have begun, and each of
@@ -399,6 +414,8 @@ struct StepInputs {
   // [T] 1 for the tokens of long sequences (RopeScalingKind::kLong), else 0; empty: all 0.
   std::span<const uint8_t> long_sequence = {};
   const KvCacheStorage* cache = nullptr;      // the only cache that the step's operations use
+  const StateStorage* state_storage = nullptr;  // the only states that they use; may be null
+  StepStates states = {};                       // empty without state_storage
   std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() copies
   std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty
   RouteCounters* counters = nullptr;   // receives the counts of the step's plans; null: not counted
@@ -500,6 +517,10 @@ class Backend {
   // Returns the bytes of one block of such a cache, summed over all layers.
   virtual int64_t PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const = 0;
 
+  // Returns states whose contents are undefined.
+  virtual Result<std::unique_ptr<StateStorage>> NewStates(std::vector<StateShape> shapes,
+                                                          int num_slots, int pending_rows) = 0;
+
   // A step consists of a call of BeginStep(), then of RunStep() with the step's operations.
   //
   // The spans in `inputs` must stay valid until the next BeginStep(). A `replayable` step issues
@@ -552,6 +573,7 @@ class Backend {
     AppendKv({.cache = args.cache, .layer = args.layer, .keys = keys, .values = values});
   }
   virtual void Attention(const AttentionArgs& args) = 0;
+  virtual void ShortConvolution(const ShortConvolutionArgs& args) = 0;
   virtual RoutingPlan Route(const RouteArgs& args) = 0;
   // Returns the part of a plan that belongs to the experts [0, count). Its row_offsets and
   // assignments_of_row are null; the other arrays are those of `plan`.

@@ -46,6 +46,9 @@ class CpuBackend : public Backend {
                                                      KvCacheType type, int64_t num_pages) override;
   int64_t PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const override;
 
+  Result<std::unique_ptr<StateStorage>> NewStates(std::vector<StateShape> shapes, int num_slots,
+                                                  int pending_rows) override;
+
   StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) override;
   void RunStep(const std::function<void()>& operations) override;
   void ForgetSteps(const void*) override {}
@@ -58,6 +61,7 @@ class CpuBackend : public Backend {
   void Rope(const RopeArgs& args) override;
   void AppendKv(const AppendKvArgs& args) override;
   void Attention(const AttentionArgs& args) override;
+  void ShortConvolution(const ShortConvolutionArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
   RoutingPlan FirstExperts(const RoutingPlan& plan, int count) const override;
   void AssignRows(const AssignRowsArgs& args) override;

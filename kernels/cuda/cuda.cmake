@@ -69,6 +69,8 @@ set(MOESERVE_CUDA_SOURCES
   routing/router.cc
   rows/rows.cu
   rows/sampler.cu
+  rows/short_convolution.cu
+  states.cc
   step_buffers.cc
   steps.cc
   transfers.cc)

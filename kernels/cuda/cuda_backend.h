@@ -51,6 +51,9 @@ class CudaBackend : public Backend {
                                                      KvCacheType type, int64_t num_pages) override;
   int64_t PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const override;
 
+  Result<std::unique_ptr<StateStorage>> NewStates(std::vector<StateShape> shapes, int num_slots,
+                                                  int pending_rows) override;
+
   StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) override;
   void RunStep(const std::function<void()>& operations) override;
   void ForgetSteps(const void* owner) override;
@@ -65,6 +68,7 @@ class CudaBackend : public Backend {
   void AppendKv(const AppendKvArgs& args) override;
   void NormRopeAppend(const NormRopeAppendArgs& args) override;
   void Attention(const AttentionArgs& args) override;
+  void ShortConvolution(const ShortConvolutionArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
   void AssignRows(const AssignRowsArgs& args) override;
   void Combine(const CombineArgs& args) override;
@@ -107,11 +111,12 @@ class CudaBackend : public Backend {
     int table_stride = 0;
     uint64_t counters = 0;  // 0 if nothing is counted
     uint64_t cache = 0;     // 0 if no cache is used
+    uint64_t states = 0;    // 0 if no states are used
     int variant = 0;
 
     auto Tie() const {
       return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters, cache,
-                      variant);
+                      states, variant);
     }
     bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
   };

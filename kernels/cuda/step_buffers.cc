@@ -8,10 +8,10 @@
 namespace moeserve::cuda {
 namespace {
 
-// Bytes per token: TokenRoutes, a SampleRow, three bytes (failed, kind, long sequence) and four
+// Bytes per token: TokenRoutes, a SampleRow, three bytes (failed, kind, long sequence) and eight
 // 4-byte integers. The block tables follow after all tokens.
 constexpr int64_t kTokenBytes =
-    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 3 + 4 * 4;
+    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 3 + 8 * 4;
 constexpr int64_t kAlignment = 16;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -69,9 +69,13 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   int32_t* const position = token_ids + rows.tokens;
   int32_t* const sequence = position + rows.tokens;
   int32_t* const output_rows = sequence + rows.tokens;
+  int32_t* const state_slot = output_rows + rows.tokens;
+  int32_t* const keep = state_slot + rows.tokens;
+  int32_t* const snapshot = keep + rows.tokens;
+  int32_t* const pending = snapshot + rows.tokens;
   // `samples` is aligned to the 8 bytes that SampleRow requires for any number of tokens, because
-  // the four arrays before it take 16 bytes per token.
-  SampleRow* const samples = reinterpret_cast<SampleRow*>(output_rows + rows.tokens);
+  // the eight arrays before it take 32 bytes per token.
+  SampleRow* const samples = reinterpret_cast<SampleRow*>(pending + rows.tokens);
   int32_t* const tables = reinterpret_cast<int32_t*>(samples + rows.outputs);
   std::copy(inputs.token_ids.begin(), inputs.token_ids.end(), token_ids);
   std::copy(inputs.position.begin(), inputs.position.end(), position);
@@ -83,6 +87,15 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   const int64_t outputs = static_cast<int64_t>(inputs.output_rows.size());
   std::copy(inputs.output_rows.begin(), inputs.output_rows.end(), output_rows);
   std::fill(output_rows + outputs, output_rows + rows.tokens, 0);
+  std::fill(state_slot, pending + rows.tokens, -1);
+  for (size_t t = 0; t < inputs.states.keep.size(); ++t) {
+    const int32_t sequence_of_token = inputs.sequence[t];
+    if (sequence_of_token < 0) continue;
+    state_slot[t] = inputs.states.slot[static_cast<size_t>(sequence_of_token)];
+  }
+  std::copy(inputs.states.keep.begin(), inputs.states.keep.end(), keep);
+  std::copy(inputs.states.snapshot.begin(), inputs.states.snapshot.end(), snapshot);
+  std::copy(inputs.states.pending.begin(), inputs.states.pending.end(), pending);
   std::copy(inputs.samples.begin(), inputs.samples.end(), samples);
   for (int64_t i = static_cast<int64_t>(inputs.samples.size()); i < rows.outputs; ++i) {
     samples[i] = {};
@@ -111,6 +124,10 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
           .position = on_device(position),
           .sequence = on_device(sequence),
           .output_rows = on_device(output_rows),
+          .state_slot = on_device(state_slot),
+          .keep = on_device(keep),
+          .snapshot = on_device(snapshot),
+          .pending = on_device(pending),
           .samples = reinterpret_cast<const SampleRow*>(
               on_device(reinterpret_cast<const int32_t*>(samples))),
           .page_tables = on_device(tables)};

@@ -20,6 +20,11 @@ struct DeviceStep {
   const int32_t* position = nullptr;       // [tokens]
   const int32_t* sequence = nullptr;       // [tokens] -1 for padding
   const int32_t* output_rows = nullptr;    // [outputs]
+  // [tokens] the slot of the token's sequence, then the arrays of StepStates; -1 without states
+  const int32_t* state_slot = nullptr;
+  const int32_t* keep = nullptr;
+  const int32_t* snapshot = nullptr;
+  const int32_t* pending = nullptr;
   const SampleRow* samples = nullptr;      // [outputs] nothing is drawn if SampleRow::row < 0
   const int32_t* page_tables = nullptr;    // [sequences, table_stride]
 };

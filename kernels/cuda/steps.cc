@@ -86,6 +86,7 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
             static_cast<int>(table_stride),
             counters_id,
             inputs.cache == nullptr ? 0 : inputs.cache->id(),
+            inputs.state_storage == nullptr ? 0 : inputs.state_storage->id(),
             inputs.variant};
   tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
   BeginOperations();
