@@ -20,6 +20,7 @@
 namespace moeserve {
 
 inline constexpr int kMostDraftTokens = 64;
+inline constexpr int kMostSnapshots = 1 << 20;
 // Stands for 8 on a device whose tokens the host draws, and for 0 on other devices: they replay
 // recorded steps of one row per sequence.
 inline constexpr int kDefaultDraftTokens = -1;
@@ -38,7 +39,7 @@ struct EngineOptions {
   // Largest number of rows in one step, prefill and decode together. 0: the device's preferred
   // number of rows. A value below max_num_seqs is raised to max_num_seqs.
   int max_step_tokens = 0;
-  // Bytes of the KV cache. 0: enough for max_num_seqs sequences of min(max_model_len, 2048) tokens.
+  // Bytes of the KV cache, without states. 0: enough for max_num_seqs sequences of min(max_model_len, 2048) tokens.
   int64_t kv_cache_bytes = 0;
   // Create() fails if the cache would have more bytes. 0: no limit.
   int64_t max_kv_cache_bytes = 0;
@@ -51,6 +52,10 @@ struct EngineOptions {
   // about the time of a step in which all running sequences decode.
   int max_prompt_rows = 0;
   bool prefix_cache = true;
+  // For models with states, such as convolutions, the prefix cache also needs snapshots of states.
+  // How many are kept; -1: as many as max_num_seqs. They also need prefix_cache.
+  int snapshots = -1;
+  int snapshot_interval = 1024;  // SnapshotUse::interval
   // Outputs depend on neither of these two.
   DraftOptions draft = {};
   // Whether tokens to which the masks of a request leave no alternative are taken without computing
@@ -82,7 +87,7 @@ struct EngineStats {
   double step_seconds = 0.0;     // sum of the times of all steps
   double forward_seconds = 0.0;  // the part of step_seconds spent in Model::Forward
   int kv_block_tokens = 0;
-  int64_t kv_cache_bytes = 0;
+  int64_t kv_cache_bytes = 0;  // with the states of models that have them
   int64_t weight_bytes = 0;  // as laid out for the device
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;

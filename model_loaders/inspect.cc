@@ -104,8 +104,9 @@ ActivatedParameters Activated(const ModelSpec& spec, const ModelSummary& summary
 std::vector<LayerGroup> Groups(const ModelSpec& spec) {
   std::vector<LayerGroup> groups;
   for (int i = 0; i < spec.num_layers(); ++i) {
-    std::string attention = DescribeAttention(spec.attention(i));
-    std::string feed_forward = DescribeFeedForward(spec.feed_forward(i));
+    std::string attention = DescribeBlock(spec.token_mixer(i));
+    std::string feed_forward =
+        DescribeBlock(spec.blocks[static_cast<size_t>(spec.Find(i, BlockKind::kFeedForward))]);
     auto same = std::find_if(groups.begin(), groups.end(), [&](const LayerGroup& group) {
       return group.attention == attention && group.feed_forward == feed_forward;
     });
@@ -183,6 +184,7 @@ ModelSummary Summarize(const ModelSpec& spec) {
     const int64_t vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
     summary.kv_elements_per_token += vectors * shape.num_kv_heads * shape.head_dim;
   }
+  summary.state_bytes = StateStorage::SlotBytes(StateShapes(spec), 0);
   for (const RoutedBlockSummary& block : summary.routed_blocks) {
     summary.expert_parameters += Sum(block.expert_parameters);
   }
@@ -215,6 +217,9 @@ std::string SummaryText(const ModelSummary& summary) {
   text.append(Concat("KV cache per token: ", Grouped(summary.KvBytesPerToken(DType::kF32)),
                      " bytes in f32, ", Grouped(summary.KvBytesPerToken(DType::kBF16)),
                      " bytes in bf16\n"));
+  if (summary.state_bytes > 0) {
+    text.append(Concat("state per sequence: ", Grouped(summary.state_bytes), " bytes\n"));
+  }
   return text;
 }
 
@@ -256,7 +261,8 @@ nlohmann::json SummaryJson(const ModelSummary& summary) {
           {"activated_parameters", activated},
           {"routed_blocks", blocks},
           {"weight_bytes", weight_bytes},
-          {"kv_bytes_per_token", bytes([&](DType d) { return summary.KvBytesPerToken(d); })}};
+          {"kv_bytes_per_token", bytes([&](DType d) { return summary.KvBytesPerToken(d); })},
+          {"state_bytes_per_sequence", summary.state_bytes}};
 }
 
 }  // namespace moeserve

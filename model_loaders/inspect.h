@@ -55,6 +55,7 @@ struct ModelSummary {
   std::vector<std::pair<Quantization, int64_t>> quantized_bytes;
   std::vector<RoutedBlockSummary> routed_blocks;  // by layer; attention before feed-forward
   int64_t kv_elements_per_token = 0;              // elements of keys and values, all layers
+  int64_t state_bytes = 0;  // of one sequence, whatever its length and the types of weights
   std::vector<LayerGroup> groups;
   std::string general;  // one line about widths, norm and positions
 

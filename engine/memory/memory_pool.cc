@@ -1,6 +1,7 @@
 #include "engine/memory/memory_pool.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace moeserve {
@@ -23,9 +24,14 @@ int64_t PageUse::MostPages(int64_t tokens) const {
   return std::min(all, PagesFor(held));
 }
 
-MemoryPool::MemoryPool(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache,
-                       const PageUse& use)
-    : cache_(cache), routes_(routes), use_(use), pages_(cache.num_pages(), prefix_cache) {}
+MemoryPool::MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states,
+                       bool prefix_cache, const PageUse& use, const SnapshotUse& snapshots)
+    : cache_(cache),
+      routes_(routes),
+      states_(states),
+      use_(use),
+      snapshot_use_(snapshots),
+      pages_(cache.num_pages(), prefix_cache) {}
 
 int32_t MemoryPool::TakePage() {
   const int32_t page = pages_.Take();
@@ -45,6 +51,7 @@ void MemoryPool::Extend(SequenceMemory& m, int64_t count) {
 bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const std::string& key,
                        int64_t limit, int64_t spare) {
   m.pages = pages_.TakePrefix(tokens, key, limit / kPageTokens);
+  if (states_ != nullptr) AdmitState(m);
   m.published = static_cast<int>(m.pages.size());
   m.computed = m.published * kPageTokens;
   ReleaseUnseen(m);
@@ -87,9 +94,72 @@ void MemoryPool::Advance(SequenceMemory& m, int count, std::span<const TokenId> 
     pages_.Publish(m.pages[i], i == 0 ? -1 : m.pages[i - 1], key,
                    tokens.subspan(i * kPageTokens, kPageTokens));
   }
+  if (states_ != nullptr) AdvanceState(m);
   // A prompt that has not all of its pages yet goes on with those that it releases.
   const int64_t released = ReleaseUnseen(m);
   Extend(m, std::min(PagesFor(std::ssize(tokens)), std::ssize(m.pages) + released));
+}
+
+void MemoryPool::AdmitState(SequenceMemory& m) {
+  m.left_at = static_cast<int>(m.pages.size()) * kPageTokens;
+  while (!m.pages.empty() && !states_->HasSnapshot(pages_.ContentOf(m.pages.back()))) {
+    pages_.Release(m.pages.back());
+    m.pages.pop_back();
+  }
+  m.state = states_->Take();
+  m.state_tokens = static_cast<int>(m.pages.size()) * kPageTokens;
+  if (m.pages.empty()) {
+    states_->storage().Clear(m.state);
+  } else {
+    states_->storage().Advance(states_->Use(pages_.ContentOf(m.pages.back())), 0, m.state);
+  }
+}
+
+bool MemoryPool::WantsSnapshot(const SequenceMemory& m, int tokens, int prompt) const {
+  return tokens % snapshot_use_.interval == 0 || tokens == m.left_at ||
+         tokens == (prompt - 1) / kPageTokens * kPageTokens;
+}
+
+void MemoryPool::AddStates(SequenceMemory& m, int rows, int drafted, int prompt,
+                           BatchStates& batch) {
+  if (states_ == nullptr) return;
+  batch.storage = &states_->storage();
+  batch.slot.push_back(m.state);
+  const size_t first = batch.keep.size();
+  const int known = rows - drafted;
+  for (auto* places : {&batch.keep, &batch.snapshot, &batch.pending}) {
+    places->resize(first + static_cast<size_t>(rows), -1);
+  }
+  const auto row = [&](int tokens) { return first + static_cast<size_t>(tokens - m.computed - 1); };
+  m.state_tokens = m.computed + known;
+  batch.keep[row(m.state_tokens)] = m.state;
+  std::iota(batch.pending.end() - drafted, batch.pending.end(), 0);
+  for (int n = (m.computed / kPageTokens + 1) * kPageTokens; n <= m.state_tokens;
+       n += kPageTokens) {
+    if (!WantsSnapshot(m, n, prompt)) continue;
+    const std::optional<int32_t> slot = states_->TakeForSnapshot();
+    if (!slot.has_value()) return;
+    m.snapshots.push_back({n, *slot});
+    batch.snapshot[row(n)] = *slot;
+  }
+}
+
+void MemoryPool::AdvanceState(SequenceMemory& m) {
+  StateStorage& storage = states_->storage();
+  const int last = m.computed / snapshot_use_.interval * snapshot_use_.interval;
+  if (last > m.state_tokens) {
+    if (const std::optional<int32_t> slot = states_->TakeForSnapshot()) {
+      storage.Advance(m.state, last - m.state_tokens, *slot);
+      m.snapshots.push_back({last, *slot});
+    }
+  }
+  if (m.computed > m.state_tokens) storage.Advance(m.state, m.computed - m.state_tokens, m.state);
+  m.state_tokens = m.computed;
+  for (const auto& [tokens, slot] : std::exchange(m.snapshots, {})) {
+    const uint64_t content =
+        pages_.ContentOf(m.pages[static_cast<size_t>(tokens / kPageTokens) - 1]);
+    content == 0 ? states_->Drop(slot) : states_->Publish(slot, content);
+  }
 }
 
 int64_t MemoryPool::ReleaseUnseen(SequenceMemory& m) {
@@ -115,6 +185,10 @@ SequenceMemory MemoryPool::Fork(const SequenceMemory& memory) {
   }
   SequenceMemory fork = memory;
   fork.drafted_until = 0;
+  if (states_ != nullptr) {
+    fork.state = states_->Take();
+    states_->storage().Advance(memory.state, 0, fork.state);
+  }
   return fork;
 }
 
@@ -122,6 +196,8 @@ void MemoryPool::Release(SequenceMemory& m) {
   for (; !m.pages.empty(); m.pages.pop_back()) {
     if (m.pages.back() != kNoPage) pages_.Release(m.pages.back());
   }
+  if (m.state >= 0) states_->Release(m.state);
+  for (const StateSnapshot& snapshot : m.snapshots) states_->Drop(snapshot.slot);
   m = {};
 }
 

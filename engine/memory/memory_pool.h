@@ -8,7 +8,9 @@
 
 #include "engine/memory/paged_pool.h"
 #include "engine/memory/sequence_memory.h"
+#include "engine/memory/state_pool.h"
 #include "engine/routes/route_log.h"
+#include "engine/step/batch.h"
 #include "engine/text/token_id.h"
 #include "kernels/kv_cache_storage.h"
 
@@ -26,14 +28,22 @@ struct PageUse {
   int64_t MostPages(int64_t tokens) const;
 };
 
+// When snapshots of states are taken, so that later texts with the same beginning need not compute
+// it again: at the last full page of a prompt, where a prompt has left a text in the prefix cache,
+// and after every `interval` tokens, which is a multiple of kPageTokens.
+struct SnapshotUse {
+  int interval = 1024;
+};
+
 // The scheduler decides which sequences get memory; this class knows what that memory is. Functions
 // that take pages return false or a smaller number instead of waiting for memory. Engine thread
 // only.
 class MemoryPool {
  public:
-  // `cache` and `routes` outlive the pool. A page of `routes` belongs to the page of `cache` with
-  // the same id.
-  MemoryPool(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache, const PageUse& use);
+  // The arguments outlive the pool. A page of `routes` belongs to the page of `cache` with the same
+  // id. `states` is null if the model has no states.
+  MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states, bool prefix_cache,
+             const PageUse& use, const SnapshotUse& snapshots);
 
   const PagedPool& pages() const { return pages_; }
 
@@ -52,6 +62,10 @@ class MemoryPool {
   // none beyond `computed` while other sequences share the page of the next token.
   int ReserveUnshared(SequenceMemory& memory, int length);
 
+  // Adds `rows` rows of a sequence with a prompt of `prompt` tokens to the states of a step; the
+  // last `drafted` of them may be rejected. Advance() must follow, or Release() if the step fails.
+  void AddStates(SequenceMemory& memory, int rows, int drafted, int prompt, BatchStates& batch);
+
   // Marks `count` further tokens as computed, publishes full pages and releases those that no later
   // position sees. `tokens` are all known tokens of the sequence.
   void Advance(SequenceMemory& memory, int count, std::span<const TokenId> tokens,
@@ -68,13 +82,21 @@ class MemoryPool {
   bool SharesNextPage(const SequenceMemory& memory) const;
   // Takes free pages until there are `count`, or none is left.
   void Extend(SequenceMemory& memory, int64_t count);
+  // Gives up what the prefix cache has of a text behind its last snapshot, and takes a slot with
+  // that snapshot or with the state of an empty text.
+  void AdmitState(SequenceMemory& memory);
+  // Accepts the drafted rows up to `computed`, and publishes the snapshots of the step.
+  void AdvanceState(SequenceMemory& memory);
+  bool WantsSnapshot(const SequenceMemory& memory, int tokens, int prompt) const;
   // Releases the pages in front of those that the token at `computed` and later ones see. Returns
   // how many.
   int64_t ReleaseUnseen(SequenceMemory& memory);
 
   KvCacheStorage& cache_;
   RouteLog& routes_;
+  StatePool* const states_;
   const PageUse use_;
+  const SnapshotUse snapshot_use_;
   PagedPool pages_;
 };
 

@@ -50,6 +50,10 @@ class PagedPool {
   std::vector<int32_t> TakePrefix(std::span<const TokenId> tokens, const std::string& salt,
                                   int64_t limit);
 
+  // Returns a number for the text up to the end of a page, which other pages with the same text
+  // have as well; 0 if the page was not published.
+  uint64_t ContentOf(int32_t page) const { return pages_[page].content; }
+
   // Publishes a full page. The page holds `tokens` [16], which follow the content of `parent` (a
   // published page, or -1 at the start of a text). If a page with equal content can be found
   // already, it remains the findable one.

@@ -11,6 +11,12 @@ namespace moeserve {
 // Stands in SequenceMemory::pages for a page that was released.
 inline constexpr int32_t kNoPage = -1;
 
+// The slot of a snapshot of a sequence's states after its first `tokens` tokens.
+struct StateSnapshot {
+  int tokens = 0;
+  int32_t slot = 0;
+};
+
 // MemoryPool gives a sequence its memory and takes it back; the others only read this, except
 // `drafted_until`.
 struct SequenceMemory {
@@ -21,6 +27,11 @@ struct SequenceMemory {
   int published = 0;  // number of leading pages that were published (PagedPool)
   // Number of leading tokens whose keys and values the draft model has in its pages of these ids.
   int drafted_until = 0;
+  // The following members are used if the model has states.
+  int32_t state = -1;    // slot with the states after the first `state_tokens` tokens
+  int state_tokens = 0;  // differs from `computed` only during a step
+  int left_at = 0;       // tokens that the prefix cache had in pages, but not as states
+  std::vector<StateSnapshot> snapshots;  // which the current step writes
   TokenRoutes released;  // the experts' work for the tokens of the pages that are kNoPage
 };
 

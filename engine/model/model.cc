@@ -15,6 +15,7 @@
 #include "engine/layers/branch.h"
 #include "engine/layers/feed_forward.h"
 #include "engine/layers/latent_attention.h"
+#include "engine/layers/short_convolution.h"
 #include "engine/routes/route_layout.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
@@ -42,6 +43,9 @@ Result<std::unique_ptr<Branch>> LoadBranch(LoadContext& load, const ModelSpec& s
     }
     Result<std::unique_ptr<Branch>> operator()(const FeedForwardSpec& /*spec*/) const {
       return FeedForward::Load(load, spec, block);
+    }
+    Result<std::unique_ptr<Branch>> operator()(const ShortConvolutionSpec& /*spec*/) const {
+      return ShortConvolution::Load(load, spec, block);
     }
   };
   return std::visit(Loader{load, spec, block}, spec.blocks[static_cast<size_t>(block)].mixer);
@@ -214,6 +218,8 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
                                            .page_tables = batch.page_tables,
                                            .long_sequence = batch.long_sequence,
                                            .cache = &cache,
+                                           .state_storage = batch.states.storage,
+                                           .states = batch.states.view(),
                                            .output_rows = batch.logit_rows,
                                            .samples = batch.samples,
                                            .counters = step.counters,
@@ -310,7 +316,13 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
                                   const RoutingControl* widest, ReportContents contents) {
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<KvCacheStorage> cache,
                             backend.NewKvCache(CacheShapes(spec), cache_type, 1));
+  // Negative sequence ids have no states, but the operations refer to a storage.
+  std::unique_ptr<StateStorage> states;
+  if (std::vector<StateShape> shapes = StateShapes(spec); !shapes.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(states, backend.NewStates(std::move(shapes), 1, 0));
+  }
   Batch batch;
+  batch.states.storage = states.get();
   batch.tokens.assign(static_cast<size_t>(tokens), 0);
   batch.positions = batch.tokens;
   batch.phase.assign(batch.tokens.size(), Phase::kPrefill);

@@ -14,7 +14,7 @@ constexpr int kTokens = std::min(8, kPageTokens);
 
 }  // namespace
 
-absl::Status TryModel(Model& model, KvCacheStorage& cache) {
+absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states) {
   const std::vector<int32_t> blocks = {0};
   const int vocab = model.spec().vocab_size;
   Batch batch;
@@ -25,6 +25,11 @@ absl::Status TryModel(Model& model, KvCacheStorage& cache) {
     batch.phase.push_back(Phase::kPrefill);
   }
   batch.page_tables = {blocks};
+  if (states != nullptr) {
+    states->Clear(0);
+    const std::vector<int32_t> none(static_cast<size_t>(kTokens), -1);
+    batch.states = {states, {0}, none, none, none};
+  }
   batch.logit_rows = {kTokens - 1};
   std::vector<float> logits(static_cast<size_t>(vocab));
   const StepReport report = model.Forward(batch, cache, StepOptions{}, logits);

@@ -11,6 +11,6 @@ namespace moeserve {
 // counts nothing. InvalidArgument if router scores or logits are not finite, Internal if a mapped
 // file is damaged (Model::CheckFiles()). To be called after Model::Reserve() and before requests
 // run.
-absl::Status TryModel(Model& model, KvCacheStorage& cache);
+absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states);
 
 }  // namespace moeserve

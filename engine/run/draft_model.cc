@@ -27,6 +27,10 @@ absl::Status DraftModel::Check(const Model& model, const ModelSpec& verifier, in
         Concat("draft model: expected a context length of max-model-len ", max_model_len,
                " or more, found ", spec.max_position_embeddings));
   }
+  if (!StateShapes(spec).empty()) {
+    return absl::InvalidArgumentError(
+        "draft model: expected attention in every layer, found short convolutions");
+  }
   if (model.backend().samples_on_device()) {
     return absl::InvalidArgumentError(
         Concat("draft model: expected the device cpu, found ", model.backend().name()));

@@ -370,7 +370,15 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                           widest.has_value() ? &*widest : nullptr, contents));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, type, pages));
-  if (o.try_model) MOESERVE_RETURN_IF_ERROR(TryModel(*model, *cache));
+  std::unique_ptr<StateStorage> states;
+  int64_t state_bytes = 0;
+  if (std::vector<StateShape> state_shapes = StateShapes(model->spec()); !state_shapes.empty()) {
+    const int slots = o.max_num_seqs + o.snapshots;
+    state_bytes = StateStorage::SlotBytes(state_shapes, o.draft.max_tokens) * slots;
+    MOESERVE_ASSIGN_OR_RETURN(
+        states, model->backend().NewStates(std::move(state_shapes), slots, o.draft.max_tokens));
+  }
+  if (o.try_model) MOESERVE_RETURN_IF_ERROR(TryModel(*model, *cache, states.get()));
   std::unique_ptr<RouteCounters> counters;
   if (o.expert_stats) {
     const CountSettings counts = RecorderCounts(model->spec(), RecorderSettings(o));
@@ -383,7 +391,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   }
   return std::make_unique<EngineImpl>(
       o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),
-      pages * page_bytes, std::move(counters), std::move(draft_model), std::move(draft_cache));
+      pages * page_bytes + state_bytes, std::move(states), std::move(counters),
+      std::move(draft_model), std::move(draft_cache));
 }
 
 absl::Status Engine::Submit(Request request, std::shared_ptr<TokenSink> sink) {

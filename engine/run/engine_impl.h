@@ -47,18 +47,23 @@ class EngineImpl final : public Engine {
   EngineImpl(const EngineOptions& options, std::unique_ptr<Model> model,
              std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
              std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
-             std::unique_ptr<RouteCounters> counters, std::unique_ptr<Model> draft_model,
-             std::unique_ptr<KvCacheStorage> draft_cache)
+             std::unique_ptr<StateStorage> states, std::unique_ptr<RouteCounters> counters,
+             std::unique_ptr<Model> draft_model, std::unique_ptr<KvCacheStorage> draft_cache)
       : options_(options),
         page_use_(PageUseOf(options, model->spec(), draft_model != nullptr)),
         model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
         eos_(std::move(eos)),
         cache_(std::move(cache)),
+        states_(std::move(states)),
         recorder_(model_->spec(), RecorderSettings(options_), &routes_, std::move(counters)),
         always_active_(recorder_.Snapshot().always_active_parameters),
         routes_(recorder_.layout(), cache_->num_pages(), options_.routing_records),
-        memory_(*cache_, routes_, options_.prefix_cache, page_use_),
+        state_pool_(states_ == nullptr
+                        ? nullptr
+                        : std::make_unique<StatePool>(*states_, options_.max_num_seqs)),
+        memory_(*cache_, routes_, state_pool_.get(), options_.prefix_cache, page_use_,
+                {.interval = options_.snapshot_interval}),
         scheduler_(memory_, options_.max_num_seqs),
         textless_(tokenizer_.get(), eos_, model_->spec().vocab_size),
         token_step_(eos_, textless_, model_->spec().vocab_size, options_.max_model_len),
@@ -177,11 +182,13 @@ class EngineImpl final : public Engine {
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const std::vector<TokenId> eos_;
   const std::unique_ptr<KvCacheStorage> cache_;
+  const std::unique_ptr<StateStorage> states_;  // null if the model has none
 
   // The following members are used by the engine thread only.
   ExpertRecorder recorder_;
   const int64_t always_active_;  // parameters that every token uses, whatever its routes
   RouteLog routes_;
+  const std::unique_ptr<StatePool> state_pool_;  // null if the model has no states
   MemoryPool memory_;
   Scheduler scheduler_;
   const TextlessIds textless_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/message.h"
+
 namespace moeserve {
 namespace {
 
@@ -40,6 +42,16 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
     return absl::InvalidArgumentError("draft-tokens: expected 0 to " +
                                       std::to_string(kMostDraftTokens) + ", found " +
                                       std::to_string(o.draft.max_tokens));
+  }
+  if (o.snapshots == -1) o.snapshots = o.max_num_seqs;
+  if (!o.prefix_cache) o.snapshots = 0;
+  if (o.snapshots < 0 || o.snapshots > kMostSnapshots) {
+    return absl::InvalidArgumentError(Concat("snapshots: expected 0 to ", kMostSnapshots,
+                                             ", found ", options.snapshots));
+  }
+  if (o.snapshot_interval < kPageTokens || o.snapshot_interval % kPageTokens != 0) {
+    return absl::InvalidArgumentError(Concat("snapshot-interval: expected a multiple of ",
+                                             kPageTokens, ", found ", o.snapshot_interval));
   }
   if (o.max_step_tokens == 0) o.max_step_tokens = device_step_rows;
   if (report_floats > 0) {

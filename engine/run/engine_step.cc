@@ -73,7 +73,7 @@ void EngineImpl::Step() {
   std::vector<int32_t> positions;
   std::vector<SequenceOutput> outputs;
   try {
-    batch = MakeBatch(scheduled, model_->backend().samples_on_device(), textless_);
+    batch = MakeBatch(scheduled, memory_, model_->backend().samples_on_device(), textless_);
     // logits_ never shrinks: if it did, resize() would fill the elements that it adds again with
     // zeros in later steps.
     logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));

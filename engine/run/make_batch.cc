@@ -2,7 +2,7 @@
 
 namespace moeserve {
 
-Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
+Batch MakeBatch(const std::vector<ScheduledRows>& rows, MemoryPool& memory, bool samples_on_device,
                 const TextlessIds& textless) {
   Batch batch;
   bool controlled = false;
@@ -10,9 +10,10 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
   SampleRow on_host{};
   on_host.row = -1;
   for (const ScheduledRows& r : rows) {
-    const Sequence& s = *r.sequence;
+    Sequence& s = *r.sequence;
     const int index = static_cast<int>(batch.page_tables.size());
     batch.page_tables.emplace_back(s.memory.pages);
+    memory.AddStates(s.memory, r.count, r.drafted, s.prompt_length(), batch.states);
     controlled = controlled || s.request.routing_control != nullptr;
     batch.controls.push_back(s.request.routing_control.get());
     any_long = any_long || s.is_long;

@@ -13,7 +13,7 @@ namespace moeserve {
 // is true, and for drafted rows. Drafted rows get the phase kDecode. With `samples_on_device`, it
 // requests a token drawn by the device instead, if the device can draw it; `textless` are the ids
 // that are never drawn.
-Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
+Batch MakeBatch(const std::vector<ScheduledRows>& rows, MemoryPool& memory, bool samples_on_device,
                 const TextlessIds& textless);
 
 }  // namespace moeserve

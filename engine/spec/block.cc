@@ -10,8 +10,11 @@
 namespace moeserve {
 
 const RoutedLayerSpec* BlockSpec::routing() const {
-  return std::visit([](const auto& m) { return m.routing.has_value() ? &*m.routing : nullptr; },
-                    mixer);
+  return std::visit(
+      [](const auto& m) -> const RoutedLayerSpec* {
+        return m.routing.has_value() ? &*m.routing : nullptr;
+      },
+      mixer);
 }
 
 std::string BlockSpec::name() const { return Concat("blocks.", layer, '.', Name(kind())); }
@@ -22,6 +25,13 @@ int ModelSpec::Find(int layer, BlockKind kind) const {
     if (block->kind() == kind) return static_cast<int>(block - blocks.begin());
   }
   return -1;
+}
+
+const BlockSpec& ModelSpec::token_mixer(int layer) const {
+  const int attention = Find(layer, BlockKind::kAttention);
+  const int block = attention >= 0 ? attention : Find(layer, BlockKind::kShortConvolution);
+  MOESERVE_CHECK(block >= 0, "the layer has a block that mixes tokens");
+  return blocks[static_cast<size_t>(block)];
 }
 
 const AttentionSpec& ModelSpec::attention(int layer) const {
@@ -42,10 +52,18 @@ FeedForwardSpec& ModelSpec::feed_forward(int layer) {
   return const_cast<FeedForwardSpec&>(std::as_const(*this).feed_forward(layer));
 }
 
-void ModelSpec::AddLayer(LayerSpec layer) {
+void ModelSpec::AddLayer(Mixer token_mixer, FeedForwardSpec feed_forward) {
   const int index = num_layers();
-  blocks.push_back({.mixer = std::move(layer.attention), .layer = index});
-  blocks.push_back({.mixer = std::move(layer.feed_forward), .layer = index});
+  blocks.push_back({.mixer = std::move(token_mixer), .layer = index});
+  blocks.push_back({.mixer = std::move(feed_forward), .layer = index});
+}
+
+void ModelSpec::AddLayer(LayerSpec layer) {
+  if (layer.short_convolution.has_value()) {
+    AddLayer(*layer.short_convolution, std::move(layer.feed_forward));
+  } else {
+    AddLayer(std::move(layer.attention), std::move(layer.feed_forward));
+  }
 }
 
 void ModelSpec::AddLayers(int count, const LayerSpec& layer) {

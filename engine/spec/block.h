@@ -1,5 +1,6 @@
 // The blocks of a model as plain data: what a block computes and how its result joins the residual
-// stream. A block is an attention or a feed-forward, dense or routed.
+// stream. A block mixes tokens (an attention, dense or routed, or a short convolution) or is a
+// feed-forward, dense or routed.
 #pragma once
 
 #include <cstdint>
@@ -230,26 +231,41 @@ struct FeedForwardSpec {
   bool routed() const { return routing.has_value(); }
 };
 
+// A gated short convolution over the last tokens (LFM2): ShortConvolutionArgs, between a projection
+// to b, c and x and one back. Its memory of a sequence is a state of fixed size.
+struct ShortConvolutionSpec {
+  int taps = 3;       // tokens that it sees, the newest one included
+  bool bias = false;  // on the projections and the convolution
+
+  // Settings that every mixer has.
+  static constexpr bool out_bias = false;  // the bias of the last projection is part of it
+  static constexpr std::optional<RoutedLayerSpec> routing = std::nullopt;
+};
+
 // What a block computes from its input.
-using Mixer = std::variant<AttentionSpec, FeedForwardSpec>;
+using Mixer = std::variant<AttentionSpec, FeedForwardSpec, ShortConvolutionSpec>;
 
 // In the order of Mixer.
-enum class BlockKind : uint8_t { kAttention, kFeedForward };
-// Returns the word for the kind in names of tensors, configuration keys, JSON and metrics.
+enum class BlockKind : uint8_t { kAttention, kFeedForward, kShortConvolution };
+// Returns the word for the kind in names of tensors, configuration keys, JSON and metrics. All
+// mixers of tokens have the same one; a layer has one block of each name.
 constexpr const char* Name(BlockKind b) {
-  return b == BlockKind::kAttention ? "attention" : "feed_forward";
+  return b == BlockKind::kFeedForward ? "feed_forward" : "attention";
 }
 
 struct BlockSpec {
   Mixer mixer;
-  // Files, JSON and metrics name a block by its layer and kind. The blocks of a layer are adjacent,
-  // and no two of them have the same kind.
+  // Files, JSON and metrics name a block by its layer and Name(kind()). The blocks of a layer are
+  // adjacent, and no two of them have the same name.
   int layer = 0;
 
   BlockKind kind() const { return static_cast<BlockKind>(mixer.index()); }
   // Return null if the block is of another kind.
   const AttentionSpec* attention() const { return std::get_if<AttentionSpec>(&mixer); }
   const FeedForwardSpec* feed_forward() const { return std::get_if<FeedForwardSpec>(&mixer); }
+  const ShortConvolutionSpec* short_convolution() const {
+    return std::get_if<ShortConvolutionSpec>(&mixer);
+  }
   // Returns the settings of the block's routed layer; null if the block is not routed.
   const RoutedLayerSpec* routing() const;
   // Returns the beginning of the names of the block's tensors: "blocks.3.attention".
@@ -260,6 +276,8 @@ struct BlockSpec {
 struct LayerSpec {
   AttentionSpec attention;
   FeedForwardSpec feed_forward;
+  // If set, takes the attention's place.
+  std::optional<ShortConvolutionSpec> short_convolution = std::nullopt;
 };
 
 }  // namespace moeserve

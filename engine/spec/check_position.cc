@@ -156,7 +156,9 @@ void CheckRelativeBias(Checker& check, const ModelSpec& spec) {
   const int64_t distances =
       std::min<int64_t>(int64_t{bias.max_distance} + 1, spec.max_position_embeddings);
   const int64_t most = kMaxRelativeBiases / std::max<int64_t>(distances, 1);
-  const int heads = spec.blocks.empty() ? 1 : spec.attention(0).num_heads;
+  const AttentionSpec* const first =
+      spec.blocks.empty() ? nullptr : spec.blocks.front().attention();
+  const int heads = first == nullptr ? 1 : first->num_heads;  // other mixers are refused later
   check.Int("attention[0].", "num_heads", heads, 1, most,
             Is("relative_bias.max_distance", bias.max_distance));
 }

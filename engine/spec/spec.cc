@@ -333,8 +333,10 @@ void CheckOrder(const ModelSpec& spec) {
     const int layer = spec.blocks[i].layer;
     const int before = i == 0 ? -1 : spec.blocks[i - 1].layer;
     MOESERVE_CHECK(layer == before || layer == before + 1, "blocks are in the order of layers");
-    MOESERVE_CHECK(spec.Find(layer, spec.blocks[i].kind()) == static_cast<int>(i),
-                   "the blocks of a layer are of different kinds");
+    for (size_t j = i; j-- > 0 && spec.blocks[j].layer == layer;) {
+      MOESERVE_CHECK(spec.blocks[j].name() != spec.blocks[i].name(),
+                     "the blocks of a layer have different names");
+    }
   }
 }
 
@@ -358,6 +360,22 @@ int CacheLayer(const ModelSpec& spec, int block) {
   return static_cast<int>(
       std::count_if(spec.blocks.begin(), spec.blocks.begin() + block,
                     [](const BlockSpec& b) { return b.attention() != nullptr; }));
+}
+
+std::vector<StateShape> StateShapes(const ModelSpec& spec) {
+  std::vector<StateShape> shapes;
+  for (const BlockSpec& block : spec.blocks) {
+    if (const ShortConvolutionSpec* convolution = block.short_convolution()) {
+      shapes.push_back({convolution->taps - 1, spec.hidden_size});
+    }
+  }
+  return shapes;
+}
+
+int StateIndex(const ModelSpec& spec, int block) {
+  return static_cast<int>(
+      std::count_if(spec.blocks.begin(), spec.blocks.begin() + block,
+                    [](const BlockSpec& b) { return b.short_convolution() != nullptr; }));
 }
 
 absl::Status Validate(const ModelSpec& spec) {
@@ -390,6 +408,12 @@ absl::Status Validate(const ModelSpec& spec) {
       CheckAttention(check, spec, scope, *attention);
       CheckBiasOfLayer(check, spec, scope, *attention);
       if (attention->latent.has_value()) latent_heads += attention->num_heads;
+    }
+    if (const ShortConvolutionSpec* convolution = block.short_convolution()) {
+      check.Int(scope, "conv", convolution->taps, 1, kMaxTaps);
+      if (check.ok() && spec.relative_bias.has_value()) {
+        check.Fail(scope + "kind", "\"dense\"", "\"short_conv\" (relative_bias is set)");
+      }
     }
     if (const FeedForwardSpec* feed_forward = block.feed_forward()) {
       CheckFeedForward(check, spec, scope, *feed_forward);

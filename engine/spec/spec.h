@@ -13,6 +13,7 @@
 #include "engine/spec/block.h"
 #include "kernels/base/relative_bias.h"
 #include "kernels/kv_cache_storage.h"
+#include "kernels/state_storage.h"
 
 namespace moeserve {
 
@@ -40,6 +41,8 @@ struct ModelSpec {
   int num_blocks() const { return static_cast<int>(blocks.size()); }
   // Returns the index in `blocks` of the block of this kind in a layer; -1 if there is none.
   int Find(int layer, BlockKind kind) const;
+  // Returns the block of a layer that mixes tokens.
+  const BlockSpec& token_mixer(int layer) const;
   // Return the settings of a layer's block. The layer must have a block of this kind.
   AttentionSpec& attention(int layer);
   const AttentionSpec& attention(int layer) const;
@@ -47,6 +50,7 @@ struct ModelSpec {
   const FeedForwardSpec& feed_forward(int layer) const;
 
   // Appends a layer of two blocks, or `count` equal ones.
+  void AddLayer(Mixer token_mixer, FeedForwardSpec feed_forward);
   void AddLayer(LayerSpec layer);
   void AddLayers(int count, const LayerSpec& layer = {});
 };
@@ -58,6 +62,10 @@ const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& atten
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
 // Returns the index of an attention block's keys and values in the KV cache.
 int CacheLayer(const ModelSpec& spec, int block);
+// Returns the shapes of the states that blocks keep of a sequence, in execution order.
+std::vector<StateShape> StateShapes(const ModelSpec& spec);
+// Returns the index of a block's state among them.
+int StateIndex(const ModelSpec& spec, int block);
 
 // Returns the number of tokens from which on a sequence is long for rope scaling of the kind kLong:
 // a sequence with more tokens is. nullopt if no layer has such a scaling. All layers of a valid

@@ -15,6 +15,7 @@ inline constexpr int kMaxExpertDepth = 1'024;   // sub-layers of an expert
 inline constexpr int kMaxProjectionDepth = 16;  // linear layers of a split projection
 inline constexpr int kMaxVocabulary = 1 << 24;
 inline constexpr int kMaxPositions = 1 << 24;
+inline constexpr int kMaxTaps = 1'024;          // of a convolution
 inline constexpr int kMaxBuckets = 1 << 16;                      // of relative positions
 inline constexpr int64_t kMaxRelativeBiases = int64_t{1} << 26;  // heads * distances with buckets
 inline constexpr int kMaxWidth = 1 << 20;  // width of a row: hidden, inner, heads * head_dim

@@ -55,6 +55,9 @@ class TensorList {
       const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
       if (const AttentionSpec* attention = block.attention()) AddAttention(name, key, *attention);
       if (const FeedForwardSpec* f = block.feed_forward()) AddFeedForward(name, key, *f);
+      if (const ShortConvolutionSpec* c = block.short_convolution()) {
+        AddShortConvolution(name, key, *c);
+      }
     }
     return std::move(list_);
   }
@@ -210,6 +213,15 @@ class TensorList {
     if (attention.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
   }
 
+  void AddShortConvolution(const std::string& name, const std::string& key,
+                           const ShortConvolutionSpec& convolution) {
+    const std::string bias_key = convolution.bias ? key + "bias" : "";
+    AddBlockNorms(name);
+    for (const char* part : {"b", "c", "x"}) AddLinear(name + part, hidden_, hidden_, bias_key);
+    AddLinear(name + "conv", hidden_, {convolution.taps, key + "conv"}, bias_key);
+    AddLinear(name + "o", hidden_, hidden_, bias_key);
+  }
+
   void AddLatentAttention(const std::string& name, const std::string& key,
                           const AttentionSpec& attention, const std::string& bias_key) {
     const LatentSpec& latent = *attention.latent;
@@ -327,7 +339,7 @@ Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& s
                             Quantization type) {
   if (type == Quantization::kNone || shape.size() != 2) return Quantization::kNone;
   if (name.starts_with("embed") || name.starts_with("relative_bias") ||
-      name.find(".router.") != std::string_view::npos ||
+      name.find(".router.") != std::string_view::npos || name.ends_with(".conv.weight") ||
       name.find(".shared_gate.") != std::string_view::npos) {
     return Quantization::kNone;
   }

@@ -12,6 +12,16 @@
 
 namespace moeserve {
 
+// Where the tokens of a step find and leave the states of their sequences: StepStates. Empty for
+// models without states.
+struct BatchStates {
+  StateStorage* storage = nullptr;
+  std::vector<int32_t> slot;                     // [S]
+  std::vector<int32_t> keep, snapshot, pending;  // [T]
+
+  StepStates view() const { return {slot, keep, snapshot, pending}; }
+};
+
 // T tokens of S sequences. The tokens of one sequence are adjacent. Their positions are consecutive
 // and begin where the sequence's cached tokens end.
 struct Batch {
@@ -22,6 +32,7 @@ struct Batch {
   // [T] 1 for the tokens of long sequences (LongSequencesFrom()); empty: no sequence is long.
   std::vector<uint8_t> long_sequence;
   std::vector<std::span<const int32_t>> page_tables;  // [S] ids of each sequence's pages
+  BatchStates states;
   std::vector<int32_t> logit_rows;                    // rows whose logits are needed, ascending
   // [logit_rows] what the device samples from each of these rows; if SampleRow::row < 0, the row's
   // logits are copied to the host instead. Empty: all logits are copied to the host.

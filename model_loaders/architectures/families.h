@@ -29,6 +29,8 @@ extern const Architecture kGraniteMoeSharedArchitecture;
 extern const Architecture kHunYuanMoeArchitecture;
 extern const Architecture kJetMoeArchitecture;
 extern const Architecture kKimiK2Architecture;
+extern const Architecture kLfm2Architecture;
+extern const Architecture kLfm2MoeArchitecture;
 extern const Architecture kLlamaArchitecture;
 extern const Architecture kMiniMaxM2Architecture;
 extern const Architecture kMistralArchitecture;

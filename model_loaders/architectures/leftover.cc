@@ -127,6 +127,18 @@ std::string AttentionReason(std::string_view rest, const std::string& key,
   return std::string(kUnknownTensor);
 }
 
+std::string ShortConvolutionReason(std::string_view rest, const std::string& key,
+                                   const ShortConvolutionSpec& convolution,
+                                   const ModelSpec& spec) {
+  if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
+    return BlockNormReason(rest, spec);
+  }
+  for (const std::string_view name : {"b.bias", "c.bias", "x.bias", "conv.bias", "o.bias"}) {
+    if (rest == name && !convolution.bias) return key + "bias is false";
+  }
+  return key + "kind is \"short_conv\"";
+}
+
 std::string FeedForwardReason(std::string_view rest, const std::string& key,
                               const FeedForwardSpec& block, const ModelSpec& spec) {
   const bool routed = block.routed();
@@ -199,7 +211,11 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
   const std::string index = Concat('[', *layer, "].");
   if (Take(name, "attention.")) {
-    return AttentionReason(name, "attention" + index, spec.attention(*layer), spec);
+    const BlockSpec& mixer = spec.token_mixer(*layer);
+    if (const ShortConvolutionSpec* convolution = mixer.short_convolution()) {
+      return ShortConvolutionReason(name, "attention" + index, *convolution, spec);
+    }
+    return AttentionReason(name, "attention" + index, *mixer.attention(), spec);
   }
   if (Take(name, "feed_forward.")) {
     return FeedForwardReason(name, "feed_forward" + index, spec.feed_forward(*layer), spec);

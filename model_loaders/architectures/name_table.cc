@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "base/message.h"
 #include "model_loaders/architectures/leftover.h"
@@ -120,14 +121,29 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
   for (const TensorRule& rule : tensors_) {
     if (patterns.contains(std::string(rule.file))) found_.insert(rule.file);
   }
+  // Layers of different kinds may have the same tensor of the model in different places.
+  for (const TensorRule& rule : tensors_) {
+    const auto same = [&](const TensorRule& other) {
+      return other.model == rule.model && found_.contains(other.file);
+    };
+    if (!found_.contains(rule.file) || std::ranges::count_if(tensors_, same) < 2) continue;
+    ambiguous_.insert(rule.model);
+    std::ranges::copy_if(stored, std::inserter(ambiguous_names_, ambiguous_names_.end()),
+                         [&](const std::string& name) { return Match(rule.file, name).has_value(); });
+  }
 }
 
 const TensorRule* NameTableConfig::RuleOf(std::string_view tensor) const {
   const TensorRule* first = nullptr;
   for (const TensorRule& rule : tensors_) {
-    if (!Match(rule.model, tensor).has_value()) continue;
-    if (found_.contains(rule.file)) return &rule;
-    if (first == nullptr) first = &rule;
+    const std::optional<Numbers> numbers = Match(rule.model, tensor);
+    if (!numbers.has_value()) continue;
+    const bool found = found_.contains(rule.file);
+    if (found && (!ambiguous_.contains(rule.model) ||
+                  ambiguous_names_.contains(Substitute(rule.file, *numbers)))) {
+      return &rule;
+    }
+    if (first == nullptr || (found && !found_.contains(first->file))) first = &rule;
   }
   return first;
 }
@@ -175,6 +191,10 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
   place.add = rule.add;
   if (tensor.shape.size() == 2) place.format = FormatOf(rule, place.name);
   const bool stacked = Stars(rule.file) < Stars(rule.model);
+  if (rule.channel) {
+    place.shape = {tensor.shape[0], 1, tensor.shape[1]};
+    return place;
+  }
   if (!stacked && rule.parts == 1 && !rule.transposed && !rule.wrapped) {
     if (place.format.kind != BlockFormatKind::kNone) place.shape = tensor.shape;
     return place;

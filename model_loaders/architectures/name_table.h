@@ -40,6 +40,7 @@ struct TensorRule {
   bool transposed = false;  // matrices are stored as their transposes
   float add = 0.0f;         // TensorPlace::add
   bool wrapped = false;     // the stored tensor has one more dimension in front, of size 1
+  bool channel = false;     // the stored tensor has one more dimension behind the first, of size 1
   // Files store the tensor as MXFP4 blocks; the name of the scales ends with "_scales" where that
   // of the blocks ends with "_blocks".
   bool mxfp4 = false;
@@ -62,7 +63,7 @@ struct Numbers {
 class NameTableConfig : public CheckpointConfig {
  public:
   // If several rules match a tensor of the model, the first of them whose file tensor is in
-  // `stored` is used, or else the first of them. The texts of the tables must outlive the
+  // `stored` is used, or else the first of them, if possible one for which other layers are there. The texts of the tables must outlive the
   // configuration.
   NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
                   const StoredNames& stored);
@@ -96,6 +97,10 @@ class NameTableConfig : public CheckpointConfig {
   const std::vector<KeyRule> keys_;
   // The patterns `TensorRule::file` that match at least one stored tensor.
   std::set<std::string_view> found_;
+  // The patterns `TensorRule::model` for which several file patterns were found, and the stored
+  // names that match one of these.
+  std::set<std::string_view> ambiguous_;
+  std::set<std::string> ambiguous_names_;
   std::set<std::string> scales_;  // the stored names that end with "_scale_inv"
 };
 

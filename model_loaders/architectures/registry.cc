@@ -35,6 +35,8 @@ constexpr const Architecture* kArchitectures[] = {
     &kHunYuanMoeArchitecture,
     &kJetMoeArchitecture,
     &kKimiK2Architecture,
+    &kLfm2Architecture,
+    &kLfm2MoeArchitecture,
     &kLlamaArchitecture,
     &kMiniMaxM2Architecture,
     &kMistralArchitecture,
@@ -55,7 +57,6 @@ struct UnsupportedFamily {
   std::string_view model_type;
   std::string_view part;
 };
-constexpr std::string_view kConvolutions = "short convolutions";
 constexpr std::string_view kEncoder = "an encoder";
 constexpr std::string_view kLinearAttention = "linear attention";
 constexpr std::string_view kStateSpace = "state-space layers";
@@ -65,8 +66,6 @@ constexpr UnsupportedFamily kUnsupported[] = {
     {"falcon_mamba", kStateSpace},
     {"jamba", kStateSpace},
     {"kimi_linear", kLinearAttention},
-    {"lfm2", kConvolutions},
-    {"lfm2_moe", kConvolutions},
     {"mamba", kStateSpace},
     {"mamba2", kStateSpace},
     {"minimax", kLinearAttention},

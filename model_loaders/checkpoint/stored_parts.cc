@@ -29,6 +29,8 @@ bool LocatePart(const TensorPlace& place, const std::vector<int64_t>& shape, Sto
   }
   // A matrix of one row may be stored as a vector.
   if (slice.size() == 1 && shape.size() == 2 && shape[0] == 1) slice.insert(slice.begin(), 1);
+  // The matrix of a convolution may have a dimension for its only channel.
+  if (slice.size() == 3 && shape.size() == 2 && slice[1] == 1) slice.erase(slice.begin() + 1);
   if (slice.empty() || slice.size() != shape.size()) return false;
   const int64_t slice_size = Product(slice);
   part.row_stride = Product(std::span(slice).subspan(1));

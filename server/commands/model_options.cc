@@ -150,6 +150,15 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
       ->capture_default_str();
   app.add_flag("!--no-prefix-cache", engine.prefix_cache,
                "Do not reuse cached prefixes: run every prompt in full");
+  app.add_option("--snapshots", engine.snapshots,
+                 "Most states of sequences that the prefix cache keeps, for models whose layers have "
+                 "states (short convolutions); -1: as many as --max-num-seqs")
+      ->check(CLI::Range(-1, kMostSnapshots))
+      ->capture_default_str();
+  app.add_option("--snapshot-interval", engine.snapshot_interval,
+                 "Tokens between two such states in a long text, a multiple of 16")
+      ->check(CLI::Range(kPageTokens, 1 << 24))
+      ->capture_default_str();
   app.add_flag("!--no-expert-stats", engine.expert_stats,
                "Do not collect expert statistics; implies --moe-metrics off");
   app.add_option("--kv-cache-memory", options.kv_cache_memory,

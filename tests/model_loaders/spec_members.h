@@ -86,6 +86,11 @@ auto MembersOf(T& s) {
   auto& [a, b, c, d, e, f] = s;
   return std::tie(a, b, c, d, e, f);
 }
+template <Is<ShortConvolutionSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b] = s;
+  return std::tie(a, b);
+}
 template <Is<BlockSpec> T>
 auto MembersOf(T& s) {
   auto& [a, b] = s;
@@ -154,6 +159,7 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, LatentSpec>) return "LatentSpec";
   if constexpr (Is<T, AttentionSpec>) return "AttentionSpec";
   if constexpr (Is<T, FeedForwardSpec>) return "FeedForwardSpec";
+  if constexpr (Is<T, ShortConvolutionSpec>) return "ShortConvolutionSpec";
   if constexpr (Is<T, BlockSpec>) return "BlockSpec";
   if constexpr (Is<T, ModelSpec>) return "ModelSpec";
 }

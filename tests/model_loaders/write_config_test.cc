@@ -38,6 +38,8 @@ std::set<std::string> AllMembers() {
     spec.attention(0) = attention;
     ForMembers(spec, add);
   }
+  spec.blocks.front().mixer = ShortConvolutionSpec();
+  ForMembers(spec, add);
   return names;
 }
 
@@ -300,6 +302,12 @@ ModelSpec Biased() {
   return spec;
 }
 
+ModelSpec Convolved() {
+  ModelSpec spec = Base();
+  spec.blocks.front().mixer = ShortConvolutionSpec{.taps = 4, .bias = false};
+  return spec;
+}
+
 std::vector<ModelSpec> MadeUpSpecs() {
   return {Base(),
           DenseEverything(),
@@ -309,7 +317,8 @@ std::vector<ModelSpec> MadeUpSpecs() {
           Factors(RopeScalingKind::kLong),
           Listed(),
           Learned(),
-          Biased()};
+          Biased(),
+          Convolved()};
 }
 
 Result<ModelSpec> ReadBack(const nlohmann::ordered_json& json) {
@@ -389,6 +398,8 @@ void ForgetUnused(AttentionSpec& attention) {
     ForgetUnused(*attention.routing);
   }
 }
+
+void ForgetUnused(ShortConvolutionSpec& /*convolution*/) {}
 
 void ForgetUnused(FeedForwardSpec& feed_forward) {
   if (feed_forward.routed()) {

@@ -69,6 +69,10 @@ def _complete_position(position: Json) -> None:
 
 
 def _complete_attention(attention: Json) -> Json:
+    if attention["kind"] == "short_conv":
+        attention.setdefault("conv", 3)
+        attention.setdefault("bias", False)
+        return attention
     routed = attention["kind"] == "routed"
     attention.setdefault("num_kv_heads", 1 if routed else attention["num_heads"])
     attention.setdefault("bias", False)
@@ -183,7 +187,8 @@ def clip(x: Tensor, settings: Json) -> Tensor:
 
 class Cache:
     """Keys (rotated) and values of every layer, each [S, G, d_h]. Of latent attention, the latent
-    vectors [S, rank] and the rotated parts of the keys [S, 1, rope_dim]."""
+    vectors [S, rank] and the rotated parts of the keys [S, 1, rope_dim]. Of a short convolution,
+    all its inputs [S, d], twice."""
 
     def __init__(self, layers: int) -> None:
         self.keys: list[Tensor | None] = [None] * layers
@@ -230,7 +235,8 @@ class RoutedDecoder:
             for name, value in self.tensors.items():
                 lookup = (name.startswith(("embed_position", "relative_bias"))
                           or (name == "embed.weight" and not tied))
-                if value.dim() == 2 and ".router." not in name and not lookup:
+                taps = name.endswith(".conv.weight")
+                if value.dim() == 2 and ".router." not in name and not lookup and not taps:
                     self.tensors[name] = self._round(value)
         self.recorded: dict[str, Routes] = {}
         self.replay: dict[str, Routes] | None = None
@@ -317,6 +323,8 @@ class RoutedDecoder:
     def _attention(self, x: Tensor, layer: int, positions: Tensor, cache: Cache) -> Tensor:
         settings = self.config["attention"][layer]
         name = f"blocks.{layer}.attention"
+        if settings["kind"] == "short_conv":
+            return self._short_convolution(x, layer, name, settings, cache)
         if "latent" in settings:
             return self._latent(x, layer, name, settings, positions, cache)
         shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
@@ -374,6 +382,20 @@ class RoutedDecoder:
         out = self._attend(q, positions, torch.stack(keys, 1), torch.stack(values, 1), settings)
         out = self._linear(self._round(out.flatten(1)), f"{name}.o")
         return out + self.tensors[f"{name}.out_bias"] if settings["out_bias"] else out
+
+    def _short_convolution(self, x: Tensor, layer: int, name: str, settings: Json,
+                           cache: Cache) -> Tensor:
+        """LFM2's gated short convolution: out(c * conv(b * x)), causal and separate per column."""
+        b, c, inner = (self._linear(x, f"{name}.{part}") for part in ("b", "c", "x"))
+        taps = settings["conv"]
+        inputs, _ = cache.extend(layer, b * inner, b * inner)
+        # As if zeros stood before the text.
+        padded = functional.pad(inputs, (0, 0, taps - 1, 0))[-(len(x) + taps - 1):]
+        weight = self.tensors[f"{name}.conv.weight"]
+        mixed = sum(weight[:, tap] * padded[tap:tap + len(x)] for tap in range(taps))
+        if settings["bias"]:
+            mixed = mixed + self.tensors[f"{name}.conv.bias"]
+        return self._linear(self._round(c * mixed), f"{name}.o")
 
     def _expert_heads(self, x: Tensor, name: str, settings: Json, positions: Tensor, keys: Tensor,
                       values: Tensor) -> Tensor:

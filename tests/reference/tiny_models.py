@@ -180,6 +180,12 @@ TINY: dict[str, Json] = {
         32, 2, [_dense_attention(4, 8, num_kv_heads=2, bias=True, qkv_clip=0.7),
                 _dense_attention(4, 8, num_kv_heads=1, qk_norm="full", qkv_clip=0.9)],
         _moe(4, 16, _top_k(2))),
+    "tiny-short-convolution": _model(
+        48, 4,
+        [{"kind": "short_conv"}, _moa(4, 12, _top_k(2), routing={"renormalize": True}),
+         {"kind": "short_conv", "conv": 4, "bias": True},
+         _dense_attention(4, 12, num_kv_heads=2, qk_norm="head")],
+        _moe(6, [8, 24, 16, 40, 12, 20], _top_k(2), split={"heads": 2}, gate="sigmoid")),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -194,7 +200,8 @@ SEEDS: dict[str, int] = {
     "tiny-moa-groups-split-cosine": 1213, "tiny-scales": 1514, "tiny-exact-tie": 1116,
     "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2600,
     "tiny-deep-experts": 2818, "tiny-null-experts": 2719, "tiny-latent-experts": 1420,
-    "tiny-xpos": 1123, "tiny-post-norm-final": 1125, "tiny-qkv-clip": 13}
+    "tiny-xpos": 1123, "tiny-post-norm-final": 1125, "tiny-qkv-clip": 13,
+    "tiny-short-convolution": 17}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -266,6 +273,12 @@ class _Builder:
 
     def _attention(self, name: str, attention: Json, d: int) -> None:
         self._norm(f"{name}.norm", d)
+        if attention["kind"] == "short_conv":
+            for part in ("b", "c", "x"):
+                self._linear(f"{name}.{part}", d, d, attention["bias"])
+            self._linear(f"{name}.conv", d, attention["conv"], attention["bias"])
+            self._linear(f"{name}.o", d, d, attention["bias"], gain=2.0)
+            return
         head, groups = attention["head_dim"], attention["num_kv_heads"]
         for part in ("k", "v"):
             self._linear(f"{name}.{part}", groups * head, d, attention["bias"])

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
+
 namespace moeserve::testing {
 
 Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::path& path,
@@ -25,6 +27,11 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   // block returns wrong results.
   const int slots = static_cast<int>(options.cache_tokens / kTokensPerSlot);
   runner->tables_.resize(static_cast<size_t>(slots));
+  if (std::vector<StateShape> states = StateShapes(checkpoint.spec); !states.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(runner->states_,
+                              runner->backend_->NewStates(std::move(states), slots, 0));
+    runner->state_tokens_.resize(static_cast<size_t>(slots));
+  }
   for (int64_t b = 0; b < blocks; ++b) {
     runner->tables_[b % slots].push_back(static_cast<int32_t>(b));
   }
@@ -46,6 +53,19 @@ std::vector<float> ModelRunner::Run(const std::vector<int32_t>& tokens, int chun
   return logits;
 }
 
+void ModelRunner::AddStates(const Part& part, BatchStates& states) {
+  if (part.begin == 0) states_->Clear(part.slot);
+  int& covered = state_tokens_[static_cast<size_t>(part.slot)];
+  MOESERVE_CHECK(part.begin == 0 || part.begin == covered, "the state before the part");
+  covered = part.begin + static_cast<int>(part.tokens.size());
+  states.storage = states_.get();
+  states.slot.push_back(part.slot);
+  for (auto* rows : {&states.keep, &states.snapshot, &states.pending}) {
+    rows->resize(rows->size() + part.tokens.size(), -1);
+  }
+  states.keep.back() = part.slot;
+}
+
 std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
                                             const StepSetup& setup) {
   Batch batch;
@@ -54,6 +74,7 @@ std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
   for (const Part& p : parts) {
     const int index = static_cast<int>(batch.page_tables.size());
     batch.page_tables.emplace_back(tables_[p.slot]);
+    if (states_ != nullptr) AddStates(p, batch.states);
     const bool is_long = long_from.has_value() && p.begin + tokens_of(p) > *long_from;
     for (size_t i = 0; i < p.tokens.size(); ++i) {
       batch.logit_rows.push_back(batch.num_tokens());

@@ -41,8 +41,8 @@ class ModelRunner {
                                                    const RunnerOptions& options = {});
 
   // Returns the logits of every token, [tokens, V], computed in steps of at most `chunk` tokens
-  // from position `begin` on. Earlier positions must have been run before. Different sequences use
-  // different slots.
+  // from position `begin` on. Earlier positions must have been run before; if the model has states,
+  // the one before `begin` must be the last that was run. Different sequences use different slots.
   std::vector<float> Run(const std::vector<int32_t>& tokens, int chunk, int begin = 0,
                          const StepSetup& setup = {}, int slot = 0);
 
@@ -63,9 +63,14 @@ class ModelRunner {
   int slots() const { return static_cast<int>(tables_.size()); }
 
  private:
+  // Adds the rows of a part to the states of a step.
+  void AddStates(const Part& part, BatchStates& states);
+
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvCacheStorage> cache_;
+  std::unique_ptr<StateStorage> states_;  // null if the model has none
+  std::vector<int> state_tokens_;         // [slots] how many tokens a slot's state covers
   std::vector<std::vector<int32_t>> tables_;
 };
 

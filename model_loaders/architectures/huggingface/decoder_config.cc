@@ -23,7 +23,6 @@ Json WithoutNulls(const Json& json) {
 }
 
 constexpr KeyRule kDecoderKeys[] = {
-    {"norm.eps", "rms_norm_eps"},
     {"position.theta", "rope_theta"},
     {"position.fraction", "partial_rotary_factor"},
     {"attention.num_heads", "num_attention_heads"},
@@ -52,7 +51,8 @@ void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
   layers_ = reader_.Int("num_hidden_layers");
   spec_.max_position_embeddings =
       reader_.Int("max_position_embeddings", defaults.max_position_embeddings);
-  spec_.norm.eps = static_cast<float>(reader_.Real("rms_norm_eps", defaults.rms_norm_eps));
+  spec_.norm.eps = static_cast<float>(reader_.Real(defaults.norm_eps_key, defaults.rms_norm_eps));
+  key_rules_.push_back({"norm.eps", defaults.norm_eps_key});
   spec_.tie_word_embeddings = reader_.Bool("tie_word_embeddings", defaults.tie_word_embeddings);
   if (spec_.tie_word_embeddings) ignored_tensors_.push_back("lm_head.weight");
   ignored_tensors_.push_back("model.layers.*.self_attn.rotary_emb.inv_freq");

@@ -24,6 +24,7 @@ namespace moeserve::huggingface {
 // The values that a family's configuration class has for keys that config.json omits.
 struct DecoderDefaults {
   int max_position_embeddings = 2048;
+  std::string_view norm_eps_key = "rms_norm_eps";
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   bool tie_word_embeddings = false;

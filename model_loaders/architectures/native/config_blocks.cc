@@ -283,14 +283,10 @@ PositionSpec ParsePosition(const Json& json, const std::string& path, Problems* 
   return position;
 }
 
-AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems* problems) {
-  ObjectReader reader(json, path, problems);
-  AttentionSpec attention;
-  if (!reader.valid()) return attention;
-  const std::optional<BlockForm> form = ReadBlockForm(reader);
-  if (!form.has_value()) return attention;
-  const bool routed = *form == BlockForm::kRouted;
+namespace {
 
+AttentionSpec ParseAttention(ObjectReader& reader, bool routed, Problems* problems) {
+  AttentionSpec attention;
   if (routed) {
     attention.num_kv_heads = reader.Int("num_kv_heads", 1);
     if (const Json* routing = reader.Required("routing", "an object")) {
@@ -340,6 +336,28 @@ AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems
   }
   reader.RefuseOthers(routed ? " (kind is \"routed\")" : " (kind is \"dense\")");
   return attention;
+}
+
+ShortConvolutionSpec ParseShortConvolution(ObjectReader& reader) {
+  ShortConvolutionSpec convolution;
+  convolution.taps = reader.Int("conv", 3);
+  convolution.bias = reader.Bool("bias", false);
+  reader.RefuseOthers(" (kind is \"short_conv\")");
+  return convolution;
+}
+
+}  // namespace
+
+Mixer ParseTokenMixer(const Json& json, const std::string& path, Problems* problems) {
+  enum class Form { kDense, kRouted, kShortConvolution };
+  ObjectReader reader(json, path, problems);
+  if (!reader.valid()) return AttentionSpec();
+  const auto form = reader.Pick<Form>("kind", {{"dense", Form::kDense},
+                                               {"routed", Form::kRouted},
+                                               {"short_conv", Form::kShortConvolution}});
+  if (!form.has_value()) return AttentionSpec();
+  if (*form == Form::kShortConvolution) return ParseShortConvolution(reader);
+  return ParseAttention(reader, *form == Form::kRouted, problems);
 }
 
 FeedForwardSpec ParseFeedForward(const Json& json, const std::string& path, Problems* problems) {

@@ -12,8 +12,8 @@ namespace moeserve {
 // `path` is the name of the object in error messages. The result is valid only if the call added
 // nothing to `problems`.
 PositionSpec ParsePosition(const nlohmann::json& json, const std::string& path, Problems* problems);
-AttentionSpec ParseAttention(const nlohmann::json& json, const std::string& path,
-                             Problems* problems);
+// Reads an `attention` object: the layer's mixer of tokens, which may be of another kind.
+Mixer ParseTokenMixer(const nlohmann::json& json, const std::string& path, Problems* problems);
 FeedForwardSpec ParseFeedForward(const nlohmann::json& json, const std::string& path,
                                  Problems* problems);
 

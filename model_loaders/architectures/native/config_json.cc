@@ -75,8 +75,9 @@ Quantization ParseQuantization(const Json& json, Problems* problems) {
   return *type;
 }
 
-int64_t ExpertsOf(const AttentionSpec& block) {
-  return block.routing.has_value() ? block.routing->num_experts : 0;
+int64_t ExpertsOf(const Mixer& mixer) {
+  const RoutedLayerSpec* const routing = BlockSpec{.mixer = mixer}.routing();
+  return routing == nullptr ? 0 : routing->num_experts;
 }
 int64_t ExpertsOf(const FeedForwardSpec& block) {
   return block.routing.has_value() ? block.routing->num_experts : 0;
@@ -179,11 +180,11 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
     config.quantization = ParseQuantization(*quantization, &problems);
   }
 
-  std::vector<AttentionSpec> attention;
+  std::vector<Mixer> attention;
   std::vector<FeedForwardSpec> feed_forward;
   if (layers_known) {
-    attention = ParseBlocks<AttentionSpec>(reader, "attention", layers, &config.attention_is_list,
-                                           ParseAttention, &problems);
+    attention = ParseBlocks<Mixer>(reader, "attention", layers, &config.attention_is_list,
+                                   ParseTokenMixer, &problems);
     feed_forward = ParseBlocks<FeedForwardSpec>(
         reader, "feed_forward", layers, &config.feed_forward_is_list, ParseFeedForward, &problems);
   } else {
@@ -194,7 +195,7 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kConfigFile));
 
   for (int i = 0; i < layers; ++i) {
-    spec.AddLayer({std::move(attention[i]), std::move(feed_forward[i])});
+    spec.AddLayer(std::move(attention[i]), std::move(feed_forward[i]));
   }
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(config));
   return config;

@@ -195,7 +195,9 @@ std::string DescribeModel(const ModelSpec& spec) {
   return text;
 }
 
-std::string DescribeAttention(const AttentionSpec& attention) {
+namespace {
+
+std::string MixerText(const AttentionSpec& attention) {
   std::string text;
   if (attention.routed()) {
     const RoutedLayerSpec& routing = *attention.routing;
@@ -231,7 +233,11 @@ std::string DescribeAttention(const AttentionSpec& attention) {
   return text;
 }
 
-std::string DescribeFeedForward(const FeedForwardSpec& feed_forward) {
+std::string MixerText(const ShortConvolutionSpec& convolution) {
+  return Concat("short convolution: ", convolution.taps, " taps", convolution.bias ? ", bias" : "");
+}
+
+std::string MixerText(const FeedForwardSpec& feed_forward) {
   const std::string_view out_bias = feed_forward.out_bias ? ", output bias" : "";
   if (!feed_forward.routed()) {
     return Concat("dense: width ", feed_forward.width, ", ", ExpertText(feed_forward.expert),
@@ -247,6 +253,12 @@ std::string DescribeFeedForward(const FeedForwardSpec& feed_forward) {
   }
   text.append(out_bias);
   return text;
+}
+
+}  // namespace
+
+std::string DescribeBlock(const BlockSpec& block) {
+  return std::visit([](const auto& mixer) { return MixerText(mixer); }, block.mixer);
 }
 
 }  // namespace moeserve

@@ -9,7 +9,6 @@ namespace moeserve {
 
 // Each function returns one line. Blocks with equal settings have equal lines.
 std::string DescribeModel(const ModelSpec& spec);
-std::string DescribeAttention(const AttentionSpec& attention);
-std::string DescribeFeedForward(const FeedForwardSpec& feed_forward);
+std::string DescribeBlock(const BlockSpec& block);
 
 }  // namespace moeserve

@@ -352,6 +352,14 @@ OrderedJson AttentionJson(const AttentionSpec& attention) {
   return json;
 }
 
+OrderedJson ShortConvolutionJson(const ShortConvolutionSpec& convolution) {
+  OrderedJson json = OrderedJson::object();
+  json["kind"] = "short_conv";
+  Set(json, "conv", convolution.taps, ShortConvolutionSpec().taps);
+  SetFlag(json, "bias", convolution.bias);
+  return json;
+}
+
 OrderedJson ExpertJson(const ExpertSpec& expert) {
   const ExpertSpec assumed;
   OrderedJson json = OrderedJson::object();
@@ -428,7 +436,10 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
   }
   std::vector<OrderedJson> attention, feed_forward;
   for (int i = 0; i < spec.num_layers(); ++i) {
-    attention.push_back(AttentionJson(spec.attention(i)));
+    const BlockSpec& mixer = spec.token_mixer(i);
+    attention.push_back(mixer.attention() != nullptr
+                            ? AttentionJson(*mixer.attention())
+                            : ShortConvolutionJson(*mixer.short_convolution()));
     feed_forward.push_back(FeedForwardJson(spec.feed_forward(i)));
   }
   json["attention"] = BlocksJson(std::move(attention));

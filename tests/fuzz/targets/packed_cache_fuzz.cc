@@ -60,6 +60,9 @@ class PackingBackend final : public Backend {
                                                      int64_t) override {
     return None();
   }
+  Result<std::unique_ptr<StateStorage>> NewStates(std::vector<StateShape>, int, int) override {
+    return None();
+  }
   Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings&) override {
     return None();
   }
@@ -74,6 +77,7 @@ class PackingBackend final : public Backend {
   void Rope(const RopeArgs&) override {}
   void AppendKv(const AppendKvArgs&) override {}
   void Attention(const AttentionArgs&) override {}
+  void ShortConvolution(const ShortConvolutionArgs&) override {}
   RoutingPlan Route(const RouteArgs&) override { return {}; }
   void AssignRows(const AssignRowsArgs&) override {}
   void Combine(const CombineArgs&) override {}

@@ -322,6 +322,31 @@ add("phimoe-shards-window", "phimoe", SHARDS, **{**PHIMOE, "num_local_experts": 
     num_key_value_heads=4, sliding_window=9,
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
 
+# Short convolutions beside attention.
+LFM2 = dict(intermediate_size=48, num_hidden_layers=4, block_auto_adjust_ff_dim=False,
+            full_attn_idxs=[2])
+add("lfm2", "lfm2", **LFM2, tie_word_embeddings=True)
+add("lfm2-adjusted-biases-four-taps", "lfm2",
+    **{**LFM2, "block_auto_adjust_ff_dim": True, "full_attn_idxs": [0, 3]}, conv_bias=True,
+    conv_L_cache=4, block_multiple_of=8, block_ffn_dim_multiplier=1.25, num_key_value_heads=1,
+    tie_word_embeddings=False)
+add("lfm2-attention-only-old-keys", "lfm2", **{**LFM2, "full_attn_idxs": ..., "num_hidden_layers": 2},
+    file_config={"block_ff_dim": 48, "intermediate_size": 12288, "tie_embedding": True},
+    drop=("layer_types", "full_attn_idxs", "rope_parameters", "tie_word_embeddings"),
+    tie_word_embeddings=True)
+LFM2_MOE = dict(intermediate_size=48, moe_intermediate_size=16, num_experts=8,
+                num_experts_per_tok=3, num_dense_layers=1, num_hidden_layers=4,
+                layer_types=["conv", "conv", "full_attention", "conv"])
+add("lfm2-moe", "lfm2_moe", **LFM2_MOE, tie_word_embeddings=True)
+add("lfm2-moe-plain-gates-one-head", "lfm2_moe", SHARDS,
+    **{**LFM2_MOE, "num_dense_layers": 0, "num_experts_per_tok": 2}, use_expert_bias=False,
+    norm_topk_prob=False, routed_scaling_factor=1.5, num_key_value_heads=1, conv_L_cache=2,
+    tie_word_embeddings=False)
+add("lfm2-moe-fused-two-taps-biases", "lfm2_moe", FUSED,
+    **{**LFM2_MOE, "layer_types": ["full_attention", "conv", "full_attention", "conv"]},
+    conv_bias=True, tie_word_embeddings=True, **rope({"rope_type": "default",
+                                                     "rope_theta": 5000.0}))
+
 # Limits of queries, keys and values; weights of experts that are divided by their sum.
 add("olmoe-clip", "olmoe", intermediate_size=16, num_experts=4, num_experts_per_tok=2, clip_qkv=0.6,
     num_key_value_heads=1)
