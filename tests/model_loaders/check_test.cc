@@ -222,9 +222,9 @@ std::vector<Case> Cases() {
                    {"config.json: attention[1].routing.select.k: expected an integer in [1, 4], "
                     "found 5 (num_experts is 4)"}),
       CheckedParts(
-          "a family with other layers", [](Folder& f) { f.config["model_type"] = "lfm2_moe"; },
+          "a family with other layers", [](Folder& f) { f.config["model_type"] = "qwen3_next"; },
           {"config.json: model_type: expected a decoder of attention and feed-forward layers, "
-           "found \"lfm2_moe\", whose models have short convolutions"}),
+           "found \"qwen3_next\", whose models have linear attention"}),
       CheckedParts("another family", [](Folder& f) { f.config["model_type"] = "no_such_family"; },
                    {"config.json: model_type: expected " + ModelTypes(Architectures()) +
                     ", found \"no_such_family\""}),
