@@ -191,7 +191,6 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
                    : bank.shape().quantization == Quantization::kNone ? table_->row_tile
                                                                       : table_->quant_row_tile;
   const int tiles = (rows + most - 1) / most;
-  const int64_t steps = bank.steps(m);
 
   LinearTile tile;
   tile.block = block;
@@ -207,7 +206,7 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   const int panels_at_once = matrix ? panels : table_->panels_of_tile(rows / tiles);
   const int passes = (panels + panels_at_once - 1) / panels_at_once;
   const bool stream = tiles == 1 && tile.widened == nullptr && passes == 1;
-  const int64_t tile_fetches = steps * passes;
+  const int64_t tile_fetches = m.steps * passes;
   const int64_t fetches = tiles * tile_fetches;
   tile.ahead_stride = std::min<int64_t>((static_cast<int64_t>(next.size()) + fetches - 1) / fetches,
                                         kLine * table_->lines_ahead);
