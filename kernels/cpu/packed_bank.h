@@ -63,8 +63,6 @@ class CpuLinearBank : public LinearBank {
     return {block(m, b), static_cast<size_t>(bytes)};
   }
 
-  int64_t bytes() const { return static_cast<int64_t>(bytes_.size()); }
-
   // Reads row `row` of matrix `expert` (neither gated nor quantized), widened to f32.
   void ReadRow(int expert, int row, float* out) const;
 
