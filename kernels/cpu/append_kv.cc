@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/kv_cache.h"
 
 namespace moeserve::cpu {
@@ -43,9 +43,48 @@ void Scatter(const Element* from, int head_dim, int64_t slot, char* head) {
   for (int d = 0; d < head_dim; ++d) to[int64_t{d} * kPageTokens] = from[d];
 }
 
+// Writes one head's key [dim] to a slot of its block. `rounded` is memory for one head.
+void AppendKey(const KernelTable& table, KvCacheType type, const float* k, int dim, int64_t slot,
+               char* key, float* rounded) {
+  switch (type) {
+    case KvCacheType::kF32:
+      Scatter(k, dim, slot, key);
+      break;
+    case KvCacheType::kBF16: {
+      Bf16* bf16 = reinterpret_cast<Bf16*>(rounded);
+      table.convert_row(k, bf16, dim);
+      Scatter(bf16, dim, slot, key);
+      break;
+    }
+    case KvCacheType::kInt8: {
+      int8_t* bytes = reinterpret_cast<int8_t*>(rounded);
+      reinterpret_cast<float*>(key)[slot] = Quantize(k, dim, bytes);
+      Scatter(bytes, dim, slot, key + kKvScaleBytes);
+      break;
+    }
+  }
+}
+
+// The same for a value [dim], whose row in the block has `row_bytes`.
+void AppendValue(const KernelTable& table, KvCacheType type, const float* v, int dim, int64_t slot,
+                 int64_t row_bytes, char* value) {
+  switch (type) {
+    case KvCacheType::kF32:
+      std::copy_n(v, dim, reinterpret_cast<float*>(value + slot * row_bytes));
+      break;
+    case KvCacheType::kBF16:
+      table.convert_row(v, reinterpret_cast<Bf16*>(value + slot * row_bytes), dim);
+      break;
+    case KvCacheType::kInt8:
+      reinterpret_cast<float*>(value)[slot] =
+          Quantize(v, dim, reinterpret_cast<int8_t*>(value + kKvScaleBytes + slot * row_bytes));
+      break;
+  }
+}
+
 }  // namespace
 
-void CpuBackend::AppendKv(const AppendKvArgs& args) {
+void AttentionOps::AppendKv(const AppendKvArgs& args) {
   const int dim = args.cache->shape(args.layer).head_dim;
   // Rows of a prompt are divided between pages, because a whole block is stored at once.
   // Otherwise each element of a key goes to a cache line of its own, which takes as long as eight
@@ -53,27 +92,26 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
   const int64_t rows = args.keys.rows;
   const int64_t unit = rows > 4 * kPageTokens ? kPageTokens : 1;
   const int64_t work = args.keys.cols * (unit > 1 ? 2 : 9);
-  ForRows(
-      (rows + unit - 1) / unit, work * unit, [&](int64_t begin_unit, int64_t end_unit, int worker) {
-        const int64_t begin = begin_unit * unit;
-        const int64_t end = std::min(end_unit * unit, rows);
-        float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
-        const auto block_of = [&](int64_t t) {
-          return step_
-              .page_tables[step_.sequence[t]][static_cast<size_t>(step_.position[t]) / kPageTokens];
-        };
-        for (int64_t first = begin; first < end;) {
-          const int64_t block = block_of(first);
-          int64_t last = first + 1;
-          while (last < end && block_of(last) == block) ++last;
-          AppendBlock(args, block, first, last, rounded);
-          first = last;
-        }
-      });
+  const int64_t units = (rows + unit - 1) / unit;
+  workers_.ForRows(units, work * unit, [&](int64_t begin, int64_t end_unit, int worker) {
+    const int64_t end = std::min(end_unit * unit, rows);
+    float* rounded = workers_.Floats(worker, static_cast<size_t>(dim));
+    const auto block_of = [&](int64_t t) {
+      const auto page = static_cast<size_t>(step_.position[t]) / kPageTokens;
+      return step_.page_tables[step_.sequence[t]][page];
+    };
+    for (int64_t first = begin * unit; first < end;) {
+      const int64_t block = block_of(first);
+      int64_t last = first + 1;
+      while (last < end && block_of(last) == block) ++last;
+      AppendBlock(args, block, first, last, rounded);
+      first = last;
+    }
+  });
 }
 
-void CpuBackend::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
-                             float* rounded) const {
+void AttentionOps::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t first, int64_t last,
+                               float* rounded) const {
   const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
   const KvLayerShape& shape = cache.shape(args.layer);
   const CpuKvCache::Geometry g = cache.geometry(args.layer);
@@ -93,53 +131,17 @@ void CpuBackend::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t fi
     if (at_once) {
       const float* rows[kPageTokens];
       for (int64_t i = 0; i < kPageTokens; ++i) rows[i] = head_of(args.keys, first + i, h);
-      table_->interleave_bf16(rows, dim, reinterpret_cast<Bf16*>(key));
+      table_.interleave_bf16(rows, dim, reinterpret_cast<Bf16*>(key));
     }
     for (int64_t t = first; t < last; ++t) {
       if (!at_once) {
-        AppendKey(cache.type(), head_of(args.keys, t, h), dim, slot_of(t), key, rounded);
+        AppendKey(table_, cache.type(), head_of(args.keys, t, h), dim, slot_of(t), key, rounded);
       }
       if (shape.latent_dim > 0) continue;
       char* const value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
-      AppendValue(cache.type(), head_of(args.values, t, h), dim, slot_of(t), value_row, value);
+      AppendValue(table_, cache.type(), head_of(args.values, t, h), dim, slot_of(t), value_row,
+                  value);
     }
-  }
-}
-
-void CpuBackend::AppendKey(KvCacheType type, const float* k, int dim, int64_t slot, char* key,
-                           float* rounded) const {
-  switch (type) {
-    case KvCacheType::kF32:
-      Scatter(k, dim, slot, key);
-      break;
-    case KvCacheType::kBF16: {
-      Bf16* bf16 = reinterpret_cast<Bf16*>(rounded);
-      table_->convert_row(k, bf16, dim);
-      Scatter(bf16, dim, slot, key);
-      break;
-    }
-    case KvCacheType::kInt8: {
-      int8_t* bytes = reinterpret_cast<int8_t*>(rounded);
-      reinterpret_cast<float*>(key)[slot] = Quantize(k, dim, bytes);
-      Scatter(bytes, dim, slot, key + kKvScaleBytes);
-      break;
-    }
-  }
-}
-
-void CpuBackend::AppendValue(KvCacheType type, const float* v, int dim, int64_t slot,
-                             int64_t row_bytes, char* value) const {
-  switch (type) {
-    case KvCacheType::kF32:
-      std::copy_n(v, dim, reinterpret_cast<float*>(value + slot * row_bytes));
-      break;
-    case KvCacheType::kBF16:
-      table_->convert_row(v, reinterpret_cast<Bf16*>(value + slot * row_bytes), dim);
-      break;
-    case KvCacheType::kInt8:
-      reinterpret_cast<float*>(value)[slot] =
-          Quantize(v, dim, reinterpret_cast<int8_t*>(value + kKvScaleBytes + slot * row_bytes));
-      break;
   }
 }
 

@@ -7,12 +7,13 @@
 // the bits of a row's result depend on its own visible positions alone; tiles, tasks and threads
 // only determine which thread computes a block and when.
 
+#include "kernels/cpu/attention.h"
+
 #include <algorithm>
 #include <bit>
 #include <span>
 
 #include "base/check.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/kv_cache.h"
 
 namespace moeserve::cpu {
@@ -33,13 +34,13 @@ int BlockOf(int position) { return position / kAttentionBlock; }
 }  // namespace
 
 // The arguments that all tiles of one Attention() call share, and the steps of computing a tile.
-class CpuBackend::AttentionCall {
+class AttentionOps::Call {
  public:
-  AttentionCall(CpuBackend& backend, const AttentionArgs& args)
+  Call(AttentionOps& ops, const AttentionArgs& args)
       : args_(args),
-        step_(backend.step_),
-        table_(*backend.table_),
-        rows_(backend.attention_rows_),
+        step_(ops.step_),
+        table_(ops.table_),
+        rows_(ops.rows_),
         cache_(static_cast<const CpuKvCache&>(*args.cache)),
         shape_(cache_.shape(args.layer)),
         geometry_(cache_.geometry(args.layer)),
@@ -71,9 +72,8 @@ class CpuBackend::AttentionCall {
 
   // Splits consecutive rows of one sequence, in ascending order of position, into tiles; each kv
   // head has its own tiles.
-  void ListTiles(std::vector<AttentionTask>& tiles) {
+  void ListTiles(std::vector<TileTask>& tiles) {
     tiles.clear();
-    part_rows_ = 1;
     const int count = static_cast<int>(rows_.size());
     for (int begin = 0, end = 0; begin < count; begin = end) {
       for (end = begin + 1; end < count && Follows(end); ++end) {
@@ -91,22 +91,13 @@ class CpuBackend::AttentionCall {
   }
 
   // Returns a rough number of elementary operations for a tile.
-  int64_t Work(const AttentionTask& task) const {
-    const int last =
-        rows_[task.first_row + (task.item + task.count - 1) / heads_per_kv_head_].token;
-    const int first = rows_[task.first_row + task.item / heads_per_kv_head_].token;
-    const int64_t positions = step_.position[last] + 1 - FirstVisible(first);
+  int64_t Work(const TileTask& task) const {
+    const int64_t positions = step_.position[LastToken(task)] + 1 - FirstVisible(FirstToken(task));
     return 2 * positions * task.count * shape_.head_dim;
   }
 
-  int BlockBegin(const AttentionTask& task) const {
-    return BlockOf(FirstVisible(rows_[task.first_row + task.item / heads_per_kv_head_].token));
-  }
-  int BlockEnd(const AttentionTask& task) const {
-    const int last =
-        rows_[task.first_row + (task.item + task.count - 1) / heads_per_kv_head_].token;
-    return BlockOf(step_.position[last]) + 1;
-  }
+  int BlockBegin(const TileTask& task) const { return BlockOf(FirstVisible(FirstToken(task))); }
+  int BlockEnd(const TileTask& task) const { return BlockOf(step_.position[LastToken(task)]) + 1; }
 
   // Returns the number of floats that a tile needs for its rows' weighted sums, largest scores and
   // totals.
@@ -131,7 +122,7 @@ class CpuBackend::AttentionCall {
     int count;
   };
 
-  Tile Gather(const AttentionTask& task) const {
+  Tile Gather(const TileTask& task) const {
     Tile tile;
     tile.kv_head = task.kv_head;
     tile.count = task.count;
@@ -139,7 +130,7 @@ class CpuBackend::AttentionCall {
     const int64_t size = static_cast<int64_t>(SizeOf(args_.output.dtype));
     for (int i = 0; i < task.count; ++i) {
       const int item = task.item + i;
-      const AttentionRow row = rows_[task.first_row + item / heads_per_kv_head_];
+      const Row row = rows_[task.first_row + item / heads_per_kv_head_];
       const int member = item % heads_per_kv_head_;
       const int64_t head = args_.order == HeadOrder::kInterleave
                                ? int64_t{task.kv_head} * heads_per_kv_head_ + member
@@ -215,7 +206,7 @@ class CpuBackend::AttentionCall {
 
   // Merges the result of a block into the tile's state. Must be called in ascending order of
   // blocks.
-  void Join(const Tile& tile, int block, const float* part, float* state) const {
+  void Join(const Tile& tile, int block, float* part, float* state) const {
     const Range seeing = Seeing(tile, block);
     for (int r = seeing.begin; r < seeing.end; ++r) {
       const int i = r - seeing.begin;
@@ -255,9 +246,9 @@ class CpuBackend::AttentionCall {
   }
 
   // Computes consecutive tiles. `scratch` are GroupFloats() floats.
-  void RunTiles(std::span<const AttentionTask> tasks, float* scratch) const {
+  void RunTiles(std::span<const TileTask> tasks, float* scratch) const {
     while (!tasks.empty()) {
-      const AttentionTask& first = tasks.front();
+      const TileTask& first = tasks.front();
       size_t count = 1;
       while (count < std::min<size_t>(tasks.size(), kTilesPerGroup) &&
              tasks[count].first_row == first.first_row && tasks[count].kv_head == first.kv_head) {
@@ -269,8 +260,14 @@ class CpuBackend::AttentionCall {
   }
 
  private:
+  int FirstToken(const TileTask& task) const {
+    return rows_[task.first_row + task.item / heads_per_kv_head_].token;
+  }
+  int LastToken(const TileTask& task) const {
+    return rows_[task.first_row + (task.item + task.count - 1) / heads_per_kv_head_].token;
+  }
   // Computes tiles of one sequence and kv head.
-  void RunGroup(std::span<const AttentionTask> tasks, float* scratch) const {
+  void RunGroup(std::span<const TileTask> tasks, float* scratch) const {
     Tile tiles[kTilesPerGroup];
     float* const states = scratch + ScratchFloats();
     const auto count = static_cast<int>(tasks.size());
@@ -323,14 +320,12 @@ class CpuBackend::AttentionCall {
                : 0;
   }
   float* Largest(float* part) const { return part + int64_t{part_rows_} * padded_; }
-  const float* Largest(const float* part) const { return part + int64_t{part_rows_} * padded_; }
   float* Total(float* part) const { return Largest(part) + part_rows_; }
-  const float* Total(const float* part) const { return Largest(part) + part_rows_; }
 
   const AttentionArgs& args_;
   const StepInputs& step_;
   const KernelTable& table_;
-  std::vector<AttentionRow>& rows_;
+  std::vector<Row>& rows_;
   const CpuKvCache& cache_;
   const KvLayerShape& shape_;
   const CpuKvCache::Geometry geometry_;
@@ -339,64 +334,61 @@ class CpuBackend::AttentionCall {
   int part_rows_ = 1;  // rows of the largest tile, rounded up to a power of two
 };
 
-void CpuBackend::Attention(const AttentionArgs& args) {
-  AttentionCall call(*this, args);
+void AttentionOps::Attention(const AttentionArgs& args) {
+  Call call(*this, args);
   call.ListRows();
-  call.ListTiles(attention_tiles_);
-  const auto tiles = static_cast<int64_t>(attention_tiles_.size());
+  call.ListTiles(tiles_);
+  const auto tiles = static_cast<int64_t>(tiles_.size());
   int64_t work = 0;
-  for (const AttentionTask& t : attention_tiles_) work += call.Work(t);
+  for (const TileTask& t : tiles_) work += call.Work(t);
   const auto scratch = static_cast<size_t>(call.ScratchFloats());
-  const int threads = pool_.threads();
+  const int threads = workers_.threads();
   const auto group_floats = static_cast<size_t>(call.GroupFloats());
   if (threads == 1 || work < kWorkPerTask) {
-    return call.RunTiles(attention_tiles_, scratch_[0].Floats(group_floats));
+    return call.RunTiles(tiles_, workers_.Floats(0, group_floats));
   }
   if (tiles >= int64_t{kTilesPerThread} * threads) {
     // Consecutive tiles form one task. The last task is started first, because the last tiles of a
     // prompt see the most positions and take longest.
     const int64_t least = std::max(kWorkPerTask, work / (int64_t{kTasksPerThread} * threads));
-    std::vector<int32_t>& ends = attention_task_ends_;
-    ends.clear();
+    task_bounds_.assign(1, 0);
     int64_t sum = 0;
     for (int32_t i = 0; i < tiles; ++i) {
-      sum += call.Work(attention_tiles_[i]);
+      sum += call.Work(tiles_[i]);
       if (sum < least && i + 1 < tiles) continue;
-      ends.push_back(i + 1);
+      task_bounds_.push_back(i + 1);
       sum = 0;
     }
-    const auto tasks = static_cast<int64_t>(ends.size());
-    pool_.Run(tasks, [&](int64_t n, int worker) {
-      const int64_t task = tasks - 1 - n;
-      const int32_t begin = task == 0 ? 0 : ends[task - 1];
-      call.RunTiles(std::span(attention_tiles_).subspan(begin, ends[task] - begin),
-                    scratch_[worker].Floats(group_floats));
+    const auto tasks = static_cast<int64_t>(task_bounds_.size()) - 1;
+    workers_.pool().Run(tasks, [&](int64_t n, int worker) {
+      const int32_t begin = task_bounds_[tasks - 1 - n], end = task_bounds_[tasks - n];
+      call.RunTiles(std::span(tiles_).subspan(begin, end - begin),
+                    workers_.Floats(worker, group_floats));
     });
     return;
   }
 
-  attention_blocks_.clear();
+  blocks_.clear();
   for (int32_t i = 0; i < tiles; ++i) {
-    for (int b = call.BlockBegin(attention_tiles_[i]); b < call.BlockEnd(attention_tiles_[i]);
-         ++b) {
-      attention_blocks_.push_back({i, b});
+    for (int b = call.BlockBegin(tiles_[i]); b < call.BlockEnd(tiles_[i]); ++b) {
+      blocks_.push_back({i, b});
     }
   }
-  const auto blocks = static_cast<int64_t>(attention_blocks_.size());
+  const auto blocks = static_cast<int64_t>(blocks_.size());
   const int64_t part_floats = call.PartFloats();
-  if (attention_parts_.size() < static_cast<size_t>(blocks * part_floats)) {
-    attention_parts_.resize(static_cast<size_t>(blocks * part_floats));
+  if (parts_.size() < static_cast<size_t>(blocks * part_floats)) {
+    parts_.resize(static_cast<size_t>(blocks * part_floats));
   }
-  pool_.Run(blocks, [&](int64_t n, int worker) {
-    const AttentionBlockTask& b = attention_blocks_[n];
-    call.RunBlock(call.Gather(attention_tiles_[b.tile]), b.block, scratch_[worker].Floats(scratch),
-                  attention_parts_.data() + n * part_floats);
+  workers_.pool().Run(blocks, [&](int64_t n, int worker) {
+    const BlockTask& b = blocks_[n];
+    call.RunBlock(call.Gather(tiles_[b.tile]), b.block, workers_.Floats(worker, scratch),
+                  parts_.data() + n * part_floats);
   });
-  float* state = scratch_[0].Floats(scratch);
+  float* state = workers_.Floats(0, scratch);
   for (int64_t n = 0, tile = 0; tile < tiles; ++tile) {
-    const AttentionCall::Tile rows = call.Gather(attention_tiles_[tile]);
-    for (; n < blocks && attention_blocks_[n].tile == tile; ++n) {
-      call.Join(rows, attention_blocks_[n].block, attention_parts_.data() + n * part_floats, state);
+    const Call::Tile rows = call.Gather(tiles_[tile]);
+    for (; n < blocks && blocks_[n].tile == tile; ++n) {
+      call.Join(rows, blocks_[n].block, parts_.data() + n * part_floats, state);
     }
     call.WriteOutput(rows, state);
   }

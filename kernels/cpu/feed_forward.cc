@@ -7,8 +7,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/packed_bank.h"
+#include "kernels/cpu/linear.h"
 
 namespace moeserve::cpu {
 namespace {
@@ -35,7 +34,7 @@ int64_t HiddenBytes() {
   return bytes;
 }
 
-// LinearTask::part of the hidden units; the part of the input is 0.
+// Task::part of the hidden units; the part of the input is 0.
 constexpr int kPartOfHidden = 1;
 
 // Clears the 64 bytes of each packed row that its columns do not fill, in the layout of
@@ -56,24 +55,22 @@ int64_t HiddenColumns(const CpuLinearBank& bank, int expert) {
 
 }  // namespace
 
-int CpuBackend::FusedRows(const CpuLinearBank& up, DType dtype) const {
+int LinearOps::FusedRows(const CpuLinearBank& up, DType dtype) const {
   int64_t widest = 1;
   for (int e = 0; e < up.num_experts(); ++e) widest = std::max(widest, HiddenColumns(up, e));
   const int64_t fit = HiddenBytes() / (widest * static_cast<int64_t>(SizeOf(dtype)));
-  return static_cast<int>(std::clamp<int64_t>(fit, table_->row_tile, kRowsPerTask));
+  return static_cast<int>(std::clamp<int64_t>(fit, table_.row_tile, kRowsPerTask));
 }
 
-bool CpuBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
-                                  int64_t rows) const {
-  (void)down;
+bool LinearOps::FusesFeedForward(const LinearBank& up, DType dtype, int64_t rows) const {
   const int64_t experts = up.num_experts();
   // The upper limit on rows: if an expert has more rows than one task takes, its weights are read
   // more than once.
-  return experts >= int64_t{kExpertsPerThread} * pool_.threads() && rows >= experts * kFewRows &&
+  return experts >= int64_t{kExpertsPerThread} * workers_.threads() && rows >= experts * kFewRows &&
          rows <= experts * FusedRows(Cpu(up), dtype) * 3 / 4;
 }
 
-void CpuBackend::FusedFeedForward(const FeedForwardArgs& args) {
+void LinearOps::FusedFeedForward(const FeedForwardArgs& args) {
   const CpuLinearBank& up = Cpu(*args.up);
   const CpuLinearBank& down = Cpu(*args.down);
   const RoutingPlan* plan = args.plan;
@@ -83,7 +80,7 @@ void CpuBackend::FusedFeedForward(const FeedForwardArgs& args) {
   MOESERVE_CHECK(up.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
                  "bf16 activations take bf16 weights");
   const int rows_per_task = FusedRows(up, args.input.dtype);
-  linear_tasks_.clear();
+  tasks_.clear();
   int64_t cost = 0;
   for (int e = 0; e < up.num_experts(); ++e) {
     const int begin = plan == nullptr ? 0 : plan->expert_offsets[e];
@@ -97,7 +94,7 @@ void CpuBackend::FusedFeedForward(const FeedForwardArgs& args) {
     for (int r = begin; r < end; r += rows_per_task) {
       const int r_end = std::min(end, r + rows_per_task);
       cost += m.blocks * m.block_bytes * std::max(r_end - r, kRowsOfStream);
-      linear_tasks_.push_back({e, 0, m.blocks, r, r_end, 0, cost});
+      tasks_.push_back({e, 0, m.blocks, r, r_end, 0, cost});
     }
   }
   if (cost == 0) return;
@@ -108,56 +105,54 @@ void CpuBackend::FusedFeedForward(const FeedForwardArgs& args) {
                          .output = {},
                          .activation = args.activation,
                          .pad_output = true};
-  LinearWork work{first};
-  work.product = 2 * ++products_;
-  if (up.shape().quantization != Quantization::kNone) QuantizeInput(first, &work);
-  RunLinearQueues(
-      cost, [&](int64_t i, int64_t end, int worker) { RunFusedTask(args, work, i, end, worker); });
+  Work work{.args = first, .product = 2 * ++products_};
+  if (up.shape().quantization != Quantization::kNone) QuantizeInput(&work);
+  QueueTasks(workers_.threads(), cost);
+  workers_.RunQueues(workers_.threads(), 1, [&](int64_t i, int64_t end, int worker) {
+    RunFusedTask(args, work, i, end, worker);
+  });
 }
 
-void CpuBackend::RunFusedTask(const FeedForwardArgs& args, const LinearWork& up, int64_t index,
-                              int64_t end, int worker) {
+void LinearOps::RunFusedTask(const FeedForwardArgs& args, const Work& up, int64_t index,
+                             int64_t end, int worker) {
   const CpuLinearBank& up_bank = Cpu(*args.up);
   const CpuLinearBank& down_bank = Cpu(*args.down);
-  LinearTask task = linear_tasks_[index];
+  Task task = tasks_[index];
   const CpuLinearBank::Matrix& down = down_bank.matrix(task.expert);
   Scratch& scratch = scratch_[worker];
 
-  RowsView hidden;
-  hidden.dtype = args.input.dtype;
   const int rows = task.row_end - task.row_begin;
-  hidden.rows = rows;
-  hidden.cols = hidden.stride = HiddenColumns(up_bank, task.expert);
+  const int64_t columns = HiddenColumns(up_bank, task.expert);
+  RowsView hidden{.dtype = args.input.dtype, .rows = rows, .cols = columns, .stride = columns};
   char* packed = nullptr;  // the hidden units as the next product's packed rows
   const bool packs = down_bank.shape().quantization == Quantization::kNone &&
                      UsesMatrixUnit(down_bank, down, hidden.dtype, rows);
   if (packs) {
-    packed = PackedMemory(kPartOfHidden, rows, hidden.cols * 2, worker);
-    ClearLastLines(packed, rows, hidden.cols);
+    packed = PackedMemory(kPartOfHidden, rows, columns * 2, worker);
+    ClearLastLines(packed, rows, columns);
     hidden.data = packed;
   } else {
-    const auto bytes = static_cast<size_t>(hidden.rows * hidden.stride) * SizeOf(hidden.dtype);
+    const auto bytes = static_cast<size_t>(rows * columns) * SizeOf(hidden.dtype);
     if (scratch.hidden.size() < bytes) scratch.hidden.resize(bytes);
     hidden.data = scratch.hidden.data();
   }
 
   LinearArgs first = up.args;
   first.output = hidden;
-  LinearWork first_work{first, up.records, up.record_stride};
+  Work first_work{first, up.records, up.record_stride};
   first_work.first_output = task.row_begin;
   first_work.packed_output = packed;
   first_work.product = up.product;
-  RunLinearBlocks(first_work, task, down_bank.block_span(down, 0), worker);
+  RunBlocks(first_work, task, down_bank.block_span(down, 0), worker);
   if (packed != nullptr) {
     task.part = kPartOfHidden;
-    scratch.packed[kPartOfHidden].Set(up.product + 1, task);  // PackTask() finds the rows
+    // PackTask() finds the rows.
+    scratch.packed[kPartOfHidden].key = {up.product + 1, task.expert, task.row_begin, task.row_end};
   }
 
   const LinearArgs second{
       .bank = args.down, .plan = args.plan, .input = hidden, .output = args.output};
-  LinearWork second_work{second};
-  second_work.first_input = task.row_begin;
-  second_work.product = up.product + 1;
+  Work second_work{.args = second, .first_input = task.row_begin, .product = up.product + 1};
   if (down_bank.shape().quantization != Quantization::kNone) {
     const int64_t stride = QuantRecordBytes(down_bank.shape().quantization, down.inputs);
     const auto size = static_cast<size_t>(hidden.rows * stride);
@@ -169,11 +164,7 @@ void CpuBackend::RunFusedTask(const FeedForwardArgs& args, const LinearWork& up,
     second_work.record_stride = stride;
   }
   task.block_end = down.blocks;
-  std::span<const char> after;
-  if (index + 1 < end) {
-    after = up_bank.block_span(up_bank.matrix(linear_tasks_[index + 1].expert), 0);
-  }
-  RunLinearBlocks(second_work, task, after, worker);
+  RunBlocks(second_work, task, FirstBlock(up_bank, index + 1, end), worker);
 }
 
 }  // namespace moeserve::cpu

@@ -1,11 +1,8 @@
-// Dense and grouped linear layers. Both use the same code: a dense layer is a grouped layer with
-// one expert.
+#include "kernels/cpu/linear.h"
 
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/packed_bank.h"
 
 namespace moeserve::cpu {
 namespace {
@@ -47,7 +44,7 @@ void PrefetchToWrite(const char* line, int64_t bytes, int64_t stride) {
 
 }  // namespace
 
-void CpuBackend::Linear(const LinearArgs& args) {
+void LinearOps::Linear(const LinearArgs& args) {
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
   const bool routed = args.plan != nullptr;
   MOESERVE_CHECK(routed ? args.plan->num_experts == bank.num_experts()
@@ -56,7 +53,7 @@ void CpuBackend::Linear(const LinearArgs& args) {
   const int segments = args.segments ? bank.num_experts() : 1;
   MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
                  "bf16 activations take bf16 weights");
-  linear_tasks_.clear();
+  tasks_.clear();
   int64_t multiply_adds = 0;
   int64_t cost = 0;
   for (int e = 0; e < bank.num_experts(); ++e) {
@@ -69,8 +66,9 @@ void CpuBackend::Linear(const LinearArgs& args) {
     multiply_adds += int64_t{end - begin} * m.panels * kPanel * m.inputs;
     const int blocks =
         static_cast<int>(std::clamp<int64_t>(kTaskBytes / m.block_bytes, 1, m.blocks));
-    const int groups =
-        routed || args.segments ? 1 : std::clamp((end - begin) / kRowsPerGroup, 1, pool_.threads());
+    const int groups = routed || args.segments
+                           ? 1
+                           : std::clamp((end - begin) / kRowsPerGroup, 1, workers_.threads());
     for (int g = 0; g < groups; ++g) {
       const int first = begin + static_cast<int>(int64_t{end - begin} * g / groups);
       const int last = begin + static_cast<int>(int64_t{end - begin} * (g + 1) / groups);
@@ -80,40 +78,34 @@ void CpuBackend::Linear(const LinearArgs& args) {
         for (int r = first; r < last; r += kRowsPerTask, ++part) {
           const int r_end = std::min(last, r + kRowsPerTask);
           cost += (b_end - b) * m.block_bytes * std::max(r_end - r, kRowsOfStream);
-          linear_tasks_.push_back({e, b, b_end, r, r_end, part, cost});
+          tasks_.push_back({e, b, b_end, r, r_end, part, cost});
         }
       }
     }
   }
   if (multiply_adds == 0) return;
-  LinearWork work{args};
-  work.product = 2 * ++products_;
-  if (bank.shape().quantization != Quantization::kNone) QuantizeInput(args, &work);
-  const auto run = [&](int64_t i, int64_t end, int worker) { RunLinearTask(work, i, end, worker); };
-  if (multiply_adds < kInlineMultiplyAdds) {
-    const auto tasks = static_cast<int64_t>(linear_tasks_.size());
-    for (int64_t i = 0; i < tasks; ++i) run(i, tasks, 0);
-    return;
-  }
-  RunLinearQueues(cost, run);
+  Work work{.args = args, .product = 2 * ++products_};
+  if (bank.shape().quantization != Quantization::kNone) QuantizeInput(&work);
+  const int queues = multiply_adds < kInlineMultiplyAdds ? 1 : workers_.threads();
+  QueueTasks(queues, cost);
+  workers_.RunQueues(queues, 1, [&](int64_t i, int64_t end, int worker) {
+    RunBlocks(work, tasks_[i], FirstBlock(bank, i + 1, end), worker);
+  });
 }
 
-void CpuBackend::RunLinearQueues(
-    int64_t cost, absl::FunctionRef<void(int64_t task, int64_t end, int worker)> run) {
-  const auto tasks = static_cast<int64_t>(linear_tasks_.size());
-  const int queues = pool_.threads();
-  int64_t first = 0;
-  for (int q = 0; q < queues; ++q) {
-    queues_[q].next.store(first, std::memory_order_relaxed);
+void LinearOps::QueueTasks(int queues, int64_t cost) {
+  const auto tasks = static_cast<int64_t>(tasks_.size());
+  int64_t begin = 0, end = 0;
+  for (int q = 0; q < queues; ++q, begin = end) {
     const int64_t share = cost / queues * (q + 1);
-    while (first < tasks && (q + 1 == queues || linear_tasks_[first].cost_end <= share)) ++first;
-    queues_[q].end = first;
+    while (end < tasks && (q + 1 == queues || tasks_[end].cost_end <= share)) ++end;
+    workers_.SetQueue(q, begin, end);
   }
-  RunQueues(queues, 1, run);
 }
 
-void CpuBackend::QuantizeInput(const LinearArgs& args, LinearWork* work) {
-  const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
+void LinearOps::QuantizeInput(Work* work) {
+  const LinearArgs& args = work->args;
+  const CpuLinearBank& bank = work->bank();
   const RoutingPlan* plan = args.plan;
   const int64_t rows = plan == nullptr || args.gather ? args.input.rows : plan->num_assignments;
   int64_t widest = 0;
@@ -121,60 +113,52 @@ void CpuBackend::QuantizeInput(const LinearArgs& args, LinearWork* work) {
     widest = std::max<int64_t>(widest, bank.matrix(e).inputs);
   }
   const int64_t stride = QuantRecordBytes(bank.shape().quantization, widest);
-  const int64_t segments = args.segments ? bank.num_experts() : 1;
+  const int segments = args.segments ? bank.num_experts() : 1;
   quant_records_.resize(
       std::max(quant_records_.size(), static_cast<size_t>(rows * segments * stride)));
   work->records = quant_records_.data();
   work->record_stride = stride;
   work->record_rows = rows;
-  ForRows(rows, widest * segments, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t e = 0; args.segments && e < segments; ++e) {
-        const int64_t width = args.input.cols / segments;
-        QuantizeRowOf(bank, args.input.Columns(e * width, width), r, bank.matrix(e).inputs,
-                      quant_records_.data() + (e * rows + r) * stride);
-      }
-      if (args.segments) continue;
-      const int expert = plan == nullptr || args.gather ? 0 : plan->expert_of_assignment[r];
-      QuantizeRowOf(bank, args.input, r, bank.matrix(expert).inputs,
-                    quant_records_.data() + r * stride);
+  const int64_t width = args.input.cols / segments;
+  workers_.ForEachRow(rows, widest * segments, [&](int64_t r) {
+    for (int e = 0; e < segments; ++e) {
+      const bool routed = plan != nullptr && !args.gather;
+      const int expert = routed ? plan->expert_of_assignment[r] : e;
+      QuantizeRowOf(bank, args.input.Columns(e * width, width), r, bank.matrix(expert).inputs,
+                    quant_records_.data() + (e * rows + r) * stride);
     }
   });
 }
 
-void CpuBackend::QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row,
-                               int64_t width, char* records) const {
-  table_->quantize_row({.x = rows.row(row),
-                        .bf16 = rows.dtype == DType::kBF16,
-                        .n = width,
-                        .quantization = bank.shape().quantization,
-                        .records = records});
+void LinearOps::QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row,
+                              int64_t width, char* records) const {
+  table_.quantize_row({.x = rows.row(row),
+                       .bf16 = rows.dtype == DType::kBF16,
+                       .n = width,
+                       .quantization = bank.shape().quantization,
+                       .records = records});
 }
 
-void CpuBackend::RunLinearTask(const LinearWork& work, int64_t index, int64_t end, int worker) {
-  const auto& bank = static_cast<const CpuLinearBank&>(*work.args.bank);
-  std::span<const char> after;
-  if (index + 1 < end) {
-    const LinearTask& next = linear_tasks_[index + 1];
-    after = bank.block_span(bank.matrix(next.expert), next.block_begin);
-  }
-  RunLinearBlocks(work, linear_tasks_[index], after, worker);
+std::span<const char> LinearOps::FirstBlock(const CpuLinearBank& bank, int64_t index,
+                                            int64_t queue_end) const {
+  if (index >= queue_end) return {};
+  return bank.block_span(bank.matrix(tasks_[index].expert), tasks_[index].block_begin);
 }
 
-void CpuBackend::RunLinearBlocks(const LinearWork& work, const LinearTask& task,
-                                 std::span<const char> after, int worker) {
-  const auto& bank = static_cast<const CpuLinearBank&>(*work.args.bank);
+void LinearOps::RunBlocks(const Work& work, const Task& task, std::span<const char> after,
+                          int worker) {
+  const CpuLinearBank& bank = work.bank();
   const CpuLinearBank::Matrix& m = bank.matrix(task.expert);
   for (int b = task.block_begin; b < task.block_end; ++b) {
     const bool last = b + 1 == task.block_end;
-    RunLinearBlock(work, task, b, last ? after : bank.block_span(m, b + 1), worker);
+    RunBlock(work, task, b, last ? after : bank.block_span(m, b + 1), worker);
   }
 }
 
-void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, int block,
-                                std::span<const char> next, int worker) {
+void LinearOps::RunBlock(const Work& work, const Task& task, int block, std::span<const char> next,
+                         int worker) {
   const LinearArgs& args = work.args;
-  const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
+  const CpuLinearBank& bank = work.bank();
   const CpuLinearBank::Matrix& m = bank.matrix(task.expert);
   const int panels = bank.panels_of_block(m, block);
   const int halves = bank.shape().gated ? 2 : 1;
@@ -187,15 +171,13 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
 
   const int rows = task.row_end - task.row_begin;
   const bool matrix = UsesMatrixUnit(bank, m, args.input.dtype, rows);
-  const int most = matrix                                             ? table_->matrix_rows
-                   : bank.shape().quantization == Quantization::kNone ? table_->row_tile
-                                                                      : table_->quant_row_tile;
+  const int most = matrix                                             ? table_.matrix_rows
+                   : bank.shape().quantization == Quantization::kNone ? table_.row_tile
+                                                                      : table_.quant_row_tile;
   const int tiles = (rows + most - 1) / most;
-  const int64_t steps = bank.steps(m);
 
-  LinearTile tile;
+  Tile tile;
   tile.block = block;
-  tile.segment = args.segments ? task.expert : 0;
   const int64_t output_begin =
       args.segments ? task.expert * (args.output.cols / bank.num_experts()) : 0;
   // While tiles compute with this block from the cache, the next block is prefetched at an even
@@ -204,13 +186,13 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
   // reads with gaps, which is slow.
   tile.widened = WidenedBlock(bank, m, block, matrix ? kTilesOfWidened : tiles, worker);
   const char* const packed = matrix ? PackTask(work, task, worker) : nullptr;
-  const int panels_at_once = matrix ? panels : table_->panels_of_tile(rows / tiles);
+  const int panels_at_once = matrix ? panels : table_.panels_of_tile(rows / tiles);
   const int passes = (panels + panels_at_once - 1) / panels_at_once;
   const bool stream = tiles == 1 && tile.widened == nullptr && passes == 1;
-  const int64_t tile_fetches = steps * passes;
+  const int64_t tile_fetches = m.steps * passes;
   const int64_t fetches = tiles * tile_fetches;
   tile.ahead_stride = std::min<int64_t>((static_cast<int64_t>(next.size()) + fetches - 1) / fetches,
-                                        kLine * table_->lines_ahead);
+                                        kLine * table_.lines_ahead);
   for (int t = 0; t < tiles; ++t) {
     // Tiles of about equal size are faster than full tiles followed by a small one, but on a matrix
     // unit a full tile takes no longer than a small one.
@@ -223,7 +205,7 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
                                         kMatrixTileRows
                          : nullptr;
     for (int i = 0; i < tile.rows; ++i) {
-      tile.source[i] = SourceOf(work, begin + i);
+      tile.x[i] = InputRow(work, task.expert, begin + i);
       tile.out[i] = OutputOf(work, begin + i, output_begin + first_column);
       PrefetchToWrite(tile.out[i], columns * out_size, line_stride);
     }
@@ -231,39 +213,39 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
                  : next.empty() ? bank.block(m, block)
                                 : next.data() + t * tile_fetches * tile.ahead_stride;
     MultiplyTile(work, m, tile, worker);
-    table_->epilogue({.tile = tile.sums,
-                      .rows = tile.rows,
-                      .panels = panels,
-                      .gated = bank.shape().gated,
-                      .activation = args.activation,
-                      .bias = m.bias == nullptr ? nullptr : m.bias + block * kBlock,
-                      .out = tile.out,
-                      .out_bf16 = args.output.dtype == DType::kBF16,
-                      .cols = columns,
-                      .line_stride = line_stride});
+    table_.epilogue({.tile = tile.sums,
+                     .rows = tile.rows,
+                     .panels = panels,
+                     .gated = bank.shape().gated,
+                     .activation = args.activation,
+                     .bias = m.bias == nullptr ? nullptr : m.bias + block * kBlock,
+                     .out = tile.out,
+                     .out_bf16 = args.output.dtype == DType::kBF16,
+                     .cols = columns,
+                     .line_stride = line_stride});
   }
 }
 
-const char* CpuBackend::WidenedBlock(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m,
-                                     int block, int tiles, int worker) {
-  if (table_->widen_block == nullptr || !HasSubGroups(bank.shape().quantization) ||
+const char* LinearOps::WidenedBlock(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m,
+                                    int block, int tiles, int worker) {
+  if (table_.widen_block == nullptr || !HasSubGroups(bank.shape().quantization) ||
       tiles < kTilesOfWidened || m.inputs > kWholeRow) {
     return nullptr;
   }
   const int panels = bank.panels_of_block(m, block);
   const auto floats = static_cast<size_t>(WidenedBytes(panels, m.inputs)) / sizeof(float);
-  float* const out = scratch_[worker].Floats(floats);
-  table_->widen_block({.weights = bank.block(m, block),
-                       .panels = panels,
-                       .k = m.inputs,
-                       .fetch_l1 = fetch_l1_,
-                       .out = reinterpret_cast<char*>(out)});
+  float* const out = workers_.Floats(worker, floats);
+  table_.widen_block({.weights = bank.block(m, block),
+                      .panels = panels,
+                      .k = m.inputs,
+                      .fetch_l1 = fetch_l1_,
+                      .out = reinterpret_cast<char*>(out)});
   return reinterpret_cast<const char*>(out);
 }
 
-bool CpuBackend::UsesMatrixUnit(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m,
-                                DType input, int rows) const {
-  if (table_->matrix_rows == 0) return false;
+bool LinearOps::UsesMatrixUnit(const CpuLinearBank& bank, const CpuLinearBank::Matrix& m,
+                               DType input, int rows) const {
+  if (table_.matrix_rows == 0) return false;
   switch (bank.shape().quantization) {
     case Quantization::kNone:
       return input == DType::kBF16;
@@ -277,17 +259,20 @@ bool CpuBackend::UsesMatrixUnit(const CpuLinearBank& bank, const CpuLinearBank::
   return false;
 }
 
-const char* CpuBackend::InputRow(const LinearWork& work, int segment, int row) {
+const char* LinearOps::InputRow(const Work& work, int expert, int assignment) {
+  const LinearArgs& args = work.args;
+  const int64_t row =
+      args.gather ? args.plan->row_of_assignment[assignment] : assignment - work.first_input;
+  const int64_t segment = args.segments ? expert : 0;
   if (work.records != nullptr) {
     return work.records + (segment * work.record_rows + row) * work.record_stride;
   }
-  const LinearArgs& args = work.args;
   const auto size = static_cast<int64_t>(SizeOf(args.input.dtype));
   const int64_t columns = args.segments ? args.input.cols / args.bank->num_experts() : 0;
   return args.input.row(row) + segment * columns * size;
 }
 
-char* CpuBackend::OutputOf(const LinearWork& work, int assignment, int64_t first_column) {
+char* LinearOps::OutputOf(const Work& work, int assignment, int64_t first_column) {
   const RowsView& output = work.args.output;
   const int64_t row = assignment - work.first_output;
   const int64_t at = first_column * static_cast<int64_t>(SizeOf(output.dtype));
@@ -297,81 +282,77 @@ char* CpuBackend::OutputOf(const LinearWork& work, int assignment, int64_t first
          at * kMatrixTileRows;
 }
 
-char* CpuBackend::PackedMemory(int part, int rows, int64_t row_bytes, int worker) {
+char* LinearOps::PackedMemory(int part, int rows, int64_t row_bytes, int worker) {
   std::vector<PackedRows>& parts = scratch_[worker].packed;
   if (parts.size() <= static_cast<size_t>(part)) parts.resize(part + 1);
   PackedRows& packed = parts[part];
   const auto lines = static_cast<size_t>(PackedRowsBytes(rows, row_bytes) / kLine);
-  packed.product = 0;
+  packed.key = {};
   if (packed.lines.size() < lines) packed.lines.resize(lines);
   return packed.lines.data()->bytes;
 }
 
-const char* CpuBackend::PackTask(const LinearWork& work, const LinearTask& task, int worker) {
-  const auto& bank = static_cast<const CpuLinearBank&>(*work.args.bank);
+const char* LinearOps::PackTask(const Work& work, const Task& task, int worker) {
+  const CpuLinearBank& bank = work.bank();
   std::vector<PackedRows>& parts = scratch_[worker].packed;
-  if (static_cast<size_t>(task.part) < parts.size() && parts[task.part].Has(work.product, task)) {
+  const PackedRows::Key key{work.product, task.expert, task.row_begin, task.row_end};
+  if (static_cast<size_t>(task.part) < parts.size() && parts[task.part].key == key) {
     return parts[task.part].lines.data()->bytes;
   }
   const int rows = task.row_end - task.row_begin;
   const int64_t bytes = RowBytes(bank, bank.matrix(task.expert));
   char* const out = PackedMemory(task.part, rows, bytes, worker);
   const char* x[kRowsPerTask];
-  for (int i = 0; i < rows; ++i) {
-    x[i] = InputRow(work, work.args.segments ? task.expert : 0, SourceOf(work, task.row_begin + i));
-  }
+  for (int i = 0; i < rows; ++i) x[i] = InputRow(work, task.expert, task.row_begin + i);
   const Quantization type = bank.shape().quantization;
   const bool groups = type != Quantization::kNone && QuantGroup(type) < bytes;
-  table_->pack_rows({.x = x,
-                     .rows = rows,
-                     .bytes = bytes,
-                     .group_bytes = groups ? QuantGroup(type) : bytes,
-                     .group_stride = groups ? QuantRecordBytes(type, QuantGroup(type)) : 0,
-                     .out = out});
-  parts[task.part].Set(work.product, task);
+  table_.pack_rows({.x = x,
+                    .rows = rows,
+                    .bytes = bytes,
+                    .group_bytes = groups ? QuantGroup(type) : bytes,
+                    .group_stride = groups ? QuantRecordBytes(type, QuantGroup(type)) : 0,
+                    .out = out});
+  parts[task.part].key = key;
   return out;
 }
 
-void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m,
-                              LinearTile& tile, int worker) {
-  const LinearArgs& args = work.args;
-  const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
+void LinearOps::MultiplyTile(const Work& work, const CpuLinearBank::Matrix& m, Tile& tile,
+                             int worker) {
+  const CpuLinearBank& bank = work.bank();
   const int panels = bank.panels_of_block(m, tile.block);
-  const char* x[kMatrixRows];
-  for (int i = 0; i < tile.rows; ++i) x[i] = InputRow(work, tile.segment, tile.source[i]);
   if (bank.shape().quantization != Quantization::kNone) {
     const bool widened = tile.widened != nullptr;
     const Quantization type = bank.shape().quantization;
-    const bool wide_inputs = table_->wide_inputs && tile.rows > 1 &&
+    const bool wide_inputs = table_.wide_inputs && tile.rows > 1 &&
                              (type == Quantization::kInt8 || type == Quantization::kInt8Channel);
     const auto wide_bytes = static_cast<size_t>(tile.rows * WideRecordBytes(m.inputs));
-    table_->linear_quantized({.weights = widened ? tile.widened : bank.block(m, tile.block),
-                              .quantization = type,
-                              .panels = panels,
-                              .rows = tile.rows,
-                              .k = m.inputs,
-                              .x = x,
-                              .ahead = tile.ahead,
-                              .ahead_stride = tile.ahead_stride,
-                              .fetch_l1 = fetch_l1_,
-                              .widened = widened,
-                              .wide = wide_inputs ? reinterpret_cast<char*>(scratch_[worker].Floats(
-                                                        wide_bytes / sizeof(float)))
-                                                  : nullptr,
-                              .packed = tile.packed,
-                              .out = tile.sums});
+    table_.linear_quantized({.weights = widened ? tile.widened : bank.block(m, tile.block),
+                             .quantization = type,
+                             .panels = panels,
+                             .rows = tile.rows,
+                             .k = m.inputs,
+                             .x = tile.x,
+                             .ahead = tile.ahead,
+                             .ahead_stride = tile.ahead_stride,
+                             .fetch_l1 = fetch_l1_,
+                             .widened = widened,
+                             .wide = wide_inputs ? reinterpret_cast<char*>(workers_.Floats(
+                                                       worker, wide_bytes / sizeof(float)))
+                                                 : nullptr,
+                             .packed = tile.packed,
+                             .out = tile.sums});
     return;
   }
-  const bool bf16_rows = args.input.dtype == DType::kBF16;
-  const bool widen = bf16_rows && !table_->bf16_dot;
+  const bool bf16_rows = work.args.input.dtype == DType::kBF16;
+  const bool widen = bf16_rows && !table_.bf16_dot;
   float* widened =
-      widen ? scratch_[worker].Floats(static_cast<size_t>(int64_t{tile.rows} * m.inputs)) : nullptr;
+      widen ? workers_.Floats(worker, static_cast<size_t>(int64_t{tile.rows} * m.inputs)) : nullptr;
   for (int i = 0; widen && i < tile.rows; ++i, widened += m.inputs) {
-    table_->widen_bf16(reinterpret_cast<const Bf16*>(x[i]), widened, m.inputs);
-    x[i] = reinterpret_cast<const char*>(widened);
+    table_.widen_bf16(reinterpret_cast<const Bf16*>(tile.x[i]), widened, m.inputs);
+    tile.x[i] = reinterpret_cast<const char*>(widened);
   }
   const void* rows[kMatrixRows];
-  std::copy(x, x + tile.rows, rows);
+  std::copy(tile.x, tile.x + tile.rows, rows);
   const LinearTileArgs linear{.weights = bank.block(m, tile.block),
                               .weight_dtype = bank.shape().weight_dtype,
                               .panels = panels,
@@ -384,9 +365,9 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
                               .packed = tile.packed,
                               .out = tile.sums};
   if (bf16_rows && !widen) {
-    table_->linear_bf16(linear);
+    table_.linear_bf16(linear);
   } else {
-    table_->linear_f32(linear);
+    table_.linear_f32(linear);
   }
 }
 

@@ -116,17 +116,18 @@ std::unique_ptr<LinearBank> CpuLinearBank::View(LinearBankShape shape, PackedByt
 void CpuLinearBank::PlaceMatrices() {
   const char* next = bytes_.data();
   for (int e = 0; e < num_experts(); ++e) {
-    Matrix m;
-    m.outputs = shape_.out_features[e];
-    m.inputs = shape_.in_features_of(e);
-    const int64_t panel = PanelBytes(shape_, m.inputs);
-    m.block_bytes = kPanelsPerBlock * panel;
-    m.panels = Panels(m.outputs, shape_.gated);
-    m.blocks = (m.panels + kPanelsPerBlock - 1) / kPanelsPerBlock;
-    m.weights = next;
-    m.bias = nullptr;
-    next += m.panels * panel;
-    matrices_.push_back(m);
+    const int outputs = shape_.out_features[e], inputs = shape_.in_features_of(e);
+    const int panels = Panels(outputs, shape_.gated);
+    const int64_t panel = PanelBytes(shape_, inputs);
+    matrices_.push_back({.weights = next,
+                         .bias = nullptr,
+                         .panels = panels,
+                         .blocks = (panels + kPanelsPerBlock - 1) / kPanelsPerBlock,
+                         .outputs = outputs,
+                         .inputs = inputs,
+                         .steps = Steps(shape_, inputs),
+                         .block_bytes = kPanelsPerBlock * panel});
+    next += panels * panel;
   }
   if (!shape_.bias) return;
   for (Matrix& m : matrices_) {
@@ -134,8 +135,6 @@ void CpuLinearBank::PlaceMatrices() {
     next += m.blocks * kBlock * static_cast<int64_t>(sizeof(float));
   }
 }
-
-int64_t CpuLinearBank::steps(const Matrix& m) const { return Steps(shape_, m.inputs); }
 
 char* CpuLinearBank::Writable(const void* p) {
   MOESERVE_CHECK(writable_, "a view of packed bytes is complete");
@@ -203,48 +202,35 @@ void CpuLinearBank::LoadQuantized(int expert, Half half, int row_begin,
 
 void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int8_t* values,
                                       const F16* scales) {
-  if (HasSubGroups(shape_.quantization)) {
-    return StoreRowWithSubGroups(m, packed_row, values, scales);
-  }
+  const Quantization type = shape_.quantization;
+  const bool has_factors = HasSubGroups(type);
   const int block = packed_row / kBlock;
   const int panels = panels_of_block(m, block);
   const int panel = packed_row % kBlock / kPanel;
   const int lane = packed_row % kPanel;
-  const int group = QuantGroup(shape_.quantization);
-  char* base = Writable(m.weights) + block * m.block_bytes;
-  for (int64_t begin = 0; begin < m.inputs; begin += group, ++scales) {
-    const int64_t n = std::min<int64_t>(group, m.inputs - begin);
-    StoreIntegers(shape_.quantization, values + begin, n, base + panel * 64 + lane * 4,
-                  int64_t{64} * panels);
-    base += Steps(shape_, n) * panels * 64;
-    std::memcpy(base + panel * kScaleBytes + lane * 2, scales, 2);
-    base += panels * kScaleBytes;
-  }
-}
-
-void CpuLinearBank::StoreRowWithSubGroups(const Matrix& m, int packed_row, const int8_t* values,
-                                          const F16* scales) {
-  const int block = packed_row / kBlock;
-  const int panels = panels_of_block(m, block);
-  const int panel = packed_row % kBlock / kPanel;
-  const int lane = packed_row % kPanel;
+  const int part = has_factors ? kFactorColumns : QuantGroup(type);
   const int8_t* factors = values + m.inputs;
   char* base = Writable(m.weights) + block * m.block_bytes;
-  for (int64_t begin = 0; begin < m.inputs; begin += kFactorColumns) {
-    const int64_t n = std::min<int64_t>(kFactorColumns, m.inputs - begin);
-    std::memcpy(base + panel * kFactorBytes + lane * 2, factors,
-                static_cast<size_t>(QuantSubGroups(shape_.quantization, n)));
-    factors += QuantSubGroups(shape_.quantization, n);
-    base += panels * kFactorBytes;
-    StoreIntegers(shape_.quantization, values + begin, n, base + panel * 64 + lane * 4,
-                  int64_t{64} * panels);
+  for (int64_t begin = 0; begin < m.inputs; begin += part) {
+    const int64_t n = std::min<int64_t>(part, m.inputs - begin);
+    if (has_factors) {
+      const auto size = static_cast<size_t>(QuantSubGroups(type, n));
+      std::memcpy(base + panel * kFactorBytes + lane * 2, factors, size);
+      factors += size;
+      base += panels * kFactorBytes;
+    }
+    StoreIntegers(type, values + begin, n, base + panel * 64 + lane * 4, int64_t{64} * panels);
     base += Steps(shape_, n) * panels * 64;
-    if (begin + n != m.inputs && (begin + n) % kWholeRow != 0) continue;
-    const auto unit = static_cast<uint16_t>(F32FromF16(scales[1]));
-    std::memcpy(base + panel * 2 * kScaleBytes + lane * 2, scales, 2);
-    std::memcpy(base + panel * 2 * kScaleBytes + kScaleBytes + lane * 2, &unit, 2);
-    base += panels * 2 * kScaleBytes;
-    scales += 2;
+    if (!has_factors) {
+      std::memcpy(base + panel * kScaleBytes + lane * 2, scales++, 2);
+      base += panels * kScaleBytes;
+    } else if (begin + n == m.inputs || (begin + n) % kWholeRow == 0) {
+      const auto unit = static_cast<uint16_t>(F32FromF16(scales[1]));
+      std::memcpy(base + panel * 2 * kScaleBytes + lane * 2, scales, 2);
+      std::memcpy(base + panel * 2 * kScaleBytes + kScaleBytes + lane * 2, &unit, 2);
+      base += panels * 2 * kScaleBytes;
+      scales += 2;
+    }
   }
 }
 
@@ -252,8 +238,8 @@ void CpuLinearBank::LoadRows(const Matrix& m, Half half, int row_begin, const Ho
                              int64_t begin, int64_t end) {
   const DType to = shape_.weight_dtype;
   const int64_t columns = m.inputs;
-  const int64_t steps = Steps(shape_, columns);
   const int64_t line = LineBytes(shape_);
+  const int64_t per_step = StepElements(shape_), to_size = static_cast<int64_t>(SizeOf(to));
   char* base = Writable(m.weights);
   const char* source = static_cast<const char*>(weight.data);
   const int64_t source_size = static_cast<int64_t>(SizeOf(weight.dtype));
@@ -264,25 +250,21 @@ void CpuLinearBank::LoadRows(const Matrix& m, Half half, int row_begin, const Ho
     const char* from = source + r * columns * source_size;
     if (to == weight.dtype && to == DType::kBF16) {
       for (int64_t s = 0; s < columns / 2; ++s) std::memcpy(to_row + s * stride, from + 4 * s, 4);
-      if (columns % 2 != 0) std::memcpy(to_row + (steps - 1) * stride, from + 2 * (columns - 1), 2);
+      if (columns % 2 != 0)
+        std::memcpy(to_row + (m.steps - 1) * stride, from + 2 * (columns - 1), 2);
       continue;
     }
     for (int64_t k = 0; k < columns; ++k) {
-      const int64_t step = k / StepElements(shape_);
-      char* p =
-          to_row + step * stride + k % StepElements(shape_) * static_cast<int64_t>(SizeOf(to));
+      char* p = to_row + k / per_step * stride + k % per_step * to_size;
       if (to == weight.dtype) {
         std::memcpy(p, from + k * source_size, static_cast<size_t>(source_size));
         continue;
       }
-      const float v = ElementAsF32(weight, r * columns + k);
       MOESERVE_CHECK(to != DType::kF16, "no conversion to f16: it could overflow");
-      if (to == DType::kF32) {
-        std::memcpy(p, &v, 4);
-      } else {
-        const Bf16 b = Bf16FromF32(v);
-        std::memcpy(p, &b, 2);
-      }
+      const float v = ElementAsF32(weight, r * columns + k);
+      const Bf16 rounded = Bf16FromF32(v);
+      std::memcpy(p, to == DType::kF32 ? static_cast<const void*>(&v) : &rounded,
+                  static_cast<size_t>(to_size));
     }
   }
 }

@@ -49,6 +49,7 @@ class CpuLinearBank : public LinearBank {
     int blocks;
     int outputs;          // number of results without padding; a gate and its up row count as one
     int inputs;           // K
+    int64_t steps;        // over K in a block: the number of lines of each of its panels
     int64_t block_bytes;  // bytes of a full block
   };
   const Matrix& matrix(int expert) const { return matrices_[expert]; }
@@ -57,16 +58,10 @@ class CpuLinearBank : public LinearBank {
     const int left = m.panels - b * kPanelsPerBlock;
     return left < kPanelsPerBlock ? left : kPanelsPerBlock;
   }
-  int64_t block_bytes(const Matrix& m, int b) const {
-    return m.block_bytes / kPanelsPerBlock * panels_of_block(m, b);
-  }
   std::span<const char> block_span(const Matrix& m, int b) const {
-    return {block(m, b), static_cast<size_t>(block_bytes(m, b))};
+    const int64_t bytes = m.block_bytes / kPanelsPerBlock * panels_of_block(m, b);
+    return {block(m, b), static_cast<size_t>(bytes)};
   }
-  // Returns the number of steps over k in a block, which is the number of lines of each of its
-  // panels.
-  int64_t steps(const Matrix& m) const;
-  int64_t bytes() const { return static_cast<int64_t>(bytes_.size()); }
 
   // Reads row `row` of matrix `expert` (neither gated nor quantized), widened to f32.
   void ReadRow(int expert, int row, float* out) const;
@@ -84,9 +79,6 @@ class CpuLinearBank : public LinearBank {
   int64_t ElementOffset(const Matrix& m, int packed_row, int64_t k) const;
   // Stores the integers [QuantRowValues] and scales [QuantScales] of one packed row.
   void StoreQuantizedRow(const Matrix& m, int packed_row, const int8_t* values, const F16* scales);
-  // The same for int4-k; values [QuantRowValues].
-  void StoreRowWithSubGroups(const Matrix& m, int packed_row, const int8_t* values,
-                             const F16* scales);
   // Stores rows [begin, end) of `weight`, which are not quantized.
   void LoadRows(const Matrix& m, Half half, int row_begin, const HostTensor& weight, int64_t begin,
                 int64_t end);

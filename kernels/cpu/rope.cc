@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/attention.h"
 
 namespace moeserve::cpu {
 
-const float* CpuBackend::RopeAngles(const RopeSettings& settings) {
+const float* AttentionOps::RopeAngles(const RopeSettings& settings) {
   const int pairs = settings.dimensions / 2;
   RopeTable* table = nullptr;
   for (RopeTable& t : rope_tables_) {
@@ -20,61 +20,54 @@ const float* CpuBackend::RopeAngles(const RopeSettings& settings) {
     if (settings.has_long()) table->long_frequencies = RopeFrequencies(settings, true);
     table->xpos_rates = XposRates(settings);
   }
-  if (table->step == step_number_) return table->angles.data();
-  table->step = step_number_;
+  if (table->laid_out) return table->angles.data();
+  table->laid_out = true;
   const auto tokens = static_cast<int64_t>(step_.position.size());
   table->angles.resize(static_cast<size_t>(tokens * 2 * pairs));
   const bool has_long = settings.has_long() && !step_.long_sequence.empty();
-  ForRows(tokens, pairs * 80, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      const bool is_long = has_long && step_.long_sequence[t] != 0;
-      const std::vector<double>& frequencies =
-          is_long ? table->long_frequencies : table->frequencies;
-      const double magnitude = is_long ? settings.scaling->long_magnitude : settings.magnitude();
-      float* cosine = table->angles.data() + t * 2 * pairs;
-      for (int i = 0; i < pairs; ++i) {
-        const double angle = step_.position[t] * frequencies[i];
-        double factor = magnitude;
-        if (!table->xpos_rates.empty()) {
-          factor *= std::exp(step_.position[t] * table->xpos_rates[i]);
-        }
-        cosine[i] = static_cast<float>(std::cos(angle) * factor);
-        cosine[pairs + i] = static_cast<float>(std::sin(angle) * factor);
-      }
+  workers_.ForEachRow(tokens, pairs * 80, [&](int64_t t) {
+    const bool is_long = has_long && step_.long_sequence[t] != 0;
+    const std::vector<double>& frequencies = is_long ? table->long_frequencies : table->frequencies;
+    const double magnitude = is_long ? settings.scaling->long_magnitude : settings.magnitude();
+    float* cosine = table->angles.data() + t * 2 * pairs;
+    for (int i = 0; i < pairs; ++i) {
+      const double angle = step_.position[t] * frequencies[i];
+      double factor = magnitude;
+      if (!table->xpos_rates.empty()) factor *= std::exp(step_.position[t] * table->xpos_rates[i]);
+      cosine[i] = static_cast<float>(std::cos(angle) * factor);
+      cosine[pairs + i] = static_cast<float>(std::sin(angle) * factor);
     }
   });
   return table->angles.data();
 }
 
-void CpuBackend::Rope(const RopeArgs& args) {
+void AttentionOps::Rope(const RopeArgs& args) {
   const RopeSettings& s = args.settings;
   const int pairs = s.dimensions / 2;
   const int64_t heads = args.rows.cols / s.head_dim;
   MOESERVE_CHECK(heads * s.head_dim == args.rows.cols, "rope rows hold whole heads");
   const float* angles = RopeAngles(s);
-  ForRows(args.rows.rows, args.rows.cols * 4, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
-      const float* __restrict cosine = angles + token * 2 * pairs;
-      const float* __restrict sine = cosine + pairs;
-      float* row = reinterpret_cast<float*>(args.rows.row(r)) + s.first;
-      for (int64_t h = 0; h < heads; ++h, row += s.head_dim) {
-        // There are two loops because the compiler vectorises constant strides only.
-        if (s.interleaved) {
-          for (int i = 0; i < pairs; ++i) {
-            const float a = row[2 * i], b = row[2 * i + 1];
-            row[2 * i] = a * cosine[i] - b * sine[i];
-            row[2 * i + 1] = b * cosine[i] + a * sine[i];
-          }
-          continue;
-        }
-        float* __restrict first = row;
-        float* __restrict second = row + pairs;
+  workers_.ForEachRow(args.rows.rows, args.rows.cols * 4, [&](int64_t r) {
+    const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
+    const float* __restrict cosine = angles + token * 2 * pairs;
+    const float* __restrict sine = cosine + pairs;
+    float* row = reinterpret_cast<float*>(args.rows.row(r)) + s.first;
+    for (int64_t h = 0; h < heads; ++h, row += s.head_dim) {
+      // There are two loops because the compiler vectorises constant strides only.
+      if (s.interleaved) {
         for (int i = 0; i < pairs; ++i) {
-          const float a = first[i], b = second[i];
-          first[i] = a * cosine[i] - b * sine[i];
-          second[i] = b * cosine[i] + a * sine[i];
+          const float a = row[2 * i], b = row[2 * i + 1];
+          row[2 * i] = a * cosine[i] - b * sine[i];
+          row[2 * i + 1] = b * cosine[i] + a * sine[i];
         }
+        continue;
+      }
+      float* __restrict first = row;
+      float* __restrict second = row + pairs;
+      for (int i = 0; i < pairs; ++i) {
+        const float a = first[i], b = second[i];
+        first[i] = a * cosine[i] - b * sine[i];
+        second[i] = b * cosine[i] + a * sine[i];
       }
     }
   });

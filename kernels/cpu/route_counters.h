@@ -53,11 +53,9 @@ class CpuRouteCounters : public RouteCounters {
   void CountPairs();
 
   const CountSettings settings_;
-  std::vector<int64_t> first_expert_;  // for each block: index of its first expert among the
-                                       // experts of all blocks
+  std::vector<int64_t> first_expert_;  // [blocks] its first expert among those of all blocks
   int64_t experts_ = 0;                // number of experts of all blocks
-  std::vector<uint32_t> distinct_;  // [T] number of distinct experts of each token in the current
-                                    // block
+  std::vector<uint32_t> distinct_;     // [T] distinct experts of each token in the current block
   // [T] distinct_, summed over those blocks of the step that contribute to the diversity histogram
   std::vector<uint32_t> diversity_;
   std::vector<size_t> table_indices_;  // table elements of the step's (token, expert) pairs

@@ -1,4 +1,4 @@
-// Operations on single rows: embeddings, norms, sums, copies.
+#include "kernels/cpu/rows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/packed_bank.h"
 
 namespace moeserve::cpu {
@@ -62,46 +61,73 @@ float* FloatRow(const RowsView& v, int64_t r) {
   return reinterpret_cast<float*>(v.row(r));
 }
 
+// Widens n elements of a row, f32 or bf16.
+void LoadRow(const KernelTable& table, const RowsView& from, int64_t r, float* x, int64_t n) {
+  if (from.dtype == DType::kBF16) {
+    table.widen_bf16(reinterpret_cast<const Bf16*>(from.row(r)), x, n);
+  } else {
+    std::copy_n(FloatRow(from, r), n, x);
+  }
+}
+// Writes n elements to a row, f32 or bf16.
+void StoreRow(const KernelTable& table, const float* x, const RowsView& to, int64_t r, int64_t n) {
+  if (to.dtype == DType::kBF16) {
+    table.convert_row(x, reinterpret_cast<Bf16*>(to.row(r)), n);
+  } else {
+    std::copy_n(x, n, FloatRow(to, r));
+  }
+}
+// Copies n elements of row r of `from` to row q of `to`.
+void CopyRow(const KernelTable& table, const RowsView& from, int64_t r, const RowsView& to,
+             int64_t q, int64_t n) {
+  if (from.dtype == DType::kF32) {
+    StoreRow(table, FloatRow(from, r), to, q, n);
+  } else if (to.dtype == DType::kF32) {
+    LoadRow(table, from, r, FloatRow(to, q), n);
+  } else {
+    std::memcpy(to.row(q), from.row(r), static_cast<size_t>(n) * sizeof(Bf16));
+  }
+}
+
 }  // namespace
 
-Result<std::unique_ptr<NormBank>> CpuBackend::NewNormBank(NormShape shape,
-                                                          std::span<const HostTensor> scales,
-                                                          std::span<const HostTensor> shifts) {
+std::unique_ptr<NormBank> NewCpuNormBank(NormShape shape, std::span<const HostTensor> scales,
+                                         std::span<const HostTensor> shifts) {
   auto bank = std::make_unique<CpuNormBank>();
   bank->shape = shape;
   for (const HostTensor& t : scales) bank->scales.push_back(Widened(t));
   for (const HostTensor& t : shifts) bank->shifts.push_back(Widened(t));
-  return std::unique_ptr<NormBank>(std::move(bank));
+  return bank;
 }
 
-Result<std::unique_ptr<EmbeddingTable>> CpuBackend::NewEmbeddingTable(const HostTensor& table) {
+Result<std::unique_ptr<EmbeddingTable>> NewCpuEmbeddingTable(const HostTensor& table,
+                                                             const KernelTable& kernels) {
   auto own = std::make_unique<OwnTable>();
-  own->kernels = table_;
+  own->kernels = &kernels;
   own->table = table;
-  const size_t bytes = static_cast<size_t>(table.size()) * SizeOf(table.dtype);
   if (table.owner == nullptr) {
+    const size_t bytes = static_cast<size_t>(table.size()) * SizeOf(table.dtype);
     MOESERVE_ASSIGN_OR_RETURN(own->copy, HostBuffer::Allocate(bytes));
     std::memcpy(own->copy.data(), table.data, bytes);
     own->table.data = own->copy.data();
   }
-  weight_bytes_ += static_cast<int64_t>(bytes);
-  return std::unique_ptr<EmbeddingTable>(std::move(own));
+  return own;
 }
 
-Result<std::unique_ptr<EmbeddingTable>> CpuBackend::NewTiedEmbeddingTable(const LinearBank& bank) {
+std::unique_ptr<EmbeddingTable> NewCpuTiedTable(const LinearBank& bank) {
   auto table = std::make_unique<TiedTable>();
   table->bank = &static_cast<const CpuLinearBank&>(bank);
-  return std::unique_ptr<EmbeddingTable>(std::move(table));
+  return table;
 }
 
-void CpuBackend::Embed(const EmbedArgs& args) {
+void RowOps::Embed(const EmbedArgs& args) {
   const auto& tokens = static_cast<const CpuEmbeddingTable&>(*args.tokens);
   const auto* learned = static_cast<const CpuEmbeddingTable*>(args.positions);
   const int64_t width = args.output.cols;
   const int64_t half = width / 2;
   const int64_t work = width * (args.sinusoidal ? 60 : 8);
-  ForRows(args.output.rows, work, [&](int64_t begin, int64_t end, int worker) {
-    float* extra = scratch_[worker].Floats(static_cast<size_t>(width));
+  workers_.ForRows(args.output.rows, work, [&](int64_t begin, int64_t end, int worker) {
+    float* extra = workers_.Floats(worker, static_cast<size_t>(width));
     for (int64_t t = begin; t < end; ++t) {
       float* out = FloatRow(args.output, t);
       tokens.ReadRow(step_.token_ids[t], out);
@@ -125,140 +151,93 @@ void CpuBackend::Embed(const EmbedArgs& args) {
   });
 }
 
-void CpuBackend::Norm(const NormArgs& args) {
+void RowOps::Norm(const NormArgs& args) {
   const auto& bank = static_cast<const CpuNormBank&>(*args.bank);
+  const RoutingPlan* plan = args.plan;
+  const int64_t rows = plan == nullptr ? args.input.rows : plan->expert_offsets[plan->num_experts];
   const int64_t out_size = static_cast<int64_t>(SizeOf(args.output.dtype));
-  auto run = [&](int64_t begin, int64_t end, size_t group) {
+  workers_.ForEachRow(rows, args.input.cols * 2, [&](int64_t r) {
+    const int group = plan == nullptr ? 0 : plan->expert_of_assignment[r];
     const std::vector<float>& scale = bank.scales[group];
     const int64_t n = static_cast<int64_t>(scale.size());
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t s = 0; s < args.segments; ++s) {
-        table_->norm_row({.x = FloatRow(args.input, r) + s * n,
-                          .n = n,
-                          .layer = bank.shape.layer,
-                          .eps = bank.shape.eps,
-                          .scale = scale.data(),
-                          .shift = bank.shifts.empty() ? nullptr : bank.shifts[group].data(),
-                          .out = args.output.row(r) + s * n * out_size,
-                          .out_bf16 = args.output.dtype == DType::kBF16});
-      }
-    }
-  };
-  if (args.plan == nullptr) {
-    ForRows(args.input.rows, args.input.cols * 2,
-            [&](int64_t begin, int64_t end, int) { run(begin, end, 0); });
-    return;
-  }
-  const RoutingPlan& plan = *args.plan;
-  ForRows(plan.expert_offsets[plan.num_experts], args.input.cols * 2,
-          [&](int64_t begin, int64_t end, int) {
-            for (int64_t a = begin; a < end; ++a) {
-              run(a, a + 1, static_cast<size_t>(plan.expert_of_assignment[a]));
-            }
-          });
-}
-
-RoutingPlan CpuBackend::FirstExperts(const RoutingPlan& plan, int count) const {
-  RoutingPlan part = Backend::FirstExperts(plan, count);
-  part.num_assignments = plan.expert_offsets[count];
-  return part;
-}
-
-void CpuBackend::AssignRows(const AssignRowsArgs& args) {
-  const RoutingPlan& plan = *args.plan;
-  const int64_t width = args.output.cols;
-  const bool to_bf16 = args.output.dtype == DType::kBF16;
-  const auto row_bytes = static_cast<size_t>(width) * SizeOf(args.output.dtype);
-  const auto write_floats = [&](const float* from, int64_t a) {
-    if (to_bf16) {
-      table_->convert_row(from, reinterpret_cast<Bf16*>(args.output.row(a)), width);
-    } else {
-      std::copy_n(from, width, FloatRow(args.output, a));
-    }
-  };
-  const int64_t first = plan.expert_offsets[args.zero];
-  const int64_t rows = plan.expert_offsets[plan.num_experts] - first;
-  ForRows(rows, width, [&](int64_t begin, int64_t end, int) {
-    for (int64_t a = first + begin; a < first + end; ++a) {
-      const int expert = plan.expert_of_assignment[a];
-      if (expert >= args.constant) {
-        write_floats(args.constants + (expert - args.constant) * width, a);
-      } else if (expert < args.copy) {
-        std::memset(args.output.row(a), 0, row_bytes);
-      } else if (const int32_t row = plan.row_of_assignment[a]; args.input.dtype == DType::kF32) {
-        write_floats(FloatRow(args.input, row), a);
-      } else if (to_bf16) {
-        std::memcpy(args.output.row(a), args.input.row(row), row_bytes);
-      } else {
-        table_->widen_bf16(reinterpret_cast<const Bf16*>(args.input.row(row)),
-                           FloatRow(args.output, a), width);
-      }
+    for (int64_t s = 0; s < args.segments; ++s) {
+      table_.norm_row({.x = FloatRow(args.input, r) + s * n,
+                       .n = n,
+                       .layer = bank.shape.layer,
+                       .eps = bank.shape.eps,
+                       .scale = scale.data(),
+                       .shift = bank.shifts.empty() ? nullptr : bank.shifts[group].data(),
+                       .out = args.output.row(r) + s * n * out_size,
+                       .out_bf16 = args.output.dtype == DType::kBF16});
     }
   });
 }
 
-void CpuBackend::Combine(const CombineArgs& args) {
+void RowOps::AssignRows(const AssignRowsArgs& args) {
   const RoutingPlan& plan = *args.plan;
   const int64_t width = args.output.cols;
-  const bool bf16_results = args.results.dtype == DType::kBF16;
+  const int64_t first = plan.expert_offsets[args.zero];
+  const int64_t rows = plan.expert_offsets[plan.num_experts] - first;
+  workers_.ForEachRow(rows, width, [&](int64_t r) {
+    const int64_t a = first + r;
+    const int expert = plan.expert_of_assignment[a];
+    if (expert >= args.constant) {
+      const float* constant = args.constants + (expert - args.constant) * width;
+      StoreRow(table_, constant, args.output, a, width);
+    } else if (expert >= args.copy) {
+      CopyRow(table_, args.input, plan.row_of_assignment[a], args.output, a, width);
+    } else {
+      std::memset(args.output.row(a), 0, static_cast<size_t>(width) * SizeOf(args.output.dtype));
+    }
+  });
+}
+
+void RowOps::Combine(const CombineArgs& args) {
+  const RoutingPlan& plan = *args.plan;
+  const int64_t width = args.output.cols;
   const int64_t per_row = plan.rows == 0 ? 0 : plan.num_assignments / plan.rows + 1;
-  ForRows(plan.rows, width * per_row, [&](int64_t begin, int64_t end, int worker) {
+  workers_.ForRows(plan.rows, width * per_row, [&](int64_t begin, int64_t end, int worker) {
     const bool direct = args.output.dtype == DType::kF32;
-    float* buffer = scratch_[worker].Floats(static_cast<size_t>(width));
+    float* buffer = workers_.Floats(worker, static_cast<size_t>(width));
     for (int64_t r = begin; r < end; ++r) {
       float* sum = direct ? FloatRow(args.output, r) : buffer;
       if (args.residual == nullptr) {
         std::fill(sum, sum + width, 0.0f);
-      } else if (args.residual->dtype == DType::kF32) {
-        std::copy_n(FloatRow(*args.residual, r), width, sum);
       } else {
-        table_->widen_bf16(reinterpret_cast<const Bf16*>(args.residual->row(r)), sum, width);
+        LoadRow(table_, *args.residual, r, sum, width);
       }
       for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
         const int32_t a = plan.assignments_of_row[i];
         const float weight = plan.weight_of_assignment[a];
-        if (bf16_results) {
-          table_->axpy_bf16(weight, reinterpret_cast<const Bf16*>(args.results.row(a)), sum, width);
+        if (args.results.dtype == DType::kBF16) {
+          table_.axpy_bf16(weight, reinterpret_cast<const Bf16*>(args.results.row(a)), sum, width);
         } else {
-          table_->axpy(weight, FloatRow(args.results, a), sum, width);
+          table_.axpy(weight, FloatRow(args.results, a), sum, width);
         }
       }
-      if (!direct) table_->convert_row(sum, reinterpret_cast<Bf16*>(args.output.row(r)), width);
+      if (!direct) StoreRow(table_, sum, args.output, r, width);
     }
   });
 }
 
-void CpuBackend::Convert(const RowsView& input, const RowsView& output) {
-  ForRows(input.rows, input.cols, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      if (input.dtype == DType::kBF16) {
-        const Bf16* from = reinterpret_cast<const Bf16*>(input.row(r));
-        for (int64_t i = 0; i < input.cols; ++i) FloatRow(output, r)[i] = F32FromBf16(from[i]);
-      } else if (output.dtype == DType::kBF16) {
-        table_->convert_row(FloatRow(input, r), reinterpret_cast<Bf16*>(output.row(r)), input.cols);
-      } else {
-        std::copy_n(FloatRow(input, r), input.cols, FloatRow(output, r));
-      }
+void RowOps::Convert(const RowsView& input, const RowsView& output) {
+  workers_.ForEachRow(input.rows, input.cols,
+                      [&](int64_t r) { CopyRow(table_, input, r, output, r, input.cols); });
+}
+
+void RowOps::AddScaled(const RowsView& x, const RowsView& branch, const float* bias, float scale) {
+  workers_.ForEachRow(x.rows, x.cols * 2, [&](int64_t r) {
+    float* to = FloatRow(x, r);
+    const float* from = FloatRow(branch, r);
+    if (bias == nullptr) {
+      for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * from[i];
+    } else {
+      for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * (from[i] + bias[i]);
     }
   });
 }
 
-void CpuBackend::AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
-                           float scale) {
-  ForRows(x.rows, x.cols * 2, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      float* to = FloatRow(x, r);
-      const float* from = FloatRow(branch, r);
-      if (bias == nullptr) {
-        for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * from[i];
-      } else {
-        for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * (from[i] + bias[i]);
-      }
-    }
-  });
-}
-
-void CpuBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
+void RowOps::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
   for (int64_t r = 0; r < x.rows; ++r) {
     const float g = 1.0f / (1.0f + std::exp(-FloatRow(gate, r)[0]));
     float* row = FloatRow(x, r);
@@ -266,84 +245,64 @@ void CpuBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
   }
 }
 
-void CpuBackend::MultiplyBySigmoid(const RowsView& x, const RowsView& gate) {
-  ForRows(x.rows, x.cols * 4, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      table_->multiply_by_sigmoid(x.row(r), x.dtype == DType::kBF16, FloatRow(gate, r), x.cols);
-    }
+void RowOps::MultiplyBySigmoid(const RowsView& x, const RowsView& gate) {
+  workers_.ForEachRow(x.rows, x.cols * 4, [&](int64_t r) {
+    table_.multiply_by_sigmoid(x.row(r), x.dtype == DType::kBF16, FloatRow(gate, r), x.cols);
   });
 }
 
-void CpuBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
+void RowOps::GatherOutputRows(const RowsView& input, const RowsView& output) {
   for (int64_t i = 0; i < output.rows; ++i) {
     std::copy_n(FloatRow(input, step_.output_rows[i]), input.cols, FloatRow(output, i));
   }
 }
 
-void CpuBackend::SoftCapRows(const RowsView& x, float cap) {
-  ForRows(x.rows, x.cols, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) table_->soft_cap(cap, FloatRow(x, r), x.cols);
-  });
+void RowOps::SoftCapRows(const RowsView& x, float cap) {
+  workers_.ForEachRow(x.rows, x.cols,
+                      [&](int64_t r) { table_.soft_cap(cap, FloatRow(x, r), x.cols); });
 }
 
-void CpuBackend::Clamp(const RowsView& x, float limit) {
-  ForRows(x.rows, x.cols, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      float* row = FloatRow(x, r);
-      for (int64_t i = 0; i < x.cols; ++i) {
-        row[i] = row[i] > limit ? limit : row[i] < -limit ? -limit : row[i];
-      }
+void RowOps::Clamp(const RowsView& x, float limit) {
+  workers_.ForEachRow(x.rows, x.cols, [&](int64_t r) {
+    float* row = FloatRow(x, r);
+    for (int64_t i = 0; i < x.cols; ++i) {
+      row[i] = row[i] > limit ? limit : row[i] < -limit ? -limit : row[i];
     }
   });
 }
 
-void CpuBackend::Scale(const RowsView& x, float factor) {
-  ForRows(x.rows, x.cols, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      float* row = FloatRow(x, r);
-      for (int64_t i = 0; i < x.cols; ++i) row[i] *= factor;
-    }
+void RowOps::Scale(const RowsView& x, float factor) {
+  workers_.ForEachRow(x.rows, x.cols, [&](int64_t r) {
+    float* row = FloatRow(x, r);
+    for (int64_t i = 0; i < x.cols; ++i) row[i] *= factor;
   });
 }
 
-void CpuBackend::Exchange(const ExchangeArgs& args) {
-  const auto row_bytes = [](const RowsView& rows) {
-    return static_cast<size_t>(rows.cols) * SizeOf(rows.dtype);
-  };
-  std::vector<std::byte> sent(static_cast<size_t>(args.send.rows) * row_bytes(args.send));
-  std::vector<std::byte> received(static_cast<size_t>(args.receive.rows) * row_bytes(args.receive));
+void RowOps::Exchange(const ExchangeArgs& args) {
+  const size_t send = static_cast<size_t>(args.send.cols) * SizeOf(args.send.dtype);
+  const size_t receive = static_cast<size_t>(args.receive.cols) * SizeOf(args.receive.dtype);
+  std::vector<std::byte> sent(static_cast<size_t>(args.send.rows) * send);
+  std::vector<std::byte> received(static_cast<size_t>(args.receive.rows) * receive);
   for (int64_t r = 0; r < args.send.rows; ++r) {
-    const size_t bytes = row_bytes(args.send);
-    std::memcpy(sent.data() + static_cast<size_t>(r) * bytes, args.send.row(r), bytes);
+    std::memcpy(sent.data() + static_cast<size_t>(r) * send, args.send.row(r), send);
   }
   args.exchange->Run(sent, received);
   for (int64_t r = 0; r < args.receive.rows; ++r) {
-    const size_t bytes = row_bytes(args.receive);
-    std::memcpy(args.receive.row(r), received.data() + static_cast<size_t>(r) * bytes, bytes);
+    std::memcpy(args.receive.row(r), received.data() + static_cast<size_t>(r) * receive, receive);
   }
 }
 
-void CpuBackend::CopyToHost(const RowsView& input, std::span<float> output) {
+void RowOps::CopyToHost(const RowsView& input, std::span<float> output) {
   MOESERVE_CHECK(static_cast<int64_t>(output.size()) >= input.rows * input.cols, "host copy");
   for (int64_t r = 0; r < input.rows; ++r) {
-    float* to = output.data() + r * input.cols;
-    if (input.dtype == DType::kBF16) {
-      table_->widen_bf16(reinterpret_cast<const Bf16*>(input.row(r)), to, input.cols);
-    } else {
-      std::copy_n(FloatRow(input, r), input.cols, to);
-    }
+    LoadRow(table_, input, r, output.data() + r * input.cols, input.cols);
   }
 }
 
-void CpuBackend::CopyFromHost(std::span<const float> input, const RowsView& output) {
+void RowOps::CopyFromHost(std::span<const float> input, const RowsView& output) {
   MOESERVE_CHECK(static_cast<int64_t>(input.size()) >= output.rows * output.cols, "host rows");
   for (int64_t r = 0; r < output.rows; ++r) {
-    const float* from = input.data() + r * output.cols;
-    if (output.dtype == DType::kBF16) {
-      table_->convert_row(from, reinterpret_cast<Bf16*>(output.row(r)), output.cols);
-    } else {
-      std::copy_n(from, output.cols, FloatRow(output, r));
-    }
+    StoreRow(table_, input.data() + r * output.cols, output, r, output.cols);
   }
 }
 

@@ -12,8 +12,7 @@ constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
 // Attempts to take a task when none is left also increment the index, so half of the index range is
 // reserved for them.
 constexpr int64_t kMaxTasks = int64_t{1} << (kIndexBits - 1);
-constexpr int kSpins = 4000;  // some tens of microseconds, the time between two operations of a
-                              // step
+constexpr int kSpins = 4000;  // some tens of microseconds, the time between two operations
 
 uint64_t Epoch(uint64_t ticket) { return ticket >> (2 * kIndexBits); }
 uint64_t Count(uint64_t ticket) { return (ticket >> kIndexBits) & kIndexMask; }

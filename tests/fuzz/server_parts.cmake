@@ -103,6 +103,6 @@ target_compile_definitions(moeserve_fuzz_server PUBLIC MOESERVE_VERSION="${PROJE
 target_include_directories(moeserve_fuzz_server SYSTEM PUBLIC ${Boost_INCLUDE_DIRS})
 target_link_libraries(moeserve_fuzz_server PUBLIC
   moeserve_flags moeserve_chat moeserve_structured moeserve_loaders moeserve_messages
-  nlohmann_json::nlohmann_json absl::status absl::statusor absl::time absl::function_ref
+  nlohmann_json::nlohmann_json absl::status absl::statusor absl::time
   gRPC::grpc++ ZLIB::ZLIB ${NGHTTP2_LIBRARY} Threads::Threads)
 moeserve_precompile(moeserve_fuzz_server)

@@ -2,8 +2,6 @@
 // runs their tests.
 #define MOESERVE_ISA amx_emulated
 #define MOESERVE_BF16_DOT 1
-#define MOESERVE_VNNI 1
-#define MOESERVE_PANEL_TILE 4
 #define MOESERVE_F32_TABLE kAvx512Table
 #define MOESERVE_INTEGER_TABLE kAvx512VnniTable
 #define MOESERVE_AMX 1

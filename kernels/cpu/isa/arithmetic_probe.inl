@@ -93,11 +93,9 @@ int64_t ArithmeticBf16(int64_t iterations, float* sink) {
 int64_t ArithmeticInt8(int64_t iterations, float* sink) {
   return ArithmeticTiles<true>(iterations, sink);
 }
-#elif defined(__AVX512F__)
-// The VNNI variant: one instruction adds four products of bytes. Not all processors with AVX-512
-// have it.
-#if MOESERVE_BF16_DOT || defined(__AVX512VNNI__)
-__attribute__((target("avx512vnni"))) int64_t ArithmeticInt8Vnni(int64_t iterations, float* sink) {
+#elif defined(__AVX512VNNI__)
+// One instruction adds four products of bytes.
+int64_t ArithmeticInt8(int64_t iterations, float* sink) {
   __m512i bytes = _mm512_set1_epi8(3);
   __m512i acc[kProbeVectors];
   for (int v = 0; v < kProbeVectors; ++v) acc[v] = _mm512_set1_epi32(v);
@@ -110,11 +108,9 @@ __attribute__((target("avx512vnni"))) int64_t ArithmeticInt8Vnni(int64_t iterati
   }
   return iterations * kProbeVectors * 64 * 2;
 }
-
-#endif
-
-// The variant without VNNI: weights are widened to 16 bits, and one instruction adds two products.
-int64_t ArithmeticInt8Widened(int64_t iterations, float* sink) {
+#elif defined(__AVX512F__)
+// Weights are widened to 16 bits, and one instruction adds two products.
+int64_t ArithmeticInt8(int64_t iterations, float* sink) {
   __m256i bytes = _mm256_set1_epi8(3);
   const __m512i factor = _mm512_set1_epi16(5);
   __m512i acc[kProbeVectors];
@@ -129,13 +125,6 @@ int64_t ArithmeticInt8Widened(int64_t iterations, float* sink) {
     *sink += static_cast<float>(_mm512_reduce_add_epi32(acc[v]));
   }
   return iterations * kProbeVectors * 32 * 2;
-}
-
-int64_t ArithmeticInt8(int64_t iterations, float* sink) {
-#if MOESERVE_BF16_DOT || defined(__AVX512VNNI__)
-  if (__builtin_cpu_supports("avx512vnni")) return ArithmeticInt8Vnni(iterations, sink);
-#endif
-  return ArithmeticInt8Widened(iterations, sink);
 }
 #elif defined(__AVX2__)
 // The fastest instruction adds two products of bytes in 16 bits. Weights of 4 bits can use it; for

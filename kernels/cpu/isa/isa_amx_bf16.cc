@@ -1,13 +1,9 @@
 #define MOESERVE_ISA amx_bf16
 #define MOESERVE_BF16_DOT 1
-#define MOESERVE_VNNI 1
-#define MOESERVE_PANEL_TILE 4
 #define MOESERVE_F32_TABLE kAvx512Table
 #define MOESERVE_INTEGER_TABLE kAvx512VnniTable
 #define MOESERVE_AMX 1
 
-#include "kernels/cpu/isa/kernel_table.h"
-//
 #include "kernels/cpu/isa/simd/avx512.h"
 //
 #include "kernels/cpu/isa/simd/amx.h"
@@ -16,9 +12,4 @@
 //
 #include "kernels/cpu/isa/isa_kernels.inl"
 
-namespace moeserve::cpu {
-
-extern const KernelTable kAmxBf16Table;
-const KernelTable kAmxBf16Table = amx_bf16::MakeTable("amx_bf16");
-
-}  // namespace moeserve::cpu
+const moeserve::cpu::KernelTable moeserve::cpu::kAmxBf16Table = amx_bf16::MakeTable("amx_bf16");

@@ -1,9 +1,8 @@
 // The kernels of one instruction set except for the linear tiles. Each isa_*.cc compiles this file;
-// before that it defines MOESERVE_ISA (a namespace), MOESERVE_BF16_DOT, MOESERVE_PANEL_TILE, for
-// AVX-512 MOESERVE_VNNI and for AMX MOESERVE_AMX, and includes its simd headers. If it defines
-// MOESERVE_F32_TABLE or MOESERVE_INTEGER_TABLE as the name of another table, products and attention
-// without products of bf16 pairs, or products with integer weights, are those of that table: the
-// code would be the same, and compiling it takes a while.
+// before that it defines MOESERVE_ISA (a namespace), MOESERVE_BF16_DOT and for AMX MOESERVE_AMX, and
+// includes its simd headers. If it defines MOESERVE_F32_TABLE or MOESERVE_INTEGER_TABLE as the name
+// of another table, products and attention without products of bf16 pairs, or products with integer
+// weights, are those of that table: the code would be the same, and compiling it takes a while.
 //
 // This file must not use templates or inline functions of the standard library: for the whole
 // program, the linker could keep the copy compiled here, with instructions that other processors

@@ -266,7 +266,7 @@ inline void RunBlock(const TileGrid& grid, int line_bytes, int64_t lines, const 
 // of panels are compiled that PanelsOfTile() allows.
 #define MOESERVE_TILE_FOUR(fn, m) \
   { &fn<m, 1>, &fn<m, 2>, &fn<m, 3>, &fn<m, 4> }
-#if MOESERVE_PANEL_TILE == 4
+#ifdef __AVX512F__
 #define MOESERVE_TILE_ROW(fn, m) MOESERVE_TILE_FOUR(fn, (m < kRowTile ? m : kRowTile))
 #else
 #define MOESERVE_TILE_ROW(fn, m) \

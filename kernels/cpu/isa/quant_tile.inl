@@ -62,7 +62,7 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
   } else {
     QuadLine line[P];
     for (int p = 0; p < P; ++p) line[p] = LoadQuads(w + p * 64);
-#if MOESERVE_VNNI
+#ifdef __AVX512VNNI__
     // With three rows, g++ 12 would load each line again for each row.
     if constexpr (M == 3 && P == 4) {
       for (int m = 0; m < M; ++m) DotFour(sum[m], line, x[m] + at);
@@ -217,7 +217,7 @@ inline void AddScaledSteps(const char* w, int panels, int first, const QuadLine 
   w += panels * kFactorBytes + first * 64;
   const int64_t stride = int64_t{panels} * 64;
   for (int group = 0; group < kFactorColumns / kSubGroup && columns > 0; ++group) {
-#if MOESERVE_VNNI
+#ifdef __AVX512VNNI__
     // With few rows it takes fewer instructions to multiply their sums than the weights.
     if constexpr (M <= (kFetch == Fetch::kNextBlock ? 2 : 3)) {
       IntVec part[M][P];

@@ -9,7 +9,7 @@
 namespace moeserve::cuda {
 
 // Computes cosines and sines of position * frequency, times the magnitude and the factor of XPOS,
-// as CpuBackend::Rope() does: everything is computed in double precision, then rounded to float.
+// as kernels/cpu/rope.cc does: everything is computed in double precision, then rounded to float.
 struct RopeAnglesLaunch {
   StepView step;
   int pairs = 0;                        // number of pairs of rotated dimensions

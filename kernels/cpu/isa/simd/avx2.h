@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/isa/kernel_table.h"
+
 namespace moeserve::cpu::MOESERVE_ISA {
 
 struct Vec {

@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/isa/kernel_table.h"
+
 namespace moeserve::cpu::MOESERVE_ISA {
 
 using Vec = __m512;
@@ -137,7 +139,7 @@ inline IntVec DotPairs(IntVec sum, QuadLine pairs, const char* x) {
   int32_t two;
   __builtin_memcpy(&two, x, 4);
   const __m512i both = _mm512_set1_epi32(two);
-#if MOESERVE_VNNI
+#ifdef __AVX512VNNI__
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(both));  // as in DotQuads()
   return sum;
 #else
@@ -145,7 +147,7 @@ inline IntVec DotPairs(IntVec sum, QuadLine pairs, const char* x) {
 #endif
 }
 // Four signed input bytes, repeated for every output.
-#if MOESERVE_VNNI
+#ifdef __AVX512VNNI__
 using QuadInput = __m512i;
 inline QuadInput BroadcastQuad(const char* p) {
   int32_t four;

@@ -6,6 +6,8 @@
 
 #include <arm_neon.h>
 
+#include "kernels/cpu/isa/kernel_table.h"
+
 namespace moeserve::cpu::MOESERVE_ISA {
 
 struct Vec {

@@ -1,6 +1,8 @@
 // A vector of 16 float lanes in an array, for any processor. Only isa_plain.cc includes this file.
 #pragma once
 
+#include "kernels/cpu/isa/kernel_table.h"
+
 namespace moeserve::cpu::MOESERVE_ISA {
 
 struct Vec {

@@ -1,10 +1,10 @@
-// Gated short convolutions and their states.
+#include "kernels/cpu/states.h"
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/base/buffer.h"
-#include "kernels/cpu/cpu_backend.h"
 
 namespace moeserve::cpu {
 namespace {
@@ -110,39 +110,37 @@ struct Convolution {
 
 }  // namespace
 
-Result<std::unique_ptr<StateStorage>> CpuBackend::NewStates(std::vector<StateShape> shapes,
-                                                            int num_slots, int pending_rows) {
+Result<std::unique_ptr<StateStorage>> NewCpuStates(std::vector<StateShape> shapes, int num_slots,
+                                                   int pending_rows) {
   return CpuStates::Allocate(std::move(shapes), num_slots, pending_rows);
 }
 
-void CpuBackend::ShortConvolution(const ShortConvolutionArgs& args) {
+void StateOps::ShortConvolution(const ShortConvolutionArgs& args) {
   const Convolution call{args, static_cast<const CpuStates&>(*args.states), step_};
   const StepStates& to = step_.states;
   const auto width = static_cast<size_t>(call.cols());
   const bool rounds = args.output.dtype == DType::kBF16;
-  ForRows(args.output.rows, call.cols() * 4 * args.taps,
-          [&](int64_t begin, int64_t end, int worker) {
-            float* const sum = scratch_[static_cast<size_t>(worker)].Floats(2 * width);
-            float* const memory = sum + width;
-            for (int64_t t = begin; t < end; ++t) {
-              float* const out = rounds ? sum : reinterpret_cast<float*>(args.output.row(t));
-              call.Row(t, out, memory);
-              if (rounds) {
-                table_->convert_row(sum, reinterpret_cast<Bf16*>(args.output.row(t)), call.cols());
-              }
-              if (to.slot.empty()) continue;
-              const auto row = static_cast<size_t>(t);
-              if (to.snapshot[row] >= 0) call.Keep(t, to.snapshot[row], memory);
-              if (to.pending[row] >= 0) {
-                const float* const u = call.Input(t, 0, 0, memory);
-                std::copy_n(u, width,
-                            call.states.Row(args.block, call.SlotOf(t),
-                                            args.taps - 1 + to.pending[row]));
-              }
-            }
-          });
+  const int64_t work = call.cols() * 4 * args.taps;
+  workers_.ForRows(args.output.rows, work, [&](int64_t begin, int64_t end, int worker) {
+    float* const sum = workers_.Floats(worker, 2 * width);
+    float* const memory = sum + width;
+    for (int64_t t = begin; t < end; ++t) {
+      call.Row(t, rounds ? sum : reinterpret_cast<float*>(args.output.row(t)), memory);
+      if (rounds) {
+        table_.convert_row(sum, reinterpret_cast<Bf16*>(args.output.row(t)), call.cols());
+      }
+      if (to.slot.empty()) continue;
+      const auto row = static_cast<size_t>(t);
+      if (to.snapshot[row] >= 0) call.Keep(t, to.snapshot[row], memory);
+      if (to.pending[row] >= 0) {
+        const int place = args.taps - 1 + to.pending[row];
+        std::copy_n(call.Input(t, 0, 0, memory), width,
+                    call.states.Row(args.block, call.SlotOf(t), place));
+      }
+    }
+  });
   // A state is overwritten only after every row has read it.
-  float* const memory = scratch_[0].Floats(width);
+  float* const memory = workers_.Floats(0, width);
   for (size_t row = 0; row < to.keep.size(); ++row) {
     if (to.keep[row] >= 0) call.Keep(static_cast<int64_t>(row), to.keep[row], memory);
   }

@@ -1,4 +1,4 @@
-#include "kernels/cpu/router.h"
+#include "kernels/cpu/routing.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/base/routing.h"
-#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/route_counters.h"
 
 namespace moeserve::cpu {
 namespace {
@@ -59,10 +59,6 @@ CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors
   }
 }
 
-size_t CpuRouter::scratch_floats() const {
-  return static_cast<size_t>(kMaxRows) * static_cast<size_t>(std::max(settings_.dim, 1));
-}
-
 void CpuRouter::ChangeRow(const float* x, float* out, const KernelTable& table) const {
   const int n = settings_.input_width;
   const float factor = settings_.row_norm == RowNorm::kNone
@@ -100,12 +96,13 @@ void CpuRouter::Scores(std::span<const float* const> x, float* scratch, float* c
   }
 }
 
-Result<std::unique_ptr<Router>> CpuBackend::NewRouter(const RouteSettings& settings,
-                                                      const RouterTensors& tensors) {
-  return std::unique_ptr<Router>(std::make_unique<CpuRouter>(settings, tensors));
+void RoutingOps::BeginStep() {
+  for (PlanSlot& slot : slots_) slot.routed = false;
+  failed_.assign(step_.token_ids.size(), 0);
+  routes_.clear();
 }
 
-void CpuBackend::SelectRows(const RouteArgs& args, int widest,
+void RoutingOps::SelectRows(const RouteArgs& args, int widest,
                             std::vector<uint8_t>& row_nonfinite) {
   const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
   const RouteSettings& settings = router.settings();
@@ -116,65 +113,66 @@ void CpuBackend::SelectRows(const RouteArgs& args, int widest,
   MOESERVE_CHECK(!listed || rows == 0 || (tokens > 0 && rows % tokens == 0),
                  "a router with a table routes the tokens of a step");
   const int64_t sub_tokens = listed && rows > 0 ? rows / tokens : 1;
-  route_counts_.resize(static_cast<size_t>(rows));
-  route_experts_wide_.resize(static_cast<size_t>(rows) * widest);
-  route_weights_wide_.resize(static_cast<size_t>(rows) * widest);
+  counts_.resize(static_cast<size_t>(rows));
+  chosen_.experts.resize(static_cast<size_t>(rows) * widest);
+  chosen_.weights.resize(static_cast<size_t>(rows) * widest);
   const int64_t work =
       int64_t{ProductsOf(settings)} * settings.input_width / 8 + int64_t{experts} * 32;
   constexpr int kMost = CpuRouter::kMaxRows;
   // Rows whose scores are computed together read the router's weights once, but fewer than that for
   // a thread would leave others idle.
-  const int64_t unit = rows >= int64_t{kMost} * pool_.threads() ? kMost : 1;
-  ForRows((rows + unit - 1) / unit, work * unit, [&](int64_t begin, int64_t end_unit, int worker) {
-    const int64_t end = std::min(end_unit * unit, rows);
-    Scratch& scratch = scratch_[worker];
-    const auto width = static_cast<size_t>(settings.input_width);
-    const auto scored = static_cast<size_t>(experts);
-    float* widened =
-        scratch.Floats(kMost * (width + scored) + router.scratch_floats() + 2 * scored);
-    float* all_scores = widened + kMost * width;
-    float* values = all_scores + kMost * scored;  // and gates
-    float* router_scratch = values + 2 * scored;
-    if (scratch.keys.size() < scored) {
-      scratch.keys.resize(scored);
-      scratch.orders.resize(scored);
-    }
-    for (int64_t first = begin * unit; first < end; first += kMost) {
-      const int count = static_cast<int>(std::min<int64_t>(kMost, end - first));
-      const float* x[kMost];
-      float* scores[kMost];
-      for (int i = 0; i < count; ++i) {
-        scores[i] = all_scores + static_cast<size_t>(i) * scored;
-        x[i] = RouterInput(args, first + i, widened + static_cast<size_t>(i) * width);
-      }
-      router.Scores({x, static_cast<size_t>(count)}, router_scratch, scores, *table_);
-      for (int i = 0; i < count; ++i) {
-        const int64_t r = first + i;
-        const int32_t token = listed ? step_.token_ids[static_cast<size_t>(r / sub_tokens)] : 0;
-        SelectRow(args, r, router.TableRow(token), scores[i], values, widest, scratch,
-                  &row_nonfinite[r]);
-      }
-    }
-  });
+  const int64_t unit = rows >= int64_t{kMost} * workers_.threads() ? kMost : 1;
+  workers_.ForRows(
+      (rows + unit - 1) / unit, work * unit, [&](int64_t begin, int64_t end_unit, int worker) {
+        const int64_t end = std::min(end_unit * unit, rows);
+        Scratch& scratch = scratch_[worker];
+        const auto width = static_cast<size_t>(settings.input_width);
+        const auto scored = static_cast<size_t>(experts);
+        float* widened = workers_.Floats(
+            worker, kMost * (width + scored) + router.scratch_floats() + 2 * scored);
+        float* all_scores = widened + kMost * width;
+        float* values = all_scores + kMost * scored;  // and gates
+        float* router_scratch = values + 2 * scored;
+        if (scratch.keys.size() < scored) {
+          scratch.keys.resize(scored);
+          scratch.orders.resize(scored);
+        }
+        for (int64_t first = begin * unit; first < end; first += kMost) {
+          const int count = static_cast<int>(std::min<int64_t>(kMost, end - first));
+          const float* x[kMost];
+          float* scores[kMost];
+          for (int i = 0; i < count; ++i) {
+            scores[i] = all_scores + static_cast<size_t>(i) * scored;
+            x[i] = RouterInput(args, router, first + i, widened + static_cast<size_t>(i) * width);
+          }
+          router.Scores({x, static_cast<size_t>(count)}, router_scratch, scores, table_);
+          for (int i = 0; i < count; ++i) {
+            const int64_t r = first + i;
+            const int32_t token = listed ? step_.token_ids[static_cast<size_t>(r / sub_tokens)] : 0;
+            SelectRow(args, router, r, router.TableRow(token), scores[i], values, widest, scratch,
+                      &row_nonfinite[r]);
+          }
+        }
+      });
 }
 
-const float* CpuBackend::RouterInput(const RouteArgs& args, int64_t row, float* changed) const {
-  const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
+const float* RoutingOps::RouterInput(const RouteArgs& args, const CpuRouter& router, int64_t row,
+                                     float* changed) const {
   const RouteSettings& settings = router.settings();
   const float* x = reinterpret_cast<const float*>(args.input.row(row));
   if (args.input.dtype == DType::kBF16) {
-    table_->widen_bf16(reinterpret_cast<const Bf16*>(args.input.row(row)), changed,
-                       settings.input_width);
+    table_.widen_bf16(reinterpret_cast<const Bf16*>(args.input.row(row)), changed,
+                      settings.input_width);
     x = changed;
   }
   if (!ChangesRow(settings)) return x;
-  router.ChangeRow(x, changed, *table_);
+  router.ChangeRow(x, changed, table_);
   return changed;
 }
 
-void CpuBackend::SelectRow(const RouteArgs& args, int64_t row, const int32_t* listed, float* scores,
-                           float* values, int widest, Scratch& scratch, uint8_t* nonfinite) {
-  const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
+void RoutingOps::SelectRow(const RouteArgs& args, const CpuRouter& router, int64_t row,
+                           const int32_t* listed, float* scores, float* values, int widest,
+                           Scratch& scratch, uint8_t* nonfinite) {
   const RouteSettings& settings = router.settings();
   const int experts = settings.num_experts;
   if (args.scores != nullptr) {
@@ -183,9 +181,9 @@ void CpuBackend::SelectRow(const RouteArgs& args, int64_t row, const int32_t* li
   const RouteOverride* change = args.overrides.empty() ? nullptr : &args.overrides[row];
   const float* bias = change == nullptr ? nullptr : change->bias;
   for (int e = 0; bias != nullptr && e < experts; ++e) scores[e] += bias[e];
-  int32_t* row_experts = route_experts_wide_.data() + row * widest;
-  float* row_weights = route_weights_wide_.data() + row * widest;
-  int count = table_->route_row(
+  int32_t* row_experts = chosen_.experts.data() + row * widest;
+  float* row_weights = chosen_.weights.data() + row * widest;
+  int count = table_.route_row(
       {.settings = &settings,
        .selection = change == nullptr ? SelectionOf(settings) : SelectionOf(settings, *change),
        .choice_bias = router.choice_bias(),
@@ -200,51 +198,47 @@ void CpuBackend::SelectRow(const RouteArgs& args, int64_t row, const int32_t* li
        .weights = row_weights,
        .status = nonfinite});
   if (bias != nullptr) count = WithoutMasked(bias, count, row_experts, row_weights);
-  route_counts_[row] = count;
+  counts_[row] = count;
 }
 
-RoutingPlan CpuBackend::Route(const RouteArgs& args) {
+RoutingPlan RoutingOps::Route(const RouteArgs& args) {
   const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
   const RouteSettings& settings = router.settings();
   const int rows = static_cast<int>(args.input.rows);
   const int experts = settings.num_experts;
   const int widest = WidestRow(settings, args.overrides);
-  if (plans_.size() <= static_cast<size_t>(args.slot)) {
-    plans_.resize(static_cast<size_t>(args.slot) + 1);
-  }
-  PlanStorage& storage = plans_[args.slot];
-  storage.row_nonfinite.assign(static_cast<size_t>(rows), 0);
+  const auto index = static_cast<size_t>(args.slot);
+  if (slots_.size() <= index) slots_.resize(index + 1);
+  PlanSlot& slot = slots_[index];
+  slot.row_nonfinite.assign(static_cast<size_t>(rows), 0);
   if (args.given != nullptr) {
-    BuildPlan(rows, experts, args.given->offsets, args.given->experts, args.given->weights,
-              storage);
-    return storage.plan;
+    BuildPlan(rows, experts, *args.given, slot);
+    return slot.plan;
   }
 
-  SelectRows(args, widest, storage.row_nonfinite);
+  SelectRows(args, widest, slot.row_nonfinite);
 
-  route_offsets_.resize(static_cast<size_t>(rows) + 1);
-  route_offsets_[0] = 0;
+  chosen_.offsets.resize(static_cast<size_t>(rows) + 1);
+  chosen_.offsets[0] = 0;
   int64_t total = 0;
   for (int r = 0; r < rows; ++r) {
-    total += route_counts_[r];
+    for (int i = 0; i < counts_[r]; ++i) {
+      chosen_.experts[total + i] = chosen_.experts[int64_t{r} * widest + i];
+      chosen_.weights[total + i] = chosen_.weights[int64_t{r} * widest + i];
+    }
+    total += counts_[r];
     // Plans have 32-bit offsets; callers treat a step that is too large as one without memory.
     if (total > std::numeric_limits<int32_t>::max()) throw std::bad_alloc();
-    route_offsets_[r + 1] = static_cast<int32_t>(total);
+    chosen_.offsets[r + 1] = static_cast<int32_t>(total);
   }
-  route_experts_.resize(static_cast<size_t>(route_offsets_[rows]));
-  route_weights_.resize(static_cast<size_t>(route_offsets_[rows]));
-  for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < route_counts_[r]; ++i) {
-      route_experts_[route_offsets_[r] + i] = route_experts_wide_[int64_t{r} * widest + i];
-      route_weights_[route_offsets_[r] + i] = route_weights_wide_[int64_t{r} * widest + i];
-    }
-  }
-  BuildPlan(rows, experts, route_offsets_, route_experts_, route_weights_, storage);
-  MarkFailed(storage.row_nonfinite);
-  return storage.plan;
+  chosen_.experts.resize(static_cast<size_t>(total));
+  chosen_.weights.resize(static_cast<size_t>(total));
+  BuildPlan(rows, experts, chosen_, slot);
+  MarkFailed(slot.row_nonfinite);
+  return slot.plan;
 }
 
-void CpuBackend::MarkFailed(std::span<const uint8_t> row_nonfinite) {
+void RoutingOps::MarkFailed(std::span<const uint8_t> row_nonfinite) {
   constexpr uint8_t kNoLargest = 2;  // RoutingPlan::row_nonfinite: no finite largest score
   // A router called outside of a step has no tokens to mark.
   if (failed_.empty() || row_nonfinite.size() % failed_.size() != 0) return;
@@ -254,42 +248,53 @@ void CpuBackend::MarkFailed(std::span<const uint8_t> row_nonfinite) {
   }
 }
 
-void CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
-                           const std::vector<int32_t>& ids, const std::vector<float>& weights,
-                           PlanStorage& storage) {
-  const size_t total = ids.size();
-  storage.expert_offsets.assign(static_cast<size_t>(experts) + 1, 0);
-  for (int32_t e : ids) ++storage.expert_offsets[e + 1];
-  for (int e = 0; e < experts; ++e) storage.expert_offsets[e + 1] += storage.expert_offsets[e];
-  storage.expert_of_assignment.resize(total);
-  storage.row_of_assignment.resize(total);
-  storage.weight_of_assignment.resize(total);
-  storage.assignments_of_row.resize(total);
-  storage.row_offsets = offsets;
+void RoutingOps::BuildPlan(int rows, int experts, const GivenRoutes& routes, PlanSlot& slot) {
+  const size_t total = routes.experts.size();
+  slot.expert_offsets.assign(static_cast<size_t>(experts) + 1, 0);
+  for (int32_t e : routes.experts) ++slot.expert_offsets[e + 1];
+  for (int e = 0; e < experts; ++e) slot.expert_offsets[e + 1] += slot.expert_offsets[e];
+  slot.expert_of_assignment.resize(total);
+  slot.row_of_assignment.resize(total);
+  slot.weight_of_assignment.resize(total);
+  slot.assignments_of_row.resize(total);
+  slot.row_offsets = routes.offsets;
   // This is a counting sort by expert; within an expert, rows stay in order.
-  std::vector<int32_t>& next = route_counts_;
-  next.assign(storage.expert_offsets.begin(), storage.expert_offsets.end() - 1);
+  std::vector<int32_t>& next = counts_;
+  next.assign(slot.expert_offsets.begin(), slot.expert_offsets.end() - 1);
   for (int r = 0; r < rows; ++r) {
-    for (int32_t i = offsets[r]; i < offsets[r + 1]; ++i) {
-      const int32_t a = next[ids[i]]++;
-      storage.expert_of_assignment[a] = ids[i];
-      storage.row_of_assignment[a] = r;
-      storage.weight_of_assignment[a] = weights[i];
-      storage.assignments_of_row[i] = a;
+    for (int32_t i = routes.offsets[r]; i < routes.offsets[r + 1]; ++i) {
+      const int32_t a = next[routes.experts[i]]++;
+      slot.expert_of_assignment[a] = routes.experts[i];
+      slot.row_of_assignment[a] = r;
+      slot.weight_of_assignment[a] = routes.weights[i];
+      slot.assignments_of_row[i] = a;
     }
   }
-  storage.step = step_number_;
-  storage.plan = {.rows = rows,
-                  .num_experts = experts,
-                  .num_assignments = static_cast<int>(total),
-                  .capacity = static_cast<int>(total),
-                  .expert_offsets = storage.expert_offsets.data(),
-                  .expert_of_assignment = storage.expert_of_assignment.data(),
-                  .row_of_assignment = storage.row_of_assignment.data(),
-                  .weight_of_assignment = storage.weight_of_assignment.data(),
-                  .row_offsets = storage.row_offsets.data(),
-                  .assignments_of_row = storage.assignments_of_row.data(),
-                  .row_nonfinite = storage.row_nonfinite.data()};
+  slot.routed = true;
+  slot.plan = {.rows = rows,
+               .num_experts = experts,
+               .num_assignments = static_cast<int>(total),
+               .capacity = static_cast<int>(total),
+               .expert_offsets = slot.expert_offsets.data(),
+               .expert_of_assignment = slot.expert_of_assignment.data(),
+               .row_of_assignment = slot.row_of_assignment.data(),
+               .weight_of_assignment = slot.weight_of_assignment.data(),
+               .row_offsets = slot.row_offsets.data(),
+               .assignments_of_row = slot.assignments_of_row.data(),
+               .row_nonfinite = slot.row_nonfinite.data()};
+}
+
+std::span<const TokenRoutes> RoutingOps::CountRoutes(std::span<const uint8_t> kind) {
+  auto& counters = static_cast<CpuRouteCounters&>(*step_.counters);
+  counted_plans_.clear();
+  for (const CountedBlock& block : counters.settings().blocks) {
+    const size_t slot = static_cast<size_t>(block.slot);
+    const bool routed = slot < slots_.size() && slots_[slot].routed;
+    counted_plans_.push_back(routed ? &slots_[slot].plan : nullptr);
+  }
+  routes_.resize(step_.token_ids.size());
+  counters.Count(kind, step_.token_ids, counted_plans_, routes_);
+  return routes_;
 }
 
 }  // namespace moeserve::cpu
