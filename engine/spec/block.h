@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/kinds.h"
 #include "kernels/base/activation.h"
 #include "kernels/base/rope.h"
 #include "kernels/base/routing_kinds.h"
@@ -16,6 +17,7 @@
 namespace moeserve {
 
 enum class NormKind : uint8_t { kRms, kLayer };  // kLayer has a bias
+constexpr NameTraits Traits(NormKind k) { return NameIn({"rms", "layer"}, k); }
 // Where a layer's norms are; f is attention or feed-forward.
 enum class NormPlacement : uint8_t {
   kPre,     // x + f(norm(x))
@@ -23,6 +25,9 @@ enum class NormPlacement : uint8_t {
   kOutput,  // x + norm(f(x))
   kBoth     // x + norm_out(f(norm(x)))
 };
+constexpr NameTraits Traits(NormPlacement k) {
+  return NameIn({"pre", "post", "output", "both"}, k);
+}
 constexpr bool NormsInput(NormPlacement p) {
   return p == NormPlacement::kPre || p == NormPlacement::kBoth;
 }
@@ -42,7 +47,11 @@ struct NormSpec {
 };
 
 enum class PositionKind : uint8_t { kRope, kSinusoidal, kLearned, kNone };
+constexpr NameTraits Traits(PositionKind k) {
+  return NameIn({"rope", "sinusoidal", "learned", "none"}, k);
+}
 enum class RopePairing : uint8_t { kHalf, kInterleaved };
+constexpr NameTraits Traits(RopePairing k) { return NameIn({"half", "interleaved"}, k); }
 
 struct PositionSpec {
   PositionKind kind = PositionKind::kRope;
@@ -123,6 +132,7 @@ struct SelectSpec {
 };
 
 enum class ExpertForm : uint8_t { kPlain, kGated };
+constexpr NameTraits Traits(ExpertForm k) { return NameIn({"plain", "gated"}, k); }
 
 // kPlain computes down(act(up x)), kGated computes down(act(gate x) * up x).
 struct ExpertSpec {
@@ -174,9 +184,11 @@ struct RoutedLayerSpec {
 };
 
 enum class QkNorm : uint8_t { kNone, kHead, kFull };
+constexpr NameTraits Traits(QkNorm k) { return NameIn({"none", "head", "full"}, k); }
 // With H query heads and G kv heads, query head j uses kv head floor(j / (H / G)) (kInterleave) or
 // j mod G (kTile).
 enum class GroupOrder : uint8_t { kInterleave, kTile };
+constexpr NameTraits Traits(GroupOrder k) { return NameIn({"interleave", "tile"}, k); }
 
 // Multi-head latent attention ("DeepSeek-V2", section 2.1). Keys and values of all heads are
 // products of one latent vector per token with matrices of the heads; one rotated key part is

@@ -1,11 +1,10 @@
-#include "engine/spec/check_position.h"
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "engine/spec/checker.h"
 #include "engine/spec/spec_limits.h"
 
 namespace moeserve {
@@ -16,46 +15,9 @@ double ExactRopeDimensions(const PositionSpec& position, int head_dim) {
   return position.fraction * head_dim;
 }
 
-void CheckRopeScaling(Checker& check, const std::string& scope, const RopeScaling& s) {
-  check.Positive(scope, "magnitude", s.magnitude);
-  switch (s.kind) {
-    case RopeScalingKind::kNone:
-      return;
-    case RopeScalingKind::kLinear:
-      check.Positive(scope, "factor", s.factor);
-      return;
-    case RopeScalingKind::kLlama3:
-      check.Positive(scope, "factor", s.factor);
-      check.Positive(scope, "original_positions", s.original_positions);
-      check.Positive(scope, "low_freq_factor", s.low_freq_factor);
-      check.Positive(scope, "high_freq_factor", s.high_freq_factor);
-      if (check.ok() && s.high_freq_factor <= s.low_freq_factor) {
-        check.Fail(scope + "high_freq_factor", "more than low_freq_factor",
-                   Number(s.high_freq_factor));
-      }
-      return;
-    case RopeScalingKind::kYarn:
-      check.Positive(scope, "factor", s.factor);
-      check.Positive(scope, "original_positions", s.original_positions);
-      check.Positive(scope, "beta_fast", s.beta_fast);
-      check.Positive(scope, "beta_slow", s.beta_slow);
-      return;
-    case RopeScalingKind::kFactors:
-      for (const double factor : s.factors) check.Positive(scope, "factors", factor);
-      return;
-    case RopeScalingKind::kLong:
-      check.Real(scope, "original_positions", s.original_positions, 1.0, kMaxPositions);
-      check.Positive(scope, "long_magnitude", s.long_magnitude);
-      for (const double factor : s.factors) check.Positive(scope, "factors", factor);
-      for (const double factor : s.long_factors) check.Positive(scope, "long_factors", factor);
-      return;
-  }
-}
-
 // Checks that XPOS's factors stay in range up to the last position.
 void CheckXpos(Checker& check, const std::string& scope, const ModelSpec& spec,
                const PositionSpec& position) {
-  check.Factor(scope, "xpos_base", position.xpos_base);
   if (!check.ok() || position.xpos_base == 0.0) return;
   const double bits = (spec.max_position_embeddings - 1.0) * -std::log2(kXposSmallest);
   const double smallest = std::max(bits / kMaxXposBits, 1e-3);
@@ -65,17 +27,17 @@ void CheckXpos(Checker& check, const std::string& scope, const ModelSpec& spec,
       Number(position.xpos_base) + Is("max_position_embeddings", spec.max_position_embeddings));
 }
 
-// Checks the settings of rope that do not depend on a layer. `scope` is the path of the object.
+// Checks the rules of rope that do not depend on a layer. `scope` is the path of the object.
 void CheckRope(Checker& check, const std::string& scope, const ModelSpec& spec,
                const PositionSpec& position) {
-  check.Positive(scope, "theta", position.theta);
-  check.Positive(scope, "fraction", position.fraction);
-  check.Real(scope, "fraction", position.fraction, 0.0, 1.0);
-  CheckRopeScaling(check, scope + "scaling.", position.scaling);
+  const RopeScaling& scaling = position.scaling;
+  check.Refuse(scaling.kind == RopeScalingKind::kLlama3 &&
+                   scaling.high_freq_factor <= scaling.low_freq_factor,
+               scope, "scaling.high_freq_factor", "more than low_freq_factor",
+               Number(scaling.high_freq_factor));
   CheckXpos(check, scope, spec, position);
-  if (check.ok() && position.scaling.kind == RopeScalingKind::kYarn && position.theta == 1.0) {
-    check.Fail(scope + "theta", "a number other than 1", "1 (scaling.kind is \"yarn\")");
-  }
+  check.Refuse(scaling.kind == RopeScalingKind::kYarn && position.theta == 1.0, scope, "theta",
+               "a number other than 1", "1 (scaling.kind is \"yarn\")");
 }
 
 }  // namespace
@@ -86,13 +48,10 @@ void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
     const auto allowed = [](PositionKind kind) {
       return kind == PositionKind::kRope || kind == PositionKind::kNone;
     };
-    if (check.ok() && !allowed(attention.position->kind)) {
-      check.Fail(scope + "position.kind", "\"rope\" or \"none\"", "another kind");
-    }
-    if (check.ok() && !allowed(spec.position.kind)) {
-      check.Fail(scope + "position", "none, because position.kind is not \"rope\" or \"none\"",
-                 "an object");
-    }
+    check.Refuse(!allowed(attention.position->kind), scope, "position.kind", "\"rope\" or \"none\"",
+                 "another kind");
+    check.Refuse(!allowed(spec.position.kind), scope, "position",
+                 "none, because position.kind is not \"rope\" or \"none\"", "an object");
     if (attention.position->kind == PositionKind::kRope) {
       CheckRope(check, scope + "position.", spec, *attention.position);
     }
@@ -112,45 +71,31 @@ void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
     return;
   }
   const auto check_list = [&](const char* key, const std::vector<double>& factors) {
-    if (!check.ok() || factors.size() == static_cast<size_t>(rounded / 2)) return;
-    check.Fail(path + "scaling." + key, "a list of " + std::to_string(rounded / 2) + " numbers",
-               std::to_string(factors.size()) + because);
+    check.Refuse(factors.size() != static_cast<size_t>(rounded / 2), path, key,
+                 Concat("a list of ", rounded / 2, " numbers"), factors.size(), because);
   };
   const RopeScaling& scaling = position.scaling;
   const bool is_long = scaling.kind == RopeScalingKind::kLong;
-  if (is_long || scaling.kind == RopeScalingKind::kFactors) check_list("factors", scaling.factors);
-  if (is_long) check_list("long_factors", scaling.long_factors);
-  if (is_long && check.ok() && LongSequencesFrom(spec) != scaling.original_positions) {
-    check.Fail(path + "scaling.original_positions", "the same number in all layers",
+  if (is_long || scaling.kind == RopeScalingKind::kFactors)
+    check_list("scaling.factors", scaling.factors);
+  if (is_long) check_list("scaling.long_factors", scaling.long_factors);
+  check.Refuse(is_long && LongSequencesFrom(spec) != scaling.original_positions, path,
+               "scaling.original_positions", "the same number in all layers",
                Number(scaling.original_positions));
-  }
 }
 
 void CheckPosition(Checker& check, const ModelSpec& spec) {
-  const bool sinusoidal = spec.position.kind == PositionKind::kSinusoidal;
-  check.Int("position.", "first", spec.position.first, 0, sinusoidal ? kMaxPositions : 0,
-            sinusoidal ? "" : " (position.kind is not \"sinusoidal\")");
-  switch (spec.position.kind) {
-    case PositionKind::kRope:
-      CheckRope(check, "position.", spec, spec.position);
-      break;
-    case PositionKind::kSinusoidal:
-      if (check.ok() && (spec.hidden_size < 4 || spec.hidden_size % 2 != 0)) {
-        check.Fail("hidden_size", "an even number >= 4",
-                   std::to_string(spec.hidden_size) + " (position.kind is \"sinusoidal\")");
-      }
-      break;
-    case PositionKind::kLearned:
-    case PositionKind::kNone:
-      break;
-  }
+  if (spec.position.kind == PositionKind::kRope) CheckRope(check, "position.", spec, spec.position);
+  check.Refuse(spec.position.kind == PositionKind::kSinusoidal &&
+                   (spec.hidden_size < 4 || spec.hidden_size % 2 != 0),
+               "", "hidden_size", "an even number >= 4", spec.hidden_size,
+               " (position.kind is \"sinusoidal\")");
 }
 
 void CheckRelativeBias(Checker& check, const ModelSpec& spec) {
   if (!spec.relative_bias.has_value()) return;
   const RelativeBias& bias = *spec.relative_bias;
   const std::string scope = "relative_bias.";
-  check.Int(scope, "buckets", bias.buckets, bias.bidirectional ? 4 : 2, kMaxBuckets);
   check.Int(scope, "max_distance", bias.max_distance, bias.exact_buckets() + 1, kMaxPositions,
             Is("buckets", bias.buckets));
   const int64_t distances =
@@ -167,11 +112,10 @@ void CheckBiasOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
                       const AttentionSpec& attention) {
   if (!check.ok() || !spec.relative_bias.has_value()) return;
   const std::string because = " (relative_bias is set)";
-  if (attention.routed()) check.Fail(scope + "kind", "\"dense\"", "\"routed\"" + because);
-  if (attention.latent.has_value()) check.Fail(scope + "latent", "none", "an object" + because);
-  if (attention.soft_cap != 0) {
-    check.Fail(scope + "soft_cap", "0", Number(attention.soft_cap) + because);
-  }
+  check.Refuse(attention.routed(), scope, "kind", "\"dense\"", "\"routed\"", because);
+  check.Refuse(attention.latent.has_value(), scope, "latent", "none", "an object", because);
+  check.Refuse(attention.soft_cap != 0, scope, "soft_cap", "0", Number(attention.soft_cap),
+               because);
   const int heads = spec.attention(0).num_heads;
   check.Int(scope, "num_heads", attention.num_heads, heads, heads, because);
 }

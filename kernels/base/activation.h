@@ -2,32 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
+#include "base/kinds.h"
 #include "kernels/base/host_device.h"
 
 namespace moeserve {
 
+// kGelu is x times the exact normal distribution function.
 enum class ActivationKind : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
-
-struct ActivationTraits {
-  std::string_view name;  // in configuration files and descriptions
-};
-
-constexpr ActivationTraits Traits(ActivationKind kind) {
-  switch (kind) {
-    case ActivationKind::kNone:
-      return {"none"};
-    case ActivationKind::kSilu:
-      return {"silu"};
-    case ActivationKind::kGelu:
-      return {"gelu"};  // x times the exact normal distribution function
-    case ActivationKind::kGeluTanh:
-      return {"gelu_tanh"};
-    case ActivationKind::kRelu:
-      return {"relu"};
-  }
-  return {};
+constexpr NameTraits Traits(ActivationKind k) {
+  return NameIn({"none", "silu", "gelu", "gelu_tanh", "relu"}, k);
 }
 
 // How a linear layer's outputs become hidden units. A gated layer has two outputs per hidden unit,

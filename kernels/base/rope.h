@@ -4,33 +4,22 @@
 
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
+
+#include "base/kinds.h"
 
 namespace moeserve {
 
-enum class RopeScalingKind : uint8_t { kNone, kLinear, kLlama3, kYarn, kFactors, kLong };
-
-struct RopeScalingTraits {
-  std::string_view name;  // in configuration files and descriptions
+enum class RopeScalingKind : uint8_t {
+  kNone,
+  kLinear,   // every frequency is divided by `factor`
+  kLlama3,   // divides low frequencies, keeps high ones, interpolates between them
+  kYarn,     // "YaRN: Efficient Context Window Extension", section 3.2
+  kFactors,  // one divisor per frequency
+  kLong      // LongRoPE: one divisor per frequency; long texts have other ones
 };
-
-constexpr RopeScalingTraits Traits(RopeScalingKind kind) {
-  switch (kind) {
-    case RopeScalingKind::kNone:
-      return {"none"};
-    case RopeScalingKind::kLinear:
-      return {"linear"};  // every frequency is divided by `factor`
-    case RopeScalingKind::kLlama3:
-      return {"llama3"};  // divides low frequencies, keeps high ones, interpolates between them
-    case RopeScalingKind::kYarn:
-      return {"yarn"};  // "YaRN: Efficient Context Window Extension", section 3.2
-    case RopeScalingKind::kFactors:
-      return {"factors"};  // one divisor per frequency
-    case RopeScalingKind::kLong:
-      return {"long"};  // LongRoPE: one divisor per frequency; long texts have other ones
-  }
-  return {};
+constexpr NameTraits Traits(RopeScalingKind k) {
+  return NameIn({"none", "linear", "llama3", "yarn", "factors", "long"}, k);
 }
 
 // Each kind uses the members that its comment names; the others keep their defaults.

@@ -8,25 +8,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/kinds.h"
 #include "kernels/base/host_device.h"
 
 namespace moeserve {
 
 enum class ScoreKind : uint8_t { kDot, kCosine };
-
-struct ScoreTraits {
-  std::string_view name;  // in configuration files
-};
-
-constexpr ScoreTraits Traits(ScoreKind kind) {
-  switch (kind) {
-    case ScoreKind::kDot:
-      return {"dot"};
-    case ScoreKind::kCosine:
-      return {"cosine"};
-  }
-  return {};
-}
+constexpr NameTraits Traits(ScoreKind k) { return NameIn({"dot", "cosine"}, k); }
 
 // How a router normalises its rows before the scores; its experts get the rows as they are. The
 // norms divide by the root mean square of the row; kRmsWeight also multiplies by learned weights.
@@ -121,22 +109,7 @@ MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
 // reach p times the sum over all experts. kTable selects those that a table lists for the row's
 // token; its gate alone depends on the scores.
 enum class SelectKind : uint8_t { kTopK, kTopP, kTable };
-
-struct SelectTraits {
-  std::string_view name;  // in configuration files and reports
-};
-
-constexpr SelectTraits Traits(SelectKind kind) {
-  switch (kind) {
-    case SelectKind::kTopK:
-      return {"top_k"};
-    case SelectKind::kTopP:
-      return {"top_p"};
-    case SelectKind::kTable:
-      return {"table"};
-  }
-  return {};
-}
+constexpr NameTraits Traits(SelectKind k) { return NameIn({"top_k", "top_p", "table"}, k); }
 
 // Whether top-p stops when the selected gate values reach p times the sum over all experts (kGe) or
 // only when they exceed it (kGt).
@@ -157,40 +130,15 @@ constexpr TopPCompareTraits Traits(TopPCompare compare) {
   return {};
 }
 
-// How the choice values of a group's experts make the score of the group.
+// How the choice values of a group's experts make the score of the group: kSumOfTwo adds the two
+// largest.
 enum class GroupScoreKind : uint8_t { kMax, kSumOfTwo };
-
-struct GroupScoreTraits {
-  std::string_view name;  // in configuration files and descriptions
-};
-
-constexpr GroupScoreTraits Traits(GroupScoreKind kind) {
-  switch (kind) {
-    case GroupScoreKind::kMax:
-      return {"max"};
-    case GroupScoreKind::kSumOfTwo:
-      return {"sum_of_two"};  // of the two largest
-  }
-  return {};
-}
+constexpr NameTraits Traits(GroupScoreKind k) { return NameIn({"max", "sum_of_two"}, k); }
 
 // What the choice values of experts outside of the best groups become. With kZero, such an expert
 // can still be selected if other choice values are negative.
 enum class GroupMaskKind : uint8_t { kMinusInfinity, kZero };
-
-struct GroupMaskTraits {
-  std::string_view name;  // in configuration files
-};
-
-constexpr GroupMaskTraits Traits(GroupMaskKind kind) {
-  switch (kind) {
-    case GroupMaskKind::kMinusInfinity:
-      return {"minus_infinity"};
-    case GroupMaskKind::kZero:
-      return {"zero"};
-  }
-  return {};
-}
+constexpr NameTraits Traits(GroupMaskKind k) { return NameIn({"minus_infinity", "zero"}, k); }
 
 // The largest number of groups of experts.
 inline constexpr int kMaxExpertGroups = 32;

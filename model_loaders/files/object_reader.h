@@ -53,12 +53,6 @@ class ObjectReader {
   template <typename Kind>
   std::optional<Kind> PickKind(std::string_view key, Kind first = Kind{},
                                std::optional<Kind> fallback = std::nullopt);
-  // Reads `key` as the name of any value of the enum. Returns `fallback` if the key is absent or
-  // its value was reported as wrong.
-  template <typename Kind>
-  Kind PickKindOr(std::string_view key, Kind fallback) {
-    return PickKind<Kind>(key, Kind{}, fallback).value_or(fallback);
-  }
 
   // Returns the JSON value, or null if the key is absent. Required() reports a missing key;
   // `expected` describes the value in that error message.

@@ -47,14 +47,8 @@ template <typename Kind>
 std::vector<Kind> AllValues() {
   if constexpr (std::is_same_v<Kind, ActivationKind>) {
     return AllKinds(ActivationKind::kSilu);  // experts never have kNone
-  } else if constexpr (requires(Kind kind) { Traits(kind); }) {
-    return AllKinds<Kind>();
-  } else if constexpr (std::is_same_v<Kind, NormPlacement> || std::is_same_v<Kind, PositionKind>) {
-    return {Kind{0}, Kind{1}, Kind{2}, Kind{3}};
-  } else if constexpr (std::is_same_v<Kind, QkNorm>) {
-    return {Kind{0}, Kind{1}, Kind{2}};
   } else {
-    return {Kind{0}, Kind{1}};
+    return AllKinds<Kind>();
   }
 }
 

@@ -1,16 +1,18 @@
 #include "model_loaders/architectures/native/config_json.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "base/message.h"
+#include "engine/spec/settings.h"
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/leftover.h"
-#include "model_loaders/architectures/native/config_blocks.h"
 #include "model_loaders/files/object_reader.h"
 #include "model_loaders/tokenizer/token_ids.h"
 
@@ -22,42 +24,173 @@ using Json = nlohmann::json;
 constexpr std::string_view kNativeModelType = "routed_decoder";
 constexpr int kFormatVersion = 1;
 
-NormSpec ParseNorm(const Json& json, Problems* problems) {
-  ObjectReader reader(json, "norm", problems);
-  NormSpec norm;
-  if (!reader.valid()) return norm;
-  norm.kind = reader.Pick<NormKind>("kind", {{"rms", NormKind::kRms}, {"layer", NormKind::kLayer}})
-                  .value_or(NormKind::kRms);
-  const auto read_eps = [&](const char* key, double fallback) {
-    const double eps = reader.Real(key, fallback);
-    if (std::fabs(eps) <= std::numeric_limits<float>::max()) return static_cast<float>(eps);
-    reader.Fault(key, "a number that f32 can hold", ShowJson(json[key]));
-    return 0.0f;
-  };
-  norm.eps = read_eps("eps", 1e-5);
-  if (json.contains("final_eps")) norm.final_eps = read_eps("final_eps", 1e-5);
-  norm.placement = reader
-                       .Pick<NormPlacement>("placement",
-                                            {{"pre", NormPlacement::kPre},
-                                             {"post", NormPlacement::kPost},
-                                             {"output", NormPlacement::kOutput},
-                                             {"both", NormPlacement::kBoth}},
-                                            NormPlacement::kPre)
-                       .value_or(NormPlacement::kPre);
-  if (json.contains("final")) norm.final_norm = reader.Bool("final", false);
-  reader.RefuseOthers();
-  return norm;
+// Reads one width for all experts, or a list with one width per expert. `num_experts` is 0 if its
+// value was invalid; only the type is then checked.
+std::vector<int> ParseWidths(const Json& json, const std::string& path, int num_experts,
+                             Problems* problems) {
+  if (const std::optional<int> width = IntFrom(json)) return std::vector<int>(num_experts, *width);
+  if (!json.is_array() || (num_experts > 0 && json.size() != static_cast<size_t>(num_experts))) {
+    const std::string found = json.is_array() ? Concat("a list of ", json.size()) : ShowJson(json);
+    const std::string expected = Concat(path, ": expected an integer or a list of ");
+    problems->Add(num_experts > 0 ? Concat(expected, num_experts, " integers, found ", found,
+                                           " (num_experts is ", num_experts, ')')
+                                  : Concat(expected, "integers, found ", found));
+    return {};
+  }
+  std::vector<int> widths;
+  for (const Json& item : json) {
+    const std::optional<int> width = IntFrom(item);
+    if (!width.has_value()) {
+      problems->Add(
+          Concat(path, '[', widths.size(), "]: expected an integer, found ", ShowJson(item)));
+      return {};
+    }
+    widths.push_back(*width);
+  }
+  return widths;
 }
 
-RelativeBias ParseRelativeBias(const Json& json, Problems* problems) {
-  ObjectReader reader(json, "relative_bias", problems);
-  RelativeBias bias;
-  if (!reader.valid()) return bias;
-  bias.buckets = reader.Int("buckets");
-  bias.max_distance = reader.Int("max_distance");
-  bias.bidirectional = reader.Bool("bidirectional", false);
+// Reads the object of a structure, which error messages call `path`. The result is valid only if
+// the call added nothing to `problems`. `context` is that of the table.
+template <typename S, typename... Context>
+void ReadSettings(const Json& json, const std::string& path, Problems* problems, S& spec,
+                  const Context&... context);
+
+// Reads the settings of a table of engine/spec/settings.h.
+template <typename S>
+class SettingsReader : public SettingsVisitor<SettingsReader<S>, S> {
+ public:
+  SettingsReader(ObjectReader& reader, Problems* problems, S& spec)
+      : SettingsVisitor<SettingsReader, S>(spec), reader_(reader), problems_(problems) {}
+
+  template <typename T>
+  void Row(const char* key, T& value, const T* assumed, const Rule& rule) {
+    if (!rule.used) return;
+    const std::optional<T> fallback = assumed == nullptr ? std::nullopt : std::optional(*assumed);
+    if constexpr (std::is_enum_v<T>) {
+      const T first = static_cast<T>(std::max(rule.low, 0.0));
+      value = reader_.PickKind<T>(key, first, fallback).value_or(fallback.value_or(first));
+    } else if constexpr (std::is_same_v<T, bool>) {
+      value = reader_.Bool(key, fallback.value_or(false));
+    } else if constexpr (std::is_same_v<T, int>) {
+      const size_t before = problems_->count();
+      value = reader_.Int(key, fallback);
+      if (rule.early && problems_->count() == before) CheckEarly(key, value, rule);
+    } else if constexpr (std::is_same_v<T, double>) {
+      value = reader_.Real(key, fallback);
+    } else if constexpr (std::is_same_v<T, float>) {
+      const double number = reader_.Real(key, fallback);
+      const bool fits = std::fabs(number) <= std::numeric_limits<float>::max();
+      value = fits ? static_cast<float>(number) : 0.0f;
+      if (!fits) {
+        reader_.Fault(key, "a number that f32 can hold", ShowJson(*reader_.Optional(key)));
+      }
+    } else if constexpr (std::is_same_v<T, std::vector<double>>) {
+      value = reader_.Reals(key);
+    } else if (const Json* json = reader_.Optional(key)) {
+      ReadOptional(key, *json, value, rule);
+    }
+  }
+
+  template <typename T>
+  bool Kind(const char* key, T S::*member) {
+    const std::optional<T> kind = reader_.PickKind<T>(key);
+    if (!kind.has_value()) return kind_known_ = false;
+    this->spec.*member = *kind;
+    Variant(Concat("kind is ", Quoted(KindName(*kind))));
+    return true;
+  }
+
+  template <typename T>
+  bool Form(const char* key, std::optional<T> S::*member) {
+    std::optional<bool> routed;
+    if constexpr (std::is_same_v<S, AttentionSpec>) {
+      // ReadSettings() of a mixer has seen that it is none of the other kinds.
+      routed = reader_.Pick<bool>(
+          key, {{"dense", false}, {"routed", true}, {kShortConvolution, false}});
+    } else {
+      routed = reader_.Pick<bool>(key, {{"dense", false}, {"routed", true}});
+    }
+    if (!routed.has_value()) return kind_known_ = false;
+    if (*routed) (this->spec.*member).emplace();
+    Variant(*routed ? "kind is \"routed\"" : "kind is \"dense\"");
+    return true;
+  }
+
+  void OnlyKind(const char* key, std::string_view name) {
+    reader_.Optional(key);
+    Variant(Concat("kind is ", Quoted(name)));
+  }
+
+  void Variant(std::string_view text) { variant_ = Concat(" (", text, ')'); }
+
+  void Named(const char* key, bool S::*member, std::string_view no, std::string_view yes) {
+    this->spec.*member = reader_.Pick<bool>(key, {{no, false}, {yes, true}}, false).value_or(false);
+  }
+
+  void Widths(const char* key, std::vector<int> S::*member, const Rule&) {
+    const Json* json = reader_.Required(key, "an integer or a list of integers");
+    if (json == nullptr) return;
+    this->spec.*member = ParseWidths(*json, reader_.PathOf(key), this->spec.num_experts, problems_);
+  }
+
+  template <typename T, typename... Context>
+  void Object(const char* key, T S::*member, Need need = {}, const Context&... context) {
+    const Json* json =
+        need == Need::kRequired ? reader_.Required(key, "an object") : reader_.Optional(key);
+    if (json == nullptr) return;
+    auto& part = this->spec.*member;
+    if constexpr (requires { part.emplace(); }) {
+      ReadSettings(*json, reader_.PathOf(key), problems_, part.emplace(), context...);
+    } else {
+      ReadSettings(*json, reader_.PathOf(key), problems_, part, context...);
+    }
+    // Files have the number of experts with matrices.
+    if constexpr (std::is_same_v<T, NullExperts>) this->spec.num_experts += part.total();
+  }
+
+  void RefuseOthers() {
+    if (kind_known_) reader_.RefuseOthers(variant_);
+  }
+
+ private:
+  void CheckEarly(const char* key, int& value, const Rule& rule) {
+    if (!reader_.valid() || (value >= rule.low && value <= rule.high)) return;
+    const auto low = static_cast<int>(rule.low), high = static_cast<int>(rule.high);
+    reader_.Fault(key, Concat("an integer in [", low, ", ", high, ']'), std::to_string(value));
+    value = 0;
+  }
+
+  template <typename T>
+  void ReadOptional(const char* key, const Json& json, std::optional<T>& value, const Rule& rule) {
+    if constexpr (std::is_same_v<T, int>) {
+      value = IntFrom(json);
+      if (!value && !json.is_null()) reader_.Fault(key, "null or an integer", ShowJson(json));
+    } else {
+      Row(key, value.emplace(), static_cast<const T*>(nullptr), rule);
+    }
+  }
+
+  ObjectReader& reader_;
+  Problems* const problems_;
+  std::string variant_;
+  bool kind_known_ = true;
+};
+
+template <typename S, typename... Context>
+void ReadSettings(const Json& json, const std::string& path, Problems* problems, S& spec,
+                  const Context&... context) {
+  ObjectReader object(json, path, problems);
+  SettingsReader<S> reader(object, problems, spec);
+  Settings(reader, spec, context...);
   reader.RefuseOthers();
-  return bias;
+}
+
+// Reads an object of "attention", which may be another mixer of tokens.
+void ReadSettings(const Json& json, const std::string& path, Problems* problems, Mixer& mixer) {
+  const auto kind = json.is_object() ? json.find("kind") : json.end();
+  if (kind != json.end() && *kind == kShortConvolution) mixer = ShortConvolutionSpec();
+  std::visit([&](auto& spec) { ReadSettings(json, path, problems, spec); }, mixer);
 }
 
 Quantization ParseQuantization(const Json& json, Problems* problems) {
@@ -88,7 +221,6 @@ int64_t ExpertsOf(const FeedForwardSpec& block) {
 // layers.
 template <typename Block>
 std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers, bool* is_list,
-                               Block (*parse)(const Json&, const std::string&, Problems*),
                                Problems* problems) {
   const std::string expected = Concat("an object or a list of ", layers, " objects");
   const Json* json = reader.Required(key, expected);
@@ -101,7 +233,8 @@ std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers
     return true;
   };
   if (!*is_list) {
-    const Block block = parse(*json, key, problems);
+    Block block;
+    ReadSettings(*json, key, problems, block);
     if (!problems->empty() || too_many(ExpertsOf(block) * layers)) return {};
     return std::vector<Block>(layers, block);
   }
@@ -113,7 +246,8 @@ std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers
   std::vector<Block> blocks;
   int64_t experts = 0;
   for (const Json& item : *json) {
-    blocks.push_back(parse(item, Concat(key, '[', blocks.size(), ']'), problems));
+    const std::string path = Concat(key, '[', blocks.size(), ']');
+    ReadSettings(item, path, problems, blocks.emplace_back());
     experts += ExpertsOf(blocks.back());
     if (problems->count() >= Problems::kShown || too_many(experts)) break;
   }
@@ -162,20 +296,8 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   if (const Json* eos = reader.Required("eos_token_id", kTokenIdsExpected)) {
     spec.eos_token_ids = ParseTokenIds(*eos, "eos_token_id", &problems);
   }
-  if (const Json* norm = reader.Optional("norm")) spec.norm = ParseNorm(*norm, &problems);
-  if (const Json* position = reader.Optional("position")) {
-    spec.position = ParsePosition(*position, "position", &problems);
-  }
-  if (const Json* bias = reader.Optional("relative_bias")) {
-    spec.relative_bias = ParseRelativeBias(*bias, &problems);
-  }
-  spec.embedding_scale = reader.Real("embedding_scale", 1.0);
-  spec.embedding_norm = reader.Bool("embedding_norm", false);
-  spec.residual_scale = reader.Real("residual_scale", 1.0);
-  spec.logit_scale = reader.Real("logit_scale", 1.0);
-  spec.logit_soft_cap = reader.Real("logit_soft_cap", 0.0);
-  spec.tie_word_embeddings = reader.Bool("tie_word_embeddings", false);
-  spec.head_bias = reader.Bool("head_bias", false);
+  SettingsReader<ModelSpec> settings(reader, &problems, spec);
+  Settings(settings, spec);
   if (const Json* quantization = reader.Optional("quantization")) {
     config.quantization = ParseQuantization(*quantization, &problems);
   }
@@ -183,10 +305,9 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   std::vector<Mixer> attention;
   std::vector<FeedForwardSpec> feed_forward;
   if (layers_known) {
-    attention = ParseBlocks<Mixer>(reader, "attention", layers, &config.attention_is_list,
-                                   ParseTokenMixer, &problems);
-    feed_forward = ParseBlocks<FeedForwardSpec>(
-        reader, "feed_forward", layers, &config.feed_forward_is_list, ParseFeedForward, &problems);
+    attention = ParseBlocks<Mixer>(reader, "attention", layers, &config.attention_is_list, &problems);
+    feed_forward = ParseBlocks<FeedForwardSpec>(reader, "feed_forward", layers,
+                                                &config.feed_forward_is_list, &problems);
   } else {
     reader.Optional("attention");
     reader.Optional("feed_forward");

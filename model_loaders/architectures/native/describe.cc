@@ -1,20 +1,58 @@
 #include "model_loaders/architectures/native/describe.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <initializer_list>
+#include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/kinds.h"
 #include "base/message.h"
+#include "engine/spec/settings.h"
 
 namespace moeserve {
 namespace {
 
-std::string Number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.6g", value);
-  return text;
-}
+// What the table of engine/spec/settings.h says of the settings that are not the default.
+template <typename S>
+class Phrases : public SettingsVisitor<Phrases<S>, const S> {
+ public:
+  template <typename... Context>
+  explicit Phrases(const S& spec, const Context&... context)
+      : SettingsVisitor<Phrases, const S>(spec) {
+    Settings(*this, spec, context...);
+  }
+
+  template <typename T>
+  void Row(std::string_view key, const T& value, const T* assumed, const Rule& rule) {
+    if (assumed == nullptr || value == *assumed) return;
+    std::string& phrase = phrases_.emplace_back(key, rule.text).second;
+    if constexpr (requires { Traits(value).suffix; }) phrase = Traits(value).suffix;
+    const size_t at = phrase.find('%');
+    if (at != std::string::npos) phrase.replace(at, 1, ValueText(value));
+  }
+
+  // Returns the phrases of these keys, in this order.
+  std::string Take(std::initializer_list<std::string_view> keys) {
+    std::string text;
+    for (const std::string_view wanted : keys) {
+      for (auto& [key, phrase] : phrases_) {
+        if (key == wanted) text.append(std::exchange(phrase, {}));
+      }
+    }
+    return text;
+  }
+  // Returns the phrases that Take() has not returned, in the order of the table.
+  std::string Rest() const {
+    std::string text;
+    for (const auto& [key, phrase] : phrases_) text.append(phrase);
+    return text;
+  }
+
+ private:
+  std::vector<std::pair<std::string_view, std::string>> phrases_;
+};
 
 std::string WidthsText(const std::vector<int>& widths) {
   const auto [least, most] = std::minmax_element(widths.begin(), widths.end());
@@ -29,22 +67,11 @@ std::string WidthsText(const std::vector<int>& widths) {
 }
 
 std::string ScoreText(const ScoreSpec& score) {
+  Phrases phrases(score);
   std::string text = Concat(KindName(score.kind), " score");
-  switch (score.kind) {
-    case ScoreKind::kDot:
-      if (score.bias) text.append(" with bias");
-      break;
-    case ScoreKind::kCosine:
-      text.append(Concat(" of dim ", score.dim));
-      if (score.bias) text.append(" with bias");
-      if (!score.normalize_row) text.append(", rows as they are");
-      if (!score.normalize_expert) text.append(", experts as they are");
-      text.append(Traits(score.temperature).suffix);
-      break;
-  }
-  text.append(Traits(score.norm).suffix);
-  if (score.row_scale != 1.0) text.append(Concat(", rows times ", Number(score.row_scale)));
-  return text;
+  if (score.kind == ScoreKind::kCosine) text.append(Concat(" of dim ", score.dim));
+  text.append(phrases.Take({"bias", "normalize_row", "normalize_expert", "temperature"}));
+  return text + phrases.Rest();
 }
 
 std::string SelectText(const SelectSpec& select) {
@@ -57,7 +84,7 @@ std::string SelectText(const SelectSpec& select) {
       text = Concat("a table of ", select.k, " for each token");
       break;
     case SelectKind::kTopP:
-      text = Concat("top-p ", Traits(select.compare).symbol, ' ', Number(select.p), ", at most ",
+      text = Concat("top-p ", Traits(select.compare).symbol, ' ', ValueText(select.p), ", at most ",
                     select.max_experts);
       break;
   }
@@ -92,7 +119,7 @@ std::string NullExpertsText(const NullExperts& null_experts) {
   return text.empty() ? text : Concat(text, " experts");
 }
 
-std::string RoutingText(const RoutedLayerSpec& routing) {
+std::string RoutingText(const RoutedLayerSpec& routing, BlockKind block) {
   std::string text;
   if (routing.split.heads > 1) {
     text = Concat("split into ", routing.split.heads, " sub-tokens", ProjectionsText(routing.split),
@@ -104,63 +131,35 @@ std::string RoutingText(const RoutedLayerSpec& routing) {
   }
   text.append(Concat(ScoreText(routing.score), ", ", Traits(routing.gate).description, ", ",
                      SelectText(routing.select)));
-  if (routing.renormalize) text.append(", renormalized");
-  if (routing.scale != 1.0) text.append(Concat(", times ", Number(routing.scale)));
-  if (routing.expert_scale) text.append(", times a factor per expert");
-  return text;
+  return text + Phrases(routing, block).Rest();
 }
 
 std::string ExpertText(const ExpertSpec& expert) {
-  std::string text = expert.form == ExpertForm::kGated ? "gated " : "plain ";
-  text.append(KindName(expert.activation));
-  if (expert.activation_slope != 1.0f) {
-    text.append(Concat(" of slope ", Number(expert.activation_slope)));
-  }
-  if (expert.activation_limit != 0.0f) {
-    text.append(Concat(" limited to ", Number(expert.activation_limit)));
-  }
-  if (expert.up_offset != 0.0f) text.append(Concat(", up plus ", Number(expert.up_offset)));
-  if (expert.bias) text.append(", bias");
-  if (expert.inner_norm) text.append(", inner norm");
+  Phrases phrases(expert);
+  std::string text = Concat(KindName(expert.form), ' ', KindName(expert.activation));
+  text.append(phrases.Take({"activation_slope", "activation_limit", "up_offset", "bias"}));
+  text.append(phrases.Rest());
   if (expert.residual) {
-    text.append(Concat(", ", expert.depth,
-                       expert.depth == 1 ? " residual sub-layer" : " residual sub-layers"));
+    text.append(Concat(", ", expert.depth, " residual sub-layer", expert.depth == 1 ? "" : "s"));
   }
   return text;
-}
-
-std::string_view PlacementText(NormPlacement placement) {
-  switch (placement) {
-    case NormPlacement::kPre:
-      return "pre-";
-    case NormPlacement::kPost:
-      return "post-";
-    case NormPlacement::kOutput:
-      return "output ";
-    case NormPlacement::kBoth:
-      return "pre- and output ";
-  }
-  return "";
 }
 
 std::string PositionText(const PositionSpec& position) {
   switch (position.kind) {
     case PositionKind::kRope: {
-      std::string text = Concat("rope theta ", Number(position.theta),
-                                position.pairing == RopePairing::kHalf ? " half" : " interleaved");
-      if (position.fraction != 1.0) text.append(Concat(" fraction ", Number(position.fraction)));
-      if (position.xpos_base != 0.0) text.append(Concat(" xpos ", Number(position.xpos_base)));
+      std::string text = Concat("rope theta ", ValueText(position.theta), ' ',
+                                KindName(position.pairing), Phrases(position).Rest());
       if (position.scaling.kind != RopeScalingKind::kNone) {
         text.append(Concat(" scaling ", KindName(position.scaling.kind)));
       }
       if (position.scaling.kind == RopeScalingKind::kLong) {
-        text.append(Concat(" above ", Number(position.scaling.original_positions), " tokens"));
+        text.append(Concat(" above ", ValueText(position.scaling.original_positions), " tokens"));
       }
       return text;
     }
     case PositionKind::kSinusoidal:
-      return position.first == 0 ? std::string("sinusoidal positions")
-                                 : Concat("sinusoidal positions from ", position.first);
+      return "sinusoidal positions" + Phrases(position).Rest();
     case PositionKind::kLearned:
       return "learned positions";
     case PositionKind::kNone:
@@ -172,11 +171,12 @@ std::string PositionText(const PositionSpec& position) {
 }  // namespace
 
 std::string DescribeModel(const ModelSpec& spec) {
+  const std::string_view placement =
+      NameIn({"pre-", "post-", "output ", "pre- and output "}, spec.norm.placement).name;
   std::string text =
       Concat("vocabulary ", spec.vocab_size, ", hidden size ", spec.hidden_size, ", ",
              spec.num_layers(), " layers, up to ", spec.max_position_embeddings, " positions, ",
-             PlacementText(spec.norm.placement),
-             spec.norm.kind == NormKind::kRms ? "rms norm" : "layer norm");
+             placement, KindName(spec.norm.kind), " norm");
   if (spec.norm.final_norm.has_value()) {
     text.append(*spec.norm.final_norm ? " with a final norm" : " without a final norm");
   }
@@ -186,73 +186,52 @@ std::string DescribeModel(const ModelSpec& spec) {
     text.append(Concat(", biases of relative positions in ", bias.used_buckets(),
                        " buckets up to distance ", bias.max_distance));
   }
-  if (spec.logit_soft_cap != 0.0) {
-    text.append(Concat(", logits' soft cap ", Number(spec.logit_soft_cap)));
-  }
-  if (spec.embedding_norm) text.append(", norm of embeddings");
-  if (spec.tie_word_embeddings) text.append(", tied embeddings");
-  if (spec.head_bias) text.append(", bias of logits");
-  return text;
+  Phrases phrases(spec);
+  text.append(phrases.Take({"logit_soft_cap"}));
+  return text + phrases.Rest();
 }
 
 namespace {
 
 std::string MixerText(const AttentionSpec& attention) {
+  Phrases phrases(attention);
+  std::string norms = attention.qk_norm == QkNorm::kHead   ? ", q and k norm of each head"
+                      : attention.qk_norm == QkNorm::kFull ? ", q and k norm"
+                                                           : "";
+  norms.append(phrases.Take({"qk_norm_after_rope", "qkv_clip", "group_order"}));
   std::string text;
   if (attention.routed()) {
-    const RoutedLayerSpec& routing = *attention.routing;
-    text = Concat("routed: ", routing.num_experts, " experts of ", attention.num_kv_heads,
-                  " heads x ", attention.head_dim, ", ", RoutingText(routing));
+    text = Concat("routed: ", attention.routing->num_experts, " experts of ",
+                  attention.num_kv_heads, " heads x ", attention.head_dim, ", ",
+                  RoutingText(*attention.routing, BlockKind::kAttention));
+  } else if (attention.latent.has_value()) {
+    const LatentSpec& latent = *attention.latent;
+    text = Concat("dense: ", attention.num_heads, " heads x ", attention.head_dim,
+                  ", latent vectors of ", latent.rank, " and a rotated part of ", latent.rope_dim,
+                  ", values of ", latent.value_dim, Phrases(latent).Rest());
   } else {
     text = Concat("dense: ", attention.num_heads, " heads x ", attention.head_dim, ", ",
-                  attention.num_kv_heads, " kv heads");
-    if (attention.qk_norm == QkNorm::kHead) text.append(", q and k norm of each head");
-    if (attention.qk_norm == QkNorm::kFull) text.append(", q and k norm");
-    if (attention.qk_norm_after_rope) text.append(" after rope");
-    if (attention.qkv_clip != 0.0) {
-      text.append(Concat(", q, k and v within ", Number(attention.qkv_clip)));
-    }
-    if (attention.group_order == GroupOrder::kTile) text.append(", tile order");
-    if (attention.latent.has_value()) {
-      const LatentSpec& latent = *attention.latent;
-      text = Concat("dense: ", attention.num_heads, " heads x ", attention.head_dim,
-                    ", latent vectors of ", latent.rank, " and a rotated part of ", latent.rope_dim,
-                    ", values of ", latent.value_dim);
-      if (latent.query_rank > 0) text.append(Concat(", queries of rank ", latent.query_rank));
-    }
+                  attention.num_kv_heads, " kv heads", norms);
   }
-  if (attention.bias) text.append(", bias");
-  if (attention.out_bias) text.append(", output bias");
+  text.append(phrases.Take({"bias", "out_bias"}));
   if (attention.position.has_value()) text.append(Concat(", ", PositionText(*attention.position)));
-  if (attention.window.has_value()) text.append(Concat(", window ", *attention.window));
-  text.append(Concat(", scale ", Number(attention.scale)));
-  if (attention.soft_cap != 0.0) text.append(Concat(", soft cap ", Number(attention.soft_cap)));
-  if (attention.sinks) text.append(", sinks");
-  if (attention.gate) text.append(", gate");
-  if (attention.inner_norm) text.append(", inner norm");
-  return text;
+  text.append(phrases.Take({"window"}));
+  return Concat(text, ", scale ", ValueText(attention.scale), phrases.Rest());
 }
 
 std::string MixerText(const ShortConvolutionSpec& convolution) {
-  return Concat("short convolution: ", convolution.taps, " taps", convolution.bias ? ", bias" : "");
+  return Concat("short convolution: ", convolution.taps, " taps", Phrases(convolution).Rest());
 }
 
 std::string MixerText(const FeedForwardSpec& feed_forward) {
-  const std::string_view out_bias = feed_forward.out_bias ? ", output bias" : "";
+  const std::string rest = Phrases(feed_forward).Rest();
   if (!feed_forward.routed()) {
-    return Concat("dense: width ", feed_forward.width, ", ", ExpertText(feed_forward.expert),
-                  out_bias);
+    return Concat("dense: width ", feed_forward.width, ", ", ExpertText(feed_forward.expert), rest);
   }
   const RoutedLayerSpec& routing = *feed_forward.routing;
-  std::string text = Concat("routed: ", routing.num_bodies(), " experts, ",
-                            WidthsText(routing.widths), ", ", ExpertText(feed_forward.expert),
-                            NullExpertsText(routing.null_experts), "; ", RoutingText(routing));
-  if (feed_forward.shared_width > 0) {
-    text.append(Concat("; shared expert of width ", feed_forward.shared_width,
-                       feed_forward.shared_gate ? ", gated" : ""));
-  }
-  text.append(out_bias);
-  return text;
+  return Concat("routed: ", routing.num_bodies(), " experts, ", WidthsText(routing.widths), ", ",
+                ExpertText(feed_forward.expert), NullExpertsText(routing.null_experts), "; ",
+                RoutingText(routing, BlockKind::kFeedForward), rest);
 }
 
 }  // namespace
