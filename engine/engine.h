@@ -39,7 +39,8 @@ struct EngineOptions {
   // Largest number of rows in one step, prefill and decode together. 0: the device's preferred
   // number of rows. A value below max_num_seqs is raised to max_num_seqs.
   int max_step_tokens = 0;
-  // Bytes of the KV cache, without states. 0: enough for max_num_seqs sequences of min(max_model_len, 2048) tokens.
+  // Bytes of the KV cache, without states. 0: enough for max_num_seqs sequences of
+  // min(max_model_len, 2048) tokens.
   int64_t kv_cache_bytes = 0;
   // Create() fails if the cache would have more bytes. 0: no limit.
   int64_t max_kv_cache_bytes = 0;
@@ -88,7 +89,7 @@ struct EngineStats {
   double forward_seconds = 0.0;  // the part of step_seconds spent in Model::Forward
   int kv_block_tokens = 0;
   int64_t kv_cache_bytes = 0;  // with the states of models that have them
-  int64_t weight_bytes = 0;  // as laid out for the device
+  int64_t weight_bytes = 0;    // as laid out for the device
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
   uint64_t finished_stop = 0;

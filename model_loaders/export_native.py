@@ -117,6 +117,12 @@ def _attention(add, norm, block_norms, name, path, block, d):
     if "latent" in block:
         _latent_attention(add, name, path, block, d)
         return
+    if _key(block, path, "kind") == "short_conv":
+        bias = block.get("bias", False)
+        for part in ("b", "c", "x", "o"):
+            add(name + part, (d, d), "hidden_size", bias)
+        add(name + "conv", (d, block.get("conv", 3)), path + "conv", bias)
+        return
     routed = _key(block, path, "kind") == "routed"
     heads = None if routed else _key(block, path, "num_heads")
     head_dim = _key(block, path, "head_dim")

@@ -16,9 +16,10 @@ Result<std::unique_ptr<ShortConvolution>> ShortConvolution::Load(LoadContext& lo
   layer->state_ = StateIndex(model, block);
   layer->taps_ = spec.taps;
   MOESERVE_ASSIGN_OR_RETURN(layer->projection_,
-                            StackedLinear::Load(load, d, {{prefix + ".b", d, spec.bias},
-                                                          {prefix + ".c", d, spec.bias},
-                                                          {prefix + ".x", d, spec.bias}}));
+                            StackedLinear::Load(load, d,
+                                                {{prefix + ".b", d, spec.bias},
+                                                 {prefix + ".c", d, spec.bias},
+                                                 {prefix + ".x", d, spec.bias}}));
   MOESERVE_ASSIGN_OR_RETURN(const HostTensor weight,
                             load.source.Get(prefix + ".conv.weight", {d, spec.taps}));
   std::vector<float> by_tap;

@@ -137,6 +137,7 @@ void MemoryPool::AddStates(SequenceMemory& m, int rows, int drafted, int prompt,
   for (int n = (m.computed / kPageTokens + 1) * kPageTokens; n <= m.state_tokens;
        n += kPageTokens) {
     if (!WantsSnapshot(m, n, prompt)) continue;
+    m.snapshots.reserve(m.snapshots.size() + 1);  // may throw, so before a slot is taken
     const std::optional<int32_t> slot = states_->TakeForSnapshot();
     if (!slot.has_value()) return;
     m.snapshots.push_back({n, *slot});
@@ -148,6 +149,7 @@ void MemoryPool::AdvanceState(SequenceMemory& m) {
   StateStorage& storage = states_->storage();
   const int last = m.computed / snapshot_use_.interval * snapshot_use_.interval;
   if (last > m.state_tokens) {
+    m.snapshots.reserve(m.snapshots.size() + 1);
     if (const std::optional<int32_t> slot = states_->TakeForSnapshot()) {
       storage.Advance(m.state, last - m.state_tokens, *slot);
       m.snapshots.push_back({last, *slot});

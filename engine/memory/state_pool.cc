@@ -1,10 +1,14 @@
 #include "engine/memory/state_pool.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/check.h"
 
 namespace moeserve {
 
 StatePool::StatePool(StateStorage& storage, int sequences) : storage_(storage) {
+  index_.reserve(static_cast<size_t>(std::max(storage.num_slots() - sequences, 0)));
   for (int32_t slot = storage.num_slots() - 1; slot >= 0; --slot) {
     (slot < sequences ? free_ : free_snapshots_).push_back(slot);
   }
@@ -32,9 +36,9 @@ std::optional<int32_t> StatePool::TakeForSnapshot() {
 }
 
 void StatePool::Publish(int32_t slot, uint64_t content) {
-  const auto [it, fresh] = index_.try_emplace(content);
-  if (!fresh) return Drop(slot);
-  it->second = published_.insert(published_.end(), {slot, content});
+  if (HasSnapshot(content)) return Drop(slot);
+  published_.emplace_back(slot, content);
+  index_[content] = std::prev(published_.end());
 }
 
 int32_t StatePool::Use(uint64_t content) {

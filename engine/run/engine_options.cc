@@ -46,8 +46,8 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
   if (o.snapshots == -1) o.snapshots = o.max_num_seqs;
   if (!o.prefix_cache) o.snapshots = 0;
   if (o.snapshots < 0 || o.snapshots > kMostSnapshots) {
-    return absl::InvalidArgumentError(Concat("snapshots: expected 0 to ", kMostSnapshots,
-                                             ", found ", options.snapshots));
+    return absl::InvalidArgumentError(
+        Concat("snapshots: expected 0 to ", kMostSnapshots, ", found ", options.snapshots));
   }
   if (o.snapshot_interval < kPageTokens || o.snapshot_interval % kPageTokens != 0) {
     return absl::InvalidArgumentError(Concat("snapshot-interval: expected a multiple of ",

@@ -28,10 +28,11 @@ int ModelSpec::Find(int layer, BlockKind kind) const {
 }
 
 const BlockSpec& ModelSpec::token_mixer(int layer) const {
-  const int attention = Find(layer, BlockKind::kAttention);
-  const int block = attention >= 0 ? attention : Find(layer, BlockKind::kShortConvolution);
-  MOESERVE_CHECK(block >= 0, "the layer has a block that mixes tokens");
-  return blocks[static_cast<size_t>(block)];
+  const auto block = std::ranges::find_if(blocks, [&](const BlockSpec& b) {
+    return b.layer == layer && b.kind() != BlockKind::kFeedForward;
+  });
+  MOESERVE_CHECK(block != blocks.end(), "the layer has a block that mixes tokens");
+  return *block;
 }
 
 const AttentionSpec& ModelSpec::attention(int layer) const {

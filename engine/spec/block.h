@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "kernels/base/activation.h"
 #include "kernels/base/rope.h"
 #include "kernels/base/routing_kinds.h"
+#include "kernels/state_storage.h"
 
 namespace moeserve {
 
@@ -249,12 +251,17 @@ struct ShortConvolutionSpec {
   int taps = 3;       // tokens that it sees, the newest one included
   bool bias = false;  // on the projections and the convolution
 
+  static constexpr std::string_view kKind = "short_conv";  // in files
+  // Returns the shape of the state that it keeps of a sequence. Mixers without a state have no such
+  // function.
+  StateShape State(int hidden_size) const { return {taps - 1, hidden_size}; }
+
   // Settings that every mixer has.
   static constexpr bool out_bias = false;  // the bias of the last projection is part of it
   static constexpr std::optional<RoutedLayerSpec> routing = std::nullopt;
 };
 
-// What a block computes from its input.
+// What a block computes from its input. Mixers with a kKind stand in the place of attention.
 using Mixer = std::variant<AttentionSpec, FeedForwardSpec, ShortConvolutionSpec>;
 
 // In the order of Mixer.

@@ -326,11 +326,9 @@ void Settings(V& v, const AttentionSpec& attention) {
   if (dense) v.Optional("group_order", &S::group_order, Text(", tile order"));
 }
 
-inline constexpr std::string_view kShortConvolution = "short_conv";
-
 template <typename V, typename S = typename V::Spec>
 void Settings(V& v, const ShortConvolutionSpec&) {
-  v.OnlyKind("kind", kShortConvolution);
+  v.OnlyKind("kind", S::kKind);
   v.Optional("conv", &S::taps, Within(1, kMaxTaps));
   v.Optional("bias", &S::bias, Text(", bias"));
 }

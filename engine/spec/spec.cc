@@ -190,20 +190,28 @@ int CacheLayer(const ModelSpec& spec, int block) {
                     [](const BlockSpec& b) { return b.attention() != nullptr; }));
 }
 
+namespace {
+
+// Appends the state of a block to `shapes` if it has one.
+void AddState(const ModelSpec& spec, const BlockSpec& block, std::vector<StateShape>& shapes) {
+  const auto add = [&](const auto& mixer) {
+    if constexpr (requires { mixer.State(0); }) shapes.push_back(mixer.State(spec.hidden_size));
+  };
+  std::visit(add, block.mixer);
+}
+
+}  // namespace
+
 std::vector<StateShape> StateShapes(const ModelSpec& spec) {
   std::vector<StateShape> shapes;
-  for (const BlockSpec& block : spec.blocks) {
-    if (const ShortConvolutionSpec* convolution = block.short_convolution()) {
-      shapes.push_back({convolution->taps - 1, spec.hidden_size});
-    }
-  }
+  for (const BlockSpec& block : spec.blocks) AddState(spec, block, shapes);
   return shapes;
 }
 
 int StateIndex(const ModelSpec& spec, int block) {
-  return static_cast<int>(
-      std::count_if(spec.blocks.begin(), spec.blocks.begin() + block,
-                    [](const BlockSpec& b) { return b.short_convolution() != nullptr; }));
+  std::vector<StateShape> before;
+  for (int b = 0; b < block; ++b) AddState(spec, spec.blocks[static_cast<size_t>(b)], before);
+  return static_cast<int>(before.size());
 }
 
 absl::Status Validate(const ModelSpec& spec) {
@@ -231,8 +239,9 @@ absl::Status Validate(const ModelSpec& spec) {
       CheckBiasOfLayer(check, spec, scope, *attention);
       if (attention->latent.has_value()) latent_heads += attention->num_heads;
     }
-    check.Refuse(block.short_convolution() != nullptr && spec.relative_bias.has_value(), scope,
-                 "kind", "\"dense\"", "\"short_conv\" (relative_bias is set)");
+    const bool other = block.attention() == nullptr && block.feed_forward() == nullptr;
+    check.Refuse(other && spec.relative_bias.has_value(), scope, "kind", "\"dense\"",
+                 "another kind (relative_bias is set)");
     if (const FeedForwardSpec* feed_forward = block.feed_forward()) {
       CheckExpert(check, scope + "expert.", feed_forward->expert);
       if (feed_forward->routed()) {

@@ -33,7 +33,7 @@ struct Batch {
   std::vector<uint8_t> long_sequence;
   std::vector<std::span<const int32_t>> page_tables;  // [S] ids of each sequence's pages
   BatchStates states;
-  std::vector<int32_t> logit_rows;                    // rows whose logits are needed, ascending
+  std::vector<int32_t> logit_rows;  // rows whose logits are needed, ascending
   // [logit_rows] what the device samples from each of these rows; if SampleRow::row < 0, the row's
   // logits are copied to the host instead. Empty: all logits are copied to the host.
   std::vector<SampleRow> samples;

@@ -102,8 +102,7 @@ struct Convolution {
     const int before = Before(t, rows);
     for (int r = 0; r < rows; ++r) {
       const float* const u = Input(t, rows - 1 - r, before, memory);
-      std::memmove(states.Row(args.block, slot, r), u,
-                   static_cast<size_t>(cols()) * sizeof(float));
+      std::memmove(states.Row(args.block, slot, r), u, static_cast<size_t>(cols()) * sizeof(float));
     }
   }
 };

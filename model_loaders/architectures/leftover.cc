@@ -128,8 +128,7 @@ std::string AttentionReason(std::string_view rest, const std::string& key,
 }
 
 std::string ShortConvolutionReason(std::string_view rest, const std::string& key,
-                                   const ShortConvolutionSpec& convolution,
-                                   const ModelSpec& spec) {
+                                   const ShortConvolutionSpec& convolution, const ModelSpec& spec) {
   if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
     return BlockNormReason(rest, spec);
   }

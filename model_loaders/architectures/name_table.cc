@@ -128,8 +128,9 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
     };
     if (!found_.contains(rule.file) || std::ranges::count_if(tensors_, same) < 2) continue;
     ambiguous_.insert(rule.model);
-    std::ranges::copy_if(stored, std::inserter(ambiguous_names_, ambiguous_names_.end()),
-                         [&](const std::string& name) { return Match(rule.file, name).has_value(); });
+    std::ranges::copy_if(
+        stored, std::inserter(ambiguous_names_, ambiguous_names_.end()),
+        [&](const std::string& name) { return Match(rule.file, name).has_value(); });
   }
 }
 

@@ -63,8 +63,8 @@ struct Numbers {
 class NameTableConfig : public CheckpointConfig {
  public:
   // If several rules match a tensor of the model, the first of them whose file tensor is in
-  // `stored` is used, or else the first of them, if possible one for which other layers are there. The texts of the tables must outlive the
-  // configuration.
+  // `stored` is used, or else the first of them, if possible one for which other layers are there.
+  // The texts of the tables must outlive the configuration.
   NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
                   const StoredNames& stored);
 

@@ -150,9 +150,10 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
       ->capture_default_str();
   app.add_flag("!--no-prefix-cache", engine.prefix_cache,
                "Do not reuse cached prefixes: run every prompt in full");
-  app.add_option("--snapshots", engine.snapshots,
-                 "Most states of sequences that the prefix cache keeps, for models whose layers have "
-                 "states (short convolutions); -1: as many as --max-num-seqs")
+  app.add_option(
+         "--snapshots", engine.snapshots,
+         "Most states of sequences that the prefix cache keeps, for models whose layers have "
+         "states (short convolutions); -1: as many as --max-num-seqs")
       ->check(CLI::Range(-1, kMostSnapshots))
       ->capture_default_str();
   app.add_option("--snapshot-interval", engine.snapshot_interval,

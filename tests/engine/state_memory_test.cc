@@ -1,17 +1,23 @@
-// A model with short convolutions keeps a state of each sequence. However its steps are cut, whatever
-// runs beside it, and whether a state was computed, found as a snapshot, copied or advanced over
-// accepted drafts: an answer has the same bits.
+// A model with short convolutions keeps a state of each sequence. However its steps are cut,
+// whatever runs beside it, and whether a state was computed, found as a snapshot, copied or
+// advanced over accepted drafts: an answer has the same bits.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/memory/memory_pool.h"
 #include "engine/memory/state_pool.h"
+#include "engine/model/model.h"
+#include "kernels/registry.h"
 #include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/native_model.h"
 
@@ -50,6 +56,8 @@ class StateModel {
     WriteFile(folder_.path() / "model.safetensors", SafetensorsBytes(RandomTensors(parsed->spec)));
   }
 
+  const std::filesystem::path& folder() const { return folder_.path(); }
+
   std::unique_ptr<TestEngine> Start(const EngineOptions& options) const {
     auto engine = TestEngine::Start(folder_.path(), options);
     EXPECT_TRUE(engine.ok()) << engine.status();
@@ -75,21 +83,6 @@ Request StateRequest(const std::string& id, int prompt, int tokens, int seed) {
   return r;
 }
 
-struct StateAnswer {
-  std::vector<TokenId> tokens;
-  std::vector<float> logprobs;
-  uint64_t expert_routes = 0;
-  friend bool operator==(const StateAnswer&, const StateAnswer&) = default;
-};
-
-StateAnswer AnswerOf(CollectingSink& sink) {
-  EXPECT_TRUE(sink.Wait().ok());
-  StateAnswer answer{
-      .tokens = sink.tokens(), .logprobs = {}, .expert_routes = sink.last().usage.expert_routes};
-  for (const TokenLogprob& l : sink.logprobs()) answer.logprobs.push_back(l.logprob);
-  return answer;
-}
-
 // Options of an engine that computes every request alone and whole.
 EngineOptions Plain() {
   EngineOptions options;
@@ -100,20 +93,20 @@ EngineOptions Plain() {
   return options;
 }
 
-std::vector<StateAnswer> PlainAnswers(const StateModel& model,
-                                      const std::vector<Request>& requests) {
+std::vector<AnswerBits> PlainAnswers(const StateModel& model,
+                                     const std::vector<Request>& requests) {
   const auto engine = model.Start(Plain());
-  std::vector<StateAnswer> answers;
-  for (const Request& r : requests) answers.push_back(AnswerOf(*engine->Submit(r)));
+  std::vector<AnswerBits> answers;
+  for (const Request& r : requests) answers.push_back(BitsOf(*engine->Submit(r)));
   return answers;
 }
 
 // Submits all requests at once and compares the answers.
 void ExpectAnswers(TestEngine& engine, const std::vector<Request>& requests,
-                   const std::vector<StateAnswer>& expected) {
+                   const std::vector<AnswerBits>& expected) {
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   for (const Request& r : requests) sinks.push_back(engine.Submit(r));
-  for (size_t i = 0; i < sinks.size(); ++i) EXPECT_EQ(AnswerOf(*sinks[i]), expected[i]) << i;
+  for (size_t i = 0; i < sinks.size(); ++i) EXPECT_EQ(BitsOf(*sinks[i]), expected[i]) << i;
   engine.ExpectIdle();
 }
 
@@ -131,7 +124,7 @@ TEST(StateMemoryTest, StepsOfAnyLength) {
   for (const int length : {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 127, 128, 129, 130, 1025}) {
     requests.push_back(StateRequest(std::to_string(length), length, 9, length));
   }
-  const std::vector<StateAnswer> expected = PlainAnswers(model, requests);
+  const std::vector<AnswerBits> expected = PlainAnswers(model, requests);
   for (const int chunk : {1, 7, 16, 63, 64, 65, 512}) {
     EngineOptions options = Plain();
     options.max_step_tokens = chunk;
@@ -152,7 +145,7 @@ TEST(StateMemoryTest, StepsOfAnyLength) {
 TEST(StateMemoryTest, CompanyAndPreemptions) {
   const StateModel model;
   const std::vector<Request> requests = ManyRequests(14);
-  const std::vector<StateAnswer> expected = PlainAnswers(model, requests);
+  const std::vector<AnswerBits> expected = PlainAnswers(model, requests);
   uint64_t preemptions = 0, hits = 0;
   for (const int tokens : {320, 512, 900, 3000}) {
     for (const int snapshots : {0, 1, 3, 40}) {
@@ -176,36 +169,103 @@ TEST(StateMemoryTest, CompanyAndPreemptions) {
   EXPECT_GT(hits, 1000);
 }
 
-// One sequence advances two rows per step and the other one a row, so that the second one has another
-// length in each run when no page is left.
-TEST(StateMemoryTest, PreemptionAtManyLengths) {
-  const StateModel model;
-  uint64_t preemptions = 0;
-  for (const bool prefix_cache : {false, true}) {
-    for (int offset = 0; offset < 2 * kPageTokens; ++offset) {
-      const std::vector<Request> requests = {StateRequest("first", 90 + offset, 60, 1),
-                                             StateRequest("second", 60, 70, 2)};
-      EngineOptions options;
-      options.max_num_seqs = 2;
-      options.max_model_len = 192;
-      options.prefix_cache = prefix_cache;
-      options.draft.max_tokens = 0;
-      options.max_step_tokens = 3;
-      options.max_prompt_rows = 1;
-      options.kv_cache_bytes = model.Start(options)->BytesFor(192);
-      const auto engine = model.Start(options);
-      ExpectAnswers(*engine, requests, PlainAnswers(model, requests));
-      preemptions += engine->get().Stats().preemptions;
-    }
+// A model, its memory, and one sequence, without the engine's thread.
+class OneSequence {
+ public:
+  static constexpr int kTokens = 70;
+  static constexpr int kPrompt = 50;
+
+  OneSequence(const std::filesystem::path& folder, bool prefix_cache) {
+    auto checkpoint = *LoadCheckpoint(folder, {.require_tokenizer = false});
+    backend_ = *CreateBackend({.device = "cpu", .threads = 1});
+    model_ = *Model::Create(checkpoint.spec, {}, *checkpoint.weights, *backend_);
+    cache_ = *backend_->NewKvCache(CacheShapes(checkpoint.spec), KvCacheType::kF32, 32);
+    states_ = *backend_->NewStates(StateShapes(checkpoint.spec), 9, 0);
+    routes_ = std::make_unique<RouteLog>(RouteLayout(checkpoint.spec), 32, false);
+    pool_ = std::make_unique<StatePool>(*states_, 1);
+    memory_ = std::make_unique<MemoryPool>(*cache_, *routes_, pool_.get(), prefix_cache, PageUse(),
+                                           SnapshotUse{.interval = kPageTokens});
+    tokens_ = StateRequest("", kTokens, 1, 3).prompt;
   }
-  EXPECT_GE(preemptions, 2 * kPageTokens);
+
+  // Gives the sequence, of which `known` tokens are known, memory. Returns how many of its tokens
+  // the prefix cache has.
+  int Admit(int known) {
+    const std::span<const TokenId> tokens(tokens_.data(), static_cast<size_t>(known));
+    EXPECT_TRUE(memory_->Admit(sequence_, tokens, "", known - 1, 0));
+    return sequence_.computed;
+  }
+  void Preempt() { memory_->Release(sequence_); }
+
+  // Computes the tokens up to `end`, `chunk` per step, and returns their logits.
+  std::vector<float> Compute(int end, int chunk) {
+    const auto vocab = static_cast<size_t>(model_->spec().vocab_size);
+    std::vector<float> all;
+    while (sequence_.computed < end) {
+      const int begin = sequence_.computed, rows = std::min(chunk, end - begin);
+      EXPECT_TRUE(memory_->Reserve(sequence_, begin + rows));
+      Batch batch;
+      batch.page_tables = {sequence_.pages};
+      memory_->AddStates(sequence_, rows, 0, kPrompt, batch.states);
+      for (int i = begin; i < begin + rows; ++i) {
+        batch.logit_rows.push_back(batch.num_tokens());
+        batch.tokens.push_back(tokens_[static_cast<size_t>(i)]);
+        batch.positions.push_back(i);
+        batch.sequence.push_back(0);
+        batch.phase.push_back(Phase::kPrefill);
+      }
+      std::vector<float> logits(static_cast<size_t>(rows) * vocab);
+      model_->Forward(batch, *cache_, {}, logits);
+      memory_->Advance(sequence_, rows, tokens_, "");
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<KvCacheStorage> cache_;
+  std::unique_ptr<StateStorage> states_;
+  std::unique_ptr<RouteLog> routes_;
+  std::unique_ptr<StatePool> pool_;
+  std::unique_ptr<MemoryPool> memory_;
+  SequenceMemory sequence_;
+  std::vector<TokenId> tokens_;
+};
+
+TEST(StateMemoryTest, PreemptionAtEveryLength) {
+  const StateModel model;
+  OneSequence whole(model.folder(), false);
+  whole.Admit(OneSequence::kTokens);
+  const std::vector<float> expected = whole.Compute(OneSequence::kTokens, OneSequence::kTokens);
+  const auto vocab = static_cast<int64_t>(expected.size()) / OneSequence::kTokens;
+  for (const bool prefix_cache : {false, true}) {
+    OneSequence sequence(model.folder(), prefix_cache);
+    int most_found = 0;
+    for (int length = 1; length < OneSequence::kTokens; ++length) {
+      for (const int chunk : {1, 7}) {
+        SCOPED_TRACE(::testing::Message() << "after " << length << " tokens, steps of " << chunk);
+        sequence.Admit(length);
+        sequence.Compute(length, chunk);
+        sequence.Preempt();
+        const int found = sequence.Admit(OneSequence::kTokens);
+        most_found = std::max(most_found, found);
+        const std::vector<float> rest = sequence.Compute(OneSequence::kTokens, chunk);
+        ASSERT_TRUE(
+            std::equal(rest.begin(), rest.end(), expected.begin() + found * vocab, expected.end()));
+        sequence.Preempt();
+      }
+    }
+    EXPECT_EQ(most_found, prefix_cache ? 64 : 0);
+  }
 }
 
 TEST(StateMemoryTest, AcceptedAndRejectedDrafts) {
   const StateModel model;
   std::vector<Request> requests = ManyRequests(10);
   for (Request& r : requests) r.sampling.max_tokens = 150;
-  const std::vector<StateAnswer> expected = PlainAnswers(model, requests);
+  const std::vector<AnswerBits> expected = PlainAnswers(model, requests);
   for (int most = 1; most <= 8; ++most) {
     EngineOptions options;
     options.max_num_seqs = 5;
@@ -223,7 +283,7 @@ TEST(StateMemoryTest, AcceptedAndRejectedDrafts) {
       next.prompt.insert(next.prompt.end(), expected[i].tokens.begin(), expected[i].tokens.end());
       const uint64_t before = engine->get().Stats().prefix_hit_tokens;
       next.sampling.max_tokens = 20;
-      const StateAnswer answer = AnswerOf(*engine->Submit(next));
+      const AnswerBits answer = BitsOf(*engine->Submit(next));
       EXPECT_EQ(engine->get().Stats().prefix_hit_tokens - before,
                 (next.prompt.size() - 1) / 16 * 16);
       EXPECT_EQ(answer, PlainAnswers(model, {next}).front());
@@ -241,17 +301,17 @@ TEST(StateMemoryTest, SnapshotsWhereTextsBranch) {
   const auto hit = [&](int prompt, int seed) {
     const Request request = StateRequest("r", prompt, 12, seed);
     const uint64_t before = engine->get().Stats().prefix_hit_tokens;
-    EXPECT_EQ(AnswerOf(*engine->Submit(request)), PlainAnswers(model, {request}).front());
+    EXPECT_EQ(BitsOf(*engine->Submit(request)), PlainAnswers(model, {request}).front());
     return engine->get().Stats().prefix_hit_tokens - before;
   };
   EXPECT_EQ(hit(100, 1), 0);
-  EXPECT_EQ(hit(100, 1), 96);   // the last full page of the prompt
-  EXPECT_EQ(hit(97, 1), 96);    // the same snapshot
-  EXPECT_EQ(hit(96, 1), 0);     // the last token is always computed, and there is none before
-  EXPECT_EQ(hit(96, 1), 80);    // but now there is
-  EXPECT_EQ(hit(140, 1), 96);   // a longer prompt
-  EXPECT_EQ(hit(100, 2), 0);    // shares 48 tokens, after which there was no snapshot
-  EXPECT_EQ(hit(100, 3), 48);   // but now there is
+  EXPECT_EQ(hit(100, 1), 96);  // the last full page of the prompt
+  EXPECT_EQ(hit(97, 1), 96);   // the same snapshot
+  EXPECT_EQ(hit(96, 1), 0);    // the last token is always computed, and there is none before
+  EXPECT_EQ(hit(96, 1), 80);   // but now there is
+  EXPECT_EQ(hit(140, 1), 96);  // a longer prompt
+  EXPECT_EQ(hit(100, 2), 0);   // shares 48 tokens, after which there was no snapshot
+  EXPECT_EQ(hit(100, 3), 48);  // but now there is
   EXPECT_EQ(hit(1500, 4), 48);
   EXPECT_EQ(hit(1500, 4), 1488);
   EXPECT_EQ(hit(1200, 4), 1024);  // the interval
@@ -264,7 +324,7 @@ TEST(StateMemoryTest, SamplesOfOnePrompt) {
     requests.push_back(StateRequest(std::to_string(i), 77, 60, 1));
     requests.back().sampling.seed = static_cast<uint64_t>(i);
   }
-  const std::vector<StateAnswer> expected = PlainAnswers(model, requests);
+  const std::vector<AnswerBits> expected = PlainAnswers(model, requests);
   for (const int running : {1, 2, 4}) {
     for (const int drafts : {0, 3}) {
       EngineOptions options;
@@ -278,7 +338,7 @@ TEST(StateMemoryTest, SamplesOfOnePrompt) {
         sinks.push_back(collected.back());
       }
       EXPECT_TRUE(engine->get().Submit(requests, std::move(sinks)).ok());
-      for (size_t i = 0; i < 4; ++i) EXPECT_EQ(AnswerOf(*collected[i]), expected[i]) << i;
+      for (size_t i = 0; i < 4; ++i) EXPECT_EQ(BitsOf(*collected[i]), expected[i]) << i;
       engine->ExpectIdle();
     }
   }

@@ -80,24 +80,6 @@ Request MakeRequest(const std::string& id, int prompt, int tokens, int seed) {
   return r;
 }
 
-struct Answer {
-  std::vector<TokenId> tokens;
-  std::vector<float> logprobs;
-  uint64_t expert_routes = 0;
-  uint64_t activated_parameters = 0;
-  friend bool operator==(const Answer&, const Answer&) = default;
-};
-
-Answer Wait(CollectingSink& sink) {
-  EXPECT_TRUE(sink.Wait().ok());
-  Answer answer{.tokens = sink.tokens(),
-                .logprobs = {},
-                .expert_routes = sink.last().usage.expert_routes,
-                .activated_parameters = sink.last().usage.activated_parameters};
-  for (const TokenLogprob& l : sink.logprobs()) answer.logprobs.push_back(l.logprob);
-  return answer;
-}
-
 TEST(WindowMemoryTest, OneSequenceNeedsAnEighthOfThePages) {
   constexpr int kLength = 32768, kWindow = 1024;
   const WindowModel model(kWindow, kWindow, kLength);
@@ -106,12 +88,12 @@ TEST(WindowMemoryTest, OneSequenceNeedsAnEighthOfThePages) {
   options.expert_stats = true;
   const auto full = model.Start(true, options);
   const Request request = MakeRequest("long", kLength - 40, 40, 3);
-  const Answer expected = Wait(*full->Submit(request));
+  const AnswerBits expected = BitsOf(*full->Submit(request));
 
   options.kv_cache_bytes = full->BytesFor(kLength) / 8;
   const auto windowed = model.Start(false, options);
   EXPECT_LE(windowed->get().Stats().kv_blocks_total, PagesFor(kLength) / 8);
-  EXPECT_EQ(Wait(*windowed->Submit(request)), expected);
+  EXPECT_EQ(BitsOf(*windowed->Submit(request)), expected);
   EXPECT_EQ(windowed->get().Stats().preemptions, 0);
   windowed->ExpectIdle();
 }
@@ -123,10 +105,10 @@ TEST(WindowMemoryTest, CompanyChangesNothing) {
   options.max_num_seqs = 8;
   const auto full = model.Start(true, options);
   std::vector<Request> requests;
-  std::vector<Answer> expected;
+  std::vector<AnswerBits> expected;
   for (int i = 0; i < 12; ++i) {
     requests.push_back(MakeRequest(std::to_string(i), 300 + i * 137 % 1100, 200 + i * 29 % 300, i));
-    expected.push_back(Wait(*full->Submit(requests.back())));
+    expected.push_back(BitsOf(*full->Submit(requests.back())));
   }
   uint64_t preemptions = 0, hits = 0;
   for (const int tokens : {832, 1000, 1600, 6000}) {
@@ -138,7 +120,7 @@ TEST(WindowMemoryTest, CompanyChangesNothing) {
         std::vector<std::shared_ptr<CollectingSink>> sinks;
         for (const Request& r : requests) sinks.push_back(engine->Submit(r));
         for (size_t i = 0; i < sinks.size(); ++i) {
-          EXPECT_EQ(Wait(*sinks[i]), expected[i]) << tokens << " request " << i;
+          EXPECT_EQ(BitsOf(*sinks[i]), expected[i]) << tokens << " request " << i;
         }
       }
       engine->ExpectIdle();
@@ -161,8 +143,8 @@ TEST(WindowMemoryTest, SamplesOfOnePrompt) {
     requests.back().sampling.seed = static_cast<uint64_t>(i);
   }
   const auto full = model.Start(true, options);
-  std::vector<Answer> expected;
-  for (const Request& r : requests) expected.push_back(Wait(*full->Submit(r)));
+  std::vector<AnswerBits> expected;
+  for (const Request& r : requests) expected.push_back(BitsOf(*full->Submit(r)));
   options.kv_cache_bytes = full->BytesFor(1300);
   const auto windowed = model.Start(false, options);
   for (TestEngine* engine : {full.get(), windowed.get()}) {
@@ -173,7 +155,7 @@ TEST(WindowMemoryTest, SamplesOfOnePrompt) {
       sinks.push_back(collected.back());
     }
     EXPECT_TRUE(engine->get().Submit(requests, std::move(sinks)).ok());
-    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(Wait(*collected[i]), expected[i]) << i;
+    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(BitsOf(*collected[i]), expected[i]) << i;
     engine->ExpectIdle();
   }
 }

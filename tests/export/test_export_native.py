@@ -271,6 +271,26 @@ def test_ties_do_not_count():
     assert "scores do not determine these selections" in result.skipped
 
 
+def stored_shapes(folder):
+    """Returns {name: shape} of all tensors of a folder, from the headers of its files."""
+    shapes = {}
+    for path in folder.glob("model*.safetensors"):
+        data = path.read_bytes()
+        header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        header.pop("__metadata__", None)
+        shapes.update({name: tuple(entry["shape"]) for name, entry in header.items()})
+    return shapes
+
+
+def test_every_native_folder_has_the_required_tensors():
+    folders = [path.parent for path in (ROOT / "tests/golden").glob("tiny-*/config.json")]
+    assert len(folders) > 20
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        wanted = {name: shape for name, (shape, _) in export_native.required_tensors(config).items()}
+        assert wanted == stored_shapes(folder), folder.name
+
+
 def test_the_proposal_of_a_state_dict_is_that_of_the_module():
     module = modules.build()
     assert export_native.propose(module.state_dict(), modules.CONFIG).mapping() == \

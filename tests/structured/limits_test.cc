@@ -371,8 +371,9 @@ TEST(LimitsTest, HardMasksAreQuick) {
         if (state->complete() && !state->can_continue()) break;
       }
     }
-    // Most masks take a few milliseconds; the slowest one takes 0.1 seconds on a slow processor.
-    EXPECT_LT(slowest, kSanitized ? 2.0 : 0.4) << hard.name;
+    // Most masks take a few milliseconds. The slowest one takes 0.08 to 0.12 seconds, depending on
+    // the processor.
+    EXPECT_LT(slowest, kSanitized ? 1.0 : 0.25) << hard.name;
   }
 }
 
@@ -417,7 +418,7 @@ TEST(LimitsTest, WorkOfEveryTokenIsBounded) {
       EXPECT_FALSE(state->Accept(2 + 'a'));
       EXPECT_TRUE(state->Clone()->overworked());
     }
-    EXPECT_LT(slowest, kSanitized ? 2.0 : 0.4);
+    EXPECT_LT(slowest, kSanitized ? 2.0 : 0.2);
   }
   EXPECT_GT(ended, 0);
 }

@@ -43,6 +43,16 @@ absl::Status CollectingSink::Wait() {
   return status_;
 }
 
+AnswerBits BitsOf(CollectingSink& sink) {
+  EXPECT_TRUE(sink.Wait().ok());
+  AnswerBits answer{.tokens = sink.tokens(),
+                    .logprobs = {},
+                    .expert_routes = sink.last().usage.expert_routes,
+                    .activated_parameters = sink.last().usage.activated_parameters};
+  for (const TokenLogprob& l : sink.logprobs()) answer.logprobs.push_back(l.logprob);
+  return answer;
+}
+
 Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::path& path,
                                                       const EngineOptions& options, DType compute,
                                                       const std::string& device,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -50,6 +51,17 @@ class CollectingSink : public TokenSink {
   RoutingRecord routing_;
   OutputDelta last_;
 };
+
+// What must not depend on how an answer was computed.
+struct AnswerBits {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;
+  uint64_t expert_routes = 0;
+  uint64_t activated_parameters = 0;
+  friend bool operator==(const AnswerBits&, const AnswerBits&) = default;
+};
+// Waits for the end of a request, which must not be an error.
+AnswerBits BitsOf(CollectingSink& sink);
 
 class TestEngine {
  public:

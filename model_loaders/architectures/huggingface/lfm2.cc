@@ -75,8 +75,8 @@ std::vector<bool> AttentionLayers(DecoderConfig& c, bool required) {
   std::vector<bool> attention(static_cast<size_t>(std::max(c.layers(), 0)), true);
   const std::string expected = Concat("a list of ", c.layers(), " strings");
   const Json* const indices = c.keys().Optional("full_attn_idxs");
-  const Json* const types = required ? c.keys().Required("layer_types", expected)
-                                     : c.keys().Optional("layer_types");
+  const Json* const types =
+      required ? c.keys().Required("layer_types", expected) : c.keys().Optional("layer_types");
   if (types != nullptr) {
     if (!types->is_array() || types->size() != attention.size()) {
       c.keys().Fault("layer_types", expected, ShowJson(*types));
@@ -95,8 +95,7 @@ std::vector<bool> AttentionLayers(DecoderConfig& c, bool required) {
     for (const Json& index : *indices) {
       const int layer = IntFrom(index).value_or(-1);
       if (layer < 0 || layer >= c.layers()) {
-        c.keys().Fault("full_attn_idxs",
-                       Concat("a list of integers in [0, ", c.layers() - 1, ']'),
+        c.keys().Fault("full_attn_idxs", Concat("a list of integers in [0, ", c.layers() - 1, ']'),
                        ShowJson(*indices));
         break;
       }

@@ -7,6 +7,8 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "base/message.h"
 #include "engine/spec/settings.h"
@@ -48,6 +50,18 @@ std::vector<int> ParseWidths(const Json& json, const std::string& path, int num_
     widths.push_back(*width);
   }
   return widths;
+}
+
+// Calls run(M()) for every mixer M that stands in the place of attention.
+template <typename Run>
+void ForOtherMixers(const Run& run) {
+  const auto one = [&]<typename M>(const M& mixer) {
+    if constexpr (requires { M::kKind; }) run(mixer);
+  };
+  [&]<size_t... i>(std::index_sequence<i...>) {
+    (one(std::variant_alternative_t<i, Mixer>()), ...);
+  }
+  (std::make_index_sequence<std::variant_size_v<Mixer>>());
 }
 
 // Reads the object of a structure, which error messages call `path`. The result is valid only if
@@ -103,14 +117,12 @@ class SettingsReader : public SettingsVisitor<SettingsReader<S>, S> {
 
   template <typename T>
   bool Form(const char* key, std::optional<T> S::*member) {
-    std::optional<bool> routed;
+    std::vector<Choice<bool>> kinds = {{"dense", false}, {"routed", true}};
+    // ReadSettings() of a mixer has seen that it is none of the other kinds.
     if constexpr (std::is_same_v<S, AttentionSpec>) {
-      // ReadSettings() of a mixer has seen that it is none of the other kinds.
-      routed = reader_.Pick<bool>(
-          key, {{"dense", false}, {"routed", true}, {kShortConvolution, false}});
-    } else {
-      routed = reader_.Pick<bool>(key, {{"dense", false}, {"routed", true}});
+      ForOtherMixers([&](const auto& other) { kinds.push_back({other.kKind, false}); });
     }
+    const auto routed = reader_.Pick<bool>(key, kinds);
     if (!routed.has_value()) return kind_known_ = false;
     if (*routed) (this->spec.*member).emplace();
     Variant(*routed ? "kind is \"routed\"" : "kind is \"dense\"");
@@ -189,7 +201,9 @@ void ReadSettings(const Json& json, const std::string& path, Problems* problems,
 // Reads an object of "attention", which may be another mixer of tokens.
 void ReadSettings(const Json& json, const std::string& path, Problems* problems, Mixer& mixer) {
   const auto kind = json.is_object() ? json.find("kind") : json.end();
-  if (kind != json.end() && *kind == kShortConvolution) mixer = ShortConvolutionSpec();
+  ForOtherMixers([&](const auto& other) {
+    if (kind != json.end() && *kind == other.kKind) mixer = other;
+  });
   std::visit([&](auto& spec) { ReadSettings(json, path, problems, spec); }, mixer);
 }
 
@@ -305,7 +319,8 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   std::vector<Mixer> attention;
   std::vector<FeedForwardSpec> feed_forward;
   if (layers_known) {
-    attention = ParseBlocks<Mixer>(reader, "attention", layers, &config.attention_is_list, &problems);
+    attention =
+        ParseBlocks<Mixer>(reader, "attention", layers, &config.attention_is_list, &problems);
     feed_forward = ParseBlocks<FeedForwardSpec>(reader, "feed_forward", layers,
                                                 &config.feed_forward_is_list, &problems);
   } else {

@@ -128,8 +128,8 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
   }
   std::vector<OrderedJson> attention, feed_forward;
   for (int i = 0; i < spec.num_layers(); ++i) {
-    attention.push_back(
-        std::visit([](const auto& mixer) { return SettingsJson(mixer); }, spec.token_mixer(i).mixer));
+    attention.push_back(std::visit([](const auto& mixer) { return SettingsJson(mixer); },
+                                   spec.token_mixer(i).mixer));
     feed_forward.push_back(SettingsJson(spec.feed_forward(i)));
   }
   json["attention"] = BlocksJson(std::move(attention));
