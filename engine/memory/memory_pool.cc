@@ -1,7 +1,6 @@
 #include "engine/memory/memory_pool.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace moeserve {
@@ -123,17 +122,9 @@ bool MemoryPool::WantsSnapshot(const SequenceMemory& m, int tokens, int prompt) 
 void MemoryPool::AddStates(SequenceMemory& m, int rows, int drafted, int prompt,
                            BatchStates& batch) {
   if (states_ == nullptr) return;
-  batch.storage = &states_->storage();
-  batch.slot.push_back(m.state);
   const size_t first = batch.keep.size();
-  const int known = rows - drafted;
-  for (auto* places : {&batch.keep, &batch.snapshot, &batch.pending}) {
-    places->resize(first + static_cast<size_t>(rows), -1);
-  }
-  const auto row = [&](int tokens) { return first + static_cast<size_t>(tokens - m.computed - 1); };
-  m.state_tokens = m.computed + known;
-  batch.keep[row(m.state_tokens)] = m.state;
-  std::iota(batch.pending.end() - drafted, batch.pending.end(), 0);
+  batch.Add(states_->storage(), m.state, rows, drafted);
+  m.state_tokens = m.computed + rows - drafted;
   for (int n = (m.computed / kPageTokens + 1) * kPageTokens; n <= m.state_tokens;
        n += kPageTokens) {
     if (!WantsSnapshot(m, n, prompt)) continue;
@@ -141,7 +132,7 @@ void MemoryPool::AddStates(SequenceMemory& m, int rows, int drafted, int prompt,
     const std::optional<int32_t> slot = states_->TakeForSnapshot();
     if (!slot.has_value()) return;
     m.snapshots.push_back({n, *slot});
-    batch.snapshot[row(n)] = *slot;
+    batch.snapshot[first + static_cast<size_t>(n - m.computed - 1)] = *slot;
   }
 }
 

@@ -56,7 +56,12 @@ Result<std::unique_ptr<Branch>> LoadBranch(LoadContext& load, const ModelSpec& s
 class Model::Impl {
  public:
   Impl(const ModelSpec& s, const ModelOptions& o, Backend& b)
-      : spec(s), options(o), backend(b), workspace(b), reported_(RouteLayout(s), s.hidden_size) {}
+      : spec(s),
+        options(o),
+        backend(b),
+        workspace(b),
+        has_states_(!StateShapes(s).empty()),
+        reported_(RouteLayout(s), s.hidden_size) {}
   ~Impl() { backend.ForgetSteps(this); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -92,6 +97,7 @@ class Model::Impl {
                 const Block* next);
 
   std::unique_ptr<LinearBank> head_;
+  const bool has_states_;
   // The head's input stays f32 unless Backend::rounds_head_input(): few rows reach the head, and
   // rounding them costs as much accuracy as rounding in a whole layer.
   DType head_input_ = DType::kF32;
@@ -208,6 +214,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
                                     static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
       "room for the logits");
   if (batch.num_tokens() == 0) return {};
+  MOESERVE_CHECK(has_states_ == (batch.states.storage != nullptr), "states if the model has them");
   const Workspace::Scope scope(workspace);
   const std::span<const uint8_t> kind(reinterpret_cast<const uint8_t*>(batch.phase.data()),
                                       batch.phase.size());

@@ -27,8 +27,7 @@ absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states)
   batch.page_tables = {blocks};
   if (states != nullptr) {
     states->Clear(0);
-    const std::vector<int32_t> none(static_cast<size_t>(kTokens), -1);
-    batch.states = {states, {0}, none, none, none};
+    batch.states.Add(*states, 0, kTokens);
   }
   batch.logit_rows = {kTokens - 1};
   std::vector<float> logits(static_cast<size_t>(vocab));

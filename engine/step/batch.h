@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,18 @@ struct BatchStates {
   std::vector<int32_t> keep, snapshot, pending;  // [T]
 
   StepStates view() const { return {slot, keep, snapshot, pending}; }
+
+  // Adds the rows of the next sequence, whose state is in a slot of `to` and is left there after
+  // the rows before the last `drafted` ones.
+  void Add(StateStorage& to, int32_t state_slot, int rows, int drafted = 0) {
+    storage = &to;
+    slot.push_back(state_slot);
+    for (auto* places : {&keep, &snapshot, &pending}) {
+      places->resize(places->size() + static_cast<size_t>(rows), -1);
+    }
+    *(keep.end() - 1 - drafted) = state_slot;
+    std::iota(pending.end() - drafted, pending.end(), 0);
+  }
 };
 
 // T tokens of S sequences. The tokens of one sequence are adjacent. Their positions are consecutive

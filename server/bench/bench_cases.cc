@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "engine/step/batch.h"
@@ -53,6 +54,11 @@ class Cases {
   }
 
   Result<std::vector<CaseResult>> Run() {
+    if (std::vector<StateShape> shapes = StateShapes(model_.spec()); !shapes.empty()) {
+      MOESERVE_ASSIGN_OR_RETURN(
+          states_,
+          model_.backend().NewStates(std::move(shapes), static_cast<int>(tables_.size()), 0));
+    }
     std::vector<CaseResult> results;
     std::vector<std::function<double()>> cases;
     // The first round warms up and counts the work of the experts. Later rounds are timed and do
@@ -181,6 +187,10 @@ class Cases {
     Batch batch;
     for (int s = 0; s < sequences; ++s) {
       batch.page_tables.emplace_back(tables_[s]);
+      if (states_ != nullptr) {
+        if (begin == 0) states_->Clear(s);
+        batch.states.Add(*states_, s, count);
+      }
       for (int i = 0; i < count; ++i) {
         random_ ^= random_ << 13;
         random_ ^= random_ >> 7;
@@ -206,6 +216,7 @@ class Cases {
   const std::function<void()>& measured_;
   const std::function<bool()>& stop_;
   std::vector<std::vector<int32_t>> tables_;
+  std::unique_ptr<StateStorage> states_;  // a slot of each sequence; null if the model has none
   std::vector<float> logits_;
   uint64_t random_ = 88172645463325252ULL;
 };

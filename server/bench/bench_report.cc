@@ -45,17 +45,23 @@ Json RoutingJson(const RoutedLayerSpec& routing) {
   return json;
 }
 
-// Describes the shape of the first layer, because all layers of a synthetic model are equal.
+// Describes the first attention block and the first feed-forward, because all layers of a synthetic
+// model are equal. "attention" is null if the model has none.
 Json ShapeJson(const ModelSpec& spec) {
-  const AttentionSpec& a = spec.attention(0);
   const FeedForwardSpec& f = spec.feed_forward(0);
-  Json attention = {{"kind", a.routed() ? "routed" : "dense"},
-                    {"num_kv_heads", a.num_kv_heads},
-                    {"head_dim", a.head_dim}};
-  if (a.routed()) {
-    attention["routing"] = RoutingJson(*a.routing);
-  } else {
-    attention["num_heads"] = a.num_heads;
+  const auto first = std::ranges::find_if(
+      spec.blocks, [](const BlockSpec& block) { return block.attention() != nullptr; });
+  Json attention;
+  if (first != spec.blocks.end()) {
+    const AttentionSpec& a = *first->attention();
+    attention = {{"kind", a.routed() ? "routed" : "dense"},
+                 {"num_kv_heads", a.num_kv_heads},
+                 {"head_dim", a.head_dim}};
+    if (a.routed()) {
+      attention["routing"] = RoutingJson(*a.routing);
+    } else {
+      attention["num_heads"] = a.num_heads;
+    }
   }
   Json feed_forward = {{"kind", f.routed() ? "routed" : "dense"}};
   if (f.routed()) {

@@ -2,6 +2,7 @@
 when they are interrupted."""
 
 import json
+import pathlib
 import re
 import signal
 import subprocess
@@ -55,6 +56,19 @@ def test_bench_says_sizes_first_and_what_was_measured(number, status, tmp_path):
     written = json.loads(results.read_text())
     assert written["interrupted"] is True
     assert sum(len(case["rounds"]) for case in written["cases"]) == measured
+
+
+def test_bench_of_a_model_with_states(tmp_path):
+    folder = pathlib.Path(__file__).parents[1] / "golden/tiny-short-convolution"
+    results = tmp_path / "results.json"
+    running = bench("-m", folder, "--batch", "1,3", "--prompt", "40", "--chunk", "7", "--tokens", "4",
+                    "--rounds", "1", "--json", results)
+    out, errors = running.communicate(timeout=120)
+    assert running.returncode == 0, errors
+    assert re.search(r"^decode 3 +\d", out, re.M)
+    written = json.loads(results.read_text())
+    assert [case["name"] for case in written["cases"]] == ["prompt 40", "decode 1", "decode 3"]
+    assert written["shape"]["attention"]["kind"] == "routed"  # that of the second layer
 
 
 def test_bench_is_interrupted_before_it_measures():

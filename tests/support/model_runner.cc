@@ -58,12 +58,7 @@ void ModelRunner::AddStates(const Part& part, BatchStates& states) {
   int& covered = state_tokens_[static_cast<size_t>(part.slot)];
   MOESERVE_CHECK(part.begin == 0 || part.begin == covered, "the state before the part");
   covered = part.begin + static_cast<int>(part.tokens.size());
-  states.storage = states_.get();
-  states.slot.push_back(part.slot);
-  for (auto* rows : {&states.keep, &states.snapshot, &states.pending}) {
-    rows->resize(rows->size() + part.tokens.size(), -1);
-  }
-  states.keep.back() = part.slot;
+  states.Add(*states_, part.slot, static_cast<int>(part.tokens.size()));
 }
 
 std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
