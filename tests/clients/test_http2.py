@@ -196,8 +196,12 @@ def test_clients_that_cancel(small_server, protos):
     request = pb.GenerateRequest(text="The", sampling=pb.SamplingParams(max_tokens=4000))
     with grpc.insecure_channel(small_server.grpc) as channel:
         stub = rpc.InferenceStub(channel)
-        streams = [stub.Generate(request, timeout=60) for _ in range(250)]
+        # The server may take calls in another order than they were sent, and it answers 64 at a time.
+        # So the first call is known to run before the others begin.
+        streams = [stub.Generate(request, timeout=60)]
         next(iter(streams[0]))
+        streams += [stub.Generate(request, timeout=60) for _ in range(249)]
+        time.sleep(0.2)
         for stream in streams:
             stream.cancel()
         assert len(list(stub.Generate(pb.GenerateRequest(
