@@ -50,6 +50,10 @@ Result<nlohmann::json> ParseConfigJson(std::string_view text) {
   return json;
 }
 
+bool Architecture::Recognizes(const nlohmann::json& config) const {
+  return recognizes == nullptr ? HasModelType(config, model_type) : recognizes(config);
+}
+
 bool HasModelType(const nlohmann::json& config, std::string_view model_type) {
   const auto it = config.find("model_type");
   return it != config.end() && it->is_string() && it->get_ref<const std::string&>() == model_type;

@@ -107,6 +107,8 @@ class CheckpointConfig {
   std::string_view key_place = kConfigFile;
 };
 
+using ConfigResult = Result<std::unique_ptr<const CheckpointConfig>>;
+
 // The names of the tensors that a folder's files store. Families whose files exist in several
 // layouts use it to recognize the layout.
 using StoredNames = std::set<std::string, std::less<>>;
@@ -114,12 +116,14 @@ using StoredNames = std::set<std::string, std::less<>>;
 // One family. Its functions must accept a JSON object with any content.
 struct Architecture {
   std::string_view model_type;  // value in config.json, and the family's name in messages
-  bool (*recognizes)(const nlohmann::json& config);
+  // Null: a file whose "model_type" is `model_type` belongs to the family.
+  bool (*recognizes)(const nlohmann::json& config) = nullptr;
   // Returns a configuration whose spec has passed ValidateConfig(). Otherwise InvalidArgument with
   // key, expected and found value; the message begins with "config.json: ". `stored` is used only
   // during the call.
-  Result<std::unique_ptr<const CheckpointConfig>> (*read)(const nlohmann::json& config,
-                                                          const StoredNames& stored);
+  ConfigResult (*read)(const nlohmann::json& config, const StoredNames& stored);
+
+  bool Recognizes(const nlohmann::json& config) const;
 };
 
 // Parses the text of config.json. InvalidArgument if the text is no JSON or if its size, depth or

@@ -46,6 +46,11 @@ struct TensorRule {
   bool mxfp4 = false;
 };
 
+constexpr TensorRule Transposed(TensorRule rule) {
+  rule.transposed = true;
+  return rule;
+}
+
 // A configuration key: its name in the native format, without indices
 // ("feed_forward.routing.num_experts"), and its name in the family's config.json
 // ("num_local_experts").

@@ -112,14 +112,13 @@ std::string ModelTypes(ArchitectureList architectures) {
   return types;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(
-    std::string_view text, const StoredNames& stored, ArchitectureList architectures,
-    const std::vector<std::string>& ignored) {
+ConfigResult ReadConfig(std::string_view text, const StoredNames& stored,
+                        ArchitectureList architectures, const std::vector<std::string>& ignored) {
   MOESERVE_ASSIGN_OR_RETURN(nlohmann::json config, ParseConfigJson(text));
   RemoveKeys(ignored, &config);
   if (config.is_object()) {
     for (const Architecture* architecture : architectures) {
-      if (architecture->recognizes(config)) return architecture->read(config, stored);
+      if (architecture->Recognizes(config)) return architecture->read(config, stored);
     }
   }
   return UnknownArchitecture(config, architectures);

@@ -25,7 +25,7 @@ absl::Status Refused(const FairseqSource& source, std::string_view tensor, std::
 
 }  // namespace
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadFairseqConfig(const FairseqSource& source) {
+ConfigResult ReadFairseqConfig(const FairseqSource& source) {
   const auto first = [&](const auto& matches) { return FirstName(source.files, matches); };
   using Name = std::string_view;
   const Name encoder =

@@ -23,6 +23,6 @@ struct FairseqSource {
 // decoder of torchscale (X-MoE, MH-MoE, other mixtures, dense) or of MoA. InvalidArgument, with the
 // file, the option, the expected and the found value, for models and options that the engine cannot
 // compute, and where options and tensors disagree.
-Result<std::unique_ptr<const CheckpointConfig>> ReadFairseqConfig(const FairseqSource& source);
+ConfigResult ReadFairseqConfig(const FairseqSource& source);
 
 }  // namespace moeserve

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "model_loaders/architectures/fairseq/reader.h"
 
@@ -15,28 +14,19 @@ using Json = nlohmann::json;
 
 // Matrices of experts are stacks whose slices are multiplied from the right: [E, in, out].
 constexpr TensorRule kFairseqMoaTensors[] = {
-    {.model = "blocks.*.attention.router.weight",
-     .file = "decoder.layers.*.self_attn.q_proj.w_gate",
-     .transposed = true},
-    {.model = "blocks.*.attention.experts.*.q.weight",
-     .file = "decoder.layers.*.self_attn.q_proj.experts.w",
-     .transposed = true},
-    {.model = "blocks.*.attention.experts.*.o.weight",
-     .file = "decoder.layers.*.self_attn.q_proj.output_experts.w",
-     .transposed = true},
+    Transposed({"blocks.*.attention.router.weight", "decoder.layers.*.self_attn.q_proj.w_gate"}),
+    Transposed(
+        {"blocks.*.attention.experts.*.q.weight", "decoder.layers.*.self_attn.q_proj.experts.w"}),
+    Transposed({"blocks.*.attention.experts.*.o.weight",
+                "decoder.layers.*.self_attn.q_proj.output_experts.w"}),
     {"blocks.*.feed_forward.up.weight", "decoder.layers.*.fc1.weight"},
     {"blocks.*.feed_forward.up.bias", "decoder.layers.*.fc1.bias"},
     {"blocks.*.feed_forward.down.weight", "decoder.layers.*.fc2.weight"},
     {"blocks.*.feed_forward.down.bias", "decoder.layers.*.fc2.bias"},
-    {.model = "blocks.*.feed_forward.router.weight",
-     .file = "decoder.layers.*.ffd.w_gate",
-     .transposed = true},
-    {.model = "blocks.*.feed_forward.experts.*.up.weight",
-     .file = "decoder.layers.*.ffd.experts.w",
-     .transposed = true},
-    {.model = "blocks.*.feed_forward.experts.*.down.weight",
-     .file = "decoder.layers.*.ffd.output_experts.w",
-     .transposed = true},
+    Transposed({"blocks.*.feed_forward.router.weight", "decoder.layers.*.ffd.w_gate"}),
+    Transposed({"blocks.*.feed_forward.experts.*.up.weight", "decoder.layers.*.ffd.experts.w"}),
+    Transposed(
+        {"blocks.*.feed_forward.experts.*.down.weight", "decoder.layers.*.ffd.output_experts.w"}),
 };
 
 constexpr KeyRule kFairseqMoaKeys[] = {
@@ -70,7 +60,7 @@ class MoaReader {
  public:
   explicit MoaReader(const FairseqSource& source) : r_(source), keys_(r_.keys()) {}
 
-  Result<std::unique_ptr<const CheckpointConfig>> Read() {
+  ConfigResult Read() {
     r_.Ignore(kFairseqMoaIgnoredOptions);
     r_.Require("adaptive_input", false, "embeddings of several widths are not supported");
     r_.Require("adaptive_softmax_cutoff", nullptr, "an adaptive softmax is not supported");
@@ -88,10 +78,7 @@ class MoaReader {
     LayerSpec layer;
     layer.attention = ReadAttention(experts);
     layer.feed_forward = ReadFeedForward(experts);
-    std::vector<LayerSpec> layers;
-    if (r_.ok()) layers.assign(static_cast<size_t>(r_.layers()), layer);
-    return r_.Finish({kFairseqMoaTensors, kFairseqMoaKeys, kFairseqMoaIgnoredTensors},
-                     std::move(layers));
+    return r_.Finish({kFairseqMoaTensors, kFairseqMoaKeys, kFairseqMoaIgnoredTensors}, layer);
   }
 
  private:
@@ -133,13 +120,7 @@ class MoaReader {
   FeedForwardSpec ReadFeedForward(int experts) {
     FeedForwardSpec block;
     block.expert.form = ExpertForm::kPlain;
-    const std::optional<ActivationKind> activation =
-        keys_.Pick<ActivationKind>("activation_fn", {{"relu", ActivationKind::kRelu},
-                                                     {"gelu", ActivationKind::kGelu},
-                                                     {"gelu_accurate", ActivationKind::kGeluTanh},
-                                                     {"gelu_fast", ActivationKind::kGeluTanh},
-                                                     {"swish", ActivationKind::kSilu}});
-    block.expert.activation = activation.value_or(ActivationKind::kRelu);
+    block.expert.activation = r_.Activation();
     const bool routed =
         keys_.Pick<bool>("ffd_type", {{"normal", false}, {"moe", true}}, false).value_or(false);
     const int width = keys_.Int("decoder_ffn_embed_dim");
@@ -165,8 +146,6 @@ class MoaReader {
 
 }  // namespace
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadMoa(const FairseqSource& source) {
-  return MoaReader(source).Read();
-}
+ConfigResult ReadMoa(const FairseqSource& source) { return MoaReader(source).Read(); }
 
 }  // namespace moeserve::fairseq

@@ -281,8 +281,21 @@ void Reader::RefuseUnknown() {
   }
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> Reader::Finish(const Tables& tables,
-                                                               std::vector<LayerSpec> layers) {
+ActivationKind Reader::Activation() {
+  return keys_
+      .Pick<ActivationKind>("activation_fn", {{"relu", ActivationKind::kRelu},
+                                              {"gelu", ActivationKind::kGelu},
+                                              {"gelu_accurate", ActivationKind::kGeluTanh},
+                                              {"gelu_fast", ActivationKind::kGeluTanh},
+                                              {"swish", ActivationKind::kSilu}})
+      .value_or(ActivationKind::kRelu);
+}
+
+ConfigResult Reader::Finish(const Tables& tables, const LayerSpec& layer) {
+  return Finish(tables, std::vector<LayerSpec>(ok() ? static_cast<size_t>(layers_) : 0, layer));
+}
+
+ConfigResult Reader::Finish(const Tables& tables, std::vector<LayerSpec> layers) {
   RefuseUnknown();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(prefix_));
   auto config = std::make_unique<FairseqConfig>(tables, stored_);

@@ -72,10 +72,14 @@ class Reader {
   // Returns whether it is.
   bool CheckExperts(std::string_view key, int experts, int64_t routed);
 
+  // Reads the activation of fairseq's own feed-forwards.
+  ActivationKind Activation();
+
   // Refuses options that no function read and whose names are like those of options that change a
   // model. Builds and validates the configuration.
-  Result<std::unique_ptr<const CheckpointConfig>> Finish(const Tables& tables,
-                                                         std::vector<LayerSpec> layers);
+  ConfigResult Finish(const Tables& tables, std::vector<LayerSpec> layers);
+  // The same for layers that are all alike.
+  ConfigResult Finish(const Tables& tables, const LayerSpec& layer);
 
  private:
   void RefuseUnknown();
@@ -92,9 +96,9 @@ class Reader {
 };
 
 // The families.
-Result<std::unique_ptr<const CheckpointConfig>> ReadTorchscale(const FairseqSource& source);
-Result<std::unique_ptr<const CheckpointConfig>> ReadMoa(const FairseqSource& source);
-Result<std::unique_ptr<const CheckpointConfig>> ReadTransformerLm(const FairseqSource& source);
+ConfigResult ReadTorchscale(const FairseqSource& source);
+ConfigResult ReadMoa(const FairseqSource& source);
+ConfigResult ReadTransformerLm(const FairseqSource& source);
 
 // Returns what precedes a problem with an option of this checkpoint in messages.
 std::string MessagePrefix(const FairseqSource& source);

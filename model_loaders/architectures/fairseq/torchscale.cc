@@ -149,7 +149,7 @@ class TorchscaleReader {
     }
   }
 
-  Result<std::unique_ptr<const CheckpointConfig>> Read() {
+  ConfigResult Read() {
     r_.Ignore(kTorchscaleIgnoredOptions);
     RefuseOptions();
     r_.ReadSizes();
@@ -483,8 +483,6 @@ class TorchscaleReader {
 
 }  // namespace
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadTorchscale(const FairseqSource& source) {
-  return TorchscaleReader(source).Read();
-}
+ConfigResult ReadTorchscale(const FairseqSource& source) { return TorchscaleReader(source).Read(); }
 
 }  // namespace moeserve::fairseq

@@ -1,10 +1,8 @@
 // fairseq's own dense decoder, the architecture transformer_lm and its variants (transformer_lm_gpt
 // and so on).
 #include <cmath>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "model_loaders/architectures/fairseq/reader.h"
 
@@ -35,7 +33,7 @@ class TransformerReader {
  public:
   explicit TransformerReader(const FairseqSource& source) : r_(source), keys_(r_.keys()) {}
 
-  Result<std::unique_ptr<const CheckpointConfig>> Read() {
+  ConfigResult Read() {
     r_.Ignore(kTransformerLmIgnoredOptions);
     RefuseOptions();
     r_.ReadSizes();
@@ -45,9 +43,7 @@ class TransformerReader {
     LayerSpec layer;
     layer.attention = ReadAttention();
     layer.feed_forward = ReadFeedForward();
-    std::vector<LayerSpec> layers;
-    if (r_.ok()) layers.assign(static_cast<size_t>(r_.layers()), layer);
-    return r_.Finish({kTransformerLmTensors, kTransformerLmKeys, {}}, std::move(layers));
+    return r_.Finish({kTransformerLmTensors, kTransformerLmKeys, {}}, layer);
   }
 
  private:
@@ -113,13 +109,7 @@ class TransformerReader {
     FeedForwardSpec block;
     block.expert.form = ExpertForm::kPlain;
     block.expert.bias = true;
-    const std::optional<ActivationKind> activation =
-        keys_.Pick<ActivationKind>("activation_fn", {{"relu", ActivationKind::kRelu},
-                                                     {"gelu", ActivationKind::kGelu},
-                                                     {"gelu_accurate", ActivationKind::kGeluTanh},
-                                                     {"gelu_fast", ActivationKind::kGeluTanh},
-                                                     {"swish", ActivationKind::kSilu}});
-    block.expert.activation = activation.value_or(ActivationKind::kRelu);
+    block.expert.activation = r_.Activation();
     block.width = keys_.Int("decoder_ffn_embed_dim");
     return block;
   }
@@ -130,7 +120,7 @@ class TransformerReader {
 
 }  // namespace
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadTransformerLm(const FairseqSource& source) {
+ConfigResult ReadTransformerLm(const FairseqSource& source) {
   return TransformerReader(source).Read();
 }
 

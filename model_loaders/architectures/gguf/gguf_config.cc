@@ -207,7 +207,7 @@ LayerSpec GgufConfigReader::Layer(int layer, const AttentionSpec& attention) con
   return result;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> GgufConfigReader::Read() {
+ConfigResult GgufConfigReader::Read() {
   ReadSizes();
   ReadTokenIds();
   ReadFactors();
@@ -245,8 +245,8 @@ Result<std::unique_ptr<const CheckpointConfig>> GgufConfigReader::Read() {
   return config;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadGgufConfig(
-    const GgufFile& file, const WeightFiles& weights, const std::vector<std::string>& ignored) {
+ConfigResult ReadGgufConfig(const GgufFile& file, const WeightFiles& weights,
+                            const std::vector<std::string>& ignored) {
   Problems problems;
   GgufKeys keys(file, "", &problems, &ignored);
   const std::string prefix = Concat(Printable(file.file_name()), ": ", kGgufMetadata);

@@ -17,7 +17,7 @@ namespace moeserve {
 // expected and the found value, for architectures and settings that the engine cannot compute, and
 // for keys of the architecture that this server does not know. The keys `ignored` are read as if
 // the file did not have them.
-Result<std::unique_ptr<const CheckpointConfig>> ReadGgufConfig(
-    const GgufFile& file, const WeightFiles& weights, const std::vector<std::string>& ignored = {});
+ConfigResult ReadGgufConfig(const GgufFile& file, const WeightFiles& weights,
+                            const std::vector<std::string>& ignored = {});
 
 }  // namespace moeserve

@@ -26,7 +26,7 @@ class GgufConfigReader {
                    const std::vector<std::string>& ignored);
 
   // Call once. Errors are those of ReadGgufConfig().
-  Result<std::unique_ptr<const CheckpointConfig>> Read();
+  ConfigResult Read();
 
  private:
   bool Has(const std::string& tensor) const { return stored_.contains(tensor); }

@@ -9,8 +9,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
-                              // families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 constexpr TensorRule kAfmoeTensors[] = {
     {"blocks.*.attention.norm.weight", "model.layers.*.input_layernorm.weight"},
@@ -22,18 +21,14 @@ constexpr TensorRule kAfmoeTensors[] = {
     {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.expert_bias"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadAfmoe(const Json& json,
-                                                          const StoredNames& stored) {
+ConfigResult ReadAfmoe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 16384,
               .rms_norm_eps = 1e-5,
               .bos_token_id = std::nullopt,
               .eos_token_ids = {}});
-  for (const auto& table :
-       {std::span<const TensorRule>(kAfmoeTensors), EmbeddingTensors(), AttentionTensors(),
-        QkNormTensors(), DenseTensors(), ExpertTensors(), SharedExpertTensors()}) {
-    c.Tensors(table);
-  }
+  c.Tensors({kAfmoeTensors, EmbeddingTensors(), AttentionTensors(), QkNormTensors(), DenseTensors(),
+             ExpertTensors(), SharedExpertTensors()});
   ObjectReader& keys = c.keys();
   ModelSpec& spec = c.spec();
   spec.norm.placement = NormPlacement::kBoth;
@@ -82,9 +77,6 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadAfmoe(const Json& json,
 
 }  // namespace
 
-constinit const Architecture kAfmoeArchitecture = {
-    .model_type = "afmoe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "afmoe"); },
-    .read = ReadAfmoe};
+constinit const Architecture kAfmoeArchitecture = {.model_type = "afmoe", .read = ReadAfmoe};
 
 }  // namespace moeserve

@@ -7,8 +7,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
-                              // families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 constexpr TensorRule Qkv(std::string_view model, std::string_view file, int part) {
   return {.model = model, .file = file, .part = part, .parts = 3, .order = RowOrder::kQkv};
@@ -31,18 +30,14 @@ constexpr TensorRule kBailingTensors[] = {
     {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.gate.expert_bias"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadBailing(const Json& json,
-                                                            const StoredNames& stored) {
+ConfigResult ReadBailing(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 32768,
               .rope_theta = 600000.0,
               .bos_token_id = std::nullopt,
               .eos_token_ids = {156892}});
-  for (const auto& table :
-       {std::span<const TensorRule>(kBailingTensors), EmbeddingTensors(), PreNormTensors(),
-        DenseTensors(), ExpertTensors(), SharedExpertTensors()}) {
-    c.Tensors(table);
-  }
+  c.Tensors({kBailingTensors, EmbeddingTensors(), PreNormTensors(), DenseTensors(), ExpertTensors(),
+             SharedExpertTensors()});
   ObjectReader& keys = c.keys();
   AttentionSpec attention = c.Attention(128);
   attention.bias = keys.Bool("use_qkv_bias", false);
@@ -72,16 +67,12 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadBailing(const Json& json,
                                 {"feed_forward.routing.select.best_groups", "topk_group"}};
   c.Keys(kRules);
   const int first = keys.Int("first_k_dense_replace", 1);
-  return c.Finish([&](int layer) {
-    return LayerSpec{attention, layer >= first ? experts : dense};
-  });
+  return c.Finish(attention, dense, experts, first);
 }
 
 }  // namespace
 
-constinit const Architecture kBailingMoeArchitecture = {
-    .model_type = "bailing_moe_v2",
-    .recognizes = [](const Json& config) { return HasModelType(config, "bailing_moe_v2"); },
-    .read = ReadBailing};
+constinit const Architecture kBailingMoeArchitecture = {.model_type = "bailing_moe_v2",
+                                                        .read = ReadBailing};
 
 }  // namespace moeserve

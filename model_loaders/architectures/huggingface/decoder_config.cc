@@ -145,6 +145,11 @@ ActivationKind DecoderConfig::Activation(std::string_view key, std::string_view 
   return ActivationKind::kSilu;
 }
 
+FeedForwardSpec DecoderConfig::WithActivation(FeedForwardSpec block) {
+  block.expert.activation = Activation();
+  return block;
+}
+
 FeedForwardSpec DecoderConfig::Dense(std::string_view width_key) {
   FeedForwardSpec dense;
   dense.width = reader_.Int(width_key);
@@ -416,6 +421,10 @@ void DecoderConfig::Tensors(std::span<const TensorRule> rules) {
   tensors_.insert(tensors_.end(), rules.begin(), rules.end());
 }
 
+void DecoderConfig::Tensors(std::initializer_list<std::span<const TensorRule>> tables) {
+  for (const auto& table : tables) Tensors(table);
+}
+
 void DecoderConfig::Keys(std::span<const KeyRule> rules) {
   key_rules_.insert(key_rules_.end(), rules.begin(), rules.end());
 }
@@ -438,8 +447,17 @@ void ReadGraniteFactors(DecoderConfig& config) {
   config.Keys(kRules);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
-    const std::function<LayerSpec(int)>& layer) {
+ConfigResult DecoderConfig::Finish(const AttentionSpec& attention,
+                                   const FeedForwardSpec& feed_forward) {
+  return Finish([&](int) { return LayerSpec{attention, feed_forward}; });
+}
+
+ConfigResult DecoderConfig::Finish(const AttentionSpec& attention, const FeedForwardSpec& dense,
+                                   const FeedForwardSpec& experts, int first) {
+  return Finish([&](int layer) { return LayerSpec{attention, layer >= first ? experts : dense}; });
+}
+
+ConfigResult DecoderConfig::Finish(const std::function<LayerSpec(int)>& layer) {
   JudgeUnread();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(kConfigFile));
   MOESERVE_RETURN_IF_ERROR(CheckListLengths({"num_hidden_layers", layers_}, {"num_experts", 0}));

@@ -71,7 +71,7 @@ class DecoderConfig {
   // is null, hidden_size / num_attention_heads.
   AttentionSpec Attention(std::optional<int> head_dim = std::nullopt);
 
-  // Reads the width and the activation of a dense feed-forward, gated and without bias.
+  // Reads the width of a dense feed-forward, gated and without bias.
   FeedForwardSpec Dense(std::string_view width_key = "intermediate_size");
   // Reads the experts of a routed feed-forward, gated and without bias, with top-k selection.
   FeedForwardSpec Experts(const ExpertKeys& keys);
@@ -103,6 +103,8 @@ class DecoderConfig {
   // Reads the name of an activation function. `fallback` is the name if the key is absent.
   ActivationKind Activation(std::string_view key = "hidden_act",
                             std::string_view fallback = "silu");
+  // Returns `block` with the activation function that the file names.
+  FeedForwardSpec WithActivation(FeedForwardSpec block);
 
   // Reads the size of the sliding window. Returns `fallback` if the key is absent, nullopt if its
   // value is null.
@@ -132,12 +134,17 @@ class DecoderConfig {
 
   // Adds rules for tensors, and names of configuration keys.
   void Tensors(std::span<const TensorRule> rules);
+  void Tensors(std::initializer_list<std::span<const TensorRule>> tables);
   void Keys(std::span<const KeyRule> rules);
 
+  // Builds the configuration of layers that are all alike.
+  ConfigResult Finish(const AttentionSpec& attention, const FeedForwardSpec& feed_forward);
+  // Builds that of layers with experts from the layer `first` on, and dense ones before.
+  ConfigResult Finish(const AttentionSpec& attention, const FeedForwardSpec& dense,
+                      const FeedForwardSpec& experts, int first);
   // Builds the layers and the configuration. `layer` returns the spec of a layer; it is called only
   // if there are no errors.
-  Result<std::unique_ptr<const CheckpointConfig>> Finish(
-      const std::function<LayerSpec(int)>& layer);
+  ConfigResult Finish(const std::function<LayerSpec(int)>& layer);
 
  private:
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
@@ -182,6 +189,7 @@ std::span<const TensorRule> AttentionTensors();     // self_attn.{q,k,v,o}_proj
 std::span<const TensorRule> QkNormTensors();        // self_attn.{q,k}_norm
 std::span<const TensorRule> DenseTensors();         // mlp.{gate,up,down}_proj
 std::span<const TensorRule> ExpertTensors();        // mlp.gate, mlp.experts
+std::span<const TensorRule> BlockSparseTensors();   // block_sparse_moe.gate and .experts
 std::span<const TensorRule> SharedExpertTensors();  // mlp.shared_experts, choice bias of the router
 
 }  // namespace moeserve::huggingface

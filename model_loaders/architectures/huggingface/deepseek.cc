@@ -11,8 +11,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
-                              // families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 constexpr TensorRule kDeepseekAttention[] = {
     {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_proj.weight"},
@@ -88,28 +87,14 @@ AttentionSpec ReadDeepseekAttention(DecoderConfig& c, const Json& json, int defa
 }
 
 void AddDeepseekTensors(DecoderConfig& c) {
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kDeepseekAttention),
-        DenseTensors(), ExpertTensors(), SharedExpertTensors()}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), kDeepseekAttention, DenseTensors(),
+             ExpertTensors(), SharedExpertTensors()});
   // Settings of training and of how the authors' code runs.
   c.Ignore({"aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers"});
   c.Require("moe_layer_freq", 1);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> FinishDeepseek(DecoderConfig& c,
-                                                               const AttentionSpec& attention,
-                                                               const FeedForwardSpec& dense,
-                                                               const FeedForwardSpec& experts,
-                                                               int first) {
-  return c.Finish([&](int layer) {
-    return LayerSpec{attention, layer >= first ? experts : dense};
-  });
-}
-
-Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
-                                                       const StoredNames& stored) {
+ConfigResult ReadV2(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({});
   AddDeepseekTensors(c);
@@ -151,11 +136,10 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
                                  {"select.groups", "n_group"},
                                  {"feed_forward.routing.select.best_groups", "topk_group"}};
   c.Keys(kGroups);
-  return FinishDeepseek(c, attention, dense, experts, c.keys().Int("first_k_dense_replace", 0));
+  return c.Finish(attention, dense, experts, c.keys().Int("first_k_dense_replace", 0));
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadV3(const Json& json,
-                                                       const StoredNames& stored) {
+ConfigResult ReadV3(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 4096,
               .bos_token_id = 0,
@@ -171,24 +155,17 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadV3(const Json& json,
   dense.expert.activation = experts.expert.activation;
   const int first = c.keys().Int("first_k_dense_replace", 3);
   c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
-  return FinishDeepseek(c, attention, dense, experts, first);
+  return c.Finish(attention, dense, experts, first);
 }
 
 }  // namespace
 
-constinit const Architecture kDeepSeekV2Architecture = {
-    .model_type = "deepseek_v2",
-    .recognizes = [](const Json& config) { return HasModelType(config, "deepseek_v2"); },
-    .read = ReadV2};
+constinit const Architecture kDeepSeekV2Architecture = {.model_type = "deepseek_v2",
+                                                        .read = ReadV2};
 
-constinit const Architecture kDeepSeekV3Architecture = {
-    .model_type = "deepseek_v3",
-    .recognizes = [](const Json& config) { return HasModelType(config, "deepseek_v3"); },
-    .read = ReadV3};
+constinit const Architecture kDeepSeekV3Architecture = {.model_type = "deepseek_v3",
+                                                        .read = ReadV3};
 
-constinit const Architecture kKimiK2Architecture = {
-    .model_type = "kimi_k2",
-    .recognizes = [](const Json& config) { return HasModelType(config, "kimi_k2"); },
-    .read = ReadV3};
+constinit const Architecture kKimiK2Architecture = {.model_type = "kimi_k2", .read = ReadV3};
 
 }  // namespace moeserve

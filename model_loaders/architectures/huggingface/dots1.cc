@@ -12,8 +12,7 @@ using namespace huggingface;  // NOLINT(google-build-using-namespace): shared he
 const DecoderDefaults kDots1Defaults{
     .bos_token_id = std::nullopt, .eos_token_ids = {}, .num_key_value_heads = 32};
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadDots1(const Json& json,
-                                                          const StoredNames& stored) {
+ConfigResult ReadDots1(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(kDots1Defaults);
   AttentionSpec attention = c.Attention();
@@ -27,11 +26,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadDots1(const Json& json,
   const FeedForwardSpec experts =
       c.DeepSeekExperts({.count = "n_routed_experts"}, {.norm_topk_prob = false});
   const int first = c.keys().Int("first_k_dense_replace", 0);
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(), DenseTensors(),
-        ExpertTensors(), SharedExpertTensors()}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(),
+             DenseTensors(), ExpertTensors(), SharedExpertTensors()});
   return c.Finish([&](int layer) {
     AttentionSpec own = attention;
     if (sliding[static_cast<size_t>(layer)]) own.window = window;
@@ -41,9 +37,6 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadDots1(const Json& json,
 
 }  // namespace
 
-constinit const Architecture kDots1Architecture = {
-    .model_type = "dots1",
-    .recognizes = [](const Json& config) { return HasModelType(config, "dots1"); },
-    .read = ReadDots1};
+constinit const Architecture kDots1Architecture = {.model_type = "dots1", .read = ReadDots1};
 
 }  // namespace moeserve

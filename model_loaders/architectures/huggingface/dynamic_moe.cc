@@ -20,8 +20,7 @@ constexpr TensorRule kDynamicMoeTensors[] = {
 
 constexpr KeyRule kDynamicMoeKeys[] = {{"feed_forward.routing.select.p", "top_p_threshold"}};
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadDynamicMoe(const Json& json,
-                                                               const StoredNames& stored) {
+ConfigResult ReadDynamicMoe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({});
   // The published code computes with these values whatever the file says.
@@ -45,10 +44,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadDynamicMoe(const Json& json,
   c.Ignore({"experts_topk", "expert_type"});
   c.Require("attention_bias", false);
   c.Require("mlp_bias", false);
-  for (const auto& table : {EmbeddingTensors(), AttentionTensors(), ExpertTensors(),
-                            std::span<const TensorRule>(kDynamicMoeTensors)}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), AttentionTensors(), ExpertTensors(), kDynamicMoeTensors});
   c.Keys(kDynamicMoeKeys);
   return c.Finish([&](int layer) {
     return LayerSpec{attention, layer % frequency == 0 ? experts : dense};

@@ -29,23 +29,17 @@ void ReadSkeleton(DecoderConfig& c, int kv_heads) {
   c.spec().position.pairing = RopePairing::kInterleaved;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadErnie(const Json& json,
-                                                          const StoredNames& stored) {
+ConfigResult ReadErnie(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   ReadSkeleton(c, 2);
   AttentionSpec attention = c.Attention(128);
-  FeedForwardSpec dense = c.Dense();
-  dense.expert.activation = c.Activation();
+  FeedForwardSpec dense = c.WithActivation(c.Dense());
   attention.bias = attention.out_bias = dense.expert.bias = c.keys().Bool("use_bias", false);
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors()}) {
-    c.Tensors(table);
-  }
-  return c.Finish([&](int) { return LayerSpec{attention, dense}; });
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors()});
+  return c.Finish(attention, dense);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadErnieMoe(const Json& json,
-                                                             const StoredNames& stored) {
+ConfigResult ReadErnieMoe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   ReadSkeleton(c, 4);
   AttentionSpec attention = c.Attention();
@@ -66,11 +60,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadErnieMoe(const Json& json,
   }
   c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 0));
   c.Ignore({"moe_norm_min", "moe_capacity", "moe_gate_act"});
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(), ExpertTensors(),
-        SharedExpertTensors(), std::span<const TensorRule>(kRouter)}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
+             ExpertTensors(), SharedExpertTensors(), kRouter});
   const int64_t end = last == -1 ? int64_t{c.layers()} - 1 : last;
   return c.Finish([&](int layer) {
     const bool routed = (layer + 1) % interval == 0 && layer >= first && layer <= end;
@@ -80,14 +71,9 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadErnieMoe(const Json& json,
 
 }  // namespace
 
-constinit const Architecture kErnieArchitecture = {
-    .model_type = "ernie4_5",
-    .recognizes = [](const Json& config) { return HasModelType(config, "ernie4_5"); },
-    .read = ReadErnie};
+constinit const Architecture kErnieArchitecture = {.model_type = "ernie4_5", .read = ReadErnie};
 
-constinit const Architecture kErnieMoeArchitecture = {
-    .model_type = "ernie4_5_moe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "ernie4_5_moe"); },
-    .read = ReadErnieMoe};
+constinit const Architecture kErnieMoeArchitecture = {.model_type = "ernie4_5_moe",
+                                                      .read = ReadErnieMoe};
 
 }  // namespace moeserve

@@ -9,8 +9,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
-                              // families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 constexpr TensorRule kFinalNorm[] = {
     {.model = "norm.weight", .file = "model.norm.weight", .add = 1.0f},
@@ -62,14 +61,10 @@ void AddDecoder(DecoderConfig& c, std::span<const TensorRule> norms) {
   ModelSpec& spec = c.spec();
   if (spec.hidden_size > 0) spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
   c.Require("use_bidirectional_attention", false);
-  for (const auto& table : {norms, std::span<const TensorRule>(kFinalNorm), EmbeddingTensors(),
-                            AttentionTensors(), DenseTensors()}) {
-    c.Tensors(table);
-  }
+  c.Tensors({norms, kFinalNorm, EmbeddingTensors(), AttentionTensors(), DenseTensors()});
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadGemma(const Json& json,
-                                                          const StoredNames& stored) {
+ConfigResult ReadGemma(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(GemmaDefaults(16));
   AddDecoder(c, kPreNorms);
@@ -83,7 +78,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma(const Json& json,
     const ActivationKind named = c.Activation(key);
     if (named != ActivationKind::kGelu) dense.expert.activation = named;
   }
-  return c.Finish([&](int) { return LayerSpec{attention, dense}; });
+  return c.Finish(attention, dense);
 }
 
 // Reads what Gemma 2 and 3 have in common: attention without its windows.
@@ -101,8 +96,7 @@ AttentionSpec ReadAttention2(DecoderConfig& c, double logits_cap) {
   return attention;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadGemma2(const Json& json,
-                                                           const StoredNames& stored) {
+ConfigResult ReadGemma2(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(GemmaDefaults(4));
   AddDecoder(c, kNorms2);
@@ -122,8 +116,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma2(const Json& json,
   });
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
-                                                           const StoredNames& stored) {
+ConfigResult ReadGemma3(const Json& json, const StoredNames& stored) {
   // Layers with a window have rotary parameters of their own.
   constexpr double kGlobalTheta = 1e6, kLocalTheta = 1e4;
   Json rest = json;
@@ -171,19 +164,11 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
 
 }  // namespace
 
-constinit const Architecture kGemmaArchitecture = {
-    .model_type = "gemma",
-    .recognizes = [](const Json& config) { return HasModelType(config, "gemma"); },
-    .read = ReadGemma};
+constinit const Architecture kGemmaArchitecture = {.model_type = "gemma", .read = ReadGemma};
 
-constinit const Architecture kGemma2Architecture = {
-    .model_type = "gemma2",
-    .recognizes = [](const Json& config) { return HasModelType(config, "gemma2"); },
-    .read = ReadGemma2};
+constinit const Architecture kGemma2Architecture = {.model_type = "gemma2", .read = ReadGemma2};
 
-constinit const Architecture kGemma3Architecture = {
-    .model_type = "gemma3_text",
-    .recognizes = [](const Json& config) { return HasModelType(config, "gemma3_text"); },
-    .read = ReadGemma3};
+constinit const Architecture kGemma3Architecture = {.model_type = "gemma3_text",
+                                                    .read = ReadGemma3};
 
 }  // namespace moeserve

@@ -16,8 +16,7 @@ const DecoderDefaults kGlm4MoeDefaults{.max_position_embeddings = 131072,
                                        .partial_rotary_factor = 0.5,
                                        .num_key_value_heads = 8};
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadGlm4Moe(const Json& json,
-                                                            const StoredNames& stored) {
+ConfigResult ReadGlm4Moe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(kGlm4MoeDefaults);
   AttentionSpec attention = c.Attention();
@@ -29,21 +28,13 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGlm4Moe(const Json& json,
   const int first = c.keys().Int("first_k_dense_replace", 1);
   c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
   c.Ignore({"num_mtp_layers"});
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(), DenseTensors(),
-        ExpertTensors(), SharedExpertTensors()}) {
-    c.Tensors(table);
-  }
-  return c.Finish([&](int layer) {
-    return LayerSpec{attention, layer >= first ? experts : dense};
-  });
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(),
+             DenseTensors(), ExpertTensors(), SharedExpertTensors()});
+  return c.Finish(attention, dense, experts, first);
 }
 
 }  // namespace
 
-constinit const Architecture kGlm4MoeArchitecture = {
-    .model_type = "glm4_moe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "glm4_moe"); },
-    .read = ReadGlm4Moe};
+constinit const Architecture kGlm4MoeArchitecture = {.model_type = "glm4_moe", .read = ReadGlm4Moe};
 
 }  // namespace moeserve

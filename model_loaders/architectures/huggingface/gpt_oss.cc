@@ -9,52 +9,34 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-// Rows of gate and up alternate. The rules for MXFP4 come first, because unquantized files have no
-// tensors of these names.
+// A part of a tensor in which the rows of gate (part 0) and up (part 1) alternate.
+constexpr TensorRule GateUp(std::string_view model, std::string_view file, int part) {
+  return {.model = model, .file = file, .part = part, .parts = 2, .order = RowOrder::kInterleaved};
+}
+constexpr TensorRule Mxfp4(TensorRule rule) {
+  rule.mxfp4 = true;
+  return rule;
+}
+
+constexpr std::string_view kExpertGate = "blocks.*.feed_forward.experts.*.gate.weight";
+constexpr std::string_view kExpertUp = "blocks.*.feed_forward.experts.*.up.weight";
+constexpr std::string_view kExpertDown = "blocks.*.feed_forward.experts.*.down.weight";
+
+// The rules for MXFP4 come first, because unquantized files have no tensors of these names.
 constexpr TensorRule kGptOssTensors[] = {
     {"blocks.*.attention.sinks", "model.layers.*.self_attn.sinks"},
     {"blocks.*.feed_forward.router.weight", "model.layers.*.mlp.router.weight"},
     {"blocks.*.feed_forward.router.bias", "model.layers.*.mlp.router.bias"},
-    {.model = "blocks.*.feed_forward.experts.*.gate.weight",
-     .file = "model.layers.*.mlp.experts.gate_up_proj_blocks",
-     .part = 0,
-     .parts = 2,
-     .order = RowOrder::kInterleaved,
-     .mxfp4 = true},
-    {.model = "blocks.*.feed_forward.experts.*.up.weight",
-     .file = "model.layers.*.mlp.experts.gate_up_proj_blocks",
-     .part = 1,
-     .parts = 2,
-     .order = RowOrder::kInterleaved,
-     .mxfp4 = true},
-    {.model = "blocks.*.feed_forward.experts.*.down.weight",
-     .file = "model.layers.*.mlp.experts.down_proj_blocks",
-     .mxfp4 = true},
-    {.model = "blocks.*.feed_forward.experts.*.gate.weight",
-     .file = "model.layers.*.mlp.experts.gate_up_proj",
-     .part = 0,
-     .parts = 2,
-     .order = RowOrder::kInterleaved,
-     .transposed = true},
-    {.model = "blocks.*.feed_forward.experts.*.up.weight",
-     .file = "model.layers.*.mlp.experts.gate_up_proj",
-     .part = 1,
-     .parts = 2,
-     .order = RowOrder::kInterleaved,
-     .transposed = true},
-    {.model = "blocks.*.feed_forward.experts.*.down.weight",
-     .file = "model.layers.*.mlp.experts.down_proj",
-     .transposed = true},
-    {.model = "blocks.*.feed_forward.experts.*.gate.bias",
-     .file = "model.layers.*.mlp.experts.gate_up_proj_bias",
-     .part = 0,
-     .parts = 2,
-     .order = RowOrder::kInterleaved},
-    {.model = "blocks.*.feed_forward.experts.*.up.bias",
-     .file = "model.layers.*.mlp.experts.gate_up_proj_bias",
-     .part = 1,
-     .parts = 2,
-     .order = RowOrder::kInterleaved},
+    Mxfp4(GateUp(kExpertGate, "model.layers.*.mlp.experts.gate_up_proj_blocks", 0)),
+    Mxfp4(GateUp(kExpertUp, "model.layers.*.mlp.experts.gate_up_proj_blocks", 1)),
+    Mxfp4({kExpertDown, "model.layers.*.mlp.experts.down_proj_blocks"}),
+    Transposed(GateUp(kExpertGate, "model.layers.*.mlp.experts.gate_up_proj", 0)),
+    Transposed(GateUp(kExpertUp, "model.layers.*.mlp.experts.gate_up_proj", 1)),
+    Transposed({kExpertDown, "model.layers.*.mlp.experts.down_proj"}),
+    GateUp("blocks.*.feed_forward.experts.*.gate.bias",
+           "model.layers.*.mlp.experts.gate_up_proj_bias", 0),
+    GateUp("blocks.*.feed_forward.experts.*.up.bias",
+           "model.layers.*.mlp.experts.gate_up_proj_bias", 1),
     {"blocks.*.feed_forward.experts.*.down.bias", "model.layers.*.mlp.experts.down_proj_bias"},
 };
 
@@ -69,8 +51,7 @@ PositionSpec DefaultRope() {
   return position;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadGptOss(const Json& json,
-                                                           const StoredNames& stored) {
+ConfigResult ReadGptOss(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 131072,
               .rms_norm_eps = 1e-5,
@@ -83,10 +64,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGptOss(const Json& json,
   if (none("rope_parameters") && none("rope_scaling")) {
     c.spec().position = DefaultRope();
   }
-  for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),
-                            std::span<const TensorRule>(kGptOssTensors)}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), kGptOssTensors});
   AttentionSpec attention = c.Attention(64);
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", true);
   attention.sinks = true;
@@ -115,9 +93,6 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGptOss(const Json& json,
 
 }  // namespace
 
-constinit const Architecture kGptOssArchitecture = {
-    .model_type = "gpt_oss",
-    .recognizes = [](const Json& config) { return HasModelType(config, "gpt_oss"); },
-    .read = ReadGptOss};
+constinit const Architecture kGptOssArchitecture = {.model_type = "gpt_oss", .read = ReadGptOss};
 
 }  // namespace moeserve

@@ -37,10 +37,7 @@ constexpr TensorRule kGraniteMoeTensors[] = {
 };
 
 void AddGraniteMoeTensors(DecoderConfig& c) {
-  for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),
-                            std::span<const TensorRule>(kGraniteMoeTensors)}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), kGraniteMoeTensors});
 }
 
 AttentionSpec ReadGraniteMoeAttention(DecoderConfig& c) {
@@ -52,26 +49,24 @@ AttentionSpec ReadGraniteMoeAttention(DecoderConfig& c) {
 
 // Softmax over the selected experts' scores.
 FeedForwardSpec ReadExperts(DecoderConfig& c, int default_shared_width) {
-  FeedForwardSpec experts = c.Experts({.count = "num_local_experts", .width = "intermediate_size"});
-  experts.expert.activation = c.Activation();
+  FeedForwardSpec experts =
+      c.WithActivation(c.Experts({.count = "num_local_experts", .width = "intermediate_size"}));
   experts.routing->gate = GateKind::kSoftmaxSelected;
   experts.shared_width = c.keys().Int("shared_intermediate_size", default_shared_width);
   return experts;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadGraniteMoe(const Json& json,
-                                                               const StoredNames& stored) {
+ConfigResult ReadGraniteMoe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({});
   ReadGraniteFactors(c);
   const AttentionSpec attention = ReadGraniteMoeAttention(c);
   const FeedForwardSpec experts = ReadExperts(c, 0);
   AddGraniteMoeTensors(c);
-  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+  return c.Finish(attention, experts);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadHybrid(const Json& json,
-                                                           const StoredNames& stored) {
+ConfigResult ReadHybrid(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({});
   ReadGraniteFactors(c);
@@ -107,31 +102,24 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadHybrid(const Json& json,
   const AttentionSpec attention = ReadGraniteMoeAttention(c);
   FeedForwardSpec feed_forward;
   if (c.keys().Int("num_local_experts") == 0) {
-    feed_forward = c.Dense("shared_intermediate_size");
-    feed_forward.expert.activation = c.Activation();
+    feed_forward = c.WithActivation(c.Dense("shared_intermediate_size"));
     c.Ignore({"intermediate_size", "num_experts_per_tok"});
   } else {
     feed_forward = ReadExperts(c, 1024);
   }
   AddGraniteMoeTensors(c);
-  return c.Finish([&](int) { return LayerSpec{attention, feed_forward}; });
+  return c.Finish(attention, feed_forward);
 }
 
 }  // namespace
 
-constinit const Architecture kGraniteMoeArchitecture = {
-    .model_type = "granitemoe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "granitemoe"); },
-    .read = ReadGraniteMoe};
+constinit const Architecture kGraniteMoeArchitecture = {.model_type = "granitemoe",
+                                                        .read = ReadGraniteMoe};
 
-constinit const Architecture kGraniteMoeSharedArchitecture = {
-    .model_type = "granitemoeshared",
-    .recognizes = [](const Json& config) { return HasModelType(config, "granitemoeshared"); },
-    .read = ReadGraniteMoe};
+constinit const Architecture kGraniteMoeSharedArchitecture = {.model_type = "granitemoeshared",
+                                                              .read = ReadGraniteMoe};
 
-constinit const Architecture kGraniteMoeHybridArchitecture = {
-    .model_type = "granitemoehybrid",
-    .recognizes = [](const Json& config) { return HasModelType(config, "granitemoehybrid"); },
-    .read = ReadHybrid};
+constinit const Architecture kGraniteMoeHybridArchitecture = {.model_type = "granitemoehybrid",
+                                                              .read = ReadHybrid};
 
 }  // namespace moeserve

@@ -9,8 +9,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
-                              // families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 constexpr TensorRule kHunyuanTensors[] = {
     {"blocks.*.attention.q_norm.weight", "model.layers.*.self_attn.query_layernorm.weight"},
@@ -43,16 +42,13 @@ Json WithoutAlpha(const Json& json, double* alpha) {
   return rest;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadHunyuan(const Json& json,
-                                                            const StoredNames& stored) {
+ConfigResult ReadHunyuan(const Json& json, const StoredNames& stored) {
   double alpha = 0.0;
   const Json rest = WithoutAlpha(json, &alpha);
   DecoderConfig c(rest, stored);
   c.Skeleton({.rms_norm_eps = 1e-5});
-  for (const auto& table : {std::span<const TensorRule>(kHunyuanTensors), EmbeddingTensors(),
-                            PreNormTensors(), AttentionTensors(), ExpertTensors()}) {
-    c.Tensors(table);
-  }
+  c.Tensors(
+      {kHunyuanTensors, EmbeddingTensors(), PreNormTensors(), AttentionTensors(), ExpertTensors()});
   AttentionSpec attention = c.Attention();
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;
@@ -61,20 +57,17 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadHunyuan(const Json& json,
     const double dim = attention.head_dim;
     c.spec().position.theta *= std::pow(alpha, dim / (dim - 2.0));
   }
-  FeedForwardSpec experts =
-      c.Experts({.count = "num_experts", .width = "intermediate_size", .selected = "moe_topk"});
-  experts.expert.activation = c.Activation();
+  FeedForwardSpec experts = c.WithActivation(
+      c.Experts({.count = "num_experts", .width = "intermediate_size", .selected = "moe_topk"}));
   experts.routing->renormalize = true;
   experts.shared_width = c.keys().Int("intermediate_size");
   c.Ignore({"eod_token_id", "sep_token_id", "num_experts_per_tok", "num_local_experts"});
-  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+  return c.Finish(attention, experts);
 }
 
 }  // namespace
 
-constinit const Architecture kHunYuanMoeArchitecture = {
-    .model_type = "hunyuan_v1_moe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "hunyuan_v1_moe"); },
-    .read = ReadHunyuan};
+constinit const Architecture kHunYuanMoeArchitecture = {.model_type = "hunyuan_v1_moe",
+                                                        .read = ReadHunyuan};
 
 }  // namespace moeserve

@@ -40,8 +40,7 @@ std::string_view NameOfJetMoe(const Json& json, std::string_view key, std::strin
   return json.contains(older) && !json.contains(key) ? older : key;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadJetMoe(const Json& json,
-                                                           const StoredNames& stored) {
+ConfigResult ReadJetMoe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 4096, .tie_word_embeddings = true});
   // Only the final norm reads "rms_norm_eps".
@@ -69,19 +68,13 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadJetMoe(const Json& json,
             "hidden_act"});
   c.Require("bias", true);
   c.Require("glu", true);
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kJetMoeTensors)}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), kJetMoeTensors});
   c.Keys(kJetMoeKeys);
-  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+  return c.Finish(attention, experts);
 }
 
 }  // namespace
 
-constinit const Architecture kJetMoeArchitecture = {
-    .model_type = "jetmoe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "jetmoe"); },
-    .read = ReadJetMoe};
+constinit const Architecture kJetMoeArchitecture = {.model_type = "jetmoe", .read = ReadJetMoe};
 
 }  // namespace moeserve

@@ -11,8 +11,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
-                              // families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 constexpr TensorRule kLfm2Tensors[] = {
     {"embed.weight", "model.embed_tokens.weight"},
@@ -106,9 +105,8 @@ std::vector<bool> AttentionLayers(DecoderConfig& c, bool required) {
 }
 
 // Reads the layers and builds the configuration. `feed_forward` returns that of a layer.
-Result<std::unique_ptr<const CheckpointConfig>> FinishLfm2(
-    DecoderConfig& c, bool layer_types,
-    const std::function<const FeedForwardSpec&(int)>& feed_forward) {
+ConfigResult FinishLfm2(DecoderConfig& c, bool layer_types,
+                        const std::function<const FeedForwardSpec&(int)>& feed_forward) {
   AttentionSpec attention = c.Attention();
   attention.qk_norm = QkNorm::kHead;
   ShortConvolutionSpec convolution;
@@ -146,8 +144,7 @@ int AdjustedWidth(DecoderConfig& c, int width) {
   return static_cast<int>((whole + multiple - 1) / multiple * multiple);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadLfm2(const Json& json,
-                                                         const StoredNames& stored) {
+ConfigResult ReadLfm2(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   ReadSkeleton(c);
   const bool old_key = json.is_object() && json.contains("block_ff_dim");
@@ -157,8 +154,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadLfm2(const Json& json,
   return FinishLfm2(c, false, [&](int) -> const FeedForwardSpec& { return dense; });
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadLfm2Moe(const Json& json,
-                                                            const StoredNames& stored) {
+ConfigResult ReadLfm2Moe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   ReadSkeleton(c);
   const FeedForwardSpec dense = c.Dense();
@@ -179,14 +175,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadLfm2Moe(const Json& json,
 
 }  // namespace
 
-constinit const Architecture kLfm2Architecture = {
-    .model_type = "lfm2",
-    .recognizes = [](const Json& config) { return HasModelType(config, "lfm2"); },
-    .read = ReadLfm2};
+constinit const Architecture kLfm2Architecture = {.model_type = "lfm2", .read = ReadLfm2};
 
-constinit const Architecture kLfm2MoeArchitecture = {
-    .model_type = "lfm2_moe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "lfm2_moe"); },
-    .read = ReadLfm2Moe};
+constinit const Architecture kLfm2MoeArchitecture = {.model_type = "lfm2_moe", .read = ReadLfm2Moe};
 
 }  // namespace moeserve

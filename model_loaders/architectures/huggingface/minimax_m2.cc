@@ -10,20 +10,12 @@ using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 constexpr TensorRule kMinimaxM2Experts[] = {
-    {"blocks.*.feed_forward.router.weight", "model.layers.*.block_sparse_moe.gate.weight"},
     {"blocks.*.feed_forward.router.choice_bias",
      "model.layers.*.block_sparse_moe.e_score_correction_bias"},
     {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.e_score_correction_bias"},
-    {"blocks.*.feed_forward.experts.*.gate.weight",
-     "model.layers.*.block_sparse_moe.experts.*.w1.weight"},
-    {"blocks.*.feed_forward.experts.*.up.weight",
-     "model.layers.*.block_sparse_moe.experts.*.w3.weight"},
-    {"blocks.*.feed_forward.experts.*.down.weight",
-     "model.layers.*.block_sparse_moe.experts.*.w2.weight"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadMiniMaxM2(const Json& json,
-                                                              const StoredNames& stored) {
+ConfigResult ReadMiniMaxM2(const Json& json, const StoredNames& stored) {
   // Older files name the number of rotated dimensions.
   Json config = json;
   const auto rotary = json.find("rotary_dim"), head = json.find("head_dim");
@@ -42,8 +34,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadMiniMaxM2(const Json& json,
   attention.qk_norm = QkNorm::kFull;
   c.Require("use_qk_norm", true);
   c.Require("qk_norm_type", "per_layer");
-  FeedForwardSpec experts = c.Experts({.count = "num_local_experts", .width = "intermediate_size"});
-  experts.expert.activation = c.Activation();
+  FeedForwardSpec experts =
+      c.WithActivation(c.Experts({.count = "num_local_experts", .width = "intermediate_size"}));
   experts.routing->gate = GateKind::kSigmoid;
   experts.routing->renormalize = true;
   experts.routing->select.bias = true;
@@ -54,19 +46,14 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadMiniMaxM2(const Json& json,
   c.Ignore({"router_jitter_noise", "use_mtp", "mtp_transformer_layers", "attn_type_list",
             "layernorm_full_attention_beta", "layernorm_linear_attention_beta",
             "layernorm_mlp_beta", "mlp_intermediate_size"});
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(),
-        std::span<const TensorRule>(kMinimaxM2Experts), ExpertTensors()}) {
-    c.Tensors(table);
-  }
-  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(),
+             BlockSparseTensors(), kMinimaxM2Experts, ExpertTensors()});
+  return c.Finish(attention, experts);
 }
 
 }  // namespace
 
-constinit const Architecture kMiniMaxM2Architecture = {
-    .model_type = "minimax_m2",
-    .recognizes = [](const Json& config) { return HasModelType(config, "minimax_m2"); },
-    .read = ReadMiniMaxM2};
+constinit const Architecture kMiniMaxM2Architecture = {.model_type = "minimax_m2",
+                                                       .read = ReadMiniMaxM2};
 
 }  // namespace moeserve

@@ -14,9 +14,7 @@ AttentionSpec OlmoAttention(DecoderConfig& c) {
   AttentionSpec attention = c.Attention();
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kFull;
-  for (const auto& table : {EmbeddingTensors(), AttentionTensors(), QkNormTensors()}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), AttentionTensors(), QkNormTensors()});
   return attention;
 }
 
@@ -31,21 +29,25 @@ void ReadRopeOfLayers(DecoderConfig& c, const Json& json, std::string_view type,
   position = c.RopeFrom(*own, Concat("rope_parameters.", type), default_theta);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadOlmo2(const Json& json,
-                                                          const StoredNames& stored) {
+// Reads the experts of the models in which all layers have some.
+ConfigResult FinishExperts(DecoderConfig& c, const AttentionSpec& attention) {
+  FeedForwardSpec experts = c.WithActivation(c.Experts({.width = "intermediate_size"}));
+  experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
+  c.Tensors(ExpertTensors());
+  return c.Finish(attention, experts);
+}
+
+ConfigResult ReadOlmo2(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.rms_norm_eps = 1e-5, .bos_token_id = std::nullopt, .eos_token_ids = {50279}});
   c.spec().norm.placement = NormPlacement::kOutput;
   const AttentionSpec attention = OlmoAttention(c);
-  FeedForwardSpec dense = c.Dense();
-  dense.expert.activation = c.Activation();
-  c.Tensors(OutputNormTensors());
-  c.Tensors(DenseTensors());
-  return c.Finish([&](int) { return LayerSpec{attention, dense}; });
+  FeedForwardSpec dense = c.WithActivation(c.Dense());
+  c.Tensors({OutputNormTensors(), DenseTensors()});
+  return c.Finish(attention, dense);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadOlmo3(const Json& json,
-                                                          const StoredNames& stored) {
+ConfigResult ReadOlmo3(const Json& json, const StoredNames& stored) {
   // The layers' types have rotary parameters of their own, so Skeleton() must not read them.
   constexpr double kTheta = 500000.0;
   Json rest = json;
@@ -68,10 +70,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadOlmo3(const Json& json,
     ReadRopeOfLayers(c, json, "full_attention", kTheta, c.spec().position);
     ReadRopeOfLayers(c, json, "sliding_attention", kTheta, local);
   }
-  FeedForwardSpec dense = c.Dense();
-  dense.expert.activation = c.Activation();
-  c.Tensors(OutputNormTensors());
-  c.Tensors(DenseTensors());
+  FeedForwardSpec dense = c.WithActivation(c.Dense());
+  c.Tensors({OutputNormTensors(), DenseTensors()});
   return c.Finish([&](int layer) {
     AttentionSpec own = attention;
     if (sliding[static_cast<size_t>(layer)]) {
@@ -82,8 +82,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadOlmo3(const Json& json,
   });
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadOlmoe(const Json& json,
-                                                          const StoredNames& stored) {
+ConfigResult ReadOlmoe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 4096,
               .rms_norm_eps = 1e-5,
@@ -96,16 +95,11 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadOlmoe(const Json& json,
   }
   constexpr KeyRule kKeys[] = {{"attention.qkv_clip", "clip_qkv"}};
   c.Keys(kKeys);
-  FeedForwardSpec experts = c.Experts({.width = "intermediate_size"});
-  experts.expert.activation = c.Activation();
-  experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
   c.Tensors(PreNormTensors());
-  c.Tensors(ExpertTensors());
-  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+  return FinishExperts(c, attention);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadFlexOlmo(const Json& json,
-                                                             const StoredNames& stored) {
+ConfigResult ReadFlexOlmo(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 4096,
               .rope_theta = 500000.0,
@@ -113,34 +107,19 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadFlexOlmo(const Json& json,
               .eos_token_ids = {100257}});
   c.spec().norm.placement = NormPlacement::kOutput;
   const AttentionSpec attention = OlmoAttention(c);
-  FeedForwardSpec experts = c.Experts({.width = "intermediate_size"});
-  experts.expert.activation = c.Activation();
-  experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
   c.Tensors(OutputNormTensors());
-  c.Tensors(ExpertTensors());
-  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+  return FinishExperts(c, attention);
 }
 
 }  // namespace
 
-constinit const Architecture kOlmo2Architecture = {
-    .model_type = "olmo2",
-    .recognizes = [](const Json& config) { return HasModelType(config, "olmo2"); },
-    .read = ReadOlmo2};
+constinit const Architecture kOlmo2Architecture = {.model_type = "olmo2", .read = ReadOlmo2};
 
-constinit const Architecture kOlmo3Architecture = {
-    .model_type = "olmo3",
-    .recognizes = [](const Json& config) { return HasModelType(config, "olmo3"); },
-    .read = ReadOlmo3};
+constinit const Architecture kOlmo3Architecture = {.model_type = "olmo3", .read = ReadOlmo3};
 
-constinit const Architecture kOlmoeArchitecture = {
-    .model_type = "olmoe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "olmoe"); },
-    .read = ReadOlmoe};
+constinit const Architecture kOlmoeArchitecture = {.model_type = "olmoe", .read = ReadOlmoe};
 
-constinit const Architecture kFlexOlmoArchitecture = {
-    .model_type = "flex_olmo",
-    .recognizes = [](const Json& config) { return HasModelType(config, "flex_olmo"); },
-    .read = ReadFlexOlmo};
+constinit const Architecture kFlexOlmoArchitecture = {.model_type = "flex_olmo",
+                                                      .read = ReadFlexOlmo};
 
 }  // namespace moeserve

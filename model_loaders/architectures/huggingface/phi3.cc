@@ -33,8 +33,7 @@ constexpr TensorRule kPhi3Tensors[] = {
     {"blocks.*.feed_forward.down.weight", "model.layers.*.mlp.down_proj.weight"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadPhi3(const Json& json,
-                                                         const StoredNames& stored) {
+ConfigResult ReadPhi3(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 4096,
               .rms_norm_eps = 1e-5,
@@ -44,20 +43,13 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadPhi3(const Json& json,
   c.Ignore({"original_max_position_embeddings"});
   AttentionSpec attention = c.Attention();
   attention.window = c.Window();
-  FeedForwardSpec dense = c.Dense();
-  dense.expert.activation = c.Activation();
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kPhi3Tensors)}) {
-    c.Tensors(table);
-  }
-  return c.Finish([&](int) { return LayerSpec{attention, dense}; });
+  FeedForwardSpec dense = c.WithActivation(c.Dense());
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), kPhi3Tensors});
+  return c.Finish(attention, dense);
 }
 
 }  // namespace
 
-constinit const Architecture kPhi3Architecture = {
-    .model_type = "phi3",
-    .recognizes = [](const Json& config) { return HasModelType(config, "phi3"); },
-    .read = ReadPhi3};
+constinit const Architecture kPhi3Architecture = {.model_type = "phi3", .read = ReadPhi3};
 
 }  // namespace moeserve

@@ -9,24 +9,15 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-// The names on the hub, and those of newer versions of `transformers` in memory.
 constexpr TensorRule kPhimoeTensors[] = {
     {"norm.bias", "model.norm.bias"},
     {"head.bias", "lm_head.bias"},
     {"blocks.*.attention.norm.bias", "model.layers.*.input_layernorm.bias"},
     {"blocks.*.feed_forward.norm.bias", "model.layers.*.post_attention_layernorm.bias"},
-    {"blocks.*.feed_forward.router.weight", "model.layers.*.block_sparse_moe.gate.weight"},
     {"blocks.*.feed_forward.router.weight", "model.layers.*.mlp.router.weight"},
-    {"blocks.*.feed_forward.experts.*.gate.weight",
-     "model.layers.*.block_sparse_moe.experts.*.w1.weight"},
-    {"blocks.*.feed_forward.experts.*.up.weight",
-     "model.layers.*.block_sparse_moe.experts.*.w3.weight"},
-    {"blocks.*.feed_forward.experts.*.down.weight",
-     "model.layers.*.block_sparse_moe.experts.*.w2.weight"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadPhiMoe(const Json& json,
-                                                           const StoredNames& stored) {
+ConfigResult ReadPhiMoe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 131072,
               .rms_norm_eps = 1e-5,
@@ -37,28 +28,23 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadPhiMoe(const Json& json,
   AttentionSpec attention = c.Attention();
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.window = c.Window();
-  FeedForwardSpec experts = c.Experts({.count = "num_local_experts", .width = "intermediate_size"});
-  experts.expert.activation = c.Activation();
+  FeedForwardSpec experts =
+      c.WithActivation(c.Experts({.count = "num_local_experts", .width = "intermediate_size"}));
   c.Require("num_experts_per_tok", 2);  // the family's code selects two, whatever the key says
   experts.routing->gate = GateKind::kSparseMixer;
   experts.routing->mixer_limit = 2.0 * c.keys().Real("router_jitter_noise", 0.01);
   // The first is noise of training; the second is repeated in the rotary parameters.
   c.Ignore({"input_jitter_noise", "original_max_position_embeddings"});
-  for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),
-                            std::span<const TensorRule>(kPhimoeTensors), ExpertTensors()}) {
-    c.Tensors(table);
-  }
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), BlockSparseTensors(),
+             kPhimoeTensors, ExpertTensors()});
   constexpr KeyRule kKeys[] = {{"head_bias", "lm_head_bias"},
                                {"feed_forward.routing.mixer_limit", "router_jitter_noise"}};
   c.Keys(kKeys);
-  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+  return c.Finish(attention, experts);
 }
 
 }  // namespace
 
-constinit const Architecture kPhiMoeArchitecture = {
-    .model_type = "phimoe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "phimoe"); },
-    .read = ReadPhiMoe};
+constinit const Architecture kPhiMoeArchitecture = {.model_type = "phimoe", .read = ReadPhiMoe};
 
 }  // namespace moeserve

@@ -62,49 +62,36 @@ DecoderDefaults QwenDefaults(int kv_heads) {
           .num_key_value_heads = kv_heads};
 }
 
-void AddQwenDecoderTensors(DecoderConfig& c) {
-  for (const auto& table :
-       {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors()}) {
-    c.Tensors(table);
-  }
-}
-
-Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2(const Json& json,
-                                                          const StoredNames& stored) {
-  DecoderConfig c(json, stored);
-  c.Skeleton(QwenDefaults(32));
-  AttentionSpec attention = c.Attention();
-  attention.bias = true;
+// Reads the windows and the feed-forwards of the models without experts.
+ConfigResult FinishDense(DecoderConfig& c, AttentionSpec attention) {
   const std::vector<std::optional<int>> windows = Windows(c, FromLayer);
-  FeedForwardSpec dense = c.Dense();
-  dense.expert.activation = c.Activation();
-  AddQwenDecoderTensors(c);
+  FeedForwardSpec dense = c.WithActivation(c.Dense());
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors()});
   return c.Finish([&](int layer) {
     attention.window = windows[static_cast<size_t>(layer)];
     return LayerSpec{attention, dense};
   });
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3(const Json& json,
-                                                          const StoredNames& stored) {
+ConfigResult ReadQwen2(const Json& json, const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton(QwenDefaults(32));
+  AttentionSpec attention = c.Attention();
+  attention.bias = true;
+  return FinishDense(c, attention);
+}
+
+ConfigResult ReadQwen3(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(QwenDefaults(32));
   AttentionSpec attention = c.Attention(128);
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
   attention.qk_norm = QkNorm::kHead;
-  const std::vector<std::optional<int>> windows = Windows(c, FromLayer);
-  FeedForwardSpec dense = c.Dense();
-  dense.expert.activation = c.Activation();
-  AddQwenDecoderTensors(c);
   c.Tensors(QkNormTensors());
-  return c.Finish([&](int layer) {
-    attention.window = windows[static_cast<size_t>(layer)];
-    return LayerSpec{attention, dense};
-  });
+  return FinishDense(c, attention);
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2Moe(const Json& json,
-                                                             const StoredNames& stored) {
+ConfigResult ReadQwen2Moe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(QwenDefaults(16));
   AttentionSpec attention = c.Attention();
@@ -118,17 +105,15 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2Moe(const Json& json,
   experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
   experts.shared_width = c.keys().Int("shared_expert_intermediate_size");
   experts.shared_gate = true;
-  AddQwenDecoderTensors(c);
-  c.Tensors(ExpertTensors());
-  c.Tensors(kSharedExpert);
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
+             ExpertTensors(), kSharedExpert});
   return c.Finish([&](int layer) {
     attention.window = windows[static_cast<size_t>(layer)];
     return LayerSpec{attention, routed(layer) ? experts : dense};
   });
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3Moe(const Json& json,
-                                                             const StoredNames& stored) {
+ConfigResult ReadQwen3Moe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(QwenDefaults(4));
   AttentionSpec attention = c.Attention();
@@ -145,32 +130,21 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3Moe(const Json& json,
   FeedForwardSpec experts = c.Experts({.count = new_name ? "num_local_experts" : "num_experts"});
   dense.expert.activation = experts.expert.activation = c.Activation();
   experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
-  AddQwenDecoderTensors(c);
-  c.Tensors(QkNormTensors());
-  c.Tensors(ExpertTensors());
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
+             QkNormTensors(), ExpertTensors()});
   return c.Finish([&](int layer) { return LayerSpec{attention, routed(layer) ? experts : dense}; });
 }
 
 }  // namespace
 
-constinit const Architecture kQwen2Architecture = {
-    .model_type = "qwen2",
-    .recognizes = [](const Json& config) { return HasModelType(config, "qwen2"); },
-    .read = ReadQwen2};
+constinit const Architecture kQwen2Architecture = {.model_type = "qwen2", .read = ReadQwen2};
 
-constinit const Architecture kQwen3Architecture = {
-    .model_type = "qwen3",
-    .recognizes = [](const Json& config) { return HasModelType(config, "qwen3"); },
-    .read = ReadQwen3};
+constinit const Architecture kQwen3Architecture = {.model_type = "qwen3", .read = ReadQwen3};
 
-constinit const Architecture kQwen2MoeArchitecture = {
-    .model_type = "qwen2_moe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "qwen2_moe"); },
-    .read = ReadQwen2Moe};
+constinit const Architecture kQwen2MoeArchitecture = {.model_type = "qwen2_moe",
+                                                      .read = ReadQwen2Moe};
 
-constinit const Architecture kQwen3MoeArchitecture = {
-    .model_type = "qwen3_moe",
-    .recognizes = [](const Json& config) { return HasModelType(config, "qwen3_moe"); },
-    .read = ReadQwen3Moe};
+constinit const Architecture kQwen3MoeArchitecture = {.model_type = "qwen3_moe",
+                                                      .read = ReadQwen3Moe};
 
 }  // namespace moeserve

@@ -61,6 +61,18 @@ constexpr TensorRule kExpertTensors[] = {
     {"blocks.*.feed_forward.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
 };
 
+// The names of some families' experts on the hub; newer versions of `transformers` call them as
+// kExpertTensors does in memory.
+constexpr TensorRule kBlockSparse[] = {
+    {"blocks.*.feed_forward.router.weight", "model.layers.*.block_sparse_moe.gate.weight"},
+    {"blocks.*.feed_forward.experts.*.gate.weight",
+     "model.layers.*.block_sparse_moe.experts.*.w1.weight"},
+    {"blocks.*.feed_forward.experts.*.up.weight",
+     "model.layers.*.block_sparse_moe.experts.*.w3.weight"},
+    {"blocks.*.feed_forward.experts.*.down.weight",
+     "model.layers.*.block_sparse_moe.experts.*.w2.weight"},
+};
+
 constexpr TensorRule kSharedExperts[] = {
     {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.gate.e_score_correction_bias"},
     {"blocks.*.feed_forward.shared.gate.weight",
@@ -79,6 +91,7 @@ std::span<const TensorRule> AttentionTensors() { return kAttentionTensors; }
 std::span<const TensorRule> QkNormTensors() { return kQkNorm; }
 std::span<const TensorRule> DenseTensors() { return kDense; }
 std::span<const TensorRule> ExpertTensors() { return kExpertTensors; }
+std::span<const TensorRule> BlockSparseTensors() { return kBlockSparse; }
 std::span<const TensorRule> SharedExpertTensors() { return kSharedExperts; }
 
 }  // namespace moeserve::huggingface

@@ -24,40 +24,36 @@ T Load(const char* bytes) {
   return value;
 }
 
+template <typename T, typename Use>
+bool UseAs(const char* bytes, const Use& use) {
+  use(Load<T>(bytes));
+  return true;
+}
+
 // Calls `use` with the number at `bytes`. Returns false if the type is no number.
 template <typename Use>
 bool WithNumber(Type type, const char* bytes, const Use& use) {
   switch (type) {
     case Type::kU8:
-      use(Load<uint8_t>(bytes));
-      return true;
+      return UseAs<uint8_t>(bytes, use);
     case Type::kI8:
-      use(Load<int8_t>(bytes));
-      return true;
+      return UseAs<int8_t>(bytes, use);
     case Type::kU16:
-      use(Load<uint16_t>(bytes));
-      return true;
+      return UseAs<uint16_t>(bytes, use);
     case Type::kI16:
-      use(Load<int16_t>(bytes));
-      return true;
+      return UseAs<int16_t>(bytes, use);
     case Type::kU32:
-      use(Load<uint32_t>(bytes));
-      return true;
+      return UseAs<uint32_t>(bytes, use);
     case Type::kI32:
-      use(Load<int32_t>(bytes));
-      return true;
+      return UseAs<int32_t>(bytes, use);
     case Type::kU64:
-      use(Load<uint64_t>(bytes));
-      return true;
+      return UseAs<uint64_t>(bytes, use);
     case Type::kI64:
-      use(Load<int64_t>(bytes));
-      return true;
+      return UseAs<int64_t>(bytes, use);
     case Type::kF32:
-      use(Load<float>(bytes));
-      return true;
+      return UseAs<float>(bytes, use);
     case Type::kF64:
-      use(Load<double>(bytes));
-      return true;
+      return UseAs<double>(bytes, use);
     case Type::kBool:
     case Type::kString:
     case Type::kArray:

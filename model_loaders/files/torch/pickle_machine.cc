@@ -250,18 +250,11 @@ bool PickleMachine::BinaryFloat() {
   return true;
 }
 
-bool PickleMachine::QuotedString() {
+template <Result<std::string> (*kDecode)(std::string_view)>
+bool PickleMachine::TextLine() {
   std::string_view line;
   if (!TakeLine(&line)) return false;
-  Result<std::string> text = UnquotePickleString(line);
-  if (!text.ok()) return Fail(std::string(text.status().message()));
-  return PushNew(PickleKind::kString, tree_.texts_.emplace_back(*std::move(text)));
-}
-
-bool PickleMachine::EscapedUnicode() {
-  std::string_view line;
-  if (!TakeLine(&line)) return false;
-  Result<std::string> text = UnescapePickleUnicode(line);
+  Result<std::string> text = kDecode(line);
   if (!text.ok()) return Fail(std::string(text.status().message()));
   return PushNew(PickleKind::kString, tree_.texts_.emplace_back(*std::move(text)));
 }
@@ -335,8 +328,8 @@ std::array<PickleMachine::Instruction, 256> PickleMachine::MakeTable() {
   set(0x8b, "LONG4", &M::BinaryLong<4>);
   set('F', "FLOAT", &M::DecimalFloat);
   set('G', "BINFLOAT", &M::BinaryFloat);
-  set('S', "STRING", &M::QuotedString);
-  set('V', "UNICODE", &M::EscapedUnicode);
+  set('S', "STRING", &M::TextLine<UnquotePickleString>);
+  set('V', "UNICODE", &M::TextLine<UnescapePickleUnicode>);
   set('T', "BINSTRING", &M::Counted<K::kString, 4>);
   set('U', "SHORT_BINSTRING", &M::Counted<K::kString, 1>);
   set('X', "BINUNICODE", &M::Counted<K::kString, 4>);

@@ -98,8 +98,8 @@ class PickleMachine {
   bool BinaryLong();
   bool DecimalFloat();
   bool BinaryFloat();
-  bool QuotedString();
-  bool EscapedUnicode();
+  template <Result<std::string> (*kDecode)(std::string_view)>
+  bool TextLine();
   template <PickleKind kKind, int kCountBytes>
   bool Counted();
   template <PickleKind kKind>
