@@ -107,32 +107,23 @@ std::string ErrorJson(const HttpError& error) {
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
-  const auto with = [&status](grpc::StatusCode code) {
-    return grpc::Status(code, BoundedMessage(status));
-  };
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return grpc::Status::OK;
-    case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kUnimplemented:
-      return with(grpc::StatusCode::INVALID_ARGUMENT);
+      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, BoundedMessage(status));
+    case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kUnauthenticated:
-      return with(grpc::StatusCode::UNAUTHENTICATED);
     case absl::StatusCode::kPermissionDenied:
-      return with(grpc::StatusCode::PERMISSION_DENIED);
     case absl::StatusCode::kNotFound:
-      return with(grpc::StatusCode::NOT_FOUND);
     case absl::StatusCode::kAlreadyExists:
-      return with(grpc::StatusCode::ALREADY_EXISTS);
     case absl::StatusCode::kCancelled:
-      return with(grpc::StatusCode::CANCELLED);
     case absl::StatusCode::kResourceExhausted:
-      return with(grpc::StatusCode::RESOURCE_EXHAUSTED);
     case absl::StatusCode::kUnavailable:
-      return with(grpc::StatusCode::UNAVAILABLE);
     case absl::StatusCode::kDeadlineExceeded:
-      return with(grpc::StatusCode::DEADLINE_EXCEEDED);
+      // The codes of both libraries have the same numbers.
+      return grpc::Status(static_cast<grpc::StatusCode>(status.code()), BoundedMessage(status));
     default:
       return grpc::Status(grpc::StatusCode::INTERNAL, kInternalMessage);
   }

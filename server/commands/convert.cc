@@ -8,6 +8,7 @@
 #include "base/message.h"
 #include "model_loaders/write/convert_folder.h"
 #include "server/base/text_values.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/commands/progress/write_report.h"
@@ -90,11 +91,9 @@ void AddConvertCommand(CLI::App& app, Command& selected) {
   command->add_option("source", options->source, "Folder or file of the model")->required();
   command->add_option("destination", options->destination, "New folder, absent or empty")
       ->required();
-  command
-      ->add_option("--dtype", options->dtype,
-                   "Type of the weights; stored: as in the source, widened where it has blocks")
-      ->check(CLI::IsMember(KindNames<ConvertType>()))
-      ->capture_default_str();
+  AddChoiceOption(*command, "--dtype", options->dtype,
+                  "Type of the weights; stored: as in the source, widened where it has blocks",
+                  KindNames<ConvertType>());
   CLI::Option* tokenizer =
       command->add_option("--tokenizer", options->tokenizer,
                           "tokenizer.json or SentencePiece model (*.model) for the new folder");

@@ -9,6 +9,7 @@
 #include "base/message.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/profiles/profile_file.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
@@ -24,8 +25,6 @@ Result<ExpertProfile> ReadProfile(const std::string& file) {
   const std::string folder = std::filesystem::path(file).parent_path().string();
   return Prefixed(folder.empty() ? "" : Printable(folder, PATH_MAX) + "/", profile.status());
 }
-
-int StatusToExit(const absl::Status& status) { return status.ok() ? 0 : Fail(status); }
 
 // Whether a path names a model: a folder, or a file that exists with an ending of weights.
 bool NamesModel(const std::string& path) {
@@ -255,11 +254,8 @@ void AddDiff(CLI::App& experts, Command& selected) {
   AddComputeOptions(*command, options->compute);
   AddQuietOption(*command, options->compute.quiet);
   AddProfilingOptions(*command, options->profiling, false);
-  command
-      ->add_option("--top", options->top,
-                   "Experts with the largest change of load to show per block")
-      ->check(CLI::Range(0, 100000))
-      ->capture_default_str();
+  AddNumberOption(*command, "--top", options->top,
+                  "Experts with the largest change of load to show per block", 0, 100000);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback(
       [options, &selected] { selected = [options] { return StatusToExit(PrintDiff(*options)); }; });

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/message.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
@@ -53,20 +54,13 @@ void AddExpertsCompareCommand(CLI::App& experts, Command& selected) {
   AddComputeOptions(*command, options->compute);
   AddQuietOption(*command, options->compute.quiet);
   AddProfilingOptions(*command, options->profiling);
-  command
-      ->add_option(
-          "--threshold", options->threshold,
-          "An expert counts as active if its selections, divided by the tokens, exceed this")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
+  AddNumberOption(
+      *command, "--threshold", options->threshold,
+      "An expert counts as active if its selections, divided by the tokens, exceed this", 0.0, 1e6);
   CLI::Option* json = command->add_flag("--json", options->json, "Print JSON");
   command->add_flag("--markdown", options->markdown, "Print Markdown tables")->excludes(json);
-  command->callback([options, &selected] {
-    selected = [options] {
-      const absl::Status status = Compare(*options);
-      return status.ok() ? 0 : Fail(status);
-    };
-  });
+  command->callback(
+      [options, &selected] { selected = [options] { return StatusToExit(Compare(*options)); }; });
 }
 
 }  // namespace moeserve::server

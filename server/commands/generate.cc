@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/commands/run_to_end.h"
@@ -72,9 +73,8 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
   AddModelOptions(*command, options->model);
   AddDraftModel(*command, options->model);
   command->add_option("--prompt", options->prompt, "The text to continue")->required();
-  command->add_option("--max-tokens", options->max_tokens, "Most tokens to generate")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
+  AddNumberOption(*command, "--max-tokens", options->max_tokens, "Most tokens to generate", 1,
+                  1 << 24);
   AddSamplingOptions(*command, options->sampling);
   command->add_flag("--echo", options->echo, "Print the prompt as well");
   command->add_flag("--stats", options->stats, "Print expert statistics on standard error");

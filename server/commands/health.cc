@@ -4,6 +4,7 @@
 
 #include "absl/time/time.h"
 #include "server/base/text_values.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/http/health_probe.h"
@@ -43,9 +44,8 @@ void AddHealthCommand(CLI::App& app, Command& selected) {
       ->add_option("--tls-cert", options->certificate,
                    "With TLS: the server's certificate file, which it must show")
       ->envname("MOESERVE_TLS_CERT");
-  command->add_option("--timeout", options->timeout_seconds, "Seconds to wait for the response")
-      ->check(CLI::Range(0.001, 3600.0))
-      ->capture_default_str();
+  AddNumberOption(*command, "--timeout", options->timeout_seconds,
+                  "Seconds to wait for the response", 0.001, 3600.0);
   command->callback([options, &selected] { selected = [options] { return RunHealth(*options); }; });
 }
 

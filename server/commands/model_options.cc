@@ -14,6 +14,7 @@
 #include "engine/model/model.h"
 #include "kernels/registry.h"
 #include "server/base/text_values.h"
+#include "server/commands/checked_options.h"
 #include "server/logging/logging.h"
 #include "server/process/packed_folder.h"
 
@@ -69,32 +70,24 @@ void AddQuietOption(CLI::App& app, bool& quiet) {
 }
 
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
-  app.add_option("--device", options.device, "Device that runs the model")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
-  app.add_option("--dtype", options.dtype,
-                 "Compute and weight type; auto: as stored; int8, int8-channel, int4, int4-k: "
-                 "integer weights, bf16 activations")
-      ->check(CLI::IsMember(DTypeNames()))
-      ->capture_default_str();
-  app.add_option("--kv-cache-dtype", options.kv_cache_dtype,
-                 "Type of the KV cache; auto: the compute type")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
-      ->capture_default_str();
-  app.add_option("--threads", options.threads,
-                 "CPU threads; 0: one for each core that the process, or its container, may use")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  app.add_option("--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend")
-      ->check(CLI::IsMember({"auto", "amx_bf16", "avx512_bf16", "avx512_vnni", "avx512", "avx2",
-                             "neon_bf16", "neon_i8mm", "neon_dot", "neon", "plain"}))
-      ->capture_default_str();
-  app.add_option(
-         "--cuda-dense", options.cuda_dense,
-         "What computes the dense bf16 layers with --device cuda: this program's kernels, or "
-         "NVIDIA's library cuBLASLt, which must be installed")
-      ->check(CLI::IsMember({"own", "cublaslt"}))
-      ->capture_default_str();
+  AddChoiceOption(app, "--device", options.device, "Device that runs the model", {"cpu", "cuda"});
+  AddChoiceOption(app, "--dtype", options.dtype,
+                  "Compute and weight type; auto: as stored; int8, int8-channel, int4, int4-k: "
+                  "integer weights, bf16 activations",
+                  DTypeNames());
+  AddChoiceOption(app, "--kv-cache-dtype", options.kv_cache_dtype,
+                  "Type of the KV cache; auto: the compute type", {"auto", "f32", "bf16", "int8"});
+  AddNumberOption(app, "--threads", options.threads,
+                  "CPU threads; 0: one for each core that the process, or its container, may use",
+                  0, 1024);
+  AddChoiceOption(app, "--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend",
+                  {"auto", "amx_bf16", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_bf16",
+                   "neon_i8mm", "neon_dot", "neon", "plain"});
+  AddChoiceOption(
+      app, "--cuda-dense", options.cuda_dense,
+      "What computes the dense bf16 layers with --device cuda: this program's kernels, or "
+      "NVIDIA's library cuBLASLt, which must be installed",
+      {"own", "cublaslt"});
   app.add_option("--packed-cache", options.packed_cache,
                  "Folder that keeps weights in the CPU backend's layout, for quicker starts, and "
                  "is created "
@@ -115,51 +108,38 @@ void AddDraftModel(CLI::App& app, ModelOptionsText& options) {
 
 void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   EngineOptions& engine = options.engine;
-  app.add_option("--max-model-len", engine.max_model_len, "Context length; 0: the model's")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  app.add_option("--max-num-seqs", engine.max_num_seqs, "Most sequences that run at the same time")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  app.add_option("--max-step-tokens", engine.max_step_tokens,
-                 "Most rows of one step; 0: the device's default")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--max-prompt-rows", engine.max_prompt_rows,
-                 "Most prompt rows in a step that also decodes; 0: as many as make the step take "
-                 "twice as long")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  app.add_option(
-         "--draft-tokens", engine.draft.max_tokens,
-         "Most tokens that are drafted for a sequence in a step, from what followed its last "
-         "tokens before or by --draft-model; outputs do not change; 0: none; -1: the "
-         "device's default")
-      ->check(CLI::Range(kDefaultDraftTokens, kMostDraftTokens))
-      ->capture_default_str();
-  app.add_option("--max-queue", engine.max_queued_seqs, "Most sequences that wait in the queue")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--max-queued-tokens", engine.max_queued_tokens,
-                 "Most prompt tokens that wait in the queue")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->capture_default_str();
-  app.add_option("--max-queue-wait", options.queue_wait_seconds,
-                 "Seconds after which a waiting request is refused")
-      ->check(CLI::Range(0.001, 86400.0))
-      ->capture_default_str();
+  AddNumberOption(app, "--max-model-len", engine.max_model_len, "Context length; 0: the model's", 0,
+                  1 << 24);
+  AddNumberOption(app, "--max-num-seqs", engine.max_num_seqs,
+                  "Most sequences that run at the same time", 1, 1 << 16);
+  AddNumberOption(app, "--max-step-tokens", engine.max_step_tokens,
+                  "Most rows of one step; 0: the device's default", 0, 1 << 20);
+  AddNumberOption(app, "--max-prompt-rows", engine.max_prompt_rows,
+                  "Most prompt rows in a step that also decodes; 0: as many as make the step take "
+                  "twice as long",
+                  0, 1 << 20);
+  AddNumberOption(
+      app, "--draft-tokens", engine.draft.max_tokens,
+      "Most tokens that are drafted for a sequence in a step, from what followed its last "
+      "tokens before or by --draft-model; outputs do not change; 0: none; -1: the "
+      "device's default",
+      kDefaultDraftTokens, kMostDraftTokens);
+  AddNumberOption(app, "--max-queue", engine.max_queued_seqs,
+                  "Most sequences that wait in the queue", 1, 1 << 20);
+  AddNumberOption(app, "--max-queued-tokens", engine.max_queued_tokens,
+                  "Most prompt tokens that wait in the queue", int64_t{1}, int64_t{1} << 40);
+  AddNumberOption(app, "--max-queue-wait", options.queue_wait_seconds,
+                  "Seconds after which a waiting request is refused", 0.001, 86400.0);
   app.add_flag("!--no-prefix-cache", engine.prefix_cache,
                "Do not reuse cached prefixes: run every prompt in full");
-  app.add_option(
-         "--snapshots", engine.snapshots,
-         "Most states of sequences that the prefix cache keeps, for models whose layers have "
-         "states (short convolutions); -1: as many as --max-num-seqs")
-      ->check(CLI::Range(-1, kMostSnapshots))
-      ->capture_default_str();
-  app.add_option("--snapshot-interval", engine.snapshot_interval,
-                 "Tokens between two such states in a long text, a multiple of 16")
-      ->check(CLI::Range(kPageTokens, 1 << 24))
-      ->capture_default_str();
+  AddNumberOption(
+      app, "--snapshots", engine.snapshots,
+      "Most states of sequences that the prefix cache keeps, for models whose layers have "
+      "states (short convolutions); -1: as many as --max-num-seqs",
+      -1, kMostSnapshots);
+  AddNumberOption(app, "--snapshot-interval", engine.snapshot_interval,
+                  "Tokens between two such states in a long text, a multiple of 16", kPageTokens,
+                  1 << 24);
   app.add_flag("!--no-expert-stats", engine.expert_stats,
                "Do not collect expert statistics; implies --moe-metrics off");
   app.add_option("--kv-cache-memory", options.kv_cache_memory,

@@ -115,5 +115,7 @@ Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute);
 
 // Prints "error: <message>" and returns the exit status 1.
 int Fail(const absl::Status& status);
+// Returns 0 for OK, else what Fail() returns.
+inline int StatusToExit(const absl::Status& status) { return status.ok() ? 0 : Fail(status); }
 
 }  // namespace moeserve::server

@@ -5,6 +5,7 @@
 
 #include "base/steady_clock.h"
 #include "engine/statistics/measures/route_trace.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/score_dump.h"
 #include "server/reports/live_profile.h"
 
@@ -15,19 +16,15 @@ void AddProfilingOptions(CLI::App& app, ProfilingOptions& options, bool text_req
   app.add_option("--text", options.text_files,
                  "File with a text; can be repeated, each file is a separate document")
       ->required(text_required);
-  app.add_option("--window", options.window,
-                 "Tokens per window, run as one sequence; 0: the context length")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  app.add_option("--hidden-samples", options.hidden_samples,
-                 "Router input rows to keep per block for representation collapse; 0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
-      ->capture_default_str();
-  app.add_option("--token-stats-mib", options.token_stats_mib,
-                 "Most memory for the table of counts by token and expert; if the table would be "
-                 "larger, it is not kept")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
+  AddNumberOption(app, "--window", options.window,
+                  "Tokens per window, run as one sequence; 0: the context length", 0, 1 << 24);
+  AddNumberOption(app, "--hidden-samples", options.hidden_samples,
+                  "Router input rows to keep per block for representation collapse; 0: none",
+                  int64_t{0}, int64_t{1} << 24);
+  AddNumberOption(app, "--token-stats-mib", options.token_stats_mib,
+                  "Most memory for the table of counts by token and expert; if the table would be "
+                  "larger, it is not kept",
+                  0, 1 << 20);
 }
 
 Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const ProfilingOptions& options) {

@@ -90,22 +90,31 @@ absl::Status SendAll(int fd, std::string_view bytes, absl::Time deadline) {
   return absl::OkStatus();
 }
 
-Result<std::string> ReadStatusLine(int fd, absl::Time deadline) {
+// Calls `receive` with a buffer and its size, which returns how many bytes it has received, until
+// there is a whole line.
+template <typename Receive>
+Result<std::string> ReadStatusLine(const Receive& receive) {
   std::string line;
   while (line.size() < kMaxStatusLineBytes) {
-    MOESERVE_RETURN_IF_ERROR(Await(fd, POLLIN, deadline));
     char buffer[kMaxStatusLineBytes];
-    const ssize_t count = recv(fd, buffer, sizeof(buffer), 0);
-    if (count == 0) return absl::UnavailableError("the connection was closed without an answer");
-    if (count < 0) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) continue;
-      return absl::UnavailableError(std::strerror(errno));
-    }
-    line.append(buffer, static_cast<size_t>(count));
+    MOESERVE_ASSIGN_OR_RETURN(const size_t count, receive(buffer, sizeof(buffer)));
+    line.append(buffer, count);
     const size_t end = line.find("\r\n");
     if (end != std::string::npos) return line.substr(0, end);
   }
   return absl::UnavailableError("the answer is not HTTP");
+}
+
+Result<size_t> Receive(int fd, char* buffer, size_t size, absl::Time deadline) {
+  while (true) {
+    MOESERVE_RETURN_IF_ERROR(Await(fd, POLLIN, deadline));
+    const ssize_t count = recv(fd, buffer, size, 0);
+    if (count > 0) return static_cast<size_t>(count);
+    if (count == 0) return absl::UnavailableError("the connection was closed without an answer");
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+      return absl::UnavailableError(std::strerror(errno));
+    }
+  }
 }
 
 // A TLS connection over a connected, non-blocking socket.
@@ -142,19 +151,12 @@ class SecureLink {
         deadline, "the connection was closed");
   }
 
-  Result<std::string> ReadStatusLine(absl::Time deadline) {
-    std::string line;
-    while (line.size() < kMaxStatusLineBytes) {
-      char buffer[kMaxStatusLineBytes];
-      int count = 0;
-      MOESERVE_RETURN_IF_ERROR(
-          Repeat([&] { return count = SSL_read(ssl_.get(), buffer, sizeof(buffer)); }, deadline,
-                 "the connection was closed without an answer"));
-      line.append(buffer, static_cast<size_t>(count));
-      if (const size_t end = line.find("\r\n"); end != std::string::npos)
-        return line.substr(0, end);
-    }
-    return absl::UnavailableError("the answer is not HTTP");
+  Result<size_t> Receive(char* buffer, size_t size, absl::Time deadline) {
+    int count = 0;
+    MOESERVE_RETURN_IF_ERROR(
+        Repeat([&] { return count = SSL_read(ssl_.get(), buffer, static_cast<int>(size)); },
+               deadline, "the connection was closed without an answer"));
+    return static_cast<size_t>(count);
   }
 
  private:
@@ -190,12 +192,16 @@ absl::Status Probe(const HostPort& address, absl::Time deadline, const std::stri
   std::string line;
   if (certificate.empty()) {
     MOESERVE_RETURN_IF_ERROR(SendAll(connection.get(), kRequest, deadline));
-    MOESERVE_ASSIGN_OR_RETURN(line, ReadStatusLine(connection.get(), deadline));
+    MOESERVE_ASSIGN_OR_RETURN(line, ReadStatusLine([&](char* buffer, size_t size) {
+                                return Receive(connection.get(), buffer, size, deadline);
+                              }));
   } else {
     SecureLink link(connection.get());
     MOESERVE_RETURN_IF_ERROR(link.Connect(certificate, deadline));
     MOESERVE_RETURN_IF_ERROR(link.Send(kRequest, deadline));
-    MOESERVE_ASSIGN_OR_RETURN(line, link.ReadStatusLine(deadline));
+    MOESERVE_ASSIGN_OR_RETURN(line, ReadStatusLine([&](char* buffer, size_t size) {
+                                return link.Receive(buffer, size, deadline);
+                              }));
   }
   const std::string_view status(line);
   const bool http = status.starts_with("HTTP/1.1 ") || status.starts_with("HTTP/1.0 ");

@@ -28,20 +28,21 @@ class Router final : public grpc::CallbackGenericService {
   void Add(const Method& method, Starter starter);
 
   // Adds a call that does not wait for the engine (see ImmediateCall) and takes little memory.
-  template <typename Request, typename Response, typename Body>
-  void AddImmediate(const Method& method, Body body) {
-    AddCharged<Request, Response>(
-        method, [body](const ApiKey* key, const Request& request, Response& response,
-                       MemoryCharge&) { return body(key, request, response); });
+  template <typename Request, typename Response>
+  void AddImmediate(const Method& method, absl::Status (*body)(ServerContext&, const ApiKey*,
+                                                               const Request&, Response&)) {
+    AddBody<Request, Response>(
+        method, [this, body](const ApiKey* key, const Request& request, Response& response,
+                             MemoryCharge&) { return body(server_, key, request, response); });
   }
 
   // Adds a call that does not wait for the engine and charges what its response takes.
-  template <typename Request, typename Response, typename Body>
-  void AddCharged(const Method& method, Body body) {
-    Add(method, [this, &method, body](grpc::GenericCallbackServerContext* context) {
-      using Type = ImmediateCall<Request, Response, Body>;
-      return Type::template Start<Type>(context, server_, method, body);
-    });
+  template <typename Request, typename Response>
+  void AddCharged(const Method& method,
+                  absl::Status (*body)(ServerContext&, const ApiKey*, const Request&, Response&,
+                                       MemoryCharge&)) {
+    AddBody<Request, Response>(
+        method, [this, body](auto&&... arguments) { return body(server_, arguments...); });
   }
 
   // Returns whether the call has been added.
@@ -52,6 +53,14 @@ class Router final : public grpc::CallbackGenericService {
       grpc::GenericCallbackServerContext* context) override;
 
  private:
+  template <typename Request, typename Response, typename Body>
+  void AddBody(const Method& method, Body body) {
+    Add(method, [this, &method, body](grpc::GenericCallbackServerContext* context) {
+      using Type = ImmediateCall<Request, Response, Body>;
+      return Type::template Start<Type>(context, server_, method, body);
+    });
+  }
+
   ServerContext& server_;
   std::map<std::string, Starter, std::less<>> starters_;  // by path
 };

@@ -104,14 +104,10 @@ void AddInference(Router& router, ServerContext& server, Dispatcher& dispatcher)
   router.Add(kScore, [&](grpc::GenericCallbackServerContext* context) {
     return ScoreCall::Start<ScoreCall>(context, server, dispatcher);
   });
-  router.AddCharged<v1::TokenizeRequest, v1::TokenizeResponse>(
-      kTokenize, [&](auto&&... arguments) { return Tokenize(server, arguments...); });
-  router.AddCharged<v1::DetokenizeRequest, v1::DetokenizeResponse>(
-      kDetokenize, [&](auto&&... arguments) { return Detokenize(server, arguments...); });
-  router.AddImmediate<v1::GetExpertStatsRequest, v1::GetExpertStatsResponse>(
-      kGetExpertStats, [&](auto&&... arguments) { return GetExpertStats(server, arguments...); });
-  router.AddImmediate<v1::GetModelInfoRequest, v1::GetModelInfoResponse>(
-      kGetModelInfo, [&](auto&&... arguments) { return GetModelInfo(server, arguments...); });
+  router.AddCharged(kTokenize, Tokenize);
+  router.AddCharged(kDetokenize, Detokenize);
+  router.AddImmediate(kGetExpertStats, GetExpertStats);
+  router.AddImmediate(kGetModelInfo, GetModelInfo);
 }
 
 }  // namespace moeserve::server::rpc

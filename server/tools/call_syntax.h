@@ -14,17 +14,17 @@ namespace moeserve::server {
 // object, or a sequence of elements
 //   before_key KEY before_value VALUE after_value,
 // in which strings are written as they are and other values as JSON. TEXT, which may be empty, is
-// what the model says first.
+// what the model says first. A text that a syntax does not set is empty.
 struct CallSyntax {
   std::string_view name;  // as in --tool-call-parser
   // A chat template that contains this text belongs to a model with this syntax; empty: none does.
-  std::string_view template_text;
-  std::string_view opening;
+  std::string_view template_text = {};
+  std::string_view opening = {};
   std::string_view before_name;
   std::string_view before_arguments;
-  std::string_view after_arguments;
-  std::string_view separator;
-  std::string_view closing;
+  std::string_view after_arguments = {};
+  std::string_view separator = {};
+  std::string_view closing = {};
   // A prefix of opening + before_name. Where the model writes it in its text, it must write a call.
   std::string_view trigger;
   // The number of characters that the chat template expects of a call's id; 0: any number.

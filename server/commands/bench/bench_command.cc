@@ -15,6 +15,7 @@
 #include "server/bench/bench_report.h"
 #include "server/bench/synthetic_model.h"
 #include "server/bench/synthetic_options.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/process/signals.h"
@@ -211,23 +212,15 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
       ->delimiter(',')
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  command
-      ->add_option("--prompt", options->cases.prompt,
-                   "Tokens of the prompt to measure; 0: measure no prompt")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--chunk", options->cases.chunk, "Prompt tokens per step")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command->add_option("--tokens", options->cases.tokens, "Decode steps per measurement")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--context", options->cases.context, "Tokens in the KV cache before decoding")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--rounds", options->cases.rounds, "Repetitions; the result is their median")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  AddNumberOption(*command, "--prompt", options->cases.prompt,
+                  "Tokens of the prompt to measure; 0: measure no prompt", 0, 1 << 20);
+  AddNumberOption(*command, "--chunk", options->cases.chunk, "Prompt tokens per step", 1, 1 << 16);
+  AddNumberOption(*command, "--tokens", options->cases.tokens, "Decode steps per measurement", 1,
+                  1 << 20);
+  AddNumberOption(*command, "--context", options->cases.context,
+                  "Tokens in the KV cache before decoding", 1, 1 << 20);
+  AddNumberOption(*command, "--rounds", options->cases.rounds,
+                  "Repetitions; the result is their median", 1, 1000);
   command->add_option("--json", options->json, "File for the results");
   AddBenchLoadCommand(*command, selected);
   command->callback([options, command, &selected] {

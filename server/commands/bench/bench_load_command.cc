@@ -19,6 +19,7 @@
 #include "server/bench/load_test/workload.h"
 #include "server/bench/synthetic_model.h"
 #include "server/bench/weight_traffic.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/keys/key_file.h"
@@ -330,9 +331,8 @@ void AddTargetOptions(CLI::App& command, LoadArguments& options) {
                      "File whose first key is sent to --url");
   command.add_flag("--token-ids", options.http.token_ids,
                    "Ask --url for token ids too (an extension), so that every token is counted");
-  command.add_option("--timeout", options.http.timeout_seconds, "Seconds for one request")
-      ->check(CLI::Range(0.01, 86400.0))
-      ->capture_default_str();
+  AddNumberOption(command, "--timeout", options.http.timeout_seconds, "Seconds for one request",
+                  0.01, 86400.0);
   command.add_option("-m,--model", options.model.directory,
                      "Checkpoint folder, run in this process without sockets");
   command
@@ -356,36 +356,23 @@ void AddLoopOptions(CLI::App& command, LoadArguments& options) {
       ->check(CLI::Range(0.001, 1e6));
   command.add_option("--requests", load.requests, "Number of requests to start")
       ->check(CLI::Range(1, 100'000'000));
-  command
-      .add_option("--drain", load.drain_seconds,
-                  "Seconds after the last start for running requests to end; then they are cut off")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str();
-  command
-      .add_option("--error-pause", load.error_pause,
-                  "Seconds that a client of the closed loop waits after an error")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
-  command.add_option("--warmup", options.warmup, "Requests before the measurement")
-      ->check(CLI::Range(0, 1'000'000))
-      ->capture_default_str();
+  AddNumberOption(command, "--drain", load.drain_seconds,
+                  "Seconds after the last start for running requests to end; then they are cut off",
+                  0.0, 86400.0);
+  AddNumberOption(command, "--error-pause", load.error_pause,
+                  "Seconds that a client of the closed loop waits after an error", 0.0, 3600.0);
+  AddNumberOption(command, "--warmup", options.warmup, "Requests before the measurement", 0,
+                  1'000'000);
   command
       .add_option("--idle-streams", options.idle.count,
                   "Streams to open and not read during the load; without a load, for --seconds")
       ->check(CLI::Range(1, 100'000));
-  command.add_option("--idle-tokens", options.idle.output_tokens, "Output tokens per idle stream")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  command
-      .add_option("--idle-read-bytes", options.idle.read_bytes_per_second,
-                  "Bytes read per second from each idle stream")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  command
-      .add_option("--idle-open-seconds", options.idle.open_seconds,
-                  "Seconds for all idle streams to begin")
-      ->check(CLI::Range(0.001, 86400.0))
-      ->capture_default_str();
+  AddNumberOption(command, "--idle-tokens", options.idle.output_tokens,
+                  "Output tokens per idle stream", 1, 1 << 24);
+  AddNumberOption(command, "--idle-read-bytes", options.idle.read_bytes_per_second,
+                  "Bytes read per second from each idle stream", 0, 1 << 24);
+  AddNumberOption(command, "--idle-open-seconds", options.idle.open_seconds,
+                  "Seconds for all idle streams to begin", 0.001, 86400.0);
 }
 
 void AddWorkloadOptions(CLI::App& command, LoadArguments& options) {
@@ -396,26 +383,18 @@ void AddWorkloadOptions(CLI::App& command, LoadArguments& options) {
       ->capture_default_str();
   command.add_option("--output-tokens", options.output_tokens, "Tokens to generate: N or MIN:MAX")
       ->capture_default_str();
-  command.add_option("--lengths", options.lengths, "How lengths are drawn from their ranges")
-      ->check(CLI::IsMember({"uniform", "log-uniform"}))
-      ->capture_default_str();
-  command.add_option("--long-share", workload.long_share, "Share of requests with a long prompt")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+  AddChoiceOption(command, "--lengths", options.lengths, "How lengths are drawn from their ranges",
+                  {"uniform", "log-uniform"});
+  AddNumberOption(command, "--long-share", workload.long_share,
+                  "Share of requests with a long prompt", 0.0, 1.0);
   command
       .add_option("--long-prompt-tokens", options.long_prompt_tokens,
                   "Length of long prompts: N or MIN:MAX")
       ->capture_default_str();
-  command
-      .add_option("--prefix-tokens", workload.prefix_tokens,
-                  "Length of a shared prefix that is put before prompts")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  command
-      .add_option("--prefix-share", workload.prefix_share,
-                  "Share of requests with the shared prefix")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+  AddNumberOption(command, "--prefix-tokens", workload.prefix_tokens,
+                  "Length of a shared prefix that is put before prompts", 0, 1 << 24);
+  AddNumberOption(command, "--prefix-share", workload.prefix_share,
+                  "Share of requests with the shared prefix", 0.0, 1.0);
   command
       .add_option("--vocab-size", workload.vocab_size,
                   "Prompts are random token ids below this; default: the model's, 1000 for --url")

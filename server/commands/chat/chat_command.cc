@@ -14,6 +14,7 @@
 #include "server/commands/chat/line_editor.h"
 #include "server/commands/chat/local_chat.h"
 #include "server/commands/chat/remote_chat.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 
@@ -130,19 +131,14 @@ void AddChatCommand(CLI::App& app, Command& selected) {
       ->excludes(url);
   command->add_flag("--completion", options->local.completion,
                     "Let the model continue what you type; for models without a chat template");
-  command->add_option("--max-tokens", options->local.max_tokens, "Most tokens of an answer")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
+  AddNumberOption(*command, "--max-tokens", options->local.max_tokens, "Most tokens of an answer",
+                  1, 1 << 24);
   command
       ->add_option("--max-model-len", options->local.engine.engine.max_model_len,
                    "Context length; 0: the model's")
       ->check(CLI::Range(0, 1 << 24));
-  command->callback([options, &selected] {
-    selected = [options] {
-      const absl::Status status = Chat(*options);
-      return status.ok() ? 0 : Fail(status);
-    };
-  });
+  command->callback(
+      [options, &selected] { selected = [options] { return StatusToExit(Chat(*options)); }; });
 }
 
 }  // namespace moeserve::server

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "server/commands/checked_options.h"
 #include "server/tools/call_syntax.h"
 
 namespace moeserve::server {
@@ -42,9 +43,8 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
                  "File with the authorities in PEM of which clients must have a certificate; over "
                  "HTTP, health and metrics need none")
       ->envname("MOESERVE_TLS_CLIENT_CA");
-  app.add_option("--tls-min-version", options.tls_min_version, "Lowest version of TLS")
-      ->check(CLI::IsMember({"1.2", "1.3"}))
-      ->capture_default_str();
+  AddChoiceOption(app, "--tls-min-version", options.tls_min_version, "Lowest version of TLS",
+                  {"1.2", "1.3"});
   app.add_option("--allowed-hosts", options.allowed_hosts,
                  "Host name that HTTP requests and web pages may use, without a port; *: every "
                  "name; can be repeated; default: localhost, 127.0.0.1 and [::1] on loopback "
@@ -60,10 +60,9 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
       ->check(CLI::Range(0, 65536));
   app.add_flag("--print-routes", options.print_routes,
                "Print every route and call with the scopes of which its key needs one, and exit");
-  app.add_option("--grpc-reflection", options.grpc_reflection,
-                 "Whether clients can ask for the gRPC interface; needs a key if there are keys")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->capture_default_str();
+  AddChoiceOption(app, "--grpc-reflection", options.grpc_reflection,
+                  "Whether clients can ask for the gRPC interface; needs a key if there are keys",
+                  {"on", "off"});
   app.add_flag("--no-dashboard", options.no_dashboard, "Do not serve the dashboard at /");
 }
 
@@ -87,30 +86,24 @@ void AddServedModels(CLI::App& app, ServeOptions& options) {
 
 // Adds the options that set what requests may ask for.
 void AddRequestOptions(CLI::App& app, ServeOptions& options) {
-  app.add_option("--min-priority", options.min_priority,
-                 "Lowest priority of requests, which is served first; a key in JSON has its own")
-      ->check(CLI::Range(-kMaxPriority, kMaxPriority))
-      ->capture_default_str();
+  AddNumberOption(app, "--min-priority", options.min_priority,
+                  "Lowest priority of requests, which is served first; a key in JSON has its own",
+                  -kMaxPriority, kMaxPriority);
   app.add_flag("--strict-fields", options.strict_fields, "Refuse requests with unknown fields");
-  app.add_option("--max-logprobs", options.max_logprobs,
-                 "Most alternatives per token that a request may ask for")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--request-timeout", options.request_seconds,
-                 "Seconds after which an answer is cut, with finish_reason length; 0: never")
-      ->check(CLI::Range(0.0, 1e9))
-      ->capture_default_str();
-  app.add_option("--request-memory", options.request_memory_mib,
-                 "MiB that all requests may hold together: bodies, parsed JSON, answers; 0: an "
-                 "eighth of the memory, from 128 to 4096")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
-      ->capture_default_str();
+  AddNumberOption(app, "--max-logprobs", options.max_logprobs,
+                  "Most alternatives per token that a request may ask for", 0, 1 << 20);
+  AddNumberOption(app, "--request-timeout", options.request_seconds,
+                  "Seconds after which an answer is cut, with finish_reason length; 0: never", 0.0,
+                  1e9);
+  AddNumberOption(app, "--request-memory", options.request_memory_mib,
+                  "MiB that all requests may hold together: bodies, parsed JSON, answers; 0: an "
+                  "eighth of the memory, from 128 to 4096",
+                  int64_t{0}, int64_t{1} << 20);
   app.add_option("--chat-template", options.chat_template,
                  "File with a Jinja chat template that replaces the model's");
-  app.add_option("--tool-call-parser", options.tool_call_parser,
-                 "How the model writes calls of tools; auto: as its chat template suggests")
-      ->check(CLI::IsMember(ToolCallParsers()))
-      ->capture_default_str();
+  AddChoiceOption(app, "--tool-call-parser", options.tool_call_parser,
+                  "How the model writes calls of tools; auto: as its chat template suggests",
+                  ToolCallParsers());
   app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
                "Let requests bring a chat_template of their own");
   app.add_flag("--hide-chat-template", options.hide_chat_template,
@@ -120,29 +113,26 @@ void AddRequestOptions(CLI::App& app, ServeOptions& options) {
                "selected expert of the tokens in the KV cache");
   app.add_flag("--routing-control", options.routing_control.enabled,
                "Let requests change the routing of their own tokens");
-  app.add_option("--routing-max-top-k", options.routing_control.max_top_k,
-                 "Most experts per row that a request may select; 0: all; implies "
-                 "--routing-control")
-      ->check(CLI::Range(0, 65536))
-      ->capture_default_str();
+  AddNumberOption(app, "--routing-max-top-k", options.routing_control.max_top_k,
+                  "Most experts per row that a request may select; 0: all; implies "
+                  "--routing-control",
+                  0, 65536);
 }
 
 void AddStatisticsOptions(CLI::App& app, ServeOptions& options) {
-  app.add_option("--router-stats-interval", options.router_stats_interval,
-                 "Samples about 64 router rows per block every N steps; 1: all rows of every step; "
-                 "0: none")
-      ->check(CLI::Range(0, 1 << 30))
-      ->capture_default_str();
-  app.add_option("--token-stats-mib", options.token_stats_mib,
-                 "Most memory for the table of counts by token and expert; if the table would be "
-                 "larger, only the tokens that occur most often are counted")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--hidden-samples", options.hidden_samples,
-                 "Router input rows to keep per block for /v1/experts/collapse and profiles; they "
-                 "can reveal users' texts")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
-      ->capture_default_str();
+  AddNumberOption(
+      app, "--router-stats-interval", options.router_stats_interval,
+      "Samples about 64 router rows per block every N steps; 1: all rows of every step; "
+      "0: none",
+      0, 1 << 30);
+  AddNumberOption(app, "--token-stats-mib", options.token_stats_mib,
+                  "Most memory for the table of counts by token and expert; if the table would be "
+                  "larger, only the tokens that occur most often are counted",
+                  0, 1 << 20);
+  AddNumberOption(app, "--hidden-samples", options.hidden_samples,
+                  "Router input rows to keep per block for /v1/experts/collapse and profiles; they "
+                  "can reveal users' texts",
+                  int64_t{0}, int64_t{1} << 20);
   app.add_option("--moe-metrics", options.moe_metrics,
                  "Expert series at /metrics: off, layer (per routed block), top (also for its most "
                  "used experts), full (per expert), auto (full up to 4096 experts, else top)")
@@ -156,17 +146,14 @@ void AddStatisticsOptions(CLI::App& app, ServeOptions& options) {
 
 // Adds the options about the log and OpenTelemetry.
 void AddObservationOptions(CLI::App& app, ServeOptions& options) {
-  app.add_option("--log-format", options.log_format, "Format of the log on standard error")
-      ->check(CLI::IsMember({"text", "json"}))
-      ->capture_default_str();
-  app.add_option("--log-level", options.log_level, "Lowest level to log")
-      ->check(CLI::IsMember({"info", "warning", "error"}))
-      ->capture_default_str();
-  app.add_option("--access-log", options.access_log,
-                 "Log a line for each request (level info): off, on (without health checks and "
-                 "/metrics that succeed), all")
-      ->check(CLI::IsMember({"off", "on", "all"}))
-      ->capture_default_str();
+  AddChoiceOption(app, "--log-format", options.log_format, "Format of the log on standard error",
+                  {"text", "json"});
+  AddChoiceOption(app, "--log-level", options.log_level, "Lowest level to log",
+                  {"info", "warning", "error"});
+  AddChoiceOption(app, "--access-log", options.access_log,
+                  "Log a line for each request (level info): off, on (without health checks and "
+                  "/metrics that succeed), all",
+                  {"off", "on", "all"});
   app.add_option(
          "--otlp-endpoint", options.otlp_endpoint,
          "http://HOST:PORT of an OpenTelemetry collector that gets a span for each request, "
@@ -178,24 +165,20 @@ void AddObservationOptions(CLI::App& app, ServeOptions& options) {
       ->envname("MOESERVE_OTLP_HEADERS");
   app.add_option("--otlp-service-name", options.otlp_service_name, "Name of the service in spans")
       ->capture_default_str();
-  app.add_option(
-         "--trace-sample-ratio", options.trace_sample_ratio,
-         "Part of the requests without a traceparent of which spans are exported; with one, "
-         "its flag decides")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+  AddNumberOption(
+      app, "--trace-sample-ratio", options.trace_sample_ratio,
+      "Part of the requests without a traceparent of which spans are exported; with one, "
+      "its flag decides",
+      0.0, 1.0);
 }
 
 void AddProcessOptions(CLI::App& app, ServeOptions& options) {
-  app.add_option("--drain-timeout", options.drain_seconds,
-                 "Seconds after a signal for running requests to end")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
-  app.add_option("--engine-watchdog", options.watchdog_seconds,
-                 "Seconds after which a step of the engine that has not ended makes the server "
-                 "unhealthy and ends its requests; 0: never")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str();
+  AddNumberOption(app, "--drain-timeout", options.drain_seconds,
+                  "Seconds after a signal for running requests to end", 0.0, 3600.0);
+  AddNumberOption(app, "--engine-watchdog", options.watchdog_seconds,
+                  "Seconds after which a step of the engine that has not ended makes the server "
+                  "unhealthy and ends its requests; 0: never",
+                  0.0, 86400.0);
 }
 
 }  // namespace

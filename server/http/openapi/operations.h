@@ -10,8 +10,8 @@ namespace moeserve::server::http {
 // path for it. All texts are literals; names of schemas are those of Schemas().
 struct Operation {
   std::string_view method;
-  std::string_view pattern;  // of the route
-  std::string_view path;     // with parameters such as "{model}"
+  std::string_view pattern;         // of the route
+  std::string_view path = pattern;  // with parameters such as "{model}"
   std::string_view tag;
   std::string_view summary;
   std::string_view parameters = {};  // names of Parameters(), separated by spaces

@@ -84,8 +84,7 @@ class ChatRoutes {
   }
 
   Handled Responses(const Request& request) {
-    AnswerFormat format = {
-        .id_prefix = "resp_", .make_writer = nullptr, .error_body = &ResponseErrorBody};
+    AnswerFormat format = {.id_prefix = "resp_", .error_body = &ResponseErrorBody};
     ResponseRequest converted;
     const auto run = [&]() -> Result<Handled> {
       MOESERVE_ASSIGN_OR_RETURN(Chat chat, PrepareResponse(request, converted));
@@ -101,8 +100,7 @@ class ChatRoutes {
   }
 
   Handled CountInput(const Request& request) {
-    const AnswerFormat format = {
-        .id_prefix = "", .make_writer = nullptr, .error_body = &ResponseErrorBody};
+    const AnswerFormat format = {.error_body = &ResponseErrorBody};
     const auto run = [&]() -> Result<Handled> {
       ResponseRequest converted;
       MOESERVE_ASSIGN_OR_RETURN(const Chat chat, PrepareResponse(request, converted));
@@ -115,8 +113,7 @@ class ChatRoutes {
   }
 
   Handled Messages(const Request& request) {
-    AnswerFormat format = {
-        .id_prefix = "msg_", .make_writer = nullptr, .error_body = &MessageErrorJson};
+    AnswerFormat format = {.id_prefix = "msg_", .error_body = &MessageErrorJson};
     const auto run = [&]() -> Result<Handled> {
       MOESERVE_ASSIGN_OR_RETURN(Chat chat, PrepareMessages(request, false));
       format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int) {
@@ -129,8 +126,7 @@ class ChatRoutes {
   }
 
   Handled CountTokens(const Request& request) {
-    const AnswerFormat format = {
-        .id_prefix = "", .make_writer = nullptr, .error_body = &MessageErrorJson};
+    const AnswerFormat format = {.error_body = &MessageErrorJson};
     const auto run = [&]() -> Result<Handled> {
       MOESERVE_ASSIGN_OR_RETURN(const Chat chat, PrepareMessages(request, true));
       Response response;
@@ -145,8 +141,7 @@ class ChatRoutes {
 
  private:
   Handled Ollama(const Request& request, OllamaForm form) {
-    AnswerFormat format = {
-        .id_prefix = "ollama-", .make_writer = nullptr, .error_body = &OllamaErrorJson};
+    AnswerFormat format = {.id_prefix = "ollama-", .error_body = &OllamaErrorJson};
     const auto run = [&]() -> Result<Handled> {
       MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
       OllamaCall call;

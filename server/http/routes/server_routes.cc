@@ -17,6 +17,7 @@
 #include "server/http/routes/expert_routes.h"
 #include "server/http/routes/json_response.h"
 #include "server/http/url.h"
+#include "server/metrics/expert_metrics.h"
 
 namespace moeserve::server::http {
 namespace {
@@ -44,22 +45,6 @@ std::string_view StateName(ServerState state) {
       return "draining";
   }
   return "loading";
-}
-
-std::string_view ModeName(MoeMetricsMode mode) {
-  switch (mode) {
-    case MoeMetricsMode::kOff:
-      return "off";
-    case MoeMetricsMode::kLayer:
-      return "layer";
-    case MoeMetricsMode::kTop:
-      return "top";
-    case MoeMetricsMode::kFull:
-      return "full";
-    case MoeMetricsMode::kAuto:
-      return "auto";
-  }
-  return "auto";
 }
 
 OrderedJson RequestLimitsJson(const ServerSettings& settings) {
@@ -98,7 +83,7 @@ OrderedJson SettingsJson(const ServerSettings& settings, bool model_control) {
   out["model_control"] = model_control;
   out["cors_origins"] = settings.cors_origins;
   out["dashboard"] = settings.dashboard;
-  out["moe_metrics"] = ModeName(settings.moe_metrics.mode);
+  out["moe_metrics"] = Name(settings.moe_metrics.mode);
   return out;
 }
 

@@ -17,10 +17,10 @@ namespace moeserve::server::http {
 
 // What distinguishes the endpoints.
 struct AnswerFormat {
-  std::string_view id_prefix;  // the start of the response's id, such as "cmpl-"
+  std::string_view id_prefix = {};  // the start of the response's id, such as "cmpl-"
   // Makes the writer of the response. Called before Submit() returns. The tokenizer may be null.
   std::function<std::unique_ptr<AnswerWriter>(AnswerIdentity, const Tokenizer*, int choices)>
-      make_writer;
+      make_writer = {};
   // Returns the body of the response that reports an error.
   std::string (*error_body)(const HttpError&) = &ErrorJson;
 };

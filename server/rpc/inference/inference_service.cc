@@ -149,22 +149,13 @@ OpenInferenceService::OpenInferenceService(Router& router, ServerContext& server
   router.Add(kRepositoryModelLoad, [&](grpc::GenericCallbackServerContext* context) {
     return LoadCall::Start<LoadCall>(context, server);
   });
-  router.AddImmediate<inference::ServerLiveRequest, inference::ServerLiveResponse>(
-      kServerLive, [&](auto&&... arguments) { return ServerLive(server, arguments...); });
-  router.AddImmediate<inference::ServerReadyRequest, inference::ServerReadyResponse>(
-      kServerReady, [&](auto&&... arguments) { return ServerReady(server, arguments...); });
-  router.AddImmediate<inference::ModelReadyRequest, inference::ModelReadyResponse>(
-      kModelReady, [&](auto&&... arguments) { return ModelReady(server, arguments...); });
-  router.AddImmediate<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
-      kServerMetadata, [&](auto&&... arguments) { return ServerMetadata(server, arguments...); });
-  router.AddImmediate<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
-      kModelMetadata, [&](auto&&... arguments) { return ModelMetadata(server, arguments...); });
-  router.AddImmediate<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
-      kRepositoryIndex, [&](auto&&... arguments) { return RepositoryIndex(server, arguments...); });
-  router.AddImmediate<inference::RepositoryModelUnloadRequest,
-                      inference::RepositoryModelUnloadResponse>(
-      kRepositoryModelUnload,
-      [&](auto&&... arguments) { return RepositoryModelUnload(server, arguments...); });
+  router.AddImmediate(kServerLive, ServerLive);
+  router.AddImmediate(kServerReady, ServerReady);
+  router.AddImmediate(kModelReady, ModelReady);
+  router.AddImmediate(kServerMetadata, ServerMetadata);
+  router.AddImmediate(kModelMetadata, ModelMetadata);
+  router.AddImmediate(kRepositoryIndex, RepositoryIndex);
+  router.AddImmediate(kRepositoryModelUnload, RepositoryModelUnload);
 }
 
 void OpenInferenceService::Drain() {
