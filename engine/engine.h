@@ -53,6 +53,10 @@ struct EngineOptions {
   // about the time of a step in which all running sequences decode.
   int max_prompt_rows = 0;
   bool prefix_cache = true;
+  // Whether attention with windows releases pages that no later position sees. If false, it keeps
+  // all: texts can then be continued from every cached prefix, not only where the windows behind
+  // it are cached, too.
+  bool window_pages = true;
   // For models with states, such as convolutions, the prefix cache also needs snapshots of states.
   // How many are kept; -1: as many as max_num_seqs. They also need prefix_cache.
   int snapshots = -1;
@@ -77,6 +81,8 @@ struct EngineOptions {
 struct EngineStats {
   int running = 0;
   int waiting = 0;
+  // Of the layers that see all positions; without them, of all layers. Layers with windows beside
+  // them have pages of their own, which suffice for as many sequences.
   int64_t kv_blocks_total = 0;
   int64_t kv_blocks_used = 0;       // pages that a sequence holds
   int64_t kv_blocks_evictable = 0;  // free pages that still hold a cached prefix

@@ -408,16 +408,16 @@ struct SampleResult {
 struct StepInputs {
   std::span<const int32_t> token_ids = {};  // [T]
   std::span<const int32_t> position = {};   // [T]
-  std::span<const int32_t> sequence = {};   // [T] the token's sequence, as an index into
-                                            // page_tables
-  std::span<const std::span<const int32_t>> page_tables = {};  // [S]
+  std::span<const int32_t> sequence = {};   // [T] the index of the token's sequence
+  // [S, cache->num_tables()] the pages of each sequence
+  std::span<const std::span<const int32_t>> page_tables = {};
   // [T] 1 for the tokens of long sequences (RopeScalingKind::kLong), else 0; empty: all 0.
   std::span<const uint8_t> long_sequence = {};
-  const KvCacheStorage* cache = nullptr;      // the only cache that the step's operations use
+  const KvCacheStorage* cache = nullptr;        // the only cache that the step's operations use
   const StateStorage* state_storage = nullptr;  // the only states that they use; may be null
   StepStates states = {};                       // empty without state_storage
-  std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() copies
-  std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty
+  std::span<const int32_t> output_rows = {};    // rows that GatherOutputRows() copies
+  std::span<const SampleRow> samples = {};      // [output_rows] what Sample() draws, or empty
   RouteCounters* counters = nullptr;   // receives the counts of the step's plans; null: not counted
   std::span<const uint8_t> kind = {};  // [T] kTokenPrefill, kTokenDecode and so on; only with
                                        // counters
@@ -513,8 +513,8 @@ class Backend {
   // Returns Unimplemented if the device has no cache of this type.
   virtual Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
                                                              KvCacheType type,
-                                                             int64_t num_pages) = 0;
-  // Returns the bytes of one block of such a cache, summed over all layers.
+                                                             std::vector<int64_t> num_pages) = 0;
+  // Returns the bytes of one page of such layers, summed over them.
   virtual int64_t PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const = 0;
 
   // Returns states whose contents are undefined.

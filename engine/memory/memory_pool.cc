@@ -1,7 +1,10 @@
 #include "engine/memory/memory_pool.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
+
+#include "base/check.h"
 
 namespace moeserve {
 namespace {
@@ -24,93 +27,160 @@ int64_t PageUse::MostPages(int64_t tokens) const {
 }
 
 MemoryPool::MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states,
-                       bool prefix_cache, const PageUse& use, const SnapshotUse& snapshots)
-    : cache_(cache),
-      routes_(routes),
-      states_(states),
-      use_(use),
-      snapshot_use_(snapshots),
-      pages_(cache.num_pages(), prefix_cache) {}
+                       bool prefix_cache, const std::vector<PageUse>& use,
+                       const SnapshotUse& snapshots)
+    : cache_(cache), routes_(routes), states_(states), snapshot_use_(snapshots) {
+  MOESERVE_CHECK(std::ssize(use) == cache.num_tables() && use.size() <= kMaxPageTables,
+                 "a use of every page table");
+  for (int t = 0; t < cache.num_tables(); ++t) {
+    tables_.push_back({use[static_cast<size_t>(t)], {cache.num_pages(t), prefix_cache}});
+  }
+}
 
-int32_t MemoryPool::TakePage() {
-  const int32_t page = pages_.Take();
-  routes_.Clear(page);
+int32_t MemoryPool::TakePage(int table) {
+  const int32_t page = tables_[table].pages.Take();
+  if (table == 0) routes_.Clear(page);
   return page;
 }
 
-bool MemoryPool::SharesNextPage(const SequenceMemory& m) const {
+bool MemoryPool::SharesNextPage(const SequenceMemory& m, int table) const {
   const auto next = static_cast<size_t>(m.computed / kPageTokens);
-  return m.computed % kPageTokens != 0 && pages_.references(m.pages[next]) > 1;
+  return m.computed % kPageTokens != 0 && pages(table).references(m.tables[table][next]) > 1;
 }
 
-void MemoryPool::Extend(SequenceMemory& m, int64_t count) {
-  while (std::ssize(m.pages) < count && pages_.available() > 0) m.pages.push_back(TakePage());
+bool MemoryPool::SharesNextPage(const SequenceMemory& m) const {
+  for (int t = 0; t < num_tables(); ++t) {
+    if (SharesNextPage(m, t)) return true;
+  }
+  return false;
+}
+
+void MemoryPool::Extend(SequenceMemory& m, int table, int64_t count) {
+  std::vector<int32_t>& pages = m.tables[table];
+  while (std::ssize(pages) < count && tables_[table].pages.available() > 0) {
+    pages.push_back(TakePage(table));
+  }
 }
 
 bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const std::string& key,
-                       int64_t limit, int64_t spare) {
-  m.pages = pages_.TakePrefix(tokens, key, limit / kPageTokens);
-  if (states_ != nullptr) AdmitState(m);
-  m.published = static_cast<int>(m.pages.size());
+                       int64_t limit, bool leaves_spare) {
+  const int64_t found = TakePrefix(m, tokens, key, limit);
+  if (states_ != nullptr) AdmitState(m, found);
+  m.published = static_cast<int>(found);
   m.computed = m.published * kPageTokens;
-  ReleaseUnseen(m);
-  const int64_t held = std::ranges::count_if(m.pages, [](int32_t page) { return page != kNoPage; });
   const auto length = std::ssize(tokens);
-  const int64_t needed =
-      std::min(PagesFor(length) - std::ssize(m.pages), use_.MostPages(length) - held);
-  if (needed + spare > pages_.available()) {
-    Release(m);
-    return false;
+  std::array<int64_t, kMaxPageTables> wanted{};
+  for (int t = 0; t < num_tables(); ++t) {
+    ReleaseUnseen(m, t);
+    const PagedPool& pool = tables_[t].pages;
+    const int64_t held = std::ranges::count_if(m.tables[t], [](int32_t p) { return p != kNoPage; });
+    const int64_t needed =
+        std::min(PagesFor(length) - found, tables_[t].use.MostPages(length) - held);
+    const int64_t spare = leaves_spare ? std::max<int64_t>(1, pool.total() / 100) : 0;
+    if (needed + spare > pool.available()) {
+      Release(m);
+      return false;
+    }
+    wanted[t] = found + needed;
   }
-  Extend(m, std::ssize(m.pages) + needed);
+  for (int t = 0; t < num_tables(); ++t) Extend(m, t, wanted[t]);
   return true;
 }
 
-bool MemoryPool::Reserve(SequenceMemory& m, int length) {
-  if (SharesNextPage(m)) {
-    if (pages_.available() == 0) return false;
-    int32_t& page = m.pages[static_cast<size_t>(m.computed / kPageTokens)];
-    const int32_t own = TakePage();
-    cache_.CopyPage(page, own);
-    routes_.Copy(page, own);
-    pages_.Release(std::exchange(page, own));
+int64_t MemoryPool::TakePrefix(SequenceMemory& m, std::span<const TokenId> tokens,
+                               const std::string& key, int64_t limit) {
+  std::vector<int32_t>& first = m.tables[0];
+  first = tables_[0].pages.TakePrefix(tokens, key, limit / kPageTokens);
+  m.left_at = static_cast<int>(first.size()) * kPageTokens;
+  // `usable` is the largest number of pages behind which everything else is cached, too.
+  // covered[t] is the first of the adjacent pages of table t that end at page i.
+  int64_t usable = 0;
+  std::array<int64_t, kMaxPageTables> covered{};
+  for (int64_t i = 0; i < std::ssize(first); ++i) {
+    const uint64_t content = tables_[0].pages.ContentOf(first[static_cast<size_t>(i)]);
+    bool usable_here = states_ == nullptr || states_->HasSnapshot(content);
+    for (int t = 1; t < num_tables(); ++t) {
+      const int32_t page = tables_[t].pages.Find(content);
+      m.tables[t].push_back(page);
+      if (page == kNoPage) covered[t] = i + 1;
+      usable_here =
+          usable_here && covered[t] <= FirstSeenPage((i + 1) * kPageTokens, *tables_[t].use.window);
+    }
+    if (usable_here) usable = i + 1;
   }
-  Extend(m, PagesFor(length));
-  return std::ssize(m.pages) >= PagesFor(length);
+  while (std::ssize(first) > usable) {
+    tables_[0].pages.Release(first.back());
+    first.pop_back();
+  }
+  for (int t = 1; t < num_tables(); ++t) {
+    std::vector<int32_t>& pages = m.tables[t];
+    pages.resize(static_cast<size_t>(usable));
+    const int64_t seen = FirstSeenPage(usable * kPageTokens, *tables_[t].use.window);
+    for (int64_t i = 0; i < usable; ++i) {
+      int32_t& page = pages[static_cast<size_t>(i)];
+      i < seen ? void(page = kNoPage) : tables_[t].pages.Hold(page);
+    }
+  }
+  return usable;
+}
+
+bool MemoryPool::Reserve(SequenceMemory& m, int length) {
+  bool enough = true;
+  for (int t = 0; t < num_tables(); ++t) {
+    if (SharesNextPage(m, t)) {
+      PagedPool& pool = tables_[t].pages;
+      if (pool.available() == 0) return false;
+      int32_t& page = m.tables[t][static_cast<size_t>(m.computed / kPageTokens)];
+      const int32_t own = TakePage(t);
+      cache_.CopyPage(t, page, own);
+      if (t == 0) routes_.Copy(page, own);
+      pool.Release(std::exchange(page, own));
+    }
+    Extend(m, t, PagesFor(length));
+    enough = enough && std::ssize(m.tables[t]) >= PagesFor(length);
+  }
+  return enough;
 }
 
 int MemoryPool::ReserveUnshared(SequenceMemory& m, int length) {
   if (SharesNextPage(m)) return m.computed;
-  Extend(m, PagesFor(length));
-  return static_cast<int>(std::min<int64_t>(std::ssize(m.pages) * kPageTokens, length));
+  int64_t room = length;
+  for (int t = 0; t < num_tables(); ++t) {
+    Extend(m, t, PagesFor(length));
+    room = std::min<int64_t>(room, std::ssize(m.tables[t]) * kPageTokens);
+  }
+  return static_cast<int>(room);
 }
 
 void MemoryPool::Advance(SequenceMemory& m, int count, std::span<const TokenId> tokens,
                          const std::string& key) {
   m.computed += count;
+  const std::vector<int32_t>& first = m.tables[0];
   while ((m.published + 1) * kPageTokens <= m.computed) {
     const auto i = static_cast<size_t>(m.published++);
-    pages_.Publish(m.pages[i], i == 0 ? -1 : m.pages[i - 1], key,
-                   tokens.subspan(i * kPageTokens, kPageTokens));
+    tables_[0].pages.Publish(first[i], i == 0 ? -1 : first[i - 1], key,
+                             tokens.subspan(i * kPageTokens, kPageTokens));
+    const uint64_t content = tables_[0].pages.ContentOf(first[i]);
+    for (int t = 1; t < num_tables() && content != 0; ++t) {
+      tables_[t].pages.Publish(m.tables[t][i], content);
+    }
   }
   if (states_ != nullptr) AdvanceState(m);
-  // A prompt that has not all of its pages yet goes on with those that it releases.
-  const int64_t released = ReleaseUnseen(m);
-  Extend(m, std::min(PagesFor(std::ssize(tokens)), std::ssize(m.pages) + released));
+  for (int t = 0; t < num_tables(); ++t) {
+    // A prompt that has not all of its pages yet goes on with those that it releases.
+    const int64_t released = ReleaseUnseen(m, t);
+    Extend(m, t, std::min(PagesFor(std::ssize(tokens)), std::ssize(m.tables[t]) + released));
+  }
 }
 
-void MemoryPool::AdmitState(SequenceMemory& m) {
-  m.left_at = static_cast<int>(m.pages.size()) * kPageTokens;
-  while (!m.pages.empty() && !states_->HasSnapshot(pages_.ContentOf(m.pages.back()))) {
-    pages_.Release(m.pages.back());
-    m.pages.pop_back();
-  }
+void MemoryPool::AdmitState(SequenceMemory& m, int64_t pages) {
   m.state = states_->Take();
-  m.state_tokens = static_cast<int>(m.pages.size()) * kPageTokens;
-  if (m.pages.empty()) {
+  m.state_tokens = static_cast<int>(pages) * kPageTokens;
+  if (pages == 0) {
     states_->storage().Clear(m.state);
   } else {
-    states_->storage().Advance(states_->Use(pages_.ContentOf(m.pages.back())), 0, m.state);
+    const uint64_t content = tables_[0].pages.ContentOf(m.tables[0].back());
+    states_->storage().Advance(states_->Use(content), 0, m.state);
   }
 }
 
@@ -150,31 +220,38 @@ void MemoryPool::AdvanceState(SequenceMemory& m) {
   m.state_tokens = m.computed;
   for (const auto& [tokens, slot] : std::exchange(m.snapshots, {})) {
     const uint64_t content =
-        pages_.ContentOf(m.pages[static_cast<size_t>(tokens / kPageTokens) - 1]);
+        tables_[0].pages.ContentOf(m.tables[0][static_cast<size_t>(tokens / kPageTokens) - 1]);
     content == 0 ? states_->Drop(slot) : states_->Publish(slot, content);
   }
 }
 
-int64_t MemoryPool::ReleaseUnseen(SequenceMemory& m) {
-  if (!use_.window.has_value()) return 0;
-  // The last published page stays: the next one is published as its continuation.
+int64_t MemoryPool::ReleaseUnseen(SequenceMemory& m, int table) {
+  const PageUse& use = tables_[table].use;
+  if (!use.window.has_value()) return 0;
+  std::vector<int32_t>& pages = m.tables[table];
+  // The last published page stays: in the first table the next one is published as its
+  // continuation.
   const int64_t end =
-      std::min<int64_t>(FirstSeenPage(m.computed, *use_.window), int64_t{m.published} - 1);
+      std::min<int64_t>(FirstSeenPage(m.computed, *use.window), int64_t{m.published} - 1);
   int64_t released = 0;
-  for (int64_t i = end - 1; i >= 0 && m.pages[static_cast<size_t>(i)] != kNoPage; --i) {
+  for (int64_t i = end - 1; i >= 0 && pages[static_cast<size_t>(i)] != kNoPage; --i) {
     ++released;
-    int32_t& page = m.pages[static_cast<size_t>(i)];
-    const TokenRoutes work = routes_.Total({&page, 1});
-    m.released.routes += work.routes;
-    m.released.parameters += work.parameters;
-    pages_.Release(std::exchange(page, kNoPage));
+    int32_t& page = pages[static_cast<size_t>(i)];
+    if (table == 0) {
+      const TokenRoutes work = routes_.Total({&page, 1});
+      m.released.routes += work.routes;
+      m.released.parameters += work.parameters;
+    }
+    tables_[table].pages.Release(std::exchange(page, kNoPage));
   }
   return released;
 }
 
 SequenceMemory MemoryPool::Fork(const SequenceMemory& memory) {
-  for (const int32_t page : memory.pages) {
-    if (page != kNoPage) pages_.Share(page);
+  for (int t = 0; t < num_tables(); ++t) {
+    for (const int32_t page : memory.tables[t]) {
+      if (page != kNoPage) tables_[t].pages.Share(page);
+    }
   }
   SequenceMemory fork = memory;
   fork.drafted_until = 0;
@@ -186,8 +263,10 @@ SequenceMemory MemoryPool::Fork(const SequenceMemory& memory) {
 }
 
 void MemoryPool::Release(SequenceMemory& m) {
-  for (; !m.pages.empty(); m.pages.pop_back()) {
-    if (m.pages.back() != kNoPage) pages_.Release(m.pages.back());
+  for (int t = 0; t < num_tables(); ++t) {
+    for (std::vector<int32_t>& pages = m.tables[t]; !pages.empty(); pages.pop_back()) {
+      if (pages.back() != kNoPage) tables_[t].pages.Release(pages.back());
+    }
   }
   if (m.state >= 0) states_->Release(m.state);
   for (const StateSnapshot& snapshot : m.snapshots) states_->Drop(snapshot.slot);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/memory/paged_pool.h"
 #include "engine/memory/sequence_memory.h"
@@ -16,11 +17,11 @@
 
 namespace moeserve {
 
-// How many pages a sequence holds at most.
+// How many pages of a table a sequence holds at most.
 struct PageUse {
-  // The number of last positions that a token sees in the attention with the widest window. Pages
-  // in front of them are released. nullopt: a token sees all positions, or pages must stay for
-  // another reason.
+  // The number of last positions that a token sees in the attention with the widest window of the
+  // table. Pages in front of them are released. nullopt: a token sees all positions, or pages must
+  // stay for another reason.
   std::optional<int> window;
   int step_tokens = 0;  // largest number of rows in a step
 
@@ -40,19 +41,23 @@ struct SnapshotUse {
 // only.
 class MemoryPool {
  public:
-  // The arguments outlive the pool. A page of `routes` belongs to the page of `cache` with the same
+  // The arguments outlive the pool. `use` has an element for each table of `cache`; the first table
+  // has the widest view. A page of `routes` belongs to the page of the first table with the same
   // id. `states` is null if the model has no states.
   MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states, bool prefix_cache,
-             const PageUse& use, const SnapshotUse& snapshots);
+             const std::vector<PageUse>& use, const SnapshotUse& snapshots);
 
-  const PagedPool& pages() const { return pages_; }
+  // Returns the number of page tables of a sequence, which SequenceMemory::tables has in front.
+  int num_tables() const { return static_cast<int>(tables_.size()); }
+  // Returns the pages of a table.
+  const PagedPool& pages(int table = 0) const { return tables_[static_cast<size_t>(table)].pages; }
 
   // Fills `memory`, which is empty, with what the prefix cache has of the first `limit` of `tokens`
   // and with pages for the rest: all of them, or as many as MostPages() says. Only texts with equal
-  // keys share cached prefixes. Returns false, and leaves `memory` empty, if fewer than `spare`
-  // pages would be left.
+  // keys share cached prefixes. Returns false, and leaves `memory` empty, if there are too few
+  // pages. If `leaves_spare`, a hundredth of the pages stays free for sequences that grow.
   bool Admit(SequenceMemory& memory, std::span<const TokenId> tokens, const std::string& key,
-             int64_t limit, int64_t spare);
+             int64_t limit, bool leaves_spare);
 
   // Makes sure that the sequence can compute its tokens up to `length`: that it has pages for them,
   // and that no other sequence shares the page of the next one. Returns false if that takes more
@@ -77,27 +82,37 @@ class MemoryPool {
   void Release(SequenceMemory& memory);
 
  private:
-  int32_t TakePage();
-  // Whether the next token's page has content and other holders.
+  struct Table {
+    PageUse use;
+    PagedPool pages;
+  };
+
+  int32_t TakePage(int table);
+  // Whether the next token's page has content and other holders, in this table or in any.
+  bool SharesNextPage(const SequenceMemory& memory, int table) const;
   bool SharesNextPage(const SequenceMemory& memory) const;
-  // Takes free pages until there are `count`, or none is left.
-  void Extend(SequenceMemory& memory, int64_t count);
-  // Gives up what the prefix cache has of a text behind its last snapshot, and takes a slot with
-  // that snapshot or with the state of an empty text.
-  void AdmitState(SequenceMemory& memory);
+  // Takes free pages until the table has `count`, or none is left.
+  void Extend(SequenceMemory& memory, int table, int64_t count);
+  // Fills the tables with what the prefix cache has of the first `limit` tokens: as many pages as
+  // can be continued from, because windows see only cached pages behind them and the states were
+  // kept. Returns how many.
+  int64_t TakePrefix(SequenceMemory& memory, std::span<const TokenId> tokens,
+                     const std::string& key, int64_t limit);
+  // Takes a slot with the snapshot at the end of the cached prefix of `pages` pages, or with the
+  // state of an empty text.
+  void AdmitState(SequenceMemory& memory, int64_t pages);
   // Accepts the drafted rows up to `computed`, and publishes the snapshots of the step.
   void AdvanceState(SequenceMemory& memory);
   bool WantsSnapshot(const SequenceMemory& memory, int tokens, int prompt) const;
-  // Releases the pages in front of those that the token at `computed` and later ones see. Returns
-  // how many.
-  int64_t ReleaseUnseen(SequenceMemory& memory);
+  // Releases the pages of a table in front of those that the token at `computed` and later ones
+  // see. Returns how many.
+  int64_t ReleaseUnseen(SequenceMemory& memory, int table);
 
   KvCacheStorage& cache_;
   RouteLog& routes_;
   StatePool* const states_;
-  const PageUse use_;
   const SnapshotUse snapshot_use_;
-  PagedPool pages_;
+  std::vector<Table> tables_;
 };
 
 }  // namespace moeserve

@@ -61,22 +61,40 @@ std::vector<int32_t> PagedPool::TakePrefix(std::span<const TokenId> tokens, cons
     if (begin + kPageTokens > tokens.size()) break;
     const auto it = index_.find(MakeKey(parent, salt, tokens.subspan(begin, kPageTokens)));
     if (it == index_.end()) break;
-    Page& page = pages_[it->second];
-    if (page.references++ == 0) unheld_.erase(page.place);
-    parent = page.content;
+    Hold(it->second);
+    parent = pages_[it->second].content;
     found.push_back(it->second);
   }
   return found;
 }
 
+int32_t PagedPool::Find(uint64_t number) const {
+  const auto it = index_.find(Key{number, {}, {}});
+  return it == index_.end() ? -1 : it->second;
+}
+
+void PagedPool::Hold(int32_t page) {
+  Page& p = pages_[page];
+  if (p.references++ == 0) unheld_.erase(p.place);
+}
+
 void PagedPool::Publish(int32_t page, int32_t parent, const std::string& salt,
                         std::span<const TokenId> tokens) {
   MOESERVE_CHECK(tokens.size() == kPageTokens, "a published page is full");
-  Page& b = pages_[page];
-  if (!prefix_cache_ || b.content != 0) return;
+  if (!prefix_cache_ || pages_[page].content != 0) return;
   const uint64_t before = parent < 0 ? 0 : pages_[parent].content;
   MOESERVE_CHECK(parent < 0 || before != 0, "pages are published in order");
-  Key key = MakeKey(before, salt, tokens);
+  PublishAs(page, MakeKey(before, salt, tokens));
+}
+
+void PagedPool::Publish(int32_t page, uint64_t number) {
+  MOESERVE_CHECK(number != 0, "a number stands for the content");
+  if (!prefix_cache_ || pages_[page].content != 0) return;
+  PublishAs(page, {number, {}, {}});
+}
+
+void PagedPool::PublishAs(int32_t page, Key key) {
+  Page& b = pages_[page];
   const auto [it, fresh] = index_.try_emplace(key, page);
   if (!fresh) {
     b.content = pages_[it->second].content;

@@ -50,6 +50,12 @@ class PagedPool {
   std::vector<int32_t> TakePrefix(std::span<const TokenId> tokens, const std::string& salt,
                                   int64_t limit);
 
+  // Returns the published page with this number from Publish(), without holding it; -1 if there is
+  // none.
+  int32_t Find(uint64_t number) const;
+  // Adds a holder to a published page, which may have none.
+  void Hold(int32_t page);
+
   // Returns a number for the text up to the end of a page, which other pages with the same text
   // have as well; 0 if the page was not published.
   uint64_t ContentOf(int32_t page) const { return pages_[page].content; }
@@ -59,10 +65,13 @@ class PagedPool {
   // already, it remains the findable one.
   void Publish(int32_t page, int32_t parent, const std::string& salt,
                std::span<const TokenId> tokens);
+  // Publishes a page by a number above 0 that stands for its content, such as ContentOf() a page of
+  // another pool. A pool is used with texts or with numbers, not with both.
+  void Publish(int32_t page, uint64_t number);
 
  private:
   struct Key {
-    uint64_t parent = 0;  // content id of the preceding page; 0 at the start of a text
+    uint64_t parent = 0;  // content id of the preceding page; 0 at the start of a text; or a number
     std::string salt;     // set only in the first page of a text
     std::vector<TokenId> tokens;
 
@@ -80,6 +89,7 @@ class PagedPool {
     std::list<int32_t>::iterator place;  // position in unheld_, valid if findable and not held
   };
 
+  void PublishAs(int32_t page, Key key);
   static Key MakeKey(uint64_t parent, const std::string& salt, std::span<const TokenId> tokens);
 
   const bool prefix_cache_;

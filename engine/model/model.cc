@@ -322,7 +322,7 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
 absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                                   const RoutingControl* widest, ReportContents contents) {
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<KvCacheStorage> cache,
-                            backend.NewKvCache(CacheShapes(spec), cache_type, 1));
+                            backend.NewKvCache(CacheShapes(spec), cache_type, {1}));
   // Negative sequence ids have no states, but the operations refer to a storage.
   std::unique_ptr<StateStorage> states;
   if (std::vector<StateShape> shapes = StateShapes(spec); !shapes.empty()) {

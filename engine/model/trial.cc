@@ -24,7 +24,8 @@ absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states)
     batch.sequence.push_back(0);
     batch.phase.push_back(Phase::kPrefill);
   }
-  batch.page_tables = {blocks};
+  batch.tables = cache.num_tables();
+  batch.page_tables.assign(static_cast<size_t>(batch.tables), blocks);
   if (states != nullptr) {
     states->Clear(0);
     batch.states.Add(*states, 0, kTokens);

@@ -85,7 +85,7 @@ void DraftModel::Extend(std::span<Sequence* const> sequences) {
 
 void DraftModel::Add(Batch& batch, Sequence& s, int begin, int end) const {
   const int index = static_cast<int>(batch.page_tables.size());
-  batch.page_tables.emplace_back(s.memory.pages);
+  batch.page_tables.emplace_back(s.memory.pages());
   for (int i = begin; i < end; ++i) {
     batch.tokens.push_back(i < s.length() ? s.tokens[static_cast<size_t>(i)]
                                           : s.proposal.tokens[static_cast<size_t>(i - s.length())]);

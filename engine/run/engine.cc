@@ -6,6 +6,7 @@
 #include <chrono>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -40,9 +41,12 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
                                                    tokenizer_.get(), eos_,
                                                    LongSequencesFrom(model_->spec())));
     if (options_.draft.max_tokens > 0) sequences.back()->sampling.KeepSteps();
-    if (page_use_.MostPages(sequences.back()->cache_tokens()) > cache_->num_pages()) {
-      return absl::InvalidArgumentError(
-          "the request can never fit: its prompt and max_tokens need more KV cache than there is");
+    for (int table = 0; table < cache_->num_tables(); ++table) {
+      if (page_use_[table].MostPages(sequences.back()->cache_tokens()) > cache_->num_pages(table)) {
+        return absl::InvalidArgumentError(
+            "the request can never fit: its prompt and max_tokens need more KV cache than there "
+            "is");
+      }
     }
   }
   const int count = static_cast<int>(sequences.size());
@@ -228,10 +232,10 @@ void EngineImpl::Admit() {
 void EngineImpl::Finish(Sequence* sequence, OutputDelta delta) {
   if (sequence->request.expert_counts) {
     delta.expert_counts.resize(recorder_.layout().num_experts);
-    routes_.Count(sequence->memory.pages, delta.expert_counts);
+    routes_.Count(sequence->memory.pages(), delta.expert_counts);
   }
   if (options_.expert_stats) {
-    TokenRoutes totals = routes_.Total(sequence->memory.pages);
+    TokenRoutes totals = routes_.Total(sequence->memory.pages());
     totals.routes += sequence->memory.released.routes;
     totals.parameters += sequence->memory.released.parameters;
     delta.usage.routed_tokens = sequence->computed();
@@ -348,20 +352,19 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                      model->backend().samples_on_device() ? 0 : 8,
                                      model->ReportFloatsPerToken(contents)));
   MOESERVE_RETURN_IF_ERROR(CheckRoutes(model->spec(), o.max_step_tokens));
-  const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
+  const std::vector<KvLayerShape> shapes = CacheLayers(o, model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
-  int64_t page_bytes = model->backend().PageBytes(shapes, type);
+  const std::vector<PageUse> use = PageUseOf(o, model->spec(), draft_model != nullptr);
+  std::vector<int64_t> page_bytes = PageBytesOf(model->backend(), shapes, type, use.size());
   std::vector<KvLayerShape> draft_shapes;
   KvCacheType draft_type = type;
   if (draft_model != nullptr) {
     MOESERVE_RETURN_IF_ERROR(DraftModel::Check(*draft_model, model->spec(), o.max_model_len));
     draft_shapes = CacheShapes(draft_model->spec());
     draft_type = KvCacheTypeOf(draft_model->options().compute);
-    page_bytes += draft_model->backend().PageBytes(draft_shapes, draft_type);
+    page_bytes[0] += draft_model->backend().PageBytes(draft_shapes, draft_type);
   }
-  MOESERVE_ASSIGN_OR_RETURN(
-      const int64_t pages,
-      CachePages(o, PageUseOf(o, model->spec(), draft_model != nullptr), page_bytes));
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<int64_t> pages, CachePages(o, use, page_bytes));
   // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
   // rows.
   const std::optional<RoutingControl> widest =
@@ -386,13 +389,13 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   }
   std::unique_ptr<KvCacheStorage> draft_cache;
   if (draft_model != nullptr) {
-    MOESERVE_ASSIGN_OR_RETURN(draft_cache,
-                              draft_model->backend().NewKvCache(draft_shapes, draft_type, pages));
+    MOESERVE_ASSIGN_OR_RETURN(
+        draft_cache, draft_model->backend().NewKvCache(draft_shapes, draft_type, {pages[0]}));
   }
   return std::make_unique<EngineImpl>(
       o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),
-      pages * page_bytes + state_bytes, std::move(states), std::move(counters),
-      std::move(draft_model), std::move(draft_cache));
+      std::inner_product(pages.begin(), pages.end(), page_bytes.begin(), state_bytes),
+      std::move(states), std::move(counters), std::move(draft_model), std::move(draft_cache));
 }
 
 absl::Status Engine::Submit(Request request, std::shared_ptr<TokenSink> sink) {

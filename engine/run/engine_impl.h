@@ -177,7 +177,7 @@ class EngineImpl final : public Engine {
   void CopySchedulerStats() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const EngineOptions options_;
-  const PageUse page_use_;
+  const std::vector<PageUse> page_use_;  // of each table of the cache
   const std::unique_ptr<Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const std::vector<TokenId> eos_;

@@ -1,8 +1,10 @@
 #include "engine/run/engine_options.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
+#include "absl/numeric/int128.h"
 #include "base/message.h"
 
 namespace moeserve {
@@ -62,38 +64,105 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
   return o;
 }
 
-PageUse PageUseOf(const EngineOptions& options, const ModelSpec& spec, bool draft_model) {
-  PageUse use{.window = std::nullopt, .step_tokens = options.max_step_tokens};
-  // Routes are kept with the pages, and a draft model, which may be behind, uses the same pages.
-  if (options.routing_records || draft_model) return use;
-  int widest = 0;
+std::vector<KvLayerShape> CacheLayers(const EngineOptions& options, const ModelSpec& spec) {
+  std::vector<KvLayerShape> layers = CacheShapes(spec);
+  std::vector<bool> windowed;
   for (const BlockSpec& block : spec.blocks) {
     const AttentionSpec* attention = block.attention();
     if (attention == nullptr) continue;
-    if (!attention->window.has_value()) return use;
-    widest = std::max(widest, *attention->window);
+    windowed.push_back(attention->window.has_value() && *attention->window < options.max_model_len);
   }
-  use.window = widest;
-  return use;
+  if (!options.window_pages || std::ranges::find(windowed, false) == windowed.end()) return layers;
+  for (size_t i = 0; i < layers.size(); ++i) layers[i].table = windowed[i] ? 1 : 0;
+  return layers;
 }
 
-Result<int64_t> CachePages(const EngineOptions& options, const PageUse& use, int64_t page_bytes) {
-  const int64_t longest = use.MostPages(options.max_model_len);
-  int64_t pages = options.kv_cache_bytes / page_bytes;
-  if (options.kv_cache_bytes == 0) {
-    pages = std::max(options.max_num_seqs * use.MostPages(std::min(options.max_model_len, 2048)),
-                     longest);
+std::vector<PageUse> PageUseOf(const EngineOptions& options, const ModelSpec& spec,
+                               bool draft_model) {
+  const std::vector<KvLayerShape> layers = CacheLayers(options, spec);
+  std::vector<PageUse> uses;
+  if (layers.empty())
+    uses.push_back({.window = std::nullopt, .step_tokens = options.max_step_tokens});
+  for (size_t layer = 0, block = 0; layer < layers.size(); ++block) {
+    const AttentionSpec* attention = spec.blocks[block].attention();
+    if (attention == nullptr) continue;
+    const auto table = static_cast<size_t>(layers[layer++].table);
+    const size_t known = uses.size();
+    if (table >= known) {
+      uses.resize(table + 1, {.window = 0, .step_tokens = options.max_step_tokens});
+    }
+    std::optional<int>& window = uses[table].window;
+    if (!attention->window.has_value()) {
+      window.reset();
+    } else if (window.has_value()) {
+      window = std::max(*window, *attention->window);
+    }
   }
-  if (pages < longest) {
-    return absl::ResourceExhaustedError("kv-cache-memory: one sequence of max-model-len " +
-                                        std::to_string(options.max_model_len) + " tokens needs " +
-                                        std::to_string(longest * page_bytes) + " bytes, found " +
-                                        std::to_string(options.kv_cache_bytes));
+  // Routes are kept with the pages of the first table, and a draft model, which may be behind, uses
+  // the same pages.
+  if (options.routing_records || draft_model || !options.window_pages) uses[0].window.reset();
+  return uses;
+}
+
+std::vector<int64_t> PageBytesOf(const Backend& backend, std::span<const KvLayerShape> layers,
+                                 KvCacheType type, size_t tables) {
+  std::vector<int64_t> bytes(tables, 0);
+  for (const KvLayerShape& layer : layers) {
+    bytes[static_cast<size_t>(layer.table)] += backend.PageBytes({&layer, 1}, type);
   }
-  if (options.max_kv_cache_bytes > 0 && pages > options.max_kv_cache_bytes / page_bytes) {
-    return absl::ResourceExhaustedError("the KV cache needs " + std::to_string(pages * page_bytes) +
-                                        " bytes, expected at most " +
-                                        std::to_string(options.max_kv_cache_bytes));
+  return bytes;
+}
+
+namespace {
+
+// Returns how many pages of each table `sequences` sequences of `tokens` tokens hold, or one of
+// max_model_len tokens if those are more.
+std::vector<int64_t> PagesOf(const EngineOptions& options, std::span<const PageUse> use,
+                             int64_t sequences, int64_t tokens) {
+  std::vector<int64_t> pages;
+  for (const PageUse& u : use) {
+    pages.push_back(std::max(sequences * u.MostPages(tokens), u.MostPages(options.max_model_len)));
+  }
+  return pages;
+}
+
+int64_t BytesOf(std::span<const int64_t> pages, std::span<const int64_t> page_bytes) {
+  return std::inner_product(pages.begin(), pages.end(), page_bytes.begin(), int64_t{0});
+}
+
+}  // namespace
+
+Result<std::vector<int64_t>> CachePages(const EngineOptions& options, std::span<const PageUse> use,
+                                        std::span<const int64_t> page_bytes) {
+  const int64_t all = options.max_num_seqs;
+  const int64_t least = BytesOf(PagesOf(options, use, 1, 0), page_bytes);
+  std::vector<int64_t> pages = PagesOf(options, use, all, std::min(options.max_model_len, 2048));
+  // Pages without layers, in models without attention, take no memory.
+  if (const int64_t budget = options.kv_cache_bytes; budget > 0 && least > 0) {
+    if (budget < least) {
+      return absl::ResourceExhaustedError(Concat("kv-cache-memory: one sequence of max-model-len ",
+                                                 options.max_model_len, " tokens needs ", least,
+                                                 " bytes, found ", budget));
+    }
+    // The longest equal sequences that fit, in whole pages.
+    int64_t fits = 0, beyond = PagesFor(options.max_model_len) + 1;
+    while (beyond - fits > 1) {
+      const int64_t middle = fits + (beyond - fits) / 2;
+      const std::vector<int64_t> needed = PagesOf(options, use, all, middle * kPageTokens);
+      (BytesOf(needed, page_bytes) <= budget ? fits : beyond) = middle;
+    }
+    pages = PagesOf(options, use, all, fits * kPageTokens);
+    // The rest serves the prefix cache. It is divided like what the sequences need.
+    const int64_t needed = BytesOf(pages, page_bytes);
+    for (int64_t& count : pages) {
+      count = static_cast<int64_t>(absl::int128(count) * budget / needed);
+    }
+    pages[0] += (budget - BytesOf(pages, page_bytes)) / page_bytes[0];
+  }
+  const int64_t bytes = BytesOf(pages, page_bytes);
+  if (options.max_kv_cache_bytes > 0 && bytes > options.max_kv_cache_bytes) {
+    return absl::ResourceExhaustedError(Concat(
+        "the KV cache needs ", bytes, " bytes, expected at most ", options.max_kv_cache_bytes));
   }
   return pages;
 }

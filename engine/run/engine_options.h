@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "engine/engine.h"
 #include "engine/memory/memory_pool.h"
@@ -19,12 +21,23 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
                                int device_step_rows, int device_draft_tokens,
                                int64_t report_floats);
 
-// Returns how many pages sequences of a model hold. `options` are resolved.
-PageUse PageUseOf(const EngineOptions& options, const ModelSpec& spec, bool draft_model);
+// Returns CacheShapes() with the page table of every layer: if some layers see all positions and
+// others only a window, the latter have a second table. `options` are resolved.
+std::vector<KvLayerShape> CacheLayers(const EngineOptions& options, const ModelSpec& spec);
 
-// Returns the number of pages of the KV cache; a page takes `page_bytes` over all layers.
+// Returns how many pages of each of these tables a sequence holds. `options` are resolved.
+std::vector<PageUse> PageUseOf(const EngineOptions& options, const ModelSpec& spec,
+                               bool draft_model);
+
+// Returns the bytes of a page of each of `tables` tables, over all layers of the table.
+std::vector<int64_t> PageBytesOf(const Backend& backend, std::span<const KvLayerShape> layers,
+                                 KvCacheType type, size_t tables);
+
+// Returns the number of pages of each table of the KV cache; a page takes `page_bytes` over all
+// layers of its table. max_num_seqs sequences of equal length can be as long as the memory allows.
 // ResourceExhausted if the memory does not hold one sequence of max_model_len tokens.
-Result<int64_t> CachePages(const EngineOptions& options, const PageUse& use, int64_t page_bytes);
+Result<std::vector<int64_t>> CachePages(const EngineOptions& options, std::span<const PageUse> use,
+                                        std::span<const int64_t> page_bytes);
 
 // Returns `options.recorder`, adjusted to the other options: any_selection is set if requests may
 // override routing; token_counts_bytes and hidden_samples are 0 if expert_stats is false.

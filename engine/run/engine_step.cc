@@ -390,7 +390,7 @@ void EngineImpl::Deliver(Sequence& s, Drawn drawn, int first) {
 
 void EngineImpl::DeliverRoutes(Sequence& s, int end, OutputDelta& delta) {
   const int begin = std::exchange(s.routes_delivered, end);
-  delta.routing = routes_.Record(s.memory.pages, begin, end);
+  delta.routing = routes_.Record(s.memory.pages(), begin, end);
   for (const auto& [first, last] : s.reused) {
     if (last > begin && first < end) {
       delta.routing->reused.emplace_back(std::max(first, begin), std::min(last, end));

@@ -5,14 +5,17 @@ namespace moeserve {
 Batch MakeBatch(const std::vector<ScheduledRows>& rows, MemoryPool& memory, bool samples_on_device,
                 const TextlessIds& textless) {
   Batch batch;
+  batch.tables = memory.num_tables();
   bool controlled = false;
   bool any_long = false;
   SampleRow on_host{};
   on_host.row = -1;
   for (const ScheduledRows& r : rows) {
     Sequence& s = *r.sequence;
-    const int index = static_cast<int>(batch.page_tables.size());
-    batch.page_tables.emplace_back(s.memory.pages);
+    const int index = static_cast<int>(batch.page_tables.size()) / batch.tables;
+    for (int table = 0; table < batch.tables; ++table) {
+      batch.page_tables.emplace_back(s.memory.tables[table]);
+    }
     memory.AddStates(s.memory, r.count, r.drafted, s.prompt_length(), batch.states);
     controlled = controlled || s.request.routing_control != nullptr;
     batch.controls.push_back(s.request.routing_control.get());

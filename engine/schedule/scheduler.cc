@@ -55,8 +55,9 @@ std::vector<Sequence*> Scheduler::Admit() {
 bool Scheduler::TryAdmit(Sequence& s) {
   // Leaves some pages free for the growth of running sequences, so that they are not preempted at
   // once.
-  const int64_t spare = running_.empty() ? 0 : std::max<int64_t>(1, memory_.pages().total() / 100);
-  if (!memory_.Admit(s.memory, s.tokens, s.cache_key, PrefixLimit(s), spare)) return false;
+  if (!memory_.Admit(s.memory, s.tokens, s.cache_key, PrefixLimit(s), !running_.empty())) {
+    return false;
+  }
   if (s.computed() > s.high_water) {
     s.reused.emplace_back(s.high_water, s.computed());
     s.high_water = s.computed();

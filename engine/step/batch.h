@@ -40,11 +40,12 @@ struct BatchStates {
 struct Batch {
   std::vector<int32_t> tokens;     // [T]
   std::vector<int32_t> positions;  // [T] position in the sequence; its first token is at 0
-  std::vector<int32_t> sequence;   // [T] index into page_tables
+  std::vector<int32_t> sequence;   // [T] index of the token's sequence
   std::vector<Phase> phase;        // [T] used for statistics
   // [T] 1 for the tokens of long sequences (LongSequencesFrom()); empty: no sequence is long.
   std::vector<uint8_t> long_sequence;
-  std::vector<std::span<const int32_t>> page_tables;  // [S] ids of each sequence's pages
+  int tables = 1;  // page tables of each sequence: KvCacheStorage::num_tables()
+  std::vector<std::span<const int32_t>> page_tables;  // [S, tables] ids of each sequence's pages
   BatchStates states;
   std::vector<int32_t> logit_rows;  // rows whose logits are needed, ascending
   // [logit_rows] what the device samples from each of these rows; if SampleRow::row < 0, the row's
@@ -57,9 +58,9 @@ struct Batch {
   std::vector<const GivenRoutes*> given;
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }
-  // Returns the id of the page that holds token `t`.
+  // Returns the id of the page of the first table that holds token `t`.
   int32_t PageOf(size_t t) const {
-    return page_tables[static_cast<size_t>(sequence[t])]
+    return page_tables[static_cast<size_t>(sequence[t] * tables)]
                       [static_cast<size_t>(positions[t] / kPageTokens)];
   }
 };

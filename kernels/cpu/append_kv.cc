@@ -98,7 +98,7 @@ void AttentionOps::AppendKv(const AppendKvArgs& args) {
     float* rounded = workers_.Floats(worker, static_cast<size_t>(dim));
     const auto block_of = [&](int64_t t) {
       const auto page = static_cast<size_t>(step_.position[t]) / kPageTokens;
-      return step_.page_tables[step_.sequence[t]][page];
+      return step_.page_tables[TableOf(*args.cache, args.layer, step_.sequence[t])][page];
     };
     for (int64_t first = begin * unit; first < end;) {
       const int64_t block = block_of(first);

@@ -126,7 +126,8 @@ class AttentionOps::Call {
     Tile tile;
     tile.kv_head = task.kv_head;
     tile.count = task.count;
-    tile.page_table = step_.page_tables[step_.sequence[rows_[task.first_row].token]].data();
+    const int32_t sequence = step_.sequence[rows_[task.first_row].token];
+    tile.page_table = step_.page_tables[TableOf(cache_, args_.layer, sequence)].data();
     const int64_t size = static_cast<int64_t>(SizeOf(args_.output.dtype));
     for (int i = 0; i < task.count; ++i) {
       const int item = task.item + i;

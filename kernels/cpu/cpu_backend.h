@@ -56,8 +56,9 @@ class CpuBackend : public Backend {
   }
   Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) override;
   Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
-                                                     KvCacheType type, int64_t num_pages) override {
-    return CpuKvCache::Allocate(std::move(layers), type, num_pages);
+                                                     KvCacheType type,
+                                                     std::vector<int64_t> num_pages) override {
+    return CpuKvCache::Allocate(std::move(layers), type, std::move(num_pages));
   }
   int64_t PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const override {
     return CpuKvCache::BytesPerBlock(layers, type);

@@ -27,22 +27,28 @@ int64_t CpuKvCache::BytesPerBlock(std::span<const KvLayerShape> layers, KvCacheT
 }
 
 Result<std::unique_ptr<CpuKvCache>> CpuKvCache::Allocate(std::vector<KvLayerShape> layers,
-                                                         KvCacheType type, int64_t num_pages) {
-  std::unique_ptr<CpuKvCache> cache(new CpuKvCache(std::move(layers), type, num_pages));
-  const int64_t bytes = BytesPerBlock(cache->shapes_, type) * num_pages;
+                                                         KvCacheType type,
+                                                         std::vector<int64_t> num_pages) {
+  std::unique_ptr<CpuKvCache> cache(new CpuKvCache(std::move(layers), type, std::move(num_pages)));
+  int64_t bytes = 0;
+  for (const KvLayerShape& s : cache->shapes_) {
+    bytes += BytesPerBlock({&s, 1}, type) * cache->num_pages(s.table);
+  }
   MOESERVE_ASSIGN_OR_RETURN(cache->memory_, HostBuffer::Allocate(static_cast<size_t>(bytes)));
   char* next = cache->memory_.data();
   for (const KvLayerShape& s : cache->shapes_) {
     const Geometry g = GeometryOf(s, cache->type());
-    Layer layer{next, next + g.key_block * num_pages};
-    next = layer.values + g.value_block * num_pages;
+    const int64_t pages = cache->num_pages(s.table);
+    Layer layer{next, next + g.key_block * pages};
+    next = layer.values + g.value_block * pages;
     cache->layers_.push_back(layer);
   }
   return cache;
 }
 
-void CpuKvCache::CopyPage(int32_t from, int32_t to) {
+void CpuKvCache::CopyPage(int table, int32_t from, int32_t to) {
   for (int l = 0; l < static_cast<int>(shapes_.size()); ++l) {
+    if (shape(l).table != table) continue;
     const Geometry g = geometry(l);
     std::memcpy(layers_[l].keys + to * g.key_block, layers_[l].keys + from * g.key_block,
                 static_cast<size_t>(g.key_block));

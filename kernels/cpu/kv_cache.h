@@ -23,7 +23,8 @@ class CpuKvCache : public KvCacheStorage {
  public:
   // A ResourceExhausted error states the size.
   static Result<std::unique_ptr<CpuKvCache>> Allocate(std::vector<KvLayerShape> layers,
-                                                      KvCacheType type, int64_t num_pages);
+                                                      KvCacheType type,
+                                                      std::vector<int64_t> num_pages);
   static int64_t BytesPerBlock(std::span<const KvLayerShape> layers, KvCacheType type);
 
   // Bytes of the keys and of the values of one kv head within a block, and of a whole block.
@@ -40,7 +41,7 @@ class CpuKvCache : public KvCacheStorage {
   char* keys(int layer) const { return layers_[layer].keys; }
   char* values(int layer) const { return layers_[layer].values; }
 
-  void CopyPage(int32_t from, int32_t to) override;
+  void CopyPage(int table, int32_t from, int32_t to) override;
 
  private:
   struct Layer {

@@ -49,12 +49,14 @@ class CudaEmbeddingTable : public EmbeddingTable {
 // The paged cache, with the stream on which its blocks are copied.
 class StreamKvCache : public KvCacheStorage {
  public:
-  StreamKvCache(std::vector<KvLayerShape> layers, KvCacheType type, int64_t blocks,
+  StreamKvCache(std::vector<KvLayerShape> layers, KvCacheType type, std::vector<int64_t> num_pages,
                 CudaKvCache cache, cudaStream_t stream)
-      : KvCacheStorage(std::move(layers), type, blocks),
+      : KvCacheStorage(std::move(layers), type, std::move(num_pages)),
         cache_(std::move(cache)),
         stream_(stream) {}
-  void CopyPage(int32_t from, int32_t to) override { cache_.CopyPage(from, to, stream_); }
+  void CopyPage(int table, int32_t from, int32_t to) override {
+    cache_.CopyPage(table, from, to, stream_);
+  }
   KvLayerView layer(int layer) const { return cache_.layer(layer); }
 
  private:
@@ -247,7 +249,7 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float>
 
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                 KvCacheType type,
-                                                                int64_t num_pages) {
+                                                                std::vector<int64_t> num_pages) {
   if (type == KvCacheType::kInt8) {
     return absl::UnimplementedError(description_ +
                                     ": type of the KV cache: expected f32 or bf16, found int8");
@@ -283,12 +285,13 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
   }
   Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, ElementType(type), num_pages);
   if (!cache.ok()) {
-    return WithBudget(cache.status(),
-                      "a KV cache of " + std::to_string(PageBytes(layers, type) * num_pages >> 20) +
-                          " MiB (kv-cache-memory, max-num-seqs, max-model-len)");
+    int64_t bytes = 0;
+    for (const KvLayerShape& s : layers) bytes += PageBytes({&s, 1}, type) * num_pages[s.table];
+    return WithBudget(cache.status(), "a KV cache of " + std::to_string(bytes >> 20) +
+                                          " MiB (kv-cache-memory, max-num-seqs, max-model-len)");
   }
   return std::unique_ptr<KvCacheStorage>(std::make_unique<StreamKvCache>(
-      std::move(layers), type, num_pages, std::move(cache).value(), stream_.get()));
+      std::move(layers), type, std::move(num_pages), std::move(cache).value(), stream_.get()));
 }
 
 int64_t CudaBackend::PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const {
@@ -368,6 +371,13 @@ StepView CudaBackend::View() const {
           .long_sequence = step_.long_sequence};
 }
 
+StepView CudaBackend::ViewOf(const KvCacheStorage& cache, int layer) const {
+  StepView view = View();
+  view.page_tables += int64_t{cache.shape(layer).table} * view.table_stride;
+  view.table_stride *= cache.num_tables();
+  return view;
+}
+
 const float2* CudaBackend::RopeAngles(const RopeSettings& settings) {
   if (rope_tables_.MustGrow(settings, shape_.rows.tokens)) {
     DropRecordings();
@@ -397,7 +407,7 @@ void CudaBackend::Rope(const RopeArgs& args) {
 
 void CudaBackend::AppendKv(const AppendKvArgs& args) {
   LaunchNormRopeAppend({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
-                        .step = View(),
+                        .step = ViewOf(*args.cache, args.layer),
                         .keys = static_cast<const float*>(args.keys.data),
                         .values = static_cast<const float*>(args.values.data),
                         .key_stride = args.keys.stride,
@@ -412,7 +422,7 @@ void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
   const bool xpos = args.rope.dimensions > 0 && args.rope.xpos_base > 0.0;
   LaunchNormRopeAppend(
       {.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
-       .step = View(),
+       .step = ViewOf(*args.cache, args.layer),
        .query = static_cast<float*>(columns.query.data),
        .keys = static_cast<const float*>(columns.keys.data),
        .values = static_cast<const float*>(columns.values.data),
@@ -456,7 +466,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   const KvLayerView cache = static_cast<const StreamKvCache&>(*args.cache).layer(args.layer);
   AttentionLaunch launch;
   launch.cache = cache;
-  launch.step = View();
+  launch.step = ViewOf(*args.cache, args.layer);
   launch.query = static_cast<const float*>(args.query.data);
   launch.query_stride = args.query.stride;
   launch.output = args.output.data;

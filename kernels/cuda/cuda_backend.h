@@ -48,7 +48,8 @@ class CudaBackend : public Backend {
                                             const RouterTensors& tensors) override;
   Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) override;
   Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
-                                                     KvCacheType type, int64_t num_pages) override;
+                                                     KvCacheType type,
+                                                     std::vector<int64_t> num_pages) override;
   int64_t PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const override;
 
   Result<std::unique_ptr<StateStorage>> NewStates(std::vector<StateShape> shapes, int num_slots,
@@ -180,6 +181,8 @@ class CudaBackend : public Backend {
   // Returns the rotary angles of the step's tokens for these settings.
   const float2* RopeAngles(const RopeSettings& settings);
   StepView View() const;
+  // Returns the view with the pages of a layer of the cache.
+  StepView ViewOf(const KvCacheStorage& cache, int layer) const;
   ExchangeCall& CallFor(const ExchangeArgs& args);
   // Returns pinned memory that no pending copy uses.
   char* Staging(size_t bytes);

@@ -24,14 +24,14 @@ int64_t RoundUpToPower(int64_t n) {
 
 }  // namespace
 
-bool StepBuffers::MustGrow(int64_t tokens, int64_t sequences, int64_t table_stride) const {
-  return tokens > tokens_ || sequences * table_stride > table_entries_;
+bool StepBuffers::MustGrow(int64_t tokens, int64_t tables, int64_t table_stride) const {
+  return tokens > tokens_ || tables * table_stride > table_entries_;
 }
 
-absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t table_stride) {
-  if (!MustGrow(tokens, sequences, table_stride)) return absl::OkStatus();
+absl::Status StepBuffers::Reserve(int64_t tokens, int64_t tables, int64_t table_stride) {
+  if (!MustGrow(tokens, tables, table_stride)) return absl::OkStatus();
   tokens_ = std::max(tokens_, RoundUpToPower(tokens));
-  table_entries_ = std::max(table_entries_, RoundUpToPower(sequences * table_stride));
+  table_entries_ = std::max(table_entries_, RoundUpToPower(tables * table_stride));
   const size_t bytes =
       static_cast<size_t>(kTokenBytes * tokens_ + 3 * kAlignment + table_entries_ * 4);
   host_ = {};

@@ -25,8 +25,8 @@ struct DeviceStep {
   const int32_t* keep = nullptr;
   const int32_t* snapshot = nullptr;
   const int32_t* pending = nullptr;
-  const SampleRow* samples = nullptr;      // [outputs] nothing is drawn if SampleRow::row < 0
-  const int32_t* page_tables = nullptr;    // [sequences, table_stride]
+  const SampleRow* samples = nullptr;    // [outputs] nothing is drawn if SampleRow::row < 0
+  const int32_t* page_tables = nullptr;  // [StepInputs::page_tables, table_stride]
 };
 
 // Per step, one copy uploads all inputs from pinned memory and another downloads the per-token
@@ -35,9 +35,9 @@ class StepBuffers {
  public:
   // Returns whether the buffers are too small for such a step, so that Reserve() would reallocate
   // them.
-  bool MustGrow(int64_t tokens, int64_t sequences, int64_t table_stride) const;
+  bool MustGrow(int64_t tokens, int64_t tables, int64_t table_stride) const;
   // Grows the buffers if necessary. The stream must be idle. ResourceExhausted if memory runs out.
-  absl::Status Reserve(int64_t tokens, int64_t sequences, int64_t table_stride);
+  absl::Status Reserve(int64_t tokens, int64_t tables, int64_t table_stride);
 
   // Enqueues the upload of `inputs`, padded to `rows`. In device memory the block table of each
   // sequence has `table_stride` entries, at least the length of the longest table.

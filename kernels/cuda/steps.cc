@@ -60,14 +60,13 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
   for (const auto& blocks : inputs.page_tables) {
     longest = std::max(longest, static_cast<int64_t>(blocks.size()));
   }
-  const int64_t sequences = static_cast<int64_t>(inputs.page_tables.size());
+  const int64_t tables = static_cast<int64_t>(inputs.page_tables.size());
   // Rounded up to a power of two, so there are few shapes. Only the sequences of this step count,
   // so a long sequence of an earlier step costs nothing.
   const int64_t table_stride = std::max(PowerOfTwo(longest), kMinTableStride);
-  if (buffers_.MustGrow(rows.tokens, sequences, table_stride)) {
+  if (buffers_.MustGrow(rows.tokens, tables, table_stride)) {
     DropRecordings();
-    CheckStatus(buffers_.Reserve(rows.tokens, sequences, table_stride),
-                "memory for a step's inputs");
+    CheckStatus(buffers_.Reserve(rows.tokens, tables, table_stride), "memory for a step's inputs");
   }
   uint64_t counters_id = 0;
   if (counters() != nullptr) {

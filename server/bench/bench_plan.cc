@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <vector>
 
 #include "base/message.h"
@@ -63,10 +64,12 @@ std::optional<int64_t> PlannedCacheBytes(const EngineOptions& options, const Mod
                                          const Backend& backend, KvCacheType type) {
   const auto resolved = Resolved(options, spec, backend.preferred_step_rows(), 0, 0);
   if (!resolved.ok()) return std::nullopt;
-  const int64_t page_bytes = backend.PageBytes(CacheShapes(spec), type);
-  const auto pages = CachePages(*resolved, PageUseOf(*resolved, spec, false), page_bytes);
+  const std::vector<KvLayerShape> layers = CacheLayers(*resolved, spec);
+  const std::vector<PageUse> use = PageUseOf(*resolved, spec, false);
+  const std::vector<int64_t> page_bytes = PageBytesOf(backend, layers, type, use.size());
+  const auto pages = CachePages(*resolved, use, page_bytes);
   if (!pages.ok()) return std::nullopt;
-  return *pages * page_bytes;
+  return std::inner_product(pages->begin(), pages->end(), page_bytes.begin(), int64_t{0});
 }
 
 std::string CasesPlan(const CaseSettings& settings) {

@@ -132,6 +132,9 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
                   "Seconds after which a waiting request is refused", 0.001, 86400.0);
   app.add_flag("!--no-prefix-cache", engine.prefix_cache,
                "Do not reuse cached prefixes: run every prompt in full");
+  app.add_flag("!--no-window-pages", engine.window_pages,
+               "Keep all positions in the KV cache of layers whose attention sees a window only: "
+               "more memory, and prompts can continue any cached prefix");
   AddNumberOption(
       app, "--snapshots", engine.snapshots,
       "Most states of sequences that the prefix cache keeps, for models whose layers have "

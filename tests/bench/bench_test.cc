@@ -357,7 +357,7 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
       .batches = {1, 4}, .prompt = 10, .chunk = 4, .tokens = 3, .context = 5, .rounds = 4};
   const std::vector<KvLayerShape> shapes = CacheShapes(spec);
   Result<std::unique_ptr<KvCacheStorage>> cache =
-      (*backend)->NewKvCache(shapes, KvCacheType::kBF16, 4 * PagesFor(10));
+      (*backend)->NewKvCache(shapes, KvCacheType::kBF16, {4 * PagesFor(10)});
   ASSERT_TRUE(cache.ok());
   int probes = 0;
   Result<std::vector<CaseResult>> cases =

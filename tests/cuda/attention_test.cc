@@ -97,7 +97,7 @@ class Scene {
     for (int i = 0, next = 0; i < sequences; ++i) {
       for (int b = 0; b < blocks[i]; ++b) tables_[i * stride_ + b] = order[next++];
     }
-    auto cache = CudaKvCache::Allocate({{s_.kv_heads, s_.head_dim}}, s_.cache, total);
+    auto cache = CudaKvCache::Allocate({{s_.kv_heads, s_.head_dim}}, s_.cache, {total});
     EXPECT_TRUE(cache.ok()) << cache.status();
     cache_.emplace(std::move(cache).value());
     const KvLayerView view = cache_->layer(0);

@@ -58,7 +58,7 @@ TEST(CudaAttentionWorkTest, SplitsOfWindows) {
 TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
   const std::vector<KvLayerShape> shapes = {{2, 24}, {1, 4}, {3, 16}};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    auto cache = CudaKvCache::Allocate(shapes, dtype, 5);
+    auto cache = CudaKvCache::Allocate(shapes, dtype, {5});
     ASSERT_TRUE(cache.ok()) << cache.status();
     EXPECT_EQ(CudaKvCache::BytesPerBlock(shapes, dtype),
               2 * 16 * (2 * 32 + 16 + 3 * 16) * static_cast<int64_t>(SizeOf(dtype)));
@@ -87,7 +87,7 @@ TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
       }
     }
     auto expected = read();
-    cache->CopyPage(3, 1, nullptr);
+    cache->CopyPage(0, 3, 1, nullptr);
     for (auto& bytes : expected) {
       const size_t block = bytes.size() / 5;
       std::copy(bytes.begin() + 3 * block, bytes.begin() + 4 * block, bytes.begin() + block);

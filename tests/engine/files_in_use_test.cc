@@ -43,7 +43,7 @@ LoadedModel LoadWithCache(const fs::path& model_folder, const fs::path& folder) 
 
 void RunOneToken(LoadedModel& loaded) {
   const ModelSpec& spec = loaded.model->spec();
-  auto kv = *loaded.backend->NewKvCache(CacheShapes(spec), KvCacheTypeOf(DType::kF32), 1);
+  auto kv = *loaded.backend->NewKvCache(CacheShapes(spec), KvCacheTypeOf(DType::kF32), {1});
   const std::vector<int32_t> table = {0};
   Batch batch;
   batch.page_tables = {table};

@@ -111,7 +111,7 @@ Outcome RunModel(const fs::path& model_folder, const fs::path& folder, Types typ
   cache.reset();
   out.weight_bytes = (*model)->weight_bytes();
   const ModelSpec& spec = (*model)->spec();
-  auto kv = (*backend)->NewKvCache(CacheShapes(spec), KvCacheTypeOf(types.compute), 2);
+  auto kv = (*backend)->NewKvCache(CacheShapes(spec), KvCacheTypeOf(types.compute), {2});
   EXPECT_TRUE(kv.ok());
   const std::vector<int32_t> table = {0, 1};
   Batch batch;

@@ -179,12 +179,13 @@ class OneSequence {
     auto checkpoint = *LoadCheckpoint(folder, {.require_tokenizer = false});
     backend_ = *CreateBackend({.device = "cpu", .threads = 1});
     model_ = *Model::Create(checkpoint.spec, {}, *checkpoint.weights, *backend_);
-    cache_ = *backend_->NewKvCache(CacheShapes(checkpoint.spec), KvCacheType::kF32, 32);
+    cache_ = *backend_->NewKvCache(CacheShapes(checkpoint.spec), KvCacheType::kF32, {32});
     states_ = *backend_->NewStates(StateShapes(checkpoint.spec), 9, 0);
     routes_ = std::make_unique<RouteLog>(RouteLayout(checkpoint.spec), 32, false);
     pool_ = std::make_unique<StatePool>(*states_, 1);
-    memory_ = std::make_unique<MemoryPool>(*cache_, *routes_, pool_.get(), prefix_cache, PageUse(),
-                                           SnapshotUse{.interval = kPageTokens});
+    memory_ =
+        std::make_unique<MemoryPool>(*cache_, *routes_, pool_.get(), prefix_cache,
+                                     std::vector<PageUse>(1), SnapshotUse{.interval = kPageTokens});
     tokens_ = StateRequest("", kTokens, 1, 3).prompt;
   }
 
@@ -192,7 +193,7 @@ class OneSequence {
   // the prefix cache has.
   int Admit(int known) {
     const std::span<const TokenId> tokens(tokens_.data(), static_cast<size_t>(known));
-    EXPECT_TRUE(memory_->Admit(sequence_, tokens, "", known - 1, 0));
+    EXPECT_TRUE(memory_->Admit(sequence_, tokens, "", known - 1, false));
     return sequence_.computed;
   }
   void Preempt() { memory_->Release(sequence_); }
@@ -205,7 +206,7 @@ class OneSequence {
       const int begin = sequence_.computed, rows = std::min(chunk, end - begin);
       EXPECT_TRUE(memory_->Reserve(sequence_, begin + rows));
       Batch batch;
-      batch.page_tables = {sequence_.pages};
+      batch.page_tables.emplace_back(sequence_.pages());
       memory_->AddStates(sequence_, rows, 0, kPrompt, batch.states);
       for (int i = begin; i < begin + rows; ++i) {
         batch.logit_rows.push_back(batch.num_tokens());

@@ -1,5 +1,5 @@
-// A model whose attention has a window in every layer keeps only the pages that its tokens still
-// see. That changes how many pages a sequence holds, and nothing else.
+// Attention with a window keeps only the pages that its tokens still see. That changes how much
+// memory a sequence takes, and nothing else.
 
 #include <gtest/gtest.h>
 
@@ -50,10 +50,9 @@ class WindowModel {
     WriteFile(folder_.path() / "model.safetensors", SafetensorsBytes(RandomTensors(parsed->spec)));
   }
 
-  // With `keeps_pages`, the engine keeps all pages, because routes are kept with them.
   std::unique_ptr<TestEngine> Start(bool keeps_pages, EngineOptions options = {}) const {
     options.max_step_tokens = kPromptStep;
-    options.routing_records = keeps_pages;
+    options.window_pages = !keeps_pages;
     auto engine = TestEngine::Start(folder_.path(), options);
     EXPECT_TRUE(engine.ok()) << engine.status();
     return *std::move(engine);
@@ -98,9 +97,19 @@ TEST(WindowMemoryTest, OneSequenceNeedsAnEighthOfThePages) {
   windowed->ExpectIdle();
 }
 
+// The windows of the two layers; 0: all positions.
+class WindowsTest : public ::testing::TestWithParam<std::pair<int, int>> {
+ protected:
+  const WindowModel model_{GetParam().first, GetParam().second, 2048};
+};
+
+INSTANTIATE_TEST_SUITE_P(Windows, WindowsTest,
+                         ::testing::Values(std::pair(48, 20), std::pair(0, 20), std::pair(70, 0),
+                                           std::pair(1, 0)));
+
 // Requests compete for pages, share beginnings and samples, and are preempted.
-TEST(WindowMemoryTest, CompanyChangesNothing) {
-  const WindowModel model(48, 20, 2048);
+TEST_P(WindowsTest, CompanyChangesNothing) {
+  const WindowModel& model = model_;
   EngineOptions options;
   options.max_num_seqs = 8;
   const auto full = model.Start(true, options);
@@ -111,7 +120,8 @@ TEST(WindowMemoryTest, CompanyChangesNothing) {
     expected.push_back(BitsOf(*full->Submit(requests.back())));
   }
   uint64_t preemptions = 0, hits = 0;
-  for (const int tokens : {832, 1000, 1600, 6000}) {
+  const bool mixed = GetParam().first == 0 || GetParam().second == 0;
+  for (const int tokens : {mixed ? 1472 : 832, mixed ? 1500 : 1000, 1600, 6000}) {
     for (const bool prefix_cache : {true, false}) {
       options.prefix_cache = prefix_cache;
       options.kv_cache_bytes = full->BytesFor(tokens);
@@ -133,8 +143,8 @@ TEST(WindowMemoryTest, CompanyChangesNothing) {
 }
 
 // The samples share the last page of the prompt, which is not full, until each copies it.
-TEST(WindowMemoryTest, SamplesOfOnePrompt) {
-  const WindowModel model(64, 64, 2048);
+TEST_P(WindowsTest, SamplesOfOnePrompt) {
+  const WindowModel& model = model_;
   EngineOptions options;
   options.max_num_seqs = 4;
   std::vector<Request> requests;
@@ -145,7 +155,7 @@ TEST(WindowMemoryTest, SamplesOfOnePrompt) {
   const auto full = model.Start(true, options);
   std::vector<AnswerBits> expected;
   for (const Request& r : requests) expected.push_back(BitsOf(*full->Submit(r)));
-  options.kv_cache_bytes = full->BytesFor(1300);
+  options.kv_cache_bytes = full->BytesFor(1500);
   const auto windowed = model.Start(false, options);
   for (TestEngine* engine : {full.get(), windowed.get()}) {
     std::vector<std::shared_ptr<TokenSink>> sinks;
@@ -160,14 +170,49 @@ TEST(WindowMemoryTest, SamplesOfOnePrompt) {
   }
 }
 
-TEST(WindowMemoryTest, ALayerWithoutWindowKeepsAllPages) {
-  const WindowModel model(48, 0, 2048);
+// Of two equal layers, one has a window. Both together take little more than half of the memory.
+TEST(WindowMemoryTest, OnlyTheLayerWithAWindowReleasesPages) {
+  constexpr int kLength = 32768;
+  const WindowModel model(1024, 0, kLength);
   EngineOptions options;
   options.max_num_seqs = 1;
   const auto full = model.Start(true, options);
-  options.kv_cache_bytes = full->BytesFor(1024);
+  const Request request = MakeRequest("long", kLength - 40, 40, 3);
+  const AnswerBits expected = BitsOf(*full->Submit(request));
+
+  options.kv_cache_bytes = full->BytesFor(kLength) * 9 / 16;
+  const auto windowed = model.Start(false, options);
+  EXPECT_EQ(BitsOf(*windowed->Submit(request)), expected);
+  EXPECT_EQ(windowed->get().Stats().preemptions, 0);
+  windowed->ExpectIdle();
+
+  options.kv_cache_bytes = full->BytesFor(kLength) / 2;
   const auto refused = TestEngine::Start(model.folder(), options);
   EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
+}
+
+// A prompt continues a cached prefix only where the window behind it is cached, too.
+TEST(WindowMemoryTest, PrefixesEndWhereTheWindowIsCached) {
+  const WindowModel model(64, 0, 2048);
+  EngineOptions options;
+  options.max_num_seqs = 1;
+  const auto full = model.Start(true, options);
+  // The pages of the window are used again while the text grows.
+  options.kv_cache_bytes = full->BytesFor(2048) * 3 / 4;
+  const auto windowed = model.Start(false, options);
+  const auto expect_hits = [&](const Request& request, int in_full, int in_windowed) {
+    const uint64_t before = full->get().Stats().prefix_hit_tokens;
+    const uint64_t windowed_before = windowed->get().Stats().prefix_hit_tokens;
+    EXPECT_EQ(BitsOf(*windowed->Submit(request)), BitsOf(*full->Submit(request)));
+    EXPECT_EQ(full->get().Stats().prefix_hit_tokens - before, in_full);
+    EXPECT_EQ(windowed->get().Stats().prefix_hit_tokens - windowed_before, in_windowed);
+  };
+  Request request = MakeRequest("a", 1600, 8, 3);
+  expect_hits(request, 0, 0);
+  expect_hits(request, 1584, 1584);
+  request.prompt.resize(500);
+  expect_hits(request, 496, 0);
+  expect_hits(request, 496, 496);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
         const int blocks_each = 6;
         const int sequences = static_cast<int>(lengths.size());
         auto cache = std::move(backend_->NewKvCache({{kv_heads, head_dim}}, KvCacheTypeOf(dtype),
-                                                    sequences * blocks_each))
+                                                    {sequences * blocks_each}))
                          .value();
         std::vector<std::vector<int32_t>> tables(sequences);
         for (int b = 0; b < sequences * blocks_each; ++b) {
@@ -290,8 +290,8 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
   for (const QkvShape& s : shapes) {
     for (KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
       const std::vector<KvLayerShape> layers = {{1, 8}, {s.kv_heads, s.head_dim}};
-      auto one = backend_->NewKvCache(layers, type, 8),
-           many = backend_->NewKvCache(layers, type, 8);
+      auto one = backend_->NewKvCache(layers, type, {8}),
+           many = backend_->NewKvCache(layers, type, {8});
       if (type == KvCacheType::kInt8 && absl::IsUnimplemented(one.status())) continue;
       std::vector<int32_t> position, sequence;
       for (int t = 0; t < s.prompt; ++t) position.push_back(t), sequence.push_back(0);

@@ -82,7 +82,7 @@ class Attended {
     for (const auto& k : keys) blocks += Blocks(static_cast<int>(k.size()) / width);
     cache_ =
         std::move(backend_->NewKvCache({{2, 8}, {shape.kv_heads, shape.head_dim, shape.latent_dim}},
-                                       shape.type, blocks + 1))
+                                       shape.type, {blocks + 1}))
             .value();
     tables_.resize(keys.size());
     // block ids descend, so that consecutive blocks are not adjacent
@@ -430,7 +430,7 @@ TEST_P(AttentionTileTest, ACopiedBlockIsTheSame) {
     Attended attended(GetParam(), shape, data.keys, data.values, 40);
     const std::vector<float> q = random.Normals(int64_t{shape.heads} * shape.head_dim);
     const std::vector<float> before = attended.Run({{0, 39}}, q);
-    attended.cache().CopyPage(attended.table(0)[1], 0);  // no sequence uses block 0
+    attended.cache().CopyPage(0, attended.table(0)[1], 0);  // no sequence uses block 0
     attended.table(0)[1] = 0;
     const std::vector<float> after = attended.Run({{0, 39}}, q);
     EXPECT_TRUE(SameBits(before.data(), after.data(), static_cast<int64_t>(before.size())));
@@ -538,7 +538,7 @@ TEST(KvCacheTypeTest, ADeviceWithoutBytesSaysSo) {
   for (const BackendOptions& options : AvailableBackends()) {
     if (options.device == "cpu") continue;
     auto backend = std::move(CreateBackend(options)).value();
-    const auto cache = backend->NewKvCache({{1, 16}}, KvCacheType::kInt8, 1);
+    const auto cache = backend->NewKvCache({{1, 16}}, KvCacheType::kInt8, {1});
     EXPECT_EQ(cache.status().code(), absl::StatusCode::kUnimplemented);
     EXPECT_NE(cache.status().message().find("expected f32 or bf16, found int8"), std::string::npos);
   }

@@ -21,8 +21,9 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   const std::vector<KvLayerShape> shapes = CacheShapes(checkpoint.spec);
   const int64_t blocks = options.cache_tokens / kPageTokens;
   MOESERVE_ASSIGN_OR_RETURN(
-      runner->cache_, runner->backend_->NewKvCache(
-                          shapes, options.cache.value_or(KvCacheTypeOf(options.compute)), blocks));
+      runner->cache_,
+      runner->backend_->NewKvCache(shapes, options.cache.value_or(KvCacheTypeOf(options.compute)),
+                                   {blocks}));
   // Consecutive cache blocks belong to different sequences, so that a kernel which reads a wrong
   // block returns wrong results.
   const int slots = static_cast<int>(options.cache_tokens / kTokensPerSlot);

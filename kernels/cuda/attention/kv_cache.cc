@@ -20,12 +20,14 @@ int64_t CudaKvCache::BytesPerBlock(const std::vector<KvLayerShape>& layers, DTyp
 }
 
 Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DType dtype,
-                                          int64_t num_pages) {
+                                          const std::vector<int64_t>& num_pages) {
   CudaKvCache cache;
   cache.dtype_ = dtype;
-  cache.num_blocks_ = num_pages;
   cache.shapes_ = std::move(layers);
-  const auto bytes = static_cast<size_t>(BytesPerBlock(cache.shapes_, dtype) * num_pages);
+  size_t bytes = 0;
+  for (const KvLayerShape& s : cache.shapes_) {
+    bytes += static_cast<size_t>(BytesPerBlock({s}, dtype) * num_pages[s.table]);
+  }
   MOESERVE_ASSIGN_OR_RETURN(cache.memory_, DeviceMemory::Allocate(bytes));
   // Attention reads the padding columns of written rows, which AppendKv sets to zero, and no other
   // padding. The memory is cleared nevertheless, so that no uninitialised value exists.
@@ -43,7 +45,8 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
     view.latent_dim = s.latent_dim;
     view.head_stride = int64_t{kPageTokens} * view.padded_dim;
     view.block_stride = BlockStride(s);
-    const int64_t layer_bytes = view.block_stride * num_pages * static_cast<int64_t>(SizeOf(dtype));
+    const int64_t layer_bytes =
+        view.block_stride * num_pages[s.table] * static_cast<int64_t>(SizeOf(dtype));
     view.keys = next;
     view.values = s.latent_dim > 0 ? nullptr : next + layer_bytes;
     next += (s.latent_dim > 0 ? 1 : 2) * layer_bytes;
@@ -52,8 +55,10 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
   return cache;
 }
 
-void CudaKvCache::CopyPage(int32_t from, int32_t to, cudaStream_t stream) {
-  for (const KvLayerView& view : layers_) {
+void CudaKvCache::CopyPage(int table, int32_t from, int32_t to, cudaStream_t stream) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    if (shapes_[l].table != table) continue;
+    const KvLayerView& view = layers_[l];
     const int64_t bytes = view.block_stride * static_cast<int64_t>(SizeOf(dtype_));
     for (void* base : {view.keys, view.values}) {
       if (base == nullptr) continue;

@@ -15,25 +15,23 @@ namespace moeserve::cuda {
 
 class CudaKvCache {
  public:
-  // Allocates `num_pages` zeroed blocks for every layer. `dtype` is kF32 or kBF16. A
-  // ResourceExhausted error states the size.
+  // Allocates zeroed blocks for every layer, as many as its table has pages. `dtype` is kF32 or
+  // kBF16. A ResourceExhausted error states the size.
   static Result<CudaKvCache> Allocate(std::vector<KvLayerShape> layers, DType dtype,
-                                      int64_t num_pages);
+                                      const std::vector<int64_t>& num_pages);
 
   // Returns the bytes of one block, summed over all layers.
   static int64_t BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype);
 
   DType dtype() const { return dtype_; }
-  int64_t num_pages() const { return num_blocks_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
   KvLayerView layer(int layer) const { return layers_[layer]; }
 
-  // Copies the content of block `from` to block `to` in every layer.
-  void CopyPage(int32_t from, int32_t to, cudaStream_t stream);
+  // Copies the content of block `from` to block `to` in every layer of a table.
+  void CopyPage(int table, int32_t from, int32_t to, cudaStream_t stream);
 
  private:
   DType dtype_ = DType::kF32;
-  int64_t num_blocks_ = 0;
   std::vector<KvLayerShape> shapes_;
   std::vector<KvLayerView> layers_;
   DeviceMemory memory_;

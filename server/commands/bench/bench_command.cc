@@ -172,7 +172,7 @@ absl::Status RunBench(const BenchArguments& options, Interruption& interruption)
               static_cast<double>(model->weight_bytes()) / 1e9, seconds.count());
   std::fflush(stdout);
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
-                            backend->NewKvCache(CacheShapes(loaded.spec), cache_type, blocks));
+                            backend->NewKvCache(CacheShapes(loaded.spec), cache_type, {blocks}));
   report.model = loaded.name;
   report.device = backend->description();
   report.instruction_set = backend->instruction_set();

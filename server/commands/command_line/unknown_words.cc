@@ -33,6 +33,7 @@ constexpr OtherName kOtherNames[] = {
     {"--uvicorn-log-level", "log-level"},
     {"--max-seq-len-to-capture", "max-model-len"},
     {"--no-enable-prefix-caching", "no-prefix-cache"},
+    {"--disable-hybrid-kv-cache-manager", "no-window-pages"},
     {"--enable-log-requests", "access-log"},
     {"-c", "max-model-len"},
     {"--ctx-size", "max-model-len"},

@@ -174,7 +174,7 @@ Result<std::unique_ptr<RandomCache>> RandomCache::Create(Bench& bench, const Att
       cache->cache_, cuda::CudaKvCache::Allocate(
                          std::vector<KvLayerShape>(static_cast<size_t>(layers),
                                                    KvLayerShape{shape.kv_heads, shape.head_dim}),
-                         DType::kBF16, blocks));
+                         DType::kBF16, {blocks}));
   for (int i = 0; i < layers; ++i) {
     const cuda::KvLayerView view = cache->cache_.layer(i);
     if (view.padded_dim != shape.head_dim) return absl::InternalError("padded heads");

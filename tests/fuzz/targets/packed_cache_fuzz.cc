@@ -57,7 +57,7 @@ class PackingBackend final : public Backend {
   }
   Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float>) override { return None(); }
   Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape>, KvCacheType,
-                                                     int64_t) override {
+                                                     std::vector<int64_t>) override {
     return None();
   }
   Result<std::unique_ptr<StateStorage>> NewStates(std::vector<StateShape>, int, int) override {
