@@ -9,17 +9,30 @@ results/data/PAGE.json has the tables of results/PAGE.md, by name. A page says w
     ... what this script writes ...
     <!-- end of table -->
 
-A table has `columns`, a list of [header, key] or [header, key, digits], and `rows`, objects with these
+A table has `columns`, a list of [header, key] or [header, key, how], and `rows`, objects with these
 keys. More keys than the page shows are welcome: single rounds, other engines, what a figure means. A
 figure is a number, a text, {"median": m, "range": [least, greatest]}, or {"rounds": [...]}, whose mean
-counts. With `digits`, numbers have so many digits after the point. {"share": s, "target": t, "ratio": r,
-"ratio_target": q}, of which only the share is needed, is shown as "s (t), r". These keys are computed:
+counts. `how` is the number of digits after the point, or {"per": key, "digits": n}: the figure divided by
+that of another key. {"share": s, "target": t, "ratio": r, "ratio_target": q}, of which only the share is
+needed, is shown as "s (t), r"; if `how` is "share", as "s (t)", and if it is "ratio", as "r". These keys
+are computed:
 
     reached       whether `measure` (a key of the table, "ratio" if none is named) reaches `target`; if
                   the row has `"at_most": true`, whether it is at most the target; with `end_below`, the
                   end of the range must be below that, too
     best          the engine of `peers` that the row's `fastest` names, or the fastest, with its rate
-    reached_of    of a row with `of`, names of tables: how many of their targets are reached
+
+and of a row with `of`, names of tables:
+
+    reached_of    how many of their targets are reached
+    faster_of     how many of their rows have a ratio above 1
+    always_of     how many of their rows have no round with a ratio of 1 or less
+
+A table with `matrix` has rows of other tables as cells. A row's `case` is "what is compared, situation";
+what is compared becomes a row, and `matrix` is a list of columns [header, table, situation, ...]. `first`
+is the header of the first column. `cells` is a list of [key] or [key, digits]; with `"ranges": true`,
+cells have the ranges and rounds of their figures. The first figure of a cell that misses its target is
+bold.
 
 `--check` exits with 1 if a page's tables are not what the data say.
 """
@@ -94,20 +107,73 @@ def reached_of(names, tables):
     return f"{found.count(True)} of {len(found)}"
 
 
+def least(figure):
+    """Returns the least number of a figure."""
+    if isinstance(figure, dict):
+        return figure["range"][0] if "median" in figure else min(figure["rounds"])
+    return figure
+
+
+def ratios_of(names, tables, counted):
+    """Returns for how many rows of the tables `counted` of the ratio is above 1."""
+    rows = [row for name in names for row in tables[name]["rows"]]
+    return f"{sum(counted(row['ratio']) > 1 for row in rows)} of {len(rows)}"
+
+
+def part(figure, how):
+    """Returns the share of a figure with its target, or its ratio."""
+    if not figure or how not in figure:
+        return ""
+    if how == "ratio":
+        return text(figure["ratio"], 2)
+    return text({key: figure[key] for key in ("share", "target") if key in figure})
+
+
 def cell(row, column, data, tables):
-    key, *digits = column[1:]
+    key, *how = column[1:]
     if key == "reached":
         return {True: "yes", False: "no", None: ""}[reached(row, data.get("measure", "ratio"))]
     if key == "best":
         return best(row) if "peers" in row else ""
     if key == "reached_of":
         return reached_of(row["of"], tables)
-    return text(row.get(key), *digits)
+    if key in ("faster_of", "always_of"):
+        return ratios_of(row["of"], tables, value if key == "faster_of" else least)
+    if how and isinstance(how[0], str):
+        return part(row.get(key), how[0])
+    if how and isinstance(how[0], dict):
+        if key not in row:
+            return ""
+        return text(value(row[key]) / value(row[how[0]["per"]]), how[0]["digits"])
+    return text(row.get(key), *how)
+
+
+def matrix_cell(row, data, measure):
+    parts = [text(row[key] if data.get("ranges") else value(row[key]), *digits)
+             for key, *digits in data["cells"] if key in row]
+    if reached(row, measure) is False:
+        parts[0] = f"**{parts[0]}**"
+    return ", ".join(parts)
+
+
+def matrix(data, tables):
+    """Returns the Markdown of a table whose cells are rows of other tables."""
+    found = {}
+    for at, (_, name, *situations) in enumerate(data["matrix"]):
+        for row in tables[name]["rows"]:
+            what, situation = row["case"].rsplit(", ", 1)
+            if situation in situations:
+                cells = found.setdefault(what, [""] * len(data["matrix"]))
+                cells[at] = matrix_cell(row, data, tables[name].get("measure", "ratio"))
+    return table([data["first"], *(column[0] for column in data["matrix"])],
+                 [[what, *cells] for what, cells in found.items()])
 
 
 def rendered(name, tables):
     """Returns the Markdown of a table."""
     data = tables[name]
+    if "matrix" in data:
+        return matrix(data, tables)
     return table([column[0] for column in data["columns"]],
                  [[cell(row, column, data, tables) for column in data["columns"]]
                   for row in data["rows"]])

@@ -68,3 +68,30 @@ def test_cells_have_targets_of_their_own():
     row = {"a": {"share": 40, "target": 50, "ratio": 1.5, "ratio_target": 1.2}, "b": {"share": 60}}
     assert rendered(row, columns=(["a", "a"], ["b", "b"]))[1:] == [
         "| 40 (50), 1.50 | 60 |", "| 1 of 2 |"]
+
+
+def test_cells_show_one_part_or_a_quotient():
+    row = {"a": {"share": 40, "target": 50, "ratio": 1.5}, "b": {"rounds": [9, 11]}, "c": 4}
+    columns = (["a", "a", "share"], ["a", "a", "ratio"], ["b", "c", {"per": "b", "digits": 2}],
+               ["b", "d", {"per": "b", "digits": 2}], ["d", "d", "ratio"])
+    assert rendered(row, columns=columns)[1:] == ["| 40 (50) | 1.50 | 0.40 |  |  |", "| 0 of 1 |"]
+
+
+def test_rows_that_are_faster_are_counted():
+    tables = {"t": {"rows": [{"ratio": {"median": 1.2, "range": [0.9, 1.3]}},
+                             {"ratio": {"rounds": [1.1, 1.2]}}, {"ratio": 1}]},
+              "sum": {"columns": [["faster", "faster_of"], ["always", "always_of"]],
+                      "rows": [{"of": ["t"]}]}}
+    assert results_tables.rendered("sum", tables).splitlines()[-1] == "| 2 of 3 | 1 of 3 |"
+
+
+def test_a_matrix_has_rows_of_other_tables_as_cells():
+    ratio = {"median": 1.2, "range": [0.9, 1.3]}
+    rows = [{"case": "A, x, one", "ratio": ratio, "share": 70, "target": 1},
+            {"case": "A, x, two", "ratio": 0.9, "target": 1}, {"case": "B, two", "ratio": 3}]
+    matrix = {"first": "what", "matrix": [["1", "t", "one"], ["2", "t", "two", "three"]],
+              "cells": [["ratio", 2], ["share"]]}
+    tables = {"t": {"rows": rows}, "m": matrix, "r": {**matrix, "ranges": True}}
+    assert results_tables.rendered("m", tables).splitlines() == [
+        "| what | 1 | 2 |", "|---|---|---|", "| A, x | 1.20, 70 | **0.90** |", "| B |  | 3.00 |"]
+    assert "| 1.20 (0.90 to 1.30), 70 |" in results_tables.rendered("r", tables)
