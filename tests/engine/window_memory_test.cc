@@ -149,7 +149,7 @@ TEST_P(WindowsTest, SamplesOfOnePrompt) {
   options.max_num_seqs = 4;
   std::vector<Request> requests;
   for (int i = 0; i < 4; ++i) {
-    requests.push_back(MakeRequest(std::to_string(i), 900, 300, 5));
+    requests.push_back(MakeRequest(std::to_string(i), 260, 60, 5));
     requests.back().sampling.seed = static_cast<uint64_t>(i);
   }
   const auto full = model.Start(true, options);
