@@ -11,7 +11,7 @@ constexpr double kFading = 0.99;  // factor by which the weight of older steps f
 constexpr double kInertia = 1e-3;
 // A step's time counts as at most this many times the predicted time, to limit the effect of
 // outliers.
-constexpr double kOutlier = 3.0;
+constexpr double kMostAboveExpected = 3.0;
 constexpr int kEnough = 8;    // number of observed steps before predictions are used
 constexpr int kUnknown = 64;  // budget in prompt rows while costs are unknown
 constexpr int kLeast = 16;    // smallest budget in prompt rows, except for probing steps
@@ -51,7 +51,7 @@ double StepTime::Predict(const StepWork& work) const {
 }
 
 void StepTime::Observe(const StepWork& work, double seconds) {
-  if (observed_ >= kEnough) seconds = std::min(seconds, kOutlier * Predict(work));
+  if (observed_ >= kEnough) seconds = std::min(seconds, kMostAboveExpected * Predict(work));
   ++observed_;
   const Terms terms = TermsOf(work);
   for (int i = 0; i < kTerms; ++i) {

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr char kTokenizerConfig[] = "tokenizer_config.json";
+constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
 constexpr char kChatTemplate[] = "chat_template.jinja";
 constexpr char kGenerationFile[] = "generation_config.json";
 constexpr char kFairseqModel[] = "sentencepiece.bpe.model";
@@ -54,8 +54,8 @@ Result<FileNames> CopyTokenizer(const fs::path& from, const fs::path& to) {
 }
 
 Result<FileNames> CopyTextSettings(const fs::path& from, const fs::path& to) {
-  return Copy(from, {kTokenizerConfig, kChatTemplate, "special_tokens_map.json", kGenerationFile},
-              to);
+  return Copy(
+      from, {kTokenizerConfigFile, kChatTemplate, "special_tokens_map.json", kGenerationFile}, to);
 }
 
 Result<FileNames> CopyGivenTokenizer(const GivenTokenizer& given, const fs::path& to) {
@@ -105,7 +105,7 @@ Result<FileNames> WriteTextSettings(const Checkpoint& checkpoint, const fs::path
     item["template"] = text;
     json["chat_template"].push_back(std::move(item));
   }
-  MOESERVE_RETURN_IF_ERROR(WriteObject(json, to, kTokenizerConfig, written));
+  MOESERVE_RETURN_IF_ERROR(WriteObject(json, to, kTokenizerConfigFile, written));
 
   const GenerationDefaults& defaults = checkpoint.generation;
   json = OrderedJson::object();

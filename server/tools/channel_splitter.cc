@@ -8,7 +8,7 @@
 namespace moeserve::server {
 namespace {
 
-constexpr std::string_view kMessage = "<|message|>";
+constexpr std::string_view kMessageMark = "<|message|>";
 constexpr std::string_view kChannel = "<|channel|>";
 constexpr std::string_view kRecipient = " to=";
 constexpr std::string_view kFunctions = "functions.";
@@ -49,7 +49,7 @@ AssistantDelta ChannelSplitter::Run(bool last) {
 }
 
 bool ChannelSplitter::ReadHead(AssistantDelta& out) {
-  const size_t end = held_.find(kMessage);
+  const size_t end = held_.find(kMessageMark);
   if (end == std::string::npos) return false;
   any_ = true;
   const std::string_view head = std::string_view(held_).substr(0, end);
@@ -64,7 +64,7 @@ bool ChannelSplitter::ReadHead(AssistantDelta& out) {
   } else {
     part_ = Part::kContent;
   }
-  held_.erase(0, end + kMessage.size());
+  held_.erase(0, end + kMessageMark.size());
   return true;
 }
 

@@ -31,7 +31,7 @@ unsigned TypeOf(const OrderedJson& value) {
 }
 
 // Returns the types that the keyword `type` names with one word.
-ParameterKind Named(const OrderedJson& type) {
+ParameterKind KindNamed(const OrderedJson& type) {
   if (type == "string") return ParameterKind::kString;
   if (type == "null") return ParameterKind::kNull;
   if (type == "boolean") return ParameterKind::kBoolean;
@@ -66,9 +66,9 @@ ParameterKind KindWithin(const OrderedJson& schema, const OrderedJson& root, int
   };
   if (!schema.is_object() || depth > kMaxReferences) return ParameterKind::kAll;
   if (const auto type = schema.find("type"); type != schema.end()) {
-    if (type->is_string()) return Named(*type);
+    if (type->is_string()) return KindNamed(*type);
     if (!type->is_array() || type->empty()) return ParameterKind::kAll;
-    return any_of(*type, Named);
+    return any_of(*type, KindNamed);
   }
   if (const auto value = schema.find("const"); value != schema.end()) return TypeOf(*value);
   if (const auto list = schema.find("enum");

@@ -24,11 +24,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path GoldenModel(const std::string& name) {
+fs::path GoldenFile(const std::string& name) {
   return SourcePath("tests/golden/gguf/models/" + name + ".gguf");
 }
 
-GgufParts PartsOfModel(const std::string& name) { return PartsOf(ReadFile(GoldenModel(name))); }
+GgufParts PartsOfModel(const std::string& name) { return PartsOf(ReadFile(GoldenFile(name))); }
 
 Result<Checkpoint> Load(const GgufParts& parts) {
   TempFolder folder;

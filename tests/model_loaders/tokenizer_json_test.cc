@@ -528,7 +528,7 @@ TEST(TokenizerConfig, RefusesWrongTypes) {
   }
 }
 
-class TokenizerFiles : public ::testing::Test {
+class TokenizerFolderTest : public ::testing::Test {
  protected:
   void SetUp() override {
     dir_ = std::filesystem::path(::testing::TempDir()) /
@@ -542,7 +542,7 @@ class TokenizerFiles : public ::testing::Test {
   std::filesystem::path dir_;
 };
 
-TEST_F(TokenizerFiles, LoadsAFolder) {
+TEST_F(TokenizerFolderTest, LoadsAFolder) {
   EXPECT_EQ(LoadTokenizerJson(dir_).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(LoadTokenizerConfig(dir_).ok());
   EXPECT_EQ(LoadTokenizerConfig(dir_)->chat_template, std::nullopt);
@@ -554,7 +554,7 @@ TEST_F(TokenizerFiles, LoadsAFolder) {
   EXPECT_EQ(LoadTokenizerConfig(dir_)->chat_template, "outer");
 }
 
-TEST_F(TokenizerFiles, AFolderInPlaceOfAFileIsRefused) {
+TEST_F(TokenizerFolderTest, AFolderInPlaceOfAFileIsRefused) {
   std::filesystem::create_directory(dir_ / "tokenizer.json");
   EXPECT_EQ(LoadTokenizerJson(dir_).status().code(), absl::StatusCode::kInvalidArgument);
 }

@@ -41,9 +41,9 @@ constexpr int64_t kKeptNodesPerStep = 16;
 // The same for the nodes after the ends of a scalar, most of which the walk only passes.
 constexpr int64_t kKeptEndsPerStep = 64;
 
-class State : public ConstraintState {
+class MatcherState : public ConstraintState {
  public:
-  explicit State(std::shared_ptr<const Compiled> compiled)
+  explicit MatcherState(std::shared_ptr<const Compiled> compiled)
       : compiled_(std::move(compiled)), tops_{matcher().Start()} {}
 
   void AllowedTokens(std::span<uint32_t> mask, int64_t tokens_left) override {
@@ -118,7 +118,7 @@ class State : public ConstraintState {
   }
 
   std::unique_ptr<ConstraintState> Clone() const override {
-    auto clone = std::make_unique<State>(compiled_);
+    auto clone = std::make_unique<MatcherState>(compiled_);
     clone->tops_ = tops_;
     clone->pool_ = pool_;
     clone->compact_at_ = compact_at_;
@@ -589,7 +589,7 @@ std::string_view Compiled::TextOf(TokenId token) const {
 }
 
 std::unique_ptr<ConstraintState> Compiled::NewState() const {
-  return std::make_unique<State>(shared_from_this());
+  return std::make_unique<MatcherState>(shared_from_this());
 }
 
 size_t Compiled::memory_bytes() const {

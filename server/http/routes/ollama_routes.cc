@@ -22,13 +22,13 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 // What this server has no counterpart for.
-struct Missing {
+struct MissingRoute {
   std::string_view start;  // of the path
   std::string_view reason;
 };
 constexpr std::string_view kNoFiles =
     "this server stores no models; its operator chooses what it serves (--model, --models-folder)";
-constexpr Missing kMissing[] = {
+constexpr MissingRoute kMissingRoutes[] = {
     {"/api/embed", "this server computes no embeddings"},
     {"/api/pull", kNoFiles},
     {"/api/push", kNoFiles},
@@ -75,7 +75,7 @@ class OllamaRoutes {
     Response response;
     response.status = 404;
     std::string reason = Concat("there is no ", request.method, " ", Printable(request.path, 64));
-    for (const Missing& missing : kMissing) {
+    for (const MissingRoute& missing : kMissingRoutes) {
       if (!request.path.starts_with(missing.start)) continue;
       response.status = 501;
       reason = missing.reason;

@@ -34,7 +34,7 @@ const std::vector<std::string>& Tokens() {
   return *tokens;
 }
 
-std::shared_ptr<const VocabularyIndex> Vocabulary() {
+std::shared_ptr<const VocabularyIndex> FuzzVocabulary() {
   std::string file;
   for (size_t i = 0; i < Tokens().size(); ++i) {
     file += absl::Base64Escape(Tokens()[i]) + ' ' + std::to_string(i) + '\n';
@@ -143,7 +143,8 @@ ConstraintSpec MakeSpec(char kind, std::string_view text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace moeserve;  // NOLINT(google-build-using-namespace)
-  static const auto* const vocabulary = new std::shared_ptr<const VocabularyIndex>(Vocabulary());
+  static const auto* const vocabulary =
+      new std::shared_ptr<const VocabularyIndex>(FuzzVocabulary());
   testing::Input input(data, size);
   const char kind = static_cast<char>(input.Byte());
   ConstraintLimits limits;

@@ -16,7 +16,7 @@ constexpr int kMinSmallExponent = 5;
 constexpr int kMinLargeExponent = 16;
 
 enum class Cmp : int8_t { kLess, kEqual, kGreater };
-enum class Phase : int8_t { kStart, kMinus, kZero, kInteger, kDot, kFraction, kE, kExponent };
+enum class NumberPhase : int8_t { kStart, kMinus, kZero, kInteger, kDot, kFraction, kE, kExponent };
 
 Cmp Compare(int a, int b) { return a < b ? Cmp::kLess : a > b ? Cmp::kGreater : Cmp::kEqual; }
 
@@ -82,8 +82,8 @@ Side MakeSide(const NumberRange& range, bool negative) {
 
 // What the automaton must remember about the part of a number that has been read. Fields that no
 // longer matter are zero, so that texts which differ only in such fields have the same state.
-struct State {
-  Phase phase = Phase::kStart;
+struct NumberState {
+  NumberPhase phase = NumberPhase::kStart;
   bool negative = false;
   int64_t count = 0;       // digits read: kInteger: before the point; kFraction: after it
   bool one_digit = false;  // exactly one non-zero digit was read before the point
@@ -104,7 +104,7 @@ struct State {
     return std::tie(phase, negative, count, one_digit, plain, mantissa, remainder, exponent_digits,
                     exponent_done, two, three);
   }
-  bool operator<(const State& other) const { return Key() < other.Key(); }
+  bool operator<(const NumberState& other) const { return Key() < other.Key(); }
 };
 
 class Builder {
@@ -112,52 +112,52 @@ class Builder {
   explicit Builder(const NumberRange& range)
       : range_(range), sides_{MakeSide(range, false), MakeSide(range, true)} {}
 
-  bool Accepting(const State& s) const {
+  bool Accepting(const NumberState& s) const {
     const Side& side = sides_[s.negative];
     switch (s.phase) {
-      case Phase::kZero:
-      case Phase::kInteger:
+      case NumberPhase::kZero:
+      case NumberPhase::kInteger:
         if (s.remainder != 0) return false;
         return side.Allows(0, WithoutFraction(s, 0)) && side.Allows(1, WithoutFraction(s, 1));
-      case Phase::kFraction:
+      case NumberPhase::kFraction:
         return side.Allows(0, AtEnd(s, 0)) && side.Allows(1, AtEnd(s, 1));
-      case Phase::kExponent:
+      case NumberPhase::kExponent:
         return s.exponent_done;
       default:
         return false;
     }
   }
 
-  std::optional<State> Next(const State& s, char c) const {
+  std::optional<NumberState> Next(const NumberState& s, char c) const {
     const bool digit = c >= '0' && c <= '9';
     switch (s.phase) {
-      case Phase::kStart:
+      case NumberPhase::kStart:
         if (c == '-') {
-          State next;
-          next.phase = Phase::kMinus;
+          NumberState next;
+          next.phase = NumberPhase::kMinus;
           next.negative = true;
           return next;
         }
         [[fallthrough]];
-      case Phase::kMinus:
+      case NumberPhase::kMinus:
         if (!digit || !sides_[s.negative].possible) return std::nullopt;
         return FirstDigit(s.negative, c - '0');
-      case Phase::kZero:
-      case Phase::kInteger:
-        if (digit && s.phase == Phase::kInteger) return IntegerDigit(s, c - '0');
+      case NumberPhase::kZero:
+      case NumberPhase::kInteger:
+        if (digit && s.phase == NumberPhase::kInteger) return IntegerDigit(s, c - '0');
         if (range_.integer) return std::nullopt;
         if (c == '.') return Point(s);
         if (c == 'e' && s.one_digit) return Exponent(s);
         return std::nullopt;
-      case Phase::kDot:
-      case Phase::kFraction:
+      case NumberPhase::kDot:
+      case NumberPhase::kFraction:
         if (digit) return FractionDigit(s, c - '0');
-        if (c == 'e' && s.one_digit && s.phase == Phase::kFraction) return Exponent(s);
+        if (c == 'e' && s.one_digit && s.phase == NumberPhase::kFraction) return Exponent(s);
         return std::nullopt;
-      case Phase::kE:
+      case NumberPhase::kE:
         if (c == '+' || c == '-') return ExponentSign(s, c == '-');
         return std::nullopt;
-      case Phase::kExponent:
+      case NumberPhase::kExponent:
         return digit ? ExponentDigit(s, c - '0') : std::nullopt;
     }
     return std::nullopt;
@@ -168,10 +168,10 @@ class Builder {
     return so_far == Cmp::kEqual ? Compare(digit, bound_digit) : so_far;
   }
 
-  State FirstDigit(bool negative, int digit) const {
-    State s;
+  NumberState FirstDigit(bool negative, int digit) const {
+    NumberState s;
     s.negative = negative;
-    s.phase = digit == 0 ? Phase::kZero : Phase::kInteger;
+    s.phase = digit == 0 ? NumberPhase::kZero : NumberPhase::kInteger;
     s.one_digit = digit != 0 && !range_.integer;
     s.count = digit != 0;
     s.remainder = digit % range_.multiple_of;
@@ -186,7 +186,7 @@ class Builder {
     return Capped(s);
   }
 
-  State IntegerDigit(State s, int digit) const {
+  NumberState IntegerDigit(NumberState s, int digit) const {
     for (int i = 0; i < 2; ++i) {
       const auto& bound = sides_[s.negative].bound[i];
       if (bound && s.count < bound->integer_digits()) {
@@ -202,7 +202,7 @@ class Builder {
 
   // Limits the digit count, because numbers with more digits than every bound need not be
   // distinguished.
-  State Capped(State s) const {
+  NumberState Capped(NumberState s) const {
     int64_t most = 0;
     for (const auto& bound : sides_[s.negative].bound) {
       if (bound) most = std::max(most, bound->integer_digits());
@@ -217,38 +217,38 @@ class Builder {
   }
 
   // Returns the comparison with bound `i` when all digits before the point have been read.
-  Cmp AtPoint(const State& s, int i) const {
+  Cmp AtPoint(const NumberState& s, int i) const {
     const auto& bound = sides_[s.negative].bound[i];
     if (!bound) return Cmp::kEqual;
-    const int64_t count = s.phase == Phase::kZero ? 0 : s.count;
+    const int64_t count = s.phase == NumberPhase::kZero ? 0 : s.count;
     Cmp cmp = Compare(static_cast<int>(std::min<int64_t>(count, 1 << 20)),
                       static_cast<int>(bound->integer_digits()));
     if (cmp == Cmp::kEqual && count > 0) cmp = s.plain[i];
     return cmp;
   }
-  Cmp WithoutFraction(const State& s, int i) const {
+  Cmp WithoutFraction(const NumberState& s, int i) const {
     const Cmp cmp = AtPoint(s, i);
     const auto& bound = sides_[s.negative].bound[i];
     if (!bound || cmp != Cmp::kEqual) return cmp;
     return bound->fraction_digits() > 0 ? Cmp::kLess : Cmp::kEqual;
   }
 
-  Cmp AtEnd(const State& s, int i) const {
+  Cmp AtEnd(const NumberState& s, int i) const {
     const auto& bound = sides_[s.negative].bound[i];
     if (!bound || s.plain[i] != Cmp::kEqual) return s.plain[i];
     return s.count < bound->fraction_digits() ? Cmp::kLess : Cmp::kEqual;
   }
 
-  State Point(State s) const {
+  NumberState Point(NumberState s) const {
     for (int i = 0; i < 2; ++i) s.plain[i] = AtPoint(s, i);
-    s.phase = Phase::kDot;
+    s.phase = NumberPhase::kDot;
     s.count = 0;
     s.remainder = 0;
     return s;
   }
 
-  State FractionDigit(State s, int digit) const {
-    s.phase = Phase::kFraction;
+  NumberState FractionDigit(NumberState s, int digit) const {
+    s.phase = NumberPhase::kFraction;
     int64_t most = 0;
     for (int i = 0; i < 2; ++i) {
       const auto& bound = sides_[s.negative].bound[i];
@@ -264,11 +264,11 @@ class Builder {
     return s;
   }
 
-  State Exponent(const State& s) const {
-    State next;
-    next.phase = Phase::kE;
+  NumberState Exponent(const NumberState& s) const {
+    NumberState next;
+    next.phase = NumberPhase::kE;
     next.negative = s.negative;
-    const int64_t read = 1 + (s.phase == Phase::kFraction ? s.count : 0);
+    const int64_t read = 1 + (s.phase == NumberPhase::kFraction ? s.count : 0);
     for (int i = 0; i < 2; ++i) {
       const auto& bound = sides_[s.negative].bound[i];
       if (!bound) continue;
@@ -280,7 +280,7 @@ class Builder {
     return next;
   }
 
-  State ExponentSign(const State& s, bool down) const {
+  NumberState ExponentSign(const NumberState& s, bool down) const {
     // Computes the interval of exponents for which the number is within the bounds.
     int64_t first = down ? -kMaxExponent : kMinLargeExponent;
     int64_t last = down ? -kMinSmallExponent : kMaxExponent;
@@ -294,8 +294,8 @@ class Builder {
       last = side.bound[1]->is_zero() ? first - 1
                                       : std::min(last, side.bound[1]->exponent() - (in ? 0 : 1));
     }
-    State next;
-    next.phase = Phase::kExponent;
+    NumberState next;
+    next.phase = NumberPhase::kExponent;
     if (first > last) return next;
     int low = static_cast<int>(down ? -last : first);
     int high = static_cast<int>(down ? -first : last);
@@ -304,13 +304,13 @@ class Builder {
     return Tidy(next);
   }
 
-  static State Tidy(State s) {
+  static NumberState Tidy(NumberState s) {
     if (s.two[0] > s.two[1]) s.two = {1, 0};
     if (s.three[0] > s.three[1]) s.three = {1, 0};
     return s;
   }
 
-  static std::optional<State> ExponentDigit(State s, int digit) {
+  static std::optional<NumberState> ExponentDigit(NumberState s, int digit) {
     // Restricts `range` to the numbers that start with `digit` and removes that digit. `width` is
     // the number of values that the digits after it can have.
     const auto rest = [digit](std::array<int, 2> range, int width) {
@@ -357,9 +357,9 @@ Result<ByteDfa> NumberDfa(const NumberRange& range, CompileBudget* budget) {
     dfa.class_of[static_cast<uint8_t>(kBytes[i])] = static_cast<uint8_t>(i);
   }
   const Builder builder(range);
-  std::map<State, int32_t> ids;
-  std::vector<State> states;
-  const auto id_of = [&](const State& state) {
+  std::map<NumberState, int32_t> ids;
+  std::vector<NumberState> states;
+  const auto id_of = [&](const NumberState& state) {
     const auto [it, added] = ids.try_emplace(state, static_cast<int32_t>(states.size()));
     if (added) {
       states.push_back(state);
@@ -367,13 +367,13 @@ Result<ByteDfa> NumberDfa(const NumberRange& range, CompileBudget* budget) {
     }
     return it->second;
   };
-  id_of(State());
+  id_of(NumberState());
   for (size_t s = 0; s < states.size(); ++s) {
     MOESERVE_RETURN_IF_ERROR(budget->AddStates(1, dfa.num_classes));
     MOESERVE_RETURN_IF_ERROR(budget->Tick(64));
-    const State state = states[s];
+    const NumberState state = states[s];
     for (size_t c = 0; c < kBytes.size(); ++c) {
-      const std::optional<State> next = builder.Next(state, kBytes[c]);
+      const std::optional<NumberState> next = builder.Next(state, kBytes[c]);
       if (next) dfa.SetNext(static_cast<int32_t>(s), static_cast<int>(c), id_of(*next));
     }
   }

@@ -8,7 +8,7 @@ namespace {
 
 using ExprKind = GrammarExpr::Kind;
 
-constexpr std::string_view kNameCharacters = "_-.";
+constexpr std::string_view kEbnfNameCharacters = "_-.";
 constexpr std::string_view kComment = "#";
 
 class EbnfParser {
@@ -21,7 +21,7 @@ class EbnfParser {
     in_.SkipSpace(kComment);
     while (in_.ok() && !in_.AtEnd()) {
       GrammarRule rule;
-      rule.name = in_.Name(kNameCharacters);
+      rule.name = in_.Name(kEbnfNameCharacters);
       in_.SkipSpace(kComment);
       if (rule.name.empty() || !in_.Accept("::=")) {
         in_.Fail("expected a rule, as in: name ::= \"text\"");
@@ -38,7 +38,7 @@ class EbnfParser {
   // Whether the next rule begins here.
   bool AtRule() {
     const size_t begin = in_.pos();
-    const bool named = !in_.Name(kNameCharacters).empty();
+    const bool named = !in_.Name(kEbnfNameCharacters).empty();
     in_.SkipSpace(kComment);
     const bool found = named && in_.LooksAt("::=");
     in_.set_pos(begin);
@@ -78,7 +78,7 @@ class EbnfParser {
       return group;
     }
     GrammarExprPtr out = MakeExpr(ExprKind::kRule);
-    out->rule = in_.Name(kNameCharacters);
+    out->rule = in_.Name(kEbnfNameCharacters);
     if (out->rule.empty()) in_.Fail("expected a literal, a class, a group or the name of a rule");
     if (in_.Peek() == '(') in_.Fail("\"" + out->rule.substr(0, 64) + "(...)\" is not supported");
     return out;

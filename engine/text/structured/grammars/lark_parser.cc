@@ -11,7 +11,7 @@ namespace {
 
 using ExprKind = GrammarExpr::Kind;
 
-constexpr std::string_view kNameCharacters = "_";
+constexpr std::string_view kLarkNameCharacters = "_";
 
 // The terminals that %import can name. None refers to another one, because a grammar may give the
 // name of that one another meaning.
@@ -73,7 +73,7 @@ class LarkParser {
     while (in_.Accept("?") || in_.Accept("!")) {
     }
     GrammarRule rule;
-    rule.name = in_.Name(kNameCharacters);
+    rule.name = in_.Name(kLarkNameCharacters);
     if (in_.LooksAt("{")) in_.Fail("templates are not supported");
     if (in_.Accept(".")) {
       in_.Accept("-");
@@ -96,7 +96,7 @@ class LarkParser {
   }
 
   void Directive() {
-    const std::string name = in_.Name(kNameCharacters);
+    const std::string name = in_.Name(kLarkNameCharacters);
     SkipBlanks();
     if (name == "ignore") {
       in_terminal_ = true;
@@ -113,12 +113,12 @@ class LarkParser {
     }
     SkipBlanks();
     if (in_.Accept(".")) {
-      const std::string imported = in_.Name(kNameCharacters);
+      const std::string imported = in_.Name(kLarkNameCharacters);
       SkipBlanks();
       std::string as = imported;
       if (in_.Accept("->")) {
         SkipBlanks();
-        as = in_.Name(kNameCharacters);
+        as = in_.Name(kLarkNameCharacters);
       }
       Import(imported, as);
       return;
@@ -126,7 +126,7 @@ class LarkParser {
     if (!in_.Accept("(")) in_.Fail("expected a name or a list of names");
     do {
       SkipSpace();
-      const std::string imported = in_.Name(kNameCharacters);
+      const std::string imported = in_.Name(kLarkNameCharacters);
       Import(imported, imported);
       SkipSpace();
     } while (in_.ok() && in_.Accept(","));
@@ -149,7 +149,7 @@ class LarkParser {
     const size_t begin = in_.pos();
     while (in_.Accept("?") || in_.Accept("!")) {
     }
-    const bool named = !in_.Name(kNameCharacters).empty();
+    const bool named = !in_.Name(kLarkNameCharacters).empty();
     bool found = named && in_.LooksAt("{");
     if (named && in_.Peek() == '.' && in_.Peek(1) != '.') {
       in_.Skip(1);
@@ -176,7 +176,7 @@ class LarkParser {
       if (in_.Peek() == '|' || in_.Peek() == ')' || in_.Peek() == ']' || AtRule()) break;
       if (in_.Accept("->")) {
         SkipBlanks();
-        in_.Name(kNameCharacters);
+        in_.Name(kLarkNameCharacters);
         continue;
       }
       GrammarExprPtr item = Item(depth);
@@ -200,7 +200,7 @@ class LarkParser {
       if (!in_.Accept("]")) in_.Fail("an optional group has no ']'");
       return MakeRepeat(std::move(group), 0, 1);
     }
-    const std::string name = in_.Name(kNameCharacters);
+    const std::string name = in_.Name(kLarkNameCharacters);
     if (name.empty()) in_.Fail("expected a literal, a pattern, a group or a name");
     if (in_.Peek() == '{') in_.Fail("templates are not supported");
     GrammarExprPtr out = RuleNamed(name);

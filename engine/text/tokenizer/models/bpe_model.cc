@@ -15,13 +15,13 @@ constexpr size_t kShortPiece = 48;
 constexpr uint32_t kNoRank = UINT32_MAX;
 
 // A possible merge of the symbol at `position` with its successor.
-struct Candidate {
+struct MergeCandidate {
   uint32_t rank;
   int32_t position;
   TokenId result;
   // Orders a max-heap so that the lowest rank is on top and, among equal ranks, the leftmost
   // position.
-  bool operator<(const Candidate& other) const {
+  bool operator<(const MergeCandidate& other) const {
     return rank != other.rank ? rank > other.rank : position > other.position;
   }
 };
@@ -41,7 +41,7 @@ struct BpeModel::Scratch {
   std::vector<TokenId> ids;
   std::vector<uint32_t> ranks;
   std::vector<Symbol> symbols;
-  std::vector<Candidate> heap;
+  std::vector<MergeCandidate> heap;
 };
 
 absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
@@ -254,40 +254,41 @@ void BpeModel::MergeShort(Scratch* scratch) const {
 
 void BpeModel::MergeLong(Scratch* scratch) const {
   std::vector<Symbol>& symbols = scratch->symbols;
-  std::vector<Candidate>& heap = scratch->heap;
+  std::vector<MergeCandidate>& heap = scratch->heap;
   const int32_t count = static_cast<int32_t>(scratch->ids.size());
   symbols.clear();
   heap.clear();
   for (int32_t i = 0; i < count; ++i) {
     symbols.push_back({scratch->ids[i], i - 1, i + 1 < count ? i + 1 : -1, false});
   }
-  const auto candidate_at = [&](int32_t position) -> std::optional<Candidate> {
+  const auto candidate_at = [&](int32_t position) -> std::optional<MergeCandidate> {
     if (position < 0 || symbols[position].next < 0) return std::nullopt;
     const Merge* merge = FindMerge(symbols[position].id, symbols[symbols[position].next].id);
     if (merge == nullptr) return std::nullopt;
-    return Candidate{merge->rank, position, merge->result};
+    return MergeCandidate{merge->rank, position, merge->result};
   };
   const auto push = [&](int32_t position) {
-    if (const std::optional<Candidate> candidate = candidate_at(position); candidate.has_value()) {
+    if (const std::optional<MergeCandidate> candidate = candidate_at(position);
+        candidate.has_value()) {
       heap.push_back(*candidate);
       std::push_heap(heap.begin(), heap.end());
     }
   };
   for (int32_t i = 0; i < count; ++i) {
-    if (const std::optional<Candidate> candidate = candidate_at(i); candidate.has_value()) {
+    if (const std::optional<MergeCandidate> candidate = candidate_at(i); candidate.has_value()) {
       heap.push_back(*candidate);
     }
   }
   std::make_heap(heap.begin(), heap.end());
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end());
-    const Candidate top = heap.back();
+    const MergeCandidate top = heap.back();
     heap.pop_back();
     // Either symbol may have been merged since the entry was pushed: skips an entry whose result
     // has changed.
     Symbol& left = symbols[top.position];
     if (left.merged_away) continue;
-    const std::optional<Candidate> now = candidate_at(top.position);
+    const std::optional<MergeCandidate> now = candidate_at(top.position);
     if (!now.has_value() || now->result != top.result) continue;
 
     Symbol& right = symbols[left.next];
