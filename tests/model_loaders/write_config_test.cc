@@ -7,6 +7,8 @@
 #include <set>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/kinds.h"
@@ -38,8 +40,14 @@ std::set<std::string> AllMembers() {
     spec.attention(0) = attention;
     ForMembers(spec, add);
   }
-  spec.blocks.front().mixer = ShortConvolutionSpec();
-  ForMembers(spec, add);
+  [&]<size_t... i>(std::index_sequence<i...>) {
+    const auto one = [&](const Mixer& mixer) {
+      spec.blocks.front().mixer = mixer;
+      ForMembers(spec, add);
+    };
+    (one(std::variant_alternative_t<i, Mixer>()), ...);
+  }
+  (std::make_index_sequence<std::variant_size_v<Mixer>>());
   return names;
 }
 
