@@ -29,7 +29,7 @@ absl::Status DraftModel::Check(const Model& model, const ModelSpec& verifier, in
   }
   if (!StateShapes(spec).empty()) {
     return absl::InvalidArgumentError(
-        "draft model: expected attention in every layer, found short convolutions");
+        "draft model: expected attention in every layer, found layers with a state");
   }
   if (model.backend().samples_on_device()) {
     return absl::InvalidArgumentError(

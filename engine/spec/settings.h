@@ -278,7 +278,9 @@ void Settings(V& v, const RoutedLayerSpec& routing, BlockKind block) {
              Within(0, kMaxWidth).Only(feed_forward, "in attention"));
   v.Object("score", &S::score);
   v.Optional("gate", &S::gate);
-  v.Optional("mixer_limit", &S::mixer_limit, AtLeast(0));
+  v.Optional(
+      "mixer_limit", &S::mixer_limit,
+      AtLeast(0).Off(routing.gate != GateKind::kSparseMixer, "gate is not \"sparse_mixer\""));
   v.Object("select", &S::select, Need::kRequired, routing);
   v.Optional("renormalize", &S::renormalize, NoMixer(routing).Text(", renormalized"));
   v.Optional("scale", &S::scale, Text(", times %"));

@@ -38,8 +38,6 @@ void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec
   check.Int(scope, most, select.MaxSelected(), 1, routing.num_experts, ExpertsAre(routing));
   check.Refuse(select.kind == SelectKind::kTable && mixer, scope, "gate",
                "another gate than \"sparse_mixer\"", "\"sparse_mixer\" (select.kind is \"table\")");
-  check.Refuse(routing.mixer_limit != 0 && !mixer, scope, "mixer_limit",
-               "0 (gate is not \"sparse_mixer\")", Number(routing.mixer_limit));
 }
 
 void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spec,

@@ -1,6 +1,7 @@
 #include <initializer_list>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/message.h"
@@ -53,11 +54,7 @@ class TensorList {
     for (const BlockSpec& block : spec_.blocks) {
       const std::string name = block.name() + ".";
       const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
-      if (const AttentionSpec* attention = block.attention()) AddAttention(name, key, *attention);
-      if (const FeedForwardSpec* f = block.feed_forward()) AddFeedForward(name, key, *f);
-      if (const ShortConvolutionSpec* c = block.short_convolution()) {
-        AddShortConvolution(name, key, *c);
-      }
+      std::visit([&](const auto& mixer) { AddMixer(name, key, mixer); }, block.mixer);
     }
     return std::move(list_);
   }
@@ -178,8 +175,7 @@ class TensorList {
     }
   }
 
-  void AddAttention(const std::string& name, const std::string& key,
-                    const AttentionSpec& attention) {
+  void AddMixer(const std::string& name, const std::string& key, const AttentionSpec& attention) {
     const std::string per_head = " * " + key + "head_dim";
     const int64_t head_dim = attention.head_dim;
     const Dim keys{attention.num_kv_heads * head_dim, key + "num_kv_heads" + per_head};
@@ -213,8 +209,8 @@ class TensorList {
     if (attention.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
   }
 
-  void AddShortConvolution(const std::string& name, const std::string& key,
-                           const ShortConvolutionSpec& convolution) {
+  void AddMixer(const std::string& name, const std::string& key,
+                const ShortConvolutionSpec& convolution) {
     const std::string bias_key = convolution.bias ? key + "bias" : "";
     AddBlockNorms(name);
     for (const char* part : {"b", "c", "x"}) AddLinear(name + part, hidden_, hidden_, bias_key);
@@ -271,8 +267,8 @@ class TensorList {
     }
   }
 
-  void AddFeedForward(const std::string& name, const std::string& key,
-                      const FeedForwardSpec& feed_forward) {
+  void AddMixer(const std::string& name, const std::string& key,
+                const FeedForwardSpec& feed_forward) {
     AddBlockNorms(name);
     if (feed_forward.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
     if (!feed_forward.routed()) {

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <optional>
+#include <variant>
 
 #include "base/kinds.h"
 #include "base/message.h"
@@ -99,8 +100,8 @@ std::string ExpertReason(std::string_view rest, const std::string& key, const Ex
   return std::string(kUnknownTensor);
 }
 
-std::string AttentionReason(std::string_view rest, const std::string& key,
-                            const AttentionSpec& attention, const ModelSpec& spec) {
+std::string MixerReason(std::string_view rest, const std::string& key,
+                        const AttentionSpec& attention, const ModelSpec& spec) {
   const bool routed = attention.routed();
   if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
     return BlockNormReason(rest, spec);
@@ -127,8 +128,8 @@ std::string AttentionReason(std::string_view rest, const std::string& key,
   return std::string(kUnknownTensor);
 }
 
-std::string ShortConvolutionReason(std::string_view rest, const std::string& key,
-                                   const ShortConvolutionSpec& convolution, const ModelSpec& spec) {
+std::string MixerReason(std::string_view rest, const std::string& key,
+                        const ShortConvolutionSpec& convolution, const ModelSpec& spec) {
   if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
     return BlockNormReason(rest, spec);
   }
@@ -138,8 +139,8 @@ std::string ShortConvolutionReason(std::string_view rest, const std::string& key
   return key + "kind is \"short_conv\"";
 }
 
-std::string FeedForwardReason(std::string_view rest, const std::string& key,
-                              const FeedForwardSpec& block, const ModelSpec& spec) {
+std::string MixerReason(std::string_view rest, const std::string& key, const FeedForwardSpec& block,
+                        const ModelSpec& spec) {
   const bool routed = block.routed();
   if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
     return BlockNormReason(rest, spec);
@@ -210,14 +211,12 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
   const std::string index = Concat('[', *layer, "].");
   if (Take(name, "attention.")) {
-    const BlockSpec& mixer = spec.token_mixer(*layer);
-    if (const ShortConvolutionSpec* convolution = mixer.short_convolution()) {
-      return ShortConvolutionReason(name, "attention" + index, *convolution, spec);
-    }
-    return AttentionReason(name, "attention" + index, *mixer.attention(), spec);
+    return std::visit(
+        [&](const auto& mixer) { return MixerReason(name, "attention" + index, mixer, spec); },
+        spec.token_mixer(*layer).mixer);
   }
   if (Take(name, "feed_forward.")) {
-    return FeedForwardReason(name, "feed_forward" + index, spec.feed_forward(*layer), spec);
+    return MixerReason(name, "feed_forward" + index, spec.feed_forward(*layer), spec);
   }
   return std::string(kUnknownTensor);
 }

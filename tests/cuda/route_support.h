@@ -13,6 +13,7 @@
 #include "kernels/cuda/routing/router.h"
 #include "kernels/registry.h"
 #include "tests/cuda/device_array.h"
+#include "tests/support/gate_settings.h"
 #include "tests/support/random.h"
 
 namespace moeserve::cuda {
@@ -141,7 +142,7 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   RouteSettings& s = c.settings;
   s.num_experts = experts;
   s.input_width = width;
-  s.gate = gate;
+  testing::SetGate(s, gate);
   s.k = random.Below(3) == 0 ? 1 + random.Below(experts) : 1 + random.Below(std::min(experts, 8));
   s.select = gate != Gate::kSoftmaxSelected && random.Below(2) == 1 ? SelectKind::kTopP
                                                                     : SelectKind::kTopK;
@@ -150,7 +151,6 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   s.compare = random.Below(2) == 1 ? TopPCompare::kGt : TopPCompare::kGe;
   s.renormalize = random.Below(2) == 1;
   s.scale = random.Below(3) == 0 ? 2.5f : 1.0f;
-  if (gate == Gate::kSparseMixer) s.mixer_limit = 0.8f;
   // A sparse mixer ranks experts by their scores alone.
   if (random.Below(2) == 1 && gate != Gate::kSparseMixer) {
     s.choice_bias = random.Below(2) == 1;

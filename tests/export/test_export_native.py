@@ -22,6 +22,7 @@ sys.path[:0] = [str(ROOT / "model_loaders"), str(HERE)]
 import export_native  # noqa: E402
 import modules  # noqa: E402
 from export_native import ExportError, export, propose, verify  # noqa: E402
+from pytorch_export import names  # noqa: E402
 
 PROGRAM = pathlib.Path(os.environ.get("MOESERVE_BIN", ROOT / "build/release/moeserve"))
 needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built")
@@ -289,6 +290,10 @@ def test_every_native_folder_has_the_required_tensors():
         config = json.loads((folder / "config.json").read_text())
         wanted = {name: shape for name, (shape, _) in export_native.required_tensors(config).items()}
         assert wanted == stored_shapes(folder), folder.name
+        parts = {part for name in wanted for part in name.split(".") if not part.isdigit()}
+        # The projections of a short convolution have letters as names.
+        unknown = {part for part in parts - names._CONTAINERS if names._meanings(part) is None}
+        assert unknown <= {"b", "c", "x"}, folder.name
 
 
 def test_the_proposal_of_a_state_dict_is_that_of_the_module():

@@ -15,6 +15,7 @@
 #include "tests/reference/router_contract.h"
 #include "tests/support/backends.h"
 #include "tests/support/device_rows.h"
+#include "tests/support/gate_settings.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
@@ -66,8 +67,7 @@ void AddRareCases(std::vector<Case>& cases) {
         Random random(c.seed);
         s.num_experts = experts;
         s.input_width = width;
-        s.gate = gate;
-        s.mixer_limit = gate == Gate::kSparseMixer ? 0.8f : 0.0f;
+        SetGate(s, gate);
         s.row_norm = static_cast<RowNorm>(random.Below(3));
         s.norm_eps = 1e-3f;
         s.row_scale = random.Below(2) == 1 ? 0.37f : 1.0f;
@@ -106,7 +106,7 @@ std::vector<Case> Cases() {
         RouteSettings& s = c.settings;
         s.num_experts = experts;
         s.input_width = width;
-        s.gate = gate;
+        SetGate(s, gate);
         c.seed = seed;
         seed += 3;
         Random random(c.seed);
@@ -125,8 +125,6 @@ std::vector<Case> Cases() {
           s.temperature = static_cast<Temperature>(random.Below(3));
           c.temperature = static_cast<float>(random.Normal());
         }
-        // Half of the scores of random rows are near.
-        if (gate == Gate::kSparseMixer) s.mixer_limit = 0.8f;
         cases.push_back(c);
         if (gate == Gate::kSparseMixer) continue;  // ranks experts by their scores alone
         AddChoice(c, random);
@@ -384,8 +382,7 @@ TEST_P(RouterTest, NonFiniteRowsStayAmongThemselves) {
       c.settings.k = 3;
       c.settings.select = top_p ? SelectKind::kTopP : SelectKind::kTopK;
       c.settings.p = 0.7f;
-      c.settings.gate = gate;
-      c.settings.mixer_limit = gate == Gate::kSparseMixer ? 0.8f : 0.0f;
+      SetGate(c.settings, gate);
       Random random(11);
       RouterWeights weights = MakeWeights(c, random);
       // Expert 2 ignores column 0: only its score becomes 0 * inf = NaN.
