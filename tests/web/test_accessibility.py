@@ -82,7 +82,8 @@ def filled(driver, server):
                 by_id(driver, "tools").clear()
                 by_id(driver, "generate").click()
             wait_until(lambda: text(driver, "answer-note"), "an answer")
-            driver.find_elements(By.CLASS_NAME, "chip")[1].click()
+            # One script, because the page may draw the chips again between two commands.
+            driver.execute_script("document.querySelectorAll('.chip')[1].click()")
         elif view == "compare":
             fill(driver, "compare-max-tokens", 4)
             driver.execute_script("for (const node of document.querySelectorAll("
