@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prints how many compilers to run in parallel: one per core, or fewer if memory is short. A
-# compiler needs about 1.5 GB for the largest source files (gRPC, Boost.Asio).
+# compiler needs about 1.5 GB for the largest source files (gRPC, Boost.Asio); up to 2 GB where
+# CMakeLists.txt makes large units, which takes a machine with 3 GB for each core.
 set -euo pipefail
 
 mib=$(awk '$1 == "MemAvailable:" {print int($2 / 1024)}' /proc/meminfo)

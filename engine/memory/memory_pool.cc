@@ -90,6 +90,8 @@ bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const
 int64_t MemoryPool::TakePrefix(SequenceMemory& m, std::span<const TokenId> tokens,
                                const std::string& key, int64_t limit) {
   std::vector<int32_t>& first = m.tables[0];
+  // May throw, so before a page is held.
+  for (int t = 1; t < num_tables(); ++t) m.tables[t].reserve(tokens.size() / kPageTokens);
   first = tables_[0].pages.TakePrefix(tokens, key, limit / kPageTokens);
   m.left_at = static_cast<int>(first.size()) * kPageTokens;
   // `usable` is the largest number of pages behind which everything else is cached, too.
@@ -118,7 +120,11 @@ int64_t MemoryPool::TakePrefix(SequenceMemory& m, std::span<const TokenId> token
     const int64_t seen = FirstSeenPage(usable * kPageTokens, *tables_[t].use.window);
     for (int64_t i = 0; i < usable; ++i) {
       int32_t& page = pages[static_cast<size_t>(i)];
-      i < seen ? void(page = kNoPage) : tables_[t].pages.Hold(page);
+      if (i < seen) {
+        page = kNoPage;
+      } else {
+        tables_[t].pages.Hold(page);
+      }
     }
   }
   return usable;
