@@ -111,7 +111,7 @@ def _latent_attention(add, name, path, block, d):
 
 
 def _attention(add, norm, block_norms, name, path, block, d):
-    block_norms(name)
+    block_norms(name, block)
     if block.get("out_bias", False):
         add(name + "out_bias", (d,), path + "out_bias", whole_name=True)
     if "latent" in block:
@@ -154,7 +154,7 @@ def _attention(add, norm, block_norms, name, path, block, d):
 
 def _feed_forward(add, norm, block_norms, name, path, block, d):
     expert = _key(block, path, "expert")
-    block_norms(name)
+    block_norms(name, block)
     if block.get("out_bias", False):
         add(name + "out_bias", (d,), path + "out_bias", whole_name=True)
     if _key(block, path, "kind") == "dense":
@@ -192,6 +192,9 @@ def _feed_forward(add, norm, block_norms, name, path, block, d):
         _expert(add, norm, name + "shared.", path, expert, d, shared, path + "shared_width")
         if block.get("shared_gate", False):
             add(name + "shared_gate", (1, d), path + "shared_gate")
+        if block.get("shared_norms", False):
+            for part in ("shared_norm", "shared_output_norm", "experts_norm"):
+                norm(name + part, d)
 
 
 def required_tensors(config):
@@ -210,9 +213,8 @@ def required_tensors(config):
     def norm(name, width):
         add(name, (width,), "norm.kind", bias=layer_norm)
 
-    placement = norm_config.get("placement", "pre")
-
-    def block_norms(name):
+    def block_norms(name, block):
+        placement = block.get("norm_placement", norm_config.get("placement", "pre"))
         if placement != "output":
             norm(name + "norm", d)
         if placement in ("output", "both"):
@@ -230,7 +232,7 @@ def required_tensors(config):
         heads = _key(attention, path, "num_heads")
         buckets = _key(config["relative_bias"], "relative_bias.", "buckets")
         add("relative_bias", (buckets, heads), "relative_bias.buckets and attention.num_heads")
-    if norm_config.get("final", placement != "post"):
+    if norm_config.get("final", norm_config.get("placement", "pre") != "post"):
         norm("norm", d)
     if config.get("head_bias", False):
         add("head.bias", (vocabulary,), "head_bias", whole_name=True)

@@ -35,6 +35,12 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
       MOESERVE_ASSIGN_OR_RETURN(f->shared_gate_,
                                 LoadLinear(load, d, {{prefix + ".shared_gate", 1, false}}));
     }
+    if (spec.shared_norms) {
+      MOESERVE_ASSIGN_OR_RETURN(f->shared_norm_, LoadNorm(load, {prefix + ".shared_norm"}, {d}));
+      MOESERVE_ASSIGN_OR_RETURN(f->shared_output_norm_,
+                                LoadNorm(load, {prefix + ".shared_output_norm"}, {d}));
+      MOESERVE_ASSIGN_OR_RETURN(f->experts_norm_, LoadNorm(load, {prefix + ".experts_norm"}, {d}));
+    }
   }
   return f;
 }
@@ -48,11 +54,20 @@ void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& o
   routed_->Forward(ctx, x, output);
   if (dense_ == nullptr) return;
   const RowsView shared = ctx.workspace.Take(x.rows, x.cols, DType::kF32);
-  dense_->RunDense(ctx, x, shared);
+  RowsView input = x;
+  if (shared_norm_ != nullptr) {
+    ctx.backend.Norm({.bank = experts_norm_.get(), .input = output, .output = output});
+    input = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
+    ctx.backend.Norm({.bank = shared_norm_.get(), .input = ctx.stream, .output = input});
+  }
+  dense_->RunDense(ctx, input, shared);
   if (shared_gate_ != nullptr) {
     const RowsView gate = ctx.workspace.Take(x.rows, 1, DType::kF32);
-    ctx.backend.Linear({.bank = shared_gate_.get(), .input = x, .output = gate});
+    ctx.backend.Linear({.bank = shared_gate_.get(), .input = input, .output = gate});
     ctx.backend.ScaleBySigmoid(shared, gate);
+  }
+  if (shared_output_norm_ != nullptr) {
+    ctx.backend.Norm({.bank = shared_output_norm_.get(), .input = shared, .output = shared});
   }
   ctx.backend.AddScaled(output, shared, nullptr, 1.0f);
 }

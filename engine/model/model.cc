@@ -29,6 +29,12 @@ struct Block {
   std::unique_ptr<NormBank> norm;
   std::unique_ptr<NormBank> output_norm;  // applied to the branch's output; null if there is none
   std::unique_ptr<Branch> branch;
+  bool post = false;      // `norm` is applied to the sum
+  bool parallel = false;  // ResidualSpec::parallel
+  float scale = 1.0f;     // factor of the branch's output
+
+  // Returns the norm of the branch's input; null if there is none.
+  const NormBank* input_norm() const { return post ? nullptr : norm.get(); }
 };
 
 // Every type of mixer has a branch that computes it.
@@ -87,12 +93,14 @@ class Model::Impl {
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
-  // Loads the norms of a block; `prefix` is "blocks.0.attention" or the like.
-  absl::Status LoadNorms(LoadContext& load, const std::string& prefix, Block& block);
+  // Loads the norms of a block, and how it joins the residual stream.
+  absl::Status LoadResidual(LoadContext& load, const BlockSpec& block_spec, Block& block);
+  // Writes the input of the block to `input`: the residual stream `x`, normalized if the block
+  // normalizes its input.
+  void ReadStream(const RowsView& x, const RowsView& input, const Block& block);
 
   // Runs the branch of `block` on `input`, adds the branch's output to the residual stream `x` and
-  // writes the next block's input to `input`: `x`, normalised if the next block normalises its
-  // input. `next` is null after the last block.
+  // writes the next block's input to `input`. `next` is null after the last block.
   void RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input, const Block& block,
                 const Block* next);
 
@@ -160,15 +168,20 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   }
   for (int b = 0; b < spec.num_blocks(); ++b) {
     Block block;
-    MOESERVE_RETURN_IF_ERROR(LoadNorms(load, spec.blocks[static_cast<size_t>(b)].name(), block));
+    MOESERVE_RETURN_IF_ERROR(LoadResidual(load, spec.blocks[static_cast<size_t>(b)], block));
     MOESERVE_ASSIGN_OR_RETURN(block.branch, LoadBranch(load, spec, b));
     blocks_.push_back(std::move(block));
   }
   return absl::OkStatus();
 }
 
-absl::Status Model::Impl::LoadNorms(LoadContext& load, const std::string& prefix, Block& block) {
-  const NormPlacement placement = spec.norm.placement;
+absl::Status Model::Impl::LoadResidual(LoadContext& load, const BlockSpec& block_spec,
+                                       Block& block) {
+  const std::string prefix = block_spec.name();
+  const NormPlacement placement = NormPlacementOf(spec, block_spec);
+  block.post = placement == NormPlacement::kPost;
+  block.parallel = block_spec.residual.parallel;
+  block.scale = static_cast<float>(ResidualScaleOf(spec, block_spec));
   if (placement != NormPlacement::kOutput) {
     MOESERVE_ASSIGN_OR_RETURN(block.norm, LoadNorm(load, {prefix + ".norm"}, {spec.hidden_size}));
   }
@@ -179,6 +192,14 @@ absl::Status Model::Impl::LoadNorms(LoadContext& load, const std::string& prefix
   return absl::OkStatus();
 }
 
+void Model::Impl::ReadStream(const RowsView& x, const RowsView& input, const Block& block) {
+  if (block.input_norm() != nullptr) {
+    backend.Norm({.bank = block.input_norm(), .input = x, .output = input});
+  } else if (input.data != x.data) {
+    backend.Convert(x, input);
+  }
+}
+
 void Model::Impl::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input,
                            const Block& block, const Block* next) {
   const Workspace::Scope scope(workspace);
@@ -187,24 +208,24 @@ void Model::Impl::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& 
   if (block.output_norm != nullptr) {
     backend.Norm({.bank = block.output_norm.get(), .input = output, .output = output});
   }
-  const bool post = spec.norm.placement == NormPlacement::kPost;
-  const auto scale = static_cast<float>(spec.residual_scale);
+  const bool parallel = next != nullptr && next->parallel;
+  if (parallel) ReadStream(x, input, *next);
   const float* const bias = block.branch->out_bias();
-  const NormBank* const sum_norm = post              ? block.norm.get()
-                                   : next != nullptr ? next->norm.get()
-                                                     : nullptr;
+  const NormBank* const sum_norm = block.post                     ? block.norm.get()
+                                   : next != nullptr && !parallel ? next->input_norm()
+                                                                  : nullptr;
   if (sum_norm == nullptr) {
-    backend.AddScaled(x, output, bias, scale);
+    backend.AddScaled(x, output, bias, block.scale);
   } else {
     backend.AddNorm({.x = x,
                      .branch = output,
                      .bias = bias,
-                     .scale = scale,
+                     .scale = block.scale,
                      .norm = sum_norm,
-                     .output = post ? x : input});
+                     .output = block.post ? x : input});
   }
-  const bool normed = !post && sum_norm != nullptr;
-  if (next != nullptr && !normed && input.data != x.data) backend.Convert(x, input);
+  const bool read = parallel || (!block.post && sum_norm != nullptr);
+  if (next != nullptr && !read) ReadStream(x, input, *next);
 }
 
 StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
@@ -240,7 +261,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
     kept = workspace.TakeDense(1, floats, DType::kF32);
   }
   reported_.Place(rows.tokens, step.report, kept);
-  StepContext ctx{backend, workspace, options.compute, batch, cache, reported_};
+  StepContext ctx{backend, workspace, options.compute, batch, cache, reported_, {}};
   backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
   if (step.meanwhile) step.meanwhile();
   ReadOutputs(batch, scores, logits, samples);
@@ -288,14 +309,14 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   if (embedding_norm_ != nullptr) {
     backend.Norm({.bank = embedding_norm_.get(), .input = x, .output = x});
   }
-  RowsView input = x;
-  if (NormsInput(spec.norm.placement)) {
-    input = workspace.TakeDense(tokens, spec.hidden_size, options.compute);
-    backend.Norm({.bank = blocks_.front().norm.get(), .input = x, .output = input});
-  } else if (options.compute != DType::kF32) {
-    input = workspace.TakeDense(tokens, spec.hidden_size, options.compute);
-    backend.Convert(x, input);
-  }
+  ctx.stream = x;
+  // Blocks that neither normalise their input nor run beside another one read the stream itself.
+  const bool copies = std::ranges::any_of(
+      blocks_, [](const Block& b) { return b.input_norm() != nullptr || b.parallel; });
+  const RowsView input = copies || options.compute != DType::kF32
+                             ? workspace.TakeDense(tokens, spec.hidden_size, options.compute)
+                             : x;
+  ReadStream(x, input, blocks_.front());
   for (size_t b = 0; b < blocks_.size(); ++b) {
     const Block* const next = b + 1 < blocks_.size() ? &blocks_[b + 1] : nullptr;
     RunBlock(ctx, x, input, blocks_[b], next);

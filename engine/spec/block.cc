@@ -19,6 +19,14 @@ const RoutedLayerSpec* BlockSpec::routing() const {
 
 std::string BlockSpec::name() const { return Concat("blocks.", layer, '.', Name(kind())); }
 
+NormPlacement NormPlacementOf(const ModelSpec& spec, const BlockSpec& block) {
+  return block.residual.norm_placement.value_or(spec.norm.placement);
+}
+
+double ResidualScaleOf(const ModelSpec& spec, const BlockSpec& block) {
+  return block.residual.scale.value_or(spec.residual_scale);
+}
+
 int ModelSpec::Find(int layer, BlockKind kind) const {
   const auto first = std::ranges::lower_bound(blocks, layer, {}, &BlockSpec::layer);
   for (auto block = first; block != blocks.end() && block->layer == layer; ++block) {

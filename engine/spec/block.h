@@ -48,6 +48,15 @@ struct NormSpec {
   bool HasFinal() const { return final_norm.value_or(placement != NormPlacement::kPost); }
 };
 
+// How a block's output joins the residual stream.
+struct ResidualSpec {
+  // If set, replaces NormSpec::placement or ModelSpec::residual_scale in this block.
+  std::optional<NormPlacement> norm_placement = std::nullopt;
+  std::optional<double> scale = std::nullopt;
+  // The block reads the stream that the block before it reads, not its output: x + f(x) + g(x).
+  bool parallel = false;
+};
+
 enum class PositionKind : uint8_t { kRope, kSinusoidal, kLearned, kNone };
 constexpr NameTraits Traits(PositionKind k) {
   return NameIn({"rope", "sinusoidal", "learned", "none"}, k);
@@ -82,6 +91,8 @@ struct SplitSpec {
 // The router's rows can be normalised and scaled before the scores; the experts get the rows as
 // they are.
 struct ScoreSpec {
+  // The router reads the residual stream before the block's norm; only without a split.
+  bool stream = false;
   RowNorm norm = RowNorm::kNone;  // its eps is NormSpec::eps
   double row_scale = 1.0;         // multiplies the row, after the norm
   ScoreKind kind = ScoreKind::kDot;
@@ -240,7 +251,10 @@ struct FeedForwardSpec {
   std::optional<RoutedLayerSpec> routing;  // if set, the block is routed
   int shared_width = 0;  // routed only: width of a shared, always active expert; 0 if there is none
   bool shared_gate = false;  // multiplies the shared expert's output by sigmoid(w.x)
-  bool out_bias = false;     // one bias [hidden_size], added to the block's output
+  // The shared expert is a branch beside the routed experts with norms of its own (Gemma 4). It
+  // reads a norm of the residual stream; both branches' outputs are normalised before the sum.
+  bool shared_norms = false;
+  bool out_bias = false;  // one bias [hidden_size], added to the block's output
 
   bool routed() const { return routing.has_value(); }
 };
@@ -272,11 +286,13 @@ constexpr const char* Name(BlockKind b) {
   return b == BlockKind::kFeedForward ? "feed_forward" : "attention";
 }
 
+// A mixer between norms, and how it joins the residual stream.
 struct BlockSpec {
   Mixer mixer;
   // Files, JSON and metrics name a block by its layer and Name(kind()). The blocks of a layer are
   // adjacent, and no two of them have the same name.
   int layer = 0;
+  ResidualSpec residual = {};
 
   BlockKind kind() const { return static_cast<BlockKind>(mixer.index()); }
   // Return null if the block is of another kind.

@@ -62,6 +62,8 @@ std::string ValueText(const T& value, int digits = 6) {
     return value ? "true" : "false";
   } else if constexpr (std::is_same_v<T, int>) {
     return std::to_string(value);
+  } else if constexpr (std::is_enum_v<T>) {
+    return std::string(KindName(value));
   } else if constexpr (std::is_floating_point_v<T>) {
     char text[32];
     std::snprintf(text, sizeof(text), "%.*g", digits, value);
@@ -207,6 +209,14 @@ void Settings(V& v, const ModelSpec& model) {
   v.Optional("head_bias", &S::head_bias, untied.Text(", bias of logits"));
 }
 
+// Files have these keys in the object of the block.
+template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const ResidualSpec&) {
+  v.Optional("norm_placement", &S::norm_placement, Text(", norm placement %"));
+  v.Optional("residual_scale", &S::scale, Text(", times %"));
+  v.Optional("parallel", &S::parallel, Text(", parallel to the block before it"));
+}
+
 template <typename V, typename S = typename V::Spec>
 void Settings(V& v, const SplitSpec& split) {
   v.Required("heads", &S::heads, Within(1, kMaxWidth));
@@ -222,6 +232,7 @@ void Settings(V& v, const SplitSpec& split) {
 template <typename V, typename S = typename V::Spec>
 void Settings(V& v, const ScoreSpec& score) {
   if (!v.Kind("kind", &S::kind)) return;
+  v.Optional("stream", &S::stream, Text(" of the residual stream"));
   v.Optional("norm", &S::norm);
   v.Optional("row_scale", &S::row_scale, Text(", rows times %"));
   v.Optional("bias", &S::bias, Text(" with bias"));
@@ -361,6 +372,8 @@ void Settings(V& v, const FeedForwardSpec& block) {
   if (block.routed()) {
     v.Optional("shared_gate", &S::shared_gate,
                Text(", gated").Off(block.shared_width == 0, "shared_width is 0"));
+    v.Optional("shared_norms", &S::shared_norms,
+               Text(" with norms of its own").Off(block.shared_width == 0, "shared_width is 0"));
   } else {
     v.Required("width", &S::width, Within(1, kMaxWidth));
   }

@@ -69,6 +69,30 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
   CheckSelect(check, scope, routing);
 }
 
+// Checks how a block joins the residual stream. `before` is null for the first block.
+void CheckResidual(Checker& check, const ModelSpec& spec, const std::string& scope,
+                   const BlockSpec& block, const BlockSpec* before) {
+  const NormPlacement placement = NormPlacementOf(spec, block);
+  const bool out_bias = std::visit([](const auto& mixer) { return mixer.out_bias; }, block.mixer);
+  check.Refuse(out_bias && NormsOutput(placement), scope, "out_bias", "false",
+               "true (norm.placement normalizes the output)");
+  const RoutedLayerSpec* const routing = block.routing();
+  const bool reads_stream = routing != nullptr && routing->score.stream;
+  check.Refuse(reads_stream && routing->split.heads > 1, scope, "routing.score.stream", "false",
+               "true (split.heads is ", routing != nullptr ? routing->split.heads : 0, ')');
+  if (!block.residual.parallel) return;
+  const FeedForwardSpec* const feed_forward = block.feed_forward();
+  const bool post = placement == NormPlacement::kPost ||
+                    (before != nullptr && NormPlacementOf(spec, *before) == NormPlacement::kPost);
+  std::string_view why;
+  if (before == nullptr) why = "it is the first block";
+  if (before != nullptr && before->residual.parallel) why = "the block before it is parallel, too";
+  if (post) why = "norm.placement \"post\" normalizes the sum";
+  if (reads_stream) why = "routing.score.stream is true";
+  if (feed_forward != nullptr && feed_forward->shared_norms) why = "shared_norms is true";
+  check.Refuse(!why.empty(), scope, "parallel", "false", "true (", why, ')');
+}
+
 void CheckExpert(Checker& check, const std::string& scope, const ExpertSpec& expert) {
   check.Refuse(
       expert.form != ExpertForm::kGated &&
@@ -231,6 +255,7 @@ absl::Status Validate(const ModelSpec& spec) {
     const BlockSpec& block = spec.blocks[i];
     const std::string scope = Concat(Name(block.kind()), '[', block.layer, "].");
     std::visit([&](const auto& mixer) { CheckSettings(check, scope, mixer); }, block.mixer);
+    CheckSettings(check, scope, block.residual);
     if (!check.ok()) break;
     if (const AttentionSpec* attention = block.attention()) {
       CheckAttention(check, spec, scope, *attention);
@@ -247,9 +272,7 @@ absl::Status Validate(const ModelSpec& spec) {
       }
       experts += MoreSublayers(*feed_forward);
     }
-    const bool bias = std::visit([](const auto& mixer) { return mixer.out_bias; }, block.mixer);
-    check.Refuse(bias && NormsOutput(spec.norm.placement), scope, "out_bias", "false",
-                 "true (norm.placement normalizes the output)");
+    CheckResidual(check, spec, scope, block, i == 0 ? nullptr : &spec.blocks[i - 1]);
     if (const RoutedLayerSpec* routing = block.routing()) experts += routing->num_experts;
     check.Refuse(
         latent_heads > kMaxExpertsOfModel, "", "num_heads",

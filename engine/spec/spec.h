@@ -58,6 +58,10 @@ struct ModelSpec {
 // Returns the position settings of a layer: its own, or else the model's.
 const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& attention);
 
+// Return how a block's output joins the residual stream: its own settings, or else the model's.
+NormPlacement NormPlacementOf(const ModelSpec& spec, const BlockSpec& block);
+double ResidualScaleOf(const ModelSpec& spec, const BlockSpec& block);
+
 // Returns the shapes of the KV cache's layers: one for each attention block, in execution order.
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
 // Returns the index of an attention block's keys and values in the KV cache.

@@ -54,6 +54,7 @@ class TensorList {
     for (const BlockSpec& block : spec_.blocks) {
       const std::string name = block.name() + ".";
       const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
+      AddBlockNorms(name, key, block);
       std::visit([&](const auto& mixer) { AddMixer(name, key, mixer); }, block.mixer);
     }
     return std::move(list_);
@@ -84,14 +85,14 @@ class TensorList {
   }
 
   // Adds the norms of a block: before the branch, or after the residual sum, and on its output.
-  void AddBlockNorms(const std::string& name) {
-    const NormPlacement placement = spec_.norm.placement;
+  void AddBlockNorms(const std::string& name, const std::string& key, const BlockSpec& block) {
+    const NormPlacement placement = NormPlacementOf(spec_, block);
     if (placement != NormPlacement::kOutput) AddNorm(name + "norm", hidden_);
-    if (NormsOutput(placement)) {
-      AddNorm(name + "output_norm", hidden_,
-              placement == NormPlacement::kBoth ? "norm.placement is \"both\""
-                                                : "norm.placement is \"output\"");
-    }
+    if (!NormsOutput(placement)) return;
+    const bool own = block.residual.norm_placement.has_value();
+    AddNorm(name + "output_norm", hidden_,
+            Concat(own ? key + "norm_placement" : "norm.placement", " is ",
+                   Quoted(Traits(placement).name)));
   }
 
   // `bias_key` is the configuration key that switches the bias on; empty if there is no bias.
@@ -180,7 +181,6 @@ class TensorList {
     const int64_t head_dim = attention.head_dim;
     const Dim keys{attention.num_kv_heads * head_dim, key + "num_kv_heads" + per_head};
     const std::string bias_key = attention.bias ? key + "bias" : "";
-    AddBlockNorms(name);
     if (attention.latent.has_value()) {
       AddLatentAttention(name, key, attention, bias_key);
       return;
@@ -212,7 +212,6 @@ class TensorList {
   void AddMixer(const std::string& name, const std::string& key,
                 const ShortConvolutionSpec& convolution) {
     const std::string bias_key = convolution.bias ? key + "bias" : "";
-    AddBlockNorms(name);
     for (const char* part : {"b", "c", "x"}) AddLinear(name + part, hidden_, hidden_, bias_key);
     AddLinear(name + "conv", hidden_, {convolution.taps, key + "conv"}, bias_key);
     AddLinear(name + "o", hidden_, hidden_, bias_key);
@@ -269,7 +268,6 @@ class TensorList {
 
   void AddMixer(const std::string& name, const std::string& key,
                 const FeedForwardSpec& feed_forward) {
-    AddBlockNorms(name);
     if (feed_forward.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
     if (!feed_forward.routed()) {
       AddExpert(name, key, feed_forward.expert, {hidden_, {feed_forward.width, key + "width"}});
@@ -309,6 +307,11 @@ class TensorList {
                 {hidden_, {feed_forward.shared_width, key + "shared_width"}}, when);
       if (feed_forward.shared_gate) {
         Add(name + "shared_gate.weight", {{1, "1"}, hidden_}, key + "shared_gate is true");
+      }
+      if (feed_forward.shared_norms) {
+        for (const char* norm : {"shared_norm", "shared_output_norm", "experts_norm"}) {
+          AddNorm(name + norm, hidden_, key + "shared_norms is true");
+        }
       }
     }
   }

@@ -15,6 +15,7 @@ struct StepContext {
   const Batch& batch;
   KvCacheStorage& cache;
   const ReportBuffer& reported;  // where routed blocks store the rows that the step reports
+  RowsView stream;               // f32 [T, d]: the residual stream, which the block's norm has read
 };
 
 }  // namespace moeserve

@@ -41,14 +41,14 @@ std::string NormKindReason(const ModelSpec& spec) {
 
 // Returns the setting that excludes a norm of a block; `rest` is "norm.weight", "norm.bias",
 // "output_norm.weight" or "output_norm.bias".
-std::string BlockNormReason(std::string_view rest, const ModelSpec& spec) {
-  const NormPlacement placement = spec.norm.placement;
-  if (rest.starts_with("norm.") && placement == NormPlacement::kOutput) {
-    return "norm.placement is \"output\"";
-  }
-  if (rest.starts_with("output_norm.") && !NormsOutput(placement)) {
-    return placement == NormPlacement::kPre ? "norm.placement is \"pre\""
-                                            : "norm.placement is \"post\"";
+std::string BlockNormReason(std::string_view rest, const std::string& key, const BlockSpec& block,
+                            const ModelSpec& spec) {
+  const NormPlacement placement = NormPlacementOf(spec, block);
+  const bool of_input = rest.starts_with("norm.");
+  if (of_input ? placement == NormPlacement::kOutput : !NormsOutput(placement)) {
+    const bool own = block.residual.norm_placement.has_value();
+    return Concat(own ? key + "norm_placement" : "norm.placement", " is ",
+                  Quoted(Traits(placement).name));
   }
   return rest.ends_with(".bias") ? NormKindReason(spec) : std::string(kUnknownTensor);
 }
@@ -101,11 +101,8 @@ std::string ExpertReason(std::string_view rest, const std::string& key, const Ex
 }
 
 std::string MixerReason(std::string_view rest, const std::string& key,
-                        const AttentionSpec& attention, const ModelSpec& spec) {
+                        const AttentionSpec& attention, const ModelSpec& /*spec*/) {
   const bool routed = attention.routed();
-  if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
-    return BlockNormReason(rest, spec);
-  }
   if (rest == "out_bias") return key + "out_bias is false";
   if (rest == "k.bias" || rest == "v.bias") return key + "bias is false";
   if (rest.starts_with("q.") || rest.starts_with("o.")) {
@@ -129,10 +126,7 @@ std::string MixerReason(std::string_view rest, const std::string& key,
 }
 
 std::string MixerReason(std::string_view rest, const std::string& key,
-                        const ShortConvolutionSpec& convolution, const ModelSpec& spec) {
-  if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
-    return BlockNormReason(rest, spec);
-  }
+                        const ShortConvolutionSpec& convolution, const ModelSpec& /*spec*/) {
   for (const std::string_view name : {"b.bias", "c.bias", "x.bias", "conv.bias", "o.bias"}) {
     if (rest == name && !convolution.bias) return key + "bias is false";
   }
@@ -142,13 +136,13 @@ std::string MixerReason(std::string_view rest, const std::string& key,
 std::string MixerReason(std::string_view rest, const std::string& key, const FeedForwardSpec& block,
                         const ModelSpec& spec) {
   const bool routed = block.routed();
-  if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
-    return BlockNormReason(rest, spec);
-  }
   if (rest == "out_bias") return key + "out_bias is false";
   const bool of_routed = rest.starts_with("router.") || rest.starts_with("experts.") ||
                          rest.starts_with("split.") || rest.starts_with("merge.") ||
                          rest.starts_with("shared.") || rest.starts_with("shared_gate.") ||
+                         rest.starts_with("shared_norm.") ||
+                         rest.starts_with("shared_output_norm.") ||
+                         rest.starts_with("experts_norm.") ||
                          rest.starts_with("latent_down.") || rest.starts_with("latent_up.");
   const bool of_dense = rest.starts_with("layers.") || rest.starts_with("gate.") ||
                         rest.starts_with("up.") || rest.starts_with("down.") ||
@@ -192,7 +186,9 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
   if (block.shared_width == 0) return key + "shared_width is 0";
   if (rest == "shared_gate.weight") return key + "shared_gate is false";
   if (Take(rest, "shared.")) return ExpertReason(rest, key, block.expert, spec);
-  return std::string(kUnknownTensor);
+  const bool norm = rest.find("_norm.") != std::string_view::npos;
+  if (!norm) return std::string(kUnknownTensor);
+  return block.shared_norms ? NormKindReason(spec) : key + "shared_norms is false";
 }
 
 }  // namespace
@@ -209,16 +205,17 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   const std::optional<int> layer = TakeIndex(name);
   if (!layer.has_value()) return std::string(kUnknownTensor);
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
-  const std::string index = Concat('[', *layer, "].");
-  if (Take(name, "attention.")) {
-    return std::visit(
-        [&](const auto& mixer) { return MixerReason(name, "attention" + index, mixer, spec); },
-        spec.token_mixer(*layer).mixer);
+  const bool attention = Take(name, "attention.");
+  if (!attention && !Take(name, "feed_forward.")) return std::string(kUnknownTensor);
+  const std::string key = Concat(attention ? "attention[" : "feed_forward[", *layer, "].");
+  const BlockSpec& block =
+      attention ? spec.token_mixer(*layer)
+                : spec.blocks[static_cast<size_t>(spec.Find(*layer, BlockKind::kFeedForward))];
+  if (name.starts_with("norm.") || name.starts_with("output_norm.")) {
+    return BlockNormReason(name, key, block, spec);
   }
-  if (Take(name, "feed_forward.")) {
-    return MixerReason(name, "feed_forward" + index, spec.feed_forward(*layer), spec);
-  }
-  return std::string(kUnknownTensor);
+  return std::visit([&](const auto& mixer) { return MixerReason(name, key, mixer, spec); },
+                    block.mixer);
 }
 
 }  // namespace moeserve

@@ -306,5 +306,67 @@ TEST(DeepExperts, FusedProductsHaveTheSameBits) {
   }
 }
 
+// A block's own settings have the effect of the model's, and a block beside one that adds nothing
+// is one after it.
+TEST(ResidualForms, AreThoseOfTheModel) {
+  const Json layer =
+      Routed(kGated,
+             R"({"num_experts": 4, "widths": [5, 9, 3, 12], "select": {"kind": "top_k", "k": 2}})");
+  for (const char* placement : {"pre", "post", "output", "both"}) {
+    Json of_model = Config(Json::array({layer, layer}));
+    of_model["norm"] = {{"kind", "layer"}, {"placement", placement}, {"final", true}};
+    of_model["residual_scale"] = 0.625;
+    Json own = of_model;
+    own["norm"]["placement"] = std::string_view(placement) == "pre" ? "output" : "pre";
+    own.erase("residual_scale");
+    for (const char* key : {"attention", "feed_forward"}) {
+      if (own[key].is_object()) own[key] = Json::array({own[key], own[key]});
+      for (Json& block : own[key]) {
+        block.update({{"norm_placement", placement}, {"residual_scale", 0.625}});
+      }
+    }
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      const RunnerOptions options{.compute = compute};
+      const std::vector<float> logits = TestModel(of_model).Logits(options);
+      EXPECT_EQ(TestModel(own).Logits(options), logits) << placement;
+      if (std::string_view(placement) == "post") continue;
+      Json beside = own;
+      beside["feed_forward"][1]["parallel"] = true;
+      EXPECT_NE(TestModel(beside).Logits(options), logits) << placement;
+      TestModel sequential(own), parallel(beside);
+      for (TestModel* model : {&sequential, &parallel}) {
+        model->FillZeros("blocks.1.attention.o.weight");
+        if (NormsOutput(NormPlacementOf(model->spec(), model->spec().blocks[2]))) {
+          model->FillZeros("blocks.1.attention.output_norm.bias");
+        }
+      }
+      EXPECT_EQ(parallel.Logits(options), sequential.Logits(options)) << placement;
+    }
+  }
+}
+
+// With norms of its own that scale by 1, and those of both branches by 1, the order of the branches
+// is all that differs from a shared expert: zeros in one branch leave the other one.
+TEST(ResidualForms, BranchesBesideTheExpertsHaveNormsOfTheirOwn) {
+  Json layer =
+      Routed(kGated, R"({"num_experts": 4, "widths": 12, "select": {"kind": "top_k", "k": 2}})");
+  layer.update({{"shared_width", 12}, {"shared_norms", true}});
+  const std::string name = "blocks.0.feed_forward.";
+  TestModel model{Config(layer)};
+  const std::vector<float> both = model.Logits();
+  model.FillZeros(name + "experts_norm.weight");
+  const std::vector<float> shared = model.Logits();
+  EXPECT_NE(shared, both);
+  // The experts and the norm that they read do not matter now.
+  model.FillZeros(name + "norm.weight");
+  EXPECT_EQ(model.Logits(), shared);
+  // The shared expert's norm is its own.
+  model.FillZeros(name + "shared_norm.weight");
+  const std::vector<float> none = model.Logits();
+  EXPECT_NE(none, shared);
+  model.FillZeros(name + "shared_output_norm.weight");
+  EXPECT_EQ(model.Logits(), none) << "a network of zeros has the norm of zeros";
+}
+
 }  // namespace
 }  // namespace moeserve::testing

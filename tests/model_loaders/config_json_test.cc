@@ -104,14 +104,15 @@ TEST(NativeConfig, ReadsEveryKey) {
        "out_bias": true, "scale": 0.125, "window": 5, "qk_norm": "full", "group_order": "tile",
        "soft_cap": 50, "sinks": true},
       {"kind": "routed", "num_kv_heads": 2, "head_dim": 8, "bias": true, "out_bias": true,
-       "scale": 1, "window": null,
-       "routing": {"num_experts": 3, "score": {"kind": "dot", "bias": true}, "gate": "sigmoid",
+       "scale": 1, "window": null, "norm_placement": "pre", "residual_scale": 0.25,
+       "routing": {"num_experts": 3, "score": {"kind": "dot", "stream": true, "bias": true},
+                   "gate": "sigmoid",
                    "select": {"kind": "top_p", "p": 1.5, "compare": "gt", "max": 2},
                    "renormalize": true, "scale": 3}}],
     "feed_forward": [
       {"kind": "dense", "width": 7,
        "expert": {"form": "plain", "activation": "gelu_tanh", "bias": true, "inner_norm": true}},
-      {"kind": "routed", "shared_width": 5, "shared_gate": true,
+      {"kind": "routed", "shared_width": 5, "shared_gate": true, "shared_norms": true,
        "expert": {"form": "gated", "activation": "silu", "activation_limit": 7,
                   "activation_slope": 1.5, "up_offset": 1},
        "routing": {"num_experts": 2, "widths": [3, 4], "gate": "softmax_selected",
@@ -142,8 +143,12 @@ TEST(NativeConfig, ReadsEveryKey) {
   EXPECT_EQ(dense.group_order, GroupOrder::kTile);
   EXPECT_TRUE(dense.bias && dense.out_bias && dense.sinks);
   EXPECT_EQ(dense.soft_cap, 50.0);
+  EXPECT_EQ(NormPlacementOf(spec, spec.blocks[2]), NormPlacement::kPre);
+  EXPECT_EQ(ResidualScaleOf(spec, spec.blocks[2]), 0.25);
+  EXPECT_EQ(NormPlacementOf(spec, spec.blocks[3]), NormPlacement::kPost);
+  EXPECT_EQ(ResidualScaleOf(spec, spec.blocks[3]), 0.5);
   const RoutedLayerSpec& moa = *spec.attention(1).routing;
-  EXPECT_TRUE(moa.score.bias);
+  EXPECT_TRUE(moa.score.bias && moa.score.stream);
   EXPECT_EQ(moa.gate, GateKind::kSigmoid);
   EXPECT_EQ(moa.select.p, 1.5);
   EXPECT_EQ(moa.select.compare, TopPCompare::kGt);
@@ -160,7 +165,7 @@ TEST(NativeConfig, ReadsEveryKey) {
   EXPECT_EQ(routed.expert.activation_slope, 1.5f);
   EXPECT_EQ(routed.expert.up_offset, 1.0f);
   EXPECT_EQ(routed.shared_width, 5);
-  EXPECT_TRUE(routed.shared_gate);
+  EXPECT_TRUE(routed.shared_gate && routed.shared_norms);
   EXPECT_EQ(routed.routing->widths, (std::vector<int>{3, 4}));
   EXPECT_EQ(routed.routing->gate, GateKind::kSoftmaxSelected);
   EXPECT_EQ(routed.routing->split.heads, 4);
@@ -294,6 +299,52 @@ TEST(NativeConfig, KeysAreSpelledAsInTheFile) {
   config.attention_is_list = false;
   EXPECT_EQ(config.AsInFile("attention[12].head_dim"), "attention.head_dim");
   EXPECT_EQ(config.AsInFile("attention[]attention["), "attention[]attention[");
+}
+
+TEST(Validate, ResidualForms) {
+  const auto with = [](const char* key, const Json& keys) {
+    Json json = TinyConfig();
+    json["norm"] = {{"kind", "rms"}, {"placement", "output"}};
+    json["attention"][1]["out_bias"] = false;
+    json[key][1].update(keys);
+    return ParseNativeConfig(json.dump()).status();
+  };
+  const Json parallel = {{"parallel", true}};
+  EXPECT_TRUE(with("attention", parallel).ok());
+  EXPECT_TRUE(with("feed_forward", parallel).ok());
+  Json json = TinyConfig();
+  json["attention"][0]["parallel"] = true;
+  EXPECT_TRUE(Mentions(ParseNativeConfig(json.dump()).status(),
+                       {"attention[0].parallel", "false", "it is the first block"}));
+  json = TinyConfig();
+  json["attention"][1]["parallel"] = json["feed_forward"][1]["parallel"] = true;
+  EXPECT_TRUE(Mentions(ParseNativeConfig(json.dump()).status(),
+                       {"feed_forward[1].parallel", "the block before it is parallel"}));
+  EXPECT_TRUE(Mentions(with("feed_forward", {{"parallel", true}, {"shared_norms", true}}),
+                       {"shared_norms"}));
+  EXPECT_TRUE(Mentions(with("feed_forward", {{"parallel", true}, {"norm_placement", "post"}}),
+                       {"feed_forward[1].parallel", "post"}));
+  json = TinyConfig();
+  json["attention"][0]["norm_placement"] = "post";
+  json["feed_forward"][0]["parallel"] = true;
+  EXPECT_TRUE(Mentions(ParseNativeConfig(json.dump()).status(), {"parallel", "post"}));
+  // The settings of routers that read the stream.
+  json = TinyConfig();
+  json["feed_forward"][0]["routing"]["score"]["stream"] = true;
+  EXPECT_TRUE(Mentions(ParseNativeConfig(json.dump()).status(),
+                       {"feed_forward[0].routing.score.stream", "split.heads is 2"}));
+  json = TinyConfig();
+  json["feed_forward"][1]["routing"]["score"]["stream"] = true;
+  EXPECT_TRUE(ParseNativeConfig(json.dump()).ok());
+  json["feed_forward"][1]["parallel"] = true;
+  EXPECT_TRUE(Mentions(ParseNativeConfig(json.dump()).status(), {"parallel", "score.stream"}));
+  // The placement of a block decides about its bias.
+  json = TinyConfig();
+  json["attention"][1]["norm_placement"] = "both";
+  EXPECT_TRUE(Mentions(ParseNativeConfig(json.dump()).status(), {"attention[1].out_bias"}));
+  EXPECT_TRUE(Mentions(with("attention", {{"residual_scale", 1e39}}), {"residual_scale", "f32"}));
+  EXPECT_TRUE(Mentions(with("attention", {{"norm_placement", "before"}}),
+                       {"attention[1].norm_placement", "\"both\""}));
 }
 
 TEST(Validate, GuardsSpecificationsOfOtherLoaders) {

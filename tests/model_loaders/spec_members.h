@@ -48,8 +48,8 @@ auto MembersOf(T& s) {
 }
 template <Is<ScoreSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i);
+  auto& [a, b, c, d, e, f, g, h, i, j] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j);
 }
 template <Is<SelectSpec> T>
 auto MembersOf(T& s) {
@@ -83,18 +83,23 @@ auto MembersOf(T& s) {
 }
 template <Is<FeedForwardSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f] = s;
-  return std::tie(a, b, c, d, e, f);
+  auto& [a, b, c, d, e, f, g] = s;
+  return std::tie(a, b, c, d, e, f, g);
 }
 template <Is<ShortConvolutionSpec> T>
 auto MembersOf(T& s) {
   auto& [a, b] = s;
   return std::tie(a, b);
 }
+template <Is<ResidualSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c] = s;
+  return std::tie(a, b, c);
+}
 template <Is<BlockSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b] = s;
-  return std::tie(a, b);
+  auto& [a, b, c] = s;
+  return std::tie(a, b, c);
 }
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
@@ -147,6 +152,7 @@ bool Same(const T& a, const T& b) {
 template <typename T>
 constexpr const char* StructureName() {
   if constexpr (Is<T, NormSpec>) return "NormSpec";
+  if constexpr (Is<T, ResidualSpec>) return "ResidualSpec";
   if constexpr (Is<T, RopeScaling>) return "RopeScaling";
   if constexpr (Is<T, PositionSpec>) return "PositionSpec";
   if constexpr (Is<T, RelativeBias>) return "RelativeBias";
@@ -184,6 +190,7 @@ void ForMembers(T& structure, const Visit& visit) {
         for (BlockSpec& block : member) {
           if (block.layer > 0) break;
           std::visit([&](auto& mixer) { ForMembers(mixer, visit); }, block.mixer);
+          ForMembers(block.residual, visit);
         }
       }
     }

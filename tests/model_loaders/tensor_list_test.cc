@@ -236,6 +236,42 @@ TEST(RequiredTensors, SettingsOfExperts) {
   }
 }
 
+TEST(RequiredTensors, ResidualForms) {
+  Json json = testing::TinyConfig();
+  json["attention"][0]["norm_placement"] = "both";
+  json["attention"][1].update({{"norm_placement", "output"}, {"out_bias", false}});
+  json["feed_forward"][1]["shared_norms"] = true;
+  std::vector<std::string> norms;
+  for (const std::string& line : Lines(json)) {
+    if (line.find("norm.weight [16]") != std::string::npos) norms.push_back(line);
+  }
+  EXPECT_EQ(
+      norms,
+      (std::vector<std::string>{
+          "norm.weight [16]", "blocks.0.attention.norm.weight [16]",
+          "blocks.0.attention.output_norm.weight [16]", "blocks.0.feed_forward.norm.weight [16]",
+          "blocks.1.attention.output_norm.weight [16]", "blocks.1.feed_forward.norm.weight [16]",
+          "blocks.1.feed_forward.shared_norm.weight [16]",
+          "blocks.1.feed_forward.shared_output_norm.weight [16]",
+          "blocks.1.feed_forward.experts_norm.weight [16]"}));
+  const ModelSpec spec = ParseNativeConfig(json.dump())->spec;
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"blocks.1.attention.norm.weight", "attention[1].norm_placement is \"output\""},
+      {"blocks.0.feed_forward.output_norm.weight", "norm.placement is \"pre\""},
+      {"blocks.0.feed_forward.shared_norm.weight", "feed_forward[0].shared_width is 0"},
+      {"blocks.1.feed_forward.experts_norm.bias", "norm.kind is \"rms\", which has no bias"},
+  };
+  for (const auto& [name, reason] : cases) {
+    const std::string why = WhyLeftOver(name, spec);
+    EXPECT_EQ(why.find(reason), 0u) << name << ": " << why;
+  }
+  json["feed_forward"][1]["shared_norms"] = false;
+  const ModelSpec plain = ParseNativeConfig(json.dump())->spec;
+  EXPECT_EQ(WhyLeftOver("blocks.1.feed_forward.experts_norm.weight", plain)
+                .find("feed_forward[1].shared_norms is false"),
+            0u);
+}
+
 TEST(RequiredTensors, SaysWhereAShapeComesFrom) {
   const auto config = ParseNativeConfig(testing::TinyConfig().dump());
   ASSERT_TRUE(config.ok());

@@ -388,7 +388,10 @@ void ForgetUnused(RoutedLayerSpec& routing) {
   }
   if (routing.score.kind == ScoreKind::kDot) {
     const ScoreSpec score = routing.score;
-    routing.score = {.norm = score.norm, .row_scale = score.row_scale, .bias = score.bias};
+    routing.score = {.stream = score.stream,
+                     .norm = score.norm,
+                     .row_scale = score.row_scale,
+                     .bias = score.bias};
   }
 }
 

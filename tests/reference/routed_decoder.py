@@ -54,6 +54,10 @@ def complete_config(config: Json) -> Json:
     for key, complete in (("attention", _complete_attention), ("feed_forward", _complete_ffn)):
         layers = out[key] if isinstance(out[key], list) else [out[key]] * out["num_hidden_layers"]
         out[key] = [complete(copy.deepcopy(layer)) for layer in layers]
+        for layer in out[key]:
+            layer.setdefault("norm_placement", norm["placement"])
+            layer.setdefault("residual_scale", out["residual_scale"])
+            layer.setdefault("parallel", False)
     return out
 
 
@@ -107,6 +111,7 @@ def _complete_ffn(feed_forward: Json) -> Json:
     if feed_forward["kind"] == "routed":
         feed_forward.setdefault("shared_width", 0)
         feed_forward.setdefault("shared_gate", False)
+        feed_forward.setdefault("shared_norms", False)
         routing = feed_forward["routing"]
         _complete_routing(routing)
         split = routing.setdefault("split", {"heads": 1})
@@ -130,6 +135,7 @@ def _complete_routing(routing: Json) -> None:
     for key in ("zero", "copy", "constant"):
         null_experts.setdefault(key, 0)
     score = routing.setdefault("score", {"kind": "dot"})
+    score.setdefault("stream", False)
     score.setdefault("norm", "none")
     score.setdefault("row_scale", 1.0)
     score.setdefault("bias", False)
@@ -227,6 +233,7 @@ class RoutedDecoder:
                         if value.is_floating_point() else value.long()
                         for name, value in tensors.items()}
         self.tokens = torch.zeros(0, dtype=torch.long)  # of the current forward pass
+        self.stream = torch.zeros(0)  # the residual stream that the current block reads
         self.wide = torch.promote_types(dtype, torch.float32)
         self.bf16_products = bf16_products
         self.is_long = False  # whether `forward` treats the sequence as long
@@ -261,10 +268,13 @@ class RoutedDecoder:
         self.tokens = tokens
         config = self.config
         positions = torch.arange(cache.length, cache.length + len(tokens))
-        x = self._embed(tokens, positions)
+        x = before = self._embed(tokens, positions)
         for layer in range(config["num_hidden_layers"]):
-            x = self._block(x, layer, "attention", positions, cache)
-            x = self._block(x, layer, "feed_forward", positions, cache)
+            for part in ("attention", "feed_forward"):
+                # A parallel block reads what the block before it has read.
+                read = before if config[part][layer]["parallel"] else x
+                before = x
+                x = self._block(x, read, layer, part, positions, cache)
         cache.length += len(tokens)
         if config["norm"]["final"]:
             x = self._norm(x, "norm", eps=config["norm"]["final_eps"])
@@ -284,19 +294,22 @@ class RoutedDecoder:
             x = x + sinusoidal(positions + first, x.shape[1]).to(x.dtype)
         return self._norm(x, "embed_norm") if self.config["embedding_norm"] else x
 
-    def _block(self, x: Tensor, layer: int, part: str, positions: Tensor, cache: Cache) -> Tensor:
-        """One residual branch, with the norms where `norm.placement` says."""
+    def _block(self, x: Tensor, read: Tensor, layer: int, part: str, positions: Tensor,
+               cache: Cache) -> Tensor:
+        """x plus a residual branch of `read`, with the norms where the placement says."""
         name = f"blocks.{layer}.{part}"
-        placement = self.config["norm"]["placement"]
-        inner = self._norm(x, f"{name}.norm") if placement in ("pre", "both") else x
+        settings = self.config[part][layer]
+        placement = settings["norm_placement"]
+        inner = self._norm(read, f"{name}.norm") if placement in ("pre", "both") else read
         inner = self._round(inner)
+        self.stream = read
         if part == "attention":
             branch = self._attention(inner, layer, positions, cache)
         else:
             branch = self._feed_forward(inner, layer)
         if placement in ("output", "both"):
             branch = self._norm(branch, f"{name}.output_norm")
-        x = x + self.config["residual_scale"] * branch
+        x = x + settings["residual_scale"] * branch
         return self._norm(x, f"{name}.norm") if placement == "post" else x
 
     def _norm(self, x: Tensor, name: str, kind: str | None = None,
@@ -488,6 +501,8 @@ class RoutedDecoder:
 
     def _route(self, rows: Tensor, name: str, routing: Json) -> Routes:
         """Routes of rows [R, c]; `name` is "blocks.<layer>.<part>.router"."""
+        if routing["score"]["stream"]:
+            rows = self.stream
         _, layer, part, _ = name.split(".")
         key = f"{layer}.{part}"
         if self.replay is not None:
@@ -526,9 +541,14 @@ class RoutedDecoder:
             y = y + rows  # MH-MoE eq. 6
         y = self._merge(y, name, routing["split"])
         if settings["shared_width"] > 0:
-            shared = self._expert(x, f"{name}.shared", settings["expert"])
+            norms = settings["shared_norms"]
+            read = self._round(self._norm(self.stream, f"{name}.shared_norm")) if norms else x
+            shared = self._expert(read, f"{name}.shared", settings["expert"])
             if settings["shared_gate"]:
-                shared = shared * torch.sigmoid(self._linear(x, f"{name}.shared_gate"))
+                shared = shared * torch.sigmoid(self._linear(read, f"{name}.shared_gate"))
+            if norms:
+                shared = self._norm(shared, f"{name}.shared_output_norm")
+                y = self._norm(y, f"{name}.experts_norm")
             y = y + shared
         return y
 

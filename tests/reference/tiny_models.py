@@ -36,7 +36,9 @@ def _moa(experts: int, head_dim: int, select: Json, **more: Any) -> Json:
 
 def _moe(experts: int, widths: Any, select: Json, expert: Json | None = None,
          **more: Any) -> Json:
-    outer = {key: more.pop(key) for key in ("shared_width", "shared_gate") if key in more}
+    outer = {key: more.pop(key) for key in (
+        "shared_width", "shared_gate", "shared_norms", "norm_placement", "residual_scale",
+        "parallel") if key in more}
     return {"kind": "routed", "expert": expert or GATED, **outer,
             "routing": {"num_experts": experts, "widths": widths, "select": select, **more}}
 
@@ -186,6 +188,19 @@ TINY: dict[str, Json] = {
          {"kind": "short_conv", "conv": 4, "bias": True},
          _dense_attention(4, 12, num_kv_heads=2, qk_norm="head")],
         _moe(6, [8, 24, 16, 40, 12, 20], _top_k(2), split={"heads": 2}, gate="sigmoid")),
+    # Every placement of norms, parallel blocks, and a dense branch beside the experts (Gemma 4).
+    "tiny-residual-forms": _model(
+        32, 3,
+        [_dense_attention(4, 8, num_kv_heads=2, norm_placement="output"),
+         _moa(4, 16, _top_k(2), norm_placement="both", residual_scale=0.8,
+              routing={"score": {"kind": "dot", "stream": True}}),
+         _dense_attention(4, 8, norm_placement="output")],
+        [_moe(5, [20, 8, 24, 12, 16], _top_k(2), norm_placement="both", shared_width=24,
+              shared_gate=True, shared_norms=True, expert_scale=True, renormalize=True,
+              score={"kind": "dot", "stream": True, "norm": "rms_weight", "row_scale": 0.6}),
+         _moe(4, 16, _top_p(0.6), parallel=True, residual_scale=1.25, split={"heads": 2},
+              norm_placement="pre"),
+         _moe(4, 16, _top_k(2), parallel=True, norm_placement="output", shared_width=12)]),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -201,7 +216,7 @@ SEEDS: dict[str, int] = {
     "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2600,
     "tiny-deep-experts": 2818, "tiny-null-experts": 2719, "tiny-latent-experts": 1420,
     "tiny-xpos": 1123, "tiny-post-norm-final": 1125, "tiny-qkv-clip": 13,
-    "tiny-short-convolution": 17}
+    "tiny-short-convolution": 17, "tiny-residual-forms": 1300}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -271,8 +286,14 @@ class _Builder:
             start = 0.3 if score["temperature"] == "divide" else 0.7
             self.tensors[f"{name}.temperature"] = torch.tensor([start])
 
+    def _block_norms(self, name: str, placement: str, d: int) -> None:
+        if placement != "output":
+            self._norm(f"{name}.norm", d)
+        if placement in ("output", "both"):
+            self._norm(f"{name}.output_norm", d)
+
     def _attention(self, name: str, attention: Json, d: int) -> None:
-        self._norm(f"{name}.norm", d)
+        self._block_norms(name, attention["norm_placement"], d)
         if attention["kind"] == "short_conv":
             for part in ("b", "c", "x"):
                 self._linear(f"{name}.{part}", d, d, attention["bias"])
@@ -315,7 +336,7 @@ class _Builder:
             self._norm(f"{name}.inner_norm", width)
 
     def _feed_forward(self, name: str, settings: Json, d: int) -> None:
-        self._norm(f"{name}.norm", d)
+        self._block_norms(name, settings["norm_placement"], d)
         form = settings["expert"]
         if settings["kind"] == "dense":
             self._expert(name, form, settings["width"], d)
@@ -340,6 +361,9 @@ class _Builder:
             self._expert(f"{name}.shared", form, settings["shared_width"], d)
             if settings["shared_gate"]:
                 self._draw(f"{name}.shared_gate.weight", 1, d, std=0.5)
+            if settings["shared_norms"]:
+                for norm in ("shared_norm", "shared_output_norm", "experts_norm"):
+                    self._norm(f"{name}.{norm}", d)
 
 
 def _stored(name: str, value: torch.Tensor, index: int, file_type: str) -> torch.Tensor:

@@ -39,6 +39,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->block_ = block_spec.kind();
   routed->heads_ = spec.split.heads;
   routed->residual_ = spec.split.residual;
+  routed->scores_stream_ = spec.score.stream;
   routed->body_ = std::move(body);
   MOESERVE_ASSIGN_OR_RETURN(
       routed->router_, LoadRouter(load, prefix + ".router", spec, model_width / spec.split.heads));
@@ -127,10 +128,11 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
 RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
   const std::vector<RouteOverride> overrides = Overrides(ctx);
   const ReportedRows& reported = ctx.reported.of_slot(slot_);
-  if (reported.inputs.data != nullptr) ctx.backend.Convert(rows, reported.inputs);
+  const RowsView& input = scores_stream_ ? ctx.stream : rows;
+  if (reported.inputs.data != nullptr) ctx.backend.Convert(input, reported.inputs);
   return ctx.backend.Route(
       {.router = router_.get(),
-       .input = rows,
+       .input = input,
        .given = ctx.batch.given.empty() ? nullptr : ctx.batch.given[static_cast<size_t>(slot_)],
        .slot = slot_,
        .scores = reported.scores.data != nullptr ? &reported.scores : nullptr,

@@ -67,6 +67,7 @@ class RoutedLayer {
   BlockKind block_ = BlockKind::kFeedForward;
   int heads_ = 1;
   bool residual_ = false;
+  bool scores_stream_ = false;  // ScoreSpec::stream
 };
 
 }  // namespace moeserve

@@ -198,13 +198,23 @@ void ReadSettings(const Json& json, const std::string& path, Problems* problems,
   reader.RefuseOthers();
 }
 
-// Reads an object of "attention", which may be another mixer of tokens.
-void ReadSettings(const Json& json, const std::string& path, Problems* problems, Mixer& mixer) {
+// Reads the object of a block: the settings of its mixer and how it joins the residual stream.
+// `block` has a default mixer; "attention" may be another mixer of tokens.
+void ReadBlock(const Json& json, const std::string& path, Problems* problems, BlockSpec& block) {
   const auto kind = json.is_object() ? json.find("kind") : json.end();
   ForOtherMixers([&](const auto& other) {
-    if (kind != json.end() && *kind == other.kKind) mixer = other;
+    const bool of_tokens = block.kind() != BlockKind::kFeedForward;
+    if (of_tokens && kind != json.end() && *kind == other.kKind) block.mixer = other;
   });
-  std::visit([&](auto& spec) { ReadSettings(json, path, problems, spec); }, mixer);
+  ObjectReader object(json, path, problems);
+  SettingsReader<ResidualSpec> residual(object, problems, block.residual);
+  Settings(residual, block.residual);
+  const auto read = [&]<typename S>(S& spec) {
+    SettingsReader<S> reader(object, problems, spec);
+    Settings(reader, spec);
+    reader.RefuseOthers();
+  };
+  std::visit(read, block.mixer);
 }
 
 Quantization ParseQuantization(const Json& json, Problems* problems) {
@@ -222,20 +232,15 @@ Quantization ParseQuantization(const Json& json, Problems* problems) {
   return *type;
 }
 
-int64_t ExpertsOf(const Mixer& mixer) {
-  const RoutedLayerSpec* const routing = BlockSpec{.mixer = mixer}.routing();
-  return routing == nullptr ? 0 : routing->num_experts;
-}
-int64_t ExpertsOf(const FeedForwardSpec& block) {
-  return block.routing.has_value() ? block.routing->num_experts : 0;
+int64_t ExpertsOf(const BlockSpec& block) {
+  return block.routing() == nullptr ? 0 : block.routing()->num_experts;
 }
 
 // Reads the blocks of all layers from one object, or from a list with one object per layer. Limits
 // the number of experts while reading, because a short file can demand long lists of widths in many
 // layers.
-template <typename Block>
-std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers, bool* is_list,
-                               Problems* problems) {
+std::vector<BlockSpec> ParseBlocks(ObjectReader& reader, const char* key, const Mixer& mixer,
+                                   int layers, bool* is_list, Problems* problems) {
   const std::string expected = Concat("an object or a list of ", layers, " objects");
   const Json* json = reader.Required(key, expected);
   if (json == nullptr) return {};
@@ -247,21 +252,21 @@ std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers
     return true;
   };
   if (!*is_list) {
-    Block block;
-    ReadSettings(*json, key, problems, block);
+    BlockSpec block{.mixer = mixer};
+    ReadBlock(*json, key, problems, block);
     if (!problems->empty() || too_many(ExpertsOf(block) * layers)) return {};
-    return std::vector<Block>(layers, block);
+    return std::vector<BlockSpec>(layers, block);
   }
   if (json->size() != static_cast<size_t>(layers)) {
     reader.Fault(key, expected,
                  Concat("a list of ", json->size(), " (num_hidden_layers is ", layers, ')'));
     return {};
   }
-  std::vector<Block> blocks;
+  std::vector<BlockSpec> blocks;
   int64_t experts = 0;
   for (const Json& item : *json) {
     const std::string path = Concat(key, '[', blocks.size(), ']');
-    ReadSettings(item, path, problems, blocks.emplace_back());
+    ReadBlock(item, path, problems, blocks.emplace_back(BlockSpec{.mixer = mixer}));
     experts += ExpertsOf(blocks.back());
     if (problems->count() >= Problems::kShown || too_many(experts)) break;
   }
@@ -316,13 +321,12 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
     config.quantization = ParseQuantization(*quantization, &problems);
   }
 
-  std::vector<Mixer> attention;
-  std::vector<FeedForwardSpec> feed_forward;
+  std::vector<BlockSpec> attention, feed_forward;
   if (layers_known) {
-    attention =
-        ParseBlocks<Mixer>(reader, "attention", layers, &config.attention_is_list, &problems);
-    feed_forward = ParseBlocks<FeedForwardSpec>(reader, "feed_forward", layers,
-                                                &config.feed_forward_is_list, &problems);
+    attention = ParseBlocks(reader, "attention", AttentionSpec(), layers, &config.attention_is_list,
+                            &problems);
+    feed_forward = ParseBlocks(reader, "feed_forward", FeedForwardSpec(), layers,
+                               &config.feed_forward_is_list, &problems);
   } else {
     reader.Optional("attention");
     reader.Optional("feed_forward");
@@ -331,7 +335,10 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kConfigFile));
 
   for (int i = 0; i < layers; ++i) {
-    spec.AddLayer(std::move(attention[i]), std::move(feed_forward[i]));
+    for (BlockSpec* block : {&attention[i], &feed_forward[i]}) {
+      block->layer = i;
+      spec.blocks.push_back(std::move(*block));
+    }
   }
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(config));
   return config;

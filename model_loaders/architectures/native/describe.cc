@@ -237,7 +237,8 @@ std::string MixerText(const FeedForwardSpec& feed_forward) {
 }  // namespace
 
 std::string DescribeBlock(const BlockSpec& block) {
-  return std::visit([](const auto& mixer) { return MixerText(mixer); }, block.mixer);
+  return std::visit([](const auto& mixer) { return MixerText(mixer); }, block.mixer) +
+         Phrases(block.residual).Rest();
 }
 
 }  // namespace moeserve

@@ -99,6 +99,13 @@ OrderedJson SettingsJson(const S& spec, const Context&... context) {
   return json;
 }
 
+OrderedJson BlockJson(const BlockSpec& block) {
+  OrderedJson json = std::visit([](const auto& mixer) { return SettingsJson(mixer); }, block.mixer);
+  SettingsWriter<ResidualSpec> writer(json, block.residual);
+  Settings(writer, block.residual);
+  return json;
+}
+
 // Returns the blocks of all layers as one object if they are equal, else as a list.
 OrderedJson BlocksJson(std::vector<OrderedJson> blocks) {
   const bool equal =
@@ -127,10 +134,9 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
                             {"group_size", StatedGroupSize(quantization)}};
   }
   std::vector<OrderedJson> attention, feed_forward;
-  for (int i = 0; i < spec.num_layers(); ++i) {
-    attention.push_back(std::visit([](const auto& mixer) { return SettingsJson(mixer); },
-                                   spec.token_mixer(i).mixer));
-    feed_forward.push_back(SettingsJson(spec.feed_forward(i)));
+  for (const BlockSpec& block : spec.blocks) {
+    const bool of_tokens = block.kind() != BlockKind::kFeedForward;
+    (of_tokens ? attention : feed_forward).push_back(BlockJson(block));
   }
   json["attention"] = BlocksJson(std::move(attention));
   json["feed_forward"] = BlocksJson(std::move(feed_forward));
