@@ -48,6 +48,7 @@ _MEANINGS = (
     (r"split|multi_?head_?(layer|in)|head_split", ("split",)),
     (r"merge|merge_?(layer|head)|head_merge", ("merge",)),
     (r"latent_down|latent_up|relative_bias|expert_scale|inner_norm|output_norm|embed_norm"
+     r"|shared_norm|shared_output_norm|experts_norm"
      r"|constant|table|choice_bias|out_bias|conv", None),  # words of the format itself
 )
 _CONTAINERS = {"model", "transformer", "decoder", "layers", "layer", "h", "blocks", "block", "net",
