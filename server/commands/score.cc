@@ -26,7 +26,7 @@ void PrintScore(const ScoreArguments& options, const ProfiledTexts& result) {
   const Score& score = result.score;
   const Tokenizer* tokenizer = result.model.engine->tokenizer();
   if (options.json) {
-    nlohmann::ordered_json out;
+    OrderedJson out;
     out["model"] = result.model.directory_name;
     out["tokens"] = score.tokens;
     out["scored_tokens"] = score.scored;

@@ -16,8 +16,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr std::string_view kPath = "/openapi.json";
 constexpr std::string_view kScheme = "key";
 constexpr std::string_view kAbout =

@@ -10,8 +10,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
 constexpr char kAnswers[] = R"json({

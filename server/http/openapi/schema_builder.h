@@ -6,11 +6,11 @@
 #include <string_view>
 #include <utility>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server::http {
 
-using SchemaJson = nlohmann::ordered_json;
+using SchemaJson = OrderedJson;
 
 inline SchemaJson Described(SchemaJson schema, std::string_view meaning) {
   if (!meaning.empty()) schema["description"] = meaning;

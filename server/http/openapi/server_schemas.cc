@@ -11,8 +11,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // In these texts, every object lists all members that answers can have.
 constexpr char kServer[] = R"json({
 "Error": {"type": "object", "required": ["error"], "properties": {

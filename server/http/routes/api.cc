@@ -38,8 +38,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 Result<const Tokenizer*> RequireTokenizer(const Engine& engine) {
   if (engine.tokenizer() != nullptr) return engine.tokenizer();
   return InvalidValue("model", "this model has no tokenizer");
@@ -116,7 +114,7 @@ class Api {
       MOESERVE_RETURN_IF_ERROR(CheckFields(*body, FieldRoute::kDetokenize));
       MOESERVE_ASSIGN_OR_RETURN(const auto skip, BoolField(*body, "skip_special_tokens"));
       const Engine& engine = model->engine();
-      const nlohmann::json* tokens = FindField(*body, "tokens");
+      const Json* tokens = FindField(*body, "tokens");
       if (tokens == nullptr) return MissingField("tokens");
       MOESERVE_ASSIGN_OR_RETURN(const auto ids,
                                 TokenIdList(*tokens, "tokens", engine.spec().vocab_size));
@@ -213,7 +211,7 @@ class Api {
     return Submit(context_, request, model, params, std::move(prompts), format);
   }
 
-  absl::Status CheckFields(const nlohmann::json& body, FieldRoute route) {
+  absl::Status CheckFields(const Json& body, FieldRoute route) {
     FieldFindings findings;
     MOESERVE_RETURN_IF_ERROR(
         CheckRequestFields(body, route, context_.settings().strict_fields, findings));
@@ -221,8 +219,7 @@ class Api {
     return absl::OkStatus();
   }
 
-  Result<std::vector<TokenId>> EncodePrompt(const nlohmann::json& body,
-                                            const Tokenizer& tokenizer) const {
+  Result<std::vector<TokenId>> EncodePrompt(const Json& body, const Tokenizer& tokenizer) const {
     for (const std::string_view name : ConversationFields()) {
       if (name != "add_special_tokens" && FindField(body, std::string(name).c_str()) != nullptr) {
         return InvalidValue(name, Concat("'", name, "' needs 'messages' instead of 'prompt'"));
@@ -237,7 +234,7 @@ class Api {
     return tokenizer.Encode(*prompt, special.value_or(true));
   }
 
-  Result<std::vector<TokenId>> EncodeMessages(const nlohmann::json& body, std::string_view text,
+  Result<std::vector<TokenId>> EncodeMessages(const Json& body, std::string_view text,
                                               const ServedModel& model,
                                               const Tokenizer& tokenizer) const {
     if (FindField(body, "prompt") != nullptr) {
@@ -261,8 +258,7 @@ class Api {
   }
 
   // Returns the model that a request's body names. Errors: those of ServerContext::ModelFor().
-  Result<std::shared_ptr<ServedModel>> NamedModel(const Request& request,
-                                                  const nlohmann::json& body) const {
+  Result<std::shared_ptr<ServedModel>> NamedModel(const Request& request, const Json& body) const {
     MOESERVE_ASSIGN_OR_RETURN(const auto name, StringField(body, "model"));
     return context_.ModelFor(name.value_or(""), request.key.get());
   }

@@ -28,9 +28,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
-
 std::string ResponseErrorBody(const HttpError& error) {
   HttpError named = error;
   named.param = ResponseParam(error.param);

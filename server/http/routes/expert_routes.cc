@@ -22,8 +22,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // How many responses are computed at the same time, and the limit on the work for one response, in
 // steps of about a nanosecond each (about 4 seconds). Both are small because the threads of the
 // work pool also prepare chats and structured output.

@@ -25,8 +25,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr size_t kMaxControlBytes = 16 << 10;
 
 std::string ErrorBody(const absl::Status& status) {
@@ -261,8 +259,8 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
   }
 
   // Parses the body of a request about the repository; an empty object if there is none.
-  static Result<nlohmann::json> ControlBody(const Request& request) {
-    if (request.body.empty()) return nlohmann::json::object();
+  static Result<Json> ControlBody(const Request& request) {
+    if (request.body.empty()) return Json::object();
     JsonLimits limits;
     limits.max_depth = 4;
     limits.max_bytes = kMaxControlBytes;
@@ -284,7 +282,7 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
   // Returns the parameter "path" of a load; empty if it is absent.
   static Result<std::string> CheckpointPath(const Request& request, bool load) {
     MOESERVE_ASSIGN_OR_RETURN(const auto body, ControlBody(request));
-    const nlohmann::json* parameters = FindField(body, "parameters");
+    const Json* parameters = FindField(body, "parameters");
     if (parameters == nullptr || !load) return std::string();
     if (!parameters->is_object()) {
       return InvalidValue("parameters", "'parameters' must be an object");

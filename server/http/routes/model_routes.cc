@@ -15,8 +15,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr size_t kMaxBodyBytes = 16 << 10;
 
 OrderedJson StatusJson(const ModelStatus& model) {

@@ -19,8 +19,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // What this server has no counterpart for.
 struct MissingRoute {
   std::string_view start;  // of the path

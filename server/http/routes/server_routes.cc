@@ -22,8 +22,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // The class that transformers uses for a tokenizer.json of any kind.
 constexpr std::string_view kDefaultClass = "PreTrainedTokenizerFast";
 
