@@ -143,7 +143,6 @@ OrderedJson OpenApiDocument(const Router& router, const ServerSettings& settings
 }
 
 void AddOpenApi(Router& router, ServerContext& context) {
-  context.metrics().DeclareHttp(kPath, "GET");
   const auto text = std::make_shared<std::string>();
   router.Add("GET", kPath, Access::AnyKey(), Work::kQuick, [text](const Request&) -> Handled {
     Response response;

@@ -103,7 +103,7 @@ class Api {
       }
       return out;
     };
-    return Answer(run());
+    return JsonOrError(run());
   }
 
   Handled Detokenize(const Request& request) {
@@ -124,7 +124,7 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, skip.value_or(false)));
       return OrderedJson{{"prompt", std::move(text)}};
     };
-    return Answer(run());
+    return JsonOrError(run());
   }
 
   Handled Ready(const Request&) {
@@ -186,7 +186,7 @@ class Api {
       }
       return ExpertStatsJson(stats, model->name(), covered, threshold.value_or(0.0));
     };
-    return Answer(run());
+    return JsonOrError(run());
   }
 
  private:
@@ -252,11 +252,6 @@ class Api {
     return std::move(prompt.ids);
   }
 
-  static Handled Answer(const Result<OrderedJson>& result) {
-    if (!result.ok()) return ErrorResponse(result.status());
-    return JsonResponse(*result);
-  }
-
   // Returns the model that a request's body names. Errors: those of ServerContext::ModelFor().
   Result<std::shared_ptr<ServedModel>> NamedModel(const Request& request, const Json& body) const {
     MOESERVE_ASSIGN_OR_RETURN(const auto name, StringField(body, "model"));
@@ -298,9 +293,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   auto router = std::make_unique<Router>(context.keys());
   const auto add = [&](std::string_view method, std::string_view pattern, Access access,
                        Handled (Api::*handler)(const Request&), Work work = Work::kQuick) {
-    context.metrics().DeclareHttp(pattern, method);
-    router->Add(method, pattern, access, work,
-                [api, handler](const Request& request) { return (api.get()->*handler)(request); });
+    router->Add(method, pattern, access, work, HandlerOf(api, handler));
   };
   // Many clients list the models before they generate.
   constexpr Access kModels = Access::AnyOf(Scope::kStatistics, Scope::kGenerate);
@@ -324,11 +317,11 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v2/health/live", Access::Operator(), &Api::Live);
   add("GET", "/version", Access::Open(), &Api::Version);
   add("GET", "/metrics", Access::Operator(), &Api::Metrics);
-  if (context.settings().dashboard) {
-    for (const char* pattern : {"/", "/dashboard/*"}) context.metrics().DeclareHttp(pattern, "GET");
-    AddWebAssets(*router);
-  }
+  if (context.settings().dashboard) AddWebAssets(*router);
   AddOpenApi(*router, context);
+  for (const Router::Route& route : router->routes()) {
+    context.metrics().DeclareHttp(route.pattern, route.method);
+  }
   return router;
 }
 

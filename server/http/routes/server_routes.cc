@@ -208,10 +208,7 @@ void AddServerRoutes(Router& router, ServerContext& context) {
   const auto add = [&](std::string_view method, std::string_view path, Access access, Work work,
                        Handled (ServerRoutes::*handler)(const Request&) const,
                        BodyType body = BodyType::kJson) {
-    context.metrics().DeclareHttp(path, method);
-    router.Add(
-        method, path, access, work,
-        [routes, handler](const Request& r) { return ((*routes).*handler)(r); }, body);
+    router.Add(method, path, access, work, HandlerOf(routes, handler), body);
   };
   add("GET", "/ping", Access::Operator(), Work::kQuick, &ServerRoutes::Ping);
   add("POST", "/ping", Access::Operator(), Work::kQuick, &ServerRoutes::Ping, BodyType::kAny);
