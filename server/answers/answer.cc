@@ -14,8 +14,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // The value for minus infinity that clients expect, because JSON cannot represent minus infinity.
 constexpr double kMinusInfinity = -9999.0;
 

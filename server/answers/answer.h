@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "engine/request.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/generation/generation_request.h"
 
 namespace moeserve::server {
@@ -45,12 +45,12 @@ AnswerOptions MakeAnswerOptions(const GenerationParams& params);
 struct ChoicePart {
   int index = 0;
   std::string text;
-  nlohmann::ordered_json logprobs;  // null unless requested
+  OrderedJson logprobs;  // null unless requested
   std::optional<FinishReason> finish_reason;
   std::optional<std::string> stop_string;
   std::optional<TokenId> stop_token;
   std::optional<std::vector<TokenId>> prompt_token_ids;
-  nlohmann::ordered_json prompt_logprobs;  // null unless requested
+  OrderedJson prompt_logprobs;  // null unless requested
   std::optional<std::vector<TokenId>> token_ids;
   std::optional<RoutingRecord> routing;  // if requested, the routes collected so far
 
@@ -72,39 +72,36 @@ absl::Status CheckPromptLogprobs(const PreparedPrompt& prompt, const OutputDelta
 // Returns a list with one entry per prompt token. The first entry is null. Every other entry is an
 // object that maps token ids to {"logprob", "rank", "decoded_token"}, for the `count` most probable
 // tokens and the prompt's own token.
-nlohmann::ordered_json PromptLogprobsJson(const Tokenizer* tokenizer,
-                                          const std::vector<std::optional<TokenLogprob>>& logprobs,
-                                          int count);
+OrderedJson PromptLogprobsJson(const Tokenizer* tokenizer,
+                               const std::vector<std::optional<TokenLogprob>>& logprobs, int count);
 
 // Adds the routes of a choice, if there are any, to the choice's JSON.
-void PutRouting(const ChoicePart& part, const RoutingParams& params,
-                nlohmann::ordered_json& choice);
+void PutRouting(const ChoicePart& part, const RoutingParams& params, OrderedJson& choice);
 
 // Returns "stop", "length" or null.
-nlohmann::ordered_json FinishReasonJson(const ChoicePart& part);
+OrderedJson FinishReasonJson(const ChoicePart& part);
 // Returns the stop string, the id of the stop token, or null.
-nlohmann::ordered_json StopReasonJson(const ChoicePart& part);
+OrderedJson StopReasonJson(const ChoicePart& part);
 
 // Returns a response or a chunk that has its identity and `choices`, and nothing else.
-nlohmann::ordered_json EnvelopeJson(const AnswerIdentity& identity, std::string_view object,
-                                    nlohmann::ordered_json choices);
+OrderedJson EnvelopeJson(const AnswerIdentity& identity, std::string_view object,
+                         OrderedJson choices);
 
 // `sums` are sums over the choices of a response; each prompt counts once. The members about
 // experts are absent if they are not known yet.
-nlohmann::ordered_json UsageJson(const Usage& sums);
+OrderedJson UsageJson(const Usage& sums);
 
 // What the response says if the server's time limit cut it.
 inline constexpr std::string_view kTimeoutWarning =
     "the answer was cut by the server's limit on the time of a request (--request-timeout)";
 // Adds the list `warnings` to a response or its first chunk, unless there are none.
-void PutWarnings(const std::vector<std::string>& warnings, bool timed_out,
-                 nlohmann::ordered_json& answer);
+void PutWarnings(const std::vector<std::string>& warnings, bool timed_out, OrderedJson& answer);
 
 // Returns JSON in one line of valid UTF-8.
-std::string DumpJson(const nlohmann::ordered_json& value);
+std::string DumpJson(const OrderedJson& value);
 
 // Returns the server-sent event "data: <json>\n\n".
-std::string SseEvent(const nlohmann::ordered_json& value);
+std::string SseEvent(const OrderedJson& value);
 inline constexpr std::string_view kSseDone = "data: [DONE]\n\n";
 
 }  // namespace moeserve::server

@@ -7,10 +7,6 @@
 
 namespace moeserve::server {
 
-namespace {
-using OrderedJson = nlohmann::ordered_json;
-}  // namespace
-
 // An event without a following [DONE] reports the error.
 void AnswerWriter::AppendError(const HttpError& error, std::string& out) {
   out += Concat("data: ", ErrorBody(error), "\n\n");

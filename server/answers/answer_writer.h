@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "engine/request.h"
-#include "nlohmann/json.hpp"
 #include "server/answers/answer.h"
+#include "server/base/json.h"
 #include "server/base/status_conversion.h"
 #include "server/generation/generation_request.h"
 
@@ -42,7 +42,7 @@ class AnswerWriter {
   // Whether a stream's output is kept until its end, because the last events repeat it.
   virtual bool keeps_streamed_output() const { return false; }
   // Returns the unary response.
-  virtual nlohmann::ordered_json TakeAnswer(const Usage& sums) = 0;
+  virtual OrderedJson TakeAnswer(const Usage& sums) = 0;
   // Returns the body of a response that reports an error.
   virtual std::string ErrorBody(const HttpError& error) const;
 
@@ -58,17 +58,17 @@ class ChunkWriter : public AnswerWriter {
  public:
   void AppendEvents(int index, const Usage& sums, std::string& out) final;
   void AppendEnd(const Usage& sums, std::string& out) final;
-  nlohmann::ordered_json TakeAnswer(const Usage& sums) final;
+  OrderedJson TakeAnswer(const Usage& sums) final;
 
  protected:
   explicit ChunkWriter(AnswerOptions options) : options_(std::move(options)) {}
 
   // Returns chunks with the output that choice `index` got since the last call, without usage.
-  virtual std::vector<nlohmann::ordered_json> TakeChunks(int index) = 0;
+  virtual std::vector<OrderedJson> TakeChunks(int index) = 0;
   // Returns a chunk without choices.
-  virtual nlohmann::ordered_json EmptyChunk() const = 0;
+  virtual OrderedJson EmptyChunk() const = 0;
   // Returns the unary response without usage.
-  virtual nlohmann::ordered_json TakeWhole() = 0;
+  virtual OrderedJson TakeWhole() = 0;
 
   const AnswerOptions options_;
 

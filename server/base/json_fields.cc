@@ -14,8 +14,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // Builds the value of a text that the JSON library reads. The library's own builder searches all
 // members of an object before it adds one.
 class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
@@ -84,7 +82,7 @@ class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
 
 // Formats a wrong value for an error message. Truncates and escapes the text, so that whole prompts
 // do not end up in messages and logs.
-std::string Shown(const nlohmann::json& value) {
+std::string Shown(const Json& value) {
   std::string text = ShowJson(value);
   constexpr size_t kMaxBytes = 64;
   if (text.size() > kMaxBytes) text = Concat(text.substr(0, kMaxBytes), "...");
@@ -129,24 +127,24 @@ std::string NumberText(double value) {
   return out.str();
 }
 
-absl::Status WrongType(const char* name, const char* expected, const nlohmann::json& found) {
+absl::Status WrongType(const char* name, const char* expected, const Json& found) {
   return InvalidValue(name, Concat("'", name, "': expected ", expected, ", found ", Shown(found)));
 }
 
 }  // namespace
 
-const nlohmann::json* FindField(const nlohmann::json& object, const char* name) {
+const Json* FindField(const Json& object, const char* name) {
   const auto it = object.find(name);
   if (it == object.end() || it->is_null()) return nullptr;
   return &*it;
 }
 
-const std::string* FindText(const nlohmann::json& object, const char* name) {
-  const nlohmann::json* value = object.is_object() ? FindField(object, name) : nullptr;
+const std::string* FindText(const Json& object, const char* name) {
+  const Json* value = object.is_object() ? FindField(object, name) : nullptr;
   return value != nullptr && value->is_string() ? &value->get_ref<const std::string&>() : nullptr;
 }
 
-std::optional<int64_t> AsInteger(const nlohmann::json& value) {
+std::optional<int64_t> AsInteger(const Json& value) {
   if (value.is_number_unsigned()) {
     const uint64_t u = value.get<uint64_t>();
     if (u > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return std::nullopt;
@@ -161,9 +159,9 @@ std::optional<int64_t> AsInteger(const nlohmann::json& value) {
   return std::nullopt;
 }
 
-Result<std::optional<int64_t>> IntField(const nlohmann::json& object, const char* name, int64_t min,
+Result<std::optional<int64_t>> IntField(const Json& object, const char* name, int64_t min,
                                         int64_t max) {
-  const nlohmann::json* field = FindField(object, name);
+  const Json* field = FindField(object, name);
   if (field == nullptr) return std::optional<int64_t>();
   const std::optional<int64_t> value = AsInteger(*field);
   if (!value || *value < min || *value > max) {
@@ -177,9 +175,9 @@ Result<std::optional<int64_t>> IntField(const nlohmann::json& object, const char
   return std::optional<int64_t>(*value);
 }
 
-Result<std::optional<double>> NumberField(const nlohmann::json& object, const char* name,
-                                          double min, double max, bool min_excluded) {
-  const nlohmann::json* field = FindField(object, name);
+Result<std::optional<double>> NumberField(const Json& object, const char* name, double min,
+                                          double max, bool min_excluded) {
+  const Json* field = FindField(object, name);
   if (field == nullptr) return std::optional<double>();
   if (field->is_number()) {
     const double value = field->get<double>();
@@ -192,21 +190,21 @@ Result<std::optional<double>> NumberField(const nlohmann::json& object, const ch
                              NumberText(min), " to ", NumberText(max), ", found ", Shown(*field)));
 }
 
-Result<std::optional<bool>> BoolField(const nlohmann::json& object, const char* name) {
-  const nlohmann::json* field = FindField(object, name);
+Result<std::optional<bool>> BoolField(const Json& object, const char* name) {
+  const Json* field = FindField(object, name);
   if (field == nullptr) return std::optional<bool>();
   if (!field->is_boolean()) return WrongType(name, "true or false", *field);
   return std::optional<bool>(field->get<bool>());
 }
 
-Result<std::optional<std::string>> StringField(const nlohmann::json& object, const char* name) {
-  const nlohmann::json* field = FindField(object, name);
+Result<std::optional<std::string>> StringField(const Json& object, const char* name) {
+  const Json* field = FindField(object, name);
   if (field == nullptr) return std::optional<std::string>();
   if (!field->is_string()) return WrongType(name, "a string", *field);
   return std::optional<std::string>(field->get<std::string>());
 }
 
-Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::string& param,
+Result<std::vector<TokenId>> TokenIdList(const Json& list, const std::string& param,
                                          int vocab_size) {
   if (!list.is_array()) {
     return InvalidValue(param,
@@ -214,7 +212,7 @@ Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::
   }
   std::vector<TokenId> ids;
   ids.reserve(list.size());
-  for (const nlohmann::json& item : list) {
+  for (const Json& item : list) {
     const std::optional<int64_t> id = AsInteger(item);
     if (!id || *id < 0 || *id >= vocab_size) {
       return InvalidValue(param, Concat("'", param, "': expected token ids from 0 to ",
@@ -225,9 +223,8 @@ Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::
   return ids;
 }
 
-OrderedJson OrderedMember(const nlohmann::json& body, std::string_view text,
-                          const std::string& name) {
-  const nlohmann::json* value = FindField(body, name.c_str());
+OrderedJson OrderedMember(const Json& body, std::string_view text, const std::string& name) {
+  const Json* value = FindField(body, name.c_str());
   if (value == nullptr) return nullptr;
   const auto part = value->is_structured() ? MemberText(text, name) : std::nullopt;
   return part ? ParseOrdered(*part) : OrderedJson(*value);

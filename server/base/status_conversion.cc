@@ -2,8 +2,8 @@
 
 #include <grpcpp/support/status.h>
 
-#include "nlohmann/json.hpp"
 #include "server/base/api_error.h"
+#include "server/base/json.h"
 #include "server/base/utf8.h"
 
 namespace moeserve::server {
@@ -94,16 +94,16 @@ HttpError ToHttpError(const absl::Status& status) {
 
 std::string ErrorJson(const HttpError& error) {
   const auto or_null = [](const std::string& text) {
-    return text.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(text);
+    return text.empty() ? OrderedJson(nullptr) : OrderedJson(text);
   };
-  nlohmann::ordered_json inner;
+  OrderedJson inner;
   inner["message"] = error.message;
   inner["type"] = error.type;
   inner["param"] = or_null(error.param);
   inner["code"] = or_null(error.code);
-  nlohmann::ordered_json outer;
+  OrderedJson outer;
   outer["error"] = std::move(inner);
-  return outer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return outer.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {

@@ -1,6 +1,7 @@
 // Converts an absl::Status to an HTTP error or a gRPC status.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -32,5 +33,16 @@ std::string ErrorJson(const HttpError& error);
 // Converts OK to OK, and codes that should not reach a client, such as UNKNOWN, to INTERNAL. An
 // INTERNAL error gets a fixed message, so that no details reach the client.
 grpc::Status ToGrpcStatus(const absl::Status& status);
+
+// Returns the status that `function` returns, or Internal with the text of an exception that it
+// throws.
+template <typename Function>
+absl::Status Caught(const Function& function) {
+  try {
+    return function();
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
 
 }  // namespace moeserve::server

@@ -11,8 +11,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 void Append(std::string& out, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 void Append(std::string& out, const char* format, ...) {

@@ -1,12 +1,12 @@
 // The results of `moeserve bench` as a table and as JSON.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "engine/spec/spec.h"
 #include "kernels/base/kv_cache_type.h"
+#include "server/base/json.h"
 #include "server/bench/bench_cases.h"
 
 namespace moeserve::server {
@@ -33,6 +33,6 @@ std::string BenchTable(const BenchReport& report);
 // "min", "max", "bound_tokens_per_second", "share", "steady_rounds", ...}], ...}. Rates are in
 // bytes per second and operations per second, the best of all probes. Keys without a measured value
 // are absent.
-nlohmann::json BenchJson(const BenchReport& report, const ModelSpec& spec);
+Json BenchJson(const BenchReport& report, const ModelSpec& spec);
 
 }  // namespace moeserve::server

@@ -5,10 +5,6 @@
 
 namespace moeserve::server {
 
-namespace {
-using OrderedJson = nlohmann::ordered_json;
-}  // namespace
-
 BlockWriter::BlockWriter(AnswerIdentity identity, const AnswerOptions& options,
                          const ChatAnswerRules& rules, const Tokenizer* tokenizer, bool stream)
     : identity_(std::move(identity)),

@@ -9,8 +9,8 @@
 
 #include "absl/time/time.h"
 #include "base/steady_clock.h"
-#include "nlohmann/json.hpp"
 #include "server/answers/answer_writer.h"
+#include "server/base/json.h"
 #include "server/chat/chat_response.h"
 
 namespace moeserve::server {
@@ -32,7 +32,7 @@ class BlockWriter : public AnswerWriter {
     std::string text;  // so far; the arguments of a call
     std::string call_id;
     std::string call_name;
-    nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();  // of text, if requested
+    OrderedJson logprobs = OrderedJson::array();  // of text, if requested
   };
 
   // `tokenizer` may be null and must outlive this object. Without `stream`, none of the functions
@@ -44,8 +44,8 @@ class BlockWriter : public AnswerWriter {
   // is a list. WriteBegin() comes first, and WriteEnd() last, after every block was closed.
   virtual void WriteBegin(int prompt_tokens, std::string& out) = 0;
   virtual void WriteOpen(const Block& block, std::string& out) = 0;
-  virtual void WriteDelta(const Block& block, std::string_view piece,
-                          nlohmann::ordered_json logprobs, std::string& out) = 0;
+  virtual void WriteDelta(const Block& block, std::string_view piece, OrderedJson logprobs,
+                          std::string& out) = 0;
   virtual void WriteClose(const Block& block, std::string& out) = 0;
   virtual void WriteEnd(const Usage& sums, std::string& out) = 0;
   // Returns whether an answer without text and calls, unless the limit of tokens cut it, gets a
@@ -75,10 +75,10 @@ class BlockWriter : public AnswerWriter {
   const bool stream_;
   std::unique_ptr<AnswerSplitter> splitter_;
   std::vector<Block> blocks_;
-  bool open_ = false;     // whether the last block is open
-  bool started_ = false;  // whether any output has come
-  nlohmann::ordered_json logprobs_ = nlohmann::ordered_json::array();  // not given to a block yet
-  std::string events_;                                                 // not sent yet
+  bool open_ = false;                            // whether the last block is open
+  bool started_ = false;                         // whether any output has come
+  OrderedJson logprobs_ = OrderedJson::array();  // not given to a block yet
+  std::string events_;                           // not sent yet
   ChoicePart end_;
   int reasoning_tokens_ = 0;
   absl::Time first_output_ = absl::InfinitePast();

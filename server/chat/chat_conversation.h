@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/base/limits.h"
 #include "server/tools/tool_definitions.h"
 
@@ -21,7 +21,7 @@ struct ConversationRules {
 
 struct Conversation {
   // Objects as ParseMessage() returns them.
-  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  OrderedJson messages = OrderedJson::array();
   // The client's text of the arguments of each call, in the order of `messages`.
   std::vector<std::string> argument_texts;
   ToolSettings tools;
@@ -31,7 +31,7 @@ struct Conversation {
   // How much the model is to reason: none, minimal, low, medium, high or xhigh.
   std::optional<std::string> reasoning_effort;
   std::optional<std::string> chat_template;  // replaces the model's template
-  nlohmann::ordered_json template_variables = nlohmann::ordered_json::object();
+  OrderedJson template_variables = OrderedJson::object();
   int ignored_fields = 0;  // number of unknown fields in messages
 };
 
@@ -40,7 +40,7 @@ std::vector<std::string_view> ConversationFields();
 
 // Parses the conversation of a request. `text` is the JSON from which `body` was parsed. An error
 // names the field.
-Result<Conversation> ParseConversation(const nlohmann::json& body, std::string_view text,
+Result<Conversation> ParseConversation(const Json& body, std::string_view text,
                                        const ConversationRules& rules);
 
 }  // namespace moeserve::server

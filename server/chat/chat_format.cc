@@ -12,8 +12,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 absl::Status TemplateError(const absl::Status& status, std::string_view param) {
   return MakeError(absl::StatusCode::kInvalidArgument, "invalid_template",
                    Printable(std::string(status.message()), 300), param);

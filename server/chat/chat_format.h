@@ -74,7 +74,7 @@ class ChatFormat {
   const CallSyntax* const call_syntax_;
   absl::Status status_;
   ChatTemplateInfo template_;  // `compiled` is null if status_ is not OK
-  nlohmann::ordered_json special_tokens_ = nlohmann::ordered_json::object();
+  OrderedJson special_tokens_ = OrderedJson::object();
 };
 
 // Truncates `prompt` at the last `mark`. The caller had appended the mark and a space to the

@@ -16,9 +16,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr std::string_view kMessageFields[] = {"role",       "content",          "name",
                                                "tool_calls", "tool_call_id",     "reasoning",
                                                "thinking",   "reasoning_content"};

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/chat/chat_conversation.h"
 
 namespace moeserve::server {
@@ -30,7 +30,7 @@ inline constexpr size_t kMaxArgumentMemory = size_t{32} << 20;
 // "reasoning_content", "tool_call_id" and "tool_calls": objects {"id", "type", "function": {"name",
 // "arguments"}} whose arguments are an object, in the order of the client's text. Adds to `totals`.
 // Errors name the field.
-Result<nlohmann::ordered_json> ParseMessage(const nlohmann::json& message, size_t index,
-                                            const ConversationRules& rules, MessageTotals& totals);
+Result<OrderedJson> ParseMessage(const Json& message, size_t index, const ConversationRules& rules,
+                                 MessageTotals& totals);
 
 }  // namespace moeserve::server

@@ -15,8 +15,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr int kMaxInt = std::numeric_limits<int32_t>::max();
 
 absl::Status ParseLimits(const Json& body, ChatParams& out) {

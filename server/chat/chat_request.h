@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/chat/chat_conversation.h"
 #include "server/chat/chat_format.h"
 #include "server/generation/generation_request.h"
@@ -20,8 +20,8 @@ struct ChatParams : GenerationParams {
 
 // Parses the body of a chat request. `text` is the JSON from which `body` was parsed. An error
 // names the field. NotFound for a model that is not served.
-Result<ChatParams> ParseChat(const nlohmann::json& body, std::string_view text,
-                             const RequestRules& rules, bool allow_request_template);
+Result<ChatParams> ParseChat(const Json& body, std::string_view text, const RequestRules& rules,
+                             bool allow_request_template);
 
 // Renders and encodes the conversation and checks that it fits into the context. Makes
 // the constraint of `params` describe the whole answer: the client's format applies to its content,

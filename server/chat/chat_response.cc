@@ -9,8 +9,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr std::string_view kObject = "chat.completion";
 constexpr std::string_view kChunkObject = "chat.completion.chunk";
 

@@ -7,17 +7,17 @@
 
 #include "absl/status/status.h"
 #include "engine/request.h"
-#include "nlohmann/json.hpp"
 #include "server/answers/answer.h"
 #include "server/answers/answer_writer.h"
+#include "server/base/json.h"
 #include "server/tools/answer_splitter.h"
 
 namespace moeserve::server {
 
 // Returns an entry of `logprobs.content`: {"token", "logprob", "bytes", "top_logprobs"}. Internal
 // if a value is NaN. `tokenizer` may be null.
-Result<nlohmann::ordered_json> ChatLogprobJson(const Tokenizer* tokenizer,
-                                               const TokenLogprob& logprob, bool token_as_id);
+Result<OrderedJson> ChatLogprobJson(const Tokenizer* tokenizer, const TokenLogprob& logprob,
+                                    bool token_as_id);
 
 // How the text of an answer becomes a message.
 struct ChatAnswerRules {
@@ -37,26 +37,26 @@ class ChatWriter final : public ChunkWriter {
   absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) override;
 
  private:
-  std::vector<nlohmann::ordered_json> TakeChunks(int index) override;
-  nlohmann::ordered_json EmptyChunk() const override;
-  nlohmann::ordered_json TakeWhole() override;
+  std::vector<OrderedJson> TakeChunks(int index) override;
+  OrderedJson EmptyChunk() const override;
+  OrderedJson TakeWhole() override;
 
   struct Choice {
     ChoicePart part;         // output that is not sent yet; its text is in `message` if split
     AssistantDelta message;  // the split text that is not sent yet
     std::unique_ptr<AnswerSplitter> splitter;  // null if answers are not split
-    nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
+    OrderedJson logprobs = OrderedJson::array();
     bool started = false;  // whether the choice has got its first piece
     bool opened = false;   // whether the chunk with the role was sent
   };
 
   // Returns {"content": [...], "refusal": null} with the entries added since the last call, or null
   // if there are none.
-  nlohmann::ordered_json TakeLogprobs(Choice& choice);
+  OrderedJson TakeLogprobs(Choice& choice);
   // Moves the text of `part` to `message`.
   void Split(Choice& choice);
-  nlohmann::ordered_json FinishReason(const Choice& choice) const;
-  nlohmann::ordered_json TakeMessage(Choice& choice) const;
+  OrderedJson FinishReason(const Choice& choice) const;
+  OrderedJson TakeMessage(Choice& choice) const;
 
   const AnswerIdentity identity_;
   const ChatAnswerRules rules_;

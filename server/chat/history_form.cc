@@ -6,8 +6,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // A key of arguments that no template contains.
 constexpr std::string_view kKey = "moeserve_argument";
 

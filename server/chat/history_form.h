@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/text/chat/chat_template.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
@@ -28,12 +28,11 @@ struct HistoryForm {
 
 // Finds the form that `compiled` expects. The result depends on the template alone. `variables` are
 // special tokens. Takes less than a slow template takes to render once; mostly a millisecond.
-HistoryForm FindHistoryForm(const chat::ChatTemplate& compiled,
-                            const nlohmann::ordered_json& variables);
+HistoryForm FindHistoryForm(const chat::ChatTemplate& compiled, const OrderedJson& variables);
 
 // Changes messages from the form that ParseMessage() describes to `form`. `argument_texts` are the
 // texts of the arguments of all calls, in their order.
 void ApplyHistoryForm(const HistoryForm& form, const std::vector<std::string>& argument_texts,
-                      nlohmann::ordered_json& messages);
+                      OrderedJson& messages);
 
 }  // namespace moeserve::server

@@ -60,11 +60,6 @@ absl::Status Generate(const GenerateArguments& options) {
   return absl::OkStatus();
 }
 
-int RunGenerate(const GenerateArguments& options) {
-  const absl::Status status = Generate(options);
-  return status.ok() ? 0 : Fail(status);
-}
-
 }  // namespace
 
 void AddGenerateCommand(CLI::App& app, Command& selected) {
@@ -83,7 +78,7 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
                    "Context length; 0: the model's")
       ->check(CLI::Range(0, 1 << 24));
   command->callback(
-      [options, &selected] { selected = [options] { return RunGenerate(*options); }; });
+      [options, &selected] { selected = [options] { return StatusToExit(Generate(*options)); }; });
 }
 
 }  // namespace moeserve::server

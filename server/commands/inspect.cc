@@ -35,7 +35,7 @@ int RunInspect(const InspectArguments& options) {
   // The KV cache type of a run with the stored weight type.
   const DType cache = integers ? DType::kBF16 : dominant;
   if (options.json) {
-    nlohmann::json json = SummaryJson(summary);
+    Json json = SummaryJson(summary);
     json["stored"] = {{"type", type}, {"weight_bytes", checkpoint->weight_bytes}};
     json["notes"] = checkpoint->notes;
     json["warnings"] = checkpoint->warnings;

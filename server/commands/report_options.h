@@ -4,7 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/commands/checked_options.h"
 #include "server/reports/statistics_report.h"
 
@@ -25,9 +25,8 @@ inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
 
 // Prints to standard output. Replaces invalid UTF-8, which the name of a folder can contain, by
 // U+FFFD.
-inline void PrintJson(const nlohmann::ordered_json& json) {
-  std::printf("%s\n",
-              json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+inline void PrintJson(const OrderedJson& json) {
+  std::printf("%s\n", json.dump(2, ' ', false, OrderedJson::error_handler_t::replace).c_str());
 }
 
 }  // namespace moeserve::server

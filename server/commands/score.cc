@@ -26,7 +26,7 @@ void PrintScore(const ScoreArguments& options, const ProfiledTexts& result) {
   const Score& score = result.score;
   const Tokenizer* tokenizer = result.model.engine->tokenizer();
   if (options.json) {
-    nlohmann::ordered_json out;
+    OrderedJson out;
     out["model"] = result.model.directory_name;
     out["tokens"] = score.tokens;
     out["scored_tokens"] = score.scored;
@@ -56,11 +56,6 @@ absl::Status ScoreFiles(ScoreArguments options) {
   return SaveProfile(options.profile_file, result.profile);
 }
 
-int RunScore(const ScoreArguments& options) {
-  const absl::Status status = ScoreFiles(options);
-  return status.ok() ? 0 : Fail(status);
-}
-
 }  // namespace
 
 void AddScoreCommand(CLI::App& app, Command& selected) {
@@ -80,7 +75,9 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
   command->add_flag("!--no-profile-routes", options->profile_routes,
                     "With --profile: leave out the routes of every row");
   command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options, &selected] { selected = [options] { return RunScore(*options); }; });
+  command->callback([options, &selected] {
+    selected = [options] { return StatusToExit(ScoreFiles(*options)); };
+  });
 }
 
 }  // namespace moeserve::server

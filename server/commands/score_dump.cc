@@ -6,12 +6,10 @@
 #include "base/kinds.h"
 #include "base/message.h"
 #include "model_loaders/profiles/profile_file.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 std::string FileName(size_t block, const char* what) { return Concat(block, ".", what, ".npy"); }
 

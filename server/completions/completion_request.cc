@@ -13,8 +13,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr int64_t kMaxTokenCount = std::numeric_limits<int32_t>::max();
 
 Result<PromptInput> TextPrompt(const Json& value, const RequestLimits& limits) {

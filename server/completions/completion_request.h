@@ -2,14 +2,14 @@
 #pragma once
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/generation/generation_request.h"
 
 namespace moeserve::server {
 
 // Parses the body of a completion request. An error names the field. NotFound for a model that is
 // not served. `text`: as for ParseConstraint().
-Result<CompletionParams> ParseCompletion(const nlohmann::json& body, const RequestRules& rules,
+Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& rules,
                                          std::string_view text = {});
 
 }  // namespace moeserve::server

@@ -10,8 +10,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr std::string_view kObject = "text_completion";
 
 // Sets object[key] to `value`, unless it has a larger value already. Several token ids can have the

@@ -6,9 +6,9 @@
 
 #include "absl/status/status.h"
 #include "engine/request.h"
-#include "nlohmann/json.hpp"
 #include "server/answers/answer.h"
 #include "server/answers/answer_writer.h"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
@@ -27,7 +27,7 @@ class LogprobArrays {
 
   bool empty() const { return tokens_.empty(); }
   // Returns the arrays of the tokens added since the last call.
-  nlohmann::ordered_json Take();
+  OrderedJson Take();
 
  private:
   void AddToken(const std::string& text);
@@ -35,13 +35,13 @@ class LogprobArrays {
   const Tokenizer* const tokenizer_;
   const bool tokens_as_ids_;
   size_t offset_ = 0;
-  nlohmann::ordered_json tokens_ = nlohmann::ordered_json::array();
-  nlohmann::ordered_json token_logprobs_ = nlohmann::ordered_json::array();
-  nlohmann::ordered_json top_logprobs_ = nlohmann::ordered_json::array();
-  nlohmann::ordered_json text_offset_ = nlohmann::ordered_json::array();
+  OrderedJson tokens_ = OrderedJson::array();
+  OrderedJson token_logprobs_ = OrderedJson::array();
+  OrderedJson top_logprobs_ = OrderedJson::array();
+  OrderedJson text_offset_ = OrderedJson::array();
 };
 
-nlohmann::ordered_json ChoiceJson(const ChoicePart& part, const RoutingParams& routing = {});
+OrderedJson ChoiceJson(const ChoicePart& part, const RoutingParams& routing = {});
 
 // Builds the responses of POST /v1/completions.
 class CompletionWriter final : public ChunkWriter {
@@ -53,9 +53,9 @@ class CompletionWriter final : public ChunkWriter {
   absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) override;
 
  private:
-  std::vector<nlohmann::ordered_json> TakeChunks(int index) override;
-  nlohmann::ordered_json EmptyChunk() const override;
-  nlohmann::ordered_json TakeWhole() override;
+  std::vector<OrderedJson> TakeChunks(int index) override;
+  OrderedJson EmptyChunk() const override;
+  OrderedJson TakeWhole() override;
 
   struct Choice {
     explicit Choice(LogprobArrays arrays) : logprobs(std::move(arrays)) {}

@@ -8,7 +8,7 @@
 
 #include "absl/strings/ascii.h"
 #include "base/message.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/config/option_traits.h"
 #include "server/config/suggestion.h"
 
@@ -32,7 +32,6 @@ bool IsPlain(const std::string& text) {
 
 std::string YamlText(const std::string& text) {
   if (IsPlain(text)) return text;
-  using Json = nlohmann::json;
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

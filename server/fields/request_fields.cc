@@ -11,8 +11,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 // A value (other than null) of a refused field that has the same meaning as an absent field.
 enum class Harmless {
   kNever,

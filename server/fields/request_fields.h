@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
@@ -56,7 +56,7 @@ struct FieldFindings {
 // for the first that the route refuses, with API error code "unsupported_parameter", or
 // "invalid_value" if the value is invalid for every server. Unknown fields are an error if
 // `strict`, else counted.
-absl::Status CheckRequestFields(const nlohmann::json& body, FieldRoute route, bool strict,
+absl::Status CheckRequestFields(const Json& body, FieldRoute route, bool strict,
                                 FieldFindings& out);
 
 }  // namespace moeserve::server

@@ -18,8 +18,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr char kControl[] = "routing_control";
 
 absl::Status CheckKnownKeys(const Json& object, std::initializer_list<std::string_view> known) {
@@ -192,10 +190,10 @@ absl::Status ParseRoutingFields(const Json& body, const RoutingRules& rules, boo
   return absl::OkStatus();
 }
 
-nlohmann::ordered_json RouteLayoutJson(const RouteLayout& layout) {
-  nlohmann::ordered_json out;
+OrderedJson RouteLayoutJson(const RouteLayout& layout) {
+  OrderedJson out;
   out["rows_per_token"] = layout.rows_per_token;
-  out["blocks"] = nlohmann::ordered_json::array();
+  out["blocks"] = OrderedJson::array();
   for (const RoutedBlock& block : layout.blocks) {
     out["blocks"].push_back({{"layer", block.layer},
                              {"block", Name(block.block)},
@@ -206,22 +204,22 @@ nlohmann::ordered_json RouteLayoutJson(const RouteLayout& layout) {
   return out;
 }
 
-nlohmann::ordered_json RoutingRecordJson(const RoutingRecord& record, const RouteLayout& layout) {
-  nlohmann::ordered_json out;
+OrderedJson RoutingRecordJson(const RoutingRecord& record, const RouteLayout& layout) {
+  OrderedJson out;
   if (record.first_position == 0) out["layout"] = RouteLayoutJson(layout);
   out["first_position"] = record.first_position;
   out["tokens"] = record.tokens;
-  out["reused"] = nlohmann::ordered_json::array();
+  out["reused"] = OrderedJson::array();
   for (const auto& [begin, end] : record.reused) out["reused"].push_back({begin, end});
   out["offsets"] = record.offsets;
   out["experts"] = record.experts;
-  out["weights"] = nlohmann::ordered_json::array();
+  out["weights"] = OrderedJson::array();
   for (const float weight : record.weights) out["weights"].push_back(Shortest(weight));
   return out;
 }
 
-nlohmann::ordered_json RoutingControlJson(const RoutingChange& change) {
-  using Out = nlohmann::ordered_json;
+OrderedJson RoutingControlJson(const RoutingChange& change) {
+  using Out = OrderedJson;
   Out out = Out::object();
   if (change.top_k) out["top_k"] = *change.top_k;
   if (change.top_p) out["top_p"] = *change.top_p;

@@ -17,8 +17,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 // Reads the numbers listed in `fields`. Absent fields keep their value in `out`.
 absl::Status ParseNumbers(const Json& body, std::span<const SamplingField> fields,
                           SamplingParams& out) {

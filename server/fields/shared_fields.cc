@@ -15,8 +15,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
 absl::Status ParseStreaming(const Json& body, GenerationParams& out) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/fields/request_fields.h"
 #include "server/generation/generation_params.h"
 
@@ -11,11 +11,11 @@ namespace moeserve::server {
 // Reads the shared fields of the object `body` and checks all others (request_fields.h). `route` is
 // kCompletions or kChat, to which the bodies of other routes are converted. An error names the
 // field. NotFound for a model that is not served. `text`: as for ParseConstraint().
-absl::Status ParseSharedFields(const nlohmann::json& body, const RequestRules& rules,
-                               FieldRoute route, GenerationParams& out, std::string_view text = {});
+absl::Status ParseSharedFields(const Json& body, const RequestRules& rules, FieldRoute route,
+                               GenerationParams& out, std::string_view text = {});
 
 // Reads `prompt_logprobs`, which streamed requests must not have.
-absl::Status ParsePromptLogprobs(const nlohmann::json& body, const RequestRules& rules,
+absl::Status ParsePromptLogprobs(const Json& body, const RequestRules& rules,
                                  GenerationParams& out);
 
 }  // namespace moeserve::server

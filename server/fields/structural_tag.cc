@@ -14,7 +14,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
 using FormatKind = TextFormat::Kind;
 
 // Largest nesting of formats; limits the use of the stack.
@@ -247,7 +246,7 @@ Result<ConstraintSpec> Structures(const Json& value, const std::string& param) {
 
 }  // namespace
 
-void SpellSchemas(nlohmann::ordered_json& value) {
+void SpellSchemas(OrderedJson& value) {
   if (value.is_object()) {
     for (auto& [name, member] : value.items()) {
       const bool schema = name == "json_schema" || name == "schema";
@@ -258,7 +257,7 @@ void SpellSchemas(nlohmann::ordered_json& value) {
       }
     }
   } else if (value.is_array()) {
-    for (nlohmann::ordered_json& item : value) SpellSchemas(item);
+    for (OrderedJson& item : value) SpellSchemas(item);
   }
 }
 
@@ -271,7 +270,7 @@ Result<ConstraintSpec> StructuralTagSpec(const Json& value, const std::string& p
     }
     // Formats and schemas inside them are nested less deep than this.
     constexpr int kMaxDepth = 400;
-    nlohmann::ordered_json parsed = ParseOrdered(text, kMaxDepth);
+    OrderedJson parsed = ParseOrdered(text, kMaxDepth);
     if (!parsed.is_object()) {
       return InvalidValue(param, Concat("'", param, "' must be a JSON object"));
     }

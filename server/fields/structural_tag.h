@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "engine/text/structured/constraint.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
@@ -18,9 +18,9 @@ namespace moeserve::server {
 //   content, end), triggered_tags (triggers, tags, at_least_one, stop_after_first, excludes) or
 //   tags_with_separator (tags, separator, at_least_one, stop_after_first).
 // Both may have "type": "structural_tag". Errors name the field, whose name begins with `param`.
-Result<ConstraintSpec> StructuralTagSpec(const nlohmann::json& value, const std::string& param);
+Result<ConstraintSpec> StructuralTagSpec(const Json& value, const std::string& param);
 
 // Replaces the schemas in a structural tag by their texts, which keep the order of properties.
-void SpellSchemas(nlohmann::ordered_json& value);
+void SpellSchemas(OrderedJson& value);
 
 }  // namespace moeserve::server

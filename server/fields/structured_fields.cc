@@ -15,8 +15,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
 using SpecKind = ConstraintSpec::Kind;
 
 // Reads a JSON schema, which is sent as a JSON object or as a string that contains JSON.

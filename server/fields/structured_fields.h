@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/generation/constraint_compiler.h"
 
 namespace moeserve::server {
@@ -16,7 +16,7 @@ namespace moeserve::server {
 // nullopt if no field constrains the text. An error names the field; more than one constraint is an
 // error. Does not compile the constraint. `body` was parsed from `text`, from which the order of
 // the properties of schemas is read; if it is not there, they are sorted by name.
-Result<std::optional<ConstraintField>> ParseConstraint(const nlohmann::json& body,
+Result<std::optional<ConstraintField>> ParseConstraint(const Json& body,
                                                        std::string_view text = {});
 
 }  // namespace moeserve::server

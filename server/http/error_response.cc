@@ -1,13 +1,11 @@
 #include "server/http/error_response.h"
 
-#include <string>
-
 namespace moeserve::server::http {
 
-Response ErrorResponse(const HttpError& error) {
+Response ErrorResponse(const HttpError& error, ErrorBody* body) {
   Response response;
   response.status = error.status;
-  response.body = ErrorJson(error);
+  response.body = body(error);
   if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
   if (error.retry_after_seconds > 0) {
     response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_seconds));
@@ -16,7 +14,9 @@ Response ErrorResponse(const HttpError& error) {
   return response;
 }
 
-Response ErrorResponse(const absl::Status& status) { return ErrorResponse(ToHttpError(status)); }
+Response ErrorResponse(const absl::Status& status, ErrorBody* body) {
+  return ErrorResponse(ToHttpError(status), body);
+}
 
 Response ProtocolError(int status, std::string_view code, std::string_view message) {
   HttpError error;

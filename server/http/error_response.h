@@ -1,6 +1,7 @@
 // Builds responses that report an error.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -9,8 +10,12 @@
 
 namespace moeserve::server::http {
 
-Response ErrorResponse(const HttpError& error);
-Response ErrorResponse(const absl::Status& status);  // `status` must not be OK
+// Writes the body of a response that reports an error.
+using ErrorBody = std::string(const HttpError& error);
+
+// `status` must not be OK.
+Response ErrorResponse(const HttpError& error, ErrorBody* body = &ErrorJson);
+Response ErrorResponse(const absl::Status& status, ErrorBody* body = &ErrorJson);
 
 // Returns a response for an error that exists in HTTP only (405, 408, 413 ...). Its type is always
 // "invalid_request_error".

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "server/http/types.h"
@@ -44,6 +46,14 @@ enum class Work { kQuick, kSlow };
 enum class BodyType { kJson, kAny };
 
 using Handler = std::function<Handled(const Request&)>;
+
+// Returns the handler that calls a member function of `routes`.
+template <typename Routes, typename Function>
+Handler HandlerOf(std::shared_ptr<Routes> routes, Function function) {
+  return [routes = std::move(routes), function](const Request& request) -> Handled {
+    return ((*routes).*function)(request);
+  };
+}
 
 // Thread-safe once all routes are added.
 class Router {

@@ -16,12 +16,11 @@
 #include "base/strict_json.h"
 #include "engine/request.h"
 #include "model_loaders/files/mapped_file.h"
+#include "server/base/json.h"
 #include "server/base/text_values.h"
 
 namespace moeserve::server {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr size_t kMaxFileBytes = size_t{4} << 20;
 constexpr size_t kMaxKeys = 10'000;  // each key has series at /metrics

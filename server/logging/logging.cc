@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/message.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/logging/log_queue.h"
 
 namespace moeserve::server {
@@ -40,7 +40,7 @@ class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
   LogQueue& queue_;
 };
 
-using Fields = nlohmann::ordered_json;
+using Fields = OrderedJson;
 
 void EmitLine(spdlog::level::level_enum level, std::string_view component, std::string_view message,
               const Fields& fields) {

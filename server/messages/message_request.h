@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
 struct MessageRequest {
-  nlohmann::ordered_json chat;        // the body of the chat request that generates the answer
+  OrderedJson chat;                   // the body of the chat request that generates the answer
   int ignored_fields = 0;             // number of unknown fields
   std::vector<std::string> warnings;  // about fields that have no effect
 };
@@ -20,7 +20,7 @@ struct MessageRequest {
 // read. `counts_only` is for POST /v1/messages/count_tokens, which has no `max_tokens`. An error
 // names the field. What the chat request has in common with this one is checked when the chat is
 // parsed.
-Result<MessageRequest> ParseMessageRequest(const nlohmann::json& body, std::string_view text,
+Result<MessageRequest> ParseMessageRequest(const Json& body, std::string_view text,
                                            bool counts_only, bool strict_fields);
 
 // Returns the name of the field of this API that corresponds to a field of the chat request, for

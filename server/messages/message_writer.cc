@@ -11,8 +11,6 @@ namespace moeserve::server {
 
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 void WriteEvent(const OrderedJson& event, std::string& out) {
   out += Concat("event: ", event["type"].get<std::string>(), "\n", SseEvent(event));
 }

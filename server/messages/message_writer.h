@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/chat/block_writer.h"
 
 namespace moeserve::server {
@@ -20,20 +20,20 @@ class MessageWriter final : public BlockWriter {
                 const Tokenizer* tokenizer, bool stream)
       : BlockWriter(std::move(identity), options, rules, tokenizer, stream) {}
 
-  nlohmann::ordered_json TakeAnswer(const Usage& sums) override;
+  OrderedJson TakeAnswer(const Usage& sums) override;
   void AppendError(const HttpError& error, std::string& out) override;
   std::string ErrorBody(const HttpError& error) const override;
 
  private:
   void WriteBegin(int prompt_tokens, std::string& out) override;
   void WriteOpen(const Block& block, std::string& out) override;
-  void WriteDelta(const Block& block, std::string_view piece, nlohmann::ordered_json logprobs,
+  void WriteDelta(const Block& block, std::string_view piece, OrderedJson logprobs,
                   std::string& out) override;
   void WriteClose(const Block& block, std::string& out) override;
   void WriteEnd(const Usage& sums, std::string& out) override;
 
-  nlohmann::ordered_json Envelope() const;
-  nlohmann::ordered_json StopReason() const;
+  OrderedJson Envelope() const;
+  OrderedJson StopReason() const;
 };
 
 }  // namespace moeserve::server

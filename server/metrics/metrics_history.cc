@@ -15,8 +15,6 @@ void AddCounts(const std::vector<uint64_t>& counts, std::vector<uint64_t>& sums)
   for (size_t i = 0; i < counts.size(); ++i) sums[i] += counts[i];
 }
 
-using OrderedJson = nlohmann::ordered_json;
-
 OrderedJson ReadingJson(const MetricsReading& reading, double age_seconds) {
   const double total = static_cast<double>(reading.kv_blocks_total);
   const double used = static_cast<double>(reading.kv_blocks_used);
@@ -78,7 +76,7 @@ void MetricsHistory::Add(absl::Time now, std::vector<ModelReading> readings) {
   while (now - entries_.front().time > kSpan) entries_.pop_front();
 }
 
-nlohmann::ordered_json MetricsHistory::ToJson(absl::Time now, std::string_view model) const {
+OrderedJson MetricsHistory::ToJson(absl::Time now, std::string_view model) const {
   // All models have the same bounds.
   static const RequestMetrics* const kBounds = new RequestMetrics();
   OrderedJson out;

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "engine/engine.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/metrics/request_metrics.h"
 
 namespace moeserve::server {
@@ -56,7 +56,7 @@ class MetricsHistory {
   // Returns the body of GET /v1/metrics/history: the readings, the oldest first, with their ages.
   // If `model` is empty, they are summed over the models; else they are those of that model, and
   // times at which it was not known are left out.
-  nlohmann::ordered_json ToJson(absl::Time now, std::string_view model = {}) const;
+  OrderedJson ToJson(absl::Time now, std::string_view model = {}) const;
 
  private:
   struct Entry {

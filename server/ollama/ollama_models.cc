@@ -12,8 +12,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // How long a running model is said to stay: models stay until an operator unloads them.
 constexpr absl::Duration kForever = absl::Hours(24 * 365 * 100);
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/models/served_model.h"
 
 namespace moeserve::server {
@@ -14,10 +14,10 @@ namespace moeserve::server {
 inline constexpr std::string_view kOllamaVersion = "0.12.6";
 
 // Returns the entry of a model in /api/tags. `name` is its name or an alias.
-nlohmann::ordered_json OllamaTagJson(const std::string& name, const ServedModel& model);
+OrderedJson OllamaTagJson(const std::string& name, const ServedModel& model);
 // Returns its entry in /api/ps.
-nlohmann::ordered_json OllamaRunningJson(const std::string& name, const ServedModel& model);
+OrderedJson OllamaRunningJson(const std::string& name, const ServedModel& model);
 // Returns the body of /api/show. `show_template`: whether it has the chat template.
-nlohmann::ordered_json OllamaShowJson(const ServedModel& model, bool show_template);
+OrderedJson OllamaShowJson(const ServedModel& model, bool show_template);
 
 }  // namespace moeserve::server

@@ -16,8 +16,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 // Options about how a model is loaded or computed. They do not change what it answers, or belong to
 // another option that is off.
 constexpr std::string_view kNoEffect[] = {

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/ollama/ollama_request.h"
 
 namespace moeserve::server {
@@ -13,6 +13,6 @@ namespace moeserve::server {
 // this server cannot obey is an error that names it, unless its value means that it is off; an
 // option that nobody knows is one if `strict`, else counted. Values are checked when out.body is
 // parsed.
-absl::Status ConvertOllamaOptions(const nlohmann::json& options, bool strict, OllamaRequest& out);
+absl::Status ConvertOllamaOptions(const Json& options, bool strict, OllamaRequest& out);
 
 }  // namespace moeserve::server

@@ -13,9 +13,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr std::string_view kLatest = ":latest";
 
 bool IsEmpty(const OrderedJson& value) {

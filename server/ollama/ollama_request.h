@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
 struct OllamaRequest {
   // The body of the chat request that generates the answer, or of the completion request.
-  nlohmann::ordered_json body = nlohmann::ordered_json::object();
+  OrderedJson body = OrderedJson::object();
   bool completes = false;  // whether `body` is that of a completion
   // Whether there is nothing to generate: clients send such requests to have a model loaded.
   bool only_loads = false;
@@ -27,10 +27,10 @@ std::string ResolveOllamaName(const std::string& name, const std::vector<std::st
 // Convert the body of a request to the model that is served as `model`. `body` was parsed from
 // `text`, from which the order of members is read. An error names the field. What the new body has
 // in common with this one is checked when it is parsed.
-Result<OllamaRequest> ParseOllamaChat(const nlohmann::json& body, std::string_view text,
+Result<OllamaRequest> ParseOllamaChat(const Json& body, std::string_view text,
                                       const std::string& model, bool strict_fields);
 // `has_template`: whether the model has a chat template, which makes prompts conversations.
-Result<OllamaRequest> ParseOllamaGenerate(const nlohmann::json& body, std::string_view text,
+Result<OllamaRequest> ParseOllamaGenerate(const Json& body, std::string_view text,
                                           const std::string& model, bool has_template,
                                           bool strict_fields);
 

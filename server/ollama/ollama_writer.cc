@@ -10,8 +10,6 @@ namespace moeserve::server {
 
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 OrderedJson CallJson(int number, const std::string& id, const std::string& name,
                      const std::string& text) {
   OrderedJson arguments = ParseOrdered(text);

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/chat/block_writer.h"
 
 namespace moeserve::server {
@@ -19,7 +19,7 @@ std::string OllamaErrorJson(const HttpError& error);
 // Returns `time` as RFC 3339 with microseconds, in UTC.
 std::string OllamaTime(absl::Time time);
 // Returns the response to a request that generates nothing.
-nlohmann::ordered_json OllamaLoadedJson(OllamaForm form, const std::string& model);
+OrderedJson OllamaLoadedJson(OllamaForm form, const std::string& model);
 
 // Builds the responses. A stream has one line of JSON for each piece; a call of a tool is one
 // piece.
@@ -33,7 +33,7 @@ class OllamaWriter final : public BlockWriter {
         form_(form),
         model_(std::move(model)) {}
 
-  nlohmann::ordered_json TakeAnswer(const Usage& sums) override;
+  OrderedJson TakeAnswer(const Usage& sums) override;
   void AppendError(const HttpError& error, std::string& out) override;
   std::string ErrorBody(const HttpError& error) const override;
   std::string_view stream_type() const override { return "application/x-ndjson"; }
@@ -43,17 +43,16 @@ class OllamaWriter final : public BlockWriter {
  private:
   void WriteBegin(int /*prompt_tokens*/, std::string& /*out*/) override {}
   void WriteOpen(const Block& /*block*/, std::string& /*out*/) override {}
-  void WriteDelta(const Block& block, std::string_view piece, nlohmann::ordered_json logprobs,
+  void WriteDelta(const Block& block, std::string_view piece, OrderedJson logprobs,
                   std::string& out) override;
   void WriteClose(const Block& block, std::string& out) override;
   void WriteEnd(const Usage& sums, std::string& out) override;
 
-  nlohmann::ordered_json Envelope() const;
+  OrderedJson Envelope() const;
   // Adds a text to the answer, or the answer's reasoning.
-  void PutText(std::string_view text, std::string_view reasoning,
-               nlohmann::ordered_json& out) const;
+  void PutText(std::string_view text, std::string_view reasoning, OrderedJson& out) const;
   // Adds what the last line has.
-  void PutEnd(const Usage& sums, nlohmann::ordered_json& out) const;
+  void PutEnd(const Usage& sums, OrderedJson& out) const;
 
   const OllamaForm form_;
   const std::string model_;

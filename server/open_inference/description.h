@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 

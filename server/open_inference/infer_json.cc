@@ -17,9 +17,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
-
 absl::Status Expected(const std::string& param, std::string_view what) {
   return InvalidValue(param, Concat("'", Printable(param, 64), "': expected ", what));
 }

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/models/model_registry.h"
 #include "server/open_inference/infer_run.h"
 
@@ -15,11 +15,11 @@ namespace moeserve::server {
 
 // Parses the body of an `infer` request, without model and version. `bytes` are those after the
 // JSON: the elements of inputs with the parameter `binary_data_size`, in their order.
-Result<InferRequest> ParseInfer(const nlohmann::json& body, std::string_view bytes);
+Result<InferRequest> ParseInfer(const Json& body, std::string_view bytes);
 
 // Parses the body of a `generate` request: members with the names of inputs become inputs, all
 // others parameters. The members of `parameters` count as members of the body.
-Result<InferRequest> ParseGenerate(const nlohmann::json& body);
+Result<InferRequest> ParseGenerate(const Json& body);
 
 struct InferBody {
   std::string body;
@@ -33,9 +33,9 @@ InferBody InferResponseBody(const InferAnswer& answer);
 std::string GenerateResponseBody(const InferAnswer& answer);
 
 // These return the bodies of the responses about the server and its models.
-nlohmann::ordered_json ServerMetadataJson();
-nlohmann::ordered_json ModelMetadataJson(const ModelStatus& model, std::string_view name);
-nlohmann::ordered_json RepositoryIndexJson(const std::vector<ModelStatus>& models);
+OrderedJson ServerMetadataJson();
+OrderedJson ModelMetadataJson(const ModelStatus& model, std::string_view name);
+OrderedJson RepositoryIndexJson(const std::vector<ModelStatus>& models);
 // The reason of a model whose last load failed. The error itself can name paths of the machine.
 inline constexpr std::string_view kLoadFailed = "the last load failed; the server's log says why";
 // Returns READY, LOADING or UNAVAILABLE.

@@ -13,8 +13,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr size_t kMaxSamplingBytes = 64 << 10;
 
 bool IsOneOf(std::string_view text, std::initializer_list<std::string_view> list) {

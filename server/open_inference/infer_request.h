@@ -10,7 +10,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
@@ -24,7 +24,7 @@ struct InferTensor {
   std::string datatype;        // such as "BYTES"
   std::vector<int64_t> shape;  // [dimensions]
   // The elements in row-major order, each a string, a boolean or a number.
-  std::vector<nlohmann::json> data;
+  std::vector<Json> data;
 };
 
 struct RequestedOutput {
@@ -42,13 +42,13 @@ class InferRequest {
   // Adds an input; InvalidArgument beyond the limits.
   absl::Status Add(InferTensor tensor);
   // Adds a parameter; InvalidArgument beyond the limit.
-  absl::Status Add(const std::string& name, nlohmann::json value);
+  absl::Status Add(const std::string& name, Json value);
 
   std::string model;    // empty: the default model
   std::string version;  // empty: the version that is served
   std::string id;       // is returned in the answer
   // By name.
-  std::vector<std::pair<std::string, nlohmann::json>> parameters;
+  std::vector<std::pair<std::string, Json>> parameters;
   std::vector<InferTensor> inputs;
   std::vector<RequestedOutput> outputs;  // empty: all outputs
   bool binary_outputs = false;           // HTTP: the default of RequestedOutput::binary
@@ -80,7 +80,6 @@ absl::Status CheckTensor(const InferTensor& tensor);
 
 // Converts the request to the body of POST /v1/completions, without `model`, and sets `settings`.
 // An error names the tensor or parameter. The caller empties the result with ClearJson().
-Result<nlohmann::json> CompletionBody(const InferRequest& request, Pieces pieces,
-                                      InferSettings& settings);
+Result<Json> CompletionBody(const InferRequest& request, Pieces pieces, InferSettings& settings);
 
 }  // namespace moeserve::server

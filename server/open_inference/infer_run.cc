@@ -15,8 +15,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 bool IsOutput(std::string_view name) {
   return std::any_of(std::begin(kInferOutputs), std::end(kInferOutputs),
                      [&](const TensorDescription& output) { return output.name == name; });

@@ -11,8 +11,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-
 static_assert(std::endian::native == std::endian::little, "elements are copied as they are");
 
 constexpr size_t kLengthBytes = 4;

@@ -11,10 +11,6 @@
 
 namespace moeserve::server {
 
-namespace {
-using OrderedJson = nlohmann::ordered_json;
-}  // namespace
-
 OrderedJson ExpertStatsJson(const ExpertStats& stats, const std::string& model,
                             std::optional<double> window_seconds, double threshold) {
   const StatisticOptions options{.threshold = threshold};

@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "engine/statistics/expert_stats.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
 // Returns the response of GET /v1/experts/stats. Without `window_seconds`, the statistics are since
 // the start of the server. In the activation ratio, an expert counts as active if its selections,
 // divided by the tokens, exceed `threshold`.
-nlohmann::ordered_json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
-                                       std::optional<double> window_seconds, double threshold);
+OrderedJson ExpertStatsJson(const ExpertStats& stats, const std::string& model,
+                            std::optional<double> window_seconds, double threshold);
 
 // Returns one line per routed block (rows, balance, distinct experts) and the totals of the model.
 std::string ExpertStatsTable(const ExpertStats& stats, double threshold);

@@ -12,8 +12,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr const char* kColumns[] = {"model",     "parameters", "perplexity", "active experts",
                                     "diversity", "compute",    "unique",     "expert share",
                                     "balance",   "L_a",        "entropy"};

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/statistics/expert_profile.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
@@ -37,7 +37,7 @@ struct Comparison {
   std::vector<ComparedModel> models;
 };
 
-nlohmann::ordered_json ComparisonJson(const Comparison& comparison);
+OrderedJson ComparisonJson(const Comparison& comparison);
 // Returns a table as text or as Markdown, followed by an explanation of its columns.
 std::string ComparisonTable(const Comparison& comparison, bool markdown);
 

@@ -11,8 +11,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 OrderedJson NumberOrNull(double v) {
   return std::isfinite(v) ? OrderedJson(v) : OrderedJson(nullptr);
 }

@@ -10,7 +10,7 @@
 #include "base/status.h"
 #include "engine/statistics/expert_profile.h"
 #include "engine/statistics/measures/agreement.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
@@ -34,7 +34,7 @@ struct ProfileDiff {
 // Compares two profiles. InvalidArgument if CheckComparable() refuses them.
 Result<ProfileDiff> Diff(const ExpertProfile& a, const ExpertProfile& b);
 
-nlohmann::ordered_json DiffJson(const ProfileDiff& diff);
+OrderedJson DiffJson(const ProfileDiff& diff);
 
 // Returns the comparison as text, with the `top` experts per block whose share changed most.
 std::string DiffTable(const ProfileDiff& diff, int top);

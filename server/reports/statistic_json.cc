@@ -7,8 +7,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 template <typename Stats>
 void Add(OrderedJson& to, std::span<const Statistic<Stats>> list, const Stats& stats,
          const StatisticOptions& options) {

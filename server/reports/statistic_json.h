@@ -4,15 +4,15 @@
 #include <span>
 
 #include "engine/statistics/statistic_list.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
 // Adds the values of the statistics that have a JSON name to the object `to`, in the order of
 // `list`.
-void AddStatistics(nlohmann::ordered_json& to, std::span<const BlockStatistic> list,
+void AddStatistics(OrderedJson& to, std::span<const BlockStatistic> list,
                    const BlockExpertStats& block, const StatisticOptions& options);
-void AddStatistics(nlohmann::ordered_json& to, std::span<const ModelStatistic> list,
-                   const ExpertStats& stats, const StatisticOptions& options);
+void AddStatistics(OrderedJson& to, std::span<const ModelStatistic> list, const ExpertStats& stats,
+                   const StatisticOptions& options);
 
 }  // namespace moeserve::server

@@ -17,8 +17,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr char kGroundMetric[] = "W1, ground metric |u - v| of token ids";
 
 OrderedJson Matrix(const std::vector<double>& values, size_t n) {

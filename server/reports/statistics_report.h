@@ -9,21 +9,21 @@
 #include "engine/statistics/hidden_samples.h"
 #include "engine/statistics/measures/token_affinity.h"
 #include "engine/text/tokenizer/tokenizer.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
 // Returns [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "g2", "share"}]}],
 // one entry per expert. If `tokenizer` is null, "text" is absent.
-nlohmann::ordered_json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer,
-                                     uint32_t min_count, int top, TokenRank rank = TokenRank::kPmi);
+OrderedJson TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer, uint32_t min_count,
+                          int top, TokenRank rank = TokenRank::kPmi);
 
 // Returns {"wasserstein": {"metric", "matrix"}, "kl": {"eps", "matrix"}}. Undefined matrix elements
 // are null.
-nlohmann::ordered_json SimilarityJson(const TokenCounts& counts, double eps);
+OrderedJson SimilarityJson(const TokenCounts& counts, double eps);
 
 // Returns {"value", "classes", "rank", "rows", "seen"}, or {"value": null, "reason"}.
-nlohmann::ordered_json CollapseJson(const HiddenSample& sample);
+OrderedJson CollapseJson(const HiddenSample& sample);
 
 struct ProfileReportOptions {
   double threshold = 0.0;
@@ -34,8 +34,8 @@ struct ProfileReportOptions {
 
 // Returns ExpertStatsJson() in which every block also has "top_tokens", "similarity" and
 // "collapse". These are null if the profile lacks the data for them.
-nlohmann::ordered_json ProfileJson(const ExpertProfile& profile, const Tokenizer* tokenizer,
-                                   const ProfileReportOptions& options);
+OrderedJson ProfileJson(const ExpertProfile& profile, const Tokenizer* tokenizer,
+                        const ProfileReportOptions& options);
 
 // Returns ExpertStatsTable() and a few lines per block about top tokens, similarity and collapse.
 std::string ProfileTable(const ExpertProfile& profile, const Tokenizer* tokenizer,

@@ -15,9 +15,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
-
 // Fields that ParseResponseRequest() converts. The others that this API obeys have the same name
 // and meaning in a chat request.
 constexpr std::string_view kResponseConverted[] = {

@@ -12,8 +12,6 @@ namespace moeserve::server {
 
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // Returns the error with the names of this API's fields.
 HttpError Named(const HttpError& error) {
   HttpError named = error;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/chat/block_writer.h"
 
 namespace moeserve::server {
@@ -16,17 +16,17 @@ class ResponseWriter final : public BlockWriter {
   // `echo` are the members of the response that repeat the request (ResponseRequest::echo).
   // `custom_tools` are ResponseRequest::custom_tools.
   ResponseWriter(AnswerIdentity identity, const AnswerOptions& options,
-                 const ChatAnswerRules& rules, nlohmann::ordered_json echo,
+                 const ChatAnswerRules& rules, OrderedJson echo,
                  std::vector<std::string> custom_tools, const Tokenizer* tokenizer, bool stream);
 
-  nlohmann::ordered_json TakeAnswer(const Usage& sums) override;
+  OrderedJson TakeAnswer(const Usage& sums) override;
   void AppendError(const HttpError& error, std::string& out) override;
   std::string ErrorBody(const HttpError& error) const override;
 
  private:
   void WriteBegin(int prompt_tokens, std::string& out) override;
   void WriteOpen(const Block& block, std::string& out) override;
-  void WriteDelta(const Block& block, std::string_view piece, nlohmann::ordered_json logprobs,
+  void WriteDelta(const Block& block, std::string_view piece, OrderedJson logprobs,
                   std::string& out) override;
   void WriteClose(const Block& block, std::string& out) override;
   void WriteEnd(const Usage& sums, std::string& out) override;
@@ -34,15 +34,15 @@ class ResponseWriter final : public BlockWriter {
   // Clients take output[0], or send another request when a response has neither text nor calls.
   bool AddsEmptyText() const override { return true; }
 
-  void WriteEvent(nlohmann::ordered_json event, std::string& out);
-  nlohmann::ordered_json Item(const Block& block, bool complete) const;
+  void WriteEvent(OrderedJson event, std::string& out);
+  OrderedJson Item(const Block& block, bool complete) const;
   std::string ItemId(const Block& block) const;
   // Returns the response with the output so far; `sums` is null while the answer is generated.
-  nlohmann::ordered_json Response(const Usage* sums) const;
+  OrderedJson Response(const Usage* sums) const;
 
   bool IsCustom(const Block& block) const;
 
-  const nlohmann::ordered_json echo_;
+  const OrderedJson echo_;
   const std::vector<std::string> custom_tools_;
   int events_written_ = 0;
 };

@@ -10,6 +10,7 @@
 #include "base/steady_clock.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
+#include "server/base/status_conversion.h"
 #include "server/logging/logging.h"
 #include "server/rpc/error_details.h"
 
@@ -167,6 +168,17 @@ grpc::Status Call::End(const absl::Status& status) {
   end.failed = IsServerFault(out.error_code());
   server_.settings().observer->End(*record_, end);
   return out;
+}
+
+absl::Status PrepareLater(ServerContext& server, ClientId client,
+                          std::function<absl::Status()> prepare,
+                          std::function<void(const absl::Status&)> done) {
+  const bool posted = server.work_pool().Post(
+      [prepare = std::move(prepare), done = std::move(done)] { done(Caught(prepare)); }, client);
+  if (posted) return absl::OkStatus();
+  server.metrics().CountRejected(Rejection::kQueueFull);
+  return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
+                   "too many requests are waiting to be prepared");
 }
 
 }  // namespace moeserve::server::rpc

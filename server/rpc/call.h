@@ -5,6 +5,7 @@
 #include <grpcpp/support/status.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -59,5 +60,11 @@ class Call {
   absl::Time deadline_;
   absl::Duration cancel_margin_;
 };
+
+// Runs `prepare`, which may throw, on the work pool, and then `done` with its status. Returns
+// ResourceExhausted, which is counted, if too many requests wait.
+absl::Status PrepareLater(ServerContext& server, ClientId client,
+                          std::function<absl::Status()> prepare,
+                          std::function<void(const absl::Status&)> done);
 
 }  // namespace moeserve::server::rpc

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 
 namespace moeserve::server::rpc {
 
@@ -28,5 +29,16 @@ class Dispatcher {
   const std::shared_ptr<Queue> queue_;
   std::thread thread_;
 };
+
+// Returns a function that posts a call of `call`'s Advance(), which does nothing if `call` does not
+// exist any more.
+template <typename T>
+std::function<void()> AdvanceOn(std::shared_ptr<Dispatcher::Queue> queue, std::weak_ptr<T> call) {
+  return [queue = std::move(queue), call = std::move(call)] {
+    Dispatcher::Post(*queue, [call] {
+      if (const auto self = call.lock()) self->Advance();
+    });
+  };
+}
 
 }  // namespace moeserve::server::rpc

@@ -1,7 +1,6 @@
 #include "server/tls/tls_store.h"
 
-#include <chrono>
-#include <exception>
+#include <filesystem>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -18,24 +17,25 @@ void WarnAboutTimes(const TlsOptions& options, const TlsContexts& contexts) {
                            now < contexts.not_before ? " is not valid yet" : " has expired"));
 }
 
+std::vector<std::filesystem::path> FilesOf(const TlsOptions& options) {
+  return {options.certificate, options.key, options.client_ca};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<TlsStore>> TlsStore::Start(const TlsOptions& options) {
-  const Versions versions = Look(options);
+  std::vector<FileVersion> versions = LookAtFiles(FilesOf(options));
   MOESERVE_ASSIGN_OR_RETURN(TlsContexts contexts, LoadTls(options));
   WarnAboutTimes(options, contexts);
-  return std::unique_ptr<TlsStore>(new TlsStore(options, std::move(contexts), versions));
+  return std::unique_ptr<TlsStore>(new TlsStore(options, std::move(contexts), std::move(versions)));
 }
 
-TlsStore::TlsStore(TlsOptions options, TlsContexts contexts, const Versions& loaded)
+TlsStore::TlsStore(TlsOptions options, TlsContexts contexts, std::vector<FileVersion> loaded)
     : options_(std::move(options)),
       contexts_(std::move(contexts)),
-      loaded_(loaded),
-      thread_([this](const std::stop_token& stop) { Run(stop); }) {}
-
-TlsStore::Versions TlsStore::Look(const TlsOptions& options) {
-  return {LookAtFile(options.certificate), LookAtFile(options.key), LookAtFile(options.client_ca)};
-}
+      watcher_(
+          FilesOf(options_), std::move(loaded), [this] { return Reload(); },
+          [this](const absl::Status& status) { CountReload(status); }) {}
 
 ConnectionTls TlsStore::http() const {
   MutexLock lock(mutex_);
@@ -47,49 +47,17 @@ ConnectionTls TlsStore::grpc() const {
   return {contexts_.grpc, memory_};
 }
 
-void TlsStore::RequestReload() {
-  {
-    MutexLock lock(mutex_);
-    requested_ = true;
-  }
-  changed_.notify_all();
+absl::Status TlsStore::Reload() {
+  MOESERVE_ASSIGN_OR_RETURN(TlsContexts contexts, LoadTls(options_));
+  WarnAboutTimes(options_, contexts);
+  LogInfo("tls", Concat("reloaded the certificate; it is valid until ",
+                        absl::FormatTime(contexts.not_after, absl::UTCTimeZone())));
+  MutexLock lock(mutex_);
+  contexts_ = std::move(contexts);
+  return absl::OkStatus();
 }
 
-void TlsStore::Run(const std::stop_token& stop) {
-  Versions previous = loaded_;
-  while (true) {
-    bool requested = false;
-    {
-      MutexLock lock(mutex_);
-      changed_.wait_for(lock, stop, std::chrono::seconds(1),
-                        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return requested_; });
-      requested = std::exchange(requested_, false);
-    }
-    if (stop.stop_requested()) return;
-    const Versions versions = Look(options_);
-    const bool settled = versions == std::exchange(previous, versions);
-    if (!requested && (versions == loaded_ || !settled)) continue;
-    // Files that cannot be used are not read again until they change.
-    loaded_ = versions;
-    Reload();
-  }
-}
-
-void TlsStore::Reload() {
-  absl::Status status;
-  try {
-    Result<TlsContexts> contexts = LoadTls(options_);
-    status = contexts.status();
-    if (status.ok()) {
-      WarnAboutTimes(options_, *contexts);
-      LogInfo("tls", Concat("reloaded the certificate; it is valid until ",
-                            absl::FormatTime(contexts->not_after, absl::UTCTimeZone())));
-      MutexLock lock(mutex_);
-      contexts_ = *std::move(contexts);
-    }
-  } catch (const std::exception& error) {
-    status = absl::InternalError(error.what());
-  }
+void TlsStore::CountReload(const absl::Status& status) {
   ++(status.ok() ? reloads_ : failed_reloads_);
   if (status.ok()) return;
   LogError("tls", Concat("the certificate before stays in use: ",

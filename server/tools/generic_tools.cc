@@ -9,8 +9,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 std::string Description(const OrderedJson& definitions, const CallSyntax& syntax) {
   std::string text =
       "You can call functions. Each line describes one, with a JSON schema of its arguments:\n";

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/tools/call_syntax.h"
 
 namespace moeserve::server {
@@ -17,8 +17,7 @@ enum class ToolText { kInSystemMessage, kInUserMessage };
 // described in the system message, or in the first user message for templates that refuse system
 // messages; calls are text of the assistant, results of tools are text of the user. `definitions`
 // and `messages` are as in Conversation.
-nlohmann::ordered_json DescribeTools(const nlohmann::ordered_json& definitions,
-                                     const nlohmann::ordered_json& messages,
-                                     const CallSyntax& syntax, ToolText place);
+OrderedJson DescribeTools(const OrderedJson& definitions, const OrderedJson& messages,
+                          const CallSyntax& syntax, ToolText place);
 
 }  // namespace moeserve::server

@@ -14,8 +14,6 @@ namespace moeserve::server {
 namespace {
 
 using Kind = TextFormat::Kind;
-using OrderedJson = nlohmann::ordered_json;
-
 TextFormat OfKind(Kind kind, std::string text = {}) {
   TextFormat format;
   format.kind = kind;

@@ -11,9 +11,6 @@
 namespace moeserve::server {
 namespace {
 
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
-
 // Returns the function's object of {"type": "function", "function": {...}}.
 Result<const Json*> FunctionOf(const Json& entry, const std::string& where) {
   const Json* type = entry.is_object() ? FindField(entry, "type") : nullptr;

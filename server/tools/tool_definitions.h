@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 
@@ -32,7 +32,7 @@ struct ToolSettings {
   std::vector<Tool> callable;  // that the model may call; not empty unless `choice` is kNone
   // The list of tools for the chat template, with the members in the client's order. Contains all
   // tools of the request, also those that `tool_choice` excludes. Empty if `choice` is kNone.
-  nlohmann::ordered_json definitions = nlohmann::ordered_json::array();
+  OrderedJson definitions = OrderedJson::array();
 
   bool enabled() const { return choice != ToolChoice::kNone; }
 };
@@ -43,7 +43,7 @@ inline constexpr size_t kMaxToolBytes = size_t{256} << 10;
 
 // Reads `tools`, `tool_choice` and `parallel_tool_calls` of `body`. `text` is the JSON from which
 // `body` was parsed; the order of members is read from it. Errors name the field.
-Result<ToolSettings> ParseTools(const nlohmann::json& body, std::string_view text);
+Result<ToolSettings> ParseTools(const Json& body, std::string_view text);
 
 // Returns the names of the fields that ParseTools() reads.
 std::vector<std::string_view> ToolFields();
@@ -53,7 +53,6 @@ bool IsToolName(std::string_view name);
 
 // Returns the text of `tools` in the request's body `text`, or nullopt if MemberText() does not
 // find it. InvalidArgument if the tools have more than kMaxToolBytes.
-Result<std::optional<std::string_view>> CheckToolBytes(const nlohmann::json& tools,
-                                                       std::string_view text);
+Result<std::optional<std::string_view>> CheckToolBytes(const Json& tools, std::string_view text);
 
 }  // namespace moeserve::server

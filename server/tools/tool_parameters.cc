@@ -5,8 +5,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr int kMaxReferences = 16;
 
 unsigned TypeOf(const OrderedJson& value) {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/tools/tool_definitions.h"
 
 namespace moeserve::server {
@@ -46,7 +46,7 @@ struct OfferedTool {
 using OfferedTools = std::vector<OfferedTool>;
 
 // Returns the types that a schema allows. `root` is the schema that references point into.
-ParameterKind KindOf(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& root);
+ParameterKind KindOf(const OrderedJson& schema, const OrderedJson& root);
 
 // Returns what an AnswerSplitter needs to know about tools.
 std::shared_ptr<const OfferedTools> Offered(const std::vector<Tool>& tools);

@@ -18,8 +18,8 @@
 #include <string_view>
 
 #include "base/message.h"
-#include "nlohmann/json.hpp"
 #include "server/base/await.h"
+#include "server/base/json.h"
 #include "server/base/version.h"
 
 namespace moeserve::server {
@@ -43,7 +43,7 @@ std::optional<std::chrono::milliseconds> RetryAfter(std::string_view text) {
 
 // Returns how many spans the collector has rejected though its status is 200.
 uint64_t RejectedSpans(const std::string& body) {
-  const auto json = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
+  const auto json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return 0;
   const auto partial = json.find("partialSuccess");
   if (partial == json.end() || !partial->is_object()) return 0;

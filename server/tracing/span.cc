@@ -5,8 +5,6 @@
 namespace moeserve::server {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // OTLP's JSON writes 64-bit integers as strings.
 OrderedJson Integer(int64_t value) { return std::to_string(value); }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 

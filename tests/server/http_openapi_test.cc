@@ -3,11 +3,13 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/fields/request_fields.h"
 #include "server/http/openapi/document.h"
 #include "server/http/openapi/operations.h"
+#include "server/http/openapi/schema_text.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {
@@ -31,6 +33,39 @@ void VisitReferences(const Json& json, const Visit& visit) {
   if (json.is_object() && json.contains("$ref")) visit(json["$ref"].get<std::string>());
   if (!json.is_structured()) return;
   for (const Json& item : json) VisitReferences(item, visit);
+}
+
+TEST(SchemaText, EveryForm) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {R"("string")", R"({"type": "string"})"},
+      {R"("integer >= 1")", R"({"type": "integer", "minimum": 1})"},
+      {R"("count")", R"({"type": "integer", "minimum": 0})"},
+      {R"("time")", R"({"type": "string", "format": "date-time"})"},
+      {R"("any")", "true"},
+      {R"("true")", R"({"const": true})"},
+      {R"("'ok'")", R"({"const": "ok"})"},
+      {R"("'a' | 'b' | null")", R"({"enum": ["a", "b", null]})"},
+      {R"("Usage")", R"({"$ref": "#/components/schemas/Usage"})"},
+      {R"("boolean | string | null")", R"({"type": ["boolean", "string", "null"]})"},
+      {R"("count | null")", R"({"type": ["integer", "null"], "minimum": 0})"},
+      {R"("[number | null]")", R"({"type": "array", "items": {"type": ["number", "null"]}})"},
+      {R"("string | null | [object]")",
+       R"({"anyOf": [{"type": ["string", "null"]},
+                     {"type": "array", "items": {"type": "object"}}]})"},
+      {R"({"a": "string", "b?": "null", "c": "any", "...": "none"})",
+       R"({"type": "object", "required": ["a", "c"], "additionalProperties": false,
+           "properties": {"a": {"type": "string"}, "b": {"type": "null"}}})"},
+      {R"({"...": "any"})", R"({"type": "object", "additionalProperties": true})"},
+      {R"([{"a?": "string"}])",
+       R"({"type": "array",
+           "items": {"type": "object", "properties": {"a": {"type": "string"}}}})"},
+      {R"(["count", null, "How many", {"maximum": 9}])",
+       R"({"type": ["integer", "null"], "minimum": 0, "description": "How many", "maximum": 9})"},
+      {R"(["any", {"anyOf": []}])", R"({"anyOf": []})"}};
+  for (const auto& [notation, schema] : kCases) {
+    const std::string text = std::string(R"({"name": )") + notation + "}";
+    EXPECT_EQ(Json(http::ParseSchemas(text)["name"]), Json::parse(schema)) << notation;
+  }
 }
 
 TEST_F(OpenApi, EveryRouteIsDescribed) {

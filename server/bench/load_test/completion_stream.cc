@@ -3,12 +3,10 @@
 #include <limits>
 
 #include "base/message.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr size_t kMaxCodeBytes = 64;
 

@@ -1,7 +1,7 @@
 #include <charconv>
 
 #include "base/message.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/base/text_values.h"
 #include "server/bench/load_test/http_target.h"
 
@@ -37,8 +37,7 @@ Result<BaseUrl> ParseBaseUrl(std::string_view text) {
 
 std::string CompletionBody(const LoadRequest& request, const HttpTargetOptions& options) {
   const auto quoted = [](const std::string& text) {
-    return nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/false,
-                                     nlohmann::json::error_handler_t::replace);
+    return Json(text).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
   };
   std::string body = "{\"model\":" + quoted(options.served_model) + ",\"prompt\":";
   if (request.prompt.empty()) {

@@ -21,8 +21,8 @@
 #include <utility>
 
 #include "base/message.h"
-#include "nlohmann/json.hpp"
 #include "server/base/await.h"
+#include "server/base/json.h"
 #include "server/bench/load_test/http_call.h"
 
 namespace moeserve::server {
@@ -238,7 +238,7 @@ class HttpTarget::Impl {
   // may know the name.
   absl::Status CheckNamedModel(const Answer& answer) const {
     if (answer.status != 200) return absl::OkStatus();
-    const auto json = nlohmann::json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
+    const auto json = Json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("data") || !json["data"].is_array()) {
       return absl::OkStatus();
     }
@@ -271,8 +271,8 @@ class HttpTarget::Impl {
       return absl::UnavailableError(
           Concat(where, " answered ", answer.status, ' ', ErrorCode(answer.body), advice));
     }
-    const auto json = nlohmann::json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
-    const auto pointer = nlohmann::json::json_pointer("/data/0/id");
+    const auto json = Json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
+    const auto pointer = Json::json_pointer("/data/0/id");
     if (json.is_object() && json.contains(pointer) && json[pointer].is_string()) {
       options_.served_model = json[pointer].get<std::string>();
       return absl::OkStatus();

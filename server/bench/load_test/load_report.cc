@@ -7,12 +7,10 @@
 #include <numeric>
 #include <utility>
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 
 namespace moeserve::server {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 // Collects the latencies of one group of requests.
 struct GroupSamples {

@@ -90,7 +90,7 @@ Result<MachineRates> MeasureRates(Backend& backend, const ProbeSize& size) {
   return rates;
 }
 
-absl::Status WriteJson(const std::string& path, const nlohmann::json& json) {
+absl::Status WriteJson(const std::string& path, const Json& json) {
   std::ofstream file(path);
   file << json.dump(2) << "\n";
   file.close();

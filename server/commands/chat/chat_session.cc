@@ -17,7 +17,7 @@
 #include "base/descriptor.h"
 #include "base/message.h"
 #include "engine/sampling_params.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/base/text_values.h"
 #include "server/config/suggestion.h"
 
@@ -262,7 +262,6 @@ void ChatSession::Save(const std::string& file) {
   }
   std::string text = text_;
   if (!completion_) {
-    using OrderedJson = nlohmann::ordered_json;
     OrderedJson messages = OrderedJson::array();
     const auto add = [&](const ChatMessage& message) {
       messages.push_back({{"role", message.role}, {"content", message.content}});

@@ -72,7 +72,7 @@ class LocalChat final : public ChatModel {
   Result<std::vector<TokenId>> Encode(const std::vector<ChatMessage>& messages) const {
     Conversation conversation;
     for (const ChatMessage& message : messages) {
-      nlohmann::ordered_json json;
+      OrderedJson json;
       json["role"] = message.role;
       json["content"] = message.content;
       conversation.messages.push_back(std::move(json));

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/message.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/bench/load_test/http_target.h"
 #include "server/bench/load_test/sse.h"
 #include "server/keys/key_file.h"
@@ -28,8 +28,6 @@ constexpr std::chrono::seconds kConnecting{10};
 constexpr size_t kMaxAnswerBytes = size_t{64} << 20;
 constexpr size_t kMaxErrorBytes = size_t{1} << 20;
 constexpr size_t kMaxHeaderBytes = size_t{64} << 10;
-
-using Json = nlohmann::json;
 
 // Parses JSON of the server; discarded if it is none. Answers are shallow.
 Json ParseJson(std::string_view text) {
@@ -201,7 +199,7 @@ class RemoteChat final : public ChatModel {
 
  private:
   std::string Body(const ChatTurn& turn) const {
-    nlohmann::ordered_json body;
+    OrderedJson body;
     body["model"] = options_.model;
     if (turn.messages.empty()) {
       body["prompt"] = turn.text;
@@ -221,7 +219,7 @@ class RemoteChat final : public ChatModel {
       }
     }
     body["stream"] = true;
-    return body.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    return body.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
   }
 
   static absl::Status TakeEvent(std::string_view data, bool chat,

@@ -167,7 +167,7 @@ Result<Configuration> Configure(const ServeOptions& options) {
   out.call_syntax = FindCallSyntax(options.tool_call_parser);
   ServerSettings& settings = out.settings;
   if (!options.api_key_file.empty()) {
-    out.key_file = LookAtFile(options.api_key_file);
+    out.key_file = LookAtFiles({options.api_key_file});
     auto keys = ReadKeyFile(options.api_key_file);
     if (!keys.ok()) return Prefixed("--api-key-file: ", keys.status());
     settings.keys = *std::move(keys);

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "engine/engine.h"
-#include "server/base/file_version.h"
+#include "server/base/file_watcher.h"
 #include "server/base/text_values.h"
 #include "server/commands/serve/options.h"
 #include "server/context.h"
@@ -40,7 +40,7 @@ struct Configuration {
   std::optional<std::string> chat_template;
   const CallSyntax* call_syntax = nullptr;  // null: as the chat template suggests
   RequestObserverOptions observer;
-  FileVersion key_file;  // as it was read
+  std::vector<FileVersion> key_file;  // as it was read
   TlsOptions tls;
 };
 

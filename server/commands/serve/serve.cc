@@ -285,11 +285,11 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   }
   const std::unique_ptr<http::Router> router = http::MakeRouter(context);
   LogConfiguration(options, configuration.engine, context);
-  std::optional<KeyFileWatcher> keys;
+  std::unique_ptr<FileWatcher> keys;
   if (!options.api_key_file.empty()) {
     WarnAboutKeys(options.api_key_file, context.settings().keys, context.models().Names());
-    keys.emplace(options.api_key_file, configuration.key_file, context.models().Names(),
-                 context.keys());
+    keys = WatchKeyFile(options.api_key_file, configuration.key_file, context.models().Names(),
+                        context.keys());
   }
   MOESERVE_ASSIGN_OR_RETURN(const Listeners listeners,
                             StartListeners(options, configuration, *router, context));
@@ -310,9 +310,9 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
         stop_serving();
       },
       [&] {
-        if (keys) keys->RequestReload();
+        if (keys != nullptr) keys->RequestReload();
         if (context.settings().tls != nullptr) context.settings().tls->RequestReload();
-        if (keys || context.settings().tls != nullptr) return;
+        if (keys != nullptr || context.settings().tls != nullptr) return;
         if (!on_terminal) {
           LogInfo("serve", "SIGHUP: there is nothing to reload, neither keys nor certificates");
           return;

@@ -16,8 +16,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr std::string_view kPath = "/openapi.json";
 constexpr std::string_view kScheme = "key";
 constexpr std::string_view kAbout =
@@ -145,7 +143,6 @@ OrderedJson OpenApiDocument(const Router& router, const ServerSettings& settings
 }
 
 void AddOpenApi(Router& router, ServerContext& context) {
-  context.metrics().DeclareHttp(kPath, "GET");
   const auto text = std::make_shared<std::string>();
   router.Add("GET", kPath, Access::AnyKey(), Work::kQuick, [text](const Request&) -> Handled {
     Response response;

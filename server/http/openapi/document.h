@@ -1,14 +1,14 @@
 // GET /openapi.json: the description of the HTTP interface in OpenAPI 3.1.
 #pragma once
 
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/context.h"
 #include "server/http/router.h"
 
 namespace moeserve::server::http {
 
 // Returns the description of the routes that `router` has.
-nlohmann::ordered_json OpenApiDocument(const Router& router, const ServerSettings& settings);
+OrderedJson OpenApiDocument(const Router& router, const ServerSettings& settings);
 
 // Adds the route of the description. Must be called after all other routes are added. `context`
 // must outlive the call.

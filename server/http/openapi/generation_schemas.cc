@@ -5,255 +5,130 @@
 
 #include "engine/sampling_params.h"
 #include "server/http/openapi/schema_builder.h"
+#include "server/http/openapi/schema_text.h"
 #include "server/http/openapi/schemas.h"
 
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
 constexpr char kAnswers[] = R"json({
-"Usage": {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
-  "properties": {
-    "prompt_tokens": {"type": "integer", "minimum": 0},
-    "completion_tokens": {"type": "integer", "minimum": 0},
-    "total_tokens": {"type": "integer", "minimum": 0},
-    "prompt_tokens_details": {"type": "object", "properties": {
-      "cached_tokens": {"type": "integer", "minimum": 0}}},
-    "experts_per_token": {"type": "number", "minimum": 0},
-    "activated_parameters_per_token": {"type": "number", "minimum": 0}}},
-"Warnings": {"type": "array", "items": {"type": "string"},
-  "description": "What the request asked for without effect, and whether time ran out"},
-"TokenIds": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-"FinishReason": {"enum": ["stop", "length", "tool_calls", null]},
-"StopReason": {"type": ["string", "integer", "null"],
-  "description": "The stop string or the stop token that ended the choice"},
-"PromptLogprobs": {"type": ["array", "null"], "items": {"type": ["object", "null"],
-  "additionalProperties": {"type": "object", "required": ["logprob", "rank", "decoded_token"],
-    "properties": {
-      "logprob": {"type": "number"},
-      "rank": {"type": "integer", "minimum": 1},
-      "decoded_token": {"type": "string"}}}}},
-"Layout": {"type": "object", "required": ["rows_per_token", "blocks"], "properties": {
-  "rows_per_token": {"type": "integer", "minimum": 0},
-  "blocks": {"type": "array", "items": {"$ref": "#/components/schemas/RoutedBlock"}}}},
-"Routing": {"type": "object",
-  "required": ["first_position", "tokens", "reused", "offsets", "experts", "weights"],
-  "properties": {
-    "layout": {"$ref": "#/components/schemas/Layout"},
-    "first_position": {"type": "integer", "minimum": 0},
-    "tokens": {"type": "integer", "minimum": 0},
-    "reused": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-    "offsets": {"type": "array", "items": {"type": "integer"}},
-    "experts": {"type": "array", "items": {"type": "integer"}},
-    "weights": {"type": "array", "items": {"type": "number"}}}},
-"RoutingControl": {"type": "object", "properties": {
-  "top_k": {"type": "integer", "minimum": 1},
-  "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-  "masked_experts": {"type": "array", "items": {"type": "object",
-    "required": ["layer", "experts"], "properties": {
-      "layer": {"type": "integer", "minimum": 0},
-      "block": {"$ref": "#/components/schemas/BlockName"},
-      "experts": {"type": "array", "items": {"type": "integer", "minimum": 0}}}}},
-  "biased_experts": {"type": "array", "items": {"type": "object",
-    "required": ["layer", "expert", "bias"], "properties": {
-      "layer": {"type": "integer", "minimum": 0},
-      "block": {"$ref": "#/components/schemas/BlockName"},
-      "expert": {"type": "integer", "minimum": 0},
-      "bias": {"type": "number", "minimum": -1000, "maximum": 1000}}}}}},
-"CompletionLogprobs": {"type": ["object", "null"],
-  "required": ["tokens", "token_logprobs", "top_logprobs", "text_offset"],
-  "properties": {
-    "tokens": {"type": "array", "items": {"type": "string"}},
-    "token_logprobs": {"type": "array", "items": {"type": ["number", "null"]}},
-    "top_logprobs": {"type": "array", "items": {"type": ["object", "null"],
-      "additionalProperties": {"type": "number"}}},
-    "text_offset": {"type": "array", "items": {"type": "integer", "minimum": 0}}}},
-"CompletionChoice": {"type": "object",
-  "required": ["index", "text", "logprobs", "finish_reason", "stop_reason"],
-  "properties": {
-    "index": {"type": "integer", "minimum": 0},
-    "text": {"type": "string"},
-    "logprobs": {"$ref": "#/components/schemas/CompletionLogprobs"},
-    "finish_reason": {"$ref": "#/components/schemas/FinishReason"},
-    "stop_reason": {"$ref": "#/components/schemas/StopReason"},
-    "prompt_logprobs": {"$ref": "#/components/schemas/PromptLogprobs"},
-    "prompt_token_ids": {"$ref": "#/components/schemas/TokenIds"},
-    "token_ids": {"$ref": "#/components/schemas/TokenIds"},
-    "routing": {"$ref": "#/components/schemas/Routing"},
-    "routed_experts": {"type": "string", "contentEncoding": "base64"}}},
-"Completion": {"type": "object",
-  "required": ["id", "object", "created", "model", "choices", "usage"],
-  "properties": {
-    "id": {"type": "string"},
-    "object": {"const": "text_completion"},
-    "created": {"type": "integer"},
-    "model": {"type": "string"},
-    "system_fingerprint": {"type": "string"},
-    "choices": {"type": "array", "items": {"$ref": "#/components/schemas/CompletionChoice"}},
-    "warnings": {"$ref": "#/components/schemas/Warnings"},
-    "routing_control": {"$ref": "#/components/schemas/RoutingControl"},
-    "usage": {"$ref": "#/components/schemas/Usage"}}},
-"TokenLogprob": {"type": "object", "required": ["token", "logprob", "bytes"], "properties": {
-  "token": {"type": "string"},
-  "logprob": {"type": "number"},
-  "bytes": {"type": ["array", "null"],
-    "items": {"type": "integer", "minimum": 0, "maximum": 255}},
-  "top_logprobs": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}}}},
-"ToolCall": {"type": "object", "required": ["id", "type", "function"], "properties": {
-  "id": {"type": "string"},
-  "type": {"const": "function"},
-  "function": {"type": "object", "required": ["name", "arguments"], "properties": {
-    "name": {"type": "string"},
-    "arguments": {"type": "string", "description": "JSON"}}}}},
-"ChatChoice": {"type": "object",
-  "required": ["index", "message", "logprobs", "finish_reason", "stop_reason"],
-  "properties": {
-    "index": {"type": "integer", "minimum": 0},
-    "message": {"type": "object", "required": ["role", "content", "refusal"], "properties": {
-      "role": {"const": "assistant"},
-      "content": {"type": ["string", "null"]},
-      "refusal": {"type": "null"},
-      "reasoning_content": {"type": "string"},
-      "tool_calls": {"type": "array", "items": {"$ref": "#/components/schemas/ToolCall"}}}},
-    "logprobs": {"type": ["object", "null"], "properties": {
-      "content": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}},
-      "refusal": {"type": "null"}}},
-    "finish_reason": {"$ref": "#/components/schemas/FinishReason"},
-    "stop_reason": {"$ref": "#/components/schemas/StopReason"},
-    "token_ids": {"$ref": "#/components/schemas/TokenIds"},
-    "routing": {"$ref": "#/components/schemas/Routing"},
-    "routed_experts": {"type": "string", "contentEncoding": "base64"}}},
-"ChatCompletion": {"type": "object",
-  "required": ["id", "object", "created", "model", "choices", "usage"],
-  "properties": {
-    "id": {"type": "string"},
-    "object": {"const": "chat.completion"},
-    "created": {"type": "integer"},
-    "model": {"type": "string"},
-    "system_fingerprint": {"type": "string"},
-    "choices": {"type": "array", "items": {"$ref": "#/components/schemas/ChatChoice"}},
-    "warnings": {"$ref": "#/components/schemas/Warnings"},
-    "prompt_token_ids": {"$ref": "#/components/schemas/TokenIds"},
-    "prompt_logprobs": {"$ref": "#/components/schemas/PromptLogprobs"},
-    "routing_control": {"$ref": "#/components/schemas/RoutingControl"},
-    "usage": {"$ref": "#/components/schemas/Usage"}}},
-"ChatMessage": {"type": "object", "required": ["role"], "additionalProperties": true,
-  "properties": {
-    "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-    "content": {"anyOf": [
-      {"type": ["string", "null"]},
-      {"type": "array", "items": {"type": "object", "required": ["type", "text"],
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}}]}}}
+"Usage": {
+  "prompt_tokens": "count", "completion_tokens": "count", "total_tokens": "count",
+  "prompt_tokens_details?": {"cached_tokens?": "count"}, "experts_per_token?": "number >= 0",
+  "activated_parameters_per_token?": "number >= 0"},
+"Warnings": ["[string]", "What the request asked for without effect, and whether time ran out"],
+"TokenIds": "[count]",
+"FinishReason": "'stop' | 'length' | 'tool_calls' | null",
+"StopReason": ["string | integer | null",
+  "The stop string or the stop token that ended the choice"],
+"PromptLogprobs": [[[{
+  "...": {"logprob": "number", "rank": "integer >= 1", "decoded_token": "string"}}, null]], null],
+"Layout": {"rows_per_token": "count", "blocks": "[RoutedBlock]"},
+"Routing": {
+  "layout?": "Layout", "first_position": "count", "tokens": "count", "reused": "[[integer]]",
+  "offsets": "[integer]", "experts": "[integer]", "weights": "[number]"},
+"RoutingControl": {
+  "top_k?": "integer >= 1", "top_p?": ["number", {"exclusiveMinimum": 0, "maximum": 1}],
+  "masked_experts?": [{"layer": "count", "block?": "BlockName", "experts": "[count]"}],
+  "biased_experts?": [{
+    "layer": "count", "block?": "BlockName", "expert": "count",
+    "bias": ["number >= -1000", {"maximum": 1000}]}]},
+"CompletionLogprobs": [{
+  "tokens": "[string]", "token_logprobs": "[number | null]",
+  "top_logprobs": [[{"...": "number"}, null]], "text_offset": "[count]"}, null],
+"CompletionChoice": {
+  "index": "count", "text": "string", "logprobs": "CompletionLogprobs",
+  "finish_reason": "FinishReason", "stop_reason": "StopReason",
+  "prompt_logprobs?": "PromptLogprobs", "prompt_token_ids?": "TokenIds", "token_ids?": "TokenIds",
+  "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}]},
+"Completion": {
+  "id": "string", "object": "'text_completion'", "created": "integer", "model": "string",
+  "system_fingerprint?": "string", "choices": "[CompletionChoice]", "warnings?": "Warnings",
+  "routing_control?": "RoutingControl", "usage": "Usage"},
+"TokenLogprob": {
+  "token": "string", "logprob": "number", "bytes": [[["count", {"maximum": 255}]], null],
+  "top_logprobs?": "[TokenLogprob]"},
+"ToolCall": {
+  "id": "string", "type": "'function'",
+  "function": {"name": "string", "arguments": ["string", "JSON"]}},
+"ChatChoice": {
+  "index": "count",
+  "message": {
+    "role": "'assistant'", "content": "string | null", "refusal": "null",
+    "reasoning_content?": "string", "tool_calls?": "[ToolCall]"},
+  "logprobs": [{"content?": "[TokenLogprob]", "refusal?": "null"}, null],
+  "finish_reason": "FinishReason", "stop_reason": "StopReason", "token_ids?": "TokenIds",
+  "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}]},
+"ChatCompletion": {
+  "id": "string", "object": "'chat.completion'", "created": "integer", "model": "string",
+  "system_fingerprint?": "string", "choices": "[ChatChoice]", "warnings?": "Warnings",
+  "prompt_token_ids?": "TokenIds", "prompt_logprobs?": "PromptLogprobs",
+  "routing_control?": "RoutingControl", "usage": "Usage"},
+"ChatMessage": {
+  "role": "'system' | 'developer' | 'user' | 'assistant' | 'tool'",
+  "content?": ["any", {"anyOf": [
+    {"type": ["string", "null"]},
+    {"type": "array", "items": {"type": "object", "required": ["type", "text"],
+      "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}}]}],
+  "...": "any"}
 })json";
 
 // The interfaces that are converted to chats: the main members.
 constexpr char kConverted[] = R"json({
-"ResponseRequest": {"type": "object", "required": ["input"], "additionalProperties": true,
-  "properties": {
-    "model": {"type": ["string", "null"]},
-    "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-    "instructions": {"type": ["string", "null"]},
-    "max_output_tokens": {"type": ["integer", "null"], "minimum": 1},
-    "stream": {"type": ["boolean", "null"]},
-    "tools": {"type": ["array", "null"], "items": {"type": "object"}}}},
-"ResponseAnswer": {"type": "object", "additionalProperties": true,
-  "required": ["id", "object", "created_at", "model", "status", "output", "usage"],
-  "properties": {
-    "id": {"type": "string"},
-    "object": {"const": "response"},
-    "warnings": {"$ref": "#/components/schemas/Warnings"},
-    "created_at": {"type": "integer"},
-    "model": {"type": "string"},
-    "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
-    "output": {"type": "array", "items": {"type": "object", "required": ["type"],
-      "additionalProperties": true, "properties": {"type": {"type": "string"}}}}}},
-"MessageRequest": {"type": "object", "required": ["messages", "max_tokens"],
-  "additionalProperties": true,
-  "properties": {
-    "model": {"type": ["string", "null"]},
-    "messages": {"type": "array", "items": {"type": "object"}},
-    "max_tokens": {"type": "integer", "minimum": 1},
-    "system": {"anyOf": [{"type": ["string", "null"]},
-                         {"type": "array", "items": {"type": "object"}}]},
-    "stop_sequences": {"type": ["array", "null"], "items": {"type": "string"}},
-    "stream": {"type": ["boolean", "null"]},
-    "tools": {"type": ["array", "null"], "items": {"type": "object"}}}},
-"MessageAnswer": {"type": "object", "additionalProperties": true,
-  "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
-  "properties": {
-    "id": {"type": "string"},
-    "type": {"const": "message"},
-    "warnings": {"$ref": "#/components/schemas/Warnings"},
-    "role": {"const": "assistant"},
-    "model": {"type": "string"},
-    "content": {"type": "array", "items": {"type": "object", "required": ["type"],
-      "additionalProperties": true, "properties": {"type": {"type": "string"}}}},
-    "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", null]},
-    "stop_sequence": {"type": ["string", "null"]}}},
-"MessageError": {"type": "object", "required": ["error"], "additionalProperties": true,
-  "properties": {
-    "type": {"const": "error"},
-    "error": {"type": "object", "required": ["type", "message"], "additionalProperties": true,
-      "properties": {"type": {"type": "string"}, "message": {"type": "string"}}}}},
-"MessageCountRequest": {"type": "object", "required": ["messages"], "additionalProperties": true,
-  "properties": {
-    "model": {"type": ["string", "null"]},
-    "messages": {"type": "array", "items": {"type": "object"}}}},
-"ResponseCount": {"type": "object", "required": ["object", "input_tokens"], "properties": {
-  "object": {"const": "response.input_tokens"},
-  "input_tokens": {"type": "integer", "minimum": 0}}},
-"MessageCount": {"type": "object", "required": ["input_tokens"], "properties": {
-  "input_tokens": {"type": "integer", "minimum": 0}}}
+"ResponseRequest": {
+  "model?": "string | null", "input": "string | [object]", "instructions?": "string | null",
+  "max_output_tokens?": "integer >= 1 | null", "stream?": "boolean | null",
+  "tools?": "[object] | null", "...": "any"},
+"ResponseAnswer": {
+  "id": "string", "object": "'response'", "warnings?": "Warnings", "created_at": "integer",
+  "model": "string", "status": "'in_progress' | 'completed' | 'incomplete' | 'failed'",
+  "output": [{"type": "string", "...": "any"}], "usage": "any", "...": "any"},
+"MessageRequest": {
+  "model?": "string | null", "messages": "[object]", "max_tokens": "integer >= 1",
+  "system?": "string | null | [object]", "stop_sequences?": "[string] | null",
+  "stream?": "boolean | null", "tools?": "[object] | null", "...": "any"},
+"MessageAnswer": {
+  "id": "string", "type": "'message'", "warnings?": "Warnings", "role": "'assistant'",
+  "model": "string", "content": [{"type": "string", "...": "any"}],
+  "stop_reason": "'end_turn' | 'max_tokens' | 'stop_sequence' | 'tool_use' | null",
+  "stop_sequence": "string | null", "usage": "any", "...": "any"},
+"MessageError": {
+  "type?": "'error'", "error": {"type": "string", "message": "string", "...": "any"}, "...": "any"},
+"MessageCountRequest": {"model?": "string | null", "messages": "[object]", "...": "any"},
+"ResponseCount": {"object": "'response.input_tokens'", "input_tokens": "count"},
+"MessageCount": {"input_tokens": "count"}
 })json";
 
 // Ollama's API. Objects list all members that answers can have.
 constexpr char kOllama[] = R"json({
-"OllamaChatRequest": {"type": "object", "additionalProperties": true, "properties": {
-  "model": {"type": ["string", "null"]},
-  "messages": {"type": ["array", "null"], "items": {"type": "object"}},
-  "tools": {"type": ["array", "null"], "items": {"type": "object"}},
-  "stream": {"type": ["boolean", "null"], "description": "Default: true"},
-  "format": {"type": ["string", "object", "null"], "description": "\"json\", or a JSON schema"},
-  "think": {"type": ["boolean", "string", "null"]},
-  "options": {"type": ["object", "null"], "description": "How tokens are sampled"}}},
-"OllamaGenerateRequest": {"type": "object", "additionalProperties": true, "properties": {
-  "model": {"type": ["string", "null"]},
-  "prompt": {"type": ["string", "null"]},
-  "system": {"type": ["string", "null"]},
-  "raw": {"type": ["boolean", "null"], "description": "Without the chat template"},
-  "stream": {"type": ["boolean", "null"], "description": "Default: true"},
-  "format": {"type": ["string", "object", "null"], "description": "\"json\", or a JSON schema"},
-  "think": {"type": ["boolean", "string", "null"]},
-  "options": {"type": ["object", "null"], "description": "How tokens are sampled"}}},
-"OllamaAnswer": {"type": "object", "required": ["model", "created_at", "done"], "properties": {
-  "model": {"type": "string"},
-  "created_at": {"type": "string", "format": "date-time"},
-  "message": {"type": "object", "required": ["role", "content"], "properties": {
-    "role": {"const": "assistant"},
-    "content": {"type": "string"},
-    "thinking": {"type": "string"},
-    "tool_calls": {"type": "array", "items": {"type": "object", "required": ["id", "function"],
-      "properties": {
-        "id": {"type": "string"},
-        "function": {"type": "object", "required": ["index", "name", "arguments"],
-          "additionalProperties": true}}}}}},
-  "response": {"type": "string"},
-  "thinking": {"type": "string"},
-  "logprobs": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}},
-  "done": {"type": "boolean"},
-  "done_reason": {"enum": ["stop", "length", "load"]},
-  "warnings": {"$ref": "#/components/schemas/Warnings"},
-  "total_duration": {"type": "integer", "minimum": 0, "description": "Nanoseconds, as all"},
-  "load_duration": {"type": "integer", "minimum": 0},
-  "prompt_eval_count": {"type": "integer", "minimum": 0},
-  "prompt_eval_duration": {"type": "integer", "minimum": 0},
-  "eval_count": {"type": "integer", "minimum": 0},
-  "eval_duration": {"type": "integer", "minimum": 0}}},
-"OllamaError": {"type": "object", "required": ["error"], "properties": {
-  "error": {"type": "string"}}}
+"OllamaChatRequest": {
+  "model?": "string | null", "messages?": "[object] | null", "tools?": "[object] | null",
+  "stream?": ["boolean | null", "Default: true"],
+  "format?": ["string | object | null", "\"json\", or a JSON schema"],
+  "think?": "boolean | string | null", "options?": ["object | null", "How tokens are sampled"],
+  "...": "any"},
+"OllamaGenerateRequest": {
+  "model?": "string | null", "prompt?": "string | null", "system?": "string | null",
+  "raw?": ["boolean | null", "Without the chat template"],
+  "stream?": ["boolean | null", "Default: true"],
+  "format?": ["string | object | null", "\"json\", or a JSON schema"],
+  "think?": "boolean | string | null", "options?": ["object | null", "How tokens are sampled"],
+  "...": "any"},
+"OllamaAnswer": {
+  "model": "string", "created_at": "time",
+  "message?": {
+    "role": "'assistant'", "content": "string", "thinking?": "string",
+    "tool_calls?": [{
+      "id": "string",
+      "function": {"index": "any", "name": "any", "arguments": "any", "...": "any"}}]},
+  "response?": "string", "thinking?": "string", "logprobs?": "[TokenLogprob]", "done": "boolean",
+  "done_reason?": "'stop' | 'length' | 'load'", "warnings?": "Warnings",
+  "total_duration?": ["count", "Nanoseconds, as all"], "load_duration?": "count",
+  "prompt_eval_count?": "count", "prompt_eval_duration?": "count", "eval_count?": "count",
+  "eval_duration?": "count"},
+"OllamaError": {"error": "string"}
 })json";
 
 OrderedJson SamplingSchema(const SamplingField& field) {
@@ -432,9 +307,9 @@ OrderedJson ChatRequest(const ServerSettings& settings) {
 void AddGenerationSchemas(const ServerSettings& settings, OrderedJson& out) {
   out["CompletionRequest"] = CompletionRequest(settings);
   out["ChatRequest"] = ChatRequest(settings);
-  out.update(OrderedJson::parse(kAnswers));
-  out.update(OrderedJson::parse(kConverted));
-  out.update(OrderedJson::parse(kOllama));
+  out.update(ParseSchemas(kAnswers));
+  out.update(ParseSchemas(kConverted));
+  out.update(ParseSchemas(kOllama));
 }
 
 }  // namespace moeserve::server::http

@@ -6,327 +6,162 @@
 
 #include "engine/statistics/statistic_list.h"
 #include "server/http/openapi/schema_builder.h"
+#include "server/http/openapi/schema_text.h"
 #include "server/http/openapi/schemas.h"
 
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // In these texts, every object lists all members that answers can have.
 constexpr char kServer[] = R"json({
-"Error": {"type": "object", "required": ["error"], "properties": {
-  "error": {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
-    "message": {"type": "string"},
-    "type": {"type": "string"},
-    "param": {"type": ["string", "null"], "description": "The field of the request"},
-    "code": {"type": ["string", "null"]}}}}},
-"InferenceError": {"type": "object", "required": ["error"], "properties": {
-  "error": {"type": "string"}}},
-"Empty": {"type": "object", "properties": {}, "maxProperties": 0},
-"OpenApi": {"type": "object", "required": ["openapi", "info", "paths"]},
-"Ping": {"type": "object", "required": ["status"], "properties": {"status": {"const": "ok"}}},
-"Ready": {"type": "object", "required": ["status", "ready"], "properties": {
-  "status": {"const": "ok"}, "ready": {"const": true}}},
-"Live": {"type": "object", "required": ["status", "live"], "properties": {
-  "status": {"const": "ok"}, "live": {"const": true}}},
-"Version": {"type": "object", "required": ["version", "commit", "backend"], "properties": {
-  "version": {"type": "string"},
-  "commit": {"type": ["string", "null"]},
-  "backend": {"type": "string"}}},
-"MetricsHistory": {"type": "object", "required": ["interval_seconds", "bounds", "readings"],
-  "properties": {
-    "interval_seconds": {"type": "number"},
-    "bounds": {"type": "object", "description": "The upper bounds of each histogram's buckets",
-               "additionalProperties": {"type": "array", "items": {"type": "number"}}},
-    "readings": {"type": "array", "description": "The oldest first, of the model or summed over all",
-      "items": {"$ref": "#/components/schemas/MetricsReading"}}}},
-"MetricsReading": {"type": "object", "required": ["age_seconds"], "properties": {
-  "age_seconds": {"type": "number", "minimum": 0},
-  "requests_running": {"type": "integer"},
-  "requests_waiting": {"type": "integer"},
-  "kv_cache_usage_ratio": {"type": "number"},
-  "requests_finished_total": {"type": "integer"},
-  "generation_tokens_total": {"type": "integer"},
-  "prompt_tokens_total": {"type": "integer"},
-  "time_to_first_token_seconds": {"$ref": "#/components/schemas/BucketCounts"},
-  "inter_token_latency_seconds": {"$ref": "#/components/schemas/BucketCounts"},
-  "request_duration_seconds": {"$ref": "#/components/schemas/BucketCounts"}}},
-"BucketCounts": {"type": "array", "items": {"type": "integer"},
-  "description": "Observations in each bucket, not cumulative; the last has no upper bound"},
-"ServerInfo": {"type": "object",
-  "required": ["name", "version", "commit", "device", "state", "uptime_seconds", "models",
-               "limits", "settings"],
-  "properties": {
-    "name": {"const": "moeserve"},
-    "version": {"type": "string"},
-    "commit": {"type": ["string", "null"]},
-    "device": {"type": "string"},
-    "state": {"enum": ["loading", "serving", "draining"]},
-    "uptime_seconds": {"type": "number", "minimum": 0},
-    "models": {"type": "array", "items": {"$ref": "#/components/schemas/ServedModel"}},
-    "limits": {"type": "object", "description": "Limits of one request",
-               "additionalProperties": {"type": "number"}},
-    "settings": {"type": "object",
-      "description": "Settings on which it depends how requests are answered",
-      "additionalProperties": {"type": ["boolean", "integer", "string", "array"]}}}},
-"ServedModel": {"type": "object",
-  "required": ["id", "aliases", "state", "version", "memory_bytes"],
-  "properties": {
-    "id": {"type": "string"},
-    "aliases": {"type": "array", "items": {"type": "string"}},
-    "state": {"enum": ["unloaded", "loading", "ready"]},
-    "version": {"type": "integer", "minimum": 0},
-    "memory_bytes": {"type": "integer", "minimum": 0},
-    "max_model_len": {"type": "integer", "minimum": 1},
-    "vocab_size": {"type": "integer", "minimum": 1},
-    "tokenizer": {"type": "boolean"},
-    "chat_template": {"type": "boolean", "description": "Whether chats are possible"},
-    "routing_control": {"type": "boolean"},
-    "default_sampling": {"type": "object", "additionalProperties": {"type": "number"},
-      "description": "Defaults of the checkpoint, which replace those of the interface"}}},
-"ModelList": {"type": "object", "required": ["object", "data"], "properties": {
-  "object": {"const": "list"},
-  "first_id": {"type": ["string", "null"]},
-  "last_id": {"type": ["string", "null"]},
-  "has_more": {"const": false},
-  "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}},
-"Model": {"type": "object", "required": ["id", "object", "created", "owned_by"], "properties": {
-  "id": {"type": "string"},
-  "object": {"const": "model"},
-  "type": {"const": "model"},
-  "display_name": {"type": "string"},
-  "created": {"type": "integer"},
-  "created_at": {"type": "string", "format": "date-time"},
-  "lifecycle": {"const": "active"},
-  "owned_by": {"type": "string"},
-  "root": {"type": "string"},
-  "parent": {"type": "null"},
-  "max_model_len": {"type": ["integer", "null"]},
-  "max_input_tokens": {"type": ["integer", "null"]},
-  "max_tokens": {"type": ["integer", "null"]},
-  "version": {"type": ["integer", "null"]}}},
-"OllamaDetails": {"type": "object", "additionalProperties": true,
-  "required": ["format", "family"], "properties": {
-    "format": {"type": "string"}, "family": {"enum": ["moe", "dense"]}}},
-"OllamaModels": {"type": "object", "required": ["models"], "properties": {
-  "models": {"type": "array", "items": {"type": "object",
-    "required": ["name", "model", "size", "digest", "details"], "properties": {
-      "name": {"type": "string"},
-      "model": {"type": "string"},
-      "size": {"type": "integer", "minimum": 0},
-      "digest": {"type": "string", "description": "Differs for different served versions"},
-      "details": {"$ref": "#/components/schemas/OllamaDetails"},
-      "modified_at": {"type": "string", "format": "date-time"},
-      "expires_at": {"type": "string", "format": "date-time"},
-      "size_vram": {"type": "integer", "minimum": 0},
-      "context_length": {"type": "integer", "minimum": 1}}}}}},
-"OllamaShowRequest": {"type": "object", "additionalProperties": true, "properties": {
-  "model": {"type": "string"}}},
-"OllamaModel": {"type": "object", "required": ["details", "model_info", "capabilities"],
-  "properties": {
-    "modelfile": {"type": "string"},
-    "parameters": {"type": "string"},
-    "template": {"type": "string"},
-    "details": {"$ref": "#/components/schemas/OllamaDetails"},
-    "model_info": {"type": "object", "additionalProperties": true},
-    "capabilities": {"type": "array", "items": {"enum": ["completion", "tools", "thinking"]}},
-    "modified_at": {"type": "string", "format": "date-time"}}},
-"OllamaVersion": {"type": "object", "required": ["version"], "properties": {
-  "version": {"type": "string"}}},
-"LoadRequest": {"type": "object", "required": ["model"], "additionalProperties": false,
-  "properties": {
-    "model": {"type": "string"},
-    "path": {"type": ["string", "null"], "description": "Relative to --models-folder"}}},
-"UnloadRequest": {"type": "object", "required": ["model"], "additionalProperties": false,
-  "properties": {"model": {"type": "string"}}},
-"ModelStatus": {"type": "object",
-  "required": ["id", "object", "aliases", "state", "version", "memory_bytes"],
-  "properties": {
-    "id": {"type": "string"},
-    "object": {"const": "model"},
-    "aliases": {"type": "array", "items": {"type": "string"}},
-    "state": {"enum": ["unloaded", "loading", "ready"]},
-    "version": {"type": "integer", "minimum": 0},
-    "memory_bytes": {"type": "integer", "minimum": 0}}}
+"Error": {
+  "error": {
+    "message": "string", "type": "string", "param": ["string | null", "The field of the request"],
+    "code": "string | null"}},
+"InferenceError": {"error": "string"},
+"Empty": ["object", {"properties": {}, "maxProperties": 0}],
+"OpenApi": {"openapi": "any", "info": "any", "paths": "any"},
+"Ping": {"status": "'ok'"},
+"Ready": {"status": "'ok'", "ready": "true"},
+"Live": {"status": "'ok'", "live": "true"},
+"Version": {"version": "string", "commit": "string | null", "backend": "string"},
+"MetricsHistory": {
+  "interval_seconds": "number",
+  "bounds": [{"...": "[number]"}, "The upper bounds of each histogram's buckets"],
+  "readings": ["[MetricsReading]", "The oldest first, of the model or summed over all"]},
+"MetricsReading": {
+  "age_seconds": "number >= 0", "requests_running?": "integer", "requests_waiting?": "integer",
+  "kv_cache_usage_ratio?": "number", "requests_finished_total?": "integer",
+  "generation_tokens_total?": "integer", "prompt_tokens_total?": "integer",
+  "time_to_first_token_seconds?": "BucketCounts", "inter_token_latency_seconds?": "BucketCounts",
+  "request_duration_seconds?": "BucketCounts"},
+"BucketCounts": ["[integer]",
+  "Observations in each bucket, not cumulative; the last has no upper bound"],
+"ServerInfo": {
+  "name": "'moeserve'", "version": "string", "commit": "string | null", "device": "string",
+  "state": "'loading' | 'serving' | 'draining'", "uptime_seconds": "number >= 0",
+  "models": "[ServedModel]", "limits": [{"...": "number"}, "Limits of one request"],
+  "settings": [{"...": "boolean | integer | string | array"},
+    "Settings on which it depends how requests are answered"]},
+"ServedModel": {
+  "id": "string", "aliases": "[string]", "state": "'unloaded' | 'loading' | 'ready'",
+  "version": "count", "memory_bytes": "count", "max_model_len?": "integer >= 1",
+  "vocab_size?": "integer >= 1", "tokenizer?": "boolean",
+  "chat_template?": ["boolean", "Whether chats are possible"], "routing_control?": "boolean",
+  "default_sampling?": [{"...": "number"},
+    "Defaults of the checkpoint, which replace those of the interface"]},
+"ModelList": {
+  "object": "'list'", "first_id?": "string | null", "last_id?": "string | null",
+  "has_more?": "false", "data": "[Model]"},
+"Model": {
+  "id": "string", "object": "'model'", "type?": "'model'", "display_name?": "string",
+  "created": "integer", "created_at?": "time", "lifecycle?": "'active'", "owned_by": "string",
+  "root?": "string", "parent?": "null", "max_model_len?": "integer | null",
+  "max_input_tokens?": "integer | null", "max_tokens?": "integer | null",
+  "version?": "integer | null"},
+"OllamaDetails": {"format": "string", "family": "'moe' | 'dense'", "...": "any"},
+"OllamaModels": {
+  "models": [{
+    "name": "string", "model": "string", "size": "count",
+    "digest": ["string", "Differs for different served versions"], "details": "OllamaDetails",
+    "modified_at?": "time", "expires_at?": "time", "size_vram?": "count",
+    "context_length?": "integer >= 1"}]},
+"OllamaShowRequest": {"model?": "string", "...": "any"},
+"OllamaModel": {
+  "modelfile?": "string", "parameters?": "string", "template?": "string",
+  "details": "OllamaDetails", "model_info": {"...": "any"},
+  "capabilities": "['completion' | 'tools' | 'thinking']", "modified_at?": "time"},
+"OllamaVersion": {"version": "string"},
+"LoadRequest": {
+  "model": "string", "path?": ["string | null", "Relative to --models-folder"], "...": "none"},
+"UnloadRequest": {"model": "string", "...": "none"},
+"ModelStatus": {
+  "id": "string", "object": "'model'", "aliases": "[string]",
+  "state": "'unloaded' | 'loading' | 'ready'", "version": "count", "memory_bytes": "count"}
 })json";
 
 constexpr char kTokens[] = R"json({
-"TokenizeRequest": {"type": "object", "description": "With either prompt or messages",
-  "properties": {
-    "model": {"type": ["string", "null"]},
-    "prompt": {"type": ["string", "null"]},
-    "messages": {"type": ["array", "null"], "items": {"$ref": "#/components/schemas/ChatMessage"}},
-    "add_special_tokens": {"type": ["boolean", "null"]},
-    "add_generation_prompt": {"type": ["boolean", "null"]},
-    "continue_final_message": {"type": ["boolean", "null"]},
-    "reasoning_effort": {"type": ["string", "null"]},
-    "chat_template": {"type": ["string", "null"]},
-    "chat_template_kwargs": {"type": ["object", "null"]},
-    "return_token_strs": {"type": ["boolean", "null"]},
-    "tools": {"type": ["array", "null"], "items": {"type": "object"}}}},
-"Tokens": {"type": "object", "required": ["count", "max_model_len", "tokens", "token_strs"],
-  "properties": {
-    "count": {"type": "integer", "minimum": 0},
-    "max_model_len": {"type": "integer"},
-    "tokens": {"type": "array", "items": {"type": "integer"}},
-    "token_strs": {"type": ["array", "null"], "items": {"type": "string"}}}},
-"DetokenizeRequest": {"type": "object", "required": ["tokens"], "properties": {
-  "model": {"type": ["string", "null"]},
-  "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-  "skip_special_tokens": {"type": ["boolean", "null"]}}},
-"DetokenizedText": {"type": "object", "required": ["prompt"], "properties": {
-  "prompt": {"type": "string"}}},
-"TokenizerInfo": {"type": "object",
-  "required": ["tokenizer_class", "vocab_size", "bos_token", "eos_token", "pad_token",
-               "chat_template"],
-  "properties": {
-    "model": {"type": "string"},
-    "tokenizer_class": {"type": "string"},
-    "vocab_size": {"type": "integer", "minimum": 1},
-    "model_max_length": {"type": "integer", "minimum": 1},
-    "bos_token": {"type": ["string", "null"]},
-    "eos_token": {"type": ["string", "null"]},
-    "pad_token": {"type": ["string", "null"]},
-    "unk_token": {"type": ["string", "null"]},
-    "eos_token_ids": {"type": "array", "items": {"type": "integer"}},
-    "add_bos_token": {"type": ["boolean", "null"]},
-    "add_eos_token": {"type": ["boolean", "null"]},
-    "special_tokens": {"type": "array", "items": {"type": "object", "required": ["id", "token"],
-      "properties": {"id": {"type": "integer"}, "token": {"type": "string"}}}},
-    "chat_template": {"type": ["string", "null"]}}}
+"TokenizeRequest": [{
+  "model?": "string | null", "prompt?": "string | null", "messages?": "[ChatMessage] | null",
+  "add_special_tokens?": "boolean | null", "add_generation_prompt?": "boolean | null",
+  "continue_final_message?": "boolean | null", "reasoning_effort?": "string | null",
+  "chat_template?": "string | null", "chat_template_kwargs?": "object | null",
+  "return_token_strs?": "boolean | null", "tools?": "[object] | null"},
+  "With either prompt or messages"],
+"Tokens": {
+  "count": "count", "max_model_len": "integer", "tokens": "[integer]",
+  "token_strs": "[string] | null"},
+"DetokenizeRequest": {
+  "model?": "string | null", "tokens": "[count]", "skip_special_tokens?": "boolean | null"},
+"DetokenizedText": {"prompt": "string"},
+"TokenizerInfo": {
+  "model?": "string", "tokenizer_class": "string", "vocab_size": "integer >= 1",
+  "model_max_length?": "integer >= 1", "bos_token": "string | null", "eos_token": "string | null",
+  "pad_token": "string | null", "unk_token?": "string | null", "eos_token_ids?": "[integer]",
+  "add_bos_token?": "boolean | null", "add_eos_token?": "boolean | null",
+  "special_tokens?": [{"id": "integer", "token": "string"}], "chat_template": "string | null"}
 })json";
 
 constexpr char kExperts[] = R"json({
-"BlockName": {"enum": ["attention", "feed_forward"]},
-"ExpertLayout": {"type": "object", "required": ["model", "rows_per_token", "blocks"],
-  "properties": {
-    "model": {"type": "string"},
-    "rows_per_token": {"type": "integer", "minimum": 0},
-    "blocks": {"type": "array", "items": {"$ref": "#/components/schemas/RoutedBlock"}}}},
-"RoutedBlock": {"type": "object",
-  "required": ["layer", "block", "experts", "sub_tokens", "first_row"],
-  "properties": {
-    "layer": {"type": "integer", "minimum": 0},
-    "block": {"$ref": "#/components/schemas/BlockName"},
-    "experts": {"type": "integer", "minimum": 1},
-    "sub_tokens": {"type": "integer", "minimum": 1},
-    "first_row": {"type": "integer", "minimum": 0}}},
-"ExpertTokens": {"type": "object", "required": ["layer", "block", "min_count", "experts"],
-  "properties": {
-    "layer": {"type": "integer"},
-    "block": {"$ref": "#/components/schemas/BlockName"},
-    "min_count": {"type": "integer"},
-    "vocabulary": {"type": "integer"},
-    "counted_tokens": {"type": "integer", "description":
-      "Tokens with counts of their own; fewer than the vocabulary if the table is limited"},
-    "token_stats_mib_of_all": {"type": "integer", "description":
-      "The value of --token-stats-mib with which all tokens are counted"},
-    "experts": {"type": "array", "items": {"type": "object", "required": ["expert", "tokens"],
-      "properties": {
-        "expert": {"type": "integer"},
-        "tokens": {"type": "array", "items": {"type": "object",
-          "required": ["id", "text", "count", "pmi", "log_pmi", "g2", "share"],
-          "properties": {
-            "id": {"type": "integer"},
-            "text": {"type": ["string", "null"]},
-            "count": {"type": "integer"},
-            "pmi": {"type": ["number", "null"]},
-            "log_pmi": {"type": ["number", "null"]},
-            "g2": {"type": "number",
-                   "description": "Log-likelihood ratio; negative below the expected count"},
-            "share": {"type": "number"}}}}}}}}},
-"Matrix": {"type": "array", "items": {"type": "array", "items": {"type": ["number", "null"]}}},
-"ExpertSimilarity": {"type": "object", "required": ["layer", "block", "wasserstein", "kl"],
-  "properties": {
-    "layer": {"type": "integer"},
-    "block": {"$ref": "#/components/schemas/BlockName"},
-    "wasserstein": {"type": "object", "required": ["metric", "matrix"], "properties": {
-      "metric": {"type": "string"},
-      "matrix": {"$ref": "#/components/schemas/Matrix"}}},
-    "kl": {"type": "object", "required": ["eps", "matrix"], "properties": {
-      "eps": {"type": "number"},
-      "matrix": {"$ref": "#/components/schemas/Matrix"}}}}},
-"ExpertCollapse": {"type": "object", "required": ["model", "layers"], "properties": {
-  "model": {"type": "string"},
-  "layers": {"type": "array", "items": {"type": "object",
-    "required": ["layer", "block", "value", "rows", "seen"],
-    "properties": {
-      "layer": {"type": "integer"},
-      "block": {"$ref": "#/components/schemas/BlockName"},
-      "value": {"type": ["number", "null"]},
-      "classes": {"type": "integer"},
-      "rank": {"type": "integer"},
-      "reason": {"type": "string"},
-      "rows": {"type": "integer"},
-      "seen": {"type": "integer"}}}}}}
+"BlockName": "'attention' | 'feed_forward'",
+"ExpertLayout": {"model": "string", "rows_per_token": "count", "blocks": "[RoutedBlock]"},
+"RoutedBlock": {
+  "layer": "count", "block": "BlockName", "experts": "integer >= 1", "sub_tokens": "integer >= 1",
+  "first_row": "count"},
+"ExpertTokens": {
+  "layer": "integer", "block": "BlockName", "min_count": "integer", "vocabulary?": "integer",
+  "counted_tokens?": ["integer",
+    "Tokens with counts of their own; fewer than the vocabulary if the table is limited"],
+  "token_stats_mib_of_all?": ["integer",
+    "The value of --token-stats-mib with which all tokens are counted"],
+  "experts": [{
+    "expert": "integer",
+    "tokens": [{
+      "id": "integer", "text": "string | null", "count": "integer", "pmi": "number | null",
+      "log_pmi": "number | null",
+      "g2": ["number", "Log-likelihood ratio; negative below the expected count"],
+      "share": "number"}]}]},
+"Matrix": "[[number | null]]",
+"ExpertSimilarity": {
+  "layer": "integer", "block": "BlockName",
+  "wasserstein": {"metric": "string", "matrix": "Matrix"},
+  "kl": {"eps": "number", "matrix": "Matrix"}},
+"ExpertCollapse": {
+  "model": "string",
+  "layers": [{
+    "layer": "integer", "block": "BlockName", "value": "number | null", "classes?": "integer",
+    "rank?": "integer", "reason?": "string", "rows": "integer", "seen": "integer"}]}
 })json";
 
 constexpr char kInference[] = R"json({
-"InferenceServer": {"type": "object", "required": ["name", "version", "extensions"],
-  "properties": {
-    "name": {"type": "string"},
-    "version": {"type": "string"},
-    "extensions": {"type": "array", "items": {"type": "string"}}}},
-"TensorMetadata": {"type": "object", "required": ["name", "datatype", "shape"], "properties": {
-  "name": {"type": "string"},
-  "datatype": {"type": "string"},
-  "shape": {"type": "array", "items": {"type": "integer"}}}},
-"InferenceModel": {"type": "object", "required": ["name", "platform", "inputs", "outputs"],
-  "properties": {
-    "name": {"type": "string"},
-    "versions": {"type": "array", "items": {"type": "string"}},
-    "platform": {"type": "string"},
-    "inputs": {"type": "array", "items": {"$ref": "#/components/schemas/TensorMetadata"}},
-    "outputs": {"type": "array", "items": {"$ref": "#/components/schemas/TensorMetadata"}}}},
-"InferenceReady": {"type": "object", "required": ["name", "ready"], "properties": {
-  "name": {"type": "string"}, "ready": {"const": true}}},
-"InferTensor": {"type": "object", "required": ["name", "datatype", "shape"], "properties": {
-  "name": {"type": "string"},
-  "datatype": {"type": "string"},
-  "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-  "parameters": {"type": "object", "additionalProperties": true},
-  "data": {"type": "array", "items": true}}},
-"InferRequest": {"type": "object", "required": ["inputs"], "properties": {
-  "id": {"type": "string"},
-  "parameters": {"type": "object", "additionalProperties": true,
-    "description": "Fields of CompletionRequest"},
-  "inputs": {"type": "array", "items": {"$ref": "#/components/schemas/InferTensor"}},
-  "outputs": {"type": "array", "items": {"type": "object", "required": ["name"], "properties": {
-    "name": {"type": "string"},
-    "parameters": {"type": "object", "additionalProperties": true}}}}}},
-"InferAnswer": {"type": "object", "required": ["model_name", "model_version", "outputs"],
-  "properties": {
-    "model_name": {"type": "string"},
-    "model_version": {"type": "string"},
-    "id": {"type": "string"},
-    "parameters": {"type": "object", "additionalProperties": true},
-    "outputs": {"type": "array", "items": {"$ref": "#/components/schemas/InferTensor"}}}},
-"GenerateRequest": {"type": "object", "required": ["text_input"], "additionalProperties": true,
-  "properties": {
-    "id": {"type": "string"},
-    "text_input": {"anyOf": [{"type": "string"},
-                             {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
-    "parameters": {"type": "object", "additionalProperties": true,
-      "description": "Fields of CompletionRequest"}}},
-"GenerateAnswer": {"type": "object", "required": ["model_name", "model_version", "text_output"],
-  "additionalProperties": true,
-  "properties": {
-    "model_name": {"type": "string"},
-    "model_version": {"type": "string"},
-    "id": {"type": "string"},
-    "text_output": {"anyOf": [{"type": "string"},
-                              {"type": "array", "items": {"type": "string"}}]}}},
-"IndexRequest": {"type": "object", "properties": {"ready": {"type": ["boolean", "null"]}}},
-"RepositoryCommand": {"type": "object", "properties": {
-  "parameters": {"type": ["object", "null"], "additionalProperties": false,
-    "properties": {"path": {"type": "string"}}}}},
-"RepositoryIndex": {"type": "array", "items": {"type": "object", "required": ["name", "state"],
-  "properties": {
-    "name": {"type": "string"},
-    "version": {"type": "string"},
-    "state": {"enum": ["READY", "LOADING", "UNAVAILABLE"]},
-    "reason": {"type": "string"}}}}
+"InferenceServer": {"name": "string", "version": "string", "extensions": "[string]"},
+"TensorMetadata": {"name": "string", "datatype": "string", "shape": "[integer]"},
+"InferenceModel": {
+  "name": "string", "versions?": "[string]", "platform": "string", "inputs": "[TensorMetadata]",
+  "outputs": "[TensorMetadata]"},
+"InferenceReady": {"name": "string", "ready": "true"},
+"InferTensor": {
+  "name": "string", "datatype": "string", "shape": "[count]", "parameters?": {"...": "any"},
+  "data?": "[any]"},
+"InferRequest": {
+  "id?": "string", "parameters?": [{"...": "any"}, "Fields of CompletionRequest"],
+  "inputs": "[InferTensor]", "outputs?": [{"name": "string", "parameters?": {"...": "any"}}]},
+"InferAnswer": {
+  "model_name": "string", "model_version": "string", "id?": "string",
+  "parameters?": {"...": "any"}, "outputs": "[InferTensor]"},
+"GenerateRequest": {
+  "id?": "string",
+  "text_input": ["any",
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}],
+  "parameters?": [{"...": "any"}, "Fields of CompletionRequest"], "...": "any"},
+"GenerateAnswer": {
+  "model_name": "string", "model_version": "string", "id?": "string",
+  "text_output": "string | [string]", "...": "any"},
+"IndexRequest": {"ready?": "boolean | null"},
+"RepositoryCommand": {"parameters?": [{"path?": "string", "...": "none"}, null]},
+"RepositoryIndex": [{
+  "name": "string", "version?": "string", "state": "'READY' | 'LOADING' | 'UNAVAILABLE'",
+  "reason?": "string"}]
 })json";
 
 constexpr char kParameters[] = R"json({
@@ -408,7 +243,7 @@ OrderedJson ExpertStatisticsSchema() {
 
 void AddServerSchemas(OrderedJson& out) {
   for (const char* text : {kServer, kTokens, kExperts, kInference})
-    out.update(OrderedJson::parse(text));
+    out.update(ParseSchemas(text));
   out["ExpertStatistics"] = ExpertStatisticsSchema();
 }
 

@@ -38,8 +38,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 Result<const Tokenizer*> RequireTokenizer(const Engine& engine) {
   if (engine.tokenizer() != nullptr) return engine.tokenizer();
   return InvalidValue("model", "this model has no tokenizer");
@@ -105,7 +103,7 @@ class Api {
       }
       return out;
     };
-    return Answer(run());
+    return JsonOrError(run());
   }
 
   Handled Detokenize(const Request& request) {
@@ -116,7 +114,7 @@ class Api {
       MOESERVE_RETURN_IF_ERROR(CheckFields(*body, FieldRoute::kDetokenize));
       MOESERVE_ASSIGN_OR_RETURN(const auto skip, BoolField(*body, "skip_special_tokens"));
       const Engine& engine = model->engine();
-      const nlohmann::json* tokens = FindField(*body, "tokens");
+      const Json* tokens = FindField(*body, "tokens");
       if (tokens == nullptr) return MissingField("tokens");
       MOESERVE_ASSIGN_OR_RETURN(const auto ids,
                                 TokenIdList(*tokens, "tokens", engine.spec().vocab_size));
@@ -126,7 +124,7 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, skip.value_or(false)));
       return OrderedJson{{"prompt", std::move(text)}};
     };
-    return Answer(run());
+    return JsonOrError(run());
   }
 
   Handled Ready(const Request&) {
@@ -188,7 +186,7 @@ class Api {
       }
       return ExpertStatsJson(stats, model->name(), covered, threshold.value_or(0.0));
     };
-    return Answer(run());
+    return JsonOrError(run());
   }
 
  private:
@@ -213,7 +211,7 @@ class Api {
     return Submit(context_, request, model, params, std::move(prompts), format);
   }
 
-  absl::Status CheckFields(const nlohmann::json& body, FieldRoute route) {
+  absl::Status CheckFields(const Json& body, FieldRoute route) {
     FieldFindings findings;
     MOESERVE_RETURN_IF_ERROR(
         CheckRequestFields(body, route, context_.settings().strict_fields, findings));
@@ -221,8 +219,7 @@ class Api {
     return absl::OkStatus();
   }
 
-  Result<std::vector<TokenId>> EncodePrompt(const nlohmann::json& body,
-                                            const Tokenizer& tokenizer) const {
+  Result<std::vector<TokenId>> EncodePrompt(const Json& body, const Tokenizer& tokenizer) const {
     for (const std::string_view name : ConversationFields()) {
       if (name != "add_special_tokens" && FindField(body, std::string(name).c_str()) != nullptr) {
         return InvalidValue(name, Concat("'", name, "' needs 'messages' instead of 'prompt'"));
@@ -237,7 +234,7 @@ class Api {
     return tokenizer.Encode(*prompt, special.value_or(true));
   }
 
-  Result<std::vector<TokenId>> EncodeMessages(const nlohmann::json& body, std::string_view text,
+  Result<std::vector<TokenId>> EncodeMessages(const Json& body, std::string_view text,
                                               const ServedModel& model,
                                               const Tokenizer& tokenizer) const {
     if (FindField(body, "prompt") != nullptr) {
@@ -255,14 +252,8 @@ class Api {
     return std::move(prompt.ids);
   }
 
-  static Handled Answer(const Result<OrderedJson>& result) {
-    if (!result.ok()) return ErrorResponse(result.status());
-    return JsonResponse(*result);
-  }
-
   // Returns the model that a request's body names. Errors: those of ServerContext::ModelFor().
-  Result<std::shared_ptr<ServedModel>> NamedModel(const Request& request,
-                                                  const nlohmann::json& body) const {
+  Result<std::shared_ptr<ServedModel>> NamedModel(const Request& request, const Json& body) const {
     MOESERVE_ASSIGN_OR_RETURN(const auto name, StringField(body, "model"));
     return context_.ModelFor(name.value_or(""), request.key.get());
   }
@@ -302,9 +293,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   auto router = std::make_unique<Router>(context.keys());
   const auto add = [&](std::string_view method, std::string_view pattern, Access access,
                        Handled (Api::*handler)(const Request&), Work work = Work::kQuick) {
-    context.metrics().DeclareHttp(pattern, method);
-    router->Add(method, pattern, access, work,
-                [api, handler](const Request& request) { return (api.get()->*handler)(request); });
+    router->Add(method, pattern, access, work, HandlerOf(api, handler));
   };
   // Many clients list the models before they generate.
   constexpr Access kModels = Access::AnyOf(Scope::kStatistics, Scope::kGenerate);
@@ -328,11 +317,11 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v2/health/live", Access::Operator(), &Api::Live);
   add("GET", "/version", Access::Open(), &Api::Version);
   add("GET", "/metrics", Access::Operator(), &Api::Metrics);
-  if (context.settings().dashboard) {
-    for (const char* pattern : {"/", "/dashboard/*"}) context.metrics().DeclareHttp(pattern, "GET");
-    AddWebAssets(*router);
-  }
+  if (context.settings().dashboard) AddWebAssets(*router);
   AddOpenApi(*router, context);
+  for (const Router::Route& route : router->routes()) {
+    context.metrics().DeclareHttp(route.pattern, route.method);
+  }
   return router;
 }
 

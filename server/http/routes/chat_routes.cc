@@ -28,9 +28,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
-
 std::string ResponseErrorBody(const HttpError& error) {
   HttpError named = error;
   named.param = ResponseParam(error.param);
@@ -309,11 +306,8 @@ void AddChatRoutes(Router& router, ServerContext& context) {
   // Slow because chat templates are programs.
   const auto add = [&](std::string_view pattern, Handled (ChatRoutes::*handler)(const Request&),
                        BodyType body = BodyType::kJson) {
-    context.metrics().DeclareHttp(pattern, "POST");
-    router.Add(
-        "POST", pattern, Access::Key(Scope::kGenerate), Work::kSlow,
-        [routes, handler](const Request& request) { return (routes.get()->*handler)(request); },
-        body);
+    router.Add("POST", pattern, Access::Key(Scope::kGenerate), Work::kSlow,
+               HandlerOf(routes, handler), body);
   };
   add("/v1/chat/completions", &ChatRoutes::Completions);
   add("/v1/responses", &ChatRoutes::Responses);

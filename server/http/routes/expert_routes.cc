@@ -12,17 +12,15 @@
 #include "engine/statistics/measures/collapse.h"
 #include "engine/statistics/measures/token_affinity.h"
 #include "model_loaders/profiles/profile_file.h"
-#include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/http/error_response.h"
+#include "server/http/routes/json_response.h"
 #include "server/http/url.h"
 #include "server/reports/live_profile.h"
 #include "server/reports/statistics_report.h"
 
 namespace moeserve::server::http {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 // How many responses are computed at the same time, and the limit on the work for one response, in
 // steps of about a nanosecond each (about 4 seconds). Both are small because the threads of the
@@ -71,13 +69,6 @@ class HeldResponse final : public PendingResponse {
 
 absl::Status Missing(std::string_view code, std::string message) {
   return MakeError(absl::StatusCode::kNotFound, code, std::move(message));
-}
-
-Handled Answer(const Result<OrderedJson>& result) {
-  if (!result.ok()) return ErrorResponse(result.status());
-  Response response;
-  response.body = DumpJson(*result);
-  return response;
 }
 
 // The routed block that a query selected. `first` is the block's first column in the table of token
@@ -258,7 +249,7 @@ class ExpertRoutes {
   template <typename F>
   Handled WithModel(const Request& request, const F& compute) const {
     const auto model = Model(request);
-    return Answer(model.ok() ? compute(**model) : Result<OrderedJson>(model.status()));
+    return JsonOrError(model.ok() ? compute(**model) : Result<OrderedJson>(model.status()));
   }
 
   template <typename F>
@@ -313,9 +304,7 @@ void AddExpertRoutes(Router& router, ServerContext& context) {
   const auto routes = std::make_shared<const ExpertRoutes>(context);
   const auto add = [&](std::string_view path, Scope scope,
                        Handled (ExpertRoutes::*handler)(const Request&) const) {
-    context.metrics().DeclareHttp(path, "GET");
-    router.Add("GET", path, Access::Key(scope), Work::kSlow,
-               [routes, handler](const Request& r) { return ((*routes).*handler)(r); });
+    router.Add("GET", path, Access::Key(scope), Work::kSlow, HandlerOf(routes, handler));
   };
   // The tokens and the profile show what other users have sent.
   add("/v1/experts/tokens", Scope::kAdmin, &ExpertRoutes::Tokens);

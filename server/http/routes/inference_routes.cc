@@ -13,11 +13,11 @@
 #include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
-#include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
 #include "server/http/routes/json_response.h"
 #include "server/http/routes/model_routes.h"
 #include "server/http/routes/request_body.h"
+#include "server/http/routes/submit.h"
 #include "server/http/url.h"
 #include "server/open_inference/infer_json.h"
 #include "server/open_inference/infer_run.h"
@@ -25,18 +25,14 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr size_t kMaxControlBytes = 16 << 10;
 
-std::string ErrorBody(const absl::Status& status) {
-  return DumpJson({{"error", ToHttpError(status).message}});
+std::string InferenceErrorJson(const HttpError& error) {
+  return DumpJson({{"error", error.message}});
 }
 
 Response InferenceError(const absl::Status& status) {
-  Response response = ErrorResponse(status);
-  response.body = ErrorBody(status);
-  return response;
+  return ErrorResponse(status, &InferenceErrorJson);
 }
 
 enum class Format { kInfer, kGenerate };
@@ -50,9 +46,10 @@ class InferSession final : public PendingResponse {
   Progress Next() override {
     Result<std::optional<InferAnswer>> answer = run_->Take();
     if (!answer.ok()) {
-      final_status_ = ToHttpError(answer.status()).status;
+      const HttpError error = ToHttpError(answer.status());
+      final_status_ = error.status;
       if (!streaming_) return InferenceError(answer.status());
-      return StreamPart{Concat("data: ", ErrorBody(answer.status()), "\n\n"), true};
+      return StreamPart{Concat("data: ", InferenceErrorJson(error), "\n\n"), true};
     }
     if (!*answer) return Wait();
     if (run_->stream()) {
@@ -119,7 +116,7 @@ absl::Status NoSuchPath() {
   return MakeError(absl::StatusCode::kNotFound, "not_found", "there is no such address");
 }
 
-class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
+class InferenceRoutes {
  public:
   explicit InferenceRoutes(ServerContext& context) : context_(context) {}
 
@@ -141,15 +138,11 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
       MOESERVE_ASSIGN_OR_RETURN(const ModelStatus status, context_.models().Status(path->name));
       return ModelMetadataJson(status, path->name);
     };
-    const Result<OrderedJson> body = run();
-    if (!body.ok()) return InferenceError(body.status());
-    return JsonResponse(*body);
+    return JsonOrError(run(), &InferenceErrorJson);
   }
 
   Handled Infer(const Request& request) {
-    Result<Handled> started = Start(request);
-    if (started.ok()) return *std::move(started);
-    return Refuse(started.status(), request.key.get());
+    return StartedOrRefused(Start(request), Errors(), request.key.get(), context_);
   }
 
   Handled Index(const Request& request) {
@@ -186,11 +179,7 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
   }
 
  private:
-  Handled Refuse(const absl::Status& status, const ApiKey* key) {
-    Response response = InferenceError(status);
-    CountRefusal(status, response, key, context_);
-    return response;
-  }
+  static AnswerFormat Errors() { return {.error_body = &InferenceErrorJson}; }
 
   Result<Handled> Start(const Request& request) {
     MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
@@ -223,19 +212,12 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
     const absl::Time deadline = SteadyNow() + context_.settings().limits.max_request_time;
     if (!run->NeedsCompiling()) return Launch(std::move(run), format, deadline, request.wake);
     auto shared = std::make_shared<std::unique_ptr<InferRun>>(std::move(run));
-    Handled deferred = DeferredResponse::Start(
-        context_.work_pool(),
-        [self = shared_from_this(), shared, format, deadline, wake = request.wake,
-         key = request.key]() -> Handled {
-          Result<Handled> launched = Launch(std::move(*shared), format, deadline, wake);
-          if (launched.ok()) return *std::move(launched);
-          return self->Refuse(launched.status(), key.get());
-        },
-        request.wake, request.client);
-    if (std::holds_alternative<Response>(deferred)) {
-      context_.metrics().CountRejected(Rejection::kQueueFull);
-    }
-    return deferred;
+    return PrepareLater(
+        context_, request,
+        [&context = context_, shared, format, deadline, wake = request.wake, key = request.key] {
+          return StartedOrRefused(Launch(std::move(*shared), format, deadline, wake), Errors(),
+                                  key.get(), context);
+        });
   }
 
   static Result<Handled> Launch(std::unique_ptr<InferRun> run, Format format, absl::Time deadline,
@@ -261,8 +243,8 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
   }
 
   // Parses the body of a request about the repository; an empty object if there is none.
-  static Result<nlohmann::json> ControlBody(const Request& request) {
-    if (request.body.empty()) return nlohmann::json::object();
+  static Result<Json> ControlBody(const Request& request) {
+    if (request.body.empty()) return Json::object();
     JsonLimits limits;
     limits.max_depth = 4;
     limits.max_bytes = kMaxControlBytes;
@@ -284,7 +266,7 @@ class InferenceRoutes : public std::enable_shared_from_this<InferenceRoutes> {
   // Returns the parameter "path" of a load; empty if it is absent.
   static Result<std::string> CheckpointPath(const Request& request, bool load) {
     MOESERVE_ASSIGN_OR_RETURN(const auto body, ControlBody(request));
-    const nlohmann::json* parameters = FindField(body, "parameters");
+    const Json* parameters = FindField(body, "parameters");
     if (parameters == nullptr || !load) return std::string();
     if (!parameters->is_object()) {
       return InvalidValue("parameters", "'parameters' must be an object");
@@ -308,11 +290,7 @@ void AddInferenceRoutes(Router& router, ServerContext& context) {
   auto routes = std::make_shared<InferenceRoutes>(context);
   const auto add = [&](std::string_view method, std::string_view pattern, Access access,
                        Handled (InferenceRoutes::*handler)(const Request&)) {
-    context.metrics().DeclareHttp(pattern, method);
-    router.Add(
-        method, pattern, access, Work::kQuick,
-        [routes, handler](const Request& request) { return (routes.get()->*handler)(request); },
-        BodyType::kAny);
+    router.Add(method, pattern, access, Work::kQuick, HandlerOf(routes, handler), BodyType::kAny);
   };
   constexpr Access kModels = Access::AnyOf(Scope::kStatistics, Scope::kGenerate);
   add("GET", "/v2", Access::Open(), &InferenceRoutes::Server);

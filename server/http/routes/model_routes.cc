@@ -7,15 +7,13 @@
 
 #include "base/mutex.h"
 #include "base/strict_json.h"
-#include "server/answers/answer.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/http/error_response.h"
+#include "server/http/routes/json_response.h"
 
 namespace moeserve::server::http {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kMaxBodyBytes = 16 << 10;
 
@@ -31,10 +29,7 @@ OrderedJson StatusJson(const ModelStatus& model) {
 }
 
 Response ToResponse(const Result<ModelStatus>& result) {
-  if (!result.ok()) return ErrorResponse(result.status());
-  Response response;
-  response.body = DumpJson(StatusJson(*result));
-  return response;
+  return result.ok() ? JsonResponse(StatusJson(*result)) : ErrorResponse(result.status());
 }
 
 // Waits until a model is loaded. If the client leaves, the model is loaded nevertheless.
@@ -124,7 +119,6 @@ Handled LoadModel(ModelManager& manager, const std::string& model, const std::st
 
 void AddModelRoutes(Router& router, ServerContext& context) {
   const auto add = [&](std::string_view path, Handled (*handler)(const Request&, ServerContext&)) {
-    context.metrics().DeclareHttp(path, "POST");
     router.Add("POST", path, Access::Key(Scope::kAdmin), Work::kQuick,
                [handler, &context](const Request& request) { return handler(request, context); });
   };

@@ -9,7 +9,6 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
-#include "server/http/error_response.h"
 #include "server/http/routes/json_response.h"
 #include "server/http/routes/request_body.h"
 #include "server/ollama/ollama_models.h"
@@ -18,8 +17,6 @@
 
 namespace moeserve::server::http {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 // What this server has no counterpart for.
 struct MissingRoute {
@@ -37,13 +34,6 @@ constexpr MissingRoute kMissingRoutes[] = {
     {"/api/delete", kNoFiles},
     {"/api/blobs/", kNoFiles},
 };
-
-Response OllamaError(const absl::Status& status) {
-  const HttpError error = ToHttpError(status);
-  Response response = ErrorResponse(error);
-  response.body = OllamaErrorJson(error);
-  return response;
-}
 
 class OllamaRoutes {
  public:
@@ -67,8 +57,7 @@ class OllamaRoutes {
           context_.LoadedModelFor(ResolveOllamaName(*name, served), request.key.get()));
       return OllamaShowJson(*model, context_.settings().show_chat_template);
     };
-    const Result<OrderedJson> out = run();
-    return out.ok() ? JsonResponse(*out) : OllamaError(out.status());
+    return JsonOrError(run(), &OllamaErrorJson);
   }
 
   Handled Refuse(const Request& request) {
@@ -104,11 +93,7 @@ void AddOllamaRoutes(Router& router, ServerContext& context) {
   auto routes = std::make_shared<OllamaRoutes>(context);
   const auto add = [&](std::string_view method, std::string_view pattern, Access access,
                        Handled (OllamaRoutes::*handler)(const Request&)) {
-    context.metrics().DeclareHttp(pattern, method);
-    router.Add(
-        method, pattern, access, Work::kQuick,
-        [routes, handler](const Request& request) { return (routes.get()->*handler)(request); },
-        BodyType::kAny);
+    router.Add(method, pattern, access, Work::kQuick, HandlerOf(routes, handler), BodyType::kAny);
   };
   constexpr Access kModels = Access::AnyOf(Scope::kStatistics, Scope::kGenerate);
   add("GET", "/api/version", Access::Open(), &OllamaRoutes::Version);

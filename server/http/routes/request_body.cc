@@ -22,7 +22,7 @@ Result<Body> ParseBody(std::string_view text, const Request& request, ServerCont
     charged = charge.Add(bytes, ChargeFor::kNewRequest, body_bytes);
     return charged.ok();
   };
-  Result<nlohmann::json> body = ParseStrictJson(text, json_limits, take_memory);
+  Result<Json> body = ParseStrictJson(text, json_limits, take_memory);
   if (body.ok()) {
     if (!body->is_object()) {
       return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "base/status.h"
-#include "nlohmann/json.hpp"
+#include "server/base/json.h"
 #include "server/base/memory_budget.h"
 #include "server/context.h"
 #include "server/http/types.h"
@@ -16,17 +16,16 @@ namespace moeserve::server::http {
 // A parsed body, and the memory that it holds.
 class Body {
  public:
-  Body(nlohmann::json json, MemoryCharge charge)
-      : json_(std::move(json)), charge_(std::move(charge)) {}
+  Body(Json json, MemoryCharge charge) : json_(std::move(json)), charge_(std::move(charge)) {}
   Body(Body&&) = default;
   Body& operator=(Body&&) = delete;
   ~Body();
 
-  const nlohmann::json& operator*() const { return json_; }
+  const Json& operator*() const { return json_; }
   size_t charged_bytes() const { return charge_.bytes(); }
 
  private:
-  nlohmann::json json_;
+  Json json_;
   MemoryCharge charge_;
 };
 

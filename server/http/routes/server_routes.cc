@@ -22,8 +22,6 @@
 namespace moeserve::server::http {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // The class that transformers uses for a tokenizer.json of any kind.
 constexpr std::string_view kDefaultClass = "PreTrainedTokenizerFast";
 
@@ -210,10 +208,7 @@ void AddServerRoutes(Router& router, ServerContext& context) {
   const auto add = [&](std::string_view method, std::string_view path, Access access, Work work,
                        Handled (ServerRoutes::*handler)(const Request&) const,
                        BodyType body = BodyType::kJson) {
-    context.metrics().DeclareHttp(path, method);
-    router.Add(
-        method, path, access, work,
-        [routes, handler](const Request& r) { return ((*routes).*handler)(r); }, body);
+    router.Add(method, path, access, work, HandlerOf(routes, handler), body);
   };
   add("GET", "/ping", Access::Operator(), Work::kQuick, &ServerRoutes::Ping);
   add("POST", "/ping", Access::Operator(), Work::kQuick, &ServerRoutes::Ping, BodyType::kAny);

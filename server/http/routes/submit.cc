@@ -7,7 +7,6 @@
 #include "server/base/request_id.h"
 #include "server/generation/submission.h"
 #include "server/http/deferred_response.h"
-#include "server/http/error_response.h"
 #include "server/http/routes/generation_session.h"
 #include "server/http/routes/request_body.h"
 
@@ -43,17 +42,21 @@ Result<Handled> Submit(ServerContext& context, const Request& request,
                  request.wake);
   }
   auto shared_writer = std::make_shared<std::unique_ptr<AnswerWriter>>(std::move(writer));
-  Handled deferred = DeferredResponse::Start(
-      context.work_pool(),
-      [&context, format, submission, shared_writer, deadline, wake = request.wake,
-       key = request.key] {
-        const absl::Status status = submission->CompileConstraint();
-        return StartedOrRefused(status.ok() ? Start(submission, std::move(*shared_writer), deadline,
-                                                    context.answer_pool(), wake)
-                                            : status,
-                                format, key.get(), context);
-      },
-      request.wake, request.client);
+  return PrepareLater(context, request,
+                      [&context, format, submission, shared_writer, deadline, wake = request.wake,
+                       key = request.key] {
+                        const absl::Status status = submission->CompileConstraint();
+                        return StartedOrRefused(status.ok()
+                                                    ? Start(submission, std::move(*shared_writer),
+                                                            deadline, context.answer_pool(), wake)
+                                                    : status,
+                                                format, key.get(), context);
+                      });
+}
+
+Handled PrepareLater(ServerContext& context, const Request& request, std::function<Handled()> job) {
+  Handled deferred =
+      DeferredResponse::Start(context.work_pool(), std::move(job), request.wake, request.client);
   if (std::holds_alternative<Response>(deferred)) {
     context.metrics().CountRejected(Rejection::kQueueFull);
   }
@@ -63,9 +66,7 @@ Result<Handled> Submit(ServerContext& context, const Request& request,
 Handled StartedOrRefused(Result<Handled> started, const AnswerFormat& format, const ApiKey* key,
                          ServerContext& context) {
   if (started.ok()) return *std::move(started);
-  const HttpError error = ToHttpError(started.status());
-  Response response = ErrorResponse(error);
-  response.body = format.error_body(error);
+  Response response = ErrorResponse(started.status(), format.error_body);
   CountRefusal(started.status(), response, key, context);
   return response;
 }

@@ -11,6 +11,7 @@
 #include "server/answers/answer_writer.h"
 #include "server/context.h"
 #include "server/generation/generation_request.h"
+#include "server/http/error_response.h"
 #include "server/http/types.h"
 
 namespace moeserve::server::http {
@@ -22,7 +23,7 @@ struct AnswerFormat {
   std::function<std::unique_ptr<AnswerWriter>(AnswerIdentity, const Tokenizer*, int choices)>
       make_writer = {};
   // Returns the body of the response that reports an error.
-  std::string (*error_body)(const HttpError&) = &ErrorJson;
+  ErrorBody* error_body = &ErrorJson;
 };
 
 // Submits a request to the engine of `model`. If its constraint must be compiled first, does so on
@@ -30,6 +31,9 @@ struct AnswerFormat {
 Result<Handled> Submit(ServerContext& context, const Request& request,
                        const std::shared_ptr<ServedModel>& model, const GenerationParams& params,
                        std::vector<PreparedPrompt> prompts, const AnswerFormat& format);
+
+// Runs `job` on the work pool. Counts the refusal if too many tasks wait.
+Handled PrepareLater(ServerContext& context, const Request& request, std::function<Handled()> job);
 
 // Returns what was started. If that is an error, counts the refusal and returns the response that
 // reports it.

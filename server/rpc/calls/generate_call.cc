@@ -1,11 +1,9 @@
 #include "server/rpc/calls/generate_call.h"
 
 #include <algorithm>
-#include <exception>
 #include <optional>
 #include <utility>
 
-#include "server/base/api_error.h"
 #include "server/rpc/grpc_time.h"
 
 namespace moeserve::server::rpc {
@@ -39,30 +37,19 @@ absl::Status GenerateCall::Run(const v1::GenerateRequest& request) {
     Advance();  // output may have arrived before generation_ was set
     return absl::OkStatus();
   }
-  const bool posted = server_.work_pool().Post(
-      [self = shared_from_this(), params = std::move(params)] {
+  return PrepareLater(
+      server_, call().client(),
+      [self = shared_from_this(), params = std::move(params)]() -> absl::Status {
         {
           MutexLock lock(self->mutex_);
-          if (self->ended_) return;
+          if (self->ended_) return absl::CancelledError();
         }
-        absl::Status status;
-        try {
-          status = self->submission_->CompileConstraint();
-          if (status.ok()) status = self->Launch(params);
-        } catch (const std::exception& error) {
-          status = absl::InternalError(error.what());
-        }
-        if (status.ok()) {
-          self->Advance();
-        } else {
-          self->Refuse(status);
-        }
+        MOESERVE_RETURN_IF_ERROR(self->submission_->CompileConstraint());
+        return self->Launch(params);
       },
-      call().client());
-  if (posted) return absl::OkStatus();
-  server_.metrics().CountRejected(Rejection::kQueueFull);
-  return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
-                   "too many requests are waiting to be prepared");
+      [self = shared_from_this()](const absl::Status& status) {
+        status.ok() ? self->Advance() : self->Refuse(status);
+      });
 }
 
 absl::Status GenerateCall::Launch(const CompletionParams& params) {
@@ -71,15 +58,10 @@ absl::Status GenerateCall::Launch(const CompletionParams& params) {
                             PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
   opened_.assign(submission_->num_choices(), false);
-  auto generation =
-      submission_->Start(call().deadline(), [weak = weak_from_this(), queue = queue_] {
-        Dispatcher::Post(*queue, [weak] {
-          if (const auto self = weak.lock()) self->Advance();
-        });
-      });
-  if (!generation.ok()) return generation.status();
+  MOESERVE_ASSIGN_OR_RETURN(
+      auto generation, submission_->Start(call().deadline(), AdvanceOn(queue_, weak_from_this())));
   MutexLock lock(mutex_);
-  if (!ended_) generation_ = *std::move(generation);
+  if (!ended_) generation_ = std::move(generation);
   return absl::OkStatus();
 }
 

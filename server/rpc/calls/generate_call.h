@@ -24,6 +24,9 @@ class GenerateCall final : public SingleRequestCall<v1::GenerateRequest>,
   GenerateCall(grpc::GenericCallbackServerContext* context, ServerContext& server,
                Dispatcher& dispatcher);
 
+  // Starts the next write or finishes the call, if either is possible.
+  void Advance();
+
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
@@ -34,8 +37,6 @@ class GenerateCall final : public SingleRequestCall<v1::GenerateRequest>,
   absl::Status Run(const v1::GenerateRequest& request) override;
   absl::Status Launch(const CompletionParams& params);
   void Refuse(const absl::Status& status) override;  // ends a call that does not generate yet
-  // Starts the next write or finishes the call, if either is possible.
-  void Advance();
   absl::Status Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::GenerateResponse NewMessage(int choice);
   // Splits a large routing record: queues messages with its first routes and returns the remaining

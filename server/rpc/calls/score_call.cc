@@ -23,16 +23,12 @@ absl::Status ScoreCall::Run(const v1::ScoreRequest& request) {
   submission_ = std::make_unique<Submission>(
       server_.Submissions(model, call().key(), call().record()), std::move(params), "score-");
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
-  auto generation =
-      submission_->Start(call().deadline(), [weak = weak_from_this(), queue = dispatcher_.queue()] {
-        Dispatcher::Post(*queue, [weak] {
-          if (const auto self = weak.lock()) self->Advance();
-        });
-      });
-  if (!generation.ok()) return generation.status();
+  MOESERVE_ASSIGN_OR_RETURN(
+      auto generation,
+      submission_->Start(call().deadline(), AdvanceOn(dispatcher_.queue(), weak_from_this())));
   {
     MutexLock lock(mutex_);
-    if (!done_) generation_ = *std::move(generation);
+    if (!done_) generation_ = std::move(generation);
   }
   Advance();  // output may have arrived before generation_ was set
   return absl::OkStatus();

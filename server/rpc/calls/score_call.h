@@ -18,12 +18,12 @@ class ScoreCall final : public UnaryCall<v1::ScoreRequest, v1::ScoreResponse>,
   ScoreCall(grpc::GenericCallbackServerContext* context, ServerContext& server,
             Dispatcher& dispatcher);
 
+  void Advance();  // takes what the engine has computed
   void OnDone() override;
 
  private:
   absl::Status Run(const v1::ScoreRequest& request) override;
   void Cancel() override;
-  void Advance();
   absl::Status Take(const OutputDelta& delta) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   ServerContext& server_;

@@ -1,10 +1,8 @@
 #include "server/rpc/inference/infer_call.h"
 
-#include <exception>
 #include <optional>
 #include <utility>
 
-#include "server/base/api_error.h"
 #include "server/rpc/inference/infer_messages.h"
 
 namespace moeserve::server::rpc {
@@ -23,25 +21,11 @@ absl::Status InferCall::Run(const inference::ModelInferRequest& request) {
     Advance();  // output may have arrived before launched_ was set
     return absl::OkStatus();
   }
-  const bool posted = server_.work_pool().Post(
-      [self = shared_from_this()] {
-        absl::Status status;
-        try {
-          status = self->Launch();
-        } catch (const std::exception& error) {
-          status = absl::InternalError(error.what());
-        }
-        if (status.ok()) {
-          self->Advance();
-        } else {
-          self->EndOnce(status);
-        }
-      },
-      call().client());
-  if (posted) return absl::OkStatus();
-  server_.metrics().CountRejected(Rejection::kQueueFull);
-  return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
-                   "too many requests are waiting to be prepared");
+  return PrepareLater(
+      server_, call().client(), [self = shared_from_this()] { return self->Launch(); },
+      [self = shared_from_this()](const absl::Status& status) {
+        status.ok() ? self->Advance() : self->EndOnce(status);
+      });
 }
 
 absl::Status InferCall::Launch() {
@@ -49,12 +33,7 @@ absl::Status InferCall::Launch() {
   MOESERVE_RETURN_IF_ERROR(run_->Compile());
   MutexLock lock(mutex_);
   if (done_) return absl::OkStatus();
-  MOESERVE_RETURN_IF_ERROR(
-      run_->Launch(call().deadline(), [weak = weak_from_this(), queue = queue_] {
-        Dispatcher::Post(*queue, [weak] {
-          if (const auto self = weak.lock()) self->Advance();
-        });
-      }));
+  MOESERVE_RETURN_IF_ERROR(run_->Launch(call().deadline(), AdvanceOn(queue_, weak_from_this())));
   launched_ = true;
   return absl::OkStatus();
 }

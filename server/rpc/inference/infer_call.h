@@ -18,13 +18,13 @@ class InferCall final
   InferCall(grpc::GenericCallbackServerContext* context, ServerContext& server,
             Dispatcher& dispatcher);
 
+  void Advance();  // takes what the engine has computed
   void OnDone() override;
 
  private:
   absl::Status Run(const inference::ModelInferRequest& request) override;
   void Cancel() override;
   absl::Status Launch();
-  void Advance();
 
   ServerContext& server_;
   const std::shared_ptr<Dispatcher::Queue> queue_;

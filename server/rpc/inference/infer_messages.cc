@@ -11,8 +11,6 @@
 namespace moeserve::server::rpc {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr int kMaxDimensions = 8;
 
 Result<Json> Value(const std::string& name, const inference::InferParameter& parameter) {

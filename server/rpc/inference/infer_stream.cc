@@ -1,11 +1,9 @@
 #include "server/rpc/inference/infer_stream.h"
 
-#include <exception>
 #include <optional>
 #include <utility>
 
 #include "base/steady_clock.h"
-#include "server/base/api_error.h"
 #include "server/base/status_conversion.h"
 #include "server/rpc/grpc_time.h"
 #include "server/rpc/inference/infer_messages.h"
@@ -66,24 +64,14 @@ absl::Status InferStream::Begin(const inference::ModelInferRequest& request) {
     if (!status.ok()) Refuse(number, request.id(), status);
     return absl::OkStatus();
   }
-  const bool posted = server_.work_pool().Post(
-      [self = shared_from_this(), number, run, id = request.id()] {
-        absl::Status status;
-        try {
-          status = self->Launch(number, run);
-        } catch (const std::exception& error) {
-          status = absl::InternalError(error.what());
-        }
+  const absl::Status posted = PrepareLater(
+      server_, call_.client(),
+      [self = shared_from_this(), number, run] { return self->Launch(number, run); },
+      [self = shared_from_this(), number, id = request.id()](const absl::Status& status) {
         if (!status.ok()) self->Refuse(number, id, status);
         self->Advance();
-      },
-      call_.client());
-  if (!posted) {
-    server_.metrics().CountRejected(Rejection::kQueueFull);
-    Refuse(number, request.id(),
-           MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
-                     "too many requests are waiting to be prepared"));
-  }
+      });
+  if (!posted.ok()) Refuse(number, request.id(), posted);
   return absl::OkStatus();
 }
 
@@ -94,11 +82,7 @@ absl::Status InferStream::Launch(uint64_t number, const std::shared_ptr<InferRun
   const auto found = running_.find(number);
   if (found == running_.end()) return absl::OkStatus();  // was cancelled
   const absl::Time deadline = SteadyNow() + server_.settings().limits.max_request_time;
-  MOESERVE_RETURN_IF_ERROR(run->Launch(deadline, [weak = weak_from_this(), queue = queue_] {
-    Dispatcher::Post(*queue, [weak] {
-      if (const auto self = weak.lock()) self->Advance();
-    });
-  }));
+  MOESERVE_RETURN_IF_ERROR(run->Launch(deadline, AdvanceOn(queue_, weak_from_this())));
   found->second.launched = true;
   return absl::OkStatus();
 }
@@ -184,24 +168,14 @@ absl::Status InferStream::ReadRequest() {
   request_bytes_.Clear();
   charge_.Release();
   MOESERVE_RETURN_IF_ERROR(status);
-  try {
-    status = Begin(request);
-  } catch (const std::exception& error) {
-    status = absl::InternalError(error.what());
-  }
+  status = Caught([&] { return Begin(request); });
   if (!status.ok()) Refuse(requests_, request.id(), status);
   return absl::OkStatus();
 }
 
 void InferStream::OnReadDone(bool ok) {
   absl::Status status;
-  if (ok) {
-    try {
-      status = ReadRequest();
-    } catch (const std::exception& error) {
-      status = absl::InternalError(error.what());
-    }
-  }
+  if (ok) status = Caught([&] { return ReadRequest(); });
   {
     MutexLock lock(mutex_);
     reading_ = false;

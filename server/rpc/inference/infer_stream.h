@@ -33,6 +33,8 @@ class InferStream final : public grpc::ServerGenericBidiReactor,
   InferStream(grpc::GenericCallbackServerContext* context, ServerContext& server,
               Dispatcher& dispatcher);
 
+  // Starts whatever is possible: a read, a write, the end of the call.
+  void Advance();
   // Ends the stream when its requests have ended, although its client could send more.
   void Drain();
 
@@ -57,8 +59,6 @@ class InferStream final : public grpc::ServerGenericBidiReactor,
   // Ends a request that has not started to generate.
   void Refuse(uint64_t number, const std::string& id, const absl::Status& status);
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Starts whatever is possible: a read, a write, the end of the call.
-  void Advance();
   void WatchForStall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CancelAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

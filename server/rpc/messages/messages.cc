@@ -211,7 +211,7 @@ Result<std::optional<ConstraintField>> ParseConstraint(const v1::StructuredOutpu
       break;
     case v1::StructuredOutput::kStructuralTag: {
       out.param += "structural_tag";
-      const nlohmann::json value = in.structural_tag();
+      const Json value = in.structural_tag();
       MOESERVE_ASSIGN_OR_RETURN(out.spec, StructuralTagSpec(value, out.param));
       break;
     }
