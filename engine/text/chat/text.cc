@@ -166,7 +166,8 @@ void AppendMapped(char32_t c, CaseMap map, std::string& out) {
                                     : special->lower;
     return;
   }
-  const CaseRange* range = FindCase(map == CaseMap::kLower ? LowerRanges() : UpperRanges(), c);
+  const CaseRange* range = map == CaseMap::kTitle ? FindCase(TitleRanges(), c) : nullptr;
+  if (range == nullptr) range = FindCase(map == CaseMap::kLower ? LowerRanges() : UpperRanges(), c);
   AppendUtf8(range == nullptr ? c : static_cast<char32_t>(static_cast<int32_t>(c) + range->delta),
              &out);
 }
