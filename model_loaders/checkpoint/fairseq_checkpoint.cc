@@ -69,32 +69,30 @@ class RenamedTensors final : public TensorFile {
  public:
   // `names` has the new name of each tensor of `file`.
   RenamedTensors(std::shared_ptr<const TensorFile> file, std::vector<std::string> names)
-      : file_(std::move(file)), entries_(file_->tensors()) {
+      : renamed_(std::move(file)) {
+    file_name_ = renamed_->file_name();
+    file_ = renamed_->mapped();
+    entries_ = renamed_->tensors();
     for (size_t i = 0; i < entries_.size(); ++i) entries_[i].name = std::move(names[i]);
   }
 
-  const std::string& file_name() const override { return file_->file_name(); }
-  const FileStamp& stamp() const override { return file_->stamp(); }
-  const std::shared_ptr<const MappedFile>& mapped() const override { return file_->mapped(); }
-  const std::vector<TensorEntry>& tensors() const override { return entries_; }
   Result<TensorData> Read(const TensorEntry& entry) const override {
-    return file_->Read(Original(entry));
+    return renamed_->Read(Original(entry));
   }
   Result<TensorData> ReadPart(const TensorEntry& entry, int64_t first,
                               int64_t count) const override {
-    return file_->ReadPart(Original(entry), first, count);
+    return renamed_->ReadPart(Original(entry), first, count);
   }
   uint64_t StoredBytes(const TensorEntry& entry) const override {
-    return file_->StoredBytes(Original(entry));
+    return renamed_->StoredBytes(Original(entry));
   }
 
  private:
   const TensorEntry& Original(const TensorEntry& entry) const {
-    return file_->tensors()[static_cast<size_t>(&entry - entries_.data())];
+    return renamed_->tensors()[static_cast<size_t>(&entry - entries_.data())];
   }
 
-  const std::shared_ptr<const TensorFile> file_;
-  std::vector<TensorEntry> entries_;
+  const std::shared_ptr<const TensorFile> renamed_;
 };
 
 // The weights and the options of one file.

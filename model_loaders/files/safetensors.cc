@@ -197,10 +197,11 @@ Result<std::shared_ptr<const SafetensorsFile>> SafetensorsFile::Open(
       ParseSafetensorsHeader(bytes.substr(kLengthBytes, header_size), file->data_.size());
   if (!header.ok()) return Prefixed(prefix, header.status());
 
-  file->header_ = *std::move(header);
+  file->entries_ = std::move(header->tensors);
+  file->metadata_ = std::move(header->metadata);
   file->file_ = std::move(mapped);
-  file->by_name_.reserve(file->header_.tensors.size());
-  for (const TensorEntry& entry : file->header_.tensors) file->by_name_.emplace(entry.name, &entry);
+  file->by_name_.reserve(file->entries_.size());
+  for (const TensorEntry& entry : file->entries_) file->by_name_.emplace(entry.name, &entry);
   return std::shared_ptr<const SafetensorsFile>(std::move(file));
 }
 

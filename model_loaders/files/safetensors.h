@@ -38,11 +38,7 @@ class SafetensorsFile final : public TensorFile {
   // Error messages begin with the last component of `path`.
   static Result<std::shared_ptr<const SafetensorsFile>> Open(const std::filesystem::path& path);
 
-  const std::string& file_name() const override { return file_name_; }
-  const FileStamp& stamp() const override { return file_->stamp(); }
-  const std::shared_ptr<const MappedFile>& mapped() const override { return file_; }
-  const std::vector<TensorEntry>& tensors() const override { return header_.tensors; }
-  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   // Returns null if there is no tensor of that name.
   const TensorEntry* Find(std::string_view name) const;
@@ -59,10 +55,8 @@ class SafetensorsFile final : public TensorFile {
  private:
   SafetensorsFile() = default;
 
-  std::string file_name_;
-  std::shared_ptr<const MappedFile> file_;
   std::string_view data_;
-  SafetensorsHeader header_;
+  std::map<std::string, std::string> metadata_;
   std::unordered_map<std::string_view, const TensorEntry*> by_name_;
 };
 

@@ -67,10 +67,10 @@ class TensorFile {
   virtual ~TensorFile() = default;
 
   // Returns the last component of the path.
-  virtual const std::string& file_name() const = 0;
-  virtual const FileStamp& stamp() const = 0;
-  virtual const std::shared_ptr<const MappedFile>& mapped() const = 0;
-  virtual const std::vector<TensorEntry>& tensors() const = 0;
+  const std::string& file_name() const { return file_name_; }
+  const FileStamp& stamp() const { return file_->stamp(); }
+  const std::shared_ptr<const MappedFile>& mapped() const { return file_; }
+  const std::vector<TensorEntry>& tensors() const { return entries_; }
 
   // Returns the data of one of tensors(). A format that stores it without gaps returns a view of
   // the mapped file. ResourceExhausted if a copy does not fit in memory.
@@ -82,6 +82,13 @@ class TensorFile {
 
   // Returns the bytes that the file takes for the data of one of tensors().
   virtual uint64_t StoredBytes(const TensorEntry& entry) const { return entry.end - entry.begin; }
+
+ protected:
+  TensorFile() = default;
+
+  std::string file_name_;
+  std::shared_ptr<const MappedFile> file_;
+  std::vector<TensorEntry> entries_;
 };
 
 }  // namespace moeserve

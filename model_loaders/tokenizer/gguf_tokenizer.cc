@@ -313,10 +313,7 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
   }
   std::vector<std::unique_ptr<PreTokenizer>> steps;
   const auto split_at = [&](const absl::StatusOr<std::string>& pattern) -> absl::Status {
-    if (!pattern.ok()) return pattern.status();
-    MOESERVE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(*pattern));
-    steps.push_back(std::make_unique<SplitPreTokenizer>(std::move(regex), SplitBehavior::kIsolated,
-                                                        /*inverted=*/false));
+    MOESERVE_ASSIGN_OR_RETURN(steps.emplace_back(), SplitAt(pattern));
     return absl::OkStatus();
   };
   if (kind->digits == Digits::kSingleFirst) MOESERVE_RETURN_IF_ERROR(split_at(RustNumericClass()));

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include "base/status.h"
 #include "model_loaders/tokenizer/json_reader.h"
 
 namespace moeserve {
@@ -101,11 +102,10 @@ constexpr std::string_view kListsOfTokens[] = {"additional_special_tokens", "ext
 
 // A file of the folder as JSON; null if there is none.
 absl::StatusOr<Json> ReadObject(const std::filesystem::path& path) {
-  absl::StatusOr<std::optional<std::string>> text = ReadTokenizerFile(path);
-  if (!text.ok()) return text.status();
-  if (!text->has_value()) return Json();
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadTokenizerFile(path));
+  if (!text.has_value()) return Json();
   JsonReader reader(path.string());
-  Json root = reader.Parse(**text);
+  Json root = reader.Parse(*text);
   if (reader.ok() && !root.is_object()) reader.FailExpected("", "an object", root);
   if (!reader.ok()) return reader.status();
   return root;
@@ -156,12 +156,11 @@ void MergeSpecialTokensMap(const Json& map, const Json& config_json, TokenizerCo
 // Reads added_tokens.json, an object of texts and ids.
 absl::StatusOr<std::vector<AddedToken>> ReadAddedTokensFile(
     const std::filesystem::path& path, const std::set<std::string>& special_tokens) {
-  const absl::StatusOr<Json> root = ReadObject(path);
-  if (!root.ok()) return root.status();
+  MOESERVE_ASSIGN_OR_RETURN(const Json root, ReadObject(path));
   std::vector<AddedToken> tokens;
-  if (root->is_null()) return tokens;
+  if (root.is_null()) return tokens;
   JsonReader reader(path.string());
-  for (const auto& [text, id] : root->items()) {
+  for (const auto& [text, id] : root.items()) {
     AddedToken token;
     token.content = text;
     token.id = reader.Id(id, text);
@@ -184,47 +183,35 @@ constexpr char kAddedTokens[] = "added_tokens.json";
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir) {
   TokenizerConfig config;
   const std::filesystem::path path = model_dir / kConfigName;
-  const absl::StatusOr<std::optional<std::string>> text = ReadTokenizerFile(path);
-  if (!text.ok()) return text.status();
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadTokenizerFile(path));
   Json config_json;
-  if (text->has_value()) {
-    absl::StatusOr<TokenizerConfig> parsed = ParseTokenizerConfig(**text, path.string());
-    if (!parsed.ok()) return parsed.status();
-    config = std::move(*parsed);
-    config_json = JsonReader(path.string()).Parse(**text);
+  if (text.has_value()) {
+    MOESERVE_ASSIGN_OR_RETURN(config, ParseTokenizerConfig(*text, path.string()));
+    config_json = JsonReader(path.string()).Parse(*text);
   }
-  const absl::StatusOr<Json> map = ReadObject(model_dir / kSpecialTokensMap);
-  if (!map.ok()) return map.status();
-  MergeSpecialTokensMap(*map, config_json, &config);
-  absl::StatusOr<std::optional<std::string>> jinja =
-      ReadTokenizerFile(model_dir / "chat_template.jinja");
-  if (!jinja.ok()) return jinja.status();
-  if (jinja->has_value()) config.chat_template = std::move(**jinja);
+  MOESERVE_ASSIGN_OR_RETURN(const Json map, ReadObject(model_dir / kSpecialTokensMap));
+  MergeSpecialTokensMap(map, config_json, &config);
+  MOESERVE_ASSIGN_OR_RETURN(std::optional<std::string> jinja,
+                            ReadTokenizerFile(model_dir / "chat_template.jinja"));
+  if (jinja.has_value()) config.chat_template = std::move(*jinja);
   return config;
 }
 
 absl::StatusOr<TokenizerDetails> LoadTokenizerDetails(const std::filesystem::path& model_dir) {
   TokenizerDetails details;
-  absl::StatusOr<TokenizerConfig> config = LoadTokenizerConfig(model_dir);
-  if (!config.ok()) return config.status();
-  details.config = *std::move(config);
+  MOESERVE_ASSIGN_OR_RETURN(details.config, LoadTokenizerConfig(model_dir));
   const std::filesystem::path path = model_dir / kConfigName;
-  const absl::StatusOr<Json> root = ReadObject(path);
-  const absl::StatusOr<Json> map = ReadObject(model_dir / kSpecialTokensMap);
-  for (const absl::StatusOr<Json>* file : {&root, &map}) {
-    if (!file->ok()) return file->status();
-    AddNamedTokens(**file, &details.special_tokens);
-  }
+  MOESERVE_ASSIGN_OR_RETURN(const Json root, ReadObject(path));
+  MOESERVE_ASSIGN_OR_RETURN(const Json map, ReadObject(model_dir / kSpecialTokensMap));
+  for (const Json* file : {&root, &map}) AddNamedTokens(*file, &details.special_tokens);
   JsonReader reader(path.string());
-  details.added_tokens = ReadAddedTokensDecoder(reader, *root);
-  details.pattern = reader.OptionalString(*root, "", "pat_str");
-  details.add_prefix_space = reader.Bool(*root, "", "add_prefix_space", false);
+  details.added_tokens = ReadAddedTokensDecoder(reader, root);
+  details.pattern = reader.OptionalString(root, "", "pat_str");
+  details.add_prefix_space = reader.Bool(root, "", "add_prefix_space", false);
   if (!reader.ok()) return reader.status();
-  if (reader.Get(*root, "added_tokens_decoder").is_null()) {
-    absl::StatusOr<std::vector<AddedToken>> added =
-        ReadAddedTokensFile(model_dir / kAddedTokens, details.special_tokens);
-    if (!added.ok()) return added.status();
-    details.added_tokens = *std::move(added);
+  if (reader.Get(root, "added_tokens_decoder").is_null()) {
+    MOESERVE_ASSIGN_OR_RETURN(details.added_tokens, ReadAddedTokensFile(model_dir / kAddedTokens,
+                                                                        details.special_tokens));
   }
   return details;
 }

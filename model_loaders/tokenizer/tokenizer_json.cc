@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/message.h"
+#include "base/status.h"
 #include "engine/text/tokenizer/models/bpe_model.h"
 #include "engine/text/tokenizer/models/unigram_model.h"
 #include "engine/text/tokenizer/models/word_models.h"
@@ -308,14 +309,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view j
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(const std::filesystem::path& model_dir,
                                                              TokenId id_limit) {
   const std::filesystem::path path = model_dir / "tokenizer.json";
-  const absl::StatusOr<std::optional<std::string>> text = ReadTokenizerFile(path);
-  if (!text.ok()) return text.status();
-  if (!text->has_value()) return absl::NotFoundError(path.string() + ": no such file");
-  absl::StatusOr<TokenizerDetails> details = LoadTokenizerDetails(model_dir);
-  if (!details.ok()) return details.status();
-  return ParseTokenizerJson(**text, path.string(),
-                            {.added = std::move(details->added_tokens),
-                             .special = std::move(details->special_tokens),
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadTokenizerFile(path));
+  if (!text.has_value()) return absl::NotFoundError(path.string() + ": no such file");
+  MOESERVE_ASSIGN_OR_RETURN(TokenizerDetails details, LoadTokenizerDetails(model_dir));
+  return ParseTokenizerJson(*text, path.string(),
+                            {.added = std::move(details.added_tokens),
+                             .special = std::move(details.special_tokens),
                              .id_limit = id_limit});
 }
 

@@ -409,7 +409,7 @@ std::unique_ptr<DecoderStep> ReadDecoderStep(JsonReader& reader, const Step& ste
     const std::string content = reader.Character(json, step.where, "content");
     const size_t start = reader.Size(json, step.where, "start", 0, kMaxStripped);
     const size_t stop = reader.Size(json, step.where, "stop", 0, kMaxStripped);
-    return std::make_unique<StripStep>(content, start, stop, fused);
+    return StripStep(content, start, stop, fused);
   }
   if (fused) {
     reader.Fail(step.where + ".type",
@@ -427,8 +427,8 @@ std::unique_ptr<DecoderStep> ReadDecoderStep(JsonReader& reader, const Step& ste
     const std::string where = step.where + ".pattern";
     if (reader.ok() && pattern.is_regex) reader.Fail(where, "expected String, found Regex");
     if (!reader.ok()) return nullptr;
-    return std::make_unique<ReplaceStep>(ReadLiteral(reader, where, std::move(pattern.text)),
-                                         reader.String(json, step.where, "content"));
+    return ReplaceStep(ReadLiteral(reader, where, std::move(pattern.text)),
+                       reader.String(json, step.where, "content"));
   }
   if (step.type == "Metaspace") {
     reader.CheckKeys(
@@ -441,13 +441,12 @@ std::unique_ptr<DecoderStep> ReadDecoderStep(JsonReader& reader, const Step& ste
                   "expected always, never or first, found \"" + scheme + "\"");
     }
     reader.Bool(json, step.where, "add_prefix_space", true);
-    return std::make_unique<MetaspaceStep>(reader.Character(json, step.where, "replacement"),
-                                           scheme != "never");
+    return MetaspaceStep(reader.Character(json, step.where, "replacement"), scheme != "never");
   }
   if (step.type == "WordPiece") {
     reader.CheckKeys(json, step.where, {"type", "prefix", "cleanup"});
     const bool cleanup = reader.Bool(json, step.where, "cleanup");
-    return std::make_unique<WordPieceStep>(reader.String(json, step.where, "prefix"), cleanup);
+    return WordPieceStep(reader.String(json, step.where, "prefix"), cleanup);
   }
   if (step.type == "BPEDecoder") {
     reader.CheckKeys(json, step.where, {"type", "suffix"});

@@ -65,13 +65,6 @@ std::string ByteLevelSpelling(std::string_view bytes) {
   return text;
 }
 
-absl::StatusOr<std::unique_ptr<PreTokenizer>> SplitAt(const absl::StatusOr<std::string>& pattern) {
-  if (!pattern.ok()) return pattern.status();
-  MOESERVE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(*pattern));
-  return std::make_unique<SplitPreTokenizer>(std::move(regex), SplitBehavior::kIsolated,
-                                             /*inverted=*/false);
-}
-
 // Adds the parts that all tokenizers on bytes share: added tokens, decoder and enclosing tokens.
 absl::StatusOr<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig config,
                                                   const TokenizerDetails& details) {

@@ -16,8 +16,10 @@ struct CaseRange {
 };
 std::span<const CaseRange> UpperRanges();
 std::span<const CaseRange> LowerRanges();
+// Of code points whose title case differs from their upper case.
+std::span<const CaseRange> TitleRanges();
 
-// A code point that maps to several characters, or whose title case differs from its upper case.
+// A code point that maps to several characters.
 struct SpecialCase {
   char32_t code_point;
   std::string_view upper;

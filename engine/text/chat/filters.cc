@@ -173,7 +173,6 @@ Value Title(V value, A args, B budget) {
   budget.Step(static_cast<int64_t>(text.size()));
   Text out;
   bool at_start = true;
-  std::string mapped;
   Text word;
   const auto flush = [&] {
     if (word.empty()) return;

@@ -13,11 +13,11 @@ def table(kind, name, rows):
     return "constexpr %s k%s[] = {\n%s\n};\n\n" % (kind, name, body)
 
 
-def mapping_rows(function, skipped):
-    """[[first, last, step, delta]] of the code points that the function changes."""
+def mapping_rows(function, skipped, usual=lambda s: s):
+    """[[first, last, step, delta]] of the code points that the function does not map as usual."""
     rows = []
     for c in POINTS:
-        if c in skipped or function(chr(c)) == chr(c):
+        if c in skipped or function(chr(c)) == usual(chr(c)):
             continue
         delta = ord(function(chr(c))) - c
         last = rows[-1] if rows else None
@@ -48,7 +48,7 @@ def quoted(text):
 
 def is_special(c):
     s = chr(c)
-    return len(s.upper()) > 1 or len(s.lower()) > 1 or s.title() != s.upper()
+    return len(s.upper()) > 1 or len(s.lower()) > 1
 
 
 def is_cased(c):
@@ -68,6 +68,7 @@ out = (
     "namespace moeserve::chat {\nnamespace {\n\n// clang-format off\n"
     + table("CaseRange", "Upper", mapping_rows(str.upper, set(special)))
     + table("CaseRange", "Lower", mapping_rows(str.lower, set(special)))
+    + table("CaseRange", "Title", mapping_rows(str.title, set(special), str.upper))
     + table("SpecialCase", "Special",
             ["{0x%X, %s, %s, %s}" % (c, quoted(chr(c).upper()), quoted(chr(c).lower()),
                                      quoted(chr(c).title())) for c in special])
@@ -81,6 +82,7 @@ out = (
 
 std::span<const CaseRange> UpperRanges() { return kUpper; }
 std::span<const CaseRange> LowerRanges() { return kLower; }
+std::span<const CaseRange> TitleRanges() { return kTitle; }
 std::span<const SpecialCase> SpecialCases() { return kSpecial; }
 std::span<const PointRange> CasedRanges() { return kCased; }
 

@@ -9,12 +9,6 @@
 namespace moeserve::chat {
 namespace {
 
-size_t CharacterBefore(std::string_view text, size_t end) {
-  --end;
-  while (end > 0 && (text[end] & 0xC0) == 0x80) --end;
-  return end;
-}
-
 const CaseRange* FindCase(std::span<const CaseRange> ranges, char32_t c) {
   const auto it = std::upper_bound(ranges.begin(), ranges.end(), c,
                                    [](char32_t v, const CaseRange& r) { return v < r.first; });
@@ -166,7 +160,8 @@ void AppendMapped(char32_t c, CaseMap map, std::string& out) {
                                     : special->lower;
     return;
   }
-  const CaseRange* range = FindCase(map == CaseMap::kLower ? LowerRanges() : UpperRanges(), c);
+  const CaseRange* range = map == CaseMap::kTitle ? FindCase(TitleRanges(), c) : nullptr;
+  if (range == nullptr) range = FindCase(map == CaseMap::kLower ? LowerRanges() : UpperRanges(), c);
   AppendUtf8(range == nullptr ? c : static_cast<char32_t>(static_cast<int32_t>(c) + range->delta),
              &out);
 }

@@ -232,9 +232,7 @@ void EndingSearch::FollowKey(const Frame& top, int32_t keys) {
     const size_t items = items_.size();
     std::vector<Frame> now = {top};
     for (auto it = path.rbegin(); it != path.rend() && !now.empty(); ++it) {
-      std::vector<Frame> next;
-      for (const Frame& frame : now) matcher().Step(frame, nodes[*it].byte, &pool_, &next);
-      now = std::move(next);
+      now = matcher().StepAll(now, nodes[*it].byte, &pool_);
     }
     AddAt(now, node);
     if (further && !now.empty()) Walk(now, node);
@@ -269,12 +267,8 @@ void EndingSearch::FollowSpecial(const Frame& top) {
     std::vector<Frame> now = {top};
     pool_.markers_only = true;
     for (const char c : compiled_.TextOf(id)) {
-      std::vector<Frame> next;
-      for (const Frame& frame : now) {
-        matcher().Step(frame, static_cast<uint8_t>(c), &pool_, &next);
-      }
-      matcher().Reduce(pool_, &next);
-      now = std::move(next);
+      now = matcher().StepAll(now, static_cast<uint8_t>(c), &pool_);
+      matcher().Reduce(pool_, &now);
       if (now.empty()) break;
     }
     pool_.markers_only = false;
@@ -286,10 +280,7 @@ void EndingSearch::WalkInto(const std::vector<Frame>& tops, int32_t node) {
   if (Overworked()) return;
   const StackPool::Mark mark = pool_.mark();
   const size_t items = items_.size();
-  std::vector<Frame> now;
-  for (const Frame& frame : tops) {
-    matcher().Step(frame, vocabulary().nodes()[node].byte, &pool_, &now);
-  }
+  std::vector<Frame> now = matcher().StepAll(tops, vocabulary().nodes()[node].byte, &pool_);
   matcher().Reduce(pool_, &now);
   if (!now.empty()) {
     AddAt(now, node);

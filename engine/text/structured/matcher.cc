@@ -122,6 +122,13 @@ Frame Matcher::Start() const {
 
 const ByteDfa& Matcher::DfaOf(const Frame& top) const { return *grammar_.dfas[ScalarOf(top).dfa]; }
 
+std::vector<Frame> Matcher::StepAll(const std::vector<Frame>& tops, uint8_t byte,
+                                    StackPool* pool) const {
+  std::vector<Frame> out;
+  for (const Frame& top : tops) Step(top, byte, pool, &out);
+  return out;
+}
+
 void Matcher::Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const {
   if (pool->exhausted()) return;
   pool->step_frames = out->size() + kMaxStepFrames;

@@ -134,6 +134,8 @@ class Matcher {
   Frame Start() const;
   // Appends to `out` every frame that can follow `top` after `byte`.
   void Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
+  // Returns every frame that can follow one of `tops` after `byte`.
+  std::vector<Frame> StepAll(const std::vector<Frame>& tops, uint8_t byte, StackPool* pool) const;
   // Removes duplicates from `tops` and limits their number to `most`.
   void Reduce(const StackPool& pool, std::vector<Frame>* tops,
               size_t most = kMaxAlternatives) const;

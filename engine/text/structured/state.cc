@@ -282,12 +282,8 @@ class MatcherState : public ConstraintState {
   std::vector<Frame> After(const Frame& top, std::string_view bytes, size_t most) {
     std::vector<Frame> now = {top};
     for (const char c : bytes) {
-      std::vector<Frame> next;
-      for (const Frame& frame : now) {
-        matcher().Step(frame, static_cast<uint8_t>(c), &pool_, &next);
-      }
-      matcher().Reduce(pool_, &next, pool_.work > kMaxTokenWork ? kFewAlternatives : most);
-      now = std::move(next);
+      now = matcher().StepAll(now, static_cast<uint8_t>(c), &pool_);
+      matcher().Reduce(pool_, &now, pool_.work > kMaxTokenWork ? kFewAlternatives : most);
       if (now.empty()) break;
     }
     return now;
@@ -428,10 +424,7 @@ class MatcherState : public ConstraintState {
   void WalkInto(const std::vector<Frame>& tops, int32_t node, int64_t budget,
                 std::span<uint32_t> mask) {
     const StackPool::Mark mark = pool_.mark();
-    std::vector<Frame> now;
-    for (const Frame& frame : tops) {
-      matcher().Step(frame, vocabulary().nodes()[node].byte, &pool_, &now);
-    }
+    std::vector<Frame> now = matcher().StepAll(tops, vocabulary().nodes()[node].byte, &pool_);
     matcher().Reduce(pool_, &now);
     if (!now.empty()) {
       if (AnyWithin(now, budget)) SetTokens(node, mask);

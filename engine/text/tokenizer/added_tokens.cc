@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/message.h"
+#include "base/status.h"
 #include "engine/text/tokenizer/models/vocabulary.h"
 #include "engine/text/tokenizer/regex_syntax.h"
 #include "engine/text/tokenizer/utf8.h"
@@ -99,15 +100,11 @@ absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<Add
     added->id_bound_ = std::max(added->id_bound_, token.id + 1);
     if (token.special) added->special_.insert(token.content);
     if (token.single_word && !added->word_.has_value()) {
-      absl::StatusOr<Regex> word = Regex::Compile(RustWordClass());
-      if (!word.ok()) return word.status();
-      added->word_ = std::move(*word);
+      MOESERVE_ASSIGN_OR_RETURN(added->word_, Regex::Compile(RustWordClass()));
     }
     std::string_view searched = token.content;
     if (token.normalized && normalizer != nullptr) {
-      absl::StatusOr<std::string> normalized = normalizer->Normalize(token.content);
-      if (!normalized.ok()) return normalized.status();
-      std::string form = *std::move(normalized);
+      MOESERVE_ASSIGN_OR_RETURN(std::string form, normalizer->Normalize(token.content));
       if (form.empty()) return Invalid(token, "nothing is left of it when normalized");
       if (form.size() > kMaxContentBytes) {
         return Invalid(token, Concat("expected at most ", kMaxContentBytes,

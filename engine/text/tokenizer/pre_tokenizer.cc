@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/status.h"
 #include "engine/text/tokenizer/regex_syntax.h"
 #include "engine/text/tokenizer/unicode/library_tables.h"
 #include "engine/text/tokenizer/utf8.h"
@@ -103,6 +104,13 @@ absl::Status SplitPreTokenizer::Find(std::string_view piece, std::vector<Span>* 
   return finder.status();
 }
 
+absl::StatusOr<std::unique_ptr<PreTokenizer>> SplitAt(const absl::StatusOr<std::string>& pattern) {
+  MOESERVE_RETURN_IF_ERROR(pattern.status());
+  MOESERVE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(*pattern));
+  return std::make_unique<SplitPreTokenizer>(std::move(regex), SplitBehavior::kIsolated,
+                                             /*inverted=*/false);
+}
+
 absl::Status CharacterPreTokenizer::Find(std::string_view piece, std::vector<Span>* spans) const {
   size_t covered = 0;
   for (size_t pos = 0; pos < piece.size();) {
@@ -184,12 +192,7 @@ absl::StatusOr<std::unique_ptr<PreTokenizer>> ByteLevelPreTokenizer::Create(bool
                                                                             bool use_regex) {
   std::unique_ptr<PreTokenizer> split;
   if (use_regex) {
-    absl::StatusOr<std::string> pattern = TranslateRegex(kGpt2Pattern);
-    if (!pattern.ok()) return pattern.status();
-    absl::StatusOr<Regex> regex = Regex::Compile(*pattern);
-    if (!regex.ok()) return regex.status();
-    split = std::make_unique<SplitPreTokenizer>(std::move(*regex), SplitBehavior::kIsolated,
-                                                /*inverted=*/false);
+    MOESERVE_ASSIGN_OR_RETURN(split, SplitAt(TranslateRegex(kGpt2Pattern)));
   }
   return std::unique_ptr<PreTokenizer>(
       new ByteLevelPreTokenizer(add_prefix_space, std::move(split)));
@@ -216,7 +219,7 @@ absl::Status SequencePreTokenizer::Apply(Pieces* pieces, TextArena* arena) const
   // Steps that insert a character before each piece can multiply the text.
   const size_t most = 64 * bytes_of() + (64 << 10);
   for (const auto& step : steps_) {
-    if (absl::Status status = step->Apply(pieces, arena); !status.ok()) return status;
+    MOESERVE_RETURN_IF_ERROR(step->Apply(pieces, arena));
     if (bytes_of() > most) {
       return absl::ResourceExhaustedError("the pre-tokenizer makes the text too long");
     }

@@ -76,6 +76,10 @@ class SplitPreTokenizer : public MatchingPreTokenizer {
   bool inverted_;
 };
 
+// Returns a step for which each match of the pattern becomes a separate piece; the error of
+// `pattern`, if it has one.
+absl::StatusOr<std::unique_ptr<PreTokenizer>> SplitAt(const absl::StatusOr<std::string>& pattern);
+
 // Splits at each character of a set.
 class CharacterPreTokenizer : public MatchingPreTokenizer {
  public:

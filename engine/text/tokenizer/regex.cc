@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/status.h"
+
 namespace moeserve {
 namespace {
 
@@ -116,11 +118,9 @@ bool SearchLimit::HasTimeMostly() {
 void Regex::CodeDeleter::operator()(pcre2_real_code_8* code) const { pcre2_code_free(code); }
 
 absl::StatusOr<Regex> Regex::Compile(const std::string& pattern) {
-  absl::StatusOr<Code> code = CompileCode(pattern, 0);
-  if (!code.ok()) return code.status();
-  absl::StatusOr<Code> anchored = CompileCode(pattern, PCRE2_ANCHORED);
-  if (!anchored.ok()) return anchored.status();
-  return Regex(*std::move(code), *std::move(anchored));
+  MOESERVE_ASSIGN_OR_RETURN(Code code, CompileCode(pattern, 0));
+  MOESERVE_ASSIGN_OR_RETURN(Code anchored, CompileCode(pattern, PCRE2_ANCHORED));
+  return Regex(std::move(code), std::move(anchored));
 }
 
 absl::StatusOr<Regex::Code> Regex::CompileCode(const std::string& pattern, uint32_t options) {

@@ -23,6 +23,14 @@ inline size_t CharacterBefore(std::string_view text, size_t end) {
   return end;
 }
 
+// Returns the value of a hexadecimal digit, -1 for any other character.
+constexpr int HexDigit(char32_t c) {
+  if (c >= '0' && c <= '9') return static_cast<int>(c - '0');
+  if (c >= 'a' && c <= 'f') return static_cast<int>(c - 'a') + 10;
+  if (c >= 'A' && c <= 'F') return static_cast<int>(c - 'A') + 10;
+  return -1;
+}
+
 // Appends `code_point`, which must be a Unicode scalar value, as UTF-8.
 void AppendUtf8(char32_t code_point, std::string* out);
 

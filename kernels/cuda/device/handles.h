@@ -48,41 +48,33 @@ class Handle {
   T value_ = nullptr;
 };
 
+// Memory that kRelease() frees.
+template <cudaError_t (*kRelease)(void*)>
+class Memory {
+ public:
+  Memory() = default;
+  static Result<Memory> Allocate(size_t bytes);
+
+  void* data() const { return handle_.get(); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(handle_.get());
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Handle<void*, kRelease> handle_;
+  size_t bytes_ = 0;
+};
+
 // Uninitialised device memory, 256-byte aligned. Releasing it waits for the device.
-class DeviceMemory {
- public:
-  DeviceMemory() = default;
-  static Result<DeviceMemory> Allocate(size_t bytes);
-
-  void* data() const { return handle_.get(); }
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(handle_.get());
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  Handle<void*, cudaFree> handle_;
-  size_t bytes_ = 0;
-};
-
+using DeviceMemory = Memory<cudaFree>;
 // Page-locked host memory. Copies to and from it are asynchronous.
-class PinnedMemory {
- public:
-  PinnedMemory() = default;
-  static Result<PinnedMemory> Allocate(size_t bytes);
-
-  void* data() const { return handle_.get(); }
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(handle_.get());
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  Handle<void*, cudaFreeHost> handle_;
-  size_t bytes_ = 0;
-};
+using PinnedMemory = Memory<cudaFreeHost>;
+template <>
+Result<DeviceMemory> DeviceMemory::Allocate(size_t bytes);
+template <>
+Result<PinnedMemory> PinnedMemory::Allocate(size_t bytes);
 
 // A stream that does not synchronise with the default stream.
 class Stream {

@@ -243,13 +243,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
                                                              static_cast<int>(threadIdx.x));
 }
 
-template <typename S>
+template <typename S, bool kWide = true>
 void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, S::kTileRows, S::kTileImageRows);
   MOESERVE_CHECK(tiles <= INT32_MAX, "tiles of a linear layer");
   const LaunchShape shape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), S::kSharedBytes,
                           stream, true};
-  Launch(LinearMmaKernel<S, true>, shape, p);
+  Launch(LinearMmaKernel<S, kWide>, shape, p);
 }
 
 // The template arguments: rows of a tile, warps along the outputs, warps along the rows,
@@ -268,17 +268,9 @@ namespace internal {
 
 void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
                      cudaStream_t stream) {
-  if (!p.wide_input) {
-    // Rows that are not 16-byte aligned (sub-tokens of odd widths) use a single tile shape, which
-    // loads element by element.
-    using S = Rows32;
-    const int64_t tiles = MaxLinearTiles(bank, p.rows, S::kTileRows, S::kTileImageRows);
-    Launch(LinearMmaKernel<S, false>,
-           LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), S::kSharedBytes,
-                       stream, true},
-           p);
-    return;
-  }
+  // Rows that are not 16-byte aligned (sub-tokens of odd widths) use a single tile shape, which
+  // loads element by element.
+  if (!p.wide_input) return LaunchShaped<Rows32, false>(bank, p, stream);
   // With few tiles, as in a narrow layer, many multiprocessors would be idle; narrower tiles use
   // more of them.
   constexpr int64_t kFewTiles = 96;

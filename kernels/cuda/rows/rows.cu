@@ -55,7 +55,8 @@ __device__ __forceinline__ float4 LoadVector(const Rows& rows, int64_t r, int64_
                      F32FromBits(bits.y << 16), F32FromBits(bits.y & 0xffff0000u));
 }
 
-__device__ __forceinline__ void StoreVector(const Rows& rows, int64_t r, int64_t c, float4 v) {
+// The address must be a multiple of the elements' total size.
+__device__ __forceinline__ void Store(const Rows& rows, int64_t r, int64_t c, float4 v) {
   const int64_t i = r * rows.stride + c;
   if (rows.dtype == static_cast<int>(DType::kF32)) {
     *reinterpret_cast<float4*>(rows.data + i * 4) = v;
@@ -65,6 +66,24 @@ __device__ __forceinline__ void StoreVector(const Rows& rows, int64_t r, int64_t
   bits.x = Bf16FromF32(v.x) | static_cast<uint32_t>(Bf16FromF32(v.y)) << 16;
   bits.y = Bf16FromF32(v.z) | static_cast<uint32_t>(Bf16FromF32(v.w)) << 16;
   *reinterpret_cast<uint2*>(rows.data + i * 2) = bits;
+}
+
+// Loads kVector elements, as LoadVector(), or one.
+template <bool kVectors>
+__device__ __forceinline__ auto Load(const Rows& rows, int64_t r, int64_t c) {
+  if constexpr (kVectors) {
+    return LoadVector(rows, r, c);
+  } else {
+    return Load(rows, r, c);
+  }
+}
+template <bool kVectors>
+__device__ __forceinline__ auto Load(const float* p) {
+  if constexpr (kVectors) {
+    return *reinterpret_cast<const float4*>(p);
+  } else {
+    return *p;
+  }
 }
 
 bool TakesVectors(const RowsView& v) {
@@ -112,8 +131,22 @@ __device__ __forceinline__ float4 operator+(float4 a, float4 b) {
 __device__ __forceinline__ float4 operator*(float a, float4 b) {
   return make_float4(a * b.x, a * b.y, a * b.z, a * b.w);
 }
+__device__ __forceinline__ float4 operator*(float4 a, float4 b) {
+  return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
 __device__ __forceinline__ float4 MultiplyAdd(float a, float4 x, float4 y) {
   return make_float4(fmaf(a, x.x, y.x), fmaf(a, x.y, y.y), fmaf(a, x.z, y.z), fmaf(a, x.w, y.w));
+}
+__device__ __forceinline__ float MultiplyAdd(float a, float x, float y) { return fmaf(a, x, y); }
+
+// Returns f of each element.
+template <typename F>
+__device__ __forceinline__ float Map(const F& f, float v) {
+  return f(v);
+}
+template <typename F>
+__device__ __forceinline__ float4 Map(const F& f, float4 v) {
+  return make_float4(f(v.x), f(v.y), f(v.z), f(v.w));
 }
 
 __global__ void EmbedKernel(const void* table, int dtype, const int32_t* ids, float scale, int cols,
@@ -173,7 +206,7 @@ __device__ __forceinline__ void StoreRowFour(const Rows& rows, int64_t r, int64_
     float* out = reinterpret_cast<float*>(rows.data) + i;
     StoreFour(out, count, Aligned16(out), v);
   } else if (count >= 4 && reinterpret_cast<uintptr_t>(rows.data + i * 2) % 8 == 0) {
-    StoreVector(rows, r, c, v);
+    Store(rows, r, c, v);
   } else {
     Store(rows, r, c, v.x);
     if (count > 1) Store(rows, r, c + 1, v.y);
@@ -261,23 +294,13 @@ __global__ void AssignRowsKernel(AssignParams p) {
                               ? nullptr
                               : p.constants + static_cast<int64_t>(expert - p.constant) * p.cols;
   ForColumns<kVectors>(p.cols, [&](int c) {
-    if constexpr (kVectors) {
-      float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (constant != nullptr) {
-        v = *reinterpret_cast<const float4*>(constant + c);
-      } else if (expert >= p.copy) {
-        v = LoadVector(p.input, row, c);
-      }
-      StoreVector(p.output, a, c, v);
-    } else {
-      float v = 0.0f;
-      if (constant != nullptr) {
-        v = constant[c];
-      } else if (expert >= p.copy) {
-        v = Load(p.input, row, c);
-      }
-      Store(p.output, a, c, v);
+    decltype(Load<kVectors>(constant)) v = {};
+    if (constant != nullptr) {
+      v = Load<kVectors>(constant + c);
+    } else if (expert >= p.copy) {
+      v = Load<kVectors>(p.input, row, c);
     }
+    Store(p.output, a, c, v);
   });
 }
 
@@ -298,22 +321,13 @@ __global__ void CombineKernel(CombineParams p) {
   const int32_t begin = p.row_offsets[r];
   const int32_t end = p.row_offsets[r + 1];
   ForColumns<kVectors>(p.cols, [&](int c) {
-    if constexpr (kVectors) {
-      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (p.residual.data != nullptr) sum = LoadVector(p.residual, r, c);
-      for (int32_t i = begin; i < end; ++i) {
-        const int32_t a = p.assignments_of_row[i];
-        sum = MultiplyAdd(p.weights[a], LoadVector(p.results, a, c), sum);
-      }
-      StoreVector(p.output, r, c, sum);
-    } else {
-      float sum = p.residual.data != nullptr ? Load(p.residual, r, c) : 0.0f;
-      for (int32_t i = begin; i < end; ++i) {
-        const int32_t a = p.assignments_of_row[i];
-        sum = fmaf(p.weights[a], Load(p.results, a, c), sum);
-      }
-      Store(p.output, r, c, sum);
+    decltype(Load<kVectors>(p.residual, r, c)) sum = {};
+    if (p.residual.data != nullptr) sum = Load<kVectors>(p.residual, r, c);
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t a = p.assignments_of_row[i];
+      sum = MultiplyAdd(p.weights[a], Load<kVectors>(p.results, a, c), sum);
     }
+    Store(p.output, r, c, sum);
   });
 }
 
@@ -321,13 +335,7 @@ template <bool kVectors>
 __global__ void ConvertKernel(Rows in, Rows out, int cols) {
   GridDependencyPass();
   const int64_t r = blockIdx.x;
-  ForColumns<kVectors>(cols, [&](int c) {
-    if constexpr (kVectors) {
-      StoreVector(out, r, c, LoadVector(in, r, c));
-    } else {
-      Store(out, r, c, Load(in, r, c));
-    }
-  });
+  ForColumns<kVectors>(cols, [&](int c) { Store(out, r, c, Load<kVectors>(in, r, c)); });
 }
 
 template <bool kVectors>
@@ -335,15 +343,9 @@ __global__ void AddScaledKernel(Rows x, Rows branch, const float* bias, float sc
   GridDependencyPass();
   const int64_t r = blockIdx.x;
   ForColumns<kVectors>(cols, [&](int c) {
-    if constexpr (kVectors) {
-      float4 v = LoadVector(branch, r, c);
-      if (bias != nullptr) v = v + *reinterpret_cast<const float4*>(bias + c);
-      StoreVector(x, r, c, LoadVector(x, r, c) + scale * v);
-    } else {
-      float v = Load(branch, r, c);
-      if (bias != nullptr) v += bias[c];
-      Store(x, r, c, Load(x, r, c) + scale * v);
-    }
+    auto v = Load<kVectors>(branch, r, c);
+    if (bias != nullptr) v = v + Load<kVectors>(bias + c);
+    Store(x, r, c, Load<kVectors>(x, r, c) + scale * v);
   });
 }
 
@@ -353,13 +355,7 @@ __global__ void ScaleKernel(Rows x, Rows gate, float factor, int cols) {
   GridDependencyPass();
   const int64_t r = blockIdx.x;
   const float f = gate.data == nullptr ? factor : 1.0f / (1.0f + expf(-Load(gate, r, 0)));
-  ForColumns<kVectors>(cols, [&](int c) {
-    if constexpr (kVectors) {
-      StoreVector(x, r, c, f * LoadVector(x, r, c));
-    } else {
-      Store(x, r, c, f * Load(x, r, c));
-    }
-  });
+  ForColumns<kVectors>(cols, [&](int c) { Store(x, r, c, f * Load<kVectors>(x, r, c)); });
 }
 
 template <bool kVectors>
@@ -368,14 +364,7 @@ __global__ void MultiplyBySigmoidKernel(Rows x, Rows gate, int cols) {
   const int64_t r = blockIdx.x;
   const auto sigmoid = [](float g) { return 1.0f / (1.0f + expf(-g)); };
   ForColumns<kVectors>(cols, [&](int c) {
-    if constexpr (kVectors) {
-      const float4 g = LoadVector(gate, r, c);
-      float4 v = LoadVector(x, r, c);
-      v.x *= sigmoid(g.x), v.y *= sigmoid(g.y), v.z *= sigmoid(g.z), v.w *= sigmoid(g.w);
-      StoreVector(x, r, c, v);
-    } else {
-      Store(x, r, c, Load(x, r, c) * sigmoid(Load(gate, r, c)));
-    }
+    Store(x, r, c, Load<kVectors>(x, r, c) * Map(sigmoid, Load<kVectors>(gate, r, c)));
   });
 }
 
@@ -383,16 +372,8 @@ template <bool kVectors>
 __global__ void SoftCapKernel(Rows x, float cap, int cols) {
   GridDependencyPass();
   const int64_t r = blockIdx.x;
-  ForColumns<kVectors>(cols, [&](int c) {
-    if constexpr (kVectors) {
-      const float4 v = LoadVector(x, r, c);
-      StoreVector(
-          x, r, c,
-          make_float4(SoftCap(v.x, cap), SoftCap(v.y, cap), SoftCap(v.z, cap), SoftCap(v.w, cap)));
-    } else {
-      Store(x, r, c, SoftCap(Load(x, r, c), cap));
-    }
-  });
+  const auto capped = [cap](float v) { return SoftCap(v, cap); };
+  ForColumns<kVectors>(cols, [&](int c) { Store(x, r, c, Map(capped, Load<kVectors>(x, r, c))); });
 }
 
 template <bool kVectors>
@@ -400,14 +381,7 @@ __global__ void ClampKernel(Rows x, float limit, int cols) {
   GridDependencyPass();
   const int64_t r = blockIdx.x;
   const auto clamp = [limit](float v) { return v > limit ? limit : v < -limit ? -limit : v; };
-  ForColumns<kVectors>(cols, [&](int c) {
-    if constexpr (kVectors) {
-      const float4 v = LoadVector(x, r, c);
-      StoreVector(x, r, c, make_float4(clamp(v.x), clamp(v.y), clamp(v.z), clamp(v.w)));
-    } else {
-      Store(x, r, c, clamp(Load(x, r, c)));
-    }
-  });
+  ForColumns<kVectors>(cols, [&](int c) { Store(x, r, c, Map(clamp, Load<kVectors>(x, r, c))); });
 }
 
 template <bool kVectors>
@@ -415,13 +389,7 @@ __global__ void GatherKernel(Rows in, const int32_t* rows, Rows out, int cols) {
   GridDependencyPass();
   const int64_t r = blockIdx.x;
   const int64_t from = rows[r];
-  ForColumns<kVectors>(cols, [&](int c) {
-    if constexpr (kVectors) {
-      StoreVector(out, r, c, LoadVector(in, from, c));
-    } else {
-      Store(out, r, c, Load(in, from, c));
-    }
-  });
+  ForColumns<kVectors>(cols, [&](int c) { Store(out, r, c, Load<kVectors>(in, from, c)); });
 }
 
 }  // namespace

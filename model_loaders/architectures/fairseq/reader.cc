@@ -230,6 +230,23 @@ PositionSpec Reader::AddedPositions() {
   return position;
 }
 
+AttentionSpec Reader::Heads() {
+  AttentionSpec attention;
+  const int heads = keys_.Int("decoder_attention_heads");
+  attention.num_heads = attention.num_kv_heads = heads;
+  if (heads < 1 || spec_.hidden_size % heads != 0) {
+    if (ok()) {
+      Fault("decoder_attention_heads",
+            Concat("a divisor of decoder_embed_dim, which is ", spec_.hidden_size),
+            std::to_string(heads));
+    }
+    return attention;
+  }
+  attention.head_dim = spec_.hidden_size / heads;
+  if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
+  return attention;
+}
+
 int Reader::IntOrUnset(std::string_view key, int fallback) {
   const int number = keys_.Int(key, fallback);
   return number == kUnset ? fallback : number;

@@ -72,6 +72,8 @@ class Reader {
   // Returns whether it is.
   bool CheckExperts(std::string_view key, int experts, int64_t routed);
 
+  // Reads "decoder_attention_heads": the number of heads, as many kv heads, their width and scale.
+  AttentionSpec Heads();
   // Reads the activation of fairseq's own feed-forwards.
   ActivationKind Activation();
 

@@ -288,22 +288,9 @@ class TorchscaleReader {
   }
 
   AttentionSpec ReadAttention() {
-    const ModelSpec& spec = r_.spec();
-    AttentionSpec attention;
-    const int heads = keys_.Int("decoder_attention_heads");
-    attention.num_heads = heads;
-    attention.num_kv_heads = r_.IntOrUnset("n_kv_heads", heads);
-    if (heads < 1 || spec.hidden_size % heads != 0) {
-      if (r_.ok()) {
-        r_.Fault("decoder_attention_heads",
-                 Concat("a divisor of decoder_embed_dim, which is ", spec.hidden_size),
-                 std::to_string(heads));
-      }
-      return attention;
-    }
-    attention.head_dim = spec.hidden_size / heads;
-    if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
-    if (spec.position.kind == PositionKind::kRope && attention.head_dim > 0) {
+    AttentionSpec attention = r_.Heads();
+    attention.num_kv_heads = r_.IntOrUnset("n_kv_heads", attention.num_heads);
+    if (r_.spec().position.kind == PositionKind::kRope && attention.head_dim > 0) {
       // The original code rounds the number of rotated dimensions down.
       double& fraction = r_.spec().position.fraction;
       fraction = std::floor(fraction * attention.head_dim) / attention.head_dim;
@@ -313,7 +300,7 @@ class TorchscaleReader {
     attention.out_bias = bias_;
     attention.inner_norm = inner_norm_;
     // Keys and values are repeated as a whole: head j uses kv head j mod n_kv_heads.
-    if (attention.num_kv_heads != heads) attention.group_order = GroupOrder::kTile;
+    if (attention.num_kv_heads != attention.num_heads) attention.group_order = GroupOrder::kTile;
     return attention;
   }
 

@@ -1,6 +1,5 @@
 // fairseq's own dense decoder, the architecture transformer_lm and its variants (transformer_lm_gpt
 // and so on).
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -87,20 +86,7 @@ class TransformerReader {
   }
 
   AttentionSpec ReadAttention() {
-    const int hidden = r_.spec().hidden_size;
-    AttentionSpec attention;
-    const int heads = keys_.Int("decoder_attention_heads");
-    attention.num_heads = attention.num_kv_heads = heads;
-    if (heads < 1 || hidden % heads != 0) {
-      if (r_.ok()) {
-        r_.Fault("decoder_attention_heads",
-                 Concat("a divisor of decoder_embed_dim, which is ", hidden),
-                 std::to_string(heads));
-      }
-      return attention;
-    }
-    attention.head_dim = hidden / heads;
-    if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
+    AttentionSpec attention = r_.Heads();
     attention.bias = attention.out_bias = true;
     return attention;
   }

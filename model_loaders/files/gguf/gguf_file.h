@@ -83,11 +83,6 @@ class GgufFile final : public TensorFile {
   // Error messages begin with the last component of `path`.
   static Result<std::shared_ptr<const GgufFile>> Open(const std::filesystem::path& path);
 
-  const std::string& file_name() const override { return file_name_; }
-  const FileStamp& stamp() const override { return file_->stamp(); }
-  const std::shared_ptr<const MappedFile>& mapped() const override { return file_; }
-  const std::vector<TensorEntry>& tensors() const override { return entries_; }
-
   // Returns null if there is no such key.
   const GgufValue* Find(std::string_view key) const;
   const std::map<std::string_view, GgufValue>& metadata() const { return header_.metadata; }
@@ -102,10 +97,7 @@ class GgufFile final : public TensorFile {
   GgufFile() = default;
   const GgufTensor& TensorOf(const TensorEntry& entry) const;
 
-  std::string file_name_;
-  std::shared_ptr<const MappedFile> file_;
-  GgufHeader header_;
-  std::vector<TensorEntry> entries_;  // those of header_.tensors
+  GgufHeader header_;  // entries_ are those of its tensors
 };
 
 }  // namespace moeserve

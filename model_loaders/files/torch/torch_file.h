@@ -82,19 +82,12 @@ class TorchStateDict final : public TensorFile {
   // Opens a file whose saved value is a state dict.
   static Result<std::shared_ptr<const TorchStateDict>> Open(const std::filesystem::path& path);
 
-  const std::string& file_name() const override { return file_name_; }
-  const FileStamp& stamp() const override { return file_->stamp(); }
-  const std::shared_ptr<const MappedFile>& mapped() const override { return file_; }
-  const std::vector<TensorEntry>& tensors() const override { return entries_; }
   Result<TensorData> Read(const TensorEntry& entry) const override;
 
  private:
   TorchStateDict() = default;
 
   // The TorchFile itself is not kept, because its parsed values take memory.
-  std::string file_name_;
-  std::shared_ptr<const MappedFile> file_;
-  std::vector<TensorEntry> entries_;
   std::vector<TorchTensor> tensors_;  // one for each entry
 
   mutable Mutex mutex_;

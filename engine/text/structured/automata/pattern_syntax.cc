@@ -32,13 +32,6 @@ NodePtr MakeNode(PatternKind kind) {
 
 bool IsDigit(char32_t c) { return c >= '0' && c <= '9'; }
 
-int HexValue(char32_t c) {
-  if (c >= '0' && c <= '9') return static_cast<int>(c - '0');
-  if (c >= 'a' && c <= 'f') return static_cast<int>(c - 'a') + 10;
-  if (c >= 'A' && c <= 'F') return static_cast<int>(c - 'A') + 10;
-  return -1;
-}
-
 class Parser {
  public:
   explicit Parser(std::string_view pattern) {
@@ -229,7 +222,7 @@ class Parser {
   std::optional<char32_t> Hex(int digits) {
     char32_t value = 0;
     for (int i = 0; i < digits; ++i) {
-      const int digit = HexValue(Peek(i));
+      const int digit = HexDigit(Peek(i));
       if (digit < 0) return std::nullopt;
       value = value * 16 + static_cast<char32_t>(digit);
     }
@@ -242,8 +235,8 @@ class Parser {
     if (Accept("{")) {
       char32_t value = 0;
       int digits = 0;
-      for (; HexValue(Peek()) >= 0 && digits < 8; ++digits, ++pos_) {
-        value = value * 16 + static_cast<char32_t>(HexValue(Peek()));
+      for (; HexDigit(Peek()) >= 0 && digits < 8; ++digits, ++pos_) {
+        value = value * 16 + static_cast<char32_t>(HexDigit(Peek()));
       }
       if (digits == 0 || value > 0x10FFFF || !Accept("}")) return std::nullopt;
       return value;

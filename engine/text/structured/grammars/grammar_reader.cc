@@ -11,13 +11,6 @@ namespace {
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-int HexValue(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
 }  // namespace
 
 void GrammarReader::SkipSpace(std::string_view comment, std::string_view other_comment) {
@@ -95,7 +88,7 @@ char32_t GrammarReader::Escape() {
   }
   uint32_t value = 0;
   for (int i = 0; i < digits; ++i) {
-    const int digit = HexValue(Peek());
+    const int digit = HexDigit(Peek());
     if (digit < 0) {
       Fail("a hexadecimal digit is missing in an escape");
       return 0;

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/message.h"
+#include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve::structured {
 namespace {
@@ -53,19 +54,12 @@ std::string ResolveUri(const std::string& base, const std::string& reference) {
   return base.substr(0, slash + 1) + reference;
 }
 
-int EscapedHexValue(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
 std::string PercentDecoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && EscapedHexValue(text[i + 1]) >= 0 &&
-        EscapedHexValue(text[i + 2]) >= 0) {
-      out += static_cast<char>(16 * EscapedHexValue(text[i + 1]) + EscapedHexValue(text[i + 2]));
+    if (text[i] == '%' && i + 2 < text.size() && HexDigit(text[i + 1]) >= 0 &&
+        HexDigit(text[i + 2]) >= 0) {
+      out += static_cast<char>(16 * HexDigit(text[i + 1]) + HexDigit(text[i + 2]));
       i += 2;
     } else {
       out += text[i];

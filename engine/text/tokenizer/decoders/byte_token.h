@@ -4,15 +4,9 @@
 #include <optional>
 #include <string_view>
 
-namespace moeserve {
+#include "engine/text/tokenizer/utf8.h"
 
-// Returns -1 for a character that is no hexadecimal digit.
-inline int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
+namespace moeserve {
 
 // Returns the byte that a token such as <0x0A> stands for. As in Hugging Face's library, the first
 // digit may be a plus sign, which no real token has.

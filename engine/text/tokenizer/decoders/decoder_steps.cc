@@ -15,23 +15,36 @@ namespace {
 constexpr std::string_view kReplacementCharacter = "\uFFFD";
 
 // Converts each token alone.
-class MapState : public DecoderState {
+class MapStep : public DecoderStep {
  public:
   // `convert(token, first)` returns what the token becomes.
   using Convert = std::function<std::string(std::string_view token, bool first)>;
-  MapState(Convert convert, std::unique_ptr<DecoderState> next)
-      : convert_(std::move(convert)), next_(std::move(next)) {}
+  explicit MapStep(Convert convert) : convert_(std::move(convert)) {}
 
-  void Push(std::string_view token, std::string* out) override {
-    next_->Push(convert_(token, first_), out);
-    first_ = false;
+  std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override {
+    return std::make_unique<State>(convert_, std::move(next));
   }
-  void Finish(std::string* out) override { next_->Finish(out); }
+  std::string TokenBytes(std::string token) const override { return convert_(token, false); }
 
  private:
+  class State : public DecoderState {
+   public:
+    State(const Convert& convert, std::unique_ptr<DecoderState> next)
+        : convert_(convert), next_(std::move(next)) {}
+
+    void Push(std::string_view token, std::string* out) override {
+      next_->Push(convert_(token, first_), out);
+      first_ = false;
+    }
+    void Finish(std::string* out) override { next_->Finish(out); }
+
+   private:
+    const Convert& convert_;
+    std::unique_ptr<DecoderState> next_;
+    bool first_ = true;
+  };
+
   Convert convert_;
-  std::unique_ptr<DecoderState> next_;
-  bool first_ = true;
 };
 
 class ByteLevelState : public DecoderState {
@@ -129,6 +142,22 @@ class FusedStripState : public DecoderState {
   std::unique_ptr<DecoderState> next_;
 };
 
+class FusedStripStep : public DecoderStep {
+ public:
+  FusedStripStep(std::string content, size_t start, size_t stop)
+      : content_(std::move(content)), start_(start), stop_(stop) {}
+
+  std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override {
+    return std::make_unique<FusedStripState>(content_, start_, stop_, std::move(next));
+  }
+  std::string TokenBytes(std::string token) const override { return token; }
+
+ private:
+  std::string content_;  // one character
+  size_t start_;
+  size_t stop_;
+};
+
 class WordEndState : public DecoderState {
  public:
   WordEndState(std::string_view suffix, std::unique_ptr<DecoderState> next)
@@ -179,65 +208,45 @@ std::string ByteFallbackStep::TokenBytes(std::string token) const {
   return byte.has_value() ? std::string(1, *byte) : token;
 }
 
-std::unique_ptr<DecoderState> ReplaceStep::Start(std::unique_ptr<DecoderState> next) const {
-  return std::make_unique<MapState>(
-      [this](std::string_view token, bool) { return ReplaceAll(token, literal_, content_); },
-      std::move(next));
+std::unique_ptr<DecoderStep> ReplaceStep(std::string literal, std::string content) {
+  return std::make_unique<MapStep>(
+      [literal = std::move(literal), content = std::move(content)](std::string_view token, bool) {
+        return ReplaceAll(token, literal, content);
+      });
 }
 
-std::string ReplaceStep::TokenBytes(std::string token) const {
-  return ReplaceAll(token, literal_, content_);
+std::unique_ptr<DecoderStep> StripStep(std::string content, size_t start, size_t stop, bool fused) {
+  if (fused) return std::make_unique<FusedStripStep>(std::move(content), start, stop);
+  return std::make_unique<MapStep>(
+      [content = std::move(content), start, stop](std::string_view token, bool) {
+        for (size_t i = 0; i < start && token.starts_with(content); ++i) {
+          token.remove_prefix(content.size());
+        }
+        for (size_t i = 0; i < stop && token.ends_with(content); ++i) {
+          token.remove_suffix(content.size());
+        }
+        return std::string(token);
+      });
 }
 
-std::unique_ptr<DecoderState> StripStep::Start(std::unique_ptr<DecoderState> next) const {
-  if (fused_) {
-    return std::make_unique<FusedStripState>(content_, start_, stop_, std::move(next));
-  }
-  return std::make_unique<MapState>(
-      [this](std::string_view token, bool) { return TokenBytes(std::string(token)); },
-      std::move(next));
+std::unique_ptr<DecoderStep> MetaspaceStep(std::string replacement, bool drops_first) {
+  return std::make_unique<MapStep>(
+      [replacement = std::move(replacement), drops_first](std::string_view token, bool first) {
+        return ReplaceAll(token, replacement, first && drops_first ? "" : " ");
+      });
 }
 
-std::string StripStep::TokenBytes(std::string token) const {
-  if (fused_) return token;
-  std::string_view text = token;
-  for (size_t i = 0; i < start_ && text.starts_with(content_); ++i) {
-    text.remove_prefix(content_.size());
-  }
-  for (size_t i = 0; i < stop_ && text.ends_with(content_); ++i) {
-    text.remove_suffix(content_.size());
-  }
-  return std::string(text);
-}
-
-std::unique_ptr<DecoderState> MetaspaceStep::Start(std::unique_ptr<DecoderState> next) const {
-  return std::make_unique<MapState>(
-      [this](std::string_view token, bool first) {
-        return ReplaceAll(token, replacement_, first && drops_first_ ? "" : " ");
-      },
-      std::move(next));
-}
-
-std::string MetaspaceStep::TokenBytes(std::string token) const {
-  return ReplaceAll(token, replacement_, " ");
-}
-
-std::unique_ptr<DecoderState> WordPieceStep::Start(std::unique_ptr<DecoderState> next) const {
-  return std::make_unique<MapState>(
-      [this](std::string_view token, bool first) { return Convert(token, first); },
-      std::move(next));
-}
-
-std::string WordPieceStep::Convert(std::string_view token, bool first) const {
-  std::string text;
-  if (first) {
-    text = token;
-  } else if (token.starts_with(prefix_)) {
-    text = token.substr(prefix_.size());
-  } else {
-    text = " " + std::string(token);
-  }
-  return cleanup_ ? CleanUp(std::move(text)) : text;
+std::unique_ptr<DecoderStep> WordPieceStep(std::string prefix, bool cleanup) {
+  return std::make_unique<MapStep>(
+      [prefix = std::move(prefix), cleanup](std::string_view token, bool first) {
+        std::string text(first ? "" : " ");
+        if (!first && token.starts_with(prefix)) {
+          text = token.substr(prefix.size());
+        } else {
+          text += token;
+        }
+        return cleanup ? CleanUp(std::move(text)) : text;
+      });
 }
 
 std::unique_ptr<DecoderState> WordEndStep::Start(std::unique_ptr<DecoderState> next) const {

@@ -28,65 +28,18 @@ class ByteFallbackStep : public DecoderStep {
 };
 
 // Replaces every occurrence of `literal`, which must not be empty, in each token.
-class ReplaceStep : public DecoderStep {
- public:
-  ReplaceStep(std::string literal, std::string content)
-      : literal_(std::move(literal)), content_(std::move(content)) {}
-
-  std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override;
-  std::string TokenBytes(std::string token) const override;
-
- private:
-  std::string literal_;
-  std::string content_;
-};
+std::unique_ptr<DecoderStep> ReplaceStep(std::string literal, std::string content);
 
 // Removes up to `start` characters `content` from the start and up to `stop` from the end of each
 // token or, if `fused`, of the whole text.
-class StripStep : public DecoderStep {
- public:
-  StripStep(std::string content, size_t start, size_t stop, bool fused)
-      : content_(std::move(content)), start_(start), stop_(stop), fused_(fused) {}
-
-  std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override;
-  std::string TokenBytes(std::string token) const override;
-
- private:
-  std::string content_;  // one character
-  size_t start_;
-  size_t stop_;
-  bool fused_;
-};
+std::unique_ptr<DecoderStep> StripStep(std::string content, size_t start, size_t stop, bool fused);
 
 // Replaces a character by a space; in the first token, removes it if `drops_first`.
-class MetaspaceStep : public DecoderStep {
- public:
-  MetaspaceStep(std::string replacement, bool drops_first)
-      : replacement_(std::move(replacement)), drops_first_(drops_first) {}
-
-  std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override;
-  std::string TokenBytes(std::string token) const override;
-
- private:
-  std::string replacement_;
-  bool drops_first_;
-};
+std::unique_ptr<DecoderStep> MetaspaceStep(std::string replacement, bool drops_first);
 
 // Puts spaces between words; a token with `prefix` continues a word. With `cleanup`, also removes
 // spaces before punctuation.
-class WordPieceStep : public DecoderStep {
- public:
-  WordPieceStep(std::string prefix, bool cleanup) : prefix_(std::move(prefix)), cleanup_(cleanup) {}
-
-  std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override;
-  std::string TokenBytes(std::string token) const override { return Convert(token, false); }
-
- private:
-  std::string Convert(std::string_view token, bool first) const;
-
-  std::string prefix_;
-  bool cleanup_;
-};
+std::unique_ptr<DecoderStep> WordPieceStep(std::string prefix, bool cleanup);
 
 // Replaces `suffix`, which must not be empty, by a space, in the last token by nothing.
 class WordEndStep : public DecoderStep {

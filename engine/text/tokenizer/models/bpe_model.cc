@@ -151,12 +151,6 @@ void BpeModel::FindWholeWords() {
   }
 }
 
-std::optional<TokenId> BpeModel::TokenToId(std::string_view token) const {
-  return vocab_.Find(token);
-}
-
-std::optional<std::string_view> BpeModel::TokenString(TokenId id) const { return vocab_.Token(id); }
-
 absl::Status BpeModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
   if (piece.empty()) return absl::OkStatus();
   if (byte_level_) {

@@ -14,7 +14,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/models/model.h"
-#include "engine/text/tokenizer/models/vocabulary.h"
 #include "engine/text/tokenizer/string_map.h"
 
 namespace moeserve {
@@ -52,10 +51,6 @@ class BpeModel : public TokenModel {
   static absl::StatusOr<std::unique_ptr<BpeModel>> Create(BpeConfig config);
 
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
-  std::optional<TokenId> TokenToId(std::string_view token) const override;
-  std::optional<std::string_view> TokenString(TokenId id) const override;
-  int token_count() const override { return vocab_.count(); }
-  TokenId id_bound() const override { return vocab_.id_bound(); }
 
  private:
   struct Merge {
@@ -90,7 +85,6 @@ class BpeModel : public TokenModel {
   bool byte_fallback_ = false;
   bool ignore_merges_ = false;
   TokenId unk_id_ = -1;
-  Vocabulary vocab_;
   absl::flat_hash_map<uint64_t, Merge> merges_;  // by PairKey
   std::array<TokenId, 256> byte_ids_;            // byte_level: the symbol of each byte, or -1
   std::array<TokenId, 256> fallback_ids_;        // ids of <0x00> to <0xFF>, or -1

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "engine/text/token_id.h"
+#include "engine/text/tokenizer/models/vocabulary.h"
 
 namespace moeserve {
 
@@ -18,15 +19,20 @@ class TokenModel {
   // Appends the ids of `piece`, which must be valid UTF-8.
   virtual absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const = 0;
 
-  virtual std::optional<TokenId> TokenToId(std::string_view token) const = 0;
+  std::optional<TokenId> TokenToId(std::string_view token) const { return vocab_.Find(token); }
 
   // Returns the token as the vocabulary spells it; nullopt if `id` is no token of the model. The
   // view is valid as long as the model.
-  virtual std::optional<std::string_view> TokenString(TokenId id) const = 0;
+  std::optional<std::string_view> TokenString(TokenId id) const { return vocab_.Token(id); }
 
   // token_count() is the number of tokens, id_bound() the largest id + 1.
-  virtual int token_count() const = 0;
-  virtual TokenId id_bound() const = 0;
+  int token_count() const { return vocab_.count(); }
+  TokenId id_bound() const { return vocab_.id_bound(); }
+
+ protected:
+  TokenModel() = default;
+
+  Vocabulary vocab_;
 };
 
 }  // namespace moeserve

@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/models/model.h"
-#include "engine/text/tokenizer/models/vocabulary.h"
 
 namespace moeserve {
 
@@ -23,21 +22,12 @@ class RenumberedModel : public TokenModel {
                                                             TokenId unk_id);
 
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
-  std::optional<TokenId> TokenToId(std::string_view token) const override {
-    return vocab_.Find(token);
-  }
-  std::optional<std::string_view> TokenString(TokenId id) const override {
-    return vocab_.Token(id);
-  }
-  int token_count() const override { return vocab_.count(); }
-  TokenId id_bound() const override { return vocab_.id_bound(); }
 
  private:
   RenumberedModel() = default;
 
   // Constant after Create().
   std::unique_ptr<TokenModel> model_;
-  Vocabulary vocab_;
   std::vector<TokenId> new_ids_;  // by the model's id
 };
 

@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/models/model.h"
 #include "engine/text/tokenizer/models/prefix_trie.h"
-#include "engine/text/tokenizer/models/vocabulary.h"
 #include "engine/text/tokenizer/string_map.h"
 
 namespace moeserve {
@@ -51,14 +50,6 @@ class SentencePieceModel : public TokenModel {
   static absl::StatusOr<std::unique_ptr<SentencePieceModel>> Create(SentencePieceConfig config);
 
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
-  std::optional<TokenId> TokenToId(std::string_view token) const override {
-    return vocab_.Find(token);
-  }
-  std::optional<std::string_view> TokenString(TokenId id) const override {
-    return vocab_.Token(id);
-  }
-  int token_count() const override { return vocab_.count(); }
-  TokenId id_bound() const override { return vocab_.id_bound(); }
 
  private:
   // A part of the text and its id.
@@ -77,7 +68,6 @@ class SentencePieceModel : public TokenModel {
   TokenId FindMerged(std::string_view text) const;
 
   // All following members are constant after Create().
-  Vocabulary vocab_;
   SentencePieceConfig::Algorithm algorithm_ = SentencePieceConfig::Algorithm::kUnigram;
   std::vector<PieceType> types_;  // by id
   std::vector<float> scores_;     // by id

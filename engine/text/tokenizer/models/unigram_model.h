@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/models/model.h"
 #include "engine/text/tokenizer/models/prefix_trie.h"
-#include "engine/text/tokenizer/models/vocabulary.h"
 
 namespace moeserve {
 
@@ -39,14 +38,6 @@ class UnigramModel : public TokenModel {
 
   // InvalidArgument if the text has an unknown character and there is no unk_id.
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
-  std::optional<TokenId> TokenToId(std::string_view token) const override {
-    return vocab_.Find(token);
-  }
-  std::optional<std::string_view> TokenString(TokenId id) const override {
-    return vocab_.Token(id);
-  }
-  int token_count() const override { return vocab_.count(); }
-  TokenId id_bound() const override { return vocab_.id_bound(); }
 
  private:
   UnigramModel() = default;
@@ -54,7 +45,6 @@ class UnigramModel : public TokenModel {
   absl::Status AppendPart(std::string_view text, std::vector<TokenId>* ids) const;
 
   // All following members are constant after Create().
-  Vocabulary vocab_;
   PrefixTrie trie_;
   std::vector<double> scores_;  // by id
   double unknown_score_ = 0;

@@ -13,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/models/model.h"
 #include "engine/text/tokenizer/models/prefix_trie.h"
-#include "engine/text/tokenizer/models/vocabulary.h"
 
 namespace moeserve {
 
@@ -38,20 +37,11 @@ class WordPieceModel : public TokenModel {
 
   // InvalidArgument for an unknown word without an unknown token.
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
-  std::optional<TokenId> TokenToId(std::string_view token) const override {
-    return vocab_.Find(token);
-  }
-  std::optional<std::string_view> TokenString(TokenId id) const override {
-    return vocab_.Token(id);
-  }
-  int token_count() const override { return vocab_.count(); }
-  TokenId id_bound() const override { return vocab_.id_bound(); }
 
  private:
   WordPieceModel() = default;
 
   // All following members are constant after Create().
-  Vocabulary vocab_;
   PrefixTrie trie_;
   PrefixTrie::Node continuing_ = PrefixTrie::kNone;  // the node of continuing_subword_prefix
   std::optional<TokenId> unk_id_;
@@ -66,19 +56,10 @@ class WordLevelModel : public TokenModel {
 
   // InvalidArgument for an unknown word without an unknown token.
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
-  std::optional<TokenId> TokenToId(std::string_view token) const override {
-    return vocab_.Find(token);
-  }
-  std::optional<std::string_view> TokenString(TokenId id) const override {
-    return vocab_.Token(id);
-  }
-  int token_count() const override { return vocab_.count(); }
-  TokenId id_bound() const override { return vocab_.id_bound(); }
 
  private:
   WordLevelModel() = default;
 
-  Vocabulary vocab_;
   std::optional<TokenId> unk_id_;
 };
 

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
+#include <string>
+#include <string_view>
 
 #include "absl/container/flat_hash_map.h"
+#include "engine/text/tokenizer/unicode/code_point_set.h"
 #include "engine/text/tokenizer/unicode/library_tables.h"
 #include "engine/text/tokenizer/unicode/unicode_tables.h"
 #include "engine/text/tokenizer/utf8.h"
@@ -44,8 +46,7 @@ class NormalizationData {
   void Decompose(char32_t c, bool compatible, std::u32string* out) const {
     if (compatible && c >= kFirstCompatible) {
       if (const auto it = compatibility_.find(c); it != compatibility_.end()) {
-        const Compatibility& entry = *it->second;
-        out->append(CompatibilityText().data() + entry.begin, entry.size);
+        out->append(it->second);
         return;
       }
     }
@@ -62,8 +63,8 @@ class NormalizationData {
       return;
     }
     // In the table, the first character may decompose further; the second one never does.
-    Decompose(it->second.first, compatible, out);
-    if (it->second.second != 0) out->push_back(it->second.second);
+    Decompose(it->second.front(), compatible, out);
+    out->append(it->second.substr(1));
   }
 
   // Returns the composition of two characters; 0 if there is none.
@@ -80,24 +81,34 @@ class NormalizationData {
   }
 
  private:
+  // The views point into the tables.
+  using DecompositionMap = absl::flat_hash_map<char32_t, std::u32string_view>;
+
+  static DecompositionMap MapOf(const Decompositions& table) {
+    DecompositionMap map;
+    const char32_t* text = table.text.data();
+    for (const DecompositionRange& range : table.ranges) {
+      for (char32_t c = range.first; c <= range.last; ++c, text += range.size) {
+        map[c] = {text, range.size};
+      }
+    }
+    return map;
+  }
+
   NormalizationData() {
     for (const CombiningClassRange& range : CombiningClassRanges()) {
       for (char32_t c = range.first; c <= range.last; ++c) classes_[c] = range.value;
     }
-    for (const Compatibility& entry : CompatibilityDecompositions()) {
-      compatibility_[entry.code_point] = &entry;
-    }
-    for (const Decomposition& d : Decompositions()) {
-      decompositions_[d.code_point] = {d.first, d.second};
-      if (d.composes) {
-        compositions_[static_cast<uint64_t>(d.first) << 32 | d.second] = d.code_point;
-      }
+    const CodePointSet excluded(CompositionExclusions());
+    for (const auto& [c, parts] : decompositions_) {
+      if (parts.size() != 2 || excluded.Contains(c)) continue;
+      compositions_[static_cast<uint64_t>(parts[0]) << 32 | parts[1]] = c;
     }
   }
 
   absl::flat_hash_map<char32_t, uint8_t> classes_;
-  absl::flat_hash_map<char32_t, std::pair<char32_t, char32_t>> decompositions_;
-  absl::flat_hash_map<char32_t, const Compatibility*> compatibility_;
+  const DecompositionMap decompositions_ = MapOf(CanonicalDecompositions());
+  const DecompositionMap compatibility_ = MapOf(CompatibilityDecompositions());
   absl::flat_hash_map<uint64_t, char32_t> compositions_;
 };
 

@@ -18,9 +18,11 @@ bool Within(char32_t c, char32_t first, char32_t last) { return c >= first && c 
 class Classes {
  public:
   Classes() : classes_(kTable + kTags, GraphemeClass::kOther) {
-    for (const GraphemeRange& range : GraphemeRanges()) {
-      for (char32_t c = range.first; c <= range.last; ++c) {
-        if (const size_t index = Index(c); index < classes_.size()) classes_[index] = range.value;
+    for (const GraphemeMembers& members : GraphemeClasses()) {
+      for (const CodePointRange& range : members.ranges) {
+        for (char32_t c = range.first; c <= range.last; ++c) {
+          if (const size_t i = Index(c); i < classes_.size()) classes_[i] = members.value;
+        }
       }
     }
   }

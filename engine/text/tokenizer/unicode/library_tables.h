@@ -9,15 +9,8 @@
 
 namespace moeserve {
 
-// The full compatibility decomposition of a code point whose canonical decomposition differs from
-// it: `size` elements of CompatibilityText() from `begin` on. Ascending; without Hangul.
-struct Compatibility {
-  char32_t code_point;
-  uint16_t begin;
-  uint16_t size;
-};
-std::span<const Compatibility> CompatibilityDecompositions();
-std::span<const char32_t> CompatibilityText();
+// The full compatibility decompositions of code points whose canonical decomposition differs.
+Decompositions CompatibilityDecompositions();
 
 // Every `step`-th code point from `first` to `last` has the lower-case form code point + delta;
 // ascending. U+0130 is absent; its form has two characters.
@@ -51,11 +44,11 @@ enum class GraphemeClass : uint8_t {
   kPictographic,
   kConsonant,  // InCB=Consonant
 };
-struct GraphemeRange {
-  char32_t first;
-  char32_t last;
+struct GraphemeMembers {
   GraphemeClass value;
+  std::span<const CodePointRange> ranges;
 };
-std::span<const GraphemeRange> GraphemeRanges();
+// The members of all classes but kOther.
+std::span<const GraphemeMembers> GraphemeClasses();
 
 }  // namespace moeserve

@@ -57,13 +57,10 @@ def lower_case(lower=normalizers.Lowercase()):
 
 
 def compatibility(nfkd=normalizers.NFKD(), nfd=normalizers.NFD()):
-    rows, text = [], []
-    for c in CODE_POINTS:
-        form = nfkd.normalize_str(chr(c))
-        if form != nfd.normalize_str(chr(c)):
-            rows.append("{0x%X,%d,%d}" % (c, len(text), len(form)))
-            text += map(ord, form)
-    return rows, ["0x%X" % c for c in text]
+    forms = [(c, nfkd.normalize_str(chr(c))) for c in CODE_POINTS]
+    forms = [(c, form) for c, form in forms if form != nfd.normalize_str(chr(c))]
+    sizes = ranges((c, len(form)) for c, form in forms)
+    return ["{0x%X,0x%X,%d}" % r for r in sizes], ["0x%X" % ord(c) for _, form in forms for c in form]
 
 
 def double_array(keys):
@@ -164,32 +161,33 @@ def main():
     clusters = grapheme_classes()
     assert set(clusters.values()) <= set(names)
     body = (
-        table("Compatibility", "Compatibility", rows)
+        table("DecompositionRange", "Compatibility", rows)
         + table("char32_t", "CompatibilityText", text)
         + table("LowerCase", "LowerCase", lower_case())
         + code_points("CombiningMarks", [c for c in CODE_POINTS if not accents(chr(c))])
         + code_points("NonspacingMarks", [c for c in CODE_POINTS if nfd(chr(c)) == chr(c) and not strip_accents(chr(c))])
         + code_points("Other", [c for c in CODE_POINTS if not clean(chr(c))])
         + code_points("Punctuation", [c for c in CODE_POINTS if len(split("a%sa" % chr(c))) == 3])
-        + table("GraphemeRange", "Graphemes", ["{0x%X,0x%X,GraphemeClass::k%s}" % r for r in ranges(sorted(clusters.items()))])
+        + "".join(code_points("Grapheme" + name, [c for c in clusters if clusters[c] == name]) for name in names)
+        + table("GraphemeMembers", "GraphemeClasses", ["{GraphemeClass::k%s,kGrapheme%s}" % (name, name) for name in names])
     )
     functions = "".join(
         "std::span<const %s> %s() { return k%s; }\n" % (kind, function, name)
         for kind, function, name in [
-            ("Compatibility", "CompatibilityDecompositions", "Compatibility"),
-            ("char32_t", "CompatibilityText", "CompatibilityText"),
             ("LowerCase", "LowerCaseRanges", "LowerCase"),
             ("CodePointRange", "CombiningMarkRanges", "CombiningMarks"),
             ("CodePointRange", "NonspacingMarkRanges", "NonspacingMarks"),
             ("CodePointRange", "OtherRanges", "Other"),
             ("CodePointRange", "PunctuationRanges", "Punctuation"),
-            ("GraphemeRange", "GraphemeRanges", "Graphemes"),
+            ("GraphemeMembers", "GraphemeClasses", "GraphemeClasses"),
         ]
     )
     (pathlib.Path(__file__).parent / "library_tables.cc").write_text(
         "// Written by make_library_tables.py from the behaviour of Hugging Face's library.\n"
         '#include "engine/text/tokenizer/unicode/library_tables.h"\n\nnamespace moeserve {\nnamespace {\n\n'
-        "// clang-format off\n" + body + "// clang-format on\n\n}  // namespace\n\n" + functions + "\n}  // namespace moeserve\n"
+        "// clang-format off\n" + body + "// clang-format on\n\n}  // namespace\n\n"
+        "Decompositions CompatibilityDecompositions() { return {kCompatibility, kCompatibilityText}; }\n"
+        + functions + "\n}  // namespace moeserve\n"
     )
 
 

@@ -33,6 +33,10 @@ def table(kind, name, rows):
     return "constexpr %s k%s[] = {\n%s\n};\n\n" % (kind, name, body)
 
 
+def code_points(name, members):
+    return table("CodePointRange", name, ["{0x%X,0x%X}" % r[:2] for r in ranges((c, 0) for c in members)])
+
+
 def source(tables, functions):
     return (
         "// Written by make_unicode_tables.py from the Unicode character database.\n"
@@ -73,14 +77,16 @@ def main():
     ]
     scripts = {name: matched(r"\p{%s}" % name) for name in ("Han", "Hiragana", "Katakana", "Hangul")}
     nfd, nfc = normalizers.NFD(), normalizers.NFC()
-    decompositions = []
+    decompositions, exclusions = [], []
     for c in CODE_POINTS:
         text = full.decomposition(chr(c))
         if not text or text.startswith("<") or nfd.normalize_str(chr(c)) == chr(c):
             continue
         parts = [int(x, 16) for x in text.split()]
         composes = len(parts) == 2 and nfc.normalize_str("".join(map(chr, parts))) == chr(c)
-        decompositions.append((c, parts[0], parts[1] if len(parts) == 2 else 0, composes))
+        decompositions.append((c, parts))
+        if len(parts) == 2 and not composes:
+            exclusions.append(c)
     classes = [(c, k) for c in CODE_POINTS if (k := library_combining_class(c))]
 
     here = pathlib.Path(__file__).parent
@@ -88,10 +94,7 @@ def main():
     (here / "unicode_tables.cc").write_text(
         source(
             table("NewerRange", "NewerRanges", ['{0x%X,0x%X,"%s"}' % r for r in ranges(newer)])
-            + "".join(
-                table("CodePointRange", name, ["{0x%X,0x%X}" % r[:2] for r in ranges((c, 0) for c in m)])
-                for name, m in scripts.items()
-            ),
+            + "".join(code_points(name, members) for name, members in scripts.items()),
             "std::span<const NewerRange> NewerRanges() { return kNewerRanges; }\n\n"
             "std::span<const CodePointRange> ScriptRanges(std::string_view script) {\n"
             + lookup
@@ -101,9 +104,16 @@ def main():
     (here / "normalization_tables.cc").write_text(
         source(
             table("CombiningClassRange", "CombiningClasses", ["{0x%X,0x%X,%d}" % r for r in ranges(classes)])
-            + table("Decomposition", "Decompositions", ["{0x%X,0x%X,0x%X,%d}" % d for d in decompositions]),
+            + table(
+                "DecompositionRange",
+                "Decompositions",
+                ["{0x%X,0x%X,%d}" % r for r in ranges((c, len(parts)) for c, parts in decompositions)],
+            )
+            + table("char32_t", "DecompositionText", ["0x%X" % p for _, parts in decompositions for p in parts])
+            + code_points("CompositionExclusions", exclusions),
             "std::span<const CombiningClassRange> CombiningClassRanges() { return kCombiningClasses; }\n\n"
-            "std::span<const Decomposition> Decompositions() { return kDecompositions; }\n",
+            "Decompositions CanonicalDecompositions() { return {kDecompositions, kDecompositionText}; }\n\n"
+            "std::span<const CodePointRange> CompositionExclusions() { return kCompositionExclusions; }\n",
         )
     )
 

@@ -34,14 +34,21 @@ struct CombiningClassRange {
 };
 std::span<const CombiningClassRange> CombiningClassRanges();
 
-// One step of canonical decomposition, without Hangul; ascending. `second` is 0 if the result is a
-// single character. `composes`: normalization form C composes the pair again.
-struct Decomposition {
-  char32_t code_point;
+// Decompositions, ascending and without Hangul. The text is that of all code points of all ranges
+// in order, each with the range's `size`.
+struct DecompositionRange {
   char32_t first;
-  char32_t second;
-  bool composes;
+  char32_t last;
+  uint8_t size;
 };
-std::span<const Decomposition> Decompositions();
+struct Decompositions {
+  std::span<const DecompositionRange> ranges;
+  std::span<const char32_t> text;
+};
+// One step of canonical decomposition, to one or two characters.
+Decompositions CanonicalDecompositions();
+
+// Code points whose decomposition to two characters normalization form C does not compose again.
+std::span<const CodePointRange> CompositionExclusions();
 
 }  // namespace moeserve
