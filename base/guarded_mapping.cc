@@ -13,7 +13,7 @@
 #include <map>
 #include <mutex>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/mutex.h"
 
 namespace moeserve {

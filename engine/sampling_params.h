@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/constraint.h"
 #include "engine/text/token_id.h"
 

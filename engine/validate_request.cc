@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 
 namespace moeserve {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "engine/spec/weights.h"
 #include "model_loaders/architectures/native/describe.h"
 #include "model_loaders/checkpoint/quantized_tensors.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <system_error>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/version.h"
 #include "server/commands/command_line/option_text.h"
 #include "server/commands/command_line/unknown_words.h"

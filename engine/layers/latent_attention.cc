@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/layers/attention.h"
 #include "engine/layers/branch.h"
 #include "engine/layers/feed_forward.h"

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 namespace {

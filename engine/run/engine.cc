@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/steady_clock.h"
 #include "engine/model/trial.h"
 #include "engine/run/engine_impl.h"

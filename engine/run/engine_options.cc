@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/numeric/int128.h"
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 namespace {

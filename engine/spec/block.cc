@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/spec.h"
 
 namespace moeserve {

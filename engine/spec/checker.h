@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/settings.h"
 
 namespace moeserve {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/checker.h"
 #include "engine/spec/spec_limits.h"
 #include "engine/spec/weights.h"

@@ -4,7 +4,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
 

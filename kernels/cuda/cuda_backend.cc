@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "kernels/base/routing.h"
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/kv_cache.h"

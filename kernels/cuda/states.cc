@@ -1,7 +1,7 @@
 // States of sequences in device memory, and the operations on them.
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/rows/short_convolution.h"
 
@@ -57,8 +57,8 @@ Result<std::unique_ptr<StateStorage>> CudaBackend::NewStates(std::vector<StateSh
   const int64_t bytes = StateStorage::SlotBytes(shapes, pending_rows) * num_slots;
   Result<DeviceMemory> memory = DeviceMemory::Allocate(static_cast<size_t>(bytes));
   if (!memory.ok()) {
-    return WithBudget(memory.status(), Concat("states of ", bytes >> 20,
-                                              " MiB (max-num-seqs, state-snapshots)"));
+    return WithBudget(memory.status(),
+                      Concat("states of ", bytes >> 20, " MiB (max-num-seqs, state-snapshots)"));
   }
   return std::unique_ptr<StateStorage>(std::make_unique<CudaStates>(
       std::move(shapes), num_slots, pending_rows, std::move(memory).value(), stream_.get()));

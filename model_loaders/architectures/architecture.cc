@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 #include "engine/spec/spec_limits.h"
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <variant>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 
 namespace moeserve {
 namespace {
@@ -137,13 +137,12 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
                         const ModelSpec& spec) {
   const bool routed = block.routed();
   if (rest == "out_bias") return key + "out_bias is false";
-  const bool of_routed = rest.starts_with("router.") || rest.starts_with("experts.") ||
-                         rest.starts_with("split.") || rest.starts_with("merge.") ||
-                         rest.starts_with("shared.") || rest.starts_with("shared_gate.") ||
-                         rest.starts_with("shared_norm.") ||
-                         rest.starts_with("shared_output_norm.") ||
-                         rest.starts_with("experts_norm.") ||
-                         rest.starts_with("latent_down.") || rest.starts_with("latent_up.");
+  const bool of_routed =
+      rest.starts_with("router.") || rest.starts_with("experts.") || rest.starts_with("split.") ||
+      rest.starts_with("merge.") || rest.starts_with("shared.") ||
+      rest.starts_with("shared_gate.") || rest.starts_with("shared_norm.") ||
+      rest.starts_with("shared_output_norm.") || rest.starts_with("experts_norm.") ||
+      rest.starts_with("latent_down.") || rest.starts_with("latent_up.");
   const bool of_dense = rest.starts_with("layers.") || rest.starts_with("gate.") ||
                         rest.starts_with("up.") || rest.starts_with("down.") ||
                         rest.starts_with("inner_norm.");

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <iterator>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/leftover.h"
 
 namespace moeserve {

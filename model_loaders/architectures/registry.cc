@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/files/object_reader.h"

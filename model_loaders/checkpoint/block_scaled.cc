@@ -7,7 +7,7 @@
 #include <new>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "kernels/base/buffer.h"
 #include "model_loaders/checkpoint/tensor_check.h"
 

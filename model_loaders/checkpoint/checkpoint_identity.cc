@@ -2,7 +2,7 @@
 
 #include <system_error>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 

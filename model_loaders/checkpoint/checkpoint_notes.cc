@@ -1,6 +1,6 @@
 #include "model_loaders/checkpoint/checkpoint_notes.h"
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/checkpoint/tensor_check.h"
 
 namespace moeserve {

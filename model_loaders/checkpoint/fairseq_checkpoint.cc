@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/fairseq/fairseq_config.h"
 #include "model_loaders/architectures/fairseq/options.h"

@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/weight_files.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/checkpoint/block_scaled.h"
 #include "model_loaders/checkpoint/quantized_tensors.h"
 #include "model_loaders/checkpoint/tensor_check.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/gguf/gguf_config.h"
 #include "model_loaders/architectures/gguf/gguf_keys.h"
 #include "model_loaders/checkpoint/checkpoint_identity.h"

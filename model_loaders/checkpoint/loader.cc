@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/checkpoint/checkpoint_identity.h"
 #include "model_loaders/checkpoint/checkpoint_notes.h"

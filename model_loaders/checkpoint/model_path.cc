@@ -6,7 +6,7 @@
 #include <system_error>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/checkpoint/checkpoint_identity.h"
 #include "model_loaders/files/mapped_file.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 namespace {

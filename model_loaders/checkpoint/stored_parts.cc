@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/checkpoint/block_scaled.h"
 
 namespace moeserve {

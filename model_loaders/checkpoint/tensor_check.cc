@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/checkpoint/stored_parts.h"
 
 namespace moeserve {

@@ -5,7 +5,7 @@
 #include <string>
 #include <system_error>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 namespace {

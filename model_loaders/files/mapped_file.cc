@@ -11,7 +11,7 @@
 #include <system_error>
 
 #include "base/descriptor.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/file_kind.h"
 
 namespace moeserve {

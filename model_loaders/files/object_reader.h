@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "base/strict_json.h"
 #include "nlohmann/json.hpp"
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 #include "model_loaders/files/file_kind.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {

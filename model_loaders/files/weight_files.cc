@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 #include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/safetensors.h"

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "engine/statistics/stats_fields.h"
 #include "model_loaders/files/safetensors.h"
 #include "nlohmann/json.hpp"

@@ -3,7 +3,7 @@
 #include <limits>
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 #include "model_loaders/files/object_reader.h"
 #include "model_loaders/tokenizer/token_ids.h"

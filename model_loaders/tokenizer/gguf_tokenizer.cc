@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/tokenizer/decoders/decoder_steps.h"
 #include "engine/text/tokenizer/models/bpe_model.h"
 #include "engine/text/tokenizer/normalizers/character_map.h"

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/tokenizer/models/vocabulary.h"
 #include "engine/text/tokenizer/utf8.h"
 #include "nlohmann/json.hpp"

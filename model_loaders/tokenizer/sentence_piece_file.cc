@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/text/tokenizer/decoders/sentence_piece_decoder.h"
 #include "engine/text/tokenizer/models/renumbered_model.h"

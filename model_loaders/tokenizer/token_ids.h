@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/object_reader.h"

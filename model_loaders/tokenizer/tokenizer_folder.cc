@@ -5,7 +5,7 @@
 #include <string>
 #include <system_error>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "model_loaders/tokenizer/json_reader.h"
 #include "model_loaders/tokenizer/sentence_piece_file.h"

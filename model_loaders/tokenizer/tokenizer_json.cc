@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/text/tokenizer/models/bpe_model.h"
 #include "engine/text/tokenizer/models/unigram_model.h"

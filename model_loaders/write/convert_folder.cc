@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/native/describe.h"
 #include "model_loaders/architectures/native/write_config.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <system_error>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/mapped_file.h"
 
 namespace moeserve {

@@ -14,7 +14,7 @@
 
 #include "base/check.h"
 #include "base/control_group.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/native/config_json.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/checkpoint/model_path.h"

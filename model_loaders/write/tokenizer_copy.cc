@@ -4,7 +4,7 @@
 #include <climits>
 #include <optional>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/tokenizer/tokenizer_folder.h"

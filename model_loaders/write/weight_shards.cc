@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/checkpoint/quantized_tensors.h"
 #include "model_loaders/files/safetensors_writer.h"
 #include "model_loaders/write/new_folder.h"

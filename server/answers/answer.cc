@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "server/base/json_fields.h"
 #include "server/base/version.h"

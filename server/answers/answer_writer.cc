@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/fields/routing_fields.h"
 
 namespace moeserve::server {

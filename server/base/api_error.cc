@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::server {
 namespace {

@@ -6,7 +6,7 @@
 #include <sstream>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 #include "server/base/api_error.h"
 #include "server/base/json_text.h"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/control_group.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/text_values.h"
 

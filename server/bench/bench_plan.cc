@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/run/engine_options.h"
 #include "engine/spec/weights.h"
 #include "model_loaders/inspect.h"

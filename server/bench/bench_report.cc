@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 
 namespace moeserve::server {
 namespace {

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/spec_limits.h"
 #include "server/bench/synthetic_model.h"
 

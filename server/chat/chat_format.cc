@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/chat/text.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"

@@ -2,7 +2,7 @@
 #include <memory>
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/checkpoint/quantized_tensors.h"
 #include "model_loaders/inspect.h"

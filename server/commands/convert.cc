@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "model_loaders/write/convert_folder.h"
 #include "server/base/text_values.h"
 #include "server/commands/checked_options.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/profiles/profile_file.h"
 #include "server/commands/checked_options.h"

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/profile_texts.h"

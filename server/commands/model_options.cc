@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "engine/model/model.h"
 #include "kernels/registry.h"
 #include "server/base/text_values.h"

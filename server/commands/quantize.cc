@@ -3,8 +3,8 @@
 #include <memory>
 #include <string>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "model_loaders/write/quantize_folder.h"
 #include "server/base/text_values.h"
 #include "server/commands/commands.h"

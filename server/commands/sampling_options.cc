@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::server {
 namespace {

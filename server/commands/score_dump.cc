@@ -3,8 +3,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "model_loaders/profiles/profile_file.h"
 #include "server/base/json.h"
 

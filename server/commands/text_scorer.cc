@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/commands/run_to_end.h"
 
 namespace moeserve::server {

@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/mapped_file.h"
 
 namespace moeserve::server {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/json.h"
 #include "server/config/option_traits.h"
 #include "server/config/suggestion.h"

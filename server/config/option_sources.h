@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "server/config/config_file.h"
 

@@ -1,6 +1,6 @@
 #include "server/config/option_traits.h"
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::server {
 namespace {

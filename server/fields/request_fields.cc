@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/fields/sampling_fields.h"

@@ -10,7 +10,7 @@
 
 #include "absl/strings/escaping.h"
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/profiles/npy_writer.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"

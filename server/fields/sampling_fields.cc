@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/compile_constraint.h"
 #include "server/base/api_error.h"
 

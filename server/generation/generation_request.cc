@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/request_id.h"
 
 namespace moeserve::server {

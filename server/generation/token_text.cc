@@ -1,6 +1,6 @@
 #include "server/generation/token_text.h"
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/utf8.h"
 
 namespace moeserve::server {

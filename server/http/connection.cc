@@ -9,7 +9,7 @@
 #include <functional>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/await.h"
 #include "server/base/request_id.h"
 #include "server/http/deferred_response.h"

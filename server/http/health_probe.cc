@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "base/descriptor.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/steady_clock.h"
 
 namespace moeserve::server {

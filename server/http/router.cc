@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/http/encoding/content_coding.h"
 #include "server/http/error_response.h"
 

@@ -14,7 +14,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/mutex.h"
 #include "base/steady_clock.h"
 #include "server/http/connection.h"

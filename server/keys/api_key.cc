@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/sha256.h"
 #include "server/base/api_error.h"
 

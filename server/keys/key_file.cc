@@ -12,7 +12,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/time/time.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 #include "engine/request.h"
 #include "model_loaders/files/mapped_file.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/keys/key_file.h"
 #include "server/logging/logging.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/text_values.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/json.h"
 #include "server/logging/log_queue.h"
 

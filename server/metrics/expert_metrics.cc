@@ -9,8 +9,8 @@
 #include <variant>
 
 #include "base/check.h"
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "engine/statistics/measures/load_balance.h"
 #include "engine/statistics/statistic_list.h"
 

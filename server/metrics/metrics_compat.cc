@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::server {
 namespace {

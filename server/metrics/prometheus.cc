@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::server {
 namespace {

@@ -7,7 +7,7 @@
 #include <new>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/text_values.h"
 #include "server/generation/generation_params.h"

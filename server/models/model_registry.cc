@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/steady_clock.h"
 #include "server/base/api_error.h"
 #include "server/logging/logging.h"

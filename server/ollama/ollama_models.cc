@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/ollama/ollama_writer.h"
 #include "server/tools/call_syntax.h"
 

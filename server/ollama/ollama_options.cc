@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/fields/sampling_fields.h"

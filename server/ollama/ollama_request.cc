@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/fields/request_fields.h"

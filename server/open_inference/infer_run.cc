@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/steady_clock.h"
 #include "base/strict_json.h"
 #include "server/base/api_error.h"

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {

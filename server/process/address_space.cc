@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "base/control_group.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/text_values.h"
 
 namespace moeserve::server {

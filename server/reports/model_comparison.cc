@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/statistics/measures/activated.h"
 #include "engine/statistics/measures/load_balance.h"
 #include "engine/statistics/measures/router_losses.h"

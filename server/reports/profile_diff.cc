@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/statistics/measures/load_balance.h"
 
 namespace moeserve::server {

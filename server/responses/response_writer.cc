@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/json_fields.h"
 #include "server/fields/routing_fields.h"
 #include "server/responses/response_request.h"

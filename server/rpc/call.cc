@@ -6,7 +6,7 @@
 #include <functional>
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/steady_clock.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/mutex.h"
 #include "server/logging/logging.h"
 

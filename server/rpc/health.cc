@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/mutex.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"

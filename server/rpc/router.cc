@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/request_id.h"
 #include "server/rpc/error_details.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "inference/grpc_predict_v2.pb.h"
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/rpc/dispatcher.h"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/mapped_file.h"
 
 namespace moeserve::server {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/logging/logging.h"
 
 namespace moeserve::server {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/tools/call_elements.h"
 #include "server/tools/channel_splitter.h"
 #include "server/tools/split_text.h"

@@ -1,6 +1,6 @@
 #include "server/tools/call_syntax.h"
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::server {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/json_fields.h"
 #include "server/tools/tool_parameters.h"
 

@@ -17,7 +17,7 @@
 #include <exception>
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/await.h"
 #include "server/base/json.h"
 #include "server/base/version.h"

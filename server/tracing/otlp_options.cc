@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/text_values.h"
 
 namespace moeserve::server {

@@ -11,7 +11,7 @@
 #include <system_error>
 #include <thread>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/mutex.h"
 #include "server/logging/logging.h"
 #include "server/tracing/collector_client.h"

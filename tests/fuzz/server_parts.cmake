@@ -54,7 +54,7 @@ set(parts
   server/keys/key_file.cc
   server/keys/scopes.cc
   server/keys/token_bucket.cc
-  server/messages/message_request.cc
+  server/anthropic/message_request.cc
   server/metrics/prometheus.cc
   server/ollama/ollama_options.cc
   server/ollama/ollama_request.cc

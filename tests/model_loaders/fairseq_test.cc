@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/fairseq/options.h"
 #include "model_loaders/checkpoint/fairseq_files.h"
 #include "model_loaders/checkpoint/loader.h"

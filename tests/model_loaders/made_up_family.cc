@@ -3,7 +3,7 @@
 #include <cmath>
 #include <memory>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/name_table.h"
 #include "model_loaders/files/object_reader.h"
 #include "model_loaders/tokenizer/token_ids.h"

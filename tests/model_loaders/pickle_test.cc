@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "gtest/gtest.h"
 #include "model_loaders/files/torch/pickle_calls.h"
 #include "tests/model_loaders/support.h"

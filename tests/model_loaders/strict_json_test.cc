@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "gtest/gtest.h"
 #include "tests/model_loaders/support.h"
 

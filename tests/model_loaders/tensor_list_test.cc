@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/weights.h"
 #include "gtest/gtest.h"
 #include "model_loaders/architectures/leftover.h"

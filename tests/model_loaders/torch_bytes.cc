@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::testing {
 namespace {

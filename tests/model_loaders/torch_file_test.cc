@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "gtest/gtest.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/safetensors.h"

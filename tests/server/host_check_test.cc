@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {

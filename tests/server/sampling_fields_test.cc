@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/validate_request.h"
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/completions/completion_request.h"

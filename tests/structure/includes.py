@@ -48,7 +48,7 @@ FLOORS = {
         "reports",
         "completions",
         "chat",
-        "messages",
+        "anthropic",
         "responses",
         "models",
         "ollama",

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/compile_constraint.h"
 #include "server/generation/constraint_compiler.h"
 #include "tests/structured/support.h"
@@ -39,8 +39,8 @@ class Vocabulary {
       tokens.emplace_back(text);
     }
     tokenizer_ = std::make_unique<moeserve::testing::ListTokenizer>(tokens, specials);
-    auto index =
-        VocabularyIndex::Build(*tokenizer_, {moeserve::testing::kEos}, static_cast<int>(tokens.size()));
+    auto index = VocabularyIndex::Build(*tokenizer_, {moeserve::testing::kEos},
+                                        static_cast<int>(tokens.size()));
     MOESERVE_CHECK(index.ok(), std::string(index.status().message()).c_str());
     index_ = *index;
   }

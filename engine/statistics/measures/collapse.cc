@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/statistics/measures/symmetric_eigen.h"
 
 namespace moeserve {

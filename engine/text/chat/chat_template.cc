@@ -4,7 +4,7 @@
 #include <new>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/chat/interpreter.h"
 #include "engine/text/chat/parser.h"
 #include "engine/text/tokenizer/utf8.h"

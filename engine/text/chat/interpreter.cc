@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/chat/builtins.h"
 #include "engine/text/chat/format.h"
 #include "engine/text/tokenizer/utf8.h"

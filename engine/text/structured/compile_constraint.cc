@@ -3,7 +3,7 @@
 #include <exception>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/compiled.h"
 #include "engine/text/structured/grammars/grammar_compiler.h"
 #include "engine/text/structured/schemas/schema_compiler.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/automata/pattern.h"
 #include "engine/text/structured/compiled.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/text/tokenizer/models/vocabulary.h"
 #include "engine/text/tokenizer/regex_syntax.h"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/tokenizer/unicode/unicode_tables.h"
 #include "engine/text/tokenizer/utf8.h"
 

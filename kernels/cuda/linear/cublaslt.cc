@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "kernels/cuda/linear/dense_library.h"
 
 #if __has_include(<cublasLt.h>)

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::cuda {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/architectures/fairseq/reader.h"
 
 namespace moeserve {

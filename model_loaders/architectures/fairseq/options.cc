@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 
 namespace moeserve {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/spec.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/fairseq/fairseq_config.h"

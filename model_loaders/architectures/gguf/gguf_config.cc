@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/gguf/gguf_families.h"
 #include "model_loaders/architectures/gguf/gguf_keys.h"

@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/gguf/gguf_file.h"
 
 namespace moeserve {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/spec/spec.h"
 #include "model_loaders/architectures/architecture.h"

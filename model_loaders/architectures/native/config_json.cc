@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/spec/settings.h"
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"

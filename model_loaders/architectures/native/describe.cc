@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "engine/spec/settings.h"
 
 namespace moeserve {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/file_kind.h"
 
 namespace moeserve {

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/gguf/gguf_file.h"
 
 namespace moeserve {

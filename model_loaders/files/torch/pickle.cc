@@ -4,7 +4,7 @@
 #include <limits>
 #include <unordered_set>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/torch/pickle_machine.h"
 
 namespace moeserve {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 namespace {

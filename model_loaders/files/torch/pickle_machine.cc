@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/torch/pickle_text.h"
 
 namespace moeserve {

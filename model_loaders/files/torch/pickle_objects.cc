@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "model_loaders/files/torch/pickle_calls.h"
 #include "model_loaders/files/torch/pickle_machine.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/json.h"
 
 namespace moeserve::server {

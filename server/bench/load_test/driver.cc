@@ -8,7 +8,7 @@
 #include <queue>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::server {
 namespace {

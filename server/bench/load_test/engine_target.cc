@@ -5,7 +5,7 @@
 #include <condition_variable>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/mutex.h"
 #include "base/steady_clock.h"
 #include "server/base/status_conversion.h"

@@ -1,6 +1,6 @@
 #include <charconv>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/json.h"
 #include "server/base/text_values.h"
 #include "server/bench/load_test/http_target.h"

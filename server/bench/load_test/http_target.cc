@@ -20,7 +20,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/await.h"
 #include "server/base/json.h"
 #include "server/bench/load_test/http_call.h"

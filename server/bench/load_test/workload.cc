@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 
 namespace moeserve::server {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/memory/paged_pool.h"
 #include "engine/model/model.h"
 #include "kernels/registry.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "kernels/registry.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "server/bench/bench_plan.h"

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/reports/expert_report.h"
 
 namespace moeserve::server {

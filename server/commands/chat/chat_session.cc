@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/descriptor.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/sampling_params.h"
 #include "server/base/json.h"
 #include "server/base/text_values.h"

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/chat/chat_template.h"
 #include "model_loaders/files/mapped_file.h"
 #include "server/chat/chat_format.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/json.h"
 #include "server/bench/load_test/http_target.h"
 #include "server/bench/load_test/sse.h"

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/commands/command_line/option_text.h"
 #include "server/commands/command_line/unknown_words.h"
 #include "server/config/option_traits.h"

@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/commands/command_line/option_text.h"
 #include "server/commands/command_line/unknown_words.h"
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/commands/command_line/unknown_words.h"
 #include "server/commands/progress/terminal.h"
 #include "server/config/option_traits.h"

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/version.h"
 #include "server/commands/command_line/completion.h"
 #include "server/commands/command_line/man_pages.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/config/option_traits.h"
 #include "server/config/suggestion.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/text_values.h"
 #include "server/commands/progress/terminal.h"
 #include "server/logging/logging.h"

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/text_values.h"
 
 namespace moeserve::server {

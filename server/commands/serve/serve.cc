@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/mutex.h"
 #include "base/steady_clock.h"
 #include "server/base/stop_wait.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/text_values.h"
 #include "server/http/checks/host_check.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/steady_clock.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"

@@ -11,6 +11,8 @@
 
 #include "absl/time/clock.h"
 #include "base/strict_json.h"
+#include "server/anthropic/message_request.h"
+#include "server/anthropic/message_writer.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/chat/chat_request.h"
@@ -18,8 +20,6 @@
 #include "server/completions/completion_request.h"
 #include "server/http/routes/request_body.h"
 #include "server/http/routes/submit.h"
-#include "server/messages/message_request.h"
-#include "server/messages/message_writer.h"
 #include "server/ollama/ollama_request.h"
 #include "server/ollama/ollama_writer.h"
 #include "server/responses/response_request.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/statistics/measures/collapse.h"
 #include "engine/statistics/measures/token_affinity.h"
 #include "model_loaders/profiles/profile_file.h"

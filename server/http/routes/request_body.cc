@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/strict_json.h"
 #include "server/base/api_error.h"
 

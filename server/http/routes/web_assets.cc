@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {

@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/mutex.h"
 #include "server/base/await.h"
 #include "server/connections/address_paces.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "server/base/api_error.h"
 #include "server/rpc/http2/request_head.h"

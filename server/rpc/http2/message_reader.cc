@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/rpc/http2/frame_reader.h"
 #include "server/rpc/messages/message_bytes.h"
 

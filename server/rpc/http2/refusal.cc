@@ -1,7 +1,7 @@
 #include "server/rpc/http2/refusal.h"
 
 #include "absl/strings/escaping.h"
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/request_id.h"
 #include "server/rpc/error_details.h"
 #include "server/rpc/http2/frame_reader.h"

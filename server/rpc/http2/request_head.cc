@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/request_id.h"
 
 namespace moeserve::server::rpc {

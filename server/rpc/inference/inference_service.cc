@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/version.h"
 #include "server/open_inference/description.h"

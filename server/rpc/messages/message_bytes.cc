@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "server/base/api_error.h"
 #include "server/rpc/messages/message_cost.h"

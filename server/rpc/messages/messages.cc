@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/error_text.h"
 #include "base/kinds.h"
-#include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
 #include "server/fields/structural_tag.h"

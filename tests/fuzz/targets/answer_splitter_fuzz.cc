@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/tools/answer_splitter.h"
 #include "tests/fuzz/fuzz.h"
 

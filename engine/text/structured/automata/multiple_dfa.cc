@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/automata/pattern.h"
 
 namespace moeserve::structured {

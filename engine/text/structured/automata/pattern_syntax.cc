@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve::structured {

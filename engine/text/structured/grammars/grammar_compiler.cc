@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/automata/pattern.h"
 #include "engine/text/structured/grammars/grammar_syntax.h"
 #include "engine/text/structured/rules/rule_builder.h"

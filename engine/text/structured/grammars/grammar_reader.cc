@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve::structured {

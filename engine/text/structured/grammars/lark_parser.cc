@@ -3,7 +3,7 @@
 #include <set>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/grammars/grammar_reader.h"
 
 namespace moeserve::structured {

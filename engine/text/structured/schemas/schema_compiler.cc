@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/automata/nfa.h"
 #include "engine/text/structured/schemas/schema_document.h"
 #include "engine/text/structured/schemas/schema_graph.h"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/schemas/schema_reader.h"
 
 namespace moeserve::structured {

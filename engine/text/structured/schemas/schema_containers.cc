@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/grammar_distances.h"
 #include "engine/text/structured/schemas/schema_graph.h"
 #include "engine/text/structured/schemas/schema_keys.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/automata/formats.h"
 #include "engine/text/structured/schemas/schema_reader.h"
 

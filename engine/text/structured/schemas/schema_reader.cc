@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/automata/pattern.h"
 
 namespace moeserve::structured {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve::structured {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/automata/formats.h"
 #include "engine/text/structured/automata/multiple_dfa.h"
 #include "engine/text/structured/automata/nfa.h"

@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/constraint.h"
 
 namespace moeserve {

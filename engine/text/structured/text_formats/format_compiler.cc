@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/grammars/grammar_compiler.h"
 #include "engine/text/structured/rules/rule_builder.h"
 #include "engine/text/structured/schemas/schema_compiler.h"

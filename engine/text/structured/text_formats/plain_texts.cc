@@ -1,6 +1,6 @@
 #include "engine/text/structured/text_formats/plain_texts.h"
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/structured/automata/nfa.h"
 #include "engine/text/structured/automata/pattern.h"
 #include "engine/text/tokenizer/utf8.h"

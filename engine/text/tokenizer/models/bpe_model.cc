@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/text/tokenizer/models/byte_level.h"
 #include "engine/text/tokenizer/utf8.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <queue>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/text/tokenizer/utf8.h"
 

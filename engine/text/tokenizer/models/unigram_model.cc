@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/text/tokenizer/utf8.h"
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "engine/text/tokenizer/unicode/graphemes.h"
 #include "engine/text/tokenizer/utf8.h"
 

@@ -1,11 +1,11 @@
-#include "server/messages/message_writer.h"
+#include "server/anthropic/message_writer.h"
 
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
+#include "server/anthropic/message_request.h"
 #include "server/base/json_fields.h"
 #include "server/fields/routing_fields.h"
-#include "server/messages/message_request.h"
 
 namespace moeserve::server {
 

@@ -1,4 +1,4 @@
-#include "base/message.h"
+#include "base/error_text.h"
 
 #include <utility>
 

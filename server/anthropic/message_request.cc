@@ -1,11 +1,11 @@
-#include "server/messages/message_request.h"
+#include "server/anthropic/message_request.h"
 
 #include <absl/algorithm/container.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "base/message.h"
+#include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/base/json_text.h"
