@@ -4,16 +4,14 @@
 #include <optional>
 #include <utility>
 
-#include "server/rpc/grpc_time.h"
-
 namespace moeserve::server::rpc {
 
 GenerateCall::GenerateCall(grpc::GenericCallbackServerContext* context, ServerContext& server,
                            Dispatcher& dispatcher)
     : SingleRequestCall(context, server, kGenerate),
-      context_(context),
       server_(server),
       queue_(dispatcher.queue()),
+      stall_alarm_(context, server),
       charge_(server.memory()) {}
 
 void GenerateCall::Refuse(const absl::Status& status) {
@@ -132,7 +130,7 @@ void GenerateCall::Advance() {
     if (ended_ || generation_ == nullptr) return;
     if (writing_) {
       if (generation_->overflowed()) generation_->Cancel();
-      WatchForStall();
+      stall_alarm_.Watch(weak_from_this());
       return;
     }
     if (ready_.empty() && failure_.ok()) failure_ = Collect();
@@ -140,8 +138,8 @@ void GenerateCall::Advance() {
       SerializeMessage(ready_.front(), writing_bytes_);
       ready_.pop_front();
       writing_ = write = true;
-      ++writes_;
-      if (generation_->finished()) WatchForStall();
+      stall_alarm_.Progress();
+      if (generation_->finished()) stall_alarm_.Watch(weak_from_this());
     } else if (!failure_.ok()) {
       generation_->Cancel();
       end = failure_;
@@ -160,29 +158,11 @@ void GenerateCall::Advance() {
   }
 }
 
-void GenerateCall::WatchForStall() {
-  if (alarm_set_) return;
-  alarm_set_ = true;
-  const absl::Duration limit = server_.settings().http.write_stall_timeout;
-  stall_alarm_.Set(GrpcDeadline(limit), [weak = weak_from_this(), write = writes_](bool fired) {
-    // The alarm is a member and keeps its callback, so a strong reference would
-    // keep the call alive.
-    const auto self = weak.lock();
-    if (!fired || self == nullptr) return;
-    bool stalled;
-    {
-      MutexLock lock(self->mutex_);
-      self->alarm_set_ = false;
-      stalled = self->writing_ && self->writes_ == write;
-    }
-    if (stalled) self->context_->TryCancel();
-  });
-}
-
 void GenerateCall::OnWriteDone(bool ok) {
   {
     MutexLock lock(mutex_);
     writing_ = false;
+    stall_alarm_.Progress();
     if (!ok) {
       if (generation_ != nullptr) generation_->Cancel();
       ready_.clear();

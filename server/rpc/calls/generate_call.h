@@ -1,8 +1,6 @@
 // One running Generate call.
 #pragma once
 
-#include <grpcpp/alarm.h>
-
 #include <deque>
 #include <memory>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
 #include "server/rpc/calls/single_request.h"
+#include "server/rpc/calls/stall_alarm.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/messages/messages.h"
 
@@ -44,25 +43,21 @@ class GenerateCall final : public SingleRequestCall<v1::GenerateRequest>,
   RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status);
-  void WatchForStall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  grpc::CallbackServerContext* const context_;
   ServerContext& server_;
   const std::shared_ptr<Dispatcher::Queue> queue_;
   std::unique_ptr<Submission> submission_;  // null if the request was refused when it was read
   std::vector<bool> opened_;                // per choice: whether its first message was queued
   grpc::ByteBuffer writing_bytes_;          // gRPC reads them during a write
-  grpc::Alarm stall_alarm_;
+  StallAlarm stall_alarm_;
 
   Mutex mutex_;
   std::unique_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);
   std::deque<v1::GenerateResponse> ready_ ABSL_GUARDED_BY(mutex_);
   MemoryCharge charge_ ABSL_GUARDED_BY(mutex_);   // of the messages collected last
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // reported after the messages in ready_
-  uint64_t writes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool alarm_set_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace moeserve::server::rpc

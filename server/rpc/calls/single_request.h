@@ -1,7 +1,6 @@
 // Calls for which the client sends one message.
 #pragma once
 
-#include <grpcpp/alarm.h>
 #include <grpcpp/generic/async_generic_service.h>
 
 #include <exception>
@@ -10,7 +9,7 @@
 
 #include "base/mutex.h"
 #include "server/rpc/call.h"
-#include "server/rpc/grpc_time.h"
+#include "server/rpc/calls/stall_alarm.h"
 #include "server/rpc/messages/message_bytes.h"
 
 namespace moeserve::server::rpc {
@@ -44,8 +43,7 @@ class SingleRequestCall : public grpc::ServerGenericBidiReactor {
       : context_(context),
         method_(method),
         call_(context, server, method),
-        charge_(server.call_memory()),
-        stall_timeout_(server.settings().http.write_stall_timeout) {}
+        charge_(server.call_memory()) {}
 
   // Runs the call. An error ends it. Called at most once.
   virtual absl::Status Run(const Request& request) = 0;
@@ -57,15 +55,12 @@ class SingleRequestCall : public grpc::ServerGenericBidiReactor {
   MemoryCharge& charge() { return charge_; }
   // Must not be used after OnDone().
   std::weak_ptr<void> weak_self() const { return self_; }
-  grpc::GenericCallbackServerContext* context() const { return context_; }
-  absl::Duration stall_timeout() const { return stall_timeout_; }
 
  private:
   grpc::GenericCallbackServerContext* const context_;
   const Method& method_;
   Call call_;
   MemoryCharge charge_;
-  const absl::Duration stall_timeout_;
   grpc::ByteBuffer bytes_;
   std::unique_ptr<Request> request_;  // that has arrived
   std::shared_ptr<void> self_;
@@ -105,16 +100,14 @@ class UnaryCall : public SingleRequestCall<Request> {
     EndOnce(this->call().CancelReason());
   }
   void OnDone() override {
-    {
-      MutexLock lock(alarm_mutex_);
-      done_ = true;
-    }
     stall_alarm_.Cancel();
     SingleRequestCall<Request>::OnDone();
   }
 
  protected:
-  using SingleRequestCall<Request>::SingleRequestCall;
+  UnaryCall(grpc::GenericCallbackServerContext* context, ServerContext& server,
+            const Method& method)
+      : SingleRequestCall<Request>(context, server, method), stall_alarm_(context, server) {}
 
   // Learns that the client needs no answer any more. May be called before Run() and at any time.
   virtual void Cancel() {}
@@ -126,28 +119,12 @@ class UnaryCall : public SingleRequestCall<Request> {
   Response& response() { return response_; }
 
  private:
-  void WatchForStall();
-
   Response response_;
   grpc::ByteBuffer response_bytes_;
   Mutex mutex_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  grpc::Alarm stall_alarm_;
-  Mutex alarm_mutex_;
-  bool done_ ABSL_GUARDED_BY(alarm_mutex_) = false;
+  StallAlarm stall_alarm_;
 };
-
-template <typename Request, typename Response>
-void UnaryCall<Request, Response>::WatchForStall() {
-  // The alarm is a member and keeps its callback, so a strong reference would keep the call alive.
-  stall_alarm_.Set(GrpcDeadline(this->stall_timeout()),
-                   [this, weak = this->weak_self()](bool fired) {
-                     const auto self = weak.lock();
-                     if (!fired || self == nullptr) return;
-                     MutexLock lock(alarm_mutex_);
-                     if (!done_) this->context()->TryCancel();
-                   });
-}
 
 template <typename Request, typename Response>
 void UnaryCall<Request, Response>::EndOnce(const absl::Status& status) {
@@ -158,7 +135,7 @@ void UnaryCall<Request, Response>::EndOnce(const absl::Status& status) {
   const grpc::Status end = this->call().End(status);
   if (end.ok()) {
     SerializeMessage(response_, response_bytes_);
-    WatchForStall();
+    stall_alarm_.Watch(this->weak_self());
     this->StartWriteAndFinish(&response_bytes_, {}, end);
   } else {
     this->Finish(end);

@@ -5,7 +5,6 @@
 
 #include "base/steady_clock.h"
 #include "server/base/status_conversion.h"
-#include "server/rpc/grpc_time.h"
 #include "server/rpc/inference/infer_messages.h"
 #include "server/rpc/messages/message_bytes.h"
 
@@ -24,11 +23,11 @@ inference::ModelStreamInferResponse ErrorMessage(const std::string& id,
 
 InferStream::InferStream(grpc::GenericCallbackServerContext* context, ServerContext& server,
                          Dispatcher& dispatcher)
-    : context_(context),
-      server_(server),
+    : server_(server),
       queue_(dispatcher.queue()),
       call_(context, server, kModelStreamInfer),
-      charge_(server.call_memory()) {}
+      charge_(server.call_memory()),
+      stall_alarm_(context, server) {}
 
 std::shared_ptr<InferStream> InferStream::Start(grpc::GenericCallbackServerContext* context,
                                                 ServerContext& server, Dispatcher& dispatcher) {
@@ -129,15 +128,15 @@ void InferStream::Advance() {
       for (auto& [number, running] : running_) {
         if (running.launched && running.run->overflowed()) running.run->Cancel();
       }
-      WatchForStall();
+      stall_alarm_.Watch(weak_from_this());
     } else if (!cancelled_) {
       if (ready_.empty()) Collect();
       if (!ready_.empty()) {
         SerializeMessage(ready_.front(), writing_bytes_);
         ready_.pop_front();
         writing_ = write = true;
-        ++writes_;
-        if (running_.empty()) WatchForStall();
+        stall_alarm_.Progress();
+        if (running_.empty()) stall_alarm_.Watch(weak_from_this());
       }
     }
     const bool idle = !writing_ && running_.empty();
@@ -189,6 +188,7 @@ void InferStream::OnWriteDone(bool ok) {
   {
     MutexLock lock(mutex_);
     writing_ = false;
+    stall_alarm_.Progress();
     if (!ok && !cancelled_) {
       CancelAll();
       end_ = call_.CancelReason();
@@ -215,25 +215,6 @@ void InferStream::CancelAll() {
   }
   running_.clear();
   ready_.clear();
-}
-
-void InferStream::WatchForStall() {
-  if (alarm_set_) return;
-  alarm_set_ = true;
-  const absl::Duration limit = server_.settings().http.write_stall_timeout;
-  stall_alarm_.Set(GrpcDeadline(limit), [weak = weak_from_this(), write = writes_](bool fired) {
-    // The alarm is a member and keeps its callback, so a strong reference would keep the stream
-    // alive.
-    const auto self = weak.lock();
-    if (!fired || self == nullptr) return;
-    bool stalled;
-    {
-      MutexLock lock(self->mutex_);
-      self->alarm_set_ = false;
-      stalled = self->writing_ && self->writes_ == write;
-    }
-    if (stalled) self->context_->TryCancel();
-  });
 }
 
 void InferStream::OnDone() {

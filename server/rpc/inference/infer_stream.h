@@ -1,7 +1,6 @@
 // One running ModelStreamInfer call.
 #pragma once
 
-#include <grpcpp/alarm.h>
 #include <grpcpp/generic/async_generic_service.h>
 
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include "inference/grpc_predict_v2.pb.h"
 #include "server/open_inference/infer_run.h"
 #include "server/rpc/call.h"
+#include "server/rpc/calls/stall_alarm.h"
 #include "server/rpc/dispatcher.h"
 
 namespace moeserve::server::rpc {
@@ -59,10 +59,8 @@ class InferStream final : public grpc::ServerGenericBidiReactor,
   // Ends a request that has not started to generate.
   void Refuse(uint64_t number, const std::string& id, const absl::Status& status);
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WatchForStall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CancelAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  grpc::GenericCallbackServerContext* const context_;
   ServerContext& server_;
   const std::shared_ptr<Dispatcher::Queue> queue_;
   Call call_;
@@ -71,19 +69,17 @@ class InferStream final : public grpc::ServerGenericBidiReactor,
   MemoryCharge charge_;             // of the parsed request
   uint64_t requests_ = 0;           // that were read
   grpc::ByteBuffer writing_bytes_;
-  grpc::Alarm stall_alarm_;
+  StallAlarm stall_alarm_;
 
   Mutex mutex_;
   std::map<uint64_t, Running> running_ ABSL_GUARDED_BY(mutex_);
   std::deque<inference::ModelStreamInferResponse> ready_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);  // with which the call ends
-  uint64_t writes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool input_ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool alarm_set_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace moeserve::server::rpc
