@@ -10,6 +10,8 @@ import subprocess
 import exact
 from running import ROOT, environment
 
+TIME_OF_LOG = re.compile(r"^\d{4}-\d\d-\d\d [\d:.]+")
+PROGRESS = re.compile(r"^scoring: \d+")  # is printed only when a run takes long
 TIMED_TEXT = re.compile(r"\d+(\.\d+)? (ms|s|seconds)\b")
 # The limit on the number of commands whose help is recorded, in case a help text is misparsed.
 LONGEST_HELP = 200
@@ -39,7 +41,8 @@ class Commands:
         # With --json, warnings are still plain text.
         if "--json" in arguments and text.startswith(("{", "[")):
             return exact.parse(text)
-        return text.splitlines()
+        return [TIME_OF_LOG.sub("*", line) for line in text.splitlines()
+                if not PROGRESS.match(line)]
 
     @staticmethod
     def _hash(path):
@@ -65,7 +68,7 @@ class Commands:
             below = False
             for line in record["answer"]["stdout"]:
                 if line and not line[0].isspace():
-                    below = line.lower().startswith("subcommands")
+                    below = line.lower().startswith(("commands", "subcommands"))
                 elif below and (found := re.match(r"  ([a-z][a-z-]*)(\s|$)", line)):
                     waiting.append((*words, found[1]))
 

@@ -38,6 +38,7 @@ def hide_identity(answer):
     """Replaces ids, times and versions of a response and of the models in "data" by "*"."""
     _hide(answer, "id", RANDOM_ID)
     _hide(answer, "created")
+    _hide(answer, "created_at")
     _hide(answer, "system_fingerprint", FINGERPRINT)
     for key in ("version", "commit", "server_version", "window_seconds"):
         if key in answer and not isinstance(answer[key], dict):
@@ -45,6 +46,7 @@ def hide_identity(answer):
     data = answer.get("data")
     for card in data if isinstance(data, list) else []:
         _hide(card, "created")
+        _hide(card, "created_at")
     return answer
 
 
@@ -152,7 +154,8 @@ def join_messages(messages):
 # Metrics that depend on time: gauges over a decaying window, metrics of the process, and metrics
 # that other connections and earlier scrapes change.
 TIMED = re.compile(
-    r"^process_|_load_(balance|entropy)_ratio|moe_window_tokens|moe_hot_expert|connections_open|"
+    r"^process_|_load_(balance|entropy)_ratio|moe_window_tokens|moe_hot_expert|layer_unused_experts|"
+    r"connections_open|key_requests_total|"
     r"^moeserve_(http|grpc)_request_duration|"
     r"http_requests_total\{.*\"/(metrics|v1/experts/stats)\"")
 SECONDS = re.compile(r"_(seconds|time|latency)")

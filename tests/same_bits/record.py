@@ -20,11 +20,12 @@ import running
 import wrong_cases
 
 ROOT = running.ROOT
+NO_DRAFTS = ["--draft-tokens", "0"]
 ROUTED_FLAGS = ["--routing-records", "--routing-control", "--hidden-samples", "200",
                 "--moe-expert-weights", "--chat-template",
                 str(ROOT / "tests/chat/templates/chatml.jinja")]
 # Without --max-prompt-rows, the number of rows per step that repeated prompts receive would depend
-# on time.
+# on time, and so would the number of drafted tokens without --draft-tokens.
 OTHER_FLAGS = ["--strict-fields", "--metrics-compat", "vllm,sglang", "--moe-metrics", "top",
                "--kv-cache-dtype", "int8", "--kv-cache-memory", "200KiB", "--max-prompt-rows", "64",
                "--no-prefix-cache", "--max-model-len", "256", "--max-logprobs", "5",
@@ -155,7 +156,8 @@ def record_model(recording, binary, model, dtypes, count, stubs, scratch):
     log = scratch / "server.log"
     for dtype in dtypes:
         name = f"{model.name}.{dtype}"
-        with running.Server(binary, model, stubs, log, "--dtype", dtype, *ROUTED_FLAGS) as server:
+        with running.Server(binary, model, stubs, log, "--dtype", dtype, *ROUTED_FLAGS,
+                            *NO_DRAFTS) as server:
             recording.write(f"{name}.http", http_records(server, model, shape, requests))
             recording.write(f"{name}.grpc", grpc_records(server, model, shape, requests))
             recording.write(f"{name}.prompts", (server.record_http(key, "POST", path, body)
@@ -165,7 +167,7 @@ def record_model(recording, binary, model, dtypes, count, stubs, scratch):
     keys = scratch / "keys"
     keys.write_text(KEY + "\n")
     with running.Server(binary, model, stubs, log, "--dtype", "bf16", "--api-key-file", keys,
-                        *OTHER_FLAGS) as server:
+                        *OTHER_FLAGS, *NO_DRAFTS) as server:
         server.default_headers = {"Authorization": f"Bearer {KEY}"}
         recording.write(f"{model.name}.other", other_records(server, shape))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
