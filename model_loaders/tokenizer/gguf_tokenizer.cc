@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/error_text.h"
-#include "engine/text/tokenizer/decoders/decoder_steps.h"
+#include "engine/text/tokenizer/decoders/decoder_stages.h"
 #include "engine/text/tokenizer/models/bpe_model.h"
 #include "engine/text/tokenizer/normalizers/character_map.h"
 #include "engine/text/tokenizer/normalizers/unicode_form.h"
@@ -311,16 +311,16 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
     parts.normalizer =
         std::make_unique<UnicodeFormNormalizer>(/*composes=*/true, /*compatible=*/false);
   }
-  std::vector<std::unique_ptr<PreTokenizer>> steps;
+  std::vector<std::unique_ptr<PreTokenizer>> stages;
   const auto split_at = [&](const absl::StatusOr<std::string>& pattern) -> absl::Status {
-    MOESERVE_ASSIGN_OR_RETURN(steps.emplace_back(), SplitAt(pattern));
+    MOESERVE_ASSIGN_OR_RETURN(stages.emplace_back(), SplitAt(pattern));
     return absl::OkStatus();
   };
   if (kind->digits == Digits::kSingleFirst) MOESERVE_RETURN_IF_ERROR(split_at(RustNumericClass()));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> prefix,
                             Bool("tokenizer.ggml.add_space_prefix"));
   if (kind->patterns.empty() || prefix.value_or(false)) {
-    MOESERVE_ASSIGN_OR_RETURN(steps.emplace_back(),
+    MOESERVE_ASSIGN_OR_RETURN(stages.emplace_back(),
                               ByteLevelPreTokenizer::Create(prefix.value_or(false),
                                                             /*use_regex=*/kind->patterns.empty()));
   }
@@ -328,7 +328,7 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
     MOESERVE_RETURN_IF_ERROR(split_at(TranslateRegex(pattern)));
   }
   if (kind->digits == Digits::kSingleLast) MOESERVE_RETURN_IF_ERROR(split_at(RustNumericClass()));
-  parts.pre_tokenizer = std::make_unique<SequencePreTokenizer>(std::move(steps));
+  parts.pre_tokenizer = std::make_unique<SequencePreTokenizer>(std::move(stages));
 
   std::vector<AddedToken> added;
   MOESERVE_ASSIGN_OR_RETURN(BpeConfig bpe, Bpe(tokens, types, kind->ignore_merges, &added));
@@ -339,8 +339,8 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
       std::move(added), *parts.model, parts.normalizer.get(), /*any_new_ids=*/true);
   if (!all.ok()) return At(kTokens, all.status());
   parts.added_tokens = *std::move(all);
-  std::vector<std::unique_ptr<DecoderStep>> decoder;
-  decoder.push_back(std::make_unique<ByteLevelStep>());
+  std::vector<std::unique_ptr<DecoderStage>> decoder;
+  decoder.push_back(std::make_unique<ByteLevelStage>());
   parts.decoder = std::make_unique<ChainDecoder>(std::move(decoder));
 
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> bos, Bool("tokenizer.ggml.add_bos_token"));

@@ -15,7 +15,7 @@
 #include "engine/text/tokenizer/pipeline_tokenizer.h"
 #include "model_loaders/tokenizer/json_reader.h"
 #include "model_loaders/tokenizer/tokenizer_config.h"
-#include "model_loaders/tokenizer/tokenizer_steps.h"
+#include "model_loaders/tokenizer/tokenizer_stages.h"
 
 namespace moeserve {
 namespace {
@@ -188,7 +188,7 @@ std::unique_ptr<TokenModel> ReadWordLevel(JsonReader& reader, const Json& model)
   return Checked(reader, WordLevelModel::Create(std::move(vocab), unk_token));
 }
 
-// `byte_level`: the pre-tokenizer has a ByteLevel step.
+// `byte_level`: the pre-tokenizer has a ByteLevel stage.
 std::unique_ptr<TokenModel> ReadModel(JsonReader& reader, const Json& model, bool byte_level) {
   const Json& type = reader.Get(model, "type");
   // Early files do not have this key. Only a BPE model has both vocab and merges.

@@ -8,7 +8,7 @@ add_library(moeserve_tokenizer_json STATIC
   ${CMAKE_CURRENT_LIST_DIR}/tokenizer_config.cc
   ${CMAKE_CURRENT_LIST_DIR}/tokenizer_folder.cc
   ${CMAKE_CURRENT_LIST_DIR}/tokenizer_json.cc
-  ${CMAKE_CURRENT_LIST_DIR}/tokenizer_steps.cc
+  ${CMAKE_CURRENT_LIST_DIR}/tokenizer_stages.cc
   ${CMAKE_CURRENT_LIST_DIR}/vocab_files.cc)
 target_link_libraries(moeserve_tokenizer_json
   PUBLIC moeserve_file_kind moeserve_tokenizer absl::status absl::statusor

@@ -10,7 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "base/error_text.h"
 #include "base/status.h"
-#include "engine/text/tokenizer/decoders/decoder_steps.h"
+#include "engine/text/tokenizer/decoders/decoder_stages.h"
 #include "engine/text/tokenizer/models/bpe_model.h"
 #include "engine/text/tokenizer/models/byte_level.h"
 #include "engine/text/tokenizer/normalizers/unicode_form.h"
@@ -88,9 +88,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig
   MOESERVE_ASSIGN_OR_RETURN(parts.added_tokens,
                             AddedTokens::Create(std::move(added), *parts.model,
                                                 parts.normalizer.get(), /*any_new_ids=*/true));
-  std::vector<std::unique_ptr<DecoderStep>> steps;
-  steps.push_back(std::make_unique<ByteLevelStep>());
-  parts.decoder = std::make_unique<ChainDecoder>(std::move(steps));
+  std::vector<std::unique_ptr<DecoderStage>> stages;
+  stages.push_back(std::make_unique<ByteLevelStage>());
+  parts.decoder = std::make_unique<ChainDecoder>(std::move(stages));
   const auto enclose = [&](std::optional<bool> adds, const std::optional<std::string>& token,
                            const char* flag, bool front) -> absl::Status {
     if (!adds.value_or(false)) return absl::OkStatus();

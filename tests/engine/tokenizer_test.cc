@@ -10,7 +10,7 @@
 
 #include "engine/text/tokenizer/added_tokens.h"
 #include "engine/text/tokenizer/decoders/decoder.h"
-#include "engine/text/tokenizer/decoders/decoder_steps.h"
+#include "engine/text/tokenizer/decoders/decoder_stages.h"
 #include "engine/text/tokenizer/models/bpe_model.h"
 #include "engine/text/tokenizer/models/byte_level.h"
 #include "engine/text/tokenizer/normalizers/normalizer.h"
@@ -50,9 +50,9 @@ std::vector<std::pair<std::string, std::string>> SampleMerges() {
 }
 
 std::unique_ptr<Decoder> ByteLevelChain() {
-  std::vector<std::unique_ptr<DecoderStep>> steps;
-  steps.push_back(std::make_unique<ByteLevelStep>());
-  return std::make_unique<ChainDecoder>(std::move(steps));
+  std::vector<std::unique_ptr<DecoderStage>> stages;
+  stages.push_back(std::make_unique<ByteLevelStage>());
+  return std::make_unique<ChainDecoder>(std::move(stages));
 }
 
 std::unique_ptr<Tokenizer> MakeTokenizer(std::vector<AddedToken> added = {}) {

@@ -198,7 +198,7 @@ TEST(TokenizerJson, TextsDoNotGrowWithoutBounds) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ((*tokenizer)->Encode("a", false).status().code(), absl::StatusCode::kResourceExhausted);
   json["normalizer"]["normalizers"] = Json(257, twice);
-  EXPECT_NE(std::string(Parse(json).status().message()).find("expected at most 256 steps"),
+  EXPECT_NE(std::string(Parse(json).status().message()).find("expected at most 256 stages"),
             std::string::npos);
   json["normalizer"] = nullptr;
   json["decoder"] = {{"type", "Sequence"}, {"decoders", Json(11, twice)}};
@@ -319,7 +319,7 @@ TEST(TokenizerJson, RefusesByNamePlaceAndValue) {
        "add_prefix_space: expected true"},
       {"/pre_tokenizer/pretokenizers/3/other", "1", "other: this key is not supported"},
       {"/pre_tokenizer/pretokenizers/0", R"({"type":"ByteLevel","add_prefix_space":true})",
-       "expected ByteLevel to be the last step, found Split after it"},
+       "expected ByteLevel to be the last stage, found Split after it"},
       {"/pre_tokenizer/pretokenizers/0", "null",
        "pretokenizers[0]: expected an object, found null"},
       {"/post_processor", R"({"type": "Other"})",

@@ -216,10 +216,10 @@ absl::Status SequencePreTokenizer::Apply(Pieces* pieces, TextArena* arena) const
     for (const std::string_view piece : pieces->texts) bytes += piece.size();
     return bytes;
   };
-  // Steps that insert a character before each piece can multiply the text.
+  // Stages that insert a character before each piece can multiply the text.
   const size_t most = 64 * bytes_of() + (64 << 10);
-  for (const auto& step : steps_) {
-    MOESERVE_RETURN_IF_ERROR(step->Apply(pieces, arena));
+  for (const auto& stage : stages_) {
+    MOESERVE_RETURN_IF_ERROR(stage->Apply(pieces, arena));
     if (bytes_of() > most) {
       return absl::ResourceExhaustedError("the pre-tokenizer makes the text too long");
     }

@@ -76,7 +76,7 @@ class SplitPreTokenizer : public MatchingPreTokenizer {
   bool inverted_;
 };
 
-// Returns a step for which each match of the pattern becomes a separate piece; the error of
+// Returns a stage for which each match of the pattern becomes a separate piece; the error of
 // `pattern`, if it has one.
 absl::StatusOr<std::unique_ptr<PreTokenizer>> SplitAt(const absl::StatusOr<std::string>& pattern);
 
@@ -148,16 +148,16 @@ class ByteLevelPreTokenizer : public PreTokenizer {
   std::unique_ptr<PreTokenizer> split_;  // null: does not split
 };
 
-// Applies its steps in order.
+// Applies its stages in order.
 class SequencePreTokenizer : public PreTokenizer {
  public:
-  explicit SequencePreTokenizer(std::vector<std::unique_ptr<PreTokenizer>> steps)
-      : steps_(std::move(steps)) {}
+  explicit SequencePreTokenizer(std::vector<std::unique_ptr<PreTokenizer>> stages)
+      : stages_(std::move(stages)) {}
 
   absl::Status Apply(Pieces* pieces, TextArena* arena) const override;
 
  private:
-  std::vector<std::unique_ptr<PreTokenizer>> steps_;
+  std::vector<std::unique_ptr<PreTokenizer>> stages_;
 };
 
 }  // namespace moeserve

@@ -24,15 +24,15 @@ class JoinState : public DecoderState {
 
 std::unique_ptr<DecoderState> ChainDecoder::Start() const {
   std::unique_ptr<DecoderState> state = std::make_unique<JoinState>(separator_);
-  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
-    state = (*step)->Start(std::move(state));
+  for (auto stage = stages_.rbegin(); stage != stages_.rend(); ++stage) {
+    state = (*stage)->Start(std::move(state));
   }
   return state;
 }
 
 std::string ChainDecoder::TokenBytes(std::string_view token) const {
   std::string bytes(token);
-  for (const auto& step : steps_) bytes = step->TokenBytes(std::move(bytes));
+  for (const auto& stage : stages_) bytes = stage->TokenBytes(std::move(bytes));
   return bytes;
 }
 

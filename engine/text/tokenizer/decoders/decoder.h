@@ -29,28 +29,30 @@ class Decoder {
   virtual std::string TokenBytes(std::string_view token) const = 0;
 };
 
-// One step of a chain of decoders. Immutable after construction; any number of threads may use one
+// One stage of a chain of decoders. Immutable after construction; any number of threads may use one
 // object.
-class DecoderStep {
+class DecoderStage {
  public:
-  virtual ~DecoderStep() = default;
+  virtual ~DecoderStage() = default;
   // Returns a state that changes tokens and hands them to `next`.
   virtual std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const = 0;
-  // Returns what the step makes of a token, whatever its neighbours are. `token` need not be UTF-8.
+  // Returns what the stage makes of a token, whatever its neighbours are. `token` need not be
+  // UTF-8.
   virtual std::string TokenBytes(std::string token) const = 0;
 };
 
-// Applies its steps in order and concatenates their results, with `separator` between them.
+// Applies its stages in order and concatenates their results, with `separator` between them.
 class ChainDecoder : public Decoder {
  public:
-  explicit ChainDecoder(std::vector<std::unique_ptr<DecoderStep>> steps, std::string separator = "")
-      : steps_(std::move(steps)), separator_(std::move(separator)) {}
+  explicit ChainDecoder(std::vector<std::unique_ptr<DecoderStage>> stages,
+                        std::string separator = "")
+      : stages_(std::move(stages)), separator_(std::move(separator)) {}
 
   std::unique_ptr<DecoderState> Start() const override;
   std::string TokenBytes(std::string_view token) const override;
 
  private:
-  std::vector<std::unique_ptr<DecoderStep>> steps_;
+  std::vector<std::unique_ptr<DecoderStage>> stages_;
   std::string separator_;
 };
 

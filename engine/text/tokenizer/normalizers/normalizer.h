@@ -56,18 +56,18 @@ inline absl::Status NormalizedTooLong() {
       "the tokenizer's normalizer makes the text far longer than it is");
 }
 
-// Applies its steps in order; without steps it changes nothing.
+// Applies its stages in order; without stages it changes nothing.
 class SequenceNormalizer : public Normalizer {
  public:
-  explicit SequenceNormalizer(std::vector<std::unique_ptr<Normalizer>> steps)
-      : steps_(std::move(steps)) {}
+  explicit SequenceNormalizer(std::vector<std::unique_ptr<Normalizer>> stages)
+      : stages_(std::move(stages)) {}
 
   absl::StatusOr<std::string> Apply(std::string_view text,
                                     NormalizeContext* context) const override {
     std::string out(text);
-    for (const auto& step : steps_) {
-      if (step->IsUnchanged(out)) continue;
-      absl::StatusOr<std::string> result = step->Apply(out, context);
+    for (const auto& stage : stages_) {
+      if (stage->IsUnchanged(out)) continue;
+      absl::StatusOr<std::string> result = stage->Apply(out, context);
       if (!result.ok()) return result;
       out = *std::move(result);
       if (out.size() > context->max_bytes) return NormalizedTooLong();
@@ -76,12 +76,12 @@ class SequenceNormalizer : public Normalizer {
   }
 
   bool IsUnchanged(std::string_view text) const override {
-    return std::all_of(steps_.begin(), steps_.end(),
-                       [&](const auto& step) { return step->IsUnchanged(text); });
+    return std::all_of(stages_.begin(), stages_.end(),
+                       [&](const auto& stage) { return stage->IsUnchanged(text); });
   }
 
  private:
-  std::vector<std::unique_ptr<Normalizer>> steps_;
+  std::vector<std::unique_ptr<Normalizer>> stages_;
 };
 
 }  // namespace moeserve

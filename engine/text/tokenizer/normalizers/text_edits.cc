@@ -155,16 +155,16 @@ std::unique_ptr<Normalizer> NmtNormalizer() {
 }
 
 std::unique_ptr<Normalizer> BertNormalizer(const BertNormalizerOptions& options) {
-  std::vector<std::unique_ptr<Normalizer>> steps;
-  if (options.clean_text) steps.push_back(std::make_unique<CharacterRuleNormalizer>(CleanForBert));
-  if (options.handle_chinese_chars) steps.push_back(std::make_unique<CjkSpacesNormalizer>());
+  std::vector<std::unique_ptr<Normalizer>> stages;
+  if (options.clean_text) stages.push_back(std::make_unique<CharacterRuleNormalizer>(CleanForBert));
+  if (options.handle_chinese_chars) stages.push_back(std::make_unique<CjkSpacesNormalizer>());
   if (options.strip_accents) {
-    steps.push_back(
+    stages.push_back(
         std::make_unique<UnicodeFormNormalizer>(/*composes=*/false, /*compatible=*/false));
-    steps.push_back(std::make_unique<CharacterRuleNormalizer>(WithoutNonspacingMarks));
+    stages.push_back(std::make_unique<CharacterRuleNormalizer>(WithoutNonspacingMarks));
   }
-  if (options.lowercase) steps.push_back(std::make_unique<LowercaseNormalizer>());
-  return std::make_unique<SequenceNormalizer>(std::move(steps));
+  if (options.lowercase) stages.push_back(std::make_unique<LowercaseNormalizer>());
+  return std::make_unique<SequenceNormalizer>(std::move(stages));
 }
 
 absl::StatusOr<std::string> StripNormalizer::Apply(std::string_view text,

@@ -1,4 +1,4 @@
-#include "engine/text/tokenizer/decoders/decoder_steps.h"
+#include "engine/text/tokenizer/decoders/decoder_stages.h"
 
 #include <algorithm>
 #include <functional>
@@ -15,11 +15,11 @@ namespace {
 constexpr std::string_view kReplacementCharacter = "\uFFFD";
 
 // Converts each token alone.
-class MapStep : public DecoderStep {
+class MapStage : public DecoderStage {
  public:
   // `convert(token, first)` returns what the token becomes.
   using Convert = std::function<std::string(std::string_view token, bool first)>;
-  explicit MapStep(Convert convert) : convert_(std::move(convert)) {}
+  explicit MapStage(Convert convert) : convert_(std::move(convert)) {}
 
   std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override {
     return std::make_unique<State>(convert_, std::move(next));
@@ -142,9 +142,9 @@ class FusedStripState : public DecoderState {
   std::unique_ptr<DecoderState> next_;
 };
 
-class FusedStripStep : public DecoderStep {
+class FusedStripStage : public DecoderStage {
  public:
-  FusedStripStep(std::string content, size_t start, size_t stop)
+  FusedStripStage(std::string content, size_t start, size_t stop)
       : content_(std::move(content)), start_(start), stop_(stop) {}
 
   std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override {
@@ -190,34 +190,35 @@ std::string CleanUp(std::string text) {
 
 }  // namespace
 
-std::unique_ptr<DecoderState> ByteLevelStep::Start(std::unique_ptr<DecoderState> next) const {
+std::unique_ptr<DecoderState> ByteLevelStage::Start(std::unique_ptr<DecoderState> next) const {
   return std::make_unique<ByteLevelState>(std::move(next));
 }
 
-std::string ByteLevelStep::TokenBytes(std::string token) const {
+std::string ByteLevelStage::TokenBytes(std::string token) const {
   std::string bytes;
   return AppendByteLevelBytes(token, &bytes) ? bytes : token;
 }
 
-std::unique_ptr<DecoderState> ByteFallbackStep::Start(std::unique_ptr<DecoderState> next) const {
+std::unique_ptr<DecoderState> ByteFallbackStage::Start(std::unique_ptr<DecoderState> next) const {
   return std::make_unique<ByteFallbackState>(std::move(next));
 }
 
-std::string ByteFallbackStep::TokenBytes(std::string token) const {
+std::string ByteFallbackStage::TokenBytes(std::string token) const {
   const std::optional<char> byte = ByteOfToken(token);
   return byte.has_value() ? std::string(1, *byte) : token;
 }
 
-std::unique_ptr<DecoderStep> ReplaceStep(std::string literal, std::string content) {
-  return std::make_unique<MapStep>(
+std::unique_ptr<DecoderStage> ReplaceStage(std::string literal, std::string content) {
+  return std::make_unique<MapStage>(
       [literal = std::move(literal), content = std::move(content)](std::string_view token, bool) {
         return ReplaceAll(token, literal, content);
       });
 }
 
-std::unique_ptr<DecoderStep> StripStep(std::string content, size_t start, size_t stop, bool fused) {
-  if (fused) return std::make_unique<FusedStripStep>(std::move(content), start, stop);
-  return std::make_unique<MapStep>(
+std::unique_ptr<DecoderStage> StripStage(std::string content, size_t start, size_t stop,
+                                         bool fused) {
+  if (fused) return std::make_unique<FusedStripStage>(std::move(content), start, stop);
+  return std::make_unique<MapStage>(
       [content = std::move(content), start, stop](std::string_view token, bool) {
         for (size_t i = 0; i < start && token.starts_with(content); ++i) {
           token.remove_prefix(content.size());
@@ -229,15 +230,15 @@ std::unique_ptr<DecoderStep> StripStep(std::string content, size_t start, size_t
       });
 }
 
-std::unique_ptr<DecoderStep> MetaspaceStep(std::string replacement, bool drops_first) {
-  return std::make_unique<MapStep>(
+std::unique_ptr<DecoderStage> MetaspaceStage(std::string replacement, bool drops_first) {
+  return std::make_unique<MapStage>(
       [replacement = std::move(replacement), drops_first](std::string_view token, bool first) {
         return ReplaceAll(token, replacement, first && drops_first ? "" : " ");
       });
 }
 
-std::unique_ptr<DecoderStep> WordPieceStep(std::string prefix, bool cleanup) {
-  return std::make_unique<MapStep>(
+std::unique_ptr<DecoderStage> WordPieceStage(std::string prefix, bool cleanup) {
+  return std::make_unique<MapStage>(
       [prefix = std::move(prefix), cleanup](std::string_view token, bool first) {
         std::string text(first ? "" : " ");
         if (!first && token.starts_with(prefix)) {
@@ -249,11 +250,11 @@ std::unique_ptr<DecoderStep> WordPieceStep(std::string prefix, bool cleanup) {
       });
 }
 
-std::unique_ptr<DecoderState> WordEndStep::Start(std::unique_ptr<DecoderState> next) const {
+std::unique_ptr<DecoderState> WordEndStage::Start(std::unique_ptr<DecoderState> next) const {
   return std::make_unique<WordEndState>(suffix_, std::move(next));
 }
 
-std::string WordEndStep::TokenBytes(std::string token) const {
+std::string WordEndStage::TokenBytes(std::string token) const {
   return ReplaceAll(token, suffix_, " ");
 }
 

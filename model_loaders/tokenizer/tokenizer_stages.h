@@ -1,4 +1,4 @@
-// Reads the steps of tokenizer.json: normalizers, pre-tokenizers, post-processors and decoders.
+// Reads the stages of tokenizer.json: normalizers, pre-tokenizers, post-processors and decoders.
 // Each function reads one section, which may be null, and reports errors to `reader`; its result
 // then has no meaning.
 #pragma once
@@ -16,13 +16,13 @@ namespace moeserve {
 
 struct NormalizerSection {
   std::unique_ptr<Normalizer> normalizer;  // null: none
-  bool prepends = false;                   // it has a Prepend step
+  bool prepends = false;                   // it has a Prepend stage
 };
 NormalizerSection ReadNormalizer(JsonReader& reader, const nlohmann::json& json);
 
 struct PreTokenizerSection {
   std::unique_ptr<PreTokenizer> pre_tokenizer;  // null: none
-  // There is a ByteLevel step, which makes the BPE model work on bytes.
+  // There is a ByteLevel stage, which makes the BPE model work on bytes.
   bool byte_level = false;
 };
 // `prepends` is that of the normalizer.

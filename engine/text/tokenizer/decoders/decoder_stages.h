@@ -1,4 +1,4 @@
-// The steps of Hugging Face's decoders. Each state hands on text as soon as no later token can
+// The stages of Hugging Face's decoders. Each state hands on text as soon as no later token can
 // change it.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace moeserve {
 
 // Converts byte-level spellings to bytes and joins all tokens to one. A token with a character
 // outside the byte-level alphabet contributes its own UTF-8.
-class ByteLevelStep : public DecoderStep {
+class ByteLevelStage : public DecoderStage {
  public:
   std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override;
   std::string TokenBytes(std::string token) const override;
@@ -21,30 +21,31 @@ class ByteLevelStep : public DecoderStep {
 
 // Converts tokens such as <0x0A> to bytes. A run of them that is not UTF-8 becomes one U+FFFD for
 // each byte; therefore a run is held back until it ends.
-class ByteFallbackStep : public DecoderStep {
+class ByteFallbackStage : public DecoderStage {
  public:
   std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override;
   std::string TokenBytes(std::string token) const override;
 };
 
 // Replaces every occurrence of `literal`, which must not be empty, in each token.
-std::unique_ptr<DecoderStep> ReplaceStep(std::string literal, std::string content);
+std::unique_ptr<DecoderStage> ReplaceStage(std::string literal, std::string content);
 
 // Removes up to `start` characters `content` from the start and up to `stop` from the end of each
 // token or, if `fused`, of the whole text.
-std::unique_ptr<DecoderStep> StripStep(std::string content, size_t start, size_t stop, bool fused);
+std::unique_ptr<DecoderStage> StripStage(std::string content, size_t start, size_t stop,
+                                         bool fused);
 
 // Replaces a character by a space; in the first token, removes it if `drops_first`.
-std::unique_ptr<DecoderStep> MetaspaceStep(std::string replacement, bool drops_first);
+std::unique_ptr<DecoderStage> MetaspaceStage(std::string replacement, bool drops_first);
 
 // Puts spaces between words; a token with `prefix` continues a word. With `cleanup`, also removes
 // spaces before punctuation.
-std::unique_ptr<DecoderStep> WordPieceStep(std::string prefix, bool cleanup);
+std::unique_ptr<DecoderStage> WordPieceStage(std::string prefix, bool cleanup);
 
 // Replaces `suffix`, which must not be empty, by a space, in the last token by nothing.
-class WordEndStep : public DecoderStep {
+class WordEndStage : public DecoderStage {
  public:
-  explicit WordEndStep(std::string suffix) : suffix_(std::move(suffix)) {}
+  explicit WordEndStage(std::string suffix) : suffix_(std::move(suffix)) {}
 
   std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const override;
   std::string TokenBytes(std::string token) const override;
