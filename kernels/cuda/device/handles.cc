@@ -14,7 +14,6 @@ Status CudaStatus(cudaError_t error, std::string_view call) {
   return absl::InternalError(message);
 }
 
-template <>
 Result<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   DeviceMemory memory;
   if (bytes == 0) return memory;
@@ -26,7 +25,6 @@ Result<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   return memory;
 }
 
-template <>
 Result<PinnedMemory> PinnedMemory::Allocate(size_t bytes) {
   PinnedMemory memory;
   if (bytes == 0) return memory;

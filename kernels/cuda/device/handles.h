@@ -48,12 +48,11 @@ class Handle {
   T value_ = nullptr;
 };
 
-// Memory that kRelease() frees.
-template <cudaError_t (*kRelease)(void*)>
-class Memory {
+// Uninitialised device memory, 256-byte aligned. Releasing it waits for the device.
+class DeviceMemory {
  public:
-  Memory() = default;
-  static Result<Memory> Allocate(size_t bytes);
+  DeviceMemory() = default;
+  static Result<DeviceMemory> Allocate(size_t bytes);
 
   void* data() const { return handle_.get(); }
   template <typename T>
@@ -63,18 +62,27 @@ class Memory {
   size_t bytes() const { return bytes_; }
 
  private:
-  Handle<void*, kRelease> handle_;
+  Handle<void*, cudaFree> handle_;
   size_t bytes_ = 0;
 };
 
-// Uninitialised device memory, 256-byte aligned. Releasing it waits for the device.
-using DeviceMemory = Memory<cudaFree>;
 // Page-locked host memory. Copies to and from it are asynchronous.
-using PinnedMemory = Memory<cudaFreeHost>;
-template <>
-Result<DeviceMemory> DeviceMemory::Allocate(size_t bytes);
-template <>
-Result<PinnedMemory> PinnedMemory::Allocate(size_t bytes);
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  static Result<PinnedMemory> Allocate(size_t bytes);
+
+  void* data() const { return handle_.get(); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(handle_.get());
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Handle<void*, cudaFreeHost> handle_;
+  size_t bytes_ = 0;
+};
 
 // A stream that does not synchronise with the default stream.
 class Stream {
