@@ -345,8 +345,7 @@ TEST(ResidualForms, AreThoseOfTheModel) {
   }
 }
 
-// With norms of its own that scale by 1, and those of both branches by 1, the order of the branches
-// is all that differs from a shared expert: zeros in one branch leave the other one.
+// With zeros in the norm of one branch's output, only the other branch and its norms matter.
 TEST(ResidualForms, BranchesBesideTheExpertsHaveNormsOfTheirOwn) {
   Json layer =
       Routed(kGated, R"({"num_experts": 4, "widths": 12, "select": {"kind": "top_k", "k": 2}})");

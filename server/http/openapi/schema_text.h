@@ -17,8 +17,7 @@ namespace moeserve::server::http {
 //   of all others; it can be "none".
 // - An array of one schema: an array of such values.
 // - An array of a schema and what is added to it: null (the value may be null), a description, or
-// an
-//   object of further keywords.
+//   an object of further keywords.
 // `text` must be valid.
 OrderedJson ParseSchemas(std::string_view text);
 

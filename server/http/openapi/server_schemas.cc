@@ -242,8 +242,7 @@ OrderedJson ExpertStatisticsSchema() {
 }  // namespace
 
 void AddServerSchemas(OrderedJson& out) {
-  for (const char* text : {kServer, kTokens, kExperts, kInference})
-    out.update(ParseSchemas(text));
+  for (const char* text : {kServer, kTokens, kExperts, kInference}) out.update(ParseSchemas(text));
   out["ExpertStatistics"] = ExpertStatisticsSchema();
 }
 
