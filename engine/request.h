@@ -22,6 +22,22 @@ namespace moeserve {
 inline constexpr absl::Duration kPriorityUnit = absl::Seconds(10);
 inline constexpr int kMaxPriority = 1000;
 
+// What is computed of a text of which nothing is generated.
+enum class EncodeOutput : uint8_t {
+  kText,     // the outputs of the text: its vector, or the logits of its labels (TextOutputs())
+  kVectors,  // a vector for each token, as kText would return it if the text had no other token
+  kLogits,   // the logits of the labels of each token (RowOutputs())
+  kTokens    // log-probabilities of tokens at some positions; the head must be kMaskedLm
+};
+struct EncodeParams {
+  EncodeOutput output = EncodeOutput::kText;
+  // The following is for kTokens.
+  std::vector<int32_t> rows;     // positions, ascending
+  std::vector<TokenId> own;      // [rows] a token of each position; or empty
+  std::vector<TokenId> targets;  // tokens whose log-probabilities are wanted at every position
+  int top = 0;                   // how many of the most probable tokens of each position
+};
+
 struct Request {
   std::string id;               // unique among the requests that have not ended
   std::vector<TokenId> prompt;  // 1..max_model_len ids, each in [0, vocab_size)
@@ -37,9 +53,14 @@ struct Request {
   // What the response may consist of, for prompt lookup (engine/draft): at most max_model_len ids
   // in [0, vocab_size). Changes the time that the response takes, never the response.
   std::vector<TokenId> prediction;
+  std::vector<uint8_t> token_types;  // [prompt] below ModelSpec::token_types; empty: all 0
+  // If set, nothing is generated: the prompt is a text of which this is computed. SamplingParams
+  // are then unused.
+  std::optional<EncodeParams> encode;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength };
+
 
 struct TokenLogprob {
   TokenId token = 0;
@@ -48,6 +69,16 @@ struct TokenLogprob {
   // The most probable tokens with their logprobs, in descending order; of equally probable tokens,
   // the one with the lower id first.
   std::vector<std::pair<TokenId, float>> top;
+};
+
+// What was computed for Request::encode.
+struct EncodeResult {
+  int width = 0;
+  std::vector<float> values;  // [rows, width] for all outputs but kTokens
+  // kTokens: one for each of EncodeParams::rows, with the most probable tokens in `top`. `token` is
+  // EncodeParams::own of the row, if there is one.
+  std::vector<TokenLogprob> rows;
+  std::vector<float> targets;  // kTokens: [rows, EncodeParams::targets] log-probabilities
 };
 
 struct Usage {
@@ -89,6 +120,7 @@ struct OutputDelta {
   // piece, because the model computes the token only then. The last sampled token is never computed
   // and has no routes.
   std::optional<RoutingRecord> routing;
+  std::optional<EncodeResult> encoded;  // in the only piece of a request with Request::encode
 };
 
 // Receives a response. All calls come from the engine thread, in order; the last call is either

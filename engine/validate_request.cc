@@ -1,5 +1,6 @@
 #include "engine/validate_request.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <span>
@@ -51,7 +52,8 @@ absl::Status ValidateLogitChanges(const SamplingParams& p, int vocab_size) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limits) {
+absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limits,
+                              int vocab_size) {
   MOESERVE_RETURN_IF_ERROR(ValidateNumbers(kDrawFields, p));
   if (p.max_tokens < 0) return Invalid("max_tokens", "0 or more", p.max_tokens);
   for (const auto& top : {p.logprobs, p.prompt_logprobs}) {
@@ -63,16 +65,101 @@ absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limi
   if (!p.stop.empty() && !limits.has_tokenizer) {
     return absl::InvalidArgumentError("stop: this model was loaded without a tokenizer");
   }
-  MOESERVE_RETURN_IF_ERROR(ValidateIds("stop_token_ids", p.stop_token_ids, limits.vocab_size));
-  return ValidateLogitChanges(p, limits.vocab_size);
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("stop_token_ids", p.stop_token_ids, vocab_size));
+  return ValidateLogitChanges(p, vocab_size);
+}
+
+absl::Status ValidateText(const Request& request, const ModelSpec& spec) {
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("prompt", request.prompt, spec.vocab_size));
+  if (!spec.position.count_padding &&
+      std::ranges::find(request.prompt, *spec.pad_token_id) != request.prompt.end()) {
+    return absl::InvalidArgumentError(
+        Concat("prompt: expected a text without padding tokens, found ", *spec.pad_token_id));
+  }
+  const std::vector<uint8_t>& types = request.token_types;
+  if (!types.empty() && types.size() != request.prompt.size()) {
+    return Invalid("token_types", "one for each token", static_cast<double>(types.size()));
+  }
+  for (const uint8_t type : types) {
+    if (type >= std::max(spec.token_types, 1)) {
+      return Invalid("token_types", Concat("types below ", std::max(spec.token_types, 1)), type);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateEncode(const Request& request, const ModelSpec& spec) {
+  const EncodeParams& encode = *request.encode;
+  const std::span<const int32_t> rows = encode.rows;
+  const bool tokens = encode.output == EncodeOutput::kTokens;
+  if (rows.empty() == tokens) {
+    return Invalid("rows", tokens ? "a position or more" : "none", static_cast<double>(rows.size()));
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] < 0 || rows[i] >= std::ssize(request.prompt)) {
+      return Invalid("rows", Concat("positions below ", request.prompt.size()), rows[i]);
+    }
+    if (i > 0 && rows[i] <= rows[i - 1]) return Invalid("rows", "ascending positions", rows[i]);
+  }
+  if (!encode.own.empty() && encode.own.size() != rows.size()) {
+    return Invalid("own", "one token for each of rows", static_cast<double>(encode.own.size()));
+  }
+  if (encode.top < 0 || encode.top > spec.vocab_size) {
+    return Invalid("top", Concat("0 to ", spec.vocab_size), encode.top);
+  }
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("own", encode.own, spec.vocab_size));
+  return ValidateIds("targets", encode.targets, spec.vocab_size);
 }
 
 }  // namespace
 
-absl::Status ValidateRequest(const Request& request, const RequestLimits& limits) {
+bool Computes(const ModelSpec& spec, const EncodeOutput* output) {
+  const HeadKind head = spec.head.kind;
+  if (output == nullptr) return head == HeadKind::kLanguageModel;
+  switch (*output) {
+    case EncodeOutput::kText:
+      return spec.pooling.has_value();
+    case EncodeOutput::kVectors:
+      return spec.pooling.has_value() && head != HeadKind::kSequenceClassification;
+    case EncodeOutput::kLogits:
+      return head == HeadKind::kTokenClassification || head == HeadKind::kSpans;
+    case EncodeOutput::kTokens:
+      return head == HeadKind::kMaskedLm;
+  }
+  return false;
+}
+
+std::string TasksOf(const ModelSpec& spec) {
+  const bool classifies = spec.head.kind == HeadKind::kSequenceClassification;
+  std::string tasks;
+  const auto add = [&](bool has, std::string_view name) {
+    if (has) tasks.append(Concat(tasks.empty() ? "" : ", ", name));
+  };
+  add(spec.head.kind == HeadKind::kLanguageModel, "generate");
+  add(spec.pooling.has_value() && !classifies, "embed");
+  add(classifies, "classify");
+  add(spec.head.kind == HeadKind::kTokenClassification, "token_classify");
+  add(spec.head.kind == HeadKind::kSpans, "spans");
+  add(spec.head.kind == HeadKind::kMaskedLm, "fill_mask");
+  return tasks;
+}
+
+bool ComputesWhole(const Request& request, const ModelSpec& spec) {
+  if (spec.kind == ModelKind::kEncoder) return true;
+  return request.encode.has_value() && request.encode->output == EncodeOutput::kText &&
+         spec.pooling.has_value() && PoolsAll(spec.pooling->kind);
+}
+
+absl::Status ValidateRequest(const Request& request, const RequestLimits& limits,
+                             const ModelSpec& spec) {
   if (request.prompt.empty()) return absl::InvalidArgumentError("prompt: expected a token or more");
-  MOESERVE_RETURN_IF_ERROR(ValidateIds("prompt", request.prompt, limits.vocab_size));
-  MOESERVE_RETURN_IF_ERROR(ValidateIds("prediction", request.prediction, limits.vocab_size));
+  if (!Computes(spec, request.encode.has_value() ? &request.encode->output : nullptr)) {
+    return absl::InvalidArgumentError(
+        Concat("task: expected one that this model computes (", TasksOf(spec), "), found another"));
+  }
+  MOESERVE_RETURN_IF_ERROR(ValidateText(request, spec));
+  if (request.encode.has_value()) MOESERVE_RETURN_IF_ERROR(ValidateEncode(request, spec));
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("prediction", request.prediction, spec.vocab_size));
   // Each step searches in it.
   if (std::ssize(request.prediction) > limits.max_model_len) {
     return absl::InvalidArgumentError(Concat("prediction: expected at most ", limits.max_model_len,
@@ -87,9 +174,13 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   if (request.routing_control != nullptr && !limits.routing_control) {
     return absl::InvalidArgumentError("routing_control: not allowed on this server");
   }
-  MOESERVE_RETURN_IF_ERROR(ValidateSampling(request.sampling, limits));
+  MOESERVE_RETURN_IF_ERROR(ValidateSampling(request.sampling, limits, spec.vocab_size));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t total = prompt + request.sampling.max_tokens;
+  if (request.encode.has_value() && prompt > limits.max_model_len) {
+    return absl::InvalidArgumentError(Concat("context length: the limit is ", limits.max_model_len,
+                                             " tokens, found ", prompt));
+  }
+  const int64_t total = prompt + (request.encode.has_value() ? 0 : request.sampling.max_tokens);
   if (total > limits.max_model_len) {
     return absl::InvalidArgumentError(
         Concat("context length: the limit is ", limits.max_model_len, " tokens, found ", prompt,

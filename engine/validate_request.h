@@ -1,21 +1,33 @@
 // Checks of a request that do not depend on the engine's state.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "engine/request.h"
+#include "engine/spec/spec.h"
 
 namespace moeserve {
 
 struct RequestLimits {
-  int vocab_size = 0;
   int max_model_len = 0;
   bool has_tokenizer = false;
   bool routing_records = false;
   bool routing_control = false;
 };
 
+// Returns whether a model of this kind computes what a request asks for: null means that it
+// generates text.
+bool Computes(const ModelSpec& spec, const EncodeOutput* output);
+// Returns what such a model computes, for error messages: "embed, generate".
+std::string TasksOf(const ModelSpec& spec);
+
+// Returns whether one step must compute all tokens of the request.
+bool ComputesWhole(const Request& request, const ModelSpec& spec);
+
 // Returns InvalidArgument with the field, what was expected and what was found if `request` exceeds
 // a limit.
-absl::Status ValidateRequest(const Request& request, const RequestLimits& limits);
+absl::Status ValidateRequest(const Request& request, const RequestLimits& limits,
+                             const ModelSpec& spec);
 
 }  // namespace moeserve

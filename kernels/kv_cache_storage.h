@@ -28,6 +28,7 @@ struct KvLayerShape {
   int table = 0;
 
   int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
+  friend bool operator==(const KvLayerShape&, const KvLayerShape&) = default;
 };
 
 // A page has kPageTokens positions of all layers of one table.

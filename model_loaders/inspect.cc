@@ -104,9 +104,11 @@ ActivatedParameters Activated(const ModelSpec& spec, const ModelSummary& summary
 std::vector<LayerGroup> Groups(const ModelSpec& spec) {
   std::vector<LayerGroup> groups;
   for (int i = 0; i < spec.num_layers(); ++i) {
-    std::string attention = DescribeBlock(spec.token_mixer(i));
-    std::string feed_forward =
-        DescribeBlock(spec.blocks[static_cast<size_t>(spec.Find(i, BlockKind::kFeedForward))]);
+    const auto describe = [](const BlockSpec* block) {
+      return block == nullptr ? std::string("none") : DescribeBlock(*block);
+    };
+    std::string attention = describe(spec.token_mixer(i));
+    std::string feed_forward = describe(spec.feed_forward_block(i));
     auto same = std::find_if(groups.begin(), groups.end(), [&](const LayerGroup& group) {
       return group.attention == attention && group.feed_forward == feed_forward;
     });

@@ -13,6 +13,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
   const int d = model.hidden_size;
   a->layer_ = CacheLayer(model, block);
   a->spec_ = spec;
+  a->spec_.causal = IsCausal(model, spec);
   a->rope_ = RopeOf(model, spec);
   a->relative_biases_ = load.relative_biases;
   const int kv_width = spec.num_kv_heads * spec.head_dim;
@@ -24,7 +25,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
   if (spec.routed()) {
     MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, {k, v}));
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
-                              AttentionExperts::Load(load, prefix, a->layer_, spec, a->rope_, d));
+                              AttentionExperts::Load(load, prefix, a->layer_, a->spec_, a->rope_, d));
     MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
     return a;
   }
@@ -92,6 +93,7 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
        .sinks = sinks_ == nullptr ? nullptr : static_cast<const float*>(sinks_->data()),
        .bias = biases == nullptr ? nullptr : static_cast<const float*>(biases->values->data()),
        .bias_distances = biases == nullptr ? 0 : biases->distances,
+       .causal = *spec_.causal,
        .window = spec_.window.value_or(0),
        .query = query,
        .output = heads});

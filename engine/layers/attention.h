@@ -1,4 +1,4 @@
-// The attention half of a decoder layer, dense or routed.
+// An attention block, dense or routed.
 #pragma once
 
 #include <memory>

@@ -31,6 +31,7 @@ Result<std::unique_ptr<LatentAttention>> LatentAttention::Load(LoadContext& load
   a->layer_ = CacheLayer(model, block);
   a->heads_ = spec.num_heads;
   a->spec_ = spec;
+  a->spec_.causal = IsCausal(model, spec);
   a->key_rope_ = RopeOf(model, spec);
   a->query_rope_ = a->key_rope_;
   a->key_rope_.keys = true;
@@ -125,7 +126,8 @@ void LatentAttention::Forward(StepContext& ctx, const RowsView& x, const RowsVie
                          .heads = heads_,
                          .scale = static_cast<float>(spec_.scale),
                          .soft_cap = static_cast<float>(spec_.soft_cap),
-                         .window = spec_.window.value_or(0),
+                         .causal = *spec_.causal,
+       .window = spec_.window.value_or(0),
                          .query = Absorb(ctx, query),
                          .output = sums});
   const RowsView heads =

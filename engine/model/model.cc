@@ -16,6 +16,7 @@
 #include "engine/layers/feed_forward.h"
 #include "engine/layers/latent_attention.h"
 #include "engine/layers/short_convolution.h"
+#include "engine/model/output_head.h"
 #include "engine/routes/route_layout.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
@@ -25,7 +26,7 @@ namespace {
 
 // One block: a norm, a branch, and the addition of the branch's output to the residual stream.
 struct Block {
-  // Applied to the branch's input; if the placement is kPost, to the sum; null if it is kOutput.
+  // Applied to the branch's input, or to the sum; null if the placement says so.
   std::unique_ptr<NormBank> norm;
   std::unique_ptr<NormBank> output_norm;  // applied to the branch's output; null if there is none
   std::unique_ptr<Branch> branch;
@@ -76,7 +77,7 @@ class Model::Impl {
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                        const RoutingControl* widest, ReportContents contents);
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
-                     std::span<float> logits, std::span<SampleResult> samples);
+                     const StepResults& results);
   void WriteInBackground(std::unique_ptr<PackedCache> packed_cache);
   const ReportBuffer& reported() const { return reported_; }
   absl::Status CheckFiles() { return files_in_use_.Check(); }
@@ -87,8 +88,9 @@ class Model::Impl {
   Workspace workspace;
 
  private:
-  // Issues the operations of a step with `tokens` rows, up to the logits [outputs, V].
-  void Issue(StepContext& ctx, int64_t tokens, const RowsView& logits);
+  // Issues the operations of a step with `tokens` rows, up to the logits [outputs, RowOutputs()]
+  // and the outputs of texts [texts, TextOutputs()].
+  void Issue(StepContext& ctx, int64_t tokens, const RowsView& logits, const RowsView& texts);
 
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
@@ -104,17 +106,15 @@ class Model::Impl {
   void RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input, const Block& block,
                 const Block* next);
 
-  std::unique_ptr<LinearBank> head_;
+  std::unique_ptr<OutputHead> head_;
   const bool has_states_;
-  // The head's input stays f32 unless Backend::rounds_head_input(): few rows reach the head, and
-  // rounding them costs as much accuracy as rounding in a whole layer.
-  DType head_input_ = DType::kF32;
   std::unique_ptr<EmbeddingTable> embedding_;
   std::unique_ptr<EmbeddingTable> learned_positions_;
+  std::unique_ptr<EmbeddingTable> token_types_;  // null if there are none
   std::unique_ptr<NormBank> embedding_norm_;  // null if there is none
   RelativeBiases relative_biases_;            // empty if there are none
-  std::unique_ptr<NormBank> final_norm_;      // null if there is none
   std::vector<Block> blocks_;                 // in execution order
+  std::vector<int32_t> output_rows_;          // of the current step
   WatchedMappings files_in_use_;              // kept alive by the members above
   ReportBuffer reported_;
   std::jthread writer_;  // reads the members above
@@ -134,33 +134,28 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
                    packed_cache, spec.vocab_size};
   load.files_in_use = &files_in_use_;
   const int d = spec.hidden_size;
-  const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
-  MOESERVE_ASSIGN_OR_RETURN(head_,
-                            LoadLinear(load, d, {{head_name, spec.vocab_size, spec.head_bias}}));
-  if (options.compute == DType::kBF16 && head_->shape().weight_dtype == DType::kBF16 &&
-      head_->shape().quantization == Quantization::kNone && backend.rounds_head_input()) {
-    head_input_ = DType::kBF16;
-  }
+  MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
+  const auto load_table = [&](const char* name, int rows,
+                              std::unique_ptr<EmbeddingTable>& to) -> absl::Status {
+    MOESERVE_ASSIGN_OR_RETURN(HostTensor table, source.Get(name, {rows, d}));
+    MOESERVE_ASSIGN_OR_RETURN(to, backend.NewEmbeddingTable(table));
+    files_in_use_.Add(to->read_in_place());
+    return absl::OkStatus();
+  };
   if (spec.tie_word_embeddings) {
-    MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewTiedEmbeddingTable(*head_));
+    MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewTiedEmbeddingTable(*head_->vocabulary()));
   } else {
-    MOESERVE_ASSIGN_OR_RETURN(HostTensor table, source.Get("embed.weight", {spec.vocab_size, d}));
-    MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewEmbeddingTable(table));
-    files_in_use_.Add(embedding_->read_in_place());
+    MOESERVE_RETURN_IF_ERROR(load_table("embed.weight", spec.vocab_size, embedding_));
   }
   if (spec.position.kind == PositionKind::kLearned) {
-    MOESERVE_ASSIGN_OR_RETURN(
-        HostTensor table, source.Get("embed_position.weight", {spec.max_position_embeddings, d}));
-    MOESERVE_ASSIGN_OR_RETURN(learned_positions_, backend.NewEmbeddingTable(table));
-    files_in_use_.Add(learned_positions_->read_in_place());
+    MOESERVE_RETURN_IF_ERROR(
+        load_table("embed_position.weight", spec.max_position_embeddings, learned_positions_));
+  }
+  if (spec.token_types > 0) {
+    MOESERVE_RETURN_IF_ERROR(load_table("embed_type.weight", spec.token_types, token_types_));
   }
   if (spec.embedding_norm) {
     MOESERVE_ASSIGN_OR_RETURN(embedding_norm_, LoadNorm(load, {"embed_norm"}, {d}));
-  }
-  if (spec.norm.HasFinal()) {
-    LoadContext load_final = load;
-    load_final.norm.eps = spec.norm.final_eps.value_or(spec.norm.eps);
-    MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadNorm(load_final, {"norm"}, {d}));
   }
   if (spec.relative_bias.has_value()) {
     MOESERVE_ASSIGN_OR_RETURN(relative_biases_, LoadRelativeBiases(load, spec));
@@ -182,7 +177,7 @@ absl::Status Model::Impl::LoadResidual(LoadContext& load, const BlockSpec& block
   block.post = placement == NormPlacement::kPost;
   block.parallel = block_spec.residual.parallel;
   block.scale = static_cast<float>(ResidualScaleOf(spec, block_spec));
-  if (placement != NormPlacement::kOutput) {
+  if (HasNorm(placement)) {
     MOESERVE_ASSIGN_OR_RETURN(block.norm, LoadNorm(load, {prefix + ".norm"}, {spec.hidden_size}));
   }
   if (NormsOutput(placement)) {
@@ -229,42 +224,54 @@ void Model::Impl::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& 
 }
 
 StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
-                                std::span<float> logits, std::span<SampleResult> samples) {
-  MOESERVE_CHECK(
-      !batch.samples.empty() || static_cast<int64_t>(logits.size()) >=
-                                    static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
-      "room for the logits");
+                                const StepResults& results) {
+  MOESERVE_CHECK(!batch.samples.empty() || std::ssize(results.logits) >=
+                                               std::ssize(batch.logit_rows) * RowOutputs(spec),
+                 "room for the logits");
+  const int64_t num_texts = batch.num_texts();
+  MOESERVE_CHECK(std::ssize(results.texts) >= num_texts * TextOutputs(spec),
+                 "room for the outputs of texts");
   if (batch.num_tokens() == 0) return {};
   MOESERVE_CHECK(has_states_ == (batch.states.storage != nullptr), "states if the model has them");
   const Workspace::Scope scope(workspace);
   const std::span<const uint8_t> kind(reinterpret_cast<const uint8_t*>(batch.phase.data()),
                                       batch.phase.size());
-  const bool replayable = batch.given.empty() && batch.controls.empty();
+  const bool replayable =
+      batch.given.empty() && batch.controls.empty() && batch.lengths.empty() && num_texts == 0;
+  output_rows_ = batch.logit_rows;
+  output_rows_.insert(output_rows_.end(), batch.text_rows.begin(), batch.text_rows.end());
   const StepRows rows = backend.BeginStep({.token_ids = batch.tokens,
                                            .position = batch.positions,
                                            .sequence = batch.sequence,
                                            .page_tables = batch.page_tables,
+                                           .lengths = batch.lengths,
+                                           .token_types = batch.token_types,
                                            .long_sequence = batch.long_sequence,
                                            .cache = &cache,
                                            .state_storage = batch.states.storage,
                                            .states = batch.states.view(),
-                                           .output_rows = batch.logit_rows,
+                                           .output_rows = output_rows_,
+                                           .pool_ranges = batch.pool_ranges,
                                            .samples = batch.samples,
                                            .counters = step.counters,
                                            .kind = kind,
                                            .count_later = step.count_later,
                                            .variant = step.report.scores + 2 * step.report.inputs},
                                           this, replayable);
-  const RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
+  const RowsView scores = workspace.TakeDense(
+      rows.outputs - std::ssize(batch.text_rows), std::max(RowOutputs(spec), 1), DType::kF32);
+  const RowsView texts =
+      workspace.TakeDense(num_texts, std::max(TextOutputs(spec), 1), DType::kF32);
   RowsView kept;
   if (const int64_t floats = reported_.Floats(rows.tokens, step.report); floats > 0) {
     kept = workspace.TakeDense(1, floats, DType::kF32);
   }
   reported_.Place(rows.tokens, step.report, kept);
   StepContext ctx{backend, workspace, options.compute, batch, cache, reported_, {}};
-  backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
+  backend.RunStep([&] { Issue(ctx, rows.tokens, scores, texts); });
   if (step.meanwhile) step.meanwhile();
-  ReadOutputs(batch, scores, logits, samples);
+  ReadOutputs(batch, scores, results.logits, results.samples);
+  if (num_texts > 0) backend.CopyToHost(texts, results.texts.first(num_texts * texts.cols));
   const StepOutcome outcome = backend.FinishStep();
   StepReport report{.failed = outcome.failed, .routes = outcome.routes, .blocks = {}};
   if (step.report.any()) report.blocks = reported_.Report(backend, step.report);
@@ -289,20 +296,23 @@ void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::s
     RowsView part = scores;
     part.data = scores.row(static_cast<int64_t>(begin));
     part.rows = static_cast<int64_t>(end - begin);
-    const auto vocab = static_cast<size_t>(spec.vocab_size);
-    backend.CopyToHost(part, logits.subspan(begin * vocab, (end - begin) * vocab));
+    const auto width = static_cast<size_t>(RowOutputs(spec));
+    backend.CopyToHost(part, logits.subspan(begin * width, (end - begin) * width));
     begin = end;
   }
   if (sampled) backend.ReadSamples(samples);
 }
 
-void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
+void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits,
+                        const RowsView& texts) {
   // A backend may issue a step twice; this scope releases the buffers of each issue at its end.
   const Workspace::Scope scope(workspace);
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),
                  .positions = learned_positions_.get(),
+                 .types = token_types_.get(),
                  .sinusoidal = spec.position.kind == PositionKind::kSinusoidal,
+                 .half_spacing = spec.position.spacing == SinusoidSpacing::kHalf,
                  .first_position = spec.position.first,
                  .scale = static_cast<float>(spec.embedding_scale),
                  .output = x});
@@ -321,23 +331,22 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
     const Block* const next = b + 1 < blocks_.size() ? &blocks_[b + 1] : nullptr;
     RunBlock(ctx, x, input, blocks_[b], next);
   }
+  RowsView rows;  // the rows of `logits`, then those of `texts` that need no pooling
+  const int64_t text_rows = std::ssize(ctx.batch.text_rows);
+  if (logits.rows + text_rows > 0) {
+    rows = workspace.TakeDense(logits.rows + text_rows, spec.hidden_size, DType::kF32);
+    backend.GatherOutputRows(x, rows);
+  }
+  if (texts.rows > 0) {
+    RowsView of_texts = rows;
+    if (text_rows > 0) of_texts.data = rows.row(logits.rows);
+    of_texts.rows = text_rows;
+    head_->RunTexts(backend, workspace, of_texts, x, texts);
+  }
   if (logits.rows == 0) return;
-  const RowsView hidden = workspace.TakeDense(logits.rows, spec.hidden_size, DType::kF32);
-  backend.GatherOutputRows(x, hidden);
-  const RowsView last = head_input_ == DType::kF32
-                            ? hidden
-                            : workspace.TakeDense(logits.rows, spec.hidden_size, head_input_);
-  if (final_norm_ != nullptr) {
-    backend.Norm({.bank = final_norm_.get(), .input = hidden, .output = last});
-  } else if (head_input_ != DType::kF32) {
-    backend.Convert(hidden, last);
-  }
-  backend.Linear({.bank = head_.get(), .input = last, .output = logits});
-  if (spec.logit_scale != 1.0) backend.Scale(logits, static_cast<float>(spec.logit_scale));
-  if (spec.logit_soft_cap > 0.0) {
-    backend.SoftCapRows(logits, static_cast<float>(spec.logit_soft_cap));
-  }
-  if (backend.samples_on_device()) backend.Sample(logits);
+  rows.rows = logits.rows;
+  head_->RunRows(backend, workspace, rows, logits);
+  if (backend.samples_on_device() && HasVocabulary(spec.head.kind)) backend.Sample(logits);
 }
 
 absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
@@ -364,10 +373,10 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
   // different ids, so that they count as decoding rows, for which attention takes scratch memory;
   // adjacent rows of one prompt would take none.
   for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
-  Forward(batch, *cache, {.report = contents}, {}, results);
+  Forward(batch, *cache, {.report = contents}, {.samples = results});
   if (widest != nullptr) {
     batch.controls = {widest};
-    Forward(batch, *cache, {.report = contents}, {}, results);
+    Forward(batch, *cache, {.report = contents}, {.samples = results});
   }
   backend.ForgetSteps(this);  // captured graphs refer to the cache, which is destroyed here
   return absl::OkStatus();
@@ -397,8 +406,8 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
 }
 
 StepReport Model::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
-                          std::span<float> logits, std::span<SampleResult> samples) {
-  return impl_->Forward(batch, cache, options, logits, samples);
+                          const StepResults& results) {
+  return impl_->Forward(batch, cache, options, results);
 }
 
 std::span<const TokenRoutes> Model::CountStep(std::span<const Phase> phase) {

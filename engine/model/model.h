@@ -1,4 +1,4 @@
-// The decoder: embeddings, layers and LM head. Weights are immutable; activations are those of one
+// The model: embeddings, layers and head. Weights are immutable; activations are those of one
 // step at a time.
 #pragma once
 
@@ -24,6 +24,14 @@ struct ModelOptions {
   Quantization quantization = Quantization::kNone;
 };
 
+// Where a step writes its results, f32 in host memory.
+struct StepResults {
+  // [batch.logit_rows.size(), RowOutputs()], but not for rows that the device samples.
+  std::span<float> logits = {};
+  std::span<SampleResult> samples = {};  // [batch.samples.size()] the drawn tokens
+  std::span<float> texts = {};           // [batch.num_texts(), TextOutputs()]
+};
+
 class Model {
  public:
   // Validates the spec, takes every weight from `source` and lays it out for `backend`, which must
@@ -40,12 +48,10 @@ class Model {
   // is destroyed. Must be called at most once.
   void WriteInBackground(std::unique_ptr<PackedCache> packed_cache);
 
-  // Runs one ragged step: appends keys and values to `cache` and writes the logits
-  // [batch.logit_rows.size(), V] (f32, host memory) to `logits`. For rows that the device samples,
-  // `samples` [batch.samples.size()] receives the drawn tokens and no logits are written. Only one
-  // thread may call at a time.
+  // Runs one ragged step: appends keys and values to `cache` and writes `results`. Only one thread
+  // may call at a time.
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
-                     std::span<float> logits, std::span<SampleResult> samples = {});
+                     const StepResults& results);
 
   // Counts the plans of the last step, which ran with StepOptions::count_later, for the phases [T]
   // that its tokens turned out to have. Returns what StepReport::routes would be otherwise. Must be

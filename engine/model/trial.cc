@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error_text.h"
+#include "engine/model/output_head.h"
 
 namespace moeserve {
 namespace {
@@ -16,7 +17,8 @@ constexpr int kTokens = std::min(8, kPageTokens);
 
 absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states) {
   const std::vector<int32_t> blocks = {0};
-  const int vocab = model.spec().vocab_size;
+  const ModelSpec& spec = model.spec();
+  const int vocab = spec.vocab_size;
   Batch batch;
   for (int i = 0; i < kTokens; ++i) {
     batch.tokens.push_back(static_cast<int32_t>(int64_t{i} * vocab / kTokens));
@@ -30,18 +32,23 @@ absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states)
     states->Clear(0);
     batch.states.Add(*states, 0, kTokens);
   }
-  batch.logit_rows = {kTokens - 1};
-  std::vector<float> logits(static_cast<size_t>(vocab));
-  const StepReport report = model.Forward(batch, cache, StepOptions{}, logits);
+  if (spec.kind == ModelKind::kEncoder) batch.lengths.assign(batch.page_tables.size(), kTokens);
+  if (RowOutputs(spec) > 0) batch.logit_rows = {kTokens - 1};
+  if (TextOutputs(spec) > 0) batch.text_rows = {kTokens - 1};
+  std::vector<float> logits(static_cast<size_t>(RowOutputs(spec)));
+  std::vector<float> texts(static_cast<size_t>(TextOutputs(spec)));
+  const StepReport report =
+      model.Forward(batch, cache, StepOptions{}, {.logits = logits, .texts = texts});
   MOESERVE_RETURN_IF_ERROR(model.CheckFiles());
   const bool routed = std::none_of(report.failed.begin(), report.failed.end(),
                                    [](uint8_t failed) { return failed != 0; });
+  const auto is_finite = [](float value) { return std::isfinite(value); };
   const bool finite =
-      std::all_of(logits.begin(), logits.end(), [](float value) { return std::isfinite(value); });
+      std::ranges::all_of(logits, is_finite) && std::ranges::all_of(texts, is_finite);
   if (routed && finite) return absl::OkStatus();
   return absl::InvalidArgumentError(
       Concat("the model was tried with ", kTokens, " tokens: expected finite results, found ",
-             routed ? "logits" : "router scores",
+             routed ? "outputs" : "router scores",
              " that are not finite; its weights are damaged, or too large for the compute type"));
 }
 

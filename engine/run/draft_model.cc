@@ -100,7 +100,7 @@ void DraftModel::Run(const Batch& batch, std::span<Sequence* const> sequences) {
   const auto vocab = static_cast<size_t>(model_->spec().vocab_size);
   logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
   const auto begin = std::chrono::steady_clock::now();
-  model_->Forward(batch, *cache_, {}, logits_);
+  model_->Forward(batch, *cache_, {}, {.logits = logits_});
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   // Steps that compute much more than the last tokens do not count: they happen once a prompt.
   if (batch.num_tokens() <= 2 * std::ssize(sequences)) {

@@ -32,15 +32,17 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
   std::vector<SequencePtr> sequences;
   for (size_t i = 0; i < requests.size(); ++i) {
     MOESERVE_RETURN_IF_ERROR(
-        ValidateRequest(requests[i], {.vocab_size = model_->spec().vocab_size,
-                                      .max_model_len = options_.max_model_len,
+        ValidateRequest(requests[i], {.max_model_len = options_.max_model_len,
                                       .has_tokenizer = tokenizer_ != nullptr,
                                       .routing_records = options_.routing_records,
-                                      .routing_control = options_.routing_control.enabled}));
+                                      .routing_control = options_.routing_control.enabled},
+                        model_->spec()));
+    if (requests[i].encode.has_value()) requests[i].sampling = {.max_tokens = 0};
     sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
                                                    tokenizer_.get(), eos_,
                                                    LongSequencesFrom(model_->spec())));
     if (options_.draft.max_tokens > 0) sequences.back()->sampling.KeepSteps();
+    sequences.back()->whole = ComputesWhole(sequences.back()->request, model_->spec());
     for (int table = 0; table < cache_->num_tables(); ++table) {
       if (page_use_[table].MostPages(sequences.back()->cache_tokens()) > cache_->num_pages(table)) {
         return absl::InvalidArgumentError(
@@ -351,9 +353,11 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                             Resolved(options, model->spec(), model->backend().preferred_step_rows(),
                                      model->backend().samples_on_device() ? 0 : 8,
                                      model->ReportFloatsPerToken(contents)));
-  MOESERVE_RETURN_IF_ERROR(CheckRoutes(model->spec(), o.max_step_tokens));
   const std::vector<KvLayerShape> shapes = CacheLayers(o, model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
+  // A step of a text that is computed whole may have more rows than others.
+  const bool whole = ComputesWhole({.encode = EncodeParams()}, model->spec());
+  const int most_rows = std::max(o.max_step_tokens, whole ? o.max_model_len : 0);
   const std::vector<PageUse> use = PageUseOf(o, model->spec(), draft_model != nullptr);
   std::vector<int64_t> page_bytes = PageBytesOf(model->backend(), shapes, type, use.size());
   std::vector<KvLayerShape> draft_shapes;
@@ -364,12 +368,13 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     draft_type = KvCacheTypeOf(draft_model->options().compute);
     page_bytes[0] += draft_model->backend().PageBytes(draft_shapes, draft_type);
   }
+  MOESERVE_RETURN_IF_ERROR(CheckRoutes(model->spec(), most_rows));
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<int64_t> pages, CachePages(o, use, page_bytes));
   // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
   // rows.
   const std::optional<RoutingControl> widest =
       RoutingControl::Widest(model->spec(), o.routing_control);
-  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(most_rows, most_rows, type,
                                           widest.has_value() ? &*widest : nullptr, contents));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, type, pages));

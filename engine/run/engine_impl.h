@@ -114,6 +114,7 @@ class EngineImpl final : public Engine {
     ScheduledRows rows;
     int first_row = 0;  // of the step
     RowLogits logits;
+    std::span<const float> texts;     // [texts, TextOutputs()], for Request::encode
     std::span<const uint8_t> failed;  // [rows.count] StepReport::failed
     std::optional<Drawn> drawn;       // set by Verify()
   };
@@ -151,6 +152,8 @@ class EngineImpl final : public Engine {
   void Advance(SequenceOutput& output);
   // Calls Advance(), and ends the sequence if there is no memory for that.
   void AdvanceOrFail(SequenceOutput& output);
+  // Ends a request that generates nothing, after its last token was computed.
+  void FinishEncoded(Sequence& sequence);
   // Starts the other samples of this sequence's prompt after the prompt was computed; each sample
   // draws its own first token.
   void ForkSamples(Sequence& sequence, const SequenceOutput& output);
@@ -202,6 +205,7 @@ class EngineImpl final : public Engine {
   uint64_t drafted_tokens_ = 0;
   uint64_t accepted_tokens_ = 0;
   std::vector<float> logits_;
+  std::vector<float> texts_;           // outputs of the texts of the last step
   std::vector<SampleResult> samples_;  // tokens that the device drew in the last step
   std::unordered_set<const TokenSink*> cancelled_;
   bool shutting_down_ = false;  // cancelled_ has all requests, because the engine stops

@@ -45,6 +45,11 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
                                       std::to_string(kMostDraftTokens) + ", found " +
                                       std::to_string(o.draft.max_tokens));
   }
+  if (spec.kind == ModelKind::kEncoder) {
+    // Nothing is kept of a text after its step.
+    o.prefix_cache = false;
+    o.window_pages = false;
+  }
   if (o.snapshots == -1) o.snapshots = o.max_num_seqs;
   if (!o.prefix_cache) o.snapshots = 0;
   if (o.snapshots < 0 || o.snapshots > kMostSnapshots) {
@@ -72,6 +77,7 @@ std::vector<KvLayerShape> CacheLayers(const EngineOptions& options, const ModelS
     if (attention == nullptr) continue;
     windowed.push_back(attention->window.has_value() && *attention->window < options.max_model_len);
   }
+  // The layers of an encoder share theirs.
   if (!options.window_pages || std::ranges::find(windowed, false) == windowed.end()) return layers;
   for (size_t i = 0; i < layers.size(); ++i) layers[i].table = windowed[i] ? 1 : 0;
   return layers;
@@ -83,6 +89,7 @@ std::vector<PageUse> PageUseOf(const EngineOptions& options, const ModelSpec& sp
   std::vector<PageUse> uses;
   if (layers.empty())
     uses.push_back({.window = std::nullopt, .step_tokens = options.max_step_tokens});
+  if (spec.kind == ModelKind::kEncoder) return {{.step_tokens = options.max_step_tokens}};
   for (size_t layer = 0, block = 0; layer < layers.size(); ++block) {
     const AttentionSpec* attention = spec.blocks[block].attention();
     if (attention == nullptr) continue;

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/model/output_head.h"
+#include "engine/run/encode_step.h"
 #include "engine/run/engine_impl.h"
 #include "engine/run/make_batch.h"
 
@@ -65,7 +67,7 @@ void EngineImpl::Step() {
   ProposeDrafts();
   const std::vector<ScheduledRows> scheduled = scheduler_.Plan(options_.max_step_tokens, budget);
   if (scheduled.empty()) return;
-  const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
+  const ModelSpec& spec = model_->spec();
   const bool drafted = std::any_of(scheduled.begin(), scheduled.end(),
                                    [](const ScheduledRows& r) { return r.drafted > 0; });
   Batch batch;
@@ -73,15 +75,20 @@ void EngineImpl::Step() {
   std::vector<int32_t> positions;
   std::vector<SequenceOutput> outputs;
   try {
-    batch = MakeBatch(scheduled, memory_, model_->backend().samples_on_device(), textless_);
-    // logits_ never shrinks: if it did, resize() would fill the elements that it adds again with
+    batch = MakeBatch(spec, scheduled, memory_, model_->backend().samples_on_device(), textless_);
+    // They never shrink: if they did, resize() would fill the elements that it adds again with
     // zeros in later steps.
-    logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
+    const auto make_room = [](std::vector<float>& floats, int64_t rows, int width) {
+      floats.resize(std::max(floats.size(), static_cast<size_t>(rows * width)));
+    };
+    make_room(logits_, std::ssize(batch.logit_rows), RowOutputs(spec));
+    make_room(texts_, batch.num_texts(), TextOutputs(spec));
     StepOptions step = options_.expert_stats ? recorder_.BeginStep(batch.tokens) : StepOptions{};
     step.count_later = drafted && step.counters != nullptr;
     samples_.resize(batch.samples.size());
     const auto forward_begin = std::chrono::steady_clock::now();
-    StepReport report = model_->Forward(batch, *cache_, step, logits_, samples_);
+    StepReport report = model_->Forward(
+        batch, *cache_, step, {.logits = logits_, .samples = samples_, .texts = texts_});
     forward_seconds = SecondsBetween(forward_begin, std::chrono::steady_clock::now());
     ObserveStep(scheduled, forward_seconds);
     broken_ = model_->CheckFiles();
@@ -195,7 +202,9 @@ void EngineImpl::ObserveStep(const std::vector<ScheduledRows>& scheduled, double
 std::vector<EngineImpl::SequenceOutput> EngineImpl::Outputs(
     const std::vector<ScheduledRows>& scheduled, const Batch& batch, const StepReport& report,
     std::vector<int32_t>& positions) {
-  const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
+  const auto width = static_cast<size_t>(RowOutputs(model_->spec()));
+  const auto text_width = static_cast<size_t>(TextOutputs(model_->spec()));
+  size_t text_row = 0, text_range = 0;
   for (const int32_t row : batch.logit_rows) positions.push_back(batch.positions[row]);
   std::vector<SequenceOutput> outputs;
   int row = 0;
@@ -210,7 +219,14 @@ std::vector<EngineImpl::SequenceOutput> EngineImpl::Outputs(
     output.failed =
         report.failed.subspan(static_cast<size_t>(row), static_cast<size_t>(rows.count));
     output.logits = {std::span<const int32_t>(positions).subspan(first, logit_row - first),
-                     {logits_.data() + first * vocab, (logit_row - first) * vocab}};
+                     {logits_.data() + first * width, (logit_row - first) * width}};
+    const size_t first_text = text_row;
+    while (text_row < batch.text_rows.size() && batch.text_rows[text_row] < end) ++text_row;
+    output.texts = {texts_.data() + first_text * text_width, (text_row - first_text) * text_width};
+    if (text_range < batch.pool_ranges.size() && batch.pool_ranges[text_range].begin == row) {
+      output.texts = {texts_.data() + (batch.text_rows.size() + text_range++) * text_width,
+                      text_width};
+    }
     if (first < logit_row && !samples_.empty() && batch.samples[first].row >= 0) {
       output.logits.drawn = &samples_[first];
     }
@@ -351,8 +367,14 @@ void EngineImpl::Advance(SequenceOutput& output) {
     Deliver(s, *std::move(output.drawn), first);
     return;
   }
-  if (!NoneFailed(output.failed) || !Finite(output.logits)) {
+  if (!NoneFailed(output.failed) || !Finite(output.logits) || !AllFinite(output.texts)) {
     FailWithSamples(&s, NumericFailure());
+    return;
+  }
+  if (s.request.encode.has_value()) {
+    CollectEncoded(s, output.logits, output.texts, model_->spec());
+    scheduler_.Complete(output.rows);
+    if (s.remaining() == 0) FinishEncoded(s);
     return;
   }
   token_step_.CollectPromptLogprobs(s, output.logits);
@@ -361,6 +383,17 @@ void EngineImpl::Advance(SequenceOutput& output) {
   ForkSamples(s, output);
   const int first = s.length();
   Deliver(s, Draw(s, output), first);
+}
+
+void EngineImpl::FinishEncoded(Sequence& s) {
+  s.first_token_at = std::chrono::steady_clock::now();
+  histograms_.prefill_seconds.Observe(SecondsBetween(s.admitted_at, *s.first_token_at));
+  OutputDelta delta;
+  delta.finished = true;
+  delta.usage = UsageOf(s);
+  delta.encoded = std::move(s.encoded);
+  if (s.request.routing_record) DeliverRoutes(s, s.computed(), delta);
+  Finish(&s, std::move(delta));
 }
 
 void EngineImpl::ForkSamples(Sequence& s, const SequenceOutput& output) {

@@ -2,8 +2,9 @@
 
 namespace moeserve {
 
-Batch MakeBatch(const std::vector<ScheduledRows>& rows, MemoryPool& memory, bool samples_on_device,
-                const TextlessIds& textless) {
+Batch MakeBatch(const ModelSpec& spec, const std::vector<ScheduledRows>& rows, MemoryPool& memory,
+                bool samples_on_device, const TextlessIds& textless) {
+  const PoolingKind pooling = spec.pooling.value_or(PoolingSpec()).kind;
   Batch batch;
   batch.tables = memory.num_tables();
   bool controlled = false;
@@ -15,7 +16,12 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, MemoryPool& memory, bool
     const int index = static_cast<int>(batch.page_tables.size()) / batch.tables;
     for (int table = 0; table < batch.tables; ++table) {
       batch.page_tables.emplace_back(s.memory.tables[table]);
+      if (spec.kind == ModelKind::kEncoder) batch.lengths.push_back(s.length());
     }
+    if (s.IsPooled(pooling)) {
+      batch.pool_ranges.push_back({batch.num_tokens(), batch.num_tokens() + r.count});
+    }
+    if (!s.request.token_types.empty()) batch.token_types.resize(batch.tokens.size());
     memory.AddStates(s.memory, r.count, r.drafted, s.prompt_length(), batch.states);
     controlled = controlled || s.request.routing_control != nullptr;
     batch.controls.push_back(s.request.routing_control.get());
@@ -23,13 +29,17 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, MemoryPool& memory, bool
     for (int i = r.begin; i < r.begin + r.count; ++i) {
       const int behind = i - s.length();  // index of a drafted token, negative for a known one
       if (behind >= 0 || s.WantsLogits(i)) {
-        if (samples_on_device) {
+        if (samples_on_device && !s.request.encode.has_value()) {
           const int row = static_cast<int>(batch.logit_rows.size());
           const int ahead = std::max(behind + 1, 0);
           batch.samples.push_back(DeviceSample(s, row, ahead, textless).value_or(on_host));
+        } else if (samples_on_device) {
+          batch.samples.push_back(on_host);
         }
         batch.logit_rows.push_back(batch.num_tokens());
       }
+      if (s.IsTextRow(i, pooling)) batch.text_rows.push_back(batch.num_tokens());
+      if (!s.request.token_types.empty()) batch.token_types.push_back(s.request.token_types[i]);
       batch.tokens.push_back(behind < 0 ? s.tokens[static_cast<size_t>(i)]
                                         : s.draft[static_cast<size_t>(behind)]);
       batch.positions.push_back(i);
@@ -42,6 +52,7 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, MemoryPool& memory, bool
   }
   if (!controlled) batch.controls.clear();
   if (!any_long) batch.long_sequence.clear();
+  if (!batch.token_types.empty()) batch.token_types.resize(batch.tokens.size());
   return batch;
 }
 

@@ -12,7 +12,6 @@
 #include "kernels/base/sampling.h"
 
 namespace moeserve {
-namespace {
 
 Usage UsageOf(const Sequence& s) {
   Usage usage;
@@ -22,6 +21,8 @@ Usage UsageOf(const Sequence& s) {
   usage.queue_seconds = std::chrono::duration<double>(s.admitted_at - s.submitted_at).count();
   return usage;
 }
+
+namespace {
 
 TokenLogprob DrawnLogprob(const SampleResult& drawn, int alternatives) {
   TokenLogprob result{drawn.token, drawn.logprob, drawn.rank, {}};

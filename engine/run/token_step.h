@@ -20,6 +20,9 @@ struct RowLogits {
   const SampleResult* drawn = nullptr;  // [n] the device's draws; null if the host draws
 };
 
+// Returns the token counts of what was computed and generated so far.
+Usage UsageOf(const Sequence& sequence);
+
 // Returns what the device needs to draw, from `row` of the step's logits, the token that is `ahead`
 // places behind the sequence's next one; nullopt if the device cannot draw it.
 std::optional<SampleRow> DeviceSample(const Sequence& sequence, int row, int ahead,

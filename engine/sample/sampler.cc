@@ -357,16 +357,20 @@ TextlessIds::TextlessIds(const Tokenizer* tokenizer, std::span<const TokenId> eo
   if (!ids_.empty() && ids_.front() != others) drawable_.reset();
 }
 
+double LogSumExp(std::span<const float> logits) {
+  const float highest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (float l : logits) sum += std::exp(l - highest);
+  return std::log(sum) + highest;
+}
+
 TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top) {
   return Logprob(logits, token, top, logits);
 }
 
 TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top,
                      std::span<const float> drawable) {
-  const float highest = *std::max_element(logits.begin(), logits.end());
-  double sum = 0.0;
-  for (float l : logits) sum += std::exp(l - highest);
-  const double log_sum = std::log(sum) + highest;
+  const double log_sum = LogSumExp(logits);
   TokenLogprob result;
   result.token = token;
   result.logprob = static_cast<float>(logits[token] - log_sum);

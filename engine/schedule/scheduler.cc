@@ -29,7 +29,9 @@ SequencePtr TakeOut(std::vector<SequencePtr>& list, const Sequence* sequence) {
 // always computed, and so are the tokens whose log-probabilities are requested and not yet
 // collected.
 int64_t PrefixLimit(const Sequence& s) {
+  if (s.whole) return 0;
   int64_t tokens = s.length() - 1;
+  if (s.request.encode.has_value() && s.request.encode->output != EncodeOutput::kText) tokens = 0;
   if (s.wants_prompt_logprobs()) {
     tokens = std::min<int64_t>(tokens, std::max<int64_t>(0, std::ssize(s.prompt_logprobs) - 1));
   }
@@ -89,6 +91,7 @@ void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
   // Iterates by index, because Reserve() may preempt sequences at the end of running_.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
+    if (s.whole) continue;
     if (!s.decoding()) {
       Reserve(s, s.computed() + 1);
       continue;
@@ -107,8 +110,25 @@ void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
   }
 }
 
+std::vector<ScheduledRows> Scheduler::PlanWhole(int max_rows) const {
+  std::vector<ScheduledRows> rows;
+  for (const SequencePtr& s : running_) {
+    if (!s->whole) continue;
+    if (!rows.empty() && s->remaining() > max_rows) break;
+    rows.push_back({.sequence = s.get(), .begin = s->computed(), .count = s->remaining()});
+    max_rows -= s->remaining();
+  }
+  return rows;
+}
+
 std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& budget) {
   std::vector<ScheduledRows> rows;
+  const auto whole = std::ranges::count_if(running_, [](const auto& s) { return s->whole; });
+  if (whole > 0 && (whole_next_ || whole == std::ssize(running_))) {
+    whole_next_ = false;
+    return PlanWhole(max_rows);
+  }
+  whole_next_ = true;
   PlanDecoding(max_rows, rows);
   const bool alone = rows.empty();
   int left = max_rows;
@@ -117,7 +137,9 @@ std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& bud
 
   std::vector<ScheduledRows> prompts;
   for (const SequencePtr& s : running_) {
-    if (!s->decoding()) prompts.push_back({.sequence = s.get(), .begin = s->computed()});
+    if (!s->decoding() && !s->whole) {
+      prompts.push_back({.sequence = s.get(), .begin = s->computed()});
+    }
   }
   if (prompts.empty()) return rows;
   const auto give = [&](ScheduledRows& r, int most, double cost) {

@@ -29,6 +29,8 @@ struct ScheduledRows {
 //   preempt no sequence. Half of the budget goes to the prompt of the sequence served first, the
 //   rest to the prompts with the fewest tokens left. So short prompts do not wait for long ones,
 //   and long prompts always advance.
+// - Sequences of which one step computes all tokens (Sequence::whole) have steps of their own, which
+//   alternate with those of the others.
 // - If a sequence needs a page and none is free, the sequence served last is preempted; later its
 //   known tokens are computed again. The sequence served first is never preempted, and since every
 //   request fits into the cache alone, it always ends.
@@ -42,8 +44,8 @@ class Scheduler {
   // first time (not after a preemption) and counts their prefix cache hits.
   std::vector<Sequence*> Admit();
 
-  // Returns the rows of the next step, at most `max_rows`. If there are decoding rows, prompt rows
-  // stay within `budget`. May preempt sequences.
+  // Returns the rows of the next step, at most `max_rows`, but for a single sequence that is computed
+  // whole. If there are decoding rows, prompt rows stay within `budget`. May preempt sequences.
   std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
   // Takes free pages for up to `drafted` tokens behind the last token of a running sequence.
@@ -75,6 +77,9 @@ class Scheduler {
   // Gives a sequence memory for the tokens up to `length`, if necessary that of sequences that are
   // served later. Returns false if the sequence itself was preempted.
   bool Reserve(Sequence& sequence, int length);
+  // Returns the rows of sequences that are computed whole: as many as fit into `max_rows`, in the
+  // order of serving, but at least one.
+  std::vector<ScheduledRows> PlanWhole(int max_rows) const;
   // Appends the rows of the decoding sequences, at most `max_rows`. Makes sure that the next token
   // of each prompt has memory.
   void PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows);
@@ -84,6 +89,7 @@ class Scheduler {
   const int max_running_;
   std::vector<SequencePtr> waiting_;  // waiting_ and running_ are in the order of ServedBefore()
   std::vector<SequencePtr> running_;
+  bool whole_next_ = true;  // whether the next step computes whole sequences, if there are both
   uint64_t preemptions_ = 0;
   uint64_t queried_tokens_ = 0;
   uint64_t hit_tokens_ = 0;

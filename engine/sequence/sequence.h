@@ -18,8 +18,15 @@
 #include "engine/request.h"
 #include "engine/sample/output_text.h"
 #include "engine/sample/sampler.h"
+#include "engine/spec/head.h"
 
 namespace moeserve {
+
+// Whether the logits of token i are among the outputs of a text.
+inline bool EncodesLogits(const EncodeParams& encode, int i) {
+  return encode.output == EncodeOutput::kLogits ||
+         (encode.output == EncodeOutput::kTokens && std::ranges::binary_search(encode.rows, i));
+}
 
 struct Sequence {
   // `eos` outlives the sequence. A sequence that is planned to have more than `long_from` tokens is
@@ -71,9 +78,24 @@ struct Sequence {
   // Whether the logits of token i's row are needed: token i is the last one, or its row predicts a
   // prompt token whose log-probability is missing.
   bool WantsLogits(int i) const {
+    if (request.encode.has_value()) return EncodesLogits(*request.encode, i);
     if (i + 1 == length()) return true;
     return wants_prompt_logprobs() && i + 1 < prompt_length() &&
            i + 1 >= static_cast<int>(prompt_logprobs.size());
+  }
+
+  // Whether token i's row is an output of a text by itself (Batch::text_rows), or one of the rows
+  // that are pooled.
+  bool IsTextRow(int i, PoolingKind pooling) const {
+    if (!request.encode.has_value()) return false;
+    if (request.encode->output == EncodeOutput::kVectors) return true;
+    if (request.encode->output != EncodeOutput::kText) return false;
+    return pooling == PoolingKind::kFirst ? i == 0
+                                          : pooling == PoolingKind::kLast && i + 1 == length();
+  }
+  bool IsPooled(PoolingKind pooling) const {
+    return request.encode.has_value() && request.encode->output == EncodeOutput::kText &&
+           PoolsAll(pooling);
   }
 
   // Returns the text whose end is the end of `tokens`, and in which prompt lookup searches. A
@@ -131,6 +153,9 @@ struct Sequence {
   double draw_seconds = 0.0;
   bool resting = false;  // leaves out the next step, to the advantage of others
   int rested = 0;        // steps that it has left out since its last one
+  // Whether one step must compute all of its tokens.
+  bool whole = false;
+  EncodeResult encoded;  // what was computed so far for Request::encode
   // Further samples of the same prompt. They start when this sequence has computed the prompt, and
   // share the prompt's blocks.
   std::vector<std::unique_ptr<Sequence>> samples;

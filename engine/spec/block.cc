@@ -35,12 +35,16 @@ int ModelSpec::Find(int layer, BlockKind kind) const {
   return -1;
 }
 
-const BlockSpec& ModelSpec::token_mixer(int layer) const {
+const BlockSpec* ModelSpec::token_mixer(int layer) const {
   const auto block = std::ranges::find_if(blocks, [&](const BlockSpec& b) {
     return b.layer == layer && b.kind() != BlockKind::kFeedForward;
   });
-  MOESERVE_CHECK(block != blocks.end(), "the layer has a block that mixes tokens");
-  return *block;
+  return block == blocks.end() ? nullptr : &*block;
+}
+
+const BlockSpec* ModelSpec::feed_forward_block(int layer) const {
+  const int block = Find(layer, BlockKind::kFeedForward);
+  return block < 0 ? nullptr : &blocks[static_cast<size_t>(block)];
 }
 
 const AttentionSpec& ModelSpec::attention(int layer) const {
@@ -59,6 +63,10 @@ const FeedForwardSpec& ModelSpec::feed_forward(int layer) const {
 }
 FeedForwardSpec& ModelSpec::feed_forward(int layer) {
   return const_cast<FeedForwardSpec&>(std::as_const(*this).feed_forward(layer));
+}
+
+void ModelSpec::AddLayer(Mixer only) {
+  blocks.push_back({.mixer = std::move(only), .layer = num_layers()});
 }
 
 void ModelSpec::AddLayer(Mixer token_mixer, FeedForwardSpec feed_forward) {

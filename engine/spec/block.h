@@ -18,21 +18,24 @@
 
 namespace moeserve {
 
-enum class NormKind : uint8_t { kRms, kLayer };  // kLayer has a bias
+enum class NormKind : uint8_t { kRms, kLayer };
 constexpr NameTraits Traits(NormKind k) { return NameIn({"rms", "layer"}, k); }
 // Where a layer's norms are; f is attention or feed-forward.
 enum class NormPlacement : uint8_t {
   kPre,     // x + f(norm(x))
   kPost,    // norm(x + f(x))
   kOutput,  // x + norm(f(x))
-  kBoth     // x + norm_out(f(norm(x)))
+  kBoth,    // x + norm_out(f(norm(x)))
+  kNone     // x + f(x)
 };
 constexpr NameTraits Traits(NormPlacement k) {
-  return NameIn({"pre", "post", "output", "both"}, k);
+  return NameIn({"pre", "post", "output", "both", "none"}, k);
 }
 constexpr bool NormsInput(NormPlacement p) {
   return p == NormPlacement::kPre || p == NormPlacement::kBoth;
 }
+// Whether the block has a norm of its input or of the sum.
+constexpr bool HasNorm(NormPlacement p) { return NormsInput(p) || p == NormPlacement::kPost; }
 constexpr bool NormsOutput(NormPlacement p) {
   return p == NormPlacement::kOutput || p == NormPlacement::kBoth;
 }
@@ -40,11 +43,13 @@ constexpr bool NormsOutput(NormPlacement p) {
 struct NormSpec {
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
-  std::optional<float> final_eps;  // of the final norm, if it differs
+  std::optional<bool> bias = std::nullopt;  // kLayer only; unset: there is one
+  std::optional<float> final_eps;           // of the final norm, if it differs
   NormPlacement placement = NormPlacement::kPre;
   // Whether there is a norm before the LM head; unset: unless the placement is kPost.
   std::optional<bool> final_norm = std::nullopt;
 
+  bool HasBias() const { return kind == NormKind::kLayer && bias.value_or(true); }
   bool HasFinal() const { return final_norm.value_or(placement != NormPlacement::kPost); }
 };
 
@@ -61,6 +66,9 @@ enum class PositionKind : uint8_t { kRope, kSinusoidal, kLearned, kNone };
 constexpr NameTraits Traits(PositionKind k) {
   return NameIn({"rope", "sinusoidal", "learned", "none"}, k);
 }
+// The frequencies of sinusoids of width d: 10000^(-j/(d/2 - 1)), or 10000^(-2j/d).
+enum class SinusoidSpacing : uint8_t { kFairseq, kHalf };
+constexpr NameTraits Traits(SinusoidSpacing k) { return NameIn({"fairseq", "half"}, k); }
 enum class RopePairing : uint8_t { kHalf, kInterleaved };
 constexpr NameTraits Traits(RopePairing k) { return NameIn({"half", "interleaved"}, k); }
 
@@ -71,6 +79,10 @@ struct PositionSpec {
   double fraction = 1.0;                     // rope only: fraction of head_dim that is rotated
   RopeScaling scaling;                       // rope only
   int first = 0;                             // sinusoidal only: position of a text's first token
+  SinusoidSpacing spacing = SinusoidSpacing::kFairseq;  // sinusoidal only
+  // False: padding tokens have no positions of their own, so requests cannot contain them. Learned
+  // and sinusoidal only.
+  bool count_padding = true;
   double xpos_base = 0.0;                    // rope only: RopeSettings::xpos_base; 0: no XPOS
 };
 
@@ -223,7 +235,10 @@ struct AttentionSpec {
   double scale = 1.0;         // multiplies q.k
   double soft_cap = 0.0;      // above 0: a scaled score s becomes soft_cap * tanh(s / soft_cap)
   bool sinks = false;         // dense only: a learned score per head, in the softmax alone
-  std::optional<int> window;  // number of last positions that a token attends to, itself included
+  // Whether a token attends to positions up to its own only. Unset: except in encoders.
+  std::optional<bool> causal = std::nullopt;
+  // Number of positions, its own included, that a token attends to in each direction.
+  std::optional<int> window;
   QkNorm qk_norm = QkNorm::kNone;   // dense only
   bool qk_norm_after_rope = false;  // else before it
   // Dense only, without `latent`. Above 0: elements of q, k and v are limited to [-qkv_clip,

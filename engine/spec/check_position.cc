@@ -101,10 +101,10 @@ void CheckRelativeBias(Checker& check, const ModelSpec& spec) {
   const int64_t distances =
       std::min<int64_t>(int64_t{bias.max_distance} + 1, spec.max_position_embeddings);
   const int64_t most = kMaxRelativeBiases / std::max<int64_t>(distances, 1);
-  const AttentionSpec* const first =
-      spec.blocks.empty() ? nullptr : spec.blocks.front().attention();
-  const int heads = first == nullptr ? 1 : first->num_heads;  // other mixers are refused later
-  check.Int("attention[0].", "num_heads", heads, 1, most,
+  const AttentionSpec* const first = FirstAttention(spec);
+  check.Refuse(first == nullptr, "", "relative_bias", "none", "an object (no layer has attention)");
+  if (first == nullptr) return;
+  check.Int("attention[0].", "num_heads", first->num_heads, 1, most,
             Is("relative_bias.max_distance", bias.max_distance));
 }
 
@@ -116,7 +116,10 @@ void CheckBiasOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
   check.Refuse(attention.latent.has_value(), scope, "latent", "none", "an object", because);
   check.Refuse(attention.soft_cap != 0, scope, "soft_cap", "0", Number(attention.soft_cap),
                because);
-  const int heads = spec.attention(0).num_heads;
+  const AttentionSpec& first = *FirstAttention(spec);
+  const int heads = first.num_heads;
+  check.Refuse(IsCausal(spec, attention) != IsCausal(spec, first), scope, "causal",
+               "the same value in all layers", "two values", because);
   check.Int(scope, "num_heads", attention.num_heads, heads, heads, because);
 }
 

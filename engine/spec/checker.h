@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -30,13 +31,13 @@ class Checker {
   }
 
   // `because` explains a bound that depends on another key: " (num_experts is 8)".
-  void Int(const std::string& scope, const char* key, int64_t value, int64_t low, int64_t high,
+  void Int(const std::string& scope, std::string_view key, int64_t value, int64_t low, int64_t high,
            const std::string& because = "") {
     if (!ok() || (value >= low && value <= high)) return;
     const std::string range =
         low == high ? std::to_string(low)
                     : "an integer in [" + std::to_string(low) + ", " + std::to_string(high) + "]";
-    Fail(scope + key, range, std::to_string(value) + because);
+    Fail(Concat(scope, key), range, std::to_string(value) + because);
   }
 
   void Divides(const std::string& scope, const char* key, int64_t value, const char* whole_key,
@@ -111,6 +112,15 @@ class SettingsChecker : public SettingsVisitor<SettingsChecker<S>, const S> {
       if (part.has_value()) CheckSettings(check_, Concat(scope_, key, '.'), *part, context...);
     } else {
       CheckSettings(check_, Concat(scope_, key, '.'), part, context...);
+    }
+  }
+
+  template <typename T>
+  void List(const char* key, std::vector<T> S::*member, int most) {
+    const std::vector<T>& list = this->spec.*member;
+    check_.Int(scope_, key, std::ssize(list), 0, most, " objects");
+    for (size_t i = 0; check_.ok() && i < list.size(); ++i) {
+      CheckSettings(check_, Concat(scope_, key, '[', i, "]."), list[i]);
     }
   }
 

@@ -69,7 +69,7 @@ std::string ValueText(const T& value, int digits = 6) {
     std::snprintf(text, sizeof(text), "%.*g", digits, value);
     return text;
   } else if constexpr (requires { value.has_value(); }) {
-    return ValueText(*value, digits);
+    return value.has_value() ? ValueText(*value, digits) : "none";
   }
   return "another value";
 }
@@ -126,6 +126,9 @@ class SettingsVisitor {
   // A structure with its own table, which gets the context.
   template <typename... T>
   void Object(const T&... /*key, member, need, context*/) {}
+  // At most `most` structures with tables of their own.
+  template <typename... T>
+  void List(const T&... /*key, member, most*/) {}
 
   S& spec;
 };
@@ -135,9 +138,10 @@ class SettingsVisitor {
 // spec.cc.
 
 template <typename V, typename S = typename V::Spec>
-void Settings(V& v, const NormSpec&) {
+void Settings(V& v, const NormSpec& norm) {
   v.Required("kind", &S::kind);
   v.Optional("eps", &S::eps, Within(0, 1));
+  v.Optional("bias", &S::bias, Rule().Off(norm.kind == NormKind::kRms, "norm.kind is \"rms\""));
   v.Optional("final_eps", &S::final_eps, Within(0, 1));
   v.Optional("placement", &S::placement);
   v.Optional("final", &S::final_norm);
@@ -184,7 +188,13 @@ void Settings(V& v, const PositionSpec& position) {
     v.Object("scaling", &S::scaling);
   }
   const Rule first = Within(0, kMaxPositions).Text(" from %");
-  v.Optional("first", &S::first, first.Only(sinusoidal, "position.kind is not \"sinusoidal\""));
+  const std::string_view other = "position.kind is not \"sinusoidal\"";
+  v.Optional("first", &S::first, first.Only(sinusoidal, other));
+  v.Optional("spacing", &S::spacing, Text(", spacing %").Only(sinusoidal, other));
+  v.Optional("count_padding", &S::count_padding,
+             Text(", padding not counted")
+                 .Only(sinusoidal || position.kind == PositionKind::kLearned,
+                       "position.kind is not \"sinusoidal\" or \"learned\""));
 }
 
 template <typename V, typename S = typename V::Spec>
@@ -195,18 +205,53 @@ void Settings(V& v, const RelativeBias& bias) {
 }
 
 template <typename V, typename S = typename V::Spec>
-void Settings(V& v, const ModelSpec& model) {
+void Settings(V& v, const HeadLayerSpec&) {
+  v.Required("activation", &S::activation);
+  v.Optional("bias", &S::bias);
+  v.Optional("norm", &S::norm);
+}
+
+template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const HeadSpec& head) {
+  if (!v.Kind("kind", &S::kind)) return;
+  const bool labels = HasLabels(head.kind);
+  const auto only = [&](const Rule& rule) { return rule.Only(labels, "the head has no labels"); };
+  v.Optional("labels", &S::labels, only({}));
+  v.Optional("scores", &S::scores, only(Text(", scores by %")));
+  v.Object("layer", &S::layer);
+  v.Optional("bias", &S::bias, only(Text(", no bias")));
+}
+
+template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const DenseSpec&) {
+  v.Required("width", &S::width, Within(1, kMaxWidth));
+  v.Optional("activation", &S::activation);
+  v.Optional("bias", &S::bias);
+}
+
+template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const PoolingSpec&) {
+  if (!v.Kind("kind", &S::kind)) return;
+  v.List("dense", &S::dense, kMaxDenseModules);
+  v.Optional("normalize", &S::normalize, Text(", normalized"));
+}
+
+template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const ModelSpec&) {
+  v.Optional("pad_token_id", &S::pad_token_id);
   v.Object("norm", &S::norm, Need::kWritten);
   v.Object("position", &S::position, Need::kWritten);
   v.Object("relative_bias", &S::relative_bias);
   v.Optional("embedding_scale", &S::embedding_scale);
+  v.Optional("token_types", &S::token_types, Within(0, kMaxTokenTypes).Text(", % token types"));
   v.Optional("embedding_norm", &S::embedding_norm, Text(", norm of embeddings"));
   v.Optional("residual_scale", &S::residual_scale);
   v.Optional("logit_scale", &S::logit_scale);
   v.Optional("logit_soft_cap", &S::logit_soft_cap, AtLeast(0).Text(", logits' soft cap %"));
   v.Optional("tie_word_embeddings", &S::tie_word_embeddings, Text(", tied embeddings"));
-  const Rule untied = Rule().Off(model.tie_word_embeddings, "tie_word_embeddings is true");
-  v.Optional("head_bias", &S::head_bias, untied.Text(", bias of logits"));
+  v.Optional("head_bias", &S::head_bias, Text(", bias of logits"));
+  v.Object("head", &S::head);
+  v.Object("pooling", &S::pooling);
 }
 
 // Files have these keys in the object of the block.
@@ -327,6 +372,7 @@ void Settings(V& v, const AttentionSpec& attention) {
   if (dense) v.Object("latent", &S::latent);
   v.Optional("sinks", &S::sinks, plain(Text(", sinks")));
   v.Object("position", &S::position);
+  v.Optional("causal", &S::causal);
   v.Optional("window", &S::window, Within(1, std::numeric_limits<int>::max()).Text(", window %"));
   if (!dense) v.Object("routing", &S::routing, Need::kRequired, BlockKind::kAttention);
   if (dense) {

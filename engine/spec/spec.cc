@@ -139,6 +139,10 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
                  Concat("num_heads * head_dim <= ", kMaxWidth), width);
   }
   CheckRopeOfLayer(check, spec, scope, attention);
+  check.Refuse(!IsCausal(spec, attention) && spec.kind == ModelKind::kDecoder, scope, "causal",
+               "true", "false (model_type is \"routed_decoder\")");
+  check.Refuse(!IsCausal(spec, attention) && PositionOf(spec, attention).xpos_base > 0, scope,
+               "causal", "true", "false (position.xpos_base is not 0)");
 }
 
 // Returns the number of sub-layers of all networks of a block beyond the first of each network;
@@ -149,8 +153,40 @@ int64_t MoreSublayers(const FeedForwardSpec& feed_forward) {
   return networks * (feed_forward.expert.depth - 1);
 }
 
+// Checks what the model computes from its last rows.
+void CheckHead(Checker& check, const ModelSpec& spec) {
+  const HeadSpec& head = spec.head;
+  const bool pools = spec.pooling.has_value();
+  const auto labels = static_cast<int64_t>(head.labels.size());
+  const std::string kind = Concat(" (head.kind is ", Quoted(KindName(head.kind)), ')');
+  check.Refuse(spec.kind == ModelKind::kEncoder && head.kind == HeadKind::kLanguageModel, "",
+               "head.kind", "another kind, because an encoder generates nothing",
+               Quoted(KindName(head.kind)));
+  check.Refuse(spec.tie_word_embeddings && !HasVocabulary(head.kind), "", "tie_word_embeddings",
+               "false", "true", kind);
+  check.Refuse(spec.head_bias && !HasVocabulary(head.kind), "", "head_bias", "false", "true", kind);
+  check.Int("", "number of head.labels", labels, HasLabels(head.kind) ? 1 : 0,
+            HasLabels(head.kind) ? kMaxLabels : 0, kind);
+  check.Refuse(head.kind == HeadKind::kSpans && labels != 2, "", "head.labels", "2 labels", labels,
+               kind);
+  const bool layer = head.kind == HeadKind::kMaskedLm || HasLabels(head.kind);
+  check.Refuse(head.layer.has_value() && !layer, "", "head.layer", "none", "an object", kind);
+  const bool of_text = head.kind == HeadKind::kSequenceClassification;
+  check.Refuse((of_text || head.kind == HeadKind::kNone) && !pools, "", "pooling", "an object",
+               "none", kind);
+  check.Int("", "number of pooling.dense", pools ? std::ssize(spec.pooling->dense) : 0, 0,
+            of_text ? 0 : kMaxDenseModules, kind);
+  check.Refuse(of_text && pools && spec.pooling->normalize, "", "pooling.normalize", "false",
+               "true", kind);
+}
+
 void CheckTokenIds(Checker& check, const ModelSpec& spec) {
   const std::string because = Is("vocab_size", spec.vocab_size);
+  if (spec.pad_token_id.has_value()) {
+    check.Int("", "pad_token_id", *spec.pad_token_id, 0, spec.vocab_size - 1, because);
+  }
+  check.Refuse(!spec.position.count_padding && !spec.pad_token_id.has_value(), "", "pad_token_id",
+               "an integer", "none (position.count_padding is false)");
   if (spec.bos_token_id.has_value()) {
     check.Int("", "bos_token_id", *spec.bos_token_id, 0, spec.vocab_size - 1, because);
   }
@@ -192,25 +228,47 @@ void CheckOrder(const ModelSpec& spec) {
 
 }  // namespace
 
-std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
-  std::vector<KvLayerShape> shapes;
+const AttentionSpec* FirstAttention(const ModelSpec& spec) {
   for (const BlockSpec& block : spec.blocks) {
-    const AttentionSpec* a = block.attention();
-    if (a == nullptr) continue;
-    if (a->latent.has_value()) {
-      shapes.push_back({1, a->latent->rank + a->latent->rope_dim, a->latent->rank});
-    } else {
-      shapes.push_back({a->num_kv_heads, a->head_dim, 0});
-    }
+    if (block.attention() != nullptr) return block.attention();
   }
-  return shapes;
+  return nullptr;
 }
 
-int CacheLayer(const ModelSpec& spec, int block) {
-  return static_cast<int>(
-      std::count_if(spec.blocks.begin(), spec.blocks.begin() + block,
-                    [](const BlockSpec& b) { return b.attention() != nullptr; }));
+bool IsCausal(const ModelSpec& spec, const AttentionSpec& attention) {
+  return attention.causal.value_or(spec.kind != ModelKind::kEncoder);
 }
+
+namespace {
+
+KvLayerShape CacheShape(const AttentionSpec& attention) {
+  if (!attention.latent.has_value()) return {attention.num_kv_heads, attention.head_dim, 0};
+  return {1, attention.latent->rank + attention.latent->rope_dim, attention.latent->rank};
+}
+
+// Returns the shapes for the first `blocks` blocks, and the index of the last attention block's.
+std::pair<std::vector<KvLayerShape>, int> CacheShapesOf(const ModelSpec& spec, int blocks) {
+  std::vector<KvLayerShape> shapes;
+  int last = -1;
+  for (int b = 0; b < blocks; ++b) {
+    const AttentionSpec* const attention = spec.blocks[static_cast<size_t>(b)].attention();
+    if (attention == nullptr) continue;
+    const KvLayerShape shape = CacheShape(*attention);
+    const auto same =
+        spec.kind == ModelKind::kEncoder ? std::ranges::find(shapes, shape) : shapes.end();
+    last = static_cast<int>(same - shapes.begin());
+    if (same == shapes.end()) shapes.push_back(shape);
+  }
+  return {std::move(shapes), last};
+}
+
+}  // namespace
+
+std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
+  return CacheShapesOf(spec, spec.num_blocks()).first;
+}
+
+int CacheLayer(const ModelSpec& spec, int block) { return CacheShapesOf(spec, block + 1).second; }
 
 namespace {
 
@@ -245,6 +303,7 @@ absl::Status Validate(const ModelSpec& spec) {
   check.Int("", "max_position_embeddings", spec.max_position_embeddings, 1, kMaxPositions);
   CheckTokenIds(check, spec);
   CheckSettings(check, "", spec);
+  CheckHead(check, spec);
   CheckPosition(check, spec);
   CheckRelativeBias(check, spec);
   if (!check.ok()) return check.status();

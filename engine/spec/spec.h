@@ -1,4 +1,4 @@
-// The architecture of a decoder as plain data. Loaders fill it, Validate() accepts or rejects it,
+// The architecture of a model as plain data. Loaders fill it, Validate() accepts or rejects it,
 // and the model is built from it. Names and meanings are those of the native checkpoint format
 // (model_loaders/README.md). The models of the four papers (X-MoE, MH-MoE, MoA, HMoE) are settings
 // of these structures.
@@ -11,45 +11,60 @@
 
 #include "absl/status/status.h"
 #include "engine/spec/block.h"
+#include "engine/spec/head.h"
 #include "kernels/base/relative_bias.h"
 #include "kernels/kv_cache_storage.h"
 #include "kernels/state_storage.h"
 
 namespace moeserve {
 
+// A decoder generates texts; its tokens attend to earlier ones only. An encoder computes a text as a
+// whole, in one step, and keeps nothing of it.
+enum class ModelKind : uint8_t { kDecoder, kEncoder };
+constexpr NameTraits Traits(ModelKind k) { return NameIn({"routed_decoder", "routed_encoder"}, k); }
+
 struct ModelSpec {
+  ModelKind kind = ModelKind::kDecoder;
   int vocab_size = 0;
   int hidden_size = 0;
   int max_position_embeddings = 0;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
+  std::optional<int32_t> pad_token_id = std::nullopt;
   NormSpec norm;
   PositionSpec position;
   // If set, a table [buckets, num_heads] that all layers share has biases of the scaled scores. All
   // layers then have dense attention with the same number of heads, without latents and soft caps.
   std::optional<RelativeBias> relative_bias;
   double embedding_scale = 1.0;
+  // Above 0: each token has one of this many types, whose embedding is added to the token's.
+  int token_types = 0;
   bool embedding_norm = false;  // a norm of the sum of token and position embeddings
   double residual_scale = 1.0;
   double logit_scale = 1.0;
   double logit_soft_cap = 0.0;  // above 0: a scaled logit x becomes cap * tanh(x / cap)
   bool tie_word_embeddings = false;
   bool head_bias = false;         // a bias [vocab_size] of the logits, before logit_scale
+  HeadSpec head;
+  // If set, the model computes vectors of texts, or with kSequenceClassification logits of texts.
+  std::optional<PoolingSpec> pooling;
   std::vector<BlockSpec> blocks;  // in execution order
 
   int num_layers() const { return blocks.empty() ? 0 : blocks.back().layer + 1; }
   int num_blocks() const { return static_cast<int>(blocks.size()); }
   // Returns the index in `blocks` of the block of this kind in a layer; -1 if there is none.
   int Find(int layer, BlockKind kind) const;
-  // Returns the block of a layer that mixes tokens.
-  const BlockSpec& token_mixer(int layer) const;
+  // Return the block of a layer that mixes tokens, and the other one; null if there is none.
+  const BlockSpec* token_mixer(int layer) const;
+  const BlockSpec* feed_forward_block(int layer) const;
   // Return the settings of a layer's block. The layer must have a block of this kind.
   AttentionSpec& attention(int layer);
   const AttentionSpec& attention(int layer) const;
   FeedForwardSpec& feed_forward(int layer);
   const FeedForwardSpec& feed_forward(int layer) const;
 
-  // Appends a layer of two blocks, or `count` equal ones.
+  // Append a layer of one block, a layer of two, or `count` equal ones.
+  void AddLayer(Mixer only);
   void AddLayer(Mixer token_mixer, FeedForwardSpec feed_forward);
   void AddLayer(LayerSpec layer);
   void AddLayers(int count, const LayerSpec& layer = {});
@@ -62,7 +77,14 @@ const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& atten
 NormPlacement NormPlacementOf(const ModelSpec& spec, const BlockSpec& block);
 double ResidualScaleOf(const ModelSpec& spec, const BlockSpec& block);
 
-// Returns the shapes of the KV cache's layers: one for each attention block, in execution order.
+// Returns the settings of the first attention layer; null if there is none.
+const AttentionSpec* FirstAttention(const ModelSpec& spec);
+
+// Returns whether the tokens of an attention layer attend to positions up to their own only.
+bool IsCausal(const ModelSpec& spec, const AttentionSpec& attention);
+
+// Returns the shapes of the KV cache's layers: one for each attention block, in execution order. An
+// encoder's layers of equal shapes share one, which only the step that writes it reads.
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
 // Returns the index of an attention block's keys and values in the KV cache.
 int CacheLayer(const ModelSpec& spec, int block);

@@ -37,20 +37,21 @@ class TensorList {
           {{spec_.max_position_embeddings, "max_position_embeddings"}, hidden_},
           "position.kind is \"learned\"");
     }
+    if (spec_.token_types > 0) {
+      Add("embed_type.weight", {{spec_.token_types, "token_types"}, hidden_},
+          "token_types is above 0");
+    }
     if (spec_.embedding_norm) AddNorm("embed_norm", hidden_, "embedding_norm is true");
     if (spec_.relative_bias.has_value()) {
       Add("relative_bias.weight",
           {{spec_.relative_bias->buckets, "relative_bias.buckets"},
-           {spec_.attention(0).num_heads, "attention[0].num_heads"}},
+           {FirstAttention(spec_)->num_heads, "attention[0].num_heads"}},
           "relative_bias is set");
     }
     if (spec_.norm.HasFinal()) {
       AddNorm("norm", hidden_, spec_.norm.final_norm.has_value() ? "norm.final is true" : "");
     }
-    if (!spec_.tie_word_embeddings) {
-      Add("head.weight", {vocabulary, hidden_}, "tie_word_embeddings is false");
-    }
-    if (spec_.head_bias) Add("head.bias", {vocabulary}, "head_bias is true");
+    AddHead(vocabulary);
     for (const BlockSpec& block : spec_.blocks) {
       const std::string name = block.name() + ".";
       const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
@@ -76,18 +77,45 @@ class TensorList {
     list_.push_back(std::move(tensor));
   }
 
+  void AddHead(const Dim& vocabulary) {
+    const HeadSpec& head = spec_.head;
+    const std::string kind = Concat("head.kind is ", Quoted(KindName(head.kind)));
+    if (spec_.pooling.has_value()) {
+      Dim in = hidden_;
+      for (size_t i = 0; i < spec_.pooling->dense.size(); ++i) {
+        const DenseSpec& dense = spec_.pooling->dense[i];
+        const std::string key = Concat("pooling.dense[", i, "].");
+        const Dim out{dense.width, key + "width"};
+        AddLinear(Concat("pooling.dense.", i), out, in, dense.bias ? key + "bias" : "");
+        in = out;
+      }
+    }
+    if (head.layer.has_value()) {
+      AddLinear("head.layer", hidden_, hidden_, head.layer->bias ? "head.layer.bias" : "",
+                "head.layer is set");
+      if (head.layer->norm) AddNorm("head.layer_norm", hidden_, "head.layer.norm is true");
+    }
+    if (HasLabels(head.kind)) {
+      AddLinear("classifier", {static_cast<int64_t>(head.labels.size()), "number of head.labels"},
+                hidden_, head.bias ? "head.bias" : "", kind);
+    }
+    if (!HasVocabulary(head.kind)) return;
+    if (!spec_.tie_word_embeddings) {
+      Add("head.weight", {vocabulary, hidden_}, "tie_word_embeddings is false");
+    }
+    if (spec_.head_bias) Add("head.bias", {vocabulary}, "head_bias is true");
+  }
+
   // Adds a norm of the kind NormSpec::kind.
   void AddNorm(const std::string& name, const Dim& width, const std::string& when = "") {
     Add(name + ".weight", {width}, when);
-    if (spec_.norm.kind == NormKind::kLayer) {
-      Add(name + ".bias", {width}, "norm.kind is \"layer\"");
-    }
+    if (spec_.norm.HasBias()) Add(name + ".bias", {width}, "norm.kind is \"layer\"");
   }
 
   // Adds the norms of a block: before the branch, or after the residual sum, and on its output.
   void AddBlockNorms(const std::string& name, const std::string& key, const BlockSpec& block) {
     const NormPlacement placement = NormPlacementOf(spec_, block);
-    if (placement != NormPlacement::kOutput) AddNorm(name + "norm", hidden_);
+    if (HasNorm(placement)) AddNorm(name + "norm", hidden_);
     if (!NormsOutput(placement)) return;
     const bool own = block.residual.norm_placement.has_value();
     AddNorm(name + "output_norm", hidden_,
@@ -339,7 +367,8 @@ Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& s
   if (type == Quantization::kNone || shape.size() != 2) return Quantization::kNone;
   if (name.starts_with("embed") || name.starts_with("relative_bias") ||
       name.find(".router.") != std::string_view::npos || name.ends_with(".conv.weight") ||
-      name.find(".shared_gate.") != std::string_view::npos) {
+      name.find(".shared_gate.") != std::string_view::npos || name.starts_with("classifier.") ||
+      name.starts_with("head.layer.") || name.starts_with("pooling.")) {
     return Quantization::kNone;
   }
   const bool four_bits = type == Quantization::kInt4 || type == Quantization::kInt4K;

@@ -46,8 +46,15 @@ struct Batch {
   std::vector<uint8_t> long_sequence;
   int tables = 1;  // page tables of each sequence: KvCacheStorage::num_tables()
   std::vector<std::span<const int32_t>> page_tables;  // [S, tables] ids of each sequence's pages
+  // [S, tables] number of positions of each sequence in each table; empty if all attention is
+  // causal.
+  std::vector<int32_t> lengths;
+  std::vector<uint8_t> token_types;  // [T] type of each token; empty: all 0
   BatchStates states;
   std::vector<int32_t> logit_rows;  // rows whose logits are needed, ascending
+  // Rows that are texts by themselves, without pooling, and rows that are pooled.
+  std::vector<int32_t> text_rows;
+  std::vector<RowRange> pool_ranges;
   // [logit_rows] what the device samples from each of these rows; if SampleRow::row < 0, the row's
   // logits are copied to the host instead. Empty: all logits are copied to the host.
   std::vector<SampleRow> samples;
@@ -58,6 +65,7 @@ struct Batch {
   std::vector<const GivenRoutes*> given;
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }
+  int64_t num_texts() const { return std::ssize(text_rows) + std::ssize(pool_ranges); }
   // Returns the id of the page of the first table that holds token `t`.
   int32_t PageOf(size_t t) const {
     return page_tables[static_cast<size_t>(sequence[t] * tables)]

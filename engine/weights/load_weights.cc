@@ -1,5 +1,6 @@
 #include "engine/weights/load_weights.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace moeserve {
@@ -87,7 +88,7 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
   shape.quantization = quantization;
   for (const LinearPart& p : parts) {
     key.tensors.push_back(p.prefix + ".weight");
-    if (p.bias) key.tensors.push_back(p.prefix + ".bias");
+    if (p.bias) key.tensors.push_back(p.bias_name());
     total += p.out_features;
     shape.bias = shape.bias || p.bias;
   }
@@ -106,7 +107,7 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
     for (size_t i = 0; i < parts.size(); ++i) {
       if (!parts[i].bias) continue;
       MOESERVE_ASSIGN_OR_RETURN(
-          HostTensor b, load.source.Get(parts[i].prefix + ".bias", {parts[i].out_features}));
+          HostTensor b, load.source.Get(parts[i].bias_name(), {parts[i].out_features}));
       bank->LoadBias(0, LinearBank::Half::kMain, weights[i].row_begin, b);
     }
     return bank;
@@ -193,12 +194,16 @@ Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
                                            const std::vector<std::string>& prefixes,
                                            const std::vector<int>& widths) {
   const bool layer = load.norm.kind == NormKind::kLayer;
+  const std::vector<float> zeros(
+      layer && !load.norm.HasBias() ? static_cast<size_t>(*std::ranges::max_element(widths)) : 0);
   std::vector<HostTensor> scales, shifts;
   for (size_t g = 0; g < prefixes.size(); ++g) {
     MOESERVE_ASSIGN_OR_RETURN(HostTensor scale,
                               load.source.Get(prefixes[g] + ".weight", {widths[g]}));
     scales.push_back(std::move(scale));
-    if (layer) {
+    if (layer && !load.norm.HasBias()) {
+      shifts.push_back({zeros.data(), DType::kF32, {widths[g]}, nullptr});
+    } else if (layer) {
       MOESERVE_ASSIGN_OR_RETURN(HostTensor shift,
                                 load.source.Get(prefixes[g] + ".bias", {widths[g]}));
       shifts.push_back(std::move(shift));
@@ -222,7 +227,7 @@ Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::s
 }
 
 Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec) {
-  const int heads = spec.attention(0).num_heads;
+  const int heads = FirstAttention(spec)->num_heads;
   MOESERVE_ASSIGN_OR_RETURN(
       const HostTensor table,
       load.source.Get("relative_bias.weight", {spec.relative_bias->buckets, heads}));

@@ -39,6 +39,9 @@ struct LinearPart {
   std::string prefix;  // "blocks.0.attention.q": tensor .weight and, if `bias`, tensor .bias
   int out_features;
   bool bias;
+  std::string bias_prefix = {};  // of the bias, if it differs
+
+  std::string bias_name() const { return (bias_prefix.empty() ? prefix : bias_prefix) + ".bias"; }
 };
 
 // Loads a dense linear layer whose parts all have the same QuantizationOf(), and whose outputs are

@@ -6,6 +6,7 @@
 namespace moeserve {
 
 extern const Architecture kNativeArchitecture;
+extern const Architecture kNativeEncoderArchitecture;
 
 // huggingface/
 extern const Architecture kAfmoeArchitecture;

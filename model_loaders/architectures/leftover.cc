@@ -35,8 +35,33 @@ std::string Kind(const std::string& key, bool routed) {
 }
 
 std::string NormKindReason(const ModelSpec& spec) {
-  return spec.norm.kind == NormKind::kRms ? "norm.kind is \"rms\", which has no bias"
-                                          : std::string(kUnknownTensor);
+  if (spec.norm.kind == NormKind::kRms) return "norm.kind is \"rms\", which has no bias";
+  return spec.norm.HasBias() ? std::string(kUnknownTensor) : "norm.bias is false";
+}
+
+std::string HeadReason(std::string_view name, const ModelSpec& spec) {
+  const HeadSpec& head = spec.head;
+  const std::string kind = Concat("head.kind is ", Quoted(KindName(head.kind)));
+  if (Take(name, "pooling.dense.")) {
+    if (!spec.pooling.has_value()) return "there is no pooling";
+    const std::optional<int> module = TakeIndex(name);
+    if (!module.has_value()) return std::string(kUnknownTensor);
+    const auto count = static_cast<int>(spec.pooling->dense.size());
+    if (*module >= count) return Concat("pooling.dense has ", count, " objects");
+    return name == "bias" ? Concat("pooling.dense[", *module, "].bias is false")
+                          : std::string(kUnknownTensor);
+  }
+  if (name == "classifier.bias" && HasLabels(head.kind)) return "head.bias is false";
+  if (name.starts_with("classifier.")) return kind;
+  const bool norm = name.starts_with("head.layer_norm.");
+  if (norm || name.starts_with("head.layer.")) {
+    if (!head.layer.has_value()) return "there is no head.layer";
+    if (norm) return head.layer->norm ? NormKindReason(spec) : "head.layer.norm is false";
+    return name == "head.layer.bias" ? "head.layer.bias is false" : std::string(kUnknownTensor);
+  }
+  if (!HasVocabulary(head.kind)) return kind;
+  if (name == "head.weight") return "tie_word_embeddings is true";
+  return name == "head.bias" ? "head_bias is false" : std::string(kUnknownTensor);
 }
 
 // Returns the setting that excludes a norm of a block; `rest` is "norm.weight", "norm.bias",
@@ -45,7 +70,7 @@ std::string BlockNormReason(std::string_view rest, const std::string& key, const
                             const ModelSpec& spec) {
   const NormPlacement placement = NormPlacementOf(spec, block);
   const bool of_input = rest.starts_with("norm.");
-  if (of_input ? placement == NormPlacement::kOutput : !NormsOutput(placement)) {
+  if (of_input ? !HasNorm(placement) : !NormsOutput(placement)) {
     const bool own = block.residual.norm_placement.has_value();
     return Concat(own ? key + "norm_placement" : "norm.placement", " is ",
                   Quoted(Traits(placement).name));
@@ -193,7 +218,11 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
 }  // namespace
 
 std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
-  if (name == "head.weight") return "tie_word_embeddings is true";
+  if (name.starts_with("head.") || name.starts_with("classifier.") ||
+      name.starts_with("pooling.")) {
+    return HeadReason(name, spec);
+  }
+  if (name == "embed_type.weight") return "token_types is 0";
   if (name == "embed_position.weight") return "position.kind is not \"learned\"";
   if (name == "relative_bias.weight") return "there is no relative_bias";
   if (name == "norm.weight" || name == "norm.bias") {
@@ -207,9 +236,10 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   const bool attention = Take(name, "attention.");
   if (!attention && !Take(name, "feed_forward.")) return std::string(kUnknownTensor);
   const std::string key = Concat(attention ? "attention[" : "feed_forward[", *layer, "].");
-  const BlockSpec& block =
-      attention ? spec.token_mixer(*layer)
-                : spec.blocks[static_cast<size_t>(spec.Find(*layer, BlockKind::kFeedForward))];
+  const BlockSpec* const found =
+      attention ? spec.token_mixer(*layer) : spec.feed_forward_block(*layer);
+  if (found == nullptr) return Concat(key, "kind is \"none\"");
+  const BlockSpec& block = *found;
   if (name.starts_with("norm.") || name.starts_with("output_norm.")) {
     return BlockNormReason(name, key, block, spec);
   }

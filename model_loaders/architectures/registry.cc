@@ -14,6 +14,7 @@ namespace {
 // comes first.
 constexpr const Architecture* kArchitectures[] = {
     &kNativeArchitecture,
+    &kNativeEncoderArchitecture,
     &kDynamicMoeArchitecture,  // before Llama, whose name it uses
     &kAfmoeArchitecture,
     &kBailingMoeArchitecture,

@@ -82,6 +82,21 @@ std::vector<double> ObjectReader::Reals(std::string_view key) {
   return {};
 }
 
+std::vector<std::string> ObjectReader::Texts(std::string_view key) {
+  constexpr std::string_view kExpected = "a list of texts";
+  const Json* value = Required(key, kExpected);
+  if (value == nullptr) return {};
+  std::vector<std::string> texts;
+  bool valid = value->is_array();
+  for (size_t i = 0; valid && i < value->size(); ++i) {
+    valid = (*value)[i].is_string();
+    if (valid) texts.push_back((*value)[i].get<std::string>());
+  }
+  if (valid) return texts;
+  Fault(key, kExpected, ShowJson(*value));
+  return {};
+}
+
 std::vector<std::string> ObjectReader::Unread() const {
   std::vector<std::string> unread;
   if (!valid_) return unread;

@@ -205,7 +205,7 @@ class Cases {
     }
     logits_.resize(batch.logit_rows.size() * static_cast<size_t>(model_.spec().vocab_size));
     const StepReport report =
-        model_.Forward(batch, cache_, {.report = {.plans = work != nullptr}}, logits_);
+        model_.Forward(batch, cache_, {.report = {.plans = work != nullptr}}, {.logits = logits_});
     if (work != nullptr) work->Add(report);
   }
 

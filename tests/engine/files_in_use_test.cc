@@ -53,7 +53,7 @@ void RunOneToken(LoadedModel& loaded) {
   batch.sequence = {0};
   batch.phase = {Phase::kPrefill};
   std::vector<float> logits(static_cast<size_t>(spec.vocab_size));
-  loaded.model->Forward(batch, *kv, {}, logits);
+  loaded.model->Forward(batch, *kv, {}, {.logits = logits});
 }
 
 class FilesInUseTest : public ::testing::Test {

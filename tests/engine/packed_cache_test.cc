@@ -124,7 +124,7 @@ Outcome RunModel(const fs::path& model_folder, const fs::path& folder, Types typ
     batch.phase.push_back(Phase::kPrefill);
   }
   out.logits.resize(24 * static_cast<size_t>(spec.vocab_size));
-  (*model)->Forward(batch, **kv, {}, out.logits);
+  (*model)->Forward(batch, **kv, {}, {.logits = out.logits});
   return out;
 }
 

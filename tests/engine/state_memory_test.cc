@@ -216,7 +216,7 @@ class OneSequence {
         batch.phase.push_back(Phase::kPrefill);
       }
       std::vector<float> logits(static_cast<size_t>(rows) * vocab);
-      model_->Forward(batch, *cache_, {}, logits);
+      model_->Forward(batch, *cache_, {}, {.logits = logits});
       memory_->Advance(sequence_, rows, tokens_, "");
       all.insert(all.end(), logits.begin(), logits.end());
     }

@@ -58,8 +58,7 @@ absl::Status BundledModel::Admit(const server::GenerationParams& params,
       server::CheckRecordSize(params, prompts, checkpoint_.spec, rules.limits.max_routes));
   server::MemoryCharge charge(memory);
   MOESERVE_RETURN_IF_ERROR(charge.Add(server::AdmissionBytes(params, prompts, checkpoint_.spec)));
-  const RequestLimits limits{.vocab_size = checkpoint_.spec.vocab_size,
-                             .max_model_len = max_model_len(),
+  const RequestLimits limits{.max_model_len = max_model_len(),
                              .has_tokenizer = true,
                              .routing_records = true,
                              .routing_control = true};
@@ -67,7 +66,7 @@ absl::Status BundledModel::Admit(const server::GenerationParams& params,
       server::MakeEngineRequests(params, prompts, "id", absl::InfiniteFuture());
   MOESERVE_CHECK(requests.size() == prompts.size() * static_cast<size_t>(params.n), "all choices");
   for (const Request& request : requests) {
-    MOESERVE_RETURN_IF_ERROR(ValidateRequest(request, limits));
+    MOESERVE_RETURN_IF_ERROR(ValidateRequest(request, limits, checkpoint_.spec));
   }
   return absl::OkStatus();
 }

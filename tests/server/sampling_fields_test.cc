@@ -70,7 +70,9 @@ absl::Status Validate(const SamplingField& field, double value) {
   request.prompt = {1};
   request.sampling.max_tokens = 1000;
   field.Set(request.sampling, value);
-  return ValidateRequest(request, {.vocab_size = 10, .max_model_len = 2000});
+  ModelSpec spec;
+  spec.vocab_size = 10;
+  return ValidateRequest(request, {.max_model_len = 2000}, spec);
 }
 
 nlohmann::json JsonValue(const SamplingField& field, double value) {

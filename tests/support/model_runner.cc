@@ -62,6 +62,22 @@ void ModelRunner::AddStates(const Part& part, BatchStates& states) {
   states.Add(*states_, part.slot, static_cast<int>(part.tokens.size()));
 }
 
+void ModelRunner::AddTexts(const std::vector<Part>& parts, Batch& batch,
+                           std::vector<float>& texts) const {
+  int32_t begin = 0;
+  for (const Part& p : parts) {
+    const int32_t end = begin + static_cast<int32_t>(p.tokens.size());
+    const PoolingKind kind = spec().pooling->kind;
+    if (PoolsAll(kind)) {
+      batch.pool_ranges.push_back({begin, end});
+    } else {
+      batch.text_rows.push_back(kind == PoolingKind::kFirst ? begin : end - 1);
+    }
+    begin = end;
+  }
+  texts.resize(parts.size() * static_cast<size_t>(TextOutputs(spec())));
+}
+
 std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
                                             const StepSetup& setup) {
   Batch batch;
@@ -81,9 +97,16 @@ std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
       batch.phase.push_back(Phase::kPrefill);
     }
   }
-  std::vector<float> logits(batch.tokens.size() * static_cast<size_t>(vocab()));
+  if (RowOutputs(spec()) == 0) batch.logit_rows.clear();
+  if (spec().kind == ModelKind::kEncoder) {
+    for (const Part& p : parts) batch.lengths.push_back(static_cast<int32_t>(p.tokens.size()));
+  }
+  if (setup.texts != nullptr) AddTexts(parts, batch, *setup.texts);
+  std::vector<float> logits(batch.logit_rows.size() * static_cast<size_t>(RowOutputs(spec())));
   batch.given = setup.given;
-  const StepReport report = model_->Forward(batch, *cache_, setup.options, logits);
+  StepResults results{.logits = logits};
+  if (setup.texts != nullptr) results.texts = *setup.texts;
+  const StepReport report = model_->Forward(batch, *cache_, setup.options, results);
   if (setup.report) setup.report(report);
   return logits;
 }

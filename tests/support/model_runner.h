@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/model/model.h"
+#include "engine/model/output_head.h"
 #include "engine/step/batch.h"
 #include "kernels/registry.h"
 #include "model_loaders/checkpoint/loader.h"
@@ -32,6 +33,8 @@ struct StepSetup {
   StepOptions options;
   std::vector<const GivenRoutes*> given = {};               // see Batch
   std::function<void(const StepReport&)> report = nullptr;  // called after every step
+  // If set, receives the outputs of the texts, [parts, TextOutputs()]; requires a pooling.
+  std::vector<float>* texts = nullptr;
 };
 
 // One model with its own backend and cache. Each sequence has a fixed part of the cache, a slot.
@@ -40,7 +43,7 @@ class ModelRunner {
   static Result<std::unique_ptr<ModelRunner>> Load(const std::filesystem::path& model,
                                                    const RunnerOptions& options = {});
 
-  // Returns the logits of every token, [tokens, V], computed in steps of at most `chunk` tokens
+  // Returns the logits of every token, [tokens, RowOutputs()], computed in steps of at most `chunk` tokens
   // from position `begin` on. Earlier positions must have been run before; if the model has states,
   // the one before `begin` must be the last that was run. Different sequences use different slots.
   std::vector<float> Run(const std::vector<int32_t>& tokens, int chunk, int begin = 0,
@@ -63,6 +66,8 @@ class ModelRunner {
   int slots() const { return static_cast<int>(tables_.size()); }
 
  private:
+  // Adds what the step computes of whole texts, and makes room for it.
+  void AddTexts(const std::vector<Part>& parts, Batch& batch, std::vector<float>& texts) const;
   // Adds the rows of a part to the states of a step.
   void AddStates(const Part& part, BatchStates& states);
 

@@ -21,6 +21,7 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
   body->layer_ = layer;
   body->scale_ = static_cast<float>(spec.scale);
   body->soft_cap_ = static_cast<float>(spec.soft_cap);
+  body->causal_ = *spec.causal;
   body->window_ = spec.window.value_or(0);
   return body;
 }
@@ -44,6 +45,7 @@ RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan,
                          .order = HeadOrder::kTile,
                          .scale = scale_,
                          .soft_cap = soft_cap_,
+                         .causal = causal_,
                          .window = window_,
                          .query = query,
                          .output = heads});

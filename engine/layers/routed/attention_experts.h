@@ -13,6 +13,7 @@ namespace moeserve {
 // Run().
 class AttentionExperts : public ExpertBody {
  public:
+  // AttentionSpec::causal must be set.
   static Result<std::unique_ptr<AttentionExperts>> Load(LoadContext& load,
                                                         const std::string& prefix, int layer,
                                                         const AttentionSpec& spec,
@@ -26,6 +27,7 @@ class AttentionExperts : public ExpertBody {
   RopeSettings rope_;  // dimensions is 0 if the model has no rope
   int layer_ = 0;
   float scale_ = 1.0f, soft_cap_ = 0.0f;
+  bool causal_ = true;
   int window_ = 0;
 };
 

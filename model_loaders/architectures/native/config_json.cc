@@ -23,8 +23,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kNativeModelType = "routed_decoder";
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
+// Stands for a block that a layer does not have.
+constexpr std::string_view kNoBlock = "none";
 
 // Reads one width for all experts, or a list with one width per expert. `num_experts` is 0 if its
 // value was invalid; only the type is then checked.
@@ -101,6 +102,8 @@ class SettingsReader : public SettingsVisitor<SettingsReader<S>, S> {
       }
     } else if constexpr (std::is_same_v<T, std::vector<double>>) {
       value = reader_.Reals(key);
+    } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+      if (reader_.Optional(key) != nullptr) value = reader_.Texts(key);
     } else if (const Json* json = reader_.Optional(key)) {
       ReadOptional(key, *json, value, rule);
     }
@@ -122,6 +125,8 @@ class SettingsReader : public SettingsVisitor<SettingsReader<S>, S> {
     if constexpr (std::is_same_v<S, AttentionSpec>) {
       ForOtherMixers([&](const auto& other) { kinds.push_back({other.kKind, false}); });
     }
+    // ReadBlock() has seen that there is a block.
+    kinds.push_back({kNoBlock, false});
     const auto routed = reader_.Pick<bool>(key, kinds);
     if (!routed.has_value()) return kind_known_ = false;
     if (*routed) (this->spec.*member).emplace();
@@ -159,6 +164,21 @@ class SettingsReader : public SettingsVisitor<SettingsReader<S>, S> {
     }
     // Files have the number of experts with matrices.
     if constexpr (std::is_same_v<T, NullExperts>) this->spec.num_experts += part.total();
+  }
+
+  template <typename T>
+  void List(const char* key, std::vector<T> S::*member, int most) {
+    const Json* json = reader_.Optional(key);
+    if (json == nullptr) return;
+    if (!json->is_array() || json->size() > static_cast<size_t>(most)) {
+      reader_.Fault(key, Concat("a list of at most ", most, " objects"), ShowJson(*json));
+      return;
+    }
+    for (const Json& item : *json) {
+      std::vector<T>& list = this->spec.*member;
+      const std::string path = Concat(reader_.PathOf(key), '[', list.size(), ']');
+      ReadSettings(item, path, problems_, list.emplace_back());
+    }
   }
 
   void RefuseOthers() {
@@ -199,9 +219,16 @@ void ReadSettings(const Json& json, const std::string& path, Problems* problems,
 }
 
 // Reads the object of a block: the settings of its mixer and how it joins the residual stream.
-// `block` has a default mixer; "attention" may be another mixer of tokens.
-void ReadBlock(const Json& json, const std::string& path, Problems* problems, BlockSpec& block) {
+// `block` has a default mixer; "attention" may be another mixer of tokens. Returns whether the layer
+// has the block.
+bool ReadBlock(const Json& json, const std::string& path, Problems* problems, BlockSpec& block) {
   const auto kind = json.is_object() ? json.find("kind") : json.end();
+  if (kind != json.end() && *kind == kNoBlock) {
+    ObjectReader object(json, path, problems);
+    object.Optional("kind");
+    object.RefuseOthers(Concat(" (kind is ", Quoted(kNoBlock), ')'));
+    return false;
+  }
   ForOtherMixers([&](const auto& other) {
     const bool of_tokens = block.kind() != BlockKind::kFeedForward;
     if (of_tokens && kind != json.end() && *kind == other.kKind) block.mixer = other;
@@ -215,7 +242,11 @@ void ReadBlock(const Json& json, const std::string& path, Problems* problems, Bl
     reader.RefuseOthers();
   };
   std::visit(read, block.mixer);
+  return true;
 }
+
+// The block of each layer with one of the two names of blocks; nullopt where the layer has none.
+using BlockList = std::vector<std::optional<BlockSpec>>;
 
 Quantization ParseQuantization(const Json& json, Problems* problems) {
   ObjectReader reader(json, "quantization", problems);
@@ -239,8 +270,8 @@ int64_t ExpertsOf(const BlockSpec& block) {
 // Reads the blocks of all layers from one object, or from a list with one object per layer. Limits
 // the number of experts while reading, because a short file can demand long lists of widths in many
 // layers.
-std::vector<BlockSpec> ParseBlocks(ObjectReader& reader, const char* key, const Mixer& mixer,
-                                   int layers, bool* is_list, Problems* problems) {
+BlockList ParseBlocks(ObjectReader& reader, const char* key, const Mixer& mixer, int layers,
+                      bool* is_list, Problems* problems) {
   const std::string expected = Concat("an object or a list of ", layers, " objects");
   const Json* json = reader.Required(key, expected);
   if (json == nullptr) return {};
@@ -253,21 +284,22 @@ std::vector<BlockSpec> ParseBlocks(ObjectReader& reader, const char* key, const 
   };
   if (!*is_list) {
     BlockSpec block{.mixer = mixer};
-    ReadBlock(*json, key, problems, block);
+    const bool exists = ReadBlock(*json, key, problems, block);
     if (!problems->empty() || too_many(ExpertsOf(block) * layers)) return {};
-    return std::vector<BlockSpec>(layers, block);
+    return BlockList(layers, exists ? std::optional(block) : std::nullopt);
   }
   if (json->size() != static_cast<size_t>(layers)) {
     reader.Fault(key, expected,
                  Concat("a list of ", json->size(), " (num_hidden_layers is ", layers, ')'));
     return {};
   }
-  std::vector<BlockSpec> blocks;
+  BlockList blocks;
   int64_t experts = 0;
   for (const Json& item : *json) {
     const std::string path = Concat(key, '[', blocks.size(), ']');
-    ReadBlock(item, path, problems, blocks.emplace_back(BlockSpec{.mixer = mixer}));
-    experts += ExpertsOf(blocks.back());
+    std::optional<BlockSpec>& block = blocks.emplace_back(BlockSpec{.mixer = mixer});
+    if (!ReadBlock(item, path, problems, *block)) block.reset();
+    if (block.has_value()) experts += ExpertsOf(*block);
     if (problems->count() >= Problems::kShown || too_many(experts)) break;
   }
   return blocks;
@@ -275,15 +307,13 @@ std::vector<BlockSpec> ParseBlocks(ObjectReader& reader, const char* key, const 
 
 // Returns an error about another model type or version at once, because errors in other keys would
 // only follow from it.
-absl::Status CheckFormat(ObjectReader& reader, const Problems& problems) {
-  reader.Pick<int>("model_type", {{kNativeModelType, 0}});
+absl::Status CheckFormat(ObjectReader& reader, const Problems& problems, ModelKind& kind) {
+  kind = reader.PickKind<ModelKind>("model_type").value_or(kind);
   const size_t before = problems.count();
   const int version = reader.Int("format_version", kFormatVersion);
-  if (problems.count() == before && version != kFormatVersion) {
+  if (problems.count() == before && (version < 1 || version > kFormatVersion)) {
     reader.Fault("format_version",
-                 version > kFormatVersion
-                     ? Concat(kFormatVersion, " (the newest that this server reads)")
-                     : std::to_string(kFormatVersion),
+                 Concat("1 or ", kFormatVersion, " (the newest that this server reads)"),
                  std::to_string(version));
   }
   return problems.ToStatus(kConfigFile);
@@ -292,10 +322,9 @@ absl::Status CheckFormat(ObjectReader& reader, const Problems& problems) {
 Result<NativeConfig> ReadNativeConfig(const Json& json) {
   Problems problems;
   ObjectReader reader(json, "", &problems);
-  MOESERVE_RETURN_IF_ERROR(CheckFormat(reader, problems));
-
   NativeConfig config;
   ModelSpec& spec = config.spec;
+  MOESERVE_RETURN_IF_ERROR(CheckFormat(reader, problems, spec.kind));
   spec.vocab_size = reader.Int("vocab_size");
   spec.hidden_size = reader.Int("hidden_size");
   size_t before = problems.count();
@@ -321,7 +350,7 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
     config.quantization = ParseQuantization(*quantization, &problems);
   }
 
-  std::vector<BlockSpec> attention, feed_forward;
+  BlockList attention, feed_forward;
   if (layers_known) {
     attention = ParseBlocks(reader, "attention", AttentionSpec(), layers, &config.attention_is_list,
                             &problems);
@@ -335,9 +364,14 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kConfigFile));
 
   for (int i = 0; i < layers; ++i) {
-    for (BlockSpec* block : {&attention[i], &feed_forward[i]}) {
-      block->layer = i;
-      spec.blocks.push_back(std::move(*block));
+    if (!attention[i].has_value() && !feed_forward[i].has_value()) {
+      return absl::InvalidArgumentError(
+          Concat(kConfigFile, ": layer ", i, ": expected an attention or feed_forward, found none"));
+    }
+    for (std::optional<BlockSpec>* block : {&attention[i], &feed_forward[i]}) {
+      if (!block->has_value()) continue;
+      (*block)->layer = i;
+      spec.blocks.push_back(*std::move(*block));
     }
   }
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(config));
@@ -352,9 +386,9 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadNative(const Json& json, con
 }  // namespace
 
 constinit const Architecture kNativeArchitecture = {
-    .model_type = kNativeModelType,
-    .recognizes = [](const Json& config) { return HasModelType(config, kNativeModelType); },
-    .read = ReadNative};
+    .model_type = Traits(ModelKind::kDecoder).name, .read = ReadNative};
+constinit const Architecture kNativeEncoderArchitecture = {
+    .model_type = Traits(ModelKind::kEncoder).name, .read = ReadNative};
 
 std::optional<TensorPlace> NativeConfig::Place(const TensorRequirement& tensor) const {
   return TensorPlace{.name = tensor.name};

@@ -161,18 +161,34 @@ std::string PositionText(const PositionSpec& position) {
     case PositionKind::kSinusoidal:
       return "sinusoidal positions" + Phrases(position).Rest();
     case PositionKind::kLearned:
-      return "learned positions";
+      return "learned positions" + Phrases(position).Rest();
     case PositionKind::kNone:
       return "no positions";
   }
   return "";
 }
 
+std::string PoolingText(const PoolingSpec& pooling) {
+  std::string text = Concat(", vectors of texts by ", KindName(pooling.kind), " pooling");
+  for (const DenseSpec& dense : pooling.dense) text.append(Concat(", dense to ", dense.width));
+  return text + Phrases(pooling).Rest();
+}
+
+std::string HeadText(const HeadSpec& head) {
+  if (head.kind == HeadKind::kLanguageModel) return "";
+  std::string text = Concat(", head ", KindName(head.kind));
+  if (HasLabels(head.kind)) text.append(Concat(" of ", head.labels.size(), " labels"));
+  if (head.layer.has_value()) {
+    text.append(Concat(" after a layer with ", KindName(head.layer->activation)));
+  }
+  return text + Phrases(head).Rest();
+}
+
 }  // namespace
 
 std::string DescribeModel(const ModelSpec& spec) {
   const std::string_view placement =
-      NameIn({"pre-", "post-", "output ", "pre- and output "}, spec.norm.placement).name;
+      NameIn({"pre-", "post-", "output ", "pre- and output ", "no "}, spec.norm.placement).name;
   std::string text =
       Concat("vocabulary ", spec.vocab_size, ", hidden size ", spec.hidden_size, ", ",
              spec.num_layers(), " layers, up to ", spec.max_position_embeddings, " positions, ",
@@ -188,7 +204,9 @@ std::string DescribeModel(const ModelSpec& spec) {
   }
   Phrases phrases(spec);
   text.append(phrases.Take({"logit_soft_cap"}));
-  return text + phrases.Rest();
+  text.append(phrases.Rest());
+  if (spec.pooling.has_value()) text.append(PoolingText(*spec.pooling));
+  return text + HeadText(spec.head);
 }
 
 namespace {
@@ -215,6 +233,7 @@ std::string MixerText(const AttentionSpec& attention) {
   }
   text.append(phrases.Take({"bias", "out_bias"}));
   if (attention.position.has_value()) text.append(Concat(", ", PositionText(*attention.position)));
+  if (attention.causal == false) text.append(", in both directions");
   text.append(phrases.Take({"window"}));
   return Concat(text, ", scale ", ValueText(attention.scale), phrases.Rest());
 }

@@ -86,6 +86,11 @@ class SettingsWriter : public SettingsVisitor<SettingsWriter<S>, const S> {
     }
   }
 
+  template <typename T>
+  void List(const char* key, std::vector<T> S::*member, int /*most*/) {
+    for (const T& item : this->spec.*member) json_[key].push_back(SettingsJson(item));
+  }
+
  private:
   OrderedJson& json_;
 };
@@ -118,7 +123,12 @@ OrderedJson BlocksJson(std::vector<OrderedJson> blocks) {
 
 nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quantization) {
   OrderedJson json = OrderedJson::object();
-  json["model_type"] = std::string(kNativeArchitecture.model_type);
+  json["model_type"] = std::string(KindName(spec.kind));
+  // Readers of version 1 know neither encoders nor other heads.
+  if (spec.kind != ModelKind::kDecoder || spec.head.kind != HeadKind::kLanguageModel ||
+      spec.pooling.has_value()) {
+    json["format_version"] = 2;
+  }
   json["vocab_size"] = spec.vocab_size;
   json["hidden_size"] = spec.hidden_size;
   json["num_hidden_layers"] = spec.num_layers();
@@ -134,9 +144,12 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
                             {"group_size", StatedGroupSize(quantization)}};
   }
   std::vector<OrderedJson> attention, feed_forward;
-  for (const BlockSpec& block : spec.blocks) {
-    const bool of_tokens = block.kind() != BlockKind::kFeedForward;
-    (of_tokens ? attention : feed_forward).push_back(BlockJson(block));
+  const auto add = [](std::vector<OrderedJson>& list, const BlockSpec* block) {
+    list.push_back(block == nullptr ? OrderedJson{{"kind", "none"}} : BlockJson(*block));
+  };
+  for (int layer = 0; layer < spec.num_layers(); ++layer) {
+    add(attention, spec.token_mixer(layer));
+    add(feed_forward, spec.feed_forward_block(layer));
   }
   json["attention"] = BlocksJson(std::move(attention));
   json["feed_forward"] = BlocksJson(std::move(feed_forward));
