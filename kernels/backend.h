@@ -26,6 +26,7 @@
 #include "kernels/base/activation.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/host_tensor.h"
+#include "kernels/base/pooling.h"
 #include "kernels/base/quantize.h"
 #include "kernels/base/rope.h"
 #include "kernels/base/route_settings.h"
@@ -239,12 +240,18 @@ struct AddNormArgs {
   RowsView output;  // f32 or bf16; may be `x`
 };
 
+// Computes (token * scale + type) + position for each token, in this order, without what is absent.
 struct EmbedArgs {
   const EmbeddingTable* tokens = nullptr;
+  const EmbeddingTable* types = nullptr;      // rows of StepInputs::token_types; null: none
   const EmbeddingTable* positions = nullptr;  // learned positions; null if there are none
+  // Adds to column j of the first half of the columns the sine of position * f_j, and to the same
+  // column of the second half the cosine. f_j is 10000^(-j / (d/2 - 1)), as in fairseq, or, with
+  // half_spacing, 10000^(-2j / d), as in Marian.
   bool sinusoidal = false;
+  bool half_spacing = false;
   int first_position = 0;  // sinusoidal: added to the tokens' positions
-  float scale = 1.0f;      // factor of the token embeddings, before positions are added
+  float scale = 1.0f;      // factor of the token embeddings
   RowsView output;         // f32 [T, d]
 };
 
@@ -313,9 +320,16 @@ enum class HeadOrder : uint8_t {
   kTile         // h mod G
 };
 
+// The positions that a row attends to, in the page table that the layer has of the row's sequence.
+// p is the row's position, w the window if it is above 0:
+// - causal: [0, p]; with a window, those above p - w.
+// - otherwise: [0, n), where n is the table's StepInputs::lengths; with a window, only positions j
+//   with |p - j| < w, at least one of which must be in [0, n). Without a window, p need not be in
+//   [0, n): so it is in cross-attention, whose table has the positions of the source.
 struct AttentionArgs {
   const KvCacheStorage* cache = nullptr;
   int layer = 0;
+  bool causal = true;
   const RoutingPlan* plan = nullptr;  // if set, query rows are the plan's assignments; null: row r
                                       // is token r
   int heads = 1;  // H, heads of a query row; a multiple of the cache's number of kv heads
@@ -325,9 +339,11 @@ struct AttentionArgs {
   // f32 [heads] in device memory: each head's softmax has one more score of this value, whose
   // position has no value to add. Null if there are none.
   const float* sinks = nullptr;
-  // f32 [heads, bias_distances] in device memory: the bias of a head for a key at distance n (the
-  // query's position minus the key's) is element min(n, bias_distances - 1); it is added to the
-  // scaled score. Null if there are none; must be null with a soft cap and with latent vectors.
+  // The biases of a head by distance n, the query's position minus the key's, in device memory;
+  // they are added to scaled scores. With D = bias_distances:
+  // - causal: f32 [heads, D], the bias is element min(n, D - 1).
+  // - otherwise: f32 [heads, 2 D - 1], the bias is element clamp(n, 1 - D, D - 1) + D - 1.
+  // Null if there are none; must be null with a soft cap and with latent vectors.
   const float* bias = nullptr;
   int bias_distances = 0;
   int window = 0;   // size of the sliding window in positions; 0 disables it
@@ -372,6 +388,15 @@ struct CombineArgs {
   RowsView output;                     // f32 or bf16 [rows, c]
 };
 
+// Computes output[i] from the rows that StepInputs::pool_ranges names i-th: kMean adds them in
+// ascending order in f32, then divides once by their number; kMax takes the largest element of each
+// column, and NaN where one is NaN.
+struct PoolArgs {
+  PoolKind kind = PoolKind::kMean;
+  RowsView input;   // f32 [T, d]
+  RowsView output;  // f32 [P, d]
+};
+
 // The maximum number of alternative tokens that a device returns per sampled token.
 inline constexpr int kMaxAlternatives = 20;
 
@@ -403,6 +428,11 @@ struct SampleResult {
   int32_t top_token[kMaxAlternatives];
 };
 
+// The rows [begin, end) of a matrix.
+struct RowRange {
+  int32_t begin, end;
+};
+
 // The tokens of a step, from several sequences, as the operations read them. T is the number of
 // tokens, S the number of sequences.
 struct StepInputs {
@@ -411,13 +441,21 @@ struct StepInputs {
   std::span<const int32_t> sequence = {};   // [T] the index of the token's sequence
   // [S, cache->num_tables()] the pages of each sequence
   std::span<const std::span<const int32_t>> page_tables = {};
+  // [S, cache->num_tables()] the number of positions that a sequence has in each of its tables, all
+  // of them written before attention reads them; at least 1 where a layer that is not causal reads
+  // the table. Empty if attention of all layers is causal.
+  std::span<const int32_t> lengths = {};
   // [T] 1 for the tokens of long sequences (RopeScalingKind::kLong), else 0; empty: all 0.
   std::span<const uint8_t> long_sequence = {};
+  // [T] the row of EmbedArgs::types of each token; empty: all 0.
+  std::span<const uint8_t> token_types = {};
   const KvCacheStorage* cache = nullptr;        // the only cache that the step's operations use
   const StateStorage* state_storage = nullptr;  // the only states that they use; may be null
   StepStates states = {};                       // empty without state_storage
   std::span<const int32_t> output_rows = {};    // rows that GatherOutputRows() copies
-  std::span<const SampleRow> samples = {};      // [output_rows] what Sample() draws, or empty
+  // [P] non-empty ranges of rows that PoolRows() pools. A step that has some is not replayable.
+  std::span<const RowRange> pool_ranges = {};
+  std::span<const SampleRow> samples = {};  // [output_rows] what Sample() draws, or empty
   RouteCounters* counters = nullptr;   // receives the counts of the step's plans; null: not counted
   std::span<const uint8_t> kind = {};  // [T] kTokenPrefill, kTokenDecode and so on; only with
                                        // counters
@@ -602,6 +640,8 @@ class Backend {
   virtual void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) = 0;
   // Computes output[i] = input[output_rows[i]] with the output_rows of the step's inputs, f32.
   virtual void GatherOutputRows(const RowsView& input, const RowsView& output) = 0;
+  // The results have the same bits on every device.
+  virtual void PoolRows(const PoolArgs& args) = 0;
   // Multiplies every element of x by `factor`, f32, in place.
   virtual void Scale(const RowsView& x, float factor) = 0;
   // Replaces every element of x by SoftCap(element, cap), f32, in place.

@@ -9,9 +9,9 @@
 namespace moeserve {
 
 // kGelu is x times the exact normal distribution function.
-enum class ActivationKind : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
+enum class ActivationKind : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu, kTanh };
 constexpr NameTraits Traits(ActivationKind k) {
-  return NameIn({"none", "silu", "gelu", "gelu_tanh", "relu"}, k);
+  return NameIn({"none", "silu", "gelu", "gelu_tanh", "relu", "tanh"}, k);
 }
 
 // How a linear layer's outputs become hidden units. A gated layer has two outputs per hidden unit,

@@ -12,7 +12,7 @@ struct RelativeBias {
   int buckets = 32;            // rows of the stored table
   int max_distance = 128;      // the last bucket has this distance and all larger ones
   bool bidirectional = false;  // the second half of the buckets is for keys after the query, which
-                               // causal attention does not have
+                               // causal attention does not see
 
   // Returns the number of buckets of keys at or before the query.
   int used_buckets() const { return bidirectional ? buckets / 2 : buckets; }
@@ -26,5 +26,14 @@ struct RelativeBias {
 // which side of a limit a distance is. Requires exact_buckets() of at least 1 and a max_distance
 // above it.
 std::vector<int> BucketsOfDistances(const RelativeBias& bias, int64_t positions);
+
+// Returns the bucket of one distance, which is negative for keys after the query. Without
+// `bidirectional`, all of these have bucket 0, as in the original code.
+int BucketOfDistance(const RelativeBias& bias, int64_t distance);
+
+// Returns the buckets of the distances -(D - 1), ..., -1, 0, 1, ..., D - 1, where D is the size of
+// BucketsOfDistances(bias, positions): larger distances have the buckets of the first and of the
+// last element. This is the order of AttentionArgs::bias without `causal`.
+std::vector<int> BucketsOfSignedDistances(const RelativeBias& bias, int64_t positions);
 
 }  // namespace moeserve

@@ -50,10 +50,18 @@ class AttentionOps::Call {
     MOESERVE_CHECK(args.bias == nullptr ||
                        (args.bias_distances > 0 && args.soft_cap == 0.0f && shape_.latent_dim == 0),
                    "biases of distances");
+    MOESERVE_CHECK(args.causal || step_.lengths.size() == step_.page_tables.size(),
+                   "lengths of page tables");
   }
 
   int FirstVisible(int token) const {
     return args_.window > 0 ? std::max(0, step_.position[token] - args_.window + 1) : 0;
+  }
+  int EndVisible(int token) const {
+    const int position = step_.position[token];
+    if (args_.causal) return position + 1;
+    const int length = step_.lengths[TableOf(cache_, args_.layer, step_.sequence[token])];
+    return args_.window > 0 && args_.window < length - position ? position + args_.window : length;
   }
 
   // Lists all query rows in rows_, in token order; the rows of a token are adjacent.
@@ -92,12 +100,12 @@ class AttentionOps::Call {
 
   // Returns a rough number of elementary operations for a tile.
   int64_t Work(const TileTask& task) const {
-    const int64_t positions = step_.position[LastToken(task)] + 1 - FirstVisible(FirstToken(task));
+    const int64_t positions = EndVisible(LastToken(task)) - FirstVisible(FirstToken(task));
     return 2 * positions * task.count * shape_.head_dim;
   }
 
   int BlockBegin(const TileTask& task) const { return BlockOf(FirstVisible(FirstToken(task))); }
-  int BlockEnd(const TileTask& task) const { return BlockOf(step_.position[LastToken(task)]) + 1; }
+  int BlockEnd(const TileTask& task) const { return BlockOf(EndVisible(LastToken(task)) - 1) + 1; }
 
   // Returns the number of floats that a tile needs for its rows' weighted sums, largest scores and
   // totals.
@@ -116,7 +124,8 @@ class AttentionOps::Call {
     int32_t begin[kMaxAttentionRows];
     int32_t end[kMaxAttentionRows];
     float sink[kMaxAttentionRows];         // only with sinks
-    const float* bias[kMaxAttentionRows];  // only with biases
+    const float* bias[kMaxAttentionRows];  // only with biases, of distance 0
+    int32_t position[kMaxAttentionRows];
     const int32_t* page_table;
     int kv_head;
     int count;
@@ -129,6 +138,7 @@ class AttentionOps::Call {
     const int32_t sequence = step_.sequence[rows_[task.first_row].token];
     tile.page_table = step_.page_tables[TableOf(cache_, args_.layer, sequence)].data();
     const int64_t size = static_cast<int64_t>(SizeOf(args_.output.dtype));
+    const int64_t biases_after = args_.causal ? 0 : args_.bias_distances - 1;
     for (int i = 0; i < task.count; ++i) {
       const int item = task.item + i;
       const Row row = rows_[task.first_row + item / heads_per_kv_head_];
@@ -140,9 +150,12 @@ class AttentionOps::Call {
           reinterpret_cast<const float*>(args_.query.row(row.row)) + head * shape_.head_dim;
       tile.output[i] = args_.output.row(row.row) + head * shape_.value_dim() * size;
       tile.begin[i] = FirstVisible(row.token);
-      tile.end[i] = step_.position[row.token] + 1;
+      tile.end[i] = EndVisible(row.token);
+      tile.position[i] = step_.position[row.token];
       if (args_.sinks != nullptr) tile.sink[i] = args_.sinks[head];
-      if (args_.bias != nullptr) tile.bias[i] = args_.bias + head * args_.bias_distances;
+      if (args_.bias != nullptr) {
+        tile.bias[i] = args_.bias + head * (args_.bias_distances + biases_after) + biases_after;
+      }
     }
     return tile;
   }
@@ -197,6 +210,7 @@ class AttentionOps::Call {
          .soft_cap = args_.soft_cap,
          .bias = args_.bias == nullptr ? nullptr : tile.bias + seeing.begin,
          .bias_distances = args_.bias_distances,
+         .position = tile.position + seeing.begin,
          .scratch = scratch,
          .rounded_queries = rounded_queries,
          .operands = OperandBytes() > 0 ? operands : nullptr,

@@ -131,6 +131,7 @@ class CpuBackend : public Backend {
   void GatherOutputRows(const RowsView& input, const RowsView& output) override {
     rows_.GatherOutputRows(input, output);
   }
+  void PoolRows(const PoolArgs& args) override { rows_.PoolRows(args); }
   void Scale(const RowsView& x, float factor) override { rows_.Scale(x, factor); }
   void SoftCapRows(const RowsView& x, float cap) override { rows_.SoftCapRows(x, cap); }
   void Clamp(const RowsView& x, float limit) override { rows_.Clamp(x, limit); }

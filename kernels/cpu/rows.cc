@@ -122,6 +122,7 @@ std::unique_ptr<EmbeddingTable> NewCpuTiedTable(const LinearBank& bank) {
 
 void RowOps::Embed(const EmbedArgs& args) {
   const auto& tokens = static_cast<const CpuEmbeddingTable&>(*args.tokens);
+  const auto* types = static_cast<const CpuEmbeddingTable*>(args.types);
   const auto* learned = static_cast<const CpuEmbeddingTable*>(args.positions);
   const int64_t width = args.output.cols;
   const int64_t half = width / 2;
@@ -134,14 +135,19 @@ void RowOps::Embed(const EmbedArgs& args) {
       if (args.scale != 1.0f) {
         for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
       }
+      if (types != nullptr) {
+        types->ReadRow(step_.token_types.empty() ? 0 : step_.token_types[t], extra);
+        for (int64_t i = 0; i < width; ++i) out[i] += extra[i];
+      }
       if (learned != nullptr) {
         learned->ReadRow(step_.position[t], extra);
         for (int64_t i = 0; i < width; ++i) out[i] += extra[i];
       }
       if (args.sinusoidal) {
         for (int64_t i = 0; i < half; ++i) {
-          const double f =
-              std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half - 1));
+          const double share =
+              static_cast<double>(i) / static_cast<double>(args.half_spacing ? half : half - 1);
+          const double f = std::pow(10000.0, -share);
           const double angle = (step_.position[t] + args.first_position) * f;
           out[i] += static_cast<float>(std::sin(angle));
           out[half + i] += static_cast<float>(std::cos(angle));
@@ -255,6 +261,29 @@ void RowOps::GatherOutputRows(const RowsView& input, const RowsView& output) {
   for (int64_t i = 0; i < output.rows; ++i) {
     std::copy_n(FloatRow(input, step_.output_rows[i]), input.cols, FloatRow(output, i));
   }
+}
+
+void RowOps::PoolRows(const PoolArgs& args) {
+  const int64_t width = args.output.cols;
+  const int64_t pools = args.output.rows;
+  if (pools == 0) return;
+  MOESERVE_CHECK(pools == static_cast<int64_t>(step_.pool_ranges.size()), "rows of pools");
+  workers_.ForEachRow(pools, width * (args.input.rows / pools + 1), [&](int64_t p) {
+    const RowRange range = step_.pool_ranges[p];
+    float* const out = FloatRow(args.output, p);
+    std::copy_n(FloatRow(args.input, range.begin), width, out);
+    for (int64_t r = range.begin + 1; r < range.end; ++r) {
+      const float* const x = FloatRow(args.input, r);
+      if (args.kind == PoolKind::kMean) {
+        for (int64_t i = 0; i < width; ++i) out[i] += x[i];
+      } else {
+        for (int64_t i = 0; i < width; ++i) out[i] = PoolMax(out[i], x[i]);
+      }
+    }
+    if (args.kind == PoolKind::kMax) return;
+    const auto count = static_cast<float>(range.end - range.begin);
+    for (int64_t i = 0; i < width; ++i) out[i] /= count;
+  });
 }
 
 void RowOps::SoftCapRows(const RowsView& x, float cap) {

@@ -306,12 +306,17 @@ void CudaBackend::Embed(const EmbedArgs& args) {
   } else {
     LaunchEmbed(tokens.view, step_.token_ids, args.scale, args.output, stream_.get());
   }
+  if (args.types != nullptr) {
+    const auto& types = static_cast<const CudaEmbeddingTable&>(*args.types);
+    LaunchAddEmbedding(types.view, step_.token_types, args.output, stream_.get());
+  }
   if (args.positions != nullptr) {
     const auto& learned = static_cast<const CudaEmbeddingTable&>(*args.positions);
-    LaunchAddPositions(learned.view, step_.position, args.output, stream_.get());
+    LaunchAddEmbedding(learned.view, step_.position, args.output, stream_.get());
   }
   if (args.sinusoidal) {
-    LaunchAddSinusoids(step_.position, args.first_position, args.output, stream_.get());
+    LaunchAddSinusoids(step_.position, args.first_position, args.half_spacing, args.output,
+                       stream_.get());
   }
 }
 
@@ -368,12 +373,15 @@ StepView CudaBackend::View() const {
           .page_tables = step_.page_tables,
           .table_stride = shape_.table_stride,
           .max_context = static_cast<int>(shape_.context),
-          .long_sequence = step_.long_sequence};
+          .long_sequence = step_.long_sequence,
+          .lengths = step_.page_tables + shape_.table_stride - 1};
 }
 
 StepView CudaBackend::ViewOf(const KvCacheStorage& cache, int layer) const {
   StepView view = View();
-  view.page_tables += int64_t{cache.shape(layer).table} * view.table_stride;
+  const int64_t first = int64_t{cache.shape(layer).table} * view.table_stride;
+  view.page_tables += first;
+  view.lengths += first;
   view.table_stride *= cache.num_tables();
   return view;
 }
@@ -440,8 +448,9 @@ void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
       stream_.get());
 }
 
-const AttentionWork& CudaBackend::WorkFor(int window, int split_tokens, int64_t row_floats) {
-  WorkSlot& slot = work_[{window, split_tokens}];
+const AttentionWork& CudaBackend::WorkFor(const StepView& view, const WorkKey& key,
+                                          int64_t row_floats) {
+  WorkSlot& slot = work_[key];
   const int tokens = static_cast<int>(shape_.rows.tokens);
   if (tokens > slot.max_tokens || row_floats > slot.row_floats) {
     DropRecordings();
@@ -456,7 +465,8 @@ const AttentionWork& CudaBackend::WorkFor(int window, int split_tokens, int64_t 
     slot.laid_out = false;
   }
   if (!slot.laid_out) {
-    LaunchAttentionWork(View(), tiled_from_, window, split_tokens, slot.work, stream_.get());
+    LaunchAttentionWork(view, tiled_from_, {key.table < 0, key.window}, key.split_tokens, slot.work,
+                        stream_.get());
     slot.laid_out = true;
   }
   return slot.work;
@@ -479,7 +489,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   launch.sinks = args.sinks;
   launch.bias = args.bias;
   launch.bias_distances = args.bias_distances;
-  launch.window = args.window;
+  launch.seen = {args.causal, args.window};
   launch.tiled_from = tiled_from_;
   if (args.plan != nullptr) {
     launch.rows = {args.plan->row_offsets, args.plan->assignments_of_row,
@@ -488,8 +498,10 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   }
   if (tiled_from_ > 0 && cache.latent_dim == 0) {
     const int heads = args.heads * launch.rows.max_per_token;
-    launch.work = WorkFor(args.window, SplitTokens(args.heads / cache.num_kv_heads),
-                          PartialFloats(heads, cache.head_dim));
+    const WorkKey key{.window = args.window,
+                      .split_tokens = SplitTokens(args.heads / cache.num_kv_heads),
+                      .table = args.causal ? -1 : args.cache->shape(args.layer).table};
+    launch.work = WorkFor(launch.step, key, PartialFloats(heads, cache.head_dim));
   }
   LaunchAttention(launch, stream_.get());
 }
@@ -628,6 +640,11 @@ void CudaBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
 }
 void CudaBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
   LaunchGather(input, step_.output_rows, output, stream_.get());
+}
+void CudaBackend::PoolRows(const PoolArgs& args) {
+  MOESERVE_CHECK(args.output.rows == static_cast<int64_t>(inputs_.pool_ranges.size()),
+                 "rows of pools");
+  LaunchPool(args, step_.pool_ranges, stream_.get());
 }
 void CudaBackend::Sample(const RowsView& logits) {
   const size_t bytes = static_cast<size_t>(logits.rows) * sizeof(SampleResult);

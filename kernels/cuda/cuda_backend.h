@@ -80,6 +80,7 @@ class CudaBackend : public Backend {
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
   void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
+  void PoolRows(const PoolArgs& args) override;
   void Scale(const RowsView& x, float factor) override;
   void SoftCapRows(const RowsView& x, float cap) override;
   void Clamp(const RowsView& x, float limit) override;
@@ -108,7 +109,7 @@ class CudaBackend : public Backend {
   struct StepShape {
     const void* owner = nullptr;
     StepRows rows;
-    int64_t context = 0;  // a power of two above all positions of the step
+    int64_t context = 0;  // a power of two, at least all positions + 1 and lengths of the step
     int table_stride = 0;
     uint64_t counters = 0;  // 0 if nothing is counted
     uint64_t cache = 0;     // 0 if no cache is used
@@ -137,6 +138,7 @@ class CudaBackend : public Backend {
   struct WorkKey {
     int window;
     int split_tokens;
+    int table;  // whose lengths the work depends on; -1 if attention is causal
     auto operator<=>(const WorkKey&) const = default;
   };
   struct WorkSlot {
@@ -177,7 +179,7 @@ class CudaBackend : public Backend {
   // Copies pageable memory to the device and waits for the copy.
   void CopyIn(void* to, const void* from, size_t bytes);
   const RouteOverride* UploadOverrides(std::span<const RouteOverride> overrides, int experts);
-  const AttentionWork& WorkFor(int window, int split_tokens, int64_t row_floats);
+  const AttentionWork& WorkFor(const StepView& view, const WorkKey& key, int64_t row_floats);
   // Returns the rotary angles of the step's tokens for these settings.
   const float2* RopeAngles(const RopeSettings& settings);
   StepView View() const;

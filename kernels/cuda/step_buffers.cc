@@ -8,13 +8,20 @@
 namespace moeserve::cuda {
 namespace {
 
-// Bytes per token: TokenRoutes, a SampleRow, three bytes (failed, kind, long sequence) and eight
-// 4-byte integers. The block tables follow after all tokens.
+// Bytes per token: TokenRoutes, a SampleRow, four bytes (failed, kind, long sequence, type) and
+// eight 4-byte integers. The block tables and the ranges of rows follow after all tokens.
+constexpr int64_t kByteArrays = 4;
 constexpr int64_t kTokenBytes =
-    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 3 + 8 * 4;
+    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + kByteArrays + 8 * 4;
 constexpr int64_t kAlignment = 16;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// A range of rows is two integers.
+int64_t EntriesOf(int64_t tables, int64_t table_stride, int64_t pools) {
+  static_assert(sizeof(RowRange) == 2 * sizeof(int32_t));
+  return tables * table_stride + 2 * pools;
+}
 
 int64_t RoundUpToPower(int64_t n) {
   int64_t power = 16;
@@ -24,16 +31,18 @@ int64_t RoundUpToPower(int64_t n) {
 
 }  // namespace
 
-bool StepBuffers::MustGrow(int64_t tokens, int64_t tables, int64_t table_stride) const {
-  return tokens > tokens_ || tables * table_stride > table_entries_;
+bool StepBuffers::MustGrow(int64_t tokens, int64_t tables, int64_t table_stride,
+                           int64_t pools) const {
+  return tokens > tokens_ || EntriesOf(tables, table_stride, pools) > table_entries_;
 }
 
-absl::Status StepBuffers::Reserve(int64_t tokens, int64_t tables, int64_t table_stride) {
-  if (!MustGrow(tokens, tables, table_stride)) return absl::OkStatus();
+absl::Status StepBuffers::Reserve(int64_t tokens, int64_t tables, int64_t table_stride,
+                                  int64_t pools) {
+  if (!MustGrow(tokens, tables, table_stride, pools)) return absl::OkStatus();
   tokens_ = std::max(tokens_, RoundUpToPower(tokens));
-  table_entries_ = std::max(table_entries_, RoundUpToPower(tables * table_stride));
+  table_entries_ = std::max(table_entries_, RoundUpToPower(EntriesOf(tables, table_stride, pools)));
   const size_t bytes =
-      static_cast<size_t>(kTokenBytes * tokens_ + 3 * kAlignment + table_entries_ * 4);
+      static_cast<size_t>(kTokenBytes * tokens_ + kByteArrays * kAlignment + table_entries_ * 4);
   host_ = {};
   device_ = {};
   outcome_ = {};
@@ -57,14 +66,17 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   const int64_t failed_at = rows.tokens * static_cast<int64_t>(sizeof(TokenRoutes));
   const int64_t kind_at = failed_at + Aligned(rows.tokens);
   const int64_t long_at = kind_at + Aligned(rows.tokens);
-  const int64_t words_at = long_at + Aligned(rows.tokens);
+  const int64_t types_at = long_at + Aligned(rows.tokens);
+  const int64_t words_at = types_at + Aligned(rows.tokens);
   std::memset(host, 0, static_cast<size_t>(kind_at));
   char* const kind = host + kind_at;
   std::memset(kind, kTokenPadding, static_cast<size_t>(rows.tokens));
   std::copy(inputs.kind.begin(), inputs.kind.end(), kind);
-  std::memset(host + long_at, 0, static_cast<size_t>(rows.tokens));
+  std::memset(host + long_at, 0, static_cast<size_t>(words_at - long_at));
   std::copy(inputs.long_sequence.begin(), inputs.long_sequence.end(),
             reinterpret_cast<uint8_t*>(host + long_at));
+  std::copy(inputs.token_types.begin(), inputs.token_types.end(),
+            reinterpret_cast<uint8_t*>(host + types_at));
   int32_t* const token_ids = reinterpret_cast<int32_t*>(host + words_at);
   int32_t* const position = token_ids + rows.tokens;
   int32_t* const sequence = position + rows.tokens;
@@ -102,12 +114,16 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
     samples[i].row = -1;
   }
   int32_t* table = tables;
-  for (const std::span<const int32_t> blocks : inputs.page_tables) {
+  for (size_t i = 0; i < inputs.page_tables.size(); ++i, table += table_stride) {
+    const std::span<const int32_t> blocks = inputs.page_tables[i];
     std::copy(blocks.begin(), blocks.end(), table);
     std::fill(table + blocks.size(), table + table_stride, 0);
-    table += table_stride;
+    if (!inputs.lengths.empty()) table[table_stride - 1] = inputs.lengths[i];
   }
-  const size_t bytes = static_cast<size_t>(reinterpret_cast<char*>(table) - host);
+  RowRange* const ranges = reinterpret_cast<RowRange*>(table);
+  std::copy(inputs.pool_ranges.begin(), inputs.pool_ranges.end(), ranges);
+  const size_t bytes =
+      static_cast<size_t>(reinterpret_cast<char*>(ranges + inputs.pool_ranges.size()) - host);
   char* const device = device_.as<char>();
   MOESERVE_CHECK(
       cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess,
@@ -120,6 +136,7 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
           .failed = reinterpret_cast<uint8_t*>(device + failed_at),
           .kind = reinterpret_cast<const uint8_t*>(device + kind_at),
           .long_sequence = reinterpret_cast<const uint8_t*>(device + long_at),
+          .token_types = reinterpret_cast<const uint8_t*>(device + types_at),
           .token_ids = on_device(token_ids),
           .position = on_device(position),
           .sequence = on_device(sequence),
@@ -130,7 +147,8 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
           .pending = on_device(pending),
           .samples = reinterpret_cast<const SampleRow*>(
               on_device(reinterpret_cast<const int32_t*>(samples))),
-          .page_tables = on_device(tables)};
+          .page_tables = on_device(tables),
+          .pool_ranges = reinterpret_cast<const RowRange*>(on_device(table))};
 }
 
 void StepBuffers::UploadKind(const DeviceStep& step, std::span<const uint8_t> kind,

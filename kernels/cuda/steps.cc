@@ -47,9 +47,10 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
   const int single = SingleTokens(inputs);
   // Only steps in which each token is the only one of its sequence are replayable: tiles of
   // neighbouring tokens would depend on where sequences begin.
-  // A step that is counted later may be neither: its recording would lack the counting.
+  // A step that is counted later may be neither: its recording would lack the counting. Nor may one
+  // that pools rows, whose number of pools can differ from that of another step.
   replayable_ = replayable && tokens <= kMaxReplayedTokens && single == tokens && tokens > 0 &&
-                !inputs.count_later;
+                !inputs.count_later && inputs.pool_ranges.empty();
   StepRows rows{tokens, outputs};
   if (replayable_) {
     rows.tokens = Bucket(tokens);
@@ -57,16 +58,21 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
   }
   int64_t context = kMinContext, longest = 1;
   for (const int32_t p : inputs.position) context = std::max<int64_t>(context, p + 1);
+  for (const int32_t n : inputs.lengths) context = std::max<int64_t>(context, n);
   for (const auto& blocks : inputs.page_tables) {
     longest = std::max(longest, static_cast<int64_t>(blocks.size()));
   }
   const int64_t tables = static_cast<int64_t>(inputs.page_tables.size());
   // Rounded up to a power of two, so there are few shapes. Only the sequences of this step count,
   // so a long sequence of an earlier step costs nothing.
-  const int64_t table_stride = std::max(PowerOfTwo(longest), kMinTableStride);
-  if (buffers_.MustGrow(rows.tokens, tables, table_stride)) {
+  const int64_t table_stride = std::max(PowerOfTwo(longest), kMinTableStride) + 1;
+  const int64_t pools = static_cast<int64_t>(inputs.pool_ranges.size());
+  MOESERVE_CHECK(inputs.lengths.empty() || inputs.lengths.size() == inputs.page_tables.size(),
+                 "a length for each page table");
+  if (buffers_.MustGrow(rows.tokens, tables, table_stride, pools)) {
     DropRecordings();
-    CheckStatus(buffers_.Reserve(rows.tokens, tables, table_stride), "memory for a step's inputs");
+    CheckStatus(buffers_.Reserve(rows.tokens, tables, table_stride, pools),
+                "memory for a step's inputs");
   }
   uint64_t counters_id = 0;
   if (counters() != nullptr) {

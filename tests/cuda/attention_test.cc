@@ -198,10 +198,10 @@ class Scene {
       a.bias = d_biases.data();
       a.bias_distances = s_.bias_distances;
     }
-    a.window = s_.window;
+    a.seen = {true, s_.window};
     a.tiled_from = options.tiled_from;
     a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
-    LaunchAttentionWork(a.step, options.tiled_from, s_.window, SplitTokens(s_.heads / s_.kv_heads),
+    LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokens(s_.heads / s_.kv_heads),
                         a.work, nullptr);
     switch (options.tiled) {
       case Tiled::kChosen:

@@ -23,7 +23,7 @@ TEST(CudaAttentionWorkTest, WorkListFallsBackWhereRoomEnds) {
   DeviceArray<uint8_t> memory(
       std::vector<uint8_t>(static_cast<size_t>(AttentionWorkBytes(tokens, slots, 20)), 0xff));
   const AttentionWork work = LayOutAttentionWork(memory.data(), tokens, slots);
-  LaunchAttentionWork({tokens, d_position.data(), d_sequence.data(), nullptr, 0, 1001}, tokens, 0,
+  LaunchAttentionWork({tokens, d_position.data(), d_sequence.data(), nullptr, 0, 1001}, tokens, {},
                       256, work, nullptr);
   CheckWork(cudaDeviceSynchronize());
   std::vector<int32_t> count(1), token(slots + tokens), split(slots + tokens), slot(tokens);
@@ -42,16 +42,16 @@ TEST(CudaAttentionWorkTest, WorkListFallsBackWhereRoomEnds) {
 }
 
 TEST(CudaAttentionWorkTest, SplitsOfWindows) {
-  EXPECT_EQ(MaxSplits(1, 0, 256), 1);
-  EXPECT_EQ(MaxSplits(256, 0, 256), 1);
-  EXPECT_EQ(MaxSplits(257, 0, 256), 2);
+  EXPECT_EQ(MaxSplits(1, {}, 256), 1);
+  EXPECT_EQ(MaxSplits(256, {}, 256), 1);
+  EXPECT_EQ(MaxSplits(257, {}, 256), 2);
   for (int window : {1, 2, 16, 255, 256, 257, 258, 512, 513, 514, 700}) {
     int most = 0;
     for (int position = 0; position < 1500; ++position) {
       const int first = std::max(0, position - window + 1);
       most = std::max(most, position / 256 - first / 256 + 1);
     }
-    EXPECT_EQ(MaxSplits(1500, window, 256), most) << window;
+    EXPECT_EQ(MaxSplits(1500, {true, window}, 256), most) << window;
   }
 }
 

@@ -507,6 +507,7 @@ TEST(AttentionKernel, WeightsHaveTheBitsOfContractExp) {
                            .soft_cap = 0.0f,
                            .bias = nullptr,
                            .bias_distances = 0,
+                           .position = nullptr,
                            .scratch = scratch.data(),
                            .rounded_queries = nullptr,
                            .operands = nullptr,

@@ -27,6 +27,8 @@ double OracleActivation(ActivationKind kind, double x) {
       return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
     case ActivationKind::kRelu:
       return x < 0.0 ? 0.0 : x;
+    case ActivationKind::kTanh:
+      return std::tanh(x);
   }
   return x;
 }

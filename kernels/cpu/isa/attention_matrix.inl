@@ -177,7 +177,7 @@ inline void MatrixWeights(const AttentionTileArgs& a, int row, int begin, int en
   }
   if (a.soft_cap > 0.0f) SoftCapValues(a.soft_cap, lanes + (from - first), to - from);
   if (a.bias != nullptr) {
-    AddBiases(a.bias[row], a.bias_distances, a.end[row] - 1, begin, end, lanes + begin - first);
+    AddBiases(a.bias[row], a.bias_distances, a.position[row], begin, end, lanes + begin - first);
   }
   Exponentials(begin, end, first, lanes, &a.largest[row], &a.total[row]);
   for (int p = first; p < from; p += 16) Store(lanes + (p - first), Zero());

@@ -279,16 +279,18 @@ void SoftCapValues(float cap, float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = SoftCap(x[i], cap);
 }
 
-// Adds the biases of the distances from `last` to the scores of positions [begin, end). `last` is
-// the row's own position and at least end - 1; the score of `begin` is at lanes[0].
-inline void AddBiases(const float* bias, int distances, int last, int begin, int end,
-                      float* lanes) {
-  // Distances from `distances` - 1 on have the same bias.
-  const int near = last - distances + 2 > begin ? last - distances + 2 : begin;
-  const int far_end = near < end ? near : end;
-  const float far = bias[distances - 1];
-  for (int p = begin; p < far_end; ++p) lanes[p - begin] += far;
-  for (int p = far_end; p < end; ++p) lanes[p - begin] += bias[last - p];
+inline int Within(int v, int low, int high) { return v < low ? low : v > high ? high : v; }
+
+// Adds the biases of the distances from `own`, the row's position, to the scores of positions
+// [begin, end). `bias` and `distances` are those of AttentionTileArgs; the score of `begin` is at
+// lanes[0].
+inline void AddBiases(const float* bias, int distances, int own, int begin, int end, float* lanes) {
+  // Distances from `distances` - 1 on have the same bias, before and after the row.
+  const int near = Within(own - distances + 2, begin, end);
+  const int near_end = Within(own + distances - 1, near, end);
+  for (int p = begin; p < near; ++p) lanes[p - begin] += bias[distances - 1];
+  for (int p = near; p < near_end; ++p) lanes[p - begin] += bias[own - p];
+  for (int p = near_end; p < end; ++p) lanes[p - begin] += bias[1 - distances];
 }
 
 // Returns ContractExp(x) with the same bits, for x of at most 0, or NaN. There is no overflow, and
@@ -399,7 +401,7 @@ void AttentionTileOf(const AttentionTileArgs& a) {
     float* lanes = weights + r * kAttentionLanes;
     if (a.soft_cap > 0.0f) SoftCapValues(a.soft_cap, lanes, (last - first) * 16);
     if (a.bias != nullptr) {
-      AddBiases(a.bias[r], a.bias_distances, a.end[r] - 1, begin[r], end[r],
+      AddBiases(a.bias[r], a.bias_distances, a.position[r], begin[r], end[r],
                 lanes + begin[r] - first * 16);
     }
     Exponentials(begin[r], end[r], first * 16, lanes, &a.largest[r], &a.total[r]);
@@ -481,7 +483,10 @@ inline AttentionTileArgs RowsOfTile(const AttentionTileArgs& a, int row, int cou
   some.queries += row;
   some.begin += row;
   some.end += row;
-  if (some.bias != nullptr) some.bias += row;
+  if (some.bias != nullptr) {
+    some.bias += row;
+    some.position += row;
+  }
   some.largest += row;
   some.total += row;
   some.sums += static_cast<int64_t>(row) * a.padded_dim;

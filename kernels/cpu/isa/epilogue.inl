@@ -50,6 +50,24 @@ inline Vec GeluTanh(Vec x) {
   return TimesSigmoid(x, Mul(Mul(x, cubic), Broadcast(-2.0f * 0.7978845608028654f)));
 }
 
+// Returns tanh(x): a polynomial for small |x|, whose error is relative to x, and 1 - 2 / (1 + e^2x).
+inline Vec Tanh(Vec x) {
+  constexpr float kSmall = 0.625f;
+  const Vec square = Mul(x, x);
+  Vec p = Broadcast(-5.70498872745e-3f);
+  p = Fma(p, square, Broadcast(2.06390887954e-2f));
+  p = Fma(p, square, Broadcast(-5.37397155531e-2f));
+  p = Fma(p, square, Broadcast(1.33314422036e-1f));
+  p = Fma(p, square, Broadcast(-3.33332819422e-1f));
+  const Vec near = Fma(Mul(p, square), x, x);
+  const Vec power = ActivationExp(Add(x, x));
+  const Vec far = Sub(Broadcast(1.0f), Div(Broadcast(2.0f), Add(Broadcast(1.0f), power)));
+  const Vec size = Abs(x);
+  // One of the two is 0, except for NaN.
+  return Add(ZeroWhereLess(near, Broadcast(kSmall), size),
+             ZeroWhereLess(far, size, Broadcast(kSmall * (1.0f + 0x1p-23f))));
+}
+
 // A NaN input yields NaN, so that a numeric error is detected in the request that caused it.
 template <ActivationKind kActivation>
 inline Vec Activated(Vec v) {
@@ -64,6 +82,8 @@ inline Vec Activated(Vec v) {
       return GeluTanh(v);
     case ActivationKind::kRelu:
       return Max(Zero(), v);
+    case ActivationKind::kTanh:
+      return Tanh(v);
   }
 }
 
@@ -144,6 +164,8 @@ inline Vec ActivatedBy(const Activation& activation, Vec v) {
       return GeluTanh(v);
     case ActivationKind::kRelu:
       return Max(Zero(), v);
+    case ActivationKind::kTanh:
+      return Tanh(v);
   }
   return v;
 }
@@ -185,6 +207,8 @@ void Epilogue(const EpilogueArgs& a) {
       return EpilogueOf<ActivationKind::kGeluTanh>(a);
     case ActivationKind::kRelu:
       return EpilogueOf<ActivationKind::kRelu>(a);
+    case ActivationKind::kTanh:
+      return EpilogueOf<ActivationKind::kTanh>(a);
   }
 }
 

@@ -263,10 +263,14 @@ struct AttentionTileArgs {
   int block;       // the block consists of positions [block, block + 1) * kAttentionBlock
   float scale;
   float soft_cap;  // 0: scores are not capped
-  // [rows] the biases of each row's head by distance, each [bias_distances]; null if there are none
+  // [rows] the bias of each row's head for its own position, distance 0. The bias of distance n
+  // (the row's position minus the key's) is n elements after it: up to bias_distances - 1, whose
+  // bias larger distances have too, and likewise from 1 - bias_distances on if the row sees
+  // positions after its own. Null if there are no biases.
   const float* const* bias;
   int bias_distances;
-  float* scratch;  // [kAttentionScratch]
+  const int32_t* position;  // [rows] each row's own position; only with biases
+  float* scratch;           // [kAttentionScratch]
   // Memory for the queries in bf16, aligned to 64 bytes: PackedRowsBytes(rows, head_dim * 2).
   Bf16* rounded_queries;
   // With KernelTable::matrix_rows and a cache in bf16: what is ready of the block's operands; the

@@ -9,6 +9,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.bias == nullptr || (args.bias_distances > 0 && args.soft_cap == 0.0f &&
                                           args.cache.latent_dim == 0),
                  "biases of distances");
+  MOESERVE_CHECK(args.seen.causal || args.step.lengths != nullptr, "lengths of page tables");
   if (args.cache.latent_dim > 0) {
     MOESERVE_CHECK(args.cache.num_kv_heads == 1 && args.rows.row_offsets == nullptr,
                    "attention over latent vectors");
@@ -24,7 +25,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
     MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
                    "attention work list");
     (mma ? LaunchSplitMma : LaunchSplitF32)(args, stream);
-    if (MaxSplits(args.step.max_context, args.window, SplitTokensOf(args)) > 1) {
+    if (MaxSplits(args.step.max_context, args.seen, SplitTokensOf(args)) > 1) {
       LaunchMergeSplits(args, stream);
     }
   }

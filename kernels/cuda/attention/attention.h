@@ -23,10 +23,16 @@ struct QueryRows {
   int max_per_token = 1;                        // largest number of rows of one token
 };
 
+// The keys that a row sees: those of AttentionArgs.
+struct SeenKeys {
+  bool causal = true;
+  int window = 0;  // 0 disables the sliding window
+};
+
 // How the contexts of tokens [0, tiled_from) of a step are divided into splits that run
-// concurrently. LaunchAttentionWork() computes it once per step for each pair of window and split
-// size, and LaunchAttention() reads it. All layers share the memory of the partial results, because
-// launches on one stream use it one after another.
+// concurrently. LaunchAttentionWork() computes it once per step for each kind of seen keys and
+// split size, and LaunchAttention() reads it. All layers share the memory of the partial results,
+// because launches on one stream use it one after another.
 struct AttentionWork {
   int max_tokens = 0;  // the largest number of tokens in a step
   int slots = 0;  // the largest number of splits; a token for which no slots are left is not split
@@ -42,9 +48,9 @@ struct AttentionWork {
 // places the work list in it. `row_floats` is the largest PartialFloats() of the model's layers.
 int64_t AttentionWorkBytes(int max_tokens, int slots, int64_t row_floats);
 AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots);
-// Returns the number of slots that a server should allocate for each pair of window and split size:
-// 8,192, enough for 32 contexts of 65,536 tokens in splits of 256; fewer if their partial results
-// would take more than 192 MiB, but at least 2,048. `row_floats` is above 0.
+// Returns the number of slots that a server should allocate for each work list: 8,192, enough for
+// 32 contexts of 65,536 tokens in splits of 256; fewer if their partial results would take more
+// than 192 MiB, but at least 2,048. `row_floats` is above 0.
 int AttentionSlots(int64_t row_floats);
 // Returns the number of floats of the partial results for one split of one token. `query_heads`:
 // the number of heads in all query rows that a token may have.
@@ -56,15 +62,15 @@ int64_t PartialFloats(int query_heads, int head_dim);
 // differs from step to step.
 int SplitTokens(int group);
 // Returns the largest number of splits that one token needs.
-int MaxSplits(int max_context, int window, int split_tokens);
+int MaxSplits(int max_context, const SeenKeys& seen, int split_tokens);
 
 // Computes `work` for tokens [0, tokens) of the step.
-void LaunchAttentionWork(const StepView& step, int tokens, int window, int split_tokens,
+void LaunchAttentionWork(const StepView& step, int tokens, const SeenKeys& seen, int split_tokens,
                          const AttentionWork& work, cudaStream_t stream);
 
-// Computes output = softmax(scale * q . k) v over the cached positions of the row's token; with
-// window > 0, over the positions from position - window + 1 on. The bits of a row depend neither on
-// other rows nor on whether its token is below tiled_from. Rows of padding tokens become zeros.
+// Computes output = softmax(scale * q . k) v over the cached positions that the row's token sees.
+// The bits of a row depend neither on other rows nor on whether its token is below tiled_from. Rows
+// of padding tokens become zeros.
 //
 // All arithmetic is f32, unless both the cache and the output are bf16. In that case queries and
 // softmax weights are rounded to bf16 for the tensor cores, which accumulate in f32.
@@ -83,16 +89,16 @@ struct AttentionLaunch {
   float scale = 1.0f;
   float soft_cap = 0.0f;         // above 0: scaled scores become SoftCap(score, soft_cap)
   const float* sinks = nullptr;  // [heads] one more score of each head's softmax; null: none
-  // [heads, bias_distances] added to scaled scores: element min(distance, bias_distances - 1);
-  // null: none. Not with a soft cap, nor with latent vectors.
+  // AttentionArgs::bias, added to scaled scores; null: none. Not with a soft cap, nor with latent
+  // vectors.
   const float* bias = nullptr;
   int bias_distances = 0;
-  int window = 0;  // 0 disables the sliding window
+  SeenKeys seen;
   // Tokens [0, tiled_from) are computed one by one, with their contexts divided into splits by
   // `work`. Tokens from tiled_from on are computed in tiles of neighbouring tokens of one sequence.
   // The choice affects only the speed.
   int tiled_from = 0;
-  AttentionWork work;  // for the same window and split size; unused if tiled_from is 0
+  AttentionWork work;  // for the same seen keys and split size; unused if tiled_from is 0
 };
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);
 

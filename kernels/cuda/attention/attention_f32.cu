@@ -125,7 +125,8 @@ __device__ __forceinline__ void KeyWeights(const AttentionLaunch& a,
   for (int i = 0; i < kRowsOfWarp; ++i) {
     const int row = warp * kRowsOfWarp + i;
     const int position = shared.rows.position[row];
-    const bool seen = key <= position && key >= FirstKey(position, a.window);
+    const bool seen =
+        key <= LastKey(a.seen, position, shared.rows.length) && key >= FirstKey(a.seen, position);
     const float dot = (dots[i].x + dots[i].y) + (dots[i].z + dots[i].w);
     const float s =
         seen ? ScoreOf(a, dot, scale, shared.rows.head[row], position - key) : kMinusInfinity;

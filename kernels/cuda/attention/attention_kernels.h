@@ -37,7 +37,7 @@ inline int SplitTokensOf(const AttentionLaunch& args) {
 
 // Returns the number of thread blocks that is enough for all work items.
 inline int MaxItems(const AttentionLaunch& args) {
-  const int64_t splits = MaxSplits(args.step.max_context, args.window, SplitTokensOf(args));
+  const int64_t splits = MaxSplits(args.step.max_context, args.seen, SplitTokensOf(args));
   const int64_t items = splits * args.tiled_from;
   const int64_t bound = int64_t{args.work.slots} + args.tiled_from;
   return static_cast<int>(items < bound ? items : bound);

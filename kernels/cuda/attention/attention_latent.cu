@@ -81,8 +81,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int d = lane; d < values; d += 32) sums[d] = 0.0f;
 
   const int32_t* const page_table = a.step.page_tables + int64_t{sequence} * a.step.table_stride;
-  const int last = a.step.position[token];
-  const int first = FirstKey(last, a.window);
+  const int own = a.step.position[token];
+  const int last = LastKey(a.seen, own, LengthOf(a.step, a.seen, sequence));
+  const int first = FirstKey(a.seen, own);
   const TileRange tiles = TilesOf<kTileKeys>(first, last);
   float maximum = kMinusInfinity, sum = 0.0f;
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
     dot += __shfl_xor_sync(kFullMask, dot, kTileKeys);
     const int position = tile * kTileKeys + k;
     const bool seen = position >= first && position <= last;
-    const float score = seen ? ScoreOf(a, dot, scale, head, last - position) : kMinusInfinity;
+    const float score = seen ? ScoreOf(a, dot, scale, head, own - position) : kMinusInfinity;
     float highest = fmaxf(maximum, score);
     for (int other = kTileKeys / 2; other > 0; other /= 2) {
       highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, other));

@@ -191,21 +191,22 @@ __device__ inline void Scores(char* queries, int row, char* keys, int key,
 }
 
 // The keys [first, last] that each of the two rows of a thread's fragments may see, and the rows'
-// heads. `last` is a row's own position.
+// positions and heads.
 struct RowPair {
   int first[2], last[2];
-  int head[2];
+  int position[2], head[2];
 };
 
 template <int kRows>
-__device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, int window) {
+__device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, const SeenKeys& seen) {
   RowPair p;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int own = row + static_cast<int>(threadIdx.x) % 32 / 4 + h * 8;
-    p.last[h] = rows.position[own];
+    p.position[h] = rows.position[own];
     p.head[h] = rows.head[own];
-    p.first[h] = FirstKey(p.last[h], window);
+    p.first[h] = FirstKey(seen, p.position[h]);
+    p.last[h] = LastKey(seen, p.position[h], rows.length);
   }
   return p;
 }
@@ -241,8 +242,7 @@ __device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, con
                                       int key, float (&scores)[kSteps][4], float (&maximum)[2]) {
   if (a.bias != nullptr || a.soft_cap > 0.0f) {
     const auto score = [&](float dot, int h, int k) {
-      // Keys that the row does not see may be after its position.
-      return ScoreOf(a, dot, scale, pair.head[h], max(pair.last[h] - k, 0));
+      return ScoreOf(a, dot, scale, pair.head[h], pair.position[h] - k);
     };
     ReplaceByScores<true>(pair, key, score, scores, maximum);
   } else {

@@ -18,6 +18,7 @@ struct BlockRows {
   int32_t query_row[kRows];
   int32_t head[kRows];
   int32_t position[kRows];
+  int32_t length;     // LengthOf() the sequence of the rows
   int32_t first_key;  // smallest first key over all rows in use
   int32_t last_key;
 };
@@ -27,8 +28,22 @@ __device__ inline int QueryHead(const AttentionLaunch& a, int kv_head, int i) {
   return a.tile_order ? i * a.cache.num_kv_heads + kv_head : kv_head * group + i;
 }
 
-__device__ inline int FirstKey(int position, int window) {
-  return window > 0 && position >= window ? position - window + 1 : 0;
+// Returns the number of positions that a sequence has in the launch's page tables; 0 if attention
+// is causal, where it does not matter.
+__device__ inline int LengthOf(const StepView& step, const SeenKeys& seen, int sequence) {
+  return seen.causal || sequence < 0 ? 0 : step.lengths[int64_t{sequence} * step.table_stride];
+}
+
+// Returns the first key that a row at this position sees.
+__device__ __forceinline__ int FirstKey(const SeenKeys& seen, int position) {
+  return seen.window > 0 && position >= seen.window ? position - seen.window + 1 : 0;
+}
+// Returns the last key that a row at this position sees; -1 if the row is not used, whose position
+// is -1.
+__device__ __forceinline__ int LastKey(const SeenKeys& seen, int position, int length) {
+  if (seen.causal || position < 0) return position;
+  const int last = length - 1;
+  return seen.window > 0 && seen.window <= last - position ? position + seen.window - 1 : last;
 }
 
 // Returns the number of query heads of tokens [begin, end) that share one kv head.
@@ -43,7 +58,7 @@ __device__ inline int QueryHeadsOf(const AttentionLaunch& a, int begin, int end)
 // for `kv_head`, those with index [chunk * kRows, (chunk + 1) * kRows). Ends with a barrier.
 template <int kRows>
 __device__ inline void FindRows(const AttentionLaunch& a, int begin, int end, int kv_head,
-                                int chunk, BlockRows<kRows>* rows) {
+                                int chunk, int length, BlockRows<kRows>* rows) {
   const int group = a.heads / a.cache.num_kv_heads;
   const int first_row = a.rows.row_offsets == nullptr ? begin : a.rows.row_offsets[begin];
   const int count = QueryHeadsOf(a, begin, end);
@@ -71,14 +86,15 @@ __device__ inline void FindRows(const AttentionLaunch& a, int begin, int end, in
     for (int r = threadIdx.x; r < kRows; r += 32) {
       const int p = rows->position[r];
       if (p < 0) continue;
-      first = min(first, FirstKey(p, a.window));
-      last = max(last, p);
+      first = min(first, FirstKey(a.seen, p));
+      last = max(last, LastKey(a.seen, p, length));
     }
     for (int lane = 16; lane > 0; lane /= 2) {
       first = min(first, __shfl_xor_sync(kFullMask, first, lane));
       last = max(last, __shfl_xor_sync(kFullMask, last, lane));
     }
     if (threadIdx.x == 0) {
+      rows->length = length;
       rows->first_key = first;
       rows->last_key = last;
     }
@@ -150,8 +166,8 @@ __device__ __forceinline__ bool FindWork(const AttentionLaunch& a, int begin, in
                                          int split_tokens, int kv_head, int chunk,
                                          BlockRows<kRows>* rows, BlockKeys* keys) {
   if (chunk * kRows >= QueryHeadsOf(a, begin, end)) return false;
-  FindRows(a, begin, end, kv_head, chunk, rows);
   const int sequence = a.step.sequence[begin];
+  FindRows(a, begin, end, kv_head, chunk, LengthOf(a.step, a.seen, sequence), rows);
   if (sequence < 0) {
     StoreZeros(a, *rows);
     return false;
@@ -228,13 +244,15 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
 __device__ inline float Reference(float m) { return m == kMinusInfinity ? 0.0f : m; }
 
 // Returns the score of a query and a key, times log2(e). `dot` is their dot product, `scale` is
-// a.scale times log2(e). `head` is the query's head, `distance` its position minus the key's, at
-// least 0; both are used only with biases.
+// a.scale times log2(e). `head` is the query's head, `distance` its position minus the key's; both
+// are used only with biases. A negative distance counts as 0 if attention is causal.
 __device__ __forceinline__ float ScoreOf(const AttentionLaunch& a, float dot, float scale, int head,
                                          int distance) {
   if (a.bias != nullptr) {
-    const float* const biases = a.bias + int64_t{head} * a.bias_distances;
-    return fmaf(dot, scale, biases[min(distance, a.bias_distances - 1)] * kLog2E);
+    const int most = a.bias_distances - 1;
+    const int before = a.seen.causal ? 0 : most;  // elements of negative distances
+    const float* const biases = a.bias + int64_t{head} * (before + a.bias_distances);
+    return fmaf(dot, scale, biases[max(min(distance, most) + before, 0)] * kLog2E);
   }
   if (a.soft_cap <= 0.0f) return dot * scale;
   return SoftCap(dot * a.scale, a.soft_cap) * kLog2E;
@@ -275,8 +293,8 @@ __device__ __host__ inline int64_t PartialStride(int padded_dim) { return padded
 // index of a query head in them.
 __device__ __forceinline__ float* PartialOf(const AttentionLaunch& a, int token, int split,
                                             int split_tokens) {
-  const int slot = a.work.slot_of_token[token] + split -
-                   FirstKey(a.step.position[token], a.window) / split_tokens;
+  const int slot =
+      a.work.slot_of_token[token] + split - FirstKey(a.seen, a.step.position[token]) / split_tokens;
   return a.work.partial +
          slot * (int64_t{a.rows.max_per_token} * a.heads * PartialStride(a.cache.padded_dim));
 }

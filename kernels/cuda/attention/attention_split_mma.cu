@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
       a, shared.rows, [&](int row, int c) { return Swizzled<kDim * 2>(shared.queries, row, c); });
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const RowPair pair = RowPairOf(shared.rows, 0, a.window);
+  const RowPair pair = RowPairOf(shared.rows, 0, a.seen);
   const int split_tiles = split_tokens / kTileKeys;
   RowState state;
   float sums[kColumns<kDim> / 8][4] = {};

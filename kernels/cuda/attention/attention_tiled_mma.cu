@@ -28,11 +28,11 @@ struct KeysOfWarp {
 };
 
 __device__ __forceinline__ KeysOfWarp FindKeysOfWarp(const BlockRows<kRows>& rows, int warp_row,
-                                                     int window) {
+                                                     const SeenKeys& seen) {
   KeysOfWarp keys;
   if (const int p = rows.position[warp_row + threadIdx.x % 16]; p >= 0) {
-    keys.first = FirstKey(p, window);
-    keys.last = p;
+    keys.first = FirstKey(seen, p);
+    keys.last = LastKey(seen, p, rows.length);
   }
 #pragma unroll
   for (int other = 1; other < 16; other *= 2) {
@@ -59,7 +59,7 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
       a, shared.rows, [&](int row, int c) { return Swizzled<kDim * 2>(shared.queries, row, c); });
 
   const int warp_row = threadIdx.x / 32 * 16;
-  const KeysOfWarp keys = FindKeysOfWarp(shared.rows, warp_row, a.window);
+  const KeysOfWarp keys = FindKeysOfWarp(shared.rows, warp_row, a.seen);
   RowState state;
   float sums[kDim / 8][4] = {};
   Merged<kDim> merged;
@@ -80,7 +80,7 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
     CopyAsyncCommit();
     float reference[2];
     if (seen) {
-      const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
+      const RowPair pair = RowPairOf(shared.rows, warp_row, a.seen);
       float maximum[2] = {state.maximum[0], state.maximum[1]};
       MaskAndMaximum(a, scale, pair, key, scores, maximum);
       reference[0] = Reference(maximum[0]);

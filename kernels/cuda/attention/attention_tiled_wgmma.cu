@@ -154,7 +154,7 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
       a, shared.rows, [&](int row, int c) { return PlaneAddress(shared.queries, row, c); });
 
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
-  const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
+  const RowPair pair = RowPairOf(shared.rows, warp_row, a.seen);
 
   RowState state;
   float sums[kDim / 2] = {};

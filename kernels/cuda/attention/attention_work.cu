@@ -40,7 +40,7 @@ __device__ inline int ExclusiveSum(int value, SharedScan* shared, int* total) {
 }
 
 __global__ void __launch_bounds__(kWorkThreads)
-    WorkKernel(const StepView step, const int tokens, const int window, const int split_tokens,
+    WorkKernel(const StepView step, const int tokens, const SeenKeys seen, const int split_tokens,
                const AttentionWork work) {
   GridDependencyPass();
   auto* shared = DynamicShared<SharedScan>();
@@ -50,10 +50,12 @@ __global__ void __launch_bounds__(kWorkThreads)
     int first = 0, splits = 0;
     if (token < tokens) {
       splits = 1;
-      if (step.sequence[token] >= 0) {
+      const int sequence = step.sequence[token];
+      if (sequence >= 0) {
         const int position = step.position[token];
-        first = FirstKey(position, window) / split_tokens;
-        splits = position / split_tokens - first + 1;
+        const int last = LastKey(seen, position, LengthOf(step, seen, sequence));
+        first = FirstKey(seen, position) / split_tokens;
+        splits = last / split_tokens - first + 1;
       }
     }
     int total;
@@ -93,7 +95,8 @@ __global__ void __launch_bounds__(kMergeThreads)
     query_row = a.rows.assignments_of_row[a.rows.row_offsets[token] + n / a.heads];
   }
   const int position = a.step.position[token];
-  const int splits = position / split_tokens - FirstKey(position, a.window) / split_tokens + 1;
+  const int last = LastKey(a.seen, position, LengthOf(a.step, a.seen, a.step.sequence[token]));
+  const int splits = last / split_tokens - FirstKey(a.seen, position) / split_tokens + 1;
   const int padded = a.cache.padded_dim;
   const int64_t stride = PartialStride(padded);
   const int64_t split_stride = int64_t{a.rows.max_per_token} * a.heads * stride;
@@ -152,11 +155,12 @@ int SplitTokens(int group) {
   return group <= 8 ? 256 : 512;
 }
 
-int MaxSplits(int max_context, int window, int split_tokens) {
+int MaxSplits(int max_context, const SeenKeys& seen, int split_tokens) {
   const int all = (max_context + split_tokens - 1) / split_tokens;
-  if (window <= 0 || window > max_context) return all < 1 ? 1 : all;
-  // A window of w keys overlaps at most 1 + ceil((w - 1) / split_tokens) splits.
-  const int touched = 1 + (window - 1 + split_tokens - 1) / split_tokens;
+  if (seen.window <= 0 || seen.window > max_context) return all < 1 ? 1 : all;
+  const int keys = seen.causal ? seen.window : std::min(2 * (seen.window - 1) + 1, max_context);
+  // n neighbouring keys overlap at most 1 + ceil((n - 1) / split_tokens) splits.
+  const int touched = 1 + (keys - 1 + split_tokens - 1) / split_tokens;
   return touched < all ? touched : all;
 }
 
@@ -191,7 +195,7 @@ AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots) {
   return w;
 }
 
-void LaunchAttentionWork(const StepView& step, int tokens, int window, int split_tokens,
+void LaunchAttentionWork(const StepView& step, int tokens, const SeenKeys& seen, int split_tokens,
                          const AttentionWork& work, cudaStream_t stream) {
   MOESERVE_CHECK(tokens <= work.max_tokens, "tokens of the attention work list");
   if (tokens == 0) return;
@@ -201,7 +205,7 @@ void LaunchAttentionWork(const StepView& step, int tokens, int window, int split
           .shared_bytes = sizeof(SharedScan),
           .stream = stream,
           .overlaps_predecessor = true},
-         step, tokens, window, split_tokens, work);
+         step, tokens, seen, split_tokens, work);
 }
 
 void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream) {

@@ -12,8 +12,13 @@ struct StepView {
   const int32_t* sequence = nullptr;     // [tokens] row of page_tables; -1 for padding rows
   const int32_t* page_tables = nullptr;  // [sequences, table_stride]
   int table_stride = 0;
-  int max_context = 0;  // at least position + 1 for every token in [0, AttentionLaunch::tiled_from)
+  // At least position + 1 and, if attention is not causal, the length for every token in [0,
+  // AttentionLaunch::tiled_from).
+  int max_context = 0;
   const uint8_t* long_sequence = nullptr;  // [tokens] StepInputs::long_sequence; 0 without it
+  // The number of positions in the table at page_tables[i * table_stride] is
+  // lengths[i * table_stride]. Only attention that is not causal reads it.
+  const int32_t* lengths = nullptr;
 };
 
 }  // namespace moeserve::cuda

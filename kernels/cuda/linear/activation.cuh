@@ -39,6 +39,8 @@ __device__ inline float Activated(float x) {
   } else if constexpr (kKind == ActivationKind::kRelu) {
     // A NaN input yields NaN, so that a numeric error is detected in the request that caused it.
     return x < 0.0f ? 0.0f : x;
+  } else if constexpr (kKind == ActivationKind::kTanh) {
+    return tanhf(x);
   } else {
     return x;
   }
@@ -67,6 +69,8 @@ __device__ inline void Activate(ActivationKind kind, bool fast, float (&x)[kCoun
                   : ActivateEach<ActivationKind::kGeluTanh, false>(x);
     case ActivationKind::kRelu:
       return ActivateEach<ActivationKind::kRelu, false>(x);
+    case ActivationKind::kTanh:
+      return ActivateEach<ActivationKind::kTanh, false>(x);
   }
 }
 

@@ -149,7 +149,8 @@ __device__ __forceinline__ float4 Map(const F& f, float4 v) {
   return make_float4(f(v.x), f(v.y), f(v.z), f(v.w));
 }
 
-__global__ void EmbedKernel(const void* table, int dtype, const int32_t* ids, float scale, int cols,
+template <typename Id>
+__global__ void EmbedKernel(const void* table, int dtype, const Id* ids, float scale, int cols,
                             bool add, Rows out) {
   GridDependencyPass();
   const int64_t t = blockIdx.x;
@@ -160,21 +161,24 @@ __global__ void EmbedKernel(const void* table, int dtype, const int32_t* ids, fl
   });
 }
 
-void LaunchTableRows(const TableView& table, const int32_t* ids, float scale, bool add,
+template <typename Id>
+void LaunchTableRows(const TableView& table, const Id* ids, float scale, bool add,
                      const RowsView& output, cudaStream_t stream) {
   if (output.rows == 0) return;
   const RowGrid shape = GridOver(output.rows, output.cols, 1);
-  Launch(EmbedKernel, LaunchShape{shape.grid, shape.block, 0, stream, true}, table.data,
+  Launch(EmbedKernel<Id>, LaunchShape{shape.grid, shape.block, 0, stream, true}, table.data,
          static_cast<int>(table.dtype), ids, scale, static_cast<int>(output.cols), add,
          RowsOf(output));
 }
 
-__global__ void SinusoidKernel(const int32_t* position, int first, int cols, Rows out) {
+// Column i of a half of the columns has the frequency 10000^(-i / divisor).
+__global__ void SinusoidKernel(const int32_t* position, int first, int divisor, int cols,
+                               Rows out) {
   GridDependencyPass();
   const int64_t t = blockIdx.x;
   const int half = cols / 2;
   ForColumns<false>(half, [&](int i) {
-    const double f = pow(10000.0, -static_cast<double>(i) / static_cast<double>(half - 1));
+    const double f = pow(10000.0, -static_cast<double>(i) / static_cast<double>(divisor));
     const double angle = (position[t] + first) * f;
     Store(out, t, i, Load(out, t, i) + static_cast<float>(sin(angle)));
     Store(out, t, half + i, Load(out, t, half + i) + static_cast<float>(cos(angle)));
@@ -392,6 +396,22 @@ __global__ void GatherKernel(Rows in, const int32_t* rows, Rows out, int cols) {
   ForColumns<kVectors>(cols, [&](int c) { Store(out, r, c, Load<kVectors>(in, from, c)); });
 }
 
+// A thread computes one column, so that elements are added in the order of rows.
+__global__ void PoolKernel(Rows in, const RowRange* ranges, PoolKind kind, int cols, Rows out) {
+  GridDependencyPass();
+  const int64_t p = blockIdx.x;
+  const RowRange range = ranges[p];
+  ForColumns<false>(cols, [&](int c) {
+    float value = Load(in, range.begin, c);
+    for (int64_t r = range.begin + 1; r < range.end; ++r) {
+      const float x = Load(in, r, c);
+      value = kind == PoolKind::kMean ? value + x : PoolMax(value, x);
+    }
+    if (kind == PoolKind::kMean) value /= static_cast<float>(range.end - range.begin);
+    Store(out, p, c, value);
+  });
+}
+
 }  // namespace
 
 void LaunchEmbed(const TableView& table, const int32_t* ids, float scale, const RowsView& output,
@@ -399,17 +419,22 @@ void LaunchEmbed(const TableView& table, const int32_t* ids, float scale, const 
   LaunchTableRows(table, ids, scale, false, output, stream);
 }
 
-void LaunchAddPositions(const TableView& table, const int32_t* position, const RowsView& output,
+void LaunchAddEmbedding(const TableView& table, const int32_t* ids, const RowsView& output,
                         cudaStream_t stream) {
-  LaunchTableRows(table, position, 1.0f, true, output, stream);
+  LaunchTableRows(table, ids, 1.0f, true, output, stream);
+}
+void LaunchAddEmbedding(const TableView& table, const uint8_t* ids, const RowsView& output,
+                        cudaStream_t stream) {
+  LaunchTableRows(table, ids, 1.0f, true, output, stream);
 }
 
-void LaunchAddSinusoids(const int32_t* position, int first, const RowsView& output,
-                        cudaStream_t stream) {
+void LaunchAddSinusoids(const int32_t* position, int first, bool half_spacing,
+                        const RowsView& output, cudaStream_t stream) {
   if (output.rows == 0) return;
+  const int half = static_cast<int>(output.cols / 2);
   const RowGrid shape = GridOver(output.rows, output.cols / 2, 1);
   Launch(SinusoidKernel, LaunchShape{shape.grid, shape.block, 0, stream, true}, position, first,
-         static_cast<int>(output.cols), RowsOf(output));
+         half_spacing ? half : half - 1, static_cast<int>(output.cols), RowsOf(output));
 }
 
 void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
@@ -520,6 +545,15 @@ void LaunchGather(const RowsView& input, const int32_t* rows, const RowsView& ou
                   cudaStream_t stream) {
   MOESERVE_LAUNCH_ROWS(GatherKernel, TakesVectors(input) && TakesVectors(output), output, stream,
                        RowsOf(input), rows, RowsOf(output), static_cast<int>(output.cols));
+}
+
+void LaunchPool(const PoolArgs& args, const RowRange* ranges, cudaStream_t stream) {
+  MOESERVE_CHECK(args.input.dtype == DType::kF32 && args.output.dtype == DType::kF32,
+                 "pools read and write f32 rows");
+  if (args.output.rows == 0) return;
+  const RowGrid shape = GridOver(args.output.rows, args.output.cols, 1);
+  Launch(PoolKernel, LaunchShape{shape.grid, shape.block, 0, stream, true}, RowsOf(args.input),
+         ranges, args.kind, static_cast<int>(args.output.cols), RowsOf(args.output));
 }
 
 }  // namespace moeserve::cuda

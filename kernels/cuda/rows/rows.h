@@ -20,14 +20,14 @@ struct TableView {
 // Computes output[t] = table[ids[t]] * scale, f32.
 void LaunchEmbed(const TableView& table, const int32_t* ids, float scale, const RowsView& output,
                  cudaStream_t stream);
-// Computes output[t] += table[position[t]], f32.
-void LaunchAddPositions(const TableView& table, const int32_t* position, const RowsView& output,
+// Compute output[t] += table[ids[t]], f32.
+void LaunchAddEmbedding(const TableView& table, const int32_t* ids, const RowsView& output,
                         cudaStream_t stream);
-// Adds sinusoidal positions to output[t]: sines to the first half of the columns, cosines to the
-// second half. As in fairseq, column i of a half of n columns has the frequency
-// 10000^(-i / (n - 1)). `first` is added to every position.
-void LaunchAddSinusoids(const int32_t* position, int first, const RowsView& output,
+void LaunchAddEmbedding(const TableView& table, const uint8_t* ids, const RowsView& output,
                         cudaStream_t stream);
+// Adds sinusoidal positions to output[t] as EmbedArgs states. `first` is added to every position.
+void LaunchAddSinusoids(const int32_t* position, int first, bool half_spacing,
+                        const RowsView& output, cudaStream_t stream);
 
 struct NormLaunch {
   NormShape shape;
@@ -63,5 +63,7 @@ void LaunchClamp(const RowsView& x, float limit, cudaStream_t stream);
 // Computes output[i] = input[rows[i]], f32.
 void LaunchGather(const RowsView& input, const int32_t* rows, const RowsView& output,
                   cudaStream_t stream);
+// `ranges` are in device memory, one for each row of args.output.
+void LaunchPool(const PoolArgs& args, const RowRange* ranges, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

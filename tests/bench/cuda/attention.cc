@@ -49,7 +49,7 @@ class AttentionRun {
                                          cuda::AttentionWorkBytes(tokens_, slots, partial))));
     if (!prompt_) {
       launch_.work = cuda::LayOutAttentionWork(work_.data(), tokens_, slots);
-      cuda::LaunchAttentionWork(launch_.step, tokens_, 0,
+      cuda::LaunchAttentionWork(launch_.step, tokens_, {},
                                 cuda::SplitTokens(shape_.heads / shape_.kv_heads), launch_.work,
                                 bench_.stream());
     }

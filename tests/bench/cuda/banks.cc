@@ -176,6 +176,8 @@ double OracleActivation(ActivationKind kind, double x) {
       return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
     case ActivationKind::kRelu:
       return std::max(x, 0.0);
+    case ActivationKind::kTanh:
+      return std::tanh(x);
     case ActivationKind::kNone:
       break;
   }

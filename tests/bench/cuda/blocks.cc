@@ -43,7 +43,7 @@ class BlockRun {
     MOESERVE_ASSIGN_OR_RETURN(step_, cache_->Step(bench_, false));
     for (int i = 0; i < layers; ++i) MOESERVE_RETURN_IF_ERROR(MakeLayer(i));
     MOESERVE_RETURN_IF_ERROR(MakeRows());
-    cuda::LaunchAttentionWork(step_, batch_, 0, cuda::SplitTokens(a.heads / a.kv_heads), work_,
+    cuda::LaunchAttentionWork(step_, batch_, {}, cuda::SplitTokens(a.heads / a.kv_heads), work_,
                               bench_.stream());
     const RopeSettings rope{.head_dim = a.head_dim, .dimensions = a.head_dim};
     MOESERVE_RETURN_IF_ERROR(rope_tables_.Reserve(rope, batch_, bench_.stream()));

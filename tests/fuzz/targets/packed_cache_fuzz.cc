@@ -86,6 +86,7 @@ class PackingBackend final : public Backend {
   void ScaleBySigmoid(const RowsView&, const RowsView&) override {}
   void MultiplyBySigmoid(const RowsView&, const RowsView&) override {}
   void GatherOutputRows(const RowsView&, const RowsView&) override {}
+  void PoolRows(const PoolArgs&) override {}
   void Scale(const RowsView&, float) override {}
   void SoftCapRows(const RowsView&, float) override {}
   void Clamp(const RowsView&, float) override {}
