@@ -61,7 +61,6 @@ struct Request {
 
 enum class FinishReason : uint8_t { kStop, kLength };
 
-
 struct TokenLogprob {
   TokenId token = 0;
   float logprob = 0.0f;  // natural log of the model's own softmax, before temperature and filters

@@ -93,7 +93,8 @@ absl::Status ValidateEncode(const Request& request, const ModelSpec& spec) {
   const std::span<const int32_t> rows = encode.rows;
   const bool tokens = encode.output == EncodeOutput::kTokens;
   if (rows.empty() == tokens) {
-    return Invalid("rows", tokens ? "a position or more" : "none", static_cast<double>(rows.size()));
+    return Invalid("rows", tokens ? "a position or more" : "none",
+                   static_cast<double>(rows.size()));
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i] < 0 || rows[i] >= std::ssize(request.prompt)) {
@@ -177,8 +178,8 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   MOESERVE_RETURN_IF_ERROR(ValidateSampling(request.sampling, limits, spec.vocab_size));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   if (request.encode.has_value() && prompt > limits.max_model_len) {
-    return absl::InvalidArgumentError(Concat("context length: the limit is ", limits.max_model_len,
-                                             " tokens, found ", prompt));
+    return absl::InvalidArgumentError(
+        Concat("context length: the limit is ", limits.max_model_len, " tokens, found ", prompt));
   }
   const int64_t total = prompt + (request.encode.has_value() ? 0 : request.sampling.max_tokens);
   if (total > limits.max_model_len) {

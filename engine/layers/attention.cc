@@ -24,8 +24,9 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
   }
   if (spec.routed()) {
     MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, {k, v}));
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
-                              AttentionExperts::Load(load, prefix, a->layer_, a->spec_, a->rope_, d));
+    MOESERVE_ASSIGN_OR_RETURN(
+        std::unique_ptr<ExpertBody> body,
+        AttentionExperts::Load(load, prefix, a->layer_, a->spec_, a->rope_, d));
     MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
     return a;
   }
@@ -85,6 +86,7 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
   ctx.backend.Attention(
       {.cache = &ctx.cache,
        .layer = layer_,
+       .causal = *spec_.causal,
        .heads = spec_.num_heads,
        .order =
            spec_.group_order == GroupOrder::kInterleave ? HeadOrder::kInterleave : HeadOrder::kTile,
@@ -93,7 +95,6 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
        .sinks = sinks_ == nullptr ? nullptr : static_cast<const float*>(sinks_->data()),
        .bias = biases == nullptr ? nullptr : static_cast<const float*>(biases->values->data()),
        .bias_distances = biases == nullptr ? 0 : biases->distances,
-       .causal = *spec_.causal,
        .window = spec_.window.value_or(0),
        .query = query,
        .output = heads});

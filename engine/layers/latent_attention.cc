@@ -123,11 +123,11 @@ void LatentAttention::Forward(StepContext& ctx, const RowsView& x, const RowsVie
   const RowsView sums = ctx.workspace.Take(x.rows, int64_t{heads_} * spec.rank, ctx.activation);
   ctx.backend.Attention({.cache = &ctx.cache,
                          .layer = layer_,
+                         .causal = *spec_.causal,
                          .heads = heads_,
                          .scale = static_cast<float>(spec_.scale),
                          .soft_cap = static_cast<float>(spec_.soft_cap),
-                         .causal = *spec_.causal,
-       .window = spec_.window.value_or(0),
+                         .window = spec_.window.value_or(0),
                          .query = Absorb(ctx, query),
                          .output = sums});
   const RowsView heads =

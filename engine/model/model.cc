@@ -111,11 +111,11 @@ class Model::Impl {
   std::unique_ptr<EmbeddingTable> embedding_;
   std::unique_ptr<EmbeddingTable> learned_positions_;
   std::unique_ptr<EmbeddingTable> token_types_;  // null if there are none
-  std::unique_ptr<NormBank> embedding_norm_;  // null if there is none
-  RelativeBiases relative_biases_;            // empty if there are none
-  std::vector<Block> blocks_;                 // in execution order
-  std::vector<int32_t> output_rows_;          // of the current step
-  WatchedMappings files_in_use_;              // kept alive by the members above
+  std::unique_ptr<NormBank> embedding_norm_;     // null if there is none
+  RelativeBiases relative_biases_;               // empty if there are none
+  std::vector<Block> blocks_;                    // in execution order
+  std::vector<int32_t> output_rows_;             // of the current step
+  WatchedMappings files_in_use_;                 // kept alive by the members above
   ReportBuffer reported_;
   std::jthread writer_;  // reads the members above
 };
@@ -225,8 +225,8 @@ void Model::Impl::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& 
 
 StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
                                 const StepResults& results) {
-  MOESERVE_CHECK(!batch.samples.empty() || std::ssize(results.logits) >=
-                                               std::ssize(batch.logit_rows) * RowOutputs(spec),
+  MOESERVE_CHECK(!batch.samples.empty() ||
+                     std::ssize(results.logits) >= std::ssize(batch.logit_rows) * RowOutputs(spec),
                  "room for the logits");
   const int64_t num_texts = batch.num_texts();
   MOESERVE_CHECK(std::ssize(results.texts) >= num_texts * TextOutputs(spec),
@@ -245,8 +245,8 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
                                            .sequence = batch.sequence,
                                            .page_tables = batch.page_tables,
                                            .lengths = batch.lengths,
-                                           .token_types = batch.token_types,
                                            .long_sequence = batch.long_sequence,
+                                           .token_types = batch.token_types,
                                            .cache = &cache,
                                            .state_storage = batch.states.storage,
                                            .states = batch.states.view(),
@@ -258,8 +258,8 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
                                            .count_later = step.count_later,
                                            .variant = step.report.scores + 2 * step.report.inputs},
                                           this, replayable);
-  const RowsView scores = workspace.TakeDense(
-      rows.outputs - std::ssize(batch.text_rows), std::max(RowOutputs(spec), 1), DType::kF32);
+  const RowsView scores = workspace.TakeDense(rows.outputs - std::ssize(batch.text_rows),
+                                              std::max(RowOutputs(spec), 1), DType::kF32);
   const RowsView texts =
       workspace.TakeDense(num_texts, std::max(TextOutputs(spec), 1), DType::kF32);
   RowsView kept;
@@ -309,8 +309,8 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   const Workspace::Scope scope(workspace);
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),
-                 .positions = learned_positions_.get(),
                  .types = token_types_.get(),
+                 .positions = learned_positions_.get(),
                  .sinusoidal = spec.position.kind == PositionKind::kSinusoidal,
                  .half_spacing = spec.position.spacing == SinusoidSpacing::kHalf,
                  .first_position = spec.position.first,

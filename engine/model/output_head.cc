@@ -145,10 +145,8 @@ void OutputHead::RunTexts(Backend& backend, Workspace& workspace, const RowsView
     const RowsView to = &dense == &dense_.back()
                             ? outputs
                             : workspace.TakeDense(texts.rows, dense.width, DType::kF32);
-    backend.Linear({.bank = dense.matrix.get(),
-                    .input = texts,
-                    .output = to,
-                    .activation = dense.activation});
+    backend.Linear(
+        {.bank = dense.matrix.get(), .input = texts, .output = to, .activation = dense.activation});
     texts = to;
   }
 }

@@ -30,8 +30,8 @@ class OutputHead {
   void RunRows(Backend& backend, Workspace& workspace, const RowsView& rows,
                const RowsView& outputs) const;
   // Computes the outputs [n, TextOutputs()] of texts, f32: those of the first rows from `rows`
-  // [m, d], which need no pooling, then those of the step's pool_ranges from the rows of `all`. Both
-  // are outputs of the last block in f32.
+  // [m, d], which need no pooling, then those of the step's pool_ranges from the rows of `all`.
+  // Both are outputs of the last block in f32.
   void RunTexts(Backend& backend, Workspace& workspace, const RowsView& rows, const RowsView& all,
                 const RowsView& outputs) const;
 

@@ -31,13 +31,16 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
   MOESERVE_CHECK(!requests.empty() && requests.size() == sinks.size(), "a sink for each request");
   std::vector<SequencePtr> sequences;
   for (size_t i = 0; i < requests.size(); ++i) {
-    MOESERVE_RETURN_IF_ERROR(
-        ValidateRequest(requests[i], {.max_model_len = options_.max_model_len,
-                                      .has_tokenizer = tokenizer_ != nullptr,
-                                      .routing_records = options_.routing_records,
-                                      .routing_control = options_.routing_control.enabled},
-                        model_->spec()));
-    if (requests[i].encode.has_value()) requests[i].sampling = {.max_tokens = 0};
+    MOESERVE_RETURN_IF_ERROR(ValidateRequest(requests[i],
+                                             {.max_model_len = options_.max_model_len,
+                                              .has_tokenizer = tokenizer_ != nullptr,
+                                              .routing_records = options_.routing_records,
+                                              .routing_control = options_.routing_control.enabled},
+                                             model_->spec()));
+    if (requests[i].encode.has_value()) {
+      requests[i].sampling = SamplingParams();
+      requests[i].sampling.max_tokens = 0;
+    }
     sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
                                                    tokenizer_.get(), eos_,
                                                    LongSequencesFrom(model_->spec())));
@@ -356,7 +359,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   const std::vector<KvLayerShape> shapes = CacheLayers(o, model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   // A step of a text that is computed whole may have more rows than others.
-  const bool whole = ComputesWhole({.encode = EncodeParams()}, model->spec());
+  Request text;
+  text.encode.emplace();
+  const bool whole = ComputesWhole(text, model->spec());
   const int most_rows = std::max(o.max_step_tokens, whole ? o.max_model_len : 0);
   const std::vector<PageUse> use = PageUseOf(o, model->spec(), draft_model != nullptr);
   std::vector<int64_t> page_bytes = PageBytesOf(model->backend(), shapes, type, use.size());

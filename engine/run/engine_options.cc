@@ -87,9 +87,9 @@ std::vector<PageUse> PageUseOf(const EngineOptions& options, const ModelSpec& sp
                                bool draft_model) {
   const std::vector<KvLayerShape> layers = CacheLayers(options, spec);
   std::vector<PageUse> uses;
-  if (layers.empty())
-    uses.push_back({.window = std::nullopt, .step_tokens = options.max_step_tokens});
-  if (spec.kind == ModelKind::kEncoder) return {{.step_tokens = options.max_step_tokens}};
+  if (layers.empty() || spec.kind == ModelKind::kEncoder) {
+    return {{.window = std::nullopt, .step_tokens = options.max_step_tokens}};
+  }
   for (size_t layer = 0, block = 0; layer < layers.size(); ++block) {
     const AttentionSpec* attention = spec.blocks[block].attention();
     if (attention == nullptr) continue;

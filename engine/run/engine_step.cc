@@ -87,8 +87,8 @@ void EngineImpl::Step() {
     step.count_later = drafted && step.counters != nullptr;
     samples_.resize(batch.samples.size());
     const auto forward_begin = std::chrono::steady_clock::now();
-    StepReport report = model_->Forward(
-        batch, *cache_, step, {.logits = logits_, .samples = samples_, .texts = texts_});
+    StepReport report = model_->Forward(batch, *cache_, step,
+                                        {.logits = logits_, .samples = samples_, .texts = texts_});
     forward_seconds = SecondsBetween(forward_begin, std::chrono::steady_clock::now());
     ObserveStep(scheduled, forward_seconds);
     broken_ = model_->CheckFiles();

@@ -10,9 +10,9 @@
 namespace moeserve {
 
 // Builds the batch for `rows` of a model. It requests logits for every row for which
-// Sequence::WantsLogits() is true, and for drafted rows; and outputs of texts. Drafted rows get the phase kDecode. With `samples_on_device`, it
-// requests a token drawn by the device instead, if the device can draw it; `textless` are the ids
-// that are never drawn.
+// Sequence::WantsLogits() is true, and for drafted rows; and outputs of texts. Drafted rows get the
+// phase kDecode. With `samples_on_device`, it requests a token drawn by the device instead, if the
+// device can draw it; `textless` are the ids that are never drawn.
 Batch MakeBatch(const ModelSpec& spec, const std::vector<ScheduledRows>& rows, MemoryPool& memory,
                 bool samples_on_device, const TextlessIds& textless);
 

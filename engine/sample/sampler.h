@@ -144,8 +144,8 @@ class Sampler {
 // Returns the token with the largest logit; ties: the lower id.
 TokenId ArgMax(std::span<const float> logits);
 
-// Returns the logarithm of the sum of the exponentials. A token's log-probability is its logit minus
-// this number.
+// Returns the logarithm of the sum of the exponentials. A token's log-probability is its logit
+// minus this number.
 double LogSumExp(std::span<const float> logits);
 // Returns the log-probability of `token` under the softmax of the logits, its rank, and the `top`
 // most probable tokens (descending, ties: lower id first).

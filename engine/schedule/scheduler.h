@@ -29,7 +29,8 @@ struct ScheduledRows {
 //   preempt no sequence. Half of the budget goes to the prompt of the sequence served first, the
 //   rest to the prompts with the fewest tokens left. So short prompts do not wait for long ones,
 //   and long prompts always advance.
-// - Sequences of which one step computes all tokens (Sequence::whole) have steps of their own, which
+// - Sequences of which one step computes all tokens (Sequence::whole) have steps of their own,
+// which
 //   alternate with those of the others.
 // - If a sequence needs a page and none is free, the sequence served last is preempted; later its
 //   known tokens are computed again. The sequence served first is never preempted, and since every
@@ -44,8 +45,9 @@ class Scheduler {
   // first time (not after a preemption) and counts their prefix cache hits.
   std::vector<Sequence*> Admit();
 
-  // Returns the rows of the next step, at most `max_rows`, but for a single sequence that is computed
-  // whole. If there are decoding rows, prompt rows stay within `budget`. May preempt sequences.
+  // Returns the rows of the next step, at most `max_rows`, but for a single sequence that is
+  // computed whole. If there are decoding rows, prompt rows stay within `budget`. May preempt
+  // sequences.
   std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
   // Takes free pages for up to `drafted` tokens behind the last token of a running sequence.

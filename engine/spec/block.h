@@ -83,7 +83,7 @@ struct PositionSpec {
   // False: padding tokens have no positions of their own, so requests cannot contain them. Learned
   // and sinusoidal only.
   bool count_padding = true;
-  double xpos_base = 0.0;                    // rope only: RopeSettings::xpos_base; 0: no XPOS
+  double xpos_base = 0.0;  // rope only: RopeSettings::xpos_base; 0: no XPOS
 };
 
 // Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
@@ -232,9 +232,9 @@ struct AttentionSpec {
   int head_dim = 1;      // d_h
   bool bias = false;     // on q, k, v (dense) or k, v (routed)
   bool out_bias = false;
-  double scale = 1.0;         // multiplies q.k
-  double soft_cap = 0.0;      // above 0: a scaled score s becomes soft_cap * tanh(s / soft_cap)
-  bool sinks = false;         // dense only: a learned score per head, in the softmax alone
+  double scale = 1.0;     // multiplies q.k
+  double soft_cap = 0.0;  // above 0: a scaled score s becomes soft_cap * tanh(s / soft_cap)
+  bool sinks = false;     // dense only: a learned score per head, in the softmax alone
   // Whether a token attends to positions up to its own only. Unset: except in encoders.
   std::optional<bool> causal = std::nullopt;
   // Number of positions, its own included, that a token attends to in each direction.

@@ -18,8 +18,8 @@
 
 namespace moeserve {
 
-// A decoder generates texts; its tokens attend to earlier ones only. An encoder computes a text as a
-// whole, in one step, and keeps nothing of it.
+// A decoder generates texts; its tokens attend to earlier ones only. An encoder computes a text as
+// a whole, in one step, and keeps nothing of it.
 enum class ModelKind : uint8_t { kDecoder, kEncoder };
 constexpr NameTraits Traits(ModelKind k) { return NameIn({"routed_decoder", "routed_encoder"}, k); }
 
@@ -44,7 +44,7 @@ struct ModelSpec {
   double logit_scale = 1.0;
   double logit_soft_cap = 0.0;  // above 0: a scaled logit x becomes cap * tanh(x / cap)
   bool tie_word_embeddings = false;
-  bool head_bias = false;         // a bias [vocab_size] of the logits, before logit_scale
+  bool head_bias = false;  // a bias [vocab_size] of the logits, before logit_scale
   HeadSpec head;
   // If set, the model computes vectors of texts, or with kSequenceClassification logits of texts.
   std::optional<PoolingSpec> pooling;

@@ -106,8 +106,8 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
     for (size_t i = 0; i < parts.size(); ++i) {
       if (!parts[i].bias) continue;
-      MOESERVE_ASSIGN_OR_RETURN(
-          HostTensor b, load.source.Get(parts[i].bias_name(), {parts[i].out_features}));
+      MOESERVE_ASSIGN_OR_RETURN(HostTensor b,
+                                load.source.Get(parts[i].bias_name(), {parts[i].out_features}));
       bank->LoadBias(0, LinearBank::Half::kMain, weights[i].row_begin, b);
     }
     return bank;
@@ -227,12 +227,15 @@ Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::s
 }
 
 Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec) {
-  const int heads = FirstAttention(spec)->num_heads;
+  const AttentionSpec& first = *FirstAttention(spec);
+  const int heads = first.num_heads;
   MOESERVE_ASSIGN_OR_RETURN(
       const HostTensor table,
       load.source.Get("relative_bias.weight", {spec.relative_bias->buckets, heads}));
-  const std::vector<int> buckets =
-      BucketsOfDistances(*spec.relative_bias, spec.max_position_embeddings);
+  const int positions = spec.max_position_embeddings;
+  const std::vector<int> buckets = IsCausal(spec, first)
+                                       ? BucketsOfDistances(*spec.relative_bias, positions)
+                                       : BucketsOfSignedDistances(*spec.relative_bias, positions);
   std::vector<float> values;
   values.reserve(static_cast<size_t>(heads) * buckets.size());
   for (int h = 0; h < heads; ++h) {
@@ -241,7 +244,8 @@ Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& sp
     }
   }
   RelativeBiases biases;
-  biases.distances = static_cast<int>(buckets.size());
+  const auto size = static_cast<int>(buckets.size());
+  biases.distances = IsCausal(spec, first) ? size : (size + 1) / 2;
   MOESERVE_ASSIGN_OR_RETURN(biases.values, load.backend.Upload(values));
   return biases;
 }

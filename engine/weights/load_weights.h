@@ -16,7 +16,7 @@ namespace moeserve {
 
 // Biases of the scores by distance, AttentionArgs::bias, in device memory.
 struct RelativeBiases {
-  std::unique_ptr<DeviceBuffer> values;  // f32 [num_heads, distances]
+  std::unique_ptr<DeviceBuffer> values;  // f32, as AttentionArgs::bias says
   int distances = 0;
 };
 

@@ -10,11 +10,13 @@ extern const Architecture kNativeEncoderArchitecture;
 
 // huggingface/
 extern const Architecture kAfmoeArchitecture;
-extern const Architecture kDynamicMoeArchitecture;
 extern const Architecture kBailingMoeArchitecture;
+extern const Architecture kBertArchitecture;
+extern const Architecture kCamembertArchitecture;
 extern const Architecture kDeepSeekV2Architecture;
 extern const Architecture kDeepSeekV3Architecture;
 extern const Architecture kDots1Architecture;
+extern const Architecture kDynamicMoeArchitecture;
 extern const Architecture kErnieArchitecture;
 extern const Architecture kErnieMoeArchitecture;
 extern const Architecture kFlexOlmoArchitecture;
@@ -36,14 +38,19 @@ extern const Architecture kLlamaArchitecture;
 extern const Architecture kMiniMaxM2Architecture;
 extern const Architecture kMistralArchitecture;
 extern const Architecture kMixtralArchitecture;
+extern const Architecture kModernBertArchitecture;
+extern const Architecture kNomicBertArchitecture;
 extern const Architecture kOlmo2Architecture;
 extern const Architecture kOlmo3Architecture;
 extern const Architecture kOlmoeArchitecture;
 extern const Architecture kPhi3Architecture;
 extern const Architecture kPhiMoeArchitecture;
+extern const Architecture kPrivacyFilterArchitecture;
 extern const Architecture kQwen2Architecture;
 extern const Architecture kQwen2MoeArchitecture;
 extern const Architecture kQwen3Architecture;
 extern const Architecture kQwen3MoeArchitecture;
+extern const Architecture kRobertaArchitecture;
+extern const Architecture kXlmRobertaArchitecture;
 
 }  // namespace moeserve

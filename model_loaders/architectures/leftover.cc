@@ -30,7 +30,7 @@ std::optional<int> TakeIndex(std::string_view& text) {
   return index;
 }
 
-std::string Kind(const std::string& key, bool routed) {
+std::string KindSetting(const std::string& key, bool routed) {
   return Concat(key, "kind is \"", routed ? "routed" : "dense", '"');
 }
 
@@ -131,17 +131,17 @@ std::string MixerReason(std::string_view rest, const std::string& key,
   if (rest == "out_bias") return key + "out_bias is false";
   if (rest == "k.bias" || rest == "v.bias") return key + "bias is false";
   if (rest.starts_with("q.") || rest.starts_with("o.")) {
-    if (routed) return Kind(key, routed);
+    if (routed) return KindSetting(key, routed);
     return rest == "q.bias" ? key + "bias is false" : std::string(kUnknownTensor);
   }
   if (rest == "q_norm.weight" || rest == "k_norm.weight") {
-    return routed ? Kind(key, routed) : key + "qk_norm is \"none\"";
+    return routed ? KindSetting(key, routed) : key + "qk_norm is \"none\"";
   }
   if (Take(rest, "router.")) {
-    return routed ? RouterReason(rest, key, *attention.routing) : Kind(key, routed);
+    return routed ? RouterReason(rest, key, *attention.routing) : KindSetting(key, routed);
   }
   if (Take(rest, "experts.")) {
-    if (!routed) return Kind(key, routed);
+    if (!routed) return KindSetting(key, routed);
     const std::optional<int> expert = TakeIndex(rest);
     if (expert.value_or(0) >= attention.routing->num_experts) {
       return Concat(key, "routing.num_experts is ", attention.routing->num_experts);
@@ -172,7 +172,7 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
                         rest.starts_with("up.") || rest.starts_with("down.") ||
                         rest.starts_with("inner_norm.");
   if (!of_routed && !of_dense) return std::string(kUnknownTensor);
-  if (of_routed != routed) return Kind(key, routed);
+  if (of_routed != routed) return KindSetting(key, routed);
   if (!routed) return ExpertReason(rest, key, block.expert, spec);
 
   const RoutedLayerSpec& routing = *block.routing;

@@ -110,11 +110,17 @@ std::string WithoutIndices(std::string_view key) {
 }  // namespace
 
 NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
-                                 const StoredNames& stored)
-    : tensors_(tensors.begin(), tensors.end()), keys_(keys.begin(), keys.end()) {
+                                 const StoredNames& stored, const NamePrefix& prefix)
+    : tensors_(tensors.begin(), tensors.end()), keys_(keys.begin(), keys.end()), prefix_(prefix) {
   // Every layer has the same layout, so the pattern of one layer decides.
   std::set<std::string> patterns;
-  for (const std::string& name : stored) {
+  StoredNames names;
+  for (const std::string& file_name : stored) {
+    std::string name = NameInRules(file_name);
+    if (name != file_name) stored_names_.emplace(name, file_name);
+    names.insert(std::move(name));
+  }
+  for (const std::string& name : names) {
     patterns.insert(NamePattern(name));
     if (name.ends_with(kScaleSuffix)) scales_.insert(name);
   }
@@ -129,9 +135,18 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
     if (!found_.contains(rule.file) || std::ranges::count_if(tensors_, same) < 2) continue;
     ambiguous_.insert(rule.model);
     std::ranges::copy_if(
-        stored, std::inserter(ambiguous_names_, ambiguous_names_.end()),
+        names, std::inserter(ambiguous_names_, ambiguous_names_.end()),
         [&](const std::string& name) { return Match(rule.file, name).has_value(); });
   }
+}
+
+std::string NameTableConfig::NameInRules(std::string_view stored) const {
+  if (prefix_.rule == prefix_.file || !stored.starts_with(prefix_.file)) return std::string(stored);
+  const std::string name = Concat(prefix_.rule, stored.substr(prefix_.file.size()));
+  const std::string pattern = NamePattern(name);
+  const bool known =
+      std::ranges::any_of(tensors_, [&](const TensorRule& rule) { return rule.file == pattern; });
+  return known || !prefix_.file.empty() ? name : std::string(stored);
 }
 
 const TensorRule* NameTableConfig::RuleOf(std::string_view tensor) const {
@@ -184,6 +199,21 @@ std::optional<TensorPlace> NameTableConfig::LatentPlace(const TensorRule& rule,
 }
 
 std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tensor) const {
+  std::optional<TensorPlace> place = PlaceInRules(tensor);
+  if (!place.has_value()) return place;
+  if (positions_from > 0 && tensor.name == "embed_position.weight") {
+    place->shape = {tensor.shape[0] + positions_from, tensor.shape[1]};
+    place->first_row = positions_from;
+    place->follows_from = "[max_position_embeddings, hidden_size]";
+  }
+  for (std::string* const name : {&place->name, &place->format.scales}) {
+    const auto stored = stored_names_.find(*name);
+    if (stored != stored_names_.end()) *name = stored->second;
+  }
+  return place;
+}
+
+std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement& tensor) const {
   const TensorRule* const found = RuleOf(tensor.name);
   if (found == nullptr) return std::nullopt;
   const TensorRule& rule = *found;
@@ -191,12 +221,13 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
   TensorPlace place{.name = Substitute(rule.file, *numbers)};
   place.add = rule.add;
   if (tensor.shape.size() == 2) place.format = FormatOf(rule, place.name);
-  const bool stacked = Stars(rule.file) < Stars(rule.model);
+  const bool stacked = Stars(rule.file) < Stars(rule.model) && rule.order != RowOrder::kExperts;
   if (rule.channel) {
     place.shape = {tensor.shape[0], 1, tensor.shape[1]};
     return place;
   }
-  if (!stacked && rule.parts == 1 && !rule.transposed && !rule.wrapped) {
+  if (!stacked && rule.parts == 1 && !rule.transposed && !rule.wrapped &&
+      rule.order == RowOrder::kJoined) {
     if (place.format.kind != BlockFormatKind::kNone) place.shape = tensor.shape;
     return place;
   }
@@ -225,6 +256,21 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
       place.shape[0] = queries + 2 * keys;
       place.follows_from =
           "[(num_attention_heads + 2 * num_key_value_heads) * head_dim, hidden_size]";
+      return place;
+    }
+    case RowOrder::kExperts: {
+      const RoutedLayerSpec* const routing = RoutingOf(spec, rule.model, numbers->value[0]);
+      if (routing == nullptr) return std::nullopt;
+      const int expert = numbers->value[1];
+      place.transposed = rule.transposed;
+      if (rule.transposed) {
+        place.first_column = expert * tensor.shape[1];
+        place.shape = {routing->num_experts * tensor.shape[1], tensor.shape[0]};
+      } else {
+        place.first_row = expert * tensor.shape[0];
+        place.shape[0] *= routing->num_experts;
+      }
+      place.follows_from = "[num_experts * n_inner, n_embd]";
       return place;
     }
     case RowOrder::kLatent:
@@ -256,7 +302,8 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
   return place;
 }
 
-std::optional<std::string> NameTableConfig::LeftOverReason(std::string_view name) const {
+std::optional<std::string> NameTableConfig::LeftOverReason(std::string_view stored) const {
+  const std::string name = NameInRules(stored);
   for (const std::string_view pattern : ignored) {
     if (Match(pattern, name).has_value()) return std::nullopt;
   }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -20,8 +21,9 @@ enum class RowOrder : uint8_t {
   kJoined,       // all rows of the first tensor, then all rows of the second, ...
   kInterleaved,  // row 0 of each tensor, then row 1 of each, ...
   kQkv,          // the rows of an attention layer's queries, keys and values
-  kLatent,  // for each head of latent attention, the rows of its key projection (part 0), whose
-            // transpose the model has, then those of its value projection (part 1)
+  kExperts,  // a matrix with the rows of all experts; if `transposed`, with those of the transposes
+  kLatent,   // for each head of latent attention, the rows of its key projection (part 0), whose
+             // transpose the model has, then those of its value projection (part 1)
 };
 
 // Where the files store the tensors whose names match a pattern. "*" stands for a number: the first
@@ -59,6 +61,13 @@ struct KeyRule {
   std::string_view file;
 };
 
+// Files may call the tensors that the rules call `rule` + NAME by the name `file` + NAME: the same
+// model has its names without a prefix or with one of several.
+struct NamePrefix {
+  std::string_view rule;
+  std::string_view file;
+};
+
 // The numbers in a name at the positions of a pattern's "*".
 struct Numbers {
   std::array<int, 2> value{};
@@ -71,7 +80,7 @@ class NameTableConfig : public CheckpointConfig {
   // `stored` is used, or else the first of them, if possible one for which other layers are there.
   // The texts of the tables must outlive the configuration.
   NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
-                  const StoredNames& stored);
+                  const StoredNames& stored, const NamePrefix& prefix = {});
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
   std::optional<std::string> LeftOverReason(std::string_view name) const override;
@@ -83,11 +92,18 @@ class NameTableConfig : public CheckpointConfig {
   std::vector<std::string_view> ignored;
   // Stored tensors with these prefixes are not needed either.
   std::vector<std::string> ignored_prefixes;
+  // Rows of the stored table of positions in front of the one for a text's first token.
+  int positions_from = 0;
   // The rectangle of elements with one scale if the files have FP8 weights: of every stored matrix
   // whose name plus "_scale_inv" is also stored.
   std::optional<BlockFormat> fp8;
 
  private:
+  // Returns the name that rules have for a stored tensor.
+  std::string NameInRules(std::string_view stored) const;
+  // As Place(), but with the names that rules have.
+  std::optional<TensorPlace> PlaceInRules(const TensorRequirement& tensor) const;
+
   // Returns the rule that counts for a tensor of the model; null if none matches.
   const TensorRule* RuleOf(std::string_view tensor) const;
 
@@ -100,6 +116,8 @@ class NameTableConfig : public CheckpointConfig {
 
   const std::vector<TensorRule> tensors_;
   const std::vector<KeyRule> keys_;
+  const NamePrefix prefix_;
+  std::map<std::string, std::string> stored_names_;  // by the names in rules, where they differ
   // The patterns `TensorRule::file` that match at least one stored tensor.
   std::set<std::string_view> found_;
   // The patterns `TensorRule::model` for which several file patterns were found, and the stored

@@ -51,6 +51,13 @@ constexpr const Architecture* kArchitectures[] = {
     &kQwen2MoeArchitecture,
     &kQwen3Architecture,
     &kQwen3MoeArchitecture,
+    &kBertArchitecture,
+    &kCamembertArchitecture,
+    &kModernBertArchitecture,
+    &kNomicBertArchitecture,
+    &kPrivacyFilterArchitecture,
+    &kRobertaArchitecture,
+    &kXlmRobertaArchitecture,
 };
 
 // Families with parts that the engine does not compute.

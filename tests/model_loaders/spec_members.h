@@ -23,8 +23,8 @@ concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
 template <Is<NormSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e] = s;
-  return std::tie(a, b, c, d, e);
+  auto& [a, b, c, d, e, f] = s;
+  return std::tie(a, b, c, d, e, f);
 }
 template <Is<RopeScaling> T>
 auto MembersOf(T& s) {
@@ -33,8 +33,8 @@ auto MembersOf(T& s) {
 }
 template <Is<PositionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g] = s;
-  return std::tie(a, b, c, d, e, f, g);
+  auto& [a, b, c, d, e, f, g, h, i] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i);
 }
 template <Is<RelativeBias> T>
 auto MembersOf(T& s) {
@@ -78,8 +78,8 @@ auto MembersOf(T& s) {
 }
 template <Is<AttentionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s);
 }
 template <Is<FeedForwardSpec> T>
 auto MembersOf(T& s) {
@@ -101,10 +101,30 @@ auto MembersOf(T& s) {
   auto& [a, b, c] = s;
   return std::tie(a, b, c);
 }
+template <Is<HeadLayerSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c] = s;
+  return std::tie(a, b, c);
+}
+template <Is<HeadSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e] = s;
+  return std::tie(a, b, c, d, e);
+}
+template <Is<DenseSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c] = s;
+  return std::tie(a, b, c);
+}
+template <Is<PoolingSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c] = s;
+  return std::tie(a, b, c);
+}
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u);
 }
 
 template <typename T>
@@ -167,6 +187,10 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, FeedForwardSpec>) return "FeedForwardSpec";
   if constexpr (Is<T, ShortConvolutionSpec>) return "ShortConvolutionSpec";
   if constexpr (Is<T, BlockSpec>) return "BlockSpec";
+  if constexpr (Is<T, HeadLayerSpec>) return "HeadLayerSpec";
+  if constexpr (Is<T, HeadSpec>) return "HeadSpec";
+  if constexpr (Is<T, DenseSpec>) return "DenseSpec";
+  if constexpr (Is<T, PoolingSpec>) return "PoolingSpec";
   if constexpr (Is<T, ModelSpec>) return "ModelSpec";
 }
 

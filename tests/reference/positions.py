@@ -79,17 +79,24 @@ def rope(x: Tensor, positions: Tensor, position: Json, is_long: bool = False,
 
 
 def relative_buckets(distance: Tensor, bias: Json) -> Tensor:
-    """Buckets of distances of at least 0 in causal attention, as in T5: logarithms in f32."""
+    """Buckets of distances, negative for keys after the query, as in T5: logarithms in f32.
+
+    Causal attention does not see the negative ones.
+    """
+    later = bias["buckets"] // 2 * (distance < 0) if bias.get("bidirectional", False) else 0
+    distance = distance.abs()
     used = bias["buckets"] // 2 if bias.get("bidirectional", False) else bias["buckets"]
     exact = used // 2
     steps = torch.log(distance.clamp(min=1).float() / exact)
     steps = steps / math.log(bias["max_distance"] / exact) * (used - exact)
-    return torch.where(distance < exact, distance, (exact + steps.long()).clamp(max=used - 1))
+    near = torch.where(distance < exact, distance, (exact + steps.long()).clamp(max=used - 1))
+    return near + later
 
 
-def sinusoidal(positions: Tensor, d: int) -> Tensor:
-    """[T, d]: all sines, then all cosines; f_j = 10000^(-j / (d/2 - 1))."""
+def sinusoidal(positions: Tensor, d: int, spacing: str = "fairseq") -> Tensor:
+    """[T, d]: all sines, then all cosines; f_j = 10000^(-j / (d/2 - 1)), or 10000^(-2 j / d)."""
     half = d // 2
-    frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / (half - 1))
+    steps = half - 1 if spacing == "fairseq" else half
+    frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / steps)
     angle = positions.double()[:, None] * frequency[None]
     return torch.cat([angle.sin(), angle.cos()], 1)

@@ -45,6 +45,9 @@ def complete_config(config: Json) -> Json:
     norm.setdefault("final_eps", norm["eps"])
     norm.setdefault("placement", "pre")
     norm.setdefault("final", norm["placement"] != "post")
+    norm.setdefault("bias", norm["kind"] == "layer")
+    causal = out["model_type"] != "routed_encoder"
+    out.setdefault("token_types", 0)
     _complete_position(out.setdefault("position", dict(_DEFAULT_POSITION)))
     for key in ("embedding_scale", "residual_scale", "logit_scale"):
         out.setdefault(key, 1.0)
@@ -58,6 +61,7 @@ def complete_config(config: Json) -> Json:
             layer.setdefault("norm_placement", norm["placement"])
             layer.setdefault("residual_scale", out["residual_scale"])
             layer.setdefault("parallel", False)
+            layer.setdefault("causal", causal)
     return out
 
 
@@ -70,9 +74,12 @@ def _complete_position(position: Json) -> None:
         position.setdefault("xpos_base", 0)
     elif position["kind"] == "sinusoidal":
         position.setdefault("first", 0)
+        position.setdefault("spacing", "fairseq")
 
 
 def _complete_attention(attention: Json) -> Json:
+    if attention["kind"] == "none":
+        return attention
     if attention["kind"] == "short_conv":
         attention.setdefault("conv", 3)
         attention.setdefault("bias", False)
@@ -176,8 +183,10 @@ def load_folder(folder: pathlib.Path) -> tuple[Json, dict[str, Tensor]]:
 def activate(x: Tensor, name: str) -> Tensor:
     if name == "silu":
         return functional.silu(x)
-    if name == "relu":
-        return functional.relu(x)
+    if name in ("relu", "tanh"):
+        return getattr(torch, name)(x)
+    if name == "none":
+        return x
     return functional.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
 
 
@@ -240,7 +249,7 @@ class RoutedDecoder:
         if bf16_products:
             tied = self.config["tie_word_embeddings"]
             for name, value in self.tensors.items():
-                lookup = (name.startswith(("embed_position", "relative_bias"))
+                lookup = (name.startswith(("embed_position", "embed_type", "relative_bias"))
                           or (name == "embed.weight" and not tied))
                 taps = name.endswith(".conv.weight")
                 if value.dim() == 2 and ".router." not in name and not lookup and not taps:
@@ -263,7 +272,15 @@ class RoutedDecoder:
     @torch.no_grad()
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits [T, V] of tokens [T]; with a cache they continue its sequence."""
-        cache = cache or self.new_cache()
+        x = self.hidden(tokens, cache or self.new_cache())
+        head = "embed" if self.config["tie_word_embeddings"] else "head"
+        logits = (x @ self.tensors[f"{head}.weight"].t()).to(self.wide)
+        if self.config["head_bias"]:
+            logits = logits + self.tensors["head.bias"].to(self.wide)
+        return soft_cap(logits * self.config["logit_scale"], self.config["logit_soft_cap"])
+
+    def hidden(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Rows [T, d] behind the final norm."""
         self.recorded = {}
         self.tokens = tokens
         config = self.config
@@ -271,6 +288,8 @@ class RoutedDecoder:
         x = before = self._embed(tokens, positions)
         for layer in range(config["num_hidden_layers"]):
             for part in ("attention", "feed_forward"):
+                if config[part][layer]["kind"] == "none":
+                    continue
                 # A parallel block reads what the block before it has read.
                 read = before if config[part][layer]["parallel"] else x
                 before = x
@@ -278,11 +297,7 @@ class RoutedDecoder:
         cache.length += len(tokens)
         if config["norm"]["final"]:
             x = self._norm(x, "norm", eps=config["norm"]["final_eps"])
-        head = "embed" if config["tie_word_embeddings"] else "head"
-        logits = (x @ self.tensors[f"{head}.weight"].t()).to(self.wide)
-        if config["head_bias"]:
-            logits = logits + self.tensors["head.bias"].to(self.wide)
-        return soft_cap(logits * config["logit_scale"], config["logit_soft_cap"])
+        return x
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tensors["embed.weight"][tokens] * self.config["embedding_scale"]
@@ -291,7 +306,8 @@ class RoutedDecoder:
             x = x + self.tensors["embed_position.weight"][positions]
         elif kind == "sinusoidal":
             first = self.config["position"]["first"]
-            x = x + sinusoidal(positions + first, x.shape[1]).to(x.dtype)
+            spacing = self.config["position"]["spacing"]
+            x = x + sinusoidal(positions + first, x.shape[1], spacing).to(x.dtype)
         return self._norm(x, "embed_norm") if self.config["embedding_norm"] else x
 
     def _block(self, x: Tensor, read: Tensor, layer: int, part: str, positions: Tensor,
@@ -323,7 +339,8 @@ class RoutedDecoder:
         else:
             wide = wide - wide.mean(-1, keepdim=True)
             wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
-            wide = wide + self.tensors[f"{name}.bias"].to(self.wide)
+            if self.config["norm"]["bias"]:
+                wide = wide + self.tensors[f"{name}.bias"].to(self.wide)
         return wide.to(self.dtype)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -451,20 +468,21 @@ class RoutedDecoder:
 
     def _attend(self, q: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
                 settings: Json, sinks: Tensor | None = None) -> Tensor:
-        """Causal softmax attention. q [n, heads, d_h], keys and values [S, heads, d_h].
+        """Softmax attention, causal or not. q [n, heads, d_h], keys and values [S, heads, d_h].
 
         `sinks` [heads] are one more score per head, which takes a share and adds no value.
         """
         scores = torch.einsum("nhc,shc->hns", q, keys).to(self.wide) * settings["scale"]
         scores = soft_cap(scores, settings["soft_cap"])
         if "relative_bias" in self.config:
-            distance = (positions[:, None] - torch.arange(len(keys))[None]).clamp(min=0)
+            distance = positions[:, None] - torch.arange(len(keys))[None]
             buckets = relative_buckets(distance, self.config["relative_bias"])
             table = self.tensors["relative_bias.weight"].to(self.wide)
             scores = scores + table[buckets].permute(2, 0, 1)
-        visible = torch.arange(len(keys))[None] <= positions[:, None]
+        distance = positions[:, None] - torch.arange(len(keys))[None]
+        visible = distance >= 0 if settings["causal"] else torch.ones_like(distance, dtype=bool)
         if settings["window"] is not None:
-            visible &= torch.arange(len(keys))[None] > positions[:, None] - settings["window"]
+            visible &= distance.abs() < settings["window"]
         scores = scores.masked_fill(~visible[None], -math.inf)
         if sinks is not None:
             sink = sinks.to(self.wide)[:, None, None].expand(-1, scores.shape[1], 1)

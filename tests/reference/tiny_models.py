@@ -228,7 +228,7 @@ class _Builder:
 
     def __init__(self, config: Json, seed: int) -> None:
         self.config = routed_decoder.complete_config(config)
-        self.layer_norm = self.config["norm"]["kind"] == "layer"
+        self.norm_bias = self.config["norm"]["bias"]
         self.tensors: dict[str, torch.Tensor] = {}
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -240,9 +240,9 @@ class _Builder:
         if bias:
             self._draw(f"{name}.bias", out, std=0.2)
 
-    def _norm(self, name: str, size: int, layer: bool | None = None) -> None:
+    def _norm(self, name: str, size: int, bias: bool | None = None) -> None:
         self._draw(f"{name}.weight", size, std=0.2, mean=1.0)
-        if self.layer_norm if layer is None else layer:
+        if self.norm_bias if bias is None else bias:
             self._draw(f"{name}.bias", size, std=0.1)
 
     def build(self) -> dict[str, torch.Tensor]:
@@ -287,12 +287,14 @@ class _Builder:
             self.tensors[f"{name}.temperature"] = torch.tensor([start])
 
     def _block_norms(self, name: str, placement: str, d: int) -> None:
-        if placement != "output":
+        if placement not in ("output", "none"):
             self._norm(f"{name}.norm", d)
         if placement in ("output", "both"):
             self._norm(f"{name}.output_norm", d)
 
     def _attention(self, name: str, attention: Json, d: int) -> None:
+        if attention["kind"] == "none":
+            return
         self._block_norms(name, attention["norm_placement"], d)
         if attention["kind"] == "short_conv":
             for part in ("b", "c", "x"):

@@ -88,6 +88,8 @@ std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
     batch.page_tables.emplace_back(tables_[p.slot]);
     if (states_ != nullptr) AddStates(p, batch.states);
     const bool is_long = long_from.has_value() && p.begin + tokens_of(p) > *long_from;
+    batch.token_types.resize(batch.tokens.size());
+    batch.token_types.insert(batch.token_types.end(), p.types.begin(), p.types.end());
     for (size_t i = 0; i < p.tokens.size(); ++i) {
       batch.logit_rows.push_back(batch.num_tokens());
       batch.tokens.push_back(p.tokens[i]);
@@ -97,6 +99,7 @@ std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
       batch.phase.push_back(Phase::kPrefill);
     }
   }
+  batch.token_types.resize(batch.tokens.size());
   if (RowOutputs(spec()) == 0) batch.logit_rows.clear();
   if (spec().kind == ModelKind::kEncoder) {
     for (const Part& p : parts) batch.lengths.push_back(static_cast<int32_t>(p.tokens.size()));

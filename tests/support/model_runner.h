@@ -43,9 +43,10 @@ class ModelRunner {
   static Result<std::unique_ptr<ModelRunner>> Load(const std::filesystem::path& model,
                                                    const RunnerOptions& options = {});
 
-  // Returns the logits of every token, [tokens, RowOutputs()], computed in steps of at most `chunk` tokens
-  // from position `begin` on. Earlier positions must have been run before; if the model has states,
-  // the one before `begin` must be the last that was run. Different sequences use different slots.
+  // Returns the logits of every token, [tokens, RowOutputs()], computed in steps of at most `chunk`
+  // tokens from position `begin` on. Earlier positions must have been run before; if the model has
+  // states, the one before `begin` must be the last that was run. Different sequences use different
+  // slots.
   std::vector<float> Run(const std::vector<int32_t>& tokens, int chunk, int begin = 0,
                          const StepSetup& setup = {}, int slot = 0);
 
@@ -55,6 +56,7 @@ class ModelRunner {
     int slot;
     int begin;
     std::vector<int32_t> tokens;
+    std::vector<uint8_t> types = {};  // of the tokens; empty: all 0
   };
   std::vector<float> RunTogether(const std::vector<Part>& parts, const StepSetup& setup = {});
 

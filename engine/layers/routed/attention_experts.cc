@@ -40,12 +40,12 @@ RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan,
   }
   ctx.backend.Attention({.cache = &ctx.cache,
                          .layer = layer_,
+                         .causal = causal_,
                          .plan = &plan,
                          .heads = heads_,
                          .order = HeadOrder::kTile,
                          .scale = scale_,
                          .soft_cap = soft_cap_,
-                         .causal = causal_,
                          .window = window_,
                          .query = query,
                          .output = heads});

@@ -123,8 +123,8 @@ inline bool PrepareValues(const AttentionTileArgs& a, const SeenPositions& seen,
     const int64_t at = int64_t{step % kAttentionBlock} * a.padded_dim * 2;
     const bool are_finite = ValueTiles(a, step, begin, end, values + at);
     if (!all_see) finite = finite && are_finite;
-    a.operands->values_ready = whole ? a.operands->values_ready | bit
-                                     : a.operands->values_ready & ~bit;
+    a.operands->values_ready =
+        whole ? a.operands->values_ready | bit : a.operands->values_ready & ~bit;
   }
   return finite;
 }

@@ -346,8 +346,8 @@ inline void Exponentials(int begin, int end, int first_position, float* lanes, f
 template <KvCacheType kType>
 void CopyLatentValues(const AttentionTileArgs& a, int first, int last) {
   constexpr int kBytes = kLineBytes<kType> / 16;
-  using Element = std::conditional_t<kBytes == 4, uint32_t,
-                                     std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
+  using Element =
+      std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
   for (int block = first; block < last; ++block) {
     const char* from = a.keys + a.page_table[block] * a.key_page_bytes;
     char* to = a.latent_values + block % (kAttentionBlock / 16) * a.value_page_bytes;

@@ -50,7 +50,8 @@ inline Vec GeluTanh(Vec x) {
   return TimesSigmoid(x, Mul(Mul(x, cubic), Broadcast(-2.0f * 0.7978845608028654f)));
 }
 
-// Returns tanh(x): a polynomial for small |x|, whose error is relative to x, and 1 - 2 / (1 + e^2x).
+// Returns tanh(x): a polynomial for small |x|, whose error is relative to x, and 1 - 2 / (1 +
+// e^2x).
 inline Vec Tanh(Vec x) {
   constexpr float kSmall = 0.625f;
   const Vec square = Mul(x, x);
@@ -145,11 +146,12 @@ inline Vec BiasedSums(const EpilogueArgs& a, int row, int at) {
 template <ActivationKind kActivation, bool kGated, bool kBf16>
 void EpilogueRows(const EpilogueArgs& a) {
   constexpr int kFrom = kGated ? 2 : 1;  // columns of the tile per output column
-  StoreRows<kBf16>(a, [&](int row, int begin) __attribute__((always_inline)) {
-    const int at = begin * kFrom;
-    const Vec value = Activated<kActivation>(BiasedSums(a, row, at));
-    return kGated ? Mul(value, BiasedSums(a, row, at + kPanel)) : value;
-  });
+  StoreRows<kBf16>(
+      a, [&](int row, int begin) __attribute__((always_inline)) {
+        const int at = begin * kFrom;
+        const Vec value = Activated<kActivation>(BiasedSums(a, row, at));
+        return kGated ? Mul(value, BiasedSums(a, row, at + kPanel)) : value;
+      });
 }
 
 inline Vec ActivatedBy(const Activation& activation, Vec v) {
@@ -174,12 +176,13 @@ inline Vec ActivatedBy(const Activation& activation, Vec v) {
 template <bool kBf16>
 void GeneralGatedRows(const EpilogueArgs& a) {
   const float limit = a.activation.limit > 0.0f ? a.activation.limit : __builtin_inff();
-  StoreRows<kBf16>(a, [&](int row, int begin) __attribute__((always_inline)) {
-    const Vec high = Broadcast(limit), low = Broadcast(-limit);
-    const Vec gate = Min(high, BiasedSums(a, row, begin * 2));
-    const Vec up = Max(low, Min(high, BiasedSums(a, row, begin * 2 + kPanel)));
-    return Mul(ActivatedBy(a.activation, gate), Add(up, Broadcast(a.activation.up_offset)));
-  });
+  StoreRows<kBf16>(
+      a, [&](int row, int begin) __attribute__((always_inline)) {
+        const Vec high = Broadcast(limit), low = Broadcast(-limit);
+        const Vec gate = Min(high, BiasedSums(a, row, begin * 2));
+        const Vec up = Max(low, Min(high, BiasedSums(a, row, begin * 2 + kPanel)));
+        return Mul(ActivatedBy(a.activation, gate), Add(up, Broadcast(a.activation.up_offset)));
+      });
 }
 
 template <ActivationKind kActivation>

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/spec/spec_limits.h"
+#include "model_loaders/architectures/huggingface/model_head.h"
 #include "model_loaders/architectures/huggingface/neutral_keys.h"
 #include "model_loaders/tokenizer/token_ids.h"
 
@@ -25,12 +26,10 @@ Json WithoutNulls(const Json& json) {
 constexpr KeyRule kDecoderKeys[] = {
     {"position.theta", "rope_theta"},
     {"position.fraction", "partial_rotary_factor"},
-    {"attention.num_heads", "num_attention_heads"},
     {"attention.num_kv_heads", "num_key_value_heads"},
     {"attention.head_dim", "head_dim"},
     {"attention.window", "sliding_window"},
     {"attention.bias", "attention_bias"},
-    {"num_heads", "num_attention_heads"},
     {"num_kv_heads", "num_key_value_heads"},
 };
 
@@ -47,16 +46,22 @@ void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
   defaults_ = defaults;
   ReadQuantization(defaults.mxfp4);
   spec_.vocab_size = reader_.Int("vocab_size");
-  spec_.hidden_size = reader_.Int("hidden_size");
-  layers_ = reader_.Int("num_hidden_layers");
-  spec_.max_position_embeddings =
-      reader_.Int("max_position_embeddings", defaults.max_position_embeddings);
+  const SizeKeys& keys = defaults.size_keys;
+  spec_.hidden_size = reader_.Int(keys.hidden_size);
+  layers_ = reader_.Int(keys.layers);
+  spec_.max_position_embeddings = reader_.Int(keys.positions, defaults.max_position_embeddings);
+  for (const KeyRule& rule :
+       {KeyRule{"hidden_size", keys.hidden_size}, KeyRule{"num_hidden_layers", keys.layers},
+        KeyRule{"max_position_embeddings", keys.positions},
+        KeyRule{"attention.num_heads", keys.heads}, KeyRule{"num_heads", keys.heads}}) {
+    key_rules_.push_back(rule);
+  }
   spec_.norm.eps = static_cast<float>(reader_.Real(defaults.norm_eps_key, defaults.rms_norm_eps));
   key_rules_.push_back({"norm.eps", defaults.norm_eps_key});
   spec_.tie_word_embeddings = reader_.Bool("tie_word_embeddings", defaults.tie_word_embeddings);
   if (spec_.tie_word_embeddings) ignored_tensors_.push_back("lm_head.weight");
   ignored_tensors_.push_back("model.layers.*.self_attn.rotary_emb.inv_freq");
-  spec_.position = Rope(defaults.rope_theta, defaults.partial_rotary_factor);
+  if (defaults.rope) spec_.position = Rope(defaults.rope_theta, defaults.partial_rotary_factor);
 
   // Unlike other keys, a token id that is null differs from one that is absent.
   const bool has_bos = original_.contains("bos_token_id");
@@ -114,7 +119,7 @@ void DecoderConfig::ReadQuantization(bool mxfp4) {
 
 AttentionSpec DecoderConfig::Attention(std::optional<int> head_dim) {
   AttentionSpec attention;
-  attention.num_heads = reader_.Int("num_attention_heads");
+  attention.num_heads = reader_.Int(defaults_.size_keys.heads);
   attention.num_kv_heads = KvHeads(attention.num_heads);
   const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
   if (IsNull("head_dim")) head_dim.reset();
@@ -135,7 +140,8 @@ ActivationKind DecoderConfig::Activation(std::string_view key, std::string_view 
       {"gelu", ActivationKind::kGelu},
       {"gelu_new", ActivationKind::kGeluTanh},
       {"gelu_pytorch_tanh", ActivationKind::kGeluTanh},
-      {"relu", ActivationKind::kRelu}};
+      {"relu", ActivationKind::kRelu},
+      {"tanh", ActivationKind::kTanh}};
   const Json* value = reader_.Optional(key);
   const Json name = value == nullptr ? Json(std::string(fallback)) : *value;
   for (const auto& [text, kind] : kNames) {
@@ -417,6 +423,20 @@ void DecoderConfig::Require(std::string_view key, const Json& value) {
   reader_.Fault(key, value.is_null() ? "null" : ShowJson(value), ShowJson(*found));
 }
 
+void DecoderConfig::Prefix(std::string_view rule, std::initializer_list<std::string_view> files) {
+  for (const std::string_view file : files) {
+    const auto first = stored_.lower_bound(file);
+    if (!file.empty() && (first == stored_.end() || !first->starts_with(file))) continue;
+    prefix_ = {rule, file};
+    return;
+  }
+}
+
+void DecoderConfig::SkipPositions(int rows) {
+  positions_from_ = std::clamp(rows, 0, kMaxPositions);
+  spec_.max_position_embeddings -= positions_from_;
+}
+
 void DecoderConfig::Tensors(std::span<const TensorRule> rules) {
   tensors_.insert(tensors_.end(), rules.begin(), rules.end());
 }
@@ -457,16 +477,39 @@ ConfigResult DecoderConfig::Finish(const AttentionSpec& attention, const FeedFor
   return Finish([&](int layer) { return LayerSpec{attention, layer >= first ? experts : dense}; });
 }
 
-ConfigResult DecoderConfig::Finish(const std::function<LayerSpec(int)>& layer) {
+absl::Status DecoderConfig::Judge() {
   JudgeUnread();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(kConfigFile));
-  MOESERVE_RETURN_IF_ERROR(CheckListLengths({"num_hidden_layers", layers_}, {"num_experts", 0}));
+  return CheckListLengths({defaults_.size_keys.layers, layers_}, {"num_experts", 0});
+}
+
+ConfigResult DecoderConfig::Finish(const std::function<LayerSpec(int)>& layer) {
+  if (spec_.kind == ModelKind::kDecoder) ReadDecoderHead(*this);
+  // Files of models without a head have no prefix.
+  if (prefix_.rule.empty()) Prefix("model.", {"model.", ""});
+  MOESERVE_RETURN_IF_ERROR(Judge());
   for (int i = 0; i < layers_; ++i) spec_.AddLayer(layer(i));
-  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_);
+  return Build();
+}
+
+ConfigResult DecoderConfig::FinishBlocks(const std::function<std::vector<BlockSpec>(int)>& layer) {
+  MOESERVE_RETURN_IF_ERROR(Judge());
+  for (int i = 0; i < layers_; ++i) {
+    for (BlockSpec& block : layer(i)) {
+      block.layer = i;
+      spec_.blocks.push_back(std::move(block));
+    }
+  }
+  return Build();
+}
+
+ConfigResult DecoderConfig::Build() {
+  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_, prefix_);
   config->spec = std::move(spec_);
   config->ignored = std::move(ignored_tensors_);
   config->ignored_prefixes = std::move(ignored_prefixes_);
   config->fp8 = fp8_;
+  config->positions_from = positions_from_;
   config->ignored_keys = std::move(ignored_keys_);
   config->decisions = std::move(decisions_);
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));

@@ -21,8 +21,17 @@
 
 namespace moeserve::huggingface {
 
+// The names of the keys of a model's sizes.
+struct SizeKeys {
+  std::string_view hidden_size = "hidden_size";
+  std::string_view layers = "num_hidden_layers";
+  std::string_view positions = "max_position_embeddings";
+  std::string_view heads = "num_attention_heads";
+};
+
 // The values that a family's configuration class has for keys that config.json omits.
 struct DecoderDefaults {
+  SizeKeys size_keys = {};
   int max_position_embeddings = 2048;
   std::string_view norm_eps_key = "rms_norm_eps";
   double rms_norm_eps = 1e-6;
@@ -34,6 +43,7 @@ struct DecoderDefaults {
   std::optional<int> num_key_value_heads = std::nullopt;  // nullopt: as many as there are heads
   // If set, "original_max_position_embeddings" beside the rotary parameters is the one that counts.
   std::optional<int> original_max_position_embeddings = std::nullopt;
+  bool rope = true;    // rotary positions
   bool mxfp4 = false;  // quantized files of the family have MXFP4 weights; else FP8
 };
 
@@ -132,6 +142,18 @@ class DecoderConfig {
   int layers() const { return layers_; }
   bool ok() const { return problems_.empty(); }
 
+  // Returns whether the files have a tensor of this name.
+  bool Stores(std::string_view name) const { return stored_.contains(name); }
+  // The files may call the tensors whose names have the prefix `rule` in the rules by the first of
+  // the prefixes `files` that they use; "" is used if no other is. The texts must be literals.
+  void Prefix(std::string_view rule, std::initializer_list<std::string_view> files);
+  // The stored table of positions has this many rows that no token has.
+  void SkipPositions(int rows);
+  // The model does not need these tensors, whose names are patterns.
+  void IgnoreTensors(std::initializer_list<std::string_view> patterns) {
+    ignored_tensors_.insert(ignored_tensors_.end(), patterns);
+  }
+
   // Adds rules for tensors, and names of configuration keys.
   void Tensors(std::span<const TensorRule> rules);
   void Tensors(std::initializer_list<std::span<const TensorRule>> tables);
@@ -142,9 +164,10 @@ class DecoderConfig {
   // Builds that of layers with experts from the layer `first` on, and dense ones before.
   ConfigResult Finish(const AttentionSpec& attention, const FeedForwardSpec& dense,
                       const FeedForwardSpec& experts, int first);
-  // Builds the layers and the configuration. `layer` returns the spec of a layer; it is called only
-  // if there are no errors.
+  // Builds the layers and the configuration. `layer` returns the spec of a layer, or its blocks; it
+  // is called only if there are no errors.
   ConfigResult Finish(const std::function<LayerSpec(int)>& layer);
+  ConfigResult FinishBlocks(const std::function<std::vector<BlockSpec>(int)>& layer);
 
  private:
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
@@ -153,6 +176,10 @@ class DecoderConfig {
   double OriginalPositions(ObjectReader& reader);
   // Reads a key and notes that it is ignored.
   void IgnoreKey(std::string_view key);
+  // Checks what was read so far.
+  absl::Status Judge();
+  // Returns the configuration with the layers of spec().
+  ConfigResult Build();
   // Ignores or refuses the keys that were not read.
   void JudgeUnread();
   // Reads "quantization_config".
@@ -174,6 +201,8 @@ class DecoderConfig {
   std::vector<std::string> ignored_keys_;
   std::vector<std::string> decisions_;
   std::optional<BlockFormat> fp8_;
+  NamePrefix prefix_;
+  int positions_from_ = 0;
 };
 
 // Reads the factors of Granite models: "embedding_multiplier", "residual_multiplier" and

@@ -4,6 +4,7 @@
 
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/model_head.h"
 
 namespace moeserve {
 namespace {
@@ -60,13 +61,13 @@ DecoderDefaults GemmaDefaults(int kv_heads) {
 void AddDecoder(DecoderConfig& c, std::span<const TensorRule> norms) {
   ModelSpec& spec = c.spec();
   if (spec.hidden_size > 0) spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
-  c.Require("use_bidirectional_attention", false);
   c.Tensors({norms, kFinalNorm, EmbeddingTensors(), AttentionTensors(), DenseTensors()});
 }
 
 ConfigResult ReadGemma(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(GemmaDefaults(16));
+  c.Require("use_bidirectional_attention", false);
   AddDecoder(c, kPreNorms);
   AttentionSpec attention = c.Attention(256);
   attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
@@ -99,6 +100,7 @@ AttentionSpec ReadAttention2(DecoderConfig& c, double logits_cap) {
 ConfigResult ReadGemma2(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton(GemmaDefaults(4));
+  c.Require("use_bidirectional_attention", false);
   AddDecoder(c, kNorms2);
   c.spec().norm.placement = NormPlacement::kBoth;
   AttentionSpec attention = ReadAttention2(c, 30.0);
@@ -145,7 +147,14 @@ ConfigResult ReadGemma3(const Json& json, const StoredNames& stored) {
   // transformers ignores it, the authors' code applies it; published files have none.
   c.Require("attn_logit_softcapping", nullptr);
   attention.qk_norm = QkNorm::kHead;
-  const int window = c.Window().value_or(4096);
+  int window = c.Window().value_or(4096);
+  if (c.keys().Bool("use_bidirectional_attention", false)) {
+    // EmbeddingGemma: half of the window on each side.
+    window = window / 2 + 1;
+    c.spec().kind = ModelKind::kEncoder;
+    ClassOf(c, ModelClass::kBase);
+    ReadHead(c, ModelClass::kBase, PoolingKind::kMean);
+  }
   const int pattern = c.keys().Int("sliding_window_pattern", 6);
   c.Ignore({"_sliding_window_pattern"});
   const std::vector<bool> sliding =

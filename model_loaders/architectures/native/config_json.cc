@@ -219,8 +219,8 @@ void ReadSettings(const Json& json, const std::string& path, Problems* problems,
 }
 
 // Reads the object of a block: the settings of its mixer and how it joins the residual stream.
-// `block` has a default mixer; "attention" may be another mixer of tokens. Returns whether the layer
-// has the block.
+// `block` has a default mixer; "attention" may be another mixer of tokens. Returns whether the
+// layer has the block.
 bool ReadBlock(const Json& json, const std::string& path, Problems* problems, BlockSpec& block) {
   const auto kind = json.is_object() ? json.find("kind") : json.end();
   if (kind != json.end() && *kind == kNoBlock) {
@@ -365,8 +365,8 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
 
   for (int i = 0; i < layers; ++i) {
     if (!attention[i].has_value() && !feed_forward[i].has_value()) {
-      return absl::InvalidArgumentError(
-          Concat(kConfigFile, ": layer ", i, ": expected an attention or feed_forward, found none"));
+      return absl::InvalidArgumentError(Concat(
+          kConfigFile, ": layer ", i, ": expected an attention or feed_forward, found none"));
     }
     for (std::optional<BlockSpec>* block : {&attention[i], &feed_forward[i]}) {
       if (!block->has_value()) continue;
@@ -385,8 +385,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadNative(const Json& json, con
 
 }  // namespace
 
-constinit const Architecture kNativeArchitecture = {
-    .model_type = Traits(ModelKind::kDecoder).name, .read = ReadNative};
+constinit const Architecture kNativeArchitecture = {.model_type = Traits(ModelKind::kDecoder).name,
+                                                    .read = ReadNative};
 constinit const Architecture kNativeEncoderArchitecture = {
     .model_type = Traits(ModelKind::kEncoder).name, .read = ReadNative};
 
