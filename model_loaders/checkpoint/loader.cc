@@ -161,6 +161,9 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
   auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);
+  MOESERVE_ASSIGN_OR_RETURN(
+      checkpoint.text_settings,
+      ApplySentenceTransformers(directory, checkpoint.spec, checkpoint.weights));
   return checkpoint;
 }
 

@@ -13,6 +13,7 @@
 #include "engine/spec/weights.h"
 #include "engine/text/tokenizer/tokenizer.h"
 #include "model_loaders/architectures/registry.h"
+#include "model_loaders/checkpoint/sentence_transformers.h"
 #include "model_loaders/tokenizer/generation_config.h"
 #include "model_loaders/tokenizer/tokenizer_config.h"
 
@@ -36,6 +37,7 @@ struct Checkpoint {
   std::shared_ptr<const Tokenizer> tokenizer;  // null if the folder has no tokenizer
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
+  TextSettings text_settings;  // empty without files of sentence-transformers
   // From config.json, generation_config.json and tokenizer_config.json.
   std::vector<TokenId> eos_token_ids;
   std::string directory_name;  // the default served name (ModelPath::name)

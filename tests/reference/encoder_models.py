@@ -114,7 +114,7 @@ class _Builder(tiny_models._Builder):
                 self._draw(f"blocks.{layer}.feed_forward.out_bias", d, std=0.2)
         self._head(config, d)
         if tied:
-            self.tensors["embed.weight"] *= 4.0
+            self.tensors["embed.weight"] *= 2.0
         return self.tensors
 
     def _head(self, config: Json, d: int) -> None:

@@ -144,7 +144,9 @@ void ReadDecoderHead(DecoderConfig& config) {
   if (model_class == ModelClass::kCausalLm || (model_class == ModelClass::kBase && !base)) return;
   if (model_class == ModelClass::kMaskedLm && has_head) return;
   ReadHead(config, model_class, PoolingKind::kLast);
-  config.spec().head.bias = config.Stores("score.bias") || config.Stores("qa_outputs.bias");
+  if (HasLabels(config.spec().head.kind)) {
+    config.spec().head.bias = config.Stores("score.bias") || config.Stores("qa_outputs.bias");
+  }
   config.Tensors(kScoreTensors);
 }
 

@@ -95,7 +95,7 @@ ConfigResult ReadModernBert(const Json& json, const StoredNames& stored) {
   c.Ignore({"sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn",
             "initializer_cutoff_factor", "mlp_dropout", "reference_compile",
             "repad_logits_with_grad", "position_embedding_type", "layer_norm_eps",
-            "classifier_bias", "decoder_bias"});
+            "classifier_activation", "classifier_bias", "decoder_bias"});
 
   const ModelClass model_class =
       ClassOf(c, c.Stores("head.dense.weight") ? ModelClass::kMaskedLm : ModelClass::kBase);

@@ -68,7 +68,7 @@ CASES = [
          {**PRIVACY, "num_labels": 9}),
     Case("privacy-filter-one-head", "openai_privacy_filter", "TokenClassification",
          {**PRIVACY, "num_key_value_heads": 1, "num_local_experts": 3, "num_experts_per_tok": 3,
-          "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "num_labels": 2}),
+          "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "num_labels": 3}),
     Case("gemma3-bidirectional", "gemma3_text", "Model", GEMMA),
     Case("gemma3-bidirectional-caps", "gemma3_text", "Model",
          {**GEMMA, "num_key_value_heads": 1, "sliding_window": 20}),
