@@ -180,6 +180,9 @@ class Engine {
   // before the call, so a request whose response is complete is always counted. If the device does
   // the counting, the snapshot can be up to a second old while requests run.
   virtual ExpertStats ExpertSnapshot() const = 0;
+  // Returns those of the encoder beside a decoder, whose tokens are those of sources; nullopt if
+  // there is none.
+  virtual std::optional<ExpertStats> EncoderSnapshot() const { return std::nullopt; }
   // The reference is valid as long as the engine.
   virtual const RouteLayout& route_layout() const = 0;
   // Returns the counts per token id and expert; nullopt if expert_stats is false or the table would

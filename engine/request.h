@@ -53,6 +53,9 @@ struct Request {
   // What the response may consist of, for prompt lookup (engine/draft): at most max_model_len ids
   // in [0, vocab_size). Changes the time that the response takes, never the response.
   std::vector<TokenId> prediction;
+  // With an encoder beside the decoder: the text that it reads, 1..max_model_len ids. The prompt is
+  // then the beginning of the decoder's text, which the start token begins.
+  std::vector<TokenId> source;
   std::vector<uint8_t> token_types;  // [prompt] below ModelSpec::token_types; empty: all 0
   // If set, nothing is generated: the prompt is a text of which this is computed. SamplingParams
   // are then unused.

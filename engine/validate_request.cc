@@ -88,6 +88,24 @@ absl::Status ValidateText(const Request& request, const ModelSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateSource(const Request& request, const RequestLimits& limits,
+                            const ModelSpec& spec) {
+  const auto tokens = std::ssize(request.source);
+  if (spec.encoder == nullptr) {
+    return tokens == 0 ? absl::OkStatus()
+                       : Invalid("source", "none with this model", static_cast<double>(tokens));
+  }
+  const int most = std::min(limits.max_model_len, spec.encoder->max_position_embeddings);
+  if (tokens < 1 || tokens > most) {
+    return Invalid("source", Concat("1 to ", most, " tokens"), static_cast<double>(tokens));
+  }
+  if (!spec.encoder->position.count_padding &&
+      std::ranges::find(request.source, *spec.pad_token_id) != request.source.end()) {
+    return absl::InvalidArgumentError("source: expected a text without padding tokens");
+  }
+  return ValidateIds("source", request.source, spec.vocab_size);
+}
+
 absl::Status ValidateEncode(const Request& request, const ModelSpec& spec) {
   const EncodeParams& encode = *request.encode;
   const std::span<const int32_t> rows = encode.rows;
@@ -160,6 +178,7 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   }
   MOESERVE_RETURN_IF_ERROR(ValidateText(request, spec));
   if (request.encode.has_value()) MOESERVE_RETURN_IF_ERROR(ValidateEncode(request, spec));
+  MOESERVE_RETURN_IF_ERROR(ValidateSource(request, limits, spec));
   MOESERVE_RETURN_IF_ERROR(ValidateIds("prediction", request.prediction, spec.vocab_size));
   // Each step searches in it.
   if (std::ssize(request.prediction) > limits.max_model_len) {

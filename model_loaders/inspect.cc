@@ -108,7 +108,7 @@ std::vector<LayerGroup> Groups(const ModelSpec& spec) {
       return block == nullptr ? std::string("none") : DescribeBlock(*block);
     };
     std::string attention = describe(spec.token_mixer(i));
-    std::string feed_forward = describe(spec.feed_forward_block(i));
+    std::string feed_forward = describe(spec.FindBlock(i, BlockKind::kFeedForward));
     auto same = std::find_if(groups.begin(), groups.end(), [&](const LayerGroup& group) {
       return group.attention == attention && group.feed_forward == feed_forward;
     });

@@ -11,7 +11,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
   const std::string prefix = block_spec.name();
   const AttentionSpec& spec = *block_spec.attention();
   const int d = model.hidden_size;
-  a->layer_ = CacheLayer(model, block);
+  a->layer_ = load.first_cache_layer + CacheLayer(model, block);
   a->spec_ = spec;
   a->spec_.causal = IsCausal(model, spec);
   a->rope_ = RopeOf(model, spec);

@@ -28,7 +28,7 @@ Result<std::unique_ptr<LatentAttention>> LatentAttention::Load(LoadContext& load
   const LatentSpec& latent = *spec.latent;
   const std::string prefix = block_spec.name();
   const int d = model.hidden_size;
-  a->layer_ = CacheLayer(model, block);
+  a->layer_ = load.first_cache_layer + CacheLayer(model, block);
   a->heads_ = spec.num_heads;
   a->spec_ = spec;
   a->spec_.causal = IsCausal(model, spec);

@@ -30,11 +30,16 @@ MemoryPool::MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* state
                        bool prefix_cache, const std::vector<PageUse>& use,
                        const SnapshotUse& snapshots)
     : cache_(cache), routes_(routes), states_(states), snapshot_use_(snapshots) {
-  MOESERVE_CHECK(std::ssize(use) == cache.num_tables() && use.size() <= kMaxPageTables,
-                 "a use of every page table");
+  MOESERVE_CHECK(std::ssize(use) == cache.num_tables(), "a use of every page table");
   for (int t = 0; t < cache.num_tables(); ++t) {
-    tables_.push_back({use[static_cast<size_t>(t)], {cache.num_pages(t), prefix_cache}});
+    const PageUse& of_table = use[static_cast<size_t>(t)];
+    if (of_table.holds == PageUse::Holds::kTokens) {
+      tables_.push_back({of_table, {cache.num_pages(t), prefix_cache}});
+    } else if (of_table.holds == PageUse::Holds::kSource) {
+      source_.emplace(cache.num_pages(t), false);
+    }
   }
+  MOESERVE_CHECK(tables_.size() <= kMaxPageTables, "page tables of a sequence");
 }
 
 int32_t MemoryPool::TakePage(int table) {
@@ -63,7 +68,8 @@ void MemoryPool::Extend(SequenceMemory& m, int table, int64_t count) {
 }
 
 bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const std::string& key,
-                       int64_t limit, bool leaves_spare) {
+                       int64_t limit, bool leaves_spare, int64_t source) {
+  if (source > 0 && PagesFor(source) > source_->available()) return false;
   const int64_t found = TakePrefix(m, tokens, key, limit);
   if (states_ != nullptr) AdmitState(m, found);
   m.published = static_cast<int>(found);
@@ -84,6 +90,7 @@ bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const
     wanted[t] = found + needed;
   }
   for (int t = 0; t < num_tables(); ++t) Extend(m, t, wanted[t]);
+  while (std::ssize(m.source) < PagesFor(source)) m.source.push_back(source_->Take());
   return true;
 }
 
@@ -259,6 +266,7 @@ SequenceMemory MemoryPool::Fork(const SequenceMemory& memory) {
       if (page != kNoPage) tables_[t].pages.Share(page);
     }
   }
+  for (const int32_t page : memory.source) source_->Share(page);
   SequenceMemory fork = memory;
   fork.drafted_until = 0;
   if (states_ != nullptr) {
@@ -274,6 +282,7 @@ void MemoryPool::Release(SequenceMemory& m) {
       if (pages.back() != kNoPage) tables_[t].pages.Release(pages.back());
     }
   }
+  for (; !m.source.empty(); m.source.pop_back()) source_->Release(m.source.back());
   if (m.state >= 0) states_->Release(m.state);
   for (const StateSnapshot& snapshot : m.snapshots) states_->Drop(snapshot.slot);
   m = {};

@@ -19,6 +19,10 @@ namespace moeserve {
 
 // How many pages of a table a sequence holds at most.
 struct PageUse {
+  // kTokens: the sequence's own tokens. kSource: those of its source. kStep: those of the step, in
+  // pages that no sequence keeps.
+  enum class Holds : uint8_t { kTokens, kSource, kStep };
+  Holds holds = Holds::kTokens;
   // The number of last positions that a token sees in the attention with the widest window of the
   // table. Pages in front of them are released. nullopt: a token sees all positions, or pages must
   // stay for another reason.
@@ -41,23 +45,28 @@ struct SnapshotUse {
 // only.
 class MemoryPool {
  public:
-  // The arguments outlive the pool. `use` has an element for each table of `cache`; the first table
-  // has the widest view. A page of `routes` belongs to the page of the first table with the same
-  // id. `states` is null if the model has no states.
+  // The arguments outlive the pool. `use` has an element for each table of `cache`, of which those
+  // for tokens are in front; the first table has the widest view. A page of `routes` belongs to the
+  // page of the first table with the same id. `states` is null if the model has no states.
   MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states, bool prefix_cache,
              const std::vector<PageUse>& use, const SnapshotUse& snapshots);
 
-  // Returns the number of page tables of a sequence, which SequenceMemory::tables has in front.
+  // Returns the number of page tables of a sequence's tokens, which SequenceMemory::tables has in
+  // front.
   int num_tables() const { return static_cast<int>(tables_.size()); }
   // Returns the pages of a table.
   const PagedPool& pages(int table = 0) const { return tables_[static_cast<size_t>(table)].pages; }
 
-  // Fills `memory`, which is empty, with what the prefix cache has of the first `limit` of `tokens`
-  // and with pages for the rest: all of them, or as many as MostPages() says. Only texts with equal
-  // keys share cached prefixes. Returns false, and leaves `memory` empty, if there are too few
-  // pages. If `leaves_spare`, a hundredth of the pages stays free for sequences that grow.
+  // Returns the number of tables of the cache.
+  int num_cache_tables() const { return cache_.num_tables(); }
+
+  // Fills `memory`, which is empty, with pages for `source` tokens of a source, with what the
+  // prefix cache has of the first `limit` of `tokens`, and with pages for the rest: all of them, or
+  // as many as MostPages() says. Only texts with equal keys share cached prefixes. Returns false,
+  // and leaves `memory` empty, if there are too few pages. If `leaves_spare`, a hundredth of the
+  // pages stays free for sequences that grow.
   bool Admit(SequenceMemory& memory, std::span<const TokenId> tokens, const std::string& key,
-             int64_t limit, bool leaves_spare);
+             int64_t limit, bool leaves_spare, int64_t source = 0);
 
   // Makes sure that the sequence can compute its tokens up to `length`: that it has pages for them,
   // and that no other sequence shares the page of the next one. Returns false if that takes more
@@ -113,6 +122,7 @@ class MemoryPool {
   StatePool* const states_;
   const SnapshotUse snapshot_use_;
   std::vector<Table> tables_;
+  std::optional<PagedPool> source_;  // pages of kSourceTable
 };
 
 }  // namespace moeserve

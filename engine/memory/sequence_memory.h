@@ -28,6 +28,8 @@ struct SequenceMemory {
   // For each table of the cache, the ids of the pages with the keys and values of the sequence, in
   // the order of positions. A page that no later position sees may be kNoPage.
   std::array<std::vector<int32_t>, kMaxPageTables> tables;
+  // The pages with the keys and values of the source, which are written once (kSourceTable).
+  std::vector<int32_t> source;
   int computed = 0;   // number of leading tokens that were computed or found in the prefix cache
   int published = 0;  // number of leading pages that were published (PagedPool)
   // Number of leading tokens whose keys and values the draft model has in its pages, which have the

@@ -53,6 +53,11 @@ class Model {
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                      const StepResults& results);
 
+  // Runs one step of the encoder beside a decoder: computes whole sources and writes the keys and
+  // values of attention to them to `cache`. The batch has the pages of the tables kSourceTable and
+  // kEncoderTable, and their lengths; it asks for no outputs.
+  StepReport EncodeSources(const Batch& batch, KvCacheStorage& cache, const StepOptions& options);
+
   // Counts the plans of the last step, which ran with StepOptions::count_later, for the phases [T]
   // that its tokens turned out to have. Returns what StepReport::routes would be otherwise. Must be
   // called once, by the thread that called Forward(), before the next Forward().

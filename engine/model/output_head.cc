@@ -54,7 +54,9 @@ Result<std::unique_ptr<OutputHead>> OutputHead::Load(LoadContext& load, const Mo
   if (spec.norm.HasFinal()) {
     LoadContext load_final = load;
     load_final.norm.eps = spec.norm.final_eps.value_or(spec.norm.eps);
-    MOESERVE_ASSIGN_OR_RETURN(head->final_norm_, LoadNorm(load_final, {"norm"}, {d}));
+    MOESERVE_ASSIGN_OR_RETURN(
+        head->final_norm_,
+        LoadNorm(load_final, {std::string(TensorPrefix(spec.stack)) + "norm"}, {d}));
   }
   if (const auto& layer = spec.head.layer; layer.has_value()) {
     head->layer_ = {nullptr, layer->activation, d};
@@ -87,12 +89,14 @@ void OutputHead::Normalize(Backend& backend, const RowsView& rows, const RowsVie
 void OutputHead::RunRows(Backend& backend, Workspace& workspace, const RowsView& rows,
                          const RowsView& outputs) const {
   const Workspace::Scope scope(workspace);
-  if (layer_.matrix == nullptr && input_ != DType::kF32) {
+  const bool scaled = spec_.output_scale != 1.0;
+  if (layer_.matrix == nullptr && input_ != DType::kF32 && !scaled) {
     const RowsView rounded = workspace.TakeDense(rows.rows, rows.cols, input_);
     Normalize(backend, rows, rounded);
     RunHead(backend, workspace, rounded, outputs);
   } else {
     Normalize(backend, rows, rows);
+    if (scaled) backend.Scale(rows, static_cast<float>(spec_.output_scale));
     RunHead(backend, workspace, rows, outputs);
   }
 }
@@ -110,11 +114,11 @@ void OutputHead::RunHead(Backend& backend, Workspace& workspace, const RowsView&
     if (layer_norm_ != nullptr) {
       backend.Norm({.bank = layer_norm_.get(), .input = last, .output = last});
     }
-    if (input_ != DType::kF32) {
-      const RowsView rounded = workspace.TakeDense(rows.rows, rows.cols, input_);
-      backend.Convert(last, rounded);
-      last = rounded;
-    }
+  }
+  if (input_ != last.dtype) {
+    const RowsView rounded = workspace.TakeDense(rows.rows, rows.cols, input_);
+    backend.Convert(last, rounded);
+    last = rounded;
   }
   backend.Linear({.bank = matrix_.get(), .input = last, .output = outputs});
   if (!HasVocabulary(spec_.head.kind)) return;

@@ -32,7 +32,8 @@ absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states)
     states->Clear(0);
     batch.states.Add(*states, 0, kTokens);
   }
-  if (spec.kind == ModelKind::kEncoder) batch.lengths.assign(batch.page_tables.size(), kTokens);
+  if (spec.kind != ModelKind::kDecoder) batch.lengths.assign(batch.page_tables.size(), kTokens);
+  if (spec.encoder != nullptr) model.EncodeSources(batch, cache, StepOptions{});
   if (RowOutputs(spec) > 0) batch.logit_rows = {kTokens - 1};
   if (TextOutputs(spec) > 0) batch.text_rows = {kTokens - 1};
   std::vector<float> logits(static_cast<size_t>(RowOutputs(spec)));

@@ -47,7 +47,12 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
     if (options_.draft.max_tokens > 0) sequences.back()->sampling.KeepSteps();
     sequences.back()->whole = ComputesWhole(sequences.back()->request, model_->spec());
     for (int table = 0; table < cache_->num_tables(); ++table) {
-      if (page_use_[table].MostPages(sequences.back()->cache_tokens()) > cache_->num_pages(table)) {
+      const PageUse& use = page_use_[table];
+      if (use.holds == PageUse::Holds::kStep) continue;
+      const int64_t tokens = use.holds == PageUse::Holds::kSource
+                                 ? sequences.back()->source_length()
+                                 : sequences.back()->cache_tokens();
+      if (use.MostPages(tokens) > cache_->num_pages(table)) {
         return absl::InvalidArgumentError(
             "the request can never fit: its prompt and max_tokens need more KV cache than there "
             "is");
@@ -361,7 +366,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   // A step of a text that is computed whole may have more rows than others.
   Request text;
   text.encode.emplace();
-  const bool whole = ComputesWhole(text, model->spec());
+  const bool whole =
+      ComputesWhole(text, model->spec()) || model->spec().kind == ModelKind::kEncoderDecoder;
   const int most_rows = std::max(o.max_step_tokens, whole ? o.max_model_len : 0);
   const std::vector<PageUse> use = PageUseOf(o, model->spec(), draft_model != nullptr);
   std::vector<int64_t> page_bytes = PageBytesOf(model->backend(), shapes, type, use.size());
@@ -392,10 +398,14 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
         states, model->backend().NewStates(std::move(state_shapes), slots, o.draft.max_tokens));
   }
   if (o.try_model) MOESERVE_RETURN_IF_ERROR(TryModel(*model, *cache, states.get()));
-  std::unique_ptr<RouteCounters> counters;
+  std::unique_ptr<RouteCounters> counters, source_counters;
   if (o.expert_stats) {
     const CountSettings counts = RecorderCounts(model->spec(), RecorderSettings(o));
     MOESERVE_ASSIGN_OR_RETURN(counters, model->backend().NewRouteCounters(counts));
+  }
+  if (o.expert_stats && model->spec().encoder != nullptr) {
+    const CountSettings counts = RecorderCounts(*model->spec().encoder, RecorderSettings(o));
+    MOESERVE_ASSIGN_OR_RETURN(source_counters, model->backend().NewRouteCounters(counts));
   }
   std::unique_ptr<KvCacheStorage> draft_cache;
   if (draft_model != nullptr) {
@@ -405,7 +415,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   return std::make_unique<EngineImpl>(
       o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),
       std::inner_product(pages.begin(), pages.end(), page_bytes.begin(), state_bytes),
-      std::move(states), std::move(counters), std::move(draft_model), std::move(draft_cache));
+      std::move(states), std::move(counters), std::move(source_counters), std::move(draft_model),
+      std::move(draft_cache));
 }
 
 absl::Status Engine::Submit(Request request, std::shared_ptr<TokenSink> sink) {

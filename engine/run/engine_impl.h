@@ -42,13 +42,23 @@ inline int64_t HeadParameters(const ModelSpec& spec) {
   return int64_t{spec.vocab_size} * spec.hidden_size;
 }
 
+// Returns what counts the work of the encoder beside a decoder; null if there is none.
+inline std::unique_ptr<ExpertRecorder> NewEncoderRecorder(const ModelSpec& spec,
+                                                          const EngineOptions& options,
+                                                          std::unique_ptr<RouteCounters> counters) {
+  if (spec.encoder == nullptr) return nullptr;
+  return std::make_unique<ExpertRecorder>(*spec.encoder, RecorderSettings(options), nullptr,
+                                          std::move(counters));
+}
+
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const EngineOptions& options, std::unique_ptr<Model> model,
              std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
              std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
              std::unique_ptr<StateStorage> states, std::unique_ptr<RouteCounters> counters,
-             std::unique_ptr<Model> draft_model, std::unique_ptr<KvCacheStorage> draft_cache)
+             std::unique_ptr<RouteCounters> source_counters, std::unique_ptr<Model> draft_model,
+             std::unique_ptr<KvCacheStorage> draft_cache)
       : options_(options),
         page_use_(PageUseOf(options, model->spec(), draft_model != nullptr)),
         model_(std::move(model)),
@@ -57,6 +67,7 @@ class EngineImpl final : public Engine {
         cache_(std::move(cache)),
         states_(std::move(states)),
         recorder_(model_->spec(), RecorderSettings(options_), &routes_, std::move(counters)),
+        encoder_recorder_(NewEncoderRecorder(model_->spec(), options_, std::move(source_counters))),
         always_active_(recorder_.Snapshot().always_active_parameters),
         routes_(recorder_.layout(), cache_->num_pages(), options_.routing_records),
         state_pool_(states_ == nullptr
@@ -93,6 +104,10 @@ class EngineImpl final : public Engine {
   }
   EngineProgress Progress() const override { return {rounds_.load(), idle_now_.load()}; }
   ExpertStats ExpertSnapshot() const override { return recorder_.Snapshot(); }
+  std::optional<ExpertStats> EncoderSnapshot() const override {
+    if (encoder_recorder_ == nullptr) return std::nullopt;
+    return encoder_recorder_->Snapshot();
+  }
   const RouteLayout& route_layout() const override { return recorder_.layout(); }
   std::optional<TokenExpertCounts> token_expert_counts() const override {
     return recorder_.token_counts();
@@ -126,6 +141,10 @@ class EngineImpl final : public Engine {
   void AbortExpired();
   void Admit();
   void Step();
+  // Ends all requests because files of the model were damaged.
+  void StopBroken();
+  // Computes sources that sequences need next. Returns whether there were some.
+  bool EncodeSources();
   // Proposes what may follow each decoding sequence and chooses how much of it the next step
   // computes.
   void ProposeDrafts();
@@ -171,7 +190,9 @@ class EngineImpl final : public Engine {
   // If no request is left, reads the expert counters from the device, so that an idle engine's
   // statistics are complete.
   void RefreshIfIdle() {
-    if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
+    if (!scheduler_.running().empty() || !scheduler_.waiting().empty()) return;
+    recorder_.Refresh();
+    if (encoder_recorder_ != nullptr) encoder_recorder_->Refresh();
   }
   void LeaveQueue(int sequences, int64_t tokens);
   // Forgets an ended request.
@@ -189,6 +210,7 @@ class EngineImpl final : public Engine {
 
   // The following members are used by the engine thread only.
   ExpertRecorder recorder_;
+  const std::unique_ptr<ExpertRecorder> encoder_recorder_;  // null without an encoder beside
   const int64_t always_active_;  // parameters that every token uses, whatever its routes
   RouteLog routes_;
   const std::unique_ptr<StatePool> state_pool_;  // null if the model has no states

@@ -71,6 +71,7 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
 
 std::vector<KvLayerShape> CacheLayers(const EngineOptions& options, const ModelSpec& spec) {
   std::vector<KvLayerShape> layers = CacheShapes(spec);
+  if (spec.encoder != nullptr) return layers;
   std::vector<bool> windowed;
   for (const BlockSpec& block : spec.blocks) {
     const AttentionSpec* attention = block.attention();
@@ -87,8 +88,13 @@ std::vector<PageUse> PageUseOf(const EngineOptions& options, const ModelSpec& sp
                                bool draft_model) {
   const std::vector<KvLayerShape> layers = CacheLayers(options, spec);
   std::vector<PageUse> uses;
-  if (layers.empty() || spec.kind == ModelKind::kEncoder) {
-    return {{.window = std::nullopt, .step_tokens = options.max_step_tokens}};
+  const PageUse all{.window = std::nullopt, .step_tokens = options.max_step_tokens};
+  if (layers.empty() || spec.kind == ModelKind::kEncoder) return {all};
+  if (spec.encoder != nullptr) {
+    std::vector<PageUse> of_pair(3, all);
+    of_pair[kSourceTable].holds = PageUse::Holds::kSource;
+    of_pair[kEncoderTable].holds = PageUse::Holds::kStep;
+    return of_pair;
   }
   for (size_t layer = 0, block = 0; layer < layers.size(); ++block) {
     const AttentionSpec* attention = spec.blocks[block].attention();
@@ -128,6 +134,11 @@ std::vector<int64_t> PagesOf(const EngineOptions& options, std::span<const PageU
                              int64_t sequences, int64_t tokens) {
   std::vector<int64_t> pages;
   for (const PageUse& u : use) {
+    if (u.holds == PageUse::Holds::kStep) {
+      const int rows = std::max(u.step_tokens, options.max_model_len);
+      pages.push_back(PagesFor(rows) + options.max_num_seqs);
+      continue;
+    }
     pages.push_back(std::max(sequences * u.MostPages(tokens), u.MostPages(options.max_model_len)));
   }
   return pages;

@@ -64,6 +64,7 @@ void EngineImpl::Step() {
           ? PromptBudget::Rows(options_.max_prompt_rows)
           : step_time_.Budget(DecodingWork(scheduler_.running()),
                               static_cast<int>(scheduler_.running().size()));
+  if (EncodeSources() && !broken_.ok()) return;
   ProposeDrafts();
   const std::vector<ScheduledRows> scheduled = scheduler_.Plan(options_.max_step_tokens, budget);
   if (scheduled.empty()) return;
@@ -103,14 +104,7 @@ void EngineImpl::Step() {
     for (const ScheduledRows& rows : scheduled) FailForMemory(rows.sequence);
     return;
   }
-  if (!broken_.ok()) {
-    {
-      const MutexLock lock(mutex_);
-      stats_.healthy = false;
-    }
-    AbortExpired();  // ends all requests
-    return;
-  }
+  if (!broken_.ok()) return StopBroken();
   for (SequenceOutput& output : outputs) AdvanceOrFail(output);
   drawing_share_.EndStep(forward_seconds);
 
@@ -128,6 +122,42 @@ void EngineImpl::Step() {
   stats_.forward_seconds += forward_seconds;
   stats_.step_seconds += step_seconds;
   stats_.histograms = histograms_;
+}
+
+bool EngineImpl::EncodeSources() {
+  const std::vector<Sequence*> planned = scheduler_.PlanSources(options_.max_step_tokens);
+  if (planned.empty()) return false;
+  std::vector<Sequence*> failed;
+  try {
+    std::vector<int32_t> pages;
+    const Batch batch = MakeSourceBatch(planned, pages);
+    StepOptions step;
+    if (options_.expert_stats) step = encoder_recorder_->BeginStep(batch.tokens);
+    const StepReport report = model_->EncodeSources(batch, *cache_, step);
+    broken_ = model_->CheckFiles();
+    if (options_.expert_stats) encoder_recorder_->EndStep(batch, report);
+    size_t row = 0;
+    for (Sequence* s : planned) {
+      const auto rows = static_cast<size_t>(s->source_length());
+      if (!NoneFailed(report.failed.subspan(row, rows))) failed.push_back(s);
+      s->source_ready = s->source_encoded = true;
+      row += rows;
+    }
+  } catch (const std::bad_alloc&) {
+    for (Sequence* s : planned) FailForMemory(s);
+    return true;
+  }
+  for (Sequence* s : failed) FailWithSamples(s, NumericFailure());
+  if (!broken_.ok()) StopBroken();
+  return true;
+}
+
+void EngineImpl::StopBroken() {
+  {
+    const MutexLock lock(mutex_);
+    stats_.healthy = false;
+  }
+  AbortExpired();  // ends all requests
 }
 
 void EngineImpl::ProposeDrafts() {

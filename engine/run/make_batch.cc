@@ -1,12 +1,15 @@
 #include "engine/run/make_batch.h"
 
+#include <algorithm>
+#include <numeric>
+
 namespace moeserve {
 
 Batch MakeBatch(const ModelSpec& spec, const std::vector<ScheduledRows>& rows, MemoryPool& memory,
                 bool samples_on_device, const TextlessIds& textless) {
   const PoolingKind pooling = spec.pooling.value_or(PoolingSpec()).kind;
   Batch batch;
-  batch.tables = memory.num_tables();
+  batch.tables = memory.num_cache_tables();
   bool controlled = false;
   bool any_long = false;
   SampleRow on_host{};
@@ -14,9 +17,14 @@ Batch MakeBatch(const ModelSpec& spec, const std::vector<ScheduledRows>& rows, M
   for (const ScheduledRows& r : rows) {
     Sequence& s = *r.sequence;
     const int index = static_cast<int>(batch.page_tables.size()) / batch.tables;
-    for (int table = 0; table < batch.tables; ++table) {
+    for (int table = 0; table < memory.num_tables(); ++table) {
       batch.page_tables.emplace_back(s.memory.tables[table]);
-      if (spec.kind == ModelKind::kEncoder) batch.lengths.push_back(s.length());
+      if (spec.kind != ModelKind::kDecoder) batch.lengths.push_back(s.length());
+    }
+    if (spec.encoder != nullptr) {
+      batch.page_tables.emplace_back(s.memory.source);
+      batch.page_tables.emplace_back();  // of the encoder
+      batch.lengths.insert(batch.lengths.end(), {s.source_length(), 0});
     }
     if (s.IsPooled(pooling)) {
       batch.pool_ranges.push_back({batch.num_tokens(), batch.num_tokens() + r.count});
@@ -53,6 +61,33 @@ Batch MakeBatch(const ModelSpec& spec, const std::vector<ScheduledRows>& rows, M
   if (!controlled) batch.controls.clear();
   if (!any_long) batch.long_sequence.clear();
   if (!batch.token_types.empty()) batch.token_types.resize(batch.tokens.size());
+  return batch;
+}
+
+Batch MakeSourceBatch(const std::vector<Sequence*>& sequences, std::vector<int32_t>& pages) {
+  Batch batch;
+  batch.tables = 3;
+  int64_t count = 0;
+  for (const Sequence* s : sequences) count += PagesFor(s->source_length());
+  pages.resize(static_cast<size_t>(count));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::span<const int32_t> rest = pages;
+  for (const Sequence* s : sequences) {
+    const auto index = static_cast<int32_t>(batch.page_tables.size()) / batch.tables;
+    const auto own = static_cast<size_t>(PagesFor(s->source_length()));
+    batch.page_tables.insert(batch.page_tables.end(), {{}, s->memory.source, rest.first(own)});
+    batch.lengths.insert(batch.lengths.end(), {0, s->source_length(), s->source_length()});
+    batch.controls.push_back(s->request.routing_control.get());
+    rest = rest.subspan(own);
+    for (int i = 0; i < s->source_length(); ++i) {
+      batch.tokens.push_back(s->request.source[static_cast<size_t>(i)]);
+      batch.positions.push_back(i);
+      batch.sequence.push_back(index);
+      batch.phase.push_back(s->source_encoded ? Phase::kRecompute : Phase::kPrefill);
+    }
+  }
+  const auto none = [](const RoutingControl* control) { return control == nullptr; };
+  if (std::ranges::all_of(batch.controls, none)) batch.controls.clear();
   return batch;
 }
 

@@ -16,4 +16,8 @@ namespace moeserve {
 Batch MakeBatch(const ModelSpec& spec, const std::vector<ScheduledRows>& rows, MemoryPool& memory,
                 bool samples_on_device, const TextlessIds& textless);
 
+// Builds the batch of a step of the encoder beside a decoder, for whole sources. `pages` receives
+// the pages of kEncoderTable and outlives the batch.
+Batch MakeSourceBatch(const std::vector<Sequence*>& sequences, std::vector<int32_t>& pages);
+
 }  // namespace moeserve

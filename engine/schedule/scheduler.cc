@@ -57,7 +57,8 @@ std::vector<Sequence*> Scheduler::Admit() {
 bool Scheduler::TryAdmit(Sequence& s) {
   // Leaves some pages free for the growth of running sequences, so that they are not preempted at
   // once.
-  if (!memory_.Admit(s.memory, s.tokens, s.cache_key, PrefixLimit(s), !running_.empty())) {
+  if (!memory_.Admit(s.memory, s.tokens, s.cache_key, PrefixLimit(s), !running_.empty(),
+                     s.source_length())) {
     return false;
   }
   if (s.computed() > s.high_water) {
@@ -91,7 +92,7 @@ void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
   // Iterates by index, because Reserve() may preempt sequences at the end of running_.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
-    if (s.whole) continue;
+    if (s.whole || s.needs_source()) continue;
     if (!s.decoding()) {
       Reserve(s, s.computed() + 1);
       continue;
@@ -108,6 +109,22 @@ void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
     rows.push_back({&s, s.computed(), known + drafted, drafted});
     max_rows -= known + drafted;
   }
+}
+
+std::vector<Sequence*> Scheduler::PlanSources(int max_rows) const {
+  std::vector<Sequence*> planned;
+  for (const SequencePtr& s : running_) {
+    if (!s->needs_source()) continue;
+    if (!planned.empty() && s->source_length() > max_rows) break;
+    planned.push_back(s.get());
+    max_rows -= s->source_length();
+  }
+  return planned;
+}
+
+void Scheduler::Release(Sequence& s) {
+  memory_.Release(s.memory);
+  s.source_ready = false;
 }
 
 std::vector<ScheduledRows> Scheduler::PlanWhole(int max_rows) const {
@@ -137,7 +154,7 @@ std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& bud
 
   std::vector<ScheduledRows> prompts;
   for (const SequencePtr& s : running_) {
-    if (!s->decoding() && !s->whole) {
+    if (!s->decoding() && !s->whole && !s->needs_source()) {
       prompts.push_back({.sequence = s.get(), .begin = s->computed()});
     }
   }
@@ -173,6 +190,7 @@ void Scheduler::Complete(const ScheduledRows& rows) {
 
 void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
   sample->admitted = true;
+  sample->source_encoded = parent.source_encoded;
   sample->cached_tokens = parent.cached_tokens;
   sample->prompt_logprobs = parent.prompt_logprobs;
   if (static_cast<int>(running_.size()) >= max_running_) {
@@ -180,6 +198,7 @@ void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
     return;
   }
   sample->memory = memory_.Fork(parent.memory);
+  sample->source_ready = parent.source_ready;
   sample->high_water = parent.computed();
   sample->reused = {{0, parent.computed()}};
   Insert(running_, std::move(sample));
@@ -188,7 +207,7 @@ void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
 void Scheduler::Preempt(Sequence* sequence) {
   ++preemptions_;
   SequencePtr s = TakeOut(running_, sequence);
-  memory_.Release(s->memory);
+  Release(*s);
   Insert(waiting_, std::move(s));
 }
 
@@ -206,6 +225,8 @@ SequencePtr Scheduler::Remove(Sequence* sequence) {
     heir->cached_tokens = s->cached_tokens;
     heir->prompt_logprobs = s->prompt_logprobs;
     std::swap(heir->memory, s->memory);
+    heir->source_ready = s->source_ready;
+    heir->source_encoded = s->source_encoded;
     heir->high_water = s->high_water;
     heir->reused = s->reused;
     Insert(ran ? running_ : waiting_, std::move(heir));

@@ -50,6 +50,10 @@ class Scheduler {
   // sequences.
   std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
+  // Returns the running sequences whose sources a step of the encoder computes next: as many as fit
+  // into `max_rows`, in the order of serving, but at least one if there is one.
+  std::vector<Sequence*> PlanSources(int max_rows) const;
+
   // Takes free pages for up to `drafted` tokens behind the last token of a running sequence.
   // Returns for how many there is room: none while other sequences share the page of its next
   // token.
@@ -79,6 +83,8 @@ class Scheduler {
   // Gives a sequence memory for the tokens up to `length`, if necessary that of sequences that are
   // served later. Returns false if the sequence itself was preempted.
   bool Reserve(Sequence& sequence, int length);
+  // Gives a sequence's memory back.
+  void Release(Sequence& sequence);
   // Returns the rows of sequences that are computed whole: as many as fit into `max_rows`, in the
   // order of serving, but at least one.
   std::vector<ScheduledRows> PlanWhole(int max_rows) const;

@@ -49,6 +49,11 @@ struct Sequence {
     const double planned =
         static_cast<double>(prompt_length()) + std::max(request.sampling.max_tokens, 0);
     is_long = long_from.has_value() && planned > *long_from;
+    // Keys in the cache depend on the source.
+    if (!request.source.empty()) {
+      cache_key += "e" + std::string(reinterpret_cast<const char*>(request.source.data()),
+                                     request.source.size() * sizeof(TokenId));
+    }
     // Keys in the cache depend on whether the sequence is long.
     if (is_long) cache_key = "l" + cache_key;
   }
@@ -60,6 +65,9 @@ struct Sequence {
   int remaining() const {
     return length() - computed();
   }  // known tokens that were not computed yet
+  int source_length() const { return static_cast<int>(request.source.size()); }
+  // Whether the source must be computed first.
+  bool needs_source() const { return source_length() > 0 && !source_ready; }
   // Whether only tokens behind the prompt remain that were never computed: the last one, whose row
   // yields a new token, and before it tokens that had no alternative.
   bool decoding() const {
@@ -153,6 +161,9 @@ struct Sequence {
   double draw_seconds = 0.0;
   bool resting = false;  // leaves out the next step, to the advantage of others
   int rested = 0;        // steps that it has left out since its last one
+  // Whether the cache has the keys and values of the source, if there is one.
+  bool source_ready = false;
+  bool source_encoded = false;  // whether it had them before
   // Whether one step must compute all of its tokens.
   bool whole = false;
   EncodeResult encoded;  // what was computed so far for Request::encode

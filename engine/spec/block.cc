@@ -12,12 +12,15 @@ namespace moeserve {
 const RoutedLayerSpec* BlockSpec::routing() const {
   return std::visit(
       [](const auto& m) -> const RoutedLayerSpec* {
-        return m.routing.has_value() ? &*m.routing : nullptr;
+        const auto& routing = SettingsOf(m).routing;
+        return routing.has_value() ? &*routing : nullptr;
       },
       mixer);
 }
 
-std::string BlockSpec::name() const { return Concat("blocks.", layer, '.', Name(kind())); }
+std::string BlockSpec::name() const {
+  return Concat(TensorPrefix(stack), "blocks.", layer, '.', Name(kind()));
+}
 
 NormPlacement NormPlacementOf(const ModelSpec& spec, const BlockSpec& block) {
   return block.residual.norm_placement.value_or(spec.norm.placement);
@@ -37,13 +40,14 @@ int ModelSpec::Find(int layer, BlockKind kind) const {
 
 const BlockSpec* ModelSpec::token_mixer(int layer) const {
   const auto block = std::ranges::find_if(blocks, [&](const BlockSpec& b) {
-    return b.layer == layer && b.kind() != BlockKind::kFeedForward;
+    return b.layer == layer && b.kind() != BlockKind::kFeedForward &&
+           b.kind() != BlockKind::kCrossAttention;
   });
   return block == blocks.end() ? nullptr : &*block;
 }
 
-const BlockSpec* ModelSpec::feed_forward_block(int layer) const {
-  const int block = Find(layer, BlockKind::kFeedForward);
+const BlockSpec* ModelSpec::FindBlock(int layer, BlockKind kind) const {
+  const int block = Find(layer, kind);
   return block < 0 ? nullptr : &blocks[static_cast<size_t>(block)];
 }
 

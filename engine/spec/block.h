@@ -290,15 +290,40 @@ struct ShortConvolutionSpec {
   static constexpr std::optional<RoutedLayerSpec> routing = std::nullopt;
 };
 
+// Attention of a decoder's tokens to the outputs of an encoder, which it sees all. Dense or routed,
+// but without positions, windows, sinks, latents, biases of relative positions and clips.
+struct CrossAttentionSpec {
+  AttentionSpec attention;
+};
+
 // What a block computes from its input. Mixers with a kKind stand in the place of attention.
-using Mixer = std::variant<AttentionSpec, FeedForwardSpec, ShortConvolutionSpec>;
+using Mixer =
+    std::variant<AttentionSpec, FeedForwardSpec, ShortConvolutionSpec, CrossAttentionSpec>;
+
+// Returns the structure of a mixer that has a table of settings.
+constexpr auto& SettingsOf(auto& mixer) {
+  if constexpr (requires { mixer.attention; }) {
+    return mixer.attention;
+  } else {
+    return mixer;
+  }
+}
 
 // In the order of Mixer.
-enum class BlockKind : uint8_t { kAttention, kFeedForward, kShortConvolution };
+enum class BlockKind : uint8_t { kAttention, kFeedForward, kShortConvolution, kCrossAttention };
 // Returns the word for the kind in names of tensors, configuration keys, JSON and metrics. All
-// mixers of tokens have the same one; a layer has one block of each name.
+// mixers of tokens have the same one, except attention to a source; a layer has one block of each
+// name.
 constexpr const char* Name(BlockKind b) {
+  if (b == BlockKind::kCrossAttention) return "cross_attention";
   return b == BlockKind::kFeedForward ? "feed_forward" : "attention";
+}
+
+// The stacks of blocks of a model that translates a source; other models have one.
+enum class Stack : uint8_t { kOnly, kEncoder, kDecoder };
+// The beginning of the names of a stack's tensors.
+constexpr const char* TensorPrefix(Stack s) {
+  return s == Stack::kOnly ? "" : s == Stack::kEncoder ? "encoder." : "decoder.";
 }
 
 // A mixer between norms, and how it joins the residual stream.
@@ -308,17 +333,23 @@ struct BlockSpec {
   // adjacent, and no two of them have the same name.
   int layer = 0;
   ResidualSpec residual = {};
+  Stack stack = Stack::kOnly;
 
   BlockKind kind() const { return static_cast<BlockKind>(mixer.index()); }
   // Return null if the block is of another kind.
   const AttentionSpec* attention() const { return std::get_if<AttentionSpec>(&mixer); }
   const FeedForwardSpec* feed_forward() const { return std::get_if<FeedForwardSpec>(&mixer); }
+  const AttentionSpec* cross_attention() const {
+    const auto* const cross = std::get_if<CrossAttentionSpec>(&mixer);
+    return cross == nullptr ? nullptr : &cross->attention;
+  }
   const ShortConvolutionSpec* short_convolution() const {
     return std::get_if<ShortConvolutionSpec>(&mixer);
   }
   // Returns the settings of the block's routed layer; null if the block is not routed.
   const RoutedLayerSpec* routing() const;
-  // Returns the beginning of the names of the block's tensors: "blocks.3.attention".
+  // Returns the beginning of the names of the block's tensors: "blocks.3.attention", or
+  // "decoder.blocks.3.attention".
   std::string name() const;
 };
 

@@ -236,9 +236,9 @@ void Settings(V& v, const PoolingSpec&) {
   v.Optional("normalize", &S::normalize, Text(", normalized"));
 }
 
+// The settings of a stack of blocks, of which a model has one or two.
 template <typename V, typename S = typename V::Spec>
-void Settings(V& v, const ModelSpec&) {
-  v.Optional("pad_token_id", &S::pad_token_id);
+void StackSettings(V& v, const ModelSpec&) {
   v.Object("norm", &S::norm, Need::kWritten);
   v.Object("position", &S::position, Need::kWritten);
   v.Object("relative_bias", &S::relative_bias);
@@ -246,12 +246,29 @@ void Settings(V& v, const ModelSpec&) {
   v.Optional("token_types", &S::token_types, Within(0, kMaxTokenTypes).Text(", % token types"));
   v.Optional("embedding_norm", &S::embedding_norm, Text(", norm of embeddings"));
   v.Optional("residual_scale", &S::residual_scale);
+}
+
+// The other settings of a model.
+template <typename V, typename S = typename V::Spec>
+void OutputSettings(V& v, const ModelSpec& model) {
+  v.Optional("pad_token_id", &S::pad_token_id);
+  const Rule pair = Rule().Only(model.stack != Stack::kOnly, "there is no encoder");
+  v.Optional("decoder_start_token_id", &S::decoder_start_token_id, pair);
+  v.Optional("share_embeddings", &S::share_embeddings,
+             pair.Off(model.tie_word_embeddings, "tie_word_embeddings is true"));
+  v.Optional("output_scale", &S::output_scale);
   v.Optional("logit_scale", &S::logit_scale);
   v.Optional("logit_soft_cap", &S::logit_soft_cap, AtLeast(0).Text(", logits' soft cap %"));
   v.Optional("tie_word_embeddings", &S::tie_word_embeddings, Text(", tied embeddings"));
   v.Optional("head_bias", &S::head_bias, Text(", bias of logits"));
   v.Object("head", &S::head);
   v.Object("pooling", &S::pooling);
+}
+
+template <typename V>
+void Settings(V& v, const ModelSpec& model) {
+  StackSettings(v, model);
+  OutputSettings(v, model);
 }
 
 // Files have these keys in the object of the block.

@@ -73,7 +73,8 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
 void CheckResidual(Checker& check, const ModelSpec& spec, const std::string& scope,
                    const BlockSpec& block, const BlockSpec* before) {
   const NormPlacement placement = NormPlacementOf(spec, block);
-  const bool out_bias = std::visit([](const auto& mixer) { return mixer.out_bias; }, block.mixer);
+  const bool out_bias =
+      std::visit([](const auto& mixer) { return SettingsOf(mixer).out_bias; }, block.mixer);
   check.Refuse(out_bias && NormsOutput(placement), scope, "out_bias", "false",
                "true (norm.placement normalizes the output)");
   const RoutedLayerSpec* const routing = block.routing();
@@ -145,6 +146,22 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
                "causal", "true", "false (position.xpos_base is not 0)");
 }
 
+void CheckCrossAttention(Checker& check, const ModelSpec& spec, const std::string& scope,
+                         const AttentionSpec& attention) {
+  CheckAttention(check, spec, scope, attention);
+  const auto refuse = [&](bool set, const char* key) {
+    check.Refuse(set, scope, key, "none in attention to a source", "another value");
+  };
+  refuse(attention.position.has_value(), "position");
+  refuse(attention.window.has_value(), "window");
+  refuse(attention.causal.has_value(), "causal");
+  refuse(attention.sinks, "sinks");
+  refuse(attention.latent.has_value(), "latent");
+  refuse(attention.qkv_clip > 0, "qkv_clip");
+  check.Refuse(spec.encoder == nullptr, scope, "kind",
+               "no attention to a source without an encoder", "one");
+}
+
 // Returns the number of sub-layers of all networks of a block beyond the first of each network;
 // each sub-layer has tensors of its own.
 int64_t MoreSublayers(const FeedForwardSpec& feed_forward) {
@@ -172,8 +189,9 @@ void CheckHead(Checker& check, const ModelSpec& spec) {
   const bool layer = head.kind == HeadKind::kMaskedLm || HasLabels(head.kind);
   check.Refuse(head.layer.has_value() && !layer, "", "head.layer", "none", "an object", kind);
   const bool of_text = head.kind == HeadKind::kSequenceClassification;
-  check.Refuse((of_text || head.kind == HeadKind::kNone) && !pools, "", "pooling", "an object",
-               "none", kind);
+  check.Refuse((of_text || head.kind == HeadKind::kNone) && !pools && spec.stack == Stack::kOnly,
+               "", "pooling", "an object", "none", kind);
+  check.Refuse(pools && spec.stack != Stack::kOnly, "", "pooling", "none", "an object (encoder)");
   check.Int("", "number of pooling.dense", pools ? std::ssize(spec.pooling->dense) : 0, 0,
             of_text ? 0 : kMaxDenseModules, kind);
   check.Refuse(of_text && pools && spec.pooling->normalize, "", "pooling.normalize", "false",
@@ -182,6 +200,11 @@ void CheckHead(Checker& check, const ModelSpec& spec) {
 
 void CheckTokenIds(Checker& check, const ModelSpec& spec) {
   const std::string because = Is("vocab_size", spec.vocab_size);
+  if (spec.encoder != nullptr) {
+    const auto start = spec.decoder_start_token_id;
+    check.Refuse(!start.has_value(), "", "decoder_start_token_id", "an integer", "none");
+    check.Int("", "decoder_start_token_id", start.value_or(0), 0, spec.vocab_size - 1, because);
+  }
   if (spec.pad_token_id.has_value()) {
     check.Int("", "pad_token_id", *spec.pad_token_id, 0, spec.vocab_size - 1, because);
   }
@@ -247,11 +270,14 @@ KvLayerShape CacheShape(const AttentionSpec& attention) {
 }
 
 // Returns the shapes for the first `blocks` blocks, and the index of the last attention block's.
-std::pair<std::vector<KvLayerShape>, int> CacheShapesOf(const ModelSpec& spec, int blocks) {
+// `sources`: of blocks that attend to a source, instead of those that attend to their own tokens.
+std::pair<std::vector<KvLayerShape>, int> CacheShapesOf(const ModelSpec& spec, int blocks,
+                                                        bool sources = false) {
   std::vector<KvLayerShape> shapes;
   int last = -1;
   for (int b = 0; b < blocks; ++b) {
-    const AttentionSpec* const attention = spec.blocks[static_cast<size_t>(b)].attention();
+    const BlockSpec& block = spec.blocks[static_cast<size_t>(b)];
+    const AttentionSpec* const attention = sources ? block.cross_attention() : block.attention();
     if (attention == nullptr) continue;
     const KvLayerShape shape = CacheShape(*attention);
     const auto same =
@@ -265,10 +291,29 @@ std::pair<std::vector<KvLayerShape>, int> CacheShapesOf(const ModelSpec& spec, i
 }  // namespace
 
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
-  return CacheShapesOf(spec, spec.num_blocks()).first;
+  std::vector<KvLayerShape> shapes = CacheShapesOf(spec, spec.num_blocks()).first;
+  if (spec.encoder == nullptr) return shapes;
+  const auto append = [&](std::vector<KvLayerShape> more, int table) {
+    for (KvLayerShape& shape : more) {
+      shape.table = table;
+      shapes.push_back(shape);
+    }
+  };
+  append(CacheShapesOf(spec, spec.num_blocks(), true).first, kSourceTable);
+  append(CacheShapesOf(*spec.encoder, spec.encoder->num_blocks()).first, kEncoderTable);
+  return shapes;
 }
 
-int CacheLayer(const ModelSpec& spec, int block) { return CacheShapesOf(spec, block + 1).second; }
+int FirstEncoderLayer(const ModelSpec& spec) {
+  const auto of_encoder = CacheShapesOf(*spec.encoder, spec.encoder->num_blocks()).first;
+  return static_cast<int>(CacheShapes(spec).size() - of_encoder.size());
+}
+
+int CacheLayer(const ModelSpec& spec, int block) {
+  const bool source = spec.blocks[static_cast<size_t>(block)].cross_attention() != nullptr;
+  const auto before = source ? CacheShapesOf(spec, spec.num_blocks()).first.size() : 0;
+  return static_cast<int>(before) + CacheShapesOf(spec, block + 1, source).second;
+}
 
 namespace {
 
@@ -294,8 +339,31 @@ int StateIndex(const ModelSpec& spec, int block) {
   return static_cast<int>(before.size());
 }
 
+namespace {
+
+absl::Status CheckEncoder(const ModelSpec& spec) {
+  if ((spec.kind == ModelKind::kEncoderDecoder) != (spec.encoder != nullptr)) {
+    return absl::InvalidArgumentError("encoder: expected an object with model_type " +
+                                      std::string(KindName(ModelKind::kEncoderDecoder)) + " alone");
+  }
+  if (spec.encoder == nullptr) return absl::OkStatus();
+  const ModelSpec& encoder = *spec.encoder;
+  MOESERVE_CHECK(encoder.stack == Stack::kEncoder && spec.stack == Stack::kDecoder,
+                 "two stacks of one model");
+  if (encoder.vocab_size != spec.vocab_size || encoder.hidden_size != spec.hidden_size) {
+    return absl::InvalidArgumentError(
+        "encoder: expected the vocab_size and hidden_size of the decoder, found other ones");
+  }
+  const absl::Status status = Validate(encoder);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), Concat("encoder.", std::string(status.message())));
+}
+
+}  // namespace
+
 absl::Status Validate(const ModelSpec& spec) {
   CheckOrder(spec);
+  MOESERVE_RETURN_IF_ERROR(CheckEncoder(spec));
   Checker check;
   check.Int("", "vocab_size", spec.vocab_size, 1, kMaxVocabulary);
   check.Int("", "hidden_size", spec.hidden_size, 1, kMaxWidth);
@@ -313,7 +381,8 @@ absl::Status Validate(const ModelSpec& spec) {
   for (size_t i = 0; check.ok() && i < spec.blocks.size(); ++i) {
     const BlockSpec& block = spec.blocks[i];
     const std::string scope = Concat(Name(block.kind()), '[', block.layer, "].");
-    std::visit([&](const auto& mixer) { CheckSettings(check, scope, mixer); }, block.mixer);
+    std::visit([&](const auto& mixer) { CheckSettings(check, scope, SettingsOf(mixer)); },
+               block.mixer);
     CheckSettings(check, scope, block.residual);
     if (!check.ok()) break;
     if (const AttentionSpec* attention = block.attention()) {
@@ -321,7 +390,10 @@ absl::Status Validate(const ModelSpec& spec) {
       CheckBiasOfLayer(check, spec, scope, *attention);
       if (attention->latent.has_value()) latent_heads += attention->num_heads;
     }
-    const bool other = block.attention() == nullptr && block.feed_forward() == nullptr;
+    if (const AttentionSpec* cross = block.cross_attention()) {
+      CheckCrossAttention(check, spec, scope, *cross);
+    }
+    const bool other = block.kind() == BlockKind::kShortConvolution;
     check.Refuse(other && spec.relative_bias.has_value(), scope, "kind", "\"dense\"",
                  "another kind (relative_bias is set)");
     if (const FeedForwardSpec* feed_forward = block.feed_forward()) {

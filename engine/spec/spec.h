@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,9 +20,12 @@
 namespace moeserve {
 
 // A decoder generates texts; its tokens attend to earlier ones only. An encoder computes a text as
-// a whole, in one step, and keeps nothing of it.
-enum class ModelKind : uint8_t { kDecoder, kEncoder };
-constexpr NameTraits Traits(ModelKind k) { return NameIn({"routed_decoder", "routed_encoder"}, k); }
+// a whole, in one step, and keeps nothing of it. With both, the decoder also attends to what the
+// encoder computes of another text, the source.
+enum class ModelKind : uint8_t { kDecoder, kEncoder, kEncoderDecoder };
+constexpr NameTraits Traits(ModelKind k) {
+  return NameIn({"routed_decoder", "routed_encoder", "routed_encoder_decoder"}, k);
+}
 
 struct ModelSpec {
   ModelKind kind = ModelKind::kDecoder;
@@ -41,6 +45,7 @@ struct ModelSpec {
   int token_types = 0;
   bool embedding_norm = false;  // a norm of the sum of token and position embeddings
   double residual_scale = 1.0;
+  double output_scale = 1.0;  // multiplies the rows that reach the head
   double logit_scale = 1.0;
   double logit_soft_cap = 0.0;  // above 0: a scaled logit x becomes cap * tanh(x / cap)
   bool tie_word_embeddings = false;
@@ -49,14 +54,20 @@ struct ModelSpec {
   // If set, the model computes vectors of texts, or with kSequenceClassification logits of texts.
   std::optional<PoolingSpec> pooling;
   std::vector<BlockSpec> blocks;  // in execution order
+  Stack stack = Stack::kOnly;     // whose blocks these are
+  // With kEncoderDecoder, the other members describe the decoder, and this is the encoder. It has
+  // the same vocabulary and width and no head.
+  std::shared_ptr<const ModelSpec> encoder;
+  bool share_embeddings = true;  // with an encoder: both stacks have the same table of tokens
+  std::optional<int32_t> decoder_start_token_id = std::nullopt;  // with an encoder: required
 
   int num_layers() const { return blocks.empty() ? 0 : blocks.back().layer + 1; }
   int num_blocks() const { return static_cast<int>(blocks.size()); }
   // Returns the index in `blocks` of the block of this kind in a layer; -1 if there is none.
   int Find(int layer, BlockKind kind) const;
-  // Return the block of a layer that mixes tokens, and the other one; null if there is none.
+  // Return the block of a layer that mixes its tokens, and one of some kind; null if there is none.
   const BlockSpec* token_mixer(int layer) const;
-  const BlockSpec* feed_forward_block(int layer) const;
+  const BlockSpec* FindBlock(int layer, BlockKind kind) const;
   // Return the settings of a layer's block. The layer must have a block of this kind.
   AttentionSpec& attention(int layer);
   const AttentionSpec& attention(int layer) const;
@@ -84,9 +95,16 @@ const AttentionSpec* FirstAttention(const ModelSpec& spec);
 bool IsCausal(const ModelSpec& spec, const AttentionSpec& attention);
 
 // Returns the shapes of the KV cache's layers: one for each attention block, in execution order. An
-// encoder's layers of equal shapes share one, which only the step that writes it reads.
+// encoder's layers of equal shapes share one, which only the step that writes it reads. With an
+// encoder beside the decoder, layers of attention to the source follow those of the decoder, and
+// then those of the encoder, each with a page table of their own.
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
-// Returns the index of an attention block's keys and values in the KV cache.
+inline constexpr int kSourceTable = 1;
+inline constexpr int kEncoderTable = 2;
+// Returns the index in the KV cache of the first layer of an encoder beside a decoder.
+int FirstEncoderLayer(const ModelSpec& spec);
+// Returns the index of an attention block's keys and values in the KV cache, counted from the first
+// layer of its stack.
 int CacheLayer(const ModelSpec& spec, int block);
 // Returns the shapes of the states that blocks keep of a sequence, in execution order.
 std::vector<StateShape> StateShapes(const ModelSpec& spec);

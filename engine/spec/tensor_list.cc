@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <variant>
@@ -27,36 +29,43 @@ struct ExpertShape {
 class TensorList {
  public:
   explicit TensorList(const ModelSpec& spec)
-      : spec_(spec), hidden_{spec.hidden_size, "hidden_size"} {}
+      : spec_(spec), stack_(TensorPrefix(spec.stack)), hidden_{spec.hidden_size, "hidden_size"} {}
 
   std::vector<TensorRequirement> Build() {
     const Dim vocabulary{spec_.vocab_size, "vocab_size"};
-    Add("embed.weight", {vocabulary, hidden_});
+    const bool shared = spec_.share_embeddings;
+    if (!shared || spec_.stack != Stack::kEncoder) {
+      Add((shared ? "" : stack_) + "embed.weight", {vocabulary, hidden_});
+    }
     if (spec_.position.kind == PositionKind::kLearned) {
-      Add("embed_position.weight",
+      Add(stack_ + "embed_position.weight",
           {{spec_.max_position_embeddings, "max_position_embeddings"}, hidden_},
           "position.kind is \"learned\"");
     }
     if (spec_.token_types > 0) {
-      Add("embed_type.weight", {{spec_.token_types, "token_types"}, hidden_},
+      Add(stack_ + "embed_type.weight", {{spec_.token_types, "token_types"}, hidden_},
           "token_types is above 0");
     }
-    if (spec_.embedding_norm) AddNorm("embed_norm", hidden_, "embedding_norm is true");
+    if (spec_.embedding_norm) AddNorm(stack_ + "embed_norm", hidden_, "embedding_norm is true");
     if (spec_.relative_bias.has_value()) {
-      Add("relative_bias.weight",
+      Add(stack_ + "relative_bias.weight",
           {{spec_.relative_bias->buckets, "relative_bias.buckets"},
            {FirstAttention(spec_)->num_heads, "attention[0].num_heads"}},
           "relative_bias is set");
     }
     if (spec_.norm.HasFinal()) {
-      AddNorm("norm", hidden_, spec_.norm.final_norm.has_value() ? "norm.final is true" : "");
+      AddNorm(stack_ + "norm", hidden_,
+              spec_.norm.final_norm.has_value() ? "norm.final is true" : "");
     }
     AddHead(vocabulary);
     for (const BlockSpec& block : spec_.blocks) {
       const std::string name = block.name() + ".";
       const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
       AddBlockNorms(name, key, block);
-      std::visit([&](const auto& mixer) { AddMixer(name, key, mixer); }, block.mixer);
+      std::visit([&](const auto& mixer) { AddMixer(name, key, SettingsOf(mixer)); }, block.mixer);
+    }
+    if (spec_.encoder != nullptr) {
+      std::ranges::move(TensorList(*spec_.encoder).Build(), std::back_inserter(list_));
     }
     return std::move(list_);
   }
@@ -345,6 +354,7 @@ class TensorList {
   }
 
   const ModelSpec& spec_;
+  const std::string stack_;  // the beginning of the names of the stack's tensors
   const Dim hidden_;
   std::vector<TensorRequirement> list_;
 };

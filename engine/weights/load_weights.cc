@@ -231,7 +231,8 @@ Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& sp
   const int heads = first.num_heads;
   MOESERVE_ASSIGN_OR_RETURN(
       const HostTensor table,
-      load.source.Get("relative_bias.weight", {spec.relative_bias->buckets, heads}));
+      load.source.Get(std::string(TensorPrefix(spec.stack)) + "relative_bias.weight",
+                      {spec.relative_bias->buckets, heads}));
   const int positions = spec.max_position_embeddings;
   const std::vector<int> buckets = IsCausal(spec, first)
                                        ? BucketsOfDistances(*spec.relative_bias, positions)

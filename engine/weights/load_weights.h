@@ -30,6 +30,7 @@ struct LoadContext {
   PackedCache* packed_cache = nullptr;
   int vocabulary = 0;                               // ModelSpec::vocab_size
   const RelativeBiases* relative_biases = nullptr;  // null without ModelSpec::relative_bias
+  int first_cache_layer = 0;                        // of the stack (CacheLayer())
   // Receives the mapped files that the model reads after loading; may be null.
   WatchedMappings* files_in_use = nullptr;
 };

@@ -7,10 +7,12 @@ namespace moeserve {
 
 extern const Architecture kNativeArchitecture;
 extern const Architecture kNativeEncoderArchitecture;
+extern const Architecture kNativePairArchitecture;
 
 // huggingface/
 extern const Architecture kAfmoeArchitecture;
 extern const Architecture kBailingMoeArchitecture;
+extern const Architecture kBartArchitecture;
 extern const Architecture kBertArchitecture;
 extern const Architecture kCamembertArchitecture;
 extern const Architecture kDeepSeekV2Architecture;
@@ -35,14 +37,20 @@ extern const Architecture kKimiK2Architecture;
 extern const Architecture kLfm2Architecture;
 extern const Architecture kLfm2MoeArchitecture;
 extern const Architecture kLlamaArchitecture;
+extern const Architecture kM2m100Architecture;
+extern const Architecture kMarianArchitecture;
+extern const Architecture kMbartArchitecture;
 extern const Architecture kMiniMaxM2Architecture;
 extern const Architecture kMistralArchitecture;
 extern const Architecture kMixtralArchitecture;
 extern const Architecture kModernBertArchitecture;
+extern const Architecture kMt5Architecture;
+extern const Architecture kNllbMoeArchitecture;
 extern const Architecture kNomicBertArchitecture;
 extern const Architecture kOlmo2Architecture;
 extern const Architecture kOlmo3Architecture;
 extern const Architecture kOlmoeArchitecture;
+extern const Architecture kPegasusArchitecture;
 extern const Architecture kPhi3Architecture;
 extern const Architecture kPhiMoeArchitecture;
 extern const Architecture kPrivacyFilterArchitecture;
@@ -51,6 +59,8 @@ extern const Architecture kQwen2MoeArchitecture;
 extern const Architecture kQwen3Architecture;
 extern const Architecture kQwen3MoeArchitecture;
 extern const Architecture kRobertaArchitecture;
+extern const Architecture kSwitchArchitecture;
+extern const Architecture kT5Architecture;
 extern const Architecture kXlmRobertaArchitecture;
 
 }  // namespace moeserve

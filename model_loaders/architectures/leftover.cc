@@ -218,6 +218,10 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
 }  // namespace
 
 std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
+  if (spec.encoder != nullptr) {
+    if (Take(name, "encoder.")) return Concat("encoder: ", WhyLeftOver(name, *spec.encoder));
+    Take(name, "decoder.");
+  }
   if (name.starts_with("head.") || name.starts_with("classifier.") ||
       name.starts_with("pooling.")) {
     return HeadReason(name, spec);
@@ -233,18 +237,24 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   const std::optional<int> layer = TakeIndex(name);
   if (!layer.has_value()) return std::string(kUnknownTensor);
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
-  const bool attention = Take(name, "attention.");
-  if (!attention && !Take(name, "feed_forward.")) return std::string(kUnknownTensor);
-  const std::string key = Concat(attention ? "attention[" : "feed_forward[", *layer, "].");
-  const BlockSpec* const found =
-      attention ? spec.token_mixer(*layer) : spec.feed_forward_block(*layer);
+  const BlockSpec* found = nullptr;
+  std::string key;
+  for (const BlockKind kind :
+       {BlockKind::kAttention, BlockKind::kCrossAttention, BlockKind::kFeedForward}) {
+    if (!Take(name, Concat(Name(kind), '.'))) continue;
+    key = Concat(Name(kind), '[', *layer, "].");
+    found = kind == BlockKind::kAttention ? spec.token_mixer(*layer) : spec.FindBlock(*layer, kind);
+    break;
+  }
+  if (key.empty()) return std::string(kUnknownTensor);
   if (found == nullptr) return Concat(key, "kind is \"none\"");
   const BlockSpec& block = *found;
   if (name.starts_with("norm.") || name.starts_with("output_norm.")) {
     return BlockNormReason(name, key, block, spec);
   }
-  return std::visit([&](const auto& mixer) { return MixerReason(name, key, mixer, spec); },
-                    block.mixer);
+  return std::visit(
+      [&](const auto& mixer) { return MixerReason(name, key, SettingsOf(mixer), spec); },
+      block.mixer);
 }
 
 }  // namespace moeserve

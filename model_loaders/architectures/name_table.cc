@@ -66,7 +66,12 @@ std::string NamePattern(std::string_view name) {
     const size_t end = std::min(name.find('.', begin), name.size());
     const std::string_view part = name.substr(begin, end - begin);
     if (begin > 0) pattern.push_back('.');
-    pattern.append(!part.empty() && std::all_of(part.begin(), part.end(), IsDigit) ? "*" : part);
+    // Some files have a number of an expert behind a word.
+    constexpr std::string_view kExpert = "expert_";
+    const std::string_view number = part.starts_with(kExpert) ? part.substr(kExpert.size()) : part;
+    const bool is_number = !number.empty() && std::all_of(number.begin(), number.end(), IsDigit);
+    pattern.append(part.substr(0, part.size() - number.size()));
+    pattern.append(is_number ? "*" : number);
     begin = end + 1;
   }
   return pattern;
@@ -75,9 +80,12 @@ std::string NamePattern(std::string_view name) {
 // Returns the routing of the block that a tensor belongs to; null if the block is not routed.
 // `pattern` is the pattern of the tensor's name, `layer` its layer.
 const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, std::string_view pattern, int layer) {
-  const bool attention = pattern.starts_with("blocks.*.attention.");
-  const int block = spec.Find(layer, attention ? BlockKind::kAttention : BlockKind::kFeedForward);
-  return block < 0 ? nullptr : spec.blocks[static_cast<size_t>(block)].routing();
+  const bool of_encoder = pattern.starts_with("encoder.");
+  const ModelSpec& stack = of_encoder && spec.encoder != nullptr ? *spec.encoder : spec;
+  const bool attention = pattern.find("blocks.*.attention.") != std::string_view::npos;
+  const BlockSpec* const block =
+      stack.FindBlock(layer, attention ? BlockKind::kAttention : BlockKind::kFeedForward);
+  return block == nullptr ? nullptr : block->routing();
 }
 
 // Returns the configuration key, with its indices, that `text` starts with; "" if there is none.
@@ -201,7 +209,7 @@ std::optional<TensorPlace> NameTableConfig::LatentPlace(const TensorRule& rule,
 std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tensor) const {
   std::optional<TensorPlace> place = PlaceInRules(tensor);
   if (!place.has_value()) return place;
-  if (positions_from > 0 && tensor.name == "embed_position.weight") {
+  if (positions_from > 0 && tensor.name.ends_with("embed_position.weight")) {
     place->shape = {tensor.shape[0] + positions_from, tensor.shape[1]};
     place->first_row = positions_from;
     place->follows_from = "[max_position_embeddings, hidden_size]";

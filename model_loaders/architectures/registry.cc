@@ -15,6 +15,7 @@ namespace {
 constexpr const Architecture* kArchitectures[] = {
     &kNativeArchitecture,
     &kNativeEncoderArchitecture,
+    &kNativePairArchitecture,
     &kDynamicMoeArchitecture,  // before Llama, whose name it uses
     &kAfmoeArchitecture,
     &kBailingMoeArchitecture,
@@ -58,6 +59,15 @@ constexpr const Architecture* kArchitectures[] = {
     &kPrivacyFilterArchitecture,
     &kRobertaArchitecture,
     &kXlmRobertaArchitecture,
+    &kBartArchitecture,
+    &kM2m100Architecture,
+    &kMarianArchitecture,
+    &kMbartArchitecture,
+    &kMt5Architecture,
+    &kNllbMoeArchitecture,
+    &kPegasusArchitecture,
+    &kSwitchArchitecture,
+    &kT5Architecture,
 };
 
 // Families with parts that the engine does not compute.
@@ -65,7 +75,6 @@ struct UnsupportedFamily {
   std::string_view model_type;
   std::string_view part;
 };
-constexpr std::string_view kEncoder = "an encoder";
 constexpr std::string_view kLinearAttention = "linear attention";
 constexpr std::string_view kStateSpace = "state-space layers";
 constexpr UnsupportedFamily kUnsupported[] = {
@@ -79,13 +88,11 @@ constexpr UnsupportedFamily kUnsupported[] = {
     {"minimax", kLinearAttention},
     {"minimax_text_01", kLinearAttention},
     {"nemotron_h", kStateSpace},
-    {"nllb-moe", kEncoder},
     {"qwen3_5_moe", kLinearAttention},
     {"qwen3_next", kLinearAttention},
     {"recurrent_gemma", kLinearAttention},
     {"rwkv", kLinearAttention},
-    {"switch_transformers", kEncoder},
-    {"t5", kEncoder},
+    {"umt5", "biases of relative positions in every layer"},
     {"zamba", kStateSpace},
     {"zamba2", kStateSpace},
 };

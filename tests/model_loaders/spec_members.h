@@ -91,6 +91,11 @@ auto MembersOf(T& s) {
   auto& [a, b] = s;
   return std::tie(a, b);
 }
+template <Is<CrossAttentionSpec> T>
+auto MembersOf(T& s) {
+  auto& [a] = s;
+  return std::tie(a);
+}
 template <Is<ResidualSpec> T>
 auto MembersOf(T& s) {
   auto& [a, b, c] = s;
@@ -98,8 +103,8 @@ auto MembersOf(T& s) {
 }
 template <Is<BlockSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c] = s;
-  return std::tie(a, b, c);
+  auto& [a, b, c, d] = s;
+  return std::tie(a, b, c, d);
 }
 template <Is<HeadLayerSpec> T>
 auto MembersOf(T& s) {
@@ -123,8 +128,9 @@ auto MembersOf(T& s) {
 }
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z] = s;
+  // Files have neither of the other two, the stack and the encoder.
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, y, z);
 }
 
 template <typename T>
@@ -148,6 +154,10 @@ struct IsVector<std::vector<T>> : std::true_type {};
 // Whether all members are equal.
 template <typename T>
 bool Same(const T& a, const T& b) {
+  if constexpr (Is<const T, ModelSpec>) {
+    if (a.stack != b.stack || (a.encoder == nullptr) != (b.encoder == nullptr)) return false;
+    if (a.encoder != nullptr && !Same(*a.encoder, *b.encoder)) return false;
+  }
   if constexpr (Structure<const T>) {
     const auto of_a = MembersOf(a);
     const auto of_b = MembersOf(b);
@@ -186,6 +196,7 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, AttentionSpec>) return "AttentionSpec";
   if constexpr (Is<T, FeedForwardSpec>) return "FeedForwardSpec";
   if constexpr (Is<T, ShortConvolutionSpec>) return "ShortConvolutionSpec";
+  if constexpr (Is<T, CrossAttentionSpec>) return "CrossAttentionSpec";
   if constexpr (Is<T, BlockSpec>) return "BlockSpec";
   if constexpr (Is<T, HeadLayerSpec>) return "HeadLayerSpec";
   if constexpr (Is<T, HeadSpec>) return "HeadSpec";

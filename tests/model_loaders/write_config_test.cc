@@ -36,6 +36,8 @@ std::set<std::string> AllMembers() {
   ModelSpec spec;
   spec.AddLayers(1);
   spec.relative_bias.emplace();
+  spec.head.layer.emplace();
+  spec.pooling.emplace();
   std::set<std::string> names;
   const auto add = [&](const std::string& name, auto&) { names.insert(name); };
   for (const AttentionSpec& attention : {routed, latent}) {
@@ -82,7 +84,13 @@ bool Change(T& member, int choice) {
     return pick(std::vector<T>{member / 3, member / 2, member + 1, member * 2, member + T{0.1}});
   } else if constexpr (std::is_same_v<T, std::vector<BlockSpec>>) {
     const int layer = member.back().layer + 1;
-    for (size_t b = 0; b < 2; ++b) member.push_back({.mixer = member[b].mixer, .layer = layer});
+    for (size_t b = 0; b < 2; ++b) {
+      member.push_back(member[b]);
+      member.back().layer = layer;
+    }
+    return choice == 0;
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    member += '"';
     return choice == 0;
   } else if constexpr (IsVector<T>::value) {
     if (choice == 0) {
@@ -312,6 +320,62 @@ ModelSpec Convolved() {
   return spec;
 }
 
+ModelSpec Encoder() {
+  ModelSpec spec = Base();
+  spec.kind = ModelKind::kEncoder;
+  spec.norm.kind = NormKind::kLayer;
+  spec.norm.bias = false;
+  spec.position.kind = PositionKind::kSinusoidal;
+  spec.position.spacing = SinusoidSpacing::kHalf;
+  spec.position.count_padding = false;
+  spec.pad_token_id = 7;
+  spec.token_types = 2;
+  spec.attention(0).causal = true;
+  spec.head.kind = HeadKind::kMaskedLm;
+  spec.head.layer = HeadLayerSpec{.activation = ActivationKind::kTanh, .bias = false, .norm = true};
+  spec.pooling = PoolingSpec{.kind = PoolingKind::kMax,
+                             .dense = {{.width = 5, .activation = ActivationKind::kTanh}},
+                             .normalize = true};
+  return spec;
+}
+
+ModelSpec Classifier() {
+  ModelSpec spec = Base();
+  spec.head = {.kind = HeadKind::kTokenClassification,
+               .labels = {"O", "B-\xc3\xa9"},
+               .scores = LabelScores::kSigmoid,
+               .layer = std::nullopt,
+               .bias = false};
+  return spec;
+}
+
+ModelSpec Pair() {
+  ModelSpec encoder = Encoder();
+  encoder.head = {.kind = HeadKind::kNone, .labels = {}, .layer = std::nullopt};
+  encoder.pooling.reset();
+  encoder.stack = Stack::kEncoder;
+  encoder.bos_token_id.reset();
+  encoder.eos_token_ids.clear();
+  for (BlockSpec& block : encoder.blocks) block.stack = Stack::kEncoder;
+  ModelSpec spec = Base();
+  const std::vector<BlockSpec> blocks = std::exchange(spec.blocks, {});
+  for (const BlockSpec& block : blocks) {
+    spec.blocks.push_back(block);
+    if (block.attention() == nullptr) continue;
+    AttentionSpec source = *block.attention();
+    source.group_order = GroupOrder::kTile;
+    spec.blocks.push_back({.mixer = CrossAttentionSpec{source}, .layer = block.layer});
+  }
+  for (BlockSpec& block : spec.blocks) block.stack = Stack::kDecoder;
+  spec.kind = ModelKind::kEncoderDecoder;
+  spec.stack = Stack::kDecoder;
+  spec.decoder_start_token_id = 1;
+  spec.pad_token_id = encoder.pad_token_id;
+  spec.output_scale = 0.25;
+  spec.encoder = std::make_shared<const ModelSpec>(std::move(encoder));
+  return spec;
+}
+
 std::vector<ModelSpec> MadeUpSpecs() {
   return {Base(),
           DenseEverything(),
@@ -322,7 +386,10 @@ std::vector<ModelSpec> MadeUpSpecs() {
           Listed(),
           Learned(),
           Biased(),
-          Convolved()};
+          Convolved(),
+          Encoder(),
+          Classifier(),
+          Pair()};
 }
 
 Result<ModelSpec> ReadBack(const nlohmann::ordered_json& json) {
@@ -407,6 +474,8 @@ void ForgetUnused(AttentionSpec& attention) {
 }
 
 void ForgetUnused(ShortConvolutionSpec& /*convolution*/) {}
+
+void ForgetUnused(CrossAttentionSpec& source) { ForgetUnused(source.attention); }
 
 void ForgetUnused(FeedForwardSpec& feed_forward) {
   if (feed_forward.routed()) {
@@ -493,7 +562,14 @@ TEST(WriteConfig, SpecsOfFamiliesAreReadBack) {
 
 TEST(WriteConfig, SpecsOfNativeFoldersAreReadBack) {
   int folders = 0;
-  for (const GoldenModel& model : GoldenModels()) {
+  std::vector<GoldenModel> models = GoldenModels();
+  for (const char* folder : {"tests/golden/encoders", "tests/golden/pairs"}) {
+    for (const auto& entry : fs::directory_iterator(SourcePath(folder))) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("tiny-")) models.push_back({name, entry.path(), {}});
+    }
+  }
+  for (const GoldenModel& model : models) {
     SCOPED_TRACE(model.name);
     const auto config = ParseNativeConfig(ReadFile(model.model / "config.json"));
     ASSERT_TRUE(config.ok()) << config.status();

@@ -54,7 +54,11 @@ def complete_config(config: Json) -> Json:
     out.setdefault("logit_soft_cap", 0.0)
     for key in ("tie_word_embeddings", "embedding_norm", "head_bias"):
         out.setdefault(key, False)
-    for key, complete in (("attention", _complete_attention), ("feed_forward", _complete_ffn)):
+    out.setdefault("output_scale", 1.0)
+    parts = [("attention", _complete_attention), ("feed_forward", _complete_ffn)]
+    if "cross_attention" in out:
+        parts.insert(1, ("cross_attention", _complete_cross))
+    for key, complete in parts:
         layers = out[key] if isinstance(out[key], list) else [out[key]] * out["num_hidden_layers"]
         out[key] = [complete(copy.deepcopy(layer)) for layer in layers]
         for layer in out[key]:
@@ -105,6 +109,12 @@ def _complete_attention(attention: Json) -> Json:
         for key in ("qk_norm_after_rope", "sinks", "gate", "inner_norm"):
             attention.setdefault(key, False)
     return attention
+
+
+def _complete_cross(attention: Json) -> Json:
+    """Attention to a source: all of it is visible, and there are no positions."""
+    return {**_complete_attention(attention), "causal": False, "cross": True,
+            "position": {"kind": "none"}}
 
 
 def _complete_ffn(feed_forward: Json) -> Json:
@@ -242,6 +252,7 @@ class RoutedDecoder:
                         if value.is_floating_point() else value.long()
                         for name, value in tensors.items()}
         self.tokens = torch.zeros(0, dtype=torch.long)  # of the current forward pass
+        self.source = torch.zeros(0)  # what the encoder computed
         self.stream = torch.zeros(0)  # the residual stream that the current block reads
         self.wide = torch.promote_types(dtype, torch.float32)
         self.bf16_products = bf16_products
@@ -272,7 +283,7 @@ class RoutedDecoder:
     @torch.no_grad()
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits [T, V] of tokens [T]; with a cache they continue its sequence."""
-        x = self.hidden(tokens, cache or self.new_cache())
+        x = self.hidden(tokens, cache or self.new_cache()) * self.config["output_scale"]
         head = "embed" if self.config["tie_word_embeddings"] else "head"
         logits = (x @ self.tensors[f"{head}.weight"].t()).to(self.wide)
         if self.config["head_bias"]:
@@ -287,7 +298,9 @@ class RoutedDecoder:
         positions = torch.arange(cache.length, cache.length + len(tokens))
         x = before = self._embed(tokens, positions)
         for layer in range(config["num_hidden_layers"]):
-            for part in ("attention", "feed_forward"):
+            for part in ("attention", "cross_attention", "feed_forward"):
+                if part not in config:
+                    continue
                 if config[part][layer]["kind"] == "none":
                     continue
                 # A parallel block reads what the block before it has read.
@@ -321,6 +334,8 @@ class RoutedDecoder:
         self.stream = read
         if part == "attention":
             branch = self._attention(inner, layer, positions, cache)
+        elif part == "cross_attention":
+            branch = self._cross(inner, layer, positions)
         else:
             branch = self._feed_forward(inner, layer)
         if placement in ("output", "both"):
@@ -368,6 +383,18 @@ class RoutedDecoder:
         if settings["out_bias"]:
             out = out + self.tensors[f"{name}.out_bias"]
         return out
+
+    def _cross(self, x: Tensor, layer: int, positions: Tensor) -> Tensor:
+        """Attention to the encoder's rows `self.source` [S, d]."""
+        settings = self.config["cross_attention"][layer]
+        name = f"blocks.{layer}.cross_attention"
+        shape = (len(self.source), settings["num_kv_heads"], settings["head_dim"])
+        keys = self._linear(self.source, f"{name}.k").view(shape)
+        keys = self._round(self._qk_norm(keys, f"{name}.k_norm", settings))
+        values = self._round(self._linear(self.source, f"{name}.v").view(shape))
+        heads = self._dense_heads if settings["kind"] == "dense" else self._expert_heads
+        out = heads(x, name, settings, positions, keys, values)
+        return out + self.tensors[f"{name}.out_bias"] if settings["out_bias"] else out
 
     def _dense_heads(self, x: Tensor, name: str, settings: Json, positions: Tensor, keys: Tensor,
                      values: Tensor) -> Tensor:
@@ -474,7 +501,7 @@ class RoutedDecoder:
         """
         scores = torch.einsum("nhc,shc->hns", q, keys).to(self.wide) * settings["scale"]
         scores = soft_cap(scores, settings["soft_cap"])
-        if "relative_bias" in self.config:
+        if "relative_bias" in self.config and "cross" not in settings:
             distance = positions[:, None] - torch.arange(len(keys))[None]
             buckets = relative_buckets(distance, self.config["relative_bias"])
             table = self.tensors["relative_bias.weight"].to(self.wide)

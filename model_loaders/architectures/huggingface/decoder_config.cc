@@ -432,8 +432,12 @@ void DecoderConfig::Prefix(std::string_view rule, std::initializer_list<std::str
   }
 }
 
-void DecoderConfig::SkipPositions(int rows) {
+void DecoderConfig::StoredPositionsFrom(int rows) {
   positions_from_ = std::clamp(rows, 0, kMaxPositions);
+}
+
+void DecoderConfig::SkipPositions(int rows) {
+  StoredPositionsFrom(rows);
   spec_.max_position_embeddings -= positions_from_;
 }
 
@@ -492,7 +496,7 @@ ConfigResult DecoderConfig::Finish(const std::function<LayerSpec(int)>& layer) {
   return Build();
 }
 
-ConfigResult DecoderConfig::FinishBlocks(const std::function<std::vector<BlockSpec>(int)>& layer) {
+ConfigResult DecoderConfig::FinishBlocks(const BlocksOfLayer& layer) {
   MOESERVE_RETURN_IF_ERROR(Judge());
   for (int i = 0; i < layers_; ++i) {
     for (BlockSpec& block : layer(i)) {
@@ -500,6 +504,36 @@ ConfigResult DecoderConfig::FinishBlocks(const std::function<std::vector<BlockSp
       spec_.blocks.push_back(std::move(block));
     }
   }
+  return Build();
+}
+
+ConfigResult DecoderConfig::FinishPair(ModelSpec encoder, int encoder_layers,
+                                       const BlocksOfLayer& encoder_layer,
+                                       const BlocksOfLayer& decoder_layer) {
+  MOESERVE_RETURN_IF_ERROR(Judge());
+  MOESERVE_RETURN_IF_ERROR(
+      CheckListLengths({"encoder layers", encoder_layers}, {"num_experts", 0}));
+  const auto add = [](ModelSpec& spec, int layers, const BlocksOfLayer& layer) {
+    for (int i = 0; i < layers; ++i) {
+      for (BlockSpec& block : layer(i)) {
+        block.layer = i;
+        block.stack = spec.stack;
+        spec.blocks.push_back(std::move(block));
+      }
+    }
+  };
+  encoder.kind = ModelKind::kEncoder;
+  encoder.stack = Stack::kEncoder;
+  encoder.head.kind = HeadKind::kNone;
+  encoder.vocab_size = spec_.vocab_size;
+  encoder.hidden_size = spec_.hidden_size;
+  encoder.pad_token_id = spec_.pad_token_id;
+  encoder.share_embeddings = spec_.share_embeddings;
+  add(encoder, encoder_layers, encoder_layer);
+  spec_.kind = ModelKind::kEncoderDecoder;
+  spec_.stack = Stack::kDecoder;
+  add(spec_, layers_, decoder_layer);
+  spec_.encoder = std::make_shared<const ModelSpec>(std::move(encoder));
   return Build();
 }
 

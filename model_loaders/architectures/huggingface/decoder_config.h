@@ -140,6 +140,8 @@ class DecoderConfig {
   Problems& problems() { return problems_; }
   ModelSpec& spec() { return spec_; }
   int layers() const { return layers_; }
+  // Sets the number of layers, where it is not that of the key which Skeleton() read.
+  void SetLayers(int layers) { layers_ = layers; }
   bool ok() const { return problems_.empty(); }
 
   // Returns whether the files have a tensor of this name.
@@ -147,7 +149,9 @@ class DecoderConfig {
   // The files may call the tensors whose names have the prefix `rule` in the rules by the first of
   // the prefixes `files` that they use; "" is used if no other is. The texts must be literals.
   void Prefix(std::string_view rule, std::initializer_list<std::string_view> files);
-  // The stored table of positions has this many rows that no token has.
+  // The stored tables of positions have this many rows in front that no token has.
+  // SkipPositions(): the file counts them as positions.
+  void StoredPositionsFrom(int rows);
   void SkipPositions(int rows);
   // The model does not need these tensors, whose names are patterns.
   void IgnoreTensors(std::initializer_list<std::string_view> patterns) {
@@ -167,7 +171,12 @@ class DecoderConfig {
   // Builds the layers and the configuration. `layer` returns the spec of a layer, or its blocks; it
   // is called only if there are no errors.
   ConfigResult Finish(const std::function<LayerSpec(int)>& layer);
-  ConfigResult FinishBlocks(const std::function<std::vector<BlockSpec>(int)>& layer);
+  using BlocksOfLayer = std::function<std::vector<BlockSpec>(int)>;
+  ConfigResult FinishBlocks(const BlocksOfLayer& layer);
+  // Builds that of an encoder-decoder. spec() has the settings of the decoder, `encoder` those of
+  // the encoder's stack; what both have in common is copied. Both have `layers` of their own.
+  ConfigResult FinishPair(ModelSpec encoder, int encoder_layers, const BlocksOfLayer& encoder_layer,
+                          const BlocksOfLayer& decoder_layer);
 
  private:
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -236,8 +237,9 @@ bool ReadBlock(const Json& json, const std::string& path, Problems* problems, Bl
   ObjectReader object(json, path, problems);
   SettingsReader<ResidualSpec> residual(object, problems, block.residual);
   Settings(residual, block.residual);
-  const auto read = [&]<typename S>(S& spec) {
-    SettingsReader<S> reader(object, problems, spec);
+  const auto read = [&](auto& mixer) {
+    auto& spec = SettingsOf(mixer);
+    SettingsReader<std::remove_reference_t<decltype(spec)>> reader(object, problems, spec);
     Settings(reader, spec);
     reader.RefuseOthers();
   };
@@ -319,6 +321,79 @@ absl::Status CheckFormat(ObjectReader& reader, const Problems& problems, ModelKi
   return problems.ToStatus(kConfigFile);
 }
 
+// The lists of blocks of one stack, as files have them.
+struct StackBlocks {
+  int layers = 0;
+  BlockList attention, cross_attention, feed_forward;
+};
+
+// Reads the keys of a stack into `spec`, except its blocks, which are returned.
+StackBlocks ReadStack(ObjectReader& reader, Problems* problems, ModelSpec& spec,
+                      NativeConfig& config) {
+  StackBlocks blocks;
+  const size_t before = problems->count();
+  const int layers = blocks.layers = reader.Int("num_hidden_layers");
+  if (problems->count() == before && (layers < 1 || layers > kMaxLayers)) {
+    reader.Fault("num_hidden_layers", Concat("an integer in [1, ", kMaxLayers, "]"),
+                 std::to_string(layers));
+  }
+  const bool layers_known = problems->count() == before;
+  spec.max_position_embeddings = reader.Int("max_position_embeddings");
+  SettingsReader<ModelSpec> settings(reader, problems, spec);
+  StackSettings(settings, spec);
+  const auto read = [&](const char* key, const Mixer& mixer, bool& is_list, BlockList& list) {
+    bool listed = false;
+    if (layers_known) {
+      list = ParseBlocks(reader, key, mixer, layers, &listed, problems);
+    } else {
+      reader.Optional(key);
+    }
+    is_list = is_list || listed;
+  };
+  read("attention", AttentionSpec(), config.attention_is_list, blocks.attention);
+  if (spec.stack == Stack::kDecoder) {
+    read("cross_attention", CrossAttentionSpec(), config.attention_is_list, blocks.cross_attention);
+  }
+  read("feed_forward", FeedForwardSpec(), config.feed_forward_is_list, blocks.feed_forward);
+  return blocks;
+}
+
+// Adds the blocks to the spec.
+absl::Status AddBlocks(StackBlocks& stack, ModelSpec& spec) {
+  stack.cross_attention.resize(static_cast<size_t>(stack.layers));
+  for (int i = 0; i < stack.layers; ++i) {
+    const int before = spec.num_blocks();
+    for (BlockList* list : {&stack.attention, &stack.cross_attention, &stack.feed_forward}) {
+      std::optional<BlockSpec>& block = (*list)[static_cast<size_t>(i)];
+      if (!block.has_value()) continue;
+      block->layer = i;
+      block->stack = spec.stack;
+      spec.blocks.push_back(*std::move(block));
+    }
+    if (spec.num_blocks() > before) continue;
+    return absl::InvalidArgumentError(
+        Concat(kConfigFile, ": ", TensorPrefix(spec.stack), "layer ", i,
+               ": expected an attention or feed_forward, found none"));
+  }
+  return absl::OkStatus();
+}
+
+// Reads the objects "encoder" and "decoder", each with the keys of its stack.
+std::pair<StackBlocks, StackBlocks> ReadStacks(ObjectReader& reader, Problems* problems,
+                                               ModelSpec& encoder, NativeConfig& config) {
+  std::pair<StackBlocks, StackBlocks> stacks;
+  const auto read = [&](const char* key, ModelSpec& spec, StackBlocks& blocks) {
+    const Json* const json = reader.Required(key, "an object");
+    if (json == nullptr) return;
+    ObjectReader object(*json, key, problems);
+    blocks = ReadStack(object, problems, spec, config);
+    object.RefuseOthers();
+  };
+  read("encoder", encoder, stacks.first);
+  read("decoder", config.spec, stacks.second);
+  return stacks;
+}
+
 Result<NativeConfig> ReadNativeConfig(const Json& json) {
   Problems problems;
   ObjectReader reader(json, "", &problems);
@@ -327,14 +402,6 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   MOESERVE_RETURN_IF_ERROR(CheckFormat(reader, problems, spec.kind));
   spec.vocab_size = reader.Int("vocab_size");
   spec.hidden_size = reader.Int("hidden_size");
-  size_t before = problems.count();
-  int layers = reader.Int("num_hidden_layers");
-  if (problems.count() == before && (layers < 1 || layers > kMaxLayers)) {
-    reader.Fault("num_hidden_layers", Concat("an integer in [1, ", kMaxLayers, "]"),
-                 std::to_string(layers));
-  }
-  const bool layers_known = problems.count() == before;
-  spec.max_position_embeddings = reader.Int("max_position_embeddings");
   if (const Json* bos = reader.Required("bos_token_id", "an integer or null")) {
     spec.bos_token_id = IntFrom(*bos);
     if (!spec.bos_token_id.has_value() && !bos->is_null()) {
@@ -344,36 +411,32 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   if (const Json* eos = reader.Required("eos_token_id", kTokenIdsExpected)) {
     spec.eos_token_ids = ParseTokenIds(*eos, "eos_token_id", &problems);
   }
+  const bool pair = spec.kind == ModelKind::kEncoderDecoder;
+  auto encoder = std::make_shared<ModelSpec>();
+  StackBlocks of_encoder, blocks;
+  if (pair) {
+    encoder->kind = ModelKind::kEncoder;
+    encoder->stack = Stack::kEncoder;
+    encoder->head.kind = HeadKind::kNone;
+    encoder->vocab_size = spec.vocab_size;
+    encoder->hidden_size = spec.hidden_size;
+    spec.stack = Stack::kDecoder;
+    spec.encoder = encoder;
+    std::tie(of_encoder, blocks) = ReadStacks(reader, &problems, *encoder, config);
+  } else {
+    blocks = ReadStack(reader, &problems, spec, config);
+  }
   SettingsReader<ModelSpec> settings(reader, &problems, spec);
-  Settings(settings, spec);
+  OutputSettings(settings, spec);
+  encoder->pad_token_id = spec.pad_token_id;
+  encoder->share_embeddings = spec.share_embeddings;
   if (const Json* quantization = reader.Optional("quantization")) {
     config.quantization = ParseQuantization(*quantization, &problems);
   }
-
-  BlockList attention, feed_forward;
-  if (layers_known) {
-    attention = ParseBlocks(reader, "attention", AttentionSpec(), layers, &config.attention_is_list,
-                            &problems);
-    feed_forward = ParseBlocks(reader, "feed_forward", FeedForwardSpec(), layers,
-                               &config.feed_forward_is_list, &problems);
-  } else {
-    reader.Optional("attention");
-    reader.Optional("feed_forward");
-  }
   reader.RefuseOthers();
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kConfigFile));
-
-  for (int i = 0; i < layers; ++i) {
-    if (!attention[i].has_value() && !feed_forward[i].has_value()) {
-      return absl::InvalidArgumentError(Concat(
-          kConfigFile, ": layer ", i, ": expected an attention or feed_forward, found none"));
-    }
-    for (std::optional<BlockSpec>* block : {&attention[i], &feed_forward[i]}) {
-      if (!block->has_value()) continue;
-      (*block)->layer = i;
-      spec.blocks.push_back(*std::move(*block));
-    }
-  }
+  if (pair) MOESERVE_RETURN_IF_ERROR(AddBlocks(of_encoder, *encoder));
+  MOESERVE_RETURN_IF_ERROR(AddBlocks(blocks, spec));
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(config));
   return config;
 }
@@ -389,6 +452,8 @@ constinit const Architecture kNativeArchitecture = {.model_type = Traits(ModelKi
                                                     .read = ReadNative};
 constinit const Architecture kNativeEncoderArchitecture = {
     .model_type = Traits(ModelKind::kEncoder).name, .read = ReadNative};
+constinit const Architecture kNativePairArchitecture = {
+    .model_type = Traits(ModelKind::kEncoderDecoder).name, .read = ReadNative};
 
 std::optional<TensorPlace> NativeConfig::Place(const TensorRequirement& tensor) const {
   return TensorPlace{.name = tensor.name};

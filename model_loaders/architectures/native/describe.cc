@@ -256,7 +256,7 @@ std::string MixerText(const FeedForwardSpec& feed_forward) {
 }  // namespace
 
 std::string DescribeBlock(const BlockSpec& block) {
-  return std::visit([](const auto& mixer) { return MixerText(mixer); }, block.mixer) +
+  return std::visit([](const auto& mixer) { return MixerText(SettingsOf(mixer)); }, block.mixer) +
          Phrases(block.residual).Rest();
 }
 

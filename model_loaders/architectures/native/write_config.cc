@@ -105,7 +105,8 @@ OrderedJson SettingsJson(const S& spec, const Context&... context) {
 }
 
 OrderedJson BlockJson(const BlockSpec& block) {
-  OrderedJson json = std::visit([](const auto& mixer) { return SettingsJson(mixer); }, block.mixer);
+  OrderedJson json =
+      std::visit([](const auto& mixer) { return SettingsJson(SettingsOf(mixer)); }, block.mixer);
   SettingsWriter<ResidualSpec> writer(json, block.residual);
   Settings(writer, block.residual);
   return json;
@@ -119,9 +120,41 @@ OrderedJson BlocksJson(std::vector<OrderedJson> blocks) {
   return OrderedJson(std::move(blocks));
 }
 
+// Adds the keys of a stack, except its blocks.
+void AddStack(OrderedJson& json, const ModelSpec& spec) {
+  SettingsWriter<ModelSpec> writer(json, spec);
+  StackSettings(writer, spec);
+}
+
+void AddBlocks(OrderedJson& json, const ModelSpec& spec) {
+  std::vector<OrderedJson> attention, sources, feed_forward;
+  const auto add = [](std::vector<OrderedJson>& list, const BlockSpec* block) {
+    list.push_back(block == nullptr ? OrderedJson{{"kind", "none"}} : BlockJson(*block));
+  };
+  for (int layer = 0; layer < spec.num_layers(); ++layer) {
+    add(attention, spec.token_mixer(layer));
+    add(sources, spec.FindBlock(layer, BlockKind::kCrossAttention));
+    add(feed_forward, spec.FindBlock(layer, BlockKind::kFeedForward));
+  }
+  json["attention"] = BlocksJson(std::move(attention));
+  if (spec.stack == Stack::kDecoder) json["cross_attention"] = BlocksJson(std::move(sources));
+  json["feed_forward"] = BlocksJson(std::move(feed_forward));
+}
+
+// Returns the object of one of two stacks.
+OrderedJson StackJson(const ModelSpec& spec) {
+  OrderedJson json = OrderedJson::object();
+  json["num_hidden_layers"] = spec.num_layers();
+  json["max_position_embeddings"] = spec.max_position_embeddings;
+  AddStack(json, spec);
+  AddBlocks(json, spec);
+  return json;
+}
+
 }  // namespace
 
 nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quantization) {
+  const bool pair = spec.encoder != nullptr;
   OrderedJson json = OrderedJson::object();
   json["model_type"] = std::string(KindName(spec.kind));
   // Readers of version 1 know neither encoders nor other heads.
@@ -131,28 +164,27 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
   }
   json["vocab_size"] = spec.vocab_size;
   json["hidden_size"] = spec.hidden_size;
-  json["num_hidden_layers"] = spec.num_layers();
-  json["max_position_embeddings"] = spec.max_position_embeddings;
+  if (!pair) {
+    json["num_hidden_layers"] = spec.num_layers();
+    json["max_position_embeddings"] = spec.max_position_embeddings;
+  }
   json["bos_token_id"] =
       spec.bos_token_id.has_value() ? OrderedJson(*spec.bos_token_id) : OrderedJson(nullptr);
   json["eos_token_id"] = spec.eos_token_ids.size() == 1 ? OrderedJson(spec.eos_token_ids.front())
                                                         : OrderedJson(spec.eos_token_ids);
+  if (!pair) AddStack(json, spec);
   SettingsWriter<ModelSpec> writer(json, spec);
-  Settings(writer, spec);
+  OutputSettings(writer, spec);
   if (quantization != Quantization::kNone) {
     json["quantization"] = {{"type", std::string(Name(quantization))},
                             {"group_size", StatedGroupSize(quantization)}};
   }
-  std::vector<OrderedJson> attention, feed_forward;
-  const auto add = [](std::vector<OrderedJson>& list, const BlockSpec* block) {
-    list.push_back(block == nullptr ? OrderedJson{{"kind", "none"}} : BlockJson(*block));
-  };
-  for (int layer = 0; layer < spec.num_layers(); ++layer) {
-    add(attention, spec.token_mixer(layer));
-    add(feed_forward, spec.feed_forward_block(layer));
+  if (pair) {
+    json["encoder"] = StackJson(*spec.encoder);
+    json["decoder"] = StackJson(spec);
+  } else {
+    AddBlocks(json, spec);
   }
-  json["attention"] = BlocksJson(std::move(attention));
-  json["feed_forward"] = BlocksJson(std::move(feed_forward));
   return json;
 }
 
