@@ -54,6 +54,7 @@ td code { font: 12px ui-monospace, "DejaVu Sans Mono", Consolas, monospace; back
   font-size: 14px; }
 .facts li { display: flex; justify-content: space-between; gap: 12px; padding: 3px 0;
   border-bottom: 1px solid #dde1e6; break-inside: avoid; }
+.facts cite { white-space: nowrap; }
 .facts b { font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .text { font: 14px/1.75 Georgia, "Times New Roman", serif; margin: 0; overflow-wrap: anywhere; }
 .text span { border-radius: 2px; }
@@ -63,7 +64,8 @@ td code { font: 12px ui-monospace, "DejaVu Sans Mono", Consolas, monospace; back
 footer { margin-top: 36px; font-size: 12.5px; color: #4c5565; border-top: 1px solid #dde1e6;
   padding-top: 8px; }
 @media (max-width: 640px) { .grid, .thirds { grid-template-columns: minmax(0, 1fr); }
-  .facts { columns: 1; } table { display: block; overflow-x: auto; } }
+  .facts { columns: 1; } table { display: block; overflow-x: auto; }
+  figure.wide { overflow-x: auto; } figure.wide svg { min-width: 600px; } }
 @page { size: A4; margin: 15mm 14mm 16mm; }
 @media print { body { padding: 0; max-width: none; font-size: 10.5pt;
     -webkit-print-color-adjust: exact; print-color-adjust: exact; }
@@ -266,8 +268,9 @@ std::string ReportHtml(const ReportPage& page) {
     out += PageSection("Parameters that a token activates", "",
                        ActivatedParametersFigure(page) + ExpertSizeFigures(page));
     out += PageSection("How tokens spread over experts", "", DiversityFigures(page));
-    out += PageSection("Words and their experts", "", WordFigures(page));
-    out += PageSection("Tokens of the experts", "", TokenTables(page));
+    out += PageSection(page.word_experts ? "Words and their experts" : "Tokens and their experts",
+                       "", WordFigures(page));
+    out += PageSection("Experts and their tokens", "", TokenTables(page));
     out += PageSection("Similarity and synergy of the experts", "", SimilarityFigures(page),
                        "grid thirds");
     out += PageSection("Routers", "", RouterTable(page) + RepresentationFigures(page));
