@@ -131,14 +131,14 @@ std::string ComparisonTable(const Comparison& comparison, bool markdown) {
   std::vector<std::vector<std::string>> rows = {{std::begin(kColumns), std::end(kColumns)}};
   for (const ComparedModel& m : comparison.models) rows.push_back(Row(m));
   return (markdown ? Markdown(rows) : Plain(rows)) +
-         "\nActive experts: share chosen by more than " + Number("%g", comparison.threshold) +
-         " of the tokens. "
-         "Diversity: distinct experts of a token in a\n"
+         "\nMACs: of a token with all matrices but the LM head; attention MACs: with keys and "
+         "values "
+         "(MoA, eq. 18).\nActive experts: share chosen by more than " +
+         Number("%g", comparison.threshold) +
+         " of the tokens. Diversity: distinct experts of a token in a\n"
          "block. Compute and unique: parameters that a token activated, counting an expert for "
          "every row or\nonce; parameters without embeddings and head. Expert share: compute over "
-         "the block's expert\nparameters. MACs: of a token with all matrices but the LM head; "
-         "attention MACs: with keys and\n"
-         "values (MoA, eq. 18). Balance: mean over largest load. L_a: MoA, eq. 13, 1 is "
+         "the block's expert\nparameters. Balance: mean over largest load. L_a: MoA, eq. 13, 1 is "
          "even. Entropy: of the router's\nprobabilities over ln E. Means over blocks.\n";
 }
 

@@ -29,10 +29,10 @@ WINDOW = 300
 class Scored:
     """A text that was scored with a dump."""
 
-    def __init__(self, name, folder, *arguments, size=6000):
+    def __init__(self, name, folder, *arguments, size=6000, more=""):
         self.name = name
         text, dump = folder / "text.txt", folder / "dump"
-        text.write_bytes(held_out(0, size))
+        text.write_bytes(held_out(0, size) + more.encode())
         options = ["--text", text, "--dump", dump, "--dump-hidden", "--json", "--window", WINDOW]
         score = ["score", "--model", MODELS / name, *options, *arguments]
         self.text = text
@@ -137,12 +137,16 @@ def words_of_tokens(run, listed):
 @pytest.mark.parametrize("name", ["mh-moe", "hmoe-topp", "moa"])
 def test_words(name, tmp_path):
     """HMoE, fig. 10, and MH-MoE, fig. 7."""
-    listed = ["values", "real", "the", "operator", "nowhere"]
+    listed = ["values", "real", "the", "operator", "na\u00efve", "don't", "nowhere"]
+    more = (
+        " a \u201cna\u00efve\u201d NA\u00efVE\u2014don't\u00a0stop-values, 'values' don't- "
+        "\u4e16\u754c\u3002the "
+    )
     words = tmp_path / "words.txt"
-    words.write_text("values\nREAL\n\n  the \noperator\nnowhere\nvalues\n")
-    run = Scored(name, tmp_path, "--words", words)
+    words.write_text("values\nREAL\n\n  the \noperator\nna\u00efve\ndon't\nnowhere\nvalues\n")
+    run = Scored(name, tmp_path, "--words", words, more=more)
     of_token, occurrences = words_of_tokens(run, listed)
-    assert min(occurrences[:4]) >= 2 and occurrences[4] == 0
+    assert min(occurrences[:6]) >= 2 and occurrences[6] == 0
     found = run.report["word_experts"]
     assert [w["word"].lower() for w in found["words"]] == listed
     for i, word in enumerate(found["words"]):
