@@ -102,6 +102,39 @@ TEST(Macs, OfRoutedAttentionNeedTheModelsNumberOfExperts) {
   EXPECT_FALSE(macs.Of(usage).has_value());
 }
 
+TEST(Macs, OfAttentionWithAVaryingNumberOfExpertsNeedTheRoutes) {
+  ModelSpec spec;
+  spec.vocab_size = 11;
+  spec.hidden_size = kWidth;
+  spec.AddLayers(1);
+  AttentionSpec& attention = spec.attention(0);
+  attention.num_kv_heads = 1;
+  attention.head_dim = 4;
+  attention.window = 2;
+  RoutedLayerSpec& routing = attention.routing.emplace();
+  routing.num_experts = 3;
+  routing.select = {.kind = SelectKind::kTopP, .p = 0.5, .max_experts = 3};
+  spec.feed_forward(0).width = 3;
+  ExpertStats stats = EmptyExpertStats(spec);
+  stats.tokens = 5;
+  stats.blocks[0].selections = {4, 2, 1};
+  // Two sequences, of 3 and 2 tokens, which select 1, 3, 1 and 1, 1 experts.
+  const std::vector<int> lengths = {3, 2};
+  const std::vector<BlockRoutes> routes = {
+      {.top1 = {0, 0, 0, 0, 1}, .offsets = {0, 1, 4, 5, 6, 7}, .experts = {0, 0, 1, 2, 0, 0, 1}}};
+  EXPECT_FALSE(MacsOf(spec, stats, lengths).attention.has_value());
+  const MeasuredMacs macs = MacsOf(spec, stats, lengths, routes);
+  // k and v, the router and the feed-forward; an expert has q and o.
+  const double fixed = kWidth * (4 + 4) + 3 * kWidth + 3 * 3 * kWidth;
+  EXPECT_DOUBLE_EQ(macs.matrices, fixed + 7 * 2 * 4 * kWidth / 5.0);
+  // Tokens see 1, 2, 2 and 1, 2 keys.
+  EXPECT_DOUBLE_EQ(macs.attention.value(), 2 * 4 * (1 * 1 + 3 * 2 + 1 * 2 + 1 * 1 + 1 * 2) / 5.0);
+  const MacsRange range = MacsOf(spec);
+  EXPECT_EQ(range.min_per_key, 2 * 4);
+  EXPECT_EQ(range.max_per_key, 3 * 2 * 4);
+  EXPECT_FALSE(range.nominal.has_value());
+}
+
 TEST(Capacity, ParsesRules) {
   for (const char* text : {"switch:64", "fraction:0.5", "fraction:1", "gshard"}) {
     const Result<CapacityRule> rule = CapacityRule::Parse(text);
