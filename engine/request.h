@@ -97,6 +97,8 @@ struct Usage {
   // Number of parameters that those tokens used, embeddings and LM head excluded. An expert's
   // parameters count once for each (row, expert) pair.
   uint64_t activated_parameters = 0;
+  // The MACs of those tokens (RequestMacs). The engine leaves it unset; server/generation sets it.
+  std::optional<double> macs = std::nullopt;
 };
 
 // One piece of a response. The pieces of a request arrive in order; their `text` fields

@@ -151,12 +151,11 @@ std::string Mebibytes(int64_t bytes) {
   return text;
 }
 
-std::string ActivatedText(const ActivatedParameters& activated) {
-  const std::string range = activated.min == activated.max
-                                ? Grouped(activated.min)
-                                : Concat(Grouped(activated.min), " to ", Grouped(activated.max));
-  if (!activated.nominal.has_value() || activated.min == activated.max) return range;
-  return Concat(range, ", nominally ", Grouped(*activated.nominal));
+// Returns "min to max, nominally n", or only what differs.
+std::string RangeText(int64_t min, int64_t max, std::optional<int64_t> nominal = {}) {
+  if (min == max) return Grouped(min);
+  const std::string range = Concat(Grouped(min), " to ", Grouped(max));
+  return nominal.has_value() ? Concat(range, ", nominally ", Grouped(*nominal)) : range;
 }
 
 }  // namespace
@@ -193,6 +192,8 @@ ModelSummary Summarize(const ModelSpec& spec) {
   summary.always_active =
       summary.parameters - summary.embedding_parameters - summary.expert_parameters;
   summary.activated = Activated(spec, summary);
+  summary.macs = MacsOf(spec);
+  summary.head_macs = HeadMacs(spec);
   summary.groups = Groups(spec);
   summary.general = DescribeModel(spec);
   return summary;
@@ -209,7 +210,13 @@ std::string SummaryText(const ModelSummary& summary) {
                      Grouped(summary.embedding_parameters), ", routed experts ",
                      Grouped(summary.expert_parameters), ", always active ",
                      Grouped(summary.always_active), ")\n"));
-  text.append(Concat("activated by one token: ", ActivatedText(summary.activated), '\n'));
+  const ActivatedParameters& activated = summary.activated;
+  text.append(Concat("activated by one token: ",
+                     RangeText(activated.min, activated.max, activated.nominal), '\n'));
+  const MacsRange& macs = summary.macs;
+  text.append(Concat("MACs per token: ", RangeText(macs.min, macs.max, macs.nominal),
+                     "; attention ", RangeText(macs.min_per_key, macs.max_per_key),
+                     " for each key; LM head ", Grouped(summary.head_macs), '\n'));
   text.append(Concat("weights: ", Mebibytes(summary.WeightBytes(DType::kF32)), " in f32, ",
                      Mebibytes(summary.WeightBytes(DType::kBF16)), " in bf16 or f16"));
   for (const auto& [type, bytes] : summary.quantized_bytes) {
@@ -250,6 +257,13 @@ nlohmann::json SummaryJson(const ModelSummary& summary) {
   Json activated = {{"min", summary.activated.min}, {"max", summary.activated.max}};
   activated["nominal"] =
       summary.activated.nominal.has_value() ? Json(*summary.activated.nominal) : Json(nullptr);
+  const MacsRange& range = summary.macs;
+  const Json macs = {
+      {"min", range.min},
+      {"max", range.max},
+      {"nominal", range.nominal.has_value() ? Json(*range.nominal) : Json(nullptr)},
+      {"attention_per_key", {{"min", range.min_per_key}, {"max", range.max_per_key}}},
+      {"lm_head", summary.head_macs}};
   Json weight_bytes = bytes([&](DType d) { return summary.WeightBytes(d); });
   for (const auto& [type, size] : summary.quantized_bytes) {
     weight_bytes[std::string(Name(type))] = size;
@@ -261,6 +275,7 @@ nlohmann::json SummaryJson(const ModelSummary& summary) {
           {"expert_parameters", summary.expert_parameters},
           {"always_active_parameters", summary.always_active},
           {"activated_parameters", activated},
+          {"macs_per_token", macs},
           {"routed_blocks", blocks},
           {"weight_bytes", weight_bytes},
           {"kv_bytes_per_token", bytes([&](DType d) { return summary.KvBytesPerToken(d); })},

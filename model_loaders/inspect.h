@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/spec/spec.h"
+#include "engine/statistics/measures/macs.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/quantization.h"
 #include "nlohmann/json.hpp"
@@ -50,6 +51,8 @@ struct ModelSummary {
   int64_t expert_parameters = 0;     // in routed experts
   int64_t always_active = 0;         // in all other parts: attention, dense blocks, routers, norms
   ActivatedParameters activated;
+  MacsRange macs;
+  int64_t head_macs = 0;  // of the LM head, for each token whose logits are computed
   // For every integer type: the bytes of a folder with matrices of that type and all other tensors
   // in bf16.
   std::vector<std::pair<Quantization, int64_t>> quantized_bytes;

@@ -155,6 +155,7 @@ SubmissionContext ServerContext::Submissions(const std::shared_ptr<ServedModel>&
           .memory = memory_,
           .limits = settings_.limits,
           .live = model->live(),
+          .macs = model->macs(),
           .key = std::move(key),
           .record = std::move(record)};
 }

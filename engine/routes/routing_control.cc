@@ -122,6 +122,13 @@ Result<RoutingControl> RoutingControl::Create(const RoutingChange& change, const
   return control;
 }
 
+RoutingControl RoutingControl::Limited(std::shared_ptr<RowLimit> limit) {
+  RoutingControl control;
+  control.row_limit_ = std::move(limit);
+  control.key_ = "limited";
+  return control;
+}
+
 std::optional<RoutingControl> RoutingControl::Widest(const ModelSpec& spec,
                                                      const RoutingControlLimits& limits) {
   if (!limits.enabled) return std::nullopt;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "base/status.h"
+#include "engine/routes/row_limit.h"
 #include "engine/spec/spec.h"
 #include "kernels/backend.h"
 
@@ -54,7 +56,12 @@ class RoutingControl {
   static std::optional<RoutingControl> Widest(const ModelSpec& spec,
                                               const RoutingControlLimits& limits);
 
+  // Returns an override that leaves the choice to the router and drops what `limit` drops. The
+  // device must be the CPU, and the rows of each step those of one request. No API offers it.
+  static RoutingControl Limited(std::shared_ptr<RowLimit> limit);
+
   RouteOverride For(int layer, BlockKind block) const;
+  RowLimit* row_limit() const { return row_limit_.get(); }  // null: nothing is dropped
   const RoutingChange& change() const { return change_; }
   // Returns a text of at most 64 bytes that is equal only for equal changes. Prompts share cached
   // prefixes only if their keys are equal.
@@ -69,6 +76,7 @@ class RoutingControl {
   RoutingChange change_;
   std::map<std::pair<int, BlockKind>, Bias> biases_;
   std::string key_;
+  std::shared_ptr<RowLimit> row_limit_;
 };
 
 }  // namespace moeserve

@@ -142,6 +142,7 @@ OrderedJson UsageJson(const Usage& sums) {
     usage["experts_per_token"] = static_cast<double>(sums.expert_routes) / tokens;
     usage["activated_parameters_per_token"] =
         static_cast<double>(sums.activated_parameters) / tokens;
+    if (sums.macs) usage["macs_per_token"] = *sums.macs / tokens;
   }
   return usage;
 }

@@ -50,7 +50,8 @@ OrderedJson UsageOf(const Usage& sums) {
                        {"cache_creation_input_tokens", 0},
                        {"cache_read_input_tokens", cached},
                        {"output_tokens", sums.completion_tokens}};
-  for (const char* name : {"experts_per_token", "activated_parameters_per_token"}) {
+  for (const char* name :
+       {"experts_per_token", "activated_parameters_per_token", "macs_per_token"}) {
     if (chat.contains(name)) usage[name] = chat[name];
   }
   return usage;

@@ -167,7 +167,7 @@ class Cases {
     const StepOperations all = Operations(spec, work, int64_t{steps} * batch, visible);
     const auto count = static_cast<double>(steps);
     result.operations_per_step = {
-        .matrices = all.matrices / count + 2.0 * batch * static_cast<double>(HeadProducts(spec)),
+        .matrices = all.matrices / count + 2.0 * batch * static_cast<double>(HeadMacs(spec)),
         .attention = all.attention / count};
     result.distinct_experts = DistinctExperts(work, steps);
     return result;

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "engine/spec/spec.h"
+#include "engine/statistics/measures/macs.h"
 #include "engine/step/step_report.h"
 #include "kernels/backend.h"
 #include "kernels/base/kv_cache_type.h"
@@ -37,24 +37,6 @@ class RoutedWork {
   int64_t parameters_ = 0;
   int64_t products_ = 0;
   std::vector<int64_t> heads_ = std::vector<int64_t>(static_cast<size_t>(spec_.num_layers()), 0);
-};
-
-// Returns the number of parameters in the matrices of one expert.
-int64_t ExpertParameters(const ModelSpec& spec, int layer, BlockKind block, int expert);
-
-// Returns the multiply-adds per token with the matrices that every token uses: all matrices except
-// routed experts, embeddings and the LM head.
-int64_t FixedProducts(const ModelSpec& spec);
-// Returns the multiply-adds per token with the LM head.
-int64_t HeadProducts(const ModelSpec& spec);
-
-// The numbers of cached positions that tokens could attend to without a window: each number from
-// `first` to `last` equally often.
-struct VisiblePositions {
-  int64_t first, last;
-
-  // Returns the mean number of positions that a token attends to in a layer with this window.
-  double Mean(std::optional<int> window) const;
 };
 
 // Returns the bytes of keys and values that a token reads in all layers, on average.

@@ -18,14 +18,6 @@
 namespace moeserve::server {
 namespace {
 
-// LoadProfile(), with the whole path in errors, which begin with its last component.
-Result<ExpertProfile> ReadProfile(const std::string& file) {
-  auto profile = LoadProfile(file);
-  if (profile.ok()) return profile;
-  const std::string folder = std::filesystem::path(file).parent_path().string();
-  return Prefixed(folder.empty() ? "" : Printable(folder, PATH_MAX) + "/", profile.status());
-}
-
 // Whether a path names a model: a folder, or a file that exists with an ending of weights.
 bool NamesModel(const std::string& path) {
   std::error_code ignored;
@@ -271,6 +263,7 @@ void AddExpertsCommand(CLI::App& app, Command& selected) {
   AddShow(*command, selected);
   AddMerge(*command, selected);
   AddDiff(*command, selected);
+  AddExpertsCurvesCommand(*command, selected);
   AddExpertsCompareCommand(*command, selected);
 }
 

@@ -34,7 +34,7 @@ absl::Status Compare(CompareArguments options) {
     if (!result.ok()) return Prefixed(Concat(Quoted(folder), ": "), result.status());
     comparison.tokens = static_cast<int64_t>(result->profile.stats.tokens);
     comparison.models.push_back(
-        Summarize(result->profile, result->score.perplexity(), options.threshold));
+        Summarize(result->profile, result->score.perplexity(), result->macs, options.threshold));
   }
   if (options.json) {
     PrintJson(ComparisonJson(comparison));

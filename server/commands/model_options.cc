@@ -12,6 +12,8 @@
 #include "base/error_text.h"
 #include "base/kinds.h"
 #include "engine/model/model.h"
+#include "kernels/base/host_tensor.h"
+#include "kernels/base/routing.h"
 #include "kernels/registry.h"
 #include "server/base/text_values.h"
 #include "server/commands/checked_options.h"
@@ -258,11 +260,28 @@ Result<std::unique_ptr<Model>> LoadDraftModel(const ModelOptionsText& options, i
   return model;
 }
 
+// Returns LoadedWeights::temperatures.
+Result<std::vector<std::optional<double>>> RouterTemperatures(const ModelSpec& spec,
+                                                              WeightSource& weights) {
+  std::vector<std::optional<double>> out;
+  for (const BlockSpec& block : spec.blocks) {
+    if (block.routing() == nullptr) continue;
+    out.emplace_back();
+    const ScoreSpec& score = block.routing()->score;
+    if (score.kind != ScoreKind::kCosine || score.temperature == TemperatureKind::kNone) continue;
+    MOESERVE_ASSIGN_OR_RETURN(const HostTensor stored,
+                              weights.Get(block.name() + ".router.temperature", {1}));
+    const double resolved = ResolvedTemperature(score.temperature, ElementAsF32(stored, 0));
+    out.back() = score.temperature == TemperatureKind::kDivide ? resolved : 1.0 / resolved;
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
-    const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust,
+    const std::function<absl::Status(const LoadedWeights&, EngineOptions&)>& adjust,
     std::optional<ProgressOutput> output, int64_t max_bytes) {
   const ProgressOutput progress = output.value_or(options.progress());
   RunningModel out;
@@ -321,7 +340,11 @@ Result<RunningModel> StartModel(
   }
   MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
                             ResolveKvCacheType(options.kv_cache_dtype, out.types.compute));
-  if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));
+  if (adjust) {
+    MOESERVE_ASSIGN_OR_RETURN(auto temperatures,
+                              RouterTemperatures(model->spec(), *checkpoint.weights));
+    MOESERVE_RETURN_IF_ERROR(adjust({model->spec(), std::move(temperatures)}, adjusted));
+  }
   MOESERVE_ASSIGN_OR_RETURN(
       out.engine, Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,
                                  std::move(checkpoint.eos_token_ids), std::move(draft_model)));

@@ -80,13 +80,20 @@ struct RunningModel {
   ModelOptions types;
 };
 
+// What StartModel() knows of a model before it starts the engine.
+struct LoadedWeights {
+  const ModelSpec& spec;
+  // tau of each routed block, by which its router divides cosines; absent without a learned one.
+  std::vector<std::optional<double>> temperatures;
+};
+
 // Loads a checkpoint and starts an engine. `adjust`, if set, can change the engine's options once
-// the model's spec is loaded. `output` tells where the progress of loading is reported, if not
+// the model's weights are loaded. `output` tells where the progress of loading is reported, if not
 // where options.progress() tells. Every error message is one line. ResourceExhausted if the weights
 // and the KV cache would take more than `max_bytes`.
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
-    const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {},
+    const std::function<absl::Status(const LoadedWeights&, EngineOptions&)>& adjust = {},
     std::optional<ProgressOutput> output = {},
     int64_t max_bytes = std::numeric_limits<int64_t>::max());
 

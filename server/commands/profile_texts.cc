@@ -1,10 +1,18 @@
 #include "server/commands/profile_texts.h"
 
+#include <algorithm>
+#include <climits>
+#include <filesystem>
 #include <memory>
+#include <span>
+#include <sstream>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "base/error_text.h"
 #include "base/steady_clock.h"
 #include "engine/statistics/measures/route_trace.h"
+#include "model_loaders/profiles/profile_file.h"
 #include "server/commands/checked_options.h"
 #include "server/commands/score_dump.h"
 #include "server/reports/live_profile.h"
@@ -27,6 +35,101 @@ void AddProfilingOptions(CLI::App& app, ProfilingOptions& options, bool text_req
                   0, 1 << 20);
 }
 
+namespace {
+
+// Returns whether MacsOf() needs the routes, because routed attention selects a varying number of
+// experts.
+bool VariesKeys(const ModelSpec& spec) {
+  return std::any_of(spec.blocks.begin(), spec.blocks.end(), [](const BlockSpec& block) {
+    return block.kind() == BlockKind::kAttention && block.routing() != nullptr &&
+           block.routing()->select.MinSelected() != block.routing()->select.MaxSelected();
+  });
+}
+
+// Returns the lines of a file without white space at their ends, without empty lines and repeated
+// words.
+Result<std::vector<std::string>> ReadWords(const std::string& file) {
+  std::vector<std::string> words;
+  if (file.empty()) return words;
+  MOESERVE_ASSIGN_OR_RETURN(const std::string text, ReadScoredText(file));
+  std::istringstream lines(text);
+  for (std::string word; std::getline(lines, word);) {
+    absl::StripAsciiWhitespace(&word);
+    if (!word.empty() && std::find(words.begin(), words.end(), word) == words.end()) {
+      words.push_back(word);
+    }
+  }
+  if (words.empty()) return absl::InvalidArgumentError(Concat(file, ": expected a word per line"));
+  return words;
+}
+
+WordStatistics WordsOf(const ProfiledTexts& result, const RouteTrace& trace) {
+  const Score& score = result.score;
+  const auto prefix = static_cast<size_t>(score.prefix);
+  WordTokens tokens;
+  tokens.occurrences.assign(result.words.size(), 0);
+  size_t window = 0, begin = 0;  // the next window, and where it begins in the run
+  for (const size_t count : score.text_windows) {
+    // The text without the special tokens at the start of each window, and where its tokens are.
+    std::vector<TokenId> ids;
+    std::vector<size_t> places;
+    for (const size_t end = window + count; window < end; ++window) {
+      const auto length = static_cast<size_t>(score.windows[window]);
+      for (size_t i = begin + prefix; i < begin + length; ++i) {
+        ids.push_back(score.run[i]);
+        places.push_back(i);
+      }
+      begin += length;
+    }
+    const WordTokens found = FindWords(*result.model.engine->tokenizer(), ids, result.words);
+    tokens.word.resize(begin, kNoWord);
+    for (size_t i = 0; i < places.size(); ++i) tokens.word[places[i]] = found.word[i];
+    for (size_t w = 0; w < found.occurrences.size(); ++w) {
+      tokens.occurrences[w] += found.occurrences[w];
+    }
+  }
+  return SummarizeWords(tokens, trace.layout(), trace.routes());
+}
+
+// What observes the steps of a run. Must outlive the engine's last step.
+struct Observers {
+  std::unique_ptr<RouteTrace> trace;
+  ScoreDump* dump = nullptr;  // `trace`, if that is a dump
+  std::unique_ptr<InitialBalanceObserver> balance;
+  StepObservers all;
+
+  absl::Status Create(const ProfilingOptions& options, const ModelSpec& spec,
+                      const std::vector<std::optional<double>>& temperatures) {
+    if (!options.dump_folder.empty()) {
+      MOESERVE_ASSIGN_OR_RETURN(auto created,
+                                ScoreDump::Create(options.dump_folder, spec, options.dump_hidden));
+      dump = created.get();
+      trace = std::move(created);
+    } else if (options.routes || !options.words_file.empty() || options.capacity ||
+               VariesKeys(spec)) {
+      trace = std::make_unique<RouteTrace>(RouteLayout(spec));
+    }
+    if (trace != nullptr) all.Add(*trace);
+    const bool learned = std::any_of(temperatures.begin(), temperatures.end(),
+                                     [](const auto& t) { return t.has_value(); });
+    if (learned) {
+      balance =
+          std::make_unique<InitialBalanceObserver>(spec, temperatures, options.initial_temperature);
+      all.Add(*balance);
+    }
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+
+Result<ExpertProfile> ReadProfile(const std::string& file) {
+  auto profile = LoadProfile(file);
+  if (profile.ok()) return profile;
+  const std::string folder = std::filesystem::path(file).parent_path().string();
+  return Prefixed(folder.empty() ? "" : Printable(folder, PATH_MAX) + "/", profile.status());
+}
+
 Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const ProfilingOptions& options) {
   std::vector<std::string> texts;
   for (const std::string& file : options.text_files) {
@@ -44,33 +147,65 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
   engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
   engine.recorder.frequent_tokens = false;  // a profile has counts of all tokens or none
 
-  std::unique_ptr<RouteTrace> trace;  // must outlive the engine's last step
-  ScoreDump* dump = nullptr;
-  const auto observe = [&](const ModelSpec& spec, EngineOptions& adjusted) -> absl::Status {
-    if (!options.dump_folder.empty()) {
-      MOESERVE_ASSIGN_OR_RETURN(auto created,
-                                ScoreDump::Create(options.dump_folder, spec, options.dump_hidden));
-      dump = created.get();
-      trace = std::move(created);
-    } else if (options.routes) {
-      trace = std::make_unique<RouteTrace>(RouteLayout(spec));
+  std::shared_ptr<RowLimit> limit;
+  if (options.capacity) {
+    if (model.device != "cpu") {
+      return absl::InvalidArgumentError("--capacity: expected --device cpu, found " + model.device);
     }
-    adjusted.recorder.observer = trace.get();
+    engine.routing_control.enabled = true;
+  }
+
+  Observers observers;
+  const auto observe = [&](const LoadedWeights& loaded, EngineOptions& adjusted) -> absl::Status {
+    if (options.capacity) {
+      limit = std::make_shared<RowLimit>(*options.capacity, loaded.spec);
+      // A step computes a whole window, because the limit follows from its rows.
+      const int context = loaded.spec.max_position_embeddings;
+      adjusted.max_step_tokens =
+          std::max(adjusted.max_step_tokens,
+                   options.window > 0 ? std::min(options.window, context) : context);
+    }
+    MOESERVE_RETURN_IF_ERROR(observers.Create(options, loaded.spec, loaded.temperatures));
+    if (!observers.all.empty()) adjusted.recorder.observer = &observers.all;
     return absl::OkStatus();
   };
   ProfiledTexts out;
+  MOESERVE_ASSIGN_OR_RETURN(out.words, ReadWords(options.words_file));
   MOESERVE_ASSIGN_OR_RETURN(out.model, StartModel(model, engine, observe));
-  MOESERVE_ASSIGN_OR_RETURN(out.score, ScoreTexts(texts,
-                                                  {.window = options.window,
-                                                   .in_order = trace != nullptr,
-                                                   .progress = model.progress()},
-                                                  out.model.engine));
-  out.profile = LiveProfile(*out.model.engine, out.model.directory_name);
-  // The engine runs no step after Drain(), so `trace`, which its steps write to, may be destroyed.
-  out.model.engine->Drain(SteadyNow());
-  if (dump != nullptr) {
-    MOESERVE_RETURN_IF_ERROR(dump->Finish(out.model.directory_name, out.score.run));
+  ScoringOptions scoring{.window = options.window,
+                         .in_order = observers.trace != nullptr || limit != nullptr,
+                         .progress = model.progress()};
+  if (limit != nullptr) {
+    scoring.routing_control =
+        std::make_shared<const RoutingControl>(RoutingControl::Limited(limit));
   }
+  MOESERVE_ASSIGN_OR_RETURN(out.score, ScoreTexts(texts, scoring, out.model.engine));
+  if (limit != nullptr && out.model.engine->ExpertSnapshot().steps != out.score.windows.size()) {
+    return absl::InvalidArgumentError(
+        Concat("--capacity: a step computes at most ", out.model.engine->options().max_step_tokens,
+               " tokens here, so that windows of --window ", out.score.window, " are too long"));
+  }
+  out.profile = LiveProfile(*out.model.engine, out.model.directory_name);
+  // The engine runs no step after Drain(), so `observers`, which its steps write to, may be
+  // destroyed.
+  out.model.engine->Drain(SteadyNow());
+  if (observers.dump != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(observers.dump->Finish(out.model.directory_name, out.score.run));
+  }
+  const RouteTrace* trace = observers.trace.get();
+  out.macs = MacsOf(out.model.engine->spec(), out.profile.stats, out.score.windows,
+                    trace != nullptr ? std::span<const BlockRoutes>(trace->routes())
+                                     : std::span<const BlockRoutes>());
+  if (limit != nullptr) {
+    for (const RoutedBlock& block : out.model.engine->route_layout().blocks) {
+      out.dropped.push_back(limit->dropped()[static_cast<size_t>(block.slot)]);
+    }
+  }
+  for (size_t i = 0; i < out.profile.stats.blocks.size(); ++i) {
+    out.initial_balance.push_back(observers.balance != nullptr ? observers.balance->Of(i)
+                                                               : std::nullopt);
+  }
+  if (!out.words.empty()) out.word_experts = WordsOf(out, *trace);
   if (options.routes) out.profile.routes = RouteSequence{out.score.run, trace->routes()};
   return out;
 }

@@ -1,13 +1,22 @@
+#include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "base/error_text.h"
+#include "model_loaders/inspect.h"
 #include "model_loaders/profiles/profile_file.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
+#include "server/reports/page/report_page.h"
 #include "server/reports/statistics_report.h"
+#include "server/reports/word_report.h"
 
 namespace moeserve::server {
 namespace {
@@ -19,12 +28,100 @@ struct ScoreArguments {
   std::string profile_file;
   bool profile_hidden = false;
   bool profile_routes = true;
+  std::string capacity;
+  std::string page_file;
   bool json = false;
 };
 
-void PrintScore(const ScoreArguments& options, const ProfiledTexts& result) {
+// The effect of --capacity: what was dropped, and the score without it.
+struct CapacityEffect {
+  std::string rule;
+  Score without;
+};
+
+OrderedJson ScoreJson(const Score& score) {
+  return {{"nll_per_token", score.nll_per_token()},
+          {"perplexity", score.perplexity()},
+          {"bits_per_byte", score.bits_per_byte()}};
+}
+
+double Share(uint64_t part, uint64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+}
+
+DroppedRows Sum(const std::vector<DroppedRows>& blocks) {
+  DroppedRows sum;
+  for (const DroppedRows& b : blocks) {
+    sum.choices += b.choices;
+    sum.dropped += b.dropped;
+    sum.rows += b.rows;
+    sum.rows_without += b.rows_without;
+  }
+  return sum;
+}
+
+OrderedJson CapacityJson(const CapacityEffect& effect, const ProfiledTexts& result) {
+  const DroppedRows sum = Sum(result.dropped);
+  OrderedJson out = {{"rule", effect.rule},
+                     {"without", ScoreJson(effect.without)},
+                     {"dropped_share", Share(sum.dropped, sum.choices)},
+                     {"rows_without_expert_share", Share(sum.rows_without, sum.rows)},
+                     {"layers", OrderedJson::array()}};
+  for (size_t i = 0; i < result.dropped.size(); ++i) {
+    const DroppedRows& d = result.dropped[i];
+    const BlockExpertStats& block = result.profile.stats.blocks[i];
+    out["layers"].push_back({{"layer", block.layer},
+                             {"block", Name(block.block)},
+                             {"limit", {{"min", d.least_limit}, {"max", d.most_limit}}},
+                             {"choices", d.choices},
+                             {"dropped", d.dropped},
+                             {"dropped_by_expert", d.by_expert},
+                             {"rows", d.rows},
+                             {"rows_without_expert", d.rows_without}});
+  }
+  return out;
+}
+
+void PrintCapacity(const CapacityEffect& effect, const ProfiledTexts& result) {
+  const DroppedRows sum = Sum(result.dropped);
+  std::printf(
+      "capacity %s: %.2f %% of the choices dropped, %.2f %% of the rows left without an expert; "
+      "without it perplexity %.4f (%+.4f)\n",
+      effect.rule.c_str(), 100.0 * Share(sum.dropped, sum.choices),
+      100.0 * Share(sum.rows_without, sum.rows), effect.without.perplexity(),
+      result.score.perplexity() - effect.without.perplexity());
+}
+
+// Returns ProfileJson() with what a profile does not hold.
+OrderedJson ExpertsJson(const ScoreArguments& options, const ProfiledTexts& result) {
+  OrderedJson out = ProfileJson(result.profile, result.model.engine->tokenizer(), options.report);
+  for (size_t i = 0; i < result.initial_balance.size(); ++i) {
+    const std::optional<InitialBalance>& balance = result.initial_balance[i];
+    out["layers"][i]["router"]["initial_balance"] = balance
+                                                        ? OrderedJson{{"tau_0", balance->initial},
+                                                                      {"tau", balance->temperature},
+                                                                      {"loss", balance->loss}}
+                                                        : OrderedJson(nullptr);
+  }
+  return out;
+}
+
+void PrintInitialBalance(const ProfiledTexts& result) {
+  for (size_t i = 0; i < result.initial_balance.size(); ++i) {
+    const std::optional<InitialBalance>& balance = result.initial_balance[i];
+    if (!balance) continue;
+    const BlockExpertStats& block = result.profile.stats.blocks[i];
+    std::printf("layer %d %s: balance %.4f with tau_0 %g (X-MoE, eq. 9), learned tau %.4f\n",
+                block.layer, Name(block.block), balance->loss, balance->initial,
+                balance->temperature);
+  }
+}
+
+void PrintScore(const ScoreArguments& options, const ProfiledTexts& result,
+                const std::optional<CapacityEffect>& capacity) {
   const Score& score = result.score;
   const Tokenizer* tokenizer = result.model.engine->tokenizer();
+  const RouteLayout& layout = result.model.engine->route_layout();
   if (options.json) {
     OrderedJson out;
     out["model"] = result.model.directory_name;
@@ -34,24 +131,84 @@ void PrintScore(const ScoreArguments& options, const ProfiledTexts& result) {
     out["nll_per_token"] = score.nll_per_token();
     out["perplexity"] = score.perplexity();
     out["bits_per_byte"] = score.bits_per_byte();
-    out["experts"] = ProfileJson(result.profile, tokenizer, options.report);
+    out["macs_per_token"] = MacsJson(result.macs);
+    if (capacity) out["capacity"] = CapacityJson(*capacity, result);
+    if (result.word_experts) {
+      out["word_experts"] = WordsJson(result.words, *result.word_experts, layout);
+    }
+    out["experts"] = ExpertsJson(options, result);
     PrintJson(out);
     return;
   }
   std::printf(
       "tokens %lld, scored %lld in windows of %d, nll/token %.6f, perplexity %.4f, bits/byte "
-      "%.4f\n\n",
+      "%.4f\n",
       static_cast<long long>(score.tokens), static_cast<long long>(score.scored), score.window,
       score.nll_per_token(), score.perplexity(), score.bits_per_byte());
+  const MeasuredMacs& macs = result.macs;
+  std::printf("MACs per token: %.0f with matrices, %s with keys and values\n", macs.matrices,
+              macs.attention ? Concat(std::llround(*macs.attention)).c_str() : "unknown");
+  if (capacity) PrintCapacity(*capacity, result);
+  PrintInitialBalance(result);
+  std::printf("\n");
   std::fputs(ProfileTable(result.profile, tokenizer, options.report).c_str(), stdout);
+  if (result.word_experts) {
+    std::fputs(WordsTable(result.words, *result.word_experts, layout).c_str(), stdout);
+  }
+}
+
+// Writes the page of --report.
+absl::Status WritePage(const ScoreArguments& options, const ProfiledTexts& result,
+                       const std::optional<CapacityEffect>& capacity) {
+  ReportPage page{.profile = result.profile,
+                  .tokenizer = *result.model.engine->tokenizer(),
+                  .options = options.report,
+                  .tokens = result.score.tokens,
+                  .window = result.score.window,
+                  .perplexity = result.score.perplexity(),
+                  .bits_per_byte = result.score.bits_per_byte(),
+                  .parameters = Summarize(result.model.engine->spec()).parameters,
+                  .macs = result.macs,
+                  .initial_balance = result.initial_balance,
+                  .words = result.words,
+                  .word_experts = result.word_experts,
+                  .dropped = result.dropped};
+  for (const std::string& file : options.profiling.text_files) {
+    page.texts.push_back(std::filesystem::path(file).filename().string());
+  }
+  if (capacity) {
+    page.capacity = capacity->rule;
+    page.perplexity_without = capacity->without.perplexity();
+  }
+  return WriteWholeFile(options.page_file, ReportHtml(page));
+}
+
+// Scores the texts once more without the capacity, and without anything else that is reported.
+Result<Score> ScoreWithoutCapacity(ScoreArguments options) {
+  options.profiling.capacity.reset();
+  options.profiling.dump_folder.clear();
+  options.profiling.words_file.clear();
+  options.profiling.hidden_samples = 0;
+  options.profiling.token_stats_mib = 0;
+  options.profiling.routes = false;
+  MOESERVE_ASSIGN_OR_RETURN(ProfiledTexts result, ProfileTexts(options.model, options.profiling));
+  return std::move(result.score);
 }
 
 absl::Status ScoreFiles(ScoreArguments options) {
   const bool save = !options.profile_file.empty();
-  options.profiling.routes = save && options.profile_routes;
+  options.profiling.routes = (save && options.profile_routes) || !options.page_file.empty();
+  std::optional<CapacityEffect> capacity;
+  if (!options.capacity.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(options.profiling.capacity, CapacityRule::Parse(options.capacity));
+    MOESERVE_ASSIGN_OR_RETURN(Score without, ScoreWithoutCapacity(options));
+    capacity = {options.profiling.capacity->Text(), std::move(without)};
+  }
   MOESERVE_ASSIGN_OR_RETURN(ProfiledTexts result, ProfileTexts(options.model, options.profiling));
-  PrintScore(options, result);
+  if (!options.page_file.empty()) MOESERVE_RETURN_IF_ERROR(WritePage(options, result, capacity));
+  PrintScore(options, result, capacity);
   if (!save) return absl::OkStatus();
+  if (!options.profile_routes) result.profile.routes.reset();
   if (!options.profile_hidden) result.profile.hidden.clear();
   return SaveProfile(options.profile_file, result.profile);
 }
@@ -74,6 +231,18 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
                     "With --profile: include the sampled router inputs");
   command->add_flag("!--no-profile-routes", options->profile_routes,
                     "With --profile: leave out the routes of every row");
+  command->add_option("--words", options->profiling.words_file,
+                      "File with one word per line: report which experts compute these words, and "
+                      "the diversity of their tokens");
+  command
+      ->add_option("--tau-0", options->profiling.initial_temperature,
+                   "Temperature of X-MoE's balance loss; 0.3, or 0.07 for sigmoid gates, if absent")
+      ->check(CLI::Range(1e-6, 1e6));
+  command->add_option("--capacity", options->capacity,
+                      "Drop rows over the capacity of an expert as training code does "
+                      "(switch:ROWS, fraction:F or gshard) and report the effect");
+  command->add_option("--report", options->page_file,
+                      "HTML file to write, with the papers' figures for this model and text");
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &selected] {
     selected = [options] { return StatusToExit(ScoreFiles(*options)); };

@@ -69,15 +69,21 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
 
   Score score;
   score.window = window;
+  score.prefix = static_cast<int>(prefix.size());
   std::vector<Request> requests;
   for (const std::string& text : texts) {
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer->Encode(text, false));
     score.tokens += static_cast<int64_t>(ids.size());
     score.bytes += text.size();
+    const size_t first = requests.size();
     AddWindows(ids, prefix, static_cast<size_t>(window) - prefix.size(), requests);
-  }
-  for (const Request& r : requests) {
-    score.run.insert(score.run.end(), r.prompt.begin(), r.prompt.end());
+    for (size_t i = first; i < requests.size(); ++i) {
+      requests[i].routing_control = options.routing_control;
+      const std::vector<TokenId>& prompt = requests[i].prompt;
+      score.run.insert(score.run.end(), prompt.begin(), prompt.end());
+      score.windows.push_back(static_cast<int>(prompt.size()));
+    }
+    score.text_windows.push_back(requests.size() - first);
   }
 
   bool nan = false;

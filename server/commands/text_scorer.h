@@ -22,6 +22,9 @@ struct Score {
   int window = 0;  // tokens of a window, special tokens included
   // All token ids that the model computed, in order: the windows, each with its special tokens.
   std::vector<TokenId> run;
+  int prefix = 0;                    // special tokens at the start of each window
+  std::vector<int> windows;          // tokens of each window, special tokens included
+  std::vector<size_t> text_windows;  // number of windows of each text
 
   double nll_per_token() const { return -sum_logprob / static_cast<double>(scored); }
   double perplexity() const;
@@ -32,6 +35,8 @@ struct ScoringOptions {
   int window = 0;  // tokens per window; 0 selects the context length
   // Whether only one window runs at a time, so that rows reach the model in the order of the texts.
   bool in_order = false;
+  // Overrides the routing of all windows; may be null.
+  std::shared_ptr<const RoutingControl> routing_control = nullptr;
   ProgressOutput progress = ProgressOutput::kNone;
 };
 

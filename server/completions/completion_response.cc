@@ -6,6 +6,7 @@
 
 #include "server/base/utf8.h"
 #include "server/generation/token_text.h"
+#include "server/reports/word_report.h"
 
 namespace moeserve::server {
 namespace {
@@ -103,6 +104,9 @@ absl::Status CompletionWriter::Add(int index, const PreparedPrompt& prompt, Outp
       MOESERVE_RETURN_IF_ERROR(choice.logprobs.Add(logprob));
     }
   }
+  if (!options_.routing.words.empty()) {
+    choice.ids.insert(choice.ids.end(), delta.tokens.begin(), delta.tokens.end());
+  }
   choice.part.Add(std::move(delta), options_.return_token_ids);
   return absl::OkStatus();
 }
@@ -110,6 +114,7 @@ absl::Status CompletionWriter::Add(int index, const PreparedPrompt& prompt, Outp
 absl::Status CompletionWriter::AddPrompt(Choice& choice, const PreparedPrompt& prompt,
                                          const OutputDelta& delta) {
   if (options_.return_token_ids) choice.part.prompt_token_ids = prompt.ids;
+  if (!options_.routing.words.empty()) choice.ids = prompt.ids;
   const bool echo_logprobs = options_.echo && options_.logprobs;
   if (echo_logprobs || options_.prompt_logprobs) {
     MOESERVE_RETURN_IF_ERROR(CheckPromptLogprobs(prompt, delta));
@@ -179,6 +184,16 @@ OrderedJson CompletionWriter::TakeWhole() {
     if (options_.logprobs) choice.part.logprobs = choice.logprobs.Take();
     choice.part.index = static_cast<int>(list.size());
     list.push_back(ChoiceJson(choice.part, options_.routing));
+    const RoutingParams& routing = options_.routing;
+    if (routing.words.empty() || !choice.part.HasRoutes() || tokenizer_ == nullptr) continue;
+    const RoutingRecord& record = *choice.part.routing;
+    // The last token of the output was not computed.
+    choice.ids.resize(static_cast<size_t>(record.tokens));
+    list.back()["word_experts"] =
+        WordsJson(routing.words,
+                  SummarizeWords(FindWords(*tokenizer_, choice.ids, routing.words), *routing.layout,
+                                 RoutesOf(record, *routing.layout)),
+                  *routing.layout);
   }
   return EnvelopeJson(identity_, kObject, std::move(list));
 }

@@ -66,6 +66,8 @@ class CompletionWriter final : public ChunkWriter {
     // how many tokens these are.
     double logprob_sum = 0.0;
     int tokens = 0;
+    std::vector<TokenId>
+        ids;  // of the prompt and the output, if RoutingParams::words asks for them
   };
 
   // Returns the indices of the choices of a unary response: for each prompt the best samples,

@@ -116,6 +116,7 @@ constexpr Field kFields[] = {
     {"return_token_strs", kTokenize, kNone, kNone, Harmless::kFalse},
     {"return_routing", kCompletion | kChat, kNone, kNone, Harmless::kFalse},
     {"return_routed_experts", kCompletion | kChat, kNone, kNone, Harmless::kFalse},
+    {"return_word_experts", kCompletion},
     // How it is served
     {"routing_control", kGenerate, kTokensOnly},
     {"priority", kGenerate, kTokensOnly},

@@ -19,6 +19,7 @@ namespace moeserve::server {
 namespace {
 
 constexpr char kControl[] = "routing_control";
+constexpr char kWords[] = "return_word_experts";
 
 absl::Status CheckKnownKeys(const Json& object, std::initializer_list<std::string_view> known) {
   for (const auto& [name, value] : object.items()) {
@@ -128,6 +129,20 @@ Result<RoutingChange> ParseChange(const Json& field) {
   return change;
 }
 
+// Reads the list of `return_word_experts`.
+Result<std::vector<std::string>> ParseWords(const Json& field) {
+  std::vector<std::string> words;
+  bool valid = field.is_array() && !field.empty() && field.size() <= kMaxListedWords;
+  for (size_t i = 0; valid && i < field.size(); ++i) {
+    valid = field[i].is_string() && !field[i].get_ref<const std::string&>().empty() &&
+            field[i].get_ref<const std::string&>().size() <= kMaxWordBytes;
+    if (valid) words.push_back(field[i].get<std::string>());
+  }
+  if (valid) return words;
+  return InvalidValue(kWords, Concat("'", kWords, "' must be a list of 1 to ", kMaxListedWords,
+                                     " words of up to ", kMaxWordBytes, " bytes"));
+}
+
 // Returns an error unless routes fit into the table [token, layer, k]: every layer must have at
 // most one routed block, and all blocks the same k.
 absl::Status CheckTable(const RoutingRules& rules) {
@@ -170,6 +185,11 @@ absl::Status ParseRoutingFields(const Json& body, const RoutingRules& rules, boo
   if (out.record) MOESERVE_RETURN_IF_ERROR(CheckRecords(rules, "return_routing"));
   MOESERVE_ASSIGN_OR_RETURN(const auto table, BoolField(body, "return_routed_experts"));
   out.table = table.value_or(false);
+  if (const Json* words = FindField(body, kWords); words != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(CheckRecords(rules, kWords));
+    if (stream) return InvalidValue(kWords, Concat("'", kWords, "' cannot be streamed"));
+    MOESERVE_ASSIGN_OR_RETURN(out.words, ParseWords(*words));
+  }
   const Json* control = FindField(body, kControl);
   if (out.table) {
     MOESERVE_RETURN_IF_ERROR(CheckRecords(rules, "return_routed_experts"));

@@ -12,8 +12,8 @@
 
 namespace moeserve::server {
 
-// Reads `return_routing`, `return_routed_experts` and `routing_control`. An error names the field.
-// PermissionDenied if the server's options do not allow the field.
+// Reads `return_routing`, `return_routed_experts`, `return_word_experts` and `routing_control`. An
+// error names the field. PermissionDenied if the server's options do not allow the field.
 absl::Status ParseRoutingFields(const Json& body, const RoutingRules& rules, bool stream,
                                 RoutingParams& out);
 

@@ -207,6 +207,7 @@ Generation::Generation(std::shared_ptr<Engine> engine, GenerationOptions options
       channel_(std::make_shared<EventChannel>(options.max_unread_bytes, std::move(options.memory),
                                               std::move(options.wake))),
       live_(std::move(options.live)),
+      macs_(std::move(options.macs)),
       charge_(std::move(options.charge)),
       admission_(std::move(options.admission)),
       keeps_partial_(options.keeps_partial) {
@@ -262,6 +263,9 @@ std::vector<ChoiceEvent> Generation::Take() {
       event.error = absl::OkStatus();
       event.delta.finished = event.delta.timed_out = true;
       event.delta.finish_reason = FinishReason::kLength;
+    }
+    if (event.delta.finished && macs_ != nullptr) {
+      event.delta.usage.macs = macs_->Of(event.delta.usage);
     }
     if ((event.delta.finished || !event.error.ok()) && !ended_[event.choice]) {
       ended_[event.choice] = true;

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "engine/engine.h"
 #include "engine/request.h"
+#include "engine/statistics/measures/macs.h"
 #include "server/base/memory_budget.h"
 #include "server/generation/live_generations.h"
 #include "server/keys/admission.h"
@@ -80,8 +81,9 @@ struct GenerationOptions {
   std::function<void()> wake = [] {};
   // May be null. Shared, because the engine can outlive the object that owns the Generation.
   std::shared_ptr<RequestMetrics> metrics;
-  std::shared_ptr<Admission> admission;   // by the request's key; null without keys
-  std::shared_ptr<RequestRecord> record;  // learns what the request does; may be null
+  std::shared_ptr<Admission> admission;     // by the request's key; null without keys
+  std::shared_ptr<RequestRecord> record;    // learns what the request does; may be null
+  std::shared_ptr<const RequestMacs> macs;  // fills Usage::macs; may be null
 };
 
 // Runs all choices of one response to their ends. Must be used by one thread at a time.
@@ -117,6 +119,7 @@ class Generation {
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<EventChannel> channel_;
   const std::shared_ptr<LiveGenerations> live_;
+  const std::shared_ptr<const RequestMacs> macs_;  // may be null
   const MemoryCharge charge_;
   const std::shared_ptr<Admission> admission_;     // may be null
   std::vector<std::shared_ptr<TokenSink>> sinks_;  // per choice

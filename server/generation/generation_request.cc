@@ -86,7 +86,9 @@ absl::Status CheckRecordSize(const GenerationParams& params,
   }
   tokens *= params.n;
   if (per_token == 0 || tokens <= max_routes / per_token) return absl::OkStatus();
-  const char* const field = routing.record ? "return_routing" : "return_routed_experts";
+  const char* const field = routing.record  ? "return_routing"
+                            : routing.table ? "return_routed_experts"
+                                            : "return_word_experts";
   return InvalidValue(
       field, Concat("'", field, "': ", tokens, " tokens of all choices",
                     params.stream ? "' prompts" : "", " are too many for one answer: at most ",

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/routes/route_layout.h"
@@ -12,6 +14,10 @@
 #include "engine/spec/spec.h"
 
 namespace moeserve::server {
+
+// Limits on the number of words in `return_word_experts` and on their bytes.
+inline constexpr size_t kMaxListedWords = 1000;
+inline constexpr size_t kMaxWordBytes = 128;
 
 // Limit on the number of experts that one RoutingChange may name.
 inline constexpr size_t kMaxChangedExperts = 65536;
@@ -27,13 +33,14 @@ struct RoutingRules {
 };
 
 struct RoutingParams {
-  bool record = false;  // `return_routing`
-  bool table = false;   // `return_routed_experts`: return a table of expert ids
+  bool record = false;             // `return_routing`
+  bool table = false;              // `return_routed_experts`: return a table of expert ids
+  std::vector<std::string> words;  // `return_word_experts`: return the experts of these words
   std::shared_ptr<const RoutingControl> control;  // routing override; null if there is none
   const RouteLayout* layout = nullptr;
   int num_layers = 0;
 
-  bool any_record() const { return record || table; }
+  bool any_record() const { return record || table || !words.empty(); }
 };
 
 // Returns PermissionDenied, naming `field`, if the key or the server's options do not allow routing

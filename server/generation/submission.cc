@@ -79,6 +79,7 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
   options.wake = std::move(wake);
   options.metrics = context_.metrics;
   options.live = context_.live;
+  options.macs = context_.macs;
   int64_t prompt_tokens = 0;
   int64_t max_generated = 0;
   for (const PreparedPrompt& prompt : prompts_) {

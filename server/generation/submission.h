@@ -25,9 +25,10 @@ struct SubmissionContext {
   std::shared_ptr<RequestMetrics> metrics;  // may be null
   std::shared_ptr<MemoryBudget> memory;     // null: no limit
   RequestLimits limits;
-  std::shared_ptr<LiveGenerations> live;  // may be null
-  std::shared_ptr<const ApiKey> key;      // whose request it is; null on a server without keys
-  std::shared_ptr<RequestRecord> record;  // learns what the request does; may be null
+  std::shared_ptr<LiveGenerations> live;    // may be null
+  std::shared_ptr<const RequestMacs> macs;  // may be null
+  std::shared_ptr<const ApiKey> key;        // whose request it is; null on a server without keys
+  std::shared_ptr<RequestRecord> record;    // learns what the request does; may be null
 };
 
 // One request. Call SetPrompts() and, if NeedsCompiling(), CompileConstraint(), in either order,

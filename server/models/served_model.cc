@@ -57,6 +57,7 @@ ServedModel::ServedModel(std::string name, int64_t version, LoadedModel loaded,
       loaded_(std::move(loaded)),
       memory_bytes_(MemoryOf(*loaded_.engine)),
       constraint_compiler_(MakeConstraintCompiler(*loaded_.engine, constraint_cache_bytes)),
+      macs_(std::make_shared<RequestMacs>(loaded_.engine->spec())),
       expert_metrics_(metrics.mode == MoeMetricsMode::kOff
                           ? nullptr
                           : std::make_unique<ExpertMetrics>(metrics, loaded_.engine->spec())) {}

@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
+#include "engine/statistics/measures/macs.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "server/chat/chat_format.h"
 #include "server/generation/constraint_compiler.h"
@@ -72,6 +73,7 @@ class ServedModel {
     return constraint_compiler_;
   }
   const std::shared_ptr<LiveGenerations>& live() const { return live_; }
+  const std::shared_ptr<const RequestMacs>& macs() const { return macs_; }
   const ExpertHistory& expert_history() const { return expert_history_; }
 
   // Returns OK if the engine runs, or Unavailable with code "engine_dead" or "engine_stuck".
@@ -110,6 +112,7 @@ class ServedModel {
   const LoadedModel loaded_;
   const int64_t memory_bytes_;
   const std::shared_ptr<ConstraintCompiler> constraint_compiler_;
+  const std::shared_ptr<const RequestMacs> macs_;
   const std::unique_ptr<ExpertMetrics> expert_metrics_;  // null if they are off
   const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();
   ExpertHistory expert_history_;

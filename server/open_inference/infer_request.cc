@@ -43,7 +43,7 @@ class Fields {
       return InvalidValue(name, Concat("'", Printable(name, 64), "' cannot be given in this way"));
     }
     if (IsOneOf(name, {"logprobs", "prompt_logprobs", "return_token_ids", "return_routing",
-                       "return_routed_experts"})) {
+                       "return_routed_experts", "return_word_experts"})) {
       return InvalidValue(
           name, Concat("'", name, "': there is no output tensor for it; use POST /v1/completions"));
     }

@@ -8,13 +8,15 @@
 #include "engine/statistics/measures/activated.h"
 #include "engine/statistics/measures/load_balance.h"
 #include "engine/statistics/measures/router_losses.h"
+#include "server/reports/statistics_report.h"
 
 namespace moeserve::server {
 namespace {
 
-constexpr const char* kColumns[] = {"model",     "parameters", "perplexity", "active experts",
-                                    "diversity", "compute",    "unique",     "expert share",
-                                    "balance",   "L_a",        "entropy"};
+constexpr const char* kColumns[] = {"model",          "parameters",     "perplexity", "MACs",
+                                    "attention MACs", "active experts", "diversity",  "compute",
+                                    "unique",         "expert share",   "balance",    "L_a",
+                                    "entropy"};
 
 std::string Number(const char* format, double value) {
   char text[64];
@@ -28,6 +30,8 @@ std::vector<std::string> Row(const ComparedModel& m) {
   return {m.model,
           std::to_string(m.parameters),
           Number("%.2f", m.perplexity),
+          Number("%.0f", m.macs.matrices),
+          m.macs.attention ? Number("%.0f", *m.macs.attention) : "-",
           routed(Number("%.2f %%", 100.0 * m.activation_ratio)),
           routed(Number("%.3f", m.diversity)),
           Number("%.0f", m.compute),
@@ -73,11 +77,13 @@ std::string Plain(const std::vector<std::vector<std::string>>& rows) {
 
 }  // namespace
 
-ComparedModel Summarize(const ExpertProfile& profile, double perplexity, double threshold) {
+ComparedModel Summarize(const ExpertProfile& profile, double perplexity, const MeasuredMacs& macs,
+                        double threshold) {
   const ExpertStats& stats = profile.stats;
   ComparedModel out;
   out.model = profile.model;
   out.perplexity = perplexity;
+  out.macs = macs;
   out.activation_ratio = ActivationRatio(stats, threshold);
   out.diversity = MeanDiversity(stats);
   const ActivatedParameters activated = ActivatedOf(stats);
@@ -113,6 +119,7 @@ OrderedJson ComparisonJson(const Comparison& comparison) {
                              {"activated_compute", m.compute},
                              {"activated_unique", m.unique},
                              {"activated_expert_share", m.expert_share},
+                             {"macs_per_token", MacsJson(m.macs)},
                              {"load_balance", m.balance},
                              {"normalized_balance_loss", m.balance_loss},
                              {"router_entropy_ratio", m.entropy}});
@@ -124,9 +131,11 @@ std::string ComparisonTable(const Comparison& comparison, bool markdown) {
   std::vector<std::vector<std::string>> rows = {{std::begin(kColumns), std::end(kColumns)}};
   for (const ComparedModel& m : comparison.models) rows.push_back(Row(m));
   return (markdown ? Markdown(rows) : Plain(rows)) +
-         "\nActive experts: share chosen by more than " + Number("%g", comparison.threshold) +
-         " of the tokens. "
-         "Diversity: distinct experts of a token in a\n"
+         "\nMACs: of a token with all matrices but the LM head; attention MACs: with keys and "
+         "values "
+         "(MoA, eq. 18).\nActive experts: share chosen by more than " +
+         Number("%g", comparison.threshold) +
+         " of the tokens. Diversity: distinct experts of a token in a\n"
          "block. Compute and unique: parameters that a token activated, counting an expert for "
          "every row or\nonce; parameters without embeddings and head. Expert share: compute over "
          "the block's expert\nparameters. Balance: mean over largest load. L_a: MoA, eq. 13, 1 is "

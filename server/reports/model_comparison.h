@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/statistics/expert_profile.h"
+#include "engine/statistics/measures/macs.h"
 #include "server/base/json.h"
 
 namespace moeserve::server {
@@ -24,12 +25,14 @@ struct ComparedModel {
   // Mean over blocks of the expert parameters that a token activates (counted as in `compute`),
   // divided by all expert parameters of the block.
   double expert_share = 0.0;
+  MeasuredMacs macs;          // per token
   double balance = 0.0;       // mean over blocks of mean / max selections per expert
   double balance_loss = 0.0;  // mean over blocks of MoA's L_a; 1 for even load
   double entropy = 0.0;       // mean over blocks of router entropy / ln E, for E experts
 };
 
-ComparedModel Summarize(const ExpertProfile& profile, double perplexity, double threshold);
+ComparedModel Summarize(const ExpertProfile& profile, double perplexity, const MeasuredMacs& macs,
+                        double threshold);
 
 struct Comparison {
   double threshold = 0.0;

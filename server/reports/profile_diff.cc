@@ -15,17 +15,6 @@ OrderedJson NumberOrNull(double v) {
   return std::isfinite(v) ? OrderedJson(v) : OrderedJson(nullptr);
 }
 
-std::string ReasonAgainstFluctuation(const ExpertProfile& a, const ExpertProfile& b) {
-  if (!a.routes || !b.routes) return "not both profiles hold the routes of every row";
-  if (a.routes->tokens != b.routes->tokens) return "the profiles are of different token sequences";
-  for (size_t i = 0; i < a.routes->blocks.size(); ++i) {
-    if (a.routes->blocks[i].rows() != b.routes->blocks[i].rows()) {
-      return "the models split tokens differently";
-    }
-  }
-  return "";
-}
-
 // Returns the mean of `value` over the blocks where it is finite.
 template <typename F>
 double MeanOf(const std::vector<BlockDiff>& blocks, const F& value) {
@@ -52,6 +41,17 @@ std::string Shown(double v) {
 }
 
 }  // namespace
+
+std::string ReasonAgainstFluctuation(const ExpertProfile& a, const ExpertProfile& b) {
+  if (!a.routes || !b.routes) return "not both profiles hold the routes of every row";
+  if (a.routes->tokens != b.routes->tokens) return "the profiles are of different token sequences";
+  for (size_t i = 0; i < a.routes->blocks.size(); ++i) {
+    if (a.routes->blocks[i].rows() != b.routes->blocks[i].rows()) {
+      return "the models split tokens differently";
+    }
+  }
+  return "";
+}
 
 Result<ProfileDiff> Diff(const ExpertProfile& a, const ExpertProfile& b) {
   MOESERVE_RETURN_IF_ERROR(CheckComparable(a, b));

@@ -31,6 +31,10 @@ struct ProfileDiff {
   std::string no_fluctuation;  // why there is no fluctuation; empty if there is
 };
 
+// Returns why the routing fluctuation between two profiles that CheckComparable() accepts is not
+// defined; empty if it is.
+std::string ReasonAgainstFluctuation(const ExpertProfile& a, const ExpertProfile& b);
+
 // Compares two profiles. InvalidArgument if CheckComparable() refuses them.
 Result<ProfileDiff> Diff(const ExpertProfile& a, const ExpertProfile& b);
 

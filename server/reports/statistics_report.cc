@@ -153,6 +153,7 @@ OrderedJson SimilarityJson(const TokenCounts& counts, double eps) {
   const size_t experts = static_cast<size_t>(counts.experts);
   return {{"wasserstein",
            {{"metric", kGroundMetric}, {"matrix", Matrix(TokenDistances(counts), experts)}}},
+          {"total_variation", {{"matrix", Matrix(TokenVariations(counts), experts)}}},
           {"kl", {{"eps", eps}, {"matrix", Matrix(TokenDivergences(counts, eps), experts)}}}};
 }
 
@@ -169,6 +170,11 @@ OrderedJson CollapseJson(const HiddenSample& sample) {
   out["rows"] = sample.size();
   out["seen"] = sample.seen;
   return out;
+}
+
+OrderedJson MacsJson(const MeasuredMacs& macs) {
+  return {{"matrices", macs.matrices},
+          {"attention", macs.attention ? OrderedJson(*macs.attention) : OrderedJson(nullptr)}};
 }
 
 OrderedJson ProfileJson(const ExpertProfile& profile, const Tokenizer* tokenizer,

@@ -7,6 +7,7 @@
 #include "engine/statistics/expert_profile.h"
 #include "engine/statistics/expert_stats.h"
 #include "engine/statistics/hidden_samples.h"
+#include "engine/statistics/measures/macs.h"
 #include "engine/statistics/measures/token_affinity.h"
 #include "engine/text/tokenizer/tokenizer.h"
 #include "server/base/json.h"
@@ -18,12 +19,15 @@ namespace moeserve::server {
 OrderedJson TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer, uint32_t min_count,
                           int top, TokenRank rank = TokenRank::kPmi);
 
-// Returns {"wasserstein": {"metric", "matrix"}, "kl": {"eps", "matrix"}}. Undefined matrix elements
-// are null.
+// Returns {"wasserstein": {"metric", "matrix"}, "total_variation": {"matrix"}, "kl": {"eps",
+// "matrix"}}. Undefined matrix elements are null.
 OrderedJson SimilarityJson(const TokenCounts& counts, double eps);
 
 // Returns {"value", "classes", "rank", "rows", "seen"}, or {"value": null, "reason"}.
 OrderedJson CollapseJson(const HiddenSample& sample);
+
+// Returns {"matrices", "attention"}; "attention" may be null.
+OrderedJson MacsJson(const MeasuredMacs& macs);
 
 struct ProfileReportOptions {
   double threshold = 0.0;

@@ -42,7 +42,8 @@ OrderedJson UsageOf(const Usage& sums, int reasoning_tokens) {
                        {"output_tokens", chat["completion_tokens"]},
                        {"output_tokens_details", {{"reasoning_tokens", reasoning_tokens}}},
                        {"total_tokens", chat["total_tokens"]}};
-  for (const char* name : {"experts_per_token", "activated_parameters_per_token"}) {
+  for (const char* name :
+       {"experts_per_token", "activated_parameters_per_token", "macs_per_token"}) {
     if (chat.contains(name)) usage[name] = chat[name];
   }
   return usage;

@@ -198,7 +198,7 @@ TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
       const RoutedLayerSpec& r = *spec.feed_forward(i).routing;
       work.Add(i, BlockKind::kFeedForward, Plan(kTokens, r.num_experts, r.select.k).plan);
     }
-    const double head = 2.0 * kTokens * static_cast<double>(HeadProducts(spec));
+    const double head = 2.0 * kTokens * static_cast<double>(HeadMacs(spec));
     const StepOperations operations = Operations(spec, work, kTokens, {9, 11});
     EXPECT_EQ(operations.matrices + head, 2.0 * kTokens * static_cast<double>(active)) << name;
     // The scores and the weighted sum of values each take 2 operations per position and element of
@@ -216,9 +216,9 @@ TEST(StepWork, SubTokensAndUnequalExperts) {
   EXPECT_EQ(work.experts(), 1);
   EXPECT_EQ(work.parameters(), 3 * 8 * 16);
   EXPECT_EQ(work.products(), 4 * 3 * 8 * 16);
-  // The fixed products are the matrices q, k, v, o, split and merge, and the router's scores of
+  // The fixed MACs are the matrices q, k, v, o, split and merge, and the router's scores of
   // each sub-token.
-  EXPECT_EQ(FixedProducts(spec), 6 * 64 * 64 + 4 * 8 * 16);
+  EXPECT_EQ(FixedMacs(spec), 6 * 64 * 64 + 4 * 8 * 16);
 }
 
 TEST(StepWork, RoutedAttention) {

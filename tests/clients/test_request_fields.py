@@ -47,6 +47,7 @@ VALUES = {
     "top_logprobs": 2, "prompt_logprobs": 2, "include": ["message.output_text.logprobs"],
     "include_reasoning": False, "return_token_ids": True, "return_tokens_as_token_ids": True,
     "return_token_strs": True, "return_routing": True, "return_routed_experts": True,
+    "return_word_experts": ["the"],
     "routing_control": {"top_k": 1}, "priority": 3, "cache_salt": "s", "request_id": "r1",
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "truncation": "auto", "metadata": {"a": "b"}, "store": True, "background": True,

@@ -82,6 +82,21 @@ def test_record(routed, layout):
         assert experts == sorted(set(experts)) and 0 <= experts[0] and experts[-1] < block["experts"]
     assert answer["usage"]["experts_per_token"] == len(record["experts"]) / record["tokens"]
     assert answer["usage"]["activated_parameters_per_token"] > 0
+    assert answer["usage"]["macs_per_token"] == macs_of(record)
+
+
+def macs_of(record):
+    """Returns the MACs per token of mh-moe, counted from its configuration and a record."""
+    config = json.loads((ROOT / "deploy/models/mh-moe/config.json").read_text())
+    attention, routing = config["attention"], config["feed_forward"]["routing"]
+    d, layers, tokens = config["hidden_size"], config["num_hidden_layers"], record["tokens"]
+    h, dim, experts = routing["split"]["heads"], routing["score"]["dim"], routing["num_experts"]
+    width = attention["head_dim"] * attention["num_heads"]
+    kv_width = attention["head_dim"] * attention["num_kv_heads"]
+    fixed = 2 * d * (width + kv_width) + 2 * d * d + h * dim * (d // h + experts)
+    keys = tokens * (tokens + 1) // 2
+    experts_macs = len(record["experts"]) * 3 * (d // h) * routing["widths"]
+    return (layers * (fixed * tokens + 2 * width * keys) + experts_macs) / tokens
 
 
 def test_streamed_pieces_are_the_whole(routed):
@@ -122,6 +137,7 @@ def test_grpc_has_the_same(routed, layout, protos):
         assert record["experts"] == whole["routing"]["experts"]
         assert np.array_equal(np.float32(record["weights"]), np.float32(whole["routing"]["weights"]))
         assert messages[-1].usage.experts_per_token == len(record["experts"]) / record["tokens"]
+        assert messages[-1].usage.macs_per_token == macs_of(record)
 
         # The routing record of a long prompt is divided into messages of less than 1 MiB, which
         # gRPC clients accept by default.
@@ -199,7 +215,7 @@ def test_bad_control(routed, control, part):
 
 def test_closed_by_default(server):
     for field, value in (("return_routing", True), ("return_routed_experts", True),
-                         ("routing_control", {"top_k": 1})):
+                         ("return_word_experts", ["a"]), ("routing_control", {"top_k": 1})):
         for path, rest in (("/v1/completions", {"prompt": "a"}),):
             code, error = refusal(server, {**rest, field: value}, path)
             assert code == 403 and error["param"] == field and error["code"] == "not_enabled"
@@ -267,3 +283,40 @@ def test_chat_has_it_too():
         assert join(pieces)["experts"] == whole["experts"]
     finally:
         assert stop_server(server) == 0
+
+
+def test_experts_of_words(routed, layout):
+    """The words' experts are those of the record, and those that `score --words` reports."""
+    text = "The king saw the kings. King and queen, the KING's men"
+    body = {"prompt": text, "max_tokens": 0, "echo": True, "return_token_ids": True,
+            "return_routing": True, "return_word_experts": ["king", "the", "emperor"]}
+    choice = post(routed, "/v1/completions", body)["choices"][0]
+    found = choice["word_experts"]
+    assert [(w["word"], w["occurrences"]) for w in found["words"]] == [
+        ("king", 2), ("the", 3), ("emperor", 0)]
+    record = choice["routing"]
+    blocks = layout["blocks"]
+    totals = {(b["layer"], b["block"]): [0] * b["experts"] for b in blocks}
+    for _, block, _, experts in rows(record, layout):
+        for expert in experts:
+            totals[block["layer"], block["block"]][expert] += 1
+    diversity = found["diversity"]
+    assert diversity["blocks"] == len(blocks)
+    listed, others = diversity["listed"], diversity["others"]
+    assert listed["tokens"] == sum(w["tokens"] for w in found["words"]) >= 5
+    assert others["tokens"] > 0 and listed["tokens"] + others["tokens"] < record["tokens"]
+    for spread in (listed, others):
+        assert sum(spread["histogram"]) == spread["tokens"]
+        mean = sum(n * count for n, count in enumerate(spread["histogram"])) / spread["tokens"]
+        assert spread["mean"] == pytest.approx(mean / len(blocks))
+    for word in found["words"]:
+        for layer in word["layers"]:
+            all_counts = totals[layer["layer"], layer["block"]]
+            assert all(count <= most for count, most in zip(layer["counts"], all_counts))
+            assert sum(layer["shares"]) == pytest.approx(1.0 if word["tokens"] else 0.0)
+    for words, code in (([], 400), ("king", 400), ([""], 400), (["k" * 129], 400), ([1], 400)):
+        status, error = refusal(routed, {"prompt": "a", "return_word_experts": words})
+        assert status == code and error["param"] == "return_word_experts"
+    status, error = refusal(routed, {"prompt": "a", "stream": True,
+                                     "return_word_experts": ["king"]})
+    assert status == 400 and "streamed" in error["message"]

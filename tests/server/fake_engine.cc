@@ -93,7 +93,7 @@ FakeEngine::FakeEngine(Script script, int max_model_len)
   spec_.hidden_size = 8;
   spec_.eos_token_ids = {kEos};
   spec_.AddLayers(2);
-  spec_.feed_forward(1).routing.emplace();
+  spec_.feed_forward(1).routing.emplace().widths = {8};
   thread_ = std::thread([this] { Loop(); });
 }
 

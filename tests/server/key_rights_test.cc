@@ -112,8 +112,9 @@ TEST_F(KeyRights, RoutingFieldsNeedTheirScope) {
   StartWith(
       {RightsSpec("a", {Scope::kGenerate}), RightsSpec("b", {Scope::kGenerate, Scope::kRouting})},
       settings);
-  for (const char* field : {R"("return_routing": true)", R"("return_routed_experts": true)",
-                            R"("routing_control": {"top_k": 1})"}) {
+  for (const char* field :
+       {R"("return_routing": true)", R"("return_routed_experts": true)",
+        R"("return_word_experts": ["a"])", R"("routing_control": {"top_k": 1})"}) {
     const std::string body = std::string(R"({"prompt": "a", "max_tokens": 1, )") + field + "}";
     const RawResponse refused = Complete(body, As("a"));
     EXPECT_EQ(refused.status, 403) << field;
@@ -122,7 +123,7 @@ TEST_F(KeyRights, RoutingFieldsNeedTheirScope) {
   EXPECT_EQ(Complete(R"({"prompt": "a", "max_tokens": 1, "return_routing": true})", As("b")).status,
             200);
   const std::string metrics = Exchange(Get("/metrics")).body;
-  EXPECT_NE(metrics.find("moeserve_key_refusals_total{key=\"a\",reason=\"scope\"} 3"),
+  EXPECT_NE(metrics.find("moeserve_key_refusals_total{key=\"a\",reason=\"scope\"} 4"),
             std::string::npos);
 }
 

@@ -87,7 +87,7 @@ def test_addresses_agree_with_the_profile(server, tmp_path):
         )
         assert tokens["experts"] == layer["top_tokens"]
         similarity = json.loads(server.get(f"/v1/experts/similarity?layer={number}&eps=0.5"))
-        for kind in ("wasserstein", "kl"):
+        for kind in ("wasserstein", "total_variation", "kl"):
             # Values are None for experts that no token selected.
             found = np.array(similarity[kind]["matrix"], dtype=np.float64)
             expected = np.array(layer["similarity"][kind]["matrix"], dtype=np.float64)

@@ -54,8 +54,9 @@ class Run:
         self.experts = self.report["experts"]
         self.index = json.loads((dump / "index.json").read_text())
         self.tokens = np.load(dump / self.index["tokens"])
-        self.tensors = safetensors_sizes(MODELS / name / "model.safetensors")
-        config = json.loads((MODELS / name / "config.json").read_text())
+        self.shapes = safetensors_shapes(MODELS / name / "model.safetensors")
+        self.tensors = {tensor: math.prod(shape) for tensor, shape in self.shapes.items()}
+        self.config = config = json.loads((MODELS / name / "config.json").read_text())
         self.blocks = [Block(b, dump, self, config) for b in self.index["blocks"]]
 
     def always_active(self):
@@ -125,12 +126,10 @@ class Block:
         return dense.argmax(axis=1)
 
 
-def safetensors_sizes(path):
+def safetensors_shapes(path):
     with open(path, "rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    return {
-        name: math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-    }
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
 def read_profile(path):
@@ -263,6 +262,84 @@ def test_activated_parameters_and_diversity(run):
     close(found["mean"], distinct.mean() / max(diversity_blocks, 1))
 
 
+def matrix_macs(run, counts):
+    """Returns the MACs of a token with all matrices but the head: each tensor's rows and columns,
+    times the rows of the token that it multiplies. `counts` [block][expert] are rows per token."""
+    heads = run.config["feed_forward"].get("routing", {}).get("split", {}).get("heads", 1)
+    total = 0.0
+    for tensor, shape in run.shapes.items():
+        if len(shape) != 2 or tensor.startswith(("embed", "head.")):
+            continue
+        layer = re.match(r"blocks\.(\d+)\.(\w+)\.(?:experts\.(\d+)|router)?", tensor)
+        times = 1
+        if layer[3]:
+            times = counts[int(layer[1]), layer[2]][int(layer[3])]
+        elif ".router." in tensor and layer[2] == "feed_forward":
+            times = heads
+        total += math.prod(shape) * times
+    return total
+
+
+def key_macs(run, lengths, selected=None):
+    """Returns the mean MACs of a token with the keys and values that it sees."""
+    attention = run.config["attention"]
+    heads = attention.get("num_heads") or attention["num_kv_heads"] * (
+        selected or attention["routing"]["select"]["k"]
+    )
+    per_key = 2 * heads * attention["head_dim"] * run.config["num_hidden_layers"]
+    keys = sum((1 + np.arange(length)).sum() for length in lengths)
+    return per_key * keys / sum(lengths)
+
+
+def test_macs(run):
+    counts = {
+        (layer["layer"], layer["block"]): np.array(layer["counts"]) / len(run.tokens)
+        for layer, _ in layers(run)
+    }
+    found = run.report["macs_per_token"]
+    close(found["matrices"], matrix_macs(run, counts))
+    # Windows of 1000 tokens; all but the last are full.
+    full, rest = divmod(len(run.tokens), 1000)
+    close(found["attention"], key_macs(run, [1000] * full + [rest] * (rest > 0)))
+
+
+def test_macs_of_inspect(run):
+    found = json.loads(moeserve("inspect", MODELS / run.name, "--json"))["macs_per_token"]
+    cheapest, dearest, mean = {}, {}, {}
+    for _, block in layers(run):
+        key = (block.entry["layer"], block.entry["block"])
+        order = np.argsort(block.parameters, kind="stable")
+        select = block.entry["select"]
+        most = select.get("k") or select["max"]
+        least = select.get("k") or 1
+        cheapest[key], dearest[key] = np.zeros(len(order)), np.zeros(len(order))
+        cheapest[key][order[:least]] = block.heads
+        dearest[key][order[-most:]] = block.heads
+        mean[key] = np.full(len(order), most * block.heads / len(order))
+    assert found["min"] == matrix_macs(run, cheapest)
+    assert found["max"] == matrix_macs(run, dearest)
+    if run.name == "hmoe-topp":
+        assert found["nominal"] is None
+    else:
+        close(found["nominal"], matrix_macs(run, mean))
+    per_key = key_macs(run, [1])
+    assert found["attention_per_key"] == {"min": per_key, "max": per_key}
+    assert found["lm_head"] == math.prod(run.shapes["embed.weight"])
+
+
+def test_macs_of_routed_attention_are_those_of_the_paper():
+    """MoA, eq. 18: 2 (k + 1) T d_h d and the products with keys and values; the router is
+    extra."""
+    config = json.loads((MODELS / "moa" / "config.json").read_text())
+    d, layers = config["hidden_size"], config["num_hidden_layers"]
+    d_h, routing = config["attention"]["head_dim"], config["attention"]["routing"]
+    k, experts = routing["select"]["k"], routing["num_experts"]
+    dense = 3 * d * config["feed_forward"]["width"]
+    found = json.loads(moeserve("inspect", MODELS / "moa", "--json"))["macs_per_token"]
+    assert found["nominal"] == layers * (2 * (k + 1) * d_h * d + d * experts + dense)
+    assert found["attention_per_key"]["max"] == layers * 2 * k * d_h
+
+
 def test_top_tokens(run):
     for layer, block in layers(run):
         c = block.token_counts(run.index["vocabulary"])
@@ -297,6 +374,11 @@ def test_similarity(run):
             np.testing.assert_allclose(
                 found[a], np.abs(cdf - cdf[:, [a]]).sum(axis=0), rtol=1e-6, atol=1e-7
             )
+        found = np.array(layer["similarity"]["total_variation"]["matrix"], dtype=np.float64)
+        density = c / c.sum(axis=0)
+        for a in range(block.num_experts):
+            expected = 0.5 * np.abs(density - density[:, [a]]).sum(axis=0)
+            np.testing.assert_allclose(found[a], expected, rtol=1e-6, atol=1e-12)
         d = (c + EPS) / (c.sum(axis=0) + EPS * vocabulary)
         kl = (d * np.log(d)).sum(axis=0)[:, None] - d.T @ np.log(d)
         assert layer["similarity"]["kl"]["eps"] == EPS
@@ -453,6 +535,7 @@ def test_comparison(tmp_path):
         close(model["diversity"], experts["diversity"]["mean"])
         close(model["activated_compute"], experts["activated_parameters"]["compute"])
         close(model["activated_unique"], experts["activated_parameters"]["unique"])
+        assert model["macs_per_token"] == alone["macs_per_token"]
         close(model["activated_expert_share"], experts["activated_parameters"]["mean_block_ratio"])
         routed = experts["layers"]
         if not routed:

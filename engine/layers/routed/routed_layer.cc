@@ -130,13 +130,18 @@ RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
   const ReportedRows& reported = ctx.reported.of_slot(slot_);
   const RowsView& input = scores_stream_ ? ctx.stream : rows;
   if (reported.inputs.data != nullptr) ctx.backend.Convert(input, reported.inputs);
-  return ctx.backend.Route(
+  const RoutingPlan plan = ctx.backend.Route(
       {.router = router_.get(),
        .input = input,
        .given = ctx.batch.given.empty() ? nullptr : ctx.batch.given[static_cast<size_t>(slot_)],
        .slot = slot_,
        .scores = reported.scores.data != nullptr ? &reported.scores : nullptr,
        .overrides = overrides});
+  const RoutingControl* control = ctx.batch.controls.empty() ? nullptr : ctx.batch.controls[0];
+  if (control == nullptr || control->row_limit() == nullptr) return plan;
+  const GivenRoutes kept = control->row_limit()->Apply(slot_, plan);
+  return ctx.backend.Route(
+      {.router = router_.get(), .input = input, .given = &kept, .slot = slot_});
 }
 
 RowsView RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,

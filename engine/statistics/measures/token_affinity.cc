@@ -38,6 +38,20 @@ double LogLikelihoodRatio(double count, double of_token, double of_expert, doubl
   return count * all < of_token * of_expert ? -g2 : g2;
 }
 
+// Completes a symmetric matrix of distances between experts of which the lower triangle is set, and
+// sets the entries of experts without tokens to NaN.
+void Complete(const std::vector<double>& sums, std::vector<double>& matrix) {
+  const size_t experts = sums.size();
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  for (size_t a = 0; a < experts; ++a) {
+    for (size_t b = 0; b <= a; ++b) {
+      double& value = matrix[a * experts + b];
+      if (sums[a] <= 0.0 || sums[b] <= 0.0) value = none;
+      matrix[b * experts + a] = value;
+    }
+  }
+}
+
 // Returns what tokens are ranked by.
 double RankValue(const TokenAffinity& token, TokenRank rank) {
   switch (rank) {
@@ -106,16 +120,32 @@ std::vector<double> TokenDistances(const TokenCounts& c) {
   for (int64_t v = 0; v < c.rows; ++v) {
     for (size_t e = 0; e < experts; ++e) {
       below[e] += c.at(v, static_cast<int64_t>(e));
-      cdf[e] = sums[e] > 0.0 ? below[e] / sums[e] : std::numeric_limits<double>::quiet_NaN();
+      cdf[e] = sums[e] > 0.0 ? below[e] / sums[e] : 0.0;
     }
     for (size_t a = 0; a < experts; ++a) {
       for (size_t b = 0; b < a; ++b) out[a * experts + b] += std::abs(cdf[a] - cdf[b]);
     }
   }
-  for (size_t a = 0; a < experts; ++a) {
-    if (sums[a] <= 0.0) out[a * experts + a] = std::numeric_limits<double>::quiet_NaN();
-    for (size_t b = 0; b < a; ++b) out[b * experts + a] = out[a * experts + b];
+  Complete(sums, out);
+  return out;
+}
+
+std::vector<double> TokenVariations(const TokenCounts& c) {
+  const size_t experts = static_cast<size_t>(c.experts);
+  const std::vector<double> sums = SumsByExpert(c);
+  std::vector<double> density(experts);
+  std::vector<double> out(experts * experts);
+  for (int64_t v = 0; v < c.rows; ++v) {
+    for (size_t e = 0; e < experts; ++e) {
+      density[e] = sums[e] > 0.0 ? c.at(v, static_cast<int64_t>(e)) / sums[e] : 0.0;
+    }
+    for (size_t a = 0; a < experts; ++a) {
+      for (size_t b = 0; b < a; ++b) {
+        out[a * experts + b] += 0.5 * std::abs(density[a] - density[b]);
+      }
+    }
   }
+  Complete(sums, out);
   return out;
 }
 

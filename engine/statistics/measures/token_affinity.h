@@ -45,7 +45,7 @@ enum class TokenRank { kPmi, kG2, kCount };
 std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& counts, uint32_t min_count,
                                                   int top, TokenRank rank = TokenRank::kPmi);
 
-// Returns an estimate of the time of the two functions below, in units of a few nanoseconds.
+// Returns an estimate of the time of the three functions below, in units of a few nanoseconds.
 inline double SimilarityWork(int64_t rows, int64_t experts) {
   return static_cast<double>(rows) * static_cast<double>(experts) * static_cast<double>(experts);
 }
@@ -55,6 +55,12 @@ inline double SimilarityWork(int64_t rows, int64_t experts) {
 // sum_v |CDF_a(v) - CDF_b(v)| (HMoE, fig. 9a and 13, which name no metric). NaN if an expert has no
 // tokens.
 std::vector<double> TokenDistances(const TokenCounts& counts);
+
+// Returns the matrix [E * E] of total variation distances 1/2 sum_v |D_a(v) - D_b(v)| between the
+// same distributions, in [0, 1]. This is the Wasserstein-1 distance in which all pairs of different
+// tokens are equally far from each other, which does not depend on the order of the vocabulary
+// (HMoE, fig. 9a and 13). NaN if an expert has no tokens.
+std::vector<double> TokenVariations(const TokenCounts& counts);
 
 // Returns the matrix [E * E] with KL(D_a || D_b) = sum_v D_a ln(D_a / D_b), in nats, in row a and
 // column b, where D_e(v) = (c(v, e) + eps) / (sum_v c(v, e) + eps V) (HMoE, fig. 9b). `eps` is

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "engine/sampling_params.h"
+#include "server/generation/routing_params.h"
 #include "server/http/openapi/schema_builder.h"
 #include "server/http/openapi/schema_text.h"
 #include "server/http/openapi/schemas.h"
@@ -17,7 +18,7 @@ constexpr char kAnswers[] = R"json({
 "Usage": {
   "prompt_tokens": "count", "completion_tokens": "count", "total_tokens": "count",
   "prompt_tokens_details?": {"cached_tokens?": "count"}, "experts_per_token?": "number >= 0",
-  "activated_parameters_per_token?": "number >= 0"},
+  "activated_parameters_per_token?": "number >= 0", "macs_per_token?": "number >= 0"},
 "Warnings": ["[string]", "What the request asked for without effect, and whether time ran out"],
 "TokenIds": "[count]",
 "FinishReason": "'stop' | 'length' | 'tool_calls' | null",
@@ -29,6 +30,13 @@ constexpr char kAnswers[] = R"json({
 "Routing": {
   "layout?": "Layout", "first_position": "count", "tokens": "count", "reused": "[[integer]]",
   "offsets": "[integer]", "experts": "[integer]", "weights": "[number]"},
+"TokenSpread": {"tokens": "count", "mean": "number >= 0", "histogram": "[count]"},
+"WordExperts": {
+  "diversity": {"blocks": "count", "listed": "TokenSpread", "others": "TokenSpread"},
+  "words": [{
+    "word": "string", "occurrences": "count", "tokens": "count",
+    "layers": [{"layer": "count", "block": "BlockName", "counts": "[count]",
+      "shares": "[number]"}]}]},
 "RoutingControl": {
   "top_k?": "integer >= 1", "top_p?": ["number", {"exclusiveMinimum": 0, "maximum": 1}],
   "masked_experts?": [{"layer": "count", "block?": "BlockName", "experts": "[count]"}],
@@ -42,7 +50,8 @@ constexpr char kAnswers[] = R"json({
   "index": "count", "text": "string", "logprobs": "CompletionLogprobs",
   "finish_reason": "FinishReason", "stop_reason": "StopReason",
   "prompt_logprobs?": "PromptLogprobs", "prompt_token_ids?": "TokenIds", "token_ids?": "TokenIds",
-  "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}]},
+  "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}],
+  "word_experts?": "WordExperts"},
 "Completion": {
   "id": "string", "object": "'text_completion'", "created": "integer", "model": "string",
   "system_fingerprint?": "string", "choices": "[CompletionChoice]", "warnings?": "Warnings",
@@ -261,6 +270,13 @@ OrderedJson CompletionRequest(const ServerSettings& settings) {
   out.Optional("best_of", RangeSchema("integer", 1, limits.max_n,
                                       "Generate so many choices per prompt, and return the n whose "
                                       "tokens are most probable on average"));
+  OrderedJson words = ListSchema(TypeSchema("string"));
+  words["minItems"] = 1;
+  words["maxItems"] = kMaxListedWords;
+  out.Optional("return_word_experts",
+               Described(std::move(words),
+                         "Return which experts computed these words, and the diversity of their "
+                         "tokens (--routing-records)"));
   out.Optional("echo", TypeSchema("boolean", "Start the text with the prompt"));
   out.Optional("logprobs", RangeSchema("integer", 0, limits.max_logprobs,
                                        "Alternatives per token of the answer"));

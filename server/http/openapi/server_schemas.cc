@@ -124,7 +124,7 @@ constexpr char kExperts[] = R"json({
 "Matrix": "[[number | null]]",
 "ExpertSimilarity": {
   "layer": "integer", "block": "BlockName",
-  "wasserstein": {"metric": "string", "matrix": "Matrix"},
+  "wasserstein": {"metric": "string", "matrix": "Matrix"}, "total_variation": {"matrix": "Matrix"},
   "kl": {"eps": "number", "matrix": "Matrix"}},
 "ExpertCollapse": {
   "model": "string",

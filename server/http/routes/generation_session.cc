@@ -116,6 +116,8 @@ http::Progress GenerationSession::Fail(const absl::Status& status, std::string d
 
 Usage GenerationSession::SumUsage() const {
   moeserve::Usage sums;
+  bool known = true;
+  double macs = 0.0;
   for (const PreparedPrompt& prompt : submission_->prompts()) {
     sums.prompt_tokens += static_cast<int>(prompt.ids.size());
   }
@@ -125,10 +127,13 @@ Usage GenerationSession::SumUsage() const {
     sums.routed_tokens += counts_[i].routed_tokens;
     sums.expert_routes += counts_[i].expert_routes;
     sums.activated_parameters += counts_[i].activated_parameters;
+    known = known && (counts_[i].macs || counts_[i].routed_tokens == 0);
+    macs += counts_[i].macs.value_or(0.0);
     // All samples of a prompt share the prompt's cached tokens: count them for the first sample
     // only.
     if (i % samples == 0) sums.cached_tokens += counts_[i].cached_tokens;
   }
+  if (known) sums.macs = macs;
   return sums;
 }
 

@@ -362,6 +362,7 @@ absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
                                               tokens);
     to.mutable_usage()->set_activated_parameters_per_token(
         static_cast<double>(delta.usage.activated_parameters) / tokens);
+    if (delta.usage.macs) to.mutable_usage()->set_macs_per_token(*delta.usage.macs / tokens);
   }
   return absl::OkStatus();
 }

@@ -79,6 +79,7 @@ def _completion(messages: Sequence[Any], logprobs: bool, routes: bool) -> Comple
         cached_tokens=usage.cached_tokens,
         experts_per_token=_optional(usage, "experts_per_token"),
         activated_parameters_per_token=_optional(usage, "activated_parameters_per_token"),
+        macs_per_token=_optional(usage, "macs_per_token"),
         routes=join_routes([m.routing for m in messages if m.HasField("routing")])
         if routes else None)
 

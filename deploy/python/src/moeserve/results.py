@@ -103,6 +103,7 @@ class Completion:
     cached_tokens: int  # prompt tokens found in the prefix cache
     experts_per_token: float | None  # None without experts, or if they are not counted
     activated_parameters_per_token: float | None
+    macs_per_token: float | None
     routes: Routes | None  # of the prompt and the answer, if asked for
 
 

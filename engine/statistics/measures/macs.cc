@@ -1,0 +1,232 @@
+#include "engine/statistics/measures/macs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "engine/spec/weights.h"
+#include "engine/statistics/expert_recorder.h"
+
+namespace moeserve {
+namespace {
+
+// Returns the number of rows of a token that a matrix outside of the routed experts multiplies.
+int64_t RowsOf(const std::string& tensor, int heads) {
+  const bool of_rows = tensor.find(".router.") != std::string::npos ||
+                       tensor.find(".latent_down.") != std::string::npos ||
+                       tensor.find(".latent_up.") != std::string::npos;
+  return of_rows ? heads : 1;
+}
+
+// Returns the number of sub-tokens in the block that a tensor belongs to.
+int HeadsOf(const ModelSpec& spec, const std::string& tensor) {
+  for (const BlockSpec& block : spec.blocks) {
+    if (block.routing() != nullptr && block.routing()->split.heads > 1 &&
+        tensor.starts_with(block.name() + ".")) {
+      return block.routing()->split.heads;
+    }
+  }
+  return 1;
+}
+
+// Returns the sum over the positions of a sequence of the keys that a token sees there.
+double KeysOf(int64_t length, std::optional<int> window) {
+  return length == 0 ? 0.0 : static_cast<double>(length) * VisiblePositions{1, length}.Mean(window);
+}
+
+int64_t KeysAt(int64_t position, std::optional<int> window) {
+  return window ? std::min<int64_t>(position + 1, *window) : position + 1;
+}
+
+// Returns the sum over selections of the keys that the selected expert read.
+double SelectedKeys(const BlockRoutes& routes, std::span<const int> lengths,
+                    std::optional<int> window) {
+  double sum = 0.0;
+  size_t row = 0;
+  for (const int length : lengths) {
+    for (int64_t position = 0; position < length; ++position, ++row) {
+      sum += static_cast<double>(routes.ExpertsOf(row).size()) *
+             static_cast<double>(KeysAt(position, window));
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert) {
+  if (block == BlockKind::kAttention) {
+    const AttentionSpec& a = spec.attention(layer);
+    return int64_t{2} * a.num_kv_heads * a.head_dim * spec.hidden_size;
+  }
+  const FeedForwardSpec& f = spec.feed_forward(layer);
+  const RoutedLayerSpec& routing = *f.routing;
+  if (expert >= routing.num_bodies()) return 0;
+  const int64_t matrices = f.expert.form == ExpertForm::kGated ? 3 : 2;
+  const int64_t row =
+      routing.latent_width > 0 ? routing.latent_width : spec.hidden_size / routing.split.heads;
+  return matrices * f.expert.depth * routing.widths[static_cast<size_t>(expert)] * row;
+}
+
+int64_t FixedMacs(const ModelSpec& spec) {
+  int64_t macs = 0;
+  for (const TensorRequirement& t : RequiredTensors(spec)) {
+    const bool router = t.name.find(".router.") != std::string::npos;
+    const bool expert = !router && t.name.find(".experts.") != std::string::npos;
+    if (t.shape.size() != 2 || expert || t.ids || t.name.starts_with("embed") ||
+        t.name.starts_with("relative_bias") || t.name == "head.weight") {
+      continue;
+    }
+    macs += t.shape[0] * t.shape[1] * RowsOf(t.name, HeadsOf(spec, t.name));
+  }
+  return macs;
+}
+
+int64_t HeadMacs(const ModelSpec& spec) { return int64_t{spec.vocab_size} * spec.hidden_size; }
+
+int64_t MacsPerKey(const AttentionSpec& a) {
+  // The product of a query with a key and that of a probability with a value. With latents, both
+  // are of the latent vector; keys have the rotated part besides.
+  const int64_t width =
+      a.latent.has_value() ? int64_t{2} * a.latent->rank + a.latent->rope_dim : 2 * a.head_dim;
+  return width * (a.routed() ? a.num_kv_heads : a.num_heads);
+}
+
+double VisiblePositions::Mean(std::optional<int> window) const {
+  if (!window || *window >= last) return 0.5 * static_cast<double>(first + last);
+  if (*window <= first) return *window;
+  const auto count = static_cast<double>(last - first + 1);
+  const auto below = static_cast<double>(*window - first);
+  return *window - 0.5 * below * (below + 1.0) / count;
+}
+
+MacsRange MacsOf(const ModelSpec& spec) {
+  MacsRange out;
+  out.min = out.max = FixedMacs(spec);
+  double nominal = static_cast<double>(out.min);
+  bool varies = false;
+  for (const BlockSpec& block : spec.blocks) {
+    const RoutedLayerSpec* routing = block.routing();
+    if (const AttentionSpec* a = block.attention()) {
+      const int64_t per_key = MacsPerKey(*a);
+      out.min_per_key += per_key * (routing != nullptr ? routing->select.MinSelected() : 1);
+      out.max_per_key += per_key * (routing != nullptr ? routing->select.MaxSelected() : 1);
+    }
+    if (routing == nullptr) continue;
+    std::vector<int64_t> costs;
+    for (int e = 0; e < routing->num_experts; ++e) {
+      costs.push_back(ExpertMacs(spec, block.layer, block.kind(), e));
+    }
+    std::sort(costs.begin(), costs.end());
+    const SelectSpec& select = routing->select;
+    const auto sum = [](auto begin, auto end) { return std::accumulate(begin, end, int64_t{0}); };
+    const int64_t heads = routing->split.heads;
+    out.min += heads * sum(costs.begin(), costs.begin() + select.MinSelected());
+    out.max += heads * sum(costs.end() - select.MaxSelected(), costs.end());
+    nominal += static_cast<double>(heads * select.MaxSelected()) *
+               static_cast<double>(sum(costs.begin(), costs.end())) /
+               static_cast<double>(costs.size());
+    varies = varies || select.MinSelected() != select.MaxSelected();
+  }
+  if (!varies) out.nominal = std::llround(nominal);
+  return out;
+}
+
+MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<const int> lengths,
+                    std::span<const BlockRoutes> routes) {
+  MeasuredMacs out;
+  const double tokens = static_cast<double>(stats.tokens);
+  if (stats.tokens == 0) return out;
+  double experts = 0.0, keys = 0.0;
+  bool known = true;
+  for (const BlockExpertStats& b : stats.blocks) {
+    for (int e = 0; e < b.num_experts; ++e) {
+      experts += static_cast<double>(b.selections[static_cast<size_t>(e)]) *
+                 static_cast<double>(ExpertMacs(spec, b.layer, b.block, e));
+    }
+  }
+  size_t routed = 0;  // index of the routed block
+  for (const BlockSpec& block : spec.blocks) {
+    const size_t index = routed;
+    if (block.routing() != nullptr) ++routed;
+    const AttentionSpec* a = block.attention();
+    if (a == nullptr) continue;
+    const double per_key = static_cast<double>(MacsPerKey(*a));
+    if (a->routed() && !routes.empty()) {
+      keys += per_key * SelectedKeys(routes[index], lengths, a->window);
+      continue;
+    }
+    const int most = a->routed() ? a->routing->select.MaxSelected() : 1;
+    known = known && (!a->routed() || a->routing->select.MinSelected() == most);
+    for (const int length : lengths) keys += most * per_key * KeysOf(length, a->window);
+  }
+  out.matrices = static_cast<double>(FixedMacs(spec)) + experts / tokens;
+  if (known) out.attention = keys / tokens;
+  return out;
+}
+
+RequestMacs::RequestMacs(const ModelSpec& spec) : fixed_(FixedMacs(spec)) {
+  const ExpertStats sizes = EmptyExpertStats(spec);
+  always_parameters_ = sizes.always_active_parameters;
+  struct Cost {
+    double parameters, macs;
+  };
+  std::vector<Cost> costs;
+  for (const BlockExpertStats& b : sizes.blocks) {
+    for (int e = 0; e < b.num_experts; ++e) {
+      costs.push_back({static_cast<double>(b.expert_parameters[static_cast<size_t>(e)]),
+                       static_cast<double>(ExpertMacs(spec, b.layer, b.block, e))});
+    }
+  }
+  if (!costs.empty()) {
+    // Experts of one form and row width are on a line: parameters = a width + b, MACs = c width.
+    const auto other = std::find_if(costs.begin(), costs.end(), [&](const Cost& c) {
+      return c.parameters != costs.front().parameters;
+    });
+    if (other != costs.end()) {
+      slope_ = (other->macs - costs.front().macs) / (other->parameters - costs.front().parameters);
+    }
+    offset_ = costs.front().macs - *slope_ * costs.front().parameters;
+    for (const Cost& c : costs) {
+      const double error = std::abs(*slope_ * c.parameters + offset_ - c.macs);
+      if (error > 1e-9 * std::max(1.0, c.macs)) {
+        slope_.reset();
+        break;
+      }
+    }
+  }
+  bool routed_attention = false;
+  for (const BlockSpec& block : spec.blocks) {
+    const RoutedLayerSpec* routing = block.routing();
+    if (routing != nullptr) {
+      const SelectSpec& select = routing->select;
+      // A varying number never equals the number that is asked for.
+      selections_ += select.MinSelected() == select.MaxSelected()
+                         ? static_cast<uint64_t>(routing->split.heads * select.MaxSelected())
+                         : uint64_t{1} << 40;
+    }
+    const AttentionSpec* a = block.attention();
+    if (a == nullptr) continue;
+    routed_attention = routed_attention || a->routed();
+    const int selected = a->routed() ? a->routing->select.MaxSelected() : 1;
+    keys_.push_back({static_cast<double>(MacsPerKey(*a)) * selected, a->window});
+  }
+  if (!routed_attention) selections_ = 0;
+}
+
+std::optional<double> RequestMacs::Of(const Usage& usage) const {
+  const auto tokens = static_cast<uint64_t>(usage.routed_tokens);
+  if (tokens == 0 || !slope_) return std::nullopt;
+  if (selections_ > 0 && usage.expert_routes != selections_ * tokens) return std::nullopt;
+  const double count = static_cast<double>(tokens);
+  const double parameters = static_cast<double>(usage.activated_parameters) -
+                            count * static_cast<double>(always_parameters_);
+  double macs = count * static_cast<double>(fixed_) + *slope_ * parameters +
+                offset_ * static_cast<double>(usage.expert_routes);
+  for (const Keys& keys : keys_) macs += keys.macs * KeysOf(usage.routed_tokens, keys.window);
+  return std::round(macs);
+}
+
+}  // namespace moeserve
