@@ -33,11 +33,12 @@ void SetExpertsPerToken(const RoutedLayerSpec& routing, RoutedBlockSummary* bloc
   block->max_experts = std::min(experts, per_row * routing.split.heads);
 }
 
-RoutedBlockSummary AttentionBlock(const ModelSpec& spec, int layer) {
-  const AttentionSpec& attention = spec.attention(layer);
+RoutedBlockSummary AttentionBlock(const ModelSpec& spec, const BlockSpec& owner) {
+  const bool source = owner.kind() == BlockKind::kCrossAttention;
+  const AttentionSpec& attention = source ? *owner.cross_attention() : *owner.attention();
   RoutedBlockSummary block;
-  block.layer = layer;
-  block.block = BlockKind::kAttention;
+  block.layer = owner.layer;
+  block.block = owner.kind();
   const int64_t heads = int64_t{attention.num_kv_heads} * attention.head_dim;
   block.expert_parameters.assign(attention.routing->num_experts, 2 * heads * spec.hidden_size);
   SetExpertsPerToken(*attention.routing, &block);
@@ -66,6 +67,17 @@ RoutedBlockSummary FeedForwardBlock(const ModelSpec& spec, int layer) {
   return block;
 }
 
+void AddRoutedBlocks(const ModelSpec& spec, ModelSummary& summary) {
+  if (spec.encoder != nullptr) AddRoutedBlocks(*spec.encoder, summary);
+  for (const BlockSpec& block : spec.blocks) {
+    if (block.routing() == nullptr) continue;
+    summary.routed_blocks.push_back(block.kind() == BlockKind::kFeedForward
+                                        ? FeedForwardBlock(spec, block.layer)
+                                        : AttentionBlock(spec, block));
+    summary.routed_blocks.back().stack = spec.stack;
+  }
+}
+
 int64_t Sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
@@ -90,8 +102,8 @@ ActivatedParameters Activated(const ModelSpec& spec, const ModelSummary& summary
     std::sort(sizes.begin(), sizes.end());
     activated.min += std::accumulate(sizes.begin(), sizes.begin() + block.min_experts, int64_t{0});
     activated.max += std::accumulate(sizes.end() - block.max_experts, sizes.end(), int64_t{0});
-    const int index = spec.Find(block.layer, block.block);
-    const RoutedLayerSpec& routing = *spec.blocks[static_cast<size_t>(index)].routing();
+    const ModelSpec& stack = block.stack == Stack::kEncoder ? *spec.encoder : spec;
+    const RoutedLayerSpec& routing = *stack.FindBlock(block.layer, block.block)->routing();
     if (routing.select.kind == SelectKind::kTopP) activated.nominal.reset();
     if (activated.nominal.has_value()) {
       const double mean = static_cast<double>(Sum(sizes)) / static_cast<double>(sizes.size());
@@ -103,22 +115,31 @@ ActivatedParameters Activated(const ModelSpec& spec, const ModelSummary& summary
 
 std::vector<LayerGroup> Groups(const ModelSpec& spec) {
   std::vector<LayerGroup> groups;
+  if (spec.encoder != nullptr) groups = Groups(*spec.encoder);
   for (int i = 0; i < spec.num_layers(); ++i) {
     const auto describe = [](const BlockSpec* block) {
       return block == nullptr ? std::string("none") : DescribeBlock(*block);
     };
     std::string attention = describe(spec.token_mixer(i));
     std::string feed_forward = describe(spec.FindBlock(i, BlockKind::kFeedForward));
+    const BlockSpec* const cross = spec.FindBlock(i, BlockKind::kCrossAttention);
+    std::string source = cross == nullptr ? "" : DescribeBlock(*cross);
     auto same = std::find_if(groups.begin(), groups.end(), [&](const LayerGroup& group) {
-      return group.attention == attention && group.feed_forward == feed_forward;
+      return group.stack == spec.stack && group.attention == attention && group.source == source &&
+             group.feed_forward == feed_forward;
     });
     if (same == groups.end()) {
-      groups.push_back({{}, std::move(attention), std::move(feed_forward)});
+      groups.push_back(
+          {spec.stack, {}, std::move(attention), std::move(source), std::move(feed_forward)});
       same = groups.end() - 1;
     }
     same->layers.push_back(i);
   }
   return groups;
+}
+
+constexpr const char* StackWord(Stack stack) {
+  return stack == Stack::kOnly ? "" : stack == Stack::kEncoder ? "encoder" : "decoder";
 }
 
 // Returns a list of layers with runs of consecutive numbers, such as "layers 0-3, 6".
@@ -175,12 +196,7 @@ ModelSummary Summarize(const ModelSpec& spec) {
       summary.embedding_parameters += elements;
     }
   }
-  for (const BlockSpec& block : spec.blocks) {
-    if (block.routing() == nullptr) continue;
-    summary.routed_blocks.push_back(block.kind() == BlockKind::kAttention
-                                        ? AttentionBlock(spec, block.layer)
-                                        : FeedForwardBlock(spec, block.layer));
-  }
+  AddRoutedBlocks(spec, summary);
   for (const KvLayerShape& shape : CacheShapes(spec)) {
     const int64_t vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
     summary.kv_elements_per_token += vectors * shape.num_kv_heads * shape.head_dim;
@@ -202,8 +218,10 @@ ModelSummary Summarize(const ModelSpec& spec) {
 std::string SummaryText(const ModelSummary& summary) {
   std::string text = summary.general + "\n";
   for (const LayerGroup& group : summary.groups) {
-    const std::string layers = LayersText(group.layers);
+    const std::string layers = Concat(
+        StackWord(group.stack), group.stack == Stack::kOnly ? "" : " ", LayersText(group.layers));
     text.append(Concat(layers, ": attention ", group.attention, '\n'));
+    if (!group.source.empty()) text.append(Concat(layers, ": source ", group.source, '\n'));
     text.append(Concat(layers, ": feed-forward ", group.feed_forward, '\n'));
   }
   text.append(Concat("parameters: ", Grouped(summary.parameters), " (embedding and head ",
@@ -247,12 +265,15 @@ nlohmann::json SummaryJson(const ModelSummary& summary) {
                       {"block", Name(block.block)},
                       {"expert_parameters", block.expert_parameters},
                       {"experts_per_token", {block.min_experts, block.max_experts}}});
+    if (block.stack != Stack::kOnly) blocks.back()["stack"] = StackWord(block.stack);
   }
   Json groups = Json::array();
   for (const LayerGroup& group : summary.groups) {
     groups.push_back({{"layers", group.layers},
                       {"attention", group.attention},
                       {"feed_forward", group.feed_forward}});
+    if (group.stack != Stack::kOnly) groups.back()["stack"] = StackWord(group.stack);
+    if (!group.source.empty()) groups.back()["cross_attention"] = group.source;
   }
   Json activated = {{"min", summary.activated.min}, {"max", summary.activated.max}};
   activated["nominal"] =

@@ -17,6 +17,7 @@ namespace moeserve {
 
 // Facts about one routed block of one layer.
 struct RoutedBlockSummary {
+  Stack stack = Stack::kOnly;
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
   std::vector<int64_t> expert_parameters;  // [expert], without the router
@@ -40,8 +41,10 @@ struct ActivatedParameters {
 
 // Layers with equal settings, which SummaryText() shows together.
 struct LayerGroup {
+  Stack stack = Stack::kOnly;
   std::vector<int> layers;  // ascending
   std::string attention;    // one line
+  std::string source;       // attention to a source; empty if there is none
   std::string feed_forward;
 };
 

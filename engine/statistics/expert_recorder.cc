@@ -71,7 +71,9 @@ BlockExpertStats EmptyBlock(const BlockSpec& owner, const RoutedBlock& block, bo
   b.expert_parameters.resize(experts);
   b.expert_widths = spec.widths;
   b.expert_widths.resize(experts);  // experts without matrices have the width 0
-  if (const AttentionSpec* a = owner.attention()) {
+  const AttentionSpec* const a =
+      owner.attention() != nullptr ? owner.attention() : owner.cross_attention();
+  if (a != nullptr) {
     b.expert_widths.assign(experts, a->num_kv_heads * a->head_dim);
   }
   const int distinct =

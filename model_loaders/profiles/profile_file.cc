@@ -24,6 +24,13 @@
 namespace moeserve {
 namespace {
 
+// The numbers that stand for kinds of routed blocks.
+constexpr BlockKind kStoredBlocks[] = {BlockKind::kAttention, BlockKind::kFeedForward,
+                                       BlockKind::kCrossAttention};
+int64_t StoredBlock(BlockKind kind) {
+  return std::ranges::find(kStoredBlocks, kind) - std::begin(kStoredBlocks);
+}
+
 constexpr char kFormat[] = "moeserve-expert-profile";
 constexpr char kVersion[] = "1";
 // Limits far above any model. They bound the memory that a hostile file can demand.
@@ -158,13 +165,13 @@ absl::Status ReadShape(Reader& reader, const std::string& prefix, BlockExpertSta
   };
   constexpr int64_t kMany = std::numeric_limits<int32_t>::max();
   MOESERVE_RETURN_IF_ERROR(within(0, 0, kMany));
-  MOESERVE_RETURN_IF_ERROR(within(1, 0, 1));
+  MOESERVE_RETURN_IF_ERROR(within(1, 0, std::ssize(kStoredBlocks) - 1));
   MOESERVE_RETURN_IF_ERROR(within(2, 1, kMaxExperts));
   MOESERVE_RETURN_IF_ERROR(within(3, 1, kMaxExperts));
   MOESERVE_RETURN_IF_ERROR(within(4, 0, std::ssize(AllKinds<SelectKind>()) - 1));
   MOESERVE_RETURN_IF_ERROR(within(5, 1, values[2]));
   b.layer = static_cast<int>(values[0]);
-  b.block = values[1] == 0 ? BlockKind::kAttention : BlockKind::kFeedForward;
+  b.block = kStoredBlocks[values[1]];
   b.num_experts = static_cast<int>(values[2]);
   b.split_heads = static_cast<int>(values[3]);
   b.select = static_cast<SelectKind>(values[4]);
@@ -338,8 +345,8 @@ std::string EncodeProfile(const ExpertProfile& profile) {
     const BlockExpertStats& b = stats.blocks[i];
     const std::string prefix = Prefix(i);
     writer.Vector<int64_t>(prefix + "shape",
-                           {b.layer, b.block == BlockKind::kAttention ? 0 : 1, b.num_experts,
-                            b.split_heads, static_cast<int>(b.select), b.max_selected});
+                           {b.layer, StoredBlock(b.block), b.num_experts, b.split_heads,
+                            static_cast<int>(b.select), b.max_selected});
     ForEachBlockArray(
         [&](const BlockArray& array, const auto& values) {
           writer.Vector(Concat(prefix, array.name), values);

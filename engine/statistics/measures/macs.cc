@@ -32,7 +32,13 @@ int HeadsOf(const ModelSpec& spec, const std::string& tensor) {
 }
 
 // Returns the sum over the positions of a sequence of the keys that a token sees there.
-double KeysOf(int64_t length, std::optional<int> window) {
+double KeysOf(int64_t length, std::optional<int> window, bool causal = true) {
+  if (!causal) {
+    const int64_t w = std::min<int64_t>(window.value_or(length), length);
+    // All pairs of positions but those with w or more between them.
+    const int64_t apart = length - w;
+    return static_cast<double>(length * length - apart * (apart + 1));
+  }
   return length == 0 ? 0.0 : static_cast<double>(length) * VisiblePositions{1, length}.Mean(window);
 }
 
@@ -57,8 +63,10 @@ double SelectedKeys(const BlockRoutes& routes, std::span<const int> lengths,
 }  // namespace
 
 int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert) {
-  if (block == BlockKind::kAttention) {
-    const AttentionSpec& a = spec.attention(layer);
+  if (block != BlockKind::kFeedForward) {
+    const BlockSpec& owner = *spec.FindBlock(layer, block);
+    const AttentionSpec& a =
+        block == BlockKind::kAttention ? *owner.attention() : *owner.cross_attention();
     return int64_t{2} * a.num_kv_heads * a.head_dim * spec.hidden_size;
   }
   const FeedForwardSpec& f = spec.feed_forward(layer);
@@ -75,8 +83,10 @@ int64_t FixedMacs(const ModelSpec& spec) {
   for (const TensorRequirement& t : RequiredTensors(spec)) {
     const bool router = t.name.find(".router.") != std::string::npos;
     const bool expert = !router && t.name.find(".experts.") != std::string::npos;
-    if (t.shape.size() != 2 || expert || t.ids || t.name.starts_with("embed") ||
-        t.name.starts_with("relative_bias") || t.name == "head.weight") {
+    const auto is = [&](const char* word) { return t.name.find(word) != std::string::npos; };
+    if (t.shape.size() != 2 || expert || t.ids || is("embed") || is("relative_bias") ||
+        t.name.starts_with("head.") || t.name.starts_with("classifier.") ||
+        t.name.starts_with("pooling.") || t.name.starts_with("encoder.")) {
       continue;
     }
     macs += t.shape[0] * t.shape[1] * RowsOf(t.name, HeadsOf(spec, t.name));
@@ -160,7 +170,9 @@ MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<c
     }
     const int most = a->routed() ? a->routing->select.MaxSelected() : 1;
     known = known && (!a->routed() || a->routing->select.MinSelected() == most);
-    for (const int length : lengths) keys += most * per_key * KeysOf(length, a->window);
+    for (const int length : lengths) {
+      keys += most * per_key * KeysOf(length, a->window, IsCausal(spec, *a));
+    }
   }
   out.matrices = static_cast<double>(FixedMacs(spec)) + experts / tokens;
   if (known) out.attention = keys / tokens;
@@ -211,9 +223,12 @@ RequestMacs::RequestMacs(const ModelSpec& spec) : fixed_(FixedMacs(spec)) {
     if (a == nullptr) continue;
     routed_attention = routed_attention || a->routed();
     const int selected = a->routed() ? a->routing->select.MaxSelected() : 1;
-    keys_.push_back({static_cast<double>(MacsPerKey(*a)) * selected, a->window});
+    keys_.push_back(
+        {static_cast<double>(MacsPerKey(*a)) * selected, a->window, IsCausal(spec, *a)});
   }
   if (!routed_attention) selections_ = 0;
+  // The work for a source is not part of what a request's usage counts.
+  if (spec.encoder != nullptr) slope_.reset();
 }
 
 std::optional<double> RequestMacs::Of(const Usage& usage) const {
@@ -225,7 +240,8 @@ std::optional<double> RequestMacs::Of(const Usage& usage) const {
                             count * static_cast<double>(always_parameters_);
   double macs = count * static_cast<double>(fixed_) + *slope_ * parameters +
                 offset_ * static_cast<double>(usage.expert_routes);
-  for (const Keys& keys : keys_) macs += keys.macs * KeysOf(usage.routed_tokens, keys.window);
+  for (const Keys& keys : keys_)
+    macs += keys.macs * KeysOf(usage.routed_tokens, keys.window, keys.causal);
   return std::round(macs);
 }
 

@@ -86,6 +86,7 @@ class RequestMacs {
   struct Keys {
     double macs = 0.0;  // for each key
     std::optional<int> window;
+    bool causal = true;
   };
   std::vector<Keys> keys_;  // of the layers with attention
   int64_t fixed_ = 0;
