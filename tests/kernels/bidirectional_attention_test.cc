@@ -12,6 +12,7 @@
 #include <map>
 #include <numeric>
 #include <string>
+#include <tuple>
 
 #include "tests/reference/oracle.h"
 #include "tests/support/backends.h"
@@ -48,9 +49,9 @@ struct OpenLayer {
   std::string Describe() const {
     return "heads " + std::to_string(heads) + "/" + std::to_string(kv_heads) + ", dim " +
            std::to_string(head_dim) + ", table " + std::to_string(table) + ", window " +
-           std::to_string(window) + ", biases " + std::to_string(bias_distances) + ", soft cap " +
-           std::to_string(soft_cap) + (sinks ? ", sinks" : "") + ", latent " +
-           std::to_string(latent_dim);
+           std::to_string(window) + (causal ? ", causal" : "") + ", biases " +
+           std::to_string(bias_distances) + ", soft cap " + std::to_string(soft_cap) +
+           (sinks ? ", sinks" : "") + ", latent " + std::to_string(latent_dim);
   }
 };
 
@@ -130,6 +131,8 @@ class OpenScene {
   Backend& backend() { return *backend_; }
   int64_t width() const { return int64_t{layer_.heads} * layer_.head_dim; }
   int64_t out_width() const { return int64_t{layer_.heads} * layer_.value_dim(); }
+  // Changes the layer to one with the same heads, neither sinks nor biases.
+  void set_layer(const OpenLayer& layer) { layer_ = layer; }
   std::vector<int32_t>& counts() { return counts_; }  // StepInputs::lengths
   std::vector<float> RandomQueries(size_t rows) {
     return random_.Normals(static_cast<int64_t>(rows) * width());
@@ -272,7 +275,7 @@ class OpenScene {
   }
 
   const BackendOptions options_;
-  const OpenLayer layer_;
+  OpenLayer layer_;
   const KvCacheType type_;
   const Lengths lengths_;
   Random random_;
@@ -474,13 +477,30 @@ TEST_P(BidirectionalAttentionTest, ReplayedStepsHaveTheirOwnLengths) {
   backend.ForgetSteps(&scene);
 }
 
-// Causal layers of the same step do not read lengths.
-TEST_P(BidirectionalAttentionTest, CausalRowsSeeNoLaterPosition) {
-  const OpenLayer layer{.heads = 4, .kv_heads = 2, .window = 30, .causal = true};
-  const std::vector<OpenRow> rows = WholeSequences();
+// The layers of a step may be causal or not and read different tables: each sees what is its own.
+TEST_P(BidirectionalAttentionTest, LayersOfAStepDiffer) {
+  OpenLayer layer{.heads = 4, .kv_heads = 2, .causal = true};
   OpenScene scene(GetParam(), layer, KvCacheType::kF32, kOpenLengths, 500);
-  const std::vector<float> queries = scene.RandomQueries(rows.size());
-  ASSERT_TRUE(scene.Near(rows, queries, scene.Run(rows, queries)));
+  std::vector<OpenRow> single;
+  for (int s = 0; s < static_cast<int>(kOpenLengths.size()); ++s) {
+    single.push_back({s, kOpenLengths[s][0] / 2});
+  }
+  for (const std::vector<OpenRow>& rows : {single, WholeSequences()}) {
+    const std::vector<float> queries = scene.RandomQueries(rows.size());
+    scene.Begin(rows);
+    for (const auto& [causal, table, window] :
+         {std::tuple{true, 0, 0}, {false, 1, 0}, {false, 0, 0}, {false, 0, 9}, {true, 0, 9}}) {
+      layer.causal = causal;
+      layer.table = table;
+      layer.window = window;
+      scene.set_layer(layer);
+      const DeviceRows q = MakeRows(scene.backend(), queries, scene.width());
+      const DeviceRows out = MakeRows(scene.backend(), q.view.rows, scene.out_width(),
+                                      scene.out_width(), DType::kF32, nullptr);
+      scene.Attend(q.view, out.view);
+      ASSERT_TRUE(scene.Near(rows, queries, HostRows(scene.backend(), out.view)));
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, BidirectionalAttentionTest,
