@@ -1,4 +1,4 @@
-// Operations on single rows: embeddings, norms, sums, copies.
+// Operations on single rows: embeddings, norms, sums, copies; and pools of rows.
 #pragma once
 
 #include <memory>

@@ -448,8 +448,7 @@ void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
       stream_.get());
 }
 
-const AttentionWork& CudaBackend::WorkFor(const StepView& view, const WorkKey& key,
-                                          int64_t row_floats) {
+AttentionWork CudaBackend::WorkFor(const StepView& view, const WorkKey& key, int64_t row_floats) {
   WorkSlot& slot = work_[key];
   const int tokens = static_cast<int>(shape_.rows.tokens);
   if (tokens > slot.max_tokens || row_floats > slot.row_floats) {
@@ -458,18 +457,25 @@ const AttentionWork& CudaBackend::WorkFor(const StepView& view, const WorkKey& k
     slot.row_floats = std::max(slot.row_floats, row_floats);
     slot.memory = {};
     const int splits = AttentionSlots(slot.row_floats);
-    slot.memory = AllocateForStep(
-        static_cast<size_t>(AttentionWorkBytes(slot.max_tokens, splits, slot.row_floats)),
-        "memory for attention");
+    slot.memory =
+        AllocateForStep(static_cast<size_t>(AttentionWorkBytes(slot.max_tokens, splits, 0)),
+                        "memory for attention");
     slot.work = LayOutAttentionWork(slot.memory.data(), slot.max_tokens, splits);
     slot.laid_out = false;
+    const auto bytes = static_cast<size_t>(splits * slot.row_floats) * sizeof(float);
+    if (partial_results_.bytes() < bytes) {
+      partial_results_ = {};
+      partial_results_ = AllocateForStep(bytes, "memory for attention");
+    }
   }
   if (!slot.laid_out) {
     LaunchAttentionWork(view, tiled_from_, {key.table < 0, key.window}, key.split_tokens, slot.work,
                         stream_.get());
     slot.laid_out = true;
   }
-  return slot.work;
+  AttentionWork work = slot.work;
+  work.partial = partial_results_.as<float>();
+  return work;
 }
 
 void CudaBackend::Attention(const AttentionArgs& args) {

@@ -143,7 +143,7 @@ class CudaBackend : public Backend {
   };
   struct WorkSlot {
     DeviceMemory memory;
-    AttentionWork work;
+    AttentionWork work;  // without `partial`, which is the same memory for all
     int max_tokens = 0;
     int64_t row_floats = 0;
     bool laid_out = false;  // whether `work` was computed in this step
@@ -179,7 +179,7 @@ class CudaBackend : public Backend {
   // Copies pageable memory to the device and waits for the copy.
   void CopyIn(void* to, const void* from, size_t bytes);
   const RouteOverride* UploadOverrides(std::span<const RouteOverride> overrides, int experts);
-  const AttentionWork& WorkFor(const StepView& view, const WorkKey& key, int64_t row_floats);
+  AttentionWork WorkFor(const StepView& view, const WorkKey& key, int64_t row_floats);
   // Returns the rotary angles of the step's tokens for these settings.
   const float2* RopeAngles(const RopeSettings& settings);
   StepView View() const;
@@ -207,6 +207,7 @@ class CudaBackend : public Backend {
   DeviceMemory packed_;  // scratch of CopyPlans()
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;
+  DeviceMemory partial_results_;  // of attention; launches use it one after another
   RopeTables rope_tables_;
   DeviceMemory sampled_;  // [outputs] SampleResult
   DeviceMemory overrides_;

@@ -55,6 +55,57 @@ TEST(CudaAttentionWorkTest, SplitsOfWindows) {
   }
 }
 
+// Without causality, the splits are those of what a row sees in a page table of any length.
+TEST(CudaAttentionWorkTest, WorkListReadsLengths) {
+  // Rows of padding have no sequence; sequence 1 has the second row of page tables.
+  const std::vector<int32_t> position = {0, 300, 5, 9000};
+  const std::vector<int32_t> sequence = {0, 1, -1, 1};
+  const int stride = 7;
+  std::vector<int32_t> tables(2 * stride, -1);
+  tables[stride - 1] = 257;
+  tables[2 * stride - 1] = 1024;
+  DeviceArray<int32_t> d_position(position), d_sequence(sequence), d_tables(tables);
+  const int tokens = 4, slots = 20;
+  for (const int window : {0, 213}) {
+    // No window belongs to a row behind the end of its table.
+    const int used = window == 0 ? tokens : tokens - 1;
+    DeviceArray<uint8_t> memory(
+        std::vector<uint8_t>(static_cast<size_t>(AttentionWorkBytes(tokens, slots, 20)), 0xff));
+    const AttentionWork work = LayOutAttentionWork(memory.data(), tokens, slots);
+    StepView step{used, d_position.data(), d_sequence.data(), d_tables.data(), stride, 1024};
+    step.lengths = d_tables.data() + stride - 1;
+    LaunchAttentionWork(step, used, {false, window}, 256, work, nullptr);
+    CheckWork(cudaDeviceSynchronize());
+    std::vector<int32_t> count(1);
+    CheckWork(cudaMemcpy(count.data(), work.item_count, 4, cudaMemcpyDeviceToHost));
+    std::vector<int32_t> token(count[0]), split(count[0]);
+    CheckWork(cudaMemcpy(token.data(), work.item_token, count[0] * 4, cudaMemcpyDeviceToHost));
+    CheckWork(cudaMemcpy(split.data(), work.item_split, count[0] * 4, cudaMemcpyDeviceToHost));
+    if (window == 0) {
+      EXPECT_EQ(token, (std::vector<int32_t>{0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3}));
+      EXPECT_EQ(split, (std::vector<int32_t>{0, 1, 0, 1, 2, 3, -1, 0, 1, 2, 3}));
+    } else {
+      // Positions 0 to 212, and 88 to 512.
+      EXPECT_EQ(token, (std::vector<int32_t>{0, 1, 1, 1, 2}));
+      EXPECT_EQ(split, (std::vector<int32_t>{-1, 0, 1, 2, -1}));
+    }
+  }
+}
+
+TEST(CudaAttentionWorkTest, SplitsOfWindowsOnBothSides) {
+  EXPECT_EQ(MaxSplits(257, {false, 0}, 256), 2);
+  EXPECT_EQ(MaxSplits(1500, {false, 1 << 30}, 256), 6);
+  for (int window : {1, 2, 16, 128, 129, 130, 255, 256, 257, 258, 512, 700}) {
+    int most = 0;
+    for (int position = 0; position < 1500; ++position) {
+      const int first = std::max(0, position - window + 1);
+      const int last = std::min(1499, position + window - 1);
+      most = std::max(most, last / 256 - first / 256 + 1);
+    }
+    EXPECT_EQ(MaxSplits(1500, {false, window}, 256), most) << window;
+  }
+}
+
 TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
   const std::vector<KvLayerShape> shapes = {{2, 24}, {1, 4}, {3, 16}};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "kernels/base/activation.h"
+#include "kernels/base/pooling.h"
 #include "kernels/base/quantization.h"
 #include "kernels/base/routing.h"
 
@@ -20,7 +21,7 @@ template <typename Kind>
 class KindsTest : public ::testing::Test {};
 
 using Kinds = ::testing::Types<RowNorm, ScoreKind, TemperatureKind, GateKind, SelectKind,
-                               TopPCompare, ActivationKind, Quantization>;
+                               TopPCompare, ActivationKind, Quantization, PoolKind>;
 TYPED_TEST_SUITE(KindsTest, Kinds);
 
 TYPED_TEST(KindsTest, NamesAreDistinctAndFindTheirKind) {

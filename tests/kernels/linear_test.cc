@@ -111,7 +111,8 @@ std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int exp
 
 std::vector<Activation> GatedActivations() {
   std::vector<Activation> all = {ActivationKind::kSilu, ActivationKind::kGelu,
-                                 ActivationKind::kGeluTanh, ActivationKind::kRelu};
+                                 ActivationKind::kGeluTanh, ActivationKind::kRelu,
+                                 ActivationKind::kTanh};
   Activation general = ActivationKind::kSilu;
   general.limit = 0.75f;
   all.push_back(general);
@@ -302,7 +303,7 @@ TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
       if (gated) bank->LoadWeight(0, LinearBank::Half::kGate, 0, w);
       for (const ActivationKind activation :
            {ActivationKind::kNone, ActivationKind::kSilu, ActivationKind::kGelu,
-            ActivationKind::kGeluTanh, ActivationKind::kRelu}) {
+            ActivationKind::kGeluTanh, ActivationKind::kRelu, ActivationKind::kTanh}) {
         if (gated && activation == ActivationKind::kNone) continue;
         const DeviceRows x = MakeRows(*backend_, 4, 1, 1, type, &values);
         const DeviceRows y = MakeRows(*backend_, 4, 40, 40, type, nullptr);
@@ -310,10 +311,11 @@ TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
             {.bank = bank.get(), .input = x.view, .output = y.view, .activation = activation});
         for (int i = 0; i < 40; ++i) {
           EXPECT_TRUE(std::isnan(RowOf(*backend_, y.view, 0, 40)[i]));
-          EXPECT_FALSE(std::isfinite(RowOf(*backend_, y.view, 1, 40)[i]));
-          // Only an ungated ReLU returns a number, 0, for negative infinity.
+          // Without a gate, tanh is 1 for infinity, and ReLU is 0 for negative infinity.
+          const bool tanh = activation == ActivationKind::kTanh && !gated;
+          EXPECT_EQ(std::isfinite(RowOf(*backend_, y.view, 1, 40)[i]), tanh);
           EXPECT_EQ(std::isfinite(RowOf(*backend_, y.view, 2, 40)[i]),
-                    activation == ActivationKind::kRelu && !gated);
+                    tanh || (activation == ActivationKind::kRelu && !gated));
           EXPECT_TRUE(std::isfinite(RowOf(*backend_, y.view, 3, 40)[i]));
           EXPECT_NE(RowOf(*backend_, y.view, 3, 40)[i], 0.0);
         }
@@ -321,6 +323,30 @@ TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
             << Name(type) << ", gated " << gated << ", activation " << static_cast<int>(activation);
       }
     }
+  }
+}
+
+// tanh of tiny, small and large numbers, at and around the boundary between both of its formulas.
+TEST_P(LinearTest, TanhIsExactForAllMagnitudes) {
+  const float boundary = 0.625f;
+  std::vector<float> values = {0.0f, boundary, 1e30f, std::numeric_limits<float>::infinity()};
+  values.push_back(std::nextafter(boundary, 0.0f));
+  values.push_back(std::nextafter(boundary, 1.0f));
+  for (float v = 1e-30f; v < 100.0f; v *= 1.37f) values.push_back(v);
+  const auto positive = values.size();
+  for (size_t i = 0; i < positive; ++i) values.push_back(-values[i]);
+  const auto rows = static_cast<int64_t>(values.size());
+  const HostTensor w = MakeTensor(std::vector<float>(17, 1.0f), {17, 1}, DType::kF32);
+  auto bank = std::move(backend_->NewLinearBank({{1}, {17}, false, false, DType::kF32})).value();
+  bank->LoadWeight(0, LinearBank::Half::kMain, 0, w);
+  const DeviceRows x = MakeRows(*backend_, values, 1);
+  const DeviceRows y = MakeRows(*backend_, rows, 17, 17, DType::kF32, nullptr);
+  backend_->Linear(
+      {.bank = bank.get(), .input = x.view, .output = y.view, .activation = ActivationKind::kTanh});
+  const std::vector<float> results = HostRows(*backend_, y.view);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const double exact = std::tanh(double{values[i / 17]});
+    ASSERT_NEAR(results[i], exact, 4e-7 * std::abs(exact)) << "tanh of " << values[i / 17];
   }
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 namespace moeserve {
@@ -51,6 +52,52 @@ TEST(RelativeBiasTest, BucketsFollowTheLogarithm) {
         const double steps = std::log(distance / exact) / std::log(max_distance / exact) * large;
         if (std::abs(steps - std::round(steps)) < 1e-3) continue;
         ASSERT_EQ(all[n], static_cast<int>(exact + std::floor(steps))) << n;
+      }
+    }
+  }
+}
+
+// The buckets of keys after the query, with the values of T5's original formula: for a distance of
+// -n they are those of n in the second half, and without that half they are 0.
+TEST(RelativeBiasTest, SignedDistancesHaveTheBucketsOfBothHalves) {
+  const RelativeBias both{.buckets = 32, .max_distance = 128, .bidirectional = true};
+  const std::vector<std::pair<int, int>> expected = {
+      {0, 0},    {1, 1},    {7, 7},     {8, 8},    {11, 8},    {12, 9},
+      {90, 14},  {91, 15},  {5000, 15}, {-1, 17},  {-7, 23},   {-8, 24},
+      {-11, 24}, {-12, 25}, {-90, 30},  {-91, 31}, {-5000, 31}};
+  for (const auto& [distance, bucket] : expected) {
+    EXPECT_EQ(BucketOfDistance(both, distance), bucket) << distance;
+  }
+  const RelativeBias causal{.buckets = 32, .max_distance = 128};
+  EXPECT_EQ(BucketOfDistance(causal, 15), 15);
+  EXPECT_EQ(BucketOfDistance(causal, 112), 30);
+  EXPECT_EQ(BucketOfDistance(causal, 113), 31);
+  EXPECT_EQ(BucketOfDistance(causal, int64_t{1} << 60), 31);
+  EXPECT_EQ(BucketOfDistance(causal, -1), 0);
+  EXPECT_EQ(BucketOfDistance(causal, -500), 0);
+  // An odd number of buckets: both halves have the smaller half.
+  const RelativeBias odd{.buckets = 15, .max_distance = 20, .bidirectional = true};
+  EXPECT_EQ(BucketOfDistance(odd, 0), 0);
+  EXPECT_EQ(BucketOfDistance(odd, 100), 6);
+  EXPECT_EQ(BucketOfDistance(odd, -1), 8);
+  EXPECT_EQ(BucketOfDistance(odd, -100), 13);
+}
+
+TEST(RelativeBiasTest, SignedListsAreSymmetric) {
+  for (const bool bidirectional : {false, true}) {
+    const RelativeBias bias{.buckets = 32, .max_distance = 128, .bidirectional = bidirectional};
+    for (const int64_t positions : {1, 2, 50, 4096}) {
+      const auto size = static_cast<int64_t>(BucketsOfDistances(bias, positions).size());
+      const std::vector<int> buckets = BucketsOfSignedDistances(bias, positions);
+      ASSERT_EQ(std::ssize(buckets), 2 * size - 1);
+      for (int64_t n = 1 - size; n < size; ++n) {
+        ASSERT_EQ(buckets[static_cast<size_t>(n + size - 1)], BucketOfDistance(bias, n)) << n;
+      }
+      if (positions < 4096) continue;
+      // All larger distances have the buckets of the first and of the last element.
+      for (const int64_t n : {size, int64_t{4095}}) {
+        EXPECT_EQ(buckets.front(), BucketOfDistance(bias, -n));
+        EXPECT_EQ(buckets.back(), BucketOfDistance(bias, n));
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -66,51 +67,86 @@ double RoundedRow(double v, DType t) {
   return t == DType::kBF16 ? F32FromBf16(Bf16FromF32(f)) : f;
 }
 
-TEST_P(RowsTest, EmbedsTokensAndPositions) {
+TEST_P(RowsTest, EmbedsTokensTypesAndPositions) {
   Random random(1);
   const std::vector<int32_t> tokens = {3, 0, 6, 6}, position = {0, 5, 2, 1}, none(4);
+  const std::vector<uint8_t> types = {1, 0, 2, 1};
+  enum { kNeither, kLearned, kSinusoids, kShiftedSinusoids, kHalfSpacing };
+  enum { kNoTypes, kFirstType, kTypesOfStep };
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (int width : {2, 6, 24, 300}) {
       const HostTensor table = MakeTensor(random.Normals(7 * width), {7, width}, dtype);
       const HostTensor learned = MakeTensor(random.Normals(6 * width), {6, width}, dtype);
+      const HostTensor of_types = MakeTensor(random.Normals(3 * width), {3, width}, dtype);
       auto own = std::move(backend_->NewEmbeddingTable(table)).value();
       auto positions = std::move(backend_->NewEmbeddingTable(learned)).value();
+      auto type_table = std::move(backend_->NewEmbeddingTable(of_types)).value();
       auto bank = std::move(backend_->NewLinearBank({{width}, {7}, false, false, dtype})).value();
       bank->LoadWeight(0, LinearBank::Half::kMain, 0, table);
       auto tied = std::move(backend_->NewTiedEmbeddingTable(*bank)).value();
-      backend_->BeginStep({.token_ids = tokens, .position = position, .sequence = none}, nullptr,
-                          false);
-      for (const EmbeddingTable* t : {own.get(), tied.get()}) {
-        for (int kind : {0, 1, 2, 3}) {
-          if (kind >= 2 && width < 4) continue;
-          const int first = kind == 3 ? 2 : 0;
-          const DeviceRows out = Dense(4, width);
-          backend_->Embed({.tokens = t,
-                           .positions = kind == 1 ? positions.get() : nullptr,
-                           .sinusoidal = kind >= 2,
-                           .first_position = first,
-                           .scale = 1.5f,
-                           .output = out.view});
-          for (int r = 0; r < 4; ++r) {
-            std::vector<double> expected;
-            const int half = width / 2;
-            for (int i = 0; i < width; ++i) {
-              double v = 1.5 * ElementAsF32(table, int64_t{tokens[r]} * width + i);
-              if (kind == 1) v += ElementAsF32(learned, int64_t{position[r]} * width + i);
-              if (kind >= 2) {
-                const double angle = (position[r] + first) *
-                                     std::pow(10000.0, -static_cast<double>(i % half) / (half - 1));
-                v += i < half ? std::sin(angle) : std::cos(angle);
-              }
-              expected.push_back(v);
-            }
-            ASSERT_TRUE(RowNear(RowOf(*backend_, out.view, r, width), expected, 3e-7))
-                << Name(dtype) << ", width " << width << ", kind " << kind;
+      const auto expected = [&](int row, int kind, int typed) {
+        std::vector<double> all;
+        const int half = width / 2;
+        for (int i = 0; i < width; ++i) {
+          double v = 1.5 * ElementAsF32(table, int64_t{tokens[row]} * width + i);
+          const int type = typed == kTypesOfStep ? types[row] : 0;
+          if (typed != kNoTypes) v += ElementAsF32(of_types, int64_t{type} * width + i);
+          if (kind == kLearned) v += ElementAsF32(learned, int64_t{position[row]} * width + i);
+          if (kind >= kSinusoids) {
+            const int steps = kind == kHalfSpacing ? half : half - 1;
+            const int at = position[row] + (kind == kShiftedSinusoids ? 2 : 0);
+            const double angle = at * std::pow(10000.0, -static_cast<double>(i % half) / steps);
+            v += i < half ? std::sin(angle) : std::cos(angle);
           }
+          all.push_back(v);
+        }
+        return all;
+      };
+      for (int i = 0; i < 30; ++i) {
+        const EmbeddingTable* t = i % 2 == 0 ? own.get() : tied.get();
+        const int kind = i / 2 % 5;
+        const int typed = i / 10;
+        if (kind >= kSinusoids && width < 4) continue;
+        StepInputs inputs{.token_ids = tokens, .position = position, .sequence = none};
+        if (typed == kTypesOfStep) inputs.token_types = types;
+        backend_->BeginStep(inputs, nullptr, false);
+        const DeviceRows out = Dense(4, width);
+        backend_->Embed({.tokens = t,
+                         .types = typed == kNoTypes ? nullptr : type_table.get(),
+                         .positions = kind == kLearned ? positions.get() : nullptr,
+                         .sinusoidal = kind >= kSinusoids,
+                         .half_spacing = kind == kHalfSpacing,
+                         .first_position = kind == kShiftedSinusoids ? 2 : 0,
+                         .scale = 1.5f,
+                         .output = out.view});
+        for (int r = 0; r < 4; ++r) {
+          ASSERT_TRUE(RowNear(RowOf(*backend_, out.view, r, width), expected(r, kind, typed), 3e-7))
+              << Name(dtype) << ", width " << width << ", kind " << kind << ", types " << typed;
         }
       }
     }
   }
+}
+
+// The order of the sum is a part of the contract: ((token * scale) + type) + position.
+TEST_P(RowsTest, EmbeddingsAreAddedInOrder) {
+  const auto table = [&](const std::vector<float>& row) {
+    return std::move(backend_->NewEmbeddingTable(MakeTensor(row, {1, 2}))).value();
+  };
+  // Added to 1, half of its last bit is lost, because ties round to even. In the first column, the
+  // sum of type and position would not be lost; in the second, the type would not be lost if it
+  // were added last.
+  const auto tokens = table({1.0f, 1.0f});
+  const auto types = table({0x1p-24f, 0x1p-24f});
+  const auto positions = table({0x1p-24f, 0x1.8p-24f});
+  const std::vector<int32_t> zero(1);
+  backend_->BeginStep({.token_ids = zero, .position = zero, .sequence = zero}, nullptr, false);
+  const DeviceRows out = Dense(1, 2);
+  backend_->Embed({.tokens = tokens.get(),
+                   .types = types.get(),
+                   .positions = positions.get(),
+                   .output = out.view});
+  EXPECT_EQ(HostRows(*backend_, out.view), (std::vector<float>{1.0f, 1.0f + 0x1p-23f}));
 }
 
 // A table with an owner must live as long as the embedding and is read in place where the device

@@ -45,7 +45,8 @@ struct AttentionWork {
 };
 
 // AttentionWorkBytes() returns the size of one 16-byte aligned allocation; LayOutAttentionWork()
-// places the work list in it. `row_floats` is the largest PartialFloats() of the model's layers.
+// places the work list in it. `row_floats` is the largest PartialFloats() of the model's layers;
+// with 0, the allocation has no memory for partial results, and the caller sets `partial`.
 int64_t AttentionWorkBytes(int max_tokens, int slots, int64_t row_floats);
 AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots);
 // Returns the number of slots that a server should allocate for each work list: 8,192, enough for
