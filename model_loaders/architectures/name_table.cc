@@ -133,7 +133,7 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
     if (name.ends_with(kScaleSuffix)) scales_.insert(name);
   }
   for (const TensorRule& rule : tensors_) {
-    if (patterns.contains(std::string(rule.file))) found_.insert(rule.file);
+    if (patterns.contains(NamePattern(rule.file))) found_.insert(rule.file);
   }
   // Layers of different kinds may have the same tensor of the model in different places.
   for (const TensorRule& rule : tensors_) {

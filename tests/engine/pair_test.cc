@@ -146,8 +146,9 @@ TEST_P(PairTest, CompanyAndMemoryChangeNothing) {
     const std::vector<AnswerBits> alone = Alone(compute);
     ASSERT_EQ(alone.size(), pairs_.size());
     for (const int step_tokens : {8, 50, 512}) {
-      for (const int64_t sequences : {2, 8}) {
-        EngineOptions options{.max_num_seqs = 8, .max_step_tokens = step_tokens};
+      for (const int64_t sequences : {3, 8}) {
+        EngineOptions options{
+            .max_model_len = 160, .max_num_seqs = 8, .max_step_tokens = step_tokens};
         auto probe = TestEngine::Start(GetParam().model, options, compute);
         ASSERT_TRUE(probe.ok()) << probe.status();
         options.kv_cache_bytes = (*probe)->get().Stats().kv_cache_bytes * sequences / 8;
@@ -199,7 +200,7 @@ TEST_P(PairTest, RefusesWhatIsNoPair) {
   request.source.clear();
   EXPECT_TRUE(absl::IsInvalidArgument((*engine)->Submit(request)->Wait()));
   request = RequestFor(0);
-  request.source.assign(161, 5);
+  request.source.assign(static_cast<size_t>((*engine)->get().max_model_len()) + 1, 5);
   EXPECT_TRUE(absl::IsInvalidArgument((*engine)->Submit(request)->Wait()));
   request = RequestFor(0);
   request.source = {-1};

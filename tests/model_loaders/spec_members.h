@@ -78,8 +78,8 @@ auto MembersOf(T& s) {
 }
 template <Is<AttentionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t);
 }
 template <Is<FeedForwardSpec> T>
 auto MembersOf(T& s) {
@@ -128,9 +128,9 @@ auto MembersOf(T& s) {
 }
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z] = s;
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa] = s;
   // Files have neither of the other two, the stack and the encoder.
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, y, z);
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, z, aa);
 }
 
 template <typename T>

@@ -21,6 +21,7 @@ constexpr std::pair<std::string_view, ModelClass> kClasses[] = {
     {"ForSequenceClassification", ModelClass::kSequenceClassification},
     {"ForTokenClassification", ModelClass::kTokenClassification},
     {"ForQuestionAnswering", ModelClass::kSpans},
+    {"MTModel", ModelClass::kCausalLm},
     {"Model", ModelClass::kBase},
 };
 
