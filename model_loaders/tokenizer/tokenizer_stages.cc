@@ -326,9 +326,8 @@ void ReadPreTokenizerStage(JsonReader& reader, const Stage& stage,
 
 // Returns whether `frame` is short enough; if not, `reader` fails.
 bool CheckFrame(JsonReader& reader, const Stage& stage, const Frame& frame) {
-  const auto texts = std::count_if(frame.begin(), frame.end(),
-                                   [](const FramePart& part) { return !part.token.has_value(); });
-  if (texts > kMaxTexts) {
+  const auto is_text = [](const FramePart& part) { return !part.token.has_value(); };
+  if (std::count_if(frame.begin(), frame.end(), is_text) > kMaxTexts) {
     reader.Fail(stage.where, Concat("expected the text at most ", kMaxTexts, " times"));
     return false;
   }
@@ -351,22 +350,21 @@ Frame ReadTemplate(JsonReader& reader, const Stage& stage, const char* key, cons
       break;
     }
     const bool is_text = list[i].contains("Sequence");
-    const std::string kind = is_text ? "Sequence" : "SpecialToken";
+    const char* const kind = is_text ? "Sequence" : "SpecialToken";
     const Json& piece = list[i][kind];
-    const std::string piece_where = where + "." + kind;
+    const std::string piece_where = reader.Path(where, kind);
     reader.CheckKeys(piece, piece_where, {"id", "type_id"});
     const std::string name = reader.String(piece, piece_where, "id");
-    FramePart part;
+    uint8_t type = 0;
     if (!reader.Get(piece, "type_id").is_null()) {
-      part.type = static_cast<uint8_t>(reader.Size(piece, piece_where, "type_id", 0, UINT8_MAX));
+      type = static_cast<uint8_t>(reader.Size(piece, piece_where, "type_id", 0, UINT8_MAX));
     }
     if (is_text) {
       if (name != "A" && !(pair && name == "B")) {
-        reader.Fail(piece_where + ".id", Concat("expected ", pair ? "\"A\" or \"B\"" : "\"A\"",
-                                                ", found \"", name, "\""));
+        const std::string expected = pair ? "\"A\" or \"B\"" : "\"A\"";
+        reader.Fail(piece_where + ".id", "expected " + expected + ", found \"" + name + "\"");
       }
-      part.second = name == "B";
-      frame.push_back(part);
+      frame.push_back({std::nullopt, type, name == "B"});
       continue;
     }
     const std::string token_where = stage.where + ".special_tokens[\"" + name + "\"]";
@@ -374,8 +372,7 @@ Frame ReadTemplate(JsonReader& reader, const Stage& stage, const char* key, cons
     reader.CheckKeys(token, token_where, {"id", "ids", "tokens"});
     const Json& ids = reader.Array(token, token_where, "ids");
     for (size_t k = 0; k < ids.size() && CheckFrame(reader, stage, frame); ++k) {
-      part.token = reader.Id(ids[k], Concat(token_where, ".ids[", k, ']'));
-      frame.push_back(part);
+      frame.push_back({reader.Id(ids[k], Concat(token_where, ".ids[", k, ']')), type});
     }
   }
   return frame;
@@ -387,16 +384,15 @@ Frames ReadTemplates(JsonReader& reader, const Stage& stage) {
   if (!special.is_object()) {
     reader.FailExpected(stage.where + ".special_tokens", "an object", special);
   }
-  Frames frames;
-  frames.single = ReadTemplate(reader, stage, "single", special);
+  Frames frames{.single = ReadTemplate(reader, stage, "single", special)};
   if (!reader.Get(*stage.json, "pair").is_null()) {
     frames.pair = ReadTemplate(reader, stage, "pair", special);
   }
   return frames;
 }
 
-// Reads the frames of BertProcessing and RobertaProcessing, whose tokens are given as [token, id].
-Frames ReadClassifierFrames(JsonReader& reader, const Stage& stage, bool roberta) {
+// Reads the frames of BertProcessing and RobertaProcessing; each token is [token, id].
+Frames ReadClassifierFrames(JsonReader& reader, const Stage& stage) {
   const auto id_of = [&](const char* key) {
     const Json& pair = reader.Array(*stage.json, stage.where, key);
     const std::string where = reader.Path(stage.where, key);
@@ -404,9 +400,8 @@ Frames ReadClassifierFrames(JsonReader& reader, const Stage& stage, bool roberta
     reader.FailExpected(where, "a pair of a token and its id", pair);
     return TokenId{0};
   };
-  const TokenId cls = id_of("cls");
-  const TokenId sep = id_of("sep");
-  return roberta ? RobertaFrames(cls, sep) : BertFrames(cls, sep);
+  const auto make = stage.type == "BertProcessing" ? BertFrames : RobertaFrames;
+  return make(id_of("cls"), id_of("sep"));
 }
 
 // Returns `outer` with `inner`, the frames of the processors before, in place of the text. Only one
@@ -552,14 +547,12 @@ PostProcessorSection ReadPostProcessor(JsonReader& reader, const Json& json) {
       section.frames = Nested(reader, stage, ReadTemplates(reader, stage), section.frames);
     } else if (stage.type == "BertProcessing") {
       reader.CheckKeys(*stage.json, stage.where, {"type", "sep", "cls"});
-      section.frames =
-          Nested(reader, stage, ReadClassifierFrames(reader, stage, false), section.frames);
+      section.frames = Nested(reader, stage, ReadClassifierFrames(reader, stage), section.frames);
     } else if (stage.type == "RobertaProcessing") {
       reader.CheckKeys(*stage.json, stage.where,
                        {"type", "sep", "cls", "trim_offsets", "add_prefix_space"});
       ReadTrim(reader, stage, &section.trims);
-      section.frames =
-          Nested(reader, stage, ReadClassifierFrames(reader, stage, true), section.frames);
+      section.frames = Nested(reader, stage, ReadClassifierFrames(reader, stage), section.frames);
     } else {
       Unsupported(reader, stage,
                   "BertProcessing, ByteLevel, RobertaProcessing, Sequence or TemplateProcessing");
