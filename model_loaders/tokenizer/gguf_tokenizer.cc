@@ -20,6 +20,7 @@
 #include "engine/text/tokenizer/utf8.h"
 #include "model_loaders/tokenizer/sentence_piece_file.h"
 #include "model_loaders/tokenizer/split_patterns.h"
+#include "model_loaders/tokenizer/vocab_files.h"
 
 namespace moeserve {
 namespace {
@@ -33,6 +34,10 @@ constexpr std::string_view kMerges = "tokenizer.ggml.merges";
 constexpr std::string_view kGgufCharacterMap = "tokenizer.ggml.precompiled_charsmap";
 constexpr std::string_view kTemplate = "tokenizer.chat_template";
 constexpr size_t kMaxTemplates = 64;
+constexpr std::string_view kWordStart = "\xE2\x96\x81";  // U+2581, in front of a word
+
+// The values of tokenizer.ggml.model: none, "llama", "t5", "gpt2" and "bert".
+enum class GgufVocabulary : uint8_t { kNone, kSentencePieceBpe, kUnigram, kByteLevel, kWordPiece };
 
 // How a byte-level tokenizer prepares and cuts a text.
 struct PreTokenizerKind {
@@ -83,7 +88,7 @@ std::string PieceText(std::string_view token, PieceType type) {
   std::string text;
   for (const char c : token) {
     if (c == ' ') {
-      text += "\xE2\x96\x81";  // U+2581
+      text += kWordStart;
     } else {
       text += c;
     }
@@ -173,15 +178,16 @@ class GgufReader {
     return static_cast<TokenId>(*id);
   }
 
-  // Whether the tokenizer is one of SentencePiece. nullopt if the file has none.
-  Result<std::optional<bool>> IsSentencePiece() {
+  Result<GgufVocabulary> VocabularyKind() {
     MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string_view> model, Text(kModel));
     if (!model.has_value() || *model == "none" || *model == "no_vocab") {
-      return std::optional<bool>();
+      return GgufVocabulary::kNone;
     }
-    if (*model == "llama") return std::optional(true);
-    if (*model == "gpt2") return std::optional(false);
-    return Fault(kModel, R"("llama" or "gpt2")", Quoted(*model));
+    if (*model == "llama") return GgufVocabulary::kSentencePieceBpe;
+    if (*model == "t5") return GgufVocabulary::kUnigram;
+    if (*model == "gpt2") return GgufVocabulary::kByteLevel;
+    if (*model == "bert") return GgufVocabulary::kWordPiece;
+    return Fault(kModel, R"("llama", "t5", "gpt2" or "bert")", Quoted(*model));
   }
 
   Result<const PreTokenizerKind*> Kind() {
@@ -196,7 +202,8 @@ class GgufReader {
                  name.has_value() ? Quoted(*name) : "none; it says how a text is cut into pieces");
   }
 
-  Result<std::unique_ptr<Tokenizer>> SentencePiece();
+  Result<std::unique_ptr<Tokenizer>> SentencePiece(bool unigram);
+  Result<std::unique_ptr<Tokenizer>> WordPiece();
   Result<std::unique_ptr<Tokenizer>> ByteLevel();
   Result<TokenizerConfig> Config();
 
@@ -216,7 +223,7 @@ class GgufReader {
   const GgufFile& file_;
 };
 
-Result<std::unique_ptr<Tokenizer>> GgufReader::SentencePiece() {
+Result<std::unique_ptr<Tokenizer>> GgufReader::SentencePiece(bool unigram) {
   SentencePieceFile model;
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<PieceType> types, Types(tokens.size()));
@@ -226,7 +233,8 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::SentencePiece() {
   if (!scores.has_value() || scores->size() != tokens.size()) {
     return Wrong(kScores, Concat("an array of ", tokens.size(), " numbers, one for each token"));
   }
-  model.model.algorithm = SentencePieceConfig::Algorithm::kBpe;
+  model.model.algorithm =
+      unigram ? SentencePieceConfig::Algorithm::kUnigram : SentencePieceConfig::Algorithm::kBpe;
   model.model.pieces.reserve(tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (types[i] == PieceType::kByte) model.model.byte_fallback = true;
@@ -238,7 +246,7 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::SentencePiece() {
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> extra,
                             Bool("tokenizer.ggml.remove_extra_whitespaces"));
   model.rules.add_dummy_prefix = prefix.value_or(true);
-  model.rules.remove_extra_whitespaces = extra.value_or(false);
+  model.rules.remove_extra_whitespaces = extra.value_or(unigram);
   if (const GgufValue* map = file_.Find(kGgufCharacterMap)) {
     const bool bytes =
         map->type == GgufValueType::kArray &&
@@ -252,8 +260,45 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::SentencePiece() {
   }
   TokenizerDetails details;
   MOESERVE_ASSIGN_OR_RETURN(details.config, Config());
+  // Only XLM-RoBERTa's files have both tokens; two texts are joined as it does.
+  if (unigram && details.config.add_bos_token.value_or(false)) {
+    details.config.tokenizer_class = "XLMRobertaTokenizer";
+  }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       MakeSentencePieceTokenizer(std::move(model), details);
+  if (!tokenizer.ok()) return At(kTokens, tokenizer.status());
+  return tokenizer;
+}
+
+// Converters write "▁" in front of the tokens that start a word and remove "##" from the others.
+Result<std::unique_ptr<Tokenizer>> GgufReader::WordPiece() {
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<PieceType> types, Types(tokens.size()));
+  std::vector<std::pair<std::string, TokenId>> vocab;
+  TokenizerDetails details;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const std::string_view token = tokens[i];
+    const auto id = static_cast<TokenId>(i);
+    if (types[i] == PieceType::kUnused) continue;  // fills up the ids
+    const bool special = types[i] == PieceType::kControl || types[i] == PieceType::kUnknown;
+    if (special || types[i] == PieceType::kUserDefined) {
+      AddedToken added;
+      added.id = id;
+      added.content = token;
+      added.special = special;
+      details.added_tokens.push_back(std::move(added));
+    }
+    if (special || (token.starts_with('[') && token.ends_with(']'))) {
+      vocab.emplace_back(token, id);
+    } else if (token.starts_with(kWordStart)) {
+      vocab.emplace_back(token.substr(kWordStart.size()), id);
+    } else {
+      vocab.emplace_back(Concat("##", token), id);
+    }
+  }
+  MOESERVE_ASSIGN_OR_RETURN(details.config, Config());
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      MakeBertTokenizer(std::move(vocab), std::move(details));
   if (!tokenizer.ok()) return At(kTokens, tokenizer.status());
   return tokenizer;
 }
@@ -345,17 +390,17 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
 
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> bos, Bool("tokenizer.ggml.add_bos_token"));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> eos, Bool("tokenizer.ggml.add_eos_token"));
-  const auto enclose = [&](bool adds, std::string_view key, bool front) -> absl::Status {
-    if (!adds) return absl::OkStatus();
+  const auto id_of = [&](bool adds, std::string_view key) -> Result<std::optional<TokenId>> {
+    if (!adds) return std::optional<TokenId>();
     MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, Id(key, tokens.size()));
     if (!id.has_value()) return Wrong(key, "the id of the token that encloses a text");
-    parts.frame.insert(front ? parts.frame.begin() : parts.frame.end(), id);
-    return absl::OkStatus();
+    return id;
   };
-  MOESERVE_RETURN_IF_ERROR(
-      enclose(bos.value_or(kind->add_bos), "tokenizer.ggml.bos_token_id", /*front=*/true));
-  MOESERVE_RETURN_IF_ERROR(
-      enclose(eos.value_or(false), "tokenizer.ggml.eos_token_id", /*front=*/false));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> before,
+                            id_of(bos.value_or(kind->add_bos), "tokenizer.ggml.bos_token_id"));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> after,
+                            id_of(eos.value_or(false), "tokenizer.ggml.eos_token_id"));
+  parts.frames = Enclosed(before, after);
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       PipelineTokenizer::Create(std::move(parts));
   if (!tokenizer.ok()) return At(kTokens, tokenizer.status());
@@ -388,23 +433,38 @@ absl::Status GgufReader::ReadTemplates(TokenizerConfig* config) {
 Result<TokenizerConfig> GgufReader::Config() {
   TokenizerConfig config;
   MOESERVE_RETURN_IF_ERROR(ReadTemplates(&config));
-  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> sentence_piece, IsSentencePiece());
-  if (!sentence_piece.has_value()) return config;
+  MOESERVE_ASSIGN_OR_RETURN(const GgufVocabulary kind, VocabularyKind());
+  if (kind == GgufVocabulary::kNone) return config;
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
-  // Where a file does not say them, SentencePiece's usual ids and settings count.
-  const bool usual = *sentence_piece;
-  const auto id = [&](TokenId number) { return usual ? std::optional(number) : std::nullopt; };
-  MOESERVE_ASSIGN_OR_RETURN(config.unk_token,
-                            TokenText("tokenizer.ggml.unknown_token_id", tokens, id(0)));
-  MOESERVE_ASSIGN_OR_RETURN(config.bos_token,
-                            TokenText("tokenizer.ggml.bos_token_id", tokens, id(1)));
-  MOESERVE_ASSIGN_OR_RETURN(config.eos_token,
-                            TokenText("tokenizer.ggml.eos_token_id", tokens, id(2)));
-  MOESERVE_ASSIGN_OR_RETURN(config.pad_token,
-                            TokenText("tokenizer.ggml.padding_token_id", tokens, std::nullopt));
+  // Where a file does not say them, the usual ids and settings of the kind count.
+  const bool llama = kind == GgufVocabulary::kSentencePieceBpe;
+  const bool t5 = kind == GgufVocabulary::kUnigram;
+  const bool bert = kind == GgufVocabulary::kWordPiece;
+  using Usual = std::optional<TokenId>;
+  const auto read = [&](std::optional<std::string> TokenizerConfig::*name, std::string_view key,
+                        Usual usual) -> absl::Status {
+    MOESERVE_ASSIGN_OR_RETURN(config.*name,
+                              TokenText(Concat("tokenizer.ggml.", key), tokens, usual));
+    return absl::OkStatus();
+  };
+  const auto of = [](bool is, TokenId id) { return is ? Usual(id) : std::nullopt; };
+  using Config = TokenizerConfig;
+  MOESERVE_RETURN_IF_ERROR(read(&Config::unk_token, "unknown_token_id",
+                                bert ? Usual(100)
+                                : t5 ? Usual(2)
+                                     : of(llama, 0)));
+  MOESERVE_RETURN_IF_ERROR(
+      read(&Config::bos_token, "bos_token_id", bert ? Usual(101) : of(llama, 1)));
+  MOESERVE_RETURN_IF_ERROR(read(&Config::eos_token, "eos_token_id", t5 ? Usual(1) : of(llama, 2)));
+  MOESERVE_RETURN_IF_ERROR(read(&Config::pad_token, "padding_token_id", of(bert || t5, 0)));
+  MOESERVE_RETURN_IF_ERROR(read(&Config::cls_token, "cls_token_id", std::nullopt));
+  MOESERVE_RETURN_IF_ERROR(read(&Config::sep_token, "seperator_token_id", of(bert, 102)));
+  MOESERVE_RETURN_IF_ERROR(read(&Config::mask_token, "mask_token_id", of(bert, 103)));
+  if (bert && !config.cls_token.has_value()) config.cls_token = config.bos_token;
   MOESERVE_ASSIGN_OR_RETURN(config.add_bos_token, Bool("tokenizer.ggml.add_bos_token"));
   MOESERVE_ASSIGN_OR_RETURN(config.add_eos_token, Bool("tokenizer.ggml.add_eos_token"));
-  if (usual && !config.add_bos_token.has_value()) config.add_bos_token = true;
+  if (llama && !config.add_bos_token.has_value()) config.add_bos_token = true;
+  if (t5 && !config.add_eos_token.has_value()) config.add_eos_token = true;
   return config;
 }
 
@@ -412,9 +472,20 @@ Result<TokenizerConfig> GgufReader::Config() {
 
 Result<std::unique_ptr<Tokenizer>> ReadGgufTokenizer(const GgufFile& file) {
   GgufReader reader(file);
-  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> sentence_piece, reader.IsSentencePiece());
-  if (!sentence_piece.has_value()) return std::unique_ptr<Tokenizer>();
-  return *sentence_piece ? reader.SentencePiece() : reader.ByteLevel();
+  MOESERVE_ASSIGN_OR_RETURN(const GgufVocabulary kind, reader.VocabularyKind());
+  switch (kind) {
+    case GgufVocabulary::kNone:
+      break;
+    case GgufVocabulary::kSentencePieceBpe:
+      return reader.SentencePiece(/*unigram=*/false);
+    case GgufVocabulary::kUnigram:
+      return reader.SentencePiece(/*unigram=*/true);
+    case GgufVocabulary::kByteLevel:
+      return reader.ByteLevel();
+    case GgufVocabulary::kWordPiece:
+      return reader.WordPiece();
+  }
+  return std::unique_ptr<Tokenizer>();
 }
 
 Result<TokenizerConfig> ReadGgufTokenizerConfig(const GgufFile& file) {

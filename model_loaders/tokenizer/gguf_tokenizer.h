@@ -10,8 +10,10 @@
 
 namespace moeserve {
 
-// Reads tokenizers of the models "llama" (SentencePiece's BPE) and "gpt2" (byte-level BPE), whose
-// results are those of SentencePiece and of Hugging Face's library for the same vocabulary. Returns
+// Reads tokenizers of the models "llama" and "t5" (SentencePiece's BPE and Unigram), "gpt2"
+// (byte-level BPE) and "bert" (WordPiece, without case and accents, because a file does not say how
+// a text is prepared), whose results are those of SentencePiece and of Hugging Face's library for
+// the same vocabulary. Returns
 // null if the file has no tokenizer. InvalidArgument, with the file, the key, the expected and the
 // found value, for a damaged tokenizer, another model, or a pre-tokenizer whose pattern this
 // program does not know.

@@ -194,15 +194,33 @@ absl::StatusOr<std::vector<AddedToken>> AllAddedTokens(std::vector<AddedToken> c
 // The symbols with which each fairseq dictionary begins.
 constexpr std::string_view kFairseqSymbols[] = {"<s>", "<pad>", "</s>", "<unk>"};
 constexpr TokenId kFairseqUnknown = 3;
+// CamemBERT's pieces <s> and </s> come after these.
+constexpr std::string_view kCamembertSymbols[] = {"<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>",
+                                                  "<unk>NOTUSED"};
+
+// Returns the class without the ending that marks another implementation; "" if there is none.
+std::string TokenizerClass(const TokenizerConfig& config) {
+  std::string name = config.tokenizer_class.value_or("");
+  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  return name;
+}
+
+constexpr std::string_view kCamembertClass = "CamembertTokenizer";
+
+bool IsRobertaClass(std::string_view name) {
+  return name == "XLMRobertaTokenizer" || name == kCamembertClass;
+}
 
 // Returns the symbols of a fairseq dictionary in the order of their ids.
-absl::StatusOr<std::vector<std::string>> FairseqSymbols(
-    const SentencePieceConfig& model, std::optional<std::string_view> dictionary) {
+absl::StatusOr<std::vector<std::string>> FairseqSymbols(const SentencePieceConfig& model,
+                                                        std::optional<std::string_view> dictionary,
+                                                        bool camembert) {
   std::vector<std::string> symbols(std::begin(kFairseqSymbols), std::end(kFairseqSymbols));
   if (!dictionary.has_value()) {
+    if (camembert) symbols.assign(std::begin(kCamembertSymbols), std::end(kCamembertSymbols));
+    const std::vector<std::string> first = symbols;
     for (const SentencePiece& piece : model.pieces) {
-      if (std::find(std::begin(kFairseqSymbols), std::end(kFairseqSymbols), piece.text) ==
-          std::end(kFairseqSymbols)) {
+      if (std::find(first.begin(), first.end(), piece.text) == first.end()) {
         symbols.push_back(piece.text);
       }
     }
@@ -225,6 +243,24 @@ absl::StatusOr<std::vector<std::string>> FairseqSymbols(
   return symbols;
 }
 
+// Lets a text spell the mask, with spaces in front of it. With `may_add`, a vocabulary without it
+// gets it as the last one.
+void AddMaskToken(const std::string& mask, bool may_add, const std::vector<std::string>& names,
+                  std::vector<AddedToken>* tokens) {
+  const auto found = std::find_if(tokens->begin(), tokens->end(),
+                                  [&](const AddedToken& token) { return token.content == mask; });
+  if (found != tokens->end()) {
+    found->trusted_only = false;
+    found->lstrip = true;
+  } else if (may_add) {
+    const auto id = std::find(names.begin(), names.end(), mask) - names.begin();
+    AddedToken token = ControlToken(static_cast<size_t>(id), mask);
+    token.trusted_only = false;
+    token.lstrip = true;
+    tokens->push_back(std::move(token));
+  }
+}
+
 struct Enclosing {
   bool bos = false;
   bool eos = false;
@@ -233,12 +269,11 @@ struct Enclosing {
 // Returns which tokens enclose a text: as the configuration says, otherwise as the tokenizer class
 // of Hugging Face's library does, or as fairseq's documents begin.
 Enclosing EnclosingTokens(const TokenizerConfig& config, bool is_fairseq) {
-  std::string name = config.tokenizer_class.value_or("");
-  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  const std::string name = TokenizerClass(config);
   const bool bos = is_fairseq || name == "LlamaTokenizer" || name == "CodeLlamaTokenizer" ||
                    name == "GemmaTokenizer";
   return {.bos = config.add_bos_token.value_or(bos),
-          .eos = config.add_eos_token.value_or(name == "T5Tokenizer")};
+          .eos = config.add_eos_token.value_or(name == "T5Tokenizer" || IsRobertaClass(name))};
 }
 
 // `symbols` has fairseq's token for each id; without it, ids are those of SentencePiece.
@@ -252,8 +287,11 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
   std::vector<std::string> names;
   if (symbols.has_value()) {
     names = *symbols;
-    for (TokenId id = 0; id < kFairseqUnknown; ++id) {
-      control.push_back(ControlToken(id, names[id]));
+    for (size_t id = 0; id < names.size(); ++id) {
+      if (std::find(std::begin(kFairseqSymbols), kFairseqSymbols + kFairseqUnknown, names[id]) !=
+          kFairseqSymbols + kFairseqUnknown) {
+        control.push_back(ControlToken(id, names[id]));
+      }
     }
   } else {
     for (const SentencePiece& piece : file.model.pieces) {
@@ -265,6 +303,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
   }
   MOESERVE_ASSIGN_OR_RETURN(std::vector<AddedToken> tokens,
                             AllAddedTokens(std::move(control), names, details.added_tokens));
+  const bool is_roberta = IsRobertaClass(TokenizerClass(config));
+  if (is_roberta || config.mask_token.has_value()) {
+    AddMaskToken(config.mask_token.value_or("<mask>"), is_fairseq && is_roberta, names, &tokens);
+  }
   std::vector<std::pair<std::string_view, TokenId>> user_defined;
   SentencePieceDecoding decoding;
   for (const SentencePiece& piece : file.model.pieces) {
@@ -295,16 +337,19 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
         Concat("tokenizer_config.json has ", flag, ", but there is no token ", Quoted(token)));
   };
   const Enclosing enclosing = EnclosingTokens(config, is_fairseq);
+  std::optional<TokenId> bos;
+  std::optional<TokenId> eos;
   if (enclosing.bos) {
-    MOESERVE_ASSIGN_OR_RETURN(const TokenId id,
+    MOESERVE_ASSIGN_OR_RETURN(bos,
                               id_of(config.bos_token.value_or(file.bos_piece), "add_bos_token"));
-    parts.frame.insert(parts.frame.begin(), id);
   }
   if (enclosing.eos) {
-    MOESERVE_ASSIGN_OR_RETURN(const TokenId id,
+    MOESERVE_ASSIGN_OR_RETURN(eos,
                               id_of(config.eos_token.value_or(file.eos_piece), "add_eos_token"));
-    parts.frame.push_back(id);
   }
+  parts.frames = is_roberta && bos.has_value() && eos.has_value()
+                     ? RobertaFrames(*bos, *eos)
+                     : Enclosed(bos, eos, /*second_type=*/0);
   return PipelineTokenizer::Create(std::move(parts));
 }
 
@@ -316,7 +361,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseModel(std::string_view data,
   if (!file.ok()) return Prefixed(Concat(file_name, ": "), file.status());
   std::optional<std::vector<std::string>> symbols;
   if (fairseq) {
-    MOESERVE_ASSIGN_OR_RETURN(symbols, FairseqSymbols(file->model, dictionary));
+    MOESERVE_ASSIGN_OR_RETURN(
+        symbols,
+        FairseqSymbols(file->model, dictionary, TokenizerClass(details.config) == kCamembertClass));
   }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       MakeTokenizer(*std::move(file), std::move(symbols), details);

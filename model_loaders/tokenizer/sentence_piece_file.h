@@ -42,7 +42,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePieceModel(std::string_v
 // Like ParseSentencePieceModel(), with the ids that fairseq gives the pieces: <s>, <pad>, </s> and
 // <unk> are 0 to 3, and the symbols of the dictionary follow. `dictionary` is the text of its
 // dict.txt, which has a line for each symbol, with its count; without it, the symbols are the
-// model's other pieces. Unless the configuration says otherwise, a text begins with <s>.
+// model's other pieces. Unless the configuration says otherwise, a text begins with <s>. With the
+// tokenizer classes XLMRobertaTokenizer and CamembertTokenizer, it also ends with </s>, two texts
+// are joined as RoBERTa does, and the last token is <mask>. CamembertTokenizer has its own first
+// symbols: <pad> is 1, <unk> 3, <s> 5 and </s> 6.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseFairseqModel(
     std::string_view data, std::string_view file_name, std::optional<std::string_view> dictionary,
     const TokenizerDetails& details);

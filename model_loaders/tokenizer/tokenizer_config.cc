@@ -66,6 +66,9 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,
   config.eos_token = ReadToken(reader, root, "eos_token");
   config.pad_token = ReadToken(reader, root, "pad_token");
   config.unk_token = ReadToken(reader, root, "unk_token");
+  config.cls_token = ReadToken(reader, root, "cls_token");
+  config.sep_token = ReadToken(reader, root, "sep_token");
+  config.mask_token = ReadToken(reader, root, "mask_token");
   config.tokenizer_class = reader.OptionalString(root, "", "tokenizer_class");
   config.add_bos_token = ReadFlag(reader, root, "add_bos_token");
   config.add_eos_token = ReadFlag(reader, root, "add_eos_token");
@@ -86,18 +89,17 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,
 
 namespace {
 
-// The names of tokens that TokenizerConfig has, and the others that a configuration can have.
+// The names of tokens that TokenizerConfig has.
 struct NamedToken {
   std::string_view key;
   std::optional<std::string> TokenizerConfig::*member;
 };
 constexpr NamedToken kNamedTokens[] = {
-    {"bos_token", &TokenizerConfig::bos_token},
-    {"eos_token", &TokenizerConfig::eos_token},
-    {"pad_token", &TokenizerConfig::pad_token},
-    {"unk_token", &TokenizerConfig::unk_token},
+    {"bos_token", &TokenizerConfig::bos_token},   {"eos_token", &TokenizerConfig::eos_token},
+    {"pad_token", &TokenizerConfig::pad_token},   {"unk_token", &TokenizerConfig::unk_token},
+    {"cls_token", &TokenizerConfig::cls_token},   {"sep_token", &TokenizerConfig::sep_token},
+    {"mask_token", &TokenizerConfig::mask_token},
 };
-constexpr std::string_view kOtherNamedTokens[] = {"sep_token", "cls_token", "mask_token"};
 constexpr std::string_view kListsOfTokens[] = {"additional_special_tokens", "extra_special_tokens"};
 
 // A file of the folder as JSON; null if there is none.
@@ -131,7 +133,6 @@ void AddNamedTokens(const Json& root, std::set<std::string>* names) {
     return root.is_object() && found != root.end() ? *found : none;
   };
   for (const NamedToken& named : kNamedTokens) add(find(named.key));
-  for (const std::string_view key : kOtherNamedTokens) add(find(key));
   for (const std::string_view key : kListsOfTokens) {
     const Json list = find(key);  // an object of named tokens in newer files
     if (list.is_array() || list.is_object()) {
@@ -197,6 +198,15 @@ absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path&
   return config;
 }
 
+std::optional<TokenId> MaskToken(const TokenizerConfig& config, const Tokenizer& tokenizer) {
+  if (config.mask_token.has_value()) return tokenizer.TokenToId(*config.mask_token);
+  for (const std::string_view name : {"<mask>", "[MASK]"}) {
+    const std::optional<TokenId> id = tokenizer.TokenToId(name);
+    if (id.has_value() && tokenizer.IsSpecial(*id)) return id;
+  }
+  return std::nullopt;
+}
+
 absl::StatusOr<TokenizerDetails> LoadTokenizerDetails(const std::filesystem::path& model_dir) {
   TokenizerDetails details;
   MOESERVE_ASSIGN_OR_RETURN(details.config, LoadTokenizerConfig(model_dir));
@@ -208,6 +218,9 @@ absl::StatusOr<TokenizerDetails> LoadTokenizerDetails(const std::filesystem::pat
   details.added_tokens = ReadAddedTokensDecoder(reader, root);
   details.pattern = reader.OptionalString(root, "", "pat_str");
   details.add_prefix_space = reader.Bool(root, "", "add_prefix_space", false);
+  details.do_lower_case = reader.Bool(root, "", "do_lower_case", true);
+  details.tokenize_chinese_chars = reader.Bool(root, "", "tokenize_chinese_chars", true);
+  details.strip_accents = ReadFlag(reader, root, "strip_accents");
   if (!reader.ok()) return reader.status();
   if (reader.Get(root, "added_tokens_decoder").is_null()) {
     MOESERVE_ASSIGN_OR_RETURN(details.added_tokens, ReadAddedTokensFile(model_dir / kAddedTokens,

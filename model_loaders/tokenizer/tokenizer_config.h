@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/added_tokens.h"
+#include "engine/text/tokenizer/tokenizer.h"
 
 namespace moeserve {
 
@@ -25,6 +26,9 @@ struct TokenizerConfig {
   std::optional<std::string> eos_token;
   std::optional<std::string> pad_token;
   std::optional<std::string> unk_token;
+  std::optional<std::string> cls_token;
+  std::optional<std::string> sep_token;
+  std::optional<std::string> mask_token;
   std::optional<std::string> tokenizer_class;
   std::optional<bool> add_bos_token;
   std::optional<bool> add_eos_token;
@@ -37,6 +41,10 @@ struct TokenizerConfig {
 // invalid file.
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir);
 
+// Returns the token that stands for a masked word: the `mask_token` of `config`, otherwise a
+// special token <mask> or [MASK]. nullopt if the tokenizer has none of them.
+std::optional<TokenId> MaskToken(const TokenizerConfig& config, const Tokenizer& tokenizer);
+
 // The keys that complete a tokenizer's vocabulary file.
 struct TokenizerDetails {
   TokenizerConfig config;
@@ -46,6 +54,10 @@ struct TokenizerDetails {
   std::set<std::string> special_tokens = {};
   std::optional<std::string> pattern;  // `pat_str`, tiktoken's name for the pattern of pieces
   bool add_prefix_space = false;
+  // How BERT's tokenizer prepares a text; without `strip_accents`, that is as `do_lower_case`.
+  bool do_lower_case = true;
+  bool tokenize_chinese_chars = true;
+  std::optional<bool> strip_accents = std::nullopt;
 };
 
 // Reads `model_dir`/tokenizer_config.json, special_tokens_map.json and added_tokens.json, if

@@ -19,6 +19,7 @@ namespace {
 // The name that fairseq's models give their SentencePiece model.
 constexpr char kFairseqModel[] = "sentencepiece.bpe.model";
 constexpr char kFairseqDictionary[] = "dict.txt";
+constexpr char kBertVocabulary[] = "vocab.txt";
 
 // Vocabulary files of SentencePiece and tiktoken, in the order of preference.
 constexpr const char* kVocabularies[] = {"tokenizer.model", "spiece.model", kFairseqModel,
@@ -51,10 +52,27 @@ std::string VocabularyFile(const std::filesystem::path& folder) {
   return names.empty() ? "" : names[0];
 }
 
+// Older folders of RoBERTa's relatives name their family in config.json only.
+absl::Status AddFamily(const std::filesystem::path& folder, TokenizerConfig* config) {
+  if (config->tokenizer_class.has_value() || !HasFile(folder, kFairseqModel)) {
+    return absl::OkStatus();
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> text,
+                            ReadTokenizerFile(folder / "config.json"));
+  if (!text.has_value()) return absl::OkStatus();
+  JsonReader reader("config.json");
+  const nlohmann::json root = reader.Parse(*text);
+  const nlohmann::json& family = reader.Get(root, "model_type");
+  if (family == "xlm-roberta") config->tokenizer_class = "XLMRobertaTokenizer";
+  if (family == "camembert") config->tokenizer_class = "CamembertTokenizer";
+  return reader.status();
+}
+
 absl::StatusOr<TokenizerDetails> DetailsBelow(TokenId id_limit,
                                               const std::filesystem::path& folder) {
   absl::StatusOr<TokenizerDetails> details = LoadTokenizerDetails(folder);
   if (details.ok()) {
+    MOESERVE_RETURN_IF_ERROR(AddFamily(folder, &details->config));
     std::erase_if(details->added_tokens,
                   [&](const AddedToken& token) { return token.id >= id_limit; });
   }
@@ -87,20 +105,24 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesy
                             ReadTokenizerFile(folder / "vocab.json"));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> merges,
                             ReadTokenizerFile(folder / "merges.txt"));
-  if (!vocab.has_value() || !merges.has_value()) {
+  const bool has_merges = vocab.has_value() && merges.has_value();
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> lines,
+                            ReadTokenizerFile(folder / kBertVocabulary));
+  if (!has_merges && !lines.has_value()) {
     return absl::NotFoundError(
-        "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, or vocab.json and "
-        "merges.txt, found none");
+        "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, vocab.json and "
+        "merges.txt, or vocab.txt, found none");
   }
   MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
+  if (!has_merges) return ParseBertVocabulary(*lines, details);
   return ParseVocabAndMerges(*vocab, *merges, details);
 }
 
 std::vector<std::string> TokenizerFiles(const std::filesystem::path& folder) {
   std::vector<std::string> names = TiktokenFiles(folder);
   for (const char* name : kVocabularies) names.push_back(name);
-  for (const char* name :
-       {"tokenizer.json", "added_tokens.json", kFairseqDictionary, "vocab.json", "merges.txt"}) {
+  for (const char* name : {"tokenizer.json", "added_tokens.json", kFairseqDictionary, "vocab.json",
+                           "merges.txt", kBertVocabulary}) {
     names.push_back(name);
   }
   std::erase_if(names, [&](const std::string& name) { return !HasFile(folder, name); });

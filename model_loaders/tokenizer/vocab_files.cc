@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +15,8 @@
 #include "engine/text/tokenizer/decoders/decoder_stages.h"
 #include "engine/text/tokenizer/models/bpe_model.h"
 #include "engine/text/tokenizer/models/byte_level.h"
+#include "engine/text/tokenizer/models/word_models.h"
+#include "engine/text/tokenizer/normalizers/text_edits.h"
 #include "engine/text/tokenizer/normalizers/unicode_form.h"
 #include "engine/text/tokenizer/pipeline_tokenizer.h"
 #include "engine/text/tokenizer/regex_syntax.h"
@@ -65,48 +69,56 @@ std::string ByteLevelSpelling(std::string_view bytes) {
   return text;
 }
 
+// Returns the tokens that the configuration names, without a list of added tokens.
+std::vector<AddedToken> NamedTokens(const TokenizerConfig& config, const TokenModel& model) {
+  std::vector<AddedToken> added;
+  for (const auto* name :
+       {&config.bos_token, &config.eos_token, &config.unk_token, &config.pad_token,
+        &config.cls_token, &config.sep_token, &config.mask_token}) {
+    if (!name->has_value()) continue;
+    const std::optional<TokenId> id = model.TokenToId(**name);
+    const auto same = [&](const AddedToken& token) { return token.content == **name; };
+    if (!id.has_value() || std::any_of(added.begin(), added.end(), same)) continue;
+    AddedToken token;
+    token.id = *id;
+    token.content = **name;
+    token.special = true;
+    added.push_back(std::move(token));
+  }
+  return added;
+}
+
 // Adds the parts that all tokenizers on bytes share: added tokens, decoder and enclosing tokens.
 absl::StatusOr<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig config,
                                                   const TokenizerDetails& details) {
   MOESERVE_ASSIGN_OR_RETURN(parts.model, BpeModel::Create(std::move(config)));
   std::vector<AddedToken> added = details.added_tokens;
-  if (added.empty()) {
-    // Without a list of added tokens, the special tokens are those that the configuration names.
-    for (const auto* name : {&details.config.bos_token, &details.config.eos_token,
-                             &details.config.unk_token, &details.config.pad_token}) {
-      if (!name->has_value()) continue;
-      const std::optional<TokenId> id = parts.model->TokenToId(**name);
-      const auto same = [&](const AddedToken& token) { return token.content == **name; };
-      if (!id.has_value() || std::any_of(added.begin(), added.end(), same)) continue;
-      AddedToken token;
-      token.id = *id;
-      token.content = **name;
-      token.special = true;
-      added.push_back(std::move(token));
-    }
-  }
+  if (added.empty()) added = NamedTokens(details.config, *parts.model);
   MOESERVE_ASSIGN_OR_RETURN(parts.added_tokens,
                             AddedTokens::Create(std::move(added), *parts.model,
                                                 parts.normalizer.get(), /*any_new_ids=*/true));
   std::vector<std::unique_ptr<DecoderStage>> stages;
   stages.push_back(std::make_unique<ByteLevelStage>());
   parts.decoder = std::make_unique<ChainDecoder>(std::move(stages));
-  const auto enclose = [&](std::optional<bool> adds, const std::optional<std::string>& token,
-                           const char* flag, bool front) -> absl::Status {
-    if (!adds.value_or(false)) return absl::OkStatus();
+  const auto id_of = [&](std::optional<bool> adds, const std::optional<std::string>& token,
+                         const char* flag) -> absl::StatusOr<std::optional<TokenId>> {
+    if (!adds.value_or(false)) return std::nullopt;
     const std::optional<TokenId> id =
         token.has_value() ? parts.added_tokens->TokenToId(*token) : std::nullopt;
     if (!id.has_value()) {
       return InvalidFile(Concat("tokenizer_config.json has ", flag,
                                 ", but names no such token among its special tokens"));
     }
-    parts.frame.insert(front ? parts.frame.begin() : parts.frame.end(), id);
-    return absl::OkStatus();
+    return id;
   };
-  MOESERVE_RETURN_IF_ERROR(enclose(details.config.add_bos_token, details.config.bos_token,
-                                   "add_bos_token", /*front=*/true));
-  MOESERVE_RETURN_IF_ERROR(enclose(details.config.add_eos_token, details.config.eos_token,
-                                   "add_eos_token", /*front=*/false));
+  const TokenizerConfig& config_file = details.config;
+  MOESERVE_ASSIGN_OR_RETURN(
+      const std::optional<TokenId> bos,
+      id_of(config_file.add_bos_token, config_file.bos_token, "add_bos_token"));
+  MOESERVE_ASSIGN_OR_RETURN(
+      const std::optional<TokenId> eos,
+      id_of(config_file.add_eos_token, config_file.eos_token, "add_eos_token"));
+  parts.frames = Enclosed(bos, eos);
   return PipelineTokenizer::Create(std::move(parts));
 }
 
@@ -254,6 +266,76 @@ absl::StatusOr<std::string> RubyPattern(std::string_view pattern) {
     out.push_back(pattern[i]);
   }
   return out;
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBertTokenizer(
+    std::vector<std::pair<std::string, TokenId>> vocab, TokenizerDetails details) {
+  TokenizerConfig& names = details.config;
+  if (!names.unk_token.has_value()) names.unk_token = "[UNK]";
+  if (!names.cls_token.has_value()) names.cls_token = "[CLS]";
+  if (!names.sep_token.has_value()) names.sep_token = "[SEP]";
+  if (!names.pad_token.has_value()) names.pad_token = "[PAD]";
+  if (!names.mask_token.has_value()) names.mask_token = "[MASK]";
+  WordPieceConfig config;
+  config.vocab = std::move(vocab);
+  config.unk_token = *names.unk_token;
+  PipelineParts parts;
+  MOESERVE_ASSIGN_OR_RETURN(parts.model, WordPieceModel::Create(std::move(config)));
+  TokenId ids[3];
+  const std::string* const needed[3] = {&*names.unk_token, &*names.cls_token, &*names.sep_token};
+  for (int i = 0; i < 3; ++i) {
+    const std::optional<TokenId> id = parts.model->TokenToId(*needed[i]);
+    if (!id.has_value()) {
+      return InvalidFile(Concat("expected the token ", Quoted(*needed[i]), ", found none"));
+    }
+    ids[i] = *id;
+  }
+  parts.frames = BertFrames(ids[1], ids[2]);
+  parts.normalizer =
+      BertNormalizer({.handle_chinese_chars = details.tokenize_chinese_chars,
+                      .strip_accents = details.strip_accents.value_or(details.do_lower_case),
+                      .lowercase = details.do_lower_case});
+  std::vector<std::unique_ptr<PreTokenizer>> stages;
+  stages.push_back(
+      std::make_unique<CharacterPreTokenizer>(&WhiteSpaceSet(), SplitBehavior::kRemoved));
+  stages.push_back(
+      std::make_unique<CharacterPreTokenizer>(&PunctuationSet(), SplitBehavior::kIsolated));
+  parts.pre_tokenizer = std::make_unique<SequencePreTokenizer>(std::move(stages));
+  std::vector<AddedToken> added = std::move(details.added_tokens);
+  if (added.empty()) added = NamedTokens(names, *parts.model);
+  MOESERVE_ASSIGN_OR_RETURN(parts.added_tokens,
+                            AddedTokens::Create(std::move(added), *parts.model,
+                                                parts.normalizer.get(), /*any_new_ids=*/true));
+  std::vector<std::unique_ptr<DecoderStage>> decoder;
+  decoder.push_back(WordPieceStage(WordPieceConfig().continuing_subword_prefix, /*cleanup=*/true));
+  parts.decoder = std::make_unique<ChainDecoder>(std::move(decoder));
+  return PipelineTokenizer::Create(std::move(parts));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseBertVocabulary(std::string_view text,
+                                                               const TokenizerDetails& details) {
+  constexpr std::string_view kClasses[] = {
+      "BertTokenizer",     "ConvBertTokenizer",   "DistilBertTokenizer", "ElectraTokenizer",
+      "LayoutLMTokenizer", "MobileBertTokenizer", "SqueezeBertTokenizer"};
+  std::string name = details.config.tokenizer_class.value_or("BertTokenizer");
+  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  if (std::find(std::begin(kClasses), std::end(kClasses), name) == std::end(kClasses)) {
+    return InvalidFile(
+        Concat("vocab.txt: expected a tokenizer_class as BertTokenizer in "
+               "tokenizer_config.json, found ",
+               Quoted(name)));
+  }
+  std::map<std::string, TokenId, std::less<>> ids;
+  TokenId id = 0;
+  for (; !text.empty(); ++id) {
+    if (id > Vocabulary::kMaxId) return InvalidFile("vocab.txt: too many lines");
+    const std::string_view line = TakeLine(&text);
+    // As in Hugging Face's library, the last of equal lines counts.
+    if (!line.empty()) ids.insert_or_assign(std::string(line), id);
+  }
+  auto tokenizer = MakeBertTokenizer({ids.begin(), ids.end()}, details);
+  if (!tokenizer.ok()) return Prefixed("vocab.txt: ", tokenizer.status());
+  return tokenizer;
 }
 
 bool LooksLikeTiktoken(std::string_view data) {

@@ -1,10 +1,13 @@
-// Reads vocabularies that are not a whole description of a tokenizer: tiktoken's files, and
-// vocab.json with merges.txt. tokenizer_config.json says the rest. The files are untrusted.
+// Reads vocabularies that are not a whole description of a tokenizer: tiktoken's files, vocab.json
+// with merges.txt, and BERT's vocab.txt. tokenizer_config.json says the rest. The files are
+// untrusted.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/tokenizer.h"
@@ -26,6 +29,17 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTiktoken(std::string_view data,
 // must be GPT2Tokenizer or Qwen2Tokenizer.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabAndMerges(std::string_view vocab,
                                                                std::string_view merges,
+                                                               const TokenizerDetails& details);
+
+// Makes BERT's tokenizer of a WordPiece vocabulary. `details` says how a text is prepared and which
+// tokens are special; without names, they are called [UNK], [CLS], [SEP], [PAD] and [MASK].
+// InvalidArgument for an invalid vocabulary or one without [UNK], [CLS] or [SEP].
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBertTokenizer(
+    std::vector<std::pair<std::string, TokenId>> vocab, TokenizerDetails details);
+
+// Reads BERT's tokenizer from the text of vocab.txt, which has a token in each line. The tokenizer
+// class in `details`, if it has one, must be one that works as BERT's.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseBertVocabulary(std::string_view text,
                                                                const TokenizerDetails& details);
 
 // Rewrites a pattern of tiktoken, which is written for Rust's regular expressions, to mean the same

@@ -107,10 +107,20 @@ inline void ReadAllTensors(const TensorFile& file) {
 // Encodes some text with a tokenizer that a file describes, and decodes the ids.
 inline void UseTokenizer(const Tokenizer& tokenizer) {
   CountAccepted();
+  constexpr std::string_view kText = "Some text, \xc3\xa9\xe2\x82\xac  12\n<s>[UNK]";
   for (const bool special : {false, true}) {
-    const auto ids = tokenizer.Encode("Some text, \xc3\xa9\xe2\x82\xac  12\n<s>[UNK]", special);
+    const auto ids = tokenizer.Encode(kText, special);
     if (!ids.ok()) continue;
     MOESERVE_CHECK(tokenizer.Decode(*ids, special).ok(), "own ids can be decoded");
+    const auto one = tokenizer.EncodeTexts(kText, std::nullopt, special);
+    MOESERVE_CHECK(one.ok() && one->ids == *ids, "a single text has the ids of Encode()");
+    const auto two = tokenizer.EncodeTexts(kText, kText, special, {.most = 9});
+    for (const auto* made : {&one, &two}) {
+      if (!made->ok()) continue;
+      for (const TextSpan& span : (*made)->spans) {
+        MOESERVE_CHECK(span.begin <= span.end && span.end <= kText.size(), "parts of the text");
+      }
+    }
   }
 }
 

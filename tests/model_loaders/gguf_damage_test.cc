@@ -476,8 +476,8 @@ TokenizerDamage Token(std::string name, GgufKey key, std::vector<std::string> me
 INSTANTIATE_TEST_SUITE_P(
     Gguf, GgufTokenizerDamage,
     ::testing::Values(
-        Token("Model", GgufText("tokenizer.ggml.model", "bert"),
-              {R"(tokenizer.ggml.model: expected "llama" or "gpt2", found "bert")"}),
+        Token("Model", GgufText("tokenizer.ggml.model", "rwkv"),
+              {R"(tokenizer.ggml.model: expected "llama", "t5", "gpt2" or "bert", found "rwkv")"}),
         Token("ModelNumber", GgufU32("tokenizer.ggml.model", 1),
               {"tokenizer.ggml.model: expected a string, found 1 (u32)"}),
         Token("PreTokenizer", GgufText("tokenizer.ggml.pre", "tekken"),

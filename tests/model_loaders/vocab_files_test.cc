@@ -231,6 +231,24 @@ TEST(Fairseq, IdsOfTheDictionary) {
   }
 }
 
+// XLM-RoBERTa's last token is <mask>, and CamemBERT's symbols begin in another way.
+TEST(Fairseq, RobertaClasses) {
+  TokenizerDetails details;
+  details.config.tokenizer_class = "XLMRobertaTokenizer";
+  const auto xlm = ParseFairseqModel(ModelFile(1), "m", std::nullopt, details);
+  ASSERT_TRUE(xlm.ok()) << xlm.status();
+  const auto made = (*xlm)->EncodeTexts("a  <mask>", "b", true);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->ids, (Ids{0, 265, 266, 2, 2, 261, 263, 2}));
+  EXPECT_EQ(made->types, std::vector<uint8_t>(8, 0));
+  EXPECT_EQ(made->spans[2], (TextSpan{1, 9}));
+  EXPECT_EQ(MaskToken(details.config, **xlm), 266);
+  details.config.tokenizer_class = "CamembertTokenizerFast";
+  const auto camembert = ParseFairseqModel(ModelFile(1), "m", std::nullopt, details);
+  ASSERT_TRUE(camembert.ok()) << camembert.status();
+  EXPECT_EQ(*(*camembert)->Encode("a<mask>", true), (Ids{5, 268, 269, 6}));
+}
+
 TEST(CharacterMapTest, DamageDoesNotCrash) {
   // A trie of one rule: "a" becomes "é".
   std::string trie(4 * 256, '\0');

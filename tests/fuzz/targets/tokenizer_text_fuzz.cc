@@ -93,6 +93,13 @@ void CheckText(const Subject& subject, std::string_view text, size_t trusted) {
   for (const TokenId id : *plain) {
     MOESERVE_CHECK(!tokenizer.IsSpecial(id), "plain text makes no special token");
   }
+  const auto places = tokenizer.EncodeTexts(text, std::nullopt, false);
+  MOESERVE_CHECK(places.ok() && places->ids == *special, "a single text has the ids of Encode()");
+  MOESERVE_CHECK(tokenizer.EncodeTexts(text, text, true, {.most = trusted + 9}).ok(), "pairs, cut");
+  for (const TextSpan& span : places->spans) {
+    MOESERVE_CHECK(span.begin <= span.end && span.end <= text.size(), "a part of the text");
+    MOESERVE_CHECK(IsValidUtf8(text.substr(span.begin, span.end - span.begin)), "characters");
+  }
   const std::vector<TextSpan> all = {{0, text.size()}};
   const auto none = tokenizer.EncodeTrusted(text, {}, false);
   MOESERVE_CHECK(none.ok() && *none == *plain, "without trust, all is plain text");
