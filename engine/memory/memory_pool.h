@@ -52,6 +52,11 @@ class MemoryPool {
   // Returns the pages of a table.
   const PagedPool& pages(int table = 0) const { return tables_[static_cast<size_t>(table)].pages; }
 
+  // Returns the largest number of pages of a table that a sequence of `tokens` tokens holds.
+  int64_t MostPages(int table, int64_t tokens) const {
+    return tables_[static_cast<size_t>(table)].use.MostPages(tokens);
+  }
+
   // Fills `memory`, which is empty, with what the prefix cache has of the first `limit` of `tokens`
   // and with pages for the rest: all of them, or as many as MostPages() says. Only texts with equal
   // keys share cached prefixes. Returns false, and leaves `memory` empty, if there are too few
