@@ -91,6 +91,7 @@ struct EngineStats {
   uint64_t prefix_hit_tokens = 0;
   uint64_t drafted_tokens = 0;   // tokens that were computed before they were drawn
   uint64_t accepted_tokens = 0;  // those of them that were then drawn
+  uint64_t beam_rows = 0;        // rows that were computed for beams, without what they share
   double step_seconds = 0.0;     // sum of the times of all steps
   double forward_seconds = 0.0;  // the part of step_seconds spent in Model::Forward
   int kv_block_tokens = 0;
@@ -155,6 +156,11 @@ class Engine {
   // overload above. `requests` have equal prompts, salts, priorities and routing controls. The
   // samples share the prompt's pages; a sample copies a shared page before it writes to it. Either
   // all requests are queued or none.
+  //
+  // With beam search (SamplingParams::beam, the same in all of them), the requests are the n best
+  // hypotheses of one search, best first, and end together: each with one piece, or all with the
+  // same error, also if one of them is cancelled. InvalidArgument also if these are more than
+  // num_beams, or num_beams is more than max_num_seqs.
   virtual absl::Status Submit(std::vector<Request> requests,
                               std::vector<std::shared_ptr<TokenSink>> sinks) = 0;
 

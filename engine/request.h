@@ -101,6 +101,14 @@ struct Usage {
   std::optional<double> macs = std::nullopt;
 };
 
+// Of a hypothesis of beam search.
+struct BeamScore {
+  // The sum of the log-probabilities of its tokens, the end token included, after biases, masks and
+  // penalties.
+  double cumulative_logprob = 0.0;
+  double score = 0.0;  // that sum, divided by the number of tokens to the power of length_penalty
+};
+
 // One piece of a response. The pieces of a request arrive in order; their `text` fields
 // concatenated are the whole text.
 struct OutputDelta {
@@ -116,6 +124,11 @@ struct OutputDelta {
   std::optional<std::string> stop_string;  // the stop string that matched
   std::optional<TokenId> stop_token;       // the stop_token_ids entry that matched
   Usage usage;                             // token counts up to this piece
+  // With beam search, whose responses have one piece.
+  std::optional<BeamScore> beam;
+  // The search has fewer hypotheses than were asked for, and none is left for this request. The
+  // piece is empty.
+  bool absent = false;
   // [routed blocks][E], if requested and `finished`: how often each expert ran for the tokens that
   // `usage.routed_tokens` counts. Blocks are in the order of ExpertStats.
   std::vector<uint64_t> expert_counts;

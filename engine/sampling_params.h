@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error_text.h"
+#include "engine/beam/beam_params.h"
 #include "engine/text/structured/constraint.h"
 #include "engine/text/token_id.h"
 
@@ -33,6 +34,8 @@ struct SamplingParams {
   double presence_penalty = 0.0;
   double frequency_penalty = 0.0;
   double repetition_penalty = 1.0;
+  // No sequence of so many tokens may occur twice in the prompt and the output; 0: all may.
+  int no_repeat_ngram_size = 0;
   std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits
   std::vector<TokenId> allowed_token_ids;             // empty: every token is allowed
   // The last token of a word may not follow the word's other tokens.
@@ -47,6 +50,9 @@ struct SamplingParams {
   bool skip_special_tokens = true;
   std::optional<int> logprobs;         // for generated tokens: number of alternatives per token
   std::optional<int> prompt_logprobs;  // for prompt tokens: number of alternatives per token
+  // Beam search instead of drawing. The biases, masks and penalties then change log-probabilities
+  // instead of logits, and what is left is not normalised again.
+  std::optional<BeamParams> beam;
 };
 
 // Describes one numeric member of SamplingParams. Integers are below 2^31, so a double holds each
@@ -107,6 +113,8 @@ inline constexpr SamplingField kPenaltyFields[] = {
      "Subtracted from the logit of a token once for each time it was generated before"},
     {"repetition_penalty", &SamplingParams::repetition_penalty, 0, 100, true,
      "Divides positive and multiplies negative logits of tokens of the prompt or the output"},
+    {"no_repeat_ngram_size", &SamplingParams::no_repeat_ngram_size, 0, kMaxSamplingInt, false,
+     "No sequence of this many tokens occurs twice in the prompt and the output; 0: all may"},
     {"min_tokens", &SamplingParams::min_tokens, 0, kMaxSamplingInt, false,
      "Generates this many tokens before EOS, a stop token or a stop string can end the output"},
 };

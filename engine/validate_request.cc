@@ -52,9 +52,34 @@ absl::Status ValidateLogitChanges(const SamplingParams& p, int vocab_size) {
   return absl::OkStatus();
 }
 
+// Beam search draws nothing, so what changes draws cannot be obeyed.
+absl::Status ValidateBeam(const SamplingParams& p) {
+  const BeamParams& beam = *p.beam;
+  if (beam.num_beams < 1 || beam.num_beams > kMaxBeams) {
+    return Invalid("num_beams", Concat("1 to ", kMaxBeams), beam.num_beams);
+  }
+  if (!(std::abs(beam.length_penalty) <= kMaxLengthPenalty)) {
+    return Invalid("length_penalty", Concat(-kMaxLengthPenalty, " to ", kMaxLengthPenalty),
+                   beam.length_penalty);
+  }
+  if (p.max_tokens < 1) return Invalid("max_tokens", "1 or more with beam search", p.max_tokens);
+  if (p.temperature != 0.0 && p.temperature != 1.0) {
+    return Invalid("temperature", "1 or 0 with beam search", p.temperature);
+  }
+  if (p.top_p != 1.0) return Invalid("top_p", "1 with beam search", p.top_p);
+  if (p.top_k > 0) return Invalid("top_k", "0 or -1 with beam search", p.top_k);
+  if (p.min_p != 0.0) return Invalid("min_p", "0 with beam search", p.min_p);
+  if (p.seed.has_value()) {
+    return absl::InvalidArgumentError(
+        Concat("seed: expected none with beam search, found ", *p.seed));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limits,
                               int vocab_size) {
   MOESERVE_RETURN_IF_ERROR(ValidateNumbers(kDrawFields, p));
+  if (p.beam.has_value()) MOESERVE_RETURN_IF_ERROR(ValidateBeam(p));
   if (p.max_tokens < 0) return Invalid("max_tokens", "0 or more", p.max_tokens);
   for (const auto& top : {p.logprobs, p.prompt_logprobs}) {
     if (top.has_value() && *top < 0) return Invalid("logprobs", "0 or more", *top);

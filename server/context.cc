@@ -138,6 +138,7 @@ RequestRules ServerContext::Rules(const ServedModel& model, const ApiKey* key) c
   const Engine& engine = model.engine();
   rules.defaults = model.defaults();
   rules.vocab_size = engine.spec().vocab_size;
+  rules.max_num_seqs = engine.options().max_num_seqs;
   rules.routing.records = settings_.routing_records;
   rules.routing.control = engine.options().routing_control;
   rules.routing.spec = &engine.spec();

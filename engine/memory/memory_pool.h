@@ -60,6 +60,11 @@ class MemoryPool {
   // Returns the number of tables of the cache.
   int num_cache_tables() const { return cache_.num_tables(); }
 
+  // Returns the largest number of pages of a table that a sequence of `tokens` tokens holds.
+  int64_t MostPages(int table, int64_t tokens) const {
+    return tables_[static_cast<size_t>(table)].use.MostPages(tokens);
+  }
+
   // Fills `memory`, which is empty, with pages for `source` tokens of a source, with what the
   // prefix cache has of the first `limit` of `tokens`, and with pages for the rest: all of them, or
   // as many as MostPages() says. Only texts with equal keys share cached prefixes. Returns false,

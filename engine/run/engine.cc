@@ -46,13 +46,15 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
                                                    LongSequencesFrom(model_->spec())));
     if (options_.draft.max_tokens > 0) sequences.back()->sampling.KeepSteps();
     sequences.back()->whole = ComputesWhole(sequences.back()->request, model_->spec());
+    if (const SamplingParams& p = sequences.back()->request.sampling; i == 0 && p.beam) {
+      sequences.back()->beams =
+          std::make_unique<BeamGroup>(*p.beam, token_step_.EndIds(p), p.max_tokens);
+    }
+  }
+  MOESERVE_RETURN_IF_ERROR(CheckBeams(sequences));
+  for (const SequencePtr& s : sequences) {
     for (int table = 0; table < cache_->num_tables(); ++table) {
-      const PageUse& use = page_use_[table];
-      if (use.holds == PageUse::Holds::kStep) continue;
-      const int64_t tokens = use.holds == PageUse::Holds::kSource
-                                 ? sequences.back()->source_length()
-                                 : sequences.back()->cache_tokens();
-      if (use.MostPages(tokens) > cache_->num_pages(table)) {
+      if (MostPages(*s, page_use_[table]) > cache_->num_pages(table)) {
         return absl::InvalidArgumentError(
             "the request can never fit: its prompt and max_tokens need more KV cache than there "
             "is");
@@ -176,10 +178,11 @@ void EngineImpl::AbortExpired() {
   const auto judge = [&](Sequence* s, bool queued) {
     if (!broken_.ok()) {
       ended.emplace_back(s, broken_);
-    } else if (cancelled_.contains(s->sink.get())) {
+    } else if (Cancelled(*s)) {
       ended.emplace_back(s, shutting_down_ ? absl::UnavailableError("the server is shutting down")
                                            : absl::CancelledError("the request was cancelled"));
-    } else if (s->request.deadline <= now && s->generated() > 0) {
+    } else if (s->request.deadline <= now &&
+               (s->beams == nullptr ? s->generated() : s->beams->search.length()) > 0) {
       cut.push_back(s);
     } else if (s->request.deadline <= now) {
       ended.emplace_back(s, absl::DeadlineExceededError("the request ran into its time limit"));
@@ -191,10 +194,15 @@ void EngineImpl::AbortExpired() {
   for (const auto* list : {&scheduler_.running(), &scheduler_.waiting()}) {
     for (const SequencePtr& s : *list) {
       judge(s.get(), !s->admitted);
+      if (s->beams != nullptr) continue;  // they end together
       for (const SequencePtr& sample : s->samples) judge(sample.get(), !s->admitted);
     }
   }
   for (Sequence* s : cut) {
+    if (s->beams != nullptr) {
+      FinishBeams(s, true);
+      continue;
+    }
     OutputDelta delta = TokenStep::CutOff(*s);
     const int end = std::min(s->computed(), s->length() - 1);
     if (s->request.routing_record && end > s->routes_delivered) DeliverRoutes(*s, end, delta);
@@ -203,11 +211,18 @@ void EngineImpl::AbortExpired() {
   for (const auto& [s, status] : ended) {
     if (absl::IsResourceExhausted(status)) {
       const MutexLock lock(mutex_);
-      ++stats_.rejected_queue_timeout;
+      stats_.rejected_queue_timeout += 1 + (s->beams == nullptr ? 0 : s->samples.size());
     }
     Fail(s, status);
   }
   cancelled_.clear();
+}
+
+bool EngineImpl::Cancelled(const Sequence& s) const {
+  const auto cancelled = [&](const Sequence& one) { return cancelled_.contains(one.sink.get()); };
+  return cancelled(s) || (s.beams != nullptr &&
+                          std::any_of(s.samples.begin(), s.samples.end(),
+                                      [&](const SequencePtr& other) { return cancelled(*other); }));
 }
 
 void EngineImpl::LeaveQueue(int sequences, int64_t tokens) {
@@ -273,6 +288,10 @@ void EngineImpl::Finish(Sequence* sequence, OutputDelta delta) {
 }
 
 void EngineImpl::Fail(Sequence* sequence, const absl::Status& status) {
+  if (sequence->beams != nullptr) {
+    FailBeams(sequence, status);
+    return;
+  }
   SequencePtr s;
   bool queued = !sequence->admitted;
   bool prompt_leaves = queued && sequence->samples.empty();
@@ -329,6 +348,7 @@ void EngineImpl::CopySchedulerStats() {
   stats_.prefix_hit_tokens = scheduler_.hit_tokens();
   stats_.drafted_tokens = drafted_tokens_;
   stats_.accepted_tokens = accepted_tokens_;
+  stats_.beam_rows = beam_rows_;
   stats_.histograms = histograms_;
 }
 

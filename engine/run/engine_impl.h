@@ -1,5 +1,5 @@
 // The implementation of the engine. engine.cc has what other threads call and the life of a
-// request, engine_step.cc has the steps.
+// request, engine_step.cc has the steps, engine_beams.cc what is different with beam search.
 #pragma once
 
 #include <atomic>
@@ -36,6 +36,14 @@ namespace moeserve {
 inline double SecondsBetween(std::chrono::steady_clock::time_point begin,
                              std::chrono::steady_clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
+}
+
+inline absl::Status OutOfMemory() {
+  return absl::ResourceExhaustedError("the server has not enough memory to compute this request");
+}
+
+inline absl::Status NumericFailure() {
+  return absl::InternalError("numeric failure: router scores or logits are not finite");
 }
 
 inline int64_t HeadParameters(const ModelSpec& spec) {
@@ -159,6 +167,8 @@ class EngineImpl final : public Engine {
   // Draws the tokens of the sequences with drafted rows, removes the rejected rows from
   // `outputs`, and sets their phases in `batch`.
   void Verify(std::vector<SequenceOutput>& outputs, Batch& batch);
+  // Whether all rows and logits of a sequence are finite.
+  static bool Computed(const SequenceOutput& output);
   // Draws the tokens that follow the last known token, as many as the drafted rows allow. The
   // results of the other rows must be finite.
   Drawn Draw(Sequence& sequence, const SequenceOutput& output);
@@ -187,6 +197,41 @@ class EngineImpl final : public Engine {
   // Also ends the samples that wait for the sequence's prompt to be computed.
   void FailWithSamples(Sequence* sequence, const absl::Status& status);
   void FailForMemory(Sequence* sequence);
+  // The following are about requests with beam search; `leader`: see BeamGroup.
+  // Whether samples of one prompt agree about beam search, and the engine has place for the beams.
+  absl::Status CheckBeams(const std::vector<SequencePtr>& samples) const;
+  // Returns how many pages of a table a request holds at most, with all its beams.
+  static int64_t MostPages(const Sequence& sequence, const PageUse& use);
+  // Returns a beam without tokens behind the prompt and without memory.
+  SequencePtr NewBeam(Sequence& leader);
+  SequencePtr ForkBeam(Sequence& leader, const Sequence& parent);
+  // Continues after the leader has computed the prompt or, after a preemption, what its beams
+  // share.
+  void StartBeams(Sequence& leader, const SequenceOutput& output);
+  // Advances the beams of one leader, whose rows come first in `outputs`. Returns how many rows
+  // these are.
+  size_t AdvanceBeams(std::span<SequenceOutput> outputs);
+  // Does a step of the search. `logits` [beams][V].
+  void StepBeams(Sequence& leader, const std::vector<std::span<const float>>& logits);
+  absl::Status ExtendBeams(BeamGroup& group, const std::vector<std::span<const float>>& logits);
+  // Makes the beams that run on, which hold memory, from those that they continue.
+  void ContinueBeams(Sequence& leader, const std::vector<BeamCandidate>& running,
+                     const std::vector<std::span<const float>>& logits);
+  // Adds the log-probability of a token that follows a beam, if the request wants it. Returns its
+  // index in BeamGroup::scored.
+  int AddScored(BeamGroup& group, const Beam& before, std::span<const float> logits, TokenId token);
+  Hypothesis MakeHypothesis(const Sequence& leader, const Beam& beam, int number);
+  OutputDelta BeamDelta(const Sequence& leader, const Hypothesis& made,
+                        const FinishedBeam& finished);
+  // Ends the requests of the search with the best hypotheses. `cut`: although beams run on, because
+  // the time is up.
+  void FinishBeams(Sequence* leader, bool cut);
+  void FailBeams(Sequence* leader, const absl::Status& status);
+  // Removes the leader and returns the sequences of all its requests.
+  std::vector<SequencePtr> TakeBeams(Sequence* leader);
+  // Whether a client has cancelled the request, or one of those that share its beams.
+  bool Cancelled(const Sequence& sequence) const;
+
   // If no request is left, reads the expert counters from the device, so that an idle engine's
   // statistics are complete.
   void RefreshIfIdle() {
@@ -227,7 +272,9 @@ class EngineImpl final : public Engine {
   uint64_t drafted_tokens_ = 0;
   uint64_t accepted_tokens_ = 0;
   std::vector<float> logits_;
-  std::vector<float> texts_;           // outputs of the texts of the last step
+  std::vector<float> texts_;          // outputs of the texts of the last step
+  std::vector<float> beam_logprobs_;  // [V] scratch
+  uint64_t beam_rows_ = 0;
   std::vector<SampleResult> samples_;  // tokens that the device drew in the last step
   std::unordered_set<const TokenSink*> cancelled_;
   bool shutting_down_ = false;  // cancelled_ has all requests, because the engine stops

@@ -12,6 +12,7 @@ void EngineStats::AddCounters(const EngineStats& other) {
   prefix_hit_tokens += other.prefix_hit_tokens;
   drafted_tokens += other.drafted_tokens;
   accepted_tokens += other.accepted_tokens;
+  beam_rows += other.beam_rows;
   step_seconds += other.step_seconds;
   forward_seconds += other.forward_seconds;
   prompt_tokens += other.prompt_tokens;

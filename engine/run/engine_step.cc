@@ -27,14 +27,6 @@ bool AllFinite(std::span<const float> values) {
   return bad == 0;
 }
 
-absl::Status OutOfMemory() {
-  return absl::ResourceExhaustedError("the server has not enough memory to compute this request");
-}
-
-absl::Status NumericFailure() {
-  return absl::InternalError("numeric failure: router scores or logits are not finite");
-}
-
 // Returns the logits of `count` rows from row `first` on.
 RowLogits Rows(const RowLogits& logits, size_t first, size_t count) {
   const size_t width =
@@ -101,11 +93,22 @@ void EngineImpl::Step() {
     if (step.count_later) report.routes = model_->CountStep(batch.phase);
     if (options_.expert_stats) recorder_.EndStep(batch, report);
   } catch (const std::bad_alloc&) {
-    for (const ScheduledRows& rows : scheduled) FailForMemory(rows.sequence);
+    for (size_t i = 0; i < scheduled.size(); ++i) {
+      const Sequence* const leader = scheduled[i].sequence->leader;
+      const bool last = i + 1 == scheduled.size() || leader == nullptr ||
+                        scheduled[i + 1].sequence->leader != leader;
+      if (last) FailForMemory(scheduled[i].sequence);  // once for all beams of a leader
+    }
     return;
   }
   if (!broken_.ok()) return StopBroken();
-  for (SequenceOutput& output : outputs) AdvanceOrFail(output);
+  for (size_t i = 0; i < outputs.size();) {
+    if (outputs[i].rows.sequence->leader != nullptr) {
+      i += AdvanceBeams(std::span(outputs).subspan(i));
+    } else {
+      AdvanceOrFail(outputs[i++]);
+    }
+  }
   drawing_share_.EndStep(forward_seconds);
 
   const bool decode_only = std::all_of(batch.phase.begin(), batch.phase.end(), [](Phase phase) {
@@ -168,6 +171,10 @@ void EngineImpl::ProposeDrafts() {
     s->proposal = {};
     s->draft.clear();
     if (!s->decoding() || s->resting) continue;
+    if (s->beams != nullptr) {
+      rows += s->seats();
+      continue;
+    }
     rows += s->remaining();
     decoding.push_back(s.get());
     const int most = DraftRoom(*s);
@@ -366,7 +373,16 @@ void EngineImpl::LearnAcceptance(Sequence& s, int first) {
       std::min(s.memory.drafted_until, first + static_cast<int>(right ? i : i - 1));
 }
 
+bool EngineImpl::Computed(const SequenceOutput& output) {
+  return NoneFailed(output.failed) && Finite(output.logits) && AllFinite(output.texts);
+}
+
 void EngineImpl::FailWithSamples(Sequence* sequence, const absl::Status& status) {
+  if (sequence->leader != nullptr) sequence = sequence->leader;
+  if (sequence->beams != nullptr) {
+    FailBeams(sequence, status);
+    return;
+  }
   // Other samples that wait for this prompt to be computed would fail in the same way.
   while (!sequence->samples.empty()) Fail(sequence->samples.back().get(), status);
   Fail(sequence, status);
@@ -375,15 +391,12 @@ void EngineImpl::FailWithSamples(Sequence* sequence, const absl::Status& status)
 void EngineImpl::FailForMemory(Sequence* sequence) { FailWithSamples(sequence, OutOfMemory()); }
 
 void EngineImpl::AdvanceOrFail(SequenceOutput& output) {
-  const auto& running = scheduler_.running();
   Sequence* const sequence = output.rows.sequence;
   try {
     Advance(output);
   } catch (const std::bad_alloc&) {
     // The sequence may have ended before the allocation failed.
-    const bool runs = std::any_of(running.begin(), running.end(),
-                                  [&](const SequencePtr& s) { return s.get() == sequence; });
-    if (runs) FailForMemory(sequence);
+    if (scheduler_.Runs(sequence)) FailForMemory(sequence);
   }
 }
 
@@ -397,7 +410,7 @@ void EngineImpl::Advance(SequenceOutput& output) {
     Deliver(s, *std::move(output.drawn), first);
     return;
   }
-  if (!NoneFailed(output.failed) || !Finite(output.logits) || !AllFinite(output.texts)) {
+  if (!Computed(output)) {
     FailWithSamples(&s, NumericFailure());
     return;
   }
@@ -410,6 +423,10 @@ void EngineImpl::Advance(SequenceOutput& output) {
   token_step_.CollectPromptLogprobs(s, output.logits);
   scheduler_.Complete(output.rows);
   if (s.remaining() > 0) return;  // part of the prompt is still to be computed
+  if (s.beams != nullptr) {
+    StartBeams(s, output);
+    return;
+  }
   ForkSamples(s, output);
   const int first = s.length();
   Deliver(s, Draw(s, output), first);
@@ -420,7 +437,7 @@ void EngineImpl::FinishEncoded(Sequence& s) {
   histograms_.prefill_seconds.Observe(SecondsBetween(s.admitted_at, *s.first_token_at));
   OutputDelta delta;
   delta.finished = true;
-  delta.usage = UsageOf(s);
+  delta.usage = TokenStep::UsageOf(s);
   delta.encoded = std::move(s.encoded);
   if (s.request.routing_record) DeliverRoutes(s, s.computed(), delta);
   Finish(&s, std::move(delta));

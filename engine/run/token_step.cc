@@ -9,18 +9,10 @@
 #include <string_view>
 #include <utility>
 
+#include "engine/beam/log_softmax.h"
 #include "kernels/base/sampling.h"
 
 namespace moeserve {
-
-Usage UsageOf(const Sequence& s) {
-  Usage usage;
-  usage.prompt_tokens = s.prompt_length();
-  usage.completion_tokens = s.generated();
-  usage.cached_tokens = s.cached_tokens;
-  usage.queue_seconds = std::chrono::duration<double>(s.admitted_at - s.submitted_at).count();
-  return usage;
-}
 
 namespace {
 
@@ -48,13 +40,20 @@ bool NeedsHostDraw(const SamplingParams& params) {
 
 }  // namespace
 
+absl::Status NoTokenError() {
+  return absl::InvalidArgumentError(
+      "no token with a text is left that allowed_token_ids, bad_words, logit_bias and the "
+      "structured output together allow");
+}
+
 std::optional<SampleRow> DeviceSample(const Sequence& s, int row, int ahead,
                                       const TextlessIds& textless) {
   const SamplingParams& params = s.request.sampling;
   // Samples that fork from one prompt draw several tokens from one row; the device draws only one.
   if (!textless.drawable().has_value() && !textless.empty()) return std::nullopt;
-  if (s.sampling.changes_logits() || s.wants_prompt_logprobs() || !s.samples.empty() ||
-      params.logprobs.value_or(0) > kMaxAlternatives || NeedsHostDraw(params)) {
+  if (params.beam.has_value() || s.sampling.changes_logits() || s.wants_prompt_logprobs() ||
+      !s.samples.empty() || params.logprobs.value_or(0) > kMaxAlternatives ||
+      NeedsHostDraw(params)) {
     return std::nullopt;
   }
   SampleRow sample{};
@@ -67,6 +66,38 @@ std::optional<SampleRow> DeviceSample(const Sequence& s, int row, int ahead,
   sample.logprobs = params.logprobs.value_or(-1);
   sample.drawable = textless.drawable().value_or(0);
   return sample;
+}
+
+Usage TokenStep::UsageOf(const Sequence& s) {
+  Usage usage;
+  usage.prompt_tokens = s.prompt_length();
+  usage.completion_tokens = s.generated();
+  usage.cached_tokens = s.cached_tokens;
+  usage.queue_seconds = std::chrono::duration<double>(s.admitted_at - s.submitted_at).count();
+  return usage;
+}
+
+bool TokenStep::IsEos(const SamplingParams& params, TokenId token) const {
+  return !params.ignore_eos && absl::c_linear_search(eos_, token);
+}
+
+std::vector<TokenId> TokenStep::EndIds(const SamplingParams& params) const {
+  std::vector<TokenId> ids = params.stop_token_ids;
+  if (!params.ignore_eos) ids.insert(ids.end(), eos_.begin(), eos_.end());
+  return ids;
+}
+
+bool TokenStep::Logprobs(Sequence& s, std::span<const float> logits, std::span<float> out) const {
+  while (true) {
+    LogSoftmax(logits, out);
+    for (const TokenId id : textless_.ids()) out[id] = -std::numeric_limits<float>::infinity();
+    if (!s.sampling.changes_logits() || s.sampling.Apply(s.tokens, out)) return true;
+    if (s.sampling.overworked() || !s.sampling.IgnoreLimit()) return false;
+  }
+}
+
+TokenLogprob TokenStep::LogprobOf(std::span<const float> logits, TokenId token, int top) {
+  return Logprob(logits, token, top, Drawable(logits, drawable_));
 }
 
 void TokenStep::CollectPromptLogprobs(Sequence& s, const RowLogits& logits) const {
@@ -99,8 +130,7 @@ std::optional<OutputDelta> TokenStep::NextWithoutChoice(Sequence& s) {
   }
   const std::optional<TokenId> token = s.sampling.OnlyToken(s.tokens, vocab_size_, textless_.ids());
   if (!token.has_value() || absl::c_linear_search(params.stop_token_ids, *token) ||
-      (!params.ignore_eos && absl::c_linear_search(eos_, *token)) ||
-      !s.sampling.AcceptUnlessLast(*token)) {
+      IsEos(params, *token) || !s.sampling.AcceptUnlessLast(*token)) {
     return std::nullopt;
   }
   s.tokens.push_back(*token);
@@ -161,9 +191,7 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
       const bool any = ChangeLogits(s, row);
       if (s.sampling.overworked()) return OverworkedError();
       if (!any) {
-        return absl::InvalidArgumentError(
-            "no token with a text is left that allowed_token_ids, bad_words, logit_bias and the "
-            "structured output together allow");
+        return NoTokenError();
       }
       chosen_from = changed_;
     }
@@ -187,7 +215,7 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits, size_t
             : Logprob(row, token, *params.logprobs, drawable));
   }
 
-  const bool eos = !params.ignore_eos && absl::c_linear_search(eos_, token);
+  const bool eos = IsEos(params, token);
   const bool stop_token = absl::c_linear_search(params.stop_token_ids, token);
   if (!eos && (!stop_token || params.include_stop)) delta.text = s.text.Push(token);
   if (stop_token && !eos) delta.stop_token = token;

@@ -20,8 +20,8 @@ struct RowLogits {
   const SampleResult* drawn = nullptr;  // [n] the device's draws; null if the host draws
 };
 
-// Returns the token counts of what was computed and generated so far.
-Usage UsageOf(const Sequence& sequence);
+// The error of a request whose masks leave no token.
+absl::Status NoTokenError();
 
 // Returns what the device needs to draw, from `row` of the step's logits, the token that is `ahead`
 // places behind the sequence's next one; nullopt if the device cannot draw it.
@@ -48,6 +48,25 @@ class TokenStep {
   // the sequence. nullopt, and no change, if there is a choice, if the token would end the response
   // (so the tokens before the last one are always computed), or if log-probabilities are requested.
   std::optional<OutputDelta> NextWithoutChoice(Sequence& sequence);
+
+  // For beam search: sets `out` [V] to the log-probabilities of the tokens that may follow the
+  // sequence, from the logits [V] behind its last token. They are changed by the request's biases,
+  // masks and penalties and not normalised again. Tokens without a text get -infinity. Returns
+  // false if no token is allowed; then, as after a call that leaves SamplingState::overworked(),
+  // the sequence cannot go on.
+  bool Logprobs(Sequence& sequence, std::span<const float> logits, std::span<float> out) const;
+
+  // Returns the log-probability of a token that follows the sequence, as the model has it, and the
+  // alternatives to it. `logits` [V] are those behind the sequence's last token.
+  TokenLogprob LogprobOf(std::span<const float> logits, TokenId token, int top);
+
+  // Whether the token is an end of the text that the request does not ignore.
+  bool IsEos(const SamplingParams& params, TokenId token) const;
+  // Returns the ids that end a response, whatever its text.
+  std::vector<TokenId> EndIds(const SamplingParams& params) const;
+
+  // Returns the counts of tokens and times of a response so far.
+  static Usage UsageOf(const Sequence& sequence);
 
   // Returns the last piece of a response that ends before its next token: the text that was held
   // back.

@@ -41,6 +41,20 @@ bool CompletesWord(std::span<const TokenId> history, const std::vector<TokenId>&
          std::equal(word.begin(), word.end() - 1, history.end() - static_cast<int64_t>(before));
 }
 
+// Calls `visit` for each token that would complete a sequence of `size` tokens that `history` has
+// already.
+template <typename Visit>
+void ForEachRepeat(std::span<const TokenId> history, int size, const Visit& visit) {
+  const auto before = static_cast<size_t>(size) - 1;
+  if (size == 0 || history.size() < before) return;
+  const auto last = history.last(before);
+  for (size_t i = before; i < history.size(); ++i) {
+    if (std::equal(last.begin(), last.end(), history.begin() + static_cast<int64_t>(i - before))) {
+      visit(history[i]);
+    }
+  }
+}
+
 // Returns the sum of the weights of those tokens in a block, which starts at id `begin`, that pass
 // the filters. Short loops without branches are used because the compiler vectorises them.
 uint64_t SumWeights(std::span<const float> logits, float highest, float scale,
@@ -96,9 +110,9 @@ SamplingState::SamplingState(const SamplingParams& params, std::span<const Token
   }
   if (params.constraint != nullptr) constraint_ = params.constraint->NewState();
   changes_ = !params.logit_bias.empty() || !params.allowed_token_ids.empty() ||
-             !params.bad_words.empty() || params.min_tokens > 0 || constraint_ != nullptr ||
-             params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 ||
-             params.repetition_penalty != 1.0;
+             !params.bad_words.empty() || params.no_repeat_ngram_size > 0 ||
+             params.min_tokens > 0 || constraint_ != nullptr || params.presence_penalty != 0.0 ||
+             params.frequency_penalty != 0.0 || params.repetition_penalty != 1.0;
 }
 
 void SamplingState::FillMask(int vocab_size) {
@@ -125,6 +139,7 @@ bool SamplingState::Apply(std::span<const TokenId> history, std::span<float> log
       if ((mask_[i / 32] >> (i % 32) & 1) == 0) logits[i] = kForbidden;
     }
   }
+  ForbidRepeats(history, logits);
   ForbidBadWords(history, logits);
   ForbidEnds(logits);
   Penalise(logits);
@@ -135,6 +150,11 @@ void SamplingState::ForbidEnds(std::span<float> logits) const {
   if (generated_ >= params_.min_tokens) return;
   for (TokenId token : eos_) logits[token] = kForbidden;
   for (TokenId token : params_.stop_token_ids) logits[token] = kForbidden;
+}
+
+void SamplingState::ForbidRepeats(std::span<const TokenId> history, std::span<float> logits) const {
+  ForEachRepeat(history, params_.no_repeat_ngram_size,
+                [&](TokenId token) { logits[token] = kForbidden; });
 }
 
 void SamplingState::ForbidBadWords(std::span<const TokenId> history,
@@ -190,6 +210,10 @@ bool SamplingState::Forbids(std::span<const TokenId> history, TokenId token) con
   if (generated_ < params_.min_tokens && (contains(eos_) || contains(params_.stop_token_ids))) {
     return true;
   }
+  bool repeats = false;
+  ForEachRepeat(history, params_.no_repeat_ngram_size,
+                [&](TokenId other) { repeats = repeats || other == token; });
+  if (repeats) return true;
   return std::any_of(params_.bad_words.begin(), params_.bad_words.end(), [&](const auto& word) {
     return word.back() == token && CompletesWord(history, word);
   });
@@ -227,6 +251,30 @@ bool SamplingState::AcceptUnlessLast(TokenId token) {
   CountToken(token, keeps_steps_ ? constraint_->StateHash() : 0);
   constraint_ = std::move(next);
   return true;
+}
+
+void SamplingState::Continue(const SamplingState& parent) {
+  generated_ = parent.generated_;
+  counts_ = parent.counts_;
+  constraint_ = parent.constraint_ == nullptr ? nullptr : parent.constraint_->Clone();
+  mask_is_current_ = false;
+  limit_ = parent.limit_;
+}
+
+bool SamplingState::AllowsInTime(TokenId token) {
+  if (constraint_ == nullptr || limit_ != Limit::kWatched ||
+      constraint_->Clone()->AcceptInTime(token, TokensAfterNext())) {
+    return true;
+  }
+  limit_ = Limit::kKept;
+  mask_is_current_ = false;
+  return false;
+}
+
+bool SamplingState::ConstraintEndsAfter(TokenId token) const {
+  if (constraint_ == nullptr) return false;
+  const std::unique_ptr<ConstraintState> next = constraint_->Clone();
+  return next->Accept(token) && next->complete() && !next->can_continue();
 }
 
 bool SamplingState::IgnoreLimit() {

@@ -32,9 +32,11 @@ class SamplingState {
   // Whether Apply() changes logits.
   bool changes_logits() const { return changes_; }
 
-  // Applies biases, masks and penalties, in that order; forbidden tokens get -infinity. `history`
-  // is the prompt followed by the generated tokens. Returns false if no token is allowed. If the
-  // state is overworked() afterwards, the logits must not be used.
+  // Applies biases, masks and penalties, in that order, to logits or, for beam search, to
+  // log-probabilities; forbidden tokens get -infinity. The masks are, in this order: structured
+  // output and allowed_token_ids, no_repeat_ngram_size, bad_words, min_tokens. `history` is the
+  // prompt followed by the generated tokens. Returns false if no token is allowed. If the state is
+  // overworked() afterwards, the logits must not be used.
   bool Apply(std::span<const TokenId> history, std::span<float> logits);
 
   // Updates the state with a drawn token, unless the structured output could not be completed
@@ -52,6 +54,15 @@ class SamplingState {
   // Does what AcceptInTime() does, unless that returns false or the constraint ends after the
   // token: then returns false, with the state unchanged.
   bool AcceptUnlessLast(TokenId token);
+
+  // Makes this the state of a sequence that continues that of `parent`: with equal parameters,
+  // prompt and tokens so far.
+  void Continue(const SamplingState& parent);
+  // Does what AcceptInTime() does where that returns false, and changes nothing where it returns
+  // true.
+  bool AllowsInTime(TokenId token);
+  // Whether the structured output would be complete after the token, and only EOS could follow.
+  bool ConstraintEndsAfter(TokenId token) const;
 
   // If masks keep the limit of tokens since AcceptInTime() returned false: ignores the limit from
   // now on and returns true.
@@ -75,11 +86,12 @@ class SamplingState {
   int64_t TokensAfterNext() const { return int64_t{params_.max_tokens} - generated_ - 1; }
   // Sets mask_ to the tokens that the constraint and allowed_token_ids allow.
   void FillMask(int vocab_size);
-  // Whether bad_words or min_tokens forbid the token.
+  // Whether no_repeat_ngram_size, bad_words or min_tokens forbid the token.
   bool Forbids(std::span<const TokenId> history, TokenId token) const;
   // `state` is the hash of the constraint's state before the token, if steps are kept.
   void CountToken(TokenId token, uint64_t state);
   void ForbidEnds(std::span<float> logits) const;
+  void ForbidRepeats(std::span<const TokenId> history, std::span<float> logits) const;
   void ForbidBadWords(std::span<const TokenId> history, std::span<float> logits) const;
   void Penalise(std::span<float> logits) const;
 

@@ -44,8 +44,8 @@ void Scheduler::Enqueue(SequencePtr sequence) { Insert(waiting_, std::move(seque
 
 std::vector<Sequence*> Scheduler::Admit() {
   std::vector<Sequence*> admitted;
-  while (!waiting_.empty() && static_cast<int>(running_.size()) < max_running_ &&
-         TryAdmit(*waiting_.front())) {
+  while (!waiting_.empty() && SeatsBehind(0) + waiting_.front()->seats() <= max_running_ &&
+         HasRoomForBeams(*waiting_.front()) && TryAdmit(*waiting_.front())) {
     SequencePtr next = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
     if (!std::exchange(next->admitted, true)) admitted.push_back(next.get());
@@ -73,9 +73,9 @@ bool Scheduler::TryAdmit(Sequence& s) {
   return true;
 }
 
-bool Scheduler::Reserve(Sequence& s, int length) {
+bool Scheduler::Reserve(Sequence& s, SequenceMemory& memory, int length) {
   // A preemption may also make the next page the sequence's own, which takes no page then.
-  while (!memory_.Reserve(s.memory, length)) {
+  while (!memory_.Reserve(memory, length)) {
     Sequence* last = running_.back().get();
     Preempt(last);
     if (last == &s) return false;
@@ -89,6 +89,8 @@ int Scheduler::ReserveDraft(Sequence& s, int drafted) {
 }
 
 void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
+  const bool beams = std::any_of(running_.begin(), running_.end(),
+                                 [](const SequencePtr& s) { return s->beams != nullptr; });
   // Iterates by index, because Reserve() may preempt sequences at the end of running_.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
@@ -99,7 +101,12 @@ void Scheduler::PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows) {
     }
     if (s.resting) continue;
     // A row is left for every later sequence: max_rows is at least the number of sequences.
-    const int most = max_rows - static_cast<int>(running_.size() - 1 - i);
+    const int behind = beams ? SeatsBehind(i + 1) : static_cast<int>(running_.size() - 1 - i);
+    const int most = max_rows - behind;
+    if (s.forked()) {
+      max_rows -= PlanBeams(s, most, rows);
+      continue;
+    }
     const int known = std::min(s.remaining(), most);
     if (!Reserve(s, s.computed() + known)) continue;
     int drafted = 0;
@@ -120,11 +127,6 @@ std::vector<Sequence*> Scheduler::PlanSources(int max_rows) const {
     max_rows -= s->source_length();
   }
   return planned;
-}
-
-void Scheduler::Release(Sequence& s) {
-  memory_.Release(s.memory);
-  s.source_ready = false;
 }
 
 std::vector<ScheduledRows> Scheduler::PlanWhole(int max_rows) const {
@@ -193,7 +195,7 @@ void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
   sample->source_encoded = parent.source_encoded;
   sample->cached_tokens = parent.cached_tokens;
   sample->prompt_logprobs = parent.prompt_logprobs;
-  if (static_cast<int>(running_.size()) >= max_running_) {
+  if (SeatsBehind(0) >= max_running_) {
     Insert(waiting_, std::move(sample));
     return;
   }
@@ -207,7 +209,7 @@ void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
 void Scheduler::Preempt(Sequence* sequence) {
   ++preemptions_;
   SequencePtr s = TakeOut(running_, sequence);
-  Release(*s);
+  ReleaseMemory(*s);
   Insert(waiting_, std::move(s));
 }
 
@@ -231,16 +233,22 @@ SequencePtr Scheduler::Remove(Sequence* sequence) {
     heir->reused = s->reused;
     Insert(ran ? running_ : waiting_, std::move(heir));
   }
-  memory_.Release(s->memory);
+  ReleaseMemory(*s);
   return s;
+}
+
+bool Scheduler::Runs(const Sequence* sequence) const {
+  return std::any_of(running_.begin(), running_.end(),
+                     [&](const SequencePtr& s) { return s.get() == sequence; });
 }
 
 StepWork DecodingWork(const std::vector<SequencePtr>& running) {
   StepWork work;
   for (const SequencePtr& s : running) {
     if (!s->decoding() || s->resting) continue;
-    ++work.decode_rows;
-    work.decode_context += s->length();
+    const auto rows = s->forked() ? std::ssize(s->beams->beams) : 1;
+    work.decode_rows += static_cast<int>(rows);
+    work.decode_context += rows * s->length();
   }
   return work;
 }

@@ -32,6 +32,9 @@ struct ScheduledRows {
 // - Sequences of which one step computes all tokens (Sequence::whole) have steps of their own,
 // which
 //   alternate with those of the others.
+// - A request with beam search takes as many places among the running sequences as it has beams,
+//   and is admitted if all of them have pages. A step computes the last tokens of all its beams, or
+//   none of them.
 // - If a sequence needs a page and none is free, the sequence served last is preempted; later its
 //   known tokens are computed again. The sequence served first is never preempted, and since every
 //   request fits into the cache alone, it always ends.
@@ -68,11 +71,15 @@ class Scheduler {
   // admitted again, like a preempted sequence.
   void Fork(Sequence& parent, SequencePtr sample);
 
+  // Gives the memory of `leader`, which has computed what its beams share, to the beams.
+  void ForkBeams(Sequence& leader);
+
   // Removes a running or waiting sequence and releases its pages. If further samples wait for the
   // prompt to be computed, the first of them takes over the pages and the progress instead.
   SequencePtr Remove(Sequence* sequence);
 
   const std::vector<SequencePtr>& running() const { return running_; }
+  bool Runs(const Sequence* sequence) const;
   const std::vector<SequencePtr>& waiting() const { return waiting_; }
   uint64_t preemptions() const { return preemptions_; }
   uint64_t queried_tokens() const { return queried_tokens_; }
@@ -82,9 +89,11 @@ class Scheduler {
   bool TryAdmit(Sequence& sequence);
   // Gives a sequence memory for the tokens up to `length`, if necessary that of sequences that are
   // served later. Returns false if the sequence itself was preempted.
-  bool Reserve(Sequence& sequence, int length);
-  // Gives a sequence's memory back.
-  void Release(Sequence& sequence);
+  bool Reserve(Sequence& sequence, int length) {
+    return Reserve(sequence, sequence.memory, length);
+  }
+  // As above, for the memory of one of the sequence's beams.
+  bool Reserve(Sequence& sequence, SequenceMemory& memory, int length);
   // Returns the rows of sequences that are computed whole: as many as fit into `max_rows`, in the
   // order of serving, but at least one.
   std::vector<ScheduledRows> PlanWhole(int max_rows) const;
@@ -92,6 +101,17 @@ class Scheduler {
   // of each prompt has memory.
   void PlanDecoding(int max_rows, std::vector<ScheduledRows>& rows);
   void Preempt(Sequence* sequence);
+  // The following four are in scheduler_beams.cc.
+  // Whether a waiting sequence has no beams, or there are pages for the next token of each: without
+  // them, it would be preempted as soon as its beams go on. The first to run needs no check.
+  bool HasRoomForBeams(const Sequence& sequence) const;
+  // Returns how many places the running sequences from this index on take.
+  int SeatsBehind(size_t index) const;
+  // Appends the rows of a sequence that consists of beams, at most `max_rows`, which is at least
+  // their number. Returns how many rows these are: 0 if the sequence was preempted.
+  int PlanBeams(Sequence& leader, int max_rows, std::vector<ScheduledRows>& rows);
+  // Releases the memory of a sequence or of its beams.
+  void ReleaseMemory(Sequence& sequence);
 
   MemoryPool& memory_;
   const int max_running_;

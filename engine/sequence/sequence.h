@@ -18,6 +18,7 @@
 #include "engine/request.h"
 #include "engine/sample/output_text.h"
 #include "engine/sample/sampler.h"
+#include "engine/sequence/beam_group.h"
 #include "engine/spec/head.h"
 
 namespace moeserve {
@@ -71,8 +72,13 @@ struct Sequence {
   // Whether only tokens behind the prompt remain that were never computed: the last one, whose row
   // yields a new token, and before it tokens that had no alternative.
   bool decoding() const {
+    if (forked()) return true;
     return computed() >= prompt_length() && (remaining() == 1 || computed() >= high_water);
   }
+  // Whether the sequence consists of beams, which have its memory.
+  bool forked() const { return beams != nullptr && beams->forked; }
+  // Returns how many of the sequences that may run at a time this one stands for.
+  int seats() const { return beams == nullptr ? 1 : beams->params.num_beams; }
   // Returns the number of tokens whose keys and values the cache must hold at the end. The last
   // sampled token is never computed.
   int64_t cache_tokens() const {
@@ -170,6 +176,8 @@ struct Sequence {
   // Further samples of the same prompt. They start when this sequence has computed the prompt, and
   // share the prompt's blocks.
   std::vector<std::unique_ptr<Sequence>> samples;
+  std::unique_ptr<BeamGroup> beams;  // of a request with beam search; else null
+  Sequence* leader = nullptr;        // of a beam: the sequence whose beam it is; else null
 };
 
 using SequencePtr = std::unique_ptr<Sequence>;

@@ -46,6 +46,8 @@ void ChoicePart::Add(OutputDelta delta, bool return_token_ids) {
     if (!routing) routing.emplace();
     Append(*routing, *delta.routing);
   }
+  if (delta.beam) beam = delta.beam;
+  absent = absent || delta.absent;
   if (delta.finished) {
     finish_reason = delta.finish_reason;
     stop_string = std::move(delta.stop_string);
@@ -106,6 +108,12 @@ void PutRouting(const ChoicePart& part, const RoutingParams& params, OrderedJson
   if (params.table) {
     choice["routed_experts"] = RoutedExpertsTable(*part.routing, *params.layout, params.num_layers);
   }
+}
+
+void PutBeam(const ChoicePart& part, OrderedJson& choice) {
+  if (!part.beam) return;
+  choice["beam_score"] = part.beam->score;
+  choice["cumulative_logprob"] = part.beam->cumulative_logprob;
 }
 
 OrderedJson FinishReasonJson(const ChoicePart& part) {

@@ -53,6 +53,8 @@ struct ChoicePart {
   OrderedJson prompt_logprobs;  // null unless requested
   std::optional<std::vector<TokenId>> token_ids;
   std::optional<RoutingRecord> routing;  // if requested, the routes collected so far
+  std::optional<BeamScore> beam;
+  bool absent = false;  // OutputDelta::absent: the answer leaves the choice out
 
   // Adds the text, the routes, the end of the choice and, if requested, the token ids of `delta`.
   void Add(OutputDelta delta, bool return_token_ids);
@@ -77,6 +79,9 @@ OrderedJson PromptLogprobsJson(const Tokenizer* tokenizer,
 
 // Adds the routes of a choice, if there are any, to the choice's JSON.
 void PutRouting(const ChoicePart& part, const RoutingParams& params, OrderedJson& choice);
+
+// Adds the scores of a hypothesis of beam search, if the choice is one.
+void PutBeam(const ChoicePart& part, OrderedJson& choice);
 
 // Returns "stop", "length" or null.
 OrderedJson FinishReasonJson(const ChoicePart& part);

@@ -9,6 +9,7 @@
 
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/fields/beam_fields.h"
 #include "server/fields/shared_fields.h"
 #include "server/tools/tool_constraint.h"
 
@@ -67,6 +68,7 @@ Result<ChatParams> ParseChat(const Json& body, std::string_view text, const Requ
   MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, FieldRoute::kChat, out, text));
   MOESERVE_RETURN_IF_ERROR(ParseLimits(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseLogprobs(body, rules, out));
+  MOESERVE_RETURN_IF_ERROR(ParseBeamFields(body, rules, out));
   const ConversationRules conversation_rules = {.limits = rules.limits,
                                                 .allow_template = allow_request_template,
                                                 .strict_fields = rules.strict_fields};

@@ -135,6 +135,7 @@ OrderedJson ChatWriter::TakeLogprobs(Choice& choice) {
 std::vector<OrderedJson> ChatWriter::TakeChunks(int index) {
   Choice& choice = choices_[index];
   ChoicePart& part = choice.part;
+  if (part.absent) return {};
   std::vector<OrderedJson> chunks;
   const auto add = [&](OrderedJson delta, OrderedJson logprobs) -> OrderedJson& {
     OrderedJson item = {{"index", index},
@@ -174,6 +175,7 @@ std::vector<OrderedJson> ChatWriter::TakeChunks(int index) {
         add(OrderedJson::object(), has_logprobs ? TakeLogprobs(choice) : OrderedJson(nullptr));
     item["finish_reason"] = FinishReason(choice);
     item["stop_reason"] = StopReasonJson(part);
+    PutBeam(part, item);
     add_ids(item);
   }
   part = ChoicePart();
@@ -189,12 +191,14 @@ OrderedJson ChatWriter::TakeWhole() {
   OrderedJson list = OrderedJson::array();
   for (Choice& choice : choices_) {
     ChoicePart& part = choice.part;
+    if (part.absent) continue;
     OrderedJson item;
     item["index"] = part.index;
     item["message"] = TakeMessage(choice);
     item["logprobs"] = TakeLogprobs(choice);
     item["finish_reason"] = FinishReason(choice);
     item["stop_reason"] = StopReasonJson(part);
+    PutBeam(part, item);
     if (part.token_ids) item["token_ids"] = *part.token_ids;
     PutRouting(part, options_.routing, item);
     list.push_back(std::move(item));

@@ -10,6 +10,7 @@
 #include "server/commands/model_options.h"
 #include "server/commands/run_to_end.h"
 #include "server/commands/sampling_options.h"
+#include "server/generation/beam_params.h"
 #include "server/generation/generation_request.h"
 #include "server/reports/expert_report.h"
 
@@ -22,13 +23,39 @@ struct GenerateArguments {
   std::string prompt;
   int max_tokens = 128;
   SamplingOptions sampling;
+  int num_beams = 0;  // 0: tokens are drawn
+  double length_penalty = BeamParams().length_penalty;
+  std::string early_stopping = "false";
   bool echo = false;
   bool stats = false;
 };
 
+// Sets how tokens are chosen. The sampling defaults of the model are not meant for beam search.
+absl::Status SetSampling(const GenerateArguments& options, const GenerationDefaults& defaults,
+                         CompletionParams& params) {
+  const bool beams = options.num_beams > 0;
+  params.sampling = DefaultSampling(defaults);
+  if (beams) {
+    for (const SamplingField& field : kDrawFields) {
+      field.Set(params.sampling, field.Get(SamplingParams()));
+    }
+  }
+  options.sampling.Apply(params.sampling);
+  if (!beams) return absl::OkStatus();
+  params.sampling.beam = {.num_beams = options.num_beams,
+                          .length_penalty = options.length_penalty,
+                          .early_stopping = options.early_stopping == "true" ? EarlyStopping::kTrue
+                                            : options.early_stopping == "never"
+                                                ? EarlyStopping::kNever
+                                                : EarlyStopping::kFalse};
+  return ResolveBeams(
+      {.asked = "--num-beams", .beams = "--num-beams", .sampling = ""},
+      [](const char*) { return true; }, {}, params);
+}
+
 absl::Status Generate(const GenerateArguments& options) {
   EngineOptionsText engine_text = options.engine;
-  engine_text.engine.max_num_seqs = 1;
+  engine_text.engine.max_num_seqs = std::max(1, options.num_beams);
   MOESERVE_ASSIGN_OR_RETURN(const EngineOptions engine, ResolveEngineOptions(engine_text));
   MOESERVE_ASSIGN_OR_RETURN(const RunningModel model, StartModel(options.model, engine));
 
@@ -37,8 +64,7 @@ absl::Status Generate(const GenerateArguments& options) {
   prompt.is_text = true;
   prompt.text = options.prompt;
   params.prompts.push_back(std::move(prompt));
-  params.sampling = DefaultSampling(model.defaults);
-  options.sampling.Apply(params.sampling);
+  MOESERVE_RETURN_IF_ERROR(SetSampling(options, model.defaults, params));
   MOESERVE_ASSIGN_OR_RETURN(
       std::vector<PreparedPrompt> prompts,
       PreparePrompts(params, model.engine->tokenizer(), model.engine->max_model_len()));
@@ -71,6 +97,20 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
   AddNumberOption(*command, "--max-tokens", options->max_tokens, "Most tokens to generate", 1,
                   1 << 24);
   AddSamplingOptions(*command, options->sampling);
+  CLI::Option* const beams = AddNumberOption(
+      *command, "--num-beams", options->num_beams,
+      "Beam search with so many beams; prints the best text, at the end. 0: draw tokens", 0,
+      kMaxBeams);
+  constexpr double kPenalty = kMaxLengthPenalty;
+  AddNumberOption(*command, "--length-penalty", options->length_penalty,
+                  "Power of the number of tokens by which the log-probability of a text is divided",
+                  -kPenalty, kPenalty)
+      ->needs(beams);
+  AddChoiceOption(*command, "--early-stopping", options->early_stopping,
+                  "Whether the search ends once num-beams texts are finished; never: only when no "
+                  "better one is possible",
+                  {"false", "true", "never"})
+      ->needs(beams);
   command->add_flag("--echo", options->echo, "Print the prompt as well");
   command->add_flag("--stats", options->stats, "Print expert statistics on standard error");
   command

@@ -8,6 +8,7 @@
 #include "base/error_text.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/fields/beam_fields.h"
 #include "server/fields/shared_fields.h"
 
 namespace moeserve::server {
@@ -121,6 +122,7 @@ Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& r
   MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, FieldRoute::kCompletions, out, text));
   MOESERVE_ASSIGN_OR_RETURN(out.prompts, ParsePrompts(body, rules));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
+  MOESERVE_RETURN_IF_ERROR(ParseBeamFields(body, rules, out));
   return out;
 }
 

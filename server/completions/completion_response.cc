@@ -72,6 +72,7 @@ OrderedJson ChoiceJson(const ChoicePart& part, const RoutingParams& routing) {
   if (!part.prompt_logprobs.is_null()) choice["prompt_logprobs"] = part.prompt_logprobs;
   if (part.prompt_token_ids) choice["prompt_token_ids"] = *part.prompt_token_ids;
   if (part.token_ids) choice["token_ids"] = *part.token_ids;
+  PutBeam(part, choice);
   PutRouting(part, routing, choice);
   return choice;
 }
@@ -143,6 +144,7 @@ absl::Status CompletionWriter::AddPrompt(Choice& choice, const PreparedPrompt& p
 std::vector<OrderedJson> CompletionWriter::TakeChunks(int index) {
   Choice& choice = choices_[index];
   ChoicePart& part = choice.part;
+  if (part.absent) return {};
   const bool has_logprobs = options_.logprobs && !choice.logprobs.empty();
   if (part.text.empty() && !has_logprobs && !part.HasIds() && !part.HasRoutes() &&
       !part.finish_reason) {
@@ -181,8 +183,9 @@ OrderedJson CompletionWriter::TakeWhole() {
   OrderedJson list = OrderedJson::array();
   for (const size_t index : BestChoices()) {
     Choice& choice = choices_[index];
+    if (choice.part.absent) continue;
     if (options_.logprobs) choice.part.logprobs = choice.logprobs.Take();
-    choice.part.index = static_cast<int>(list.size());
+    if (options_.best > 0) choice.part.index = static_cast<int>(list.size());
     list.push_back(ChoiceJson(choice.part, options_.routing));
     const RoutingParams& routing = options_.routing;
     if (routing.words.empty() || !choice.part.HasRoutes() || tokenizer_ == nullptr) continue;

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "base/error_text.h"
+#include "engine/beam/beam_params.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/fields/sampling_fields.h"
@@ -91,6 +92,11 @@ constexpr Field kFields[] = {
     {"stop_sequences", kMessage, kCount},
     {"n", kCompletion | kChat, kTokensOnly, kNone, Harmless::kOne, 1, kHuge},
     {"best_of", kCompletion | kChat, kTokensOnly, kNone, Harmless::kOne, 1, kHuge},
+    {"use_beam_search", kCompletion | kChat, kTokensOnly, kNone, Harmless::kFalse},
+    {"num_beams", kCompletion | kChat, kTokensOnly, kNone, Harmless::kOne, 1, kMaxBeams},
+    {"length_penalty", kCompletion | kChat, kTokensOnly, kNone, Harmless::kOne, -kMaxLengthPenalty,
+     kMaxLengthPenalty},
+    {"early_stopping", kCompletion | kChat, kTokensOnly, kNone, Harmless::kFalse},
     {"response_format", kGenerate, kTokensOnly},
     {"structured_outputs", kGenerate, kTokensOnly},
     {"guided_json", kGenerate, kTokensOnly},
@@ -193,8 +199,6 @@ constexpr Field kFields[] = {
     {"transforms", kNone, kNone, kNone, Harmless::kEmpty},
     {"plugins", kNone, kNone, kNone, Harmless::kEmpty},
     // vLLM
-    {"length_penalty", kNone, kNone, kNone, Harmless::kOne, -kHuge, kHuge},
-    {"use_beam_search", kNone, kNone, kNone, Harmless::kFalse},
     {"spaces_between_special_tokens", kNone, kNone, kNone, Harmless::kTrue},
     {"prompt_embeds", kNone},
     {"logits_processors", kNone, kNone, kNone, Harmless::kEmpty},

@@ -94,7 +94,8 @@ class ChoiceSink final : public TokenSink {
     const auto seconds = [](auto duration) {
       return std::chrono::duration<double>(duration).count();
     };
-    if (!delta.tokens.empty()) {
+    // Beam search shows no token before its end.
+    if (!delta.tokens.empty() && !delta.beam) {
       if (first_) {
         metrics_->time_to_first_token.Observe(seconds(now - start_));
         first_token_ = now;
@@ -112,7 +113,7 @@ class ChoiceSink final : public TokenSink {
     metrics_->request_duration.Observe(seconds(now - start_));
     metrics_->request_prompt_tokens.Observe(prompt_tokens_);
     metrics_->request_generation_tokens.Observe(delta.usage.completion_tokens);
-    if (delta.usage.completion_tokens > 1) {
+    if (delta.usage.completion_tokens > 1 && !delta.beam) {
       metrics_->request_time_per_output_token.Observe(seconds(now - first_token_) /
                                                       (delta.usage.completion_tokens - 1));
     }

@@ -23,8 +23,9 @@ struct RequestRules {
   GenerationDefaults defaults;            // of the model; they replace the API's defaults
   const Tokenizer* tokenizer = nullptr;   // lives as long as the engine; null if the model has none
   int vocab_size = 0;
-  bool strict_fields = false;  // whether unknown fields are an error
-  int min_priority = 0;        // the lowest `priority`, which is served first
+  bool strict_fields = false;    // whether unknown fields are an error
+  int max_num_seqs = kMaxBeams;  // of the engine: a request has no more beams
+  int min_priority = 0;          // the lowest `priority`, which is served first
   RoutingRules routing;
 };
 
@@ -36,7 +37,7 @@ struct GenerationParams {
   std::optional<ConstraintField> constraint;  // its compiled form becomes sampling.constraint
   int priority = 0;
   std::string cache_salt;
-  int n = 1;  // samples per prompt
+  int n = 1;  // samples per prompt, or results of a beam search
   // How many samples per prompt are returned: those with the highest mean log-probability of their
   // tokens. 0: all. Streams return all.
   int best = 0;

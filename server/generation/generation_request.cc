@@ -146,7 +146,9 @@ size_t AdmissionBytes(const GenerationParams& params, const std::vector<Prepared
   for (const PreparedPrompt& prompt : prompts) {
     bytes += kChoice + prompt.ids.size() * per_token + 4 * prompt.echo_text.size();
   }
-  return bytes * static_cast<size_t>(params.n) + params.repeated_bytes +
+  const int choices =
+      std::max(params.n, params.sampling.beam ? params.sampling.beam->num_beams : 1);
+  return bytes * static_cast<size_t>(choices) + params.repeated_bytes +
          (params.constraint ? ConstraintBytes(params.constraint->spec) : 0);
 }
 

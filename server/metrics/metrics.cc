@@ -192,6 +192,9 @@ void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
   text.Sample({}, stats.drafted_tokens);
   text.Family("draft_accepted_tokens_total", "counter", "Of them, those that the model then drew.");
   text.Sample({}, stats.accepted_tokens);
+  text.Family("beam_rows_total", "counter",
+              "Rows that were computed for beams, without those that all beams share.");
+  text.Sample({}, stats.beam_rows);
   text.Single("engine_step_seconds_total", "counter", "Time spent in steps.", stats.step_seconds);
   text.Single("engine_forward_seconds_total", "counter", "Of it, time inside the model.",
               stats.forward_seconds);

@@ -125,7 +125,7 @@ absl::Status InferRun::Add(const ChoiceEvent& event) {
   }
   choice.text += event.delta.text;
   choice.output_tokens = event.delta.usage.completion_tokens;
-  if (event.delta.finished) choice.finish_reason = event.delta.finish_reason;
+  if (event.delta.finished && !event.delta.absent) choice.finish_reason = event.delta.finish_reason;
   return absl::OkStatus();
 }
 

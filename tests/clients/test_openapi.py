@@ -112,6 +112,7 @@ def examples(name):
     for body in ({"prompt": PROMPT}, {"prompt": [PROMPT, "The king"], "n": 2, "logprobs": 3,
                                       "echo": True, "return_token_ids": True},
                  {"prompt": [[1, 2], [3]], "prompt_logprobs": 2, "stop": "\n", "seed": 1},
+                 {"prompt": PROMPT, "use_beam_search": True, "n": 2, "early_stopping": "never"},
                  {"prompt": PROMPT, "best_of": 3, "stop_token_ids": [5], "logit_bias": {"3": 1}},
                  {"prompt": PROMPT, **routing}, {"prompt": PROMPT, "guided_choice": ["a", "b"]}):
         yield "post", completion, completion, {**short, **body}

@@ -57,7 +57,8 @@ VALUES = {
     "stop_token_ids": [40, 41], "logit_bias": {"40": 100}, "bad_words": ["e", "a"],
     "allowed_token_ids": [40, 41], "mcp_servers": [{"type": "url"}], "max_tool_calls": 1,
     "functions": TOOLS, "documents": [{"a": "b"}], "use_beam_search": True, "samplers": ["top_k"],
-    "modalities": ["text", "audio"], "length_penalty": 0.5, "return_hidden_states": True,
+    "modalities": ["text", "audio"], "length_penalty": 0.5, "num_beams": 3,
+    "early_stopping": True, "no_repeat_ngram_size": 1, "return_hidden_states": True,
     "spaces_between_special_tokens": False, "no_stop_trim": True, "repeat_penalty": 1.5,
     "typical_p": 0.5, "tfs_z": 0.5, "mirostat": 1, "top_a": 0.5, "dynatemp_range": 0.5,
     "xtc_probability": 0.5, "dry_multiplier": 0.5, "input_ids": [1, 2],
@@ -66,11 +67,14 @@ VALUES = {
     "thread": {"type": "create"},
 }
 # What a value needs beside it, on all routes that obey it or on one of them.
+BEAMS = {"use_beam_search": True, "seed": None}
 NEEDS = {
     "tool_choice": {"tools": TOOLS}, "include_stop_str_in_output": {"stop": ["e"]},
     "top_logprobs": {"logprobs": True}, "stream_options": {"stream": True},
     "min_tokens": {"stop": ["e"]}, "stop_token_ids": {"allowed_token_ids": [40, 41]}, "continue_final_message": {"add_generation_prompt": False},
     "return_tokens_as_token_ids": {"logprobs": 1},
+    "use_beam_search": {"seed": None}, "length_penalty": BEAMS, "num_beams": BEAMS,
+    "early_stopping": BEAMS,
 }
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Obeyed fields whose effect the answer does not show: those that change nothing by design, and
@@ -78,7 +82,8 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 INVISIBLE = {"model", "prediction", "priority", "cache_salt", "parallel_tool_calls",
              "chat_template_kwargs", "add_special_tokens", "reasoning_effort", "reasoning",
              "thinking", "include_reasoning", "ignore_eos", "skip_special_tokens", "tool_choice",
-             "context_management", "truncation", "stream_options", "request_id", "think"}
+             "context_management", "truncation", "stream_options", "request_id", "think",
+             "num_beams", "early_stopping"}
 # Values that are wrong for every route that obeys the field, where a list of a list is not.
 WRONG = {"context_management": 5}
 

@@ -32,6 +32,15 @@ std::vector<double> Changed(const std::vector<float>& logits, const SamplingPara
   }
   std::vector<TokenId> history = prompt;
   history.insert(history.end(), output.begin(), output.end());
+  const auto size = static_cast<size_t>(p.no_repeat_ngram_size);
+  for (int id = 0; id < kVocab && size > 0; ++id) {
+    std::vector<TokenId> next = history;
+    next.push_back(id);
+    for (size_t i = 0; i + size <= history.size(); ++i) {
+      const auto begin = history.begin() + static_cast<int64_t>(i);
+      if (std::equal(next.end() - static_cast<int64_t>(size), next.end(), begin)) x[id] = kNever;
+    }
+  }
   for (const auto& word : p.bad_words) {
     std::vector<TokenId> next = history;
     next.push_back(word.back());
@@ -122,6 +131,7 @@ SamplingParams RandomParams(Random& random) {
     for (int i = 0; i < 12; ++i) p.allowed_token_ids.push_back(random.Below(kVocab));
   }
   if (sometimes()) p.bad_words = {{random.Below(kVocab)}, {3, random.Below(kVocab)}, {4, 5, 6}};
+  if (sometimes()) p.no_repeat_ngram_size = random.Below(4);
   if (sometimes()) p.min_tokens = random.Below(12);
   if (sometimes()) p.stop_token_ids = {random.Below(kVocab)};
   p.max_tokens = 100;
@@ -131,7 +141,7 @@ SamplingParams RandomParams(Random& random) {
 
 TEST(SamplerTest, EqualsTheObviousOne) {
   Sampler sampler;
-  int compared = 0, close = 0;
+  int compared = 0, close = 0, only = 0;
   for (int c = 0; c < 4000; ++c) {
     Random random(static_cast<uint64_t>(c));
     const SamplingParams params = RandomParams(random);
@@ -146,6 +156,15 @@ TEST(SamplerTest, EqualsTheObviousOne) {
       const std::vector<double> changed = Changed(logits, params, prompt, output, eos);
       const bool any =
           std::any_of(changed.begin(), changed.end(), [](double x) { return x != kNever; });
+      if (!params.allowed_token_ids.empty()) {
+        std::vector<TokenId> left;
+        for (TokenId t = 0; t < kVocab; ++t) {
+          if (changed[t] != kNever) left.push_back(t);
+        }
+        ASSERT_EQ(state.OnlyToken(history, kVocab, {}).value_or(-1),
+                  left.size() == 1 ? left.front() : -1);
+        only += left.size() == 1 ? 1 : 0;
+      }
       if (state.changes_logits()) {
         ASSERT_EQ(state.Apply(history, logits), any) << "case " << c;
       }
@@ -164,7 +183,8 @@ TEST(SamplerTest, EqualsTheObviousOne) {
       history.push_back(token);
     }
   }
-  EXPECT_GT(compared, 35000);
+  EXPECT_GT(compared, 30000);
+  EXPECT_GT(only, 10);
   EXPECT_LT(close, compared / 100);
 }
 

@@ -22,7 +22,7 @@ constexpr int kThreads = 16;
 constexpr int kRequests = 10'000;
 
 // Returns the samples of one random request. Some prompts share the beginning of one of three
-// prompts; some requests have several samples.
+// prompts; some requests have several samples, some are beam searches.
 std::vector<Request> MakeSamples(const std::string& id, const Golden& golden, Random& random) {
   Request r;
   r.prompt = golden.Prompt(random.Below(3));
@@ -41,6 +41,10 @@ std::vector<Request> MakeSamples(const std::string& id, const Golden& golden, Ra
   r.expert_counts = random.Below(4) == 0;
   r.routing_record = random.Below(4) == 0;
   const int samples = random.Below(6) == 0 ? 2 + random.Below(3) : 1;
+  if (random.Below(6) == 0) {
+    r.sampling.beam = BeamParams{.num_beams = samples + random.Below(2)};
+    r.sampling.seed.reset();
+  }
   std::vector<Request> out;
   for (int s = 0; s < samples; ++s) {
     r.id = id + "." + std::to_string(s);
@@ -112,6 +116,7 @@ TEST(Soak, TenThousandMixedRequestsLeaveNothingBehind) {
   const EngineStats stats = engine.get().Stats();
   EXPECT_GT(stats.preemptions, 0u);
   EXPECT_GT(stats.prefix_hit_tokens, 0u);
+  EXPECT_GT(stats.beam_rows, 1000u);
   EXPECT_EQ(stats.kv_blocks_used, 0);
   EXPECT_LE(stats.kv_blocks_evictable, stats.kv_blocks_total);
   EXPECT_EQ(stats.finished_stop + stats.finished_length, static_cast<uint64_t>(completed.load()));

@@ -43,7 +43,7 @@ def wrong_fields(shape):
         {"stream": True, "stream_options": 1}, {"echo": 1}, {"ignore_eos": 1},
         {"skip_special_tokens": "no"}, {"truncate_prompt_tokens": 0}, {"request_id": "a b"},
         {"cache_salt": ""}, {"cache_salt": "a" * 129}, {"priority": 1001}, {"model": "other"},
-        {"model": 3}, {"suffix": "x"}, {"tools": [{}]}, {"use_beam_search": True},
+        {"model": 3}, {"suffix": "x"}, {"tools": [{}]}, {"num_beams": 2},
         {"guided_grammar": "x"}, {"guided_json": 3}, {"guided_json": {"type": "no type"}},
         {"guided_json": {"type": "string", "pattern": "("}}, {"guided_regex": ""},
         {"guided_regex": "(a"}, {"guided_choice": []}, {"guided_choice": [1]},

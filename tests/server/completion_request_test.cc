@@ -276,8 +276,6 @@ INSTANTIATE_TEST_SUITE_P(
     Unsupported, Refusals,
     ::testing::Values(
         CompletionRefusal{R"({"prompt": "x", "suffix": "y"})", "unsupported_parameter", "suffix"},
-        CompletionRefusal{R"({"prompt": "x", "use_beam_search": true})", "unsupported_parameter",
-                          "use_beam_search"},
         CompletionRefusal{R"({"prompt": "x", "use_beam_search": 1})", "invalid_value",
                           "use_beam_search"},
         CompletionRefusal{R"({"prompt": "x", "tools": [{}]})", "unsupported_parameter", "tools"},

@@ -155,6 +155,7 @@ TEST(Metrics, AllAreThereFromTheStart) {
                              "preemptions_total",
                              "draft_tokens_total",
                              "draft_accepted_tokens_total",
+                             "beam_rows_total",
                              "prefix_cache_queried_tokens_total",
                              "prefix_cache_hit_tokens_total",
                              "prompt_tokens_total",

@@ -15,6 +15,7 @@ FLOORS = {
     "kernels": ["base", "cpu", "cuda"],
     "engine": [
         "text",
+        "beam",
         "spec",
         "routes",
         "weights",

@@ -87,12 +87,13 @@ class PipelineTokenizer::Stream : public DecodeStream {
   }
 
   void Finish(std::string* out) override { state_->Finish(out); }
+  std::unique_ptr<DecodeStream> Clone() const override { return std::make_unique<Stream>(*this); }
 
  private:
   const PipelineTokenizer* tokenizer_;
   bool skip_special_tokens_;
   std::span<const TokenId> kept_;
-  std::unique_ptr<DecoderState> state_;
+  NextState state_;
 };
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> PipelineTokenizer::Create(PipelineParts parts) {

@@ -22,6 +22,9 @@ class ByteJoinStream : public DecodeStream {
   }
 
   void Finish(std::string* out) override { assembler_.Finish(out); }
+  std::unique_ptr<DecodeStream> Clone() const override {
+    return std::make_unique<ByteJoinStream>(*this);
+  }
 
  private:
   const Tokenizer* tokenizer_;

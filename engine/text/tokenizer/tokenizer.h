@@ -51,6 +51,8 @@ class DecodeStream {
   // Appends the remaining text, with U+FFFD for an unfinished character. Push() must not be called
   // afterwards.
   virtual void Finish(std::string* out) = 0;
+  // Returns an equal stream of its own.
+  virtual std::unique_ptr<DecodeStream> Clone() const = 0;
 };
 
 // Immutable after construction; any number of threads may use one object.
@@ -118,6 +120,12 @@ class IncrementalDecoder {
   // `tokenizer` and `kept` must outlive this object.
   IncrementalDecoder(const Tokenizer* tokenizer, bool skip_special_tokens,
                      std::span<const TokenId> kept = {});
+  IncrementalDecoder(const IncrementalDecoder& other) : stream_(other.stream_->Clone()) {}
+  IncrementalDecoder(IncrementalDecoder&&) = default;
+  IncrementalDecoder& operator=(IncrementalDecoder other) {
+    stream_ = std::move(other.stream_);
+    return *this;
+  }
 
   std::string Push(TokenId id);
   std::string Finish();

@@ -82,9 +82,10 @@ FeedForwardSpec ReadT5Dense(DecoderConfig& c, const char* fallback) {
   return dense;
 }
 
-// `experts`: the files are of Switch Transformers.
-ConfigResult ReadT5Like(const Json& json, const StoredNames& stored, const char* form,
-                        bool experts) {
+// `experts`: the files are of Switch Transformers. `scales`: the head's input is scaled if nothing
+// else is said.
+ConfigResult ReadT5Like(const Json& json, const StoredNames& stored, const char* form, bool experts,
+                        bool scales = true) {
   DecoderConfig c(json, stored);
   c.Skeleton({.size_keys = {"d_model", "num_layers", "n_positions", "num_heads"},
               .max_position_embeddings = 512,
@@ -110,7 +111,7 @@ ConfigResult ReadT5Like(const Json& json, const StoredNames& stored, const char*
   spec.decoder_start_token_id = c.keys().Int("decoder_start_token_id", 0);
   // "tie_word_embeddings": false of old files means that the head's input is not scaled.
   const bool stated = spec.tie_word_embeddings;
-  const bool scaled = c.keys().Bool("scale_decoder_outputs", stated);
+  const bool scaled = c.keys().Bool("scale_decoder_outputs", stated && scales);
   spec.tie_word_embeddings = !c.Stores("lm_head.weight");
   if (scaled && spec.hidden_size > 0) {
     spec.output_scale = 1.0 / std::sqrt(static_cast<double>(spec.hidden_size));
@@ -167,7 +168,7 @@ ConfigResult ReadT5(const Json& json, const StoredNames& stored) {
   return ReadT5Like(json, stored, "relu", false);
 }
 ConfigResult ReadMt5(const Json& json, const StoredNames& stored) {
-  return ReadT5Like(json, stored, "gated-gelu", false);
+  return ReadT5Like(json, stored, "gated-gelu", false, false);
 }
 ConfigResult ReadSwitch(const Json& json, const StoredNames& stored) {
   Json one = json;

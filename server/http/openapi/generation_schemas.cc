@@ -50,6 +50,7 @@ constexpr char kAnswers[] = R"json({
   "index": "count", "text": "string", "logprobs": "CompletionLogprobs",
   "finish_reason": "FinishReason", "stop_reason": "StopReason",
   "prompt_logprobs?": "PromptLogprobs", "prompt_token_ids?": "TokenIds", "token_ids?": "TokenIds",
+  "beam_score?": "number", "cumulative_logprob?": "number",
   "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}],
   "word_experts?": "WordExperts"},
 "Completion": {
@@ -69,6 +70,7 @@ constexpr char kAnswers[] = R"json({
     "reasoning_content?": "string", "tool_calls?": "[ToolCall]"},
   "logprobs": [{"content?": "[TokenLogprob]", "refusal?": "null"}, null],
   "finish_reason": "FinishReason", "stop_reason": "StopReason", "token_ids?": "TokenIds",
+  "beam_score?": "number", "cumulative_logprob?": "number",
   "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}]},
 "ChatCompletion": {
   "id": "string", "object": "'chat.completion'", "created": "integer", "model": "string",
@@ -177,6 +179,27 @@ void AddSampling(const RequestLimits& limits, RequestSchema& out) {
   out.Optional("allowed_token_ids", ListSchema(TypeSchema("integer"), "No others are generated"));
 }
 
+// The fields that ParseBeamFields() reads.
+void AddBeams(RequestSchema& out) {
+  out.Optional("use_beam_search",
+               TypeSchema("boolean",
+                          "Search for the n most probable answers instead of drawing tokens; a "
+                          "stream sends them at the end"));
+  out.Optional("num_beams", RangeSchema("integer", 1, kMaxBeams,
+                                        "How many texts are continued at a time, at least n; "
+                                        "default: n, or 4 without n"));
+  out.Optional("length_penalty",
+               RangeSchema("number", -kMaxLengthPenalty, kMaxLengthPenalty,
+                           "Power of the number of tokens by which the log-probability of a text "
+                           "is divided; default: 1"));
+  OrderedJson early;
+  early["enum"] = {false, true, "never"};
+  out.Optional("early_stopping",
+               Described(std::move(early),
+                         "Whether the search ends at once when num_beams texts are finished; "
+                         "never: only when no better one is possible"));
+}
+
 // The constraints of structured output.
 void AddConstraints(RequestSchema& out) {
   OrderedJson format = TypeSchema("object", "The form of the answer");
@@ -209,6 +232,7 @@ void AddShared(const ServerSettings& settings, RequestSchema& out) {
   }
   out.Optional("stream_options", std::move(options));
   AddSampling(limits, out);
+  AddBeams(out);
   AddConstraints(out);
   out.Optional("truncate_prompt_tokens",
                RangeSchema("integer", int64_t{-1}, kMaxInt,

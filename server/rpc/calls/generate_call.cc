@@ -108,6 +108,7 @@ absl::Status GenerateCall::Collect() {
   charge_.Release();  // the messages collected before have been written
   for (ChoiceEvent& event : generation_->Take()) {
     if (!event.error.ok()) return event.error;
+    if (event.delta.absent) continue;
     std::optional<RoutingRecord> routes;
     if (event.delta.routing) routes = SendRoutesAhead(event.choice, *event.delta.routing);
     v1::GenerateResponse message = NewMessage(event.choice);

@@ -14,6 +14,7 @@
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
 #include "server/fields/structural_tag.h"
+#include "server/generation/beam_params.h"
 #include "server/generation/token_text.h"
 #include "server/metrics/prometheus.h"
 #include "server/rpc/messages/statistic_messages.h"
@@ -219,6 +220,44 @@ Result<std::optional<ConstraintField>> ParseConstraint(const v1::StructuredOutpu
   return std::optional<ConstraintField>(std::move(out));
 }
 
+// Reads `beam`, after the fields about sampling.
+absl::Status ParseBeam(const v1::GenerateRequest& request, const RequestRules& rules,
+                       CompletionParams& out) {
+  const v1::BeamSearch& in = request.beam();
+  BeamParams beam;
+  beam.num_beams = request.n() > 0 ? out.n : kDefaultBeams;
+  if (in.num_beams() > 0) {
+    MOESERVE_RETURN_IF_ERROR(CheckRange("beam.num_beams", in.num_beams(), 1, kMaxBeams));
+    beam.num_beams = static_cast<int>(in.num_beams());
+  }
+  if (in.has_length_penalty()) beam.length_penalty = in.length_penalty();
+  MOESERVE_RETURN_IF_ERROR(CheckRange("beam.length_penalty", beam.length_penalty,
+                                      -kMaxLengthPenalty, kMaxLengthPenalty));
+  switch (in.early_stopping()) {
+    case v1::EARLY_STOPPING_FALSE:
+      break;
+    case v1::EARLY_STOPPING_TRUE:
+      beam.early_stopping = EarlyStopping::kTrue;
+      break;
+    case v1::EARLY_STOPPING_NEVER:
+      beam.early_stopping = EarlyStopping::kNever;
+      break;
+    default:
+      return InvalidValue("beam.early_stopping",
+                          Concat("'beam.early_stopping': expected a value of EarlyStopping, found ",
+                                 static_cast<int>(in.early_stopping())));
+  }
+  out.sampling.beam = beam;
+  const v1::SamplingParams& sampling = request.sampling();
+  return ResolveBeams(
+      {.asked = "beam", .beams = "beam.num_beams", .sampling = "sampling."},
+      [&](const char* name) {
+        return sampling.GetReflection()->HasField(
+            sampling, v1::SamplingParams::descriptor()->FindFieldByName(name));
+      },
+      rules, out);
+}
+
 Result<std::shared_ptr<const RoutingControl>> ParseControl(const v1::RoutingControl& in,
                                                            const RoutingRules& rules) {
   constexpr char kField[] = "routing_control";
@@ -269,6 +308,7 @@ Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
   if (c.n > rules.limits.max_n) {
     return InvalidValue("n", Concat("'n' is at most ", rules.limits.max_n, ", found ", c.n));
   }
+  if (request.has_beam()) MOESERVE_RETURN_IF_ERROR(ParseBeam(request, rules, c));
   if (request.has_logprobs()) {
     MOESERVE_ASSIGN_OR_RETURN(c.logprobs,
                               CheckLogprobs("logprobs", request.logprobs(), rules.limits));
@@ -352,6 +392,10 @@ absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
     } else if (delta.stop_token) {
       to.set_stop_token_id(*delta.stop_token);
     }
+  }
+  if (delta.beam) {
+    to.set_beam_score(delta.beam->score);
+    to.set_cumulative_logprob(delta.beam->cumulative_logprob);
   }
   to.mutable_usage()->set_prompt_tokens(delta.usage.prompt_tokens);
   to.mutable_usage()->set_completion_tokens(delta.usage.completion_tokens);

@@ -14,6 +14,9 @@ class JoinState : public DecoderState {
     out->append(token);
   }
   void Finish(std::string*) override {}
+  std::unique_ptr<DecoderState> Clone() const override {
+    return std::make_unique<JoinState>(*this);
+  }
 
  private:
   std::string_view separator_;

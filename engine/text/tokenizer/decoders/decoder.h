@@ -18,6 +18,20 @@ class DecoderState {
   // Notes that a token was left out here.
   virtual void Skip(std::string* /*out*/) {}
   virtual void Finish(std::string* out) = 0;
+  // Returns an equal state of its own.
+  virtual std::unique_ptr<DecoderState> Clone() const = 0;
+};
+
+// The state that another one hands its tokens to. A copy has a state of its own.
+class NextState {
+ public:
+  explicit NextState(std::unique_ptr<DecoderState> state) : state_(std::move(state)) {}
+  NextState(const NextState& other) : state_(other.state_->Clone()) {}
+  NextState(NextState&&) = default;
+  DecoderState* operator->() const { return state_.get(); }
+
+ private:
+  std::unique_ptr<DecoderState> state_;
 };
 
 // Immutable after construction; any number of threads may use one object.

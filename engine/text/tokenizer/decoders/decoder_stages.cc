@@ -37,10 +37,11 @@ class MapStage : public DecoderStage {
       first_ = false;
     }
     void Finish(std::string* out) override { next_->Finish(out); }
+    std::unique_ptr<DecoderState> Clone() const override { return std::make_unique<State>(*this); }
 
    private:
     const Convert& convert_;
-    std::unique_ptr<DecoderState> next_;
+    NextState next_;
     bool first_ = true;
   };
 
@@ -64,12 +65,15 @@ class ByteLevelState : public DecoderState {
     if (!text_.empty()) next_->Push(text_, out);
     next_->Finish(out);
   }
+  std::unique_ptr<DecoderState> Clone() const override {
+    return std::make_unique<ByteLevelState>(*this);
+  }
 
  private:
   std::string bytes_;  // scratch, like text_; kept to reuse the memory
   std::string text_;
   Utf8Assembler assembler_;
-  std::unique_ptr<DecoderState> next_;
+  NextState next_;
 };
 
 class ByteFallbackState : public DecoderState {
@@ -88,6 +92,9 @@ class ByteFallbackState : public DecoderState {
     EndRun(out);
     next_->Finish(out);
   }
+  std::unique_ptr<DecoderState> Clone() const override {
+    return std::make_unique<ByteFallbackState>(*this);
+  }
 
  private:
   void EndRun(std::string* out) {
@@ -101,7 +108,7 @@ class ByteFallbackState : public DecoderState {
   }
 
   std::string run_;
-  std::unique_ptr<DecoderState> next_;
+  NextState next_;
 };
 
 // Strips a text that arrives in parts of whole characters.
@@ -129,6 +136,9 @@ class FusedStripState : public DecoderState {
     held_.erase(0, kept);
   }
   void Finish(std::string* out) override { next_->Finish(out); }
+  std::unique_ptr<DecoderState> Clone() const override {
+    return std::make_unique<FusedStripState>(*this);
+  }
 
  private:
   bool EndsWithContent(size_t size) const {
@@ -139,7 +149,7 @@ class FusedStripState : public DecoderState {
   size_t start_;  // characters that may still be stripped from the start
   size_t stop_;
   std::string held_;
-  std::unique_ptr<DecoderState> next_;
+  NextState next_;
 };
 
 class FusedStripStage : public DecoderStage {
@@ -171,11 +181,14 @@ class WordEndState : public DecoderState {
     if (held_.has_value()) next_->Push(ReplaceAll(*held_, suffix_, ""), out);
     next_->Finish(out);
   }
+  std::unique_ptr<DecoderState> Clone() const override {
+    return std::make_unique<WordEndState>(*this);
+  }
 
  private:
   std::string_view suffix_;
   std::optional<std::string> held_;
-  std::unique_ptr<DecoderState> next_;
+  NextState next_;
 };
 
 // Removes the spaces that stand before punctuation in written English.

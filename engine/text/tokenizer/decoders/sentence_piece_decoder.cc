@@ -38,6 +38,7 @@ class State : public DecoderState {
   }
   void Skip(std::string* out) override { TakeCharacters(/*at_end=*/true, out); }
   void Finish(std::string* out) override { TakeCharacters(/*at_end=*/true, out); }
+  std::unique_ptr<DecoderState> Clone() const override { return std::make_unique<State>(*this); }
 
  private:
   void Append(std::string_view text, std::string* out) {
