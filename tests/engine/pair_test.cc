@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "model_loaders/files/safetensors.h"
+#include "tests/support/beam_runs.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"
 
@@ -21,9 +22,13 @@ struct PairCase {
   std::vector<float> top_logprobs;  // [T, top]
   std::vector<int32_t> greedy;
   std::vector<float> margin;
+  std::vector<int32_t> beam_tokens;  // [beams, tokens], padded with -1
+  std::vector<float> beam_scores;    // [beams]
 };
 
 constexpr size_t kTop = 8;
+constexpr int kBeams = 4;
+constexpr int kBeamTokens = 10;
 
 template <typename T>
 std::vector<T> PairValues(const SafetensorsFile& file, const char* name) {
@@ -49,6 +54,8 @@ std::vector<PairCase> ReadPairs(const std::filesystem::path& path) {
   const auto top_logprobs = PairValues<float>(**file, "top_logprobs");
   const auto greedy = PairValues<int32_t>(**file, "greedy");
   const auto margin = PairValues<float>(**file, "greedy_margin");
+  const auto beam_tokens = PairValues<int32_t>(**file, "beam_tokens");
+  const auto beam_scores = PairValues<float>(**file, "beam_scores");
   std::vector<PairCase> pairs(offsets.size() - 1);
   const auto count = std::ssize(greedy) / std::ssize(pairs);
   for (size_t i = 0; i < pairs.size(); ++i) {
@@ -58,7 +65,9 @@ std::vector<PairCase> ReadPairs(const std::filesystem::path& path) {
                 part(top_ids, offsets[i] * kTop, offsets[i + 1] * kTop),
                 part(top_logprobs, offsets[i] * kTop, offsets[i + 1] * kTop),
                 part(greedy, n * count, (n + 1) * count),
-                part(margin, n * count, (n + 1) * count)};
+                part(margin, n * count, (n + 1) * count),
+                part(beam_tokens, n * kBeams * kBeamTokens, (n + 1) * kBeams * kBeamTokens),
+                part(beam_scores, n * kBeams, (n + 1) * kBeams)};
   }
   return pairs;
 }
@@ -191,6 +200,44 @@ TEST_P(PairTest, SamplesShareTheSource) {
   ASSERT_TRUE(encoder.has_value());
   EXPECT_EQ(encoder->tokens, pairs_[4].source.size());  // computed once
   (*engine)->ExpectIdle();
+}
+
+// Beams of width 4, whose scores divide by the number of tokens. The engine computes all searches
+// together, and once more with so little memory that they are preempted.
+TEST_P(PairTest, BeamsOfTheReference) {
+  EngineOptions options{.max_model_len = 160, .max_num_seqs = 8};
+  for (const bool small : {false, true}) {
+    auto engine = TestEngine::Start(GetParam().model, options);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    if (small) {
+      options.kv_cache_bytes = (*engine)->get().Stats().kv_cache_bytes * 3 / 8;
+      engine = TestEngine::Start(GetParam().model, options);
+      ASSERT_TRUE(engine.ok()) << engine.status();
+    }
+    std::vector<SinkList> searches;
+    for (size_t i = 0; i < pairs_.size(); ++i) {
+      Request request = RequestFor(i);
+      request.sampling = SamplingParams();
+      request.sampling.max_tokens = kBeamTokens;
+      request.sampling.beam = BeamParams{.num_beams = kBeams};
+      searches.push_back(SubmitBeams(**engine, request, kBeams));
+    }
+    for (size_t i = 0; i < pairs_.size(); ++i) {
+      const auto found = HypothesesOf(searches[i]);
+      const std::vector<float>& scores = pairs_[i].beam_scores;
+      ASSERT_EQ(found.size(), static_cast<size_t>(kBeams));
+      for (size_t b = 0; b < found.size(); ++b) {
+        EXPECT_NEAR(found[b].score, scores[b], 1e-4) << "pair " << i << ", hypothesis " << b;
+        const bool tie = (b > 0 && scores[b - 1] - scores[b] < 1e-4) ||
+                         (b + 1 < found.size() && scores[b] - scores[b + 1] < 1e-4);
+        if (tie) continue;
+        const auto row = pairs_[i].beam_tokens.begin() + static_cast<int64_t>(b) * kBeamTokens;
+        const std::vector<TokenId> expected(row, std::find(row, row + kBeamTokens, -1));
+        EXPECT_EQ(found[b].tokens, expected) << "pair " << i << ", hypothesis " << b;
+      }
+    }
+    (*engine)->ExpectIdle();
+  }
 }
 
 TEST_P(PairTest, RefusesWhatIsNoPair) {

@@ -351,6 +351,8 @@ ModelSpec Classifier() {
 
 ModelSpec Pair() {
   ModelSpec encoder = Encoder();
+  encoder.position.count_padding = true;
+  encoder.pad_token_id.reset();
   encoder.head = {.kind = HeadKind::kNone, .labels = {}, .layer = std::nullopt};
   encoder.pooling.reset();
   encoder.stack = Stack::kEncoder;
@@ -370,7 +372,7 @@ ModelSpec Pair() {
   spec.kind = ModelKind::kEncoderDecoder;
   spec.stack = Stack::kDecoder;
   spec.decoder_start_token_id = 1;
-  spec.pad_token_id = encoder.pad_token_id;
+  spec.pad_token_id = 7;
   spec.output_scale = 0.25;
   spec.encoder = std::make_shared<const ModelSpec>(std::move(encoder));
   return spec;
@@ -439,6 +441,8 @@ void ForgetUnused(PositionSpec& position) {
   PositionSpec used;
   used.kind = position.kind;
   used.first = position.first;
+  used.spacing = position.spacing;
+  used.count_padding = position.count_padding;
   if (position.kind == PositionKind::kRope) used = position;
   ForgetUnused(used.scaling);
   position = used;
@@ -532,6 +536,13 @@ TEST(WriteConfig, EveryMemberIsReadBack) {
           RoutedLayerSpec& routing = *changed.feed_forward(0).routing;
           routing.num_experts =
               static_cast<int>(routing.widths.size()) + routing.null_experts.total();
+        }
+        if (changed.encoder != nullptr) {
+          auto encoder = std::make_shared<ModelSpec>(*changed.encoder);
+          encoder->vocab_size = changed.vocab_size;
+          encoder->hidden_size = changed.hidden_size;
+          encoder->share_embeddings = changed.share_embeddings;
+          changed.encoder = encoder;
         }
         if (!more || !Validate(changed).ok()) continue;
         const auto json = NativeConfigJson(changed);

@@ -527,7 +527,7 @@ ConfigResult DecoderConfig::FinishPair(ModelSpec encoder, int encoder_layers,
   encoder.head.kind = HeadKind::kNone;
   encoder.vocab_size = spec_.vocab_size;
   encoder.hidden_size = spec_.hidden_size;
-  encoder.pad_token_id = spec_.pad_token_id;
+  if (!encoder.position.count_padding) encoder.pad_token_id = spec_.pad_token_id;
   encoder.share_embeddings = spec_.share_embeddings;
   add(encoder, encoder_layers, encoder_layer);
   spec_.kind = ModelKind::kEncoderDecoder;

@@ -428,7 +428,7 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   }
   SettingsReader<ModelSpec> settings(reader, &problems, spec);
   OutputSettings(settings, spec);
-  encoder->pad_token_id = spec.pad_token_id;
+  if (!encoder->position.count_padding) encoder->pad_token_id = spec.pad_token_id;
   encoder->share_embeddings = spec.share_embeddings;
   if (const Json* quantization = reader.Optional("quantization")) {
     config.quantization = ParseQuantization(*quantization, &problems);
