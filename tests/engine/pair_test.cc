@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "absl/algorithm/container.h"
 #include "model_loaders/files/safetensors.h"
 #include "tests/support/beam_runs.h"
 #include "tests/support/engine_fixture.h"
@@ -203,7 +204,9 @@ TEST_P(PairTest, SamplesShareTheSource) {
 }
 
 // Beams of width 4, whose scores divide by the number of tokens. The engine computes all searches
-// together, and once more with so little memory that they are preempted.
+// together, and once more with so little memory that they are preempted. Where padding has no
+// position, a search that generated the padding token is not compared: the reference with a cache
+// then gives the tokens behind it other positions than the reference without one.
 TEST_P(PairTest, BeamsOfTheReference) {
   EngineOptions options{.max_model_len = 160, .max_num_seqs = 8};
   for (const bool small : {false, true}) {
@@ -214,6 +217,9 @@ TEST_P(PairTest, BeamsOfTheReference) {
       engine = TestEngine::Start(GetParam().model, options);
       ASSERT_TRUE(engine.ok()) << engine.status();
     }
+    const ModelSpec& spec = (*engine)->get().spec();
+    const bool skips_padding = !spec.position.count_padding && spec.pad_token_id.has_value();
+    int compared = 0;
     std::vector<SinkList> searches;
     for (size_t i = 0; i < pairs_.size(); ++i) {
       Request request = RequestFor(i);
@@ -226,6 +232,9 @@ TEST_P(PairTest, BeamsOfTheReference) {
       const auto found = HypothesesOf(searches[i]);
       const std::vector<float>& scores = pairs_[i].beam_scores;
       ASSERT_EQ(found.size(), static_cast<size_t>(kBeams));
+      const std::vector<TokenId>& generated = pairs_[i].beam_tokens;
+      if (skips_padding && absl::c_linear_search(generated, *spec.pad_token_id)) continue;
+      ++compared;
       for (size_t b = 0; b < found.size(); ++b) {
         EXPECT_NEAR(found[b].score, scores[b], 1e-4) << "pair " << i << ", hypothesis " << b;
         const bool tie = (b > 0 && scores[b - 1] - scores[b] < 1e-4) ||
@@ -236,6 +245,7 @@ TEST_P(PairTest, BeamsOfTheReference) {
         EXPECT_EQ(found[b].tokens, expected) << "pair " << i << ", hypothesis " << b;
       }
     }
+    EXPECT_GT(compared, 2);
     (*engine)->ExpectIdle();
   }
 }
