@@ -66,6 +66,7 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,
   config.eos_token = ReadToken(reader, root, "eos_token");
   config.pad_token = ReadToken(reader, root, "pad_token");
   config.unk_token = ReadToken(reader, root, "unk_token");
+  config.mask_token = ReadToken(reader, root, "mask_token");
   config.tokenizer_class = reader.OptionalString(root, "", "tokenizer_class");
   config.add_bos_token = ReadFlag(reader, root, "add_bos_token");
   config.add_eos_token = ReadFlag(reader, root, "add_eos_token");
@@ -92,12 +93,11 @@ struct NamedToken {
   std::optional<std::string> TokenizerConfig::*member;
 };
 constexpr NamedToken kNamedTokens[] = {
-    {"bos_token", &TokenizerConfig::bos_token},
-    {"eos_token", &TokenizerConfig::eos_token},
-    {"pad_token", &TokenizerConfig::pad_token},
-    {"unk_token", &TokenizerConfig::unk_token},
+    {"bos_token", &TokenizerConfig::bos_token},   {"eos_token", &TokenizerConfig::eos_token},
+    {"pad_token", &TokenizerConfig::pad_token},   {"unk_token", &TokenizerConfig::unk_token},
+    {"mask_token", &TokenizerConfig::mask_token},
 };
-constexpr std::string_view kOtherNamedTokens[] = {"sep_token", "cls_token", "mask_token"};
+constexpr std::string_view kOtherNamedTokens[] = {"sep_token", "cls_token"};
 constexpr std::string_view kListsOfTokens[] = {"additional_special_tokens", "extra_special_tokens"};
 
 // A file of the folder as JSON; null if there is none.
@@ -195,6 +195,15 @@ absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path&
                             ReadTokenizerFile(model_dir / "chat_template.jinja"));
   if (jinja.has_value()) config.chat_template = std::move(*jinja);
   return config;
+}
+
+std::optional<TokenId> MaskToken(const TokenizerConfig& config, const Tokenizer& tokenizer) {
+  if (config.mask_token.has_value()) return tokenizer.TokenToId(*config.mask_token);
+  for (const std::string_view name : {"<mask>", "[MASK]"}) {
+    const std::optional<TokenId> id = tokenizer.TokenToId(name);
+    if (id.has_value() && tokenizer.IsSpecial(*id)) return id;
+  }
+  return std::nullopt;
 }
 
 absl::StatusOr<TokenizerDetails> LoadTokenizerDetails(const std::filesystem::path& model_dir) {

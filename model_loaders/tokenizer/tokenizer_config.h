@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/added_tokens.h"
+#include "engine/text/tokenizer/tokenizer.h"
 
 namespace moeserve {
 
@@ -25,6 +26,7 @@ struct TokenizerConfig {
   std::optional<std::string> eos_token;
   std::optional<std::string> pad_token;
   std::optional<std::string> unk_token;
+  std::optional<std::string> mask_token;
   std::optional<std::string> tokenizer_class;
   std::optional<bool> add_bos_token;
   std::optional<bool> add_eos_token;
@@ -36,6 +38,10 @@ struct TokenizerConfig {
 // library, where it has no `added_tokens_decoder`. Ignores other keys. InvalidArgument for an
 // invalid file.
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir);
+
+// Returns the token that stands for a masked word: the `mask_token` of `config`, otherwise a
+// special token <mask> or [MASK]. nullopt if the tokenizer has none of them.
+std::optional<TokenId> MaskToken(const TokenizerConfig& config, const Tokenizer& tokenizer);
 
 // The keys that complete a tokenizer's vocabulary file.
 struct TokenizerDetails {

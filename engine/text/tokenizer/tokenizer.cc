@@ -32,6 +32,12 @@ class ByteJoinStream : public DecodeStream {
 
 }  // namespace
 
+absl::StatusOr<EncodedTexts> Tokenizer::EncodeTexts(std::string_view,
+                                                    std::optional<std::string_view>, bool,
+                                                    const TokenLimit&) const {
+  return absl::UnimplementedError("this tokenizer does not say where its tokens come from");
+}
+
 std::unique_ptr<DecodeStream> Tokenizer::NewDecodeStream(bool skip_special_tokens,
                                                          std::span<const TokenId> kept) const {
   return std::make_unique<ByteJoinStream>(this, skip_special_tokens, kept);

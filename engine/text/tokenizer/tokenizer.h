@@ -13,14 +13,32 @@
 
 #include "absl/status/statusor.h"
 #include "engine/text/token_id.h"
+#include "engine/text/tokenizer/text_span.h"
 
 namespace moeserve {
 
-// Bytes [begin, end) of a text.
-struct TextSpan {
-  size_t begin = 0;
-  size_t end = 0;
-  bool operator==(const TextSpan&) const = default;
+// The ids of one text or of two, with what is known of each token. All vectors have the same size.
+struct EncodedTexts {
+  std::vector<TokenId> ids;
+  // The type that the post-processor gives the token (`token_type_ids`), 0 or 1 in most files.
+  std::vector<uint8_t> types;
+  // 1 for a token that the post-processor added, such as [CLS]. 0 for every token of a text, even
+  // if the text spells a special token.
+  std::vector<uint8_t> special;
+  // Which text the token comes from: 0 the first, 1 the second; 0 for added tokens.
+  std::vector<uint8_t> texts;
+  // The part of that text, in whole characters, that the token stands for; empty for added tokens.
+  // Converted to characters, these are the offsets of Hugging Face's library.
+  std::vector<TextSpan> spans;
+};
+
+// Limits the tokens of EncodeTexts(). As in Hugging Face's library, tokens of the texts are cut off
+// and those of the post-processor are kept. Of two texts the longer one is cut until both have the
+// same size, and then both ("longest_first"); if the rest is odd, the second text has one token
+// more, or the first one if it was longer.
+struct TokenLimit {
+  size_t most = SIZE_MAX;   // tokens, those of the post-processor included
+  bool cuts_begin = false;  // else the end of a text is cut off
 };
 
 // Decodes one sequence, token by token. Not thread-safe.
@@ -54,6 +72,15 @@ class Tokenizer {
   virtual absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
                                                              std::span<const TextSpan> trusted,
                                                              bool add_special_tokens) const = 0;
+
+  // Encodes `text`, or `text` and `pair` as the post-processor joins two texts. The ids of a single
+  // text are those of Encode(). InvalidArgument in the cases of Encode(), for two texts if the
+  // tokenizer has no rule for them, and if the added tokens alone exceed the limit. The default
+  // implementation returns Unimplemented.
+  virtual absl::StatusOr<EncodedTexts> EncodeTexts(std::string_view text,
+                                                   std::optional<std::string_view> pair,
+                                                   bool add_special_tokens,
+                                                   const TokenLimit& limit = {}) const;
 
   // Returns the text of `ids`; bytes that are not UTF-8 become U+FFFD. InvalidArgument if an id is
   // no token.
