@@ -27,7 +27,10 @@ void AddProfilingOptions(CLI::App& app, ProfilingOptions& options, bool text_req
                   0, 1 << 20);
 }
 
-Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const ProfilingOptions& options) {
+Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
+                                   const ProfilingOptions& options) {
+  ModelOptionsText model = model_options;
+  model.must_generate = true;  // texts are profiled by their tokens' log-probabilities
   std::vector<std::string> texts;
   for (const std::string& file : options.text_files) {
     MOESERVE_ASSIGN_OR_RETURN(std::string text, ReadScoredText(file));

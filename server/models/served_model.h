@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "server/chat/chat_format.h"
+#include "server/encode/encode_job.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/engine_watchdog.h"
 #include "server/generation/live_generations.h"
@@ -30,6 +31,7 @@ struct LoadedModel {
   GenerationDefaults defaults;
   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>();  // not null
   TokenizerConfig tokenizer_config;  // with the chat template that `chat` uses
+  TextSettings text_settings;
   std::string description;           // one line about the backend and the model
   double load_seconds = 0.0;         // how long loading took
 };
@@ -68,6 +70,8 @@ class ServedModel {
   const GenerationDefaults& defaults() const { return loaded_.defaults; }
   const ChatFormat& chat_format() const { return *loaded_.chat; }
   const TokenizerConfig& tokenizer_config() const { return loaded_.tokenizer_config; }
+  // What requests about texts need. Valid as long as the model.
+  const EncodeModel& encode_model() const { return encode_model_; }
   const std::shared_ptr<ConstraintCompiler>& constraint_compiler() const {
     return constraint_compiler_;
   }
@@ -109,6 +113,7 @@ class ServedModel {
   const int64_t created_;
   const LoadedModel loaded_;
   const int64_t memory_bytes_;
+  const EncodeModel encode_model_;
   const std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   const std::unique_ptr<ExpertMetrics> expert_metrics_;  // null if they are off
   const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();

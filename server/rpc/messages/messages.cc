@@ -353,17 +353,18 @@ absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
       to.set_stop_token_id(*delta.stop_token);
     }
   }
-  to.mutable_usage()->set_prompt_tokens(delta.usage.prompt_tokens);
-  to.mutable_usage()->set_completion_tokens(delta.usage.completion_tokens);
-  to.mutable_usage()->set_cached_tokens(delta.usage.cached_tokens);
-  if (delta.usage.routed_tokens > 0) {
-    const double tokens = delta.usage.routed_tokens;
-    to.mutable_usage()->set_experts_per_token(static_cast<double>(delta.usage.expert_routes) /
-                                              tokens);
-    to.mutable_usage()->set_activated_parameters_per_token(
-        static_cast<double>(delta.usage.activated_parameters) / tokens);
-  }
+  FillUsage(delta.usage, *to.mutable_usage());
   return absl::OkStatus();
+}
+
+void FillUsage(const Usage& usage, v1::Usage& to) {
+  to.set_prompt_tokens(usage.prompt_tokens);
+  to.set_completion_tokens(usage.completion_tokens);
+  to.set_cached_tokens(usage.cached_tokens);
+  if (usage.routed_tokens == 0) return;
+  const double tokens = usage.routed_tokens;
+  to.set_experts_per_token(static_cast<double>(usage.expert_routes) / tokens);
+  to.set_activated_parameters_per_token(static_cast<double>(usage.activated_parameters) / tokens);
 }
 
 void Fill(const RoutingRecord& record, const RouteLayout& layout, v1::RoutingRecord& to) {

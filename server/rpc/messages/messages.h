@@ -27,6 +27,7 @@ void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& t
 absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
                   const Tokenizer* tokenizer, v1::GenerateResponse& to);
 
+void FillUsage(const Usage& usage, v1::Usage& to);
 void Fill(const RoutingRecord& record, const RouteLayout& layout, v1::RoutingRecord& to);
 void Fill(const RoutingChange& change, v1::RoutingControl& to);
 
