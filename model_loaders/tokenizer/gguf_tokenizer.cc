@@ -345,17 +345,17 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
 
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> bos, Bool("tokenizer.ggml.add_bos_token"));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> eos, Bool("tokenizer.ggml.add_eos_token"));
-  const auto enclose = [&](bool adds, std::string_view key, bool front) -> absl::Status {
-    if (!adds) return absl::OkStatus();
+  const auto id_of = [&](bool adds, std::string_view key) -> Result<std::optional<TokenId>> {
+    if (!adds) return std::optional<TokenId>();
     MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, Id(key, tokens.size()));
     if (!id.has_value()) return Wrong(key, "the id of the token that encloses a text");
-    parts.frame.insert(front ? parts.frame.begin() : parts.frame.end(), id);
-    return absl::OkStatus();
+    return id;
   };
-  MOESERVE_RETURN_IF_ERROR(
-      enclose(bos.value_or(kind->add_bos), "tokenizer.ggml.bos_token_id", /*front=*/true));
-  MOESERVE_RETURN_IF_ERROR(
-      enclose(eos.value_or(false), "tokenizer.ggml.eos_token_id", /*front=*/false));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> before,
+                            id_of(bos.value_or(kind->add_bos), "tokenizer.ggml.bos_token_id"));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> after,
+                            id_of(eos.value_or(false), "tokenizer.ggml.eos_token_id"));
+  parts.frames = Enclosed(before, after);
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       PipelineTokenizer::Create(std::move(parts));
   if (!tokenizer.ok()) return At(kTokens, tokenizer.status());

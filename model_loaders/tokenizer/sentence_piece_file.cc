@@ -295,16 +295,17 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
         Concat("tokenizer_config.json has ", flag, ", but there is no token ", Quoted(token)));
   };
   const Enclosing enclosing = EnclosingTokens(config, is_fairseq);
+  std::optional<TokenId> bos;
+  std::optional<TokenId> eos;
   if (enclosing.bos) {
-    MOESERVE_ASSIGN_OR_RETURN(const TokenId id,
+    MOESERVE_ASSIGN_OR_RETURN(bos,
                               id_of(config.bos_token.value_or(file.bos_piece), "add_bos_token"));
-    parts.frame.insert(parts.frame.begin(), id);
   }
   if (enclosing.eos) {
-    MOESERVE_ASSIGN_OR_RETURN(const TokenId id,
+    MOESERVE_ASSIGN_OR_RETURN(eos,
                               id_of(config.eos_token.value_or(file.eos_piece), "add_eos_token"));
-    parts.frame.push_back(id);
   }
+  parts.frames = Enclosed(bos, eos, /*second_type=*/0);
   return PipelineTokenizer::Create(std::move(parts));
 }
 

@@ -279,7 +279,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view j
       ReadPreTokenizer(reader, reader.Get(root, "pre_tokenizer"), normalizer.prepends);
   parts.pre_tokenizer = std::move(pre_tokenizer.pre_tokenizer);
   parts.decoder = ReadDecoder(reader, reader.Get(root, "decoder"));
-  parts.frame = ReadPostProcessor(reader, reader.Get(root, "post_processor"));
+  PostProcessorSection post_processor =
+      ReadPostProcessor(reader, reader.Get(root, "post_processor"));
+  parts.frames = std::move(post_processor.frames);
+  parts.trims = std::move(post_processor.trims);
   std::vector<AddedToken> added = ReadAddedTokens(reader, root);
   if (reader.ok())
     parts.model = ReadModel(reader, reader.Get(root, "model"), pre_tokenizer.byte_level);

@@ -15,12 +15,11 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using Frame = std::vector<std::optional<TokenId>>;
 
 constexpr size_t kMaxPatternBytes = 64 * 1024;
 constexpr size_t kMaxLiteralBytes = 1024;  // limits the work of a search at each position
 constexpr size_t kMaxFrame = 1024;
-constexpr int kMaxTexts = 16;  // how often a frame may contain the text
+constexpr int kMaxTexts = 16;  // how often a frame may contain texts
 constexpr size_t kMaxStages = 256;
 constexpr size_t kMaxTokenGrowth = 1024;  // of a token by the Replace stages of a decoder
 constexpr size_t kMaxStripped = 1 << 20;
@@ -327,7 +326,9 @@ void ReadPreTokenizerStage(JsonReader& reader, const Stage& stage,
 
 // Returns whether `frame` is short enough; if not, `reader` fails.
 bool CheckFrame(JsonReader& reader, const Stage& stage, const Frame& frame) {
-  if (std::count(frame.begin(), frame.end(), std::nullopt) > kMaxTexts) {
+  const auto texts = std::count_if(frame.begin(), frame.end(),
+                                   [](const FramePart& part) { return !part.token.has_value(); });
+  if (texts > kMaxTexts) {
     reader.Fail(stage.where, Concat("expected the text at most ", kMaxTexts, " times"));
     return false;
   }
@@ -336,31 +337,36 @@ bool CheckFrame(JsonReader& reader, const Stage& stage, const Frame& frame) {
   return false;
 }
 
-Frame ReadTemplate(JsonReader& reader, const Stage& stage) {
+// Reads `single` or `pair` of TemplateProcessing; `special` is its `special_tokens`.
+Frame ReadTemplate(JsonReader& reader, const Stage& stage, const char* key, const Json& special) {
   Frame frame;
-  reader.CheckKeys(*stage.json, stage.where, {"type", "single", "pair", "special_tokens"});
-  const Json& special = reader.Get(*stage.json, "special_tokens");
-  if (!special.is_object()) {
-    reader.FailExpected(stage.where + ".special_tokens", "an object", special);
-  }
-  const Json& single = reader.Array(*stage.json, stage.where, "single");
-  for (size_t i = 0; i < single.size() && reader.ok() && CheckFrame(reader, stage, frame); ++i) {
-    const std::string where = Concat(stage.where, ".single[", i, ']');
-    reader.CheckKeys(single[i], where, {"Sequence", "SpecialToken"});
+  const bool pair = key == std::string_view("pair");
+  const Json& list = reader.Array(*stage.json, stage.where, key);
+  for (size_t i = 0; i < list.size() && reader.ok() && CheckFrame(reader, stage, frame); ++i) {
+    const std::string where = Concat(stage.where, '.', key, '[', i, ']');
+    reader.CheckKeys(list[i], where, {"Sequence", "SpecialToken"});
     if (!reader.ok()) break;
-    if (single[i].size() != 1) {
+    if (list[i].size() != 1) {
       reader.Fail(where, "expected one of Sequence and SpecialToken");
       break;
     }
-    const bool is_text = single[i].contains("Sequence");
+    const bool is_text = list[i].contains("Sequence");
     const std::string kind = is_text ? "Sequence" : "SpecialToken";
-    const Json& piece = single[i][kind];
+    const Json& piece = list[i][kind];
     const std::string piece_where = where + "." + kind;
     reader.CheckKeys(piece, piece_where, {"id", "type_id"});
     const std::string name = reader.String(piece, piece_where, "id");
+    FramePart part;
+    if (!reader.Get(piece, "type_id").is_null()) {
+      part.type = static_cast<uint8_t>(reader.Size(piece, piece_where, "type_id", 0, UINT8_MAX));
+    }
     if (is_text) {
-      if (name != "A") reader.Fail(piece_where + ".id", "expected \"A\", found \"" + name + "\"");
-      frame.push_back(std::nullopt);
+      if (name != "A" && !(pair && name == "B")) {
+        reader.Fail(piece_where + ".id", Concat("expected ", pair ? "\"A\" or \"B\"" : "\"A\"",
+                                                ", found \"", name, "\""));
+      }
+      part.second = name == "B";
+      frame.push_back(part);
       continue;
     }
     const std::string token_where = stage.where + ".special_tokens[\"" + name + "\"]";
@@ -368,15 +374,29 @@ Frame ReadTemplate(JsonReader& reader, const Stage& stage) {
     reader.CheckKeys(token, token_where, {"id", "ids", "tokens"});
     const Json& ids = reader.Array(token, token_where, "ids");
     for (size_t k = 0; k < ids.size() && CheckFrame(reader, stage, frame); ++k) {
-      frame.push_back(reader.Id(ids[k], Concat(token_where, ".ids[", k, ']')));
+      part.token = reader.Id(ids[k], Concat(token_where, ".ids[", k, ']'));
+      frame.push_back(part);
     }
   }
   return frame;
 }
 
-// Reads the frame of BertProcessing and RobertaProcessing: one token before and one after the text,
-// each given as [token, id].
-Frame ReadClassifierFrame(JsonReader& reader, const Stage& stage) {
+Frames ReadTemplates(JsonReader& reader, const Stage& stage) {
+  reader.CheckKeys(*stage.json, stage.where, {"type", "single", "pair", "special_tokens"});
+  const Json& special = reader.Get(*stage.json, "special_tokens");
+  if (!special.is_object()) {
+    reader.FailExpected(stage.where + ".special_tokens", "an object", special);
+  }
+  Frames frames;
+  frames.single = ReadTemplate(reader, stage, "single", special);
+  if (!reader.Get(*stage.json, "pair").is_null()) {
+    frames.pair = ReadTemplate(reader, stage, "pair", special);
+  }
+  return frames;
+}
+
+// Reads the frames of BertProcessing and RobertaProcessing, whose tokens are given as [token, id].
+Frames ReadClassifierFrames(JsonReader& reader, const Stage& stage, bool roberta) {
   const auto id_of = [&](const char* key) {
     const Json& pair = reader.Array(*stage.json, stage.where, key);
     const std::string where = reader.Path(stage.where, key);
@@ -384,22 +404,31 @@ Frame ReadClassifierFrame(JsonReader& reader, const Stage& stage) {
     reader.FailExpected(where, "a pair of a token and its id", pair);
     return TokenId{0};
   };
-  const TokenId before = id_of("cls");
-  return {before, std::nullopt, id_of("sep")};
+  const TokenId cls = id_of("cls");
+  const TokenId sep = id_of("sep");
+  return roberta ? RobertaFrames(cls, sep) : BertFrames(cls, sep);
 }
 
-// Returns `outer` with `inner` in place of the text.
-Frame Nested(JsonReader& reader, const Stage& stage, const Frame& outer, const Frame& inner) {
-  Frame frame;
-  for (const std::optional<TokenId>& id : outer) {
-    if (id.has_value()) {
-      frame.push_back(id);
+// Returns `outer` with `inner`, the frames of the processors before, in place of the text. Only one
+// processor may have a rule for two texts.
+Frames Nested(JsonReader& reader, const Stage& stage, Frames outer, const Frames& inner) {
+  if (inner.single.size() == 1 && !inner.single[0].token.has_value()) return outer;
+  Frames frames{.single = {}, .pair = std::nullopt};
+  for (const FramePart& part : outer.single) {
+    if (part.token.has_value()) {
+      frames.single.push_back(part);
     } else {
-      frame.insert(frame.end(), inner.begin(), inner.end());
+      frames.single.insert(frames.single.end(), inner.single.begin(), inner.single.end());
     }
-    if (!CheckFrame(reader, stage, frame)) break;
+    if (!CheckFrame(reader, stage, frames.single)) break;
   }
-  return frame;
+  return frames;
+}
+
+// Reads the options of ByteLevel and RobertaProcessing that change spans.
+void ReadTrim(JsonReader& reader, const Stage& stage, std::vector<SpanTrim>* trims) {
+  const bool adds = reader.Bool(*stage.json, stage.where, "add_prefix_space", true);
+  if (reader.Bool(*stage.json, stage.where, "trim_offsets", true)) trims->push_back({adds});
 }
 
 // ---- decoders
@@ -510,31 +539,34 @@ PreTokenizerSection ReadPreTokenizer(JsonReader& reader, const Json& json, bool 
   return section;
 }
 
-Frame ReadPostProcessor(JsonReader& reader, const Json& json) {
-  Frame frame = {std::nullopt};
+PostProcessorSection ReadPostProcessor(JsonReader& reader, const Json& json) {
+  PostProcessorSection section;
   std::vector<Stage> stages;
   Flatten(reader, json, "post_processor", "processors", &stages);
   for (const Stage& stage : stages) {
     if (stage.type == "ByteLevel") {
-      // As a post-processor, ByteLevel only changes offsets, which the server does not report.
       reader.CheckKeys(*stage.json, stage.where,
                        {"type", "add_prefix_space", "trim_offsets", "use_regex"});
+      ReadTrim(reader, stage, &section.trims);
     } else if (stage.type == "TemplateProcessing") {
-      frame = Nested(reader, stage, ReadTemplate(reader, stage), frame);
+      section.frames = Nested(reader, stage, ReadTemplates(reader, stage), section.frames);
     } else if (stage.type == "BertProcessing") {
       reader.CheckKeys(*stage.json, stage.where, {"type", "sep", "cls"});
-      frame = Nested(reader, stage, ReadClassifierFrame(reader, stage), frame);
+      section.frames =
+          Nested(reader, stage, ReadClassifierFrames(reader, stage, false), section.frames);
     } else if (stage.type == "RobertaProcessing") {
       reader.CheckKeys(*stage.json, stage.where,
                        {"type", "sep", "cls", "trim_offsets", "add_prefix_space"});
-      frame = Nested(reader, stage, ReadClassifierFrame(reader, stage), frame);
+      ReadTrim(reader, stage, &section.trims);
+      section.frames =
+          Nested(reader, stage, ReadClassifierFrames(reader, stage, true), section.frames);
     } else {
       Unsupported(reader, stage,
                   "BertProcessing, ByteLevel, RobertaProcessing, Sequence or TemplateProcessing");
     }
     if (!reader.ok()) break;
   }
-  return frame;
+  return section;
 }
 
 std::unique_ptr<Decoder> ReadDecoder(JsonReader& reader, const Json& json) {

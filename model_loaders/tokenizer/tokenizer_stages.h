@@ -4,11 +4,12 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "engine/text/tokenizer/decoders/decoder.h"
+#include "engine/text/tokenizer/frames.h"
 #include "engine/text/tokenizer/normalizers/normalizer.h"
+#include "engine/text/tokenizer/pipeline_tokenizer.h"
 #include "engine/text/tokenizer/pre_tokenizer.h"
 #include "model_loaders/tokenizer/json_reader.h"
 
@@ -28,9 +29,11 @@ struct PreTokenizerSection {
 // `prepends` is that of the normalizer.
 PreTokenizerSection ReadPreTokenizer(JsonReader& reader, const nlohmann::json& json, bool prepends);
 
-// Returns the ids around a text; nullopt stands for the text.
-std::vector<std::optional<TokenId>> ReadPostProcessor(JsonReader& reader,
-                                                      const nlohmann::json& json);
+struct PostProcessorSection {
+  Frames frames;
+  std::vector<SpanTrim> trims;
+};
+PostProcessorSection ReadPostProcessor(JsonReader& reader, const nlohmann::json& json);
 
 std::unique_ptr<Decoder> ReadDecoder(JsonReader& reader, const nlohmann::json& json);
 

@@ -91,22 +91,25 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig
   std::vector<std::unique_ptr<DecoderStage>> stages;
   stages.push_back(std::make_unique<ByteLevelStage>());
   parts.decoder = std::make_unique<ChainDecoder>(std::move(stages));
-  const auto enclose = [&](std::optional<bool> adds, const std::optional<std::string>& token,
-                           const char* flag, bool front) -> absl::Status {
-    if (!adds.value_or(false)) return absl::OkStatus();
+  const auto id_of = [&](std::optional<bool> adds, const std::optional<std::string>& token,
+                         const char* flag) -> absl::StatusOr<std::optional<TokenId>> {
+    if (!adds.value_or(false)) return std::nullopt;
     const std::optional<TokenId> id =
         token.has_value() ? parts.added_tokens->TokenToId(*token) : std::nullopt;
     if (!id.has_value()) {
       return InvalidFile(Concat("tokenizer_config.json has ", flag,
                                 ", but names no such token among its special tokens"));
     }
-    parts.frame.insert(front ? parts.frame.begin() : parts.frame.end(), id);
-    return absl::OkStatus();
+    return id;
   };
-  MOESERVE_RETURN_IF_ERROR(enclose(details.config.add_bos_token, details.config.bos_token,
-                                   "add_bos_token", /*front=*/true));
-  MOESERVE_RETURN_IF_ERROR(enclose(details.config.add_eos_token, details.config.eos_token,
-                                   "add_eos_token", /*front=*/false));
+  const TokenizerConfig& config_file = details.config;
+  MOESERVE_ASSIGN_OR_RETURN(
+      const std::optional<TokenId> bos,
+      id_of(config_file.add_bos_token, config_file.bos_token, "add_bos_token"));
+  MOESERVE_ASSIGN_OR_RETURN(
+      const std::optional<TokenId> eos,
+      id_of(config_file.add_eos_token, config_file.eos_token, "add_eos_token"));
+  parts.frames = Enclosed(bos, eos);
   return PipelineTokenizer::Create(std::move(parts));
 }
 

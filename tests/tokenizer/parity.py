@@ -179,6 +179,70 @@ class Case:
         return False
 
 
+def character_positions(text):
+    """Returns the number of the character for the begin of each character, in bytes, and for the end."""
+    positions, at = {}, 0
+    for i, c in enumerate(text):
+        positions[at] = i
+        at += len(c.encode())
+    positions[at] = len(text)
+    return positions
+
+
+class TextsCase:
+    """Compares the ids, types, special marks and offsets of texts and pairs, whole and cut."""
+
+    def __init__(self, name, tokenizer, texts, add_special=True):
+        self.name, self.tokenizer, self.texts, self.add_special = name, tokenizer, texts, add_special
+
+    def run(self, cli, folder):
+        folder.mkdir(parents=True)
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+        pairs = list(zip(self.texts[0::2], self.texts[1::2]))
+        count = 0
+        for inputs in (self.texts, pairs):
+            for limit, side in ((None, "right"), (7, "right"), (12, "left"), (13, "right"), (40, "left")):
+                library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+                if limit is not None:
+                    library.enable_truncation(limit, direction=side)
+                flat = [t.encode() for item in inputs for t in ([item] if isinstance(item, str) else item)]
+                (folder / "input").write_bytes(b"".join(struct.pack("<I", len(b)) + b for b in flat))
+                command = [cli, str(folder), str(folder / "input"), str(folder / "output"), "texts"]
+                command += ["add_special"] * self.add_special + ["pairs"] * (inputs is pairs)
+                command += ["cuts_begin"] * (side == "left") + ["limit=%s" % limit] * (limit is not None)
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode != 0:
+                    return self.fail("our program failed: " + done.stderr.strip())
+                numbers, pos = memoryview((folder / "output").read_bytes()).cast("i"), 0
+                for item in inputs:
+                    one = item if isinstance(item, str) else item[0]
+                    expected = library.encode(*([item] if isinstance(item, str) else item), add_special_tokens=self.add_special)
+                    size = numbers[pos]
+                    ids, types, special, begins, ends = (
+                        list(numbers[pos + 1 + k * size : pos + 1 + (k + 1) * size]) for k in range(5))
+                    pos += 1 + 5 * size
+                    count += size
+                    what = "%r, limit %s %s" % (item, limit, side)
+                    if ids != expected.ids:
+                        return self.fail("ids %s, library %s of %s" % (ids, expected.ids, what))
+                    if types != expected.type_ids:
+                        return self.fail("types %s, library %s of %s" % (types, expected.type_ids, what))
+                    if special != expected.special_tokens_mask:
+                        return self.fail("special %s, library %s of %s" % (special, expected.special_tokens_mask, what))
+                    maps = [character_positions(t) for t in ([one] if isinstance(item, str) else item)]
+                    offsets = [(maps[s or 0][b], maps[s or 0][e]) for s, b, e in zip(expected.sequence_ids, begins, ends)]
+                    if offsets != expected.offsets:
+                        at = next(k for k, (a, b) in enumerate(zip(offsets, expected.offsets)) if a != b)
+                        return self.fail("token %d (%r): offsets %s, library %s of %s"
+                                         % (at, expected.tokens[at], offsets[at], expected.offsets[at], what))
+        print("ok   %-28s %5d texts, %8d tokens with types and offsets" % (self.name, len(self.texts), count))
+        return True
+
+    def fail(self, message):
+        print("FAIL %-28s %s" % (self.name, message[:600]))
+        return False
+
+
 def added_token_texts(rng, tokens, count):
     bits = tokens + ["a", "é", " ", "  ", "\n", "\u00a0", "\u180e", "_", "1", "中", "e\u0301", ".", "\u200d", "word", "A\u030a"]
     return ["".join(rng.choice(bits) for _ in range(rng.randint(0, 40))) for _ in range(count)]
@@ -386,6 +450,11 @@ def style_cases(args, texts, training, points, wanted):
     for name, make, case_texts, options in styles.cases(texts, training, character_maps(), points):
         if wanted(name):
             yield Case(name, make(), case_texts, round_trip=False, **options)
+    for name, make, case_texts in styles.text_cases(texts, training, character_maps()):
+        for add_special in (True,) if " " in name else (True, False):
+            full = "texts %s%s" % (name, "" if add_special else " bare")
+            if wanted(full):
+                yield TextsCase(full, make(), case_texts, add_special)
     yield from files.cases(texts, training, wanted)
 
 

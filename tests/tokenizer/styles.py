@@ -143,6 +143,24 @@ def word_level(texts):
     return tokenizer
 
 
+def roberta(texts, trim=True, prefix=False, template_kind=False):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=2000, show_progress=False, special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=True)])
+    tokenizer.decoder = decoders.ByteLevel()
+    if template_kind:
+        tokenizer.post_processor = processors.Sequence([
+            processors.ByteLevel(trim_offsets=trim, add_prefix_space=prefix),
+            processors.TemplateProcessing(single="<s> $A:2 </s>:1 <two>", pair="<s>:1 $B:3 </s> <two>:4 $A:1 </s>", special_tokens=[
+                ("<s>", 0), ("</s>", 2), {"id": "<two>", "ids": [2, 1], "tokens": ["</s>", "<pad>"]}])])
+    else:
+        tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim, prefix)
+    return tokenizer
+
+
 def added_in(tokenizer):
     """Adds tokens with random flags to a tokenizer that changes its text."""
     flags = random.Random(13)
@@ -280,3 +298,36 @@ def cases(texts, training, charsmaps, points):
                        ("bert", lambda: bert(few)), ("t5", lambda: t5(few, charsmaps["nmt_nfkc"]))):
         for options in ({}, {"parse_special": False}, {"skip_special": True}):
             yield "added to %s %s" % (name, options), lambda m=make: added_in(m()), added_texts, options
+
+
+def text_cases(texts, training, charsmaps):
+    """Yields (name, function that makes the tokenizer, texts) for the comparison of types and offsets."""
+    few = training[:250]
+    nmt = charsmaps["nmt_nfkc"]
+    special = ["<s>", "</s>", "<mask>", " <mask>", "[MASK]", "[SEP]", "<a>", "<a>b", "[Y]", "w w"]
+    bits = UNUSUAL + special + [" ", " ", "  ", "a", "Word", "word", "x", "1", ".", "中", "日本", "\n", "É", "\u0308", "İ", "ſ", "▁", "\t"]
+    odd = [""] + random_texts(31, bits, count=601, length=25) + [t[:300] for t in texts[:40]]
+    for name, make in (
+        ("bert", lambda: bert(few)),
+        ("bert cased", lambda: bert(few, cased=True)),
+        ("bert with added", lambda: added_in(bert(few))),
+        ("roberta", lambda: roberta(few)),
+        ("roberta prefix", lambda: roberta(few, prefix=True)),
+        ("roberta untrimmed", lambda: roberta(few, trim=False)),
+        ("roberta template", lambda: roberta(few, template_kind=True, prefix=True)),
+        ("xlm-roberta", lambda: xlm_roberta(few, nmt)),
+        ("t5", lambda: t5(few, nmt)),
+        ("t5 first", lambda: t5(few, nmt, "first")),
+        ("t5 with added", lambda: added_in(t5(few, nmt))),
+        ("albert", lambda: albert(few, nmt)),
+        ("llama2", lambda: llama2(few)),
+        ("llama2 not legacy", lambda: llama2(few, legacy=False)),
+        ("gemma", lambda: gemma(few)),
+        ("unigram fallback", lambda: unigram(few, byte_fallback=True)),
+        ("word level", lambda: word_level(few)),
+    ):
+        yield name, make, odd
+    for name, normalizer in normalizer_cases(charsmaps):
+        yield "normalizer " + name, lambda n=normalizer: show_text(n), odd
+    for name, pre_tokenizer in pre_tokenizer_cases():
+        yield "pre-tokenizer " + name, lambda p=pre_tokenizer: show_text(None, p), odd

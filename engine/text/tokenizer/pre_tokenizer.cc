@@ -149,14 +149,19 @@ absl::Status MetaspacePreTokenizer::Apply(Pieces* pieces, TextArena* arena) cons
                            (prepend_ == Prepend::kFirst && i == 0 && pieces->at_start));
     if (prepends || piece.find(' ') != std::string_view::npos) {
       std::string text = prepends ? replacement_ : "";
+      ByteSources sources;
+      SourceCursor cursor(piece, arena->traces() ? &sources : nullptr);
+      cursor.InsertBefore(text.size());
       for (const char byte : piece) {
         if (byte == ' ') {
           text += replacement_;
+          cursor.Replace(replacement_.size());
         } else {
           text.push_back(byte);
+          cursor.Keep(1);
         }
       }
-      piece = arena->Keep(std::move(text));
+      piece = arena->Keep(std::move(text), piece, sources);
     }
     // Splits before each replacement character but one at the start.
     while (split_) {
@@ -202,9 +207,11 @@ absl::Status ByteLevelPreTokenizer::Apply(Pieces* pieces, TextArena* arena) cons
   if (add_prefix_space_) {
     for (std::string_view& piece : pieces->texts) {
       if (piece.starts_with(' ')) continue;
+      ByteSources sources;
+      SourceCursor(piece, arena->traces() ? &sources : nullptr).Prepend(1);
       std::string spaced = " ";
       spaced += piece;
-      piece = arena->Keep(std::move(spaced));
+      piece = arena->Keep(std::move(spaced), piece, sources);
     }
   }
   return split_ == nullptr ? absl::OkStatus() : split_->Apply(pieces, arena);

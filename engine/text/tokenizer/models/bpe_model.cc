@@ -26,19 +26,19 @@ struct MergeCandidate {
   }
 };
 
+}  // namespace
+
 // A symbol of a long piece: an element of a doubly linked list, by position; -1 ends the list.
-struct Symbol {
-  TokenId id;
+struct BpeModel::Symbol {
+  SizedToken token;
   int32_t previous;
   int32_t next;
   bool merged_away;
 };
 
-}  // namespace
-
 // Scratch memory of one thread. It grows to the longest piece and is freed when it is large.
 struct BpeModel::Scratch {
-  std::vector<TokenId> ids;
+  std::vector<SizedToken> tokens;
   std::vector<uint32_t> ranks;
   std::vector<Symbol> symbols;
   std::vector<MergeCandidate> heap;
@@ -133,7 +133,7 @@ void BpeModel::FindWholeWords() {
     bool whole = whole_word_text_.size() > begin;
     if (whole && !ignore_merges_) {
       merged.clear();
-      MergePiece(std::string_view(whole_word_text_).substr(begin), &merged);
+      MergePiece(std::string_view(whole_word_text_).substr(begin), &merged, nullptr);
       whole = merged.size() == 1 && merged[0] == id;
     }
     if (whole) {
@@ -151,43 +151,50 @@ void BpeModel::FindWholeWords() {
   }
 }
 
-absl::Status BpeModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
+absl::Status BpeModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                                std::vector<TextSpan>* spans) const {
   if (piece.empty()) return absl::OkStatus();
+  const auto add_whole = [&](TokenId id) {
+    ids->push_back(id);
+    if (spans != nullptr) spans->push_back({0, piece.size()});
+    return absl::OkStatus();
+  };
   if (byte_level_) {
     if (const auto it = whole_words_.find(piece); it != whole_words_.end()) {
-      ids->push_back(it->second);
-      return absl::OkStatus();
+      return add_whole(it->second);
     }
   } else if (ignore_merges_) {
     if (const std::optional<TokenId> id = TokenToId(piece); id.has_value()) {
-      ids->push_back(*id);
-      return absl::OkStatus();
+      return add_whole(*id);
     }
   }
-  MergePiece(piece, ids);
+  MergePiece(piece, ids, spans);
   return absl::OkStatus();
 }
 
-void BpeModel::AppendSymbols(std::string_view piece, std::vector<TokenId>* symbols) const {
-  bool unknown_waits = false;
+void BpeModel::AppendSymbols(std::string_view piece, std::vector<SizedToken>* symbols) const {
+  uint32_t unknown_size = 0;  // of an unknown symbol that waits
   const auto flush_unknown = [&] {
-    if (unknown_waits) symbols->push_back(unk_id_);
-    unknown_waits = false;
+    if (unknown_size > 0) symbols->push_back({unk_id_, unknown_size});
+    unknown_size = 0;
   };
-  const auto add_missing = [&](std::string_view symbol) {
+  // `size` is that of the symbol in the piece.
+  const auto add_missing = [&](std::string_view symbol, uint32_t size) {
     if (byte_fallback_ && std::all_of(symbol.begin(), symbol.end(), [&](char byte) {
           return fallback_ids_[static_cast<uint8_t>(byte)] >= 0;
         })) {
       // Hugging Face's library does not flush a pending unknown symbol here, so that symbol comes
       // after these tokens.
       for (const char byte : symbol) {
-        symbols->push_back(fallback_ids_[static_cast<uint8_t>(byte)]);
+        // A byte of the piece can have two tokens; then the second one has no size.
+        symbols->push_back({fallback_ids_[static_cast<uint8_t>(byte)], size > 0 ? 1u : 0u});
+        if (size > 0) --size;
       }
       return;
     }
     if (unk_id_ < 0) return;
     if (!fuse_unk_) flush_unknown();
-    unknown_waits = true;
+    unknown_size += size;
   };
   for (size_t pos = 0; pos < piece.size();) {
     const size_t begin = pos;
@@ -198,48 +205,58 @@ void BpeModel::AppendSymbols(std::string_view piece, std::vector<TokenId>* symbo
       NextCodePoint(piece, &pos);
       id = TokenToId(piece.substr(begin, pos - begin)).value_or(-1);
     }
+    const auto size = static_cast<uint32_t>(pos - begin);
     if (id >= 0) {
       flush_unknown();
-      symbols->push_back(id);
+      symbols->push_back({id, size});
     } else if (byte_level_) {
-      add_missing(ByteLevelChar(static_cast<uint8_t>(piece[begin])));
+      add_missing(ByteLevelChar(static_cast<uint8_t>(piece[begin])), size);
     } else {
-      add_missing(piece.substr(begin, pos - begin));
+      add_missing(piece.substr(begin, size), size);
     }
   }
   flush_unknown();
 }
 
-void BpeModel::MergePiece(std::string_view piece, std::vector<TokenId>* ids) const {
+void BpeModel::MergePiece(std::string_view piece, std::vector<TokenId>* ids,
+                          std::vector<TextSpan>* spans) const {
   static thread_local Scratch scratch;
-  scratch.ids.clear();
-  AppendSymbols(piece, &scratch.ids);
-  if (scratch.ids.size() <= kShortPiece) {
+  scratch.tokens.clear();
+  AppendSymbols(piece, &scratch.tokens);
+  if (scratch.tokens.size() <= kShortPiece) {
     MergeShort(&scratch);
   } else {
     MergeLong(&scratch);
   }
-  ids->insert(ids->end(), scratch.ids.begin(), scratch.ids.end());
+  size_t begin = 0;
+  for (const SizedToken& token : scratch.tokens) {
+    ids->push_back(token.id);
+    if (spans == nullptr) continue;
+    const size_t end = begin + token.size;
+    spans->push_back({token.size > 0 || begin == 0 ? begin : begin - 1, end});
+    begin = end;
+  }
   constexpr size_t kKeptSymbols = 1 << 16;
-  if (scratch.ids.capacity() > kKeptSymbols) scratch = Scratch();
+  if (scratch.tokens.capacity() > kKeptSymbols) scratch = Scratch();
 }
 
 // MergeShort() and MergeLong() produce the same ids: both apply the pair with the lowest rank first
 // and, among equal ranks, the leftmost pair.
 void BpeModel::MergeShort(Scratch* scratch) const {
-  std::vector<TokenId>& ids = scratch->ids;
+  std::vector<SizedToken>& tokens = scratch->tokens;
   std::vector<uint32_t>& ranks = scratch->ranks;  // ranks[i] is the rank of the pair (i, i + 1)
   const auto rank_at = [&](size_t i) {
-    const Merge* merge = FindMerge(ids[i], ids[i + 1]);
+    const Merge* merge = FindMerge(tokens[i].id, tokens[i + 1].id);
     return merge == nullptr ? kNoRank : merge->rank;
   };
   ranks.clear();
-  for (size_t i = 0; i + 1 < ids.size(); ++i) ranks.push_back(rank_at(i));
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) ranks.push_back(rank_at(i));
   while (!ranks.empty()) {
     const size_t best = std::min_element(ranks.begin(), ranks.end()) - ranks.begin();
     if (ranks[best] == kNoRank) break;
-    ids[best] = FindMerge(ids[best], ids[best + 1])->result;
-    ids.erase(ids.begin() + best + 1);
+    tokens[best] = {FindMerge(tokens[best].id, tokens[best + 1].id)->result,
+                    tokens[best].size + tokens[best + 1].size};
+    tokens.erase(tokens.begin() + best + 1);
     ranks.erase(ranks.begin() + best);
     if (best < ranks.size()) ranks[best] = rank_at(best);
     if (best > 0) ranks[best - 1] = rank_at(best - 1);
@@ -249,15 +266,16 @@ void BpeModel::MergeShort(Scratch* scratch) const {
 void BpeModel::MergeLong(Scratch* scratch) const {
   std::vector<Symbol>& symbols = scratch->symbols;
   std::vector<MergeCandidate>& heap = scratch->heap;
-  const int32_t count = static_cast<int32_t>(scratch->ids.size());
+  const int32_t count = static_cast<int32_t>(scratch->tokens.size());
   symbols.clear();
   heap.clear();
   for (int32_t i = 0; i < count; ++i) {
-    symbols.push_back({scratch->ids[i], i - 1, i + 1 < count ? i + 1 : -1, false});
+    symbols.push_back({scratch->tokens[i], i - 1, i + 1 < count ? i + 1 : -1, false});
   }
   const auto candidate_at = [&](int32_t position) -> std::optional<MergeCandidate> {
     if (position < 0 || symbols[position].next < 0) return std::nullopt;
-    const Merge* merge = FindMerge(symbols[position].id, symbols[symbols[position].next].id);
+    const Merge* merge =
+        FindMerge(symbols[position].token.id, symbols[symbols[position].next].token.id);
     if (merge == nullptr) return std::nullopt;
     return MergeCandidate{merge->rank, position, merge->result};
   };
@@ -286,15 +304,15 @@ void BpeModel::MergeLong(Scratch* scratch) const {
     if (!now.has_value() || now->result != top.result) continue;
 
     Symbol& right = symbols[left.next];
-    left.id = top.result;
+    left.token = {top.result, left.token.size + right.token.size};
     left.next = right.next;
     right.merged_away = true;
     if (left.next >= 0) symbols[left.next].previous = top.position;
     push(left.previous);
     push(top.position);
   }
-  scratch->ids.clear();
-  for (int32_t i = 0; i >= 0; i = symbols[i].next) scratch->ids.push_back(symbols[i].id);
+  scratch->tokens.clear();
+  for (int32_t i = 0; i >= 0; i = symbols[i].next) scratch->tokens.push_back(symbols[i].token);
 }
 
 }  // namespace moeserve

@@ -50,13 +50,20 @@ class BpeModel : public TokenModel {
   // vocabulary.
   static absl::StatusOr<std::unique_ptr<BpeModel>> Create(BpeConfig config);
 
-  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
+  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                        std::vector<TextSpan>* spans = nullptr) const override;
 
  private:
   struct Merge {
     uint32_t rank;
     TokenId result;
   };
+  // A token and the size of its text in bytes of the piece.
+  struct SizedToken {
+    TokenId id;
+    uint32_t size;
+  };
+  struct Symbol;
   struct Scratch;
 
   BpeModel() = default;
@@ -74,8 +81,9 @@ class BpeModel : public TokenModel {
   }
 
   // Applies the merges to `piece`, without looking up the whole piece first.
-  void MergePiece(std::string_view piece, std::vector<TokenId>* ids) const;
-  void AppendSymbols(std::string_view piece, std::vector<TokenId>* symbols) const;
+  void MergePiece(std::string_view piece, std::vector<TokenId>* ids,
+                  std::vector<TextSpan>* spans) const;
+  void AppendSymbols(std::string_view piece, std::vector<SizedToken>* symbols) const;
   void MergeShort(Scratch* scratch) const;
   void MergeLong(Scratch* scratch) const;
 

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "engine/text/token_id.h"
 #include "engine/text/tokenizer/models/vocabulary.h"
+#include "engine/text/tokenizer/text_span.h"
 
 namespace moeserve {
 
@@ -16,8 +17,10 @@ class TokenModel {
  public:
   virtual ~TokenModel() = default;
 
-  // Appends the ids of `piece`, which must be valid UTF-8.
-  virtual absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const = 0;
+  // Appends the ids of `piece`, which must be valid UTF-8. Unless `spans` is null, also appends the
+  // part of the piece that each id stands for; it may begin or end within a character.
+  virtual absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                                std::vector<TextSpan>* spans = nullptr) const = 0;
 
   std::optional<TokenId> TokenToId(std::string_view token) const { return vocab_.Find(token); }
 

@@ -21,9 +21,10 @@ absl::StatusOr<std::unique_ptr<TokenModel>> RenumberedModel::Create(
   return made;
 }
 
-absl::Status RenumberedModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
+absl::Status RenumberedModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                                       std::vector<TextSpan>* spans) const {
   const size_t begin = ids->size();
-  MOESERVE_RETURN_IF_ERROR(model_->Tokenize(piece, ids));
+  MOESERVE_RETURN_IF_ERROR(model_->Tokenize(piece, ids, spans));
   for (size_t i = begin; i < ids->size(); ++i) (*ids)[i] = new_ids_[(*ids)[i]];
   return absl::OkStatus();
 }

@@ -21,7 +21,8 @@ class RenumberedModel : public TokenModel {
                                                             std::vector<std::string> symbols,
                                                             TokenId unk_id);
 
-  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
+  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                        std::vector<TextSpan>* spans = nullptr) const override;
 
  private:
   RenumberedModel() = default;

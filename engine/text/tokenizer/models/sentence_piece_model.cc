@@ -117,7 +117,8 @@ absl::StatusOr<std::unique_ptr<SentencePieceModel>> SentencePieceModel::Create(
   return model;
 }
 
-absl::Status SentencePieceModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
+absl::Status SentencePieceModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                                          std::vector<TextSpan>* spans) const {
   if (piece.empty()) return absl::OkStatus();
   std::vector<Part> parts;
   if (algorithm_ == SentencePieceConfig::Algorithm::kUnigram) {
@@ -128,6 +129,17 @@ absl::Status SentencePieceModel::Tokenize(std::string_view piece, std::vector<To
   bool last_unknown = false;
   for (const Part& part : parts) {
     const bool unknown = part.id == unk_id_;
+    if (spans != nullptr) {
+      const size_t begin = static_cast<size_t>(part.text.data() - piece.data());
+      const TextSpan span = {begin, begin + part.text.size()};
+      if (unknown && byte_fallback_) {
+        spans->insert(spans->end(), part.text.size(), span);
+      } else if (unknown && last_unknown) {
+        spans->back().end = span.end;
+      } else {
+        spans->push_back(span);
+      }
+    }
     if (unknown && byte_fallback_) {
       for (const char byte : part.text) ids->push_back(byte_ids_[static_cast<uint8_t>(byte)]);
     } else if (!(unknown && last_unknown)) {  // adjacent unknown parts become one

@@ -49,7 +49,8 @@ class SentencePieceModel : public TokenModel {
   // finite, there is not exactly one unknown piece, or byte pieces are missing or invalid.
   static absl::StatusOr<std::unique_ptr<SentencePieceModel>> Create(SentencePieceConfig config);
 
-  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
+  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                        std::vector<TextSpan>* spans = nullptr) const override;
 
  private:
   // A part of the text and its id.

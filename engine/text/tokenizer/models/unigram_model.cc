@@ -62,7 +62,10 @@ absl::StatusOr<std::unique_ptr<UnigramModel>> UnigramModel::Create(UnigramConfig
   return model;
 }
 
-absl::Status UnigramModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
+absl::Status UnigramModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                                    std::vector<TextSpan>* spans) const {
+  const size_t old_size = ids->size();
+  const size_t old_spans = spans == nullptr ? 0 : spans->size();
   static thread_local std::vector<TokenPathEnd> ends;
   ends.assign(piece.size() + 1, {0, 0, -1});
   const auto offer = [&](size_t begin, size_t size, TokenId id, double score) {
@@ -106,6 +109,10 @@ absl::Status UnigramModel::Tokenize(std::string_view piece, std::vector<TokenId>
   }
   for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
     MOESERVE_RETURN_IF_ERROR(AppendPart(*part, ids));
+    if (spans == nullptr) continue;
+    // The tokens of bytes all stand for the whole part.
+    const size_t begin = static_cast<size_t>(part->data() - piece.data());
+    spans->resize(old_spans + ids->size() - old_size, {begin, begin + part->size()});
   }
   constexpr size_t kKeptEnds = 1 << 16;
   if (ends.capacity() > kKeptEnds) std::vector<TokenPathEnd>().swap(ends);

@@ -37,7 +37,8 @@ class UnigramModel : public TokenModel {
   static absl::StatusOr<std::unique_ptr<UnigramModel>> Create(UnigramConfig config);
 
   // InvalidArgument if the text has an unknown character and there is no unk_id.
-  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
+  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                        std::vector<TextSpan>* spans = nullptr) const override;
 
  private:
   UnigramModel() = default;

@@ -1,9 +1,8 @@
 #include "engine/text/tokenizer/models/word_models.h"
 
-#include <algorithm>
-
 #include "base/error_text.h"
 #include "base/status.h"
+#include "engine/text/tokenizer/byte_sources.h"
 
 namespace moeserve {
 namespace {
@@ -41,11 +40,19 @@ absl::StatusOr<std::unique_ptr<WordPieceModel>> WordPieceModel::Create(WordPiece
   return model;
 }
 
-absl::Status WordPieceModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
-  const size_t characters = static_cast<size_t>(
-      std::count_if(piece.begin(), piece.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
-  if (characters > max_characters_) return AppendUnknown(unk_id_, ids);
+absl::Status WordPieceModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                                      std::vector<TextSpan>* spans) const {
   const size_t old_size = ids->size();
+  const size_t old_spans = spans == nullptr ? 0 : spans->size();
+  const auto unknown = [&] {
+    ids->resize(old_size);
+    if (spans != nullptr) {
+      spans->resize(old_spans);
+      spans->push_back({0, piece.size()});
+    }
+    return AppendUnknown(unk_id_, ids);
+  };
+  if (CountCharacters(piece) > max_characters_) return unknown();
   for (size_t begin = 0; begin < piece.size();) {
     PrefixTrie::Node node = begin == 0 ? PrefixTrie::kRoot : continuing_;
     TokenId best = -1;
@@ -56,11 +63,9 @@ absl::Status WordPieceModel::Tokenize(std::string_view piece, std::vector<TokenI
       best = trie_.TokenAt(node);
       best_end = i + 1;
     }
-    if (best < 0) {
-      ids->resize(old_size);
-      return AppendUnknown(unk_id_, ids);
-    }
+    if (best < 0) return unknown();
     ids->push_back(best);
+    if (spans != nullptr) spans->push_back({begin, best_end});
     begin = best_end;
   }
   return absl::OkStatus();
@@ -74,7 +79,9 @@ absl::StatusOr<std::unique_ptr<WordLevelModel>> WordLevelModel::Create(
   return model;
 }
 
-absl::Status WordLevelModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
+absl::Status WordLevelModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                                      std::vector<TextSpan>* spans) const {
+  if (spans != nullptr) spans->push_back({0, piece.size()});
   if (const std::optional<TokenId> id = vocab_.Find(piece); id.has_value()) {
     ids->push_back(*id);
     return absl::OkStatus();

@@ -36,7 +36,8 @@ class WordPieceModel : public TokenModel {
   static absl::StatusOr<std::unique_ptr<WordPieceModel>> Create(WordPieceConfig config);
 
   // InvalidArgument for an unknown word without an unknown token.
-  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
+  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                        std::vector<TextSpan>* spans = nullptr) const override;
 
  private:
   WordPieceModel() = default;
@@ -55,7 +56,8 @@ class WordLevelModel : public TokenModel {
       std::vector<std::pair<std::string, TokenId>> vocab, std::string_view unk_token);
 
   // InvalidArgument for an unknown word without an unknown token.
-  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
+  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids,
+                        std::vector<TextSpan>* spans = nullptr) const override;
 
  private:
   WordLevelModel() = default;

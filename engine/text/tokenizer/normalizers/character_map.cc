@@ -86,6 +86,7 @@ absl::StatusOr<std::string> PrecompiledNormalizer::Apply(std::string_view text,
                                                          NormalizeContext* context) const {
   std::string out;
   out.reserve(text.size());
+  SourceCursor cursor(text, context->sources);
   std::string_view replacement;
   for (size_t begin = 0; begin < text.size();) {
     if (out.size() > context->max_bytes) return NormalizedTooLong();
@@ -94,13 +95,16 @@ absl::StatusOr<std::string> PrecompiledNormalizer::Apply(std::string_view text,
     begin = end;
     if (cluster.size() <= kMaxClusterBytes && map_.FindShortest(cluster, &replacement) > 0) {
       out.append(replacement);
+      cursor.ReplaceText(cluster, replacement);
       continue;
     }
     for (size_t pos = 0; pos < cluster.size();) {
       const size_t start = pos;
       NextCodePoint(cluster, &pos);
       const std::string_view character = cluster.substr(start, pos - start);
-      out.append(map_.FindShortest(character, &replacement) > 0 ? replacement : character);
+      if (map_.FindShortest(character, &replacement) == 0) replacement = character;
+      out.append(replacement);
+      cursor.ReplaceText(character, replacement);
     }
   }
   return out;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/text/tokenizer/byte_sources.h"
 
 namespace moeserve {
 
@@ -24,6 +25,8 @@ struct NormalizeContext {
   size_t max_bytes;
   // Out: the first character of the result does not stem from the first character of the text.
   bool start_moved = false;
+  // Out, if not null and empty before: the sources of the result in the text.
+  ByteSources* sources = nullptr;
 
  private:
   // In Unicode's forms, no character becomes more than 18 characters.
@@ -65,12 +68,21 @@ class SequenceNormalizer : public Normalizer {
   absl::StatusOr<std::string> Apply(std::string_view text,
                                     NormalizeContext* context) const override {
     std::string out(text);
+    ByteSources* const sources = context->sources;
+    SourceCursor(text, sources).Keep(text.size());
+    ByteSources local;
     for (const auto& stage : stages_) {
       if (stage->IsUnchanged(out)) continue;
+      local.clear();
+      if (sources != nullptr) context->sources = &local;
       absl::StatusOr<std::string> result = stage->Apply(out, context);
+      context->sources = sources;
       if (!result.ok()) return result;
       out = *std::move(result);
       if (out.size() > context->max_bytes) return NormalizedTooLong();
+      if (sources == nullptr) continue;
+      for (int32_t& source : local) source = source < 0 ? source : (*sources)[source];
+      sources->swap(local);
     }
     return out;
   }

@@ -55,15 +55,23 @@ bool IsCjkIdeograph(char32_t c) {
 
 class CjkSpacesNormalizer : public Normalizer {
  public:
-  absl::StatusOr<std::string> Apply(std::string_view text, NormalizeContext*) const override {
+  absl::StatusOr<std::string> Apply(std::string_view text,
+                                    NormalizeContext* context) const override {
     std::string out;
     out.reserve(text.size());
+    SourceCursor cursor(text, context->sources);
     for (size_t pos = 0; pos < text.size();) {
       const size_t begin = pos;
       const bool spaced = IsCjkIdeograph(NextCodePoint(text, &pos));
       if (spaced) out.push_back(' ');
       out.append(text.substr(begin, pos - begin));
-      if (spaced) out.push_back(' ');
+      if (!spaced) {
+        cursor.Keep(pos - begin);
+        continue;
+      }
+      out.push_back(' ');
+      cursor.Replace(1);
+      cursor.Insert(pos - begin + 1);
     }
     return out;
   }
@@ -107,11 +115,13 @@ size_t FirstCharacterSize(std::string_view text) {
 }  // namespace
 
 absl::StatusOr<std::string> LowercaseNormalizer::Apply(std::string_view text,
-                                                       NormalizeContext*) const {
+                                                       NormalizeContext* context) const {
   static const LowerCaseMap map;
   std::string out;
   out.reserve(text.size());
+  SourceCursor cursor(text, context->sources);
   for (size_t pos = 0; pos < text.size();) {
+    const size_t old_size = out.size();
     const char32_t c = NextCodePoint(text, &pos);
     if (c < 0x80) {
       out.push_back(static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c));
@@ -120,6 +130,7 @@ absl::StatusOr<std::string> LowercaseNormalizer::Apply(std::string_view text,
     } else {
       AppendUtf8(map.Lower(c), &out);
     }
+    cursor.Replace(out.size() - old_size);
   }
   return out;
 }
@@ -134,13 +145,17 @@ absl::StatusOr<std::string> CharacterRuleNormalizer::Apply(std::string_view text
                                                            NormalizeContext* context) const {
   std::string out;
   out.reserve(text.size());
+  SourceCursor cursor(text, context->sources);
   for (size_t pos = 0; pos < text.size();) {
     const bool first = pos == 0;
     const char32_t c = rule_(NextCodePoint(text, &pos));
     if (c != kRemoved) {
+      const size_t old_size = out.size();
       AppendUtf8(c, &out);
-    } else if (first) {
-      context->start_moved = true;
+      cursor.Replace(out.size() - old_size);
+    } else {
+      cursor.Remove(1);
+      if (first) context->start_moved = true;
     }
   }
   return out;
@@ -169,12 +184,15 @@ std::unique_ptr<Normalizer> BertNormalizer(const BertNormalizerOptions& options)
 
 absl::StatusOr<std::string> StripNormalizer::Apply(std::string_view text,
                                                    NormalizeContext* context) const {
+  SourceCursor cursor(text, context->sources);
   if (left_) {
     const size_t begin = SkipWhiteSpace(text, 0);
     if (begin > 0) context->start_moved = true;
+    cursor.Remove(CountCharacters(text.substr(0, begin)));
     text.remove_prefix(begin);
   }
   if (right_) text = text.substr(0, SkipWhiteSpaceBackwards(text, text.size()));
+  cursor.Keep(text.size());
   return std::string(text);
 }
 
@@ -185,8 +203,13 @@ bool StripNormalizer::IsUnchanged(std::string_view text) const {
 
 absl::StatusOr<std::string> PrependNormalizer::Apply(std::string_view text,
                                                      NormalizeContext* context) const {
-  if (text.empty() || context->continued) return std::string(text);
-  return prefix_ + std::string(text);
+  SourceCursor cursor(text, context->sources);
+  if (!text.empty() && !context->continued) {
+    cursor.Prepend(prefix_.size());
+    return prefix_ + std::string(text);
+  }
+  cursor.Keep(text.size());
+  return std::string(text);
 }
 
 absl::StatusOr<std::string> ReplaceNormalizer::Apply(std::string_view text,
@@ -207,18 +230,23 @@ absl::StatusOr<std::string> ReplaceNormalizer::Apply(std::string_view text,
         return NormalizedTooLong();
       }
     }
-    return ReplaceAll(text, literal_, content_);
+    return ReplaceAll(text, literal_, content_, context->sources);
   }
   std::string out;
+  SourceCursor cursor(text, context->sources);
   size_t covered = 0;
   Regex::Finder finder(&*regex_, text);
   for (Regex::Match match; finder.Next(&match); covered = match.end) {
     if (match.begin == 0) note_first(match.end);
     out.append(text.substr(covered, match.begin - covered)).append(content_);
+    cursor.Keep(match.begin - covered);
+    cursor.Remove(CountCharacters(text.substr(match.begin, match.end - match.begin)));
+    cursor.Insert(content_.size());
     if (out.size() > context->max_bytes) return NormalizedTooLong();
   }
   if (!finder.status().ok()) return finder.status();
   out.append(text.substr(covered));
+  cursor.Keep(text.size() - covered);
   return out;
 }
 
@@ -226,15 +254,21 @@ bool ReplaceNormalizer::IsUnchanged(std::string_view text) const {
   return !regex_.has_value() && text.find(literal_) == std::string_view::npos;
 }
 
-std::string ReplaceAll(std::string_view text, std::string_view literal, std::string_view content) {
+std::string ReplaceAll(std::string_view text, std::string_view literal, std::string_view content,
+                       ByteSources* sources) {
   std::string out;
   out.reserve(text.size());
+  SourceCursor cursor(text, sources);
   size_t covered = 0;
   for (size_t at; (at = text.find(literal, covered)) != std::string_view::npos;) {
     out.append(text.substr(covered, at - covered)).append(content);
+    cursor.Keep(at - covered);
+    cursor.Remove(CountCharacters(literal));
+    cursor.Insert(content.size());
     covered = at + literal.size();
   }
   out.append(text.substr(covered));
+  cursor.Keep(text.size() - covered);
   return out;
 }
 

@@ -14,7 +14,8 @@ namespace moeserve {
 // Replaces each character by its lower-case form, whatever its neighbours are.
 class LowercaseNormalizer : public Normalizer {
  public:
-  absl::StatusOr<std::string> Apply(std::string_view text, NormalizeContext*) const override;
+  absl::StatusOr<std::string> Apply(std::string_view text,
+                                    NormalizeContext* context) const override;
   bool IsUnchanged(std::string_view text) const override;
 };
 
@@ -94,7 +95,9 @@ class ReplaceNormalizer : public Normalizer {
   std::string content_;
 };
 
-// Returns `text` with every occurrence of `literal`, which must not be empty, replaced.
-std::string ReplaceAll(std::string_view text, std::string_view literal, std::string_view content);
+// Returns `text` with every occurrence of `literal`, which must not be empty, replaced. `sources`
+// may be null.
+std::string ReplaceAll(std::string_view text, std::string_view literal, std::string_view content,
+                       ByteSources* sources = nullptr);
 
 }  // namespace moeserve

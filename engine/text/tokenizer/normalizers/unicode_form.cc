@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "engine/text/tokenizer/unicode/code_point_set.h"
@@ -29,6 +30,14 @@ constexpr char32_t kFirstInteresting = 0x300;
 // The first character with a compatibility decomposition.
 constexpr char32_t kFirstCompatible = 0xA0;
 
+// A character of a normal form.
+struct FormCharacter {
+  char32_t code;
+  // How many characters it stands for, less one: 0 for one, -1 for a part of the character before.
+  int extra;
+};
+using FormText = std::vector<FormCharacter>;
+
 class NormalizationData {
  public:
   static const NormalizationData& Get() {
@@ -43,6 +52,27 @@ class NormalizationData {
   }
 
   // Appends the full decomposition of `c`, canonical or of compatibility.
+  void Append(char32_t c, bool compatible, FormText* out) const {
+    if (c < kFirstCompatible) return out->push_back({c, 0});
+    std::u32string parts;
+    Decompose(c, compatible, &parts);
+    for (size_t i = 0; i < parts.size(); ++i) out->push_back({parts[i], i == 0 ? 0 : -1});
+  }
+
+  // Returns the composition of two characters; 0 if there is none.
+  char32_t Compose(char32_t a, char32_t b) const {
+    if (a >= kLeadBase && a < kLeadBase + kLeads && b >= kVowelBase && b < kVowelBase + kVowels) {
+      return kSyllableBase + ((a - kLeadBase) * kVowels + (b - kVowelBase)) * kTrails;
+    }
+    if (a >= kSyllableBase && a < kSyllableBase + kSyllables &&
+        (a - kSyllableBase) % kTrails == 0 && b > kTrailBase && b < kTrailBase + kTrails) {
+      return a + (b - kTrailBase);
+    }
+    const auto it = compositions_.find(static_cast<uint64_t>(a) << 32 | b);
+    return it == compositions_.end() ? 0 : it->second;
+  }
+
+ private:
   void Decompose(char32_t c, bool compatible, std::u32string* out) const {
     if (compatible && c >= kFirstCompatible) {
       if (const auto it = compatibility_.find(c); it != compatibility_.end()) {
@@ -67,20 +97,6 @@ class NormalizationData {
     out->append(it->second.substr(1));
   }
 
-  // Returns the composition of two characters; 0 if there is none.
-  char32_t Compose(char32_t a, char32_t b) const {
-    if (a >= kLeadBase && a < kLeadBase + kLeads && b >= kVowelBase && b < kVowelBase + kVowels) {
-      return kSyllableBase + ((a - kLeadBase) * kVowels + (b - kVowelBase)) * kTrails;
-    }
-    if (a >= kSyllableBase && a < kSyllableBase + kSyllables &&
-        (a - kSyllableBase) % kTrails == 0 && b > kTrailBase && b < kTrailBase + kTrails) {
-      return a + (b - kTrailBase);
-    }
-    const auto it = compositions_.find(static_cast<uint64_t>(a) << 32 | b);
-    return it == compositions_.end() ? 0 : it->second;
-  }
-
- private:
   // The views point into the tables.
   using DecompositionMap = absl::flat_hash_map<char32_t, std::u32string_view>;
 
@@ -113,37 +129,39 @@ class NormalizationData {
 };
 
 // Sorts each run of combining marks by combining class; marks of equal class keep their order.
-void ReorderMarks(const NormalizationData& data, std::u32string* text) {
+void ReorderMarks(const NormalizationData& data, FormText* text) {
   size_t i = 0;
   while (i < text->size()) {
-    if (data.CombiningClass((*text)[i]) == 0) {
+    if (data.CombiningClass((*text)[i].code) == 0) {
       ++i;
       continue;
     }
     size_t end = i + 1;
-    while (end < text->size() && data.CombiningClass((*text)[end]) != 0) ++end;
+    while (end < text->size() && data.CombiningClass((*text)[end].code) != 0) ++end;
     if (end - i > 1) {
-      std::stable_sort(text->begin() + i, text->begin() + end, [&](char32_t a, char32_t b) {
-        return data.CombiningClass(a) < data.CombiningClass(b);
+      std::stable_sort(text->begin() + i, text->begin() + end, [&](const auto& a, const auto& b) {
+        return data.CombiningClass(a.code) < data.CombiningClass(b.code);
       });
     }
     i = end;
   }
 }
 
-std::u32string ComposeAll(const NormalizationData& data, const std::u32string& text) {
-  std::u32string out;
+FormText ComposeAll(const NormalizationData& data, const FormText& text) {
+  constexpr size_t kNone = SIZE_MAX;
+  FormText out;
   out.reserve(text.size());
-  size_t starter = std::u32string::npos;  // index in `out` of the last character of class 0
+  size_t starter = kNone;  // index in `out` of the last character of class 0
   uint8_t last_class = 0;
-  for (const char32_t c : text) {
-    const uint8_t combining_class = data.CombiningClass(c);
-    if (starter != std::u32string::npos) {
+  for (const FormCharacter& c : text) {
+    const uint8_t combining_class = data.CombiningClass(c.code);
+    if (starter != kNone) {
       const bool adjacent = starter + 1 == out.size();
       // A mark is blocked if a mark of the same or a higher class is between it and the starter.
       if (adjacent || (last_class != 0 && last_class < combining_class)) {
-        if (const char32_t composed = data.Compose(out[starter], c); composed != 0) {
-          out[starter] = composed;
+        if (const char32_t composed = data.Compose(out[starter].code, c.code); composed != 0) {
+          out[starter].code = composed;
+          out[starter].extra += c.extra + 1;
           continue;
         }
       }
@@ -166,18 +184,28 @@ bool UnicodeFormNormalizer::IsUnchanged(std::string_view text) const {
 }
 
 absl::StatusOr<std::string> UnicodeFormNormalizer::Apply(std::string_view text,
-                                                         NormalizeContext*) const {
+                                                         NormalizeContext* context) const {
   const NormalizationData& data = NormalizationData::Get();
-  std::u32string decomposed;
-  decomposed.reserve(text.size());
+  FormText form;
+  form.reserve(text.size());
   for (size_t pos = 0; pos < text.size();) {
-    data.Decompose(NextCodePoint(text, &pos), compatible_, &decomposed);
+    data.Append(NextCodePoint(text, &pos), compatible_, &form);
   }
-  ReorderMarks(data, &decomposed);
+  ReorderMarks(data, &form);
+  if (composes_) form = ComposeAll(data, form);
   std::string out;
   out.reserve(text.size());
-  for (const char32_t c : composes_ ? ComposeAll(data, decomposed) : decomposed) {
-    AppendUtf8(c, &out);
+  SourceCursor cursor(text, context->sources);
+  for (const FormCharacter& c : form) {
+    const size_t old_size = out.size();
+    AppendUtf8(c.code, &out);
+    // Hugging Face's library counts along the new text, also where marks have changed places.
+    if (c.extra < 0) {
+      cursor.Insert(out.size() - old_size);
+    } else {
+      cursor.Replace(out.size() - old_size);
+      cursor.Remove(static_cast<size_t>(c.extra));
+    }
   }
   return out;
 }

@@ -14,7 +14,8 @@ class UnicodeFormNormalizer : public Normalizer {
   UnicodeFormNormalizer(bool composes, bool compatible)
       : composes_(composes), compatible_(compatible) {}
 
-  absl::StatusOr<std::string> Apply(std::string_view text, NormalizeContext*) const override;
+  absl::StatusOr<std::string> Apply(std::string_view text,
+                                    NormalizeContext* context) const override;
   bool IsUnchanged(std::string_view text) const override;
 
  private:
