@@ -26,7 +26,7 @@ struct EncodeArguments {
   bool json = false;
 };
 
-Result<RunningModel> Load(const EncodeArguments& options) {
+Result<RunningModel> StartEncoder(const EncodeArguments& options) {
   MOESERVE_ASSIGN_OR_RETURN(const EngineOptions engine, ResolveEngineOptions(options.engine));
   return StartModel(options.model, engine);
 }
@@ -37,7 +37,7 @@ void PrintLine(const std::string& line) {
 }
 
 absl::Status Embed(const EncodeArguments& options) {
-  MOESERVE_ASSIGN_OR_RETURN(const RunningModel model, Load(options));
+  MOESERVE_ASSIGN_OR_RETURN(const RunningModel model, StartEncoder(options));
   MOESERVE_RETURN_IF_ERROR(CheckTask(model.engine->spec(), EncodeTask::kEmbed));
   const auto prepare = [&](const EncodeModel& known, EncodeJob& job) -> absl::Status {
     std::optional<std::string> name;
@@ -96,7 +96,7 @@ void PrintClasses(EncodeRun& run, size_t index, size_t first, bool json) {
 }
 
 absl::Status Classify(const EncodeArguments& options) {
-  MOESERVE_ASSIGN_OR_RETURN(const RunningModel model, Load(options));
+  MOESERVE_ASSIGN_OR_RETURN(const RunningModel model, StartEncoder(options));
   const ModelSpec& spec = model.engine->spec();
   const bool tokens = spec.head.kind == HeadKind::kTokenClassification;
   const EncodeTask task = tokens ? EncodeTask::kTokenClassify : EncodeTask::kClassify;

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kTextsOfRun = 1024;
 constexpr size_t kMaxTextBytes = size_t{64} << 20;
 
-struct Signal {
+struct ResultSignal {
   Mutex mutex;
   std::condition_variable changed;
   bool set ABSL_GUARDED_BY(mutex) = false;
@@ -37,7 +37,7 @@ struct Signal {
 };
 
 absl::Status RunTexts(EncodeRun& run) {
-  const auto signal = std::make_shared<Signal>();
+  const auto signal = std::make_shared<ResultSignal>();
   MOESERVE_RETURN_IF_ERROR(run.Start(absl::InfiniteFuture(), [signal] { signal->Set(); }));
   while (true) {
     MOESERVE_ASSIGN_OR_RETURN(const bool ended, run.Advance());

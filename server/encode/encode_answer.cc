@@ -1,8 +1,8 @@
 #include "server/encode/encode_answer.h"
 
+#include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -183,7 +183,7 @@ void AppendMasks(EncodeRun& run, Members& members) {
   OrderedJson masks = OrderedJson::array();
   for (size_t mask = 0; mask < text.masks.size(); ++mask) {
     OrderedJson tokens = OrderedJson::array();
-    for (const MaskToken& candidate : MaskTokens(run.job(), text, result, mask)) {
+    for (const MaskCandidate& candidate : MaskCandidates(run.job(), text, result, mask)) {
       OrderedJson& token = tokens.emplace_back();
       token["token"] = candidate.token;
       token["token_str"] = TokenText(model.tokenizer, candidate.token, false);

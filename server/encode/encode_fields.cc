@@ -14,7 +14,7 @@
 namespace moeserve::server {
 namespace {
 
-constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMostInt = std::numeric_limits<int32_t>::max();
 
 // Reads {"text", "text_pair"}.
 Result<TextInput> PairInput(const Json& value) {
@@ -158,7 +158,7 @@ absl::Status ParseShared(const Json& body, const RequestRules& rules, EncodeJob&
   }
   MOESERVE_ASSIGN_OR_RETURN(auto special, BoolField(body, "add_special_tokens"));
   job.add_special_tokens = special.value_or(true);
-  MOESERVE_ASSIGN_OR_RETURN(auto truncate, IntField(body, "truncate_prompt_tokens", -1, kMaxInt));
+  MOESERVE_ASSIGN_OR_RETURN(auto truncate, IntField(body, "truncate_prompt_tokens", -1, kMostInt));
   if (truncate == 0) {
     return InvalidValue("truncate_prompt_tokens", "'truncate_prompt_tokens' must not be 0");
   }
@@ -182,7 +182,7 @@ absl::Status ParseVectors(const Json& body, const EncodeModel& model, EncodeJob&
                                                   "found ", Printable(*format, 64)));
   }
   job.base64 = format == "base64";
-  MOESERVE_ASSIGN_OR_RETURN(auto dimensions, IntField(body, "dimensions", 1, kMaxInt));
+  MOESERVE_ASSIGN_OR_RETURN(auto dimensions, IntField(body, "dimensions", 1, kMostInt));
   if (dimensions) {
     if (job.task != EncodeTask::kEmbed && job.task != EncodeTask::kTokenEmbed) {
       return InvalidValue("dimensions", "'dimensions' can be given for vectors only");
@@ -255,9 +255,9 @@ absl::Status ParseRerank(const Json& body, const EncodeModel& model, bool return
   MOESERVE_ASSIGN_OR_RETURN(auto documents, TextList(body, "documents", true));
   MOESERVE_ASSIGN_OR_RETURN(const auto returned, BoolField(body, "return_documents"));
   if (returned.value_or(returns_documents)) job.documents = documents;
-  MOESERVE_ASSIGN_OR_RETURN(const auto top, IntField(body, "top_n", 1, kMaxInt));
+  MOESERVE_ASSIGN_OR_RETURN(const auto top, IntField(body, "top_n", 1, kMostInt));
   if (top) job.top_n = static_cast<int>(*top);
-  MOESERVE_ASSIGN_OR_RETURN(const auto most, IntField(body, "max_tokens_per_doc", 1, kMaxInt));
+  MOESERVE_ASSIGN_OR_RETURN(const auto most, IntField(body, "max_tokens_per_doc", 1, kMostInt));
   if (most) job.max_document_tokens = static_cast<int>(*most);
   return SetPairs(*model.spec, {*std::move(query)}, std::move(documents), "query", job);
 }

@@ -109,11 +109,11 @@ std::vector<TextEntity> TextEntities(const EncodeJob& job, const EncodeModel& mo
   return out;
 }
 
-std::vector<MaskToken> MaskTokens(const EncodeJob& job, const PreparedText& text,
+std::vector<MaskCandidate> MaskCandidates(const EncodeJob& job, const PreparedText& text,
                                   const EncodeResult& result, size_t mask) {
   // With log-probabilities of all positions, each has its row.
   const size_t row = job.logprobs ? static_cast<size_t>(text.masks[mask]) : mask;
-  std::vector<MaskToken> out;
+  std::vector<MaskCandidate> out;
   if (job.targets.empty()) {
     for (const auto& [token, logprob] : result.rows[row].top) out.push_back({token, logprob});
     return out;
@@ -121,7 +121,7 @@ std::vector<MaskToken> MaskTokens(const EncodeJob& job, const PreparedText& text
   for (size_t i = 0; i < job.targets.size(); ++i) {
     out.push_back({job.targets[i], result.targets[row * job.targets.size() + i]});
   }
-  std::ranges::sort(out, [](const MaskToken& a, const MaskToken& b) {
+  std::ranges::sort(out, [](const MaskCandidate& a, const MaskCandidate& b) {
     return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
   });
   if (static_cast<size_t>(job.top_k) < out.size()) out.resize(static_cast<size_t>(job.top_k));

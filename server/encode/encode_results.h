@@ -41,13 +41,13 @@ std::vector<TextEntity> TextEntities(const EncodeJob& job, const EncodeModel& mo
                                      const EncodeResult& result);
 
 // A candidate for a mask.
-struct MaskToken {
+struct MaskCandidate {
   TokenId token = 0;
   float logprob = 0.0f;
 };
 // Returns the candidates for the mask at place `mask` of PreparedText::masks, the most probable
 // first; of equally probable ones, the lower id.
-std::vector<MaskToken> MaskTokens(const EncodeJob& job, const PreparedText& text,
+std::vector<MaskCandidate> MaskCandidates(const EncodeJob& job, const PreparedText& text,
                                   const EncodeResult& result, size_t mask);
 
 }  // namespace moeserve::server

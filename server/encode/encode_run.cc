@@ -18,7 +18,6 @@ namespace {
 // A part of a request's texts that the engine gets at a time.
 constexpr size_t kPartTexts = 128;
 constexpr size_t kPartTokens = 64 << 10;
-constexpr size_t kRunningParts = 2;
 
 // Returns an estimate of the memory of the texts, the results and the answer.
 size_t RunBytes(const EncodeJob& job, const ModelSpec& spec, const std::vector<PreparedText>& texts,
@@ -137,7 +136,8 @@ size_t EncodeRun::running_parts() const {
 Request EncodeRun::MakeRequest(size_t index) const {
   const PreparedText& text = texts_[index];
   Request request;
-  request.id = Concat(engine_id_, '-', index);
+  // What the engine has taken of a part that it then refused may not have ended yet.
+  request.id = Concat(engine_id_, '-', index, '-', refusals_);
   request.prompt = text.ids;
   request.token_types = text.types;
   request.deadline = deadline_;
@@ -165,7 +165,6 @@ absl::Status EncodeRun::StartPart() {
   options.live = context_.live;
   options.wake = wake_;
   options.metrics = context_.metrics;
-  options.record = context_.record;
   Part part;
   part.first = submitted_;
   MOESERVE_ASSIGN_OR_RETURN(
@@ -185,6 +184,14 @@ absl::Status EncodeRun::Take(size_t index, OutputDelta delta) {
   out.routing = std::move(delta.routing);
   ++ended_;
   AddUsage(delta.usage, usage_);
+  if (context_.record != nullptr) {
+    // Without the reasons for which the texts ended, of which there may be thousands.
+    context_.record->Update([&](RequestFacts& facts) {
+      if (!facts.queue_seconds) facts.queue_seconds = delta.usage.queue_seconds;
+      facts.cached_tokens = usage_.cached_tokens;
+      if (ended_ == texts_.size()) facts.finish_reasons.push_back("stop");
+    });
+  }
   if (context_.metrics != nullptr) {
     context_.metrics->encode_tokens += static_cast<uint64_t>(delta.usage.prompt_tokens);
   }
@@ -199,12 +206,16 @@ Result<bool> EncodeRun::Advance() {
           Take(part.first + static_cast<size_t>(event.choice), std::move(event.delta)));
     }
   }
-  while (submitted_ < texts_.size() && running_parts() < kRunningParts) {
+  while (submitted_ < texts_.size() && running_parts() <= most_running_) {
     const absl::Status status = StartPart();
+    most_running_ = kRunningParts - 1;
     if (status.ok()) continue;
+    const size_t running = running_parts();
+    if (!absl::IsResourceExhausted(status) || running == 0) return status;
     // The queue is full: the end of a part that runs is the time to try again.
-    if (absl::IsResourceExhausted(status) && running_parts() > 0) break;
-    return status;
+    ++refusals_;
+    most_running_ = running - 1;
+    break;
   }
   if (ended_ < texts_.size()) return false;
   if (admission_ != nullptr) admission_->End();

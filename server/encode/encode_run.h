@@ -56,6 +56,7 @@ class EncodeRun {
   std::string IdWith(std::string_view prefix) const;
 
  private:
+  static constexpr size_t kRunningParts = 2;
   // Writing so many values takes some milliseconds.
   static constexpr int64_t kManyValues = 64 << 10;
 
@@ -86,6 +87,9 @@ class EncodeRun {
   std::shared_ptr<Admission> admission_;  // null without keys
   std::vector<Part> parts_;
   size_t submitted_ = 0;  // texts
+  int refusals_ = 0;      // of parts, because the queue was full
+  // How many parts must run at most for the next part to be submitted.
+  size_t most_running_ = kRunningParts - 1;
   std::vector<EncodedText> results_;
   size_t ended_ = 0;  // texts
   Usage usage_;

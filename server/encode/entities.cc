@@ -13,23 +13,23 @@ namespace {
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 // A label, taken apart.
-struct Label {
+struct LabelParts {
   char place = 'I';       // B, I, E, S or O; I if the label has no such prefix
   std::string_view name;  // empty for O
 };
 
-Label LabelOf(std::string_view text) {
+LabelParts PartsOf(std::string_view text) {
   if (text == "O") return {'O', {}};
   const bool prefixed = text.size() > 2 && text[1] == '-' &&
                         std::string_view("BIES").find(text[0]) != std::string_view::npos;
-  return prefixed ? Label{text[0], text.substr(2)} : Label{'I', text};
+  return prefixed ? LabelParts{text[0], text.substr(2)} : LabelParts{'I', text};
 }
 
 bool IsInside(char place) { return place == 'B' || place == 'I'; }
 bool IsStart(char place) { return place == 'B' || place == 'S'; }
 
 // Returns what is added where `to` follows `from`; kNever if it cannot.
-double Transition(const Label& from, const Label& to, const TransitionBiases& biases) {
+double Transition(const LabelParts& from, const LabelParts& to, const TransitionBiases& biases) {
   if (IsInside(from.place)) {
     if (to.name != from.name) return kNever;
     if (to.place == 'I') return biases.inside_to_continue;
@@ -44,7 +44,7 @@ double Transition(const Label& from, const Label& to, const TransitionBiases& bi
 }
 
 // Returns the label of each token of the most probable sequence. `logprobs` [tokens, labels].
-std::vector<int> BestPath(const std::vector<double>& logprobs, const std::vector<Label>& labels,
+std::vector<int> BestPath(const std::vector<double>& logprobs, const std::vector<LabelParts>& labels,
                           const TransitionBiases& biases) {
   const size_t n = labels.size();
   const size_t tokens = logprobs.size() / n;
@@ -93,7 +93,7 @@ std::vector<int> BestPath(const std::vector<double>& logprobs, const std::vector
 bool AreBioes(std::span<const std::string> labels) {
   bool ends = false;
   for (const std::string& label : labels) {
-    const Label parts = LabelOf(label);
+    const LabelParts parts = PartsOf(label);
     if (parts.place != 'O' && parts.name.size() == label.size()) return false;
     ends |= parts.place == 'E' || parts.place == 'S';
   }
@@ -112,8 +112,8 @@ std::vector<Entity> FindEntities(std::span<const float> logits, std::span<const 
     const std::vector<double> row = LogSoftmax(logits.subspan(t * n, n));
     logprobs.insert(logprobs.end(), row.begin(), row.end());
   }
-  std::vector<Label> parts;
-  for (const std::string& label : labels) parts.push_back(LabelOf(label));
+  std::vector<LabelParts> parts;
+  for (const std::string& label : labels) parts.push_back(PartsOf(label));
   std::vector<int> chosen;
   if (aggregation == Aggregation::kViterbi) {
     chosen = BestPath(logprobs, parts, biases);
@@ -135,7 +135,7 @@ std::vector<Entity> FindEntities(std::span<const float> logits, std::span<const 
   };
   for (size_t i = 0; i < tokens.size(); ++i) {
     const auto label = static_cast<size_t>(chosen[i]);
-    const Label& part = parts[label];
+    const LabelParts& part = parts[label];
     const std::string_view name =
         aggregation == Aggregation::kNone ? std::string_view(labels[label]) : part.name;
     const bool continues = open && aggregation != Aggregation::kNone && !IsStart(part.place) &&

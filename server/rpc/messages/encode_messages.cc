@@ -36,7 +36,7 @@ Result<EncodeTask> TaskOf(const v1::EncodeRequest& request, const ModelSpec& spe
   }
 }
 
-absl::Status CheckIds(const char* name, const google::protobuf::RepeatedField<int32_t>& ids,
+absl::Status CheckTokens(const char* name, const google::protobuf::RepeatedField<int32_t>& ids,
                       int vocab_size) {
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab_size) {
@@ -60,7 +60,7 @@ Result<TextInput> InputOf(const v1::EncodeInput& input, EncodeTask task, const M
     if (input.token_ids().ids().empty()) {
       return InvalidValue("inputs", "'inputs': expected a text, or token ids and not none of them");
     }
-    MOESERVE_RETURN_IF_ERROR(CheckIds("inputs.token_ids", input.token_ids().ids(), spec.vocab_size));
+    MOESERVE_RETURN_IF_ERROR(CheckTokens("inputs.token_ids", input.token_ids().ids(), spec.vocab_size));
     out.ids.assign(input.token_ids().ids().begin(), input.token_ids().ids().end());
     if (input.has_text_pair()) {
       return InvalidValue("inputs.text_pair", "'inputs.text_pair' needs a text beside it");
@@ -171,8 +171,8 @@ absl::Status ParseMasks(const v1::EncodeRequest& request, const ModelSpec& spec,
                         Concat("'top_k' is at most ", kMaxFillTokens, ", found ", request.top_k()));
   }
   if (request.top_k() > 0) job.top_k = static_cast<int>(request.top_k());
-  MOESERVE_RETURN_IF_ERROR(CheckIds("targets", request.targets(), spec.vocab_size));
-  MOESERVE_RETURN_IF_ERROR(CheckIds("targets_of", request.targets_of(), spec.vocab_size));
+  MOESERVE_RETURN_IF_ERROR(CheckTokens("targets", request.targets(), spec.vocab_size));
+  MOESERVE_RETURN_IF_ERROR(CheckTokens("targets_of", request.targets_of(), spec.vocab_size));
   if (static_cast<size_t>(request.targets_size()) > kMaxEncodeInputs) {
     return InvalidValue("targets", Concat("'targets' has at most ", kMaxEncodeInputs, " ids"));
   }
@@ -216,7 +216,7 @@ void FillOutput(EncodeRun& run, size_t index, v1::EncodeOutput& to) {
   for (size_t mask = 0; mask < text.masks.size(); ++mask) {
     v1::MaskedToken& masked = *to.add_masks();
     masked.set_position(static_cast<uint32_t>(text.masks[mask]));
-    for (const MaskToken& candidate : MaskTokens(job, text, result, mask)) {
+    for (const MaskCandidate& candidate : MaskCandidates(job, text, result, mask)) {
       v1::Alternative& token = *masked.add_tokens();
       token.set_token_id(candidate.token);
       token.set_token(TokenText(model.tokenizer, candidate.token, false));
