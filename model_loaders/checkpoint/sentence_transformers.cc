@@ -286,7 +286,8 @@ absl::Status ReadTransitions(const Json& json, TransitionBiases& out) {
     const auto* const found =
         std::ranges::find(known, name, &std::pair<std::string_view, double*>::first);
     if (found == std::end(known)) {
-      return ModuleFault(kFile, Concat(kPath, '.', Printable(key)), "a known transition", "another");
+      return ModuleFault(kFile, Concat(kPath, '.', Printable(key)), "a known transition",
+                         "another");
     }
     if (!value.is_number()) {
       return ModuleFault(kFile, Concat(kPath, '.', key), "a number", ShowJson(value));

@@ -16,8 +16,8 @@
 namespace moeserve {
 
 // What is added to the log-probabilities of labels where one label follows another, for labels of
-// the form B-NAME (the first token of several), I-NAME, E-NAME (the last), S-NAME (the only one) and
-// O (outside).
+// the form B-NAME (the first token of several), I-NAME, E-NAME (the last), S-NAME (the only one)
+// and O (outside).
 struct TransitionBiases {
   double background_stay = 0.0;      // O after O
   double background_to_start = 0.0;  // B or S after O

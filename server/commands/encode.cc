@@ -85,8 +85,8 @@ void PrintClasses(EncodeRun& run, size_t index, size_t first, bool json) {
     PrintLine(Concat(first + index, '\t', BestLabel(spec, result), '\t', std::to_string(best)));
     return;
   }
-  std::string line = Concat("{\"index\":", first + index, ",\"label\":",
-                            DumpJson(BestLabel(spec, result)), ",\"scores\":{");
+  std::string line = Concat("{\"index\":", first + index,
+                            ",\"label\":", DumpJson(BestLabel(spec, result)), ",\"scores\":{");
   for (size_t i = 0; i < result.values.size(); ++i) {
     if (i > 0) line += ',';
     line += DumpJson(spec.head.labels[i]) + ':';

@@ -117,10 +117,9 @@ void AddTextOptions(CLI::App& app, TextOptions& options) {
                   -1, 1 << 24);
 }
 
-absl::Status EncodeTexts(
-    const RunningModel& model, const TextOptions& options,
-    const std::function<absl::Status(const EncodeModel&, EncodeJob&)>& prepare,
-    const std::function<absl::Status(EncodeRun&, size_t first)>& on_results) {
+absl::Status EncodeTexts(const RunningModel& model, const TextOptions& options,
+                         const std::function<absl::Status(const EncodeModel&, EncodeJob&)>& prepare,
+                         const std::function<absl::Status(EncodeRun&, size_t first)>& on_results) {
   const EncodeModel known =
       MakeEncodeModel(*model.engine, model.text_settings, model.tokenizer_config);
   TextReader reader(options);
@@ -136,8 +135,8 @@ absl::Status EncodeTexts(
     MOESERVE_ASSIGN_OR_RETURN(auto texts, PrepareTexts(job, known, kMaxTextBytes));
     SubmissionContext context;
     context.engine = model.engine;
-    MOESERVE_ASSIGN_OR_RETURN(auto run, EncodeRun::Prepare(std::move(context), known,
-                                                           std::move(job), std::move(texts)));
+    MOESERVE_ASSIGN_OR_RETURN(
+        auto run, EncodeRun::Prepare(std::move(context), known, std::move(job), std::move(texts)));
     MOESERVE_RETURN_IF_ERROR(RunTexts(*run));
     MOESERVE_RETURN_IF_ERROR(on_results(*run, first));
     first += count;

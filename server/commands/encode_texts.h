@@ -25,9 +25,8 @@ void AddTextOptions(CLI::App& app, TextOptions& options);
 
 // Calls `on_results` with each of the runs that compute the texts in order, and the index of the
 // run's first text. `prepare` completes the job of a run, whose inputs are set.
-absl::Status EncodeTexts(
-    const RunningModel& model, const TextOptions& options,
-    const std::function<absl::Status(const EncodeModel&, EncodeJob&)>& prepare,
-    const std::function<absl::Status(EncodeRun&, size_t first)>& on_results);
+absl::Status EncodeTexts(const RunningModel& model, const TextOptions& options,
+                         const std::function<absl::Status(const EncodeModel&, EncodeJob&)>& prepare,
+                         const std::function<absl::Status(EncodeRun&, size_t first)>& on_results);
 
 }  // namespace moeserve::server

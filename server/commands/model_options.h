@@ -31,10 +31,10 @@ struct ModelOptionsText {
   std::string cuda_dense = "own";
   // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
-  std::string draft_model;  // folder or file; empty: none
+  std::string draft_model;     // folder or file; empty: none
   bool must_generate = false;  // whether a model that does not generate is refused
-  std::string pooling;      // a PoolingKind that replaces the model's; empty: none
-  bool quiet = false;       // report no progress
+  std::string pooling;         // a PoolingKind that replaces the model's; empty: none
+  bool quiet = false;          // report no progress
 
   BackendOptions backend() const {
     return {.device = device, .threads = threads, .cpu_isa = cpu_isa, .cuda_dense = cuda_dense};

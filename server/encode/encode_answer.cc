@@ -111,8 +111,8 @@ void AppendClasses(EncodeRun& run, std::string& out) {
     item.Add("index", i);
     if (run.job().aggregation) {
       OrderedJson entities = OrderedJson::array();
-      for (const TextEntity& found : TextEntities(run.job(), run.model(), run.job().inputs[i],
-                                                  run.texts()[i], text.result)) {
+      for (const TextEntity& found :
+           TextEntities(run.job(), run.model(), run.job().inputs[i], run.texts()[i], text.result)) {
         entities.push_back(EntityJson(found));
       }
       item.Add("entities", entities);

@@ -123,8 +123,8 @@ Result<std::vector<std::string>> TextList(const Json& body, const char* name, bo
     const std::string* text = item.is_string() ? &item.get_ref<const std::string&>() : nullptr;
     if (text == nullptr && objects) text = FindText(item, "text");
     if (text == nullptr) {
-      return InvalidValue(name, Concat("'", name, "': expected strings",
-                                       objects ? " or objects with 'text'" : ""));
+      return InvalidValue(
+          name, Concat("'", name, "': expected strings", objects ? " or objects with 'text'" : ""));
     }
     texts.push_back(*text);
     return absl::OkStatus();
@@ -283,8 +283,8 @@ absl::Status ParseTargets(const Json& body, const EncodeModel& model, EncodeJob&
     auto ids = model.tokenizer->Encode(text, false);
     if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
     if (ids->size() != 1) {
-      return fault(Concat("expected texts of one token, found ", ids->size(), " in ",
-                          Printable(text, 64)));
+      return fault(
+          Concat("expected texts of one token, found ", ids->size(), " in ", Printable(text, 64)));
     }
     job.targets.push_back(ids->front());
   }

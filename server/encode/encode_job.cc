@@ -62,7 +62,8 @@ EncodeTask DefaultPoolingTask(const ModelSpec& spec) {
 absl::Status SetPrompt(const TextSettings& settings, const std::optional<std::string>& name,
                        const std::optional<std::string>& kind, EncodeJob& job) {
   if (name && kind) {
-    return InvalidValue("input_type", "either 'prompt_name' or 'input_type' can be given, not both");
+    return InvalidValue("input_type",
+                        "either 'prompt_name' or 'input_type' can be given, not both");
   }
   if (name) {
     const std::string* const text = FindPrompt(settings, *name);
@@ -109,9 +110,9 @@ absl::Status CheckDimensions(const EncodeModel& model, const EncodeJob& job) {
   }
   std::string known;
   for (const int size : sizes) known += Concat(known.empty() ? "" : ", ", size);
-  return InvalidValue("dimensions", Concat("'dimensions': expected one of ", known,
-                                           ", which the model was trained for, found ",
-                                           *job.dimensions));
+  return InvalidValue("dimensions",
+                      Concat("'dimensions': expected one of ", known,
+                             ", which the model was trained for, found ", *job.dimensions));
 }
 
 absl::Status SetAggregation(const ModelSpec& spec, const std::optional<std::string>& name,

@@ -28,8 +28,8 @@ void FinishVectors(const EncodeJob& job, const ModelSpec& spec, EncodeResult& re
 
 void FinishValues(const EncodeJob& job, const ModelSpec& spec, EncodeResult& result) {
   if (result.width == 0 || job.task == EncodeTask::kFillMask) return;
-  const bool vectors = spec.head.kind != HeadKind::kSequenceClassification &&
-                       job.task != EncodeTask::kTokenClassify;
+  const bool vectors =
+      spec.head.kind != HeadKind::kSequenceClassification && job.task != EncodeTask::kTokenClassify;
   if (vectors) {
     // Similarities do not depend on lengths.
     if (job.task != EncodeTask::kScore) FinishVectors(job, spec, result);
@@ -59,8 +59,8 @@ std::vector<float> PairScores(const EncodeJob& job, const ModelSpec& spec,
     return scores;
   }
   for (const auto& [a, b] : job.pairs) {
-    scores.push_back(CosineOf(results[static_cast<size_t>(a)]->values,
-                              results[static_cast<size_t>(b)]->values));
+    scores.push_back(
+        CosineOf(results[static_cast<size_t>(a)]->values, results[static_cast<size_t>(b)]->values));
   }
   return scores;
 }
@@ -110,7 +110,7 @@ std::vector<TextEntity> TextEntities(const EncodeJob& job, const EncodeModel& mo
 }
 
 std::vector<MaskCandidate> MaskCandidates(const EncodeJob& job, const PreparedText& text,
-                                  const EncodeResult& result, size_t mask) {
+                                          const EncodeResult& result, size_t mask) {
   // With log-probabilities of all positions, each has its row.
   const size_t row = job.logprobs ? static_cast<size_t>(text.masks[mask]) : mask;
   std::vector<MaskCandidate> out;

@@ -48,6 +48,6 @@ struct MaskCandidate {
 // Returns the candidates for the mask at place `mask` of PreparedText::masks, the most probable
 // first; of equally probable ones, the lower id.
 std::vector<MaskCandidate> MaskCandidates(const EncodeJob& job, const PreparedText& text,
-                                  const EncodeResult& result, size_t mask);
+                                          const EncodeResult& result, size_t mask);
 
 }  // namespace moeserve::server

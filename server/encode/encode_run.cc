@@ -105,8 +105,8 @@ absl::Status EncodeRun::Start(absl::Time deadline, std::function<void()> wake) {
   int64_t tokens = 0;
   for (const PreparedText& text : texts_) tokens += std::ssize(text.ids);
   if (context_.key != nullptr) {
-    MOESERVE_ASSIGN_OR_RETURN(admission_, Admission::Admit(context_.key, tokens, 0,
-                                                           std::numeric_limits<int>::max()));
+    MOESERVE_ASSIGN_OR_RETURN(
+        admission_, Admission::Admit(context_.key, tokens, 0, std::numeric_limits<int>::max()));
   }
   if (context_.record != nullptr) {
     context_.record->Update([&](RequestFacts& facts) {
@@ -129,8 +129,8 @@ absl::Status EncodeRun::Start(absl::Time deadline, std::function<void()> wake) {
 }
 
 size_t EncodeRun::running_parts() const {
-  return static_cast<size_t>(std::ranges::count_if(
-      parts_, [](const Part& part) { return !part.generation->finished(); }));
+  return static_cast<size_t>(
+      std::ranges::count_if(parts_, [](const Part& part) { return !part.generation->finished(); }));
 }
 
 Request EncodeRun::MakeRequest(size_t index) const {

@@ -44,14 +44,15 @@ double Transition(const LabelParts& from, const LabelParts& to, const Transition
 }
 
 // Returns the label of each token of the most probable sequence. `logprobs` [tokens, labels].
-std::vector<int> BestPath(const std::vector<double>& logprobs, const std::vector<LabelParts>& labels,
-                          const TransitionBiases& biases) {
+std::vector<int> BestPath(const std::vector<double>& logprobs,
+                          const std::vector<LabelParts>& labels, const TransitionBiases& biases) {
   const size_t n = labels.size();
   const size_t tokens = logprobs.size() / n;
   if (tokens == 0) return {};
   std::vector<double> transitions(n * n);
   for (size_t a = 0; a < n; ++a) {
-    for (size_t b = 0; b < n; ++b) transitions[a * n + b] = Transition(labels[a], labels[b], biases);
+    for (size_t b = 0; b < n; ++b)
+      transitions[a * n + b] = Transition(labels[a], labels[b], biases);
   }
   std::vector<double> best(n);
   for (size_t b = 0; b < n; ++b) {

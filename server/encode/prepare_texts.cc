@@ -130,9 +130,9 @@ absl::Status FindMasks(const EncodeJob& job, const EncodeModel& model, PreparedT
     }
   }
   if (!job.targets_of.empty() && job.targets_of.size() != text.ids.size()) {
-    return InvalidValue("targets_of", Concat("'targets_of': expected an id for each of the ",
-                                             text.ids.size(), " tokens, found ",
-                                             job.targets_of.size()));
+    return InvalidValue("targets_of",
+                        Concat("'targets_of': expected an id for each of the ", text.ids.size(),
+                               " tokens, found ", job.targets_of.size()));
   }
   if (!text.masks.empty() || job.logprobs) return absl::OkStatus();
   std::string mask = "a mask token, and this model's tokenizer has none";
@@ -163,9 +163,9 @@ Result<std::vector<PreparedText>> PrepareTexts(const EncodeJob& job, const Encod
     }
     PreparedText& text = out.back();
     if (text.ids.empty()) {
-      return InvalidValue(job.input_field,
-                          Concat("'", job.input_field,
-                                 "' must not be empty: the tokenizer adds no token to it"));
+      return InvalidValue(
+          job.input_field,
+          Concat("'", job.input_field, "' must not be empty: the tokenizer adds no token to it"));
     }
     if (std::ssize(text.ids) > model.max_tokens) return TooLong(job, model, i, text.ids.size());
     if (job.task == EncodeTask::kFillMask) MOESERVE_RETURN_IF_ERROR(FindMasks(job, model, text));

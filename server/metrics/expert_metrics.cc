@@ -159,8 +159,8 @@ void WriteSteps(PrometheusText& text, const ExpertStats& stats, const std::strin
     for (int p = 0; p < kNumPhases; ++p) {
       const std::span<const uint64_t> counts = histograms[p].buckets;
       const std::span<const double> bounds(kPowersOfTwo.data(), counts.size() - 1);
-      text.HistogramSamples({{"model", model}, {"phase", PhaseLabel(kPhases[p], encoder)}}, bounds, counts,
-                            static_cast<double>(histograms[p].sum));
+      text.HistogramSamples({{"model", model}, {"phase", PhaseLabel(kPhases[p], encoder)}}, bounds,
+                            counts, static_cast<double>(histograms[p].sum));
     }
   };
   write("moe_expert_tokens_per_step", "Rows of an expert in a step, of every expert that had any.",

@@ -22,8 +22,8 @@ struct RequestMetrics {
   // Counts an accepted request. `task` is one of TaskNames() (engine/validate_request.h).
   void CountRequest(std::string_view task);
 
-  static constexpr std::string_view kTasks[] = {"generate",       "embed", "token_embed", "classify",
-                                                "token_classify", "score", "fill_mask"};
+  static constexpr std::string_view kTasks[] = {
+      "generate", "embed", "token_embed", "classify", "token_classify", "score", "fill_mask"};
   std::array<std::atomic<uint64_t>, std::size(kTasks)> requests{};  // by task
   std::atomic<uint64_t> encode_tokens{0};  // tokens of texts of which something was computed
 

@@ -59,8 +59,8 @@ ServedModel::ServedModel(std::string name, int64_t version, LoadedModel loaded,
       created_(absl::ToUnixSeconds(absl::Now())),
       loaded_(std::move(loaded)),
       memory_bytes_(MemoryOf(*loaded_.engine)),
-      encode_model_(MakeEncodeModel(*loaded_.engine, loaded_.text_settings,
-                                    loaded_.tokenizer_config)),
+      encode_model_(
+          MakeEncodeModel(*loaded_.engine, loaded_.text_settings, loaded_.tokenizer_config)),
       constraint_compiler_(MakeConstraintCompiler(*loaded_.engine, constraint_cache_bytes)),
       expert_metrics_(metrics.mode == MoeMetricsMode::kOff
                           ? nullptr

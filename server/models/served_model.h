@@ -32,8 +32,8 @@ struct LoadedModel {
   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>();  // not null
   TokenizerConfig tokenizer_config;  // with the chat template that `chat` uses
   TextSettings text_settings;
-  std::string description;           // one line about the backend and the model
-  double load_seconds = 0.0;         // how long loading took
+  std::string description;    // one line about the backend and the model
+  double load_seconds = 0.0;  // how long loading took
 };
 
 // Thread-safe. Requests hold a share of the model from when they have chosen it to their end.

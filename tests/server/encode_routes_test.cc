@@ -72,8 +72,7 @@ TEST_F(Encode, Base64HasTheSameBits) {
   const Json floats = Answer("/v1/embeddings", {{"input", texts}});
   const Json bits = Answer("/v1/embeddings", {{"input", texts}, {"encoding_format", "base64"}});
   for (size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(DecodeFloats(bits["data"][i]["embedding"]),
-              FloatsOf(floats["data"][i]["embedding"]));
+    EXPECT_EQ(DecodeFloats(bits["data"][i]["embedding"]), FloatsOf(floats["data"][i]["embedding"]));
   }
 }
 
@@ -141,10 +140,10 @@ TEST_F(Encode, LongTextsAreRefusedOrCut) {
             Embedding({{"input", "abcd"}}));
   EXPECT_EQ(Embedding({{"input", "abcdefgh"}, {"truncate_prompt_tokens", 4}}),
             Embedding({{"input", "ab"}}));
-  EXPECT_EQ(Embedding({{"input", "abcdefgh"},
-                       {"truncate_prompt_tokens", 4},
-                       {"truncation_side", "left"}}),
-            Embedding({{"input", "gh"}}));
+  EXPECT_EQ(
+      Embedding(
+          {{"input", "abcdefgh"}, {"truncate_prompt_tokens", 4}, {"truncation_side", "left"}}),
+      Embedding({{"input", "gh"}}));
   EXPECT_EQ(Embedding({{"input", {10, 11, 12, 13}}, {"truncate_prompt_tokens", 2}}),
             Embedding({{"input", {10, 11}}}));
   EXPECT_EQ(Refusal("/v1/embeddings", {{"input", "a"}, {"truncate_prompt_tokens", 0}}),
@@ -238,8 +237,8 @@ TEST_F(Encode, PoolingTasks) {
   const Json rows = Answer("/pooling", {{"input", "cab"}, {"task", "token_embed"}});
   ASSERT_EQ(rows["data"][0]["data"].size(), 5u);
   // The vector of the text is the mean of those of its tokens.
-  const std::vector<float> mean =
-      FloatsOf(Answer("/pooling", {{"input", "cab"}, {"use_activation", false}})["data"][0]["data"]);
+  const std::vector<float> mean = FloatsOf(
+      Answer("/pooling", {{"input", "cab"}, {"use_activation", false}})["data"][0]["data"]);
   const Json raw =
       Answer("/pooling", {{"input", "cab"}, {"task", "token_embed"}, {"use_activation", false}});
   for (size_t k = 0; k < mean.size(); ++k) {
@@ -267,20 +266,20 @@ TEST_F(Encode, ClassesOfTexts) {
   EXPECT_EQ(answer["data"][0]["num_classes"], 3);
   const auto best = std::ranges::max_element(probs) - probs.begin();
   EXPECT_EQ(answer["data"][0]["label"], "LABEL_" + std::to_string(best));
-  const std::vector<float> logits =
-      FloatsOf(Answer("/v1/classify", {{"input", "cab"}, {"use_activation", false}})["data"][0]
-                     ["probs"]);
+  const std::vector<float> logits = FloatsOf(
+      Answer("/v1/classify", {{"input", "cab"}, {"use_activation", false}})["data"][0]["probs"]);
   EXPECT_NEAR(probs[0] / probs[1], std::exp(logits[0] - logits[1]), 1e-5);
   EXPECT_EQ(FloatsOf(Answer("/pooling", {{"input", "cab"}})["data"][0]["data"]), probs);
   // A pair has token types of its own.
   const Json pair = {{"text", "cab"}, {"text_pair", "b"}};
   const Json joined = Answer("/classify", {{"input", Json::array({pair, "cab"})}});
   EXPECT_EQ(FloatsOf(joined["data"][1]["probs"]), probs);
-  const Json ids = {{"input", {2, 12, 10, 11, 3, 11, 3}}, {"token_type_ids", {0, 0, 0, 0, 0, 1, 1}}};
+  const Json ids = {{"input", {2, 12, 10, 11, 3, 11, 3}},
+                    {"token_type_ids", {0, 0, 0, 0, 0, 1, 1}}};
   EXPECT_EQ(FloatsOf(joined["data"][0]["probs"]),
             FloatsOf(Answer("/classify", ids)["data"][0]["probs"]));
-  for (const Json& wrong : {Json({{"text_pair", "a"}}), Json({{"text", 5}}),
-                            Json({{"text", "a"}, {"other", "b"}})}) {
+  for (const Json& wrong :
+       {Json({{"text_pair", "a"}}), Json({{"text", 5}}), Json({{"text", "a"}, {"other", "b"}})}) {
     EXPECT_EQ(Refusal("/classify", {{"input", wrong}}), Refused("invalid_value", "input"));
   }
   EXPECT_EQ(Refusal("/classify", {{"input", "a"}, {"aggregation", "simple"}}),
@@ -303,9 +302,8 @@ TEST_F(Encode, Entities) {
       EXPECT_EQ(entity["word"], text.substr(byte(start), byte(end) - byte(start)));
       EXPECT_GT(entity["score"], 0.0);
       EXPECT_LE(entity["score"], 1.0);
-      EXPECT_EQ(entity["entity_group"], aggregation == std::string("none")
-                                            ? entity["entity_group"]
-                                            : Json("a"));
+      EXPECT_EQ(entity["entity_group"],
+                aggregation == std::string("none") ? entity["entity_group"] : Json("a"));
       // The special token at the beginning and the end are no part of any.
       EXPECT_GE(entity["tokens"][0], 1);
       EXPECT_LE(entity["tokens"][1], 22);
@@ -400,9 +398,8 @@ TEST_F(Encode, Rankings) {
   EXPECT_FALSE(v2["results"][0].contains("document"));
   EXPECT_EQ(v2["results"][0]["index"], ranking["results"][0]["index"]);
   // A document that is cut is another document.
-  const Json cut = Answer("/rerank", {{"query", "cab"},
-                                      {"documents", {"bbxyz", "bb"}},
-                                      {"max_tokens_per_doc", 2}});
+  const Json cut = Answer(
+      "/rerank", {{"query", "cab"}, {"documents", {"bbxyz", "bb"}}, {"max_tokens_per_doc", 2}});
   EXPECT_EQ(cut["results"][0]["relevance_score"], cut["results"][1]["relevance_score"]);
   EXPECT_EQ(Refusal("/rerank", {{"documents", {"a"}}}), Refused("missing_field", "query"));
   EXPECT_EQ(Refusal("/rerank", {{"query", "a"}}), Refused("missing_field", "documents"));
@@ -463,9 +460,9 @@ TEST_F(Encode, LogprobsOfTokens) {
   const Json own = Answer("/v1/fill-mask", {{"input", "cab"}, {"logprobs", true}});
   ASSERT_EQ(own["logprobs"].size(), 5u);
   EXPECT_TRUE(own["masks"].empty());
-  const Json others = Answer(
-      "/v1/fill-mask",
-      {{"input", "c<mask>b"}, {"logprobs", true}, {"targets_of", {2, 12, 10, 11, 3}}});
+  const Json others =
+      Answer("/v1/fill-mask",
+             {{"input", "c<mask>b"}, {"logprobs", true}, {"targets_of", {2, 12, 10, 11, 3}}});
   ASSERT_EQ(others["logprobs"].size(), 5u);
   const Json target = Answer("/v1/fill-mask", {{"input", "c<mask>b"}, {"targets", {10}}});
   EXPECT_EQ(others["logprobs"][2], target["masks"][0]["tokens"][0]["logprob"]);
@@ -533,8 +530,7 @@ TEST_F(Encode, RoutesOfTexts) {
     EXPECT_EQ(record["first_position"], 0);
     EXPECT_EQ(record["tokens"], 5);
     EXPECT_EQ(answer["data"][1]["routing"]["tokens"], 3);
-    EXPECT_EQ(record["offsets"].size(),
-              5 * record["layout"]["rows_per_token"].get<size_t>() + 1);
+    EXPECT_EQ(record["offsets"].size(), 5 * record["layout"]["rows_per_token"].get<size_t>() + 1);
   }
   EXPECT_FALSE(Answer("/v1/embeddings", {{"input", "a"}})["data"][0].contains("routing"));
   const Json pairs =

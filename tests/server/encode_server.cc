@@ -40,8 +40,9 @@ absl::StatusOr<std::vector<TokenId>> LetterTokenizer::Encode(std::string_view te
   return std::move(encoded->ids);
 }
 
-absl::StatusOr<std::vector<TokenId>> LetterTokenizer::EncodeTrusted(
-    std::string_view text, std::span<const TextSpan>, bool add_special_tokens) const {
+absl::StatusOr<std::vector<TokenId>> LetterTokenizer::EncodeTrusted(std::string_view text,
+                                                                    std::span<const TextSpan>,
+                                                                    bool add_special_tokens) const {
   return Encode(text, add_special_tokens);
 }
 

@@ -20,8 +20,8 @@ bool MayFollow(int a, int b) {
   const char before = a < 0 ? 'O' : kBioes[static_cast<size_t>(a)][0];
   const char after = b < 0 ? 'O' : kBioes[static_cast<size_t>(b)][0];
   if (before != 'B' && before != 'I') return after == 'O' || after == 'B' || after == 'S';
-  return (after == 'I' || after == 'E') && kBioes[static_cast<size_t>(a)].substr(1) ==
-                                               kBioes[static_cast<size_t>(b)].substr(1);
+  return (after == 'I' || after == 'E') &&
+         kBioes[static_cast<size_t>(a)].substr(1) == kBioes[static_cast<size_t>(b)].substr(1);
 }
 
 double BiasOf(const TransitionBiases& biases, int a, int b) {
@@ -48,8 +48,7 @@ std::vector<int> BestOfAll(const std::vector<float>& logits, const TransitionBia
       best = path;
       return;
     }
-    const std::vector<double> row =
-        LogSoftmax(std::span<const float>(logits).subspan(t * n, n));
+    const std::vector<double> row = LogSoftmax(std::span<const float>(logits).subspan(t * n, n));
     for (int b = 0; b < static_cast<int>(n); ++b) {
       if (!MayFollow(t == 0 ? -1 : path[t - 1], b)) continue;
       path[t] = b;

@@ -99,8 +99,8 @@ Result<Handled> Start(ServerContext& context, const EncodeRoute& route, const Re
                                    model->encode_model(), std::move(job), std::move(texts)));
   MOESERVE_RETURN_IF_ERROR(run->Start(SteadyNow() + limits.max_request_time, request.wake));
   auto session = std::make_shared<EncodeSession>(std::move(run), route, request.wake);
-  return Handled(std::make_unique<OffloadedResponse>(std::move(session), context.answer_pool(),
-                                                     request.wake));
+  return Handled(
+      std::make_unique<OffloadedResponse>(std::move(session), context.answer_pool(), request.wake));
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ Result<EncodeTask> TaskOf(const v1::EncodeRequest& request, const ModelSpec& spe
 }
 
 absl::Status CheckTokens(const char* name, const google::protobuf::RepeatedField<int32_t>& ids,
-                      int vocab_size) {
+                         int vocab_size) {
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab_size) {
       return InvalidValue(name, Concat("'", name, "': expected token ids from 0 to ",
@@ -60,7 +60,8 @@ Result<TextInput> InputOf(const v1::EncodeInput& input, EncodeTask task, const M
     if (input.token_ids().ids().empty()) {
       return InvalidValue("inputs", "'inputs': expected a text, or token ids and not none of them");
     }
-    MOESERVE_RETURN_IF_ERROR(CheckTokens("inputs.token_ids", input.token_ids().ids(), spec.vocab_size));
+    MOESERVE_RETURN_IF_ERROR(
+        CheckTokens("inputs.token_ids", input.token_ids().ids(), spec.vocab_size));
     out.ids.assign(input.token_ids().ids().begin(), input.token_ids().ids().end());
     if (input.has_text_pair()) {
       return InvalidValue("inputs.text_pair", "'inputs.text_pair' needs a text beside it");
@@ -85,9 +86,9 @@ Result<TextInput> InputOf(const v1::EncodeInput& input, EncodeTask task, const M
 absl::Status ParseInputs(const v1::EncodeRequest& request, const ModelSpec& spec, EncodeJob& job) {
   if (request.inputs().empty()) return MissingField("inputs");
   if (static_cast<size_t>(request.inputs_size()) > kMaxEncodeInputs) {
-    return InvalidValue("inputs", Concat("'inputs': at most ", kMaxEncodeInputs,
-                                         " texts are accepted in one request, found ",
-                                         request.inputs_size()));
+    return InvalidValue(
+        "inputs", Concat("'inputs': at most ", kMaxEncodeInputs,
+                         " texts are accepted in one request, found ", request.inputs_size()));
   }
   if (job.task != EncodeTask::kScore) {
     for (const v1::EncodeInput& input : request.inputs()) {
@@ -118,9 +119,9 @@ absl::Status ParseServing(const v1::EncodeRequest& request, const RequestRules& 
   // The protocol does not tell a priority of 0 from none.
   job.priority = request.priority() == 0 ? DefaultPriority(rules) : request.priority();
   if (job.priority < rules.min_priority || job.priority > kMaxPriority) {
-    return InvalidValue("priority", Concat("'priority': expected a number from ",
-                                           rules.min_priority, " to ", kMaxPriority, ", found ",
-                                           job.priority));
+    return InvalidValue("priority",
+                        Concat("'priority': expected a number from ", rules.min_priority, " to ",
+                               kMaxPriority, ", found ", job.priority));
   }
   if (request.cache_salt().size() > 128) {
     return InvalidValue("cache_salt", "'cache_salt' has at most 128 bytes");
@@ -139,9 +140,10 @@ absl::Status ParseTexts(const v1::EncodeRequest& request, const EncodeModel& mod
   if (request.has_truncate_prompt_tokens()) {
     job.truncate = request.truncate_prompt_tokens();
     if (*job.truncate < -1 || *job.truncate == 0) {
-      return InvalidValue("truncate_prompt_tokens",
-                          Concat("'truncate_prompt_tokens': expected -1 or a number above 0, found ",
-                                 *job.truncate));
+      return InvalidValue(
+          "truncate_prompt_tokens",
+          Concat("'truncate_prompt_tokens': expected -1 or a number above 0, found ",
+                 *job.truncate));
     }
   }
   const std::string& side = request.truncation_side();
@@ -154,8 +156,8 @@ absl::Status ParseTexts(const v1::EncodeRequest& request, const EncodeModel& mod
     return text.empty() ? std::nullopt : std::optional<std::string>(text);
   };
   if (job.task == EncodeTask::kEmbed || job.task == EncodeTask::kTokenEmbed) {
-    MOESERVE_RETURN_IF_ERROR(SetPrompt(*model.settings, given(request.prompt_name()),
-                                       given(request.input_type()), job));
+    MOESERVE_RETURN_IF_ERROR(
+        SetPrompt(*model.settings, given(request.prompt_name()), given(request.input_type()), job));
   }
   if (!request.has_dimensions()) return absl::OkStatus();
   job.dimensions = static_cast<int>(std::min<uint32_t>(request.dimensions(), INT32_MAX));
@@ -191,8 +193,7 @@ void FillOutput(EncodeRun& run, size_t index, v1::EncodeOutput& to) {
   const PreparedText& text = run.texts()[index];
   EncodeResult& result = run.results()[index].result;
   if (job.aggregation) {
-    for (const TextEntity& found :
-         TextEntities(job, model, job.inputs[index], text, result)) {
+    for (const TextEntity& found : TextEntities(job, model, job.inputs[index], text, result)) {
       v1::Entity& entity = *to.add_entities();
       entity.set_entity_group(found.entity.name);
       entity.set_score(found.entity.score);
