@@ -280,6 +280,9 @@ Result<std::string> EncodeAnswer(EncodeRun& run, FieldRoute route, const std::st
     });
   }
   members.Add("model", run.job().model);
+  if (const RoutingControl* const control = run.job().routing.control.get()) {
+    members.Add("routing_control", RoutingControlJson(control->change()));
+  }
   members.Add("usage", EncodeUsageJson(run.usage()));
   if (!run.job().warnings.empty()) members.Add("warnings", run.job().warnings);
   out += '}';

@@ -25,8 +25,8 @@ size_t RunBytes(const EncodeJob& job, const ModelSpec& spec, const std::vector<P
   constexpr size_t kText = 2 << 10;
   constexpr size_t kToken = 64;
   constexpr size_t kRoute = 60;
-  // Bytes of a value: as a number, and as text.
-  const size_t value = job.task == EncodeTask::kFillMask ? 600 : (job.base64 ? 12 : 24);
+  // Bytes of a value: as a number, and as text, which grows by doubling.
+  const size_t value = job.task == EncodeTask::kFillMask ? 600 : (job.base64 ? 16 : 36);
   const auto routes = job.routing.any_record()
                           ? static_cast<size_t>(MostRoutes(spec, job.routing.control.get()))
                           : 0;

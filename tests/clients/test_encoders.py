@@ -4,6 +4,7 @@ the commands about texts, with small encoders."""
 import base64
 import json
 import math
+import random
 import struct
 import subprocess
 import urllib.error
@@ -15,6 +16,7 @@ import pytest
 
 import encoder_models
 from conftest import binary, post, start_server, stop_server
+from test_mutated_requests import mutated
 
 TEXTS = ["rose", "a shrub of southern africa", ""]
 PROMPTS = {"prompts": {"query": "q ", "document": "d "}, "default_prompt_name": None}
@@ -27,7 +29,7 @@ def models(tmp_path_factory):
 
 def serve(models, name, *arguments, **files):
     folder = encoder_models.make(name, models, **files)
-    return start_server("--routing-records", *arguments, name=name, folder=folder)
+    return start_server("--routing-records", "--routing-control", *arguments, name=name, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +198,10 @@ def test_grpc(embedder, stub):
     for output, item in zip(answer.outputs, expected["data"], strict=True):
         assert list(output.values) == as_float32(item["embedding"])
     assert answer.usage.prompt_tokens == expected["usage"]["prompt_tokens"]
+    request.routing_control.top_k = 1
+    changed = inference.Encode(request)
+    assert changed.outputs[0].values != answer.outputs[0].values
+    assert changed.usage.experts_per_token < answer.usage.experts_per_token
     score = pb.EncodeRequest(task=pb.ENCODE_TASK_SCORE)
     score.inputs.add(text="rose", text_pair="rose")
     assert inference.Encode(score).outputs[0].score == pytest.approx(1.0, abs=1e-6)
@@ -303,3 +309,28 @@ def test_every_field_is_obeyed_or_refused(request, route):
                 faults.append(f"{field} ({use}): {message}")
     right = {"cache_salt", "request_id", "input", "text_1", "text_2", "query", "documents"}
     assert [fault for fault in faults if fault.split()[0] not in right] == []
+
+
+@pytest.mark.parametrize("route", FIELDS)
+def test_mutated_requests(request, route):
+    """Requests with random changes get an answer or a refusal, and the server lives."""
+    name, body = FIELDS[route]
+    server = request.getfixturevalue(name)
+    rng = random.Random(route)
+    more = {"dimensions": 4, "truncate_prompt_tokens": -1, "truncation_side": "left",
+            "use_activation": True, "return_routing": True, "priority": 1, "top_k": 2, "top_n": 1,
+            "targets": [7], "logprobs": True, "targets_of": [2, 7, 3], "aggregation": "none",
+            "token_type_ids": [[0]], "documents": [{"text": "a"}], "max_tokens_per_doc": 1,
+            "input": ["a", "b"], "text_1": ["a"], "encoding_format": "base64"}
+    statuses = set()
+    for _ in range(300):
+        chosen = {**body, **{key: more[key] for key in rng.sample(sorted(more), rng.randrange(3))}}
+        try:
+            post(server, route, mutated(chosen, rng))
+            statuses.add(200)
+        except urllib.error.HTTPError as error:
+            statuses.add(error.code)
+            assert json.load(error)["error"]["message"]
+    assert statuses <= {200, 400, 404}
+    assert {200, 400} <= statuses
+    assert post(server, route, body)

@@ -172,6 +172,9 @@ TEST_F(Encode, InvalidInputs) {
     EXPECT_EQ(refused(input), invalid) << input;
   }
   EXPECT_EQ(refused(std::vector<std::string>(2049, "a")), invalid);
+  RawClient client(port());
+  client.Send(Post("/v1/embeddings", R"({"input": [NaN]})"));
+  EXPECT_EQ(Json::parse(client.ReadResponse().body)["error"]["code"], "invalid_json");
   EXPECT_EQ(Refusal("/v1/embeddings", {{"input", "a"}, {"encoding_format", "hex"}}),
             Refused("invalid_value", "encoding_format"));
   EXPECT_EQ(Refusal("/v1/embeddings", {{"input", ""}, {"add_special_tokens", false}}), invalid);
@@ -537,6 +540,16 @@ TEST_F(Encode, RoutesOfTexts) {
       Answer("/score", {{"text_1", "a"}, {"text_2", {"b", "c"}}, {"return_routing", true}});
   ASSERT_EQ(pairs["inputs"].size(), 3u);
   EXPECT_EQ(pairs["inputs"][2]["routing"]["tokens"], 3);
+}
+
+TEST_F(Encode, RoutingOverrides) {
+  Start("nomic-experts");
+  const Json one = {{"input", "cab"}, {"routing_control", {{"top_k", 1}}}};
+  const Json answer = Answer("/v1/embeddings", one);
+  EXPECT_EQ(answer["routing_control"], one["routing_control"]);
+  EXPECT_NE(FloatsOf(answer["data"][0]["embedding"]), Embedding({{"input", "cab"}}));
+  EXPECT_LT(answer["usage"]["experts_per_token"],
+            Answer("/v1/embeddings", {{"input", "cab"}})["usage"]["experts_per_token"]);
 }
 
 TEST_F(Encode, CountsOfTasks) {

@@ -115,6 +115,7 @@ void EncodeServer::Start(const std::string& model, EncodeServerOptions options) 
   if (options.tokenizer) tokenizer = std::make_shared<LetterTokenizer>();
   options.engine.max_num_seqs = 8;
   options.engine.routing_records = true;
+  options.engine.routing_control.enabled = true;
   auto engine = Engine::Create(options.engine, *std::move(loaded), tokenizer, {});
   ASSERT_TRUE(engine.ok()) << engine.status();
   engine_ = *std::move(engine);

@@ -39,7 +39,8 @@ constexpr char kEncode[] = R"json({
   "return_routing?": "boolean | null", "routing_records?": "boolean | null",
   "return_routed_experts?": "boolean | null", "...": "any"},
 "Embeddings": {
-  "object": "'list'", "model": "string", "usage": "EncodeUsage", "warnings?": "Warnings",
+  "object": "'list'", "model": "string", "usage": "EncodeUsage", "routing_control?": "RoutingControl",
+  "warnings?": "Warnings",
   "data": [{
     "object": "'embedding'", "index": "count", "embedding": "Vector", "routing?": "Routing",
     "routed_experts?": ["string", {"contentEncoding": "base64"}]}]},
@@ -52,7 +53,7 @@ constexpr char kEncode[] = R"json({
   "...": "any"}, "And the other fields of EmbeddingRequest"],
 "Pooled": {
   "id": "string", "object": "'list'", "model": "string", "usage": "EncodeUsage",
-  "warnings?": "Warnings",
+  "routing_control?": "RoutingControl", "warnings?": "Warnings",
   "data": [{
     "object": "'pooling'", "index": "count", "data": "Vector",
     "shape?": ["[count]", "Of a matrix in base64"], "routing?": "Routing",
@@ -69,7 +70,7 @@ constexpr char kEncode[] = R"json({
   "tokens": ["[count]", "The first token, and the one behind the last"]},
 "Classes": {
   "id": "string", "object": "'list'", "model": "string", "usage": "EncodeUsage",
-  "warnings?": "Warnings",
+  "routing_control?": "RoutingControl", "warnings?": "Warnings",
   "data": [{
     "index": "count", "label?": "string", "probs?": "[number]", "num_classes?": "count",
     "entities?": ["[NamedPart]", "If the model labels tokens"], "routing?": "Routing",
@@ -80,7 +81,7 @@ constexpr char kEncode[] = R"json({
   "With text_1 or queries, and text_2 or documents: one and several, or as many of both"],
 "Scores": {
   "id": "string", "object": "'list'", "model": "string", "usage": "EncodeUsage",
-  "warnings?": "Warnings", "inputs?": ["[RoutedText]", "Of vectors that were compared"],
+  "routing_control?": "RoutingControl", "warnings?": "Warnings", "inputs?": ["[RoutedText]", "Of vectors that were compared"],
   "data": [{
     "index": "count", "object": "'score'", "score": "number", "routing?": "Routing",
     "routed_experts?": ["string", {"contentEncoding": "base64"}]}]},
@@ -89,7 +90,8 @@ constexpr char kEncode[] = R"json({
   "top_n?": "integer >= 1 | null", "return_documents?": "boolean | null",
   "max_tokens_per_doc?": "integer >= 1 | null", "use_activation?": "boolean | null", "...": "any"},
 "Ranking": {
-  "id": "string", "model": "string", "usage": "EncodeUsage", "warnings?": "Warnings",
+  "id": "string", "model": "string", "usage": "EncodeUsage", "routing_control?": "RoutingControl",
+  "warnings?": "Warnings",
   "inputs?": ["[RoutedText]", "Of vectors that were compared"],
   "results": [{
     "index": "count", "relevance_score": "number", "document?": {"text": "string"},
@@ -104,7 +106,8 @@ constexpr char kEncode[] = R"json({
   "targets_of?": ["[integer] | null", "Other tokens for the positions"],
   "add_special_tokens?": "boolean | null", "...": "any"},
 "FilledMasks": {
-  "id": "string", "model": "string", "usage": "EncodeUsage", "warnings?": "Warnings",
+  "id": "string", "model": "string", "usage": "EncodeUsage", "routing_control?": "RoutingControl",
+  "warnings?": "Warnings",
   "masks": [{
     "position": "count",
     "tokens": [{

@@ -128,6 +128,9 @@ absl::Status ParseServing(const v1::EncodeRequest& request, const RequestRules& 
   }
   job.cache_salt = request.cache_salt();
   job.routing.layout = rules.routing.layout;
+  job.routing.num_layers = rules.routing.spec->num_layers();
+  MOESERVE_ASSIGN_OR_RETURN(job.routing.control,
+                            ParseControl(request.routing_control(), rules.routing));
   job.routing.record = request.return_routing();
   if (!job.routing.record) return absl::OkStatus();
   return CheckRecords(rules.routing, "return_routing");

@@ -219,6 +219,22 @@ Result<std::optional<ConstraintField>> ParseConstraint(const v1::StructuredOutpu
   return std::optional<ConstraintField>(std::move(out));
 }
 
+Result<int> CheckLogprobs(const char* name, uint32_t value, const RequestLimits& limits) {
+  if (value > static_cast<uint32_t>(limits.max_logprobs)) {
+    return InvalidValue(name,
+                        Concat("'", name, "' is at most ", limits.max_logprobs, ", found ", value));
+  }
+  return static_cast<int>(value);
+}
+
+void FillToken(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) {
+  to.set_token_id(token);
+  to.set_token(TokenText(tokenizer, token, false));
+  if (tokenizer != nullptr) to.set_token_bytes(tokenizer->TokenBytes(token));
+}
+
+}  // namespace
+
 Result<std::shared_ptr<const RoutingControl>> ParseControl(const v1::RoutingControl& in,
                                                            const RoutingRules& rules) {
   constexpr char kField[] = "routing_control";
@@ -242,22 +258,6 @@ Result<std::shared_ptr<const RoutingControl>> ParseControl(const v1::RoutingCont
   if (change.empty()) return std::shared_ptr<const RoutingControl>();
   return MakeRoutingControl(change, rules, kField);
 }
-
-Result<int> CheckLogprobs(const char* name, uint32_t value, const RequestLimits& limits) {
-  if (value > static_cast<uint32_t>(limits.max_logprobs)) {
-    return InvalidValue(name,
-                        Concat("'", name, "' is at most ", limits.max_logprobs, ", found ", value));
-  }
-  return static_cast<int>(value);
-}
-
-void FillToken(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) {
-  to.set_token_id(token);
-  to.set_token(TokenText(tokenizer, token, false));
-  if (tokenizer != nullptr) to.set_token_bytes(tokenizer->TokenBytes(token));
-}
-
-}  // namespace
 
 Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
                                        const RequestRules& rules) {

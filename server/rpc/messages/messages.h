@@ -1,6 +1,7 @@
 // Converts between protobuf messages and the types of the engine. All functions are pure.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "base/status.h"
@@ -16,6 +17,10 @@ Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
                                        const RequestRules& rules);
 // Reads a Score request, which computes a prompt and generates nothing. An error names the field.
 Result<CompletionParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules);
+
+// Reads a routing override; null if the message is empty. An error names the field.
+Result<std::shared_ptr<const RoutingControl>> ParseControl(const v1::RoutingControl& in,
+                                                           const RoutingRules& rules);
 
 // Converts a log-probability. `tokenizer` may be null. Internal if a value is NaN.
 absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::TokenLogprob& to);
