@@ -173,18 +173,30 @@ bool Computes(const ModelSpec& spec, const EncodeOutput* output) {
   return false;
 }
 
-std::string TasksOf(const ModelSpec& spec) {
+std::vector<std::string_view> TaskNames(const ModelSpec& spec) {
   const bool classifies = spec.head.kind == HeadKind::kSequenceClassification;
-  std::string tasks;
+  const bool embeds = spec.pooling.has_value() && !classifies;
+  std::vector<std::string_view> names;
   const auto add = [&](bool has, std::string_view name) {
-    if (has) tasks.append(Concat(tasks.empty() ? "" : ", ", name));
+    if (has) names.push_back(name);
   };
   add(spec.head.kind == HeadKind::kLanguageModel, "generate");
-  add(spec.pooling.has_value() && !classifies, "embed");
+  add(embeds, "embed");
+  add(embeds, "token_embed");
   add(classifies, "classify");
-  add(spec.head.kind == HeadKind::kTokenClassification, "token_classify");
-  add(spec.head.kind == HeadKind::kSpans, "spans");
+  const EncodeOutput logits = EncodeOutput::kLogits;
+  add(Computes(spec, &logits), "token_classify");
+  // Two labels say how much two texts have to do with each other, or whether the second follows.
+  add(embeds || (classifies && spec.head.labels.size() <= 2), "score");
   add(spec.head.kind == HeadKind::kMaskedLm, "fill_mask");
+  return names;
+}
+
+std::string TasksOf(const ModelSpec& spec) {
+  std::string tasks;
+  for (const std::string_view name : TaskNames(spec)) {
+    tasks.append(Concat(tasks.empty() ? "" : ", ", name));
+  }
   return tasks;
 }
 

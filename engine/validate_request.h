@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "engine/request.h"
@@ -19,7 +21,10 @@ struct RequestLimits {
 // Returns whether a model of this kind computes what a request asks for: null means that it
 // generates text.
 bool Computes(const ModelSpec& spec, const EncodeOutput* output);
-// Returns what such a model computes, for error messages: "embed, generate".
+// Returns what such a model computes, as interfaces call it: some of "generate", "embed",
+// "token_embed", "classify", "token_classify", "score" (of two texts) and "fill_mask".
+std::vector<std::string_view> TaskNames(const ModelSpec& spec);
+// Returns these names for error messages: "generate, embed".
 std::string TasksOf(const ModelSpec& spec);
 
 // Returns whether one step must compute all tokens of the request.

@@ -48,7 +48,7 @@ void ServerContext::SetServing() {
 
 void ServerContext::SetServing(std::shared_ptr<Engine> engine, const GenerationDefaults& defaults,
                                std::shared_ptr<const ChatFormat> chat,
-                               TokenizerConfig tokenizer_config) {
+                               TokenizerConfig tokenizer_config, TextSettings text_settings) {
   const std::string& name = settings_.served_names.front();
   const auto version = models_.BeginLoad(name, "");
   MOESERVE_CHECK(version.ok(), "nobody else loads the model");
@@ -57,6 +57,7 @@ void ServerContext::SetServing(std::shared_ptr<Engine> engine, const GenerationD
   loaded.defaults = defaults;
   if (chat != nullptr) loaded.chat = std::move(chat);
   loaded.tokenizer_config = std::move(tokenizer_config);
+  loaded.text_settings = std::move(text_settings);
   auto model = ServedModel::Create(name, *version, std::move(loaded), settings_.moe_metrics,
                                    settings_.constraint_cache_bytes());
   MOESERVE_CHECK(model.ok(), "the settings were checked against the model");

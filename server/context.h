@@ -82,7 +82,7 @@ class ServerContext {
   // settings().moe_metrics for this model.
   void SetServing(std::shared_ptr<Engine> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>(),
-                  TokenizerConfig tokenizer_config = {});
+                  TokenizerConfig tokenizer_config = {}, TextSettings text_settings = {});
   // Ends the requests that run with the error "draining", although the engines have not ended them.
   void EndRequests();
   // Changes the state to kDraining. From then on, CheckServing() returns Unavailable.

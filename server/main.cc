@@ -42,6 +42,8 @@ int main(int argc, char** argv) {
     AddGenerateCommand(app, selected);
     AddChatCommand(app, selected);
     AddScoreCommand(app, selected);
+    AddEmbedCommand(app, selected);
+    AddClassifyCommand(app, selected);
     AddExpertsCommand(app, selected);
     AddInspectCommand(app, selected);
     AddCheckCommand(app, selected);

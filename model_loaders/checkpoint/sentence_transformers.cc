@@ -239,6 +239,64 @@ absl::Status ReadPrompts(const Json& json, TextSettings& settings) {
   return absl::OkStatus();
 }
 
+// Reads the sizes to which vectors may be cut.
+absl::Status ReadDimensions(const Json& config, TextSettings& settings) {
+  constexpr const char* kKey = "matryoshka_dimensions";
+  if (!config.is_object() || !config.contains(kKey) || config[kKey].is_null()) {
+    return absl::OkStatus();
+  }
+  const auto fault = [](const Json& found) {
+    return ModuleFault("config.json", kKey, "a list of at most 64 integers above 0",
+                       ShowJson(found));
+  };
+  const Json& list = config[kKey];
+  if (!list.is_array() || list.size() > 64) return fault(list);
+  for (const Json& item : list) {
+    const std::optional<int> size = IntFrom(item);
+    if (size.value_or(0) < 1) return fault(item);
+    settings.dimensions.push_back(*size);
+  }
+  return absl::OkStatus();
+}
+
+// Reads viterbi_calibration.json: {"operating_points": {"default": {"biases": {KEY: number}}}}.
+absl::Status ReadTransitions(const Json& json, TransitionBiases& out) {
+  constexpr std::string_view kFile = "viterbi_calibration.json";
+  constexpr std::string_view kPath = "operating_points.default.biases";
+  constexpr std::string_view kPrefix = "transition_bias_";
+  if (json.is_null()) return absl::OkStatus();
+  const Json* biases = &json;
+  for (const char* key : {"operating_points", "default", "biases"}) {
+    if (!biases->is_object() || !biases->contains(key)) {
+      return ModuleFault(kFile, kPath, "an object", "none");
+    }
+    biases = &(*biases)[key];
+  }
+  if (!biases->is_object()) return ModuleFault(kFile, kPath, "an object", ShowJson(*biases));
+  const std::pair<std::string_view, double*> known[] = {
+      {"background_stay", &out.background_stay},
+      {"background_to_start", &out.background_to_start},
+      {"end_to_background", &out.end_to_background},
+      {"end_to_start", &out.end_to_start},
+      {"inside_to_continue", &out.inside_to_continue},
+      {"inside_to_end", &out.inside_to_end}};
+  for (const auto& [key, value] : biases->items()) {
+    std::string_view name = key;
+    if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
+    const auto* const found =
+        std::ranges::find(known, name, &std::pair<std::string_view, double*>::first);
+    if (found == std::end(known)) {
+      return ModuleFault(kFile, Concat(kPath, '.', Printable(key)), "a known transition",
+                         "another");
+    }
+    if (!value.is_number()) {
+      return ModuleFault(kFile, Concat(kPath, '.', key), "a number", ShowJson(value));
+    }
+    *found->second = value.get<double>();
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Result<TextSettings> ApplySentenceTransformers(const fs::path& folder, ModelSpec& spec,
@@ -257,6 +315,10 @@ Result<TextSettings> ApplySentenceTransformers(const fs::path& folder, ModelSpec
   MOESERVE_ASSIGN_OR_RETURN(const Json prompts,
                             ReadJson(folder, "config_sentence_transformers.json"));
   MOESERVE_RETURN_IF_ERROR(ReadPrompts(prompts, settings));
+  MOESERVE_ASSIGN_OR_RETURN(const Json config, ReadJson(folder, "config.json"));
+  MOESERVE_RETURN_IF_ERROR(ReadDimensions(config, settings));
+  MOESERVE_ASSIGN_OR_RETURN(const Json calibration, ReadJson(folder, "viterbi_calibration.json"));
+  MOESERVE_RETURN_IF_ERROR(ReadTransitions(calibration, settings.transitions));
   MOESERVE_ASSIGN_OR_RETURN(const Json modules, ReadJson(folder, "modules.json"));
   if (modules.is_null() || spec.head.kind == HeadKind::kSequenceClassification) return settings;
   MOESERVE_ASSIGN_OR_RETURN(std::vector<WeightsWithModules::Module> dense,

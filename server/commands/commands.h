@@ -16,6 +16,8 @@ void AddConfigCommand(CLI::App& app, Command& selected);    // checks and shows 
 void AddGenerateCommand(CLI::App& app, Command& selected);  // streams one completion to stdout
 void AddChatCommand(CLI::App& app, Command& selected);      // talks with a model
 void AddScoreCommand(CLI::App& app, Command& selected);     // prints perplexity, expert statistics
+void AddEmbedCommand(CLI::App& app, Command& selected);     // prints vectors of texts
+void AddClassifyCommand(CLI::App& app, Command& selected);  // prints labels of texts
 void AddExpertsCommand(CLI::App& app, Command& selected);   // handles expert profile files
 void AddInspectCommand(CLI::App& app, Command& selected);   // prints architecture and sizes
 void AddCheckCommand(CLI::App& app, Command& selected);     // validates a checkpoint

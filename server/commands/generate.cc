@@ -91,6 +91,7 @@ absl::Status Generate(const GenerateArguments& options) {
 void AddGenerateCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt on standard output");
   auto options = std::make_shared<GenerateArguments>();
+  options->model.must_generate = true;
   AddModelOptions(*command, options->model);
   AddDraftModel(*command, options->model);
   command->add_option("--prompt", options->prompt, "The text to continue")->required();

@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "base/error_text.h"
+#include "engine/validate_request.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "server/base/text_values.h"
 #include "server/chat/chat_format.h"
@@ -17,6 +19,29 @@ struct InspectArguments {
   ModelOptionsText model;
   bool json = false;
 };
+
+// Returns how rows become the vector or the logits of a text; empty if they do not.
+std::string PoolingText(const ModelSpec& spec) {
+  if (!spec.pooling.has_value()) return "";
+  std::string text(KindName(spec.pooling->kind));
+  for (const DenseSpec& dense : spec.pooling->dense) text += Concat(", dense ", dense.width);
+  if (spec.pooling->normalize) text += ", normalized";
+  return text;
+}
+
+void PrintTasks(const ModelSpec& spec) {
+  std::printf("tasks: %s\n", TasksOf(spec).c_str());
+  if (spec.pooling.has_value()) std::printf("pooling: %s\n", PoolingText(spec).c_str());
+  if (spec.head.labels.empty()) return;
+  std::string labels;
+  constexpr size_t kShown = 20;
+  for (size_t i = 0; i < spec.head.labels.size() && i < kShown; ++i) {
+    labels += Concat(i > 0 ? ", " : "", Printable(spec.head.labels[i], 64));
+  }
+  if (spec.head.labels.size() > kShown) labels += ", ...";
+  std::printf("labels: %zu (%s), scores by %s\n", spec.head.labels.size(), labels.c_str(),
+              std::string(KindName(spec.head.scores)).c_str());
+}
 
 int RunInspect(const InspectArguments& options) {
   moeserve::LoadOptions load;  // not that of "bench load"
@@ -37,12 +62,16 @@ int RunInspect(const InspectArguments& options) {
   if (options.json) {
     Json json = SummaryJson(summary);
     json["stored"] = {{"type", type}, {"weight_bytes", checkpoint->weight_bytes}};
+    json["tasks"] = TaskNames(checkpoint->spec);
+    json["pooling"] = checkpoint->spec.pooling ? Json(PoolingText(checkpoint->spec)) : Json();
+    json["labels"] = checkpoint->spec.head.labels;
     json["notes"] = checkpoint->notes;
     json["warnings"] = checkpoint->warnings;
     std::printf("%s\n", json.dump(2).c_str());
     return 0;
   }
   std::fputs(SummaryText(summary).c_str(), stdout);
+  PrintTasks(checkpoint->spec);
   std::printf("stored as %s: %s of weights, %s of KV cache for each token\n", type.c_str(),
               ShowBytes(checkpoint->weight_bytes).c_str(),
               ShowBytes(summary.KvBytesPerToken(cache)).c_str());

@@ -12,6 +12,7 @@
 #include "base/error_text.h"
 #include "base/kinds.h"
 #include "engine/model/model.h"
+#include "engine/validate_request.h"
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/routing.h"
 #include "kernels/registry.h"
@@ -99,6 +100,31 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->envname("MOESERVE_PACKED_CACHE")
       ->capture_default_str();
   AddIgnoreConfig(app, options.ignored_keys);
+}
+
+void AddPoolingOption(CLI::App& app, ModelOptionsText& options) {
+  AddChoiceOption(app, "--pooling", options.pooling,
+                  "How the rows of a text become its vector, whatever the model's files say",
+                  KindNames(PoolingKind::kMean));
+}
+
+absl::Status ApplyPooling(const ModelOptionsText& options, ModelSpec& spec) {
+  if (options.pooling.empty()) return absl::OkStatus();
+  const auto kind = KindNamed<PoolingKind>(options.pooling);
+  if (!kind) return absl::InvalidArgumentError(Concat("--pooling: unknown ", options.pooling));
+  if (!spec.pooling.has_value()) spec.pooling.emplace();
+  spec.pooling->kind = *kind;
+  if (const absl::Status status = Validate(spec); !status.ok()) {
+    return Prefixed("--pooling: ", status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGenerating(const ModelSpec& spec) {
+  if (Computes(spec, nullptr)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat("this command needs a model that generates text; the tasks of this model are ",
+             TasksOf(spec), " (moeserve embed, moeserve classify, moeserve serve)"));
 }
 
 void AddDraftModel(CLI::App& app, ModelOptionsText& options) {
@@ -236,6 +262,10 @@ Result<std::unique_ptr<Model>> LoadDraftModel(const ModelOptionsText& options, i
         Checkpoint checkpoint,
         LoadCheckpoint(options.draft_model, {.ignored_keys = options.ignored_keys}));
     PrintWarnings(checkpoint.warnings, progress);
+    if (!Computes(checkpoint.spec, nullptr)) {
+      return absl::InvalidArgumentError(
+          Concat("expected a model that generates, found one for ", TasksOf(checkpoint.spec)));
+    }
     const int tokens = std::max(tokenizer.vocab_size(), checkpoint.tokenizer->vocab_size());
     for (TokenId id = 0; id < tokens; ++id) {
       const std::string_view expected = tokenizer.TokenString(id);
@@ -290,6 +320,9 @@ Result<RunningModel> StartModel(
       Checkpoint checkpoint,
       LoadCheckpoint(options.directory, {.ignored_keys = options.ignored_keys}));
   PrintWarnings(checkpoint.warnings, progress);
+  if (options.must_generate || !options.draft_model.empty()) {
+    MOESERVE_RETURN_IF_ERROR(CheckGenerating(checkpoint.spec));
+  }
   // Weights that are loaded as they are stored take at least the bytes of the files. Those of
   // another type are checked when they are loaded.
   if (options.dtype == "auto") {
@@ -306,6 +339,7 @@ Result<RunningModel> StartModel(
   // config.json names.
   ModelSpec spec = checkpoint.spec;
   spec.eos_token_ids = checkpoint.eos_token_ids;
+  MOESERVE_RETURN_IF_ERROR(ApplyPooling(options, spec));
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       Model::Create(spec, model_options, *weights, *out.backend, packed_cache.get()));
@@ -320,6 +354,7 @@ Result<RunningModel> StartModel(
   out.defaults = checkpoint.generation;
   out.types = model_options;
   out.tokenizer_config = std::move(checkpoint.tokenizer_config);
+  out.text_settings = std::move(checkpoint.text_settings);
   out.directory_name = checkpoint.directory_name;
   std::string compute(Name(model_options.compute));
   const Quantization stored = checkpoint.weights->StoredQuantization();

@@ -31,8 +31,10 @@ struct ModelOptionsText {
   std::string cuda_dense = "own";
   // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
-  std::string draft_model;  // folder or file; empty: none
-  bool quiet = false;       // report no progress
+  std::string draft_model;     // folder or file; empty: none
+  bool must_generate = false;  // whether a model that does not generate is refused
+  std::string pooling;         // a PoolingKind that replaces the model's; empty: none
+  bool quiet = false;          // report no progress
 
   BackendOptions backend() const {
     return {.device = device, .threads = threads, .cpu_isa = cpu_isa, .cuda_dense = cuda_dense};
@@ -53,6 +55,15 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 void AddQuietOption(CLI::App& app, bool& quiet);
 // Adds --model, --quiet and the options of AddComputeOptions.
 void AddModelOptions(CLI::App& app, ModelOptionsText& options);
+
+// Adds --pooling.
+void AddPoolingOption(CLI::App& app, ModelOptionsText& options);
+// Replaces the model's pooling by that of --pooling. InvalidArgument if the model's head takes no
+// pooled rows.
+absl::Status ApplyPooling(const ModelOptionsText& options, ModelSpec& spec);
+
+// Returns InvalidArgument unless the model generates text.
+absl::Status CheckGenerating(const ModelSpec& spec);
 
 // Adds --draft-model.
 void AddDraftModel(CLI::App& app, ModelOptionsText& options);
@@ -75,6 +86,7 @@ struct RunningModel {
   std::shared_ptr<Engine> engine;
   GenerationDefaults defaults;
   TokenizerConfig tokenizer_config;
+  TextSettings text_settings;
   std::string directory_name;
   std::string description;  // one line about the backend and the model
   ModelOptions types;

@@ -130,7 +130,10 @@ Result<ExpertProfile> ReadProfile(const std::string& file) {
   return Prefixed(folder.empty() ? "" : Printable(folder, PATH_MAX) + "/", profile.status());
 }
 
-Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const ProfilingOptions& options) {
+Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
+                                   const ProfilingOptions& options) {
+  ModelOptionsText model = model_options;
+  model.must_generate = true;  // texts are profiled by their tokens' log-probabilities
   std::vector<std::string> texts;
   for (const std::string& file : options.text_files) {
     MOESERVE_ASSIGN_OR_RETURN(std::string text, ReadScoredText(file));

@@ -26,6 +26,8 @@ enum class Harmless {
   kText,       // "text" or ["text"]
   kDisabled,   // {"type": "disabled"}
   kNoLogprob,  // false or 0
+  kFloat32,    // "float32"
+  kLittle,     // "little"
 };
 
 // Sets of routes.
@@ -40,10 +42,20 @@ constexpr unsigned kTokenize = Only(FieldRoute::kTokenize);
 constexpr unsigned kDetokenize = Only(FieldRoute::kDetokenize);
 constexpr unsigned kOllamaChat = Only(FieldRoute::kOllamaChat);
 constexpr unsigned kOllamaGenerate = Only(FieldRoute::kOllamaGenerate);
+constexpr unsigned kEmbeddings = Only(FieldRoute::kEmbeddings);
+constexpr unsigned kPooling = Only(FieldRoute::kPooling);
+constexpr unsigned kClassify = Only(FieldRoute::kClassify);
+constexpr unsigned kScore = Only(FieldRoute::kScore);
+constexpr unsigned kRerank = Only(FieldRoute::kRerank);
+constexpr unsigned kFillMask = Only(FieldRoute::kFillMask);
 // Their sampling fields are in `options`.
 constexpr unsigned kOllama = kOllamaChat | kOllamaGenerate;
 constexpr unsigned kGenerate = kCompletion | kChat | kResponse | kMessage;
-constexpr unsigned kTokensOnly = kCount | kTokenize | kDetokenize;
+// The routes that compute something of texts and generate nothing.
+constexpr unsigned kVectors = kEmbeddings | kPooling;
+constexpr unsigned kPairs = kScore | kRerank;
+constexpr unsigned kEncode = kVectors | kClassify | kPairs | kFillMask;
+constexpr unsigned kTokensOnly = kCount | kTokenize | kDetokenize | kEncode;
 // The routes that render a conversation.
 constexpr unsigned kRender = kChat | kResponse | kMessage | kCount | kTokenize;
 // Those of them whose requests say where the answer begins. In Messages, it continues a last
@@ -69,7 +81,29 @@ constexpr Field kFields[] = {
     {"model", kAll},
     {"prompt", kCompletion | kTokenize | kOllamaGenerate},
     {"messages", (kRender & ~kResponse) | kOllamaChat},
-    {"input", kResponse},
+    {"input", kResponse | kVectors | kClassify | kFillMask},
+    {"token_type_ids", kVectors | kClassify | kFillMask, kNone, kNone, Harmless::kEmpty},
+    {"text_1", kScore},
+    {"text_2", kScore},
+    {"queries", kScore},
+    {"query", kRerank},
+    {"prompt_name", kVectors},
+    {"input_type", kVectors},
+    {"truncation_side", kEncode & ~kFillMask},
+    {"max_tokens_per_doc", kRerank},
+    // What is computed of texts
+    {"task", kPooling},
+    {"dimensions", kVectors},
+    {"use_activation", kEncode & ~kFillMask},
+    {"normalize", kVectors},
+    {"aggregation", kClassify},
+    {"targets", kFillMask, kNone, kNone, Harmless::kEmpty},
+    {"targets_of", kFillMask, kNone, kNone, Harmless::kEmpty},
+    {"encoding_format", kVectors},
+    {"embed_dtype", kNone, kNone, kNone, Harmless::kFloat32},
+    {"endianness", kNone, kNone, kNone, Harmless::kLittle},
+    {"top_n", kRerank},
+    {"return_documents", kRerank, kNone, kNone, Harmless::kFalse},
     {"instructions", kResponse},
     {"system", kMessage | kCount | kOllamaGenerate},
     {"tokens", kDetokenize},
@@ -80,8 +114,8 @@ constexpr Field kFields[] = {
     {"chat_template_kwargs", kRender, kNone, kNone, Harmless::kEmpty},
     {"add_generation_prompt", kTurns, kNone, kNone, Harmless::kTrue},
     {"continue_final_message", kTurns, kNone, kNone, Harmless::kFalse},
-    {"add_special_tokens", kRender | kCompletion},
-    {"truncate_prompt_tokens", kGenerate | kCount},
+    {"add_special_tokens", kRender | kCompletion | kEncode},
+    {"truncate_prompt_tokens", kGenerate | kCount | (kEncode & ~kFillMask)},
     {"reasoning_effort", kRender, kDetokenize, kCompletion, Harmless::kNone},
     {"reasoning", kResponse, kNone, kNone, Harmless::kEmpty},
     {"thinking", kMessage | kCount, kNone, kNone, Harmless::kDisabled},
@@ -112,7 +146,8 @@ constexpr Field kFields[] = {
     {"stream", kGenerate | kOllama, kTokensOnly},
     {"stream_options", kGenerate, kTokensOnly},
     {"echo", kCompletion, kNone, kNone, Harmless::kFalse},
-    {"logprobs", kCompletion | kChat | kOllama, kTokensOnly, kNone, Harmless::kNoLogprob},
+    {"logprobs", kCompletion | kChat | kOllama | kFillMask, kTokensOnly, kNone,
+     Harmless::kNoLogprob},
     {"top_logprobs", kChat | kResponse | kOllama, kTokensOnly, kNone, Harmless::kNoLogprob},
     {"prompt_logprobs", kCompletion | kChat},
     {"include", kResponse, kNone, kNone, Harmless::kEmpty},
@@ -120,17 +155,18 @@ constexpr Field kFields[] = {
     {"return_token_ids", kCompletion | kChat, kNone, kNone, Harmless::kFalse},
     {"return_tokens_as_token_ids", kCompletion | kChat | kResponse, kNone, kNone, Harmless::kFalse},
     {"return_token_strs", kTokenize, kNone, kNone, Harmless::kFalse},
-    {"return_routing", kCompletion | kChat, kNone, kNone, Harmless::kFalse},
-    {"return_routed_experts", kCompletion | kChat, kNone, kNone, Harmless::kFalse},
+    {"return_routing", kCompletion | kChat | kEncode, kNone, kNone, Harmless::kFalse},
+    {"routing_records", kEncode, kNone, kNone, Harmless::kFalse},
+    {"return_routed_experts", kCompletion | kChat | kEncode, kNone, kNone, Harmless::kFalse},
     {"return_word_experts", kCompletion},
     // How it is served
-    {"routing_control", kGenerate, kTokensOnly},
-    {"priority", kGenerate, kTokensOnly},
-    {"cache_salt", kGenerate, kTokensOnly},
-    {"request_id", kGenerate, kTokensOnly},
-    // Sampling fields with rows of their own: one is also a field of another route, and two are
-    // none
+    {"routing_control", kGenerate | kEncode, kTokensOnly},
+    {"priority", kGenerate | kEncode, kTokensOnly},
+    {"cache_salt", kGenerate | kEncode, kTokensOnly},
+    {"request_id", kGenerate | kEncode, kTokensOnly},
+    // Sampling fields with rows of their own: two are also fields of other routes, and two are none
     // of Messages, whose users know no penalties.
+    {"top_k", kGenerate | kFillMask, kTokensOnly},
     {"skip_special_tokens", kGenerate | kDetokenize, kCount | kTokenize},
     {"presence_penalty", kGenerate & ~kMessage, kTokensOnly, kNone, Harmless::kZero},
     {"frequency_penalty", kGenerate & ~kMessage, kTokensOnly, kNone, Harmless::kZero},
@@ -203,7 +239,7 @@ constexpr Field kFields[] = {
     {"prompt_embeds", kNone},
     {"logits_processors", kNone, kNone, kNone, Harmless::kEmpty},
     {"logit_processors", kNone, kNone, kNone, Harmless::kEmpty},
-    {"documents", kNone, kNone, kNone, Harmless::kEmpty},
+    {"documents", kPairs, kNone, kNone, Harmless::kEmpty},
     {"mm_processor_kwargs", kNone, kNone, kNone, Harmless::kEmpty},
     {"media_io_kwargs", kNone, kNone, kNone, Harmless::kEmpty},
     {"guided_whitespace_pattern", kNone},
@@ -287,6 +323,10 @@ bool IsHarmless(const Json& value, Harmless kind) {
       return value == Json({{"type", "disabled"}});
     case Harmless::kNoLogprob:
       return value == false || (value.is_number() && value.get<double>() == 0.0);
+    case Harmless::kFloat32:
+      return value == "float32";
+    case Harmless::kLittle:
+      return value == "little";
   }
   return false;
 }
@@ -336,6 +376,18 @@ std::string_view PathOf(FieldRoute route) {
       return "/api/chat";
     case FieldRoute::kOllamaGenerate:
       return "/api/generate";
+    case FieldRoute::kEmbeddings:
+      return "/v1/embeddings";
+    case FieldRoute::kPooling:
+      return "/pooling";
+    case FieldRoute::kClassify:
+      return "/classify";
+    case FieldRoute::kScore:
+      return "/score";
+    case FieldRoute::kRerank:
+      return "/rerank";
+    case FieldRoute::kFillMask:
+      return "/v1/fill-mask";
   }
   return "";
 }

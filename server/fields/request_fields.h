@@ -25,8 +25,14 @@ enum class FieldRoute : uint8_t {
   kDetokenize,
   kOllamaChat,      // POST /api/chat
   kOllamaGenerate,  // POST /api/generate
+  kEmbeddings,
+  kPooling,
+  kClassify,
+  kScore,
+  kRerank,
+  kFillMask,
 };
-inline constexpr int kFieldRoutes = 9;
+inline constexpr int kFieldRoutes = 15;
 
 // Returns the path of the route, such as "/v1/completions".
 std::string_view PathOf(FieldRoute route);

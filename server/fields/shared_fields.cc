@@ -56,28 +56,6 @@ absl::Status RefuseBestOf(const Json& body, const RequestRules& rules,
                    "'best_of' is supported here only where it equals 'n'", "best_of");
 }
 
-absl::Status ParseIdentity(const Json& body, const RequestRules& rules, GenerationParams& out) {
-  MOESERVE_ASSIGN_OR_RETURN(auto request_id, StringField(body, "request_id"));
-  if (request_id && !IsValidRequestId(*request_id)) {
-    return InvalidValue("request_id",
-                        "'request_id' must be 1 to 128 letters, digits, '.', '_', '-'");
-  }
-  out.request_id = request_id.value_or("");
-  MOESERVE_ASSIGN_OR_RETURN(auto salt, StringField(body, "cache_salt"));
-  if (salt && (salt->empty() || salt->size() > 128)) {
-    return InvalidValue("cache_salt", "'cache_salt' must have 1 to 128 characters");
-  }
-  out.cache_salt = salt.value_or("");
-  MOESERVE_ASSIGN_OR_RETURN(auto priority,
-                            IntField(body, "priority", rules.min_priority, kMaxPriority));
-  out.priority = static_cast<int>(priority.value_or(DefaultPriority(rules)));
-  MOESERVE_ASSIGN_OR_RETURN(auto ids, BoolField(body, "return_token_ids"));
-  out.return_token_ids = ids.value_or(false);
-  MOESERVE_ASSIGN_OR_RETURN(auto as_ids, BoolField(body, "return_tokens_as_token_ids"));
-  out.return_tokens_as_token_ids = as_ids.value_or(false);
-  return absl::OkStatus();
-}
-
 // Returns the text of a content, which is a string or a list of text parts.
 Result<std::string> PredictedText(const Json& content) {
   const std::string where = "prediction.content";
@@ -121,7 +99,34 @@ absl::Status ParsePrediction(const Json& body, const RequestRules& rules, Genera
   return absl::OkStatus();
 }
 
+// Reads how tokens are shown.
+absl::Status ParseTokenForms(const Json& body, GenerationParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto ids, BoolField(body, "return_token_ids"));
+  out.return_token_ids = ids.value_or(false);
+  MOESERVE_ASSIGN_OR_RETURN(auto as_ids, BoolField(body, "return_tokens_as_token_ids"));
+  out.return_tokens_as_token_ids = as_ids.value_or(false);
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status ParseIdentity(const Json& body, const RequestRules& rules, GenerationParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto request_id, StringField(body, "request_id"));
+  if (request_id && !IsValidRequestId(*request_id)) {
+    return InvalidValue("request_id",
+                        "'request_id' must be 1 to 128 letters, digits, '.', '_', '-'");
+  }
+  out.request_id = request_id.value_or("");
+  MOESERVE_ASSIGN_OR_RETURN(auto salt, StringField(body, "cache_salt"));
+  if (salt && (salt->empty() || salt->size() > 128)) {
+    return InvalidValue("cache_salt", "'cache_salt' must have 1 to 128 characters");
+  }
+  out.cache_salt = salt.value_or("");
+  MOESERVE_ASSIGN_OR_RETURN(auto priority,
+                            IntField(body, "priority", rules.min_priority, kMaxPriority));
+  out.priority = static_cast<int>(priority.value_or(DefaultPriority(rules)));
+  return absl::OkStatus();
+}
 
 absl::Status ParsePromptLogprobs(const Json& body, const RequestRules& rules,
                                  GenerationParams& out) {
@@ -149,6 +154,7 @@ absl::Status ParseSharedFields(const Json& body, const RequestRules& rules, Fiel
   MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseRoutingFields(body, rules.routing, out.stream, out.routing));
   MOESERVE_RETURN_IF_ERROR(ParseIdentity(body, rules, out));
+  MOESERVE_RETURN_IF_ERROR(ParseTokenForms(body, out));
   MOESERVE_RETURN_IF_ERROR(ParsePrediction(body, rules, out));
   FieldFindings findings;
   MOESERVE_RETURN_IF_ERROR(CheckRequestFields(body, route, rules.strict_fields, findings));

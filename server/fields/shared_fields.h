@@ -14,6 +14,9 @@ namespace moeserve::server {
 absl::Status ParseSharedFields(const Json& body, const RequestRules& rules, FieldRoute route,
                                GenerationParams& out, std::string_view text = {});
 
+// Reads what says whose request it is and how it is served: `request_id`, `cache_salt`, `priority`.
+absl::Status ParseIdentity(const Json& body, const RequestRules& rules, GenerationParams& out);
+
 // Reads `prompt_logprobs`, which streamed requests must not have.
 absl::Status ParsePromptLogprobs(const Json& body, const RequestRules& rules,
                                  GenerationParams& out);

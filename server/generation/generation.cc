@@ -22,6 +22,11 @@ size_t Weight(const ChoiceEvent& event) {
   for (const TokenLogprob& logprob : event.delta.logprobs) {
     bytes += sizeof(TokenLogprob) + logprob.top.size() * sizeof(logprob.top[0]);
   }
+  if (event.delta.encoded) {
+    const EncodeResult& encoded = *event.delta.encoded;
+    bytes += (encoded.values.size() + encoded.targets.size()) * sizeof(float) +
+             encoded.rows.size() * sizeof(TokenLogprob);
+  }
   return bytes;
 }
 

@@ -6,6 +6,8 @@
 
 #include "base/error_text.h"
 #include "server/base/request_id.h"
+#include "server/generation/task_check.h"
+#include "server/metrics/request_metrics.h"
 
 namespace moeserve::server {
 namespace {
@@ -41,6 +43,7 @@ Submission::Submission(SubmissionContext context, GenerationParams params,
 }
 
 absl::Status Submission::SetPrompts(std::vector<PreparedPrompt> prompts) {
+  MOESERVE_RETURN_IF_ERROR(CheckGenerates(context_.engine->spec()));
   prompts_ = std::move(prompts);
   // No answer is longer than the context.
   const auto context = static_cast<size_t>(context_.engine->max_model_len());
@@ -100,9 +103,11 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
     });
   }
   options.record = context_.record;
-  return Generation::Start(context_.engine,
-                           MakeEngineRequests(params_, prompts_, engine_id_, deadline),
-                           std::move(options));
+  auto generation = Generation::Start(context_.engine,
+                                      MakeEngineRequests(params_, prompts_, engine_id_, deadline),
+                                      std::move(options));
+  if (generation.ok() && context_.metrics != nullptr) context_.metrics->CountRequest("generate");
+  return generation;
 }
 
 }  // namespace moeserve::server

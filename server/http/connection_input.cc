@@ -13,6 +13,12 @@
 #include "server/http/encoding/gzip.h"
 #include "server/http/error_response.h"
 
+// Depending on what it inlines, g++ 12 takes the release of a coroutine's frame for that of another
+// allocation.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+#endif
+
 namespace moeserve::server::http {
 namespace {
 

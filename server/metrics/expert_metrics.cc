@@ -27,6 +27,12 @@ constexpr std::array kPowersOfTwo = {1.,   2.,   4.,   8.,    16.,   32.,   64.,
 
 constexpr const char* kPhases[kNumPhases] = {"prefill", "decode"};
 
+// Returns the label of a phase. The engine counts the rows of an encoder, which has no other phase,
+// as those of prompts.
+std::string_view PhaseLabel(std::string_view phase, bool encoder) {
+  return encoder && phase == kPhases[0] ? "encode" : phase;
+}
+
 // Writes families that have one sample per routed block, or one sample per routed block and entry
 // of a list.
 class BlockFamilies {
@@ -98,7 +104,7 @@ auto SampleValue(T value) {
 
 // Writes the samples of `statistic`, an entry of BlockStatistics(), for one routed block.
 void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
-                    const BlockExpertStats& block, const std::string& model) {
+                    const BlockExpertStats& block, const std::string& model, bool encoder) {
   const std::string layer = std::to_string(block.layer);
   const char* const kind = Name(block.block);
   const auto write = [&](const auto& value) {
@@ -110,7 +116,7 @@ void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
         text.Sample({{"model", model},
                      {"layer", layer},
                      {"block", kind},
-                     {"phase", statistic.metric.phase}},
+                     {"phase", PhaseLabel(statistic.metric.phase, encoder)}},
                     SampleValue(value));
       }
     } else if constexpr (!std::is_same_v<Value, std::string>) {
@@ -128,7 +134,7 @@ void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
 
 // Writes the families of BlockStatistics() that `options` select.
 void WriteCounters(PrometheusText& text, const ExpertStats& stats, const std::string& model,
-                   const MoeMetricsOptions& options) {
+                   const MoeMetricsOptions& options, bool encoder) {
   const std::span<const BlockStatistic> list = BlockStatistics();
   for (size_t begin = 0, end = 0; begin < list.size(); begin = end) {
     const StatisticMetric& metric = list[begin].metric;
@@ -141,19 +147,20 @@ void WriteCounters(PrometheusText& text, const ExpertStats& stats, const std::st
     }
     text.Family(family, metric.type, metric.help);
     for (const BlockExpertStats& block : stats.blocks) {
-      for (size_t i = begin; i < end; ++i) WriteStatistic(text, list[i], block, model);
+      for (size_t i = begin; i < end; ++i) WriteStatistic(text, list[i], block, model, encoder);
     }
   }
 }
 
-void WriteSteps(PrometheusText& text, const ExpertStats& stats, const std::string& model) {
+void WriteSteps(PrometheusText& text, const ExpertStats& stats, const std::string& model,
+                bool encoder) {
   const auto write = [&](const char* name, const char* help, const auto& histograms) {
     text.Family(name, "histogram", help);
     for (int p = 0; p < kNumPhases; ++p) {
       const std::span<const uint64_t> counts = histograms[p].buckets;
       const std::span<const double> bounds(kPowersOfTwo.data(), counts.size() - 1);
-      text.HistogramSamples({{"model", model}, {"phase", kPhases[p]}}, bounds, counts,
-                            static_cast<double>(histograms[p].sum));
+      text.HistogramSamples({{"model", model}, {"phase", PhaseLabel(kPhases[p], encoder)}}, bounds,
+                            counts, static_cast<double>(histograms[p].sum));
     }
   };
   write("moe_expert_tokens_per_step", "Rows of an expert in a step, of every expert that had any.",
@@ -227,7 +234,7 @@ Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options, const Exp
 }
 
 ExpertMetrics::ExpertMetrics(const MoeMetricsOptions& options, const ModelSpec& spec)
-    : options_(options) {
+    : options_(options), encoder_(spec.kind == ModelKind::kEncoder) {
   has_shared_expert_.resize(static_cast<size_t>(spec.num_layers()));
   for (const BlockSpec& block : spec.blocks) {
     const FeedForwardSpec* f = block.feed_forward();
@@ -283,8 +290,8 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
                  {"mode", Name(options_.mode)}},
                 1.0);
   }
-  WriteCounters(text, stats, model, options_);
-  WriteSteps(text, stats, model);
+  WriteCounters(text, stats, model, options_, encoder_);
+  WriteSteps(text, stats, model, encoder_);
   WriteWindow(text, stats, model, window_, window_tokens_);
   text.Family("moe_activation_ratio", "gauge", "Share of experts that were chosen at all.");
   text.Sample({{"model", model}}, ActivationRatio(stats, 0.0));

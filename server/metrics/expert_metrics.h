@@ -62,6 +62,7 @@ class ExpertMetrics {
                    const Window& window, double tokens) const;
 
   const MoeMetricsOptions options_;
+  const bool encoder_;                   // whether the model is an encoder
   std::vector<bool> has_shared_expert_;  // [layer]: whether its feed-forward has a shared expert
 
   mutable Mutex mutex_;

@@ -39,7 +39,20 @@ RequestMetrics::RequestMetrics()
       request_max_tokens(TokenCountBounds()),
       request_n(SampleCountBounds()) {}
 
+void RequestMetrics::CountRequest(std::string_view task) {
+  for (size_t i = 0; i < std::size(kTasks); ++i) {
+    if (task == kTasks[i]) requests[i].fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
 void RequestMetrics::Write(PrometheusText& text) const {
+  text.Family("requests_total", "counter", "Accepted requests, by what they ask of the model.");
+  for (size_t i = 0; i < std::size(kTasks); ++i) {
+    text.Sample({{"task", kTasks[i]}}, requests[i].load());
+  }
+  text.Family("encode_tokens_total", "counter",
+              "Tokens of texts of which vectors or scores were computed.");
+  text.Sample({}, encode_tokens.load());
   struct Row {
     const char* name;
     const char* help;

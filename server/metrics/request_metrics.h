@@ -2,6 +2,12 @@
 // version.
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <iterator>
+#include <string_view>
+
 #include "server/metrics/prometheus.h"
 
 namespace moeserve::server {
@@ -12,6 +18,14 @@ struct RequestMetrics {
 
   // Writes all families.
   void Write(PrometheusText& text) const;
+
+  // Counts an accepted request. `task` is one of TaskNames() (engine/validate_request.h).
+  void CountRequest(std::string_view task);
+
+  static constexpr std::string_view kTasks[] = {
+      "generate", "embed", "token_embed", "classify", "token_classify", "score", "fill_mask"};
+  std::array<std::atomic<uint64_t>, std::size(kTasks)> requests{};  // by task
+  std::atomic<uint64_t> encode_tokens{0};  // tokens of texts of which something was computed
 
   // Times are in seconds.
   Histogram time_to_first_token;

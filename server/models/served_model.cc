@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "base/steady_clock.h"
+#include "engine/validate_request.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {
@@ -18,10 +19,12 @@ std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const Engine& engine,
                                                            size_t max_cached_bytes) {
   using Vocabulary = Result<std::shared_ptr<const VocabularyIndex>>;
   const ModelSpec& spec = engine.spec();
-  Vocabulary vocabulary =
-      engine.tokenizer() == nullptr
-          ? Vocabulary(absl::InvalidArgumentError("it has no tokenizer"))
-          : VocabularyIndex::Build(*engine.tokenizer(), spec.eos_token_ids, spec.vocab_size);
+  Vocabulary vocabulary = absl::InvalidArgumentError("it has no tokenizer");
+  if (!Computes(spec, nullptr)) {
+    vocabulary = absl::InvalidArgumentError("it generates nothing");
+  } else if (engine.tokenizer() != nullptr) {
+    vocabulary = VocabularyIndex::Build(*engine.tokenizer(), spec.eos_token_ids, spec.vocab_size);
+  }
   return std::make_shared<ConstraintCompiler>(std::move(vocabulary), ConstraintLimits(),
                                               max_cached_bytes);
 }
@@ -56,6 +59,8 @@ ServedModel::ServedModel(std::string name, int64_t version, LoadedModel loaded,
       created_(absl::ToUnixSeconds(absl::Now())),
       loaded_(std::move(loaded)),
       memory_bytes_(MemoryOf(*loaded_.engine)),
+      encode_model_(
+          MakeEncodeModel(*loaded_.engine, loaded_.text_settings, loaded_.tokenizer_config)),
       constraint_compiler_(MakeConstraintCompiler(*loaded_.engine, constraint_cache_bytes)),
       macs_(std::make_shared<RequestMacs>(loaded_.engine->spec())),
       expert_metrics_(metrics.mode == MoeMetricsMode::kOff

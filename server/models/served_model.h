@@ -15,6 +15,7 @@
 #include "engine/statistics/measures/macs.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "server/chat/chat_format.h"
+#include "server/encode/encode_job.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/engine_watchdog.h"
 #include "server/generation/live_generations.h"
@@ -31,8 +32,9 @@ struct LoadedModel {
   GenerationDefaults defaults;
   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>();  // not null
   TokenizerConfig tokenizer_config;  // with the chat template that `chat` uses
-  std::string description;           // one line about the backend and the model
-  double load_seconds = 0.0;         // how long loading took
+  TextSettings text_settings;
+  std::string description;    // one line about the backend and the model
+  double load_seconds = 0.0;  // how long loading took
 };
 
 // Thread-safe. Requests hold a share of the model from when they have chosen it to their end.
@@ -69,6 +71,8 @@ class ServedModel {
   const GenerationDefaults& defaults() const { return loaded_.defaults; }
   const ChatFormat& chat_format() const { return *loaded_.chat; }
   const TokenizerConfig& tokenizer_config() const { return loaded_.tokenizer_config; }
+  // What requests about texts need. Valid as long as the model.
+  const EncodeModel& encode_model() const { return encode_model_; }
   const std::shared_ptr<ConstraintCompiler>& constraint_compiler() const {
     return constraint_compiler_;
   }
@@ -111,6 +115,7 @@ class ServedModel {
   const int64_t created_;
   const LoadedModel loaded_;
   const int64_t memory_bytes_;
+  const EncodeModel encode_model_;
   const std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   const std::shared_ptr<const RequestMacs> macs_;
   const std::unique_ptr<ExpertMetrics> expert_metrics_;  // null if they are off

@@ -20,6 +20,7 @@ inline constexpr ScopeSet kAnyScope = ScopeSet::All();
 // Many clients read the model's description before they generate.
 inline constexpr Method kGenerate = {kInference, "Generate", {Scope::kGenerate}};
 inline constexpr Method kScore = {kInference, "Score", {Scope::kGenerate}};
+inline constexpr Method kEncode = {kInference, "Encode", {Scope::kGenerate}};
 inline constexpr Method kTokenize = {kInference, "Tokenize", {Scope::kGenerate}};
 inline constexpr Method kDetokenize = {kInference, "Detokenize", {Scope::kGenerate}};
 inline constexpr Method kGetExpertStats = {kInference, "GetExpertStats", {Scope::kStatistics}};
@@ -54,6 +55,7 @@ inline constexpr Method kHealthWatch = {kHealth, "Watch", kAnyScope};
 
 inline constexpr const Method* kMethods[] = {&kGenerate,
                                              &kScore,
+                                             &kEncode,
                                              &kTokenize,
                                              &kDetokenize,
                                              &kGetExpertStats,

@@ -4,10 +4,12 @@
 #include <vector>
 
 #include "base/error_text.h"
+#include "engine/validate_request.h"
 #include "server/base/api_error.h"
 #include "server/base/version.h"
 #include "server/generation/generation_params.h"
 #include "server/generation/token_memory.h"
+#include "server/rpc/calls/encode_call.h"
 #include "server/rpc/calls/generate_call.h"
 #include "server/rpc/calls/score_call.h"
 #include "server/rpc/messages/messages.h"
@@ -92,6 +94,8 @@ absl::Status GetModelInfo(ServerContext& server, const ApiKey* key,
   if (spec.bos_token_id) response.set_bos_token_id(*spec.bos_token_id);
   response.set_has_tokenizer(model->engine().tokenizer() != nullptr);
   response.set_server_version(std::string(kVersion));
+  for (const std::string_view task : TaskNames(spec)) response.add_tasks(std::string(task));
+  for (const std::string& label : spec.head.labels) response.add_labels(label);
   return absl::OkStatus();
 }
 
@@ -103,6 +107,9 @@ void AddInference(Router& router, ServerContext& server, Dispatcher& dispatcher)
   });
   router.Add(kScore, [&](grpc::GenericCallbackServerContext* context) {
     return ScoreCall::Start<ScoreCall>(context, server, dispatcher);
+  });
+  router.Add(kEncode, [&](grpc::GenericCallbackServerContext* context) {
+    return EncodeCall::Start<EncodeCall>(context, server, dispatcher);
   });
   router.AddCharged(kTokenize, Tokenize);
   router.AddCharged(kDetokenize, Detokenize);

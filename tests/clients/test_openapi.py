@@ -9,6 +9,7 @@ import urllib.request
 import jsonschema
 import pytest
 
+import encoder_models
 from conftest import ROOT, start_server, stop_server
 
 TEMPLATE = ROOT / "tests/chat/templates/chatml.jinja"
@@ -170,6 +171,50 @@ def examples(name):
     yield "post", "/v2/repository/models/{model}/load", repository + "/load", {}
 
 
+PAIR = {"text_1": "rose", "text_2": ["a shrub", "b"]}
+RANKED = {"query": "rose", "documents": ["a shrub", {"text": "b"}]}
+# Requests about texts, by the models that answer them.
+ABOUT_TEXTS = {
+    "nomic-experts": [
+        ("/v1/embeddings", {"input": ["rose", "a"], "dimensions": 8, "return_routing": True}),
+        ("/v1/embeddings", {"input": [2, 7, 3], "encoding_format": "base64",
+                            "return_routed_experts": True}),
+        ("/pooling", {"input": "rose", "task": "token_embed", "encoding_format": "base64"}),
+        ("/pooling", {"input": "rose", "task": "token_embed"}),
+        ("/score", {**PAIR, "return_routing": True}),
+        ("/v1/score", {"queries": ["rose"], "documents": "b"}),
+        ("/rerank", {**RANKED, "return_routing": True})],
+    "bert-classifier": [
+        ("/classify", {"input": [{"text": "rose", "text_pair": "b"}, "a"]}),
+        ("/v1/classify", {"input": "rose", "use_activation": False}),
+        ("/pooling", {"input": "rose", "task": "classify"})],
+    "tiny-encoder-split": [("/classify", {"input": "a shrub of southern africa"}),
+                           ("/classify", {"input": [[7, 8, 9]], "aggregation": "none"})],
+    "roberta-cross-encoder": [("/score", PAIR), ("/rerank", {**RANKED, "top_n": 1}),
+                              ("/v1/rerank", RANKED),
+                              ("/v2/rerank", {**RANKED, "max_tokens_per_doc": 2})],
+    "bert-masked-lm": [
+        ("/v1/fill-mask", {"input": "a [MASK]", "top_k": 3}),
+        ("/v1/fill-mask", {"input": [2, 4, 3], "targets": [7, 8], "logprobs": True})]}
+
+
+@pytest.mark.parametrize("name", ABOUT_TEXTS)
+def test_answers_about_texts_are_as_described(name, described, tmp_path):
+    _, document = described
+    server = start_server("--strict-fields", "--routing-records", name=name,
+                          folder=encoder_models.make(name, tmp_path))
+    try:
+        for path, body in ABOUT_TEXTS[name]:
+            operation = document["paths"][path]["post"]
+            validator(document, schema_of(operation["requestBody"]["content"])).validate(body)
+            status, _, text = call(server, "POST", path, body)
+            assert status == 200, (path, body, text)
+            answer = schema_of(operation["responses"]["200"]["content"])
+            validator(document, answer, strict=True).validate(json.loads(text))
+    finally:
+        assert stop_server(server) == 0
+
+
 def test_answers_are_as_described(described):
     server, document = described
     block = json.loads(call(server, "GET", "/v1/experts/layout")[2])["blocks"][0]
@@ -191,7 +236,8 @@ def test_answers_are_as_described(described):
             assert media_type.startswith("text/")
         else:
             assert media_type in content, actual
-    assert not open_operations, "these have no example"
+    texts = {("post", path) for requests in ABOUT_TEXTS.values() for path, _ in requests}
+    assert open_operations == texts, "each of the others has an example"
 
 
 def test_errors_are_as_described(described):

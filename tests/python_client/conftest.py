@@ -38,11 +38,11 @@ def pytest_unconfigure(config):
 class Running:
     """A server on free ports, with a chat template."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, model=None):
         program = pathlib.Path(os.environ.get("MOESERVE_BIN", ROOT / "build/release/moeserve"))
         if not program.exists():
             pytest.skip(f"{program} is not built")
-        model = os.environ.get("MOESERVE_MODEL", ROOT / "deploy/models/mh-moe")
+        model = model or os.environ.get("MOESERVE_MODEL", ROOT / "deploy/models/mh-moe")
         self.process = subprocess.Popen(
             [program, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
              "--chat-template", ROOT / "tests/chat/templates/chatml.jinja", *arguments],

@@ -15,7 +15,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from conftest import Running
+from conftest import ROOT, Running
 from moeserve import (AsyncClient, Client, Error, ExpertOverride, RoutingControl, StructuredOutput,
                       answers)
 
@@ -309,6 +309,55 @@ def test_statistics(client):
     client.generate(PROMPT, **GREEDY)
     after = client.statistics().since(before)
     assert after.tokens > 0 and after.load().shape[0] == len(after.blocks)
+
+
+@pytest.fixture(params=[Client, OnThread], ids=["client", "async_client"])
+def client_of(request, tmp_path, monkeypatch):
+    """Returns a client of a small encoder."""
+    monkeypatch.syspath_prepend(ROOT / "tests/clients")
+    import encoder_models
+
+    with contextlib.ExitStack() as ends:
+        def start(name):
+            running = Running(model=encoder_models.make(name, tmp_path))
+            ends.callback(running.stop)
+            made = request.param(running.grpc)
+            ends.callback(made.close)
+            return made
+
+        yield start
+
+
+def test_vectors(client_of):
+    client = client_of("nomic-experts")
+    texts = ["rose", "a shrub", ""]
+    vectors = client.embed(texts)
+    assert vectors.dtype == np.float32 and vectors.shape[0] == 3
+    assert np.array_equal(client.embed("a shrub"), vectors[1:2])
+    assert np.array_equal(client.embed([[2, 7, 3]]).shape, vectors[:1].shape)
+    short = client.embed(texts, dimensions=8, normalize=True)
+    assert np.allclose(np.linalg.norm(short, axis=1), 1.0, atol=1e-6)
+    with pytest.raises(Error, match="unsupported_task"):
+        client.classify("rose")
+    with pytest.raises(Error, match="dimensions"):
+        client.embed("rose", dimensions=10_000)
+
+
+def test_labels(client_of):
+    client = client_of("bert-classifier")
+    one, pair = client.classify(["rose", "rose"])[0], client.classify(["rose"], pairs=["a"])[0]
+    assert one.label == max(one.scores, key=one.scores.get) and one.scores != pair.scores
+    assert sum(one.scores.values()) == pytest.approx(1.0, abs=1e-6)
+    with pytest.raises(ValueError, match="second text"):
+        client.classify(["rose"], pairs=["a", "b"])
+
+
+def test_entities(client_of):
+    client = client_of("tiny-encoder-split")
+    text = "a shrub of southern africa"
+    (found,) = client.entities([text])
+    assert all(text[e.begin:e.end] == e.text and 0 < e.score <= 1 for e in found)
+    assert client.entities([text], aggregation="viterbi") == [found]
 
 
 def test_both_clients_have_the_same_methods():

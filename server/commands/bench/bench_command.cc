@@ -72,6 +72,7 @@ Result<Loaded> Open(const BenchArguments& options) {
       Checkpoint checkpoint,
       LoadCheckpoint(options.model.directory,
                      {.require_tokenizer = false, .ignored_keys = options.model.ignored_keys}));
+  MOESERVE_RETURN_IF_ERROR(CheckGenerating(checkpoint.spec));
   loaded.spec = checkpoint.spec;
   loaded.weights = std::move(checkpoint.weights);
   loaded.name = checkpoint.directory_name;

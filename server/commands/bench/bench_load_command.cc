@@ -267,6 +267,7 @@ absl::Status RunInProcess(const LoadArguments& options) {
   MOESERVE_ASSIGN_OR_RETURN(const RunningModel model, options.synthetic.empty()
                                                           ? StartModel(options.model, engine)
                                                           : StartSynthetic(options, engine));
+  MOESERVE_RETURN_IF_ERROR(CheckGenerating(model.engine->spec()));
   MOESERVE_ASSIGN_OR_RETURN(const Workload workload,
                             MakeWorkload(options, model.engine->spec().vocab_size));
   if (workload.max_total_tokens() > model.engine->max_model_len()) {

@@ -96,13 +96,15 @@ Result<std::unique_ptr<ChatModel>> StartLocalChat(const LocalChatOptions& option
   EngineOptionsText engine_text = options.engine;
   engine_text.engine.max_num_seqs = 1;
   MOESERVE_ASSIGN_OR_RETURN(const EngineOptions engine, ResolveEngineOptions(engine_text));
+  ModelOptionsText model_options = options.model;
+  model_options.must_generate = true;
   std::optional<std::string> given;
   if (!options.chat_template.empty()) {
     auto source = ReadTextFile(options.chat_template, chat::kMaxTemplateBytes);
     if (!source.ok()) return Prefixed("--chat-template: ", source.status());
     given = *std::move(source);
   }
-  MOESERVE_ASSIGN_OR_RETURN(RunningModel model, StartModel(options.model, engine));
+  MOESERVE_ASSIGN_OR_RETURN(RunningModel model, StartModel(model_options, engine));
   if (model.engine->tokenizer() == nullptr) {
     return absl::FailedPreconditionError("a chat needs a tokenizer, and the model has none");
   }

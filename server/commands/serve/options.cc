@@ -188,6 +188,7 @@ void AddServeOptions(CLI::App& command, ServeOptions& options) {
   options.model.packed_cache = "auto";
   AddComputeOptions(command, options.model);
   AddDraftModel(command, options.model);
+  AddPoolingOption(command, options.model);
   AddEngineOptions(command, options.engine);
   AddInterfaceOptions(command, options);
   AddRequestOptions(command, options);

@@ -219,6 +219,7 @@ Result<LoadedModel> LoadModel(const ServeOptions& options, const Configuration& 
   out.chat = MakeChatFormat(out.tokenizer_config, configuration.call_syntax);
   out.engine = std::move(running.engine);
   out.defaults = running.defaults;
+  out.text_settings = std::move(running.text_settings);
   out.description = std::move(running.description);
   out.resources = std::move(running.backend);
   out.load_seconds = absl::ToDoubleSeconds(SteadyNow() - start);

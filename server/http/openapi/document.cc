@@ -133,6 +133,7 @@ OrderedJson OpenApiDocument(const Router& router, const ServerSettings& settings
   OrderedJson& components = out["components"];
   components["schemas"] = OrderedJson::object();
   AddGenerationSchemas(settings, components["schemas"]);
+  AddEncodeSchemas(components["schemas"]);
   AddServerSchemas(components["schemas"]);
   components["parameters"] = Parameters();
   components["securitySchemes"][std::string(kScheme)] = {

@@ -58,6 +58,7 @@ constexpr char kServer[] = R"json({
   "created": "integer", "created_at?": "time", "lifecycle?": "'active'", "owned_by": "string",
   "root?": "string", "parent?": "null", "max_model_len?": "integer | null",
   "max_input_tokens?": "integer | null", "max_tokens?": "integer | null",
+  "tasks?": ["[string]", "What the model computes"],
   "version?": "integer | null"},
 "OllamaDetails": {"format": "string", "family": "'moe' | 'dense'", "...": "any"},
 "OllamaModels": {

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/error_text.h"
 #include "base/steady_clock.h"
+#include "engine/validate_request.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/base/version.h"
@@ -19,10 +20,12 @@
 #include "server/completions/completion_response.h"
 #include "server/fields/request_fields.h"
 #include "server/fields/routing_fields.h"
+#include "server/generation/task_check.h"
 #include "server/generation/token_memory.h"
 #include "server/http/error_response.h"
 #include "server/http/openapi/document.h"
 #include "server/http/routes/chat_routes.h"
+#include "server/http/routes/encode_routes.h"
 #include "server/http/routes/expert_routes.h"
 #include "server/http/routes/inference_routes.h"
 #include "server/http/routes/json_response.h"
@@ -197,6 +200,7 @@ class Api {
     {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(model, NamedModel(request, *body));
+      MOESERVE_RETURN_IF_ERROR(CheckGenerates(model->engine().spec()));
       const RequestRules rules = context_.Rules(*model, request.key.get());
       MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, rules, request.body));
     }
@@ -278,6 +282,7 @@ class Api {
         model.ok() ? OrderedJson((*model)->engine().max_model_len()) : OrderedJson(nullptr);
     card["max_input_tokens"] = card["max_model_len"];
     card["max_tokens"] = card["max_model_len"];
+    if (model.ok()) card["tasks"] = TaskNames((*model)->engine().spec());
     card["version"] = model.ok() ? OrderedJson((*model)->version()) : OrderedJson(nullptr);
     return card;
   }
@@ -299,6 +304,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   constexpr Access kModels = Access::AnyOf(Scope::kStatistics, Scope::kGenerate);
   add("POST", "/v1/completions", Access::Key(Scope::kGenerate), &Api::Completions);
   AddChatRoutes(*router, context);
+  AddEncodeRoutes(*router, context);
   add("GET", "/v1/models", kModels, &Api::Models);
   AddModelRoutes(*router, context);  // before the pattern that matches its paths, too
   add("GET", "/v1/models/*", kModels, &Api::Model);

@@ -18,6 +18,7 @@
 #include "server/chat/chat_request.h"
 #include "server/chat/chat_response.h"
 #include "server/completions/completion_request.h"
+#include "server/generation/task_check.h"
 #include "server/http/routes/request_body.h"
 #include "server/http/routes/submit.h"
 #include "server/ollama/ollama_request.h"
@@ -279,6 +280,7 @@ class ChatRoutes {
     Chat chat;
     MOESERVE_ASSIGN_OR_RETURN(const auto name, StringField(body, "model"));
     MOESERVE_ASSIGN_OR_RETURN(chat.model, context_.ModelFor(name.value_or(""), request.key.get()));
+    MOESERVE_RETURN_IF_ERROR(CheckGenerates(chat.model->engine().spec()));
     MOESERVE_ASSIGN_OR_RETURN(chat.params,
                               ParseChat(body, text, context_.Rules(*chat.model, request.key.get()),
                                         context_.settings().allow_request_chat_template));

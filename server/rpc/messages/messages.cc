@@ -258,6 +258,22 @@ absl::Status ParseBeam(const v1::GenerateRequest& request, const RequestRules& r
       rules, out);
 }
 
+Result<int> CheckLogprobs(const char* name, uint32_t value, const RequestLimits& limits) {
+  if (value > static_cast<uint32_t>(limits.max_logprobs)) {
+    return InvalidValue(name,
+                        Concat("'", name, "' is at most ", limits.max_logprobs, ", found ", value));
+  }
+  return static_cast<int>(value);
+}
+
+void FillToken(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) {
+  to.set_token_id(token);
+  to.set_token(TokenText(tokenizer, token, false));
+  if (tokenizer != nullptr) to.set_token_bytes(tokenizer->TokenBytes(token));
+}
+
+}  // namespace
+
 Result<std::shared_ptr<const RoutingControl>> ParseControl(const v1::RoutingControl& in,
                                                            const RoutingRules& rules) {
   constexpr char kField[] = "routing_control";
@@ -281,22 +297,6 @@ Result<std::shared_ptr<const RoutingControl>> ParseControl(const v1::RoutingCont
   if (change.empty()) return std::shared_ptr<const RoutingControl>();
   return MakeRoutingControl(change, rules, kField);
 }
-
-Result<int> CheckLogprobs(const char* name, uint32_t value, const RequestLimits& limits) {
-  if (value > static_cast<uint32_t>(limits.max_logprobs)) {
-    return InvalidValue(name,
-                        Concat("'", name, "' is at most ", limits.max_logprobs, ", found ", value));
-  }
-  return static_cast<int>(value);
-}
-
-void FillToken(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) {
-  to.set_token_id(token);
-  to.set_token(TokenText(tokenizer, token, false));
-  if (tokenizer != nullptr) to.set_token_bytes(tokenizer->TokenBytes(token));
-}
-
-}  // namespace
 
 Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
                                        const RequestRules& rules) {
@@ -397,18 +397,19 @@ absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
     to.set_beam_score(delta.beam->score);
     to.set_cumulative_logprob(delta.beam->cumulative_logprob);
   }
-  to.mutable_usage()->set_prompt_tokens(delta.usage.prompt_tokens);
-  to.mutable_usage()->set_completion_tokens(delta.usage.completion_tokens);
-  to.mutable_usage()->set_cached_tokens(delta.usage.cached_tokens);
-  if (delta.usage.routed_tokens > 0) {
-    const double tokens = delta.usage.routed_tokens;
-    to.mutable_usage()->set_experts_per_token(static_cast<double>(delta.usage.expert_routes) /
-                                              tokens);
-    to.mutable_usage()->set_activated_parameters_per_token(
-        static_cast<double>(delta.usage.activated_parameters) / tokens);
-    if (delta.usage.macs) to.mutable_usage()->set_macs_per_token(*delta.usage.macs / tokens);
-  }
+  FillUsage(delta.usage, *to.mutable_usage());
   return absl::OkStatus();
+}
+
+void FillUsage(const Usage& usage, v1::Usage& to) {
+  to.set_prompt_tokens(usage.prompt_tokens);
+  to.set_completion_tokens(usage.completion_tokens);
+  to.set_cached_tokens(usage.cached_tokens);
+  if (usage.routed_tokens == 0) return;
+  const double tokens = usage.routed_tokens;
+  to.set_experts_per_token(static_cast<double>(usage.expert_routes) / tokens);
+  to.set_activated_parameters_per_token(static_cast<double>(usage.activated_parameters) / tokens);
+  if (usage.macs) to.set_macs_per_token(*usage.macs / tokens);
 }
 
 void Fill(const RoutingRecord& record, const RouteLayout& layout, v1::RoutingRecord& to) {

@@ -7,10 +7,10 @@ from moeserve.answers import Error
 from moeserve.async_client import AsyncClient
 from moeserve.client import Client
 from moeserve.fields import ExpertOverride, RoutingControl, StructuredOutput
-from moeserve.results import (BlockStatistics, ChatAnswer, Completion, ExpertStatistics, Piece,
-                              RouteBlock, Routes, ToolCall, Word)
+from moeserve.results import (BlockStatistics, ChatAnswer, Completion, Entity, ExpertStatistics,
+                              Labels, Piece, RouteBlock, Routes, ToolCall, Word)
 from moeserve.server import Server
 
-__all__ = ["AsyncClient", "BlockStatistics", "ChatAnswer", "Client", "Completion", "Error",
-           "ExpertOverride", "ExpertStatistics", "Piece", "RouteBlock", "Routes", "RoutingControl",
+__all__ = ["AsyncClient", "BlockStatistics", "ChatAnswer", "Client", "Completion", "Entity",
+           "Error", "ExpertOverride", "ExpertStatistics", "Labels", "Piece", "RouteBlock", "Routes", "RoutingControl",
            "Server", "StructuredOutput", "ToolCall", "Word"]

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from moeserve.results import (BlockStatistics, ChatAnswer, Completion, ExpertStatistics, Piece,
-                              RouteBlock, Routes, ToolCall, Word)
+from moeserve.results import (BlockStatistics, ChatAnswer, Completion, Entity, ExpertStatistics,
+                              Labels, Piece, RouteBlock, Routes, ToolCall, Word)
 from moeserve.v1 import moeserve_pb2 as pb
 
 _FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
@@ -41,6 +41,23 @@ class errors:
         trailers = {item[0]: item[1] for item in metadata}
         code = trailers.get("x-error-code") or error.code().name
         raise Error(str(code), error.details() or "") from None
+
+
+def vectors(answer: Any) -> NDArray[np.float32]:
+    """Returns [texts, width]: the vectors of an EncodeResponse."""
+    return np.stack([np.asarray(output.values, dtype=np.float32) for output in answer.outputs])
+
+
+def labels(answer: Any) -> list[Labels]:
+    return [Labels(output.label, dict(zip(answer.labels, output.values, strict=True)))
+            for output in answer.outputs]
+
+
+def entities(answer: Any) -> list[list[Entity]]:
+    return [[Entity(found.entity_group, found.score, found.word,
+                    found.start if found.HasField("start") else None,
+                    found.end if found.HasField("end") else None)
+             for found in output.entities] for output in answer.outputs]
 
 
 class Collector:

@@ -18,7 +18,8 @@ from moeserve import answers, fields
 from moeserve.answers import errors
 from moeserve.chat_api import ChatApi
 from moeserve.fields import Prompt, RoutingControl, Structured
-from moeserve.results import ChatAnswer, Completion, ExpertStatistics, Piece, Routes, Word
+from moeserve.results import (ChatAnswer, Completion, Entity, ExpertStatistics, Labels, Piece,
+                              Routes, Word)
 from moeserve.v1 import moeserve_pb2 as pb
 from moeserve.v1 import moeserve_pb2_grpc as rpc
 
@@ -178,6 +179,31 @@ class AsyncClient:
         with errors():
             answer = await self._stub.Score(request, **self._options)
         return answers.logprob_array(answer.tokens)
+
+    async def embed(self, texts: str | Sequence[Prompt], *, model: str = "",
+                    dimensions: int | None = None, prompt_name: str | None = None,
+                    normalize: bool | None = None) -> NDArray[np.float32]:
+        request = fields.encode_request(texts, pb.ENCODE_TASK_EMBED, model=model,
+                                        dimensions=dimensions, prompt_name=prompt_name,
+                                        use_activation=normalize)
+        with errors():
+            answer = await self._stub.Encode(request, **self._options)
+        return answers.vectors(answer)
+
+    async def classify(self, texts: str | Sequence[Prompt], *, pairs: Sequence[str] | None = None,
+                       model: str = "") -> list[Labels]:
+        request = fields.encode_request(texts, pb.ENCODE_TASK_CLASSIFY, model=model, pairs=pairs)
+        with errors():
+            answer = await self._stub.Encode(request, **self._options)
+        return answers.labels(answer)
+
+    async def entities(self, texts: str | Sequence[Prompt], *, aggregation: str = "default",
+                       model: str = "") -> list[list[Entity]]:
+        request = fields.encode_request(texts, pb.ENCODE_TASK_TOKEN_CLASSIFY, model=model,
+                                        aggregation=aggregation)
+        with errors():
+            answer = await self._stub.Encode(request, **self._options)
+        return answers.entities(answer)
 
     async def tokenize(self, text: str, *, model: str = "") -> NDArray[np.int32]:
         request = pb.TokenizeRequest(model=model, text=text)

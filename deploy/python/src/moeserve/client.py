@@ -15,7 +15,8 @@ from moeserve import answers, fields
 from moeserve.answers import Error, errors
 from moeserve.chat_api import ChatApi
 from moeserve.fields import Prompt, RoutingControl, Structured
-from moeserve.results import ChatAnswer, Completion, ExpertStatistics, Piece, Routes, Word
+from moeserve.results import (ChatAnswer, Completion, Entity, ExpertStatistics, Labels, Piece,
+                              Routes, Word)
 from moeserve.v1 import moeserve_pb2 as pb
 from moeserve.v1 import moeserve_pb2_grpc as rpc
 
@@ -168,6 +169,38 @@ class Client:
         with errors():
             answer = self._stub.Score(request, **self._options)
         return answers.logprob_array(answer.tokens)
+
+    def embed(self, texts: str | Sequence[Prompt], *, model: str = "",
+              dimensions: int | None = None, prompt_name: str | None = None,
+              normalize: bool | None = None) -> NDArray[np.float32]:
+        """Returns [texts, width]: the vector of each text. `prompt_name` names a text of the model that
+        goes before each text, such as "query"; `dimensions` cuts the vectors. Vectors are normalized
+        as the model says, unless `normalize` says otherwise."""
+        request = fields.encode_request(texts, pb.ENCODE_TASK_EMBED, model=model,
+                                        dimensions=dimensions, prompt_name=prompt_name,
+                                        use_activation=normalize)
+        with errors():
+            answer = self._stub.Encode(request, **self._options)
+        return answers.vectors(answer)
+
+    def classify(self, texts: str | Sequence[Prompt], *, pairs: Sequence[str] | None = None,
+                 model: str = "") -> list[Labels]:
+        """Returns the scores of the labels of each text, or of each pair of a text and one of `pairs`,
+        by a model that classifies texts."""
+        request = fields.encode_request(texts, pb.ENCODE_TASK_CLASSIFY, model=model, pairs=pairs)
+        with errors():
+            answer = self._stub.Encode(request, **self._options)
+        return answers.labels(answer)
+
+    def entities(self, texts: str | Sequence[Prompt], *, aggregation: str = "default",
+                 model: str = "") -> list[list[Entity]]:
+        """Returns the named parts of each text, by a model that labels tokens. `aggregation` is "none",
+        "simple", "viterbi" or the default of the model's labels."""
+        request = fields.encode_request(texts, pb.ENCODE_TASK_TOKEN_CLASSIFY, model=model,
+                                        aggregation=aggregation)
+        with errors():
+            answer = self._stub.Encode(request, **self._options)
+        return answers.entities(answer)
 
     def tokenize(self, text: str, *, model: str = "") -> NDArray[np.int32]:
         """Returns [n]: the token ids of a text, as generate() encodes it."""

@@ -145,6 +145,26 @@ def generate_request(prompt: Prompt, sampling: Mapping[str, Any], *, model: str 
     return request
 
 
+def encode_request(texts: str | Sequence[Prompt], task: int, *, model: str,
+                   pairs: Sequence[str] | None = None, **options: Any) -> pb.EncodeRequest:
+    """The request for something of texts. Options that are None are left out."""
+    found = [texts] if isinstance(texts, str) else list(texts)
+    if pairs is not None and len(pairs) != len(found):
+        raise ValueError(f"expected a second text for each of {len(found)}, found {len(pairs)}")
+    request = pb.EncodeRequest(model=model, task=task,
+                               **{name: value for name, value in options.items()
+                                  if value is not None})
+    for index, text in enumerate(found):
+        item = request.inputs.add()
+        if isinstance(text, str):
+            item.text = text
+        else:
+            item.token_ids.ids.extend(int(i) for i in text)
+        if pairs is not None:
+            item.text_pair = pairs[index]
+    return request
+
+
 def score_request(text: Prompt, model: str) -> pb.GenerateRequest:
     """Computes a text and generates nothing. Unlike Score, Generate can return routes."""
     return generate_request(text, {"max_tokens": 0}, model=model, prompt_logprobs=True, routes=True)

@@ -22,6 +22,25 @@ class RouteBlock:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """The scores of a text's labels."""
+
+    label: str  # with the highest score
+    scores: dict[str, float]  # of all labels
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A named part of a text."""
+
+    name: str
+    score: float
+    text: str
+    begin: int | None  # characters of the text; None for token ids
+    end: int | None  # behind the last one
+
+
+@dataclass(frozen=True)
 class Word:
     """A word of a text, with the white space before it, and its tokens."""
 
