@@ -45,6 +45,7 @@ FLOORS = {
         "generation",
         "fields",
         "answers",
+        "encode",
         "reports",
         "completions",
         "chat",
