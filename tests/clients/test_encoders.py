@@ -5,6 +5,7 @@ import base64
 import json
 import math
 import random
+import re
 import struct
 import subprocess
 import urllib.error
@@ -15,7 +16,7 @@ import openai
 import pytest
 
 import encoder_models
-from conftest import binary, post, start_server, stop_server
+from conftest import binary, post, start_server, stop_server, wait_for
 from test_mutated_requests import mutated
 
 TEXTS = ["rose", "a shrub of southern africa", ""]
@@ -334,3 +335,22 @@ def test_mutated_requests(request, route):
     assert statuses <= {200, 400, 404}
     assert {200, 400} <= statuses
     assert post(server, route, body)
+
+
+def test_cancelled_call(embedder, stub):
+    pb, inference = stub
+
+    def busy():
+        with urllib.request.urlopen(f"{embedder.url}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines
+                   if re.match(r"moeserve_requests_(running|waiting)\{", line))
+
+    request = pb.EncodeRequest(task=pb.ENCODE_TASK_EMBED)
+    for _ in range(2048):
+        request.inputs.add().text = "a shrub of southern africa " * 5
+    call = inference.Encode.future(request)
+    assert wait_for(lambda: busy() > 0)
+    call.cancel()
+    assert wait_for(lambda: busy() == 0)
+    assert call.cancelled()

@@ -46,6 +46,7 @@ FLOORS = {
         "generation",
         "fields",
         "answers",
+        "encode",
         "reports",
         "completions",
         "chat",
