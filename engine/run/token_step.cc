@@ -70,7 +70,9 @@ std::optional<SampleRow> DeviceSample(const Sequence& s, int row, int ahead,
 
 Usage TokenStep::UsageOf(const Sequence& s) {
   Usage usage;
-  usage.prompt_tokens = s.prompt_length();
+  // The start token of a decoder beside an encoder is not the request's.
+  usage.prompt_tokens =
+      s.source_length() == 0 ? s.prompt_length() : s.source_length() + s.prompt_length() - 1;
   usage.completion_tokens = s.generated();
   usage.cached_tokens = s.cached_tokens;
   usage.queue_seconds = std::chrono::duration<double>(s.admitted_at - s.submitted_at).count();

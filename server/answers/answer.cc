@@ -76,8 +76,7 @@ absl::Status CheckPromptLogprobs(const PreparedPrompt& prompt, const OutputDelta
 }
 
 OrderedJson PromptLogprobsJson(const Tokenizer* tokenizer,
-                               const std::vector<std::optional<TokenLogprob>>& logprobs,
-                               int count) {
+                               std::span<const std::optional<TokenLogprob>> logprobs, int count) {
   const auto entry = [&](TokenId token, float logprob, int rank) {
     return OrderedJson{{"logprob", LogprobValue(logprob)},
                        {"rank", rank + 1},

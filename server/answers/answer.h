@@ -75,7 +75,7 @@ absl::Status CheckPromptLogprobs(const PreparedPrompt& prompt, const OutputDelta
 // object that maps token ids to {"logprob", "rank", "decoded_token"}, for the `count` most probable
 // tokens and the prompt's own token.
 OrderedJson PromptLogprobsJson(const Tokenizer* tokenizer,
-                               const std::vector<std::optional<TokenLogprob>>& logprobs, int count);
+                               std::span<const std::optional<TokenLogprob>> logprobs, int count);
 
 // Adds the routes of a choice, if there are any, to the choice's JSON.
 void PutRouting(const ChoicePart& part, const RoutingParams& params, OrderedJson& choice);

@@ -21,6 +21,7 @@ struct GenerateArguments {
   ModelOptionsText model;
   EngineOptionsText engine;
   std::string prompt;
+  std::string decoder_prompt;  // empty: none
   int max_tokens = 128;
   SamplingOptions sampling;
   int num_beams = 0;  // 0: tokens are drawn
@@ -64,15 +65,18 @@ absl::Status Generate(const GenerateArguments& options) {
   prompt.is_text = true;
   prompt.text = options.prompt;
   params.prompts.push_back(std::move(prompt));
+  if (!options.decoder_prompt.empty()) {
+    params.decoder_prompt = {.is_text = true, .text = options.decoder_prompt};
+  }
+  params.echo = options.echo;
   MOESERVE_RETURN_IF_ERROR(SetSampling(options, model.defaults, params));
-  MOESERVE_ASSIGN_OR_RETURN(
-      std::vector<PreparedPrompt> prompts,
-      PreparePrompts(params, model.engine->tokenizer(), model.engine->max_model_len()));
+  MOESERVE_ASSIGN_OR_RETURN(std::vector<PreparedPrompt> prompts,
+                            PreparePrompts(params, PromptRulesOf(*model.engine)));
   // The APIs refuse a max_tokens that does not fit into the context; this command reduces it.
   const int room = model.engine->max_model_len() - static_cast<int>(prompts.front().ids.size());
   prompts.front().max_tokens = std::min(options.max_tokens, room);
 
-  if (options.echo) std::fputs(options.prompt.c_str(), stdout);
+  if (options.echo) std::fputs(prompts.front().echo_text.c_str(), stdout);
   MOESERVE_RETURN_IF_ERROR(RunToEnd(
       model.engine, MakeEngineRequests(params, prompts, "generate", absl::InfiniteFuture()),
       [](size_t, const OutputDelta& delta) {
@@ -94,7 +98,12 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
   options->model.must_generate = true;
   AddModelOptions(*command, options->model);
   AddDraftModel(*command, options->model);
-  command->add_option("--prompt", options->prompt, "The text to continue")->required();
+  command
+      ->add_option("--prompt", options->prompt,
+                   "The text to continue, or an encoder-decoder's source")
+      ->required();
+  command->add_option("--decoder-prompt", options->decoder_prompt,
+                      "How the text of an encoder-decoder begins");
   AddNumberOption(*command, "--max-tokens", options->max_tokens, "Most tokens to generate", 1,
                   1 << 24);
   AddSamplingOptions(*command, options->sampling);

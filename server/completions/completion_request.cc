@@ -77,6 +77,26 @@ Result<std::vector<PromptInput>> ParsePrompts(const Json& body, const RequestRul
   return prompts;
 }
 
+// Parses `decoder_prompt`: a string or a list of token ids, which may be empty.
+Result<std::optional<PromptInput>> ParseDecoderPrompt(const Json& body, const RequestRules& rules) {
+  constexpr char kField[] = "decoder_prompt";
+  const Json* field = FindField(body, kField);
+  if (field == nullptr) return std::nullopt;
+  PromptInput prompt;
+  prompt.is_text = field->is_string();
+  if (prompt.is_text) {
+    prompt.text = field->get<std::string>();
+    if (prompt.text.size() > rules.limits.max_prompt_bytes) {
+      return InvalidValue(kField,
+                          Concat("'", kField, "': at most ", rules.limits.max_prompt_bytes,
+                                 " bytes of text are accepted, found ", prompt.text.size()));
+    }
+  } else {
+    MOESERVE_ASSIGN_OR_RETURN(prompt.ids, TokenIdList(*field, kField, rules.vocab_size));
+  }
+  return prompt;
+}
+
 // Reads best_of: so many samples of each prompt are generated, and the best n of them returned.
 absl::Status ParseBestOf(const Json& body, const RequestRules& rules, CompletionParams& out) {
   MOESERVE_ASSIGN_OR_RETURN(auto best_of, IntField(body, "best_of", out.n, rules.limits.max_n));
@@ -121,6 +141,7 @@ Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& r
   CompletionParams out;
   MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, FieldRoute::kCompletions, out, text));
   MOESERVE_ASSIGN_OR_RETURN(out.prompts, ParsePrompts(body, rules));
+  MOESERVE_ASSIGN_OR_RETURN(out.decoder_prompt, ParseDecoderPrompt(body, rules));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
   MOESERVE_RETURN_IF_ERROR(ParseBeamFields(body, rules, out));
   return out;

@@ -114,19 +114,22 @@ absl::Status CompletionWriter::Add(int index, const PreparedPrompt& prompt, Outp
 
 absl::Status CompletionWriter::AddPrompt(Choice& choice, const PreparedPrompt& prompt,
                                          const OutputDelta& delta) {
-  if (options_.return_token_ids) choice.part.prompt_token_ids = prompt.ids;
+  if (options_.return_token_ids) {
+    choice.part.prompt_token_ids = prompt.source.empty() ? prompt.ids : prompt.source;
+  }
   if (!options_.routing.words.empty()) choice.ids = prompt.ids;
   const bool echo_logprobs = options_.echo && options_.logprobs;
   if (echo_logprobs || options_.prompt_logprobs) {
     MOESERVE_RETURN_IF_ERROR(CheckPromptLogprobs(prompt, delta));
   }
   if (options_.prompt_logprobs) {
-    choice.part.prompt_logprobs =
-        PromptLogprobsJson(tokenizer_, delta.prompt_logprobs, *options_.prompt_logprobs);
+    choice.part.prompt_logprobs = PromptLogprobsJson(
+        tokenizer_, std::span(delta.prompt_logprobs).subspan(prompt.start_tokens()),
+        *options_.prompt_logprobs);
   }
   if (options_.echo) choice.part.text = prompt.echo_text;
   if (!echo_logprobs) return absl::OkStatus();
-  for (size_t i = 0; i < prompt.ids.size(); ++i) {
+  for (size_t i = prompt.start_tokens(); i < prompt.ids.size(); ++i) {
     std::optional<TokenLogprob> logprob = delta.prompt_logprobs[i];
     if (!logprob) {
       choice.logprobs.AddUnscored(prompt.ids[i]);

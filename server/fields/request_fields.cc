@@ -80,6 +80,7 @@ constexpr Field kFields[] = {
     // What the answer is made from
     {"model", kAll},
     {"prompt", kCompletion | kTokenize | kOllamaGenerate},
+    {"decoder_prompt", kCompletion},
     {"messages", (kRender & ~kResponse) | kOllamaChat},
     {"input", kResponse | kVectors | kClassify | kFillMask},
     {"token_type_ids", kVectors | kClassify | kFillMask, kNone, kNone, Harmless::kEmpty},

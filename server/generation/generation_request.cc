@@ -38,35 +38,96 @@ Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens,
   return *params.max_tokens;
 }
 
+PromptRules PromptRulesOf(const Engine& engine) {
+  PromptRules rules{.tokenizer = engine.tokenizer(), .max_model_len = engine.max_model_len()};
+  const ModelSpec& spec = engine.spec();
+  if (spec.encoder != nullptr) {
+    rules.decoder_start = *spec.decoder_start_token_id;
+    rules.max_source = std::min(rules.max_model_len, spec.encoder->max_position_embeddings);
+  }
+  return rules;
+}
+
+namespace {
+
+Result<std::vector<TokenId>> EncodeInput(const PromptInput& input, std::string_view field,
+                                         bool special_tokens, const Tokenizer* tokenizer) {
+  if (!input.is_text) return input.ids;
+  if (tokenizer == nullptr) {
+    return InvalidValue(field, "this model has no tokenizer: send token ids");
+  }
+  auto ids = tokenizer->Encode(input.text, special_tokens);
+  if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
+  return ids;
+}
+
+// Makes the prompt of an encoder-decoder the source, and lets the decoder begin with its start
+// token and `given`.
+absl::Status MakeSource(const GenerationParams& params, const PromptRules& rules,
+                        const std::vector<TokenId>& given, PreparedPrompt& prompt) {
+  prompt.source = std::move(prompt.ids);
+  if (params.truncate_prompt_tokens) {
+    const size_t keep = *params.truncate_prompt_tokens == -1
+                            ? static_cast<size_t>(rules.max_source)
+                            : static_cast<size_t>(*params.truncate_prompt_tokens);
+    if (prompt.source.size() > keep) {
+      prompt.source.erase(prompt.source.begin(), prompt.source.end() - static_cast<int64_t>(keep));
+    }
+  }
+  if (std::ssize(prompt.source) > rules.max_source) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "context_length_exceeded",
+                     Concat("the encoder of this model takes at most ", rules.max_source,
+                            " tokens; the prompt has ", prompt.source.size()),
+                     params.prompt_field);
+  }
+  prompt.ids.assign(1, *rules.decoder_start);
+  prompt.ids.insert(prompt.ids.end(), given.begin(), given.end());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
-                                                   const Tokenizer* tokenizer, int max_model_len) {
+                                                   const PromptRules& rules) {
+  std::vector<TokenId> given;
+  if (params.decoder_prompt) {
+    constexpr char kField[] = "decoder_prompt";
+    if (!rules.decoder_start) {
+      return InvalidValue(kField,
+                          "'decoder_prompt': expected none, because this model has no "
+                          "encoder: its prompt is what it continues");
+    }
+    MOESERVE_ASSIGN_OR_RETURN(given,
+                              EncodeInput(*params.decoder_prompt, kField, false, rules.tokenizer));
+  }
   std::vector<PreparedPrompt> prepared;
   prepared.reserve(params.prompts.size());
   for (const PromptInput& input : params.prompts) {
     PreparedPrompt prompt;
-    if (input.is_text) {
-      if (tokenizer == nullptr) {
-        return InvalidValue("prompt", "this model has no tokenizer: send token ids");
-      }
-      auto ids = tokenizer->Encode(input.text, params.add_special_tokens);
-      if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
-      prompt.ids = *std::move(ids);
-      if (prompt.ids.empty()) {
-        return InvalidValue(params.prompt_field,
-                            Concat("'", params.prompt_field,
-                                   "' must not be empty: the tokenizer adds no token to it"));
-      }
-    } else {
-      prompt.ids = input.ids;
+    MOESERVE_ASSIGN_OR_RETURN(
+        prompt.ids, EncodeInput(input, "prompt", params.add_special_tokens, rules.tokenizer));
+    if (prompt.ids.empty()) {
+      return InvalidValue(params.prompt_field,
+                          Concat("'", params.prompt_field,
+                                 "' must not be empty: the tokenizer adds no token to it"));
     }
-    const bool truncated = TruncatePrompt(params, max_model_len, prompt.ids);
+    bool truncated = false;
+    if (rules.decoder_start) {
+      MOESERVE_RETURN_IF_ERROR(MakeSource(params, rules, given, prompt));
+    } else {
+      truncated = TruncatePrompt(params, rules.max_model_len, prompt.ids);
+    }
     MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
-                              FitIntoContext(params, prompt.ids.size(), max_model_len));
+                              FitIntoContext(params, prompt.ids.size(), rules.max_model_len));
     if (params.echo) {
-      if (input.is_text && !truncated) {
+      if (rules.decoder_start) {
+        if (rules.tokenizer != nullptr) {
+          MOESERVE_ASSIGN_OR_RETURN(prompt.echo_text, rules.tokenizer->Decode(given, false));
+        }
+      } else if (input.is_text && !truncated) {
         prompt.echo_text = input.text;
-      } else if (tokenizer != nullptr) {
-        MOESERVE_ASSIGN_OR_RETURN(prompt.echo_text, tokenizer->Decode(prompt.ids, false));
+      } else if (rules.tokenizer != nullptr) {
+        MOESERVE_ASSIGN_OR_RETURN(prompt.echo_text, rules.tokenizer->Decode(prompt.ids, false));
       }
     }
     prepared.push_back(std::move(prompt));
@@ -82,7 +143,7 @@ absl::Status CheckRecordSize(const GenerationParams& params,
   const int64_t per_token = MostRoutes(spec, routing.control.get());
   int64_t tokens = 0;
   for (const PreparedPrompt& prompt : prompts) {
-    tokens += static_cast<int64_t>(prompt.ids.size()) + (params.stream ? 0 : prompt.max_tokens);
+    tokens += static_cast<int64_t>(prompt.tokens()) + (params.stream ? 0 : prompt.max_tokens);
   }
   tokens *= params.n;
   if (per_token == 0 || tokens <= max_routes / per_token) return absl::OkStatus();
@@ -144,7 +205,8 @@ size_t AdmissionBytes(const GenerationParams& params, const std::vector<Prepared
   size_t bytes = prompts.size() *
                  (SamplingBytes(params.sampling) + 4 * params.prediction.size() * sizeof(TokenId));
   for (const PreparedPrompt& prompt : prompts) {
-    bytes += kChoice + prompt.ids.size() * per_token + 4 * prompt.echo_text.size();
+    bytes += kChoice + (prompt.source.size() + prompt.ids.size()) * per_token +
+             4 * prompt.echo_text.size();
   }
   const int choices =
       std::max(params.n, params.sampling.beam ? params.sampling.beam->num_beams : 1);
@@ -167,6 +229,7 @@ std::vector<Request> MakeEngineRequests(const GenerationParams& params,
       Request request;
       request.id = Concat(id, '-', p * params.n + sample);
       request.prompt = prompts[p].ids;
+      request.source = prompts[p].source;
       request.sampling = params.sampling;
       request.sampling.sample_index = sample;
       request.sampling.max_tokens = prompts[p].max_tokens;

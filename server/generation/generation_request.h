@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "engine/engine.h"
 #include "engine/request.h"
 #include "engine/text/tokenizer/tokenizer.h"
 #include "server/generation/generation_params.h"
@@ -21,14 +23,34 @@ struct PromptInput {
 };
 
 struct CompletionParams : GenerationParams {
-  std::vector<PromptInput> prompts;
+  std::vector<PromptInput> prompts;           // with an encoder-decoder, the sources
+  std::optional<PromptInput> decoder_prompt;  // how each answer begins; encoder-decoders only
 };
 
 struct PreparedPrompt {
+  // What the decoder continues. With an encoder-decoder, its start token and `decoder_prompt`.
   std::vector<TokenId> ids;
-  std::string echo_text;  // the prompt's text, if the request asked for echo
+  std::vector<TokenId> source;  // of an encoder-decoder, the prompt; else empty
+  std::string echo_text;        // the text of what is continued, if the request asked for echo
   int max_tokens = 0;
+
+  // How many of `ids` are not the request's: the start token of an encoder-decoder.
+  size_t start_tokens() const { return source.empty() ? 0 : 1; }
+  // The number of the request's tokens.
+  size_t tokens() const { return source.size() + ids.size() - start_tokens(); }
 };
+
+// What a model's prompts are encoded with, and how long they may be.
+struct PromptRules {
+  const Tokenizer* tokenizer = nullptr;  // may be null if all prompts are token ids
+  int max_model_len = 0;
+  // Of an encoder-decoder: prompts are sources of at most `max_source` tokens, and the decoder
+  // begins with `decoder_start`.
+  std::optional<TokenId> decoder_start = std::nullopt;
+  int max_source = 0;
+};
+
+PromptRules PromptRulesOf(const Engine& engine);
 
 // Drops tokens from the start of `ids` so that `truncate_prompt_tokens` remain; returns whether
 // tokens were dropped. With -1, keeps as many tokens as leave space in the context for
@@ -40,9 +62,8 @@ bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vect
 Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens, int max_model_len);
 
 // Encodes the prompts, truncates them if requested and checks that they fit into the context.
-// `tokenizer` may be null if all prompts are token ids.
 Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
-                                                   const Tokenizer* tokenizer, int max_model_len);
+                                                   const PromptRules& rules);
 
 // Returns an error if the routing records of all choices together could have more than `max_routes`
 // (row, expert) pairs.

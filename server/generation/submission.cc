@@ -86,7 +86,7 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
   int64_t prompt_tokens = 0;
   int64_t max_generated = 0;
   for (const PreparedPrompt& prompt : prompts_) {
-    prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+    prompt_tokens += static_cast<int64_t>(prompt.tokens());
     max_generated += int64_t{prompt.max_tokens} * params_.n;
   }
   if (context_.key != nullptr) {

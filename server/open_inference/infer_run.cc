@@ -79,8 +79,7 @@ Result<std::unique_ptr<InferRun>> InferRun::Prepare(ServerContext& server,
   params->prompt_field = "text_input";
   server.metrics().ignored_fields += params->ignored_fields;
   const Engine& engine = model->engine();
-  MOESERVE_ASSIGN_OR_RETURN(auto prompts,
-                            PreparePrompts(*params, engine.tokenizer(), engine.max_model_len()));
+  MOESERVE_ASSIGN_OR_RETURN(auto prompts, PreparePrompts(*params, PromptRulesOf(engine)));
   std::unique_ptr<InferRun> run(
       new InferRun(server.Submissions(model, std::move(key), std::move(record)), *std::move(params),
                    settings, request, *model));
@@ -170,7 +169,7 @@ InferAnswer InferRun::Answer() {
                                  : *choice.finish_reason == FinishReason::kStop ? "stop"
                                                                                 : "length");
       } else if (output.name == "num_input_tokens") {
-        tensor.data.emplace_back(submission_.PromptOf(static_cast<int>(i)).ids.size());
+        tensor.data.emplace_back(submission_.PromptOf(static_cast<int>(i)).tokens());
       } else {
         tensor.data.emplace_back(static_cast<uint64_t>(choice.output_tokens));
       }

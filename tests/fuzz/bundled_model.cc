@@ -74,7 +74,7 @@ absl::Status BundledModel::Admit(const server::GenerationParams& params,
 absl::Status BundledModel::Admit(const server::CompletionParams& params,
                                  const std::shared_ptr<server::MemoryBudget>& memory) const {
   MOESERVE_ASSIGN_OR_RETURN(const auto prompts,
-                            server::PreparePrompts(params, &tokenizer(), max_model_len()));
+                            server::PreparePrompts(params, {&tokenizer(), max_model_len()}));
   return Admit(params, prompts, memory);
 }
 

@@ -336,14 +336,14 @@ TEST(PreparePrompts, TextGetsSpecialTokensAndIdsDoNot) {
   testing::ByteTokenizer tokenizer;
   tokenizer.add_bos = true;
   auto params = ParseCompletionText(R"({"prompt": ["ab"], "echo": true})");
-  auto prompts = PreparePrompts(*params, &tokenizer, 256);
+  auto prompts = PreparePrompts(*params, {&tokenizer, 256});
   ASSERT_TRUE(prompts.ok());
   EXPECT_EQ((*prompts)[0].ids, (std::vector<TokenId>{testing::kBos, 'a', 'b'}));
   EXPECT_EQ((*prompts)[0].echo_text, "ab");
   params = ParseCompletionText(R"({"prompt": ["ab"], "add_special_tokens": false})");
-  EXPECT_EQ((*PreparePrompts(*params, &tokenizer, 256))[0].ids.size(), 2u);
+  EXPECT_EQ((*PreparePrompts(*params, {&tokenizer, 256}))[0].ids.size(), 2u);
   params = ParseCompletionText(R"({"prompt": [97, 98], "echo": true})");
-  prompts = PreparePrompts(*params, &tokenizer, 256);
+  prompts = PreparePrompts(*params, {&tokenizer, 256});
   EXPECT_EQ((*prompts)[0].ids.size(), 2u);
   EXPECT_EQ((*prompts)[0].echo_text, "ab");
 }
@@ -351,7 +351,7 @@ TEST(PreparePrompts, TextGetsSpecialTokensAndIdsDoNot) {
 TEST(PreparePrompts, FitsTheContextExactly) {
   testing::ByteTokenizer tokenizer;
   const auto prepare = [&](const char* body) {
-    return PreparePrompts(*ParseCompletionText(body), &tokenizer, 8);
+    return PreparePrompts(*ParseCompletionText(body), {&tokenizer, 8});
   };
   // the default is reduced to what fits
   EXPECT_EQ((*prepare(R"({"prompt": "1234567"})"))[0].max_tokens, 1);
@@ -369,7 +369,7 @@ TEST(PreparePrompts, TruncatesFromTheLeft) {
   testing::ByteTokenizer tokenizer;
   const auto params =
       ParseCompletionText(R"({"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": true})");
-  const auto prompts = PreparePrompts(*params, &tokenizer, 256);
+  const auto prompts = PreparePrompts(*params, {&tokenizer, 256});
   EXPECT_EQ((*prompts)[0].ids, (std::vector<TokenId>{'e', 'f'}));
   EXPECT_EQ((*prompts)[0].echo_text, "ef");
 }
@@ -378,7 +378,7 @@ TEST(MakeEngineRequests, OrdersChoicesByPromptThenSample) {
   testing::ByteTokenizer tokenizer;
   const auto params = ParseCompletionText(
       R"({"prompt": ["a", "b"], "n": 2, "seed": 7, "echo": true, "logprobs": 3})");
-  const auto prompts = PreparePrompts(*params, &tokenizer, 256);
+  const auto prompts = PreparePrompts(*params, {&tokenizer, 256});
   const auto requests = MakeEngineRequests(*params, *prompts, "cmpl-x", absl::InfiniteFuture());
   ASSERT_EQ(requests.size(), 4u);
   for (size_t i = 0; i < 4; ++i) {

@@ -53,9 +53,8 @@ class LocalChat final : public ChatModel {
       MOESERVE_ASSIGN_OR_RETURN(prompt.ids, Encode(turn.messages));
     }
     params.prompts.push_back(std::move(prompt));
-    MOESERVE_ASSIGN_OR_RETURN(
-        const std::vector<PreparedPrompt> prompts,
-        PreparePrompts(params, model_.engine->tokenizer(), model_.engine->max_model_len()));
+    MOESERVE_ASSIGN_OR_RETURN(const std::vector<PreparedPrompt> prompts,
+                              PreparePrompts(params, PromptRulesOf(*model_.engine)));
     before_ = model_.engine->ExpertSnapshot();
     return RunToEnd(
         model_.engine,

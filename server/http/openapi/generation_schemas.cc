@@ -287,6 +287,13 @@ OrderedJson CompletionRequest(const ServerSettings& settings) {
   RequestSchema out;
   out.Required("prompt",
                Described(std::move(prompt), "A text, texts, token ids, or lists of token ids"));
+  OrderedJson beginning;
+  beginning["anyOf"] = OrderedJson::array(
+      {TypeSchema("string"), ListSchema(RangeSchema("integer", int64_t{0}, kMaxInt))});
+  out.Optional("decoder_prompt",
+               Described(std::move(beginning),
+                         "How the answer begins, with an encoder-decoder, whose prompt is the "
+                         "source: a text or token ids"));
   for (const char* name : {"max_completion_tokens", "max_tokens"}) {
     out.Optional(name,
                  RangeSchema("integer", int64_t{0}, kMaxInt, "Default: 16; 0 only with echo"));

@@ -206,8 +206,7 @@ class Api {
     }
     context_.metrics().ignored_fields += params.ignored_fields;
     const Engine& engine = model->engine();
-    MOESERVE_ASSIGN_OR_RETURN(auto prompts,
-                              PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
+    MOESERVE_ASSIGN_OR_RETURN(auto prompts, PreparePrompts(params, PromptRulesOf(engine)));
     format.make_writer = [&](AnswerIdentity identity, const Tokenizer* tokenizer, int choices) {
       return std::make_unique<CompletionWriter>(std::move(identity), MakeAnswerOptions(params),
                                                 tokenizer, choices);

@@ -168,8 +168,7 @@ class ChatRoutes {
       if (call.converted.completes) {
         context_.metrics().ignored_fields += params.ignored_fields;
         const Engine& engine = chat.model->engine();
-        MOESERVE_ASSIGN_OR_RETURN(
-            chat.prompts, PreparePrompts(completion, engine.tokenizer(), engine.max_model_len()));
+        MOESERVE_ASSIGN_OR_RETURN(chat.prompts, PreparePrompts(completion, PromptRulesOf(engine)));
         rules.split.syntax = &ChooseCallSyntax("");  // without tools it recognises nothing
       } else {
         MOESERVE_RETURN_IF_ERROR(Prepare(chat));

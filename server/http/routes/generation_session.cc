@@ -119,7 +119,7 @@ Usage GenerationSession::SumUsage() const {
   bool known = true;
   double macs = 0.0;
   for (const PreparedPrompt& prompt : submission_->prompts()) {
-    sums.prompt_tokens += static_cast<int>(prompt.ids.size());
+    sums.prompt_tokens += static_cast<int>(prompt.tokens());
   }
   const auto samples = static_cast<size_t>(submission_->params().n);
   for (size_t i = 0; i < counts_.size(); ++i) {

@@ -52,8 +52,7 @@ absl::Status GenerateCall::Run(const v1::GenerateRequest& request) {
 
 absl::Status GenerateCall::Launch(const CompletionParams& params) {
   const Engine& engine = *submission_->engine();
-  MOESERVE_ASSIGN_OR_RETURN(auto prompts,
-                            PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
+  MOESERVE_ASSIGN_OR_RETURN(auto prompts, PreparePrompts(params, PromptRulesOf(engine)));
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
   opened_.assign(submission_->num_choices(), false);
   MOESERVE_ASSIGN_OR_RETURN(
@@ -115,7 +114,7 @@ absl::Status GenerateCall::Collect() {
     if (routes) {
       Fill(*routes, *submission_->params().routing.layout, *message.mutable_routing());
     }
-    MOESERVE_RETURN_IF_ERROR(Fill(event.delta, submission_->PromptOf(event.choice).ids,
+    MOESERVE_RETURN_IF_ERROR(Fill(event.delta, submission_->PromptOf(event.choice),
                                   submission_->engine()->tokenizer(), message));
     MOESERVE_RETURN_IF_ERROR(charge_.Add(message.ByteSizeLong(), ChargeFor::kRunningRequest));
     ready_.push_back(std::move(message));

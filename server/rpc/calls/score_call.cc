@@ -15,10 +15,15 @@ absl::Status ScoreCall::Run(const v1::ScoreRequest& request) {
   const ApiKey* const key = call().key().get();
   MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request.model(), key));
   const Engine& engine = model->engine();
+  if (engine.spec().encoder != nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_task",
+                     "Score: expected a model without an encoder, whose texts stand alone; use "
+                     "Generate with prompt_logprobs and a decoder_prompt",
+                     "model");
+  }
   const RequestRules rules = server_.Rules(*model, key);
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseScore(request, rules));
-  MOESERVE_ASSIGN_OR_RETURN(auto prompts,
-                            PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
+  MOESERVE_ASSIGN_OR_RETURN(auto prompts, PreparePrompts(params, PromptRulesOf(engine)));
   response().set_model(params.model);
   submission_ = std::make_unique<Submission>(
       server_.Submissions(model, call().key(), call().record()), std::move(params), "score-");

@@ -177,6 +177,27 @@ absl::Status ParseInput(const Message& request, const char* field, const Request
   return absl::OkStatus();
 }
 
+absl::Status ParseDecoderPrompt(const v1::GenerateRequest& request, const RequestRules& rules,
+                                CompletionParams& out) {
+  if (request.decoder_case() == v1::GenerateRequest::DECODER_NOT_SET) return absl::OkStatus();
+  PromptInput prompt;
+  prompt.is_text = request.has_decoder_prompt();
+  if (prompt.is_text) {
+    prompt.text = request.decoder_prompt();
+    if (prompt.text.size() > rules.limits.max_prompt_bytes) {
+      return InvalidValue("decoder_prompt",
+                          Concat("'decoder_prompt' has at most ", rules.limits.max_prompt_bytes,
+                                 " bytes, found ", prompt.text.size()));
+    }
+  } else {
+    const auto& ids = request.decoder_prompt_token_ids().ids();
+    MOESERVE_RETURN_IF_ERROR(CheckIds("decoder_prompt_token_ids", ids, rules.vocab_size));
+    prompt.ids.assign(ids.begin(), ids.end());
+  }
+  out.decoder_prompt = std::move(prompt);
+  return absl::OkStatus();
+}
+
 Result<std::optional<ConstraintField>> ParseConstraint(const v1::StructuredOutput& in) {
   ConstraintField out;
   out.spec.strict = in.strict();
@@ -303,6 +324,7 @@ Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
   CompletionParams c;
   c.stream = true;
   MOESERVE_RETURN_IF_ERROR(ParseInput(request, "prompt", rules, c));
+  MOESERVE_RETURN_IF_ERROR(ParseDecoderPrompt(request, rules, c));
   MOESERVE_RETURN_IF_ERROR(ParseSampling(request.sampling(), rules, c));
   c.n = static_cast<int>(std::clamp<uint32_t>(request.n(), 1, 1'000'000));
   if (c.n > rules.limits.max_n) {
@@ -369,19 +391,20 @@ void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& t
   FillToken(token, tokenizer, to);
 }
 
-absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
+absl::Status Fill(const OutputDelta& delta, const PreparedPrompt& prompt,
                   const Tokenizer* tokenizer, v1::GenerateResponse& to) {
   to.set_text(delta.text);
   to.mutable_token_ids()->Add(delta.tokens.begin(), delta.tokens.end());
   for (const TokenLogprob& logprob : delta.logprobs) {
     MOESERVE_RETURN_IF_ERROR(Fill(logprob, tokenizer, *to.add_logprobs()));
   }
-  for (size_t i = 0; i < delta.prompt_logprobs.size() && i < prompt.size(); ++i) {
+  const size_t scored = std::min(delta.prompt_logprobs.size(), prompt.ids.size());
+  for (size_t i = prompt.start_tokens(); i < scored; ++i) {
     if (delta.prompt_logprobs[i]) {
       MOESERVE_RETURN_IF_ERROR(
           Fill(*delta.prompt_logprobs[i], tokenizer, *to.add_prompt_logprobs()));
     } else {
-      FillUnscored(prompt[i], tokenizer, *to.add_prompt_logprobs());
+      FillUnscored(prompt.ids[i], tokenizer, *to.add_prompt_logprobs());
     }
   }
   if (delta.finished) {

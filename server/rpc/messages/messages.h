@@ -27,9 +27,8 @@ absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::Toke
 // Converts the first token of a prompt, which has no log-probability.
 void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to);
 
-// Converts `delta`, a piece of a choice's output. `prompt` contains the token ids of the choice's
-// prompt.
-absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
+// Converts `delta`, a piece of a choice's output. `prompt` is that of the choice.
+absl::Status Fill(const OutputDelta& delta, const PreparedPrompt& prompt,
                   const Tokenizer* tokenizer, v1::GenerateResponse& to);
 
 void FillUsage(const Usage& usage, v1::Usage& to);
