@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    out = start_server("--compute", "f32", folder=folder)
+    out = start_server("--dtype", "f32", folder=folder)
     yield out
     assert stop_server(out) == 0
 

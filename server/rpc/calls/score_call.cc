@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/base/api_error.h"
 #include "server/rpc/messages/messages.h"
 
 namespace moeserve::server::rpc {
