@@ -66,7 +66,7 @@ absl::Status Generate(const GenerateArguments& options) {
   prompt.text = options.prompt;
   params.prompts.push_back(std::move(prompt));
   if (!options.decoder_prompt.empty()) {
-    params.decoder_prompt = {.is_text = true, .text = options.decoder_prompt};
+    params.decoder_prompt = {.is_text = true, .text = options.decoder_prompt, .ids = {}};
   }
   params.echo = options.echo;
   MOESERVE_RETURN_IF_ERROR(SetSampling(options, model.defaults, params));
