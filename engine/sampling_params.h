@@ -41,6 +41,10 @@ struct SamplingParams {
   // The last token of a word may not follow the word's other tokens.
   std::vector<std::vector<TokenId>> bad_words;
   std::shared_ptr<const CompiledConstraint> constraint;  // structured output; null: unconstrained
+  // The first generated token, and the last one of max_tokens, whatever else allows or forbids
+  // them; beams count a forced token with the log-probability 0. None together with `constraint`.
+  std::optional<TokenId> forced_bos_token_id;
+  std::optional<TokenId> forced_eos_token_id;
   int min_tokens = 0;
   int max_tokens = kDefaultMaxTokens;  // 0: only compute the prompt (echo)
   std::vector<std::string> stop;       // matched text is cut from the output unless include_stop

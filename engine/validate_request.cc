@@ -48,6 +48,15 @@ absl::Status ValidateLogitChanges(const SamplingParams& p, int vocab_size) {
     if (word.empty()) return absl::InvalidArgumentError("bad_words: expected a token or more");
     MOESERVE_RETURN_IF_ERROR(ValidateIds("bad_words", word, vocab_size));
   }
+  for (const auto& [name, id] : {std::pair{"forced_bos_token_id", p.forced_bos_token_id},
+                                 std::pair{"forced_eos_token_id", p.forced_eos_token_id}}) {
+    if (!id) continue;
+    MOESERVE_RETURN_IF_ERROR(ValidateIds(name, {&*id, 1}, vocab_size));
+    if (p.constraint != nullptr) {
+      return absl::InvalidArgumentError(
+          Concat(name, ": expected none together with structured output, found ", *id));
+    }
+  }
   if (p.min_tokens > p.max_tokens) return Invalid("min_tokens", "0 to max_tokens", p.min_tokens);
   return absl::OkStatus();
 }

@@ -111,7 +111,8 @@ SamplingState::SamplingState(const SamplingParams& params, std::span<const Token
   if (params.constraint != nullptr) constraint_ = params.constraint->NewState();
   changes_ = !params.logit_bias.empty() || !params.allowed_token_ids.empty() ||
              !params.bad_words.empty() || params.no_repeat_ngram_size > 0 ||
-             params.min_tokens > 0 || constraint_ != nullptr || params.presence_penalty != 0.0 ||
+             params.min_tokens > 0 || params.forced_bos_token_id || params.forced_eos_token_id ||
+             constraint_ != nullptr || params.presence_penalty != 0.0 ||
              params.frequency_penalty != 0.0 || params.repetition_penalty != 1.0;
 }
 
@@ -131,7 +132,17 @@ void SamplingState::FillMask(int vocab_size) {
   }
 }
 
+std::optional<TokenId> SamplingState::Forced() const {
+  if (generated_ == 0 && params_.forced_bos_token_id) return params_.forced_bos_token_id;
+  return generated_ + 1 == params_.max_tokens ? params_.forced_eos_token_id : std::nullopt;
+}
+
 bool SamplingState::Apply(std::span<const TokenId> history, std::span<float> logits) {
+  if (const std::optional<TokenId> forced = Forced()) {
+    std::ranges::fill(logits, kForbidden);
+    logits[*forced] = 0.0f;
+    return true;
+  }
   for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
   FillMask(static_cast<int>(logits.size()));
   if (constraint_ != nullptr || !params_.allowed_token_ids.empty()) {
@@ -221,6 +232,7 @@ bool SamplingState::Forbids(std::span<const TokenId> history, TokenId token) con
 
 std::optional<TokenId> SamplingState::OnlyToken(std::span<const TokenId> history, int vocab_size,
                                                 std::span<const TokenId> textless) {
+  if (const std::optional<TokenId> forced = Forced()) return forced;
   if (constraint_ == nullptr && params_.allowed_token_ids.empty()) return std::nullopt;
   FillMask(vocab_size);
   if (overworked()) return std::nullopt;

@@ -86,6 +86,8 @@ class SamplingState {
   int64_t TokensAfterNext() const { return int64_t{params_.max_tokens} - generated_ - 1; }
   // Sets mask_ to the tokens that the constraint and allowed_token_ids allow.
   void FillMask(int vocab_size);
+  // Returns the next token if it is forced.
+  std::optional<TokenId> Forced() const;
   // Whether no_repeat_ngram_size, bad_words or min_tokens forbid the token.
   bool Forbids(std::span<const TokenId> history, TokenId token) const;
   // `state` is the hash of the constraint's state before the token, if steps are kept.

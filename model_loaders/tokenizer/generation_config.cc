@@ -1,5 +1,6 @@
 #include "model_loaders/tokenizer/generation_config.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -52,6 +53,49 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
     config.defaults.top_k = IntFrom(*top_k);
     if (config.defaults.top_k.value_or(-2) < -1) {
       reader.Fault("top_k", "an integer >= -1 below 2^31 (-1 and 0 are off)", ShowJson(*top_k));
+    }
+  }
+  const auto count = [&](const char* key) {
+    std::optional<int> value;
+    const nlohmann::json* found = reader.Optional(key);
+    if (found == nullptr) return value;
+    value = IntFrom(*found);
+    if (value.value_or(-1) < 0) reader.Fault(key, "an integer from 0 below 2^31", ShowJson(*found));
+    return value;
+  };
+  config.defaults.no_repeat_ngram_size = count("no_repeat_ngram_size");
+  config.defaults.min_new_tokens = count("min_new_tokens");
+  config.defaults.min_length = count("min_length");
+  const auto is_id = [&](const nlohmann::json& json) {
+    const std::optional<int> id = IntFrom(json);
+    return id.has_value() && *id >= 0 && *id < vocab_size;
+  };
+  const std::string ids = Concat("ids in [0, ", vocab_size - 1, "]");
+  for (const auto& [key, member] :
+       {std::pair{"forced_bos_token_id", &GenerationDefaults::forced_bos_token_id},
+        std::pair{"forced_eos_token_id", &GenerationDefaults::forced_eos_token_id}}) {
+    const nlohmann::json* found = reader.Optional(key);
+    if (found == nullptr) continue;
+    if (is_id(*found)) {
+      config.defaults.*member = IntFrom(*found);
+    } else {
+      reader.Fault(key, ids, ShowJson(*found));
+    }
+  }
+  if (const nlohmann::json* words = reader.Optional("bad_words_ids")) {
+    const auto is_word = [&](const nlohmann::json& word) {
+      return word.is_array() && !word.empty() && std::ranges::all_of(word, is_id);
+    };
+    if (words->is_array() && words->size() <= kMaxBadWordsIds &&
+        std::ranges::all_of(*words, is_word)) {
+      for (const nlohmann::json& word : *words) {
+        std::vector<TokenId>& to = config.defaults.bad_words_ids.emplace_back();
+        for (const nlohmann::json& id : word) to.push_back(*IntFrom(id));
+      }
+    } else {
+      reader.Fault("bad_words_ids",
+                   Concat("at most ", kMaxBadWordsIds, " lists, none of them empty, of ", ids),
+                   ShowJson(*words));
     }
   }
   if (const nlohmann::json* eos = reader.Optional("eos_token_id")) {

@@ -21,7 +21,8 @@ struct GenerateArguments {
   ModelOptionsText model;
   EngineOptionsText engine;
   std::string prompt;
-  std::string decoder_prompt;  // empty: none
+  std::string decoder_prompt;   // empty: none
+  std::string target_language;  // empty: the model's
   int max_tokens = 128;
   SamplingOptions sampling;
   int num_beams = 0;  // 0: tokens are drawn
@@ -42,6 +43,7 @@ absl::Status SetSampling(const GenerateArguments& options, const GenerationDefau
     }
   }
   options.sampling.Apply(params.sampling);
+  if (params.sampling.min_tokens == 0) SetDefaultLengths(defaults, params);
   if (!beams) return absl::OkStatus();
   params.sampling.beam = {.num_beams = options.num_beams,
                           .length_penalty = options.length_penalty,
@@ -69,6 +71,7 @@ absl::Status Generate(const GenerateArguments& options) {
     params.decoder_prompt = {.is_text = true, .text = options.decoder_prompt, .ids = {}};
   }
   params.echo = options.echo;
+  params.target_language = options.target_language;
   MOESERVE_RETURN_IF_ERROR(SetSampling(options, model.defaults, params));
   MOESERVE_ASSIGN_OR_RETURN(std::vector<PreparedPrompt> prompts,
                             PreparePrompts(params, PromptRulesOf(*model.engine)));
@@ -104,6 +107,8 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
       ->required();
   command->add_option("--decoder-prompt", options->decoder_prompt,
                       "How the text of an encoder-decoder begins");
+  command->add_option("--target-language", options->target_language,
+                      "The text of the special token that an encoder-decoder generates first");
   AddNumberOption(*command, "--max-tokens", options->max_tokens, "Most tokens to generate", 1,
                   1 << 24);
   AddSamplingOptions(*command, options->sampling);

@@ -142,6 +142,11 @@ Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& r
   MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, FieldRoute::kCompletions, out, text));
   MOESERVE_ASSIGN_OR_RETURN(out.prompts, ParsePrompts(body, rules));
   MOESERVE_ASSIGN_OR_RETURN(out.decoder_prompt, ParseDecoderPrompt(body, rules));
+  MOESERVE_ASSIGN_OR_RETURN(auto forced,
+                            IntField(body, "forced_bos_token_id", 0, rules.vocab_size - 1));
+  if (forced) out.forced_bos_token_id = static_cast<TokenId>(*forced);
+  MOESERVE_ASSIGN_OR_RETURN(auto language, StringField(body, "target_language"));
+  out.target_language = language.value_or("");
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
   MOESERVE_RETURN_IF_ERROR(ParseBeamFields(body, rules, out));
   return out;

@@ -81,6 +81,8 @@ constexpr Field kFields[] = {
     {"model", kAll},
     {"prompt", kCompletion | kTokenize | kOllamaGenerate},
     {"decoder_prompt", kCompletion},
+    {"forced_bos_token_id", kCompletion},
+    {"target_language", kCompletion},
     {"messages", (kRender & ~kResponse) | kOllamaChat},
     {"input", kResponse | kVectors | kClassify | kFillMask},
     {"token_type_ids", kVectors | kClassify | kFillMask, kNone, kNone, Harmless::kEmpty},

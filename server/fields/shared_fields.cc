@@ -149,6 +149,7 @@ absl::Status ParseSharedFields(const Json& body, const RequestRules& rules, Fiel
     MOESERVE_RETURN_IF_ERROR(RefuseBestOf(body, rules, out));
   }
   MOESERVE_RETURN_IF_ERROR(ParseSamplingFields(body, rules, out.sampling));
+  if (FindField(body, "min_tokens") == nullptr) SetDefaultLengths(rules.defaults, out);
   MOESERVE_ASSIGN_OR_RETURN(out.constraint, ParseConstraint(body, text));
   MOESERVE_RETURN_IF_ERROR(CheckConstraint(out));
   MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));

@@ -15,7 +15,16 @@ SamplingParams DefaultSampling(const GenerationDefaults& model) {
   out.top_k = model.top_k.value_or(out.top_k);
   out.min_p = model.min_p.value_or(out.min_p);
   out.repetition_penalty = model.repetition_penalty.value_or(out.repetition_penalty);
+  out.no_repeat_ngram_size = model.no_repeat_ngram_size.value_or(out.no_repeat_ngram_size);
+  out.bad_words = model.bad_words_ids;
+  out.forced_bos_token_id = model.forced_bos_token_id;
+  out.forced_eos_token_id = model.forced_eos_token_id;
   return out;
+}
+
+void SetDefaultLengths(const GenerationDefaults& model, GenerationParams& params) {
+  params.default_min_tokens = model.min_new_tokens.value_or(0);
+  params.default_min_length = model.min_length.value_or(0);
 }
 
 Result<std::string> ResolveModel(const std::string& requested,

@@ -59,14 +59,26 @@ struct GenerationParams {
   std::string_view prompt_field = "prompt";
   std::optional<int> max_tokens;
   int default_max_tokens = kDefaultMaxTokens;  // if max_tokens is absent; reduced to what fits
+  // The least number of generated tokens, and of all tokens of the decoder beside an encoder, that
+  // the model's generation_config.json wants; reduced to what max_tokens allows.
+  int default_min_tokens = 0;
+  int default_min_length = 0;
+  // The first token after the start token of an encoder-decoder, as an id or as the text of a
+  // special token or of a language. At most one of them is set.
+  std::optional<TokenId> forced_bos_token_id;
+  std::string target_language;
   bool add_special_tokens = true;
   bool echo = false;
   std::optional<int> logprobs;         // number of alternatives to return per generated token
   std::optional<int> prompt_logprobs;  // number of alternatives to return per prompt token
 };
 
-// Returns the defaults of the API, replaced by the model's defaults where the model has them.
+// Returns the defaults of the API, replaced by the model's defaults where the model has them. The
+// forced tokens are for encoder-decoders; MakeEngineRequests() removes them elsewhere.
 SamplingParams DefaultSampling(const GenerationDefaults& model);
+
+// Sets the model's least lengths, for a request that names no min_tokens.
+void SetDefaultLengths(const GenerationDefaults& model, GenerationParams& params);
 
 // Returns the served name for `requested`, the first one if `requested` is empty. NotFound, with
 // API error code "model_not_found", for an unknown name. PermissionDenied if there is no name at

@@ -61,6 +61,34 @@ Result<std::vector<TokenId>> EncodeInput(const PromptInput& input, std::string_v
   return ids;
 }
 
+// Returns the token that the request, or else the model, wants after the decoder's start token.
+Result<std::optional<TokenId>> ForcedStart(const CompletionParams& params,
+                                           const PromptRules& rules) {
+  const bool by_id = params.forced_bos_token_id.has_value();
+  const char* const field = by_id ? "forced_bos_token_id" : "target_language";
+  if (!by_id && params.target_language.empty()) {
+    const bool free = rules.decoder_start && !params.decoder_prompt && !params.constraint;
+    return free ? params.sampling.forced_bos_token_id : std::nullopt;
+  }
+  const auto refuse = [&](std::string_view expected) {
+    return InvalidValue(field, Concat("'", field, "': expected ", expected));
+  };
+  if (!rules.decoder_start) return refuse("none, because this model has no encoder");
+  if (params.decoder_prompt) return refuse("none together with 'decoder_prompt'");
+  if (params.constraint) return refuse("none together with structured output");
+  if (by_id && !params.target_language.empty()) return refuse("none beside 'target_language'");
+  if (by_id) return params.forced_bos_token_id;
+  const std::string& language = params.target_language;
+  if (rules.tokenizer != nullptr) {
+    for (const std::string& text : {language, Concat("__", language, "__")}) {
+      const std::optional<TokenId> id = rules.tokenizer->TokenToId(text);
+      if (id && rules.tokenizer->IsSpecial(*id)) return id;
+    }
+  }
+  return refuse(
+      Concat("the text of a special token of this model, found '", Printable(language, 64), "'"));
+}
+
 // Makes the prompt of an encoder-decoder the source, and lets the decoder begin with its start
 // token and `given`.
 absl::Status MakeSource(const GenerationParams& params, const PromptRules& rules,
@@ -100,6 +128,7 @@ Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& param
     MOESERVE_ASSIGN_OR_RETURN(given,
                               EncodeInput(*params.decoder_prompt, kField, false, rules.tokenizer));
   }
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> forced_bos, ForcedStart(params, rules));
   std::vector<PreparedPrompt> prepared;
   prepared.reserve(params.prompts.size());
   for (const PromptInput& input : params.prompts) {
@@ -130,6 +159,7 @@ Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& param
         MOESERVE_ASSIGN_OR_RETURN(prompt.echo_text, rules.tokenizer->Decode(prompt.ids, false));
       }
     }
+    prompt.forced_bos = forced_bos;
     prepared.push_back(std::move(prompt));
   }
   return prepared;
@@ -233,6 +263,17 @@ std::vector<Request> MakeEngineRequests(const GenerationParams& params,
       request.sampling = params.sampling;
       request.sampling.sample_index = sample;
       request.sampling.max_tokens = prompts[p].max_tokens;
+      request.sampling.forced_bos_token_id = prompts[p].forced_bos;
+      int least = params.default_min_tokens;
+      if (!prompts[p].source.empty()) {
+        least =
+            std::max(least, params.default_min_length - static_cast<int>(prompts[p].ids.size()));
+      }
+      request.sampling.min_tokens =
+          std::max(params.sampling.min_tokens, std::min(least, prompts[p].max_tokens));
+      if (prompts[p].source.empty() || params.constraint) {
+        request.sampling.forced_eos_token_id.reset();
+      }
       request.sampling.logprobs = params.logprobs;
       // The best samples are found by the log-probabilities of their tokens.
       if (params.best > 0 && !params.logprobs) request.sampling.logprobs = 0;

@@ -33,6 +33,7 @@ struct PreparedPrompt {
   std::vector<TokenId> source;  // of an encoder-decoder, the prompt; else empty
   std::string echo_text;        // the text of what is continued, if the request asked for echo
   int max_tokens = 0;
+  std::optional<TokenId> forced_bos;  // SamplingParams::forced_bos_token_id
 
   // How many of `ids` are not the request's: the start token of an encoder-decoder.
   size_t start_tokens() const { return source.empty() ? 0 : 1; }

@@ -165,3 +165,71 @@ def test_command(folder):
                               capture_output=True, text=True, check=True).stdout
     assert generate() != generate("--decoder-prompt", "a shrub")
     assert generate("--decoder-prompt", "a shrub", "--echo").startswith("a shrub")
+
+
+def test_the_first_token_can_be_forced(server, protos):
+    def first(**more):
+        return complete(server, [5, 6, 7], logprobs=0, **more)["choices"][0]
+    free = first()
+    forced = next(token for token in (20, 21) if token != free["token_ids"][0])
+    choice = first(forced_bos_token_id=forced)
+    assert choice["token_ids"][0] == forced
+    assert choice["logprobs"]["token_logprobs"][0] < -0.1  # the model's own
+    # What follows is what follows the same token in a prompt.
+    assert choice["token_ids"][1:] == first(decoder_prompt=[forced])["token_ids"][:19]
+    assert first(target_language="[MASK]")["token_ids"][0] == 4
+    beams = complete(server, [5, 6, 7], forced_bos_token_id=forced, use_beam_search=True,
+                     num_beams=3, n=3, max_tokens=6)
+    behind = complete(server, [5, 6, 7], decoder_prompt=[forced], use_beam_search=True,
+                      num_beams=3, n=3, max_tokens=5)
+    for one, other in zip(beams["choices"], behind["choices"]):
+        assert one["token_ids"] == [forced] + other["token_ids"]
+        assert one["cumulative_logprob"] == pytest.approx(other["cumulative_logprob"], abs=1e-5)
+    pb, services = protos
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]), target_language="[MASK]")
+    messages = list(services.InferenceStub(grpc.insecure_channel(server.grpc)).Generate(request))
+    assert messages[0].token_ids[0] == 4
+
+
+def test_wrong_forced_tokens_are_refused(server, decoder):
+    for field, value in (("target_language", "fr"), ("target_language", "a"),
+                         ("forced_bos_token_id", 100000), ("forced_bos_token_id", -1)):
+        status, error = refusal(server, prompt=[5], **{field: value})
+        assert (status, error["param"]) == (400, field), error
+    for more in ({"decoder_prompt": "a"}, {"target_language": "[MASK]"},
+                 {"structured_outputs": {"choice": ["a"]}}):
+        status, error = refusal(server, prompt=[5], forced_bos_token_id=20, **more)
+        assert (status, error["param"]) == (400, "forced_bos_token_id"), error
+    status, error = refusal(decoder, prompt=[5], forced_bos_token_id=20)
+    assert (status, error["param"]) == (400, "forced_bos_token_id"), error
+
+
+def test_the_rules_of_generation_config_are_obeyed(server, folder, tmp_path):
+    free = complete(server, [5, 6, 7], ignore_eos=False, max_tokens=9)["choices"][0]["token_ids"]
+    copy = tmp_path / "moa"
+    shutil.copytree(folder, copy)
+    rules = {"forced_bos_token_id": 20, "forced_eos_token_id": 2, "min_length": 7,
+             "no_repeat_ngram_size": 1, "bad_words_ids": [[30], [31, 32]]}
+    (copy / "generation_config.json").write_text(json.dumps(rules))
+    ruled = start_server("--dtype", "f32", folder=copy)
+    try:
+        for more in ({}, {"use_beam_search": True, "num_beams": 3}):
+            found = complete(ruled, [5, 6, 7], ignore_eos=False, max_tokens=9, **more)["choices"][0]
+            tokens = found["token_ids"]
+            assert tokens != free
+            assert tokens[0] == 20 and 7 <= len(tokens) + 1
+            assert len(set(tokens)) == len(tokens)
+            assert len(tokens) < 9 or tokens[-1] == 2
+            assert 30 not in tokens
+            short = complete(ruled, [5, 6, 7], ignore_eos=False, max_tokens=3, **more)["choices"][0]
+            assert short["token_ids"][0] == 20 and short["token_ids"][-1] == 2
+        # The request's fields replace the model's rules.
+        tokens = complete(ruled, [5, 6, 7], forced_bos_token_id=21)["choices"][0]["token_ids"]
+        assert tokens[0] == 21
+        tokens = complete(ruled, [5, 6, 7], decoder_prompt=[], max_tokens=9)["choices"][0][
+            "token_ids"]
+        assert tokens[0] == free[0]
+        answer = complete(ruled, [5, 6, 7], structured_outputs={"choice": ["a", "b"]})
+        assert answer["choices"][0]["text"] in ("a", "b")
+    finally:
+        assert stop_server(ruled) == 0

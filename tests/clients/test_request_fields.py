@@ -28,7 +28,8 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 # For each field a value, and what else the body needs. Fields without a line have a value that
 # every route refuses or ignores: the text "x".
 VALUES = {
-    "model": "test-model", "prompt": "The king", "decoder_prompt": "a", "messages": [{"role": "user", "content": "Why"}],
+    "model": "test-model", "prompt": "The king", "decoder_prompt": "a", "forced_bos_token_id": 5, "target_language": "fr",
+    "messages": [{"role": "user", "content": "Why"}],
     "input": "Why", "instructions": "Be brief", "system": "Be brief", "tokens": [4, 5],
     "tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False,
     "chat_template": "{{ messages[0].content }}", "chat_template_kwargs": {"a": 1},

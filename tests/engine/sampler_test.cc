@@ -25,6 +25,14 @@ std::vector<double> Changed(const std::vector<float>& logits, const SamplingPara
                             const std::vector<TokenId>& prompt, const std::vector<TokenId>& output,
                             const std::vector<TokenId>& eos) {
   std::vector<double> x(logits.begin(), logits.end());
+  const auto steps = static_cast<int>(output.size());
+  for (const auto& [token, step] :
+       {std::pair{p.forced_bos_token_id, 0}, std::pair{p.forced_eos_token_id, p.max_tokens - 1}}) {
+    if (!token || step != steps) continue;
+    std::fill(x.begin(), x.end(), kNever);
+    x[*token] = 0.0;
+    return x;
+  }
   for (const auto& [id, bias] : p.logit_bias) x[id] += bias;
   if (!p.allowed_token_ids.empty()) {
     const std::set<TokenId> allowed(p.allowed_token_ids.begin(), p.allowed_token_ids.end());
@@ -135,6 +143,11 @@ SamplingParams RandomParams(Random& random) {
   if (sometimes()) p.min_tokens = random.Below(12);
   if (sometimes()) p.stop_token_ids = {random.Below(kVocab)};
   p.max_tokens = 100;
+  if (sometimes()) p.forced_bos_token_id = random.Below(kVocab);
+  if (sometimes()) {
+    p.max_tokens = 1 + random.Below(8);
+    p.forced_eos_token_id = random.Below(kVocab);
+  }
   p.sample_index = random.Below(4);
   return p;
 }

@@ -11,7 +11,8 @@ using testing::Mentions;
 TEST(GenerationConfig, ReadsEveryKey) {
   const auto config = ParseGenerationConfig(
       R"({"temperature": 0, "top_p": 0.9, "top_k": 50, "min_p": 0.05, "repetition_penalty": 1.1,
-          "eos_token_id": [1, 2]})",
+          "eos_token_id": [1, 2], "no_repeat_ngram_size": 3, "min_new_tokens": 4, "min_length": 5,
+          "bad_words_ids": [[6], [7, 8]], "forced_bos_token_id": 9, "forced_eos_token_id": 2})",
       10);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->defaults.temperature, 0.0);
@@ -20,6 +21,29 @@ TEST(GenerationConfig, ReadsEveryKey) {
   EXPECT_EQ(config->defaults.min_p, 0.05);
   EXPECT_EQ(config->defaults.repetition_penalty, 1.1);
   EXPECT_EQ(config->eos_token_ids, (std::vector<TokenId>{1, 2}));
+  EXPECT_EQ(config->defaults.no_repeat_ngram_size, 3);
+  EXPECT_EQ(config->defaults.min_new_tokens, 4);
+  EXPECT_EQ(config->defaults.min_length, 5);
+  EXPECT_EQ(config->defaults.bad_words_ids, (std::vector<std::vector<TokenId>>{{6}, {7, 8}}));
+  EXPECT_EQ(config->defaults.forced_bos_token_id, 9);
+  EXPECT_EQ(config->defaults.forced_eos_token_id, 2);
+}
+
+TEST(GenerationConfig, RefusesWrongRules) {
+  for (const auto& [text, key] : {
+           std::pair{R"({"no_repeat_ngram_size": -1})", "no_repeat_ngram_size"},
+           std::pair{R"({"min_new_tokens": 1.5})", "min_new_tokens"},
+           std::pair{R"({"min_length": "1"})", "min_length"},
+           std::pair{R"({"forced_bos_token_id": 10})", "forced_bos_token_id"},
+           std::pair{R"({"forced_eos_token_id": [1]})", "forced_eos_token_id"},
+           std::pair{R"({"bad_words_ids": [1]})", "bad_words_ids"},
+           std::pair{R"({"bad_words_ids": [[]]})", "bad_words_ids"},
+           std::pair{R"({"bad_words_ids": [[10]]})", "bad_words_ids"},
+       }) {
+    const auto config = ParseGenerationConfig(text, 10);
+    ASSERT_FALSE(config.ok()) << text;
+    EXPECT_TRUE(Mentions(config.status(), key)) << config.status();
+  }
 }
 
 // The ranges are those of requests, ends included.

@@ -294,6 +294,14 @@ OrderedJson CompletionRequest(const ServerSettings& settings) {
                Described(std::move(beginning),
                          "How the answer begins, with an encoder-decoder, whose prompt is the "
                          "source: a text or token ids"));
+  out.Optional("forced_bos_token_id",
+               RangeSchema("integer", int64_t{0}, kMaxInt,
+                           "The first token that an encoder-decoder generates; default: the "
+                           "model's"));
+  out.Optional("target_language",
+               TypeSchema("string",
+                          "The same, as the text of a special token (fra_Latn) or the "
+                          "code of a language (fr)"));
   for (const char* name : {"max_completion_tokens", "max_tokens"}) {
     out.Optional(name,
                  RangeSchema("integer", int64_t{0}, kMaxInt, "Default: 16; 0 only with echo"));

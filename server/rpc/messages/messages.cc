@@ -127,8 +127,10 @@ absl::Status ParseTokenChanges(const v1::SamplingParams& in, const RequestRules&
         Concat("'sampling.allowed_token_ids' has at most ", rules.vocab_size, " ids"));
   }
   out.allowed_token_ids.assign(in.allowed_token_ids().begin(), in.allowed_token_ids().end());
-  MOESERVE_ASSIGN_OR_RETURN(out.bad_words,
-                            EncodeBadWords({in.bad_words().begin(), in.bad_words().end()}, rules));
+  if (!in.bad_words().empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        out.bad_words, EncodeBadWords({in.bad_words().begin(), in.bad_words().end()}, rules));
+  }
   return absl::OkStatus();
 }
 
@@ -136,6 +138,7 @@ absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rul
                            CompletionParams& out) {
   SamplingParams& s = out.sampling;
   s = DefaultSampling(rules.defaults);
+  if (!in.has_min_tokens()) SetDefaultLengths(rules.defaults, out);
   MOESERVE_RETURN_IF_ERROR(ParseNumbers(in, kDrawFields, s));
   if (in.has_seed()) s.seed = in.seed();
   if (in.has_max_tokens()) {
@@ -177,8 +180,18 @@ absl::Status ParseInput(const Message& request, const char* field, const Request
   return absl::OkStatus();
 }
 
-absl::Status ParseDecoderPrompt(const v1::GenerateRequest& request, const RequestRules& rules,
-                                CompletionParams& out) {
+absl::Status ParseDecoder(const v1::GenerateRequest& request, const RequestRules& rules,
+                          CompletionParams& out) {
+  if (request.has_forced_bos_token_id()) {
+    const TokenId id = request.forced_bos_token_id();
+    if (id < 0 || id >= rules.vocab_size) {
+      return InvalidValue("forced_bos_token_id",
+                          Concat("'forced_bos_token_id': expected a token id from 0 to ",
+                                 rules.vocab_size - 1, ", found ", id));
+    }
+    out.forced_bos_token_id = id;
+  }
+  out.target_language = request.target_language();
   if (request.decoder_case() == v1::GenerateRequest::DECODER_NOT_SET) return absl::OkStatus();
   PromptInput prompt;
   prompt.is_text = request.has_decoder_prompt();
@@ -324,7 +337,7 @@ Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
   CompletionParams c;
   c.stream = true;
   MOESERVE_RETURN_IF_ERROR(ParseInput(request, "prompt", rules, c));
-  MOESERVE_RETURN_IF_ERROR(ParseDecoderPrompt(request, rules, c));
+  MOESERVE_RETURN_IF_ERROR(ParseDecoder(request, rules, c));
   MOESERVE_RETURN_IF_ERROR(ParseSampling(request.sampling(), rules, c));
   c.n = static_cast<int>(std::clamp<uint32_t>(request.n(), 1, 1'000'000));
   if (c.n > rules.limits.max_n) {
