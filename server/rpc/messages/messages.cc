@@ -138,7 +138,7 @@ absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rul
                            CompletionParams& out) {
   SamplingParams& s = out.sampling;
   s = DefaultSampling(rules.defaults);
-  if (!in.has_min_tokens()) SetDefaultLengths(rules.defaults, out);
+  if (in.min_tokens() == 0) SetDefaultLengths(rules.defaults, out);
   MOESERVE_RETURN_IF_ERROR(ParseNumbers(in, kDrawFields, s));
   if (in.has_seed()) s.seed = in.seed();
   if (in.has_max_tokens()) {
