@@ -66,7 +66,7 @@ TEST_F(TrialTest, LeavesNoTrace) {
 
 TEST_F(TrialTest, RefusesModelsWithoutFiniteResults) {
   for (const auto& [tensor, found] :
-       {std::pair("norm.weight", "logits"), std::pair(kRouter, "router scores")}) {
+       {std::pair("norm.weight", "outputs"), std::pair(kRouter, "router scores")}) {
     WriteNativeModel(folder_.path(), TinyConfig());
     Poison(folder_.path(), tensor);
     EXPECT_TRUE(Start(false).ok());
