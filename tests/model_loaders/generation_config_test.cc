@@ -42,7 +42,7 @@ TEST(GenerationConfig, RefusesWrongRules) {
        }) {
     const auto config = ParseGenerationConfig(text, 10);
     ASSERT_FALSE(config.ok()) << text;
-    EXPECT_TRUE(Mentions(config.status(), key)) << config.status();
+    EXPECT_TRUE(Mentions(config.status(), {key})) << config.status();
   }
 }
 
