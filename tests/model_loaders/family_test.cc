@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/model_loaders/support.h"
 #include "tests/support/family_cases.h"
+#include "tests/support/golden.h"
 #include "tests/support/model_runner.h"
 
 namespace moeserve::testing {
@@ -83,8 +85,16 @@ TEST_P(FamilyTest, GreedyTokensInF32) {
 // A family that is not tested against its own implementation must not be added to the program.
 TEST(Families, HaveGoldens) {
   std::set<std::string> tested;
-  for (const FamilyCase& c : FamilyCases()) {
-    const auto text = ReadTextFile(c.folder / "config.json", 1 << 20);
+  std::vector<std::filesystem::path> folders;
+  for (const FamilyCase& c : FamilyCases()) folders.push_back(c.folder);
+  // Those of encoders, alone and beside a decoder, are for the tests of the engine.
+  for (const char* kind : {"tests/golden/encoders", "tests/golden/pairs"}) {
+    for (const auto& entry : std::filesystem::directory_iterator(SourcePath(kind))) {
+      if (std::filesystem::exists(entry.path() / "config.json")) folders.push_back(entry.path());
+    }
+  }
+  for (const std::filesystem::path& folder : folders) {
+    const auto text = ReadTextFile(folder / "config.json", 1 << 20);
     ASSERT_TRUE(text.ok()) << text.status();
     const auto json = nlohmann::json::parse(*text);
     tested.insert(json.contains("top_p_threshold") ? "llama with top_p_threshold"

@@ -211,7 +211,7 @@ TEST(ProfileFile, SaysWhatIsWrong) {
   expect(WithArray<int64_t>(good, "model.shape", [](auto& v) { v[1] = 1 << 30; }), "out of range");
   expect(WithArray<int64_t>(good, "blocks.0.shape", [](auto& v) { v[2] = 4; }), "expected");
   expect(WithArray<int64_t>(good, "blocks.0.shape", [](auto& v) { v[5] = 4; }), "entry 5");
-  expect(WithArray<int64_t>(good, "blocks.1.shape", [](auto& v) { v[1] = 2; }), "entry 1");
+  expect(WithArray<int64_t>(good, "blocks.1.shape", [](auto& v) { v[1] = 3; }), "entry 1");
   expect(WithArray<int64_t>(good, "blocks.1.shape", [](auto& v) { v[3] = 0; }), "entry 3");
   expect(WithArray<double>(good, "blocks.1.weight_sums", [](auto& v) { v[1] = 0.0 / 0.0; }),
          "not finite");
