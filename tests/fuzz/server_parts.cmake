@@ -38,10 +38,12 @@ set(parts
   server/chat/chat_message.cc
   server/chat/chat_request.cc
   server/chat/history_form.cc
+  server/generation/beam_params.cc
   server/generation/constraint_compiler.cc
   server/generation/generation_params.cc
   server/generation/generation_request.cc
   server/generation/routing_params.cc
+  server/generation/task_check.cc
   server/generation/token_text.cc
   server/http/checks/head_check.cc
   server/http/checks/host_check.cc
@@ -63,6 +65,7 @@ set(parts
   server/open_inference/tensor_bytes.cc
   server/answers/answer.cc
   server/completions/completion_request.cc
+  server/fields/beam_fields.cc
   server/fields/request_fields.cc
   server/fields/routing_fields.cc
   server/fields/sampling_fields.cc
