@@ -9,10 +9,12 @@ set(parts
   engine/routes/routing_record.cc
   engine/statistics/expert_profile.cc
   engine/statistics/expert_stats.cc
+  engine/statistics/expert_recorder.cc
   engine/statistics/measures/activated.cc
   engine/statistics/measures/agreement.cc
   engine/statistics/measures/collapse.cc
   engine/statistics/measures/load_balance.cc
+  engine/statistics/measures/macs.cc
   engine/statistics/measures/route_trace.cc
   engine/statistics/measures/router_losses.cc
   engine/statistics/measures/symmetric_eigen.cc
