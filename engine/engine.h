@@ -186,9 +186,6 @@ class Engine {
   // before the call, so a request whose response is complete is always counted. If the device does
   // the counting, the snapshot can be up to a second old while requests run.
   virtual ExpertStats ExpertSnapshot() const = 0;
-  // Returns those of the encoder beside a decoder, whose tokens are those of sources; nullopt if
-  // there is none.
-  virtual std::optional<ExpertStats> EncoderSnapshot() const { return std::nullopt; }
   // The reference is valid as long as the engine.
   virtual const RouteLayout& route_layout() const = 0;
   // Returns the counts per token id and expert; nullopt if expert_stats is false or the table would
@@ -197,6 +194,9 @@ class Engine {
   // Returns the sampled router inputs, one entry per routed block; empty unless
   // RecorderOptions::hidden_samples asks for them.
   virtual std::vector<HiddenSample> HiddenSamples() const = 0;
+  // The functions above are about the decoder of an encoder-decoder. Returns what counts the
+  // encoder, whose tokens are those of sources; null for other models. Valid as long as the engine.
+  virtual const ExpertRecorder* encoder_experts() const { return nullptr; }
 
   virtual const EngineOptions& options() const = 0;  // with all defaults resolved
   int max_model_len() const { return options().max_model_len; }

@@ -112,15 +112,12 @@ class EngineImpl final : public Engine {
   }
   EngineProgress Progress() const override { return {rounds_.load(), idle_now_.load()}; }
   ExpertStats ExpertSnapshot() const override { return recorder_.Snapshot(); }
-  std::optional<ExpertStats> EncoderSnapshot() const override {
-    if (encoder_recorder_ == nullptr) return std::nullopt;
-    return encoder_recorder_->Snapshot();
-  }
   const RouteLayout& route_layout() const override { return recorder_.layout(); }
   std::optional<TokenExpertCounts> token_expert_counts() const override {
     return recorder_.token_counts();
   }
   std::vector<HiddenSample> HiddenSamples() const override { return recorder_.HiddenSamples(); }
+  const ExpertRecorder* encoder_experts() const override { return encoder_recorder_.get(); }
   const EngineOptions& options() const override { return options_; }
   const ModelSpec& spec() const override { return model_->spec(); }
   const Tokenizer* tokenizer() const override { return tokenizer_.get(); }

@@ -321,6 +321,7 @@ constexpr const char* Name(BlockKind b) {
 
 // The stacks of blocks of a model that translates a source; other models have one.
 enum class Stack : uint8_t { kOnly, kEncoder, kDecoder };
+constexpr NameTraits Traits(Stack stack) { return NameIn({"only", "encoder", "decoder"}, stack); }
 // The beginning of the names of a stack's tensors.
 constexpr const char* TensorPrefix(Stack s) {
   return s == Stack::kOnly ? "" : s == Stack::kEncoder ? "encoder." : "decoder.";

@@ -9,7 +9,8 @@ namespace moeserve {
 namespace {
 
 std::string BlockName(const BlockExpertStats& b) {
-  return "layer " + std::to_string(b.layer) + ", " + Name(b.block);
+  const std::string layer = "layer " + std::to_string(b.layer) + ", " + Name(b.block);
+  return b.stack == Stack::kOnly ? layer : std::string(KindName(b.stack)) + " " + layer;
 }
 
 const std::string kDiffer = "the profiles are not of the same architecture: ";
@@ -88,7 +89,7 @@ absl::Status CheckComparable(const ExpertProfile& a, const ExpertProfile& b) {
   for (size_t i = 0; i < a.stats.blocks.size(); ++i) {
     const BlockExpertStats& x = a.stats.blocks[i];
     const BlockExpertStats& y = b.stats.blocks[i];
-    if (x.layer != y.layer || x.block != y.block) {
+    if (x.stack != y.stack || x.layer != y.layer || x.block != y.block) {
       return absl::InvalidArgumentError(kDiffer + "routed block " + std::to_string(i) + " is " +
                                         BlockName(x) + " and " + BlockName(y));
     }

@@ -139,11 +139,13 @@ void AddCounts(const CountsSnapshot& counts, ExpertStats& stats) {
 
 ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
   ExpertStats stats;
+  stats.stack = spec.stack;
   const RouteLayout layout(spec);
   bool split = false;
   for (const RoutedBlock& block : layout.blocks) {
     stats.blocks.push_back(
         EmptyBlock(spec.blocks[static_cast<size_t>(block.slot)], block, any_selection));
+    stats.blocks.back().stack = spec.stack;
     split = split || block.sub_tokens > 1;
   }
   size_t most_distinct = 0;

@@ -30,7 +30,8 @@ struct RouterStats {
 // recomputed_ fields and rejected ones (Phase) in the rejected_ fields; apart from these fields,
 // only `visits` includes them.
 struct BlockExpertStats {
-  int layer = 0;
+  Stack stack = Stack::kOnly;
+  int layer = 0;  // of its stack
   BlockKind block = BlockKind::kFeedForward;
   int num_experts = 0;
   int split_heads = 1;
@@ -61,6 +62,7 @@ struct BlockExpertStats {
 };
 
 struct ExpertStats {
+  Stack stack = Stack::kOnly;            // that of all blocks
   uint64_t tokens = 0;                   // computed tokens, without recomputed and rejected ones
   uint64_t recomputed_tokens = 0;        // not included in `tokens`
   uint64_t rejected_tokens = 0;          // not included in `tokens`

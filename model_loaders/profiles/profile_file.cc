@@ -276,6 +276,7 @@ absl::Status ReadModel(Reader& reader, ExpertProfile& out) {
   for (int64_t i = 0; i < shape[1]; ++i) {
     BlockExpertStats block;
     MOESERVE_RETURN_IF_ERROR(ReadBlock(reader, Prefix(static_cast<size_t>(i)), block));
+    block.stack = out.stats.stack;
     out.stats.blocks.push_back(std::move(block));
   }
   return absl::OkStatus();
@@ -293,6 +294,14 @@ Result<ExpertProfile> Decode(const SafetensorsHeader& header, std::string_view d
   }
   ExpertProfile out;
   out.model = value("model");
+  if (const std::string name = value("stack"); !name.empty()) {
+    const std::optional<Stack> stack = KindNamed<Stack>(name);
+    if (!stack) {
+      return absl::InvalidArgumentError(
+          Concat("expert profile: stack: expected encoder or decoder, found ", Quoted(name)));
+    }
+    out.stats.stack = *stack;
+  }
   Reader reader(header, data);
   MOESERVE_RETURN_IF_ERROR(ReadModel(reader, out));
   const std::vector<BlockExpertStats>& blocks = out.stats.blocks;
@@ -377,8 +386,10 @@ std::string EncodeProfile(const ExpertProfile& profile) {
     }
   }
   if (profile.routes) writer.Vector("routes.tokens", profile.routes->tokens);
-  return std::move(writer).Finish(
-      {{"format", kFormat}, {"version", kVersion}, {"model", profile.model}});
+  std::map<std::string, std::string> metadata = {
+      {"format", kFormat}, {"version", kVersion}, {"model", profile.model}};
+  if (stats.stack != Stack::kOnly) metadata["stack"] = KindName(stats.stack);
+  return std::move(writer).Finish(metadata);
 }
 
 Result<ExpertProfile> DecodeProfile(std::string_view bytes) {

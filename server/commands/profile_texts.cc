@@ -66,16 +66,17 @@ Result<std::vector<std::string>> ReadWords(const std::string& file) {
 WordStatistics WordsOf(const ProfiledTexts& result, const RouteTrace& trace) {
   const Score& score = result.score;
   const auto prefix = static_cast<size_t>(score.prefix);
+  const auto suffix = static_cast<size_t>(score.suffix);
   WordTokens tokens;
   tokens.occurrences.assign(result.words.size(), 0);
   size_t window = 0, begin = 0;  // the next window, and where it begins in the run
   for (const size_t count : score.text_windows) {
-    // The text without the special tokens at the start of each window, and where its tokens are.
+    // The text without the special tokens around each window, and where its tokens are.
     std::vector<TokenId> ids;
     std::vector<size_t> places;
     for (const size_t end = window + count; window < end; ++window) {
       const auto length = static_cast<size_t>(score.windows[window]);
-      for (size_t i = begin + prefix; i < begin + length; ++i) {
+      for (size_t i = begin + prefix; i < begin + length - suffix; ++i) {
         ids.push_back(score.run[i]);
         places.push_back(i);
       }
@@ -132,8 +133,7 @@ Result<ExpertProfile> ReadProfile(const std::string& file) {
 
 Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
                                    const ProfilingOptions& options) {
-  ModelOptionsText model = model_options;
-  model.must_generate = true;  // texts are profiled by their tokens' log-probabilities
+  const ModelOptionsText& model = model_options;
   std::vector<std::string> texts;
   for (const std::string& file : options.text_files) {
     MOESERVE_ASSIGN_OR_RETURN(std::string text, ReadScoredText(file));
@@ -177,7 +177,11 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
   MOESERVE_ASSIGN_OR_RETURN(out.model, StartModel(model, engine, observe));
   ScoringOptions scoring{.window = options.window,
                          .in_order = observers.trace != nullptr || limit != nullptr,
+                         .mask = options.mask,
                          .progress = model.progress()};
+  if (const Tokenizer* tokenizer = out.model.engine->tokenizer(); tokenizer != nullptr) {
+    scoring.mask_token = MaskToken(out.model.tokenizer_config, *tokenizer);
+  }
   if (limit != nullptr) {
     scoring.routing_control =
         std::make_shared<const RoutingControl>(RoutingControl::Limited(limit));
@@ -188,7 +192,7 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
         Concat("--capacity: a step computes at most ", out.model.engine->options().max_step_tokens,
                " tokens here, so that windows of --window ", out.score.window, " are too long"));
   }
-  out.profile = LiveProfile(*out.model.engine, out.model.directory_name);
+  out.profile = LiveProfile(StackExperts(*out.model.engine), out.model.directory_name);
   // The engine runs no step after Drain(), so `observers`, which its steps write to, may be
   // destroyed.
   out.model.engine->Drain(SteadyNow());

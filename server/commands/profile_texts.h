@@ -26,6 +26,7 @@ struct ProfilingOptions {
   int64_t hidden_samples = 16384;
   int token_stats_mib = 1024;
   bool routes = false;      // whether the profile gets the routes of every row
+  MaskOptions mask;         // for masked language models
   std::string dump_folder;  // folder for a ScoreDump; empty writes none
   std::string words_file;   // file with one word per line; empty: none
   // Drops rows over the capacity of their experts, one window at a time; only on the CPU.

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "base/error_text.h"
 #include "model_loaders/inspect.h"
 #include "model_loaders/profiles/profile_file.h"
+#include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/commands/profile_texts.h"
@@ -28,6 +30,7 @@ struct ScoreArguments {
   std::string profile_file;
   bool profile_hidden = false;
   bool profile_routes = true;
+  std::string mask_rule;  // a MaskRule
   std::string capacity;
   std::string page_file;
   bool json = false;
@@ -43,6 +46,44 @@ OrderedJson ScoreJson(const Score& score) {
   return {{"nll_per_token", score.nll_per_token()},
           {"perplexity", score.perplexity()},
           {"bits_per_byte", score.bits_per_byte()}};
+}
+
+OrderedJson MaskJson(const MaskOptions& mask) {
+  OrderedJson out = {{"rule", KindName(mask.rule)}};
+  if (mask.rule != MaskRule::kEach) out.update({{"share", mask.share}, {"seed", mask.seed}});
+  return out;
+}
+
+// Returns the rule by which a masked language model's tokens were scored.
+std::string MaskText(const MaskOptions& mask) {
+  if (mask.rule == MaskRule::kEach) return "each token masked alone";
+  char share[32];
+  std::snprintf(share, sizeof(share), "%.4g", mask.share);
+  return Concat(
+      "share ", share, " of the tokens, seed ", mask.seed,
+      mask.rule == MaskRule::kBert ? ": 80 % masked, 10 % random, 10 % kept" : ", all masked");
+}
+
+// Prints how well the texts were predicted.
+void PrintPrediction(const MaskOptions& mask, const ProfiledTexts& result) {
+  const Score& score = result.score;
+  const auto tokens = static_cast<long long>(score.tokens);
+  const auto scored = static_cast<long long>(score.scored);
+  if (scored == 0) {
+    std::printf("tokens %lld in windows of %d; the model gives tokens no probabilities\n", tokens,
+                score.window);
+  } else if (result.model.engine->spec().head.kind == HeadKind::kMaskedLm) {
+    std::printf(
+        "tokens %lld, scored %lld in windows of %d (%s), nll/token %.6f, pseudo-perplexity %.4f\n",
+        tokens, scored, score.window, MaskText(mask).c_str(), score.nll_per_token(),
+        score.perplexity());
+  } else {
+    std::printf(
+        "tokens %lld, scored %lld in windows of %d, nll/token %.6f, perplexity %.4f, bits/byte "
+        "%.4f\n",
+        tokens, scored, score.window, score.nll_per_token(), score.perplexity(),
+        score.bits_per_byte());
+  }
 }
 
 double Share(uint64_t part, uint64_t whole) {
@@ -128,9 +169,11 @@ void PrintScore(const ScoreArguments& options, const ProfiledTexts& result,
     out["tokens"] = score.tokens;
     out["scored_tokens"] = score.scored;
     out["window"] = score.window;
+    const bool masked = result.model.engine->spec().head.kind == HeadKind::kMaskedLm;
+    if (masked) out["mask"] = MaskJson(options.profiling.mask);
     out["nll_per_token"] = score.nll_per_token();
-    out["perplexity"] = score.perplexity();
-    out["bits_per_byte"] = score.bits_per_byte();
+    out[masked ? "pseudo_perplexity" : "perplexity"] = score.perplexity();
+    if (!masked) out["bits_per_byte"] = score.bits_per_byte();
     out["macs_per_token"] = MacsJson(result.macs);
     if (capacity) out["capacity"] = CapacityJson(*capacity, result);
     if (result.word_experts) {
@@ -140,11 +183,7 @@ void PrintScore(const ScoreArguments& options, const ProfiledTexts& result,
     PrintJson(out);
     return;
   }
-  std::printf(
-      "tokens %lld, scored %lld in windows of %d, nll/token %.6f, perplexity %.4f, bits/byte "
-      "%.4f\n",
-      static_cast<long long>(score.tokens), static_cast<long long>(score.scored), score.window,
-      score.nll_per_token(), score.perplexity(), score.bits_per_byte());
+  PrintPrediction(options.profiling.mask, result);
   const MeasuredMacs& macs = result.macs;
   std::printf("MACs per token: %.0f with matrices, %s with keys and values\n", macs.matrices,
               macs.attention ? Concat(std::llround(*macs.attention)).c_str() : "unknown");
@@ -197,6 +236,7 @@ Result<Score> ScoreWithoutCapacity(ScoreArguments options) {
 
 absl::Status ScoreFiles(ScoreArguments options) {
   const bool save = !options.profile_file.empty();
+  options.profiling.mask.rule = *KindNamed<MaskRule>(options.mask_rule);
   options.profiling.routes = (save && options.profile_routes) || !options.page_file.empty();
   std::optional<CapacityEffect> capacity;
   if (!options.capacity.empty()) {
@@ -216,12 +256,25 @@ absl::Status ScoreFiles(ScoreArguments options) {
 }  // namespace
 
 void AddScoreCommand(CLI::App& app, Command& selected) {
-  CLI::App* command =
-      app.add_subcommand("score", "Perplexity of a text in windows, and its expert statistics");
+  CLI::App* command = app.add_subcommand(
+      "score",
+      "Perplexity of a text in windows, or pseudo-perplexity of a masked language model, and "
+      "expert statistics");
   auto options = std::make_shared<ScoreArguments>();
   AddModelOptions(*command, options->model);
   AddProfilingOptions(*command, options->profiling);
   AddReportOptions(*command, options->report);
+  options->mask_rule = KindName(options->profiling.mask.rule);
+  AddChoiceOption(*command, "--mask", options->mask_rule,
+                  "What a masked language model reads at the tokens that are scored: the mask "
+                  "token (all), also random and kept tokens (bert), or the mask token with each "
+                  "token scored alone (each)",
+                  KindNames<MaskRule>());
+  AddNumberOption(*command, "--mask-share", options->profiling.mask.share,
+                  "Share of the tokens that a masked language model is scored by", 1e-6, 1.0);
+  AddNumberOption(*command, "--seed", options->profiling.mask.seed,
+                  "Seed that chooses these tokens", uint64_t{0},
+                  std::numeric_limits<uint64_t>::max());
   command->add_option("--dump", options->profiling.dump_folder,
                       "Folder to write router scores, routes and token ids to");
   command->add_flag("--dump-hidden", options->profiling.dump_hidden,

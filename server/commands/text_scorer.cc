@@ -4,9 +4,11 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <span>
 #include <utility>
 
 #include "base/error_text.h"
+#include "engine/validate_request.h"
 #include "server/commands/run_to_end.h"
 
 namespace moeserve::server {
@@ -25,19 +27,59 @@ Result<std::vector<TokenId>> WindowPrefix(const Engine& engine, const Tokenizer&
   return prefix;
 }
 
-void AddWindows(const std::vector<TokenId>& ids, const std::vector<TokenId>& prefix, size_t step,
-                std::vector<Request>& requests) {
-  for (size_t begin = 0; begin < ids.size(); begin += step) {
+// Makes the requests for the windows of texts.
+class WindowMaker {
+ public:
+  WindowMaker(const ModelSpec& spec, const ScoringOptions& options)
+      : spec_(spec), masked_(options.mask, options.mask_token.value_or(0), spec.vocab_size) {}
+
+  // Appends the requests for a window of tokens between special tokens.
+  void Add(const SpecialTokens& special, std::span<const TokenId> ids,
+           std::vector<Request>& requests) {
+    if (spec_.head.kind == HeadKind::kMaskedLm) {
+      masked_.Add(special, ids, requests);
+      return;
+    }
     Request request;
-    request.id = Concat("score-", requests.size());
-    request.prompt = prefix;
-    request.prompt.insert(
-        request.prompt.end(), ids.begin() + static_cast<std::ptrdiff_t>(begin),
-        ids.begin() + static_cast<std::ptrdiff_t>(std::min(ids.size(), begin + step)));
-    request.sampling.max_tokens = 0;
-    request.sampling.prompt_logprobs = 0;
+    request.prompt = special.before;
+    request.prompt.insert(request.prompt.end(), ids.begin(), ids.end());
+    request.prompt.insert(request.prompt.end(), special.after.begin(), special.after.end());
+    if (Computes(spec_, nullptr)) {
+      request.sampling.max_tokens = 0;
+      request.sampling.prompt_logprobs = 0;
+    } else {
+      request.encode.emplace();
+      if (!Computes(spec_, &request.encode->output)) {
+        request.encode->output = EncodeOutput::kLogits;
+      }
+    }
     requests.push_back(std::move(request));
   }
+
+ private:
+  const ModelSpec& spec_;
+  MaskedWindows masked_;
+};
+
+// Returns what stands around the tokens of each window of a text.
+Result<SpecialTokens> AroundWindows(const Engine& engine, const std::string& text) {
+  const Tokenizer& tokenizer = *engine.tokenizer();
+  if (!Computes(engine.spec(), nullptr)) return FindSpecialTokens(tokenizer, text);
+  MOESERVE_ASSIGN_OR_RETURN(std::vector<TokenId> prefix, WindowPrefix(engine, tokenizer));
+  return SpecialTokens{.before = std::move(prefix), .after = {}};
+}
+
+absl::Status CheckScores(const ModelSpec& spec, const ScoringOptions& options) {
+  if (spec.kind == ModelKind::kEncoderDecoder) {
+    return absl::InvalidArgumentError(
+        "this command computes single texts, and the model translates a source: expected a decoder "
+        "or an encoder");
+  }
+  if (spec.head.kind == HeadKind::kMaskedLm && !options.mask_token) {
+    return absl::InvalidArgumentError(
+        "tokenizer: expected a mask token for this masked language model, found none");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -60,24 +102,34 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
                          const std::shared_ptr<Engine>& engine) {
   const Tokenizer* tokenizer = engine->tokenizer();
   if (tokenizer == nullptr) return absl::InvalidArgumentError("this model has no tokenizer");
-  MOESERVE_ASSIGN_OR_RETURN(const std::vector<TokenId> prefix, WindowPrefix(*engine, *tokenizer));
+  MOESERVE_RETURN_IF_ERROR(CheckScores(engine->spec(), options));
   const int window = options.window > 0 ? std::min(options.window, engine->max_model_len())
                                         : engine->max_model_len();
-  if (window <= static_cast<int>(prefix.size()) + (prefix.empty() ? 1 : 0)) {
-    return absl::InvalidArgumentError(Concat("a window of ", window, " tokens is too short"));
-  }
 
   Score score;
   score.window = window;
-  score.prefix = static_cast<int>(prefix.size());
   std::vector<Request> requests;
+  WindowMaker maker(engine->spec(), options);
   for (const std::string& text : texts) {
+    MOESERVE_ASSIGN_OR_RETURN(const SpecialTokens special, AroundWindows(*engine, text));
+    score.prefix = static_cast<int>(special.before.size());
+    score.suffix = static_cast<int>(special.after.size());
+    const int around = score.prefix + score.suffix;
+    // Without a special token, the first token of a window of a decoder has no log-probability.
+    if (window <= around + (around == 0 ? 1 : 0)) {
+      return absl::InvalidArgumentError(Concat("a window of ", window, " tokens is too short"));
+    }
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer->Encode(text, false));
     score.tokens += static_cast<int64_t>(ids.size());
     score.bytes += text.size();
     const size_t first = requests.size();
-    AddWindows(ids, prefix, static_cast<size_t>(window) - prefix.size(), requests);
+    const auto step = static_cast<size_t>(window - around);
+    for (size_t begin = 0; begin < ids.size(); begin += step) {
+      const size_t count = std::min(step, ids.size() - begin);
+      maker.Add(special, std::span(ids).subspan(begin, count), requests);
+    }
     for (size_t i = first; i < requests.size(); ++i) {
+      requests[i].id = Concat("score-", i);
       requests[i].routing_control = options.routing_control;
       const std::vector<TokenId>& prompt = requests[i].prompt;
       score.run.insert(score.run.end(), prompt.begin(), prompt.end());
@@ -97,18 +149,28 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
                                                        requests.size(), begin + at_once))));
     MOESERVE_RETURN_IF_ERROR(
         RunToEnd(engine, std::move(batch), [&](size_t, const OutputDelta& delta) {
-          progress.Add(static_cast<double>(delta.prompt_logprobs.size()));
-          for (const auto& logprob : delta.prompt_logprobs) {
-            if (!logprob) continue;
-            nan = nan || std::isnan(logprob->logprob);
-            score.sum_logprob += logprob->logprob;
+          const auto add = [&](const TokenLogprob& token) {
+            nan = nan || std::isnan(token.logprob);
+            score.sum_logprob += token.logprob;
             ++score.scored;
+          };
+          for (const auto& logprob : delta.prompt_logprobs) {
+            if (logprob) add(*logprob);
           }
+          if (delta.encoded) {
+            for (const TokenLogprob& token : delta.encoded->rows) add(token);
+          }
+          progress.Add(static_cast<double>(delta.encoded ? delta.usage.prompt_tokens
+                                                         : delta.prompt_logprobs.size()));
         }));
   }
   progress.Finish();
   if (nan) return absl::InternalError("a log-probability is not a number");
-  if (score.scored == 0) return absl::InvalidArgumentError("the text is too short to be scored");
+  const HeadKind head = engine->spec().head.kind;
+  const bool scores = head == HeadKind::kLanguageModel || head == HeadKind::kMaskedLm;
+  if (score.windows.empty() || (scores && score.scored == 0)) {
+    return absl::InvalidArgumentError("the text is too short to be scored");
+  }
   return score;
 }
 

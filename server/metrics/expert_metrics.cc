@@ -209,9 +209,12 @@ Result<MoeMetricsMode> ParseMoeMetricsMode(const std::string& word) {
       Concat("--moe-metrics: expected off, layer, top, full or auto, found ", Printable(word, 32)));
 }
 
-Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options, const ExpertStats& stats) {
+Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options,
+                                            const std::vector<ExpertStats>& stacks) {
   size_t experts = 0;
-  for (const BlockExpertStats& block : stats.blocks) experts += block.selections.size();
+  for (const ExpertStats& stats : stacks) {
+    for (const BlockExpertStats& block : stats.blocks) experts += block.selections.size();
+  }
   if (options.mode == MoeMetricsMode::kAuto) {
     options.mode =
         experts <= MoeMetricsOptions::kMaxAutoSeries ? MoeMetricsMode::kFull : MoeMetricsMode::kTop;
@@ -234,7 +237,8 @@ Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options, const Exp
 }
 
 ExpertMetrics::ExpertMetrics(const MoeMetricsOptions& options, const ModelSpec& spec)
-    : options_(options), encoder_(spec.kind == ModelKind::kEncoder) {
+    : options_(options),
+      encoder_(spec.kind == ModelKind::kEncoder || spec.stack == Stack::kEncoder) {
   has_shared_expert_.resize(static_cast<size_t>(spec.num_layers()));
   for (const BlockSpec& block : spec.blocks) {
     const FeedForwardSpec* f = block.feed_forward();
@@ -277,6 +281,7 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
                           const std::string& model) const {
   MutexLock lock(mutex_);
   if (options_.mode == MoeMetricsMode::kOff) return;
+  if (stats.stack != Stack::kOnly) text.SetStack(KindName(stats.stack));
   text.Family("moe_info", "gauge", "The routed blocks of the model.");
   for (const BlockExpertStats& block : stats.blocks) {
     text.Sample({{"model", model},
@@ -297,6 +302,7 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
   text.Sample({{"model", model}}, ActivationRatio(stats, 0.0));
   text.Family("moe_activated_parameters_per_token", "gauge", "Mean parameters a token used.");
   text.Sample({{"model", model}}, MeanActivatedParameters(stats));
+  text.SetStack("");
 }
 
 void ExpertMetrics::WriteWindow(PrometheusText& text, const ExpertStats& stats,

@@ -35,22 +35,24 @@ const char* Name(MoeMetricsMode mode);
 // Parses the words that Name() returns. InvalidArgument for other words.
 Result<MoeMetricsMode> ParseMoeMetricsMode(const std::string& word);
 
-// Resolves kAuto for a model whose routed blocks `stats` contains. InvalidArgument for `weights`
+// Resolves kAuto for a model whose routed blocks `stacks` contains. InvalidArgument for `weights`
 // without kFull, or if kFull needs more than kMaxSeries series: one per expert, or two with
 // `weights`.
-Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options, const ExpertStats& stats);
+Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options,
+                                            const std::vector<ExpertStats>& stacks);
 
 // Writes the metrics. Counters are totals. Gauges are computed from the window: counts that decay
 // exponentially with a half-life of one minute. Thread-safe.
 class ExpertMetrics {
  public:
-  // ResolveMoeMetrics() must have resolved `options`. `spec` is the spec of the model whose
-  // statistics are observed.
+  // ResolveMoeMetrics() must have resolved `options`. `spec` is that of the stack whose statistics
+  // are observed.
   ExpertMetrics(const MoeMetricsOptions& options, const ModelSpec& spec);
 
   // Advances the window to `now`. Must be called about once per second, and before Write().
   void Observe(const ExpertStats& stats, absl::Time now);
-  // Writes all families. The gauges use the window of the last Observe().
+  // Writes all families, with the label "stack" if the model has two. The gauges use the window of
+  // the last Observe().
   void Write(PrometheusText& text, const ExpertStats& stats, const std::string& model) const;
 
  private:
@@ -62,7 +64,7 @@ class ExpertMetrics {
                    const Window& window, double tokens) const;
 
   const MoeMetricsOptions options_;
-  const bool encoder_;                   // whether the model is an encoder
+  const bool encoder_;                   // whether the stack is an encoder
   std::vector<bool> has_shared_expert_;  // [layer]: whether its feed-forward has a shared expert
 
   mutable Mutex mutex_;

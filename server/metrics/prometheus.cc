@@ -162,6 +162,7 @@ void PrometheusText::Line(std::string_view suffix, std::initializer_list<Label> 
     out += '"';
   };
   if (!model_.empty()) add({"model", model_});
+  if (!stack_.empty()) add({"stack", stack_});
   for (const Label& label : labels) add(label);
   if (extra != nullptr) add(*extra);
   if (!first) out += '}';

@@ -63,6 +63,8 @@ class PrometheusText {
   // Adds the label model="`model`" in front of the labels of all samples that follow, until it is
   // called again. Nothing is added if `model` is empty.
   void SetModel(std::string model) { model_ = std::move(model); }
+  // Does the same for the label "stack".
+  void SetStack(std::string_view stack) { stack_ = stack; }
 
   void Sample(std::initializer_list<Label> labels, double value);
   void Sample(std::initializer_list<Label> labels, uint64_t value);
@@ -88,6 +90,7 @@ class PrometheusText {
   size_t current_ = 0;                      // index in texts_
   std::string family_;
   std::string model_;
+  std::string stack_;
 };
 
 // Returns the shortest decimal that parses to `value`, or NaN, +Inf or -Inf.

@@ -4,16 +4,11 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "base/steady_clock.h"
 #include "engine/validate_request.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {
 namespace {
-
-// While no request ends, readers of the metrics read the expert statistics from the engine at most
-// once in this time, because that copies them.
-constexpr absl::Duration kReadInterval = absl::Milliseconds(50);
 
 std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const Engine& engine,
                                                            size_t max_cached_bytes) {
@@ -46,8 +41,11 @@ Result<std::shared_ptr<ServedModel>> ServedModel::Create(std::string name, int64
                                                          LoadedModel loaded,
                                                          const MoeMetricsOptions& metrics,
                                                          size_t constraint_cache_bytes) {
-  MOESERVE_ASSIGN_OR_RETURN(const MoeMetricsOptions resolved,
-                            ResolveMoeMetrics(metrics, loaded.engine->ExpertSnapshot()));
+  std::vector<ExpertStats> stacks;
+  for (const StackExperts& experts : StackExperts::All(*loaded.engine)) {
+    stacks.push_back(experts.Snapshot());
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const MoeMetricsOptions resolved, ResolveMoeMetrics(metrics, stacks));
   return std::shared_ptr<ServedModel>(new ServedModel(std::move(name), version, std::move(loaded),
                                                       resolved, constraint_cache_bytes));
 }
@@ -62,10 +60,12 @@ ServedModel::ServedModel(std::string name, int64_t version, LoadedModel loaded,
       encode_model_(
           MakeEncodeModel(*loaded_.engine, loaded_.text_settings, loaded_.tokenizer_config)),
       constraint_compiler_(MakeConstraintCompiler(*loaded_.engine, constraint_cache_bytes)),
-      macs_(std::make_shared<RequestMacs>(loaded_.engine->spec())),
-      expert_metrics_(metrics.mode == MoeMetricsMode::kOff
-                          ? nullptr
-                          : std::make_unique<ExpertMetrics>(metrics, loaded_.engine->spec())) {}
+      macs_(std::make_shared<RequestMacs>(loaded_.engine->spec())) {
+  if (metrics.mode == MoeMetricsMode::kOff) return;
+  for (const StackExperts& experts : StackExperts::All(*loaded_.engine)) {
+    expert_watches_.push_back(std::make_unique<ExpertWatch>(experts, metrics));
+  }
+}
 
 absl::Status ServedModel::EngineStatus() const {
   // A stuck engine could hold its locks, so it must not be called.
@@ -96,11 +96,20 @@ void ServedModel::EndRequests() {
 }
 
 void ServedModel::Tick() {
-  if (expert_metrics_ == nullptr) return;
-  const absl::Time now = SteadyNow();
-  ExpertStats stats = engine().ExpertSnapshot();
-  expert_metrics_->Observe(stats, now);
-  expert_history_.Add(now, std::move(stats));
+  for (const auto& watch : expert_watches_) watch->Tick();
+}
+
+int64_t ServedModel::held_bytes() const {
+  int64_t bytes = memory_bytes_;
+  for (const auto& watch : expert_watches_) bytes += static_cast<int64_t>(watch->history().bytes());
+  return bytes;
+}
+
+const ExpertHistory* ServedModel::expert_history(Stack stack) const {
+  for (const auto& watch : expert_watches_) {
+    if (watch->stack() == stack) return &watch->history();
+  }
+  return nullptr;
 }
 
 EngineStats ServedModel::Stats() const {
@@ -110,26 +119,11 @@ EngineStats ServedModel::Stats() const {
 }
 
 void ServedModel::WriteExpertMetrics(PrometheusText& text) {
-  if (expert_metrics_ == nullptr) return;
-  if (expert_history_.Latest() == nullptr) Tick();
-  if (const auto stats = RecentExperts(); stats != nullptr) {
-    expert_metrics_->Write(text, *stats, name_);
-  }
-}
-
-std::shared_ptr<const ExpertStats> ServedModel::RecentExperts() {
+  if (expert_watches_.empty()) return;
   // The engine counts the end of a request after its routes.
+  const bool stuck = engine_stuck_;
   const uint64_t finished = engine().Stats().finished();
-  const absl::Time now = SteadyNow();
-  MutexLock lock(recent_mutex_);
-  // A stuck engine could hold its locks.
-  if (engine_stuck_) return recent_ != nullptr ? recent_ : expert_history_.Latest();
-  if (recent_ == nullptr || finished != recent_finished_ || now - recent_time_ >= kReadInterval) {
-    recent_ = std::make_shared<const ExpertStats>(engine().ExpertSnapshot());
-    recent_time_ = now;
-    recent_finished_ = finished;
-  }
-  return recent_;
+  for (const auto& watch : expert_watches_) watch->Write(text, name_, finished, stuck);
 }
 
 }  // namespace moeserve::server

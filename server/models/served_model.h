@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -20,7 +21,7 @@
 #include "server/generation/engine_watchdog.h"
 #include "server/generation/live_generations.h"
 #include "server/metrics/expert_metrics.h"
-#include "server/reports/expert_history.h"
+#include "server/models/expert_watch.h"
 
 namespace moeserve::server {
 
@@ -58,10 +59,8 @@ class ServedModel {
   const std::string& description() const { return loaded_.description; }
   // Returns the bytes of the weights and of the KV cache.
   int64_t memory_bytes() const { return memory_bytes_; }
-  // Returns memory_bytes() and the bytes of expert_history().
-  int64_t held_bytes() const {
-    return memory_bytes_ + static_cast<int64_t>(expert_history_.bytes());
-  }
+  // Returns memory_bytes() and the bytes of the histories of expert statistics.
+  int64_t held_bytes() const;
 
   // Valid as long as the model. SharedEngine() returns a pointer that keeps the model alive.
   Engine& engine() const { return *loaded_.engine; }
@@ -78,7 +77,8 @@ class ServedModel {
   }
   const std::shared_ptr<LiveGenerations>& live() const { return live_; }
   const std::shared_ptr<const RequestMacs>& macs() const { return macs_; }
-  const ExpertHistory& expert_history() const { return expert_history_; }
+  // Returns the statistics of the last minutes; null if they are off, or without such a stack.
+  const ExpertHistory* expert_history(Stack stack) const;
 
   // Returns OK if the engine runs, or Unavailable with code "engine_dead" or "engine_stuck".
   absl::Status EngineStatus() const;
@@ -92,7 +92,7 @@ class ServedModel {
   // Ends the requests that run with the error "draining", although the engine has not ended them.
   void EndRequests();
 
-  // Adds a snapshot of the expert statistics to expert_history() and to the decaying counts from
+  // Adds a snapshot of the expert statistics to the histories and to the decaying counts from
   // which the metrics' gauges are computed. Must be called about once per second. Does nothing if
   // the metrics are off.
   void Tick();
@@ -106,10 +106,6 @@ class ServedModel {
   ServedModel(std::string name, int64_t version, LoadedModel loaded,
               const MoeMetricsOptions& metrics, size_t constraint_cache_bytes);
 
-  // Returns statistics for the metrics: up to kReadInterval old, but not older than the last end of
-  // a request. While the engine is stuck, returns the newest that are known, or null.
-  std::shared_ptr<const ExpertStats> RecentExperts();
-
   const std::string name_;
   const int64_t version_;
   const int64_t created_;
@@ -118,13 +114,8 @@ class ServedModel {
   const EncodeModel encode_model_;
   const std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   const std::shared_ptr<const RequestMacs> macs_;
-  const std::unique_ptr<ExpertMetrics> expert_metrics_;  // null if they are off
   const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();
-  ExpertHistory expert_history_;
-  Mutex recent_mutex_;
-  std::shared_ptr<const ExpertStats> recent_ ABSL_GUARDED_BY(recent_mutex_);
-  absl::Time recent_time_ ABSL_GUARDED_BY(recent_mutex_);
-  uint64_t recent_finished_ ABSL_GUARDED_BY(recent_mutex_) = 0;  // EngineStats::finished()
+  std::vector<std::unique_ptr<ExpertWatch>> expert_watches_;  // by stack; empty if they are off
   std::atomic<bool> engine_stuck_{false};
   std::unique_ptr<EngineWatchdog> watchdog_;  // last, because its thread uses the other members
 };

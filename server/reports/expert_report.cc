@@ -7,6 +7,7 @@
 #include "engine/statistics/measures/activated.h"
 #include "engine/statistics/measures/load_balance.h"
 #include "engine/statistics/statistic_list.h"
+#include "server/reports/stack_experts.h"
 #include "server/reports/statistic_json.h"
 
 namespace moeserve::server {
@@ -16,13 +17,30 @@ OrderedJson ExpertStatsJson(const ExpertStats& stats, const std::string& model,
   const StatisticOptions options{.threshold = threshold};
   OrderedJson out;
   out["model"] = model;
+  const auto name_stack = [](OrderedJson& to, Stack stack) {
+    if (stack != Stack::kOnly) to["stack"] = KindName(stack);
+  };
+  name_stack(out, stats.stack);
   out["window_seconds"] = window_seconds ? OrderedJson(*window_seconds) : OrderedJson(nullptr);
   AddStatistics(out, ModelStatistics(), stats, options);
   OrderedJson layers = OrderedJson::array();
   for (const BlockExpertStats& block : stats.blocks) {
-    AddStatistics(layers.emplace_back(), BlockStatistics(), block, options);
+    OrderedJson& layer = layers.emplace_back();
+    name_stack(layer, block.stack);
+    AddStatistics(layer, BlockStatistics(), block, options);
   }
   out["layers"] = std::move(layers);
+  return out;
+}
+
+OrderedJson StacksJson(const std::vector<ExpertStats>& stacks) {
+  OrderedJson out;
+  for (const ExpertStats& stats : stacks) {
+    out[std::string(KindName(stats.stack))] = {
+        {"tokens", stats.tokens},
+        {"activated_parameters_per_token", MeanActivatedParameters(stats)}};
+  }
+  out["activated_parameters_per_token"] = MeanActivatedParameters(stacks);
   return out;
 }
 

@@ -2,16 +2,16 @@
 
 namespace moeserve::server {
 
-ExpertProfile LiveProfile(const Engine& engine, const std::string& model) {
+ExpertProfile LiveProfile(const StackExperts& experts, const std::string& model) {
   ExpertProfile out;
   out.model = model;
-  out.vocabulary = engine.spec().vocab_size;
-  out.stats = engine.ExpertSnapshot();
-  if (const std::optional<TokenExpertCounts> table = engine.token_expert_counts();
+  out.vocabulary = experts.spec().vocab_size;
+  out.stats = experts.Snapshot();
+  if (const std::optional<TokenExpertCounts> table = experts.token_counts();
       table && table->complete()) {
     out.token_counts = CountsByBlock(*table, out.stats);
   }
-  out.hidden = engine.HiddenSamples();
+  out.hidden = experts.HiddenSamples();
   return out;
 }
 

@@ -1,15 +1,15 @@
-// Builds an expert profile from a running engine.
+// Builds an expert profile from the statistics of a running engine.
 #pragma once
 
 #include <string>
 
-#include "engine/engine.h"
 #include "engine/statistics/expert_profile.h"
+#include "server/reports/stack_experts.h"
 
 namespace moeserve::server {
 
-// Returns a profile with the engine's counters and without routes. The token counts are copied
+// Returns a profile with the counters of a stack and without routes. The token counts are copied
 // while the engine runs and may include part of a running step.
-ExpertProfile LiveProfile(const Engine& engine, const std::string& model);
+ExpertProfile LiveProfile(const StackExperts& experts, const std::string& model);
 
 }  // namespace moeserve::server

@@ -82,7 +82,9 @@ Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const Me
       start_(std::chrono::steady_clock::now()),
       id_(ChooseRequestId(Metadata(*context, "x-request-id"))),
       deadline_(SteadyNow() +
-                std::min(server.settings().limits.max_request_time, TimeLeft(*context))) {
+                std::min(server.settings().limits.max_request_time, TimeLeft(*context))),
+      engine_deadline_(std::min(deadline_ + absl::Seconds(1),
+                                SteadyNow() + server.settings().limits.max_request_time)) {
   record_ =
       server.settings().observer->Begin({.protocol = "grpc",
                                          .request_id = id_,

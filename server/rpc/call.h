@@ -37,9 +37,10 @@ class Call {
   // is cancelled in the last tenth of its time (at most 100 ms) counts as DeadlineExceeded.
   absl::Status CancelReason() const;
 
-  // Returns the client's deadline, or the server's own limit if that is earlier, as a SteadyNow()
-  // time.
-  absl::Time deadline() const { return deadline_; }
+  // Returns the SteadyNow() time at which the engine must end the request: the server's own limit,
+  // or a second after the client's deadline if that is earlier. gRPC cancels the call at the
+  // client's deadline, so the client gets DEADLINE_EXCEEDED and not an answer that was cut there.
+  absl::Time engine_deadline() const { return engine_deadline_; }
   const std::string& id() const { return id_; }
   // Learns what the call does. Never null.
   const std::shared_ptr<RequestRecord>& record() const { return record_; }
@@ -56,8 +57,9 @@ class Call {
   std::string id_;
   std::shared_ptr<RequestRecord> record_;
   std::shared_ptr<const ApiKey> key_;
-  bool checked_ = false;  // whether Check() has succeeded
-  absl::Time deadline_;
+  bool checked_ = false;        // whether Check() has succeeded
+  absl::Time deadline_;         // the client's, or the server's own limit if that is earlier
+  absl::Time engine_deadline_;  // see engine_deadline()
   absl::Duration cancel_margin_;
 };
 

@@ -70,8 +70,12 @@ absl::Status GetExpertStats(ServerContext& server, const ApiKey* key,
   if (!(request.activation_threshold() >= 0.0)) {
     return InvalidValue("activation_threshold", "'activation_threshold' must not be negative");
   }
+  StackExperts experts(model->engine());
+  if (!request.stack().empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(experts, StackExperts::Named(model->engine(), request.stack()));
+  }
   response.set_model(model->name());
-  Fill(model->engine().ExpertSnapshot(), request.activation_threshold(), response);
+  Fill(experts.Snapshot(), request.activation_threshold(), response);
   return absl::OkStatus();
 }
 

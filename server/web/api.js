@@ -78,6 +78,18 @@ export function queryOf(parameters) {
   return text ? `?${text}` : "";
 }
 
+// The stack of layers whose statistics the page asks for, "" for the only one. The header's picker
+// sets it.
+let chosenStack = "";
+export const stack = {
+  get: () => chosenStack,
+  set(name) {
+    chosenStack = name;
+  },
+  // Returns the parameter of a query about expert statistics.
+  field: () => (chosenStack ? { stack: chosenStack } : {}),
+};
+
 // Requests what the server has for each model. `parameters`: those besides the model.
 export const getOfModel = (path, parameters, signal) =>
   getJson(path + queryOf({ ...parameters, ...model.field() }), signal);

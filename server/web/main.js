@@ -95,7 +95,7 @@ function openAddress() {
   let other = false; // whether a view that is shown already must ask for another model
   restoring = true;
   try {
-    other = picker.choose(params.get("model") ?? "");
+    other = picker.choose(params.get("model") ?? "", params.get("stack") ?? "");
     views[name]?.options?.restore(params);
   } finally {
     restoring = false;

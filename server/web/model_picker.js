@@ -1,5 +1,5 @@
-// The header's picker for the model whose data the page shows.
-import { getJson, model } from "./api.js";
+// The header's pickers for the model and for the stack of its layers whose data the page shows.
+import { getJson, model, stack } from "./api.js";
 import { byId, setOptions, setText } from "./dom.js";
 
 // Models can be loaded and unloaded while the page is open.
@@ -17,6 +17,10 @@ export class ModelPicker {
     this.asked = -Infinity;
     model.set(this.initial);
     byId("model-picker").addEventListener("change", () => this.choose(byId("model-picker").value));
+    byId("stack-picker").addEventListener("change", () => {
+      stack.set(byId("stack-picker").value);
+      this.onChoice();
+    });
   }
 
   get name() {
@@ -29,20 +33,32 @@ export class ModelPicker {
   }
 
   get contextLength() {
-    return this.models.find(({ id }) => id === this.name)?.max_model_len;
+    return this.#card()?.max_model_len;
   }
 
-  // Returns the choice as an option of the address.
+  // What the model computes, as /v1/models lists it; nothing if that is unknown.
+  get tasks() {
+    return this.#card()?.tasks;
+  }
+
+  // Returns the choices as options of the address.
   changed() {
     const initial = this.initial || this.models[0]?.id || "";
-    return model.get() === "" || model.get() === initial ? [] : [["model", model.get()]];
+    return [
+      ...(model.get() === "" || model.get() === initial ? [] : [["model", model.get()]]),
+      ...(stack.get() === "encoder" ? [["stack", "encoder"]] : []),
+    ];
   }
 
-  // Chooses a model, "" for the initial one. Returns whether it is another one than before.
-  choose(name) {
+  // Chooses a model, "" for the initial one, and a stack, "" for the decoder. Returns whether they
+  // are others than before.
+  choose(name, ofStack = "") {
     const chosen = name.slice(0, maxNameLength) || this.initial || this.#default();
-    if (chosen === model.get()) return false;
+    const wanted = ofStack === "encoder" ? ofStack : "";
+    const sameStack = wanted === (stack.get() === "encoder" ? "encoder" : "");
+    if (chosen === model.get() && sameStack) return false;
     model.set(chosen);
+    stack.set(wanted);
     this.#show();
     this.onChoice();
     return true;
@@ -65,6 +81,24 @@ export class ModelPicker {
     return true;
   }
 
+  #card() {
+    return this.models.find(({ id }) => id === this.name);
+  }
+
+  // Shows the picker of stacks if the model has several.
+  #showStacks() {
+    const stacks = this.#card()?.stacks ?? [];
+    byId("stack-picker").hidden = stacks.length < 2;
+    if (stacks.length < 2) {
+      // Until the models are known, the address may have chosen a stack.
+      if (this.models.length > 0) stack.set("");
+      return;
+    }
+    if (!stacks.includes(stack.get())) stack.set("decoder");
+    setOptions(byId("stack-picker"), stacks.map((name) => [name, `${name} experts`]));
+    byId("stack-picker").value = stack.get();
+  }
+
   #default() {
     return this.isAlone ? "" : this.models[0].id;
   }
@@ -74,6 +108,7 @@ export class ModelPicker {
     // The picker also leads away from a model that the server does not have.
     const lost = model.get() !== "" && names.length > 0 && !names.includes(model.get());
     const single = this.isAlone && !lost;
+    this.#showStacks();
     byId("model").hidden = !single;
     byId("model-picker").hidden = single;
     setText(byId("model"), this.name ?? "–");

@@ -255,9 +255,9 @@ def test_classify_command(models):
 
 
 @pytest.mark.parametrize("arguments", [
-    ("generate", "--prompt", "a"), ("score", "--text", __file__), ("bench",),
+    ("generate", "--prompt", "a"), ("bench",),
     ("bench", "load", "--requests", "1", "--clients", "1"),
-], ids=["generate", "score", "bench", "bench-load"])
+], ids=["generate", "bench", "bench-load"])
 def test_commands_that_generate_refuse(models, embedder, arguments):
     words = 2 if arguments[:2] == ("bench", "load") else 1
     done = run(*arguments[:words], "--model", models / "nomic-experts", *arguments[words:])

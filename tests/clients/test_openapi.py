@@ -162,6 +162,7 @@ def examples(name):
         "text_input": PROMPT, "parameters": {"max_tokens": 4}}
     yield "post", "/v2/models/{model}/generate_stream", model + "/generate_stream", {
         "text_input": PROMPT, "parameters": {"max_tokens": 4}}
+    yield "get", "/info", "/info", None
     yield "post", "/v2/repository/index", "/v2/repository/index", {"ready": True}
     # In the end, the model is loaded again.
     yield "post", "/v1/models/unload", "/v1/models/unload", {"model": name}
@@ -183,7 +184,10 @@ ABOUT_TEXTS = {
         ("/pooling", {"input": "rose", "task": "token_embed"}),
         ("/score", {**PAIR, "return_routing": True}),
         ("/v1/score", {"queries": ["rose"], "documents": "b"}),
-        ("/rerank", {**RANKED, "return_routing": True})],
+        ("/rerank", {**RANKED, "return_routing": True}),
+        ("/embed", {"inputs": ["rose", "a"], "truncate": True}),
+        ("/embed_all", {"inputs": "rose"}),
+        ("/similarity", {"inputs": {"source_sentence": "rose", "sentences": ["a"]}})],
     "bert-classifier": [
         ("/classify", {"input": [{"text": "rose", "text_pair": "b"}, "a"]}),
         ("/v1/classify", {"input": "rose", "use_activation": False}),
@@ -191,7 +195,8 @@ ABOUT_TEXTS = {
     "tiny-encoder-split": [("/classify", {"input": "a shrub of southern africa"}),
                            ("/classify", {"input": [[7, 8, 9]], "aggregation": "none"})],
     "roberta-cross-encoder": [("/score", PAIR), ("/rerank", {**RANKED, "top_n": 1}),
-                              ("/v1/rerank", RANKED),
+                              ("/v1/rerank", RANKED), ("/predict", {"inputs": [["rose"]]}),
+                              ("/rerank", {"query": "rose", "texts": ["a"], "return_text": True}),
                               ("/v2/rerank", {**RANKED, "max_tokens_per_doc": 2})],
     "bert-masked-lm": [
         ("/v1/fill-mask", {"input": "a [MASK]", "top_k": 3}),

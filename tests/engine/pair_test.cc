@@ -197,9 +197,9 @@ TEST_P(PairTest, SamplesShareTheSource) {
   }
   ASSERT_TRUE((*engine)->get().Submit(std::move(requests), as_sinks).ok());
   for (const auto& sink : sinks) EXPECT_TRUE(BitsOf(*sink) == alone[4]);
-  const std::optional<ExpertStats> encoder = (*engine)->get().EncoderSnapshot();
-  ASSERT_TRUE(encoder.has_value());
-  EXPECT_EQ(encoder->tokens, pairs_[4].source.size());  // computed once
+  const ExpertRecorder* const encoder = (*engine)->get().encoder_experts();
+  ASSERT_NE(encoder, nullptr);
+  EXPECT_EQ(encoder->Snapshot().tokens, pairs_[4].source.size());  // computed once
   (*engine)->ExpectIdle();
 }
 

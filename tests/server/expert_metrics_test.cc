@@ -38,7 +38,7 @@ ExpertStats WideLayout(int blocks, int experts) {
 
 Exposition Export(const MoeMetricsOptions& options, const ExpertStats& stats,
                   const ModelSpec& spec = {}) {
-  const auto resolved = ResolveMoeMetrics(options, stats);
+  const auto resolved = ResolveMoeMetrics(options, {stats});
   EXPECT_TRUE(resolved.ok()) << resolved.status();
   ExpertMetrics metrics(*resolved, spec);
   metrics.Observe(stats, absl::UnixEpoch());
@@ -48,7 +48,7 @@ Exposition Export(const MoeMetricsOptions& options, const ExpertStats& stats,
 }
 
 MoeMetricsMode Resolved(MoeMetricsMode mode, const ExpertStats& stats) {
-  const auto resolved = ResolveMoeMetrics({.mode = mode}, stats);
+  const auto resolved = ResolveMoeMetrics({.mode = mode}, {stats});
   EXPECT_TRUE(resolved.ok()) << resolved.status();
   return resolved.ok() ? resolved->mode : MoeMetricsMode::kAuto;
 }
@@ -68,7 +68,7 @@ TEST(ResolveMoeMetrics, AutoIsFullUpTo4096Experts) {
 TEST(ResolveMoeMetrics, FullHasItsBound) {
   EXPECT_EQ(Resolved(MoeMetricsMode::kFull, WideLayout(64, 256)), MoeMetricsMode::kFull);
   const ExpertStats more = WideLayout(65, 256);
-  const auto refused = ResolveMoeMetrics({.mode = MoeMetricsMode::kFull}, more);
+  const auto refused = ResolveMoeMetrics({.mode = MoeMetricsMode::kFull}, {more});
   ASSERT_TRUE(absl::IsInvalidArgument(refused.status()));
   for (const char* part : {"--moe-metrics=full", "16640", "16384"}) {
     EXPECT_NE(refused.status().message().find(part), std::string::npos) << refused.status();
@@ -76,18 +76,19 @@ TEST(ResolveMoeMetrics, FullHasItsBound) {
   EXPECT_EQ(Resolved(MoeMetricsMode::kTop, more), MoeMetricsMode::kTop);
   // Sums of gate weights are series, too.
   EXPECT_TRUE(
-      ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, WideLayout(32, 256))
+      ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, {WideLayout(32, 256)})
           .ok());
   EXPECT_FALSE(
-      ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, WideLayout(33, 256))
+      ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, {WideLayout(33, 256)})
           .ok());
 }
 
 TEST(ResolveMoeMetrics, WeightsNeedASeriesForEachExpert) {
-  EXPECT_TRUE(ResolveMoeMetrics({.weights = true}, WideLayout(2, 8)).ok());
-  EXPECT_FALSE(ResolveMoeMetrics({.weights = true}, WideLayout(58, 256)).ok());
+  EXPECT_TRUE(ResolveMoeMetrics({.weights = true}, {WideLayout(2, 8)}).ok());
+  EXPECT_FALSE(ResolveMoeMetrics({.weights = true}, {WideLayout(58, 256)}).ok());
   EXPECT_FALSE(
-      ResolveMoeMetrics({.mode = MoeMetricsMode::kLayer, .weights = true}, WideLayout(2, 8)).ok());
+      ResolveMoeMetrics({.mode = MoeMetricsMode::kLayer, .weights = true}, {WideLayout(2, 8)})
+          .ok());
 }
 
 TEST(ParseMoeMetricsMode, TakesItsOwnNames) {

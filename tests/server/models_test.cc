@@ -127,7 +127,7 @@ TEST_F(ModelControl, CountsTheKeptStatistics) {
   StartWithModels();
   EXPECT_EQ(context_->models().memory_bytes(), 0);  // the scripted engine has no weights
   context_->Tick();
-  const size_t kept = (*context_->models().Find("tiny"))->expert_history().bytes();
+  const size_t kept = (*context_->models().Find("tiny"))->expert_history(Stack::kOnly)->bytes();
   EXPECT_GT(kept, 0u);
   EXPECT_EQ(context_->models().memory_bytes(), static_cast<int64_t>(kept));
 }

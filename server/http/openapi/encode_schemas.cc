@@ -89,6 +89,14 @@ constexpr char kEncode[] = R"json({
   "model?": "string | null", "query": "string", "documents": "TextList",
   "top_n?": "integer >= 1 | null", "return_documents?": "boolean | null",
   "max_tokens_per_doc?": "integer >= 1 | null", "use_activation?": "boolean | null", "...": "any"},
+"AnyRerankRequest": [{
+  "model?": "string | null", "query": "string", "documents?": "TextList",
+  "texts?": ["TextList", "Instead of documents: a request in the form of TEI"],
+  "raw_scores?": "boolean | null", "return_text?": "boolean | null", "truncate?": "boolean | null",
+  "...": "any"}, "And the other fields of RerankRequest"],
+"AnyRanking": ["any", {"anyOf": [
+    {"$ref": "#/components/schemas/Ranking"}, {"$ref": "#/components/schemas/TeiRanks"}]}],
+"TeiRanks": [{"index": "count", "score": "number", "text?": "string"}],
 "Ranking": {
   "id": "string", "model": "string", "usage": "EncodeUsage", "routing_control?": "RoutingControl",
   "warnings?": "Warnings",
@@ -114,7 +122,24 @@ constexpr char kEncode[] = R"json({
       "token": "count", "token_str": "string", "score": "number", "logprob": "number",
       "sequence": "string | null"}]}],
   "logprobs?": "[number]", "routing?": "Routing",
-  "routed_experts?": ["string", {"contentEncoding": "base64"}]}
+  "routed_experts?": ["string", {"contentEncoding": "base64"}]},
+"TeiTexts": {
+  "model?": "string | null",
+  "inputs": ["any", "A text, or a list of texts; for /predict also pairs, and lists of these"],
+  "truncate?": ["boolean | null", "Whether longer texts are cut; default: they are refused"],
+  "truncation_direction?": "'Left' | 'Right' | null", "prompt_name?": "string | null",
+  "normalize?": ["boolean | null", "Of /embed; default: true"],
+  "raw_scores?": ["boolean | null", "Of /predict; default: false"],
+  "dimensions?": "integer >= 1 | null", "...": "any"},
+"TeiVectors": ["any", {"type": "array", "items": {"type": "array"}}],
+"TeiLabels": ["any", {"type": "array", "items": {"type": ["object", "array"]}}],
+"TeiSentences": {
+  "model?": "string | null", "inputs": {"source_sentence": "string", "sentences": "[string]"},
+  "parameters?": "object | null", "...": "any"},
+"TeiScores": "[number]",
+"TeiInfo": {
+  "model_id": "string", "model_sha?": "string | null", "model_type?": "object",
+  "max_input_length": "count", "max_client_batch_size": "count", "version": "string"}
 })json";
 
 }  // namespace

@@ -58,7 +58,7 @@ constexpr char kServer[] = R"json({
   "created": "integer", "created_at?": "time", "lifecycle?": "'active'", "owned_by": "string",
   "root?": "string", "parent?": "null", "max_model_len?": "integer | null",
   "max_input_tokens?": "integer | null", "max_tokens?": "integer | null",
-  "tasks?": ["[string]", "What the model computes"],
+  "tasks?": ["[string]", "What the model computes"], "stacks?": "[StackName]",
   "version?": "integer | null"},
 "OllamaDetails": {"format": "string", "family": "'moe' | 'dense'", "...": "any"},
 "OllamaModels": {
@@ -104,14 +104,16 @@ constexpr char kTokens[] = R"json({
 })json";
 
 constexpr char kExperts[] = R"json({
-"BlockName": "'attention' | 'feed_forward'",
-"ExpertLayout": {"model": "string", "rows_per_token": "count", "blocks": "[RoutedBlock]"},
+"BlockName": "'attention' | 'feed_forward' | 'cross_attention'",
+"StackName": ["'encoder' | 'decoder'", "Only models with two stacks of layers have it"],
+"ExpertLayout": {
+  "model": "string", "stack?": "StackName", "rows_per_token": "count", "blocks": "[RoutedBlock]"},
 "RoutedBlock": {
   "layer": "count", "block": "BlockName", "experts": "integer >= 1", "sub_tokens": "integer >= 1",
   "first_row": "count"},
 "ExpertTokens": {
-  "layer": "integer", "block": "BlockName", "min_count": "integer", "vocabulary?": "integer",
-  "counted_tokens?": ["integer",
+  "stack?": "StackName", "layer": "integer", "block": "BlockName", "min_count": "integer",
+  "vocabulary?": "integer", "counted_tokens?": ["integer",
     "Tokens with counts of their own; fewer than the vocabulary if the table is limited"],
   "token_stats_mib_of_all?": ["integer",
     "The value of --token-stats-mib with which all tokens are counted"],
@@ -124,13 +126,14 @@ constexpr char kExperts[] = R"json({
       "share": "number"}]}]},
 "Matrix": "[[number | null]]",
 "ExpertSimilarity": {
-  "layer": "integer", "block": "BlockName",
+  "stack?": "StackName", "layer": "integer", "block": "BlockName",
   "wasserstein": {"metric": "string", "matrix": "Matrix"}, "total_variation": {"matrix": "Matrix"},
   "kl": {"eps": "number", "matrix": "Matrix"}},
 "ExpertCollapse": {
   "model": "string",
   "layers": [{
-    "layer": "integer", "block": "BlockName", "value": "number | null", "classes?": "integer",
+    "stack?": "StackName", "layer": "integer", "block": "BlockName", "value": "number | null",
+    "classes?": "integer",
     "rank?": "integer", "reason?": "string", "rows": "integer", "seen": "integer"}]}
 })json";
 
@@ -176,6 +179,8 @@ constexpr char kParameters[] = R"json({
   "description": "Counts the last so many seconds; default: since the start"},
 "threshold": {"name": "threshold", "in": "query", "schema": {"type": "number", "minimum": 0},
   "description": "Selections per token above which an expert counts as activated; default: 0"},
+"stack": {"name": "stack", "in": "query", "schema": {"$ref": "#/components/schemas/StackName"},
+  "description": "Which stack of an encoder-decoder; default: its decoder"},
 "layer": {"name": "layer", "in": "query", "required": true,
   "schema": {"type": "integer", "minimum": 0}},
 "optional_layer": {"name": "layer", "in": "query", "schema": {"type": "integer", "minimum": 0},
@@ -230,9 +235,15 @@ void AddStatisticSchemas(std::span<const Statistic<Stats>> list, const Stats& st
 
 OrderedJson ExpertStatisticsSchema() {
   OrderedJson block = {{"type", "object"}, {"required", {"layer", "block", "rows", "counts"}}};
+  const OrderedJson stack = {{"$ref", "#/components/schemas/StackName"}};
+  block["properties"]["stack"] = stack;
   AddStatisticSchemas(BlockStatistics(), BlockExpertStats(), block);
   OrderedJson out = {{"type", "object"}, {"required", {"model", "window_seconds", "layers"}}};
   out["properties"]["model"] = TypeSchema("string");
+  out["properties"]["stack"] = stack;
+  out["properties"]["stacks"] = {
+      {"type", "object"},
+      {"description", "Tokens and mean activated parameters by stack, and the mean over all"}};
   out["properties"]["window_seconds"] =
       OrNull(TypeSchema("number", "The time that is covered; null: since the start"));
   AddStatisticSchemas(ModelStatistics(), ExpertStats(), out);

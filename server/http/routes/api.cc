@@ -160,11 +160,15 @@ class Api {
   }
 
   Handled ExpertLayout(const Request& request) {
-    const auto model = QueriedModel(request, context_);
-    if (!model.ok()) return ErrorResponse(model.status());
-    OrderedJson out = {{"model", (*model)->name()}};
-    out.update(RouteLayoutJson((*model)->engine().route_layout()));
-    return JsonResponse(out);
+    const auto run = [&]() -> Result<OrderedJson> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto model, QueriedModel(request, context_));
+      MOESERVE_ASSIGN_OR_RETURN(const auto experts, QueriedStack(request, model->engine()));
+      OrderedJson out = {{"model", model->name()}};
+      if (experts.stack() != Stack::kOnly) out["stack"] = KindName(experts.stack());
+      out.update(RouteLayoutJson(experts.layout()));
+      return out;
+    };
+    return JsonOrError(run());
   }
 
   Handled ExpertStatistics(const Request& request) {
@@ -177,17 +181,26 @@ class Api {
       MOESERVE_ASSIGN_OR_RETURN(const auto threshold,
                                 QueryNumber(request.query, "threshold", 0, 1e6));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, QueriedModel(request, context_));
-      ExpertStats stats = model->engine().ExpertSnapshot();
+      MOESERVE_ASSIGN_OR_RETURN(const auto asked, QueriedStack(request, model->engine()));
+      const absl::Time now = SteadyNow();
       std::optional<double> covered;
-      if (window) {
-        const absl::Time now = SteadyNow();
-        covered = 0.0;
-        if (const auto base = model->expert_history().Before(now, absl::Seconds(*window))) {
-          stats = Difference(stats, *base->stats);
-          covered = absl::ToDoubleSeconds(now - base->time);
+      if (window) covered = 0.0;
+      ExpertStats stats;
+      std::vector<ExpertStats> stacks;
+      for (const StackExperts& experts : StackExperts::All(model->engine())) {
+        ExpertStats& of_stack = stacks.emplace_back(experts.Snapshot());
+        const ExpertHistory* const history = model->expert_history(experts.stack());
+        if (window && history != nullptr) {
+          if (const auto base = history->Before(now, absl::Seconds(*window))) {
+            of_stack = Difference(of_stack, *base->stats);
+            covered = absl::ToDoubleSeconds(now - base->time);
+          }
         }
+        if (experts.stack() == asked.stack()) stats = of_stack;
       }
-      return ExpertStatsJson(stats, model->name(), covered, threshold.value_or(0.0));
+      OrderedJson out = ExpertStatsJson(stats, model->name(), covered, threshold.value_or(0.0));
+      if (stacks.size() > 1) out["stacks"] = StacksJson(stacks);
+      return out;
     };
     return JsonOrError(run());
   }
@@ -281,7 +294,13 @@ class Api {
         model.ok() ? OrderedJson((*model)->engine().max_model_len()) : OrderedJson(nullptr);
     card["max_input_tokens"] = card["max_model_len"];
     card["max_tokens"] = card["max_model_len"];
-    if (model.ok()) card["tasks"] = TaskNames((*model)->engine().spec());
+    if (model.ok()) {
+      card["tasks"] = TaskNames((*model)->engine().spec());
+      const std::vector<StackExperts> stacks = StackExperts::All((*model)->engine());
+      for (const StackExperts& one : stacks) {
+        if (stacks.size() > 1) card["stacks"].push_back(KindName(one.stack()));
+      }
+    }
     card["version"] = model.ok() ? OrderedJson((*model)->version()) : OrderedJson(nullptr);
     return card;
   }

@@ -1,5 +1,6 @@
 // The routes that compute something of texts: /v1/embeddings, /pooling, /classify, /score, /rerank
-// and /v1/fill-mask, with their aliases.
+// and /v1/fill-mask, with their aliases, and TEI's /embed, /embed_all, /predict, /similarity and
+// /info.
 #pragma once
 
 #include "server/context.h"

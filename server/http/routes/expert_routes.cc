@@ -74,6 +74,7 @@ absl::Status Missing(std::string_view code, std::string message) {
 // The routed block that a query selected. `first` is the block's first column in the table of token
 // counts.
 struct Chosen {
+  Stack stack = Stack::kOnly;
   size_t index = 0;
   int layer = 0;
   BlockKind kind = BlockKind::kFeedForward;
@@ -86,9 +87,11 @@ struct Chosen {
 Result<std::optional<Chosen>> ChosenBlock(std::string_view query, const ExpertStats& stats) {
   MOESERVE_ASSIGN_OR_RETURN(const auto layer, QueryInteger(query, "layer", 0, 1 << 30));
   const auto name = QueryText(query, "block");
-  if (name && *name != Name(BlockKind::kAttention) && *name != Name(BlockKind::kFeedForward)) {
-    return InvalidValue(
-        "block", Concat("'block' must be attention or feed_forward, not ", Printable(*name, 32)));
+  if (name && *name != Name(BlockKind::kAttention) && *name != Name(BlockKind::kFeedForward) &&
+      *name != Name(BlockKind::kCrossAttention)) {
+    return InvalidValue("block",
+                        Concat("'block' must be attention, cross_attention or feed_forward, not ",
+                               Printable(*name, 32)));
   }
   if (!layer) {
     if (name) return InvalidValue("block", "'block' needs 'layer'");
@@ -100,11 +103,10 @@ Result<std::optional<Chosen>> ChosenBlock(std::string_view query, const ExpertSt
     const BlockExpertStats& b = stats.blocks[i];
     if (b.layer == *layer && (!name || *name == Name(b.block))) {
       if (found) {
-        return InvalidValue("block", Concat("layer ", *layer,
-                                            " routes attention and feed_forward: give "
-                                            "'block'"));
+        return InvalidValue("block",
+                            Concat("layer ", *layer, " has several routed blocks: give 'block'"));
       }
-      found = Chosen{i, b.layer, b.block, b.num_experts, first};
+      found = Chosen{b.stack, i, b.layer, b.block, b.num_experts, first};
     }
     first += b.num_experts;
   }
@@ -126,6 +128,7 @@ Result<TokenRank> ChosenRank(std::string_view query) {
 
 OrderedJson BlockJson(const Chosen& block) {
   OrderedJson out;
+  if (block.stack != Stack::kOnly) out["stack"] = KindName(block.stack);
   out["layer"] = block.layer;
   out["block"] = Name(block.kind);
   return out;
@@ -139,11 +142,12 @@ class ExpertRoutes {
   Handled Tokens(const Request& request) const {
     return WithModel(request, [&](const ServedModel& model) -> Result<OrderedJson> {
       const Engine& engine = model.engine();
+      MOESERVE_ASSIGN_OR_RETURN(const StackExperts experts, QueriedStack(request, engine));
       MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
       MOESERVE_ASSIGN_OR_RETURN(const auto min_count,
                                 QueryInteger(request.query, "min_count", 1, UINT32_MAX));
       MOESERVE_ASSIGN_OR_RETURN(const TokenRank rank, ChosenRank(request.query));
-      MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
+      MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, experts));
       OrderedJson out = BlockJson(table.block);
       const auto least = static_cast<uint32_t>(min_count.value_or(5));
       out["min_count"] = least;
@@ -151,7 +155,7 @@ class ExpertRoutes {
       const auto counted = static_cast<int64_t>(table.values.tokens.size());
       out["vocabulary"] = vocabulary;
       out["counted_tokens"] = counted == 0 ? int64_t{vocabulary} : counted - 1;
-      if (counted > 0) out["token_stats_mib_of_all"] = MibOfAllTokens(engine);
+      if (counted > 0) out["token_stats_mib_of_all"] = MibOfAllTokens(experts);
       out["experts"] = TopTokensJson(table.counts(), engine.tokenizer(), least,
                                      static_cast<int>(top.value_or(10)), rank);
       return out;
@@ -160,10 +164,10 @@ class ExpertRoutes {
 
   Handled Similarity(const Request& request) const {
     return Computed(request, [&](const ServedModel& model) -> Result<OrderedJson> {
-      const Engine& engine = model.engine();
+      MOESERVE_ASSIGN_OR_RETURN(const StackExperts experts, QueriedStack(request, model.engine()));
       MOESERVE_ASSIGN_OR_RETURN(const auto eps, QueryNumber(request.query, "eps", 1e-12, 1e6));
-      MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
-      if (!table.values.tokens.empty()) return NotCounted(engine);
+      MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, experts));
+      if (!table.values.tokens.empty()) return NotCounted(experts);
       if (SimilarityWork(table.rows(), table.block.experts) > kMaxWork) {
         return MakeError(absl::StatusCode::kInvalidArgument, "too_large",
                          "vocabulary and experts of this model are too many to compare here: "
@@ -177,10 +181,10 @@ class ExpertRoutes {
 
   Handled Collapse(const Request& request) const {
     return Computed(request, [&](const ServedModel& model) -> Result<OrderedJson> {
-      const Engine& engine = model.engine();
-      const ExpertStats stats = engine.ExpertSnapshot();
+      MOESERVE_ASSIGN_OR_RETURN(const StackExperts experts, QueriedStack(request, model.engine()));
+      const ExpertStats stats = experts.Snapshot();
       MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
-      const std::vector<HiddenSample> samples = engine.HiddenSamples();
+      const std::vector<HiddenSample> samples = experts.HiddenSamples();
       if (samples.size() != stats.blocks.size() || samples.empty()) {
         return Missing("not_sampled", stats.blocks.empty()
                                           ? "this model routes nothing"
@@ -202,6 +206,7 @@ class ExpertRoutes {
                            "layer");
         }
         OrderedJson layer;
+        if (stats.stack != Stack::kOnly) layer["stack"] = KindName(stats.stack);
         layer["layer"] = stats.blocks[i].layer;
         layer["block"] = Name(stats.blocks[i].block);
         layer.update(CollapseJson(samples[i]));
@@ -214,13 +219,15 @@ class ExpertRoutes {
   Handled Profile(const Request& request) const {
     const auto model = Model(request);
     if (!model.ok()) return ErrorResponse(model.status());
+    const auto experts = QueriedStack(request, (*model)->engine());
+    if (!experts.ok()) return ErrorResponse(experts.status());
     std::shared_ptr<void> slot = downloads_.Take();
     if (slot == nullptr) return ErrorResponse(Busy());
     Response response;
     response.content_type = "application/octet-stream";
     response.headers.emplace_back("Content-Disposition",
                                   "attachment; filename=\"experts.profile\"");
-    response.body = EncodeProfile(LiveProfile((*model)->engine(), (*model)->name()));
+    response.body = EncodeProfile(LiveProfile(*experts, (*model)->name()));
     return std::make_unique<HeldResponse>(std::move(response), std::move(slot));
   }
 
@@ -260,28 +267,28 @@ class ExpertRoutes {
   }
 
   // Returns the value of --token-stats-mib for a table of all tokens.
-  static int64_t MibOfAllTokens(const Engine& engine) {
+  static int64_t MibOfAllTokens(const StackExperts& of) {
     int64_t experts = 0;
-    for (const BlockExpertStats& block : engine.ExpertSnapshot().blocks) {
+    for (const BlockExpertStats& block : of.Snapshot().blocks) {
       experts += block.num_experts;
     }
-    const int64_t bytes = TokenExpertCounts::BytesFor(engine.spec().vocab_size, experts);
+    const int64_t bytes = TokenExpertCounts::BytesFor(of.spec().vocab_size, experts);
     return (bytes + (1 << 20) - 1) >> 20;
   }
 
-  static absl::Status NotCounted(const Engine& engine) {
+  static absl::Status NotCounted(const StackExperts& of) {
     return Missing("not_counted",
                    Concat("not all tokens are counted by expert: start the server with "
                           "--token-stats-mib ",
-                          MibOfAllTokens(engine), " for a table of all tokens"));
+                          MibOfAllTokens(of), " for a table of all tokens"));
   }
 
-  static Result<Table> TableOf(const Request& request, const Engine& engine) {
-    const ExpertStats stats = engine.ExpertSnapshot();
+  static Result<Table> TableOf(const Request& request, const StackExperts& of) {
+    const ExpertStats stats = of.Snapshot();
     MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
     if (!chosen) return MissingField("layer");
-    const std::optional<TokenExpertCounts> counts = engine.token_expert_counts();
-    if (!counts) return NotCounted(engine);
+    const std::optional<TokenExpertCounts> counts = of.token_counts();
+    if (!counts) return NotCounted(of);
     return Table{*chosen, counts->ReadColumns(chosen->first, chosen->experts)};
   }
 
@@ -291,6 +298,12 @@ class ExpertRoutes {
 };
 
 }  // namespace
+
+Result<StackExperts> QueriedStack(const Request& request, const Engine& engine) {
+  const auto name = QueryText(request.query, "stack");
+  if (!name) return StackExperts(engine);
+  return StackExperts::Named(engine, *name);
+}
 
 Result<std::shared_ptr<ServedModel>> QueriedModel(const Request& request,
                                                   const ServerContext& context) {

@@ -4,6 +4,7 @@
 
 #include "server/context.h"
 #include "server/http/router.h"
+#include "server/reports/stack_experts.h"
 
 namespace moeserve::server::http {
 
@@ -11,6 +12,11 @@ namespace moeserve::server::http {
 // request's key may use. Errors: those of ServerContext::LoadedModelFor().
 Result<std::shared_ptr<ServedModel>> QueriedModel(const Request& request,
                                                   const ServerContext& context);
+
+// Returns the stack that the parameter "stack" of the query names: "encoder" or "decoder". Without
+// it, returns the model's decoder, or its only stack. `engine` must outlive the result.
+// InvalidArgument for a stack that the model does not have.
+Result<StackExperts> QueriedStack(const Request& request, const Engine& engine);
 
 // `context` must outlive the router.
 void AddExpertRoutes(Router& router, ServerContext& context);

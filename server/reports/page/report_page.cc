@@ -91,7 +91,11 @@ std::string FixedNumber(const char* format, double value) {
 }
 
 std::string BlockName(const BlockExpertStats& block) {
-  return Concat(block.layer, block.block == BlockKind::kAttention ? " attention" : " feed-forward");
+  const char* const kind = block.block == BlockKind::kAttention        ? " attention"
+                           : block.block == BlockKind::kCrossAttention ? " cross-attention"
+                                                                       : " feed-forward";
+  const std::string_view stack = block.stack == Stack::kOnly ? "" : KindName(block.stack);
+  return Concat(stack, stack.empty() ? "" : " ", block.layer, kind);
 }
 
 // Returns a row of a table; the first cell is its head.

@@ -22,7 +22,7 @@ absl::Status EncodeCall::Run(const v1::EncodeRequest& request) {
       auto run, EncodeRun::Prepare(server_.Submissions(model, call().key(), call().record()),
                                    model->encode_model(), std::move(job), std::move(texts)));
   MOESERVE_RETURN_IF_ERROR(
-      run->Start(call().deadline(), AdvanceOn(dispatcher_.queue(), weak_from_this())));
+      run->Start(call().engine_deadline(), AdvanceOn(dispatcher_.queue(), weak_from_this())));
   {
     MutexLock lock(mutex_);
     if (!done_) run_ = std::move(run);

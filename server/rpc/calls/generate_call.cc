@@ -56,7 +56,8 @@ absl::Status GenerateCall::Launch(const CompletionParams& params) {
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
   opened_.assign(submission_->num_choices(), false);
   MOESERVE_ASSIGN_OR_RETURN(
-      auto generation, submission_->Start(call().deadline(), AdvanceOn(queue_, weak_from_this())));
+      auto generation,
+      submission_->Start(call().engine_deadline(), AdvanceOn(queue_, weak_from_this())));
   MutexLock lock(mutex_);
   if (!ended_) generation_ = std::move(generation);
   return absl::OkStatus();

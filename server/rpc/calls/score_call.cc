@@ -29,9 +29,9 @@ absl::Status ScoreCall::Run(const v1::ScoreRequest& request) {
   submission_ = std::make_unique<Submission>(
       server_.Submissions(model, call().key(), call().record()), std::move(params), "score-");
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
-  MOESERVE_ASSIGN_OR_RETURN(
-      auto generation,
-      submission_->Start(call().deadline(), AdvanceOn(dispatcher_.queue(), weak_from_this())));
+  MOESERVE_ASSIGN_OR_RETURN(auto generation,
+                            submission_->Start(call().engine_deadline(),
+                                               AdvanceOn(dispatcher_.queue(), weak_from_this())));
   {
     MutexLock lock(mutex_);
     if (!done_) generation_ = std::move(generation);

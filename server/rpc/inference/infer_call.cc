@@ -33,7 +33,8 @@ absl::Status InferCall::Launch() {
   MOESERVE_RETURN_IF_ERROR(run_->Compile());
   MutexLock lock(mutex_);
   if (done_) return absl::OkStatus();
-  MOESERVE_RETURN_IF_ERROR(run_->Launch(call().deadline(), AdvanceOn(queue_, weak_from_this())));
+  MOESERVE_RETURN_IF_ERROR(
+      run_->Launch(call().engine_deadline(), AdvanceOn(queue_, weak_from_this())));
   launched_ = true;
   return absl::OkStatus();
 }

@@ -487,7 +487,9 @@ void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse
   const StatisticOptions options{.threshold = threshold};
   SetStatistics(to, ModelStatistics(), stats, options);
   for (const BlockExpertStats& block : stats.blocks) {
-    SetStatistics(*to.add_blocks(), BlockStatistics(), block, options);
+    v1::BlockExpertStats& out = *to.add_blocks();
+    SetStatistics(out, BlockStatistics(), block, options);
+    if (block.stack != Stack::kOnly) out.set_stack(std::string(KindName(block.stack)));
   }
 }
 

@@ -1,5 +1,5 @@
 // The "Experts" view: load of the experts in a time window.
-import { getOfModel } from "../api.js";
+import { getOfModel, stack } from "../api.js";
 import { BarChart } from "../charts/charts.js";
 import { byId, el, setOptions, setText } from "../dom.js";
 import { exportButtons } from "../export/export_buttons.js";
@@ -91,7 +91,7 @@ export class ExpertsView {
   }
 
   async #ask(signal) {
-    const query = { threshold: thresholds[byId("threshold").value] };
+    const query = { threshold: thresholds[byId("threshold").value], ...stack.field() };
     const window = document.querySelector("[name=window]:checked").value;
     if (window) query.window = window;
     this.#show(await getOfModel("v1/experts/stats", query, signal));

@@ -1,5 +1,5 @@
 // The "Tokens" view: tokens that select an expert more often than chance would.
-import { getOfModel } from "../api.js";
+import { getOfModel, stack } from "../api.js";
 import { byId, debounce, el, setOptions, setText } from "../dom.js";
 import { bar, swatch } from "../charts/marks.js";
 import { exportButtons } from "../export/export_buttons.js";
@@ -54,7 +54,7 @@ export class TokensView {
 
   async #ask(signal) {
     if (this.layers.length === 0) {
-      this.layers = (await getOfModel("v1/experts/stats", {}, signal)).layers;
+      this.layers = (await getOfModel("v1/experts/stats", stack.field(), signal)).layers;
       setOptions(byId("tokens-block"),
         this.layers.map((layer) => [blockKey(layer), blockTitle(layer)]));
       if (this.layers.length === 0) {
@@ -70,7 +70,7 @@ export class TokensView {
       return;
     }
     this.answer = await getOfModel("v1/experts/tokens",
-      { layer: layer.layer, block: layer.block, top, min_count: least,
+      { ...stack.field(), layer: layer.layer, block: layer.block, top, min_count: least,
         rank: chosenKind().replace("log_", "") }, signal);
     this.#draw();
   }

@@ -1,0 +1,138 @@
+"""Tests the expert statistics of an encoder-decoder's two stacks, over HTTP, gRPC, Prometheus and
+in profiles."""
+
+import json
+import subprocess
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+
+from conftest import binary, model, start_server, stop_server
+from test_pairs import complete, folder  # noqa: F401 (a fixture)
+
+SOURCE = [2, 7, 8, 9, 3]
+TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def server(folder):  # noqa: F811
+    out = start_server("--dtype", "f32", "--token-stats-mib", "16", folder=folder)
+    complete(out, SOURCE, max_tokens=TOKENS, n=2)
+    yield out
+    assert stop_server(out) == 0
+
+
+def get(server, path):
+    with urllib.request.urlopen(server.url + path) as answer:
+        return json.load(answer)
+
+
+def refusal(server, path):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(server, path)
+    assert caught.value.code == 400
+    return json.load(caught.value)["error"]["param"]
+
+
+def test_statistics_name_the_stack(server):
+    encoder = get(server, "/v1/experts/stats?stack=encoder")
+    decoder = get(server, "/v1/experts/stats?stack=decoder")
+    assert get(server, "/v1/experts/stats") == decoder
+    assert (encoder["stack"], decoder["stack"]) == ("encoder", "decoder")
+    for name, stats in (("encoder", encoder), ("decoder", decoder)):
+        assert {layer["stack"] for layer in stats["layers"]} == {name}
+    # The source is computed once for both samples; their last tokens are not computed. The start
+    # token is computed once.
+    assert encoder["tokens"] == len(SOURCE)
+    assert decoder["tokens"] == 1 + 2 * (TOKENS - 1)
+    assert {layer["block"] for layer in encoder["layers"]} == {"attention"}
+    assert {layer["block"] for layer in decoder["layers"]} == {"attention", "cross_attention"}
+    stacks = decoder["stacks"]
+    assert [stacks[name]["tokens"] for name in ("encoder", "decoder")] == [
+        encoder["tokens"], decoder["tokens"]]
+    total = sum(stats["tokens"] * stats["activated_parameters_per_token"]
+                for stats in (encoder, decoder))
+    assert stacks["activated_parameters_per_token"] == pytest.approx(
+        total / (encoder["tokens"] + decoder["tokens"]))
+
+
+def test_other_routes_have_stacks(server):
+    models = get(server, "/v1/models")["data"]
+    assert models[0]["stacks"] == ["encoder", "decoder"]
+    for stack in ("encoder", "decoder"):
+        layout = get(server, f"/v1/experts/layout?stack={stack}")
+        assert layout["stack"] == stack
+        layers = get(server, f"/v1/experts/stats?stack={stack}")["layers"]
+        assert [(b["layer"], b["block"]) for b in layout["blocks"]] == [
+            (b["layer"], b["block"]) for b in layers]
+        query = f"stack={stack}&layer=0&block=attention"
+        tokens = get(server, f"/v1/experts/tokens?{query}&min_count=1&rank=count")
+        assert tokens["stack"] == stack
+        counts = {}
+        for expert in tokens["experts"]:
+            for token in expert["tokens"]:
+                counts[token["id"]] = counts.get(token["id"], 0) + token["count"]
+        if stack == "encoder":
+            assert set(counts) == set(SOURCE)
+        assert get(server, f"/v1/experts/similarity?{query}")["stack"] == stack
+    cross = get(server, "/v1/experts/tokens?layer=0&block=cross_attention&min_count=1")
+    assert cross["block"] == "cross_attention"
+
+
+def test_wrong_stacks_are_refused(server):
+    for path in ("stats", "layout", "tokens", "similarity", "collapse", "profile"):
+        assert refusal(server, f"/v1/experts/{path}?stack=third&layer=0") == "stack"
+    decoder = start_server(folder=model())
+    try:
+        assert refusal(decoder, "/v1/experts/stats?stack=decoder") == "stack"
+        assert "stack" not in get(decoder, "/v1/experts/stats")
+    finally:
+        stop_server(decoder)
+
+
+def test_metrics_have_a_label(server):
+    with urllib.request.urlopen(server.url + "/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    encoder = get(server, "/v1/experts/stats?stack=encoder")["layers"]
+    total = {stack: sum(float(line.rsplit(" ", 1)[1]) for line in lines
+                        if line.startswith("moeserve_moe_expert_tokens_total")
+                        and f'stack="{stack}"' in line) for stack in ("encoder", "decoder")}
+    assert total["encoder"] == sum(sum(layer["counts"]) for layer in encoder) > 0
+    assert total["decoder"] > 0
+    phases = {line.split('phase="')[1].split('"')[0] for line in lines
+              if line.startswith("moeserve_moe_expert_tokens_per_step_count")
+              and 'stack="encoder"' in line}
+    assert "encode" in phases
+
+
+def test_profiles_keep_the_stack(server, tmp_path):
+    files = {}
+    for stack in ("encoder", "decoder"):
+        files[stack] = tmp_path / f"{stack}.profile"
+        with urllib.request.urlopen(f"{server.url}/v1/experts/profile?stack={stack}") as answer:
+            files[stack].write_bytes(answer.read())
+        shown = subprocess.run([binary(), "experts", "show", files[stack], "--json"],
+                               capture_output=True, text=True, check=True)
+        layers = json.loads(shown.stdout)["layers"]
+        wanted = get(server, f"/v1/experts/stats?stack={stack}")["layers"]
+        assert [layer["stack"] for layer in layers] == [stack] * len(wanted)
+        assert [layer["counts"] for layer in layers] == [layer["counts"] for layer in wanted]
+    both = subprocess.run([binary(), "experts", "diff", files["encoder"], files["decoder"]],
+                          capture_output=True, text=True, check=False)
+    assert both.returncode == 1 and "encoder" in both.stderr or "numbers of routed" in both.stderr
+
+
+def test_grpc(server, protos):
+    pb, pb_grpc = protos
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = pb_grpc.InferenceStub(channel)
+        encoder = stub.GetExpertStats(pb.GetExpertStatsRequest(stack="encoder"))
+        assert encoder.tokens == len(SOURCE)
+        assert {block.stack for block in encoder.blocks} == {"encoder"}
+        decoder = stub.GetExpertStats(pb.GetExpertStatsRequest())
+        assert {block.stack for block in decoder.blocks} == {"decoder"}
+        with pytest.raises(grpc.RpcError) as error:
+            stub.GetExpertStats(pb.GetExpertStatsRequest(stack="third"))
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
