@@ -83,13 +83,21 @@ struct EncodeResult {
   std::vector<float> targets;  // kTokens: [rows, EncodeParams::targets] log-probabilities
 };
 
+// What the experts did for some tokens.
+struct ExpertWork {
+  int tokens = 0;           // that went through the routed blocks
+  uint64_t routes = 0;      // selected (row, expert) pairs
+  uint64_t parameters = 0;  // Usage::activated_parameters
+};
+
 struct Usage {
   int prompt_tokens = 0;
   int completion_tokens = 0;   // a hidden EOS or stop token is counted
   int cached_tokens = 0;       // prompt tokens that came from the prefix cache
   double queue_seconds = 0.0;  // from the submission until the request left the queue
   // The following three fields are set in the last piece, unless expert statistics are off. They
-  // cover all prompt and output tokens except the last sampled token, which is never computed.
+  // cover all tokens of source, prompt and output except the last sampled one, which is never
+  // computed.
   // Tokens found in the prefix cache count as if they had been computed for this request.
   // Number of tokens that went through the routed blocks.
   int routed_tokens = 0;
@@ -97,6 +105,8 @@ struct Usage {
   // Number of parameters that those tokens used, embeddings and LM head excluded. An expert's
   // parameters count once for each (row, expert) pair.
   uint64_t activated_parameters = 0;
+  // The part of these three that is about the source of an encoder-decoder.
+  ExpertWork source;
   // The MACs of those tokens (RequestMacs). The engine leaves it unset; server/generation sets it.
   std::optional<double> macs = std::nullopt;
 };
@@ -137,6 +147,9 @@ struct OutputDelta {
   // piece, because the model computes the token only then. The last sampled token is never computed
   // and has no routes.
   std::optional<RoutingRecord> routing;
+  // In the first piece that has `routing`: the routes of the source, if there is one, in the layout
+  // of the encoder.
+  std::optional<RoutingRecord> source_routing;
   std::optional<EncodeResult> encoded;  // in the only piece of a request with Request::encode
 };
 

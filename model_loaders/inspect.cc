@@ -209,6 +209,7 @@ ModelSummary Summarize(const ModelSpec& spec) {
       summary.parameters - summary.embedding_parameters - summary.expert_parameters;
   summary.activated = Activated(spec, summary);
   summary.macs = MacsOf(spec);
+  if (spec.encoder != nullptr) summary.source_macs = SourceMacsOf(spec);
   summary.head_macs = HeadMacs(spec);
   summary.groups = Groups(spec);
   summary.general = DescribeModel(spec);
@@ -232,9 +233,20 @@ std::string SummaryText(const ModelSummary& summary) {
   text.append(Concat("activated by one token: ",
                      RangeText(activated.min, activated.max, activated.nominal), '\n'));
   const MacsRange& macs = summary.macs;
-  text.append(Concat("MACs per token: ", RangeText(macs.min, macs.max, macs.nominal),
-                     "; attention ", RangeText(macs.min_per_key, macs.max_per_key),
-                     " for each key; LM head ", Grouped(summary.head_macs), '\n'));
+  text.append(
+      Concat("MACs per token: ", RangeText(macs.min, macs.max, macs.nominal), "; attention ",
+             RangeText(macs.min_per_key, macs.max_per_key), " for each key",
+             macs.max_per_source_key == 0
+                 ? ""
+                 : Concat(" and ", RangeText(macs.min_per_source_key, macs.max_per_source_key),
+                          " for each token of the source"),
+             "; LM head ", Grouped(summary.head_macs), '\n'));
+  if (summary.source_macs) {
+    const MacsRange& source = *summary.source_macs;
+    text.append(Concat(
+        "MACs per token of the source: ", RangeText(source.min, source.max, source.nominal),
+        "; attention ", RangeText(source.min_per_key, source.max_per_key), " for each key\n"));
+  }
   text.append(Concat("weights: ", Mebibytes(summary.WeightBytes(DType::kF32)), " in f32, ",
                      Mebibytes(summary.WeightBytes(DType::kBF16)), " in bf16 or f16"));
   for (const auto& [type, bytes] : summary.quantized_bytes) {
@@ -278,13 +290,19 @@ nlohmann::json SummaryJson(const ModelSummary& summary) {
   Json activated = {{"min", summary.activated.min}, {"max", summary.activated.max}};
   activated["nominal"] =
       summary.activated.nominal.has_value() ? Json(*summary.activated.nominal) : Json(nullptr);
-  const MacsRange& range = summary.macs;
-  const Json macs = {
-      {"min", range.min},
-      {"max", range.max},
-      {"nominal", range.nominal.has_value() ? Json(*range.nominal) : Json(nullptr)},
-      {"attention_per_key", {{"min", range.min_per_key}, {"max", range.max_per_key}}},
-      {"lm_head", summary.head_macs}};
+  const auto macs_json = [](const MacsRange& range) {
+    return Json{{"min", range.min},
+                {"max", range.max},
+                {"nominal", range.nominal.has_value() ? Json(*range.nominal) : Json(nullptr)},
+                {"attention_per_key", {{"min", range.min_per_key}, {"max", range.max_per_key}}}};
+  };
+  Json macs = macs_json(summary.macs);
+  macs["lm_head"] = summary.head_macs;
+  if (summary.source_macs) {
+    macs["attention_per_source_key"] = {{"min", summary.macs.min_per_source_key},
+                                        {"max", summary.macs.max_per_source_key}};
+    macs["source"] = macs_json(*summary.source_macs);
+  }
   Json weight_bytes = bytes([&](DType d) { return summary.WeightBytes(d); });
   for (const auto& [type, size] : summary.quantized_bytes) {
     weight_bytes[std::string(Name(type))] = size;

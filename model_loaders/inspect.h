@@ -55,7 +55,8 @@ struct ModelSummary {
   int64_t always_active = 0;         // in all other parts: attention, dense blocks, routers, norms
   ActivatedParameters activated;
   MacsRange macs;
-  int64_t head_macs = 0;  // of the LM head, for each token whose logits are computed
+  std::optional<MacsRange> source_macs;  // for each token of an encoder-decoder's source
+  int64_t head_macs = 0;                 // of the LM head, for each token whose logits are computed
   // For every integer type: the bytes of a folder with matrices of that type and all other tensors
   // in bf16.
   std::vector<std::pair<Quantization, int64_t>> quantized_bytes;

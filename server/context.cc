@@ -144,6 +144,9 @@ RequestRules ServerContext::Rules(const ServedModel& model, const ApiKey* key) c
   rules.routing.control = engine.options().routing_control;
   rules.routing.spec = &engine.spec();
   rules.routing.layout = &engine.route_layout();
+  if (const ExpertRecorder* const encoder = engine.encoder_experts(); encoder != nullptr) {
+    rules.routing.source_layout = &encoder->layout();
+  }
   rules.tokenizer = engine.tokenizer();
   return rules;
 }

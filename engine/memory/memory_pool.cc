@@ -28,8 +28,12 @@ int64_t PageUse::MostPages(int64_t tokens) const {
 
 MemoryPool::MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states,
                        bool prefix_cache, const std::vector<PageUse>& use,
-                       const SnapshotUse& snapshots)
-    : cache_(cache), routes_(routes), states_(states), snapshot_use_(snapshots) {
+                       const SnapshotUse& snapshots, RouteLog* source_routes)
+    : cache_(cache),
+      routes_(routes),
+      source_routes_(source_routes),
+      states_(states),
+      snapshot_use_(snapshots) {
   MOESERVE_CHECK(std::ssize(use) == cache.num_tables(), "a use of every page table");
   for (int t = 0; t < cache.num_tables(); ++t) {
     const PageUse& of_table = use[static_cast<size_t>(t)];
@@ -90,7 +94,10 @@ bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const
     wanted[t] = found + needed;
   }
   for (int t = 0; t < num_tables(); ++t) Extend(m, t, wanted[t]);
-  while (std::ssize(m.source) < PagesFor(source)) m.source.push_back(source_->Take());
+  while (std::ssize(m.source) < PagesFor(source)) {
+    m.source.push_back(source_->Take());
+    if (source_routes_ != nullptr) source_routes_->Clear(m.source.back());
+  }
   return true;
 }
 

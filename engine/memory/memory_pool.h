@@ -47,9 +47,11 @@ class MemoryPool {
  public:
   // The arguments outlive the pool. `use` has an element for each table of `cache`, of which those
   // for tokens are in front; the first table has the widest view. A page of `routes` belongs to the
-  // page of the first table with the same id. `states` is null if the model has no states.
+  // page of the first table with the same id, a page of `source_routes` to that of kSourceTable; it
+  // may be null. `states` is null if the model has no states.
   MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states, bool prefix_cache,
-             const std::vector<PageUse>& use, const SnapshotUse& snapshots);
+             const std::vector<PageUse>& use, const SnapshotUse& snapshots,
+             RouteLog* source_routes = nullptr);
 
   // Returns the number of page tables of a sequence's tokens, which SequenceMemory::tables has in
   // front.
@@ -124,6 +126,7 @@ class MemoryPool {
 
   KvCacheStorage& cache_;
   RouteLog& routes_;
+  RouteLog* const source_routes_;  // may be null
   StatePool* const states_;
   const SnapshotUse snapshot_use_;
   std::vector<Table> tables_;

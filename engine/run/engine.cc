@@ -254,6 +254,22 @@ void EngineImpl::Admit() {
   if (!admitted.empty()) UpdateGauges();
 }
 
+ExpertWork EngineImpl::SourceWork(std::span<const int32_t> pages, int tokens) const {
+  if (source_routes_ == nullptr) return {};
+  const TokenRoutes work = source_routes_->Total(pages);
+  return {.tokens = tokens,
+          .routes = work.routes,
+          .parameters = work.parameters +
+                        static_cast<uint64_t>(tokens) * static_cast<uint64_t>(source_active_)};
+}
+
+void EngineImpl::AddSourceWork(const ExpertWork& work, Usage& usage) {
+  usage.source = work;
+  usage.routed_tokens += work.tokens;
+  usage.expert_routes += work.routes;
+  usage.activated_parameters += work.parameters;
+}
+
 void EngineImpl::Finish(Sequence* sequence, OutputDelta delta) {
   if (sequence->request.expert_counts) {
     delta.expert_counts.resize(recorder_.layout().num_experts);
@@ -268,6 +284,7 @@ void EngineImpl::Finish(Sequence* sequence, OutputDelta delta) {
     delta.usage.activated_parameters =
         totals.parameters +
         static_cast<uint64_t>(sequence->computed()) * static_cast<uint64_t>(always_active_);
+    AddSourceWork(SourceWork(sequence->memory.source, sequence->source_length()), delta.usage);
   }
   const SequencePtr s = scheduler_.Remove(sequence);
   RefreshIfIdle();

@@ -187,6 +187,7 @@ Hypothesis EngineImpl::MakeHypothesis(const Sequence& leader, const Beam& beam, 
     made.work = routes_.Total(pages);
     made.work.routes += s.memory.released.routes;
     made.work.parameters += s.memory.released.parameters;
+    made.source = SourceWork(s.memory.source, leader.source_length());
   }
   if (leader.request.expert_counts) {
     made.expert_counts.resize(recorder_.layout().num_experts);
@@ -194,6 +195,7 @@ Hypothesis EngineImpl::MakeHypothesis(const Sequence& leader, const Beam& beam, 
   }
   if (leader.request.routing_record) {
     made.routing = routes_.Record(pages, 0, made.computed);
+    made.source_routing = SourceRoutes(s.memory.source, leader.source_length());
     for (const auto& [first, last] : leader.reused) {
       if (first < made.computed) {
         made.routing->reused.emplace_back(first, std::min(last, made.computed));
@@ -281,9 +283,11 @@ OutputDelta EngineImpl::BeamDelta(const Sequence& leader, const Hypothesis& made
     delta.usage.activated_parameters =
         made.work.parameters +
         static_cast<uint64_t>(made.computed) * static_cast<uint64_t>(always_active_);
+    AddSourceWork(made.source, delta.usage);
   }
   delta.expert_counts = made.expert_counts;
   delta.routing = made.routing;
+  delta.source_routing = made.source_routing;
   return delta;
 }
 

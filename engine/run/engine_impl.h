@@ -53,9 +53,10 @@ inline int64_t HeadParameters(const ModelSpec& spec) {
 // Returns what counts the work of the encoder beside a decoder; null if there is none.
 inline std::unique_ptr<ExpertRecorder> NewEncoderRecorder(const ModelSpec& spec,
                                                           const EngineOptions& options,
+                                                          RouteLog* log,
                                                           std::unique_ptr<RouteCounters> counters) {
   if (spec.encoder == nullptr) return nullptr;
-  return std::make_unique<ExpertRecorder>(*spec.encoder, RecorderSettings(options), nullptr,
+  return std::make_unique<ExpertRecorder>(*spec.encoder, RecorderSettings(options), log,
                                           std::move(counters));
 }
 
@@ -75,14 +76,26 @@ class EngineImpl final : public Engine {
         cache_(std::move(cache)),
         states_(std::move(states)),
         recorder_(model_->spec(), RecorderSettings(options_), &routes_, std::move(counters)),
-        encoder_recorder_(NewEncoderRecorder(model_->spec(), options_, std::move(source_counters))),
+        source_layout_(model_->spec().encoder == nullptr
+                           ? nullptr
+                           : std::make_unique<RouteLayout>(*model_->spec().encoder)),
+        source_routes_(source_layout_ == nullptr
+                           ? nullptr
+                           : std::make_unique<RouteLog>(*source_layout_,
+                                                        cache_->num_pages(kSourceTable),
+                                                        options_.routing_records)),
+        encoder_recorder_(NewEncoderRecorder(model_->spec(), options_, source_routes_.get(),
+                                             std::move(source_counters))),
+        source_active_(encoder_recorder_ == nullptr
+                           ? 0
+                           : encoder_recorder_->Snapshot().always_active_parameters),
         always_active_(recorder_.Snapshot().always_active_parameters),
         routes_(recorder_.layout(), cache_->num_pages(), options_.routing_records),
         state_pool_(states_ == nullptr
                         ? nullptr
                         : std::make_unique<StatePool>(*states_, options_.max_num_seqs)),
         memory_(*cache_, routes_, state_pool_.get(), options_.prefix_cache, page_use_,
-                {.interval = options_.snapshot_interval}),
+                {.interval = options_.snapshot_interval}, source_routes_.get()),
         scheduler_(memory_, options_.max_num_seqs),
         textless_(tokenizer_.get(), eos_, model_->spec().vocab_size),
         token_step_(eos_, textless_, model_->spec().vocab_size, options_.max_model_len),
@@ -185,6 +198,12 @@ class EngineImpl final : public Engine {
   void ForkSamples(Sequence& sequence, const SequenceOutput& output);
   // Sends what was drawn to the sink. `first` is the position of the first drawn token.
   void Deliver(Sequence& sequence, Drawn drawn, int first);
+  // Returns the work for a source of `tokens` tokens in these pages; 0 if there is none.
+  ExpertWork SourceWork(std::span<const int32_t> pages, int tokens) const;
+  // Returns its routes, if there is one. Requires RouteLog::keeps_routes().
+  std::optional<RoutingRecord> SourceRoutes(std::span<const int32_t> pages, int tokens) const;
+  // Sets the work for the source, and adds it to the work for the other tokens.
+  static void AddSourceWork(const ExpertWork& work, Usage& usage);
   // Adds the routes of the tokens before `end` to the piece.
   void DeliverRoutes(Sequence& sequence, int end, OutputDelta& delta);
   // Finish() ends a request with its last piece, Fail() with an error. The request's pages
@@ -252,7 +271,11 @@ class EngineImpl final : public Engine {
 
   // The following members are used by the engine thread only.
   ExpertRecorder recorder_;
-  const std::unique_ptr<ExpertRecorder> encoder_recorder_;  // null without an encoder beside
+  // The following are null or 0 without an encoder beside the decoder.
+  const std::unique_ptr<RouteLayout> source_layout_;
+  const std::unique_ptr<RouteLog> source_routes_;
+  const std::unique_ptr<ExpertRecorder> encoder_recorder_;
+  const int64_t source_active_;  // parameters that every token of a source uses
   const int64_t always_active_;  // parameters that every token uses, whatever its routes
   RouteLog routes_;
   const std::unique_ptr<StatePool> state_pool_;  // null if the model has no states

@@ -468,7 +468,15 @@ void EngineImpl::Deliver(Sequence& s, Drawn drawn, int first) {
   if (!drawn.status.ok()) FailWithSamples(&s, drawn.status);
 }
 
+std::optional<RoutingRecord> EngineImpl::SourceRoutes(std::span<const int32_t> pages,
+                                                      int tokens) const {
+  if (source_routes_ == nullptr) return std::nullopt;
+  return source_routes_->Record(pages, 0, tokens);
+}
+
 void EngineImpl::DeliverRoutes(Sequence& s, int end, OutputDelta& delta) {
+  if (s.routes_delivered == 0)
+    delta.source_routing = SourceRoutes(s.memory.source, s.source_length());
   const int begin = std::exchange(s.routes_delivered, end);
   delta.routing = routes_.Record(s.memory.pages(), begin, end);
   for (const auto& [first, last] : s.reused) {

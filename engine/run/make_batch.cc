@@ -67,6 +67,7 @@ Batch MakeBatch(const ModelSpec& spec, const std::vector<ScheduledRows>& rows, M
 Batch MakeSourceBatch(const std::vector<Sequence*>& sequences, std::vector<int32_t>& pages) {
   Batch batch;
   batch.tables = 3;
+  batch.route_table = kSourceTable;
   int64_t count = 0;
   for (const Sequence* s : sequences) count += PagesFor(s->source_length());
   pages.resize(static_cast<size_t>(count));

@@ -35,6 +35,8 @@ struct Hypothesis {
   TokenRoutes work;
   std::vector<uint64_t> expert_counts;   // if requested
   std::optional<RoutingRecord> routing;  // if requested
+  ExpertWork source;
+  std::optional<RoutingRecord> source_routing;  // if requested
 };
 
 // A request with beam search is submitted as a sequence, the leader; further ones, in

@@ -38,8 +38,9 @@ void ChooseTable(const ModelSpec& spec, const RouteLayout& layout, const Recorde
   }
 }
 
-bool IsEmbeddingOrHead(const std::string& name) {
-  return name.starts_with("embed") || name.starts_with("head.");
+bool IsEmbeddingOrHead(const std::string& name, Stack stack) {
+  return name.starts_with("embed") || name.starts_with("head.") ||
+         name.starts_with(std::string(TensorPrefix(stack)) + "embed");
 }
 
 // Returns the expert's index: "blocks.3.attention.experts.7.q.weight" -> 7; -1 if the tensor
@@ -156,16 +157,19 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
   }
   stats.diversity_histogram.resize(most_distinct + 1);
   for (const TensorRequirement& t : RequiredTensors(spec)) {
-    if (IsEmbeddingOrHead(t.name) || t.ids) continue;
+    // Those of the encoder belong to its own statistics.
+    if (spec.stack == Stack::kDecoder && t.name.starts_with(TensorPrefix(Stack::kEncoder)))
+      continue;
+    if (IsEmbeddingOrHead(t.name, spec.stack) || t.ids) continue;
     int64_t size = 1;
     for (int64_t s : t.shape) size *= s;
     bool expert = false;
-    for (BlockExpertStats& b : stats.blocks) {
-      const int e = ExpertOf(t.name, "blocks." + std::to_string(b.layer) + "." + Name(b.block));
+    for (size_t i = 0; i < stats.blocks.size() && !expert; ++i) {
+      const auto slot = static_cast<size_t>(layout.blocks[i].slot);
+      const int e = ExpertOf(t.name, spec.blocks[slot].name());
       if (e < 0) continue;
-      b.expert_parameters[e] += size;
+      stats.blocks[i].expert_parameters[e] += size;
       expert = true;
-      break;
     }
     if (!expert) stats.always_active_parameters += size;
   }
@@ -259,7 +263,7 @@ void ExpertRecorder::EndStep(const Batch& batch, const StepReport& report) {
   if (log_ != nullptr) {
     for (size_t t = 0; t < report.routes.size(); ++t) {
       if (batch.phase[t] == Phase::kRejected) continue;  // the token is not part of its sequence
-      log_->AddTotals(batch.PageOf(t), report.routes[t]);
+      log_->AddTotals(batch.RoutePageOf(t), report.routes[t]);
     }
   }
   if (steps_ % kStepsPerClock == 0 &&
@@ -283,7 +287,7 @@ void ExpertRecorder::LogRoutes(const Batch& batch, const BlockReport& report) {
     const auto t = static_cast<size_t>(r / block.sub_tokens);
     if (batch.phase[t] == Phase::kRejected) continue;  // the token is not part of its sequence
     const int row = block.first_row + r % block.sub_tokens;
-    const int32_t page = batch.PageOf(t);
+    const int32_t page = batch.RoutePageOf(t);
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
       const int32_t a = plan.assignments_of_row[i];
       log_->Add(page, batch.positions[t] % kPageTokens, row, plan.expert_of_assignment[a],

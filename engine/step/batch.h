@@ -46,6 +46,7 @@ struct Batch {
   std::vector<uint8_t> long_sequence;
   int tables = 1;  // page tables of each sequence: KvCacheStorage::num_tables()
   std::vector<std::span<const int32_t>> page_tables;  // [S, tables] ids of each sequence's pages
+  int route_table = 0;  // the table with whose pages RouteLog keeps the tokens' routes
   // [S, tables] number of positions of each sequence in each table; empty if all attention is
   // causal.
   std::vector<int32_t> lengths;
@@ -66,9 +67,9 @@ struct Batch {
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }
   int64_t num_texts() const { return std::ssize(text_rows) + std::ssize(pool_ranges); }
-  // Returns the id of the page of the first table that holds token `t`.
-  int32_t PageOf(size_t t) const {
-    return page_tables[static_cast<size_t>(sequence[t] * tables)]
+  // Returns the id of the page of `route_table` that holds token `t`.
+  int32_t RoutePageOf(size_t t) const {
+    return page_tables[static_cast<size_t>(sequence[t] * tables + route_table)]
                       [static_cast<size_t>(positions[t] / kPageTokens)];
   }
 };

@@ -46,6 +46,7 @@ void ChoicePart::Add(OutputDelta delta, bool return_token_ids) {
     if (!routing) routing.emplace();
     Append(*routing, *delta.routing);
   }
+  if (delta.source_routing) source_routing = std::move(delta.source_routing);
   if (delta.beam) beam = delta.beam;
   absent = absent || delta.absent;
   if (delta.finished) {
@@ -104,6 +105,9 @@ OrderedJson PromptLogprobsJson(const Tokenizer* tokenizer,
 void PutRouting(const ChoicePart& part, const RoutingParams& params, OrderedJson& choice) {
   if (!part.HasRoutes()) return;
   if (params.record) choice["routing"] = RoutingRecordJson(*part.routing, *params.layout);
+  if (params.record && part.source_routing && params.source_layout != nullptr) {
+    choice["source_routing"] = RoutingRecordJson(*part.source_routing, *params.source_layout);
+  }
   if (params.table) {
     choice["routed_experts"] = RoutedExpertsTable(*part.routing, *params.layout, params.num_layers);
   }

@@ -150,6 +150,7 @@ std::vector<OrderedJson> ChatWriter::TakeChunks(int index) {
     part.token_ids.reset();
     PutRouting(part, options_.routing, item);
     part.routing.reset();
+    part.source_routing.reset();
   };
   if (!choice.opened) {
     choice.opened = true;

@@ -180,6 +180,7 @@ double Shortest(float value) {
 absl::Status ParseRoutingFields(const Json& body, const RoutingRules& rules, bool stream,
                                 RoutingParams& out) {
   out.layout = rules.layout;
+  out.source_layout = rules.source_layout;
   MOESERVE_ASSIGN_OR_RETURN(const auto record, BoolField(body, "return_routing"));
   out.record = record.value_or(false);
   if (out.record) MOESERVE_RETURN_IF_ERROR(CheckRecords(rules, "return_routing"));

@@ -147,7 +147,9 @@ size_t CountValues(const ChoiceEvent& event) {
   for (const std::optional<TokenLogprob>& logprob : event.delta.prompt_logprobs) {
     if (logprob) values += logprob->top.size();
   }
-  if (event.delta.routing) values += event.delta.routing->experts.size();
+  for (const auto* record : {&event.delta.routing, &event.delta.source_routing}) {
+    if (*record) values += (*record)->experts.size();
+  }
   return values;
 }
 

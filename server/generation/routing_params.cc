@@ -1,5 +1,6 @@
 #include "server/generation/routing_params.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -59,6 +60,7 @@ int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control) {
     }
     routes += int64_t{most} * routing->split.heads;
   }
+  if (spec.encoder != nullptr) routes = std::max(routes, MostRoutes(*spec.encoder, control));
   return routes;
 }
 

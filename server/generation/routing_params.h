@@ -28,8 +28,9 @@ struct RoutingRules {
   bool permitted = true;
   bool records = false;  // whether requests may ask for their routes
   RoutingControlLimits control;
-  const ModelSpec* spec = nullptr;      // lives as long as the engine
-  const RouteLayout* layout = nullptr;  // lives as long as the engine
+  const ModelSpec* spec = nullptr;             // lives as long as the engine
+  const RouteLayout* layout = nullptr;         // lives as long as the engine
+  const RouteLayout* source_layout = nullptr;  // likewise; null without an encoder
 };
 
 struct RoutingParams {
@@ -38,6 +39,7 @@ struct RoutingParams {
   std::vector<std::string> words;  // `return_word_experts`: return the experts of these words
   std::shared_ptr<const RoutingControl> control;  // routing override; null if there is none
   const RouteLayout* layout = nullptr;
+  const RouteLayout* source_layout = nullptr;  // of the routes of sources; null without them
   int num_layers = 0;
 
   bool any_record() const { return record || table || !words.empty(); }
@@ -53,7 +55,8 @@ Result<std::shared_ptr<const RoutingControl>> MakeRoutingControl(const RoutingCh
                                                                  const RoutingRules& rules,
                                                                  const char* field);
 
-// Returns the largest number of (row, expert) pairs that one token can have. `control` may be null.
+// Returns the largest number of (row, expert) pairs that one token, also one of a source, can have.
+// `control` may be null.
 int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control);
 
 }  // namespace moeserve::server

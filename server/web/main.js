@@ -30,7 +30,8 @@ const page = {
     const state = byId("state");
     state.dataset.state = !error ? "ok" : error.status === 503 ? "wait" : "bad";
     setText(state, !error ? "live" : error.status === 401 ? "key needed" : error.message);
-    if (!error || error.code === "model_not_found") showIdentity();
+    // An address may name a stack that the model lacks.
+    if (!error || error.code === "model_not_found" || error.status === 400) showIdentity();
   },
 };
 

@@ -91,7 +91,9 @@ export class ModelPicker {
     byId("stack-picker").hidden = stacks.length < 2;
     if (stacks.length < 2) {
       // Until the models are known, the address may have chosen a stack.
-      if (this.models.length > 0) stack.set("");
+      const unfit = this.models.length > 0 && stack.get() !== "";
+      if (unfit) stack.set("");
+      if (unfit) this.onChoice();
       return;
     }
     if (!stacks.includes(stack.get())) stack.set("decoder");

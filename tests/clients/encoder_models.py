@@ -48,3 +48,16 @@ def make(name, folder, **files):
     for file, content in {"tokenizer": tokenizer(), **files}.items():
         (out / f"{file}.json").write_text(json.dumps(content))
     return out
+
+
+def make_pair(source, folder):
+    """Returns a folder of the encoder-decoder `source` with the tokenizer of letters. Tokens beyond
+    the letters have texts that no text contains."""
+    out = pathlib.Path(folder) / pathlib.Path(source).name
+    shutil.copytree(source, out)
+    letters = tokenizer()
+    words = letters["model"]["vocab"]
+    for index in range(len(words), json.loads((out / "config.json").read_text())["vocab_size"]):
+        words[f"<{index}>"] = index
+    (out / "tokenizer.json").write_text(json.dumps(letters))
+    return out

@@ -41,14 +41,7 @@ def golden():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("pairs") / "moa"
-    shutil.copytree(FOLDER, out)
-    tokenizer = encoder_models.tokenizer()
-    words = tokenizer["model"]["vocab"]
-    for index in range(len(words), json.loads((out / "config.json").read_text())["vocab_size"]):
-        words[f"<{index}>"] = index  # tokens without a text are not generated
-    (out / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return out
+    return encoder_models.make_pair(FOLDER, tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture(scope="module")

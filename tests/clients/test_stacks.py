@@ -2,6 +2,8 @@
 in profiles."""
 
 import json
+import math
+import struct
 import subprocess
 import urllib.error
 import urllib.request
@@ -10,7 +12,7 @@ import grpc
 import pytest
 
 from conftest import binary, model, start_server, stop_server
-from test_pairs import complete, folder  # noqa: F401 (a fixture)
+from test_pairs import FOLDER, complete, folder  # noqa: F401 (a fixture)
 
 SOURCE = [2, 7, 8, 9, 3]
 TOKENS = 6
@@ -20,6 +22,13 @@ TOKENS = 6
 def server(folder):  # noqa: F811
     out = start_server("--dtype", "f32", "--token-stats-mib", "16", folder=folder)
     complete(out, SOURCE, max_tokens=TOKENS, n=2)
+    yield out
+    assert stop_server(out) == 0
+
+
+@pytest.fixture(scope="module")
+def recording(folder):  # noqa: F811
+    out = start_server("--dtype", "f32", "--routing-records", folder=folder)
     yield out
     assert stop_server(out) == 0
 
@@ -136,3 +145,101 @@ def test_grpc(server, protos):
         with pytest.raises(grpc.RpcError) as error:
             stub.GetExpertStats(pb.GetExpertStatsRequest(stack="third"))
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def shapes():
+    data = (FOLDER / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+def matrices(prefix, selected=2):
+    """Returns the MACs of a token with the matrices below `prefix`. Rows choose two experts of
+    equal size."""
+    total = 0
+    for name, shape in shapes().items():
+        if not name.startswith(prefix) or len(shape) != 2 or ".cross_attention.k." in name:
+            continue
+        if ".cross_attention.v." in name:
+            continue
+        if ".experts." not in name:
+            total += math.prod(shape)
+        elif ".experts.0." in name:
+            total += selected * math.prod(shape)
+    return total
+
+
+def parameters(prefix, experts):
+    """Returns how many parameters a token uses below `prefix`; `experts`: how many of each block."""
+    total = 0
+    for name, shape in shapes().items():
+        if name.startswith(prefix):
+            number = int(name.split(".experts.")[1].split(".")[0]) if ".experts." in name else 0
+            total += math.prod(shape) * (experts if ".experts." in name else 1) * (number == 0)
+    return total
+
+
+def test_usage_counts_both_stacks(recording):
+    tokens = 5
+    usage = complete(recording, SOURCE, max_tokens=tokens)["usage"]
+    source, own = len(SOURCE), tokens  # the start token and all but the last
+    width, selected, layers = 8, 2, 2
+    keys = 2 * width * selected * layers
+    cross = sum(math.prod(shape) for name, shape in shapes().items()
+                if ".cross_attention.k." in name or ".cross_attention.v." in name)
+    macs = source * (matrices("encoder.blocks.") + cross + keys * source)
+    macs += own * (matrices("decoder.blocks.") + keys * source) + keys * own * (own + 1) // 2
+    assert usage["macs_per_token"] == pytest.approx(macs / (source + own), rel=1e-12)
+    # Two of the experts in each of two blocks of the encoder, and of four blocks of the decoder.
+    assert usage["experts_per_token"] == pytest.approx((4 * source + 8 * own) / (source + own))
+    used = source * parameters("encoder.", 2) + own * parameters("decoder.", 2)
+    assert usage["activated_parameters_per_token"] == pytest.approx(used / (source + own))
+    found = json.loads(subprocess.run([binary(), "inspect", FOLDER, "--json"], check=True,
+                                      capture_output=True).stdout)["macs_per_token"]
+    assert found["nominal"] == matrices("decoder.blocks.")
+    assert found["source"]["nominal"] == matrices("encoder.blocks.") + cross
+    assert found["attention_per_source_key"] == {"min": keys, "max": keys}
+
+
+def counts_of(record):
+    """Returns how often each expert of each block is in a routing record."""
+    return [[sum(row.count(expert) for row in block) for expert in range(5)]
+            for block in record]
+
+
+def rows_of(record, layout):
+    """Returns by block the experts of every row."""
+    out = [[] for _ in layout["blocks"]]
+    rows, offsets = layout["rows_per_token"], record["offsets"]
+    for token in range(record["tokens"]):
+        for b, block in enumerate(layout["blocks"]):
+            row = token * rows + block["first_row"]
+            out[b].append(record["experts"][offsets[row]:offsets[row + 1]])
+    return out
+
+
+def test_records_have_the_source(recording, protos):
+    layout = get(recording, "/v1/experts/layout?stack=encoder")
+    before = get(recording, "/v1/experts/stats?stack=encoder")["layers"]
+    body = {"max_tokens": 3, "return_routing": True}
+    (choice,) = complete(recording, SOURCE, **body)["choices"]
+    after = get(recording, "/v1/experts/stats?stack=encoder")["layers"]
+    record = choice["source_routing"]
+    assert record["tokens"] == len(SOURCE) and record["first_position"] == 0
+    assert choice["routing"]["tokens"] == 3
+    assert counts_of(rows_of(record, layout)) == [
+        [b - a for a, b in zip(x["counts"], y["counts"])] for x, y in zip(before, after)]
+    # All samples and beams have the record of the one computation.
+    for more in ({"n": 2}, {"use_beam_search": True, "num_beams": 3, "n": 2}):
+        choices = complete(recording, SOURCE, **body, **more)["choices"]
+        assert [one["source_routing"] for one in choices] == [record] * 2
+    pb, pb_grpc = protos
+    with grpc.insecure_channel(recording.grpc) as channel:
+        messages = list(pb_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=SOURCE), return_routing=True,
+            sampling=pb.SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))))
+    sources = [m.source_routing for m in messages if m.HasField("source_routing")]
+    assert [one.tokens for one in sources] == [len(SOURCE)]
+    assert list(sources[0].experts) == record["experts"]
+    assert list(sources[0].offsets) == record["offsets"]

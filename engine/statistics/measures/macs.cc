@@ -20,6 +20,12 @@ int64_t RowsOf(const std::string& tensor, int heads) {
   return of_rows ? heads : 1;
 }
 
+// Returns whether a matrix makes keys or values of a source.
+bool IsOfSource(const std::string& tensor) {
+  return tensor.find(".cross_attention.k.") != std::string::npos ||
+         tensor.find(".cross_attention.v.") != std::string::npos;
+}
+
 // Returns the number of sub-tokens in the block that a tensor belongs to.
 int HeadsOf(const ModelSpec& spec, const std::string& tensor) {
   for (const BlockSpec& block : spec.blocks) {
@@ -81,15 +87,25 @@ int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert
 int64_t FixedMacs(const ModelSpec& spec) {
   int64_t macs = 0;
   for (const TensorRequirement& t : RequiredTensors(spec)) {
+    if (spec.stack == Stack::kDecoder && t.name.starts_with(TensorPrefix(Stack::kEncoder)))
+      continue;
     const bool router = t.name.find(".router.") != std::string::npos;
     const bool expert = !router && t.name.find(".experts.") != std::string::npos;
     const auto is = [&](const char* word) { return t.name.find(word) != std::string::npos; };
     if (t.shape.size() != 2 || expert || t.ids || is("embed") || is("relative_bias") ||
         t.name.starts_with("head.") || t.name.starts_with("classifier.") ||
-        t.name.starts_with("pooling.") || t.name.starts_with("encoder.")) {
+        t.name.starts_with("pooling.") || IsOfSource(t.name)) {
       continue;
     }
     macs += t.shape[0] * t.shape[1] * RowsOf(t.name, HeadsOf(spec, t.name));
+  }
+  return macs;
+}
+
+int64_t SourceMacs(const ModelSpec& spec) {
+  int64_t macs = 0;
+  for (const TensorRequirement& t : RequiredTensors(spec)) {
+    if (t.shape.size() == 2 && IsOfSource(t.name)) macs += t.shape[0] * t.shape[1];
   }
   return macs;
 }
@@ -123,6 +139,10 @@ MacsRange MacsOf(const ModelSpec& spec) {
       const int64_t per_key = MacsPerKey(*a);
       out.min_per_key += per_key * (routing != nullptr ? routing->select.MinSelected() : 1);
       out.max_per_key += per_key * (routing != nullptr ? routing->select.MaxSelected() : 1);
+    } else if (const AttentionSpec* cross = block.cross_attention()) {
+      const int64_t per_key = MacsPerKey(*cross);
+      out.min_per_source_key += per_key * (routing != nullptr ? routing->select.MinSelected() : 1);
+      out.max_per_source_key += per_key * (routing != nullptr ? routing->select.MaxSelected() : 1);
     }
     if (routing == nullptr) continue;
     std::vector<int64_t> costs;
@@ -141,6 +161,15 @@ MacsRange MacsOf(const ModelSpec& spec) {
     varies = varies || select.MinSelected() != select.MaxSelected();
   }
   if (!varies) out.nominal = std::llround(nominal);
+  return out;
+}
+
+MacsRange SourceMacsOf(const ModelSpec& decoder) {
+  MacsRange out = MacsOf(*decoder.encoder);
+  const int64_t projections = SourceMacs(decoder);
+  out.min += projections;
+  out.max += projections;
+  if (out.nominal) *out.nominal += projections;
   return out;
 }
 
@@ -179,7 +208,10 @@ MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<c
   return out;
 }
 
-RequestMacs::RequestMacs(const ModelSpec& spec) : fixed_(FixedMacs(spec)) {
+RequestMacs::RequestMacs(const ModelSpec& spec)
+    : source_(spec.encoder == nullptr ? nullptr : std::make_shared<RequestMacs>(*spec.encoder)),
+      source_macs_(SourceMacs(spec)),
+      fixed_(FixedMacs(spec)) {
   const ExpertStats sizes = EmptyExpertStats(spec);
   always_parameters_ = sizes.always_active_parameters;
   struct Cost {
@@ -219,29 +251,44 @@ RequestMacs::RequestMacs(const ModelSpec& spec) : fixed_(FixedMacs(spec)) {
                          ? static_cast<uint64_t>(routing->split.heads * select.MaxSelected())
                          : uint64_t{1} << 40;
     }
-    const AttentionSpec* a = block.attention();
+    const AttentionSpec* const cross = block.cross_attention();
+    const AttentionSpec* const a = cross != nullptr ? cross : block.attention();
     if (a == nullptr) continue;
     routed_attention = routed_attention || a->routed();
     const int selected = a->routed() ? a->routing->select.MaxSelected() : 1;
-    keys_.push_back(
-        {static_cast<double>(MacsPerKey(*a)) * selected, a->window, IsCausal(spec, *a)});
+    const double per_key = static_cast<double>(MacsPerKey(*a)) * selected;
+    if (cross != nullptr) {
+      source_keys_ += per_key;
+    } else {
+      keys_.push_back({per_key, a->window, IsCausal(spec, *a)});
+    }
   }
   if (!routed_attention) selections_ = 0;
-  // The work for a source is not part of what a request's usage counts.
-  if (spec.encoder != nullptr) slope_.reset();
 }
 
 std::optional<double> RequestMacs::Of(const Usage& usage) const {
-  const auto tokens = static_cast<uint64_t>(usage.routed_tokens);
+  const ExpertWork& source = usage.source;
+  const auto own = OfStack({.tokens = usage.routed_tokens - source.tokens,
+                            .routes = usage.expert_routes - source.routes,
+                            .parameters = usage.activated_parameters - source.parameters},
+                           source.tokens);
+  if (!own || source_ == nullptr) return own;
+  const auto of_source = source_->OfStack(source, 0);
+  if (!of_source) return std::nullopt;
+  return *own + *of_source + static_cast<double>(source.tokens) * static_cast<double>(source_macs_);
+}
+
+std::optional<double> RequestMacs::OfStack(const ExpertWork& work, int64_t source_tokens) const {
+  const auto tokens = static_cast<uint64_t>(work.tokens);
   if (tokens == 0 || !slope_) return std::nullopt;
-  if (selections_ > 0 && usage.expert_routes != selections_ * tokens) return std::nullopt;
+  if (selections_ > 0 && work.routes != selections_ * tokens) return std::nullopt;
   const double count = static_cast<double>(tokens);
-  const double parameters = static_cast<double>(usage.activated_parameters) -
-                            count * static_cast<double>(always_parameters_);
+  const double parameters =
+      static_cast<double>(work.parameters) - count * static_cast<double>(always_parameters_);
   double macs = count * static_cast<double>(fixed_) + *slope_ * parameters +
-                offset_ * static_cast<double>(usage.expert_routes);
-  for (const Keys& keys : keys_)
-    macs += keys.macs * KeysOf(usage.routed_tokens, keys.window, keys.causal);
+                offset_ * static_cast<double>(work.routes) +
+                count * static_cast<double>(source_tokens) * source_keys_;
+  for (const Keys& keys : keys_) macs += keys.macs * KeysOf(work.tokens, keys.window, keys.causal);
   return std::round(macs);
 }
 

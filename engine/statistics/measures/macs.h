@@ -12,8 +12,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "engine/request.h"
 #include "engine/spec/spec.h"
@@ -29,6 +31,10 @@ int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert
 // Returns the MACs of a token with the matrices that every token uses: all except routed experts,
 // embeddings and the LM head. A block that splits tokens scores every sub-token.
 int64_t FixedMacs(const ModelSpec& spec);
+
+// Returns the MACs of a token of the source with the keys and values of all attention to the
+// source; 0 without such attention. FixedMacs() does not include them.
+int64_t SourceMacs(const ModelSpec& spec);
 
 // Returns the MACs of a token with the LM head.
 int64_t HeadMacs(const ModelSpec& spec);
@@ -55,6 +61,9 @@ struct MacsRange {
   // For each key that a token sees, in all layers together; a window bounds the number of keys.
   int64_t min_per_key = 0;
   int64_t max_per_key = 0;
+  // For each token of the source, in all layers that attend to it.
+  int64_t min_per_source_key = 0;
+  int64_t max_per_source_key = 0;
 };
 MacsRange MacsOf(const ModelSpec& spec);
 
@@ -70,16 +79,19 @@ struct MeasuredMacs {
 MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<const int> lengths,
                     std::span<const BlockRoutes> routes = {});
 
+// Returns the bounds for a token of the source of an encoder-decoder, SourceMacs() included.
+MacsRange SourceMacsOf(const ModelSpec& decoder);
+
 // Computes the MACs of a request from the sums that the engine keeps of the request's routes.
 // Immutable; may be used by any thread.
 class RequestMacs {
  public:
   explicit RequestMacs(const ModelSpec& spec);
 
-  // Returns the MACs of usage.routed_tokens tokens from position 0 on, without the LM head. nullopt
-  // if no token was routed or if the sums do not determine the result: if experts differ in how
-  // many of their parameters are biases, or if routed attention selected a number of experts that
-  // is not the model's.
+  // Returns the MACs of usage.routed_tokens tokens from position 0 on, without the LM head; those
+  // of the source are included. nullopt if no token was routed or if the sums do not determine the
+  // result: if experts differ in how many of their parameters are biases, or if routed attention
+  // selected a number of experts that is not the model's.
   std::optional<double> Of(const Usage& usage) const;
 
  private:
@@ -88,7 +100,14 @@ class RequestMacs {
     std::optional<int> window;
     bool causal = true;
   };
-  std::vector<Keys> keys_;  // of the layers with attention
+
+  // Returns the MACs of tokens of this stack alone, each of which sees `source_tokens` of a source.
+  std::optional<double> OfStack(const ExpertWork& work, int64_t source_tokens) const;
+
+  std::shared_ptr<const RequestMacs> source_;  // of the encoder; null without one
+  std::vector<Keys> keys_;                     // of the layers with attention
+  double source_keys_ = 0.0;                   // MACs for each token of the source
+  int64_t source_macs_ = 0;                    // SourceMacs()
   int64_t fixed_ = 0;
   int64_t always_parameters_ = 0;
   // An expert's MACs are slope_ * parameters + offset_. nullopt: not for all experts.

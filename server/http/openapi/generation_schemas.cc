@@ -51,7 +51,8 @@ constexpr char kAnswers[] = R"json({
   "finish_reason": "FinishReason", "stop_reason": "StopReason",
   "prompt_logprobs?": "PromptLogprobs", "prompt_token_ids?": "TokenIds", "token_ids?": "TokenIds",
   "beam_score?": "number", "cumulative_logprob?": "number",
-  "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}],
+  "routing?": "Routing", "source_routing?": "Routing",
+  "routed_experts?": ["string", {"contentEncoding": "base64"}],
   "word_experts?": "WordExperts"},
 "Completion": {
   "id": "string", "object": "'text_completion'", "created": "integer", "model": "string",
@@ -71,7 +72,8 @@ constexpr char kAnswers[] = R"json({
   "logprobs": [{"content?": "[TokenLogprob]", "refusal?": "null"}, null],
   "finish_reason": "FinishReason", "stop_reason": "StopReason", "token_ids?": "TokenIds",
   "beam_score?": "number", "cumulative_logprob?": "number",
-  "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}]},
+  "routing?": "Routing", "source_routing?": "Routing",
+  "routed_experts?": ["string", {"contentEncoding": "base64"}]},
 "ChatCompletion": {
   "id": "string", "object": "'chat.completion'", "created": "integer", "model": "string",
   "system_fingerprint?": "string", "choices": "[ChatChoice]", "warnings?": "Warnings",

@@ -17,6 +17,7 @@ constexpr Tag kTags[] = {
     {"experts", "Which experts computed how much"},
     {"inference", "The Open Inference Protocol, version 2, with Triton's extensions"},
     {"ollama", "The list, chat and generate routes of Ollama's API"},
+    {"tei", "Routes of Text Embeddings Inference"},
     {"server", "Health, metrics and what the server tells about itself"},
     {"page", "The web page"},
 };

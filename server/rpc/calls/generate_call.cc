@@ -78,13 +78,15 @@ v1::GenerateResponse GenerateCall::NewMessage(int choice) {
   return message;
 }
 
-RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& record) {
+RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& record,
+                                            bool of_source) {
   // The limit per message is far below 4 MiB, the largest message that gRPC clients accept by
   // default.
   constexpr size_t kMostBytes = 1 << 19;
   constexpr size_t kOffsetBytes = 5;  // most bytes of a 32-bit varint
   constexpr size_t kRouteBytes = 3 + sizeof(float);
-  const RouteLayout& layout = *submission_->params().routing.layout;
+  const RoutingParams& params = submission_->params().routing;
+  const RouteLayout& layout = of_source ? *params.source_layout : *params.layout;
   const int rows = layout.rows_per_token;
   int begin = 0;
   size_t bytes = 0;
@@ -94,7 +96,8 @@ RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& rec
     const size_t token = static_cast<size_t>(rows) * kOffsetBytes + routes * kRouteBytes;
     if (t > begin && bytes + token > kMostBytes) {
       v1::GenerateResponse message = NewMessage(choice);
-      Fill(Slice(record, begin, t, rows), layout, *message.mutable_routing());
+      Fill(Slice(record, begin, t, rows), layout,
+           of_source ? *message.mutable_source_routing() : *message.mutable_routing());
       ready_.push_back(std::move(message));
       begin = t;
       bytes = 0;
@@ -110,10 +113,16 @@ absl::Status GenerateCall::Collect() {
     if (!event.error.ok()) return event.error;
     if (event.delta.absent) continue;
     std::optional<RoutingRecord> routes;
-    if (event.delta.routing) routes = SendRoutesAhead(event.choice, *event.delta.routing);
+    std::optional<RoutingRecord> source;
+    if (event.delta.source_routing) {
+      source = SendRoutesAhead(event.choice, *event.delta.source_routing, true);
+    }
+    if (event.delta.routing) routes = SendRoutesAhead(event.choice, *event.delta.routing, false);
     v1::GenerateResponse message = NewMessage(event.choice);
+    const RoutingParams& routing = submission_->params().routing;
+    if (source) Fill(*source, *routing.source_layout, *message.mutable_source_routing());
     if (routes) {
-      Fill(*routes, *submission_->params().routing.layout, *message.mutable_routing());
+      Fill(*routes, *routing.layout, *message.mutable_routing());
     }
     MOESERVE_RETURN_IF_ERROR(Fill(event.delta, submission_->PromptOf(event.choice),
                                   submission_->engine()->tokenizer(), message));

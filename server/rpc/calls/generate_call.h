@@ -38,9 +38,9 @@ class GenerateCall final : public SingleRequestCall<v1::GenerateRequest>,
   void Refuse(const absl::Status& status) override;  // ends a call that does not generate yet
   absl::Status Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::GenerateResponse NewMessage(int choice);
-  // Splits a large routing record: queues messages with its first routes and returns the remaining
-  // routes, which fit into the next message.
-  RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record)
+  // Splits a large routing record, of the source or of the other tokens: queues messages with its
+  // first routes and returns the remaining routes, which fit into the next message.
+  RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record, bool of_source)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status);
 

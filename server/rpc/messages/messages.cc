@@ -368,6 +368,7 @@ Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
   MOESERVE_ASSIGN_OR_RETURN(c.constraint, ParseConstraint(request.structured_output()));
   MOESERVE_RETURN_IF_ERROR(CheckConstraint(c));
   c.routing.layout = rules.routing.layout;
+  c.routing.source_layout = rules.routing.source_layout;
   c.routing.record = request.return_routing();
   if (c.routing.record) MOESERVE_RETURN_IF_ERROR(CheckRecords(rules.routing, "return_routing"));
   MOESERVE_ASSIGN_OR_RETURN(c.routing.control,
