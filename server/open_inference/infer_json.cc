@@ -142,9 +142,10 @@ absl::Status AddMember(const std::string& name, const Json& value, InferRequest&
 OrderedJson TensorList(std::span<const TensorDescription> tensors) {
   OrderedJson out = OrderedJson::array();
   for (const TensorDescription& tensor : tensors) {
-    out.push_back({{"name", tensor.name},
-                   {"datatype", tensor.datatype},
-                   {"shape", OrderedJson::array({-1})}});
+    out.push_back(
+        {{"name", tensor.name},
+         {"datatype", tensor.datatype},
+         {"shape", IsMatrix(tensor) ? OrderedJson::array({-1, -1}) : OrderedJson::array({-1})}});
   }
   return out;
 }
@@ -251,12 +252,12 @@ OrderedJson ServerMetadataJson() {
   return {{"name", kInferPlatform}, {"version", kVersion}, {"extensions", std::move(extensions)}};
 }
 
-OrderedJson ModelMetadataJson(const ModelStatus& model, std::string_view name) {
+OrderedJson ModelMetadataJson(const ModelStatus& model, std::string_view name, InferKind kind) {
   return {{"name", name},
           {"versions", OrderedJson::array({std::to_string(model.version)})},
           {"platform", kInferPlatform},
-          {"inputs", TensorList(kInferInputs)},
-          {"outputs", TensorList(kInferOutputs)}};
+          {"inputs", TensorList(TensorsOf(kind).inputs)},
+          {"outputs", TensorList(TensorsOf(kind).outputs)}};
 }
 
 std::string_view RepositoryState(const ModelStatus& model) {

@@ -34,7 +34,7 @@ std::string GenerateResponseBody(const InferAnswer& answer);
 
 // These return the bodies of the responses about the server and its models.
 OrderedJson ServerMetadataJson();
-OrderedJson ModelMetadataJson(const ModelStatus& model, std::string_view name);
+OrderedJson ModelMetadataJson(const ModelStatus& model, std::string_view name, InferKind kind);
 OrderedJson RepositoryIndexJson(const std::vector<ModelStatus>& models);
 // The reason of a model whose last load failed. The error itself can name paths of the machine.
 inline constexpr std::string_view kLoadFailed = "the last load failed; the server's log says why";

@@ -39,7 +39,7 @@ class Fields {
   bool Has(const std::string& name) const { return body_.contains(name); }
 
   absl::Status Put(const std::string& name, Json value) {
-    if (IsOneOf(name, {"model", "prompt", "stream", "stream_options"})) {
+    if (IsOneOf(name, {"model", "prompt", "input", "stream", "stream_options"})) {
       return InvalidValue(name, Concat("'", Printable(name, 64), "' cannot be given in this way"));
     }
     if (IsOneOf(name, {"logprobs", "prompt_logprobs", "return_token_ids", "return_routing",
@@ -95,16 +95,16 @@ Result<bool> Flag(const InferTensor& tensor) {
   return tensor.data.front().get<bool>();
 }
 
-absl::Status PutPrompts(const InferTensor& tensor, Fields& fields) {
+absl::Status PutTexts(const InferTensor& tensor, const char* field, Fields& fields) {
   if (tensor.datatype != "BYTES" || tensor.data.empty()) {
     return InvalidValue(tensor.name,
                         Concat("'text_input': expected at least one element of BYTES, found ",
                                tensor.data.size(), " of ", Printable(tensor.datatype, 16)));
   }
   if (tensor.data.size() == 1) {
-    fields.PutOwn("prompt", tensor.data.front());
+    fields.PutOwn(field, tensor.data.front());
   } else {
-    fields.PutOwn("prompt", Json(tensor.data));
+    fields.PutOwn(field, Json(tensor.data));
   }
   return absl::OkStatus();
 }
@@ -206,11 +206,19 @@ absl::Status CheckTensor(const InferTensor& tensor) {
   return absl::OkStatus();
 }
 
-Result<Json> CompletionBody(const InferRequest& request, Pieces pieces, InferSettings& settings) {
-  Fields fields;
-  settings.stream = pieces == Pieces::kByDefault;
-  std::optional<bool> without_input;
-  const InferTensor* prompts = nullptr;
+namespace {
+
+// What a request has besides the fields.
+struct InferParts {
+  std::optional<bool> without_input;  // `exclude_input_in_output`
+  bool stream = false;
+};
+
+// Converts parameters and inputs to fields; `texts` is the name of the field of `text_input`.
+Result<InferParts> PutAll(const InferRequest& request, Pieces pieces, const char* texts,
+                          Fields& fields, InferSettings& settings) {
+  InferParts parts{.stream = pieces == Pieces::kByDefault};
+  const InferTensor* inputs = nullptr;
   std::vector<std::string_view> names;
   for (const auto& [name, value] : request.parameters) {
     MOESERVE_RETURN_IF_ERROR(PutParameter(name, value, fields, settings));
@@ -222,26 +230,46 @@ Result<Json> CompletionBody(const InferRequest& request, Pieces pieces, InferSet
     }
     names.push_back(tensor.name);
     if (tensor.name == "text_input") {
-      prompts = &tensor;
+      inputs = &tensor;
     } else if (tensor.name == "stream") {
-      MOESERVE_ASSIGN_OR_RETURN(settings.stream, Flag(tensor));
-      if (settings.stream && pieces == Pieces::kNever) {
+      MOESERVE_ASSIGN_OR_RETURN(parts.stream, Flag(tensor));
+      if (parts.stream && pieces == Pieces::kNever) {
         return InvalidValue("stream",
                             "'stream': pieces of an answer need ModelStreamInfer or "
                             "generate_stream");
       }
     } else if (tensor.name == "exclude_input_in_output") {
-      MOESERVE_ASSIGN_OR_RETURN(without_input, Flag(tensor));
+      MOESERVE_ASSIGN_OR_RETURN(parts.without_input, Flag(tensor));
     } else if (tensor.name == "sampling_parameters") {
       MOESERVE_RETURN_IF_ERROR(PutSampling(tensor, fields));
     } else {
       MOESERVE_RETURN_IF_ERROR(PutField(tensor, fields));
     }
   }
-  if (prompts == nullptr) return MissingField("text_input");
-  MOESERVE_RETURN_IF_ERROR(PutPrompts(*prompts, fields));
-  if (!fields.Has("echo")) fields.PutOwn("echo", !without_input.value_or(settings.stream));
-  fields.PutOwn("stream", settings.stream);
+  if (inputs == nullptr) return MissingField("text_input");
+  MOESERVE_RETURN_IF_ERROR(PutTexts(*inputs, texts, fields));
+  return parts;
+}
+
+}  // namespace
+
+Result<Json> CompletionBody(const InferRequest& request, Pieces pieces, InferSettings& settings) {
+  Fields fields;
+  MOESERVE_ASSIGN_OR_RETURN(const InferParts parts,
+                            PutAll(request, pieces, "prompt", fields, settings));
+  settings.stream = parts.stream;
+  if (!fields.Has("echo")) fields.PutOwn("echo", !parts.without_input.value_or(parts.stream));
+  fields.PutOwn("stream", parts.stream);
+  return fields.Take();
+}
+
+Result<Json> TextsBody(const InferRequest& request, Pieces pieces, InferSettings& settings) {
+  Fields fields;
+  MOESERVE_ASSIGN_OR_RETURN(const InferParts parts,
+                            PutAll(request, pieces, "input", fields, settings));
+  if (parts.stream) {
+    return InvalidValue("stream", "'stream': vectors and labels of texts are not sent in pieces");
+  }
   return fields.Take();
 }
 

@@ -82,4 +82,8 @@ absl::Status CheckTensor(const InferTensor& tensor);
 // An error names the tensor or parameter. The caller empties the result with ClearJson().
 Result<Json> CompletionBody(const InferRequest& request, Pieces pieces, InferSettings& settings);
 
+// Converts the request to the body of POST /v1/embeddings or /classify, in the same way. A streamed
+// answer is refused.
+Result<Json> TextsBody(const InferRequest& request, Pieces pieces, InferSettings& settings);
+
 }  // namespace moeserve::server

@@ -96,6 +96,8 @@ std::string ElementBytes(const InferTensor& tensor) {
       const auto& text = value.get_ref<const std::string&>();
       append(static_cast<uint32_t>(text.size()));
       out += text;
+    } else if (tensor.datatype == "FP32") {
+      append(value.get<float>());
     } else {
       MOESERVE_CHECK(tensor.datatype == "UINT32", "the data types of answers");
       append(value.get<uint32_t>());

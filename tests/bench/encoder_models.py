@@ -105,11 +105,11 @@ def write_equal_shapes(folder, experts):
             "num_experts": experts, "widths": inner // 2, "gate": "softmax",
             "score": {"kind": "dot"}, "select": {"kind": "top_k", "k": 2}, "renormalize": True}}
     common = {
-        "format_version": 2, "vocab_size": WORDS, "hidden_size": width,
+        "format_version": 2, "vocab_size": WORDS, "hidden_size": width, "bos_token_id": FIRST,
+        "eos_token_id": LAST,
         "num_hidden_layers": layers, "max_position_embeddings": 2048,
         "norm": {"kind": "rms", "eps": 1e-5, "placement": "pre"},
         "position": {"kind": "rope", "theta": 10000, "pairing": "half", "fraction": 1.0},
-        "tie_word_embeddings": True,
         "attention": {"kind": "dense", "num_heads": 8, "num_kv_heads": 8, "head_dim": 64},
         "feed_forward": feed_forward}
     tensors = Tensors()
@@ -132,10 +132,10 @@ def write_equal_shapes(folder, experts):
     name = "moe" if experts else "dense"
     write_folder(pathlib.Path(folder) / f"encoder-{name}", {
         "model_type": "routed_encoder", "head": {"kind": "none"},
-        "pooling": {"kind": "mean", "normalize": True}, **common}, tensors)
-    write_folder(pathlib.Path(folder) / f"decoder-{name}", {
-        "model_type": "routed_decoder", "bos_token_id": FIRST, "eos_token_id": LAST, **common},
+        "tie_word_embeddings": False, "pooling": {"kind": "mean", "normalize": True}, **common},
         tensors)
+    write_folder(pathlib.Path(folder) / f"decoder-{name}", {
+        "model_type": "routed_decoder", "tie_word_embeddings": True, **common}, tensors)
 
 
 NOMIC = {"width": 768, "layers": 12, "heads": 12, "inner": 3072, "experts": 8}

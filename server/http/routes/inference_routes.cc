@@ -136,7 +136,7 @@ class InferenceRoutes {
                                 context_.LoadedModelFor(path->name, request.key.get()));
       MOESERVE_RETURN_IF_ERROR(CheckVersion(*model, path->version));
       MOESERVE_ASSIGN_OR_RETURN(const ModelStatus status, context_.models().Status(path->name));
-      return ModelMetadataJson(status, path->name);
+      return ModelMetadataJson(status, path->name, InferKindOf(model->engine().spec()));
     };
     return JsonOrError(run(), &InferenceErrorJson);
   }

@@ -136,6 +136,8 @@ void Fill(const InferAnswer& answer, bool raw, inference::ModelInferResponse& to
     for (const Json& value : tensor.data) {
       if (tensor.datatype == "BYTES") {
         output.mutable_contents()->add_bytes_contents(value.get_ref<const std::string&>());
+      } else if (tensor.datatype == "FP32") {
+        output.mutable_contents()->add_fp32_contents(value.get<float>());
       } else {
         output.mutable_contents()->add_uint_contents(value.get<uint32_t>());
       }
@@ -143,7 +145,8 @@ void Fill(const InferAnswer& answer, bool raw, inference::ModelInferResponse& to
   }
 }
 
-void Fill(const ModelStatus& model, const std::string& name, inference::ModelMetadataResponse& to) {
+void Fill(const ModelStatus& model, const std::string& name, InferKind kind,
+          inference::ModelMetadataResponse& to) {
   to.set_name(name);
   to.add_versions(std::to_string(model.version));
   to.set_platform(std::string(kInferPlatform));
@@ -151,9 +154,10 @@ void Fill(const ModelStatus& model, const std::string& name, inference::ModelMet
     out.set_name(std::string(tensor.name));
     out.set_datatype(std::string(tensor.datatype));
     out.add_shape(-1);
+    if (IsMatrix(tensor)) out.add_shape(-1);
   };
-  for (const TensorDescription& tensor : kInferInputs) fill(tensor, *to.add_inputs());
-  for (const TensorDescription& tensor : kInferOutputs) fill(tensor, *to.add_outputs());
+  for (const TensorDescription& tensor : TensorsOf(kind).inputs) fill(tensor, *to.add_inputs());
+  for (const TensorDescription& tensor : TensorsOf(kind).outputs) fill(tensor, *to.add_outputs());
 }
 
 }  // namespace moeserve::server::rpc

@@ -14,6 +14,7 @@ Result<InferRequest> ParseInfer(const inference::ModelInferRequest& request);
 
 // Converts an answer; `raw` sends the elements as bytes.
 void Fill(const InferAnswer& answer, bool raw, inference::ModelInferResponse& to);
-void Fill(const ModelStatus& model, const std::string& name, inference::ModelMetadataResponse& to);
+void Fill(const ModelStatus& model, const std::string& name, InferKind kind,
+          inference::ModelMetadataResponse& to);
 
 }  // namespace moeserve::server::rpc

@@ -102,7 +102,8 @@ absl::Status ModelMetadata(ServerContext& server, const ApiKey* key,
   MOESERVE_ASSIGN_OR_RETURN(const auto model, server.LoadedModelFor(request.name(), key));
   MOESERVE_RETURN_IF_ERROR(CheckVersion(*model, request.version()));
   MOESERVE_ASSIGN_OR_RETURN(const ModelStatus status, server.models().Status(model->name()));
-  Fill(status, request.name().empty() ? model->name() : request.name(), response);
+  Fill(status, request.name().empty() ? model->name() : request.name(),
+       InferKindOf(model->engine().spec()), response);
   return absl::OkStatus();
 }
 
