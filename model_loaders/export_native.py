@@ -165,11 +165,13 @@ def _feed_forward(add, norm, block_norms, name, path, block, d):
     h = _key(split, at + "split.", "heads")
     if d % h:
         raise ExportError(f"config: {at}split.heads: expected a divisor of {d}, found {h}")
-    depth, before = split.get("depth", 1), split.get("projection", True)
-    for part, wanted in (("split", before), ("merge", split.get("merge_projection", before))):
-        for i in range(depth if h > 1 and wanted else 0):
+    depth, before = split.get("depth", 1), split.get("projection", h > 1)
+    for part, wanted, key in (("split", before, "split.projection"),
+                              ("merge", split.get("merge_projection", before),
+                               "split.merge_projection")):
+        for i in range(depth if wanted else 0):
             layer = name + part if depth == 1 else f"{name}{part}.{i}"
-            add(layer, (d, d), at + "split.heads", split.get("bias", True))
+            add(layer, (d, d), at + key, split.get("bias", True))
     _router(add, name + "router", at, routing, d // h)
     count, widths = _key(routing, at, "num_experts"), _key(routing, at, "widths")
     widths = [widths] * count if isinstance(widths, int) else widths

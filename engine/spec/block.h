@@ -89,12 +89,14 @@ struct PositionSpec {
 // Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
 // 3, 4 and 9).
 struct SplitSpec {
-  int heads = 1;                 // h: each token becomes h rows of width hidden_size / h
-  bool projection = true;        // a projection before the split
-  bool merge_projection = true;  // a projection after the merge
-  int depth = 1;                 // linear layers of each projection, with ReLU in between (table 7)
-  bool bias = true;              // all layers of the projections have a bias
-  bool residual = false;         // adds each sub-token to the sum of its experts' outputs (eq. 6)
+  int heads = 1;  // h: each token becomes h rows of width hidden_size / h
+  // Projections before the split and after the merge. Files have both by default if h is above 1;
+  // with h = 1, they project tokens that are not split (table 6).
+  bool projection = false;
+  bool merge_projection = false;
+  int depth = 1;          // linear layers of each projection, with ReLU in between (table 7)
+  bool bias = true;       // all layers of the projections have a bias
+  bool residual = false;  // adds each sub-token to the sum of its experts' outputs (eq. 6)
 };
 
 // Stage "score": scores are dot products, or X-MoE's cosines on a low-dimensional sphere ("On the

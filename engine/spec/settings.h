@@ -282,7 +282,7 @@ void Settings(V& v, const ResidualSpec&) {
 template <typename V, typename S = typename V::Spec>
 void Settings(V& v, const SplitSpec& split) {
   v.Required("heads", &S::heads, Within(1, kMaxWidth));
-  v.Optional("projection", &S::projection);
+  v.OptionalOr("projection", &S::projection, split.heads > 1);
   v.OptionalOr("merge_projection", &S::merge_projection, split.projection);
   const bool none = !split.projection && !split.merge_projection;
   v.Optional("depth", &S::depth,

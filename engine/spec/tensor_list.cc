@@ -204,9 +204,12 @@ class TensorList {
     }
   }
 
-  // Adds one of the projections around the split into sub-tokens.
+  // Adds a projection before the split into sub-tokens or after the merge, if `setting` is true.
   void AddProjection(const std::string& name, const std::string& key, const SplitSpec& split,
-                     const std::string& when) {
+                     bool SplitSpec::*setting) {
+    if (!(split.*setting)) return;
+    const bool first = setting == &SplitSpec::projection;
+    const std::string when = Concat(key, "split.", first ? "" : "merge_", "projection is true");
     for (int i = 0; i < split.depth; ++i) {
       AddLinear(split.depth == 1 ? name : name + "." + std::to_string(i), hidden_, hidden_,
                 split.bias ? key + "split.bias" : "", when);
@@ -315,12 +318,10 @@ class TensorList {
     const SplitSpec& split = routing.split;
     Dim row = hidden_;
     if (split.heads > 1) {
-      const std::string heads_key = routing_key + "split.heads";
-      row = {spec_.hidden_size / split.heads, "hidden_size / " + heads_key};
-      const std::string when = heads_key + " is above 1";
-      if (split.projection) AddProjection(name + "split", routing_key, split, when);
-      if (split.merge_projection) AddProjection(name + "merge", routing_key, split, when);
+      row = {spec_.hidden_size / split.heads, "hidden_size / " + routing_key + "split.heads"};
     }
+    AddProjection(name + "split", routing_key, split, &SplitSpec::projection);
+    AddProjection(name + "merge", routing_key, split, &SplitSpec::merge_projection);
     AddRouter(name + "router", routing_key, routing, row);
     if (routing.latent_width > 0) {
       const Dim latent{routing.latent_width, routing_key + "latent_width"};

@@ -194,7 +194,6 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
   }
   if (rest.starts_with("split.") || rest.starts_with("merge.")) {
     const SplitSpec& split = routing.split;
-    if (split.heads == 1) return key + "routing.split.heads is 1";
     const bool of_split = rest.starts_with("split.");
     if (!(of_split ? split.projection : split.merge_projection)) {
       return Concat(key, "routing.split.", of_split ? "projection" : "merge_projection",

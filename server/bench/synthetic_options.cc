@@ -100,7 +100,10 @@ absl::Status ChangeRouted(const SyntheticOptions& options, RoutedLayerSpec& rout
     routing.select.p = *options.top_p;
     routing.select.max_experts = options.top_k.value_or(experts);
   }
-  if (options.split_heads) routing.split.heads = *options.split_heads;
+  if (options.split_heads) {
+    routing.split.heads = *options.split_heads;
+    routing.split.projection = routing.split.merge_projection = routing.split.heads > 1;
+  }
   if (options.score) {
     const bool cosine = *options.score == "cosine";
     routing.score.kind = cosine ? ScoreKind::kCosine : ScoreKind::kDot;

@@ -196,24 +196,27 @@ TEST(LatentExperts, IdentityMatricesChangeNothing) {
 
 // Each of the two projections can be left out; an identity has the same effect.
 TEST(SplitProjections, MissingOnesAreIdentities) {
-  const auto with = [](bool split, bool merge) {
-    Json layer = Routed(kGated, R"({"num_experts": 4, "widths": 6,
-                                    "select": {"kind": "top_k", "k": 2}})");
-    layer["routing"]["split"] = {{"heads", 2}, {"projection", split}, {"merge_projection", merge}};
-    return Config(layer);
-  };
-  TestModel both(with(true, true));
-  const std::vector<float> random = both.Logits();
-  TestModel no_merge = both;
-  no_merge.FillIdentity("blocks.0.feed_forward.merge.weight");
-  no_merge.FillZeros("blocks.0.feed_forward.merge.bias");
-  EXPECT_EQ(TestModel(with(true, false)).Logits(), no_merge.Logits());
-  EXPECT_NE(random, no_merge.Logits());
-  TestModel no_split = both;
-  no_split.FillIdentity("blocks.0.feed_forward.split.weight");
-  no_split.FillZeros("blocks.0.feed_forward.split.bias");
-  EXPECT_EQ(TestModel(with(false, true)).Logits(), no_split.Logits());
-  EXPECT_NE(random, no_split.Logits());
+  for (const int heads : {1, 2}) {
+    const auto with = [&](bool split, bool merge) {
+      Json layer = Routed(kGated, R"({"num_experts": 4, "widths": 6,
+                                      "select": {"kind": "top_k", "k": 2}})");
+      layer["routing"]["split"] = {
+          {"heads", heads}, {"projection", split}, {"merge_projection", merge}};
+      return Config(layer);
+    };
+    TestModel both(with(true, true));
+    const std::vector<float> random = both.Logits();
+    TestModel no_merge = both;
+    no_merge.FillIdentity("blocks.0.feed_forward.merge.weight");
+    no_merge.FillZeros("blocks.0.feed_forward.merge.bias");
+    EXPECT_EQ(TestModel(with(true, false)).Logits(), no_merge.Logits()) << heads;
+    EXPECT_NE(random, no_merge.Logits()) << heads;
+    TestModel no_split = both;
+    no_split.FillIdentity("blocks.0.feed_forward.split.weight");
+    no_split.FillZeros("blocks.0.feed_forward.split.bias");
+    EXPECT_EQ(TestModel(with(false, true)).Logits(), no_split.Logits()) << heads;
+    EXPECT_NE(random, no_split.Logits()) << heads;
+  }
 }
 
 // relu(x + 100) - 100 in place of x, with 100 added and subtracted by biases: a second layer that

@@ -59,6 +59,8 @@ TEST(NativeConfig, FillsInTheDefaults) {
     const RoutedLayerSpec& routing = *feed_forward.routing;
     EXPECT_EQ(routing.widths, (std::vector<int>{12, 12, 12, 12}));
     EXPECT_EQ(routing.split.heads, 1);
+    EXPECT_FALSE(routing.split.projection);
+    EXPECT_FALSE(routing.split.merge_projection);
     EXPECT_EQ(routing.score.kind, ScoreKind::kDot);
     EXPECT_FALSE(routing.score.bias);
     EXPECT_EQ(routing.gate, GateKind::kSoftmax);

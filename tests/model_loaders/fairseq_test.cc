@@ -442,6 +442,28 @@ TEST(FairseqTensors, ATemperatureMeansThePapersScores) {
   EXPECT_TRUE(Contains(checkpoint->notes, "because the files have a temperature"));
 }
 
+// Files with the projections of MH-MoE have them also around tokens that are not split.
+TEST(FairseqTensors, ProjectionsWithoutASplit) {
+  Rewritten model("smoe-one-file");
+  model.options.update({{"mhmoe_heads_number", 1}, {"moe_top_k", 2}});
+  EXPECT_FALSE(model.Load()->spec.feed_forward(0).routing->split.projection);
+  for (const char* layer : {"0", "1"}) {
+    const std::string prefix = Concat("decoder.layers.", layer, ".moe_layer.");
+    for (const char* name : {"multi_heads", "out_proj"}) {
+      model.tensors.push_back(
+          {prefix + name + ".weight", "F32", {16, 16}, std::string(1024, '\0')});
+      model.tensors.push_back({prefix + name + ".bias", "F32", {16}, std::string(64, '\0')});
+    }
+  }
+  const auto checkpoint = model.Load();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const SplitSpec& split = checkpoint->spec.feed_forward(1).routing->split;
+  EXPECT_EQ(split.heads, 1);
+  EXPECT_TRUE(split.projection);
+  EXPECT_TRUE(split.merge_projection);
+  EXPECT_TRUE(split.bias);
+}
+
 TEST(FairseqTensors, OtherModelsAreRefusedByName) {
   const std::string zeros(4, '\0');
   const auto with = [&](const std::string& name) {

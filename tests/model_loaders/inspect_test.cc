@@ -122,6 +122,23 @@ TEST(Summarize, TextNamesEveryKindOfLayerOnce) {
       std::string::npos)
       << deep;
 
+  const auto split_text = [](const char* split) {
+    Json changed = Small();
+    changed["feed_forward"]["routing"]["split"] = Json::parse(split);
+    const std::string text = SummaryText(Summarize(Spec(changed)));
+    const size_t begin = text.find("gated silu; ") + 12;
+    return text.substr(begin, text.find(", dot score", begin) - begin);
+  };
+  EXPECT_EQ(split_text(R"({"heads": 2})"), "split into 2 sub-tokens");
+  EXPECT_EQ(split_text(R"({"heads": 2, "depth": 3})"),
+            "split into 2 sub-tokens with projections of 3 layers");
+  EXPECT_EQ(split_text(R"({"heads": 2, "projection": false})"),
+            "split into 2 sub-tokens without projections");
+  EXPECT_EQ(split_text(R"({"heads": 1, "projection": true})"),
+            "not split with projections before and after the experts");
+  EXPECT_EQ(split_text(R"({"heads": 1, "merge_projection": true, "depth": 2})"),
+            "not split with one projection after the experts of 2 layers");
+
   const std::string tiny = SummaryText(Summarize(Spec(testing::TinyConfig())));
   EXPECT_NE(tiny.find("layer 0: feed-forward routed: 8 experts, widths 9,11,13,15,17,19,21,23"),
             std::string::npos)

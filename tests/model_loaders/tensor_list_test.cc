@@ -170,7 +170,7 @@ TEST(RequiredTensors, RoutedBlocks) {
                          }));
 }
 
-TEST(RequiredTensors, SplitWithoutProjectionOrWithOneHeadHasNoLinearLayers) {
+TEST(RequiredTensors, ProjectionsAreIndependentOfTheNumberOfHeads) {
   Json json = Dense();
   json["feed_forward"] = Json::parse(R"({"kind": "routed",
     "expert": {"form": "plain", "activation": "relu"},
@@ -181,6 +181,17 @@ TEST(RequiredTensors, SplitWithoutProjectionOrWithOneHeadHasNoLinearLayers) {
   json["feed_forward"]["routing"]["split"] = {{"heads", 1}, {"residual", true}};
   lines = Lines(json);
   EXPECT_EQ(lines[9], "blocks.0.feed_forward.router.weight [1, 8]");
+  json["feed_forward"]["routing"]["split"] = {{"heads", 1}, {"projection", true}, {"bias", false}};
+  lines = Lines(json);
+  EXPECT_EQ(std::vector<std::string>(lines.begin() + 9, lines.begin() + 12),
+            (std::vector<std::string>{"blocks.0.feed_forward.split.weight [8, 8]",
+                                      "blocks.0.feed_forward.merge.weight [8, 8]",
+                                      "blocks.0.feed_forward.router.weight [1, 8]"}));
+  json["feed_forward"]["routing"]["split"]["projection"] = false;
+  json["feed_forward"]["routing"]["split"]["merge_projection"] = true;
+  lines = Lines(json);
+  EXPECT_EQ(lines[9], "blocks.0.feed_forward.merge.weight [8, 8]");
+  EXPECT_EQ(lines[10], "blocks.0.feed_forward.router.weight [1, 8]");
 }
 
 TEST(RequiredTensors, SettingsOfExperts) {
@@ -332,7 +343,7 @@ TEST(WhyLeftOver, NamesTheSettingThatRulesATensorOut) {
       {"blocks.0.feed_forward.shared.up.weight", "feed_forward[0].shared_width is 0"},
       {"blocks.1.feed_forward.experts.0.gate.weight", "feed_forward[1].expert.form is \"plain\""},
       {"blocks.1.feed_forward.shared.gate.weight", "feed_forward[1].expert.form is \"plain\""},
-      {"blocks.1.feed_forward.split.weight", "feed_forward[1].routing.split.heads is 1"},
+      {"blocks.1.feed_forward.split.weight", "feed_forward[1].routing.split.projection is false"},
       {"blocks.0.feed_forward.split.0.weight", "feed_forward[0].routing.split.depth is 1"},
       {"blocks.0.feed_forward.latent_up.weight", "feed_forward[0].routing.latent_width is 0"},
       {"blocks.0.feed_forward.experts.0.layers.0.up.weight",

@@ -264,7 +264,7 @@ ModelSpec Latent() {
   f.routing->null_experts = {.zero = 1, .copy = 2, .constant = 3};
   f.routing->num_experts = 10;
   f.routing->widths = {5, 5, 5, 5};
-  f.routing->split = {.heads = 2, .merge_projection = false, .depth = 3};
+  f.routing->split = {.heads = 2, .projection = true, .depth = 3};
   f.routing->latent_width = 6;
   f.routing->gate = GateKind::kSparseMixer;
   f.routing->mixer_limit = 0.02;

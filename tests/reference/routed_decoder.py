@@ -132,8 +132,8 @@ def _complete_ffn(feed_forward: Json) -> Json:
         routing = feed_forward["routing"]
         _complete_routing(routing)
         split = routing.setdefault("split", {"heads": 1})
-        for key, value in (("projection", True), ("bias", True), ("residual", False),
-                           ("depth", 1)):
+        for key, value in (("projection", split["heads"] > 1), ("bias", True),
+                           ("residual", False), ("depth", 1)):
             split.setdefault(key, value)
         split.setdefault("merge_projection", split["projection"])
         routing.setdefault("latent_width", 0)
@@ -600,10 +600,10 @@ class RoutedDecoder:
     def _split(self, x: Tensor, name: str, split: Json) -> Tensor:
         """MH-MoE eq. 3 and 4: tokens [T, d] -> sub-tokens [T*h, d/h], those of a token adjacent."""
         heads = split["heads"]
-        if heads == 1:
-            return x
         if split["projection"]:
             x = self._round(self._projection(x, f"{name}.split", split["depth"]))
+        if heads == 1:
+            return x
         parts = x.view(len(x), heads, -1)
         if self.fault == "split_reversed":
             parts = parts.flip(1)
@@ -611,8 +611,6 @@ class RoutedDecoder:
 
     def _merge(self, y: Tensor, name: str, split: Json) -> Tensor:
         """MH-MoE eq. 8 and 9: sub-tokens in order side by side, then the merge layer."""
-        if split["heads"] == 1:
-            return y
         y = y.reshape(len(y) // split["heads"], -1)
         if not split["merge_projection"]:
             return y

@@ -201,6 +201,16 @@ TINY: dict[str, Json] = {
          _moe(4, 16, _top_p(0.6), parallel=True, residual_scale=1.25, split={"heads": 2},
               norm_placement="pre"),
          _moe(4, 16, _top_k(2), parallel=True, norm_placement="output", shared_width=12)]),
+    # The projections of MH-MoE around tokens that are not split: table 6 of the paper.
+    "tiny-projections": _model(
+        32, 4, _dense_attention(4, 8, num_kv_heads=2),
+        [_moe(4, 16, _top_k(2), split={"heads": 1, "projection": True}, renormalize=True),
+         _moe(4, 12, _top_p(0.6), split={"heads": 1, "projection": True, "bias": False,
+                                         "merge_projection": False, "residual": True}),
+         _moe(5, [8, 20, 12, 16, 24], _top_k(2),
+              split={"heads": 1, "merge_projection": True, "depth": 2}),
+         _moe(4, 16, _top_k(2), split={"heads": 1, "projection": True}, latent_width=20,
+              shared_width=12, score={"kind": "dot", "stream": True})]),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -346,7 +356,7 @@ class _Builder:
         routing, split = settings["routing"], settings["routing"]["split"]
         c = d // split["heads"]
         for part, key in (("split", "projection"), ("merge", "merge_projection")):
-            for i in range(split["depth"] if split["heads"] > 1 and split[key] else 0):
+            for i in range(split["depth"] if split[key] else 0):
                 layer = f"{name}.{part}" if split["depth"] == 1 else f"{name}.{part}.{i}"
                 self._linear(layer, d, d, split["bias"])
         self._router(f"{name}.router", routing, c)

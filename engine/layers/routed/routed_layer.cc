@@ -62,10 +62,10 @@ absl::Status RoutedLayer::LoadProjections(LoadContext& load, const std::string& 
     }
     return absl::OkStatus();
   };
-  if (split.heads > 1 && split.projection) {
+  if (split.projection) {
     MOESERVE_RETURN_IF_ERROR(load_layers(prefix + ".split", split_));
   }
-  if (split.heads > 1 && split.merge_projection) {
+  if (split.merge_projection) {
     MOESERVE_RETURN_IF_ERROR(load_layers(prefix + ".merge", merge_));
   }
   if (spec.latent_width == 0) return absl::OkStatus();

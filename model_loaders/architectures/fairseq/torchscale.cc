@@ -370,7 +370,9 @@ class TorchscaleReader {
     RoutedLayerSpec routing;
     routing.num_experts = experts;
     routing.split.heads = r_.IntOrUnset("mhmoe_heads_number", 1);
-    if (routing.split.heads > 1) {
+    routing.split.projection = routing.split.heads > 1 || r_.Has(prefix + "multi_heads.weight");
+    routing.split.merge_projection = routing.split.projection;
+    if (routing.split.projection) {
       routing.split.bias = r_.Has(prefix + "multi_heads.bias");
       r_.Decide(
           "MH-MoE: the sum of a sub-token's experts is used as it is, as in the original code; the "

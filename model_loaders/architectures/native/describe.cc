@@ -96,15 +96,26 @@ std::string SelectText(const SelectSpec& select) {
   return text;
 }
 
-std::string ProjectionsText(const SplitSpec& split) {
-  if (!split.projection && !split.merge_projection) return " without projections";
-  std::string text;
-  if (!split.merge_projection) text = " with one projection before the split";
-  if (!split.projection) text = " with one projection after the merge";
-  if (split.depth > 1) {
-    text.append(Concat(text.empty() ? " with projections" : "", " of ", split.depth, " layers"));
+// Returns how tokens are split and projected, with a comma behind it, or an empty text.
+std::string SplitText(const SplitSpec& split) {
+  const bool splits = split.heads > 1;
+  const bool both = split.projection && split.merge_projection;
+  const bool none = !split.projection && !split.merge_projection;
+  if (!splits && none) return "";
+  std::string text = splits ? Concat("split into ", split.heads, " sub-tokens") : "not split";
+  if (none) {
+    text.append(" without projections");
+  } else if (!both) {
+    const char* const place = split.projection ? "before" : "after";
+    text.append(Concat(" with one projection ", place, ' ',
+                       !splits            ? "the experts"
+                       : split.projection ? "the split"
+                                          : "the merge"));
+  } else if (!splits || split.depth > 1) {
+    text.append(splits ? " with projections" : " with projections before and after the experts");
   }
-  return text;
+  if (!none && split.depth > 1) text.append(Concat(" of ", split.depth, " layers"));
+  return text + ", ";
 }
 
 // Returns ", 4 zero and 2 copy experts", or an empty text if all experts have matrices.
@@ -120,11 +131,7 @@ std::string NullExpertsText(const NullExperts& null_experts) {
 }
 
 std::string RoutingText(const RoutedLayerSpec& routing, BlockKind block) {
-  std::string text;
-  if (routing.split.heads > 1) {
-    text = Concat("split into ", routing.split.heads, " sub-tokens", ProjectionsText(routing.split),
-                  ", ");
-  }
+  std::string text = SplitText(routing.split);
   if (routing.split.residual) text.append("sub-token residual, ");
   if (routing.latent_width > 0) {
     text.append(Concat("experts on rows of ", routing.latent_width, ", "));
