@@ -113,7 +113,8 @@ INSTANTIATE_TEST_SUITE_P(
                       GgufEncoderCase{
                           "modernbert-names",
                           R"({"architectures":["ModernBertForSequenceClassification"]})"},
-                      GgufEncoderCase{"gemma3-bidirectional"}, GgufEncoderCase{"qwen3-vectors"}),
+                      GgufEncoderCase{"gemma3-bidirectional"}, GgufEncoderCase{"qwen3-vectors"},
+                      GgufEncoderCase{"t5-encoder", R"({"relative_attention_max_distance":128})"}),
     [](const auto& info) {
       return TestName({info.param.name, {}});
     });
@@ -144,7 +145,7 @@ TEST_P(GgufPairTest, HasTheAnswersOfTheSafetensorsFolder) {
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(answers[i] == answers[i + 3]) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(Gguf, GgufPairTest, ::testing::Values("t5", "t5-gated-untied"),
+INSTANTIATE_TEST_SUITE_P(Gguf, GgufPairTest, ::testing::Values("t5", "t5-gated-untied", "umt5"),
                          [](const auto& info) {
                            return TestName({info.param, {}});
                          });

@@ -33,6 +33,7 @@ constexpr int kMaxT5Distance = 128;
 #define MOESERVE_GGUF_T5_ENCODER(STACK)                                             \
     {STACK "norm.weight", "enc.output_norm.weight"},                                \
     {STACK "relative_bias.weight", "enc.blk.0.attn_rel_b.weight"},                  \
+    {STACK "blocks.*.relative_bias.weight", "enc.blk.*.attn_rel_b.weight"},         \
     MOESERVE_GGUF_T5_ATTENTION(STACK "blocks.*.attention", "enc.blk.*.attn"),       \
     MOESERVE_GGUF_T5_FEED_FORWARD(STACK "blocks.*.feed_forward", "enc.blk.*.ffn")
 // clang-format on
@@ -42,6 +43,7 @@ constexpr TensorRule kGgufPair[] = {
     {"head.weight", "output.weight"},
     {"decoder.norm.weight", "dec.output_norm.weight"},
     {"decoder.relative_bias.weight", "dec.blk.0.attn_rel_b.weight"},
+    {"decoder.blocks.*.relative_bias.weight", "dec.blk.*.attn_rel_b.weight"},
     MOESERVE_GGUF_T5_ENCODER("encoder."),
     MOESERVE_GGUF_T5_ATTENTION("decoder.blocks.*.attention", "dec.blk.*.attn"),
     MOESERVE_GGUF_T5_ATTENTION("decoder.blocks.*.cross_attention", "dec.blk.*.cross_attn"),
@@ -94,7 +96,8 @@ void GgufT5Reader::ReadStacks() {
   spec_.pad_token_id = keys_.OptionalInt("tokenizer.ggml.padding_token_id");
   spec_.relative_bias = RelativeBias{.buckets = keys_.Int(".attention.relative_buckets_count"),
                                      .max_distance = kMaxT5Distance,
-                                     .bidirectional = false};
+                                     .bidirectional = false,
+                                     .per_layer = Has("enc.blk.1.attn_rel_b.weight")};
   keys_.Ignore(".attention.layer_norm_epsilon");  // repeats that of RMS norms
 }
 

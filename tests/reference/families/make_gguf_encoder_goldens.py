@@ -207,7 +207,9 @@ CASES = [
     Case("encoders/gemma3-bidirectional", ARCH.GEMMA_EMBEDDING, gemma_keys, gemma_tensors,
          POOLING.MEAN),
     Case("encoders/qwen3-vectors", ARCH.QWEN3, qwen_keys, plain_tensors, POOLING.LAST),
+    Case("encoders/t5-encoder", ARCH.T5ENCODER, t5_keys, t5_tensors),
     Case("pairs/t5", ARCH.T5, t5_keys, t5_tensors),
+    Case("pairs/umt5", ARCH.T5, t5_keys, t5_tensors),
     Case("pairs/t5-gated-untied", ARCH.T5, t5_keys, t5_tensors),
 ]
 
