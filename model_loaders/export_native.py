@@ -233,7 +233,13 @@ def required_tensors(config):
         path, attention = _layers(config, "attention")[0]
         heads = _key(attention, path, "num_heads")
         buckets = _key(config["relative_bias"], "relative_bias.", "buckets")
-        add("relative_bias", (buckets, heads), "relative_bias.buckets and attention.num_heads")
+        tables = ["relative_bias"]
+        if config["relative_bias"].get("per_layer", False):
+            tables = [f"blocks.{i}.relative_bias"
+                      for i, (_, layer) in enumerate(_layers(config, "attention"))
+                      if layer.get("kind") != "none"]
+        for table in tables:
+            add(table, (buckets, heads), "relative_bias.buckets and attention.num_heads")
     if norm_config.get("final", norm_config.get("placement", "pre") != "post"):
         norm("norm", d)
     if config.get("head_bias", False):

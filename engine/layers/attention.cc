@@ -16,6 +16,10 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
   a->spec_.causal = IsCausal(model, spec);
   a->rope_ = RopeOf(model, spec);
   a->relative_biases_ = load.relative_biases;
+  if (model.relative_bias.has_value() && model.relative_bias->per_layer) {
+    MOESERVE_ASSIGN_OR_RETURN(a->own_biases_, LoadRelativeBiases(load, model, block_spec.layer));
+    a->relative_biases_ = &a->own_biases_;
+  }
   const int kv_width = spec.num_kv_heads * spec.head_dim;
   const LinearPart k{prefix + ".k", kv_width, spec.bias};
   const LinearPart v{prefix + ".v", kv_width, spec.bias};

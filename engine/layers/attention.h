@@ -39,7 +39,8 @@ class Attention : public Branch {
   std::unique_ptr<RoutedLayer> routed_;   // null if the attention is dense
   std::unique_ptr<DeviceBuffer> out_bias_;
   std::unique_ptr<DeviceBuffer> sinks_;              // [H]; null if there are none
-  const RelativeBiases* relative_biases_ = nullptr;  // the model's; null if there are none
+  RelativeBiases own_biases_;                        // empty unless every layer has its own
+  const RelativeBiases* relative_biases_ = nullptr;  // these or the model's; null: there are none
 };
 
 }  // namespace moeserve

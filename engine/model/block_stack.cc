@@ -46,7 +46,7 @@ absl::Status BlockStack::Load(LoadContext load, const LinearBank* vocabulary,
                               const EmbeddingTable* tokens) {
   load.norm = spec_.norm;
   MOESERVE_RETURN_IF_ERROR(LoadEmbeddings(load, vocabulary, tokens));
-  if (spec_.relative_bias.has_value()) {
+  if (spec_.relative_bias.has_value() && !spec_.relative_bias->per_layer) {
     MOESERVE_ASSIGN_OR_RETURN(relative_biases_, LoadRelativeBiases(load, spec_));
     load.relative_biases = &relative_biases_;
   }

@@ -100,7 +100,8 @@ void CheckRelativeBias(Checker& check, const ModelSpec& spec) {
             Is("buckets", bias.buckets));
   const int64_t distances =
       std::min<int64_t>(int64_t{bias.max_distance} + 1, spec.max_position_embeddings);
-  const int64_t most = kMaxRelativeBiases / std::max<int64_t>(distances, 1);
+  const int64_t tables = bias.per_layer ? std::max(spec.num_layers(), 1) : 1;
+  const int64_t most = kMaxRelativeBiases / (std::max<int64_t>(distances, 1) * tables);
   const AttentionSpec* const first = FirstAttention(spec);
   check.Refuse(first == nullptr, "", "relative_bias", "none", "an object (no layer has attention)");
   if (first == nullptr) return;

@@ -202,6 +202,7 @@ void Settings(V& v, const RelativeBias& bias) {
   v.Required("buckets", &S::buckets, Within(bias.bidirectional ? 4 : 2, kMaxBuckets));
   v.Required("max_distance", &S::max_distance);
   v.Optional("bidirectional", &S::bidirectional);
+  v.Optional("per_layer", &S::per_layer);
 }
 
 template <typename V, typename S = typename V::Spec>

@@ -47,12 +47,8 @@ class TensorList {
           "token_types is above 0");
     }
     if (spec_.embedding_norm) AddNorm(stack_ + "embed_norm", hidden_, "embedding_norm is true");
-    if (spec_.relative_bias.has_value()) {
-      Add(stack_ + "relative_bias.weight",
-          {{spec_.relative_bias->buckets, "relative_bias.buckets"},
-           {FirstAttention(spec_)->num_heads, "attention[0].num_heads"}},
-          "relative_bias is set");
-    }
+    const bool biased = spec_.relative_bias.has_value();
+    if (biased && !spec_.relative_bias->per_layer) AddRelativeBias("relative_bias is set");
     if (spec_.norm.HasFinal()) {
       AddNorm(stack_ + "norm", hidden_,
               spec_.norm.final_norm.has_value() ? "norm.final is true" : "");
@@ -62,6 +58,9 @@ class TensorList {
       const std::string name = block.name() + ".";
       const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
       AddBlockNorms(name, key, block);
+      if (biased && spec_.relative_bias->per_layer && block.attention() != nullptr) {
+        AddRelativeBias("relative_bias.per_layer is true", block.layer);
+      }
       std::visit([&](const auto& mixer) { AddMixer(name, key, SettingsOf(mixer)); }, block.mixer);
     }
     if (spec_.encoder != nullptr) {
@@ -84,6 +83,13 @@ class TensorList {
     tensor.follows_from += "]";
     if (!when.empty()) tensor.follows_from += "; " + when;
     list_.push_back(std::move(tensor));
+  }
+
+  void AddRelativeBias(const std::string& when, std::optional<int> layer = std::nullopt) {
+    Add(RelativeBiasName(spec_, layer),
+        {{spec_.relative_bias->buckets, "relative_bias.buckets"},
+         {FirstAttention(spec_)->num_heads, "attention[0].num_heads"}},
+        when);
   }
 
   void AddHead(const Dim& vocabulary) {
@@ -373,10 +379,20 @@ std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec) {
   return TensorList(spec).Build();
 }
 
+std::string RelativeBiasName(const ModelSpec& spec, std::optional<int> layer) {
+  const char* const stack = TensorPrefix(spec.stack);
+  if (!layer.has_value()) return Concat(stack, "relative_bias.weight");
+  return Concat(stack, "blocks.", *layer, ".relative_bias.weight");
+}
+
 Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& shape,
                             Quantization type) {
   if (type == Quantization::kNone || shape.size() != 2) return Quantization::kNone;
-  if (name.starts_with("embed") || name.starts_with("relative_bias") ||
+  for (const std::string_view stack :
+       {TensorPrefix(Stack::kEncoder), TensorPrefix(Stack::kDecoder)}) {
+    if (name.starts_with(stack)) name.remove_prefix(stack.size());
+  }
+  if (name.starts_with("embed") || name.ends_with("relative_bias.weight") ||
       name.find(".router.") != std::string_view::npos || name.ends_with(".conv.weight") ||
       name.find(".shared_gate.") != std::string_view::npos || name.starts_with("classifier.") ||
       name.starts_with("head.layer.") || name.starts_with("pooling.")) {

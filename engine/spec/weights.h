@@ -30,6 +30,9 @@ struct TensorRequirement {
 // checkpoint may contain no other tensor.
 std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec);
 
+// Returns the name of the table of biases of relative positions: of one layer, or of all.
+std::string RelativeBiasName(const ModelSpec& spec, std::optional<int> layer);
+
 // Returns InvalidArgument, with row and column, unless the rows of k ids in the table `name` have
 // distinct ids in [0, experts).
 absl::Status CheckExpertIds(std::string_view name, const std::vector<int32_t>& ids, int k,

@@ -226,13 +226,13 @@ Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::s
   return load.backend.Upload(values);
 }
 
-Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec) {
+Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec,
+                                          std::optional<int> layer) {
   const AttentionSpec& first = *FirstAttention(spec);
   const int heads = first.num_heads;
   MOESERVE_ASSIGN_OR_RETURN(
       const HostTensor table,
-      load.source.Get(std::string(TensorPrefix(spec.stack)) + "relative_bias.weight",
-                      {spec.relative_bias->buckets, heads}));
+      load.source.Get(RelativeBiasName(spec, layer), {spec.relative_bias->buckets, heads}));
   const int positions = spec.max_position_embeddings;
   const std::vector<int> buckets = IsCausal(spec, first)
                                        ? BucketsOfDistances(*spec.relative_bias, positions)

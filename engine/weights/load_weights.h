@@ -28,9 +28,10 @@ struct LoadContext {
   Quantization quantization = Quantization::kNone;
   // Looked up before a bank's tensors are loaded; null: no cache.
   PackedCache* packed_cache = nullptr;
-  int vocabulary = 0;                               // ModelSpec::vocab_size
-  const RelativeBiases* relative_biases = nullptr;  // null without ModelSpec::relative_bias
-  int first_cache_layer = 0;                        // of the stack (CacheLayer())
+  int vocabulary = 0;  // ModelSpec::vocab_size
+  // The table that all layers share; null if there is none.
+  const RelativeBiases* relative_biases = nullptr;
+  int first_cache_layer = 0;  // of the stack (CacheLayer())
   // Receives the mapped files that the model reads after loading; may be null.
   WatchedMappings* files_in_use = nullptr;
 };
@@ -93,8 +94,10 @@ Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::stri
 Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::string& name,
                                                  int width);
 
-// Loads the table of ModelSpec::relative_bias, which must be set.
-Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec);
+// Loads a table of ModelSpec::relative_bias, which must be set: that of a layer, or the one that
+// all layers share.
+Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec,
+                                          std::optional<int> layer = std::nullopt);
 
 Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
                                            const RoutedLayerSpec& spec, int input_width);

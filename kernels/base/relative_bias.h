@@ -13,6 +13,7 @@ struct RelativeBias {
   int max_distance = 128;      // the last bucket has this distance and all larger ones
   bool bidirectional = false;  // the second half of the buckets is for keys after the query, which
                                // causal attention does not see
+  bool per_layer = false;      // every layer has a table of its own; else all layers share one
 
   // Returns the number of buckets of keys at or before the query.
   int used_buckets() const { return bidirectional ? buckets / 2 : buckets; }

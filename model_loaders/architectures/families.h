@@ -61,6 +61,7 @@ extern const Architecture kQwen3MoeArchitecture;
 extern const Architecture kRobertaArchitecture;
 extern const Architecture kSwitchArchitecture;
 extern const Architecture kT5Architecture;
+extern const Architecture kUmt5Architecture;
 extern const Architecture kXlmRobertaArchitecture;
 
 }  // namespace moeserve

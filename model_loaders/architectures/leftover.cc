@@ -214,6 +214,12 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
   return block.shared_norms ? NormKindReason(spec) : key + "shared_norms is false";
 }
 
+// The reason for a table of biases of one layer, or of all.
+std::string RelativeBiasReason(const ModelSpec& spec) {
+  if (!spec.relative_bias.has_value()) return "there is no relative_bias";
+  return Concat("relative_bias.per_layer is ", spec.relative_bias->per_layer ? "true" : "false");
+}
+
 }  // namespace
 
 std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
@@ -227,7 +233,7 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   }
   if (name == "embed_type.weight") return "token_types is 0";
   if (name == "embed_position.weight") return "position.kind is not \"learned\"";
-  if (name == "relative_bias.weight") return "there is no relative_bias";
+  if (name == "relative_bias.weight") return RelativeBiasReason(spec);
   if (name == "norm.weight" || name == "norm.bias") {
     if (spec.norm.HasFinal()) return NormKindReason(spec);
     return spec.norm.final_norm.has_value() ? "norm.final is false" : "norm.placement is \"post\"";
@@ -236,6 +242,7 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   const std::optional<int> layer = TakeIndex(name);
   if (!layer.has_value()) return std::string(kUnknownTensor);
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
+  if (name == "relative_bias.weight") return RelativeBiasReason(spec);
   const BlockSpec* found = nullptr;
   std::string key;
   for (const BlockKind kind :

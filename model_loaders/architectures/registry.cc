@@ -68,6 +68,7 @@ constexpr const Architecture* kArchitectures[] = {
     &kPegasusArchitecture,
     &kSwitchArchitecture,
     &kT5Architecture,
+    &kUmt5Architecture,
 };
 
 // Families with parts that the engine does not compute.
@@ -92,7 +93,6 @@ constexpr UnsupportedFamily kUnsupported[] = {
     {"qwen3_next", kLinearAttention},
     {"recurrent_gemma", kLinearAttention},
     {"rwkv", kLinearAttention},
-    {"umt5", "biases of relative positions in every layer"},
     {"zamba", kStateSpace},
     {"zamba2", kStateSpace},
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error_text.h"
+#include "engine/text/tokenizer/utf8.h"
 #include "model_loaders/architectures/gguf/gguf_config.h"
 #include "model_loaders/architectures/gguf/gguf_keys.h"
 #include "model_loaders/checkpoint/checkpoint_identity.h"
@@ -190,6 +191,12 @@ Result<Checkpoint> LoadGguf(const fs::path& path, const fs::path& place,
   MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, OpenParts(path, file));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<const CheckpointConfig> config,
                             ReadGgufConfig(*file, files, options.ignored_keys));
+  for (const std::string& label : config->spec.head.labels) {
+    if (IsValidUtf8(label)) continue;
+    return absl::InvalidArgumentError(Concat(Printable(file->file_name()), ": ", kMetadata,
+                                             ": classifier.output_labels: expected UTF-8, found ",
+                                             Quoted(label)));
+  }
   Checkpoint checkpoint;
   checkpoint.spec = config->spec;
   checkpoint.eos_token_ids = config->spec.eos_token_ids;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <string_view>
 
 #include "base/error_text.h"
@@ -119,8 +120,13 @@ class WeightsWithModules final : public WeightSource {
     if (!name.starts_with(kPrefix)) return model_->Get(name, shape);
     const std::string_view rest = name.substr(kPrefix.size());
     const size_t dot = rest.find('.');
-    const Module& module =
-        modules_[static_cast<size_t>(std::stoi(std::string(rest.substr(0, dot))))];
+    size_t index = modules_.size();
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), index);
+    if (error != std::errc() || dot == rest.npos || end != rest.data() + dot ||
+        index >= modules_.size()) {
+      return absl::InternalError(Concat("there is no dense module for ", Quoted(name)));
+    }
+    const Module& module = modules_[index];
     const std::string stored = Concat("linear", rest.substr(dot));
     const WeightFiles::Location* const found = module.files.Find(stored);
     if (found == nullptr) {

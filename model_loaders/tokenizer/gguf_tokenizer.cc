@@ -53,6 +53,9 @@ struct PreTokenizerKind {
   bool composes = false;       // the text is brought to NFC first
   bool ignore_merges = false;  // BpeConfig::ignore_merges
   bool add_bos = false;        // unless tokenizer.ggml.add_bos_token says otherwise
+  bool add_eos = false;        // the same
+  Frames (*frames)(TokenId bos,
+                   TokenId eos) = nullptr;  // around texts with both tokens, if special
 };
 
 using Digits = PreTokenizerKind::Digits;
@@ -74,9 +77,15 @@ constexpr PreTokenizerKind kKinds[] = {
     {.name = "hunyuan", .patterns = kQwen2, .composes = true},
     {.name = "kimi-k2", .patterns = kKimi},
     {.name = "llama-bpe", .patterns = kLlama3, .ignore_merges = true, .add_bos = true},
+    {.name = "modern-bert",
+     .composes = true,
+     .add_bos = true,
+     .add_eos = true,
+     .frames = BertFrames},
     {.name = "olmo", .composes = true},
     {.name = "qwen2", .patterns = kQwen2, .composes = true},
     {.name = "refact", .digits = Digits::kSingleFirst},
+    {.name = "roberta-bpe", .add_bos = true, .add_eos = true, .frames = RobertaFrames},
     {.name = "smollm", .digits = Digits::kSingleFirst},
     {.name = "starcoder", .digits = Digits::kSingleFirst},
 };
@@ -399,8 +408,9 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> before,
                             id_of(bos.value_or(kind->add_bos), "tokenizer.ggml.bos_token_id"));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> after,
-                            id_of(eos.value_or(false), "tokenizer.ggml.eos_token_id"));
-  parts.frames = Enclosed(before, after);
+                            id_of(eos.value_or(kind->add_eos), "tokenizer.ggml.eos_token_id"));
+  const bool both = before.has_value() && after.has_value() && kind->frames != nullptr;
+  parts.frames = both ? kind->frames(*before, *after) : Enclosed(before, after);
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       PipelineTokenizer::Create(std::move(parts));
   if (!tokenizer.ok()) return At(kTokens, tokenizer.status());

@@ -261,38 +261,65 @@ void AddMaskToken(const std::string& mask, bool may_add, const std::vector<std::
   }
 }
 
+// The tokens of a dictionary that was made after the model.
+struct Dictionary {
+  enum class Kind { kFairseq, kMarian };
+  Kind kind = Kind::kFairseq;
+  std::vector<std::string> symbols;  // by id
+  TokenId unknown = kFairseqUnknown;
+};
+
+// Returns the tokens that a text may contain only where it is trusted, of fairseq, or those of
+// Marian, of which languages may be anywhere.
+std::vector<AddedToken> DictionaryControls(const Dictionary& dictionary,
+                                           const TokenizerConfig& config) {
+  std::vector<AddedToken> control;
+  const bool marian = dictionary.kind == Dictionary::Kind::kMarian;
+  std::vector<std::string> names(std::begin(kFairseqSymbols), kFairseqSymbols + kFairseqUnknown);
+  if (marian) {
+    names = {config.eos_token.value_or("</s>"), config.pad_token.value_or("<pad>"),
+             config.unk_token.value_or("<unk>")};
+  }
+  for (size_t id = 0; id < dictionary.symbols.size(); ++id) {
+    const std::string& symbol = dictionary.symbols[id];
+    const bool language =
+        marian && symbol.size() > 4 && symbol.starts_with(">>") && symbol.ends_with("<<");
+    if (!language && std::find(names.begin(), names.end(), symbol) == names.end()) continue;
+    control.push_back(ControlToken(id, symbol));
+    control.back().trusted_only = !language;
+  }
+  return control;
+}
+
 struct Enclosing {
   bool bos = false;
   bool eos = false;
 };
 
 // Returns which tokens enclose a text: as the configuration says, otherwise as the tokenizer class
-// of Hugging Face's library does, or as fairseq's documents begin.
-Enclosing EnclosingTokens(const TokenizerConfig& config, bool is_fairseq) {
+// of Hugging Face's library does, or as fairseq's documents begin and Marian's end.
+Enclosing EnclosingTokens(const TokenizerConfig& config, bool is_fairseq, bool is_marian) {
   const std::string name = TokenizerClass(config);
   const bool bos = is_fairseq || name == "LlamaTokenizer" || name == "CodeLlamaTokenizer" ||
                    name == "GemmaTokenizer";
   return {.bos = config.add_bos_token.value_or(bos),
-          .eos = config.add_eos_token.value_or(name == "T5Tokenizer" || IsRobertaClass(name))};
+          .eos = config.add_eos_token.value_or(is_marian || name == "T5Tokenizer" ||
+                                               IsRobertaClass(name))};
 }
 
-// `symbols` has fairseq's token for each id; without it, ids are those of SentencePiece.
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
-    SentencePieceFile file, std::optional<std::vector<std::string>> symbols,
-    const TokenizerDetails& details) {
+// Without `dictionary`, ids are those of SentencePiece.
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(SentencePieceFile file,
+                                                         std::optional<Dictionary> dictionary,
+                                                         const TokenizerDetails& details) {
   const TokenizerConfig& config = details.config;
-  const bool is_fairseq = symbols.has_value();
+  const bool is_marian = dictionary.has_value() && dictionary->kind == Dictionary::Kind::kMarian;
+  const bool is_fairseq = dictionary.has_value() && !is_marian;
   PipelineParts parts;
   std::vector<AddedToken> control;
   std::vector<std::string> names;
-  if (symbols.has_value()) {
-    names = *symbols;
-    for (size_t id = 0; id < names.size(); ++id) {
-      if (std::find(std::begin(kFairseqSymbols), kFairseqSymbols + kFairseqUnknown, names[id]) !=
-          kFairseqSymbols + kFairseqUnknown) {
-        control.push_back(ControlToken(id, names[id]));
-      }
-    }
+  if (dictionary.has_value()) {
+    names = dictionary->symbols;
+    control = DictionaryControls(*dictionary, config);
   } else {
     for (const SentencePiece& piece : file.model.pieces) {
       if (piece.type == PieceType::kControl) {
@@ -321,10 +348,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
   parts.normalizer =
       std::make_unique<SentencePieceNormalizer>(std::move(file.rules), std::move(user_defined));
   MOESERVE_ASSIGN_OR_RETURN(parts.model, SentencePieceModel::Create(std::move(file.model)));
-  if (symbols.has_value()) {
+  if (dictionary.has_value()) {
     MOESERVE_ASSIGN_OR_RETURN(
-        parts.model,
-        RenumberedModel::Create(std::move(parts.model), *std::move(symbols), kFairseqUnknown));
+        parts.model, RenumberedModel::Create(std::move(parts.model), std::move(dictionary->symbols),
+                                             dictionary->unknown));
   }
   MOESERVE_ASSIGN_OR_RETURN(parts.added_tokens,
                             AddedTokens::Create(std::move(tokens), *parts.model, nullptr,
@@ -336,7 +363,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
     return Invalid(
         Concat("tokenizer_config.json has ", flag, ", but there is no token ", Quoted(token)));
   };
-  const Enclosing enclosing = EnclosingTokens(config, is_fairseq);
+  const Enclosing enclosing = EnclosingTokens(config, is_fairseq, is_marian);
   std::optional<TokenId> bos;
   std::optional<TokenId> eos;
   if (enclosing.bos) {
@@ -359,10 +386,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseModel(std::string_view data,
                                                       const TokenizerDetails& details) {
   absl::StatusOr<ModelFile> file = ReadModelFile(data);
   if (!file.ok()) return Prefixed(Concat(file_name, ": "), file.status());
-  std::optional<std::vector<std::string>> symbols;
+  std::optional<Dictionary> symbols;
   if (fairseq) {
     MOESERVE_ASSIGN_OR_RETURN(
-        symbols,
+        symbols.emplace().symbols,
         FairseqSymbols(file->model, dictionary, TokenizerClass(details.config) == kCamembertClass));
   }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
@@ -381,6 +408,26 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSentencePieceTokenizer(
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePieceModel(
     std::string_view data, std::string_view file_name, const TokenizerDetails& details) {
   return ParseModel(data, file_name, /*fairseq=*/false, std::nullopt, details);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseMarianModel(std::string_view data,
+                                                            std::string_view file_name,
+                                                            const std::vector<std::string>& symbols,
+                                                            const TokenizerDetails& details) {
+  absl::StatusOr<ModelFile> file = ReadModelFile(data);
+  if (!file.ok()) return Prefixed(Concat(file_name, ": "), file.status());
+  const std::string name = details.config.unk_token.value_or("<unk>");
+  const auto unknown = std::find(symbols.begin(), symbols.end(), name);
+  if (unknown == symbols.end()) {
+    return Invalid(Concat("vocab.json: expected the token ", Quoted(name), ", found none"));
+  }
+  Dictionary dictionary{.kind = Dictionary::Kind::kMarian,
+                        .symbols = symbols,
+                        .unknown = static_cast<TokenId>(unknown - symbols.begin())};
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      MakeTokenizer(*std::move(file), std::move(dictionary), details);
+  if (!tokenizer.ok()) return Prefixed(Concat(file_name, ": "), tokenizer.status());
+  return tokenizer;
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseFairseqModel(

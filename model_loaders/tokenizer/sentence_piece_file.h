@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/models/sentence_piece_model.h"
@@ -49,5 +50,13 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePieceModel(std::string_v
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseFairseqModel(
     std::string_view data, std::string_view file_name, std::optional<std::string_view> dictionary,
     const TokenizerDetails& details);
+
+// Like ParseSentencePieceModel(), with the ids of Marian's translators: `symbols` has the token of
+// each id, of both languages. A text ends with </s>. It may contain tokens such as ">>fra<<", which
+// name the language to translate to. Text is not prepared by Moses' rules for punctuation.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseMarianModel(std::string_view data,
+                                                            std::string_view file_name,
+                                                            const std::vector<std::string>& symbols,
+                                                            const TokenizerDetails& details);
 
 }  // namespace moeserve

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "base/error_text.h"
 #include "base/status.h"
@@ -20,6 +21,12 @@ namespace {
 constexpr char kFairseqModel[] = "sentencepiece.bpe.model";
 constexpr char kFairseqDictionary[] = "dict.txt";
 constexpr char kBertVocabulary[] = "vocab.txt";
+constexpr char kVocab[] = "vocab.json";
+constexpr char kMerges[] = "merges.txt";
+// Of Marian's translators. The model of the other language has no ids of its own.
+constexpr char kMarianModel[] = "source.spm";
+constexpr char kMarianTarget[] = "target.spm";
+constexpr char kTargetVocab[] = "target_vocab.json";
 
 // Vocabulary files of SentencePiece and tiktoken, in the order of preference.
 constexpr const char* kVocabularies[] = {"tokenizer.model", "spiece.model", kFairseqModel,
@@ -54,7 +61,8 @@ std::string VocabularyFile(const std::filesystem::path& folder) {
 
 // Older folders of RoBERTa's relatives name their family in config.json only.
 absl::Status AddFamily(const std::filesystem::path& folder, TokenizerConfig* config) {
-  if (config->tokenizer_class.has_value() || !HasFile(folder, kFairseqModel)) {
+  const bool pieces = HasFile(folder, kFairseqModel);
+  if (config->tokenizer_class.has_value() || !(pieces || HasFile(folder, kMerges))) {
     return absl::OkStatus();
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> text,
@@ -63,8 +71,13 @@ absl::Status AddFamily(const std::filesystem::path& folder, TokenizerConfig* con
   JsonReader reader("config.json");
   const nlohmann::json root = reader.Parse(*text);
   const nlohmann::json& family = reader.Get(root, "model_type");
-  if (family == "xlm-roberta") config->tokenizer_class = "XLMRobertaTokenizer";
-  if (family == "camembert") config->tokenizer_class = "CamembertTokenizer";
+  constexpr std::pair<const char*, const char*> kPieceClasses[] = {
+      {"xlm-roberta", "XLMRobertaTokenizer"}, {"camembert", "CamembertTokenizer"}};
+  constexpr std::pair<const char*, const char*> kMergeClasses[] = {{"roberta", "RobertaTokenizer"},
+                                                                   {"bart", "BartTokenizer"}};
+  for (const auto& [name, tokenizer] : pieces ? kPieceClasses : kMergeClasses) {
+    if (family == name) config->tokenizer_class = tokenizer;
+  }
   return reader.status();
 }
 
@@ -79,11 +92,34 @@ absl::StatusOr<TokenizerDetails> DetailsBelow(TokenId id_limit,
   return details;
 }
 
+// Reads a folder with source.spm.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadMarian(const std::filesystem::path& folder,
+                                                      TokenId id_limit) {
+  if (HasFile(folder, kTargetVocab)) {
+    return absl::InvalidArgumentError(
+        Concat(kTargetVocab,
+               ": expected one vocabulary for both languages, found one for each, which is "
+               "not supported"));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> data,
+                            ReadTokenizerFile(folder / kMarianModel));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> vocab,
+                            ReadTokenizerFile(folder / kVocab));
+  if (!data.has_value() || !vocab.has_value()) {
+    return absl::NotFoundError(
+        Concat("expected ", kVocab, " beside ", kMarianModel, ", found none"));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string> symbols, ParseVocabJson(*vocab, kVocab));
+  return ParseMarianModel(*data, kMarianModel, symbols, details);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesystem::path& folder,
                                                                TokenId id_limit) {
   if (HasFile(folder, "tokenizer.json")) return LoadTokenizerJson(folder, id_limit);
+  if (HasFile(folder, kMarianModel)) return LoadMarian(folder, id_limit);
   if (const std::string name = VocabularyFile(folder); !name.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
     MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> data,
@@ -102,9 +138,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesy
     return ParseSentencePieceModel(*data, name, details);
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> vocab,
-                            ReadTokenizerFile(folder / "vocab.json"));
+                            ReadTokenizerFile(folder / kVocab));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> merges,
-                            ReadTokenizerFile(folder / "merges.txt"));
+                            ReadTokenizerFile(folder / kMerges));
   const bool has_merges = vocab.has_value() && merges.has_value();
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> lines,
                             ReadTokenizerFile(folder / kBertVocabulary));
@@ -121,8 +157,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesy
 std::vector<std::string> TokenizerFiles(const std::filesystem::path& folder) {
   std::vector<std::string> names = TiktokenFiles(folder);
   for (const char* name : kVocabularies) names.push_back(name);
-  for (const char* name : {"tokenizer.json", "added_tokens.json", kFairseqDictionary, "vocab.json",
-                           "merges.txt", kBertVocabulary}) {
+  for (const char* name : {"tokenizer.json", "added_tokens.json", kFairseqDictionary, kVocab,
+                           kMerges, kBertVocabulary, kMarianModel, kMarianTarget}) {
     names.push_back(name);
   }
   std::erase_if(names, [&](const std::string& name) { return !HasFile(folder, name); });

@@ -88,18 +88,52 @@ std::vector<AddedToken> NamedTokens(const TokenizerConfig& config, const TokenMo
   return added;
 }
 
+// Sets the names of RoBERTa's special tokens where the configuration has none.
+void NameRobertaTokens(TokenizerConfig& config) {
+  using Member = std::optional<std::string> TokenizerConfig::*;
+  constexpr std::pair<Member, const char*> kNames[] = {{&TokenizerConfig::cls_token, "<s>"},
+                                                       {&TokenizerConfig::sep_token, "</s>"},
+                                                       {&TokenizerConfig::unk_token, "<unk>"},
+                                                       {&TokenizerConfig::pad_token, "<pad>"},
+                                                       {&TokenizerConfig::mask_token, "<mask>"}};
+  for (const auto& [member, name] : kNames) {
+    if (!(config.*member).has_value()) config.*member = name;
+  }
+}
+
+// Returns what RoBERTa puts around texts.
+absl::StatusOr<Frames> RobertaFramesOf(const TokenizerConfig& config, const AddedTokens& tokens) {
+  const std::optional<TokenId> cls = tokens.TokenToId(*config.cls_token);
+  const std::optional<TokenId> sep = tokens.TokenToId(*config.sep_token);
+  if (cls.has_value() && sep.has_value()) return RobertaFrames(*cls, *sep);
+  return InvalidFile(Concat("expected the special token ",
+                            Quoted(cls.has_value() ? *config.sep_token : *config.cls_token),
+                            ", found none"));
+}
+
 // Adds the parts that all tokenizers on bytes share: added tokens, decoder and enclosing tokens.
+// With `roberta`, these are RoBERTa's, of which `details` has the names.
 absl::StatusOr<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig config,
-                                                  const TokenizerDetails& details) {
+                                                  const TokenizerDetails& details,
+                                                  bool roberta = false) {
   MOESERVE_ASSIGN_OR_RETURN(parts.model, BpeModel::Create(std::move(config)));
   std::vector<AddedToken> added = details.added_tokens;
-  if (added.empty()) added = NamedTokens(details.config, *parts.model);
+  if (added.empty()) {
+    added = NamedTokens(details.config, *parts.model);
+    for (AddedToken& token : added) {  // the mask takes the spaces in front of it
+      if (roberta && token.content == details.config.mask_token) token.lstrip = true;
+    }
+  }
   MOESERVE_ASSIGN_OR_RETURN(parts.added_tokens,
                             AddedTokens::Create(std::move(added), *parts.model,
                                                 parts.normalizer.get(), /*any_new_ids=*/true));
   std::vector<std::unique_ptr<DecoderStage>> stages;
   stages.push_back(std::make_unique<ByteLevelStage>());
   parts.decoder = std::make_unique<ChainDecoder>(std::move(stages));
+  if (roberta) {
+    MOESERVE_ASSIGN_OR_RETURN(parts.frames, RobertaFramesOf(details.config, *parts.added_tokens));
+    return PipelineTokenizer::Create(std::move(parts));
+  }
   const auto id_of = [&](std::optional<bool> adds, const std::optional<std::string>& token,
                          const char* flag) -> absl::StatusOr<std::optional<TokenId>> {
     if (!adds.value_or(false)) return std::nullopt;
@@ -351,13 +385,38 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTiktoken(std::string_view data,
   return tokenizer;
 }
 
+absl::StatusOr<std::vector<std::string>> ParseVocabJson(std::string_view text,
+                                                        const std::string& file_name) {
+  JsonReader reader(file_name);
+  const nlohmann::json root = reader.Parse(text);
+  if (reader.ok() && !root.is_object()) reader.FailExpected("", "an object", root);
+  if (!reader.ok()) return reader.status();
+  std::vector<std::optional<std::string>> slots(root.size());
+  for (const auto& [token, value] : root.items()) {
+    const TokenId id = reader.Id(value, "[\"" + token + "\"]");
+    if (!reader.ok()) return reader.status();
+    if (static_cast<size_t>(id) >= slots.size() || slots[static_cast<size_t>(id)].has_value()) {
+      return InvalidFile(Concat(file_name, ": expected each id in [0, ", slots.size() - 1,
+                                "] once, found ", id, " for ", Quoted(token)));
+    }
+    slots[static_cast<size_t>(id)] = token;
+  }
+  std::vector<std::string> tokens;
+  tokens.reserve(slots.size());
+  for (std::optional<std::string>& token : slots) tokens.push_back(*std::move(token));
+  return tokens;
+}
+
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabAndMerges(std::string_view vocab,
                                                                std::string_view merges,
-                                                               const TokenizerDetails& details) {
+                                                               const TokenizerDetails& given) {
+  TokenizerDetails details = given;
   std::string name = details.config.tokenizer_class.value_or("");
   if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  const bool roberta = name == "RobertaTokenizer" || name == "BartTokenizer";
+  if (roberta) NameRobertaTokens(details.config);
   PipelineParts parts;
-  if (name == "GPT2Tokenizer") {
+  if (name == "GPT2Tokenizer" || roberta) {
     MOESERVE_ASSIGN_OR_RETURN(
         parts.pre_tokenizer,
         ByteLevelPreTokenizer::Create(details.add_prefix_space, /*use_regex=*/true));
@@ -367,8 +426,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabAndMerges(std::string_view 
     MOESERVE_ASSIGN_OR_RETURN(parts.pre_tokenizer, SplitAt(TranslateRegex(kQwen2Pattern)));
   } else {
     return InvalidFile(
-        Concat("vocab.json and merges.txt: expected tokenizer_class GPT2Tokenizer or "
-               "Qwen2Tokenizer in tokenizer_config.json, found ",
+        Concat("vocab.json and merges.txt: expected tokenizer_class GPT2Tokenizer, "
+               "Qwen2Tokenizer, RobertaTokenizer or BartTokenizer in tokenizer_config.json, found ",
                name.empty() ? "none" : Quoted(name),
                "; without tokenizer.json the class says how a text is cut into pieces"));
   }
@@ -385,7 +444,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabAndMerges(std::string_view 
   if (!reader.ok()) return reader.status();
   MOESERVE_RETURN_IF_ERROR(ReadMerges(merges, &config));
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      Finish(std::move(parts), std::move(config), details);
+      Finish(std::move(parts), std::move(config), details, roberta);
   if (!tokenizer.ok()) return Prefixed("vocab.json and merges.txt: ", tokenizer.status());
   return tokenizer;
 }

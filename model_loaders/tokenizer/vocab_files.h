@@ -25,11 +25,13 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTiktoken(std::string_view data,
                                                          std::string_view file_name,
                                                          const TokenizerDetails& details);
 
-// Reads a tokenizer from the texts of vocab.json and merges.txt. The tokenizer class in `details`
-// must be GPT2Tokenizer or Qwen2Tokenizer.
+// Reads a tokenizer from the texts of vocab.json and merges.txt. The tokenizer class in `given`
+// must be GPT2Tokenizer, Qwen2Tokenizer, RobertaTokenizer or BartTokenizer. The special tokens of
+// the last two, which work alike, are called <s>, </s>, <unk>, <pad> and <mask> if `given` has no
+// names.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabAndMerges(std::string_view vocab,
                                                                std::string_view merges,
-                                                               const TokenizerDetails& details);
+                                                               const TokenizerDetails& given);
 
 // Makes BERT's tokenizer of a WordPiece vocabulary. `details` says how a text is prepared and which
 // tokens are special; without names, they are called [UNK], [CLS], [SEP], [PAD] and [MASK].
@@ -41,6 +43,11 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBertTokenizer(
 // class in `details`, if it has one, must be one that works as BERT's.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseBertVocabulary(std::string_view text,
                                                                const TokenizerDetails& details);
+
+// Reads a vocabulary from the text of a JSON object with the id of each token. Returns the tokens
+// in the order of their ids. InvalidArgument unless these are the numbers from 0 on.
+absl::StatusOr<std::vector<std::string>> ParseVocabJson(std::string_view text,
+                                                        const std::string& file_name);
 
 // Rewrites a pattern of tiktoken, which is written for Rust's regular expressions, to mean the same
 // in Ruby's syntax: there, $ matches at each line end and x{1,3}+ is not possessive.

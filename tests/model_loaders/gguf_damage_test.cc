@@ -322,8 +322,8 @@ INSTANTIATE_TEST_SUITE_P(
     Keys, GgufModelDamage,
     ::testing::Values(
         Key("Mamba", GgufText("general.architecture", "mamba"),
-            {"metadata: general.architecture: expected \"bailingmoe2\", \"deepseek2\"",
-             " or \"qwen3moe\", found \"mamba\""}),
+            {"metadata: general.architecture: expected \"bailingmoe2\", \"bert\", \"deepseek2\"",
+             "\"t5\" or \"t5encoder\", found \"mamba\""}),
         Key("Gemma3n", GgufText("general.architecture", "gemma3n"),
             {"metadata: general.architecture: expected", "found \"gemma3n\""}),
         Key("ArchitectureNumber", GgufU32("general.architecture", 3),
@@ -376,8 +376,13 @@ INSTANTIATE_TEST_SUITE_P(
         Key("Window", GgufU32("qwen3moe.attention.sliding_window", 128),
             {"qwen3moe.attention.sliding_window: expected 0, found 128 (u32), which this server "
              "does not support"}),
-        Key("NotCausal", GgufBool("qwen3moe.attention.causal", 0),
-            {"qwen3moe.attention.causal: expected true, found false"}),
+        Key("CausalNumber", GgufU32("qwen3moe.attention.causal", 1),
+            {"qwen3moe.attention.causal: expected a bool, found 1 (u32)"}),
+        Key("PoolingUnknown", GgufU32("qwen3moe.pooling_type", 5),
+            {"qwen3moe.pooling_type: expected 0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank), "
+             "found 5"}),
+        Key("PoolingRank", GgufU32("qwen3moe.pooling_type", 4),
+            {"qwen3moe.pooling_type: expected 1 (mean), 2 (cls) or 3 (last), found 4 (rank)"}),
         Key("UnknownKey", GgufF32("qwen3moe.logit_scale", 2.0f),
             {"qwen3moe.logit_scale: expected no such key", "changes the model's answers"}),
         Key("ExpertsZero", GgufU32("qwen3moe.expert_count", 0),

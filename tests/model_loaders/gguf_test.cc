@@ -18,6 +18,7 @@
 #include "model_loaders/write/quantize_folder.h"
 #include "nlohmann/json.hpp"
 #include "tests/model_loaders/gguf_bytes.h"
+#include "tests/model_loaders/patched_folder.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/family_cases.h"
 #include "tests/support/golden.h"
@@ -105,19 +106,6 @@ struct GgufCase {
   std::string patch = "{}";
 };
 void PrintTo(const GgufCase& c, std::ostream* out) { *out << c.file; }
-
-// Copies the files of a model, and changes its config.json.
-void CopyPatched(const fs::path& folder, const std::string& patch, const fs::path& to) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    std::string bytes = ReadFile(entry.path());
-    if (entry.path().filename() == "config.json") {
-      nlohmann::json config = nlohmann::json::parse(bytes);
-      config.merge_patch(nlohmann::json::parse(patch));
-      bytes = config.dump();
-    }
-    WriteFile(to / entry.path().filename(), bytes);
-  }
-}
 
 class GgufModelTest : public ::testing::TestWithParam<GgufCase> {};
 
@@ -477,6 +465,35 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) {
       return TestName({info.param.pre, {}});
     });
+
+// Encoders enclose texts, and two texts together, as the tokenizers of their authors do.
+TEST(GgufTokenizer, OfEncodersEnclosesTexts) {
+  GgufParts parts = PartsOf(ReadFile(Golden("tokenizers/olmo.gguf")));
+  TempFolder folder;
+  const auto ids = [&](const char* pre, bool pair) {
+    parts.Set(GgufText("tokenizer.ggml.pre", pre));
+    WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
+    const auto file = GgufFile::Open(folder.path() / "a.gguf");
+    EXPECT_TRUE(file.ok()) << file.status();
+    const auto tokenizer = ReadGgufTokenizer(**file);
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    if (!pair) return *(*tokenizer)->Encode("a", /*add_special_tokens=*/true);
+    return (*tokenizer)->EncodeTexts("a", "a", /*add_special_tokens=*/true)->ids;
+  };
+  const TokenId a = ids("olmo", false).front();
+  const auto config = ReadGgufTokenizerConfig(**GgufFile::Open(folder.path() / "a.gguf"));
+  ASSERT_TRUE(config.ok());
+  const auto file = GgufFile::Open(folder.path() / "a.gguf");
+  const auto tokenizer = ReadGgufTokenizer(**file);
+  const TokenId bos = *(*tokenizer)->TokenToId(*config->bos_token);
+  const TokenId eos = *(*tokenizer)->TokenToId(*config->eos_token);
+  EXPECT_EQ(ids("roberta-bpe", false), (std::vector<TokenId>{bos, a, eos}));
+  EXPECT_EQ(ids("roberta-bpe", true), (std::vector<TokenId>{bos, a, eos, eos, a, eos}));
+  EXPECT_EQ(ids("modern-bert", false), (std::vector<TokenId>{bos, a, eos}));
+  EXPECT_EQ(ids("modern-bert", true), (std::vector<TokenId>{bos, a, eos, a, eos}));
+  parts.Set(GgufBool("tokenizer.ggml.add_eos_token", 0));
+  EXPECT_EQ(ids("roberta-bpe", false), (std::vector<TokenId>{bos, a}));
+}
 
 TEST(GgufTokenizer, HasTemplateAndSpecialTokens) {
   const auto file = GgufFile::Open(Golden("tokenizers/qwen2.gguf"));

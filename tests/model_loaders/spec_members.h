@@ -38,8 +38,8 @@ auto MembersOf(T& s) {
 }
 template <Is<RelativeBias> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c] = s;
-  return std::tie(a, b, c);
+  auto& [a, b, c, d] = s;
+  return std::tie(a, b, c, d);
 }
 template <Is<SplitSpec> T>
 auto MembersOf(T& s) {

@@ -5,7 +5,9 @@
 #include <fstream>
 #include <string>
 
+#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/checkpoint/sentence_transformers.h"
+#include "tests/support/golden.h"
 #include "tests/support/native_model.h"
 
 namespace moeserve::testing {
@@ -66,6 +68,24 @@ TEST_F(TextSettingsTest, BiasesOfTransitions) {
   Write("viterbi_calibration.json",
         R"({"operating_points": {"default": {"biases": {"end_to_start": "a"}}}})");
   ExpectFault("end_to_start: expected a number");
+}
+
+// Keys of a head are listed as not needed only by models without it.
+TEST(ModernBertKeys, AreIgnoredWhereNothingUsesThem) {
+  const auto notes = [](const std::string& name) {
+    const auto checkpoint =
+        LoadCheckpoint(SourcePath("tests/golden/encoders/" + name), {.require_tokenizer = false});
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    std::string all;
+    for (const std::string& note : checkpoint->notes) all += note + '\n';
+    return all;
+  };
+  const std::string head = notes("modernbert-masked-lm");
+  EXPECT_NE(head.find("sparse_prediction"), std::string::npos) << head;
+  for (const char* key : {"classifier_activation", "classifier_bias", "decoder_bias"}) {
+    EXPECT_EQ(head.find(key), std::string::npos) << head;
+    EXPECT_NE(notes("modernbert-vectors").find(key), std::string::npos);
+  }
 }
 
 }  // namespace

@@ -370,8 +370,64 @@ TEST(VocabAndMerges, ClassDecidesThePipeline) {
   EXPECT_EQ(*(*tokenizer)->Decode(Ids{2, 3, 0, 4}, true), "ab a");
   details.config.tokenizer_class.reset();
   EXPECT_NE(std::string(ParseVocabAndMerges(kVocab, kMerges, details).status().message())
-                .find("expected tokenizer_class GPT2Tokenizer or Qwen2Tokenizer"),
+                .find("expected tokenizer_class GPT2Tokenizer, Qwen2Tokenizer"),
             std::string::npos);
+}
+
+// The special tokens have their usual names, and the mask takes the spaces in front of it.
+TEST(VocabAndMerges, Roberta) {
+  constexpr char kRobertaVocab[] =
+      R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "ab": 6, "Ġ": 7,
+          "<mask>": 8})";
+  for (const char* name : {"RobertaTokenizer", "BartTokenizerFast"}) {
+    TokenizerDetails details;
+    details.config.tokenizer_class = name;
+    const auto tokenizer = ParseVocabAndMerges(kRobertaVocab, kMerges, details);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    EXPECT_EQ(*(*tokenizer)->Encode("ab  <mask> a", true), (Ids{0, 6, 8, 7, 4, 2}));
+    const auto pair = (*tokenizer)->EncodeTexts("a", "b", true);
+    EXPECT_EQ(pair->ids, (Ids{0, 4, 2, 2, 5, 2}));
+    EXPECT_EQ(pair->types, (std::vector<uint8_t>(6, 0)));
+    EXPECT_NE(std::string(ParseVocabAndMerges(kVocab, kMerges, details).status().message())
+                  .find("expected the special token \"<s>\", found none"),
+              std::string::npos);
+  }
+}
+
+// ModelFile(1) is the model of the source; "b" is no token of either language.
+TEST(Marian, IdsOfTheVocabulary) {
+  const std::vector<std::string> symbols = {"</s>",    "▁a", "▁cible", "<unk>", "▁",
+                                            ">>fra<<", "ab", "a",      "<pad>"};
+  const auto tokenizer = ParseMarianModel(ModelFile(1), "source.spm", symbols, {});
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("a ab", true), (Ids{1, 1, 3, 0}));
+  EXPECT_EQ(*(*tokenizer)->Encode(">>fra<< a", true), (Ids{5, 1, 0}));
+  EXPECT_EQ(*(*tokenizer)->Encode("", true), (Ids{0}));
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{2, 1, 6, 0, 8}, true), "cible aab");
+  EXPECT_EQ((*tokenizer)->vocab_size(), 9);
+  // Text that spells the end of text is ordinary text.
+  const Ids spelled = *(*tokenizer)->Encode("</s>", false);
+  EXPECT_EQ(std::count(spelled.begin(), spelled.end(), 0), 0);
+  EXPECT_NE(std::string(
+                ParseMarianModel(ModelFile(1), "source.spm", {"a", "</s>"}, {}).status().message())
+                .find("vocab.json: expected the token \"<unk>\", found none"),
+            std::string::npos);
+  EXPECT_NE(std::string(ParseMarianModel("x", "source.spm", symbols, {}).status().message())
+                .find("source.spm: "),
+            std::string::npos);
+}
+
+TEST(Marian, DamagedVocabularies) {
+  for (const auto& [text, message] : std::vector<std::pair<const char*, const char*>>{
+           {"[]", "vocab.json: expected an object"},
+           {R"({"a": -1})", "expected an id from 0"},
+           {R"({"a": 1})", "vocab.json: expected each id in [0, 0] once, found 1 for \"a\""},
+           {R"({"a": 0, "b": 0})", "expected each id in [0, 1] once, found 0 for \"b\""}}) {
+    EXPECT_NE(std::string(ParseVocabJson(text, "vocab.json").status().message()).find(message),
+              std::string::npos)
+        << text;
+  }
+  EXPECT_EQ(*ParseVocabJson(R"({"b": 1, "a": 0})", "x"), (std::vector<std::string>{"a", "b"}));
 }
 
 TEST(VocabAndMerges, Refusals) {
@@ -402,12 +458,26 @@ TEST(TokenizerFolder, ChoosesTheReader) {
     std::ofstream(folder / name, std::ios::binary).write(data.data(), data.size());
   };
   EXPECT_EQ(LoadTokenizerFolder(folder).status().code(), absl::StatusCode::kNotFound);
-  write("tokenizer_config.json",
-        R"({"tokenizer_class": "GPT2Tokenizer", "pat_str": "\\p{L}+| ", "add_bos_token": false,
-            "added_tokens_decoder": {"500": {"content": "<x>", "special": true}}})");
+  constexpr char kConfig[] =
+      R"({"tokenizer_class": "GPT2Tokenizer", "pat_str": "\\p{L}+| ", "add_bos_token": false,
+          "added_tokens_decoder": {"500": {"content": "<x>", "special": true}}})";
+  write("tokenizer_config.json", kConfig);
   write("vocab.json", kVocab);
   write("merges.txt", kMerges);
   EXPECT_EQ(*(*LoadTokenizerFolder(folder))->Encode("ab<x>", true), (Ids{2, 500}));
+  write("tokenizer_config.json", "{}");
+  write("config.json", R"({"model_type": "roberta"})");
+  EXPECT_NE(std::string(LoadTokenizerFolder(folder).status().message()).find("\"<s>\""),
+            std::string::npos);
+  write("source.spm", ModelFile(1));
+  write("vocab.json", R"({"</s>": 0, "<unk>": 1, "▁a": 2})");
+  EXPECT_EQ(*(*LoadTokenizerFolder(folder))->Encode("a", true), (Ids{2, 0}));
+  write("target_vocab.json", "{}");
+  EXPECT_NE(std::string(LoadTokenizerFolder(folder).status().message())
+                .find("target_vocab.json: expected one vocabulary for both languages"),
+            std::string::npos);
+  std::filesystem::remove(folder / "source.spm");
+  write("tokenizer_config.json", kConfig);
   write("y.tiktoken", TiktokenFile());
   EXPECT_EQ(*(*LoadTokenizerFolder(folder))->Encode("the<x>", true), (Ids{258, 500}));
   write("tokenizer.model", TiktokenFile());

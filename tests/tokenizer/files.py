@@ -12,7 +12,8 @@ import corpus
 import sentencepiece
 import tiktoken
 from sentencepiece import sentencepiece_model_pb2 as proto
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors,
+                        trainers)
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -172,6 +173,46 @@ def fairseq_case(name, model, texts, with_dictionary):
                     lambda ids: processor.decode([symbols[i] for i in ids[1:]]), flags=["skip_special", "add_special"])
 
 
+def marian_case(name, model, texts):
+    """Compares with the rules of transformers' MarianTokenizer, written down here."""
+    data = model.SerializeToString()
+    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    names = ("<unk>", "<s>", "</s>")
+    pieces = [p.piece for p in model.pieces if p.piece not in names and p.type != 6]
+    random.Random(2).shuffle(pieces)
+    symbols = ["</s>", "<unk>", ">>fra<<", ">>deu_Latn<<", *pieces[50:], "\u2581cible", "<pad>"]
+    index = {symbol: i for i, symbol in enumerate(symbols)}
+
+    def encode(text):
+        code = next((c for c in symbols[2:4] if text.startswith(c)), "")
+        pieces = [processor.id_to_piece(i) for i in processor.encode(text[len(code):])]
+        return ([index[code]] if code else []) + [index.get(p, 1) for p in pieces] + [0]
+
+    files = {"source.spm": data, "target.spm": data, "vocab.json": json.dumps(index).encode()}
+    texts = [t for t in texts if not any(c in t[1:] for c in symbols[2:4])]
+    texts += [rest + t for t in texts[:200] for rest in symbols[2:4]]
+    decode = lambda ids: processor.decode([symbols[i] for i in ids if i not in (0, 1, 2, 3, len(symbols) - 1)])
+    return FileCase(name, files, texts, encode, decode, flags=["skip_special", "add_special"])
+
+
+def roberta_case(name, tokens, merges, tokenizer_class, texts, **config):
+    """Compares vocab.json with merges.txt, and no list of tokens, with RoBERTa's tokenizer."""
+    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocab = {token: i for i, token in enumerate([*names, *tokens, "<mask>"])}
+    library = Tokenizer(models.BPE(vocab, [tuple(m) for m in merges]))
+    prefix = config.get("add_prefix_space", False)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(t, normalized=False) for t in names]
+                               + [AddedToken("<mask>", lstrip=True, normalized=False)])
+    library.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), True, prefix)
+    files = {"vocab.json": json.dumps(vocab).encode(),
+             "merges.txt": "".join("%s %s\n" % tuple(m) for m in merges).encode(),
+             "tokenizer_config.json": json.dumps({"tokenizer_class": tokenizer_class, **config}).encode()}
+    return FileCase(name, files, texts, lambda t: library.encode(t).ids,
+                    lambda ids: library.decode(ids, skip_special_tokens=False), flags=["add_special"])
+
+
 def byte_vocabulary(texts):
     """Returns tokens of a byte-level BPE, in order of their ids, and its merges."""
     tokenizer = Tokenizer(models.BPE())
@@ -245,6 +286,10 @@ def cases(texts, training, wanted):
             if wanted(name):
                 trained = trained or train(few, model_type)
                 yield fairseq_case(name, trained, odd + some, with_dictionary)
+        name = "marian %s" % model_type
+        if wanted(name):
+            trained = trained or train(few, model_type)
+            yield marian_case(name, changed(trained, without_bytes), odd + some)
         name = "sentencepiece %s bos eos" % model_type
         if wanted(name):
             trained = trained or train(few, model_type)
@@ -259,3 +304,8 @@ def cases(texts, training, wanted):
             name = "vocab.json %s" % tokenizer_class
             if wanted(name):
                 yield vocab_case(name, tokens, merges, tokenizer_class, texts + odd, **config)
+        for tokenizer_class, config in (("RobertaTokenizer", {}), ("BartTokenizerFast", {"add_prefix_space": True})):
+            name = "vocab.json %s" % tokenizer_class
+            if wanted(name):
+                masked = [t.replace("<user>", "<mask>") for t in odd]
+                yield roberta_case(name, tokens, merges, tokenizer_class, texts + masked, **config)

@@ -7,6 +7,7 @@
 
 #include "base/error_text.h"
 #include "engine/spec/spec_limits.h"
+#include "model_loaders/architectures/gguf/gguf_encoders.h"
 #include "model_loaders/architectures/gguf/gguf_families.h"
 #include "model_loaders/architectures/gguf/gguf_keys.h"
 #include "model_loaders/architectures/gguf/gguf_reader.h"
@@ -26,25 +27,10 @@ constexpr std::string_view kWindow = ".attention.sliding_window";
 GgufConfigReader::GgufConfigReader(const GgufFile& file, const WeightFiles& weights,
                                    const GgufFamily& family,
                                    const std::vector<std::string>& ignored)
-    : file_(file),
-      weights_(weights),
-      family_(family),
-      keys_(file, family.name, &problems_, &ignored) {
-  for (const WeightFiles::Location& tensor : weights.tensors()) {
-    stored_.insert(tensor.entry->name);
-  }
-}
+    : GgufModelReader(file, weights, family.name, ignored), family_(family) {}
 
-void GgufConfigReader::ReadSizes() {
-  const int blocks = keys_.Int(".block_count");
-  // Every layer has tensors, so a small file cannot demand long lists of them.
-  const int64_t most = std::min<int64_t>(kMaxLayers, static_cast<int64_t>(stored_.size()));
-  if (problems_.empty() && (blocks < 1 || blocks > most)) {
-    keys_.Fault(".block_count",
-                Concat("an integer in [1, ", most, "] (the files have ", stored_.size(),
-                       stored_.size() == 1 ? " tensor)" : " tensors)"),
-                std::to_string(blocks));
-  }
+void GgufConfigReader::ReadLayerCounts() {
+  const int blocks = layers_;
   if (family_.counts_next_token_layers) {
     constexpr std::string_view kKey = ".nextn_predict_layers";
     next_token_layers_ = keys_.Int(kKey, 0);
@@ -57,27 +43,8 @@ void GgufConfigReader::ReadSizes() {
     }
   }
   if (problems_.empty()) layers_ = blocks - next_token_layers_;
-  spec_.hidden_size = keys_.Int(".embedding_length");
-  spec_.max_position_embeddings = keys_.Int(".context_length");
-  spec_.norm.eps = static_cast<float>(keys_.Real(".attention.layer_norm_rms_epsilon"));
   if (family_.norms == GgufFamily::Norms::kBoth) spec_.norm.placement = NormPlacement::kBoth;
   spec_.tie_word_embeddings = !Has("output.weight");
-  const WeightFiles::Location* const embedding = weights_.Find("token_embd.weight");
-  const int64_t rows = embedding == nullptr ? 0 : embedding->entry->shape.front();
-  spec_.vocab_size = keys_.Int(".vocab_size", rows > 0 && rows <= kMaxVocabulary
-                                                  ? std::optional(static_cast<int>(rows))
-                                                  : std::nullopt);
-}
-
-void GgufConfigReader::ReadTokenIds() {
-  spec_.bos_token_id = keys_.OptionalInt("tokenizer.ggml.bos_token_id");
-  // The ids that end a text, a turn and a message.
-  for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
-                          "tokenizer.ggml.eom_token_id"}) {
-    const std::optional<int> id = keys_.OptionalInt(key);
-    std::vector<int32_t>& ids = spec_.eos_token_ids;
-    if (id.has_value() && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
-  }
 }
 
 void GgufConfigReader::ReadFactors() {
@@ -99,19 +66,13 @@ void GgufConfigReader::ReadFactors() {
 }
 
 AttentionSpec GgufConfigReader::ReadAttention() {
-  AttentionSpec attention;
-  attention.num_heads = keys_.Int(".attention.head_count");
-  attention.num_kv_heads = keys_.Int(".attention.head_count_kv", attention.num_heads);
+  AttentionSpec attention = ReadHeads(head_dim_key_);
   const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
-  attention.head_dim = keys_.Int(head_dim_key_, derived);
-  keys_.Require(".attention.value_length", attention.head_dim);
   const double scale = keys_.Real(".attention.scale", 0.0);
   if (scale != 0.0) {
     attention.scale = scale;
   } else if (derived > 0 && layers_ == family_.derived_scale_layers) {
     attention.scale = 1.0 / std::sqrt(derived);
-  } else if (attention.head_dim > 0) {
-    attention.scale = 1.0 / std::sqrt(attention.head_dim);
   }
   attention.bias = family_.always_biased || Has("blk.0.attn_q.bias") || Has("blk.0.attn_qkv.bias");
   attention.out_bias = Has("blk.0.attn_output.bias");
@@ -173,7 +134,8 @@ void GgufConfigReader::ReadWindows() {
     return;
   }
   const int window = keys_.Int(kWindow, family_.default_window);
-  if (window != 0) window_ = window;
+  // Half of it on each side.
+  if (window != 0) window_ = family_.bidirectional && window > 0 ? window / 2 + 1 : window;
   constexpr std::string_view kPeriod = ".attention.sliding_window_pattern";
   window_period_ = keys_.Int(kPeriod, *family_.window_period);
   if (window_period_ < 0) {
@@ -186,10 +148,57 @@ void GgufConfigReader::ReadWindows() {
   window_position_ = std::move(position);
 }
 
+// Tokens see the whole text if the file or the architecture says so.
+void GgufConfigReader::ReadHead() {
+  constexpr std::string_view kCausal = ".attention.causal";
+  const bool causal = keys_.Bool(kCausal, !family_.bidirectional);
+  const bool possible =
+      causal ? !family_.bidirectional : family_.bidirectional || !family_.window_period.has_value();
+  if (!possible) {
+    keys_.Fault(kCausal, causal ? "false" : "true",
+                Concat(causal ? "true" : "false", ", which this server does not support here"));
+  }
+  if (!causal) spec_.kind = ModelKind::kEncoder;
+  ReadTextHead({.generates = causal, .scored = PoolingKind::kFirst, .layer = {}});
+  if (family_.bidirectional) ReadDenseModules();
+}
+
+// The dense layers behind the pooling of EmbeddingGemma.
+void GgufConfigReader::ReadDenseModules() {
+  int width = spec_.hidden_size;
+  for (const char* module : {"dense_2", "dense_3"}) {
+    const std::string in = Concat('.', module, "_feat_in");
+    const std::string out = Concat('.', module, "_feat_out");
+    const WeightFiles::Location* const found = weights_.Find(Concat(module, ".weight"));
+    if (found == nullptr) {
+      for (const std::string& key : {in, out}) {
+        if (keys_.Find(key) == nullptr) continue;
+        keys_.Fault(key, Concat("a tensor \"", module, ".weight\" of this size"), "no such tensor");
+      }
+      continue;
+    }
+    const std::vector<int64_t>& shape = found->entry->shape;
+    if (shape.size() != 2 || shape[0] > kMaxWidth || shape[1] != width) {
+      problems_.Add(Concat("tensor \"", module, ".weight\": expected a matrix with ", width,
+                           " columns, found ", ShapeText(shape)));
+      return;
+    }
+    for (const auto& [key, size] : {std::pair(in, shape[1]), std::pair(out, shape[0])}) {
+      const int stated = keys_.Int(key, static_cast<int>(size));
+      if (stated != size) {
+        keys_.Fault(key, Concat(size, " (", module, ".weight is ", ShapeText(shape), ')'),
+                    std::to_string(stated));
+      }
+    }
+    width = static_cast<int>(shape[0]);
+    if (!spec_.pooling.has_value()) continue;
+    spec_.pooling->dense.push_back(
+        {.width = width, .activation = ActivationKind::kNone, .bias = false});
+  }
+}
+
 void GgufConfigReader::RefuseSettings() {
   keys_.Ignore(".tensor_data_layout");
-  keys_.Ignore(".pooling_type");
-  keys_.Require(".attention.causal", 1);
   for (const char* key :
        {".attention.max_alibi_bias", ".attention.clamp_kqv", ".use_parallel_residual"}) {
     keys_.Require(key, 0);
@@ -208,7 +217,8 @@ LayerSpec GgufConfigReader::Layer(int layer, const AttentionSpec& attention) con
 }
 
 ConfigResult GgufConfigReader::Read() {
-  ReadSizes();
+  ReadSizes(".attention.layer_norm_rms_epsilon");
+  ReadLayerCounts();
   ReadTokenIds();
   ReadFactors();
   AttentionSpec attention = family_.latent ? ReadLatentAttention() : ReadAttention();
@@ -216,9 +226,9 @@ ConfigResult GgufConfigReader::Read() {
   attention.scale *= score_factor_;
   ReadWindows();
   ReadFeedForward();
+  ReadHead();
   RefuseSettings();
-  const std::string prefix = Concat(Printable(file_.file_name()), ": ", kGgufMetadata);
-  MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(prefix));
+  MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(Prefix()));
 
   auto config = std::make_unique<GgufConfig>(family_, stored_, head_dim_key_);
   config->spec = spec_;
@@ -237,12 +247,7 @@ ConfigResult GgufConfigReader::Read() {
     config->ignored_prefixes.push_back(Concat("blk.", layers_ + i, '.'));
   }
   for (int i = 0; i < layers_; ++i) spec.AddLayer(Layer(i, attention));
-  const absl::Status valid = Validate(spec);
-  if (!valid.ok()) {
-    const std::string message(valid.message());
-    return absl::Status(valid.code(), Concat(prefix, ": ", config->AsInFile(message)));
-  }
-  return config;
+  return Finish(std::move(config));
 }
 
 ConfigResult ReadGgufConfig(const GgufFile& file, const WeightFiles& weights,
@@ -254,12 +259,15 @@ ConfigResult ReadGgufConfig(const GgufFile& file, const WeightFiles& weights,
   if (kind != "model") keys.Fault("general.type", "\"model\"", Quoted(kind));
   const std::optional<std::string_view> name = keys.Text("general.architecture");
   const GgufFamily* const family = FindGgufFamily(name.value_or(""));
-  if (family == nullptr) {
+  const bool encoder = std::ranges::find(kGgufEncoderNames, name) != std::end(kGgufEncoderNames);
+  if (family == nullptr && !encoder) {
     keys.Fault("general.architecture", GgufFamilyNames(),
                name.has_value() ? Quoted(*name) : "none");
   }
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(prefix));
-  return GgufConfigReader(file, weights, *family, ignored).Read();
+  if (family != nullptr) return GgufConfigReader(file, weights, *family, ignored).Read();
+  const bool t5 = *name == kGgufT5 || *name == kGgufT5Encoder;
+  return (t5 ? ReadGgufT5 : ReadGgufEncoder)(file, weights, *name, ignored);
 }
 
 }  // namespace moeserve

@@ -110,16 +110,7 @@ FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
   const bool early = family_.shared == Shared::kGated && dense.has_value() && selected > 0;
   const int width =
       keys_.Int(family_.expert_width, early ? std::optional(*dense / selected) : std::nullopt);
-  const int64_t most = layers_ > 0 ? kMaxExpertsOfModel / layers_ : kMaxExperts;
-  const bool counted = keys_.Find(kCount) != nullptr;
-  if (counted && (count < 1 || count > std::min<int64_t>(kMaxExperts, most))) {
-    keys_.Fault(kCount,
-                Concat("at least 1 expert, at most ", kMaxExperts, " in a layer and ",
-                       kMaxExpertsOfModel, " in all layers"),
-                Concat(count, " (", keys_.NameOf(".block_count"), " is ", layers_, ')'));
-  } else if (counted) {
-    routing.widths.assign(static_cast<size_t>(count), width);
-  }
+  if (keys_.Find(kCount) != nullptr) routing.widths = ExpertWidths(kCount, count, width);
   switch (family_.shared) {
     case Shared::kNone:
       break;

@@ -1,8 +1,11 @@
 #include "model_loaders/architectures/gguf/gguf_families.h"
 
+#include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include "base/error_text.h"
+#include "model_loaders/architectures/gguf/gguf_encoders.h"
 
 namespace moeserve {
 namespace {
@@ -59,6 +62,17 @@ constexpr GgufFamily kFamilies[] = {
      .norms = Norms::kBoth,
      .qk_norm = QkNorm::kHead,
      .derived_scale_layers = 62,
+     .window_period = 6,
+     .default_window = std::nullopt,
+     .window_theta = 10000.0,
+     .activation = ActivationKind::kGeluTanh,
+     .root_embedding_scale = true,
+     .soft_caps = true},
+    // EmbeddingGemma.
+    {.name = "gemma-embedding",
+     .norms = Norms::kBoth,
+     .qk_norm = QkNorm::kHead,
+     .bidirectional = true,
      .window_period = 6,
      .default_window = std::nullopt,
      .window_theta = 10000.0,
@@ -130,10 +144,13 @@ const GgufFamily* FindGgufFamily(std::string_view name) {
 }
 
 std::string GgufFamilyNames() {
+  std::vector<std::string_view> all(std::begin(kGgufEncoderNames), std::end(kGgufEncoderNames));
+  for (const GgufFamily& family : kFamilies) all.push_back(family.name);
+  std::ranges::sort(all);
   std::string names;
-  for (size_t i = 0; i < std::size(kFamilies); ++i) {
-    if (i > 0) names += i + 1 == std::size(kFamilies) ? " or " : ", ";
-    names += Quoted(kFamilies[i].name);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i > 0) names += i + 1 == all.size() ? " or " : ", ";
+    names += Quoted(all[i]);
   }
   return names;
 }

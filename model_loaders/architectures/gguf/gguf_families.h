@@ -40,6 +40,9 @@ struct GgufFamily {
   bool qk_norm_optional = false;  // without the norms' tensors, there are none
   bool qk_norm_after_rope = false;
   bool latent = false;  // multi-head latent attention
+  // Tokens see the whole text, windows reach to both sides, and the model makes vectors of texts,
+  // possibly by dense layers behind the pooling.
+  bool bidirectional = false;
   // In a model with this number of layers, the scale of scores is that of heads with hidden_size /
   // num_heads dimensions, which the heads do not have.
   int derived_scale_layers = 0;
@@ -81,7 +84,7 @@ struct GgufFamily {
 // Returns null if this server does not know the architecture.
 const GgufFamily* FindGgufFamily(std::string_view name);
 
-// Returns the names of all architectures, for error messages.
+// Returns the names of all architectures, also of encoders, for error messages.
 std::string GgufFamilyNames();
 
 }  // namespace moeserve

@@ -1,4 +1,4 @@
-// Reads the configuration of one GGUF file.
+// Reads the configuration of a decoder in a GGUF file.
 #pragma once
 
 #include <memory>
@@ -7,19 +7,18 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error_text.h"
 #include "base/status.h"
 #include "engine/spec/spec.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/gguf/gguf_families.h"
-#include "model_loaders/architectures/gguf/gguf_keys.h"
+#include "model_loaders/architectures/gguf/gguf_model_reader.h"
 #include "model_loaders/files/gguf/gguf_file.h"
 #include "model_loaders/files/weight_files.h"
 
 namespace moeserve {
 
-// The functions collect errors in problems_; what they return counts only if there are none.
-class GgufConfigReader {
+// Also of a decoder's blocks whose tokens see the whole text.
+class GgufConfigReader final : private GgufModelReader {
  public:
   // All arguments must outlive the object.
   GgufConfigReader(const GgufFile& file, const WeightFiles& weights, const GgufFamily& family,
@@ -29,15 +28,14 @@ class GgufConfigReader {
   ConfigResult Read();
 
  private:
-  bool Has(const std::string& tensor) const { return stored_.contains(tensor); }
-
   // gguf_config.cc
-  void ReadSizes();
-  void ReadTokenIds();
+  void ReadLayerCounts();
   void ReadFactors();
   AttentionSpec ReadAttention();
   AttentionSpec ReadLatentAttention();
   void ReadWindows();
+  void ReadHead();
+  void ReadDenseModules();
   void RefuseSettings();
   LayerSpec Layer(int layer, const AttentionSpec& attention) const;
 
@@ -61,15 +59,7 @@ class GgufConfigReader {
   bool IsRouted(int layer) const;
   int FirstRouted() const;
 
-  const GgufFile& file_;
-  const WeightFiles& weights_;
   const GgufFamily& family_;
-  Problems problems_;
-  GgufKeys keys_;
-  StoredNames stored_;
-
-  ModelSpec spec_;  // without layers
-  int layers_ = 0;
   int next_token_layers_ = 0;  // after them
   int rotated_ = 0;            // dimensions of a head
   double score_factor_ = 1.0;  // of latent attention, from yarn

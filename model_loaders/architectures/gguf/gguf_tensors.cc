@@ -88,6 +88,11 @@ constexpr TensorRule kLatentAttention[] = {
     {"blocks.*.attention.heads.*.v.weight", "blk.*.attn_kv_b.weight", 1, 2, RowOrder::kLatent},
 };
 
+constexpr TensorRule kDenseModules[] = {
+    {"pooling.dense.0.weight", "dense_2.weight"},
+    {"pooling.dense.1.weight", "dense_3.weight"},
+};
+
 constexpr TensorRule kJoinedGateUp[] = {
     {"blocks.*.feed_forward.gate.weight", "blk.*.ffn_up.weight", 0, 2},
     {"blocks.*.feed_forward.up.weight", "blk.*.ffn_up.weight", 1, 2},
@@ -132,6 +137,9 @@ constexpr KeyRule kGgufKeys[] = {
     {"routing.num_experts", ".expert_count"},
 };
 
+constexpr const char* kJoinedQkv =
+    "[(num_heads + 2 * num_kv_heads) * attention.head_dim, hidden_size]";
+
 // Removes `prefix` and the number after it from `text`. Returns nullopt if they are not there.
 std::optional<int> TakeLayerNumber(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return std::nullopt;
@@ -153,6 +161,7 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
   if (family.joined_gate_up) add_tensors(kJoinedGateUp);
   add_tensors(kGgufTensors);
   add_tensors(family.latent ? std::span<const TensorRule>(kLatentAttention) : kGgufAttention);
+  if (family.bidirectional) add_tensors(kDenseModules);
   switch (family.norms) {
     case Norms::kInput:
       add_tensors(kInputNorm);
@@ -165,16 +174,39 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
       break;
   }
 
-  const auto add_key = [&](std::string_view model, std::string_view key) {
-    names.push_back(key.starts_with('.') ? Concat(family.name, key) : std::string(key));
-    keys.push_back({model, names.back()});
-  };
-  for (const KeyRule& rule : kGgufKeys) add_key(rule.model, rule.file);
-  add_key("feed_forward.routing.widths", family.expert_width);
-  add_key("attention.head_dim", head_dim_key);
   const bool of_heads = head_dim_key.ends_with("_mla");
-  add_key("attention.latent.value_dim",
-          of_heads ? ".attention.value_length_mla" : ".attention.value_length");
+  const KeyRule own[] = {{"feed_forward.routing.widths", family.expert_width},
+                         {"attention.head_dim", head_dim_key},
+                         {"attention.latent.value_dim",
+                          of_heads ? ".attention.value_length_mla" : ".attention.value_length"}};
+  AddKeys(family.name, kGgufKeys);
+  AddKeys(family.name, own);
+}
+
+GgufTables::GgufTables(std::string_view architecture, std::span<const TensorRule> tensor_rules,
+                       std::span<const KeyRule> key_rules)
+    : tensors(tensor_rules.begin(), tensor_rules.end()) {
+  AddKeys(architecture, key_rules);  // the first rule for a key counts
+  AddKeys(architecture, kGgufKeys);
+}
+
+void GgufTables::AddKeys(std::string_view architecture, std::span<const KeyRule> rules) {
+  for (const KeyRule& rule : rules) {
+    names.push_back(rule.file.starts_with('.') ? Concat(architecture, rule.file)
+                                               : std::string(rule.file));
+    keys.push_back({rule.model, names.back()});
+  }
+}
+
+std::optional<TensorPlace> GgufTableConfig::Place(const TensorRequirement& tensor) const {
+  std::optional<TensorPlace> place = NameTableConfig::Place(tensor);
+  if (!place.has_value()) return place;
+  if (place->name.find(".attn_qkv.") != std::string::npos) place->follows_from = kJoinedQkv;
+  if (vector_scores && tensor.name == "classifier.weight") {
+    place->shape = {tensor.shape.back()};
+    place->follows_from = "[hidden_size]";
+  }
+  return place;
 }
 
 GgufConfig::GgufConfig(const GgufFamily& family, const StoredNames& stored,
@@ -222,7 +254,7 @@ std::optional<TensorPlace> GgufConfig::Place(const TensorRequirement& tensor) co
   std::optional<TensorPlace> place = NameTableConfig::Place(tensor);
   if (!place.has_value()) return place;
   if (place->name.find(".attn_qkv.") != std::string::npos) {
-    place->follows_from = "[(num_heads + 2 * num_kv_heads) * attention.head_dim, hidden_size]";
+    place->follows_from = kJoinedQkv;
   }
   if (place->name.find(".attn_kv_b.") != std::string::npos) {
     place->follows_from =

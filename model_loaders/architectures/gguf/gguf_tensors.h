@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,8 +26,29 @@ struct GgufTables {
   std::deque<std::string> names;  // of keys, to which `keys` refers
   std::vector<KeyRule> keys;
 
+  // Keys that begin with a dot stand for keys of the architecture.
+  GgufTables(std::string_view architecture, std::span<const TensorRule> tensor_rules,
+             std::span<const KeyRule> key_rules);
   // `head_dim_key` is the key that attention.head_dim is from, such as ".attention.key_length".
   GgufTables(const GgufFamily& family, std::string_view head_dim_key);
+
+ private:
+  void AddKeys(std::string_view architecture, std::span<const KeyRule> rules);
+};
+
+// The configuration of a file that tables describe alone. Its reader sets `spec`.
+class GgufTableConfig final : private GgufTables, public NameTableConfig {
+ public:
+  GgufTableConfig(std::string_view architecture, std::span<const TensorRule> tensor_rules,
+                  std::span<const KeyRule> key_rules, const StoredNames& stored)
+      : GgufTables(architecture, tensor_rules, key_rules), NameTableConfig(tensors, keys, stored) {
+    key_place = kGgufMetadata;
+  }
+
+  std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
+
+  // The matrix of a single label is stored as a vector.
+  bool vector_scores = false;
 };
 
 // The configuration of one file. Its reader sets `spec`.

@@ -207,7 +207,8 @@ std::string DescribeModel(const ModelSpec& spec) {
   if (spec.relative_bias.has_value()) {
     const RelativeBias& bias = *spec.relative_bias;
     text.append(Concat(", biases of relative positions in ", bias.used_buckets(),
-                       " buckets up to distance ", bias.max_distance));
+                       " buckets up to distance ", bias.max_distance,
+                       bias.per_layer ? ", of each layer" : ""));
   }
   Phrases phrases(spec);
   text.append(phrases.Take({"logit_soft_cap"}));

@@ -7,7 +7,9 @@ import dataclasses
 class Case:
     name: str
     family: str
-    kind: str  # the class: "MaskedLM", "SequenceClassification", "TokenClassification", "Model"
+    # The class: "MaskedLM", "SequenceClassification", "TokenClassification", "Model", or
+    # "TextEncoding", which is the encoder of an encoder-decoder.
+    kind: str
     config: dict
     pooling: str = "mean"  # of "Model"
     types: int = 1
@@ -32,6 +34,9 @@ QWEN = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_he
             num_key_value_heads=2, head_dim=8, intermediate_size=48, max_position_embeddings=160,
             bos_token_id=1, eos_token_id=2, pad_token_id=0)
 QWEN_MOE = {**QWEN, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+T5 = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+          relative_attention_num_buckets=8, relative_attention_max_distance=20, pad_token_id=0,
+          eos_token_id=1)
 GEMMA = {**QWEN, "use_bidirectional_attention": True, "sliding_window": 12,
          "sliding_window_pattern": 2, "query_pre_attn_scalar": 8}
 
@@ -77,4 +82,6 @@ CASES = [
     Case("qwen3-moe-classifier", "qwen3_moe", "SequenceClassification",
          {**QWEN_MOE, "num_labels": 3}),
     Case("qwen3-moe-names", "qwen3_moe", "TokenClassification", {**QWEN_MOE, "num_labels": 4}),
+    Case("t5-encoder", "t5", "TextEncoding", {**T5, "feed_forward_proj": "relu"}),
+    Case("umt5-encoder", "umt5", "TextEncoding", {**T5, "feed_forward_proj": "gated-gelu"}),
 ]

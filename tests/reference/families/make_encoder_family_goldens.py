@@ -52,7 +52,7 @@ def answers(case, model, tokens, types):
     if case.types > 1:
         inputs["token_type_ids"] = types[None]
     out = model(**inputs, attention_mask=torch.ones_like(tokens)[None])
-    if case.kind == "Model":
+    if case.kind in ("Model", "TextEncoding"):
         return {"texts": pooled(out.last_hidden_state[0], case.pooling)[None]}
     if case.kind == "MaskedLM":
         logprobs = torch.log_softmax(out.logits[0].double(), -1).float()

@@ -271,8 +271,8 @@ def main():
     parser.add_argument("--out", type=pathlib.Path,
                         default=pathlib.Path(__file__).parents[2] / "golden" / "gguf")
     args = parser.parse_args()
-    shutil.rmtree(args.out, ignore_errors=True)
     for folder in ("models", "tokenizers"):
+        shutil.rmtree(args.out / folder, ignore_errors=True)
         (args.out / folder).mkdir(parents=True)
     torch.set_num_threads(1)
     for case, kind, *legacy in MODELS:

@@ -70,6 +70,7 @@ CASES = [
     Case("nllb-moe-every-layer", "nllb-moe",
          {**NLLB, "encoder_sparse_step": 1, "decoder_sparse_step": 3, "num_experts": 3,
           "moe_token_dropout": 0.1, "encoder_layers": 2, "decoder_layers": 3}),
+    Case("umt5", "umt5", {**T5, "feed_forward_proj": "gated-gelu"}),
 ]
 
 

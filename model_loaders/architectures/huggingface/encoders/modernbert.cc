@@ -94,8 +94,7 @@ ConfigResult ReadModernBert(const Json& json, const StoredNames& stored) {
   dense.expert.bias = c.keys().Bool("mlp_bias", false);
   c.Ignore({"sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn",
             "initializer_cutoff_factor", "mlp_dropout", "reference_compile",
-            "repad_logits_with_grad", "position_embedding_type", "layer_norm_eps",
-            "classifier_activation", "classifier_bias", "decoder_bias"});
+            "repad_logits_with_grad", "position_embedding_type", "layer_norm_eps"});
 
   const ModelClass model_class =
       ClassOf(c, c.Stores("head.dense.weight") ? ModelClass::kMaskedLm : ModelClass::kBase);
@@ -106,12 +105,17 @@ ConfigResult ReadModernBert(const Json& json, const StoredNames& stored) {
   if (model_class == ModelClass::kBase) {
     spec.pooling->kind = PoolingKind::kMean;
     c.Decide("no file says how rows are pooled: vectors are the mean of all rows");
+    c.Ignore({"classifier_activation", "classifier_bias"});
   } else {
     spec.head.layer = HeadLayerSpec{.activation = c.Activation("classifier_activation", "gelu"),
                                     .bias = c.keys().Bool("classifier_bias", false),
                                     .norm = true};
   }
-  if (model_class == ModelClass::kMaskedLm) spec.head_bias = c.keys().Bool("decoder_bias", true);
+  if (model_class == ModelClass::kMaskedLm) {
+    spec.head_bias = c.keys().Bool("decoder_bias", true);
+  } else {
+    c.Ignore({"decoder_bias"});
+  }
   c.IgnoreTensors({"decoder.weight"});
   c.Prefix("model.", {"model.", ""});
   c.Tensors(kModernTensors);
