@@ -9,7 +9,7 @@
 
 namespace moeserve {
 
-// Dense, or routed like the attention of MoA ("Mixture of Attention Heads", section 3): the router
+// Dense, or routed like the attention of MoA ("Mixture of Attention Heads", section 4): the router
 // reads the decoder's rows, and all experts share the keys and values of the source. Immutable
 // after loading.
 class CrossAttention : public Branch {

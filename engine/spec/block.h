@@ -118,9 +118,9 @@ struct ScoreSpec {
   TemperatureKind temperature = TemperatureKind::kNone;
 };
 
-// Stage "select": top-k; top-p ("HMoE", section 3), which selects a variable number of experts for
-// each row; or a table with the experts of each token id ("Hash Layers For Large Sparse Models"),
-// whose weights depend on the scores (the first layers of DeepSeek-V4).
+// Stage "select": top-k; top-p ("HMoE", eq. 9 to 11), which selects a variable number of experts
+// for each row; or a table with the experts of each token id ("Hash Layers For Large Sparse
+// Models"), whose weights depend on the scores (the first layers of DeepSeek-V4).
 struct SelectSpec {
   SelectKind kind = SelectKind::kTopK;
   int k = 1;       // top_k and table only

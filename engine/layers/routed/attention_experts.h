@@ -8,7 +8,7 @@
 
 namespace moeserve {
 
-// MoA ("Mixture of Attention Heads", eq. 5 to 8): an expert is a set of query heads with its own
+// MoA ("Mixture of Attention Heads", eq. 6 to 12): an expert is a set of query heads with its own
 // output projection. Keys and values are shared by all experts; they must be in the cache before
 // Run().
 class AttentionExperts : public ExpertBody {
