@@ -13,17 +13,18 @@ import subprocess
 import textwrap
 from typing import Any
 
-from encoder_configs import (ENCODERS, MASKED_LMS, MLM_DEPTH, MLM_EXPERT_WIDTH, MLM_EXPERTS,
-                             MLM_POSITIONS, PAIR_EXPERTS, PAIR_SELECTED)
+from encoder_configs import (ENCODERS, EQUAL_LENGTH, MASKED_LMS, MLM_DEPTH, MLM_EXPERT_WIDTH,
+                             MLM_EXPERTS, MLM_POSITIONS, PAIR_EXPERTS, PAIR_SELECTED,
+                             translator_cost)
 from evaluate_encoders import SHUFFLE_PARAGRAPHS
 from model_card import _table
 
 TITLES = {
-    "x-moe-mlm": "X-MoE's masked language model: a bidirectional encoder of four layers with a layer "
-                 f"of {MLM_EXPERTS} experts without attention in their middle; an expert is "
-                 f"{MLM_DEPTH} residual feed-forward sub-layers of {MLM_EXPERT_WIDTH} hidden units; "
-                 f"cosine scores in {MLM_EXPERTS // 2} dimensions with a learned temperature, top-1 "
-                 "selection",
+    "x-moe-mlm": "X-MoE's masked language model: a bidirectional encoder of four layers, and in "
+                 f"their middle a layer of {MLM_EXPERTS} experts without attention; an expert is "
+                 f"{MLM_DEPTH} residual feed-forward sub-layers of {MLM_EXPERT_WIDTH} hidden "
+                 f"units; cosine scores in {MLM_EXPERTS // 2} dimensions with a learned "
+                 "temperature, top-1 selection",
     "dense-mlm": "The dense twin of x-moe-mlm: the layer in the middle has a single expert, which "
                  "every token uses",
     "moa-translator": "MoA's translator from English to Spanish: three layers of encoder and of "
@@ -34,7 +35,8 @@ TITLES = {
                         "take equally many multiply-adds at 32 tokens",
 }
 X_MOE = [
-    ("the routed layer, without attention, in the middle", "X-MoE section 4.1: after layer 6 of 12"),
+    ("the routed layer, without attention, in the middle",
+     "X-MoE section 4.1: after layer 6 of 12"),
     (f"`expert` residual, `depth` {MLM_DEPTH}", "X-MoE table 8"),
     ("`score` cosine", "X-MoE eq. 7"),
     ("`dim` half the number of experts", "X-MoE section 4.1 and table 5 (16 for 32)"),
@@ -85,16 +87,19 @@ def effects(measured: dict[str, float]) -> str:
 
 def rows(name: str, figures: dict[str, Any], run: dict[str, Any],
          facts: dict[str, Any]) -> list[tuple[str, str]]:
-    macs = facts["macs_per_token"]
-    keys = macs["attention_per_key"]["max"]
+    if name in MASKED_LMS:
+        macs = facts["macs_per_token"]
+        cost = macs["nominal"] + EQUAL_LENGTH * macs["attention_per_key"]["max"]
+        unit = "token"
+    else:
+        cost, unit = translator_cost(ENCODERS[name], EQUAL_LENGTH), "source and target token"
     out = [
         ("parameters", f"{figures['parameters']:,}"),
         ("model.safetensors", f"{figures['file_bytes']:,} bytes (bf16, router f32)"),
         ("parameters that one token uses, embeddings included",
          f"{facts['activated_parameters']['nominal']:,}"),
-        ("multiply-adds per token, without the head",
-         f"{macs['nominal']:,}, and {keys:,} for each key; {macs['nominal'] + 32 * keys:,} at 32 "
-         "keys"),
+        (f"multiply-adds per {unit} of texts of {EQUAL_LENGTH} tokens, without the head",
+         f"{cost:,}"),
         ("training steps, training tokens",
          f"{run['steps']:,} steps, {run['tokens']:,} tokens"),
     ]
@@ -132,8 +137,8 @@ def card(name: str, figures: dict[str, Any], run: dict[str, Any], facts: dict[st
         "Pseudo-perplexity: exp of the mean of -ln p over all tokens of the first paragraphs of "
         "`tests/data/heldout.txt`; each token is hidden in turn while the rest is seen "
         "(`tests/reference/train/evaluate_encoders.py`)." if masked else
-        "chrF and BLEU: sacrebleu with its defaults over `tests/data/heldout_pairs.tsv`, verses and "
-        "messages that were not trained on, translated by the server in f32 "
+        "chrF and BLEU: sacrebleu with its defaults over `tests/data/heldout_pairs.tsv`, verses "
+        "and messages that were not trained on, translated by the server in f32 "
         "(`tests/reference/train/evaluate_pairs.py` repeats it). Greedy, and beam search of width "
         "4.")
     parts = [f"# {name}", textwrap.fill(title, 100), _table(rows(name, figures, run, facts))]

@@ -23,12 +23,8 @@ MLM_EXPERTS, MLM_EXPERT_WIDTH, MLM_DEPTH = 12, 64, 3
 PAIR_POSITIONS = 256
 PAIR_EXPERTS, PAIR_SELECTED = 12, 6
 PAIR_WIDTH = 192
-# Multiply-adds of one attention at 32 tokens: 2 (k + 1) d_h d + 2 k d_h * 32 and the router's E d;
-# dense 4 d^2 + 2 d * 32.
-_ROUTED_COST = (2 * (PAIR_SELECTED + 1) * HEAD_DIM * HIDDEN + 2 * PAIR_SELECTED * HEAD_DIM * 32
-                + PAIR_EXPERTS * HIDDEN)
-_DENSE_COST = 4 * HIDDEN * HIDDEN + 2 * HIDDEN * 32
-_EXCESS = (_DENSE_COST - _ROUTED_COST) // (2 * HIDDEN)
+# The length of both texts at which the twins' multiply-adds are equal.
+EQUAL_LENGTH = 32
 
 
 def _dense_attention(bias: bool) -> Config:
@@ -91,9 +87,46 @@ MASKED_LMS: dict[str, Config] = {
         "gate": "softmax", "select": {"kind": "top_k", "k": 1}}}),
     "dense-mlm": _masked_lm({"kind": "dense", "expert": _STACKED, "width": MLM_EXPERT_WIDTH}),
 }
+
+
+def attention_cost(attention: Config, length: int) -> int:
+    """Multiply-adds of one attention for one row and `length` keys (MoA eq. 18 and 19, with the
+    products of weights and values, and with the router)."""
+    head = attention["head_dim"]
+    if attention["kind"] == "dense":
+        heads = keys = attention["num_heads"]
+        router = 0
+    else:
+        heads, keys = attention["routing"]["select"]["k"], 1
+        router = attention["routing"]["num_experts"] * HIDDEN
+    return 2 * (heads + keys) * head * HIDDEN + 2 * heads * head * length + router
+
+
+def translator_cost(config: Config, length: int) -> int:
+    """Multiply-adds of one source token and one target token, without the head, if both texts have
+    `length` tokens."""
+    total = 0
+    for stack in ("encoder", "decoder"):
+        part = config[stack]
+        layer = attention_cost(part["attention"], length)
+        if "cross_attention" in part:
+            layer += attention_cost(part["cross_attention"], length)
+        layer += 2 * HIDDEN * part["feed_forward"]["width"]
+        total += part["num_hidden_layers"] * layer
+    return total
+
+
+_DENSE = _dense_attention(bias=False)
+# By how many hidden units of a feed-forward layer a dense attention costs more than a routed one.
+_EXCESS = (attention_cost(_DENSE, EQUAL_LENGTH)
+           - attention_cost(_ATTENTION_EXPERTS, EQUAL_LENGTH)) // (2 * HIDDEN)
 TRANSLATORS: dict[str, Config] = {
     "moa-translator": _pair(_ATTENTION_EXPERTS, PAIR_WIDTH, PAIR_WIDTH),
-    "dense-translator": _pair(_dense_attention(bias=False), PAIR_WIDTH - _EXCESS,
-                              PAIR_WIDTH - 2 * _EXCESS),
+    "dense-translator": _pair(_DENSE, PAIR_WIDTH - _EXCESS, PAIR_WIDTH - 2 * _EXCESS),
 }
 ENCODERS = {**MASKED_LMS, **TRANSLATORS}
+
+
+if __name__ == "__main__":
+    for name, config in TRANSLATORS.items():
+        print(f"{name}: {translator_cost(config, EQUAL_LENGTH):,} multiply-adds")

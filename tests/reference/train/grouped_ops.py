@@ -176,8 +176,8 @@ class TiedCrossEntropy(torch.autograd.Function):
     """Computes the mean cross entropy with logits = hidden embed^T.
 
     With `smoothing`, the target takes 1 - smoothing of the wanted distribution, and all tokens
-    share the rest equally. It processes BLOCK rows at a time, so that the logits stay in the CPU cache. forward() computes
-    the gradients, too, since the logits are not kept for backward().
+    share the rest equally. It processes BLOCK rows at a time, so that the logits stay in the CPU
+    cache. forward() computes the gradients, too, since the logits are not kept for backward().
     """
 
     BLOCK = 256

@@ -11,7 +11,8 @@ A hash of a verse's name, or of a message's words, selects the part that a pair 
 English texts of a verse are in the same part. A pair whose English or Spanish words occur in a pair
 of another part is left out of the training text, so nothing that is held out is trained on.
 
-  python3 prepare_pairs.py --out BUILD_FOLDER [--root FOLDER] [--heldout tests/data/heldout_pairs.tsv]
+  python3 prepare_pairs.py --out BUILD_FOLDER [--root FOLDER] \
+      [--heldout tests/data/heldout_pairs.tsv]
 
 Packages that are unpacked but not installed are read below --root.
 """

@@ -1,7 +1,7 @@
 """Trains a bundled masked language model or translator on one core and exports its folder.
 
 A routed model and its dense twin see the same batches in the same order. Batches hold about
-TOKENS_PER_STEP tokens of texts of similar lengths, without padding. The extra losses are the papers':
+TOKENS_PER_STEP tokens of texts of similar lengths, without padding. The papers have extra losses:
   X-MoE eq. 9:         load balance, weight 1e-2
   MoA eq. 13 and 16:   load balance with normalized loads, weight 1e-2; router z-loss, weight 1e-3
 Translators are trained with label smoothing 0.1, as in MoA section 5.1; masked language models with
