@@ -253,10 +253,13 @@ open_inference_tests() {
   done
 }
 
-# Tests 200 sets of tools on every bundled model.
+# Prints the folders of the bundled decoders; deploy/models has encoders and translators, too.
+bundled_decoders() { python3 tests/support/bundled_models.py; }
+
+# Tests 200 sets of tools on every bundled decoder.
 tool_tests() {
   local folder
-  for folder in deploy/models/*/; do
+  for folder in $(bundled_decoders); do
     MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/$folder \
       "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients/test_tools.py
   done
@@ -358,10 +361,12 @@ schema_parity() {
     build/release/tests/structured/structured_cli deploy/models/mh-moe
 }
 
-# model_answers SCHEMAS: tests completions of the bundled models with SCHEMAS generated JSON
+# model_answers SCHEMAS: tests completions of the bundled decoders with SCHEMAS generated JSON
 # schemas.
 model_answers() {
-  "$venv/bin/python" tests/structured/model_answers.py build/release/moeserve deploy/models/*/ \
+  local -a folders
+  mapfile -t folders < <(bundled_decoders)
+  "$venv/bin/python" tests/structured/model_answers.py build/release/moeserve "${folders[@]}" \
     --schemas "$1"
 }
 
@@ -409,8 +414,10 @@ check_goldens() {
 
 # Checks that the PyTorch reference, run with the server's routes, selects the same experts.
 routing_records() {
+  local -a folders
+  mapfile -t folders < <(bundled_decoders)
   "$reference_venv/bin/python" tests/routing/record_parity.py --moeserve build/release/moeserve \
-    deploy/models/*/
+    "${folders[@]}"
 }
 
 # run_script SCRIPT: runs a test script with the release build.

@@ -14,6 +14,9 @@ import pytest
 
 from conftest import ROOT, binary, start_server, stop_server
 
+sys.path.append(str(ROOT / "tests/support"))
+import bundled_models  # noqa: E402
+
 MODEL = ROOT / "deploy/models/mh-moe"
 TEMPLATE = ROOT / "deploy/models/plain_text.jinja"
 ANSWER = " southern Africa and central Asia having small yellow flowers."
@@ -132,9 +135,9 @@ def test_every_instruction_set_gives_the_same_text():
     assert "plain" in ran
 
 
-def test_the_bundled_models_have_defaults_for_sampling(served):
-    for folder in sorted((ROOT / "deploy/models").glob("*/generation_config.json")):
-        values = json.loads(folder.read_text())
+def test_the_bundled_decoders_have_defaults_for_sampling(served):
+    for folder in bundled_models.folders():
+        values = json.loads((folder / "generation_config.json").read_text())
         assert (values["temperature"], values["top_p"]) == (0.7, 0.9), folder
     info = curl(f"curl -s {served.url}/server_info", served)
     assert info["models"][0]["default_sampling"] == {"temperature": 0.7, "top_p": 0.9}

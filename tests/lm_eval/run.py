@@ -7,7 +7,7 @@ server in f32 and in bf16, and compared with the reference in f32.
 
   MOESERVE_BIN=build/release/moeserve python3 run.py [MODEL ...]
 
-MODEL is the name of a folder in deploy/models or a path. Without MODEL, all sparse models in
+MODEL is the name of a folder in deploy/models or a path. Without MODEL, all sparse decoders in
 deploy/models are tested.
 """
 
@@ -30,11 +30,12 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODELS = ROOT / "deploy" / "models"
-sys.path.insert(0, str(ROOT / "tests" / "reference"))
+sys.path[:0] = [str(ROOT / "tests" / "reference"), str(ROOT / "tests" / "support")]
 
 import tokenizers  # noqa: E402
 import torch  # noqa: E402
 
+import bundled_models  # noqa: E402
 import make_goldens  # noqa: E402
 import make_task  # noqa: E402
 import routed_decoder  # noqa: E402
@@ -119,8 +120,7 @@ def find_models(names: list[str]) -> list[pathlib.Path]:
         folders = [MODELS / name if (MODELS / name).is_dir() else pathlib.Path(name).resolve()
                    for name in names]
     else:
-        folders = [path.parent for path in sorted(MODELS.glob("*/config.json"))
-                   if is_sparse(path.parent)]
+        folders = [folder for folder in bundled_models.folders() if is_sparse(folder)]
     for folder in folders:
         if not (folder / "config.json").exists():
             sys.exit(f"{folder} is no model folder")

@@ -25,6 +25,9 @@ import sys
 
 import torch
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+
+import bundled_models
 import routed_decoder
 import safetensors_io
 import selection
@@ -83,7 +86,7 @@ def tiny_prompts(name: str, vocab: int) -> torch.Tensor:
 def heldout_tokens() -> torch.Tensor:
     """The held-out text as one stream; the separator between documents is a single token."""
     import tokenizers  # Only the trained models need it.
-    tokenizer = tokenizers.Tokenizer.from_file(str(next(MODELS.glob("*/tokenizer.json"))))
+    tokenizer = tokenizers.Tokenizer.from_file(str(MODELS / "dense/tokenizer.json"))
     return torch.tensor(tokenizer.encode(HELDOUT.read_text(encoding="utf-8")).ids)
 
 
@@ -228,7 +231,7 @@ def emit(path: pathlib.Path, content: bytes, check: bool) -> list[str]:
 def run(options: argparse.Namespace) -> list[str]:
     problems: list[str] = []
     out = options.out
-    trained = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
+    trained = [folder.name for folder in bundled_models.folders()]
     chosen = set(options.only or [*tiny_models.TINY, *trained])
     if not options.trained:
         for name in tiny_models.TINY:

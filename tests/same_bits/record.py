@@ -13,6 +13,9 @@ import sys
 import tempfile
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+
+import bundled_models
 import cases
 import commands
 import compare
@@ -203,7 +206,7 @@ def parse_arguments():
     parser.add_argument("first", type=pathlib.Path, metavar="BINARY|BEFORE")
     parser.add_argument("second", type=pathlib.Path, metavar="OUT_FOLDER|AFTER")
     parser.add_argument("--models", type=pathlib.Path, nargs="+", metavar="DIR",
-                        help="checkpoint folders; default: those of deploy/models")
+                        help="checkpoint folders; default: the decoders of deploy/models")
     parser.add_argument("--requests", type=int, default=200, help="number per model")
     parser.add_argument("--dtypes", default="f32,bf16,int8")
     parser.add_argument("--ignore", action="append", default=[], metavar="PART",
@@ -217,7 +220,7 @@ def main():
         return compare.compare(arguments.first, arguments.second, arguments.ignore)
     models = arguments.models
     if models is None:
-        models = [file.parent for file in sorted((ROOT / "deploy/models").glob("*/config.json"))]
+        models = bundled_models.folders()
     record(arguments.first.resolve(), arguments.second, models, arguments.dtypes.split(","),
            arguments.requests)
     return 0

@@ -5,7 +5,8 @@ Each schema is sent to one of the models in turn, at temperature 1. Every comple
 finish reason "stop" must be valid, and at least 95 % of the completions must end this way within
 --limit tokens.
 
-    python tests/structured/model_answers.py build/release/moeserve deploy/models/*/
+    python tests/structured/model_answers.py build/release/moeserve \
+        $(python3 tests/support/bundled_models.py)
 """
 
 import argparse

@@ -15,9 +15,11 @@ import sys
 
 import torch
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "reference"))
+TESTS = pathlib.Path(__file__).resolve().parents[2]
+sys.path += [str(TESTS / "reference"), str(TESTS / "support")]
 
-from make_goldens import MODELS, PERPLEXITY_TOKENS, PERPLEXITY_WINDOW, heldout_tokens
+import bundled_models
+from make_goldens import PERPLEXITY_TOKENS, PERPLEXITY_WINDOW, heldout_tokens
 from routed_decoder import RoutedDecoder, perplexity
 
 Tensor = torch.Tensor
@@ -43,7 +45,7 @@ class W8A8Decoder(RoutedDecoder):
 def main() -> None:
     folders = [pathlib.Path(f) for f in sys.argv[1:]]
     tokens = heldout_tokens()[:PERPLEXITY_TOKENS]
-    for folder in folders or sorted(path.parent for path in MODELS.glob("*/config.json")):
+    for folder in folders or bundled_models.folders():
         plain, rounded = (
             perplexity(kind.from_folder(folder, bf16_products=True), tokens, PERPLEXITY_WINDOW)
             for kind in (RoutedDecoder, W8A8Decoder))

@@ -131,10 +131,12 @@ def measure(model: routed_decoder.RoutedDecoder, tokens: torch.Tensor,
     return math.exp(total / count)
 
 
-def shuffled(tensors: dict[str, torch.Tensor], layer: int, part: str) -> dict[str, torch.Tensor]:
+def shuffled(tensors: dict[str, torch.Tensor], layer: int, part: str,
+             stack: str = "") -> dict[str, torch.Tensor]:
     """Returns the tensors with the experts of one block rotated by one index. The router is
-    unchanged, so every selection runs a wrong expert."""
-    prefix = f"blocks.{layer}.{part}.experts."
+    unchanged, so every selection runs a wrong expert. `stack`: what names of the block begin with.
+    """
+    prefix = f"{stack}blocks.{layer}.{part}.experts."
     numbers = sorted({int(name[len(prefix):].split(".")[0])
                       for name in tensors if name.startswith(prefix)})
     out = dict(tensors)

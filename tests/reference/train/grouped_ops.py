@@ -175,14 +175,16 @@ class GatedExperts(torch.autograd.Function):
 class TiedCrossEntropy(torch.autograd.Function):
     """Computes the mean cross entropy with logits = hidden embed^T.
 
-    It processes BLOCK rows at a time, so that the logits stay in the CPU cache. forward() computes
-    the gradients, too, since the logits are not kept for backward().
+    With `smoothing`, the target takes 1 - smoothing of the wanted distribution, and all tokens
+    share the rest equally. It processes BLOCK rows at a time, so that the logits stay in the CPU
+    cache. forward() computes the gradients, too, since the logits are not kept for backward().
     """
 
     BLOCK = 256
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, embed: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, embed: Tensor, targets: Tensor,
+                smoothing: float = 0.0) -> Tensor:
         low = embed.to(low_dtype)
         states = hidden.to(low_dtype)
         loss = 0.0
@@ -194,12 +196,17 @@ class TiedCrossEntropy(torch.autograd.Function):
             block, wanted = states[start:stop], targets[start:stop, None]
             logits = (block @ low.t()).float()
             logits -= logits.amax(1, keepdim=True)
-            picked = logits.gather(1, wanted).sum()
+            picked = (1.0 - smoothing) * logits.gather(1, wanted).sum()
+            if smoothing > 0.0:
+                picked += smoothing * logits.mean(1).sum()
             logits.exp_()
             total = logits.sum(1, keepdim=True)
             loss += float(total.log().sum() - picked)
             logits /= total
-            logits.scatter_add_(1, wanted, torch.full_like(wanted, -1.0, dtype=torch.float32))
+            if smoothing > 0.0:
+                logits -= smoothing / logits.shape[1]
+            logits.scatter_add_(1, wanted,
+                                torch.full_like(wanted, smoothing - 1.0, dtype=torch.float32))
             grad = (logits * scale).to(low_dtype)
             dhidden[start:stop] = grad @ low
             dembed += grad.t() @ block
@@ -207,9 +214,9 @@ class TiedCrossEntropy(torch.autograd.Function):
         return torch.tensor(loss * scale)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         dhidden, dembed = ctx.saved_tensors
-        return dhidden * grad, dembed * grad, None
+        return dhidden * grad, dembed * grad, None, None
 
 
 class ToSorted(torch.autograd.Function):

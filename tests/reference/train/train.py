@@ -20,6 +20,8 @@ import pathlib
 import shutil
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,14 +130,16 @@ def export(model: FastModel, config: Config, folder: pathlib.Path,
 
 
 class Run:
-    """Trains one model and saves a checkpoint every --save-seconds."""
+    """Trains one model and saves a checkpoint every --save-seconds. Subclasses train other kinds of
+    models: they bring other batches, losses and validations."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, config: Config, model: Any) -> None:
         self.options = options
-        self.config = BUNDLED[options.model]
-        self.model = FastModel(self.config, seed=options.seed)
+        self.config = config
+        self.model = model
         self.optimizer = make_optimizer(self.model)
         self.step = 0
+        self.tokens = 0
         self.seconds = 0.0
         self.checkpoint = options.work / f"{options.model}.pt"
         if self.checkpoint.exists() and options.resume:
@@ -144,24 +148,39 @@ class Run:
                 for name, value in self.model.parameters.items():
                     value.copy_(state["parameters"][name])
             self.optimizer.load_state_dict(state["optimizer"])
-            self.step = state["step"]
+            self.step, self.tokens = state["step"], state["tokens"]
             self.seconds = state["seconds"]
+
+    def batches(self) -> Iterator[Any]:
+        data = np.load(self.options.data / "train.npy")
+        return batches(data, self.options.steps, self.options.seed)
+
+    def tokens_of(self, batch: Any) -> int:
+        return BLOCK * BLOCKS_PER_STEP
+
+    def extra_loss(self, stats: Statistics) -> torch.Tensor | float:
+        return extra_loss(self.options.model, stats)
+
+    def validate(self) -> str:
+        validation = np.load(self.options.data / "validation.npy")
+        perplexity, width = quick_validation(self.model, validation, 160)
+        return f"validation perplexity {perplexity:.2f}, selected width {width:.1f}"
 
     def save(self) -> None:
         partial = self.checkpoint.with_suffix(".part")
         torch.save({"parameters": {n: v.detach() for n, v in self.model.parameters.items()},
-                    "optimizer": self.optimizer.state_dict(),
+                    "optimizer": self.optimizer.state_dict(), "tokens": self.tokens,
                     "step": self.step, "seconds": self.seconds}, partial)
         partial.replace(self.checkpoint)
         export(self.model, self.config, self.options.export, self.options.tokenizer)
 
-    def train_step(self, tokens: torch.Tensor) -> tuple[float, Statistics]:
+    def train_step(self, batch: Any) -> tuple[float, Statistics]:
         rate = learning_rate(self.step, self.options.steps, self.options.rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         stats = Statistics()
-        loss = self.model.loss(tokens, stats)
-        (loss + extra_loss(self.options.model, stats)).backward()
+        loss = self.model.loss(batch, stats)
+        (loss + self.extra_loss(stats)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters.values(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -169,15 +188,14 @@ class Run:
         return float(loss.detach()), stats
 
     def run(self) -> None:
-        data = np.load(self.options.data / "train.npy")
-        validation = np.load(self.options.data / "validation.npy")
         last_save = began = time.monotonic()
         mean_loss = 0.0
-        for index, tokens in enumerate(batches(data, self.options.steps, self.options.seed)):
+        for index, batch in enumerate(self.batches()):
             if index < self.step:
                 continue
-            loss, stats = self.train_step(tokens)
+            loss, stats = self.train_step(batch)
             self.step += 1
+            self.tokens += self.tokens_of(batch)
             mean_loss = loss if not mean_loss else 0.95 * mean_loss + 0.05 * loss
             now = time.monotonic()
             if self.step % 50 == 0:
@@ -189,29 +207,28 @@ class Run:
                 self.seconds = before
         self.seconds += time.monotonic() - began
         self.save()
-        perplexity, width = quick_validation(self.model, validation, 160)
-        print(f"done {self.options.model}: {self.step} steps, {self.seconds:.0f} s, validation "
-              f"perplexity {perplexity:.2f}, selected width {width:.1f}", flush=True)
+        print(f"done {self.options.model}: {self.step} steps, {self.seconds:.0f} s, "
+              f"{self.validate()}", flush=True)
         (self.options.work / f"{self.options.model}.json").write_text(json.dumps({
-            "steps": self.step, "tokens": self.step * BLOCK * BLOCKS_PER_STEP,
+            "steps": self.step, "tokens": self.tokens,
             "seconds": round(self.seconds), "rate": self.options.rate}))
 
     def report(self, loss: float, stats: Statistics, seconds: float) -> None:
         low = min((float(load.min() / load.mean()) for load in stats.loads), default=1.0)
         width = sum(stats.selected_width) / max(1, len(stats.selected_width))
         print(f"{self.options.model} step {self.step} loss {loss:.3f} {seconds:.0f} s "
-              f"{self.step * BLOCK * BLOCKS_PER_STEP / seconds:.0f} tokens/s "
-              f"least load {low:.2f} width {width:.1f} "
+              f"{self.tokens / seconds:.0f} tokens/s least load {low:.2f} width {width:.1f} "
               f"entropy {[round(float(e.detach()), 2) for e in stats.entropy]}", flush=True)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--model", choices=sorted(BUNDLED), required=True)
+def parse_options(description: str | None, models: Iterable[str], steps: int,
+                  rate: float) -> argparse.Namespace:
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--model", choices=sorted(models), required=True)
     for name in ("data", "tokenizer", "work", "export"):
         arguments.add_argument(f"--{name}", type=pathlib.Path, required=True)
-    arguments.add_argument("--steps", type=int, default=3600)
-    arguments.add_argument("--rate", type=float, default=4e-3)
+    arguments.add_argument("--steps", type=int, default=steps)
+    arguments.add_argument("--rate", type=float, default=rate)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument("--save-seconds", type=float, default=120)
@@ -219,7 +236,13 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
-    Run(options).run()
+    return options
+
+
+def main() -> None:
+    options = parse_options(__doc__, BUNDLED, steps=3600, rate=4e-3)
+    config = BUNDLED[options.model]
+    Run(options, config, FastModel(config, seed=options.seed)).run()
 
 
 if __name__ == "__main__":
