@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import pathlib
+import random
 import struct
 
 TEMPLATES = pathlib.Path("tests/chat/templates")
@@ -345,6 +346,41 @@ def tokenizer_text():
         yield bytes([0, 5]) + text.encode()
 
 
+def text_requests():
+    # By route: embeddings, pooling, classify, score, rerank, fill-mask; TEI's embed, embed_all,
+    # predict, rerank, similarity; vectors and labels of the Open Inference Protocol.
+    texts = [{"input": "rose"}, {"input": ["a", "", "rose"], "dimensions": 8, "normalize": True},
+             {"input": [[1, 2], [3]], "encoding_format": "base64", "token_type_ids": [[0, 1], [0]]},
+             {"input": [{"text": "a", "text_pair": "b"}], "truncate_prompt_tokens": -1},
+             {"input": "a", "task": "token_embed", "truncation_side": "left", "priority": 1}]
+    pairs = [{"text_1": "a", "text_2": ["b", "c"]}, {"queries": ["a"], "documents": "b"}]
+    ranked = [{"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1,
+               "max_tokens_per_doc": 2, "return_documents": True}]
+    masks = [{"input": [1, 5, 2], "top_k": 2, "targets": [3], "logprobs": True},
+             {"input": [1, 2], "logprobs": True, "targets_of": [2, 1]}]
+    tei = [{"inputs": "a", "truncate": True, "truncation_direction": "Left"},
+           {"inputs": ["a", "b"], "normalize": False, "prompt_name": "query"},
+           {"inputs": [["a"], ["b", "c"]], "raw_scores": True}]
+    tensors = [{"text_input": ["a", "b"], "dimensions": 4, "timeout": 1000},
+               {"text_input": "a", "parameters": {"normalize": True}}]
+    bodies = [texts, texts, [*texts, {"input": "a", "aggregation": "viterbi"}], pairs, ranked, masks,
+              tei, tei, tei, [{"query": "a", "texts": ["b"], "return_text": True}],
+              [{"inputs": {"source_sentence": "a", "sentences": ["b"]},
+                "parameters": {"truncate": True}}], tensors, tensors]
+    for kind, of_route in enumerate(bodies):
+        for body in of_route:
+            for head in range(5):
+                yield bytes([kind, head << 4]) + json.dumps(body).encode()
+                yield bytes([kind, head << 4 | 1]) + json.dumps({**body, "model": "mh-moe"}).encode()
+    random_bytes = random.Random(5)
+    for kind, of_route in enumerate(bodies):
+        text = bytearray(json.dumps(of_route[-1]).encode())
+        for _ in range(20):
+            changed = bytearray(text)
+            changed[random_bytes.randrange(len(text))] = random_bytes.randrange(32, 127)
+            yield bytes([kind, random_bytes.randrange(128)]) + bytes(changed)
+
+
 def gzip_bodies():
     packed = [gzip.compress(text, mtime=0) for text in (b"", b"abc", b'{"prompt": "a"}' * 40)]
     for text in packed + [packed[1] + packed[2], b"gzip;q=0.5, *;q=0, identity"]:
@@ -353,7 +389,8 @@ def gzip_bodies():
 
 def write(out):
     for make in (answer_splitter, http, request_json, grpc_messages, frame_guard, chat_template,
-                 gzip_bodies, json_schema, key_file, packed_cache, profile, tokenizer_text):
+                 gzip_bodies, json_schema, key_file, packed_cache, profile, text_requests,
+                 tokenizer_text):
         folder = out / make.__name__.removesuffix("_bodies")
         folder.mkdir(parents=True, exist_ok=True)
         for seed in make():

@@ -40,6 +40,14 @@ set(parts
   server/chat/chat_message.cc
   server/chat/chat_request.cc
   server/chat/history_form.cc
+  server/encode/encode_answer.cc
+  server/encode/encode_fields.cc
+  server/encode/encode_job.cc
+  server/encode/encode_results.cc
+  server/encode/entities.cc
+  server/encode/label_scores.cc
+  server/encode/prepare_texts.cc
+  server/encode/tei.cc
   server/generation/beam_params.cc
   server/generation/constraint_compiler.cc
   server/generation/generation_params.cc
