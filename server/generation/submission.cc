@@ -85,9 +85,10 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
   options.macs = context_.macs;
   int64_t prompt_tokens = 0;
   int64_t max_generated = 0;
+  const int sequences = params_.sampling.beam ? params_.sampling.beam->num_beams : params_.n;
   for (const PreparedPrompt& prompt : prompts_) {
     prompt_tokens += static_cast<int64_t>(prompt.tokens());
-    max_generated += int64_t{prompt.max_tokens} * params_.n;
+    max_generated += int64_t{prompt.max_tokens} * sequences;
   }
   if (context_.key != nullptr) {
     MOESERVE_ASSIGN_OR_RETURN(options.admission,

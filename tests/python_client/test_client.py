@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, Running
-from moeserve import (AsyncClient, Client, Error, ExpertOverride, RoutingControl, StructuredOutput,
-                      answers)
+from moeserve import (AsyncClient, BeamSearch, Client, Decoder, Error, ExpertOverride,
+                      RoutingControl, StructuredOutput, answers)
 
 PROMPT = "In the beginning God created"
 GREEDY = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
@@ -455,3 +455,44 @@ def test_many_requests_at_a_time(server):
     answers = asyncio.run(ask())
     assert len({answer.text for answer in answers[:8]}) == 1
     assert len({answer.text for answer in answers[8:]}) == 1
+
+
+@pytest.fixture(params=[Client, OnThread], ids=["client", "async_client"])
+def translator(request, tmp_path, monkeypatch):
+    """A client of a small encoder-decoder."""
+    monkeypatch.syspath_prepend(ROOT / "tests/clients")
+    import encoder_models
+
+    folder = encoder_models.make_pair(ROOT / "tests/golden/pairs/tiny-pair-moa", tmp_path)
+    running = Running("--routing-records", "--dtype", "f32", model=folder)
+    made = request.param(running.grpc)
+    yield made
+    made.close()
+    running.stop()
+
+
+def test_encoder_decoders(translator):
+    source = [2, 7, 8, 9, 3]
+    plain = translator.generate(source, routes=True, **GREEDY)
+    assert plain.routes.tokens == 12 and plain.source_routes.tokens == len(source)
+    assert plain.beam_score is None
+    forced = translator.generate(source, decoder=Decoder(forced_bos_token_id=9), **GREEDY)
+    assert forced.token_ids[0] == 9
+    begun = translator.generate(source, decoder=Decoder(prompt=plain.token_ids[:4]),
+                                **{**GREEDY, "max_tokens": 8})
+    assert np.array_equal(begun.token_ids, plain.token_ids[4:])
+    found = translator.generate(source, n=3, beam=BeamSearch(4, early_stopping="never"),
+                                max_tokens=6)
+    assert 1 <= len(found) <= 3
+    scores = [answer.beam_score for answer in found]
+    assert scores == sorted(scores, reverse=True)
+    for answer in found:
+        assert answer.beam_score == pytest.approx(
+            answer.cumulative_logprob / len(answer.token_ids), rel=1e-6)
+    encoder, decoder = (translator.statistics(stack=stack) for stack in ("encoder", "decoder"))
+    assert {block.stack for block in encoder.blocks} == {"encoder"}
+    assert "cross_attention" in {block.block for block in decoder.blocks}
+    with pytest.raises(ValueError, match="early_stopping"):
+        translator.generate(source, beam=BeamSearch(2, early_stopping="soon"))
+    with pytest.raises(Error, match="stack"):
+        translator.statistics(stack="third")

@@ -6,11 +6,12 @@ The package also has the server itself: the command `moeserve`, see `moeserve --
 from moeserve.answers import Error
 from moeserve.async_client import AsyncClient
 from moeserve.client import Client
-from moeserve.fields import ExpertOverride, RoutingControl, StructuredOutput
+from moeserve.fields import (BeamSearch, Decoder, ExpertOverride, RoutingControl,
+                             StructuredOutput)
 from moeserve.results import (BlockStatistics, ChatAnswer, Completion, Entity, ExpertStatistics,
                               Labels, Piece, RouteBlock, Routes, ToolCall, Word)
 from moeserve.server import Server
 
-__all__ = ["AsyncClient", "BlockStatistics", "ChatAnswer", "Client", "Completion", "Entity",
-           "Error", "ExpertOverride", "ExpertStatistics", "Labels", "Piece", "RouteBlock", "Routes", "RoutingControl",
-           "Server", "StructuredOutput", "ToolCall", "Word"]
+__all__ = ["AsyncClient", "BeamSearch", "BlockStatistics", "ChatAnswer", "Client", "Completion",
+           "Decoder", "Entity", "Error", "ExpertOverride", "ExpertStatistics", "Labels", "Piece",
+           "RouteBlock", "Routes", "RoutingControl", "Server", "StructuredOutput", "ToolCall", "Word"]

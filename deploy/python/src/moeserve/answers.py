@@ -69,10 +69,15 @@ class Collector:
     def add(self, message: Any) -> None:
         self._messages.setdefault(message.index, []).append(message)
 
-    def completions(self, *, count: int, logprobs: bool, routes: bool) -> list[Completion]:
-        """Returns `count` answers. Error if some are missing."""
+    def completions(self, *, count: int, logprobs: bool, routes: bool,
+                    fewer: bool = False) -> list[Completion]:
+        """Returns `count` answers; with `fewer`, there can be fewer, but one. Error if some are
+        missing."""
+        found = len(self._messages)
+        if fewer and 0 < found < count:
+            count = found
         if sorted(self._messages) != list(range(count)):
-            raise Error("INTERNAL", f"expected {count} answers, found {len(self._messages)}")
+            raise Error("INTERNAL", f"expected {count} answers, found {found}")
         return [_completion(self._messages[index], logprobs, routes) for index in range(count)]
 
     def scores(self) -> tuple[NDArray[np.float32], Routes]:
@@ -98,7 +103,11 @@ def _completion(messages: Sequence[Any], logprobs: bool, routes: bool) -> Comple
         activated_parameters_per_token=_optional(usage, "activated_parameters_per_token"),
         macs_per_token=_optional(usage, "macs_per_token"),
         routes=join_routes([m.routing for m in messages if m.HasField("routing")])
-        if routes else None)
+        if routes else None,
+        source_routes=join_routes([m.source_routing for m in messages
+                                   if m.HasField("source_routing")]) if routes else None,
+        beam_score=_optional(last, "beam_score"),
+        cumulative_logprob=_optional(last, "cumulative_logprob"))
 
 
 def piece(message: Any) -> Piece:
@@ -217,4 +226,4 @@ def _block(block: Any) -> BlockStatistics:
         rows=block.prefill_rows + block.decode_rows, counts=whole(block.counts),
         decode_counts=whole(block.decode_counts), touching_tokens=whole(block.touching_tokens),
         weight_sums=np.asarray(block.weight_sums, dtype=np.float64),
-        expert_parameters=whole(block.expert_parameters))
+        expert_parameters=whole(block.expert_parameters), stack=block.stack)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moeserve import answers, fields
 from moeserve.answers import errors
 from moeserve.chat_api import ChatApi
-from moeserve.fields import Prompt, RoutingControl, Structured
+from moeserve.fields import BeamSearch, Decoder, Prompt, RoutingControl, Structured
 from moeserve.results import (ChatAnswer, Completion, Entity, ExpertStatistics, Labels, Piece,
                               Routes, Word)
 from moeserve.v1 import moeserve_pb2 as pb
@@ -91,36 +91,41 @@ class AsyncClient:
                        routes: bool = ..., n: None = ...,
                        structured_output: Structured | None = ...,
                        routing_control: RoutingControl | None = ...,
+                       beam: BeamSearch | None = ..., decoder: Decoder | None = ...,
                        **sampling: Any) -> Completion: ...
 
     @overload
     async def generate(self, prompt: Prompt, *, n: int, model: str = ..., logprobs: bool = ...,
                        routes: bool = ..., structured_output: Structured | None = ...,
                        routing_control: RoutingControl | None = ...,
+                       beam: BeamSearch | None = ..., decoder: Decoder | None = ...,
                        **sampling: Any) -> list[Completion]: ...
 
     async def generate(self, prompt: Prompt, *, model: str = "", logprobs: bool = False,
                        routes: bool = False, n: int | None = None,
                        structured_output: Structured | None = None,
                        routing_control: RoutingControl | None = None,
+                       beam: BeamSearch | None = None, decoder: Decoder | None = None,
                        **sampling: Any) -> Completion | list[Completion]:
         request = fields.generate_request(prompt, sampling, model=model, logprobs=logprobs,
                                           routes=routes, n=1 if n is None else n,
                                           structured_output=structured_output,
-                                          routing_control=routing_control)
+                                          routing_control=routing_control, beam=beam,
+                                          decoder=decoder)
         collector = answers.Collector()
         async for message in self._generate(request):
             collector.add(message)
-        found = collector.completions(count=n or 1, logprobs=logprobs, routes=routes)
+        found = collector.completions(count=n or 1, logprobs=logprobs, routes=routes,
+                                      fewer=beam is not None)
         return found[0] if n is None else found
 
     async def stream(self, prompt: Prompt, *, model: str = "", n: int = 1,
                      structured_output: Structured | None = None,
-                     routing_control: RoutingControl | None = None,
+                     routing_control: RoutingControl | None = None, decoder: Decoder | None = None,
                      **sampling: Any) -> AsyncIterator[Piece]:
         request = fields.generate_request(prompt, sampling, model=model, n=n,
                                           structured_output=structured_output,
-                                          routing_control=routing_control)
+                                          routing_control=routing_control, decoder=decoder)
         async for message in self._generate(request):
             yield answers.piece(message)
 
@@ -224,9 +229,10 @@ class AsyncClient:
                     for end in range(len(token_ids))]
         return answers.words(prefixes)
 
-    async def statistics(self, *, model: str = "",
-                         activation_threshold: float = 0.0) -> ExpertStatistics:
-        request = pb.GetExpertStatsRequest(model=model, activation_threshold=activation_threshold)
+    async def statistics(self, *, model: str = "", activation_threshold: float = 0.0,
+                         stack: str = "") -> ExpertStatistics:
+        request = pb.GetExpertStatsRequest(model=model, stack=stack,
+                                           activation_threshold=activation_threshold)
         with errors():
             answer = await self._stub.GetExpertStats(request, **self._options)
         return answers.statistics(answer)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moeserve import answers, fields
 from moeserve.answers import Error, errors
 from moeserve.chat_api import ChatApi
-from moeserve.fields import Prompt, RoutingControl, Structured
+from moeserve.fields import BeamSearch, Decoder, Prompt, RoutingControl, Structured
 from moeserve.results import (ChatAnswer, Completion, Entity, ExpertStatistics, Labels, Piece,
                               Routes, Word)
 from moeserve.v1 import moeserve_pb2 as pb
@@ -61,19 +61,20 @@ class Client:
     @overload
     def generate(self, prompt: Prompt, *, model: str = ..., logprobs: bool = ...,
                  routes: bool = ..., n: None = ..., structured_output: Structured | None = ...,
-                 routing_control: RoutingControl | None = ..., **sampling: Any) -> Completion: ...
+                 routing_control: RoutingControl | None = ..., beam: BeamSearch | None = ...,
+                 decoder: Decoder | None = ..., **sampling: Any) -> Completion: ...
 
     @overload
     def generate(self, prompt: Prompt, *, n: int, model: str = ..., logprobs: bool = ...,
                  routes: bool = ..., structured_output: Structured | None = ...,
-                 routing_control: RoutingControl | None = ...,
-                 **sampling: Any) -> list[Completion]: ...
+                 routing_control: RoutingControl | None = ..., beam: BeamSearch | None = ...,
+                 decoder: Decoder | None = ..., **sampling: Any) -> list[Completion]: ...
 
     def generate(self, prompt: Prompt, *, model: str = "", logprobs: bool = False,
                  routes: bool = False, n: int | None = None,
                  structured_output: Structured | None = None,
-                 routing_control: RoutingControl | None = None,
-                 **sampling: Any) -> Completion | list[Completion]:
+                 routing_control: RoutingControl | None = None, beam: BeamSearch | None = None,
+                 decoder: Decoder | None = None, **sampling: Any) -> Completion | list[Completion]:
         """Continues a prompt, which is a text or token ids, and returns the whole answer; with `n`, a
         list of n answers.
 
@@ -82,26 +83,31 @@ class Client:
         a list, a single value is a list of one. `structured_output` is a form that the answer must
         have: a JSON schema (dict, text or a Pydantic model), or a StructuredOutput. `routing_control`
         changes the routing, on a server with --routing-control. With `routes`, which needs a server
-        with --routing-records, the answer has its routing record.
+        with --routing-records, the answer has its routing record. With `beam`, the answers are the
+        best ones that a beam search finds; there can be fewer than n. `decoder` says how an
+        encoder-decoder, whose source the prompt is, begins.
         """
         request = fields.generate_request(prompt, sampling, model=model, logprobs=logprobs,
                                           routes=routes, n=1 if n is None else n,
                                           structured_output=structured_output,
-                                          routing_control=routing_control)
+                                          routing_control=routing_control, beam=beam,
+                                          decoder=decoder)
         collector = answers.Collector()
         for message in self._generate(request):
             collector.add(message)
-        found = collector.completions(count=n or 1, logprobs=logprobs, routes=routes)
+        found = collector.completions(count=n or 1, logprobs=logprobs, routes=routes,
+                                      fewer=beam is not None)
         return found[0] if n is None else found
 
     def stream(self, prompt: Prompt, *, model: str = "", n: int = 1,
                structured_output: Structured | None = None,
-               routing_control: RoutingControl | None = None, **sampling: Any) -> Iterator[Piece]:
+               routing_control: RoutingControl | None = None, decoder: Decoder | None = None,
+               **sampling: Any) -> Iterator[Piece]:
         """Like generate(), but yields the answers piece by piece as they are generated; `index` of a
         piece says to which of the n answers it belongs. Closing the iterator ends the request."""
         request = fields.generate_request(prompt, sampling, model=model, n=n,
                                           structured_output=structured_output,
-                                          routing_control=routing_control)
+                                          routing_control=routing_control, decoder=decoder)
         for message in self._generate(request):
             yield answers.piece(message)
 
@@ -221,9 +227,12 @@ class Client:
         return answers.words([self.detokenize(token_ids[:end + 1], model=model)
                               for end in range(len(token_ids))])
 
-    def statistics(self, *, model: str = "", activation_threshold: float = 0.0) -> ExpertStatistics:
-        """Returns the statistics of the experts since the server started."""
-        request = pb.GetExpertStatsRequest(model=model, activation_threshold=activation_threshold)
+    def statistics(self, *, model: str = "", activation_threshold: float = 0.0,
+                   stack: str = "") -> ExpertStatistics:
+        """Returns the statistics of the experts since the server started. `stack` is "encoder" or
+        "decoder" (default) of an encoder-decoder."""
+        request = pb.GetExpertStatsRequest(model=model, stack=stack,
+                                           activation_threshold=activation_threshold)
         with errors():
             answer = self._stub.GetExpertStats(request, **self._options)
         return answers.statistics(answer)

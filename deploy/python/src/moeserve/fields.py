@@ -121,13 +121,57 @@ class RoutingControl:
         return out
 
 
+@dataclass(frozen=True)
+class BeamSearch:
+    """Searches for the most probable answers instead of drawing tokens."""
+
+    num_beams: int  # 1 to 64, at least n
+    length_penalty: float | None = None  # above 0 favours long answers; None: 1
+    # Whether the search ends once num_beams answers are finished; "never" goes on as long as a better
+    # one is possible.
+    early_stopping: bool | str = False
+
+    def message(self) -> pb.BeamSearch:
+        """Returns the search for gRPC. ValueError for another value of early_stopping."""
+        kinds = {False: pb.EARLY_STOPPING_FALSE, True: pb.EARLY_STOPPING_TRUE,
+                 "never": pb.EARLY_STOPPING_NEVER}
+        if self.early_stopping not in kinds:
+            raise ValueError("BeamSearch: early_stopping: expected True, False or 'never', found "
+                             f"{self.early_stopping!r}")
+        out = pb.BeamSearch(num_beams=self.num_beams, early_stopping=kinds[self.early_stopping])
+        if self.length_penalty is not None:
+            out.length_penalty = self.length_penalty
+        return out
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How the answers of an encoder-decoder begin, whose prompt is the source."""
+
+    prompt: Prompt | None = None  # a text without special tokens, or token ids
+    # The first token that is generated: an id, or a language ("fra_Latn", "fr").
+    forced_bos_token_id: int | None = None
+    target_language: str = ""
+
+    def put(self, request: Any) -> None:
+        if isinstance(self.prompt, str):
+            request.decoder_prompt = self.prompt
+        elif self.prompt is not None:
+            request.decoder_prompt_token_ids.ids.extend(int(token) for token in self.prompt)
+        if self.forced_bos_token_id is not None:
+            request.forced_bos_token_id = self.forced_bos_token_id
+        request.target_language = self.target_language
+
+
 Structured = StructuredOutput | Schema
 
 
 def generate_request(prompt: Prompt, sampling: Mapping[str, Any], *, model: str = "",
                      logprobs: bool = False, prompt_logprobs: bool = False, routes: bool = False,
                      n: int = 1, structured_output: Structured | None = None,
-                     routing_control: RoutingControl | None = None) -> pb.GenerateRequest:
+                     routing_control: RoutingControl | None = None,
+                     beam: BeamSearch | None = None,
+                     decoder: Decoder | None = None) -> pb.GenerateRequest:
     """ValueError if a field of `sampling` is unknown or has a wrong value."""
     if n < 1:
         raise ValueError(f"n: expected at least 1, found {n}")
@@ -141,6 +185,10 @@ def generate_request(prompt: Prompt, sampling: Mapping[str, Any], *, model: str 
         request.structured_output.CopyFrom(_structured(structured_output).message())
     if routing_control is not None:
         request.routing_control.CopyFrom(routing_control.message())
+    if beam is not None:
+        request.beam.CopyFrom(beam.message())
+    if decoder is not None:
+        decoder.put(request)
     set_prompt(request, prompt)
     return request
 

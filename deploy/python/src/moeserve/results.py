@@ -15,7 +15,7 @@ class RouteBlock:
     """A routed block, as the rows of a routing record have it."""
 
     layer: int
-    block: str  # "attention" or "feed_forward"
+    block: str  # "attention", "cross_attention" or "feed_forward"
     num_experts: int
     sub_tokens: int  # rows of one token in this block
     first_row: int  # index of its first row among the rows of a token
@@ -124,6 +124,11 @@ class Completion:
     activated_parameters_per_token: float | None
     macs_per_token: float | None
     routes: Routes | None  # of the prompt and the answer, if asked for
+    source_routes: Routes | None = None  # of the source of an encoder-decoder, if asked for
+    # Of a beam search: the sum of the tokens' log-probabilities, and that divided as
+    # BeamSearch.length_penalty says.
+    beam_score: float | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ class BlockStatistics:
     """
 
     layer: int
-    block: str  # "attention" or "feed_forward"
+    block: str  # "attention", "cross_attention" or "feed_forward"
     num_experts: int
     tokens: int
     rows: int
@@ -166,6 +171,7 @@ class BlockStatistics:
     touching_tokens: NDArray[np.int64]  # [num_experts]: tokens with a row that selected the expert
     weight_sums: NDArray[np.float64]  # [num_experts]: sums of the gate weights
     expert_parameters: NDArray[np.int64]  # [num_experts]
+    stack: str = ""  # "encoder" or "decoder"; empty if the model has one stack
 
     @property
     def shares(self) -> NDArray[np.float64]:
