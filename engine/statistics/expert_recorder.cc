@@ -4,7 +4,9 @@
 #include <charconv>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "engine/spec/weights.h"
@@ -38,9 +40,25 @@ void ChooseTable(const ModelSpec& spec, const RouteLayout& layout, const Recorde
   }
 }
 
-bool IsEmbeddingOrHead(const std::string& name, Stack stack) {
-  return name.starts_with("embed") || name.starts_with("head.") ||
-         name.starts_with(std::string(TensorPrefix(stack)) + "embed");
+// `name` is that of a tensor behind the prefix of its stack.
+bool IsEmbeddingOrHead(std::string_view name) {
+  return name.starts_with("embed") || name.starts_with("head.");
+}
+
+// Returns a stack's tensors but tables of ids, embeddings and the LM head. A decoder's tensors
+// include those of the encoder beside it.
+std::vector<TensorRequirement> CountedTensors(const ModelSpec& spec) {
+  std::vector<TensorRequirement> tensors = RequiredTensors(spec);
+  std::erase_if(tensors, [&](const TensorRequirement& t) {
+    std::string_view name = t.name;
+    if (spec.stack == Stack::kDecoder && name.starts_with(TensorPrefix(Stack::kEncoder))) {
+      return true;
+    }
+    const std::string_view prefix = TensorPrefix(spec.stack);
+    if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
+    return t.ids || IsEmbeddingOrHead(name);
+  });
+  return tensors;
 }
 
 // Returns the expert's index: "blocks.3.attention.experts.7.q.weight" -> 7; -1 if the tensor
@@ -142,10 +160,12 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
   ExpertStats stats;
   stats.stack = spec.stack;
   const RouteLayout layout(spec);
+  std::vector<std::string> names;  // of the routed blocks
   bool split = false;
   for (const RoutedBlock& block : layout.blocks) {
-    stats.blocks.push_back(
-        EmptyBlock(spec.blocks[static_cast<size_t>(block.slot)], block, any_selection));
+    const BlockSpec& owner = spec.blocks[static_cast<size_t>(block.slot)];
+    names.push_back(owner.name());
+    stats.blocks.push_back(EmptyBlock(owner, block, any_selection));
     stats.blocks.back().stack = spec.stack;
     split = split || block.sub_tokens > 1;
   }
@@ -156,17 +176,12 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
     most_distinct += b.distinct_histogram.size() - 1;
   }
   stats.diversity_histogram.resize(most_distinct + 1);
-  for (const TensorRequirement& t : RequiredTensors(spec)) {
-    // Those of the encoder belong to its own statistics.
-    if (spec.stack == Stack::kDecoder && t.name.starts_with(TensorPrefix(Stack::kEncoder)))
-      continue;
-    if (IsEmbeddingOrHead(t.name, spec.stack) || t.ids) continue;
+  for (const TensorRequirement& t : CountedTensors(spec)) {
     int64_t size = 1;
     for (int64_t s : t.shape) size *= s;
     bool expert = false;
-    for (size_t i = 0; i < stats.blocks.size() && !expert; ++i) {
-      const auto slot = static_cast<size_t>(layout.blocks[i].slot);
-      const int e = ExpertOf(t.name, spec.blocks[slot].name());
+    for (size_t i = 0; i < names.size(); ++i) {
+      const int e = ExpertOf(t.name, names[i]);
       if (e < 0) continue;
       stats.blocks[i].expert_parameters[e] += size;
       expert = true;

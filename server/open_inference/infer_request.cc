@@ -217,7 +217,7 @@ struct InferParts {
 // Converts parameters and inputs to fields; `texts` is the name of the field of `text_input`.
 Result<InferParts> PutAll(const InferRequest& request, Pieces pieces, const char* texts,
                           Fields& fields, InferSettings& settings) {
-  InferParts parts{.stream = pieces == Pieces::kByDefault};
+  InferParts parts{.without_input = std::nullopt, .stream = pieces == Pieces::kByDefault};
   const InferTensor* inputs = nullptr;
   std::vector<std::string_view> names;
   for (const auto& [name, value] : request.parameters) {

@@ -67,6 +67,28 @@ def test_statistics_name_the_stack(server):
         total / (encoder["tokens"] + decoder["tokens"]))
 
 
+def test_parameters_are_those_of_the_stack(server, folder):  # noqa: F811
+    """Experts count where a token selects them; embeddings and the other stack never do."""
+    data = (folder / "model.safetensors").read_bytes()
+    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+    for stack in ("encoder", "decoder"):
+        sizes = {name: math.prod(entry["shape"]) for name, entry in header.items()
+                 if name.startswith(f"{stack}.") and not name.startswith(f"{stack}.embed")}
+        stats = get(server, f"/v1/experts/stats?stack={stack}")
+        experts, selected = 0, 0.0
+        for layer in stats["layers"]:
+            prefix = f"{stack}.blocks.{layer['layer']}.{layer['block']}.experts."
+            own = [sum(size for name, size in sizes.items() if name.startswith(f"{prefix}{e}."))
+                   for e in range(layer["experts"])]
+            assert layer["expert_parameters"] == own and min(own) > 0
+            experts += sum(own)
+            selected += sum(a * b for a, b in zip(layer["counts"], own)) / stats["tokens"]
+        always = sum(sizes.values()) - experts
+        assert stats["always_active_parameters"] == always
+        assert stats["activated_parameters"]["total"] == always + experts
+        assert stats["activated_parameters_per_token"] == pytest.approx(always + selected)
+
+
 def test_other_routes_have_stacks(server):
     models = get(server, "/v1/models")["data"]
     assert models[0]["stacks"] == ["encoder", "decoder"]

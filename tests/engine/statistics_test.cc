@@ -493,6 +493,34 @@ TEST(Recorder, ExpertsWithoutMatricesHaveNoWidth) {
             (std::vector<int64_t>{2 * (3 * 4 * 2 + 2), 2 * (3 * 6 * 2 + 2), 0, 0, 2}));
 }
 
+// Returns a stack of one layer with dense attention and experts of these widths.
+ModelSpec StackOf(Stack stack, const std::vector<int>& widths) {
+  ModelSpec spec;
+  spec.stack = stack;
+  spec.vocab_size = 8;
+  spec.hidden_size = 2;
+  spec.AddLayers(1);
+  for (BlockSpec& block : spec.blocks) block.stack = stack;
+  RoutedLayerSpec& routing = spec.feed_forward(0).routing.emplace();
+  routing.num_experts = static_cast<int>(widths.size());
+  routing.widths = widths;
+  return spec;
+}
+
+TEST(Recorder, StacksHaveParametersOfTheirOwn) {
+  ModelSpec decoder = StackOf(Stack::kDecoder, {3});
+  decoder.kind = ModelKind::kEncoderDecoder;
+  decoder.encoder = std::make_shared<const ModelSpec>(StackOf(Stack::kEncoder, {4, 6}));
+  const ExpertStats encoder_stats = EmptyExpertStats(*decoder.encoder);
+  const ExpertStats decoder_stats = EmptyExpertStats(decoder);
+  EXPECT_EQ(encoder_stats.blocks[0].expert_parameters,
+            (std::vector<int64_t>{3 * 4 * 2, 3 * 6 * 2}));
+  EXPECT_EQ(decoder_stats.blocks[0].expert_parameters, (std::vector<int64_t>{3 * 3 * 2}));
+  // Attention, three norms, and a row of the router for each expert.
+  EXPECT_EQ(encoder_stats.always_active_parameters, 4 * 2 + 3 * 2 + 2 * 2);
+  EXPECT_EQ(decoder_stats.always_active_parameters, 4 * 2 + 3 * 2 + 1 * 2);
+}
+
 // If only some rows are sampled, every token must get its turn, with all of its sub-tokens.
 TEST(Recorder, SampledRouterScoresMissNobody) {
   constexpr int kTokens = 12, kHeads = 4;

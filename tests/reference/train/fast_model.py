@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 # X-MoE: the initial value of the learned temperature, and the constant temperature in the balance
 # loss (eq. 9).
 TAU_0 = 0.3
-# X-MoE section 3.2: the norm of the expert embeddings, which training does not change.
+# X-MoE section 3.1: the norm of the expert embeddings, which training does not change.
 EMBEDDING_NORM = 0.1
 
 

@@ -49,7 +49,7 @@ SMOE_ROUTING = [
 COSINE = [
     ("`score` cosine", "X-MoE eq. 7"),
     ("`temperature` divide, initially 0.3", "X-MoE eq. 8"),
-    ("expert embeddings keep the norm 0.1", "X-MoE section 3.2"),
+    ("expert embeddings keep the norm 0.1", "X-MoE section 3.1"),
 ]
 HMOE = [
     ("`expert` gated silu", "HMoE eq. 1 and 2"),
