@@ -5,7 +5,7 @@ namespace moeserve::server {
 ExpertProfile LiveProfile(const Engine& engine, const std::string& model) {
   ExpertProfile out;
   out.model = model;
-  out.vocabulary = engine.spec().vocab_size;
+  out.vocabulary = LargestVocabulary(engine.spec());
   out.stats = engine.ExpertSnapshot();
   if (const std::optional<TokenExpertCounts> table = engine.token_expert_counts();
       table && table->complete()) {
