@@ -137,7 +137,7 @@ absl::Status ValidateSource(const Request& request, const RequestLimits& limits,
       std::ranges::find(request.source, *spec.pad_token_id) != request.source.end()) {
     return absl::InvalidArgumentError("source: expected a text without padding tokens");
   }
-  return ValidateIds("source", request.source, spec.vocab_size);
+  return ValidateIds("source", request.source, spec.encoder->vocab_size);
 }
 
 absl::Status ValidateEncode(const Request& request, const ModelSpec& spec) {

@@ -139,6 +139,7 @@ RequestRules ServerContext::Rules(const ServedModel& model, const ApiKey* key) c
   const Engine& engine = model.engine();
   rules.defaults = model.defaults();
   rules.vocab_size = engine.spec().vocab_size;
+  rules.source_vocab_size = PromptVocabulary(engine.spec());
   rules.max_num_seqs = engine.options().max_num_seqs;
   rules.routing.records = settings_.routing_records;
   rules.routing.control = engine.options().routing_control;

@@ -92,6 +92,7 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   MOESERVE_RETURN_IF_ERROR(stack_.Load(load, tied, nullptr));
   if (encoder_ == nullptr) return absl::OkStatus();
   load.first_cache_layer = FirstEncoderLayer(spec);
+  load.vocabulary = spec.encoder->vocab_size;
   return encoder_->Load(load, nullptr, spec.share_embeddings ? &stack_.tokens() : nullptr);
 }
 

@@ -18,7 +18,7 @@ constexpr int kTokens = std::min(8, kPageTokens);
 absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states) {
   const std::vector<int32_t> blocks = {0};
   const ModelSpec& spec = model.spec();
-  const int vocab = spec.vocab_size;
+  const int vocab = std::min(spec.vocab_size, PromptVocabulary(spec));  // ids of both stacks
   Batch batch;
   for (int i = 0; i < kTokens; ++i) {
     batch.tokens.push_back(static_cast<int32_t>(int64_t{i} * vocab / kTokens));

@@ -251,6 +251,14 @@ void CheckOrder(const ModelSpec& spec) {
 
 }  // namespace
 
+int PromptVocabulary(const ModelSpec& spec) {
+  return spec.encoder != nullptr ? spec.encoder->vocab_size : spec.vocab_size;
+}
+
+int LargestVocabulary(const ModelSpec& spec) {
+  return std::max(PromptVocabulary(spec), spec.vocab_size);
+}
+
 const AttentionSpec* FirstAttention(const ModelSpec& spec) {
   for (const BlockSpec& block : spec.blocks) {
     if (block.attention() != nullptr) return block.attention();
@@ -350,9 +358,11 @@ absl::Status CheckEncoder(const ModelSpec& spec) {
   const ModelSpec& encoder = *spec.encoder;
   MOESERVE_CHECK(encoder.stack == Stack::kEncoder && spec.stack == Stack::kDecoder,
                  "two stacks of one model");
-  if (encoder.vocab_size != spec.vocab_size || encoder.hidden_size != spec.hidden_size) {
+  MOESERVE_CHECK(encoder.hidden_size == spec.hidden_size, "stacks of one width");
+  if (encoder.vocab_size != spec.vocab_size && spec.share_embeddings) {
     return absl::InvalidArgumentError(
-        "encoder: expected the vocab_size and hidden_size of the decoder, found other ones");
+        Concat("encoder.vocab_size: expected ", spec.vocab_size,
+               " (vocab_size, because share_embeddings is true), found ", encoder.vocab_size));
   }
   const absl::Status status = Validate(encoder);
   if (status.ok()) return status;

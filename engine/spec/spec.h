@@ -56,7 +56,7 @@ struct ModelSpec {
   std::vector<BlockSpec> blocks;  // in execution order
   Stack stack = Stack::kOnly;     // whose blocks these are
   // With kEncoderDecoder, the other members describe the decoder, and this is the encoder. It has
-  // the same vocabulary and width and no head.
+  // the same width, no head and, if both share their embeddings, the same vocabulary.
   std::shared_ptr<const ModelSpec> encoder;
   bool share_embeddings = true;  // with an encoder: both stacks have the same table of tokens
   std::optional<int32_t> decoder_start_token_id = std::nullopt;  // with an encoder: required
@@ -80,6 +80,11 @@ struct ModelSpec {
   void AddLayer(LayerSpec layer);
   void AddLayers(int count, const LayerSpec& layer = {});
 };
+
+// Returns the size of the vocabulary of prompts, which are the encoder's if there is one, and the
+// size that holds the ids of all stacks.
+int PromptVocabulary(const ModelSpec& spec);
+int LargestVocabulary(const ModelSpec& spec);
 
 // Returns the position settings of a layer: its own, or else the model's.
 const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& attention);

@@ -32,10 +32,11 @@ void ChooseTable(const ModelSpec& spec, const RouteLayout& layout, const Recorde
   if (layout.num_experts == 0) return;
   const int64_t rows =
       options.token_counts_bytes / TokenExpertCounts::BytesFor(1, layout.num_experts);
-  if (rows >= spec.vocab_size) {
-    settings.vocabulary = spec.vocab_size;
+  const int vocabulary = LargestVocabulary(spec);
+  if (rows >= vocabulary) {
+    settings.vocabulary = vocabulary;
   } else if (options.frequent_tokens && rows >= kFewestRows) {
-    settings.vocabulary = spec.vocab_size;
+    settings.vocabulary = vocabulary;
     settings.own_rows = rows - 1;
   }
 }

@@ -82,9 +82,11 @@ std::string NamePattern(std::string_view name) {
 const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, std::string_view pattern, int layer) {
   const bool of_encoder = pattern.starts_with("encoder.");
   const ModelSpec& stack = of_encoder && spec.encoder != nullptr ? *spec.encoder : spec;
-  const bool attention = pattern.find("blocks.*.attention.") != std::string_view::npos;
-  const BlockSpec* const block =
-      stack.FindBlock(layer, attention ? BlockKind::kAttention : BlockKind::kFeedForward);
+  const auto is_of = [&](std::string_view part) { return pattern.find(part) != pattern.npos; };
+  const BlockKind kind = is_of("blocks.*.attention.")         ? BlockKind::kAttention
+                         : is_of("blocks.*.cross_attention.") ? BlockKind::kCrossAttention
+                                                              : BlockKind::kFeedForward;
+  const BlockSpec* const block = stack.FindBlock(layer, kind);
   return block == nullptr ? nullptr : block->routing();
 }
 

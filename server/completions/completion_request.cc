@@ -53,7 +53,7 @@ Result<std::vector<PromptInput>> ParsePrompts(const Json& body, const RequestRul
   }
   if (field->empty()) return InvalidValue("prompt", "'prompt' must not be empty");
   if (field->front().is_number()) {
-    MOESERVE_ASSIGN_OR_RETURN(PromptInput prompt, IdPrompt(*field, rules.vocab_size));
+    MOESERVE_ASSIGN_OR_RETURN(PromptInput prompt, IdPrompt(*field, rules.prompt_vocab_size()));
     prompts.push_back(std::move(prompt));
     return prompts;
   }
@@ -70,7 +70,7 @@ Result<std::vector<PromptInput>> ParsePrompts(const Json& body, const RequestRul
                           "only lists of token ids");
     }
     Result<PromptInput> prompt =
-        texts ? TextPrompt(item, rules.limits) : IdPrompt(item, rules.vocab_size);
+        texts ? TextPrompt(item, rules.limits) : IdPrompt(item, rules.prompt_vocab_size());
     if (!prompt.ok()) return prompt.status();
     prompts.push_back(*std::move(prompt));
   }

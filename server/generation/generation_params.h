@@ -23,10 +23,14 @@ struct RequestRules {
   GenerationDefaults defaults;            // of the model; they replace the API's defaults
   const Tokenizer* tokenizer = nullptr;   // lives as long as the engine; null if the model has none
   int vocab_size = 0;
+  int source_vocab_size = 0;     // of an encoder with a vocabulary of its own, else 0
   bool strict_fields = false;    // whether unknown fields are an error
   int max_num_seqs = kMaxBeams;  // of the engine: a request has no more beams
   int min_priority = 0;          // the lowest `priority`, which is served first
   RoutingRules routing;
+
+  // Returns the size of the vocabulary of prompts.
+  int prompt_vocab_size() const { return source_vocab_size > 0 ? source_vocab_size : vocab_size; }
 };
 
 // The parameters that completions and chats have in common. Prompts are stored elsewhere.

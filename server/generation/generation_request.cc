@@ -129,12 +129,15 @@ Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& param
                               EncodeInput(*params.decoder_prompt, kField, false, rules.tokenizer));
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> forced_bos, ForcedStart(params, rules));
+  const Tokenizer* const prompts_tokenizer = rules.decoder_start && rules.tokenizer != nullptr
+                                                 ? &rules.tokenizer->source()
+                                                 : rules.tokenizer;
   std::vector<PreparedPrompt> prepared;
   prepared.reserve(params.prompts.size());
   for (const PromptInput& input : params.prompts) {
     PreparedPrompt prompt;
     MOESERVE_ASSIGN_OR_RETURN(
-        prompt.ids, EncodeInput(input, "prompt", params.add_special_tokens, rules.tokenizer));
+        prompt.ids, EncodeInput(input, "prompt", params.add_special_tokens, prompts_tokenizer));
     if (prompt.ids.empty()) {
       return InvalidValue(params.prompt_field,
                           Concat("'", params.prompt_field,

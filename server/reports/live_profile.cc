@@ -5,7 +5,7 @@ namespace moeserve::server {
 ExpertProfile LiveProfile(const StackExperts& experts, const std::string& model) {
   ExpertProfile out;
   out.model = model;
-  out.vocabulary = experts.spec().vocab_size;
+  out.vocabulary = LargestVocabulary(experts.spec());
   out.stats = experts.Snapshot();
   if (const std::optional<TokenExpertCounts> table = experts.token_counts();
       table && table->complete()) {

@@ -421,6 +421,8 @@ TEST_P(FairseqOddOptions, AreRefusedOrRead) {
   EXPECT_GT(refused, 100);
 }
 
+INSTANTIATE_TEST_SUITE_P(FairseqTexts, FairseqOddOptions, ::testing::ValuesIn(FairseqTextCases()),
+                         [](const auto& info) { return TestName(info.param); });
 INSTANTIATE_TEST_SUITE_P(Fairseq, FairseqOddOptions, ::testing::ValuesIn(FairseqCases()),
                          [](const auto& info) { return TestName(info.param); });
 

@@ -31,6 +31,20 @@ inline std::vector<FamilyCase> FairseqCases() {
   return cases;
 }
 
+// Returns the encoders and encoder-decoders that make_fairseq_text_goldens.py wrote.
+inline std::vector<FamilyCase> FairseqTextCases() {
+  std::vector<FamilyCase> cases;
+  for (const char* kind : {"tests/golden/encoders", "tests/golden/pairs"}) {
+    for (const auto& entry : std::filesystem::directory_iterator(SourcePath(kind))) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("fairseq-")) cases.push_back({name, entry.path()});
+    }
+  }
+  std::sort(cases.begin(), cases.end(),
+            [](const FamilyCase& a, const FamilyCase& b) { return a.name < b.name; });
+  return cases;
+}
+
 inline Result<Checkpoint> LoadModel(const std::filesystem::path& path) {
   return LoadCheckpoint(path, {.require_tokenizer = false});
 }

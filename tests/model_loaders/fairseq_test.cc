@@ -471,9 +471,11 @@ TEST(FairseqTensors, OtherModelsAreRefusedByName) {
     model.tensors.push_back({name, "F32", {1}, zeros});
     return model.Load().status();
   };
-  for (const char* name : {"encoder.version", "decoder.layers.0.encoder_attn.k_proj.weight"}) {
-    EXPECT_TRUE(Mentions(with(name), {"model.pt: ", "found an encoder-decoder", name}));
-  }
+  EXPECT_TRUE(Mentions(with("decoder.layers.0.encoder_attn.k_proj.weight"),
+                       {"model.pt: ", "expected an encoder beside a decoder", "encoder_attn"}));
+  EXPECT_TRUE(Mentions(with("encoder.version"), {"no_cross_attention: expected false"}));
+  EXPECT_TRUE(
+      Mentions(with("encoder.sentence_encoder.embed_tokens.weight"), {"found fairseq's RoBERTa"}));
   EXPECT_TRUE(Mentions(with("decoder.layers.0.retention.q_proj.weight"), {"layers of RetNet"}));
   EXPECT_TRUE(Mentions(with("decoder.layers.0.w_resid"), {"w_resid", "expected no such tensor"}));
   EXPECT_TRUE(with("decoder.layers.1.self_attn.q_proj.w_noise").ok());

@@ -103,6 +103,10 @@ class Tokenizer {
   // Returns the largest id + 1, added tokens included. Some smaller ids may be unused.
   virtual int vocab_size() const = 0;
 
+  // Returns the tokenizer of the texts that an encoder reads for the decoder whose texts this one
+  // is for. Translators can have one for each language. Lives as long as this object.
+  virtual const Tokenizer& source() const { return *this; }
+
   // Returns a stream whose concatenated output equals Decode(), except that it contains the text of
   // the tokens `kept` (in ascending order) even if `skip_special_tokens`. The tokenizer and `kept`
   // must outlive the stream. The default implementation concatenates TokenBytes() and omits special

@@ -17,10 +17,10 @@ std::string_view FirstName(const WeightFiles& files, const Matches& matches) {
   return "";
 }
 
-absl::Status Refused(const FairseqSource& source, std::string_view tensor, std::string_view what) {
-  return absl::InvalidArgumentError(Concat(Printable(source.file), ": expected the decoder of a ",
-                                           "language model, found ", what, " (tensor ",
-                                           Quoted(tensor), ')'));
+absl::Status Refused(const FairseqSource& source, std::string_view expected,
+                     std::string_view tensor, std::string_view what) {
+  return absl::InvalidArgumentError(Concat(Printable(source.file), ": expected ", expected,
+                                           ", found ", what, " (tensor ", Quoted(tensor), ')'));
 }
 
 }  // namespace
@@ -28,21 +28,29 @@ absl::Status Refused(const FairseqSource& source, std::string_view tensor, std::
 ConfigResult ReadFairseqConfig(const FairseqSource& source) {
   const auto first = [&](const auto& matches) { return FirstName(source.files, matches); };
   using Name = std::string_view;
-  const Name encoder =
-      first([](Name n) { return n.starts_with("encoder.") || n.find(".encoder_attn.") != n.npos; });
-  if (!encoder.empty()) {
-    return Refused(source, encoder,
-                   "an encoder-decoder, whose decoder attends to the output of an encoder, which "
-                   "this server cannot compute");
+  const Name encoder = first([](Name n) { return n.starts_with("encoder."); });
+  const Name cross = first([](Name n) { return n.find(".encoder_attn.") != n.npos; });
+  if (!cross.empty() && encoder.empty()) {
+    return Refused(source, "an encoder beside a decoder that attends to its output", cross,
+                   "a decoder alone");
   }
   const Name retention = first([](Name n) { return n.find(".retention.") != n.npos; });
   if (!retention.empty()) {
-    return Refused(source, retention, "layers of RetNet, which this server cannot compute");
+    return Refused(source, "layers with attention", retention,
+                   "layers of RetNet, which this server cannot compute");
+  }
+  const Name roberta = first([](Name n) { return n.starts_with("encoder.sentence_encoder."); });
+  if (!roberta.empty()) {
+    return Refused(source, "an encoder of torchscale", roberta,
+                   "fairseq's RoBERTa, which Hugging Face's library converts to files that this "
+                   "server reads");
   }
   const Name moa = first([](Name n) { return n.ends_with(".self_attn.q_proj.experts.w"); });
   if (!moa.empty()) return fairseq::ReadMoa(source);
   // torchscale's layers have "ffn." or "moe_layer." in front of the names of these matrices.
-  const Name plain = first([](Name n) { return n == "decoder.layers.0.fc1.weight"; });
+  const Name plain = first([](Name n) {
+    return n == "decoder.layers.0.fc1.weight" || n == "encoder.layers.0.fc1.weight";
+  });
   return plain.empty() ? fairseq::ReadTorchscale(source) : fairseq::ReadTransformerLm(source);
 }
 

@@ -1,9 +1,10 @@
-// Decoders with the layers of MoA ("Mixture of Attention Heads"): attention of routed heads, dense
-// or routed feed-forward.
+// Models with the layers of MoA ("Mixture of Attention Heads"): attention of routed heads, also to
+// a source, and dense or routed feed-forward.
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "model_loaders/architectures/fairseq/reader.h"
 
@@ -31,6 +32,10 @@ constexpr TensorRule kFairseqMoaTensors[] = {
 
 constexpr KeyRule kFairseqMoaKeys[] = {
     {"attention.num_kv_heads", "1"},
+    {"cross_attention.num_kv_heads", "1"},
+    {"cross_attention.head_dim", "head_dim"},
+    {"cross_attention.routing.num_experts", "num_expert"},
+    {"cross_attention.routing.select.k", "decoder_attention_heads"},
     {"attention.head_dim", "head_dim"},
     {"attention.routing.num_experts", "num_expert"},
     {"attention.routing.select.k", "decoder_attention_heads"},
@@ -50,6 +55,7 @@ constexpr std::string_view kFairseqMoaIgnoredTensors[] = {
 // Options of training and options that nothing reads.
 constexpr std::string_view kFairseqMoaIgnoredOptions[] = {
     "decoder_num_expert",
+    "encoder_num_expert",
     "gating",
 };
 
@@ -65,37 +71,47 @@ class MoaReader {
     r_.Require("adaptive_input", false, "embeddings of several widths are not supported");
     r_.Require("adaptive_softmax_cutoff", nullptr, "an adaptive softmax is not supported");
     r_.Require("base_layers", 0, "BASE layers are not supported");
-    r_.Require("cross_self_attention", false, "attention to an encoder is not supported");
+    if (r_.pair()) {
+      r_.RequireCrossAttention();
+    } else {
+      r_.Require("cross_self_attention", false, "there is no encoder");
+    }
     for (const char* key : {"scale_attn", "scale_fc", "scale_heads", "scale_resids"}) {
       r_.Require(key, false, "scaled branches are not supported");
     }
     r_.ReadSizes();
-    const bool shared = keys_.Bool("share_decoder_input_output_embed", false);
-    r_.ReadHead(keys_.Bool("share_all_embeddings", false) || shared);
-    ReadNorms();
-    r_.spec().position = r_.AddedPositions();
-    const int experts = keys_.Int("num_expert");
-    LayerSpec layer;
-    layer.attention = ReadAttention(experts);
-    layer.feed_forward = ReadFeedForward(experts);
-    return r_.Finish({kFairseqMoaTensors, kFairseqMoaKeys, kFairseqMoaIgnoredTensors}, layer);
+    for (const std::string_view stack : r_.stacks()) {
+      r_.Use(stack);
+      ReadNorms();
+      r_.spec().position = r_.AddedPositions();
+      const int experts = keys_.Int("num_expert");
+      const AttentionSpec attention = ReadAttention(experts);
+      std::vector<BlockSpec> blocks = {{.mixer = attention}};
+      if (r_.pair() && !r_.in_encoder()) blocks.push_back({.mixer = CrossAttentionSpec{attention}});
+      blocks.push_back({.mixer = ReadFeedForward(experts)});
+      r_.SetLayers(blocks);
+    }
+    r_.ReadHead(r_.Activation());
+    return r_.Finish({kFairseqMoaTensors, kFairseqMoaKeys, kFairseqMoaIgnoredTensors});
   }
 
  private:
   void ReadNorms() {
     ModelSpec& spec = r_.spec();
-    const bool before = r_.RequiredBool("decoder_normalize_before");
-    const bool final_norm = r_.Has("decoder.layer_norm.weight");
+    const std::string before_key = r_.Key("normalize_before");
+    const std::string last = r_.Tensor("layer_norm.weight");
+    const bool before = r_.RequiredBool(before_key);
+    const bool final_norm = r_.Has(last);
     spec.norm.kind = NormKind::kLayer;
     spec.norm.placement = before ? NormPlacement::kPre : NormPlacement::kPost;
-    if (keys_.Bool("no_decoder_final_norm", false) && before) {
+    if (!r_.in_encoder() && keys_.Bool("no_decoder_final_norm", false) && before) {
       r_.Fault("no_decoder_final_norm", "false beside decoder_normalize_before", "true");
     }
     if (before != final_norm) {
-      r_.Fault("decoder_normalize_before",
-               Concat(final_norm ? "true (the files have" : "false (the files do not have",
-                      " decoder.layer_norm.weight)"),
-               before ? "true" : "false");
+      r_.Fault(
+          before_key,
+          Concat(final_norm ? "true (the files have " : "false (the files do not have ", last, ')'),
+          before ? "true" : "false");
     }
   }
 
@@ -107,7 +123,7 @@ class MoaReader {
     RoutedLayerSpec routing;
     routing.num_experts = experts;
     // The number of heads is that of selected experts.
-    routing.select.k = keys_.Int("decoder_attention_heads");
+    routing.select.k = keys_.Int(r_.Key("attention_heads"));
     if (routing.select.k < experts) {
       r_.Decide(
           "weights of selected heads: their shares among all heads, as in the original code; the "
@@ -123,10 +139,10 @@ class MoaReader {
     block.expert.activation = r_.Activation();
     const bool routed =
         keys_.Pick<bool>("ffd_type", {{"normal", false}, {"moe", true}}, false).value_or(false);
-    const int width = keys_.Int("decoder_ffn_embed_dim");
+    const int width = keys_.Int(r_.Key("ffn_embed_dim"));
     // Attention and a routed feed-forward have the same number of experts.
-    const bool fits =
-        r_.CheckExperts("num_expert", experts, int64_t{r_.layers()} * (routed ? 2 : 1));
+    const int64_t of_layer = (routed ? 2 : 1) + (r_.pair() && !r_.in_encoder() ? 1 : 0);
+    const bool fits = r_.CheckExperts("num_expert", experts, r_.layers() * of_layer);
     if (!routed) {
       block.expert.bias = true;
       block.width = width;

@@ -179,15 +179,19 @@ Result<std::optional<FairseqOptions>> ReadFairseqOptions(const PickleValue& root
   const PickleValue* const members = model == nullptr ? nullptr : MembersOf(*model);
   if (members == nullptr) return OptionFault(kPlace, "a dict or a Namespace", model);
   MOESERVE_ASSIGN_OR_RETURN(Json values, Flat(*members, kPlace));
-  // A model takes the length of its texts from the task.
+  // A model takes the lengths of its texts and its languages from the task.
   const PickleValue* const task = parts->Get("task");
   const PickleValue* const task_members = task == nullptr ? nullptr : MembersOf(*task);
-  for (const char* key : {"max_target_positions", "tokens_per_sample"}) {
-    const PickleValue* value = task_members == nullptr ? nullptr : task_members->Get(key);
-    if (value == nullptr || values.contains(key)) continue;
-    const Json number = Converter().Convert(*value);
-    if (number.is_number()) values[key] = number;
+  const auto take = [&](const char* key, bool text) {
+    const PickleValue* found = task_members == nullptr ? nullptr : task_members->Get(key);
+    if (found == nullptr || values.contains(key)) return;
+    const Json value = Converter().Convert(*found);
+    if (text ? value.is_string() : value.is_number()) values[key] = value;
+  };
+  for (const char* key : {"max_source_positions", "max_target_positions", "tokens_per_sample"}) {
+    take(key, false);
   }
+  for (const char* key : {kSourceLanguage, kTargetLanguage}) take(key, true);
   return std::optional(FairseqOptions{std::move(values), kPlace, {}});
 }
 

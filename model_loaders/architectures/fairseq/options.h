@@ -13,6 +13,10 @@
 
 namespace moeserve {
 
+// The options that name the languages of a translator, as its dictionaries are called.
+inline constexpr char kSourceLanguage[] = "source_lang";
+inline constexpr char kTargetLanguage[] = "target_lang";
+
 struct FairseqOptions {
   // An object from names to values, without nulls. Texts are printable ASCII: other bytes are
   // escaped as in Printable().

@@ -11,24 +11,29 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kFairseqEmbedding = "decoder.embed_tokens.weight";
-constexpr std::string_view kHead = "decoder.output_projection.weight";
-constexpr std::string_view kPositions = "decoder.embed_positions.weight";
+constexpr std::string_view kEmbedding = "embed_tokens.weight";
+constexpr std::string_view kHead = "output_projection.weight";
+constexpr std::string_view kHeads = "classification_heads.";
 
-// Rows of learned positions before the first: fairseq's positions begin after the id of padding, 1.
+// fairseq's positions begin after the id of padding.
+constexpr int kPadId = 1;
 constexpr int kFirstPosition = 2;
+// The length of texts where no option states it.
+constexpr int kDefaultPositions = 1024;
+// The head of masked tokens does not read "layernorm_eps".
+constexpr double kHeadEps = 1e-5;
 
 // How the names of options begin that change a model. fairseq has hundreds of other options, which
 // concern training.
 constexpr std::string_view kModelPrefixes[] = {
-    "activation_fn", "adaptive_",   "attention_", "attn_",  "base_",     "binary_",
-    "char_",         "decoder_",    "deepnorm",   "embed_", "expert",    "fc",
-    "ffd_",          "ffn_",        "gate_",      "gating", "glu",       "group_",
-    "head_",         "kv_",         "layernorm_", "mhmoe_", "moe_",      "n_kv_",
-    "norm_",         "num_experts", "partial_",   "pos_",   "position_", "quant_",
-    "rel_pos_",      "relu_",       "residual_",  "rms_",   "rope_",     "rotary_",
-    "router_",       "scale_",      "shared_",    "sope_",  "subln",     "temperature_",
-    "top_k",         "use_quant",   "window_",    "xpos_",
+    "activation_fn", "adaptive_",  "attention_", "attn_",     "base_",        "binary_",
+    "char_",         "deepnorm",   "embed_",     "expert",    "fc",           "ffd_",
+    "ffn_",          "gate_",      "gating",     "glu",       "group_",       "head_",
+    "kv_",           "layernorm_", "mhmoe_",     "moe_",      "n_kv_",        "norm_",
+    "num_experts",   "partial_",   "pos_",       "position_", "quant_",       "rel_pos_",
+    "relu_",         "residual_",  "rms_",       "rope_",     "rotary_",      "router_",
+    "scale_",        "shared_",    "sope_",      "subln",     "temperature_", "top_k",
+    "use_quant",     "window_",    "xpos_",
 };
 
 constexpr int kUnset = -1;  // what fairseq's options of numbers have if nobody set them
@@ -51,6 +56,12 @@ constexpr std::string_view kReaderIgnoredOptions[] = {
     "decoder_layerdrop",
     "decoder_layers_to_keep",
     "decoder_output_dim",
+    "encoder_embed_path",
+    "encoder_final_norm",
+    "encoder_input_dim",
+    "encoder_layerdrop",
+    "encoder_layers_to_keep",
+    "encoder_output_dim",
     "moe_batch_prioritized_routing",
     "moe_expert_ffn_dim",
     "moe_gate_loss_combine_method",
@@ -60,83 +71,6 @@ constexpr std::string_view kReaderIgnoredOptions[] = {
     "quant_noise_pq",
     "quant_noise_pq_block_size",
     "relu_dropout",
-};
-
-// What the files of all families have in common; a family's own rules come before these.
-constexpr TensorRule kDecoderTensors[] = {
-    {"embed.weight", "decoder.embed_tokens.weight"},
-    {"embed_position.weight", "decoder.embed_positions.weight"},
-    {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
-    {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
-    {"norm.weight", "decoder.layer_norm.weight"},
-    {"norm.bias", "decoder.layer_norm.bias"},
-    {"head.weight", "decoder.output_projection.weight"},
-    {"blocks.*.attention.norm.weight", "decoder.layers.*.self_attn_layer_norm.weight"},
-    {"blocks.*.attention.norm.bias", "decoder.layers.*.self_attn_layer_norm.bias"},
-    {"blocks.*.attention.q.weight", "decoder.layers.*.self_attn.q_proj.weight"},
-    {"blocks.*.attention.q.bias", "decoder.layers.*.self_attn.q_proj.bias"},
-    {"blocks.*.attention.k.weight", "decoder.layers.*.self_attn.k_proj.weight"},
-    {"blocks.*.attention.k.bias", "decoder.layers.*.self_attn.k_proj.bias"},
-    {"blocks.*.attention.v.weight", "decoder.layers.*.self_attn.v_proj.weight"},
-    {"blocks.*.attention.v.bias", "decoder.layers.*.self_attn.v_proj.bias"},
-    {"blocks.*.attention.o.weight", "decoder.layers.*.self_attn.out_proj.weight"},
-    {"blocks.*.attention.out_bias", "decoder.layers.*.self_attn.out_proj.bias"},
-    // The norm before the feed-forward (or after it, in post-norm models), not the last norm.
-    {"blocks.*.feed_forward.norm.weight", "decoder.layers.*.final_layer_norm.weight"},
-    {"blocks.*.feed_forward.norm.bias", "decoder.layers.*.final_layer_norm.bias"},
-};
-
-constexpr KeyRule kDecoderKeys[] = {
-    {"vocab_size", "rows of decoder.embed_tokens.weight"},
-    {"hidden_size", "decoder_embed_dim"},
-    {"num_hidden_layers", "decoder_layers"},
-    {"max_position_embeddings", "max_target_positions"},
-    {"tie_word_embeddings", "share_decoder_input_output_embed"},
-    {"embedding_norm", "layernorm_embedding"},
-    {"feed_forward.width", "decoder_ffn_embed_dim"},
-};
-
-constexpr std::string_view kDecoderIgnoredTensors[] = {
-    "decoder.version",
-    "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
-    "decoder.embed_positions.weights",        // their values, in old files
-};
-
-template <typename Rule>
-std::vector<Rule> Joined(std::span<const Rule> own, std::span<const Rule> common) {
-  std::vector<Rule> all(own.begin(), own.end());
-  all.insert(all.end(), common.begin(), common.end());
-  return all;
-}
-
-class FairseqConfig final : public NameTableConfig {
- public:
-  FairseqConfig(const Tables& tables, const StoredNames& stored)
-      : NameTableConfig(Joined<TensorRule>(tables.tensors, kDecoderTensors),
-                        Joined<KeyRule>(tables.keys, kDecoderKeys), stored) {
-    ignored = Joined<std::string_view>(tables.ignored, kDecoderIgnoredTensors);
-  }
-
-  std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override {
-    std::optional<TensorPlace> place = NameTableConfig::Place(tensor);
-    if (place.has_value() && place->name == kPositions) {
-      place->shape = {tensor.shape[0] + kFirstPosition, tensor.shape[1]};
-      place->first_row = kFirstPosition;
-      place->follows_from = Concat("[max_position_embeddings + ", kFirstPosition, ", hidden_size]");
-    }
-    return place;
-  }
-
-  std::optional<std::string> LeftOverReason(std::string_view name) const override {
-    // Limits of quantizers, which 32 bits do not use.
-    if (name.ends_with(".weight_clip_val") || name.ends_with(".input_clip_val")) {
-      return std::nullopt;
-    }
-    return NameTableConfig::LeftOverReason(name);
-  }
-
-  // Reader::ReadHead() has looked at the data.
-  std::unique_ptr<const CheckpointConfig> WithOwnHead() const override { return nullptr; }
 };
 
 }  // namespace
@@ -154,8 +88,31 @@ Reader::Reader(const FairseqSource& source)
   for (const WeightFiles::Location& tensor : source.files.tensors()) {
     stored_.insert(tensor.entry->name);
   }
+  set_.encoder = HasAny("encoder.");
+  set_.decoder = HasAny("decoder.") || !set_.encoder;
+  current_ = set_.decoder ? &decoder_ : &encoder_;
   Ignore(kReaderIgnoredOptions);
   Require("quant_noise_scalar", 0, "models with quantizers are not supported");
+}
+
+std::vector<std::string_view> Reader::stacks() const {
+  std::vector<std::string_view> names;
+  if (set_.encoder) names.push_back(kEncoderName);
+  if (set_.decoder) names.push_back(kDecoderName);
+  return names;
+}
+
+void Reader::Use(std::string_view stack) {
+  current_ = stack == kEncoderName ? &encoder_ : &decoder_;
+}
+
+void Reader::SetLayers(const std::vector<BlockSpec>& layer) {
+  current_->blocks.assign(ok() ? static_cast<size_t>(layers()) : 0, layer);
+}
+
+void Reader::Decide(std::string_view sentence) {
+  if (std::ranges::find(decisions_, sentence) == decisions_.end())
+    decisions_.emplace_back(sentence);
 }
 
 bool Reader::RequiredBool(std::string_view key) {
@@ -184,38 +141,99 @@ bool Reader::HasAny(std::string_view prefix) const {
 }
 
 void Reader::ReadSizes() {
-  layers_ = keys_.Int("decoder_layers");
+  for (const std::string_view stack : stacks()) {
+    Use(stack);
+    ReadStackSizes();
+  }
+  Use(set_.decoder ? kDecoderName : kEncoderName);
+  ModelSpec& spec = current_->spec;
+  if (set_.decoder) {
+    spec.bos_token_id = 0;
+    spec.eos_token_ids = {2};
+  }
+  if (set_.encoder) {
+    // A text of padding has no sense for an encoder, so requests with it are refused.
+    for (StackOptions* const stack : {&encoder_, &decoder_}) stack->spec.pad_token_id = kPadId;
+  } else {
+    Decide(
+        "padding: the original code hides the token <pad> (id 1) from attention; here it is a "
+        "token like others, so texts must not contain it");
+  }
+  if (!pair()) return;
+  spec.decoder_start_token_id = 2;
+  if (ok() && encoder_.spec.hidden_size != decoder_.spec.hidden_size) {
+    Fault("encoder_embed_dim",
+          Concat(decoder_.spec.hidden_size, " (decoder_embed_dim; attention to rows of another ",
+                 "width is not supported)"),
+          std::to_string(encoder_.spec.hidden_size));
+  }
+  ReadSharedTables();
+}
+
+void Reader::ReadStackSizes() {
+  ModelSpec& spec = current_->spec;
+  const std::string layers_key = Key("layers");
+  int& layers = current_->layers;
+  layers = keys_.Int(layers_key);
   // Every layer has tensors, so a small file cannot demand long lists of them.
   const int64_t most = std::min<int64_t>(kMaxLayers, static_cast<int64_t>(stored_.size()));
-  if (ok() && (layers_ < 1 || layers_ > most)) {
-    Fault("decoder_layers",
+  if (ok() && (layers < 1 || layers > most)) {
+    Fault(layers_key,
           Concat("an integer in [1, ", most, "] (the files have ", stored_.size(),
                  stored_.size() == 1 ? " tensor)" : " tensors)"),
-          std::to_string(layers_));
+          std::to_string(layers));
   }
-  spec_.hidden_size = keys_.Int("decoder_embed_dim");
-  const bool target = keys_.Optional("max_target_positions") != nullptr;
-  keys_.Optional("tokens_per_sample");
-  spec_.max_position_embeddings = keys_.Int(target ? "max_target_positions" : "tokens_per_sample");
-
-  const TensorEntry* const embedding = Find(kFairseqEmbedding);
-  if (embedding == nullptr || embedding->shape.size() != 2 ||
-      embedding->shape[0] > kMaxVocabulary) {
-    problems_.Add(Concat("tensor ", Quoted(kFairseqEmbedding),
-                         ": expected a matrix with one row per token, at most ", kMaxVocabulary,
-                         ", found ",
-                         embedding == nullptr ? "no such tensor" : ShapeText(embedding->shape)));
+  spec.hidden_size = keys_.Int(Key("embed_dim"));
+  const std::string_view longest = in_encoder() ? "max_source_positions" : "max_target_positions";
+  const bool given = keys_.Optional(longest) != nullptr;
+  const bool sample = keys_.Optional("tokens_per_sample") != nullptr && !pair();
+  if (set_.encoder && !given && !sample) {
+    spec.max_position_embeddings = kDefaultPositions;
   } else {
-    spec_.vocab_size = static_cast<int>(embedding->shape[0]);
+    spec.max_position_embeddings = keys_.Int(given ? longest : "tokens_per_sample");
   }
-  spec_.bos_token_id = 0;
-  spec_.eos_token_ids = {2};
   const bool scaled = !RequiredBool("no_scale_embedding");
-  spec_.embedding_scale = scaled && spec_.hidden_size > 0 ? std::sqrt(spec_.hidden_size) : 1.0;
-  spec_.embedding_norm = keys_.Bool("layernorm_embedding", false);
-  Decide(
-      "padding: the original code hides the token <pad> (id 1) from attention; here it is a token "
-      "like others, so texts must not contain it");
+  spec.embedding_scale = scaled && spec.hidden_size > 0 ? std::sqrt(spec.hidden_size) : 1.0;
+  spec.embedding_norm = keys_.Bool("layernorm_embedding", false);
+  // With one table of both stacks, files may have it once.
+  std::string table = Tensor(kEmbedding);
+  if (pair() && !Has(table) && keys_.Bool("share_all_embeddings", false)) {
+    table = Concat(in_encoder() ? kDecoderName : kEncoderName, '.', kEmbedding);
+  }
+  spec.vocab_size = ReadVocabulary(table);
+}
+
+int Reader::ReadVocabulary(const std::string& tensor) {
+  const TensorEntry* const embedding = Find(tensor);
+  if (embedding != nullptr && embedding->shape.size() == 2 &&
+      embedding->shape[0] <= kMaxVocabulary) {
+    return static_cast<int>(embedding->shape[0]);
+  }
+  problems_.Add(Concat("tensor ", Quoted(tensor),
+                       ": expected a matrix with one row per token, at most ", kMaxVocabulary,
+                       ", found ",
+                       embedding == nullptr ? "no such tensor" : ShapeText(embedding->shape)));
+  return 0;
+}
+
+bool Reader::Same(const std::string& a, const std::string& b) {
+  const Result<bool> same = SameData(*source_.files.Find(a), *source_.files.Find(b));
+  if (same.ok()) return *same;
+  problems_.Add(std::string(same.status().message()));
+  return true;
+}
+
+void Reader::ReadSharedTables() {
+  bool& shared = set_.shared_embeddings;
+  shared = keys_.Bool("share_all_embeddings", false);
+  const std::string encoder = Concat(kEncoderName, '.', kEmbedding);
+  const std::string decoder = Concat(kDecoderName, '.', kEmbedding);
+  if (shared && Has(encoder) && Has(decoder) && !Same(encoder, decoder)) {
+    shared = false;
+    Decide(Concat("embeddings: one matrix for both stacks according to share_all_embeddings, but ",
+                  encoder, " and ", decoder, " differ; both are used"));
+  }
+  encoder_.spec.share_embeddings = decoder_.spec.share_embeddings = shared;
 }
 
 PositionSpec Reader::AddedPositions() {
@@ -223,26 +241,28 @@ PositionSpec Reader::AddedPositions() {
   position.kind = PositionKind::kNone;
   const bool none = RequiredBool("no_token_positional_embeddings");
   const bool learned =
-      none ? keys_.Bool("decoder_learned_pos", false) : RequiredBool("decoder_learned_pos");
+      none ? keys_.Bool(Key("learned_pos"), false) : RequiredBool(Key("learned_pos"));
   if (none) return position;
   position.kind = learned ? PositionKind::kLearned : PositionKind::kSinusoidal;
   if (!learned) position.first = kFirstPosition;
+  position.count_padding = !set_.encoder;
   return position;
 }
 
 AttentionSpec Reader::Heads() {
   AttentionSpec attention;
-  const int heads = keys_.Int("decoder_attention_heads");
+  const std::string key = Key("attention_heads");
+  const int heads = keys_.Int(key);
   attention.num_heads = attention.num_kv_heads = heads;
-  if (heads < 1 || spec_.hidden_size % heads != 0) {
+  const int width = spec().hidden_size;
+  if (heads < 1 || width % heads != 0) {
     if (ok()) {
-      Fault("decoder_attention_heads",
-            Concat("a divisor of decoder_embed_dim, which is ", spec_.hidden_size),
+      Fault(key, Concat("a divisor of ", Key("embed_dim"), ", which is ", width),
             std::to_string(heads));
     }
     return attention;
   }
-  attention.head_dim = spec_.hidden_size / heads;
+  attention.head_dim = width / heads;
   if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
   return attention;
 }
@@ -252,23 +272,114 @@ int Reader::IntOrUnset(std::string_view key, int fallback) {
   return number == kUnset ? fallback : number;
 }
 
-void Reader::ReadHead(bool shared) {
-  spec_.tie_word_embeddings = shared;
-  if (!shared || !Has(kHead) || !Has(kFairseqEmbedding)) return;
+void Reader::RequireCrossAttention() {
+  Require("no_cross_attention", false, "a decoder beside an encoder attends to it");
+  Require("cross_self_attention", false, "attention to both texts at once is not supported");
+}
+
+void Reader::ReadHead(ActivationKind activation) {
+  Use(set_.decoder ? kDecoderName : kEncoderName);
+  if (set_.decoder) {
+    ReadDecoderHead();
+    return;
+  }
+  spec().kind = ModelKind::kEncoder;
+  std::vector<std::string> heads;
+  for (auto it = stored_.lower_bound(kHeads); it != stored_.end() && it->starts_with(kHeads);
+       ++it) {
+    const std::string_view rest = std::string_view(*it).substr(kHeads.size());
+    std::string name(rest.substr(0, rest.find('.')));
+    if (heads.empty() || heads.back() != name) heads.push_back(std::move(name));
+  }
+  if (heads.size() == 1) {
+    ReadClassifier(heads[0]);
+    return;
+  }
+  if (heads.size() > 1) {
+    set_.ignores_classifiers = true;
+    Decide(Concat("head: that of masked tokens; the files also have ", heads.size(),
+                  " heads of classification, of which a model can have one"));
+  }
+  ReadTokenHead(activation);
+}
+
+void Reader::ReadDecoderHead() {
+  ModelSpec& spec = current_->spec;
+  const bool all = keys_.Bool("share_all_embeddings", false);
+  const bool shared = keys_.Bool("share_decoder_input_output_embed", false) || all;
+  const std::string head = Tensor(kHead), embedding = Tensor(kEmbedding);
+  // With a table of its own, the decoder has the head as a second tensor with the same data.
+  const bool own_table = pair() && !set_.shared_embeddings;
+  spec.tie_word_embeddings = shared && !own_table;
+  set_.head_is_embedding = shared && own_table;
+  if (!shared || !Has(head)) return;
   // Both are one tensor for the original code, which stores it under both names.
-  const Result<bool> same =
-      SameData(*source_.files.Find(kFairseqEmbedding), *source_.files.Find(kHead));
-  if (!same.ok()) {
-    problems_.Add(std::string(same.status().message()));
+  const std::string table = Has(embedding) ? embedding : Concat(kEncoderName, '.', kEmbedding);
+  if (!Has(table)) return;
+  if (Same(table, head)) {
+    set_.ignores_head = true;
     return;
   }
-  if (*same) {
-    ignore_head_ = true;
-    return;
-  }
-  spec_.tie_word_embeddings = false;
-  Decide(Concat("LM head: the embedding matrix according to the options, but ", kHead,
+  spec.tie_word_embeddings = set_.head_is_embedding = false;
+  Decide(Concat("LM head: the embedding matrix according to the options, but ", head,
                 " has other data; the LM head is that tensor"));
+}
+
+void Reader::ReadTokenHead(ActivationKind activation) {
+  ModelSpec& spec = current_->spec;
+  const std::string head = Tensor(kHead), embedding = Tensor(kEmbedding);
+  spec.head.kind = HeadKind::kMaskedLm;
+  spec.head_bias = Has(Tensor("output_projection.bias"));
+  const bool layer = Has(Tensor("output_projection.dense.weight"));
+  if (layer) {
+    if (spec.norm.eps != static_cast<float>(kHeadEps)) {
+      Fault("layernorm_eps",
+            "1e-05 (the head of masked tokens has a norm with this eps, and the norms of layers "
+            "have the same one)",
+            ShowJson(Json(spec.norm.eps)));
+    }
+    spec.head.layer = HeadLayerSpec{.activation = activation,
+                                    .bias = Has(Tensor("output_projection.dense.bias")),
+                                    .norm = Has(Tensor("output_projection.layer_norm.weight"))};
+  }
+  // The layer and the matrix come together; the matrix is then always that of the embeddings.
+  const bool shared = keys_.Bool("share_encoder_input_output_embed", layer) || layer;
+  spec.tie_word_embeddings = shared;
+  if (!shared || !Has(head) || !Has(embedding)) return;
+  if (Same(embedding, head)) {
+    set_.ignores_head = true;
+    return;
+  }
+  spec.tie_word_embeddings = false;
+  Decide(Concat("head: ", head, ", whose data are others than those of the embedding matrix"));
+}
+
+void Reader::ReadClassifier(const std::string& name) {
+  ModelSpec& spec = current_->spec;
+  const std::string prefix = Concat(kHeads, name, '.');
+  const std::string matrix = prefix + "out_proj.weight";
+  const TensorEntry* const out = Find(matrix);
+  if (out == nullptr || out->shape.size() != 2 || out->shape[0] < 1 || out->shape[0] > kMaxLabels) {
+    problems_.Add(Concat("tensor ", Quoted(matrix), ": expected a matrix with 1 to ", kMaxLabels,
+                         " rows, one for each label, found ",
+                         out == nullptr ? "no such tensor" : ShapeText(out->shape)));
+    return;
+  }
+  spec.head.kind = HeadKind::kSequenceClassification;
+  for (int64_t i = 0; i < out->shape[0]; ++i) spec.head.labels.push_back(Concat("LABEL_", i));
+  spec.head.bias = Has(prefix + "out_proj.bias");
+  spec.pooling = PoolingSpec{.kind = PoolingKind::kFirst, .dense = {}, .normalize = false};
+  const auto activation = keys_.Pick<ActivationKind>("pooler_activation_fn",
+                                                     {{"tanh", ActivationKind::kTanh},
+                                                      {"relu", ActivationKind::kRelu},
+                                                      {"gelu", ActivationKind::kGelu}},
+                                                     ActivationKind::kRelu);
+  spec.head.layer = HeadLayerSpec{.activation = activation.value_or(ActivationKind::kRelu),
+                                  .bias = Has(prefix + "dense.bias")};
+  set_.classifier = name;
+  set_.ignores_token_head = true;
+  Decide(Concat("head: classification of texts by ", Quoted(Printable(name, 64)),
+                ", whose labels no file names"));
 }
 
 bool Reader::CheckExperts(std::string_view key, int experts, int64_t routed) {
@@ -290,6 +401,8 @@ bool Reader::CheckExperts(std::string_view key, int experts, int64_t routed) {
 void Reader::RefuseUnknown() {
   for (const std::string& key : keys_.Unread()) {
     const bool of_model =
+        (set_.decoder && key.starts_with("decoder_")) ||
+        (set_.encoder && key.starts_with("encoder_")) ||
         std::any_of(std::begin(kModelPrefixes), std::end(kModelPrefixes),
                     [&](std::string_view prefix) { return key.starts_with(prefix); });
     const Json& value = source_.options.values[key];
@@ -308,18 +421,37 @@ ActivationKind Reader::Activation() {
       .value_or(ActivationKind::kRelu);
 }
 
-ConfigResult Reader::Finish(const Tables& tables, const LayerSpec& layer) {
-  return Finish(tables, std::vector<LayerSpec>(ok() ? static_cast<size_t>(layers_) : 0, layer));
+absl::Status Reader::AddBlocks(StackOptions& stack) {
+  for (size_t i = 0; i < stack.blocks.size(); ++i) {
+    for (BlockSpec& block : stack.blocks[i]) {
+      block.layer = static_cast<int>(i);
+      block.stack = stack.spec.stack;
+      stack.spec.blocks.push_back(std::move(block));
+    }
+  }
+  if (!stack.spec.blocks.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat(prefix_, ": expected layers, found none"));
 }
 
-ConfigResult Reader::Finish(const Tables& tables, std::vector<LayerSpec> layers) {
+ConfigResult Reader::Finish(const Tables& tables) {
   RefuseUnknown();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(prefix_));
-  auto config = std::make_unique<FairseqConfig>(tables, stored_);
-  if (ignore_head_) config->ignored.push_back(kHead);
+  if (pair()) {
+    encoder_.spec.stack = Stack::kEncoder;
+    encoder_.spec.kind = ModelKind::kEncoder;
+    encoder_.spec.head.kind = HeadKind::kNone;
+    decoder_.spec.stack = Stack::kDecoder;
+    decoder_.spec.kind = ModelKind::kEncoderDecoder;
+  }
+  for (StackOptions* const stack : {&encoder_, &decoder_}) {
+    if (stack == &encoder_ ? set_.encoder : set_.decoder) {
+      MOESERVE_RETURN_IF_ERROR(AddBlocks(*stack));
+    }
+  }
+  std::unique_ptr<NameTableConfig> config = MakeFairseqConfig(tables, set_, stored_);
   config->key_place = source_.options.place;
-  config->spec = std::move(spec_);
-  for (LayerSpec& layer : layers) config->spec.AddLayer(std::move(layer));
+  config->spec = std::move((set_.decoder ? decoder_ : encoder_).spec);
+  if (pair()) config->spec.encoder = std::make_shared<const ModelSpec>(std::move(encoder_.spec));
   config->decisions = std::move(decisions_);
   const absl::Status valid = Validate(config->spec);
   if (!valid.ok()) {

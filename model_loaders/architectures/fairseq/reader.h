@@ -14,30 +14,45 @@
 #include "engine/spec/spec.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/fairseq/fairseq_config.h"
-#include "model_loaders/architectures/name_table.h"
+#include "model_loaders/architectures/fairseq/tables.h"
 #include "model_loaders/files/object_reader.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve::fairseq {
 
-// What a family's tables say about its files, beside what those of all families have in common: the
-// names of embeddings, norms, dense attention and sizes. The texts must outlive the configuration.
-struct Tables {
-  std::span<const TensorRule> tensors;
-  std::span<const KeyRule> keys;
-  std::span<const std::string_view> ignored;  // patterns of stored tensors that are not needed
-};
+// The blocks of each layer.
+using Layers = std::vector<std::vector<BlockSpec>>;
 
 // Reads the options of one checkpoint and looks at its tensors. Collects all errors; Finish() comes
 // last and returns them. Values that are read after an error are defaults or zero.
+//
+// A model has a decoder, an encoder or both. Most functions concern one of them, the current stack.
 class Reader {
  public:
   // `source` must outlive the object.
   explicit Reader(const FairseqSource& source);
 
+  // The names of the stacks that the files have; an encoder comes before its decoder.
+  std::vector<std::string_view> stacks() const;
+  bool pair() const { return set_.pair(); }
+  // Makes a stack the current one.
+  void Use(std::string_view stack);
+  bool in_encoder() const { return current_ == &encoder_; }
+  // Return the names of an option, of a tensor and of what begins the names of a layer's tensors in
+  // the current stack.
+  std::string Key(std::string_view option) const { return Concat(current_->name, '_', option); }
+  std::string Tensor(std::string_view name) const { return Concat(current_->name, '.', name); }
+  std::string Layer(int i) const { return Concat(current_->name, ".layers.", i, '.'); }
+
   ObjectReader& keys() { return keys_; }
-  ModelSpec& spec() { return spec_; }
-  int layers() const { return layers_; }
+  ModelSpec& spec() { return current_->spec; }
+  // The number of layers according to the options: of the current stack, or of both.
+  int layers() const { return current_->layers; }
+  int encoder_layers() const { return encoder_.layers; }
+  int decoder_layers() const { return decoder_.layers; }
+  void SetLayers(Layers layers) { current_->blocks = std::move(layers); }
+  // All layers of the current stack are alike.
+  void SetLayers(const std::vector<BlockSpec>& layer);
   bool ok() const { return problems_.empty(); }
 
   bool RequiredBool(std::string_view key);
@@ -58,42 +73,61 @@ class Reader {
   bool HasAny(std::string_view prefix) const;
   const StoredNames& stored() const { return stored_; }
 
-  // Adds a sentence to CheckpointConfig::decisions.
-  void Decide(std::string_view sentence) { decisions_.emplace_back(sentence); }
+  // Adds a sentence to CheckpointConfig::decisions, unless it is there already.
+  void Decide(std::string_view sentence);
 
-  // Reads the sizes, the factor and the norm of the embeddings, and the token ids, which are the
-  // same in all vocabularies of fairseq.
+  // Reads of all stacks the sizes, the factor and the norm of the embeddings and the token ids,
+  // which are the same in all vocabularies of fairseq. Decides which tables of tokens are the same.
   void ReadSizes();
   // Returns the positions that are added to the embeddings; kind kNone if there are none.
   PositionSpec AddedPositions();
-  // Decides whether the LM head is the embedding matrix. `shared` is what the options say.
-  void ReadHead(bool shared);
+  // Reads the head, which is that of the decoder or, of an encoder alone, one of masked tokens or
+  // of classification. `activation` is that of the encoder's layers.
+  void ReadHead(ActivationKind activation);
   // Checks that the number of experts is one that a model may have in `routed` of its layers.
   // Returns whether it is.
   bool CheckExperts(std::string_view key, int experts, int64_t routed);
 
   // Reads "decoder_attention_heads": the number of heads, as many kv heads, their width and scale.
   AttentionSpec Heads();
+  // Refuses options that switch attention to a source off or join it with another.
+  void RequireCrossAttention();
   // Reads the activation of fairseq's own feed-forwards.
   ActivationKind Activation();
 
   // Refuses options that no function read and whose names are like those of options that change a
   // model. Builds and validates the configuration.
-  ConfigResult Finish(const Tables& tables, std::vector<LayerSpec> layers);
-  // The same for layers that are all alike.
-  ConfigResult Finish(const Tables& tables, const LayerSpec& layer);
+  ConfigResult Finish(const Tables& tables);
 
  private:
+  struct StackOptions {
+    std::string_view name;
+    ModelSpec spec = {};
+    int layers = 0;
+    Layers blocks = {};
+  };
+
+  void ReadStackSizes();
+  // Returns the number of rows of a table of tokens; 0 if there is none.
+  int ReadVocabulary(const std::string& tensor);
+  // Returns whether both tensors have the same data.
+  bool Same(const std::string& a, const std::string& b);
+  void ReadSharedTables();
+  void ReadDecoderHead();
+  void ReadTokenHead(ActivationKind activation);
+  void ReadClassifier(const std::string& name);
   void RefuseUnknown();
+  absl::Status AddBlocks(StackOptions& stack);
 
   const FairseqSource& source_;
   const std::string prefix_;  // of error messages
   Problems problems_;
   ObjectReader keys_;
   StoredNames stored_;
-  ModelSpec spec_;
-  int layers_ = 0;
-  bool ignore_head_ = false;  // the files store the LM head although it is the embedding matrix
+  StackOptions decoder_{.name = kDecoderName};
+  StackOptions encoder_{.name = kEncoderName};
+  StackOptions* current_ = &decoder_;
+  StackSet set_;
   std::vector<std::string> decisions_;
 };
 

@@ -1,117 +1,18 @@
-// Decoders of torchscale: dense ones, mixtures with a plain router or that of X-MoE, and MH-MoE,
-// whose code is a fork of torchscale with options of its own.
+// Models of torchscale: decoders, encoders and both together, dense ones, mixtures with a plain
+// router or that of X-MoE, and MH-MoE, whose code is a fork of torchscale with options of its own.
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "model_loaders/architectures/fairseq/reader.h"
+#include "model_loaders/architectures/fairseq/torchscale_tables.h"
 
 namespace moeserve::fairseq {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr TensorRule kTorchscaleTensors[] = {
-    {"relative_bias.weight", "decoder.self_attn_relative_position.relative_attention_bias.weight"},
-    {"blocks.*.attention.inner_norm.weight", "decoder.layers.*.self_attn.inner_attn_ln.weight"},
-    {"blocks.*.attention.inner_norm.bias", "decoder.layers.*.self_attn.inner_attn_ln.bias"},
-    {"blocks.*.feed_forward.gate.weight", "decoder.layers.*.ffn.fc3.weight"},
-    {"blocks.*.feed_forward.gate.bias", "decoder.layers.*.ffn.fc3.bias"},
-    {"blocks.*.feed_forward.up.weight", "decoder.layers.*.ffn.fc1.weight"},
-    {"blocks.*.feed_forward.up.bias", "decoder.layers.*.ffn.fc1.bias"},
-    {"blocks.*.feed_forward.down.weight", "decoder.layers.*.ffn.fc2.weight"},
-    {"blocks.*.feed_forward.down.bias", "decoder.layers.*.ffn.fc2.bias"},
-    {"blocks.*.feed_forward.inner_norm.weight", "decoder.layers.*.ffn.ffn_layernorm.weight"},
-    {"blocks.*.feed_forward.inner_norm.bias", "decoder.layers.*.ffn.ffn_layernorm.bias"},
-    {"blocks.*.feed_forward.split.weight", "decoder.layers.*.moe_layer.multi_heads.weight"},
-    {"blocks.*.feed_forward.split.bias", "decoder.layers.*.moe_layer.multi_heads.bias"},
-    {"blocks.*.feed_forward.merge.weight", "decoder.layers.*.moe_layer.out_proj.weight"},
-    {"blocks.*.feed_forward.merge.bias", "decoder.layers.*.moe_layer.out_proj.bias"},
-    {"blocks.*.feed_forward.router.weight", "decoder.layers.*.moe_layer.gate.wg.weight"},
-    // X-MoE: the expert embeddings are a bare parameter.
-    {"blocks.*.feed_forward.router.projection.weight",
-     "decoder.layers.*.moe_layer.gate.wg_reduction.weight"},
-    {"blocks.*.feed_forward.router.experts.weight", "decoder.layers.*.moe_layer.gate.wg"},
-    {"blocks.*.feed_forward.router.temperature", "decoder.layers.*.moe_layer.gate.gating_t"},
-    {"blocks.*.feed_forward.experts.*.gate.weight",
-     "decoder.layers.*.moe_layer.experts.*.fc3.weight"},
-    {"blocks.*.feed_forward.experts.*.gate.bias", "decoder.layers.*.moe_layer.experts.*.fc3.bias"},
-    {"blocks.*.feed_forward.experts.*.up.weight",
-     "decoder.layers.*.moe_layer.experts.*.fc1.weight"},
-    {"blocks.*.feed_forward.experts.*.up.bias", "decoder.layers.*.moe_layer.experts.*.fc1.bias"},
-    {"blocks.*.feed_forward.experts.*.down.weight",
-     "decoder.layers.*.moe_layer.experts.*.fc2.weight"},
-    {"blocks.*.feed_forward.experts.*.down.bias", "decoder.layers.*.moe_layer.experts.*.fc2.bias"},
-    {"blocks.*.feed_forward.experts.*.inner_norm.weight",
-     "decoder.layers.*.moe_layer.experts.*.ffn_layernorm.weight"},
-    {"blocks.*.feed_forward.experts.*.inner_norm.bias",
-     "decoder.layers.*.moe_layer.experts.*.ffn_layernorm.bias"},
-};
-
-constexpr KeyRule kTorchscaleKeys[] = {
-    {"norm.eps", "layernorm_eps"},
-    {"position.fraction", "partial_rotary_factor"},
-    {"position.xpos_base", "xpos_scale_base"},
-    {"relative_bias.buckets", "rel_pos_buckets"},
-    {"relative_bias.max_distance", "max_rel_pos"},
-    {"attention.num_heads", "decoder_attention_heads"},
-    {"attention.num_kv_heads", "n_kv_heads"},
-    {"attention.head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
-    {"attention.inner_norm", "subln"},
-    {"num_heads", "decoder_attention_heads"},
-    {"num_kv_heads", "n_kv_heads"},
-    {"head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
-    {"feed_forward.expert.inner_norm", "subln"},
-    {"feed_forward.routing.num_experts", "moe_expert_count"},
-    {"feed_forward.routing.widths", "(moe_ffn_dim or decoder_ffn_embed_dim)"},
-    {"feed_forward.routing.select.k", "moe_top_k"},
-    {"feed_forward.routing.split.heads", "mhmoe_heads_number"},
-    {"feed_forward.routing.score.dim", "rows of wg_reduction.weight"},
-    {"num_experts", "moe_expert_count"},
-    {"routing.num_experts", "moe_expert_count"},
-};
-
-constexpr std::string_view kTorchscaleIgnoredTensors[] = {
-    "decoder.layers.*.self_attn.rotary_emb.inv_freq",
-    "decoder.layers.*.self_attn.xpos.scale",
-};
-
-// Options of training, of quantizers that 32 bits switch off, and options that nothing reads.
-constexpr std::string_view kTorchscaleIgnoredOptions[] = {
-    "absmean_alpha",
-    "adaptive_input",
-    "adaptive_softmax_cutoff",
-    "attn_bits",
-    "attn_input_absmean_scale",
-    "attn_quant_method",
-    "attn_quant_symmetric",
-    "base_layers",
-    "binary_key",
-    "binary_kv",
-    "binary_routing",
-    "fc2_input_absmean_scale",
-    "fc2_sparse_blocksize",
-    "fc2_sparse_ratio",
-    "ffn_head_proj",
-    "ffn_merge_proj",
-    "head_ffn_num",
-    "kv_quant_group",
-    "mhmoe_head_proj",
-    "mhmoe_merge_proj",
-    "moe_expert_noise_threshold",
-    "moe_expert_noise_threshold_init",
-    "moe_expert_noise_threshold_warmup",
-    "moe_ffn_dim_1",
-    "moe_ffn_dim_2",
-    "moe_second_expert_threshold",
-    "moe_second_expert_threshold_init",
-    "moe_second_expert_threshold_warmup",
-    "quant_before_rope",
-    "quant_ffn_only",
-    "scale_length",
-    "sope_rel_pos",
-};
 
 // Options that only routed layers need.
 constexpr std::string_view kRoutingOptions[] = {
@@ -139,8 +40,6 @@ constexpr std::string_view kChangingQuantizers[] = {
     "absmax_per_token_sparse_me",
 };
 
-std::string Layer(int i) { return Concat("decoder.layers.", i, '.'); }
-
 class TorchscaleReader {
  public:
   explicit TorchscaleReader(const FairseqSource& source) : r_(source), keys_(r_.keys()) {
@@ -153,14 +52,16 @@ class TorchscaleReader {
     r_.Ignore(kTorchscaleIgnoredOptions);
     RefuseOptions();
     r_.ReadSizes();
-    r_.ReadHead(keys_.Bool("share_decoder_input_output_embed", false));
-    ReadNorms();
-    ReadPositions();
-    ReadRelativeBias();
-    const AttentionSpec attention = ReadAttention();
-    std::vector<LayerSpec> layers = ReadLayers(attention);
-    return r_.Finish({kTorchscaleTensors, kTorchscaleKeys, kTorchscaleIgnoredTensors},
-                     std::move(layers));
+    for (const std::string_view stack : r_.stacks()) {
+      r_.Use(stack);
+      ReadNorms();
+      ReadPositions();
+      ReadRelativeBias();
+      const AttentionSpec attention = ReadAttention();
+      r_.SetLayers(ReadLayers(attention));
+    }
+    r_.ReadHead(activation_);
+    return r_.Finish({kTorchscaleTensors, kTorchscaleKeys, kTorchscaleIgnoredTensors});
   }
 
  private:
@@ -169,6 +70,7 @@ class TorchscaleReader {
       r_.Require(key, value, why);
     };
     if (fork_) refuse("xpos_rel_pos", false, "XPOS positions of this fork are not supported");
+    if (r_.pair()) r_.RequireCrossAttention();
     refuse("multiway", false, "models of several modalities are not supported");
     refuse("no_output_layer", false, "a language model has an output layer");
     refuse("segment_length", "", "dilated attention is not supported");
@@ -202,27 +104,30 @@ class TorchscaleReader {
   // norms after layers and the last one, if the options say that norms are not before layers.
   void ReadNorms() {
     ModelSpec& spec = r_.spec();
-    const bool final_norm = r_.Has("decoder.layer_norm.weight");
+    const std::string last = r_.Tensor("layer_norm.weight");
+    const bool final_norm = r_.Has(last);
     const bool deepnorm = keys_.Bool("deepnorm", false);
-    inner_norm_ = r_.Has(Layer(0) + "self_attn.inner_attn_ln.weight");
+    const std::string inner = Concat(AttentionLayer(), "self_attn.inner_attn_ln.weight");
+    inner_norm_ = r_.Has(inner);
     const bool subln = keys_.Bool("subln", inner_norm_);
-    const bool before = keys_.Bool("decoder_normalize_before", final_norm);
+    const std::string before_key = r_.Key("normalize_before");
+    const bool before = keys_.Bool(before_key, final_norm);
+    const bool without = r_.in_encoder() && !keys_.Bool("normalize_output", true);
     spec.norm.kind = keys_.Bool("rms_norm", false) ? NormKind::kRms : NormKind::kLayer;
-    const bool pre = final_norm && (!deepnorm || before);
+    const bool pre = (final_norm || (without && before)) && (!deepnorm || before);
     spec.norm.placement = pre ? NormPlacement::kPre : NormPlacement::kPost;
-    if (final_norm && !pre) spec.norm.final_norm = true;
+    if (final_norm != pre) spec.norm.final_norm = final_norm;
     const double eps = keys_.Real("layernorm_eps", 1e-5);
     spec.norm.eps = static_cast<float>(eps);
     const std::string has = final_norm ? " (the files have" : " (the files do not have";
-    if (!deepnorm && !subln && before != final_norm) {
-      r_.Fault("decoder_normalize_before",
-               Concat(final_norm ? "true" : "false", has, " decoder.layer_norm.weight)"),
+    if (!deepnorm && !subln && before != pre) {
+      r_.Fault(before_key, Concat(final_norm ? "true" : "false", has, ' ', last, ')'),
                before ? "true" : "false");
     }
     if (!deepnorm && subln != inner_norm_) {
       r_.Fault("subln",
                Concat(inner_norm_ ? "true (the files have " : "false (the files do not have ",
-                      Layer(0), "self_attn.inner_attn_ln.weight)"),
+                      inner, ')'),
                subln ? "true" : "false");
     }
     if (inner_norm_) {
@@ -233,19 +138,34 @@ class TorchscaleReader {
     if (!deepnorm) return;
     if (pre || inner_norm_ || spec.embedding_norm) {
       r_.Fault("deepnorm",
-               Concat("false beside ",
-                      pre ? "decoder.layer_norm.weight and decoder_normalize_before (pre-norm)"
-                      : inner_norm_ ? "norms inside of layers (subln)"
-                                    : "layernorm_embedding"),
+               Concat("false beside ", pre ? Concat(last, " and ", before_key, " (pre-norm)")
+                                       : inner_norm_ ? std::string("norms inside of layers (subln)")
+                                                     : std::string("layernorm_embedding")),
                "true");
       return;
     }
     // norm(alpha x + f(x)) with eps is norm(x + f(x) / alpha) with eps / alpha^2.
-    const double alpha = std::pow(2.0 * r_.layers(), 0.25);
     if (r_.layers() < 1) return;
+    const double alpha = DeepNormFactor();
     spec.residual_scale = 1.0 / alpha;
     if (final_norm) spec.norm.final_eps = static_cast<float>(eps);
     spec.norm.eps = static_cast<float>(eps / (alpha * alpha));
+  }
+
+  // Returns the factor of the rows that bypass a block. It follows from the options, not from the
+  // layers that X-MoE inserts.
+  double DeepNormFactor() const {
+    if (!r_.pair()) return std::pow(2.0 * r_.layers(), 0.25);
+    if (!r_.in_encoder()) return std::pow(3.0 * r_.layers(), 0.25);
+    return 0.81 * std::pow(std::pow(r_.encoder_layers(), 4.0) * r_.decoder_layers(), 1.0 / 16);
+  }
+
+  // Returns what begins the names of the first layer with attention.
+  std::string AttentionLayer() const {
+    for (int i = 0; i <= r_.layers(); ++i) {
+      if (r_.HasAny(r_.Layer(i) + "self_attn.")) return r_.Layer(i);
+    }
+    return r_.Layer(0);
   }
 
   void ReadPositions() {
@@ -255,6 +175,10 @@ class TorchscaleReader {
     const bool rotary = keys_.Bool("rotary_embed", false);
     const bool xpos = !fork_ && keys_.Bool("xpos_rel_pos", false);
     const double xpos_base = keys_.Real("xpos_scale_base", 512.0);
+    if (xpos && r_.in_encoder()) {
+      r_.Fault("xpos_rel_pos", "false (XPOS in an encoder is not supported)", "true");
+      return;
+    }
     if (!rotary && !xpos) return;
     if (position.kind != PositionKind::kNone) {
       r_.Fault("no_token_positional_embeddings",
@@ -278,9 +202,12 @@ class TorchscaleReader {
     const int buckets = r_.IntOrUnset("rel_pos_buckets", 0);
     const int max_distance = r_.IntOrUnset("max_rel_pos", 0);
     if (buckets <= 0 || max_distance <= 0) return;
-    if (fork_) {
-      r_.Fault("rel_pos_buckets", "0 (biases of relative positions of this fork are not supported)",
-               std::to_string(buckets));
+    if (fork_ || r_.pair()) {
+      r_.Fault(
+          "rel_pos_buckets",
+          Concat("0 (biases of relative positions ",
+                 r_.pair() ? "in attention to a source" : "of this fork", " are not supported)"),
+          std::to_string(buckets));
     }
     // The decoder's buckets are those of an encoder, half of which are for later positions.
     r_.spec().relative_bias =
@@ -321,45 +248,117 @@ class TorchscaleReader {
     return expert;
   }
 
-  std::vector<LayerSpec> ReadLayers(const AttentionSpec& attention) {
+  Layers ReadLayers(const AttentionSpec& attention) {
     r_.Ignore(kRoutingOptions);  // a dense model has them, too
-    const int frequency = keys_.Int("moe_freq", 0);
+    const std::string frequency_key = FrequencyKey();
+    const int frequency = keys_.Int(frequency_key, 0);
     const int experts = keys_.Int("moe_expert_count", 0);
-    const int width = keys_.Int("decoder_ffn_embed_dim");
+    const int width = keys_.Int(r_.Key("ffn_embed_dim"));
     int expert_width = keys_.Int("moe_ffn_dim", -1);
     if (expert_width == -1) expert_width = width;
     const ExpertSpec expert = ReadExpert();
-    if (frequency < 0) r_.Fault("moe_freq", "an integer of at least 0", std::to_string(frequency));
+    activation_ = expert.activation;
+    if (frequency < 0)
+      r_.Fault(frequency_key, "an integer of at least 0", std::to_string(frequency));
     if (!r_.ok()) return {};
 
-    const int routed = frequency > 0 ? r_.layers() / frequency : 0;
+    const std::vector<Form> forms = LayerForms(frequency);
+    const auto routed = std::ranges::count_if(forms, [](const Form& f) { return f.routed; });
     RoutedLayerSpec routing;
+    ExpertSpec stack = expert;
     if (routed > 0) {
       if (!r_.CheckExperts("moe_expert_count", experts, routed)) return {};
-      routing = ReadRouting(experts, Layer(frequency - 1) + "moe_layer.");
+      const auto first = std::ranges::find(forms, true, &Form::routed);
+      const std::string prefix = r_.Layer(static_cast<int>(first - forms.begin())) + "moe_layer.";
+      routing = ReadRouting(experts, prefix);
       routing.widths.assign(static_cast<size_t>(experts), expert_width);
+      stack = WithSubLayers(expert, prefix);
     }
-    std::vector<LayerSpec> layers;
-    for (int i = 0; i < r_.layers(); ++i) {
-      LayerSpec layer{.attention = attention, .feed_forward = {}};
-      layer.feed_forward.expert = expert;
-      const bool is_routed = frequency > 0 && (i + 1) % frequency == 0;
-      CheckKind(i, is_routed, frequency);
-      if (is_routed) {
-        layer.feed_forward.routing = routing;
+    Layers layers;
+    for (int i = 0; i < static_cast<int>(forms.size()); ++i) {
+      const Form& form = forms[static_cast<size_t>(i)];
+      CheckKind(i, form.routed, frequency_key, frequency);
+      FeedForwardSpec feed_forward;
+      feed_forward.expert = form.routed ? stack : expert;
+      if (form.routed) {
+        feed_forward.routing = routing;
       } else {
-        layer.feed_forward.width = width;
+        feed_forward.width = width;
       }
-      layers.push_back(std::move(layer));
+      std::vector<BlockSpec>& blocks = layers.emplace_back();
+      if (form.attention) blocks.push_back({.mixer = attention});
+      if (form.attention && r_.pair() && !r_.in_encoder()) blocks.push_back(CrossAttention());
+      blocks.push_back({.mixer = std::move(feed_forward)});
+      // An inserted layer of experts with norms of their own has none before it.
+      if (!form.attention && !r_.Has(r_.Layer(i) + "final_layer_norm.weight")) {
+        blocks.back().residual.norm_placement = NormPlacement::kNone;
+      }
     }
     return layers;
   }
 
+  // What a layer consists of.
+  struct Form {
+    bool attention = true;
+    bool routed = false;
+  };
+
+  // Returns the option with the frequency of routed layers: of one stack only if there is none of
+  // both.
+  std::string FrequencyKey() {
+    const int both = keys_.Int("moe_freq", 0);
+    const std::string own = r_.Key("moe_freq");
+    const int of_stack = keys_.Int(own, 0);
+    return both == 0 && of_stack != 0 ? own : "moe_freq";
+  }
+
+  // An encoder may have layers of experts alone, which X-MoE inserts between the others, and which
+  // "encoder_layers" does not count.
+  std::vector<Form> LayerForms(int frequency) const {
+    std::vector<Form> forms;
+    for (int ordinary = 0, i = 0; ordinary < r_.layers(); ++i) {
+      const bool inserted = r_.in_encoder() && !r_.HasAny(r_.Layer(i) + "self_attn.") &&
+                            r_.HasAny(r_.Layer(i) + "moe_layer.");
+      if (!inserted) ++ordinary;
+      const bool routed = frequency > 0 && ordinary % frequency == 0;
+      forms.push_back({.attention = !inserted, .routed = inserted || routed});
+    }
+    const int next = static_cast<int>(forms.size());
+    const bool last = r_.in_encoder() && !r_.HasAny(r_.Layer(next) + "self_attn.") &&
+                      r_.HasAny(r_.Layer(next) + "moe_layer.");
+    if (last) forms.push_back({.attention = false, .routed = true});
+    return forms;
+  }
+
+  BlockSpec CrossAttention() {
+    AttentionSpec attention = r_.Heads();
+    attention.bias = attention.out_bias = bias_;
+    return {.mixer = CrossAttentionSpec{attention}};
+  }
+
+  // Experts may be stacks of residual sub-layers, as those of fairseq's BASE layers are.
+  ExpertSpec WithSubLayers(ExpertSpec expert, const std::string& prefix) {
+    int depth = 0;
+    while (depth < kMostSubLayers && r_.Has(Concat(prefix, "experts.0.", depth, ".ff1.weight"))) {
+      ++depth;
+    }
+    if (depth == 0) return expert;
+    expert.residual = true;
+    expert.depth = depth;
+    expert.inner_norm = false;
+    const int stated = r_.IntOrUnset("base_sublayers", depth);
+    if (stated != depth && stated != 1) {
+      r_.Fault("base_sublayers", Concat(depth, " (the files have ", prefix, "experts.0.*)"),
+               std::to_string(stated));
+    }
+    return expert;
+  }
+
   // Compares the kind of a layer with the tensors that the files have for it.
-  void CheckKind(int layer, bool routed, int frequency) {
-    const std::string other = Layer(layer) + (routed ? "ffn." : "moe_layer.");
+  void CheckKind(int layer, bool routed, const std::string& key, int frequency) {
+    const std::string other = r_.Layer(layer) + (routed ? "ffn." : "moe_layer.");
     if (!r_.HasAny(other)) return;
-    r_.Fault("moe_freq",
+    r_.Fault(key,
              Concat("a number with which layer ", layer, " is ", routed ? "dense" : "routed",
                     " (the files have ", other, "*)"),
              std::to_string(frequency));
@@ -462,12 +461,14 @@ class TorchscaleReader {
   }
 
   static constexpr int64_t kMaxProjection = 1 << 20;
+  static constexpr int kMostSubLayers = 8;  // for which kTorchscaleTensors has names
 
   Reader r_;
   ObjectReader& keys_;
   bool fork_ = false;
   bool inner_norm_ = false;
   bool bias_ = true;
+  ActivationKind activation_ = ActivationKind::kRelu;  // of the layers
 };
 
 }  // namespace

@@ -1,7 +1,8 @@
-// fairseq's own dense decoder, the architecture transformer_lm and its variants (transformer_lm_gpt
-// and so on).
+// fairseq's own dense models: the decoder transformer_lm and its variants (transformer_lm_gpt and
+// so on), and the encoder-decoder transformer.
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "model_loaders/architectures/fairseq/reader.h"
 
@@ -36,13 +37,18 @@ class TransformerReader {
     r_.Ignore(kTransformerLmIgnoredOptions);
     RefuseOptions();
     r_.ReadSizes();
-    r_.ReadHead(keys_.Bool("share_decoder_input_output_embed", false));
-    ReadNorms();
-    r_.spec().position = r_.AddedPositions();
-    LayerSpec layer;
-    layer.attention = ReadAttention();
-    layer.feed_forward = ReadFeedForward();
-    return r_.Finish({kTransformerLmTensors, kTransformerLmKeys, {}}, layer);
+    for (const std::string_view stack : r_.stacks()) {
+      r_.Use(stack);
+      ReadNorms();
+      r_.spec().position = r_.AddedPositions();
+      const AttentionSpec attention = ReadAttention();
+      std::vector<BlockSpec> blocks = {{.mixer = attention}};
+      if (r_.pair() && !r_.in_encoder()) blocks.push_back({.mixer = CrossAttentionSpec{attention}});
+      blocks.push_back({.mixer = ReadFeedForward()});
+      r_.SetLayers(blocks);
+    }
+    r_.ReadHead(r_.Activation());
+    return r_.Finish({kTransformerLmTensors, kTransformerLmKeys, {}});
   }
 
  private:
@@ -51,8 +57,14 @@ class TransformerReader {
     r_.Require("adaptive_softmax_cutoff", nullptr, "an adaptive softmax is not supported");
     r_.Require("character_embeddings", false, "embeddings of characters are not supported");
     r_.Require("base_layers", 0, "BASE layers are not supported");
-    r_.Require("cross_self_attention", false, "attention to an encoder is not supported");
-    r_.Require("decoder_xformers_att_config", nullptr, "attention of xFormers is not supported");
+    if (r_.pair()) {
+      r_.RequireCrossAttention();
+    } else {
+      r_.Require("cross_self_attention", false, "there is no encoder");
+    }
+    for (const char* key : {"decoder_xformers_att_config", "encoder_xformers_att_config"}) {
+      r_.Require(key, nullptr, "attention of xFormers is not supported");
+    }
     for (const char* key : {"scale_attn", "scale_fc", "scale_heads", "scale_resids"}) {
       r_.Require(key, false, "scaled branches are not supported");
     }
@@ -68,9 +80,11 @@ class TransformerReader {
   // A pre-norm model has a last norm unless an option switches it off.
   void ReadNorms() {
     ModelSpec& spec = r_.spec();
-    const bool before = r_.RequiredBool("decoder_normalize_before");
-    const bool without = keys_.Bool("no_decoder_final_norm", false);
-    const bool final_norm = r_.Has("decoder.layer_norm.weight");
+    const std::string before_key = r_.Key("normalize_before");
+    const std::string last = r_.Tensor("layer_norm.weight");
+    const bool before = r_.RequiredBool(before_key);
+    const bool without = !r_.in_encoder() && keys_.Bool("no_decoder_final_norm", false);
+    const bool final_norm = r_.Has(last);
     spec.norm.kind = NormKind::kLayer;
     spec.norm.placement = before ? NormPlacement::kPre : NormPlacement::kPost;
     if (before && !final_norm) spec.norm.final_norm = false;
@@ -79,10 +93,10 @@ class TransformerReader {
       r_.Fault("no_decoder_final_norm", "false (the files have decoder.layer_norm.weight)", "true");
       return;
     }
-    r_.Fault("decoder_normalize_before",
-             Concat(final_norm ? "true (the files have" : "false (the files do not have",
-                    " decoder.layer_norm.weight)"),
-             before ? "true" : "false");
+    r_.Fault(
+        before_key,
+        Concat(final_norm ? "true (the files have " : "false (the files do not have ", last, ')'),
+        before ? "true" : "false");
   }
 
   AttentionSpec ReadAttention() {
@@ -96,7 +110,7 @@ class TransformerReader {
     block.expert.form = ExpertForm::kPlain;
     block.expert.bias = true;
     block.expert.activation = r_.Activation();
-    block.width = keys_.Int("decoder_ffn_embed_dim");
+    block.width = keys_.Int(r_.Key("ffn_embed_dim"));
     return block;
   }
 

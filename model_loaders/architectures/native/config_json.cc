@@ -386,6 +386,7 @@ std::pair<StackBlocks, StackBlocks> ReadStacks(ObjectReader& reader, Problems* p
     const Json* const json = reader.Required(key, "an object");
     if (json == nullptr) return;
     ObjectReader object(*json, key, problems);
+    if (&spec == &encoder) spec.vocab_size = object.Int("vocab_size", config.spec.vocab_size);
     blocks = ReadStack(object, problems, spec, config);
     object.RefuseOthers();
   };
@@ -418,7 +419,6 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
     encoder->kind = ModelKind::kEncoder;
     encoder->stack = Stack::kEncoder;
     encoder->head.kind = HeadKind::kNone;
-    encoder->vocab_size = spec.vocab_size;
     encoder->hidden_size = spec.hidden_size;
     spec.stack = Stack::kDecoder;
     spec.encoder = encoder;

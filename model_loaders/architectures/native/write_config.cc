@@ -181,6 +181,9 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
   }
   if (pair) {
     json["encoder"] = StackJson(*spec.encoder);
+    if (spec.encoder->vocab_size != spec.vocab_size) {
+      json["encoder"]["vocab_size"] = spec.encoder->vocab_size;
+    }
     json["decoder"] = StackJson(spec);
   } else {
     AddBlocks(json, spec);

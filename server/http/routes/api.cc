@@ -247,7 +247,7 @@ class Api {
       return InvalidValue("prompt", "'prompt' is too long");
     }
     MOESERVE_ASSIGN_OR_RETURN(const auto special, BoolField(body, "add_special_tokens"));
-    return tokenizer.Encode(*prompt, special.value_or(true));
+    return tokenizer.source().Encode(*prompt, special.value_or(true));
   }
 
   Result<std::vector<TokenId>> EncodeMessages(const Json& body, std::string_view text,

@@ -151,7 +151,7 @@ class ExpertRoutes {
       OrderedJson out = BlockJson(table.block);
       const auto least = static_cast<uint32_t>(min_count.value_or(5));
       out["min_count"] = least;
-      const auto vocabulary = engine.spec().vocab_size;
+      const int vocabulary = LargestVocabulary(engine.spec());
       const auto counted = static_cast<int64_t>(table.values.tokens.size());
       out["vocabulary"] = vocabulary;
       out["counted_tokens"] = counted == 0 ? int64_t{vocabulary} : counted - 1;
@@ -272,7 +272,7 @@ class ExpertRoutes {
     for (const BlockExpertStats& block : of.Snapshot().blocks) {
       experts += block.num_experts;
     }
-    const int64_t bytes = TokenExpertCounts::BytesFor(of.spec().vocab_size, experts);
+    const int64_t bytes = TokenExpertCounts::BytesFor(LargestVocabulary(of.spec()), experts);
     return (bytes + (1 << 20) - 1) >> 20;
   }
 

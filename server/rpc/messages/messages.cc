@@ -169,7 +169,7 @@ absl::Status ParseInput(const Message& request, const char* field, const Request
   } else if (request.has_token_ids()) {
     const auto& ids = request.token_ids().ids();
     if (ids.empty()) return InvalidValue("token_ids", "'token_ids' must not be empty");
-    MOESERVE_RETURN_IF_ERROR(CheckIds("token_ids", ids, rules.vocab_size));
+    MOESERVE_RETURN_IF_ERROR(CheckIds("token_ids", ids, rules.prompt_vocab_size()));
     prompt.ids.assign(ids.begin(), ids.end());
   } else {
     return MakeError(absl::StatusCode::kInvalidArgument, "missing_field",
