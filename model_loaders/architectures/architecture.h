@@ -46,10 +46,10 @@ struct TensorPlace {
 
   // The part of the stored tensor: the slice `index` of the outermost dimension, if `index` is set.
   // If `transposed`, the slice is a matrix that is stored as its transpose. Of the slice (or of its
-  // transpose), the part is every `row_step`-th row from `first_row` on. If `first_column` is set,
-  // only the columns from there on that the model's tensor has belong to the part. Example: if the
-  // gate and up projections of all experts are stored as one tensor [E, 2 * width, d], they begin
-  // at rows 0 and `width` of slice e.
+  // transpose), the part is every `row_step`-th row from `first_row` on; with a negative step, in
+  // the opposite order. If `first_column` is set, only the columns from there on that the model's
+  // tensor has belong to the part. Example: if the gate and up projections of all experts are
+  // stored as one tensor [E, 2 * width, d], they begin at rows 0 and `width` of slice e.
   std::optional<int64_t> index = std::nullopt;
   bool transposed = false;
   int64_t first_row = 0;

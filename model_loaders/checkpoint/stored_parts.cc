@@ -41,7 +41,8 @@ bool LocatePart(const TensorPlace& place, const std::vector<int64_t>& shape, Sto
     std::swap(part.row_stride, part.column_stride);
   }
   const int64_t last_row = place.first_row + (shape[0] - 1) * place.row_step;
-  if (place.first_row < 0 || place.row_step < 1 || last_row >= slice[0]) return false;
+  const auto inside = [&](int64_t row) { return row >= 0 && row < slice[0]; };
+  if (place.row_step == 0 || !inside(place.first_row) || !inside(last_row)) return false;
   const int64_t first_column = place.first_column.value_or(0);
   if (place.first_column.has_value()) {
     if (slice.size() != 2 || first_column < 0 || first_column + shape[1] > slice[1]) return false;

@@ -382,7 +382,8 @@ INSTANTIATE_TEST_SUITE_P(
             {"qwen3moe.pooling_type: expected 0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank), "
              "found 5"}),
         Key("PoolingRank", GgufU32("qwen3moe.pooling_type", 4),
-            {"qwen3moe.pooling_type: expected 1 (mean), 2 (cls) or 3 (last), found 4 (rank)"}),
+            {"qwen3moe.pooling_type: expected 1 (mean), 2 (cls) or 3 (last), found 4 (rank), but "
+             "not two rows of cls.output.weight with the labels"}),
         Key("UnknownKey", GgufF32("qwen3moe.logit_scale", 2.0f),
             {"qwen3moe.logit_scale: expected no such key", "changes the model's answers"}),
         Key("ExpertsZero", GgufU32("qwen3moe.expert_count", 0),

@@ -313,6 +313,38 @@ TEST(GgufEncoder, OfDecoders) {
   EXPECT_EQ(EncoderSpec(parts).head.kind, HeadKind::kLanguageModel);
 }
 
+// The rows of Qwen3-Reranker's files are those of "yes" and "no"; the last label's score counts.
+TEST(GgufEncoder, OfRerankers) {
+  const auto golden =
+      ReadEncoderGolden(SourcePath("tests/golden/encoders/qwen3-vectors/golden.safetensors"));
+  const auto rows = TextsOf(EncoderFile("qwen3-vectors"), *golden);
+  GgufParts parts = EncoderParts("qwen3-vectors");
+  parts.Set(GgufU32("qwen3.pooling_type", 4));
+  parts.Set(GgufTexts("qwen3.classifier.output_labels", {"yes", "no"}));
+  std::vector<float> matrix(64);
+  for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = std::sin(static_cast<float>(i));
+  parts.tensors.push_back({"cls.output.weight",
+                           {2, 32},
+                           0,
+                           std::string(reinterpret_cast<const char*>(matrix.data()), 256),
+                           std::nullopt});
+  const ModelSpec spec = EncoderSpec(parts);
+  EXPECT_EQ(spec.head.labels, (std::vector<std::string>{"no", "yes"}));
+  EXPECT_EQ(spec.head.scores, LabelScores::kSoftmax);
+  TempFolder folder;
+  WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
+  const auto found = TextsOf(folder.path() / "a.gguf", *golden);
+  ASSERT_EQ(found.size(), rows.size());
+  for (size_t t = 0; t < rows.size(); ++t) {
+    ASSERT_EQ(found[t].size(), 2u);
+    for (size_t label = 0; label < 2; ++label) {
+      double sum = 0.0;
+      for (size_t i = 0; i < 32; ++i) sum += double{rows[t][i]} * matrix[(1 - label) * 32 + i];
+      EXPECT_NEAR(found[t][label], sum, 1e-4);
+    }
+  }
+}
+
 // The rows before the head are scaled if it is the table of tokens, or if networks have no gate.
 TEST(GgufEncoder, OfT5) {
   const double root = 1.0 / std::sqrt(32.0);

@@ -242,6 +242,7 @@ ConfigResult GgufConfigReader::Read() {
     spec.position.pairing = RopePairing::kInterleaved;
   }
   const WeightFiles::Location* gate = weights_.Find("blk.0.ffn_gate_inp_shexp.weight");
+  config->reversed_scores = reversed_scores_;
   config->vector_gate = gate == nullptr || gate->entry->shape.size() == 1;
   for (int i = 0; i < next_token_layers_; ++i) {
     config->ignored_prefixes.push_back(Concat("blk.", layers_ + i, '.'));

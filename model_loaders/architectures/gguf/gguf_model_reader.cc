@@ -99,9 +99,11 @@ void GgufModelReader::ReadTextHead(const TextHead& head) {
   }
   if (head.generates && type == 0) return;
   spec_.tie_word_embeddings = false;  // the matrix of the vocabulary is not needed
+  if (type == kRank && head.generates && ReadReranker()) return;
   if (type == kRank && (head.generates || !Has(kScores))) {
     keys_.Fault(kPooling, "1 (mean), 2 (cls) or 3 (last)",
-                head.generates ? "4 (rank), which this server does not support here"
+                head.generates ? Concat("4 (rank), but not two rows of ", kScores,
+                                        " with the labels \"yes\" and \"no\"")
                                : Concat("4 (rank), but no tensor ", Quoted(kScores)));
   }
   if (!head.generates && (type == kRank || (type == 0 && Has(kScores)))) {
@@ -119,6 +121,25 @@ void GgufModelReader::ReadTextHead(const TextHead& head) {
                                 keys_.NameOf(kPooling), "): vectors are the mean of all rows"));
   }
   decisions_.push_back("vectors are divided by their length, which no key of GGUF files says");
+}
+
+// Qwen3-Reranker's logits are those of the next tokens "yes" and "no". The score of two texts is
+// that of the last label.
+bool GgufModelReader::ReadReranker() {
+  const GgufValue* const labels = keys_.Find(kLabels);
+  const auto names = labels == nullptr ? std::nullopt : labels->Strings();
+  if (!names.has_value() || *names != std::vector<std::string_view>{"yes", "no"} ||
+      RowsOf(kScores) != 2) {
+    return false;
+  }
+  spec_.head.kind = HeadKind::kSequenceClassification;
+  spec_.head.labels = {"no", "yes"};
+  spec_.head.bias = false;
+  spec_.pooling = PoolingSpec{.kind = PoolingKind::kLast, .dense = {}};
+  reversed_scores_ = true;
+  decisions_.push_back(
+      "texts are scored as they are: requests must contain the prompt that the model was made for");
+  return true;
 }
 
 // The scores of one label are logistic values, those of several labels have the sum 1.

@@ -63,9 +63,13 @@ class GgufModelReader {
   ModelSpec spec_;  // without layers
   int layers_ = 0;
   std::vector<std::string> decisions_;  // CheckpointConfig::decisions
+  // The rows of cls.output.weight are in the opposite order of the labels.
+  bool reversed_scores_ = false;
 
  private:
   void ReadLabels(const TextHead& head);
+  // Returns whether the file is a reranker made of a decoder's head, and if so, sets its labels.
+  bool ReadReranker();
 };
 
 }  // namespace moeserve

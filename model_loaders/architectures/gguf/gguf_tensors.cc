@@ -17,6 +17,7 @@ constexpr TensorRule kGgufTensors[] = {
     {"embed.weight", "token_embd.weight"},
     {"norm.weight", "output_norm.weight"},
     {"head.weight", "output.weight"},
+    {"classifier.weight", "cls.output.weight"},
     {"blocks.*.attention.norm.weight", "blk.*.attn_norm.weight"},
     {"blocks.*.attention.q.weight", "blk.*.attn_q.weight"},
     {"blocks.*.attention.o.weight", "blk.*.attn_output.weight"},
@@ -263,6 +264,11 @@ std::optional<TensorPlace> GgufConfig::Place(const TensorRequirement& tensor) co
   }
   if (paired_rows != 0 && (is(".attention.q.") || is(".attention.k."))) {
     place->paired_rows = paired_rows;
+  }
+  if (reversed_scores && name == "classifier.weight") {
+    place->shape = tensor.shape;
+    place->first_row = tensor.shape[0] - 1;
+    place->row_step = -1;
   }
   if (vector_gate && name.ends_with(".shared_gate.weight")) {
     place->shape = {tensor.shape.back()};

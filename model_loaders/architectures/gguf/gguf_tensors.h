@@ -58,7 +58,8 @@ class GgufConfig final : private GgufTables, public NameTableConfig {
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
 
-  int64_t paired_rows = 0;  // TensorPlace::paired_rows of query and key projections
+  int64_t paired_rows = 0;       // TensorPlace::paired_rows of query and key projections
+  bool reversed_scores = false;  // the rows of the labels' scores are in the opposite order
   // The gate of the shared expert, a matrix of one row, is stored as a vector.
   bool vector_gate = false;
 
