@@ -151,7 +151,7 @@ class ExpertRoutes {
       OrderedJson out = BlockJson(table.block);
       const auto least = static_cast<uint32_t>(min_count.value_or(5));
       out["min_count"] = least;
-      const int vocabulary = LargestVocabulary(engine.spec());
+      const int vocabulary = LargestVocabulary(experts.spec());
       const auto counted = static_cast<int64_t>(table.values.tokens.size());
       out["vocabulary"] = vocabulary;
       out["counted_tokens"] = counted == 0 ? int64_t{vocabulary} : counted - 1;

@@ -52,7 +52,7 @@ MOA = [
     (f"`select` top_k {PAIR_SELECTED} of {PAIR_EXPERTS}",
      "MoA eq. 8; half of the experts, as MoA big has (16 of 32)"),
     ("`renormalize`, no gradient through the sum", "MoA eq. 9"),
-    ("load balance, router z-loss", "MoA eq. 13 to 17, weights of section 3.3"),
+    ("load balance, router z-loss", "MoA eq. 13 to 17, weights of section 4.3"),
     ("label smoothing 0.1, joint vocabulary, tied embeddings", "MoA section 5.1"),
 ]
 SOURCES = {"x-moe-mlm": X_MOE, "moa-translator": MOA}

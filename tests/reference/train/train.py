@@ -193,6 +193,8 @@ class Run:
         for index, batch in enumerate(self.batches()):
             if index < self.step:
                 continue
+            if self.step == self.options.until:
+                break
             loss, stats = self.train_step(batch)
             self.step += 1
             self.tokens += self.tokens_of(batch)
@@ -232,7 +234,8 @@ def parse_options(description: str | None, models: Iterable[str], steps: int,
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument("--save-seconds", type=float, default=120)
-    arguments.add_argument("--resume", action="store_true")
+    arguments.add_argument("--until", type=int, help="stop earlier, at this step; see --resume")
+    arguments.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
