@@ -12,6 +12,8 @@
 namespace moeserve {
 namespace {
 
+constexpr std::string_view kRenormalize = ":renormalize";
+
 std::string ShortNumber(double value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
@@ -34,8 +36,13 @@ std::vector<int32_t> ByRank(const RoutingPlan& plan, int row) {
 
 }  // namespace
 
-Result<CapacityRule> CapacityRule::Parse(std::string_view text) {
+Result<CapacityRule> CapacityRule::Parse(std::string_view whole_text) {
   CapacityRule rule;
+  std::string_view text = whole_text;
+  if (text.ends_with(kRenormalize)) {
+    rule.renormalize = true;
+    text.remove_suffix(kRenormalize.size());
+  }
   if (text == "gshard") {
     rule.kind = Kind::kGshard;
     return rule;
@@ -57,20 +64,21 @@ Result<CapacityRule> CapacityRule::Parse(std::string_view text) {
   }
   return absl::InvalidArgumentError(
       Concat("capacity: expected switch:ROWS, fraction:F with F above 0 and up to 1, or gshard, "
-             "found ",
-             Printable(text, 64)));
+             "and possibly :renormalize, found ",
+             Printable(whole_text, 64)));
 }
 
 std::string CapacityRule::Text() const {
+  const std::string_view more = renormalize ? kRenormalize : "";
   switch (kind) {
     case Kind::kSwitch:
-      return "switch:" + ShortNumber(value);
+      return Concat("switch:", ShortNumber(value), more);
     case Kind::kFraction:
-      return "fraction:" + ShortNumber(value);
+      return Concat("fraction:", ShortNumber(value), more);
     case Kind::kGshard:
       break;
   }
-  return "gshard";
+  return Concat("gshard", more);
 }
 
 int64_t CapacityRule::Limit(int64_t rows, int experts, int k) const {
@@ -117,8 +125,14 @@ GivenRoutes RowLimit::Apply(int slot, const RoutingPlan& plan) {
   GivenRoutes out;
   out.offsets.push_back(0);
   for (int r = 0; r < plan.rows; ++r) {
+    double all = 0.0;
+    double left = 0.0;
+    const size_t first = out.weights.size();
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
       const int32_t a = plan.assignments_of_row[i];
+      const double weight = plan.weight_of_assignment[a];
+      all += weight;
+      if (kept[static_cast<size_t>(i)] != 0) left += weight;
       ++dropped.choices;
       if (kept[static_cast<size_t>(i)] != 0) {
         out.experts.push_back(plan.expert_of_assignment[a]);
@@ -126,6 +140,11 @@ GivenRoutes RowLimit::Apply(int slot, const RoutingPlan& plan) {
       } else {
         ++dropped.dropped;
         ++dropped.by_expert[static_cast<size_t>(plan.expert_of_assignment[a])];
+      }
+    }
+    if (rule_.renormalize && left > 0.0 && left < all) {
+      for (size_t i = first; i < out.weights.size(); ++i) {
+        out.weights[i] = static_cast<float>(out.weights[i] * (all / left));
       }
     }
     out.offsets.push_back(static_cast<int32_t>(out.experts.size()));

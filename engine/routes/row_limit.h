@@ -23,8 +23,12 @@ struct CapacityRule {
   };
   Kind kind = Kind::kSwitch;
   double value = 0.0;  // kSwitch: the number of rows; kFraction: in (0, 1]
+  // Whether the weights of a row's kept choices are multiplied so that their sum is that of all its
+  // choices (NLLB-MoE without `normalize_router_prob_before_dropping`).
+  bool renormalize = false;
 
-  // Parses "switch:64", "fraction:0.5" or "gshard". InvalidArgument otherwise.
+  // Parses "switch:64", "fraction:0.5" or "gshard", each also with ":renormalize" behind it.
+  // InvalidArgument otherwise.
   static Result<CapacityRule> Parse(std::string_view text);
   std::string Text() const;  // what Parse() reads
 
@@ -53,7 +57,8 @@ class RowLimit {
   // choices of all rows are counted in order of their rank: first all rows' choices with the
   // largest weight, then those with the second largest weight, and so on; within a rank in the
   // order of the rows. A choice is kept if fewer than Limit() choices of its expert precede it,
-  // kept or not. The weights stay as they are. `slot` is the block's index in ModelSpec::blocks.
+  // kept or not. The weights stay as they are unless the rule renormalizes them. `slot` is the
+  // block's index in ModelSpec::blocks.
   GivenRoutes Apply(int slot, const RoutingPlan& plan);
 
   // Returns what was dropped, by index in ModelSpec::blocks.

@@ -155,6 +155,12 @@ void AddCounts(const CountsSnapshot& counts, ExpertStats& stats) {
   }
 }
 
+// Returns the options without an observer of another stack.
+RecorderOptions OptionsOf(const ModelSpec& spec, RecorderOptions options) {
+  if ((spec.stack == Stack::kEncoder) != options.observes_encoder) options.observer = nullptr;
+  return options;
+}
+
 }  // namespace
 
 ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
@@ -222,7 +228,7 @@ ReportContents RecorderReportContents(const RecorderOptions& options) {
 ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log,
                                std::unique_ptr<RouteCounters> counters)
     : layout_(spec),
-      options_(options),
+      options_(OptionsOf(spec, options)),
       log_(log),
       counters_(std::move(counters)),
       empty_(EmptyExpertStats(spec, options.any_selection)) {

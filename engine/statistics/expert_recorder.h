@@ -37,6 +37,7 @@ struct RecorderOptions {
   int64_t hidden_samples = 0;        // router inputs kept per routed block; 0: none are kept
   bool any_selection = false;        // requests may select more experts per row than the model does
   StepObserver* observer = nullptr;  // may be null; outlives the recorder
+  bool observes_encoder = false;     // of a model with two stacks, not the decoder but the encoder
 };
 
 // Returns the statistics of `spec` before any token was computed: all counters are 0, parameters

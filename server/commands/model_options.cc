@@ -378,7 +378,12 @@ Result<RunningModel> StartModel(
   if (adjust) {
     MOESERVE_ASSIGN_OR_RETURN(auto temperatures,
                               RouterTemperatures(model->spec(), *checkpoint.weights));
-    MOESERVE_RETURN_IF_ERROR(adjust({model->spec(), std::move(temperatures)}, adjusted));
+    std::vector<std::optional<double>> source;
+    if (const ModelSpec* encoder = model->spec().encoder.get(); encoder != nullptr) {
+      MOESERVE_ASSIGN_OR_RETURN(source, RouterTemperatures(*encoder, *checkpoint.weights));
+    }
+    MOESERVE_RETURN_IF_ERROR(
+        adjust({model->spec(), std::move(temperatures), std::move(source)}, adjusted));
   }
   MOESERVE_ASSIGN_OR_RETURN(
       out.engine, Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,

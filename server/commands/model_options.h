@@ -97,6 +97,7 @@ struct LoadedWeights {
   const ModelSpec& spec;
   // tau of each routed block, by which its router divides cosines; absent without a learned one.
   std::vector<std::optional<double>> temperatures;
+  std::vector<std::optional<double>> source_temperatures;  // those of the encoder beside a decoder
 };
 
 // Loads a checkpoint and starts an engine. `adjust`, if set, can change the engine's options once

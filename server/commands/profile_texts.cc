@@ -14,6 +14,7 @@
 #include "engine/statistics/measures/route_trace.h"
 #include "model_loaders/profiles/profile_file.h"
 #include "server/commands/checked_options.h"
+#include "server/commands/pair_scorer.h"
 #include "server/commands/score_dump.h"
 #include "server/reports/live_profile.h"
 
@@ -63,7 +64,22 @@ Result<std::vector<std::string>> ReadWords(const std::string& file) {
   return words;
 }
 
-WordStatistics WordsOf(const ProfiledTexts& result, const RouteTrace& trace) {
+absl::Status CheckInputs(const ProfilingOptions& options) {
+  if (options.text_files.empty() == options.pair_files.empty()) {
+    return absl::InvalidArgumentError(Concat("expected either --text or --pairs, found ",
+                                             options.text_files.empty() ? "neither" : "both"));
+  }
+  if (options.of_encoder && options.pair_files.empty()) {
+    return absl::InvalidArgumentError("--stack encoder: expected --pairs, found --text");
+  }
+  if (options.capacity && !options.pair_files.empty()) {
+    return absl::InvalidArgumentError("--capacity: expected --text, found --pairs");
+  }
+  return absl::OkStatus();
+}
+
+WordStatistics WordsOf(const ProfiledTexts& result, const RouteTrace& trace,
+                       const Tokenizer& tokenizer) {
   const Score& score = result.score;
   const auto prefix = static_cast<size_t>(score.prefix);
   const auto suffix = static_cast<size_t>(score.suffix);
@@ -82,7 +98,7 @@ WordStatistics WordsOf(const ProfiledTexts& result, const RouteTrace& trace) {
       }
       begin += length;
     }
-    const WordTokens found = FindWords(*result.model.engine->tokenizer(), ids, result.words);
+    const WordTokens found = FindWords(tokenizer, ids, result.words);
     tokens.word.resize(begin, kNoWord);
     for (size_t i = 0; i < places.size(); ++i) tokens.word[places[i]] = found.word[i];
     for (size_t w = 0; w < found.occurrences.size(); ++w) {
@@ -134,6 +150,12 @@ Result<ExpertProfile> ReadProfile(const std::string& file) {
 Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
                                    const ProfilingOptions& options) {
   const ModelOptionsText& model = model_options;
+  MOESERVE_RETURN_IF_ERROR(CheckInputs(options));
+  std::vector<TextPair> pairs;
+  for (const std::string& file : options.pair_files) {
+    MOESERVE_ASSIGN_OR_RETURN(const auto read, ReadTextPairs(file));
+    pairs.insert(pairs.end(), read.begin(), read.end());
+  }
   std::vector<std::string> texts;
   for (const std::string& file : options.text_files) {
     MOESERVE_ASSIGN_OR_RETURN(std::string text, ReadScoredText(file));
@@ -150,6 +172,7 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
   engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
   engine.recorder.frequent_tokens = false;  // a profile has counts of all tokens or none
 
+  engine.recorder.observes_encoder = options.of_encoder;
   std::shared_ptr<RowLimit> limit;
   if (options.capacity) {
     if (model.device != "cpu") {
@@ -168,7 +191,13 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
           std::max(adjusted.max_step_tokens,
                    options.window > 0 ? std::min(options.window, context) : context);
     }
-    MOESERVE_RETURN_IF_ERROR(observers.Create(options, loaded.spec, loaded.temperatures));
+    if (options.of_encoder && loaded.spec.encoder == nullptr) {
+      return absl::InvalidArgumentError(
+          "--stack encoder: expected a model that translates, found one with a single stack");
+    }
+    MOESERVE_RETURN_IF_ERROR(
+        observers.Create(options, options.of_encoder ? *loaded.spec.encoder : loaded.spec,
+                         options.of_encoder ? loaded.source_temperatures : loaded.temperatures));
     if (!observers.all.empty()) adjusted.recorder.observer = &observers.all;
     return absl::OkStatus();
   };
@@ -186,13 +215,26 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
     scoring.routing_control =
         std::make_shared<const RoutingControl>(RoutingControl::Limited(limit));
   }
-  MOESERVE_ASSIGN_OR_RETURN(out.score, ScoreTexts(texts, scoring, out.model.engine));
+  const Engine& running = *out.model.engine;
+  std::vector<int> sources;
+  if (pairs.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(out.score, ScoreTexts(texts, scoring, out.model.engine));
+  } else {
+    MOESERVE_ASSIGN_OR_RETURN(PairScore scored,
+                              ScorePairs(pairs, options.of_encoder, scoring, out.model.engine));
+    out.score = std::move(scored.score);
+    sources = std::move(scored.sources);
+  }
+  StackExperts experts(running);
+  if (options.of_encoder) {
+    MOESERVE_ASSIGN_OR_RETURN(experts, StackExperts::Named(running, KindName(Stack::kEncoder)));
+  }
   if (limit != nullptr && out.model.engine->ExpertSnapshot().steps != out.score.windows.size()) {
     return absl::InvalidArgumentError(
         Concat("--capacity: a step computes at most ", out.model.engine->options().max_step_tokens,
                " tokens here, so that windows of --window ", out.score.window, " are too long"));
   }
-  out.profile = LiveProfile(StackExperts(*out.model.engine), out.model.directory_name);
+  out.profile = LiveProfile(experts, out.model.directory_name);
   // The engine runs no step after Drain(), so `observers`, which its steps write to, may be
   // destroyed.
   out.model.engine->Drain(SteadyNow());
@@ -200,9 +242,11 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
     MOESERVE_RETURN_IF_ERROR(observers.dump->Finish(out.model.directory_name, out.score.run));
   }
   const RouteTrace* trace = observers.trace.get();
-  out.macs = MacsOf(out.model.engine->spec(), out.profile.stats, out.score.windows,
+  out.macs = MacsOf(experts.spec(), out.profile.stats, out.score.windows,
                     trace != nullptr ? std::span<const BlockRoutes>(trace->routes())
-                                     : std::span<const BlockRoutes>());
+                                     : std::span<const BlockRoutes>(),
+                    options.of_encoder ? std::span<const int>() : std::span<const int>(sources));
+  if (options.of_encoder) out.macs.matrices += static_cast<double>(SourceMacs(running.spec()));
   if (limit != nullptr) {
     for (const RoutedBlock& block : out.model.engine->route_layout().blocks) {
       out.dropped.push_back(limit->dropped()[static_cast<size_t>(block.slot)]);
@@ -212,7 +256,10 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
     out.initial_balance.push_back(observers.balance != nullptr ? observers.balance->Of(i)
                                                                : std::nullopt);
   }
-  if (!out.words.empty()) out.word_experts = WordsOf(out, *trace);
+  if (!out.words.empty()) {
+    const Tokenizer& tokenizer = *running.tokenizer();
+    out.word_experts = WordsOf(out, *trace, options.of_encoder ? tokenizer.source() : tokenizer);
+  }
   if (options.routes) out.profile.routes = RouteSequence{out.score.run, trace->routes()};
   return out;
 }

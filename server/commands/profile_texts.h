@@ -21,6 +21,8 @@ namespace moeserve::server {
 struct ProfilingOptions {
   EngineOptionsText engine;
   std::vector<std::string> text_files;  // each file is a separate document
+  std::vector<std::string> pair_files;  // ReadTextPairs(); instead of texts, for an encoder-decoder
+  bool of_encoder = false;              // with pairs: what is profiled is the encoder
   // As in other programs: models often are far worse beyond the length of their training texts.
   int window = 512;
   int64_t hidden_samples = 16384;

@@ -30,6 +30,7 @@ struct ScoreArguments {
   std::string profile_file;
   bool profile_hidden = false;
   bool profile_routes = true;
+  std::string stack = "decoder";
   std::string mask_rule;  // a MaskRule
   std::string capacity;
   std::string page_file;
@@ -133,9 +134,15 @@ void PrintCapacity(const CapacityEffect& effect, const ProfiledTexts& result) {
       result.score.perplexity() - effect.without.perplexity());
 }
 
+// Returns the tokenizer of the texts of the stack that is reported.
+const Tokenizer& TokenizerOf(const ScoreArguments& options, const ProfiledTexts& result) {
+  const Tokenizer& tokenizer = *result.model.engine->tokenizer();
+  return options.profiling.of_encoder ? tokenizer.source() : tokenizer;
+}
+
 // Returns ProfileJson() with what a profile does not hold.
 OrderedJson ExpertsJson(const ScoreArguments& options, const ProfiledTexts& result) {
-  OrderedJson out = ProfileJson(result.profile, result.model.engine->tokenizer(), options.report);
+  OrderedJson out = ProfileJson(result.profile, &TokenizerOf(options, result), options.report);
   for (size_t i = 0; i < result.initial_balance.size(); ++i) {
     const std::optional<InitialBalance>& balance = result.initial_balance[i];
     out["layers"][i]["router"]["initial_balance"] = balance
@@ -161,8 +168,9 @@ void PrintInitialBalance(const ProfiledTexts& result) {
 void PrintScore(const ScoreArguments& options, const ProfiledTexts& result,
                 const std::optional<CapacityEffect>& capacity) {
   const Score& score = result.score;
-  const Tokenizer* tokenizer = result.model.engine->tokenizer();
-  const RouteLayout& layout = result.model.engine->route_layout();
+  const Tokenizer* const tokenizer = &TokenizerOf(options, result);
+  const RouteLayout layout(options.profiling.of_encoder ? *result.model.engine->spec().encoder
+                                                        : result.model.engine->spec());
   if (options.json) {
     OrderedJson out;
     out["model"] = result.model.directory_name;
@@ -200,7 +208,7 @@ void PrintScore(const ScoreArguments& options, const ProfiledTexts& result,
 absl::Status WritePage(const ScoreArguments& options, const ProfiledTexts& result,
                        const std::optional<CapacityEffect>& capacity) {
   ReportPage page{.profile = result.profile,
-                  .tokenizer = *result.model.engine->tokenizer(),
+                  .tokenizer = TokenizerOf(options, result),
                   .options = options.report,
                   .tokens = result.score.tokens,
                   .window = result.score.window,
@@ -212,8 +220,10 @@ absl::Status WritePage(const ScoreArguments& options, const ProfiledTexts& resul
                   .words = result.words,
                   .word_experts = result.word_experts,
                   .dropped = result.dropped};
-  for (const std::string& file : options.profiling.text_files) {
-    page.texts.push_back(std::filesystem::path(file).filename().string());
+  for (const auto* files : {&options.profiling.text_files, &options.profiling.pair_files}) {
+    for (const std::string& file : *files) {
+      page.texts.push_back(std::filesystem::path(file).filename().string());
+    }
   }
   if (capacity) {
     page.capacity = capacity->rule;
@@ -237,6 +247,7 @@ Result<Score> ScoreWithoutCapacity(ScoreArguments options) {
 absl::Status ScoreFiles(ScoreArguments options) {
   const bool save = !options.profile_file.empty();
   options.profiling.mask.rule = *KindNamed<MaskRule>(options.mask_rule);
+  options.profiling.of_encoder = options.stack == KindName(Stack::kEncoder);
   options.profiling.routes = (save && options.profile_routes) || !options.page_file.empty();
   std::optional<CapacityEffect> capacity;
   if (!options.capacity.empty()) {
@@ -258,11 +269,16 @@ absl::Status ScoreFiles(ScoreArguments options) {
 void AddScoreCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand(
       "score",
-      "Perplexity of a text in windows, or pseudo-perplexity of a masked language model, and "
+      "Perplexity of texts or translations, pseudo-perplexity of masked language models, and "
       "expert statistics");
   auto options = std::make_shared<ScoreArguments>();
   AddModelOptions(*command, options->model);
-  AddProfilingOptions(*command, options->profiling);
+  AddProfilingOptions(*command, options->profiling, false);
+  command->add_option("--pairs", options->profiling.pair_files,
+                      "File for an encoder-decoder, with a source, a tab and a translation in each "
+                      "line; can be repeated");
+  AddChoiceOption(*command, "--stack", options->stack,
+                  "With --pairs: the stack whose experts are reported", {"encoder", "decoder"});
   AddReportOptions(*command, options->report);
   options->mask_rule = KindName(options->profiling.mask.rule);
   AddChoiceOption(*command, "--mask", options->mask_rule,
@@ -291,9 +307,10 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
       ->add_option("--tau-0", options->profiling.initial_temperature,
                    "Temperature of X-MoE's balance loss; 0.3, or 0.07 for sigmoid gates, if absent")
       ->check(CLI::Range(1e-6, 1e6));
-  command->add_option("--capacity", options->capacity,
-                      "Drop rows over the capacity of an expert as training code does "
-                      "(switch:ROWS, fraction:F or gshard) and report the effect");
+  command->add_option(
+      "--capacity", options->capacity,
+      "Drop rows over the capacity of an expert as training code does "
+      "(switch:ROWS, fraction:F or gshard, possibly with :renormalize) and report the effect");
   command->add_option("--report", options->page_file,
                       "HTML file to write, with the papers' figures for this model and text");
   command->add_flag("--json", options->json, "Print JSON");

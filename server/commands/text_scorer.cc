@@ -72,8 +72,7 @@ Result<SpecialTokens> AroundWindows(const Engine& engine, const std::string& tex
 absl::Status CheckScores(const ModelSpec& spec, const ScoringOptions& options) {
   if (spec.kind == ModelKind::kEncoderDecoder) {
     return absl::InvalidArgumentError(
-        "this command computes single texts, and the model translates a source: expected a decoder "
-        "or an encoder");
+        "--text: expected --pairs, with sources and translations, because this model translates");
   }
   if (spec.head.kind == HeadKind::kMaskedLm && !options.mask_token) {
     return absl::InvalidArgumentError(
@@ -96,6 +95,44 @@ Result<std::string> ReadScoredText(const std::string& path) {
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (text.empty()) return absl::InvalidArgumentError(Concat(path, " is empty"));
   return text;
+}
+
+absl::Status ComputeScore(std::vector<Request> requests, const ScoringOptions& options,
+                          const std::shared_ptr<Engine>& engine, Score& score) {
+  bool nan = false;
+  Progress progress("scoring", kTokenUnit, static_cast<double>(score.run.size()), options.progress);
+  // Submit few requests at a time, so that a long text does not exceed the limits of the queue.
+  const size_t at_once = options.in_order ? 1 : 16;
+  for (size_t begin = 0; begin < requests.size(); begin += at_once) {
+    std::vector<Request> batch(
+        std::make_move_iterator(requests.begin() + static_cast<std::ptrdiff_t>(begin)),
+        std::make_move_iterator(requests.begin() + static_cast<std::ptrdiff_t>(std::min(
+                                                       requests.size(), begin + at_once))));
+    MOESERVE_RETURN_IF_ERROR(
+        RunToEnd(engine, std::move(batch), [&](size_t, const OutputDelta& delta) {
+          const auto add = [&](const TokenLogprob& token) {
+            nan = nan || std::isnan(token.logprob);
+            score.sum_logprob += token.logprob;
+            ++score.scored;
+          };
+          for (const auto& logprob : delta.prompt_logprobs) {
+            if (logprob) add(*logprob);
+          }
+          if (delta.encoded) {
+            for (const TokenLogprob& token : delta.encoded->rows) add(token);
+          }
+          progress.Add(static_cast<double>(delta.encoded ? delta.usage.prompt_tokens
+                                                         : delta.prompt_logprobs.size()));
+        }));
+  }
+  progress.Finish();
+  if (nan) return absl::InternalError("a log-probability is not a number");
+  const HeadKind head = engine->spec().head.kind;
+  const bool scores = head == HeadKind::kLanguageModel || head == HeadKind::kMaskedLm;
+  if (score.windows.empty() || (scores && score.scored == 0)) {
+    return absl::InvalidArgumentError("the text is too short to be scored");
+  }
+  return absl::OkStatus();
 }
 
 Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOptions& options,
@@ -138,39 +175,7 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
     score.text_windows.push_back(requests.size() - first);
   }
 
-  bool nan = false;
-  Progress progress("scoring", kTokenUnit, static_cast<double>(score.run.size()), options.progress);
-  // Submit few requests at a time, so that a long text does not exceed the limits of the queue.
-  const size_t at_once = options.in_order ? 1 : 16;
-  for (size_t begin = 0; begin < requests.size(); begin += at_once) {
-    std::vector<Request> batch(
-        std::make_move_iterator(requests.begin() + static_cast<std::ptrdiff_t>(begin)),
-        std::make_move_iterator(requests.begin() + static_cast<std::ptrdiff_t>(std::min(
-                                                       requests.size(), begin + at_once))));
-    MOESERVE_RETURN_IF_ERROR(
-        RunToEnd(engine, std::move(batch), [&](size_t, const OutputDelta& delta) {
-          const auto add = [&](const TokenLogprob& token) {
-            nan = nan || std::isnan(token.logprob);
-            score.sum_logprob += token.logprob;
-            ++score.scored;
-          };
-          for (const auto& logprob : delta.prompt_logprobs) {
-            if (logprob) add(*logprob);
-          }
-          if (delta.encoded) {
-            for (const TokenLogprob& token : delta.encoded->rows) add(token);
-          }
-          progress.Add(static_cast<double>(delta.encoded ? delta.usage.prompt_tokens
-                                                         : delta.prompt_logprobs.size()));
-        }));
-  }
-  progress.Finish();
-  if (nan) return absl::InternalError("a log-probability is not a number");
-  const HeadKind head = engine->spec().head.kind;
-  const bool scores = head == HeadKind::kLanguageModel || head == HeadKind::kMaskedLm;
-  if (score.windows.empty() || (scores && score.scored == 0)) {
-    return absl::InvalidArgumentError("the text is too short to be scored");
-  }
+  MOESERVE_RETURN_IF_ERROR(ComputeScore(std::move(requests), options, engine, score));
   return score;
 }
 

@@ -50,6 +50,11 @@ struct ScoringOptions {
 // Returns the contents of a file. Error messages contain `path` unchanged.
 Result<std::string> ReadScoredText(const std::string& path);
 
+// Runs the requests and adds the log-probabilities of their tokens to `score`. InvalidArgument if
+// the model gives tokens log-probabilities but these have none.
+absl::Status ComputeScore(std::vector<Request> requests, const ScoringOptions& options,
+                          const std::shared_ptr<Engine>& engine, Score& score);
+
 // Cuts the tokens of each text into windows that do not overlap. If the tokenizer starts texts with
 // special tokens, every window starts with them, so that the first token of the text in each window
 // is scored, too. Windows of an encoder are between the special tokens of its tokenizer.

@@ -136,7 +136,8 @@ TEST(Macs, OfAttentionWithAVaryingNumberOfExpertsNeedTheRoutes) {
 }
 
 TEST(Capacity, ParsesRules) {
-  for (const char* text : {"switch:64", "fraction:0.5", "fraction:1", "gshard"}) {
+  for (const char* text :
+       {"switch:64", "fraction:0.5", "fraction:1", "gshard", "fraction:0.5:renormalize"}) {
     const Result<CapacityRule> rule = CapacityRule::Parse(text);
     ASSERT_TRUE(rule.ok()) << rule.status();
     EXPECT_EQ(rule->Text(), text);
@@ -150,6 +151,8 @@ TEST(Capacity, ParsesRules) {
 }
 
 TEST(Capacity, LimitsFollowFromTheRows) {
+  EXPECT_FALSE(CapacityRule::Parse("gshard")->renormalize);
+  EXPECT_TRUE(CapacityRule::Parse("gshard:renormalize")->renormalize);
   EXPECT_EQ(CapacityRule::Parse("switch:64")->Limit(10, 8, 2), 64);
   EXPECT_EQ(CapacityRule::Parse("fraction:0.25")->Limit(10, 8, 2), 3);
   EXPECT_EQ(CapacityRule::Parse("gshard")->Limit(17, 8, 2), 6);

@@ -177,7 +177,7 @@ def choices_by_rank(block):
 
 
 def limit_of(rule, rows, experts, k):
-    kind, _, number = rule.partition(":")
+    kind, _, number = rule.removesuffix(":renormalize").partition(":")
     if kind == "switch":
         return int(number)
     if kind == "fraction":
@@ -193,6 +193,7 @@ def limit_of(rule, rows, experts, k):
         ("mh-moe", "gshard"),
         ("moa", "gshard"),
         ("hmoe-topk", "fraction:0.2"),
+        ("smoe", "fraction:0.15:renormalize"),
     ],
 )
 def test_capacity(name, rule, tmp_path):
@@ -216,6 +217,10 @@ def test_capacity(name, rule, tmp_path):
                     taken[expert] += 1
         np.testing.assert_array_equal(block.mask.astype(bool), kept)
         assert layer["counts"] == kept.sum(axis=0).tolist()
+        if rule.endswith(":renormalize"):
+            # The weights of a row sum to 1, before and after.
+            close(sum(layer["weight_sums"]), kept.any(axis=1).sum(), 1e-5)
+            assert kept.sum() < kept.any(axis=1).sum() * kept.shape[1]
         before = np.bincount(ranked.ravel(), minlength=block.num_experts)
         assert dropped["limit"] == {"min": min(limits), "max": max(limits)}
         assert dropped["choices"] == ranked.size and dropped["rows"] == block.rows

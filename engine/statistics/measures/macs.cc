@@ -66,6 +66,31 @@ double SelectedKeys(const BlockRoutes& routes, std::span<const int> lengths,
   return sum;
 }
 
+// Returns the sum over selections, or over rows of dense attention, of the tokens of the source;
+// nullopt if the number of selections varies and the routes are not known.
+std::optional<double> SelectedSources(const AttentionSpec& cross, std::span<const int> lengths,
+                                      std::span<const int> sources, const BlockRoutes* routes) {
+  const bool routed = cross.routed();
+  const int most = routed ? cross.routing->select.MaxSelected() : 1;
+  if (routed && routes == nullptr && cross.routing->select.MinSelected() != most) {
+    return std::nullopt;
+  }
+  double sum = 0.0;
+  size_t row = 0;
+  for (size_t i = 0; i < lengths.size() && i < sources.size(); ++i) {
+    double selected = static_cast<double>(lengths[i]) * most;
+    if (routed && routes != nullptr) {
+      selected = 0.0;
+      for (int t = 0; t < lengths[i]; ++t) {
+        selected += static_cast<double>(routes->ExpertsOf(row + static_cast<size_t>(t)).size());
+      }
+    }
+    row += static_cast<size_t>(lengths[i]);
+    sum += selected * sources[i];
+  }
+  return sum;
+}
+
 }  // namespace
 
 int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert) {
@@ -174,7 +199,7 @@ MacsRange SourceMacsOf(const ModelSpec& decoder) {
 }
 
 MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<const int> lengths,
-                    std::span<const BlockRoutes> routes) {
+                    std::span<const BlockRoutes> routes, std::span<const int> sources) {
   MeasuredMacs out;
   const double tokens = static_cast<double>(stats.tokens);
   if (stats.tokens == 0) return out;
@@ -190,6 +215,13 @@ MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<c
   for (const BlockSpec& block : spec.blocks) {
     const size_t index = routed;
     if (block.routing() != nullptr) ++routed;
+    if (const AttentionSpec* cross = block.cross_attention(); cross != nullptr) {
+      const auto selected =
+          SelectedSources(*cross, lengths, sources, routes.empty() ? nullptr : &routes[index]);
+      known = known && selected.has_value();
+      keys += static_cast<double>(MacsPerKey(*cross)) * selected.value_or(0.0);
+      continue;
+    }
     const AttentionSpec* a = block.attention();
     if (a == nullptr) continue;
     const double per_key = static_cast<double>(MacsPerKey(*a));

@@ -75,9 +75,10 @@ struct MeasuredMacs {
 
 // Returns the MACs of the tokens that `stats` counts, which ran as sequences of `lengths` tokens,
 // one after the other. `routes` are those of the same tokens, by routed block; they may be empty,
-// but then attention that selects a varying number of experts has no result.
+// but then attention that selects a varying number of experts has no result. `sources` are the
+// lengths of the sequences' sources; empty without attention to them.
 MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<const int> lengths,
-                    std::span<const BlockRoutes> routes = {});
+                    std::span<const BlockRoutes> routes = {}, std::span<const int> sources = {});
 
 // Returns the bounds for a token of the source of an encoder-decoder, SourceMacs() included.
 MacsRange SourceMacsOf(const ModelSpec& decoder);
