@@ -39,15 +39,15 @@ def _key(node, path, name, *default):
     raise ExportError(f"config: {path}{name}: expected a value, found no such key")
 
 
-def _layers(config, block):
+def _layers(config, prefix, block):
     """Returns (path, object) for every layer, from one object for all layers or from a list."""
-    count, value = _key(config, "", "num_hidden_layers"), _key(config, "", block)
+    count, value = _key(config, prefix, "num_hidden_layers"), _key(config, prefix, block)
     if isinstance(value, list):
         if len(value) != count:
-            raise ExportError(f"config: {block}: expected a list of {count} "
+            raise ExportError(f"config: {prefix}{block}: expected a list of {count} "
                               f"(num_hidden_layers), found {len(value)}")
-        return [(f"{block}[{i}].", item) for i, item in enumerate(value)]
-    return [(f"{block}.", value)] * count
+        return [(f"{prefix}{block}[{i}].", item) for i, item in enumerate(value)]
+    return [(f"{prefix}{block}.", value)] * count
 
 
 def _router(add, name, path, routing, row):
@@ -199,9 +199,59 @@ def _feed_forward(add, norm, block_norms, name, path, block, d):
                 norm(name + part, d)
 
 
+def _kind(config):
+    return config.get("model_type", "routed_decoder")
+
+
+def _format_version(config):
+    """Returns the lowest version that has the kind of model and of head."""
+    head = config.get("head", {}).get("kind", "language_model")
+    old = _kind(config) == "routed_decoder" and head == "language_model"
+    return 1 if old and "pooling" not in config else 2
+
+
+def _head(add, norm, config, d, vocabulary):
+    """The tensors behind the last rows: of the decoder, or of an encoder alone."""
+    for i, dense in enumerate(config.get("pooling", {}).get("dense", [])):
+        path = f"pooling.dense[{i}]."
+        width = _key(dense, path, "width")
+        add(f"pooling.dense.{i}", (width, d), path + "width", dense.get("bias", True))
+        d = width
+    head = config.get("head", {"kind": "language_model"})
+    kind = _key(head, "head.", "kind")
+    if "layer" in head:
+        add("head.layer", (d, d), "head.layer", head["layer"].get("bias", True))
+        if head["layer"].get("norm", False):
+            norm("head.layer_norm", d)
+    if kind not in ("language_model", "masked_lm"):
+        if kind != "none":
+            labels = len(_key(head, "head.", "labels"))
+            add("classifier", (labels, d), "head.labels", head.get("bias", True))
+        return
+    if config.get("head_bias", False):
+        add("head.bias", (vocabulary,), "head_bias", whole_name=True)
+    if not config.get("tie_word_embeddings", False):
+        add("head", (vocabulary, d), "tie_word_embeddings")
+
+
 def required_tensors(config):
     """Returns {name: (shape, configuration key)} for exactly the tensors of the model."""
     wanted = {}
+    d, vocabulary = _key(config, "", "hidden_size"), _key(config, "", "vocab_size")
+    if _kind(config) != "routed_encoder_decoder":
+        _stack(wanted, config, config, "", "", d, vocabulary)
+        return wanted
+    shared = config.get("share_embeddings", True)
+    for side in ("decoder", "encoder"):
+        stack = _key(config, "", side)
+        rows = stack.get("vocab_size", vocabulary)
+        _stack(wanted, config, stack, side + ".", "" if shared else side + ".", d, rows)
+    return wanted
+
+
+def _stack(wanted, config, stack, prefix, of_tokens, d, vocabulary):
+    """Adds the tensors of a stack, whose keys the object `stack` has. The names of its tensors begin
+    with `prefix`, that of its table of tokens with `of_tokens`."""
 
     def add(name, shape, key, bias=False, whole_name=False):
         shape = [vocabulary if size is None else size for size in shape]
@@ -209,48 +259,50 @@ def required_tensors(config):
         if bias:
             wanted[name + ".bias"] = (tuple(shape[:1]), key)
 
-    norm_config = config.get("norm", {"kind": "rms"})
-    layer_norm = _key(norm_config, "norm.", "kind") == "layer"
+    norm_config = stack.get("norm", {"kind": "rms"})
+    layer_norm = _key(norm_config, prefix + "norm.", "kind") == "layer"
 
     def norm(name, width):
-        add(name, (width,), "norm.kind", bias=layer_norm)
+        add(name, (width,), "norm.kind", bias=layer_norm and norm_config.get("bias", True))
 
     def block_norms(name, block):
         placement = block.get("norm_placement", norm_config.get("placement", "pre"))
-        if placement != "output":
+        if placement not in ("output", "none"):
             norm(name + "norm", d)
         if placement in ("output", "both"):
             norm(name + "output_norm", d)
 
-    d, vocabulary = _key(config, "", "hidden_size"), _key(config, "", "vocab_size")
-    add("embed", (vocabulary, d), "vocab_size and hidden_size")
-    if config.get("position", {}).get("kind") == "learned":
-        rows = _key(config, "", "max_position_embeddings")
-        add("embed_position", (rows, d), "max_position_embeddings")
-    if config.get("embedding_norm", False):
-        norm("embed_norm", d)
-    if "relative_bias" in config:
-        path, attention = _layers(config, "attention")[0]
+    add(of_tokens + "embed", (vocabulary, d), "vocab_size and hidden_size")
+    if stack.get("position", {}).get("kind") == "learned":
+        rows = _key(stack, prefix, "max_position_embeddings")
+        add(prefix + "embed_position", (rows, d), "max_position_embeddings")
+    if stack.get("token_types", 0):
+        add(prefix + "embed_type", (stack["token_types"], d), "token_types")
+    if stack.get("embedding_norm", False):
+        norm(prefix + "embed_norm", d)
+    if "relative_bias" in stack:
+        path, attention = next(item for item in _layers(stack, prefix, "attention")
+                               if item[1].get("kind") != "none")
         heads = _key(attention, path, "num_heads")
-        buckets = _key(config["relative_bias"], "relative_bias.", "buckets")
-        tables = ["relative_bias"]
-        if config["relative_bias"].get("per_layer", False):
-            tables = [f"blocks.{i}.relative_bias"
-                      for i, (_, layer) in enumerate(_layers(config, "attention"))
+        buckets = _key(stack["relative_bias"], prefix + "relative_bias.", "buckets")
+        tables = [prefix + "relative_bias"]
+        if stack["relative_bias"].get("per_layer", False):
+            tables = [f"{prefix}blocks.{i}.relative_bias"
+                      for i, (_, layer) in enumerate(_layers(stack, prefix, "attention"))
                       if layer.get("kind") != "none"]
         for table in tables:
             add(table, (buckets, heads), "relative_bias.buckets and attention.num_heads")
     if norm_config.get("final", norm_config.get("placement", "pre") != "post"):
-        norm("norm", d)
-    if config.get("head_bias", False):
-        add("head.bias", (vocabulary,), "head_bias", whole_name=True)
-    if not config.get("tie_word_embeddings", False):
-        add("head", (vocabulary, d), "tie_word_embeddings")
-    for i, (path, block) in enumerate(_layers(config, "attention")):
-        _attention(add, norm, block_norms, f"blocks.{i}.attention.", path, block, d)
-    for i, (path, block) in enumerate(_layers(config, "feed_forward")):
-        _feed_forward(add, norm, block_norms, f"blocks.{i}.feed_forward.", path, block, d)
-    return wanted
+        norm(prefix + "norm", d)
+    if prefix != "encoder.":
+        _head(add, norm, config, d, vocabulary)
+    kinds = [("attention", _attention), ("feed_forward", _feed_forward)]
+    if prefix == "decoder.":
+        kinds.insert(1, ("cross_attention", _attention))
+    for kind, add_block in kinds:
+        for i, (path, block) in enumerate(_layers(stack, prefix, kind)):
+            if block.get("kind") != "none":
+                add_block(add, norm, block_norms, f"{prefix}blocks.{i}.{kind}.", path, block, d)
 
 
 def propose(module, config):
@@ -361,7 +413,7 @@ def export(module, config, out_dir, dtype=None, max_shard_bytes=4 << 30, tokeniz
     stale = [p for p in out.iterdir() if p.name.startswith("model") and ".safetensors" in p.name]
     if stale:
         raise ExportError(f"{out}: expected a folder without weights, found {stale[0].name}")
-    document = {"model_type": "routed_decoder", "format_version": 1, **config}
+    document = {"model_type": "routed_decoder", "format_version": _format_version(config), **config}
     (out / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if tokenizer_json is not None:
         shutil.copyfile(tokenizer_json, out / "tokenizer.json")

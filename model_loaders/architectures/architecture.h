@@ -101,6 +101,9 @@ class CheckpointConfig {
   // One sentence for each choice that the reader made where the files leave the model's answers
   // open, or where they differ from how the authors' code computes them.
   std::vector<std::string> decisions;
+  // The languages of a translator, which tell its dictionaries apart; empty if the configuration
+  // has none.
+  std::string source_language = {}, target_language = {};
   // Keys of the configuration that were ignored, because they do not change the model's answers.
   std::vector<std::string> ignored_keys;
   // What contains the configuration keys, for error messages.

@@ -146,9 +146,15 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
       if (std::find(all.begin(), all.end(), id) == all.end()) all.push_back(id);
     }
   }
+  MOESERVE_ASSIGN_OR_RETURN(TokenizerConfig tokenizer_config, LoadTokenizerConfig(directory));
+  if (!config->source_language.empty() && !config->target_language.empty()) {
+    tokenizer_config.src_lang = config->source_language;
+    tokenizer_config.tgt_lang = config->target_language;
+  }
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer,
-                            LoadTokenizer(directory, vocab_size, options.require_tokenizer));
-  MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer_config, LoadTokenizerConfig(directory));
+                            LoadTokenizer(directory, vocab_size, options.require_tokenizer,
+                                          DictionaryUseOf(config->spec, tokenizer_config)));
+  checkpoint.tokenizer_config = std::move(tokenizer_config);
   AddEndOfText(vocab_size, &checkpoint);
   if (!files.ok()) return files.status();
   checkpoint.warnings = files->warnings();
@@ -194,6 +200,16 @@ Result<Checkpoint> LoadFolder(const fs::path& path, const LoadOptions& options) 
 }
 
 }  // namespace
+
+DictionaryUse DictionaryUseOf(const ModelSpec& spec, const TokenizerConfig& config) {
+  DictionaryUse use;
+  if (spec.kind == ModelKind::kEncoder) use.texts = DictionaryUse::Texts::kMasked;
+  if (spec.encoder != nullptr) use.texts = DictionaryUse::Texts::kTranslated;
+  use.source = config.src_lang.value_or("");
+  use.target = config.tgt_lang.value_or("");
+  use.source_limit = PromptVocabulary(spec);
+  return use;
+}
 
 Result<Checkpoint> LoadCheckpoint(const fs::path& path, const LoadOptions& options) {
   // Code of this project does not throw; the standard library throws when memory runs out.

@@ -14,6 +14,7 @@
 #include "engine/text/tokenizer/tokenizer.h"
 #include "model_loaders/architectures/registry.h"
 #include "model_loaders/checkpoint/sentence_transformers.h"
+#include "model_loaders/tokenizer/fairseq_dictionary.h"
 #include "model_loaders/tokenizer/generation_config.h"
 #include "model_loaders/tokenizer/tokenizer_config.h"
 
@@ -56,6 +57,9 @@ struct LoadOptions {
   // that are read as if they were not there. RemoveKeys() explains paths of keys.
   std::vector<std::string> ignored_keys = {};
 };
+
+// Returns how a model uses the dictionaries of fairseq in its folder, if there are any.
+DictionaryUse DictionaryUseOf(const ModelSpec& spec, const TokenizerConfig& config);
 
 // `path` is a folder, also one of Hugging Face's cache, or a file (ResolveModelPath()). Validates
 // all files of the folder, including names, shapes and types of the tensors, without reading tensor

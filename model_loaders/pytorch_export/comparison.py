@@ -94,6 +94,10 @@ def compare(module, folder, token_ids=None, mapping=None, routers=None, moeserve
     """
     folder = pathlib.Path(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = config.get("model_type")
+    if kind in ("routed_encoder", "routed_encoder_decoder"):
+        raise ExportError(f"{folder}: expected a decoder, found {kind}; moeserve check loads the "
+                          "folder, but only decoders can be compared")
     ids = _ids(token_ids, config)
     with _with_tokenizer(folder) as served, Server(served, moeserve) as server:
         answer = server.prompt(ids, TOP)

@@ -7,7 +7,11 @@ import re
 # What the parts of usual names may mean, as words of the native format. The first pattern that
 # matches a whole part counts.
 _MEANINGS = (
-    (r"(self_|cross_)?(attn|attention|att|mha|sa)", ("attention",)),
+    (r"encoder", ("encoder",)),
+    (r"(cross|encoder|enc_dec|src)_?(attn|attention)|multihead_attn", ("cross_attention",)),
+    (r"(cross|encoder|enc_dec|src)_?(attn|attention)_?((layer|rms)_?)?norm",
+     ("cross_attention", "norm")),
+    (r"(self_)?(attn|attention|att|mha|sa)", ("attention",)),
     (r"mlp|ffn?|feed_?forward|s?moe|block_sparse_moe|moe_layer|smoe_layer", ("feed_forward",)),
     (r"experts?", ("experts",)),
     (r"shared_(experts?|mlp)|shared", ("shared",)),
@@ -36,7 +40,7 @@ _MEANINGS = (
      ("embed",)),
     (r"q_?(layer)?norm|q_ln", ("q_norm",)),
     (r"k_?(layer)?norm|k_ln", ("k_norm",)),
-    (r"(pre_?)?(attn|attention|input)_?((layer|rms)_?)?norm|ln_?1|norm_?1|ln_attn|attn_ln",
+    (r"(pre_?|self_?)?(attn|attention|input)_?((layer|rms)_?)?norm|ln_?1|norm_?1|ln_attn|attn_ln",
      ("attention", "norm")),
     (r"(pre_?)?(ffn?|mlp|moe|feed_?forward|post_attention)_?((layer|rms)_?)?norm|ln_?2|norm_?2"
      r"|ln_ffn?|(ffn?|mlp)_ln", ("feed_forward", "norm")),
@@ -48,7 +52,7 @@ _MEANINGS = (
     (r"split|multi_?head_?(layer|in)|head_split", ("split",)),
     (r"merge|merge_?(layer|head)|head_merge", ("merge",)),
     (r"latent_down|latent_up|relative_bias|expert_scale|inner_norm|output_norm|embed_norm"
-     r"|shared_norm|shared_output_norm|experts_norm"
+     r"|shared_norm|shared_output_norm|experts_norm|embed_type|classifier|pooling"
      r"|constant|table|choice_bias|out_bias|conv", None),  # words of the format itself
 )
 _CONTAINERS = {"model", "transformer", "decoder", "layers", "layer", "h", "blocks", "block", "net",
@@ -71,7 +75,7 @@ def _is_bias(name):
 def _words(pattern):
     """Returns the words of a name of the native format."""
     words = [part for part in pattern.split(".")
-             if part not in ("blocks", "weight", "bias") and not part.startswith("{")]
+             if part not in ("blocks", "decoder", "weight", "bias") and not part.startswith("{")]
     return ["final", "norm"] if words == ["norm"] else words
 
 

@@ -14,6 +14,7 @@
 #include "engine/text/tokenizer/normalizers/sentence_piece_normalizer.h"
 #include "engine/text/tokenizer/pipeline_tokenizer.h"
 #include "engine/text/tokenizer/utf8.h"
+#include "model_loaders/tokenizer/fairseq_dictionary.h"
 #include "model_loaders/tokenizer/protobuf_reader.h"
 
 namespace moeserve {
@@ -214,6 +215,7 @@ bool IsRobertaClass(std::string_view name) {
 // Returns the symbols of a fairseq dictionary in the order of their ids.
 absl::StatusOr<std::vector<std::string>> FairseqSymbols(const SentencePieceConfig& model,
                                                         std::optional<std::string_view> dictionary,
+                                                        std::string_view dictionary_name,
                                                         bool camembert) {
   std::vector<std::string> symbols(std::begin(kFairseqSymbols), std::end(kFairseqSymbols));
   if (!dictionary.has_value()) {
@@ -226,21 +228,7 @@ absl::StatusOr<std::vector<std::string>> FairseqSymbols(const SentencePieceConfi
     }
     return symbols;
   }
-  for (std::string_view rest = *dictionary; !rest.empty();) {
-    std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    const size_t space = line.rfind(' ');
-    const std::string_view count = space == std::string_view::npos ? "" : line.substr(space + 1);
-    // A flag such as #fairseq:overwrite in place of the count is refused, too.
-    if (space == 0 || count.empty() ||
-        count.find_first_not_of("0123456789") != std::string_view::npos) {
-      return Invalid(Concat("dict.txt: line ", symbols.size() - std::size(kFairseqSymbols) + 1,
-                            ": expected a symbol, a space and a count, found ", Quoted(line)));
-    }
-    symbols.emplace_back(line.substr(0, space));
-  }
-  return symbols;
+  return ReadDictionarySymbols(*dictionary, dictionary_name);
 }
 
 // Lets a text spell the mask, with spaces in front of it. With `may_add`, a vocabulary without it
@@ -383,6 +371,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(SentencePieceFile file,
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseModel(std::string_view data,
                                                       std::string_view file_name, bool fairseq,
                                                       std::optional<std::string_view> dictionary,
+                                                      std::string_view dictionary_name,
                                                       const TokenizerDetails& details) {
   absl::StatusOr<ModelFile> file = ReadModelFile(data);
   if (!file.ok()) return Prefixed(Concat(file_name, ": "), file.status());
@@ -390,7 +379,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseModel(std::string_view data,
   if (fairseq) {
     MOESERVE_ASSIGN_OR_RETURN(
         symbols.emplace().symbols,
-        FairseqSymbols(file->model, dictionary, TokenizerClass(details.config) == kCamembertClass));
+        FairseqSymbols(file->model, dictionary, dictionary_name,
+                       TokenizerClass(details.config) == kCamembertClass));
   }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       MakeTokenizer(*std::move(file), std::move(symbols), details);
@@ -407,7 +397,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSentencePieceTokenizer(
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePieceModel(
     std::string_view data, std::string_view file_name, const TokenizerDetails& details) {
-  return ParseModel(data, file_name, /*fairseq=*/false, std::nullopt, details);
+  return ParseModel(data, file_name, /*fairseq=*/false, std::nullopt, "", details);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseMarianModel(std::string_view data,
@@ -432,8 +422,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseMarianModel(std::string_view dat
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseFairseqModel(
     std::string_view data, std::string_view file_name, std::optional<std::string_view> dictionary,
-    const TokenizerDetails& details) {
-  return ParseModel(data, file_name, /*fairseq=*/true, dictionary, details);
+    const TokenizerDetails& details, std::string_view dictionary_name) {
+  return ParseModel(data, file_name, /*fairseq=*/true, dictionary, dictionary_name, details);
 }
 
 }  // namespace moeserve

@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePieceModel(std::string_v
 // symbols: <pad> is 1, <unk> 3, <s> 5 and </s> 6.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseFairseqModel(
     std::string_view data, std::string_view file_name, std::optional<std::string_view> dictionary,
-    const TokenizerDetails& details);
+    const TokenizerDetails& details, std::string_view dictionary_name = "dict.txt");
 
 // Like ParseSentencePieceModel(), with the ids of Marian's translators: `symbols` has the token of
 // each id, of both languages. A text ends with </s>. It may contain tokens such as ">>fra<<", which

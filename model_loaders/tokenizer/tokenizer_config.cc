@@ -72,6 +72,13 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,
   config.tokenizer_class = reader.OptionalString(root, "", "tokenizer_class");
   config.add_bos_token = ReadFlag(reader, root, "add_bos_token");
   config.add_eos_token = ReadFlag(reader, root, "add_eos_token");
+  for (const auto& [key, member] : {std::pair("src_lang", &TokenizerConfig::src_lang),
+                                    {"tgt_lang", &TokenizerConfig::tgt_lang}}) {
+    // Other tokenizers have codes of languages here, which this server does not need.
+    if (const Json& value = reader.Get(root, key); value.is_string()) {
+      config.*member = value.get<std::string>();
+    }
+  }
   if (const Json& value = reader.Get(root, "chat_template"); value.is_array()) {
     for (size_t i = 0; i < value.size(); ++i) {
       const std::string where = Concat("chat_template[", i, ']');

@@ -32,6 +32,9 @@ struct TokenizerConfig {
   std::optional<std::string> tokenizer_class;
   std::optional<bool> add_bos_token;
   std::optional<bool> add_eos_token;
+  // The languages of a translator, which tell its dictionaries apart.
+  std::optional<std::string> src_lang = std::nullopt;
+  std::optional<std::string> tgt_lang = std::nullopt;
 };
 
 // Reads `model_dir`/tokenizer_config.json, special_tokens_map.json and chat_template.jinja, if

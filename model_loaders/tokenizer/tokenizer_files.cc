@@ -46,13 +46,15 @@ absl::Status CheckAddedTokenIds(std::string_view text, int vocab_size) {
 }  // namespace
 
 Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::path& directory,
-                                                       int vocab_size, bool required) {
+                                                       int vocab_size, bool required,
+                                                       const DictionaryUse& use) {
   if (Exists(directory / kTokenizerConfig)) {
     MOESERVE_ASSIGN_OR_RETURN(const std::string text,
                               ReadTextFile(directory / kTokenizerConfig, kConfigLimits.max_bytes));
     MOESERVE_RETURN_IF_ERROR(CheckAddedTokenIds(text, vocab_size));
   }
-  absl::StatusOr<std::unique_ptr<Tokenizer>> loaded = LoadTokenizerFolder(directory, vocab_size);
+  absl::StatusOr<std::unique_ptr<Tokenizer>> loaded =
+      LoadTokenizerFolder(directory, vocab_size, use);
   if (absl::IsNotFound(loaded.status())) {
     if (required) {
       return absl::NotFoundError(Concat(

@@ -8,6 +8,7 @@
 
 #include "base/error_text.h"
 #include "base/status.h"
+#include "engine/text/tokenizer/pair_tokenizer.h"
 #include "model_loaders/tokenizer/json_reader.h"
 #include "model_loaders/tokenizer/sentence_piece_file.h"
 #include "model_loaders/tokenizer/tokenizer_config.h"
@@ -114,28 +115,85 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadMarian(const std::filesystem::pat
   return ParseMarianModel(*data, kMarianModel, symbols, details);
 }
 
+// Reads the file `name` of SentencePiece or tiktoken; `dictionary` is "" if there is none.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadVocabulary(const std::filesystem::path& folder,
+                                                          const std::string& name,
+                                                          const std::string& dictionary,
+                                                          TokenId id_limit,
+                                                          const DictionaryUse& use) {
+  MOESERVE_ASSIGN_OR_RETURN(TokenizerDetails details, DetailsBelow(id_limit, folder));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> data,
+                            ReadTokenizerFile(folder / name));
+  if (!data.has_value()) return absl::NotFoundError(Concat(name, ": no such file"));
+  if (LooksLikeTiktoken(*data) || name.ends_with(".tiktoken")) {
+    if (dictionary.empty()) return ParseTiktoken(*data, name, details);
+    return absl::InvalidArgumentError(Concat(name, ": a fairseq dictionary (", dictionary,
+                                             ") with a tiktoken vocabulary is not supported"));
+  }
+  if (!dictionary.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> symbols,
+                              ReadTokenizerFile(folder / dictionary));
+    SetTexts(use.texts, &details.config);
+    return ParseFairseqModel(*data, name, symbols, details, dictionary);
+  }
+  if (name == kFairseqModel) return ParseFairseqModel(*data, name, std::nullopt, details);
+  return ParseSentencePieceModel(*data, name, details);
+}
+
+// Reads a dictionary and, if the folder has them, codes of subword-nmt.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadWords(const std::filesystem::path& folder,
+                                                     const std::string& name,
+                                                     const DictionaryUse& use) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> dictionary,
+                            ReadTokenizerFile(folder / name));
+  if (!dictionary.has_value()) return absl::NotFoundError(Concat(name, ": no such file"));
+  std::string codes_name;
+  for (const std::string& file : LanguageFiles(folder)) {
+    if (codes_name.empty() && !file.starts_with("dict.")) codes_name = file;
+  }
+  std::optional<std::string> codes;
+  if (!codes_name.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(codes, ReadTokenizerFile(folder / codes_name));
+  }
+  return MakeDictionaryTokenizer(*dictionary, name, codes, codes_name, use.texts);
+}
+
+// Reads a dictionary with the model of SentencePiece or the codes that the folder has.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadDictionary(const std::filesystem::path& folder,
+                                                          const std::string& name, TokenId id_limit,
+                                                          const DictionaryUse& use) {
+  const std::string vocabulary = VocabularyFile(folder);
+  if (vocabulary.empty()) return LoadWords(folder, name, use);
+  return LoadVocabulary(folder, vocabulary, name, id_limit, use);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadPair(const std::filesystem::path& folder,
+                                                    const Dictionaries& names, TokenId id_limit,
+                                                    const DictionaryUse& use) {
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> source,
+                            LoadDictionary(folder, names.source_name, use.source_limit, use));
+  if (source->vocab_size() > use.source_limit) {
+    return absl::InvalidArgumentError(
+        Concat(names.source_name, ": expected token ids in [0, ", use.source_limit - 1,
+               "] (the encoder's embedding matrix has ", use.source_limit,
+               " rows), found ids up to ", source->vocab_size() - 1));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> target,
+                            LoadDictionary(folder, names.name, id_limit, use));
+  return std::make_unique<PairTokenizer>(std::move(source), std::move(target));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesystem::path& folder,
-                                                               TokenId id_limit) {
+                                                               TokenId id_limit,
+                                                               const DictionaryUse& use) {
   if (HasFile(folder, "tokenizer.json")) return LoadTokenizerJson(folder, id_limit);
   if (HasFile(folder, kMarianModel)) return LoadMarian(folder, id_limit);
+  MOESERVE_ASSIGN_OR_RETURN(const Dictionaries dictionaries, FindDictionaries(folder, use));
+  if (!dictionaries.source_name.empty()) return LoadPair(folder, dictionaries, id_limit, use);
   if (const std::string name = VocabularyFile(folder); !name.empty()) {
-    MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
-    MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> data,
-                              ReadTokenizerFile(folder / name));
-    if (!data.has_value()) return absl::NotFoundError(Concat(name, ": no such file"));
-    MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> dictionary,
-                              ReadTokenizerFile(folder / kFairseqDictionary));
-    if (LooksLikeTiktoken(*data) || name.ends_with(".tiktoken")) {
-      if (!dictionary.has_value()) return ParseTiktoken(*data, name, details);
-      return absl::InvalidArgumentError(Concat(name, ": a fairseq dictionary (", kFairseqDictionary,
-                                               ") with a tiktoken vocabulary is not supported"));
-    }
-    if (dictionary.has_value() || name == kFairseqModel) {
-      return ParseFairseqModel(*data, name, dictionary, details);
-    }
-    return ParseSentencePieceModel(*data, name, details);
+    return LoadVocabulary(folder, name, dictionaries.name, id_limit, use);
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> vocab,
                             ReadTokenizerFile(folder / kVocab));
@@ -145,9 +203,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesy
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> lines,
                             ReadTokenizerFile(folder / kBertVocabulary));
   if (!has_merges && !lines.has_value()) {
+    if (!dictionaries.name.empty()) return LoadDictionary(folder, dictionaries.name, id_limit, use);
     return absl::NotFoundError(
         "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, vocab.json and "
-        "merges.txt, or vocab.txt, found none");
+        "merges.txt, vocab.txt, or dict.txt, found none");
   }
   MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
   if (!has_merges) return ParseBertVocabulary(*lines, details);
@@ -157,6 +216,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesy
 std::vector<std::string> TokenizerFiles(const std::filesystem::path& folder) {
   std::vector<std::string> names = TiktokenFiles(folder);
   for (const char* name : kVocabularies) names.push_back(name);
+  for (std::string& name : LanguageFiles(folder)) names.push_back(std::move(name));
   for (const char* name : {"tokenizer.json", "added_tokens.json", kFairseqDictionary, kVocab,
                            kMerges, kBertVocabulary, kMarianModel, kMarianTarget}) {
     names.push_back(name);

@@ -6,6 +6,7 @@ add_library(moeserve_tokenizer_json STATIC
   ${CMAKE_CURRENT_LIST_DIR}/protobuf_reader.cc
   ${CMAKE_CURRENT_LIST_DIR}/sentence_piece_file.cc
   ${CMAKE_CURRENT_LIST_DIR}/tokenizer_config.cc
+  ${CMAKE_CURRENT_LIST_DIR}/fairseq_dictionary.cc
   ${CMAKE_CURRENT_LIST_DIR}/tokenizer_folder.cc
   ${CMAKE_CURRENT_LIST_DIR}/tokenizer_json.cc
   ${CMAKE_CURRENT_LIST_DIR}/tokenizer_stages.cc

@@ -54,6 +54,8 @@ absl::Status WriteTexts(const Checkpoint& checkpoint, const std::optional<fs::pa
   if (texts.has_value()) {
     MOESERVE_ASSIGN_OR_RETURN(FileNames copied, CopyTextSettings(*texts, to));
     Add(names, std::move(copied));
+    MOESERVE_ASSIGN_OR_RETURN(FileNames languages, WriteLanguages(checkpoint.tokenizer_config, to));
+    Add(names, std::move(languages));
   } else {
     MOESERVE_ASSIGN_OR_RETURN(FileNames written, WriteTextSettings(checkpoint, to));
     Add(names, std::move(written));
@@ -61,7 +63,9 @@ absl::Status WriteTexts(const Checkpoint& checkpoint, const std::optional<fs::pa
   result->has_tokenizer = is_given || (texts.has_value() && checkpoint.tokenizer != nullptr);
   result->tokenizer_stays = !result->has_tokenizer && checkpoint.tokenizer != nullptr;
   // A tokenizer that does not fit the model is found here, before the weights are written.
-  return LoadTokenizer(to, checkpoint.spec.vocab_size, result->has_tokenizer).status();
+  return LoadTokenizer(to, checkpoint.spec.vocab_size, result->has_tokenizer,
+                       DictionaryUseOf(checkpoint.spec, checkpoint.tokenizer_config))
+      .status();
 }
 
 auto Fields(const GenerationDefaults& d) {

@@ -58,6 +58,18 @@ Result<FileNames> CopyTextSettings(const fs::path& from, const fs::path& to) {
       from, {kTokenizerConfigFile, kChatTemplate, "special_tokens_map.json", kGenerationFile}, to);
 }
 
+Result<FileNames> WriteLanguages(const TokenizerConfig& config, const fs::path& folder) {
+  FileNames written;
+  if (!config.src_lang.has_value() || !config.tgt_lang.has_value() ||
+      !Exists(folder / Concat("dict.", *config.src_lang, ".txt")) ||
+      Exists(folder / kTokenizerConfigFile)) {
+    return written;
+  }
+  const OrderedJson json = {{"src_lang", *config.src_lang}, {"tgt_lang", *config.tgt_lang}};
+  MOESERVE_RETURN_IF_ERROR(WriteObject(json, folder, kTokenizerConfigFile, written));
+  return written;
+}
+
 Result<FileNames> CopyGivenTokenizer(const GivenTokenizer& given, const fs::path& to) {
   const std::string shown = Printable(given.tokenizer.string(), PATH_MAX);
   const fs::path extension = given.tokenizer.extension();

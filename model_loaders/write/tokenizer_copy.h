@@ -21,6 +21,11 @@ Result<FileNames> CopyTokenizer(const std::filesystem::path& from, const std::fi
 Result<FileNames> CopyTextSettings(const std::filesystem::path& from,
                                    const std::filesystem::path& to);
 
+// Writes the languages of a translator as tokenizer_config.json, if `folder` has a dictionary of
+// the source and no such file.
+Result<FileNames> WriteLanguages(const TokenizerConfig& config,
+                                 const std::filesystem::path& folder);
+
 // A tokenizer that the user names. Empty paths stand for none.
 struct GivenTokenizer {
   std::filesystem::path tokenizer = {};   // *.json (tokenizer.json) or *.model (SentencePiece)

@@ -284,8 +284,10 @@ def stored_shapes(folder):
 
 
 def test_every_native_folder_has_the_required_tensors():
-    folders = [path.parent for path in (ROOT / "tests/golden").glob("tiny-*/config.json")]
-    assert len(folders) > 20
+    golden = ROOT / "tests/golden"
+    folders = [path.parent for place in ("", "encoders/", "pairs/")
+               for path in golden.glob(place + "tiny-*/config.json")]
+    assert len(folders) > 30
     for folder in folders:
         config = json.loads((folder / "config.json").read_text())
         wanted = {name: shape for name, (shape, _) in export_native.required_tensors(config).items()}
@@ -294,6 +296,93 @@ def test_every_native_folder_has_the_required_tensors():
         # The projections of a short convolution have letters as names.
         unknown = {part for part in parts - names._CONTAINERS if names._meanings(part) is None}
         assert unknown <= {"b", "c", "x"}, folder.name
+
+
+class TranslatorLayer(torch.nn.Module):
+    """A layer with other names than those of the format."""
+
+    def __init__(self, d, width, cross):
+        super().__init__()
+        self.self_attn, self.self_attn_layer_norm = self.attention(d), torch.nn.LayerNorm(d)
+        if cross:
+            self.encoder_attn, self.encoder_attn_layer_norm = self.attention(d), torch.nn.LayerNorm(d)
+        self.fc1, self.fc2 = torch.nn.Linear(d, width), torch.nn.Linear(width, d)
+        self.final_layer_norm = torch.nn.LayerNorm(d)
+
+    @staticmethod
+    def attention(d):
+        return torch.nn.ModuleDict({name: torch.nn.Linear(d, d, bias=False)
+                                    for name in ("q_proj", "k_proj", "v_proj", "out_proj")})
+
+
+class Translator(torch.nn.Module):
+    def __init__(self, d=16, width=24, source=40, target=48):
+        super().__init__()
+        self.encoder, self.decoder = torch.nn.Module(), torch.nn.Module()
+        for stack, rows, cross in ((self.encoder, source, False), (self.decoder, target, True)):
+            stack.embed_tokens = torch.nn.Embedding(rows, d)
+            stack.layers = torch.nn.ModuleList(TranslatorLayer(d, width, cross) for _ in range(2))
+        self.decoder.output_projection = torch.nn.Linear(d, target, bias=False)
+
+
+def translator_config():
+    attention = {"kind": "dense", "num_heads": 2, "head_dim": 8}
+    expert = {"form": "plain", "activation": "relu", "bias": True}
+    stack = {"num_hidden_layers": 2, "max_position_embeddings": 64, "attention": attention,
+             "norm": {"kind": "layer", "placement": "post"},
+             "position": {"kind": "sinusoidal", "first": 2},
+             "feed_forward": {"kind": "dense", "width": 24, "expert": expert}}
+    return {"model_type": "routed_encoder_decoder", "vocab_size": 48, "hidden_size": 16,
+            "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+            "share_embeddings": False, "encoder": {**stack, "vocab_size": 40},
+            "decoder": {**stack, "cross_attention": attention}}
+
+
+@needs_program
+def test_encoder_decoders(tmp_path):
+    module, config = Translator(), translator_config()
+    mapping = propose(module, config).mapping()
+    export(module, config, tmp_path / "out", mapping=mapping)
+    assert json.loads((tmp_path / "out/config.json").read_text())["format_version"] == 2
+    stored = stored_shapes(tmp_path / "out")
+    assert stored["encoder.embed.weight"] == (40, 16) and stored["decoder.embed.weight"] == (48, 16)
+    written = mappings_of(module, mapping)
+    for native, original in (
+            ("encoder.blocks.1.attention.q.weight", "encoder.layers.1.self_attn.q_proj.weight"),
+            ("decoder.blocks.1.attention.q.weight", "decoder.layers.1.self_attn.q_proj.weight"),
+            ("decoder.blocks.1.cross_attention.q.weight",
+             "decoder.layers.1.encoder_attn.q_proj.weight"),
+            ("decoder.blocks.0.cross_attention.norm.weight",
+             "decoder.layers.0.encoder_attn_layer_norm.weight"),
+            ("encoder.blocks.0.feed_forward.up.bias", "encoder.layers.0.fc1.bias")):
+        assert torch.equal(written[native], module.state_dict()[original]), native
+    result = subprocess.run([PROGRAM, "inspect", tmp_path / "out"],
+                            capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    with pytest.raises(ExportError, match="expected a decoder, found routed_encoder_decoder"):
+        verify(module, tmp_path / "out", mapping=mapping)
+
+
+def mappings_of(module, mapping):
+    """Returns the tensors that a mapping makes of those of a module."""
+    wanted = export_native.required_tensors(translator_config())
+    return export_native.mappings.apply(mapping, dict(module.state_dict()), wanted)
+
+
+@needs_program
+def test_encoders(tmp_path):
+    folder = ROOT / "tests/golden/encoders/tiny-encoder-xmoe"
+    config = json.loads((folder / "config.json").read_text())
+    wanted = export_native.required_tensors(config)
+    weights = {name: torch.ones(shape) * 0.1 for name, (shape, _) in wanted.items()}
+    export(weights, config, tmp_path / "out")
+    assert stored_shapes(tmp_path / "out") == stored_shapes(folder)
+    result = subprocess.run([PROGRAM, "inspect", tmp_path / "out"],
+                            capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    del weights["head.layer_norm.bias"]
+    with pytest.raises(ExportError, match=r"head.layer_norm.bias: expected shape \[32\]"):
+        export(weights, config, tmp_path / "other")
 
 
 def test_the_proposal_of_a_state_dict_is_that_of_the_module():

@@ -453,6 +453,13 @@ ConfigResult Reader::Finish(const Tables& tables) {
   config->spec = std::move((set_.decoder ? decoder_ : encoder_).spec);
   if (pair()) config->spec.encoder = std::make_shared<const ModelSpec>(std::move(encoder_.spec));
   config->decisions = std::move(decisions_);
+  const auto language = [&](const char* key) {
+    const auto found = source_.options.values.find(key);
+    const bool text = found != source_.options.values.end() && found->is_string();
+    return text ? found->get<std::string>() : std::string();
+  };
+  config->source_language = language(kSourceLanguage);
+  config->target_language = language(kTargetLanguage);
   const absl::Status valid = Validate(config->spec);
   if (!valid.ok()) {
     const std::string message(valid.message());
