@@ -146,8 +146,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesy
                             ReadTokenizerFile(folder / kBertVocabulary));
   if (!has_merges && !lines.has_value()) {
     return absl::NotFoundError(
-        "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, vocab.json and "
-        "merges.txt, or vocab.txt, found none");
+        "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, vocab.json with "
+        "merges.txt "
+        "or source.spm, or vocab.txt, found none");
   }
   MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
   if (!has_merges) return ParseBertVocabulary(*lines, details);
