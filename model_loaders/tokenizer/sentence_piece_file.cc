@@ -377,10 +377,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseModel(std::string_view data,
   if (!file.ok()) return Prefixed(Concat(file_name, ": "), file.status());
   std::optional<Dictionary> symbols;
   if (fairseq) {
-    MOESERVE_ASSIGN_OR_RETURN(
-        symbols.emplace().symbols,
-        FairseqSymbols(file->model, dictionary, dictionary_name,
-                       TokenizerClass(details.config) == kCamembertClass));
+    MOESERVE_ASSIGN_OR_RETURN(symbols.emplace().symbols,
+                              FairseqSymbols(file->model, dictionary, dictionary_name,
+                                             TokenizerClass(details.config) == kCamembertClass));
   }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       MakeTokenizer(*std::move(file), std::move(symbols), details);

@@ -205,8 +205,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesy
   if (!has_merges && !lines.has_value()) {
     if (!dictionaries.name.empty()) return LoadDictionary(folder, dictionaries.name, id_limit, use);
     return absl::NotFoundError(
-        "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, vocab.json and "
-        "merges.txt, vocab.txt, or dict.txt, found none");
+        "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, vocab.json with "
+        "merges.txt or source.spm, vocab.txt, or dict.txt, found none");
   }
   MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, DetailsBelow(id_limit, folder));
   if (!has_merges) return ParseBertVocabulary(*lines, details);

@@ -9,9 +9,12 @@
 
 #include "absl/algorithm/container.h"
 #include "model_loaders/files/safetensors.h"
+#include "model_loaders/write/convert_folder.h"
+#include "model_loaders/write/quantize_folder.h"
 #include "tests/support/beam_runs.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"
+#include "tests/support/native_model.h"
 
 namespace moeserve::testing {
 namespace {
@@ -263,6 +266,40 @@ TEST_P(PairTest, RefusesWhatIsNoPair) {
   request.source = {-1};
   EXPECT_TRUE(absl::IsInvalidArgument((*engine)->Submit(request)->Wait()));
   (*engine)->ExpectIdle();
+}
+
+// A folder of integers has the answers of its source with the same type of weights. Tables of
+// relative positions stay floating-point numbers.
+TEST(QuantizedPair, AnswersAsItsSource) {
+  for (const std::string name : {"tiny-pair-t5", "tiny-pair-moa", "umt5"}) {
+    SCOPED_TRACE(name);
+    TempFolder parent;
+    std::filesystem::path source = SourcePath("tests/golden/pairs/" + name);
+    if (name == "umt5") {
+      const auto native = ConvertFolder(source, parent.path() / "native", {});
+      ASSERT_TRUE(native.ok()) << native.status();
+      source = parent.path() / "native";
+    }
+    const auto written = QuantizeFolder(source, parent.path() / "int8", Quantization::kInt8);
+    ASSERT_TRUE(written.ok()) << written.status();
+    std::vector<AnswerBits> answers;
+    for (const auto& folder : {source, parent.path() / "int8"}) {
+      auto engine = TestEngine::Start(folder, {.max_num_seqs = 2}, DType::kBF16, TestDevice(),
+                                      Quantization::kInt8);
+      ASSERT_TRUE(engine.ok()) << engine.status();
+      Request request;
+      request.id = "pair";
+      request.source = {3, 14, 15, 92, 65};
+      request.prompt = {0};
+      request.sampling.temperature = 0.0;
+      request.sampling.ignore_eos = true;
+      request.sampling.max_tokens = 20;
+      request.sampling.logprobs = 0;
+      answers.push_back(BitsOf(*(*engine)->Submit(request)));
+    }
+    EXPECT_EQ(answers[0].tokens.size(), 20u);
+    EXPECT_TRUE(answers[0] == answers[1]);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PairTest, ::testing::ValuesIn(PairModels()), [](const auto& info) {

@@ -382,9 +382,12 @@ TEST(Fuzz, GgufModels) {
   const auto path = folder.path() / "a.gguf";
   Mutator mutator(9);
   int accepted = 0;
-  for (const char* name : {"mixtral-q8_0", "qwen2-moe-bf16", "llama-llama3-shards-bf16"}) {
+  for (const char* name :
+       {"models/mixtral-q8_0", "models/qwen2-moe-bf16", "models/llama-llama3-shards-bf16",
+        "encoders/roberta-cross-encoder", "encoders/nomic-experts", "encoders/gemma3-bidirectional",
+        "encoders/umt5"}) {
     const std::string good =
-        testing::ReadFile(std::string(MOESERVE_GGUF_DIR) + "/models/" + name + ".gguf");
+        testing::ReadFile(std::string(MOESERVE_GGUF_DIR) + "/" + name + ".gguf");
     const size_t head = 3000;  // of about as many bytes before the data
     for (int i = 0; i < 500; ++i) {
       testing::WriteFile(path, mutator.MutateBytes(good.substr(0, head)) + good.substr(head));

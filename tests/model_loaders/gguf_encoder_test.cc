@@ -208,7 +208,12 @@ TEST(GgufEncoder, OfRoberta) {
   parts.Set(GgufU32("tokenizer.ggml.bos_token_id", 0));
   parts.Set(GgufU32("tokenizer.ggml.eos_token_id", 2));
   parts.Set(GgufU32("tokenizer.ggml.unknown_token_id", 3));
+  // Older converters store the table of one type as a vector.
+  std::vector<uint64_t>& types = parts.Tensor("token_types.weight").shape;
+  ASSERT_EQ(types, (std::vector<uint64_t>{1, 32}));
+  types.erase(types.begin());
   const ModelSpec spec = EncoderSpec(parts);
+  EXPECT_EQ(spec.token_types, 1);
   EXPECT_FALSE(spec.position.count_padding);
   EXPECT_EQ(spec.pad_token_id, 1);
   EXPECT_EQ(spec.max_position_embeddings, 160);

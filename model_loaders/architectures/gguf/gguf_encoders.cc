@@ -258,8 +258,10 @@ ConfigResult GgufEncoderReader::Read() {
       modern ? std::span<const TensorRule>(kGgufModern) : kGgufPostNorm;
   rules.insert(rules.end(), own.begin(), own.end());
   auto config = std::make_unique<GgufTableConfig>(name_, rules, kGgufEncoderKeys, stored_);
-  const WeightFiles::Location* const scores = weights_.Find("cls.output.weight");
-  config->vector_scores = scores != nullptr && scores->entry->shape.size() == 1;
+  for (const char* name : {"cls.output.weight", "token_types.weight"}) {
+    const WeightFiles::Location* const found = weights_.Find(name);
+    if (found != nullptr && found->entry->shape.size() == 1) config->vectors.push_back(name);
+  }
   config->spec = spec_;
   for (int i = 0; i < layers_; ++i)
     std::ranges::move(Layer(i), std::back_inserter(config->spec.blocks));

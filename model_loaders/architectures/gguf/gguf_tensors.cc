@@ -1,5 +1,6 @@
 #include "model_loaders/architectures/gguf/gguf_tensors.h"
 
+#include <algorithm>
 #include <charconv>
 #include <span>
 #include <utility>
@@ -203,7 +204,7 @@ std::optional<TensorPlace> GgufTableConfig::Place(const TensorRequirement& tenso
   std::optional<TensorPlace> place = NameTableConfig::Place(tensor);
   if (!place.has_value()) return place;
   if (place->name.find(".attn_qkv.") != std::string::npos) place->follows_from = kJoinedQkv;
-  if (vector_scores && tensor.name == "classifier.weight") {
+  if (std::ranges::find(vectors, place->name) != vectors.end()) {
     place->shape = {tensor.shape.back()};
     place->follows_from = "[hidden_size]";
   }

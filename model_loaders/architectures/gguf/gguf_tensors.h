@@ -47,8 +47,8 @@ class GgufTableConfig final : private GgufTables, public NameTableConfig {
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
 
-  // The matrix of a single label is stored as a vector.
-  bool vector_scores = false;
+  // Stored vectors that are matrices of one row in the model: older converters drop that dimension.
+  std::vector<std::string_view> vectors;
 };
 
 // The configuration of one file. Its reader sets `spec`.

@@ -147,8 +147,8 @@ ConfigResult ReadT5Like(const Json& json, const StoredNames& stored, const T5Fam
   ModelSpec& spec = c.spec();
   ReadT5Stacks(c, family);
   // Vectors are made by the encoder, with which the files may also have a decoder.
-  const bool encoder_only = c.Stores("encoder.final_layer_norm.weight") &&
-                            !c.Stores("decoder.final_layer_norm.weight");
+  const bool encoder_only =
+      c.Stores("encoder.final_layer_norm.weight") && !c.Stores("decoder.final_layer_norm.weight");
   const ModelClass model_class =
       ClassOf(c, encoder_only ? ModelClass::kBase : ModelClass::kCausalLm);
   const bool alone = model_class == ModelClass::kBase && encoder_only;
