@@ -103,7 +103,7 @@ def test_grpc(embedder, protos):  # noqa: F811
     ([], {}, "text_input"),
     ([{"name": "text_input", "datatype": "FP32", "shape": [1], "data": [1.0]}], {}, "text_input"),
     ([text_input(["a"])], {"outputs": [{"name": "text_output"}]}, "expected embedding or"),
-    ([text_input(["a"])], {"parameters": {"max_tokens": 4}}, "max_tokens"),
+    ([text_input(["a"])], {"parameters": {"dimensions": 1000000}}, "dimensions"),
     ([text_input(["a"]), {"name": "stream", "datatype": "BOOL", "shape": [1], "data": [True]}], {},
      "stream"),
     ([text_input(["rose " * 400])], {}, "text_input"),
