@@ -23,7 +23,7 @@ struct RequestOutcome {
   bool waiting = false;  // the bytes ended inside a head or a body
 };
 
-HttpLimits RequestLimits() {
+HttpLimits FuzzedLimits() {
   HttpLimits limits;
   limits.max_line_bytes = 512;
   limits.max_header_bytes = 2048;
@@ -134,7 +134,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace moeserve::server::http;  // NOLINT(google-build-using-namespace)
   testing::Input input(data, size);
   const size_t step = size_t{1} + input.Byte();
-  static const server::HttpLimits small = RequestLimits();
+  static const server::HttpLimits small = FuzzedLimits();
   static const server::HttpLimits usual;
   const server::HttpLimits& limits = step % 2 == 0 ? small : usual;
   const RequestOutcome whole = ReadHttp(input.rest(), input.rest().size() + 1, limits);
