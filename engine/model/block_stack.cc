@@ -84,8 +84,10 @@ absl::Status BlockStack::LoadEmbeddings(LoadContext& load, const LinearBank* voc
     MOESERVE_RETURN_IF_ERROR(load_table(prefix + "embed_type.weight", spec_.token_types, types_));
   }
   if (!spec_.embedding_norm) return absl::OkStatus();
+  LoadContext load_norm = load;
+  load_norm.norm.eps = spec_.norm.outer_eps.value_or(spec_.norm.eps);
   MOESERVE_ASSIGN_OR_RETURN(embedding_norm_,
-                            LoadNorm(load, {prefix + "embed_norm"}, {spec_.hidden_size}));
+                            LoadNorm(load_norm, {prefix + "embed_norm"}, {spec_.hidden_size}));
   return absl::OkStatus();
 }
 

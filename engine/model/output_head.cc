@@ -63,7 +63,9 @@ Result<std::unique_ptr<OutputHead>> OutputHead::Load(LoadContext& load, const Mo
     MOESERVE_ASSIGN_OR_RETURN(head->layer_.matrix,
                               LoadLinear(load, d, {{"head.layer", d, layer->bias}}));
     if (layer->norm) {
-      MOESERVE_ASSIGN_OR_RETURN(head->layer_norm_, LoadNorm(load, {"head.layer_norm"}, {d}));
+      LoadContext load_norm = load;
+      load_norm.norm.eps = spec.norm.outer_eps.value_or(spec.norm.eps);
+      MOESERVE_ASSIGN_OR_RETURN(head->layer_norm_, LoadNorm(load_norm, {"head.layer_norm"}, {d}));
     }
   }
   if (!spec.pooling.has_value()) return head;

@@ -45,6 +45,8 @@ struct NormSpec {
   float eps = 1e-5f;
   std::optional<bool> bias = std::nullopt;  // kLayer only; unset: there is one
   std::optional<float> final_eps;           // of the final norm, if it differs
+  // Of the norms of the embeddings and of the head's layer, if it differs.
+  std::optional<float> outer_eps = std::nullopt;
   NormPlacement placement = NormPlacement::kPre;
   // Whether there is a norm before the LM head; unset: unless the placement is kPost.
   std::optional<bool> final_norm = std::nullopt;

@@ -143,6 +143,7 @@ void Settings(V& v, const NormSpec& norm) {
   v.Optional("eps", &S::eps, Within(0, 1));
   v.Optional("bias", &S::bias, Rule().Off(norm.kind == NormKind::kRms, "norm.kind is \"rms\""));
   v.Optional("final_eps", &S::final_eps, Within(0, 1));
+  v.Optional("outer_eps", &S::outer_eps, Within(0, 1));
   v.Optional("placement", &S::placement);
   v.Optional("final", &S::final_norm);
 }

@@ -232,7 +232,8 @@ absl::Status NoOptions(std::string_view file) {
              " in the same folder: \"model_type\": \"torchscale\" and, as fairseq names them, "
              "decoder_layers, decoder_embed_dim, decoder_attention_heads, decoder_ffn_embed_dim, "
              "activation_fn, no_scale_embedding, no_token_positional_embeddings, "
-             "decoder_learned_pos, max_target_positions, share_decoder_input_output_embed; with "
+             "decoder_learned_pos, max_target_positions, share_decoder_input_output_embed (of an "
+             "encoder: encoder_layers and so on, max_source_positions); with "
              "experts, moe_freq and moe_expert_count, and moe_top1_expert (torchscale) or "
              "moe_top_k, mhmoe_heads_number and moe_ffn_dim (MH-MoE); all others that are not at "
              "their defaults"));

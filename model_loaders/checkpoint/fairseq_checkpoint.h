@@ -1,4 +1,4 @@
-// Opens checkpoints that fairseq wrote: X-MoE, MH-MoE and other decoders of torchscale, and MoA.
+// Opens checkpoints that fairseq wrote: X-MoE, MH-MoE and other models of torchscale, and MoA.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ struct FairseqCheckpoint {
 };
 
 // Reads the options of a checkpoint and unites its files. The names of the tensors lose the names
-// of wrappers ("module."), and get the prefix "decoder." if they lack it.
+// of wrappers ("module."), and get the prefix "decoder." if no name has it or that of an encoder.
 //
 // The options are those that the checkpoint contains. If the folder has a config.json, its keys
 // replace them, and a null removes an option; of a file that has only tensors, config.json must

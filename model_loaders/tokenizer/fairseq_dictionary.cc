@@ -124,6 +124,7 @@ std::vector<std::string> LanguageFiles(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (!it->is_regular_file(error)) continue;
     std::string name = it->path().filename().string();
     const bool dictionary = name.starts_with(kLanguagePrefix) && name.ends_with(kLanguageSuffix) &&
                             name.size() > kLanguagePrefix.size() + kLanguageSuffix.size();

@@ -227,3 +227,33 @@ def test_the_rules_of_generation_config_are_obeyed(server, folder, tmp_path):
         assert answer["choices"][0]["text"].strip("#") in ("a", "b")
     finally:
         assert stop_server(ruled) == 0
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    """A checkpoint of fairseq with a dictionary for each language, the source's the larger one."""
+    out = tmp_path_factory.mktemp("pairs") / "translator"
+    out.mkdir()
+    for path in (FOLDER.parent / "fairseq-xmoe-mt").glob("*.pt"):
+        shutil.copy(path, out)
+    for language, words in (("de", 41), ("en", 33)):
+        lines = [f"{language}{i} {100 - i}\n" for i in range(words)]
+        (out / f"dict.{language}.txt").write_text("".join(lines))
+    server = start_server("--dtype", "f32", folder=out)
+    yield server
+    assert stop_server(server) == 0
+
+
+def test_each_language_has_its_dictionary(translator):
+    answer = complete(translator, "de0 de40 en1")
+    choice = answer["choices"][0]
+    assert choice["prompt_token_ids"] == [4, 44, 3, 2]
+    words = [f"en{i - 4}" for i in choice["token_ids"] if i > 3]
+    assert words and [word for word in choice["text"].split() if word != "<unk>"] == words
+    assert complete(translator, [4, 44, 3, 2])["choices"][0]["token_ids"] == choice["token_ids"]
+    status, error = refusal(translator, prompt=[45])
+    assert (status, error["param"]) == (400, "prompt"), error
+    status, error = refusal(translator, prompt=[44], decoder_prompt=[37])
+    assert (status, error["param"]) == (400, "decoder_prompt"), error
+    tokens = post(translator, "/tokenize", {"model": translator.name, "prompt": "de1 de2"})
+    assert tokens["tokens"] == [5, 6, 2]

@@ -305,7 +305,8 @@ class TranslatorLayer(torch.nn.Module):
         super().__init__()
         self.self_attn, self.self_attn_layer_norm = self.attention(d), torch.nn.LayerNorm(d)
         if cross:
-            self.encoder_attn, self.encoder_attn_layer_norm = self.attention(d), torch.nn.LayerNorm(d)
+            self.encoder_attn = self.attention(d)
+            self.encoder_attn_layer_norm = torch.nn.LayerNorm(d)
         self.fc1, self.fc2 = torch.nn.Linear(d, width), torch.nn.Linear(width, d)
         self.final_layer_norm = torch.nn.LayerNorm(d)
 

@@ -181,6 +181,9 @@ def write(out):
     ranks = [bytes([b]) for b in range(256)] + [b"te", b"xt", b"text"]
     (out / "vocabulary/tiktoken").write_bytes(
         b"".join(base64.b64encode(r) + f" {i}\n".encode() for i, r in enumerate(ranks)))
+    (out / "dictionary/words").write_bytes("te@@ 5\nxt 4\nü 1\n".encode())
+    (out / "dictionary/codes").write_bytes(
+        "te@@ 5\nxt 4\n".encode() + b"\n\n\n#version: 0.2\nt e\nx t</w>\n")
     letters = {chr(c): c - 33 for c in range(33, 127)}
     letters.update({"\u0120": 94, "te": 95, "xt": 96})
     (out / "vocabulary/merges").write_bytes(

@@ -70,7 +70,7 @@ TEST(FairseqRefusals, OptionsThatAreNotComputed) {
       {dense, {{"decoder_attention_heads", 5}}, {"a divisor of decoder_embed_dim, which is 16"}},
       {dense, {{"decoder_attention_heads", 0}}, {"decoder_attention_heads: expected"}},
       {dense, {{"layernorm_eps", -1}}, {"cfg.model: layernorm_eps: expected"}},
-      {dense, {{"layernorm_embedding", true}}, {"deepnorm: expected false beside"}},
+      {dense, {{"layernorm_embedding", true}}, {"layernorm_embedding.weight\" is missing"}},
       {dense, {{"subln", true}, {"deepnorm", false}}, {"subln: expected false (the files do not"}},
       {dense,
        {{"decoder_normalize_before", true}, {"deepnorm", false}},

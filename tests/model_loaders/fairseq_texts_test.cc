@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "model_loaders/architectures/native/describe.h"
 #include "model_loaders/checkpoint/fairseq_files.h"
 #include "model_loaders/files/torch/torch_file.h"
+#include "model_loaders/inspect.h"
 #include "model_loaders/write/convert_folder.h"
 #include "tests/model_loaders/fairseq_support.h"
 #include "tests/model_loaders/support.h"
@@ -27,12 +29,16 @@ fs::path TextsGolden(const std::string& name) {
 }
 
 const std::vector<std::string>& TextsModels() {
-  static const std::vector<std::string> names = {
-      "fairseq-xmoe-mlm",     "fairseq-xmoe-mlm-inserted",
-      "fairseq-mlm-deepnorm", "fairseq-classifier",
-      "fairseq-xmoe-mt",      "fairseq-smoe-mt-average",
-      "fairseq-moa",          "fairseq-moa-routed-feed-forward",
-      "fairseq-transformer"};
+  static const std::vector<std::string> names = {"fairseq-xmoe-mlm",
+                                                 "fairseq-xmoe-mlm-inserted",
+                                                 "fairseq-mlm-deepnorm",
+                                                 "fairseq-mlm-plain-head",
+                                                 "fairseq-classifier",
+                                                 "fairseq-xmoe-mt",
+                                                 "fairseq-smoe-mt-average",
+                                                 "fairseq-moa",
+                                                 "fairseq-moa-routed-feed-forward",
+                                                 "fairseq-transformer"};
   return names;
 }
 
@@ -116,8 +122,11 @@ TEST(FairseqTexts, DeepNormDependsOnBothStacks) {
   const auto alone = LoadModel(TextsGolden("fairseq-mlm-deepnorm"));
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_DOUBLE_EQ(alone->spec.residual_scale, std::pow(6.0, -0.25));
-  EXPECT_FALSE(alone->spec.tie_word_embeddings);
-  EXPECT_FALSE(alone->spec.head.layer.has_value());
+  EXPECT_FLOAT_EQ(alone->spec.norm.outer_eps.value_or(0.0f), 1e-5f);
+  const auto plain = LoadModel(TextsGolden("fairseq-mlm-plain-head"));
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_FALSE(plain->spec.tie_word_embeddings);
+  EXPECT_FALSE(plain->spec.head.layer.has_value());
   const auto pair = LoadModel(TextsGolden("fairseq-xmoe-mt"));
   ASSERT_TRUE(pair.ok()) << pair.status();
   EXPECT_DOUBLE_EQ(pair->spec.residual_scale, std::pow(6.0, -0.25));
@@ -135,6 +144,8 @@ TEST(FairseqTexts, TranslatorWithTwoDictionaries) {
   EXPECT_EQ(spec.vocab_size, 37);
   EXPECT_EQ(PromptVocabulary(spec), 45);
   EXPECT_EQ(LargestVocabulary(spec), 45);
+  EXPECT_EQ(DescribeModel(spec).find("vocabulary 37 (of sources 45), hidden size 16, "), 0u);
+  EXPECT_EQ(Summarize(spec).embedding_parameters, (45 + 37 + 37) * 16);
   EXPECT_EQ(spec.decoder_start_token_id, 2);
   EXPECT_EQ(checkpoint->eos_token_ids, std::vector<TokenId>{2});
   EXPECT_EQ(spec.encoder->num_layers(), 3);
@@ -206,13 +217,12 @@ TEST(FairseqTexts, ContradictoryOptionsAreRefused) {
       {mlm, {{"use_xmoe", false}}, {"use_xmoe: expected true"}},
       {mlm, {{"encoder_shape", 5}}, {"encoder_shape: expected no such option"}},
       {mlm, {{"xpos_rel_pos", true}}, {"xpos_rel_pos: expected false (XPOS in an encoder"}},
-      {mlm, {{"deepnorm", true}}, {"deepnorm: expected false beside layernorm_embedding"}},
+      {mlm, {{"subln", true}}, {"subln: expected false (the files do not have encoder.layers.0."}},
       {mlm, {{"layernorm_eps", 1e-3}}, {"layernorm_eps: expected 1e-05 (the head of masked"}},
       {inserted, {{"base_sublayers", 2}}, {"base_sublayers: expected 3 (the files have"}},
       {inserted, {{"encoder_layers", 3}}, {"encoder.layers.3."}},
-      {deepnorm,
-       {{"share_encoder_input_output_embed", true}, {"encoder_layers", 4}},
-       {"encoder.layers.3."}},
+      {deepnorm, {{"encoder_layers", 4}}, {"encoder.layers.3."}},
+      {deepnorm, {{"layernorm_eps", 1e-3}}, {"layernorm_eps: expected 1e-05 (the head of masked"}},
       {subln, {{"subln", false}}, {"subln: expected true (the files have encoder.layers.0."}},
       {subln, {{"pooler_activation_fn", "softmax"}}, {"pooler_activation_fn: expected"}},
       {mt, {{"no_cross_attention", true}}, {"no_cross_attention: expected false"}},

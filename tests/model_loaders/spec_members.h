@@ -23,8 +23,8 @@ concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
 template <Is<NormSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f] = s;
-  return std::tie(a, b, c, d, e, f);
+  auto& [a, b, c, d, e, f, g] = s;
+  return std::tie(a, b, c, d, e, f, g);
 }
 template <Is<RopeScaling> T>
 auto MembersOf(T& s) {

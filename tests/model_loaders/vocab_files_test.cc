@@ -18,6 +18,7 @@
 #include "model_loaders/tokenizer/protobuf_reader.h"
 #include "model_loaders/tokenizer/sentence_piece_file.h"
 #include "model_loaders/tokenizer/tokenizer_folder.h"
+#include "tests/support/native_model.h"
 
 namespace moeserve {
 namespace {
@@ -247,6 +248,33 @@ TEST(Fairseq, RobertaClasses) {
   const auto camembert = ParseFairseqModel(ModelFile(1), "m", std::nullopt, details);
   ASSERT_TRUE(camembert.ok()) << camembert.status();
   EXPECT_EQ(*(*camembert)->Encode("a<mask>", true), (Ids{5, 268, 269, 6}));
+}
+
+// What encloses a text of pieces follows from the kind of the model, and each language of a
+// translator may have a dictionary.
+TEST(Fairseq, PiecesOfMaskedAndTranslatedTexts) {
+  testing::TempFolder folder;
+  testing::WriteFile(folder.path() / "sentencepiece.bpe.model", ModelFile(1));
+  testing::WriteFile(folder.path() / "dict.txt", "▁a 5\nab 3\n");
+  const auto masked =
+      LoadTokenizerFolder(folder.path(), 100, {.texts = DictionaryUse::Texts::kMasked});
+  ASSERT_TRUE(masked.ok()) << masked.status();
+  EXPECT_EQ(*(*masked)->Encode("a<mask>", true), (Ids{0, 4, 6, 2}));
+  testing::WriteFile(folder.path() / "dict.de.txt", "ab 5\n▁a 3\n");
+  testing::WriteFile(folder.path() / "dict.en.txt", "▁a 3\n");
+  const DictionaryUse use{.texts = DictionaryUse::Texts::kTranslated,
+                          .source = "de",
+                          .target = "en",
+                          .source_limit = 6};
+  const auto translated = LoadTokenizerFolder(folder.path(), 100, use);
+  ASSERT_TRUE(translated.ok()) << translated.status();
+  EXPECT_EQ(*(*translated)->source().Encode("a", true), (Ids{5, 2}));
+  EXPECT_EQ(*(*translated)->Encode("a", true), (Ids{4, 2}));
+  EXPECT_EQ(*(*translated)->Decode(Ids{4, 4, 2}, true), "a a");
+  testing::WriteFile(folder.path() / "dict.de.txt", "ab\n");
+  EXPECT_NE(std::string(LoadTokenizerFolder(folder.path(), 100, use).status().message())
+                .find("dict.de.txt: line 1"),
+            std::string::npos);
 }
 
 TEST(CharacterMapTest, DamageDoesNotCrash) {

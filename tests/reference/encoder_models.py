@@ -56,7 +56,7 @@ ENCODERS: dict[str, Json] = {
             {"window": 5, "position": {"kind": "rope", "theta": 300}},
             {"window": 1, "position": {"kind": "rope", "theta": 300}}, {"causal": True})],
         _dense(40, {"form": "gated", "activation": "gelu"}),
-        norm={"kind": "layer", "bias": False}, embedding_norm=True,
+        norm={"kind": "layer", "bias": False, "outer_eps": 0.03}, embedding_norm=True,
         position={"kind": "rope", "theta": 4000},
         head={"kind": "sequence_classification", "labels": ["no", "perhaps", "yes"],
               "layer": {"activation": "gelu", "norm": True, "bias": False}},

@@ -42,7 +42,8 @@ def complete_config(config: Json) -> Json:
     out = copy.deepcopy(config)
     norm = out.setdefault("norm", dict(_DEFAULT_NORM))
     norm.setdefault("eps", 1e-5)
-    norm.setdefault("final_eps", norm["eps"])
+    for key in ("final_eps", "outer_eps"):
+        norm.setdefault(key, norm["eps"])
     norm.setdefault("placement", "pre")
     norm.setdefault("final", norm["placement"] != "post")
     norm.setdefault("bias", norm["kind"] == "layer")
@@ -321,7 +322,10 @@ class RoutedDecoder:
             first = self.config["position"]["first"]
             spacing = self.config["position"]["spacing"]
             x = x + sinusoidal(positions + first, x.shape[1], spacing).to(x.dtype)
-        return self._norm(x, "embed_norm") if self.config["embedding_norm"] else x
+        return self._outer_norm(x, "embed_norm") if self.config["embedding_norm"] else x
+
+    def _outer_norm(self, x: Tensor, name: str) -> Tensor:
+        return self._norm(x, name, eps=self.config["norm"]["outer_eps"])
 
     def _block(self, x: Tensor, read: Tensor, layer: int, part: str, positions: Tensor,
                cache: Cache) -> Tensor:

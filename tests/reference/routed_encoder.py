@@ -27,7 +27,7 @@ class RoutedEncoder(RoutedDecoder):
         normed, self.config["embedding_norm"] = self.config["embedding_norm"], False
         x = super()._embed(tokens, positions) + self.tensors["embed_type.weight"][self.types]
         self.config["embedding_norm"] = normed
-        return self._norm(x, "embed_norm") if normed else x
+        return self._outer_norm(x, "embed_norm") if normed else x
 
     def _layer(self, x: Tensor) -> Tensor:
         """The layer before the matrix of the head."""
@@ -35,7 +35,7 @@ class RoutedEncoder(RoutedDecoder):
         if layer is None:
             return x
         x = activate(self._linear(x, "head.layer"), layer["activation"])
-        return self._norm(x, "head.layer_norm") if layer.get("norm", False) else x
+        return self._outer_norm(x, "head.layer_norm") if layer.get("norm", False) else x
 
     @torch.no_grad()
     def logits(self, rows: Tensor) -> Tensor:

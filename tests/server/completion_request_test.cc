@@ -5,6 +5,7 @@
 #include <ostream>
 #include <string>
 
+#include "engine/text/tokenizer/pair_tokenizer.h"
 #include "server/base/api_error.h"
 #include "tests/server/fake_engine.h"
 
@@ -346,6 +347,29 @@ TEST(PreparePrompts, TextGetsSpecialTokensAndIdsDoNot) {
   prompts = PreparePrompts(*params, {&tokenizer, 256});
   EXPECT_EQ((*prompts)[0].ids.size(), 2u);
   EXPECT_EQ((*prompts)[0].echo_text, "ab");
+}
+
+// An encoder may have a vocabulary and a tokenizer of its own.
+TEST(PreparePrompts, SourcesHaveTheirOwnVocabulary) {
+  auto with_bos = std::make_unique<testing::ByteTokenizer>();
+  with_bos->add_bos = true;
+  const PairTokenizer tokenizer(std::move(with_bos), std::make_unique<testing::ByteTokenizer>());
+  const PromptRules rules = {.tokenizer = &tokenizer,
+                             .max_model_len = 256,
+                             .decoder_start = TokenId{7},
+                             .max_source = 256};
+  const auto params = ParseCompletionText(R"({"prompt": "ab", "decoder_prompt": "c"})");
+  const auto prompts = PreparePrompts(*params, rules);
+  ASSERT_TRUE(prompts.ok()) << prompts.status();
+  EXPECT_EQ((*prompts)[0].source, (std::vector<TokenId>{testing::kBos, 'a', 'b'}));
+  EXPECT_EQ((*prompts)[0].ids, (std::vector<TokenId>{7, 'c'}));
+  RequestRules larger = CompletionRules();
+  larger.source_vocab_size = testing::kVocabSize + 5;
+  const std::string last = std::to_string(testing::kVocabSize + 4);
+  EXPECT_TRUE(ParseCompletionText("{\"prompt\": [" + last + "]}", larger).ok());
+  EXPECT_FALSE(ParseCompletionText("{\"prompt\": [" + last + "]}").ok());
+  EXPECT_FALSE(
+      ParseCompletionText("{\"prompt\": [1], \"decoder_prompt\": [" + last + "]}", larger).ok());
 }
 
 TEST(PreparePrompts, FitsTheContextExactly) {

@@ -20,9 +20,9 @@ struct FairseqSource {
 };
 
 // Reads the options and decides from them and from the stored tensors what the model computes: a
-// decoder of torchscale (X-MoE, MH-MoE, other mixtures, dense) or of MoA. InvalidArgument, with the
-// file, the option, the expected and the found value, for models and options that the engine cannot
-// compute, and where options and tensors disagree.
+// decoder, an encoder or both of torchscale (X-MoE, MH-MoE, other mixtures, dense), of MoA, or of
+// fairseq itself. InvalidArgument, with the file, the option, the expected and the found value, for
+// models and options that the engine cannot compute, and where options and tensors disagree.
 ConfigResult ReadFairseqConfig(const FairseqSource& source);
 
 }  // namespace moeserve

@@ -21,7 +21,7 @@ constexpr int kFirstPosition = 2;
 // The length of texts where no option states it.
 constexpr int kDefaultPositions = 1024;
 // The head of masked tokens does not read "layernorm_eps".
-constexpr double kHeadEps = 1e-5;
+constexpr float kHeadEps = 1e-5f;
 
 // How the names of options begin that change a model. fairseq has hundreds of other options, which
 // concern training.
@@ -332,12 +332,14 @@ void Reader::ReadTokenHead(ActivationKind activation) {
   spec.head_bias = Has(Tensor("output_projection.bias"));
   const bool layer = Has(Tensor("output_projection.dense.weight"));
   if (layer) {
-    if (spec.norm.eps != static_cast<float>(kHeadEps)) {
+    const float eps = spec.norm.outer_eps.value_or(spec.norm.eps);
+    if (eps != kHeadEps && spec.embedding_norm) {
       Fault("layernorm_eps",
-            "1e-05 (the head of masked tokens has a norm with this eps, and the norms of layers "
-            "have the same one)",
-            ShowJson(Json(spec.norm.eps)));
+            "1e-05 (the head of masked tokens has a norm with this eps, and the norm of the "
+            "embeddings has the same one)",
+            ShowJson(Json(eps)));
     }
+    if (spec.norm.eps != kHeadEps) spec.norm.outer_eps = kHeadEps;
     spec.head.layer = HeadLayerSpec{.activation = activation,
                                     .bias = Has(Tensor("output_projection.dense.bias")),
                                     .norm = Has(Tensor("output_projection.layer_norm.weight"))};

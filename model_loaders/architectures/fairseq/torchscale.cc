@@ -136,11 +136,10 @@ class TorchscaleReader {
       keys_.Optional("group_norm_size");
     }
     if (!deepnorm) return;
-    if (pre || inner_norm_ || spec.embedding_norm) {
+    if (pre || inner_norm_) {
       r_.Fault("deepnorm",
                Concat("false beside ", pre ? Concat(last, " and ", before_key, " (pre-norm)")
-                                       : inner_norm_ ? std::string("norms inside of layers (subln)")
-                                                     : std::string("layernorm_embedding")),
+                                           : std::string("norms inside of layers (subln)")),
                "true");
       return;
     }
@@ -149,6 +148,7 @@ class TorchscaleReader {
     const double alpha = DeepNormFactor();
     spec.residual_scale = 1.0 / alpha;
     if (final_norm) spec.norm.final_eps = static_cast<float>(eps);
+    if (spec.embedding_norm) spec.norm.outer_eps = static_cast<float>(eps);
     spec.norm.eps = static_cast<float>(eps / (alpha * alpha));
   }
 

@@ -196,10 +196,13 @@ std::string HeadText(const HeadSpec& head) {
 std::string DescribeModel(const ModelSpec& spec) {
   const std::string_view placement =
       NameIn({"pre-", "post-", "output ", "pre- and output ", "no "}, spec.norm.placement).name;
-  std::string text =
-      Concat("vocabulary ", spec.vocab_size, ", hidden size ", spec.hidden_size, ", ",
-             spec.num_layers(), " layers, up to ", spec.max_position_embeddings, " positions, ",
-             placement, KindName(spec.norm.kind), " norm");
+  std::string text = Concat("vocabulary ", spec.vocab_size);
+  if (PromptVocabulary(spec) != spec.vocab_size) {
+    text.append(Concat(" (of sources ", PromptVocabulary(spec), ')'));
+  }
+  text += Concat(", hidden size ", spec.hidden_size, ", ", spec.num_layers(), " layers, up to ",
+                 spec.max_position_embeddings, " positions, ", placement, KindName(spec.norm.kind),
+                 " norm");
   if (spec.norm.final_norm.has_value()) {
     text.append(*spec.norm.final_norm ? " with a final norm" : " without a final norm");
   }

@@ -1,7 +1,7 @@
-"""Plain implementations of the models that fairseq trains: torchscale's (dense, mixtures of experts,
-X-MoE), MH-MoE's, MoA's, and fairseq's own dense ones. They follow the authors' code outside of
-training, except that the second expert of a token is always used and that experts have room for all
-tokens. Each class is a decoder or, with `side` "encoder", an encoder; Pair joins two of them.
+"""Plain implementations of the models that fairseq trains: torchscale's (dense, mixtures of
+experts, X-MoE), MH-MoE's, MoA's, and fairseq's own dense ones. They follow the authors' code outside
+of training, except that the second expert of a token is always used and that experts have room for
+all tokens. Each class is a decoder or, with `side` "encoder", an encoder; Pair joins two of them.
 
 `state` maps names to tensors as fairseq stores them (experts with their numbers in the model),
 `options` has the model's options. Everything is computed in f64, one row at a time.

@@ -275,7 +275,8 @@ def write(case, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="writes only cases whose name contains this text")
+    parser.add_argument("--only", default="",
+                        help="writes only cases whose name contains this text")
     parser.add_argument("--out", type=pathlib.Path,
                         default=pathlib.Path(__file__).parents[2] / "golden")
     args = parser.parse_args()

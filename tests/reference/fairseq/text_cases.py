@@ -23,7 +23,8 @@ MASKED_LM = {
 
 TRANSLATION = {
     **ENCODER, "task": "translation", "criterion": "label_smoothed_cross_entropy",
-    "source_lang": "de", "target_lang": "en", "encoder_embed_path": None, "decoder_embed_path": None,
+    "source_lang": "de", "target_lang": "en", "encoder_embed_path": None,
+    "decoder_embed_path": None,
     "max_target_positions": 160, "share_all_embeddings": False, "no_cross_attention": False,
     "cross_self_attention": False, "left_pad_source": True, "truncate_source": False,
     "decoder_embed_dim": 16, "decoder_layers": 2, "decoder_attention_heads": 4,
@@ -77,9 +78,12 @@ MLM_CASES = [
         "layernorm_embedding": False, "rel_pos_buckets": 14, "max_rel_pos": 20}, seed=32,
              half=True, cfg=True, inserted=3),
     TextCase("fairseq-mlm-deepnorm", "mlm", {
-        "deepnorm": True, "layernorm_embedding": False, "no_scale_embedding": False,
-        "share_encoder_input_output_embed": False, "moe_freq": 2, "moe_expert_count": 3,
-        "encoder_layers": 3}, seed=33, half=True, plain_head=True),
+        "deepnorm": True, "moe_freq": 2, "moe_expert_count": 3, "encoder_layers": 3}, seed=33,
+             half=True),
+    TextCase("fairseq-mlm-plain-head", "mlm", {
+        "layernorm_embedding": False, "no_scale_embedding": False, "encoder_layers": 1,
+        "share_encoder_input_output_embed": False, "moe_freq": 1, "moe_expert_count": 2,
+        "layernorm_eps": 1e-2}, seed=35, half=True, plain_head=True),
     TextCase("fairseq-classifier", "mlm", {
         "subln": True, "encoder_normalize_before": True, "moe_freq": 1, "moe_expert_count": 3,
         "activation_fn": "relu"}, seed=34, half=True, classes=5),
