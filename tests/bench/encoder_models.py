@@ -235,7 +235,8 @@ def write_gguf(path, experts, tensors, gguf):
     out.add_mask_token_id(MASK)
 
     def add(name, values):
-        if values.ndim == 1:
+        # llama.cpp adds vectors and types of tokens in f32 only.
+        if values.ndim == 1 or name == "token_types.weight":
             out.add_tensor(name, values)
         else:
             out.add_tensor(name, gguf.quants.quantize(values, gguf.GGMLQuantizationType.BF16),

@@ -14,7 +14,7 @@ def main():
     most = max(map(len, job["ids"]))
     batch = 8192
     model = llama_cpp.Llama(sys.argv[1], embedding=True, n_ctx=batch, n_batch=batch, n_ubatch=batch,
-                            n_seq_max=64, n_threads=job["threads"],
+                            n_threads=job["threads"],
                             n_threads_batch=job["threads"], verbose=False)
     assert most <= batch
 
