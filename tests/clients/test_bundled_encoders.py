@@ -16,6 +16,10 @@ PAIRS = ROOT / "tests/data/heldout_pairs.tsv"
 TRANSLATORS = bundled_models.folders(bundled_models.PAIR)
 MASKED = bundled_models.folders(bundled_models.ENCODER)
 
+FLOOR = 0.4  # the share of the wanted words that a translation has
+FILLED = [("The function returns <mask> if the table does not exist.", "NULL"),
+          ("The <mask> of the Lord.", "name")]
+
 
 def name_of(folder):
     return folder.name

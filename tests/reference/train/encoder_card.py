@@ -40,7 +40,7 @@ X_MOE = [
     (f"`expert` residual, `depth` {MLM_DEPTH}", "X-MoE table 8"),
     ("`score` cosine", "X-MoE eq. 7"),
     ("`dim` half the number of experts", "X-MoE section 4.1 and table 5 (16 for 32)"),
-    ("`temperature` divide, initially 0.3", "X-MoE eq. 8, table 8"),
+    ("`gate` softmax, `temperature` divide, initially 0.3", "X-MoE eq. 8, table 8"),
     ("expert embeddings keep the norm 0.1", "X-MoE section 3.2"),
     ("`select` top_k 1", "X-MoE section 2.1"),
     ("load balance", "X-MoE eq. 9 and 10, weight of table 9"),
@@ -56,12 +56,15 @@ MOA = [
     ("label smoothing 0.1, joint vocabulary, tied embeddings", "MoA section 5.1"),
 ]
 SOURCES = {"x-moe-mlm": X_MOE, "moa-translator": MOA}
+SCHEDULE = (
+    "The training was cut short: the learning rate followed the schedule of 4,000 steps up to step "
+    "1,337, and from there that of 2,500. ")
 MLM_TEXT = (
     "Training text: that of the decoders (King James Bible, WordNet 3.0 glosses, Jargon File, The "
     "Devil's Dictionary, documentation of SQLite, PostgreSQL 15 and Python 3.11; public domain, "
     "WordNet, PostgreSQL and PSF licences), one paragraph per sequence, with a tokenizer of its "
     "own. <s> and </s> surround a text, and <mask> takes in the space before it. "
-    f"Learned positions: at most {MLM_POSITIONS} tokens.")
+    f"At most {MLM_POSITIONS} tokens.")
 PAIR_TEXT = (
     "Training text: the Bible in English (King James and World English Bible) and Spanish "
     "(Reina-Valera of 1909), all in the public domain, and messages of PostgreSQL, Django, Django "
@@ -106,6 +109,8 @@ def rows(name: str, figures: dict[str, Any], run: dict[str, Any],
     if name in MASKED_LMS:
         out.append((f"pseudo-perplexity, {figures['texts']} held-out paragraphs",
                     f"{figures['perplexity']:.2f}"))
+        out.append(("perplexity change when the networks of the layer in the middle give nothing "
+                    f"({SHUFFLE_PARAGRAPHS} texts)", f"{figures['silent_effect_percent']:+.1f} %"))
     else:
         out.append((f"perplexity of {figures['texts']} held-out targets",
                     f"{figures['perplexity']:.2f}"))
@@ -126,13 +131,14 @@ def card(name: str, figures: dict[str, Any], run: dict[str, Any], facts: dict[st
     masked = name in MASKED_LMS
     title = (f"{TITLES[name]}. A small model in the native format, for trying the server and for "
              "its tests; do not rely on what it says.")
-    loss = ("15 % of the tokens are hidden: 80 % become <mask>, 10 % another token, 10 % stay."
+    loss = ("30 % of the tokens are hidden: 80 % become <mask>, 10 % another token, 10 % stay."
             if masked else "Labels are smoothed by 0.1.")
     training = (
         f"Training: AdamW with betas 0.9 and 0.95, weight decay 0.1, peak learning rate "
         f"{run['rate']:g}{' (router: an eighth)' if name == 'x-moe-mlm' else ''}, 100 steps of "
         f"warm-up and then a cosine decay to 5 % of the peak, about 4096 tokens per step, matrix "
-        f"products in bf16. {loss} This model and its twin saw the same batches in the same order.")
+        f"products in bf16. {loss} {'' if masked else SCHEDULE}This model and its twin saw the "
+        "same batches in the same order.")
     definition = (
         "Pseudo-perplexity: exp of the mean of -ln p over all tokens of the first paragraphs of "
         "`tests/data/heldout.txt`; each token is hidden in turn while the rest is seen "

@@ -21,8 +21,9 @@ MLM_POSITIONS = 128
 MLM_EXPERTS, MLM_EXPERT_WIDTH, MLM_DEPTH = 12, 64, 3
 
 PAIR_POSITIONS = 256
-PAIR_EXPERTS, PAIR_SELECTED = 12, 6
-PAIR_WIDTH = 192
+PAIR_EXPERTS, PAIR_SELECTED, PAIR_HEAD_DIM = 6, 3, 64
+# Hidden units of the dense twin's feed-forward layers in encoder and decoder.
+ENCODER_WIDTH, DECODER_WIDTH = 182, 172
 # The length of both texts at which the twins' multiply-adds are equal.
 EQUAL_LENGTH = 32
 
@@ -44,7 +45,7 @@ def _masked_lm(middle: Config) -> Config:
         "model_type": "routed_encoder", "format_version": 2,
         "vocab_size": VOCABULARIES["masked-lm"], "hidden_size": HIDDEN, "num_hidden_layers": 5,
         "max_position_embeddings": MLM_POSITIONS, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID,
-        "norm": POST_NORM, "position": {"kind": "learned"}, "embedding_norm": True,
+        "norm": POST_NORM, "position": {"kind": "rope", "theta": 10000}, "embedding_norm": True,
         "tie_word_embeddings": True, "head_bias": True,
         "head": {"kind": "masked_lm", "layer": {"activation": "gelu", "norm": True}},
         "attention": [attention, attention, {"kind": "none"}, attention, attention],
@@ -76,7 +77,7 @@ def _pair(attention: Config, encoder_width: int, decoder_width: int) -> Config:
 
 
 _ATTENTION_EXPERTS = {
-    "kind": "routed", "num_kv_heads": 1, "head_dim": HEAD_DIM, "routing": {
+    "kind": "routed", "num_kv_heads": 1, "head_dim": PAIR_HEAD_DIM, "routing": {
         "num_experts": PAIR_EXPERTS, "score": {"kind": "dot"}, "gate": "softmax",
         "select": {"kind": "top_k", "k": PAIR_SELECTED}, "renormalize": True}}
 
@@ -121,8 +122,9 @@ _DENSE = _dense_attention(bias=False)
 _EXCESS = (attention_cost(_DENSE, EQUAL_LENGTH)
            - attention_cost(_ATTENTION_EXPERTS, EQUAL_LENGTH)) // (2 * HIDDEN)
 TRANSLATORS: dict[str, Config] = {
-    "moa-translator": _pair(_ATTENTION_EXPERTS, PAIR_WIDTH, PAIR_WIDTH),
-    "dense-translator": _pair(_DENSE, PAIR_WIDTH - _EXCESS, PAIR_WIDTH - 2 * _EXCESS),
+    "moa-translator": _pair(_ATTENTION_EXPERTS, ENCODER_WIDTH + _EXCESS,
+                            DECODER_WIDTH + 2 * _EXCESS),
+    "dense-translator": _pair(_DENSE, ENCODER_WIDTH, DECODER_WIDTH),
 }
 ENCODERS = {**MASKED_LMS, **TRANSLATORS}
 

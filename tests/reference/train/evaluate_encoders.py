@@ -116,6 +116,15 @@ def effects(name: str, config: Json, tensors: Tensors, texts: list[Any],
     return out
 
 
+def silent_effect(name: str, config: Json, tensors: Tensors, texts: list[Any]) -> float:
+    """The growth of the perplexity in percent if the networks of the middle layer give nothing."""
+    silent = {key: torch.zeros_like(value)
+              if key.startswith("blocks.2.feed_forward.") and ".down." in key else value
+              for key, value in tensors.items()}
+    base = measure(name, config, tensors, texts)
+    return round(100 * (measure(name, config, silent, texts) / base - 1), 2)
+
+
 def evaluate(folder: pathlib.Path, report: Callable[[str], None]) -> Json:
     name = folder.name
     config, tensors = routed_decoder.load_folder(folder)
@@ -128,6 +137,9 @@ def evaluate(folder: pathlib.Path, report: Callable[[str], None]) -> Json:
                      "parameters": sum(value.numel() for value in tensors.values()),
                      "file_bytes": (folder / "model.safetensors").stat().st_size}
     report(f"{name}: perplexity {figures['perplexity']:.3f}")
+    if name in MASKED_LMS:
+        figures["silent_effect_percent"] = silent_effect(name, config, tensors,
+                                                         texts[:SHUFFLE_PARAGRAPHS])
     if any(of_stack.counts for of_stack in loads.values()):
         figures["loads"] = {
             prefix + key: [round(float(share), 4) for share in count / count.sum()]

@@ -16,7 +16,7 @@ from bundled_configs import Config, expert_widths
 Tensor = torch.Tensor
 # X-MoE: the initial value of the learned temperature, and the constant temperature in the balance
 # loss (eq. 9).
-TAU_0 = 0.3
+TAU_0 = {"softmax": 0.3, "sigmoid": 0.07}
 # X-MoE section 3.1: the norm of the expert embeddings, which training does not change.
 EMBEDDING_NORM = 0.1
 
@@ -78,7 +78,7 @@ class FastModel:
             self._normal(f"{base}.projection.weight", (score["dim"], width), width ** -0.5)
             self._normal(f"{base}.experts.weight", (experts, score["dim"]), 1.0)
             self._restore_norm(f"{base}.experts.weight")
-            self.parameters[f"{base}.temperature"] = torch.full((1,), TAU_0)
+            self.parameters[f"{base}.temperature"] = torch.full((1,), TAU_0[routing["gate"]])
         else:
             self._normal(f"{base}.weight", (experts, width), width ** -0.5)
 
@@ -160,7 +160,7 @@ class FastModel:
         raw = self._scores(base, routing, x)
         cosine = routing["score"]["kind"] == "cosine"
         scores = raw / self._get(f"{base}.temperature").clamp(min=1e-4) if cosine else raw
-        probabilities = scores.softmax(1)
+        probabilities = scores.sigmoid() if routing["gate"] == "sigmoid" else scores.softmax(1)
         select = routing["select"]
         if select["kind"] == "top_k":
             experts = torch.topk(scores.detach(), select["k"], dim=1).indices
@@ -191,7 +191,8 @@ class FastModel:
         parameter penalty (eq. 4) and entropy (eq. 5)."""
         experts = routing["num_experts"]
         load = torch.tensor(plan.counts, dtype=torch.float32) / plan.num_rows
-        mean = (raw / TAU_0).softmax(1).mean(0) if cosine else probabilities.mean(0)
+        tau = TAU_0[routing["gate"]]
+        mean = (raw / tau).softmax(1).mean(0) if cosine else probabilities.mean(0)
         share = load if widths is not None else load / load.sum()
         stats.balance.append(experts * (share * mean).sum())
         stats.loads.append(load)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import grouped_ops as ops
 from bundled_configs import Config
-from fast_model import FastModel, Statistics
+from fast_model import FastModel, Statistics, rope_tables, rotate
 from positions import sinusoidal
 from routed_decoder import activate, complete_config
 
@@ -76,9 +76,7 @@ class FastStack(FastModel):
         self.prefix = prefix
         self._generator = generator
         d, depth = config["hidden_size"], config["num_hidden_layers"]
-        if self.config["position"]["kind"] == "learned":
-            self._normal("embed_position.weight", (config["max_position_embeddings"], d), 0.02)
-        else:
+        if self.config["position"]["kind"] == "sinusoidal":
             places = torch.arange(config["max_position_embeddings"])
             self.sinusoids = sinusoidal(places + self.config["position"]["first"], d).float()
         if self.config["embedding_norm"]:
@@ -167,6 +165,9 @@ class FastStack(FastModel):
         hidden = memory_places.later if settings["causal"] else memory_places.absent
         if settings["kind"] == "dense":
             q = places.heads(self._linear(low, f"{base}.q"), head)
+            if self.config["position"]["kind"] == "rope":
+                tables = self._tables(places.longest, head, q.dtype)
+                q, k = rotate(q, tables), rotate(k, tables)
             out = self._linear(places.rows(attend(q, k, v, hidden)), f"{base}.o").float()
             return out + self._get(f"{base}.out_bias") if settings["out_bias"] else out
         # MoA (eq. 6 to 9): every selected expert is one query head over the shared keys and values.
@@ -181,6 +182,10 @@ class FastStack(FastModel):
         out = ops.GroupedLinear.apply(ops.ToSorted.apply(out, plan), plan.blocks,
                                       *[self._get(f"{n}.o.weight") for n in names])
         return ops.Combine.apply(out, gates, plan)
+
+    def _tables(self, length: int, head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        cos, sin = rope_tables(length, head, self.config["position"]["theta"])
+        return cos.to(dtype), sin.to(dtype)
 
     def _network(self, base: str, form: Config, x: Tensor) -> Tensor:
         """One network, or X-MoE's stack of sub-layers with norms and residuals. x in fp32."""
@@ -209,9 +214,7 @@ class FastStack(FastModel):
         """The last rows [N, d], fp32, of packed tokens [N]; `source` are an encoder's rows."""
         x = functional.embedding(tokens, self.parameters["embed.weight"])
         x = x * self.config["embedding_scale"]
-        if self.config["position"]["kind"] == "learned":
-            x = x + self._get("embed_position.weight")[places.positions]
-        else:
+        if self.config["position"]["kind"] == "sinusoidal":
             x = x + self.sinusoids[places.positions]
         if self.config["embedding_norm"]:
             x = self._layer_norm(x, "embed_norm")

@@ -5,7 +5,7 @@ TOKENS_PER_STEP tokens of texts of similar lengths, without padding. The papers 
   X-MoE eq. 9:         load balance, weight 1e-2
   MoA eq. 13 and 16:   load balance with normalized loads, weight 1e-2; router z-loss, weight 1e-3
 Translators are trained with label smoothing 0.1, as in MoA section 5.1; masked language models with
-15 % of the tokens hidden, of which 80 % become the mask, 10 % another token and 10 % stay.
+30 % of the tokens hidden, of which 80 % become the mask, 10 % another token and 10 % stay.
 
   python3 train_encoders.py --model NAME --data FOLDER --tokenizer FOLDER --work FOLDER \
       --export FOLDER
@@ -28,7 +28,7 @@ TOKENS_PER_STEP = 4096
 MAX_PAIR_TOKENS = 96
 # Batches are made of texts that are neighbours in the order of lengths within a pool.
 POOL = 8192
-HIDDEN_SHARE = 0.15
+HIDDEN_SHARE = 0.3
 SMOOTHING = 0.1
 
 Batch = tuple[torch.Tensor, ...]
@@ -145,7 +145,7 @@ class EncoderRun(train.Run):
 
 
 def main() -> None:
-    options = train.parse_options(__doc__, ENCODERS, steps=4000, rate=3e-3)
+    options = train.parse_options(__doc__, ENCODERS, steps=2500, rate=3e-3)
     config = ENCODERS[options.model]
     model = (FastMaskedLm(config, options.seed) if options.model in MASKED_LMS
              else FastPair(config, options.seed, SMOOTHING))
