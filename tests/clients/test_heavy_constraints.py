@@ -98,5 +98,6 @@ def test_the_engine_computes_most_of_the_time():
     finally:
         stopping.set()
         assert stop_server(server) == 0
-    # More than half of the time. It was a thirtieth when all constraints had their turn in each step.
-    assert forward > 0.3 * steps, (forward, steps)
+    # A fifth to more than half of the time, by the speed of the processor's forward passes. It was a
+    # thirtieth when all constraints had their turn in each step.
+    assert forward > 0.1 * steps, (forward, steps)
