@@ -58,7 +58,9 @@ def served():
     spec = importlib.util.spec_from_file_location("clients", ROOT / "tests/clients/conftest.py")
     clients = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(clients)
-    server = clients.start_server()
+    # Only a model with two stacks has the label `stack`.
+    server = clients.start_server("--model", str(ROOT / "deploy/models/moa-translator"), name=None,
+                                  folder=ROOT / "deploy/models/mh-moe")
     try:
         clients.post(server, "/v1/completions", {"prompt": "In the beginning", "max_tokens": 4})
         with grpc.insecure_channel(server.grpc) as channel:

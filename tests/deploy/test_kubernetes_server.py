@@ -248,7 +248,7 @@ def test_routes_lead_to_the_api_and_not_to_metrics():
     paths = [line.split()[1] for line in done.stdout.splitlines() if not line.startswith("RPC")]
     route = one(rendered("gateway"), "HTTPRoute")
     prefixes = [match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]]
-    assert len(prefixes) == 11
+    assert len(prefixes) == 16
 
     def covers(prefix, path):
         return path == prefix or path.startswith(prefix + "/")
