@@ -52,7 +52,7 @@ struct ChoicePart {
   std::optional<std::vector<TokenId>> prompt_token_ids;
   OrderedJson prompt_logprobs;  // null unless requested
   std::optional<std::vector<TokenId>> token_ids;
-  std::optional<RoutingRecord> routing;  // if requested, the routes collected so far
+  std::optional<RoutingRecord> routing;         // if requested, the routes collected so far
   std::optional<RoutingRecord> source_routing;  // if requested, those of the source
   std::optional<BeamScore> beam;
   bool absent = false;  // OutputDelta::absent: the answer leaves the choice out
