@@ -12,7 +12,7 @@ import llama_cpp
 def main():
     job = json.load(sys.stdin)
     most = max(map(len, job["ids"]))
-    batch = 8192
+    batch = int(sys.argv[2]) if len(sys.argv) > 2 else 256
     model = llama_cpp.Llama(sys.argv[1], embedding=True, n_ctx=batch, n_batch=batch, n_ubatch=batch,
                             n_threads=job["threads"],
                             n_threads_batch=job["threads"], verbose=False)
