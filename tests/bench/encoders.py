@@ -12,10 +12,11 @@ short as long ones on a logarithmic scale, and every measurement computes all of
    experts of which a token uses 2: tokens per second of all texts in one step of the encoder
    (POST /v1/embeddings), and as prompts of the decoder (POST /v1/completions, one token each).
 2. Models of the size of nomic-embed-text v1.5 (dense) and v2-moe (half of the layers with
-   experts) with a small vocabulary, in bf16: texts per second of moeserve (POST /embed), of
-   llama.cpp (llama_cpp of --llama, which needs the package gguf, too, in batches of 256 tokens,
-   the fastest of 256 to 8,192) and, dense only, of transformers (mean pooling, bf16, texts sorted
-   by length in batches of 16). All make the same vectors up to rounding, which is checked.
+   experts) with a small vocabulary, in bf16: texts per second of moeserve (POST /v1/embeddings,
+   base64), of llama.cpp (llama_cpp of --llama, which needs the package gguf, too, in batches of
+   256 tokens, the fastest of 256 to 8,192) and, dense only, of transformers (mean pooling, bf16,
+   texts sorted by length in batches of 16). The table has the least cosine of a text's vector and
+   ours.
 
 Engines run in turns, in reverse order in every second round. A ratio is taken within a round; the
 tables have medians and ranges.
