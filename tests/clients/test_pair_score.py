@@ -94,9 +94,8 @@ def test_reports(folder, file, tmp_path, stack):  # noqa: F811
     tokens = np.load(tmp_path / "dump/tokens.npy")
     assert len(tokens) == found["experts"]["tokens"]
     layer = found["experts"]["layers"][0]
-    mask = np.load(tmp_path / "dump/0.mask.npy") if (tmp_path / "dump/0.mask.npy").exists() else None
-    if mask is not None:
-        assert mask.sum(0).tolist() == layer["counts"]
+    experts = np.load(tmp_path / "dump/0.experts.npy")
+    assert np.bincount(experts, minlength=layer["experts"]).tolist() == layer["counts"]
     page = (tmp_path / "page.html").read_text()
     assert f"{stack} 0 attention" in page
     shown = subprocess.run([binary(), "experts", "show", tmp_path / "profile", "--json"],
