@@ -28,6 +28,7 @@
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/pooling.h"
 #include "kernels/base/quantize.h"
+#include "kernels/base/recurrence.h"
 #include "kernels/base/rope.h"
 #include "kernels/base/route_settings.h"
 #include "kernels/kv_cache_storage.h"
@@ -123,6 +124,9 @@ class NormBank {
 struct NormShape {
   bool layer = false;  // true: layer norm (subtracts the mean, adds a shift); false: RMS norm
   float eps = 1e-5f;
+  // Above 1: a vector consists of this many adjacent parts of equal size, and each is normalised by
+  // itself.
+  int parts = 1;
 };
 
 class EmbeddingTable {
@@ -351,18 +355,43 @@ struct AttentionArgs {
   RowsView output;  // f32 or bf16 [Q, heads * value_dim]
 };
 
-// The mixer of a gated short convolution (LFM2). With the columns b, c and x of a row of the input
-// and u = b * x, computes for each column, with taps summed from the oldest row to the newest one:
-//   output[t] = c[t] * (bias + sum over j in [0, taps) of weight[j] * u[t - taps + 1 + j])
+// A convolution over the last tokens, for each column by itself, with taps summed from the oldest
+// row to the newest one:
+//   y[t] = bias + sum over j in [0, taps) of weight[j] * u[t - taps + 1 + j]
 // Rows before those of the step come from the sequence's state, which has taps - 1 rows.
+// - gated (LFM2): with the columns b, c and x of a row of the input, u = b * x, output = c * y.
+// - otherwise: u is the input, output = y * sigmoid(y).
 struct ShortConvolutionArgs {
   StateStorage* states = nullptr;
   int block = 0;  // of the states
+  bool gated = true;
   int taps = 1;
   const float* weight = nullptr;  // [taps, cols] in device memory
   const float* bias = nullptr;    // [cols] in device memory, or null
-  RowsView input;                 // f32 [T, 3 * cols]: b, c, x
+  RowsView input;                 // f32 [T, 3 * cols]: b, c, x; not gated: [T, cols]
   RowsView output;                // f32 or bf16 [T, cols]
+};
+
+// Advances the states of a recurrence over the rows of the step, each sequence's in ascending
+// order, and writes what the queries read after each row. With the RecurrentShape of the states,
+// a head's state S [key_dim, value_dim], and its row's query q, key k and value v:
+//   delta:     S = decay * S;  S += k (strength * (v - S^T k))^T;  output = S^T q
+//   otherwise: S = decay * S;  S += k (strength * v)^T;            output = S^T q + skip * v
+// where decay multiplies the rows of S. With delta, queries and keys are divided by their length
+// before, and queries by sqrt(key_dim), too. Decays and strengths are those of
+// kernels/base/recurrence.h.
+struct RecurrenceArgs {
+  StateStorage* states = nullptr;
+  int block = 0;  // of the states
+  RecurrenceSettings settings;
+  const float* rate = nullptr;  // [heads] in device memory
+  const float* bias = nullptr;  // [decay_width()] of the decays' inputs, in device memory
+  const float* skip = nullptr;  // [heads] in device memory, or null
+  // f32 [T, key_width()], [T, key_width()], [T, value_width()]; queries and keys are overwritten.
+  RowsView queries, keys, values;
+  RowsView decays;     // f32 [T, decay_width()]: inputs without bias; overwritten
+  RowsView strengths;  // f32 [T, heads]: inputs with the delta rule, else none; overwritten
+  RowsView output;     // f32 [T, value_width()]; may be `values`
 };
 
 struct RouteArgs {
@@ -612,6 +641,7 @@ class Backend {
   }
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void ShortConvolution(const ShortConvolutionArgs& args) = 0;
+  virtual void Recurrence(const RecurrenceArgs& args) = 0;
   virtual RoutingPlan Route(const RouteArgs& args) = 0;
   // Returns the part of a plan that belongs to the experts [0, count). Its row_offsets and
   // assignments_of_row are null; the other arrays are those of `plan`.
@@ -635,9 +665,10 @@ class Backend {
   }
   // Computes x[r] *= sigmoid(gate[r][0]), all f32: the gate of a shared expert.
   virtual void ScaleBySigmoid(const RowsView& x, const RowsView& gate) = 0;
-  // Computes x[r][c] *= sigmoid(gate[r][c]); x is f32 or bf16, gate f32: the gate of an attention
-  // layer's heads.
-  virtual void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) = 0;
+  // Multiplies x, f32 or bf16, by the activation of `gate`, f32: the gate of the heads of a layer.
+  // Each column of `gate` is that of x.cols / gate.cols adjacent columns of x.
+  virtual void MultiplyByGate(const RowsView& x, const RowsView& gate,
+                              GateActivation activation) = 0;
   // Computes output[i] = input[output_rows[i]] with the output_rows of the step's inputs, f32.
   virtual void GatherOutputRows(const RowsView& input, const RowsView& output) = 0;
   // The results have the same bits on every device.

@@ -7,18 +7,27 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/recurrence.h"
+
 namespace moeserve {
 
-// The state of a convolution: its last `rows` inputs, f32 rows of `cols` elements, the oldest one
-// first. Rows before a text are zeros.
+// The state of a convolution, its last `rows` inputs, f32 rows of `cols` elements, the oldest one
+// first; rows before a text are zeros. Behind it the state of a recurrence, if there is one.
 struct StateShape {
   int rows = 0;
   int cols = 0;
+  RecurrentShape recurrence = {};
+
+  // Returns the number of floats of the state, and of what a token adds to it.
+  int64_t floats() const { return int64_t{rows} * cols + recurrence.state_floats(); }
+  int64_t pending_floats() const { return cols + recurrence.input_floats(); }
 };
 
 // The states of all such blocks of a model. A slot has the state of one sequence after some number
 // of its tokens, or a snapshot of one. A slot of a sequence also has room for the inputs of
-// `pending_rows` tokens behind the state: drafted tokens, which may be rejected.
+// `pending_rows` tokens behind the state: drafted tokens, which may be rejected. A block's part of
+// a slot consists of the rows of its convolution, those of pending tokens, the state of its
+// recurrence, and the recurrence's inputs of pending tokens.
 class StateStorage {
  public:
   virtual ~StateStorage() = default;
@@ -41,7 +50,7 @@ class StateStorage {
   static int64_t SlotBytes(std::span<const StateShape> shapes, int pending_rows) {
     int64_t bytes = 0;
     for (const StateShape& s : shapes) {
-      bytes += int64_t{s.rows + pending_rows} * s.cols * int64_t{sizeof(float)};
+      bytes += (s.floats() + pending_rows * s.pending_floats()) * int64_t{sizeof(float)};
     }
     return bytes;
   }
@@ -50,14 +59,18 @@ class StateStorage {
   StateStorage(std::vector<StateShape> shapes, int num_slots, int pending_rows)
       : shapes_(std::move(shapes)), num_slots_(num_slots), pending_rows_(pending_rows) {}
 
-  // Returns the first float of a block's part of a slot: its state, then its pending rows. All
-  // slots of a block are adjacent.
+  // Returns the first float of a block's part of a slot. All slots of a block are adjacent.
   int64_t Begin(int block, int32_t slot) const {
     int64_t begin = 0;
     for (int b = 0; b < block; ++b) begin += SlotFloats(b) * num_slots_;
     return begin + SlotFloats(block) * slot;
   }
   int64_t SlotFloats(int block) const {
+    return shape(block).floats() + pending_rows_ * shape(block).pending_floats();
+  }
+  // Returns where in a block's part of a slot its recurrence begins, in floats: the state, then the
+  // inputs of pending tokens.
+  int64_t RecurrenceBegin(int block) const {
     return int64_t{shape(block).rows + pending_rows_} * shape(block).cols;
   }
 

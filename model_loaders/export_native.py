@@ -110,6 +110,44 @@ def _latent_attention(add, name, path, block, d):
     add(name + "o", (d, heads * value), f"num_heads * {at}value_dim")
 
 
+def _delta(add, name, path, block, d):
+    heads, key_dim, value_dim = (_key(block, path, key)
+                                 for key in ("num_heads", "key_dim", "value_dim"))
+    keys, values = block.get("num_key_heads", heads) * key_dim, heads * value_dim
+    decays = heads * (key_dim if block.get("decay", "head") == "channel" else 1)
+    for part in ("q", "k"):
+        add(name + part, (keys, d), path + "num_key_heads * key_dim")
+    add(name + "v", (values, d), path + "num_heads * value_dim")
+    for part, width in (("gate", values), ("decay", decays)):
+        rank = block.get(part + "_rank", 0)
+        if rank:
+            add(f"{name}{part}_down", (rank, d), f"{path}{part}_rank")
+        add(name + part, (width, rank or d), path + "num_heads")
+    add(name + "beta", (heads, d), path + "num_heads")
+    add(name + "conv", (2 * keys + values, block.get("conv", 4)), path + "conv")
+    add(name + "decay_log", (heads,), path + "num_heads", whole_name=True)
+    add(name + "decay_bias", (decays,), path + "decay", whole_name=True)
+    add(name + "out_norm", (value_dim,), path + "value_dim")
+    add(name + "o", (d, values), path + "num_heads * value_dim")
+
+
+def _state_space(add, name, path, block, d):
+    heads, head_dim, state = (_key(block, path, key)
+                              for key in ("num_heads", "head_dim", "state_dim"))
+    values, keys, bias = heads * head_dim, block.get("groups", 1) * state, block.get("bias", False)
+    for part in ("gate", "x"):
+        add(name + part, (values, d), path + "num_heads * head_dim", bias)
+    for part in ("b", "c"):
+        add(name + part, (keys, d), path + "groups * state_dim", bias)
+    add(name + "step", (heads, d), path + "num_heads", bias)
+    add(name + "conv", (values + 2 * keys, block.get("conv", 4)), path + "conv",
+        block.get("conv_bias", True))
+    for part in ("decay_log", "step_bias", "skip"):
+        add(name + part, (heads,), path + "num_heads", whole_name=True)
+    add(name + "out_norm", (values,), path + "num_heads * head_dim")
+    add(name + "o", (d, values), path + "num_heads * head_dim", bias)
+
+
 def _attention(add, norm, block_norms, name, path, block, d):
     block_norms(name, block)
     if block.get("out_bias", False):
@@ -123,7 +161,13 @@ def _attention(add, norm, block_norms, name, path, block, d):
             add(name + part, (d, d), "hidden_size", bias)
         add(name + "conv", (d, block.get("conv", 3)), path + "conv", bias)
         return
-    routed = _key(block, path, "kind") == "routed"
+    if block["kind"] == "delta":
+        _delta(add, name, path, block, d)
+        return
+    if block["kind"] == "ssm":
+        _state_space(add, name, path, block, d)
+        return
+    routed = block["kind"] == "routed"
     heads = None if routed else _key(block, path, "num_heads")
     head_dim = _key(block, path, "head_dim")
     keys = block.get("num_kv_heads", 1 if routed else heads) * head_dim

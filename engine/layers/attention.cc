@@ -102,7 +102,7 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
        .window = spec_.window.value_or(0),
        .query = query,
        .output = heads});
-  if (spec_.gate) ctx.backend.MultiplyBySigmoid(heads, gate);
+  if (spec_.gate) ctx.backend.MultiplyByGate(heads, gate, GateActivation::kSigmoid);
   RowsView normed = heads;
   if (spec_.inner_norm) {
     if (ctx.activation != DType::kF32) {

@@ -95,7 +95,9 @@ void CrossAttention::Forward(StepContext& ctx, const RowsView& x, const RowsView
                          .soft_cap = static_cast<float>(spec_.soft_cap),
                          .query = query,
                          .output = heads});
-  if (spec_.gate) ctx.backend.MultiplyBySigmoid(heads, all.Columns(q_width, gate_width));
+  if (spec_.gate) {
+    ctx.backend.MultiplyByGate(heads, all.Columns(q_width, gate_width), GateActivation::kSigmoid);
+  }
   RowsView normed = heads;
   if (inner_norm_ != nullptr) {
     if (ctx.activation != DType::kF32) {

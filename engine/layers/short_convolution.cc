@@ -5,6 +5,37 @@
 
 namespace moeserve {
 
+Result<Convolution> Convolution::Load(LoadContext& load, const std::string& prefix, int cols,
+                                      int taps, bool bias) {
+  Convolution convolution;
+  convolution.taps = taps;
+  MOESERVE_ASSIGN_OR_RETURN(const HostTensor weight,
+                            load.source.Get(prefix + ".weight", {cols, taps}));
+  std::vector<float> by_tap;
+  by_tap.reserve(static_cast<size_t>(cols) * static_cast<size_t>(taps));
+  for (int tap = 0; tap < taps; ++tap) {
+    for (int64_t i = 0; i < cols; ++i) by_tap.push_back(ElementAsF32(weight, i * taps + tap));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(convolution.weight, load.backend.Upload(by_tap));
+  if (bias) {
+    MOESERVE_ASSIGN_OR_RETURN(convolution.bias, LoadVector(load, prefix + ".bias", cols));
+  }
+  return convolution;
+}
+
+void Convolution::Run(StepContext& ctx, int block, bool gated, const RowsView& input,
+                      const RowsView& output) const {
+  ctx.backend.ShortConvolution(
+      {.states = ctx.batch.states.storage,
+       .block = block,
+       .gated = gated,
+       .taps = taps,
+       .weight = static_cast<const float*>(weight->data()),
+       .bias = bias == nullptr ? nullptr : static_cast<const float*>(bias->data()),
+       .input = input,
+       .output = output});
+}
+
 Result<std::unique_ptr<ShortConvolution>> ShortConvolution::Load(LoadContext& load,
                                                                  const ModelSpec& model,
                                                                  int block) {
@@ -14,22 +45,13 @@ Result<std::unique_ptr<ShortConvolution>> ShortConvolution::Load(LoadContext& lo
   const ShortConvolutionSpec& spec = *block_spec.short_convolution();
   const int d = model.hidden_size;
   layer->state_ = StateIndex(model, block);
-  layer->taps_ = spec.taps;
   MOESERVE_ASSIGN_OR_RETURN(layer->projection_,
                             StackedLinear::Load(load, d,
                                                 {{prefix + ".b", d, spec.bias},
                                                  {prefix + ".c", d, spec.bias},
                                                  {prefix + ".x", d, spec.bias}}));
-  MOESERVE_ASSIGN_OR_RETURN(const HostTensor weight,
-                            load.source.Get(prefix + ".conv.weight", {d, spec.taps}));
-  std::vector<float> by_tap;
-  for (int tap = 0; tap < spec.taps; ++tap) {
-    for (int64_t i = 0; i < d; ++i) by_tap.push_back(ElementAsF32(weight, i * spec.taps + tap));
-  }
-  MOESERVE_ASSIGN_OR_RETURN(layer->weight_, load.backend.Upload(by_tap));
-  if (spec.bias) {
-    MOESERVE_ASSIGN_OR_RETURN(layer->bias_, LoadVector(load, prefix + ".conv.bias", d));
-  }
+  MOESERVE_ASSIGN_OR_RETURN(layer->convolution_,
+                            Convolution::Load(load, prefix + ".conv", d, spec.taps, spec.bias));
   MOESERVE_ASSIGN_OR_RETURN(layer->output_, LoadLinear(load, d, {{prefix + ".o", d, spec.bias}}));
   return layer;
 }
@@ -39,14 +61,7 @@ void ShortConvolution::Forward(StepContext& ctx, const RowsView& x, const RowsVi
   const RowsView projected = ctx.workspace.Take(x.rows, 3 * x.cols, DType::kF32);
   projection_.Run(ctx.backend, x, projected);
   const RowsView mixed = ctx.workspace.Take(x.rows, x.cols, ctx.activation);
-  ctx.backend.ShortConvolution(
-      {.states = ctx.batch.states.storage,
-       .block = state_,
-       .taps = taps_,
-       .weight = static_cast<const float*>(weight_->data()),
-       .bias = bias_ == nullptr ? nullptr : static_cast<const float*>(bias_->data()),
-       .input = projected,
-       .output = mixed});
+  convolution_.Run(ctx, state_, true, projected, mixed);
   ctx.backend.Linear({.bank = output_.get(), .input = mixed, .output = output});
 }
 

@@ -2,11 +2,26 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "engine/layers/branch.h"
 #include "engine/weights/load_weights.h"
 
 namespace moeserve {
+
+// The weights of ShortConvolutionArgs. Immutable after loading.
+struct Convolution {
+  int taps = 1;
+  std::unique_ptr<DeviceBuffer> weight;  // [taps, cols]
+  std::unique_ptr<DeviceBuffer> bias;    // [cols]; null if there is none
+
+  // Loads the tensors prefix + ".weight" [cols, taps] and, with `bias`, prefix + ".bias".
+  static Result<Convolution> Load(LoadContext& load, const std::string& prefix, int cols, int taps,
+                                  bool bias);
+  // Runs the convolution of the states' block `block`; `gated` is that of ShortConvolutionArgs.
+  void Run(StepContext& ctx, int block, bool gated, const RowsView& input,
+           const RowsView& output) const;
+};
 
 // A projection to b, c and x, ShortConvolutionArgs, and a projection back. Immutable after loading.
 class ShortConvolution : public Branch {
@@ -18,10 +33,8 @@ class ShortConvolution : public Branch {
 
  private:
   int state_ = 0;  // index of the block's states
-  int taps_ = 1;
-  StackedLinear projection_;              // output columns: b, c, x
-  std::unique_ptr<DeviceBuffer> weight_;  // [taps, d]
-  std::unique_ptr<DeviceBuffer> bias_;    // [d]; null if there is none
+  StackedLinear projection_;  // output columns: b, c, x
+  Convolution convolution_;
   std::unique_ptr<LinearBank> output_;
 };
 

@@ -8,6 +8,7 @@
 #include "engine/layers/attention.h"
 #include "engine/layers/feed_forward.h"
 #include "engine/layers/latent_attention.h"
+#include "engine/layers/recurrent_mixer.h"
 #include "engine/layers/short_convolution.h"
 #include "engine/routes/route_layout.h"
 
@@ -29,6 +30,12 @@ Result<std::unique_ptr<Branch>> LoadBranch(LoadContext& load, const ModelSpec& s
     }
     Result<std::unique_ptr<Branch>> operator()(const ShortConvolutionSpec& /*spec*/) const {
       return ShortConvolution::Load(load, spec, block);
+    }
+    Result<std::unique_ptr<Branch>> operator()(const DeltaSpec& delta) const {
+      return RecurrentMixer::Load(load, spec, block, delta);
+    }
+    Result<std::unique_ptr<Branch>> operator()(const StateSpaceSpec& ssm) const {
+      return RecurrentMixer::Load(load, spec, block, ssm);
     }
     Result<std::unique_ptr<Branch>> operator()(const CrossAttentionSpec& /*spec*/) const {
       return CrossAttention::Load(load, spec, block);

@@ -12,8 +12,12 @@ namespace moeserve {
 const RoutedLayerSpec* BlockSpec::routing() const {
   return std::visit(
       [](const auto& m) -> const RoutedLayerSpec* {
-        const auto& routing = SettingsOf(m).routing;
-        return routing.has_value() ? &*routing : nullptr;
+        if constexpr (requires { SettingsOf(m).routing; }) {
+          const auto& routing = SettingsOf(m).routing;
+          return routing.has_value() ? &*routing : nullptr;
+        } else {
+          return nullptr;
+        }
       },
       mixer);
 }
@@ -80,10 +84,12 @@ void ModelSpec::AddLayer(Mixer token_mixer, FeedForwardSpec feed_forward) {
 }
 
 void ModelSpec::AddLayer(LayerSpec layer) {
-  if (layer.short_convolution.has_value()) {
-    AddLayer(*layer.short_convolution, std::move(layer.feed_forward));
+  Mixer first =
+      layer.token_mixer.has_value() ? std::move(*layer.token_mixer) : std::move(layer.attention);
+  if (layer.one_block) {
+    AddLayer(std::move(first));
   } else {
-    AddLayer(std::move(layer.attention), std::move(layer.feed_forward));
+    AddLayer(std::move(first), std::move(layer.feed_forward));
   }
 }
 

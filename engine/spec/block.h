@@ -1,6 +1,6 @@
 // The blocks of a model as plain data: what a block computes and how its result joins the residual
 // stream. A block mixes tokens (an attention, dense or routed, or a short convolution) or is a
-// feed-forward, dense or routed.
+// feed-forward, dense or routed. recurrent.h has further mixers of tokens.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/kinds.h"
+#include "engine/spec/recurrent.h"
 #include "kernels/base/activation.h"
 #include "kernels/base/rope.h"
 #include "kernels/base/routing_kinds.h"
@@ -289,9 +290,8 @@ struct ShortConvolutionSpec {
   // function.
   StateShape State(int hidden_size) const { return {taps - 1, hidden_size}; }
 
-  // Settings that every mixer has.
+  // A setting that every mixer has.
   static constexpr bool out_bias = false;  // the bias of the last projection is part of it
-  static constexpr std::optional<RoutedLayerSpec> routing = std::nullopt;
 };
 
 // Attention of a decoder's tokens to the outputs of an encoder, which it sees all. Dense or routed,
@@ -301,8 +301,8 @@ struct CrossAttentionSpec {
 };
 
 // What a block computes from its input. Mixers with a kKind stand in the place of attention.
-using Mixer =
-    std::variant<AttentionSpec, FeedForwardSpec, ShortConvolutionSpec, CrossAttentionSpec>;
+using Mixer = std::variant<AttentionSpec, FeedForwardSpec, ShortConvolutionSpec, CrossAttentionSpec,
+                           DeltaSpec, StateSpaceSpec>;
 
 // Returns the structure of a mixer that has a table of settings.
 constexpr auto& SettingsOf(auto& mixer) {
@@ -314,7 +314,14 @@ constexpr auto& SettingsOf(auto& mixer) {
 }
 
 // In the order of Mixer.
-enum class BlockKind : uint8_t { kAttention, kFeedForward, kShortConvolution, kCrossAttention };
+enum class BlockKind : uint8_t {
+  kAttention,
+  kFeedForward,
+  kShortConvolution,
+  kCrossAttention,
+  kDelta,
+  kStateSpace
+};
 // Returns the word for the kind in names of tensors, configuration keys, JSON and metrics. All
 // mixers of tokens have the same one, except attention to a source; a layer has one block of each
 // name.
@@ -351,6 +358,8 @@ struct BlockSpec {
   const ShortConvolutionSpec* short_convolution() const {
     return std::get_if<ShortConvolutionSpec>(&mixer);
   }
+  const DeltaSpec* delta() const { return std::get_if<DeltaSpec>(&mixer); }
+  const StateSpaceSpec* state_space() const { return std::get_if<StateSpaceSpec>(&mixer); }
   // Returns the settings of the block's routed layer; null if the block is not routed.
   const RoutedLayerSpec* routing() const;
   // Returns the beginning of the names of the block's tensors: "blocks.3.attention", or
@@ -363,7 +372,9 @@ struct LayerSpec {
   AttentionSpec attention;
   FeedForwardSpec feed_forward;
   // If set, takes the attention's place.
-  std::optional<ShortConvolutionSpec> short_convolution = std::nullopt;
+  std::optional<Mixer> token_mixer = std::nullopt;
+  // The layer has one block only: `token_mixer`, which may be any mixer, or else the attention.
+  bool one_block = false;
 };
 
 }  // namespace moeserve

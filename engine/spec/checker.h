@@ -167,4 +167,8 @@ void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
 void CheckBiasOfLayer(Checker& check, const ModelSpec& spec, const std::string& scope,
                       const AttentionSpec& attention);
 
+// Check how the settings of a recurrent mixer fit together (check_recurrent.cc).
+void CheckDelta(Checker& check, const std::string& scope, const DeltaSpec& delta);
+void CheckStateSpace(Checker& check, const std::string& scope, const StateSpaceSpec& ssm);
+
 }  // namespace moeserve

@@ -412,6 +412,41 @@ void Settings(V& v, const ShortConvolutionSpec&) {
 }
 
 template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const DeltaSpec& delta) {
+  v.OnlyKind("kind", S::kKind);
+  const Rule size = Within(1, kMaxWidth);
+  v.Required("num_heads", &S::num_heads, size);
+  v.OptionalOr("num_key_heads", &S::num_key_heads, delta.num_heads, size);
+  v.Required("key_dim", &S::key_dim, size);
+  v.Required("value_dim", &S::value_dim, size);
+  v.Optional("conv", &S::taps, Within(1, kMaxTaps).Text(", % taps"));
+  v.Optional("decay", &S::decay, Text(", decays of each %"));
+  v.Optional("decay_form", &S::decay_form, Text(", % decays"));
+  v.Optional("decay_bound", &S::decay_bound,
+             Within(-60, 0)
+                 .Text(" above %")
+                 .Off(delta.decay_form != DecayForm::kBounded, "decay_form is not \"bounded\""));
+  v.Optional("decay_rank", &S::decay_rank, Within(0, kMaxWidth).Text(", decays of rank %"));
+  v.Optional("gate_activation", &S::gate_activation, Text(", % gate"));
+  v.Optional("gate_rank", &S::gate_rank, Within(0, kMaxWidth).Text(", gates of rank %"));
+}
+
+template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const StateSpaceSpec&) {
+  v.OnlyKind("kind", S::kKind);
+  const Rule size = Within(1, kMaxWidth);
+  v.Required("num_heads", &S::num_heads, size);
+  v.Required("head_dim", &S::head_dim, size);
+  v.Required("state_dim", &S::state_dim, size);
+  v.Optional("groups", &S::groups, size.Text(", % groups"));
+  v.Optional("conv", &S::taps, Within(1, kMaxTaps).Text(", % taps"));
+  v.Optional("conv_bias", &S::conv_bias, Text(", convolution without bias"));
+  v.Optional("bias", &S::bias, Text(", bias"));
+  v.Optional("step_low", &S::step_low, AtLeast(0).Text(", steps from %"));
+  v.Optional("step_high", &S::step_high, AtLeast(0).Text(", steps up to %"));
+}
+
+template <typename V, typename S = typename V::Spec>
 void Settings(V& v, const ExpertSpec& expert) {
   v.Required("form", &S::form);
   v.Required("activation", &S::activation, AtLeast(static_cast<int>(ActivationKind::kSilu)));

@@ -403,7 +403,11 @@ absl::Status Validate(const ModelSpec& spec) {
     if (const AttentionSpec* cross = block.cross_attention()) {
       CheckCrossAttention(check, spec, scope, *cross);
     }
-    const bool other = block.kind() == BlockKind::kShortConvolution;
+    if (const DeltaSpec* delta = block.delta()) CheckDelta(check, scope, *delta);
+    if (const StateSpaceSpec* ssm = block.state_space()) CheckStateSpace(check, scope, *ssm);
+    const bool other = block.kind() != BlockKind::kAttention &&
+                       block.kind() != BlockKind::kFeedForward &&
+                       block.kind() != BlockKind::kCrossAttention;
     check.Refuse(other && spec.relative_bias.has_value(), scope, "kind", "\"dense\"",
                  "another kind (relative_bias is set)");
     if (const FeedForwardSpec* feed_forward = block.feed_forward()) {

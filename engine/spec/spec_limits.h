@@ -19,6 +19,7 @@ inline constexpr int kMaxTokenTypes = 256;
 inline constexpr int kMaxLabels = 1 << 20;                       // of a classifier
 inline constexpr int kMaxDenseModules = 16;                      // behind a pooling
 inline constexpr int kMaxTaps = 1'024;                           // of a convolution
+inline constexpr int64_t kMaxStateFloats = int64_t{1} << 28;     // of a recurrence of a layer
 inline constexpr int kMaxBuckets = 1 << 16;                      // of relative positions
 inline constexpr int64_t kMaxRelativeBiases = int64_t{1} << 26;  // heads * distances with buckets
 inline constexpr int kMaxWidth = 1 << 20;  // width of a row: hidden, inner, heads * head_dim

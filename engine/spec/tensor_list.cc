@@ -263,6 +263,55 @@ class TensorList {
     AddLinear(name + "o", hidden_, hidden_, bias_key);
   }
 
+  // Adds what both mixers with a recurrence have: the convolution and the decays.
+  void AddRecurrence(const std::string& name, const std::string& key, const StateShape& state,
+                     const std::string& columns, int taps, const std::string& conv_bias_key) {
+    AddLinear(name + "conv", {state.cols, columns}, {taps, key + "conv"}, conv_bias_key);
+    Add(name + "decay_log", {{state.recurrence.heads, key + "num_heads"}});
+  }
+
+  void AddMixer(const std::string& name, const std::string& key, const DeltaSpec& delta) {
+    const RecurrentShape shape = delta.recurrence();
+    const Dim heads{delta.num_heads, key + "num_heads"};
+    const Dim keys{shape.key_width(), key + "num_key_heads * " + key + "key_dim"};
+    const Dim values{shape.value_width(), key + "num_heads * " + key + "value_dim"};
+    const bool channels = shape.decays_keys;
+    const Dim decays{shape.decay_width(),
+                     channels ? heads.key + " * " + key + "key_dim" : heads.key};
+    for (const char* part : {"q", "k"}) AddLinear(name + part, keys, hidden_);
+    AddLinear(name + "v", values, hidden_);
+    const auto add = [&](const char* part, const Dim& out, int rank, const char* rank_key) {
+      const std::string above = Concat(key, rank_key, " is above 0");
+      const Dim inner{rank, key + rank_key};
+      if (rank > 0) AddLinear(Concat(name, part, "_down"), inner, hidden_, "", above);
+      AddLinear(name + part, out, rank > 0 ? inner : hidden_);
+    };
+    add("gate", values, delta.gate_rank, "gate_rank");
+    AddLinear(name + "beta", heads, hidden_);
+    add("decay", decays, delta.decay_rank, "decay_rank");
+    AddRecurrence(name, key, delta.State(spec_.hidden_size),
+                  Concat("2 * ", keys.key, " + ", values.key), delta.taps, "");
+    Add(name + "decay_bias", {decays});
+    Add(name + "out_norm.weight", {{delta.value_dim, key + "value_dim"}});
+    AddLinear(name + "o", hidden_, values);
+  }
+
+  void AddMixer(const std::string& name, const std::string& key, const StateSpaceSpec& ssm) {
+    const RecurrentShape shape = ssm.recurrence();
+    const std::string bias_key = ssm.bias ? key + "bias" : "";
+    const Dim heads{ssm.num_heads, key + "num_heads"};
+    const Dim keys{shape.key_width(), key + "groups * " + key + "state_dim"};
+    const Dim values{shape.value_width(), key + "num_heads * " + key + "head_dim"};
+    for (const char* part : {"gate", "x"}) AddLinear(name + part, values, hidden_, bias_key);
+    for (const char* part : {"b", "c"}) AddLinear(name + part, keys, hidden_, bias_key);
+    AddLinear(name + "step", heads, hidden_, bias_key);
+    AddRecurrence(name, key, ssm.State(spec_.hidden_size), Concat(values.key, " + 2 * ", keys.key),
+                  ssm.taps, ssm.conv_bias ? key + "conv_bias" : "");
+    for (const char* part : {"step_bias", "skip"}) Add(name + part, {heads});
+    Add(name + "out_norm.weight", {values});
+    AddLinear(name + "o", hidden_, values, bias_key);
+  }
+
   void AddLatentAttention(const std::string& name, const std::string& key,
                           const AttentionSpec& attention, const std::string& bias_key) {
     const LatentSpec& latent = *attention.latent;
@@ -394,6 +443,8 @@ Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& s
   }
   if (name.starts_with("embed") || name.ends_with("relative_bias.weight") ||
       name.find(".router.") != std::string_view::npos || name.ends_with(".conv.weight") ||
+      name.ends_with(".beta.weight") || name.ends_with(".decay.weight") ||
+      name.ends_with(".decay_down.weight") || name.ends_with(".step.weight") ||
       name.find(".shared_gate.") != std::string_view::npos || name.starts_with("classifier.") ||
       name.starts_with("head.layer.") || name.starts_with("pooling.")) {
     return Quantization::kNone;

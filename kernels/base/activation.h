@@ -14,6 +14,12 @@ constexpr NameTraits Traits(ActivationKind k) {
   return NameIn({"none", "silu", "gelu", "gelu_tanh", "relu", "tanh"}, k);
 }
 
+// What a gate multiplies by, for its input z: sigmoid(z); z * sigmoid(z); log2(1 + 2^z).
+enum class GateActivation : uint8_t { kSigmoid, kSilu, kSoftplus2 };
+constexpr NameTraits Traits(GateActivation k) {
+  return NameIn({"sigmoid", "silu", "softplus2"}, k);
+}
+
 // How a linear layer's outputs become hidden units. A gated layer has two outputs per hidden unit,
 // g and u, and computes act(g') * (u' + up_offset). With a limit, g' is g but at most `limit`, and
 // u' is u clamped to [-limit, limit]; without one, g' is g and u' is u. A layer that is not gated

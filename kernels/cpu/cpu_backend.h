@@ -16,6 +16,7 @@
 #include "kernels/cpu/route_counters.h"
 #include "kernels/cpu/routing.h"
 #include "kernels/cpu/rows.h"
+#include "kernels/cpu/state_slots.h"
 #include "kernels/cpu/states.h"
 #include "kernels/cpu/weight_memory.h"
 #include "kernels/cpu/workers.h"
@@ -70,7 +71,7 @@ class CpuBackend : public Backend {
 
   Result<std::unique_ptr<StateStorage>> NewStates(std::vector<StateShape> shapes, int num_slots,
                                                   int pending_rows) override {
-    return NewCpuStates(std::move(shapes), num_slots, pending_rows);
+    return CpuStates::Allocate(std::move(shapes), num_slots, pending_rows, table_, workers_);
   }
 
   StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) override;
@@ -103,6 +104,7 @@ class CpuBackend : public Backend {
   void ShortConvolution(const ShortConvolutionArgs& args) override {
     states_.ShortConvolution(args);
   }
+  void Recurrence(const RecurrenceArgs& args) override { states_.Recurrence(args); }
 
   RoutingPlan Route(const RouteArgs& args) override { return routing_.Route(args); }
   RoutingPlan FirstExperts(const RoutingPlan& plan, int count) const override {
@@ -125,8 +127,8 @@ class CpuBackend : public Backend {
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override {
     rows_.ScaleBySigmoid(x, gate);
   }
-  void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) override {
-    rows_.MultiplyBySigmoid(x, gate);
+  void MultiplyByGate(const RowsView& x, const RowsView& gate, GateActivation activation) override {
+    rows_.MultiplyByGate(x, gate, activation);
   }
   void GatherOutputRows(const RowsView& input, const RowsView& output) override {
     rows_.GatherOutputRows(input, output);

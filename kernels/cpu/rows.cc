@@ -169,6 +169,7 @@ void RowOps::Norm(const NormArgs& args) {
     for (int64_t s = 0; s < args.segments; ++s) {
       table_.norm_row({.x = FloatRow(args.input, r) + s * n,
                        .n = n,
+                       .parts = bank.shape.parts,
                        .layer = bank.shape.layer,
                        .eps = bank.shape.eps,
                        .scale = scale.data(),
@@ -251,9 +252,19 @@ void RowOps::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
   }
 }
 
-void RowOps::MultiplyBySigmoid(const RowsView& x, const RowsView& gate) {
-  workers_.ForEachRow(x.rows, x.cols * 4, [&](int64_t r) {
-    table_.multiply_by_sigmoid(x.row(r), x.dtype == DType::kBF16, FloatRow(gate, r), x.cols);
+void RowOps::MultiplyByGate(const RowsView& x, const RowsView& gate, GateActivation activation) {
+  const int64_t share = x.cols / gate.cols;  // columns of x for each column of the gate
+  const bool bf16 = x.dtype == DType::kBF16;
+  workers_.ForRows(x.rows, x.cols * 4, [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* gates = FloatRow(gate, r);
+      if (share > 1) {
+        float* const all = workers_.Floats(worker, static_cast<size_t>(x.cols));
+        for (int64_t i = 0; i < gate.cols; ++i) std::fill_n(all + i * share, share, gates[i]);
+        gates = all;
+      }
+      table_.multiply_by_gate(x.row(r), bf16, gates, x.cols, activation);
+    }
   });
 }
 

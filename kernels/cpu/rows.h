@@ -32,7 +32,7 @@ class RowOps {
   void Convert(const RowsView& input, const RowsView& output);
   void AddScaled(const RowsView& x, const RowsView& branch, const float* bias, float scale);
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate);
-  void MultiplyBySigmoid(const RowsView& x, const RowsView& gate);
+  void MultiplyByGate(const RowsView& x, const RowsView& gate, GateActivation activation);
   void GatherOutputRows(const RowsView& input, const RowsView& output);
   void PoolRows(const PoolArgs& args);
   void Scale(const RowsView& x, float factor);

@@ -4,49 +4,17 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/base/buffer.h"
+#include "kernels/cpu/state_slots.h"
 
 namespace moeserve::cpu {
 namespace {
-
-class CpuStates : public StateStorage {
- public:
-  static Result<std::unique_ptr<StateStorage>> Allocate(std::vector<StateShape> shapes,
-                                                        int num_slots, int pending_rows) {
-    std::unique_ptr<CpuStates> states(new CpuStates(std::move(shapes), num_slots, pending_rows));
-    const int64_t bytes = SlotBytes(states->shapes_, pending_rows) * num_slots;
-    MOESERVE_ASSIGN_OR_RETURN(states->memory_, HostBuffer::Allocate(static_cast<size_t>(bytes)));
-    return std::unique_ptr<StateStorage>(std::move(states));
-  }
-
-  // Returns a row of a slot; pending rows follow those of the state.
-  float* Row(int block, int32_t slot, int row) const {
-    return reinterpret_cast<float*>(memory_.data()) + Begin(block, slot) +
-           int64_t{row} * shape(block).cols;
-  }
-
-  void Clear(int32_t slot) override {
-    for (int b = 0; b < num_blocks(); ++b) {
-      std::fill_n(Row(b, slot, 0), int64_t{shape(b).rows} * shape(b).cols, 0.0f);
-    }
-  }
-  void Advance(int32_t from, int rows, int32_t to) override {
-    for (int b = 0; b < num_blocks(); ++b) {
-      const auto bytes = static_cast<size_t>(shape(b).rows) * static_cast<size_t>(shape(b).cols);
-      std::memmove(Row(b, to, 0), Row(b, from, rows), bytes * sizeof(float));
-    }
-  }
-
- private:
-  using StateStorage::StateStorage;
-  HostBuffer memory_;
-};
 
 // One call of ShortConvolution().
 struct Convolution {
   const ShortConvolutionArgs& args;
   const CpuStates& states;
   const StepInputs& step;
+  const KernelTable& table;
 
   int64_t cols() const { return args.output.cols; }
   const float* input(int64_t row, int part) const {
@@ -66,13 +34,14 @@ struct Convolution {
     const int32_t sequence = step.sequence[static_cast<size_t>(t)];
     return sequence < 0 ? -1 : step.states.slot[static_cast<size_t>(sequence)];
   }
-  // Returns the convolution's input `back` rows before row `t` of the step, computed in `memory` if
-  // it is not part of the state; null if the row has no state. `before` is Before() of the row.
+  // Returns the convolution's input `back` rows before row `t` of the step, in `memory` if it is
+  // computed; null if the row has no state. `before` is Before() of the row.
   const float* Input(int64_t t, int back, int before, float* memory) const {
     if (back > before) {
       const int32_t slot = SlotOf(t);
       return slot < 0 ? nullptr : states.Row(args.block, slot, args.taps - 1 - (back - before));
     }
+    if (!args.gated) return input(t - back, 0);
     const float* const b = input(t - back, 0);
     const float* const x = input(t - back, 2);
     for (int64_t i = 0; i < cols(); ++i) memory[i] = b[i] * x[i];
@@ -92,6 +61,9 @@ struct Convolution {
       const float* const weight = args.weight + j * cols();
       for (int64_t i = 0; i < cols(); ++i) sum[i] += weight[i] * u[i];
     }
+    if (!args.gated) {
+      return table.multiply_by_gate(sum, false, sum, cols(), GateActivation::kSigmoid);
+    }
     const float* const c = input(t, 1);
     for (int64_t i = 0; i < cols(); ++i) sum[i] *= c[i];
   }
@@ -109,13 +81,8 @@ struct Convolution {
 
 }  // namespace
 
-Result<std::unique_ptr<StateStorage>> NewCpuStates(std::vector<StateShape> shapes, int num_slots,
-                                                   int pending_rows) {
-  return CpuStates::Allocate(std::move(shapes), num_slots, pending_rows);
-}
-
 void StateOps::ShortConvolution(const ShortConvolutionArgs& args) {
-  const Convolution call{args, static_cast<const CpuStates&>(*args.states), step_};
+  const Convolution call{args, static_cast<const CpuStates&>(*args.states), step_, table_};
   const StepStates& to = step_.states;
   const auto width = static_cast<size_t>(call.cols());
   const bool rounds = args.output.dtype == DType::kBF16;

@@ -1,20 +1,13 @@
-// States of sequences, and the operations on them.
+// The operations on states of sequences.
 #pragma once
 
-#include <memory>
-#include <vector>
-
-#include "base/status.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/isa/kernel_table.h"
 #include "kernels/cpu/workers.h"
 
 namespace moeserve::cpu {
 
-Result<std::unique_ptr<StateStorage>> NewCpuStates(std::vector<StateShape> shapes, int num_slots,
-                                                   int pending_rows);
-
-// See the functions of Backend with the same names. States are those of NewCpuStates(). Only the
+// See the functions of Backend with the same names. States are CpuStates. Only the
 // backend's thread calls these functions.
 class StateOps {
  public:
@@ -23,6 +16,7 @@ class StateOps {
       : table_(table), workers_(workers), step_(step) {}
 
   void ShortConvolution(const ShortConvolutionArgs& args);
+  void Recurrence(const RecurrenceArgs& args);
 
  private:
   const KernelTable& table_;

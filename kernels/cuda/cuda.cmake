@@ -67,6 +67,7 @@ set(MOESERVE_CUDA_SOURCES
   routing/route.cu
   statistics/route_counters.cc
   routing/router.cc
+  rows/recurrence.cu
   rows/rows.cu
   rows/sampler.cu
   rows/short_convolution.cu

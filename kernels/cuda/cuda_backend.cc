@@ -669,8 +669,9 @@ void CudaBackend::Sample(const RowsView& logits) {
 }
 void CudaBackend::Scale(const RowsView& x, float factor) { LaunchScale(x, factor, stream_.get()); }
 
-void CudaBackend::MultiplyBySigmoid(const RowsView& x, const RowsView& gate) {
-  LaunchMultiplyBySigmoid(x, gate, stream_.get());
+void CudaBackend::MultiplyByGate(const RowsView& x, const RowsView& gate,
+                                 GateActivation activation) {
+  LaunchMultiplyByGate(x, gate, activation, stream_.get());
 }
 
 void CudaBackend::SoftCapRows(const RowsView& x, float cap) {

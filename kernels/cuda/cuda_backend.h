@@ -70,6 +70,7 @@ class CudaBackend : public Backend {
   void NormRopeAppend(const NormRopeAppendArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   void ShortConvolution(const ShortConvolutionArgs& args) override;
+  void Recurrence(const RecurrenceArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
   void AssignRows(const AssignRowsArgs& args) override;
   void Combine(const CombineArgs& args) override;
@@ -78,7 +79,7 @@ class CudaBackend : public Backend {
                  float scale) override;
   void AddNorm(const AddNormArgs& args) override;
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
-  void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) override;
+  void MultiplyByGate(const RowsView& x, const RowsView& gate, GateActivation activation) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
   void PoolRows(const PoolArgs& args) override;
   void Scale(const RowsView& x, float factor) override;

@@ -158,6 +158,31 @@ std::string MixerReason(std::string_view rest, const std::string& key,
   return key + "kind is \"short_conv\"";
 }
 
+// Returns the setting that excludes a tensor of a mixer with a recurrence, of the kind `kind`.
+std::string RecurrentReason(std::string_view rest, const std::string& key, std::string_view kind) {
+  const bool attention = rest.starts_with("heads.") || rest.starts_with("latent") ||
+                         rest.starts_with("experts.") || rest.starts_with("router.") ||
+                         rest.ends_with("_norm.weight") || rest == "sinks" || rest == "out_bias";
+  return attention ? Concat(key, "kind is ", Quoted(kind)) : std::string(kUnknownTensor);
+}
+
+std::string MixerReason(std::string_view rest, const std::string& key, const DeltaSpec& delta,
+                        const ModelSpec& /*spec*/) {
+  if (rest == "gate_down.weight" && delta.gate_rank == 0) return key + "gate_rank is 0";
+  if (rest == "decay_down.weight" && delta.decay_rank == 0) return key + "decay_rank is 0";
+  return RecurrentReason(rest, key, DeltaSpec::kKind);
+}
+
+std::string MixerReason(std::string_view rest, const std::string& key, const StateSpaceSpec& ssm,
+                        const ModelSpec& /*spec*/) {
+  if (rest == "conv.bias" && !ssm.conv_bias) return key + "conv_bias is false";
+  for (const std::string_view name :
+       {"gate.bias", "x.bias", "b.bias", "c.bias", "step.bias", "o.bias"}) {
+    if (rest == name && !ssm.bias) return key + "bias is false";
+  }
+  return RecurrentReason(rest, key, StateSpaceSpec::kKind);
+}
+
 std::string MixerReason(std::string_view rest, const std::string& key, const FeedForwardSpec& block,
                         const ModelSpec& spec) {
   const bool routed = block.routed();

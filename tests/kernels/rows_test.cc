@@ -22,6 +22,18 @@ namespace {
 
 constexpr int kRowWidths[] = {1, 3, 8, 24, 33, 128, 700};
 
+double GateFactorOf(GateActivation activation, double z) {
+  switch (activation) {
+    case GateActivation::kSigmoid:
+      return 1.0 / (1.0 + std::exp(-z));
+    case GateActivation::kSilu:
+      return z / (1.0 + std::exp(-z));
+    case GateActivation::kSoftplus2:
+      return std::log2(1.0 + std::exp2(z));
+  }
+  return 0.0;
+}
+
 class RowsTest : public ::testing::TestWithParam<BackendOptions> {
  protected:
   void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
@@ -292,6 +304,42 @@ TEST_P(RowsTest, FirstExpertsOfAPlan) {
 }
 
 // The fused operation must have the same bits as the two operations that it replaces.
+TEST_P(RowsTest, PartsOfAVectorAreNormalisedByThemselves) {
+  Random random(29);
+  for (const bool layer : {false, true}) {
+    for (const int size : {1, 5, 24, 130, 600}) {
+      for (const int parts : {2, 3}) {
+        const int width = size * parts;
+        const std::vector<float> scales = random.Normals(width), shift = random.Normals(width);
+        const HostTensor scale = MakeTensor(scales, {width});
+        std::vector<HostTensor> shifts;
+        if (layer) shifts.push_back(MakeTensor(shift, {width}));
+        const NormShape shape{.layer = layer, .eps = 1e-5f, .parts = parts};
+        auto bank = std::move(backend_->NewNormBank(shape, {&scale, 1}, shifts)).value();
+        const std::vector<float> values = random.Normals(4 * width, 2.0);
+        const DeviceRows x = Make(4, width, DType::kF32, &values);
+        const DeviceRows y = Make(4, width, DType::kF32, nullptr);
+        backend_->Norm({.bank = bank.get(), .input = x.view, .output = y.view});
+        for (int r = 0; r < 4; ++r) {
+          std::vector<double> expected;
+          for (int begin = 0; begin < width; begin += size) {
+            const auto part = [&](const std::vector<float>& from, int at) {
+              return std::vector<double>(from.begin() + at, from.begin() + at + size);
+            };
+            const std::vector<double> none;
+            for (const double v :
+                 OracleNorm(part(values, r * width + begin), layer, 1e-5, part(scales, begin),
+                            layer ? part(shift, begin) : none)) {
+              expected.push_back(v);
+            }
+          }
+          ASSERT_TRUE(RowNear(RowOf(*backend_, y.view, r, width), expected, 1e-5));
+        }
+      }
+    }
+  }
+}
+
 TEST_P(RowsTest, AddNormIsASumAndANorm) {
   Random random(5);
   for (int width : kRowWidths) {
@@ -462,14 +510,21 @@ TEST_P(RowsTest, ElementsOneByOne) {
     backend_->Scale(z.view, -2.5f);
     expect(z, 1e-7, [&](int i, int, int) { return -2.5 * a[i]; });
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      const DeviceRows product = Make(rows, width, DType::kF32, &a);
-      const DeviceRows rounded = Make(rows, width, dtype, nullptr);
-      const DeviceRows gates = Make(rows, width, DType::kF32, &b);
-      backend_->Convert(product.view, rounded.view);
-      backend_->MultiplyBySigmoid(rounded.view, gates.view);
-      expect(rounded, dtype == DType::kF32 ? 1e-6 : 5e-3, [&](int i, int, int) {
-        return RoundedRow(a[i], dtype) / (1.0 + std::exp(-double{b[i]}));
-      });
+      for (const GateActivation activation : AllKinds<GateActivation>()) {
+        for (const int share : {1, 4}) {
+          const int gate_width = width / share;
+          if (gate_width * share != width) continue;
+          const DeviceRows product = Make(rows, width, DType::kF32, &a);
+          const DeviceRows rounded = Make(rows, width, dtype, nullptr);
+          const DeviceRows gates = Make(rows, gate_width, DType::kF32, &b);
+          backend_->Convert(product.view, rounded.view);
+          backend_->MultiplyByGate(rounded.view, gates.view, activation);
+          expect(rounded, dtype == DType::kF32 ? 2e-6 : 5e-3, [&](int i, int r, int c) {
+            const double z = b[static_cast<size_t>(r * gate_width + c / share)];
+            return RoundedRow(a[i], dtype) * GateFactorOf(activation, z);
+          });
+        }
+      }
     }
     for (const double cap : {0.5, 30.0}) {
       const DeviceRows capped = Make(rows, width, DType::kF32, &a);

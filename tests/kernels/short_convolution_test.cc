@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -40,7 +41,7 @@ class ShortConvolutionTest : public ::testing::TestWithParam<BackendOptions> {
     cols_ = cols;
     taps_ = taps;
     output_ = output;
-    text_ = random.Normals(static_cast<int64_t>(rows) * 3 * cols);
+    text_ = random.Normals(static_cast<int64_t>(rows) * input_parts() * cols);
     weight_ = random.Normals(static_cast<int64_t>(taps) * cols);
     bias_ = bias ? random.Normals(cols) : std::vector<float>();
     device_weight_ = std::move(backend_->Upload(weight_)).value();
@@ -55,8 +56,9 @@ class ShortConvolutionTest : public ::testing::TestWithParam<BackendOptions> {
     for (size_t s = 0; s < parts.size(); ++s) {
       const TextPart& part = parts[s];
       slots.push_back(part.slot);
-      const auto begin = text_.begin() + int64_t{part.begin} * 3 * cols_;
-      input.insert(input.end(), begin, begin + int64_t{part.end - part.begin} * 3 * cols_);
+      const auto begin = text_.begin() + int64_t{part.begin} * input_parts() * cols_;
+      input.insert(input.end(), begin,
+                   begin + int64_t{part.end - part.begin} * input_parts() * cols_);
       for (int i = part.begin; i < part.end; ++i) {
         const int behind = i - (part.end - part.drafted);
         ids.push_back(0);
@@ -75,19 +77,20 @@ class ShortConvolutionTest : public ::testing::TestWithParam<BackendOptions> {
                          .state_storage = states_.get(),
                          .states = {slots, keep, snapshot, pending}},
                         nullptr, false);
-    const DeviceRows in = MakeRows(*backend_, input, 3 * cols_);
-    const DeviceRows out = MakeRows(*backend_, static_cast<int64_t>(ids.size()), cols_, cols_ + 8,
-                                    output_, nullptr);
+    const DeviceRows in = MakeRows(*backend_, input, input_parts() * cols_);
+    const DeviceRows out =
+        MakeRows(*backend_, static_cast<int64_t>(ids.size()), cols_, cols_ + 8, output_, nullptr);
     backend_->RunStep([&] {
-      backend_->ShortConvolution(
-          {.states = states_.get(),
-           .block = 1,
-           .taps = taps_,
-           .weight = static_cast<const float*>(device_weight_->data()),
-           .bias = device_bias_ == nullptr ? nullptr
-                                           : static_cast<const float*>(device_bias_->data()),
-           .input = in.view,
-           .output = out.view});
+      backend_->ShortConvolution({.states = states_.get(),
+                                  .block = 1,
+                                  .gated = gated_,
+                                  .taps = taps_,
+                                  .weight = static_cast<const float*>(device_weight_->data()),
+                                  .bias = device_bias_ == nullptr
+                                              ? nullptr
+                                              : static_cast<const float*>(device_bias_->data()),
+                                  .input = in.view,
+                                  .output = out.view});
     });
     const std::vector<float> rows = HostRows(*backend_, out.view);
     backend_->FinishStep();
@@ -113,6 +116,10 @@ class ShortConvolutionTest : public ::testing::TestWithParam<BackendOptions> {
   std::unique_ptr<StateStorage> states_;
   std::unique_ptr<DeviceBuffer> device_weight_, device_bias_;
   std::vector<float> text_, weight_, bias_;
+  // Columns of the input for each one of the output.
+  int input_parts() const { return gated_ ? 3 : 1; }
+
+  bool gated_ = true;
   int cols_ = 0;
   int taps_ = 0;
   DType output_ = DType::kF32;
@@ -134,14 +141,14 @@ TEST_P(ShortConvolutionTest, MatchesDoubleArithmetic) {
               double sum = bias ? bias_[static_cast<size_t>(i)] : 0.0;
               for (int j = std::max(0, taps - 1 - t); j < taps; ++j) {
                 const float* const row = &text_[static_cast<size_t>((t - taps + 1 + j) * 3 * cols)];
-                sum += double{weight_[static_cast<size_t>(j * cols + i)]} * row[i] *
-                       row[2 * cols + i];
+                sum +=
+                    double{weight_[static_cast<size_t>(j * cols + i)]} * row[i] * row[2 * cols + i];
               }
               expected.push_back(sum * text_[static_cast<size_t>(t * 3 * cols + cols + i)]);
             }
             const std::vector<float> row = Part(rows, t, t + 1);
-            ASSERT_TRUE(RowNear({row.begin(), row.end()}, expected,
-                                output == DType::kF32 ? 1e-6 : 0x1p-8));
+            ASSERT_TRUE(
+                RowNear({row.begin(), row.end()}, expected, output == DType::kF32 ? 1e-6 : 0x1p-8));
           }
         }
       }
@@ -217,6 +224,38 @@ TEST_P(ShortConvolutionTest, SnapshotsAndCopiesContinueTheText) {
       ASSERT_EQ(Rest(next, kRows, 3, 5), Part(whole, next, kRows)) << after;
       ASSERT_EQ(Rest(10, kRows, 4, 1), Part(whole, 10, kRows)) << after;
       ASSERT_EQ(Rest(0, kRows, 6, 2), whole);
+    }
+  }
+}
+
+TEST_P(ShortConvolutionTest, WithoutGatesTheRowsAreTheInput) {
+  constexpr int kRows = 9;
+  for (const int cols : {1, 7, 64, 300}) {
+    for (const int taps : {1, 4}) {
+      gated_ = false;
+      Make(kRows, cols, taps, taps > 1, DType::kF32);
+      states_->Clear(2);
+      const std::vector<float> rows = Rest(0, kRows, 4, 2);
+      for (int t = 0; t < kRows; ++t) {
+        std::vector<double> expected;
+        for (int i = 0; i < cols; ++i) {
+          double sum = bias_.empty() ? 0.0 : bias_[static_cast<size_t>(i)];
+          for (int j = std::max(0, taps - 1 - t); j < taps; ++j) {
+            sum += double{weight_[static_cast<size_t>(j * cols + i)]} *
+                   text_[static_cast<size_t>((t - taps + 1 + j) * cols + i)];
+          }
+          expected.push_back(sum / (1.0 + std::exp(-sum)));
+        }
+        const std::vector<float> row = Part(rows, t, t + 1);
+        ASSERT_TRUE(RowNear({row.begin(), row.end()}, expected, 2e-5));  // sums cancel
+      }
+      states_->Clear(3);
+      EXPECT_EQ(Rest(0, kRows, 1, 3), rows);
+      states_->Clear(4);
+      Rest(0, 3, 3, 4);
+      Step({{.slot = 4, .begin = 3, .end = 7, .drafted = 3}});
+      states_->Advance(4, 2, 4);
+      EXPECT_EQ(Rest(6, kRows, 1, 4), Part(rows, 6, kRows));
     }
   }
 }

@@ -23,6 +23,7 @@ import torch
 from torch.nn import functional
 
 import safetensors_io
+import recurrences
 from positions import relative_buckets, rope, sinusoidal
 from selection import Routes, select
 
@@ -89,6 +90,8 @@ def _complete_attention(attention: Json) -> Json:
         attention.setdefault("conv", 3)
         attention.setdefault("bias", False)
         return attention
+    if attention["kind"] in ("delta", "ssm"):
+        return recurrences.complete(attention)
     routed = attention["kind"] == "routed"
     attention.setdefault("num_kv_heads", 1 if routed else attention["num_heads"])
     attention.setdefault("bias", False)
@@ -119,6 +122,8 @@ def _complete_cross(attention: Json) -> Json:
 
 
 def _complete_ffn(feed_forward: Json) -> Json:
+    if feed_forward["kind"] == "none":
+        return feed_forward
     feed_forward["expert"].setdefault("bias", False)
     feed_forward["expert"].setdefault("inner_norm", False)
     feed_forward["expert"].setdefault("sublayer", "plain")
@@ -374,6 +379,8 @@ class RoutedDecoder:
         name = f"blocks.{layer}.attention"
         if settings["kind"] == "short_conv":
             return self._short_convolution(x, layer, name, settings, cache)
+        if settings["kind"] in ("delta", "ssm"):
+            return self._recurrence(x, layer, name, settings, cache)
         if "latent" in settings:
             return self._latent(x, layer, name, settings, positions, cache)
         shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
@@ -457,6 +464,14 @@ class RoutedDecoder:
         if settings["bias"]:
             mixed = mixed + self.tensors[f"{name}.conv.bias"]
         return self._linear(self._round(c * mixed), f"{name}.o")
+
+    def _recurrence(self, x: Tensor, layer: int, name: str, settings: Json,
+                    cache: Cache) -> Tensor:
+        """Computes the whole text so far, and returns the last rows."""
+        rows, _ = cache.extend(layer, x, x)
+        mixer = recurrences.delta if settings["kind"] == "delta" else recurrences.state_space
+        out = mixer(rows, name, settings, self.tensors, self._linear, self.config["norm"]["eps"])
+        return self._linear(self._round(out[-len(x):]), f"{name}.o")
 
     def _expert_heads(self, x: Tensor, name: str, settings: Json, positions: Tensor, keys: Tensor,
                       values: Tensor) -> Tensor:

@@ -211,6 +211,26 @@ TINY: dict[str, Json] = {
               split={"heads": 1, "merge_projection": True, "depth": 2}),
          _moe(4, 16, _top_k(2), split={"heads": 1, "projection": True}, latent_width=20,
               shared_width=12, score={"kind": "dot", "stream": True})]),
+    "tiny-delta": _model(
+        48, 4,
+        [{"kind": "delta", "num_heads": 4, "num_key_heads": 2, "key_dim": 12, "value_dim": 20},
+         _moa(4, 12, _top_k(2), routing={"renormalize": True}),
+         {"kind": "delta", "num_heads": 3, "key_dim": 16, "value_dim": 8, "decay": "channel",
+          "decay_form": "bounded", "decay_bound": -3.0, "gate_activation": "sigmoid", "conv": 2},
+         {"kind": "delta", "num_heads": 2, "key_dim": 20, "value_dim": 36, "decay": "channel",
+          "decay_rank": 10, "gate_rank": 14}],
+        _moe(6, [8, 24, 16, 40, 12, 20], _top_k(2), split={"heads": 2}, gate="sigmoid")),
+    # Layers of one block, as in Nemotron-H, beside ordinary ones.
+    "tiny-state-space": _model(
+        32, 5,
+        [{"kind": "ssm", "num_heads": 4, "head_dim": 12, "state_dim": 20, "groups": 2},
+         {"kind": "none"},
+         _dense_attention(4, 8, num_kv_heads=2),
+         {"kind": "ssm", "num_heads": 3, "head_dim": 16, "state_dim": 8, "conv": 3,
+          "conv_bias": False, "bias": True, "step_low": 0.1, "step_high": 1.5},
+         {"kind": "ssm", "num_heads": 2, "head_dim": 40, "state_dim": 24}],
+        [{"kind": "none"}, _moe(5, 16, _top_k(2), renormalize=True), {"kind": "none"},
+         _moe(4, 12, _top_p(0.6)), _moe(5, [8, 20, 12, 16, 24], _top_k(2))]),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -226,7 +246,7 @@ SEEDS: dict[str, int] = {
     "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2600,
     "tiny-deep-experts": 2818, "tiny-null-experts": 2719, "tiny-latent-experts": 1420,
     "tiny-xpos": 1123, "tiny-post-norm-final": 1125, "tiny-qkv-clip": 13,
-    "tiny-short-convolution": 17, "tiny-residual-forms": 1300}
+    "tiny-short-convolution": 17, "tiny-residual-forms": 1300, "tiny-delta": 34}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -306,6 +326,12 @@ class _Builder:
         if attention["kind"] == "none":
             return
         self._block_norms(name, attention["norm_placement"], d)
+        if attention["kind"] == "delta":
+            self._delta(name, attention, d)
+            return
+        if attention["kind"] == "ssm":
+            self._state_space(name, attention, d)
+            return
         if attention["kind"] == "short_conv":
             for part in ("b", "c", "x"):
                 self._linear(f"{name}.{part}", d, d, attention["bias"])
@@ -332,6 +358,36 @@ class _Builder:
         if attention["out_bias"]:
             self._draw(f"{name}.out_bias", d, std=0.2)
 
+    def _delta(self, name: str, settings: Json, d: int) -> None:
+        heads, key_dim = settings["num_heads"], settings["key_dim"]
+        keys, values = settings["num_key_heads"] * key_dim, heads * settings["value_dim"]
+        decays = heads * (key_dim if settings["decay"] == "channel" else 1)
+        for part, width in (("q", keys), ("k", keys), ("v", values)):
+            self._linear(f"{name}.{part}", width, d, False)
+        for part, width in (("gate", values), ("decay", decays)):
+            rank = settings[f"{part}_rank"]
+            if rank > 0:
+                self._linear(f"{name}.{part}_down", rank, d, False)
+            self._linear(f"{name}.{part}", width, rank or d, False)
+        self._linear(f"{name}.beta", heads, d, False)
+        self._linear(f"{name}.conv", 2 * keys + values, settings["conv"], False)
+        self._draw(f"{name}.decay_log", heads, std=0.5)
+        self._draw(f"{name}.decay_bias", decays, std=1.0)
+        self._norm(f"{name}.out_norm", settings["value_dim"], False)
+        self._linear(f"{name}.o", d, values, False)
+
+    def _state_space(self, name: str, settings: Json, d: int) -> None:
+        heads, bias = settings["num_heads"], settings["bias"]
+        values, keys = heads * settings["head_dim"], settings["groups"] * settings["state_dim"]
+        for part, width in (("gate", values), ("x", values), ("b", keys), ("c", keys),
+                            ("step", heads)):
+            self._linear(f"{name}.{part}", width, d, bias)
+        self._linear(f"{name}.conv", values + 2 * keys, settings["conv"], settings["conv_bias"])
+        for part in ("decay_log", "step_bias", "skip"):
+            self._draw(f"{name}.{part}", heads, std=0.7)
+        self._norm(f"{name}.out_norm", values, False)
+        self._linear(f"{name}.o", d, values, bias)
+
     def _expert(self, name: str, form: Json, width: int, c: int) -> None:
         if form["sublayer"] == "plain":
             self._network(name, form, width, c)
@@ -348,6 +404,8 @@ class _Builder:
             self._norm(f"{name}.inner_norm", width)
 
     def _feed_forward(self, name: str, settings: Json, d: int) -> None:
+        if settings["kind"] == "none":
+            return
         self._block_norms(name, settings["norm_placement"], d)
         form = settings["expert"]
         if settings["kind"] == "dense":

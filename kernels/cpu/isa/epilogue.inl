@@ -96,12 +96,31 @@ inline void StoreResults(Vec value, bool bf16, char* out) {
   }
 }
 
-void MultiplyBySigmoid(void* x, bool bf16, const float* gate, int64_t n) {
+// Multiplies x by the activation of z.
+template <GateActivation kActivation>
+inline Vec TimesGate(Vec x, Vec z) {
+  switch (kActivation) {
+    case GateActivation::kSigmoid:
+      return TimesSigmoid(x, Mul(z, Broadcast(-1.0f)));
+    case GateActivation::kSilu:
+      return TimesSigmoid(Mul(x, z), Mul(z, Broadcast(-1.0f)));
+    case GateActivation::kSoftplus2: {
+      constexpr float kLn2 = 0x1.62e430p-1f, kLog2E = 0x1.715476p+0f;
+      alignas(64) float lanes[kPanel];
+      Store(lanes, Mul(z, Broadcast(kLn2)));
+      for (float& lane : lanes) lane = ContractSoftplus(lane) * kLog2E;
+      return Mul(x, Load(lanes));
+    }
+  }
+}
+
+template <GateActivation kActivation>
+void MultiplyByGateOf(void* x, bool bf16, const float* gate, int64_t n) {
   const int64_t size = bf16 ? 2 : 4;
   char* const values = static_cast<char*>(x);
   const auto product = [bf16](const char* from, const float* g) {
     const Vec value = bf16 ? LoadBf16(from) : Load(reinterpret_cast<const float*>(from));
-    return TimesSigmoid(value, Mul(Load(g), Broadcast(-1.0f)));
+    return TimesGate<kActivation>(value, Load(g));
   };
   int64_t i = 0;
   for (; i + kPanel <= n; i += kPanel) {
@@ -114,6 +133,17 @@ void MultiplyBySigmoid(void* x, bool bf16, const float* gate, int64_t n) {
   __builtin_memcpy(gates, gate + i, static_cast<size_t>(n - i) * sizeof(float));
   StoreResults(product(some, gates), bf16, some);
   __builtin_memcpy(values + i * size, some, static_cast<size_t>((n - i) * size));
+}
+
+void MultiplyByGate(void* x, bool bf16, const float* gate, int64_t n, GateActivation activation) {
+  switch (activation) {
+    case GateActivation::kSigmoid:
+      return MultiplyByGateOf<GateActivation::kSigmoid>(x, bf16, gate, n);
+    case GateActivation::kSilu:
+      return MultiplyByGateOf<GateActivation::kSilu>(x, bf16, gate, n);
+    case GateActivation::kSoftplus2:
+      return MultiplyByGateOf<GateActivation::kSoftplus2>(x, bf16, gate, n);
+  }
 }
 
 // Stores result(row, column), 16 columns at a time, for all rows and columns of the output.

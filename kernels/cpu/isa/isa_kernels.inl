@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "kernels/base/exp.h"
+#include "kernels/base/recurrence.h"
 #include "kernels/base/soft_cap.h"
 #include "kernels/cpu/isa/append_keys.inl"
 #include "kernels/cpu/isa/attention_tile.inl"
@@ -67,24 +68,32 @@ inline float LaneSum(int64_t n, F value) {
   return lane[0];
 }
 
-void NormRow(const NormRowArgs& a) {
-  const float* x = a.x;
-  const float count = static_cast<float>(a.n);
+// Normalises the elements [begin, begin + n) of a row.
+inline void NormPart(const NormRowArgs& a, int64_t begin, int64_t n) {
+  const float* x = a.x + begin;
+  const float* scale = a.scale + begin;
+  const float count = static_cast<float>(n);
   float mean = 0.0f;
-  if (a.layer) mean = LaneSum(a.n, [=](int64_t i) { return x[i]; }) / count;
-  const float square = LaneSum(a.n, [=](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
+  if (a.layer) mean = LaneSum(n, [=](int64_t i) { return x[i]; }) / count;
+  const float square = LaneSum(n, [=](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
   const float inverse = 1.0f / __builtin_sqrtf(square / count + a.eps);
-  float* out = static_cast<float*>(a.out);
-  Bf16* out16 = static_cast<Bf16*>(a.out);
-  for (int64_t i = 0; i < a.n; ++i) {
-    float v = (x[i] - mean) * inverse * a.scale[i];
-    if (a.shift != nullptr) v += a.shift[i];
+  float* out = static_cast<float*>(a.out) + begin;
+  Bf16* out16 = static_cast<Bf16*>(a.out) + begin;
+  for (int64_t i = 0; i < n; ++i) {
+    float v = (x[i] - mean) * inverse * scale[i];
+    if (a.shift != nullptr) v += a.shift[begin + i];
     if (a.out_bf16) {
       out16[i] = Bf16FromF32(v);
     } else {
       out[i] = v;
     }
   }
+}
+
+void NormRow(const NormRowArgs& a) {
+  if (a.parts == 1) return NormPart(a, 0, a.n);
+  const int64_t n = a.n / a.parts;
+  for (int64_t begin = 0; begin < a.n; begin += n) NormPart(a, begin, n);
 }
 
 void Axpy(float a, const float* x, float* y, int64_t n) {
@@ -94,6 +103,14 @@ void Axpy(float a, const float* x, float* y, int64_t n) {
 void AxpyBf16(float a, const Bf16* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] += a * F32FromBf16(x[i]);
 }
+
+}  // namespace
+}  // namespace moeserve::cpu::MOESERVE_ISA
+
+#include "kernels/cpu/isa/recurrence.inl"
+
+namespace moeserve::cpu::MOESERVE_ISA {
+namespace {
 
 constexpr KernelTable MakeTable(const char* name) {
   return {
@@ -123,7 +140,8 @@ constexpr KernelTable MakeTable(const char* name) {
 #endif
     .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
     .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
-    .inverse_with_sink = &InverseWithSink, .soft_cap = &SoftCapValues, .multiply_by_sigmoid = &MultiplyBySigmoid,
+    .inverse_with_sink = &InverseWithSink, .soft_cap = &SoftCapValues, .multiply_by_gate = &MultiplyByGate,
+    .recurrent_inputs = &RecurrentInputs, .recurrent_row = &RecurrentRow,
     .contract_dot = &ContractDot, .contract_dots = &ContractDots,
     .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow,
     .interleave_bf16 = &InterleaveBf16, .axpy = &Axpy,

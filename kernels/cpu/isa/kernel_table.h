@@ -12,6 +12,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/kv_cache_type.h"
 #include "kernels/base/quantization.h"
+#include "kernels/base/recurrence.h"
 #include "kernels/base/routing.h"
 
 namespace moeserve::cpu {
@@ -208,6 +209,7 @@ struct EpilogueArgs {
 struct NormRowArgs {
   const float* x;
   int64_t n;
+  int parts;  // NormShape::parts
   bool layer;
   float eps;
   const float* scale;
@@ -295,6 +297,39 @@ struct AttentionMergeArgs {
   const float* partial_sums;  // [padded_dim]
 };
 
+// Prepares the inputs of one row of a recurrence, in place (RecurrenceArgs): the lengths of queries
+// and keys, the factors of the decays, the strengths.
+struct RecurrentInputsArgs {
+  RecurrenceSettings settings;
+  RecurrentShape shape;
+  const float* rate;  // [heads]
+  const float* bias;  // [decay_width()]
+  float* query;
+  float* key;
+  float* decay;
+  float* strength;
+};
+
+// The largest RecurrentRowArgs::columns.
+inline constexpr int kRecurrentColumns = 32;
+
+// One row of a recurrence, for some adjacent columns of a head's state.
+struct RecurrentRowArgs {
+  float* state;    // [key_dim] rows; columns up to the next multiple of kPanel are overwritten
+  int64_t stride;  // of the state, in floats
+  int key_dim;
+  int columns;         // 1..kRecurrentColumns
+  const float* query;  // [key_dim]; null: the state advances without a result
+  const float* key;    // [key_dim]
+  const float* value;  // [columns]
+  const float* decay;  // a factor for each row of the state, or one for all
+  bool decays_keys;
+  bool delta;
+  float strength;
+  float skip;
+  float* out;  // [columns]; may be `value`
+};
+
 struct RouteRowArgs {
   const RouteSettings* settings;
   RowSelection selection;
@@ -343,8 +378,11 @@ struct KernelTable {
   // weights e^(score - largest).
   float (*inverse_with_sink)(float largest, float total, float sink);
   void (*soft_cap)(float cap, float* x, int64_t n);  // x = SoftCap(x, cap)
-  // x[i] *= sigmoid(gate[i]); x is f32 or bf16.
-  void (*multiply_by_sigmoid)(void* x, bool bf16, const float* gate, int64_t n);
+  // Multiplies x[i], f32 or bf16, by the activation of gate[i], which may be x.
+  void (*multiply_by_gate)(void* x, bool bf16, const float* gate, int64_t n,
+                           GateActivation activation);
+  void (*recurrent_inputs)(const RecurrentInputsArgs&);
+  void (*recurrent_row)(const RecurrentRowArgs&);
   // Returns the dot product of two vectors of n elements, with the order of operations specified in
   // kernels/base/routing.h.
   float (*contract_dot)(const float* a, const float* b, int64_t n);

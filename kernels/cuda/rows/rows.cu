@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/check.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/soft_cap.h"
@@ -196,6 +198,7 @@ struct NormParams {
   int rows;
   int width;  // used if expert_of_row is null
   int segments;
+  int parts;  // NormShape::parts; a part of a vector is a segment
   Rows input;
   Rows output;
   Rows branch;  // null data if there is none
@@ -237,6 +240,7 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kNormWarps * 32)
     begin = p.group_begin[group];
     n = p.group_begin[group + 1] - begin;
   }
+  if (p.parts > 1) begin = static_cast<int>(item % p.parts) * n;
   const int64_t first = item % p.segments * n;
   const auto start = [&](const Rows& rows) {
     return reinterpret_cast<float*>(rows.data) + row * rows.stride + first;
@@ -362,13 +366,28 @@ __global__ void ScaleKernel(Rows x, Rows gate, float factor, int cols) {
   ForColumns<kVectors>(cols, [&](int c) { Store(x, r, c, f * Load<kVectors>(x, r, c)); });
 }
 
+// Returns what a gate multiplies by.
+struct GateFactor {
+  GateActivation activation;
+
+  __device__ __forceinline__ float operator()(float g) const {
+    if (activation == GateActivation::kSoftplus2) {
+      constexpr float kLn2 = 0x1.62e430p-1f, kLog2E = 0x1.715476p+0f;
+      return ContractSoftplus(g * kLn2) * kLog2E;
+    }
+    const float sigmoid = 1.0f / (1.0f + expf(-g));
+    return activation == GateActivation::kSilu ? g * sigmoid : sigmoid;
+  }
+};
+
+// Each column of the gate is that of `share` columns of x; vectors have a column of their own.
 template <bool kVectors>
-__global__ void MultiplyBySigmoidKernel(Rows x, Rows gate, int cols) {
+__global__ void MultiplyByGateKernel(Rows x, Rows gate, GateFactor factor, int share, int cols) {
   GridDependencyPass();
   const int64_t r = blockIdx.x;
-  const auto sigmoid = [](float g) { return 1.0f / (1.0f + expf(-g)); };
   ForColumns<kVectors>(cols, [&](int c) {
-    Store(x, r, c, Load<kVectors>(x, r, c) * Map(sigmoid, Load<kVectors>(gate, r, c)));
+    const int at = kVectors ? c : c / share;
+    Store(x, r, c, Load<kVectors>(x, r, c) * Map(factor, Load<kVectors>(gate, r, at)));
   });
 }
 
@@ -439,7 +458,11 @@ void LaunchAddSinusoids(const int32_t* position, int first, bool half_spacing,
 
 void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.input.dtype == DType::kF32, "norms read f32 rows");
-  const int64_t vectors = args.input.rows * args.segments;
+  const int parts = args.shape.parts;
+  MOESERVE_CHECK(parts == 1 || args.plan == nullptr, "norms of experts have one part");
+  const int width = args.width / parts;
+  const int segments = args.segments * parts;
+  const int64_t vectors = args.input.rows * segments;
   if (vectors == 0) return;
   NormParams p{args.shape.layer,
                args.shape.eps,
@@ -449,14 +472,15 @@ void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
                args.plan == nullptr ? nullptr : args.plan->expert_of_assignment,
                args.plan == nullptr ? nullptr : args.plan->expert_offsets + args.plan->num_experts,
                static_cast<int>(args.input.rows),
-               args.width,
-               args.segments,
+               width,
+               segments,
+               parts,
                RowsOf(args.input),
                RowsOf(args.output),
                RowsOf(args.branch),
                args.bias,
                args.scale};
-  if (NormTeam(args.width) == kNormBlock) {
+  if (NormTeam(width) == kNormBlock) {
     Launch(NormKernel<true>,
            LaunchShape{dim3(static_cast<unsigned>(vectors)), dim3(kNormBlock),
                        kNormSharedFloats * sizeof(float), stream, true},
@@ -526,9 +550,12 @@ void LaunchScale(const RowsView& x, float factor, cudaStream_t stream) {
                        factor, static_cast<int>(x.cols));
 }
 
-void LaunchMultiplyBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t stream) {
-  MOESERVE_LAUNCH_ROWS(MultiplyBySigmoidKernel, TakesVectors(x) && TakesVectors(gate), x, stream,
-                       RowsOf(x), RowsOf(gate), static_cast<int>(x.cols));
+void LaunchMultiplyByGate(const RowsView& x, const RowsView& gate, GateActivation activation,
+                          cudaStream_t stream) {
+  const int share = static_cast<int>(x.cols / std::max<int64_t>(gate.cols, 1));
+  MOESERVE_LAUNCH_ROWS(MultiplyByGateKernel, share == 1 && TakesVectors(x) && TakesVectors(gate), x,
+                       stream, RowsOf(x), RowsOf(gate), GateFactor{activation}, share,
+                       static_cast<int>(x.cols));
 }
 
 void LaunchSoftCap(const RowsView& x, float cap, cudaStream_t stream) {

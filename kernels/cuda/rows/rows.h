@@ -55,7 +55,8 @@ void LaunchConvert(const RowsView& input, const RowsView& output, cudaStream_t s
 void LaunchAddScaled(const RowsView& x, const RowsView& branch, const float* bias, float scale,
                      cudaStream_t stream);
 void LaunchScaleBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t stream);
-void LaunchMultiplyBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t stream);
+void LaunchMultiplyByGate(const RowsView& x, const RowsView& gate, GateActivation activation,
+                          cudaStream_t stream);
 void LaunchScale(const RowsView& x, float factor, cudaStream_t stream);
 void LaunchSoftCap(const RowsView& x, float cap, cudaStream_t stream);
 // Limits every element of x to [-limit, limit], f32, in place.

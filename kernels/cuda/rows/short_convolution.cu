@@ -31,7 +31,10 @@ struct Column {
   }
   // Returns the convolution's input `back` rows before row `t`. `before` is Before() of the row.
   __device__ float Product(int64_t t, int back, int before) const {
-    if (back <= before) return __fmul_rn(Input(t - back, 0), Input(t - back, 2));
+    if (back <= before) {
+      const float first = Input(t - back, 0);
+      return args.gated ? __fmul_rn(first, Input(t - back, 2)) : first;
+    }
     const int32_t slot = args.slot[t];
     return slot < 0 ? 0.0f : *State(slot, args.taps - 1 - (back - before));
   }
@@ -55,7 +58,7 @@ __global__ void ConvolveKernel(const ShortConvolutionLaunch args) {
     const float u = column.Product(t, args.taps - 1 - j, before);
     sum = __fadd_rn(sum, __fmul_rn(args.weight[j * args.output.cols + c], u));
   }
-  sum = __fmul_rn(sum, column.Input(t, 1));
+  sum = args.gated ? __fmul_rn(sum, column.Input(t, 1)) : sum / (1.0f + expf(-sum));
   const int64_t i = t * args.output.stride + c;
   if (args.output.dtype == DType::kF32) {
     static_cast<float*>(args.output.data)[i] = sum;

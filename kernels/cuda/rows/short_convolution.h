@@ -1,4 +1,4 @@
-// Launches of the gated short convolution.
+// Launches of short convolutions.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 namespace moeserve::cuda {
 
 struct ShortConvolutionLaunch {
-  // The block's part of slot 0: [taps - 1 + pending rows, cols] f32. A slot's part begins
-  // `slot_floats` behind that of the slot before.
+  // The block's part of slot 0, which begins with [taps - 1 + pending rows, cols] f32. A slot's
+  // part begins `slot_floats` behind that of the slot before.
   float* states = nullptr;
   int64_t slot_floats = 0;
+  bool gated = true;  // as in ShortConvolutionArgs
   int taps = 1;
   const float* weight = nullptr;      // [taps, cols]
   const float* bias = nullptr;        // [cols], or null
@@ -22,7 +23,7 @@ struct ShortConvolutionLaunch {
   const int32_t* keep = nullptr;
   const int32_t* snapshot = nullptr;
   const int32_t* pending = nullptr;
-  RowsView input;   // f32 [rows, 3 * cols]
+  RowsView input;   // f32 [rows, 3 * cols], or [rows, cols]
   RowsView output;  // f32 or bf16 [rows, cols]
 };
 // Asynchronous on `stream`. Computes ShortConvolutionArgs and updates the states.

@@ -122,7 +122,7 @@ ConfigResult FinishLfm2(DecoderConfig& c, bool layer_types,
   return c.Finish([&](int layer) {
     LayerSpec own;
     own.attention = attention;
-    if (!is_attention[static_cast<size_t>(layer)]) own.short_convolution = convolution;
+    if (!is_attention[static_cast<size_t>(layer)]) own.token_mixer = convolution;
     own.feed_forward = feed_forward(layer);
     return own;
   });

@@ -253,6 +253,19 @@ std::string MixerText(const ShortConvolutionSpec& convolution) {
   return Concat("short convolution: ", convolution.taps, " taps", Phrases(convolution).Rest());
 }
 
+std::string MixerText(const DeltaSpec& delta) {
+  Phrases phrases(delta);
+  std::string text = Concat("delta rule: ", delta.num_heads, " heads x ", delta.value_dim, ", ",
+                            delta.num_key_heads, " key heads x ", delta.key_dim);
+  phrases.Take({"num_key_heads"});
+  return text + phrases.Take({"decay_form", "decay_bound"}) + phrases.Rest();
+}
+
+std::string MixerText(const StateSpaceSpec& ssm) {
+  return Concat("state space: ", ssm.num_heads, " heads x ", ssm.head_dim, ", states of ",
+                ssm.state_dim, Phrases(ssm).Rest());
+}
+
 std::string MixerText(const FeedForwardSpec& feed_forward) {
   const std::string rest = Phrases(feed_forward).Rest();
   if (!feed_forward.routed()) {

@@ -78,13 +78,14 @@ class PackingBackend final : public Backend {
   void AppendKv(const AppendKvArgs&) override {}
   void Attention(const AttentionArgs&) override {}
   void ShortConvolution(const ShortConvolutionArgs&) override {}
+  void Recurrence(const RecurrenceArgs&) override {}
   RoutingPlan Route(const RouteArgs&) override { return {}; }
   void AssignRows(const AssignRowsArgs&) override {}
   void Combine(const CombineArgs&) override {}
   void Convert(const RowsView&, const RowsView&) override {}
   void AddScaled(const RowsView&, const RowsView&, const float*, float) override {}
   void ScaleBySigmoid(const RowsView&, const RowsView&) override {}
-  void MultiplyBySigmoid(const RowsView&, const RowsView&) override {}
+  void MultiplyByGate(const RowsView&, const RowsView&, GateActivation) override {}
   void GatherOutputRows(const RowsView&, const RowsView&) override {}
   void PoolRows(const PoolArgs&) override {}
   void Scale(const RowsView&, float) override {}
