@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly http_port=8080 grpc_port=8081  # the defaults of "moeserve serve"
 readonly binary=build/release/moeserve
 readonly work=build/quickstart  # the folder for logs
-readonly stubs=build/clients    # the folder for generated Python code
+readonly stubs=$work/clients    # generated Python code, apart from what other versions generate
 # The script uses the distribution's Python, because the packages are not installed for another one.
 readonly python=/usr/bin/python3
 # The bundled models are at their best with glosses of a dictionary, which are one line each. The
@@ -218,7 +218,7 @@ main() {
   else
     step 1/6 "Packages: skipped"
   fi
-  step 2/6 "Build: about 8 minutes on 2 free cores the first time, more with CUDA; 1.1 GB"
+  step 2/6 "Build: about 4 minutes on 2 free cores the first time, more with CUDA; 1.1 GB"
   build
   step 3/6 "Server: $model"
   make_stubs

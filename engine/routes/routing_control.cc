@@ -144,12 +144,13 @@ std::optional<RoutingControl> RoutingControl::Widest(const ModelSpec& spec,
   return *std::move(control);
 }
 
-RouteOverride RoutingControl::For(int layer, BlockKind block) const {
+RouteOverride RoutingControl::For(Stack stack, int layer, BlockKind block) const {
   RouteOverride change;
   change.k = change_.top_k.value_or(0);
   if (change_.top_p) {
     change.p = std::max(static_cast<float>(*change_.top_p), std::numeric_limits<float>::min());
   }
+  if (stack == Stack::kEncoder) return change;  // its blocks may have other numbers of experts
   const auto it = biases_.find({layer, block});
   if (it != biases_.end()) {
     change.bias = it->second.values.data();

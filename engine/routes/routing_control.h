@@ -24,7 +24,8 @@ struct RoutingChange {
   // uses top-k.
   std::optional<int> top_k = {};
   std::optional<double> top_p = {};  // (0, 1]
-  // `bias` is added to the expert's score before gate and selection; nullopt masks the expert.
+  // `bias` is added to the expert's score before gate and selection; nullopt masks the expert. With
+  // an encoder beside the decoder, the decoder's experts are meant.
   struct Expert {
     int layer = 0;
     BlockKind block = BlockKind::kFeedForward;
@@ -60,7 +61,8 @@ class RoutingControl {
   // device must be the CPU, and the rows of each step those of one request. No API offers it.
   static RoutingControl Limited(std::shared_ptr<RowLimit> limit);
 
-  RouteOverride For(int layer, BlockKind block) const;
+  // Returns the change of a block of this stack. Valid as long as the RoutingControl.
+  RouteOverride For(Stack stack, int layer, BlockKind block) const;
   RowLimit* row_limit() const { return row_limit_.get(); }  // null: nothing is dropped
   const RoutingChange& change() const { return change_; }
   // Returns a text of at most 64 bytes that is equal only for equal changes. Prompts share cached

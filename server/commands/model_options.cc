@@ -124,7 +124,7 @@ absl::Status CheckGenerating(const ModelSpec& spec) {
   if (Computes(spec, nullptr)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       Concat("this command needs a model that generates text; the tasks of this model are ",
-             TasksOf(spec), " (moeserve embed, moeserve classify, moeserve serve)"));
+             TasksOf(spec), " (moeserve serve, embed, classify, score)"));
 }
 
 void AddDraftModel(CLI::App& app, ModelOptionsText& options) {

@@ -42,7 +42,7 @@ namespace {
 // experts.
 bool VariesKeys(const ModelSpec& spec) {
   return std::any_of(spec.blocks.begin(), spec.blocks.end(), [](const BlockSpec& block) {
-    return block.kind() == BlockKind::kAttention && block.routing() != nullptr &&
+    return block.kind() != BlockKind::kFeedForward && block.routing() != nullptr &&
            block.routing()->select.MinSelected() != block.routing()->select.MaxSelected();
   });
 }
@@ -194,6 +194,11 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model_options,
     if (options.of_encoder && loaded.spec.encoder == nullptr) {
       return absl::InvalidArgumentError(
           "--stack encoder: expected a model that translates, found one with a single stack");
+    }
+    if (options.mask.rule != MaskRule::kAll && loaded.spec.head.kind != HeadKind::kMaskedLm) {
+      return absl::InvalidArgumentError(Concat("--mask ", KindName(options.mask.rule),
+                                               ": expected a masked language model, found another "
+                                               "kind"));
     }
     MOESERVE_RETURN_IF_ERROR(
         observers.Create(options, options.of_encoder ? *loaded.spec.encoder : loaded.spec,

@@ -213,6 +213,7 @@ absl::Status WritePage(const ScoreArguments& options, const ProfiledTexts& resul
                   .tokens = result.score.tokens,
                   .window = result.score.window,
                   .perplexity = result.score.perplexity(),
+                  .pseudo = result.model.engine->spec().head.kind == HeadKind::kMaskedLm,
                   .bits_per_byte = result.score.bits_per_byte(),
                   .parameters = Summarize(result.model.engine->spec()).parameters,
                   .macs = result.macs,

@@ -72,7 +72,8 @@ Result<SpecialTokens> AroundWindows(const Engine& engine, const std::string& tex
 absl::Status CheckScores(const ModelSpec& spec, const ScoringOptions& options) {
   if (spec.kind == ModelKind::kEncoderDecoder) {
     return absl::InvalidArgumentError(
-        "--text: expected --pairs, with sources and translations, because this model translates");
+        "--text: this model translates; expected sources and translations: `moeserve score "
+        "--pairs`");
   }
   if (spec.head.kind == HeadKind::kMaskedLm && !options.mask_token) {
     return absl::InvalidArgumentError(

@@ -62,6 +62,12 @@ void AddUsage(const Usage& from, Usage& to) {
   to.routed_tokens += from.routed_tokens;
   to.expert_routes += from.expert_routes;
   to.activated_parameters += from.activated_parameters;
+  // Known if those of all texts are.
+  if (to.macs && from.macs) {
+    *to.macs += *from.macs;
+  } else {
+    to.macs.reset();
+  }
 }
 
 }  // namespace
@@ -95,7 +101,9 @@ EncodeRun::EncodeRun(SubmissionContext context, const EncodeModel& model, Encode
       texts_(std::move(texts)),
       values_(CountAnswerValues(job_, *model.spec, texts_)),
       charge_(context_.memory),
-      results_(texts_.size()) {}
+      results_(texts_.size()) {
+  usage_.macs = 0.0;
+}
 
 std::string EncodeRun::IdWith(std::string_view prefix) const { return Concat(prefix, id_); }
 
@@ -165,6 +173,7 @@ absl::Status EncodeRun::StartPart() {
   options.live = context_.live;
   options.wake = wake_;
   options.metrics = context_.metrics;
+  options.macs = context_.macs;
   Part part;
   part.first = submitted_;
   MOESERVE_ASSIGN_OR_RETURN(

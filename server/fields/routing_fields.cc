@@ -41,9 +41,12 @@ Result<RoutingChange::Expert> ParseBlock(const Json& entry) {
   MOESERVE_ASSIGN_OR_RETURN(const auto block, StringField(entry, "block"));
   if (block == "attention") {
     out.block = BlockKind::kAttention;
+  } else if (block == "cross_attention") {
+    out.block = BlockKind::kCrossAttention;
   } else if (block && *block != "feed_forward") {
     return InvalidValue(kControl,
-                        "'routing_control': 'block' must be \"attention\" or \"feed_forward\"");
+                        "'routing_control': 'block' must be \"attention\", \"cross_attention\" or "
+                        "\"feed_forward\"");
   }
   return out;
 }

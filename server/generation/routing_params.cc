@@ -54,7 +54,7 @@ int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control) {
     if (routing == nullptr) continue;
     int most = routing->select.MaxSelected();
     if (control != nullptr) {
-      const RouteOverride change = control->For(block.layer, block.kind());
+      const RouteOverride change = control->For(spec.stack, block.layer, block.kind());
       if (change.k > 0) most = change.k;
       if (change.p > 0 && routing->select.kind != SelectKind::kTopP) most = routing->num_experts;
     }

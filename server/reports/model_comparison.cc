@@ -131,9 +131,9 @@ std::string ComparisonTable(const Comparison& comparison, bool markdown) {
   std::vector<std::vector<std::string>> rows = {{std::begin(kColumns), std::end(kColumns)}};
   for (const ComparedModel& m : comparison.models) rows.push_back(Row(m));
   return (markdown ? Markdown(rows) : Plain(rows)) +
-         "\nMACs: of a token with all matrices but the LM head; attention MACs: with keys and "
-         "values "
-         "(MoA, eq. 18).\nActive experts: share chosen by more than " +
+         "\nPerplexity: of masked language models the pseudo-perplexity. MACs: of a token with all "
+         "matrices but the\nLM head; attention MACs: with keys and values (MoA, eq. 18).\nActive "
+         "experts: share chosen by more than " +
          Number("%g", comparison.threshold) +
          " of the tokens. Diversity: distinct experts of a token in a\n"
          "block. Compute and unique: parameters that a token activated, counting an expert for "

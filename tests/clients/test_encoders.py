@@ -145,6 +145,7 @@ def test_routes(embedder):
     answer = post(embedder, "/v1/embeddings", {"input": TEXTS, "return_routing": True})
     assert [item["routing"]["tokens"] for item in answer["data"]] == [6, 24, 2]
     assert answer["usage"]["experts_per_token"] > 0
+    assert answer["usage"]["macs_per_token"] > 0
 
 
 def test_ranking(ranker):

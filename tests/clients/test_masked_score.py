@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import encoder_models
-from conftest import binary, post, start_server, stop_server
+from conftest import binary, model, post, start_server, stop_server
 
 NAME = "bert-masked-lm"
 TEXT = "rose a shrub of southern africa and a tree of the north"
@@ -93,8 +93,11 @@ def test_a_share_of_the_tokens(folder, server, tmp_path, rule, seed):
     assert found["nll_per_token"] == pytest.approx(-np.mean(total), abs=1e-6)
 
 
-def test_the_text_states_the_rule(folder):
-    assert "(share 0.15 of the tokens, seed 1, all masked)" in score(folder)
+def test_the_text_states_the_rule(folder, tmp_path):
+    page = tmp_path / "page.html"
+    assert "(share 0.15 of the tokens, seed 1, all masked)" in score(folder, "--report", page)
+    facts = page.read_text()
+    assert "Pseudo-perplexity" in facts and "Bits per byte" not in facts
     assert "pseudo-perplexity" in score(folder, "--mask", "each")
 
 
@@ -105,7 +108,9 @@ def test_models_without_probabilities(tmp_path):
     assert found["scored_tokens"] == 0 and found["perplexity"] is None
     rows = {layer["rows"] for layer in found["experts"]["layers"]}
     assert len(rows) == 1 and rows.pop() > found["tokens"]
-    assert "gives tokens no probabilities" in score(folder)
+    page = tmp_path / "page.html"
+    assert "gives tokens no probabilities" in score(folder, "--report", page)
+    assert "erplexity" not in page.read_text()
 
 
 def test_bad_options(folder):
@@ -113,3 +118,7 @@ def test_bad_options(folder):
         done = subprocess.run([binary(), "score", folder, "--text", folder / "text.txt", *options],
                               capture_output=True, text=True, check=False)
         assert done.returncode != 0 and part in done.stderr
+    decoder = model()
+    done = subprocess.run([binary(), "score", decoder, "--text", folder / "text.txt", "--mask",
+                           "each"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "masked language model" in done.stderr

@@ -96,6 +96,9 @@ def test_reports(folder, file, tmp_path, stack):  # noqa: F811
     layer = found["experts"]["layers"][0]
     experts = np.load(tmp_path / "dump/0.experts.npy")
     assert np.bincount(experts, minlength=layer["experts"]).tolist() == layer["counts"]
+    # The page needs the routes, from which the MACs are then counted.
+    assert found["macs_per_token"] == score(folder, "--pairs", file, "--stack",
+                                            stack)["macs_per_token"]
     page = (tmp_path / "page.html").read_text()
     assert f"{stack} 0 attention" in page
     shown = subprocess.run([binary(), "experts", "show", tmp_path / "profile", "--json"],

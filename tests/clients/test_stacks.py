@@ -123,6 +123,34 @@ def test_wrong_stacks_are_refused(server):
         stop_server(decoder)
 
 
+def test_routing_control_names_experts_of_the_decoder(folder):  # noqa: F811
+    """The encoder's experts of the same numbers are not masked."""
+    masked = [{"layer": 0, "block": "attention", "experts": [0, 1]},
+              {"layer": 1, "block": "cross_attention", "experts": [2]}]
+    server = start_server("--dtype", "f32", "--routing-records", "--routing-control", folder=folder)
+    try:
+        def encoder():
+            layers = get(server, "/v1/experts/stats?stack=encoder")["layers"]
+            return [layer["counts"] for layer in layers]
+
+        complete(server, SOURCE, max_tokens=TOKENS)
+        plain = encoder()
+        answer = complete(server, SOURCE, max_tokens=TOKENS, return_routing=True,
+                          routing_control={"masked_experts": masked})
+        assert encoder() == [[2 * count for count in counts] for counts in plain]
+    finally:
+        assert stop_server(server) == 0
+    assert answer["routing_control"]["masked_experts"] == masked
+    routing = answer["choices"][0]["routing"]
+    offsets, rows = routing["offsets"], routing["layout"]["rows_per_token"]
+    for entry in masked:
+        row = next(block["first_row"] for block in routing["layout"]["blocks"]
+                   if (block["layer"], block["block"]) == (entry["layer"], entry["block"]))
+        chosen = {expert for r in range(row, len(offsets) - 1, rows)
+                  for expert in routing["experts"][offsets[r]:offsets[r + 1]]}
+        assert chosen and not chosen & set(entry["experts"])
+
+
 def test_metrics_have_a_label(server):
     with urllib.request.urlopen(server.url + "/metrics") as answer:
         lines = answer.read().decode().splitlines()

@@ -129,6 +129,12 @@ TEST(Macs, OfAttentionWithAVaryingNumberOfExpertsNeedTheRoutes) {
   EXPECT_DOUBLE_EQ(macs.matrices, fixed + 7 * 2 * 4 * kWidth / 5.0);
   // Tokens see 1, 2, 2 and 1, 2 keys.
   EXPECT_DOUBLE_EQ(macs.attention.value(), 2 * 4 * (1 * 1 + 3 * 2 + 1 * 2 + 1 * 1 + 1 * 2) / 5.0);
+  // Without a direction, tokens of an encoder see 2, 3, 2 and 2, 2 keys, those one to the right,
+  // too.
+  ModelSpec encoder = spec;
+  encoder.attention(0).causal = false;
+  EXPECT_DOUBLE_EQ(MacsOf(encoder, stats, lengths, routes).attention.value(),
+                   2 * 4 * (1 * 2 + 3 * 3 + 1 * 2 + 1 * 2 + 1 * 2) / 5.0);
   const MacsRange range = MacsOf(spec);
   EXPECT_EQ(range.min_per_key, 2 * 4);
   EXPECT_EQ(range.max_per_key, 3 * 2 * 4);

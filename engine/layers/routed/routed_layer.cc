@@ -35,6 +35,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   const int model_width = model.hidden_size;
   auto routed = std::make_unique<RoutedLayer>();
   routed->slot_ = block;
+  routed->stack_ = model.stack;
   routed->layer_ = block_spec.layer;
   routed->block_ = block_spec.kind();
   routed->heads_ = spec.split.heads;
@@ -119,7 +120,7 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
     const int sequence = std::max(batch.sequence[t], 0);
     const RoutingControl* control = batch.controls[static_cast<size_t>(sequence)];
     if (control == nullptr) continue;
-    const RouteOverride change = control->For(layer_, block_);
+    const RouteOverride change = control->For(stack_, layer_, block_);
     std::fill_n(overrides.begin() + static_cast<std::ptrdiff_t>(t) * heads_, heads_, change);
   }
   return overrides;

@@ -63,6 +63,7 @@ class RoutedLayer {
   std::unique_ptr<LinearBank> latent_up_;
   NullRows null_;
   int slot_ = 0;  // RoutedBlock::slot
+  Stack stack_ = Stack::kOnly;
   int layer_ = 0;
   BlockKind block_ = BlockKind::kFeedForward;
   int heads_ = 1;

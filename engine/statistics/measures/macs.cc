@@ -48,19 +48,22 @@ double KeysOf(int64_t length, std::optional<int> window, bool causal = true) {
   return length == 0 ? 0.0 : static_cast<double>(length) * VisiblePositions{1, length}.Mean(window);
 }
 
-int64_t KeysAt(int64_t position, std::optional<int> window) {
-  return window ? std::min<int64_t>(position + 1, *window) : position + 1;
+// Returns the number of keys that a token of a sequence of `length` tokens sees.
+int64_t KeysAt(int64_t position, int64_t length, std::optional<int> window, bool causal) {
+  const int64_t w = window.value_or(length);
+  const int64_t before = std::min(position + 1, w);  // the token itself included
+  return causal ? before : before + std::min(length - position, w) - 1;
 }
 
 // Returns the sum over selections of the keys that the selected expert read.
 double SelectedKeys(const BlockRoutes& routes, std::span<const int> lengths,
-                    std::optional<int> window) {
+                    std::optional<int> window, bool causal) {
   double sum = 0.0;
   size_t row = 0;
   for (const int length : lengths) {
     for (int64_t position = 0; position < length; ++position, ++row) {
       sum += static_cast<double>(routes.ExpertsOf(row).size()) *
-             static_cast<double>(KeysAt(position, window));
+             static_cast<double>(KeysAt(position, length, window, causal));
     }
   }
   return sum;
@@ -226,7 +229,7 @@ MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<c
     if (a == nullptr) continue;
     const double per_key = static_cast<double>(MacsPerKey(*a));
     if (a->routed() && !routes.empty()) {
-      keys += per_key * SelectedKeys(routes[index], lengths, a->window);
+      keys += per_key * SelectedKeys(routes[index], lengths, a->window, IsCausal(spec, *a));
       continue;
     }
     const int most = a->routed() ? a->routing->select.MaxSelected() : 1;

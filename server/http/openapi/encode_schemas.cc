@@ -22,7 +22,7 @@ constexpr char kEncode[] = R"json({
 "EncodeUsage": {
   "prompt_tokens": "count", "total_tokens": "count",
   "prompt_tokens_details?": {"cached_tokens?": "count"}, "experts_per_token?": "number >= 0",
-  "activated_parameters_per_token?": "number >= 0"},
+  "activated_parameters_per_token?": "number >= 0", "macs_per_token?": "number >= 0"},
 "RoutedText": {
   "routing?": "Routing", "routed_experts?": ["string", {"contentEncoding": "base64"}]},
 "EmbeddingRequest": {

@@ -106,10 +106,13 @@ std::string TableRow(const std::vector<std::string>& cells, const char* tag = "t
 }
 
 std::string SummaryList(const ReportPage& page) {
-  std::vector<std::pair<std::string, std::string>> facts = {
-      {"Perplexity", FixedNumber("%.3f", page.perplexity)},
-      {"Bits per byte", FixedNumber("%.4f", page.bits_per_byte)},
-      {"Parameters", ShowNumber(static_cast<double>(page.parameters))}};
+  std::vector<std::pair<std::string, std::string>> facts;
+  if (!std::isnan(page.perplexity)) {
+    facts.emplace_back(page.pseudo ? "Pseudo-perplexity" : "Perplexity",
+                       FixedNumber("%.3f", page.perplexity));
+    if (!page.pseudo) facts.emplace_back("Bits per byte", FixedNumber("%.4f", page.bits_per_byte));
+  }
+  facts.emplace_back("Parameters", ShowNumber(static_cast<double>(page.parameters)));
   const ExpertStats& stats = page.profile.stats;
   const ActivatedParameters activated = ActivatedOf(stats);
   facts.emplace_back("Activated parameters per token <cite>HMoE, table 2</cite>",

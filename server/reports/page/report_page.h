@@ -25,7 +25,8 @@ struct ReportPage {
   std::vector<std::string> texts = {};  // names of the texts
   int64_t tokens = 0;                   // of the texts
   int window = 0;
-  double perplexity = 0.0;
+  double perplexity = 0.0;  // NaN if the model gives tokens no probabilities
+  bool pseudo = false;      // a masked language model's, which has no bits per byte
   double bits_per_byte = 0.0;
   int64_t parameters = 0;  // of the whole model
   MeasuredMacs macs;

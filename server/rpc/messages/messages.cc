@@ -322,9 +322,13 @@ Result<std::shared_ptr<const RoutingControl>> ParseControl(const v1::RoutingCont
     if (e.has_bias()) expert.bias = e.bias();
     if (e.block() == "attention") {
       expert.block = BlockKind::kAttention;
+    } else if (e.block() == "cross_attention") {
+      expert.block = BlockKind::kCrossAttention;
     } else if (!e.block().empty() && e.block() != "feed_forward") {
-      return InvalidValue(kField,
-                          "'routing_control': 'block' must be \"attention\" or \"feed_forward\"");
+      return InvalidValue(
+          kField,
+          "'routing_control': 'block' must be \"attention\", \"cross_attention\" or "
+          "\"feed_forward\"");
     }
     change.experts.push_back(expert);
   }

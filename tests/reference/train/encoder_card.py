@@ -41,7 +41,7 @@ X_MOE = [
     ("`score` cosine", "X-MoE eq. 7"),
     ("`dim` half the number of experts", "X-MoE section 4.1 and table 5 (16 for 32)"),
     ("`gate` softmax, `temperature` divide, initially 0.3", "X-MoE eq. 8, table 8"),
-    ("expert embeddings keep the norm 0.1", "X-MoE section 3.2"),
+    ("expert embeddings keep the norm 0.1", "X-MoE section 3.1"),
     ("`select` top_k 1", "X-MoE section 2.1"),
     ("load balance", "X-MoE eq. 9 and 10, weight of table 9"),
 ]

@@ -82,8 +82,8 @@ SOURCES: dict[str, list[tuple[str, str]]] = {
         ("`select` top_k 4", "MoA eq. 8"),
         ("`renormalize`, no gradient through the sum", "MoA eq. 9"),
         ("sum over the selected experts", "MoA eq. 6 and 12"),
-        ("load balance", "MoA eq. 13 to 15, with f and P normalized; weight of section 3.3"),
-        ("router z-loss", "MoA eq. 16 and 17, weight of section 3.3"),
+        ("load balance", "MoA eq. 13 to 15, with f and P normalized; weight of section 4.3"),
+        ("router z-loss", "MoA eq. 16 and 17, weight of section 4.3"),
     ],
     "hmoe-topk": HMOE + [
         ("`select` top_k 2, `renormalize`", "HMoE eq. 6 and 8"),

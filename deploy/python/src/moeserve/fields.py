@@ -69,12 +69,13 @@ class StructuredOutput:
 
 @dataclass(frozen=True)
 class ExpertOverride:
-    """Masks an expert, or adds `bias` (-1000 to 1000) to its router score."""
+    """Masks an expert, or adds `bias` (-1000 to 1000) to its router score. Of an encoder-decoder, the
+    decoder's experts are meant."""
 
     layer: int
     expert: int
     bias: float | None = None  # None masks the expert
-    block: str = "feed_forward"  # or "attention"
+    block: str = "feed_forward"  # or "attention", "cross_attention"
 
 
 @dataclass(frozen=True)
