@@ -93,6 +93,12 @@ def _network(add, norm, name, path, expert, row, width, width_key):
         norm(name + "inner_norm", width)
 
 
+def _gate(add, name, path, block, heads, head_dim, d):
+    if block.get("gate", False):
+        width = heads if block.get("gate_per_head", False) else heads * head_dim
+        add(name + "gate", (width, d), path + "gate", block.get("gate_bias", False))
+
+
 def _latent_attention(add, name, path, block, d):
     latent, at = _key(block, path, "latent"), path + "latent."
     heads, head_dim = _key(block, path, "num_heads"), _key(block, path, "head_dim")
@@ -107,6 +113,7 @@ def _latent_attention(add, name, path, block, d):
     for j in range(heads):
         add(f"{name}heads.{j}.k", (rank, head_dim - rope), f"{at}rank, head_dim - {at}rope_dim")
         add(f"{name}heads.{j}.v", (value, rank), f"{at}value_dim, {at}rank")
+    _gate(add, name, path, block, heads, value, d)
     add(name + "o", (d, heads * value), f"num_heads * {at}value_dim")
 
 
@@ -124,7 +131,8 @@ def _delta(add, name, path, block, d):
             add(f"{name}{part}_down", (rank, d), f"{path}{part}_rank")
         add(name + part, (width, rank or d), path + "num_heads")
     add(name + "beta", (heads, d), path + "num_heads")
-    add(name + "conv", (2 * keys + values, block.get("conv", 4)), path + "conv")
+    for part, width in (("q", keys), ("k", keys), ("v", values)):
+        add(f"{name}{part}_conv", (width, block.get("conv", 4)), path + "conv")
     add(name + "decay_log", (heads,), path + "num_heads", whole_name=True)
     add(name + "decay_bias", (decays,), path + "decay", whole_name=True)
     add(name + "out_norm", (value_dim,), path + "value_dim")
@@ -188,8 +196,7 @@ def _attention(add, norm, block_norms, name, path, block, d):
         if qk is not None:
             add(name + "q_norm", (qk[0],), path + "qk_norm")
             add(name + "k_norm", (qk[1],), path + "qk_norm")
-        if block.get("gate", False):
-            add(name + "gate", (heads * head_dim, d), path + "gate")
+        _gate(add, name, path, block, heads, head_dim, d)
         if block.get("inner_norm", False):
             norm(name + "inner_norm", heads * head_dim)
         if block.get("sinks", False):

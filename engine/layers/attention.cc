@@ -36,7 +36,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
   }
   const int q_width = spec.num_heads * spec.head_dim;
   std::vector<LinearPart> parts = {{prefix + ".q", q_width, spec.bias}, k, v};
-  if (spec.gate) parts.push_back({prefix + ".gate", q_width, false});
+  if (spec.gate) parts.push_back({prefix + ".gate", spec.gates(), spec.gate_bias});
   MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, parts));
   MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, q_width, {{prefix + ".o", d, false}}));
   if (spec.inner_norm) {
@@ -60,7 +60,7 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
   const int kv_width = spec_.num_kv_heads * spec_.head_dim;
   const int q_width = spec_.routed() ? 0 : spec_.num_heads * spec_.head_dim;
   const int qkv_width = q_width + 2 * kv_width;
-  const int gate_width = spec_.gate ? q_width : 0;
+  const int gate_width = spec_.gates();
   const RowsView all = ctx.workspace.Take(x.rows, qkv_width + gate_width, DType::kF32);
   projection_.Run(ctx.backend, x, all);
   const RowsView projected = all.Columns(0, qkv_width);
@@ -102,7 +102,7 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
        .window = spec_.window.value_or(0),
        .query = query,
        .output = heads});
-  if (spec_.gate) ctx.backend.MultiplyByGate(heads, gate, GateActivation::kSigmoid);
+  if (spec_.gate) ctx.backend.MultiplyByGate(heads, gate, spec_.gate_activation);
   RowsView normed = heads;
   if (spec_.inner_norm) {
     if (ctx.activation != DType::kF32) {

@@ -36,7 +36,7 @@ Result<std::unique_ptr<CrossAttention>> CrossAttention::Load(LoadContext& load,
   }
   const int q_width = spec.num_heads * spec.head_dim;
   std::vector<LinearPart> parts = {{prefix + ".q", q_width, spec.bias}};
-  if (spec.gate) parts.push_back({prefix + ".gate", q_width, false});
+  if (spec.gate) parts.push_back({prefix + ".gate", spec.gates(), spec.gate_bias});
   MOESERVE_ASSIGN_OR_RETURN(a->queries_, StackedLinear::Load(load, d, parts));
   MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, q_width, {{prefix + ".o", d, false}}));
   if (spec.inner_norm) {
@@ -71,7 +71,7 @@ void CrossAttention::Forward(StepContext& ctx, const RowsView& x, const RowsView
   if (routed_ != nullptr) return routed_->Forward(ctx, x, output);
   const Workspace::Scope scope(ctx.workspace);
   const int q_width = spec_.num_heads * spec_.head_dim;
-  const int gate_width = spec_.gate ? q_width : 0;
+  const int gate_width = spec_.gates();
   const RowsView all = ctx.workspace.Take(x.rows, int64_t{q_width} + gate_width, DType::kF32);
   queries_.Run(ctx.backend, x, all);
   const RowsView query = all.Columns(0, q_width);
@@ -96,7 +96,7 @@ void CrossAttention::Forward(StepContext& ctx, const RowsView& x, const RowsView
                          .query = query,
                          .output = heads});
   if (spec_.gate) {
-    ctx.backend.MultiplyByGate(heads, all.Columns(q_width, gate_width), GateActivation::kSigmoid);
+    ctx.backend.MultiplyByGate(heads, all.Columns(q_width, gate_width), spec_.gate_activation);
   }
   RowsView normed = heads;
   if (inner_norm_ != nullptr) {

@@ -67,6 +67,10 @@ Result<std::unique_ptr<LatentAttention>> LatentAttention::Load(LoadContext& load
                                                 {heads, "v", std::nullopt}, false));
   MOESERVE_ASSIGN_OR_RETURN(
       a->output_, LoadLinear(load, spec.num_heads * latent.value_dim, {{prefix + ".o", d, false}}));
+  if (spec.gate) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        a->gate_, LoadLinear(load, d, {{prefix + ".gate", spec.gates(), spec.gate_bias}}));
+  }
   if (spec.out_bias) {
     MOESERVE_ASSIGN_OR_RETURN(a->out_bias_, LoadVector(load, prefix + ".out_bias", d));
   }
@@ -133,6 +137,11 @@ void LatentAttention::Forward(StepContext& ctx, const RowsView& x, const RowsVie
   const RowsView heads =
       ctx.workspace.Take(x.rows, int64_t{heads_} * spec.value_dim, ctx.activation);
   ctx.backend.Linear({.bank = value_.get(), .input = sums, .output = heads, .segments = true});
+  if (gate_ != nullptr) {
+    const RowsView gate = ctx.workspace.Take(x.rows, spec_.gates(), DType::kF32);
+    ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
+    ctx.backend.MultiplyByGate(heads, gate, spec_.gate_activation);
+  }
   ctx.backend.Linear({.bank = output_.get(), .input = heads, .output = output});
 }
 

@@ -44,15 +44,14 @@ absl::Status RecurrentMixer::AddPart(LoadContext& load, const std::string& name,
 }
 
 absl::Status RecurrentMixer::LoadRest(LoadContext& load, const ModelSpec& model, int block,
-                                      const StateShape& state,
-                                      const std::vector<LinearPart>& projection, bool conv_bias,
-                                      int taps, const std::string& bias_name, bool bias) {
+                                      const std::vector<LinearPart>& projection,
+                                      const std::vector<LinearPart>& convolution, int taps,
+                                      const std::string& bias_name, bool bias) {
   const std::string prefix = model.blocks[static_cast<size_t>(block)].name();
   const int d = model.hidden_size;
   state_ = StateIndex(model, block);
   MOESERVE_ASSIGN_OR_RETURN(projection_, StackedLinear::Load(load, d, projection));
-  MOESERVE_ASSIGN_OR_RETURN(convolution_,
-                            Convolution::Load(load, prefix + ".conv", state.cols, taps, conv_bias));
+  MOESERVE_ASSIGN_OR_RETURN(convolution_, Convolution::Load(load, convolution, taps));
   MOESERVE_ASSIGN_OR_RETURN(rate_, LoadRates(load, prefix + ".decay_log", shape_.heads));
   MOESERVE_ASSIGN_OR_RETURN(decay_bias_,
                             LoadVector(load, prefix + bias_name, shape_.decay_width()));
@@ -85,8 +84,11 @@ Result<std::unique_ptr<RecurrentMixer>> RecurrentMixer::Load(LoadContext& load,
                                       spec.decay_rank, false, parts, m->decay_));
   MOESERVE_RETURN_IF_ERROR(
       m->AddPart(load, prefix + ".beta", m->shape_.heads, 0, false, parts, m->strength_));
-  MOESERVE_RETURN_IF_ERROR(
-      m->LoadRest(load, model, block, state, parts, false, spec.taps, ".decay_bias", false));
+  MOESERVE_RETURN_IF_ERROR(m->LoadRest(load, model, block, parts,
+                                       {{prefix + ".q_conv", keys, false},
+                                        {prefix + ".k_conv", keys, false},
+                                        {prefix + ".v_conv", values, false}},
+                                       spec.taps, ".decay_bias", false));
   MOESERVE_ASSIGN_OR_RETURN(m->norm_,
                             LoadOutputNorm(load, prefix + ".out_norm", spec.value_dim, 1));
   return m;
@@ -115,7 +117,8 @@ Result<std::unique_ptr<RecurrentMixer>> RecurrentMixer::Load(LoadContext& load,
       m->AddPart(load, prefix + ".gate", values, 0, spec.bias, parts, m->gate_));
   MOESERVE_RETURN_IF_ERROR(
       m->AddPart(load, prefix + ".step", m->shape_.heads, 0, spec.bias, parts, m->decay_));
-  MOESERVE_RETURN_IF_ERROR(m->LoadRest(load, model, block, state, parts, spec.conv_bias, spec.taps,
+  MOESERVE_RETURN_IF_ERROR(m->LoadRest(load, model, block, parts,
+                                       {{prefix + ".conv", state.cols, spec.conv_bias}}, spec.taps,
                                        ".step_bias", spec.bias));
   MOESERVE_ASSIGN_OR_RETURN(m->skip_, LoadVector(load, prefix + ".skip", m->shape_.heads));
   MOESERVE_ASSIGN_OR_RETURN(m->norm_,

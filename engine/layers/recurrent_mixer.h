@@ -38,8 +38,9 @@ class RecurrentMixer : public Branch {
                        std::vector<LinearPart>& projection, Part& part);
   // Loads what both kinds have.
   absl::Status LoadRest(LoadContext& load, const ModelSpec& model, int block,
-                        const StateShape& state, const std::vector<LinearPart>& projection,
-                        bool conv_bias, int taps, const std::string& bias_name, bool bias);
+                        const std::vector<LinearPart>& projection,
+                        const std::vector<LinearPart>& convolution, int taps,
+                        const std::string& bias_name, bool bias);
   // Returns the rows of a part. `all` are those of the projection.
   static RowsView RowsOf(StepContext& ctx, const Part& part, const RowsView& all);
 

@@ -5,21 +5,27 @@
 
 namespace moeserve {
 
-Result<Convolution> Convolution::Load(LoadContext& load, const std::string& prefix, int cols,
-                                      int taps, bool bias) {
+Result<Convolution> Convolution::Load(LoadContext& load, const std::vector<LinearPart>& parts,
+                                      int taps) {
   Convolution convolution;
   convolution.taps = taps;
-  MOESERVE_ASSIGN_OR_RETURN(const HostTensor weight,
-                            load.source.Get(prefix + ".weight", {cols, taps}));
+  std::vector<HostTensor> weights;
+  for (const LinearPart& part : parts) {
+    MOESERVE_ASSIGN_OR_RETURN(weights.emplace_back(),
+                              load.source.Get(part.prefix + ".weight", {part.out_features, taps}));
+    if (!part.bias) continue;
+    MOESERVE_ASSIGN_OR_RETURN(convolution.bias,
+                              LoadVector(load, part.bias_name(), part.out_features));
+  }
   std::vector<float> by_tap;
-  by_tap.reserve(static_cast<size_t>(cols) * static_cast<size_t>(taps));
   for (int tap = 0; tap < taps; ++tap) {
-    for (int64_t i = 0; i < cols; ++i) by_tap.push_back(ElementAsF32(weight, i * taps + tap));
+    for (const HostTensor& weight : weights) {
+      for (int64_t i = 0; i < weight.shape[0]; ++i) {
+        by_tap.push_back(ElementAsF32(weight, i * taps + tap));
+      }
+    }
   }
   MOESERVE_ASSIGN_OR_RETURN(convolution.weight, load.backend.Upload(by_tap));
-  if (bias) {
-    MOESERVE_ASSIGN_OR_RETURN(convolution.bias, LoadVector(load, prefix + ".bias", cols));
-  }
   return convolution;
 }
 
@@ -51,7 +57,7 @@ Result<std::unique_ptr<ShortConvolution>> ShortConvolution::Load(LoadContext& lo
                                                  {prefix + ".c", d, spec.bias},
                                                  {prefix + ".x", d, spec.bias}}));
   MOESERVE_ASSIGN_OR_RETURN(layer->convolution_,
-                            Convolution::Load(load, prefix + ".conv", d, spec.taps, spec.bias));
+                            Convolution::Load(load, {{prefix + ".conv", d, spec.bias}}, spec.taps));
   MOESERVE_ASSIGN_OR_RETURN(layer->output_, LoadLinear(load, d, {{prefix + ".o", d, spec.bias}}));
   return layer;
 }

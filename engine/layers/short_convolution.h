@@ -2,7 +2,7 @@
 #pragma once
 
 #include <memory>
-#include <string>
+#include <vector>
 
 #include "engine/layers/branch.h"
 #include "engine/weights/load_weights.h"
@@ -15,9 +15,10 @@ struct Convolution {
   std::unique_ptr<DeviceBuffer> weight;  // [taps, cols]
   std::unique_ptr<DeviceBuffer> bias;    // [cols]; null if there is none
 
-  // Loads the tensors prefix + ".weight" [cols, taps] and, with `bias`, prefix + ".bias".
-  static Result<Convolution> Load(LoadContext& load, const std::string& prefix, int cols, int taps,
-                                  bool bias);
+  // Loads the tensors of `parts`, each of which has out_features columns: prefix + ".weight"
+  // [columns, taps] and, with a bias, prefix + ".bias". Only a single part may have a bias.
+  static Result<Convolution> Load(LoadContext& load, const std::vector<LinearPart>& parts,
+                                  int taps);
   // Runs the convolution of the states' block `block`; `gated` is that of ShortConvolutionArgs.
   void Run(StepContext& ctx, int block, bool gated, const RowsView& input,
            const RowsView& output) const;
@@ -32,7 +33,7 @@ class ShortConvolution : public Branch {
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
  private:
-  int state_ = 0;  // index of the block's states
+  int state_ = 0;             // index of the block's states
   StackedLinear projection_;  // output columns: b, c, x
   Convolution convolution_;
   std::unique_ptr<LinearBank> output_;

@@ -249,7 +249,12 @@ struct AttentionSpec {
   // Dense only, without `latent`. Above 0: elements of q, k and v are limited to [-qkv_clip,
   // qkv_clip] before rope, and after a norm before it.
   double qkv_clip = 0.0;
-  bool gate = false;        // dense only: multiplies the heads' outputs by sigmoid(W x), before o
+  // Dense only: multiplies the heads' outputs by the activation of W x (+ bias), before o. There is
+  // a gate for each element, or one for each head.
+  bool gate = false;
+  bool gate_per_head = false;
+  bool gate_bias = false;
+  GateActivation gate_activation = GateActivation::kSigmoid;
   bool inner_norm = false;  // dense only: a norm of the outputs of all heads together, before o
   GroupOrder group_order = GroupOrder::kInterleave;  // dense only
   // If set, replaces ModelSpec::position in this layer; its kind is kRope or kNone. Allowed only if
@@ -261,6 +266,9 @@ struct AttentionSpec {
   std::optional<RoutedLayerSpec> routing;  // if set: MoA, "Mixture of Attention Heads"
 
   bool routed() const { return routing.has_value(); }
+  // Returns the width of a head's output, and the number of gates; 0 if there are none.
+  int output_dim() const { return latent.has_value() ? latent->value_dim : head_dim; }
+  int gates() const { return !gate ? 0 : gate_per_head ? num_heads : num_heads * output_dim(); }
   // Returns how many dimensions of a head the fraction of rotated dimensions refers to.
   int rope_width() const { return latent.has_value() ? latent->rope_dim : head_dim; }
 };

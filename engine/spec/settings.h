@@ -399,7 +399,13 @@ void Settings(V& v, const AttentionSpec& attention) {
     v.Optional("qk_norm_after_rope", &S::qk_norm_after_rope, Text(" after rope"));
   }
   v.Optional("qkv_clip", &S::qkv_clip, plain(AtLeast(0).Text(", q, k and v within %")));
-  v.Optional("gate", &S::gate, plain(Text(", gate")));
+  const auto of_gate = [&](const Rule& rule) {
+    return rule.Off(!attention.gate, "gate is false").Only(dense, "kind is \"routed\"");
+  };
+  v.Optional("gate", &S::gate, Text(", gate").Only(dense, "kind is \"routed\""));
+  v.Optional("gate_per_head", &S::gate_per_head, of_gate(Text(" of each head")));
+  v.Optional("gate_bias", &S::gate_bias, of_gate(Text(" with bias")));
+  v.Optional("gate_activation", &S::gate_activation, of_gate(Text(" by %")));
   v.Optional("inner_norm", &S::inner_norm, plain(Text(", inner norm")));
   if (dense) v.Optional("group_order", &S::group_order, Text(", tile order"));
 }

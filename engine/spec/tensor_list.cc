@@ -244,7 +244,7 @@ class TensorList {
     } else {
       const Dim queries{attention.num_heads * head_dim, key + "num_heads" + per_head};
       AddLinear(name + "q", queries, hidden_, bias_key);
-      if (attention.gate) AddLinear(name + "gate", queries, hidden_, "", key + "gate is true");
+      AddGate(name, key, attention);
       AddLinear(name + "o", hidden_, queries);
       if (attention.inner_norm) AddNorm(name + "inner_norm", queries, key + "inner_norm is true");
       AddQkNorm(name, key, attention, queries, keys);
@@ -261,13 +261,6 @@ class TensorList {
     for (const char* part : {"b", "c", "x"}) AddLinear(name + part, hidden_, hidden_, bias_key);
     AddLinear(name + "conv", hidden_, {convolution.taps, key + "conv"}, bias_key);
     AddLinear(name + "o", hidden_, hidden_, bias_key);
-  }
-
-  // Adds what both mixers with a recurrence have: the convolution and the decays.
-  void AddRecurrence(const std::string& name, const std::string& key, const StateShape& state,
-                     const std::string& columns, int taps, const std::string& conv_bias_key) {
-    AddLinear(name + "conv", {state.cols, columns}, {taps, key + "conv"}, conv_bias_key);
-    Add(name + "decay_log", {{state.recurrence.heads, key + "num_heads"}});
   }
 
   void AddMixer(const std::string& name, const std::string& key, const DeltaSpec& delta) {
@@ -289,8 +282,10 @@ class TensorList {
     add("gate", values, delta.gate_rank, "gate_rank");
     AddLinear(name + "beta", heads, hidden_);
     add("decay", decays, delta.decay_rank, "decay_rank");
-    AddRecurrence(name, key, delta.State(spec_.hidden_size),
-                  Concat("2 * ", keys.key, " + ", values.key), delta.taps, "");
+    const Dim taps{delta.taps, key + "conv"};
+    for (const char* part : {"q_conv", "k_conv"}) AddLinear(name + part, keys, taps);
+    AddLinear(name + "v_conv", values, taps);
+    Add(name + "decay_log", {heads});
     Add(name + "decay_bias", {decays});
     Add(name + "out_norm.weight", {{delta.value_dim, key + "value_dim"}});
     AddLinear(name + "o", hidden_, values);
@@ -305,11 +300,21 @@ class TensorList {
     for (const char* part : {"gate", "x"}) AddLinear(name + part, values, hidden_, bias_key);
     for (const char* part : {"b", "c"}) AddLinear(name + part, keys, hidden_, bias_key);
     AddLinear(name + "step", heads, hidden_, bias_key);
-    AddRecurrence(name, key, ssm.State(spec_.hidden_size), Concat(values.key, " + 2 * ", keys.key),
-                  ssm.taps, ssm.conv_bias ? key + "conv_bias" : "");
-    for (const char* part : {"step_bias", "skip"}) Add(name + part, {heads});
+    AddLinear(name + "conv", {values.size + 2 * keys.size, Concat(values.key, " + 2 * ", keys.key)},
+              {ssm.taps, key + "conv"}, ssm.conv_bias ? key + "conv_bias" : "");
+    for (const char* part : {"decay_log", "step_bias", "skip"}) Add(name + part, {heads});
     Add(name + "out_norm.weight", {values});
     AddLinear(name + "o", hidden_, values, bias_key);
+  }
+
+  void AddGate(const std::string& name, const std::string& key, const AttentionSpec& attention) {
+    if (!attention.gate) return;
+    std::string width = key + "num_heads";
+    if (!attention.gate_per_head) {
+      width += " * " + key + (attention.latent.has_value() ? "latent.value_dim" : "head_dim");
+    }
+    AddLinear(name + "gate", {attention.gates(), width}, hidden_,
+              attention.gate_bias ? key + "gate_bias" : "", key + "gate is true");
   }
 
   void AddLatentAttention(const std::string& name, const std::string& key,
@@ -339,6 +344,7 @@ class TensorList {
       AddLinear(head + "k", rank, unrotated);
       AddLinear(head + "v", values, rank);
     }
+    AddGate(name, key, attention);
     AddLinear(name + "o", hidden_, {heads * latent.value_dim, of_heads + "latent.value_dim"});
     if (attention.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
   }
@@ -442,7 +448,7 @@ Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& s
     if (name.starts_with(stack)) name.remove_prefix(stack.size());
   }
   if (name.starts_with("embed") || name.ends_with("relative_bias.weight") ||
-      name.find(".router.") != std::string_view::npos || name.ends_with(".conv.weight") ||
+      name.find(".router.") != std::string_view::npos || name.ends_with("conv.weight") ||
       name.ends_with(".beta.weight") || name.ends_with(".decay.weight") ||
       name.ends_with(".decay_down.weight") || name.ends_with(".step.weight") ||
       name.find(".shared_gate.") != std::string_view::npos || name.starts_with("classifier.") ||

@@ -61,6 +61,11 @@ struct TensorPlace {
   // this.
   int64_t paired_rows = 0;
 
+  // If not 0, the part consists of groups of this many adjacent rows; each group begins
+  // `group_stride` rows behind the one before. row_step is 1, and paired_rows 0.
+  int64_t group_rows = 0;
+  int64_t group_stride = 0;
+
   // If not kNone, `shape` is that of the widened tensor.
   BlockFormat format = {};
 

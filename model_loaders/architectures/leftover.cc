@@ -134,6 +134,10 @@ std::string MixerReason(std::string_view rest, const std::string& key,
     if (routed) return KindSetting(key, routed);
     return rest == "q.bias" ? key + "bias is false" : std::string(kUnknownTensor);
   }
+  if (rest == "gate.weight" || rest == "gate.bias") {
+    if (routed) return KindSetting(key, routed);
+    return key + (attention.gate ? "gate_bias is false" : "gate is false");
+  }
   if (rest == "q_norm.weight" || rest == "k_norm.weight") {
     return routed ? KindSetting(key, routed) : key + "qk_norm is \"none\"";
   }

@@ -6,6 +6,7 @@
 
 #include "base/error_text.h"
 #include "model_loaders/architectures/leftover.h"
+#include "model_loaders/architectures/row_sections.h"
 
 namespace moeserve {
 namespace {
@@ -159,11 +160,17 @@ std::string NameTableConfig::NameInRules(std::string_view stored) const {
   return known || !prefix_.file.empty() ? name : std::string(stored);
 }
 
+bool NameTableConfig::IsFor(const TensorRule& rule, const Numbers& numbers) const {
+  if (!rule.mixer.has_value()) return true;
+  const BlockSpec* const block = spec.token_mixer(numbers.value[0]);
+  return block != nullptr && block->kind() == *rule.mixer;
+}
+
 const TensorRule* NameTableConfig::RuleOf(std::string_view tensor) const {
   const TensorRule* first = nullptr;
   for (const TensorRule& rule : tensors_) {
     const std::optional<Numbers> numbers = Match(rule.model, tensor);
-    if (!numbers.has_value()) continue;
+    if (!numbers.has_value() || !IsFor(rule, *numbers)) continue;
     const bool found = found_.contains(rule.file);
     if (found && (!ambiguous_.contains(rule.model) ||
                   ambiguous_names_.contains(Substitute(rule.file, *numbers)))) {
@@ -208,6 +215,22 @@ std::optional<TensorPlace> NameTableConfig::LatentPlace(const TensorRule& rule,
   return place;
 }
 
+std::optional<TensorPlace> NameTableConfig::SectionPlace(const TensorRule& rule,
+                                                         const Numbers& numbers,
+                                                         const TensorRequirement& tensor,
+                                                         TensorPlace place) const {
+  const BlockSpec* const block = spec.token_mixer(numbers.value[0]);
+  const std::optional<RowSection> section =
+      block == nullptr ? std::nullopt : SectionOf(rule.order, rule.part, *block);
+  if (!section.has_value()) return std::nullopt;
+  if (place.shape.empty()) place.shape = tensor.shape;
+  place.shape[0] = section->stored_rows;
+  place.first_row = section->first_row;
+  place.group_rows = section->group_rows;
+  place.group_stride = section->group_stride;
+  return place;
+}
+
 std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tensor) const {
   std::optional<TensorPlace> place = PlaceInRules(tensor);
   if (!place.has_value()) return place;
@@ -232,10 +255,9 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
   place.add = rule.add;
   if (tensor.shape.size() == 2) place.format = FormatOf(rule, place.name);
   const bool stacked = Stars(rule.file) < Stars(rule.model) && rule.order != RowOrder::kExperts;
-  if (rule.channel) {
-    place.shape = {tensor.shape[0], 1, tensor.shape[1]};
-    return place;
-  }
+  if (rule.channel) place.shape = {tensor.shape[0], 1, tensor.shape[1]};
+  if (IsRowSection(rule.order)) return SectionPlace(rule, *numbers, tensor, std::move(place));
+  if (rule.channel) return place;
   if (!stacked && rule.parts == 1 && !rule.transposed && !rule.wrapped &&
       rule.order == RowOrder::kJoined) {
     if (place.format.kind != BlockFormatKind::kNone) place.shape = tensor.shape;
@@ -285,6 +307,8 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
     }
     case RowOrder::kLatent:
       return LatentPlace(rule, *numbers, std::move(place));
+    default:
+      break;  // row sections
   }
   if (rule.transposed && place.shape.size() == 2) {
     place.transposed = true;

@@ -24,6 +24,12 @@ enum class RowOrder : uint8_t {
   kExperts,  // a matrix with the rows of all experts; if `transposed`, with those of the transposes
   kLatent,   // for each head of latent attention, the rows of its key projection (part 0), whose
              // transpose the model has, then those of its value projection (part 1)
+  // Row sections (row_sections.h).
+  kGatedQueries,  // for each head, the rows of its query (part 0), then those of its gate (part 1)
+  kDelta,         // all queries, all keys, all values of a delta rule
+  kDeltaGroups,   // for each key head: its query, its key, its values, its gates
+  kDeltaPairs,    // for each key head: its strengths, its decays
+  kStateSpace,    // gates, x, b, c, steps
 };
 
 // Where the files store the tensors whose names match a pattern. "*" stands for a number: the first
@@ -46,6 +52,8 @@ struct TensorRule {
   // Files store the tensor as MXFP4 blocks; the name of the scales ends with "_scales" where that
   // of the blocks ends with "_blocks".
   bool mxfp4 = false;
+  // If set, the rule is one for layers whose mixer of tokens is of this kind.
+  std::optional<BlockKind> mixer = std::nullopt;
 };
 
 constexpr TensorRule Transposed(TensorRule rule) {
@@ -104,6 +112,9 @@ class NameTableConfig : public CheckpointConfig {
   // As Place(), but with the names that rules have.
   std::optional<TensorPlace> PlaceInRules(const TensorRequirement& tensor) const;
 
+  // Returns whether the rule is one for a layer, the first of the numbers.
+  bool IsFor(const TensorRule& rule, const Numbers& numbers) const;
+
   // Returns the rule that counts for a tensor of the model; null if none matches.
   const TensorRule* RuleOf(std::string_view tensor) const;
 
@@ -113,6 +124,10 @@ class NameTableConfig : public CheckpointConfig {
   // Returns `place` with the position of a matrix of one head in the stored matrix of all heads.
   std::optional<TensorPlace> LatentPlace(const TensorRule& rule, const Numbers& numbers,
                                          TensorPlace place) const;
+
+  // Returns `place` with the position of a section of rows (row_sections.h).
+  std::optional<TensorPlace> SectionPlace(const TensorRule& rule, const Numbers& numbers,
+                                          const TensorRequirement& tensor, TensorPlace place) const;
 
   const std::vector<TensorRule> tensors_;
   const std::vector<KeyRule> keys_;

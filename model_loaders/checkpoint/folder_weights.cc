@@ -93,6 +93,8 @@ HostTensor CopyPart(const StoredPart& part, DType type, std::string_view bytes,
       const int64_t i = r % group;
       const int64_t half = group / 2;
       stored_row = r - i + (i < half ? 2 * i : 2 * (i - half) + 1);
+    } else if (part.group_rows != 0) {
+      stored_row = r / part.group_rows * part.group_stride + r % part.group_rows;
     }
     int64_t from = part.first_element + stored_row * part.row_stride;
     for (int64_t c = 0; c < columns; ++c, from += part.column_stride) {

@@ -40,7 +40,14 @@ bool LocatePart(const TensorPlace& place, const std::vector<int64_t>& shape, Sto
     std::swap(slice[0], slice[1]);
     std::swap(part.row_stride, part.column_stride);
   }
-  const int64_t last_row = place.first_row + (shape[0] - 1) * place.row_step;
+  const int64_t group = place.group_rows;
+  if (group < 0 || (group > 0 && (place.row_step != 1 || place.paired_rows != 0 ||
+                                  place.group_stride < group || shape[0] % group != 0))) {
+    return false;
+  }
+  const int64_t last_row =
+      group == 0 ? place.first_row + (shape[0] - 1) * place.row_step
+                 : place.first_row + (shape[0] / group - 1) * place.group_stride + group - 1;
   const auto inside = [&](int64_t row) { return row >= 0 && row < slice[0]; };
   if (place.row_step == 0 || !inside(place.first_row) || !inside(last_row)) return false;
   const int64_t first_column = place.first_column.value_or(0);
@@ -59,8 +66,11 @@ bool LocatePart(const TensorPlace& place, const std::vector<int64_t>& shape, Sto
   part.row_stride *= place.row_step;
   part.add = place.add;
   part.paired_rows = place.paired_rows;
+  part.group_rows = group;
+  part.group_stride = place.group_stride;
+  const bool one_group = group == 0 || group == shape[0];
   part.contiguous = !place.transposed && place.row_step == 1 && place.add == 0.0f && !paired &&
-                    !place.first_column.has_value();
+                    one_group && !place.first_column.has_value();
   return true;
 }
 

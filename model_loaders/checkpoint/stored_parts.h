@@ -19,7 +19,9 @@ struct StoredPart {
   int64_t row_stride = 0;
   int64_t column_stride = 0;
   int64_t paired_rows = 0;  // TensorPlace::paired_rows
-  float add = 0.0f;         // TensorPlace::add
+  int64_t group_rows = 0;   // TensorPlace::group_rows
+  int64_t group_stride = 0;
+  float add = 0.0f;  // TensorPlace::add
   // Whether the elements of the part are adjacent, in their order, and need no addition, so that no
   // copy is needed.
   bool contiguous = true;

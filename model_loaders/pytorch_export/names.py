@@ -53,7 +53,7 @@ _MEANINGS = (
     (r"merge|merge_?(layer|head)|head_merge", ("merge",)),
     (r"latent_down|latent_up|relative_bias|expert_scale|inner_norm|output_norm|embed_norm"
      r"|shared_norm|shared_output_norm|experts_norm|embed_type|classifier|pooling"
-     r"|constant|table|choice_bias|out_bias|conv|beta|decay|decay_down|decay_log|decay_bias|gate_down"
+     r"|constant|table|choice_bias|out_bias|conv|[qkv]_conv|beta|decay|decay_down|decay_log|decay_bias|gate_down"
      r"|step|step_bias|skip", None),  # words of the format itself
 )
 _CONTAINERS = {"model", "transformer", "decoder", "layers", "layer", "h", "blocks", "block", "net",

@@ -485,7 +485,7 @@ TEST(RoutingControlTest, RefusesWhatCannotBe) {
   ASSERT_TRUE(one.ok() && same.ok() && other.ok());
   EXPECT_EQ(one->key(), same->key());
   EXPECT_NE(one->key(), other->key());
-  EXPECT_EQ(one->For(1, BlockKind::kFeedForward).allowed, 1);
+  EXPECT_EQ(one->For(Stack::kOnly, 1, BlockKind::kFeedForward).allowed, 1);
 }
 
 // Cached prompts store the key of their override: a large override must have a small key, and

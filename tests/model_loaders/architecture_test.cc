@@ -359,6 +359,12 @@ TEST(StoredParts, LieInsideTheStoredTensor) {
        8,
        false},
       {{.name = "x", .shape = {4, 6}, .add = 1.0f}, 0, 6, 1, false},
+      {{.name = "x", .shape = {10, 6}, .first_row = 1, .group_rows = 2, .group_stride = 5},
+       6,
+       6,
+       1,
+       false},
+      {{.name = "x", .shape = {10, 6}, .first_row = 1, .group_rows = 4, .group_stride = 5}, 6},
   };
   for (const Inside& i : inside) {
     const auto parts = StoredParts(FixedPlace(i.place), matrix);
@@ -386,6 +392,9 @@ TEST(StoredParts, LieInsideTheStoredTensor) {
       TensorPlace{.name = "x", .shape = {4}, .transposed = true},
       TensorPlace{.name = "x", .shape = {8, 6}, .first_row = 2, .row_step = 2},
       TensorPlace{.name = "x", .shape = {8, 6}, .row_step = 0},
+      TensorPlace{.name = "x", .shape = {9, 6}, .first_row = 3, .group_rows = 2, .group_stride = 5},
+      TensorPlace{.name = "x", .shape = {20, 6}, .group_rows = 3, .group_stride = 5},
+      TensorPlace{.name = "x", .shape = {20, 6}, .group_rows = 2, .group_stride = 1},
   };
   for (const auto& place : outside) {
     EXPECT_EQ(StoredParts(FixedPlace(place), matrix).status().code(), absl::StatusCode::kInternal);

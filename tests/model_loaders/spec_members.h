@@ -78,8 +78,8 @@ auto MembersOf(T& s) {
 }
 template <Is<AttentionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w);
 }
 template <Is<FeedForwardSpec> T>
 auto MembersOf(T& s) {
@@ -90,6 +90,16 @@ template <Is<ShortConvolutionSpec> T>
 auto MembersOf(T& s) {
   auto& [a, b] = s;
   return std::tie(a, b);
+}
+template <Is<DeltaSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g, h, i, j, k] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k);
+}
+template <Is<StateSpaceSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g, h, i] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i);
 }
 template <Is<CrossAttentionSpec> T>
 auto MembersOf(T& s) {
@@ -196,6 +206,8 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, AttentionSpec>) return "AttentionSpec";
   if constexpr (Is<T, FeedForwardSpec>) return "FeedForwardSpec";
   if constexpr (Is<T, ShortConvolutionSpec>) return "ShortConvolutionSpec";
+  if constexpr (Is<T, DeltaSpec>) return "DeltaSpec";
+  if constexpr (Is<T, StateSpaceSpec>) return "StateSpaceSpec";
   if constexpr (Is<T, CrossAttentionSpec>) return "CrossAttentionSpec";
   if constexpr (Is<T, BlockSpec>) return "BlockSpec";
   if constexpr (Is<T, HeadLayerSpec>) return "HeadLayerSpec";

@@ -320,6 +320,42 @@ ModelSpec Convolved() {
   return spec;
 }
 
+ModelSpec WithDelta() {
+  ModelSpec spec = Base();
+  spec.blocks.front().mixer = DeltaSpec{.num_heads = 6,
+                                        .num_key_heads = 3,
+                                        .key_dim = 4,
+                                        .value_dim = 6,
+                                        .taps = 3,
+                                        .decay = DecayOf::kChannel,
+                                        .decay_form = DecayForm::kBounded,
+                                        .decay_bound = -4.0,
+                                        .decay_rank = 5,
+                                        .gate_activation = GateActivation::kSigmoid,
+                                        .gate_rank = 7};
+  return spec;
+}
+
+ModelSpec WithPlainDelta() {
+  ModelSpec spec = Base();
+  spec.blocks.front().mixer = DeltaSpec{.num_heads = 2, .num_key_heads = 2, .value_dim = 4};
+  return spec;
+}
+
+ModelSpec WithStateSpace() {
+  ModelSpec spec = Base();
+  spec.blocks.front().mixer = StateSpaceSpec{.num_heads = 6,
+                                             .head_dim = 4,
+                                             .state_dim = 5,
+                                             .groups = 3,
+                                             .taps = 3,
+                                             .conv_bias = false,
+                                             .bias = true,
+                                             .step_low = 0.25,
+                                             .step_high = 1.5};
+  return spec;
+}
+
 ModelSpec Encoder() {
   ModelSpec spec = Base();
   spec.kind = ModelKind::kEncoder;
@@ -388,7 +424,7 @@ std::vector<ModelSpec> MadeUpSpecs() {
           Listed(),
           Learned(),
           Biased(),
-          Convolved(),
+          Convolved(), WithDelta(), WithPlainDelta(), WithStateSpace(),
           Encoder(),
           Classifier(),
           Pair()};
@@ -478,6 +514,8 @@ void ForgetUnused(AttentionSpec& attention) {
 }
 
 void ForgetUnused(ShortConvolutionSpec& /*convolution*/) {}
+void ForgetUnused(DeltaSpec& /*delta*/) {}
+void ForgetUnused(StateSpaceSpec& /*ssm*/) {}
 
 void ForgetUnused(CrossAttentionSpec& source) { ForgetUnused(source.attention); }
 

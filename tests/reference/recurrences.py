@@ -42,18 +42,19 @@ def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def delta(x: Tensor, name: str, settings: Json, tensors: dict[str, Tensor], linear: Linear,
-          eps: float) -> Tensor:
+          rounded: Callable[[Tensor], Tensor], eps: float) -> Tensor:
     """Returns what the projection `o` reads, [T, num_heads * value_dim]."""
     heads, key_heads = settings["num_heads"], settings["num_key_heads"]
     key_dim, value_dim = settings["key_dim"], settings["value_dim"]
     wide = torch.promote_types(x.dtype, torch.float32)
 
     def low_rank(part: str) -> Tensor:
-        inner = linear(x, f"{name}.{part}_down") if settings[f"{part}_rank"] else x
+        inner = rounded(linear(x, f"{name}.{part}_down")) if settings[f"{part}_rank"] else x
         return linear(inner, f"{name}.{part}").to(wide)
 
     mixed = torch.cat([linear(x, f"{name}.{part}") for part in ("q", "k", "v")], 1).to(wide)
-    mixed = _convolve(mixed, tensors[f"{name}.conv.weight"].to(wide), None)
+    weights = torch.cat([tensors[f"{name}.{part}_conv.weight"] for part in ("q", "k", "v")])
+    mixed = _convolve(mixed, weights.to(wide), None)
     keys_width = key_heads * key_dim
     q, k, v = mixed.split([keys_width, keys_width, heads * value_dim], 1)
 
@@ -86,8 +87,9 @@ def delta(x: Tensor, name: str, settings: Json, tensors: dict[str, Tensor], line
 
 
 def state_space(x: Tensor, name: str, settings: Json, tensors: dict[str, Tensor], linear: Linear,
-                eps: float) -> Tensor:
+                rounded: Callable[[Tensor], Tensor], eps: float) -> Tensor:
     """Returns what the projection `o` reads, [T, num_heads * head_dim]."""
+    del rounded
     heads, head_dim, groups = settings["num_heads"], settings["head_dim"], settings["groups"]
     state_dim, width = settings["state_dim"], heads * head_dim
     wide = torch.promote_types(x.dtype, torch.float32)

@@ -110,8 +110,10 @@ def _complete_attention(attention: Json) -> Json:
         attention.setdefault("qk_norm", "none")
         attention.setdefault("group_order", "interleave")
         attention.setdefault("qkv_clip", 0.0)
-        for key in ("qk_norm_after_rope", "sinks", "gate", "inner_norm"):
+        for key in ("qk_norm_after_rope", "sinks", "gate", "gate_per_head", "gate_bias",
+                    "inner_norm"):
             attention.setdefault(key, False)
+        attention.setdefault("gate_activation", "sigmoid")
     return attention
 
 
@@ -420,7 +422,7 @@ class RoutedDecoder:
         out = self._attend(q, positions, keys[:, kv_head], values[:, kv_head], settings, sinks)
         out = out.flatten(1)
         if settings["gate"]:
-            out = out * torch.sigmoid(self._linear(x, f"{name}.gate"))
+            out = self._gated(out, x, name, settings)
         if settings["inner_norm"]:
             out = self._norm(out, f"{name}.inner_norm")
         return self._linear(self._round(out), f"{name}.o")
@@ -448,8 +450,23 @@ class RoutedDecoder:
             keys.append(torch.cat([vector @ key, rotated[:, 0]], 1))
             values.append(vector @ self.tensors[f"{name}.heads.{head}.v.weight"].t())
         out = self._attend(q, positions, torch.stack(keys, 1), torch.stack(values, 1), settings)
-        out = self._linear(self._round(out.flatten(1)), f"{name}.o")
+        out = out.flatten(1)
+        if settings["gate"]:
+            out = self._gated(out, x, name, settings)
+        out = self._linear(self._round(out), f"{name}.o")
         return out + self.tensors[f"{name}.out_bias"] if settings["out_bias"] else out
+
+    def _gated(self, out: Tensor, x: Tensor, name: str, settings: Json) -> Tensor:
+        """out [T, H * d_h] times the gate of each element, or of each head."""
+        gate = self._linear(x, f"{name}.gate")
+        kind = settings["gate_activation"]
+        if kind == "sigmoid":
+            factor = torch.sigmoid(gate)
+        elif kind == "silu":
+            factor = functional.silu(gate)
+        else:
+            factor = torch.log2(1 + torch.exp2(gate))
+        return out * factor.repeat_interleave(out.shape[1] // factor.shape[1], 1)
 
     def _short_convolution(self, x: Tensor, layer: int, name: str, settings: Json,
                            cache: Cache) -> Tensor:
@@ -470,7 +487,8 @@ class RoutedDecoder:
         """Computes the whole text so far, and returns the last rows."""
         rows, _ = cache.extend(layer, x, x)
         mixer = recurrences.delta if settings["kind"] == "delta" else recurrences.state_space
-        out = mixer(rows, name, settings, self.tensors, self._linear, self.config["norm"]["eps"])
+        out = mixer(rows, name, settings, self.tensors, self._linear, self._round,
+                    self.config["norm"]["eps"])
         return self._linear(self._round(out[-len(x):]), f"{name}.o")
 
     def _expert_heads(self, x: Tensor, name: str, settings: Json, positions: Tensor, keys: Tensor,

@@ -225,7 +225,8 @@ TINY: dict[str, Json] = {
         32, 5,
         [{"kind": "ssm", "num_heads": 4, "head_dim": 12, "state_dim": 20, "groups": 2},
          {"kind": "none"},
-         _dense_attention(4, 8, num_kv_heads=2),
+         _dense_attention(4, 8, num_kv_heads=2, gate=True, gate_per_head=True, gate_bias=True,
+                          gate_activation="softplus2"),
          {"kind": "ssm", "num_heads": 3, "head_dim": 16, "state_dim": 8, "conv": 3,
           "conv_bias": False, "bias": True, "step_low": 0.1, "step_high": 1.5},
          {"kind": "ssm", "num_heads": 2, "head_dim": 40, "state_dim": 24}],
@@ -246,7 +247,7 @@ SEEDS: dict[str, int] = {
     "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2600,
     "tiny-deep-experts": 2818, "tiny-null-experts": 2719, "tiny-latent-experts": 1420,
     "tiny-xpos": 1123, "tiny-post-norm-final": 1125, "tiny-qkv-clip": 13,
-    "tiny-short-convolution": 17, "tiny-residual-forms": 1300, "tiny-delta": 34}
+    "tiny-short-convolution": 17, "tiny-residual-forms": 1300, "tiny-delta": 42, "tiny-state-space": 52}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -345,6 +346,9 @@ class _Builder:
             heads = attention["num_heads"]
             self._linear(f"{name}.q", heads * head, d, attention["bias"])
             self._linear(f"{name}.o", d, heads * head, False)
+            if attention["gate"]:
+                gates = heads if attention["gate_per_head"] else heads * head
+                self._linear(f"{name}.gate", gates, d, attention["gate_bias"])
             if attention["qk_norm"] != "none":
                 full = attention["qk_norm"] == "full"
                 self._norm(f"{name}.q_norm", heads * head if full else head, False)
@@ -370,7 +374,8 @@ class _Builder:
                 self._linear(f"{name}.{part}_down", rank, d, False)
             self._linear(f"{name}.{part}", width, rank or d, False)
         self._linear(f"{name}.beta", heads, d, False)
-        self._linear(f"{name}.conv", 2 * keys + values, settings["conv"], False)
+        for part, width in (("q", keys), ("k", keys), ("v", values)):
+            self._linear(f"{name}.{part}_conv", width, settings["conv"], False)
         self._draw(f"{name}.decay_log", heads, std=0.5)
         self._draw(f"{name}.decay_bias", decays, std=1.0)
         self._norm(f"{name}.out_norm", settings["value_dim"], False)

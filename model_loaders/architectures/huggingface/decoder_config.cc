@@ -449,6 +449,16 @@ void DecoderConfig::Tensors(std::initializer_list<std::span<const TensorRule>> t
   for (const auto& table : tables) Tensors(table);
 }
 
+void DecoderConfig::MixerTensors(BlockKind mixer,
+                                 std::initializer_list<std::span<const TensorRule>> tables) {
+  for (const auto& table : tables) {
+    for (TensorRule rule : table) {
+      rule.mixer = mixer;
+      tensors_.push_back(rule);
+    }
+  }
+}
+
 void DecoderConfig::Keys(std::span<const KeyRule> rules) {
   key_rules_.insert(key_rules_.end(), rules.begin(), rules.end());
 }

@@ -161,6 +161,8 @@ class DecoderConfig {
   // Adds rules for tensors, and names of configuration keys.
   void Tensors(std::span<const TensorRule> rules);
   void Tensors(std::initializer_list<std::span<const TensorRule>> tables);
+  // The same for layers whose mixer of tokens is of this kind.
+  void MixerTensors(BlockKind mixer, std::initializer_list<std::span<const TensorRule>> tables);
   void Keys(std::span<const KeyRule> rules);
 
   // Builds the configuration of layers that are all alike.
@@ -229,5 +231,6 @@ std::span<const TensorRule> DenseTensors();         // mlp.{gate,up,down}_proj
 std::span<const TensorRule> ExpertTensors();        // mlp.gate, mlp.experts
 std::span<const TensorRule> BlockSparseTensors();   // block_sparse_moe.gate and .experts
 std::span<const TensorRule> SharedExpertTensors();  // mlp.shared_experts, choice bias of the router
+std::span<const TensorRule> QwenSharedExpertTensors();  // mlp.shared_expert, with its gate
 
 }  // namespace moeserve::huggingface

@@ -82,6 +82,15 @@ constexpr TensorRule kSharedExperts[] = {
      "model.layers.*.mlp.shared_experts.down_proj.weight"},
 };
 
+constexpr TensorRule kQwenSharedExpert[] = {
+    {"blocks.*.feed_forward.shared.gate.weight",
+     "model.layers.*.mlp.shared_expert.gate_proj.weight"},
+    {"blocks.*.feed_forward.shared.up.weight", "model.layers.*.mlp.shared_expert.up_proj.weight"},
+    {"blocks.*.feed_forward.shared.down.weight",
+     "model.layers.*.mlp.shared_expert.down_proj.weight"},
+    {"blocks.*.feed_forward.shared_gate.weight", "model.layers.*.mlp.shared_expert_gate.weight"},
+};
+
 }  // namespace
 
 std::span<const TensorRule> EmbeddingTensors() { return kEmbeddingTensors; }
@@ -93,5 +102,6 @@ std::span<const TensorRule> DenseTensors() { return kDense; }
 std::span<const TensorRule> ExpertTensors() { return kExpertTensors; }
 std::span<const TensorRule> BlockSparseTensors() { return kBlockSparse; }
 std::span<const TensorRule> SharedExpertTensors() { return kSharedExperts; }
+std::span<const TensorRule> QwenSharedExpertTensors() { return kQwenSharedExpert; }
 
 }  // namespace moeserve::huggingface

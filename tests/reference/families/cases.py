@@ -46,13 +46,13 @@ def rope(parameters):
 CASES = []
 
 
-def add(name, family, save=None, **config):
+def add(name, family, save=None, seed=None, **config):
     extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file", "fp8",
                                                  "mxfp4")
              if key in config}
     base = {**BASE, **config}
     base = {key: value for key, value in base.items() if value is not ...}
-    CASES.append(Case(name, family, base, seed=len(CASES) + 1, save=save or {}, **extra))
+    CASES.append(Case(name, family, base, seed=seed or len(CASES) + 1, save=save or {}, **extra))
 
 
 # Dense models.

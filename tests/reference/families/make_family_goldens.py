@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 import bailing
 import block_scaled
 import dynamic_moe
+import hybrid_cases
 import renormalized_deepseek
 from cases import CASES
 
@@ -54,8 +55,9 @@ def randomize(model, seed):
                 std *= 2.0
             value = normal(parameter.shape, std)
         elif "norm" in name and name.endswith("weight"):
-            # The weight of a Gemma norm is an offset from 1.
-            center = 0.0 if "Gemma" in type(model).__name__ else 1.0
+            # The weights of some families' norms are offsets from 1.
+            offset = any(name in type(model).__name__ for name in ("Gemma", "Qwen3Next", "Qwen3_5"))
+            center = 0.0 if offset and "linear_attn.norm" not in name else 1.0
             value = center + normal(parameter.shape, 0.2)
         else:
             value = normal(parameter.shape, 0.3)
@@ -167,7 +169,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    for case in CASES:
+    for case in CASES + hybrid_cases.CASES:
         if args.only in case.name:
             write(case, args.out)
 

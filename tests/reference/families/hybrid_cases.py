@@ -1,0 +1,33 @@
+"""The tiny models of make_family_goldens.py with recurrent layers. Each case has a seed of its own, so
+that new cases change no other one."""
+
+import zlib
+
+import cases
+
+CASES = []
+
+
+def add(name, family, save=None, **config):
+    before = len(cases.CASES)
+    cases.add(name, family, save, seed=zlib.crc32(name.encode()) % 10000, **config)
+    CASES.append(cases.CASES.pop(before))
+
+
+# Qwen3-Next and Qwen3.5.
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+             linear_value_head_dim=12, linear_conv_kernel_dim=4, head_dim=16, num_hidden_layers=4)
+QWEN_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+                    shared_expert_intermediate_size=24)
+add("qwen3-next", "qwen3_next", **DELTA, **QWEN_EXPERTS, intermediate_size=48)
+add("qwen3-next-dense-first-biases", "qwen3_next", **{**DELTA, "linear_num_value_heads": 2},
+    **QWEN_EXPERTS, intermediate_size=40, mlp_only_layers=[0], attention_bias=True,
+    num_key_value_heads=1, norm_topk_prob=False, tie_word_embeddings=True,
+    layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"])
+add("qwen3-5-moe", "qwen3_5_moe_text", **DELTA, **QWEN_EXPERTS)
+add("qwen3-5-moe-all-tied", "qwen3_5_moe_text", **{**DELTA, "num_hidden_layers": 3},
+    **{**QWEN_EXPERTS, "num_experts_per_tok": 4}, tie_word_embeddings=True,
+    layer_types=["linear_attention", "full_attention", "linear_attention"])
+add("qwen3-5", "qwen3_5_text", **DELTA, intermediate_size=48)
+add("qwen3-5-one-head-tied", "qwen3_5_text", **{**DELTA, "linear_conv_kernel_dim": 3},
+    intermediate_size=40, num_key_value_heads=1, tie_word_embeddings=True)
