@@ -1,6 +1,7 @@
 #include "engine/validate_request.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <span>
@@ -13,9 +14,15 @@
 namespace moeserve {
 namespace {
 
+// Returns the shortest text of a number: 3002 rather than 3002.000000.
+std::string ShortNumber(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+}
+
 absl::Status Invalid(std::string_view field, std::string_view expected, double found) {
   return absl::InvalidArgumentError(
-      Concat(field, ": expected ", expected, ", found ", std::to_string(found)));
+      Concat(field, ": expected ", expected, ", found ", ShortNumber(found)));
 }
 
 absl::Status ValidateIds(std::string_view field, std::span<const TokenId> ids, int vocab_size) {

@@ -27,6 +27,11 @@ absl::Status DraftModel::Check(const Model& model, const ModelSpec& verifier, in
         Concat("draft model: expected a context length of max-model-len ", max_model_len,
                " or more, found ", spec.max_position_embeddings));
   }
+  // A draft model sees the text that is generated, not its source.
+  if (spec.encoder != nullptr) {
+    return absl::InvalidArgumentError(
+        "draft model: expected a decoder, found a model with an encoder");
+  }
   if (!StateShapes(spec).empty()) {
     return absl::InvalidArgumentError(
         "draft model: expected attention in every layer, found layers with a state");

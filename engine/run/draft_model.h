@@ -29,7 +29,7 @@ class DraftModel {
         textless_(textless) {}
 
   // InvalidArgument if the model cannot take sequences of `max_model_len` tokens, has another
-  // vocabulary than `verifier`, or if its device draws tokens itself.
+  // vocabulary than `verifier`, has an encoder, or if its device draws tokens itself.
   static absl::Status Check(const Model& model, const ModelSpec& verifier, int max_model_len);
 
   // A sequence, and how many tokens to propose for it, at least one. The sequence must hold pages

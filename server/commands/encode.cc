@@ -104,6 +104,10 @@ absl::Status Classify(const EncodeArguments& options) {
   if (!tokens && !options.aggregation.empty()) {
     return absl::InvalidArgumentError("--aggregation: this model labels whole texts, not tokens");
   }
+  if (tokens && options.texts.pairs) {
+    // The places of what is found are those in a single text.
+    return absl::InvalidArgumentError("--pairs: this model labels tokens, not whole texts");
+  }
   const auto prepare = [&](const EncodeModel&, EncodeJob& job) -> absl::Status {
     job.task = task;
     if (!tokens) return absl::OkStatus();

@@ -76,6 +76,9 @@ class TextReader {
         if (line.ends_with('\r')) line.pop_back();
         out.push_back(InputOf(std::move(line), options_.pairs));
       } else {
+        if (stream_->bad()) {
+          return absl::InvalidArgumentError(Concat("cannot read ", files_[file_]));
+        }
         stream_ = nullptr;
         ++file_;
       }

@@ -307,7 +307,7 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
   command
       ->add_option("--tau-0", options->profiling.initial_temperature,
                    "Temperature of X-MoE's balance loss; 0.3, or 0.07 for sigmoid gates, if absent")
-      ->check(CLI::Range(1e-6, 1e6));
+      ->check(NumberRange(1e-6, 1e6));
   command->add_option(
       "--capacity", options->capacity,
       "Drop rows over the capacity of an expert as training code does "

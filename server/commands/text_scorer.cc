@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "base/error_text.h"
@@ -92,7 +94,10 @@ double Score::bits_per_byte() const {
 
 Result<std::string> ReadScoredText(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(Concat("cannot read ", path));
+  std::error_code error;
+  if (!file || std::filesystem::is_directory(path, error)) {
+    return absl::NotFoundError(Concat("cannot read ", path));
+  }
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (text.empty()) return absl::InvalidArgumentError(Concat(path, " is empty"));
   return text;

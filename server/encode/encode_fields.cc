@@ -298,6 +298,7 @@ absl::Status ParseFillMask(const Json& body, const EncodeModel& model, EncodeJob
   MOESERVE_RETURN_IF_ERROR(ParseInput(body, false, true, vocab_size, job));
   MOESERVE_ASSIGN_OR_RETURN(const auto top, IntField(body, "top_k", 1, kMaxFillTokens));
   job.top_k = static_cast<int>(top.value_or(job.top_k));
+  job.fills = true;
   MOESERVE_RETURN_IF_ERROR(ParseTargets(body, model, job));
   MOESERVE_ASSIGN_OR_RETURN(const auto logprobs, BoolField(body, "logprobs"));
   job.logprobs = logprobs.value_or(false);

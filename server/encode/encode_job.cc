@@ -143,6 +143,13 @@ absl::Status SetPairs(const ModelSpec& spec, std::vector<std::string> first,
                                       ", found ", first.size()));
   }
   if (spec.head.kind == HeadKind::kSequenceClassification) {
+    // A single first text is copied and tokenized for each second one.
+    if (first.size() == 1 && first[0].size() > kMaxFirstBytes / second.size()) {
+      return InvalidValue(
+          field,
+          Concat("'", field, "': compared with ", second.size(), " texts, it may have at most ",
+                 kMaxFirstBytes / second.size(), " bytes, found ", first[0].size()));
+    }
     for (size_t i = 0; i < second.size(); ++i) {
       TextInput& input = job.inputs.emplace_back();
       input.text = first.size() == 1 ? first[0] : std::move(first[i]);
@@ -209,6 +216,17 @@ int64_t CountAnswerValues(const EncodeJob& job, const ModelSpec& spec,
     rows += job.logprobs ? std::ssize(text.ids) : std::ssize(text.masks);
   }
   return rows * (1 + std::max<int64_t>(job.top_k, std::ssize(job.targets)));
+}
+
+int64_t CountFilledTokens(const EncodeJob& job, const std::vector<PreparedText>& texts) {
+  if (!job.fills) return 0;
+  const int64_t candidates =
+      job.targets.empty() ? job.top_k : std::min<int64_t>(job.top_k, std::ssize(job.targets));
+  int64_t tokens = 0;
+  for (const PreparedText& text : texts) {
+    tokens += std::ssize(text.masks) * candidates * std::ssize(text.ids);
+  }
+  return tokens;
 }
 
 }  // namespace moeserve::server

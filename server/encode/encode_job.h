@@ -24,6 +24,10 @@ namespace moeserve::server {
 
 inline constexpr size_t kMaxEncodeInputs = 2048;
 inline constexpr int kMaxFillTokens = 100;
+// Bytes of a text that is paired with several others, all its copies together.
+inline constexpr size_t kMaxFirstBytes = size_t{32} << 20;
+// Tokens of all filled texts of an answer.
+inline constexpr int64_t kMaxFilledTokens = int64_t{2} << 20;
 
 // kScore is the similarity of pairs of texts.
 enum class EncodeTask : uint8_t {
@@ -78,6 +82,7 @@ struct EncodeJob {
 
   // kFillMask
   int top_k = 5;
+  bool fills = false;               // the answer has the text with each candidate in its place
   std::vector<TokenId> targets;     // the only candidates, unless empty
   bool logprobs = false;            // of `targets_of` at every position
   std::vector<TokenId> targets_of;  // one for each position; empty: the input itself
@@ -139,5 +144,8 @@ EncodeParams EncodeParamsOf(const EncodeJob& job, const ModelSpec& spec, const P
 // Returns the number of values that the answers to all inputs have.
 int64_t CountAnswerValues(const EncodeJob& job, const ModelSpec& spec,
                           const std::vector<PreparedText>& texts);
+
+// Returns the number of tokens of all filled texts (EncodeJob::fills) of the answer.
+int64_t CountFilledTokens(const EncodeJob& job, const std::vector<PreparedText>& texts);
 
 }  // namespace moeserve::server

@@ -21,10 +21,11 @@ constexpr size_t kPartTokens = 64 << 10;
 
 // Returns an estimate of the memory of the texts, the results and the answer.
 size_t RunBytes(const EncodeJob& job, const ModelSpec& spec, const std::vector<PreparedText>& texts,
-                int64_t values) {
+                int64_t values, int64_t filled) {
   constexpr size_t kText = 2 << 10;
   constexpr size_t kToken = 64;
   constexpr size_t kRoute = 60;
+  constexpr size_t kFilled = 24;  // the text of a token in the answer, which grows by doubling
   // Bytes of a value: as a number, and as text, which grows by doubling.
   const size_t value = job.task == EncodeTask::kFillMask ? 600 : (job.base64 ? 16 : 36);
   const auto routes = job.routing.any_record()
@@ -34,7 +35,15 @@ size_t RunBytes(const EncodeJob& job, const ModelSpec& spec, const std::vector<P
   for (const PreparedText& text : texts) tokens += text.ids.size();
   size_t bytes = texts.size() * kText + tokens * (kToken + kRoute * routes);
   for (const std::string& document : job.documents) bytes += 3 * document.size();
-  return bytes + static_cast<size_t>(values) * value;
+  return bytes + static_cast<size_t>(values) * value + static_cast<size_t>(filled) * kFilled;
+}
+
+absl::Status CheckFilled(const EncodeJob& job, int64_t tokens) {
+  if (tokens <= kMaxFilledTokens) return absl::OkStatus();
+  return InvalidValue("top_k", Concat("'top_k': the text with ", job.top_k,
+                                      " words for each of its masks would be an answer of ", tokens,
+                                      " tokens, at most ", kMaxFilledTokens,
+                                      " are accepted; ask for fewer words or masks"));
 }
 
 absl::Status CheckRoutes(const EncodeJob& job, const ModelSpec& spec,
@@ -76,10 +85,11 @@ Result<std::unique_ptr<EncodeRun>> EncodeRun::Prepare(SubmissionContext context,
                                                       const EncodeModel& model, EncodeJob job,
                                                       std::vector<PreparedText> texts) {
   MOESERVE_RETURN_IF_ERROR(CheckRoutes(job, *model.spec, texts, context.limits.max_routes));
+  MOESERVE_RETURN_IF_ERROR(CheckFilled(job, CountFilledTokens(job, texts)));
   std::unique_ptr<EncodeRun> run(
       new EncodeRun(std::move(context), model, std::move(job), std::move(texts)));
   MOESERVE_RETURN_IF_ERROR(
-      run->charge_.Add(RunBytes(run->job_, *model.spec, run->texts_, run->values_)));
+      run->charge_.Add(RunBytes(run->job_, *model.spec, run->texts_, run->values_, run->filled_)));
   return run;
 }
 
@@ -100,6 +110,7 @@ EncodeRun::EncodeRun(SubmissionContext context, const EncodeModel& model, Encode
                               "encode-", id_)),
       texts_(std::move(texts)),
       values_(CountAnswerValues(job_, *model.spec, texts_)),
+      filled_(CountFilledTokens(job_, texts_)),
       charge_(context_.memory),
       results_(texts_.size()) {
   usage_.macs = 0.0;

@@ -44,7 +44,7 @@ class EncodeRun {
   // there. The first error of a text ends the run.
   Result<bool> Advance();
   // Whether the next Advance() is the last one and an answer of many values follows.
-  bool answer_is_large() const { return values_ > kManyValues; }
+  bool answer_is_large() const { return values_ > kManyValues || filled_ > kManyValues; }
   void Cancel();
 
   const EncodeJob& job() const { return job_; }
@@ -81,6 +81,7 @@ class EncodeRun {
   const std::string engine_id_;  // the beginning of the ids of the engine's requests
   const std::vector<PreparedText> texts_;
   const int64_t values_;  // of the answer
+  const int64_t filled_;  // tokens of its filled texts
   MemoryCharge charge_;
   absl::Time deadline_;
   std::function<void()> wake_;

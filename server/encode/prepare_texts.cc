@@ -15,7 +15,7 @@ absl::Status TooLong(const EncodeJob& job, const EncodeModel& model, size_t inde
   return MakeError(absl::StatusCode::kInvalidArgument, "context_length_exceeded",
                    Concat(where, ": this model takes ", model.max_tokens,
                           " tokens of a text, special tokens included, found ", found,
-                          "; truncate_prompt_tokens: -1 cuts longer texts"),
+                          job.fills ? "" : "; truncate_prompt_tokens: -1 cuts longer texts"),
                    job.input_field);
 }
 

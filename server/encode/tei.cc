@@ -106,7 +106,15 @@ absl::Status TranslateSimilarity(Json inputs, TeiRequest& out) {
     return InvalidValue("parameters", "'parameters' must be an object");
   }
   MOESERVE_RETURN_IF_ERROR(MoveTruncation(parameters, out.body));
-  for (auto& [name, value] : parameters.items()) out.body[name] = std::move(value);
+  for (auto& [name, value] : parameters.items()) {
+    // The model has been chosen, and the texts are given elsewhere.
+    if (name == "model" || out.body.contains(name)) {
+      return InvalidValue("parameters", Concat("'parameters': expected 'truncate', "
+                                               "'truncation_direction' or 'prompt_name', found '",
+                                               Printable(name, 64), "'"));
+    }
+    out.body[name] = std::move(value);
+  }
   return absl::OkStatus();
 }
 

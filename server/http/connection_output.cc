@@ -4,6 +4,8 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
+#include <exception>
+#include <optional>
 #include <utility>
 
 #include "server/base/await.h"
@@ -14,6 +16,7 @@
 #include "server/http/response_head.h"
 #include "server/http/socket_state.h"
 #include "server/keys/api_key.h"
+#include "server/logging/logging.h"
 
 namespace moeserve::server::http {
 namespace {
@@ -42,6 +45,20 @@ absl::Status ChargeOutput(size_t bytes, MemoryCharge& charge) {
 bool IsWorthDeflating(const Response& response) {
   return IsCompressible(response.content_type) &&
          (response.body.size() >= kWorthDeflating || response.status == 304);
+}
+
+// Returns the next part of a response. If it throws: an error, or nothing if a stream has begun. A
+// fault of one request must not leave its client without an end.
+std::optional<Progress> NextOrError(PendingResponse& pending, bool streaming) {
+  absl::Status fault;
+  try {
+    return pending.Next();
+  } catch (const std::exception& error) {
+    fault = absl::InternalError(error.what());
+  }
+  if (!streaming) return ErrorResponse(fault);
+  LogError("http", std::string(fault.message()));
+  return std::nullopt;
 }
 
 // Adds the headers of a deflated body.
@@ -192,7 +209,10 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
   int status = 499;
   while (!done && !failed && !gone_) {
     woken_ = false;
-    Progress progress = pending->Next();
+    std::optional<Progress> next = NextOrError(*pending, streaming);
+    failed = !next;
+    if (failed) continue;
+    Progress progress = *std::move(next);
     if (std::holds_alternative<Wait>(progress)) {
       const auto pause = streaming ? ToChrono(environment_->limits.stream_comment_interval)
                                    : std::chrono::hours(1);

@@ -77,3 +77,6 @@ def test_wrong_options(tmp_path):
     assert "--draft-model: expected the tokenizer of the model, in which token 300 is" in message
     assert "something else" in message
     assert "--draft-tokens" in error(*serve, "--draft-model", str(DRAFT), "--draft-tokens", "0")
+    translator = str(DRAFT.parent / "dense-translator")
+    message = error("--model", translator, "--draft-model", translator)
+    assert "expected a decoder, found a model with an encoder" in message

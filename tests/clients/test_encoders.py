@@ -240,6 +240,8 @@ def test_embed_command(models, embedder):
     assert again.stdout.splitlines() == done.stdout.splitlines()[:2]
     failed = run("embed", folder, "rose", "--dimensions", "100000", "--quiet")
     assert failed.returncode == 1 and "dimensions" in failed.stderr
+    failed = run("embed", folder, "--file", folder, "--quiet")
+    assert failed.returncode == 1 and "cannot read" in failed.stderr
 
 
 def test_classify_command(models):
@@ -248,6 +250,8 @@ def test_classify_command(models):
     assert done.returncode == 0, done.stderr
     for entity in json.loads(done.stdout)["entities"]:
         assert entity["word"] == "a shrub of southern africa"[entity["start"]:entity["end"]]
+    wrong = run("classify", folder, "--pairs", "a\tshrub", "--quiet")
+    assert wrong.returncode == 1 and "labels tokens" in wrong.stderr
     pairs = encoder_models.make("qwen3-reranker", models)
     done = run("classify", pairs, "rose", "--quiet")
     assert done.stdout.split("\t")[:2] == ["0", "LABEL_0"], done.stderr

@@ -114,7 +114,10 @@ def test_models_without_probabilities(tmp_path):
 
 
 def test_bad_options(folder):
-    for options, part in ((("--mask", "some"), "--mask"), (("--mask-share", "0"), "--mask-share")):
+    for options, part in ((("--mask", "some"), "--mask"), (("--mask-share", "0"), "--mask-share"),
+                          (("--mask-share", "nan"), "nan not in range"),
+                          (("--seed", "-1"), "-1 not in range"),
+                          (("--text", str(folder)), "cannot read")):
         done = subprocess.run([binary(), "score", folder, "--text", folder / "text.txt", *options],
                               capture_output=True, text=True, check=False)
         assert done.returncode != 0 and part in done.stderr

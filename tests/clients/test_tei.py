@@ -49,6 +49,9 @@ def test_similarity(embedder):  # noqa: F811
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS},
             "parameters": {"truncate": True}}
     assert post(embedder, "/similarity", body) == [item["score"] for item in own]
+    for name in ("model", "text_1"):
+        status, message = refusal(embedder, "/similarity", {**body, "parameters": {name: "x"}})
+        assert status == 400 and name in message
 
 
 def test_labels(ranker):  # noqa: F811

@@ -224,24 +224,24 @@ TEST(BeamLifeTest, RefusedRequests) {
     return refusal([&](Request& r) { change(r.sampling); });
   };
   EXPECT_EQ(sampling([](auto& p) { p.temperature = 0.7; }),
-            "temperature: expected 1 or 0 with beam search, found 0.700000");
+            "temperature: expected 1 or 0 with beam search, found 0.7");
   EXPECT_EQ(sampling([](auto& p) { p.top_p = 0.5; }),
-            "top_p: expected 1 with beam search, found 0.500000");
+            "top_p: expected 1 with beam search, found 0.5");
   EXPECT_EQ(sampling([](auto& p) { p.top_k = 3; }),
-            "top_k: expected 0 or -1 with beam search, found 3.000000");
+            "top_k: expected 0 or -1 with beam search, found 3");
   EXPECT_EQ(sampling([](auto& p) { p.min_p = 0.1; }),
-            "min_p: expected 0 with beam search, found 0.100000");
+            "min_p: expected 0 with beam search, found 0.1");
   EXPECT_EQ(sampling([](auto& p) { p.seed = 4; }), "seed: expected none with beam search, found 4");
   EXPECT_EQ(sampling([](auto& p) { p.max_tokens = 0; }),
-            "max_tokens: expected 1 or more with beam search, found 0.000000");
+            "max_tokens: expected 1 or more with beam search, found 0");
   EXPECT_EQ(sampling([](auto& p) { p.beam->num_beams = 0; }),
-            "num_beams: expected 1 to 64, found 0.000000");
+            "num_beams: expected 1 to 64, found 0");
   EXPECT_EQ(sampling([](auto& p) { p.beam->num_beams = 65; }),
-            "num_beams: expected 1 to 64, found 65.000000");
+            "num_beams: expected 1 to 64, found 65");
   EXPECT_EQ(sampling([](auto& p) { p.beam->num_beams = 9; }),
             "num_beams: expected at most 8 (max-num-seqs), found 9");
   EXPECT_EQ(sampling([](auto& p) { p.beam->length_penalty = 10.5; }),
-            "length_penalty: expected -10 to 10, found 10.500000");
+            "length_penalty: expected -10 to 10, found 10.5");
   EXPECT_NE(sampling([](auto& p) { p.beam->length_penalty = std::nan(""); }), "");
   EXPECT_EQ(refusal([](Request&) {}, 5),
             "n: expected at most num_beams (4) with beam search, found 5");

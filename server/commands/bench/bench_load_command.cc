@@ -351,10 +351,10 @@ void AddLoopOptions(CLI::App& command, LoadArguments& options) {
       "--clients", load.clients, "Closed loop: clients, each with one request at a time");
   clients->check(CLI::Range(1, 100'000));
   command.add_option("--rate", load.rate, "Open loop: requests per second, Poisson arrivals")
-      ->check(CLI::Range(1e-3, 1e6))
+      ->check(NumberRange(1e-3, 1e6))
       ->excludes(clients);
   command.add_option("--seconds", load.seconds, "Seconds during which requests are started")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(NumberRange(0.001, 1e6));
   command.add_option("--requests", load.requests, "Number of requests to start")
       ->check(CLI::Range(1, 100'000'000));
   AddNumberOption(command, "--drain", load.drain_seconds,

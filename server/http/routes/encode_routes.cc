@@ -100,6 +100,10 @@ Result<EncodeJob> ParseTei(const Body& body, const EncodeRoute& route, const Req
                            const EncodeModel& model, ServerContext& context, bool& batch) {
   MemoryCharge charge(context.memory());  // of the translated body
   MOESERVE_RETURN_IF_ERROR(charge.Add(body.charged_bytes()));
+  if (*route.tei == TeiRoute::kPredict) {
+    // Labels of tokens have no place in the answer.
+    MOESERVE_RETURN_IF_ERROR(CheckTask(*model.spec, EncodeTask::kClassify));
+  }
   MOESERVE_ASSIGN_OR_RETURN(const TeiRequest translated, FromTei(*route.tei, *body));
   batch = translated.batch;
   Result<EncodeJob> job = ParseEncode(translated.body, translated.fields, rules, model, true);

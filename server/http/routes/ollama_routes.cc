@@ -26,7 +26,7 @@ struct MissingRoute {
 constexpr std::string_view kNoFiles =
     "this server stores no models; its operator chooses what it serves (--model, --models-folder)";
 constexpr MissingRoute kMissingRoutes[] = {
-    {"/api/embed", "this server computes no embeddings"},
+    {"/api/embed", "embeddings are served at /v1/embeddings"},
     {"/api/pull", kNoFiles},
     {"/api/push", kNoFiles},
     {"/api/create", kNoFiles},
