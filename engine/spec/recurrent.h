@@ -64,7 +64,7 @@ struct StateSpaceSpec {
   bool bias = false;  // on the projections
   // Steps are limited to this range.
   double step_low = 0.0;
-  std::optional<double> step_high;
+  std::optional<double> step_high = std::nullopt;
 
   static constexpr std::string_view kKind = "ssm";  // in files
 

@@ -8,10 +8,10 @@
 
 namespace moeserve {
 
-// kGelu is x times the exact normal distribution function.
-enum class ActivationKind : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu, kTanh };
+// kGelu is x times the exact normal distribution function, kRelu2 the square of kRelu.
+enum class ActivationKind : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu, kTanh, kRelu2 };
 constexpr NameTraits Traits(ActivationKind k) {
-  return NameIn({"none", "silu", "gelu", "gelu_tanh", "relu", "tanh"}, k);
+  return NameIn({"none", "silu", "gelu", "gelu_tanh", "relu", "tanh", "relu2"}, k);
 }
 
 // What a gate multiplies by, for its input z: sigmoid(z); z * sigmoid(z); log2(1 + 2^z).

@@ -42,10 +42,37 @@ void RemoveFrom(const std::vector<std::string>& ignored, Json* config) {
   }
 }
 
+// Returns the text with every bare Infinity in the list of the key "time_step_limit", which is not
+// JSON, in the other spelling that files have for it.
+std::string SpellInfinity(std::string_view text) {
+  constexpr std::string_view kKey = "\"time_step_limit\"", kBare = "Infinity";
+  constexpr std::string_view kSpaces = " \t\r\n";
+  std::string out;
+  for (;;) {
+    const size_t key = text.find(kKey);
+    if (key == text.npos) return out.append(text);
+    size_t begin = text.find_first_not_of(kSpaces, key + kKey.size());
+    if (begin != text.npos && text[begin] == ':')
+      begin = text.find_first_not_of(kSpaces, begin + 1);
+    const bool list = begin != text.npos && text[begin] == '[';
+    const size_t end = list ? text.find_first_of("]{\"", begin) : begin;
+    out.append(text.substr(0, std::min(begin, text.size())));
+    if (begin == text.npos) return out;
+    std::string_view inside = text.substr(begin, std::min(end, text.size()) - begin);
+    for (size_t at; (at = inside.find(kBare)) != inside.npos;) {
+      out.append(inside.substr(0, at)).append("{\"__float__\":\"Infinity\"}");
+      inside.remove_prefix(at + kBare.size());
+    }
+    out.append(inside);
+    text.remove_prefix(std::min(end, text.size()));
+  }
+}
+
 }  // namespace
 
 Result<nlohmann::json> ParseConfigJson(std::string_view text) {
-  Result<nlohmann::json> json = ParseStrictJson(text, kArchitectureLimits);
+  const std::string spelled = SpellInfinity(text);
+  Result<nlohmann::json> json = ParseStrictJson(spelled, kArchitectureLimits);
   if (!json.ok()) return Prefixed(Concat(kConfigFile, ": "), json.status());
   return json;
 }

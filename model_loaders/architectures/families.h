@@ -45,6 +45,7 @@ extern const Architecture kMistralArchitecture;
 extern const Architecture kMixtralArchitecture;
 extern const Architecture kModernBertArchitecture;
 extern const Architecture kMt5Architecture;
+extern const Architecture kNemotronHArchitecture;
 extern const Architecture kNllbMoeArchitecture;
 extern const Architecture kNomicBertArchitecture;
 extern const Architecture kOlmo2Architecture;

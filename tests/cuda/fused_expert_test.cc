@@ -12,9 +12,9 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr ActivationKind kExpertKinds[] = {ActivationKind::kSilu,     ActivationKind::kGelu,
-                                           ActivationKind::kGeluTanh, ActivationKind::kRelu,
-                                           ActivationKind::kTanh,     ActivationKind::kNone};
+constexpr ActivationKind kExpertKinds[] = {
+    ActivationKind::kSilu, ActivationKind::kGelu,  ActivationKind::kGeluTanh, ActivationKind::kRelu,
+    ActivationKind::kTanh, ActivationKind::kRelu2, ActivationKind::kNone};
 
 std::vector<std::vector<int>> SomeRoutes(int rows, int experts, Random& random) {
   std::vector<std::vector<int>> routes(static_cast<size_t>(rows));

@@ -234,8 +234,8 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
   const int experts = static_cast<int>(widths.size());
   const Activation kinds[] = {ActivationKind::kSilu,     ActivationKind::kGelu,
                               ActivationKind::kGeluTanh, ActivationKind::kRelu,
-                              ActivationKind::kTanh,     ActivationKind::kNone,
-                              GeneralActivation()};
+                              ActivationKind::kTanh,     ActivationKind::kRelu2,
+                              ActivationKind::kNone,     GeneralActivation()};
   constexpr int kRows[] = {1, 2, 7, 8, 9, 63, 64, 65};
   int turn = 0;
   for (const Types& t : kLinearTypes) {

@@ -110,9 +110,9 @@ std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int exp
 }
 
 std::vector<Activation> GatedActivations() {
-  std::vector<Activation> all = {ActivationKind::kSilu, ActivationKind::kGelu,
+  std::vector<Activation> all = {ActivationKind::kSilu,     ActivationKind::kGelu,
                                  ActivationKind::kGeluTanh, ActivationKind::kRelu,
-                                 ActivationKind::kTanh};
+                                 ActivationKind::kTanh,     ActivationKind::kRelu2};
   Activation general = ActivationKind::kSilu;
   general.limit = 0.75f;
   all.push_back(general);
@@ -303,7 +303,8 @@ TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
       if (gated) bank->LoadWeight(0, LinearBank::Half::kGate, 0, w);
       for (const ActivationKind activation :
            {ActivationKind::kNone, ActivationKind::kSilu, ActivationKind::kGelu,
-            ActivationKind::kGeluTanh, ActivationKind::kRelu, ActivationKind::kTanh}) {
+            ActivationKind::kGeluTanh, ActivationKind::kRelu, ActivationKind::kTanh,
+            ActivationKind::kRelu2}) {
         if (gated && activation == ActivationKind::kNone) continue;
         const DeviceRows x = MakeRows(*backend_, 4, 1, 1, type, &values);
         const DeviceRows y = MakeRows(*backend_, 4, 40, 40, type, nullptr);
@@ -315,7 +316,9 @@ TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
           const bool tanh = activation == ActivationKind::kTanh && !gated;
           EXPECT_EQ(std::isfinite(RowOf(*backend_, y.view, 1, 40)[i]), tanh);
           EXPECT_EQ(std::isfinite(RowOf(*backend_, y.view, 2, 40)[i]),
-                    tanh || (activation == ActivationKind::kRelu && !gated));
+                    tanh || ((activation == ActivationKind::kRelu ||
+                              activation == ActivationKind::kRelu2) &&
+                             !gated));
           EXPECT_TRUE(std::isfinite(RowOf(*backend_, y.view, 3, 40)[i]));
           EXPECT_NE(RowOf(*backend_, y.view, 3, 40)[i], 0.0);
         }

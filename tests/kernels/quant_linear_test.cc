@@ -310,8 +310,9 @@ TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
       down->LoadBias(e, Half::kMain, 0, MakeTensor(down_b[e], {model}));
     }
     for (const DType rows_type : kRowTypes) {
-      for (const ActivationKind activation : {ActivationKind::kSilu, ActivationKind::kGelu,
-                                              ActivationKind::kRelu, ActivationKind::kTanh}) {
+      for (const ActivationKind activation :
+           {ActivationKind::kSilu, ActivationKind::kGelu, ActivationKind::kRelu,
+            ActivationKind::kTanh, ActivationKind::kRelu2}) {
         for (const int rows : {1, 6, 41}) {
           const std::vector<float> values = random.Normals(int64_t{rows} * model);
           const DeviceRows x = MakeRows(*backend_, rows, model, model, rows_type, &values);

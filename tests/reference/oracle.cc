@@ -29,6 +29,8 @@ double OracleActivation(ActivationKind kind, double x) {
       return x < 0.0 ? 0.0 : x;
     case ActivationKind::kTanh:
       return std::tanh(x);
+    case ActivationKind::kRelu2:
+      return x < 0.0 ? 0.0 : x * x;
   }
   return x;
 }

@@ -203,6 +203,8 @@ def activate(x: Tensor, name: str) -> Tensor:
         return functional.silu(x)
     if name in ("relu", "tanh"):
         return getattr(torch, name)(x)
+    if name == "relu2":
+        return torch.relu(x).square()
     if name == "none":
         return x
     return functional.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")

@@ -230,7 +230,9 @@ TINY: dict[str, Json] = {
          {"kind": "ssm", "num_heads": 3, "head_dim": 16, "state_dim": 8, "conv": 3,
           "conv_bias": False, "bias": True, "step_low": 0.1, "step_high": 1.5},
          {"kind": "ssm", "num_heads": 2, "head_dim": 40, "state_dim": 24}],
-        [{"kind": "none"}, _moe(5, 16, _top_k(2), renormalize=True), {"kind": "none"},
+        [{"kind": "none"},
+         _moe(5, 16, _top_k(2), renormalize=True, expert=_plain("relu2"), shared_width=12),
+         {"kind": "none"},
          _moe(4, 12, _top_p(0.6)), _moe(5, [8, 20, 12, 16, 24], _top_k(2))]),
 }
 

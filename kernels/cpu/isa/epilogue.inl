@@ -85,6 +85,10 @@ inline Vec Activated(Vec v) {
       return Max(Zero(), v);
     case ActivationKind::kTanh:
       return Tanh(v);
+    case ActivationKind::kRelu2: {
+      const Vec positive = Max(Zero(), v);
+      return Mul(positive, positive);
+    }
   }
 }
 
@@ -198,6 +202,10 @@ inline Vec ActivatedBy(const Activation& activation, Vec v) {
       return Max(Zero(), v);
     case ActivationKind::kTanh:
       return Tanh(v);
+    case ActivationKind::kRelu2: {
+      const Vec positive = Max(Zero(), v);
+      return Mul(positive, positive);
+    }
   }
   return v;
 }
@@ -242,6 +250,8 @@ void Epilogue(const EpilogueArgs& a) {
       return EpilogueOf<ActivationKind::kRelu>(a);
     case ActivationKind::kTanh:
       return EpilogueOf<ActivationKind::kTanh>(a);
+    case ActivationKind::kRelu2:
+      return EpilogueOf<ActivationKind::kRelu2>(a);
   }
 }
 

@@ -41,6 +41,8 @@ __device__ inline float Activated(float x) {
     return x < 0.0f ? 0.0f : x;
   } else if constexpr (kKind == ActivationKind::kTanh) {
     return tanhf(x);
+  } else if constexpr (kKind == ActivationKind::kRelu2) {
+    return x < 0.0f ? 0.0f : x * x;
   } else {
     return x;
   }
@@ -71,6 +73,8 @@ __device__ inline void Activate(ActivationKind kind, bool fast, float (&x)[kCoun
       return ActivateEach<ActivationKind::kRelu, false>(x);
     case ActivationKind::kTanh:
       return ActivateEach<ActivationKind::kTanh, false>(x);
+    case ActivationKind::kRelu2:
+      return ActivateEach<ActivationKind::kRelu2, false>(x);
   }
 }
 

@@ -141,13 +141,14 @@ ActivationKind DecoderConfig::Activation(std::string_view key, std::string_view 
       {"gelu_new", ActivationKind::kGeluTanh},
       {"gelu_pytorch_tanh", ActivationKind::kGeluTanh},
       {"relu", ActivationKind::kRelu},
-      {"tanh", ActivationKind::kTanh}};
+      {"tanh", ActivationKind::kTanh},
+      {"relu2", ActivationKind::kRelu2}};
   const Json* value = reader_.Optional(key);
   const Json name = value == nullptr ? Json(std::string(fallback)) : *value;
   for (const auto& [text, kind] : kNames) {
     if (name == Json(std::string(text))) return kind;
   }
-  reader_.Fault(key, "silu, gelu, gelu_pytorch_tanh or relu", ShowJson(name));
+  reader_.Fault(key, "silu, gelu, gelu_pytorch_tanh, relu or relu2", ShowJson(name));
   return ActivationKind::kSilu;
 }
 

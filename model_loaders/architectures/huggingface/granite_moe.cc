@@ -1,7 +1,12 @@
-// GraniteMoE, its variant with a shared expert, and the hybrid if all layers are attention.
+// GraniteMoE, its variant with a shared expert, and the hybrid with state-space layers.
 
+#include <algorithm>
+
+#include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/layer_kinds.h"
+#include "model_loaders/architectures/huggingface/state_space_keys.h"
 
 namespace moeserve {
 namespace {
@@ -77,28 +82,22 @@ ConfigResult ReadHybrid(const Json& json, const StoredNames& stored) {
   } else {
     c.Require("position_embedding_type", "rope");
   }
-  // State-space layers are not supported, so their settings do not matter.
-  c.Ignore({"mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state",
-            "mamba_expand", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit",
-            "normalization_function", "init_method", "rope_scaling"});
-  bool found = false;
-  for (const std::string_view key : {"layer_types", "layers_block_type"}) {
-    const Json* types = c.keys().Optional(key);
-    if (types == nullptr) continue;
-    found = true;
-    bool all_attention = types->is_array();
-    for (size_t i = 0; all_attention && i < types->size(); ++i) {
-      const Json& type = (*types)[i];
-      all_attention = type == "attention" || type == "full_attention";
-    }
-    if (!all_attention) {
-      c.keys().Fault(key, "\"attention\" in every layer (state-space layers are not supported)",
-                     ShowJson(*types));
-    }
-  }
-  if (!found) {
-    c.keys().Fault("layer_types", "\"attention\" in every layer", "no such key: Mamba layers");
-  }
+  c.Ignore({"mamba_chunk_size", "normalization_function", "init_method", "rope_scaling"});
+  enum : int { kAttention, kStateSpaces };
+  const std::vector<int> kinds =
+      LayerKinds(c,
+                 {{"attention", kAttention},
+                  {"full_attention", kAttention},
+                  {"mamba", kStateSpaces},
+                  {"linear_attention", kStateSpaces}},
+                 [](int) { return kStateSpaces; }, "layer_types", {"layers_block_type"});
+  const int64_t inner = int64_t{c.keys().Int("mamba_expand", 2)} * c.spec().hidden_size;
+  const StateSpaceSpec ssm =
+      ReadStateSpace(c,
+                     {"mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups",
+                      "mamba_d_conv", "mamba_conv_bias", "mamba_proj_bias"},
+                     {.num_heads = 128, .state_dim = 256, .groups = 1},
+                     static_cast<int>(std::clamp<int64_t>(inner, 0, kMaxWidth + 1)));
   const AttentionSpec attention = ReadGraniteMoeAttention(c);
   FeedForwardSpec feed_forward;
   if (c.keys().Int("num_local_experts") == 0) {
@@ -107,8 +106,14 @@ ConfigResult ReadHybrid(const Json& json, const StoredNames& stored) {
   } else {
     feed_forward = ReadExperts(c, 1024);
   }
-  AddGraniteMoeTensors(c);
-  return c.Finish(attention, feed_forward);
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), kGraniteMoeTensors});
+  c.MixerTensors(BlockKind::kAttention, {AttentionTensors()});
+  c.MixerTensors(BlockKind::kStateSpace, {MambaTensors()});
+  return c.Finish([&](int layer) {
+    LayerSpec own{.attention = attention, .feed_forward = feed_forward};
+    if (kinds[static_cast<size_t>(layer)] == kStateSpaces) own.token_mixer = ssm;
+    return own;
+  });
 }
 
 }  // namespace

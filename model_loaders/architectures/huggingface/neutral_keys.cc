@@ -86,6 +86,7 @@ constexpr std::string_view kNeutral[] = {
     "num_beam_groups",
     "num_beams",
     "num_labels",
+    "num_logits_to_keep",
     "num_return_sequences",
     "output_attentions",
     "output_dropout",

@@ -178,6 +178,8 @@ double OracleActivation(ActivationKind kind, double x) {
       return std::max(x, 0.0);
     case ActivationKind::kTanh:
       return std::tanh(x);
+    case ActivationKind::kRelu2:
+      return x > 0.0 ? x * x : 0.0;
     case ActivationKind::kNone:
       break;
   }
