@@ -1,7 +1,5 @@
 // Qwen2 and Qwen3, dense and with experts.
 
-#include <algorithm>
-
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
 
@@ -25,35 +23,6 @@ std::vector<std::optional<int>> Windows(DecoderConfig& c,
 }
 
 bool FromLayer(int layer, int first) { return layer >= first; }
-
-// Returns which layers are routed, from "mlp_only_layers" and "decoder_sparse_step".
-std::function<bool(int)> RoutedLayers(DecoderConfig& c) {
-  std::vector<int> dense_layers;
-  if (const Json* list = c.keys().Optional("mlp_only_layers")) {
-    bool valid = list->is_array();
-    for (size_t i = 0; valid && i < list->size(); ++i) {
-      const std::optional<int> layer = IntFrom((*list)[i]);
-      valid = layer.has_value();
-      dense_layers.push_back(layer.value_or(0));
-    }
-    if (!valid) c.keys().Fault("mlp_only_layers", "a list of integers", ShowJson(*list));
-  }
-  const int step = c.keys().Int("decoder_sparse_step", 1);
-  if (step < 1) c.keys().Fault("decoder_sparse_step", "an integer >= 1", std::to_string(step));
-  return [dense_layers, step](int layer) {
-    return std::find(dense_layers.begin(), dense_layers.end(), layer) == dense_layers.end() &&
-           (layer + 1) % step == 0;
-  };
-}
-
-constexpr TensorRule kSharedExpert[] = {
-    {"blocks.*.feed_forward.shared.gate.weight",
-     "model.layers.*.mlp.shared_expert.gate_proj.weight"},
-    {"blocks.*.feed_forward.shared.up.weight", "model.layers.*.mlp.shared_expert.up_proj.weight"},
-    {"blocks.*.feed_forward.shared.down.weight",
-     "model.layers.*.mlp.shared_expert.down_proj.weight"},
-    {"blocks.*.feed_forward.shared_gate.weight", "model.layers.*.mlp.shared_expert_gate.weight"},
-};
 
 DecoderDefaults QwenDefaults(int kv_heads) {
   return {.max_position_embeddings = 32768,
@@ -98,7 +67,7 @@ ConfigResult ReadQwen2Moe(const Json& json, const StoredNames& stored) {
   attention.bias = c.keys().Bool("qkv_bias", true);
   const std::vector<std::optional<int>> windows =
       Windows(c, [](int layer, int first) { return (layer + 1) % 2 == 1 && layer < first; });
-  const std::function<bool(int)> routed = RoutedLayers(c);
+  const std::function<bool(int)> routed = c.SparseByStep();
   FeedForwardSpec dense = c.Dense();
   FeedForwardSpec experts = c.Experts({});
   dense.expert.activation = experts.expert.activation = c.Activation();
@@ -106,7 +75,7 @@ ConfigResult ReadQwen2Moe(const Json& json, const StoredNames& stored) {
   experts.shared_width = c.keys().Int("shared_expert_intermediate_size");
   experts.shared_gate = true;
   c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
-             ExpertTensors(), kSharedExpert});
+             ExpertTensors(), OneSharedExpertTensors()});
   return c.Finish([&](int layer) {
     attention.window = windows[static_cast<size_t>(layer)];
     return LayerSpec{attention, routed(layer) ? experts : dense};
@@ -123,11 +92,9 @@ ConfigResult ReadQwen3Moe(const Json& json, const StoredNames& stored) {
   const std::optional<int> window = c.Window(4096);
   c.Ignore({"max_window_layers"});  // written by some versions, never read
   if (slides) attention.window = window;
-  const std::function<bool(int)> routed = RoutedLayers(c);
+  const std::function<bool(int)> routed = c.SparseByStep();
   FeedForwardSpec dense = c.Dense();
-  // Version 5.23 writes the number of experts under another name.
-  const bool new_name = json.contains("num_local_experts") && !json.contains("num_experts");
-  FeedForwardSpec experts = c.Experts({.count = new_name ? "num_local_experts" : "num_experts"});
+  FeedForwardSpec experts = c.Experts({});
   dense.expert.activation = experts.expert.activation = c.Activation();
   experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
   c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
