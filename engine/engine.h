@@ -35,6 +35,9 @@ struct DraftOptions {
 
 struct EngineOptions {
   int max_model_len = 0;  // 0: max_position_embeddings of the model
+  // Why max_position_embeddings is less than the model's files say, for error messages; "" if it is
+  // not. Create() removes it if max_model_len is less, which then is the reason.
+  std::string context_reason = {};
   int max_num_seqs = 64;  // largest number of sequences that run at a time
   // Largest number of rows in one step, prefill and decode together. 0: the device's preferred
   // number of rows. A value below max_num_seqs is raised to max_num_seqs.
@@ -200,6 +203,7 @@ class Engine {
 
   virtual const EngineOptions& options() const = 0;  // with all defaults resolved
   int max_model_len() const { return options().max_model_len; }
+  const std::string& context_reason() const { return options().context_reason; }
   virtual const ModelSpec& spec() const = 0;
   // Returns null if the model has no tokenizer. Prompts can then be token ids only.
   virtual const Tokenizer* tokenizer() const = 0;

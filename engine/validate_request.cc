@@ -249,15 +249,17 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   }
   MOESERVE_RETURN_IF_ERROR(ValidateSampling(request.sampling, limits, spec.vocab_size));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  const std::string why =
+      limits.context_reason.empty() ? "" : Concat(" (", limits.context_reason, ')');
   if (request.encode.has_value() && prompt > limits.max_model_len) {
-    return absl::InvalidArgumentError(
-        Concat("context length: the limit is ", limits.max_model_len, " tokens, found ", prompt));
+    return absl::InvalidArgumentError(Concat("context length: the limit is ", limits.max_model_len,
+                                             " tokens", why, ", found ", prompt));
   }
   const int64_t total = prompt + (request.encode.has_value() ? 0 : request.sampling.max_tokens);
   if (total > limits.max_model_len) {
     return absl::InvalidArgumentError(
-        Concat("context length: the limit is ", limits.max_model_len, " tokens, found ", prompt,
-               " in the prompt and max_tokens ", request.sampling.max_tokens));
+        Concat("context length: the limit is ", limits.max_model_len, " tokens", why, ", found ",
+               prompt, " in the prompt and max_tokens ", request.sampling.max_tokens));
   }
   return absl::OkStatus();
 }

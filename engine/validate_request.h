@@ -13,6 +13,7 @@ namespace moeserve {
 
 struct RequestLimits {
   int max_model_len = 0;
+  std::string context_reason = {};  // EngineOptions::context_reason
   bool has_tokenizer = false;
   bool routing_records = false;
   bool routing_control = false;

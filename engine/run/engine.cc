@@ -33,6 +33,7 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
   for (size_t i = 0; i < requests.size(); ++i) {
     MOESERVE_RETURN_IF_ERROR(ValidateRequest(requests[i],
                                              {.max_model_len = options_.max_model_len,
+                                              .context_reason = options_.context_reason,
                                               .has_tokenizer = tokenizer_ != nullptr,
                                               .routing_records = options_.routing_records,
                                               .routing_control = options_.routing_control.enabled},

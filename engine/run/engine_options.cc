@@ -24,9 +24,11 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
   if (o.max_model_len == 0) o.max_model_len = spec.max_position_embeddings;
   if (o.max_model_len < 1 || o.max_model_len > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
-        "max-model-len: expected 1 to " + std::to_string(spec.max_position_embeddings) +
-        " (max_position_embeddings), found " + std::to_string(options.max_model_len));
+        "max-model-len: expected 1 to " + std::to_string(spec.max_position_embeddings) + " (" +
+        (o.context_reason.empty() ? "max_position_embeddings" : o.context_reason) + "), found " +
+        std::to_string(options.max_model_len));
   }
+  if (o.max_model_len < spec.max_position_embeddings) o.context_reason.clear();
   if (o.max_num_seqs < 1 || o.max_num_seqs > 65536) {
     return absl::InvalidArgumentError("max-num-seqs: expected 1 to 65536, found " +
                                       std::to_string(o.max_num_seqs));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -106,6 +107,9 @@ class CheckpointConfig {
   // One sentence for each choice that the reader made where the files leave the model's answers
   // open, or where they differ from how the authors' code computes them.
   std::vector<std::string> decisions;
+  // Why texts cannot be as long as the files say, if spec.max_position_embeddings is less than
+  // that; for error messages about the length of a context.
+  std::string context_reason = {};
   // The languages of a translator, which tell its dictionaries apart; empty if the configuration
   // has none.
   std::string source_language = {}, target_language = {};
@@ -117,9 +121,18 @@ class CheckpointConfig {
 
 using ConfigResult = Result<std::unique_ptr<const CheckpointConfig>>;
 
-// The names of the tensors that a folder's files store. Families whose files exist in several
-// layouts use it to recognize the layout.
-using StoredNames = std::set<std::string, std::less<>>;
+// What a reader knows of a folder beside its configuration. Families whose files exist in several
+// layouts recognize the layout by it.
+struct StoredNames {
+  std::set<std::string, std::less<>> names = {};  // of the tensors that the files store
+  // The shapes of those that have three dimensions, which are mostly stacks of experts.
+  std::map<std::string, std::vector<int64_t>, std::less<>> stacks = {};
+  // The object of config.json that the configuration is, for error messages: "text_config"; "" if
+  // it is the whole file.
+  std::string key_object = {};
+
+  bool contains(std::string_view name) const { return names.contains(name); }
+};
 
 // One family. Its functions must accept a JSON object with any content.
 struct Architecture {

@@ -120,13 +120,17 @@ std::string WithoutIndices(std::string_view key) {
 
 }  // namespace
 
+bool MatchesName(std::string_view pattern, std::string_view name) {
+  return Match(pattern, name).has_value();
+}
+
 NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
                                  const StoredNames& stored, const NamePrefix& prefix)
     : tensors_(tensors.begin(), tensors.end()), keys_(keys.begin(), keys.end()), prefix_(prefix) {
   // Every layer has the same layout, so the pattern of one layer decides.
   std::set<std::string> patterns;
-  StoredNames names;
-  for (const std::string& file_name : stored) {
+  std::set<std::string> names;
+  for (const std::string& file_name : stored.names) {
     std::string name = NameInRules(file_name);
     if (name != file_name) stored_names_.emplace(name, file_name);
     names.insert(std::move(name));
@@ -258,7 +262,7 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
   if (rule.channel) place.shape = {tensor.shape[0], 1, tensor.shape[1]};
   if (IsRowSection(rule.order)) return SectionPlace(rule, *numbers, tensor, std::move(place));
   if (rule.channel) return place;
-  if (!stacked && rule.parts == 1 && !rule.transposed && !rule.wrapped &&
+  if (!stacked && rule.parts == 1 && !rule.transposed && rule.slices == 0 &&
       rule.order == RowOrder::kJoined) {
     if (place.format.kind != BlockFormatKind::kNone) place.shape = tensor.shape;
     return place;
@@ -324,10 +328,10 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
         Concat(rule.model.starts_with("blocks.*.attention.") ? "attention[" : "feed_forward[",
                layer, "].routing.num_experts, ");
   }
-  if (rule.wrapped) {
+  if (rule.slices > 0) {
     place.index = 0;
-    place.shape.insert(place.shape.begin(), 1);
-    follows_from += "1, ";
+    place.shape.insert(place.shape.begin(), rule.slices);
+    follows_from += Concat(rule.slices, ", ");
   }
   if (rule.parts > 1) follows_from += Concat(rule.parts, " * ");
   if (tensor.follows_from.starts_with('[') && !place.transposed) {
@@ -343,6 +347,12 @@ std::optional<std::string> NameTableConfig::LeftOverReason(std::string_view stor
   }
   for (const std::string& prefix : ignored_prefixes) {
     if (name.starts_with(prefix)) return std::nullopt;
+  }
+  for (const IgnoredRange& range : ignored_ranges) {
+    const std::optional<Numbers> numbers = Match(range.pattern, name);
+    if (!numbers.has_value() || range.number >= numbers->count) continue;
+    const int number = numbers->value[range.number];
+    if (number >= range.from && number < range.to) return std::nullopt;
   }
   for (const TensorRule& rule : tensors_) {
     const std::optional<Numbers> numbers = Match(rule.file, name);

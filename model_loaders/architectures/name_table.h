@@ -47,8 +47,10 @@ struct TensorRule {
   RowOrder order = RowOrder::kJoined;
   bool transposed = false;  // matrices are stored as their transposes
   float add = 0.0f;         // TensorPlace::add
-  bool wrapped = false;     // the stored tensor has one more dimension in front, of size 1
-  bool channel = false;     // the stored tensor has one more dimension behind the first, of size 1
+  // Above 0: the stored tensor has one more dimension in front, of this size, whose first slice the
+  // tensor is.
+  int slices = 0;
+  bool channel = false;  // the stored tensor has one more dimension behind the first, of size 1
   // Files store the tensor as MXFP4 blocks; the name of the scales ends with "_scales" where that
   // of the blocks ends with "_blocks".
   bool mxfp4 = false;
@@ -82,6 +84,19 @@ struct Numbers {
   size_t count = 0;
 };
 
+// Stored tensors that the model does not need: those whose names match `pattern` and of whose
+// numbers the one at `number`, counted from 0, is in [from, to).
+struct IgnoredRange {
+  std::string_view pattern;
+  size_t number = 0;
+  int from = 0;
+  int to = 0;
+};
+
+// Returns whether a name matches a pattern, in which each "*" stands for a number without leading
+// zeros.
+bool MatchesName(std::string_view pattern, std::string_view name);
+
 class NameTableConfig : public CheckpointConfig {
  public:
   // If several rules match a tensor of the model, the first of them whose file tensor is in
@@ -100,6 +115,7 @@ class NameTableConfig : public CheckpointConfig {
   std::vector<std::string_view> ignored;
   // Stored tensors with these prefixes are not needed either.
   std::vector<std::string> ignored_prefixes;
+  std::vector<IgnoredRange> ignored_ranges;
   // Rows of the stored table of positions in front of the one for a text's first token.
   int positions_from = 0;
   // The rectangle of elements with one scale if the files have FP8 weights: of every stored matrix

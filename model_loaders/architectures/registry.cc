@@ -5,7 +5,8 @@
 #include "base/error_text.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/files/object_reader.h"
+#include "model_loaders/architectures/huggingface/wrappers.h"
+#include "model_loaders/architectures/unknown_family.h"
 
 namespace moeserve {
 namespace {
@@ -18,29 +19,41 @@ constexpr const Architecture* kArchitectures[] = {
     &kNativePairArchitecture,
     &kDynamicMoeArchitecture,  // before Llama, whose name it uses
     &kAfmoeArchitecture,
+    &kAxk1Architecture,
     &kBailingMoeArchitecture,
     &kDeepSeekV2Architecture,
+    &kDeepSeekV32Architecture,
     &kDeepSeekV3Architecture,
     &kDots1Architecture,
     &kErnieArchitecture,
     &kErnieMoeArchitecture,
+    &kErnieVlMoeTextArchitecture,
+    &kExaoneMoeArchitecture,
     &kFlexOlmoArchitecture,
+    &kFlintArchitecture,
     &kGemma2Architecture,
     &kGemma3Architecture,
     &kGemmaArchitecture,
     &kGlm4MoeArchitecture,
+    &kGlm4MoeLiteArchitecture,
+    &kGlm4vMoeTextArchitecture,
+    &kGlmMoeDsaArchitecture,
     &kGptOssArchitecture,
     &kGraniteArchitecture,
     &kGraniteMoeArchitecture,
     &kGraniteMoeHybridArchitecture,
     &kGraniteMoeSharedArchitecture,
+    &kGraniteMoeSwaArchitecture,
     &kHunYuanMoeArchitecture,
+    &kHyV3Architecture,
     &kJetMoeArchitecture,
     &kKimiK2Architecture,
     &kLfm2Architecture,
     &kLfm2MoeArchitecture,
     &kLlamaArchitecture,
+    &kMellumArchitecture,
     &kMiniMaxM2Architecture,
+    &kMiniMaxM3TextArchitecture,
     &kMistralArchitecture,
     &kMixtralArchitecture,
     &kNemotronHArchitecture,
@@ -56,6 +69,10 @@ constexpr const Architecture* kArchitectures[] = {
     &kQwen35MoeArchitecture,
     &kQwen3MoeArchitecture,
     &kQwen3NextArchitecture,
+    &kQwen3VlMoeTextArchitecture,
+    &kSarvamMlaArchitecture,
+    &kSarvamMoeArchitecture,
+    &kSolarOpenArchitecture,
     &kBertArchitecture,
     &kCamembertArchitecture,
     &kModernBertArchitecture,
@@ -74,47 +91,6 @@ constexpr const Architecture* kArchitectures[] = {
     &kT5Architecture,
     &kUmt5Architecture,
 };
-
-// Families with parts that the engine does not compute.
-struct UnsupportedFamily {
-  std::string_view model_type;
-  std::string_view part;
-};
-constexpr std::string_view kLinearAttention = "linear attention";
-constexpr std::string_view kStateSpace = "state-space layers";
-constexpr UnsupportedFamily kUnsupported[] = {
-    {"bamba", kStateSpace},
-    {"falcon_h1", kStateSpace},
-    {"falcon_mamba", kStateSpace},
-    {"jamba", kStateSpace},
-    {"kimi_linear", kLinearAttention},
-    {"mamba", kStateSpace},
-    {"mamba2", kStateSpace},
-    {"minimax", kLinearAttention},
-    {"minimax_text_01", kLinearAttention},
-    {"qwen3_5_moe", kLinearAttention},
-    {"recurrent_gemma", kLinearAttention},
-    {"rwkv", kLinearAttention},
-    {"zamba", kStateSpace},
-    {"zamba2", kStateSpace},
-};
-
-absl::Status UnknownArchitecture(const nlohmann::json& config, ArchitectureList known) {
-  for (const UnsupportedFamily& family : kUnsupported) {
-    if (!HasModelType(config, family.model_type)) continue;
-    return absl::InvalidArgumentError(
-        Concat(kConfigFile, ": model_type: expected a decoder of attention and feed-forward ",
-               "layers, found ", Quoted(family.model_type), ", whose models have ", family.part,
-               "; this server does not compute that"));
-  }
-  const std::string expected = ModelTypes(known);
-  Problems problems;
-  ObjectReader reader(config, "", &problems);
-  if (const auto* found = reader.Required("model_type", expected); found != nullptr) {
-    reader.Fault("model_type", expected, ShowJson(*found));
-  }
-  return problems.ToStatus(kConfigFile);
-}
 
 }  // namespace
 
@@ -135,10 +111,17 @@ ConfigResult ReadConfig(std::string_view text, const StoredNames& stored,
   RemoveKeys(ignored, &config);
   if (config.is_object()) {
     for (const Architecture* architecture : architectures) {
-      if (architecture->Recognizes(config)) return architecture->read(config, stored);
+      if (!architecture->Recognizes(config)) continue;
+      return huggingface::IsTextType(architecture->model_type)
+                 ? huggingface::ReadAlone(*architecture, config, stored)
+                 : architecture->read(config, stored);
     }
   }
-  return UnknownArchitecture(config, architectures);
+  if (const huggingface::Wrapper* const wrapper = huggingface::FindWrapper(config);
+      wrapper != nullptr) {
+    return huggingface::ReadWrapped(*wrapper, config, stored, architectures);
+  }
+  return UnknownFamily(config, architectures);
 }
 
 }  // namespace moeserve

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +12,7 @@
 namespace moeserve {
 
 struct Architecture;
+struct StoredNames;
 class CheckpointConfig;
 
 using ArchitectureList = std::span<const Architecture* const>;
@@ -23,11 +23,12 @@ ArchitectureList Architectures();
 // Returns the model types of the families for error messages: "a", "b" or "c", in quotes.
 std::string ModelTypes(ArchitectureList architectures);
 
-// Reads the text of a config.json. `stored` is the list of the folder's tensors. If no family in
-// the list recognizes the text, InvalidArgument contains the found model_type and the known ones.
-// The keys `ignored` are removed before (RemoveKeys()). Error messages begin with "config.json: ".
+// Reads the text of a config.json, which belongs to a family in the list or to a wrapper of one
+// (huggingface/wrappers.h). `stored` describes the folder's tensors. If neither recognizes the
+// text, the error is that of UnknownFamily(). The keys `ignored` are removed before (RemoveKeys()).
+// Error messages begin with "config.json: ".
 Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(
-    std::string_view text, const std::set<std::string, std::less<>>& stored,
+    std::string_view text, const StoredNames& stored,
     ArchitectureList architectures = Architectures(), const std::vector<std::string>& ignored = {});
 
 }  // namespace moeserve

@@ -159,6 +159,12 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
   if (!files.ok()) return files.status();
   checkpoint.warnings = files->warnings();
   MOESERVE_RETURN_IF_ERROR(LookAtTiedHead(*files, &config, &checkpoint.warnings));
+  checkpoint.context_reason = config->context_reason;
+  if (!checkpoint.context_reason.empty()) {
+    checkpoint.warnings.push_back(
+        Concat(config->key_place, ": texts have at most ", config->spec.max_position_embeddings,
+               " tokens, fewer than max_position_embeddings says: ", checkpoint.context_reason));
+  }
   std::vector<std::string> ignored;
   MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, *files, &ignored));
   checkpoint.notes = CheckpointNotes(*config, ignored, options);
@@ -190,7 +196,11 @@ Result<Checkpoint> LoadFolder(const fs::path& path, const LoadOptions& options) 
   Result<WeightFiles> files = WeightFiles::Open(path);
   StoredNames stored;
   if (files.ok()) {
-    for (const WeightFiles::Location& tensor : files->tensors()) stored.insert(tensor.entry->name);
+    for (const WeightFiles::Location& tensor : files->tensors()) {
+      const TensorEntry& entry = *tensor.entry;
+      stored.names.insert(entry.name);
+      if (entry.shape.size() == 3) stored.stacks.emplace(entry.name, entry.shape);
+    }
   }
   // An error in config.json is reported before one in the weights.
   MOESERVE_ASSIGN_OR_RETURN(

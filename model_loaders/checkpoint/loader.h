@@ -39,6 +39,8 @@ struct Checkpoint {
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
   TextSettings text_settings;  // empty without files of sentence-transformers
+  // CheckpointConfig::context_reason, which `warnings` also contains.
+  std::string context_reason = {};
   // From config.json, generation_config.json and tokenizer_config.json.
   std::vector<TokenId> eos_token_ids;
   std::string directory_name;  // the default served name (ModelPath::name)

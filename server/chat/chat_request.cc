@@ -82,7 +82,8 @@ Result<ChatParams> ParseChat(const Json& body, std::string_view text, const Requ
 
 Result<PreparedPrompt> PrepareChat(ChatParams& params, const ChatFormat& format,
                                    const Tokenizer* tokenizer, const RequestLimits& limits,
-                                   int max_model_len, std::time_t now) {
+                                   int max_model_len, std::time_t now,
+                                   std::string_view context_reason) {
   if (tokenizer == nullptr) {
     return InvalidValue("messages", "this model has no tokenizer: use /v1/completions with ids");
   }
@@ -98,8 +99,8 @@ Result<PreparedPrompt> PrepareChat(ChatParams& params, const ChatFormat& format,
   if (params.split.syntax->has_channels) params.sampling.skip_special_tokens = false;
   MOESERVE_RETURN_IF_ERROR(ConstrainAnswer(params));
   TruncatePrompt(params, max_model_len, prompt.ids);
-  MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
-                            FitIntoContext(params, prompt.ids.size(), max_model_len));
+  MOESERVE_ASSIGN_OR_RETURN(
+      prompt.max_tokens, FitIntoContext(params, prompt.ids.size(), max_model_len, context_reason));
   return prompt;
 }
 

@@ -29,6 +29,7 @@ Result<ChatParams> ParseChat(const Json& body, std::string_view text, const Requ
 // up to about a second.
 Result<PreparedPrompt> PrepareChat(ChatParams& params, const ChatFormat& format,
                                    const Tokenizer* tokenizer, const RequestLimits& limits,
-                                   int max_model_len, std::time_t now);
+                                   int max_model_len, std::time_t now,
+                                   std::string_view context_reason = "");
 
 }  // namespace moeserve::server

@@ -1,10 +1,16 @@
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include "base/error_text.h"
+#include "model_loaders/architectures/architecture.h"
+#include "model_loaders/architectures/registry.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/checkpoint/quantized_tensors.h"
+#include "model_loaders/files/mapped_file.h"
+#include "model_loaders/files/weight_files.h"
 #include "model_loaders/inspect.h"
 #include "server/chat/chat_format.h"
 #include "server/commands/commands.h"
@@ -13,9 +19,39 @@
 namespace moeserve::server {
 namespace {
 
+namespace fs = std::filesystem;
+
+// Says of a config.json without weights whether its model can be read.
+absl::Status CheckConfigAlone(const fs::path& file, const ModelOptionsText& options) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(file, kMaxConfigFileBytes));
+  MOESERVE_ASSIGN_OR_RETURN(const auto config,
+                            ReadConfig(text, {}, Architectures(), options.ignored_keys));
+  std::fputs(SummaryText(Summarize(config->spec)).c_str(), stdout);
+  PrintNotes(config->decisions);
+  if (!config->context_reason.empty()) {
+    PrintNotes({Concat("texts have at most ", config->spec.max_position_embeddings,
+                       " tokens: ", config->context_reason)});
+  }
+  std::printf(
+      "config.json: models of this configuration are served; there are no weights to check\n");
+  return absl::OkStatus();
+}
+
 int RunCheck(const ModelOptionsText& options) {
-  const auto checkpoint = LoadCheckpoint(options.directory, {.ignored_keys = options.ignored_keys});
-  if (!checkpoint.ok()) return Fail(checkpoint.status());
+  const fs::path path = options.directory;
+  std::error_code ignored;
+  if (path.filename() == kConfigFile && fs::is_regular_file(path, ignored)) {
+    const absl::Status status = CheckConfigAlone(path, options);
+    return status.ok() ? 0 : Fail(status);
+  }
+  const auto checkpoint = LoadCheckpoint(path, {.ignored_keys = options.ignored_keys});
+  if (!checkpoint.ok()) {
+    if (fs::is_regular_file(path / kConfigFile, ignored) && !WeightFiles::Exist(path)) {
+      // If it can be read, something else is missing, which the error says.
+      static_cast<void>(CheckConfigAlone(path / kConfigFile, options));
+    }
+    return Fail(checkpoint.status());
+  }
   const absl::Status integers = CheckQuantizedData(checkpoint->spec, *checkpoint->weights);
   if (!integers.ok()) return Fail(integers);
   if (const absl::Status lost = checkpoint->weights->Check(); !lost.ok()) return Fail(lost);

@@ -370,6 +370,7 @@ Result<RunningModel> StartModel(
                            ", weights ", ShowBytes(model->weight_bytes()));
   EngineOptions adjusted = engine;
   adjusted.try_model = true;
+  adjusted.context_reason = checkpoint.context_reason;
   if (max_bytes != std::numeric_limits<int64_t>::max()) {
     adjusted.max_kv_cache_bytes = std::max<int64_t>(max_bytes - model->weight_bytes(), 1);
   }

@@ -44,6 +44,7 @@ EncodeModel MakeEncodeModel(const Engine& engine, const TextSettings& settings,
   if (out.tokenizer != nullptr) out.mask = MaskToken(tokenizer_config, *out.tokenizer);
   const int most = engine.max_model_len();
   out.max_tokens = std::min(settings.max_tokens.value_or(most), most);
+  if (out.max_tokens == most) out.context_reason = engine.context_reason();
   return out;
 }
 

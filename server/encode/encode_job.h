@@ -93,8 +93,9 @@ struct EncodeModel {
   const ModelSpec* spec = nullptr;
   const Tokenizer* tokenizer = nullptr;  // null if the model has none
   const TextSettings* settings = nullptr;
-  std::optional<TokenId> mask;  // the token that stands for a masked word
-  int max_tokens = 0;           // of one input, special tokens included
+  std::optional<TokenId> mask;           // the token that stands for a masked word
+  int max_tokens = 0;                    // of one input, special tokens included
+  std::string_view context_reason = {};  // EngineOptions::context_reason
 };
 
 // `engine` and `settings` must outlive the result.

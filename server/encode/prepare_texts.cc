@@ -12,11 +12,13 @@ namespace {
 absl::Status TooLong(const EncodeJob& job, const EncodeModel& model, size_t index, size_t found) {
   std::string where = Concat("'", job.input_field, "'");
   if (job.inputs.size() > 1) where += Concat(", text ", index);
-  return MakeError(absl::StatusCode::kInvalidArgument, "context_length_exceeded",
-                   Concat(where, ": this model takes ", model.max_tokens,
-                          " tokens of a text, special tokens included, found ", found,
-                          job.fills ? "" : "; truncate_prompt_tokens: -1 cuts longer texts"),
-                   job.input_field);
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "context_length_exceeded",
+      Concat(where, ": this model takes ", model.max_tokens,
+             " tokens of a text, special tokens included",
+             model.context_reason.empty() ? "" : Concat(" (", model.context_reason, ')'),
+             ", found ", found, job.fills ? "" : "; truncate_prompt_tokens: -1 cuts longer texts"),
+      job.input_field);
 }
 
 // Returns the largest number of tokens that stay.

@@ -19,16 +19,16 @@ bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vect
   return true;
 }
 
-Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens,
-                           int max_model_len) {
+Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens, int max_model_len,
+                           std::string_view context_reason) {
   const int64_t prompt = static_cast<int64_t>(prompt_tokens);
   const int64_t room = max_model_len - prompt;
   const auto too_long = [&](int64_t wanted) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "context_length_exceeded",
-        Concat("the context length of this model is ", max_model_len, " tokens; the prompt has ",
-               prompt, " and ", wanted, " are to be generated"),
-        params.prompt_field);
+    return MakeError(absl::StatusCode::kInvalidArgument, "context_length_exceeded",
+                     Concat("the context length of this model is ", max_model_len, " tokens",
+                            context_reason.empty() ? "" : Concat(" (", context_reason, ')'),
+                            "; the prompt has ", prompt, " and ", wanted, " are to be generated"),
+                     params.prompt_field);
   };
   if (!params.max_tokens) {
     if (room < 1) return too_long(1);
@@ -39,7 +39,9 @@ Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens,
 }
 
 PromptRules PromptRulesOf(const Engine& engine) {
-  PromptRules rules{.tokenizer = engine.tokenizer(), .max_model_len = engine.max_model_len()};
+  PromptRules rules{.tokenizer = engine.tokenizer(),
+                    .max_model_len = engine.max_model_len(),
+                    .context_reason = engine.context_reason()};
   const ModelSpec& spec = engine.spec();
   if (spec.encoder != nullptr) {
     rules.decoder_start = *spec.decoder_start_token_id;
@@ -149,8 +151,9 @@ Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& param
     } else {
       truncated = TruncatePrompt(params, rules.max_model_len, prompt.ids);
     }
-    MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
-                              FitIntoContext(params, prompt.ids.size(), rules.max_model_len));
+    MOESERVE_ASSIGN_OR_RETURN(
+        prompt.max_tokens,
+        FitIntoContext(params, prompt.ids.size(), rules.max_model_len, rules.context_reason));
     if (params.echo) {
       if (rules.decoder_start) {
         if (rules.tokenizer != nullptr) {

@@ -45,6 +45,7 @@ struct PreparedPrompt {
 struct PromptRules {
   const Tokenizer* tokenizer = nullptr;  // may be null if all prompts are token ids
   int max_model_len = 0;
+  std::string context_reason = {};  // EngineOptions::context_reason
   // Of an encoder-decoder: prompts are sources of at most `max_source` tokens, and the decoder
   // begins with `decoder_start`.
   std::optional<TokenId> decoder_start = std::nullopt;
@@ -59,8 +60,9 @@ PromptRules PromptRulesOf(const Engine& engine);
 bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vector<TokenId>& ids);
 
 // Checks that one prompt and the requested output fit into the context. Returns the number of
-// tokens to generate.
-Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens, int max_model_len);
+// tokens to generate. `context_reason` is that of EngineOptions, for the error.
+Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens, int max_model_len,
+                           std::string_view context_reason = "");
 
 // Encodes the prompts, truncates them if requested and checks that they fit into the context.
 Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,

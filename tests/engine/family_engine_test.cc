@@ -247,6 +247,27 @@ TEST(LongRopeTest, PlannedLengthDecidesAndSeparatesCachedPrefixes) {
   }
 }
 
+// Where sparse attention would begin, the reason is told: of options, and of requests.
+TEST(SparseAttentionEngine, LongerContextsAreRefusedWithTheReason) {
+  const std::string reason = "sparse attention beyond index_topk is not computed";
+  const std::filesystem::path folder = SourcePath("tests/golden/families/deepseek-v32");
+  const auto larger = TestEngine::Start(folder, {.max_model_len = 129}, DType::kF32);
+  EXPECT_EQ(larger.status().message(),
+            "max-model-len: expected 1 to 128 (" + reason + "), found 129");
+  Request request;
+  request.id = "r";
+  request.prompt.assign(100, 5);
+  request.sampling.max_tokens = 29;
+  for (const int length : {0, 100}) {
+    const auto engine = TestEngine::Start(folder, {.max_model_len = length}, DType::kF32);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    const auto sink = (*engine)->Submit(request);
+    const std::string error(sink->Wait().message());
+    EXPECT_EQ(error.find(reason) != error.npos, length == 0) << error;
+    EXPECT_NE(error.find("context length: the limit is"), error.npos) << error;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, FamilyEngineTest, ::testing::ValuesIn(FamilyCases()),
                          [](const auto& info) { return TestName(info.param); });
 

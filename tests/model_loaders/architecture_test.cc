@@ -204,8 +204,10 @@ TEST(Architecture, AnUnknownFamilyIsNamedBesideThoseThatAreKnown) {
   MadeUpFolder folder;
   folder.Write();
   EXPECT_EQ(testing::Message(LoadCheckpoint(folder.path()).status()),
-            "config.json: model_type: expected " + ModelTypes(Architectures()) +
-                ", found \"made_up_moe\"");
+            "config.json: model_type: expected one of the " +
+                std::to_string(Architectures().size()) +
+                " model types in \"What is read\" of model_loaders/README.md, found "
+                "\"made_up_moe\"");
   const std::string known = "model_type: expected \"routed_decoder\" or \"made_up_moe\", found ";
   const std::map<std::string, std::string> cases = {
       {R"({"model_type": "no_such_family"})", known + "\"no_such_family\""},

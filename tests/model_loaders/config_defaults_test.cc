@@ -41,7 +41,8 @@ bool Explained(const ReadDefaults& without, const ReadDefaults& with_default,
   const auto named = [&](const std::string& name) {
     return without.error.find(name) != std::string::npos;
   };
-  return named(object) || (object == "num_local_experts" && named("num_experts")) ||
+  const bool experts = object == "num_local_experts" || object == "num_experts";
+  return named(object) || (experts && (named("num_experts") || named("n_routed_experts"))) ||
          without.error == with_default.error;
 }
 
@@ -85,7 +86,7 @@ Json Patched(Json config, const Json& patch) {
 class ConfigDefaultsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const auto text = ReadTextFile(SourcePath("tests/golden/config_defaults.json"), 1 << 20);
+    const auto text = ReadTextFile(SourcePath("tests/golden/config_defaults.json"), 4 << 20);
     ASSERT_TRUE(text.ok()) << text.status();
     cases_ = Json::parse(*text);
   }
@@ -93,7 +94,9 @@ class ConfigDefaultsTest : public ::testing::Test {
   static Json Config(const std::string& name) {
     const auto text =
         ReadTextFile(SourcePath("tests/golden/families/" + name + "/config.json"), 1 << 20);
-    return text.ok() ? Json::parse(*text) : Json();
+    const Json config = text.ok() ? Json::parse(*text) : Json();
+    // Of a wrapper, the keys of its decoder are compared.
+    return config.contains("text_config") ? config["text_config"] : config;
   }
 
   Json cases_;
@@ -113,12 +116,16 @@ TEST_F(ConfigDefaultsTest, AKeyLeftOutHasTheDefaultOfTheClass) {
       const auto [parent, last] = FindDefault(without, key);
       parent->erase(last);
       const ReadDefaults found = ReadJson(without);
-      const ReadDefaults expected =
-          ReadJson(Patched(config, known["without"].value(key, Json::object())));
+      const Json patch = known["without"].value(key, Json::object());
+      // If other keys get defaults, the key is another name of one of them.
+      const bool other_name = !patch.empty() && !patch.contains(key.substr(0, key.find('.')));
+      const ReadDefaults expected = ReadJson(Patched(other_name ? without : config, patch));
       if (!found.error.empty()) {
         EXPECT_TRUE(Explained(found, expected, key)) << what << ": " << found.error;
         continue;
       }
+      // The default may contradict other keys.
+      if (expected.error.find(' ' + key + ": expected ") != std::string::npos) continue;
       EXPECT_EQ(found.spec, expected.spec) << what << expected.error;
       ++compared;
       seen.insert(config["model_type"].get<std::string>());

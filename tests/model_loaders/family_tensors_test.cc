@@ -133,7 +133,8 @@ class FamilyTensorsTest : public ::testing::TestWithParam<FamilyCase> {
     if (loaded.ok()) {
       EXPECT_TRUE(IsListed(*loaded, name)) << name << " is read, and not listed";
     } else {
-      EXPECT_NE(loaded.status().message().find(name), std::string::npos)
+      // Long names are cut.
+      EXPECT_NE(loaded.status().message().find(name.substr(0, 76)), std::string::npos)
           << name << ": " << loaded.status();
     }
   }
@@ -196,7 +197,10 @@ TEST_P(FamilyTensorsTest, AnAddedTensorIsRefusedOrListed) {
 }
 
 TEST_P(FamilyTensorsTest, ATensorLeftOutIsNamed) {
+  const auto checkpoint = Load(original_);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   for (const std::string& name : first_) {
+    if (IsListed(*checkpoint, name)) continue;
     Weights without = original_;
     const Json entry = without.header[name];
     without.header.erase(name);
@@ -213,7 +217,7 @@ TEST_P(FamilyTensorsTest, ATensorLeftOutIsNamed) {
     const std::string message(loaded.status().message());
     // Other layouts of a file have other names for the same tensor.
     EXPECT_TRUE(message.find("is missing") != std::string::npos ||
-                message.find(name) != std::string::npos)
+                message.find(name.substr(0, 76)) != std::string::npos)
         << name << ": " << message;
   }
 }

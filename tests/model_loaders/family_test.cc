@@ -13,6 +13,7 @@
 
 #include "engine/spec/spec.h"
 #include "model_loaders/architectures/architecture.h"
+#include "model_loaders/architectures/huggingface/wrappers.h"
 #include "model_loaders/architectures/registry.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/checkpoint/tensor_check.h"
@@ -99,6 +100,15 @@ TEST(Families, HaveGoldens) {
     const auto json = nlohmann::json::parse(*text);
     tested.insert(json.contains("top_p_threshold") ? "llama with top_p_threshold"
                                                    : json["model_type"].get<std::string>());
+    if (json.contains("text_config")) {
+      tested.insert(json["text_config"]["model_type"].get<std::string>());
+    }
+  }
+  for (const huggingface::Wrapper& wrapper : huggingface::Wrappers()) {
+    for (const Architecture* architecture : Architectures()) {
+      if (architecture->model_type != wrapper.text_types.front()) continue;
+      EXPECT_TRUE(tested.contains(std::string(wrapper.model_type))) << wrapper.model_type;
+    }
   }
   for (const Architecture* architecture : Architectures()) {
     const std::string type(architecture->model_type);
@@ -161,19 +171,27 @@ nlohmann::json ConfigOf(const FamilyCase& c) {
   return nlohmann::json::parse(text.ok() ? *text : "{}");
 }
 
+// Returns the keys of a config.json, and those of a wrapper's decoder, as JSON pointers.
+std::set<std::string> KeysOf(const nlohmann::json& json) {
+  std::set<std::string> keys;
+  for (const auto& [key, unused] : json.items()) keys.insert("/" + key);
+  if (!json.contains("text_config")) return keys;
+  for (const auto& [key, unused] : json["text_config"].items()) keys.insert("/text_config/" + key);
+  return keys;
+}
+
 // Returns the keys of a folder's config.json that no earlier folder with the same reader has.
 std::set<std::string> NewKeys(const FamilyCase& folder) {
   const auto reader = [](const nlohmann::json& json) {
     return json["model_type"].get<std::string>() + (json.contains("top_p_threshold") ? "+" : "");
   };
   const nlohmann::json own = ConfigOf(folder);
-  std::set<std::string> keys;
-  for (const auto& [key, unused] : own.items()) keys.insert(key);
+  std::set<std::string> keys = KeysOf(own);
   for (const FamilyCase& c : FamilyCases()) {
     if (c.name == folder.name) break;
     const nlohmann::json json = ConfigOf(c);
     if (reader(json) != reader(own)) continue;
-    for (const auto& [key, unused] : json.items()) keys.erase(key);
+    for (const std::string& key : KeysOf(json)) keys.erase(key);
   }
   return keys;
 }
@@ -195,15 +213,17 @@ TEST_P(FamilyTest, OddConfigurationsAreRefusedOrRead) {
         << what << ": " << config.status();
   };
   for (const std::string& key : keys) {
+    const nlohmann::json::json_pointer place(key);
     nlohmann::json changed = json;
-    changed.erase(key);
+    changed[place.parent_pointer()].erase(place.back());
     read(changed, "without " + key);
     for (const nlohmann::json& value : OddValues()) {
-      changed[key] = value;
+      changed = json;
+      changed[place] = value;
       read(changed, key + " = " + value.dump());
     }
   }
-  if (keys.contains("model_type")) {  // the first folder of the reader
+  if (keys.contains("/model_type")) {  // the first folder of the reader
     EXPECT_GT(refused, 50);
   }
   nlohmann::json changed = json;

@@ -35,4 +35,24 @@ void ZeroTensors(const fs::path& folder, const std::string& suffix) {
   WriteFile(folder / "model.safetensors", bytes);
 }
 
+void RenameTensors(const fs::path& folder,
+                   const std::function<std::string(const std::string&)>& rename) {
+  const std::string bytes = ReadFile(folder / "model.safetensors");
+  uint64_t size = 0;
+  std::memcpy(&size, bytes.data(), sizeof(size));
+  nlohmann::json header = nlohmann::json::object();
+  std::string data;
+  const auto stored = nlohmann::json::parse(bytes.substr(sizeof(size), size));
+  for (const auto& [name, tensor] : stored.items()) {
+    const std::string other = name == "__metadata__" ? "" : rename(name);
+    if (other.empty()) continue;
+    const auto begin = tensor["data_offsets"][0].get<size_t>();
+    const auto end = tensor["data_offsets"][1].get<size_t>();
+    header[other] = tensor;
+    header[other]["data_offsets"] = {data.size(), data.size() + end - begin};
+    data += bytes.substr(sizeof(size) + size + begin, end - begin);
+  }
+  WriteFile(folder / "model.safetensors", SafetensorsBytes(header.dump(), data));
+}
+
 }  // namespace moeserve::testing

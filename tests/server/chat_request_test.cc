@@ -359,6 +359,11 @@ TEST(PrepareChat, FitsTheContext) {
   const auto refused = prepare(R"({"max_tokens": 9})");
   EXPECT_EQ(ApiCode(refused.status()), "context_length_exceeded");
   EXPECT_EQ(ApiParam(refused.status()), "messages");
+  auto longer = ParseChatText(WithFields(R"({"max_tokens": 9})"));
+  EXPECT_EQ(
+      PrepareChat(*longer, format, &tokenizer, RequestLimits(), 10, 0, "why").status().message(),
+      "the context length of this model is 10 tokens (why); the prompt has 2 and 9 are to be "
+      "generated");
   const auto cut = prepare(R"({"truncate_prompt_tokens": 1})");
   EXPECT_EQ(cut->ids, std::vector<TokenId>{'i'});
   auto params = ParseChatText(WithFields("{}"));

@@ -66,6 +66,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
   test->cache_type_ = o.kv_cache_type.value_or(KvCacheTypeOf(compute));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(path, {.require_tokenizer = false}));
+  o.context_reason = checkpoint.context_reason;
   MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = device, .threads = 2}));
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,

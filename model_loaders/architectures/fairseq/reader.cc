@@ -86,7 +86,7 @@ Reader::Reader(const FairseqSource& source)
       keys_(source.options.values, "", &problems_),
       decisions_(source.options.decisions) {
   for (const WeightFiles::Location& tensor : source.files.tensors()) {
-    stored_.insert(tensor.entry->name);
+    stored_.names.insert(tensor.entry->name);
   }
   set_.encoder = HasAny("encoder.");
   set_.decoder = HasAny("decoder.") || !set_.encoder;
@@ -136,8 +136,8 @@ const TensorEntry* Reader::Find(std::string_view tensor) const {
 }
 
 bool Reader::HasAny(std::string_view prefix) const {
-  const auto it = stored_.lower_bound(prefix);
-  return it != stored_.end() && it->starts_with(prefix);
+  const auto it = stored_.names.lower_bound(prefix);
+  return it != stored_.names.end() && it->starts_with(prefix);
 }
 
 void Reader::ReadSizes() {
@@ -176,11 +176,11 @@ void Reader::ReadStackSizes() {
   int& layers = current_->layers;
   layers = keys_.Int(layers_key);
   // Every layer has tensors, so a small file cannot demand long lists of them.
-  const int64_t most = std::min<int64_t>(kMaxLayers, static_cast<int64_t>(stored_.size()));
+  const int64_t most = std::min<int64_t>(kMaxLayers, static_cast<int64_t>(stored_.names.size()));
   if (ok() && (layers < 1 || layers > most)) {
     Fault(layers_key,
-          Concat("an integer in [1, ", most, "] (the files have ", stored_.size(),
-                 stored_.size() == 1 ? " tensor)" : " tensors)"),
+          Concat("an integer in [1, ", most, "] (the files have ", stored_.names.size(),
+                 stored_.names.size() == 1 ? " tensor)" : " tensors)"),
           std::to_string(layers));
   }
   spec.hidden_size = keys_.Int(Key("embed_dim"));
@@ -285,8 +285,8 @@ void Reader::ReadHead(ActivationKind activation) {
   }
   spec().kind = ModelKind::kEncoder;
   std::vector<std::string> heads;
-  for (auto it = stored_.lower_bound(kHeads); it != stored_.end() && it->starts_with(kHeads);
-       ++it) {
+  for (auto it = stored_.names.lower_bound(kHeads);
+       it != stored_.names.end() && it->starts_with(kHeads); ++it) {
     const std::string_view rest = std::string_view(*it).substr(kHeads.size());
     std::string name(rest.substr(0, rest.find('.')));
     if (heads.empty() || heads.back() != name) heads.push_back(std::move(name));
@@ -387,7 +387,7 @@ void Reader::ReadClassifier(const std::string& name) {
 bool Reader::CheckExperts(std::string_view key, int experts, int64_t routed) {
   int64_t most = std::min<int64_t>(kMaxExperts, kMaxExpertsOfModel / std::max<int64_t>(routed, 1));
   // Every expert is a part of a tensor, so a small file cannot demand long lists of them.
-  int64_t rows = static_cast<int64_t>(stored_.size());
+  int64_t rows = static_cast<int64_t>(stored_.names.size());
   for (const WeightFiles::Location& tensor : source_.files.tensors()) {
     if (tensor.entry->shape.size() == 3) rows = std::max(rows, tensor.entry->shape[0]);
   }

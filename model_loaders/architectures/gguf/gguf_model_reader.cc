@@ -27,7 +27,7 @@ GgufModelReader::GgufModelReader(const GgufFile& file, const WeightFiles& weight
                                  const std::vector<std::string>& ignored)
     : file_(file), weights_(weights), keys_(file, architecture, &problems_, &ignored) {
   for (const WeightFiles::Location& tensor : weights.tensors()) {
-    stored_.insert(tensor.entry->name);
+    stored_.names.insert(tensor.entry->name);
   }
 }
 
@@ -40,11 +40,11 @@ int64_t GgufModelReader::RowsOf(std::string_view tensor) const {
 void GgufModelReader::ReadSizes(std::string_view eps) {
   const int blocks = keys_.Int(".block_count");
   // Every layer has tensors, so a small file cannot demand long lists of them.
-  const int64_t most = std::min<int64_t>(kMaxLayers, static_cast<int64_t>(stored_.size()));
+  const int64_t most = std::min<int64_t>(kMaxLayers, static_cast<int64_t>(stored_.names.size()));
   if (problems_.empty() && (blocks < 1 || blocks > most)) {
     keys_.Fault(".block_count",
-                Concat("an integer in [1, ", most, "] (the files have ", stored_.size(),
-                       stored_.size() == 1 ? " tensor)" : " tensors)"),
+                Concat("an integer in [1, ", most, "] (the files have ", stored_.names.size(),
+                       stored_.names.size() == 1 ? " tensor)" : " tensors)"),
                 std::to_string(blocks));
   }
   if (problems_.empty()) layers_ = blocks;

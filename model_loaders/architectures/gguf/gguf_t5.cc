@@ -105,7 +105,7 @@ void GgufT5Reader::ReadStacks() {
 int GgufT5Reader::ReadDecoder() {
   constexpr std::string_view kLayers = ".decoder_block_count";
   const int layers = keys_.Int(kLayers, layers_);
-  const int64_t most = std::min<int64_t>(kMaxLayers, std::ssize(stored_));
+  const int64_t most = std::min<int64_t>(kMaxLayers, std::ssize(stored_.names));
   if (problems_.empty() && (layers < 1 || layers > most)) {
     keys_.Fault(kLayers, Concat("an integer in [1, ", most, ']'), std::to_string(layers));
   }

@@ -9,35 +9,14 @@ namespace {
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
-constexpr TensorRule Qkv(std::string_view model, std::string_view file, int part) {
-  return {.model = model, .file = file, .part = part, .parts = 3, .order = RowOrder::kQkv};
-}
-
-constexpr std::string_view kQkvWeight = "model.layers.*.attention.query_key_value.weight";
-constexpr std::string_view kQkvBias = "model.layers.*.attention.query_key_value.bias";
-
-constexpr TensorRule kBailingTensors[] = {
-    {"embed.weight", "model.word_embeddings.weight"},
-    Qkv("blocks.*.attention.q.weight", kQkvWeight, 0),
-    Qkv("blocks.*.attention.k.weight", kQkvWeight, 1),
-    Qkv("blocks.*.attention.v.weight", kQkvWeight, 2),
-    Qkv("blocks.*.attention.q.bias", kQkvBias, 0),
-    Qkv("blocks.*.attention.k.bias", kQkvBias, 1),
-    Qkv("blocks.*.attention.v.bias", kQkvBias, 2),
-    {"blocks.*.attention.o.weight", "model.layers.*.attention.dense.weight"},
-    {"blocks.*.attention.q_norm.weight", "model.layers.*.attention.query_layernorm.weight"},
-    {"blocks.*.attention.k_norm.weight", "model.layers.*.attention.key_layernorm.weight"},
-    {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.gate.expert_bias"},
-};
-
 ConfigResult ReadBailing(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({.max_position_embeddings = 32768,
               .rope_theta = 600000.0,
               .bos_token_id = std::nullopt,
               .eos_token_ids = {156892}});
-  c.Tensors({kBailingTensors, EmbeddingTensors(), PreNormTensors(), DenseTensors(), ExpertTensors(),
-             SharedExpertTensors()});
+  c.Tensors({FusedAttentionTensors(), EmbeddingTensors(), PreNormTensors(), DenseTensors(),
+             ExpertTensors(), SharedExpertTensors()});
   ObjectReader& keys = c.keys();
   AttentionSpec attention = c.Attention(128);
   attention.bias = keys.Bool("use_qkv_bias", false);

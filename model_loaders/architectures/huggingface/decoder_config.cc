@@ -14,15 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json WithoutNulls(const Json& json) {
-  if (!json.is_object()) return json;
-  Json out = Json::object();
-  for (const auto& [key, value] : json.items()) {
-    if (!value.is_null()) out[key] = value;
-  }
-  return out;
-}
-
 constexpr KeyRule kDecoderKeys[] = {
     {"position.theta", "rope_theta"},
     {"position.fraction", "partial_rotary_factor"},
@@ -35,11 +26,20 @@ constexpr KeyRule kDecoderKeys[] = {
 
 }  // namespace
 
+Json WithoutNulls(const Json& json) {
+  if (!json.is_object()) return json;
+  Json out = Json::object();
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_null()) out[key] = value;
+  }
+  return out;
+}
+
 DecoderConfig::DecoderConfig(const Json& json, const StoredNames& stored)
     : original_(json),
       json_(WithoutNulls(json)),
       stored_(stored),
-      reader_(json_, "", &problems_),
+      reader_(json_, stored.key_object, &problems_),
       key_rules_(std::begin(kDecoderKeys), std::end(kDecoderKeys)) {}
 
 void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
@@ -83,6 +83,22 @@ void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
   if (!original_.contains("eos_token_id")) {
     std::erase_if(spec_.eos_token_ids, [&](int32_t id) { return id >= spec_.vocab_size; });
   }
+}
+
+// The tensors tell what the configuration does not: without a head, the embedding matrix is it, and
+// the other way around.
+void DecoderConfig::TieByTensors() {
+  constexpr std::string_view head = "lm_head.weight";
+  const bool says = json_.contains("tie_word_embeddings") || json_.contains("tie_embedding");
+  if (spec_.head.kind != HeadKind::kLanguageModel || (says && !spec_.tie_word_embeddings)) return;
+  const bool has_embedding = std::ranges::any_of(stored_.names, [](const std::string& name) {
+    return name.find("embed") != name.npos || name.find("wte") != name.npos;
+  });
+  if (Stores(head) == has_embedding) return;
+  spec_.tie_word_embeddings = true;
+  if (has_embedding) return;
+  constexpr TensorRule kHeadIsEmbedding[] = {{"embed.weight", head}};
+  Tensors(kHeadIsEmbedding);
 }
 
 void DecoderConfig::ReadQuantization(bool mxfp4) {
@@ -164,7 +180,24 @@ FeedForwardSpec DecoderConfig::Dense(std::string_view width_key) {
   return dense;
 }
 
-FeedForwardSpec DecoderConfig::Experts(const ExpertKeys& keys) {
+std::string_view DecoderConfig::ExpertCountKey(std::string_view own) {
+  constexpr std::string_view kNames[] = {"num_experts", "num_local_experts", "n_routed_experts"};
+  if (std::ranges::find(kNames, own) == std::end(kNames)) return own;
+  std::string_view found = own;
+  for (const std::string_view name : kNames) {
+    if (name == own || !json_.contains(name)) continue;
+    if (!json_.contains(found)) {
+      found = name;
+    } else {
+      Require(name, json_[found]);
+    }
+  }
+  return found;
+}
+
+FeedForwardSpec DecoderConfig::Experts(const ExpertKeys& family_keys) {
+  ExpertKeys keys = family_keys;
+  keys.count = ExpertCountKey(keys.count);
   RoutedLayerSpec routing;
   routing.num_experts = reader_.Int(keys.count);
   const int width = reader_.Int(keys.width);
@@ -213,7 +246,7 @@ FeedForwardSpec DecoderConfig::DeepSeekExperts(const ExpertKeys& keys,
   experts.expert.activation = Activation();
   routing.gate = GateKind::kSigmoid;
   routing.renormalize = reader_.Bool("norm_topk_prob", defaults.norm_topk_prob);
-  routing.scale = reader_.Real("routed_scaling_factor", defaults.routed_scaling_factor);
+  routing.scale = reader_.Real(defaults.factor_key, defaults.routed_scaling_factor);
   routing.select.bias = true;
   routing.select.groups = reader_.Int("n_group", IsNull("n_group") ? 1 : defaults.n_group);
   routing.select.best_groups =
@@ -221,11 +254,11 @@ FeedForwardSpec DecoderConfig::DeepSeekExperts(const ExpertKeys& keys,
   routing.select.group_score = GroupScoreKind::kSumOfTwo;
   Require("scoring_func", "sigmoid");
   Require("topk_method", "noaux_tc");
-  experts.shared_width = SharedWidth("n_shared_experts", defaults.n_shared_experts);
+  experts.shared_width = SharedWidth(defaults.shared_key, defaults.n_shared_experts);
   for (const KeyRule& rule : {KeyRule{"feed_forward.routing.select.groups", "n_group"},
                               KeyRule{"select.groups", "n_group"},
                               KeyRule{"feed_forward.routing.select.best_groups", "topk_group"},
-                              KeyRule{"feed_forward.routing.scale", "routed_scaling_factor"}}) {
+                              KeyRule{"feed_forward.routing.scale", defaults.factor_key}}) {
     key_rules_.push_back(rule);
   }
   return experts;
@@ -246,142 +279,6 @@ std::optional<int> DecoderConfig::Window(std::optional<int> fallback) {
   return window;
 }
 
-PositionSpec DecoderConfig::Rope(double default_theta, double default_fraction) {
-  const double theta = reader_.Real("rope_theta", default_theta);
-  const double fraction = reader_.Real("partial_rotary_factor", default_fraction);
-  const Json* const old = reader_.Optional("rope_scaling");
-  const Json* const parameters = reader_.Optional("rope_parameters");
-  if (old != nullptr && parameters != nullptr && *old != *parameters) {
-    reader_.Fault("rope_scaling", "the same as rope_parameters, or none", ShowJson(*old));
-  }
-  const Json* const json = parameters != nullptr ? parameters : old;
-  const Json none = Json::object();
-  PositionSpec position =
-      RopeFrom(json == nullptr ? none : *json,
-               parameters != nullptr ? "rope_parameters" : "rope_scaling", theta);
-  if (json == nullptr || !json->is_object() || !json->contains("partial_rotary_factor")) {
-    position.fraction = fraction;
-  }
-  return position;
-}
-
-PositionSpec DecoderConfig::RopeFrom(const Json& json, const std::string& path,
-                                     double default_theta) {
-  const Json cleaned = WithoutNulls(json);
-  ObjectReader reader(cleaned, path, &problems_);
-  PositionSpec position;
-  position.theta = reader.Real("rope_theta", default_theta);
-  position.fraction = reader.Real("partial_rotary_factor", 1.0);
-  std::string type = "default";
-  for (const std::string_view key : {"type", "rope_type"}) {  // old and new name
-    const Json* value = reader.Optional(key);
-    if (value == nullptr) continue;
-    if (value->is_string()) {
-      type = value->get<std::string>();
-    } else {
-      reader.Fault(key, "a string", ShowJson(*value));
-    }
-  }
-  position.scaling = ScalingOf(reader, type);
-  reader.RefuseOthers(Concat(" (rope_type is ", Quoted(type), ')'));
-  return position;
-}
-
-bool DecoderConfig::IsRopeOfLayers(const Json& json) {
-  return json.is_object() &&
-         (json.contains("full_attention") || json.contains("sliding_attention"));
-}
-
-RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type) {
-  RopeScaling s;
-  if (type == "default") return s;
-  if (type == "linear") {
-    s.kind = RopeScalingKind::kLinear;
-    s.factor = reader.Real("factor");
-    return s;
-  }
-  if (type == "llama3") {
-    s.kind = RopeScalingKind::kLlama3;
-    s.factor = reader.Real("factor");
-    s.original_positions = OriginalPositions(reader);
-    s.low_freq_factor = reader.Real("low_freq_factor");
-    s.high_freq_factor = reader.Real("high_freq_factor");
-    return s;
-  }
-  if (type == "yarn") {
-    s.kind = RopeScalingKind::kYarn;
-    s.original_positions = OriginalPositions(reader);
-    s.factor = reader.Real("factor", s.original_positions > 0
-                                         ? spec_.max_position_embeddings / s.original_positions
-                                         : 1.0);
-    s.beta_fast = reader.Real("beta_fast", 32.0);
-    s.beta_slow = reader.Real("beta_slow", 1.0);
-    s.truncate = reader.Bool("truncate", true);
-    const auto magnitude = [&](double scale) {
-      return s.factor <= 1.0 ? 1.0 : 0.1 * scale * std::log(s.factor) + 1.0;
-    };
-    const double mscale = reader.Real("mscale", 0.0);
-    const double mscale_all = reader.Real("mscale_all_dim", 0.0);
-    const double derived = mscale != 0.0 && mscale_all != 0.0
-                               ? magnitude(mscale) / magnitude(mscale_all)
-                               : magnitude(1.0);
-    s.magnitude = reader.Real("attention_factor", derived);
-    return s;
-  }
-  if (type == "longrope" || type == "su") return LongRope(reader);
-  reader.Fault("rope_type", "default, linear, llama3, longrope or yarn", Quoted(type));
-  return s;
-}
-
-double DecoderConfig::OriginalPositions(ObjectReader& reader) {
-  constexpr std::string_view key = "original_max_position_embeddings";
-  const double inside = reader.Real(key, spec_.max_position_embeddings);
-  const std::optional<int>& outside = defaults_.original_max_position_embeddings;
-  return outside.has_value() ? reader_.Real(key, *outside) : inside;
-}
-
-RopeScaling DecoderConfig::LongRope(ObjectReader& reader) {
-  RopeScaling s;
-  s.kind = RopeScalingKind::kLong;
-  s.original_positions = OriginalPositions(reader);
-  s.factors = reader.Reals("short_factor");
-  s.long_factors = reader.Reals("long_factor");
-  const double factor = reader.Real(
-      "factor",
-      s.original_positions > 0 ? spec_.max_position_embeddings / s.original_positions : 1.0);
-  const double derived = factor > 1.0 && s.original_positions > 1.0
-                             ? std::sqrt(1.0 + std::log(factor) / std::log(s.original_positions))
-                             : 1.0;
-  const double both = reader.Real("attention_factor", derived);
-  s.magnitude = reader.Real("short_mscale", both);
-  s.long_magnitude = reader.Real("long_mscale", both);
-  return s;
-}
-
-std::vector<bool> DecoderConfig::SlidingLayers(const std::function<bool(int)>& fallback) {
-  std::vector<bool> sliding;
-  const Json* types = reader_.Optional("layer_types");
-  if (layers_ < 1 || layers_ > kMaxLayers) return sliding;
-  if (types == nullptr) {
-    for (int i = 0; i < layers_; ++i) sliding.push_back(fallback(i));
-    return sliding;
-  }
-  const std::string expected = Concat("a list of ", layers_, " strings");
-  if (!types->is_array() || types->size() != static_cast<size_t>(layers_)) {
-    reader_.Fault("layer_types", expected, ShowJson(*types));
-    return std::vector<bool>(static_cast<size_t>(layers_), false);
-  }
-  for (const Json& type : *types) {
-    const bool is_sliding = type == "sliding_attention";
-    if (!is_sliding && type != "full_attention") {
-      reader_.Fault(Concat("layer_types[", sliding.size(), ']'),
-                    "\"full_attention\" or \"sliding_attention\"", ShowJson(type));
-    }
-    sliding.push_back(is_sliding);
-  }
-  return sliding;
-}
-
 bool DecoderConfig::IsNull(std::string_view key) const {
   const auto found = original_.find(key);
   return original_.is_object() && found != original_.end() && found->is_null();
@@ -391,6 +288,13 @@ double DecoderConfig::Cap(std::string_view key, double fallback) {
   return reader_.Real(key, IsNull(key) ? 0.0 : fallback);
 }
 
+std::string_view DecoderConfig::FirstOf(std::initializer_list<std::string_view> keys) const {
+  for (const std::string_view key : keys) {
+    if (json_.contains(key)) return key;
+  }
+  return *keys.begin();
+}
+
 void DecoderConfig::Ignore(std::initializer_list<std::string_view> keys) {
   for (const std::string_view key : keys) IgnoreKey(key);
 }
@@ -398,7 +302,7 @@ void DecoderConfig::Ignore(std::initializer_list<std::string_view> keys) {
 void DecoderConfig::IgnoreKey(std::string_view key) {
   constexpr std::string_view kNames[] = {"architectures", "model_type", "transformers_version"};
   const bool is_name = std::find(std::begin(kNames), std::end(kNames), key) != std::end(kNames);
-  if (reader_.Optional(key) != nullptr && !is_name) ignored_keys_.emplace_back(key);
+  if (reader_.Optional(key) != nullptr && !is_name) ignored_keys_.push_back(reader_.PathOf(key));
 }
 
 void DecoderConfig::JudgeUnread() {
@@ -409,13 +313,19 @@ void DecoderConfig::JudgeUnread() {
         IgnoreKey(key);
         break;
       case KeyEffect::kChanges:
-        reader_.Fault(key, HarmlessValue(key), ShowJson(value) + IgnoreHint(key));
+        reader_.Fault(key, HarmlessValue(key), ShowJson(value) + IgnoreHint(reader_.PathOf(key)));
         break;
       case KeyEffect::kUnknown:
-        problems_.Add(UnknownKey(key, ShowJson(value)));
+        problems_.Add(UnknownKey(reader_.PathOf(key), ShowJson(value)));
         break;
     }
   }
+}
+
+void DecoderConfig::LimitContext(int64_t tokens, std::string_view why) {
+  if (tokens < 1 || tokens >= spec_.max_position_embeddings) return;
+  spec_.max_position_embeddings = static_cast<int>(tokens);
+  context_reason_ = why;
 }
 
 void DecoderConfig::Require(std::string_view key, const Json& value) {
@@ -426,11 +336,16 @@ void DecoderConfig::Require(std::string_view key, const Json& value) {
 
 void DecoderConfig::Prefix(std::string_view rule, std::initializer_list<std::string_view> files) {
   for (const std::string_view file : files) {
-    const auto first = stored_.lower_bound(file);
-    if (!file.empty() && (first == stored_.end() || !first->starts_with(file))) continue;
+    const auto first = stored_.names.lower_bound(file);
+    if (!file.empty() && (first == stored_.names.end() || !first->starts_with(file))) continue;
     prefix_ = {rule, file};
     return;
   }
+}
+
+bool DecoderConfig::StoresAny(std::string_view pattern) const {
+  return std::ranges::any_of(stored_.names,
+                             [&](const std::string& name) { return MatchesName(pattern, name); });
 }
 
 void DecoderConfig::StoredPositionsFrom(int rows) {
@@ -492,6 +407,14 @@ ConfigResult DecoderConfig::Finish(const AttentionSpec& attention, const FeedFor
   return Finish([&](int layer) { return LayerSpec{attention, layer >= first ? experts : dense}; });
 }
 
+ConfigResult DecoderConfig::Finish(const AttentionSpec& attention, const FeedForwardSpec& dense,
+                                   const FeedForwardSpec& experts,
+                                   const std::vector<bool>& sparse) {
+  return Finish([&](int layer) {
+    return LayerSpec{attention, sparse[static_cast<size_t>(layer)] ? experts : dense};
+  });
+}
+
 absl::Status DecoderConfig::Judge() {
   JudgeUnread();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(kConfigFile));
@@ -499,7 +422,10 @@ absl::Status DecoderConfig::Judge() {
 }
 
 ConfigResult DecoderConfig::Finish(const std::function<LayerSpec(int)>& layer) {
-  if (spec_.kind == ModelKind::kDecoder) ReadDecoderHead(*this);
+  if (spec_.kind == ModelKind::kDecoder) {
+    ReadDecoderHead(*this);
+    TieByTensors();
+  }
   // Files of models without a head have no prefix.
   if (prefix_.rule.empty()) Prefix("model.", {"model.", ""});
   MOESERVE_RETURN_IF_ERROR(Judge());
@@ -508,6 +434,11 @@ ConfigResult DecoderConfig::Finish(const std::function<LayerSpec(int)>& layer) {
 }
 
 ConfigResult DecoderConfig::FinishBlocks(const BlocksOfLayer& layer) {
+  if (spec_.kind == ModelKind::kDecoder) {
+    ReadDecoderHead(*this);
+    TieByTensors();
+    if (prefix_.rule.empty()) Prefix("model.", {"model.", ""});
+  }
   MOESERVE_RETURN_IF_ERROR(Judge());
   for (int i = 0; i < layers_; ++i) {
     for (BlockSpec& block : layer(i)) {
@@ -549,14 +480,17 @@ ConfigResult DecoderConfig::FinishPair(ModelSpec encoder, int encoder_layers,
 }
 
 ConfigResult DecoderConfig::Build() {
+  MOESERVE_RETURN_IF_ERROR(CheckSections());
   auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_, prefix_);
   config->spec = std::move(spec_);
   config->ignored = std::move(ignored_tensors_);
   config->ignored_prefixes = std::move(ignored_prefixes_);
+  config->ignored_ranges = std::move(ignored_ranges_);
   config->fp8 = fp8_;
   config->positions_from = positions_from_;
   config->ignored_keys = std::move(ignored_keys_);
   config->decisions = std::move(decisions_);
+  config->context_reason = std::move(context_reason_);
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));
   return config;
 }

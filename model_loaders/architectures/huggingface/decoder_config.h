@@ -61,6 +61,14 @@ struct DeepSeekDefaults {
   int n_group = 1;
   int topk_group = 1;
   int n_shared_experts = 0;
+  std::string_view factor_key = "routed_scaling_factor";
+  std::string_view shared_key = "n_shared_experts";
+};
+
+// A kind of layer, a number of its family, and one of the names that files have for it.
+struct LayerKindName {
+  std::string_view name;
+  int kind = 0;
 };
 
 // Reads one config.json. Skeleton() comes first; Finish() comes last and returns all errors.
@@ -83,7 +91,9 @@ class DecoderConfig {
 
   // Reads the width of a dense feed-forward, gated and without bias.
   FeedForwardSpec Dense(std::string_view width_key = "intermediate_size");
-  // Reads the experts of a routed feed-forward, gated and without bias, with top-k selection.
+  // Reads the experts of a routed feed-forward, gated and without bias, with top-k selection. Files
+  // of different versions have the number of experts as "num_experts", "num_local_experts" or
+  // "n_routed_experts"; each of these names stands for the others.
   FeedForwardSpec Experts(const ExpertKeys& keys);
 
   // Reads experts with the router of DeepSeek-V3: sigmoid gates, a choice bias, groups scored by
@@ -106,9 +116,25 @@ class DecoderConfig {
   // Returns whether `json` is an object with rotary parameters for each type of layer.
   static bool IsRopeOfLayers(const nlohmann::json& json);
 
+  // Reads the list `key`, which has one of `names` for each layer, and returns their indices.
+  // Reports other names as not supported. nullopt if there is no such list.
+  std::optional<std::vector<int>> LayerNames(std::string_view key,
+                                             std::span<const std::string_view> names);
+  // Reads the kind of each layer from the list that the first of `keys` in the file names. Reports
+  // names that are not in `names`. Without a list, `fallback` returns the kind of a layer.
+  std::vector<int> LayerKinds(std::initializer_list<std::string_view> keys,
+                              std::initializer_list<LayerKindName> names,
+                              const std::function<int(int)>& fallback);
   // Reads the list "layer_types" and returns, for each layer, whether it uses the sliding window.
   // Without the list, `fallback` decides. Reports layers of other types as not supported.
   std::vector<bool> SlidingLayers(const std::function<bool(int)>& fallback);
+  // Does the same with "mlp_layer_types" and whether a layer has experts. SparseFrom(): without the
+  // list, those from the layer "first_k_dense_replace" on have.
+  std::vector<bool> SparseLayers(const std::function<bool(int)>& fallback);
+  std::vector<bool> SparseFrom(int default_first);
+  // Returns which layers have experts by "mlp_only_layers", a list of the others, and
+  // "decoder_sparse_step". Without the list, those of `dense_layers` have none.
+  std::function<bool(int)> SparseByStep(std::vector<int> dense_layers = {});
 
   // Reads the name of an activation function. `fallback` is the name if the key is absent.
   ActivationKind Activation(std::string_view key = "hidden_act",
@@ -128,10 +154,18 @@ class DecoderConfig {
   // Reads a soft cap. Returns `fallback` if the key is absent, 0 if its value is null.
   double Cap(std::string_view key, double fallback);
 
+  // Returns the first of several names of one key that the file has; else the first.
+  std::string_view FirstOf(std::initializer_list<std::string_view> keys) const;
+
   // The keys do not change a model's answers.
   void Ignore(std::initializer_list<std::string_view> keys);
   // Refuses any value of `key` except null and `value`, because the engine computes only these.
   void Require(std::string_view key, const nlohmann::json& value);
+
+  // Texts have at most `tokens` tokens, above 0, for the reason `why`
+  // (CheckpointConfig::context_reason). Call after the rotary positions were read, whose scaling
+  // depends on the number of positions.
+  void LimitContext(int64_t tokens, std::string_view why);
 
   // Adds a sentence to CheckpointConfig::decisions.
   void Decide(std::string_view sentence) { decisions_.emplace_back(sentence); }
@@ -146,6 +180,10 @@ class DecoderConfig {
 
   // Returns whether the files have a tensor of this name.
   bool Stores(std::string_view name) const { return stored_.contains(name); }
+  // Returns whether the files have tensors, of which one has a name that matches `pattern` (see
+  // NameTableConfig).
+  bool StoresAny(std::string_view pattern) const;
+  const StoredNames& stored() const { return stored_; }
   // The files may call the tensors whose names have the prefix `rule` in the rules by the first of
   // the prefixes `files` that they use; "" is used if no other is. The texts must be literals.
   void Prefix(std::string_view rule, std::initializer_list<std::string_view> files);
@@ -157,6 +195,9 @@ class DecoderConfig {
   void IgnoreTensors(std::initializer_list<std::string_view> patterns) {
     ignored_tensors_.insert(ignored_tensors_.end(), patterns);
   }
+  // Nor those whose names begin like this, or those of which one number is in a range.
+  void IgnorePrefix(std::string_view prefix) { ignored_prefixes_.emplace_back(prefix); }
+  void IgnoreRange(const IgnoredRange& range) { ignored_ranges_.push_back(range); }
 
   // Adds rules for tensors, and names of configuration keys.
   void Tensors(std::span<const TensorRule> rules);
@@ -167,9 +208,12 @@ class DecoderConfig {
 
   // Builds the configuration of layers that are all alike.
   ConfigResult Finish(const AttentionSpec& attention, const FeedForwardSpec& feed_forward);
-  // Builds that of layers with experts from the layer `first` on, and dense ones before.
+  // Builds that of layers with experts from the layer `first` on, and dense ones before; or of
+  // those with experts where `sparse` says so.
   ConfigResult Finish(const AttentionSpec& attention, const FeedForwardSpec& dense,
                       const FeedForwardSpec& experts, int first);
+  ConfigResult Finish(const AttentionSpec& attention, const FeedForwardSpec& dense,
+                      const FeedForwardSpec& experts, const std::vector<bool>& sparse);
   // Builds the layers and the configuration. `layer` returns the spec of a layer, or its blocks; it
   // is called only if there are no errors.
   ConfigResult Finish(const std::function<LayerSpec(int)>& layer);
@@ -181,6 +225,16 @@ class DecoderConfig {
                           const BlocksOfLayer& decoder_layer);
 
  private:
+  // Returns the entries of LayerNames() as whether they are `yes`; else those of `fallback`.
+  std::vector<bool> LayersOf(std::string_view key, std::string_view no, std::string_view yes,
+                             const std::function<bool(int)>& fallback);
+  // Returns the name under which the file has the number of experts.
+  std::string_view ExpertCountKey(std::string_view own);
+  // Decides whether the LM head is the embedding matrix where the configuration does not say it.
+  void TieByTensors();
+  // Reads the sections of rotary positions of images.
+  void ReadSections(ObjectReader& reader);
+  absl::Status CheckSections() const;
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
   RopeScaling LongRope(ObjectReader& reader);
   // Returns the context length before it was extended.
@@ -209,28 +263,39 @@ class DecoderConfig {
   std::vector<KeyRule> key_rules_;
   std::vector<std::string_view> ignored_tensors_;
   std::vector<std::string> ignored_prefixes_;
+  std::vector<IgnoredRange> ignored_ranges_;
   std::vector<std::string> ignored_keys_;
   std::vector<std::string> decisions_;
+  std::string context_reason_;
   std::optional<BlockFormat> fp8_;
   NamePrefix prefix_;
   int positions_from_ = 0;
+  int64_t most_pairs_ = 0;    // of the sections of images' positions
+  std::string sections_key_;  // their key
 };
+
+// Returns an object without the keys whose value is null.
+nlohmann::json WithoutNulls(const nlohmann::json& json);
 
 // Reads the factors of Granite models: "embedding_multiplier", "residual_multiplier" and
 // "logits_scaling", which divides the logits.
 void ReadGraniteFactors(DecoderConfig& config);
 
 // Tables of tensor names that several families share.
-std::span<const TensorRule> EmbeddingTensors();     // model.embed_tokens, model.norm, lm_head
-std::span<const TensorRule> PreNormTensors();       // input_layernorm, post_attention_layernorm
-std::span<const TensorRule> OutputNormTensors();    // post_attention_layernorm,
-                                                    // post_feedforward_layernorm
-std::span<const TensorRule> AttentionTensors();     // self_attn.{q,k,v,o}_proj
-std::span<const TensorRule> QkNormTensors();        // self_attn.{q,k}_norm
+std::span<const TensorRule> EmbeddingTensors();   // model.embed_tokens, model.norm, lm_head
+std::span<const TensorRule> PreNormTensors();     // input_layernorm, post_attention_layernorm
+std::span<const TensorRule> OutputNormTensors();  // post_attention_layernorm,
+                                                  // post_feedforward_layernorm
+std::span<const TensorRule> AttentionTensors();   // self_attn.{q,k,v,o}_proj
+std::span<const TensorRule> QkNormTensors();      // self_attn.{q,k}_norm
+// All of the norms above, stored as offsets from 1. They come before the other tables.
+std::span<const TensorRule> OffsetNormTensors();
 std::span<const TensorRule> DenseTensors();         // mlp.{gate,up,down}_proj
 std::span<const TensorRule> ExpertTensors();        // mlp.gate, mlp.experts
 std::span<const TensorRule> BlockSparseTensors();   // block_sparse_moe.gate and .experts
 std::span<const TensorRule> SharedExpertTensors();  // mlp.shared_experts, choice bias of the router
-std::span<const TensorRule> QwenSharedExpertTensors();  // mlp.shared_expert, with its gate
+std::span<const TensorRule> OneSharedExpertTensors();  // mlp.shared_expert, its gate
+// The rows of queries, keys and values in one matrix, and other names, under `attention`.
+std::span<const TensorRule> FusedAttentionTensors();
 
 }  // namespace moeserve::huggingface

@@ -6,6 +6,7 @@
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/latent_attention.h"
 
 namespace moeserve {
 namespace {
@@ -62,7 +63,12 @@ double ScoreFactor(const Json& json) {
   return 1.0;
 }
 
-AttentionSpec ReadDeepseekAttention(DecoderConfig& c, const Json& json, int default_query_rank) {
+}  // namespace
+
+namespace huggingface {
+
+AttentionSpec ReadLatentAttention(DecoderConfig& c, const Json& json,
+                                  const LatentDefaults& defaults) {
   ObjectReader& keys = c.keys();
   c.Keys(kDeepseekKeys);
   AttentionSpec attention;
@@ -72,10 +78,10 @@ AttentionSpec ReadDeepseekAttention(DecoderConfig& c, const Json& json, int defa
   LatentSpec latent;
   latent.rank = keys.Int("kv_lora_rank", 512);
   // A query rank that is null differs from one that is absent.
-  latent.query_rank = keys.Int("q_lora_rank", c.IsNull("q_lora_rank") ? 0 : default_query_rank);
+  latent.query_rank = keys.Int("q_lora_rank", c.IsNull("q_lora_rank") ? 0 : defaults.query_rank);
   latent.rope_dim = keys.Int("qk_rope_head_dim", 64);
-  latent.value_dim = keys.Int("v_head_dim", 128);
-  const int64_t width = int64_t{keys.Int("qk_nope_head_dim", 128)} + latent.rope_dim;
+  latent.value_dim = keys.Int("v_head_dim", defaults.value_dim);
+  const int64_t width = int64_t{keys.Int("qk_nope_head_dim", defaults.plain_dim)} + latent.rope_dim;
   attention.head_dim = static_cast<int>(std::clamp<int64_t>(width, -1, kMaxWidth + 1));
   if (attention.head_dim > 0) {
     attention.scale = ScoreFactor(json) / std::sqrt(static_cast<double>(attention.head_dim));
@@ -86,19 +92,23 @@ AttentionSpec ReadDeepseekAttention(DecoderConfig& c, const Json& json, int defa
   return attention;
 }
 
-void AddDeepseekTensors(DecoderConfig& c) {
+void AddLatentTensors(DecoderConfig& c) {
   c.Tensors({EmbeddingTensors(), PreNormTensors(), kDeepseekAttention, DenseTensors(),
              ExpertTensors(), SharedExpertTensors()});
   // Settings of training and of how the authors' code runs.
   c.Ignore({"aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers"});
-  c.Require("moe_layer_freq", 1);
 }
+
+}  // namespace huggingface
+
+namespace {
 
 ConfigResult ReadV2(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({});
-  AddDeepseekTensors(c);
-  const AttentionSpec attention = ReadDeepseekAttention(c, json, 1536);
+  AddLatentTensors(c);
+  c.Require("moe_layer_freq", 1);
+  const AttentionSpec attention = ReadLatentAttention(c, json, {});
   FeedForwardSpec dense = c.Dense();
   dense.expert.bias = c.keys().Bool("mlp_bias", false);
   FeedForwardSpec experts = c.Experts({.count = "n_routed_experts"});
@@ -145,8 +155,9 @@ ConfigResult ReadV3(const Json& json, const StoredNames& stored) {
               .bos_token_id = 0,
               .eos_token_ids = {1},
               .num_key_value_heads = 128});
-  AddDeepseekTensors(c);
-  const AttentionSpec attention = ReadDeepseekAttention(c, json, 1536);
+  AddLatentTensors(c);
+  c.Require("moe_layer_freq", 1);
+  const AttentionSpec attention = ReadLatentAttention(c, json, {});
   if (!c.keys().Bool("rope_interleave", true)) c.spec().position.pairing = RopePairing::kHalf;
   FeedForwardSpec dense = c.Dense();
   const FeedForwardSpec experts = c.DeepSeekExperts(

@@ -1,4 +1,5 @@
-// GLM-4.5: sigmoid gates, a choice bias, groups of experts, shared experts.
+// GLM-4.5 and the decoder of GLM-4.5V: sigmoid gates, a choice bias, groups of experts, shared
+// experts.
 
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
@@ -33,8 +34,30 @@ ConfigResult ReadGlm4Moe(const Json& json, const StoredNames& stored) {
   return c.Finish(attention, dense, experts, first);
 }
 
+// The decoder of GLM-4.5V.
+ConfigResult ReadGlm4vMoeText(const Json& json, const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  DecoderDefaults defaults = kGlm4MoeDefaults;
+  defaults.max_position_embeddings = 65536;
+  c.Skeleton(defaults);
+  AttentionSpec attention = c.Attention();
+  attention.bias = c.keys().Bool("attention_bias", true);
+  c.Require("use_qk_norm", false);
+  const FeedForwardSpec dense = c.Dense();
+  const FeedForwardSpec experts =
+      c.DeepSeekExperts({.count = "n_routed_experts"}, {.n_shared_experts = 1});
+  const int first = c.keys().Int("first_k_dense_replace", 1);
+  c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
+  c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
+             ExpertTensors(), SharedExpertTensors()});
+  return c.Finish(attention, dense, experts, first);
+}
+
 }  // namespace
 
 constinit const Architecture kGlm4MoeArchitecture = {.model_type = "glm4_moe", .read = ReadGlm4Moe};
+
+constinit const Architecture kGlm4vMoeTextArchitecture = {.model_type = "glm4v_moe_text",
+                                                          .read = ReadGlm4vMoeText};
 
 }  // namespace moeserve

@@ -1,12 +1,12 @@
-// GraniteMoE, its variant with a shared expert, and the hybrid with state-space layers.
+// GraniteMoE, its variants with a shared expert and with windows, and the hybrid with state-space
+// layers.
 
 #include <algorithm>
 
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/layer_kinds.h"
-#include "model_loaders/architectures/huggingface/state_space_keys.h"
+#include "model_loaders/architectures/huggingface/hybrids/state_space_keys.h"
 
 namespace moeserve {
 namespace {
@@ -71,6 +71,55 @@ ConfigResult ReadGraniteMoe(const Json& json, const StoredNames& stored) {
   return c.Finish(attention, experts);
 }
 
+constexpr TensorRule kGraniteSinks[] = {
+    {"blocks.*.attention.sinks", "model.layers.*.self_attn.sinks"},
+};
+
+// Returns the rotary positions of each layer, which may have a theta of its own; 0 means none.
+std::vector<PositionSpec> ReadLayerThetas(DecoderConfig& c) {
+  constexpr std::string_view key = "layer_rope_theta";
+  if (c.layers() < 1 || c.layers() > kMaxLayers) return {};
+  std::vector<PositionSpec> positions(static_cast<size_t>(c.layers()), c.spec().position);
+  if (c.keys().Optional(key) == nullptr) return positions;
+  const std::vector<double> thetas = c.keys().Reals(key);
+  if (!c.ok()) return positions;
+  if (thetas.size() != positions.size()) {
+    c.keys().Fault(key, Concat("a list of ", positions.size(), " numbers"),
+                   Concat("a list of ", thetas.size()));
+    return positions;
+  }
+  for (size_t i = 0; i < thetas.size(); ++i) {
+    positions[i].theta = thetas[i];
+    if (thetas[i] == 0.0) {
+      positions[i] = {};
+      positions[i].kind = PositionKind::kNone;
+    }
+  }
+  return positions;
+}
+
+// Windows, sinks in every layer, and rotary positions that differ between layers.
+ConfigResult ReadGraniteMoeSwa(const Json& json, const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({});
+  ReadGraniteFactors(c);
+  AttentionSpec attention = ReadGraniteMoeAttention(c);
+  attention.sinks = true;
+  const std::optional<int> window = c.Window(128);
+  const std::vector<bool> sliding = c.SlidingLayers([](int layer) { return layer % 4 != 0; });
+  const std::vector<PositionSpec> positions = ReadLayerThetas(c);
+  const FeedForwardSpec experts = ReadExperts(c, 0);
+  AddGraniteMoeTensors(c);
+  c.Tensors(kGraniteSinks);
+  return c.Finish([&](int layer) {
+    const auto i = static_cast<size_t>(layer);
+    AttentionSpec own = attention;
+    if (sliding[i]) own.window = window;
+    own.position = positions[i];
+    return LayerSpec{own, experts};
+  });
+}
+
 ConfigResult ReadHybrid(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   c.Skeleton({});
@@ -84,13 +133,12 @@ ConfigResult ReadHybrid(const Json& json, const StoredNames& stored) {
   }
   c.Ignore({"mamba_chunk_size", "normalization_function", "init_method", "rope_scaling"});
   enum : int { kAttention, kStateSpaces };
-  const std::vector<int> kinds =
-      LayerKinds(c,
-                 {{"attention", kAttention},
-                  {"full_attention", kAttention},
-                  {"mamba", kStateSpaces},
-                  {"linear_attention", kStateSpaces}},
-                 [](int) { return kStateSpaces; }, "layer_types", {"layers_block_type"});
+  const std::vector<int> kinds = c.LayerKinds({"layer_types", "layers_block_type"},
+                                              {{"attention", kAttention},
+                                               {"full_attention", kAttention},
+                                               {"mamba", kStateSpaces},
+                                               {"linear_attention", kStateSpaces}},
+                                              [](int) { return kStateSpaces; });
   const int64_t inner = int64_t{c.keys().Int("mamba_expand", 2)} * c.spec().hidden_size;
   const StateSpaceSpec ssm =
       ReadStateSpace(c,
@@ -123,6 +171,9 @@ constinit const Architecture kGraniteMoeArchitecture = {.model_type = "granitemo
 
 constinit const Architecture kGraniteMoeSharedArchitecture = {.model_type = "granitemoeshared",
                                                               .read = ReadGraniteMoe};
+
+constinit const Architecture kGraniteMoeSwaArchitecture = {.model_type = "granitemoe_swa",
+                                                           .read = ReadGraniteMoeSwa};
 
 constinit const Architecture kGraniteMoeHybridArchitecture = {.model_type = "granitemoehybrid",
                                                               .read = ReadHybrid};

@@ -2,7 +2,6 @@
 
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/layer_kinds.h"
 
 namespace moeserve {
 namespace {
@@ -68,7 +67,7 @@ ConfigResult ReadQwen2Moe(const Json& json, const StoredNames& stored) {
   attention.bias = c.keys().Bool("qkv_bias", true);
   const std::vector<std::optional<int>> windows =
       Windows(c, [](int layer, int first) { return (layer + 1) % 2 == 1 && layer < first; });
-  const std::function<bool(int)> routed = RoutedLayers(c);
+  const std::function<bool(int)> routed = c.SparseByStep();
   FeedForwardSpec dense = c.Dense();
   FeedForwardSpec experts = c.Experts({});
   dense.expert.activation = experts.expert.activation = c.Activation();
@@ -76,7 +75,7 @@ ConfigResult ReadQwen2Moe(const Json& json, const StoredNames& stored) {
   experts.shared_width = c.keys().Int("shared_expert_intermediate_size");
   experts.shared_gate = true;
   c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
-             ExpertTensors(), QwenSharedExpertTensors()});
+             ExpertTensors(), OneSharedExpertTensors()});
   return c.Finish([&](int layer) {
     attention.window = windows[static_cast<size_t>(layer)];
     return LayerSpec{attention, routed(layer) ? experts : dense};
@@ -93,11 +92,9 @@ ConfigResult ReadQwen3Moe(const Json& json, const StoredNames& stored) {
   const std::optional<int> window = c.Window(4096);
   c.Ignore({"max_window_layers"});  // written by some versions, never read
   if (slides) attention.window = window;
-  const std::function<bool(int)> routed = RoutedLayers(c);
+  const std::function<bool(int)> routed = c.SparseByStep();
   FeedForwardSpec dense = c.Dense();
-  // Version 5.23 writes the number of experts under another name.
-  const bool new_name = json.contains("num_local_experts") && !json.contains("num_experts");
-  FeedForwardSpec experts = c.Experts({.count = new_name ? "num_local_experts" : "num_experts"});
+  FeedForwardSpec experts = c.Experts({});
   dense.expert.activation = experts.expert.activation = c.Activation();
   experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
   c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),

@@ -82,13 +82,45 @@ constexpr TensorRule kSharedExperts[] = {
      "model.layers.*.mlp.shared_experts.down_proj.weight"},
 };
 
-constexpr TensorRule kQwenSharedExpert[] = {
+constexpr TensorRule kOneSharedExpert[] = {
     {"blocks.*.feed_forward.shared.gate.weight",
      "model.layers.*.mlp.shared_expert.gate_proj.weight"},
     {"blocks.*.feed_forward.shared.up.weight", "model.layers.*.mlp.shared_expert.up_proj.weight"},
     {"blocks.*.feed_forward.shared.down.weight",
      "model.layers.*.mlp.shared_expert.down_proj.weight"},
     {"blocks.*.feed_forward.shared_gate.weight", "model.layers.*.mlp.shared_expert_gate.weight"},
+};
+
+constexpr TensorRule Offset(std::string_view model, std::string_view file) {
+  return {.model = model, .file = file, .add = 1.0f};
+}
+constexpr TensorRule kOffsetNorms[] = {
+    Offset("norm.weight", "model.norm.weight"),
+    Offset("blocks.*.attention.norm.weight", "model.layers.*.input_layernorm.weight"),
+    Offset("blocks.*.feed_forward.norm.weight", "model.layers.*.post_attention_layernorm.weight"),
+    Offset("blocks.*.attention.q_norm.weight", "model.layers.*.self_attn.q_norm.weight"),
+    Offset("blocks.*.attention.k_norm.weight", "model.layers.*.self_attn.k_norm.weight"),
+};
+
+constexpr TensorRule Qkv(std::string_view model, std::string_view file, int part) {
+  return {.model = model, .file = file, .part = part, .parts = 3, .order = RowOrder::kQkv};
+}
+
+constexpr std::string_view kQkvWeight = "model.layers.*.attention.query_key_value.weight";
+constexpr std::string_view kQkvBias = "model.layers.*.attention.query_key_value.bias";
+
+constexpr TensorRule kFusedAttention[] = {
+    {"embed.weight", "model.word_embeddings.weight"},
+    Qkv("blocks.*.attention.q.weight", kQkvWeight, 0),
+    Qkv("blocks.*.attention.k.weight", kQkvWeight, 1),
+    Qkv("blocks.*.attention.v.weight", kQkvWeight, 2),
+    Qkv("blocks.*.attention.q.bias", kQkvBias, 0),
+    Qkv("blocks.*.attention.k.bias", kQkvBias, 1),
+    Qkv("blocks.*.attention.v.bias", kQkvBias, 2),
+    {"blocks.*.attention.o.weight", "model.layers.*.attention.dense.weight"},
+    {"blocks.*.attention.q_norm.weight", "model.layers.*.attention.query_layernorm.weight"},
+    {"blocks.*.attention.k_norm.weight", "model.layers.*.attention.key_layernorm.weight"},
+    {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.gate.expert_bias"},
 };
 
 }  // namespace
@@ -102,6 +134,8 @@ std::span<const TensorRule> DenseTensors() { return kDense; }
 std::span<const TensorRule> ExpertTensors() { return kExpertTensors; }
 std::span<const TensorRule> BlockSparseTensors() { return kBlockSparse; }
 std::span<const TensorRule> SharedExpertTensors() { return kSharedExperts; }
-std::span<const TensorRule> QwenSharedExpertTensors() { return kQwenSharedExpert; }
+std::span<const TensorRule> OneSharedExpertTensors() { return kOneSharedExpert; }
+std::span<const TensorRule> OffsetNormTensors() { return kOffsetNorms; }
+std::span<const TensorRule> FusedAttentionTensors() { return kFusedAttention; }
 
 }  // namespace moeserve::huggingface

@@ -289,10 +289,11 @@ class ChatRoutes {
   absl::Status Prepare(Chat& chat) {
     context_.metrics().ignored_fields += chat.params.ignored_fields;
     const Engine& engine = chat.model->engine();
-    MOESERVE_ASSIGN_OR_RETURN(PreparedPrompt prompt,
-                              PrepareChat(chat.params, chat.model->chat_format(),
-                                          engine.tokenizer(), context_.settings().limits,
-                                          engine.max_model_len(), absl::ToTimeT(absl::Now())));
+    MOESERVE_ASSIGN_OR_RETURN(
+        PreparedPrompt prompt,
+        PrepareChat(chat.params, chat.model->chat_format(), engine.tokenizer(),
+                    context_.settings().limits, engine.max_model_len(), absl::ToTimeT(absl::Now()),
+                    engine.context_reason()));
     chat.prompts.push_back(std::move(prompt));
     return absl::OkStatus();
   }

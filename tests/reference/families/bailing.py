@@ -22,6 +22,7 @@ def build(config):
     stored.update(model_type="bailing_moe_v2", architectures=["BailingMoeV2ForCausalLM"],
                   use_qk_norm=True, moe_router_enable_expert_bias=True, score_function="sigmoid",
                   hidden_act="silu", rms_norm_eps=glm.rms_norm_eps,
+                  tie_word_embeddings=config.get("tie_word_embeddings", False),
                   rope_theta=rope.get("rope_theta", 10000.0),
                   partial_rotary_factor=rope.get("partial_rotary_factor", 0.5))
     return transformers.AutoModelForCausalLM.from_config(glm), stored

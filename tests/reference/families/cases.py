@@ -7,6 +7,7 @@ separate tensors, and shards.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 
 @dataclasses.dataclass
@@ -22,6 +23,7 @@ class Case:
     torch_file: bool = False  # writes pytorch_model.bin
     fp8: tuple = ()  # stores the layers' matrices as FP8 with a scale for blocks of [rows, columns]
     mxfp4: bool = False  # stores the experts of gpt-oss as MXFP4
+    edit: Callable | None = None  # returns {name: tensor} of the file, given that of transformers
 
 
 BASE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -47,8 +49,9 @@ CASES = []
 
 
 def add(name, family, save=None, seed=None, **config):
+    """Adds a case. Without a seed, the place in this file decides its weights; other files give one."""
     extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file", "fp8",
-                                                 "mxfp4")
+                                                 "mxfp4", "edit")
              if key in config}
     base = {**BASE, **config}
     base = {key: value for key, value in base.items() if value is not ...}

@@ -1,17 +1,16 @@
-"""The tiny models of make_family_goldens.py with recurrent layers. Each case has a seed of its own, so
-that new cases change no other one."""
+"""More tiny models of make_family_goldens.py: models with recurrent layers.
+
+The name of a case decides its weights, so cases can be added anywhere.
+"""
 
 import zlib
 
 import cases
-
-CASES = []
+from wrapped_cases import MLA, VISION, wrapper
 
 
 def add(name, family, save=None, **config):
-    before = len(cases.CASES)
     cases.add(name, family, save, seed=zlib.crc32(name.encode()) % 10000, **config)
-    CASES.append(cases.CASES.pop(before))
 
 
 # Qwen3-Next and Qwen3.5.
@@ -31,6 +30,15 @@ add("qwen3-5-moe-all-tied", "qwen3_5_moe_text", **{**DELTA, "num_hidden_layers":
 add("qwen3-5", "qwen3_5_text", **DELTA, intermediate_size=48)
 add("qwen3-5-one-head-tied", "qwen3_5_text", **{**DELTA, "linear_conv_kernel_dim": 3},
     intermediate_size=40, num_key_value_heads=1, tie_word_embeddings=True)
+
+QWEN_VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, in_channels=1,
+                   patch_size=4, spatial_merge_size=1, temporal_patch_size=1, out_hidden_size=32,
+                   num_position_embeddings=4)
+wrapper("qwen3-5-wrapped", "qwen3_5", {**DELTA, "intermediate_size": 40}, QWEN_VISION)
+wrapper("qwen3-5-moe-wrapped-tied", "qwen3_5_moe",
+        {**DELTA, **QWEN_EXPERTS, "tie_word_embeddings": True,
+         "layer_types": ["linear_attention", "full_attention"] * 2}, QWEN_VISION,
+        tie_word_embeddings=True)
 
 # Granite 4 with state spaces.
 GRANITE = dict(embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
@@ -52,10 +60,35 @@ NEMOTRON = dict(num_hidden_layers=None, mamba_num_heads=4, mamba_head_dim=12, ss
                 moe_shared_expert_intermediate_size=24)
 add("nemotron-h", "nemotron_h", **NEMOTRON,
     layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention"])
-add("nemotron-h-latent-groups-tied", "nemotron_h", **{**NEMOTRON, "n_groups": 1},
+add("nemotron-h-latent-groups", "nemotron_h", **{**NEMOTRON, "n_groups": 1},
     layers_block_type=["linear_attention", "moe", "full_attention", "moe"], moe_latent_size=12,
     n_group=2, topk_group=1, routed_scaling_factor=2.5, use_conv_bias=False, use_bias=True,
-    num_key_value_heads=1, tie_word_embeddings=True)
+    num_key_value_heads=1)
 add("nemotron-h-pattern-biases", "nemotron_h", **NEMOTRON, mlp_bias=True, norm_topk_prob=False,
     layers_block_type=["linear_attention", "full_attention", "mlp"],
     file_config={"hybrid_override_pattern": "M*-"}, drop=("layers_block_type", "layer_types"))
+
+# Kimi Linear and Ling 3.
+KIMI = {**MLA, "q_lora_rank": None, "n_routed_experts": ..., "num_local_experts": 8,
+        "linear_head_dim": 10, "linear_num_heads": 3, "linear_conv_kernel_dim": 4}
+add("kimi-linear", "kimi_linear", **KIMI,
+    layer_types=["linear_attention", "full_attention", "linear_attention"])
+add("kimi-linear-groups-old-keys", "kimi_linear",
+    **{**KIMI, "num_attention_heads": 2, "num_key_value_heads": 2, "linear_conv_kernel_dim": 3},
+    n_group=4, topk_group=2, norm_topk_prob=False, mlp_layer_types=["dense", "dense", "sparse"],
+    layer_types=["linear_attention", "linear_attention", "full_attention"],
+    file_config={"linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [3],
+                                        "head_dim": 10, "num_heads": 3,
+                                        "short_conv_kernel_size": 3},
+                 "first_k_dense_replace": 2, "mla_use_nope": True, "head_dim": 72,
+                 "moe_router_activation_func": "sigmoid"},
+    drop=("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads",
+          "linear_conv_kernel_dim"))
+LING = {**MLA, "q_lora_rank": None, "n_routed_experts": ..., "num_local_experts": 8,
+        "head_dim": 10, "n_group": 4, "topk_group": 2}
+add("bailing-hybrid", "bailing_hybrid", **LING, first_k_dense_replace=1,
+    layer_types=["linear_attention", "full_attention", "linear_attention"])
+add("bailing-hybrid-softplus-query-rank", "bailing_hybrid",
+    **{**LING, "q_lora_rank": 12, "num_attention_heads": 2, "num_key_value_heads": 2},
+    kda_safe_gate=False, short_conv_kernel_size=2, layer_group_size=3,
+    mlp_layer_types=["sparse", "dense", "sparse"], drop=("layer_types",))

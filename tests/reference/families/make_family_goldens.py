@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes tiny random models of Hugging Face families, with their answers, to tests/golden/families.
 
-Needs torch and transformers, which the tests do not need; transformers 5.23 wrote the stored files.
+Needs torch and transformers, which the tests do not need; transformers 5.23 wrote the stored files
+of cases.py, 5.24 those of the other files.
 
     make_family_goldens.py [--only SUBSTRING] [--out FOLDER]
 
@@ -28,14 +29,17 @@ from safetensors.torch import load_file, save_file
 import bailing
 import block_scaled
 import dynamic_moe
-import hybrid_cases
+import hybrid_cases  # noqa: F401  adds cases to CASES
 import renormalized_deepseek
+import wrapped_cases  # noqa: F401  adds cases to CASES
 from cases import CASES
 
 PROMPTS, LENGTH, GREEDY = 2, 24, 64
 # Families that are not a part of transformers, or not with all settings.
 OWN = {"dynamic_moe": dynamic_moe, "bailing_moe_v2": bailing,
        "renormalized_deepseek_v2": renormalized_deepseek}
+# Classes whose norms have weights that are offsets from 1.
+OFFSET_NORMS = ("Gemma", "MiniMaxM3", "Qwen3Next", "Qwen3_5")
 
 
 def randomize(model, seed):
@@ -55,8 +59,8 @@ def randomize(model, seed):
                 std *= 2.0
             value = normal(parameter.shape, std)
         elif "norm" in name and name.endswith("weight"):
-            # The weights of some families' norms are offsets from 1.
-            offset = any(name in type(model).__name__ for name in ("Gemma", "Qwen3Next", "Qwen3_5"))
+            # The weight of such a norm is an offset from 1.
+            offset = type(model).__name__.startswith(OFFSET_NORMS)
             center = 0.0 if offset and "linear_attn.norm" not in name else 1.0
             value = center + normal(parameter.shape, 0.2)
         else:
@@ -118,22 +122,31 @@ def write(case, out):
     else:
         config = transformers.AutoConfig.for_model(case.family, **case.config)
         config._attn_implementation = "eager"
-        model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+        # A wrapper has a part for images, too.
+        kind = (transformers.AutoModelForImageTextToText if "text_config" in case.config
+                else transformers.AutoModelForCausalLM)
+        model = kind.from_config(config).float().eval()
     randomize(model, case.seed)
     for name, value in case.set.items():
-        model.get_parameter(name).data.copy_(value)
+        tensor = model.state_dict()[name]  # a parameter or a buffer
+        tensor.copy_(torch.as_tensor(value))
     blocks = {}
     if case.fp8:
         blocks = block_scaled.apply_fp8(model, case.fp8)
     if case.mxfp4:
         blocks = block_scaled.apply_mxfp4(model)
-    tensors = golden(model, case.config["vocab_size"], case.seed + 1)
+    text = case.config.get("text_config", case.config)
+    tensors = golden(model, text["vocab_size"], case.seed + 1)
     model.bfloat16()
     if own:
         save_file(own.state_dict(model), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(stored))
     else:
         model.save_pretrained(folder, **case.save)
+    if case.edit:
+        file = folder / "model.safetensors"
+        state = {name: value.contiguous() for name, value in case.edit(load_file(file)).items()}
+        save_file(state, file, metadata={"format": "pt"})
     for extra in ("generation_config.json",):
         (folder / extra).unlink(missing_ok=True)
     if case.torch_file:
@@ -153,6 +166,8 @@ def write(case, out):
     stored.update(case.file_config)
     for key in case.drop:
         stored.pop(key, None)
+    for part in ("text_config", "vision_config"):
+        stored.get(part, {}).pop("transformers_version", None)
     path.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
     save_file(tensors, folder / "golden.safetensors")
     size = sum(f.stat().st_size for f in folder.iterdir())
@@ -169,7 +184,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    for case in CASES + hybrid_cases.CASES:
+    for case in CASES:
         if args.only in case.name:
             write(case, args.out)
 

@@ -16,7 +16,7 @@ using namespace huggingface;  // NOLINT(google-build-using-namespace): shared he
 constexpr TensorRule kTranslatorTables[] = {
     {"embed.weight", "model.shared.weight"},
     {"head.weight", "lm_head.weight"},
-    {.model = "head.bias", .file = "final_logits_bias", .wrapped = true},
+    {.model = "head.bias", .file = "final_logits_bias", .slices = 1},
     {"encoder.embed_position.weight", "model.encoder.embed_positions.weight"},
     {"decoder.embed_position.weight", "model.decoder.embed_positions.weight"},
     {"encoder.embed_norm.weight", "model.encoder.layernorm_embedding.weight"},
