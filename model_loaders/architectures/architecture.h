@@ -67,6 +67,9 @@ struct TensorPlace {
   int64_t group_rows = 0;
   int64_t group_stride = 0;
 
+  // The stored tensor may have further dimensions of size 1.
+  bool units = false;
+
   // If not kNone, `shape` is that of the widened tensor.
   BlockFormat format = {};
 

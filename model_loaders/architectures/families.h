@@ -12,6 +12,7 @@ extern const Architecture kNativePairArchitecture;
 // huggingface/
 extern const Architecture kAfmoeArchitecture;
 extern const Architecture kAxk1Architecture;
+extern const Architecture kBailingHybridArchitecture;
 extern const Architecture kBailingMoeArchitecture;
 extern const Architecture kBartArchitecture;
 extern const Architecture kBertArchitecture;
@@ -44,6 +45,7 @@ extern const Architecture kHunYuanMoeArchitecture;
 extern const Architecture kHyV3Architecture;
 extern const Architecture kJetMoeArchitecture;
 extern const Architecture kKimiK2Architecture;
+extern const Architecture kKimiLinearArchitecture;
 extern const Architecture kLfm2Architecture;
 extern const Architecture kLfm2MoeArchitecture;
 extern const Architecture kLlamaArchitecture;

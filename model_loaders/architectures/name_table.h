@@ -54,6 +54,7 @@ struct TensorRule {
   // Files store the tensor as MXFP4 blocks; the name of the scales ends with "_scales" where that
   // of the blocks ends with "_blocks".
   bool mxfp4 = false;
+  bool units = false;  // TensorPlace::units
   // If set, the rule is one for layers whose mixer of tokens is of this kind.
   std::optional<BlockKind> mixer = std::nullopt;
 };

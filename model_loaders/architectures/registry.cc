@@ -20,6 +20,7 @@ constexpr const Architecture* kArchitectures[] = {
     &kDynamicMoeArchitecture,  // before Llama, whose name it uses
     &kAfmoeArchitecture,
     &kAxk1Architecture,
+    &kBailingHybridArchitecture,
     &kBailingMoeArchitecture,
     &kDeepSeekV2Architecture,
     &kDeepSeekV32Architecture,
@@ -48,6 +49,7 @@ constexpr const Architecture* kArchitectures[] = {
     &kHyV3Architecture,
     &kJetMoeArchitecture,
     &kKimiK2Architecture,
+    &kKimiLinearArchitecture,
     &kLfm2Architecture,
     &kLfm2MoeArchitecture,
     &kLlamaArchitecture,

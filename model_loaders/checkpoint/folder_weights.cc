@@ -129,7 +129,7 @@ Result<std::vector<FolderWeights::FoundPart>> FolderWeights::Find(
   for (StoredPart& part : parts) {
     const StoredTensor& stored = part.stored;
     const WeightFiles::Location* location = files_.Find(stored.name);
-    if (location == nullptr || location->entry->shape != stored.shape ||
+    if (location == nullptr || !HasShape(stored, location->entry->shape) ||
         !HasType(stored, location->entry->type)) {
       return absl::InternalError(Concat("tensor ", Quoted(stored.name), " ",
                                         ShapeText(stored.shape),

@@ -60,6 +60,15 @@ absl::Status CheckMinimumUnits(const QuantizedMatrix& matrix, std::string_view n
 
 }  // namespace
 
+bool HasShape(const StoredTensor& stored, const std::vector<int64_t>& found) {
+  if (!stored.units) return found == stored.shape;
+  const auto without_units = [](std::vector<int64_t> shape) {
+    std::erase(shape, 1);
+    return shape;
+  };
+  return without_units(found) == without_units(stored.shape);
+}
+
 std::string ScaleName(std::string_view weight) { return Concat(weight, "_scale"); }
 
 std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantization folder) {

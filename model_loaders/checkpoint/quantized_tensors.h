@@ -22,7 +22,11 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   std::string follows_from;  // the configuration keys that determine `shape`
   bool ids = false;          // TensorRequirement::ids
+  bool units = false;        // TensorPlace::units
 };
+
+// Returns whether a tensor of the shape `found` is the stored one.
+bool HasShape(const StoredTensor& stored, const std::vector<int64_t>& found);
 
 // Returns the type in which a new file stores a tensor whose numbers have the type `numbers`.
 inline ElementType NewTypeOf(const StoredTensor& stored, ElementType numbers) {

@@ -116,7 +116,8 @@ Result<std::vector<StoredPart>> StoredParts(const CheckpointConfig& config,
                  .type = std::nullopt,
                  .shape = std::move(place->shape),
                  .follows_from = follows_from,
-                 .ids = tensor.ids};
+                 .ids = tensor.ids,
+                 .units = place->units};
   if (tensor.ids && !part.contiguous) {
     return absl::InternalError(
         Concat("tensor ", Quoted(tensor.name), " of ids is not stored as it is"));

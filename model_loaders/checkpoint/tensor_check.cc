@@ -130,7 +130,7 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
       continue;
     }
     const std::string_view file = found->file->file_name();
-    if (found->entry->shape != tensor.shape) {
+    if (!HasShape(tensor, found->entry->shape)) {
       problems.Add(Concat(file, ": tensor ", Quoted(tensor.name), ": expected shape ",
                           ShapeText(tensor.shape), follows(), ", found ",
                           ShapeText(found->entry->shape)));

@@ -92,6 +92,8 @@ AttentionSpec ReadLatentAttention(DecoderConfig& c, const Json& json,
   return attention;
 }
 
+std::span<const TensorRule> LatentTensors() { return kDeepseekAttention; }
+
 void AddLatentTensors(DecoderConfig& c) {
   c.Tensors({EmbeddingTensors(), PreNormTensors(), kDeepseekAttention, DenseTensors(),
              ExpertTensors(), SharedExpertTensors()});

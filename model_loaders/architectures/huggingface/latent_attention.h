@@ -1,6 +1,8 @@
 // What the families with the latent attention of DeepSeek-V2 have in common.
 #pragma once
 
+#include <span>
+
 #include "engine/spec/spec.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
 #include "nlohmann/json.hpp"
@@ -18,6 +20,8 @@ struct LatentDefaults {
 // object that `c` reads. Call after Skeleton().
 AttentionSpec ReadLatentAttention(DecoderConfig& c, const nlohmann::json& json,
                                   const LatentDefaults& defaults);
+// The names of the tensors of latent attention.
+std::span<const TensorRule> LatentTensors();
 // Adds the names of all tensors, and ignores settings of training.
 void AddLatentTensors(DecoderConfig& c);
 
