@@ -44,6 +44,15 @@ void RemoveFrom(const std::vector<std::string>& ignored, Json* config) {
 
 }  // namespace
 
+std::string ModelTypes(ArchitectureList architectures) {
+  std::string types;
+  for (size_t i = 0; i < architectures.size(); ++i) {
+    if (i > 0) types.append(i + 1 == architectures.size() ? " or " : ", ");
+    types.append(Quoted(architectures[i]->model_type));
+  }
+  return types;
+}
+
 Result<nlohmann::json> ParseConfigJson(std::string_view text) {
   Result<nlohmann::json> json = ParseStrictJson(text, kArchitectureLimits);
   if (!json.ok()) return Prefixed(Concat(kConfigFile, ": "), json.status());
