@@ -70,6 +70,15 @@ std::string SpellInfinity(std::string_view text) {
 
 }  // namespace
 
+std::string ModelTypes(ArchitectureList architectures) {
+  std::string types;
+  for (size_t i = 0; i < architectures.size(); ++i) {
+    if (i > 0) types.append(i + 1 == architectures.size() ? " or " : ", ");
+    types.append(Quoted(architectures[i]->model_type));
+  }
+  return types;
+}
+
 Result<nlohmann::json> ParseConfigJson(std::string_view text) {
   const std::string spelled = SpellInfinity(text);
   Result<nlohmann::json> json = ParseStrictJson(spelled, kArchitectureLimits);

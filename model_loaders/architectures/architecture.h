@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -149,6 +150,11 @@ struct Architecture {
 
   bool Recognizes(const nlohmann::json& config) const;
 };
+
+using ArchitectureList = std::span<const Architecture* const>;
+
+// Returns the model types of the families for error messages: "a", "b" or "c", in quotes.
+std::string ModelTypes(ArchitectureList architectures);
 
 // Parses the text of config.json. InvalidArgument if the text is no JSON or if its size, depth or
 // number of values exceeds a limit. Error messages begin with "config.json: ".

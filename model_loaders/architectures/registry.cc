@@ -98,15 +98,6 @@ constexpr const Architecture* kArchitectures[] = {
 
 ArchitectureList Architectures() { return kArchitectures; }
 
-std::string ModelTypes(ArchitectureList architectures) {
-  std::string types;
-  for (size_t i = 0; i < architectures.size(); ++i) {
-    if (i > 0) types.append(i + 1 == architectures.size() ? " or " : ", ");
-    types.append(Quoted(architectures[i]->model_type));
-  }
-  return types;
-}
-
 ConfigResult ReadConfig(std::string_view text, const StoredNames& stored,
                         ArchitectureList architectures, const std::vector<std::string>& ignored) {
   MOESERVE_ASSIGN_OR_RETURN(nlohmann::json config, ParseConfigJson(text));
@@ -121,7 +112,7 @@ ConfigResult ReadConfig(std::string_view text, const StoredNames& stored,
   }
   if (const huggingface::Wrapper* const wrapper = huggingface::FindWrapper(config);
       wrapper != nullptr) {
-    return huggingface::ReadWrapped(*wrapper, config, stored, architectures);
+    return huggingface::ReadWrapped(*wrapper, config, stored, architectures, UnknownText);
   }
   return UnknownFamily(config, architectures);
 }

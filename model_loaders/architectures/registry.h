@@ -2,26 +2,17 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "model_loaders/architectures/architecture.h"
 
 namespace moeserve {
 
-struct Architecture;
-struct StoredNames;
-class CheckpointConfig;
-
-using ArchitectureList = std::span<const Architecture* const>;
-
 // Returns all families. The first one that recognizes a config.json reads it.
 ArchitectureList Architectures();
-
-// Returns the model types of the families for error messages: "a", "b" or "c", in quotes.
-std::string ModelTypes(ArchitectureList architectures);
 
 // Reads the text of a config.json, which belongs to a family in the list or to a wrapper of one
 // (huggingface/wrappers.h). `stored` describes the folder's tensors. If neither recognizes the

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "model_loaders/architectures/registry.h"
+#include "model_loaders/architectures/architecture.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {

@@ -40,7 +40,8 @@ absl::Status CheckConfigAlone(const fs::path& file, const ModelOptionsText& opti
 int RunCheck(const ModelOptionsText& options) {
   const fs::path path = options.directory;
   std::error_code ignored;
-  if (path.filename() == kConfigFile && fs::is_regular_file(path, ignored)) {
+  const bool file = path.filename() == kConfigFile && fs::is_regular_file(path, ignored);
+  if (file && !WeightFiles::Exist(path.parent_path())) {
     const absl::Status status = CheckConfigAlone(path, options);
     return status.ok() ? 0 : Fail(status);
   }

@@ -1,6 +1,7 @@
 """Checkpoints whose files are not what their names say, as `moeserve check` reports them."""
 
 import json
+import pathlib
 import shutil
 import subprocess
 import zipfile
@@ -68,3 +69,16 @@ def test_foreign_files_are_named(folder, content, name):
     content(path) if callable(content) else path.write_bytes(content)
     status, text = check(folder)
     assert status == 1 and name.lower() in text.lower(), text
+
+
+def test_a_configuration_without_weights_is_described(tmp_path):
+    golden = pathlib.Path(__file__).parents[1] / "golden" / "families" / "qwen3-vl-moe"
+    shutil.copy(golden / "config.json", tmp_path)
+    code, text = check(tmp_path / "config.json")
+    assert code == 0 and "there are no weights to check" in text and "qwen3_vl_moe_text" in text
+    code, text = check(tmp_path)
+    assert code == 1 and "are served" in text and "error: " in text
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v4"}')
+    for path in (tmp_path, tmp_path / "config.json"):
+        code, text = check(path)
+        assert code == 1 and "several residual streams" in text and "served" not in text

@@ -14,8 +14,8 @@ void CopyPatched(const std::filesystem::path& folder, const std::string& patch,
 // Fills the tensors of model.safetensors in `folder` whose names end with `suffix` with zeros.
 void ZeroTensors(const std::filesystem::path& folder, const std::string& suffix);
 
-// Gives each tensor of model.safetensors in `folder` the name that `rename` returns for its name, and
-// removes those for which that is "".
+// Gives each tensor of model.safetensors in `folder` the name that `rename` returns for its own,
+// and removes those for which that is "".
 void RenameTensors(const std::filesystem::path& folder,
                    const std::function<std::string(const std::string&)>& rename);
 

@@ -113,7 +113,7 @@ void DecoderConfig::ReadQuantization(bool mxfp4) {
   if (!method.has_value()) return;
   // The files themselves show which tensors are in blocks. Activations are never rounded.
   for (const char* key : {"modules_to_not_convert", "ignored_layers", "activation_scheme",
-                          "dequantize", "use_kernels"}) {
+                          "dequantize", "use_kernels", "scale_fmt"}) {
     reader.Optional(key);
   }
   if (*method == Method::kFp8) {

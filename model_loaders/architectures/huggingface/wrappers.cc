@@ -9,7 +9,6 @@
 
 #include "base/error_text.h"
 #include "model_loaders/architectures/huggingface/neutral_keys.h"
-#include "model_loaders/architectures/unknown_family.h"
 #include "model_loaders/files/object_reader.h"
 #include "model_loaders/tokenizer/token_ids.h"
 
@@ -191,8 +190,9 @@ Json DecoderKeys(const Wrapper& wrapper, const Json& config, ObjectReader& outer
     text["model_type"] = wrapper.text_types.front();
   } else if (std::ranges::none_of(wrapper.text_types, [&](NamePart t) { return *type == t; })) {
     std::string expected;
-    for (const NamePart t : wrapper.text_types)
+    for (const NamePart t : wrapper.text_types) {
       expected += Concat(expected.empty() ? "" : " or ", Quoted(t));
+    }
     outer.Fault("text_config.model_type", expected, ShowJson(*type));
   }
   for (const char* key : {"architectures", "quantization_config"}) {
@@ -207,8 +207,9 @@ Json DecoderKeys(const Wrapper& wrapper, const Json& config, ObjectReader& outer
   }
   const auto tie = config.find("tie_word_embeddings");
   if (tie != config.end() && !tie->is_null()) {
-    if (!tie->is_boolean())
+    if (!tie->is_boolean()) {
       problems.Add(Concat("tie_word_embeddings: expected true or false, found ", ShowJson(*tie)));
+    }
     text["tie_word_embeddings"] = *tie;
   }
   return text;
@@ -222,8 +223,8 @@ void JudgeOuter(const Json& config, ObjectReader& outer, Problems& problems,
     if (value.is_null()) continue;
     const KeyEffect effect = IsOuterKey(key) ? KeyEffect::kNone : EffectOf(key, value);
     if (effect == KeyEffect::kNone) {
-      if (key != "model_type" && key != "tie_word_embeddings" && key != "transformers_version")
-        ignored.push_back(key);
+      const bool read = key == "model_type" || key == "tie_word_embeddings";
+      if (!read && key != "transformers_version") ignored.push_back(key);
     } else if (effect == KeyEffect::kChanges) {
       outer.Fault(key, HarmlessValue(key), ShowJson(value) + IgnoreHint(key));
     } else {
@@ -244,8 +245,7 @@ std::string OtherParts(const Wrapper& wrapper, std::string_view text_type,
                     count == 1 ? " tensor)" : " tensors)");
   }
   return Concat("the model is a ", wrapper.model_type, ", of which the decoder of text (",
-                text_type, ") is computed; ",
-                parts.empty() ? "the files have no other parts" : "not computed: ", parts);
+                text_type, ") is computed", parts.empty() ? "" : "; not computed: ", parts);
 }
 
 }  // namespace
@@ -266,7 +266,7 @@ bool IsTextType(std::string_view type) {
 }
 
 ConfigResult ReadWrapped(const Wrapper& wrapper, const Json& config, const StoredNames& stored,
-                         ArchitectureList families) {
+                         ArchitectureList families, UnknownDecoder unknown) {
   Problems problems;
   ObjectReader outer(config, "", &problems);
   const Json text = DecoderKeys(wrapper, config, outer, problems);
@@ -280,7 +280,7 @@ ConfigResult ReadWrapped(const Wrapper& wrapper, const Json& config, const Store
 
   const auto family =
       std::ranges::find_if(families, [&](const Architecture* a) { return a->Recognizes(text); });
-  if (family == families.end()) return UnknownText(wrapper.model_type, text, families);
+  if (family == families.end()) return unknown(wrapper.model_type, text, families);
   DecoderNames names(stored, wrapper.other_parts);
   StoredNames inner_names = names.Inner(stored);
   inner_names.key_object = kTextConfig;

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "model_loaders/architectures/architecture.h"
-#include "model_loaders/architectures/registry.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve::huggingface {
@@ -28,11 +27,18 @@ const Wrapper* FindWrapper(const nlohmann::json& config);
 // Returns whether `type` is the model_type of a wrapper's decoder.
 bool IsTextType(std::string_view type);
 
+// Returns the error about a decoder of `wrapper` that none of `families` recognizes. `text` is its
+// configuration.
+using UnknownDecoder = absl::Status (*)(std::string_view wrapper, const nlohmann::json& text,
+                                        ArchitectureList families);
+
 // Reads the configuration of a wrapper: the decoder's by one of `families`, with "architectures"
 // and "quantization_config" of the whole file, and its "eos_token_id" as further ends.
-// InvalidArgument with key, expected and found value, as from other readers.
+// InvalidArgument with key, expected and found value, as from other readers, or what `unknown`
+// returns.
 ConfigResult ReadWrapped(const Wrapper& wrapper, const nlohmann::json& config,
-                         const StoredNames& stored, ArchitectureList families);
+                         const StoredNames& stored, ArchitectureList families,
+                         UnknownDecoder unknown);
 
 // Reads a decoder's configuration by `family`, where the files may call its tensors as in a
 // wrapper.

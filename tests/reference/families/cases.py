@@ -49,7 +49,8 @@ CASES = []
 
 
 def add(name, family, save=None, seed=None, **config):
-    """Adds a case. Without a seed, the place in this file decides its weights; other files give one."""
+    """Adds a case. Without a seed, its place in this file decides its weights; other files give one.
+    """
     extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file", "fp8",
                                                  "mxfp4", "edit")
              if key in config}

@@ -144,7 +144,7 @@ ConfigResult ReadMiniMaxM3(const Json& json, const StoredNames& stored) {
   c.Require("qk_norm_type", "per_head");
   c.Require("scoring_func", "sigmoid");
   c.Require("use_routing_bias", true);
-  c.Ignore({"num_mtp_modules", "router_jitter_noise"});
+  c.Ignore({"num_mtp_modules", "mtp_transformer_layers", "use_mtp", "router_jitter_noise"});
   c.IgnorePrefix("mtp.");
   c.IgnoreTensors({"model.layers.*.self_attn.index_q_proj.weight",
                    "model.layers.*.self_attn.index_k_proj.weight",
