@@ -16,6 +16,10 @@ namespace moeserve {
 enum class DecayForm : uint8_t { kSoftplus, kBounded };
 constexpr NameTraits Traits(DecayForm k) { return NameIn({"softplus", "bounded"}, k); }
 
+// Columns of a block of a head's state. Rows of a whole state would be so far apart that those of
+// some columns fall into few sets of a cache.
+inline constexpr int kRecurrentColumns = 32;
+
 // The state of a recurrence (RecurrenceArgs): for each head a matrix [key_dim, value_dim], f32,
 // zeros before a text. Head h has the queries and keys of key head floor(h / (heads / key_heads)).
 struct RecurrentShape {
@@ -26,15 +30,21 @@ struct RecurrentShape {
   bool decays_keys = false;  // each row of a head's state has a factor of its own
   bool delta = false;        // RecurrenceSettings::delta
 
-  int key_width() const { return key_heads * key_dim; }
-  int value_width() const { return heads * value_dim; }
-  int decay_width() const { return heads * (decays_keys ? key_dim : 1); }
-  // The distance of two rows of a head's state, in floats. What is behind the row is unspecified.
-  int64_t stride() const { return (int64_t{value_dim} + 15) / 16 * 16; }
-  int64_t head_floats() const { return key_dim * stride(); }
-  int64_t state_floats() const { return heads * head_floats(); }
+  MOESERVE_HOST_DEVICE int key_width() const { return key_heads * key_dim; }
+  MOESERVE_HOST_DEVICE int value_width() const { return heads * value_dim; }
+  MOESERVE_HOST_DEVICE int decay_width() const { return heads * (decays_keys ? key_dim : 1); }
+  // A head's state is stored in blocks of kRecurrentColumns columns, one after the other, each
+  // [key_dim, block_columns()]. The columns behind the last one are unspecified.
+  MOESERVE_HOST_DEVICE int padded_dim() const { return (value_dim + 15) / 16 * 16; }
+  MOESERVE_HOST_DEVICE int block_columns(int column) const {
+    return padded_dim() - column < kRecurrentColumns ? padded_dim() - column : kRecurrentColumns;
+  }
+  // Returns the first float of the block that begins with `column`, and the size of a head's state.
+  MOESERVE_HOST_DEVICE int64_t block_begin(int column) const { return int64_t{key_dim} * column; }
+  MOESERVE_HOST_DEVICE int64_t head_floats() const { return int64_t{key_dim} * padded_dim(); }
+  MOESERVE_HOST_DEVICE int64_t state_floats() const { return heads * head_floats(); }
   // Returns the size of what a token does to a state: keys, values, decays and strengths.
-  int64_t input_floats() const {
+  MOESERVE_HOST_DEVICE int64_t input_floats() const {
     if (heads == 0) return 0;
     return int64_t{key_width()} + value_width() + decay_width() + heads;
   }

@@ -1,7 +1,6 @@
 // The recurrences of linear attention and of state-space layers.
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "base/check.h"
@@ -80,49 +79,32 @@ std::vector<RecurrentRun> RunsOf(const Recurrent& call, int64_t rows) {
   return runs;
 }
 
-// Advances some columns of a head's state over the rows of a run, which are few enough to stay in
-// the first-level cache. `memory` has room for them.
+// Advances a block of columns of a head's state over the rows of a run, which stays in the
+// first-level cache. `memory` has room for it.
 void RunColumns(const Recurrent& call, const RecurrentRun& run, int head, int column,
                 float* memory) {
   const RecurrentShape& shape = call.shape;
-  const int64_t block_floats = int64_t{shape.key_dim} * kRecurrentColumns;
-  const int columns = std::min<int>(kRecurrentColumns, static_cast<int>(shape.stride()) - column);
-  const auto copy = [&](const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-    for (int i = 0; i < shape.key_dim; ++i) {
-      std::memcpy(to + i * to_stride, from + i * from_stride,
-                  static_cast<size_t>(columns) * sizeof(float));
-    }
+  const int64_t floats = int64_t{shape.key_dim} * shape.block_columns(column);
+  const auto block_of = [&](int32_t slot) {
+    return call.states.Head(call.args.block, slot, head) + shape.block_begin(column);
   };
-  const auto column_of = [&](int32_t slot) {
-    return call.states.Head(call.args.block, slot, head) + column;
-  };
-  float* state = memory;
-  int64_t stride = kRecurrentColumns;
-  if (run.slot < 0) {
-    std::fill_n(memory, block_floats, 0.0f);
-  } else if (run.kept > run.begin) {
-    state = column_of(run.slot);
-    stride = shape.stride();
-  } else {
-    copy(column_of(run.slot), shape.stride(), memory, stride);
-  }
+  float* state = run.slot < 0 ? memory : block_of(run.slot);
+  if (run.slot < 0) std::fill_n(memory, floats, 0.0f);
   const int key_head = head / (shape.heads / shape.key_heads);
   for (int64_t row = run.begin; row < run.end; ++row) {
     if (row == run.kept && state != memory) {
-      copy(state, stride, memory, kRecurrentColumns);
+      std::copy_n(state, floats, memory);
       state = memory;
-      stride = kRecurrentColumns;
     }
     RecurrentRowArgs args = RecurrentColumns(shape, call.Inputs(row), head, column);
     args.state = state;
-    args.stride = stride;
     args.query = FloatsOf(call.args.queries, row) + key_head * shape.key_dim;
     args.skip = call.args.skip == nullptr ? 0.0f : call.args.skip[head];
     args.out = FloatsOf(call.args.output, row) + head * shape.value_dim + column;
     call.table.recurrent_row(args);
     const auto& snapshot = call.step.states.snapshot;
     if (!snapshot.empty() && snapshot[static_cast<size_t>(row)] >= 0) {
-      copy(state, stride, column_of(snapshot[static_cast<size_t>(row)]), shape.stride());
+      std::copy_n(state, floats, block_of(snapshot[static_cast<size_t>(row)]));
     }
   }
 }

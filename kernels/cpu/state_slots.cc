@@ -52,7 +52,7 @@ void CpuStates::AdvanceRecurrence(int block, int32_t from, int rows, int32_t to)
     for (int column = 0; column < shape.value_dim; column += kRecurrentColumns) {
       for (int row = 0; row < rows; ++row) {
         RecurrentRowArgs args = RecurrentColumns(shape, Pending(block, from, row), head, column);
-        args.state = state + column;
+        args.state = state + shape.block_begin(column);
         table_.recurrent_row(args);
       }
     }
@@ -63,7 +63,7 @@ RecurrentRowArgs RecurrentColumns(const RecurrentShape& shape, const RecurrentIn
                                   int head, int column) {
   const int key_head = head / (shape.heads / shape.key_heads);
   RecurrentRowArgs args = {};
-  args.stride = shape.stride();
+  args.stride = shape.block_columns(column);
   args.key_dim = shape.key_dim;
   args.columns = std::min(shape.value_dim - column, kRecurrentColumns);
   args.key = inputs.key + key_head * shape.key_dim;

@@ -202,9 +202,9 @@ std::optional<TensorPlace> NameTableConfig::LatentPlace(const TensorRule& rule,
                                                         const Numbers& numbers,
                                                         TensorPlace place) const {
   const int layer = numbers.value[0], head = numbers.value[1];
-  if (layer >= spec.num_layers()) return std::nullopt;
-  const AttentionSpec& attention = spec.attention(layer);
-  if (!attention.latent.has_value()) return std::nullopt;
+  const BlockSpec* const block = spec.FindBlock(layer, BlockKind::kAttention);
+  if (block == nullptr || !block->attention()->latent.has_value()) return std::nullopt;
+  const AttentionSpec& attention = *block->attention();
   const LatentSpec& latent = *attention.latent;
   const int64_t keys = attention.head_dim - latent.rope_dim;
   const int64_t rows = keys + latent.value_dim;
@@ -284,9 +284,9 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
       place.shape[0] *= rule.parts;
       break;
     case RowOrder::kQkv: {
-      const int layer = numbers->value[0];
-      if (layer >= spec.num_layers()) return std::nullopt;
-      const AttentionSpec& attention = spec.attention(layer);
+      const BlockSpec* const block = spec.FindBlock(numbers->value[0], BlockKind::kAttention);
+      if (block == nullptr) return std::nullopt;
+      const AttentionSpec& attention = *block->attention();
       const int64_t queries = int64_t{attention.num_heads} * attention.head_dim;
       const int64_t keys = int64_t{attention.num_kv_heads} * attention.head_dim;
       place.first_row = rule.part == 0 ? 0 : queries + (rule.part - 1) * keys;

@@ -161,9 +161,10 @@ class Cases {
     const VisiblePositions visible{settings_.context + 1, settings_.context + settings_.tokens};
     result.decode = true;
     result.tokens_per_step = batch;
-    result.bytes_per_step = static_cast<double>(FixedStored()) +
-                            static_cast<double>(Stored(work.parameters())) / steps +
-                            batch * CacheBytesRead(spec, cache_.type(), visible);
+    result.bytes_per_step =
+        static_cast<double>(FixedStored()) +
+        static_cast<double>(Stored(work.parameters())) / steps +
+        batch * (CacheBytesRead(spec, cache_.type(), visible) + StateBytesMoved(spec));
     const StepOperations all = Operations(spec, work, int64_t{steps} * batch, visible);
     const auto count = static_cast<double>(steps);
     result.operations_per_step = {

@@ -35,6 +35,14 @@ double CacheBytesRead(const ModelSpec& spec, KvCacheType cache, const VisiblePos
   return bytes;
 }
 
+double StateBytesMoved(const ModelSpec& spec) {
+  double bytes = 0;
+  for (const StateShape& shape : StateShapes(spec)) {
+    bytes += 2.0 * static_cast<double>(shape.floats()) * sizeof(float);
+  }
+  return bytes;
+}
+
 StepOperations Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens,
                           const VisiblePositions& visible) {
   StepOperations operations;

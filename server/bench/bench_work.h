@@ -42,6 +42,9 @@ class RoutedWork {
 // Returns the bytes of keys and values that a token reads in all layers, on average.
 double CacheBytesRead(const ModelSpec& spec, KvCacheType cache, const VisiblePositions& visible);
 
+// Returns the bytes of states of recurrences that a step reads and writes for each sequence.
+double StateBytesMoved(const ModelSpec& spec);
+
 // The operations that `tokens` tokens need in the whole model without the LM head; a multiply-add
 // counts as two.
 struct StepOperations {

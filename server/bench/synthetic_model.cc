@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -124,14 +125,31 @@ ModelSpec MixtralSpec() {
 
 }  // namespace
 
+bool IsHybridName(std::string_view name) { return name.ends_with("-hybrid"); }
+
+void MakeHybrid(ModelSpec& spec) {
+  DeltaSpec delta;
+  delta.key_dim = delta.value_dim = 128;
+  delta.num_key_heads = std::max(spec.hidden_size / 128, 1);
+  delta.num_heads = 2 * delta.num_key_heads;
+  for (BlockSpec& block : spec.blocks) {
+    if (block.attention() == nullptr) continue;
+    if ((block.layer + 1) % 4 == 0) {
+      spec.attention(block.layer).gate = !block.attention()->routed();
+    } else {
+      block.mixer = delta;
+    }
+  }
+}
+
 Result<ModelSpec> SyntheticSpec(std::string_view name) {
   if (name == "mixtral") return MixtralSpec();
   const bool dense = name.ends_with("-dense");
-  const std::string_view size = name.substr(0, name.size() - (dense ? 6 : 0));
+  const std::string_view size = name.substr(0, name.find('-'));
   const bool medium = size == "medium";
-  if (!medium && size != "small") {
+  if (std::ranges::find(kSyntheticNames, name) == std::end(kSyntheticNames)) {
     std::string expected;
-    for (const char* known : kSyntheticNames) {
+    for (const std::string_view known : kSyntheticNames) {
       expected += (expected.empty() ? "" : ", ") + std::string(known);
     }
     return absl::InvalidArgumentError("synthetic model: expected one of " + expected + ", found " +
@@ -159,6 +177,7 @@ Result<ModelSpec> SyntheticSpec(std::string_view name) {
     feed_forward.routing = routing;
   }
   spec.AddLayers(12, {attention, feed_forward});
+  if (IsHybridName(name)) MakeHybrid(spec);
   return spec;
 }
 

@@ -10,15 +10,23 @@
 
 namespace moeserve {
 
-inline constexpr const char* kSyntheticNames[] = {"small", "medium", "small-dense", "medium-dense",
-                                                  "mixtral"};
+inline constexpr std::string_view kSyntheticNames[] = {
+    "small", "medium", "small-dense", "medium-dense", "small-hybrid", "medium-hybrid", "mixtral"};
 
 // Returns the spec of a named model. "small" (0.64 B parameters, 32 experts, top-2) and "medium"
 // (2.93 B, 64 experts, top-8) are decoders with gated experts of equal width, softmax renormalized
 // over the selected experts, and per-head query and key norms. "small-dense" and "medium-dense"
 // replace the experts by one feed-forward that is as wide as the selected experts together.
-// "mixtral" (11.8 B) has 8 of the 32 layers of Mixtral-8x7B. InvalidArgument for another name.
+// "small-hybrid" and "medium-hybrid" have linear attention with a delta rule in three of four
+// layers and gates of attention in the others, as Qwen3.5. "mixtral" (11.8 B) has 8 of the 32
+// layers of Mixtral-8x7B. InvalidArgument for another name.
 Result<ModelSpec> SyntheticSpec(std::string_view name);
+
+// Returns whether the name is that of a model with linear attention.
+bool IsHybridName(std::string_view name);
+// Makes three of four layers linear attention with a delta rule, as Qwen3.5 has, with twice the
+// width of the model in values, and gives the other layers' dense attention a gate.
+void MakeHybrid(ModelSpec& spec);
 
 // Returns a source that makes a tensor of any name and shape. Matrices are normally distributed
 // with standard deviation fan_in^-0.5, embeddings with 1; norm weights are 1 and biases 0. Routers

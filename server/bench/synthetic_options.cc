@@ -168,7 +168,7 @@ Result<ModelSpec> BuildSyntheticSpec(const SyntheticOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(ModelSpec spec, SyntheticSpec(options.name));
   if (options.hidden) spec.hidden_size = *options.hidden;
   if (options.vocab) spec.vocab_size = *options.vocab;
-  LayerSpec layer{spec.attention(0), spec.feed_forward(0)};
+  LayerSpec layer{*FirstAttention(spec), spec.feed_forward(0)};
   MOESERVE_RETURN_IF_ERROR(ChangeAttention(options, layer.attention));
   MOESERVE_RETURN_IF_ERROR(ChangeFeedForward(options, layer.feed_forward));
   // Validate one layer before it is copied.
@@ -181,6 +181,7 @@ Result<ModelSpec> BuildSyntheticSpec(const SyntheticOptions& options) {
         Concat("--layers: expected 1 to ", kMaxLayers, ", found ", layers));
   }
   spec.AddLayers(layers - 1, layer);
+  if (IsHybridName(options.name)) MakeHybrid(spec);
   MOESERVE_RETURN_IF_ERROR(Validate(spec));
   return spec;
 }

@@ -80,8 +80,9 @@ TEST(SyntheticShapes, NamedOnesHaveTheirParameters) {
   for (const auto& [name, parameters] : expected) {
     EXPECT_EQ(Parameters(Good("--synthetic " + name)), parameters) << name;
   }
-  for (const char* name : kSyntheticNames)
-    EXPECT_TRUE(Shape(std::string("--synthetic ") + name).ok());
+  for (const std::string_view name : kSyntheticNames) {
+    EXPECT_TRUE(Shape("--synthetic " + std::string(name)).ok());
+  }
 }
 
 TEST(SyntheticShapes, FlagsChangeThem) {

@@ -112,8 +112,18 @@ int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert
   return matrices * f.expert.depth * routing.widths[static_cast<size_t>(expert)] * row;
 }
 
+int64_t RecurrenceMacs(const BlockSpec& block) {
+  const auto of = [](const RecurrentShape& shape) {
+    const int64_t passes = shape.delta ? 4 : 3;  // the decay, the value known, what is added, read
+    return passes * shape.heads * shape.key_dim * shape.value_dim;
+  };
+  if (block.delta() != nullptr) return of(block.delta()->recurrence());
+  return block.state_space() != nullptr ? of(block.state_space()->recurrence()) : 0;
+}
+
 int64_t FixedMacs(const ModelSpec& spec) {
   int64_t macs = 0;
+  for (const BlockSpec& block : spec.blocks) macs += RecurrenceMacs(block);
   for (const TensorRequirement& t : RequiredTensors(spec)) {
     if (spec.stack == Stack::kDecoder && t.name.starts_with(TensorPrefix(Stack::kEncoder)))
       continue;

@@ -28,8 +28,13 @@ namespace moeserve {
 // matrices.
 int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert);
 
+// Returns the MACs of a token with the state of a recurrence: three or, with the delta rule, four
+// for each element. 0 for other blocks.
+int64_t RecurrenceMacs(const BlockSpec& block);
+
 // Returns the MACs of a token with the matrices that every token uses: all except routed experts,
-// embeddings and the LM head. A block that splits tokens scores every sub-token.
+// embeddings and the LM head. A block that splits tokens scores every sub-token. The states of
+// recurrences count as matrices.
 int64_t FixedMacs(const ModelSpec& spec);
 
 // Returns the MACs of a token of the source with the keys and values of all attention to the

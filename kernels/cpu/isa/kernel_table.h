@@ -310,13 +310,10 @@ struct RecurrentInputsArgs {
   float* strength;
 };
 
-// The largest RecurrentRowArgs::columns.
-inline constexpr int kRecurrentColumns = 32;
-
-// One row of a recurrence, for some adjacent columns of a head's state.
+// One row of a recurrence, for a block of columns of a head's state.
 struct RecurrentRowArgs {
   float* state;    // [key_dim] rows; columns up to the next multiple of kPanel are overwritten
-  int64_t stride;  // of the state, in floats
+  int64_t stride;  // RecurrentShape::block_columns()
   int key_dim;
   int columns;         // 1..kRecurrentColumns
   const float* query;  // [key_dim]; null: the state advances without a result

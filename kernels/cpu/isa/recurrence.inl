@@ -71,13 +71,14 @@ inline __attribute__((always_inline)) void ForStateRows(int n, const Body& body)
   });
 }
 
-// Advances the state without the row's value: multiplies it by the decays, and adds key * added.
-template <int kPanels, bool kResult>
+// Multiplies the state by the decays, adds key * added, and sums what the query reads.
+template <int kPanels, bool kPerKey, bool kResult>
 inline __attribute__((always_inline)) void AdvanceRecurrence(const RecurrentRowArgs& a,
                                                              const Vec (&added)[kPanels],
                                                              RecurrentSums<kPanels>& result) {
+  const Vec one_decay = Broadcast(a.decay[0]);
   ForStateRows(a.key_dim, [&](int i, auto chain) __attribute__((always_inline)) {
-    const Vec decay = Broadcast(a.decay[a.decays_keys ? i : 0]);
+    const Vec decay = kPerKey ? Broadcast(a.decay[i]) : one_decay;
     const Vec key = Broadcast(a.key[i]);
     float* const row = a.state + i * a.stride;
     for (int p = 0; p < kPanels; ++p) {
@@ -91,38 +92,54 @@ inline __attribute__((always_inline)) void AdvanceRecurrence(const RecurrentRowA
   });
 }
 
-template <int kPanels>
+// Returns what the decayed state returns for the key.
+template <int kPanels, bool kPerKey>
+inline __attribute__((always_inline)) void KnownValue(const RecurrentRowArgs& a,
+                                                      Vec (&known)[kPanels]) {
+  RecurrentSums<kPanels> sums;
+  ForStateRows(a.key_dim, [&](int i, auto chain) __attribute__((always_inline)) {
+    const Vec key = Broadcast(kPerKey ? a.key[i] * a.decay[i] : a.key[i]);
+    const float* const row = a.state + i * a.stride;
+    for (int p = 0; p < kPanels; ++p) {
+      Vec& sum = sums.sums[chain][p];
+      sum = Fma(key, Load(row + p * kPanel), sum);
+    }
+  });
+  for (int p = 0; p < kPanels; ++p) {
+    known[p] = kPerKey ? sums.Total(p) : Mul(Broadcast(a.decay[0]), sums.Total(p));
+  }
+}
+
+template <int kPanels, bool kPerKey>
 void RecurrentPanels(const RecurrentRowArgs& a, const float* values, float* out) {
   Vec value[kPanels], added[kPanels];
   for (int p = 0; p < kPanels; ++p) value[p] = added[p] = Load(values + p * kPanel);
   if (a.delta) {
-    // What the decayed state returns for the key.
-    RecurrentSums<kPanels> known;
-    ForStateRows(a.key_dim, [&](int i, auto chain) __attribute__((always_inline)) {
-      const Vec key = Broadcast(a.key[i] * a.decay[a.decays_keys ? i : 0]);
-      const float* const row = a.state + i * a.stride;
-      for (int p = 0; p < kPanels; ++p) {
-        Vec& sum = known.sums[chain][p];
-        sum = Fma(key, Load(row + p * kPanel), sum);
-      }
-    });
-    for (int p = 0; p < kPanels; ++p) added[p] = Sub(value[p], known.Total(p));
+    Vec known[kPanels];
+    KnownValue<kPanels, kPerKey>(a, known);
+    for (int p = 0; p < kPanels; ++p) added[p] = Sub(value[p], known[p]);
   }
   for (int p = 0; p < kPanels; ++p) added[p] = Mul(Broadcast(a.strength), added[p]);
   RecurrentSums<kPanels> result;
-  if (a.query == nullptr) return AdvanceRecurrence<kPanels, false>(a, added, result);
-  AdvanceRecurrence<kPanels, true>(a, added, result);
+  if (a.query == nullptr) return AdvanceRecurrence<kPanels, kPerKey, false>(a, added, result);
+  AdvanceRecurrence<kPanels, kPerKey, true>(a, added, result);
   for (int p = 0; p < kPanels; ++p) {
     Store(out + p * kPanel, Fma(Broadcast(a.skip), value[p], result.Total(p)));
   }
 }
 
+template <int kPanels>
+void RecurrentBlock(const RecurrentRowArgs& a, const float* values, float* out) {
+  a.decays_keys ? RecurrentPanels<kPanels, true>(a, values, out)
+                : RecurrentPanels<kPanels, false>(a, values, out);
+}
+
 void RecurrentRow(const RecurrentRowArgs& a) {
   static_assert(kRecurrentColumns == 2 * kPanel);
-  if (a.columns == kRecurrentColumns) return RecurrentPanels<2>(a, a.value, a.out);
+  if (a.columns == kRecurrentColumns) return RecurrentBlock<2>(a, a.value, a.out);
   alignas(64) float some[kRecurrentColumns] = {};
   __builtin_memcpy(some, a.value, static_cast<size_t>(a.columns) * sizeof(float));
-  a.columns > kPanel ? RecurrentPanels<2>(a, some, some) : RecurrentPanels<1>(a, some, some);
+  a.columns > kPanel ? RecurrentBlock<2>(a, some, some) : RecurrentBlock<1>(a, some, some);
   if (a.query != nullptr) {
     __builtin_memcpy(a.out, some, static_cast<size_t>(a.columns) * sizeof(float));
   }

@@ -8,7 +8,7 @@ namespace {
 
 // A block computes 32 columns of the state of a head: a thread has one column, and every kGroups-th
 // row from that of its warp on.
-constexpr int kColumns = 32;
+constexpr int kColumns = kRecurrentColumns;
 constexpr int kGroups = 8;
 constexpr int kThreads = kColumns * kGroups;
 
@@ -120,7 +120,10 @@ struct Tile {
   }
 
   __device__ bool has_column() const { return column < shape.value_dim; }
-  __device__ int64_t At(int i) const { return i * shape.stride() + column; }
+  __device__ int64_t At(int i) const {
+    const int first = column / kColumns * kColumns;
+    return shape.block_begin(first) + i * shape.block_columns(first) + column - first;
+  }
   __device__ void LoadState(const float* part) {
     const float* const from = part + head * shape.head_floats();
     for (int r = 0; r < kRows; ++r) {
