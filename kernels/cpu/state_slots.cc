@@ -63,7 +63,6 @@ RecurrentRowArgs RecurrentColumns(const RecurrentShape& shape, const RecurrentIn
                                   int head, int column) {
   const int key_head = head / (shape.heads / shape.key_heads);
   RecurrentRowArgs args = {};
-  args.stride = shape.block_columns(column);
   args.key_dim = shape.key_dim;
   args.columns = std::min(shape.value_dim - column, kRecurrentColumns);
   args.key = inputs.key + key_head * shape.key_dim;

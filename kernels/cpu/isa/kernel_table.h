@@ -312,8 +312,7 @@ struct RecurrentInputsArgs {
 
 // One row of a recurrence, for a block of columns of a head's state.
 struct RecurrentRowArgs {
-  float* state;    // [key_dim] rows; columns up to the next multiple of kPanel are overwritten
-  int64_t stride;  // RecurrentShape::block_columns()
+  float* state;  // [key_dim, columns rounded up to a multiple of kPanel], updated
   int key_dim;
   int columns;         // 1..kRecurrentColumns
   const float* query;  // [key_dim]; null: the state advances without a result

@@ -76,17 +76,20 @@ template <int kPanels, bool kPerKey, bool kResult>
 inline __attribute__((always_inline)) void AdvanceRecurrence(const RecurrentRowArgs& a,
                                                              const Vec (&added)[kPanels],
                                                              RecurrentSums<kPanels>& result) {
-  const Vec one_decay = Broadcast(a.decay[0]);
-  ForStateRows(a.key_dim, [&](int i, auto chain) __attribute__((always_inline)) {
-    const Vec decay = kPerKey ? Broadcast(a.decay[i]) : one_decay;
-    const Vec key = Broadcast(a.key[i]);
-    float* const row = a.state + i * a.stride;
+  // Copies, because the compiler cannot know that the state is not part of `a`.
+  const float *const decays = a.decay, *const keys = a.key, *const query = a.query;
+  float* const state_begin = a.state;
+  const Vec one_decay = Broadcast(decays[0]);
+  ForStateRows(a.key_dim, [=, &added, &result](int i, auto chain) __attribute__((always_inline)) {
+    const Vec decay = kPerKey ? Broadcast(decays[i]) : one_decay;
+    const Vec key = Broadcast(keys[i]);
+    float* const row = state_begin + i * (kPanels * kPanel);
     for (int p = 0; p < kPanels; ++p) {
       const Vec state = Fma(key, added[p], Mul(decay, Load(row + p * kPanel)));
       Store(row + p * kPanel, state);
       if constexpr (kResult) {
         Vec& sum = result.sums[chain][p];
-        sum = Fma(Broadcast(a.query[i]), state, sum);
+        sum = Fma(Broadcast(query[i]), state, sum);
       }
     }
   });
@@ -97,9 +100,10 @@ template <int kPanels, bool kPerKey>
 inline __attribute__((always_inline)) void KnownValue(const RecurrentRowArgs& a,
                                                       Vec (&known)[kPanels]) {
   RecurrentSums<kPanels> sums;
-  ForStateRows(a.key_dim, [&](int i, auto chain) __attribute__((always_inline)) {
-    const Vec key = Broadcast(kPerKey ? a.key[i] * a.decay[i] : a.key[i]);
-    const float* const row = a.state + i * a.stride;
+  const float *const decays = a.decay, *const keys = a.key, *const state_begin = a.state;
+  ForStateRows(a.key_dim, [=, &sums](int i, auto chain) __attribute__((always_inline)) {
+    const Vec key = Broadcast(kPerKey ? keys[i] * decays[i] : keys[i]);
+    const float* const row = state_begin + i * (kPanels * kPanel);
     for (int p = 0; p < kPanels; ++p) {
       Vec& sum = sums.sums[chain][p];
       sum = Fma(key, Load(row + p * kPanel), sum);
