@@ -166,7 +166,7 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   AddNumberOption(
       app, "--snapshots", engine.snapshots,
       "Most states of sequences that the prefix cache keeps, for models whose layers have "
-      "states (short convolutions); -1: as many as --max-num-seqs",
+      "states (convolutions, recurrences); -1: as many as --max-num-seqs",
       -1, kMostSnapshots);
   AddNumberOption(app, "--snapshot-interval", engine.snapshot_interval,
                   "Tokens between two such states in a long text, a multiple of 16", kPageTokens,
