@@ -548,7 +548,7 @@ ConfigResult DecoderConfig::FinishPair(ModelSpec encoder, int encoder_layers,
 }
 
 ConfigResult DecoderConfig::Build() {
-  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_, prefix_);
+  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_, prefix_, mapping_);
   config->spec = std::move(spec_);
   config->ignored = std::move(ignored_tensors_);
   config->ignored_prefixes = std::move(ignored_prefixes_);

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error_text.h"
@@ -149,6 +150,7 @@ class DecoderConfig {
   // The files may call the tensors whose names have the prefix `rule` in the rules by the first of
   // the prefixes `files` that they use; "" is used if no other is. The texts must be literals.
   void Prefix(std::string_view rule, std::initializer_list<std::string_view> files);
+  void Mapping(const NameMapping& mapping) { mapping_ = mapping; }
   // The stored tables of positions have this many rows in front that no token has.
   // SkipPositions(): the file counts them as positions.
   void StoredPositionsFrom(int rows);
@@ -157,6 +159,9 @@ class DecoderConfig {
   void IgnoreTensors(std::initializer_list<std::string_view> patterns) {
     ignored_tensors_.insert(ignored_tensors_.end(), patterns);
   }
+
+  // The same for tensors whose names in the rules begin so.
+  void IgnorePrefix(std::string prefix) { ignored_prefixes_.push_back(std::move(prefix)); }
 
   // Adds rules for tensors, and names of configuration keys.
   void Tensors(std::span<const TensorRule> rules);
@@ -213,6 +218,7 @@ class DecoderConfig {
   std::vector<std::string> decisions_;
   std::optional<BlockFormat> fp8_;
   NamePrefix prefix_;
+  NameMapping mapping_;
   int positions_from_ = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "model_loaders/architectures/huggingface/layer_kinds.h"
 
 #include <algorithm>
+#include <charconv>
 #include <string>
 
 #include "engine/spec/spec_limits.h"
@@ -73,6 +74,49 @@ std::function<bool(int)> RoutedLayers(DecoderConfig& config) {
     return std::find(dense_layers.begin(), dense_layers.end(), layer) == dense_layers.end() &&
            (layer + 1) % step == 0;
   };
+}
+
+void LayerOverrides::Apply(AttentionSpec& attention) const {
+  attention.num_heads = heads.value_or(attention.num_heads);
+  attention.num_kv_heads = kv_heads.value_or(attention.num_kv_heads);
+  attention.head_dim = head_dim.value_or(attention.head_dim);
+}
+
+void LayerOverrides::Apply(FeedForwardSpec& dense) const {
+  dense.width = width.value_or(dense.width);
+}
+
+std::vector<LayerOverrides> PerLayerConfig(DecoderConfig& config) {
+  constexpr std::string_view kKey = "per_layer_config";
+  ObjectReader& keys = config.keys();
+  const Json* const json = keys.Optional(kKey);
+  if (json == nullptr) return {};
+  const int layers = std::clamp(config.layers(), 0, kMaxLayers);
+  std::vector<LayerOverrides> overrides(static_cast<size_t>(layers));
+  if (!json->is_object()) {
+    keys.Fault(kKey, "an object", ShowJson(*json));
+    return overrides;
+  }
+  for (const auto& [name, value] : json->items()) {
+    int layer = -1;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+    if (error != std::errc() || end != name.data() + name.size() || layer < 0 || layer >= layers) {
+      keys.Fault(kKey, Concat("numbers of layers below ", layers), Quoted(name));
+      continue;
+    }
+    ObjectReader reader(value, Concat(kKey, '.', name), &config.problems());
+    LayerOverrides& own = overrides[static_cast<size_t>(layer)];
+    const auto read = [&](std::string_view key, std::optional<int>& to) {
+      const Json* const found = reader.Optional(key);
+      if (found != nullptr && !found->is_null()) to = reader.Int(key);
+    };
+    read("num_attention_heads", own.heads);
+    read("num_key_value_heads", own.kv_heads);
+    read("head_dim", own.head_dim);
+    read("intermediate_size", own.width);
+    reader.RefuseOthers();
+  }
+  return overrides;
 }
 
 }  // namespace moeserve::huggingface

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -27,5 +28,18 @@ std::vector<int> LayerKinds(DecoderConfig& config, std::initializer_list<LayerKi
 
 // Returns which layers are routed, from "mlp_only_layers" and "decoder_sparse_step".
 std::function<bool(int)> RoutedLayers(DecoderConfig& config);
+
+// What "per_layer_config" says of one layer.
+struct LayerOverrides {
+  std::optional<int> heads, kv_heads, head_dim, width;
+
+  // Replaces the settings that have a value.
+  void Apply(AttentionSpec& attention) const;
+  void Apply(FeedForwardSpec& dense) const;
+};
+
+// Reads "per_layer_config", an object with an object for some layers by their number. Returns one
+// element for each layer; none without the key.
+std::vector<LayerOverrides> PerLayerConfig(DecoderConfig& config);
 
 }  // namespace moeserve::huggingface

@@ -29,13 +29,20 @@ import bailing
 import block_scaled
 import dynamic_moe
 import hybrid_cases
+import k2_horizon
 import renormalized_deepseek
+import setting_cases
+import step3
 from cases import CASES
 
 PROMPTS, LENGTH, GREEDY = 2, 24, 64
 # Families that are not a part of transformers, or not with all settings.
-OWN = {"dynamic_moe": dynamic_moe, "bailing_moe_v2": bailing,
+OWN = {"dynamic_moe": dynamic_moe, "bailing_moe_v2": bailing, "step3p5": step3,
+       "k2_horizon": k2_horizon,
        "renormalized_deepseek_v2": renormalized_deepseek}
+
+# Classes that are not among those of AutoModelForCausalLM.
+NOT_AUTO = {"mistral4": transformers.Mistral4ForCausalLM}
 
 
 def randomize(model, seed):
@@ -56,7 +63,9 @@ def randomize(model, seed):
             value = normal(parameter.shape, std)
         elif "norm" in name and name.endswith("weight"):
             # The weights of some families' norms are offsets from 1.
-            offset = any(name in type(model).__name__ for name in ("Gemma", "Qwen3Next", "Qwen3_5"))
+            kind = type(model).__name__
+            offset = any(part in kind for part in ("Gemma", "Qwen3Next", "Qwen3_5", "Step3"))
+            offset = offset and "Gemma4" not in kind
             center = 0.0 if offset and "linear_attn.norm" not in name else 1.0
             value = center + normal(parameter.shape, 0.2)
         else:
@@ -65,6 +74,8 @@ def randomize(model, seed):
     for name, buffer in model.named_buffers():
         if "bias" in name:  # selection biases of routers
             buffer.data.copy_(normal(buffer.shape, 0.2).bfloat16().float())
+        if name.endswith("layer_scalar"):
+            buffer.data.copy_((0.8 + normal(buffer.shape, 0.2)).bfloat16().float())
 
 
 @torch.no_grad()
@@ -118,7 +129,9 @@ def write(case, out):
     else:
         config = transformers.AutoConfig.for_model(case.family, **case.config)
         config._attn_implementation = "eager"
-        model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+        kind = NOT_AUTO.get(case.family, transformers.AutoModelForCausalLM)
+        make = kind._from_config if case.family in NOT_AUTO else kind.from_config
+        model = make(config).float().eval()
     randomize(model, case.seed)
     for name, value in case.set.items():
         model.get_parameter(name).data.copy_(value)
@@ -169,7 +182,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    for case in CASES + hybrid_cases.CASES:
+    for case in CASES + hybrid_cases.CASES + setting_cases.CASES:
         if args.only in case.name:
             write(case, args.out)
 
