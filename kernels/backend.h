@@ -27,6 +27,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/pooling.h"
+#include "kernels/base/position_scale.h"
 #include "kernels/base/quantize.h"
 #include "kernels/base/recurrence.h"
 #include "kernels/base/rope.h"
@@ -178,13 +179,15 @@ struct RoutingPlan {
 
 // Writes the rows of assignments without a product, in f32 or bf16: zeros for experts in [zero,
 // copy), the input row for experts in [copy, constant), and row e - constant of `constants` for
-// every expert e from `constant` on. Assignments of experts before `zero` are not written.
+// every expert e from `constant` on. Assignments of experts before `zero` are not written. With
+// `weighted`, input rows are multiplied by the weights of the assignments.
 struct AssignRowsArgs {
   const RoutingPlan* plan = nullptr;
   int zero = 0, copy = 0, constant = 0;  // 0 <= zero <= copy <= constant <= the plan's num_experts
   const float* constants = nullptr;      // [num_experts - constant, output.cols] in device memory
   RowsView input;                        // [plan->rows, output.cols]; f32 or bf16
   RowsView output;                       // [plan->capacity, cols]
+  bool weighted = false;
 };
 
 // Routes used instead of the router's choice (in parity tests), as compressed sparse rows. The
@@ -266,12 +269,17 @@ struct RopeArgs {
   RowsView rows;                      // f32, updated in place; the heads of a row are adjacent
 };
 
+struct PositionScaleArgs {
+  PositionScale scale;
+  RowsView rows;  // f32, updated in place; row r is token r
+};
+
 // G is the layer's number of kv heads, d_h its head dimension.
 struct AppendKvArgs {
   KvCacheStorage* cache = nullptr;
   int layer = 0;
   RowsView keys;    // f32 [T, G * d_h]
-  RowsView values;  // f32 [T, G * d_h]; unused with KvLayerShape::latent_dim
+  RowsView values;  // f32 [T, G * value_dim]; unused with KvLayerShape::latent_dim
 };
 
 // Views of the queries, keys and values in the rows of a QKV projection.
@@ -284,9 +292,9 @@ struct QkvColumns {
 struct NormRopeAppendArgs {
   KvCacheStorage* cache = nullptr;
   int layer = 0;
-  // f32 [T, (H + 2 G) * d_h]: the columns of a row hold queries, keys, values. Queries are updated
-  // in place; the contents of keys and values are unspecified afterwards. G and d_h are those of
-  // the cache's layer.
+  // f32 [T, (H + G) * d_h + G * value_dim]: the columns of a row hold queries, keys, values.
+  // Queries are updated in place; the contents of keys and values are unspecified afterwards. G,
+  // d_h and value_dim are those of the cache's layer.
   RowsView rows;
   int heads = 0;                         // H; 0 if there are no queries
   const NormBank* query_norm = nullptr;  // one group; null disables the norm
@@ -306,8 +314,9 @@ struct NormRopeAppendArgs {
   QkvColumns columns() const {
     const KvLayerShape& shape = cache->shape(layer);
     const int64_t query = int64_t{heads} * shape.head_dim;
-    const int64_t kv = int64_t{shape.num_kv_heads} * shape.head_dim;
-    return {rows.Columns(0, query), rows.Columns(query, kv), rows.Columns(query + kv, kv)};
+    const int64_t keys = int64_t{shape.num_kv_heads} * shape.head_dim;
+    const int64_t values = int64_t{shape.num_kv_heads} * shape.value_dim();
+    return {rows.Columns(0, query), rows.Columns(query, keys), rows.Columns(query + keys, values)};
   }
 
  private:
@@ -326,7 +335,7 @@ enum class HeadOrder : uint8_t {
 
 // The positions that a row attends to, in the page table that the layer has of the row's sequence.
 // p is the row's position, w the window if it is above 0:
-// - causal: [0, p]; with a window, those above p - w.
+// - causal: [0, p]; with a window, those above p - w, or, with `chunks`, those from p - p mod w on.
 // - otherwise: [0, n), where n is the table's StepInputs::lengths; with a window, only positions j
 //   with |p - j| < w, at least one of which must be in [0, n). Without a window, p need not be in
 //   [0, n): so it is in cross-attention, whose table has the positions of the source.
@@ -350,9 +359,10 @@ struct AttentionArgs {
   // Null if there are none; must be null with a soft cap and with latent vectors.
   const float* bias = nullptr;
   int bias_distances = 0;
-  int window = 0;   // size of the sliding window in positions; 0 disables it
-  RowsView query;   // f32 [Q, heads * d_h]
-  RowsView output;  // f32 or bf16 [Q, heads * value_dim]
+  int window = 0;       // size of the sliding window in positions; 0 disables it
+  bool chunks = false;  // causal only: the window does not slide, but moves on by its whole size
+  RowsView query;       // f32 [Q, heads * d_h]
+  RowsView output;      // f32 or bf16 [Q, heads * value_dim]
 };
 
 // A convolution over the last tokens, for each column by itself, with taps summed from the oldest
@@ -408,13 +418,14 @@ struct RouteArgs {
 };
 
 // Computes output[r] = residual[r] (if set) + the sum of weight * results[a] over the row's
-// assignments a, in f32 and in ascending order of experts. `results` is f32 or bf16, whichever the
-// model's activations are stored in.
+// assignments a (or of results[a] alone, without `weighted`), in f32 and in ascending order of
+// experts. `results` is f32 or bf16, whichever the model's activations are stored in.
 struct CombineArgs {
   const RoutingPlan* plan = nullptr;
   RowsView results;                    // [A, c]
   const RowsView* residual = nullptr;  // the sub-token itself (MH-MoE eq. 6), or null
   RowsView output;                     // f32 or bf16 [rows, c]
+  bool weighted = true;
 };
 
 // Computes output[i] from the rows that StepInputs::pool_ranges names i-th: kMean adds them in
@@ -612,6 +623,7 @@ class Backend {
   }
   virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }
   virtual void Rope(const RopeArgs& args) = 0;
+  virtual void ScaleByPosition(const PositionScaleArgs& args) = 0;
   virtual void AppendKv(const AppendKvArgs& args) = 0;
   // Has bit-identical results to Norm(), Clamp(), Rope() and AppendKv() called one after another.
   virtual void NormRopeAppend(const NormRopeAppendArgs& args) {

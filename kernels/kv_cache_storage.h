@@ -19,15 +19,18 @@ constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 struct KvLayerShape {
   int num_kv_heads = 0;
   int head_dim = 0;  // of keys
-  // 0: values have head_dim elements and are cached. Above 0: there is one kv head, and the values
+  // 0: values are cached. Above 0: there is one kv head, and the values
   // are the first `latent_dim` elements of the keys, so that no values are cached (multi-head
   // latent attention, "DeepSeek-V2", section 2.1).
   int latent_dim = 0;
   // Which of a sequence's page tables lists the pages of this layer. Layers of one table have the
   // same pages, each with memory of its own in them.
   int table = 0;
+  int own_value_dim = 0;  // without latent_dim: elements of a head's values; 0: as of its keys
 
-  int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
+  int value_dim() const {
+    return latent_dim > 0 ? latent_dim : own_value_dim > 0 ? own_value_dim : head_dim;
+  }
   friend bool operator==(const KvLayerShape&, const KvLayerShape&) = default;
 };
 

@@ -178,10 +178,18 @@ def _attention(add, norm, block_norms, name, path, block, d):
     routed = block["kind"] == "routed"
     heads = None if routed else _key(block, path, "num_heads")
     head_dim = _key(block, path, "head_dim")
-    keys = block.get("num_kv_heads", 1 if routed else heads) * head_dim
+    kv_heads = block.get("num_kv_heads", 1 if routed else heads)
+    keys, value_dim = kv_heads * head_dim, block.get("value_dim", head_dim)
     bias = block.get("bias", False)
     add(name + "k", (keys, d), path + "num_kv_heads * head_dim", bias)
-    add(name + "v", (keys, d), path + "num_kv_heads * head_dim", bias)
+    values, value_key = kv_heads * value_dim, path + "num_kv_heads * value_dim"
+    if "value_routing" in block:
+        routing, at = block["value_routing"], path + "value_routing."
+        _router(add, name + "router", at, routing, d)
+        for j in range(_key(routing, at, "num_experts")):
+            add(f"{name}experts.{j}.v", (values, d), value_key)
+    elif not block.get("value_from_key", False):
+        add(name + "v", (values, d), value_key, bias)
     if routed:
         routing = _key(block, path, "routing")
         _router(add, name + "router", path + "routing.", routing, d)
@@ -190,15 +198,15 @@ def _attention(add, norm, block_norms, name, path, block, d):
             add(f"{name}experts.{j}.o", (d, keys), path + "num_kv_heads * head_dim")
     else:
         add(name + "q", (heads * head_dim, d), path + "num_heads * head_dim", bias)
-        add(name + "o", (d, heads * head_dim), path + "num_heads * head_dim")
-        sizes = {"none": None, "head": (head_dim, head_dim), "full": (heads * head_dim, keys)}
-        qk = sizes.get(block.get("qk_norm", "none"))
+        add(name + "o", (d, heads * value_dim), path + "num_heads * value_dim")
+        full = (heads * head_dim, keys)
+        qk = {"head": (head_dim, head_dim), "full": full, "heads": full}.get(block.get("qk_norm"))
         if qk is not None:
             add(name + "q_norm", (qk[0],), path + "qk_norm")
             add(name + "k_norm", (qk[1],), path + "qk_norm")
-        _gate(add, name, path, block, heads, head_dim, d)
+        _gate(add, name, path, block, heads, value_dim, d)
         if block.get("inner_norm", False):
-            norm(name + "inner_norm", heads * head_dim)
+            norm(name + "inner_norm", heads * value_dim)
         if block.get("sinks", False):
             add(name + "sinks", (heads,), path + "sinks", whole_name=True)
 
@@ -343,6 +351,9 @@ def _stack(wanted, config, stack, prefix, of_tokens, d, vocabulary):
                       if layer.get("kind") != "none"]
         for table in tables:
             add(table, (buckets, heads), "relative_bias.buckets and attention.num_heads")
+    if stack.get("layer_scale", False):
+        for i in range(_key(stack, prefix, "num_hidden_layers")):
+            add(f"{prefix}blocks.{i}.scale", (1,), "layer_scale", whole_name=True)
     if norm_config.get("final", norm_config.get("placement", "pre") != "post"):
         norm(prefix + "norm", d)
     if prefix != "encoder.":

@@ -39,9 +39,12 @@ RoutedBlockSummary AttentionBlock(const ModelSpec& spec, const BlockSpec& owner)
   RoutedBlockSummary block;
   block.layer = owner.layer;
   block.block = owner.kind();
-  const int64_t heads = int64_t{attention.num_kv_heads} * attention.head_dim;
-  block.expert_parameters.assign(attention.routing->num_experts, 2 * heads * spec.hidden_size);
-  SetExpertsPerToken(*attention.routing, &block);
+  const RoutedLayerSpec& routing = *owner.routing();
+  const int64_t width = attention.routed()
+                            ? int64_t{2} * attention.num_kv_heads * attention.head_dim
+                            : attention.value_width();
+  block.expert_parameters.assign(routing.num_experts, width * spec.hidden_size);
+  SetExpertsPerToken(routing, &block);
   return block;
 }
 
@@ -198,8 +201,8 @@ ModelSummary Summarize(const ModelSpec& spec) {
   }
   AddRoutedBlocks(spec, summary);
   for (const KvLayerShape& shape : CacheShapes(spec)) {
-    const int64_t vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
-    summary.kv_elements_per_token += vectors * shape.num_kv_heads * shape.head_dim;
+    const int values = shape.latent_dim > 0 ? 0 : shape.value_dim();
+    summary.kv_elements_per_token += int64_t{shape.num_kv_heads} * (shape.head_dim + values);
   }
   summary.state_bytes = StateStorage::SlotBytes(StateShapes(spec), 0);
   for (const RoutedBlockSummary& block : summary.routed_blocks) {

@@ -1,6 +1,7 @@
 #include "engine/layers/attention.h"
 
 #include "engine/layers/routed/attention_experts.h"
+#include "engine/layers/routed/value_experts.h"
 
 namespace moeserve {
 
@@ -20,9 +21,9 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
     MOESERVE_ASSIGN_OR_RETURN(a->own_biases_, LoadRelativeBiases(load, model, block_spec.layer));
     a->relative_biases_ = &a->own_biases_;
   }
-  const int kv_width = spec.num_kv_heads * spec.head_dim;
-  const LinearPart k{prefix + ".k", kv_width, spec.bias};
-  const LinearPart v{prefix + ".v", kv_width, spec.bias};
+  const int key_width = spec.num_kv_heads * spec.head_dim;
+  const LinearPart k{prefix + ".k", key_width, spec.bias};
+  const LinearPart v{prefix + ".v", spec.value_width(), spec.bias};
   if (spec.out_bias) {
     MOESERVE_ASSIGN_OR_RETURN(a->out_bias_, LoadVector(load, prefix + ".out_bias", d));
   }
@@ -34,58 +35,132 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
     MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
     return a;
   }
-  const int q_width = spec.num_heads * spec.head_dim;
-  std::vector<LinearPart> parts = {{prefix + ".q", q_width, spec.bias}, k, v};
-  if (spec.gate) parts.push_back({prefix + ".gate", spec.gates(), spec.gate_bias});
+  std::vector<LinearPart> parts = {{prefix + ".q", spec.num_heads * spec.head_dim, spec.bias}, k};
+  const LinearPart gate{prefix + ".gate", spec.gates(), spec.gate_bias};
+  if (spec.projects_values()) parts.push_back(v);
+  if (spec.gate && spec.projects_values()) {
+    parts.push_back(gate);
+  } else if (spec.gate) {
+    MOESERVE_ASSIGN_OR_RETURN(a->gate_, LoadLinear(load, d, {gate}));
+  }
   MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, parts));
-  MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, q_width, {{prefix + ".o", d, false}}));
+  if (spec.value_routing.has_value()) {
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
+                              ValueExperts::Load(load, prefix, spec, d));
+    MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
+  }
+  const int out_width = spec.num_heads * spec.output_dim();
+  MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, out_width, {{prefix + ".o", d, false}}));
   if (spec.inner_norm) {
-    MOESERVE_ASSIGN_OR_RETURN(a->inner_norm_, LoadNorm(load, {prefix + ".inner_norm"}, {q_width}));
+    MOESERVE_ASSIGN_OR_RETURN(a->inner_norm_,
+                              LoadNorm(load, {prefix + ".inner_norm"}, {out_width}));
   }
   if (spec.sinks) {
     MOESERVE_ASSIGN_OR_RETURN(a->sinks_, LoadVector(load, prefix + ".sinks", spec.num_heads));
   }
-  if (spec.qk_norm != QkNorm::kNone) {
-    const bool head = spec.qk_norm == QkNorm::kHead;
-    MOESERVE_ASSIGN_OR_RETURN(
-        a->query_norm_, LoadRmsNorm(load, prefix + ".q_norm", head ? spec.head_dim : q_width));
-    MOESERVE_ASSIGN_OR_RETURN(
-        a->key_norm_, LoadRmsNorm(load, prefix + ".k_norm", head ? spec.head_dim : kv_width));
+  MOESERVE_RETURN_IF_ERROR(a->LoadQkNorm(load, prefix));
+  if (spec.value_norm) {
+    MOESERVE_ASSIGN_OR_RETURN(a->value_norm_, NewPlainNorm(load, spec.output_dim()));
   }
   return a;
 }
 
+absl::Status Attention::LoadQkNorm(LoadContext& load, const std::string& prefix) {
+  const auto both = [&](int queries, int keys, int query_parts, int key_parts) -> absl::Status {
+    MOESERVE_ASSIGN_OR_RETURN(query_norm_,
+                              LoadRmsNorm(load, prefix + ".q_norm", queries, query_parts));
+    MOESERVE_ASSIGN_OR_RETURN(key_norm_, LoadRmsNorm(load, prefix + ".k_norm", keys, key_parts));
+    return absl::OkStatus();
+  };
+  const int heads = spec_.num_heads, kv_heads = spec_.num_kv_heads, dim = spec_.head_dim;
+  switch (spec_.qk_norm) {
+    case QkNorm::kNone:
+      return absl::OkStatus();
+    case QkNorm::kHead:
+      return both(dim, dim, 1, 1);
+    case QkNorm::kFull:
+      return both(heads * dim, kv_heads * dim, 1, 1);
+    case QkNorm::kHeads:
+      return both(heads * dim, kv_heads * dim, heads, kv_heads);
+    case QkNorm::kL2:
+      break;
+  }
+  MOESERVE_ASSIGN_OR_RETURN(query_norm_, NewPlainNorm(load, dim));
+  MOESERVE_ASSIGN_OR_RETURN(key_norm_, NewPlainNorm(load, dim));
+  return absl::OkStatus();
+}
+
+void Attention::Project(StepContext& ctx, const RowsView& x, const RowsView& all) const {
+  const int64_t q_width = spec_.routed() ? 0 : int64_t{spec_.num_heads} * spec_.head_dim;
+  const int64_t key_width = int64_t{spec_.num_kv_heads} * spec_.head_dim;
+  const RowsView keys = all.Columns(q_width, key_width);
+  const RowsView values = all.Columns(q_width + key_width, spec_.value_width());
+  if (spec_.projects_values()) {
+    projection_.Run(ctx.backend, x, all);
+  } else {
+    projection_.Run(ctx.backend, x, all.Columns(0, q_width + key_width));
+    if (gate_ != nullptr) {
+      const RowsView gate = all.Columns(all.cols - spec_.gates(), spec_.gates());
+      ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
+    }
+  }
+  if (spec_.value_from_key) ctx.backend.Convert(keys, values);
+  if (spec_.value_routing.has_value()) routed_->Forward(ctx, x, values);
+  if (value_norm_ != nullptr) {
+    ctx.backend.Norm({.bank = value_norm_.get(),
+                      .segments = spec_.num_kv_heads,
+                      .input = values,
+                      .output = values});
+  }
+  if (spec_.value_scale != 1.0) {
+    ctx.backend.Scale(values, static_cast<float>(spec_.value_scale));
+  }
+  if (spec_.qk_norm == QkNorm::kHeads && !spec_.qk_norm_after_rope) {
+    const RowsView queries = all.Columns(0, q_width);
+    ctx.backend.Norm({.bank = query_norm_.get(), .input = queries, .output = queries});
+    ctx.backend.Norm({.bank = key_norm_.get(), .input = keys, .output = keys});
+  }
+}
+
 void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
-  const int kv_width = spec_.num_kv_heads * spec_.head_dim;
-  const int q_width = spec_.routed() ? 0 : spec_.num_heads * spec_.head_dim;
-  const int qkv_width = q_width + 2 * kv_width;
+  const int64_t key_width = int64_t{spec_.num_kv_heads} * spec_.head_dim;
+  const int64_t q_width = spec_.routed() ? 0 : int64_t{spec_.num_heads} * spec_.head_dim;
+  const int64_t qkv_width = q_width + key_width + spec_.value_width();
   const int gate_width = spec_.gates();
   const RowsView all = ctx.workspace.Take(x.rows, qkv_width + gate_width, DType::kF32);
-  projection_.Run(ctx.backend, x, all);
+  Project(ctx, x, all);
   const RowsView projected = all.Columns(0, qkv_width);
-  ctx.backend.NormRopeAppend({.cache = &ctx.cache,
-                              .layer = layer_,
-                              .rows = projected,
-                              .heads = spec_.routed() ? 0 : spec_.num_heads,
-                              .query_norm = query_norm_.get(),
-                              .key_norm = key_norm_.get(),
-                              .norm_heads = spec_.qk_norm == QkNorm::kHead,
-                              .norm_last = spec_.qk_norm_after_rope,
-                              .clip = static_cast<float>(spec_.qkv_clip),
-                              .rope = rope_});
+  // Norms of heads with weights of their own, before the rotation, are part of Project().
+  const bool normed = spec_.qk_norm == QkNorm::kHeads && !spec_.qk_norm_after_rope;
+  ctx.backend.NormRopeAppend(
+      {.cache = &ctx.cache,
+       .layer = layer_,
+       .rows = projected,
+       .heads = spec_.routed() ? 0 : spec_.num_heads,
+       .query_norm = normed ? nullptr : query_norm_.get(),
+       .key_norm = normed ? nullptr : key_norm_.get(),
+       .norm_heads = spec_.qk_norm == QkNorm::kHead || spec_.qk_norm == QkNorm::kL2,
+       .norm_last = spec_.qk_norm_after_rope,
+       .clip = static_cast<float>(spec_.qkv_clip),
+       .rope = rope_});
   if (spec_.routed()) {
     routed_->Forward(ctx, x, output);
-  } else {
-    DenseQueries(ctx, projected.Columns(0, q_width), all.Columns(qkv_width, gate_width), output);
+    return;
   }
+  const RowsView queries = projected.Columns(0, q_width);
+  if (spec_.query_scale.has_value()) {
+    ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = queries});
+  }
+  DenseQueries(ctx, queries, all.Columns(qkv_width, gate_width), output);
 }
 
 void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
                              const RowsView& output) const {
   // A norm reads f32.
+  const int64_t width = int64_t{spec_.num_heads} * spec_.output_dim();
   const RowsView heads =
-      ctx.workspace.Take(query.rows, query.cols, spec_.inner_norm ? DType::kF32 : ctx.activation);
+      ctx.workspace.Take(query.rows, width, spec_.inner_norm ? DType::kF32 : ctx.activation);
   const RelativeBiases* const biases = relative_biases_;
   ctx.backend.Attention(
       {.cache = &ctx.cache,
@@ -100,13 +175,14 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
        .bias = biases == nullptr ? nullptr : static_cast<const float*>(biases->values->data()),
        .bias_distances = biases == nullptr ? 0 : biases->distances,
        .window = spec_.window.value_or(0),
+       .chunks = spec_.window_kind == WindowKind::kChunk,
        .query = query,
        .output = heads});
   if (spec_.gate) ctx.backend.MultiplyByGate(heads, gate, spec_.gate_activation);
   RowsView normed = heads;
   if (spec_.inner_norm) {
     if (ctx.activation != DType::kF32) {
-      normed = ctx.workspace.Take(query.rows, query.cols, ctx.activation);
+      normed = ctx.workspace.Take(query.rows, width, ctx.activation);
     }
     ctx.backend.Norm({.bank = inner_norm_.get(), .input = heads, .output = normed});
   }

@@ -25,6 +25,10 @@ class Attention : public Branch {
   }
 
  private:
+  absl::Status LoadQkNorm(LoadContext& load, const std::string& prefix);
+
+  // Computes the queries, keys, values and gates of the rows, before norms and rotation.
+  void Project(StepContext& ctx, const RowsView& x, const RowsView& all) const;
   // `gate` are the gate's rows before the sigmoid; unused if there is no gate.
   void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
                     const RowsView& output) const;
@@ -32,11 +36,15 @@ class Attention : public Branch {
   int layer_ = 0;  // of the KV cache
   AttentionSpec spec_;
   RopeSettings rope_;
-  StackedLinear projection_;            // output columns; dense: q, k, v, gate; routed: k, v
+  StackedLinear projection_;  // output columns; dense: q, k, v, gate; routed: k, v
+  // Without a projection of values: projection_ has q and k, and this is the gate's.
+  std::unique_ptr<LinearBank> gate_;
   std::unique_ptr<LinearBank> output_;  // dense only
   std::unique_ptr<NormBank> query_norm_, key_norm_;
+  std::unique_ptr<NormBank> value_norm_;  // null if there is none
   std::unique_ptr<NormBank> inner_norm_;  // of the heads' outputs together; null if there is none
-  std::unique_ptr<RoutedLayer> routed_;   // null if the attention is dense
+  // The experts of the attention, or those of its values; null if there are none.
+  std::unique_ptr<RoutedLayer> routed_;
   std::unique_ptr<DeviceBuffer> out_bias_;
   std::unique_ptr<DeviceBuffer> sinks_;              // [H]; null if there are none
   RelativeBiases own_biases_;                        // empty unless every layer has its own

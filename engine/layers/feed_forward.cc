@@ -23,23 +23,26 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
   }
   const int latent = spec.routing->latent_width;
   MOESERVE_ASSIGN_OR_RETURN(
-      std::unique_ptr<ExpertBody> body,
+      std::unique_ptr<FeedForwardExperts> body,
       FeedForwardExperts::Load(load, names, spec.expert, spec.routing->widths,
                                latent > 0 ? latent : d / spec.routing->split.heads));
+  if (spec.routing->weight_input) body->WeightInputs();
+  f->late_ = spec.late_experts;
   MOESERVE_ASSIGN_OR_RETURN(f->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
   if (spec.shared_width > 0) {
-    MOESERVE_ASSIGN_OR_RETURN(
-        f->dense_,
-        FeedForwardExperts::Load(load, {prefix + ".shared"}, spec.expert, {spec.shared_width}, d));
+    ExpertSpec shared = spec.expert;
+    shared.activation_limit = spec.shared_limit.value_or(shared.activation_limit);
+    MOESERVE_ASSIGN_OR_RETURN(f->dense_, FeedForwardExperts::Load(load, {prefix + ".shared"},
+                                                                  shared, {spec.shared_width}, d));
     if (spec.shared_gate) {
       MOESERVE_ASSIGN_OR_RETURN(f->shared_gate_,
                                 LoadLinear(load, d, {{prefix + ".shared_gate", 1, false}}));
     }
     if (spec.shared_norms) {
-      MOESERVE_ASSIGN_OR_RETURN(f->shared_norm_, LoadNorm(load, {prefix + ".shared_norm"}, {d}));
+      MOESERVE_ASSIGN_OR_RETURN(f->shared_norm_, LoadRowNorm(load, prefix + ".shared_norm", d));
       MOESERVE_ASSIGN_OR_RETURN(f->shared_output_norm_,
-                                LoadNorm(load, {prefix + ".shared_output_norm"}, {d}));
-      MOESERVE_ASSIGN_OR_RETURN(f->experts_norm_, LoadNorm(load, {prefix + ".experts_norm"}, {d}));
+                                LoadRowNorm(load, prefix + ".shared_output_norm", d));
+      MOESERVE_ASSIGN_OR_RETURN(f->experts_norm_, LoadRowNorm(load, prefix + ".experts_norm", d));
     }
   }
   return f;
@@ -51,9 +54,9 @@ void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& o
     dense_->RunDense(ctx, x, output);
     return;
   }
-  routed_->Forward(ctx, x, output);
+  routed_->Forward(ctx, x, late_ ? ctx.late : output);
   if (dense_ == nullptr) return;
-  const RowsView shared = ctx.workspace.Take(x.rows, x.cols, DType::kF32);
+  const RowsView shared = late_ ? output : ctx.workspace.Take(x.rows, x.cols, DType::kF32);
   RowsView input = x;
   if (shared_norm_ != nullptr) {
     ctx.backend.Norm({.bank = experts_norm_.get(), .input = output, .output = output});
@@ -69,7 +72,7 @@ void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& o
   if (shared_output_norm_ != nullptr) {
     ctx.backend.Norm({.bank = shared_output_norm_.get(), .input = shared, .output = shared});
   }
-  ctx.backend.AddScaled(output, shared, nullptr, 1.0f);
+  if (!late_) ctx.backend.AddScaled(output, shared, nullptr, 1.0f);
 }
 
 }  // namespace moeserve

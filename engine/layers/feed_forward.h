@@ -25,6 +25,7 @@ class FeedForward : public Branch {
   // The dense network, or the shared expert if routed_ is set.
   std::unique_ptr<FeedForwardExperts> dense_;
   std::unique_ptr<LinearBank> shared_gate_;
+  bool late_ = false;  // FeedForwardSpec::late_experts
   // Null without FeedForwardSpec::shared_norms.
   std::unique_ptr<NormBank> shared_norm_, shared_output_norm_, experts_norm_;
   std::unique_ptr<RoutedLayer> routed_;  // null if the block is dense

@@ -119,9 +119,13 @@ void LatentAttention::Forward(StepContext& ctx, const RowsView& x, const RowsVie
   const RowsView query = Project(ctx, x, latent);
   const RowsView vector = latent.Columns(0, spec.rank);
   ctx.backend.Norm({.bank = latent_norm_.get(), .input = vector, .output = vector});
+  if (spec.scale != 1.0) ctx.backend.Scale(vector, static_cast<float>(spec.scale));
   if (key_rope_.dimensions > 0) {
     ctx.backend.Rope({.settings = key_rope_, .rows = latent.Columns(spec.rank, spec.rope_dim)});
     ctx.backend.Rope({.settings = query_rope_, .rows = query});
+  }
+  if (spec_.query_scale.has_value()) {
+    ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = query});
   }
   ctx.backend.AppendKv({.cache = &ctx.cache, .layer = layer_, .keys = latent, .values = {}});
   const RowsView sums = ctx.workspace.Take(x.rows, int64_t{heads_} * spec.rank, ctx.activation);
@@ -132,6 +136,7 @@ void LatentAttention::Forward(StepContext& ctx, const RowsView& x, const RowsVie
                          .scale = static_cast<float>(spec_.scale),
                          .soft_cap = static_cast<float>(spec_.soft_cap),
                          .window = spec_.window.value_or(0),
+                         .chunks = spec_.window_kind == WindowKind::kChunk,
                          .query = Absorb(ctx, query),
                          .output = sums});
   const RowsView heads =

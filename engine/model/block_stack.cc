@@ -61,7 +61,7 @@ absl::Status BlockStack::Load(LoadContext load, const LinearBank* vocabulary,
   if (spec_.stack == Stack::kEncoder && spec_.norm.HasFinal()) {
     load.norm.eps = spec_.norm.final_eps.value_or(spec_.norm.eps);
     const std::string name = Concat(TensorPrefix(spec_.stack), "norm");
-    MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadNorm(load, {name}, {spec_.hidden_size}));
+    MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadRowNorm(load, name, spec_.hidden_size));
   }
   return absl::OkStatus();
 }
@@ -94,7 +94,7 @@ absl::Status BlockStack::LoadEmbeddings(LoadContext& load, const LinearBank* voc
   LoadContext load_norm = load;
   load_norm.norm.eps = spec_.norm.outer_eps.value_or(spec_.norm.eps);
   MOESERVE_ASSIGN_OR_RETURN(embedding_norm_,
-                            LoadNorm(load_norm, {prefix + "embed_norm"}, {spec_.hidden_size}));
+                            LoadRowNorm(load_norm, prefix + "embed_norm", spec_.hidden_size));
   return absl::OkStatus();
 }
 
@@ -102,6 +102,7 @@ absl::Status BlockStack::LoadBlock(LoadContext& load, int index) {
   Block block;
   const BlockSpec& block_spec = spec_.blocks[static_cast<size_t>(index)];
   MOESERVE_RETURN_IF_ERROR(LoadResidual(load, block_spec, block));
+  MOESERVE_RETURN_IF_ERROR(LoadEnd(load, index, block));
   MOESERVE_ASSIGN_OR_RETURN(block.branch, LoadBranch(load, spec_, index));
   if (block_spec.cross_attention() != nullptr) {
     sources_.push_back(static_cast<const CrossAttention*>(block.branch.get()));
@@ -118,12 +119,28 @@ absl::Status BlockStack::LoadResidual(LoadContext& load, const BlockSpec& block_
   block.parallel = block_spec.residual.parallel;
   block.scale = static_cast<float>(ResidualScaleOf(spec_, block_spec));
   if (HasNorm(placement)) {
-    MOESERVE_ASSIGN_OR_RETURN(block.norm, LoadNorm(load, {prefix + ".norm"}, {spec_.hidden_size}));
+    MOESERVE_ASSIGN_OR_RETURN(block.norm, LoadRowNorm(load, prefix + ".norm", spec_.hidden_size));
   }
   if (NormsOutput(placement)) {
     MOESERVE_ASSIGN_OR_RETURN(block.output_norm,
-                              LoadNorm(load, {prefix + ".output_norm"}, {spec_.hidden_size}));
+                              LoadRowNorm(load, prefix + ".output_norm", spec_.hidden_size));
   }
+  return absl::OkStatus();
+}
+
+absl::Status BlockStack::LoadEnd(LoadContext& load, int index, Block& block) const {
+  const int layer = spec_.blocks[static_cast<size_t>(index)].layer;
+  const bool last = index + 1 == spec_.num_blocks() ||
+                    spec_.blocks[static_cast<size_t>(index) + 1].layer != layer;
+  if (!last) return absl::OkStatus();
+  const BlockSpec* const before = spec_.FindBlock(layer - 1, BlockKind::kFeedForward);
+  if (before != nullptr && before->feed_forward()->late_experts) {
+    block.late_scale = static_cast<float>(ResidualScaleOf(spec_, *before));
+  }
+  if (!spec_.layer_scale) return absl::OkStatus();
+  const std::string name = Concat(TensorPrefix(spec_.stack), "blocks.", layer, ".scale");
+  MOESERVE_ASSIGN_OR_RETURN(const HostTensor scale, load.source.Get(name, {1}));
+  block.layer_scale = ElementAsF32(scale, 0);
   return absl::OkStatus();
 }
 
@@ -148,9 +165,10 @@ void BlockStack::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& i
   const bool parallel = next != nullptr && next->parallel;
   if (parallel) ReadStream(backend, x, input, *next);
   const float* const bias = block.branch->out_bias();
-  const NormBank* const sum_norm = block.post                     ? block.norm.get()
-                                   : next != nullptr && !parallel ? next->input_norm()
-                                                                  : nullptr;
+  const bool reads_sum = next != nullptr && !parallel && !block.ends_layer();
+  const NormBank* const sum_norm = block.post  ? block.norm.get()
+                                   : reads_sum ? next->input_norm()
+                                               : nullptr;
   if (sum_norm == nullptr) {
     backend.AddScaled(x, output, bias, block.scale);
   } else {
@@ -161,6 +179,8 @@ void BlockStack::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& i
                      .norm = sum_norm,
                      .output = block.post ? x : input});
   }
+  if (block.late_scale != 0.0f) backend.AddScaled(x, ctx.late, nullptr, block.late_scale);
+  if (block.layer_scale.has_value()) backend.Scale(x, *block.layer_scale);
   const bool read = parallel || (!block.post && sum_norm != nullptr);
   if (next != nullptr && !read) ReadStream(backend, x, input, *next);
 }
@@ -179,6 +199,9 @@ void BlockStack::Run(StepContext& ctx, const RowsView& x) {
     backend.Norm({.bank = embedding_norm_.get(), .input = x, .output = x});
   }
   ctx.stream = x;
+  if (std::ranges::any_of(blocks_, [](const Block& b) { return b.late_scale != 0.0f; })) {
+    ctx.late = ctx.workspace.TakeDense(x.rows, spec_.hidden_size, DType::kF32);
+  }
   // Blocks that neither normalise their input nor run beside another one read the stream itself.
   const bool copies = std::ranges::any_of(
       blocks_, [](const Block& b) { return b.input_norm() != nullptr || b.parallel; });

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/guarded_mapping.h"
@@ -53,7 +54,11 @@ class BlockStack {
     bool post = false;      // `norm` is applied to the sum
     bool parallel = false;  // ResidualSpec::parallel
     float scale = 1.0f;     // factor of the branch's output
+    // Of the last block of a layer. StepContext::late times this factor joins the stream; 0: no.
+    float late_scale = 0.0f;
+    std::optional<float> layer_scale = std::nullopt;  // then multiplies the stream
 
+    bool ends_layer() const { return late_scale != 0.0f || layer_scale.has_value(); }
     // Returns the norm of the branch's input; null if there is none.
     const NormBank* input_norm() const { return post ? nullptr : norm.get(); }
   };
@@ -63,6 +68,8 @@ class BlockStack {
   absl::Status LoadBlock(LoadContext& load, int index);
   // Loads the norms of a block, and how it joins the residual stream.
   absl::Status LoadResidual(LoadContext& load, const BlockSpec& block_spec, Block& block) const;
+  // Loads what happens to the stream at the end of the block's layer, if the block is its last.
+  absl::Status LoadEnd(LoadContext& load, int index, Block& block) const;
   // Writes the input of the block to `input`: the residual stream `x`, normalized if the block
   // normalizes its input.
   static void ReadStream(Backend& backend, const RowsView& x, const RowsView& input,

@@ -56,7 +56,7 @@ Result<std::unique_ptr<OutputHead>> OutputHead::Load(LoadContext& load, const Mo
     load_final.norm.eps = spec.norm.final_eps.value_or(spec.norm.eps);
     MOESERVE_ASSIGN_OR_RETURN(
         head->final_norm_,
-        LoadNorm(load_final, {std::string(TensorPrefix(spec.stack)) + "norm"}, {d}));
+        LoadRowNorm(load_final, std::string(TensorPrefix(spec.stack)) + "norm", d));
   }
   if (const auto& layer = spec.head.layer; layer.has_value()) {
     head->layer_ = {nullptr, layer->activation, d};

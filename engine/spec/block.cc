@@ -10,11 +10,16 @@
 namespace moeserve {
 
 const RoutedLayerSpec* BlockSpec::routing() const {
+  const auto of = [](const std::optional<RoutedLayerSpec>& routing) {
+    return routing.has_value() ? &*routing : nullptr;
+  };
   return std::visit(
-      [](const auto& m) -> const RoutedLayerSpec* {
-        if constexpr (requires { SettingsOf(m).routing; }) {
-          const auto& routing = SettingsOf(m).routing;
-          return routing.has_value() ? &*routing : nullptr;
+      [&](const auto& m) -> const RoutedLayerSpec* {
+        const auto& settings = SettingsOf(m);
+        if constexpr (requires { settings.value_routing; }) {
+          return of(settings.routed() ? settings.routing : settings.value_routing);
+        } else if constexpr (requires { settings.routing; }) {
+          return of(settings.routing);
         } else {
           return nullptr;
         }

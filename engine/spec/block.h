@@ -51,6 +51,9 @@ struct NormSpec {
   NormPlacement placement = NormPlacement::kPre;
   // Whether there is a norm before the LM head; unset: unless the placement is kPost.
   std::optional<bool> final_norm = std::nullopt;
+  // kRms only. Rows of hidden_size elements consist of this many adjacent groups of equal size, and
+  // each group is normalised by itself.
+  int groups = 1;
 
   bool HasBias() const { return kind == NormKind::kLayer && bias.value_or(true); }
   bool HasFinal() const { return final_norm.value_or(placement != NormPlacement::kPost); }
@@ -75,6 +78,11 @@ constexpr NameTraits Traits(SinusoidSpacing k) { return NameIn({"fairseq", "half
 enum class RopePairing : uint8_t { kHalf, kInterleaved };
 constexpr NameTraits Traits(RopePairing k) { return NameIn({"half", "interleaved"}, k); }
 
+// What half pairing, or the exponents of frequencies, refer to: the rotated dimensions of a head,
+// or all of them.
+enum class RopeSpan : uint8_t { kRotated, kHead };
+constexpr NameTraits Traits(RopeSpan k) { return NameIn({"rotated", "head"}, k); }
+
 struct PositionSpec {
   PositionKind kind = PositionKind::kRope;
   double theta = 10000.0;                    // rope only
@@ -87,6 +95,10 @@ struct PositionSpec {
   // and sinusoidal only.
   bool count_padding = true;
   double xpos_base = 0.0;  // rope only: RopeSettings::xpos_base; 0: no XPOS
+  // Rope only, with n of d dimensions rotated. Half pairing: the pairs are (i, i + n/2), or, over
+  // the whole head, (i, i + d/2), for i < n/2. Frequencies: theta^(-2i/n) or theta^(-2i/d).
+  RopeSpan span = RopeSpan::kRotated;
+  RopeSpan frequencies = RopeSpan::kRotated;
 };
 
 // Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
@@ -172,6 +184,7 @@ struct ExpertSpec {
   float activation_limit = 0.0f;
   float activation_slope = 1.0f;
   float up_offset = 0.0f;
+  bool limit_after = false;
   bool bias = false;
   bool inner_norm = false;  // a norm of the kind NormSpec::kind before `down`
   // The expert is a stack of `depth` sub-layers x + f(norm(x)), where f is the network of `form`
@@ -208,13 +221,22 @@ struct RoutedLayerSpec {
   bool renormalize = false;
   double scale = 1.0;
   bool expert_scale = false;  // each expert has a learned factor of its weights, applied last
+  // Feed-forward only: an expert's weight multiplies its input instead of its output (Llama 4).
+  bool weight_input = false;
 
   // Returns the number of experts that have matrices; their ids are the first ones.
   int num_bodies() const { return num_experts - null_experts.total(); }
 };
 
-enum class QkNorm : uint8_t { kNone, kHead, kFull };
-constexpr NameTraits Traits(QkNorm k) { return NameIn({"none", "head", "full"}, k); }
+// RMS norms of queries and keys. kHead: of each head, all with one weight [d_h]. kFull: of all
+// heads together. kHeads: of each head, with weights of its own. kL2: of each head, without a
+// weight.
+enum class QkNorm : uint8_t { kNone, kHead, kFull, kHeads, kL2 };
+constexpr NameTraits Traits(QkNorm k) { return NameIn({"none", "head", "full", "heads", "l2"}, k); }
+// Whether the window of a token ends at the token, or positions form chunks of the window's size,
+// of which a token sees its own.
+enum class WindowKind : uint8_t { kSliding, kChunk };
+constexpr NameTraits Traits(WindowKind k) { return NameIn({"sliding", "chunk"}, k); }
 // With H query heads and G kv heads, query head j uses kv head floor(j / (H / G)) (kInterleave) or
 // j mod G (kTile).
 enum class GroupOrder : uint8_t { kInterleave, kTile };
@@ -229,13 +251,23 @@ struct LatentSpec {
   int rope_dim = 2;        // elements of a head, at its end, that are rotated
   int value_dim = 1;       // elements of a head's values
   float norm_eps = 1e-6f;  // of the norms of the latent vector and of the query in between
+  double scale = 1.0;      // multiplies the latent vector after its norm
+};
+
+// PositionScale (kernels/base/position_scale.h) of queries.
+struct QueryScaleSpec {
+  double step = 1.0;
+  double factor = 0.0;
+  int first = 0;
+
+  static constexpr std::string_view kKind = "log";  // in files
 };
 
 struct AttentionSpec {
   int num_heads = 1;     // dense: H. Routed: unused; every expert has num_kv_heads query heads
   int num_kv_heads = 1;  // G
   int head_dim = 1;      // d_h
-  bool bias = false;     // on q, k, v (dense) or k, v (routed)
+  bool bias = false;     // on q, k, v (dense; q, k with value_routing) or k, v (routed)
   bool out_bias = false;
   double scale = 1.0;     // multiplies q.k
   double soft_cap = 0.0;  // above 0: a scaled score s becomes soft_cap * tanh(s / soft_cap)
@@ -264,10 +296,27 @@ struct AttentionSpec {
   // the rope settings are those of rope_dim dimensions, and there are neither QK norms nor sinks.
   std::optional<LatentSpec> latent;
   std::optional<RoutedLayerSpec> routing;  // if set: MoA, "Mixture of Attention Heads"
+  // The rest is for dense attention without `latent`, except query_scale and window_kind.
+  std::optional<int> value_dim = std::nullopt;  // elements of a head's values; unset: head_dim
+  double value_scale = 1.0;                     // multiplies the values
+  bool value_norm = false;  // an RMS norm of each value head, without a weight, before value_scale
+  // There is no value projection: values are the keys before their norm and rotation.
+  bool value_from_key = false;
+  std::optional<QueryScaleSpec> query_scale = std::nullopt;  // applied last; not in MoA
+  WindowKind window_kind = WindowKind::kSliding;             // kChunk only if causal
+  // If set, the value projection is routed ("MoVA"): values are the weighted sum of silu(W_e x)
+  // over the selected experts e.
+  std::optional<RoutedLayerSpec> value_routing = std::nullopt;
 
   bool routed() const { return routing.has_value(); }
-  // Returns the width of a head's output, and the number of gates; 0 if there are none.
-  int output_dim() const { return latent.has_value() ? latent->value_dim : head_dim; }
+  // Returns whether the block has a matrix for the values of all tokens.
+  bool projects_values() const { return !value_from_key && !value_routing.has_value(); }
+  // Return the width of a head's output, that of the values of all heads, and the number of gates;
+  // 0 if there are none.
+  int output_dim() const {
+    return latent.has_value() ? latent->value_dim : value_dim.value_or(head_dim);
+  }
+  int value_width() const { return num_kv_heads * output_dim(); }
   int gates() const { return !gate ? 0 : gate_per_head ? num_heads : num_heads * output_dim(); }
   // Returns how many dimensions of a head the fraction of rotated dimensions refers to.
   int rope_width() const { return latent.has_value() ? latent->rope_dim : head_dim; }
@@ -282,6 +331,11 @@ struct FeedForwardSpec {
   // The shared expert is a branch beside the routed experts with norms of its own (Gemma 4). It
   // reads a norm of the residual stream; both branches' outputs are normalised before the sum.
   bool shared_norms = false;
+  // Replaces ExpertSpec::activation_limit in the shared expert.
+  std::optional<float> shared_limit = std::nullopt;
+  // With a shared expert: the sum of the routed experts joins the residual stream at the end of the
+  // next layer (LongCat-Flash); only the shared expert's output joins it in this block.
+  bool late_experts = false;
   bool out_bias = false;  // one bias [hidden_size], added to the block's output
 
   bool routed() const { return routing.has_value(); }
@@ -368,7 +422,8 @@ struct BlockSpec {
   }
   const DeltaSpec* delta() const { return std::get_if<DeltaSpec>(&mixer); }
   const StateSpaceSpec* state_space() const { return std::get_if<StateSpaceSpec>(&mixer); }
-  // Returns the settings of the block's routed layer; null if the block is not routed.
+  // Returns the settings of the block's routed layer, which may be that of its values; null if
+  // there is none.
   const RoutedLayerSpec* routing() const;
   // Returns the beginning of the names of the block's tensors: "blocks.3.attention", or
   // "decoder.blocks.3.attention".

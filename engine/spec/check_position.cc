@@ -70,6 +70,8 @@ void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
                Number(exact) + because);
     return;
   }
+  check.Refuse(position.span == RopeSpan::kHead && width % 2 != 0, path, "span", "\"rotated\"",
+               "\"head\"", because);
   const auto check_list = [&](const char* key, const std::vector<double>& factors) {
     check.Refuse(factors.size() != static_cast<size_t>(rounded / 2), path, key,
                  Concat("a list of ", rounded / 2, " numbers"), factors.size(), because);
@@ -166,6 +168,8 @@ RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention) {
   rope.theta = position.theta;
   rope.interleaved = position.pairing == RopePairing::kInterleaved;
   rope.xpos_base = position.xpos_base;
+  if (position.span == RopeSpan::kHead) rope.distance = rope.head_dim / 2;
+  if (position.frequencies == RopeSpan::kHead) rope.period = rope.head_dim;
   if (position.scaling != RopeScaling()) {
     rope.scaling = std::make_shared<const RopeScaling>(position.scaling);
   }

@@ -146,6 +146,8 @@ void Settings(V& v, const NormSpec& norm) {
   v.Optional("outer_eps", &S::outer_eps, Within(0, 1));
   v.Optional("placement", &S::placement);
   v.Optional("final", &S::final_norm);
+  v.Optional("groups", &S::groups,
+             Within(1, kMaxWidth).Off(norm.kind != NormKind::kRms, "norm.kind is \"layer\""));
 }
 
 template <typename V, typename S = typename V::Spec>
@@ -186,6 +188,10 @@ void Settings(V& v, const PositionSpec& position) {
     v.Optional("pairing", &S::pairing);
     v.Optional("fraction", &S::fraction, Above(0, 1).Text(" fraction %"));
     v.Optional("xpos_base", &S::xpos_base, Text(" xpos %"));
+    v.Optional("span", &S::span,
+               Text(" pairs over the whole head")
+                   .Off(position.pairing == RopePairing::kInterleaved, "interleaved pairing"));
+    v.Optional("frequencies", &S::frequencies, Text(" frequencies of the whole head"));
     v.Object("scaling", &S::scaling);
   }
   const Rule first = Within(0, kMaxPositions).Text(" from %");
@@ -248,6 +254,7 @@ void StackSettings(V& v, const ModelSpec&) {
   v.Optional("token_types", &S::token_types, Within(0, kMaxTokenTypes).Text(", % token types"));
   v.Optional("embedding_norm", &S::embedding_norm, Text(", norm of embeddings"));
   v.Optional("residual_scale", &S::residual_scale);
+  v.Optional("layer_scale", &S::layer_scale, Text(", a factor of each layer"));
 }
 
 // The other settings of a model.
@@ -360,6 +367,8 @@ void Settings(V& v, const RoutedLayerSpec& routing, BlockKind block) {
   v.Optional("renormalize", &S::renormalize, NoMixer(routing).Text(", renormalized"));
   v.Optional("scale", &S::scale, Text(", times %"));
   v.Optional("expert_scale", &S::expert_scale, Text(", times a factor per expert"));
+  v.Optional("weight_input", &S::weight_input,
+             Text(", weights of the experts' inputs").Only(feed_forward, "in attention"));
 }
 
 template <typename V, typename S = typename V::Spec>
@@ -369,6 +378,15 @@ void Settings(V& v, const LatentSpec&) {
   v.Required("value_dim", &S::value_dim, Within(1, kMaxWidth));
   v.Optional("query_rank", &S::query_rank, Within(0, kMaxWidth).Text(", queries of rank %"));
   v.Optional("norm_eps", &S::norm_eps, Within(0, 1));
+  v.Optional("scale", &S::scale, Text(" times %"));
+}
+
+template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const QueryScaleSpec&) {
+  v.OnlyKind("kind", S::kKind);
+  v.Required("step", &S::step, Above(0));
+  v.Required("factor", &S::factor);
+  v.Optional("first", &S::first, Within(0, kMaxPositions));
 }
 
 template <typename V, typename S = typename V::Spec>
@@ -393,6 +411,8 @@ void Settings(V& v, const AttentionSpec& attention) {
   v.Object("position", &S::position);
   v.Optional("causal", &S::causal);
   v.Optional("window", &S::window, Within(1, std::numeric_limits<int>::max()).Text(", window %"));
+  v.Optional("window_kind", &S::window_kind,
+             Text(" (chunks)").Off(!attention.window.has_value(), "there is no window"));
   if (!dense) v.Object("routing", &S::routing, Need::kRequired, BlockKind::kAttention);
   if (dense) {
     v.Optional("qk_norm", &S::qk_norm);
@@ -408,6 +428,14 @@ void Settings(V& v, const AttentionSpec& attention) {
   v.Optional("gate_activation", &S::gate_activation, of_gate(Text(" by %")));
   v.Optional("inner_norm", &S::inner_norm, plain(Text(", inner norm")));
   if (dense) v.Optional("group_order", &S::group_order, Text(", tile order"));
+  v.Optional("value_dim", &S::value_dim, plain(Within(1, kMaxWidth).Text(", values of %")));
+  v.Optional("value_scale", &S::value_scale, plain(Text(", values times %")));
+  v.Optional("value_norm", &S::value_norm, plain(Text(", norm of values")));
+  v.Optional("value_from_key", &S::value_from_key, plain(Text(", values from the keys")));
+  if (dense) {
+    v.Object("query_scale", &S::query_scale);
+    v.Object("value_routing", &S::value_routing, Need::kOptional, BlockKind::kAttention);
+  }
 }
 
 template <typename V, typename S = typename V::Spec>
@@ -459,6 +487,7 @@ void Settings(V& v, const ExpertSpec& expert) {
   v.Optional("bias", &S::bias, Text(", bias"));
   v.Optional("activation_limit", &S::activation_limit, AtLeast(0).Text(" limited to %"));
   v.Optional("activation_slope", &S::activation_slope, Text(" of slope %"));
+  v.Optional("limit_after", &S::limit_after, Text(" after it"));
   v.Optional("up_offset", &S::up_offset, Text(", up plus %"));
   v.Optional("inner_norm", &S::inner_norm, Text(", inner norm"));
   v.Named("sublayer", &S::residual, "plain", "residual");
@@ -480,6 +509,11 @@ void Settings(V& v, const FeedForwardSpec& block) {
                Text(", gated").Off(block.shared_width == 0, "shared_width is 0"));
     v.Optional("shared_norms", &S::shared_norms,
                Text(" with norms of its own").Off(block.shared_width == 0, "shared_width is 0"));
+    v.Optional("shared_limit", &S::shared_limit,
+               AtLeast(0).Text(" limited to %").Off(block.shared_width == 0, "shared_width is 0"));
+    v.Optional("late_experts", &S::late_experts,
+               Text("; experts join at the end of the next layer")
+                   .Off(block.shared_width == 0, "shared_width is 0"));
   } else {
     v.Required("width", &S::width, Within(1, kMaxWidth));
   }

@@ -60,6 +60,9 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
     check.Refuse(routing.widths.size() != static_cast<size_t>(bodies), scope, "widths",
                  Concat("a list of ", bodies, " widths"), routing.widths.size(),
                  Is("num_experts", bodies));
+    check.Refuse(routing.weight_input && (null_experts.total() != 0 || routing.split.residual),
+                 scope, "weight_input", "false",
+                 "true (there are null_experts, or split.residual is true)");
     check.Divides(scope, "split.heads", heads, "hidden_size", spec.hidden_size);
     check.Refuse(heads * routing.num_experts > kMaxRoutesOfToken, scope, "split.heads",
                  Concat("heads * num_experts <= ", kMaxRoutesOfToken), heads * routing.num_experts);
@@ -67,6 +70,23 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
                  "false", "true", Is("latent_width", routing.latent_width));
   }
   CheckSelect(check, scope, routing);
+}
+
+// Checks FeedForwardSpec::late_experts: `next` is the feed-forward of the next layer, or null.
+void CheckLateExperts(Checker& check, const ModelSpec& spec, const std::string& scope,
+                      const BlockSpec& block) {
+  const FeedForwardSpec* const feed_forward = block.feed_forward();
+  if (feed_forward == nullptr || !feed_forward->late_experts) return;
+  const NormPlacement placement = NormPlacementOf(spec, block);
+  const BlockSpec* const next = spec.FindBlock(block.layer + 1, BlockKind::kFeedForward);
+  std::string_view why;
+  if (block.layer + 1 == spec.num_layers()) why = "it is the last layer";
+  if (next != nullptr && next->feed_forward()->late_experts) why = "so it is in the next layer";
+  if (NormsOutput(placement) || placement == NormPlacement::kPost) why = "norm.placement";
+  if (feed_forward->shared_norms) why = "shared_norms is true";
+  if (spec.layer_scale) why = "layer_scale is true";
+  if (!feed_forward->routed()) why = "kind is \"dense\"";
+  check.Refuse(!why.empty(), scope, "late_experts", "false", "true (", why, ')');
 }
 
 // Checks how a block joins the residual stream. `before` is null for the first block.
@@ -77,6 +97,7 @@ void CheckResidual(Checker& check, const ModelSpec& spec, const std::string& sco
       std::visit([](const auto& mixer) { return SettingsOf(mixer).out_bias; }, block.mixer);
   check.Refuse(out_bias && NormsOutput(placement), scope, "out_bias", "false",
                "true (norm.placement normalizes the output)");
+  CheckLateExperts(check, spec, scope, block);
   const RoutedLayerSpec* const routing = block.routing();
   const bool reads_stream = routing != nullptr && routing->score.stream;
   check.Refuse(reads_stream && routing->split.heads > 1, scope, "routing.score.stream", "false",
@@ -90,6 +111,9 @@ void CheckResidual(Checker& check, const ModelSpec& spec, const std::string& sco
   if (before != nullptr && before->residual.parallel) why = "the block before it is parallel, too";
   if (post) why = "norm.placement \"post\" normalizes the sum";
   if (reads_stream) why = "routing.score.stream is true";
+  if (spec.layer_scale && before != nullptr && before->layer != block.layer) {
+    why = "layer_scale is true, and it is the first block of its layer";
+  }
   if (feed_forward != nullptr && feed_forward->shared_norms) why = "shared_norms is true";
   check.Refuse(!why.empty(), scope, "parallel", "false", "true (", why, ')');
 }
@@ -100,6 +124,8 @@ void CheckExpert(Checker& check, const std::string& scope, const ExpertSpec& exp
           (expert.activation_limit != 0 || expert.activation_slope != 1 || expert.up_offset != 0),
       scope, "form", "\"gated\" beside activation_limit, activation_slope or up_offset",
       "\"plain\"");
+  check.Refuse(expert.form != ExpertForm::kGated && expert.limit_after, scope, "limit_after",
+               "false", "true (form is \"plain\")");
   check.Refuse(expert.activation != ActivationKind::kSilu && expert.activation_slope != 1, scope,
                "activation_slope", "1 (activation is not \"silu\")",
                Number(expert.activation_slope));
@@ -120,12 +146,36 @@ void CheckLatent(Checker& check, const std::string& scope, const AttentionSpec& 
                widest);
 }
 
+// Checks how values are made, and which keys tokens see.
+void CheckValues(Checker& check, const ModelSpec& spec, const std::string& scope,
+                 const AttentionSpec& attention) {
+  const bool other = attention.routed() || attention.latent.has_value();
+  const bool routed = attention.value_routing.has_value();
+  check.Refuse(attention.query_scale.has_value() && attention.routed(), scope, "query_scale",
+               "none in routed attention", "an object");
+  check.Refuse(routed && other, scope, "value_routing", "none in routed and latent attention",
+               "an object");
+  check.Refuse(attention.value_from_key && (routed || attention.value_dim.has_value()), scope,
+               "value_from_key", "false", "true (value_routing or value_dim is set)");
+  check.Refuse(attention.window_kind == WindowKind::kChunk && !IsCausal(spec, attention), scope,
+               "window_kind", "\"sliding\"", "\"chunk\" (the layer is not causal)");
+  const int64_t width = int64_t{std::max(attention.num_heads, attention.num_kv_heads)} *
+                        attention.value_dim.value_or(1);
+  check.Refuse(width > kMaxWidth, scope, "value_dim",
+               Concat("num_heads * value_dim <= ", kMaxWidth), width);
+  if (check.ok() && routed) {
+    CheckRouting(check, scope + "value_routing.", spec, *attention.value_routing,
+                 BlockKind::kAttention);
+  }
+}
+
 void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& scope,
                     const AttentionSpec& attention) {
   const int64_t kv_width = int64_t{attention.num_kv_heads} * attention.head_dim;
   const int64_t width = int64_t{attention.num_heads} * attention.head_dim;
   check.Refuse(kv_width > kMaxWidth, scope, "num_kv_heads",
                Concat("num_kv_heads * head_dim <= ", kMaxWidth), kv_width);
+  CheckValues(check, spec, scope, attention);
   if (attention.routed()) {
     // Routed attention has no QK norm; a loader that sets one misread its file.
     check.Refuse(attention.qk_norm != QkNorm::kNone, scope, "qk_norm", "none in routed attention",
@@ -158,6 +208,13 @@ void CheckCrossAttention(Checker& check, const ModelSpec& spec, const std::strin
   refuse(attention.sinks, "sinks");
   refuse(attention.latent.has_value(), "latent");
   refuse(attention.qkv_clip > 0, "qkv_clip");
+  refuse(attention.qk_norm == QkNorm::kHeads || attention.qk_norm == QkNorm::kL2, "qk_norm");
+  refuse(attention.query_scale.has_value(), "query_scale");
+  refuse(attention.value_dim.has_value(), "value_dim");
+  refuse(attention.value_scale != 1.0, "value_scale");
+  refuse(attention.value_norm, "value_norm");
+  refuse(attention.value_from_key, "value_from_key");
+  refuse(attention.value_routing.has_value(), "value_routing");
   check.Refuse(spec.encoder == nullptr, scope, "kind",
                "no attention to a source without an encoder", "one");
 }
@@ -273,7 +330,11 @@ bool IsCausal(const ModelSpec& spec, const AttentionSpec& attention) {
 namespace {
 
 KvLayerShape CacheShape(const AttentionSpec& attention) {
-  if (!attention.latent.has_value()) return {attention.num_kv_heads, attention.head_dim, 0};
+  if (!attention.latent.has_value()) {
+    return {.num_kv_heads = attention.num_kv_heads,
+            .head_dim = attention.head_dim,
+            .own_value_dim = attention.value_dim.value_or(0)};
+  }
   return {1, attention.latent->rank + attention.latent->rope_dim, attention.latent->rank};
 }
 
@@ -381,6 +442,7 @@ absl::Status Validate(const ModelSpec& spec) {
   check.Int("", "max_position_embeddings", spec.max_position_embeddings, 1, kMaxPositions);
   CheckTokenIds(check, spec);
   CheckSettings(check, "", spec);
+  check.Divides("", "norm.groups", spec.norm.groups, "hidden_size", spec.hidden_size);
   CheckHead(check, spec);
   CheckPosition(check, spec);
   CheckRelativeBias(check, spec);
@@ -412,6 +474,9 @@ absl::Status Validate(const ModelSpec& spec) {
                  "another kind (relative_bias is set)");
     if (const FeedForwardSpec* feed_forward = block.feed_forward()) {
       CheckExpert(check, scope + "expert.", feed_forward->expert);
+      check.Refuse(
+          feed_forward->shared_limit.has_value() && feed_forward->expert.form != ExpertForm::kGated,
+          scope, "shared_limit", "none", "a number (expert.form is \"plain\")");
       if (feed_forward->routed()) {
         CheckRouting(check, scope + "routing.", spec, *feed_forward->routing, block.kind());
       }

@@ -45,6 +45,8 @@ struct ModelSpec {
   int token_types = 0;
   bool embedding_norm = false;  // a norm of the sum of token and position embeddings
   double residual_scale = 1.0;
+  // At its end, each layer multiplies the residual stream by a factor of its own, a tensor [1].
+  bool layer_scale = false;
   double output_scale = 1.0;  // multiplies the rows that reach the head
   double logit_scale = 1.0;
   double logit_soft_cap = 0.0;  // above 0: a scaled logit x becomes cap * tanh(x / cap)

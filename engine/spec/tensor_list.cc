@@ -54,6 +54,9 @@ class TensorList {
               spec_.norm.final_norm.has_value() ? "norm.final is true" : "");
     }
     AddHead(vocabulary);
+    for (int layer = 0; spec_.layer_scale && layer < spec_.num_layers(); ++layer) {
+      Add(Concat(stack_, "blocks.", layer, ".scale"), {{1, "1"}}, "layer_scale is true");
+    }
     for (const BlockSpec& block : spec_.blocks) {
       const std::string name = block.name() + ".";
       const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
@@ -224,15 +227,25 @@ class TensorList {
 
   void AddMixer(const std::string& name, const std::string& key, const AttentionSpec& attention) {
     const std::string per_head = " * " + key + "head_dim";
+    const std::string per_value =
+        attention.value_dim.has_value() ? " * " + key + "value_dim" : per_head;
     const int64_t head_dim = attention.head_dim;
     const Dim keys{attention.num_kv_heads * head_dim, key + "num_kv_heads" + per_head};
+    const Dim values{attention.value_width(), key + "num_kv_heads" + per_value};
     const std::string bias_key = attention.bias ? key + "bias" : "";
     if (attention.latent.has_value()) {
       AddLatentAttention(name, key, attention, bias_key);
       return;
     }
     AddLinear(name + "k", keys, hidden_, bias_key);
-    AddLinear(name + "v", keys, hidden_, bias_key);
+    if (attention.projects_values()) AddLinear(name + "v", values, hidden_, bias_key);
+    if (attention.value_routing.has_value()) {
+      AddRouter(name + "router", key + "value_routing.", *attention.value_routing, hidden_);
+      for (int j = 0; j < attention.value_routing->num_experts; ++j) {
+        AddLinear(Concat(name, "experts.", j, ".v"), values, hidden_, "",
+                  key + "value_routing is set");
+      }
+    }
     if (attention.routed()) {
       const RoutedLayerSpec& routing = *attention.routing;
       AddRouter(name + "router", key + "routing.", routing, hidden_);
@@ -244,9 +257,11 @@ class TensorList {
     } else {
       const Dim queries{attention.num_heads * head_dim, key + "num_heads" + per_head};
       AddLinear(name + "q", queries, hidden_, bias_key);
+      const Dim outputs{int64_t{attention.num_heads} * attention.output_dim(),
+                        key + "num_heads" + per_value};
       AddGate(name, key, attention);
-      AddLinear(name + "o", hidden_, queries);
-      if (attention.inner_norm) AddNorm(name + "inner_norm", queries, key + "inner_norm is true");
+      AddLinear(name + "o", hidden_, outputs);
+      if (attention.inner_norm) AddNorm(name + "inner_norm", outputs, key + "inner_norm is true");
       AddQkNorm(name, key, attention, queries, keys);
       if (attention.sinks) {
         Add(name + "sinks", {{attention.num_heads, key + "num_heads"}}, key + "sinks is true");
@@ -311,7 +326,10 @@ class TensorList {
     if (!attention.gate) return;
     std::string width = key + "num_heads";
     if (!attention.gate_per_head) {
-      width += " * " + key + (attention.latent.has_value() ? "latent.value_dim" : "head_dim");
+      width += " * " + key +
+               (attention.latent.has_value()      ? "latent.value_dim"
+                : attention.value_dim.has_value() ? "value_dim"
+                                                  : "head_dim");
     }
     AddLinear(name + "gate", {attention.gates(), width}, hidden_,
               attention.gate_bias ? key + "gate_bias" : "", key + "gate is true");
@@ -355,15 +373,19 @@ class TensorList {
     const Dim head{attention.head_dim, key + "head_dim"};
     switch (attention.qk_norm) {
       case QkNorm::kNone:
+      case QkNorm::kL2:
         return;
       case QkNorm::kHead:
         Add(name + "q_norm.weight", {head}, key + "qk_norm is \"head\"");
         Add(name + "k_norm.weight", {head}, key + "qk_norm is \"head\"");
         return;
       case QkNorm::kFull:
-        Add(name + "q_norm.weight", {queries}, key + "qk_norm is \"full\"");
-        Add(name + "k_norm.weight", {keys}, key + "qk_norm is \"full\"");
+      case QkNorm::kHeads: {
+        const std::string when = Concat(key, "qk_norm is ", Quoted(KindName(attention.qk_norm)));
+        Add(name + "q_norm.weight", {queries}, when);
+        Add(name + "k_norm.weight", {keys}, when);
         return;
+      }
     }
   }
 

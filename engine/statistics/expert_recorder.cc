@@ -94,7 +94,7 @@ BlockExpertStats EmptyBlock(const BlockSpec& owner, const RoutedBlock& block, bo
   const AttentionSpec* const a =
       owner.attention() != nullptr ? owner.attention() : owner.cross_attention();
   if (a != nullptr) {
-    b.expert_widths.assign(experts, a->num_kv_heads * a->head_dim);
+    b.expert_widths.assign(experts, a->routed() ? a->num_kv_heads * a->head_dim : a->value_width());
   }
   const int distinct =
       any_selection ? spec.num_experts : std::min(spec.num_experts, b.split_heads * b.max_selected);

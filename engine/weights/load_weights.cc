@@ -190,9 +190,11 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   });
 }
 
-Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
-                                           const std::vector<std::string>& prefixes,
-                                           const std::vector<int>& widths) {
+namespace {
+
+Result<std::unique_ptr<NormBank>> LoadNormOf(LoadContext& load,
+                                             const std::vector<std::string>& prefixes,
+                                             const std::vector<int>& widths, int parts) {
   const bool layer = load.norm.kind == NormKind::kLayer;
   const std::vector<float> zeros(
       layer && !load.norm.HasBias() ? static_cast<size_t>(*std::ranges::max_element(widths)) : 0);
@@ -209,13 +211,36 @@ Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
       shifts.push_back(std::move(shift));
     }
   }
-  return load.backend.NewNormBank({layer, load.norm.eps}, scales, shifts);
+  return load.backend.NewNormBank({layer, load.norm.eps, parts}, scales, shifts);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
+                                           const std::vector<std::string>& prefixes,
+                                           const std::vector<int>& widths) {
+  return LoadNormOf(load, prefixes, widths, 1);
+}
+
+Result<std::unique_ptr<NormBank>> LoadRowNorm(LoadContext& load, const std::string& prefix,
+                                              int width) {
+  return LoadNormOf(load, {prefix}, {width}, load.norm.groups);
 }
 
 Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::string& prefix,
-                                              int width) {
+                                              int width, int parts) {
   MOESERVE_ASSIGN_OR_RETURN(HostTensor scale, load.source.Get(prefix + ".weight", {width}));
+  return load.backend.NewNormBank({false, load.norm.eps, parts}, {&scale, 1}, {});
+}
+
+Result<std::unique_ptr<NormBank>> NewPlainNorm(LoadContext& load, int width) {
+  const std::vector<float> ones(static_cast<size_t>(width), 1.0f);
+  const HostTensor scale{ones.data(), DType::kF32, {width}, nullptr};
   return load.backend.NewNormBank({false, load.norm.eps}, {&scale, 1}, {});
+}
+
+PositionScale ScaleOf(const QueryScaleSpec& spec) {
+  return {.step = spec.step, .factor = spec.factor, .first = spec.first};
 }
 
 Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::string& name,

@@ -86,9 +86,17 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
 Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
                                            const std::vector<std::string>& prefixes,
                                            const std::vector<int>& widths);
-// Loads an RMS norm without bias, whatever NormSpec::kind is; used for queries and keys.
-Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::string& prefix,
+// The same for rows of ModelSpec::hidden_size, which have NormSpec::groups.
+Result<std::unique_ptr<NormBank>> LoadRowNorm(LoadContext& load, const std::string& prefix,
                                               int width);
+// Loads an RMS norm without bias, whatever NormSpec::kind is; used for queries and keys. `parts` is
+// that of NormShape.
+Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::string& prefix,
+                                              int width, int parts = 1);
+// Returns an RMS norm without a weight.
+Result<std::unique_ptr<NormBank>> NewPlainNorm(LoadContext& load, int width);
+
+PositionScale ScaleOf(const QueryScaleSpec& spec);
 
 // Loads the tensor `name` [width] as f32.
 Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::string& name,

@@ -22,13 +22,15 @@ constexpr NameTraits Traits(GateActivation k) {
 
 // How a linear layer's outputs become hidden units. A gated layer has two outputs per hidden unit,
 // g and u, and computes act(g') * (u' + up_offset). With a limit, g' is g but at most `limit`, and
-// u' is u clamped to [-limit, limit]; without one, g' is g and u' is u. A layer that is not gated
-// computes act(x) and uses `kind` alone.
+// u' is u clamped to [-limit, limit]; without one, g' is g and u' is u. With `limit_after`, act(g)
+// is at most `limit`, instead of g. A layer that is not gated computes act(x) and uses `kind`
+// alone.
 struct Activation {
   ActivationKind kind = ActivationKind::kNone;
   float limit = 0.0f;  // 0: no limit
   float slope = 1.0f;  // silu of a gated layer computes x * sigmoid(slope * x)
   float up_offset = 0.0f;
+  bool limit_after = false;
 
   constexpr Activation() = default;
   constexpr Activation(ActivationKind k) : kind(k) {}  // NOLINT(google-explicit-constructor)

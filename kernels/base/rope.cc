@@ -49,8 +49,9 @@ void ApplyYarn(double theta, int dimensions, const RopeScaling& s,
 
 std::vector<double> RopeFrequencies(const RopeSettings& settings, bool long_sequence) {
   std::vector<double> frequencies;
+  const int period = settings.period > 0 ? settings.period : settings.dimensions;
   for (int i = 0; i < settings.dimensions / 2; ++i) {
-    frequencies.push_back(std::pow(settings.theta, -2.0 * i / settings.dimensions));
+    frequencies.push_back(std::pow(settings.theta, -2.0 * i / period));
   }
   if (settings.scaling == nullptr) return frequencies;
   const RopeScaling& s = *settings.scaling;
@@ -64,7 +65,7 @@ std::vector<double> RopeFrequencies(const RopeSettings& settings, bool long_sequ
       for (double& f : frequencies) f = Llama3Frequency(f, s);
       break;
     case RopeScalingKind::kYarn:
-      ApplyYarn(settings.theta, settings.dimensions, s, frequencies);
+      ApplyYarn(settings.theta, period, s, frequencies);
       break;
     case RopeScalingKind::kFactors:
     case RopeScalingKind::kLong: {
@@ -90,7 +91,7 @@ std::vector<double> XposRates(const RopeSettings& settings) {
 }
 
 bool SameAngles(const RopeSettings& a, const RopeSettings& b) {
-  if (a.dimensions != b.dimensions || a.theta != b.theta) return false;
+  if (a.dimensions != b.dimensions || a.theta != b.theta || a.period != b.period) return false;
   if (a.xpos_base != b.xpos_base || (a.xpos_base != 0.0 && a.keys != b.keys)) return false;
   if (a.scaling == b.scaling) return true;
   return a.scaling != nullptr && b.scaling != nullptr && *a.scaling == *b.scaling;

@@ -47,9 +47,9 @@ struct RopeScaling {
 // How the queries and keys of one attention layer are rotated.
 struct RopeSettings {
   int head_dim = 0;
-  int dimensions = 0;  // number of adjacent dimensions of a head that are rotated, even
+  int dimensions = 0;  // number of dimensions of a head that are rotated, even
   double theta = 10000.0;
-  // true: rotates pairs of dimensions (2 i, 2 i + 1); false: pairs (i, i + dimensions / 2).
+  // true: rotates pairs of dimensions (2 i, 2 i + 1); false: pairs (i, i + pair_distance()).
   bool interleaved = false;
   std::shared_ptr<const RopeScaling> scaling = nullptr;  // null: no scaling
   int first = 0;                                         // the first of the rotated dimensions
@@ -58,15 +58,22 @@ struct RopeSettings {
   // zeta_i^(-p / xpos_base), where zeta_i = (2 i + 0.4 n) / (1.4 n).
   double xpos_base = 0.0;
   bool keys = false;  // XPOS only: the rows are keys, not queries
+  int distance = 0;   // above 0: pair_distance(), at least dimensions / 2, if not interleaved
+  int period = 0;     // above 0: replaces `dimensions` in the exponents of frequencies
 
+  int pair_distance() const {
+    if (interleaved) return 1;
+    return distance > 0 ? distance : dimensions / 2;
+  }
   double magnitude() const { return scaling == nullptr ? 1.0 : scaling->magnitude; }
   // Whether long sequences are rotated in another way.
   bool has_long() const { return scaling != nullptr && scaling->kind == RopeScalingKind::kLong; }
 };
 
-// Returns the frequencies [dimensions / 2] in radians per position: theta^(-2 i / dimensions),
-// changed by the scaling. `long_sequence`: those of long sequences (RopeScalingKind::kLong); other
-// kinds of scaling have the same frequencies for all sequences.
+// Returns the frequencies [dimensions / 2] in radians per position: theta^(-2 i / period), where
+// the period is `dimensions` unless it is set, changed by the scaling. `long_sequence`: those of
+// long sequences (RopeScalingKind::kLong); other kinds of scaling have the same frequencies for all
+// sequences.
 std::vector<double> RopeFrequencies(const RopeSettings& settings, bool long_sequence = false);
 
 // The smallest zeta_i of XPOS, that of the first pair, whatever the number of dimensions.

@@ -116,10 +116,11 @@ void AttentionOps::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t 
   const KvLayerShape& shape = cache.shape(args.layer);
   const CpuKvCache::Geometry g = cache.geometry(args.layer);
   const int dim = shape.head_dim;
-  const int64_t value_row = PaddedHeadDim(dim) * ElementBytes(cache.type());
+  const int value_dim = shape.value_dim();
+  const int64_t value_row = PaddedHeadDim(value_dim) * ElementBytes(cache.type());
   const auto slot_of = [&](int64_t t) { return step_.position[t] % kPageTokens; };
-  const auto head_of = [&](const RowsView& rows, int64_t t, int64_t h) {
-    return reinterpret_cast<const float*>(rows.row(t)) + h * dim;
+  const auto key_of = [&](int64_t t, int64_t h) {
+    return reinterpret_cast<const float*>(args.keys.row(t)) + h * dim;
   };
   const bool whole =
       last - first == kPageTokens && slot_of(first) == 0 && slot_of(last - 1) == kPageTokens - 1;
@@ -130,17 +131,17 @@ void AttentionOps::AppendBlock(const AppendKvArgs& args, int64_t block, int64_t 
     const bool at_once = whole && cache.type() == KvCacheType::kBF16;
     if (at_once) {
       const float* rows[kPageTokens];
-      for (int64_t i = 0; i < kPageTokens; ++i) rows[i] = head_of(args.keys, first + i, h);
+      for (int64_t i = 0; i < kPageTokens; ++i) rows[i] = key_of(first + i, h);
       table_.interleave_bf16(rows, dim, reinterpret_cast<Bf16*>(key));
     }
     for (int64_t t = first; t < last; ++t) {
       if (!at_once) {
-        AppendKey(table_, cache.type(), head_of(args.keys, t, h), dim, slot_of(t), key, rounded);
+        AppendKey(table_, cache.type(), key_of(t, h), dim, slot_of(t), key, rounded);
       }
       if (shape.latent_dim > 0) continue;
       char* const value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
-      AppendValue(table_, cache.type(), head_of(args.values, t, h), dim, slot_of(t), value_row,
-                  value);
+      const float* const from = reinterpret_cast<const float*>(args.values.row(t)) + h * value_dim;
+      AppendValue(table_, cache.type(), from, value_dim, slot_of(t), value_row, value);
     }
   }
 }

@@ -50,12 +50,15 @@ class AttentionOps::Call {
     MOESERVE_CHECK(args.bias == nullptr ||
                        (args.bias_distances > 0 && args.soft_cap == 0.0f && shape_.latent_dim == 0),
                    "biases of distances");
+    MOESERVE_CHECK(!args.chunks || (args.causal && args.window > 0), "chunks of positions");
     MOESERVE_CHECK(args.causal || step_.lengths.size() == step_.page_tables.size(),
                    "lengths of page tables");
   }
 
   int FirstVisible(int token) const {
-    return args_.window > 0 ? std::max(0, step_.position[token] - args_.window + 1) : 0;
+    const int position = step_.position[token];
+    if (args_.chunks) return position - position % args_.window;
+    return args_.window > 0 ? std::max(0, position - args_.window + 1) : 0;
   }
   int EndVisible(int token) const {
     const int position = step_.position[token];

@@ -23,6 +23,7 @@ class AttentionOps {
     for (RopeTable& table : rope_tables_) table.laid_out = false;
   }
   void Rope(const RopeArgs& args);
+  void ScaleByPosition(const PositionScaleArgs& args);
   void AppendKv(const AppendKvArgs& args);
   void Attention(const AttentionArgs& args);
 

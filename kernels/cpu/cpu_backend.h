@@ -98,6 +98,7 @@ class CpuBackend : public Backend {
   uint64_t expert_visits() const { return linear_.expert_visits(); }
 
   void Rope(const RopeArgs& args) override { attention_.Rope(args); }
+  void ScaleByPosition(const PositionScaleArgs& args) override { attention_.ScaleByPosition(args); }
   void AppendKv(const AppendKvArgs& args) override { attention_.AppendKv(args); }
   void Attention(const AttentionArgs& args) override { attention_.Attention(args); }
 

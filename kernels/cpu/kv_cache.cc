@@ -11,7 +11,7 @@ CpuKvCache::Geometry CpuKvCache::GeometryOf(const KvLayerShape& shape, KvCacheTy
   };
   Geometry g;
   g.key_head = head(shape.head_dim);
-  g.value_head = shape.latent_dim > 0 ? 0 : head(PaddedHeadDim(shape.head_dim));
+  g.value_head = shape.latent_dim > 0 ? 0 : head(PaddedHeadDim(shape.value_dim()));
   g.key_block = g.key_head * shape.num_kv_heads;
   g.value_block = g.value_head * shape.num_kv_heads;
   return g;

@@ -15,10 +15,10 @@ inline constexpr int64_t kKvScaleBytes = kPageTokens * int64_t{sizeof(float)};
 
 // The keys of one layer have the layout [block, kv_head, head_dim, 16]: the 16 positions of a block
 // are adjacent, so one vector holds the same key element of 16 positions. Values have the layout
-// [block, kv_head, 16, padded_dim], where padded_dim is head_dim rounded up to 16; the padding is
-// always zero. A layer with KvLayerShape::latent_dim has no values. In an int8 cache, each (block,
-// kv_head) starts with the f32 scales of its 16 positions, followed by the elements; both parts are
-// padded to whole cache lines.
+// [block, kv_head, 16, padded_dim], where padded_dim is the values' dimension rounded up to 16; the
+// padding is always zero. A layer with KvLayerShape::latent_dim has no values. In an int8 cache,
+// each (block, kv_head) starts with the f32 scales of its 16 positions, followed by the elements;
+// both parts are padded to whole cache lines.
 class CpuKvCache : public KvCacheStorage {
  public:
   // A ResourceExhausted error states the size.

@@ -44,6 +44,7 @@ const float* AttentionOps::RopeAngles(const RopeSettings& settings) {
 void AttentionOps::Rope(const RopeArgs& args) {
   const RopeSettings& s = args.settings;
   const int pairs = s.dimensions / 2;
+  const int distance = s.pair_distance();
   const int64_t heads = args.rows.cols / s.head_dim;
   MOESERVE_CHECK(heads * s.head_dim == args.rows.cols, "rope rows hold whole heads");
   const float* angles = RopeAngles(s);
@@ -63,13 +64,21 @@ void AttentionOps::Rope(const RopeArgs& args) {
         continue;
       }
       float* __restrict first = row;
-      float* __restrict second = row + pairs;
+      float* __restrict second = row + distance;
       for (int i = 0; i < pairs; ++i) {
         const float a = first[i], b = second[i];
         first[i] = a * cosine[i] - b * sine[i];
         second[i] = b * cosine[i] + a * sine[i];
       }
     }
+  });
+}
+
+void AttentionOps::ScaleByPosition(const PositionScaleArgs& args) {
+  workers_.ForEachRow(args.rows.rows, args.rows.cols, [&](int64_t t) {
+    const auto factor = static_cast<float>(args.scale.Of(step_.position[t]));
+    float* const row = reinterpret_cast<float*>(args.rows.row(t));
+    for (int64_t i = 0; i < args.rows.cols; ++i) row[i] *= factor;
   });
 }
 

@@ -185,16 +185,24 @@ void RowOps::AssignRows(const AssignRowsArgs& args) {
   const int64_t width = args.output.cols;
   const int64_t first = plan.expert_offsets[args.zero];
   const int64_t rows = plan.expert_offsets[plan.num_experts] - first;
-  workers_.ForEachRow(rows, width, [&](int64_t r) {
-    const int64_t a = first + r;
-    const int expert = plan.expert_of_assignment[a];
-    if (expert >= args.constant) {
-      const float* constant = args.constants + (expert - args.constant) * width;
-      StoreRow(table_, constant, args.output, a, width);
-    } else if (expert >= args.copy) {
-      CopyRow(table_, args.input, plan.row_of_assignment[a], args.output, a, width);
-    } else {
-      std::memset(args.output.row(a), 0, static_cast<size_t>(width) * SizeOf(args.output.dtype));
+  workers_.ForRows(rows, width, [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t a = first + begin; a < first + end; ++a) {
+      const int expert = plan.expert_of_assignment[a];
+      const int32_t row = plan.row_of_assignment[a];
+      if (expert >= args.constant) {
+        const float* constant = args.constants + (expert - args.constant) * width;
+        StoreRow(table_, constant, args.output, a, width);
+      } else if (expert >= args.copy && args.weighted) {
+        float* const product = workers_.Floats(worker, static_cast<size_t>(width));
+        LoadRow(table_, args.input, row, product, width);
+        const float weight = plan.weight_of_assignment[a];
+        for (int64_t i = 0; i < width; ++i) product[i] *= weight;
+        StoreRow(table_, product, args.output, a, width);
+      } else if (expert >= args.copy) {
+        CopyRow(table_, args.input, row, args.output, a, width);
+      } else {
+        std::memset(args.output.row(a), 0, static_cast<size_t>(width) * SizeOf(args.output.dtype));
+      }
     }
   });
 }
@@ -215,7 +223,7 @@ void RowOps::Combine(const CombineArgs& args) {
       }
       for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
         const int32_t a = plan.assignments_of_row[i];
-        const float weight = plan.weight_of_assignment[a];
+        const float weight = args.weighted ? plan.weight_of_assignment[a] : 1.0f;
         if (args.results.dtype == DType::kBF16) {
           table_.axpy_bf16(weight, reinterpret_cast<const Bf16*>(args.results.row(a)), sum, width);
         } else {

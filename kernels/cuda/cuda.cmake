@@ -40,7 +40,7 @@ set(MOESERVE_CUDA_SOURCES
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
   attention/attention_tiled_wgmma.cu
-  attention/attention_latent.cu
+  attention/attention_wide.cu
   attention/attention_work.cu
   device/bandwidth.cu
   cuda_backend.cc

@@ -254,13 +254,14 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
     return absl::UnimplementedError(description_ +
                                     ": type of the KV cache: expected f32 or bf16, found int8");
   }
-  // Attention with wide heads needs more shared memory than the smaller chips of a generation have.
+  // Attention with heads above 128 elements needs more shared memory than the smaller chips of a
+  // generation have; that with heads above 256 elements does not.
   constexpr int kHeadDimEverywhere = 128;
   constexpr size_t kSharedForWideHeads = 163 << 10;
   for (const KvLayerShape& layer : layers) {
     if (layer.latent_dim > 0) {
       const int64_t shared =
-          LatentSharedBytes({.head_dim = layer.head_dim, .latent_dim = layer.latent_dim});
+          WideSharedBytes({.head_dim = layer.head_dim, .latent_dim = layer.latent_dim});
       if (shared > static_cast<int64_t>(SharedMemoryLimit())) {
         return absl::UnavailableError(Concat(description_, ": attention over latent vectors of ",
                                              layer.latent_dim, ": expected ", shared >> 10,
@@ -269,14 +270,16 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
       }
       continue;
     }
-    if (layer.head_dim > kMaxHeadDim) {
-      return absl::InvalidArgumentError("heads of " + std::to_string(layer.head_dim) +
+    const int widest = std::max(layer.head_dim, layer.value_dim());
+    if (widest > kMaxHeadDim) {
+      return absl::InvalidArgumentError("heads of " + std::to_string(widest) +
                                         " dimensions; the CUDA backend takes at most " +
                                         std::to_string(kMaxHeadDim));
     }
-    if (layer.head_dim > kHeadDimEverywhere && SharedMemoryLimit() < kSharedForWideHeads) {
+    const bool tiled = widest <= kMaxTiledDim;
+    if (tiled && widest > kHeadDimEverywhere && SharedMemoryLimit() < kSharedForWideHeads) {
       return absl::UnavailableError(
-          description_ + ": attention heads of dimension " + std::to_string(layer.head_dim) +
+          description_ + ": attention heads of dimension " + std::to_string(widest) +
           ": expected " + std::to_string(kSharedForWideHeads >> 10) +
           " KiB of shared memory in a thread block, found " +
           std::to_string(SharedMemoryLimit() >> 10) + " KiB; dimensions up to " +
@@ -402,6 +405,7 @@ void CudaBackend::Rope(const RopeArgs& args) {
               .first = args.settings.first,
               .dimensions = args.settings.dimensions,
               .interleaved = args.settings.interleaved,
+              .distance = args.settings.distance,
               .angles = RopeAngles(args.settings),
               .step = View(),
               .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
@@ -411,6 +415,12 @@ void CudaBackend::Rope(const RopeArgs& args) {
               .heads = static_cast<int>(args.rows.cols / args.settings.head_dim),
               .stride = args.rows.stride},
              stream_.get());
+}
+
+void CudaBackend::ScaleByPosition(const PositionScaleArgs& args) {
+  if (args.rows.rows == 0) return;
+  LaunchPositionScale(View(), args.scale, static_cast<float*>(args.rows.data), args.rows.cols,
+                      args.rows.stride, stream_.get());
 }
 
 void CudaBackend::AppendKv(const AppendKvArgs& args) {
@@ -443,6 +453,7 @@ void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
        .norm_heads = args.norm_heads,
        .dimensions = args.rope.dimensions,
        .interleaved = args.rope.interleaved,
+       .distance = args.rope.distance,
        .angles = args.rope.dimensions == 0 ? nullptr : RopeAngles(args.query_rope()),
        .key_angles = xpos ? RopeAngles(args.key_rope()) : nullptr},
       stream_.get());
@@ -469,8 +480,8 @@ AttentionWork CudaBackend::WorkFor(const StepView& view, const WorkKey& key, int
     }
   }
   if (!slot.laid_out) {
-    LaunchAttentionWork(view, tiled_from_, {key.table < 0, key.window}, key.split_tokens, slot.work,
-                        stream_.get());
+    LaunchAttentionWork(view, tiled_from_, {key.table < 0, key.window, key.chunks},
+                        key.split_tokens, slot.work, stream_.get());
     slot.laid_out = true;
   }
   AttentionWork work = slot.work;
@@ -495,19 +506,20 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   launch.sinks = args.sinks;
   launch.bias = args.bias;
   launch.bias_distances = args.bias_distances;
-  launch.seen = {args.causal, args.window};
+  launch.seen = {args.causal, args.window, args.chunks};
   launch.tiled_from = tiled_from_;
   if (args.plan != nullptr) {
     launch.rows = {args.plan->row_offsets, args.plan->assignments_of_row,
                    args.plan->row_of_assignment,
                    args.plan->rows == 0 ? 1 : args.plan->capacity / args.plan->rows};
   }
-  if (tiled_from_ > 0 && cache.latent_dim == 0) {
+  if (tiled_from_ > 0 && !IsWide(cache)) {
     const int heads = args.heads * launch.rows.max_per_token;
     const WorkKey key{.window = args.window,
+                      .chunks = args.chunks,
                       .split_tokens = SplitTokens(args.heads / cache.num_kv_heads),
                       .table = args.causal ? -1 : args.cache->shape(args.layer).table};
-    launch.work = WorkFor(launch.step, key, PartialFloats(heads, cache.head_dim));
+    launch.work = WorkFor(launch.step, key, PartialFloats(heads, cache.widest_dim()));
   }
   LaunchAttention(launch, stream_.get());
 }

@@ -66,6 +66,7 @@ class CudaBackend : public Backend {
                         int64_t rows) const override;
   void FusedFeedForward(const FeedForwardArgs& args) override;
   void Rope(const RopeArgs& args) override;
+  void ScaleByPosition(const PositionScaleArgs& args) override;
   void AppendKv(const AppendKvArgs& args) override;
   void NormRopeAppend(const NormRopeAppendArgs& args) override;
   void Attention(const AttentionArgs& args) override;
@@ -138,6 +139,7 @@ class CudaBackend : public Backend {
   };
   struct WorkKey {
     int window;
+    bool chunks;
     int split_tokens;
     int table;  // whose lengths the work depends on; -1 if attention is causal
     auto operator<=>(const WorkKey&) const = default;

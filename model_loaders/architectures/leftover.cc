@@ -78,15 +78,17 @@ std::string BlockNormReason(std::string_view rest, const std::string& key, const
   return rest.ends_with(".bias") ? NormKindReason(spec) : std::string(kUnknownTensor);
 }
 
-std::string RouterReason(std::string_view rest, const std::string& key,
-                         const RoutedLayerSpec& routing) {
+// `of_block` and `object` together are the path of the routing's object.
+std::string RouterReason(std::string_view rest, const std::string& of_block,
+                         const RoutedLayerSpec& routing, const char* object = "routing.") {
+  const std::string key = of_block + object;
   const ScoreSpec& score = routing.score;
-  if (rest == "choice_bias") return key + "routing.select.bias is false";
-  if (rest == "expert_scale") return key + "routing.expert_scale is false";
+  if (rest == "choice_bias") return key + "select.bias is false";
+  if (rest == "expert_scale") return key + "expert_scale is false";
   if (rest == "table") {
-    return Concat(key, "routing.select.kind is ", Quoted(KindName(routing.select.kind)));
+    return Concat(key, "select.kind is ", Quoted(KindName(routing.select.kind)));
   }
-  const std::string score_key = key + "routing.score.";
+  const std::string score_key = key + "score.";
   if (rest == "norm.weight") return Concat(score_key, "norm is ", Quoted(KindName(score.norm)));
   const bool of_cosine =
       rest.starts_with("projection.") || rest.starts_with("experts.") || rest == "temperature";
@@ -129,6 +131,9 @@ std::string MixerReason(std::string_view rest, const std::string& key,
                         const AttentionSpec& attention, const ModelSpec& /*spec*/) {
   const bool routed = attention.routed();
   if (rest == "out_bias") return key + "out_bias is false";
+  if (rest.starts_with("v.") && !attention.projects_values()) {
+    return key + (attention.value_from_key ? "value_from_key is true" : "value_routing is set");
+  }
   if (rest == "k.bias" || rest == "v.bias") return key + "bias is false";
   if (rest.starts_with("q.") || rest.starts_with("o.")) {
     if (routed) return KindSetting(key, routed);
@@ -139,16 +144,21 @@ std::string MixerReason(std::string_view rest, const std::string& key,
     return key + (attention.gate ? "gate_bias is false" : "gate is false");
   }
   if (rest == "q_norm.weight" || rest == "k_norm.weight") {
-    return routed ? KindSetting(key, routed) : key + "qk_norm is \"none\"";
+    if (routed) return KindSetting(key, routed);
+    return Concat(key, "qk_norm is ", Quoted(KindName(attention.qk_norm)));
   }
+  const bool values = attention.value_routing.has_value();
+  const auto& routing = values ? attention.value_routing : attention.routing;
   if (Take(rest, "router.")) {
-    return routed ? RouterReason(rest, key, *attention.routing) : KindSetting(key, routed);
+    if (!routing.has_value()) return KindSetting(key, routed);
+    return RouterReason(rest, key, *routing, values ? "value_routing." : "routing.");
   }
   if (Take(rest, "experts.")) {
-    if (!routed) return KindSetting(key, routed);
+    if (!routing.has_value()) return KindSetting(key, routed);
     const std::optional<int> expert = TakeIndex(rest);
-    if (expert.value_or(0) >= attention.routing->num_experts) {
-      return Concat(key, "routing.num_experts is ", attention.routing->num_experts);
+    if (expert.value_or(0) >= routing->num_experts) {
+      return Concat(key, values ? "value_routing" : "routing", ".num_experts is ",
+                    routing->num_experts);
     }
   }
   return std::string(kUnknownTensor);
@@ -272,6 +282,7 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   if (!layer.has_value()) return std::string(kUnknownTensor);
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
   if (name == "relative_bias.weight") return RelativeBiasReason(spec);
+  if (name == "scale") return "layer_scale is false";
   const BlockSpec* found = nullptr;
   std::string key;
   for (const BlockKind kind :

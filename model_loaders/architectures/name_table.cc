@@ -125,8 +125,12 @@ bool MatchesName(std::string_view pattern, std::string_view name) {
 }
 
 NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
-                                 const StoredNames& stored, const NamePrefix& prefix)
-    : tensors_(tensors.begin(), tensors.end()), keys_(keys.begin(), keys.end()), prefix_(prefix) {
+                                 const StoredNames& stored, const NamePrefix& prefix,
+                                 const NameMapping& mapping)
+    : tensors_(tensors.begin(), tensors.end()),
+      keys_(keys.begin(), keys.end()),
+      prefix_(prefix),
+      mapping_(mapping) {
   // Every layer has the same layout, so the pattern of one layer decides.
   std::set<std::string> patterns;
   std::set<std::string> names;
@@ -156,6 +160,11 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
 }
 
 std::string NameTableConfig::NameInRules(std::string_view stored) const {
+  std::string name = WithPrefixOfRules(stored);
+  return mapping_.in_rules == nullptr ? name : mapping_.in_rules(name);
+}
+
+std::string NameTableConfig::WithPrefixOfRules(std::string_view stored) const {
   if (prefix_.rule == prefix_.file || !stored.starts_with(prefix_.file)) return std::string(stored);
   const std::string name = Concat(prefix_.rule, stored.substr(prefix_.file.size()));
   const std::string pattern = NamePattern(name);
@@ -245,7 +254,11 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
   }
   for (std::string* const name : {&place->name, &place->format.scales}) {
     const auto stored = stored_names_.find(*name);
-    if (stored != stored_names_.end()) *name = stored->second;
+    if (stored != stored_names_.end()) {
+      *name = stored->second;
+    } else if (mapping_.in_files != nullptr) {
+      *name = mapping_.in_files(*name);
+    }
   }
   return place;
 }
@@ -290,7 +303,7 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
       const int64_t queries = int64_t{attention.num_heads} * attention.head_dim;
       const int64_t keys = int64_t{attention.num_kv_heads} * attention.head_dim;
       place.first_row = rule.part == 0 ? 0 : queries + (rule.part - 1) * keys;
-      place.shape[0] = queries + 2 * keys;
+      place.shape[0] = queries + keys + attention.value_width();
       place.follows_from =
           "[(num_attention_heads + 2 * num_key_value_heads) * head_dim, hidden_size]";
       return place;

@@ -79,6 +79,13 @@ struct NamePrefix {
   std::string_view file;
 };
 
+// Files may number layers in a way of their own. Both functions return names that they do not know
+// as they are.
+struct NameMapping {
+  std::string (*in_rules)(std::string_view stored) = nullptr;
+  std::string (*in_files)(std::string_view rule) = nullptr;
+};
+
 // The numbers in a name at the positions of a pattern's "*".
 struct Numbers {
   std::array<int, 2> value{};
@@ -104,7 +111,8 @@ class NameTableConfig : public CheckpointConfig {
   // `stored` is used, or else the first of them, if possible one for which other layers are there.
   // The texts of the tables must outlive the configuration.
   NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
-                  const StoredNames& stored, const NamePrefix& prefix = {});
+                  const StoredNames& stored, const NamePrefix& prefix = {},
+                  const NameMapping& mapping = {});
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
   std::optional<std::string> LeftOverReason(std::string_view name) const override;
@@ -126,6 +134,8 @@ class NameTableConfig : public CheckpointConfig {
  private:
   // Returns the name that rules have for a stored tensor.
   std::string NameInRules(std::string_view stored) const;
+  // The same, with the numbers of layers that files have.
+  std::string WithPrefixOfRules(std::string_view stored) const;
   // As Place(), but with the names that rules have.
   std::optional<TensorPlace> PlaceInRules(const TensorRequirement& tensor) const;
 
@@ -149,6 +159,7 @@ class NameTableConfig : public CheckpointConfig {
   const std::vector<TensorRule> tensors_;
   const std::vector<KeyRule> keys_;
   const NamePrefix prefix_;
+  const NameMapping mapping_;
   std::map<std::string, std::string> stored_names_;  // by the names in rules, where they differ
   // The patterns `TensorRule::file` that match at least one stored tensor.
   std::set<std::string_view> found_;

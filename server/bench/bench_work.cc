@@ -27,10 +27,11 @@ double CacheBytesRead(const ModelSpec& spec, KvCacheType cache, const VisiblePos
     const AttentionSpec* attention = spec.blocks[static_cast<size_t>(b)].attention();
     if (attention == nullptr) continue;
     const KvLayerShape& shape = shapes[static_cast<size_t>(CacheLayer(spec, b))];
-    const int vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
-    const int64_t position =
-        vectors * shape.num_kv_heads * (shape.head_dim * ElementBytes(cache) + scale);
-    bytes += static_cast<double>(position) * visible.Mean(attention->window);
+    const auto vector = [&](int elements) { return elements * ElementBytes(cache) + scale; };
+    const int64_t values = shape.latent_dim > 0 ? 0 : vector(shape.value_dim());
+    const int64_t position = shape.num_kv_heads * (vector(shape.head_dim) + values);
+    bytes +=
+        static_cast<double>(position) * visible.Mean(attention->window, attention->window_kind);
   }
   return bytes;
 }
@@ -53,7 +54,7 @@ StepOperations Operations(const ModelSpec& spec, const RoutedWork& work, int64_t
     const AttentionSpec& a = *block.attention();
     const int64_t times = a.routed() ? work.attention_heads(block.layer) / a.num_kv_heads : tokens;
     operations.attention +=
-        2.0 * visible.Mean(a.window) * static_cast<double>(times * MacsPerKey(a));
+        2.0 * visible.Mean(a.window, a.window_kind) * static_cast<double>(times * MacsPerKey(a));
   }
   return operations;
 }

@@ -179,6 +179,9 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
                                  {12, 8, 10000.0, true, nullptr, 0, 30000.0, false},
                                  {12, 8, 10000.0, true, nullptr, 0, 30000.0, true},
                                  {12, 6, 10000.0, false, scaling(4.0, 1.5), 4, 20000.0, true},
+                                 {12, 8, 10000.0, false, nullptr, 0, 0.0, false, 6},
+                                 {12, 4, 10000.0, false, nullptr, 0, 0.0, false, 6, 12},
+                                 {12, 8, 10000.0, true, nullptr, 0, 0.0, false, 0, 12},
                                  {12, 8, 10000.0, true}};
   const int heads = 3;
   for (const std::vector<int32_t>& position : steps) {
@@ -196,14 +199,16 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
           std::vector<double> expected(before.begin() + at, before.begin() + at + s.head_dim);
           for (int i = 0; i < s.dimensions / 2; ++i) {
             const double factor = s.scaling == nullptr ? 1.0 : s.scaling->factor;
-            const double angle = position[t] * std::pow(s.theta, -2.0 * i / s.dimensions) / factor;
+            const int period = s.period > 0 ? s.period : s.dimensions;
+            const double angle = position[t] * std::pow(s.theta, -2.0 * i / period) / factor;
             double magnitude = s.magnitude();
             if (s.xpos_base > 0.0) {
               const double zeta = (2.0 * i / s.dimensions + 0.4) / 1.4;
               magnitude *= std::pow(zeta, (s.keys ? -1 : 1) * position[t] / s.xpos_base);
             }
             const int a = s.first + (s.interleaved ? 2 * i : i);
-            const int b = s.first + (s.interleaved ? 2 * i + 1 : i + s.dimensions / 2);
+            const int apart = s.distance > 0 ? s.distance : s.dimensions / 2;
+            const int b = s.first + (s.interleaved ? 2 * i + 1 : i + apart);
             const double cosine = std::cos(angle) * magnitude, sine = std::sin(angle) * magnitude;
             expected[a] = before[at + a] * cosine - before[at + b] * sine;
             expected[b] = before[at + b] * cosine + before[at + a] * sine;
@@ -263,6 +268,8 @@ struct QkvShape {
   int prompt = 20;  // tokens of the first sequence
   bool norm_last = false;
   float clip = 0.0f;
+  int distance = 0;
+  int value_dim = 0;  // 0: head_dim
 };
 
 // The fused operation must have the same bits as the operations that it replaces, both in the
@@ -286,10 +293,15 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
                              {6, 2, 16, 16, false, QkvShape::kRow, 0.0, 20, false, 0.5f},
                              {6, 2, 12, 8, true, QkvShape::kNone, 8.0, 90, false, 1.5f},
                              {0, 2, 16, 16, false, QkvShape::kNone, 0.0, 20, false, 1.0f},
-                             {6, 2, 12, 8, true, QkvShape::kHeads, 0.0, 20, true, 1.0f}};
+                             {6, 2, 12, 8, true, QkvShape::kHeads, 0.0, 20, true, 1.0f},
+                             {6, 2, 16, 4, false, QkvShape::kHeads, 0.0, 20, false, 0.0f, 8},
+                             {6, 2, 12, 8, false, QkvShape::kNone, 0.0, 90, false, 0.0f, 6, 20},
+                             {6, 2, 40, 8, true, QkvShape::kRow, 0.0, 20, false, 0.0f, 0, 24},
+                             {0, 3, 24, 16, false, QkvShape::kNone, 0.0, 20, false, 0.0f, 12, 4}};
   for (const QkvShape& s : shapes) {
     for (KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
-      const std::vector<KvLayerShape> layers = {{1, 8}, {s.kv_heads, s.head_dim}};
+      const std::vector<KvLayerShape> layers = {{1, 8},
+                                                {s.kv_heads, s.head_dim, 0, 0, s.value_dim}};
       auto one = backend_->NewKvCache(layers, type, {8}),
            many = backend_->NewKvCache(layers, type, {8});
       if (type == KvCacheType::kInt8 && absl::IsUnimplemented(one.status())) continue;
@@ -302,7 +314,8 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
       Begin({.position = position, .sequence = sequence, .page_tables = tables});
 
       const int q_width = s.heads * s.head_dim, kv_width = s.kv_heads * s.head_dim;
-      const int width = q_width + 2 * kv_width;
+      const int value_width = s.kv_heads * layers[1].value_dim();
+      const int width = q_width + kv_width + value_width;
       std::unique_ptr<NormBank> query_norm, key_norm;
       if (s.norm != QkvShape::kNone) {
         const auto bank = [&](int n) {
@@ -315,8 +328,8 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
       const std::vector<float> x = random.Normals(tokens * width, 2.0);
       const DeviceRows a = MakeRows(*backend_, tokens, width, width + 3, DType::kF32, &x);
       const DeviceRows b = MakeRows(*backend_, tokens, width, width + 3, DType::kF32, &x);
-      const RopeSettings rope{s.head_dim, s.turned, 10000.0,    s.interleaved,
-                              nullptr,    0,        s.xpos_base};
+      const RopeSettings rope{s.head_dim, s.turned,    10000.0, s.interleaved, nullptr,
+                              0,          s.xpos_base, false,   s.distance};
       RopeSettings of_keys = rope;
       of_keys.keys = true;
       backend_->NormRopeAppend({.cache = one->get(),
@@ -331,7 +344,7 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
                                 .rope = rope});
 
       const RowsView query = b.view.Columns(0, q_width), keys = b.view.Columns(q_width, kv_width),
-                     values = b.view.Columns(q_width + kv_width, kv_width);
+                     values = b.view.Columns(q_width + kv_width, value_width);
       const auto norms = [&] {
         if (s.norm == QkvShape::kNone) return;
         const bool heads = s.norm == QkvShape::kHeads;
@@ -357,7 +370,7 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
       const DeviceRows asked = MakeRows(*backend_, random.Normals(tokens * kv_width), kv_width);
       const auto attend = [&](const KvCacheStorage* cache) {
         const DeviceRows out =
-            MakeRows(*backend_, tokens, kv_width, kv_width, DType::kF32, nullptr);
+            MakeRows(*backend_, tokens, value_width, value_width, DType::kF32, nullptr);
         backend_->Attention({.cache = cache,
                              .layer = 1,
                              .heads = s.kv_heads,

@@ -125,6 +125,10 @@ std::vector<Activation> GatedActivations() {
   limited.limit = 0.5f;
   limited.up_offset = -0.25f;
   all.push_back(limited);
+  Activation after = ActivationKind::kSilu;
+  after.limit = 0.4f;
+  after.limit_after = true;
+  all.push_back(after);
   return all;
 }
 

@@ -275,6 +275,40 @@ TEST_P(RowsTest, AssignsRowsWithoutProducts) {
   }
 }
 
+// Weights may multiply the rows before an operation instead of its results in the sum.
+TEST_P(RowsTest, WeightsOfRowsInsteadOfResults) {
+  Random random(9);
+  for (int width : kRowWidths) {
+    for (DType type : {DType::kF32, DType::kBF16}) {
+      const std::vector<std::vector<int>> routes = {{0, 1, 2}, {}, {2}, {0, 2}};
+      const RoutingPlan plan = Plan(routes, 3, random);
+      const RoutingPlan host = backend_->HostPlan(0);
+      const std::vector<float> values = random.Normals(4 * width);
+      const DeviceRows x = Make(4, width, type, &values);
+      const DeviceRows y = Make(plan.capacity, width, type, nullptr);
+      const DeviceRows sums = Make(4, width, DType::kF32, nullptr);
+      backend_->AssignRows(
+          {.plan = &plan, .constant = 3, .input = x.view, .output = y.view, .weighted = true});
+      backend_->Combine({.plan = &plan, .results = y.view, .output = sums.view, .weighted = false});
+      std::vector<std::vector<float>> expected(4, std::vector<float>(width));
+      for (int a = 0; a < host.num_assignments; ++a) {
+        const int r = host.row_of_assignment[a];
+        const std::vector<double> row = RowOf(*backend_, x.view, r, width);
+        const std::vector<double> product = RowOf(*backend_, y.view, a, width);
+        for (int c = 0; c < width; ++c) {
+          const float exact = host.weight_of_assignment[a] * static_cast<float>(row[c]);
+          ASSERT_EQ(product[c], RoundedRow(exact, type)) << "width " << width;
+          expected[r][c] += static_cast<float>(product[c]);
+        }
+      }
+      for (int r = 0; r < 4; ++r) {
+        const std::vector<double> sum = RowOf(*backend_, sums.view, r, width);
+        for (int c = 0; c < width; ++c) ASSERT_NEAR(sum[c], expected[r][c], 1e-5);
+      }
+    }
+  }
+}
+
 // Operations on a part of a plan must compute the assignments of its experts alone.
 TEST_P(RowsTest, FirstExpertsOfAPlan) {
   Random random(8);

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model_loaders/architectures/architecture.h"
@@ -41,8 +43,18 @@ bool Explained(const ReadDefaults& without, const ReadDefaults& with_default,
   const auto named = [&](const std::string& name) {
     return without.error.find(name) != std::string::npos;
   };
-  const bool experts = object == "num_local_experts" || object == "num_experts";
-  return named(object) || (experts && (named("num_experts") || named("n_routed_experts"))) ||
+  constexpr std::pair<const char*, const char*> kOtherNames[] = {
+      {"num_local_experts", "num_experts"},
+      {"num_local_experts", "n_routed_experts"},
+      {"num_experts", "n_routed_experts"},
+      {"moe_num_experts", "n_routed_experts"},
+      {"moe_top_k", "num_experts_per_tok"},
+      {"num_experts_per_token", "num_experts_per_tok"},
+      {"num_attention_groups", "num_key_value_heads"}};
+  const auto renamed = [&](const auto& names) {
+    return object == names.first && named(names.second);
+  };
+  return named(object) || std::ranges::any_of(kOtherNames, renamed) ||
          without.error == with_default.error;
 }
 
@@ -74,6 +86,7 @@ Json Patched(Json config, const Json& patch) {
                          value > config["vocab_size"];
     config[key] = outside ? Json() : value;
   }
+  if (patch.contains("intermediate_size")) config.erase("block_ff_dim");  // An older name.
   // Files with the older keys of rotary positions get the newer ones.
   if (patch.contains("rope_parameters")) {
     for (const char* key : {"rope_scaling", "rope_theta", "rope_local_base_freq"}) {

@@ -23,8 +23,8 @@ concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
 template <Is<NormSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g] = s;
-  return std::tie(a, b, c, d, e, f, g);
+  auto& [a, b, c, d, e, f, g, h] = s;
+  return std::tie(a, b, c, d, e, f, g, h);
 }
 template <Is<RopeScaling> T>
 auto MembersOf(T& s) {
@@ -33,8 +33,13 @@ auto MembersOf(T& s) {
 }
 template <Is<PositionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i);
+  auto& [a, b, c, d, e, f, g, h, i, j, k] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k);
+}
+template <Is<QueryScaleSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c] = s;
+  return std::tie(a, b, c);
 }
 template <Is<RelativeBias> T>
 auto MembersOf(T& s) {
@@ -58,8 +63,8 @@ auto MembersOf(T& s) {
 }
 template <Is<ExpertSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i);
+  auto& [a, b, c, d, e, f, g, h, i, j] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j);
 }
 template <Is<NullExperts> T>
 auto MembersOf(T& s) {
@@ -68,23 +73,25 @@ auto MembersOf(T& s) {
 }
 template <Is<RoutedLayerSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m);
 }
 template <Is<LatentSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e] = s;
-  return std::tie(a, b, c, d, e);
+  auto& [a, b, c, d, e, f] = s;
+  return std::tie(a, b, c, d, e, f);
 }
 template <Is<AttentionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac,
+         ad] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab,
+                  ac, ad);
 }
 template <Is<FeedForwardSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g] = s;
-  return std::tie(a, b, c, d, e, f, g);
+  auto& [a, b, c, d, e, f, g, h, i] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i);
 }
 template <Is<ShortConvolutionSpec> T>
 auto MembersOf(T& s) {
@@ -138,9 +145,9 @@ auto MembersOf(T& s) {
 }
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa] = s;
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab] = s;
   // Files have neither of the other two, the stack and the encoder.
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, z, aa);
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, aa, ab);
 }
 
 template <typename T>
@@ -203,6 +210,7 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, NullExperts>) return "NullExperts";
   if constexpr (Is<T, RoutedLayerSpec>) return "RoutedLayerSpec";
   if constexpr (Is<T, LatentSpec>) return "LatentSpec";
+  if constexpr (Is<T, QueryScaleSpec>) return "QueryScaleSpec";
   if constexpr (Is<T, AttentionSpec>) return "AttentionSpec";
   if constexpr (Is<T, FeedForwardSpec>) return "FeedForwardSpec";
   if constexpr (Is<T, ShortConvolutionSpec>) return "ShortConvolutionSpec";

@@ -33,6 +33,7 @@ std::set<std::string> AllMembers() {
   routed.routing.emplace();
   routed.position.emplace();
   latent.latent.emplace();
+  latent.query_scale.emplace();
   ModelSpec spec;
   spec.AddLayers(1);
   spec.relative_bias.emplace();
@@ -255,7 +256,8 @@ ModelSpec Latent() {
                            .truncate = false,
                            .magnitude = 0.9};
   AttentionSpec& a = spec.attention(0);
-  a.latent = {.query_rank = 5, .rank = 6, .rope_dim = 4, .value_dim = 3, .norm_eps = 1e-5f};
+  a.latent = {
+      .query_rank = 5, .rank = 6, .rope_dim = 4, .value_dim = 3, .norm_eps = 1e-5f, .scale = 1.5};
   FeedForwardSpec& f = spec.feed_forward(0);
   f.width = 0;  // unused
   f.routing.emplace();
@@ -317,6 +319,43 @@ ModelSpec Biased() {
 ModelSpec Convolved() {
   ModelSpec spec = Base();
   spec.blocks.front().mixer = ShortConvolutionSpec{.taps = 4, .bias = false};
+  return spec;
+}
+
+ModelSpec ValueForms() {
+  ModelSpec spec = Base();
+  spec.norm.groups = 3;
+  spec.layer_scale = true;
+  spec.position.span = spec.position.frequencies = RopeSpan::kHead;
+  spec.position.fraction = 0.5;
+  AttentionSpec& a = spec.attention(0);
+  a.qk_norm = QkNorm::kHeads;
+  a.window = 8;
+  a.window_kind = WindowKind::kChunk;
+  a.value_dim = 20;
+  a.value_scale = 0.7;
+  a.value_norm = true;
+  a.query_scale = QueryScaleSpec{.step = 8.0, .factor = 0.2, .first = 1};
+  spec.attention(1).value_from_key = true;
+  return spec;
+}
+
+ModelSpec RoutedValues() {
+  ModelSpec spec = Base();
+  RoutedLayerSpec routing;
+  routing.num_experts = 6;
+  routing.select.k = 2;
+  spec.attention(0).value_routing = routing;
+  FeedForwardSpec& f = spec.feed_forward(0);
+  f.width = 0;  // unused
+  f.routing = routing;
+  f.routing->widths.assign(6, 5);
+  f.routing->weight_input = true;
+  f.expert.activation_limit = 3.0f;
+  f.expert.limit_after = true;
+  f.shared_width = 7;
+  f.shared_limit = 2.0f;
+  f.late_experts = true;
   return spec;
 }
 
@@ -424,7 +463,12 @@ std::vector<ModelSpec> MadeUpSpecs() {
           Listed(),
           Learned(),
           Biased(),
-          Convolved(), WithDelta(), WithPlainDelta(), WithStateSpace(),
+          ValueForms(),
+          RoutedValues(),
+          Convolved(),
+          WithDelta(),
+          WithPlainDelta(),
+          WithStateSpace(),
           Encoder(),
           Classifier(),
           Pair()};
@@ -503,6 +547,7 @@ void ForgetUnused(RoutedLayerSpec& routing) {
 }
 
 void ForgetUnused(AttentionSpec& attention) {
+  if (attention.value_routing.has_value()) ForgetUnused(*attention.value_routing);
   if (attention.position.has_value()) ForgetUnused(*attention.position);
   if (attention.routed()) {
     const AttentionSpec assumed;

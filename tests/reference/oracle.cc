@@ -53,11 +53,12 @@ std::vector<double> OracleNorm(const std::vector<double>& x, bool layer, double 
 
 double OracleGated(const Activation& a, double gate, double up) {
   if (a.limit > 0) {
-    gate = std::min(gate, double{a.limit});
+    if (!a.limit_after) gate = std::min(gate, double{a.limit});
     up = std::clamp(up, -double{a.limit}, double{a.limit});
   }
-  const double activated = a.slope == 1.0f ? OracleActivation(a.kind, gate)
-                                           : gate / (1.0 + std::exp(-double{a.slope} * gate));
+  double activated = a.slope == 1.0f ? OracleActivation(a.kind, gate)
+                                     : gate / (1.0 + std::exp(-double{a.slope} * gate));
+  if (a.limit > 0 && a.limit_after) activated = std::min(activated, double{a.limit});
   return activated * (up + a.up_offset);
 }
 

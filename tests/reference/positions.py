@@ -9,10 +9,12 @@ Tensor = torch.Tensor
 Json = dict[str, Any]
 
 
-def frequencies(size: int, position: Json, is_long: bool) -> tuple[Tensor, float]:
-    """Frequencies [size / 2] in radians per position, and the factor of cosines and sines."""
+def frequencies(rotated: int, head: int, position: Json,
+                is_long: bool) -> tuple[Tensor, float]:
+    """Frequencies [rotated / 2] in radians per position, and the factor of cosines and sines."""
     theta = float(position["theta"])
-    plain = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    size = head if position["frequencies"] == "head" else rotated
+    plain = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / size)
     scaling = position.get("scaling", {"kind": "none"})
     kind, magnitude = scaling["kind"], scaling.get("magnitude", 1.0)
     if kind == "none":
@@ -43,7 +45,7 @@ def frequencies(size: int, position: Json, is_long: bool) -> tuple[Tensor, float
     first, last = max(first, 0), min(last, size - 1)
     if first == last:
         last += 0.001
-    divided = ((torch.arange(size // 2, dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
+    divided = ((torch.arange(rotated // 2, dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
     return divided * plain / factor + (1.0 - divided) * plain, magnitude
 
 
@@ -61,7 +63,7 @@ def rope(x: Tensor, positions: Tensor, position: Json, is_long: bool = False,
     With XPOS, `keys` tells whether x are keys or queries.
     """
     size = round(position["fraction"] * x.shape[-1])
-    frequency, magnitude = frequencies(size, position, is_long)
+    frequency, magnitude = frequencies(size, x.shape[-1], position, is_long)
     angle = positions.double()[:, None] * frequency[None]
     if position.get("xpos_base", 0) > 0:
         magnitude = magnitude * xpos(size, positions, position["xpos_base"], keys)
@@ -69,7 +71,8 @@ def rope(x: Tensor, positions: Tensor, position: Json, is_long: bool = False,
     sin = (angle.sin() * magnitude).to(x.dtype)[:, None]
     rotated = x.clone()
     if position["pairing"] == "half":
-        first, second = slice(0, size // 2), slice(size // 2, size)
+        partner = x.shape[-1] // 2 if position["span"] == "head" else size // 2
+        first, second = slice(0, size // 2), slice(partner, partner + size // 2)
     else:
         first, second = slice(0, size, 2), slice(1, size, 2)
     a, b = x[..., first], x[..., second]

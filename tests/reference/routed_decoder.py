@@ -48,13 +48,14 @@ def complete_config(config: Json) -> Json:
     norm.setdefault("placement", "pre")
     norm.setdefault("final", norm["placement"] != "post")
     norm.setdefault("bias", norm["kind"] == "layer")
+    norm.setdefault("groups", 1)
     causal = out["model_type"] != "routed_encoder"
     out.setdefault("token_types", 0)
     _complete_position(out.setdefault("position", dict(_DEFAULT_POSITION)))
     for key in ("embedding_scale", "residual_scale", "logit_scale"):
         out.setdefault(key, 1.0)
     out.setdefault("logit_soft_cap", 0.0)
-    for key in ("tie_word_embeddings", "embedding_norm", "head_bias"):
+    for key in ("tie_word_embeddings", "embedding_norm", "head_bias", "layer_scale"):
         out.setdefault(key, False)
     out.setdefault("output_scale", 1.0)
     parts = [("attention", _complete_attention), ("feed_forward", _complete_ffn)]
@@ -78,6 +79,8 @@ def _complete_position(position: Json) -> None:
         position.setdefault("fraction", 1.0)
         position.setdefault("scaling", {"kind": "none"})
         position.setdefault("xpos_base", 0)
+        position.setdefault("span", "rotated")
+        position.setdefault("frequencies", "rotated")
     elif position["kind"] == "sinusoidal":
         position.setdefault("first", 0)
         position.setdefault("spacing", "fairseq")
@@ -99,11 +102,21 @@ def _complete_attention(attention: Json) -> Json:
     attention.setdefault("scale", attention["head_dim"] ** -0.5)
     attention.setdefault("soft_cap", 0.0)
     attention.setdefault("window", None)
+    attention.setdefault("window_kind", "sliding")
+    attention.setdefault("value_dim", attention["head_dim"])
+    attention.setdefault("value_scale", 1.0)
+    for key in ("value_norm", "value_from_key"):
+        attention.setdefault(key, False)
+    if "query_scale" in attention:
+        attention["query_scale"].setdefault("first", 0)
+    if "value_routing" in attention:
+        _complete_routing(attention["value_routing"])
     if "position" in attention:
         _complete_position(attention["position"])
     if "latent" in attention:
         attention["latent"].setdefault("query_rank", 0)
         attention["latent"].setdefault("norm_eps", 1e-6)
+        attention["latent"].setdefault("scale", 1.0)
     if routed:
         _complete_routing(attention["routing"])
     else:
@@ -130,13 +143,16 @@ def _complete_ffn(feed_forward: Json) -> Json:
     feed_forward["expert"].setdefault("inner_norm", False)
     feed_forward["expert"].setdefault("sublayer", "plain")
     feed_forward["expert"].setdefault("depth", 1)
-    for key, value in (("activation_limit", 0.0), ("activation_slope", 1.0), ("up_offset", 0.0)):
+    for key, value in (("activation_limit", 0.0), ("activation_slope", 1.0), ("up_offset", 0.0),
+                       ("limit_after", False)):
         feed_forward["expert"].setdefault(key, value)
     feed_forward.setdefault("out_bias", False)
     if feed_forward["kind"] == "routed":
         feed_forward.setdefault("shared_width", 0)
         feed_forward.setdefault("shared_gate", False)
         feed_forward.setdefault("shared_norms", False)
+        feed_forward.setdefault("late_experts", False)
+        feed_forward.setdefault("shared_limit", feed_forward["expert"]["activation_limit"])
         routing = feed_forward["routing"]
         _complete_routing(routing)
         split = routing.setdefault("split", {"heads": 1})
@@ -182,6 +198,7 @@ def _complete_routing(routing: Json) -> None:
     routing.setdefault("renormalize", False)
     routing.setdefault("scale", 1.0)
     routing.setdefault("expert_scale", False)
+    routing.setdefault("weight_input", False)
 
 
 def load_folder(folder: pathlib.Path) -> tuple[Json, dict[str, Tensor]]:
@@ -264,6 +281,7 @@ class RoutedDecoder:
         self.tokens = torch.zeros(0, dtype=torch.long)  # of the current forward pass
         self.source = torch.zeros(0)  # what the encoder computed
         self.stream = torch.zeros(0)  # the residual stream that the current block reads
+        self.late: Tensor | None = None  # what joins the stream at the end of the next layer
         self.wide = torch.promote_types(dtype, torch.float32)
         self.bf16_products = bf16_products
         self.is_long = False  # whether `forward` treats the sequence as long
@@ -308,6 +326,7 @@ class RoutedDecoder:
         positions = torch.arange(cache.length, cache.length + len(tokens))
         x = before = self._embed(tokens, positions)
         for layer in range(config["num_hidden_layers"]):
+            late, self.late = self.late, None
             for part in ("attention", "cross_attention", "feed_forward"):
                 if part not in config:
                     continue
@@ -317,10 +336,21 @@ class RoutedDecoder:
                 read = before if config[part][layer]["parallel"] else x
                 before = x
                 x = self._block(x, read, layer, part, positions, cache)
+            if late is not None:
+                x = x + late
+            if config["layer_scale"]:
+                x = x * self.tensors[f"blocks.{layer}.scale"]
         cache.length += len(tokens)
         if config["norm"]["final"]:
-            x = self._norm(x, "norm", eps=config["norm"]["final_eps"])
+            x = self._row_norm(x, "norm", eps=config["norm"]["final_eps"])
         return x
+
+    def _row_norm(self, x: Tensor, name: str, eps: float | None = None) -> Tensor:
+        """The norm of rows of d elements: each group of them by itself."""
+        groups = self.config["norm"]["groups"]
+        if groups == 1:
+            return self._norm(x, name, eps=eps)
+        return self._norm(x.view(len(x), groups, -1), name, eps=eps).flatten(1)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tensors["embed.weight"][tokens] * self.config["embedding_scale"]
@@ -334,7 +364,7 @@ class RoutedDecoder:
         return self._outer_norm(x, "embed_norm") if self.config["embedding_norm"] else x
 
     def _outer_norm(self, x: Tensor, name: str) -> Tensor:
-        return self._norm(x, name, eps=self.config["norm"]["outer_eps"])
+        return self._row_norm(x, name, eps=self.config["norm"]["outer_eps"])
 
     def _block(self, x: Tensor, read: Tensor, layer: int, part: str, positions: Tensor,
                cache: Cache) -> Tensor:
@@ -342,7 +372,7 @@ class RoutedDecoder:
         name = f"blocks.{layer}.{part}"
         settings = self.config[part][layer]
         placement = settings["norm_placement"]
-        inner = self._norm(read, f"{name}.norm") if placement in ("pre", "both") else read
+        inner = self._row_norm(read, f"{name}.norm") if placement in ("pre", "both") else read
         inner = self._round(inner)
         self.stream = read
         if part == "attention":
@@ -352,14 +382,17 @@ class RoutedDecoder:
         else:
             branch = self._feed_forward(inner, layer)
         if placement in ("output", "both"):
-            branch = self._norm(branch, f"{name}.output_norm")
+            branch = self._row_norm(branch, f"{name}.output_norm")
         x = x + settings["residual_scale"] * branch
-        return self._norm(x, f"{name}.norm") if placement == "post" else x
+        if self.late is not None:
+            self.late = settings["residual_scale"] * self.late
+        return self._row_norm(x, f"{name}.norm") if placement == "post" else x
 
     def _norm(self, x: Tensor, name: str, kind: str | None = None,
               eps: float | None = None) -> Tensor:
         """RMS or layer norm over the last axis, statistics at least in fp32."""
-        weight = self.tensors[f"{name}.weight"].to(self.wide)
+        # Adjacent groups or heads of a row may have weights of their own.
+        weight = self.tensors[f"{name}.weight"].to(self.wide).view(-1, x.shape[-1]).squeeze(0)
         eps = self.config["norm"]["eps"] if eps is None else eps
         wide = x.to(self.wide)
         if (kind or self.config["norm"]["kind"]) == "rms":
@@ -388,7 +421,8 @@ class RoutedDecoder:
         if "latent" in settings:
             return self._latent(x, layer, name, settings, positions, cache)
         shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
-        keys, values = self._linear(x, f"{name}.k"), self._linear(x, f"{name}.v").view(shape)
+        keys = self._linear(x, f"{name}.k")
+        values = self._values(x, keys, name, settings)
         keys = self._round(self._place(keys.view(shape), f"{name}.k_norm", positions, settings))
         keys, values = cache.extend(layer, keys, self._round(clip(values, settings)))
         if settings["kind"] == "dense":
@@ -398,6 +432,41 @@ class RoutedDecoder:
         if settings["out_bias"]:
             out = out + self.tensors[f"{name}.out_bias"]
         return out
+
+    def _values(self, x: Tensor, keys: Tensor, name: str, settings: Json) -> Tensor:
+        """Values [T, G, value_dim]; `keys` are those before their norm and rotation."""
+        if settings["value_from_key"]:
+            values = keys
+        elif "value_routing" in settings:
+            routes = self._route(x, f"{name}.router", settings["value_routing"])
+            width = settings["num_kv_heads"] * settings["value_dim"]
+            values = torch.zeros(len(x), width, dtype=self.wide)
+            for expert in routes.used():
+                rows, weights = routes.rows_of(expert)
+                result = functional.silu(self._linear(x[rows], f"{name}.experts.{expert}.v"))
+                values[rows] += weights[:, None] * self._round(result).to(self.wide)
+            values = values.to(self.dtype)
+        else:
+            values = self._linear(x, f"{name}.v")
+        values = values.view(len(x), settings["num_kv_heads"], settings["value_dim"])
+        if settings["value_norm"]:
+            values = self._plain_norm(values)
+        return values * settings["value_scale"]
+
+    def _plain_norm(self, x: Tensor) -> Tensor:
+        """RMS norm over the last axis, without a weight."""
+        wide, eps = x.to(self.wide), self.config["norm"]["eps"]
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(self.dtype)
+
+    @staticmethod
+    def _scaled(q: Tensor, positions: Tensor, settings: Json) -> Tensor:
+        """Queries [T, heads, d_h] times a factor that grows with the position."""
+        if "query_scale" not in settings:
+            return q
+        scale = settings["query_scale"]
+        steps = torch.floor((positions.double() + scale["first"]) / scale["step"])
+        factor = 1 + scale["factor"] * torch.log(1 + steps)
+        return q * factor.to(q.dtype)[:, None, None]
 
     def _cross(self, x: Tensor, layer: int, positions: Tensor) -> Tensor:
         """Attention to the encoder's rows `self.source` [S, d]."""
@@ -415,7 +484,7 @@ class RoutedDecoder:
                      values: Tensor) -> Tensor:
         heads, groups = settings["num_heads"], settings["num_kv_heads"]
         q = self._linear(x, f"{name}.q").view(len(x), heads, settings["head_dim"])
-        q = self._place(q, f"{name}.q_norm", positions, settings)
+        q = self._scaled(self._place(q, f"{name}.q_norm", positions, settings), positions, settings)
         if settings["group_order"] == "tile" or self.fault == "tile_for_interleave":
             kv_head = torch.arange(heads) % groups
         else:
@@ -441,9 +510,10 @@ class RoutedDecoder:
             inner = self._round(inner)
         q = self._linear(inner, f"{name}.q").view(len(x), heads, settings["head_dim"])
         q = torch.cat([q[..., :plain], self._rotate(q[..., plain:], positions, settings)], -1)
+        q = self._scaled(q, positions, settings)
         both = self._linear(x, f"{name}.latent")
         vector = self._norm(both[:, :latent["rank"]], f"{name}.latent_norm", "rms",
-                            latent["norm_eps"])
+                            latent["norm_eps"]) * latent["scale"]
         rotated = self._rotate(both[:, None, latent["rank"]:], positions, settings, keys=True)
         vector, rotated = cache.extend(layer, self._round(vector), self._round(rotated))
         keys, values = [], []
@@ -511,7 +581,9 @@ class RoutedDecoder:
     def _qk_norm(self, x: Tensor, name: str, settings: Json) -> Tensor:
         """x [T, heads, d_h]: RMS over each head, or over all heads together."""
         kind = settings.get("qk_norm", "none")
-        if kind == "head":
+        if kind == "l2":
+            return self._plain_norm(x)
+        if kind in ("head", "heads"):
             return self._norm(x, name, "rms")
         if kind == "full":
             return self._norm(x.flatten(1), name, "rms").view(x.shape)
@@ -547,7 +619,10 @@ class RoutedDecoder:
             scores = scores + table[buckets].permute(2, 0, 1)
         distance = positions[:, None] - torch.arange(len(keys))[None]
         visible = distance >= 0 if settings["causal"] else torch.ones_like(distance, dtype=bool)
-        if settings["window"] is not None:
+        if settings["window_kind"] == "chunk":
+            starts = positions - positions % settings["window"]
+            visible &= torch.arange(len(keys))[None] >= starts[:, None]
+        elif settings["window"] is not None:
             visible &= distance.abs() < settings["window"]
         scores = scores.masked_fill(~visible[None], -math.inf)
         if sinks is not None:
@@ -626,13 +701,17 @@ class RoutedDecoder:
         y = self._merge(y, name, routing["split"])
         if settings["shared_width"] > 0:
             norms = settings["shared_norms"]
-            read = self._round(self._norm(self.stream, f"{name}.shared_norm")) if norms else x
-            shared = self._expert(read, f"{name}.shared", settings["expert"])
+            read = self._round(self._row_norm(self.stream, f"{name}.shared_norm")) if norms else x
+            form = {**settings["expert"], "activation_limit": settings["shared_limit"]}
+            shared = self._expert(read, f"{name}.shared", form)
             if settings["shared_gate"]:
                 shared = shared * torch.sigmoid(self._linear(read, f"{name}.shared_gate"))
             if norms:
-                shared = self._norm(shared, f"{name}.shared_output_norm")
-                y = self._norm(y, f"{name}.experts_norm")
+                shared = self._row_norm(shared, f"{name}.shared_output_norm")
+                y = self._row_norm(y, f"{name}.experts_norm")
+            if settings["late_experts"]:
+                self.late = y
+                return shared
             y = y + shared
         return y
 
@@ -673,7 +752,11 @@ class RoutedDecoder:
         out = torch.zeros(rows.shape, dtype=self.wide)
         for expert in routes.used():
             chosen, weights = routes.rows_of(expert)
-            result = self._expert_of(rows[chosen], f"{name}.experts.{expert}", expert, settings)
+            inputs = rows[chosen]
+            if routing["weight_input"]:
+                inputs = self._round(inputs * weights[:, None].to(inputs.dtype))
+                weights = torch.ones_like(weights)
+            result = self._expert_of(inputs, f"{name}.experts.{expert}", expert, settings)
             out[chosen] += weights[:, None] * self._round(result).to(self.wide)
         out = out.to(self.dtype)
         return self._linear(self._round(out), f"{name}.latent_up") if latent else out
@@ -705,12 +788,16 @@ class RoutedDecoder:
         if form["form"] == "gated":
             gate, limit = self._linear(x, f"{name}.gate"), form["activation_limit"]
             if limit > 0:
-                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+                up = up.clamp(-limit, limit)
+                if not form["limit_after"]:
+                    gate = gate.clamp(max=limit)
             slope = form["activation_slope"]
             if slope != 1.0:
                 active = gate * torch.sigmoid(slope * gate)
             else:
                 active = activate(gate, form["activation"])
+            if limit > 0 and form["limit_after"]:
+                active = active.clamp(max=limit)
             hidden = active * (up + form["up_offset"] if form["up_offset"] else up)
         else:
             hidden = activate(up, form["activation"])

@@ -37,8 +37,8 @@ def _moa(experts: int, head_dim: int, select: Json, **more: Any) -> Json:
 def _moe(experts: int, widths: Any, select: Json, expert: Json | None = None,
          **more: Any) -> Json:
     outer = {key: more.pop(key) for key in (
-        "shared_width", "shared_gate", "shared_norms", "norm_placement", "residual_scale",
-        "parallel") if key in more}
+        "shared_width", "shared_gate", "shared_norms", "shared_limit", "late_experts",
+        "norm_placement", "residual_scale", "parallel") if key in more}
     return {"kind": "routed", "expert": expert or GATED, **outer,
             "routing": {"num_experts": experts, "widths": widths, "select": select, **more}}
 
@@ -234,6 +234,52 @@ TINY: dict[str, Json] = {
          _moe(5, 16, _top_k(2), renormalize=True, expert=_plain("relu2"), shared_width=12),
          {"kind": "none"},
          _moe(4, 12, _top_p(0.6)), _moe(5, [8, 20, 12, 16, 24], _top_k(2))]),
+    # What is special in Gemma 4: values and rotation of whole heads, widths of each layer, factors.
+    "tiny-value-forms": _model(
+        32, 3,
+        [_dense_attention(4, 8, num_kv_heads=2, value_norm=True, qk_norm="head", scale=1.0),
+         _dense_attention(4, 16, num_kv_heads=1, value_norm=True, value_from_key=True, gate=True,
+                          qk_norm="head", position={"kind": "rope", "fraction": 0.25, "theta": 100,
+                                                    "span": "head", "frequencies": "head"}),
+         _dense_attention(4, 12, num_kv_heads=2, value_dim=20, value_scale=0.7, sinks=True,
+                          window=9, gate=True, position={"kind": "rope", "fraction": 0.5,
+                                                         "span": "head"})],
+        _moe(5, [20, 8, 24, 12, 16], _top_k(2), shared_width=24, renormalize=True),
+        layer_scale=True),
+    # Chunks, growing queries, weights of the experts' inputs, limits after the activation, and
+    # experts that join a layer later.
+    "tiny-chunks": _model(
+        32, 4,
+        [_dense_attention(4, 8, num_kv_heads=2, window=10, window_kind="chunk", qk_norm="l2",
+                          qk_norm_after_rope=True),
+         _dense_attention(4, 8, num_kv_heads=2, position={"kind": "none"},
+                          query_scale={"kind": "log", "step": 6, "factor": 0.3, "first": 1}),
+         {"kind": "dense", "num_heads": 3, "head_dim": 12, "window": 16, "window_kind": "chunk",
+          "query_scale": {"kind": "log", "step": 9, "factor": 0.2},
+          "latent": {"rank": 10, "rope_dim": 4, "value_dim": 8, "query_rank": 14, "scale": 1.4}},
+         _moa(4, 16, _top_k(2), window=7, window_kind="chunk")],
+        [_moe(4, 16, _top_k(2), gate="sigmoid", shared_width=12, weight_input=True),
+         _moe(5, 16, _top_k(2), shared_width=20, shared_limit=0.4, late_experts=True,
+              residual_scale=0.8, null_experts={"copy": 2},
+              expert={**GATED, "activation_limit": 0.3, "limit_after": True}),
+         _moe(4, 16, _top_k(2), weight_input=True, split={"heads": 2},
+              expert={**GATED, "sublayer": "residual", "depth": 2}),
+         _moe(4, 12, _top_p(0.6))],
+        position={"kind": "rope", "pairing": "interleaved"}),
+    # K2-Horizon: routed values, norms of groups and of heads with weights of their own.
+    "tiny-routed-values": _model(
+        48, 3,
+        [_dense_attention(4, 12, num_kv_heads=2, qk_norm="heads", gate=True,
+                          gate_activation="softplus2",
+                          value_routing={"num_experts": 6, "gate": "sigmoid", "renormalize": True,
+                                         "scale": 1.5,
+                                         "select": {"kind": "top_k", "k": 2, "bias": True}}),
+         _dense_attention(4, 12, num_kv_heads=1, qk_norm="heads", qk_norm_after_rope=True,
+                          value_norm=True, value_dim=8,
+                          value_routing={"num_experts": 4, "select": _top_p(0.5)}),
+         _dense_attention(4, 12, num_kv_heads=2, qk_norm="heads")],
+        _moe(5, 16, _top_k(2), shared_width=16, gate="sigmoid", renormalize=True),
+        norm={"kind": "rms", "groups": 4}),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -249,7 +295,8 @@ SEEDS: dict[str, int] = {
     "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2600,
     "tiny-deep-experts": 2818, "tiny-null-experts": 2719, "tiny-latent-experts": 1420,
     "tiny-xpos": 1123, "tiny-post-norm-final": 1125, "tiny-qkv-clip": 13,
-    "tiny-short-convolution": 17, "tiny-residual-forms": 1300, "tiny-delta": 42, "tiny-state-space": 52}
+    "tiny-short-convolution": 17, "tiny-residual-forms": 1300, "tiny-delta": 42, "tiny-state-space": 52,
+    "tiny-chunks": 3, "tiny-routed-values": 9}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -291,6 +338,8 @@ class _Builder:
                        config["attention"][0]["num_heads"], std=1.5)
         if config["norm"]["final"]:
             self._norm("norm", d)
+        for layer in range(config["num_hidden_layers"] if config["layer_scale"] else 0):
+            self._draw(f"blocks.{layer}.scale", 1, std=0.1, mean=0.9)
         if not config["tie_word_embeddings"]:
             self._linear("head", vocab, d, False, gain=HEAD_GAIN)
         for layer in range(config["num_hidden_layers"]):
@@ -341,18 +390,29 @@ class _Builder:
             self._linear(f"{name}.conv", d, attention["conv"], attention["bias"])
             self._linear(f"{name}.o", d, d, attention["bias"], gain=2.0)
             return
+        if "latent" in attention:
+            self._latent(name, attention, d)
+            return
         head, groups = attention["head_dim"], attention["num_kv_heads"]
-        for part in ("k", "v"):
-            self._linear(f"{name}.{part}", groups * head, d, attention["bias"])
+        value = attention["value_dim"]
+        self._linear(f"{name}.k", groups * head, d, attention["bias"])
+        if "value_routing" in attention:
+            self._router(f"{name}.router", attention["value_routing"], d)
+            for j in range(attention["value_routing"]["num_experts"]):
+                self._linear(f"{name}.experts.{j}.v", groups * value, d, False, gain=1.5)
+        elif not attention["value_from_key"]:
+            self._linear(f"{name}.v", groups * value, d, attention["bias"])
         if attention["kind"] == "dense":
             heads = attention["num_heads"]
             self._linear(f"{name}.q", heads * head, d, attention["bias"])
-            self._linear(f"{name}.o", d, heads * head, False)
+            self._linear(f"{name}.o", d, heads * value, False)
+            if attention["sinks"]:
+                self._draw(f"{name}.sinks", heads, std=1.0)
             if attention["gate"]:
-                gates = heads if attention["gate_per_head"] else heads * head
+                gates = heads if attention["gate_per_head"] else heads * value
                 self._linear(f"{name}.gate", gates, d, attention["gate_bias"])
-            if attention["qk_norm"] != "none":
-                full = attention["qk_norm"] == "full"
+            if attention["qk_norm"] not in ("none", "l2"):
+                full = attention["qk_norm"] in ("full", "heads")
                 self._norm(f"{name}.q_norm", heads * head if full else head, False)
                 self._norm(f"{name}.k_norm", groups * head if full else head, False)
         else:
@@ -363,6 +423,21 @@ class _Builder:
                 self._linear(f"{name}.experts.{j}.o", d, groups * head, False)
         if attention["out_bias"]:
             self._draw(f"{name}.out_bias", d, std=0.2)
+
+    def _latent(self, name: str, attention: Json, d: int) -> None:
+        latent, heads = attention["latent"], attention["num_heads"]
+        rank, rope = latent["rank"], latent["rope_dim"]
+        query_rank = latent["query_rank"]
+        if query_rank > 0:
+            self._linear(f"{name}.q_down", query_rank, d, False)
+            self._norm(f"{name}.q_norm", query_rank, False)
+        self._linear(f"{name}.q", heads * attention["head_dim"], query_rank or d, False)
+        self._linear(f"{name}.latent", rank + rope, d, False)
+        self._norm(f"{name}.latent_norm", rank, False)
+        for head in range(heads):
+            self._linear(f"{name}.heads.{head}.k", rank, attention["head_dim"] - rope, False)
+            self._linear(f"{name}.heads.{head}.v", latent["value_dim"], rank, False)
+        self._linear(f"{name}.o", d, heads * latent["value_dim"], False)
 
     def _delta(self, name: str, settings: Json, d: int) -> None:
         heads, key_dim = settings["num_heads"], settings["key_dim"]

@@ -23,6 +23,7 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
   body->soft_cap_ = static_cast<float>(spec.soft_cap);
   body->causal_ = *spec.causal;
   body->window_ = spec.window.value_or(0);
+  body->chunks_ = spec.window_kind == WindowKind::kChunk;
   return body;
 }
 
@@ -47,6 +48,7 @@ RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan,
                          .scale = scale_,
                          .soft_cap = soft_cap_,
                          .window = window_,
+                         .chunks = chunks_,
                          .query = query,
                          .output = heads});
   ctx.backend.Linear({.bank = output_.get(), .plan = &plan, .input = heads, .output = results});

@@ -29,6 +29,7 @@ class AttentionExperts : public ExpertBody {
   float scale_ = 1.0f, soft_cap_ = 0.0f;
   bool causal_ = true;
   int window_ = 0;
+  bool chunks_ = false;
 };
 
 }  // namespace moeserve

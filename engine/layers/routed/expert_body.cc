@@ -37,6 +37,7 @@ Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
   body->activation_.limit = spec.activation_limit;
   body->activation_.slope = spec.activation_slope;
   body->activation_.up_offset = spec.up_offset;
+  body->activation_.limit_after = spec.limit_after;
   body->widest_ = *std::max_element(widths.begin(), widths.end());
   body->residual_ = spec.residual;
   for (int i = 0; i < spec.depth; ++i) {
@@ -94,8 +95,11 @@ void FeedForwardExperts::ComputeStack(StepContext& ctx, const RoutingPlan* plan,
                                       const RowsView& rows, const RowsView& stack) const {
   const Workspace::Scope scope(ctx.workspace);
   if (plan != nullptr) {
-    ctx.backend.AssignRows(
-        {.plan = plan, .constant = plan->num_experts, .input = rows, .output = stack});
+    ctx.backend.AssignRows({.plan = plan,
+                            .constant = plan->num_experts,
+                            .input = rows,
+                            .output = stack,
+                            .weighted = weight_inputs_});
   } else {
     ctx.backend.Convert(rows, stack);
   }
@@ -111,7 +115,16 @@ void FeedForwardExperts::ComputeStack(StepContext& ctx, const RoutingPlan* plan,
 RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan& plan,
                                  const RowsView& rows) const {
   const RowsView results = ctx.workspace.Take(plan.capacity, rows.cols, ctx.activation);
-  if (!residual_) {
+  if (!residual_ && weight_inputs_) {
+    const Workspace::Scope scope(ctx.workspace);
+    const RowsView inputs = ctx.workspace.Take(plan.capacity, rows.cols, ctx.activation);
+    ctx.backend.AssignRows({.plan = &plan,
+                            .constant = plan.num_experts,
+                            .input = rows,
+                            .output = inputs,
+                            .weighted = true});
+    Compute(ctx, sublayers_.front(), &plan, false, inputs, results);
+  } else if (!residual_) {
     Compute(ctx, sublayers_.front(), &plan, true, rows, results);
   } else if (results.dtype == DType::kF32) {
     ComputeStack(ctx, &plan, rows, results);

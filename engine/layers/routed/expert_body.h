@@ -32,6 +32,8 @@ class FeedForwardExperts : public ExpertBody {
                                                           const ExpertSpec& spec,
                                                           const std::vector<int>& widths,
                                                           int model_width);
+  // Experts get their rows times the weights of the plan.
+  void WeightInputs() { weight_inputs_ = true; }
   RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const override;
   // Lets the only expert compute every row, and writes f32 rows to `output`.
   void RunDense(StepContext& ctx, const RowsView& rows, const RowsView& output) const;
@@ -61,6 +63,7 @@ class FeedForwardExperts : public ExpertBody {
 
   std::vector<Sublayer> sublayers_;
   bool residual_ = false;
+  bool weight_inputs_ = false;
   Activation activation_;
   int widest_ = 0;
 };

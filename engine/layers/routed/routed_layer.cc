@@ -41,6 +41,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->heads_ = spec.split.heads;
   routed->residual_ = spec.split.residual;
   routed->scores_stream_ = spec.score.stream;
+  routed->weight_input_ = spec.weight_input;
   routed->body_ = std::move(body);
   MOESERVE_ASSIGN_OR_RETURN(
       routed->router_, LoadRouter(load, prefix + ".router", spec, model_width / spec.split.heads));
@@ -182,8 +183,11 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
   if (latent_up_ != nullptr) {
     sums = ctx.workspace.Take(sub_tokens.rows, results.cols, ctx.activation);
   }
-  ctx.backend.Combine(
-      {.plan = &plan, .results = results, .residual = residual_ ? &rows : nullptr, .output = sums});
+  ctx.backend.Combine({.plan = &plan,
+                       .results = results,
+                       .residual = residual_ ? &rows : nullptr,
+                       .output = sums,
+                       .weighted = !weight_input_});
   if (latent_up_ != nullptr) {
     ctx.backend.Linear({.bank = latent_up_.get(), .input = sums, .output = sub_tokens});
   }

@@ -69,6 +69,7 @@ class RoutedLayer {
   int heads_ = 1;
   bool residual_ = false;
   bool scores_stream_ = false;  // ScoreSpec::stream
+  bool weight_input_ = false;
 };
 
 }  // namespace moeserve

@@ -38,32 +38,34 @@ int HeadsOf(const ModelSpec& spec, const std::string& tensor) {
 }
 
 // Returns the sum over the positions of a sequence of the keys that a token sees there.
-double KeysOf(int64_t length, std::optional<int> window, bool causal = true) {
+double KeysOf(int64_t length, std::optional<int> window, WindowKind kind, bool causal) {
   if (!causal) {
     const int64_t w = std::min<int64_t>(window.value_or(length), length);
     // All pairs of positions but those with w or more between them.
     const int64_t apart = length - w;
     return static_cast<double>(length * length - apart * (apart + 1));
   }
-  return length == 0 ? 0.0 : static_cast<double>(length) * VisiblePositions{1, length}.Mean(window);
+  if (length == 0) return 0.0;
+  return static_cast<double>(length) * VisiblePositions{1, length}.Mean(window, kind);
 }
 
 // Returns the number of keys that a token of a sequence of `length` tokens sees.
-int64_t KeysAt(int64_t position, int64_t length, std::optional<int> window, bool causal) {
-  const int64_t w = window.value_or(length);
+int64_t KeysAt(int64_t position, int64_t length, const AttentionSpec& attention, bool causal) {
+  const int64_t w = attention.window.value_or(length);
+  if (attention.window_kind == WindowKind::kChunk) return position % w + 1;
   const int64_t before = std::min(position + 1, w);  // the token itself included
   return causal ? before : before + std::min(length - position, w) - 1;
 }
 
 // Returns the sum over selections of the keys that the selected expert read.
 double SelectedKeys(const BlockRoutes& routes, std::span<const int> lengths,
-                    std::optional<int> window, bool causal) {
+                    const AttentionSpec& attention, bool causal) {
   double sum = 0.0;
   size_t row = 0;
   for (const int length : lengths) {
     for (int64_t position = 0; position < length; ++position, ++row) {
       sum += static_cast<double>(routes.ExpertsOf(row).size()) *
-             static_cast<double>(KeysAt(position, length, window, causal));
+             static_cast<double>(KeysAt(position, length, attention, causal));
     }
   }
   return sum;
@@ -101,7 +103,8 @@ int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert
     const BlockSpec& owner = *spec.FindBlock(layer, block);
     const AttentionSpec& a =
         block == BlockKind::kAttention ? *owner.attention() : *owner.cross_attention();
-    return int64_t{2} * a.num_kv_heads * a.head_dim * spec.hidden_size;
+    const int64_t width = a.routed() ? int64_t{2} * a.num_kv_heads * a.head_dim : a.value_width();
+    return width * spec.hidden_size;
   }
   const FeedForwardSpec& f = spec.feed_forward(layer);
   const RoutedLayerSpec& routing = *f.routing;
@@ -153,13 +156,22 @@ int64_t HeadMacs(const ModelSpec& spec) { return int64_t{spec.vocab_size} * spec
 int64_t MacsPerKey(const AttentionSpec& a) {
   // The product of a query with a key and that of a probability with a value. With latents, both
   // are of the latent vector; keys have the rotated part besides.
-  const int64_t width =
-      a.latent.has_value() ? int64_t{2} * a.latent->rank + a.latent->rope_dim : 2 * a.head_dim;
+  const int64_t width = a.latent.has_value() ? int64_t{2} * a.latent->rank + a.latent->rope_dim
+                                             : int64_t{a.head_dim} + a.output_dim();
   return width * (a.routed() ? a.num_kv_heads : a.num_heads);
 }
 
-double VisiblePositions::Mean(std::optional<int> window) const {
+double VisiblePositions::Mean(std::optional<int> window, WindowKind kind) const {
   if (!window || *window >= last) return 0.5 * static_cast<double>(first + last);
+  if (kind == WindowKind::kChunk) {
+    // The sum of (n - 1) mod w + 1 over the numbers n up to `end`.
+    const auto sum = [w = static_cast<double>(*window)](int64_t end) {
+      const double chunks = std::floor(static_cast<double>(end) / w);
+      const double rest = static_cast<double>(end) - chunks * w;
+      return 0.5 * (chunks * w * (w + 1.0) + rest * (rest + 1.0));
+    };
+    return (sum(last) - sum(first - 1)) / static_cast<double>(last - first + 1);
+  }
   if (*window <= first) return *window;
   const auto count = static_cast<double>(last - first + 1);
   const auto below = static_cast<double>(*window - first);
@@ -175,8 +187,8 @@ MacsRange MacsOf(const ModelSpec& spec) {
     const RoutedLayerSpec* routing = block.routing();
     if (const AttentionSpec* a = block.attention()) {
       const int64_t per_key = MacsPerKey(*a);
-      out.min_per_key += per_key * (routing != nullptr ? routing->select.MinSelected() : 1);
-      out.max_per_key += per_key * (routing != nullptr ? routing->select.MaxSelected() : 1);
+      out.min_per_key += per_key * (a->routed() ? routing->select.MinSelected() : 1);
+      out.max_per_key += per_key * (a->routed() ? routing->select.MaxSelected() : 1);
     } else if (const AttentionSpec* cross = block.cross_attention()) {
       const int64_t per_key = MacsPerKey(*cross);
       out.min_per_source_key += per_key * (routing != nullptr ? routing->select.MinSelected() : 1);
@@ -239,13 +251,13 @@ MeasuredMacs MacsOf(const ModelSpec& spec, const ExpertStats& stats, std::span<c
     if (a == nullptr) continue;
     const double per_key = static_cast<double>(MacsPerKey(*a));
     if (a->routed() && !routes.empty()) {
-      keys += per_key * SelectedKeys(routes[index], lengths, a->window, IsCausal(spec, *a));
+      keys += per_key * SelectedKeys(routes[index], lengths, *a, IsCausal(spec, *a));
       continue;
     }
     const int most = a->routed() ? a->routing->select.MaxSelected() : 1;
     known = known && (!a->routed() || a->routing->select.MinSelected() == most);
     for (const int length : lengths) {
-      keys += most * per_key * KeysOf(length, a->window, IsCausal(spec, *a));
+      keys += most * per_key * KeysOf(length, a->window, a->window_kind, IsCausal(spec, *a));
     }
   }
   out.matrices = static_cast<double>(FixedMacs(spec)) + experts / tokens;
@@ -305,7 +317,7 @@ RequestMacs::RequestMacs(const ModelSpec& spec)
     if (cross != nullptr) {
       source_keys_ += per_key;
     } else {
-      keys_.push_back({per_key, a->window, IsCausal(spec, *a)});
+      keys_.push_back({per_key, a->window, a->window_kind, IsCausal(spec, *a)});
     }
   }
   if (!routed_attention) selections_ = 0;
@@ -333,7 +345,9 @@ std::optional<double> RequestMacs::OfStack(const ExpertWork& work, int64_t sourc
   double macs = count * static_cast<double>(fixed_) + *slope_ * parameters +
                 offset_ * static_cast<double>(work.routes) +
                 count * static_cast<double>(source_tokens) * source_keys_;
-  for (const Keys& keys : keys_) macs += keys.macs * KeysOf(work.tokens, keys.window, keys.causal);
+  for (const Keys& keys : keys_) {
+    macs += keys.macs * KeysOf(work.tokens, keys.window, keys.window_kind, keys.causal);
+  }
   return std::round(macs);
 }
 

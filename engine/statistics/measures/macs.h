@@ -54,7 +54,7 @@ struct VisiblePositions {
   int64_t first, last;
 
   // Returns the mean number of positions that a token sees in a layer with this window.
-  double Mean(std::optional<int> window) const;
+  double Mean(std::optional<int> window, WindowKind kind = WindowKind::kSliding) const;
 };
 
 // Bounds on a token's MACs, without attention to keys and without the LM head.
@@ -104,6 +104,7 @@ class RequestMacs {
   struct Keys {
     double macs = 0.0;  // for each key
     std::optional<int> window;
+    WindowKind window_kind = WindowKind::kSliding;
     bool causal = true;
   };
 

@@ -217,9 +217,11 @@ void GeneralGatedRows(const EpilogueArgs& a) {
   StoreRows<kBf16>(
       a, [&](int row, int begin) __attribute__((always_inline)) {
         const Vec high = Broadcast(limit), low = Broadcast(-limit);
-        const Vec gate = Min(high, BiasedSums(a, row, begin * 2));
+        const bool after = a.activation.limit_after;
+        const Vec sums = BiasedSums(a, row, begin * 2);
         const Vec up = Max(low, Min(high, BiasedSums(a, row, begin * 2 + kPanel)));
-        return Mul(ActivatedBy(a.activation, gate), Add(up, Broadcast(a.activation.up_offset)));
+        const Vec active = ActivatedBy(a.activation, after ? sums : Min(high, sums));
+        return Mul(after ? Min(high, active) : active, Add(up, Broadcast(a.activation.up_offset)));
       });
 }
 

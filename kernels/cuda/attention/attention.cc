@@ -13,10 +13,14 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   if (args.cache.latent_dim > 0) {
     MOESERVE_CHECK(args.cache.num_kv_heads == 1 && args.rows.row_offsets == nullptr,
                    "attention over latent vectors");
-    if (args.step.tokens > 0) LaunchLatent(args, stream);
+    if (args.step.tokens > 0) LaunchWide(args, stream);
     return;
   }
-  MOESERVE_CHECK(args.cache.head_dim > 0 && args.cache.head_dim <= kMaxHeadDim, "head_dim");
+  MOESERVE_CHECK(args.cache.head_dim > 0 && args.cache.widest_dim() <= kMaxHeadDim, "head_dim");
+  if (IsWide(args.cache)) {
+    if (args.step.tokens > 0) LaunchWide(args, stream);
+    return;
+  }
   MOESERVE_CHECK(args.heads > 0 && args.heads % args.cache.num_kv_heads == 0, "query heads");
   MOESERVE_CHECK(args.tiled_from >= 0 && args.tiled_from <= args.step.tokens, "tiled_from");
   const bool mma = args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;

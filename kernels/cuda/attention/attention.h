@@ -27,6 +27,7 @@ struct QueryRows {
 struct SeenKeys {
   bool causal = true;
   int window = 0;  // 0 disables the sliding window
+  bool chunks = false;
 };
 
 // How the contexts of tokens [0, tiled_from) of a step are divided into splits that run
@@ -69,6 +70,11 @@ int MaxSplits(int max_context, const SeenKeys& seen, int split_tokens);
 void LaunchAttentionWork(const StepView& step, int tokens, const SeenKeys& seen, int split_tokens,
                          const AttentionWork& work, cudaStream_t stream);
 
+// Whether LaunchAttention() needs no AttentionWork for the layer.
+inline bool IsWide(const KvLayerView& cache) {
+  return cache.latent_dim > 0 || cache.widest_dim() > kMaxTiledDim;
+}
+
 // Computes output = softmax(scale * q . k) v over the cached positions that the row's token sees.
 // The bits of a row depend neither on other rows nor on whether its token is below tiled_from. Rows
 // of padding tokens become zeros.
@@ -81,7 +87,7 @@ struct AttentionLaunch {
   QueryRows rows;
   const float* query = nullptr;  // [Q, heads * head_dim]
   int64_t query_stride = 0;
-  void* output = nullptr;  // [Q, heads * head_dim]
+  void* output = nullptr;  // [Q, heads * value_dim]
   int64_t output_stride = 0;
   DType output_dtype = DType::kF32;
   int heads = 0;            // heads of one query row; a multiple of the number of kv heads

@@ -265,7 +265,7 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
                                               const SharedF32<kDim, Element>& shared,
                                               const typename OwnSums<kDim>::Sums& merged) {
   using Own = OwnSums<kDim>;
-  const int dim = a.cache.head_dim;
+  const int dim = a.cache.value_dim();
 #pragma unroll
   for (int r = 0; r < Own::kOwnRows; ++r) {
     const int row = Own::FirstRow() + r;
@@ -400,14 +400,14 @@ void LaunchTiled(const AttentionLaunch& args, cudaStream_t stream) {
 
 void LaunchSplitF32(const AttentionLaunch& args, cudaStream_t stream) {
   const bool bf16 = args.cache.dtype == DType::kBF16;
-  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() {
+  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
     (bf16 ? LaunchSplit<kDim, Bf16> : LaunchSplit<kDim, float>)(args, stream);
   });
 }
 
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream) {
   const bool bf16 = args.cache.dtype == DType::kBF16;
-  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() {
+  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
     (bf16 ? LaunchTiled<kDim, Bf16> : LaunchTiled<kDim, float>)(args, stream);
   });
 }

@@ -19,10 +19,11 @@ void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);
 bool TiledWgmmaFits();
 void LaunchTiledWgmma(const AttentionLaunch& args, cudaStream_t stream);
 
-// Computes all tokens of a layer whose values are the first elements of its keys.
-void LaunchLatent(const AttentionLaunch& args, cudaStream_t stream);
-// Returns the shared memory that a thread block of LaunchLatent() needs.
-int64_t LatentSharedBytes(const KvLayerView& cache);
+// Computes all tokens of a layer with heads wider than kMaxTiledDim, or whose values are the first
+// elements of its keys.
+void LaunchWide(const AttentionLaunch& args, cudaStream_t stream);
+// Returns the shared memory that a thread block of LaunchWide() needs.
+int64_t WideSharedBytes(const KvLayerView& cache);
 
 // Returns the largest number of query vectors of one token that read the same kv head: query heads
 // per kv head, times the largest number of query rows of a token.

@@ -36,7 +36,8 @@ __device__ inline int LengthOf(const StepView& step, const SeenKeys& seen, int s
 
 // Returns the first key that a row at this position sees.
 __device__ __forceinline__ int FirstKey(const SeenKeys& seen, int position) {
-  return seen.window > 0 && position >= seen.window ? position - seen.window + 1 : 0;
+  if (seen.window <= 0 || position < seen.window) return 0;
+  return seen.chunks ? position - position % seen.window : position - seen.window + 1;
 }
 // Returns the last key that a row at this position sees; -1 if the row is not used, whose position
 // is -1.
@@ -112,7 +113,7 @@ __device__ inline int PartialRow(const AttentionLaunch& a, int chunk, int rows_o
 // Stores zeros as the output of every row in use. Zero is the result of padding tokens.
 template <int kRows>
 __device__ inline void StoreZeros(const AttentionLaunch& a, const BlockRows<kRows>& rows) {
-  const int dim = a.cache.head_dim;
+  const int dim = a.cache.value_dim();
   for (int i = threadIdx.x; i < kRows * dim; i += blockDim.x) {
     const int r = i / dim;
     if (rows.query_row[r] < 0) continue;

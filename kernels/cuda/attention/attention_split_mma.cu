@@ -96,7 +96,7 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
                                               const SharedSplit<kDim>& shared,
                                               const MergedRows<kColumns<kDim>>& merged) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int dim = a.cache.head_dim;
+  const int dim = a.cache.value_dim();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + h * 8;
@@ -222,7 +222,7 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
 }  // namespace
 
 void LaunchSplitMma(const AttentionLaunch& args, cudaStream_t stream) {
-  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
+  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
 }
 
 }  // namespace moeserve::cuda

@@ -65,7 +65,7 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
                                               const BlockRows<kRows>& rows, int warp_row,
                                               const Merged<kDim>& merged, const StashType& stash) {
   const int lane = threadIdx.x % 32;
-  const int dim = a.cache.head_dim;
+  const int dim = a.cache.value_dim();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = warp_row + lane / 4 + h * 8;

@@ -129,7 +129,7 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
 }  // namespace
 
 void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream) {
-  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
+  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
 }
 
 }  // namespace moeserve::cuda

@@ -252,7 +252,7 @@ bool TiledWgmmaFits() {
 }
 
 void LaunchTiledWgmma(const AttentionLaunch& args, cudaStream_t stream) {
-  WithWidthOfHeads(args.cache.head_dim, [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
+  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
 }
 
 }  // namespace moeserve::cuda

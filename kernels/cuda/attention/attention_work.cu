@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     }
   }
   const float inverse = InverseOfSum(a, head, maximum, sum);
-  const int dim = a.cache.head_dim;
+  const int dim = a.cache.value_dim();
   const int64_t to = query_row * a.output_stride + head * dim;
   const float values[4] = {merged.x * inverse, merged.y * inverse, merged.z * inverse,
                            merged.w * inverse};

@@ -1,5 +1,6 @@
 #include "kernels/cuda/attention/kv_cache.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -7,8 +8,11 @@
 namespace moeserve::cuda {
 namespace {
 
+// Keys and values of a layer have rows of one width.
+int WidestDim(const KvLayerShape& s) { return std::max(s.head_dim, s.value_dim()); }
+
 int64_t BlockStride(const KvLayerShape& s) {
-  return int64_t{s.num_kv_heads} * kPageTokens * PaddedHeadDim(s.head_dim);
+  return int64_t{s.num_kv_heads} * kPageTokens * PaddedHeadDim(WidestDim(s));
 }
 
 }  // namespace
@@ -41,7 +45,8 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
     view.dtype = dtype;
     view.num_kv_heads = s.num_kv_heads;
     view.head_dim = s.head_dim;
-    view.padded_dim = PaddedHeadDim(s.head_dim);
+    view.padded_dim = PaddedHeadDim(WidestDim(s));
+    view.own_value_dim = s.own_value_dim;
     view.latent_dim = s.latent_dim;
     view.head_stride = int64_t{kPageTokens} * view.padded_dim;
     view.block_stride = BlockStride(s);

@@ -39,16 +39,19 @@ struct Heads {
   int pairs = 0;
 
   __device__ __forceinline__ bool normed() const { return norm.scales != nullptr; }
-  __device__ __forceinline__ int dim() const { return a.cache.head_dim; }
+  __device__ __forceinline__ int dim() const {
+    return part == Part::kValues ? a.cache.value_dim() : a.cache.head_dim;
+  }
   // In queries without a norm, only rotated dimensions change.
   __device__ __forceinline__ int units() const {
     if (part == Part::kQuery && !normed()) return pairs;
     return (part == Part::kQuery ? dim() : a.cache.padded_dim) - pairs;
   }
   __device__ __forceinline__ int column(int unit) const {
-    return unit >= pairs ? unit + pairs : a.interleaved ? 2 * unit : unit;
+    if (unit < pairs) return a.interleaved ? 2 * unit : unit;
+    return unit < partner() ? unit : unit + pairs;
   }
-  __device__ __forceinline__ int partner() const { return a.interleaved ? 1 : pairs; }
+  __device__ __forceinline__ int partner() const { return a.interleaved ? 1 : a.distance; }
 
   // Calls body(j, head, unit, column, offset from the first head) for units begin, begin + step and
   // so on, up to the number of units that a thread loads at once.
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
   constexpr int kTeam = kBlock ? kNormBlock : 32;
   const int lane = static_cast<int>(threadIdx.x) % kTeam;
   const int64_t token = blockIdx.x;
-  const int kv_heads = a.cache.num_kv_heads, dim = a.cache.head_dim;
+  const int kv_heads = a.cache.num_kv_heads;
   Heads<kBf16> h{.a = a};
   if constexpr (kBlock) {
     h.part = static_cast<Part>(blockIdx.y);
@@ -135,6 +138,7 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
   }
   const int sequence = a.step.sequence[token];
   if (sequence < 0 || h.heads == 0) return;
+  const int dim = h.dim();
 
   h.pairs = h.part == Part::kValues ? 0 : a.dimensions / 2;
   const bool own_angles = h.part == Part::kKeys && a.key_angles != nullptr;
@@ -182,16 +186,18 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
 }  // namespace
 
 void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream) {
-  MOESERVE_CHECK(
-      args.dimensions >= 0 && args.dimensions % 2 == 0 && args.dimensions <= args.cache.head_dim,
-      "rotary dimensions");
+  const int pairs = args.dimensions / 2;
+  NormRopeAppendLaunch a = args;
+  if (a.distance == 0) a.distance = pairs;
+  MOESERVE_CHECK(args.dimensions >= 0 && args.dimensions % 2 == 0 && a.distance >= pairs &&
+                     a.distance + pairs <= args.cache.head_dim,
+                 "rotary dimensions");
   const bool normed = args.query_norm.scales != nullptr || args.key_norm.scales != nullptr;
-  MOESERVE_CHECK(args.cache.head_dim <= kMaxHeadDim || (args.cache.latent_dim > 0 && !normed),
+  MOESERVE_CHECK(args.cache.widest_dim() <= kMaxHeadDim || (args.cache.latent_dim > 0 && !normed),
                  "head_dim");
   static_assert(kMaxHeadDim <= 512, "a warp has the norm of a head");
   const bool bf16 = args.cache.dtype == DType::kBF16;
   MOESERVE_CHECK(bf16 || args.cache.dtype == DType::kF32, "cache type");
-  NormRopeAppendLaunch a = args;
   const bool query_norm = a.query_norm.scales != nullptr;
   if (!query_norm && a.dimensions == 0) a.heads = 0;
   const auto tokens = static_cast<unsigned>(a.step.tokens);

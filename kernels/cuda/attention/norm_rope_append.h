@@ -26,7 +26,7 @@ struct NormRopeAppendLaunch {
   StepView step;
   float* query = nullptr;         // f32 [tokens, heads * head_dim], updated in place
   const float* keys = nullptr;    // f32 [tokens, num_kv_heads * head_dim]
-  const float* values = nullptr;  // f32 [tokens, num_kv_heads * head_dim]
+  const float* values = nullptr;  // f32 [tokens, num_kv_heads * value_dim]
   int64_t query_stride = 0;
   int64_t key_stride = 0;
   int64_t value_stride = 0;
@@ -35,8 +35,9 @@ struct NormRopeAppendLaunch {
   VectorNorm key_norm = {};
   bool norm_heads = true;  // true: each head is normalised separately; false: all heads of a row as
                            // one vector
-  int dimensions = 0;      // number of leading dimensions of a head that are rotated, even
+  int dimensions = 0;      // number of dimensions of a head that are rotated, even
   bool interleaved = false;
+  int distance = 0;  // of the dimensions of a pair, if not interleaved; 0: dimensions / 2
   const float2* angles = nullptr;      // [step.tokens, dimensions / 2]
   const float2* key_angles = nullptr;  // those of keys, if they differ (XPOS); null: `angles`
 };

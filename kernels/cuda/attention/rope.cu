@@ -40,12 +40,33 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeLaunch a) {
   for (int n = threadIdx.x; n < a.heads * pairs; n += kThreads) {
     const int head = n / pairs, i = n % pairs;
     float* x = rows + head * a.head_dim + (a.interleaved ? 2 * i : i);
-    float* y = x + (a.interleaved ? 1 : pairs);
+    float* y = x + (a.interleaved ? 1 : a.distance);
     Turn(*x, *y, angles[i]);
   }
 }
 
+// Each thread block scales one row.
+__global__ void __launch_bounds__(kThreads)
+    PositionScaleKernel(const StepView step, const PositionScale scale, float* rows, int64_t cols,
+                        int64_t stride) {
+  GridDependencyPass();
+  const int64_t token = blockIdx.x;
+  if (step.sequence[token] < 0) return;
+  const auto factor = static_cast<float>(scale.Of(step.position[token]));
+  for (int64_t i = threadIdx.x; i < cols; i += kThreads) rows[token * stride + i] *= factor;
+}
+
 }  // namespace
+
+void LaunchPositionScale(const StepView& step, const PositionScale& scale, float* rows,
+                         int64_t cols, int64_t stride, cudaStream_t stream) {
+  Launch(PositionScaleKernel,
+         {.grid = dim3(static_cast<unsigned>(step.tokens)),
+          .block = dim3(kThreads),
+          .stream = stream,
+          .overlaps_predecessor = true},
+         step, scale, rows, cols, stride);
+}
 
 void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>((args.pairs + kAngleThreads - 1) / kAngleThreads);
@@ -58,8 +79,11 @@ void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream) {
 }
 
 void LaunchRope(const RopeLaunch& args, cudaStream_t stream) {
-  MOESERVE_CHECK(args.dimensions >= 0 && args.dimensions % 2 == 0 &&
-                     args.first + args.dimensions <= args.head_dim,
+  const int pairs = args.dimensions / 2;
+  RopeLaunch a = args;
+  if (a.distance == 0) a.distance = pairs;
+  MOESERVE_CHECK(args.dimensions >= 0 && args.dimensions % 2 == 0 && a.distance >= pairs &&
+                     a.first + a.distance + pairs <= a.head_dim,
                  "rotary dimensions");
   if (args.dimensions == 0) return;
   Launch(RopeKernel,
@@ -67,7 +91,7 @@ void LaunchRope(const RopeLaunch& args, cudaStream_t stream) {
           .block = dim3(kThreads),
           .stream = stream,
           .overlaps_predecessor = true},
-         args);
+         a);
 }
 
 }  // namespace moeserve::cuda

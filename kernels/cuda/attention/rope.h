@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/position_scale.h"
 #include "kernels/cuda/attention/step_view.h"
 #include "kernels/cuda/device/runtime.h"
 
@@ -23,12 +24,13 @@ struct RopeAnglesLaunch {
 };
 void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);
 
-// Rotates adjacent dimensions of every head in place. Padding rows are not changed.
+// Rotates pairs of dimensions of every head in place. Padding rows are not changed.
 struct RopeLaunch {
   int head_dim = 0;
   int first = 0;       // the first dimension that is rotated
   int dimensions = 0;  // number of dimensions that are rotated, even
   bool interleaved = false;
+  int distance = 0;  // of the dimensions of a pair, if not interleaved; 0: dimensions / 2
   const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
   StepView step;
   const int32_t* token_of_row = nullptr;  // [rows]; null: row r is token r
@@ -40,5 +42,9 @@ struct RopeLaunch {
   int64_t stride = 0;
 };
 void LaunchRope(const RopeLaunch& args, cudaStream_t stream);
+
+// Multiplies the rows of each token by the scale of its position.
+void LaunchPositionScale(const StepView& step, const PositionScale& scale, float* rows,
+                         int64_t cols, int64_t stride, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

@@ -88,7 +88,7 @@ __device__ inline void ActivateGated(const Activation& a, bool fast, float (&gat
     for (int i = 0; i < kCount; ++i) {
       // Comparisons with NaN are false, so NaN stays.
       if (a.limit > 0.0f) {
-        gate[i] = gate[i] > a.limit ? a.limit : gate[i];
+        if (!a.limit_after) gate[i] = gate[i] > a.limit ? a.limit : gate[i];
         up[i] = up[i] > a.limit ? a.limit : up[i];
         up[i] = up[i] < -a.limit ? -a.limit : up[i];
       }
@@ -100,6 +100,10 @@ __device__ inline void ActivateGated(const Activation& a, bool fast, float (&gat
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) gate[i] *= Sigmoid<false>(a.slope * gate[i]);
+  }
+  if (a.limit_after && a.limit > 0.0f) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) gate[i] = gate[i] > a.limit ? a.limit : gate[i];
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) gate[i] *= up[i];

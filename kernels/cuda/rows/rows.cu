@@ -286,6 +286,7 @@ struct AssignParams {
   const int32_t* row_of_assignment;
   int zero, copy, constant, experts;
   const float* constants;
+  const float* weights;  // factors of input rows; null: none
   Rows input;
   Rows output;
   int cols;
@@ -307,6 +308,7 @@ __global__ void AssignRowsKernel(AssignParams p) {
       v = Load<kVectors>(constant + c);
     } else if (expert >= p.copy) {
       v = Load<kVectors>(p.input, row, c);
+      if (p.weights != nullptr) v = p.weights[a] * v;
     }
     Store(p.output, a, c, v);
   });
@@ -315,7 +317,7 @@ __global__ void AssignRowsKernel(AssignParams p) {
 struct CombineParams {
   const int32_t* row_offsets;
   const int32_t* assignments_of_row;
-  const float* weights;
+  const float* weights;  // null: all are 1
   Rows results;
   Rows residual;  // null data if there is none
   Rows output;
@@ -333,7 +335,8 @@ __global__ void CombineKernel(CombineParams p) {
     if (p.residual.data != nullptr) sum = Load<kVectors>(p.residual, r, c);
     for (int32_t i = begin; i < end; ++i) {
       const int32_t a = p.assignments_of_row[i];
-      sum = MultiplyAdd(p.weights[a], Load<kVectors>(p.results, a, c), sum);
+      sum = MultiplyAdd(p.weights == nullptr ? 1.0f : p.weights[a], Load<kVectors>(p.results, a, c),
+                        sum);
     }
     Store(p.output, r, c, sum);
   });
@@ -506,6 +509,7 @@ void LaunchAssignRows(const AssignRowsArgs& args, cudaStream_t stream) {
                        args.constant,
                        plan.num_experts,
                        args.constants,
+                       args.weighted ? plan.weight_of_assignment : nullptr,
                        RowsOf(args.input),
                        RowsOf(args.output),
                        static_cast<int>(args.output.cols)};
@@ -521,7 +525,7 @@ void LaunchCombine(const CombineArgs& args, cudaStream_t stream) {
                        (args.residual == nullptr || TakesVectors(residual));
   const CombineParams p{plan.row_offsets,
                         plan.assignments_of_row,
-                        plan.weight_of_assignment,
+                        args.weighted ? plan.weight_of_assignment : nullptr,
                         RowsOf(args.results),
                         RowsOf(residual),
                         RowsOf(args.output),

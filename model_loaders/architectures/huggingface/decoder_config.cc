@@ -481,7 +481,7 @@ ConfigResult DecoderConfig::FinishPair(ModelSpec encoder, int encoder_layers,
 
 ConfigResult DecoderConfig::Build() {
   MOESERVE_RETURN_IF_ERROR(CheckSections());
-  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_, prefix_);
+  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_, prefix_, mapping_);
   config->spec = std::move(spec_);
   config->ignored = std::move(ignored_tensors_);
   config->ignored_prefixes = std::move(ignored_prefixes_);

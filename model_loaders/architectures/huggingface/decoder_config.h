@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error_text.h"
@@ -65,12 +66,6 @@ struct DeepSeekDefaults {
   std::string_view shared_key = "n_shared_experts";
 };
 
-// A kind of layer, a number of its family, and one of the names that files have for it.
-struct LayerKindName {
-  std::string_view name;
-  int kind = 0;
-};
-
 // Reads one config.json. Skeleton() comes first; Finish() comes last and returns all errors.
 //
 // A key that no function reads is refused, because it may change the model's answers, unless its
@@ -120,11 +115,6 @@ class DecoderConfig {
   // Reports other names as not supported. nullopt if there is no such list.
   std::optional<std::vector<int>> LayerNames(std::string_view key,
                                              std::span<const std::string_view> names);
-  // Reads the kind of each layer from the list that the first of `keys` in the file names. Reports
-  // names that are not in `names`. Without a list, `fallback` returns the kind of a layer.
-  std::vector<int> LayerKinds(std::initializer_list<std::string_view> keys,
-                              std::initializer_list<LayerKindName> names,
-                              const std::function<int(int)>& fallback);
   // Reads the list "layer_types" and returns, for each layer, whether it uses the sliding window.
   // Without the list, `fallback` decides. Reports layers of other types as not supported.
   std::vector<bool> SlidingLayers(const std::function<bool(int)>& fallback);
@@ -187,6 +177,7 @@ class DecoderConfig {
   // The files may call the tensors whose names have the prefix `rule` in the rules by the first of
   // the prefixes `files` that they use; "" is used if no other is. The texts must be literals.
   void Prefix(std::string_view rule, std::initializer_list<std::string_view> files);
+  void Mapping(const NameMapping& mapping) { mapping_ = mapping; }
   // The stored tables of positions have this many rows in front that no token has.
   // SkipPositions(): the file counts them as positions.
   void StoredPositionsFrom(int rows);
@@ -198,6 +189,7 @@ class DecoderConfig {
   // Nor those whose names begin like this, or those of which one number is in a range.
   void IgnorePrefix(std::string_view prefix) { ignored_prefixes_.emplace_back(prefix); }
   void IgnoreRange(const IgnoredRange& range) { ignored_ranges_.push_back(range); }
+
 
   // Adds rules for tensors, and names of configuration keys.
   void Tensors(std::span<const TensorRule> rules);
@@ -269,6 +261,7 @@ class DecoderConfig {
   std::string context_reason_;
   std::optional<BlockFormat> fp8_;
   NamePrefix prefix_;
+  NameMapping mapping_;
   int positions_from_ = 0;
   int64_t most_pairs_ = 0;    // of the sections of images' positions
   std::string sections_key_;  // their key

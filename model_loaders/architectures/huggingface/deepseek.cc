@@ -1,109 +1,17 @@
-// DeepSeek-V2, DeepSeek-V3 and its relatives (Kimi-K2, Moonlight): multi-head latent attention.
+// DeepSeek-V2, DeepSeek-V3 and its relatives (Kimi-K2, Moonlight, Mistral 4): multi-head latent
+// attention.
 
-#include <algorithm>
 #include <cmath>
 
-#include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/latent_attention.h"
+#include "model_loaders/architectures/huggingface/latent_keys.h"
 
 namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
 using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
-
-constexpr TensorRule kDeepseekAttention[] = {
-    {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_proj.weight"},
-    {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_b_proj.weight"},
-    {"blocks.*.attention.q_down.weight", "model.layers.*.self_attn.q_a_proj.weight"},
-    {"blocks.*.attention.q_down.bias", "model.layers.*.self_attn.q_a_proj.bias"},
-    {"blocks.*.attention.q_norm.weight", "model.layers.*.self_attn.q_a_layernorm.weight"},
-    {"blocks.*.attention.latent.weight", "model.layers.*.self_attn.kv_a_proj_with_mqa.weight"},
-    {"blocks.*.attention.latent.bias", "model.layers.*.self_attn.kv_a_proj_with_mqa.bias"},
-    {"blocks.*.attention.latent_norm.weight", "model.layers.*.self_attn.kv_a_layernorm.weight"},
-    {.model = "blocks.*.attention.heads.*.k.weight",
-     .file = "model.layers.*.self_attn.kv_b_proj.weight",
-     .part = 0,
-     .parts = 2,
-     .order = RowOrder::kLatent},
-    {.model = "blocks.*.attention.heads.*.v.weight",
-     .file = "model.layers.*.self_attn.kv_b_proj.weight",
-     .part = 1,
-     .parts = 2,
-     .order = RowOrder::kLatent},
-    {"blocks.*.attention.o.weight", "model.layers.*.self_attn.o_proj.weight"},
-    {"blocks.*.attention.out_bias", "model.layers.*.self_attn.o_proj.bias"},
-};
-
-constexpr KeyRule kDeepseekKeys[] = {
-    {"attention.latent.rank", "kv_lora_rank"},
-    {"attention.latent.query_rank", "q_lora_rank"},
-    {"attention.latent.rope_dim", "qk_rope_head_dim"},
-    {"attention.latent.value_dim", "v_head_dim"},
-    {"attention.head_dim", "qk_nope_head_dim + qk_rope_head_dim"},
-};
-
-// Rotation by yarn also scales the scores; "mscale_all_dim" is the part that is not in the cosines
-// and sines.
-double ScoreFactor(const Json& json) {
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    const auto rope = json.find(key);
-    if (rope == json.end() || !rope->is_object()) continue;
-    const auto number = [&](const char* name) {
-      const auto value = rope->find(name);
-      return value != rope->end() && value->is_number() ? value->get<double>() : 0.0;
-    };
-    const double scale = number("mscale_all_dim"), factor = number("factor");
-    if (scale == 0.0 || factor <= 1.0) return 1.0;
-    const double magnitude = 0.1 * scale * std::log(factor) + 1.0;
-    return magnitude * magnitude;
-  }
-  return 1.0;
-}
-
-}  // namespace
-
-namespace huggingface {
-
-AttentionSpec ReadLatentAttention(DecoderConfig& c, const Json& json,
-                                  const LatentDefaults& defaults) {
-  ObjectReader& keys = c.keys();
-  c.Keys(kDeepseekKeys);
-  AttentionSpec attention;
-  attention.num_heads = keys.Int("num_attention_heads");
-  attention.num_kv_heads = c.KvHeads(attention.num_heads);
-  c.Ignore({"head_dim", "qk_head_dim"});  // follow from the keys below
-  LatentSpec latent;
-  latent.rank = keys.Int("kv_lora_rank", 512);
-  // A query rank that is null differs from one that is absent.
-  latent.query_rank = keys.Int("q_lora_rank", c.IsNull("q_lora_rank") ? 0 : defaults.query_rank);
-  latent.rope_dim = keys.Int("qk_rope_head_dim", 64);
-  latent.value_dim = keys.Int("v_head_dim", defaults.value_dim);
-  const int64_t width = int64_t{keys.Int("qk_nope_head_dim", defaults.plain_dim)} + latent.rope_dim;
-  attention.head_dim = static_cast<int>(std::clamp<int64_t>(width, -1, kMaxWidth + 1));
-  if (attention.head_dim > 0) {
-    attention.scale = ScoreFactor(json) / std::sqrt(static_cast<double>(attention.head_dim));
-  }
-  attention.latent = latent;
-  attention.bias = attention.out_bias = keys.Bool("attention_bias", false);
-  c.spec().position.pairing = RopePairing::kInterleaved;
-  return attention;
-}
-
-std::span<const TensorRule> LatentTensors() { return kDeepseekAttention; }
-
-void AddLatentTensors(DecoderConfig& c) {
-  c.Tensors({EmbeddingTensors(), PreNormTensors(), kDeepseekAttention, DenseTensors(),
-             ExpertTensors(), SharedExpertTensors()});
-  // Settings of training and of how the authors' code runs.
-  c.Ignore({"aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers"});
-}
-
-}  // namespace huggingface
-
-namespace {
 
 ConfigResult ReadV2(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
@@ -171,7 +79,78 @@ ConfigResult ReadV3(const Json& json, const StoredNames& stored) {
   return c.Finish(attention, dense, experts, first);
 }
 
+// The rotary parameters of Mistral 4 also have the scale of queries.
+ConfigResult ReadMistral4(const Json& json, const StoredNames& stored) {
+  Json rest = json;
+  Json rope = {{"type", "yarn"},
+               {"rope_theta", 10000.0},
+               {"factor", 128.0},
+               {"original_max_position_embeddings", 8192},
+               {"mscale_all_dim", 1.0},
+               {"mscale", 1.0},
+               {"llama_4_scaling_beta", 0.1}};
+  if (const auto own = json.find("rope_parameters"); own != json.end() && own->is_object()) {
+    rope = *own;
+  }
+  const auto number = [&](const char* key) {
+    const auto found = rope.find(key);
+    return found != rope.end() && found->is_number() ? found->get<double>() : 0.0;
+  };
+  const double beta = number("llama_4_scaling_beta");
+  const double step = number("original_max_position_embeddings");
+  const double fraction = number("partial_rotary_factor");
+  for (const char* key :
+       {"llama_4_scaling_beta", "max_position_embeddings", "partial_rotary_factor"}) {
+    rope.erase(key);
+  }
+  const auto given = json.find("rope_parameters");
+  if (given == json.end() || given->is_null() || given->is_object()) rest["rope_parameters"] = rope;
+  DecoderConfig c(rest, stored);
+  c.Skeleton({.max_position_embeddings = 1048576, .num_key_value_heads = 32});
+  AddLatentTensors(c);
+  c.Require("moe_layer_freq", 1);
+  AttentionSpec attention = ReadLatentAttention(
+      c, rest,
+      {.query_rank = 1024, .rank = 256, .rope_dim = 64, .plain_dim = 64, .value_dim = 128});
+  if (!c.keys().Bool("rope_interleave", true)) c.spec().position.pairing = RopePairing::kHalf;
+  const int rope_dim = attention.latent->rope_dim;
+  if (fraction != 0.0 && std::fabs(fraction * attention.head_dim - rope_dim) > 1e-3) {
+    c.keys().Fault("rope_parameters",
+                   "the partial_rotary_factor qk_rope_head_dim / (qk_nope_head_dim + "
+                   "qk_rope_head_dim)",
+                   ShowJson(fraction));
+  }
+  if (beta != 0.0) {
+    if (step > 0) {
+      attention.query_scale = QueryScaleSpec{.step = step, .factor = beta, .first = 0};
+    } else {
+      c.keys().Fault("rope_parameters", "original_max_position_embeddings above 0", ShowJson(step));
+    }
+  }
+  FeedForwardSpec dense = c.Dense();
+  FeedForwardSpec experts = c.Experts({.count = "n_routed_experts"});
+  dense.expert.activation = experts.expert.activation = c.Activation();
+  RoutedLayerSpec& routing = *experts.routing;
+  ObjectReader& keys = c.keys();
+  routing.renormalize = keys.Bool("norm_topk_prob", true);
+  routing.scale = keys.Real("routed_scaling_factor", 1.0);
+  routing.select.groups = keys.Int("n_group", 1);
+  routing.select.best_groups = keys.Int("topk_group", 1);
+  routing.select.group_score = GroupScoreKind::kSumOfTwo;
+  routing.select.group_mask = GroupMaskKind::kZero;
+  experts.shared_width = c.SharedWidth("n_shared_experts", 1);
+  constexpr KeyRule kRules[] = {{"feed_forward.routing.select.groups", "n_group"},
+                                {"select.groups", "n_group"},
+                                {"feed_forward.routing.select.best_groups", "topk_group"},
+                                {"feed_forward.routing.scale", "routed_scaling_factor"}};
+  c.Keys(kRules);
+  return c.Finish(attention, dense, experts, keys.Int("first_k_dense_replace", 0));
+}
+
 }  // namespace
+
+constinit const Architecture kMistral4Architecture = {.model_type = "mistral4",
+                                                      .read = ReadMistral4};
 
 constinit const Architecture kDeepSeekV2Architecture = {.model_type = "deepseek_v2",
                                                         .read = ReadV2};

@@ -7,6 +7,7 @@
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
 #include "model_loaders/architectures/huggingface/hybrids/state_space_keys.h"
+#include "model_loaders/architectures/huggingface/layer_kinds.h"
 
 namespace moeserve {
 namespace {
@@ -133,12 +134,13 @@ ConfigResult ReadHybrid(const Json& json, const StoredNames& stored) {
   }
   c.Ignore({"mamba_chunk_size", "normalization_function", "init_method", "rope_scaling"});
   enum : int { kAttention, kStateSpaces };
-  const std::vector<int> kinds = c.LayerKinds({"layer_types", "layers_block_type"},
-                                              {{"attention", kAttention},
-                                               {"full_attention", kAttention},
-                                               {"mamba", kStateSpaces},
-                                               {"linear_attention", kStateSpaces}},
-                                              [](int) { return kStateSpaces; });
+  const std::vector<int> kinds =
+      LayerKinds(c,
+                 {{"attention", kAttention},
+                  {"full_attention", kAttention},
+                  {"mamba", kStateSpaces},
+                  {"linear_attention", kStateSpaces}},
+                 [](int) { return kStateSpaces; }, "layer_types", {"layers_block_type"});
   const int64_t inner = int64_t{c.keys().Int("mamba_expand", 2)} * c.spec().hidden_size;
   const StateSpaceSpec ssm =
       ReadStateSpace(c,

@@ -42,21 +42,6 @@ std::optional<std::vector<int>> DecoderConfig::LayerNames(std::string_view key,
   return found;
 }
 
-std::vector<int> DecoderConfig::LayerKinds(std::initializer_list<std::string_view> keys,
-                                           std::initializer_list<LayerKindName> names,
-                                           const std::function<int(int)>& fallback) {
-  std::vector<std::string_view> texts;
-  for (const LayerKindName& name : names) texts.push_back(name.name);
-  const std::optional<std::vector<int>> list = LayerNames(FirstOf(keys), texts);
-  std::vector<int> kinds;
-  if (layers_ > kMaxLayers) return kinds;
-  for (int i = 0; i < layers_; ++i) {
-    kinds.push_back(list.has_value() ? (names.begin() + (*list)[static_cast<size_t>(i)])->kind
-                                     : fallback(i));
-  }
-  return kinds;
-}
-
 std::vector<bool> DecoderConfig::LayersOf(std::string_view key, std::string_view no,
                                           std::string_view yes,
                                           const std::function<bool(int)>& fallback) {

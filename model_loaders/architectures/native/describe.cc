@@ -144,7 +144,8 @@ std::string RoutingText(const RoutedLayerSpec& routing, BlockKind block) {
 std::string ExpertText(const ExpertSpec& expert) {
   Phrases phrases(expert);
   std::string text = Concat(KindName(expert.form), ' ', KindName(expert.activation));
-  text.append(phrases.Take({"activation_slope", "activation_limit", "up_offset", "bias"}));
+  text.append(
+      phrases.Take({"activation_slope", "activation_limit", "limit_after", "up_offset", "bias"}));
   text.append(phrases.Rest());
   if (expert.residual) {
     text.append(Concat(", ", expert.depth, " residual sub-layer", expert.depth == 1 ? "" : "s"));
@@ -224,9 +225,11 @@ namespace {
 
 std::string MixerText(const AttentionSpec& attention) {
   Phrases phrases(attention);
-  std::string norms = attention.qk_norm == QkNorm::kHead   ? ", q and k norm of each head"
-                      : attention.qk_norm == QkNorm::kFull ? ", q and k norm"
-                                                           : "";
+  std::string norms = NameIn({"", ", q and k norm of each head", ", q and k norm",
+                              ", q and k norm of each head with its own weights",
+                              ", q and k norm of each head without weights"},
+                             attention.qk_norm)
+                          .name.data();
   norms.append(phrases.Take({"qk_norm_after_rope", "qkv_clip", "group_order"}));
   std::string text;
   if (attention.routed()) {
@@ -245,8 +248,18 @@ std::string MixerText(const AttentionSpec& attention) {
   text.append(phrases.Take({"bias", "out_bias"}));
   if (attention.position.has_value()) text.append(Concat(", ", PositionText(*attention.position)));
   if (attention.causal == false) text.append(", in both directions");
-  text.append(phrases.Take({"window"}));
-  return Concat(text, ", scale ", ValueText(attention.scale), phrases.Rest());
+  text.append(phrases.Take({"window", "window_kind"}));
+  text.append(Concat(", scale ", ValueText(attention.scale)));
+  if (attention.query_scale.has_value()) {
+    const QueryScaleSpec& scale = *attention.query_scale;
+    text.append(Concat(", queries times 1 + ", ValueText(scale.factor),
+                       " log(1 + floor((position + ", scale.first, ") / ", ValueText(scale.step),
+                       "))"));
+  }
+  text.append(phrases.Rest());
+  if (!attention.value_routing.has_value()) return text;
+  return Concat(text, "; routed values: ", attention.value_routing->num_experts, " experts, ",
+                RoutingText(*attention.value_routing, BlockKind::kAttention));
 }
 
 std::string MixerText(const ShortConvolutionSpec& convolution) {

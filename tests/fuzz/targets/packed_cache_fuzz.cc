@@ -75,6 +75,7 @@ class PackingBackend final : public Backend {
   void Norm(const NormArgs&) override {}
   void Linear(const LinearArgs&) override {}
   void Rope(const RopeArgs&) override {}
+  void ScaleByPosition(const PositionScaleArgs&) override {}
   void AppendKv(const AppendKvArgs&) override {}
   void Attention(const AttentionArgs&) override {}
   void ShortConvolution(const ShortConvolutionArgs&) override {}

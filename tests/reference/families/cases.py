@@ -22,6 +22,9 @@ class Case:
     drop: tuple = ()  # keys removed from config.json
     torch_file: bool = False  # writes pytorch_model.bin
     fp8: tuple = ()  # stores the layers' matrices as FP8 with a scale for blocks of [rows, columns]
+    # Writes a wrapper: its model_type, what its tensors' names have in the place of "model.", and how
+    # the name of a tensor of another part begins.
+    wrap: tuple = ()
     mxfp4: bool = False  # stores the experts of gpt-oss as MXFP4
     edit: Callable | None = None  # returns {name: tensor} of the file, given that of transformers
 
@@ -52,7 +55,7 @@ def add(name, family, save=None, seed=None, **config):
     """Adds a case. Without a seed, its place in this file decides its weights; other files give one.
     """
     extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file", "fp8",
-                                                 "mxfp4", "edit")
+                                                 "mxfp4", "edit", "wrap")
              if key in config}
     base = {**BASE, **config}
     base = {key: value for key, value in base.items() if value is not ...}

@@ -27,6 +27,15 @@ NAMES = {"architectures", "dtype", "torch_dtype", "model_type", "transformers_ve
          "quantization_config"}
 
 
+def in_json(value):
+    """Returns the value as transformers writes it: JSON has no infinity."""
+    if isinstance(value, dict):
+        return {key: in_json(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_json(part) for part in value]
+    return {"__float__": "Infinity"} if value == float("inf") else value
+
+
 def full(config):
     """The configuration with all keys that the class gives a value."""
     kind = transformers.CONFIG_MAPPING[config["model_type"]]
@@ -34,7 +43,8 @@ def full(config):
         json.dump(config, file)
         file.flush()
         made = kind.from_json_file(file.name).to_dict()
-    return {key: json.loads(json.dumps(value)) for key, value in made.items() if key not in NAMES}
+    return {key: json.loads(json.dumps(in_json(value))) for key, value in made.items()
+            if key not in NAMES}
 
 
 def paths(config):
@@ -77,7 +87,7 @@ def patches(config):
                 continue
             patch = {key: made.get(key) for key in sorted(set(base) | set(made))
                      if base.get(key) != made.get(key)}
-            if patch and (kind == "without" or "null" not in json.dumps(patch)):
+            if patch and (kind == "without" or "null" not in json.dumps(in_json(patch))):
                 out[kind][name] = patch
     return out
 
@@ -97,7 +107,7 @@ def main():
             cases[path.parent.name] = patches(config)
         except TypeError:  # exaone_moe: the class does not take the letters that it documents
             print(f"{path.parent.name}: its class does not read it")
-    lines = [f"{json.dumps(name)}: {json.dumps(case, separators=(',', ':'))}"
+    lines = [f"{json.dumps(name)}: {json.dumps(in_json(case), separators=(',', ':'))}"
              for name, case in cases.items()]
     args.out.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"{len(cases)} folders, {sum(len(c['without']) for c in cases.values())} keys with an effect")

@@ -30,16 +30,23 @@ import bailing
 import block_scaled
 import dynamic_moe
 import hybrid_cases  # noqa: F401  adds cases to CASES
+import k2_horizon
 import renormalized_deepseek
+import setting_cases  # noqa: F401  adds cases to CASES
+import step3
 import wrapped_cases  # noqa: F401  adds cases to CASES
 from cases import CASES
 
 PROMPTS, LENGTH, GREEDY = 2, 24, 64
 # Families that are not a part of transformers, or not with all settings.
-OWN = {"dynamic_moe": dynamic_moe, "bailing_moe_v2": bailing,
+OWN = {"dynamic_moe": dynamic_moe, "bailing_moe_v2": bailing, "step3p5": step3,
+       "k2_horizon": k2_horizon,
        "renormalized_deepseek_v2": renormalized_deepseek}
 # Classes whose norms have weights that are offsets from 1.
-OFFSET_NORMS = ("Gemma", "MiniMaxM3", "Qwen3Next", "Qwen3_5")
+OFFSET_NORMS = ("GemmaFor", "Gemma2", "Gemma3", "MiniMaxM3", "Qwen3Next", "Qwen3_5", "Step3")
+
+# Classes that are not among those of AutoModelForCausalLM.
+NOT_AUTO = {"mistral4": transformers.Mistral4ForCausalLM}
 
 
 def randomize(model, seed):
@@ -69,6 +76,8 @@ def randomize(model, seed):
     for name, buffer in model.named_buffers():
         if "bias" in name:  # selection biases of routers
             buffer.data.copy_(normal(buffer.shape, 0.2).bfloat16().float())
+        if name.endswith("layer_scalar"):
+            buffer.data.copy_((0.8 + normal(buffer.shape, 0.2)).bfloat16().float())
 
 
 @torch.no_grad()
@@ -111,6 +120,22 @@ def replace_blocks(case, folder, blocks):
             index.write_text(json.dumps(listing, indent=1, sort_keys=True) + "\n")
 
 
+def wrapped(case, folder, text):
+    """Gives the tensors the names of a wrapper, and returns its configuration."""
+    kind, prefix, other = case.wrap
+    path = folder / "model.safetensors"
+    state = {other + "weight": torch.ones(2, 3, dtype=torch.bfloat16)}
+    for name, value in load_file(path).items():
+        if name.startswith("model."):
+            name = prefix + name.removeprefix("model.")
+        elif prefix.startswith("language_model."):
+            name = "language_model." + name
+        state[name] = value.contiguous()
+    save_file(state, path, metadata={"format": "pt"})
+    return {"architectures": [], "model_type": kind, "text_config": text,
+            "vision_config": {"hidden_size": 3}}
+
+
 def write(case, out):
     folder = out / case.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -124,8 +149,9 @@ def write(case, out):
         config._attn_implementation = "eager"
         # A wrapper has a part for images, too.
         kind = (transformers.AutoModelForImageTextToText if "text_config" in case.config
-                else transformers.AutoModelForCausalLM)
-        model = kind.from_config(config).float().eval()
+                else NOT_AUTO.get(case.family, transformers.AutoModelForCausalLM))
+        make = kind._from_config if case.family in NOT_AUTO else kind.from_config
+        model = make(config).float().eval()
     randomize(model, case.seed)
     for name, value in case.set.items():
         tensor = model.state_dict()[name]  # a parameter or a buffer
@@ -168,6 +194,8 @@ def write(case, out):
         stored.pop(key, None)
     for part in ("text_config", "vision_config"):
         stored.get(part, {}).pop("transformers_version", None)
+    if case.wrap:
+        stored = wrapped(case, folder, stored)
     path.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
     save_file(tensors, folder / "golden.safetensors")
     size = sum(f.stat().st_size for f in folder.iterdir())

@@ -7,7 +7,8 @@
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/latent_attention.h"
+#include "model_loaders/architectures/huggingface/latent_keys.h"
+#include "model_loaders/architectures/huggingface/layer_kinds.h"
 
 namespace moeserve {
 namespace {
@@ -196,9 +197,8 @@ ConfigResult ReadKimiLinear(const Json& original, const StoredNames& stored) {
     linear.RefuseOthers();
   }
   if (kinds.empty()) {
-    kinds = c.LayerKinds({"layer_types"},
-                         {{"linear_attention", kDeltaLayer}, {"full_attention", kLatentLayer}},
-                         [](int i) { return i > 0 && i % 4 == 0 ? kLatentLayer : kDeltaLayer; });
+    kinds = LayerKinds(c, {{"linear_attention", kDeltaLayer}, {"full_attention", kLatentLayer}},
+                       [](int i) { return i > 0 && i % 4 == 0 ? kLatentLayer : kDeltaLayer; });
   }
   // The ranks are the width of a head.
   delta.decay_rank = delta.gate_rank = delta.key_dim;
@@ -252,8 +252,8 @@ ConfigResult ReadLing(const Json& original, const StoredNames& stored) {
                                " layers, or layer_types; other programs disagree on the last ones"),
                Concat(group));
   }
-  const std::vector<int> kinds = c.LayerKinds(
-      {"layer_types"}, {{"linear_attention", kDeltaLayer}, {"full_attention", kLatentLayer}},
+  const std::vector<int> kinds = LayerKinds(
+      c, {{"linear_attention", kDeltaLayer}, {"full_attention", kLatentLayer}},
       [&](int i) { return (i + 1) % std::max(group, 1) == 0 ? kLatentLayer : kDeltaLayer; });
   FeedForwardSpec dense = c.Dense();
   const FeedForwardSpec experts = c.DeepSeekExperts(

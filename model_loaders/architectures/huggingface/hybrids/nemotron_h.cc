@@ -6,6 +6,7 @@
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
 #include "model_loaders/architectures/huggingface/hybrids/state_space_keys.h"
+#include "model_loaders/architectures/huggingface/layer_kinds.h"
 
 namespace moeserve {
 namespace {
@@ -105,14 +106,15 @@ ConfigResult ReadNemotronH(const Json& json, const StoredNames& stored) {
               .rope = false});
   c.spec().position.kind = PositionKind::kNone;
   enum : int { kStateSpaces, kAttention, kExperts, kDense };
-  const std::vector<int> kinds = c.LayerKinds({"layers_block_type"},
-                                              {{"linear_attention", kStateSpaces},
-                                               {"mamba", kStateSpaces},
-                                               {"full_attention", kAttention},
-                                               {"attention", kAttention},
-                                               {"moe", kExperts},
-                                               {"mlp", kDense}},
-                                              [](int) { return kStateSpaces; });
+  const std::vector<int> kinds = LayerKinds(
+      c,
+      {{"linear_attention", kStateSpaces},
+       {"mamba", kStateSpaces},
+       {"full_attention", kAttention},
+       {"attention", kAttention},
+       {"moe", kExperts},
+       {"mlp", kDense}},
+      [](int) { return kStateSpaces; }, "layers_block_type");
   const AttentionSpec attention = c.Attention(128);
   c.Require("sliding_window", nullptr);
   const StateSpaceSpec ssm =

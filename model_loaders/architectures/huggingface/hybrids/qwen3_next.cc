@@ -6,6 +6,7 @@
 
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/layer_kinds.h"
 
 namespace moeserve {
 namespace {
@@ -96,8 +97,8 @@ std::vector<LayerSpec> ReadMixers(DecoderConfig& c, int kv_heads) {
   const int interval = c.keys().Int("full_attention_interval", 4);
   if (interval < 1) c.keys().Fault("full_attention_interval", "an integer >= 1", Concat(interval));
   enum : int { kFull, kLinear };
-  const std::vector<int> kinds = c.LayerKinds(
-      {"layer_types"}, {{"full_attention", kFull}, {"linear_attention", kLinear}},
+  const std::vector<int> kinds = LayerKinds(
+      c, {{"full_attention", kFull}, {"linear_attention", kLinear}},
       [&](int layer) { return (layer + 1) % std::max(interval, 1) == 0 ? kFull : kLinear; });
   c.Ignore({"use_sliding_window"});
   c.IgnoreTensors({"mtp.*"});

@@ -5,7 +5,7 @@
 
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/latent_attention.h"
+#include "model_loaders/architectures/huggingface/latent_keys.h"
 
 namespace moeserve {
 namespace {

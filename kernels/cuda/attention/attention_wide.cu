@@ -1,9 +1,10 @@
-// Attention over latent vectors ("DeepSeek-V2", section 2.1): all query heads read one kv head,
-// whose values are the first elements of its keys. All arithmetic is f32.
+// Attention with heads that are too wide for the other kernels, and over latent vectors
+// ("DeepSeek-V2", section 2.1), where all query heads read one kv head, whose values are the first
+// elements of its keys. All arithmetic is f32.
 //
-// A thread block computes kHeads heads of one token, one per warp, over the whole context, and
-// shares the loads of keys. Long contexts of few tokens are not split, so this kernel does not
-// reach the memory bandwidth there.
+// A thread block computes kHeads heads of one token and kv head, one per warp, over the whole
+// context, and shares the loads of keys and values. Long contexts of few tokens are not split, so
+// this kernel does not reach the memory bandwidth there.
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_rows.cuh"
 #include "kernels/cuda/device/launch.h"
@@ -16,53 +17,72 @@ constexpr int kHeads = 4;
 constexpr int kThreads = kHeads * 32;
 constexpr int kTileKeys = 16;
 
-// One more column than a key has, so that the same element of adjacent keys is in different banks.
-__device__ __host__ inline int KeyPitch(int head_dim) { return head_dim + 1; }
-
-// Returns the shared memory of a thread block in floats: a tile of keys, the queries, and the
-// weighted sums of values.
-__host__ inline int64_t SharedFloats(const KvLayerView& cache) {
-  return int64_t{kTileKeys} * KeyPitch(cache.head_dim) +
-         int64_t{kHeads} * (cache.head_dim + cache.latent_dim);
+__device__ __host__ inline int ValueDim(const KvLayerView& cache) {
+  return cache.latent_dim > 0 ? cache.latent_dim : cache.value_dim();
 }
 
-// Copies keys [tile * kTileKeys, (tile + 1) * kTileKeys) to shared memory. Keys outside of [first,
-// last] become zeros, because their memory may hold anything.
+// One more column than a key or value has, so that the same element of adjacent ones is in
+// different banks.
+__device__ __host__ inline int Pitch(const KvLayerView& cache) { return cache.widest_dim() + 1; }
+
+// Returns the shared memory of a thread block in floats: a tile of keys or values, the queries, and
+// the weighted sums of values.
+__host__ inline int64_t SharedFloats(const KvLayerView& cache) {
+  return int64_t{kTileKeys} * Pitch(cache) + int64_t{kHeads} * (cache.head_dim + ValueDim(cache));
+}
+
+// The tile [tile * kTileKeys, (tile + 1) * kTileKeys) of one kv head's keys or values. Those
+// outside of [first, last] are not read, because their memory may hold anything.
+struct Tile {
+  const int32_t* page_table;
+  int kv_head, tile, first, last;
+};
+
+// Copies a tile of keys or values, `from` with `dim` elements each, to shared memory.
 template <typename Element>
-__device__ void StageKeys(const AttentionLaunch& a, const int32_t* page_table, int tile, int first,
-                          int last, float* keys) {
-  const int dim = a.cache.head_dim, pitch = KeyPitch(dim);
+__device__ void StageTile(const KvLayerView& cache, const Tile& t, const void* from, int dim,
+                          float* to) {
+  const int pitch = Pitch(cache);
   for (int i = threadIdx.x; i < kTileKeys * dim; i += kThreads) {
     const int k = i / dim, d = i % dim;
-    const int position = tile * kTileKeys + k;
+    const int position = t.tile * kTileKeys + k;
     float value = 0.0f;
-    if (position >= first && position <= last) {
-      const int64_t block = page_table[position / kPageTokens];
-      const int64_t at =
-          block * a.cache.block_stride + int64_t{position % kPageTokens} * a.cache.padded_dim + d;
+    if (position >= t.first && position <= t.last) {
+      const int64_t block = t.page_table[position / kPageTokens];
+      const int64_t at = block * cache.block_stride + t.kv_head * cache.head_stride +
+                         int64_t{position % kPageTokens} * cache.padded_dim + d;
       if constexpr (sizeof(Element) == 2) {
-        value = F32FromBf16(static_cast<const Bf16*>(a.cache.keys)[at]);
+        value = F32FromBf16(static_cast<const Bf16*>(from)[at]);
       } else {
-        value = static_cast<const float*>(a.cache.keys)[at];
+        value = static_cast<const float*>(from)[at];
       }
     }
-    keys[k * pitch + d] = value;
+    to[k * pitch + d] = value;
   }
 }
 
 template <typename Element>
-__global__ void __launch_bounds__(kThreads)
-    LatentKernel(const AttentionLaunch a, const float scale) {
+__global__ void __launch_bounds__(kThreads) WideKernel(const AttentionLaunch a, const float scale) {
   GridDependencyPass();
-  const int dim = a.cache.head_dim, values = a.cache.latent_dim, pitch = KeyPitch(dim);
+  const int dim = a.cache.head_dim, values = ValueDim(a.cache), pitch = Pitch(a.cache);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int token = static_cast<int>(blockIdx.x);
-  const int head = static_cast<int>(blockIdx.y) * kHeads + warp;
-  const bool used = head < a.heads;
+  // The warp's query head is number n of those that the token has for the kv head.
+  const int kv_head = static_cast<int>(blockIdx.y) % a.cache.num_kv_heads;
+  const int chunk = static_cast<int>(blockIdx.y) / a.cache.num_kv_heads;
+  const int group = a.heads / a.cache.num_kv_heads, n = chunk * kHeads + warp;
+  const int count = QueryHeadsOf(a, token, token + 1);
+  if (chunk * kHeads >= count) return;
+  const bool used = n < count;
+  const int head = QueryHead(a, kv_head, n % group);
+  int64_t row = token;
+  if (used && a.rows.row_offsets != nullptr) {
+    row = a.rows.assignments_of_row[a.rows.row_offsets[token] + n / group];
+  }
   float* const keys = DynamicShared<float>();
   float* const query = keys + kTileKeys * pitch + warp * dim;
   float* const sums = keys + kTileKeys * pitch + kHeads * dim + warp * values;
-  const int64_t output = token * a.output_stride + int64_t{head} * values;
+  const int64_t output = row * a.output_stride + int64_t{head} * values;
   const auto store = [&](int d, float value) {
     if (a.output_dtype == DType::kBF16) {
       static_cast<Bf16*>(a.output)[output + d] = static_cast<Bf16>(PackBf16(value, 0.0f));
@@ -76,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   for (int d = lane; d < dim; d += 32) {
-    query[d] = used ? a.query[token * a.query_stride + int64_t{head} * dim + d] : 0.0f;
+    query[d] = used ? a.query[row * a.query_stride + int64_t{head} * dim + d] : 0.0f;
   }
   for (int d = lane; d < values; d += 32) sums[d] = 0.0f;
 
@@ -87,8 +107,9 @@ __global__ void __launch_bounds__(kThreads)
   const TileRange tiles = TilesOf<kTileKeys>(first, last);
   float maximum = kMinusInfinity, sum = 0.0f;
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    const Tile staged{page_table, kv_head, tile, first, last};
     __syncthreads();
-    StageKeys<Element>(a, page_table, tile, first, last, keys);
+    StageTile<Element>(a.cache, staged, a.cache.keys, dim, keys);
     __syncthreads();
     // Two lanes share a key: one adds the products of the even elements, the other of the odd ones.
     const int k = lane % kTileKeys;
@@ -112,6 +133,11 @@ __global__ void __launch_bounds__(kThreads)
     const float keep = exp2f(maximum - Reference(highest));
     sum = sum * keep + total;
     maximum = highest;
+    if (a.cache.latent_dim == 0) {
+      __syncthreads();
+      StageTile<Element>(a.cache, staged, a.cache.values, values, keys);
+      __syncthreads();
+    }
     for (int d = lane; d - lane < values; d += 32) {
       float value = d < values ? sums[d] * keep : 0.0f;
       for (int i = 0; i < kTileKeys; ++i) {
@@ -128,16 +154,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t LatentSharedBytes(const KvLayerView& cache) {
+int64_t WideSharedBytes(const KvLayerView& cache) {
   return SharedFloats(cache) * static_cast<int64_t>(sizeof(float));
 }
 
-void LaunchLatent(const AttentionLaunch& args, cudaStream_t stream) {
-  Launch(args.cache.dtype == DType::kBF16 ? LatentKernel<Bf16> : LatentKernel<float>,
+void LaunchWide(const AttentionLaunch& args, cudaStream_t stream) {
+  const int chunks = (GroupOf(args) + kHeads - 1) / kHeads;
+  Launch(args.cache.dtype == DType::kBF16 ? WideKernel<Bf16> : WideKernel<float>,
          {.grid = dim3(static_cast<unsigned>(args.step.tokens),
-                       static_cast<unsigned>((args.heads + kHeads - 1) / kHeads)),
+                       static_cast<unsigned>(args.cache.num_kv_heads * chunks)),
           .block = dim3(kThreads),
-          .shared_bytes = static_cast<size_t>(LatentSharedBytes(args.cache)),
+          .shared_bytes = static_cast<size_t>(WideSharedBytes(args.cache)),
           .stream = stream,
           .overlaps_predecessor = true},
          args, static_cast<float>(args.scale * 1.4426950408889634));  // log2(e)

@@ -1,0 +1,24 @@
+// The experts of a routed value projection.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/layers/routed/expert_body.h"
+
+namespace moeserve {
+
+// AttentionSpec::value_routing: an expert is a matrix, and its result silu(W x), the values of all
+// kv heads. Immutable after loading.
+class ValueExperts : public ExpertBody {
+ public:
+  static Result<std::unique_ptr<ValueExperts>> Load(LoadContext& load, const std::string& prefix,
+                                                    const AttentionSpec& spec, int model_width);
+  RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const override;
+
+ private:
+  std::unique_ptr<LinearBank> values_;
+  int width_ = 0;
+};
+
+}  // namespace moeserve

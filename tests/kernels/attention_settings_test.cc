@@ -1,0 +1,166 @@
+// Attention with values that are wider or narrower than keys, windows that are chunks of positions,
+// and queries that grow with their positions, compared with double arithmetic.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tests/reference/oracle.h"
+#include "tests/support/backends.h"
+#include "tests/support/compare.h"
+#include "tests/support/device_rows.h"
+#include "tests/support/head_order.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr int kKvHeads = 2, kHeads = 6;
+
+struct SettingsCase {
+  int head_dim = 16;
+  int value_dim = 16;
+  int window = 0;
+  bool chunks = false;
+};
+
+class AttentionSettingsTest : public ::testing::TestWithParam<BackendOptions> {
+ protected:
+  void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
+  void Begin(StepInputs inputs) {
+    zeros_.assign(inputs.position.size(), 0);
+    inputs.token_ids = zeros_;
+    inputs.sequence = zeros_;
+    backend_->BeginStep(inputs, nullptr, false);
+  }
+  void Check(const SettingsCase& c, DType dtype, Random& random);
+
+  std::vector<int32_t> zeros_;
+  std::unique_ptr<Backend> backend_;
+};
+
+// Rows of one head of keys or values, rounded as in the cache.
+Matrix HeadRows(const std::vector<float>& x, int rows, int dim, int head, DType dtype) {
+  Matrix out;
+  for (int r = 0; r < rows; ++r) {
+    std::vector<double> row;
+    for (int d = 0; d < dim; ++d) {
+      const float v = x[(int64_t{r} * kKvHeads + head) * dim + d];
+      row.push_back(dtype == DType::kBF16 ? F32FromBf16(Bf16FromF32(v)) : v);
+    }
+    out.push_back(row);
+  }
+  return out;
+}
+
+void AttentionSettingsTest::Check(const SettingsCase& c, DType dtype, Random& random) {
+  constexpr int kTokens = 83;
+  const KvLayerShape shape{kKvHeads, c.head_dim, 0, 0, c.value_dim};
+  auto cache = std::move(backend_->NewKvCache({shape}, KvCacheTypeOf(dtype), {6})).value();
+  const std::vector<int32_t> pages = {4, 1, 5, 0, 3, 2};
+  const std::vector<std::span<const int32_t>> tables = {pages};
+  std::vector<int32_t> position(kTokens);
+  std::iota(position.begin(), position.end(), 0);
+  const std::vector<float> k = random.Normals(int64_t{kTokens} * kKvHeads * c.head_dim);
+  const std::vector<float> v = random.Normals(int64_t{kTokens} * kKvHeads * c.value_dim);
+  const std::vector<float> q = random.Normals(int64_t{kTokens} * kHeads * c.head_dim);
+  const DeviceRows keys = MakeRows(*backend_, k, kKvHeads * c.head_dim);
+  const DeviceRows values = MakeRows(*backend_, v, kKvHeads * c.value_dim);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+  // All rows of the prompt at once, and then the last one alone.
+  for (const int first : {0, kTokens - 1}) {
+    const int rows = kTokens - first;
+    Begin({.position = std::span(position).subspan(first), .page_tables = tables});
+    if (first == 0) {
+      backend_->AppendKv({.cache = cache.get(), .keys = keys.view, .values = values.view});
+    }
+    const std::vector<float> asked(q.begin() + int64_t{first} * kHeads * c.head_dim, q.end());
+    const DeviceRows query = MakeRows(*backend_, asked, kHeads * c.head_dim);
+    const DeviceRows output =
+        MakeRows(*backend_, rows, kHeads * c.value_dim, kHeads * c.value_dim, DType::kF32, nullptr);
+    backend_->Attention({.cache = cache.get(),
+                         .heads = kHeads,
+                         .scale = scale,
+                         .window = c.window,
+                         .chunks = c.chunks,
+                         .query = query.view,
+                         .output = output.view});
+    const std::vector<float> out = HostRows(*backend_, output.view);
+    // Sums over wide heads round more often.
+    const double tolerance = 2e-6 * std::max(1.0, c.head_dim / 64.0);
+    const std::vector<float> used = MultipliedQueries(GetParam(), KvCacheTypeOf(dtype), asked);
+    for (int h = 0; h < kHeads; ++h) {
+      const int kv_head = KvHeadOf(HeadOrder::kInterleave, h, kHeads, kKvHeads);
+      const Matrix all_k = HeadRows(k, kTokens, c.head_dim, kv_head, dtype);
+      const Matrix all_v = HeadRows(v, kTokens, c.value_dim, kv_head, dtype);
+      for (int r = 0; r < rows; ++r) {
+        const int p = first + r;
+        const int begin = c.chunks       ? p / c.window * c.window
+                          : c.window > 0 ? std::max(0, p - c.window + 1)
+                                         : 0;
+        const auto from = used.begin() + (int64_t{r} * kHeads + h) * c.head_dim;
+        const auto to = out.begin() + (int64_t{r} * kHeads + h) * c.value_dim;
+        const auto exact = [&](const Matrix& of) {
+          return OracleAttention({from, from + c.head_dim},
+                                 {all_k.begin() + begin, all_k.begin() + p + 1},
+                                 {of.begin() + begin, of.begin() + p + 1}, scale);
+        };
+        ASSERT_TRUE(AttentionNear(GetParam(), KvCacheTypeOf(dtype), {to, to + c.value_dim},
+                                  exact(all_v), exact(Magnitudes(all_v)), tolerance))
+            << Name(dtype) << ", keys of " << c.head_dim << ", values of " << c.value_dim
+            << ", window " << c.window << ", position " << p << ", head " << h;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionSettingsTest, MatchesDoubleArithmetic) {
+  Random random(31);
+  const SettingsCase cases[] = {{16, 8},
+                                {12, 20},
+                                {96, 64},
+                                {24, 128},
+                                {192, 128},
+                                {16, 16, 7, true},
+                                {16, 16, 16, true},
+                                {64, 64, 33, true},
+                                {16, 16, 100, true},
+                                {24, 12, 20, true},
+                                {24, 12, 20},
+                                {512, 512},
+                                {320, 16, 30},
+                                {24, 300}};
+  for (const SettingsCase& c : cases) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) Check(c, dtype, random);
+  }
+}
+
+TEST_P(AttentionSettingsTest, QueriesGrowWithTheirPositions) {
+  Random random(32);
+  const std::vector<int32_t> position = {0, 1, 5, 6, 7, 8191, 8192, 99999};
+  const int cols = 37;
+  for (const PositionScale& scale : {PositionScale{.step = 7.0, .factor = 0.3, .first = 1},
+                                     PositionScale{.step = 8192.0, .factor = 0.1, .first = 0}}) {
+    Begin({.position = position});
+    const std::vector<float> x = random.Normals(std::ssize(position) * cols);
+    const DeviceRows rows =
+        MakeRows(*backend_, std::ssize(position), cols, cols + 3, DType::kF32, &x);
+    backend_->ScaleByPosition({.scale = scale, .rows = rows.view});
+    for (size_t t = 0; t < position.size(); ++t) {
+      const double steps = std::floor((position[t] + scale.first) / scale.step);
+      const double factor = 1.0 + scale.factor * std::log(1.0 + steps);
+      const std::vector<double> row = RowOf(*backend_, rows.view, static_cast<int64_t>(t), cols);
+      for (int i = 0; i < cols; ++i) {
+        EXPECT_NEAR(row[static_cast<size_t>(i)], x[t * cols + i] * factor, 1e-6 * factor * 4);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, AttentionSettingsTest, ::testing::ValuesIn(AvailableBackends()),
+                         [](const auto& info) { return BackendName(info.param); });
+
+}  // namespace
+}  // namespace moeserve::testing
