@@ -75,6 +75,46 @@ TEST(Macs, OfARequestAreAbsentWhereItsSumsSayTooLittle) {
   EXPECT_FALSE(RequestMacs(MacsModel(true)).Of(Usage()).has_value());
 }
 
+TEST(Macs, OfRoutedValuesAndChunksFollowFromTheSumsOfARequest) {
+  ModelSpec spec;
+  spec.vocab_size = 11;
+  spec.hidden_size = kWidth;
+  spec.AddLayers(1);
+  AttentionSpec& attention = spec.attention(0);
+  attention.num_heads = 2;
+  attention.num_kv_heads = 1;
+  attention.head_dim = 4;
+  attention.value_dim = 6;
+  attention.window = kWindow;
+  attention.window_kind = WindowKind::kChunk;
+  RoutedLayerSpec& routing = attention.value_routing.emplace();
+  routing.num_experts = 5;
+  routing.select.k = 2;
+  spec.feed_forward(0).width = 3;
+  const ExpertStats sizes = EmptyExpertStats(spec);
+  ASSERT_EQ(sizes.blocks.size(), 1u);
+  EXPECT_EQ(sizes.blocks[0].block, BlockKind::kAttention);
+  EXPECT_EQ(sizes.blocks[0].expert_widths, std::vector<int>(5, 6));
+  EXPECT_EQ(sizes.blocks[0].expert_parameters, std::vector<int64_t>(5, 6 * kWidth));
+  Usage usage;
+  usage.routed_tokens = kTokens;
+  usage.expert_routes = 2 * kTokens;
+  usage.activated_parameters = static_cast<uint64_t>(
+      kTokens * (sizes.always_active_parameters + 2 * sizes.blocks[0].expert_parameters[0]));
+  // q, k and o, the router, two values, and the dense feed-forward.
+  const int64_t token = kWidth * (8 + 4 + 12 + 5 + 2 * 6 + 3 * 3);
+  // Tokens see 1, 2, 3, 1 and 2 keys, each with two products of two heads.
+  const int64_t keys = 2 * (4 + 6) * (1 + 2 + 3 + 1 + 2);
+  EXPECT_EQ(RequestMacs(spec).Of(usage), static_cast<double>(kTokens * token + keys));
+  ExpertStats stats = sizes;
+  stats.tokens = kTokens;
+  stats.blocks[0].selections = {4, 2, 1, 2, 1};
+  const std::vector<int> lengths = {kTokens};
+  const MeasuredMacs measured = MacsOf(spec, stats, lengths, {});
+  EXPECT_DOUBLE_EQ(measured.matrices, static_cast<double>(token));
+  EXPECT_DOUBLE_EQ(measured.attention.value(), keys / 5.0);
+}
+
 TEST(Macs, OfRoutedAttentionNeedTheModelsNumberOfExperts) {
   ModelSpec spec;
   spec.vocab_size = 11;
