@@ -149,6 +149,21 @@ TEST(Summarize, TextNamesEveryKindOfLayerOnce) {
       << tiny;
 }
 
+TEST(Summarize, TextNamesGroupsOfNormsAndRoutedValues) {
+  Json config = Small();
+  config["norm"] = {{"kind", "rms"}, {"groups", 2}};
+  config["attention"] = Json::parse(R"({"kind": "dense", "num_heads": 2, "head_dim": 4,
+      "window": 3, "window_kind": "chunk",
+      "value_routing": {"num_experts": 3, "select": {"kind": "top_k", "k": 1}}})");
+  const ModelSummary summary = Summarize(Spec(config));
+  const std::string text = SummaryText(summary);
+  EXPECT_NE(text.find("pre-rms norm of 2 groups"), std::string::npos) << text;
+  EXPECT_NE(text.find("routed values: 3 experts"), std::string::npos) << text;
+  const Json json = SummaryJson(summary);
+  EXPECT_EQ(json["routed_blocks"][0]["block"], "attention");
+  EXPECT_EQ(json["routed_blocks"][0]["experts_per_token"], (std::vector<int>{1, 1}));
+}
+
 TEST(Summarize, JsonHasTheSameFacts) {
   const ModelSummary summary = Summarize(Spec(Small()));
   const Json json = SummaryJson(summary);

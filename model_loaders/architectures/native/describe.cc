@@ -204,6 +204,7 @@ std::string DescribeModel(const ModelSpec& spec) {
   text += Concat(", hidden size ", spec.hidden_size, ", ", spec.num_layers(), " layers, up to ",
                  spec.max_position_embeddings, " positions, ", placement, KindName(spec.norm.kind),
                  " norm");
+  if (spec.norm.groups > 1) text.append(Concat(" of ", spec.norm.groups, " groups"));
   if (spec.norm.final_norm.has_value()) {
     text.append(*spec.norm.final_norm ? " with a final norm" : " without a final norm");
   }
