@@ -66,6 +66,10 @@ struct ElementFunction {
 inline constexpr ElementFunction kLogOfNegative = {
     [](float x) { return static_cast<float>(std::log(-double{x})); }, "numbers below 0"};
 
+// The same for e^x.
+inline constexpr ElementFunction kLogarithm = {
+    [](float x) { return static_cast<float>(std::log(double{x})); }, "numbers above 0"};
+
 // Where the files store one tensor of the model: a whole stored tensor, or a part of one.
 struct TensorPlace {
   std::string name = {};  // name of the stored tensor

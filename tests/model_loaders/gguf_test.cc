@@ -190,6 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Hybrids, GgufModelTest,
     ::testing::Values(GgufCase{"granitemoehybrid-mamba-bf16", "granitemoehybrid-mamba"},
+                      GgufCase{"bailing-hybrid-bf16", "bailing-hybrid"},
                       GgufCase{"kimi-linear-bf16", "kimi-linear"}, GgufCase{"lfm2-bf16", "lfm2"},
                       GgufCase{"lfm2-moe-bf16", "lfm2-moe"},
                       GgufCase{"nemotron-h-bf16", "nemotron-h"},
@@ -215,6 +216,9 @@ INSTANTIATE_TEST_SUITE_P(
         GgufCase{"glm4-moe-lite-bf16", "glm4-moe-lite"}, GgufCase{"glm4v-moe-bf16", "glm4v-moe"},
         GgufCase{"granite-bf16", "granite"}, GgufCase{"hy-v3-bf16", "hy-v3"},
         GgufCase{"mellum-bf16", "mellum"}, GgufCase{"minimax-m2-bf16", "minimax-m2"},
+        GgufCase{"phimoe-bf16", "phimoe", true,
+                 R"({"router_jitter_noise":0.01,"rope_parameters":{)"
+                 R"("short_mscale":1.243163121016122,"long_mscale":1.243163121016122}})"},
         GgufCase{"qwen3-vl-moe-bf16", "qwen3-vl-moe"}, GgufCase{"solar-open-bf16", "solar-open"}),
     [](const auto& info) {
       return TestName({info.param.file, {}});

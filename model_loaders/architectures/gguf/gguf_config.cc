@@ -45,6 +45,8 @@ void GgufConfigReader::ReadLayerCounts() {
   if (!problems_.empty()) next_token_layers_ = 0;
   layers_ = blocks - next_token_layers_;
   if (family_.norms == GgufFamily::Norms::kBoth) spec_.norm.placement = NormPlacement::kBoth;
+  if (family_.layer_norms) spec_.norm.kind = NormKind::kLayer;
+  spec_.head_bias = family_.layer_norms && Has("output.bias");
   spec_.tie_word_embeddings = !Has("output.weight");
 }
 
@@ -140,6 +142,7 @@ AttentionSpec GgufConfigReader::ReadLatentAttention() {
   attention.head_dim = keys_.Int(head_dim_key_);
   if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
   attention.latent = latent;
+  attention.gate = attention.gate_per_head = family_.gated;
   return attention;
 }
 

@@ -120,6 +120,11 @@ FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
   routing.num_experts = count;
   routing.select.k = keys_.Int(kSelected);
   ReadGate(routing);
+  if (routing.gate == GateKind::kSparseMixer) {  // what the authors do, whatever keys say
+    keys_.Require(kSelected, 2);
+    routing.mixer_limit = 0.02;
+    routing.renormalize = false;
+  }
   const double scale = keys_.Real(".expert_weights_scale", 1.0);
   routing.scale = scale == 0.0 ? 1.0 : scale;  // 0 stands for "not set"
   if (!family_.counts_next_token_layers) keys_.Require(".nextn_predict_layers", 0);

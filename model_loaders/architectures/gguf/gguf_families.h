@@ -31,6 +31,7 @@ struct GgufFamily {
     kShortConvolution,
     kDelta,         // a decay for each head
     kChannelDelta,  // a decay for each channel of the keys
+    kBoundedDelta,  // the same, and decays have a lower bound
     kStateSpace,
   };
   enum class Experts : uint8_t { kNone, kIfCounted, kAlways };
@@ -72,8 +73,9 @@ struct GgufFamily {
   // If set, layers with a window have rotary positions of their own, without scaling, and with this
   // theta if the file has none for them.
   std::optional<double> window_theta = std::nullopt;
-  bool yarn_truncate = true;  // RopeScaling::truncate
-  bool long_rope = false;     // tensors may contain the factors of LongRoPE
+  bool yarn_truncate = true;    // RopeScaling::truncate
+  bool long_rope = false;       // tensors may contain the factors of LongRoPE
+  double long_magnitude = 0.0;  // if not 0, replaces that of files with these factors
 
   Recurrent recurrent = Recurrent::kNone;
   // Heads of values are stored in another order, if there are more than key heads: the first ones
@@ -98,6 +100,7 @@ struct GgufFamily {
   bool counts_next_token_layers = false;
 
   // The whole model.
+  bool layer_norms = false;           // with biases; head and output projection may have one, too
   bool root_embedding_scale = false;  // the embedding is multiplied by sqrt(hidden_size)
   bool granite_factors = false;       // keys for embedding, residual and logit factors
   double logit_cap = 0.0;             // default of final_logit_softcapping, if the keys exist

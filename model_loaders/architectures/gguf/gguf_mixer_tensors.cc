@@ -56,23 +56,39 @@ constexpr TensorRule Convolution(std::string_view model, std::string_view file) 
   return {.model = model, .file = file, .units = true, .mixer = BlockKind::kDelta};
 }
 
+// The names differ in gates, decays and rates.
+#define MOESERVE_CHANNEL_DELTA                                                      \
+  Delta("blocks.*.attention.q.weight", "blk.*.attn_q.weight"),                      \
+      Delta("blocks.*.attention.k.weight", "blk.*.attn_k.weight"),                  \
+      Delta("blocks.*.attention.v.weight", "blk.*.attn_v.weight"),                  \
+      Convolution("blocks.*.attention.q_conv.weight", "blk.*.ssm_conv1d_q.weight"), \
+      Convolution("blocks.*.attention.k_conv.weight", "blk.*.ssm_conv1d_k.weight"), \
+      Convolution("blocks.*.attention.v_conv.weight", "blk.*.ssm_conv1d_v.weight"), \
+      Delta("blocks.*.attention.beta.weight", "blk.*.ssm_beta.weight"),             \
+      Delta("blocks.*.attention.decay_bias", "blk.*.ssm_dt.bias"),                  \
+      Delta("blocks.*.attention.out_norm.weight", "blk.*.ssm_norm.weight"),         \
+      Delta("blocks.*.attention.o.weight", "blk.*.attn_output.weight")
+
 constexpr TensorRule kChannelDelta[] = {
-    Delta("blocks.*.attention.q.weight", "blk.*.attn_q.weight"),
-    Delta("blocks.*.attention.k.weight", "blk.*.attn_k.weight"),
-    Delta("blocks.*.attention.v.weight", "blk.*.attn_v.weight"),
-    Convolution("blocks.*.attention.q_conv.weight", "blk.*.ssm_conv1d_q.weight"),
-    Convolution("blocks.*.attention.k_conv.weight", "blk.*.ssm_conv1d_k.weight"),
-    Convolution("blocks.*.attention.v_conv.weight", "blk.*.ssm_conv1d_v.weight"),
+    MOESERVE_CHANNEL_DELTA,
     Delta("blocks.*.attention.gate_down.weight", "blk.*.ssm_g_a.weight"),
     Delta("blocks.*.attention.gate.weight", "blk.*.ssm_g_b.weight"),
     Delta("blocks.*.attention.decay_down.weight", "blk.*.ssm_f_a.weight"),
     Delta("blocks.*.attention.decay.weight", "blk.*.ssm_f_b.weight"),
-    Delta("blocks.*.attention.beta.weight", "blk.*.ssm_beta.weight"),
     Rates(BlockKind::kDelta),
-    Delta("blocks.*.attention.decay_bias", "blk.*.ssm_dt.bias"),
-    Delta("blocks.*.attention.out_norm.weight", "blk.*.ssm_norm.weight"),
-    Delta("blocks.*.attention.o.weight", "blk.*.attn_output.weight"),
 };
+
+constexpr TensorRule kBoundedDelta[] = {
+    MOESERVE_CHANNEL_DELTA,
+    Delta("blocks.*.attention.gate.weight", "blk.*.ssm_g_a.weight"),
+    Delta("blocks.*.attention.decay.weight", "blk.*.ssm_f_a.weight"),
+    {.model = "blocks.*.attention.decay_log",
+     .file = "blk.*.ssm_a",
+     .function = kLogarithm,
+     .units = true,
+     .mixer = BlockKind::kDelta},
+};
+#undef MOESERVE_CHANNEL_DELTA
 
 constexpr TensorRule StateSpace(std::string_view model, std::string_view file, RowOrder order = {},
                                 int part = 0) {
@@ -116,6 +132,7 @@ constexpr KeyRule kChannelKeys[] = {
     {"attention.value_dim", ".kda.head_dim"},
     {"attention.decay_rank", ".kda.head_dim"},
     {"attention.gate_rank", ".kda.head_dim"},
+    {"attention.decay_bound", ".kda.gate_lower_bound"},
     {"attention.conv", ".ssm.conv_kernel"},
 };
 
@@ -137,6 +154,8 @@ std::span<const TensorRule> RecurrentTensors(Recurrent recurrent) {
       return kDelta;
     case Recurrent::kChannelDelta:
       return kChannelDelta;
+    case Recurrent::kBoundedDelta:
+      return kBoundedDelta;
     case Recurrent::kStateSpace:
       return kStateSpace;
   }
@@ -152,6 +171,7 @@ std::span<const KeyRule> RecurrentKeys(Recurrent recurrent) {
     case Recurrent::kDelta:
       return kDeltaKeys;
     case Recurrent::kChannelDelta:
+    case Recurrent::kBoundedDelta:
       return kChannelKeys;
     case Recurrent::kStateSpace:
       return kStateSpaceKeys;

@@ -40,6 +40,7 @@ void GgufConfigReader::ReadMixers() {
       return;
     }
     case Recurrent::kChannelDelta:
+    case Recurrent::kBoundedDelta:
       ReadKvHeads();
       recurrent_ = ReadChannelDelta();
       return;
@@ -138,6 +139,12 @@ DeltaSpec GgufConfigReader::ReadChannelDelta() {
   delta.taps = keys_.Int(kTaps);
   delta.decay = DecayOf::kChannel;
   delta.gate_activation = GateActivation::kSigmoid;
+  if (family_.recurrent == Recurrent::kBoundedDelta) {
+    delta.decay_form = DecayForm::kBounded;
+    delta.decay_bound = keys_.Real(".kda.gate_lower_bound");
+    keys_.Require(".kda.safe_gate", 1);
+    return delta;
+  }
   // The ranks are the width of a head.
   delta.decay_rank = delta.gate_rank = delta.key_dim;
   return delta;

@@ -116,7 +116,9 @@ RopeScaling GgufConfigReader::ReadLongRope() {
   RopeScaling s;
   s.kind = RopeScalingKind::kLong;
   s.original_positions = keys_.Real(kOriginalLength);
-  s.magnitude = s.long_magnitude = keys_.Real(kMagnitude, 1.0);
+  const double magnitude = keys_.Real(kMagnitude, 1.0);
+  s.magnitude = family_.long_magnitude == 0.0 ? magnitude : family_.long_magnitude;
+  s.long_magnitude = s.magnitude;
   s.factors = ReadRopeFactors(kShortRopeFactors);
   s.long_factors = ReadRopeFactors(kLongRopeFactors);
   return s;

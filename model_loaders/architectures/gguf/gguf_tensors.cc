@@ -71,6 +71,13 @@ constexpr TensorRule kOneNorm[] = {
     {"blocks.*.feed_forward.norm.weight", "blk.*.attn_norm.weight"},
 };
 
+constexpr TensorRule kLayerNorms[] = {
+    {"norm.bias", "output_norm.bias"},
+    {"head.bias", "output.bias"},
+    {"blocks.*.attention.norm.bias", "blk.*.attn_norm.bias"},
+    {"blocks.*.feed_forward.norm.bias", "blk.*.ffn_norm.bias"},
+};
+
 // The last norm of LFM2.
 constexpr TensorRule kLastNorm[] = {
     {"norm.weight", "token_embd_norm.weight"},
@@ -100,6 +107,7 @@ constexpr TensorRule kGgufAttention[] = {
 };
 
 constexpr TensorRule kLatentAttention[] = {
+    {"blocks.*.attention.gate.weight", "blk.*.attn_gate.weight"},
     {"blocks.*.attention.q.weight", "blk.*.attn_q_b.weight"},
     {"blocks.*.attention.q_down.weight", "blk.*.attn_q_a.weight"},
     {"blocks.*.attention.q_norm.weight", "blk.*.attn_q_a_norm.weight"},
@@ -183,6 +191,7 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
   if (family.joined_gate_up) add_tensors(kJoinedGateUp);
   if (family.recurrent == GgufFamily::Recurrent::kShortConvolution) add_tensors(kLastNorm);
   if (family.gated_queries) add_tensors(kGatedQueries);
+  if (family.layer_norms) add_tensors(kLayerNorms);
   add_tensors(kGgufTensors);
   add_tensors(family.latent ? std::span<const TensorRule>(kLatentAttention) : kGgufAttention);
   if (family.recurrent != GgufFamily::Recurrent::kNone) {

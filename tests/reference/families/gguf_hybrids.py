@@ -7,6 +7,7 @@
 - State spaces have vectors of heads as matrices [H, 1] and their norm as a matrix of groups; the
   rows of query and key projections are permuted, although those layers have no positions.
 - Kimi Linear's convolutions are [1, d, 1, taps], and its rates [1, 1, H, 1].
+- Ling 3 has positive rates [H, 1]; the gates of linear and latent attention have different names.
 - Layers without attention have 0 kv heads.
 """
 
@@ -87,6 +88,22 @@ def convert_channel_delta(name: str, tensor: torch.Tensor) -> Tensors:
         yield name, tensor
 
 
+def convert_ling(name: str, tensor: torch.Tensor, recurrent: bool) -> Tensors:
+    """Yields a tensor of Ling 3, whose names are not all in the tables of the package."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith(".A_log"):
+        yield f"blk.{layer}.ssm_a", torch.exp(tensor).reshape(-1, 1)
+    elif name.endswith("f_proj.weight"):
+        yield f"blk.{layer}.ssm_f_a.weight", tensor
+    elif name.endswith("g_proj.weight") and ".attention." in name:
+        yield f"blk.{layer}.{'ssm_g_a' if recurrent else 'attn_gate'}.weight", tensor
+    elif name.endswith(".expert_bias.bias"):
+        yield f"blk.{layer}.exp_probs_b.bias", tensor
+    else:
+        name = name.replace(".attention.dense.", ".self_attn.o_proj.").replace(".attention.", ".self_attn.")
+        yield from convert_channel_delta(name.replace("word_embeddings", "embed_tokens"), tensor)
+
+
 def convert_hybrid(config: dict, name: str, tensor: torch.Tensor,
                    permute: Callable[[torch.Tensor, int], torch.Tensor]) -> Tensors:
     """Yields a tensor of a hybrid model; `permute` puts the halves of heads side by side."""
@@ -95,6 +112,9 @@ def convert_hybrid(config: dict, name: str, tensor: torch.Tensor,
                    ".mixer.norm.weight")
     if kind.startswith("qwen3_"):
         yield from convert_delta(config, name, tensor)
+    elif kind == "bailing_hybrid":
+        layer = name.split(".")[2] if ".layers." in name else "0"
+        yield from convert_ling(name, tensor, layer_kinds(config)[int(layer)] == "recurrent")
     elif kind == "kimi_linear":
         name = name.replace("block_sparse_moe.gate_proj", "mlp.gate_proj")
         name = name.replace("block_sparse_moe.up_proj", "mlp.up_proj")
@@ -156,11 +176,14 @@ def add_hybrid(writer, config: dict) -> None:
     if kind.startswith("qwen3_"):
         add_delta(writer, config)
         return
-    heads = 1 if kind == "kimi_linear" else config["num_key_value_heads"]
+    heads = 1 if kind in ("kimi_linear", "bailing_hybrid") else config["num_key_value_heads"]
     writer.add_head_count_kv([heads if layer == "attention" else 0 for layer in layers])
     if kind in ("lfm2", "lfm2_moe"):
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    elif kind == "kimi_linear":
+    elif kind in ("kimi_linear", "bailing_hybrid"):
+        if kind == "bailing_hybrid":
+            writer.add_bool("bailingmoe3.kda.safe_gate", True)
+            writer.add_float32("bailingmoe3.kda.gate_lower_bound", config["kda_lower_bound"])
         writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
         writer.add_kda_head_dim(config["linear_head_dim"])
     else:

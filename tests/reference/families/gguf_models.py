@@ -36,7 +36,7 @@ ARCHITECTURES = {"llama": ARCH.LLAMA, "mixtral": ARCH.LLAMA, "qwen2": ARCH.QWEN2
                  "granitemoe": ARCH.GRANITE_MOE, "granitemoeshared": ARCH.GRANITE_MOE,
                  "hunyuan_v1_moe": ARCH.HUNYUAN_MOE, "ernie4_5_moe": ARCH.ERNIE4_5_MOE,
                  "bailing_moe_v2": ARCH.BAILINGMOE2, "dots1": ARCH.DOTS1,
-                 "afmoe": ARCH.AFMOE, "deepseek_v32": ARCH.GLM_DSA, "exaone_moe": ARCH.EXAONE_MOE,
+                 "afmoe": ARCH.AFMOE, "bailing_hybrid": ARCH.KIMI_LINEAR, "phimoe": ARCH.PHIMOE, "deepseek_v32": ARCH.GLM_DSA, "exaone_moe": ARCH.EXAONE_MOE,
                  "glm4_moe_lite": ARCH.DEEPSEEK2, "glm4v_moe_text": ARCH.GLM4_MOE,
                  "glm_moe_dsa": ARCH.GLM_DSA, "granite": ARCH.GRANITE,
                  "granitemoehybrid": ARCH.GRANITE_HYBRID, "hy_v3": ARCH.EXAONE_MOE,
@@ -46,13 +46,13 @@ ARCHITECTURES = {"llama": ARCH.LLAMA, "mixtral": ARCH.LLAMA, "qwen2": ARCH.QWEN2
                  "qwen3_5_text": ARCH.QWEN35, "qwen3_5_moe_text": ARCH.QWEN35MOE,
                  "qwen3_vl_moe_text": ARCH.QWEN3VLMOE, "solar_open": ARCH.GLM4_MOE}
 # Architectures that the package does not know, but whose names of tensors it has under another one.
-OTHER_NAMES = {"deepseek_v32": "deepseek32", "hy_v3": "hy_v3", "mellum": "mellum"}
+OTHER_NAMES = {"bailing_hybrid": "bailingmoe3", "deepseek_v32": "deepseek32", "hy_v3": "hy_v3", "mellum": "mellum"}
 HYBRIDS = (ARCH.GRANITE_HYBRID, ARCH.KIMI_LINEAR, ARCH.LFM2, ARCH.LFM2MOE, ARCH.NEMOTRON_H_MOE,
            ARCH.QWEN3NEXT, ARCH.QWEN35, ARCH.QWEN35MOE)
 LATENT = (ARCH.DEEPSEEK2, ARCH.GLM_DSA, ARCH.KIMI_LINEAR)
 PERMUTED = (ARCH.LLAMA, ARCH.GRANITE, ARCH.GRANITE_MOE)
 # Their experts' width is that of dense layers, which they do not have.
-WITHOUT_EXPERT_WIDTH = (ARCH.LLAMA, ARCH.GRANITE_MOE, ARCH.GRANITE_HYBRID, ARCH.OLMOE)
+WITHOUT_EXPERT_WIDTH = (ARCH.PHIMOE, ARCH.LLAMA, ARCH.GRANITE_MOE, ARCH.GRANITE_HYBRID, ARCH.OLMOE)
 
 
 def permute(weights, heads):
@@ -144,6 +144,7 @@ def convert(config, tensors, legacy):
         elif name.endswith("kv_b_proj.weight") and not legacy:
             keys = config["qk_nope_head_dim"]
             tensor = tensor.reshape(heads, keys + config["v_head_dim"], -1)
+            name = name.replace(".attention.", ".self_attn.")
             yield name.replace("kv_b_proj", "k_b_proj"), tensor[:, :keys].transpose(1, 2).contiguous()
             yield name.replace("kv_b_proj", "v_b_proj"), tensor[:, keys:].contiguous()
         elif name.endswith("block_sparse_moe.input_linear.weight"):
@@ -197,7 +198,10 @@ def add_rope_scaling(writer, config, arch):
     if rope["rope_type"] in ("longrope", "yarn"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope["rope_type"] == "longrope":
-        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+        # Phi-3.5-MoE's own factors are dropped, and one follows from the lengths.
+        original = rope["original_max_position_embeddings"]
+        longer = math.log(config["max_position_embeddings"] / original) / math.log(original)
+        writer.add_rope_scaling_attn_factors(rope.get("attention_factor", math.sqrt(1 + longer)))
     if rope["rope_type"] == "yarn":
         for key, add in (("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
                          ("beta_slow", writer.add_rope_scaling_yarn_beta_slow)):
@@ -275,8 +279,9 @@ def add_experts(writer, config, arch):
         if kind != "glm4_moe_lite":
             softmax = kind == "deepseek_v2"
             writer.add_expert_gating_func(functions.SOFTMAX if softmax else functions.SIGMOID)
-        if config.get("n_group") is not None:
-            writer.add_expert_group_count(config["n_group"])
+        groups = config.get("num_expert_group" if kind == "bailing_hybrid" else "n_group")
+        if groups is not None:
+            writer.add_expert_group_count(groups)
             writer.add_expert_group_used_count(config["topk_group"])
     if arch in (ARCH.GLM4_MOE, ARCH.BAILINGMOE2, ARCH.EXAONE_MOE, ARCH.GLM_DSA):
         writer.add_nextn_predict_layers(0)
@@ -315,7 +320,7 @@ def add_config(writer, config, legacy):
         writer.add_rope_dimension_count(rotated)
     add_rope_scaling(writer, config, arch)
     add_experts(writer, config, arch)
-    if arch in (ARCH.GPT_OSS, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.PHI3):
+    if arch in (ARCH.GPT_OSS, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.PHI3, ARCH.PHIMOE):
         writer.add_sliding_window(config["sliding_window"] or 0)
     if config["model_type"] in ("afmoe", "exaone_moe", "mellum"):
         writer.add_sliding_window(config["sliding_window"])

@@ -48,7 +48,8 @@ MODELS = [("llama-biases-tied", "bf16"), ("llama-biases-tied", "f32"), ("llama-l
             ("lfm2", "lfm2-moe", "qwen3-next", "qwen3-5", "qwen3-5-moe", "granitemoehybrid-mamba",
              "nemotron-h", "nemotron-h-latent-groups", "nemotron-h-pattern-biases", "kimi-linear",
              "afmoe", "deepseek-v32", "exaone-moe", "glm4-moe-lite", "glm4v-moe", "glm-moe-dsa",
-             "granite", "hy-v3", "mellum", "minimax-m2", "qwen3-vl-moe", "solar-open"))]
+             "granite", "hy-v3", "mellum", "minimax-m2", "qwen3-vl-moe", "solar-open",
+             "bailing-hybrid", "phimoe"))]
 
 
 def finish(writer):
