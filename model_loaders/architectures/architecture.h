@@ -3,6 +3,7 @@
 // describes how to add a family.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -38,6 +39,37 @@ struct BlockFormat {
   int columns = 1;
 };
 
+// The order in which files store blocks of adjacent rows (or columns): block i * inner + j of the
+// model's tensor is block j * outer + i of the stored part.
+struct BlockOrder {
+  int64_t size = 0;  // of a block; 0: the order is that of the model
+  int64_t outer = 1;
+  int64_t inner = 1;
+
+  // Returns the stored position of row or column `index` of the model's tensor.
+  int64_t Stored(int64_t index) const {
+    if (size == 0) return index;
+    const int64_t block = index / size;
+    return (block % inner * outer + block / inner) * size + index % size;
+  }
+};
+
+// What the model's tensor is of the elements that files store.
+struct ElementFunction {
+  float (*apply)(float) = nullptr;  // null: the elements as they are
+  // The elements for which apply() returns a finite number, for error messages; others are refused.
+  std::string_view domain = {};
+};
+
+// Files store -e^x instead of x. The result is rounded once, so that its exponential is the number
+// in the file, in all but a few cases to the last bit.
+inline constexpr ElementFunction kLogOfNegative = {
+    [](float x) { return static_cast<float>(std::log(-double{x})); }, "numbers below 0"};
+
+// The same for e^x.
+inline constexpr ElementFunction kLogarithm = {
+    [](float x) { return static_cast<float>(std::log(double{x})); }, "numbers above 0"};
+
 // Where the files store one tensor of the model: a whole stored tensor, or a part of one.
 struct TensorPlace {
   std::string name = {};  // name of the stored tensor
@@ -68,13 +100,20 @@ struct TensorPlace {
   int64_t group_rows = 0;
   int64_t group_stride = 0;
 
+  // The order of the part's rows and columns. With the first one, row_step is 1, and there are no
+  // paired_rows and only one group.
+  BlockOrder row_blocks = {};
+  BlockOrder column_blocks = {};
+
   // The stored tensor may have further dimensions of size 1.
   bool units = false;
 
   // If not kNone, `shape` is that of the widened tensor.
   BlockFormat format = {};
 
-  // The model's tensor is the stored part plus this number, computed in f32.
+  // The model's tensor is this function of the stored part, plus a number, computed in f32. In
+  // block formats, there is neither.
+  ElementFunction function = {};
   float add = 0.0f;
 
   // The configuration keys that determine `shape`, such as "[2 * width, hidden_size]", for error

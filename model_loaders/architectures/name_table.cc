@@ -270,6 +270,7 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
   const std::optional<Numbers> numbers = Match(rule.model, tensor.name);
   TensorPlace place{.name = Substitute(rule.file, *numbers)};
   place.add = rule.add;
+  place.function = rule.function;
   place.units = rule.units;
   if (tensor.shape.size() == 2) place.format = FormatOf(rule, place.name);
   const bool stacked = Stars(rule.file) < Stars(rule.model) && rule.order != RowOrder::kExperts;

@@ -45,8 +45,9 @@ struct TensorRule {
   int part = 0;
   int parts = 1;
   RowOrder order = RowOrder::kJoined;
-  bool transposed = false;  // matrices are stored as their transposes
-  float add = 0.0f;         // TensorPlace::add
+  bool transposed = false;        // matrices are stored as their transposes
+  float add = 0.0f;               // TensorPlace::add
+  ElementFunction function = {};  // TensorPlace::function
   // Above 0: the stored tensor has one more dimension in front, of this size, whose first slice the
   // tensor is.
   int slices = 0;

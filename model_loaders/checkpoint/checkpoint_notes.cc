@@ -22,6 +22,15 @@ std::vector<std::string> CheckpointNotes(const CheckpointConfig& config,
   return notes;
 }
 
+void SetContextReason(const CheckpointConfig& config, Checkpoint* checkpoint) {
+  checkpoint->context_reason = config.context_reason;
+  if (config.context_reason.empty()) return;
+  checkpoint->warnings.push_back(Concat(config.key_place, ": texts have at most ",
+                                        config.spec.max_position_embeddings, " tokens, fewer than ",
+                                        config.AsInFile("max_position_embeddings"),
+                                        " says: ", config.context_reason));
+}
+
 std::string IdentityText(std::string_view config_text, const LoadOptions& options) {
   std::string text(config_text);
   for (const std::string& key : options.ignored_keys) text.append(Concat("\nwithout ", key));

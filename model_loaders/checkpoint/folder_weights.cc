@@ -1,6 +1,7 @@
 #include "model_loaders/checkpoint/folder_weights.h"
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -73,33 +74,39 @@ struct AlignedScales {
 // Keeps the data of the integers and of the scales.
 using TwoOwners = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
 
+// Returns the stored row of row `r` of a part, counted from the part's first one.
+int64_t StoredRow(const StoredPart& part, int64_t r) {
+  if (const int64_t group = part.paired_rows; group != 0) {
+    const int64_t i = r % group;
+    const int64_t half = group / 2;
+    return r - i + (i < half ? 2 * i : 2 * (i - half) + 1);
+  }
+  if (part.group_rows != 0) r = r / part.group_rows * part.group_stride + r % part.group_rows;
+  return part.row_blocks.Stored(r);
+}
+
 // Returns a copy of a part of a stored tensor; `bytes` are those of the whole stored tensor. The
-// copy has the stored type, or f32 if a number is added to every element.
+// copy has the stored type, or f32 if its elements are computed.
 HostTensor CopyPart(const StoredPart& part, DType type, std::string_view bytes,
                     const std::vector<int64_t>& shape) {
   int64_t columns = 1;
   for (size_t i = 1; i < shape.size(); ++i) columns *= shape[i];
-  const bool adds = part.add != 0.0f;
-  const DType copied = adds ? DType::kF32 : type;
+  const ElementFunction& function = part.function;
+  const bool computes = part.add != 0.0f || function.apply != nullptr;
+  const DType copied = computes ? DType::kF32 : type;
   const int64_t element = SizeOf(type);
   auto copy =
       std::make_shared<std::vector<char>>(static_cast<size_t>(shape[0] * columns * SizeOf(copied)));
   const HostTensor whole{.data = bytes.data(), .dtype = type, .shape = {}, .owner = nullptr};
   char* out = copy->data();
-  const int64_t group = part.paired_rows;
   for (int64_t r = 0; r < shape[0]; ++r) {
-    int64_t stored_row = r;
-    if (group != 0) {
-      const int64_t i = r % group;
-      const int64_t half = group / 2;
-      stored_row = r - i + (i < half ? 2 * i : 2 * (i - half) + 1);
-    } else if (part.group_rows != 0) {
-      stored_row = r / part.group_rows * part.group_stride + r % part.group_rows;
-    }
-    int64_t from = part.first_element + stored_row * part.row_stride;
-    for (int64_t c = 0; c < columns; ++c, from += part.column_stride) {
-      if (adds) {
-        const float value = ElementAsF32(whole, from) + part.add;
+    const int64_t row = part.first_element + StoredRow(part, r) * part.row_stride;
+    for (int64_t c = 0; c < columns; ++c) {
+      const int64_t from = row + part.column_blocks.Stored(c) * part.column_stride;
+      if (computes) {
+        float value = ElementAsF32(whole, from);
+        if (function.apply != nullptr) value = function.apply(value);
+        value += part.add;
         std::memcpy(out, &value, sizeof(value));
       } else {
         std::memcpy(out, bytes.data() + from * element, static_cast<size_t>(element));
@@ -108,6 +115,19 @@ HostTensor CopyPart(const StoredPart& part, DType type, std::string_view bytes,
     }
   }
   return {.data = copy->data(), .dtype = copied, .shape = shape, .owner = copy};
+}
+
+// Returns InvalidArgument if the part's function has no finite value for an element.
+absl::Status CheckFunction(const StoredPart& part, const HostTensor& values,
+                           std::string_view file) {
+  if (part.function.apply == nullptr) return absl::OkStatus();
+  for (int64_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(ElementAsF32(values, i))) continue;
+    return absl::InvalidArgumentError(Concat(Printable(file), ": tensor ", Quoted(part.stored.name),
+                                             ": expected ", part.function.domain,
+                                             ", found another value"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -174,7 +194,13 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
   if (!part.contiguous) {
     MOESERVE_ASSIGN_OR_RETURN(TensorData whole, file->Read(*entry));
     whole = ReadOnce(*file, std::move(whole));
-    return CopyPart(part, *WeightType(entry->type), whole.bytes, shape);
+    HostTensor copy = CopyPart(part, *WeightType(entry->type), whole.bytes, shape);
+    if (absl::Status fault = CheckFunction(part, copy, file->file_name()); !fault.ok()) {
+      MOESERVE_RETURN_IF_ERROR(
+          Check());  // zeros of a damaged file are not a fault of the checkpoint
+      return fault;
+    }
+    return copy;
   }
   int64_t count = 1;
   for (const int64_t dim : shape) count *= dim;

@@ -198,6 +198,7 @@ Result<Checkpoint> LoadGguf(const fs::path& path, const fs::path& place,
                                              Quoted(label)));
   }
   Checkpoint checkpoint;
+  SetContextReason(*config, &checkpoint);
   checkpoint.spec = config->spec;
   checkpoint.eos_token_ids = config->spec.eos_token_ids;
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.generation, ReadDefaults(*file));

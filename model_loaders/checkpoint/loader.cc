@@ -159,12 +159,7 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
   if (!files.ok()) return files.status();
   checkpoint.warnings = files->warnings();
   MOESERVE_RETURN_IF_ERROR(LookAtTiedHead(*files, &config, &checkpoint.warnings));
-  checkpoint.context_reason = config->context_reason;
-  if (!checkpoint.context_reason.empty()) {
-    checkpoint.warnings.push_back(
-        Concat(config->key_place, ": texts have at most ", config->spec.max_position_embeddings,
-               " tokens, fewer than max_position_embeddings says: ", checkpoint.context_reason));
-  }
+  SetContextReason(*config, &checkpoint);
   std::vector<std::string> ignored;
   MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, *files, &ignored));
   checkpoint.notes = CheckpointNotes(*config, ignored, options);

@@ -17,6 +17,18 @@ int64_t Product(std::span<const int64_t> dims) {
   return product;
 }
 
+// Returns whether the blocks are those of `count` rows or columns.
+bool Divides(const BlockOrder& order, int64_t count) {
+  return order.size == 0 ||
+         (order.size > 0 && order.outer > 0 && order.inner > 0 && count % order.size == 0 &&
+          count / order.size % order.outer == 0 && count / order.size / order.outer == order.inner);
+}
+
+// Returns whether the part is a rectangle with rows at regular distances.
+bool IsRegular(const TensorPlace& place) {
+  return place.row_blocks.size == 0 && place.column_blocks.size == 0;
+}
+
 // Sets where the part with shape `shape` lies in its stored tensor. Returns false if it does not
 // lie inside that tensor.
 bool LocatePart(const TensorPlace& place, const std::vector<int64_t>& shape, StoredPart& part) {
@@ -31,6 +43,8 @@ bool LocatePart(const TensorPlace& place, const std::vector<int64_t>& shape, Sto
   if (slice.size() == 1 && shape.size() == 2 && shape[0] == 1) slice.insert(slice.begin(), 1);
   // The matrix of a convolution may have a dimension for its only channel.
   if (slice.size() == 3 && shape.size() == 2 && slice[1] == 1) slice.erase(slice.begin() + 1);
+  // A vector may be stored as a matrix with its parts as rows.
+  if (slice.size() == 2 && shape.size() == 1) slice = {Product(slice)};
   if (slice.empty() || slice.size() != shape.size()) return false;
   const int64_t slice_size = Product(slice);
   part.row_stride = Product(std::span(slice).subspan(1));
@@ -61,16 +75,26 @@ bool LocatePart(const TensorPlace& place, const std::vector<int64_t>& shape, Sto
                  shape[0] % place.paired_rows != 0)) {
     return false;
   }
+  const int64_t columns = Product(std::span(shape).subspan(1));
+  if (!Divides(place.row_blocks, shape[0]) || !Divides(place.column_blocks, columns) ||
+      (!IsRegular(place) && (place.row_step != 1 || paired || (group != 0 && group != shape[0]) ||
+                             place.format.kind != BlockFormatKind::kNone))) {
+    return false;
+  }
   part.first_element = skipped_slices * slice_size + place.first_row * part.row_stride +
                        first_column * part.column_stride;
   part.row_stride *= place.row_step;
+  part.row_blocks = place.row_blocks;
+  part.column_blocks = place.column_blocks;
+  part.function = place.function;
   part.add = place.add;
   part.paired_rows = place.paired_rows;
   part.group_rows = group;
   part.group_stride = place.group_stride;
   const bool one_group = group == 0 || group == shape[0];
-  part.contiguous = !place.transposed && place.row_step == 1 && place.add == 0.0f && !paired &&
-                    one_group && !place.first_column.has_value();
+  part.contiguous = !place.transposed && place.row_step == 1 && place.add == 0.0f &&
+                    place.function.apply == nullptr && IsRegular(place) && !paired && one_group &&
+                    !place.first_column.has_value();
   return true;
 }
 

@@ -21,8 +21,11 @@ struct StoredPart {
   int64_t paired_rows = 0;  // TensorPlace::paired_rows
   int64_t group_rows = 0;   // TensorPlace::group_rows
   int64_t group_stride = 0;
-  float add = 0.0f;  // TensorPlace::add
-  // Whether the elements of the part are adjacent, in their order, and need no addition, so that no
+  BlockOrder row_blocks = {};     // TensorPlace::row_blocks
+  BlockOrder column_blocks = {};  // TensorPlace::column_blocks
+  ElementFunction function = {};  // TensorPlace::function
+  float add = 0.0f;               // TensorPlace::add
+  // Whether the elements of the part are adjacent, in their order, and are the model's, so that no
   // copy is needed.
   bool contiguous = true;
 };

@@ -64,11 +64,13 @@ constexpr std::string_view kGpt4o[] = {kGpt4oPattern};
 constexpr std::string_view kKimi[] = {kKimiPattern};
 constexpr std::string_view kLlama3[] = {kLlama3Pattern};
 constexpr std::string_view kQwen2[] = {kQwen2Pattern};
+constexpr std::string_view kQwen35[] = {kQwen35Pattern};
 
 // The original of bailingmoe and bailingmoe2 is another pattern that matches the same.
 constexpr PreTokenizerKind kKinds[] = {
     {.name = "bailingmoe", .patterns = kQwen2},
     {.name = "bailingmoe2", .patterns = kQwen2},
+    {.name = "dbrx", .patterns = kLlama3},
     {.name = "deepseek-llm", .patterns = kDeepSeek2Patterns, .digits = Digits::kSingleLast},
     {.name = "deepseek-v3", .patterns = kDeepSeek3Patterns},
     {.name = "glm4", .patterns = kLlama3},
@@ -76,14 +78,18 @@ constexpr PreTokenizerKind kKinds[] = {
     {.name = "gpt-4o", .patterns = kGpt4o},
     {.name = "hunyuan", .patterns = kQwen2, .composes = true},
     {.name = "kimi-k2", .patterns = kKimi},
+    {.name = "lfm2", .patterns = kLlama3, .ignore_merges = true, .add_bos = true},
     {.name = "llama-bpe", .patterns = kLlama3, .ignore_merges = true, .add_bos = true},
+    {.name = "minimax-m2", .patterns = kGpt4o},
     {.name = "modern-bert",
      .composes = true,
      .add_bos = true,
      .add_eos = true,
      .frames = BertFrames},
     {.name = "olmo", .composes = true},
+    {.name = "pixtral", .patterns = kLlama3, .ignore_merges = true, .add_bos = true},
     {.name = "qwen2", .patterns = kQwen2, .composes = true},
+    {.name = "qwen35", .patterns = kQwen35, .composes = true},
     {.name = "refact", .digits = Digits::kSingleFirst},
     {.name = "roberta-bpe", .add_bos = true, .add_eos = true, .frames = RobertaFrames},
     {.name = "smollm", .digits = Digits::kSingleFirst},

@@ -367,6 +367,16 @@ TEST(StoredParts, LieInsideTheStoredTensor) {
        1,
        false},
       {{.name = "x", .shape = {10, 6}, .first_row = 1, .group_rows = 4, .group_stride = 5}, 6},
+      {{.name = "x", .shape = {4, 6}, .function = kLogOfNegative}, 0, 6, 1, false},
+      {{.name = "x",
+        .shape = {8, 6},
+        .first_row = 4,
+        .row_blocks = {.size = 1, .outer = 2, .inner = 2}},
+       24,
+       6,
+       1,
+       false},
+      {{.name = "x", .column_blocks = {.size = 2, .outer = 3, .inner = 1}}, 0, 6, 1, false},
   };
   for (const Inside& i : inside) {
     const auto parts = StoredParts(FixedPlace(i.place), matrix);
@@ -397,6 +407,15 @@ TEST(StoredParts, LieInsideTheStoredTensor) {
       TensorPlace{.name = "x", .shape = {9, 6}, .first_row = 3, .group_rows = 2, .group_stride = 5},
       TensorPlace{.name = "x", .shape = {20, 6}, .group_rows = 3, .group_stride = 5},
       TensorPlace{.name = "x", .shape = {20, 6}, .group_rows = 2, .group_stride = 1},
+      TensorPlace{.name = "x", .row_blocks = {.size = 1, .outer = 2, .inner = 3}},
+      TensorPlace{.name = "x", .row_blocks = {.size = 3, .outer = 1, .inner = 1}},
+      TensorPlace{.name = "x", .row_blocks = {.size = -1, .outer = 2, .inner = 2}},
+      TensorPlace{.name = "x", .row_blocks = {.size = 1, .outer = 0, .inner = 4}},
+      TensorPlace{.name = "x", .column_blocks = {.size = 1, .outer = 2, .inner = 2}},
+      TensorPlace{.name = "x",
+                  .shape = {8, 6},
+                  .row_step = 2,
+                  .row_blocks = {.size = 1, .outer = 2, .inner = 2}},
   };
   for (const auto& place : outside) {
     EXPECT_EQ(StoredParts(FixedPlace(place), matrix).status().code(), absl::StatusCode::kInternal);

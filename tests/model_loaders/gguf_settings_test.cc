@@ -268,8 +268,11 @@ TEST(GgufHostile, AnyNumberMayBeWrong) {
   TempFolder folder;
   const fs::path path = folder.path() / "a.gguf";
   int refused = 0;
-  for (const char* name : {"bailing-groups-bf16", "deepseek-v3-bf16", "ernie4-5-moe-bf16",
-                           "gemma3-old-keys-bf16", "gpt-oss-bf16", "phi3-longrope-long-bf16"}) {
+  for (const char* name :
+       {"bailing-groups-bf16", "deepseek-v3-bf16", "deepseek-v32-bf16", "ernie4-5-moe-bf16",
+        "exaone-moe-bf16", "gemma3-old-keys-bf16", "gpt-oss-bf16", "granitemoehybrid-mamba-bf16",
+        "hy-v3-bf16", "kimi-linear-bf16", "lfm2-moe-bf16", "nemotron-h-bf16",
+        "phi3-longrope-long-bf16", "qwen3-5-moe-bf16", "qwen3-next-bf16"}) {
     const GgufParts good = PartsOfModel(name);
     for (const GgufKey& key : good.keys) {
       if (key.type != kU32 && key.type != kF32) continue;
@@ -394,8 +397,8 @@ INSTANTIATE_TEST_SUITE_P(
         SettingKey(
             "Step", kDeepSeek, GgufU32("deepseek2.interleave_moe_layer_step", 0),
             {"deepseek2.interleave_moe_layer_step: expected an integer of at least 1, found 0"}),
-        SettingKey("NextToken", kDeepSeek, GgufU32("deepseek2.nextn_predict_layers", 1),
-                   {"deepseek2.nextn_predict_layers: expected 0, found 1 (u32)"}),
+        SettingKey("NextToken", kDeepSeek, GgufU32("deepseek2.nextn_predict_layers", 3),
+                   {"deepseek2.nextn_predict_layers: expected an integer in [0, 2]", "found 3"}),
         SettingKey("YarnFactor", kDeepSeek,
                    GgufF32("deepseek2.rope.scaling.yarn_attn_factor", 2.0f),
                    {"deepseek2.rope.scaling.yarn_attn_factor: expected 1, found 2"}),
@@ -450,9 +453,9 @@ INSTANTIATE_TEST_SUITE_P(
             "GlmNextToken", "glm4-moe-groups-bf16", GgufU32("glm4moe.nextn_predict_layers", 2),
             {"glm4moe.nextn_predict_layers: expected an integer in [0, 1] (glm4moe.block_count is "
              "2), found 2"}),
-        SettingKey("GraniteWithoutPositions", "granitemoeshared-bf16",
-                   GgufBool("granitemoe.rope.scaling.finetuned", 0),
-                   {"granitemoe.rope.scaling.finetuned: expected true, found false"}),
+        SettingKey("GranitePositions", "granitemoeshared-bf16",
+                   GgufU32("granitemoe.rope.scaling.finetuned", 0),
+                   {"granitemoe.rope.scaling.finetuned: expected a bool, found 0 (u32)"}),
         SettingKey("ErnieShared", "ernie4-5-moe-bf16",
                    GgufU32("ernie4_5-moe.expert_shared_feed_forward_length", 16),
                    {"tensor \"blk.1.ffn_gate_shexp.weight\": expected shape [16, 32]",

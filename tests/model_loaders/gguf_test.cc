@@ -186,6 +186,44 @@ INSTANTIATE_TEST_SUITE_P(
       return TestName({info.param.file, {}});
     });
 
+// The patches: in hybrids of Granite, only attention without positions is beside state spaces.
+INSTANTIATE_TEST_SUITE_P(
+    Hybrids, GgufModelTest,
+    ::testing::Values(GgufCase{"granitemoehybrid-mamba-bf16", "granitemoehybrid-mamba"},
+                      GgufCase{"bailing-hybrid-bf16", "bailing-hybrid"},
+                      GgufCase{"kimi-linear-bf16", "kimi-linear"}, GgufCase{"lfm2-bf16", "lfm2"},
+                      GgufCase{"lfm2-moe-bf16", "lfm2-moe"},
+                      GgufCase{"nemotron-h-bf16", "nemotron-h"},
+                      GgufCase{"nemotron-h-latent-groups-bf16", "nemotron-h-latent-groups"},
+                      GgufCase{"nemotron-h-pattern-biases-bf16", "nemotron-h-pattern-biases"},
+                      GgufCase{"qwen3-5-bf16", "qwen3-5"},
+                      GgufCase{"qwen3-5-moe-bf16", "qwen3-5-moe"},
+                      GgufCase{"qwen3-next-bf16", "qwen3-next"}),
+    [](const auto& info) {
+      return TestName({info.param.file, {}});
+    });
+
+// AFMoE has a window in all layers but every fourth; DeepSeek's two scales of yarn are equal.
+INSTANTIATE_TEST_SUITE_P(
+    Relatives, GgufModelTest,
+    ::testing::Values(
+        GgufCase{"afmoe-bf16", "afmoe", true,
+                 R"({"layer_types":["sliding_attention","sliding_attention",)"
+                 R"("sliding_attention","full_attention"]})"},
+        GgufCase{"deepseek-v32-bf16", "deepseek-v32", true,
+                 R"({"rope_parameters":{"mscale":0.9}})"},
+        GgufCase{"exaone-moe-bf16", "exaone-moe"}, GgufCase{"glm-moe-dsa-bf16", "glm-moe-dsa"},
+        GgufCase{"glm4-moe-lite-bf16", "glm4-moe-lite"}, GgufCase{"glm4v-moe-bf16", "glm4v-moe"},
+        GgufCase{"granite-bf16", "granite"}, GgufCase{"hy-v3-bf16", "hy-v3"},
+        GgufCase{"mellum-bf16", "mellum"}, GgufCase{"minimax-m2-bf16", "minimax-m2"},
+        GgufCase{"phimoe-bf16", "phimoe", true,
+                 R"({"router_jitter_noise":0.01,"rope_parameters":{)"
+                 R"("short_mscale":1.243163121016122,"long_mscale":1.243163121016122}})"},
+        GgufCase{"qwen3-vl-moe-bf16", "qwen3-vl-moe"}, GgufCase{"solar-open-bf16", "solar-open"}),
+    [](const auto& info) {
+      return TestName({info.param.file, {}});
+    });
+
 // Blocks give the results of the values to which the reference converts them.
 TEST(GgufModel, BlocksGiveTheLogitsOfTheirValues) {
   for (const std::string file : {"mixtral-q8_0", "olmoe-q4_0"}) {
@@ -458,7 +496,12 @@ INSTANTIATE_TEST_SUITE_P(
                       PreTokenizerCase{"bailingmoe", "patterns", "bailingmoe2"},
                       PreTokenizerCase{"deepseek-llm"}, PreTokenizerCase{"deepseek-v3"},
                       PreTokenizerCase{"gpt-4o"}, PreTokenizerCase{"kimi-k2"},
+                      PreTokenizerCase{"qwen35"},
+                      PreTokenizerCase{"minimax-m2", "patterns", "gpt-4o"},
                       PreTokenizerCase{"glm4", "llama-bpe", "llama-bpe"},
+                      PreTokenizerCase{"dbrx", "llama-bpe", "llama-bpe"},
+                      PreTokenizerCase{"lfm2", "llama-bpe", "llama-bpe"},
+                      PreTokenizerCase{"pixtral", "llama-bpe", "llama-bpe"},
                       PreTokenizerCase{"hunyuan", "qwen2", "qwen2"},
                       PreTokenizerCase{"refact", "smollm", "smollm"},
                       PreTokenizerCase{"starcoder", "smollm", "smollm"}),

@@ -42,8 +42,11 @@ void GgufConfigReader::ReadLayerCounts() {
                   std::to_string(next_token_layers_));
     }
   }
-  if (problems_.empty()) layers_ = blocks - next_token_layers_;
+  if (!problems_.empty()) next_token_layers_ = 0;
+  layers_ = blocks - next_token_layers_;
   if (family_.norms == GgufFamily::Norms::kBoth) spec_.norm.placement = NormPlacement::kBoth;
+  if (family_.layer_norms) spec_.norm.kind = NormKind::kLayer;
+  spec_.head_bias = family_.layer_norms && Has("output.bias");
   spec_.tie_word_embeddings = !Has("output.weight");
 }
 
@@ -66,7 +69,8 @@ void GgufConfigReader::ReadFactors() {
 }
 
 AttentionSpec GgufConfigReader::ReadAttention() {
-  AttentionSpec attention = ReadHeads(head_dim_key_);
+  AttentionSpec attention = ReadHeads(head_dim_key_, kv_heads_);
+  const std::optional<int> layer = FirstOf(LayerKind::kAttention);
   const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
   const double scale = keys_.Real(".attention.scale", 0.0);
   if (scale != 0.0) {
@@ -74,9 +78,11 @@ AttentionSpec GgufConfigReader::ReadAttention() {
   } else if (derived > 0 && layers_ == family_.derived_scale_layers) {
     attention.scale = 1.0 / std::sqrt(derived);
   }
-  attention.bias = family_.always_biased || Has("blk.0.attn_q.bias") || Has("blk.0.attn_qkv.bias");
-  attention.out_bias = Has("blk.0.attn_output.bias");
-  if (!family_.qk_norm_optional || Has("blk.0.attn_q_norm.weight")) {
+  attention.bias =
+      family_.always_biased || HasIn(layer, "attn_q.bias") || HasIn(layer, "attn_qkv.bias");
+  attention.out_bias = HasIn(layer, "attn_output.bias");
+  attention.gate = family_.gated || family_.gated_queries;
+  if (!family_.qk_norm_optional || HasIn(layer, "attn_q_norm.weight")) {
     attention.qk_norm = family_.qk_norm;
   }
   attention.qk_norm_after_rope = family_.qk_norm_after_rope;
@@ -116,15 +122,27 @@ AttentionSpec GgufConfigReader::ReadLatentAttention() {
       }
     };
     require(".attention.key_length", static_cast<double>(latent.rank) + latent.rope_dim);
-    require(".attention.value_length", latent.rank);
-    require(".attention.head_count_kv", 1);
+    if (kv_heads_.has_value()) {
+      // Converters write what the width of heads in some configurations is.
+      keys_.Ignore(".attention.value_length");
+      if (kv_heads_ != 1) keys_.Fault(".attention.head_count_kv", "1", std::to_string(*kv_heads_));
+    } else {
+      require(".attention.value_length", latent.rank);
+      require(".attention.head_count_kv", 1);
+    }
   } else {
     latent.value_dim = keys_.Int(".attention.value_length");
-    keys_.Require(".attention.head_count_kv", attention.num_heads);
+    if (!kv_heads_.has_value()) {
+      keys_.Require(".attention.head_count_kv", attention.num_heads);
+    } else if (kv_heads_ != attention.num_heads) {
+      keys_.Fault(".attention.head_count_kv", std::to_string(attention.num_heads),
+                  std::to_string(*kv_heads_));
+    }
   }
   attention.head_dim = keys_.Int(head_dim_key_);
   if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
   attention.latent = latent;
+  attention.gate = attention.gate_per_head = family_.gated;
   return attention;
 }
 
@@ -136,14 +154,24 @@ void GgufConfigReader::ReadWindows() {
   const int window = keys_.Int(kWindow, family_.default_window);
   // Half of it on each side.
   if (window != 0) window_ = family_.bidirectional && window > 0 ? window / 2 + 1 : window;
+  // Newer files list the layers that have a window.
   constexpr std::string_view kPeriod = ".attention.sliding_window_pattern";
-  window_period_ = keys_.Int(kPeriod, *family_.window_period);
+  const GgufValue* const pattern = keys_.Find(kPeriod);
+  if (pattern != nullptr && pattern->type == GgufValueType::kArray) {
+    windows_ = keys_.Flags(kPeriod, layers_ + next_token_layers_);
+  } else {
+    window_period_ = keys_.Int(kPeriod, *family_.window_period);
+  }
   if (window_period_ < 0) {
     keys_.Fault(kPeriod, "an integer of at least 0", std::to_string(window_period_));
   }
+  if (family_.window_rope && window_.has_value()) {
+    full_position_.emplace().kind = PositionKind::kNone;
+  }
   if (!family_.window_theta.has_value()) return;
+  const double usual = *family_.window_theta == 0.0 ? spec_.position.theta : *family_.window_theta;
   PositionSpec position = spec_.position;
-  position.theta = keys_.Real(".rope.freq_base_swa", family_.window_theta);
+  position.theta = keys_.Real(".rope.freq_base_swa", usual);
   position.scaling = RopeScaling();
   window_position_ = std::move(position);
 }
@@ -199,6 +227,9 @@ void GgufConfigReader::ReadDenseModules() {
 
 void GgufConfigReader::RefuseSettings() {
   keys_.Ignore(".tensor_data_layout");
+  keys_.Ignore(".n_deepstack_layers");  // of image tokens
+  // Converters write the eps of Nemotron's norms under both names.
+  if (family_.norms == GgufFamily::Norms::kOne) keys_.Ignore(".attention.layer_norm_epsilon");
   for (const char* key :
        {".attention.max_alibi_bias", ".attention.clamp_kqv", ".use_parallel_residual"}) {
     keys_.Require(key, 0);
@@ -206,37 +237,52 @@ void GgufConfigReader::RefuseSettings() {
   keys_.RefuseOthers();
 }
 
+// As long as there are no more keys than an indexer chooses, all of them count.
+void GgufConfigReader::ReadIndexer() {
+  if (!family_.indexed) return;
+  constexpr std::string_view kChosen = ".attention.indexer.top_k";
+  const int chosen = keys_.Int(kChosen);
+  if (chosen < 1 && keys_.Find(kChosen) != nullptr)
+    keys_.Fault(kChosen, "an integer of at least 1", std::to_string(chosen));
+  for (const char* key : {"head_count", "key_length", "types"}) {
+    keys_.Ignore(Concat(".attention.indexer.", key));
+  }
+  if (chosen >= spec_.max_position_embeddings) return;
+  spec_.max_position_embeddings = chosen;
+  context_reason_ = Concat("sparse attention beyond ", keys_.NameOf(kChosen), " is not computed");
+}
+
 LayerSpec GgufConfigReader::Layer(int layer, const AttentionSpec& attention) const {
+  const auto at = static_cast<size_t>(layer);
   LayerSpec result{attention, IsRouted(layer) ? experts_ : dense_};
-  const bool sliding = window_period_ == 0 || layer % window_period_ < window_period_ - 1;
+  const bool sliding = windows_.has_value()
+                           ? (*windows_)[at]
+                           : window_period_ == 0 || layer % window_period_ < window_period_ - 1;
   if (window_.has_value() && sliding) {
     result.attention.window = window_;
     result.attention.position = window_position_;
+  } else {
+    result.attention.position = full_position_;
+  }
+  if (kinds_[at] == LayerKind::kRecurrent) result.token_mixer = recurrent_;
+  if (family_.norms != GgufFamily::Norms::kOne) return result;
+  result.one_block = true;
+  if (kinds_[at] == LayerKind::kFeedForward) {
+    if (!IsRouted(layer)) result.feed_forward.width = widths_[at];
+    result.token_mixer = result.feed_forward;
   }
   return result;
 }
 
-ConfigResult GgufConfigReader::Read() {
-  ReadSizes(".attention.layer_norm_rms_epsilon");
-  ReadLayerCounts();
-  ReadTokenIds();
-  ReadFactors();
-  AttentionSpec attention = family_.latent ? ReadLatentAttention() : ReadAttention();
-  ReadPosition(attention.rope_width());
-  attention.scale *= score_factor_;
-  ReadWindows();
-  ReadFeedForward();
-  ReadHead();
-  RefuseSettings();
-  MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(Prefix()));
-
+// All keys were read without errors.
+std::unique_ptr<GgufConfig> GgufConfigReader::Assemble(const AttentionSpec& attention) const {
   auto config = std::make_unique<GgufConfig>(family_, stored_, head_dim_key_);
   config->spec = spec_;
   ModelSpec& spec = config->spec;
-  // With all dimensions rotated, the rows can be put into the order of other formats, which makes
-  // the results equal to theirs to the last bit.
-  const bool permuted = family_.pairs == GgufFamily::Pairs::kPermuted;
-  if (permuted && spec.position.fraction == 1.0 && attention.head_dim % 2 == 0) {
+  // With all dimensions rotated, or none, the rows can be put into the order of other formats,
+  // which makes the results equal to theirs to the last bit.
+  const bool whole = spec.position.kind == PositionKind::kNone || spec.position.fraction == 1.0;
+  if (family_.pairs == GgufFamily::Pairs::kPermuted && whole && attention.head_dim % 2 == 0) {
     config->paired_rows = attention.head_dim;
   } else if (family_.pairs != GgufFamily::Pairs::kHalves) {
     spec.position.pairing = RopePairing::kInterleaved;
@@ -244,11 +290,31 @@ ConfigResult GgufConfigReader::Read() {
   const WeightFiles::Location* gate = weights_.Find("blk.0.ffn_gate_inp_shexp.weight");
   config->reversed_scores = reversed_scores_;
   config->vector_gate = gate == nullptr || gate->entry->shape.size() == 1;
+  config->context_reason = context_reason_;
   for (int i = 0; i < next_token_layers_; ++i) {
     config->ignored_prefixes.push_back(Concat("blk.", layers_ + i, '.'));
   }
   for (int i = 0; i < layers_; ++i) spec.AddLayer(Layer(i, attention));
-  return Finish(std::move(config));
+  return config;
+}
+
+ConfigResult GgufConfigReader::Read() {
+  ReadSizes(".attention.layer_norm_rms_epsilon");
+  ReadLayerCounts();
+  ReadTokenIds();
+  ReadFactors();
+  ReadMixers();
+  AttentionSpec attention = family_.latent ? ReadLatentAttention() : ReadAttention();
+  ReadPosition(attention.rope_width());
+  attention.scale *= score_factor_;
+  ReadWindows();
+  ReadIndexer();
+  ReadFeedForward();
+  ReadHead();
+  RefuseSettings();
+  MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(Prefix()));
+
+  return Finish(Assemble(attention));
 }
 
 ConfigResult ReadGgufConfig(const GgufFile& file, const WeightFiles& weights,

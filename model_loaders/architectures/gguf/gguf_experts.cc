@@ -31,6 +31,7 @@ constexpr int kSigmoidGate = 2;
 }  // namespace
 
 bool GgufConfigReader::IsRouted(int layer) const {
+  if (!routed_layers_.empty()) return routed_layers_[static_cast<size_t>(layer)];
   return routed_step_ > 0 && layer >= first_routed_ && (layer + 1) % routed_step_ == 0;
 }
 
@@ -53,22 +54,40 @@ void GgufConfigReader::ReadFeedForward() {
   }
   ReadRoutedLayers();
   // In most files with experts, this is the width of dense layers, of which there are none.
-  const bool has_dense = first_routed_ > 0 || routed_step_ != 1;
-  if (has_dense) dense_ = ReadDense();
+  for (int i = 0; i < layers_; ++i) {
+    if (IsRouted(i)) continue;
+    dense_ = ReadDense();
+    break;
+  }
   experts_ = ReadExperts(count);
 }
 
 FeedForwardSpec GgufConfigReader::ReadDense() {
   FeedForwardSpec block;
-  block.width = keys_.Int(kWidth);
-  block.expert.bias = Has("blk.0.ffn_up.bias");
   block.expert.activation = family_.activation;
+  if (family_.plain_experts) block.expert.form = ExpertForm::kPlain;
+  if (!widths_.empty()) {  // layers have their own
+    block.expert.bias = HasIn(FirstOf(LayerKind::kFeedForward), "ffn_up.bias");
+    return block;
+  }
+  // Without experts, Granite's shared expert is the feed-forward.
+  const bool shared = family_.experts == Experts::kIfCounted && family_.shared != Shared::kNone;
+  const std::optional<int> shared_width = shared ? keys_.OptionalInt(kSharedWidth) : std::nullopt;
+  const int width = keys_.Int(kWidth, shared_width);
+  block.width = shared_width.value_or(width);
+  block.expert.bias = Has("blk.0.ffn_up.bias");
   return block;
 }
 
 // Finds out which layers have experts.
 void GgufConfigReader::ReadRoutedLayers() {
   routed_step_ = 1;
+  if (family_.router_decides) {
+    for (int i = 0; i < layers_; ++i) {
+      routed_layers_.push_back(HasIn(i, "ffn_gate_inp.weight"));
+    }
+    return;
+  }
   if (!family_.free_router) {
     keys_.Require(kFirstRouted, 0);
     return;
@@ -90,6 +109,7 @@ FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
   FeedForwardSpec block;
   ExpertSpec& expert = block.expert;
   expert.activation = family_.activation;
+  if (family_.plain_experts) expert.form = ExpertForm::kPlain;
   if (family_.clamped_experts) {  // numbers that no key has
     expert.bias = true;
     expert.activation_slope = 1.702f;
@@ -100,11 +120,18 @@ FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
   routing.num_experts = count;
   routing.select.k = keys_.Int(kSelected);
   ReadGate(routing);
+  if (routing.gate == GateKind::kSparseMixer) {  // what the authors do, whatever keys say
+    keys_.Require(kSelected, 2);
+    routing.mixer_limit = 0.02;
+    routing.renormalize = false;
+  }
   const double scale = keys_.Real(".expert_weights_scale", 1.0);
   routing.scale = scale == 0.0 ? 1.0 : scale;  // 0 stands for "not set"
   if (!family_.counts_next_token_layers) keys_.Require(".nextn_predict_layers", 0);
 
-  const std::optional<int> dense = keys_.OptionalInt(kWidth);
+  routing.latent_width = keys_.Int(".moe_latent_size", 0);
+
+  const std::optional<int> dense = widths_.empty() ? keys_.OptionalInt(kWidth) : std::nullopt;
   // Early files of qwen2moe have no keys for the widths of experts.
   const int selected = routing.select.k;
   const bool early = family_.shared == Shared::kGated && dense.has_value() && selected > 0;
@@ -151,7 +178,12 @@ void GgufConfigReader::ReadGate(RoutedLayerSpec& routing) {
     return;
   }
   routing.renormalize = renormalize;
-  const int usual = family_.gate == GateKind::kSigmoid ? kSigmoidGate : kSoftmaxGate;
+  const int first = FirstRouted();
+  routing.select.bias = HasIn(first, "exp_probs_b.bias") || HasIn(first, "exp_probs_b");
+  // GLM-4.7 Flash has no key for its gate. Unlike the models with softmax, it has choice biases.
+  const bool sigmoid =
+      family_.gate == GateKind::kSigmoid || (family_.latent && routing.select.bias);
+  const int usual = sigmoid ? kSigmoidGate : kSoftmaxGate;
   const int gate = keys_.Int(kGate, usual);
   if (gate == kSigmoidGate || (gate == 0 && usual == kSigmoidGate)) {
     routing.gate = GateKind::kSigmoid;
@@ -160,7 +192,6 @@ void GgufConfigReader::ReadGate(RoutedLayerSpec& routing) {
   } else {
     keys_.Fault(kGate, "1 (softmax) or 2 (sigmoid)", std::to_string(gate));
   }
-  routing.select.bias = Has(Concat("blk.", FirstRouted(), ".exp_probs_b.bias"));
   ReadGroups(routing);
 }
 

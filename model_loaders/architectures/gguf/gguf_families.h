@@ -22,6 +22,17 @@ struct GgufFamily {
     kInput,          // attn_norm, ffn_norm
     kPostAttention,  // the same, but that of the feed-forward is called post_attention_norm
     kBoth,           // attn_norm, post_attention_norm, ffn_norm, post_ffw_norm
+    kOne,            // attn_norm alone, because layers have one block
+  };
+  // What takes the place of attention in some layers. Which ones, follows from the numbers of kv
+  // heads, which are 0 there; with kDelta, every n-th layer has attention.
+  enum class Recurrent : uint8_t {
+    kNone,
+    kShortConvolution,
+    kDelta,         // a decay for each head
+    kChannelDelta,  // a decay for each channel of the keys
+    kBoundedDelta,  // the same, and decays have a lower bound
+    kStateSpace,
   };
   enum class Experts : uint8_t { kNone, kIfCounted, kAlways };
   enum class Shared : uint8_t {
@@ -40,6 +51,13 @@ struct GgufFamily {
   bool qk_norm_optional = false;  // without the norms' tensors, there are none
   bool qk_norm_after_rope = false;
   bool latent = false;  // multi-head latent attention
+  // The heads' outputs are gated: by attn_gate, or by rows of attn_q behind those of each query.
+  bool gated = false;
+  bool gated_queries = false;
+  bool rope = true;          // else there are no positions
+  bool window_rope = false;  // if there are windows, only layers with one have positions
+  // An indexer chooses keys, but all of them in texts that are short enough.
+  bool indexed = false;
   // Tokens see the whole text, windows reach to both sides, and the model makes vectors of texts,
   // possibly by dense layers behind the pooling.
   bool bidirectional = false;
@@ -55,11 +73,18 @@ struct GgufFamily {
   // If set, layers with a window have rotary positions of their own, without scaling, and with this
   // theta if the file has none for them.
   std::optional<double> window_theta = std::nullopt;
-  bool yarn_truncate = true;  // RopeScaling::truncate
-  bool long_rope = false;     // tensors may contain the factors of LongRoPE
+  bool yarn_truncate = true;    // RopeScaling::truncate
+  bool long_rope = false;       // tensors may contain the factors of LongRoPE
+  double long_magnitude = 0.0;  // if not 0, replaces that of files with these factors
+
+  Recurrent recurrent = Recurrent::kNone;
+  // Heads of values are stored in another order, if there are more than key heads: the first ones
+  // of all key heads, then the second ones, ...
+  bool tiled_values = false;
 
   // Feed-forward.
   ActivationKind activation = ActivationKind::kSilu;
+  bool plain_experts = false;   // no gate projections
   bool joined_gate_up = false;  // ffn_up contains the gate projections, then the up projections
   Experts experts = Experts::kNone;
   std::string_view expert_width = ".expert_feed_forward_length";
@@ -69,11 +94,13 @@ struct GgufFamily {
   // The file says which layers are dense, what the gate is, and whether experts are in groups and
   // have a choice bias.
   bool free_router = false;
+  bool router_decides = false;   // the layers that have a router are those with experts
   bool clamped_experts = false;  // gpt-oss: router and experts have biases, activations a limit
   // The number of layers includes layers that predict further tokens, which are not needed.
   bool counts_next_token_layers = false;
 
   // The whole model.
+  bool layer_norms = false;           // with biases; head and output projection may have one, too
   bool root_embedding_scale = false;  // the embedding is multiplied by sqrt(hidden_size)
   bool granite_factors = false;       // keys for embedding, residual and logit factors
   double logit_cap = 0.0;             // default of final_logit_softcapping, if the keys exist

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "model_loaders/architectures/architecture.h"
 
@@ -78,6 +79,42 @@ int GgufKeys::Int(std::string_view key, std::optional<int> fallback) {
 std::optional<int> GgufKeys::OptionalInt(std::string_view key) {
   if (Find(key) == nullptr) return std::nullopt;
   return Int(key);
+}
+
+std::vector<int> GgufKeys::Ints(std::string_view key, int layers, std::optional<int> fallback) {
+  const auto count = static_cast<size_t>(std::max(layers, 0));
+  const GgufValue* const value = Find(key);
+  if (value == nullptr || value->type != GgufValueType::kArray) {
+    return std::vector<int>(count, Int(key, fallback));
+  }
+  const std::optional<std::vector<int64_t>> items = value->Integers();
+  const auto fits = [](int64_t i) { return std::in_range<int>(i); };
+  if (items.has_value() && items->size() == count && std::ranges::all_of(*items, fits)) {
+    return std::vector<int>(items->begin(), items->end());
+  }
+  Fault(key, Concat("an integer or an array of ", count, " integers (the number of layers)"),
+        ShowGguf(*value));
+  return std::vector<int>(count, fallback.value_or(0));
+}
+
+std::vector<bool> GgufKeys::Flags(std::string_view key, int layers) {
+  const auto count = static_cast<size_t>(std::max(layers, 0));
+  const GgufValue* const value = Find(key);
+  std::vector<bool> flags;
+  if (value != nullptr && value->type == GgufValueType::kArray && value->count == count) {
+    const std::optional<std::vector<int64_t>> items = value->Integers();
+    if (value->item_type == GgufValueType::kBool) {
+      for (const char item : value->bytes) flags.push_back(item != 0);
+    } else if (items.has_value()) {
+      for (const int64_t item : *items) {
+        if (item == 0 || item == 1) flags.push_back(item == 1);
+      }
+    }
+  }
+  if (flags.size() == count) return flags;
+  Fault(key, Concat("an array of ", count, " bools (the number of layers)"),
+        value == nullptr ? "no such key" : ShowGguf(*value));
+  return std::vector<bool>(count, false);
 }
 
 double GgufKeys::Real(std::string_view key, std::optional<double> fallback) {

@@ -32,6 +32,10 @@ class GgufKeys {
   bool Bool(std::string_view key, bool fallback);
   std::optional<std::string_view> Text(std::string_view key);
   std::optional<int> OptionalInt(std::string_view key);
+  // Return a number or truth for each of `layers` layers: `key` is an array of this length, or one
+  // value for all layers. Truths may also be the integers 0 and 1.
+  std::vector<int> Ints(std::string_view key, int layers, std::optional<int> fallback);
+  std::vector<bool> Flags(std::string_view key, int layers);
 
   // Refuses any value of `key` except the number, or the truth, that this is.
   void Require(std::string_view key, double value);

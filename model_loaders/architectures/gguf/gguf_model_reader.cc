@@ -68,10 +68,11 @@ void GgufModelReader::ReadTokenIds() {
   }
 }
 
-AttentionSpec GgufModelReader::ReadHeads(std::string_view head_dim) {
+AttentionSpec GgufModelReader::ReadHeads(std::string_view head_dim, std::optional<int> kv_heads) {
   AttentionSpec attention;
   attention.num_heads = keys_.Int(".attention.head_count");
-  attention.num_kv_heads = keys_.Int(".attention.head_count_kv", attention.num_heads);
+  attention.num_kv_heads =
+      kv_heads.has_value() ? *kv_heads : keys_.Int(".attention.head_count_kv", attention.num_heads);
   const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
   attention.head_dim = keys_.Int(head_dim, derived);
   keys_.Require(".attention.value_length", attention.head_dim);

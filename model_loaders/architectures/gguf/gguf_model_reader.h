@@ -34,7 +34,9 @@ class GgufModelReader {
   void ReadSizes(std::string_view eps);
   void ReadTokenIds();
   // Returns the settings of heads; `head_dim` is the key of their width.
-  AttentionSpec ReadHeads(std::string_view head_dim = ".attention.key_length");
+  // `kv_heads` is the number of kv heads, if it was read.
+  AttentionSpec ReadHeads(std::string_view head_dim = ".attention.key_length",
+                          std::optional<int> kv_heads = std::nullopt);
   // Returns `count` widths of experts, if the model may have so many; else reports `key`.
   std::vector<int> ExpertWidths(std::string_view key, int count, int width);
 

@@ -1,6 +1,7 @@
 // Reads the configuration of a decoder in a GGUF file.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/gguf/gguf_families.h"
 #include "model_loaders/architectures/gguf/gguf_model_reader.h"
+#include "model_loaders/architectures/gguf/gguf_tensors.h"
 #include "model_loaders/files/gguf/gguf_file.h"
 #include "model_loaders/files/weight_files.h"
 
@@ -37,7 +39,23 @@ class GgufConfigReader final : private GgufModelReader {
   void ReadHead();
   void ReadDenseModules();
   void RefuseSettings();
+  void ReadIndexer();
   LayerSpec Layer(int layer, const AttentionSpec& attention) const;
+  std::unique_ptr<GgufConfig> Assemble(const AttentionSpec& attention) const;
+
+  // gguf_mixers.cc
+  enum class LayerKind : uint8_t { kAttention, kRecurrent, kFeedForward };
+  void ReadMixers();
+  void ReadInterval();
+  void ReadKvHeads();
+  int ReadHeadWidth(int heads);
+  DeltaSpec ReadDelta();
+  DeltaSpec ReadChannelDelta();
+  StateSpaceSpec ReadStateSpace();
+  // Returns the first layer of a kind; nullopt if there is none.
+  std::optional<int> FirstOf(LayerKind kind) const;
+  // Returns whether a layer has a tensor, such as "attn_q.bias".
+  bool HasIn(std::optional<int> layer, std::string_view tensor) const;
 
   // gguf_rope.cc. `width` is the number of dimensions of a head that can be rotated.
   void ReadPosition(int width);
@@ -65,14 +83,23 @@ class GgufConfigReader final : private GgufModelReader {
   double score_factor_ = 1.0;  // of latent attention, from yarn
   std::string_view head_dim_key_ = ".attention.key_length";
 
-  std::optional<int> window_;  // of the layers that have one
-  int window_period_ = 0;      // GgufFamily::window_period
+  std::vector<LayerKind> kinds_;    // of the layers
+  std::optional<Mixer> recurrent_;  // the mixer of the recurrent ones
+  std::optional<int> kv_heads_;     // of those with attention, if layers differ
+  std::vector<int> widths_;         // of feed-forwards, if layers have one block
+  std::string context_reason_;      // CheckpointConfig::context_reason
+
+  std::optional<int> window_;                 // of the layers that have one
+  int window_period_ = 0;                     // GgufFamily::window_period
+  std::optional<std::vector<bool>> windows_;  // the layers that have one, if the file lists them
   std::optional<PositionSpec> window_position_;
+  std::optional<PositionSpec> full_position_;  // of the other layers, if there are windows
 
   FeedForwardSpec dense_;
   FeedForwardSpec experts_;
-  int first_routed_ = 0;  // layers before it are dense
-  int routed_step_ = 0;   // layers i with (i + 1) % routed_step_ == 0 have experts; 0: none has
+  int first_routed_ = 0;             // layers before it are dense
+  std::vector<bool> routed_layers_;  // the layers with experts, if a key does not say so
+  int routed_step_ = 0;  // layers i with (i + 1) % routed_step_ == 0 have experts; 0: none has
 };
 
 }  // namespace moeserve

@@ -21,6 +21,16 @@ constexpr std::string_view kMagnitude = ".rope.scaling.attn_factor";
 
 void GgufConfigReader::ReadPosition(int width) {
   PositionSpec& position = spec_.position;
+  if (!family_.rope) {
+    position.kind = PositionKind::kNone;
+    for (const char* key :
+         {".rope.freq_base", ".rope.dimension_count", ".rope.scaling.finetuned"}) {
+      keys_.Ignore(key);
+    }
+    return;
+  }
+  // The parts of positions in images, which are equal in texts.
+  keys_.Ignore(".rope.dimension_sections");
   position.theta = keys_.Real(".rope.freq_base", 10000.0);
   rotated_ = keys_.Int(".rope.dimension_count", width);
   if (width > 0) position.fraction = static_cast<double>(rotated_) / width;
@@ -35,7 +45,7 @@ RopeScaling GgufConfigReader::ReadScaling() {
   // Granite's key for a model without rotary positions, elsewhere information.
   constexpr std::string_view kFinetuned = ".rope.scaling.finetuned";
   if (family_.granite_factors) {
-    keys_.Require(kFinetuned, 1);
+    if (!keys_.Bool(kFinetuned, true)) spec_.position.kind = PositionKind::kNone;
   } else {
     keys_.Ignore(kFinetuned);
   }
@@ -106,7 +116,9 @@ RopeScaling GgufConfigReader::ReadLongRope() {
   RopeScaling s;
   s.kind = RopeScalingKind::kLong;
   s.original_positions = keys_.Real(kOriginalLength);
-  s.magnitude = s.long_magnitude = keys_.Real(kMagnitude, 1.0);
+  const double magnitude = keys_.Real(kMagnitude, 1.0);
+  s.magnitude = family_.long_magnitude == 0.0 ? magnitude : family_.long_magnitude;
+  s.long_magnitude = s.magnitude;
   s.factors = ReadRopeFactors(kShortRopeFactors);
   s.long_factors = ReadRopeFactors(kLongRopeFactors);
   return s;

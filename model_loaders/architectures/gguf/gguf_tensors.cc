@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error_text.h"
+#include "model_loaders/architectures/gguf/gguf_mixer_tensors.h"
 
 namespace moeserve {
 namespace {
@@ -43,6 +44,9 @@ constexpr TensorRule kGgufTensors[] = {
     {"blocks.*.feed_forward.experts.*.down.weight", "blk.*.ffn_down.*.weight"},
     {"blocks.*.feed_forward.experts.*.gate.weight", "blk.*.ffn_gate_up_exps.weight", 0, 2},
     {"blocks.*.feed_forward.experts.*.up.weight", "blk.*.ffn_gate_up_exps.weight", 1, 2},
+    {"blocks.*.feed_forward.router.choice_bias", "blk.*.exp_probs_b"},
+    {"blocks.*.feed_forward.latent_down.weight", "blk.*.ffn_latent_down.weight"},
+    {"blocks.*.feed_forward.latent_up.weight", "blk.*.ffn_latent_up.weight"},
     {"blocks.*.feed_forward.shared.gate.weight", "blk.*.ffn_gate_shexp.weight"},
     {"blocks.*.feed_forward.shared.up.weight", "blk.*.ffn_up_shexp.weight"},
     {"blocks.*.feed_forward.shared.down.weight", "blk.*.ffn_down_shexp.weight"},
@@ -63,7 +67,29 @@ constexpr TensorRule kBothNorms[] = {
     {"blocks.*.feed_forward.output_norm.weight", "blk.*.post_ffw_norm.weight"},
 };
 
+constexpr TensorRule kOneNorm[] = {
+    {"blocks.*.feed_forward.norm.weight", "blk.*.attn_norm.weight"},
+};
+
+constexpr TensorRule kLayerNorms[] = {
+    {"norm.bias", "output_norm.bias"},
+    {"head.bias", "output.bias"},
+    {"blocks.*.attention.norm.bias", "blk.*.attn_norm.bias"},
+    {"blocks.*.feed_forward.norm.bias", "blk.*.ffn_norm.bias"},
+};
+
+// The last norm of LFM2.
+constexpr TensorRule kLastNorm[] = {
+    {"norm.weight", "token_embd_norm.weight"},
+};
+
+constexpr TensorRule kGatedQueries[] = {
+    {"blocks.*.attention.q.weight", "blk.*.attn_q.weight", 0, 1, RowOrder::kGatedQueries},
+    {"blocks.*.attention.gate.weight", "blk.*.attn_q.weight", 1, 1, RowOrder::kGatedQueries},
+};
+
 constexpr TensorRule kGgufAttention[] = {
+    {"blocks.*.attention.gate.weight", "blk.*.attn_gate.weight"},
     {"blocks.*.attention.k.weight", "blk.*.attn_k.weight"},
     {"blocks.*.attention.v.weight", "blk.*.attn_v.weight"},
     {"blocks.*.attention.q.bias", "blk.*.attn_q.bias"},
@@ -81,6 +107,7 @@ constexpr TensorRule kGgufAttention[] = {
 };
 
 constexpr TensorRule kLatentAttention[] = {
+    {"blocks.*.attention.gate.weight", "blk.*.attn_gate.weight"},
     {"blocks.*.attention.q.weight", "blk.*.attn_q_b.weight"},
     {"blocks.*.attention.q_down.weight", "blk.*.attn_q_a.weight"},
     {"blocks.*.attention.q_norm.weight", "blk.*.attn_q_a_norm.weight"},
@@ -135,6 +162,7 @@ constexpr KeyRule kGgufKeys[] = {
     {"feed_forward.routing.select.groups", ".expert_group_count"},
     {"feed_forward.routing.select.best_groups", ".expert_group_used_count"},
     {"feed_forward.routing.scale", ".expert_weights_scale"},
+    {"feed_forward.routing.latent_width", ".moe_latent_size"},
     {"num_experts", ".expert_count"},
     {"routing.num_experts", ".expert_count"},
 };
@@ -161,8 +189,19 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
   };
   // The first of several rules for a tensor counts if no file has one of the tensors.
   if (family.joined_gate_up) add_tensors(kJoinedGateUp);
+  if (family.recurrent == GgufFamily::Recurrent::kShortConvolution) add_tensors(kLastNorm);
+  if (family.gated_queries) add_tensors(kGatedQueries);
+  if (family.layer_norms) add_tensors(kLayerNorms);
   add_tensors(kGgufTensors);
   add_tensors(family.latent ? std::span<const TensorRule>(kLatentAttention) : kGgufAttention);
+  if (family.recurrent != GgufFamily::Recurrent::kNone) {
+    for (TensorRule& rule : tensors) {
+      const bool mixer = rule.model.starts_with("blocks.*.attention.") &&
+                         rule.model != "blocks.*.attention.norm.weight";
+      if (mixer) rule.mixer = BlockKind::kAttention;
+    }
+    add_tensors(RecurrentTensors(family.recurrent));
+  }
   if (family.bidirectional) add_tensors(kDenseModules);
   switch (family.norms) {
     case Norms::kInput:
@@ -174,6 +213,9 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
     case Norms::kBoth:
       add_tensors(kBothNorms);
       break;
+    case Norms::kOne:
+      add_tensors(kOneNorm);
+      break;
   }
 
   const bool of_heads = head_dim_key.ends_with("_mla");
@@ -181,6 +223,7 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
                          {"attention.head_dim", head_dim_key},
                          {"attention.latent.value_dim",
                           of_heads ? ".attention.value_length_mla" : ".attention.value_length"}};
+  AddKeys(family.name, RecurrentKeys(family.recurrent));
   AddKeys(family.name, kGgufKeys);
   AddKeys(family.name, own);
 }
@@ -213,7 +256,9 @@ std::optional<TensorPlace> GgufTableConfig::Place(const TensorRequirement& tenso
 
 GgufConfig::GgufConfig(const GgufFamily& family, const StoredNames& stored,
                        std::string_view head_dim_key)
-    : GgufTables(family, head_dim_key), NameTableConfig(tensors, keys, stored) {
+    : GgufTables(family, head_dim_key),
+      NameTableConfig(tensors, keys, stored),
+      tiled_values_(family.tiled_values) {
   key_place = kGgufMetadata;
   ignored.push_back(kRopeFactors);
   ignored.push_back("blk.*.attn_rot_embd");  // frequencies, in files of early versions
@@ -221,9 +266,18 @@ GgufConfig::GgufConfig(const GgufFamily& family, const StoredNames& stored,
     ignored.push_back(kShortRopeFactors);
     ignored.push_back(kLongRopeFactors);
   }
+  if (family.indexed) {
+    for (const char* tensor : {"blk.*.indexer.attn_k.weight", "blk.*.indexer.attn_q_b.weight",
+                               "blk.*.indexer.k_norm.weight", "blk.*.indexer.k_norm.bias",
+                               "blk.*.indexer.proj.weight"}) {
+      ignored.push_back(tensor);
+    }
+  }
   if (family.latent) {
-    split_heads_ =
-        stored.contains("blk.0.attn_k_b.weight") || stored.contains("blk.0.attn_v_b.weight");
+    split_heads_ = std::ranges::any_of(stored.names, [](const std::string& name) {
+      return MatchesName("blk.*.attn_k_b.weight", name) ||
+             MatchesName("blk.*.attn_v_b.weight", name);
+    });
     // Some files contain both forms.
     if (split_heads_) ignored.push_back("blk.*.attn_kv_b.weight");
   }
@@ -255,7 +309,13 @@ std::optional<TensorPlace> GgufConfig::Place(const TensorRequirement& tensor) co
   if (split_heads_ && is(".attention.heads.")) return HeadPlace(tensor);
   std::optional<TensorPlace> place = NameTableConfig::Place(tensor);
   if (!place.has_value()) return place;
-  if (place->name.find(".attn_qkv.") != std::string::npos) {
+  std::string_view rest = name;
+  const std::optional<int> layer = TakeLayerNumber(rest, "blocks.");
+  const BlockSpec* const block =
+      layer.has_value() && rest.starts_with(".attention.") ? spec.token_mixer(*layer) : nullptr;
+  const bool recurrent = block != nullptr && block->kind() != BlockKind::kAttention;
+  if (recurrent) PlaceRecurrent(name, *block, tiled_values_, *place);
+  if (!recurrent && place->name.find(".attn_qkv.") != std::string::npos) {
     place->follows_from = kJoinedQkv;
   }
   if (place->name.find(".attn_kv_b.") != std::string::npos) {

@@ -70,6 +70,7 @@ class GgufConfig final : private GgufTables, public NameTableConfig {
   // Latent attention: the key and value projections are stacks of the heads' matrices, of which
   // those of keys are transposed. Older files have one matrix instead, as other formats do.
   bool split_heads_ = false;
+  const bool tiled_values_;  // GgufFamily::tiled_values
 };
 
 }  // namespace moeserve

@@ -10,6 +10,7 @@ tensors is written down here:
 - DeepSeek's projection of keys and values becomes a stack of each, [H, rank, keys] and
   [H, values, rank]; older converters keep it (`legacy`).
 - Norms of Gemma, which are offsets from 1, become factors.
+- Hybrid models: see gguf_hybrids.py.
 - MXFP4 blocks get the order of GGUF: byte i has the elements i and i + 16.
 """
 
@@ -23,6 +24,8 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
+from gguf_hybrids import add_hybrid, convert_hybrid, layer_kinds
+
 FAMILIES = pathlib.Path(__file__).parents[2] / "golden" / "families"
 ARCH = gguf.MODEL_ARCH
 ARCHITECTURES = {"llama": ARCH.LLAMA, "mixtral": ARCH.LLAMA, "qwen2": ARCH.QWEN2,
@@ -32,10 +35,24 @@ ARCHITECTURES = {"llama": ARCH.LLAMA, "mixtral": ARCH.LLAMA, "qwen2": ARCH.QWEN2
                  "gemma3_text": ARCH.GEMMA3, "phi3": ARCH.PHI3, "glm4_moe": ARCH.GLM4_MOE,
                  "granitemoe": ARCH.GRANITE_MOE, "granitemoeshared": ARCH.GRANITE_MOE,
                  "hunyuan_v1_moe": ARCH.HUNYUAN_MOE, "ernie4_5_moe": ARCH.ERNIE4_5_MOE,
-                 "bailing_moe_v2": ARCH.BAILINGMOE2, "dots1": ARCH.DOTS1}
-PERMUTED = (ARCH.LLAMA, ARCH.GRANITE_MOE)
+                 "bailing_moe_v2": ARCH.BAILINGMOE2, "dots1": ARCH.DOTS1,
+                 "afmoe": ARCH.AFMOE, "bailing_hybrid": ARCH.KIMI_LINEAR, "phimoe": ARCH.PHIMOE, "deepseek_v32": ARCH.GLM_DSA, "exaone_moe": ARCH.EXAONE_MOE,
+                 "glm4_moe_lite": ARCH.DEEPSEEK2, "glm4v_moe_text": ARCH.GLM4_MOE,
+                 "glm_moe_dsa": ARCH.GLM_DSA, "granite": ARCH.GRANITE,
+                 "granitemoehybrid": ARCH.GRANITE_HYBRID, "hy_v3": ARCH.EXAONE_MOE,
+                 "kimi_linear": ARCH.KIMI_LINEAR, "lfm2": ARCH.LFM2, "lfm2_moe": ARCH.LFM2MOE,
+                 "mellum": ARCH.QWEN3MOE, "minimax_m2": ARCH.MINIMAXM2,
+                 "nemotron_h": ARCH.NEMOTRON_H_MOE, "qwen3_next": ARCH.QWEN3NEXT,
+                 "qwen3_5_text": ARCH.QWEN35, "qwen3_5_moe_text": ARCH.QWEN35MOE,
+                 "qwen3_vl_moe_text": ARCH.QWEN3VLMOE, "solar_open": ARCH.GLM4_MOE}
+# Architectures that the package does not know, but whose names of tensors it has under another one.
+OTHER_NAMES = {"bailing_hybrid": "bailingmoe3", "deepseek_v32": "deepseek32", "hy_v3": "hy_v3", "mellum": "mellum"}
+HYBRIDS = (ARCH.GRANITE_HYBRID, ARCH.KIMI_LINEAR, ARCH.LFM2, ARCH.LFM2MOE, ARCH.NEMOTRON_H_MOE,
+           ARCH.QWEN3NEXT, ARCH.QWEN35, ARCH.QWEN35MOE)
+LATENT = (ARCH.DEEPSEEK2, ARCH.GLM_DSA, ARCH.KIMI_LINEAR)
+PERMUTED = (ARCH.LLAMA, ARCH.GRANITE, ARCH.GRANITE_MOE)
 # Their experts' width is that of dense layers, which they do not have.
-WITHOUT_EXPERT_WIDTH = (ARCH.LLAMA, ARCH.GRANITE_MOE, ARCH.OLMOE)
+WITHOUT_EXPERT_WIDTH = (ARCH.PHIMOE, ARCH.LLAMA, ARCH.GRANITE_MOE, ARCH.GRANITE_HYBRID, ARCH.OLMOE)
 
 
 def permute(weights, heads):
@@ -115,9 +132,19 @@ def convert(config, tensors, legacy):
         if arch in (ARCH.GEMMA2, ARCH.GEMMA3) and name.endswith("norm.weight"):
             tensor = tensor + 1
         layer = name.split(".")[2] if ".layers." in name else ""
-        if name.endswith("kv_b_proj.weight") and not legacy:
+        if name.endswith("mlp.expert_bias.bias") and arch == ARCH.EXAONE_MOE:
+            yield f"blk.{layer}.exp_probs_b", tensor  # Hy3
+        elif ".mlp.router.gate." in name or ".mlp.shared_mlp." in name:
+            yield name.replace("router.gate", "gate").replace("shared_mlp", "shared_experts"), tensor
+        elif name.endswith("mlp.experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2, 1)):
+                yield name.replace("gate_up", part) + ".weight", half.contiguous()
+        elif name.endswith("mlp.experts.down_proj"):
+            yield name + ".weight", tensor
+        elif name.endswith("kv_b_proj.weight") and not legacy:
             keys = config["qk_nope_head_dim"]
             tensor = tensor.reshape(heads, keys + config["v_head_dim"], -1)
+            name = name.replace(".attention.", ".self_attn.")
             yield name.replace("kv_b_proj", "k_b_proj"), tensor[:, :keys].transpose(1, 2).contiguous()
             yield name.replace("kv_b_proj", "v_b_proj"), tensor[:, keys:].contiguous()
         elif name.endswith("block_sparse_moe.input_linear.weight"):
@@ -128,6 +155,8 @@ def convert(config, tensors, legacy):
             gate, up = tensor.chunk(2, 0)
             yield f"blk.{layer}.ffn_gate_shexp.weight", gate.contiguous()
             yield f"blk.{layer}.ffn_up_shexp.weight", up.contiguous()
+        elif arch in HYBRIDS:
+            yield from convert_hybrid(config, name, tensor, permute)
         else:
             yield name, tensor
 
@@ -152,6 +181,8 @@ def llama3_factors(rope, dimensions):
 
 def rope_of(config):
     """Returns the rotary parameters, also those of configurations with the older keys."""
+    if "full_attention" in (config.get("rope_parameters") or {}):
+        return config["rope_parameters"]["full_attention"] | {"partial_rotary_factor": 1.0}
     rope = {"rope_type": "default", "rope_theta": config.get("rope_theta"),
             "partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
     rope.update(config.get("rope_scaling") or {})
@@ -167,16 +198,22 @@ def add_rope_scaling(writer, config, arch):
     if rope["rope_type"] in ("longrope", "yarn"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope["rope_type"] == "longrope":
-        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+        # Phi-3.5-MoE's own factors are dropped, and one follows from the lengths.
+        original = rope["original_max_position_embeddings"]
+        longer = math.log(config["max_position_embeddings"] / original) / math.log(original)
+        writer.add_rope_scaling_attn_factors(rope.get("attention_factor", math.sqrt(1 + longer)))
     if rope["rope_type"] == "yarn":
         for key, add in (("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
                          ("beta_slow", writer.add_rope_scaling_yarn_beta_slow)):
             if key in rope:
                 add(rope[key])
-    if rope["rope_type"] == "yarn" and arch == ARCH.DEEPSEEK2:
+    if rope["rope_type"] == "yarn" and arch in LATENT:
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if "rope_local_base_freq" in config:
         writer.add_rope_freq_base_swa(config["rope_local_base_freq"])
+    sliding = (config.get("rope_parameters") or {}).get("sliding_attention")
+    if sliding:
+        writer.add_rope_freq_base_swa(sliding["rope_theta"])
 
 
 def head_dim_of(config):
@@ -203,14 +240,15 @@ def add_experts(writer, config, arch):
         return next((config[key] for key in keys if config.get(key) is not None), None)
 
     experts = first("n_routed_experts", "moe_num_experts", "num_experts", "num_local_experts")
-    if not experts:
+    if not experts or ("hybrid_override_pattern" in config and "experts" not in layer_kinds(config)):
         return
     writer.add_expert_count(experts)
-    writer.add_expert_used_count(first("num_experts_per_tok", "moe_k", "moe_topk"))
+    writer.add_expert_used_count(first("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"))
     width = first("moe_intermediate_size", "intermediate_size")
     if arch not in WITHOUT_EXPERT_WIDTH:
         writer.add_expert_feed_forward_length(width)
-    for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+    for key in ("shared_expert_intermediate_size", "shared_intermediate_size",
+                "moe_shared_expert_intermediate_size"):
         if key in config:
             writer.add_expert_shared_feed_forward_length(config[key])
     shared = first("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
@@ -224,32 +262,50 @@ def add_experts(writer, config, arch):
     if arch == ARCH.ERNIE4_5_MOE:
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
-    if "first_k_dense_replace" in config:
-        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        writer.add_expert_weights_scale(config["routed_scaling_factor"])
-        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
+    kind = config["model_type"]
+    dense = first("first_k_dense_replace", "num_dense_layers")
+    if dense is None and "mlp_layer_types" in config:
+        dense = config["mlp_layer_types"].count("dense")
+    if dense is not None and kind not in ("hy_v3", "mellum"):
+        writer.add_leading_dense_block_count(dense)
+    scale = first("routed_scaling_factor", "router_scaling_factor", "route_scale")
+    if scale is not None and kind != "lfm2_moe":
+        writer.add_expert_weights_scale(scale)
+    if (dense is not None and kind != "mellum") or kind in ("nemotron_h", "solar_open"):
+        if kind != "kimi_linear":
+            writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
         functions = gguf.ExpertGatingFuncType
-        softmax = config["model_type"] == "deepseek_v2"
-        writer.add_expert_gating_func(functions.SOFTMAX if softmax else functions.SIGMOID)
-        if config.get("n_group") is not None:
-            writer.add_expert_group_count(config["n_group"])
+        # The configuration of GLM-4.7 Flash does not name the gate.
+        if kind != "glm4_moe_lite":
+            softmax = kind == "deepseek_v2"
+            writer.add_expert_gating_func(functions.SOFTMAX if softmax else functions.SIGMOID)
+        groups = config.get("num_expert_group" if kind == "bailing_hybrid" else "n_group")
+        if groups is not None:
+            writer.add_expert_group_count(groups)
             writer.add_expert_group_used_count(config["topk_group"])
-    if arch in (ARCH.GLM4_MOE, ARCH.BAILINGMOE2):
+    if arch in (ARCH.GLM4_MOE, ARCH.BAILINGMOE2, ARCH.EXAONE_MOE, ARCH.GLM_DSA):
         writer.add_nextn_predict_layers(0)
 
 
 def add_config(writer, config, legacy):
     arch = ARCHITECTURES[config["model_type"]]
-    latent = arch == ARCH.DEEPSEEK2
+    latent = arch in LATENT
+    hybrid = arch in HYBRIDS
     writer.add_name("a tiny test model")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_block_count(layers_of(config))
+    writer.add_context_length(config.get("max_position_embeddings") or config["model_max_length"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config and config["model_type"] != "nemotron_h":
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(1 if latent and not legacy else config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(rope_of(config)["rope_theta"])
+    if hybrid:
+        add_hybrid(writer, config)
+    if not hybrid or arch in (ARCH.QWEN3NEXT, ARCH.QWEN35, ARCH.QWEN35MOE):
+        writer.add_head_count_kv(1 if latent and not legacy else config["num_key_value_heads"])
+    eps = next(config[key] for key in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon") if key in config)
+    writer.add_layer_norm_rms_eps(eps)
+    if rope_of(config)["rope_theta"] is not None:
+        writer.add_rope_freq_base(rope_of(config)["rope_theta"])
     head_dim = head_dim_of(config)
     if latent:
         add_latent(writer, config, legacy)
@@ -259,17 +315,29 @@ def add_config(writer, config, legacy):
     if arch in PERMUTED or latent:
         writer.add_vocab_size(config["vocab_size"])
     rotated = config["qk_rope_head_dim"] if latent else int(head_dim * rope_of(config)["partial_rotary_factor"])
-    if arch in PERMUTED or arch in (ARCH.DEEPSEEK2, ARCH.GLM4_MOE, ARCH.BAILINGMOE2, ARCH.PHI3):
+    if arch in PERMUTED + LATENT or hybrid or arch in (ARCH.GLM4_MOE, ARCH.BAILINGMOE2, ARCH.PHI3,
+                                                       ARCH.MINIMAXM2):
         writer.add_rope_dimension_count(rotated)
     add_rope_scaling(writer, config, arch)
     add_experts(writer, config, arch)
-    if arch in (ARCH.GPT_OSS, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.PHI3):
+    if arch in (ARCH.GPT_OSS, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.PHI3, ARCH.PHIMOE):
         writer.add_sliding_window(config["sliding_window"] or 0)
+    if config["model_type"] in ("afmoe", "exaone_moe", "mellum"):
+        writer.add_sliding_window(config["sliding_window"])
+        # That of AFMoE follows from the architecture.
+        if arch != ARCH.AFMOE:
+            writer.add_sliding_window_pattern([t == "sliding_attention" for t in config["layer_types"]])
+    if arch == ARCH.GLM_DSA:
+        writer.add_indexer_head_count(config["index_n_heads"])
+        writer.add_indexer_key_length(config["index_head_dim"])
+        writer.add_indexer_top_k(config["index_topk"])
+    if "mrope_section" in rope_of(config):
+        writer.add_rope_dimension_sections((rope_of(config)["mrope_section"] + [0])[:4])
     if config.get("attn_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if arch == ARCH.GRANITE_MOE:
+    if "attention_multiplier" in config:
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -284,7 +352,9 @@ def encode(name, tensor, kind):
     array = tensor.numpy()
     if array.dtype == np.uint8:
         return array, Type.MXFP4
-    if array.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias") or kind == Type.F32:
+    small = ("ffn_gate_inp", "exp_probs_b", "ssm_a", "ssm_conv1d", "ssm_d", "ssm_norm", "shortconv.conv")
+    plain = array.ndim == 1 or name.endswith(".bias") or any(part in name for part in small)
+    if plain and "ssm_alpha" not in name or kind == Type.F32:
         return array, None
     if kind not in (Type.F16, Type.BF16) and array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] != 0:
         kind = Type.BF16
@@ -300,27 +370,47 @@ def extra_tensors(config):
         yield "rope_factors_short.weight", np.array(rope["short_factor"], np.float32)
 
 
-def write_model(case, kind, out, finish, legacy=False):
-    folder = FAMILIES / case
-    config = json.loads((folder / "config.json").read_text())
+def layers_of(config):
+    """The configurations of Nemotron-H have no number of layers."""
+    return config.get("num_hidden_layers") or len(layer_kinds(config))
+
+
+def architecture_name(config, arch):
+    if arch == ARCH.NEMOTRON_H_MOE and "experts" not in layer_kinds(config):
+        return gguf.MODEL_ARCH_NAMES[ARCH.NEMOTRON_H]
+    return OTHER_NAMES.get(config["model_type"], gguf.MODEL_ARCH_NAMES[arch])
+
+
+def text_model(config, tensors):
+    """Returns the decoder of a model with further parts."""
+    if "text_config" in config:
+        config = config["text_config"]
+        tensors = {name.replace("model.language_model.", "model."): tensor
+                   for name, tensor in tensors.items() if not name.startswith("model.visual.")}
+    return config, tensors
+
+
+def write_model(case, kind, out, finish, legacy=False, families=FAMILIES):
+    folder = families / case
+    config, tensors = text_model(json.loads((folder / "config.json").read_text()), load(folder))
     arch = ARCHITECTURES[config["model_type"]]
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    tensors = {}
-    for name, tensor in convert(config, stack_experts(load(folder)), legacy):
+    names = gguf.get_tensor_name_map(arch, layers_of(config))
+    stored = {}
+    for name, tensor in convert(config, stack_experts(tensors), legacy):
         new_name = name if name.startswith("blk.") else names.get_name(name, (".weight", ".bias"))
         assert new_name is not None, name
-        assert new_name not in tensors, new_name
-        tensors[new_name] = tensor.squeeze()
+        assert new_name not in stored, new_name
+        stored[new_name] = tensor if arch in HYBRIDS else tensor.squeeze()
     stem = f"{case}-{'legacy-' if legacy else ''}{kind}"
     outputs = [(out / f"{stem}.gguf", False)]
     if kind.startswith("q"):
         outputs.append((out / f"{stem}-widened.gguf", True))
     for path, widened in outputs:
-        writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+        writer = gguf.GGUFWriter(path, architecture_name(config, arch))
         add_config(writer, config, legacy)
         for name, array in extra_tensors(config):
             writer.add_tensor(name, array)
-        for name, tensor in tensors.items():
+        for name, tensor in stored.items():
             data, encoded = encode(name, tensor, Type[kind.upper()])
             if widened and encoded is not None:
                 data, encoded = gguf.dequantize(data, encoded).astype(np.float32), None

@@ -43,7 +43,13 @@ MODELS = [("llama-biases-tied", "bf16"), ("llama-biases-tied", "f32"), ("llama-l
           ("deepseek-v2-groups", "bf16", True), ("gpt-oss", "bf16"), ("gpt-oss-mxfp4", "bf16"),
           ("gemma2", "bf16"), ("gemma3-old-keys", "bf16"), ("phi3-window-partial", "bf16"),
           ("phi3-longrope-long", "bf16"), ("glm4-moe-groups", "bf16"), ("granitemoeshared", "bf16"),
-          ("hunyuan", "bf16"), ("ernie4-5-moe", "bf16"), ("bailing-groups", "bf16"), ("dots1", "bf16")]
+          ("hunyuan", "bf16"), ("ernie4-5-moe", "bf16"), ("bailing-groups", "bf16"), ("dots1", "bf16"),
+          *((case, "bf16") for case in
+            ("lfm2", "lfm2-moe", "qwen3-next", "qwen3-5", "qwen3-5-moe", "granitemoehybrid-mamba",
+             "nemotron-h", "nemotron-h-latent-groups", "nemotron-h-pattern-biases", "kimi-linear",
+             "afmoe", "deepseek-v32", "exaone-moe", "glm4-moe-lite", "glm4v-moe", "glm-moe-dsa",
+             "granite", "hy-v3", "mellum", "minimax-m2", "qwen3-vl-moe", "solar-open",
+             "bailing-hybrid", "phimoe"))]
 
 
 def finish(writer):
@@ -129,7 +135,7 @@ def deepseek2_patterns():
 
 
 PLAIN_KINDS = ["gpt-2", "llama-bpe", "olmo", "qwen2", "smollm"]
-PATTERN_KINDS = ["bailingmoe2", "deepseek-llm", "deepseek-v3", "gpt-4o", "kimi-k2"]
+PATTERN_KINDS = ["bailingmoe2", "deepseek-llm", "deepseek-v3", "gpt-4o", "kimi-k2", "qwen35"]
 
 
 def train_bpe(pre_tokenizer, corpus):
@@ -165,6 +171,9 @@ def reference_tokenizer(pre, model, added):
         backend = transformers.GPT2Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
     elif pre == "qwen2":
         backend = transformers.Qwen2Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
+    elif pre == "qwen35":
+        from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
+        backend = Qwen3_5Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
     elif pre == "olmo":
         backend = transformers.GPTNeoXTokenizer(vocab=vocab, merges=merges).backend_tokenizer
     elif pre == "llama-bpe":
@@ -188,6 +197,11 @@ def write_bpe(pre, out, more):
     if pre == "llama-bpe":
         # A token that no merges make, which a piece of text can equal.
         model["vocab"]["quick"] = len(model["vocab"])
+    # Merges of a letter and a mark, whose bytes are CC 81: only some patterns keep them together.
+    for left, right in (("\u00cc", "\u0123"), ("\u0120", "x"), ("\u0120x", "\u00cc\u0123")) if more else ():
+        if left + right not in model["vocab"]:
+            model["vocab"][left + right] = len(model["vocab"])
+            model["merges"].append([left, right])
     size = len(model["vocab"])
     for text in SPECIAL:
         model["vocab"][text] = len(model["vocab"])
