@@ -53,8 +53,9 @@ _MEANINGS = (
     (r"merge|merge_?(layer|head)|head_merge", ("merge",)),
     (r"latent_down|latent_up|relative_bias|expert_scale|inner_norm|output_norm|embed_norm"
      r"|shared_norm|shared_output_norm|experts_norm|embed_type|classifier|pooling"
-     r"|constant|table|choice_bias|out_bias|conv|[qkv]_conv|beta|decay|decay_down|decay_log|decay_bias|gate_down"
-     r"|step|step_bias|skip", None),  # words of the format itself
+     r"|constant|table|choice_bias|out_bias|conv|[qkv]_conv|beta|decay|decay_down|decay_log"
+     r"|decay_bias|gate_down|step|step_bias|skip|scale|latent|latent_norm|q_down"
+     r"|heads", None),  # words of the format itself
 )
 _CONTAINERS = {"model", "transformer", "decoder", "layers", "layer", "h", "blocks", "block", "net",
                "module", "base_model", "gpt", "backbone", "sublayer", "weight", "bias"}
