@@ -1,13 +1,10 @@
 // What the engine promises holds for every family of checkpoint folders: a request's results do not
-// depend on other requests, on cached prefixes or on preemptions; counters, routing records and
-// overrides are exact. All folders have weights in f32. Folders that together have every setting
-// are tested with all types of weights.
+// depend on other requests, on cached prefixes, on preemptions or on drafts; counters, routing
+// records and overrides are exact. All folders are tested with all types of weights.
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -31,24 +28,6 @@ constexpr Weights kFamilyWeights[] = {{"f32", DType::kF32, Quantization::kNone},
                                       {"int8-channel", DType::kBF16, Quantization::kInt8Channel},
                                       {"int4", DType::kBF16, Quantization::kInt4},
                                       {"int4-k", DType::kBF16, Quantization::kInt4K}};
-
-// Returns the types with which a folder is tested.
-std::span<const Weights> WeightsFor(const FamilyCase& folder) {
-  static const std::vector<FamilyCase> covering = CoveringFamilyCases();
-  const bool all = std::any_of(covering.begin(), covering.end(),
-                               [&](const FamilyCase& c) { return c.name == folder.name; });
-  return std::span(kFamilyWeights).first(all ? std::size(kFamilyWeights) : 1);
-}
-
-TEST(CoveringFamilies, AreFewButNotTooFew) {
-  std::string names;
-  for (const FamilyCase& c : CoveringFamilyCases()) {
-    names += c.name + ' ';
-    EXPECT_EQ(WeightsFor(c).size(), std::size(kFamilyWeights)) << c.name;
-  }
-  EXPECT_GE(CoveringFamilyCases().size(), 15u) << names;
-  EXPECT_LE(CoveringFamilyCases().size(), 45u) << names;
-}
 
 class FamilyEngineTest : public ::testing::TestWithParam<FamilyCase> {
  protected:
@@ -93,20 +72,23 @@ class FamilyEngineTest : public ::testing::TestWithParam<FamilyCase> {
   }
 
   void RunInCompany(const Weights& weights) const;
+  void RunWithDrafts(const Weights& weights,
+                     const std::vector<std::shared_ptr<CollectingSink>>& alone,
+                     int64_t kv_cache_bytes) const;
   void RunWithOverride(const Weights& weights) const;
 
   FamilyAnswers answers_;
 };
 
 TEST_P(FamilyEngineTest, CompanyChangesNothingAndCountsAreExact) {
-  for (const Weights& weights : WeightsFor(GetParam())) {
+  for (const Weights& weights : kFamilyWeights) {
     SCOPED_TRACE(weights.name);
     RunInCompany(weights);
   }
 }
 
 TEST_P(FamilyEngineTest, OverridesConcernTheirRequestOnly) {
-  for (const Weights& weights : WeightsFor(GetParam())) {
+  for (const Weights& weights : kFamilyWeights) {
     SCOPED_TRACE(weights.name);
     RunWithOverride(weights);
   }
@@ -163,6 +145,39 @@ void FamilyEngineTest::RunInCompany(const Weights& weights) const {
           << "block " << i << ", expert " << e;
     }
   }
+  RunWithDrafts(weights, alone, 2 * one_sequence);
+}
+
+// Runs the requests of `alone` again with right, partly wrong and no predictions, so that drafts
+// are accepted and rejected.
+void FamilyEngineTest::RunWithDrafts(const Weights& weights,
+                                     const std::vector<std::shared_ptr<CollectingSink>>& alone,
+                                     int64_t kv_cache_bytes) const {
+  auto engine = Start(weights, {.max_num_seqs = 4,
+                                .max_step_tokens = 9,
+                                .kv_cache_bytes = kv_cache_bytes,
+                                .draft = {.max_tokens = 4, .always = true}});
+  ASSERT_NE(engine, nullptr);
+  std::vector<std::shared_ptr<CollectingSink>> drafted;
+  for (int i = 0; i < 3 * answers_.prompts; ++i) {
+    const int prompt = i % answers_.prompts;
+    Request r = Greedy(std::to_string(i), prompt);
+    const int kind = i / answers_.prompts;
+    if (kind < 2) r.prediction = alone[static_cast<size_t>(prompt)]->tokens();
+    for (size_t t = 2; kind == 1 && t < r.prediction.size(); t += 5) {
+      r.prediction[t] = (r.prediction[t] + 1) % answers_.vocab;
+    }
+    drafted.push_back(engine->Submit(r));
+  }
+  for (size_t i = 0; i < drafted.size(); ++i) {
+    SCOPED_TRACE("request with drafts " + std::to_string(i));
+    ASSERT_TRUE(drafted[i]->Wait().ok()) << drafted[i]->Wait();
+    ExpectSame(*drafted[i], *alone[i % alone.size()]);
+  }
+  engine->ExpectIdle();
+  const EngineStats stats = engine->get().Stats();
+  EXPECT_GT(stats.accepted_tokens, 0u);
+  EXPECT_GT(stats.drafted_tokens, stats.accepted_tokens);
 }
 
 // A request that may not use expert 0 does not use it, and a request beside it notices nothing.

@@ -1,16 +1,9 @@
 #include "tests/support/family_cases.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <set>
-#include <utility>
 
-#include "base/check.h"
-#include "model_loaders/architectures/native/write_config.h"
-#include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/safetensors.h"
-#include "nlohmann/json.hpp"
 #include "tests/support/golden.h"
 
 namespace moeserve::testing {
@@ -24,47 +17,7 @@ std::vector<T> Values(const SafetensorsFile& file, const TensorEntry& entry) {
   return values;
 }
 
-// Adds the settings in a part of a config.json to `settings`, as texts.
-void AddSettings(const nlohmann::ordered_json& part, const std::string& path,
-                 std::set<std::string>& settings) {
-  if (part.is_object()) {
-    for (const auto& [key, value] : part.items()) AddSettings(value, path + '.' + key, settings);
-  } else if (part.is_array()) {
-    for (const auto& value : part) AddSettings(value, path + "[]", settings);
-  } else if (part.is_number()) {
-    const auto number = part.get<double>();
-    const bool whole = number == std::floor(number);
-    const char* kind = number == 0 ? "0" : number == 1 ? "1" : whole ? "whole" : "fraction";
-    settings.insert(path + ": " + kind);
-  } else {
-    settings.insert(path + ": " + part.dump());
-  }
-}
-
 }  // namespace
-
-std::vector<FamilyCase> CoveringFamilyCases() {
-  std::vector<std::pair<FamilyCase, std::set<std::string>>> left;
-  for (const FamilyCase& c : FamilyCases()) {
-    const auto checkpoint = LoadCheckpoint(c.folder, {.require_tokenizer = false});
-    MOESERVE_CHECK(checkpoint.ok(), "every case can be read");
-    std::set<std::string> settings;
-    AddSettings(NativeConfigJson(checkpoint->spec), "", settings);
-    left.emplace_back(c, std::move(settings));
-  }
-  std::vector<FamilyCase> chosen;
-  while (true) {
-    const auto most = std::max_element(left.begin(), left.end(), [](const auto& a, const auto& b) {
-      return a.second.size() < b.second.size();
-    });
-    if (most == left.end() || most->second.empty()) return chosen;
-    chosen.push_back(most->first);
-    const std::set<std::string> covered = most->second;
-    for (auto& [unused, settings] : left) {
-      std::erase_if(settings, [&](const std::string& s) { return covered.contains(s); });
-    }
-  }
-}
 
 std::vector<FamilyCase> FamilyCases() {
   std::vector<FamilyCase> cases;

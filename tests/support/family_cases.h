@@ -20,11 +20,6 @@ inline void PrintTo(const FamilyCase& c, std::ostream* out) { *out << c.name; }
 // Returns all cases, sorted by name.
 std::vector<FamilyCase> FamilyCases();
 
-// Returns a few cases that together have every setting that any case has: each value of a choice or
-// flag of the native config.json, and whether a number is 0, 1, another whole number or a fraction.
-// Stops the process if a case cannot be read.
-std::vector<FamilyCase> CoveringFamilyCases();
-
 // Returns the name of a case as a part of a test's name.
 std::string TestName(const FamilyCase& c);
 
