@@ -4,9 +4,11 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error_text.h"
 #include "kernels/registry.h"
@@ -336,10 +338,11 @@ void AddTargetOptions(CLI::App& command, LoadArguments& options) {
                   0.01, 86400.0);
   command.add_option("-m,--model", options.model.directory,
                      "Checkpoint folder, run in this process without sockets");
+  const std::vector<std::string> names(std::begin(kSyntheticNames), std::end(kSyntheticNames));
   command
       .add_option("--synthetic", options.synthetic,
                   "Run a model of this shape with random weights, in this process")
-      ->check(CLI::IsMember({"small", "medium"}));
+      ->check(CLI::IsMember(names));
   AddComputeOptions(command, options.model);
   AddQuietOption(command, options.model.quiet);
   AddEngineOptions(command, options.engine);
