@@ -333,6 +333,14 @@ def shapes_of(folder):
     return shapes
 
 
+def recurrence_macs(spec):
+    """Returns the products of a recurrence for one token: a pass over the state each for the decay,
+    for what is added and for what is read; the delta rule also for the value that is known."""
+    if spec["kind"] == "delta":
+        return 4 * spec["num_heads"] * spec["key_dim"] * spec["value_dim"]
+    return 3 * spec["num_heads"] * spec["state_dim"] * spec["head_dim"]
+
+
 def selected(routing, experts):
     """Returns the fewest and the most experts that a row selects."""
     select = routing["select"]
@@ -351,7 +359,7 @@ def test_macs_of_all_settings(name):
     for layer in range(config["num_hidden_layers"]):
         for kind in ("attention", "feed_forward"):
             spec = of_layer(config[kind], layer)
-            routing = spec.get("routing", {})
+            routing = spec.get("routing", spec.get("value_routing", {}))
             heads = routing.get("split", {}).get("heads", 1)
             prefix = f"blocks.{layer}.{kind}."
             experts = {}
@@ -372,12 +380,16 @@ def test_macs_of_all_settings(name):
                 least, most = selected(routing, len(costs))
                 low += heads * sum(costs[:least])
                 high += heads * sum(costs[-most:])
-            if kind == "attention" and spec["kind"] != "short_conv":
-                width = 2 * spec["head_dim"]
+            if spec["kind"] in ("delta", "ssm"):
+                low, high = low + recurrence_macs(spec), high + recurrence_macs(spec)
+            elif kind == "attention" and spec["kind"] not in ("none", "short_conv"):
+                width = spec["head_dim"] + spec.get("value_dim", spec["head_dim"])
                 if latent := spec.get("latent"):
                     width = 2 * latent["rank"] + latent["rope_dim"]
-                per_key = width * (spec.get("num_kv_heads", 1) if routing else spec["num_heads"])
-                low_key, high_key = low_key + least * per_key, high_key + most * per_key
+                fewest, largest = spec.get("num_heads"), spec.get("num_heads")
+                if "routing" in spec:
+                    fewest, largest = (n * spec.get("num_kv_heads", 1) for n in (least, most))
+                low_key, high_key = low_key + fewest * width, high_key + largest * width
     assert (found["min"], found["max"]) == (low, high)
     assert found["attention_per_key"] == {"min": low_key, "max": high_key}
     assert found["lm_head"] == config["vocab_size"] * config["hidden_size"]
