@@ -42,7 +42,7 @@ class LatentAttention : public Branch {
   std::unique_ptr<NormBank> latent_norm_;
   std::unique_ptr<LinearBank> absorbed_;  // one matrix [rank, head_dim - rope_dim] per head
   std::unique_ptr<LinearBank> value_;     // one matrix [value_dim, rank] per head
-  std::unique_ptr<LinearBank> gate_;  // null if there is none
+  std::unique_ptr<LinearBank> gate_;      // null if there is none
   std::unique_ptr<LinearBank> output_;    // [d] from H * value_dim
   std::unique_ptr<DeviceBuffer> out_bias_;
 };

@@ -276,7 +276,8 @@ TEST(Wrappers, ContradictionsNameTheirKey) {
        {"expected shape [2, 3]", "found [2, 4]"}},
       {"minimax-m3",
        R"({"text_config": {"rotary_dim": 8}})",
-       {"text_config.rotary_dim: expected partial_rotary_factor * head_dim, which is 6.0, found 8"}},
+       {"text_config.rotary_dim: expected partial_rotary_factor * head_dim, which is 6.0, found "
+        "8"}},
       {"minimax-m3",
        R"({"text_config": {"layer_types": ["full_attention", "full_attention", "sliding"]}})",
        {"text_config.layer_types[2]: expected \"full_attention\" or \"minimax_m3_sparse\""}},

@@ -190,7 +190,6 @@ class DecoderConfig {
   void IgnorePrefix(std::string_view prefix) { ignored_prefixes_.emplace_back(prefix); }
   void IgnoreRange(const IgnoredRange& range) { ignored_ranges_.push_back(range); }
 
-
   // Adds rules for tensors, and names of configuration keys.
   void Tensors(std::span<const TensorRule> rules);
   void Tensors(std::initializer_list<std::span<const TensorRule>> tables);
