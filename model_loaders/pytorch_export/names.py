@@ -51,11 +51,15 @@ _MEANINGS = (
     (r"sinks?", ("sinks",)),
     (r"split|multi_?head_?(layer|in)|head_split", ("split",)),
     (r"merge|merge_?(layer|head)|head_merge", ("merge",)),
+    (r"scale", ("scale", "norm")),  # also the name of a norm's weight
+    (r"heads", ("heads", "attention", "experts")),
+    (r"latent", ("latent", "latent_down", "latent_up")),
+    (r"latent_norm", ("latent_norm", "norm")),
+    (r"q_down", ("q_down", "q")),
     (r"latent_down|latent_up|relative_bias|expert_scale|inner_norm|output_norm|embed_norm"
      r"|shared_norm|shared_output_norm|experts_norm|embed_type|classifier|pooling"
      r"|constant|table|choice_bias|out_bias|conv|[qkv]_conv|beta|decay|decay_down|decay_log"
-     r"|decay_bias|gate_down|step|step_bias|skip|scale|latent|latent_norm|q_down"
-     r"|heads", None),  # words of the format itself
+     r"|decay_bias|gate_down|step|step_bias|skip", None),  # words of the format itself
 )
 _CONTAINERS = {"model", "transformer", "decoder", "layers", "layer", "h", "blocks", "block", "net",
                "module", "base_model", "gpt", "backbone", "sublayer", "weight", "bias"}

@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "model_loaders"))
 
-from pytorch_export import mapping  # noqa: E402
+from pytorch_export import mapping, names  # noqa: E402
 
 D, WIDTH, E, L = 16, 24, 4, 2
 
@@ -64,6 +64,14 @@ def test_every_tensor_of_a_usual_naming_is_found(rename):
     proposal = mapping.propose(wanted(), renamed(rename))
     assert proposal.complete and not proposal.unused, proposal.text()
     assert mapping.resolve(proposal.mapping(), wanted()) == {name: rename(name) for name in wanted()}
+
+
+@pytest.mark.parametrize("wanted_name, name", [
+    ("blocks.{i}.attention.norm.weight", "layers.{i}.attn.norm.scale"),
+    ("blocks.{i}.attention.q.weight", "layers.{i}.attn.heads.q.weight"),
+    ("blocks.{i}.feed_forward.latent_down.weight", "layers.{i}.mlp.latent.weight")])
+def test_a_word_of_the_format_may_be_a_part_of_other_names(wanted_name, name):
+    assert names.similarity(wanted_name, name) > 0.85
 
 
 def test_stacked_fused_and_transposed_tensors_are_noticed():
