@@ -493,6 +493,8 @@ struct StepInputs {
   const StateStorage* state_storage = nullptr;  // the only states that they use; may be null
   StepStates states = {};                       // empty without state_storage
   std::span<const int32_t> output_rows = {};    // rows that GatherOutputRows() copies
+  // [T] or empty: rows that GatherSourceRows() copies
+  std::span<const int32_t> source_rows = {};
   // [P] non-empty ranges of rows that PoolRows() pools. A step that has some is not replayable.
   std::span<const RowRange> pool_ranges = {};
   std::span<const SampleRow> samples = {};  // [output_rows] what Sample() draws, or empty
@@ -683,6 +685,9 @@ class Backend {
                               GateActivation activation) = 0;
   // Computes output[i] = input[output_rows[i]] with the output_rows of the step's inputs, f32.
   virtual void GatherOutputRows(const RowsView& input, const RowsView& output) = 0;
+  // The same with the source_rows, of rows that an earlier step has written. `output` has the
+  // step's rows; those that pad the step have the row 0.
+  virtual void GatherSourceRows(const RowsView& input, const RowsView& output) = 0;
   // The results have the same bits on every device.
   virtual void PoolRows(const PoolArgs& args) = 0;
   // Multiplies every element of x by `factor`, f32, in place.

@@ -28,8 +28,10 @@ int64_t PageUse::MostPages(int64_t tokens) const {
 
 MemoryPool::MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states,
                        bool prefix_cache, const std::vector<PageUse>& use,
-                       const SnapshotUse& snapshots, RouteLog* source_routes)
+                       const SnapshotUse& snapshots, RouteLog* source_routes,
+                       KvCacheStorage* predictions)
     : cache_(cache),
+      predictions_(predictions),
       routes_(routes),
       source_routes_(source_routes),
       states_(states),
@@ -154,6 +156,7 @@ bool MemoryPool::Reserve(SequenceMemory& m, int length) {
       const int32_t own = TakePage(t);
       cache_.CopyPage(t, page, own);
       if (t == 0) routes_.Copy(page, own);
+      if (t == 0 && predictions_ != nullptr) predictions_->CopyPage(0, page, own);
       pool.Release(std::exchange(page, own));
     }
     Extend(m, t, PagesFor(length));

@@ -48,10 +48,11 @@ class MemoryPool {
   // The arguments outlive the pool. `use` has an element for each table of `cache`, of which those
   // for tokens are in front; the first table has the widest view. A page of `routes` belongs to the
   // page of the first table with the same id, a page of `source_routes` to that of kSourceTable; it
-  // may be null. `states` is null if the model has no states.
+  // may be null. `states` is null if the model has no states. `predictions`, the cache of
+  // prediction layers, may be null; its pages are those of the first table.
   MemoryPool(KvCacheStorage& cache, RouteLog& routes, StatePool* states, bool prefix_cache,
              const std::vector<PageUse>& use, const SnapshotUse& snapshots,
-             RouteLog* source_routes = nullptr);
+             RouteLog* source_routes = nullptr, KvCacheStorage* predictions = nullptr);
 
   // Returns the number of page tables of a sequence's tokens, which SequenceMemory::tables has in
   // front.
@@ -125,6 +126,7 @@ class MemoryPool {
   int64_t ReleaseUnseen(SequenceMemory& memory, int table);
 
   KvCacheStorage& cache_;
+  KvCacheStorage* const predictions_;  // may be null
   RouteLog& routes_;
   RouteLog* const source_routes_;  // may be null
   StatePool* const states_;

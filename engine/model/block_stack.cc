@@ -58,7 +58,8 @@ absl::Status BlockStack::Load(LoadContext load, const LinearBank* vocabulary,
     load.relative_biases = &relative_biases_;
   }
   for (int b = 0; b < spec_.num_blocks(); ++b) MOESERVE_RETURN_IF_ERROR(LoadBlock(load, b));
-  if (spec_.stack == Stack::kEncoder && spec_.norm.HasFinal()) {
+  const bool finishes = spec_.stack == Stack::kEncoder || spec_.stack == Stack::kPrediction;
+  if (finishes && spec_.norm.HasFinal()) {
     load.norm.eps = spec_.norm.final_eps.value_or(spec_.norm.eps);
     const std::string name = Concat(TensorPrefix(spec_.stack), "norm");
     MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadRowNorm(load, name, spec_.hidden_size));
@@ -185,7 +186,7 @@ void BlockStack::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& i
   if (next != nullptr && !read) ReadStream(backend, x, input, *next);
 }
 
-void BlockStack::Run(StepContext& ctx, const RowsView& x) {
+void BlockStack::Embed(StepContext& ctx, const RowsView& x) const {
   Backend& backend = ctx.backend;
   backend.Embed({.tokens = tokens_,
                  .types = types_.get(),
@@ -198,6 +199,10 @@ void BlockStack::Run(StepContext& ctx, const RowsView& x) {
   if (embedding_norm_ != nullptr) {
     backend.Norm({.bank = embedding_norm_.get(), .input = x, .output = x});
   }
+}
+
+void BlockStack::RunBlocks(StepContext& ctx, const RowsView& x) {
+  Backend& backend = ctx.backend;
   ctx.stream = x;
   if (std::ranges::any_of(blocks_, [](const Block& b) { return b.late_scale != 0.0f; })) {
     ctx.late = ctx.workspace.TakeDense(x.rows, spec_.hidden_size, DType::kF32);
@@ -218,7 +223,7 @@ void BlockStack::Run(StepContext& ctx, const RowsView& x) {
 void BlockStack::Finish(Backend& backend, const RowsView& x, const RowsView& to) const {
   if (final_norm_ != nullptr) {
     backend.Norm({.bank = final_norm_.get(), .input = x, .output = to});
-  } else {
+  } else if (x.data != to.data) {
     backend.Convert(x, to);
   }
 }

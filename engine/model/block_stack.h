@@ -1,4 +1,5 @@
-// A stack of blocks with its embeddings: all of a model, or the encoder or decoder of one.
+// A stack of blocks with its embeddings: all of a model, the encoder or decoder of one, or its
+// prediction layers.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +31,17 @@ class BlockStack {
 
   // Runs all blocks on the step's tokens and writes the residual stream after the last one to `x`
   // [T, d] f32.
-  void Run(StepContext& ctx, const RowsView& x);
+  void Run(StepContext& ctx, const RowsView& x) {
+    Embed(ctx, x);
+    RunBlocks(ctx, x);
+  }
+  // The two parts of Run(): the first writes the embeddings of the step's tokens to `x`, the second
+  // begins with a stream `x`.
+  void Embed(StepContext& ctx, const RowsView& x) const;
+  void RunBlocks(StepContext& ctx, const RowsView& x);
 
-  // Writes the outputs of an encoder beside a decoder, `x` after the final norm, to `to` [T, d] in
-  // the activation type.
+  // Writes the outputs of an encoder beside a decoder or of prediction layers, `x` after the final
+  // norm, to `to` [T, d].
   void Finish(Backend& backend, const RowsView& x, const RowsView& to) const;
 
   // Writes the keys and values of all attention to a source to the cache. `source` [T, d] are the
@@ -85,10 +93,10 @@ class BlockStack {
   const EmbeddingTable* tokens_ = nullptr;
   std::unique_ptr<EmbeddingTable> positions_, types_;  // null if there are none
   std::unique_ptr<NormBank> embedding_norm_;           // null if there is none
-  std::unique_ptr<NormBank> final_norm_;  // of an encoder beside a decoder; null if there is none
-  RelativeBiases relative_biases_;        // empty if there are none
-  std::vector<Block> blocks_;             // in execution order
-  std::vector<const CrossAttention*> sources_;  // of blocks_
+  std::unique_ptr<NormBank> final_norm_;               // null without Finish(), or if there is none
+  RelativeBiases relative_biases_;                     // empty if there are none
+  std::vector<Block> blocks_;                          // in execution order
+  std::vector<const CrossAttention*> sources_;         // of blocks_
   ReportBuffer reported_;
 };
 

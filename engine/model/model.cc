@@ -14,10 +14,43 @@
 #include "base/error_text.h"
 #include "engine/model/block_stack.h"
 #include "engine/model/output_head.h"
+#include "engine/model/prediction_stack.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
 
 namespace moeserve {
+namespace {
+
+// Rows f32 in device memory that outlive a step.
+class KeptRows {
+ public:
+  // Returns the first rows, which the caller writes. If there is not enough memory, the process
+  // stops with a message, as with memory for activations. `moved` is called before memory is
+  // replaced; then the rows are lost.
+  RowsView First(Backend& backend, int64_t rows, int64_t cols, const std::function<void()>& moved) {
+    const auto bytes = static_cast<size_t>(rows * cols) * sizeof(float);
+    if (buffer_ == nullptr || buffer_->bytes() < bytes) {
+      moved();
+      buffer_.reset();
+      Result<std::unique_ptr<DeviceBuffer>> buffer = backend.Allocate(bytes);
+      MOESERVE_CHECK(buffer.ok(), "memory for the rows that prediction layers continue");
+      buffer_ = *std::move(buffer);
+    }
+    return {buffer_->data(), DType::kF32, rows, cols, cols};
+  }
+
+  // Returns all rows for which there is memory.
+  RowsView All(int64_t cols) const {
+    const auto rows = static_cast<int64_t>(buffer_->bytes() / sizeof(float)) / cols;
+    return {buffer_->data(), DType::kF32, rows, cols, cols};
+  }
+
+ private:
+  std::unique_ptr<DeviceBuffer> buffer_;
+};
+
+}  // namespace
+
 class Model::Impl {
  public:
   Impl(const ModelSpec& s, const ModelOptions& o, Backend& b)
@@ -28,8 +61,11 @@ class Model::Impl {
         has_states_(!StateShapes(s).empty()),
         stack_(spec, o.compute) {
     if (spec.encoder != nullptr) encoder_ = std::make_unique<BlockStack>(*spec.encoder, o.compute);
+    if (spec.prediction != nullptr) {
+      prediction_ = std::make_unique<PredictionStack>(*spec.prediction, o.compute);
+    }
   }
-  ~Impl() { backend.ForgetSteps(this); }
+  ~Impl() { ForgetSteps(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -40,6 +76,8 @@ class Model::Impl {
                      const StepResults& results);
   void WriteInBackground(std::unique_ptr<PackedCache> packed_cache);
   StepReport EncodeSources(const Batch& batch, KvCacheStorage& cache, const StepOptions& step);
+  void Predict(const Batch& batch, const PredictionSources& sources, KvCacheStorage& cache,
+               const StepResults& results);
   const ReportBuffer& reported() { return stack_.reported(); }
   absl::Status CheckFiles() { return files_in_use_.Check(); }
 
@@ -49,9 +87,22 @@ class Model::Impl {
   Workspace workspace;
 
  private:
-  // Issues the operations of a step with `tokens` rows, up to the logits [outputs, RowOutputs()]
-  // and the outputs of texts [texts, TextOutputs()].
-  void Issue(StepContext& ctx, int64_t tokens, const RowsView& logits, const RowsView& texts);
+  // Issues the operations of a step with the residual stream `x`, up to the logits [outputs,
+  // RowOutputs()] and the outputs of texts [texts, TextOutputs()].
+  void Issue(StepContext& ctx, const RowsView& x, const RowsView& logits, const RowsView& texts);
+
+  // The same for a step of the prediction layers, whose rows go to `x`.
+  void IssuePrediction(StepContext& ctx, bool predicted, const RowsView& x, const RowsView& logits);
+
+  // Returns memory for the rows of a step, which prediction layers may continue after it.
+  RowsView Kept(KeptRows& kept, int64_t tokens) {
+    return kept.First(backend, tokens, spec.hidden_size, [this] { ForgetSteps(); });
+  }
+  // Forgets recorded steps.
+  void ForgetSteps() {
+    backend.ForgetSteps(this);
+    backend.ForgetSteps(&predicted_rows_);
+  }
 
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
@@ -67,11 +118,13 @@ class Model::Impl {
 
   std::unique_ptr<OutputHead> head_;
   const bool has_states_;
-  std::vector<int32_t> output_rows_;     // of the current step
-  WatchedMappings files_in_use_;         // kept alive by the members below
-  BlockStack stack_;                     // the decoder's, if there is an encoder beside it
-  std::unique_ptr<BlockStack> encoder_;  // null if there is only one stack
-  std::jthread writer_;                  // reads the members above
+  std::vector<int32_t> output_rows_;             // of the current step
+  WatchedMappings files_in_use_;                 // kept alive by the members below
+  BlockStack stack_;                             // the decoder's, if there is an encoder beside it
+  std::unique_ptr<BlockStack> encoder_;          // null if there is only one stack
+  std::unique_ptr<PredictionStack> prediction_;  // null if there is none
+  KeptRows rows_, predicted_rows_;               // the last steps' streams, before the final norm
+  std::jthread writer_;                          // reads the members above
 };
 
 void Model::Impl::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
@@ -90,6 +143,9 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
   const LinearBank* const tied = spec.tie_word_embeddings ? head_->vocabulary() : nullptr;
   MOESERVE_RETURN_IF_ERROR(stack_.Load(load, tied, nullptr));
+  if (prediction_ != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(prediction_->Load(load, stack_.tokens()));
+  }
   if (encoder_ == nullptr) return absl::OkStatus();
   load.first_cache_layer = FirstEncoderLayer(spec);
   load.vocabulary = spec.encoder->vocab_size;
@@ -120,9 +176,12 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
                                               std::max(RowOutputs(spec), 1), DType::kF32);
   const RowsView texts =
       workspace.TakeDense(num_texts, std::max(TextOutputs(spec), 1), DType::kF32);
+  const RowsView x = prediction_ != nullptr
+                         ? Kept(rows_, rows.tokens)
+                         : workspace.TakeDense(rows.tokens, spec.hidden_size, DType::kF32);
   return RunStep(
       stack_, batch, cache, step, rows.tokens,
-      [&](StepContext& ctx) { Issue(ctx, rows.tokens, scores, texts); },
+      [&](StepContext& ctx) { Issue(ctx, x, scores, texts); },
       [&] {
         ReadOutputs(batch, scores, results.logits, results.samples);
         if (num_texts > 0) backend.CopyToHost(texts, results.texts.first(num_texts * texts.cols));
@@ -187,6 +246,48 @@ StepReport Model::Impl::EncodeSources(const Batch& batch, KvCacheStorage& cache,
       [] {});
 }
 
+void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
+                          KvCacheStorage& cache, const StepResults& results) {
+  MOESERVE_CHECK(prediction_ != nullptr, "prediction layers");
+  MOESERVE_CHECK(std::ssize(sources.rows) == batch.num_tokens(), "a source of each row");
+  if (batch.num_tokens() == 0) return;
+  const Workspace::Scope scope(workspace);
+  StepInputs inputs = InputsOf(batch, cache, {});
+  inputs.output_rows = batch.logit_rows;
+  inputs.source_rows = sources.rows;
+  inputs.samples = batch.samples;
+  inputs.variant = sources.predicted ? 1 : 0;
+  const StepRows rows = backend.BeginStep(inputs, &predicted_rows_, true);
+  const RowsView logits = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
+  const RowsView x = Kept(predicted_rows_, rows.tokens);
+  RunStep(
+      prediction_->blocks(), batch, cache, {}, rows.tokens,
+      [&](StepContext& ctx) { IssuePrediction(ctx, sources.predicted, x, logits); },
+      [&] { ReadOutputs(batch, logits, results.logits, results.samples); });
+}
+
+void Model::Impl::IssuePrediction(StepContext& ctx, bool predicted, const RowsView& x,
+                                  const RowsView& logits) {
+  const Workspace::Scope scope(workspace);
+  const RowsView hidden = workspace.TakeDense(x.rows, x.cols, DType::kF32);
+  const auto normalize = [&](bool of_prediction, const RowsView& rows) {
+    if (of_prediction) {
+      prediction_->Normalize(backend, rows, rows);
+    } else {
+      head_->Normalize(backend, rows, rows);
+    }
+  };
+  backend.GatherSourceRows((predicted ? predicted_rows_ : rows_).All(x.cols), hidden);
+  normalize(predicted, hidden);
+  prediction_->Run(ctx, hidden, x);
+  if (logits.rows == 0) return;
+  const RowsView rows = workspace.TakeDense(logits.rows, x.cols, DType::kF32);
+  backend.GatherOutputRows(x, rows);
+  normalize(true, rows);
+  head_->RunHead(backend, workspace, rows, logits);
+  if (backend.samples_on_device()) backend.Sample(logits);
+}
+
 void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                               std::span<SampleResult> samples) {
   const size_t rows = batch.logit_rows.size();
@@ -212,11 +313,10 @@ void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::s
   if (sampled) backend.ReadSamples(samples);
 }
 
-void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits,
+void Model::Impl::Issue(StepContext& ctx, const RowsView& x, const RowsView& logits,
                         const RowsView& texts) {
   // A backend may issue a step twice; this scope releases the buffers of each issue at its end.
   const Workspace::Scope scope(workspace);
-  const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   stack_.Run(ctx, x);
   RowsView rows;  // the rows of `logits`, then those of `texts` that need no pooling
   const int64_t text_rows = std::ssize(ctx.batch.text_rows);
@@ -271,7 +371,16 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
     batch.samples.clear();
     EncodeSources(batch, *cache, {.report = contents});
   }
-  backend.ForgetSteps(this);  // captured graphs refer to the cache, which is destroyed here
+  std::unique_ptr<KvCacheStorage> predicted;
+  if (prediction_ != nullptr) {
+    MOESERVE_ASSIGN_OR_RETURN(predicted,
+                              backend.NewKvCache(CacheShapes(*spec.prediction), cache_type, {1}));
+    batch.controls.clear();
+    batch.states = {};
+    const std::vector<int32_t> sources(batch.tokens.size(), 0);
+    Predict(batch, {.rows = sources}, *predicted, {.samples = results});
+  }
+  ForgetSteps();  // captured graphs refer to the caches, which are destroyed here
   return absl::OkStatus();
 }
 
@@ -301,6 +410,11 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
 StepReport Model::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                           const StepResults& results) {
   return impl_->Forward(batch, cache, options, results);
+}
+
+void Model::Predict(const Batch& batch, const PredictionSources& sources, KvCacheStorage& cache,
+                    const StepResults& results) {
+  impl_->Predict(batch, sources, cache, results);
 }
 
 StepReport Model::EncodeSources(const Batch& batch, KvCacheStorage& cache,

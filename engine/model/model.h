@@ -24,6 +24,13 @@ struct ModelOptions {
   Quantization quantization = Quantization::kNone;
 };
 
+// The rows that a step of prediction layers continues.
+struct PredictionSources {
+  // [T] rows of the last Forward() or, with `predicted`, of the last Predict().
+  std::span<const int32_t> rows = {};
+  bool predicted = false;
+};
+
 // Where a step writes its results, f32 in host memory.
 struct StepResults {
   // [batch.logit_rows.size(), RowOutputs()], but not for rows that the device samples.
@@ -57,6 +64,13 @@ class Model {
   // values of attention to them to `cache`. The batch has the pages of the tables kSourceTable and
   // kEncoderTable, and their lengths; it asks for no outputs.
   StepReport EncodeSources(const Batch& batch, KvCacheStorage& cache, const StepOptions& options);
+
+  // Runs one step of the prediction layers (ModelSpec::prediction) and writes logits. The row of a
+  // token predicts what follows it: its source is the row of the token before it, its position is
+  // that of the token before it too. `cache` has the shapes of CacheShapes(*spec().prediction).
+  // Nothing is counted or reported.
+  void Predict(const Batch& batch, const PredictionSources& sources, KvCacheStorage& cache,
+               const StepResults& results);
 
   // Counts the plans of the last step, which ran with StepOptions::count_later, for the phases [T]
   // that its tokens turned out to have. Returns what StepReport::routes would be otherwise. Must be

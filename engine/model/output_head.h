@@ -29,6 +29,11 @@ class OutputHead {
   // the last block.
   void RunRows(Backend& backend, Workspace& workspace, const RowsView& rows,
                const RowsView& outputs) const;
+  // Writes the rows [n, d] after the final norm, or the rows as they are if there is none.
+  void Normalize(Backend& backend, const RowsView& rows, const RowsView& to) const;
+  // As RunRows(), for rows that are normalized.
+  void RunHead(Backend& backend, Workspace& workspace, const RowsView& rows,
+               const RowsView& outputs) const;
   // Computes the outputs [n, TextOutputs()] of texts, f32: those of the first rows from `rows`
   // [m, d], which need no pooling, then those of the step's pool_ranges from the rows of `all`.
   // Both are outputs of the last block in f32.
@@ -41,12 +46,6 @@ class OutputHead {
     ActivationKind activation = ActivationKind::kNone;
     int width = 0;
   };
-
-  // Writes the final norm of the rows, or the rows as they are.
-  void Normalize(Backend& backend, const RowsView& rows, const RowsView& to) const;
-  // Runs the head's layer, if there is one, and the matrix. `rows` have passed the final norm.
-  void RunHead(Backend& backend, Workspace& workspace, const RowsView& rows,
-               const RowsView& outputs) const;
 
   ModelSpec spec_;  // without blocks
   // The input of the vocabulary's matrix stays f32 unless Backend::rounds_head_input(): few rows

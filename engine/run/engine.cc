@@ -388,6 +388,16 @@ absl::Status CheckRoutes(const ModelSpec& spec, int max_step_tokens) {
 
 }  // namespace
 
+namespace {
+
+// On a device that draws tokens itself, steps with more rows pay only where drafts are often right.
+int DeviceDraftTokens(const Model& model) {
+  if (!model.backend().samples_on_device()) return 8;
+  return model.spec().prediction != nullptr ? 4 : 0;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::unique_ptr<Model> model,
                                                std::shared_ptr<const Tokenizer> tokenizer,
@@ -395,10 +405,10 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::unique_ptr<Model> draft_model) {
   const ReportContents contents =
       options.expert_stats ? RecorderReportContents(RecorderSettings(options)) : ReportContents{};
-  MOESERVE_ASSIGN_OR_RETURN(const EngineOptions o,
-                            Resolved(options, model->spec(), model->backend().preferred_step_rows(),
-                                     model->backend().samples_on_device() ? 0 : 8,
-                                     model->ReportFloatsPerToken(contents)));
+  MOESERVE_ASSIGN_OR_RETURN(
+      const EngineOptions o,
+      Resolved(options, model->spec(), model->backend().preferred_step_rows(),
+               DeviceDraftTokens(*model), model->ReportFloatsPerToken(contents)));
   const std::vector<KvLayerShape> shapes = CacheLayers(o, model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   // A step of a text that is computed whole may have more rows than others.
@@ -407,7 +417,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   const bool whole =
       ComputesWhole(text, model->spec()) || model->spec().kind == ModelKind::kEncoderDecoder;
   const int most_rows = std::max(o.max_step_tokens, whole ? o.max_model_len : 0);
-  const std::vector<PageUse> use = PageUseOf(o, model->spec(), draft_model != nullptr);
+  const bool predicts = model->spec().prediction != nullptr && o.draft.max_tokens > 0;
+  const std::vector<PageUse> use = PageUseOf(o, model->spec(), draft_model != nullptr || predicts);
   std::vector<int64_t> page_bytes = PageBytesOf(model->backend(), shapes, type, use.size());
   std::vector<KvLayerShape> draft_shapes;
   KvCacheType draft_type = type;
@@ -416,6 +427,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     draft_shapes = CacheShapes(draft_model->spec());
     draft_type = KvCacheTypeOf(draft_model->options().compute);
     page_bytes[0] += draft_model->backend().PageBytes(draft_shapes, draft_type);
+  } else if (predicts) {
+    draft_shapes = CacheShapes(*model->spec().prediction);
+    page_bytes[0] += model->backend().PageBytes(draft_shapes, draft_type);
   }
   MOESERVE_RETURN_IF_ERROR(CheckRoutes(model->spec(), most_rows));
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<int64_t> pages, CachePages(o, use, page_bytes));
@@ -446,9 +460,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     MOESERVE_ASSIGN_OR_RETURN(source_counters, model->backend().NewRouteCounters(counts));
   }
   std::unique_ptr<KvCacheStorage> draft_cache;
-  if (draft_model != nullptr) {
-    MOESERVE_ASSIGN_OR_RETURN(
-        draft_cache, draft_model->backend().NewKvCache(draft_shapes, draft_type, {pages[0]}));
+  if (draft_model != nullptr || predicts) {
+    Backend& drafts = draft_model != nullptr ? draft_model->backend() : model->backend();
+    MOESERVE_ASSIGN_OR_RETURN(draft_cache, drafts.NewKvCache(draft_shapes, draft_type, {pages[0]}));
   }
   return std::make_unique<EngineImpl>(
       o, std::move(model), std::move(tokenizer), std::move(eos_token_ids), std::move(cache),

@@ -25,6 +25,7 @@
 #include "engine/routes/route_log.h"
 #include "engine/run/draft_model.h"
 #include "engine/run/engine_options.h"
+#include "engine/run/prediction_drafts.h"
 #include "engine/run/token_step.h"
 #include "engine/schedule/drawing_share.h"
 #include "engine/schedule/scheduler.h"
@@ -69,7 +70,7 @@ class EngineImpl final : public Engine {
              std::unique_ptr<RouteCounters> source_counters, std::unique_ptr<Model> draft_model,
              std::unique_ptr<KvCacheStorage> draft_cache)
       : options_(options),
-        page_use_(PageUseOf(options, model->spec(), draft_model != nullptr)),
+        page_use_(PageUseOf(options, model->spec(), draft_cache != nullptr)),
         model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
         eos_(std::move(eos)),
@@ -95,7 +96,8 @@ class EngineImpl final : public Engine {
                         ? nullptr
                         : std::make_unique<StatePool>(*states_, options_.max_num_seqs)),
         memory_(*cache_, routes_, state_pool_.get(), options_.prefix_cache, page_use_,
-                {.interval = options_.snapshot_interval}, source_routes_.get()),
+                {.interval = options_.snapshot_interval}, source_routes_.get(),
+                draft_model == nullptr ? draft_cache.get() : nullptr),
         scheduler_(memory_, options_.max_num_seqs),
         textless_(tokenizer_.get(), eos_, model_->spec().vocab_size),
         token_step_(eos_, textless_, model_->spec().vocab_size, options_.max_model_len),
@@ -105,6 +107,10 @@ class EngineImpl final : public Engine {
     stats_.kv_cache_bytes = cache_bytes;
     stats_.weight_bytes = model_->weight_bytes();
     stats_.prefix_cache = options_.prefix_cache;
+    if (draft_model == nullptr && draft_cache != nullptr) {
+      predictions_ = std::make_unique<PredictionDrafts>(*model_, std::move(draft_cache),
+                                                        options_.max_step_tokens, textless_);
+    }
     if (draft_model != nullptr) {
       draft_model_ = std::make_unique<DraftModel>(std::move(draft_model), std::move(draft_cache),
                                                   options_.max_step_tokens, textless_);
@@ -168,8 +174,11 @@ class EngineImpl final : public Engine {
   void ProposeDrafts();
   // Returns how many tokens may be drafted for a sequence.
   int DraftRoom(const Sequence& sequence) const;
-  // Lets the draft model propose tokens for these sequences, of a step with `rows` decoding rows.
+  // Lets the draft model or the prediction layers propose tokens for these sequences, of a step
+  // with `rows` decoding rows.
   void ProposeByModel(int rows, const std::vector<Sequence*>& sequences);
+  // Notes which rows of the step prediction layers can continue.
+  void RememberRows(const std::vector<SequenceOutput>& outputs);
   // Splits a step's results by sequence. `positions` [logit rows] is referred to by the result.
   std::vector<SequenceOutput> Outputs(const std::vector<ScheduledRows>& scheduled,
                                       const Batch& batch, const StepReport& report,
@@ -287,8 +296,10 @@ class EngineImpl final : public Engine {
   DrawingShare drawing_share_;
   DraftDepth draft_depth_;
   ConstraintMemory constraint_memory_;
-  std::unique_ptr<DraftModel> draft_model_;  // may be null
-  uint64_t model_drafts_ = 0;                // steps in which the draft model was not worth it
+  // At most one of these is not null.
+  std::unique_ptr<DraftModel> draft_model_;
+  std::unique_ptr<PredictionDrafts> predictions_;
+  uint64_t model_drafts_ = 0;  // steps in which the draft model was not worth it
   uint64_t drafted_tokens_ = 0;
   uint64_t accepted_tokens_ = 0;
   std::vector<float> logits_;

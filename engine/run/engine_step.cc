@@ -79,6 +79,7 @@ void EngineImpl::Step() {
     StepOptions step = options_.expert_stats ? recorder_.BeginStep(batch.tokens) : StepOptions{};
     step.count_later = drafted && step.counters != nullptr;
     samples_.resize(batch.samples.size());
+    if (predictions_ != nullptr) predictions_->BeginStep();
     const auto forward_begin = std::chrono::steady_clock::now();
     StepReport report = model_->Forward(batch, *cache_, step,
                                         {.logits = logits_, .samples = samples_, .texts = texts_});
@@ -89,6 +90,7 @@ void EngineImpl::Step() {
     if (broken_.ok()) {
       outputs = Outputs(scheduled, batch, report, positions);
       Verify(outputs, batch);
+      RememberRows(outputs);
     }
     if (step.count_later) report.routes = model_->CountStep(batch.phase);
     if (options_.expert_stats) recorder_.EndStep(batch, report);
@@ -187,7 +189,10 @@ void EngineImpl::ProposeDrafts() {
     if (options_.draft.prompt_lookup) s->proposal = LookUp(s->LookupText(), most, s->alignment);
     if (s->proposal.matched < kModelInsteadBelow) without.push_back(s.get());
   }
-  if (draft_model_ != nullptr && !without.empty()) ProposeByModel(rows, without);
+  // Prediction layers also have to compute the rows of the others.
+  if (predictions_ != nullptr || (draft_model_ != nullptr && !without.empty())) {
+    ProposeByModel(rows, without);
+  }
   std::vector<DraftDepth::Candidate> candidates;
   for (const Sequence* s : decoding) {
     candidates.push_back({.proposal = &s->proposal, .record = &s->acceptance});
@@ -207,11 +212,13 @@ int EngineImpl::DraftRoom(const Sequence& s) const {
 }
 
 void EngineImpl::ProposeByModel(int rows, const std::vector<Sequence*>& sequences) {
+  const double seconds_per_token = predictions_ != nullptr ? predictions_->seconds_per_token()
+                                                           : draft_model_->seconds_per_token();
   int depth = options_.draft.max_tokens;
-  if (!options_.draft.always) {
+  if (!options_.draft.always && !sequences.empty()) {
     const auto choose = [&](std::span<const double> shares) {
       return draft_depth_.ChooseModelDepth(rows, shares, options_.draft.max_tokens,
-                                           draft_model_->seconds_per_token());
+                                           seconds_per_token);
     };
     std::vector<double> shares;
     for (const Sequence* s : sequences) shares.push_back(draft_depth_.ModelShare(s->acceptance));
@@ -227,7 +234,20 @@ void EngineImpl::ProposeByModel(int rows, const std::vector<Sequence*>& sequence
     const int tokens = scheduler_.ReserveDraft(*s, std::min(depth, DraftRoom(*s)));
     if (tokens > 0) wanted.push_back({s, tokens});
   }
-  draft_model_->Propose(wanted);
+  if (predictions_ != nullptr) {
+    predictions_->Propose(scheduler_.running(), wanted);
+  } else {
+    draft_model_->Propose(wanted);
+  }
+}
+
+void EngineImpl::RememberRows(const std::vector<SequenceOutput>& outputs) {
+  if (predictions_ == nullptr) return;
+  for (const SequenceOutput& output : outputs) {
+    Sequence& s = *output.rows.sequence;
+    if (s.beams != nullptr || s.leader != nullptr || s.request.encode.has_value()) continue;
+    predictions_->Remember(s, output.first_row, output.rows.begin, output.rows.count);
+  }
 }
 
 void EngineImpl::ObserveStep(const std::vector<ScheduledRows>& scheduled, double forward_seconds) {

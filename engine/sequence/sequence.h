@@ -29,6 +29,15 @@ inline bool EncodesLogits(const EncodeParams& encode, int i) {
          (encode.output == EncodeOutput::kTokens && std::ranges::binary_search(encode.rows, i));
 }
 
+// The tokens [begin, begin + count) of a sequence that the model's step `step` computed as the rows
+// from `row` on. PredictionDrafts continues them.
+struct PredictableRows {
+  uint64_t step = 0;
+  int row = 0;
+  int begin = 0;
+  int count = 0;
+};
+
 struct Sequence {
   // `eos` outlives the sequence. A sequence that is planned to have more than `long_from` tokens is
   // long (LongSequencesFrom()).
@@ -140,6 +149,7 @@ struct Sequence {
   std::vector<TokenId> draft;   // the leading tokens of `proposal` that the next step computes
   AcceptanceRecord acceptance;  // how often earlier proposals were right
   SequenceMemory memory;
+  PredictableRows predictable;
   bool is_long = false;  // decides between two sets of rope factors
   // Combines is_long, cache_salt and RoutingControl::key(); only sequences with equal keys share
   // cached prefixes. PagedPool calls this key the salt.

@@ -392,12 +392,16 @@ constexpr const char* Name(BlockKind b) {
   return b == BlockKind::kFeedForward ? "feed_forward" : "attention";
 }
 
-// The stacks of blocks of a model that translates a source; other models have one.
-enum class Stack : uint8_t { kOnly, kEncoder, kDecoder };
-constexpr NameTraits Traits(Stack stack) { return NameIn({"only", "encoder", "decoder"}, stack); }
+// The stacks of blocks of a model that translates a source; other models have one, and may have
+// another that drafts tokens (ModelSpec::prediction).
+enum class Stack : uint8_t { kOnly, kEncoder, kDecoder, kPrediction };
+constexpr NameTraits Traits(Stack stack) {
+  return NameIn({"only", "encoder", "decoder", "prediction"}, stack);
+}
 // The beginning of the names of a stack's tensors.
 constexpr const char* TensorPrefix(Stack s) {
-  return s == Stack::kOnly ? "" : s == Stack::kEncoder ? "encoder." : "decoder.";
+  constexpr const char* kPrefixes[] = {"", "encoder.", "decoder.", "prediction."};
+  return kPrefixes[static_cast<size_t>(s)];
 }
 
 // A mixer between norms, and how it joins the residual stream.

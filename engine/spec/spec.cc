@@ -308,6 +308,21 @@ void CheckOrder(const ModelSpec& spec) {
 
 }  // namespace
 
+ModelSpec PredictionOf(const ModelSpec& spec) {
+  ModelSpec prediction;
+  prediction.vocab_size = spec.vocab_size;
+  prediction.hidden_size = spec.hidden_size;
+  prediction.max_position_embeddings = spec.max_position_embeddings;
+  prediction.norm = spec.norm;
+  prediction.position = spec.position;
+  prediction.embedding_scale = spec.embedding_scale;
+  prediction.residual_scale = spec.residual_scale;
+  prediction.embedding_norm = true;
+  prediction.head.kind = HeadKind::kNone;
+  prediction.stack = Stack::kPrediction;
+  return prediction;
+}
+
 int PromptVocabulary(const ModelSpec& spec) {
   return spec.encoder != nullptr ? spec.encoder->vocab_size : spec.vocab_size;
 }
@@ -430,11 +445,39 @@ absl::Status CheckEncoder(const ModelSpec& spec) {
   return absl::Status(status.code(), Concat("encoder.", std::string(status.message())));
 }
 
+absl::Status CheckPrediction(const ModelSpec& spec) {
+  if (spec.prediction == nullptr) return absl::OkStatus();
+  const ModelSpec& prediction = *spec.prediction;
+  MOESERVE_CHECK(prediction.stack == Stack::kPrediction && prediction.prediction == nullptr &&
+                     prediction.hidden_size == spec.hidden_size &&
+                     prediction.vocab_size == spec.vocab_size && prediction.embedding_norm,
+                 "prediction layers of the model's sizes");
+  const auto refuse = [](std::string_view expected, std::string_view found) {
+    return absl::InvalidArgumentError(Concat("prediction: expected ", expected, ", found ", found));
+  };
+  if (spec.kind != ModelKind::kDecoder || !HasVocabulary(spec.head.kind) ||
+      spec.pooling.has_value()) {
+    return refuse("none beside a model that does not generate", "an object");
+  }
+  // Drafts that are rejected leave no trace in a cache of keys and values, but in a state.
+  if (!StateShapes(prediction).empty()) {
+    return refuse("attention in every layer", "a mixer with a state");
+  }
+  if (prediction.position.kind == PositionKind::kLearned ||
+      prediction.position.kind == PositionKind::kSinusoidal || prediction.token_types > 0) {
+    return refuse("no embeddings of positions or types", "a model with some");
+  }
+  const absl::Status status = Validate(prediction);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), Concat("prediction.", std::string(status.message())));
+}
+
 }  // namespace
 
 absl::Status Validate(const ModelSpec& spec) {
   CheckOrder(spec);
   MOESERVE_RETURN_IF_ERROR(CheckEncoder(spec));
+  MOESERVE_RETURN_IF_ERROR(CheckPrediction(spec));
   Checker check;
   check.Int("", "vocab_size", spec.vocab_size, 1, kMaxVocabulary);
   check.Int("", "hidden_size", spec.hidden_size, 1, kMaxWidth);

@@ -62,6 +62,12 @@ struct ModelSpec {
   std::shared_ptr<const ModelSpec> encoder;
   bool share_embeddings = true;  // with an encoder: both stacks have the same table of tokens
   std::optional<int32_t> decoder_start_token_id = std::nullopt;  // with an encoder: required
+  // Layers that draft tokens (multi-token prediction, DeepSeek-V3, equations 21 to 23). Their input
+  // for a token is join [norm(embedding of the token after it); norm(the token's row that reaches
+  // the head)], and after a norm of their own the head yields logits of the second token after it.
+  // They have the model's width and vocabulary, no embeddings and no head. The model's answers do
+  // not depend on them.
+  std::shared_ptr<const ModelSpec> prediction;
 
   int num_layers() const { return blocks.empty() ? 0 : blocks.back().layer + 1; }
   int num_blocks() const { return static_cast<int>(blocks.size()); }
@@ -82,6 +88,10 @@ struct ModelSpec {
   void AddLayer(LayerSpec layer);
   void AddLayers(int count, const LayerSpec& layer = {});
 };
+
+// Returns the specification of prediction layers for a model, without the layers. Norm and
+// positions are the model's.
+ModelSpec PredictionOf(const ModelSpec& spec);
 
 // Returns the size of the vocabulary of prompts, which are the encoder's if there is one, and the
 // size that holds the ids of all stacks.

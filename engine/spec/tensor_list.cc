@@ -34,7 +34,8 @@ class TensorList {
   std::vector<TensorRequirement> Build() {
     const Dim vocabulary{spec_.vocab_size, "vocab_size"};
     const bool shared = spec_.share_embeddings;
-    if (!shared || spec_.stack != Stack::kEncoder) {
+    const bool predicts = spec_.stack == Stack::kPrediction;
+    if (!shared || (spec_.stack != Stack::kEncoder && !predicts)) {
       Add((shared ? "" : stack_) + "embed.weight", {vocabulary, hidden_});
     }
     if (spec_.position.kind == PositionKind::kLearned) {
@@ -53,6 +54,10 @@ class TensorList {
       AddNorm(stack_ + "norm", hidden_,
               spec_.norm.final_norm.has_value() ? "norm.final is true" : "");
     }
+    if (predicts) {
+      AddNorm(stack_ + "hidden_norm", hidden_, "prediction is set");
+      AddLinear(stack_ + "join", hidden_, {int64_t{2} * spec_.hidden_size, "2 * hidden_size"});
+    }
     AddHead(vocabulary);
     for (int layer = 0; spec_.layer_scale && layer < spec_.num_layers(); ++layer) {
       Add(Concat(stack_, "blocks.", layer, ".scale"), {{1, "1"}}, "layer_scale is true");
@@ -68,6 +73,9 @@ class TensorList {
     }
     if (spec_.encoder != nullptr) {
       std::ranges::move(TensorList(*spec_.encoder).Build(), std::back_inserter(list_));
+    }
+    if (spec_.prediction != nullptr) {
+      std::ranges::move(TensorList(*spec_.prediction).Build(), std::back_inserter(list_));
     }
     return std::move(list_);
   }
@@ -465,8 +473,8 @@ std::string RelativeBiasName(const ModelSpec& spec, std::optional<int> layer) {
 Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& shape,
                             Quantization type) {
   if (type == Quantization::kNone || shape.size() != 2) return Quantization::kNone;
-  for (const std::string_view stack :
-       {TensorPrefix(Stack::kEncoder), TensorPrefix(Stack::kDecoder)}) {
+  for (const std::string_view stack : {TensorPrefix(Stack::kEncoder), TensorPrefix(Stack::kDecoder),
+                                       TensorPrefix(Stack::kPrediction)}) {
     if (name.starts_with(stack)) name.remove_prefix(stack.size());
   }
   if (name.starts_with("embed") || name.ends_with("relative_bias.weight") ||

@@ -30,6 +30,11 @@ struct TensorRequirement {
 // checkpoint may contain no other tensor.
 std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec);
 
+// Returns whether a tensor belongs to ModelSpec::prediction. No answer depends on it.
+inline bool IsOfPrediction(std::string_view name) {
+  return name.starts_with(TensorPrefix(Stack::kPrediction));
+}
+
 // Returns the name of the table of biases of relative positions: of one layer, or of all.
 std::string RelativeBiasName(const ModelSpec& spec, std::optional<int> layer);
 

@@ -46,8 +46,8 @@ bool IsEmbeddingOrHead(std::string_view name) {
   return name.starts_with("embed") || name.starts_with("head.");
 }
 
-// Returns a stack's tensors but tables of ids, embeddings and the LM head. A decoder's tensors
-// include those of the encoder beside it.
+// Returns a stack's tensors but tables of ids, embeddings and the LM head. RequiredTensors() of a
+// decoder include those of the encoder beside it, and of its prediction layers.
 std::vector<TensorRequirement> CountedTensors(const ModelSpec& spec) {
   std::vector<TensorRequirement> tensors = RequiredTensors(spec);
   std::erase_if(tensors, [&](const TensorRequirement& t) {
@@ -55,6 +55,7 @@ std::vector<TensorRequirement> CountedTensors(const ModelSpec& spec) {
     if (spec.stack == Stack::kDecoder && name.starts_with(TensorPrefix(Stack::kEncoder))) {
       return true;
     }
+    if (IsOfPrediction(name)) return true;
     const std::string_view prefix = TensorPrefix(spec.stack);
     if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
     return t.ids || IsEmbeddingOrHead(name);

@@ -134,6 +134,9 @@ class CpuBackend : public Backend {
   void GatherOutputRows(const RowsView& input, const RowsView& output) override {
     rows_.GatherOutputRows(input, output);
   }
+  void GatherSourceRows(const RowsView& input, const RowsView& output) override {
+    rows_.GatherSourceRows(input, output);
+  }
   void PoolRows(const PoolArgs& args) override { rows_.PoolRows(args); }
   void Scale(const RowsView& x, float factor) override { rows_.Scale(x, factor); }
   void SoftCapRows(const RowsView& x, float cap) override { rows_.SoftCapRows(x, cap); }

@@ -282,6 +282,14 @@ void RowOps::GatherOutputRows(const RowsView& input, const RowsView& output) {
   }
 }
 
+void RowOps::GatherSourceRows(const RowsView& input, const RowsView& output) {
+  MOESERVE_CHECK(output.rows == std::ssize(step_.source_rows), "a source row per row");
+  workers_.ForEachRow(output.rows, output.cols, [&](int64_t i) {
+    std::copy_n(FloatRow(input, step_.source_rows[static_cast<size_t>(i)]), input.cols,
+                FloatRow(output, i));
+  });
+}
+
 void RowOps::PoolRows(const PoolArgs& args) {
   const int64_t width = args.output.cols;
   const int64_t pools = args.output.rows;

@@ -34,6 +34,7 @@ class RowOps {
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate);
   void MultiplyByGate(const RowsView& x, const RowsView& gate, GateActivation activation);
   void GatherOutputRows(const RowsView& input, const RowsView& output);
+  void GatherSourceRows(const RowsView& input, const RowsView& output);
   void PoolRows(const PoolArgs& args);
   void Scale(const RowsView& x, float factor);
   void SoftCapRows(const RowsView& x, float cap);

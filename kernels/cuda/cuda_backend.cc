@@ -659,6 +659,9 @@ void CudaBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
 void CudaBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
   LaunchGather(input, step_.output_rows, output, stream_.get());
 }
+void CudaBackend::GatherSourceRows(const RowsView& input, const RowsView& output) {
+  LaunchGather(input, step_.source_rows, output, stream_.get());
+}
 void CudaBackend::PoolRows(const PoolArgs& args) {
   MOESERVE_CHECK(args.output.rows == static_cast<int64_t>(inputs_.pool_ranges.size()),
                  "rows of pools");

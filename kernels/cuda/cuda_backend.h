@@ -82,6 +82,7 @@ class CudaBackend : public Backend {
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
   void MultiplyByGate(const RowsView& x, const RowsView& gate, GateActivation activation) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
+  void GatherSourceRows(const RowsView& input, const RowsView& output) override;
   void PoolRows(const PoolArgs& args) override;
   void Scale(const RowsView& x, float factor) override;
   void SoftCapRows(const RowsView& x, float cap) override;

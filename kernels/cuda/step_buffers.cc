@@ -9,10 +9,10 @@ namespace moeserve::cuda {
 namespace {
 
 // Bytes per token: TokenRoutes, a SampleRow, four bytes (failed, kind, long sequence, type) and
-// eight 4-byte integers. The block tables and the ranges of rows follow after all tokens.
+// nine 4-byte integers. The block tables and the ranges of rows follow after all tokens.
 constexpr int64_t kByteArrays = 4;
 constexpr int64_t kTokenBytes =
-    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + kByteArrays + 8 * 4;
+    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + kByteArrays + 9 * 4;
 constexpr int64_t kAlignment = 16;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -88,7 +88,8 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   // `samples` is aligned to the 8 bytes that SampleRow requires for any number of tokens, because
   // the eight arrays before it take 32 bytes per token.
   SampleRow* const samples = reinterpret_cast<SampleRow*>(pending + rows.tokens);
-  int32_t* const tables = reinterpret_cast<int32_t*>(samples + rows.outputs);
+  int32_t* const source_rows = reinterpret_cast<int32_t*>(samples + rows.outputs);
+  int32_t* const tables = source_rows + rows.tokens;
   std::copy(inputs.token_ids.begin(), inputs.token_ids.end(), token_ids);
   std::copy(inputs.position.begin(), inputs.position.end(), position);
   std::copy(inputs.sequence.begin(), inputs.sequence.end(), sequence);
@@ -99,6 +100,8 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   const int64_t outputs = static_cast<int64_t>(inputs.output_rows.size());
   std::copy(inputs.output_rows.begin(), inputs.output_rows.end(), output_rows);
   std::fill(output_rows + outputs, output_rows + rows.tokens, 0);
+  std::fill(source_rows, tables, 0);
+  std::copy(inputs.source_rows.begin(), inputs.source_rows.end(), source_rows);
   std::fill(state_slot, pending + rows.tokens, -1);
   for (size_t t = 0; t < inputs.states.keep.size(); ++t) {
     const int32_t sequence_of_token = inputs.sequence[t];
@@ -141,6 +144,7 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
           .position = on_device(position),
           .sequence = on_device(sequence),
           .output_rows = on_device(output_rows),
+          .source_rows = on_device(source_rows),
           .state_slot = on_device(state_slot),
           .keep = on_device(keep),
           .snapshot = on_device(snapshot),

@@ -21,6 +21,7 @@ struct DeviceStep {
   const int32_t* position = nullptr;       // [tokens]
   const int32_t* sequence = nullptr;       // [tokens] -1 for padding
   const int32_t* output_rows = nullptr;    // [outputs]
+  const int32_t* source_rows = nullptr;    // [tokens] 0 without StepInputs::source_rows
   // [tokens] the slot of the token's sequence, then the arrays of StepStates; -1 without states
   const int32_t* state_slot = nullptr;
   const int32_t* keep = nullptr;

@@ -70,6 +70,11 @@ inline constexpr ElementFunction kLogOfNegative = {
 inline constexpr ElementFunction kLogarithm = {
     [](float x) { return static_cast<float>(std::log(double{x})); }, "numbers above 0"};
 
+// What CheckpointConfig::decisions say of prediction layers that nobody wants.
+inline constexpr std::string_view kPredictionsLeft =
+    "the files have prediction layers, on which no answer depends; --draft-mtp drafts tokens with "
+    "them";
+
 // Where the files store one tensor of the model: a whole stored tensor, or a part of one.
 struct TensorPlace {
   std::string name = {};  // name of the stored tensor
@@ -173,6 +178,9 @@ struct StoredNames {
   // The object of config.json that the configuration is, for error messages: "text_config"; "" if
   // it is the whole file.
   std::string key_object = {};
+  // Whether the configuration shall have ModelSpec::prediction, if the files store such layers;
+  // otherwise their tensors are not needed.
+  bool predictions = false;
 
   bool contains(std::string_view name) const { return names.contains(name); }
 };

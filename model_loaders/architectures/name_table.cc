@@ -12,6 +12,8 @@ namespace moeserve {
 namespace {
 
 constexpr std::string_view kScaleSuffix = "_scale_inv";  // of the scales of FP8 weights
+// Behind PredictionNames::prefix, in the names of the layer's own tensors.
+constexpr std::string_view kFirstPredictionLayer = "layers.0.";
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsKeyStart(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -78,17 +80,19 @@ std::string NamePattern(std::string_view name) {
   return pattern;
 }
 
-// Returns the routing of the block that a tensor belongs to; null if the block is not routed.
-// `pattern` is the pattern of the tensor's name, `layer` its layer.
-const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, std::string_view pattern, int layer) {
-  const bool of_encoder = pattern.starts_with("encoder.");
-  const ModelSpec& stack = of_encoder && spec.encoder != nullptr ? *spec.encoder : spec;
-  const auto is_of = [&](std::string_view part) { return pattern.find(part) != pattern.npos; };
-  const BlockKind kind = is_of("blocks.*.attention.")         ? BlockKind::kAttention
-                         : is_of("blocks.*.cross_attention.") ? BlockKind::kCrossAttention
-                                                              : BlockKind::kFeedForward;
-  const BlockSpec* const block = stack.FindBlock(layer, kind);
-  return block == nullptr ? nullptr : block->routing();
+// Returns the name that rules have for a tensor of the model: "prediction.blocks.0.NAME" becomes
+// "blocks.LAYER.NAME".
+std::string NameForRules(const std::string& tensor, int first_layer) {
+  std::string_view name = tensor;
+  if (!IsOfPrediction(name)) return tensor;
+  name.remove_prefix(std::string_view(TensorPrefix(Stack::kPrediction)).size());
+  if (const std::optional<Numbers> numbers =
+          Match("blocks.*", name.substr(0, name.find('.', std::string_view("blocks.").size())));
+      numbers.has_value()) {
+    name.remove_prefix(name.find('.', std::string_view("blocks.").size()) + 1);
+    return Concat("blocks.", first_layer + numbers->value[0], '.', name);
+  }
+  return Concat("blocks.", first_layer, ".prediction.", name);
 }
 
 // Returns the configuration key, with its indices, that `text` starts with; "" if there is none.
@@ -126,11 +130,12 @@ bool MatchesName(std::string_view pattern, std::string_view name) {
 
 NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
                                  const StoredNames& stored, const NamePrefix& prefix,
-                                 const NameMapping& mapping)
+                                 const NameMapping& mapping, const PredictionNames& predictions)
     : tensors_(tensors.begin(), tensors.end()),
       keys_(keys.begin(), keys.end()),
       prefix_(prefix),
-      mapping_(mapping) {
+      mapping_(mapping),
+      predictions_(predictions) {
   // Every layer has the same layout, so the pattern of one layer decides.
   std::set<std::string> patterns;
   std::set<std::string> names;
@@ -159,7 +164,40 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
   }
 }
 
+const BlockSpec* NameTableConfig::FindBlock(int layer, BlockKind kind) const {
+  const int own = spec.num_layers();
+  if (layer < own || spec.prediction == nullptr) return spec.FindBlock(layer, kind);
+  return spec.prediction->FindBlock(layer - own, kind);
+}
+
+const BlockSpec* NameTableConfig::TokenMixer(int layer) const {
+  const int own = spec.num_layers();
+  if (layer < own || spec.prediction == nullptr) return spec.token_mixer(layer);
+  return spec.prediction->token_mixer(layer - own);
+}
+
+// Returns the routing of the block that a tensor belongs to; null if the block is not routed.
+// `pattern` is the pattern of the tensor's name, `layer` its layer.
+const RoutedLayerSpec* NameTableConfig::RoutingOf(std::string_view pattern, int layer) const {
+  const bool of_encoder = pattern.starts_with("encoder.") && spec.encoder != nullptr;
+  const auto is_of = [&](std::string_view part) { return pattern.find(part) != pattern.npos; };
+  const BlockKind kind = is_of("blocks.*.attention.")         ? BlockKind::kAttention
+                         : is_of("blocks.*.cross_attention.") ? BlockKind::kCrossAttention
+                                                              : BlockKind::kFeedForward;
+  const BlockSpec* const block =
+      of_encoder ? spec.encoder->FindBlock(layer, kind) : FindBlock(layer, kind);
+  return block == nullptr ? nullptr : block->routing();
+}
+
 std::string NameTableConfig::NameInRules(std::string_view stored) const {
+  if (const std::string_view prefix = predictions_.prefix;
+      predictions_.layer >= 0 && !prefix.empty() && stored.starts_with(prefix)) {
+    stored.remove_prefix(prefix.size());
+    if (stored.starts_with(kFirstPredictionLayer)) {
+      stored.remove_prefix(kFirstPredictionLayer.size());
+    }
+    return Concat("model.layers.", predictions_.layer, '.', stored);
+  }
   std::string name = WithPrefixOfRules(stored);
   return mapping_.in_rules == nullptr ? name : mapping_.in_rules(name);
 }
@@ -175,7 +213,7 @@ std::string NameTableConfig::WithPrefixOfRules(std::string_view stored) const {
 
 bool NameTableConfig::IsFor(const TensorRule& rule, const Numbers& numbers) const {
   if (!rule.mixer.has_value()) return true;
-  const BlockSpec* const block = spec.token_mixer(numbers.value[0]);
+  const BlockSpec* const block = TokenMixer(numbers.value[0]);
   return block != nullptr && block->kind() == *rule.mixer;
 }
 
@@ -211,7 +249,7 @@ std::optional<TensorPlace> NameTableConfig::LatentPlace(const TensorRule& rule,
                                                         const Numbers& numbers,
                                                         TensorPlace place) const {
   const int layer = numbers.value[0], head = numbers.value[1];
-  const BlockSpec* const block = spec.FindBlock(layer, BlockKind::kAttention);
+  const BlockSpec* const block = FindBlock(layer, BlockKind::kAttention);
   if (block == nullptr || !block->attention()->latent.has_value()) return std::nullopt;
   const AttentionSpec& attention = *block->attention();
   const LatentSpec& latent = *attention.latent;
@@ -232,7 +270,7 @@ std::optional<TensorPlace> NameTableConfig::SectionPlace(const TensorRule& rule,
                                                          const Numbers& numbers,
                                                          const TensorRequirement& tensor,
                                                          TensorPlace place) const {
-  const BlockSpec* const block = spec.token_mixer(numbers.value[0]);
+  const BlockSpec* const block = TokenMixer(numbers.value[0]);
   const std::optional<RowSection> section =
       block == nullptr ? std::nullopt : SectionOf(rule.order, rule.part, *block);
   if (!section.has_value()) return std::nullopt;
@@ -256,6 +294,12 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
     const auto stored = stored_names_.find(*name);
     if (stored != stored_names_.end()) {
       *name = stored->second;
+    } else if (IsOfPrediction(tensor.name) && !predictions_.prefix.empty() && !name->empty()) {
+      // Missing in the files, for error messages.
+      const bool of_layer = tensor.name.starts_with("prediction.blocks.");
+      const std::string own = Concat("model.layers.", predictions_.layer, '.');
+      *name = Concat(predictions_.prefix, of_layer ? kFirstPredictionLayer : "",
+                     name->substr(std::min(own.size(), name->size())));
     } else if (mapping_.in_files != nullptr) {
       *name = mapping_.in_files(*name);
     }
@@ -264,10 +308,11 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
 }
 
 std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement& tensor) const {
-  const TensorRule* const found = RuleOf(tensor.name);
+  const std::string name = NameForRules(tensor.name, predictions_.layer);
+  const TensorRule* const found = RuleOf(name);
   if (found == nullptr) return std::nullopt;
   const TensorRule& rule = *found;
-  const std::optional<Numbers> numbers = Match(rule.model, tensor.name);
+  const std::optional<Numbers> numbers = Match(rule.model, name);
   TensorPlace place{.name = Substitute(rule.file, *numbers)};
   place.add = rule.add;
   place.function = rule.function;
@@ -298,7 +343,7 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
       place.shape[0] *= rule.parts;
       break;
     case RowOrder::kQkv: {
-      const BlockSpec* const block = spec.FindBlock(numbers->value[0], BlockKind::kAttention);
+      const BlockSpec* const block = FindBlock(numbers->value[0], BlockKind::kAttention);
       if (block == nullptr) return std::nullopt;
       const AttentionSpec& attention = *block->attention();
       const int64_t queries = int64_t{attention.num_heads} * attention.head_dim;
@@ -310,7 +355,7 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
       return place;
     }
     case RowOrder::kExperts: {
-      const RoutedLayerSpec* const routing = RoutingOf(spec, rule.model, numbers->value[0]);
+      const RoutedLayerSpec* const routing = RoutingOf(rule.model, numbers->value[0]);
       if (routing == nullptr) return std::nullopt;
       const int expert = numbers->value[1];
       place.transposed = rule.transposed;
@@ -335,7 +380,7 @@ std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement
   }
   if (stacked) {
     const int layer = numbers->value[0];
-    const RoutedLayerSpec* routing = RoutingOf(spec, rule.model, layer);
+    const RoutedLayerSpec* routing = RoutingOf(rule.model, layer);
     if (routing == nullptr) return std::nullopt;
     place.index = numbers->value[numbers->count - 1];
     place.shape.insert(place.shape.begin(), routing->num_experts);

@@ -87,6 +87,15 @@ struct NameMapping {
   std::string (*in_files)(std::string_view rule) = nullptr;
 };
 
+// How files name the tensors of prediction layers. The rules are those of the model's layers, for
+// the layer number `layer`, the number of the model's layers; rules for what the prediction layers
+// have besides call it "blocks.*.prediction.NAME". Files that call the tensors "mtp." + NAME have
+// the prefix "mtp.", and no numbers of layers if there is one only.
+struct PredictionNames {
+  int layer = -1;  // below 0: there are none
+  std::string_view prefix = {};
+};
+
 // The numbers in a name at the positions of a pattern's "*".
 struct Numbers {
   std::array<int, 2> value{};
@@ -113,7 +122,7 @@ class NameTableConfig : public CheckpointConfig {
   // The texts of the tables must outlive the configuration.
   NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
                   const StoredNames& stored, const NamePrefix& prefix = {},
-                  const NameMapping& mapping = {});
+                  const NameMapping& mapping = {}, const PredictionNames& predictions = {});
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
   std::optional<std::string> LeftOverReason(std::string_view name) const override;
@@ -143,6 +152,12 @@ class NameTableConfig : public CheckpointConfig {
   // Returns whether the rule is one for a layer, the first of the numbers.
   bool IsFor(const TensorRule& rule, const Numbers& numbers) const;
 
+  // Return a block by its layer; null if there is none. Those of prediction layers follow the
+  // model's.
+  const BlockSpec* FindBlock(int layer, BlockKind kind) const;
+  const BlockSpec* TokenMixer(int layer) const;
+  const RoutedLayerSpec* RoutingOf(std::string_view pattern, int layer) const;
+
   // Returns the rule that counts for a tensor of the model; null if none matches.
   const TensorRule* RuleOf(std::string_view tensor) const;
 
@@ -161,6 +176,7 @@ class NameTableConfig : public CheckpointConfig {
   const std::vector<KeyRule> keys_;
   const NamePrefix prefix_;
   const NameMapping mapping_;
+  const PredictionNames predictions_;
   std::map<std::string, std::string> stored_names_;  // by the names in rules, where they differ
   // The patterns `TensorRule::file` that match at least one stored tensor.
   std::set<std::string_view> found_;

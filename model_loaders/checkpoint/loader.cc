@@ -190,6 +190,7 @@ Result<Checkpoint> LoadFolder(const fs::path& path, const LoadOptions& options) 
                             ReadTextFile(path / kConfigFile, kMaxConfigFileBytes));
   Result<WeightFiles> files = WeightFiles::Open(path);
   StoredNames stored;
+  stored.predictions = options.predictions;
   if (files.ok()) {
     for (const WeightFiles::Location& tensor : files->tensors()) {
       const TensorEntry& entry = *tensor.entry;

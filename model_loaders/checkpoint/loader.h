@@ -58,6 +58,9 @@ struct LoadOptions {
   // Keys of the configuration (config.json, the options of fairseq, the metadata of a GGUF file)
   // that are read as if they were not there. RemoveKeys() explains paths of keys.
   std::vector<std::string> ignored_keys = {};
+  // Whether ModelSpec::prediction is set if the files have such layers. Otherwise their tensors are
+  // among those that the model does not need.
+  bool predictions = false;
 };
 
 // Returns how a model uses the dictionaries of fairseq in its folder, if there are any.

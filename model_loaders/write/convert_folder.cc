@@ -95,9 +95,10 @@ absl::Status CheckEqual(const Checkpoint& source, const Checkpoint& written,
 
 Result<ConvertedFolder> Convert(const fs::path& source, const fs::path& destination,
                                 const ConvertOptions& options) {
-  MOESERVE_ASSIGN_OR_RETURN(
-      const Checkpoint checkpoint,
-      LoadCheckpoint(source, {.require_tokenizer = false, .ignored_keys = options.ignored_keys}));
+  MOESERVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                            LoadCheckpoint(source, {.require_tokenizer = false,
+                                                    .ignored_keys = options.ignored_keys,
+                                                    .predictions = true}));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<fs::path> texts, FolderOfTexts(source));
   ConvertedFolder result;
   result.architecture = DescribeModel(checkpoint.spec);
@@ -121,7 +122,7 @@ Result<ConvertedFolder> Convert(const fs::path& source, const fs::path& destinat
   MOESERVE_ASSIGN_OR_RETURN(result.weights, std::move(weights));
 
   const Result<Checkpoint> written =
-      LoadCheckpoint(to, {.require_tokenizer = result.has_tokenizer});
+      LoadCheckpoint(to, {.require_tokenizer = result.has_tokenizer, .predictions = true});
   if (!written.ok()) return Prefixed("reading the new folder back: ", written.status());
   MOESERVE_RETURN_IF_ERROR(
       CheckEqual(checkpoint, *written, result.has_tokenizer && !IsGiven(options.tokenizer)));

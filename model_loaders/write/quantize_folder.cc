@@ -289,7 +289,8 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
   MOESERVE_CHECK(type != Quantization::kNone, "a type of integers");
   MOESERVE_ASSIGN_OR_RETURN(
       Checkpoint checkpoint,
-      LoadCheckpoint(source, {.require_tokenizer = false, .ignored_keys = ignored_keys}));
+      LoadCheckpoint(
+          source, {.require_tokenizer = false, .ignored_keys = ignored_keys, .predictions = true}));
   MOESERVE_ASSIGN_OR_RETURN(const ModelPath model, ResolveModelPath(source));
   if (!WeightFiles::Exist(model.path)) {
     return absl::InvalidArgumentError(Concat(
@@ -307,7 +308,8 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
   MOESERVE_RETURN_IF_ERROR(checkpoint.weights->Check());  // explains errors of tensors
   MOESERVE_RETURN_IF_ERROR(wrote);
 
-  Result<Checkpoint> written = LoadCheckpoint(folder->path(), {.require_tokenizer = false});
+  Result<Checkpoint> written =
+      LoadCheckpoint(folder->path(), {.require_tokenizer = false, .predictions = true});
   if (!written.ok()) return Prefixed("reading the new folder back: ", written.status());
   const QuantizedFolder result{.source_bytes = checkpoint.weight_bytes,
                                .bytes = written->weight_bytes,

@@ -21,7 +21,7 @@ int64_t FixedWeightBytes(const ModelSpec& spec, const ModelOptions& types) {
     const bool expert = !router && t.name.find(".experts.") != std::string::npos;
     const bool lookup = t.name == "embed_position.weight" ||
                         (t.name == "embed.weight" && !spec.tie_word_embeddings);
-    if (expert || lookup || t.ids) continue;
+    if (expert || lookup || t.ids || IsOfPrediction(t.name)) continue;
     int64_t size = 1;
     for (int64_t s : t.shape) size *= s;
     bytes +=

@@ -132,6 +132,9 @@ void AddDraftModel(CLI::App& app, ModelOptionsText& options) {
                  "Smaller model with the same tokenizer that drafts tokens (--draft-tokens) where "
                  "earlier text gives none; it is loaded as --dtype says, for each model served; "
                  "CPU only");
+  app.add_flag("--draft-mtp", options.draft_mtp,
+               "Draft tokens by the checkpoint's own prediction layers (MTP), which are loaded for "
+               "it; outputs do not change");
 }
 
 void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
@@ -149,7 +152,7 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   AddNumberOption(
       app, "--draft-tokens", engine.draft.max_tokens,
       "Most tokens that are drafted for a sequence in a step, from what followed its last "
-      "tokens before or by --draft-model; outputs do not change; 0: none; -1: the "
+      "tokens before or by --draft-model or --draft-mtp; outputs do not change; 0: none; -1: the "
       "device's default",
       kDefaultDraftTokens, kMostDraftTokens);
   AddNumberOption(app, "--max-queue", engine.max_queued_seqs,
@@ -290,6 +293,21 @@ Result<std::unique_ptr<Model>> LoadDraftModel(const ModelOptionsText& options, i
   return model;
 }
 
+// Checks that --draft-mtp can be what it says.
+absl::Status CheckPredictions(const ModelOptionsText& options, int draft_tokens,
+                              const ModelSpec& spec) {
+  if (!options.draft_model.empty()) {
+    return absl::InvalidArgumentError("--draft-mtp: expected no --draft-model beside it");
+  }
+  if (draft_tokens == 0) {
+    return absl::InvalidArgumentError("--draft-mtp: expected --draft-tokens above 0, found 0");
+  }
+  if (spec.prediction != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--draft-mtp: expected a checkpoint with prediction layers of a family for which they are "
+      "read (Qwen3-Next, Qwen3.5, DeepSeek-V3 and GLM with experts), found none");
+}
+
 // Returns LoadedWeights::temperatures.
 Result<std::vector<std::optional<double>>> RouterTemperatures(const ModelSpec& spec,
                                                               WeightSource& weights) {
@@ -316,12 +334,15 @@ Result<RunningModel> StartModel(
   const ProgressOutput progress = output.value_or(options.progress());
   RunningModel out;
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(options.backend()));
-  MOESERVE_ASSIGN_OR_RETURN(
-      Checkpoint checkpoint,
-      LoadCheckpoint(options.directory, {.ignored_keys = options.ignored_keys}));
+  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                            LoadCheckpoint(options.directory, {.ignored_keys = options.ignored_keys,
+                                                               .predictions = options.draft_mtp}));
   PrintWarnings(checkpoint.warnings, progress);
-  if (options.must_generate || !options.draft_model.empty()) {
+  if (options.must_generate || !options.draft_model.empty() || options.draft_mtp) {
     MOESERVE_RETURN_IF_ERROR(CheckGenerating(checkpoint.spec));
+  }
+  if (options.draft_mtp) {
+    MOESERVE_RETURN_IF_ERROR(CheckPredictions(options, engine.draft.max_tokens, checkpoint.spec));
   }
   // Weights that are loaded as they are stored take at least the bytes of the files. Those of
   // another type are checked when they are loaded.

@@ -32,6 +32,7 @@ struct ModelOptionsText {
   // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
   std::string draft_model;     // folder or file; empty: none
+  bool draft_mtp = false;      // whether prediction layers draft tokens
   bool must_generate = false;  // whether a model that does not generate is refused
   std::string pooling;         // a PoolingKind that replaces the model's; empty: none
   bool quiet = false;          // report no progress

@@ -590,6 +590,18 @@ TEST_P(RowsTest, ElementsOneByOne) {
       EXPECT_EQ(RowOf(*backend_, some.view, r, width), RowOf(*backend_, z.view, wanted[r], width));
     }
     ExpectUntouchedBehind(some);
+
+    std::vector<int32_t> from(rows);
+    for (int r = 0; r < rows; ++r) from[static_cast<size_t>(r)] = (3 * r + 1) % rows;
+    backend_->BeginStep(
+        {.token_ids = tokens, .position = tokens, .sequence = tokens, .source_rows = from}, nullptr,
+        false);
+    const DeviceRows sources = Make(rows, width, DType::kF32, nullptr);
+    backend_->GatherSourceRows(z.view, sources.view);
+    for (int r = 0; r < rows; ++r) {
+      EXPECT_EQ(RowOf(*backend_, sources.view, r, width), RowOf(*backend_, z.view, from[r], width));
+    }
+    ExpectUntouchedBehind(sources);
   }
 }
 

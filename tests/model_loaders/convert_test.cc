@@ -65,6 +65,17 @@ std::vector<float> ConvertedLogits(const fs::path& model, DType compute) {
   return (*runner)->Run(tokens, 16);
 }
 
+// Returns the logits of a model's prediction layers; nothing if it has none.
+std::vector<float> ConvertedPredictions(const fs::path& model) {
+  RunnerOptions options;
+  options.load.predictions = true;
+  auto runner = ModelRunner::Load(model, options);
+  EXPECT_TRUE(runner.ok()) << runner.status();
+  if (!runner.ok() || (*runner)->spec().prediction == nullptr) return {};
+  (void)(*runner)->Run({5, 7, 11, 13}, 4);
+  return (*runner)->Predict({7, 11, 13}, 0);
+}
+
 auto Fields(const GenerationDefaults& d) {
   return std::tie(d.temperature, d.top_p, d.top_k, d.min_p, d.repetition_penalty);
 }
@@ -94,6 +105,12 @@ void ExpectSameModel(const fs::path& source, const fs::path& made) {
   }
 }
 
+// Returns whether the folder's files have the answers of prediction layers.
+bool HasPredictions(const fs::path& folder) {
+  const auto answers = ReadFamilyAnswers(folder);
+  return answers.ok() && !answers->prediction.empty();
+}
+
 class ConvertFamilyTest : public ::testing::TestWithParam<FamilyCase> {};
 
 // A conversion of the conversion changes nothing more, so the format loses nothing.
@@ -103,6 +120,11 @@ TEST_P(ConvertFamilyTest, ComputesTheSameAndStaysTheSame) {
   ASSERT_TRUE(done.ok()) << done.status();
   EXPECT_EQ(NamesInFolder(place.parent.path()), Names{"made"});
   ExpectSameModel(GetParam().folder, place.made);
+  if (HasPredictions(GetParam().folder)) {
+    const std::vector<float> expected = ConvertedPredictions(GetParam().folder);
+    EXPECT_FALSE(expected.empty());
+    EXPECT_EQ(ConvertedPredictions(place.made), expected);
+  }
   const fs::path again = place.parent.path() / "again";
   ASSERT_TRUE(ConvertFolder(place.made, again).ok());
   ASSERT_EQ(NamesInFolder(again), NamesInFolder(place.made));

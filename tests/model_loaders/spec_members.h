@@ -145,8 +145,9 @@ auto MembersOf(T& s) {
 }
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab] = s;
-  // Files have neither of the other two, the stack and the encoder.
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac] =
+      s;
+  // Files have none of the others: the stack, the encoder and the prediction layers.
   return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, aa, ab);
 }
 
@@ -174,6 +175,8 @@ bool Same(const T& a, const T& b) {
   if constexpr (Is<const T, ModelSpec>) {
     if (a.stack != b.stack || (a.encoder == nullptr) != (b.encoder == nullptr)) return false;
     if (a.encoder != nullptr && !Same(*a.encoder, *b.encoder)) return false;
+    if ((a.prediction == nullptr) != (b.prediction == nullptr)) return false;
+    if (a.prediction != nullptr && !Same(*a.prediction, *b.prediction)) return false;
   }
   if constexpr (Structure<const T>) {
     const auto of_a = MembersOf(a);

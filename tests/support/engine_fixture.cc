@@ -57,15 +57,17 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
                                                       const EngineOptions& options, DType compute,
                                                       const std::string& device,
                                                       Quantization quantization,
-                                                      const std::filesystem::path& draft_model) {
+                                                      const std::filesystem::path& draft_model,
+                                                      bool predictions) {
   auto test = std::make_unique<TestEngine>();
   EngineOptions o = options;
   // When an engine is created, it runs a step of the largest size, which is slow on the emulated
   // device.
   if (o.max_step_tokens == 0 && device == "cuda_emulated") o.max_step_tokens = 256;
   test->cache_type_ = o.kv_cache_type.value_or(KvCacheTypeOf(compute));
-  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
-                            LoadCheckpoint(path, {.require_tokenizer = false}));
+  LoadOptions load{.require_tokenizer = false};
+  load.predictions = predictions;
+  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(path, load));
   o.context_reason = checkpoint.context_reason;
   MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = device, .threads = 2}));
   MOESERVE_ASSIGN_OR_RETURN(

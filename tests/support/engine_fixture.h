@@ -65,13 +65,12 @@ AnswerBits BitsOf(CollectingSink& sink);
 
 class TestEngine {
  public:
-  // `draft_model`: the folder of a model that drafts tokens; empty: none does.
-  static Result<std::unique_ptr<TestEngine>> Start(const std::filesystem::path& model,
-                                                   const EngineOptions& options,
-                                                   DType compute = DType::kF32,
-                                                   const std::string& device = TestDevice(),
-                                                   Quantization quantization = Quantization::kNone,
-                                                   const std::filesystem::path& draft_model = {});
+  // `draft_model`: the folder of a model that drafts tokens; empty: none does. `predictions`: its
+  // own prediction layers do.
+  static Result<std::unique_ptr<TestEngine>> Start(
+      const std::filesystem::path& model, const EngineOptions& options, DType compute = DType::kF32,
+      const std::string& device = TestDevice(), Quantization quantization = Quantization::kNone,
+      const std::filesystem::path& draft_model = {}, bool predictions = false);
 
   Engine& get() { return *engine_; }
   // Returns the KV cache memory for one sequence of `tokens` tokens.

@@ -47,6 +47,7 @@ Result<FamilyAnswers> ReadFamilyAnswers(const std::filesystem::path& folder) {
       logprobs->shape.size() != 3 || greedy->shape.size() != 2) {
     return absl::InvalidArgumentError(folder.string() + ": not the answers of a family");
   }
+  const TensorEntry* const prediction = file->Find("prediction");
   return FamilyAnswers{.prompts = static_cast<int>(logprobs->shape[0]),
                        .length = static_cast<int>(logprobs->shape[1]),
                        .vocab = static_cast<int>(logprobs->shape[2]),
@@ -54,7 +55,9 @@ Result<FamilyAnswers> ReadFamilyAnswers(const std::filesystem::path& folder) {
                        .tokens = Values<int32_t>(*file, *tokens),
                        .logprobs = Values<float>(*file, *logprobs),
                        .greedy = Values<int32_t>(*file, *greedy),
-                       .margin = Values<float>(*file, *margin)};
+                       .margin = Values<float>(*file, *margin),
+                       .prediction = prediction == nullptr ? std::vector<float>()
+                                                           : Values<float>(*file, *prediction)};
 }
 
 }  // namespace moeserve::testing

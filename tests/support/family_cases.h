@@ -29,10 +29,11 @@ struct FamilyAnswers {
   int length = 0;
   int vocab = 0;
   int continuation = 0;
-  std::vector<int32_t> tokens;  // [P, length]
-  std::vector<float> logprobs;  // [P, length, vocab]
-  std::vector<int32_t> greedy;  // [P, continuation]
-  std::vector<float> margin;    // [P, continuation]
+  std::vector<int32_t> tokens;    // [P, length]
+  std::vector<float> logprobs;    // [P, length, vocab]
+  std::vector<int32_t> greedy;    // [P, continuation]
+  std::vector<float> margin;      // [P, continuation]
+  std::vector<float> prediction;  // [P, length - 1, vocab]; empty without prediction layers
 
   std::vector<int32_t> Prompt(int p) const {
     return {tokens.begin() + p * length, tokens.begin() + (p + 1) * length};

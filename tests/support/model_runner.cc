@@ -24,6 +24,12 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
       runner->cache_,
       runner->backend_->NewKvCache(shapes, options.cache.value_or(KvCacheTypeOf(options.compute)),
                                    {blocks}));
+  if (checkpoint.spec.prediction != nullptr) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        runner->predicted_, runner->backend_->NewKvCache(
+                                CacheShapes(*checkpoint.spec.prediction),
+                                options.cache.value_or(KvCacheTypeOf(options.compute)), {blocks}));
+  }
   // Consecutive cache blocks belong to different sequences, so that a kernel which reads a wrong
   // block returns wrong results.
   const int slots = static_cast<int>(options.cache_tokens / kTokensPerSlot);
@@ -111,6 +117,25 @@ std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
   if (setup.texts != nullptr) results.texts = *setup.texts;
   const StepReport report = model_->Forward(batch, *cache_, setup.options, results);
   if (setup.report) setup.report(report);
+  return logits;
+}
+
+std::vector<float> ModelRunner::Predict(const std::vector<int32_t>& next, int begin, int source,
+                                        bool predicted, int slot) {
+  Batch batch;
+  batch.page_tables.emplace_back(tables_[slot]);
+  std::vector<int32_t> sources;
+  for (size_t i = 0; i < next.size(); ++i) {
+    batch.logit_rows.push_back(batch.num_tokens());
+    batch.tokens.push_back(next[i]);
+    batch.positions.push_back(begin + static_cast<int32_t>(i));
+    batch.sequence.push_back(0);
+    batch.phase.push_back(Phase::kDecode);
+    sources.push_back(source + static_cast<int32_t>(i));
+  }
+  std::vector<float> logits(next.size() * static_cast<size_t>(vocab()));
+  model_->Predict(batch, {.rows = sources, .predicted = predicted}, *predicted_,
+                  {.logits = logits});
   return logits;
 }
 

@@ -60,6 +60,12 @@ class ModelRunner {
   };
   std::vector<float> RunTogether(const std::vector<Part>& parts, const StepSetup& setup = {});
 
+  // Runs the prediction layers on `next`, the tokens behind those at `begin`, ... of a sequence,
+  // which the last step computed from its row `source` on. Returns the logits of all rows. With
+  // `predicted`, the source rows are those of the last call of this function.
+  std::vector<float> Predict(const std::vector<int32_t>& next, int begin, int source = 0,
+                             bool predicted = false, int slot = 0);
+
   const ModelSpec& spec() const { return model_->spec(); }
   Backend& backend() { return *backend_; }
   int vocab() const { return model_->spec().vocab_size; }
@@ -76,8 +82,9 @@ class ModelRunner {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvCacheStorage> cache_;
-  std::unique_ptr<StateStorage> states_;  // null if the model has none
-  std::vector<int> state_tokens_;         // [slots] how many tokens a slot's state covers
+  std::unique_ptr<KvCacheStorage> predicted_;  // null without prediction layers
+  std::unique_ptr<StateStorage> states_;       // null if the model has none
+  std::vector<int> state_tokens_;              // [slots] how many tokens a slot's state covers
   std::vector<std::vector<int32_t>> tables_;
 };
 

@@ -130,6 +130,7 @@ int64_t FixedMacs(const ModelSpec& spec) {
   for (const TensorRequirement& t : RequiredTensors(spec)) {
     if (spec.stack == Stack::kDecoder && t.name.starts_with(TensorPrefix(Stack::kEncoder)))
       continue;
+    if (IsOfPrediction(t.name)) continue;
     const bool router = t.name.find(".router.") != std::string::npos;
     const bool expert = !router && t.name.find(".experts.") != std::string::npos;
     const auto is = [&](const char* word) { return t.name.find(word) != std::string::npos; };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/check.h"
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/huggingface/model_head.h"
 #include "model_loaders/architectures/huggingface/neutral_keys.h"
@@ -22,6 +23,14 @@ constexpr KeyRule kDecoderKeys[] = {
     {"attention.window", "sliding_window"},
     {"attention.bias", "attention_bias"},
     {"num_kv_heads", "num_key_value_heads"},
+};
+
+constexpr std::string_view kPredictionJoin = "blocks.*.prediction.join.weight";
+constexpr TensorRule kNextTokenTensors[] = {
+    {"blocks.*.prediction.embed_norm.weight", "model.layers.*.enorm.weight"},
+    {"blocks.*.prediction.hidden_norm.weight", "model.layers.*.hnorm.weight"},
+    {kPredictionJoin, "model.layers.*.eh_proj.weight"},
+    {"blocks.*.prediction.norm.weight", "model.layers.*.shared_head.norm.weight"},
 };
 
 }  // namespace
@@ -270,6 +279,33 @@ void DecoderConfig::IgnoreNextTokenLayers(int count) {
   }
 }
 
+void DecoderConfig::Prediction(const LayerSpec& layer, std::span<const TensorRule> rules,
+                               std::string_view prefix) {
+  if (!prefix.empty()) IgnorePrefix(prefix);
+  Tensors(rules);
+  // Only the names of the first layer are mapped, so its number stands for the prefix.
+  const std::string number = std::to_string(layers_);
+  const std::string own = Concat("model.layers.", number, '.');
+  const auto join = std::ranges::find(rules, kPredictionJoin, &TensorRule::model);
+  MOESERVE_CHECK(join != rules.end(), "a rule for the joining matrix");
+  std::string name(join->file);
+  name.replace(name.find('*'), 1, number);
+  if (!prefix.empty()) name = Concat(prefix, name.substr(own.size()));
+  if (!Stores(name)) return;
+  if (!stored_.predictions) {
+    Decide(kPredictionsLeft);
+    return;
+  }
+  prediction_ = layer;
+  prediction_names_ = {.layer = layers_, .prefix = prefix};
+  IgnorePrefix(own);
+}
+
+void DecoderConfig::NextTokenLayers(int count, const LayerSpec& layer) {
+  IgnoreNextTokenLayers(count);
+  Prediction(layer, kNextTokenTensors);
+}
+
 std::optional<int> DecoderConfig::Window(std::optional<int> fallback) {
   constexpr std::string_view key = "sliding_window";
   const Json* value = reader_.Optional(key);
@@ -481,7 +517,14 @@ ConfigResult DecoderConfig::FinishPair(ModelSpec encoder, int encoder_layers,
 
 ConfigResult DecoderConfig::Build() {
   MOESERVE_RETURN_IF_ERROR(CheckSections());
-  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_, prefix_, mapping_);
+  if (prediction_.has_value()) {
+    ModelSpec prediction = PredictionOf(spec_);
+    prediction.AddLayer(*prediction_);
+    for (BlockSpec& block : prediction.blocks) block.stack = Stack::kPrediction;
+    spec_.prediction = std::make_shared<const ModelSpec>(std::move(prediction));
+  }
+  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_, prefix_, mapping_,
+                                                  prediction_names_);
   config->spec = std::move(spec_);
   config->ignored = std::move(ignored_tensors_);
   config->ignored_prefixes = std::move(ignored_prefixes_);

@@ -100,6 +100,14 @@ class DecoderConfig {
 
   // Layers after the last one, for the prediction of several tokens, are not needed.
   void IgnoreNextTokenLayers(int count);
+  // If the caller wants prediction layers and the files store one, the first of them becomes
+  // ModelSpec::prediction, a layer like `layer`. `rules` are those of its tensors beside it.
+  // Without `prefix` it is numbered behind the model's layers (PredictionNames). The texts must be
+  // literals.
+  void Prediction(const LayerSpec& layer, std::span<const TensorRule> rules,
+                  std::string_view prefix = {});
+  // Both, for families with the names of DeepSeek-V3.
+  void NextTokenLayers(int count, const LayerSpec& layer);
 
   // Reads rotary positions with their scaling: "rope_parameters", or the older keys "rope_theta",
   // "rope_scaling" and "partial_rotary_factor".
@@ -261,6 +269,8 @@ class DecoderConfig {
   std::optional<BlockFormat> fp8_;
   NamePrefix prefix_;
   NameMapping mapping_;
+  std::optional<LayerSpec> prediction_;
+  PredictionNames prediction_names_;
   int positions_from_ = 0;
   int64_t most_pairs_ = 0;    // of the sections of images' positions
   std::string sections_key_;  // their key

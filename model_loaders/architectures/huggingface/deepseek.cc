@@ -75,7 +75,7 @@ ConfigResult ReadV3(const Json& json, const StoredNames& stored) {
       {.routed_scaling_factor = 2.5, .n_group = 8, .topk_group = 4, .n_shared_experts = 1});
   dense.expert.activation = experts.expert.activation;
   const int first = c.keys().Int("first_k_dense_replace", 3);
-  c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
+  c.NextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1), {attention, experts});
   return c.Finish(attention, dense, experts, first);
 }
 

@@ -27,7 +27,7 @@ ConfigResult ReadGlm4Moe(const Json& json, const StoredNames& stored) {
   const FeedForwardSpec experts =
       c.DeepSeekExperts({.count = "n_routed_experts"}, {.n_shared_experts = 1});
   const int first = c.keys().Int("first_k_dense_replace", 1);
-  c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
+  c.NextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1), {attention, experts});
   c.Ignore({"num_mtp_layers"});
   c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(),
              DenseTensors(), ExpertTensors(), SharedExpertTensors()});
@@ -47,7 +47,7 @@ ConfigResult ReadGlm4vMoeText(const Json& json, const StoredNames& stored) {
   const FeedForwardSpec experts =
       c.DeepSeekExperts({.count = "n_routed_experts"}, {.n_shared_experts = 1});
   const int first = c.keys().Int("first_k_dense_replace", 1);
-  c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
+  c.NextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1), {attention, experts});
   c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
              ExpertTensors(), SharedExpertTensors()});
   return c.Finish(attention, dense, experts, first);

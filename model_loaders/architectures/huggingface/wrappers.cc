@@ -21,7 +21,6 @@ using NamePart = std::string_view;
 constexpr std::string_view kTextConfig = "text_config";
 
 constexpr NamePart kVisual[] = {"model.visual."};
-constexpr NamePart kVisualAndMtp[] = {"model.visual.", "mtp."};
 constexpr NamePart kErnieVision[] = {"vision_model.", "model.vision_model.", "model.vision_tower.",
                                      "model.resampler_model."};
 constexpr NamePart kGemma4Towers[] = {"model.vision_tower.", "model.audio_tower.",
@@ -54,8 +53,8 @@ constexpr Wrapper kWrappers[] = {
     {"llama4", kLlama4Text, kLlama4Vision},
     {"minimax_m3_vl", kMiniMaxText, kMiniMaxVision},
     {"mistral3", kMistralText, kMistralVision},
-    {"qwen3_5", kQwen35Text, kVisualAndMtp},
-    {"qwen3_5_moe", kQwen35MoeText, kVisualAndMtp},
+    {"qwen3_5", kQwen35Text, kVisual},
+    {"qwen3_5_moe", kQwen35MoeText, kVisual},
     {"qwen3_vl_moe", kQwen3VlText, kVisual},
     {"step3p7", kStepText, kStepVision},
 };
@@ -63,7 +62,8 @@ constexpr Wrapper kWrappers[] = {
 // How the names of a decoder's tensors may begin in a wrapper, in the place of "model.".
 constexpr NamePart kDecoderPrefixes[] = {"model.language_model.", "language_model.model.",
                                          "language_model."};
-constexpr NamePart kModel = "model.", kHead = "lm_head.", kInnerHead = "language_model.lm_head.";
+constexpr NamePart kModel = "model.", kHead = "lm_head.", kPrediction = "mtp.",
+                   kInnerHead = "language_model.lm_head.";
 
 // Keys of a wrapper that say nothing about its decoder. Those of other parts begin like the others.
 constexpr NamePart kOuterKeys[] = {"merged_hidden_size",       "model_type",  "spatial_merge_size",
@@ -105,7 +105,7 @@ class DecoderNames {
   std::optional<std::string> InFamily(std::string_view stored) const {
     if (IsOther(stored)) return std::nullopt;
     if (stored.starts_with(kInnerHead)) return Concat(kHead, stored.substr(kInnerHead.size()));
-    if (stored.starts_with(kHead)) return std::string(stored);
+    if (stored.starts_with(kHead) || stored.starts_with(kPrediction)) return std::string(stored);
     if (!stored.starts_with(prefix_)) return std::nullopt;
     return Concat(kModel, stored.substr(prefix_.size()));
   }
@@ -113,6 +113,7 @@ class DecoderNames {
   // Returns what the decoder's reader knows of the folder, and notes how its tensors are stored.
   StoredNames Inner(const StoredNames& stored) {
     StoredNames inner;
+    inner.predictions = stored.predictions;
     for (const std::string& name : stored.names) {
       const std::optional<std::string> family = InFamily(name);
       if (!family.has_value() || !inner.names.insert(*family).second) continue;

@@ -327,34 +327,55 @@ struct StackBlocks {
   BlockList attention, cross_attention, feed_forward;
 };
 
-// Reads the keys of a stack into `spec`, except its blocks, which are returned.
-StackBlocks ReadStack(ObjectReader& reader, Problems* problems, ModelSpec& spec,
-                      NativeConfig& config) {
-  StackBlocks blocks;
-  const size_t before = problems->count();
-  const int layers = blocks.layers = reader.Int("num_hidden_layers");
-  if (problems->count() == before && (layers < 1 || layers > kMaxLayers)) {
+// Reads the number of layers of a stack; nullopt if it is not valid.
+std::optional<int> ReadLayers(ObjectReader& reader, const Problems& problems) {
+  const size_t before = problems.count();
+  const int layers = reader.Int("num_hidden_layers");
+  if (problems.count() == before && (layers < 1 || layers > kMaxLayers)) {
     reader.Fault("num_hidden_layers", Concat("an integer in [1, ", kMaxLayers, "]"),
                  std::to_string(layers));
   }
-  const bool layers_known = problems->count() == before;
-  spec.max_position_embeddings = reader.Int("max_position_embeddings");
-  SettingsReader<ModelSpec> settings(reader, problems, spec);
-  StackSettings(settings, spec);
+  return problems.count() == before ? std::optional(layers) : std::nullopt;
+}
+
+// Reads the blocks of a stack.
+StackBlocks ReadBlocks(ObjectReader& reader, Problems* problems, Stack stack,
+                       std::optional<int> layers, NativeConfig& config) {
+  StackBlocks blocks;
+  blocks.layers = layers.value_or(0);
   const auto read = [&](const char* key, const Mixer& mixer, bool& is_list, BlockList& list) {
     bool listed = false;
-    if (layers_known) {
-      list = ParseBlocks(reader, key, mixer, layers, &listed, problems);
+    if (layers.has_value()) {
+      list = ParseBlocks(reader, key, mixer, *layers, &listed, problems);
     } else {
       reader.Optional(key);
     }
     is_list = is_list || listed;
   };
   read("attention", AttentionSpec(), config.attention_is_list, blocks.attention);
-  if (spec.stack == Stack::kDecoder) {
+  if (stack == Stack::kDecoder) {
     read("cross_attention", CrossAttentionSpec(), config.attention_is_list, blocks.cross_attention);
   }
   read("feed_forward", FeedForwardSpec(), config.feed_forward_is_list, blocks.feed_forward);
+  return blocks;
+}
+
+// Reads the keys of a stack into `spec`, except its blocks, which are returned.
+StackBlocks ReadStack(ObjectReader& reader, Problems* problems, ModelSpec& spec,
+                      NativeConfig& config) {
+  const std::optional<int> layers = ReadLayers(reader, *problems);
+  spec.max_position_embeddings = reader.Int("max_position_embeddings");
+  SettingsReader<ModelSpec> settings(reader, problems, spec);
+  StackSettings(settings, spec);
+  return ReadBlocks(reader, problems, spec.stack, layers, config);
+}
+
+// Reads the object "prediction".
+StackBlocks ReadPrediction(const Json& json, Problems* problems, NativeConfig& config) {
+  ObjectReader object(json, "prediction", problems);
+  const std::optional<int> layers = ReadLayers(object, *problems);
+  StackBlocks blocks = ReadBlocks(object, problems, Stack::kPrediction, layers, config);
+  object.RefuseOthers();
   return blocks;
 }
 
@@ -426,6 +447,10 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   } else {
     blocks = ReadStack(reader, &problems, spec, config);
   }
+  std::optional<StackBlocks> of_prediction;
+  if (const Json* const json = pair ? nullptr : reader.Optional("prediction"); json != nullptr) {
+    of_prediction = ReadPrediction(*json, &problems, config);
+  }
   SettingsReader<ModelSpec> settings(reader, &problems, spec);
   OutputSettings(settings, spec);
   if (!encoder->position.count_padding) encoder->pad_token_id = spec.pad_token_id;
@@ -437,12 +462,23 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kConfigFile));
   if (pair) MOESERVE_RETURN_IF_ERROR(AddBlocks(of_encoder, *encoder));
   MOESERVE_RETURN_IF_ERROR(AddBlocks(blocks, spec));
+  if (of_prediction.has_value()) {
+    auto prediction = std::make_shared<ModelSpec>(PredictionOf(spec));
+    MOESERVE_RETURN_IF_ERROR(AddBlocks(*of_prediction, *prediction));
+    spec.prediction = std::move(prediction);
+  }
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(config));
   return config;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> ReadNative(const Json& json, const StoredNames&) {
+Result<std::unique_ptr<const CheckpointConfig>> ReadNative(const Json& json,
+                                                           const StoredNames& stored) {
   MOESERVE_ASSIGN_OR_RETURN(NativeConfig config, ReadNativeConfig(json));
+  if (!stored.predictions && config.spec.prediction != nullptr) {
+    config.spec.prediction = nullptr;
+    config.leaves_prediction = true;
+    config.decisions.emplace_back(kPredictionsLeft);
+  }
   return std::make_unique<const NativeConfig>(std::move(config));
 }
 
@@ -460,6 +496,7 @@ std::optional<TensorPlace> NativeConfig::Place(const TensorRequirement& tensor) 
 }
 
 std::optional<std::string> NativeConfig::LeftOverReason(std::string_view name) const {
+  if (leaves_prediction && IsOfPrediction(name)) return std::nullopt;
   return WhyLeftOver(name, spec);
 }
 

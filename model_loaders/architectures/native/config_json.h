@@ -15,6 +15,8 @@ struct NativeConfig final : CheckpointConfig {
   // Whether the file has a list with one entry per layer, or one object for all layers.
   bool attention_is_list = false;
   bool feed_forward_is_list = false;
+  // Whether the file has prediction layers that `spec` does not have, because nobody wants them.
+  bool leaves_prediction = false;
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
   std::optional<std::string> LeftOverReason(std::string_view name) const override;

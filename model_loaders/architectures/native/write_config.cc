@@ -188,6 +188,10 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
   } else {
     AddBlocks(json, spec);
   }
+  if (spec.prediction != nullptr) {
+    json["prediction"] = {{"num_hidden_layers", spec.prediction->num_layers()}};
+    AddBlocks(json["prediction"], *spec.prediction);
+  }
   return json;
 }
 

@@ -88,6 +88,7 @@ class PackingBackend final : public Backend {
   void ScaleBySigmoid(const RowsView&, const RowsView&) override {}
   void MultiplyByGate(const RowsView&, const RowsView&, GateActivation) override {}
   void GatherOutputRows(const RowsView&, const RowsView&) override {}
+  void GatherSourceRows(const RowsView&, const RowsView&) override {}
   void PoolRows(const PoolArgs&) override {}
   void Scale(const RowsView&, float) override {}
   void SoftCapRows(const RowsView&, float) override {}

@@ -12,6 +12,8 @@ Each case is a folder in the family's own format, and golden.safetensors beside 
     logprobs  F32 [P, T, V]  log-probabilities after each token, computed in f32
     greedy    I32 [P, G]     greedy continuation of each prompt
     margin    F32 [P, G]     difference of the two largest log-probabilities at each of its tokens
+    prediction F32 [P, T - 1, V]  with prediction layers: log-probabilities of the tokens after the
+                             next ones
 
 The weights are rounded to bf16 first and stored as bf16, so files are small and f32 is exact.
 """
@@ -31,6 +33,8 @@ import block_scaled
 import dynamic_moe
 import hybrid_cases  # noqa: F401  adds cases to CASES
 import k2_horizon
+import prediction
+import prediction_cases  # noqa: F401  adds cases to CASES
 import renormalized_deepseek
 import setting_cases  # noqa: F401  adds cases to CASES
 import step3
@@ -162,13 +166,21 @@ def write(case, out):
     if case.mxfp4:
         blocks = block_scaled.apply_mxfp4(model)
     text = case.config.get("text_config", case.config)
+    predictor = None
+    if case.prediction:
+        predictor = prediction.Prediction(model, case.seed + 2, case.prediction == "separate")
     tensors = golden(model, text["vocab_size"], case.seed + 1)
+    if predictor:
+        tensors["prediction"] = predictor.logprobs(tensors["tokens"].long())
+        predictor.put_back()
     model.bfloat16()
     if own:
         save_file(own.state_dict(model), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(stored))
     else:
         model.save_pretrained(folder, **case.save)
+    if predictor:
+        predictor.write(folder)
     if case.edit:
         file = folder / "model.safetensors"
         state = {name: value.contiguous() for name, value in case.edit(load_file(file)).items()}

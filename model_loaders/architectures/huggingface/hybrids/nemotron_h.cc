@@ -151,7 +151,7 @@ ConfigResult ReadNemotronH(const Json& json, const StoredNames& stored) {
             "time_step_max",
             "time_step_min",
             "use_mamba_kernels"});
-  c.IgnoreTensors({"mtp.*"});
+  c.IgnorePrefix("mtp.");
   constexpr KeyRule kRules[] = {{"feed_forward.width", "intermediate_size"},
                                 {"feed_forward.expert.bias", "mlp_bias"},
                                 {"attention.bias", "use_bias"}};

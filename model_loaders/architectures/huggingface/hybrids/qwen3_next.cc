@@ -70,8 +70,24 @@ constexpr TensorRule kQwenDelta[] = {
     {"blocks.*.attention.o.weight", "model.layers.*.linear_attn.out_proj.weight"},
 };
 
-// Reads the sizes, the attention and the delta rule. Returns the mixer of each layer.
-std::vector<LayerSpec> ReadMixers(DecoderConfig& c, int kv_heads) {
+constexpr TensorRule Unit(std::string_view model, std::string_view file) {
+  return {.model = model, .file = file, .add = 1.0f};
+}
+constexpr TensorRule kQwenPrediction[] = {
+    Unit("blocks.*.prediction.embed_norm.weight", "model.layers.*.pre_fc_norm_embedding.weight"),
+    Unit("blocks.*.prediction.hidden_norm.weight", "model.layers.*.pre_fc_norm_hidden.weight"),
+    {"blocks.*.prediction.join.weight", "model.layers.*.fc.weight"},
+    Unit("blocks.*.prediction.norm.weight", "model.layers.*.norm.weight"),
+};
+
+struct QwenMixers {
+  AttentionSpec attention;
+  std::vector<LayerSpec> layers;
+};
+
+// Reads the sizes, the attention and the delta rule. Returns the attention, and the mixer of each
+// layer.
+QwenMixers ReadMixers(DecoderConfig& c, int kv_heads) {
   c.Skeleton({.max_position_embeddings = 32768,
               .bos_token_id = std::nullopt,
               .eos_token_ids = {},
@@ -101,7 +117,6 @@ std::vector<LayerSpec> ReadMixers(DecoderConfig& c, int kv_heads) {
       c, {{"full_attention", kFull}, {"linear_attention", kLinear}},
       [&](int layer) { return (layer + 1) % std::max(interval, 1) == 0 ? kFull : kLinear; });
   c.Ignore({"use_sliding_window"});
-  c.IgnoreTensors({"mtp.*"});
   std::vector<LayerSpec> layers;
   for (const int kind : kinds) {
     LayerSpec& layer = layers.emplace_back();
@@ -112,12 +127,29 @@ std::vector<LayerSpec> ReadMixers(DecoderConfig& c, int kv_heads) {
              OneSharedExpertTensors()});
   c.MixerTensors(BlockKind::kAttention, {kGatedAttention, AttentionTensors()});
   c.MixerTensors(BlockKind::kDelta, {kQwenDelta});
-  return layers;
+  return {std::move(attention), std::move(layers)};
+}
+
+// Builds the configuration. `feed_forward` returns that of a layer; prediction layers have
+// attention and `last`.
+ConfigResult FinishQwen(DecoderConfig& c, QwenMixers mixers, const FeedForwardSpec& last,
+                        const std::function<FeedForwardSpec(int)>& feed_forward) {
+  c.Ignore({"mtp_num_hidden_layers"});
+  if (c.keys().Bool("mtp_use_dedicated_embeddings", false)) {
+    c.IgnorePrefix("mtp.");  // no prediction layers with embeddings of their own
+  } else {
+    c.Prediction({mixers.attention, last}, kQwenPrediction, "mtp.");
+  }
+  return c.Finish([&](int layer) {
+    LayerSpec own = std::move(mixers.layers[static_cast<size_t>(layer)]);
+    own.feed_forward = feed_forward(layer);
+    return own;
+  });
 }
 
 ConfigResult ReadQwen3Next(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  std::vector<LayerSpec> layers = ReadMixers(c, 2);
+  QwenMixers mixers = ReadMixers(c, 2);
   const std::function<bool(int)> routed = c.SparseByStep();
   FeedForwardSpec dense = c.Dense();
   FeedForwardSpec experts = c.Experts({});
@@ -125,37 +157,26 @@ ConfigResult ReadQwen3Next(const Json& json, const StoredNames& stored) {
   experts.routing->renormalize = c.keys().Bool("norm_topk_prob", true);
   experts.shared_width = c.keys().Int("shared_expert_intermediate_size", 512);
   experts.shared_gate = experts.shared_width > 0;
-  return c.Finish([&](int layer) {
-    LayerSpec own = layers[static_cast<size_t>(layer)];
-    own.feed_forward = routed(layer) ? experts : dense;
-    return own;
-  });
+  return FinishQwen(c, std::move(mixers), experts,
+                    [&](int layer) { return routed(layer) ? experts : dense; });
 }
 
 ConfigResult ReadQwen35Moe(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  std::vector<LayerSpec> layers = ReadMixers(c, 2);
+  QwenMixers mixers = ReadMixers(c, 2);
   FeedForwardSpec experts = c.WithActivation(c.Experts({}));
   c.Require("norm_topk_prob", true);
   experts.routing->renormalize = true;
   experts.shared_width = c.keys().Int("shared_expert_intermediate_size", 512);
   experts.shared_gate = experts.shared_width > 0;
-  return c.Finish([&](int layer) {
-    LayerSpec own = layers[static_cast<size_t>(layer)];
-    own.feed_forward = experts;
-    return own;
-  });
+  return FinishQwen(c, std::move(mixers), experts, [&](int) { return experts; });
 }
 
 ConfigResult ReadQwen35(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
-  std::vector<LayerSpec> layers = ReadMixers(c, 4);
+  QwenMixers mixers = ReadMixers(c, 4);
   const FeedForwardSpec dense = c.WithActivation(c.Dense());
-  return c.Finish([&](int layer) {
-    LayerSpec own = layers[static_cast<size_t>(layer)];
-    own.feed_forward = dense;
-    return own;
-  });
+  return FinishQwen(c, std::move(mixers), dense, [&](int) { return dense; });
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ ConfigResult ReadGlm4MoeLite(const Json& json, const StoredNames& stored) {
       {.count = "n_routed_experts"}, {.routed_scaling_factor = 1.8, .n_shared_experts = 1});
   dense.expert.activation = experts.expert.activation;
   const std::vector<bool> sparse = c.SparseFrom(1);
-  c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
+  c.NextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1), {attention, experts});
   return c.Finish(attention, dense, experts, sparse);
 }
 

@@ -50,7 +50,7 @@ ConfigResult ReadIndexed(const Json& json, const StoredNames& stored,
                    "model.layers.*.self_attn.indexer.k_norm.bias",
                    "model.layers.*.self_attn.indexer.weights_proj.weight",
                    "model.layers.*.self_attn.indexer.weights_proj.weight_scale_inv"});
-  c.IgnoreNextTokenLayers(keys.Int("num_nextn_predict_layers", 1));
+  c.NextTokenLayers(keys.Int("num_nextn_predict_layers", 1), {attention, experts});
   return c.Finish(attention, dense, experts, sparse);
 }
 
