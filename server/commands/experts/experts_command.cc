@@ -11,8 +11,8 @@
 #include "model_loaders/profiles/profile_file.h"
 #include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
-#include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
+#include "server/commands/score/profile_texts.h"
 #include "server/reports/profile_diff.h"
 
 namespace moeserve::server {

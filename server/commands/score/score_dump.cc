@@ -1,4 +1,4 @@
-#include "server/commands/score_dump.h"
+#include "server/commands/score/score_dump.h"
 
 #include <system_error>
 #include <utility>

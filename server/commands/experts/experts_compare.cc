@@ -7,8 +7,8 @@
 #include "base/error_text.h"
 #include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
-#include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
+#include "server/commands/score/profile_texts.h"
 #include "server/reports/model_comparison.h"
 
 namespace moeserve::server {

@@ -14,7 +14,7 @@
 #include "engine/statistics/measures/macs.h"
 #include "engine/statistics/measures/word_experts.h"
 #include "server/commands/model_options.h"
-#include "server/commands/text_scorer.h"
+#include "server/commands/score/text_scorer.h"
 
 namespace moeserve::server {
 

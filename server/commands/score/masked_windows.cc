@@ -1,4 +1,4 @@
-#include "server/commands/masked_windows.h"
+#include "server/commands/score/masked_windows.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "server/commands/commands.h"
-#include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
+#include "server/commands/score/profile_texts.h"
 #include "server/reports/profile_curves.h"
 
 namespace moeserve::server {

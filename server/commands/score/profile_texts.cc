@@ -1,4 +1,4 @@
-#include "server/commands/profile_texts.h"
+#include "server/commands/score/profile_texts.h"
 
 #include <algorithm>
 #include <climits>
@@ -14,8 +14,8 @@
 #include "engine/statistics/measures/route_trace.h"
 #include "model_loaders/profiles/profile_file.h"
 #include "server/commands/checked_options.h"
-#include "server/commands/pair_scorer.h"
-#include "server/commands/score_dump.h"
+#include "server/commands/score/pair_scorer.h"
+#include "server/commands/score/score_dump.h"
 #include "server/reports/live_profile.h"
 
 namespace moeserve::server {

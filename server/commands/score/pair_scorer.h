@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "engine/engine.h"
-#include "server/commands/text_scorer.h"
+#include "server/commands/score/text_scorer.h"
 
 namespace moeserve::server {
 

@@ -1,4 +1,4 @@
-#include "server/commands/pair_scorer.h"
+#include "server/commands/score/pair_scorer.h"
 
 #include <sstream>
 #include <utility>

@@ -12,8 +12,8 @@
 
 #include "base/status.h"
 #include "engine/engine.h"
-#include "server/commands/masked_windows.h"
 #include "server/commands/progress/progress.h"
+#include "server/commands/score/masked_windows.h"
 
 namespace moeserve::server {
 

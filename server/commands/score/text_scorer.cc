@@ -1,4 +1,4 @@
-#include "server/commands/text_scorer.h"
+#include "server/commands/score/text_scorer.h"
 
 #include <algorithm>
 #include <cmath>
