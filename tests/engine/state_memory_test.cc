@@ -127,7 +127,7 @@ TEST(StateMemoryTest, StepsOfAnyLength) {
     requests.push_back(StateRequest(std::to_string(length), length, 9, length));
   }
   const std::vector<AnswerBits> expected = PlainAnswers(model, requests);
-  for (const int chunk : {1, 7, 16, 63, 64, 65, 512}) {
+  for (const int chunk : {1, 7, 16, 63, 64, 65, 128, 512}) {
     EngineOptions options = Plain();
     options.max_step_tokens = chunk;
     const auto engine = model.Start(options);
@@ -141,6 +141,34 @@ TEST(StateMemoryTest, StepsOfAnyLength) {
     ExpectAnswers(*busy, requests, expected);
     ExpectAnswers(*busy, requests, expected);
     EXPECT_GT(busy->get().Stats().prefix_hit_tokens, 1024);
+  }
+}
+
+// Prompts that leave one computed text after each of its pages begin there.
+TEST(StateMemoryTest, AHitAtEveryPage) {
+  constexpr int kPages = 20;
+  const StateModel model;
+  const Request whole = StateRequest("whole", kPages * kPageTokens + 1, 1, 2);
+  std::vector<Request> requests;
+  for (int page = 1; page <= kPages; ++page) {
+    Request r = StateRequest(std::to_string(page), 3 * page, 12, page + 3);
+    const auto own = r.prompt;
+    r.prompt.assign(whole.prompt.begin(), whole.prompt.begin() + page * kPageTokens);
+    r.prompt.push_back(whole.prompt[r.prompt.size()] == 5 ? 6 : 5);  // leaves the text
+    r.prompt.insert(r.prompt.end(), own.begin(), own.end());
+    requests.push_back(std::move(r));
+  }
+  const std::vector<AnswerBits> expected = PlainAnswers(model, requests);
+  EngineOptions options = Plain();
+  options.prefix_cache = true;
+  options.snapshot_interval = kPageTokens;
+  options.snapshots = 200;
+  const auto engine = model.Start(options);
+  ASSERT_TRUE(engine->Submit(whole)->Wait().ok());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto sink = engine->Submit(requests[i]);
+    EXPECT_EQ(BitsOf(*sink), expected[i]) << "page " << i + 1;
+    EXPECT_EQ(sink->last().usage.cached_tokens, static_cast<int>(i + 1) * kPageTokens);
   }
 }
 
