@@ -13,9 +13,11 @@
 #include "engine/text/tokenizer/decoders/decoder_stages.h"
 #include "engine/text/tokenizer/models/bpe_model.h"
 #include "engine/text/tokenizer/normalizers/character_map.h"
+#include "engine/text/tokenizer/normalizers/text_edits.h"
 #include "engine/text/tokenizer/normalizers/unicode_form.h"
 #include "engine/text/tokenizer/pipeline_tokenizer.h"
 #include "engine/text/tokenizer/pre_tokenizer.h"
+#include "engine/text/tokenizer/regex.h"
 #include "engine/text/tokenizer/regex_syntax.h"
 #include "engine/text/tokenizer/utf8.h"
 #include "model_loaders/tokenizer/sentence_piece_file.h"
@@ -36,8 +38,15 @@ constexpr std::string_view kTemplate = "tokenizer.chat_template";
 constexpr size_t kMaxTemplates = 64;
 constexpr std::string_view kWordStart = "\xE2\x96\x81";  // U+2581, in front of a word
 
-// The values of tokenizer.ggml.model: none, "llama", "t5", "gpt2" and "bert".
-enum class GgufVocabulary : uint8_t { kNone, kSentencePieceBpe, kUnigram, kByteLevel, kWordPiece };
+// The values of tokenizer.ggml.model: none, "llama", "t5", "gpt2", "bert" and "gemma4".
+enum class GgufVocabulary : uint8_t {
+  kNone,
+  kSentencePieceBpe,
+  kUnigram,
+  kByteLevel,
+  kWordPiece,
+  kCharacters,
+};
 
 // How a byte-level tokenizer prepares and cuts a text.
 struct PreTokenizerKind {
@@ -50,6 +59,8 @@ struct PreTokenizerKind {
   std::string_view name;                            // value of tokenizer.ggml.pre
   std::span<const std::string_view> patterns = {};  // applied in this order; none: GPT-2's
   Digits digits = Digits::kTogether;
+  // Before the patterns, matches are cut into groups of three digits from their ends.
+  std::string_view grouped = {};
   bool composes = false;       // the text is brought to NFC first
   bool ignore_merges = false;  // BpeConfig::ignore_merges
   bool add_bos = false;        // unless tokenizer.ggml.add_bos_token says otherwise
@@ -60,26 +71,35 @@ struct PreTokenizerKind {
 
 using Digits = PreTokenizerKind::Digits;
 
+constexpr std::string_view kExaone[] = {kExaonePattern};
 constexpr std::string_view kGpt4o[] = {kGpt4oPattern};
+constexpr std::string_view kHorizon[] = {kHorizonPattern};
 constexpr std::string_view kKimi[] = {kKimiPattern};
 constexpr std::string_view kLlama3[] = {kLlama3Pattern};
 constexpr std::string_view kQwen2[] = {kQwen2Pattern};
 constexpr std::string_view kQwen35[] = {kQwen35Pattern};
+constexpr std::string_view kTekken[] = {kTekkenPattern};
 
 // The original of bailingmoe and bailingmoe2 is another pattern that matches the same.
 constexpr PreTokenizerKind kKinds[] = {
+    {.name = "afmoe", .patterns = kAfmoePatterns, .grouped = kAfmoeDigits},
     {.name = "bailingmoe", .patterns = kQwen2},
     {.name = "bailingmoe2", .patterns = kQwen2},
+    {.name = "cohere2moe", .patterns = kGpt4o, .grouped = kCommandDigits, .composes = true},
     {.name = "dbrx", .patterns = kLlama3},
     {.name = "deepseek-llm", .patterns = kDeepSeek2Patterns, .digits = Digits::kSingleLast},
     {.name = "deepseek-v3", .patterns = kDeepSeek3Patterns},
+    {.name = "exaone-moe", .patterns = kExaone, .composes = true},
     {.name = "glm4", .patterns = kLlama3},
     {.name = "gpt-2"},
     {.name = "gpt-4o", .patterns = kGpt4o},
     {.name = "hunyuan", .patterns = kQwen2, .composes = true},
+    {.name = "k2-horizon", .patterns = kHorizon},
     {.name = "kimi-k2", .patterns = kKimi},
     {.name = "lfm2", .patterns = kLlama3, .ignore_merges = true, .add_bos = true},
     {.name = "llama-bpe", .patterns = kLlama3, .ignore_merges = true, .add_bos = true},
+    {.name = "llama4", .patterns = kGpt4o, .ignore_merges = true, .add_bos = true},
+    {.name = "mellum2", .digits = Digits::kSingleFirst},
     {.name = "minimax-m2", .patterns = kGpt4o},
     {.name = "modern-bert",
      .composes = true,
@@ -93,7 +113,10 @@ constexpr PreTokenizerKind kKinds[] = {
     {.name = "refact", .digits = Digits::kSingleFirst},
     {.name = "roberta-bpe", .add_bos = true, .add_eos = true, .frames = RobertaFrames},
     {.name = "smollm", .digits = Digits::kSingleFirst},
+    {.name = "solar-open", .patterns = kQwen2},
     {.name = "starcoder", .digits = Digits::kSingleFirst},
+    {.name = "tekken", .patterns = kTekken, .ignore_merges = true, .add_bos = true},
+    {.name = "tiny_aya", .patterns = kGpt4o, .grouped = kCommandDigits, .composes = true},
 };
 
 // Returns a piece as SentencePiece's vocabulary has it. Converters write the spaces of user-defined
@@ -202,7 +225,8 @@ class GgufReader {
     if (*model == "t5") return GgufVocabulary::kUnigram;
     if (*model == "gpt2") return GgufVocabulary::kByteLevel;
     if (*model == "bert") return GgufVocabulary::kWordPiece;
-    return Fault(kModel, R"("llama", "t5", "gpt2" or "bert")", Quoted(*model));
+    if (*model == "gemma4") return GgufVocabulary::kCharacters;
+    return Fault(kModel, R"("llama", "t5", "gpt2", "bert" or "gemma4")", Quoted(*model));
   }
 
   Result<const PreTokenizerKind*> Kind() {
@@ -220,6 +244,7 @@ class GgufReader {
   Result<std::unique_ptr<Tokenizer>> SentencePiece(bool unigram);
   Result<std::unique_ptr<Tokenizer>> WordPiece();
   Result<std::unique_ptr<Tokenizer>> ByteLevel();
+  Result<std::unique_ptr<Tokenizer>> Characters();
   Result<TokenizerConfig> Config();
 
  private:
@@ -234,6 +259,10 @@ class GgufReader {
   Result<BpeConfig> Bpe(const std::vector<std::string_view>& tokens,
                         const std::vector<PieceType>& types, bool ignore_merges,
                         std::vector<AddedToken>* added);
+  // Completes a tokenizer that has all parts but the model, the added tokens and the frames.
+  Result<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig bpe,
+                                            std::vector<AddedToken> added, size_t count,
+                                            const PreTokenizerKind& kind);
 
   const GgufFile& file_;
 };
@@ -377,6 +406,11 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
     return absl::OkStatus();
   };
   if (kind->digits == Digits::kSingleFirst) MOESERVE_RETURN_IF_ERROR(split_at(RustNumericClass()));
+  if (!kind->grouped.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(const std::string runs, TranslateRegex(kind->grouped));
+    MOESERVE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(runs));
+    stages.push_back(std::make_unique<GroupPreTokenizer>(std::move(regex), 3));
+  }
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> prefix,
                             Bool("tokenizer.ggml.add_space_prefix"));
   if (kind->patterns.empty() || prefix.value_or(false)) {
@@ -392,6 +426,50 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
 
   std::vector<AddedToken> added;
   MOESERVE_ASSIGN_OR_RETURN(BpeConfig bpe, Bpe(tokens, types, kind->ignore_merges, &added));
+  std::vector<std::unique_ptr<DecoderStage>> decoder;
+  decoder.push_back(std::make_unique<ByteLevelStage>());
+  parts.decoder = std::make_unique<ChainDecoder>(std::move(decoder));
+  return Finish(std::move(parts), std::move(bpe), std::move(added), tokens.size(), *kind);
+}
+
+// Gemma 4: merges of characters, with "▁" for spaces and one token for each byte of others. A text
+// is one piece. Converters do not mark the tokens of several line ends, which the authors'
+// tokenizer searches for before the merges.
+Result<std::unique_ptr<Tokenizer>> GgufReader::Characters() {
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<PieceType> types, Types(tokens.size()));
+  std::vector<AddedToken> added;
+  MOESERVE_ASSIGN_OR_RETURN(BpeConfig bpe, Bpe(tokens, types, /*ignore_merges=*/false, &added));
+  bpe.byte_level = false;
+  bpe.fuse_unk = true;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (types[i] == PieceType::kByte) bpe.byte_fallback = true;
+    const bool line_ends = types[i] == PieceType::kNormal && tokens[i].size() > 1 &&
+                           tokens[i].find_first_not_of('\n') == tokens[i].npos;
+    if (!line_ends) continue;
+    AddedToken& token = added.emplace_back();
+    token.id = static_cast<TokenId>(i);
+    token.content = tokens[i];
+  }
+  constexpr std::string_view kUnknown = "tokenizer.ggml.unknown_token_id";
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> unknown, Id(kUnknown, tokens.size()));
+  if (unknown.has_value()) {
+    bpe.unk_token = tokens[static_cast<size_t>(*unknown)];
+    bpe.vocab.emplace_back(*bpe.unk_token, *unknown);
+  }
+  PipelineParts parts;
+  parts.normalizer = std::make_unique<ReplaceNormalizer>(" ", std::string(kWordStart));
+  std::vector<std::unique_ptr<DecoderStage>> decoder;
+  decoder.push_back(ReplaceStage(std::string(kWordStart), " "));
+  decoder.push_back(std::make_unique<ByteFallbackStage>());
+  parts.decoder = std::make_unique<ChainDecoder>(std::move(decoder));
+  constexpr PreTokenizerKind kGemma = {.name = "gemma4", .add_bos = true};
+  return Finish(std::move(parts), std::move(bpe), std::move(added), tokens.size(), kGemma);
+}
+
+Result<std::unique_ptr<Tokenizer>> GgufReader::Finish(PipelineParts parts, BpeConfig bpe,
+                                                      std::vector<AddedToken> added, size_t count,
+                                                      const PreTokenizerKind& kind) {
   absl::StatusOr<std::unique_ptr<BpeModel>> model = BpeModel::Create(std::move(bpe));
   if (!model.ok()) return At(kTokens, model.status());
   parts.model = *std::move(model);
@@ -399,24 +477,21 @@ Result<std::unique_ptr<Tokenizer>> GgufReader::ByteLevel() {
       std::move(added), *parts.model, parts.normalizer.get(), /*any_new_ids=*/true);
   if (!all.ok()) return At(kTokens, all.status());
   parts.added_tokens = *std::move(all);
-  std::vector<std::unique_ptr<DecoderStage>> decoder;
-  decoder.push_back(std::make_unique<ByteLevelStage>());
-  parts.decoder = std::make_unique<ChainDecoder>(std::move(decoder));
 
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> bos, Bool("tokenizer.ggml.add_bos_token"));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> eos, Bool("tokenizer.ggml.add_eos_token"));
   const auto id_of = [&](bool adds, std::string_view key) -> Result<std::optional<TokenId>> {
     if (!adds) return std::optional<TokenId>();
-    MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, Id(key, tokens.size()));
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, Id(key, count));
     if (!id.has_value()) return Wrong(key, "the id of the token that encloses a text");
     return id;
   };
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> before,
-                            id_of(bos.value_or(kind->add_bos), "tokenizer.ggml.bos_token_id"));
+                            id_of(bos.value_or(kind.add_bos), "tokenizer.ggml.bos_token_id"));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> after,
-                            id_of(eos.value_or(kind->add_eos), "tokenizer.ggml.eos_token_id"));
-  const bool both = before.has_value() && after.has_value() && kind->frames != nullptr;
-  parts.frames = both ? kind->frames(*before, *after) : Enclosed(before, after);
+                            id_of(eos.value_or(kind.add_eos), "tokenizer.ggml.eos_token_id"));
+  const bool both = before.has_value() && after.has_value() && kind.frames != nullptr;
+  parts.frames = both ? kind.frames(*before, *after) : Enclosed(before, after);
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       PipelineTokenizer::Create(std::move(parts));
   if (!tokenizer.ok()) return At(kTokens, tokenizer.status());
@@ -500,6 +575,8 @@ Result<std::unique_ptr<Tokenizer>> ReadGgufTokenizer(const GgufFile& file) {
       return reader.ByteLevel();
     case GgufVocabulary::kWordPiece:
       return reader.WordPiece();
+    case GgufVocabulary::kCharacters:
+      return reader.Characters();
   }
   return std::unique_ptr<Tokenizer>();
 }

@@ -28,6 +28,29 @@ inline constexpr std::string_view kGpt4oPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+// K2-Horizon's: as Llama 3's, but marks and the characters that join or separate letters belong to
+// words.
+inline constexpr std::string_view kHorizonPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}\x{200C}\x{200D}]+|\p{N}{1,3})"
+    R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// Tekken's, of Mistral: as OpenAI's o200k, but contractions are not joined to words, and every
+// digit is a piece.
+inline constexpr std::string_view kTekkenPattern =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+    R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// K-EXAONE's: words with single spaces between them are one piece.
+inline constexpr std::string_view kExaonePattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*+(?: \p{L}\p{M}*+)*+)++)"
+    R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)";
+
+// Runs of digits that are cut into groups of three from their ends: all of AFMoE's; Command A's
+// unless a letter follows.
+inline constexpr std::string_view kAfmoeDigits = R"(\p{N}++)";
+inline constexpr std::string_view kCommandDigits = R"((?<!\d)\d++(?!\w))";
+
 // Kimi-K2's: Chinese characters are pieces of their own, otherwise as OpenAI's o200k, except that a
 // slash does not belong to the punctuation before a line end. The authors exclude Chinese
 // characters from the sets of letters by intersections, [...&&[^\p{Han}]]. Here, (?!\p{Han})
@@ -49,6 +72,14 @@ inline constexpr std::string_view kDeepSeek3Patterns[] = {
     R"([\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+)",
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
     R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+};
+
+// AFMoE's, which are applied in this order: letters of several Asian scripts; as DeepSeek-V3's.
+inline constexpr std::string_view kAfmoePatterns[] = {
+    R"([\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{30FF}\x{FF65}-\x{FF9F})"
+    R"(\x{2F00}-\x{2FDF}\x{E40}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F})"
+    R"(\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+)",
+    kDeepSeek3Patterns[2],
 };
 
 // Those of DeepSeek LLM and DeepSeek-V2, which are applied in this order: line ends; letters that

@@ -104,6 +104,25 @@ absl::Status SplitPreTokenizer::Find(std::string_view piece, std::vector<Span>* 
   return finder.status();
 }
 
+absl::Status GroupPreTokenizer::Find(std::string_view piece, std::vector<Span>* spans) const {
+  size_t covered = 0;
+  Regex::Finder finder(&regex_, piece);
+  for (Regex::Match match; finder.Next(&match); covered = match.end) {
+    if (covered != match.begin) spans->push_back({covered, match.begin, false});
+    size_t characters = 0;
+    for (size_t pos = match.begin; pos < match.end; ++characters) NextCodePoint(piece, &pos);
+    size_t begin = match.begin;
+    for (size_t pos = begin; pos < match.end;) {
+      NextCodePoint(piece, &pos);
+      if (--characters % size_ != 0) continue;
+      spans->push_back({begin, pos, true});
+      begin = pos;
+    }
+  }
+  if (covered != piece.size()) spans->push_back({covered, piece.size(), false});
+  return finder.status();
+}
+
 absl::StatusOr<std::unique_ptr<PreTokenizer>> SplitAt(const absl::StatusOr<std::string>& pattern) {
   MOESERVE_RETURN_IF_ERROR(pattern.status());
   MOESERVE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(*pattern));

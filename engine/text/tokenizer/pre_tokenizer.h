@@ -76,6 +76,20 @@ class SplitPreTokenizer : public MatchingPreTokenizer {
   bool inverted_;
 };
 
+// Cuts each match of a pattern into groups of `size` > 0 characters; the first group may be
+// shorter, as groups of digits in numbers are.
+class GroupPreTokenizer : public MatchingPreTokenizer {
+ public:
+  GroupPreTokenizer(Regex regex, size_t size)
+      : MatchingPreTokenizer(SplitBehavior::kIsolated), regex_(std::move(regex)), size_(size) {}
+
+ private:
+  absl::Status Find(std::string_view piece, std::vector<MatchSpan>* spans) const override;
+
+  Regex regex_;
+  size_t size_;
+};
+
 // Returns a stage for which each match of the pattern becomes a separate piece; the error of
 // `pattern`, if it has one.
 absl::StatusOr<std::unique_ptr<PreTokenizer>> SplitAt(const absl::StatusOr<std::string>& pattern);
