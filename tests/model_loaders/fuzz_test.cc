@@ -346,7 +346,7 @@ TEST(Fuzz, GgufFiles) {
   Mutator mutator(8);
   int accepted = 0;
   int tokenizers = 0;
-  for (const char* name : {"blocks", "tokenizers/qwen2", "tokenizers/spm"}) {
+  for (const char* name : {"blocks", "tokenizers/qwen2", "tokenizers/spm", "tokenizers/gemma4"}) {
     const std::string good =
         testing::ReadFile(std::string(MOESERVE_GGUF_DIR) + "/" + name + ".gguf");
     ASSERT_TRUE(ParseGguf(good).ok());
@@ -384,8 +384,8 @@ TEST(Fuzz, GgufModels) {
   int accepted = 0;
   for (const char* name :
        {"models/mixtral-q8_0", "models/qwen2-moe-bf16", "models/llama-llama3-shards-bf16",
-        "encoders/roberta-cross-encoder", "encoders/nomic-experts", "encoders/gemma3-bidirectional",
-        "encoders/umt5"}) {
+        "variants/gemma4-moe-bf16", "variants/step3p5-bf16", "encoders/roberta-cross-encoder",
+        "encoders/nomic-experts", "encoders/gemma3-bidirectional", "encoders/umt5"}) {
     const std::string good =
         testing::ReadFile(std::string(MOESERVE_GGUF_DIR) + "/" + name + ".gguf");
     const size_t head = 3000;  // of about as many bytes before the data

@@ -1,5 +1,5 @@
-// GGUF files: the models, blocks and tokenizers that tests/reference/families/make_gguf_goldens.py
-// wrote with the Python package `gguf`.
+// GGUF files: the models and blocks that tests/reference/families/make_gguf_goldens.py wrote with
+// the Python package `gguf`.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,9 +14,7 @@
 #include "model_loaders/checkpoint/loader.h"
 #include "model_loaders/files/gguf/gguf_file.h"
 #include "model_loaders/files/safetensors.h"
-#include "model_loaders/tokenizer/gguf_tokenizer.h"
 #include "model_loaders/write/quantize_folder.h"
-#include "nlohmann/json.hpp"
 #include "tests/model_loaders/gguf_bytes.h"
 #include "tests/model_loaders/patched_folder.h"
 #include "tests/model_loaders/support.h"
@@ -104,6 +102,7 @@ struct GgufCase {
   // A patch (RFC 7396) of the folder's config.json, which replaces settings that no GGUF file can
   // have by those that all files of the architecture imply.
   std::string patch = "{}";
+  std::string files = "models";  // folder of the file
 };
 void PrintTo(const GgufCase& c, std::ostream* out) { *out << c.file; }
 
@@ -117,7 +116,8 @@ TEST_P(GgufModelTest, HasTheLogitsOfTheSafetensorsFolder) {
   CopyPatched(folder, GetParam().patch, patched.path());
   for (const DType compute : {DType::kF32, DType::kBF16}) {
     SCOPED_TRACE(Name(compute));
-    const auto found = GgufLogits(Golden("models/" + GetParam().file + ".gguf"), *answers, compute);
+    const auto found =
+        GgufLogits(Golden(GetParam().files + "/" + GetParam().file + ".gguf"), *answers, compute);
     const auto expected = GgufLogits(patched.path(), *answers, compute);
     ASSERT_EQ(found.size(), expected.size());
     double worst = 0.0;
@@ -220,6 +220,25 @@ INSTANTIATE_TEST_SUITE_P(
                  R"({"router_jitter_noise":0.01,"rope_parameters":{)"
                  R"("short_mscale":1.243163121016122,"long_mscale":1.243163121016122}})"},
         GgufCase{"qwen3-vl-moe-bf16", "qwen3-vl-moe"}, GgufCase{"solar-open-bf16", "solar-open"}),
+    [](const auto& info) {
+      return TestName({info.param.file, {}});
+    });
+
+// Llama 4 has the chunks and scales of queries of the published models.
+INSTANTIATE_TEST_SUITE_P(
+    Variants, GgufModelTest,
+    ::testing::Values(
+        GgufCase{"cohere2-moe-bf16", "cohere2-moe", true, "{}", "variants"},
+        GgufCase{"cohere2-moe-dense-first-bf16", "cohere2-moe-dense-first", true, "{}", "variants"},
+        GgufCase{"gemma4-moe-bf16", "gemma4-moe", true, "{}", "variants"},
+        GgufCase{"gemma4-old-keys-bf16", "gemma4-old-keys", true, "{}", "variants"},
+        GgufCase{"k2-horizon-mova-bf16", "k2-horizon-mova", true, "{}", "variants"},
+        GgufCase{"llama4-bf16", "llama4", true,
+                 R"({"attention_chunk_size":8192,"attn_scale":0.1,"floor_scale":8192})",
+                 "variants"},
+        GgufCase{"mimo-v2-flash-bf16", "mimo-v2-flash", true, "{}", "variants"},
+        GgufCase{"mistral4-bf16", "mistral4", true, "{}", "variants"},
+        GgufCase{"step3p5-bf16", "step3p5", true, "{}", "variants"}),
     [](const auto& info) {
       return TestName({info.param.file, {}});
     });
@@ -435,127 +454,6 @@ TEST(GgufModel, HasSamplingDefaults) {
   WriteFile(path, GgufBytes(parts));
   EXPECT_TRUE(Mentions(LoadCheckpoint(path, {.require_tokenizer = false}).status(),
                        {"a.gguf: metadata: general.sampling.temp: expected a number", "-1"}));
-}
-
-class GgufTokenizerTest : public ::testing::TestWithParam<std::string> {};
-
-// Compares a tokenizer with the ids in NAME.json.
-void ExpectIds(const fs::path& path, const std::string& name) {
-  const auto file = GgufFile::Open(path);
-  ASSERT_TRUE(file.ok()) << file.status();
-  const auto tokenizer = ReadGgufTokenizer(**file);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const auto cases = nlohmann::json::parse(ReadFile(Golden("tokenizers/" + name + ".json")));
-  ASSERT_GE(cases.size(), 20u);
-  for (const auto& c : cases) {
-    const auto text = c["text"].get<std::string>();
-    SCOPED_TRACE(text);
-    const auto ids = (*tokenizer)->Encode(text, /*add_special_tokens=*/true);
-    ASSERT_TRUE(ids.ok()) << ids.status();
-    EXPECT_EQ(*ids, c["ids"].get<std::vector<TokenId>>());
-    const auto decoded = (*tokenizer)->Decode(*ids, /*skip_special_tokens=*/true);
-    ASSERT_TRUE(decoded.ok()) << decoded.status();
-    EXPECT_EQ(*decoded, c["decoded"].get<std::string>());
-  }
-}
-
-TEST_P(GgufTokenizerTest, HasTheIdsOfTheReference) {
-  ExpectIds(Golden("tokenizers/" + GetParam() + ".gguf"), GetParam());
-}
-
-INSTANTIATE_TEST_SUITE_P(Gguf, GgufTokenizerTest,
-                         ::testing::Values("gpt-2", "llama-bpe", "olmo", "qwen2", "smollm", "spm",
-                                           "spm-no-prefix", "spm-spaces"),
-                         [](const auto& info) {
-                           return TestName({info.param, {}});
-                         });
-
-// A file whose tokenizer.ggml.pre is `pre` has the ids in NAME.json.
-struct PreTokenizerCase {
-  std::string pre;
-  std::string file = "patterns";
-  std::string name = pre;
-};
-void PrintTo(const PreTokenizerCase& c, std::ostream* out) { *out << c.pre; }
-
-class GgufPreTokenizerTest : public ::testing::TestWithParam<PreTokenizerCase> {};
-
-TEST_P(GgufPreTokenizerTest, HasTheIdsOfTheReference) {
-  GgufParts parts = PartsOf(ReadFile(Golden("tokenizers/" + GetParam().file + ".gguf")));
-  parts.Set(GgufText("tokenizer.ggml.pre", GetParam().pre));
-  // glm4, unlike llama-bpe, adds no first token unless the file says so.
-  if (GetParam().file == "llama-bpe") parts.Set(GgufBool("tokenizer.ggml.add_bos_token", 1));
-  TempFolder folder;
-  WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
-  ExpectIds(folder.path() / "a.gguf", GetParam().name);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Gguf, GgufPreTokenizerTest,
-    ::testing::Values(PreTokenizerCase{"bailingmoe2"},
-                      PreTokenizerCase{"bailingmoe", "patterns", "bailingmoe2"},
-                      PreTokenizerCase{"deepseek-llm"}, PreTokenizerCase{"deepseek-v3"},
-                      PreTokenizerCase{"gpt-4o"}, PreTokenizerCase{"kimi-k2"},
-                      PreTokenizerCase{"qwen35"},
-                      PreTokenizerCase{"minimax-m2", "patterns", "gpt-4o"},
-                      PreTokenizerCase{"glm4", "llama-bpe", "llama-bpe"},
-                      PreTokenizerCase{"dbrx", "llama-bpe", "llama-bpe"},
-                      PreTokenizerCase{"lfm2", "llama-bpe", "llama-bpe"},
-                      PreTokenizerCase{"pixtral", "llama-bpe", "llama-bpe"},
-                      PreTokenizerCase{"hunyuan", "qwen2", "qwen2"},
-                      PreTokenizerCase{"refact", "smollm", "smollm"},
-                      PreTokenizerCase{"starcoder", "smollm", "smollm"}),
-    [](const auto& info) {
-      return TestName({info.param.pre, {}});
-    });
-
-// Encoders enclose texts, and two texts together, as the tokenizers of their authors do.
-TEST(GgufTokenizer, OfEncodersEnclosesTexts) {
-  GgufParts parts = PartsOf(ReadFile(Golden("tokenizers/olmo.gguf")));
-  TempFolder folder;
-  const auto ids = [&](const char* pre, bool pair) {
-    parts.Set(GgufText("tokenizer.ggml.pre", pre));
-    WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
-    const auto file = GgufFile::Open(folder.path() / "a.gguf");
-    EXPECT_TRUE(file.ok()) << file.status();
-    const auto tokenizer = ReadGgufTokenizer(**file);
-    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
-    if (!pair) return *(*tokenizer)->Encode("a", /*add_special_tokens=*/true);
-    return (*tokenizer)->EncodeTexts("a", "a", /*add_special_tokens=*/true)->ids;
-  };
-  const TokenId a = ids("olmo", false).front();
-  const auto config = ReadGgufTokenizerConfig(**GgufFile::Open(folder.path() / "a.gguf"));
-  ASSERT_TRUE(config.ok());
-  const auto file = GgufFile::Open(folder.path() / "a.gguf");
-  const auto tokenizer = ReadGgufTokenizer(**file);
-  const TokenId bos = *(*tokenizer)->TokenToId(*config->bos_token);
-  const TokenId eos = *(*tokenizer)->TokenToId(*config->eos_token);
-  EXPECT_EQ(ids("roberta-bpe", false), (std::vector<TokenId>{bos, a, eos}));
-  EXPECT_EQ(ids("roberta-bpe", true), (std::vector<TokenId>{bos, a, eos, eos, a, eos}));
-  EXPECT_EQ(ids("modern-bert", false), (std::vector<TokenId>{bos, a, eos}));
-  EXPECT_EQ(ids("modern-bert", true), (std::vector<TokenId>{bos, a, eos, a, eos}));
-  parts.Set(GgufBool("tokenizer.ggml.add_eos_token", 0));
-  EXPECT_EQ(ids("roberta-bpe", false), (std::vector<TokenId>{bos, a}));
-}
-
-TEST(GgufTokenizer, HasTemplateAndSpecialTokens) {
-  const auto file = GgufFile::Open(Golden("tokenizers/qwen2.gguf"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  const auto config = ReadGgufTokenizerConfig(**file);
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->bos_token, "<|endoftext|>");
-  EXPECT_EQ(config->eos_token, "<|im_end|>");
-  EXPECT_EQ(config->unk_token, std::nullopt);
-  EXPECT_EQ(config->add_bos_token, std::nullopt);
-  ASSERT_TRUE(config->chat_template.has_value());
-  EXPECT_TRUE(config->chat_template->starts_with("{% for m in messages %}<|im_start|>"));
-  const auto pieces = GgufFile::Open(Golden("tokenizers/spm.gguf"));
-  const auto spm = ReadGgufTokenizerConfig(**pieces);
-  ASSERT_TRUE(spm.ok()) << spm.status();
-  EXPECT_EQ(spm->bos_token, "<s>");
-  EXPECT_EQ(spm->unk_token, "<unk>");
-  EXPECT_EQ(spm->add_bos_token, true);
-  EXPECT_EQ(spm->chat_template, std::nullopt);
 }
 
 }  // namespace

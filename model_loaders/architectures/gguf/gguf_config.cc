@@ -20,7 +20,6 @@ constexpr int kMaxNextTokenLayers = 8;
 // Of latent attention, in all layers. Every head has tensors of its own in the model, so this
 // bounds the memory for the lists of them; published models have less than 10000.
 constexpr int64_t kMaxLatentHeads = 1 << 16;
-constexpr std::string_view kWindow = ".attention.sliding_window";
 
 }  // namespace
 
@@ -46,8 +45,10 @@ void GgufConfigReader::ReadLayerCounts() {
   layers_ = blocks - next_token_layers_;
   if (family_.norms == GgufFamily::Norms::kBoth) spec_.norm.placement = NormPlacement::kBoth;
   if (family_.layer_norms) spec_.norm.kind = NormKind::kLayer;
+  if (family_.grouped_norms) spec_.norm.groups = keys_.Int(".attention.group_norm_groups", 1);
   spec_.head_bias = family_.layer_norms && Has("output.bias");
   spec_.tie_word_embeddings = !Has("output.weight");
+  spec_.layer_scale = family_.layer_scales && Has("blk.0.layer_output_scale.weight");
 }
 
 void GgufConfigReader::ReadFactors() {
@@ -57,6 +58,7 @@ void GgufConfigReader::ReadFactors() {
   if (family_.soft_caps) {
     spec_.logit_soft_cap = keys_.Real(".final_logit_softcapping", family_.logit_cap);
   }
+  if (family_.plain_logit_scale) spec_.logit_scale = keys_.Real(".logit_scale");
   if (!family_.granite_factors) return;
   // 0 stands for "not set".
   const auto factor = [&](std::string_view key) {
@@ -69,7 +71,10 @@ void GgufConfigReader::ReadFactors() {
 }
 
 AttentionSpec GgufConfigReader::ReadAttention() {
-  AttentionSpec attention = ReadHeads(head_dim_key_, kv_heads_);
+  AttentionSpec attention = ReadHeads({.head_dim = head_dim_key_,
+                                       .heads = First(heads_),
+                                       .kv_heads = heads_.empty() ? kv_heads_ : First(kv_lists_),
+                                       .value_widths = family_.value_widths});
   const std::optional<int> layer = FirstOf(LayerKind::kAttention);
   const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
   const double scale = keys_.Real(".attention.scale", 0.0);
@@ -77,13 +82,24 @@ AttentionSpec GgufConfigReader::ReadAttention() {
     attention.scale = scale;
   } else if (derived > 0 && layers_ == family_.derived_scale_layers) {
     attention.scale = 1.0 / std::sqrt(derived);
+  } else if (family_.fixed_scale != 0.0) {
+    attention.scale = family_.fixed_scale;
   }
   attention.bias =
       family_.always_biased || HasIn(layer, "attn_q.bias") || HasIn(layer, "attn_qkv.bias");
   attention.out_bias = HasIn(layer, "attn_output.bias");
-  attention.gate = family_.gated || family_.gated_queries;
-  if (!family_.qk_norm_optional || HasIn(layer, "attn_q_norm.weight")) {
+  const bool gated = family_.gated && (!family_.gate_optional || HasIn(layer, "attn_gate.weight"));
+  attention.gate = gated || family_.gated_queries;
+  attention.gate_activation = family_.gate_activation;
+  attention.gate_per_head = family_.head_gates;
+  const bool unnormed =
+      family_.unnormed_experts > 0 && keys_.Int(".expert_count", 0) == family_.unnormed_experts;
+  if (!unnormed && (!family_.qk_norm_optional || HasIn(layer, "attn_q_norm.weight"))) {
     attention.qk_norm = family_.qk_norm;
+  }
+  attention.value_norm = family_.value_norm;
+  if (family_.value_widths) {
+    attention.value_scale = keys_.Real(".attention.value_scale", 1.0);
   }
   attention.qk_norm_after_rope = family_.qk_norm_after_rope;
   attention.sinks = family_.sinks;
@@ -146,36 +162,6 @@ AttentionSpec GgufConfigReader::ReadLatentAttention() {
   return attention;
 }
 
-void GgufConfigReader::ReadWindows() {
-  if (!family_.window_period.has_value()) {
-    keys_.Require(kWindow, 0);
-    return;
-  }
-  const int window = keys_.Int(kWindow, family_.default_window);
-  // Half of it on each side.
-  if (window != 0) window_ = family_.bidirectional && window > 0 ? window / 2 + 1 : window;
-  // Newer files list the layers that have a window.
-  constexpr std::string_view kPeriod = ".attention.sliding_window_pattern";
-  const GgufValue* const pattern = keys_.Find(kPeriod);
-  if (pattern != nullptr && pattern->type == GgufValueType::kArray) {
-    windows_ = keys_.Flags(kPeriod, layers_ + next_token_layers_);
-  } else {
-    window_period_ = keys_.Int(kPeriod, *family_.window_period);
-  }
-  if (window_period_ < 0) {
-    keys_.Fault(kPeriod, "an integer of at least 0", std::to_string(window_period_));
-  }
-  if (family_.window_rope && window_.has_value()) {
-    full_position_.emplace().kind = PositionKind::kNone;
-  }
-  if (!family_.window_theta.has_value()) return;
-  const double usual = *family_.window_theta == 0.0 ? spec_.position.theta : *family_.window_theta;
-  PositionSpec position = spec_.position;
-  position.theta = keys_.Real(".rope.freq_base_swa", usual);
-  position.scaling = RopeScaling();
-  window_position_ = std::move(position);
-}
-
 // Tokens see the whole text if the file or the architecture says so.
 void GgufConfigReader::ReadHead() {
   constexpr std::string_view kCausal = ".attention.causal";
@@ -230,6 +216,10 @@ void GgufConfigReader::RefuseSettings() {
   keys_.Ignore(".n_deepstack_layers");  // of image tokens
   // Converters write the eps of Nemotron's norms under both names.
   if (family_.norms == GgufFamily::Norms::kOne) keys_.Ignore(".attention.layer_norm_epsilon");
+  // Parts of models that are not computed.
+  for (const char* key : {".attention.shared_kv_layers", ".embedding_length_per_layer_input"}) {
+    keys_.Require(key, 0);
+  }
   for (const char* key :
        {".attention.max_alibi_bias", ".attention.clamp_kqv", ".use_parallel_residual"}) {
     keys_.Require(key, 0);
@@ -252,28 +242,6 @@ void GgufConfigReader::ReadIndexer() {
   context_reason_ = Concat("sparse attention beyond ", keys_.NameOf(kChosen), " is not computed");
 }
 
-LayerSpec GgufConfigReader::Layer(int layer, const AttentionSpec& attention) const {
-  const auto at = static_cast<size_t>(layer);
-  LayerSpec result{attention, IsRouted(layer) ? experts_ : dense_};
-  const bool sliding = windows_.has_value()
-                           ? (*windows_)[at]
-                           : window_period_ == 0 || layer % window_period_ < window_period_ - 1;
-  if (window_.has_value() && sliding) {
-    result.attention.window = window_;
-    result.attention.position = window_position_;
-  } else {
-    result.attention.position = full_position_;
-  }
-  if (kinds_[at] == LayerKind::kRecurrent) result.token_mixer = recurrent_;
-  if (family_.norms != GgufFamily::Norms::kOne) return result;
-  result.one_block = true;
-  if (kinds_[at] == LayerKind::kFeedForward) {
-    if (!IsRouted(layer)) result.feed_forward.width = widths_[at];
-    result.token_mixer = result.feed_forward;
-  }
-  return result;
-}
-
 // All keys were read without errors.
 std::unique_ptr<GgufConfig> GgufConfigReader::Assemble(const AttentionSpec& attention) const {
   auto config = std::make_unique<GgufConfig>(family_, stored_, head_dim_key_);
@@ -294,22 +262,39 @@ std::unique_ptr<GgufConfig> GgufConfigReader::Assemble(const AttentionSpec& atte
   for (int i = 0; i < next_token_layers_; ++i) {
     config->ignored_prefixes.push_back(Concat("blk.", layers_ + i, '.'));
   }
-  for (int i = 0; i < layers_; ++i) spec.AddLayer(Layer(i, attention));
+  for (int i = 0; i < layers_; ++i) {
+    spec.AddLayer(Layer(i, attention));
+    if (family_.norms != GgufFamily::Norms::kShared) continue;
+    BlockSpec& second = spec.blocks.back();
+    second.residual.parallel = true;
+    // The sum of routed and shared experts is halved.
+    const FeedForwardSpec& network = *second.feed_forward();
+    if (network.routed() && network.shared_width > 0) second.residual.scale = 0.5;
+  }
   return config;
 }
 
 ConfigResult GgufConfigReader::Read() {
-  ReadSizes(".attention.layer_norm_rms_epsilon");
+  constexpr std::string_view kLayerEps = ".attention.layer_norm_epsilon";
+  const bool layer_norms = family_.plain_layer_norms && keys_.Find(kLayerEps) != nullptr;
+  ReadSizes(layer_norms ? kLayerEps : ".attention.layer_norm_rms_epsilon");
+  if (layer_norms) {
+    spec_.norm.kind = NormKind::kLayer;
+    spec_.norm.bias = false;
+  }
   ReadLayerCounts();
   ReadTokenIds();
   ReadFactors();
   ReadMixers();
+  ReadLayerHeads();
   AttentionSpec attention = family_.latent ? ReadLatentAttention() : ReadAttention();
   ReadPosition(attention.rope_width());
   attention.scale *= score_factor_;
-  ReadWindows();
+  ReadWindows(attention.head_dim);
+  ReadQueryScale();
   ReadIndexer();
   ReadFeedForward();
+  ReadValueExperts();
   ReadHead();
   RefuseSettings();
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(Prefix()));

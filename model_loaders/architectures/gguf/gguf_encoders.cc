@@ -225,7 +225,7 @@ ConfigResult GgufEncoderReader::Read() {
   spec_.norm.placement = modern ? NormPlacement::kPre : NormPlacement::kPost;
   if (modern) spec_.norm.bias = false;
   spec_.embedding_norm = true;
-  attention_ = ReadHeads();
+  attention_ = ReadHeads({});
   attention_.bias = Has("blk.0.attn_q.bias") || Has("blk.0.attn_qkv.bias");
   attention_.out_bias = Has("blk.0.attn_output.bias");
   ReadEmbeddings();

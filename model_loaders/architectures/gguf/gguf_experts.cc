@@ -1,6 +1,7 @@
 // The feed-forward blocks of GGUF files: dense ones, experts, routers.
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,7 @@ constexpr std::string_view kSelected = ".expert_used_count";
 constexpr std::string_view kWidth = ".feed_forward_length";
 constexpr std::string_view kFirstRouted = ".leading_dense_block_count";
 constexpr std::string_view kExpertStep = ".interleave_moe_layer_step";
+constexpr std::string_view kEveryLayers = ".moe_every_n_layers";
 constexpr std::string_view kGate = ".expert_gating_func";
 constexpr std::string_view kGroups = ".expert_group_count";
 constexpr std::string_view kBestGroups = ".expert_group_used_count";
@@ -27,6 +29,7 @@ constexpr std::string_view kSharedCount = ".expert_shared_count";
 // Values of the key for the gate; 0 stands for "not set".
 constexpr int kSoftmaxGate = 1;
 constexpr int kSigmoidGate = 2;
+constexpr int kSelectedGate = 3;  // softmax of the selected experts
 
 }  // namespace
 
@@ -60,6 +63,12 @@ void GgufConfigReader::ReadFeedForward() {
     break;
   }
   experts_ = ReadExperts(count);
+  if (!family_.layer_limits) return;
+  // A limit follows the activation; 0 stands for none.
+  experts_.expert.limit_after = dense_.expert.limit_after = true;
+  const int all = layers_ + next_token_layers_;
+  limits_ = keys_.Floats(".swiglu_clamp_exp", all);
+  shared_limits_ = keys_.Floats(".swiglu_clamp_shexp", all);
 }
 
 FeedForwardSpec GgufConfigReader::ReadDense() {
@@ -71,12 +80,37 @@ FeedForwardSpec GgufConfigReader::ReadDense() {
     return block;
   }
   // Without experts, Granite's shared expert is the feed-forward.
-  const bool shared = family_.experts == Experts::kIfCounted && family_.shared != Shared::kNone;
+  const bool shared = family_.experts == Experts::kIfCounted && family_.granite_factors;
   const std::optional<int> shared_width = shared ? keys_.OptionalInt(kSharedWidth) : std::nullopt;
   const int width = keys_.Int(kWidth, shared_width);
   block.width = shared_width.value_or(width);
   block.expert.bias = Has("blk.0.ffn_up.bias");
   return block;
+}
+
+void GgufConfigReader::ReadValueExperts() {
+  if (!family_.value_experts) return;
+  constexpr std::string_view kValues = ".attention.value_expert_count";
+  constexpr std::string_view kChosen = ".attention.value_expert_used_count";
+  const int count = keys_.Int(kValues, 0);
+  if (count == 0) {
+    keys_.Require(kChosen, 0);
+    return;
+  }
+  if (!experts_.routed()) {
+    keys_.Fault(kValues, Concat("0 (", keys_.NameOf(kCount), " is 0)"), std::to_string(count));
+    return;
+  }
+  ExpertWidths(kValues, count, 1);  // checks the number
+  const RoutedLayerSpec& routing = *experts_.routing;
+  RoutedLayerSpec values;
+  values.num_experts = count;
+  values.select.k = keys_.Int(kChosen);
+  values.select.bias = HasIn(FirstRouted(), "attn_v_gate.bias");
+  values.gate = routing.gate;
+  values.scale = routing.scale;
+  values.renormalize = values.select.k > 1;
+  value_routing_ = std::move(values);
 }
 
 // Finds out which layers have experts.
@@ -88,6 +122,7 @@ void GgufConfigReader::ReadRoutedLayers() {
     }
     return;
   }
+  keys_.Require(kEveryLayers, 1);
   if (!family_.free_router) {
     keys_.Require(kFirstRouted, 0);
     return;
@@ -120,6 +155,7 @@ FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
   routing.num_experts = count;
   routing.select.k = keys_.Int(kSelected);
   ReadGate(routing);
+  if (family_.value_experts && routing.select.k > 1) routing.renormalize = true;
   if (routing.gate == GateKind::kSparseMixer) {  // what the authors do, whatever keys say
     keys_.Require(kSelected, 2);
     routing.mixer_limit = 0.02;
@@ -127,6 +163,7 @@ FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
   }
   const double scale = keys_.Real(".expert_weights_scale", 1.0);
   routing.scale = scale == 0.0 ? 1.0 : scale;  // 0 stands for "not set"
+  routing.weight_input = family_.weight_input;
   if (!family_.counts_next_token_layers) keys_.Require(".nextn_predict_layers", 0);
 
   routing.latent_width = keys_.Int(".moe_latent_size", 0);
@@ -148,6 +185,15 @@ FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
     case Shared::kPlain:
       block.shared_width = ReadSharedWidth(width);
       break;
+    case Shared::kDense:
+      block.shared_width = keys_.Int(kWidth);
+      block.shared_norms = true;
+      // The router reads a norm of the residual stream.
+      routing.score.stream = true;
+      routing.score.norm = RowNorm::kRmsWeight;
+      if (spec_.hidden_size > 0) routing.score.row_scale = 1.0 / std::sqrt(spec_.hidden_size);
+      routing.expert_scale = true;
+      break;
   }
   block.routing = std::move(routing);
   return block;
@@ -156,7 +202,7 @@ FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
 // Shared experts are stored as one. Some architectures have its width, some the number of shared
 // experts, which are as wide as the others, and some have both.
 int GgufConfigReader::ReadSharedWidth(int expert_width) {
-  const int count = keys_.Int(kSharedCount, 0);
+  const int count = keys_.Int(kSharedCount, family_.shared_count);
   if (const std::optional<int> whole = keys_.OptionalInt(kSharedWidth)) return *whole;
   const int64_t width = int64_t{count} * expert_width;
   if (count >= 0 && width >= 0 && width <= kMaxWidth) return static_cast<int>(width);
@@ -178,6 +224,14 @@ void GgufConfigReader::ReadGate(RoutedLayerSpec& routing) {
     return;
   }
   routing.renormalize = renormalize;
+  if (family_.softmax_selected) {
+    const int gate = keys_.Int(kGate, kSigmoidGate);
+    if (gate == kSoftmaxGate || gate == kSelectedGate) {
+      routing.gate = GateKind::kSoftmaxSelected;
+      routing.renormalize = false;  // their sum is 1
+      return;
+    }
+  }
   const int first = FirstRouted();
   routing.select.bias = HasIn(first, "exp_probs_b.bias") || HasIn(first, "exp_probs_b");
   // GLM-4.7 Flash has no key for its gate. Unlike the models with softmax, it has choice biases.
@@ -206,7 +260,8 @@ void GgufConfigReader::ReadGroups(RoutedLayerSpec& routing) {
   routing.select.groups = groups;
   routing.select.best_groups = keys_.Int(kBestGroups);
   if (routing.gate == GateKind::kSoftmax) {
-    routing.select.group_score = GroupScoreKind::kMax;
+    routing.select.group_score =
+        family_.group_sums ? GroupScoreKind::kSumOfTwo : GroupScoreKind::kMax;
     routing.select.group_mask = GroupMaskKind::kZero;
   } else {
     routing.select.group_score = GroupScoreKind::kSumOfTwo;

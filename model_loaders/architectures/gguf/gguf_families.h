@@ -23,6 +23,7 @@ struct GgufFamily {
     kPostAttention,  // the same, but that of the feed-forward is called post_attention_norm
     kBoth,           // attn_norm, post_attention_norm, ffn_norm, post_ffw_norm
     kOne,            // attn_norm alone, because layers have one block
+    kShared,         // attn_norm alone, which both blocks read; their outputs are added together
   };
   // What takes the place of attention in some layers. Which ones, follows from the numbers of kv
   // heads, which are 0 there; with kDelta, every n-th layer has attention.
@@ -39,6 +40,7 @@ struct GgufFamily {
     kNone,
     kGated,  // a shared expert with a gate
     kPlain,  // shared experts, stored as one
+    kDense,  // the dense network is a branch beside the experts, with norms of its own
   };
 
   std::string_view name;  // value of general.architecture
@@ -50,12 +52,25 @@ struct GgufFamily {
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_optional = false;  // without the norms' tensors, there are none
   bool qk_norm_after_rope = false;
-  bool latent = false;  // multi-head latent attention
+  int unnormed_experts = 0;  // a model with this number of experts has no norms of queries and keys
+  bool latent = false;       // multi-head latent attention
   // The heads' outputs are gated: by attn_gate, or by rows of attn_q behind those of each query.
   bool gated = false;
   bool gated_queries = false;
-  bool rope = true;          // else there are no positions
-  bool window_rope = false;  // if there are windows, only layers with one have positions
+  bool gate_optional = false;  // without its tensor, there is no gate
+  GateActivation gate_activation = GateActivation::kSigmoid;
+  bool head_gates = false;  // with `gated`: one gate for each head
+  // Layers differ in the numbers of their heads, which are lists.
+  bool layer_heads = false;
+  bool value_widths = false;  // values may be narrower than keys, and have a factor
+  bool value_norm = false;    // values have a norm without weights
+  // In layers with experts, the projection of values may be routed as the experts are. The weights
+  // of several experts always have the sum 1.
+  bool value_experts = false;
+  bool keys_as_values = false;  // layers without a window may have no projection of values
+  double fixed_scale = 0.0;     // if not 0, the scale of scores
+  bool rope = true;             // else there are no positions
+  bool window_rope = false;     // if there are windows, only layers with one have positions
   // An indexer chooses keys, but all of them in texts that are short enough.
   bool indexed = false;
   // Tokens see the whole text, windows reach to both sides, and the model makes vectors of texts,
@@ -65,6 +80,11 @@ struct GgufFamily {
   // num_heads dimensions, which the heads do not have.
   int derived_scale_layers = 0;
   bool sinks = false;
+  bool layer_sinks = false;  // the layers that have the tensor have sinks
+  // If set, queries are scaled in this way, unless keys have other numbers: in layers without a
+  // window, if there are windows. Without a factor, only keys have it; with one, the step 0 stands
+  // for the original context of the rotary positions.
+  std::optional<QueryScaleSpec> query_scale = std::nullopt;
   // If set, layers have sliding windows, except every n-th layer; 0 means no exception.
   std::optional<int> window_period = std::nullopt;
   // The window if the file does not have its size: 0 means that there are no windows; without a
@@ -73,6 +93,15 @@ struct GgufFamily {
   // If set, layers with a window have rotary positions of their own, without scaling, and with this
   // theta if the file has none for them.
   std::optional<double> window_theta = std::nullopt;
+  WindowKind window_kind = WindowKind::kSliding;
+  int window_extra = 0;        // positions that a window has beyond the number in the file
+  bool window_widths = false;  // the heads of layers with a window have a width of their own
+  // Layers without a window rotate half of the dimensions that the file says.
+  bool half_rotated = false;
+  bool head_pairs = false;  // RopeSpan::kHead, if a part of a head is rotated
+  // rope_freqs.weight is for layers without a window; divisors of 1e30 stand for dimensions that
+  // are not rotated. The other keys count all dimensions of a head.
+  bool proportional_rope = false;
   bool yarn_truncate = true;    // RopeScaling::truncate
   bool long_rope = false;       // tensors may contain the factors of LongRoPE
   double long_magnitude = 0.0;  // if not 0, replaces that of files with these factors
@@ -91,6 +120,11 @@ struct GgufFamily {
   GateKind gate = GateKind::kSoftmax;  // if no key has another one
   bool renormalize = false;            // if no key says otherwise
   Shared shared = Shared::kNone;
+  int shared_count = 0;           // of shared experts, if no key says it
+  bool weight_input = false;      // RoutedLayerSpec::weight_input
+  bool layer_limits = false;      // layers have limits of activations
+  bool group_sums = false;        // groups of experts are ranked by their best two
+  bool softmax_selected = false;  // softmax gates are those of the selected experts
   // The file says which layers are dense, what the gate is, and whether experts are in groups and
   // have a choice bias.
   bool free_router = false;
@@ -101,6 +135,10 @@ struct GgufFamily {
 
   // The whole model.
   bool layer_norms = false;           // with biases; head and output projection may have one, too
+  bool plain_layer_norms = false;     // norms with layer_norm_epsilon are layer norms without bias
+  bool grouped_norms = false;         // norms may be of groups
+  bool layer_scales = false;          // layers may end with a factor
+  bool plain_logit_scale = false;     // logit_scale multiplies the logits
   bool root_embedding_scale = false;  // the embedding is multiplied by sqrt(hidden_size)
   bool granite_factors = false;       // keys for embedding, residual and logit factors
   double logit_cap = 0.0;             // default of final_logit_softcapping, if the keys exist

@@ -117,6 +117,26 @@ std::vector<bool> GgufKeys::Flags(std::string_view key, int layers) {
   return std::vector<bool>(count, false);
 }
 
+std::vector<float> GgufKeys::Floats(std::string_view key, int layers) {
+  const auto count = static_cast<size_t>(std::max(layers, 0));
+  const GgufValue* const value = Find(key);
+  if (value == nullptr) return std::vector<float>(count, 0.0f);
+  std::vector<double> numbers;
+  if (value->type == GgufValueType::kArray) {
+    if (value->count == count) numbers = value->Reals().value_or(numbers);
+  } else if (const std::optional<double> number = value->Real()) {
+    numbers.assign(count, *number);
+  }
+  const auto fits = [](double x) { return x >= 0.0 && std::isfinite(static_cast<float>(x)); };
+  if (numbers.size() == count && std::ranges::all_of(numbers, fits)) {
+    return std::vector<float>(numbers.begin(), numbers.end());
+  }
+  Fault(key,
+        Concat("a number of at least 0 or an array of ", count, " of them (the number of layers)"),
+        ShowGguf(*value));
+  return std::vector<float>(count, 0.0f);
+}
+
 double GgufKeys::Real(std::string_view key, std::optional<double> fallback) {
   constexpr std::string_view kExpected = "a finite number";
   const GgufValue* const value = FindNumber(key, kExpected, !fallback.has_value());

@@ -36,6 +36,8 @@ class GgufKeys {
   // value for all layers. Truths may also be the integers 0 and 1.
   std::vector<int> Ints(std::string_view key, int layers, std::optional<int> fallback);
   std::vector<bool> Flags(std::string_view key, int layers);
+  // The same for numbers, of which none may be negative; without the key, they are 0.
+  std::vector<float> Floats(std::string_view key, int layers);
 
   // Refuses any value of `key` except the number, or the truth, that this is.
   void Require(std::string_view key, double value);

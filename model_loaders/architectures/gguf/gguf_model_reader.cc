@@ -68,14 +68,20 @@ void GgufModelReader::ReadTokenIds() {
   }
 }
 
-AttentionSpec GgufModelReader::ReadHeads(std::string_view head_dim, std::optional<int> kv_heads) {
+AttentionSpec GgufModelReader::ReadHeads(const KnownHeads& known) {
+  constexpr std::string_view kValues = ".attention.value_length";
   AttentionSpec attention;
-  attention.num_heads = keys_.Int(".attention.head_count");
-  attention.num_kv_heads =
-      kv_heads.has_value() ? *kv_heads : keys_.Int(".attention.head_count_kv", attention.num_heads);
+  attention.num_heads = known.heads.has_value() ? *known.heads : keys_.Int(".attention.head_count");
+  attention.num_kv_heads = known.kv_heads.has_value()
+                               ? *known.kv_heads
+                               : keys_.Int(".attention.head_count_kv", attention.num_heads);
   const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
-  attention.head_dim = keys_.Int(head_dim, derived);
-  keys_.Require(".attention.value_length", attention.head_dim);
+  attention.head_dim = keys_.Int(known.head_dim, derived);
+  if (known.value_widths) {
+    attention.value_dim = keys_.Int(kValues, attention.head_dim);
+  } else {
+    keys_.Require(kValues, attention.head_dim);
+  }
   if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
   return attention;
 }

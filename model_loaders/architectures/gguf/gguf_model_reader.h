@@ -33,10 +33,15 @@ class GgufModelReader {
   // Reads the numbers of layers, elements, positions and tokens; `eps` is the key of the norms.
   void ReadSizes(std::string_view eps);
   void ReadTokenIds();
-  // Returns the settings of heads; `head_dim` is the key of their width.
-  // `kv_heads` is the number of kv heads, if it was read.
-  AttentionSpec ReadHeads(std::string_view head_dim = ".attention.key_length",
-                          std::optional<int> kv_heads = std::nullopt);
+  // What was read of heads before the rest.
+  struct KnownHeads {
+    std::string_view head_dim = ".attention.key_length";  // the key of their width
+    std::optional<int> heads = std::nullopt;              // their numbers
+    std::optional<int> kv_heads = std::nullopt;
+    bool value_widths = false;  // values may be of another width
+  };
+  // Returns the settings of heads.
+  AttentionSpec ReadHeads(const KnownHeads& known);
   // Returns `count` widths of experts, if the model may have so many; else reports `key`.
   std::vector<int> ExpertWidths(std::string_view key, int count, int width);
 

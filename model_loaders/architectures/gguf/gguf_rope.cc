@@ -15,6 +15,7 @@ namespace {
 constexpr std::string_view kType = ".rope.scaling.type";
 constexpr std::string_view kFactor = ".rope.scaling.factor";
 constexpr std::string_view kOriginalLength = ".rope.scaling.original_context_length";
+constexpr double kUnrotated = 1e29;  // files have 1e30
 constexpr std::string_view kMagnitude = ".rope.scaling.attn_factor";
 
 }  // namespace
@@ -32,8 +33,17 @@ void GgufConfigReader::ReadPosition(int width) {
   // The parts of positions in images, which are equal in texts.
   keys_.Ignore(".rope.dimension_sections");
   position.theta = keys_.Real(".rope.freq_base", 10000.0);
-  rotated_ = keys_.Int(".rope.dimension_count", width);
+  rotated_ = rotated_key_ = keys_.Int(".rope.dimension_count", width);
+  if (family_.half_rotated) {
+    if (problems_.empty() && (rotated_ < 4 || rotated_ > width || rotated_ % 4 != 0)) {
+      keys_.Fault(".rope.dimension_count", Concat("a multiple of 4 in [4, ", width, ']'),
+                  std::to_string(rotated_));
+      rotated_ = rotated_key_ = 4;
+    }
+    rotated_ /= 2;
+  }
   if (width > 0) position.fraction = static_cast<double>(rotated_) / width;
+  if (family_.head_pairs && rotated_ != width) position.span = RopeSpan::kHead;
   position.scaling = ReadScaling();
 }
 
@@ -71,9 +81,32 @@ RopeScaling GgufConfigReader::ReadScaling() {
     keys_.Fault(kType, Concat("\"none\" with a tensor ", Quoted(kRopeFactors)), Quoted(type));
     return s;
   }
+  return ReadDivisors();
+}
+
+RopeScaling GgufConfigReader::ReadDivisors() {
   RopeScaling factors;
   factors.kind = RopeScalingKind::kFactors;
-  factors.factors = ReadRopeFactors(kRopeFactors);
+  if (family_.half_rotated) {
+    // Converters compute the divisors of the frequencies of heads that are rotated as a whole.
+    // Every second one of these is one of a half.
+    const std::vector<double> all = ReadRopeFactors(kRopeFactors, rotated_key_ / 2);
+    for (size_t i = 0; i + 1 < all.size(); i += 2) factors.factors.push_back(all[i]);
+  } else {
+    factors.factors = ReadRopeFactors(kRopeFactors, rotated_ / 2);
+  }
+  if (family_.proportional_rope && !factors.factors.empty()) {
+    PositionSpec& position = spec_.position;
+    while (!factors.factors.empty() && factors.factors.back() >= kUnrotated) {
+      factors.factors.pop_back();
+    }
+    position.fraction *= static_cast<double>(2 * factors.factors.size()) / rotated_;
+    position.span = position.frequencies = RopeSpan::kHead;
+    if (factors.factors.empty()) {
+      problems_.Add(
+          Concat("tensor ", Quoted(kRopeFactors), ": expected a divisor below 1e30, found none"));
+    }
+  }
   const bool neutral = std::all_of(factors.factors.begin(), factors.factors.end(),
                                    [](double f) { return f == 1.0; });
   return neutral ? RopeScaling() : factors;
@@ -119,17 +152,17 @@ RopeScaling GgufConfigReader::ReadLongRope() {
   const double magnitude = keys_.Real(kMagnitude, 1.0);
   s.magnitude = family_.long_magnitude == 0.0 ? magnitude : family_.long_magnitude;
   s.long_magnitude = s.magnitude;
-  s.factors = ReadRopeFactors(kShortRopeFactors);
-  s.long_factors = ReadRopeFactors(kLongRopeFactors);
+  s.factors = ReadRopeFactors(kShortRopeFactors, rotated_ / 2);
+  s.long_factors = ReadRopeFactors(kLongRopeFactors, rotated_ / 2);
   return s;
 }
 
-std::vector<double> GgufConfigReader::ReadRopeFactors(std::string_view name) {
+std::vector<double> GgufConfigReader::ReadRopeFactors(std::string_view name, int count) {
   const auto fault = [&](std::string_view expected, std::string_view found) {
     problems_.Add(Concat("tensor ", Quoted(name), ": expected ", expected, ", found ", found));
     return std::vector<double>();
   };
-  const std::vector<int64_t> shape = {rotated_ / 2};
+  const std::vector<int64_t> shape = {count};
   const WeightFiles::Location* const tensor = weights_.Find(name);
   if (tensor == nullptr) return fault(Concat("F32 ", ShapeText(shape)), "no such tensor");
   if (tensor->entry->type != ElementType::kF32 || tensor->entry->shape != shape) {
@@ -139,7 +172,7 @@ std::vector<double> GgufConfigReader::ReadRopeFactors(std::string_view name) {
   const Result<TensorData> data = tensor->file->Read(*tensor->entry);
   if (!data.ok()) return fault("data", std::string(data.status().message()));
   std::vector<double> factors;
-  for (int i = 0; i < rotated_ / 2; ++i) {
+  for (int i = 0; i < count; ++i) {
     float factor = 0.0f;
     std::memcpy(&factor, data->bytes.data() + static_cast<size_t>(i) * sizeof(factor),
                 sizeof(factor));

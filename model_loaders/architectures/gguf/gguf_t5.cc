@@ -145,7 +145,7 @@ ConfigResult GgufT5Reader::Read() {
   ReadSizes(".attention.layer_norm_rms_epsilon");
   ReadTokenIds();
   ReadStacks();
-  AttentionSpec attention = ReadHeads();
+  AttentionSpec attention = ReadHeads({});
   attention.scale = 1.0;
   const int width = keys_.Int(".feed_forward_length");
   const int decoder_layers = pair() ? ReadDecoder() : 0;

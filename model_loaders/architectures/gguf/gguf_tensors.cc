@@ -61,10 +61,26 @@ constexpr TensorRule kPostAttentionNorm[] = {
     {"blocks.*.feed_forward.norm.weight", "blk.*.post_attention_norm.weight"},
 };
 
-constexpr TensorRule kBothNorms[] = {
+constexpr TensorRule kOutputNorms[] = {
     {"blocks.*.attention.output_norm.weight", "blk.*.post_attention_norm.weight"},
-    {"blocks.*.feed_forward.norm.weight", "blk.*.ffn_norm.weight"},
     {"blocks.*.feed_forward.output_norm.weight", "blk.*.post_ffw_norm.weight"},
+};
+
+// Experts beside a dense network.
+constexpr TensorRule kBesideDense[] = {
+    {"blocks.*.feed_forward.norm.weight", "blk.*.pre_ffw_norm_2.weight"},
+    {"blocks.*.feed_forward.experts_norm.weight", "blk.*.post_ffw_norm_2.weight"},
+    {"blocks.*.feed_forward.shared_norm.weight", "blk.*.ffn_norm.weight"},
+    {"blocks.*.feed_forward.shared_output_norm.weight", "blk.*.post_ffw_norm_1.weight"},
+    {"blocks.*.feed_forward.shared.gate.weight", "blk.*.ffn_gate.weight"},
+    {"blocks.*.feed_forward.shared.up.weight", "blk.*.ffn_up.weight"},
+    {"blocks.*.feed_forward.shared.down.weight", "blk.*.ffn_down.weight"},
+    {"blocks.*.feed_forward.router.norm.weight", "blk.*.ffn_gate_inp.scale"},
+    {"blocks.*.feed_forward.router.expert_scale", "blk.*.ffn_down_exps.scale"},
+};
+
+constexpr TensorRule kLayerScales[] = {
+    {"blocks.*.scale", "blk.*.layer_output_scale.weight"},
 };
 
 constexpr TensorRule kOneNorm[] = {
@@ -104,6 +120,12 @@ constexpr TensorRule kGgufAttention[] = {
     {"blocks.*.attention.q_norm.weight", "blk.*.attn_q_norm.weight"},
     {"blocks.*.attention.k_norm.weight", "blk.*.attn_k_norm.weight"},
     {"blocks.*.attention.sinks", "blk.*.attn_sinks.weight"},
+};
+
+constexpr TensorRule kValueExperts[] = {
+    {"blocks.*.attention.router.weight", "blk.*.attn_v_gate.weight"},
+    {"blocks.*.attention.router.choice_bias", "blk.*.attn_v_gate.bias"},
+    {"blocks.*.attention.experts.*.v.weight", "blk.*.attn_v_exps.weight"},
 };
 
 constexpr TensorRule kLatentAttention[] = {
@@ -147,6 +169,14 @@ constexpr KeyRule kGgufKeys[] = {
     {"attention.num_heads", ".attention.head_count"},
     {"attention.num_kv_heads", ".attention.head_count_kv"},
     {"attention.scale", ".attention.scale"},
+    {"norm.groups", ".attention.group_norm_groups"},
+    {"attention.routing.num_experts", ".attention.value_expert_count"},
+    {"attention.value_routing.num_experts", ".attention.value_expert_count"},
+    {"attention.value_routing.select.k", ".attention.value_expert_used_count"},
+    {"attention.value_dim", ".attention.value_length"},
+    {"attention.value_scale", ".attention.value_scale"},
+    {"attention.query_scale.factor", ".attention.temperature_scale"},
+    {"attention.query_scale.step", ".attention.temperature_length"},
     {"attention.window", ".attention.sliding_window"},
     {"attention.soft_cap", ".attn_logit_softcapping"},
     {"attention.position.theta", ".rope.freq_base_swa"},
@@ -157,6 +187,8 @@ constexpr KeyRule kGgufKeys[] = {
     {"num_kv_heads", ".attention.head_count_kv"},
     {"feed_forward.width", ".feed_forward_length"},
     {"feed_forward.shared_width", ".expert_shared_feed_forward_length"},
+    {"feed_forward.shared_limit", ".swiglu_clamp_shexp"},
+    {"feed_forward.expert.activation_limit", ".swiglu_clamp_exp"},
     {"feed_forward.routing.num_experts", ".expert_count"},
     {"feed_forward.routing.select.k", ".expert_used_count"},
     {"feed_forward.routing.select.groups", ".expert_group_count"},
@@ -183,7 +215,10 @@ std::optional<int> TakeLayerNumber(std::string_view& text, std::string_view pref
 
 }  // namespace
 
-GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) {
+GgufTables::GgufTables(const GgufFamily& family, const StoredNames& stored,
+                       std::string_view head_dim_key) {
+  const bool beside_dense =
+      family.shared == GgufFamily::Shared::kDense && stored.contains("blk.0.ffn_gate_inp.weight");
   const auto add_tensors = [&](std::span<const TensorRule> rules) {
     tensors.insert(tensors.end(), rules.begin(), rules.end());
   };
@@ -192,6 +227,9 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
   if (family.recurrent == GgufFamily::Recurrent::kShortConvolution) add_tensors(kLastNorm);
   if (family.gated_queries) add_tensors(kGatedQueries);
   if (family.layer_norms) add_tensors(kLayerNorms);
+  if (family.layer_scales) add_tensors(kLayerScales);
+  if (beside_dense) add_tensors(kBesideDense);
+  if (family.value_experts) add_tensors(kValueExperts);
   add_tensors(kGgufTensors);
   add_tensors(family.latent ? std::span<const TensorRule>(kLatentAttention) : kGgufAttention);
   if (family.recurrent != GgufFamily::Recurrent::kNone) {
@@ -211,9 +249,11 @@ GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) 
       add_tensors(kPostAttentionNorm);
       break;
     case Norms::kBoth:
-      add_tensors(kBothNorms);
+      add_tensors(kOutputNorms);
+      if (!beside_dense) add_tensors(kInputNorm);
       break;
     case Norms::kOne:
+    case Norms::kShared:
       add_tensors(kOneNorm);
       break;
   }
@@ -256,7 +296,7 @@ std::optional<TensorPlace> GgufTableConfig::Place(const TensorRequirement& tenso
 
 GgufConfig::GgufConfig(const GgufFamily& family, const StoredNames& stored,
                        std::string_view head_dim_key)
-    : GgufTables(family, head_dim_key),
+    : GgufTables(family, stored, head_dim_key),
       NameTableConfig(tensors, keys, stored),
       tiled_values_(family.tiled_values) {
   key_place = kGgufMetadata;

@@ -30,7 +30,7 @@ struct GgufTables {
   GgufTables(std::string_view architecture, std::span<const TensorRule> tensor_rules,
              std::span<const KeyRule> key_rules);
   // `head_dim_key` is the key that attention.head_dim is from, such as ".attention.key_length".
-  GgufTables(const GgufFamily& family, std::string_view head_dim_key);
+  GgufTables(const GgufFamily& family, const StoredNames& stored, std::string_view head_dim_key);
 
  private:
   void AddKeys(std::string_view architecture, std::span<const KeyRule> rules);

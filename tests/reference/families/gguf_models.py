@@ -10,7 +10,7 @@ tensors is written down here:
 - DeepSeek's projection of keys and values becomes a stack of each, [H, rank, keys] and
   [H, values, rank]; older converters keep it (`legacy`).
 - Norms of Gemma, which are offsets from 1, become factors.
-- Hybrid models: see gguf_hybrids.py.
+- Hybrid models: see gguf_hybrids.py; models whose layers differ: gguf_variants.py.
 - MXFP4 blocks get the order of GGUF: byte i has the elements i and i + 16.
 """
 
@@ -25,6 +25,8 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
 from gguf_hybrids import add_hybrid, convert_hybrid, layer_kinds
+from gguf_variants import (VARIANTS, add_mistral4, add_variant, convert_variant, stack_value_experts,
+                           variant_tensors)
 
 FAMILIES = pathlib.Path(__file__).parents[2] / "golden" / "families"
 ARCH = gguf.MODEL_ARCH
@@ -41,15 +43,19 @@ ARCHITECTURES = {"llama": ARCH.LLAMA, "mixtral": ARCH.LLAMA, "qwen2": ARCH.QWEN2
                  "glm_moe_dsa": ARCH.GLM_DSA, "granite": ARCH.GRANITE,
                  "granitemoehybrid": ARCH.GRANITE_HYBRID, "hy_v3": ARCH.EXAONE_MOE,
                  "kimi_linear": ARCH.KIMI_LINEAR, "lfm2": ARCH.LFM2, "lfm2_moe": ARCH.LFM2MOE,
+                 "cohere2_moe": ARCH.DOTS1, "k2_horizon_mova": ARCH.DOTS1,
+                 "gemma4_text": ARCH.GEMMA4, "llama4_text": ARCH.LLAMA4,
+                 "mimo_v2_flash": ARCH.MIMO2, "mistral4": ARCH.MISTRAL4, "step3p5": ARCH.STEP35,
                  "mellum": ARCH.QWEN3MOE, "minimax_m2": ARCH.MINIMAXM2,
                  "nemotron_h": ARCH.NEMOTRON_H_MOE, "qwen3_next": ARCH.QWEN3NEXT,
                  "qwen3_5_text": ARCH.QWEN35, "qwen3_5_moe_text": ARCH.QWEN35MOE,
                  "qwen3_vl_moe_text": ARCH.QWEN3VLMOE, "solar_open": ARCH.GLM4_MOE}
 # Architectures that the package does not know, but whose names of tensors it has under another one.
-OTHER_NAMES = {"bailing_hybrid": "bailingmoe3", "deepseek_v32": "deepseek32", "hy_v3": "hy_v3", "mellum": "mellum"}
+OTHER_NAMES = {"bailing_hybrid": "bailingmoe3", "cohere2_moe": "cohere2moe", "deepseek_v32": "deepseek32",
+               "hy_v3": "hy_v3", "k2_horizon_mova": "k2-horizon", "mellum": "mellum"}
 HYBRIDS = (ARCH.GRANITE_HYBRID, ARCH.KIMI_LINEAR, ARCH.LFM2, ARCH.LFM2MOE, ARCH.NEMOTRON_H_MOE,
            ARCH.QWEN3NEXT, ARCH.QWEN35, ARCH.QWEN35MOE)
-LATENT = (ARCH.DEEPSEEK2, ARCH.GLM_DSA, ARCH.KIMI_LINEAR)
+LATENT = (ARCH.DEEPSEEK2, ARCH.GLM_DSA, ARCH.KIMI_LINEAR, ARCH.MISTRAL4)
 PERMUTED = (ARCH.LLAMA, ARCH.GRANITE, ARCH.GRANITE_MOE)
 # Their experts' width is that of dense layers, which they do not have.
 WITHOUT_EXPERT_WIDTH = (ARCH.PHIMOE, ARCH.LLAMA, ARCH.GRANITE_MOE, ARCH.GRANITE_HYBRID, ARCH.OLMOE)
@@ -132,7 +138,11 @@ def convert(config, tensors, legacy):
         if arch in (ARCH.GEMMA2, ARCH.GEMMA3) and name.endswith("norm.weight"):
             tensor = tensor + 1
         layer = name.split(".")[2] if ".layers." in name else ""
-        if name.endswith("mlp.expert_bias.bias") and arch == ARCH.EXAONE_MOE:
+        if config["model_type"] in VARIANTS:
+            yield from convert_variant(config, name, tensor)
+        elif name.endswith("mlp.experts.gate_up_proj") and arch == ARCH.MISTRAL4:
+            yield name + ".weight", tensor
+        elif name.endswith("mlp.expert_bias.bias") and arch == ARCH.EXAONE_MOE:
             yield f"blk.{layer}.exp_probs_b", tensor  # Hy3
         elif ".mlp.router.gate." in name or ".mlp.shared_mlp." in name:
             yield name.replace("router.gate", "gate").replace("shared_mlp", "shared_experts"), tensor
@@ -275,8 +285,8 @@ def add_experts(writer, config, arch):
         if kind != "kimi_linear":
             writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
         functions = gguf.ExpertGatingFuncType
-        # The configuration of GLM-4.7 Flash does not name the gate.
-        if kind != "glm4_moe_lite":
+        # The configurations of GLM-4.7 Flash and Mistral 4 do not name the gate.
+        if kind not in ("glm4_moe_lite", "mistral4"):
             softmax = kind == "deepseek_v2"
             writer.add_expert_gating_func(functions.SOFTMAX if softmax else functions.SIGMOID)
         groups = config.get("num_expert_group" if kind == "bailing_hybrid" else "n_group")
@@ -295,6 +305,10 @@ def add_config(writer, config, legacy):
     writer.add_block_count(layers_of(config))
     writer.add_context_length(config.get("max_position_embeddings") or config["model_max_length"])
     writer.add_embedding_length(config["hidden_size"])
+    if config["model_type"] in VARIANTS:
+        add_variant(writer, config)
+        add_ends(writer, config)
+        return
     if "intermediate_size" in config and config["model_type"] != "nemotron_h":
         writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
@@ -342,6 +356,12 @@ def add_config(writer, config, legacy):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if config["model_type"] == "mistral4":
+        add_mistral4(writer, config)
+    add_ends(writer, config)
+
+
+def add_ends(writer, config):
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
@@ -362,6 +382,9 @@ def encode(name, tensor, kind):
 
 
 def extra_tensors(config):
+    if config["model_type"] in VARIANTS:
+        yield from variant_tensors(config, llama3_factors)
+        return
     rope = rope_of(config)
     if rope["rope_type"] == "llama3":
         yield "rope_freqs.weight", llama3_factors(rope, config["head_dim"])
@@ -396,11 +419,11 @@ def write_model(case, kind, out, finish, legacy=False, families=FAMILIES):
     arch = ARCHITECTURES[config["model_type"]]
     names = gguf.get_tensor_name_map(arch, layers_of(config))
     stored = {}
-    for name, tensor in convert(config, stack_experts(tensors), legacy):
+    for name, tensor in convert(config, stack_value_experts(stack_experts(tensors)), legacy):
         new_name = name if name.startswith("blk.") else names.get_name(name, (".weight", ".bias"))
         assert new_name is not None, name
         assert new_name not in stored, new_name
-        stored[new_name] = tensor if arch in HYBRIDS else tensor.squeeze()
+        stored[new_name] = tensor if arch in HYBRIDS or tensor.numel() == 1 else tensor.squeeze()
     stem = f"{case}-{'legacy-' if legacy else ''}{kind}"
     outputs = [(out / f"{stem}.gguf", False)]
     if kind.startswith("q"):

@@ -4,9 +4,10 @@
 Needs gguf, numpy, safetensors, sentencepiece, tokenizers, torch and transformers, which the tests do
 not need; gguf 0.19 wrote the stored files.
 
-    make_gguf_goldens.py [--out FOLDER]
+    make_gguf_goldens.py [--out FOLDER] [--only FOLDER]
 
-models/CASE-TYPE.gguf   the weights of tests/golden/families/CASE in a type, under the names and in
+models/, variants/CASE-TYPE.gguf
+                         the weights of tests/golden/families/CASE in a type, under the names and in
                         the layout of llama.cpp's converter (gguf_models.py); norms, routers and
                         biases are F32, MXFP4 blocks stay what they are
 models/*-widened.gguf   the weights of the file of the same name without "-widened", converted to
@@ -50,6 +51,10 @@ MODELS = [("llama-biases-tied", "bf16"), ("llama-biases-tied", "f32"), ("llama-l
              "afmoe", "deepseek-v32", "exaone-moe", "glm4-moe-lite", "glm4v-moe", "glm-moe-dsa",
              "granite", "hy-v3", "mellum", "minimax-m2", "qwen3-vl-moe", "solar-open",
              "bailing-hybrid", "phimoe"))]
+# Families whose layers differ, in a folder of their own.
+VARIANT_MODELS = [(case, "bf16") for case in
+                  ("cohere2-moe", "cohere2-moe-dense-first", "gemma4-moe", "gemma4-old-keys", "k2-horizon-mova", "llama4",
+                   "mimo-v2-flash", "mistral4", "step3p5")]
 
 
 def finish(writer):
@@ -118,6 +123,15 @@ BAILING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p
 DEEPSEEK3 = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
              r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
              r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
+TEKKEN = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+EXAONE = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+")
+HORIZON = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}|\p{M}|\u200c|\u200d)+|\p{N}{1,3}"
+           r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+COMMAND = [r"\d{1,3}(?=(?:\d{3})*\b)", O200K]
+# Digits are cut into groups from the right.
+AFMOE = [r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+         "[一-鿿㐀-䶿\uf900-\ufaff\u3040-ヿ･-ﾟ⼀-\u2fdfเ-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+", DEEPSEEK3[2]]
 # Ranges of letters that have a case.
 CASED = """
     41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C 38E-3A1
@@ -135,7 +149,9 @@ def deepseek2_patterns():
 
 
 PLAIN_KINDS = ["gpt-2", "llama-bpe", "olmo", "qwen2", "smollm"]
-PATTERN_KINDS = ["bailingmoe2", "deepseek-llm", "deepseek-v3", "gpt-4o", "kimi-k2", "qwen35"]
+PATTERN_KINDS = ["afmoe", "cohere2moe", "exaone-moe", "k2-horizon", "tekken", "bailingmoe2", "deepseek-llm",
+                 "deepseek-v3", "gpt-4o", "kimi-k2", "qwen35"]
+COMPOSED_KINDS = ["cohere2moe", "exaone-moe"]
 
 
 def train_bpe(pre_tokenizer, corpus):
@@ -184,8 +200,13 @@ def reference_tokenizer(pre, model, added):
     elif pre == "smollm":
         backend = byte_level(vocab, merges, [], digits=True)
     else:
-        patterns = {"bailingmoe2": [BAILING], "deepseek-v3": DEEPSEEK3, "gpt-4o": [O200K], "kimi-k2": [KIMI]}
+        patterns = {"afmoe": AFMOE, "cohere2moe": COMMAND, "exaone-moe": [EXAONE], "k2-horizon": [HORIZON],
+                    "tekken": [TEKKEN],
+                    "bailingmoe2": [BAILING], "deepseek-v3": DEEPSEEK3, "gpt-4o": [O200K], "kimi-k2": [KIMI]}
         backend = byte_level(vocab, merges, patterns[pre])
+        if pre in COMPOSED_KINDS:
+            from tokenizers import normalizers
+            backend.normalizer = normalizers.NFC()
     for content, special in added:
         backend.add_tokens([AddedToken(content, special=special, normalized=False)])
     return backend
@@ -280,22 +301,72 @@ def write_sentence_piece(name, out, prefix, more=()):
     (out / f"{name}.json").write_text(json.dumps(cases, indent=0) + "\n")
 
 
+def write_gemma4(out):
+    """A tokenizer of characters, with bytes for those that are not in the vocabulary."""
+    import transformers
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+    trained = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    trained.normalizer = normalizers.Replace(" ", "\u2581")
+    trained.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split("\u2581", "merged_with_next")])
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>"]
+    visible = ["<|channel>", "<channel|>"]
+    ends = ["\n" * n for n in range(2, 6)]
+    data = [f"<0x{byte:02X}>" for byte in range(256)]
+    alphabet = [chr(c) for c in range(33, 127)] + ["\u2581", "\n", "é", "中"]
+    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        vocab_size=560, show_progress=False, initial_alphabet=alphabet, limit_alphabet=len(alphabet),
+        special_tokens=special + visible + ends + data))
+    model = json.loads(trained.to_str())["model"]
+    vocab, merges = model["vocab"], [tuple(m) for m in model["merges"]]
+    tokenizer = transformers.GemmaTokenizer(vocab=vocab, merges=merges).backend_tokenizer
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in visible + ends])
+    tokens = sorted(vocab, key=vocab.get)
+    kinds = [KINDS.CONTROL if token in special else KINDS.USER_DEFINED if token in visible
+             else KINDS.BYTE if token in data else KINDS.NORMAL for token in tokens]
+    kinds[tokens.index("<unk>")] = KINDS.UNKNOWN
+    writer = gguf.GGUFWriter(out / "gemma4.gguf", "gemma4")
+    writer.add_tokenizer_model("gemma4")
+    add_tokens(writer, tokens, kinds)
+    writer.add_token_scores([-1000.0] * len(tokens))
+    writer.add_token_merges([" ".join(m) for m in merges])
+    for add, text in ((writer.add_bos_token_id, "<bos>"), (writer.add_eos_token_id, "<eos>"),
+                      (writer.add_unk_token_id, "<unk>"), (writer.add_pad_token_id, "<pad>")):
+        add(tokens.index(text))
+    writer.add_add_space_prefix(False)
+    writer.add_add_bos_token(True)
+    finish(writer)
+    cases = []
+    for text in TEXTS + MORE_TEXTS + ["a\n\nb\n\n\n\n\n\n\n\nc", "<|channel>x<channel|> y", "▁a ▁"]:
+        ids = [tokens.index("<bos>")] + tokenizer.encode(text, add_special_tokens=False).ids
+        cases.append({"text": text, "ids": ids, "decoded": tokenizer.decode(ids, skip_special_tokens=True)})
+    (out / "gemma4.json").write_text(json.dumps(cases, indent=0) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path,
                         default=pathlib.Path(__file__).parents[2] / "golden" / "gguf")
+    parser.add_argument("--only", choices=("models", "variants", "tokenizers"), help="only this folder")
     args = parser.parse_args()
-    for folder in ("models", "tokenizers"):
+    folders = [args.only] if args.only else ["models", "variants", "tokenizers"]
+    for folder in folders:
         shutil.rmtree(args.out / folder, ignore_errors=True)
         (args.out / folder).mkdir(parents=True)
     torch.set_num_threads(1)
-    for case, kind, *legacy in MODELS:
-        write_model(case, kind, args.out / "models", finish, *legacy)
-    write_blocks(args.out)
+    for folder, models in (("models", MODELS), ("variants", VARIANT_MODELS)):
+        for case, kind, *legacy in models if folder in folders else ():
+            write_model(case, kind, args.out / folder, finish, *legacy)
+    if "models" in folders:
+        write_blocks(args.out)
+    if "tokenizers" not in folders:
+        return
     for pre in PLAIN_KINDS:
         write_bpe(pre, args.out / "tokenizers", [])
     for pre in PATTERN_KINDS:
         write_bpe(pre, args.out / "tokenizers", MORE_TEXTS)
+    write_gemma4(args.out / "tokenizers")
     write_sentence_piece("spm", args.out / "tokenizers", True)
     write_sentence_piece("spm-no-prefix", args.out / "tokenizers", False)
     write_sentence_piece("spm-spaces", args.out / "tokenizers", False, ["\u2581" * 2, "\u2581" * 4])
