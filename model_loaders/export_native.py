@@ -51,7 +51,9 @@ def _layers(config, prefix, block):
 
 
 def _router(add, name, path, routing, row):
-    experts = _key(routing, path, "num_experts") + sum(routing.get("null_experts", {}).values())
+    null_experts = routing.get("null_experts", {})
+    experts = (_key(routing, path, "num_experts") + len(null_experts.get("replaced", []))
+               + sum(null_experts.get(kind, 0) for kind in ("zero", "copy", "constant")))
     score = routing.get("score", {"kind": "dot"})
     kind, bias = _key(score, path + "score.", "kind"), score.get("bias", False)
     if routing.get("select", {}).get("bias", False):
@@ -242,10 +244,15 @@ def _feed_forward(add, norm, block_norms, name, path, block, d):
         add(name + "latent_down", (latent, row), at + "latent_width")
         add(name + "latent_up", (row, latent), at + "latent_width")
         row = latent
-    for j, width in enumerate(widths):
-        _expert(add, norm, f"{name}experts.{j}.", path, expert, row, width, f"{at}widths[{j}]")
     null_experts = routing.get("null_experts", {})
-    first = count + null_experts.get("zero", 0) + null_experts.get("copy", 0)
+    replaced = null_experts.get("replaced", [])
+    places = count + len(replaced)
+    bodies = [j for j in range(places) if j not in set(replaced)]
+    for i, (j, width) in enumerate(zip(bodies, widths)):
+        _expert(add, norm, f"{name}experts.{j}.", path, expert, row, width, f"{at}widths[{i}]")
+    for j in replaced:
+        add(f"{name}experts.{j}.constant", (row,), at + "null_experts.replaced", whole_name=True)
+    first = places + null_experts.get("zero", 0) + null_experts.get("copy", 0)
     for j in range(first, first + null_experts.get("constant", 0)):
         add(f"{name}experts.{j}.constant", (row,), at + "null_experts.constant", whole_name=True)
     shared = block.get("shared_width", 0)

@@ -344,6 +344,7 @@ void Settings(V& v, const NullExperts&) {
   v.Optional("zero", &S::zero, count);
   v.Optional("copy", &S::copy, count);
   v.Optional("constant", &S::constant, count);
+  v.Optional("replaced", &S::replaced, count);
 }
 
 template <typename V, typename S = typename V::Spec>

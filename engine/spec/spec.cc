@@ -40,6 +40,20 @@ void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec
                "another gate than \"sparse_mixer\"", "\"sparse_mixer\" (select.kind is \"table\")");
 }
 
+// Checks the ids of experts that are replaced by constants.
+void CheckReplaced(Checker& check, const std::string& scope, const RoutedLayerSpec& routing) {
+  int before = -1;
+  for (size_t i = 0; check.ok() && i < routing.null_experts.replaced.size(); ++i) {
+    const int id = routing.null_experts.replaced[i];
+    const std::string key = Concat("null_experts.replaced[", i, ']');
+    check.Refuse(id <= before, scope, key, Concat("an id above ", before), id);
+    check.Int(scope, key.c_str(), id, 0, routing.num_places() - 1,
+              Concat(" (of the experts with matrices and those replaced, ", routing.num_places(),
+                     " together)"));
+    before = id;
+  }
+}
+
 void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spec,
                   const RoutedLayerSpec& routing, BlockKind block) {
   const NullExperts& null_experts = routing.null_experts;
@@ -50,6 +64,7 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
   check.Int(scope, "null_experts.copy", null_experts.copy, 0, most, ExpertsAre(routing));
   check.Int(scope, "null_experts.constant", null_experts.constant, 0, most, ExpertsAre(routing));
   check.Int(scope, "num_experts", bodies, 1, kMaxExperts);
+  CheckReplaced(check, scope, routing);
   if (block == BlockKind::kAttention) {
     check.Refuse(!routing.widths.empty(), scope, "widths", "none in attention",
                  routing.widths.size());

@@ -415,11 +415,15 @@ class TensorList {
     for (int j = 0; j < routing.num_experts; ++j) {
       const std::string number = std::to_string(j);
       const std::string expert = name + "experts." + number + ".";
-      if (j < routing.num_bodies()) {
+      if (const int body = routing.BodyOf(j); body >= 0) {
+        const std::string width = Concat(routing_key, "widths[", body, ']');
         AddExpert(expert, key, feed_forward.expert,
-                  {row, {routing.widths[j], routing_key + "widths[" + number + "]"}});
-      } else if (j >= routing.num_experts - routing.null_experts.constant) {
-        Add(expert + "constant", {row}, routing_key + "null_experts.constant is above 0");
+                  {row, {routing.widths[static_cast<size_t>(body)], width}});
+      } else if (routing.IsConstant(j)) {
+        const bool last = j >= routing.num_places();
+        Add(expert + "constant", {row},
+            Concat(routing_key, "null_experts.",
+                   last ? "constant is above 0" : Concat("replaced has ", number)));
       }
     }
     if (feed_forward.shared_width > 0) {

@@ -219,12 +219,17 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
   if (Take(rest, "experts.")) {
     const std::optional<int> expert = TakeIndex(rest);
     if (!expert.has_value()) return std::string(kUnknownTensor);
+    const std::string null_experts = key + "routing.null_experts.";
     if (rest == "constant") {
-      return Concat(key, "routing.null_experts.constant is ", routing.null_experts.constant);
+      if (*expert < routing.num_places()) {
+        return Concat(null_experts, "replaced does not have ", *expert);
+      }
+      return Concat(null_experts, "constant is ", routing.null_experts.constant);
     }
-    if (*expert >= routing.num_bodies()) {
+    if (*expert >= routing.num_places()) {
       return Concat(key, "routing.num_experts is ", routing.num_bodies());
     }
+    if (routing.BodyOf(*expert) < 0) return Concat(null_experts, "replaced has ", *expert);
     return ExpertReason(rest, key, block.expert, spec);
   }
   if (rest.starts_with("latent_down.") || rest.starts_with("latent_up.")) {

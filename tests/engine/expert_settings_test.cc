@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/routes/routing_control.h"
+#include "engine/spec/weights.h"
 #include "kernels/registry.h"
 #include "model_loaders/architectures/native/config_json.h"
 #include "tests/support/model_runner.h"
@@ -177,6 +178,57 @@ TEST(NullExperts, CanBeNamedInOverrides) {
   };
   EXPECT_TRUE(create(6).ok()) << create(6);
   EXPECT_FALSE(create(7).ok());
+}
+
+constexpr int kPlaceOfExpert[] = {1, 2, 4, 5, 0, 3};
+
+// Returns the name of a tensor of an expert whose id is another one.
+std::string InOtherPlace(const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  if (at == name.npos) return name;
+  std::string out = name;
+  char& id = out[at + kExperts.size()];
+  id = static_cast<char>('0' + kPlaceOfExpert[id - '0']);
+  return out;
+}
+
+// Constants in the places of replaced experts must be those at the end, whatever form the experts
+// have, if the router's rows move with them.
+TEST(ReplacedExperts, EqualConstantsWithOtherIds) {
+  for (const char* form :
+       {kPlain, kGated, R"({"form": "gated", "activation": "silu", "bias": true,
+                            "inner_norm": true})",
+        R"({"form": "plain", "activation": "relu", "sublayer": "residual", "depth": 2})"}) {
+    SCOPED_TRACE(form);
+    Json at_the_end = Routed(form, R"({"num_experts": 4, "widths": [5, 9, 3, 12],
+                                       "null_experts": {"constant": 2}, "renormalize": true,
+                                       "select": {"kind": "top_k", "k": 3}})");
+    Json between = at_the_end;
+    between["routing"]["null_experts"] = {{"replaced", {0, 3}}};
+    const TestModel last(Config(at_the_end));
+    TestModel replaced(Config(between));
+    for (const TensorRequirement& tensor : RequiredTensors(last.spec())) {
+      const std::vector<float> values = last.Values(tensor.name);
+      const int64_t columns = tensor.shape.back();
+      const bool router = tensor.name.ends_with("router.weight");
+      replaced.Fill(InOtherPlace(tensor.name), [&](int64_t r, int64_t c) {
+        const int64_t row = router ? std::ranges::find(kPlaceOfExpert, r) - kPlaceOfExpert : r;
+        return values[static_cast<size_t>(row * columns + c)];
+      });
+    }
+    const std::vector<float> expected = last.Logits();
+    const std::vector<float> found = replaced.Logits();
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-5) << i;
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      EXPECT_EQ(replaced.Logits({.compute = compute}, 40),
+                replaced.Logits({.compute = compute}, 1));
+    }
+    TestModel other = replaced;
+    other.FillZeros("blocks.0.feed_forward.experts.3.constant");
+    EXPECT_NE(other.Logits(), found);
+  }
 }
 
 // Identity matrices around the experts must change nothing.

@@ -68,8 +68,8 @@ auto MembersOf(T& s) {
 }
 template <Is<NullExperts> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c] = s;
-  return std::tie(a, b, c);
+  auto& [a, b, c, d] = s;
+  return std::tie(a, b, c, d);
 }
 template <Is<RoutedLayerSpec> T>
 auto MembersOf(T& s) {

@@ -263,8 +263,8 @@ ModelSpec Latent() {
   f.routing.emplace();
   f.expert.residual = true;
   f.expert.depth = 3;
-  f.routing->null_experts = {.zero = 1, .copy = 2, .constant = 3};
-  f.routing->num_experts = 10;
+  f.routing->null_experts = {.zero = 1, .copy = 2, .constant = 3, .replaced = {0}};
+  f.routing->num_experts = 11;
   f.routing->widths = {5, 5, 5, 5};
   f.routing->split = {.heads = 2, .projection = true, .depth = 3};
   f.routing->latent_width = 6;

@@ -168,13 +168,20 @@ def _complete_ffn(feed_forward: Json) -> Json:
 
 def all_experts(routing: Json) -> int:
     """Number of experts that a row can select, those without matrices included."""
-    return routing["num_experts"] + sum(routing["null_experts"].values())
+    null_experts = routing["null_experts"]
+    return places(routing) + sum(null_experts[kind] for kind in ("zero", "copy", "constant"))
+
+
+def places(routing: Json) -> int:
+    """Number of experts with matrices and of those that constants replaced; they have the first ids."""
+    return routing["num_experts"] + len(routing["null_experts"]["replaced"])
 
 
 def _complete_routing(routing: Json) -> None:
     null_experts = routing.setdefault("null_experts", {})
     for key in ("zero", "copy", "constant"):
         null_experts.setdefault(key, 0)
+    null_experts.setdefault("replaced", [])
     score = routing.setdefault("score", {"kind": "dot"})
     score.setdefault("stream", False)
     score.setdefault("norm", "none")
@@ -762,11 +769,13 @@ class RoutedDecoder:
         return self._linear(self._round(out), f"{name}.latent_up") if latent else out
 
     def _expert_of(self, x: Tensor, name: str, expert: int, settings: Json) -> Tensor:
-        """Result of one routed expert; the last ids are those of experts without matrices."""
+        """Result of one routed expert; most experts without matrices have the last ids."""
         routing = settings["routing"]
-        null_experts, place = routing["null_experts"], expert - routing["num_experts"]
-        if place < 0:
+        null_experts, place = routing["null_experts"], expert - places(routing)
+        if place < 0 and expert not in null_experts["replaced"]:
             return self._expert(x, name, settings["expert"])
+        if place < 0:
+            return self.tensors[f"{name}.constant"].expand(x.shape)
         if place < null_experts["zero"]:
             return torch.zeros_like(x)
         if place < null_experts["zero"] + null_experts["copy"]:

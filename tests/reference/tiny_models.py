@@ -156,7 +156,7 @@ TINY: dict[str, Json] = {
     "tiny-null-experts": _model(
         48, 2, _dense_attention(4, 12),
         _moe(5, [8, 24, 16, 12, 20], _top_p(0.6, max=4), split={"heads": 3},
-             null_experts={"zero": 2, "copy": 1, "constant": 2})),
+             null_experts={"zero": 2, "copy": 1, "constant": 2, "replaced": [1, 4]})),
     "tiny-latent-experts": _model(
         48, 2, _dense_attention(4, 12),
         [_moe(6, 20, _top_k(2), latent_width=20, null_experts={"copy": 2}, renormalize=True,
@@ -505,9 +505,11 @@ class _Builder:
             self._linear(f"{name}.latent_up", c, routing["latent_width"], False)
             c = routing["latent_width"]
         experts = routed_decoder.all_experts(routing)
-        for j in range(experts - routing["null_experts"]["constant"], experts):
+        replaced = routing["null_experts"]["replaced"]
+        for j in [*replaced, *range(experts - routing["null_experts"]["constant"], experts)]:
             self._draw(f"{name}.experts.{j}.constant", c, std=0.5)
-        for j, width in enumerate(routing["widths"]):
+        bodies = [j for j in range(routed_decoder.places(routing)) if j not in replaced]
+        for j, width in zip(bodies, routing["widths"]):
             self._expert(f"{name}.experts.{j}", form, width, c)
         if settings["shared_width"] > 0:
             self._expert(f"{name}.shared", form, settings["shared_width"], d)

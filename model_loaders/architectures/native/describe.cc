@@ -127,6 +127,7 @@ std::string NullExpertsText(const NullExperts& null_experts) {
   add(null_experts.zero, "zero");
   add(null_experts.copy, "copy");
   add(null_experts.constant, "constant");
+  add(static_cast<int>(null_experts.replaced.size()), "replaced");
   return text.empty() ? text : Concat(text, " experts");
 }
 
