@@ -26,6 +26,8 @@ class Case:
     # the name of a tensor of another part begins.
     wrap: tuple = ()
     mxfp4: bool = False  # stores the experts of gpt-oss as MXFP4
+    replaced: dict = dataclasses.field(default_factory=dict)  # experts that are vectors, by layer
+    named_vectors: bool = False  # these vectors have names of their own
     edit: Callable | None = None  # returns {name: tensor} of the file, given that of transformers
 
 
@@ -55,7 +57,7 @@ def add(name, family, save=None, seed=None, **config):
     """Adds a case. Without a seed, its place in this file decides its weights; other files give one.
     """
     extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file", "fp8",
-                                                 "mxfp4", "edit", "wrap")
+                                                 "mxfp4", "edit", "wrap", "replaced", "named_vectors")
              if key in config}
     base = {**BASE, **config}
     base = {key: value for key, value in base.items() if value is not ...}

@@ -32,6 +32,7 @@ import dynamic_moe
 import hybrid_cases  # noqa: F401  adds cases to CASES
 import k2_horizon
 import renormalized_deepseek
+import replaced_experts
 import setting_cases  # noqa: F401  adds cases to CASES
 import step3
 import wrapped_cases  # noqa: F401  adds cases to CASES
@@ -161,6 +162,7 @@ def write(case, out):
         blocks = block_scaled.apply_fp8(model, case.fp8)
     if case.mxfp4:
         blocks = block_scaled.apply_mxfp4(model)
+    vectors = replaced_experts.replace(model, case.replaced, case.seed + 2)
     text = case.config.get("text_config", case.config)
     tensors = golden(model, text["vocab_size"], case.seed + 1)
     model.bfloat16()
@@ -169,6 +171,10 @@ def write(case, out):
         (folder / "config.json").write_text(json.dumps(stored))
     else:
         model.save_pretrained(folder, **case.save)
+    if vectors:
+        file = folder / "model.safetensors"
+        state = replaced_experts.edit(load_file(file), vectors, case.named_vectors)
+        save_file(state, file, metadata={"format": "pt"})
     if case.edit:
         file = folder / "model.safetensors"
         state = {name: value.contiguous() for name, value in case.edit(load_file(file)).items()}
@@ -189,6 +195,9 @@ def write(case, out):
             "weight_block_size": list(case.fp8), "modules_to_not_convert": ["lm_head"]}
     if case.mxfp4:
         stored["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    if vectors:
+        experts = len(model.model.layers[min(case.replaced)].mlp.experts.down_proj)
+        stored.update(replaced_experts.config_keys(vectors, experts, case.named_vectors))
     stored.update(case.file_config)
     for key in case.drop:
         stored.pop(key, None)

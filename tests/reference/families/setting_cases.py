@@ -132,6 +132,14 @@ add("k2-horizon-one-value", "k2_horizon", **{**HORIZON, "num_experts_per_tok": 1
     attention_gate_func="silu", norm_topk_prob=False, num_shared_experts=0, attention_bias=True,
     moe_gate_bias=False)
 
+# Pruned models, whose experts are vectors in part.
+add("mixtral-replaced", "mixtral", intermediate_size=24, num_local_experts=5, num_experts_per_tok=2,
+    replaced={0: [1, 4], 1: [0]})
+add("qwen3-moe-replaced-named", "qwen3_moe", **{**cases.QWEN3_MOE, "num_experts": 6},
+    norm_topk_prob=True, mlp_only_layers=[0], replaced={1: [0, 2, 5]}, named_vectors=True)
+add("deepseek-v3-replaced", "deepseek_v3", **{**cases.MLA, "num_hidden_layers": 2}, n_group=4,
+    topk_group=2, replaced={1: [3, 6]})
+
 # Decoders in wrappers that transformers cannot write, or not run without images.
 add("gemma4-wrapped", "gemma4_text", **GEMMA4, **GEMMA4_EXPERTS,
     wrap=("gemma4", "model.language_model.", "model.vision_tower."))
