@@ -192,8 +192,8 @@ ModelSummary Summarize(const ModelSpec& spec) {
     for (const int64_t dim : tensor.shape) elements *= dim;
     if (!tensor.ids) summary.parameters += elements;
     for (auto& [type, bytes] : summary.quantized_bytes) bytes += BytesIn(tensor, type);
-    if (tensor.name.ends_with("embed.weight") || tensor.name.ends_with("embed_position.weight") ||
-        tensor.name == "head.weight") {
+    if (tensor.name.ends_with("embed.weight") || tensor.name.ends_with("embed_layers.weight") ||
+        tensor.name.ends_with("embed_position.weight") || tensor.name == "head.weight") {
       summary.embedding_parameters += elements;
     }
   }

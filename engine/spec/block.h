@@ -318,10 +318,15 @@ struct AttentionSpec {
   // If set, the value projection is routed ("MoVA"): values are the weighted sum of silu(W_e x)
   // over the selected experts e.
   std::optional<RoutedLayerSpec> value_routing = std::nullopt;
+  // If set, the layer has no keys and values of its own: it reads those of this layer, which is
+  // before it, and has dense attention of the same shape and window with keys of its own.
+  std::optional<int> kv_layer = std::nullopt;
 
   bool routed() const { return routing.has_value(); }
   // Returns whether the block has a matrix for the values of all tokens.
-  bool projects_values() const { return !value_from_key && !value_routing.has_value(); }
+  bool projects_values() const {
+    return !value_from_key && !value_routing.has_value() && !kv_layer.has_value();
+  }
   // Return the width of a head's output, that of the values of all heads, and the number of gates;
   // 0 if there are none.
   int output_dim() const {

@@ -24,6 +24,8 @@ constexpr int kRowWidths[] = {1, 3, 8, 24, 33, 128, 700};
 
 double GateFactorOf(GateActivation activation, double z) {
   switch (activation) {
+    case GateActivation::kNone:
+      return z;
     case GateActivation::kSigmoid:
       return 1.0 / (1.0 + std::exp(-z));
     case GateActivation::kSilu:

@@ -41,6 +41,11 @@ auto MembersOf(T& s) {
   auto& [a, b, c] = s;
   return std::tie(a, b, c);
 }
+template <Is<LayerInputSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e] = s;
+  return std::tie(a, b, c, d, e);
+}
 template <Is<RelativeBias> T>
 auto MembersOf(T& s) {
   auto& [a, b, c, d] = s;
@@ -83,10 +88,10 @@ auto MembersOf(T& s) {
 }
 template <Is<AttentionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac,
-         ad] = s;
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac, ad,
+         ae] = s;
   return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab,
-                  ac, ad);
+                  ac, ad, ae);
 }
 template <Is<FeedForwardSpec> T>
 auto MembersOf(T& s) {
@@ -145,9 +150,9 @@ auto MembersOf(T& s) {
 }
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab] = s;
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac] = s;
   // Files have neither of the other two, the stack and the encoder.
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, aa, ab);
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, ab, ac);
 }
 
 template <typename T>
@@ -202,6 +207,7 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, ResidualSpec>) return "ResidualSpec";
   if constexpr (Is<T, RopeScaling>) return "RopeScaling";
   if constexpr (Is<T, PositionSpec>) return "PositionSpec";
+  if constexpr (Is<T, LayerInputSpec>) return "LayerInputSpec";
   if constexpr (Is<T, RelativeBias>) return "RelativeBias";
   if constexpr (Is<T, SplitSpec>) return "SplitSpec";
   if constexpr (Is<T, ScoreSpec>) return "ScoreSpec";

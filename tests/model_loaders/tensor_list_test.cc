@@ -1,4 +1,5 @@
 // Compares names, shapes and order of the tensors that a spec requires with lists written by hand.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -192,6 +193,40 @@ TEST(RequiredTensors, ProjectionsAreIndependentOfTheNumberOfHeads) {
   lines = Lines(json);
   EXPECT_EQ(lines[9], "blocks.0.feed_forward.merge.weight [8, 8]");
   EXPECT_EQ(lines[10], "blocks.0.feed_forward.router.weight [1, 8]");
+}
+
+TEST(RequiredTensors, LayerInputsAndKeysOfOtherLayers) {
+  Json json = Dense();
+  json["num_hidden_layers"] = 2;
+  json["layer_input"] = {{"width", 3}, {"activation", "silu"}};
+  Json own = {{"kind", "dense"}, {"num_heads", 2}, {"head_dim", 4}, {"qk_norm", "head"}};
+  Json shared = own;
+  shared["kv_layer"] = 0;
+  json["attention"] = {own, shared};
+  const std::vector<std::string> lines = Lines(json);
+  for (const char* line :
+       {"embed_layers.weight [10, 6]", "layer_input.weight [6, 8]", "layer_input.norm.weight [3]",
+        "blocks.1.input.gate.weight [3, 8]", "blocks.1.input.down.weight [8, 3]",
+        "blocks.1.input.norm.weight [8]", "blocks.0.attention.k.weight [8, 8]",
+        "blocks.0.attention.k_norm.weight [4]", "blocks.1.attention.q.weight [8, 8]",
+        "blocks.1.attention.q_norm.weight [4]"}) {
+    EXPECT_TRUE(std::ranges::find(lines, line) != lines.end()) << line;
+  }
+  for (const std::string& line : lines) {
+    for (const char* name : {"blocks.1.attention.k", "blocks.1.attention.v"}) {
+      EXPECT_FALSE(line.starts_with(name)) << line;
+    }
+  }
+  const ModelSpec spec = ParseNativeConfig(json.dump())->spec;
+  for (const char* name : {"k.weight", "k.bias", "k_norm.weight", "v.weight"}) {
+    EXPECT_EQ(WhyLeftOver(std::string("blocks.1.attention.") + name, spec),
+              "attention[1].kv_layer is set");
+  }
+  const ModelSpec plain = ParseNativeConfig(Dense().dump())->spec;
+  for (const char* name : {"embed_layers.weight", "layer_input.weight", "layer_input.norm.weight",
+                           "blocks.0.input.gate.weight"}) {
+    EXPECT_EQ(WhyLeftOver(name, plain), "layer_input is none") << name;
+  }
 }
 
 TEST(RequiredTensors, SettingsOfExperts) {

@@ -60,6 +60,8 @@ template <typename Kind>
 std::vector<Kind> AllValues() {
   if constexpr (std::is_same_v<Kind, ActivationKind>) {
     return AllKinds(ActivationKind::kSilu);  // experts never have kNone
+  } else if constexpr (std::is_same_v<Kind, GateActivation>) {
+    return AllKinds(GateActivation::kSigmoid);  // nor have gates of mixers
   } else {
     return AllKinds<Kind>();
   }
@@ -340,6 +342,16 @@ ModelSpec ValueForms() {
   return spec;
 }
 
+ModelSpec LayerInputs() {
+  ModelSpec spec = Base();
+  spec.layer_input = LayerInputSpec{.width = 5,
+                                    .activation = ActivationKind::kRelu,
+                                    .token_scale = 2.5,
+                                    .projection_scale = 0.3,
+                                    .scale = 0.6};
+  return spec;
+}
+
 ModelSpec RoutedValues() {
   ModelSpec spec = Base();
   RoutedLayerSpec routing;
@@ -464,6 +476,7 @@ std::vector<ModelSpec> MadeUpSpecs() {
           Learned(),
           Biased(),
           ValueForms(),
+          LayerInputs(),
           RoutedValues(),
           Convolved(),
           WithDelta(),
@@ -614,6 +627,14 @@ TEST(WriteConfig, EveryMemberIsReadBack) {
           kind = IsKind<std::remove_reference_t<decltype(member)>>();
           more = Change(member, choice);
         });
+        // A layer cannot read its own keys and values.
+        if (const AttentionSpec* const first = changed.blocks.front().attention();
+            first != nullptr && first->kv_layer.has_value()) {
+          if (changed.FindBlock(1, BlockKind::kAttention) == nullptr) continue;
+          changed.attention(0).kv_layer.reset();
+          changed.attention(1) = changed.attention(0);
+          changed.attention(1).kv_layer = 0;
+        }
         // All experts are those with widths and those without.
         if (name.starts_with("NullExperts.") && changed.feed_forward(0).routed()) {
           RoutedLayerSpec& routing = *changed.feed_forward(0).routing;

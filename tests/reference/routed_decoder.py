@@ -55,6 +55,9 @@ def complete_config(config: Json) -> Json:
     for key in ("embedding_scale", "residual_scale", "logit_scale"):
         out.setdefault(key, 1.0)
     out.setdefault("logit_soft_cap", 0.0)
+    if "layer_input" in out:
+        for key in ("token_scale", "projection_scale", "scale"):
+            out["layer_input"].setdefault(key, 1.0)
     for key in ("tie_word_embeddings", "embedding_norm", "head_bias", "layer_scale"):
         out.setdefault(key, False)
     out.setdefault("output_scale", 1.0)
@@ -295,7 +298,8 @@ class RoutedDecoder:
         if bf16_products:
             tied = self.config["tie_word_embeddings"]
             for name, value in self.tensors.items():
-                lookup = (name.startswith(("embed_position", "embed_type", "relative_bias"))
+                lookup = (name.startswith(("embed_position", "embed_type", "embed_layers",
+                                            "relative_bias"))
                           or (name == "embed.weight" and not tied))
                 taps = name.endswith(".conv.weight")
                 if value.dim() == 2 and ".router." not in name and not lookup and not taps:
@@ -332,6 +336,7 @@ class RoutedDecoder:
         config = self.config
         positions = torch.arange(cache.length, cache.length + len(tokens))
         x = before = self._embed(tokens, positions)
+        inputs = self._layer_inputs(tokens, x) if "layer_input" in config else None
         for layer in range(config["num_hidden_layers"]):
             late, self.late = self.late, None
             for part in ("attention", "cross_attention", "feed_forward"):
@@ -345,6 +350,8 @@ class RoutedDecoder:
                 x = self._block(x, read, layer, part, positions, cache)
             if late is not None:
                 x = x + late
+            if "layer_input" in config:
+                x = x + self._layer_input(x, inputs[:, layer], f"blocks.{layer}.input")
             if config["layer_scale"]:
                 x = x * self.tensors[f"blocks.{layer}.scale"]
         cache.length += len(tokens)
@@ -369,6 +376,21 @@ class RoutedDecoder:
             spacing = self.config["position"]["spacing"]
             x = x + sinusoidal(positions + first, x.shape[1], spacing).to(x.dtype)
         return self._outer_norm(x, "embed_norm") if self.config["embedding_norm"] else x
+
+    def _layer_inputs(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """Inputs [T, L, p] of all layers; x [T, d] are the embeddings."""
+        settings, layers = self.config["layer_input"], self.config["num_hidden_layers"]
+        shape = (len(x), layers, settings["width"])
+        projected = self._linear(self._round(x), "layer_input").view(shape)
+        projected = projected * settings["projection_scale"]
+        rows = self.tensors["embed_layers.weight"][tokens].view(shape) * settings["token_scale"]
+        return (self._norm(projected, "layer_input.norm", "rms") + rows) * settings["scale"]
+
+    def _layer_input(self, x: Tensor, own: Tensor, name: str) -> Tensor:
+        """What a layer makes of its input `own` [T, p] and the stream x."""
+        gate = self._linear(self._round(x), f"{name}.gate")
+        hidden = activate(gate, self.config["layer_input"]["activation"]) * own
+        return self._norm(self._linear(self._round(hidden), f"{name}.down"), f"{name}.norm", "rms")
 
     def _outer_norm(self, x: Tensor, name: str) -> Tensor:
         return self._row_norm(x, name, eps=self.config["norm"]["outer_eps"])
@@ -427,11 +449,14 @@ class RoutedDecoder:
             return self._recurrence(x, layer, name, settings, cache)
         if "latent" in settings:
             return self._latent(x, layer, name, settings, positions, cache)
-        shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
-        keys = self._linear(x, f"{name}.k")
-        values = self._values(x, keys, name, settings)
-        keys = self._round(self._place(keys.view(shape), f"{name}.k_norm", positions, settings))
-        keys, values = cache.extend(layer, keys, self._round(clip(values, settings)))
+        if settings.get("kv_layer") is not None:
+            keys, values = cache.keys[settings["kv_layer"]], cache.values[settings["kv_layer"]]
+        else:
+            shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
+            keys = self._linear(x, f"{name}.k")
+            values = self._values(x, keys, name, settings)
+            keys = self._round(self._place(keys.view(shape), f"{name}.k_norm", positions, settings))
+            keys, values = cache.extend(layer, keys, self._round(clip(values, settings)))
         if settings["kind"] == "dense":
             out = self._dense_heads(x, name, settings, positions, keys, values)
         else:

@@ -375,6 +375,7 @@ struct GateFactor {
   GateActivation activation;
 
   __device__ __forceinline__ float operator()(float g) const {
+    if (activation == GateActivation::kNone) return g;
     if (activation == GateActivation::kSoftplus2) {
       constexpr float kLn2 = 0x1.62e430p-1f, kLog2E = 0x1.715476p+0f;
       return ContractSoftplus(g * kLn2) * kLog2E;
