@@ -124,6 +124,16 @@ TEST(Summarize, TextNamesEveryKindOfLayerOnce) {
       std::string::npos)
       << deep;
 
+  json = Small();
+  json["layer_input"] = {{"width", 3}, {"activation", "gelu_tanh"}};
+  const ModelSummary inputs = Summarize(Spec(json));
+  EXPECT_NE(inputs.general.find(", inputs of each layer of width 3 with gelu_tanh"),
+            std::string::npos)
+      << inputs.general;
+  const auto rows = Spec(json).vocab_size;
+  EXPECT_EQ(inputs.embedding_parameters,
+            Summarize(Spec(Small())).embedding_parameters + int64_t{rows} * 2 * 3);
+
   const auto split_text = [](const char* split) {
     Json changed = Small();
     changed["feed_forward"]["routing"]["split"] = Json::parse(split);

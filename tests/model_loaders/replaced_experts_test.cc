@@ -131,6 +131,17 @@ TEST(ReplacedExperts, OtherTransformsAndBothKeysAreRefused) {
       << status;
 }
 
+// In a wrapper, the whole file has the key for the decoder.
+TEST(ReplacedExperts, OfTheDecoderInAWrapper) {
+  auto status =
+      LoadPatched("gemma4-wrapped", R"({"compression_config": {"transform_config": {}}})");
+  EXPECT_TRUE(Mentions(status, {"compression_config.transform_config.expert_substitution"}))
+      << status;
+  status = LoadPatched("gemma4-wrapped", R"({"text_config": {"approximate_experts": {"1": [7]}}})");
+  EXPECT_TRUE(Mentions(status, {"approximate_experts.1: expected ids in [0, 5], found 7"}))
+      << status;
+}
+
 // The ids stay those of the model before, and what is replaced costs nothing but its vector.
 TEST(ReplacedExperts, HaveTheirIdsInReports) {
   const auto checkpoint = LoadCheckpoint(SourcePath(Concat("tests/golden/families/", kByNames)),

@@ -216,6 +216,11 @@ std::string DescribeModel(const ModelSpec& spec) {
                        " buckets up to distance ", bias.max_distance,
                        bias.per_layer ? ", of each layer" : ""));
   }
+  if (spec.layer_input.has_value()) {
+    const LayerInputSpec& input = *spec.layer_input;
+    text.append(Concat(", inputs of each layer of width ", input.width, " with ",
+                       KindName(input.activation)));
+  }
   Phrases phrases(spec);
   text.append(phrases.Take({"logit_soft_cap"}));
   text.append(phrases.Rest());

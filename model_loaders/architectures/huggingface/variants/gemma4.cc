@@ -135,11 +135,17 @@ void ReadLayerInputs(DecoderConfig& c, ActivationKind activation) {
   input.scale = std::sqrt(0.5);
 }
 
-// The last `shared` layers read the keys and values of the last layer of their type before them.
-void ShareKeys(DecoderConfig& c, int shared, const std::vector<bool>& sliding,
+// The last layers read the keys and values of the last layer of their type before them.
+void ShareKeys(DecoderConfig& c, const std::vector<bool>& sliding,
                std::vector<AttentionSpec>& layers) {
   constexpr std::string_view kShared = "num_kv_shared_layers";
   const int count = static_cast<int>(layers.size());
+  const int shared = c.keys().Int(kShared, 0);
+  if (shared < 0 || shared > std::max(count - 1, 0)) {
+    c.keys().Fault(kShared, Concat("an integer in [0, ", std::max(count - 1, 0), ']'),
+                   std::to_string(shared));
+    return;
+  }
   const int first = count - shared;
   for (int i = first; i < count; ++i) {
     int from = first - 1;
@@ -184,13 +190,6 @@ ConfigResult ReadGemma4(const Json& json, const StoredNames& stored) {
   spec.logit_soft_cap = c.Cap("final_logit_softcapping", 0.0);
   c.Require("attention_bias", false);  // that of the outputs would be added before their norm
   c.Require("use_bidirectional_attention", "vision");
-  const int layer_count = std::clamp(c.layers(), 1, kMaxLayers);
-  int shared = c.keys().Int("num_kv_shared_layers", 0);
-  if (shared < 0 || shared >= layer_count) {
-    c.keys().Fault("num_kv_shared_layers", Concat("an integer in [0, ", layer_count - 1, ']'),
-                   std::to_string(shared));
-    shared = 0;
-  }
   const bool double_wide = c.keys().Bool("use_double_wide_mlp", false);
 
   AttentionSpec attention = c.Attention(256);
@@ -223,7 +222,7 @@ ConfigResult ReadGemma4(const Json& json, const StoredNames& stored) {
     layers[i].window = window;
     layers[i].position = local;
   }
-  if (layers.size() == static_cast<size_t>(layer_count)) ShareKeys(c, shared, sliding, layers);
+  ShareKeys(c, sliding, layers);
 
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation("hidden_activation", "gelu_pytorch_tanh");
@@ -242,7 +241,8 @@ ConfigResult ReadGemma4(const Json& json, const StoredNames& stored) {
     LayerSpec of_layer{own, feed_forward};
     if (double_wide && own.kv_layer.has_value()) {
       FeedForwardSpec& wide = of_layer.feed_forward;
-      (routed ? wide.shared_width : wide.width) *= 2;
+      int& width = routed ? wide.shared_width : wide.width;
+      if (width <= kMaxWidth) width *= 2;  // a larger one is refused
     }
     return of_layer;
   });
