@@ -69,9 +69,11 @@ class DeviceBuffer {
 // E linear layers, possibly of different widths, in the device's layout. A dense linear layer is a
 // bank with E = 1.
 struct LinearBankShape {
-  std::vector<int> in_features;   // [E], or one value for all experts
-  std::vector<int> out_features;  // [E]; if gated, the width of each half (gate and up)
-  bool gated = false;             // every output is act(gate) * up
+  std::vector<int> in_features;  // [E], or one value for all experts
+  // [E]; if gated, the width of each half (gate and up). 0: the expert has no matrix, and its rows
+  // are not written.
+  std::vector<int> out_features;
+  bool gated = false;  // every output is act(gate) * up
   bool bias = false;
   DType weight_dtype = DType::kF32;  // the type in which weights are stored if not quantized
   // Unless kNone, weights are stored as integers; weight_dtype is then kBF16, and the bank rounds
@@ -177,16 +179,22 @@ struct RoutingPlan {
                                            // finite; else 1 if a score is NaN; else 0
 };
 
-// Writes the rows of assignments without a product, in f32 or bf16: zeros for experts in [zero,
-// copy), the input row for experts in [copy, constant), and row e - constant of `constants` for
-// every expert e from `constant` on. Assignments of experts before `zero` are not written. With
-// `weighted`, input rows are multiplied by the weights of the assignments.
+// What AssignRows() writes for the assignments of an expert, besides rows of constants.
+inline constexpr int32_t kAssignNothing = -1;  // it leaves the rows as they are
+inline constexpr int32_t kAssignZeros = -2;
+inline constexpr int32_t kAssignInput = -3;  // the input row
+
+// Writes the rows of assignments without a product, in f32 or bf16. With `weighted`, input rows are
+// multiplied by the weights of the assignments.
 struct AssignRowsArgs {
   const RoutingPlan* plan = nullptr;
-  int zero = 0, copy = 0, constant = 0;  // 0 <= zero <= copy <= constant <= the plan's num_experts
-  const float* constants = nullptr;      // [num_experts - constant, output.cols] in device memory
-  RowsView input;                        // [plan->rows, output.cols]; f32 or bf16
-  RowsView output;                       // [plan->capacity, cols]
+  // [num_experts] in device memory: the row of `constants` that the assignments of an expert get,
+  // or one of the values above. Null: kAssignInput for all experts.
+  const int32_t* sources = nullptr;
+  int first = 0;  // the sources of the experts before this one are kAssignNothing
+  const float* constants = nullptr;  // [any, output.cols] in device memory
+  RowsView input;                    // [plan->rows, output.cols]; f32 or bf16
+  RowsView output;                   // [plan->capacity, cols]
   bool weighted = false;
 };
 
@@ -588,8 +596,14 @@ class Backend {
   virtual Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) = 0;
   virtual Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
                                                     const RouterTensors& tensors) = 0;
-  // Returns a copy of `values` in device memory.
-  virtual Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) = 0;
+  // Returns a copy in device memory.
+  virtual Result<std::unique_ptr<DeviceBuffer>> UploadBytes(std::span<const std::byte> bytes) = 0;
+  Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) {
+    return UploadBytes(std::as_bytes(values));
+  }
+  Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const int32_t> values) {
+    return UploadBytes(std::as_bytes(values));
+  }
   // Returns Unimplemented if the device has no cache of this type.
   virtual Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
                                                              KvCacheType type,

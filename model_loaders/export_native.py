@@ -51,7 +51,9 @@ def _layers(config, prefix, block):
 
 
 def _router(add, name, path, routing, row):
-    experts = _key(routing, path, "num_experts") + sum(routing.get("null_experts", {}).values())
+    null_experts = routing.get("null_experts", {})
+    experts = (_key(routing, path, "num_experts") + len(null_experts.get("replaced", []))
+               + sum(null_experts.get(kind, 0) for kind in ("zero", "copy", "constant")))
     score = routing.get("score", {"kind": "dot"})
     kind, bias = _key(score, path + "score.", "kind"), score.get("bias", False)
     if routing.get("select", {}).get("bias", False):
@@ -181,14 +183,16 @@ def _attention(add, norm, block_norms, name, path, block, d):
     kv_heads = block.get("num_kv_heads", 1 if routed else heads)
     keys, value_dim = kv_heads * head_dim, block.get("value_dim", head_dim)
     bias = block.get("bias", False)
-    add(name + "k", (keys, d), path + "num_kv_heads * head_dim", bias)
+    own_keys = block.get("kv_layer") is None
+    if own_keys:
+        add(name + "k", (keys, d), path + "num_kv_heads * head_dim", bias)
     values, value_key = kv_heads * value_dim, path + "num_kv_heads * value_dim"
     if "value_routing" in block:
         routing, at = block["value_routing"], path + "value_routing."
         _router(add, name + "router", at, routing, d)
         for j in range(_key(routing, at, "num_experts")):
             add(f"{name}experts.{j}.v", (values, d), value_key)
-    elif not block.get("value_from_key", False):
+    elif own_keys and not block.get("value_from_key", False):
         add(name + "v", (values, d), value_key, bias)
     if routed:
         routing = _key(block, path, "routing")
@@ -203,7 +207,8 @@ def _attention(add, norm, block_norms, name, path, block, d):
         qk = {"head": (head_dim, head_dim), "full": full, "heads": full}.get(block.get("qk_norm"))
         if qk is not None:
             add(name + "q_norm", (qk[0],), path + "qk_norm")
-            add(name + "k_norm", (qk[1],), path + "qk_norm")
+            if own_keys:
+                add(name + "k_norm", (qk[1],), path + "qk_norm")
         _gate(add, name, path, block, heads, value_dim, d)
         if block.get("inner_norm", False):
             norm(name + "inner_norm", heads * value_dim)
@@ -242,10 +247,15 @@ def _feed_forward(add, norm, block_norms, name, path, block, d):
         add(name + "latent_down", (latent, row), at + "latent_width")
         add(name + "latent_up", (row, latent), at + "latent_width")
         row = latent
-    for j, width in enumerate(widths):
-        _expert(add, norm, f"{name}experts.{j}.", path, expert, row, width, f"{at}widths[{j}]")
     null_experts = routing.get("null_experts", {})
-    first = count + null_experts.get("zero", 0) + null_experts.get("copy", 0)
+    replaced = null_experts.get("replaced", [])
+    places = count + len(replaced)
+    bodies = [j for j in range(places) if j not in set(replaced)]
+    for i, (j, width) in enumerate(zip(bodies, widths)):
+        _expert(add, norm, f"{name}experts.{j}.", path, expert, row, width, f"{at}widths[{i}]")
+    for j in replaced:
+        add(f"{name}experts.{j}.constant", (row,), at + "null_experts.replaced", whole_name=True)
+    first = places + null_experts.get("zero", 0) + null_experts.get("copy", 0)
     for j in range(first, first + null_experts.get("constant", 0)):
         add(f"{name}experts.{j}.constant", (row,), at + "null_experts.constant", whole_name=True)
     shared = block.get("shared_width", 0)
@@ -354,6 +364,18 @@ def _stack(wanted, config, stack, prefix, of_tokens, d, vocabulary):
     if stack.get("layer_scale", False):
         for i in range(_key(stack, prefix, "num_hidden_layers")):
             add(f"{prefix}blocks.{i}.scale", (1,), "layer_scale", whole_name=True)
+    if "layer_input" in stack:
+        layers = _key(stack, prefix, "num_hidden_layers")
+        width = _key(stack["layer_input"], prefix + "layer_input.", "width")
+        at = "layer_input.width"
+        add(prefix + "embed_layers", (vocabulary, layers * width), at)
+        add(prefix + "layer_input", (layers * width, d), at)
+        add(prefix + "layer_input.norm", (width,), at)
+        for i in range(layers):
+            name = f"{prefix}blocks.{i}.input."
+            add(name + "gate", (width, d), at)
+            add(name + "down", (d, width), at)
+            add(name + "norm", (d,), "hidden_size")
     if norm_config.get("final", norm_config.get("placement", "pre") != "post"):
         norm(prefix + "norm", d)
     if prefix != "encoder.":

@@ -57,15 +57,13 @@ RoutedBlockSummary FeedForwardBlock(const ModelSpec& spec, int layer) {
   const int64_t row =
       routing.latent_width > 0 ? routing.latent_width : spec.hidden_size / routing.split.heads;
   block.expert_parameters.reserve(static_cast<size_t>(routing.num_experts));
-  for (const int width : routing.widths) {
+  for (int e = 0; e < routing.num_experts; ++e) {
+    const int body = routing.BodyOf(e);
     block.expert_parameters.push_back(
-        ExpertParameters(feed_forward.expert, spec.norm.kind, row, width));
+        body < 0 ? (routing.IsConstant(e) ? row : 0)
+                 : ExpertParameters(feed_forward.expert, spec.norm.kind, row,
+                                    routing.widths[static_cast<size_t>(body)]));
   }
-  const NullExperts& null_experts = routing.null_experts;
-  block.expert_parameters.insert(block.expert_parameters.end(),
-                                 static_cast<size_t>(null_experts.zero + null_experts.copy), 0);
-  block.expert_parameters.insert(block.expert_parameters.end(),
-                                 static_cast<size_t>(null_experts.constant), row);
   SetExpertsPerToken(routing, &block);
   return block;
 }
@@ -194,8 +192,8 @@ ModelSummary Summarize(const ModelSpec& spec) {
     for (const int64_t dim : tensor.shape) elements *= dim;
     if (!tensor.ids) summary.parameters += elements;
     for (auto& [type, bytes] : summary.quantized_bytes) bytes += BytesIn(tensor, type);
-    if (tensor.name.ends_with("embed.weight") || tensor.name.ends_with("embed_position.weight") ||
-        tensor.name == "head.weight") {
+    if (tensor.name.ends_with("embed.weight") || tensor.name.ends_with("embed_layers.weight") ||
+        tensor.name.ends_with("embed_position.weight") || tensor.name == "head.weight") {
       summary.embedding_parameters += elements;
     }
   }

@@ -35,7 +35,8 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
     MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
     return a;
   }
-  std::vector<LinearPart> parts = {{prefix + ".q", spec.num_heads * spec.head_dim, spec.bias}, k};
+  std::vector<LinearPart> parts = {{prefix + ".q", spec.num_heads * spec.head_dim, spec.bias}};
+  if (!spec.kv_layer.has_value()) parts.push_back(k);
   const LinearPart gate{prefix + ".gate", spec.gates(), spec.gate_bias};
   if (spec.projects_values()) parts.push_back(v);
   if (spec.gate && spec.projects_values()) {
@@ -69,6 +70,7 @@ absl::Status Attention::LoadQkNorm(LoadContext& load, const std::string& prefix)
   const auto both = [&](int queries, int keys, int query_parts, int key_parts) -> absl::Status {
     MOESERVE_ASSIGN_OR_RETURN(query_norm_,
                               LoadRmsNorm(load, prefix + ".q_norm", queries, query_parts));
+    if (spec_.kv_layer.has_value()) return absl::OkStatus();
     MOESERVE_ASSIGN_OR_RETURN(key_norm_, LoadRmsNorm(load, prefix + ".k_norm", keys, key_parts));
     return absl::OkStatus();
   };
@@ -122,7 +124,39 @@ void Attention::Project(StepContext& ctx, const RowsView& x, const RowsView& all
   }
 }
 
+void Attention::PrepareQueries(Backend& backend, const RowsView& queries) const {
+  const bool of_heads = spec_.qk_norm == QkNorm::kHead || spec_.qk_norm == QkNorm::kL2;
+  const auto norm = [&] {
+    if (query_norm_ == nullptr) return;
+    backend.Norm({.bank = query_norm_.get(),
+                  .segments = of_heads ? spec_.num_heads : 1,
+                  .input = queries,
+                  .output = queries});
+  };
+  if (!spec_.qk_norm_after_rope) norm();
+  if (spec_.qkv_clip > 0.0) backend.Clamp(queries, static_cast<float>(spec_.qkv_clip));
+  if (rope_.dimensions > 0) backend.Rope({.settings = rope_, .rows = queries});
+  if (spec_.qk_norm_after_rope) norm();
+}
+
+void Attention::ForwardWithoutKeys(StepContext& ctx, const RowsView& x,
+                                   const RowsView& output) const {
+  const Workspace::Scope scope(ctx.workspace);
+  const int64_t q_width = int64_t{spec_.num_heads} * spec_.head_dim;
+  const RowsView all = ctx.workspace.Take(x.rows, q_width + spec_.gates(), DType::kF32);
+  const RowsView queries = all.Columns(0, q_width);
+  const RowsView gate = all.Columns(q_width, spec_.gates());
+  projection_.Run(ctx.backend, x, queries);
+  if (gate_ != nullptr) ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
+  PrepareQueries(ctx.backend, queries);
+  if (spec_.query_scale.has_value()) {
+    ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = queries});
+  }
+  DenseQueries(ctx, queries, gate, output);
+}
+
 void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
+  if (spec_.kv_layer.has_value()) return ForwardWithoutKeys(ctx, x, output);
   const Workspace::Scope scope(ctx.workspace);
   const int64_t key_width = int64_t{spec_.num_kv_heads} * spec_.head_dim;
   const int64_t q_width = spec_.routed() ? 0 : int64_t{spec_.num_heads} * spec_.head_dim;

@@ -11,8 +11,9 @@
 
 namespace moeserve {
 
-// Keys and values of the step's tokens are written to the cache first; then every token attends to
-// the cache, its own entry included. Immutable after loading.
+// Keys and values of the step's tokens are written to the cache first, unless the layer reads those
+// of another one; then every token attends to the cache, its own entry included. Immutable after
+// loading.
 class Attention : public Branch {
  public:
   static Result<std::unique_ptr<Attention>> Load(LoadContext& load, const ModelSpec& model,
@@ -29,11 +30,15 @@ class Attention : public Branch {
 
   // Computes the queries, keys, values and gates of the rows, before norms and rotation.
   void Project(StepContext& ctx, const RowsView& x, const RowsView& all) const;
+  // Normalises and rotates queries, in place. Forward() does so together with the keys.
+  void PrepareQueries(Backend& backend, const RowsView& queries) const;
+  // Forward() of a layer that reads the keys and values of another one.
+  void ForwardWithoutKeys(StepContext& ctx, const RowsView& x, const RowsView& output) const;
   // `gate` are the gate's rows before the sigmoid; unused if there is no gate.
   void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
                     const RowsView& output) const;
 
-  int layer_ = 0;  // of the KV cache
+  int layer_ = 0;  // of the KV cache; that of the layer whose keys are read
   AttentionSpec spec_;
   RopeSettings rope_;
   StackedLinear projection_;  // output columns; dense: q, k, v, gate; routed: k, v

@@ -18,13 +18,13 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
     return f;
   }
   std::vector<std::string> names;
-  for (int e = 0; e < spec.routing->num_bodies(); ++e) {
+  for (int e = 0; e < spec.routing->num_places(); ++e) {
     names.push_back(prefix + ".experts." + std::to_string(e));
   }
   const int latent = spec.routing->latent_width;
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<FeedForwardExperts> body,
-      FeedForwardExperts::Load(load, names, spec.expert, spec.routing->widths,
+      FeedForwardExperts::Load(load, names, spec.expert, spec.routing->PlaceWidths(),
                                latent > 0 ? latent : d / spec.routing->split.heads));
   if (spec.routing->weight_input) body->WeightInputs();
   f->late_ = spec.late_experts;

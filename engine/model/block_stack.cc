@@ -57,6 +57,9 @@ absl::Status BlockStack::Load(LoadContext load, const LinearBank* vocabulary,
     MOESERVE_ASSIGN_OR_RETURN(relative_biases_, LoadRelativeBiases(load, spec_));
     load.relative_biases = &relative_biases_;
   }
+  if (spec_.layer_input.has_value()) {
+    MOESERVE_ASSIGN_OR_RETURN(layer_inputs_, LayerInputs::Load(load, spec_));
+  }
   for (int b = 0; b < spec_.num_blocks(); ++b) MOESERVE_RETURN_IF_ERROR(LoadBlock(load, b));
   const bool finishes = spec_.stack == Stack::kEncoder || spec_.stack == Stack::kPrediction;
   if (finishes && spec_.norm.HasFinal()) {
@@ -133,7 +136,9 @@ absl::Status BlockStack::LoadEnd(LoadContext& load, int index, Block& block) con
   const int layer = spec_.blocks[static_cast<size_t>(index)].layer;
   const bool last = index + 1 == spec_.num_blocks() ||
                     spec_.blocks[static_cast<size_t>(index) + 1].layer != layer;
+  block.layer = layer;
   if (!last) return absl::OkStatus();
+  block.layer_inputs = layer_inputs_.get();
   const BlockSpec* const before = spec_.FindBlock(layer - 1, BlockKind::kFeedForward);
   if (before != nullptr && before->feed_forward()->late_experts) {
     block.late_scale = static_cast<float>(ResidualScaleOf(spec_, *before));
@@ -181,6 +186,9 @@ void BlockStack::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& i
                      .output = block.post ? x : input});
   }
   if (block.late_scale != 0.0f) backend.AddScaled(x, ctx.late, nullptr, block.late_scale);
+  if (block.layer_inputs != nullptr) {
+    block.layer_inputs->Add(ctx, ctx.layer_inputs, block.layer, x);
+  }
   if (block.layer_scale.has_value()) backend.Scale(x, *block.layer_scale);
   const bool read = parallel || (!block.post && sum_norm != nullptr);
   if (next != nullptr && !read) ReadStream(backend, x, input, *next);
@@ -204,6 +212,7 @@ void BlockStack::Embed(StepContext& ctx, const RowsView& x) const {
 void BlockStack::RunBlocks(StepContext& ctx, const RowsView& x) {
   Backend& backend = ctx.backend;
   ctx.stream = x;
+  if (layer_inputs_ != nullptr) ctx.layer_inputs = layer_inputs_->Compute(ctx, x);
   if (std::ranges::any_of(blocks_, [](const Block& b) { return b.late_scale != 0.0f; })) {
     ctx.late = ctx.workspace.TakeDense(x.rows, spec_.hidden_size, DType::kF32);
   }

@@ -10,6 +10,7 @@
 #include "base/guarded_mapping.h"
 #include "engine/layers/branch.h"
 #include "engine/layers/cross_attention.h"
+#include "engine/layers/layer_input.h"
 #include "engine/spec/spec.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/step_context.h"
@@ -64,9 +65,13 @@ class BlockStack {
     float scale = 1.0f;     // factor of the branch's output
     // Of the last block of a layer. StepContext::late times this factor joins the stream; 0: no.
     float late_scale = 0.0f;
+    const LayerInputs* layer_inputs = nullptr;        // then join the stream; null: there are none
     std::optional<float> layer_scale = std::nullopt;  // then multiplies the stream
+    int layer = 0;
 
-    bool ends_layer() const { return late_scale != 0.0f || layer_scale.has_value(); }
+    bool ends_layer() const {
+      return late_scale != 0.0f || layer_inputs != nullptr || layer_scale.has_value();
+    }
     // Returns the norm of the branch's input; null if there is none.
     const NormBank* input_norm() const { return post ? nullptr : norm.get(); }
   };
@@ -93,6 +98,7 @@ class BlockStack {
   const EmbeddingTable* tokens_ = nullptr;
   std::unique_ptr<EmbeddingTable> positions_, types_;  // null if there are none
   std::unique_ptr<NormBank> embedding_norm_;           // null if there is none
+  std::unique_ptr<LayerInputs> layer_inputs_;          // null if there are none
   std::unique_ptr<NormBank> final_norm_;               // null without Finish(), or if there is none
   RelativeBiases relative_biases_;                     // empty if there are none
   std::vector<Block> blocks_;                          // in execution order

@@ -218,7 +218,7 @@ StepReport Model::Impl::RunStep(BlockStack& stack, const Batch& batch, KvCacheSt
     kept = workspace.TakeDense(1, floats, DType::kF32);
   }
   reported.Place(tokens, step.report, kept);
-  StepContext ctx{backend, workspace, options.compute, batch, cache, reported, {}, {}};
+  StepContext ctx{backend, workspace, options.compute, batch, cache, reported, {}, {}, {}};
   backend.RunStep([&] { issue(ctx); });
   if (step.meanwhile) step.meanwhile();
   read();

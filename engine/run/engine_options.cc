@@ -77,7 +77,7 @@ std::vector<KvLayerShape> CacheLayers(const EngineOptions& options, const ModelS
   std::vector<bool> windowed;
   for (const BlockSpec& block : spec.blocks) {
     const AttentionSpec* attention = block.attention();
-    if (attention == nullptr) continue;
+    if (attention == nullptr || attention->kv_layer.has_value()) continue;
     windowed.push_back(attention->window.has_value() && *attention->window < options.max_model_len);
   }
   // The layers of an encoder share theirs.
@@ -100,7 +100,7 @@ std::vector<PageUse> PageUseOf(const EngineOptions& options, const ModelSpec& sp
   }
   for (size_t layer = 0, block = 0; layer < layers.size(); ++block) {
     const AttentionSpec* attention = spec.blocks[block].attention();
-    if (attention == nullptr) continue;
+    if (attention == nullptr || attention->kv_layer.has_value()) continue;
     const auto table = static_cast<size_t>(layers[layer++].table);
     const size_t known = uses.size();
     if (table >= known) {

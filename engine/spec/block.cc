@@ -27,6 +27,28 @@ const RoutedLayerSpec* BlockSpec::routing() const {
       mixer);
 }
 
+int RoutedLayerSpec::BodyOf(int expert) const {
+  if (expert >= num_places()) return -1;
+  const std::vector<int>& replaced = null_experts.replaced;
+  const auto next = std::ranges::lower_bound(replaced, expert);
+  if (next != replaced.end() && *next == expert) return -1;
+  return expert - static_cast<int>(next - replaced.begin());
+}
+
+bool RoutedLayerSpec::IsConstant(int expert) const {
+  if (expert >= num_places()) return expert >= num_experts - null_experts.constant;
+  return BodyOf(expert) < 0;
+}
+
+std::vector<int> RoutedLayerSpec::PlaceWidths() const {
+  std::vector<int> out;
+  for (int e = 0; e < num_places(); ++e) {
+    const int body = BodyOf(e);
+    out.push_back(body < 0 ? 0 : widths[static_cast<size_t>(body)]);
+  }
+  return out;
+}
+
 std::string BlockSpec::name() const {
   return Concat(TensorPrefix(stack), "blocks.", layer, '.', Name(kind()));
 }

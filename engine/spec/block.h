@@ -199,15 +199,18 @@ struct NullExperts {
   int zero = 0;      // experts that return zeros
   int copy = 0;      // experts that return their input
   int constant = 0;  // experts that return a vector of the model
+  // Ids, ascending, of further experts that return a vector. They have the places of experts that
+  // had matrices before the model was pruned ("Mixture of Novice Experts").
+  std::vector<int> replaced = {};
 
-  int total() const { return zero + copy + constant; }
+  int total() const { return zero + copy + constant + static_cast<int>(replaced.size()); }
 };
 
 // The routed layer, both in attention and in feed-forward. Its stages are
 // split -> score -> gate -> select -> dispatch -> experts -> combine -> merge.
 struct RoutedLayerSpec {
   int num_experts = 1;       // E, all experts that a row can select
-  NullExperts null_experts;  // feed-forward only: the last of the num_experts
+  NullExperts null_experts;  // feed-forward only: those of the num_experts without matrices
   // Feed-forward only: hidden width of each expert that has matrices; may differ (HMoE).
   std::vector<int> widths;
   SplitSpec split;  // feed-forward only
@@ -224,8 +227,16 @@ struct RoutedLayerSpec {
   // Feed-forward only: an expert's weight multiplies its input instead of its output (Llama 4).
   bool weight_input = false;
 
-  // Returns the number of experts that have matrices; their ids are the first ones.
+  // Returns the number of experts that have matrices.
   int num_bodies() const { return num_experts - null_experts.total(); }
+  // Returns the number of experts that have matrices or are replaced; their ids are the first ones.
+  int num_places() const { return num_bodies() + static_cast<int>(null_experts.replaced.size()); }
+  // Returns the index in `widths` of an expert, or -1 if it has no matrices.
+  int BodyOf(int expert) const;
+  // Returns whether an expert returns a vector of the model.
+  bool IsConstant(int expert) const;
+  // Returns the widths of the experts with ids below num_places(); 0 for those without matrices.
+  std::vector<int> PlaceWidths() const;
 };
 
 // RMS norms of queries and keys. kHead: of each head, all with one weight [d_h]. kFull: of all
@@ -307,10 +318,15 @@ struct AttentionSpec {
   // If set, the value projection is routed ("MoVA"): values are the weighted sum of silu(W_e x)
   // over the selected experts e.
   std::optional<RoutedLayerSpec> value_routing = std::nullopt;
+  // If set, the layer has no keys and values of its own: it reads those of this layer, which is
+  // before it, and has dense attention of the same shape and window with keys of its own.
+  std::optional<int> kv_layer = std::nullopt;
 
   bool routed() const { return routing.has_value(); }
   // Returns whether the block has a matrix for the values of all tokens.
-  bool projects_values() const { return !value_from_key && !value_routing.has_value(); }
+  bool projects_values() const {
+    return !value_from_key && !value_routing.has_value() && !kv_layer.has_value();
+  }
   // Return the width of a head's output, that of the values of all heads, and the number of gates;
   // 0 if there are none.
   int output_dim() const {

@@ -134,8 +134,9 @@ class SettingsChecker : public SettingsVisitor<SettingsChecker<S>, const S> {
       }
     } else if constexpr (std::is_floating_point_v<T>) {
       check_.Range(scope_, key, value, rule);
-    } else if constexpr (std::is_same_v<T, std::vector<double>>) {
-      for (const double element : value) Range(key, element, rule);
+    } else if constexpr (std::is_same_v<T, std::vector<double>> ||
+                         std::is_same_v<T, std::vector<int>>) {
+      for (const auto element : value) Range(key, element, rule);
     } else if constexpr (requires { value.has_value(); }) {
       if (value.has_value()) Range(key, *value, rule);
     }

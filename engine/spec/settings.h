@@ -244,6 +244,15 @@ void Settings(V& v, const PoolingSpec&) {
   v.Optional("normalize", &S::normalize, Text(", normalized"));
 }
 
+template <typename V, typename S = typename V::Spec>
+void Settings(V& v, const LayerInputSpec&) {
+  v.Required("width", &S::width, Within(1, kMaxWidth));
+  v.Required("activation", &S::activation, AtLeast(static_cast<int>(ActivationKind::kSilu)));
+  v.Optional("token_scale", &S::token_scale);
+  v.Optional("projection_scale", &S::projection_scale);
+  v.Optional("scale", &S::scale);
+}
+
 // The settings of a stack of blocks, of which a model has one or two.
 template <typename V, typename S = typename V::Spec>
 void StackSettings(V& v, const ModelSpec&) {
@@ -255,6 +264,7 @@ void StackSettings(V& v, const ModelSpec&) {
   v.Optional("embedding_norm", &S::embedding_norm, Text(", norm of embeddings"));
   v.Optional("residual_scale", &S::residual_scale);
   v.Optional("layer_scale", &S::layer_scale, Text(", a factor of each layer"));
+  v.Object("layer_input", &S::layer_input);
 }
 
 // The other settings of a model.
@@ -344,6 +354,7 @@ void Settings(V& v, const NullExperts&) {
   v.Optional("zero", &S::zero, count);
   v.Optional("copy", &S::copy, count);
   v.Optional("constant", &S::constant, count);
+  v.Optional("replaced", &S::replaced, count);
 }
 
 template <typename V, typename S = typename V::Spec>
@@ -425,13 +436,19 @@ void Settings(V& v, const AttentionSpec& attention) {
   v.Optional("gate", &S::gate, Text(", gate").Only(dense, "kind is \"routed\""));
   v.Optional("gate_per_head", &S::gate_per_head, of_gate(Text(" of each head")));
   v.Optional("gate_bias", &S::gate_bias, of_gate(Text(" with bias")));
-  v.Optional("gate_activation", &S::gate_activation, of_gate(Text(" by %")));
+  v.Optional("gate_activation", &S::gate_activation,
+             of_gate(AtLeast(static_cast<int>(GateActivation::kSigmoid)).Text(" by %")));
   v.Optional("inner_norm", &S::inner_norm, plain(Text(", inner norm")));
   if (dense) v.Optional("group_order", &S::group_order, Text(", tile order"));
+  v.Optional("kv_layer", &S::kv_layer,
+             plain(Within(0, kMaxLayers).Text(", keys and values of layer %")));
+  const auto own = [&](const Rule& rule) {
+    return plain(rule.Off(attention.kv_layer.has_value(), "kv_layer is set"));
+  };
   v.Optional("value_dim", &S::value_dim, plain(Within(1, kMaxWidth).Text(", values of %")));
-  v.Optional("value_scale", &S::value_scale, plain(Text(", values times %")));
-  v.Optional("value_norm", &S::value_norm, plain(Text(", norm of values")));
-  v.Optional("value_from_key", &S::value_from_key, plain(Text(", values from the keys")));
+  v.Optional("value_scale", &S::value_scale, own(Text(", values times %")));
+  v.Optional("value_norm", &S::value_norm, own(Text(", norm of values")));
+  v.Optional("value_from_key", &S::value_from_key, own(Text(", values from the keys")));
   if (dense) {
     v.Object("query_scale", &S::query_scale);
     v.Object("value_routing", &S::value_routing, Need::kOptional, BlockKind::kAttention);
@@ -461,7 +478,8 @@ void Settings(V& v, const DeltaSpec& delta) {
                  .Text(" above %")
                  .Off(delta.decay_form != DecayForm::kBounded, "decay_form is not \"bounded\""));
   v.Optional("decay_rank", &S::decay_rank, Within(0, kMaxWidth).Text(", decays of rank %"));
-  v.Optional("gate_activation", &S::gate_activation, Text(", % gate"));
+  v.Optional("gate_activation", &S::gate_activation,
+             AtLeast(static_cast<int>(GateActivation::kSigmoid)).Text(", % gate"));
   v.Optional("gate_rank", &S::gate_rank, Within(0, kMaxWidth).Text(", gates of rank %"));
 }
 

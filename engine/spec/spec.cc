@@ -40,6 +40,20 @@ void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec
                "another gate than \"sparse_mixer\"", "\"sparse_mixer\" (select.kind is \"table\")");
 }
 
+// Checks the ids of experts that are replaced by constants.
+void CheckReplaced(Checker& check, const std::string& scope, const RoutedLayerSpec& routing) {
+  int before = -1;
+  for (size_t i = 0; check.ok() && i < routing.null_experts.replaced.size(); ++i) {
+    const int id = routing.null_experts.replaced[i];
+    const std::string key = Concat("null_experts.replaced[", i, ']');
+    check.Refuse(id <= before, scope, key, Concat("an id above ", before), id);
+    check.Int(scope, key.c_str(), id, 0, routing.num_places() - 1,
+              Concat(" (of the experts with matrices and those replaced, ", routing.num_places(),
+                     " together)"));
+    before = id;
+  }
+}
+
 void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spec,
                   const RoutedLayerSpec& routing, BlockKind block) {
   const NullExperts& null_experts = routing.null_experts;
@@ -50,6 +64,7 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
   check.Int(scope, "null_experts.copy", null_experts.copy, 0, most, ExpertsAre(routing));
   check.Int(scope, "null_experts.constant", null_experts.constant, 0, most, ExpertsAre(routing));
   check.Int(scope, "num_experts", bodies, 1, kMaxExperts);
+  CheckReplaced(check, scope, routing);
   if (block == BlockKind::kAttention) {
     check.Refuse(!routing.widths.empty(), scope, "widths", "none in attention",
                  routing.widths.size());
@@ -85,6 +100,7 @@ void CheckLateExperts(Checker& check, const ModelSpec& spec, const std::string& 
   if (NormsOutput(placement) || placement == NormPlacement::kPost) why = "norm.placement";
   if (feed_forward->shared_norms) why = "shared_norms is true";
   if (spec.layer_scale) why = "layer_scale is true";
+  if (spec.layer_input.has_value()) why = "layer_input is set";
   if (!feed_forward->routed()) why = "kind is \"dense\"";
   check.Refuse(!why.empty(), scope, "late_experts", "false", "true (", why, ')');
 }
@@ -111,8 +127,11 @@ void CheckResidual(Checker& check, const ModelSpec& spec, const std::string& sco
   if (before != nullptr && before->residual.parallel) why = "the block before it is parallel, too";
   if (post) why = "norm.placement \"post\" normalizes the sum";
   if (reads_stream) why = "routing.score.stream is true";
-  if (spec.layer_scale && before != nullptr && before->layer != block.layer) {
-    why = "layer_scale is true, and it is the first block of its layer";
+  if (before != nullptr && before->layer != block.layer) {
+    if (spec.layer_scale) why = "layer_scale is true, and it is the first block of its layer";
+    if (spec.layer_input.has_value()) {
+      why = "layer_input is set, and it is the first block of its layer";
+    }
   }
   if (feed_forward != nullptr && feed_forward->shared_norms) why = "shared_norms is true";
   check.Refuse(!why.empty(), scope, "parallel", "false", "true (", why, ')');
@@ -169,6 +188,36 @@ void CheckValues(Checker& check, const ModelSpec& spec, const std::string& scope
   }
 }
 
+// Checks that a layer can read the keys and values of another one. `layer` is its number.
+void CheckKvLayer(Checker& check, const ModelSpec& spec, const std::string& scope,
+                  const AttentionSpec& attention, int layer) {
+  if (!attention.kv_layer.has_value()) return;
+  const int from = *attention.kv_layer;
+  check.Refuse(spec.kind == ModelKind::kEncoder, scope, "kv_layer", "none in an encoder", from);
+  check.Refuse(attention.value_routing.has_value(), scope, "value_routing", "none",
+               "an object (kv_layer is set)");
+  check.Refuse(from >= layer, scope, "kv_layer", Concat("a layer before layer ", layer), from);
+  if (!check.ok()) return;
+  const BlockSpec* const block = spec.FindBlock(from, BlockKind::kAttention);
+  const AttentionSpec* const other = block == nullptr ? nullptr : block->attention();
+  const bool dense = other != nullptr && !other->routed() && !other->latent.has_value();
+  check.Refuse(!dense || other->kv_layer.has_value(), scope, "kv_layer",
+               "a layer of dense attention with keys of its own", from);
+  if (!check.ok()) return;
+  const auto same = [&](std::string_view key, auto own, auto found) {
+    check.Refuse(own != found, scope, key,
+                 Concat("the value of layer ", from, ", whose keys it reads"), "another one");
+  };
+  same("num_kv_heads", attention.num_kv_heads, other->num_kv_heads);
+  same("head_dim", attention.head_dim, other->head_dim);
+  same("value_dim", attention.output_dim(), other->output_dim());
+  same("window", attention.window, other->window);
+  same("window_kind", attention.window_kind, other->window_kind);
+  same("causal", IsCausal(spec, attention), IsCausal(spec, *other));
+  check.Refuse(PositionOf(spec, attention).xpos_base > 0, scope, "kv_layer", "none", from,
+               " (position.xpos_base is not 0)");
+}
+
 void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& scope,
                     const AttentionSpec& attention) {
   const int64_t kv_width = int64_t{attention.num_kv_heads} * attention.head_dim;
@@ -215,6 +264,7 @@ void CheckCrossAttention(Checker& check, const ModelSpec& spec, const std::strin
   refuse(attention.value_norm, "value_norm");
   refuse(attention.value_from_key, "value_from_key");
   refuse(attention.value_routing.has_value(), "value_routing");
+  refuse(attention.kv_layer.has_value(), "kv_layer");
   check.Refuse(spec.encoder == nullptr, scope, "kind",
                "no attention to a source without an encoder", "one");
 }
@@ -363,6 +413,12 @@ std::pair<std::vector<KvLayerShape>, int> CacheShapesOf(const ModelSpec& spec, i
     const BlockSpec& block = spec.blocks[static_cast<size_t>(b)];
     const AttentionSpec* const attention = sources ? block.cross_attention() : block.attention();
     if (attention == nullptr) continue;
+    if (!sources && attention->kv_layer.has_value()) {
+      const int from = spec.Find(*attention->kv_layer, BlockKind::kAttention);
+      MOESERVE_CHECK(from < b, "keys of a layer before");
+      last = CacheShapesOf(spec, from + 1).second;
+      continue;
+    }
     const KvLayerShape shape = CacheShape(*attention);
     const auto same =
         spec.kind == ModelKind::kEncoder ? std::ranges::find(shapes, shape) : shapes.end();
@@ -485,6 +541,11 @@ absl::Status Validate(const ModelSpec& spec) {
   check.Int("", "max_position_embeddings", spec.max_position_embeddings, 1, kMaxPositions);
   CheckTokenIds(check, spec);
   CheckSettings(check, "", spec);
+  if (spec.layer_input.has_value()) {
+    const int64_t inputs = int64_t{spec.layer_input->width} * spec.num_layers();
+    check.Refuse(inputs > kMaxWidth, "", "layer_input.width",
+                 Concat("num_hidden_layers * width <= ", kMaxWidth), inputs);
+  }
   check.Divides("", "norm.groups", spec.norm.groups, "hidden_size", spec.hidden_size);
   CheckHead(check, spec);
   CheckPosition(check, spec);
@@ -502,6 +563,7 @@ absl::Status Validate(const ModelSpec& spec) {
     if (!check.ok()) break;
     if (const AttentionSpec* attention = block.attention()) {
       CheckAttention(check, spec, scope, *attention);
+      CheckKvLayer(check, spec, scope, *attention, block.layer);
       CheckBiasOfLayer(check, spec, scope, *attention);
       if (attention->latent.has_value()) latent_heads += attention->num_heads;
     }

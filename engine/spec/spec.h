@@ -27,6 +27,19 @@ constexpr NameTraits Traits(ModelKind k) {
   return NameIn({"routed_decoder", "routed_encoder", "routed_encoder_decoder"}, k);
 }
 
+// An input that each layer has for each token, beside the stream (Gemma 3n, Gemma 4 E2B and E4B).
+// Of the embedding h of a token, the inputs of all layers together are
+//   scale * (token_scale * a row of a table + norm(projection_scale * W h)),
+// where the norm is an RMS norm of each layer's part. At its end, before layer_scale, a layer adds
+// norm(W2 (act(W1 x) * input)) to the stream x.
+struct LayerInputSpec {
+  int width = 1;                                          // of the input of one layer
+  ActivationKind activation = ActivationKind::kGeluTanh;  // never kNone
+  double token_scale = 1.0;
+  double projection_scale = 1.0;
+  double scale = 1.0;
+};
+
 struct ModelSpec {
   ModelKind kind = ModelKind::kDecoder;
   int vocab_size = 0;
@@ -47,6 +60,7 @@ struct ModelSpec {
   double residual_scale = 1.0;
   // At its end, each layer multiplies the residual stream by a factor of its own, a tensor [1].
   bool layer_scale = false;
+  std::optional<LayerInputSpec> layer_input = std::nullopt;
   double output_scale = 1.0;  // multiplies the rows that reach the head
   double logit_scale = 1.0;
   double logit_soft_cap = 0.0;  // above 0: a scaled logit x becomes cap * tanh(x / cap)
@@ -111,10 +125,10 @@ const AttentionSpec* FirstAttention(const ModelSpec& spec);
 // Returns whether the tokens of an attention layer attend to positions up to their own only.
 bool IsCausal(const ModelSpec& spec, const AttentionSpec& attention);
 
-// Returns the shapes of the KV cache's layers: one for each attention block, in execution order. An
-// encoder's layers of equal shapes share one, which only the step that writes it reads. With an
-// encoder beside the decoder, layers of attention to the source follow those of the decoder, and
-// then those of the encoder, each with a page table of their own.
+// Returns the shapes of the KV cache's layers: one for each attention block with keys of its own,
+// in execution order. An encoder's layers of equal shapes share one, which only the step that
+// writes it reads. With an encoder beside the decoder, layers of attention to the source follow
+// those of the decoder, and then those of the encoder, each with a page table of their own.
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
 inline constexpr int kSourceTable = 1;
 inline constexpr int kEncoderTable = 2;

@@ -62,6 +62,7 @@ class TensorList {
     for (int layer = 0; spec_.layer_scale && layer < spec_.num_layers(); ++layer) {
       Add(Concat(stack_, "blocks.", layer, ".scale"), {{1, "1"}}, "layer_scale is true");
     }
+    if (spec_.layer_input.has_value()) AddLayerInputs(vocabulary);
     for (const BlockSpec& block : spec_.blocks) {
       const std::string name = block.name() + ".";
       const std::string key = Concat(Name(block.kind()), '[', block.layer, "].");
@@ -101,6 +102,21 @@ class TensorList {
         {{spec_.relative_bias->buckets, "relative_bias.buckets"},
          {FirstAttention(spec_)->num_heads, "attention[0].num_heads"}},
         when);
+  }
+
+  void AddLayerInputs(const Dim& vocabulary) {
+    const std::string when = "layer_input is set";
+    const Dim width{spec_.layer_input->width, "layer_input.width"};
+    const Dim all{width.size * spec_.num_layers(), Concat("num_hidden_layers * ", width.key)};
+    Add(stack_ + "embed_layers.weight", {vocabulary, all}, when);
+    Add(stack_ + "layer_input.weight", {all, hidden_}, when);
+    Add(stack_ + "layer_input.norm.weight", {width}, when);
+    for (int layer = 0; layer < spec_.num_layers(); ++layer) {
+      const std::string name = Concat(stack_, "blocks.", layer, ".input.");
+      AddLinear(name + "gate", width, hidden_, "", when);
+      AddLinear(name + "down", hidden_, width, "", when);
+      Add(name + "norm.weight", {hidden_}, when);
+    }
   }
 
   void AddHead(const Dim& vocabulary) {
@@ -245,7 +261,7 @@ class TensorList {
       AddLatentAttention(name, key, attention, bias_key);
       return;
     }
-    AddLinear(name + "k", keys, hidden_, bias_key);
+    if (!attention.kv_layer.has_value()) AddLinear(name + "k", keys, hidden_, bias_key);
     if (attention.projects_values()) AddLinear(name + "v", values, hidden_, bias_key);
     if (attention.value_routing.has_value()) {
       AddRouter(name + "router", key + "value_routing.", *attention.value_routing, hidden_);
@@ -379,19 +395,20 @@ class TensorList {
   void AddQkNorm(const std::string& name, const std::string& key, const AttentionSpec& attention,
                  const Dim& queries, const Dim& keys) {
     const Dim head{attention.head_dim, key + "head_dim"};
+    const bool own_keys = !attention.kv_layer.has_value();
     switch (attention.qk_norm) {
       case QkNorm::kNone:
       case QkNorm::kL2:
         return;
       case QkNorm::kHead:
         Add(name + "q_norm.weight", {head}, key + "qk_norm is \"head\"");
-        Add(name + "k_norm.weight", {head}, key + "qk_norm is \"head\"");
+        if (own_keys) Add(name + "k_norm.weight", {head}, key + "qk_norm is \"head\"");
         return;
       case QkNorm::kFull:
       case QkNorm::kHeads: {
         const std::string when = Concat(key, "qk_norm is ", Quoted(KindName(attention.qk_norm)));
         Add(name + "q_norm.weight", {queries}, when);
-        Add(name + "k_norm.weight", {keys}, when);
+        if (own_keys) Add(name + "k_norm.weight", {keys}, when);
         return;
       }
     }
@@ -423,11 +440,15 @@ class TensorList {
     for (int j = 0; j < routing.num_experts; ++j) {
       const std::string number = std::to_string(j);
       const std::string expert = name + "experts." + number + ".";
-      if (j < routing.num_bodies()) {
+      if (const int body = routing.BodyOf(j); body >= 0) {
+        const std::string width = Concat(routing_key, "widths[", body, ']');
         AddExpert(expert, key, feed_forward.expert,
-                  {row, {routing.widths[j], routing_key + "widths[" + number + "]"}});
-      } else if (j >= routing.num_experts - routing.null_experts.constant) {
-        Add(expert + "constant", {row}, routing_key + "null_experts.constant is above 0");
+                  {row, {routing.widths[static_cast<size_t>(body)], width}});
+      } else if (routing.IsConstant(j)) {
+        const bool last = j >= routing.num_places();
+        Add(expert + "constant", {row},
+            Concat(routing_key, "null_experts.",
+                   last ? "constant is above 0" : Concat("replaced has ", number)));
       }
     }
     if (feed_forward.shared_width > 0) {

@@ -90,7 +90,7 @@ BlockExpertStats EmptyBlock(const BlockSpec& owner, const RoutedBlock& block, bo
   b.weight_sums.resize(experts);
   b.router.probability_sums.resize(experts);
   b.expert_parameters.resize(experts);
-  b.expert_widths = spec.widths;
+  if (!spec.widths.empty()) b.expert_widths = spec.PlaceWidths();
   b.expert_widths.resize(experts);  // experts without matrices have the width 0
   const AttentionSpec* const a =
       owner.attention() != nullptr ? owner.attention() : owner.cross_attention();

@@ -17,6 +17,7 @@ struct StepContext {
   const ReportBuffer& reported;  // where routed blocks store the rows that the step reports
   RowsView stream;               // f32 [T, d]: the residual stream, which the block's norm has read
   RowsView late = {};            // f32 [T, d]: what joins the stream at the end of the next layer
+  RowsView layer_inputs = {};    // f32 [T, layers * width]: LayerInputs::Compute()
 };
 
 }  // namespace moeserve

@@ -154,10 +154,16 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   const auto tensor = [&](size_t e, bool gate) {
     return names.prefixes[e] + "." + (gate ? *names.gate : names.main);
   };
+  // Which tensors are stored as integers does not depend on the expert.
   const Quantization quantization = QuantizationOf(
       tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
-  // Order of the matrices: `main` of every expert, then `gate` of every expert.
-  const size_t matrices = gated ? 2 * experts : experts;
+  // The experts and halves of the matrices: `main` of every expert, then `gate` of every expert.
+  std::vector<std::pair<size_t, bool>> matrices;
+  for (const bool gate : {false, true}) {
+    for (size_t e = 0; e < experts && (gated || !gate); ++e) {
+      if (out_features[e] > 0) matrices.emplace_back(e, gate);
+    }
+  }
   PackedBankKey key;
   key.compute = load.compute;
   key.shape.in_features = in_features;
@@ -165,26 +171,23 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   key.shape.gated = gated;
   key.shape.bias = bias;
   key.shape.quantization = quantization;
-  for (size_t i = 0; i < matrices; ++i) {
-    key.tensors.push_back(tensor(i % experts, i >= experts) + ".weight");
-  }
+  for (const auto& [e, gate] : matrices) key.tensors.push_back(tensor(e, gate) + ".weight");
   return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
     std::vector<Weight> weights;
-    for (size_t i = 0; i < matrices; ++i) {
-      const size_t e = i % experts;
-      const LinearBank::Half half =
-          i >= experts ? LinearBank::Half::kGate : LinearBank::Half::kMain;
+    for (const auto& [e, gate] : matrices) {
+      const LinearBank::Half half = gate ? LinearBank::Half::kGate : LinearBank::Half::kMain;
       Weight w{static_cast<int>(e), half, 0, std::nullopt, {}};
-      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, i >= experts) + ".weight", out_features[e],
+      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, gate) + ".weight", out_features[e],
                                      in_features[e % in_features.size()], quantization, w));
       weights.push_back(std::move(w));
     }
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
-    for (size_t i = 0; bias && i < matrices; ++i) {
-      const size_t e = i % experts;
-      MOESERVE_ASSIGN_OR_RETURN(
-          HostTensor b, load.source.Get(tensor(e, i >= experts) + ".bias", {out_features[e]}));
-      bank->LoadBias(weights[i].expert, weights[i].half, 0, b);
+    for (const Weight& w : weights) {
+      if (!bias) break;
+      const auto e = static_cast<size_t>(w.expert);
+      const std::string name = tensor(e, w.half == LinearBank::Half::kGate) + ".bias";
+      MOESERVE_ASSIGN_OR_RETURN(HostTensor b, load.source.Get(name, {out_features[e]}));
+      bank->LoadBias(w.expert, w.half, 0, b);
     }
     return bank;
   });
@@ -200,6 +203,11 @@ Result<std::unique_ptr<NormBank>> LoadNormOf(LoadContext& load,
       layer && !load.norm.HasBias() ? static_cast<size_t>(*std::ranges::max_element(widths)) : 0);
   std::vector<HostTensor> scales, shifts;
   for (size_t g = 0; g < prefixes.size(); ++g) {
+    if (widths[g] == 0) {
+      scales.push_back({zeros.data(), DType::kF32, {0}, nullptr});
+      if (layer) shifts.push_back(scales.back());
+      continue;
+    }
     MOESERVE_ASSIGN_OR_RETURN(HostTensor scale,
                               load.source.Get(prefixes[g] + ".weight", {widths[g]}));
     scales.push_back(std::move(scale));

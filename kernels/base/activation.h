@@ -15,9 +15,9 @@ constexpr NameTraits Traits(ActivationKind k) {
 }
 
 // What a gate multiplies by, for its input z: sigmoid(z); z * sigmoid(z); log2(1 + 2^z).
-enum class GateActivation : uint8_t { kSigmoid, kSilu, kSoftplus2 };
+enum class GateActivation : uint8_t { kNone, kSigmoid, kSilu, kSoftplus2 };
 constexpr NameTraits Traits(GateActivation k) {
-  return NameIn({"sigmoid", "silu", "softplus2"}, k);
+  return NameIn({"none", "sigmoid", "silu", "softplus2"}, k);
 }
 
 // How a linear layer's outputs become hidden units. A gated layer has two outputs per hidden unit,

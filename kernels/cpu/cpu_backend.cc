@@ -73,9 +73,9 @@ Result<std::unique_ptr<EmbeddingTable>> CpuBackend::NewEmbeddingTable(const Host
   return own;
 }
 
-Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Upload(std::span<const float> values) {
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> buffer, Allocate(values.size_bytes()));
-  std::copy(values.begin(), values.end(), static_cast<float*>(buffer->data()));
+Result<std::unique_ptr<DeviceBuffer>> CpuBackend::UploadBytes(std::span<const std::byte> bytes) {
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> buffer, Allocate(bytes.size()));
+  std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(buffer->data()));
   return buffer;
 }
 

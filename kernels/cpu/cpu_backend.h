@@ -55,7 +55,7 @@ class CpuBackend : public Backend {
                                             const RouterTensors& tensors) override {
     return std::make_unique<CpuRouter>(settings, tensors);
   }
-  Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) override;
+  Result<std::unique_ptr<DeviceBuffer>> UploadBytes(std::span<const std::byte> bytes) override;
   Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
                                                      KvCacheType type,
                                                      std::vector<int64_t> num_pages) override {

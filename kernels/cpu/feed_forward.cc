@@ -86,9 +86,9 @@ void LinearOps::FusedFeedForward(const FeedForwardArgs& args) {
     const int begin = plan == nullptr ? 0 : plan->expert_offsets[e];
     const int end =
         plan == nullptr ? static_cast<int>(args.input.rows) : plan->expert_offsets[e + 1];
-    if (begin == end) continue;
-    if (plan != nullptr) expert_visits_ += 2;
     const CpuLinearBank::Matrix& m = up.matrix(e);
+    if (begin == end || m.panels == 0) continue;
+    if (plan != nullptr) expert_visits_ += 2;
     MOESERVE_CHECK(args.input.cols >= m.inputs, "input width of a feed-forward");
     MOESERVE_CHECK(down.matrix(e).inputs == m.outputs, "hidden width of a feed-forward");
     for (int r = begin; r < end; r += rows_per_task) {

@@ -59,9 +59,9 @@ void LinearOps::Linear(const LinearArgs& args) {
   for (int e = 0; e < bank.num_experts(); ++e) {
     const int begin = routed ? args.plan->expert_offsets[e] : 0;
     const int end = routed ? args.plan->expert_offsets[e + 1] : static_cast<int>(args.input.rows);
-    if (begin == end) continue;
-    if (routed) ++expert_visits_;
     const CpuLinearBank::Matrix& m = bank.matrix(e);
+    if (begin == end || m.panels == 0) continue;
+    if (routed) ++expert_visits_;
     MOESERVE_CHECK(args.input.cols / segments >= m.inputs, "input width of a linear layer");
     multiply_adds += int64_t{end - begin} * m.panels * kPanel * m.inputs;
     const int blocks =

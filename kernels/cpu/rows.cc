@@ -183,22 +183,23 @@ void RowOps::Norm(const NormArgs& args) {
 void RowOps::AssignRows(const AssignRowsArgs& args) {
   const RoutingPlan& plan = *args.plan;
   const int64_t width = args.output.cols;
-  const int64_t first = plan.expert_offsets[args.zero];
+  const int64_t first = plan.expert_offsets[args.first];
   const int64_t rows = plan.expert_offsets[plan.num_experts] - first;
   workers_.ForRows(rows, width, [&](int64_t begin, int64_t end, int worker) {
     for (int64_t a = first + begin; a < first + end; ++a) {
       const int expert = plan.expert_of_assignment[a];
       const int32_t row = plan.row_of_assignment[a];
-      if (expert >= args.constant) {
-        const float* constant = args.constants + (expert - args.constant) * width;
-        StoreRow(table_, constant, args.output, a, width);
-      } else if (expert >= args.copy && args.weighted) {
+      const int32_t source = args.sources == nullptr ? kAssignInput : args.sources[expert];
+      if (source == kAssignNothing) continue;
+      if (source >= 0) {
+        StoreRow(table_, args.constants + source * width, args.output, a, width);
+      } else if (source == kAssignInput && args.weighted) {
         float* const product = workers_.Floats(worker, static_cast<size_t>(width));
         LoadRow(table_, args.input, row, product, width);
         const float weight = plan.weight_of_assignment[a];
         for (int64_t i = 0; i < width; ++i) product[i] *= weight;
         StoreRow(table_, product, args.output, a, width);
-      } else if (expert >= args.copy) {
+      } else if (source == kAssignInput) {
         CopyRow(table_, args.input, row, args.output, a, width);
       } else {
         std::memset(args.output.row(a), 0, static_cast<size_t>(width) * SizeOf(args.output.dtype));

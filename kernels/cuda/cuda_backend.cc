@@ -241,9 +241,9 @@ Result<std::unique_ptr<Router>> CudaBackend::NewRouter(const RouteSettings& sett
   return CudaRouter::Create(settings, tensors);
 }
 
-Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float> values) {
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> buffer, Allocate(values.size_bytes()));
-  CopyIn(buffer->data(), values.data(), values.size_bytes());
+Result<std::unique_ptr<DeviceBuffer>> CudaBackend::UploadBytes(std::span<const std::byte> bytes) {
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> buffer, Allocate(bytes.size()));
+  CopyIn(buffer->data(), bytes.data(), bytes.size());
   return buffer;
 }
 

@@ -46,7 +46,7 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) override;
   Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
                                             const RouterTensors& tensors) override;
-  Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) override;
+  Result<std::unique_ptr<DeviceBuffer>> UploadBytes(std::span<const std::byte> bytes) override;
   Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
                                                      KvCacheType type,
                                                      std::vector<int64_t> num_pages) override;

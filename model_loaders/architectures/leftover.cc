@@ -132,7 +132,12 @@ std::string MixerReason(std::string_view rest, const std::string& key,
   const bool routed = attention.routed();
   if (rest == "out_bias") return key + "out_bias is false";
   if (rest.starts_with("v.") && !attention.projects_values()) {
-    return key + (attention.value_from_key ? "value_from_key is true" : "value_routing is set");
+    return key + (attention.kv_layer.has_value() ? "kv_layer is set"
+                  : attention.value_from_key     ? "value_from_key is true"
+                                                 : "value_routing is set");
+  }
+  if (attention.kv_layer.has_value() && (rest.starts_with("k.") || rest == "k_norm.weight")) {
+    return key + "kv_layer is set";
   }
   if (rest == "k.bias" || rest == "v.bias") return key + "bias is false";
   if (rest.starts_with("q.") || rest.starts_with("o.")) {
@@ -219,12 +224,17 @@ std::string MixerReason(std::string_view rest, const std::string& key, const Fee
   if (Take(rest, "experts.")) {
     const std::optional<int> expert = TakeIndex(rest);
     if (!expert.has_value()) return std::string(kUnknownTensor);
+    const std::string null_experts = key + "routing.null_experts.";
     if (rest == "constant") {
-      return Concat(key, "routing.null_experts.constant is ", routing.null_experts.constant);
+      if (*expert < routing.num_places()) {
+        return Concat(null_experts, "replaced does not have ", *expert);
+      }
+      return Concat(null_experts, "constant is ", routing.null_experts.constant);
     }
-    if (*expert >= routing.num_bodies()) {
+    if (*expert >= routing.num_places()) {
       return Concat(key, "routing.num_experts is ", routing.num_bodies());
     }
+    if (routing.BodyOf(*expert) < 0) return Concat(null_experts, "replaced has ", *expert);
     return ExpertReason(rest, key, block.expert, spec);
   }
   if (rest.starts_with("latent_down.") || rest.starts_with("latent_up.")) {
@@ -261,6 +271,14 @@ std::string RelativeBiasReason(const ModelSpec& spec) {
 
 }  // namespace
 
+namespace {
+
+std::string LayerInputReason(const ModelSpec& spec) {
+  return spec.layer_input.has_value() ? std::string(kUnknownTensor) : "layer_input is none";
+}
+
+}  // namespace
+
 std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   if (spec.encoder != nullptr) {
     if (Take(name, "encoder.")) return Concat("encoder: ", WhyLeftOver(name, *spec.encoder));
@@ -271,6 +289,9 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
     return HeadReason(name, spec);
   }
   if (name == "embed_type.weight") return "token_types is 0";
+  if (name == "embed_layers.weight" || name.starts_with("layer_input.")) {
+    return LayerInputReason(spec);
+  }
   if (name == "embed_position.weight") return "position.kind is not \"learned\"";
   if (name == "relative_bias.weight") return RelativeBiasReason(spec);
   if (name == "norm.weight" || name == "norm.bias") {
@@ -283,6 +304,7 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
   if (name == "relative_bias.weight") return RelativeBiasReason(spec);
   if (name == "scale") return "layer_scale is false";
+  if (name.starts_with("input.")) return LayerInputReason(spec);
   const BlockSpec* found = nullptr;
   std::string key;
   for (const BlockKind kind :

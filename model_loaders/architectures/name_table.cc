@@ -283,6 +283,9 @@ std::optional<TensorPlace> NameTableConfig::SectionPlace(const TensorRule& rule,
 }
 
 std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tensor) const {
+  if (const auto own = named.find(tensor.name); own != named.end()) {
+    return TensorPlace{.name = own->second};
+  }
   std::optional<TensorPlace> place = PlaceInRules(tensor);
   if (!place.has_value()) return place;
   if (positions_from > 0 && tensor.name.ends_with("embed_position.weight")) {

@@ -135,6 +135,8 @@ class NameTableConfig : public CheckpointConfig {
   // Stored tensors with these prefixes are not needed either.
   std::vector<std::string> ignored_prefixes;
   std::vector<IgnoredRange> ignored_ranges;
+  // The stored names of tensors of the model that have names of their own, which no rule gives.
+  std::map<std::string, std::string> named;
   // Rows of the stored table of positions in front of the one for a text's first token.
   int positions_from = 0;
   // The rectangle of elements with one scale if the files have FP8 weights: of every stored matrix

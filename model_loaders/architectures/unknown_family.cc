@@ -49,7 +49,7 @@ constexpr UnsupportedFamily kUnsupported[] = {
     {"ernie4_5_moe_vl", "a config.json without text_config", "ernie4_5_vl_moe"},
     {"falcon_h1", kPartStateSpace, "llama"},
     {"falcon_mamba", kPartStateSpace, ""},
-    {"gemma3n", "inputs for each layer", "gemma3_text"},
+    {"gemma3n", kPartStreams, "gemma4_text"},
     {"glm5_next", kPartStreams, "glm4_moe"},
     {"glm5_next_text", kPartStreams, "glm4_moe"},
     {"grok-1", kReaderAlone, "mixtral"},

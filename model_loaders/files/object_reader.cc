@@ -82,6 +82,22 @@ std::vector<double> ObjectReader::Reals(std::string_view key) {
   return {};
 }
 
+std::vector<int> ObjectReader::Ints(std::string_view key, size_t most) {
+  const std::string expected = Concat("a list of at most ", most, " integers");
+  const Json* value = Required(key, expected);
+  if (value == nullptr) return {};
+  std::vector<int> numbers;
+  bool valid = value->is_array() && value->size() <= most;
+  for (size_t i = 0; valid && i < value->size(); ++i) {
+    const std::optional<int> number = IntFrom((*value)[i]);
+    valid = number.has_value();
+    if (valid) numbers.push_back(*number);
+  }
+  if (valid) return numbers;
+  Fault(key, expected, ShowJson(*value));
+  return {};
+}
+
 std::vector<std::string> ObjectReader::Texts(std::string_view key) {
   constexpr std::string_view kExpected = "a list of texts";
   const Json* value = Required(key, kExpected);

@@ -42,6 +42,8 @@ class ObjectReader {
   // Reads a required list of numbers.
   // At most 4,096 numbers.
   std::vector<double> Reals(std::string_view key);
+  // Reads a required list of at most `most` integers.
+  std::vector<int> Ints(std::string_view key, size_t most);
   // Reads a required list of texts.
   std::vector<std::string> Texts(std::string_view key);
   // Returns the value of the matching choice, or `fallback` if the key is absent. If no choice

@@ -38,6 +38,12 @@ _MEANINGS = (
      ("embed_position",)),
     (r"wte|emb|embed|embeddings?|embed_tokens|embed_in|tok(en)?_?emb(ed)?(ding)?s?|word_embeddings",
      ("embed",)),
+    (r"embed_tokens_per_layer", ("embed_layers",)),
+    (r"per_layer_model_projection", ("layer_input",)),
+    (r"per_layer_projection_norm", ("layer_input", "norm")),
+    (r"per_layer_input_gate", ("input", "gate")),
+    (r"per_layer_projection", ("input", "down")),
+    (r"post_per_layer_input_norm", ("input", "norm")),
     (r"q_?(layer)?norm|q_ln", ("q_norm",)),
     (r"k_?(layer)?norm|k_ln", ("k_norm",)),
     (r"(pre_?|self_?)?(attn|attention|input)_?((layer|rms)_?)?norm|ln_?1|norm_?1|ln_attn|attn_ln",
@@ -57,6 +63,7 @@ _MEANINGS = (
     (r"latent_norm", ("latent_norm", "norm")),
     (r"q_down", ("q_down", "q")),
     (r"latent_down|latent_up|relative_bias|expert_scale|inner_norm|output_norm|embed_norm"
+     r"|embed_layers|layer_input|input"
      r"|shared_norm|shared_output_norm|experts_norm|embed_type|classifier|pooling"
      r"|constant|table|choice_bias|out_bias|conv|[qkv]_conv|beta|decay|decay_down|decay_log"
      r"|decay_bias|gate_down|step|step_bias|skip", None),  # words of the format itself

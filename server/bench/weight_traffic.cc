@@ -19,7 +19,7 @@ int64_t FixedWeightBytes(const ModelSpec& spec, const ModelOptions& types) {
   for (const TensorRequirement& t : RequiredTensors(spec)) {
     const bool router = t.name.find(".router.") != std::string::npos;
     const bool expert = !router && t.name.find(".experts.") != std::string::npos;
-    const bool lookup = t.name == "embed_position.weight" ||
+    const bool lookup = t.name == "embed_position.weight" || t.name == "embed_layers.weight" ||
                         (t.name == "embed.weight" && !spec.tie_word_embeddings);
     if (expert || lookup || t.ids || IsOfPrediction(t.name)) continue;
     int64_t size = 1;

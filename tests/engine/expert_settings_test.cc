@@ -1,5 +1,6 @@
-// Settings of experts, compared with models that compute the same without them: experts without
-// matrices, latent widths, projections around the split, and stacks of sub-layers.
+// Settings of experts and layers, compared with models that compute the same without them: experts
+// without matrices, latent widths, projections around the split, stacks of sub-layers, keys and
+// values of other layers, and inputs of layers.
 
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "engine/routes/routing_control.h"
+#include "engine/spec/weights.h"
 #include "kernels/registry.h"
 #include "model_loaders/architectures/native/config_json.h"
 #include "tests/support/model_runner.h"
@@ -177,6 +179,64 @@ TEST(NullExperts, CanBeNamedInOverrides) {
   };
   EXPECT_TRUE(create(6).ok()) << create(6);
   EXPECT_FALSE(create(7).ok());
+}
+
+int64_t ColumnsOf(const ModelSpec& spec, const std::string& name) {
+  for (const TensorRequirement& tensor : RequiredTensors(spec)) {
+    if (tensor.name == name) return tensor.shape.back();
+  }
+  return 0;
+}
+
+constexpr int kPlaceOfExpert[] = {1, 2, 4, 5, 0, 3};
+
+// Returns the name of a tensor of an expert whose id is another one.
+std::string InOtherPlace(const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  if (at == name.npos) return name;
+  std::string out = name;
+  char& id = out[at + kExperts.size()];
+  id = static_cast<char>('0' + kPlaceOfExpert[id - '0']);
+  return out;
+}
+
+// Constants in the places of replaced experts must be those at the end, whatever form the experts
+// have, if the router's rows move with them.
+TEST(ReplacedExperts, EqualConstantsWithOtherIds) {
+  for (const char* form :
+       {kPlain, kGated, R"({"form": "gated", "activation": "silu", "bias": true,
+                            "inner_norm": true})",
+        R"({"form": "plain", "activation": "relu", "sublayer": "residual", "depth": 2})"}) {
+    SCOPED_TRACE(form);
+    Json at_the_end = Routed(form, R"({"num_experts": 4, "widths": [5, 9, 3, 12],
+                                       "null_experts": {"constant": 2}, "renormalize": true,
+                                       "select": {"kind": "top_k", "k": 3}})");
+    Json between = at_the_end;
+    between["routing"]["null_experts"] = {{"replaced", {0, 3}}};
+    const TestModel last(Config(at_the_end));
+    TestModel replaced(Config(between));
+    for (const TensorRequirement& tensor : RequiredTensors(last.spec())) {
+      const std::vector<float> values = last.Values(tensor.name);
+      const int64_t columns = tensor.shape.back();
+      const bool router = tensor.name.ends_with("router.weight");
+      replaced.Fill(InOtherPlace(tensor.name), [&](int64_t r, int64_t c) {
+        const int64_t row = router ? std::ranges::find(kPlaceOfExpert, r) - kPlaceOfExpert : r;
+        return values[static_cast<size_t>(row * columns + c)];
+      });
+    }
+    const std::vector<float> expected = last.Logits();
+    const std::vector<float> found = replaced.Logits();
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-5) << i;
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      EXPECT_EQ(replaced.Logits({.compute = compute}, 40),
+                replaced.Logits({.compute = compute}, 1));
+    }
+    TestModel other = replaced;
+    other.FillZeros("blocks.0.feed_forward.experts.3.constant");
+    EXPECT_NE(other.Logits(), found);
+  }
 }
 
 // Identity matrices around the experts must change nothing.
@@ -368,6 +428,85 @@ TEST(ResidualForms, BranchesBesideTheExpertsHaveNormsOfTheirOwn) {
   EXPECT_NE(none, shared);
   model.FillZeros(name + "shared_output_norm.weight");
   EXPECT_EQ(model.Logits(), none) << "a network of zeros has the norm of zeros";
+}
+
+// Two layers of attention that read the same rows. The second one has no keys and values of its own
+// if `shares` holds.
+Json TwoAttentions(bool shares, const Json& more) {
+  Json first = {{"kind", "dense"}, {"num_heads", 4},    {"num_kv_heads", 2},
+                {"head_dim", 8},   {"qk_norm", "head"}, {"window", 7}};
+  first.update(more);
+  Json second = first;
+  second.update({{"parallel", true}, {"gate", true}});
+  if (shares) second["kv_layer"] = 0;
+  Json config = Config(Json::object());
+  config["num_hidden_layers"] = 2;
+  config["attention"] = {first, second};
+  config["feed_forward"] = {{{"kind", "none"}}, Json::parse(R"({"kind": "dense", "width": 20,
+      "expert": {"form": "gated", "activation": "silu"}})")};
+  return config;
+}
+
+// A layer that reads the keys and values of another one must compute what it would with keys and
+// values that are equal.
+TEST(KeysOfAnotherLayer, EqualKeysOfItsOwn) {
+  for (const char* more : {"{}", R"({"bias": true, "qk_norm": "full", "qkv_clip": 0.5})",
+                           R"({"qk_norm_after_rope": true, "qk_norm": "heads"})",
+                           R"({"qk_norm": "l2", "position": {"kind": "rope", "fraction": 0.5}})"}) {
+    SCOPED_TRACE(more);
+    const Json settings = Json::parse(more);
+    const TestModel shared(TwoAttentions(true, settings));
+    TestModel own(TwoAttentions(false, settings));
+    const auto copy = [&](const std::string& name, const std::vector<float>& values) {
+      own.Fill(name, [&, columns = ColumnsOf(own.spec(), name)](int64_t r, int64_t c) {
+        return values[static_cast<size_t>(r * columns + c)];
+      });
+    };
+    for (const TensorRequirement& tensor : RequiredTensors(shared.spec())) {
+      copy(tensor.name, shared.Values(tensor.name));
+    }
+    // Both blocks read the same norm of the stream.
+    TestModel same = shared;
+    const std::string first = "blocks.0.attention.", second = "blocks.1.attention.";
+    const std::vector<float> norm = shared.Values(first + "norm.weight");
+    same.Fill(second + "norm.weight", [&](int64_t, int64_t c) { return norm[c]; });
+    for (const TensorRequirement& tensor : RequiredTensors(own.spec())) {
+      for (const char* part : {"norm.", "k.", "v.", "k_norm."}) {
+        if (!tensor.name.starts_with(second + part)) continue;
+        copy(tensor.name, own.Values(first + tensor.name.substr(second.size())));
+      }
+    }
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      const std::vector<float> expected = own.Logits({.compute = compute});
+      EXPECT_EQ(same.Logits({.compute = compute}), expected);
+      EXPECT_EQ(same.Logits({.compute = compute}, 40), expected);
+      EXPECT_EQ(same.Logits({.compute = compute}, 1), expected);
+    }
+  }
+}
+
+// Inputs that add zeros must change nothing, and others must.
+TEST(LayerInputs, ZerosChangeNothing) {
+  const Json plain = TwoAttentions(true, Json::object());
+  Json config = plain;
+  config["attention"][1].erase("parallel");
+  Json with = config;
+  with["layer_input"] = {{"width", 5}, {"activation", "gelu_tanh"}, {"scale", 0.5}};
+  TestModel inputs(with);
+  const std::vector<float> others = inputs.Logits();
+  EXPECT_EQ(inputs.Logits({}, 40), others);
+  EXPECT_EQ(inputs.Logits({}, 1), others);
+  inputs.FillZeros("blocks.0.input.down.weight");
+  EXPECT_NE(inputs.Logits(), others);
+  inputs.FillZeros("blocks.1.input.down.weight");
+  TestModel without(config);
+  for (const TensorRequirement& tensor : RequiredTensors(without.spec())) {
+    const std::vector<float> values = inputs.Values(tensor.name);
+    without.Fill(tensor.name, [&](int64_t r, int64_t c) {
+      return values[static_cast<size_t>(r * tensor.shape.back() + c)];
+    });
+  }
+  EXPECT_EQ(inputs.Logits(), without.Logits());
 }
 
 }  // namespace

@@ -100,7 +100,8 @@ TEST(QuantizedModel, OfDeepLatentExperts) {
   for (nlohmann::json& layer : config["feed_forward"]) {
     layer["expert"].update({{"sublayer", "residual"}, {"depth", 2}});
     layer["routing"].update(
-        {{"latent_width", 70}, {"null_experts", {{"copy", 1}, {"constant", 1}}}});
+        {{"latent_width", 70},
+         {"null_experts", {{"copy", 1}, {"constant", 1}, {"replaced", {0, 2}}}}});
   }
   config["feed_forward"][0]["routing"]["split"]["depth"] = 2;
   TempFolder source;

@@ -14,6 +14,7 @@
 #include "engine/statistics/measures/agreement.h"
 #include "engine/statistics/measures/collapse.h"
 #include "engine/statistics/measures/load_balance.h"
+#include "engine/statistics/measures/macs.h"
 #include "engine/statistics/measures/router_losses.h"
 #include "engine/statistics/measures/symmetric_eigen.h"
 #include "engine/statistics/measures/token_affinity.h"
@@ -480,17 +481,21 @@ TEST(Recorder, ExpertsWithoutMatricesHaveNoWidth) {
   spec.AddLayers(1);
   spec.feed_forward(0).expert = {.residual = true, .depth = 2};
   RoutedLayerSpec& routing = spec.feed_forward(0).routing.emplace();
-  routing.null_experts = {.zero = 1, .copy = 1, .constant = 1};
-  routing.num_experts = 5;
+  routing.null_experts = {.zero = 1, .copy = 1, .constant = 1, .replaced = {0, 2}};
+  routing.num_experts = 7;
   routing.widths = {4, 6};
   const CountedSteps steps(spec, {});
   const BlockExpertStats block = steps.recorder().Snapshot().blocks[0];
-  EXPECT_EQ(block.num_experts, 5);
-  EXPECT_EQ(block.selections.size(), 5u);
-  EXPECT_EQ(block.expert_widths, (std::vector<int>{4, 6, 0, 0, 0}));
+  EXPECT_EQ(block.num_experts, 7);
+  EXPECT_EQ(block.selections.size(), 7u);
+  EXPECT_EQ(block.expert_widths, (std::vector<int>{0, 4, 0, 6, 0, 0, 0}));
+  for (int e = 0; e < 7; ++e) {
+    const int64_t macs = 2 * 3 * 2 * block.expert_widths[static_cast<size_t>(e)];
+    EXPECT_EQ(ExpertMacs(spec, 0, BlockKind::kFeedForward, e), macs) << e;
+  }
   // Each of two sub-layers has three matrices and a norm.
   EXPECT_EQ(block.expert_parameters,
-            (std::vector<int64_t>{2 * (3 * 4 * 2 + 2), 2 * (3 * 6 * 2 + 2), 0, 0, 2}));
+            (std::vector<int64_t>{2, 2 * (3 * 4 * 2 + 2), 2, 2 * (3 * 6 * 2 + 2), 0, 0, 2}));
 }
 
 // Returns a stack of one layer with dense attention and experts of these widths.

@@ -133,19 +133,25 @@ std::vector<Activation> GatedActivations() {
 }
 
 // Gated experts of very unequal widths: up and down projections, and the weighted sum of their
-// outputs.
+// outputs. Those of width 0 have no matrices, and products leave their rows as they are.
 TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
   Random random(2);
-  const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 130};
+  const std::vector<int> widths = {0, 1, 3, 8, 24, 0, 33, 64, 130, 0};
   const int experts = static_cast<int>(widths.size());
   const int model = 24;
+  std::vector<int> outputs;
+  std::vector<int32_t> sources;
+  for (const int width : widths) {
+    outputs.push_back(width == 0 ? 0 : model);
+    sources.push_back(width == 0 ? kAssignZeros : kAssignNothing);
+  }
+  const auto zeros = std::move(backend_->Upload(sources)).value();
   for (const Types& t : kLinearTypes) {
     for (const Activation& activation : GatedActivations()) {
       auto up =
           std::move(backend_->NewLinearBank({{model}, widths, true, true, t.weights})).value();
-      auto down = std::move(backend_->NewLinearBank({widths, std::vector<int>(widths.size(), model),
-                                                     false, true, t.weights}))
-                      .value();
+      auto down =
+          std::move(backend_->NewLinearBank({widths, outputs, false, true, t.weights})).value();
       std::vector<Matrix> gate_w, up_w, down_w;
       std::vector<std::vector<double>> gate_b, up_b, down_b;
       for (int e = 0; e < experts; ++e) {
@@ -158,12 +164,14 @@ TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
         const HostTensor gb = MakeTensor(random.Normals(widths[e]), {widths[e]});
         const HostTensor ub = MakeTensor(random.Normals(widths[e]), {widths[e]});
         const HostTensor db = MakeTensor(random.Normals(model), {model});
-        up->LoadWeight(e, LinearBank::Half::kGate, 0, g);
-        up->LoadWeight(e, LinearBank::Half::kMain, 0, u);
-        up->LoadBias(e, LinearBank::Half::kGate, 0, gb);
-        up->LoadBias(e, LinearBank::Half::kMain, 0, ub);
-        down->LoadWeight(e, LinearBank::Half::kMain, 0, d);
-        down->LoadBias(e, LinearBank::Half::kMain, 0, db);
+        if (widths[e] > 0) {
+          up->LoadWeight(e, LinearBank::Half::kGate, 0, g);
+          up->LoadWeight(e, LinearBank::Half::kMain, 0, u);
+          up->LoadBias(e, LinearBank::Half::kGate, 0, gb);
+          up->LoadBias(e, LinearBank::Half::kMain, 0, ub);
+          down->LoadWeight(e, LinearBank::Half::kMain, 0, d);
+          down->LoadBias(e, LinearBank::Half::kMain, 0, db);
+        }
         gate_w.push_back(AsMatrix(g));
         up_w.push_back(AsMatrix(u));
         down_w.push_back(AsMatrix(d));
@@ -189,10 +197,22 @@ TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
                             .pad_output = true});
           backend_->Linear(
               {.bank = down.get(), .plan = &g.plan, .input = hidden.view, .output = results.view});
+          const RoutingPlan host = backend_->HostPlan(0);
+          for (int a = 0; a < host.num_assignments; ++a) {
+            if (widths[host.expert_of_assignment[a]] > 0) continue;
+            for (const double value : RowOf(*backend_, results.view, a, model)) {
+              ASSERT_TRUE(std::isnan(value)) << "assignment " << a;
+            }
+          }
+          backend_->AssignRows({.plan = &g.plan,
+                                .sources = static_cast<const int32_t*>(zeros->data()),
+                                .input = x.view,
+                                .output = results.view});
           backend_->Combine({.plan = &g.plan, .results = results.view, .output = sum.view});
           for (int r = 0; r < rows; ++r) {
             std::vector<double> expected(model, 0.0);
             for (int e : routing[r]) {
+              if (widths[e] == 0) continue;
               const std::vector<double> row = RowOf(*backend_, x.view, r, model);
               std::vector<double> h = OracleLinear(row, gate_w[e], gate_b[e]);
               const std::vector<double> u = OracleLinear(row, up_w[e], up_b[e]);

@@ -24,6 +24,8 @@ constexpr int kRowWidths[] = {1, 3, 8, 24, 33, 128, 700};
 
 double GateFactorOf(GateActivation activation, double z) {
   switch (activation) {
+    case GateActivation::kNone:
+      return z;
     case GateActivation::kSigmoid:
       return 1.0 / (1.0 + std::exp(-z));
     case GateActivation::kSilu:
@@ -234,12 +236,15 @@ TEST_P(RowsTest, NormsByExpert) {
   }
 }
 
-// Experts from 1 on have no matrices: one that returns zeros, two copies, two constants.
+// Two of six experts have matrices; the others return zeros, their input, and two constants.
 TEST_P(RowsTest, AssignsRowsWithoutProducts) {
   Random random(7);
   for (int width : kRowWidths) {
     const std::vector<float> constants = random.Normals(2 * width);
     const auto uploaded = std::move(backend_->Upload(constants)).value();
+    const std::vector<int32_t> of_expert = {kAssignNothing, 1, kAssignZeros, kAssignNothing,
+                                            kAssignInput,   0};
+    const auto sources = std::move(backend_->Upload(of_expert)).value();
     for (DType in_type : {DType::kF32, DType::kBF16}) {
       for (DType out_type : {DType::kF32, DType::kBF16}) {
         const RoutingPlan plan = Plan({{0, 1, 2, 5}, {}, {3, 4}, {0, 3}, {1, 2, 4}}, 6, random);
@@ -248,23 +253,24 @@ TEST_P(RowsTest, AssignsRowsWithoutProducts) {
         const DeviceRows x = Make(5, width, in_type, &values);
         const DeviceRows y = Make(plan.capacity, width, out_type, nullptr);
         backend_->AssignRows({.plan = &plan,
-                              .zero = 1,
-                              .copy = 2,
-                              .constant = 4,
+                              .sources = static_cast<const int32_t*>(sources->data()),
+                              .first = 1,
                               .constants = static_cast<const float*>(uploaded->data()),
                               .input = x.view,
                               .output = y.view});
         for (int a = 0; a < host.num_assignments; ++a) {
           const int e = host.expert_of_assignment[a];
           const std::vector<double> row = RowOf(*backend_, y.view, a, width);
-          if (e < 1) {
+          const int32_t source = of_expert[e];
+          if (source == kAssignNothing) {
             ASSERT_TRUE(std::isnan(row[0])) << "the row of an expert with matrices was written";
             continue;
           }
           std::vector<double> expected(static_cast<size_t>(width));
-          if (e >= 2) expected = RowOf(*backend_, x.view, host.row_of_assignment[a], width);
+          if (source == kAssignInput)
+            expected = RowOf(*backend_, x.view, host.row_of_assignment[a], width);
           for (int c = 0; c < width; ++c) {
-            if (e >= 4) expected[c] = constants[(e - 4) * width + c];
+            if (source >= 0) expected[c] = constants[source * width + c];
             expected[c] = RoundedRow(expected[c], out_type);
           }
           ASSERT_EQ(row, expected) << "expert " << e << ", width " << width;
@@ -287,8 +293,7 @@ TEST_P(RowsTest, WeightsOfRowsInsteadOfResults) {
       const DeviceRows x = Make(4, width, type, &values);
       const DeviceRows y = Make(plan.capacity, width, type, nullptr);
       const DeviceRows sums = Make(4, width, DType::kF32, nullptr);
-      backend_->AssignRows(
-          {.plan = &plan, .constant = 3, .input = x.view, .output = y.view, .weighted = true});
+      backend_->AssignRows({.plan = &plan, .input = x.view, .output = y.view, .weighted = true});
       backend_->Combine({.plan = &plan, .results = y.view, .output = sums.view, .weighted = false});
       std::vector<std::vector<float>> expected(4, std::vector<float>(width));
       for (int a = 0; a < host.num_assignments; ++a) {

@@ -81,7 +81,8 @@ TEST(Summarize, BiasesAndInnerNormsBelongToTheirExpert) {
   json["feed_forward"]["expert"].update({{"bias", true}, {"inner_norm", true}});
   Json deep = json;
   deep["feed_forward"]["expert"].update({{"sublayer", "residual"}, {"depth", 3}});
-  deep["feed_forward"]["routing"]["null_experts"] = {{"zero", 1}, {"copy", 1}, {"constant", 2}};
+  deep["feed_forward"]["routing"]["null_experts"] = {
+      {"zero", 1}, {"copy", 1}, {"constant", 2}, {"replaced", {0, 3}}};
   deep["feed_forward"]["routing"]["latent_width"] = 5;
   for (const Json& config : {json, deep}) {
     const ModelSpec spec = Spec(config);
@@ -112,15 +113,26 @@ TEST(Summarize, TextNamesEveryKindOfLayerOnce) {
   Json json = Small();
   json["feed_forward"]["expert"].update({{"sublayer", "residual"}, {"depth", 3}});
   json["feed_forward"]["routing"].update(Json::parse(R"({"latent_width": 5,
-      "null_experts": {"zero": 2, "constant": 1},
+      "null_experts": {"zero": 2, "constant": 1, "replaced": [3]},
       "split": {"heads": 2, "merge_projection": false, "depth": 2}})"));
   const std::string deep = SummaryText(Summarize(Spec(json)));
   EXPECT_NE(
       deep.find("routed: 4 experts, widths 1,2,3,6, gated silu, 3 residual sub-layers, 2 zero "
-                "and 1 constant experts; split into 2 sub-tokens with one projection before "
+                "and 1 constant and 1 replaced experts; split into 2 sub-tokens with one "
+                "projection before "
                 "the split of 2 layers, experts on rows of 5, dot score"),
       std::string::npos)
       << deep;
+
+  json = Small();
+  json["layer_input"] = {{"width", 3}, {"activation", "gelu_tanh"}};
+  const ModelSummary inputs = Summarize(Spec(json));
+  EXPECT_NE(inputs.general.find(", inputs of each layer of width 3 with gelu_tanh"),
+            std::string::npos)
+      << inputs.general;
+  const auto rows = Spec(json).vocab_size;
+  EXPECT_EQ(inputs.embedding_parameters,
+            Summarize(Spec(Small())).embedding_parameters + int64_t{rows} * 2 * 3);
 
   const auto split_text = [](const char* split) {
     Json changed = Small();

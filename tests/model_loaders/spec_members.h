@@ -41,6 +41,11 @@ auto MembersOf(T& s) {
   auto& [a, b, c] = s;
   return std::tie(a, b, c);
 }
+template <Is<LayerInputSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e] = s;
+  return std::tie(a, b, c, d, e);
+}
 template <Is<RelativeBias> T>
 auto MembersOf(T& s) {
   auto& [a, b, c, d] = s;
@@ -68,8 +73,8 @@ auto MembersOf(T& s) {
 }
 template <Is<NullExperts> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c] = s;
-  return std::tie(a, b, c);
+  auto& [a, b, c, d] = s;
+  return std::tie(a, b, c, d);
 }
 template <Is<RoutedLayerSpec> T>
 auto MembersOf(T& s) {
@@ -83,10 +88,10 @@ auto MembersOf(T& s) {
 }
 template <Is<AttentionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac,
-         ad] = s;
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac, ad,
+         ae] = s;
   return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab,
-                  ac, ad);
+                  ac, ad, ae);
 }
 template <Is<FeedForwardSpec> T>
 auto MembersOf(T& s) {
@@ -145,9 +150,10 @@ auto MembersOf(T& s) {
 }
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac] = s;
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, z, aa, ab, ac,
+         ad] = s;
   // Files have none of the others: the stack, the encoder and the prediction layers.
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, aa, ab);
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, t, u, v, w, x, y, ab, ac);
 }
 
 template <typename T>
@@ -204,6 +210,7 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, ResidualSpec>) return "ResidualSpec";
   if constexpr (Is<T, RopeScaling>) return "RopeScaling";
   if constexpr (Is<T, PositionSpec>) return "PositionSpec";
+  if constexpr (Is<T, LayerInputSpec>) return "LayerInputSpec";
   if constexpr (Is<T, RelativeBias>) return "RelativeBias";
   if constexpr (Is<T, SplitSpec>) return "SplitSpec";
   if constexpr (Is<T, ScoreSpec>) return "ScoreSpec";

@@ -1,4 +1,5 @@
 // Compares names, shapes and order of the tensors that a spec requires with lists written by hand.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -194,31 +195,66 @@ TEST(RequiredTensors, ProjectionsAreIndependentOfTheNumberOfHeads) {
   EXPECT_EQ(lines[10], "blocks.0.feed_forward.router.weight [1, 8]");
 }
 
+TEST(RequiredTensors, LayerInputsAndKeysOfOtherLayers) {
+  Json json = Dense();
+  json["num_hidden_layers"] = 2;
+  json["layer_input"] = {{"width", 3}, {"activation", "silu"}};
+  Json own = {{"kind", "dense"}, {"num_heads", 2}, {"head_dim", 4}, {"qk_norm", "head"}};
+  Json shared = own;
+  shared["kv_layer"] = 0;
+  json["attention"] = {own, shared};
+  const std::vector<std::string> lines = Lines(json);
+  for (const char* line :
+       {"embed_layers.weight [10, 6]", "layer_input.weight [6, 8]", "layer_input.norm.weight [3]",
+        "blocks.1.input.gate.weight [3, 8]", "blocks.1.input.down.weight [8, 3]",
+        "blocks.1.input.norm.weight [8]", "blocks.0.attention.k.weight [8, 8]",
+        "blocks.0.attention.k_norm.weight [4]", "blocks.1.attention.q.weight [8, 8]",
+        "blocks.1.attention.q_norm.weight [4]"}) {
+    EXPECT_TRUE(std::ranges::find(lines, line) != lines.end()) << line;
+  }
+  for (const std::string& line : lines) {
+    for (const char* name : {"blocks.1.attention.k", "blocks.1.attention.v"}) {
+      EXPECT_FALSE(line.starts_with(name)) << line;
+    }
+  }
+  const ModelSpec spec = ParseNativeConfig(json.dump())->spec;
+  for (const char* name : {"k.weight", "k.bias", "k_norm.weight", "v.weight"}) {
+    EXPECT_EQ(WhyLeftOver(std::string("blocks.1.attention.") + name, spec),
+              "attention[1].kv_layer is set");
+  }
+  const ModelSpec plain = ParseNativeConfig(Dense().dump())->spec;
+  for (const char* name : {"embed_layers.weight", "layer_input.weight", "layer_input.norm.weight",
+                           "blocks.0.input.gate.weight"}) {
+    EXPECT_EQ(WhyLeftOver(name, plain), "layer_input is none") << name;
+  }
+}
+
 TEST(RequiredTensors, SettingsOfExperts) {
   Json json = Dense();
   json["feed_forward"] = Json::parse(R"({"kind": "routed", "shared_width": 7,
     "expert": {"form": "plain", "activation": "relu", "sublayer": "residual", "depth": 2},
     "routing": {"num_experts": 1, "widths": 5, "latent_width": 3,
-                "null_experts": {"zero": 1, "copy": 1, "constant": 2},
+                "null_experts": {"zero": 1, "copy": 1, "constant": 2, "replaced": [0]},
                 "split": {"heads": 2, "bias": false, "depth": 2, "merge_projection": false},
-                "select": {"kind": "top_k", "k": 5}}})");
+                "select": {"kind": "top_k", "k": 6}}})");
   const std::vector<std::string> lines = Lines(json);
   ASSERT_GT(lines.size(), 9u);
   EXPECT_EQ(std::vector<std::string>(lines.begin() + 9, lines.end()),
             (std::vector<std::string>{
                 "blocks.0.feed_forward.split.0.weight [8, 8]",
                 "blocks.0.feed_forward.split.1.weight [8, 8]",
-                "blocks.0.feed_forward.router.weight [5, 4]",
+                "blocks.0.feed_forward.router.weight [6, 4]",
                 "blocks.0.feed_forward.latent_down.weight [3, 4]",
                 "blocks.0.feed_forward.latent_up.weight [4, 3]",
-                "blocks.0.feed_forward.experts.0.layers.0.norm.weight [3]",
-                "blocks.0.feed_forward.experts.0.layers.0.up.weight [5, 3]",
-                "blocks.0.feed_forward.experts.0.layers.0.down.weight [3, 5]",
-                "blocks.0.feed_forward.experts.0.layers.1.norm.weight [3]",
-                "blocks.0.feed_forward.experts.0.layers.1.up.weight [5, 3]",
-                "blocks.0.feed_forward.experts.0.layers.1.down.weight [3, 5]",
-                "blocks.0.feed_forward.experts.3.constant [3]",
+                "blocks.0.feed_forward.experts.0.constant [3]",
+                "blocks.0.feed_forward.experts.1.layers.0.norm.weight [3]",
+                "blocks.0.feed_forward.experts.1.layers.0.up.weight [5, 3]",
+                "blocks.0.feed_forward.experts.1.layers.0.down.weight [3, 5]",
+                "blocks.0.feed_forward.experts.1.layers.1.norm.weight [3]",
+                "blocks.0.feed_forward.experts.1.layers.1.up.weight [5, 3]",
+                "blocks.0.feed_forward.experts.1.layers.1.down.weight [3, 5]",
                 "blocks.0.feed_forward.experts.4.constant [3]",
+                "blocks.0.feed_forward.experts.5.constant [3]",
                 "blocks.0.feed_forward.shared.layers.0.norm.weight [8]",
                 "blocks.0.feed_forward.shared.layers.0.up.weight [7, 8]",
                 "blocks.0.feed_forward.shared.layers.0.down.weight [8, 7]",
@@ -233,11 +269,13 @@ TEST(RequiredTensors, SettingsOfExperts) {
       {"split.2.weight", key + "routing.split.depth is 2"},
       {"split.1.bias", key + "routing.split.bias is false"},
       {"merge.0.weight", key + "routing.split.merge_projection is false"},
-      {"experts.1.layers.0.up.weight", key + "routing.num_experts is 1"},
-      {"experts.2.constant", key + "routing.null_experts.constant is 2"},
-      {"experts.0.up.weight", key + "expert.sublayer is \"residual\""},
-      {"experts.0.layers.2.up.weight", key + "expert.depth is 2"},
-      {"experts.0.layers.0.norm.bias", "norm.kind is \"rms\", which has no bias"},
+      {"experts.2.layers.0.up.weight", key + "routing.num_experts is 1"},
+      {"experts.0.layers.0.up.weight", key + "routing.null_experts.replaced has 0"},
+      {"experts.1.constant", key + "routing.null_experts.replaced does not have 1"},
+      {"experts.3.constant", key + "routing.null_experts.constant is 2"},
+      {"experts.1.up.weight", key + "expert.sublayer is \"residual\""},
+      {"experts.1.layers.2.up.weight", key + "expert.depth is 2"},
+      {"experts.1.layers.0.norm.bias", "norm.kind is \"rms\", which has no bias"},
       {"shared.layers.0.gate.weight", key + "expert.form is \"plain\""},
       {"latent_down.bias", "no key"},
   };
@@ -350,6 +388,8 @@ TEST(WhyLeftOver, NamesTheSettingThatRulesATensorOut) {
        "feed_forward[0].expert.sublayer is \"plain\""},
       {"blocks.0.feed_forward.experts.8.constant",
        "feed_forward[0].routing.null_experts.constant is 0"},
+      {"blocks.0.feed_forward.experts.0.constant",
+       "feed_forward[0].routing.null_experts.replaced does not have 0"},
       {"model.embed_tokens.weight", "no key"},
       {"blocks.00.attention.norm.weight", "no key"},
       {"blocks.99999999999.x", "no key"},

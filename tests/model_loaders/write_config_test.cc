@@ -60,6 +60,8 @@ template <typename Kind>
 std::vector<Kind> AllValues() {
   if constexpr (std::is_same_v<Kind, ActivationKind>) {
     return AllKinds(ActivationKind::kSilu);  // experts never have kNone
+  } else if constexpr (std::is_same_v<Kind, GateActivation>) {
+    return AllKinds(GateActivation::kSigmoid);  // nor have gates of mixers
   } else {
     return AllKinds<Kind>();
   }
@@ -263,8 +265,8 @@ ModelSpec Latent() {
   f.routing.emplace();
   f.expert.residual = true;
   f.expert.depth = 3;
-  f.routing->null_experts = {.zero = 1, .copy = 2, .constant = 3};
-  f.routing->num_experts = 10;
+  f.routing->null_experts = {.zero = 1, .copy = 2, .constant = 3, .replaced = {0}};
+  f.routing->num_experts = 11;
   f.routing->widths = {5, 5, 5, 5};
   f.routing->split = {.heads = 2, .projection = true, .depth = 3};
   f.routing->latent_width = 6;
@@ -337,6 +339,16 @@ ModelSpec ValueForms() {
   a.value_norm = true;
   a.query_scale = QueryScaleSpec{.step = 8.0, .factor = 0.2, .first = 1};
   spec.attention(1).value_from_key = true;
+  return spec;
+}
+
+ModelSpec LayerInputs() {
+  ModelSpec spec = Base();
+  spec.layer_input = LayerInputSpec{.width = 5,
+                                    .activation = ActivationKind::kRelu,
+                                    .token_scale = 2.5,
+                                    .projection_scale = 0.3,
+                                    .scale = 0.6};
   return spec;
 }
 
@@ -464,6 +476,7 @@ std::vector<ModelSpec> MadeUpSpecs() {
           Learned(),
           Biased(),
           ValueForms(),
+          LayerInputs(),
           RoutedValues(),
           Convolved(),
           WithDelta(),
@@ -614,6 +627,14 @@ TEST(WriteConfig, EveryMemberIsReadBack) {
           kind = IsKind<std::remove_reference_t<decltype(member)>>();
           more = Change(member, choice);
         });
+        // A layer cannot read its own keys and values.
+        if (const AttentionSpec* const first = changed.blocks.front().attention();
+            first != nullptr && first->kv_layer.has_value()) {
+          if (changed.FindBlock(1, BlockKind::kAttention) == nullptr) continue;
+          changed.attention(0).kv_layer.reset();
+          changed.attention(1) = changed.attention(0);
+          changed.attention(1).kv_layer = 0;
+        }
         // All experts are those with widths and those without.
         if (name.starts_with("NullExperts.") && changed.feed_forward(0).routed()) {
           RoutedLayerSpec& routing = *changed.feed_forward(0).routing;

@@ -55,6 +55,9 @@ def complete_config(config: Json) -> Json:
     for key in ("embedding_scale", "residual_scale", "logit_scale"):
         out.setdefault(key, 1.0)
     out.setdefault("logit_soft_cap", 0.0)
+    if "layer_input" in out:
+        for key in ("token_scale", "projection_scale", "scale"):
+            out["layer_input"].setdefault(key, 1.0)
     for key in ("tie_word_embeddings", "embedding_norm", "head_bias", "layer_scale"):
         out.setdefault(key, False)
     out.setdefault("output_scale", 1.0)
@@ -168,13 +171,20 @@ def _complete_ffn(feed_forward: Json) -> Json:
 
 def all_experts(routing: Json) -> int:
     """Number of experts that a row can select, those without matrices included."""
-    return routing["num_experts"] + sum(routing["null_experts"].values())
+    null_experts = routing["null_experts"]
+    return places(routing) + sum(null_experts[kind] for kind in ("zero", "copy", "constant"))
+
+
+def places(routing: Json) -> int:
+    """Number of experts with matrices and of those that constants replaced; they have the first ids."""
+    return routing["num_experts"] + len(routing["null_experts"]["replaced"])
 
 
 def _complete_routing(routing: Json) -> None:
     null_experts = routing.setdefault("null_experts", {})
     for key in ("zero", "copy", "constant"):
         null_experts.setdefault(key, 0)
+    null_experts.setdefault("replaced", [])
     score = routing.setdefault("score", {"kind": "dot"})
     score.setdefault("stream", False)
     score.setdefault("norm", "none")
@@ -288,7 +298,8 @@ class RoutedDecoder:
         if bf16_products:
             tied = self.config["tie_word_embeddings"]
             for name, value in self.tensors.items():
-                lookup = (name.startswith(("embed_position", "embed_type", "relative_bias"))
+                lookup = (name.startswith(("embed_position", "embed_type", "embed_layers",
+                                            "relative_bias"))
                           or (name == "embed.weight" and not tied))
                 taps = name.endswith(".conv.weight")
                 if value.dim() == 2 and ".router." not in name and not lookup and not taps:
@@ -325,6 +336,7 @@ class RoutedDecoder:
         config = self.config
         positions = torch.arange(cache.length, cache.length + len(tokens))
         x = before = self._embed(tokens, positions)
+        inputs = self._layer_inputs(tokens, x) if "layer_input" in config else None
         for layer in range(config["num_hidden_layers"]):
             late, self.late = self.late, None
             for part in ("attention", "cross_attention", "feed_forward"):
@@ -338,6 +350,8 @@ class RoutedDecoder:
                 x = self._block(x, read, layer, part, positions, cache)
             if late is not None:
                 x = x + late
+            if "layer_input" in config:
+                x = x + self._layer_input(x, inputs[:, layer], f"blocks.{layer}.input")
             if config["layer_scale"]:
                 x = x * self.tensors[f"blocks.{layer}.scale"]
         cache.length += len(tokens)
@@ -362,6 +376,21 @@ class RoutedDecoder:
             spacing = self.config["position"]["spacing"]
             x = x + sinusoidal(positions + first, x.shape[1], spacing).to(x.dtype)
         return self._outer_norm(x, "embed_norm") if self.config["embedding_norm"] else x
+
+    def _layer_inputs(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """Inputs [T, L, p] of all layers; x [T, d] are the embeddings."""
+        settings, layers = self.config["layer_input"], self.config["num_hidden_layers"]
+        shape = (len(x), layers, settings["width"])
+        projected = self._linear(self._round(x), "layer_input").view(shape)
+        projected = projected * settings["projection_scale"]
+        rows = self.tensors["embed_layers.weight"][tokens].view(shape) * settings["token_scale"]
+        return (self._norm(projected, "layer_input.norm", "rms") + rows) * settings["scale"]
+
+    def _layer_input(self, x: Tensor, own: Tensor, name: str) -> Tensor:
+        """What a layer makes of its input `own` [T, p] and the stream x."""
+        gate = self._linear(self._round(x), f"{name}.gate")
+        hidden = activate(gate, self.config["layer_input"]["activation"]) * own
+        return self._norm(self._linear(self._round(hidden), f"{name}.down"), f"{name}.norm", "rms")
 
     def _outer_norm(self, x: Tensor, name: str) -> Tensor:
         return self._row_norm(x, name, eps=self.config["norm"]["outer_eps"])
@@ -420,11 +449,14 @@ class RoutedDecoder:
             return self._recurrence(x, layer, name, settings, cache)
         if "latent" in settings:
             return self._latent(x, layer, name, settings, positions, cache)
-        shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
-        keys = self._linear(x, f"{name}.k")
-        values = self._values(x, keys, name, settings)
-        keys = self._round(self._place(keys.view(shape), f"{name}.k_norm", positions, settings))
-        keys, values = cache.extend(layer, keys, self._round(clip(values, settings)))
+        if settings.get("kv_layer") is not None:
+            keys, values = cache.keys[settings["kv_layer"]], cache.values[settings["kv_layer"]]
+        else:
+            shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
+            keys = self._linear(x, f"{name}.k")
+            values = self._values(x, keys, name, settings)
+            keys = self._round(self._place(keys.view(shape), f"{name}.k_norm", positions, settings))
+            keys, values = cache.extend(layer, keys, self._round(clip(values, settings)))
         if settings["kind"] == "dense":
             out = self._dense_heads(x, name, settings, positions, keys, values)
         else:
@@ -762,11 +794,13 @@ class RoutedDecoder:
         return self._linear(self._round(out), f"{name}.latent_up") if latent else out
 
     def _expert_of(self, x: Tensor, name: str, expert: int, settings: Json) -> Tensor:
-        """Result of one routed expert; the last ids are those of experts without matrices."""
+        """Result of one routed expert; most experts without matrices have the last ids."""
         routing = settings["routing"]
-        null_experts, place = routing["null_experts"], expert - routing["num_experts"]
-        if place < 0:
+        null_experts, place = routing["null_experts"], expert - places(routing)
+        if place < 0 and expert not in null_experts["replaced"]:
             return self._expert(x, name, settings["expert"])
+        if place < 0:
+            return self.tensors[f"{name}.constant"].expand(x.shape)
         if place < null_experts["zero"]:
             return torch.zeros_like(x)
         if place < null_experts["zero"] + null_experts["copy"]:

@@ -156,7 +156,7 @@ TINY: dict[str, Json] = {
     "tiny-null-experts": _model(
         48, 2, _dense_attention(4, 12),
         _moe(5, [8, 24, 16, 12, 20], _top_p(0.6, max=4), split={"heads": 3},
-             null_experts={"zero": 2, "copy": 1, "constant": 2})),
+             null_experts={"zero": 2, "copy": 1, "constant": 2, "replaced": [1, 4]})),
     "tiny-latent-experts": _model(
         48, 2, _dense_attention(4, 12),
         [_moe(6, 20, _top_k(2), latent_width=20, null_experts={"copy": 2}, renormalize=True,
@@ -280,6 +280,22 @@ TINY: dict[str, Json] = {
          _dense_attention(4, 12, num_kv_heads=2, qk_norm="heads")],
         _moe(5, 16, _top_k(2), shared_width=16, gate="sigmoid", renormalize=True),
         norm={"kind": "rms", "groups": 4}),
+    # Gemma 4 E2B: inputs of each layer, and layers that read the keys and values of others.
+    "tiny-layer-inputs": _model(
+        32, 4,
+        [_dense_attention(4, 8, num_kv_heads=2, qk_norm="head", value_norm=True, window=9,
+                          scale=0.15),
+         _dense_attention(4, 12, num_kv_heads=1, qk_norm="full", bias=True, scale=0.1),
+         _dense_attention(2, 8, num_kv_heads=2, qk_norm="head", window=9, kv_layer=0, gate=True, scale=0.2,
+                          qkv_clip=0.8, query_scale={"kind": "log", "step": 6, "factor": 0.3}),
+         _dense_attention(3, 12, num_kv_heads=1, qk_norm="full", bias=True, kv_layer=1, scale=0.1,
+                          qk_norm_after_rope=True, sinks=True,
+                          position={"kind": "rope", "fraction": 0.5, "theta": 500.0})],
+        [_moe(4, 12, _top_k(2), renormalize=True),
+         *3 * [{"kind": "dense", "width": 24, "expert": {**GATED, "activation": "gelu_tanh"}}]],
+        norm={"kind": "rms", "placement": "both"}, layer_scale=True,
+        layer_input={"width": 6, "activation": "gelu_tanh", "token_scale": 1.5,
+                     "projection_scale": 0.4, "scale": 0.7}),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -296,7 +312,7 @@ SEEDS: dict[str, int] = {
     "tiny-deep-experts": 2818, "tiny-null-experts": 2719, "tiny-latent-experts": 1420,
     "tiny-xpos": 1123, "tiny-post-norm-final": 1125, "tiny-qkv-clip": 13,
     "tiny-short-convolution": 17, "tiny-residual-forms": 1300, "tiny-delta": 42, "tiny-state-space": 52,
-    "tiny-chunks": 3, "tiny-routed-values": 9}
+    "tiny-chunks": 3, "tiny-routed-values": 9, "tiny-layer-inputs": 2}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -340,12 +356,25 @@ class _Builder:
             self._norm("norm", d)
         for layer in range(config["num_hidden_layers"] if config["layer_scale"] else 0):
             self._draw(f"blocks.{layer}.scale", 1, std=0.1, mean=0.9)
+        if "layer_input" in config:
+            self._layer_inputs(config["layer_input"]["width"], config["num_hidden_layers"])
         if not config["tie_word_embeddings"]:
             self._linear("head", vocab, d, False, gain=HEAD_GAIN)
         for layer in range(config["num_hidden_layers"]):
             self._attention(f"blocks.{layer}.attention", config["attention"][layer], d)
             self._feed_forward(f"blocks.{layer}.feed_forward", config["feed_forward"][layer], d)
         return self.tensors
+
+    def _layer_inputs(self, width: int, layers: int) -> None:
+        d = self.config["hidden_size"]
+        self._draw("embed_layers.weight", self.config["vocab_size"], layers * width, std=0.5)
+        self._linear("layer_input", layers * width, d, False)
+        self._norm("layer_input.norm", width, False)
+        for layer in range(layers):
+            name = f"blocks.{layer}.input"
+            self._linear(f"{name}.gate", width, d, False)
+            self._linear(f"{name}.down", d, width, False)
+            self._norm(f"{name}.norm", d, False)
 
     def _router(self, name: str, routing: Json, width: int) -> None:
         score, experts = routing["score"], routed_decoder.all_experts(routing)
@@ -395,12 +424,14 @@ class _Builder:
             return
         head, groups = attention["head_dim"], attention["num_kv_heads"]
         value = attention["value_dim"]
-        self._linear(f"{name}.k", groups * head, d, attention["bias"])
+        own_keys = attention.get("kv_layer") is None
+        if own_keys:
+            self._linear(f"{name}.k", groups * head, d, attention["bias"])
         if "value_routing" in attention:
             self._router(f"{name}.router", attention["value_routing"], d)
             for j in range(attention["value_routing"]["num_experts"]):
                 self._linear(f"{name}.experts.{j}.v", groups * value, d, False, gain=1.5)
-        elif not attention["value_from_key"]:
+        elif own_keys and not attention["value_from_key"]:
             self._linear(f"{name}.v", groups * value, d, attention["bias"])
         if attention["kind"] == "dense":
             heads = attention["num_heads"]
@@ -414,7 +445,8 @@ class _Builder:
             if attention["qk_norm"] not in ("none", "l2"):
                 full = attention["qk_norm"] in ("full", "heads")
                 self._norm(f"{name}.q_norm", heads * head if full else head, False)
-                self._norm(f"{name}.k_norm", groups * head if full else head, False)
+                if own_keys:
+                    self._norm(f"{name}.k_norm", groups * head if full else head, False)
         else:
             routing = attention["routing"]
             self._router(f"{name}.router", routing, d)
@@ -505,9 +537,11 @@ class _Builder:
             self._linear(f"{name}.latent_up", c, routing["latent_width"], False)
             c = routing["latent_width"]
         experts = routed_decoder.all_experts(routing)
-        for j in range(experts - routing["null_experts"]["constant"], experts):
+        replaced = routing["null_experts"]["replaced"]
+        for j in [*replaced, *range(experts - routing["null_experts"]["constant"], experts)]:
             self._draw(f"{name}.experts.{j}.constant", c, std=0.5)
-        for j, width in enumerate(routing["widths"]):
+        bodies = [j for j in range(routed_decoder.places(routing)) if j not in replaced]
+        for j, width in zip(bodies, routing["widths"]):
             self._expert(f"{name}.experts.{j}", form, width, c)
         if settings["shared_width"] > 0:
             self._expert(f"{name}.shared", form, settings["shared_width"], d)

@@ -9,7 +9,8 @@ Result<FeedForwardExperts::Sublayer> FeedForwardExperts::LoadSublayer(
     LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
     const std::vector<int>& widths, int model_width) {
   Sublayer sublayer;
-  const std::vector<int> model_widths(widths.size(), model_width);
+  std::vector<int> model_widths;
+  for (const int width : widths) model_widths.push_back(width > 0 ? model_width : 0);
   const auto load_norm = [&](const char* name, const std::vector<int>& norm_widths) {
     std::vector<std::string> names;
     for (const std::string& p : prefixes) names.push_back(p + name);
@@ -95,11 +96,8 @@ void FeedForwardExperts::ComputeStack(StepContext& ctx, const RoutingPlan* plan,
                                       const RowsView& rows, const RowsView& stack) const {
   const Workspace::Scope scope(ctx.workspace);
   if (plan != nullptr) {
-    ctx.backend.AssignRows({.plan = plan,
-                            .constant = plan->num_experts,
-                            .input = rows,
-                            .output = stack,
-                            .weighted = weight_inputs_});
+    ctx.backend.AssignRows(
+        {.plan = plan, .input = rows, .output = stack, .weighted = weight_inputs_});
   } else {
     ctx.backend.Convert(rows, stack);
   }
@@ -118,11 +116,7 @@ RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan& plan,
   if (!residual_ && weight_inputs_) {
     const Workspace::Scope scope(ctx.workspace);
     const RowsView inputs = ctx.workspace.Take(plan.capacity, rows.cols, ctx.activation);
-    ctx.backend.AssignRows({.plan = &plan,
-                            .constant = plan.num_experts,
-                            .input = rows,
-                            .output = inputs,
-                            .weighted = true});
+    ctx.backend.AssignRows({.plan = &plan, .input = rows, .output = inputs, .weighted = true});
     Compute(ctx, sublayers_.front(), &plan, false, inputs, results);
   } else if (!residual_) {
     Compute(ctx, sublayers_.front(), &plan, true, rows, results);

@@ -27,6 +27,7 @@ class ExpertBody {
 // feed-forward is a body with one expert.
 class FeedForwardExperts : public ExpertBody {
  public:
+  // Experts of width 0 have no tensors, and their rows are not written.
   static Result<std::unique_ptr<FeedForwardExperts>> Load(LoadContext& load,
                                                           const std::vector<std::string>& prefixes,
                                                           const ExpertSpec& spec,

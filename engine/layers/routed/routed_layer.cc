@@ -81,17 +81,28 @@ absl::Status RoutedLayer::LoadProjections(LoadContext& load, const std::string& 
 
 absl::Status RoutedLayer::LoadNullExperts(LoadContext& load, const std::string& prefix,
                                           const RoutedLayerSpec& spec, int width) {
-  null_.bodies = spec.num_bodies();
-  null_.copy = null_.bodies + spec.null_experts.zero;
-  null_.constant = null_.copy + spec.null_experts.copy;
-  null_.experts = spec.num_experts;
+  if (spec.null_experts.total() == 0) return absl::OkStatus();
+  const int places = null_.places = spec.num_places();
+  null_.first = spec.null_experts.replaced.empty() ? places : spec.null_experts.replaced.front();
+  std::vector<int32_t> sources;
   std::vector<float> values;
-  for (int e = null_.constant; e < null_.experts; ++e) {
+  int32_t constants = 0;
+  for (int e = 0; e < spec.num_experts; ++e) {
+    if (spec.BodyOf(e) >= 0) {
+      sources.push_back(kAssignNothing);
+      continue;
+    }
+    if (!spec.IsConstant(e)) {
+      sources.push_back(e < places + spec.null_experts.zero ? kAssignZeros : kAssignInput);
+      continue;
+    }
     MOESERVE_ASSIGN_OR_RETURN(
         const HostTensor tensor,
         load.source.Get(prefix + ".experts." + std::to_string(e) + ".constant", {width}));
     for (int i = 0; i < width; ++i) values.push_back(ElementAsF32(tensor, i));
+    sources.push_back(constants++);
   }
+  MOESERVE_ASSIGN_OR_RETURN(null_.sources, load.backend.Upload(sources));
   if (values.empty()) return absl::OkStatus();
   MOESERVE_ASSIGN_OR_RETURN(null_.constants, load.backend.Upload(values));
   return absl::OkStatus();
@@ -153,16 +164,17 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,
     inputs = ctx.workspace.Take(rows.rows, latent_down_->shape().out_features[0], ctx.activation);
     ctx.backend.Linear({.bank = latent_down_.get(), .input = rows, .output = inputs});
   }
-  const bool all_have_bodies = null_.bodies == null_.experts;
-  const RoutingPlan bodies = all_have_bodies ? plan : ctx.backend.FirstExperts(plan, null_.bodies);
+  const bool all_have_bodies = null_.sources == nullptr;
+  const RoutingPlan bodies = all_have_bodies || null_.places == plan.num_experts
+                                 ? plan
+                                 : ctx.backend.FirstExperts(plan, null_.places);
   const RoutingPlan here = places_->Dispatch(ctx, bodies, inputs);
   const RowsView results = body_->Run(ctx, here, inputs);
   places_->Collect(ctx, bodies, results);
   if (all_have_bodies) return results;
   ctx.backend.AssignRows({.plan = &plan,
-                          .zero = null_.bodies,
-                          .copy = null_.copy,
-                          .constant = null_.constant,
+                          .sources = static_cast<const int32_t*>(null_.sources->data()),
+                          .first = null_.first,
                           .constants = null_.constants == nullptr
                                            ? nullptr
                                            : static_cast<const float*>(null_.constants->data()),

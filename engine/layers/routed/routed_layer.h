@@ -27,13 +27,12 @@ class RoutedLayer {
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
 
  private:
-  // The experts without matrices; their ids follow those of the other experts.
+  // The experts without matrices.
   struct NullRows {
-    int bodies = 0;                           // number of experts with matrices
-    int copy = 0;                             // first expert that returns its input
-    int constant = 0;                         // first expert that returns a constant
-    int experts = 0;                          // number of all experts
-    std::unique_ptr<DeviceBuffer> constants;  // f32 [experts - constant, c]; null if there are none
+    int places = 0;                           // RoutedLayerSpec::num_places()
+    int first = 0;                            // the first of these experts
+    std::unique_ptr<DeviceBuffer> sources;    // AssignRowsArgs::sources; null without such experts
+    std::unique_ptr<DeviceBuffer> constants;  // f32 [constant experts, c]; null if there are none
   };
   absl::Status LoadNullExperts(LoadContext& load, const std::string& prefix,
                                const RoutedLayerSpec& spec, int width);

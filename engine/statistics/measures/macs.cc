@@ -108,11 +108,12 @@ int64_t ExpertMacs(const ModelSpec& spec, int layer, BlockKind block, int expert
   }
   const FeedForwardSpec& f = spec.feed_forward(layer);
   const RoutedLayerSpec& routing = *f.routing;
-  if (expert >= routing.num_bodies()) return 0;
+  const int body = routing.BodyOf(expert);
+  if (body < 0) return 0;
   const int64_t matrices = f.expert.form == ExpertForm::kGated ? 3 : 2;
   const int64_t row =
       routing.latent_width > 0 ? routing.latent_width : spec.hidden_size / routing.split.heads;
-  return matrices * f.expert.depth * routing.widths[static_cast<size_t>(expert)] * row;
+  return matrices * f.expert.depth * routing.widths[static_cast<size_t>(body)] * row;
 }
 
 int64_t RecurrenceMacs(const BlockSpec& block) {

@@ -104,6 +104,8 @@ inline void StoreResults(Vec value, bool bf16, char* out) {
 template <GateActivation kActivation>
 inline Vec TimesGate(Vec x, Vec z) {
   switch (kActivation) {
+    case GateActivation::kNone:
+      return Mul(x, z);
     case GateActivation::kSigmoid:
       return TimesSigmoid(x, Mul(z, Broadcast(-1.0f)));
     case GateActivation::kSilu:
@@ -141,6 +143,8 @@ void MultiplyByGateOf(void* x, bool bf16, const float* gate, int64_t n) {
 
 void MultiplyByGate(void* x, bool bf16, const float* gate, int64_t n, GateActivation activation) {
   switch (activation) {
+    case GateActivation::kNone:
+      return MultiplyByGateOf<GateActivation::kNone>(x, bf16, gate, n);
     case GateActivation::kSigmoid:
       return MultiplyByGateOf<GateActivation::kSigmoid>(x, bf16, gate, n);
     case GateActivation::kSilu:

@@ -284,7 +284,8 @@ struct AssignParams {
   const int32_t* expert_offsets;
   const int32_t* expert_of_assignment;
   const int32_t* row_of_assignment;
-  int zero, copy, constant, experts;
+  const int32_t* sources;  // null: the input for all
+  int first, experts;
   const float* constants;
   const float* weights;  // factors of input rows; null: none
   Rows input;
@@ -296,17 +297,17 @@ template <bool kVectors>
 __global__ void AssignRowsKernel(AssignParams p) {
   GridDependencyPass();
   const int64_t a = blockIdx.x;
-  if (a < p.expert_offsets[p.zero] || a >= p.expert_offsets[p.experts]) return;
-  const int expert = p.expert_of_assignment[a];
+  if (a < p.expert_offsets[p.first] || a >= p.expert_offsets[p.experts]) return;
+  const int32_t source = p.sources == nullptr ? kAssignInput : p.sources[p.expert_of_assignment[a]];
+  if (source == kAssignNothing) return;
   const int64_t row = p.row_of_assignment[a];
-  const float* constant = expert < p.constant
-                              ? nullptr
-                              : p.constants + static_cast<int64_t>(expert - p.constant) * p.cols;
+  const float* constant =
+      source < 0 ? nullptr : p.constants + static_cast<int64_t>(source) * p.cols;
   ForColumns<kVectors>(p.cols, [&](int c) {
     decltype(Load<kVectors>(constant)) v = {};
     if (constant != nullptr) {
       v = Load<kVectors>(constant + c);
-    } else if (expert >= p.copy) {
+    } else if (source == kAssignInput) {
       v = Load<kVectors>(p.input, row, c);
       if (p.weights != nullptr) v = p.weights[a] * v;
     }
@@ -374,6 +375,7 @@ struct GateFactor {
   GateActivation activation;
 
   __device__ __forceinline__ float operator()(float g) const {
+    if (activation == GateActivation::kNone) return g;
     if (activation == GateActivation::kSoftplus2) {
       constexpr float kLn2 = 0x1.62e430p-1f, kLog2E = 0x1.715476p+0f;
       return ContractSoftplus(g * kLn2) * kLog2E;
@@ -504,9 +506,8 @@ void LaunchAssignRows(const AssignRowsArgs& args, cudaStream_t stream) {
   const AssignParams p{plan.expert_offsets,
                        plan.expert_of_assignment,
                        plan.row_of_assignment,
-                       args.zero,
-                       args.copy,
-                       args.constant,
+                       args.sources,
+                       args.first,
                        plan.num_experts,
                        args.constants,
                        args.weighted ? plan.weight_of_assignment : nullptr,

@@ -457,7 +457,15 @@ absl::Status DecoderConfig::Judge() {
   return CheckListLengths({defaults_.size_keys.layers, layers_}, {"num_experts", 0});
 }
 
+void DecoderConfig::ReadReplaced() {
+  replaced_experts_ = ReadReplacedExperts(reader_, problems_);
+  if (replaced_experts_.empty()) return;
+  Tensors(ReplacedExpertTensors());
+  Keys(ReplacedExpertKeys());
+}
+
 ConfigResult DecoderConfig::Finish(const std::function<LayerSpec(int)>& layer) {
+  ReadReplaced();
   if (spec_.kind == ModelKind::kDecoder) {
     ReadDecoderHead(*this);
     TieByTensors();
@@ -470,6 +478,7 @@ ConfigResult DecoderConfig::Finish(const std::function<LayerSpec(int)>& layer) {
 }
 
 ConfigResult DecoderConfig::FinishBlocks(const BlocksOfLayer& layer) {
+  ReadReplaced();
   if (spec_.kind == ModelKind::kDecoder) {
     ReadDecoderHead(*this);
     TieByTensors();
@@ -517,6 +526,8 @@ ConfigResult DecoderConfig::FinishPair(ModelSpec encoder, int encoder_layers,
 
 ConfigResult DecoderConfig::Build() {
   MOESERVE_RETURN_IF_ERROR(CheckSections());
+  std::map<std::string, std::string> named;
+  MOESERVE_RETURN_IF_ERROR(ReplaceExperts(replaced_experts_, mapping_, spec_, named));
   if (prediction_.has_value()) {
     ModelSpec prediction = PredictionOf(spec_);
     prediction.AddLayer(*prediction_);
@@ -529,6 +540,7 @@ ConfigResult DecoderConfig::Build() {
   config->ignored = std::move(ignored_tensors_);
   config->ignored_prefixes = std::move(ignored_prefixes_);
   config->ignored_ranges = std::move(ignored_ranges_);
+  config->named = std::move(named);
   config->fp8 = fp8_;
   config->positions_from = positions_from_;
   config->ignored_keys = std::move(ignored_keys_);

@@ -16,6 +16,7 @@
 #include "base/error_text.h"
 #include "engine/spec/spec.h"
 #include "model_loaders/architectures/architecture.h"
+#include "model_loaders/architectures/huggingface/replaced_experts.h"
 #include "model_loaders/architectures/name_table.h"
 #include "model_loaders/files/object_reader.h"
 #include "nlohmann/json.hpp"
@@ -242,6 +243,8 @@ class DecoderConfig {
   void IgnoreKey(std::string_view key);
   // Checks what was read so far.
   absl::Status Judge();
+  // Reads which experts a pruned model has replaced.
+  void ReadReplaced();
   // Returns the configuration with the layers of spec().
   ConfigResult Build();
   // Ignores or refuses the keys that were not read.
@@ -271,6 +274,7 @@ class DecoderConfig {
   NameMapping mapping_;
   std::optional<LayerSpec> prediction_;
   PredictionNames prediction_names_;
+  ReplacedExperts replaced_experts_;
   int positions_from_ = 0;
   int64_t most_pairs_ = 0;    // of the sections of images' positions
   std::string sections_key_;  // their key

@@ -196,13 +196,13 @@ Json DecoderKeys(const Wrapper& wrapper, const Json& config, ObjectReader& outer
     }
     outer.Fault("text_config.model_type", expected, ShowJson(*type));
   }
-  for (const char* key : {"architectures", "quantization_config"}) {
+  for (const char* key : {"architectures", "quantization_config", "compression_config"}) {
     const Json* const value = outer.Optional(key);
     if (value == nullptr || value->is_null()) continue;
     const auto own = text.find(key);
     const bool differs = own != text.end() && !own->is_null() && *own != *value;
-    if (differs && key == std::string_view("quantization_config")) {
-      outer.Fault(key, "the same as text_config.quantization_config, or none", ShowJson(*value));
+    if (differs && key != std::string_view("architectures")) {
+      outer.Fault(key, Concat("the same as text_config.", key, ", or none"), ShowJson(*value));
     }
     text[key] = *value;
   }

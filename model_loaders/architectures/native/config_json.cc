@@ -103,6 +103,8 @@ class SettingsReader : public SettingsVisitor<SettingsReader<S>, S> {
       }
     } else if constexpr (std::is_same_v<T, std::vector<double>>) {
       value = reader_.Reals(key);
+    } else if constexpr (std::is_same_v<T, std::vector<int>>) {
+      if (reader_.Optional(key) != nullptr) value = reader_.Ints(key, kMaxExperts);
     } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
       if (reader_.Optional(key) != nullptr) value = reader_.Texts(key);
     } else if (const Json* json = reader_.Optional(key)) {

@@ -127,6 +127,7 @@ std::string NullExpertsText(const NullExperts& null_experts) {
   add(null_experts.zero, "zero");
   add(null_experts.copy, "copy");
   add(null_experts.constant, "constant");
+  add(static_cast<int>(null_experts.replaced.size()), "replaced");
   return text.empty() ? text : Concat(text, " experts");
 }
 
@@ -214,6 +215,11 @@ std::string DescribeModel(const ModelSpec& spec) {
     text.append(Concat(", biases of relative positions in ", bias.used_buckets(),
                        " buckets up to distance ", bias.max_distance,
                        bias.per_layer ? ", of each layer" : ""));
+  }
+  if (spec.layer_input.has_value()) {
+    const LayerInputSpec& input = *spec.layer_input;
+    text.append(Concat(", inputs of each layer of width ", input.width, " with ",
+                       KindName(input.activation)));
   }
   Phrases phrases(spec);
   text.append(phrases.Take({"logit_soft_cap"}));

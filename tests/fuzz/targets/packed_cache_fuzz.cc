@@ -55,7 +55,9 @@ class PackingBackend final : public Backend {
   Result<std::unique_ptr<Router>> NewRouter(const RouteSettings&, const RouterTensors&) override {
     return None();
   }
-  Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float>) override { return None(); }
+  Result<std::unique_ptr<DeviceBuffer>> UploadBytes(std::span<const std::byte>) override {
+    return None();
+  }
   Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape>, KvCacheType,
                                                      std::vector<int64_t>) override {
     return None();

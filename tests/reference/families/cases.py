@@ -29,6 +29,8 @@ class Case:
     # If set, the last layer is a prediction layer (prediction.py) whose names in files are numbered
     # like those of layers ("numbered") or have a prefix of their own ("separate").
     prediction: str = ""
+    replaced: dict = dataclasses.field(default_factory=dict)  # experts that are vectors, by layer
+    named_vectors: bool = False  # these vectors have names of their own
     edit: Callable | None = None  # returns {name: tensor} of the file, given that of transformers
 
 
@@ -58,7 +60,8 @@ def add(name, family, save=None, seed=None, **config):
     """Adds a case. Without a seed, its place in this file decides its weights; other files give one.
     """
     extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file", "fp8",
-                                                 "mxfp4", "edit", "wrap", "prediction")
+                                              "mxfp4", "edit", "wrap", "replaced", "named_vectors",
+                                              "prediction")
              if key in config}
     base = {**BASE, **config}
     base = {key: value for key, value in base.items() if value is not ...}

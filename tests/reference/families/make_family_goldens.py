@@ -36,6 +36,7 @@ import k2_horizon
 import prediction
 import prediction_cases  # noqa: F401  adds cases to CASES
 import renormalized_deepseek
+import replaced_experts
 import setting_cases  # noqa: F401  adds cases to CASES
 import step3
 import wrapped_cases  # noqa: F401  adds cases to CASES
@@ -165,6 +166,7 @@ def write(case, out):
         blocks = block_scaled.apply_fp8(model, case.fp8)
     if case.mxfp4:
         blocks = block_scaled.apply_mxfp4(model)
+    vectors = replaced_experts.replace(model, case.replaced, case.seed + 2)
     text = case.config.get("text_config", case.config)
     predictor = None
     if case.prediction:
@@ -181,6 +183,10 @@ def write(case, out):
         model.save_pretrained(folder, **case.save)
     if predictor:
         predictor.write(folder)
+    if vectors:
+        file = folder / "model.safetensors"
+        state = replaced_experts.edit(load_file(file), vectors, case.named_vectors)
+        save_file(state, file, metadata={"format": "pt"})
     if case.edit:
         file = folder / "model.safetensors"
         state = {name: value.contiguous() for name, value in case.edit(load_file(file)).items()}
@@ -201,6 +207,9 @@ def write(case, out):
             "weight_block_size": list(case.fp8), "modules_to_not_convert": ["lm_head"]}
     if case.mxfp4:
         stored["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    if vectors:
+        experts = len(model.model.layers[min(case.replaced)].mlp.experts.down_proj)
+        stored.update(replaced_experts.config_keys(vectors, experts, case.named_vectors))
     stored.update(case.file_config)
     for key in case.drop:
         stored.pop(key, None)

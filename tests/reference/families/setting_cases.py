@@ -5,6 +5,8 @@ The name of a case decides its weights, so cases can be added anywhere.
 
 import zlib
 
+import torch
+
 import cases
 
 
@@ -30,6 +32,13 @@ add("gemma4", "gemma4_text", **GEMMA4,
 add("gemma4-old-keys", "gemma4_text", **GEMMA4, attention_k_eq_v=True,
     num_global_key_value_heads=4, drop=("per_layer_config", "layer_types", "rope_parameters"),
     file_config={"global_head_dim": 16, "num_global_key_value_heads": 4})
+
+# Gemma 4 E2B and E4B.
+GEMMA4_INPUTS = {**GEMMA4, "intermediate_size": 24, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 96}
+add("gemma4-inputs", "gemma4_text", **{**GEMMA4_INPUTS, "num_hidden_layers": 5},
+    num_kv_shared_layers=2, use_double_wide_mlp=True,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
+                 "full_attention"])
 
 # Llama 4: chunks that are shorter than the prompts, and queries that grow early.
 LLAMA4 = dict(intermediate_size=16, intermediate_size_mlp=40, head_dim=8, num_local_experts=4,
@@ -132,9 +141,28 @@ add("k2-horizon-one-value", "k2_horizon", **{**HORIZON, "num_experts_per_tok": 1
     attention_gate_func="silu", norm_topk_prob=False, num_shared_experts=0, attention_bias=True,
     moe_gate_bias=False)
 
+# Pruned models, whose experts are vectors in part.
+add("mixtral-replaced", "mixtral", intermediate_size=24, num_local_experts=5, num_experts_per_tok=2,
+    replaced={0: [1, 4], 1: [0]})
+add("qwen3-moe-replaced-named", "qwen3_moe", **{**cases.QWEN3_MOE, "num_experts": 6},
+    norm_topk_prob=True, mlp_only_layers=[0], replaced={1: [0, 2, 5]}, named_vectors=True)
+add("deepseek-v3-replaced", "deepseek_v3", **{**cases.MLA, "num_hidden_layers": 2}, n_group=4,
+    topk_group=2, replaced={1: [3, 6]})
+
+def with_shared_keys(state):
+    """Adds the keys and values of a layer that does not use them, as published files have them."""
+    state["model.layers.2.self_attn.k_proj.weight"] = torch.ones(2, 3, dtype=torch.bfloat16)
+    state["model.layers.2.self_attn.v_proj.weight"] = torch.ones(2, 3, dtype=torch.bfloat16)
+    state["model.layers.2.self_attn.k_norm.weight"] = torch.ones(4, dtype=torch.bfloat16)
+    return state
+
+
 # Decoders in wrappers that transformers cannot write, or not run without images.
 add("gemma4-wrapped", "gemma4_text", **GEMMA4, **GEMMA4_EXPERTS,
     wrap=("gemma4", "model.language_model.", "model.vision_tower."))
+add("gemma4-inputs-wrapped", "gemma4_text", **GEMMA4_INPUTS, num_kv_shared_layers=1,
+    layer_types=["full_attention", "sliding_attention", "full_attention"], edit=with_shared_keys,
+    wrap=("gemma4", "model.language_model.", "model.audio_tower."))
 add("llama4-wrapped", "llama4_text", **LLAMA4, num_hidden_layers=4,
     wrap=("llama4", "language_model.model.", "vision_model."))
 add("mistral3-wrapped", "mistral4", **MISTRAL4, **mistral4_rope(),

@@ -1,10 +1,13 @@
 // Gemma 4 (text): values are normalised, layers that see all positions have wider heads and may
-// make values from the keys, and experts run beside a dense branch.
+// make values from the keys, and experts run beside a dense branch. In E2B and E4B, layers have
+// inputs of their own, and the last ones read the keys and values of others.
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
+#include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/huggingface/decoder_config.h"
 #include "model_loaders/architectures/huggingface/layer_kinds.h"
@@ -21,6 +24,15 @@ constexpr TensorRule kGemma4Layers[] = {
     {"blocks.*.feed_forward.output_norm.weight",
      "model.layers.*.post_feedforward_layernorm.weight"},
     {"blocks.*.scale", "model.layers.*.layer_scalar"},
+};
+
+constexpr TensorRule kGemma4Inputs[] = {
+    {"embed_layers.weight", "model.embed_tokens_per_layer.weight"},
+    {"layer_input.weight", "model.per_layer_model_projection.weight"},
+    {"layer_input.norm.weight", "model.per_layer_projection_norm.weight"},
+    {"blocks.*.input.gate.weight", "model.layers.*.per_layer_input_gate.weight"},
+    {"blocks.*.input.down.weight", "model.layers.*.per_layer_projection.weight"},
+    {"blocks.*.input.norm.weight", "model.layers.*.post_per_layer_input_norm.weight"},
 };
 
 constexpr TensorRule kGemma4Dense[] = {
@@ -101,6 +113,62 @@ std::vector<AttentionSpec> HeadsOfLayers(DecoderConfig& c, const AttentionSpec& 
   return layers;
 }
 
+// Reads the inputs of each layer.
+void ReadLayerInputs(DecoderConfig& c, ActivationKind activation) {
+  constexpr std::string_view kWidth = "hidden_size_per_layer_input";
+  ModelSpec& spec = c.spec();
+  const int width = c.keys().Int(kWidth, c.IsNull(kWidth) ? 0 : 256);
+  const int rows = c.keys().Int("vocab_size_per_layer_input", 262144);
+  constexpr KeyRule kRules[] = {{"layer_input.width", kWidth}, {"layer_input", kWidth}};
+  c.Keys(kRules);
+  c.Tensors(kGemma4Inputs);
+  if (width == 0) return;
+  if (rows != spec.vocab_size) {
+    c.keys().Fault("vocab_size_per_layer_input", Concat(spec.vocab_size, " (vocab_size)"),
+                   std::to_string(rows));
+  }
+  LayerInputSpec& input = spec.layer_input.emplace();
+  input.width = width;
+  input.activation = activation;
+  input.token_scale = std::sqrt(std::max(width, 0));
+  if (spec.hidden_size > 0) input.projection_scale = 1.0 / std::sqrt(spec.hidden_size);
+  input.scale = std::sqrt(0.5);
+}
+
+// The last layers read the keys and values of the last layer of their type before them.
+void ShareKeys(DecoderConfig& c, const std::vector<bool>& sliding,
+               std::vector<AttentionSpec>& layers) {
+  constexpr std::string_view kShared = "num_kv_shared_layers";
+  const int count = static_cast<int>(layers.size());
+  const int shared = c.keys().Int(kShared, 0);
+  if (shared < 0 || shared > std::max(count - 1, 0)) {
+    c.keys().Fault(kShared, Concat("an integer in [0, ", std::max(count - 1, 0), ']'),
+                   std::to_string(shared));
+    return;
+  }
+  const int first = count - shared;
+  for (int i = first; i < count; ++i) {
+    int from = first - 1;
+    while (from >= 0 && sliding[static_cast<size_t>(from)] != sliding[static_cast<size_t>(i)]) {
+      --from;
+    }
+    if (from < 0) {
+      c.keys().Fault(kShared, Concat("a layer of the type of layer ", i, " before them"),
+                     std::to_string(shared));
+      return;
+    }
+    AttentionSpec& own = layers[static_cast<size_t>(i)];
+    own.kv_layer = from;
+    own.value_norm = own.value_from_key = false;
+    // Files of some versions have the tensors, which are not used.
+    for (const char* part : {"k_proj", "v_proj", "k_norm", "v_norm"}) {
+      c.IgnorePrefix(Concat("model.layers.", i, ".self_attn.", part, '.'));
+    }
+  }
+  constexpr KeyRule kRules[] = {{"attention.kv_layer", kShared}};
+  c.Keys(kRules);
+}
+
 ConfigResult ReadGemma4(const Json& json, const StoredNames& stored) {
   constexpr double kFullTheta = 1e6, kSlidingTheta = 1e4;
   constexpr double kFullFraction = 0.25;
@@ -122,13 +190,7 @@ ConfigResult ReadGemma4(const Json& json, const StoredNames& stored) {
   spec.logit_soft_cap = c.Cap("final_logit_softcapping", 0.0);
   c.Require("attention_bias", false);  // that of the outputs would be added before their norm
   c.Require("use_bidirectional_attention", "vision");
-  const int inputs = c.keys().Int("hidden_size_per_layer_input", 256);
-  if (inputs != 0) {
-    c.keys().Fault("hidden_size_per_layer_input",
-                   "0, because inputs of each layer are not computed", std::to_string(inputs));
-  }
-  c.Require("num_kv_shared_layers", 0);
-  c.Ignore({"use_double_wide_mlp", "vocab_size_per_layer_input"});
+  const bool double_wide = c.keys().Bool("use_double_wide_mlp", false);
 
   AttentionSpec attention = c.Attention(256);
   attention.scale = 1.0;
@@ -160,11 +222,13 @@ ConfigResult ReadGemma4(const Json& json, const StoredNames& stored) {
     layers[i].window = window;
     layers[i].position = local;
   }
+  ShareKeys(c, sliding, layers);
 
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation("hidden_activation", "gelu_pytorch_tanh");
   const bool routed = c.keys().Bool("enable_moe_block", false);
   const FeedForwardSpec feed_forward = routed ? ReadGemma4Experts(c, dense) : dense;
+  ReadLayerInputs(c, dense.expert.activation);
   if (!routed) c.Ignore({"num_experts", "top_k_experts", "moe_intermediate_size"});
   c.Tensors({kGemma4Layers, EmbeddingTensors(), AttentionTensors(), QkNormTensors()});
   if (routed) {
@@ -173,7 +237,14 @@ ConfigResult ReadGemma4(const Json& json, const StoredNames& stored) {
     c.Tensors({kGemma4Dense, DenseTensors()});
   }
   return c.Finish([&](int layer) {
-    return LayerSpec{layers[static_cast<size_t>(layer)], feed_forward};
+    const AttentionSpec& own = layers[static_cast<size_t>(layer)];
+    LayerSpec of_layer{own, feed_forward};
+    if (double_wide && own.kv_layer.has_value()) {
+      FeedForwardSpec& wide = of_layer.feed_forward;
+      int& width = routed ? wide.shared_width : wide.width;
+      if (width <= kMaxWidth) width *= 2;  // a larger one is refused
+    }
+    return of_layer;
   });
 }
 
