@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "server/bench/synthetic_model.h"
 #include "server/bench/synthetic_options.h"
-#include "tests/bench/synthetic_files.h"
+#include "tests/bench/synthetic/synthetic_files.h"
 
 namespace moeserve {
 namespace {
