@@ -165,6 +165,7 @@ def test_hybrids_are_shapes_like_others(machine):
     run = machine.run(moeserve, "--vllm", vllm, shape="small-hybrid", kind="bf16", rounds=1)
     assert run["results"][0]["shape"] == "small-hybrid"
     assert run["results"][0]["ratios"]["vLLM bf16"]["runs"] == [2]
+    assert all(result["marks"] == {} for result in run["results"])
     assert all("--synthetic small-hybrid --dtype bf16 " in c for c in machine.calls(moeserve))
     (theirs,) = machine.calls(vllm)
     assert f"--model {machine.models}/small-hybrid-hf-bf16 " in theirs
