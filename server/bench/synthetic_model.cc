@@ -71,8 +71,9 @@ class SyntheticWeights : public WeightSource {
     t.owner = bytes;
     if (shape.size() == 1) {
       // Biases are 0. Biases of 1 would dominate the inputs of the routers, and nearly all tokens
-      // would select the same experts.
-      const bool bias = name.ends_with("bias");
+      // would select the same experts. The logarithms of the rates of decays are 0, too: a rate of
+      // 1 is exact in every format.
+      const bool bias = name.ends_with("bias") || name.ends_with("decay_log");
       std::fill_n(reinterpret_cast<float*>(bytes->data()), n, bias ? 0.0f : 1.0f);
       return t;
     }
@@ -139,6 +140,12 @@ void MakeHybrid(ModelSpec& spec) {
     } else {
       block.mixer = delta;
     }
+  }
+  for (BlockSpec& block : spec.blocks) {
+    auto* const feed_forward = std::get_if<FeedForwardSpec>(&block.mixer);
+    if (feed_forward == nullptr || !feed_forward->routed()) continue;
+    feed_forward->shared_width = feed_forward->routing->widths[0];
+    feed_forward->shared_gate = true;
   }
 }
 

@@ -39,6 +39,7 @@ absl::Status ChangeAttention(const SyntheticOptions& options, AttentionSpec& att
     }
     attention.num_kv_heads = 1;
     attention.qk_norm = QkNorm::kNone;
+    attention.gate = false;
     RoutedLayerSpec routing;
     routing.num_experts = options.attention_experts.value_or(kAttentionExperts);
     routing.select.k = options.attention_top_k.value_or(kAttentionTopK);
@@ -71,6 +72,8 @@ absl::Status ChangeDense(const SyntheticOptions& options, FeedForwardSpec& feed_
     // The dense feed-forward is as wide as the experts that a row selects, together.
     feed_forward.width = feed_forward.routing->select.k * feed_forward.routing->widths[0];
     feed_forward.routing.reset();
+    feed_forward.shared_width = 0;
+    feed_forward.shared_gate = false;
   }
   if (!options.widths.empty()) feed_forward.width = options.widths[0];
   return absl::OkStatus();

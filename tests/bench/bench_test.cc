@@ -4,8 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstring>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,15 +15,12 @@
 #include "engine/spec/weights.h"
 #include "kernels/cpu/isa/isa.h"
 #include "kernels/registry.h"
-#include "model_loaders/checkpoint/loader.h"
 #include "server/bench/bench_cases.h"
 #include "server/bench/bench_report.h"
 #include "server/bench/bench_work.h"
 #include "server/bench/synthetic_model.h"
 #include "server/bench/synthetic_options.h"
 #include "server/bench/weight_traffic.h"
-#include "tests/bench/synthetic_files.h"
-#include "tests/support/native_model.h"
 
 namespace moeserve::server {
 namespace {
@@ -73,10 +68,10 @@ std::string Tiny(const std::string& flags = "") {
 }
 
 TEST(SyntheticShapes, NamedOnesHaveTheirParameters) {
-  const std::map<std::string, int64_t> expected = {{"small", 644'010'240},
-                                                   {"medium", 2'930'680'320},
-                                                   {"small-dense", 112'873'728},
-                                                   {"medium-dense", 551'330'304}};
+  const std::map<std::string, int64_t> expected = {
+      {"small", 644'010'240},        {"medium", 2'930'680'320},
+      {"small-dense", 112'873'728},  {"medium-dense", 551'330'304},
+      {"small-hybrid", 684'994'008}, {"medium-hybrid", 3'066'062'640}};
   for (const auto& [name, parameters] : expected) {
     EXPECT_EQ(Parameters(Good("--synthetic " + name)), parameters) << name;
   }
@@ -119,6 +114,17 @@ TEST(SyntheticShapes, FlagsChangeThem) {
   EXPECT_EQ(attention.num_kv_heads, 1);
   EXPECT_EQ(attention.routing->num_experts, 8);
   EXPECT_EQ(attention.routing->select.k, 5);
+}
+
+TEST(SyntheticShapes, FlagsChangeHybrids) {
+  ModelSpec spec = Good("--synthetic small-hybrid --widths 16");
+  EXPECT_EQ(spec.feed_forward(1).shared_width, 16);
+  EXPECT_TRUE(spec.feed_forward(1).shared_gate);
+  EXPECT_TRUE(spec.attention(3).gate);
+  spec = Good("--synthetic small-hybrid --ff dense --attention routed --layers 8");
+  EXPECT_EQ(spec.feed_forward(0).shared_width, 0);
+  EXPECT_NE(spec.token_mixer(6)->delta(), nullptr);
+  EXPECT_TRUE(spec.attention(7).routed());
 }
 
 TEST(SyntheticShapes, TopPTakesTopKAsItsLimit) {
@@ -416,138 +422,6 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
 INSTANTIATE_TEST_SUITE_P(Shapes, MeasuredCases,
                          ::testing::Values("", " --top-p 0.999999 --top-k 2",
                                            " --split-heads 4 --score cosine"));
-
-TEST(SyntheticFiles, AFolderReadsBackAsTheSameModel) {
-  for (const std::string flags :
-       {"", "--widths 9,11,13,15 --top-p 0.5 --top-k 3", "--split-heads 4 --score cosine",
-        "--synthetic small --hidden 64 --layers 2 --vocab 300 --head-dim 16 --attention routed "
-        "--ff dense --widths 32"}) {
-    const ModelSpec spec = Good(flags.starts_with("--synthetic") ? flags : Tiny(flags));
-    const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
-    const testing::TempFolder folder;
-    const absl::Status status = testing::WriteNative(spec, *weights, folder.path());
-    ASSERT_TRUE(status.ok()) << status.message();
-    Result<Checkpoint> read = LoadCheckpoint(folder.path(), {});
-    ASSERT_TRUE(read.ok()) << read.status().message();
-    const std::vector<TensorRequirement> tensors = RequiredTensors(spec);
-    ASSERT_EQ(RequiredTensors(read->spec).size(), tensors.size());
-    const FeedForwardSpec& f = spec.feed_forward(0);
-    const FeedForwardSpec& g = read->spec.feed_forward(0);
-    EXPECT_EQ(f.routed(), g.routed());
-    if (f.routed()) {
-      EXPECT_EQ(f.routing->select.kind, g.routing->select.kind);
-      EXPECT_EQ(f.routing->select.MaxSelected(), g.routing->select.MaxSelected());
-      EXPECT_EQ(f.routing->renormalize, g.routing->renormalize);
-    }
-    EXPECT_EQ(spec.norm.eps, read->spec.norm.eps);
-    EXPECT_DOUBLE_EQ(spec.attention(0).scale, read->spec.attention(0).scale);
-    for (const TensorRequirement& t : tensors) {
-      Result<HostTensor> made = weights->Get(t.name, t.shape);
-      Result<HostTensor> stored = read->weights->Get(t.name, t.shape);
-      ASSERT_TRUE(made.ok() && stored.ok()) << t.name;
-      ASSERT_EQ(made->dtype, stored->dtype) << t.name;
-      ASSERT_EQ(std::memcmp(made->data, stored->data,
-                            static_cast<size_t>(made->size()) * SizeOf(made->dtype)),
-                0)
-          << t.name;
-    }
-  }
-}
-
-TEST(SyntheticFiles, AHuggingFaceFolderReadsBackAsTheSameModel) {
-  const ModelSpec spec = Good(Tiny(""));
-  const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
-  const testing::TempFolder folder;
-  const absl::Status status = testing::WriteHuggingFace(spec, *weights, folder.path());
-  ASSERT_TRUE(status.ok()) << status.message();
-  Result<Checkpoint> read = LoadCheckpoint(folder.path(), {});
-  ASSERT_TRUE(read.ok()) << read.status().message();
-  const AttentionSpec& a = spec.attention(0);
-  const AttentionSpec& b = read->spec.attention(0);
-  EXPECT_EQ(a.qk_norm, b.qk_norm);
-  EXPECT_DOUBLE_EQ(a.scale, b.scale);
-  EXPECT_EQ(spec.norm.eps, read->spec.norm.eps);
-  EXPECT_DOUBLE_EQ(spec.position.theta, read->spec.position.theta);
-  const FeedForwardSpec& f = spec.feed_forward(0);
-  const FeedForwardSpec& g = read->spec.feed_forward(0);
-  ASSERT_TRUE(g.routed());
-  EXPECT_EQ(f.routing->select.MaxSelected(), g.routing->select.MaxSelected());
-  EXPECT_EQ(f.routing->renormalize, g.routing->renormalize);
-  const std::vector<TensorRequirement> tensors = RequiredTensors(spec);
-  ASSERT_EQ(RequiredTensors(read->spec).size(), tensors.size());
-  for (const TensorRequirement& t : tensors) {
-    Result<HostTensor> made = weights->Get(t.name, t.shape);
-    Result<HostTensor> stored = read->weights->Get(t.name, t.shape);
-    ASSERT_TRUE(made.ok() && stored.ok()) << t.name;
-    ASSERT_EQ(stored->dtype, DType::kBF16) << t.name;
-    const Bf16* values = static_cast<const Bf16*>(stored->data);
-    for (int64_t i = 0; i < made->size(); ++i) {
-      const Bf16 expected = made->dtype == DType::kBF16
-                                ? static_cast<const Bf16*>(made->data)[i]
-                                : Bf16FromF32(static_cast<const float*>(made->data)[i]);
-      ASSERT_EQ(std::memcmp(&expected, &values[i], sizeof(Bf16)), 0) << t.name << " " << i;
-    }
-  }
-}
-
-TEST(SyntheticFiles, GgufHoldsTheExpertsInTheirOrder) {
-  const ModelSpec spec = Good(Tiny("--layers 1"));
-  const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
-  const testing::TempFolder folder;
-  const auto path = folder.path() / "m.gguf";
-  const absl::Status status = testing::WriteGguf(spec, *weights, "tiny", path);
-  ASSERT_TRUE(status.ok()) << status.message();
-  const std::string file = testing::ReadFile(path);
-  ASSERT_EQ(file.substr(0, 4), "GGUF");
-  // An entry of the tensor table: name, number of dimensions, dimensions, type, offset.
-  const std::string name = "blk.0.ffn_down_exps.weight";
-  const size_t entry = file.find(name);
-  ASSERT_NE(entry, std::string::npos);
-  const auto u32 = [&](size_t at) {
-    uint32_t v;
-    std::memcpy(&v, file.data() + at, 4);
-    return v;
-  };
-  const auto u64 = [&](size_t at) {
-    uint64_t v;
-    std::memcpy(&v, file.data() + at, 8);
-    return v;
-  };
-  const size_t dims = entry + name.size();
-  EXPECT_EQ(u32(dims), 3u);
-  EXPECT_EQ(u64(dims + 4), 32u);   // fastest-varying: the inner width
-  EXPECT_EQ(u64(dims + 12), 64u);  // hidden
-  EXPECT_EQ(u64(dims + 20), 8u);   // experts
-  EXPECT_EQ(u32(dims + 28), 30u);  // bf16
-  const uint64_t offset = u64(dims + 32);
-  EXPECT_EQ(offset % 32, 0u);
-  // This tensor is the last in the file, so the begin of the data follows from the file's size.
-  const size_t expert = 32 * 64 * 2;
-  const size_t data = file.size() - 8 * expert - offset;
-  EXPECT_EQ(data % 32, 0u);
-  for (int e = 0; e < 8; ++e) {
-    Result<HostTensor> made = weights->Get(
-        "blocks.0.feed_forward.experts." + std::to_string(e) + ".down.weight", {64, 32});
-    ASSERT_TRUE(made.ok());
-    EXPECT_EQ(std::memcmp(file.data() + data + offset + e * expert, made->data, expert), 0) << e;
-  }
-}
-
-TEST(SyntheticFiles, OtherFormatsRefuseWhatTheyCannotExpress) {
-  const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
-  const testing::TempFolder folder;
-  for (const char* flags :
-       {" --widths 8,16", " --split-heads 2", " --score cosine", " --top-p 0.5"}) {
-    EXPECT_FALSE(testing::WriteGguf(Good(Tiny(flags)), *weights, "x", folder.path() / "x").ok());
-    EXPECT_FALSE(testing::WriteHuggingFace(Good(Tiny(flags)), *weights, folder.path()).ok());
-  }
-  const ModelSpec few = Good(Tiny("--vocab 256"));
-  EXPECT_FALSE(testing::WriteNative(few, *weights, folder.path()).ok());
-  EXPECT_FALSE(testing::WriteGguf(few, *weights, "x", folder.path() / "x").ok());
-  EXPECT_FALSE(testing::WriteHuggingFace(few, *weights, folder.path()).ok());
-  const ModelSpec dense = Good("--synthetic small --ff dense --layers 1 --hidden 64 --vocab 300");
-  EXPECT_FALSE(testing::WriteHuggingFace(dense, *weights, folder.path()).ok());
-}
 
 }  // namespace
 }  // namespace moeserve::server

@@ -74,10 +74,10 @@ def machine(tmp_path):
             path = program.with_name(program.name + ".calls")
             return path.read_text().splitlines() if path.exists() else []
 
-        def run(self, *arguments, kind="int8-channel", rounds=2):
+        def run(self, *arguments, shape="small", kind="int8-channel", rounds=2):
             output = tmp_path / "result.json"
             cpu_peers.main([*map(str, arguments), "--models", str(self.models), "--threads", "2",
-                            "--rounds", str(rounds), "--run", f"small:{kind}", "--json",
+                            "--rounds", str(rounds), "--run", f"{shape}:{kind}", "--json",
                             str(output)])
             (run,) = json.loads(output.read_text())
             return run
@@ -157,6 +157,18 @@ def test_all_engines_get_the_same_work(machine):
     assert (f"run_vllm.py --kernels plain --model {machine.models}/small-hf-int8 --threads 2 "
             in theirs)
     assert theirs.endswith(work)
+
+
+def test_hybrids_are_shapes_like_others(machine):
+    moeserve, vllm = machine.moeserve([10, 10]), machine.peer("vllm", [5])
+    (machine.models / "small-hybrid-hf-bf16").mkdir()
+    run = machine.run(moeserve, "--vllm", vllm, shape="small-hybrid", kind="bf16", rounds=1)
+    assert run["results"][0]["shape"] == "small-hybrid"
+    assert run["results"][0]["ratios"]["vLLM bf16"]["runs"] == [2]
+    assert all(result["marks"] == {} for result in run["results"])
+    assert all("--synthetic small-hybrid --dtype bf16 " in c for c in machine.calls(moeserve))
+    (theirs,) = machine.calls(vllm)
+    assert f"--model {machine.models}/small-hybrid-hf-bf16 " in theirs
 
 
 @pytest.mark.parametrize("kind, names", [
@@ -390,14 +402,18 @@ def test_quantized_folders(monkeypatch, tmp_path, kind):
     matrix = random.standard_normal((6, 64)).astype(np.float32)
     matrix[2] = 0
     rounded = write_safetensors(source / "model.safetensors", {
-        "a.q_proj.weight": matrix, "mlp.gate.weight": matrix[:2], "norm.weight": matrix[0]})
+        "a.q_proj.weight": matrix, "mlp.gate.weight": matrix[:2], "norm.weight": matrix[0],
+        "a.in_proj_qkv.weight": matrix, "a.in_proj_b.weight": matrix, "A_log": matrix[0],
+        "a.conv1d.weight": matrix[:, None, :4]})
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (source / name).write_text('{"vocab_size": 300}')
     monkeypatch.setattr(sys, "argv", ["write", str(source), str(target), "--type", kind])
     write_quantized.main()
 
     found = read_safetensors(target / "model.safetensors")
-    for name in ("mlp.gate.weight", "norm.weight"):
+    assert "a.in_proj_qkv.weight_scale" in found
+    for name in ("mlp.gate.weight", "norm.weight", "a.in_proj_b.weight", "A_log",
+                 "a.conv1d.weight"):
         np.testing.assert_array_equal(write_quantized.as_f32(found[name]), rounded[name])
     scales = write_quantized.as_f32(found["a.q_proj.weight_scale"])
     if kind == "int8":

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import peer_rows
 import results_tables
 from results_tables import RESULTS
 
@@ -95,3 +96,44 @@ def test_a_matrix_has_rows_of_other_tables_as_cells():
     assert results_tables.rendered("m", tables).splitlines() == [
         "| what | 1 | 2 |", "|---|---|---|", "| A, x | 1.20, 70 | **0.90** |", "| B |  | 3.00 |"]
     assert "| 1.20 (0.90 to 1.30), 70 |" in results_tables.rendered("r", tables)
+
+
+def test_measurements_become_rows(monkeypatch, tmp_path):
+    def result(case, threads=2, **more):
+        some = {"median": 2.345, "min": 1.0, "max": 300.4}
+        return {"shape": "small-hybrid", "type": "int4-k", "threads": threads, "case": case,
+                "engines": {"moeserve": some, "ik q4_0": {**some, "median": 1234.5}, "vLLM": None},
+                "ratios": {"better": some, "ik q4_0": some}, "best_peer": "ik q4_0",
+                "share_of_bound": {"median": 0.876}, "limit": some, "marks": {}, **more}
+
+    monkeypatch.setattr(peer_rows, "RESULTS", tmp_path)
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "measured.json"
+    cases = [result("prompt 512"), result("decode 1", marks={"better": 1.5}),
+             result("decode 4", share_of_bound=None, limit=None, best_peer=None),
+             result("decode 16", threads=1), result("decode 32", engines={"moeserve": None})]
+    file.write_text(json.dumps([{"results": cases, "rounds": []}]))
+
+    def put(*more):
+        monkeypatch.setattr("sys.argv", ["peer_rows.py", "page", "zen", str(file), *more])
+        peer_rows.main()
+        return json.loads((tmp_path / "data/page.json").read_text())["tables"]
+
+    tables = put()
+    first, one, four = tables["zen"]["rows"]
+    spread = {"median": 2.35, "range": [1.0, 300]}
+    assert first == {"case": "SMALL HYBRID int4-k, prompt of 512", "ours": 2.35,
+                     "peers": {"ik q4_0": 1234, "vLLM": None}, "ratio": spread,
+                     "fastest": "ik q4_0", "share": 88, "limit": spread}
+    assert one["target"] == 1.5
+    assert four == {"case": "SMALL HYBRID int4-k, 4 sequences", "ours": 2.35,
+                    "peers": first["peers"]}
+    assert results_tables.rendered("zen_ratios", tables).splitlines()[2] == (
+        "| SMALL HYBRID int4-k | 2.35, 88 | 2.35, 88 |  |  |  |")
+    (tmp_path / "data/page.json").write_text(json.dumps(
+        {"tables": {**tables, "zen": {**tables["zen"], "machine": "Zen"}}}))
+    assert put()["zen"] == {**tables["zen"], "machine": "Zen"}
+    assert [r["case"] for r in put("--threads", "1")["zen"]["rows"]] == [
+        "SMALL HYBRID int4-k, 16 sequences"]
+    with pytest.raises(SystemExit, match="found in two"):
+        put(str(file))

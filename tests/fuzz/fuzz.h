@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +13,8 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "base/check.h"
 #include "engine/text/tokenizer/tokenizer.h"
@@ -54,6 +58,30 @@ class Input {
  private:
   std::string_view left_;
 };
+
+// A line "NAME NUMBER..."; `numbers` has at most five, and ends at the first word that is none.
+struct Row {
+  std::string_view name;
+  std::vector<int64_t> numbers;
+};
+
+// Takes a line from the front of a text.
+inline Row TakeRow(std::string_view& text) {
+  std::string_view line = text.substr(0, text.find('\n'));
+  text.remove_prefix(std::min(text.size(), line.size() + 1));
+  Row row;
+  row.name = line.substr(0, line.find(' '));
+  line.remove_prefix(row.name.size());
+  while (line.size() > 1 && row.numbers.size() < 5) {
+    line.remove_prefix(1);  // the space
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), number);
+    if (error != std::errc()) break;
+    row.numbers.push_back(number);
+    line.remove_prefix(static_cast<size_t>(end - line.data()));
+  }
+  return row;
+}
 
 // Counts an input that the parser accepted. Prints their number at exit; run.sh fails if it is 0,
 // because then the target tests little.

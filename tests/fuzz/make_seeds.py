@@ -13,6 +13,7 @@ import sys
 import types
 import zipfile
 
+import make_model_seeds
 import make_server_seeds
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -155,8 +156,7 @@ def test_files(out):
     """Valid files of the tests."""
     golden = ROOT / "tests/golden"
     model = ROOT / "deploy/models/mh-moe"
-    files = {"config": [*golden.glob("families/*/config.json"), *golden.glob("tiny-*/config.json")],
-             "gguf": [p for p in (golden / "gguf").rglob("*.gguf") if p.stat().st_size <= 24 << 10],
+    files = {"gguf": [p for p in (golden / "gguf").rglob("*.gguf") if p.stat().st_size <= 24 << 10],
              "settings": [model / "generation_config.json", model / "tokenizer_config.json"],
              "zip": (ROOT / "tests/data/torch_files").glob("state-*.pt")}
     for target, paths in files.items():
@@ -169,6 +169,7 @@ def write(out):
         (out / target.stem.removesuffix("_fuzz")).mkdir(parents=True, exist_ok=True)
     test_files(out)
     server_options(out)
+    make_model_seeds.write(ROOT / "tests/golden", out)
     make_server_seeds.write(out)
     for i, tokenizer in enumerate(tokenizers()):
         (out / f"tokenizer_json/{i}.json").write_text(json.dumps(tokenizer, ensure_ascii=False))

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the weights of a Qwen3-MoE folder as int8 or int4 in the format compressed-tensors.
+"""Writes a folder of Qwen3-MoE or Qwen3.5-MoE as int8 or int4 in the format compressed-tensors.
 
     write_quantized.py SOURCE TARGET --type int8|int4
 
 SOURCE is a folder that `write_synthetic --hugging-face` wrote: one file model.safetensors, all
-tensors bf16. All linear layers but routers and the head become integers, rounded to nearest:
+tensors bf16. All linear layers but routers, the head, and the small ones of linear attention
+(strengths, decays) become integers, rounded to nearest:
 
     int8    one scale per output row; the engine rounds activations to int8, with one scale per row
             ("W8A8")
@@ -120,7 +121,7 @@ def write_weights(source, target, kind):
 
 def linear(name):
     """Whether a tensor is quantized: the projections of attention and experts."""
-    return name.endswith("_proj.weight")
+    return name.endswith(("_proj.weight", ".in_proj_qkv.weight", ".in_proj_z.weight"))
 
 
 def quantization(kind):
@@ -138,7 +139,8 @@ def quantization(kind):
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs,
              "output_activations": None, "format": form}
     return {"quant_method": "compressed-tensors", "format": form,
-            "quantization_status": "compressed", "ignore": ["lm_head", "re:.*mlp.gate$"],
+            "quantization_status": "compressed", "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*shared_expert_gate$",
+                       "re:.*in_proj_[ab]$", "re:.*conv1d$"],
             "config_groups": {"group_0": group}}
 
 

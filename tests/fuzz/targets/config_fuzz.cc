@@ -1,7 +1,12 @@
-// config.json of every family.
+// config.json of every family. After "\n\n\n", an input has a line for each tensor that the files
+// store, "NAME DIMENSION...", because some families recognize the layout by them.
+
+#include <charconv>
+#include <vector>
 
 #include "engine/spec/weights.h"
 #include "model_loaders/architectures/architecture.h"
+#include "model_loaders/architectures/native/write_config.h"
 #include "model_loaders/architectures/registry.h"
 #include "model_loaders/inspect.h"
 #include "tests/fuzz/fuzz.h"
@@ -22,8 +27,29 @@ int Experts(const ModelSpec& spec) {
   return experts;
 }
 
-void ReadModelConfig(std::string_view text) {
-  const auto config = ReadConfig(text, {}, Architectures());
+// Returns what a folder with these tensors tells the readers of its configuration.
+StoredNames ReadNames(std::string_view lines) {
+  StoredNames stored;
+  while (!lines.empty()) {
+    const Row row = TakeRow(lines);
+    if (row.name.empty()) continue;
+    const auto [name, added] = stored.names.emplace(row.name);
+    if (added && row.numbers.size() == 3) stored.stacks.emplace(*name, row.numbers);
+  }
+  return stored;
+}
+
+// What is written in the native format is read as the same.
+void WriteAndRead(const ModelSpec& spec) {
+  const std::string written = NativeConfigJson(spec).dump();
+  const auto again = ReadConfig(written, {}, Architectures());
+  MOESERVE_CHECK(again.ok(), "a model that is written can be read");
+  MOESERVE_CHECK(NativeConfigJson((*again)->spec).dump() == written, "the same model");
+}
+
+void ReadModelConfig(Input input) {
+  const std::string_view text = input.Section();
+  const auto config = ReadConfig(text, ReadNames(input.rest()), Architectures());
   if (!config.ok()) {
     MOESERVE_CHECK(config.status().message().find("config.json: ") == 0, "names the file");
     return;
@@ -38,12 +64,13 @@ void ReadModelConfig(std::string_view text) {
     MOESERVE_CHECK((*config)->Place(tensor).has_value(), "every tensor has a place");
   }
   MOESERVE_CHECK(!SummaryText(Summarize(spec)).empty(), "a model can be described");
+  WriteAndRead(spec);
 }
 
 }  // namespace
 }  // namespace moeserve::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  moeserve::testing::ReadModelConfig(moeserve::testing::Text(data, size));
+  moeserve::testing::ReadModelConfig(moeserve::testing::Input(data, size));
   return 0;
 }

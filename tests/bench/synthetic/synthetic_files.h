@@ -15,17 +15,18 @@ namespace moeserve::testing {
 // InvalidArgument if the vocabulary has fewer than 257 tokens, and Unavailable if a file cannot be
 // written.
 
-// Writes a folder with config.json, model.safetensors and tokenizer.json. All layers of `spec` must
-// be equal.
+// Writes a folder with config.json, model.safetensors and tokenizer.json.
 absl::Status WriteNative(const ModelSpec& spec, WeightSource& weights,
                          const std::filesystem::path& folder);
 
-// Writes a GGUF file of architecture "qwen3moe" or "qwen3", with f32 routers and norms and bf16
-// other tensors. Returns InvalidArgument for a shape that neither architecture can express.
+// Writes a GGUF file of architecture "qwen3moe", "qwen3" or, with linear attention, "qwen35moe".
+// Routers, norms and convolutions are f32, other tensors bf16. Returns InvalidArgument for a shape
+// that no architecture can express.
 absl::Status WriteGguf(const ModelSpec& spec, WeightSource& weights, const std::string& name,
                        const std::filesystem::path& path);
 
-// Writes a folder in Hugging Face's format of "qwen3_moe": config.json, model.safetensors,
+// Writes a folder in Hugging Face's format of "qwen3_moe" or, with linear attention,
+// "qwen3_5_moe_text": config.json, model.safetensors,
 // tokenizer.json and tokenizer_config.json. All tensors are bf16: the values of routers, which are
 // f32 in `weights`, are rounded. Returns InvalidArgument for a shape that the architecture cannot
 // express, such as dense feed-forward layers.

@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "server/bench/synthetic_model.h"
 #include "server/bench/synthetic_options.h"
-#include "tests/bench/synthetic_files.h"
+#include "tests/bench/synthetic/synthetic_files.h"
 
 namespace moeserve {
 namespace {
@@ -42,9 +42,10 @@ int main(int argc, char** argv) {
   moeserve::server::AddSyntheticOptions(app, options)->required();
   app.add_option("--native", to.native,
                  "Folder for config.json, model.safetensors, tokenizer.json");
-  app.add_option("--gguf", to.gguf, "File; shapes that qwen3moe and qwen3 can express");
-  app.add_option("--hugging-face", to.hugging_face,
-                 "Folder in Hugging Face's format; shapes that qwen3_moe can express");
+  app.add_option("--gguf", to.gguf, "File; shapes that qwen3moe, qwen3 and qwen35moe can express");
+  app.add_option(
+      "--hugging-face", to.hugging_face,
+      "Folder in Hugging Face's format; shapes that qwen3_moe and qwen3_5_moe can express");
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = moeserve::Run(options, to);
   if (status.ok()) return 0;

@@ -1,4 +1,4 @@
-#include "tests/bench/gguf_writer.h"
+#include "tests/bench/synthetic/gguf_writer.h"
 
 #include <bit>
 #include <fstream>
