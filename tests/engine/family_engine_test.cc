@@ -76,6 +76,7 @@ class FamilyEngineTest : public ::testing::TestWithParam<FamilyCase> {
                      const std::vector<std::shared_ptr<CollectingSink>>& alone,
                      int64_t kv_cache_bytes) const;
   void RunWithOverride(const Weights& weights) const;
+  void RunSamples(const Weights& weights) const;
 
   FamilyAnswers answers_;
 };
@@ -92,6 +93,36 @@ TEST_P(FamilyEngineTest, OverridesConcernTheirRequestOnly) {
     SCOPED_TRACE(weights.name);
     RunWithOverride(weights);
   }
+}
+
+TEST_P(FamilyEngineTest, SamplesOfOnePromptAreSingleRequests) {
+  for (const Weights& weights : kFamilyWeights) {
+    SCOPED_TRACE(weights.name);
+    RunSamples(weights);
+  }
+}
+
+// A model is replaced while it serves: the new one, here with other weights, starts beside it, and
+// the old one ends its requests and goes while the new one computes.
+TEST_P(FamilyEngineTest, AModelIsReplacedWhileItServes) {
+  const auto answer = [&](const Weights& weights) {
+    const auto engine = Start(weights, {});
+    auto sink = engine->Submit(Greedy("alone", 0));
+    EXPECT_TRUE(sink->Wait().ok()) << sink->Wait();
+    return sink;
+  };
+  const auto before = answer(kFamilyWeights[0]), after = answer(kFamilyWeights[1]);
+  auto old = Start(kFamilyWeights[0], {});
+  const auto last = old->Submit(Greedy("last", 0));
+  const auto fresh = Start(kFamilyWeights[1], {});
+  const auto first = fresh->Submit(Greedy("first", 0));
+  EXPECT_TRUE(old->get().Drain(absl::Now() + absl::Minutes(1)));
+  old.reset();
+  const auto second = fresh->Submit(Greedy("second", 0));
+  ASSERT_TRUE(last->Wait().ok() && first->Wait().ok() && second->Wait().ok());
+  ExpectSame(*last, *before);
+  ExpectSame(*first, *after);
+  ExpectSame(*second, *after);
 }
 
 // Runs requests alone, then together in steps of a few tokens, with cached prefixes and with so
@@ -178,6 +209,39 @@ void FamilyEngineTest::RunWithDrafts(const Weights& weights,
   const EngineStats stats = engine->get().Stats();
   EXPECT_GT(stats.accepted_tokens, 0u);
   EXPECT_GT(stats.drafted_tokens, stats.accepted_tokens);
+}
+
+// Samples share the pages and copy the states of their prompt.
+void FamilyEngineTest::RunSamples(const Weights& weights) const {
+  constexpr int kSamples = 3;
+  const auto sample = [&](int index) {
+    Request r = Greedy(std::to_string(index), 0);
+    r.sampling.temperature = 1.0;
+    r.sampling.seed = 5;
+    r.sampling.sample_index = index;
+    return r;
+  };
+  auto engine = Start(weights, {.max_num_seqs = 4, .max_step_tokens = 9, .prefix_cache = false});
+  ASSERT_NE(engine, nullptr);
+  std::vector<Request> requests;
+  std::vector<std::shared_ptr<CollectingSink>> together;
+  for (int i = 0; i < kSamples; ++i) {
+    requests.push_back(sample(i));
+    together.push_back(std::make_shared<CollectingSink>());
+  }
+  ASSERT_TRUE(engine->get().Submit(std::move(requests), {together.begin(), together.end()}).ok());
+  for (int i = 0; i < kSamples; ++i) {
+    SCOPED_TRACE("sample " + std::to_string(i));
+    ASSERT_TRUE(together[static_cast<size_t>(i)]->Wait().ok());
+    const auto alone = engine->Submit(sample(i));
+    ASSERT_TRUE(alone->Wait().ok()) << alone->Wait();
+    EXPECT_EQ(together[static_cast<size_t>(i)]->tokens(), alone->tokens());
+    for (size_t t = 0; t < alone->logprobs().size(); ++t) {
+      EXPECT_EQ(together[static_cast<size_t>(i)]->logprobs()[t].logprob,
+                alone->logprobs()[t].logprob)
+          << "token " << t;
+    }
+  }
 }
 
 // A request that may not use expert 0 does not use it, and a request beside it notices nothing.

@@ -1,7 +1,7 @@
 // Bailing MoE V2 (Ling 2.0, Ring 2.0): a router as in DeepSeek-V3, joined queries, keys and values.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

@@ -1,7 +1,7 @@
 // dots.llm1: sigmoid gates, a choice bias, shared experts, norms of each head.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

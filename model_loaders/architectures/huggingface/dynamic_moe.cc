@@ -1,7 +1,7 @@
 // Dynamic_MoE ("Harder Tasks Need More Experts"): top-p selection without renormalisation.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

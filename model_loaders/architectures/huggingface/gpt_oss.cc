@@ -1,7 +1,7 @@
 // gpt-oss: attention with sinks and biases, experts with a clamped activation, MXFP4 weights.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

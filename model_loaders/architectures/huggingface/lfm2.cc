@@ -5,7 +5,7 @@
 
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

@@ -1,7 +1,7 @@
 // Llama, Mistral and Granite: pre-norm decoders with a gated feed-forward.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

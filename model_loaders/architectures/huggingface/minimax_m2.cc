@@ -1,7 +1,7 @@
 // MiniMax-M2: sigmoid gates with a choice bias, norms of whole projections.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

@@ -1,7 +1,7 @@
 // Mixtral: softmax over all experts, top-k, renormalised.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

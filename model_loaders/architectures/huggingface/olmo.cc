@@ -1,7 +1,7 @@
 // Olmo 2, Olmo 3, OLMoE and FlexOlmo: norms of whole query and key projections.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

@@ -1,7 +1,7 @@
 // Phi-3.5-MoE: layer norms, a sparse mixer as gate, and a bias of the logits.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

@@ -1,7 +1,7 @@
 // Qwen2 and Qwen3, dense and with experts.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error_text.h"
-#include "model_loaders/architectures/huggingface/neutral_keys.h"
+#include "model_loaders/architectures/huggingface/parts/neutral_keys.h"
 #include "model_loaders/files/object_reader.h"
 #include "model_loaders/tokenizer/token_ids.h"
 

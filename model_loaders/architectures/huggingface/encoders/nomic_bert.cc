@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/model_head.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/model_head.h"
 
 namespace moeserve {
 namespace {

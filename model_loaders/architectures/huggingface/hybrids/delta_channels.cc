@@ -6,9 +6,9 @@
 
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/latent_keys.h"
-#include "model_loaders/architectures/huggingface/layer_kinds.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/latent_keys.h"
+#include "model_loaders/architectures/huggingface/parts/layer_kinds.h"
 
 namespace moeserve {
 namespace {
@@ -22,7 +22,7 @@ constexpr TensorRule Channel(std::string_view model, std::string_view file) {
   return {.model = model, .file = file, .channel = true};
 }
 
-constexpr TensorRule kChannelDelta[] = {
+constexpr TensorRule kKdaTensors[] = {
     {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_proj.weight"},
     {"blocks.*.attention.k.weight", "model.layers.*.self_attn.k_proj.weight"},
     {"blocks.*.attention.v.weight", "model.layers.*.self_attn.v_proj.weight"},
@@ -123,7 +123,7 @@ void AddHybridTensors(DecoderConfig& c) {
   c.Tensors({EmbeddingTensors(), PreNormTensors(), DenseTensors(), ExpertTensors(),
              SharedExpertTensors(), BlockSparseTensors(), kOtherNames});
   c.MixerTensors(BlockKind::kAttention, {LatentTensors(), kLingLatent});
-  c.MixerTensors(BlockKind::kDelta, {kChannelDelta});
+  c.MixerTensors(BlockKind::kDelta, {kKdaTensors});
   constexpr KeyRule kRules[] = {{"attention.key_dim", "linear_head_dim"},
                                 {"attention.value_dim", "linear_head_dim"},
                                 {"attention.num_key_heads", "linear_num_heads"},

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/latent_keys.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/latent_keys.h"
 
 namespace moeserve {
 namespace {

@@ -2,7 +2,7 @@
 // Qwen3-VL.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve {
 namespace {

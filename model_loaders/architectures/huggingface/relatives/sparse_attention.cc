@@ -3,8 +3,8 @@
 // them, so texts are limited to this length, and the indexer is not computed.
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/latent_keys.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/latent_keys.h"
 
 namespace moeserve {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/latent_keys.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/latent_keys.h"
 
 namespace moeserve {
 namespace {

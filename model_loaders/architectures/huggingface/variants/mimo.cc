@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "model_loaders/architectures/families.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
-#include "model_loaders/architectures/huggingface/layer_kinds.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/layer_kinds.h"
 
 namespace moeserve {
 namespace {

@@ -1,4 +1,4 @@
-#include "model_loaders/architectures/huggingface/neutral_keys.h"
+#include "model_loaders/architectures/huggingface/parts/neutral_keys.h"
 
 #include <algorithm>
 #include <iterator>

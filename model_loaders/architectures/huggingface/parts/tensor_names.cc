@@ -1,6 +1,6 @@
 // Names of tensors that several families share.
 
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve::huggingface {
 namespace {

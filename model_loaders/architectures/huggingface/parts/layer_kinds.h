@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve::huggingface {
 

@@ -1,4 +1,4 @@
-#include "model_loaders/architectures/huggingface/model_head.h"
+#include "model_loaders/architectures/huggingface/parts/model_head.h"
 
 #include <algorithm>
 #include <charconv>

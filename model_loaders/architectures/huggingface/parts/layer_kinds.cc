@@ -1,4 +1,4 @@
-#include "model_loaders/architectures/huggingface/layer_kinds.h"
+#include "model_loaders/architectures/huggingface/parts/layer_kinds.h"
 
 #include <algorithm>
 #include <charconv>

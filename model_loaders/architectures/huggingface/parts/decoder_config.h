@@ -16,7 +16,7 @@
 #include "base/error_text.h"
 #include "engine/spec/spec.h"
 #include "model_loaders/architectures/architecture.h"
-#include "model_loaders/architectures/huggingface/replaced_experts.h"
+#include "model_loaders/architectures/huggingface/parts/replaced_experts.h"
 #include "model_loaders/architectures/name_table.h"
 #include "model_loaders/files/object_reader.h"
 #include "nlohmann/json.hpp"

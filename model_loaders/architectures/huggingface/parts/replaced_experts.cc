@@ -1,4 +1,4 @@
-#include "model_loaders/architectures/huggingface/replaced_experts.h"
+#include "model_loaders/architectures/huggingface/parts/replaced_experts.h"
 
 #include <algorithm>
 #include <charconv>

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/spec/spec_limits.h"
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve::huggingface {
 namespace {

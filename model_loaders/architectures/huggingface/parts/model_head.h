@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 namespace moeserve::huggingface {
 

@@ -1,4 +1,4 @@
-#include "model_loaders/architectures/huggingface/latent_keys.h"
+#include "model_loaders/architectures/huggingface/parts/latent_keys.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "model_loaders/architectures/huggingface/decoder_config.h"
+#include "model_loaders/architectures/huggingface/parts/decoder_config.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 
 #include "base/check.h"
 #include "engine/spec/spec_limits.h"
-#include "model_loaders/architectures/huggingface/model_head.h"
-#include "model_loaders/architectures/huggingface/neutral_keys.h"
+#include "model_loaders/architectures/huggingface/parts/model_head.h"
+#include "model_loaders/architectures/huggingface/parts/neutral_keys.h"
 #include "model_loaders/tokenizer/token_ids.h"
 
 namespace moeserve::huggingface {
