@@ -80,21 +80,6 @@ std::string NamePattern(std::string_view name) {
   return pattern;
 }
 
-// Returns the name that rules have for a tensor of the model: "prediction.blocks.0.NAME" becomes
-// "blocks.LAYER.NAME".
-std::string NameForRules(const std::string& tensor, int first_layer) {
-  std::string_view name = tensor;
-  if (!IsOfPrediction(name)) return tensor;
-  name.remove_prefix(std::string_view(TensorPrefix(Stack::kPrediction)).size());
-  if (const std::optional<Numbers> numbers =
-          Match("blocks.*", name.substr(0, name.find('.', std::string_view("blocks.").size())));
-      numbers.has_value()) {
-    name.remove_prefix(name.find('.', std::string_view("blocks.").size()) + 1);
-    return Concat("blocks.", first_layer + numbers->value[0], '.', name);
-  }
-  return Concat("blocks.", first_layer, ".prediction.", name);
-}
-
 // Returns the configuration key, with its indices, that `text` starts with; "" if there is none.
 std::string_view LeadingKey(std::string_view text) {
   size_t end = 0;
@@ -164,6 +149,19 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
   }
 }
 
+std::string NameTableConfig::NameForRules(const std::string& tensor) const {
+  std::string_view name = tensor;
+  if (!IsOfPrediction(name)) return tensor;
+  name.remove_prefix(std::string_view(TensorPrefix(Stack::kPrediction)).size());
+  if (const std::optional<Numbers> numbers =
+          Match("blocks.*", name.substr(0, name.find('.', std::string_view("blocks.").size())));
+      numbers.has_value()) {
+    name.remove_prefix(name.find('.', std::string_view("blocks.").size()) + 1);
+    return Concat("blocks.", predictions_.layer + numbers->value[0], '.', name);
+  }
+  return Concat("blocks.", predictions_.layer, ".prediction.", name);
+}
+
 const BlockSpec* NameTableConfig::FindBlock(int layer, BlockKind kind) const {
   const int own = spec.num_layers();
   if (layer < own || spec.prediction == nullptr) return spec.FindBlock(layer, kind);
@@ -176,8 +174,6 @@ const BlockSpec* NameTableConfig::TokenMixer(int layer) const {
   return spec.prediction->token_mixer(layer - own);
 }
 
-// Returns the routing of the block that a tensor belongs to; null if the block is not routed.
-// `pattern` is the pattern of the tensor's name, `layer` its layer.
 const RoutedLayerSpec* NameTableConfig::RoutingOf(std::string_view pattern, int layer) const {
   const bool of_encoder = pattern.starts_with("encoder.") && spec.encoder != nullptr;
   const auto is_of = [&](std::string_view part) { return pattern.find(part) != pattern.npos; };
@@ -311,7 +307,7 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
 }
 
 std::optional<TensorPlace> NameTableConfig::PlaceInRules(const TensorRequirement& tensor) const {
-  const std::string name = NameForRules(tensor.name, predictions_.layer);
+  const std::string name = NameForRules(tensor.name);
   const TensorRule* const found = RuleOf(name);
   if (found == nullptr) return std::nullopt;
   const TensorRule& rule = *found;

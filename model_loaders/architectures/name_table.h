@@ -143,6 +143,15 @@ class NameTableConfig : public CheckpointConfig {
   // whose name plus "_scale_inv" is also stored.
   std::optional<BlockFormat> fp8;
 
+ protected:
+  // Returns the name that rules have for a tensor of the model: "prediction.blocks.0.NAME" becomes
+  // "blocks.LAYER.NAME".
+  std::string NameForRules(const std::string& tensor) const;
+  // Return a block by its layer; null if there is none. Those of prediction layers follow the
+  // model's.
+  const BlockSpec* FindBlock(int layer, BlockKind kind) const;
+  const BlockSpec* TokenMixer(int layer) const;
+
  private:
   // Returns the name that rules have for a stored tensor.
   std::string NameInRules(std::string_view stored) const;
@@ -154,10 +163,8 @@ class NameTableConfig : public CheckpointConfig {
   // Returns whether the rule is one for a layer, the first of the numbers.
   bool IsFor(const TensorRule& rule, const Numbers& numbers) const;
 
-  // Return a block by its layer; null if there is none. Those of prediction layers follow the
-  // model's.
-  const BlockSpec* FindBlock(int layer, BlockKind kind) const;
-  const BlockSpec* TokenMixer(int layer) const;
+  // Returns the routing of the block that a tensor with this pattern of its name belongs to; null
+  // if the block is not routed.
   const RoutedLayerSpec* RoutingOf(std::string_view pattern, int layer) const;
 
   // Returns the rule that counts for a tensor of the model; null if none matches.

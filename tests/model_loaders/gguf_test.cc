@@ -82,15 +82,20 @@ TEST(GgufBlocks, APartConvertsOnlyItsBlocks) {
   EXPECT_EQ(block->bytes, slice->bytes.substr(0, 4));
 }
 
-// All logits of the prompts of a family's case.
+// All logits of the prompts of a family's case, and behind them those of prediction layers.
 std::vector<std::vector<float>> GgufLogits(const fs::path& model, const FamilyAnswers& answers,
                                            DType compute) {
-  auto runner = ModelRunner::Load(model, {.compute = compute});
+  RunnerOptions options{.compute = compute};
+  options.load.predictions = true;
+  auto runner = ModelRunner::Load(model, options);
   EXPECT_TRUE(runner.ok()) << runner.status();
   std::vector<std::vector<float>> logits;
   if (!runner.ok()) return logits;
   for (int p = 0; p < answers.prompts; ++p) {
-    logits.push_back((*runner)->Run(answers.Prompt(p), answers.length));
+    const std::vector<int32_t> prompt = answers.Prompt(p);
+    logits.push_back((*runner)->Run(prompt, answers.length));
+    if ((*runner)->spec().prediction == nullptr) continue;
+    logits.push_back((*runner)->Predict({prompt.begin() + 1, prompt.end()}, 0));
   }
   return logits;
 }
@@ -231,6 +236,7 @@ INSTANTIATE_TEST_SUITE_P(
         GgufCase{"cohere2-moe-bf16", "cohere2-moe", true, "{}", "variants"},
         GgufCase{"cohere2-moe-dense-first-bf16", "cohere2-moe-dense-first", true, "{}", "variants"},
         GgufCase{"gemma4-moe-bf16", "gemma4-moe", true, "{}", "variants"},
+        GgufCase{"glm4-moe-mtp-bf16", "glm4-moe-mtp", true, "{}", "variants"},
         GgufCase{"gemma4-old-keys-bf16", "gemma4-old-keys", true, "{}", "variants"},
         GgufCase{"k2-horizon-mova-bf16", "k2-horizon-mova", true, "{}", "variants"},
         GgufCase{"llama4-bf16", "llama4", true,

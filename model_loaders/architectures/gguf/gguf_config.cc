@@ -25,8 +25,10 @@ constexpr int64_t kMaxLatentHeads = 1 << 16;
 
 GgufConfigReader::GgufConfigReader(const GgufFile& file, const WeightFiles& weights,
                                    const GgufFamily& family,
-                                   const std::vector<std::string>& ignored)
-    : GgufModelReader(file, weights, family.name, ignored), family_(family) {}
+                                   const std::vector<std::string>& ignored, bool predictions)
+    : GgufModelReader(file, weights, family.name, ignored), family_(family) {
+  stored_.predictions = predictions;
+}
 
 void GgufConfigReader::ReadLayerCounts() {
   const int blocks = layers_;
@@ -244,7 +246,9 @@ void GgufConfigReader::ReadIndexer() {
 
 // All keys were read without errors.
 std::unique_ptr<GgufConfig> GgufConfigReader::Assemble(const AttentionSpec& attention) const {
-  auto config = std::make_unique<GgufConfig>(family_, stored_, head_dim_key_);
+  const bool predicts = HasPrediction();
+  auto config = std::make_unique<GgufConfig>(family_, stored_, head_dim_key_,
+                                             predicts && stored_.predictions ? layers_ : -1);
   config->spec = spec_;
   ModelSpec& spec = config->spec;
   // With all dimensions rotated, or none, the rows can be put into the order of other formats,
@@ -271,7 +275,23 @@ std::unique_ptr<GgufConfig> GgufConfigReader::Assemble(const AttentionSpec& atte
     const FeedForwardSpec& network = *second.feed_forward();
     if (network.routed() && network.shared_width > 0) second.residual.scale = 0.5;
   }
+  if (predicts && stored_.predictions) {
+    ModelSpec prediction = PredictionOf(spec);
+    prediction.AddLayer(Layer(layers_ - 1, attention));
+    for (BlockSpec& block : prediction.blocks) block.stack = Stack::kPrediction;
+    spec.prediction = std::make_shared<const ModelSpec>(std::move(prediction));
+  } else if (predicts) {
+    config->decisions.emplace_back(kPredictionsLeft);
+  }
   return config;
+}
+
+// A prediction layer is like the last layer. Files of families whose layers differ are not known
+// to have any.
+bool GgufConfigReader::HasPrediction() const {
+  if (next_token_layers_ == 0 || !heads_.empty() || !limits_.empty() || layers_ < 1) return false;
+  if (kinds_[static_cast<size_t>(layers_) - 1] != LayerKind::kAttention) return false;
+  return HasIn(layers_, "nextn.eh_proj.weight") && HasIn(layers_, "nextn.shared_head_norm.weight");
 }
 
 ConfigResult GgufConfigReader::Read() {
@@ -303,7 +323,7 @@ ConfigResult GgufConfigReader::Read() {
 }
 
 ConfigResult ReadGgufConfig(const GgufFile& file, const WeightFiles& weights,
-                            const std::vector<std::string>& ignored) {
+                            const std::vector<std::string>& ignored, bool predictions) {
   Problems problems;
   GgufKeys keys(file, "", &problems, &ignored);
   const std::string prefix = Concat(Printable(file.file_name()), ": ", kGgufMetadata);
@@ -317,7 +337,9 @@ ConfigResult ReadGgufConfig(const GgufFile& file, const WeightFiles& weights,
                name.has_value() ? Quoted(*name) : "none");
   }
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(prefix));
-  if (family != nullptr) return GgufConfigReader(file, weights, *family, ignored).Read();
+  if (family != nullptr) {
+    return GgufConfigReader(file, weights, *family, ignored, predictions).Read();
+  }
   const bool t5 = *name == kGgufT5 || *name == kGgufT5Encoder;
   return (t5 ? ReadGgufT5 : ReadGgufEncoder)(file, weights, *name, ignored);
 }

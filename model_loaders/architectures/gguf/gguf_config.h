@@ -16,8 +16,8 @@ namespace moeserve {
 // InvalidArgument, with the file, the key, the
 // expected and the found value, for architectures and settings that the engine cannot compute, and
 // for keys of the architecture that this server does not know. The keys `ignored` are read as if
-// the file did not have them.
+// the file did not have them. `predictions`: StoredNames::predictions.
 ConfigResult ReadGgufConfig(const GgufFile& file, const WeightFiles& weights,
-                            const std::vector<std::string>& ignored = {});
+                            const std::vector<std::string>& ignored = {}, bool predictions = false);
 
 }  // namespace moeserve

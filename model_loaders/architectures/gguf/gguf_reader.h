@@ -24,7 +24,7 @@ class GgufConfigReader final : private GgufModelReader {
  public:
   // All arguments must outlive the object.
   GgufConfigReader(const GgufFile& file, const WeightFiles& weights, const GgufFamily& family,
-                   const std::vector<std::string>& ignored);
+                   const std::vector<std::string>& ignored, bool predictions);
 
   // Call once. Errors are those of ReadGgufConfig().
   ConfigResult Read();
@@ -40,6 +40,8 @@ class GgufConfigReader final : private GgufModelReader {
   void RefuseSettings();
   void ReadIndexer();
   std::unique_ptr<GgufConfig> Assemble(const AttentionSpec& attention) const;
+  // Whether the file has a prediction layer that can be read.
+  bool HasPrediction() const;
 
   // gguf_layers.cc
   void ReadLayerHeads();

@@ -139,6 +139,13 @@ constexpr TensorRule kLatentAttention[] = {
     {"blocks.*.attention.heads.*.v.weight", "blk.*.attn_kv_b.weight", 1, 2, RowOrder::kLatent},
 };
 
+constexpr TensorRule kPredictions[] = {
+    {"blocks.*.prediction.embed_norm.weight", "blk.*.nextn.enorm.weight"},
+    {"blocks.*.prediction.hidden_norm.weight", "blk.*.nextn.hnorm.weight"},
+    {"blocks.*.prediction.join.weight", "blk.*.nextn.eh_proj.weight"},
+    {"blocks.*.prediction.norm.weight", "blk.*.nextn.shared_head_norm.weight"},
+};
+
 constexpr TensorRule kDenseModules[] = {
     {"pooling.dense.0.weight", "dense_2.weight"},
     {"pooling.dense.1.weight", "dense_3.weight"},
@@ -241,6 +248,7 @@ GgufTables::GgufTables(const GgufFamily& family, const StoredNames& stored,
     add_tensors(RecurrentTensors(family.recurrent));
   }
   if (family.bidirectional) add_tensors(kDenseModules);
+  if (family.counts_next_token_layers) add_tensors(kPredictions);
   switch (family.norms) {
     case Norms::kInput:
       add_tensors(kInputNorm);
@@ -295,9 +303,9 @@ std::optional<TensorPlace> GgufTableConfig::Place(const TensorRequirement& tenso
 }
 
 GgufConfig::GgufConfig(const GgufFamily& family, const StoredNames& stored,
-                       std::string_view head_dim_key)
+                       std::string_view head_dim_key, int prediction_layer)
     : GgufTables(family, stored, head_dim_key),
-      NameTableConfig(tensors, keys, stored),
+      NameTableConfig(tensors, keys, stored, {}, {}, {.layer = prediction_layer, .prefix = {}}),
       tiled_values_(family.tiled_values) {
   key_place = kGgufMetadata;
   ignored.push_back(kRopeFactors);
@@ -329,12 +337,13 @@ std::optional<TensorPlace> GgufConfig::HeadPlace(const TensorRequirement& tensor
   const std::optional<int> head = TakeLayerNumber(rest, ".attention.heads.");
   const bool keys_of_head = rest == ".k.weight";
   if (!layer.has_value() || !head.has_value() || !(keys_of_head || rest == ".v.weight") ||
-      *layer >= spec.num_layers() || tensor.shape.size() != 2) {
+      TokenMixer(*layer) == nullptr || TokenMixer(*layer)->attention() == nullptr ||
+      tensor.shape.size() != 2) {
     return std::nullopt;
   }
   TensorPlace place;
   place.name = Concat("blk.", *layer, keys_of_head ? ".attn_k_b.weight" : ".attn_v_b.weight");
-  place.shape = {spec.attention(*layer).num_heads, tensor.shape[0], tensor.shape[1]};
+  place.shape = {TokenMixer(*layer)->attention()->num_heads, tensor.shape[0], tensor.shape[1]};
   place.index = *head;
   const std::string of_layer = Concat("attention[", *layer, "].");
   if (tensor.follows_from.starts_with('[')) {
@@ -343,7 +352,9 @@ std::optional<TensorPlace> GgufConfig::HeadPlace(const TensorRequirement& tensor
   return place;
 }
 
-std::optional<TensorPlace> GgufConfig::Place(const TensorRequirement& tensor) const {
+std::optional<TensorPlace> GgufConfig::Place(const TensorRequirement& required) const {
+  TensorRequirement tensor = required;
+  tensor.name = NameForRules(required.name);
   const std::string_view name = tensor.name;
   const auto is = [&](std::string_view part) { return name.find(part) != name.npos; };
   if (split_heads_ && is(".attention.heads.")) return HeadPlace(tensor);
@@ -352,7 +363,7 @@ std::optional<TensorPlace> GgufConfig::Place(const TensorRequirement& tensor) co
   std::string_view rest = name;
   const std::optional<int> layer = TakeLayerNumber(rest, "blocks.");
   const BlockSpec* const block =
-      layer.has_value() && rest.starts_with(".attention.") ? spec.token_mixer(*layer) : nullptr;
+      layer.has_value() && rest.starts_with(".attention.") ? TokenMixer(*layer) : nullptr;
   const bool recurrent = block != nullptr && block->kind() != BlockKind::kAttention;
   if (recurrent) PlaceRecurrent(name, *block, tiled_values_, *place);
   if (!recurrent && place->name.find(".attn_qkv.") != std::string::npos) {

@@ -54,7 +54,9 @@ class GgufTableConfig final : private GgufTables, public NameTableConfig {
 // The configuration of one file. Its reader sets `spec`.
 class GgufConfig final : private GgufTables, public NameTableConfig {
  public:
-  GgufConfig(const GgufFamily& family, const StoredNames& stored, std::string_view head_dim_key);
+  // `prediction_layer` is the number of the block that is a prediction layer; below 0: none is.
+  GgufConfig(const GgufFamily& family, const StoredNames& stored, std::string_view head_dim_key,
+             int prediction_layer = -1);
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
 

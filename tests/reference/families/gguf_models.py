@@ -294,7 +294,7 @@ def add_experts(writer, config, arch):
             writer.add_expert_group_count(groups)
             writer.add_expert_group_used_count(config["topk_group"])
     if arch in (ARCH.GLM4_MOE, ARCH.BAILINGMOE2, ARCH.EXAONE_MOE, ARCH.GLM_DSA):
-        writer.add_nextn_predict_layers(0)
+        writer.add_nextn_predict_layers(config.get("prediction_layers", 0))
 
 
 def add_config(writer, config, legacy):
@@ -302,7 +302,7 @@ def add_config(writer, config, legacy):
     latent = arch in LATENT
     hybrid = arch in HYBRIDS
     writer.add_name("a tiny test model")
-    writer.add_block_count(layers_of(config))
+    writer.add_block_count(layers_of(config) + config.get("prediction_layers", 0))
     writer.add_context_length(config.get("max_position_embeddings") or config["model_max_length"])
     writer.add_embedding_length(config["hidden_size"])
     if config["model_type"] in VARIANTS:
@@ -417,7 +417,8 @@ def write_model(case, kind, out, finish, legacy=False, families=FAMILIES):
     folder = families / case
     config, tensors = text_model(json.loads((folder / "config.json").read_text()), load(folder))
     arch = ARCHITECTURES[config["model_type"]]
-    names = gguf.get_tensor_name_map(arch, layers_of(config))
+    config["prediction_layers"] = sum(name.endswith("eh_proj.weight") for name in tensors)
+    names = gguf.get_tensor_name_map(arch, layers_of(config) + config["prediction_layers"])
     stored = {}
     for name, tensor in convert(config, stack_value_experts(stack_experts(tensors)), legacy):
         new_name = name if name.startswith("blk.") else names.get_name(name, (".weight", ".bias"))

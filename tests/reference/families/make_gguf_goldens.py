@@ -54,7 +54,7 @@ MODELS = [("llama-biases-tied", "bf16"), ("llama-biases-tied", "f32"), ("llama-l
 # Families whose layers differ, in a folder of their own.
 VARIANT_MODELS = [(case, "bf16") for case in
                   ("cohere2-moe", "cohere2-moe-dense-first", "gemma4-moe", "gemma4-old-keys", "k2-horizon-mova", "llama4",
-                   "mimo-v2-flash", "mistral4", "step3p5")]
+                   "mimo-v2-flash", "mistral4", "step3p5", "glm4-moe-mtp")]
 
 
 def finish(writer):
