@@ -163,6 +163,9 @@ class CheckpointConfig {
   std::string source_language = {}, target_language = {};
   // Keys of the configuration that were ignored, because they do not change the model's answers.
   std::vector<std::string> ignored_keys;
+  // How the names of prediction layers' tensors begin in the files of the family; empty if there
+  // are none. Notes count those that are not needed, instead of listing them.
+  std::string prediction_prefix = {};
   // What contains the configuration keys, for error messages.
   std::string_view key_place = kConfigFile;
 };

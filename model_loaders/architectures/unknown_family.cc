@@ -16,8 +16,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kPartLinear = "linear attention";
-constexpr std::string_view kPartStateSpace = "state-space layers";
+constexpr std::string_view kPartLightning =
+    "linear attention whose decay is fixed for each head (lightning attention)";
+constexpr std::string_view kPartMamba = "state spaces of the first kind (Mamba-1)";
+constexpr std::string_view kPartShared = "state spaces, and layers that share their weights";
 constexpr std::string_view kPartStreams = "several residual streams";
 constexpr std::string_view kPartSparse =
     "attention to keys that an indexer chooses, with other parts";
@@ -31,9 +33,9 @@ constexpr UnsupportedFamily kUnsupported[] = {
     {"aria_text", kReaderAlone, "mixtral"},
     {"axk2", "norms with gates and attention to keys that an indexer chooses", "axk1"},
     {"bailing_moe", kReaderAlone, "bailing_moe_v2"},
-    {"bailing_moe_linear", kPartLinear, "bailing_moe_v2"},
-    {"bailing_moe_v2_5", kPartLinear, "bailing_moe_v2"},
-    {"bamba", kPartStateSpace, "llama"},
+    {"bailing_moe_linear", kPartLightning, "bailing_moe_v2"},
+    {"bailing_moe_v2_5", kPartLightning, "bailing_moe_v2"},
+    {"bamba", kReaderAlone, "granitemoehybrid"},
     {"beam", kReaderAlone, "exaone_moe"},
     {"dbrx", kReaderAlone, "mixtral"},
     {"deepseek", kReaderAlone, "deepseek_v2"},
@@ -47,9 +49,10 @@ constexpr UnsupportedFamily kUnsupported[] = {
     {"dots3_note", kPartSparse, "dots1"},
     {"dots3_note_text", kPartSparse, "dots1"},
     {"ernie4_5_moe_vl", "a config.json without text_config", "ernie4_5_vl_moe"},
-    {"falcon_h1", kPartStateSpace, "llama"},
-    {"falcon_mamba", kPartStateSpace, ""},
+    {"falcon_h1", "state spaces beside the attention of each layer", "granitemoehybrid"},
+    {"falcon_mamba", kPartMamba, ""},
     {"gemma3n", kPartStreams, "gemma4_text"},
+    {"gemma4_assistant", "layers that draft tokens for another model", "gemma4"},
     {"glm5_next", kPartStreams, "glm4_moe"},
     {"glm5_next_text", kPartStreams, "glm4_moe"},
     {"grok-1", kReaderAlone, "mixtral"},
@@ -62,22 +65,22 @@ constexpr UnsupportedFamily kUnsupported[] = {
     {"inkling2_text", "biases of relative positions and convolutions in each layer", "mixtral"},
     {"inkling_mm_model", "biases of relative positions and convolutions in each layer", "mixtral"},
     {"inkling_text", "biases of relative positions and convolutions in each layer", "mixtral"},
-    {"jamba", kPartStateSpace, "mixtral"},
-    {"kimi_k3", kPartLinear, "kimi_linear"},
+    {"jamba", kPartMamba, "mixtral"},
+    {"kimi_k3", "attention to the outputs of earlier layers", "kimi_linear"},
     {"kolibri1", kReaderAlone, "flint"},
     {"laguna", "gates of heads, and numbers of heads for each layer", "mellum"},
-    {"lara_mini", kPartLinear, "qwen3_moe"},
-    {"mamba", kPartStateSpace, ""},
-    {"mamba2", kPartStateSpace, ""},
-    {"minimax", kPartLinear, "minimax_m2"},
-    {"minimax_m1", kPartLinear, "minimax_m2"},
-    {"minimax_text_01", kPartLinear, "minimax_m2"},
+    {"lara_mini", "linear attention of another kind", "qwen3_moe"},
+    {"mamba", kPartMamba, ""},
+    {"mamba2", kReaderAlone, "nemotron_h"},
+    {"minimax", kPartLightning, "minimax_m2"},
+    {"minimax_m1", kPartLightning, "minimax_m2"},
+    {"minimax_text_01", kPartLightning, "minimax_m2"},
     {"mistral_large4", kPartSparse, "deepseek_v3"},
     {"mistral_large4_text", kPartSparse, "deepseek_v3"},
     {"muse_spark", "gates of the residual stream", "granitemoe_swa"},
     {"muse_spark_text", "gates of the residual stream", "granitemoe_swa"},
     {"nemo_speechlm", kPartImages, "nemotron_h"},
-    {"olmo_hybrid", kPartLinear, "olmo3"},
+    {"olmo_hybrid", kReaderAlone, "qwen3_next"},
     {"pangu_ultra_moe", kReaderAlone, "deepseek_v3"},
     {"phi4_multimodal", kPartImages, "phi3"},
     {"qwen3_omni_moe", kPartImages, "qwen3_vl_moe"},
@@ -85,14 +88,14 @@ constexpr UnsupportedFamily kUnsupported[] = {
     {"qwen3_omni_moe_thinker", kPartImages, "qwen3_vl_moe"},
     {"qwen4_exp", kPartStreams, "qwen3_moe"},
     {"qwen4_exp_text", kPartStreams, "qwen3_moe"},
-    {"recurrent_gemma", kPartLinear, "gemma"},
-    {"rwkv", kPartLinear, ""},
+    {"recurrent_gemma", "gated linear recurrences (RG-LRU)", "gemma"},
+    {"rwkv", "recurrences of RWKV", ""},
     {"step3_text", kReaderAlone, "qwen3_moe"},
     {"unlimited_ocr", kPartImages, "deepseek_v2"},
     {"unlimited_ocr_text", kReaderAlone, "deepseek_v2"},
-    {"xlstm", kPartLinear, ""},
-    {"zamba", kPartStateSpace, ""},
-    {"zamba2", kPartStateSpace, ""},
+    {"xlstm", "recurrences of xLSTM", ""},
+    {"zamba", kPartShared, ""},
+    {"zamba2", kPartShared, ""},
     {"zaya", "convolutions in attention, and routers of several layers", "mixtral"},
 };
 
@@ -161,7 +164,7 @@ std::string ExpectedType(ArchitectureList known) {
   constexpr size_t kShown = 4;
   if (known.size() <= kShown) return ModelTypes(known);
   return Concat("one of the ", known.size(),
-                " model types in \"What is read\" of model_loaders/README.md");
+                " model types in model_loaders/architectures/huggingface/README.md");
 }
 
 const Architecture* FindKnown(std::string_view type, ArchitectureList known) {
@@ -233,8 +236,10 @@ absl::Status UnknownFamily(const Json& config, ArchitectureList known) {
                Quoted(type), " has, found no such key"));
   }
   if (const UnsupportedFamily* const family = FindUnsupported(type); family != nullptr) {
+    // Where only a reader is missing, the decoder may be of a type that has one.
     return NotRead("model_type", expected, type,
-                   WhatIsMissing(*family, known) + DecoderPart(config, known));
+                   WhatIsMissing(*family, known) +
+                       (family->part.empty() ? DecoderPart(config, known) : std::string()));
   }
   return NotRead("model_type", expected, type,
                  NearestText(type, known) + DecoderPart(config, known));

@@ -1,9 +1,20 @@
 #include "model_loaders/checkpoint/checkpoint_notes.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/error_text.h"
 #include "model_loaders/checkpoint/tensor_check.h"
 
 namespace moeserve {
+namespace {
+
+bool IsOfPrediction(const CheckpointConfig& config, std::string_view stored) {
+  return !config.prediction_prefix.empty() &&
+         stored.find(config.prediction_prefix) != std::string_view::npos;
+}
+
+}  // namespace
 
 std::vector<std::string> CheckpointNotes(const CheckpointConfig& config,
                                          const std::vector<std::string>& ignored,
@@ -16,7 +27,14 @@ std::vector<std::string> CheckpointNotes(const CheckpointConfig& config,
   };
   list("these keys do not change the model's answers", config.ignored_keys);
   list("read without these keys, as --ignore-config says", options.ignored_keys);
-  for (const std::string& names : GroupedNames(ignored)) {
+  std::vector<std::string> others;
+  std::copy_if(ignored.begin(), ignored.end(), std::back_inserter(others),
+               [&](const std::string& name) { return !IsOfPrediction(config, name); });
+  if (const size_t count = ignored.size() - others.size(); count > 0) {
+    notes.push_back(Concat("tensors that the model does not need: those of prediction layers, ",
+                           config.prediction_prefix, "* (", count, " tensors)"));
+  }
+  for (const std::string& names : GroupedNames(others)) {
     notes.push_back(Concat("tensors that the model does not need: ", names));
   }
   return notes;

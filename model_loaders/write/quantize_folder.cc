@@ -42,7 +42,15 @@ absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantizatio
                             ReadTextFile(source / kQuantizeConfig, kMaxConfigFileBytes));
   MOESERVE_ASSIGN_OR_RETURN(nlohmann::json known, ParseConfigJson(text));
   RemoveKeys(ignored_keys, &known);
-  MOESERVE_RETURN_IF_ERROR(ParseNativeConfig(known.dump()).status());
+  if (const absl::Status native = ParseNativeConfig(known.dump()).status(); !native.ok()) {
+    const auto type_found = known.is_object() ? known.find("model_type") : known.end();
+    const bool other = known.is_object() && type_found != known.end() && type_found->is_string() &&
+                       !type_found->get_ref<const std::string&>().starts_with("routed_");
+    if (!other) return native;
+    return absl::InvalidArgumentError(
+        Concat("expected a folder of the native format, which \"moeserve convert\" writes: ",
+               std::string(native.message())));
+  }
   auto config = nlohmann::ordered_json::parse(text);  // this type keeps the order of the keys
   RemoveKeys(ignored_keys, &config);
   config["quantization"] = {{"type", Name(type)}, {"group_size", StatedGroupSize(type)}};

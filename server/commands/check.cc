@@ -50,6 +50,12 @@ int RunCheck(const ModelOptionsText& options) {
     if (fs::is_regular_file(path / kConfigFile, ignored) && !WeightFiles::Exist(path)) {
       // If it can be read, something else is missing, which the error says.
       static_cast<void>(CheckConfigAlone(path / kConfigFile, options));
+    } else if (const auto rest = LoadCheckpoint(
+                   path, {.require_tokenizer = false, .ignored_keys = options.ignored_keys});
+               rest.ok()) {
+      // Only the tokenizer is wrong or missing.
+      std::fputs(SummaryText(Summarize(rest->spec)).c_str(), stdout);
+      PrintNotes(rest->notes);
     }
     return Fail(checkpoint.status());
   }

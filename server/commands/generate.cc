@@ -101,6 +101,9 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
   options->model.must_generate = true;
   AddModelOptions(*command, options->model);
   AddDraftModel(*command, options->model);
+  AddNumberOption(*command, "--draft-tokens", options->engine.engine.draft.max_tokens,
+                  "Most tokens that are drafted in a step; 0: none; -1: the device's default",
+                  kDefaultDraftTokens, kMostDraftTokens);
   command
       ->add_option("--prompt", options->prompt,
                    "The text to continue, or an encoder-decoder's source")

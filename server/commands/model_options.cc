@@ -304,8 +304,8 @@ absl::Status CheckPredictions(const ModelOptionsText& options, int draft_tokens,
   }
   if (spec.prediction != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "--draft-mtp: expected a checkpoint with prediction layers of a family for which they are "
-      "read (Qwen3-Next, Qwen3.5, DeepSeek-V3 and GLM with experts), found none");
+      "--draft-mtp: expected a checkpoint with prediction layers that are read (\"Prediction layers\" "
+      "in model_loaders/README.md), found none");
 }
 
 // Returns LoadedWeights::temperatures.

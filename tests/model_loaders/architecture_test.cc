@@ -206,7 +206,7 @@ TEST(Architecture, AnUnknownFamilyIsNamedBesideThoseThatAreKnown) {
   EXPECT_EQ(testing::Message(LoadCheckpoint(folder.path()).status()),
             "config.json: model_type: expected one of the " +
                 std::to_string(Architectures().size()) +
-                " model types in \"What is read\" of model_loaders/README.md, found "
+                " model types in model_loaders/architectures/huggingface/README.md, found "
                 "\"made_up_moe\"");
   const std::string known = "model_type: expected \"routed_decoder\" or \"made_up_moe\", found ";
   const std::map<std::string, std::string> cases = {

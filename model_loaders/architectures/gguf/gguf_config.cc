@@ -282,6 +282,7 @@ std::unique_ptr<GgufConfig> GgufConfigReader::Assemble(const AttentionSpec& atte
     spec.prediction = std::make_shared<const ModelSpec>(std::move(prediction));
   } else if (predicts) {
     config->decisions.emplace_back(kPredictionsLeft);
+    config->prediction_prefix = Concat("blk.", layers_, '.');
   }
   return config;
 }

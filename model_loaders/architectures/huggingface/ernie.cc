@@ -67,6 +67,7 @@ ConfigResult ReadErnieMoe(const Json& json, const StoredNames& stored) {
   }
   c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 0));
   c.Ignore({"moe_norm_min", "moe_capacity", "moe_gate_act"});
+  c.Require("compression_ratio", 1.0);
   c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors(),
              ExpertTensors(), SharedExpertTensors(), kRouter});
   const int64_t end = last == -1 ? int64_t{c.layers()} - 1 : last;

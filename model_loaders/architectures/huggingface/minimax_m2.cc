@@ -43,8 +43,8 @@ ConfigResult ReadMiniMaxM2(const Json& json, const StoredNames& stored) {
   c.Require("use_routing_bias", true);
   c.Require("shared_intermediate_size", 0);
   c.IgnoreNextTokenLayers(c.keys().Int("num_mtp_modules", 0));
-  c.Ignore({"router_jitter_noise", "use_mtp", "mtp_transformer_layers", "attn_type_list",
-            "layernorm_full_attention_beta", "layernorm_linear_attention_beta",
+  c.Ignore({"router_jitter_noise", "shared_moe_mode", "use_mtp", "mtp_transformer_layers",
+            "attn_type_list", "layernorm_full_attention_beta", "layernorm_linear_attention_beta",
             "layernorm_mlp_beta", "mlp_intermediate_size"});
   c.Tensors({EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(),
              BlockSparseTensors(), kMinimaxM2Experts, ExpertTensors()});

@@ -34,12 +34,13 @@ constexpr NamePart kMistralVision[] = {"vision_tower.", "multi_modal_projector."
 constexpr NamePart kStepVision[] = {"vision_model.", "vit_large_projector."};
 
 constexpr NamePart kErnieText[] = {"ernie4_5_vl_moe_text"};
+constexpr NamePart kGemma3Text[] = {"gemma3_text"};
 constexpr NamePart kGemma4Text[] = {"gemma4_text"};
 constexpr NamePart kGlm4vText[] = {"glm4v_moe_text"};
 constexpr NamePart kKimiText[] = {"deepseek_v3", "kimi_k2"};
 constexpr NamePart kLlama4Text[] = {"llama4_text"};
 constexpr NamePart kMiniMaxText[] = {"minimax_m3_vl_text"};
-constexpr NamePart kMistralText[] = {"mistral4"};
+constexpr NamePart kMistralText[] = {"mistral4", "mistral"};
 constexpr NamePart kQwen35Text[] = {"qwen3_5_text"};
 constexpr NamePart kQwen35MoeText[] = {"qwen3_5_moe_text"};
 constexpr NamePart kQwen3VlText[] = {"qwen3_vl_moe_text"};
@@ -47,6 +48,7 @@ constexpr NamePart kStepText[] = {"step3p5"};
 
 constexpr Wrapper kWrappers[] = {
     {"ernie4_5_vl_moe", kErnieText, kErnieVision},
+    {"gemma3", kGemma3Text, kMistralVision},
     {"gemma4", kGemma4Text, kGemma4Towers},
     {"glm4v_moe", kGlm4vText, kVisual},
     {"kimi_k25", kKimiText, kKimiVision},
@@ -66,9 +68,17 @@ constexpr NamePart kModel = "model.", kHead = "lm_head.", kPrediction = "mtp.",
                    kInnerHead = "language_model.lm_head.";
 
 // Keys of a wrapper that say nothing about its decoder. Those of other parts begin like the others.
-constexpr NamePart kOuterKeys[] = {"merged_hidden_size",       "model_type",  "spatial_merge_size",
-                                   "use_unified_vision_chunk", "im_patch_id", "text_config",
-                                   "tie_word_embeddings"};
+constexpr NamePart kOuterKeys[] = {"im_patch_id",
+                                   "language_model_only",
+                                   "merged_hidden_size",
+                                   "mm_tokens_per_image",
+                                   "model_type",
+                                   "patch_token_len",
+                                   "spatial_merge_size",
+                                   "text_config",
+                                   "tie_word_embeddings",
+                                   "understand_projector_stride",
+                                   "use_unified_vision_chunk"};
 constexpr NamePart kOuterBeginnings[] = {"audio_",     "image_",      "media_",
                                          "mm_",        "multimodal_", "projection_",
                                          "projector_", "video_",      "vision_"};

@@ -479,6 +479,7 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadNative(const Json& json,
   if (!stored.predictions && config.spec.prediction != nullptr) {
     config.spec.prediction = nullptr;
     config.leaves_prediction = true;
+    config.prediction_prefix = TensorPrefix(Stack::kPrediction);
     config.decisions.emplace_back(kPredictionsLeft);
   }
   return std::make_unique<const NativeConfig>(std::move(config));

@@ -22,6 +22,8 @@ constexpr OtherName kOtherNames[] = {
     {"--max-num-batched-tokens", "max-step-tokens"},
     {"--speculative-model", "draft-model"},
     {"--num-speculative-tokens", "draft-tokens"},
+    {"--speculative-config", "draft-mtp"},
+    {"--spec-type", "draft-mtp"},
     {"--quantization", "dtype"},
     {"-q", "dtype"},
     {"--api-key", "api-key-file"},

@@ -218,3 +218,12 @@ wrapper("minimax-m3-dense-attention-tied", "minimax_m3_vl",
          "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["sparse"] * 2,
          "swiglu_alpha": 1.2, "routed_scaling_factor": 1.5, "tie_word_embeddings": True},
         M3_VISION, projector_hidden_size=16, tie_word_embeddings=True)
+
+# Gemma 3, which also reads images.
+wrapper("gemma3-wrapped", "gemma3",
+        dict(model_type="gemma3_text", intermediate_size=48, head_dim=16, sliding_window=8,
+             query_pre_attn_scalar=16, num_hidden_layers=3,
+             layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
+        dict(model_type="siglip_vision_model", hidden_size=16, intermediate_size=16,
+             num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4),
+        mm_tokens_per_image=4)

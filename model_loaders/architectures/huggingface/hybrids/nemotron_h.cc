@@ -104,6 +104,8 @@ ConfigResult ReadNemotronH(const Json& json, const StoredNames& stored) {
               .rms_norm_eps = 1e-5,
               .num_key_value_heads = 8,
               .rope = false});
+  // Published files have both names.
+  c.Require("norm_eps", c.keys().Real("layer_norm_epsilon", 1e-5));
   c.spec().position.kind = PositionKind::kNone;
   enum : int { kStateSpaces, kAttention, kExperts, kDense };
   const std::vector<int> kinds = LayerKinds(

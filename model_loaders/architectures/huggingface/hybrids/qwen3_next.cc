@@ -117,6 +117,10 @@ QwenMixers ReadMixers(DecoderConfig& c, int kv_heads) {
       c, {{"full_attention", kFull}, {"linear_attention", kLinear}},
       [&](int layer) { return (layer + 1) % std::max(interval, 1) == 0 ? kFull : kLinear; });
   c.Ignore({"use_sliding_window"});
+  // Published files of Qwen3.5 and later say what the classes of transformers always do.
+  c.Require("attn_output_gate", true);
+  c.Require("mamba_ssm_dtype", "float32");
+  c.keys().Pick<int>("output_gate_type", {{"swish", 0}, {"silu", 0}}, 0);
   std::vector<LayerSpec> layers;
   for (const int kind : kinds) {
     LayerSpec& layer = layers.emplace_back();
@@ -166,6 +170,7 @@ ConfigResult ReadQwen35Moe(const Json& json, const StoredNames& stored) {
   QwenMixers mixers = ReadMixers(c, 2);
   FeedForwardSpec experts = c.WithActivation(c.Experts({}));
   c.Require("norm_topk_prob", true);
+  c.Require("mlp_only_layers", Json::array());
   experts.routing->renormalize = true;
   experts.shared_width = c.keys().Int("shared_expert_intermediate_size", 512);
   experts.shared_gate = experts.shared_width > 0;
@@ -176,6 +181,7 @@ ConfigResult ReadQwen35(const Json& json, const StoredNames& stored) {
   DecoderConfig c(json, stored);
   QwenMixers mixers = ReadMixers(c, 4);
   const FeedForwardSpec dense = c.WithActivation(c.Dense());
+  c.Require("mlp_only_layers", Json::array());
   return FinishQwen(c, std::move(mixers), dense, [&](int) { return dense; });
 }
 

@@ -126,7 +126,7 @@ void DecoderConfig::ReadQuantization(bool mxfp4) {
     reader.Optional(key);
   }
   if (*method == Method::kFp8) {
-    reader.Pick<int>("fmt", {{"e4m3", 0}}, 0);
+    reader.Pick<int>("fmt", {{"e4m3", 0}, {"float8_e4m3fn", 0}}, 0);
     const Json* const block = reader.Required("weight_block_size", "a list of two integers");
     if (block == nullptr) return;
     const auto dim = [&](size_t i) {
@@ -292,13 +292,14 @@ void DecoderConfig::Prediction(const LayerSpec& layer, std::span<const TensorRul
   name.replace(name.find('*'), 1, number);
   if (!prefix.empty()) name = Concat(prefix, name.substr(own.size()));
   if (!Stores(name)) return;
+  IgnorePrefix(own);
+  prediction_prefix_ = prefix.empty() ? own : prefix;
   if (!stored_.predictions) {
     Decide(kPredictionsLeft);
     return;
   }
   prediction_ = layer;
   prediction_names_ = {.layer = layers_, .prefix = prefix};
-  IgnorePrefix(own);
 }
 
 void DecoderConfig::NextTokenLayers(int count, const LayerSpec& layer) {
@@ -544,6 +545,7 @@ ConfigResult DecoderConfig::Build() {
   config->fp8 = fp8_;
   config->positions_from = positions_from_;
   config->ignored_keys = std::move(ignored_keys_);
+  config->prediction_prefix = std::move(prediction_prefix_);
   config->decisions = std::move(decisions_);
   config->context_reason = std::move(context_reason_);
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));

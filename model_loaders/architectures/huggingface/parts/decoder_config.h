@@ -274,6 +274,7 @@ class DecoderConfig {
   NameMapping mapping_;
   std::optional<LayerSpec> prediction_;
   PredictionNames prediction_names_;
+  std::string prediction_prefix_;
   ReplacedExperts replaced_experts_;
   int positions_from_ = 0;
   int64_t most_pairs_ = 0;    // of the sections of images' positions

@@ -88,7 +88,11 @@ std::vector<AttentionSpec> ReadAttention4(DecoderConfig& c) {
       LayerKinds(c, {{"full_attention", 0}, {"chunked_attention", 1}},
                  [&](int layer) { return chunked && rotated[static_cast<size_t>(layer)] ? 1 : 0; });
   const bool normed = keys.Bool("use_qk_norm", true);
-  const bool scaled = keys.Bool("attn_temperature_tuning", true);
+  // Published files have a number, which counts as in Python.
+  const Json* const tuned = keys.Optional("attn_temperature_tuning");
+  const bool scaled = tuned != nullptr && tuned->is_number_integer()
+                          ? tuned->get<int64_t>() != 0
+                          : keys.Bool("attn_temperature_tuning", true);
   const QueryScaleSpec scale{.step = static_cast<double>(keys.Int("floor_scale", 8192)),
                              .factor = keys.Real("attn_scale", 0.1),
                              .first = 1};
