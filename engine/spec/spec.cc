@@ -408,15 +408,16 @@ KvLayerShape CacheShape(const AttentionSpec& attention) {
 std::pair<std::vector<KvLayerShape>, int> CacheShapesOf(const ModelSpec& spec, int blocks,
                                                         bool sources = false) {
   std::vector<KvLayerShape> shapes;
+  std::vector<int> of_layers(static_cast<size_t>(spec.num_layers()), -1);  // index of each layer's
   int last = -1;
   for (int b = 0; b < blocks; ++b) {
     const BlockSpec& block = spec.blocks[static_cast<size_t>(b)];
     const AttentionSpec* const attention = sources ? block.cross_attention() : block.attention();
     if (attention == nullptr) continue;
     if (!sources && attention->kv_layer.has_value()) {
-      const int from = spec.Find(*attention->kv_layer, BlockKind::kAttention);
-      MOESERVE_CHECK(from < b, "keys of a layer before");
-      last = CacheShapesOf(spec, from + 1).second;
+      MOESERVE_CHECK(*attention->kv_layer < block.layer, "keys of a layer before");
+      last = of_layers[static_cast<size_t>(block.layer)] =
+          of_layers[static_cast<size_t>(*attention->kv_layer)];
       continue;
     }
     const KvLayerShape shape = CacheShape(*attention);
@@ -424,6 +425,7 @@ std::pair<std::vector<KvLayerShape>, int> CacheShapesOf(const ModelSpec& spec, i
         spec.kind == ModelKind::kEncoder ? std::ranges::find(shapes, shape) : shapes.end();
     last = static_cast<int>(same - shapes.begin());
     if (same == shapes.end()) shapes.push_back(shape);
+    of_layers[static_cast<size_t>(block.layer)] = last;
   }
   return {std::move(shapes), last};
 }
@@ -533,7 +535,6 @@ absl::Status CheckPrediction(const ModelSpec& spec) {
 absl::Status Validate(const ModelSpec& spec) {
   CheckOrder(spec);
   MOESERVE_RETURN_IF_ERROR(CheckEncoder(spec));
-  MOESERVE_RETURN_IF_ERROR(CheckPrediction(spec));
   Checker check;
   check.Int("", "vocab_size", spec.vocab_size, 1, kMaxVocabulary);
   check.Int("", "hidden_size", spec.hidden_size, 1, kMaxWidth);
@@ -598,6 +599,10 @@ absl::Status Validate(const ModelSpec& spec) {
                         " experts in all layers together, each sub-layer of an expert counted"),
                  experts, " up to layer ", block.layer);
   }
+  // The model's own faults come first, because its prediction layers share settings. Totals include
+  // theirs, which must be valid then.
+  if (!check.ok()) return check.status();
+  MOESERVE_RETURN_IF_ERROR(CheckPrediction(spec));
   CheckTotals(check, spec);
   return check.status();
 }

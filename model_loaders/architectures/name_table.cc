@@ -189,10 +189,15 @@ std::string NameTableConfig::NameInRules(std::string_view stored) const {
   if (const std::string_view prefix = predictions_.prefix;
       predictions_.layer >= 0 && !prefix.empty() && stored.starts_with(prefix)) {
     stored.remove_prefix(prefix.size());
-    if (stored.starts_with(kFirstPredictionLayer)) {
-      stored.remove_prefix(kFirstPredictionLayer.size());
-    }
-    return Concat("model.layers.", predictions_.layer, '.', stored);
+    const bool of_layer = stored.starts_with(kFirstPredictionLayer);
+    if (of_layer) stored.remove_prefix(kFirstPredictionLayer.size());
+    std::string name = Concat("model.layers.", predictions_.layer, '.', stored);
+    const std::string pattern = NamePattern(name);
+    const auto beside = std::ranges::find(tensors_, pattern, &TensorRule::file);
+    const bool is_beside =
+        beside != tensors_.end() && beside->model.find(".prediction.") != std::string_view::npos;
+    if (of_layer != is_beside) return name;
+    return std::string(prefix) + std::string(stored);  // a name that nobody uses
   }
   std::string name = WithPrefixOfRules(stored);
   return mapping_.in_rules == nullptr ? name : mapping_.in_rules(name);
@@ -435,7 +440,9 @@ std::string NameTableConfig::AsInFile(std::string_view text) const {
       text.remove_prefix(1);
       continue;
     }
-    const std::string plain = WithoutIndices(key);
+    std::string plain = WithoutIndices(key);
+    // Prediction layers have the settings of the model's.
+    if (IsOfPrediction(plain)) plain.erase(0, plain.find('.') + 1);
     const auto rule = std::find_if(keys_.begin(), keys_.end(),
                                    [&](const KeyRule& r) { return r.model == plain; });
     out.append(rule == keys_.end() ? plain : rule->file);

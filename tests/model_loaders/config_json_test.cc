@@ -303,6 +303,52 @@ TEST(NativeConfig, KeysAreSpelledAsInTheFile) {
   EXPECT_EQ(config.AsInFile("attention[]attention["), "attention[]attention[");
 }
 
+// Layers that read the keys of the layer before, which read others' in turn, take no more time than
+// others.
+TEST(Validate, ChainsOfSharedKeys) {
+  constexpr int kLayers = 200;
+  Json json = TinyConfig();
+  const Json own = {{"kind", "dense"}, {"num_heads", 2}, {"head_dim", 4}};
+  Json reads = own;
+  Json attention = Json::array();
+  for (int layer = 0; layer < kLayers; ++layer) {
+    reads["kv_layer"] = layer - 1;
+    attention.push_back(layer % 2 == 0 ? own : reads);
+  }
+  json["num_hidden_layers"] = kLayers;
+  json["attention"] = attention;
+  json["feed_forward"] = {
+      {"kind", "dense"}, {"expert", {{"form", "plain"}, {"activation", "relu"}}}, {"width", 4}};
+  const auto config = ParseNativeConfig(json.dump());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(CacheShapes(config->spec).size(), kLayers / 2);
+  for (int block = 0; block < config->spec.num_blocks(); ++block) {
+    const BlockSpec& of = config->spec.blocks[static_cast<size_t>(block)];
+    if (of.attention() == nullptr) continue;
+    EXPECT_EQ(CacheLayer(config->spec, block), of.layer / 2);
+  }
+}
+
+// Messages about prediction layers name their object, and the model's own faults come first.
+TEST(Validate, FaultsOfPredictionLayersNameTheirObject) {
+  Json json = TinyConfig();
+  json["prediction"] = {
+      {"num_hidden_layers", 1},
+      {"attention", {{"kind", "dense"}, {"num_heads", 2}, {"head_dim", "x"}}},
+      {"feed_forward",
+       {{"kind", "dense"}, {"expert", {{"form", "plain"}, {"activation", "relu"}}}, {"width", 4}}}};
+  EXPECT_TRUE(Mentions(ParseNativeConfig(json.dump()).status(),
+                       {"prediction.attention.head_dim: expected an integer"}));
+  json["prediction"]["attention"]["head_dim"] = 4;
+  EXPECT_TRUE(ParseNativeConfig(json.dump()).ok()) << ParseNativeConfig(json.dump()).status();
+  json["prediction"]["attention"]["num_kv_heads"] = 3;
+  EXPECT_TRUE(Mentions(ParseNativeConfig(json.dump()).status(), {"prediction.attention[0]"}));
+  json["bos_token_id"] = 1 << 20;
+  const auto both = ParseNativeConfig(json.dump()).status();
+  EXPECT_TRUE(Mentions(both, {"bos_token_id"}));
+  EXPECT_EQ(std::string(both.message()).find("prediction"), std::string::npos);
+}
+
 TEST(Validate, ResidualForms) {
   const auto with = [](const char* key, const Json& keys) {
     Json json = TinyConfig();

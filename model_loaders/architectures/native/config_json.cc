@@ -288,7 +288,7 @@ BlockList ParseBlocks(ObjectReader& reader, const char* key, const Mixer& mixer,
   };
   if (!*is_list) {
     BlockSpec block{.mixer = mixer};
-    const bool exists = ReadBlock(*json, key, problems, block);
+    const bool exists = ReadBlock(*json, reader.PathOf(key), problems, block);
     if (!problems->empty() || too_many(ExpertsOf(block) * layers)) return {};
     return BlockList(layers, exists ? std::optional(block) : std::nullopt);
   }
@@ -300,7 +300,7 @@ BlockList ParseBlocks(ObjectReader& reader, const char* key, const Mixer& mixer,
   BlockList blocks;
   int64_t experts = 0;
   for (const Json& item : *json) {
-    const std::string path = Concat(key, '[', blocks.size(), ']');
+    const std::string path = Concat(reader.PathOf(key), '[', blocks.size(), ']');
     std::optional<BlockSpec>& block = blocks.emplace_back(BlockSpec{.mixer = mixer});
     if (!ReadBlock(item, path, problems, *block)) block.reset();
     if (block.has_value()) experts += ExpertsOf(*block);

@@ -138,8 +138,8 @@ QwenMixers ReadMixers(DecoderConfig& c, int kv_heads) {
 // attention and `last`.
 ConfigResult FinishQwen(DecoderConfig& c, QwenMixers mixers, const FeedForwardSpec& last,
                         const std::function<FeedForwardSpec(int)>& feed_forward) {
-  c.Ignore({"mtp_num_hidden_layers"});
-  if (c.keys().Bool("mtp_use_dedicated_embeddings", false)) {
+  const int predictions = c.keys().Int("mtp_num_hidden_layers", 1);
+  if (c.keys().Bool("mtp_use_dedicated_embeddings", false) || predictions < 1) {
     c.IgnorePrefix("mtp.");  // no prediction layers with embeddings of their own
   } else {
     c.Prediction({mixers.attention, last}, kQwenPrediction, "mtp.");

@@ -304,7 +304,7 @@ void DecoderConfig::Prediction(const LayerSpec& layer, std::span<const TensorRul
 
 void DecoderConfig::NextTokenLayers(int count, const LayerSpec& layer) {
   IgnoreNextTokenLayers(count);
-  Prediction(layer, kNextTokenTensors);
+  if (count > 0) Prediction(layer, kNextTokenTensors);
 }
 
 std::optional<int> DecoderConfig::Window(std::optional<int> fallback) {
