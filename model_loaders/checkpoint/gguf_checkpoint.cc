@@ -189,8 +189,9 @@ Result<Checkpoint> LoadGguf(const fs::path& path, const fs::path& place,
                             const LoadOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(const std::shared_ptr<const GgufFile> file, GgufFile::Open(path));
   MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, OpenParts(path, file));
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<const CheckpointConfig> config,
-                            ReadGgufConfig(*file, files, options.ignored_keys, options.predictions));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<const CheckpointConfig> config,
+      ReadGgufConfig(*file, files, options.ignored_keys, options.predictions));
   for (const std::string& label : config->spec.head.labels) {
     if (IsValidUtf8(label)) continue;
     return absl::InvalidArgumentError(Concat(Printable(file->file_name()), ": ", kMetadata,

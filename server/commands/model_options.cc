@@ -304,7 +304,8 @@ absl::Status CheckPredictions(const ModelOptionsText& options, int draft_tokens,
   }
   if (spec.prediction != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "--draft-mtp: expected a checkpoint with prediction layers that are read (\"Prediction layers\" "
+      "--draft-mtp: expected a checkpoint with prediction layers that are read (\"Prediction "
+      "layers\" "
       "in model_loaders/README.md), found none");
 }
 
