@@ -89,8 +89,8 @@ struct NameMapping {
 
 // How files name the tensors of prediction layers. The rules are those of the model's layers, for
 // the layer number `layer`, the number of the model's layers; rules for what the prediction layers
-// have besides call it "blocks.*.prediction.NAME". Files that call the tensors "mtp." + NAME have
-// the prefix "mtp.", and no numbers of layers if there is one only.
+// have besides call it "blocks.*.prediction.NAME". Files with a prefix, such as "mtp.", call the
+// tensors of the first layer "mtp.layers.0." + NAME, and what there is besides "mtp." + NAME.
 struct PredictionNames {
   int layer = -1;  // below 0: there are none
   std::string_view prefix = {};

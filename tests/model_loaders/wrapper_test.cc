@@ -132,6 +132,25 @@ TEST(Wrappers, ADecoderAloneIsTheSameModel) {
   }
 }
 
+// Mistral 3 has a decoder of Mistral, which no golden wrapper has.
+TEST(Wrappers, ADecoderOfMistralIsTheSameModelAsAlone) {
+  for (const char* name : {"mistral", "mistral-window"}) {
+    SCOPED_TRACE(name);
+    const Copy copy(name);
+    const std::vector<float> alone = copy.Logits();
+    ASSERT_FALSE(alone.empty());
+    Json text = copy.config();
+    text.erase("architectures");
+    copy.SetConfig({{"model_type", "mistral3"},
+                    {"text_config", text},
+                    {"vision_config", Json::object()},
+                    {"spatial_merge_size", 2}});
+    copy.Rename("model.", "language_model.model.");
+    copy.Rename("lm_head.", "language_model.lm_head.");
+    EXPECT_EQ(copy.Logits(), alone);
+  }
+}
+
 TEST(Wrappers, OtherPartsAreCountedAndOthersThanThoseAreRefused) {
   const Copy copy("minimax-m3");
   const auto loaded = copy.Load();
