@@ -97,6 +97,22 @@ TEST(FusedExpertTest, HasTheBitsOfThePair) {
   }
 }
 
+// The sums of the second matrix have 2 or 3 slices.
+TEST(FusedExpertTest, HasTheSlicesOfThePair) {
+  Random random(14);
+  const std::vector<int> widths = {1600, 1536, 2304};
+  for (const auto& [width, gated] : {std::pair{72, false}, {192, true}}) {
+    const BankCase up({width}, widths, gated, true, DType::kBF16, random);
+    const BankCase down(widths, std::vector<int>(3, width), false, true, DType::kBF16, random);
+    ASSERT_EQ(down.bank->max_slices(), 3);
+    for (const int rows : {5, 80}) {
+      CheckAgainstPair(up, down, SomeRoutes(rows, 3, random), 2, DType::kF32, ActivationKind::kSilu,
+                       random.Normals(int64_t{rows} * width));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST(FusedExpertTest, AllRowsToOneExpertAndNone) {
   Random random(12);
   const std::vector<int> widths = {96, 1};

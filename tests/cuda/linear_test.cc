@@ -25,8 +25,10 @@ constexpr Types kLinearTypes[] = {{DType::kF32, DType::kF32},
                                   {DType::kF32, DType::kF16},
                                   {DType::kBF16, DType::kBF16}};
 constexpr LinearTile kTiles[] = {
-    LinearTile::kRows8,   LinearTile::kRows16,       LinearTile::kRows32,      LinearTile::kRows64,
-    LinearTile::kRows128, LinearTile::kWarpgroup128, LinearTile::kWarpgroup256};
+    LinearTile::kRows8,        LinearTile::kRows16,      LinearTile::kRows32,
+    LinearTile::kRows64,       LinearTile::kRows128,     LinearTile::kStream8x16,
+    LinearTile::kStream8x64,   LinearTile::kStream32x16, LinearTile::kStream32x64,
+    LinearTile::kWarpgroup128, LinearTile::kWarpgroup256};
 
 // With the test's values, sums of n products are about 1, and activations do not increase their
 // argument. So the tolerance is the rounding error of the sums, relative to 1, plus that of the
@@ -248,7 +250,7 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
         const int rows = kRows[turn % 8];
         const auto routings = AdversarialRoutings(rows, experts, random);
         CheckExperts(t, up, down, model, rows, routings[turn % 5], turn % 4 * 13, kinds[turn % 6],
-                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 7], random);
+                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % std::size(kTiles)], random);
         if (HasFatalFailure()) return;
       }
     }
@@ -265,6 +267,84 @@ TEST(CudaLinearTest, ManyRowsOfOneExpert) {
                  std::vector<std::vector<int>>(200, {2}), 5, ActivationKind::kSilu, tile, random);
     if (HasFatalFailure()) return;
   }
+}
+
+// A bank of several experts with many inputs and few outputs sums in slices: its results are the
+// sums of the slices in ascending order, computed as products of their own.
+TEST(CudaLinearTest, SlicesAreAddedInOrder) {
+  Random random(14);
+  const std::vector<int> in = {1536, 2304, 3080, 5888}, out = {24, 70, 64, 17};
+  const std::vector<int> rows = {40, 1, 9, 0};  // of the experts, one after another
+  const BankCase bank(in, out, false, true, DType::kBF16, random);
+  ASSERT_EQ(bank.bank->max_slices(), 6);
+  std::vector<std::vector<int>> routes;
+  for (int e = 0; e < 4; ++e) {
+    for (int r = 0; r < rows[e]; ++r) routes.push_back({e});
+  }
+  const int n = static_cast<int>(routes.size());
+  const DevicePlan plan(4, routes, 3);
+  DeviceRows x(plan.plan.capacity, 5888, 5888, DType::kBF16, random.Normals(int64_t{n + 3} * 5888));
+
+  std::vector<std::vector<float>> expected;  // [row][out]
+  int first = 0;
+  for (int e = 0; e < 4; first += rows[e++]) {
+    if (rows[e] == 0) continue;
+    const int length = bank.bank->entry(e).slice_blocks * cuda::kImageBlock;
+    std::vector<std::vector<float>> sums(rows[e], std::vector<float>(out[e], 0.0f));
+    for (int begin = 0; begin < in[e]; begin += length) {
+      const int inputs = std::min(length, in[e] - begin);
+      auto slice =
+          std::move(cuda::CudaLinearBank::Create({{inputs}, {out[e]}, false, false, DType::kBF16}))
+              .value();
+      std::vector<float> weights;
+      for (const std::vector<double>& row : bank.main[e]) {
+        for (int k = 0; k < inputs; ++k) weights.push_back(static_cast<float>(row[begin + k]));
+      }
+      slice->LoadWeight(0, LinearBank::Half::kMain, 0,
+                        MakeTensor(weights, {out[e], inputs}, DType::kBF16));
+      RowsView view = x.view();
+      view.rows = rows[e];
+      view.cols = inputs;
+      view.data = static_cast<char*>(view.data) + (int64_t{first} * view.stride + begin) * 2;
+      DeviceRows y(rows[e], out[e], out[e], DType::kF32);
+      LaunchLinear({.bank = slice.get(), .input = view, .output = y.view()}, LinearTile::kRows8,
+                   nullptr);
+      const RowsView result = y.Fetch();
+      for (int r = 0; r < rows[e]; ++r) {
+        const float* values = reinterpret_cast<const float*>(result.row(r));
+        for (int c = 0; c < out[e]; ++c) sums[r][c] += values[c];
+      }
+    }
+    for (std::vector<float>& row : sums) {
+      for (int c = 0; c < out[e]; ++c) row[c] += static_cast<float>(bank.main_bias[e][c]);
+      expected.push_back(row);
+    }
+  }
+  for (const LinearTile tile : kTiles) {
+    DeviceRows y(plan.plan.capacity, 70, 72, DType::kF32);
+    LaunchLinear(
+        {.bank = bank.bank.get(), .plan = &plan.plan, .input = x.view(), .output = y.view()}, tile,
+        nullptr);
+    const RowsView result = y.Fetch();
+    for (int r = 0; r < n; ++r) {
+      ASSERT_EQ(std::memcmp(result.row(r), expected[r].data(), expected[r].size() * 4), 0)
+          << "tile " << static_cast<int>(tile) << ", row " << r;
+    }
+  }
+}
+
+TEST(CudaLinearTest, OnlyLongSumsOfFewOutputsHaveSlices) {
+  const auto slices = [](std::vector<int> in, std::vector<int> out, DType dtype = DType::kBF16) {
+    return cuda::SliceBlocks({std::move(in), std::move(out), false, false, dtype});
+  };
+  EXPECT_EQ(slices({3072}, {192, 192}), (std::vector<int>{16, 16}));
+  EXPECT_EQ(slices({2304, 5888}, {1024, 1024}), (std::vector<int>{12, 16}));
+  // Experts without a matrix do not count.
+  EXPECT_EQ(slices({1536, 64}, {1024, 0}), (std::vector<int>{12, 1}));
+  EXPECT_EQ(slices({1535, 5888}, {1024, 1024}), (std::vector<int>{24, 92}));
+  EXPECT_EQ(slices({3072}, {192, 1025}), (std::vector<int>{48, 48}));
+  EXPECT_EQ(slices({3072}, {192}), (std::vector<int>{48}));
+  EXPECT_EQ(slices({3072}, {192, 192}, DType::kF32), (std::vector<int>{48, 48}));
 }
 
 // More experts than the lanes that search for a tile's expert handle at once.

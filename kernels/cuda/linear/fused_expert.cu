@@ -20,8 +20,10 @@ constexpr int kMaxWidthBlocks = 4;
 // kBlocks blocks of weights are loaded: either one row block of the first matrix (64 hidden units,
 // or 32 if gated), or one k block of the second matrix. A chunk of 64 hidden units takes one step
 // that computes them (two if gated) and one step that multiplies them by the second matrix.
-template <int kTileRowsArg, int kBlocksArg, int kStagesArg>
+// With kSliced, the sums of the second matrix may have several slices (SliceBlocks()).
+template <int kTileRowsArg, int kBlocksArg, int kStagesArg, bool kSlicedArg = false>
 struct FusedShape {
+  static constexpr bool kSliced = kSlicedArg;
   static constexpr int kTileRows = kTileRowsArg;
   static constexpr int kBlocks = kBlocksArg;
   static constexpr int kStages = kStagesArg;
@@ -31,8 +33,11 @@ struct FusedShape {
   static constexpr int kStageBytes = kBlocks * kBlockBytes;
   static constexpr int kPitch = kBlocks * kImageBlock + 4;
   static constexpr int kStagedBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
-  static constexpr int kSharedBytes =
-      std::max(kInputBytes + kTilePlaneBytes + kStages * kStageBytes, kStagedBytes);
+  static constexpr int kStreamBytes = kInputBytes + kTilePlaneBytes + kStages * kStageBytes;
+  // The sums of the slices so far; the registers have no room for them.
+  static constexpr int kTotals = kBlocks * kNTiles * 4;  // of a thread
+  static constexpr int kTotalsBytes = kSliced ? kTotals * kThreads * 4 : 0;
+  static constexpr int kSharedBytes = std::max(kStreamBytes, kStagedBytes) + kTotalsBytes;
 };
 
 struct FusedParams {
@@ -203,8 +208,21 @@ __device__ void MultiplyDown(const char* plane, const char* stage,
   }
 }
 
+// Adds the sums of a slice to those of the slices before it, if there are any.
 template <typename S>
-__global__ void __launch_bounds__(kThreads, 2) FusedExpertKernel(const FusedParams p) {
+__device__ __forceinline__ void AddTotals(const float* totals, bool any,
+                                          float (&sums)[S::kBlocks][S::kNTiles][4]) {
+  if (!any) return;
+#pragma unroll
+  for (int i = 0; i < S::kTotals; ++i) {
+    float& sum = sums[i / 4 / S::kNTiles][i / 4 % S::kNTiles][i % 4];
+    sum = totals[i * kThreads] + sum;
+  }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kThreads, S::kSliced ? 1 : 2)
+    FusedExpertKernel(const FusedParams p) {
   GridDependencyPass();
   const LinearTileRange tile =
       FindLinearTile<S::kTileRows, S::kBlocks * kImageBlock>(p.down, static_cast<int>(blockIdx.x));
@@ -217,6 +235,8 @@ __global__ void __launch_bounds__(kThreads, 2) FusedExpertKernel(const FusedPara
   const int halves = p.up.gated ? 2 : 1;
   const int steps = down.k_blocks * (halves + 1);
   float results[S::kBlocks][S::kNTiles][4] = {};
+  float* const totals =
+      reinterpret_cast<float*>(planes + S::kSharedBytes - S::kTotalsBytes) + threadIdx.x;
 
   LoadRows<S>(p.up, up.in_features, tile, planes);
 #pragma unroll 1
@@ -253,7 +273,18 @@ __global__ void __launch_bounds__(kThreads, 2) FusedExpertKernel(const FusedPara
       ActivateHidden<S>(p.up, up, row_block, part, hidden, hidden_plane);
     }
     MultiplyDown<S>(hidden_plane, advance(), results);
+    if constexpr (S::kSliced) {
+      if ((chunk + 1) % down.slice_blocks != 0 || chunk + 1 == down.k_blocks) continue;
+      AddTotals<S>(totals, chunk + 1 > down.slice_blocks, results);
+#pragma unroll
+      for (int i = 0; i < S::kTotals; ++i) {
+        float& sum = results[i / 4 / S::kNTiles][i / 4 % S::kNTiles][i % 4];
+        totals[i * kThreads] = sum;
+        sum = 0.0f;
+      }
+    }
   }
+  if constexpr (S::kSliced) AddTotals<S>(totals, down.k_blocks > down.slice_blocks, results);
   CopyAsyncWait<0>();
   __syncthreads();
   float* staged = reinterpret_cast<float*>(planes);
@@ -285,32 +316,33 @@ void LaunchShaped(const FusedParams& p, int64_t rows, cudaStream_t stream) {
          p);
 }
 
-template <int kTileRows>
+template <int kTileRows, bool kSliced>
 void LaunchRows(const FusedParams& p, int blocks, int64_t rows, cudaStream_t stream) {
   switch (blocks) {
     case 1:
-      return LaunchShaped<FusedShape<kTileRows, 1, 6>>(p, rows, stream);
+      return LaunchShaped<FusedShape<kTileRows, 1, 6, kSliced>>(p, rows, stream);
     case 2:
-      return LaunchShaped<FusedShape<kTileRows, 2, 4>>(p, rows, stream);
+      return LaunchShaped<FusedShape<kTileRows, 2, 4, kSliced>>(p, rows, stream);
     case 3:
-      return LaunchShaped<FusedShape<kTileRows, 3, 3>>(p, rows, stream);
+      return LaunchShaped<FusedShape<kTileRows, 3, 3, kSliced>>(p, rows, stream);
     default:
-      return LaunchShaped<FusedShape<kTileRows, 4, 2>>(p, rows, stream);
+      return LaunchShaped<FusedShape<kTileRows, 4, 2, kSliced>>(p, rows, stream);
   }
 }
 
 // Returns the shared memory of the larger of the two row tiles, for rows that are `blocks` blocks
 // wide.
+template <bool kSliced>
 size_t SharedBytes(int blocks) {
   switch (blocks) {
     case 1:
-      return FusedShape<64, 1, 6>::kSharedBytes;
+      return FusedShape<64, 1, 6, kSliced>::kSharedBytes;
     case 2:
-      return FusedShape<64, 2, 4>::kSharedBytes;
+      return FusedShape<64, 2, 4, kSliced>::kSharedBytes;
     case 3:
-      return FusedShape<64, 3, 3>::kSharedBytes;
+      return FusedShape<64, 3, 3, kSliced>::kSharedBytes;
     default:
-      return FusedShape<64, 4, 2>::kSharedBytes;
+      return FusedShape<64, 4, 2, kSliced>::kSharedBytes;
   }
 }
 
@@ -327,7 +359,11 @@ bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
   if (up.num_experts() != down.num_experts()) return false;
   const int width = u.in_features_of(0);
   if (width > kMaxWidthBlocks * kImageBlock) return false;
-  if (SharedBytes((width + kImageBlock - 1) / kImageBlock) > SharedMemoryLimit()) return false;
+  const int blocks = (width + kImageBlock - 1) / kImageBlock;
+  const bool sliced = AsCuda(down).max_slices() > 1;
+  if ((sliced ? SharedBytes<true>(blocks) : SharedBytes<false>(blocks)) > SharedMemoryLimit()) {
+    return false;
+  }
   for (int e = 0; e < up.num_experts(); ++e) {
     if (u.in_features_of(e) != width || d.out_features[e] != width) return false;
     if (d.in_features_of(e) != u.out_features[e]) return false;
@@ -363,10 +399,13 @@ void LaunchFusedExpert(const FusedExpertArgs& args, cudaStream_t stream) {
   const int64_t rows = params.down.rows;
   if (rows == 0) return;
   const int blocks = AsCuda(*args.down).entry(0).row_blocks;
+  const bool sliced = AsCuda(*args.down).max_slices() > 1;
   if (rows <= 16 * int64_t{args.down->num_experts()}) {
-    LaunchRows<16>(params, blocks, rows, stream);
+    sliced ? LaunchRows<16, true>(params, blocks, rows, stream)
+           : LaunchRows<16, false>(params, blocks, rows, stream);
   } else {
-    LaunchRows<64>(params, blocks, rows, stream);
+    sliced ? LaunchRows<64, true>(params, blocks, rows, stream)
+           : LaunchRows<64, false>(params, blocks, rows, stream);
   }
 }
 

@@ -15,6 +15,13 @@ bool StartsWide(const RowsView& rows) {
   return bits % 16 == 0;
 }
 
+// Number of multiprocessors of a large device.
+constexpr int64_t kMultiprocessors = 132;
+
+bool IsStream(LinearTile tile) {
+  return tile >= LinearTile::kStream8x16 && tile <= LinearTile::kStream32x64;
+}
+
 // Returns the tile with half of the rows.
 LinearTile Smaller(LinearTile tile) {
   return static_cast<LinearTile>(static_cast<uint8_t>(tile) - 1);
@@ -28,7 +35,8 @@ int RowsOf(LinearTile tile) {
 // Returns the tile that is expected to be the fastest. The thresholds were measured on an H100 with
 // tests/bench/cuda_linear_bench.cc. The numbers of tiles are upper bounds: with several experts,
 // about half as many have rows.
-LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
+LinearTile ChooseTile(const CudaLinearBank& bank, const LinearParams& params) {
+  const int64_t rows = params.rows;
   const int64_t experts = bank.num_experts();
   // Somewhat more than the mean number of rows per expert: a partly filled tile costs little, but a
   // second tile reads the weights again.
@@ -48,6 +56,13 @@ LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
                               *std::max_element(inputs.begin(), inputs.end()) <= kFewInputs;
       return short_sums ? LinearTile::kRows128 : LinearTile::kWarpgroup;
     }
+  }
+  // Not measured yet: narrow tiles occupy more multiprocessors, wide ones share the rows of a tile.
+  if (wanted <= 32 && internal::LinearStreamFits(bank, params)) {
+    const bool few_rows = wanted <= 8;
+    const bool wide = tiles(few_rows ? 8 : 32, kImageBlock) >= 2 * kMultiprocessors;
+    if (few_rows) return wide ? LinearTile::kStream8x64 : LinearTile::kStream8x16;
+    return wide ? LinearTile::kStream32x64 : LinearTile::kStream32x16;
   }
   LinearTile tile = wanted <= 8    ? LinearTile::kRows8
                     : wanted <= 16 ? LinearTile::kRows16
@@ -119,7 +134,14 @@ void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) 
     return;
   }
   MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16, "bf16 activations take bf16 weights");
-  if (tile == LinearTile::kAuto) tile = ChooseTile(bank, params.rows);
+  if (tile == LinearTile::kAuto) tile = ChooseTile(bank, params);
+  if (IsStream(tile)) {
+    if (internal::LinearStreamFits(bank, params)) {
+      internal::LaunchLinearStream(bank, params, tile, stream);
+      return;
+    }
+    tile = tile <= LinearTile::kStream8x64 ? LinearTile::kRows8 : LinearTile::kRows32;
+  }
   if (tile >= LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
     internal::LaunchLinearWgmma(bank, params, tile, stream);
   } else {

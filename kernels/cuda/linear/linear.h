@@ -20,10 +20,11 @@ namespace moeserve::cuda {
 void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
 // The kernel that multiplies bf16 rows; tests and measurements select one explicitly. kAuto lets
-// LaunchLinear() choose. kRows*: mma.sync with tiles of that many rows. kWarpgroup128 and
+// LaunchLinear() choose. kRows*: mma.sync with tiles of that many rows. kStream*: mma.sync with a
+// stream of weights, with tiles of so many rows x packed outputs. kWarpgroup128 and
 // kWarpgroup256: wgmma with tiles of 128 rows by that many outputs. kWarpgroup: wgmma with the
 // number of outputs chosen by layer. kRows128 is used instead of wgmma if the device or the
-// alignment of the rows does not permit wgmma.
+// alignment of the rows does not permit wgmma, and kRows8 or kRows32 likewise instead of kStream*.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,
@@ -31,6 +32,10 @@ enum class LinearTile : uint8_t {
   kRows32,
   kRows64,
   kRows128,
+  kStream8x16,
+  kStream8x64,
+  kStream32x16,
+  kStream32x64,
   kWarpgroup,
   kWarpgroup128,
   kWarpgroup256

@@ -29,6 +29,24 @@ int ImageRows(int out_features, bool gated) {
 
 }  // namespace
 
+std::vector<int> SliceBlocks(const LinearBankShape& shape) {
+  constexpr int kSliceInputs = 1024, kFewestInputs = 1536, kMostOutputs = 1024;
+  const int experts = static_cast<int>(shape.out_features.size());
+  bool sliced = shape.weight_dtype == DType::kBF16 && experts > 1;
+  for (int e = 0; e < experts; ++e) {
+    if (shape.out_features[e] == 0) continue;
+    sliced =
+        sliced && shape.in_features_of(e) >= kFewestInputs && shape.out_features[e] <= kMostOutputs;
+  }
+  std::vector<int> blocks;
+  for (int e = 0; e < experts; ++e) {
+    const int inputs = shape.in_features_of(e);
+    const int slices = sliced ? std::max(1, (inputs + kSliceInputs - 1) / kSliceInputs) : 1;
+    blocks.push_back(std::max(1, Blocks((inputs + slices - 1) / slices)));
+  }
+  return blocks;
+}
+
 Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape shape) {
   std::unique_ptr<CudaLinearBank> bank(new CudaLinearBank(std::move(shape)));
   const LinearBankShape& s = bank->shape_;
@@ -36,6 +54,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   const int64_t element = static_cast<int64_t>(SizeOf(s.weight_dtype));
   int64_t weight_bytes = 0;
   int64_t bias_values = 0;
+  const std::vector<int> slice_blocks = SliceBlocks(s);
   for (int e = 0; e < experts; ++e) {
     LinearBankEntry entry{};
     entry.weights = weight_bytes;
@@ -47,7 +66,12 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
     weight_bytes +=
         int64_t{entry.row_blocks} * entry.k_blocks * kImageBlock * kImageBlock * element;
     bias_values += int64_t{entry.row_blocks} * kImageBlock;
+    entry.slice_blocks = slice_blocks[e];
     bank->max_row_blocks_ = std::max(bank->max_row_blocks_, entry.row_blocks);
+    if (entry.row_blocks > 0) {
+      const int slices = (entry.k_blocks + entry.slice_blocks - 1) / entry.slice_blocks;
+      bank->max_slices_ = std::max(bank->max_slices_, slices);
+    }
     bank->entries_.push_back(entry);
   }
   std::vector<int32_t> order(static_cast<size_t>(experts));

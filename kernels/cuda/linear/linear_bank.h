@@ -22,7 +22,17 @@ struct LinearBankEntry {
   int32_t k_blocks;
   int32_t in_features;
   int32_t out_features;  // number of outputs; if gated, the number of hidden units
+  // k blocks per slice of a sum (see SliceBlocks()); k_blocks if the sum has a single slice.
+  int32_t slice_blocks;
 };
+
+// Returns, for every expert, the number of k blocks in a slice of its sums of bf16 products. A sum
+// of several slices is ((s0 + s1) + s2) + ..., where each slice is a chain of products of its own,
+// in ascending order of the inputs. All kernels for bf16 rows sum in this way, so blocks of a
+// device can compute the slices of few outputs in parallel. Only the shape decides: a bank of
+// several experts with many inputs and few outputs has slices of about 1,024 inputs; all others
+// have one slice per sum.
+std::vector<int> SliceBlocks(const LinearBankShape& shape);
 
 // The packed weights of a matrix [N, K] ("image") are blocks of 64 packed rows x 64 inputs, in the
 // order [row block][k block], each row-major. In row r of a block, the 16-byte piece c is stored at
@@ -66,6 +76,8 @@ class CudaLinearBank : public LinearBank {
   // Returns the total number of row blocks of the n experts that have the most row blocks.
   int64_t largest_row_blocks(int64_t n) const { return largest_row_blocks_[n]; }
   int max_row_blocks() const { return max_row_blocks_; }
+  // Returns the largest number of slices of a sum.
+  int max_slices() const { return max_slices_; }
   // Returns the size of all device memory of the bank.
   int64_t bytes() const { return bytes_; }
 
@@ -76,6 +88,7 @@ class CudaLinearBank : public LinearBank {
   std::vector<int64_t> largest_row_blocks_;  // [E + 1] prefix sums, experts with the most row
                                              // blocks first
   int max_row_blocks_ = 0;
+  int max_slices_ = 1;
   int64_t bytes_ = 0;
   mutable DeviceMemory weights_;
   mutable bool row_major_ = false;

@@ -21,6 +21,7 @@ constexpr int kRowBytes = kImageBlock * 2;  // bytes of 64 inputs
 template <int kTileRowsArg, int kWarpsAcrossArg, int kWarpsDownArg, int kMTilesArg, int kStagesArg,
           int kBlocksPerMultiprocessorArg>
 struct MmaShape {
+  using Sums = float[kMTilesArg][kTileRowsArg / kWarpsDownArg / 8][4];  // of a thread
   static constexpr int kTileRows = kTileRowsArg;
   static constexpr int kWarpsAcross = kWarpsAcrossArg;
   static constexpr int kWarpsDown = kWarpsDownArg;
@@ -191,7 +192,24 @@ __device__ void StageSums(const float (&sums)[S::kMTiles][S::kNTiles][4], float*
   }
 }
 
-template <typename S, bool kWide>
+// Adds the sums of a slice to those of the slices before it, and clears them.
+template <typename S>
+__device__ __forceinline__ void EndSlice(typename S::Sums& totals, typename S::Sums& sums) {
+#pragma unroll
+  for (int mt = 0; mt < S::kMTiles; ++mt) {
+#pragma unroll
+    for (int nt = 0; nt < S::kNTiles; ++nt) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        totals[mt][nt][i] += sums[mt][nt][i];
+        sums[mt][nt][i] = 0.0f;
+      }
+    }
+  }
+}
+
+// kSliced: sums may have several slices (SliceBlocks()).
+template <typename S, bool kWide, bool kSliced>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
     LinearMmaKernel(const LinearParams p) {
   if (HasTileList(p)) GridDependencyWait();
@@ -201,7 +219,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
   const LinearBankEntry m = p.entries[tile.expert];
   char* shared = DynamicShared<char>();
   StageLoader<S> loader(p, m, tile);
-  float sums[S::kMTiles][S::kNTiles][4] = {};
+  typename S::Sums sums = {}, totals = {};
+  int in_slice = 0;
 
   // The loops that fill the stages are not unrolled: the unrolled code would take longer to fetch
   // than to run.
@@ -232,12 +251,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
     }
     CopyAsyncCommit();
     MultiplyStage<S>(shared + stage * S::kStageBytes, valid_n_tiles, sums);
+    if (kSliced && (++in_slice == m.slice_blocks || k + 1 == m.k_blocks)) {
+      EndSlice<S>(totals, sums);
+      in_slice = 0;
+    }
     stage = stage + 1 == S::kStages ? 0 : stage + 1;
   }
   CopyAsyncWait<0>();
   __syncthreads();
   float* staged = reinterpret_cast<float*>(shared);
-  StageSums<S>(sums, staged);
+  StageSums<S>(kSliced ? totals : sums, staged);
   __syncthreads();
   StoreLinearTile<S::kTileImageRows, S::kPitch, S::kThreads>(p, m, tile, staged,
                                                              static_cast<int>(threadIdx.x));
@@ -249,7 +272,10 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
   MOESERVE_CHECK(tiles <= INT32_MAX, "tiles of a linear layer");
   const LaunchShape shape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), S::kSharedBytes,
                           stream, true};
-  Launch(LinearMmaKernel<S, kWide>, shape, p);
+  if constexpr (S::kTileRows < 128) {
+    if (bank.max_slices() > 1) return Launch(LinearMmaKernel<S, kWide, true>, shape, p);
+  }
+  Launch(LinearMmaKernel<S, kWide, false>, shape, p);
 }
 
 // The template arguments: rows of a tile, warps along the outputs, warps along the rows,
@@ -290,6 +316,8 @@ void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& p, LinearTi
       }
       return LaunchShaped<Rows64>(bank, p, stream);
     default:
+      // A second set of sums for slices does not fit into the registers of the largest tiles.
+      if (bank.max_slices() > 1) return LaunchShaped<Rows64>(bank, p, stream);
       return LaunchShaped<Rows128>(bank, p, stream);
   }
 }

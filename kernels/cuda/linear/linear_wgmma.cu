@@ -119,8 +119,8 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
 
 // Computes one consumer's part of a tile: 64 rows by kBlocks blocks of outputs. `tile` describes
 // that part. `rows_at` and `weights_at` are the byte offsets of its rows and weights in every
-// stage.
-template <typename S, int kBlocks>
+// stage. With kSliced, sums may have several slices (SliceBlocks()).
+template <typename S, int kBlocks, bool kSliced>
 __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, LinearTileRange tile,
                             const char* shared, int rows_at, int weights_at, uint64_t* full,
                             uint64_t* empty, float* staged, int barrier,
@@ -129,6 +129,8 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % 32;
   float sums[kN / 2] = {};
+  float totals[kSliced ? kN / 2 : 1] = {};
+  int in_slice = 0;
   int previous = reading.stage;
   for (int k = 0; k < m.k_blocks; ++k) {
     MbarrierWait(full + reading.stage, reading.parity);
@@ -148,9 +150,24 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
     if (k > 0 && lane == 0) MbarrierArrive(empty + previous);
     previous = reading.stage;
     reading.Advance();
+    if constexpr (kSliced) {
+      if (++in_slice < m.slice_blocks && k + 1 < m.k_blocks) continue;
+      WgmmaWait<0>();
+      WgmmaKeepInPlace(sums);
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) {
+        totals[i] += sums[i];
+        sums[i] = 0.0f;
+      }
+      in_slice = 0;
+    }
   }
   WgmmaWait<0>();
   WgmmaKeepInPlace(sums);
+  if constexpr (kSliced) {
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) sums[i] = totals[i];
+  }
   if (lane == 0) MbarrierArrive(empty + previous);
   if (TryStoreFragments<kN>(p, m, tile, sums, thread)) return;
 
@@ -173,7 +190,7 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
   }
 }
 
-template <typename S>
+template <typename S, bool kSliced>
 __device__ void Consume(const LinearParams& p, char* shared, uint64_t* full, uint64_t* empty,
                         int consumer) {
   float* staged =
@@ -188,18 +205,20 @@ __device__ void Consume(const LinearParams& p, char* shared, uint64_t* full, uin
       // the outputs for all of these rows.
       constexpr int kHalf = S::kBlocks / 2;
       tile.image_row += consumer * kHalf * kImageBlock;
-      ConsumeTile<S, kHalf>(p, m, tile, shared, 0, S::kRowsBytes + consumer * kHalf * kBlockBytes,
-                            full, empty, staged, 1 + consumer, reading);
+      ConsumeTile<S, kHalf, kSliced>(p, m, tile, shared, 0,
+                                     S::kRowsBytes + consumer * kHalf * kBlockBytes, full, empty,
+                                     staged, 1 + consumer, reading);
     } else {
       tile.row += consumer * 64;
       tile.rows = min(64, tile.rows - consumer * 64);
-      ConsumeTile<S, S::kBlocks>(p, m, tile, shared, consumer * 64 * kRowBytes, S::kRowsBytes, full,
-                                 empty, staged, 1 + consumer, reading);
+      ConsumeTile<S, S::kBlocks, kSliced>(p, m, tile, shared, consumer * 64 * kRowBytes,
+                                          S::kRowsBytes, full, empty, staged, 1 + consumer,
+                                          reading);
     }
   }
 }
 
-template <typename S>
+template <typename S, bool kSliced>
 __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearParams p) {
 #if MOESERVE_HAS_SM90A
   char* shared = DynamicShared<char>();
@@ -221,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
     Produce<S>(p, shared, full, empty);
   } else {
     IncreaseRegisters<224>();
-    Consume<S>(p, shared, full, empty, warpgroup - 1);
+    Consume<S, kSliced>(p, shared, full, empty, warpgroup - 1);
   }
 #else
   // If this was compiled for 9.0 without the instructions of 9.0a, the kernel stops instead of
@@ -230,12 +249,12 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
 #endif
 }
 
-template <typename S>
+template <typename S, bool kSliced = false>
 void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, int multiprocessors,
                   cudaStream_t stream) {
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, kTileRows, S::kTileImageRows);
   const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessors));
-  Launch(LinearWgmmaKernel<S>,
+  Launch(LinearWgmmaKernel<S, kSliced>,
          LaunchShape{dim3(grid), dim3(kThreads), S::kSharedBytes, stream, true}, p);
 }
 
@@ -259,7 +278,10 @@ void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, Linear
         bank.max_row_blocks() > 2 && MaxLinearTiles(bank, p.rows, kTileRows, 256) >= kFewTiles;
     tile = wide ? LinearTile::kWarpgroup256 : LinearTile::kWarpgroup128;
   }
-  if (tile == LinearTile::kWarpgroup256) {
+  if (bank.max_slices() > 1) {
+    // Wider tiles have no registers for a second set of sums.
+    LaunchShaped<WgmmaShape<2, 5>, true>(bank, p, multiprocessors, stream);
+  } else if (tile == LinearTile::kWarpgroup256) {
     LaunchShaped<WgmmaShape<4, 4>>(bank, p, multiprocessors, stream);
   } else {
     LaunchShaped<WgmmaShape<2, 5>>(bank, p, multiprocessors, stream);
