@@ -17,7 +17,7 @@
 namespace moeserve::cuda {
 namespace {
 
-constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
+[[maybe_unused]] constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
 constexpr int kRowBytes = kImageBlock * 2;  // bytes of 64 inputs
 constexpr int kStripRows = 16;              // packed rows of a warp
 constexpr int kStripBytes = kStripRows * kRowBytes;
@@ -84,7 +84,7 @@ int SharedBytes(const StreamLayout& layout, int experts) {
 }
 
 // Copies what does not depend on earlier kernels.
-__device__ void LoadExperts(const LinearParams& p, StreamExpert* experts) {
+[[maybe_unused]] __device__ void LoadExperts(const LinearParams& p, StreamExpert* experts) {
   for (int i = static_cast<int>(threadIdx.x); i < p.experts; i += static_cast<int>(blockDim.x)) {
     const int expert = p.experts == 1 ? 0 : p.order[i];
     experts[i].entry = p.entries[expert];
@@ -173,7 +173,7 @@ __device__ __forceinline__ int StepsOfTile(const StreamTile& tile, int parts) {
 struct StreamPosition {
   int stage = 0;
   uint32_t parity = 0;
-  __device__ __forceinline__ void Advance(int stages) {
+  [[maybe_unused]] __device__ __forceinline__ void Advance(int stages) {
     if (++stage == stages) {
       stage = 0;
       parity ^= 1;
@@ -343,8 +343,8 @@ __device__ __forceinline__ void Multiply(float (&sums)[kNTiles][4], const Fragme
   }
 }
 
-__device__ __forceinline__ void StoreOutput(const LinearParams& p, char* row, int column,
-                                            float value) {
+[[maybe_unused]] __device__ __forceinline__ void StoreOutput(const LinearParams& p, char* row,
+                                                             int column, float value) {
   if (p.output_bf16) {
     reinterpret_cast<uint16_t*>(row)[column] = static_cast<uint16_t>(PackBf16(value, 0.0f));
   } else {
