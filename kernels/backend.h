@@ -168,6 +168,7 @@ struct RoutingPlan {
   int num_experts = 0;
   int num_assignments = 0;  // A; -1 if only the device has it, in expert_offsets[E]
   int capacity = 0;  // upper bound of A; an array with a row per assignment has this many rows
+  int expected = 0;  // about how large A is, 0: capacity; a backend may choose its kernels by it
   const int32_t* expert_offsets = nullptr;        // [E + 1]
   const int32_t* expert_of_assignment = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;     // [A]
@@ -748,6 +749,11 @@ class Backend {
   // Returns whether the memory of the largest step must be allocated before requests are accepted
   // (Model::Reserve()). A device that runs out of memory during a step stops the process.
   virtual bool needs_reservation() const { return false; }
+  // The largest step runs between these calls. A backend may choose its kernels by measuring those
+  // of the step's operations, which must not change any result. Must not be called inside
+  // RunStep().
+  virtual void BeginTuning() {}
+  virtual absl::Status EndTuning() { return absl::OkStatus(); }
 
   // Returns whether a bf16 model should round the rows that reach the LM head to bf16, because this
   // backend multiplies bf16 rows faster than f32 rows. Otherwise they stay f32, which is more

@@ -361,6 +361,7 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
   // different ids, so that they count as decoding rows, for which attention takes scratch memory;
   // adjacent rows of one prompt would take none.
   for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
+  backend.BeginTuning();
   Forward(batch, *cache, {.report = contents}, {.samples = results});
   if (widest != nullptr) {
     batch.controls = {widest};
@@ -380,6 +381,7 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
     const std::vector<int32_t> sources(batch.tokens.size(), 0);
     Predict(batch, {.rows = sources}, *predicted, {.samples = results});
   }
+  MOESERVE_RETURN_IF_ERROR(backend.EndTuning());
   ForgetSteps();  // captured graphs refer to the caches, which are destroyed here
   return absl::OkStatus();
 }

@@ -75,5 +75,11 @@ set(MOESERVE_CUDA_SOURCES
   states.cc
   step_buffers.cc
   steps.cc
-  transfers.cc)
+  transfers.cc
+  tuning.cc
+  tuning/choices.cc
+  tuning/graph_device.cc
+  tuning/product_tuning.cc
+  tuning/tuner.cc
+  tuning/tuning_key.cc)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

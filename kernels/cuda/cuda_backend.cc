@@ -117,6 +117,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::Create(const BackendOptions& optio
     backend->dense_ = std::make_unique<DenseLayers>(std::move(library));
     backend->description_ += ", dense layers by cuBLASLt";
   }
+  if (options.cuda_tune != "off") MOESERVE_RETURN_IF_ERROR(backend->OpenChoices(options));
   return std::unique_ptr<Backend>(std::move(backend));
 }
 
@@ -346,7 +347,8 @@ void CudaBackend::Linear(const LinearArgs& args) {
     }
     if (dense_->Run(args, stream_.get())) return;
   }
-  LaunchLinear(args, stream_.get());
+  const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
+  LaunchLinear(args, tile, stream_.get());
 }
 
 bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
@@ -355,7 +357,9 @@ bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down,
   if (dense_ != nullptr && (DenseLayers::Fits(up, dtype) || DenseLayers::Fits(down, dtype))) {
     return false;
   }
-  return dtype == DType::kBF16 && FusedExpertFits(up, down) && FusedExpertPays(up, down, rows);
+  if (dtype != DType::kBF16 || !FusedExpertFits(up, down)) return false;
+  const bool usual = FusedExpertPays(up, down, rows);
+  return products_ == nullptr ? usual : products_->Fuses(up, down, rows, usual);
 }
 
 void CudaBackend::FusedFeedForward(const FeedForwardArgs& args) {
@@ -627,6 +631,9 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
     launch.overrides = UploadOverrides(args.overrides, settings.num_experts);
   }
   slot.plan = LaunchRoute(launch, stream_.get());
+  if (settings.select == SelectKind::kTopP) {
+    slot.plan.expected = std::max(1, static_cast<int>(slot.plan.capacity * route_share_));
+  }
   return slot.plan;
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/statistics/route_counters.h"
 #include "kernels/cuda/step_buffers.h"
+#include "kernels/cuda/tuning/product_tuning.h"
 
 namespace moeserve::cuda {
 
@@ -34,9 +35,7 @@ class CudaBackend : public Backend {
 
   std::string_view name() const override { return "cuda"; }
   std::string_view description() const override { return description_; }
-  std::vector<std::string> warnings() const override {
-    return dense_ == nullptr ? std::vector<std::string>() : dense_->warnings();
-  }
+  std::vector<std::string> warnings() const override;
 
   Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
   Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
@@ -100,6 +99,8 @@ class CudaBackend : public Backend {
   uint64_t replayed_steps() const override { return replayed_steps_; }
 
   bool needs_reservation() const override { return true; }
+  void BeginTuning() override;
+  absl::Status EndTuning() override;
   // If each row uses 8 of 64 experts, an expert then has 256 rows, enough to amortise reading its
   // weights.
   int preferred_step_rows() const override { return 2048; }
@@ -175,10 +176,14 @@ class CudaBackend : public Backend {
   void BeginOperations();
   void RunOperations(const std::function<void()>& operations);
   void CountRoutes();
+  // Updates the share of plans that is used, from what a step has counted.
+  void NoteRoutes(std::span<const TokenRoutes> routes);
   void CopyPlans();
   CudaRouteCounters* counters() const { return static_cast<CudaRouteCounters*>(inputs_.counters); }
   // Drops all recordings; must be called before memory that recorded steps use is moved.
   void DropRecordings();
+  // Opens the file with the choices of an earlier start.
+  absl::Status OpenChoices(const BackendOptions& options);
   DeviceMemory AllocateForStep(size_t bytes, const char* what);
   // Copies pageable memory to the device and waits for the copy.
   void CopyIn(void* to, const void* from, size_t bytes);
@@ -198,6 +203,12 @@ class CudaBackend : public Backend {
   std::string description_;
   Stream stream_;
   std::unique_ptr<DenseLayers> dense_;  // null: the kernels of linear.h compute all dense layers
+  // The kernels that were chosen by measuring; null with --cuda-tune off.
+  std::unique_ptr<Choices> choices_;
+  std::unique_ptr<ProductTuning> products_;
+  bool tunes_fully_ = false;
+  std::string choices_file_, choices_key_;
+  std::vector<std::string> tuning_messages_;
   StepBuffers buffers_;
   std::map<StepShape, Recording> recordings_;
   StepShape shape_;
@@ -208,6 +219,9 @@ class CudaBackend : public Backend {
   int tiled_from_ = 0;
   bool waited_ = false;  // whether the host has waited since the step's last operation was issued
   std::vector<PlanSlot> slots_;
+  // The share of their capacity that plans have used, a mean in which later steps weigh more. Only
+  // the choice of kernels depends on it. Below 1 if rows take as many experts as they need (top-p).
+  double route_share_ = 1.0;
   DeviceMemory packed_;  // scratch of CopyPlans()
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;

@@ -121,8 +121,23 @@ StepOutcome CudaBackend::FinishStep() {
   if (!waited_) Synchronize();
   const size_t tokens = inputs_.token_ids.size();
   StepOutcome outcome{.failed = {buffers_.failed(), tokens}, .routes = {}};
-  if (counters() != nullptr && !inputs_.count_later) outcome.routes = {buffers_.routes(), tokens};
+  if (counters() != nullptr && !inputs_.count_later) {
+    outcome.routes = {buffers_.routes(), tokens};
+    NoteRoutes(outcome.routes);
+  }
   return outcome;
+}
+
+void CudaBackend::NoteRoutes(std::span<const TokenRoutes> routes) {
+  double found = 0.0, room = 0.0;
+  for (const TokenRoutes& r : routes) found += static_cast<double>(r.routes);
+  for (const PlanSlot& slot : slots_) room += static_cast<double>(slot.plan.capacity);
+  // The plans have room for the rows that pad the step, too.
+  room *= static_cast<double>(routes.size()) / static_cast<double>(shape_.rows.tokens);
+  if (found <= 0.0 || room <= 0.0) return;
+  constexpr double kNewest = 0.125;
+  const double share = std::min(1.0, found / room);
+  route_share_ += kNewest * (share - route_share_);
 }
 
 std::span<const TokenRoutes> CudaBackend::CountStep(std::span<const uint8_t> kind) {
@@ -132,6 +147,7 @@ std::span<const TokenRoutes> CudaBackend::CountStep(std::span<const uint8_t> kin
   CountRoutes();
   buffers_.Download(step_, static_cast<int64_t>(tokens), true, stream_.get());
   Synchronize();
+  NoteRoutes({buffers_.routes(), tokens});
   return {buffers_.routes(), tokens};
 }
 

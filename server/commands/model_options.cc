@@ -91,6 +91,15 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       "What computes the dense bf16 layers with --device cuda: this program's kernels, or "
       "NVIDIA's library cuBLASLt, which must be installed",
       {"own", "cublaslt"});
+  AddChoiceOption(app, "--cuda-tune", options.cuda_tune,
+                  "With --device cuda, which kernels are measured at the start, to choose among "
+                  "those with equal results: none, for some seconds, or for up to a minute",
+                  {"off", "quick", "full"});
+  app.add_option("--cuda-tune-file", options.cuda_tune_file,
+                 "File that keeps what --cuda-tune chose, for the next start, or a folder for such "
+                 "files; auto: moeserve/kernels in the user's cache folder; off: none")
+      ->envname("MOESERVE_CUDA_TUNE_FILE")
+      ->capture_default_str();
   app.add_option("--packed-cache", options.packed_cache,
                  "Folder that keeps weights in the CPU backend's layout, for quicker starts, and "
                  "is created "
@@ -100,6 +109,21 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->envname("MOESERVE_PACKED_CACHE")
       ->capture_default_str();
   AddIgnoreConfig(app, options.ignored_keys);
+}
+
+BackendOptions ModelOptionsText::backend() const {
+  BackendOptions backend{
+      .device = device, .threads = threads, .cpu_isa = cpu_isa, .cuda_dense = cuda_dense};
+  if (device != "cuda") return backend;
+  backend.cuda_tune = cuda_tune;
+  if (cuda_tune_file == "auto") {
+    if (const auto folder = DefaultKernelFolder(); folder && cuda_tune != "off") {
+      backend.cuda_tune_file = folder->string();
+    }
+  } else if (cuda_tune_file != "off") {
+    backend.cuda_tune_file = cuda_tune_file;
+  }
+  return backend;
 }
 
 void AddPoolingOption(CLI::App& app, ModelOptionsText& options) {

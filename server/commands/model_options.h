@@ -29,6 +29,8 @@ struct ModelOptionsText {
   int threads = 0;
   std::string cpu_isa = "auto";
   std::string cuda_dense = "own";
+  std::string cuda_tune = "quick";
+  std::string cuda_tune_file = "auto";  // a file or folder; "auto": a folder of the user; "off"
   // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
   std::string draft_model;     // folder or file; empty: none
@@ -37,9 +39,7 @@ struct ModelOptionsText {
   std::string pooling;         // a PoolingKind that replaces the model's; empty: none
   bool quiet = false;          // report no progress
 
-  BackendOptions backend() const {
-    return {.device = device, .threads = threads, .cpu_isa = cpu_isa, .cuda_dense = cuda_dense};
-  }
+  BackendOptions backend() const;
   ProgressOutput progress() const {
     return quiet ? ProgressOutput::kNone : ProgressOutput::kTerminal;
   }
@@ -49,8 +49,8 @@ struct ModelOptionsText {
 void AddIgnoreConfig(CLI::App& app, std::vector<std::string>& keys);
 // Adds --model, which may also be given as an argument without a name.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
-// Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --cuda-dense, --packed-cache and
-// --ignore-config.
+// Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --cuda-dense, --cuda-tune,
+// --cuda-tune-file, --packed-cache and --ignore-config.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // Adds --quiet, which switches reports of progress off.
 void AddQuietOption(CLI::App& app, bool& quiet);

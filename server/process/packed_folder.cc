@@ -29,17 +29,22 @@ fs::path CacheFolder() {
   return home.empty() ? home : home / ".cache";
 }
 
-}  // namespace
-
-std::optional<fs::path> DefaultPackedFolder() {
+// Returns the folder moeserve/NAME in the cache folder.
+std::optional<fs::path> Subfolder(std::string_view name) {
   const fs::path base = CacheFolder();
   if (base.empty()) return std::nullopt;
-  for (const fs::path& folder : {base, base / "moeserve", base / "moeserve/packed"}) {
-    mkdir(folder.c_str(), 0700);  // whether that worked is seen below
+  const fs::path folder = base / "moeserve" / name;
+  for (const fs::path& part : {base, base / "moeserve", folder}) {
+    mkdir(part.c_str(), 0700);  // whether that worked is seen below
   }
-  const fs::path folder = base / "moeserve/packed";
   if (access(folder.c_str(), R_OK | X_OK) != 0) return std::nullopt;
   return folder;
 }
+
+}  // namespace
+
+std::optional<fs::path> DefaultPackedFolder() { return Subfolder("packed"); }
+
+std::optional<fs::path> DefaultKernelFolder() { return Subfolder("kernels"); }
 
 }  // namespace moeserve::server

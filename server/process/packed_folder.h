@@ -1,4 +1,4 @@
-// The default folder of packed weights.
+// The default folders of packed weights and of chosen kernels.
 #pragma once
 
 #include <cstdint>
@@ -15,5 +15,7 @@ inline constexpr int64_t kLeastPackedBytes = int64_t{64} << 20;
 // Makes the folder, readable by this user alone, if it does not exist. nullopt if there is no such
 // variable with an absolute path, or if the folder cannot be made or read.
 std::optional<std::filesystem::path> DefaultPackedFolder();
+// Returns the folder of `--cuda-tune-file auto` in the same way: moeserve/kernels.
+std::optional<std::filesystem::path> DefaultKernelFolder();
 
 }  // namespace moeserve::server

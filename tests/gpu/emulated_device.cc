@@ -10,7 +10,12 @@ Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options);
 namespace {
 
 [[maybe_unused]] const bool registered = [] {
-  moeserve::RegisterDevice("cuda", moeserve::cuda_emulated::CreateDevice);
+  moeserve::RegisterDevice("cuda", [](const moeserve::BackendOptions& options) {
+    // Times of the emulated device mean nothing, and it would measure for hours.
+    moeserve::BackendOptions untuned = options;
+    untuned.cuda_tune = "off";
+    return moeserve::cuda_emulated::CreateDevice(untuned);
+  });
   return true;
 }();
 

@@ -36,7 +36,7 @@ int RowsOf(LinearTile tile) {
 // tests/bench/cuda_linear_bench.cc. The numbers of tiles are upper bounds: with several experts,
 // about half as many have rows.
 LinearTile ChooseTile(const CudaLinearBank& bank, const LinearParams& params) {
-  const int64_t rows = params.rows;
+  const int64_t rows = params.expected;
   const int64_t experts = bank.num_experts();
   // Somewhat more than the mean number of rows per expert: a partly filled tile costs little, but a
   // second tile reads the weights again.
@@ -82,6 +82,13 @@ LinearTile ChooseTile(const CudaLinearBank& bank, const LinearParams& params) {
 
 }  // namespace
 
+int64_t ExpectedRows(const LinearArgs& args) {
+  if (args.plan != nullptr) {
+    return args.plan->expected > 0 ? args.plan->expected : args.plan->capacity;
+  }
+  return args.input.rows * (args.segments ? args.bank->num_experts() : 1);
+}
+
 namespace internal {
 
 LinearParams LinearParamsOf(const LinearArgs& args) {
@@ -111,6 +118,7 @@ LinearParams LinearParamsOf(const LinearArgs& args) {
           .output_segment = segment(args.output),
           .experts = bank.num_experts(),
           .rows = static_cast<int>(rows),
+          .expected = static_cast<int>(ExpectedRows(args)),
           .activation = args.activation,
           .gated = bank.shape().gated,
           .output_bf16 = args.output.dtype == DType::kBF16,
@@ -123,6 +131,30 @@ LinearParams LinearParamsOf(const LinearArgs& args) {
 
 void LaunchLinear(const LinearArgs& args, cudaStream_t stream) {
   LaunchLinear(args, LinearTile::kAuto, stream);
+}
+
+std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  if (args.input.dtype != DType::kBF16 || bank.shape().weight_dtype != DType::kBF16 ||
+      bank.row_major()) {
+    return {};
+  }
+  const LinearParams params = internal::LinearParamsOf(args);
+  if (!params.wide_input) return {};
+  std::vector<LinearTile> tiles;
+  for (int i = 0; i < static_cast<int>(std::size(kLinearTileNames)); ++i) {
+    const auto tile = static_cast<LinearTile>(i);
+    if (tile == LinearTile::kAuto || tile == LinearTile::kWarpgroup) continue;
+    if (IsStream(tile) && !internal::LinearStreamFits(bank, params)) continue;
+    if (tile > LinearTile::kWarpgroup && !internal::LinearWgmmaFits(params)) continue;
+    tiles.push_back(tile);
+  }
+  return tiles;
+}
+
+LinearTile DefaultLinearTile(const LinearArgs& args) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  return ChooseTile(bank, internal::LinearParamsOf(args));
 }
 
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) {

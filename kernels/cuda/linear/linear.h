@@ -1,6 +1,10 @@
 // Dense and grouped linear layers on the device.
 #pragma once
 
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
 #include "kernels/backend.h"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/cuda/linear/linear_bank.h"
@@ -41,5 +45,19 @@ enum class LinearTile : uint8_t {
   kWarpgroup256
 };
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream);
+
+// The names of the tiles, in the order of LinearTile.
+inline constexpr std::string_view kLinearTileNames[] = {
+    "auto",      "rows8",        "rows16",      "rows32",      "rows64",
+    "rows128",   "stream8x16",   "stream8x64",  "stream32x16", "stream32x64",
+    "warpgroup", "warpgroup128", "warpgroup256"};
+
+// Returns the tiles that compute the product on the current device with the same bits, or none if
+// it is not one of bf16 rows and bf16 weights, or if its rows are not 16-byte aligned.
+std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args);
+// Returns the tile that kAuto stands for.
+LinearTile DefaultLinearTile(const LinearArgs& args);
+// Returns about how many rows the product has; the number of assignments if there is a plan.
+int64_t ExpectedRows(const LinearArgs& args);
 
 }  // namespace moeserve::cuda

@@ -4,7 +4,10 @@
 #include <numeric>
 #include <string>
 
+#include "absl/strings/escaping.h"
 #include "base/check.h"
+#include "base/error_text.h"
+#include "base/sha256.h"
 #include "kernels/cuda/linear/linear_image.h"
 
 namespace moeserve::cuda {
@@ -25,6 +28,20 @@ int Blocks(int n) { return (n + kImageBlock - 1) / kImageBlock; }
 
 int ImageRows(int out_features, bool gated) {
   return gated ? (out_features + 7) / 8 * 16 : out_features;
+}
+
+std::string SignatureOf(const LinearBankShape& s) {
+  int most_in = 0, most_out = 0;
+  std::string sizes;
+  for (size_t e = 0; e < s.out_features.size(); ++e) {
+    const int in = s.in_features_of(static_cast<int>(e));
+    sizes += Concat(in, 'x', s.out_features[e], ' ');
+    most_in = std::max(most_in, in);
+    most_out = std::max(most_out, s.out_features[e]);
+  }
+  const std::string hash = absl::BytesToHexString(Sha256(sizes)).substr(0, 16);
+  return Concat(s.out_features.size(), " of up to ", most_out, " x ", most_in,
+                s.gated ? " gated" : "", s.bias ? " bias " : " ", Name(s.weight_dtype), ' ', hash);
 }
 
 }  // namespace
@@ -52,6 +69,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   const LinearBankShape& s = bank->shape_;
   const int experts = bank->num_experts();
   const int64_t element = static_cast<int64_t>(SizeOf(s.weight_dtype));
+  bank->signature_ = SignatureOf(s);
   int64_t weight_bytes = 0;
   int64_t bias_values = 0;
   const std::vector<int> slice_blocks = SliceBlocks(s);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -72,6 +73,10 @@ class CudaLinearBank : public LinearBank {
   // first.
   const int32_t* order() const { return order_.as<int32_t>(); }
 
+  // Describes the shape, with a hash of all sizes. Banks with equal signatures have equal shapes
+  // and weights of the same type.
+  const std::string& signature() const { return signature_; }
+
   const LinearBankEntry& entry(int expert) const { return entries_[expert]; }
   // Returns the total number of row blocks of the n experts that have the most row blocks.
   int64_t largest_row_blocks(int64_t n) const { return largest_row_blocks_[n]; }
@@ -84,6 +89,7 @@ class CudaLinearBank : public LinearBank {
  private:
   explicit CudaLinearBank(LinearBankShape shape) : LinearBank(std::move(shape)) {}
 
+  std::string signature_;
   std::vector<LinearBankEntry> entries_;
   std::vector<int64_t> largest_row_blocks_;  // [E + 1] prefix sums, experts with the most row
                                              // blocks first

@@ -25,7 +25,8 @@ struct LinearParams {
   int64_t input_segment;
   int64_t output_segment;
   int experts;
-  int rows;  // of all experts together
+  int rows;      // of all experts together, at most
+  int expected;  // about how many of the rows there are; only the choice of a kernel depends on it
   Activation activation;
   bool gated;
   bool output_bf16;

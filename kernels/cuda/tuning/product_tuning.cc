@@ -1,0 +1,396 @@
+#include "kernels/cuda/tuning/product_tuning.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <utility>
+
+#include "base/error_text.h"
+#include "base/kinds.h"
+#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/routing/router.h"
+
+namespace moeserve::cuda {
+namespace {
+
+constexpr int kDense = 0, kSegments = 1, kRouted = 2, kGathered = 3;
+
+Choices::Names TileNames() { return {std::begin(kLinearTileNames), std::end(kLinearTileNames)}; }
+
+// Returns whether a tile may be the fastest for about so many rows per expert. Tiles with far fewer
+// rows read the weights many times; those with far more compute rows that do not exist.
+bool IsPlausible(LinearTile tile, double rows) {
+  switch (tile) {
+    case LinearTile::kRows8:
+    case LinearTile::kStream8x16:
+    case LinearTile::kStream8x64:
+      return rows <= 24;
+    case LinearTile::kRows16:
+      return rows > 4 && rows <= 48;
+    case LinearTile::kStream32x16:
+    case LinearTile::kStream32x64:
+      return rows > 4 && rows <= 128;
+    case LinearTile::kRows32:
+      return rows > 8 && rows <= 96;
+    case LinearTile::kRows64:
+      return rows > 16 && rows <= 512;
+    default:
+      return rows > 32;
+  }
+}
+
+// Returns random bf16 numbers in [-1, 1]. The pattern repeats, so that filling takes little time.
+Status FillRows(const DeviceMemory& memory, cudaStream_t stream) {
+  constexpr size_t kPattern = size_t{1} << 20;
+  std::vector<Bf16> values(kPattern);
+  std::mt19937 random(1);
+  for (Bf16& v : values) {
+    v = Bf16FromF32(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f);
+  }
+  const size_t bytes = kPattern * sizeof(Bf16);
+  for (size_t at = 0; at < memory.bytes(); at += bytes) {
+    MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(memory.as<char>() + at, values.data(),
+                                                  std::min(bytes, memory.bytes() - at),
+                                                  cudaMemcpyHostToDevice, stream));
+  }
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
+  return absl::OkStatus();
+}
+
+// Returns `routes` different experts for each of `rows` rows, ascending within a row.
+GivenRoutes UniformRoutes(int64_t rows, int routes, int experts) {
+  GivenRoutes given;
+  std::mt19937 random(static_cast<uint32_t>(rows));
+  std::vector<int32_t> all(static_cast<size_t>(experts));
+  for (int e = 0; e < experts; ++e) all[e] = e;
+  given.offsets.push_back(0);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int i = 0; i < routes; ++i) {
+      std::swap(all[i], all[i + random() % static_cast<uint32_t>(experts - i)]);
+    }
+    given.experts.insert(given.experts.end(), all.begin(), all.begin() + routes);
+    std::sort(given.experts.end() - routes, given.experts.end());
+    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
+  }
+  given.weights.assign(given.experts.size(), 1.0f / static_cast<float>(routes));
+  return given;
+}
+
+std::vector<int64_t> NumbersOfRows(int64_t most, int factor) {
+  std::vector<int64_t> numbers;
+  for (int64_t n = 1; n < most; n *= factor) numbers.push_back(n);
+  numbers.push_back(most);
+  return numbers;
+}
+
+}  // namespace
+
+// The device memory of measurements.
+class ProductTuning::Operands {
+ public:
+  explicit Operands(cudaStream_t stream) : stream_(stream) {}
+
+  // Allocates rows for a product. With a plan, `recorded.rows` rows of the plan.
+  Status Allocate(const Recorded& recorded) {
+    recorded_ = &recorded;
+    const LinearArgs& args = recorded.args;
+    const int64_t results = args.plan == nullptr ? recorded.rows : recorded.rows * recorded.routes;
+    const int64_t inputs = args.plan == nullptr || args.gather ? recorded.rows : results;
+    MOESERVE_RETURN_IF_ERROR(AllocateRows(args.input, inputs, input_));
+    MOESERVE_RETURN_IF_ERROR(AllocateRows(args.output, results, output_));
+    MOESERVE_RETURN_IF_ERROR(FillRows(input_, stream_));
+    if (args.plan == nullptr) return absl::OkStatus();
+    const int most = static_cast<int>(recorded.rows);
+    MOESERVE_ASSIGN_OR_RETURN(plan_memory_,
+                              PlanMemory::Create(most, recorded.routes, recorded.experts));
+    MOESERVE_ASSIGN_OR_RETURN(scratch_,
+                              RouteScratch::Create(most, recorded.routes, recorded.experts, 1));
+    const size_t routes = static_cast<size_t>(results);
+    MOESERVE_ASSIGN_OR_RETURN(
+        given_, DeviceMemory::Allocate((static_cast<size_t>(most) + 1 + 2 * routes) * 4));
+    return absl::OkStatus();
+  }
+
+  // Returns the product with its first `rows` rows, or those of the plan.
+  Result<LinearArgs> WithRows(int64_t rows) {
+    LinearArgs args = recorded_->args;
+    args.input.data = input_.data();
+    args.output.data = output_.data();
+    int64_t results = rows;
+    if (args.plan != nullptr) {
+      MOESERVE_RETURN_IF_ERROR(Plan(rows));
+      args.plan = &plan_;
+      results = rows * recorded_->routes;
+    }
+    args.output.rows = results;
+    args.input.rows = args.plan == nullptr || args.gather ? rows : results;
+    return args;
+  }
+
+  const DeviceMemory& output() const { return output_; }
+
+ private:
+  static Status AllocateRows(const RowsView& view, int64_t rows, DeviceMemory& memory) {
+    const size_t bytes = static_cast<size_t>(rows * view.stride) * SizeOf(view.dtype);
+    MOESERVE_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate((bytes + 15) / 16 * 16));
+    return absl::OkStatus();
+  }
+
+  Status Plan(int64_t rows) {
+    const GivenRoutes given = UniformRoutes(rows, recorded_->routes, recorded_->experts);
+    char* const base = given_.as<char>();
+    const size_t offsets = given.offsets.size() * 4, routes = given.experts.size() * 4;
+    const std::pair<const void*, size_t> parts[] = {{given.offsets.data(), offsets},
+                                                    {given.experts.data(), routes},
+                                                    {given.weights.data(), routes}};
+    size_t at = 0;
+    for (const auto& [from, bytes] : parts) {
+      MOESERVE_CUDA_RETURN_IF_ERROR(
+          cudaMemcpyAsync(base + at, from, bytes, cudaMemcpyHostToDevice, stream_));
+      at += bytes;
+    }
+    MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
+    plan_ = LaunchGivenPlan({.rows = static_cast<int>(rows),
+                             .num_experts = recorded_->experts,
+                             .k_max = recorded_->routes,
+                             .offsets = reinterpret_cast<const int32_t*>(base),
+                             .experts = reinterpret_cast<const int32_t*>(base + offsets),
+                             .weights = reinterpret_cast<const float*>(base + offsets + routes),
+                             .plan = &plan_memory_,
+                             .scratch = &scratch_},
+                            stream_);
+    return absl::OkStatus();
+  }
+
+  cudaStream_t stream_;
+  const Recorded* recorded_ = nullptr;
+  DeviceMemory input_, output_, given_;
+  PlanMemory plan_memory_;
+  RouteScratch scratch_;
+  RoutingPlan plan_;
+};
+
+ProductTuning::SiteKey ProductTuning::KeyOf(const LinearArgs& args) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  return {.up = bank.signature(),
+          .down = "",
+          .kind = args.activation.kind,
+          .plain = IsPlain(args.activation),
+          .output = args.output.dtype,
+          .form = args.plan != nullptr ? (args.gather ? kGathered : kRouted)
+                  : args.segments      ? kSegments
+                                       : kDense};
+}
+
+int ProductTuning::SiteOf(const SiteKey& key) {
+  const auto [at, added] = sites_.try_emplace(key, -1);
+  if (added) {
+    constexpr std::string_view kForms[] = {"dense", "segments", "routed", "gathered"};
+    at->second = choices_->Site(
+        Concat("product ", key.up, " ", KindName(key.kind), key.plain ? "" : " limited", " to ",
+               Name(key.output), " ", kForms[key.form]),
+        TileNames());
+  }
+  return at->second;
+}
+
+int ProductTuning::PairSite(const LinearBank& up, const LinearBank& down) {
+  const SiteKey key{.up = static_cast<const CudaLinearBank&>(up).signature(),
+                    .down = static_cast<const CudaLinearBank&>(down).signature()};
+  const auto [at, added] = sites_.try_emplace(key, -1);
+  if (added) {
+    at->second =
+        choices_->Site(Concat("experts ", key.up, " then ", key.down), {"products", "fused"});
+  }
+  return at->second;
+}
+
+LinearTile ProductTuning::Tile(const LinearArgs& args) {
+  if (args.input.dtype != DType::kBF16) return LinearTile::kAuto;
+  const SiteKey key = KeyOf(args);
+  const int site = SiteOf(key);
+  if (records_ && !LinearTilesThatFit(args).empty()) {
+    Recorded& r = recorded_[key];
+    const int64_t rows = args.plan != nullptr ? args.plan->rows : args.input.rows;
+    if (rows > r.rows) {
+      r.args = args;
+      r.rows = rows;
+      if (args.plan != nullptr) {
+        r.routes =
+            std::min(args.plan->capacity / std::max(args.plan->rows, 1), args.plan->num_experts);
+        r.experts = args.plan->num_experts;
+      }
+    }
+    if (std::find(r.banks.begin(), r.banks.end(), args.bank) == r.banks.end()) {
+      r.banks.push_back(args.bank);
+    }
+  }
+  const std::optional<int> chosen = choices_->Find(site, ExpectedRows(args));
+  return chosen ? static_cast<LinearTile>(*chosen) : LinearTile::kAuto;
+}
+
+bool ProductTuning::Fuses(const LinearBank& up, const LinearBank& down, int64_t rows, bool usual) {
+  const int site = PairSite(up, down);
+  if (records_) {
+    std::vector<Pair>& pairs = pairs_[Concat(static_cast<const CudaLinearBank&>(up).signature(),
+                                             static_cast<const CudaLinearBank&>(down).signature())];
+    const auto same = [&](const Pair& p) { return p.up == &up; };
+    if (std::none_of(pairs.begin(), pairs.end(), same)) pairs.push_back({&up, &down});
+    return false;
+  }
+  const std::optional<int> chosen = choices_->Find(site, rows);
+  return chosen ? *chosen == 1 : usual;
+}
+
+bool ProductTuning::TimeIsOver(const ProductTuningSettings& settings) const {
+  return std::chrono::steady_clock::now() - begin_ > settings.limit;
+}
+
+Status ProductTuning::MeasureCase(int site, int64_t rows, const TuneCase& tune_case,
+                                  const std::vector<int>& ids, TuneDevice& device) {
+  MOESERVE_ASSIGN_OR_RETURN(const TuneResult result, Tune(tune_case, device));
+  choices_->Choose(site, rows, ids[result.chosen]);
+  ++measured_;
+  for (const std::string& name : result.different) {
+    messages_.push_back(Concat(tune_case.name, ": the kernel ", name,
+                               " computes other bits on this device and is not used"));
+  }
+  return absl::OkStatus();
+}
+
+Status ProductTuning::MeasureProduct(const Recorded& recorded,
+                                     const ProductTuningSettings& settings,
+                                     const TuneDeviceFactory& devices, cudaStream_t stream) {
+  const int site = SiteOf(KeyOf(recorded.args));
+  const bool routed = recorded.args.plan != nullptr;
+  Operands operands(stream);
+  std::unique_ptr<TuneDevice> device;
+  for (const int64_t rows : NumbersOfRows(recorded.rows, settings.rows_factor)) {
+    const int64_t results = routed ? rows * recorded.routes : rows;
+    if (choices_->Has(site, results)) continue;
+    if (TimeIsOver(settings)) {
+      ++left_out_;
+      continue;
+    }
+    if (device == nullptr) {
+      MOESERVE_RETURN_IF_ERROR(operands.Allocate(recorded));
+      device = devices(stream, operands.output().data(), operands.output().bytes());
+    }
+    MOESERVE_ASSIGN_OR_RETURN(const LinearArgs args, operands.WithRows(rows));
+    const LinearTile usual = DefaultLinearTile(args);
+    std::vector<LinearTile> tiles = {usual};
+    const double per_expert =
+        static_cast<double>(results) / (routed ? std::max(recorded.experts, 1) : 1);
+    for (const LinearTile tile : LinearTilesThatFit(args)) {
+      if (tile != usual && IsPlausible(tile, std::max(per_expert, 1.0))) tiles.push_back(tile);
+    }
+    TuneCase tune_case{.name = Concat("products of ", results, " rows"), .candidates = {}};
+    std::vector<int> ids;
+    for (const LinearTile tile : tiles) {
+      ids.push_back(static_cast<int>(tile));
+      tune_case.candidates.push_back(
+          {.name = std::string(kLinearTileNames[ids.back()]),
+           .enqueue = [&recorded, args, tile, stream](int turn) {
+             LinearArgs own = args;
+             own.bank = recorded.banks[static_cast<size_t>(turn) % recorded.banks.size()];
+             LaunchLinear(own, tile, stream);
+           }});
+    }
+    MOESERVE_RETURN_IF_ERROR(MeasureCase(site, results, tune_case, ids, *device));
+  }
+  return absl::OkStatus();
+}
+
+Status ProductTuning::MeasurePair(const std::vector<Pair>& pairs,
+                                  const ProductTuningSettings& settings,
+                                  const TuneDeviceFactory& devices, cudaStream_t stream) {
+  const auto product_of = [&](const LinearBank* bank) -> const Recorded* {
+    for (const auto& [key, r] : recorded_) {
+      if (std::find(r.banks.begin(), r.banks.end(), bank) != r.banks.end()) return &r;
+    }
+    return nullptr;
+  };
+  const Recorded* const up = product_of(pairs[0].up);
+  const Recorded* const down = product_of(pairs[0].down);
+  if (up == nullptr || down == nullptr || up->args.plan == nullptr) return absl::OkStatus();
+  const int site = PairSite(*pairs[0].up, *pairs[0].down);
+  Operands first(stream), second(stream);
+  std::unique_ptr<TuneDevice> device;
+  for (const int64_t rows : NumbersOfRows(up->rows, settings.rows_factor)) {
+    const int64_t results = rows * up->routes;
+    if (choices_->Has(site, results)) continue;
+    if (TimeIsOver(settings)) {
+      ++left_out_;
+      continue;
+    }
+    if (device == nullptr) {
+      MOESERVE_RETURN_IF_ERROR(first.Allocate(*up));
+      MOESERVE_RETURN_IF_ERROR(second.Allocate(*down));
+      device = devices(stream, second.output().data(), second.output().bytes());
+    }
+    MOESERVE_ASSIGN_OR_RETURN(const LinearArgs up_args, first.WithRows(rows));
+    MOESERVE_ASSIGN_OR_RETURN(LinearArgs down_args, second.WithRows(rows));
+    down_args.input = up_args.output;
+    down_args.plan = up_args.plan;
+    const TuneCandidate products{
+        .name = "products", .enqueue = [this, &pairs, up_args, down_args, stream](int turn) {
+          const Pair& pair = pairs[static_cast<size_t>(turn) % pairs.size()];
+          LinearArgs up_own = up_args, down_own = down_args;
+          up_own.bank = pair.up;
+          down_own.bank = pair.down;
+          LaunchLinear(up_own, Tile(up_own), stream);
+          LaunchLinear(down_own, Tile(down_own), stream);
+        }};
+    const TuneCandidate fused{.name = "fused",
+                              .enqueue = [&pairs, up_args, down_args, stream](int turn) {
+                                const Pair& pair = pairs[static_cast<size_t>(turn) % pairs.size()];
+                                LaunchFusedExpert({.up = pair.up,
+                                                   .down = pair.down,
+                                                   .plan = up_args.plan,
+                                                   .gather = up_args.gather,
+                                                   .input = up_args.input,
+                                                   .output = down_args.output,
+                                                   .activation = up_args.activation},
+                                                  stream);
+                              }};
+    TuneCase tune_case{.name = Concat("experts of ", results, " rows"),
+                       .candidates = {products, fused}};
+    std::vector<int> ids = {0, 1};
+    if (FusedExpertPays(*pairs[0].up, *pairs[0].down, results)) {
+      std::swap(tune_case.candidates[0], tune_case.candidates[1]);
+      std::swap(ids[0], ids[1]);
+    }
+    MOESERVE_RETURN_IF_ERROR(MeasureCase(site, results, tune_case, ids, *device));
+  }
+  return absl::OkStatus();
+}
+
+Result<std::vector<std::string>> ProductTuning::Measure(const ProductTuningSettings& settings,
+                                                        const TuneDeviceFactory& devices,
+                                                        cudaStream_t stream) {
+  records_ = false;
+  measured_ = left_out_ = 0;
+  messages_.clear();
+  begin_ = std::chrono::steady_clock::now();
+  Status status;
+  for (const auto& [key, recorded] : recorded_) {
+    status.Update(MeasureProduct(recorded, settings, devices, stream));
+    if (!status.ok()) break;
+  }
+  for (const auto& [signatures, pairs] : pairs_) {
+    if (!status.ok()) break;
+    status.Update(MeasurePair(pairs, settings, devices, stream));
+  }
+  recorded_.clear();
+  pairs_.clear();
+  if (absl::IsResourceExhausted(status)) {
+    messages_.push_back(Concat("kernels were not measured for all numbers of rows: ",
+                               std::string(status.message())));
+    status = absl::OkStatus();
+  }
+  MOESERVE_RETURN_IF_ERROR(status);
+  return std::move(messages_);
+}
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,307 @@
+// Choosing kernels by measuring them: the file of choices, the measurements, and products.
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "kernels/cuda/tuning/choices.h"
+#include "kernels/cuda/tuning/graph_device.h"
+#include "kernels/cuda/tuning/product_tuning.h"
+#include "kernels/cuda/tuning/tuner.h"
+#include "kernels/cuda/tuning/tuning_key.h"
+#include "tests/cuda/linear_case.h"
+
+namespace moeserve::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using cuda::Choices;
+using cuda::TuneCase;
+
+class ChoicesTest : public ::testing::Test {
+ protected:
+  ChoicesTest() {
+    fs::create_directories(folder_);
+    path_ = folder_ + "/made/choices";
+  }
+  ~ChoicesTest() override { fs::remove_all(folder_); }
+
+  void Write(const std::string& text) {
+    fs::create_directories(folder_ + "/made");
+    std::ofstream(path_) << text;
+  }
+
+  std::string folder_ = ::testing::TempDir() + "choices." + std::to_string(getpid());
+  std::string path_;
+  const Choices::Names names_ = {"slow", "quick"};
+};
+
+TEST_F(ChoicesTest, FindsTheNearestNumberOfRows) {
+  Choices choices;
+  const int site = choices.Site("a", names_);
+  EXPECT_EQ(choices.Find(site, 5), std::nullopt);
+  choices.Choose(site, 4, 0);
+  choices.Choose(site, 64, 1);
+  for (const int rows : {1, 4, 15, 16}) EXPECT_EQ(choices.Find(site, rows), 0) << rows;
+  for (const int rows : {17, 64, 1000}) EXPECT_EQ(choices.Find(site, rows), 1) << rows;
+  EXPECT_TRUE(choices.Has(site, 4));
+  EXPECT_FALSE(choices.Has(site, 5));
+  EXPECT_EQ(choices.Site("a", names_), site);
+  EXPECT_NE(choices.Site("b", names_), site);
+}
+
+TEST_F(ChoicesTest, AFileKeepsThem) {
+  Choices saved;
+  saved.Choose(saved.Site("a", names_), 4, 1);
+  saved.Choose(saved.Site("b", names_), 8, 0);
+  ASSERT_TRUE(saved.Save(path_, "key").ok());
+  Choices loaded;
+  ASSERT_TRUE(loaded.Load(path_, "key").ok());
+  // A site that this program does not have stays in the file.
+  EXPECT_EQ(loaded.Find(loaded.Site("a", names_), 4), 1);
+  ASSERT_TRUE(loaded.Save(path_, "key").ok());
+  Choices again;
+  ASSERT_TRUE(again.Load(path_, "key").ok());
+  EXPECT_EQ(again.Find(again.Site("b", names_), 8), 0);
+  // A candidate that does not exist any more is dropped.
+  EXPECT_EQ(again.Find(again.Site("a", {"slow"}), 4), std::nullopt);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_ + "/made"), {}), 1);
+}
+
+TEST_F(ChoicesTest, OtherFilesAreRefused) {
+  Choices choices;
+  EXPECT_EQ(choices.Load(path_, "key").code(), absl::StatusCode::kNotFound);
+  const std::string head = "moeserve kernel choices 1\nkey\n";
+  Write(head + "a\t4\tslow\n");
+  EXPECT_EQ(choices.Load(path_, "other").code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(choices.Load(path_, "key").ok());
+  for (const std::string& bad :
+       {std::string(), std::string("moeserve kernel choices 2\nkey\n"), head + "a\t4\tslow",
+        head + "a\t4\n", head + "a\tfour\tslow\n", head + "a\t0\tslow\n", head + "a\t4 \tslow\n",
+        head + "a\t99999999999999999999\tslow\n", head + "\n", std::string(5 << 20, 'x')}) {
+    Write(bad);
+    Choices fresh;
+    EXPECT_EQ(fresh.Load(path_, "key").code(), absl::StatusCode::kInvalidArgument)
+        << bad.substr(0, 60);
+    EXPECT_EQ(fresh.Find(fresh.Site("a", names_), 4), std::nullopt);
+  }
+}
+
+TEST_F(ChoicesTest, AFolderThatCannotBeWrittenIsAnError) {
+  Choices choices;
+  EXPECT_EQ(choices.Save("/proc/nowhere/choices", "key").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(choices.Save(folder_, "key").code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(TuningKeyTest, IsOneLine) {
+  const Result<std::string> key = cuda::TuningKey();
+  ASSERT_TRUE(key.ok());
+  EXPECT_EQ(key->find('\n'), std::string::npos);
+  EXPECT_NE(key->find("build "), std::string::npos);
+  EXPECT_EQ(*cuda::TuningKey(), *key);
+}
+
+// A device whose operations take the times of a list, in turn, and have numbers as results.
+class ListedDevice : public cuda::TuneDevice {
+ public:
+  struct Operation {
+    std::vector<double> times;
+    int result = 0;
+    int calls = 0;
+  };
+
+  Result<std::function<Result<double>()>> Prepare(
+      const std::function<void(int)>& enqueue) override {
+    enqueue(0);
+    Operation* const own = last;
+    return std::function<Result<double>()>([this, own]() -> Result<double> {
+      order.push_back(own);
+      return own->times[static_cast<size_t>(own->calls++) % own->times.size()];
+    });
+  }
+  Status RunDefault(const std::function<void(int)>& enqueue) override {
+    enqueue(0);
+    expected_ = last->result;
+    return absl::OkStatus();
+  }
+  Result<bool> EqualsDefault(const std::function<void(int)>& enqueue) override {
+    enqueue(0);
+    return last->result == expected_;
+  }
+
+  // Adds an operation to `tune_case`.
+  void Add(TuneCase& tune_case, const std::string& name, Operation* operation) {
+    tune_case.candidates.push_back(
+        {.name = name, .enqueue = [this, operation](int) { last = operation; }});
+  }
+
+  Operation* last = nullptr;
+  std::vector<Operation*> order;
+
+ private:
+  int expected_ = 0;
+};
+
+TEST(TunerTest, TakesTheFastestInTurn) {
+  ListedDevice device;
+  ListedDevice::Operation a{{10, 10, 11, 10, 10}}, b{{9, 9, 30, 9, 9}}, c{{20}};
+  TuneCase tune_case{"case", {}};
+  device.Add(tune_case, "a", &a);
+  device.Add(tune_case, "b", &b);
+  device.Add(tune_case, "c", &c);
+  const auto result = cuda::Tune(tune_case, device);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->chosen, 1);
+  EXPECT_EQ(result->microseconds, (std::vector<double>{10, 9, 20}));
+  // One after another; the slow one only twice.
+  const std::vector<ListedDevice::Operation*> order = {&a, &b, &c, &a, &b, &c,
+                                                       &a, &b, &a, &b, &a, &b};
+  EXPECT_EQ(device.order, order);
+}
+
+TEST(TunerTest, ADefaultStaysUnlessAnotherIsClearlyFaster) {
+  const auto chosen = [](double a, double b, double c) {
+    ListedDevice device;
+    ListedDevice::Operation first{{a}}, second{{b}}, third{{c}};
+    TuneCase tune_case{"case", {}};
+    device.Add(tune_case, "a", &first);
+    device.Add(tune_case, "b", &second);
+    device.Add(tune_case, "c", &third);
+    return cuda::Tune(tune_case, device)->chosen;
+  };
+  EXPECT_EQ(chosen(10, 10, 10), 0);
+  EXPECT_EQ(chosen(10, 9.9, 9.9), 0);
+  EXPECT_EQ(chosen(10, 9.7, 9.7), 1);  // of equal ones the first
+  EXPECT_EQ(chosen(10, 9.7, 9.6), 2);
+  EXPECT_EQ(chosen(100, 9.7, 9.8), 1);
+}
+
+TEST(TunerTest, WrongResultsAreNeverChosen) {
+  ListedDevice device;
+  ListedDevice::Operation a{{10}, 7}, b{{1}, 8}, c{{5}, 7};
+  TuneCase tune_case{"case", {}};
+  device.Add(tune_case, "a", &a);
+  device.Add(tune_case, "wrong", &b);
+  device.Add(tune_case, "c", &c);
+  const auto result = cuda::Tune(tune_case, device);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->chosen, 2);
+  EXPECT_EQ(result->different, std::vector<std::string>{"wrong"});
+  EXPECT_EQ(b.calls, 0);
+}
+
+// Compares bits on the device. Each operation that is prepared seems to be faster than the one
+// before it.
+class CountingDevice : public cuda::GraphTuneDevice {
+ public:
+  using GraphTuneDevice::GraphTuneDevice;
+  Result<std::function<Result<double>()>> Prepare(
+      const std::function<void(int)>& enqueue) override {
+    for (int turn = 0; turn < 3; ++turn) enqueue(turn);
+    const double time = 100.0 / static_cast<double>(++prepared_);
+    return std::function<Result<double>()>([time]() -> Result<double> { return time; });
+  }
+
+ private:
+  int prepared_ = 0;
+};
+
+TEST(GraphDeviceTest, ComparesEveryWord) {
+  const cuda::Stream stream = std::move(cuda::Stream::Create()).value();
+  const cuda::DeviceMemory output = std::move(cuda::DeviceMemory::Allocate(1000)).value();
+  cuda::GraphTuneDevice device(stream.get(), output.data(), output.bytes());
+  const auto fill = [&](size_t bytes) {
+    return [&, bytes](int) {
+      ASSERT_EQ(cudaMemsetAsync(output.data(), 1, bytes, stream.get()), cudaSuccess);
+    };
+  };
+  ASSERT_TRUE(device.RunDefault(fill(999)).ok());
+  EXPECT_TRUE(*device.EqualsDefault(fill(999)));
+  EXPECT_FALSE(*device.EqualsDefault(fill(998)));
+  EXPECT_FALSE(*device.EqualsDefault(fill(1000)));
+  auto measure = device.Prepare(fill(999));
+  ASSERT_TRUE(measure.ok());
+  const Result<double> time = (*measure)();
+  ASSERT_TRUE(time.ok());
+  EXPECT_GE(*time, 0.0);
+}
+
+struct ProductScene {
+  Random random{3};
+  BankCase up{{64}, {24, 72, 40}, false, true, DType::kBF16, random};
+  BankCase other_up{{64}, {24, 72, 40}, false, true, DType::kBF16, random};
+  BankCase down{{24, 72, 40}, {64, 64, 64}, false, false, DType::kBF16, random};
+  DevicePlan plan{3, std::vector<std::vector<int>>(20, {0, 2}), 0};
+  DeviceRows x{20, 64, 64, DType::kBF16, random.Normals(20 * 64)};
+  DeviceRows hidden{40, 80, 80, DType::kBF16};
+  DeviceRows y{40, 64, 64, DType::kF32};
+
+  LinearArgs Up(const BankCase& bank) const {
+    return {.bank = bank.bank.get(),
+            .plan = &plan.plan,
+            .gather = true,
+            .input = x.view(),
+            .output = hidden.view(),
+            .activation = ActivationKind::kGelu,
+            .pad_output = true};
+  }
+  LinearArgs Down() const {
+    return {
+        .bank = down.bank.get(), .plan = &plan.plan, .input = hidden.view(), .output = y.view()};
+  }
+};
+
+// Every plausible kernel is run with the bits of the default, and the choices are used afterwards.
+TEST(ProductTuningTest, MeasuresWhatWasRecorded) {
+  ProductScene scene;
+  Choices choices;
+  cuda::ProductTuning tuning(&choices);
+  EXPECT_EQ(tuning.Tile(scene.Up(scene.up)), cuda::LinearTile::kAuto);
+  EXPECT_TRUE(tuning.Fuses(*scene.up.bank, *scene.down.bank, 40, true));
+  tuning.Record(true);
+  EXPECT_FALSE(tuning.Fuses(*scene.up.bank, *scene.down.bank, 40, true));
+  EXPECT_EQ(tuning.Tile(scene.Up(scene.up)), cuda::LinearTile::kAuto);
+  tuning.Tile(scene.Up(scene.other_up));
+  tuning.Tile(scene.Down());
+  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
+    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
+  };
+  const auto messages = tuning.Measure({.rows_factor = 4}, device, nullptr);
+  ASSERT_TRUE(messages.ok());
+  EXPECT_EQ(*messages, std::vector<std::string>());
+  // 1, 4, 16 and 20 rows of two products and of the pair.
+  EXPECT_EQ(tuning.measured(), 12);
+  EXPECT_EQ(tuning.left_out(), 0);
+  // The candidate that is prepared last seems to be the fastest.
+  EXPECT_NE(tuning.Tile(scene.Up(scene.up)), cuda::LinearTile::kAuto);
+  EXPECT_EQ(tuning.Tile(scene.Up(scene.up)), tuning.Tile(scene.Up(scene.other_up)));
+  EXPECT_TRUE(tuning.Fuses(*scene.up.bank, *scene.down.bank, 40, false));
+  // What is known is not measured again.
+  tuning.Record(true);
+  tuning.Tile(scene.Up(scene.up));
+  ASSERT_TRUE(tuning.Measure({}, device, nullptr).ok());
+  EXPECT_EQ(tuning.measured(), 0);
+}
+
+TEST(ProductTuningTest, EndsWhenItsTimeIsOver) {
+  ProductScene scene;
+  Choices choices;
+  cuda::ProductTuning tuning(&choices);
+  tuning.Record(true);
+  tuning.Tile(scene.Up(scene.up));
+  const auto device = [](cudaStream_t, void*, size_t) -> std::unique_ptr<cuda::TuneDevice> {
+    ADD_FAILURE() << "nothing is measured";
+    return nullptr;
+  };
+  ASSERT_TRUE(
+      tuning.Measure({.limit = std::chrono::seconds(-1), .rows_factor = 4}, device, nullptr).ok());
+  EXPECT_EQ(tuning.measured(), 0);
+  EXPECT_EQ(tuning.left_out(), 4);
+}
+
+}  // namespace
+}  // namespace moeserve::testing
