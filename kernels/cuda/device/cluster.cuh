@@ -83,7 +83,7 @@ __device__ __forceinline__ uint32_t ClusterAddress(const void* shared, uint32_t 
 template <typename T>
 __device__ __forceinline__ T ClusterLoad(uint32_t address) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
-  T value;
+  T value{};
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::ClusterLoad(&value, address, sizeof(T));
 #elif MOESERVE_HAS_SM90A
