@@ -273,7 +273,8 @@ TEST(Cluster, MissingBarriersShowInEveryOrder) {
 
 TEST(Cluster, DevicesWithoutClustersHaveNone) {
   const LaunchShape shape{.grid = dim3(8), .block = dim3(32), .cluster = dim3(4)};
-  EXPECT_EQ(MaxActiveClusters(ClusterRankKernel, shape), 132 * 32 / 4);
+  const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
+  EXPECT_EQ(MaxActiveClusters(ClusterRankKernel, shape), multiprocessors * 32 / 4);
   SetEmulatedCapability(8);
   EXPECT_FALSE(HasClusters());
   EXPECT_EQ(MaxActiveClusters(ClusterRankKernel, shape), 0);
@@ -281,7 +282,7 @@ TEST(Cluster, DevicesWithoutClustersHaveNone) {
   SetEmulatedMultiprocessors(4);
   EXPECT_EQ(DeviceAttribute(cudaDevAttrMultiProcessorCount), 4);
   EXPECT_EQ(MaxActiveClusters(ClusterRankKernel, shape), 4 * 32 / 4);
-  SetEmulatedMultiprocessors(132);
+  SetEmulatedMultiprocessors(multiprocessors);
 }
 
 enum class ClusterFault {
