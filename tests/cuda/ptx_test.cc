@@ -84,6 +84,52 @@ TEST(Ptx, LdmatrixAndMmaMultiplyMatrices) {
   });
 }
 
+// One warp adds a [16, 32] times the transpose of b [8, 32] to `out`, twice.
+template <bool kUnsigned>
+__global__ void MmaInt8Kernel(const uint8_t* a, const uint8_t* b, int32_t* out) {
+  const int group = threadIdx.x / 4, quad = 4 * (threadIdx.x % 4);
+  const auto four = [](const uint8_t* p) {
+    return p[0] | static_cast<uint32_t>(p[1]) << 8 | static_cast<uint32_t>(p[2]) << 16 |
+           static_cast<uint32_t>(p[3]) << 24;
+  };
+  uint32_t fa[4], fb[2];
+  int32_t d[4];
+  for (int i = 0; i < 4; ++i) {
+    fa[i] = four(a + (group + i % 2 * 8) * 32 + i / 2 * 16 + quad);
+    d[i] = out[(group + i / 2 * 8) * 8 + quad / 2 + i % 2];
+  }
+  for (int i = 0; i < 2; ++i) fb[i] = four(b + group * 32 + i * 16 + quad);
+  MmaInt8<kUnsigned>(d, fa, fb);
+  MmaInt8<kUnsigned>(d, fa, fb);
+  for (int i = 0; i < 4; ++i) out[(group + i / 2 * 8) * 8 + quad / 2 + i % 2] = d[i];
+}
+
+TEST(Ptx, MmaMultipliesIntegersExactly) {
+  std::mt19937 random(7);
+  std::vector<uint8_t> a(16 * 32), b(8 * 32);
+  for (uint8_t& x : a) x = static_cast<uint8_t>(random());
+  for (uint8_t& x : b) x = static_cast<uint8_t>(random());
+  for (const bool is_unsigned : {false, true}) {
+    std::vector<int32_t> expected(16 * 8);
+    for (int i = 0; i < 16 * 8; ++i) {
+      expected[i] = i * 1000;
+      for (int k = 0; k < 32; ++k) {
+        const int left = is_unsigned ? a[i / 8 * 32 + k] : static_cast<int8_t>(a[i / 8 * 32 + k]);
+        expected[i] += 2 * left * static_cast<int8_t>(b[i % 8 * 32 + k]);
+      }
+    }
+    InEveryOrder([&] {
+      std::vector<int32_t> start(16 * 8);
+      for (int i = 0; i < 16 * 8; ++i) start[i] = i * 1000;
+      DeviceArray<uint8_t> da(a), db(b);
+      DeviceArray<int32_t> out(start);
+      Launch(is_unsigned ? MmaInt8Kernel<true> : MmaInt8Kernel<false>,
+             {.grid = dim3(1), .block = dim3(32)}, da.data(), db.data(), out.data());
+      EXPECT_EQ(out.Read(), expected);
+    });
+  }
+}
+
 #if defined(MOESERVE_CUDA_EMULATION)
 TEST(Ptx, PackedBf16IsRoundedToNearestEven) {
   EXPECT_EQ(PackBf16(1.0f, -2.0f), 0xc0003f80u);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/sample/sampler.h"
+#include "kernels/cuda/device/launch.h"
 #include "tests/cuda/device_array.h"
 #include "tests/support/random.h"
 
@@ -52,8 +53,9 @@ std::string Describe(const SamplerCase& c) {
          std::to_string(c.uniform) + ", logprobs " + std::to_string(c.logprobs);
 }
 
-// Samples all cases in one launch. The rows are in memory in reverse order, with NaN between them.
-std::vector<SampleResult> Sample(const std::vector<SamplerCase>& cases) {
+// Samples all cases in one launch, with `blocks` blocks per row (0: the default). The rows are in
+// memory in reverse order, with NaN between them.
+std::vector<SampleResult> Sample(const std::vector<SamplerCase>& cases, int blocks = 0) {
   const size_t n = cases.size(), vocabulary = cases[0].logits.size(), stride = vocabulary + 3;
   std::vector<float> logits(n * stride, kNan);
   std::vector<SampleRow> rows;
@@ -67,7 +69,7 @@ std::vector<SampleResult> Sample(const std::vector<SamplerCase>& cases) {
   DeviceArray<SampleRow> device_rows(rows);
   DeviceArray<SampleResult> results(n);
   LaunchSample({device_rows.data(), results.data(), static_cast<int>(n), device_logits.data(),
-                static_cast<int64_t>(stride), static_cast<int>(vocabulary)},
+                static_cast<int64_t>(stride), static_cast<int>(vocabulary), blocks},
                nullptr);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   return results.Read();
@@ -111,9 +113,23 @@ void ExpectEqualsHost(const SamplerCase& c, const SampleResult& result) {
       << Describe(c);
 }
 
-void ExpectEqualHost(const std::vector<SamplerCase>& cases) {
-  const std::vector<SampleResult> results = Sample(cases);
+void ExpectEqualHost(const std::vector<SamplerCase>& cases, int blocks = 0) {
+  const std::vector<SampleResult> results = Sample(cases, blocks);
   for (size_t i = 0; i < cases.size(); ++i) ExpectEqualsHost(cases[i], results[i]);
+}
+
+// One block per row and every size of clusters must give the host's tokens and equal bytes.
+void ExpectEqualForAllBlockCounts(const std::vector<SamplerCase>& cases) {
+  const std::vector<SampleResult> expected = Sample(cases, 1);
+  for (size_t i = 0; i < cases.size(); ++i) ExpectEqualsHost(cases[i], expected[i]);
+  for (const int blocks : SampleBlockCounts(static_cast<int>(cases[0].logits.size()))) {
+    if (blocks == 1) continue;
+    const std::vector<SampleResult> results = Sample(cases, blocks);
+    for (size_t i = 0; i < cases.size(); ++i) {
+      ASSERT_EQ(std::memcmp(&results[i], &expected[i], sizeof(SampleResult)), 0)
+          << blocks << " blocks: " << Describe(cases[i]);
+    }
+  }
 }
 
 // Returns a row of logits of one of kKinds kinds, many of which are difficult.
@@ -209,6 +225,87 @@ TEST(CudaSampler, EqualsTheHost) {
     ExpectEqualHost(cases);
     if (HasFatalFailure()) return;
   }
+}
+
+TEST(CudaSampler, ClustersEqualOneBlock) {
+  for (const int vocabulary : {1, 33, 1000}) {
+    Random random(static_cast<uint64_t>(vocabulary + 1));
+    std::vector<SamplerCase> cases;
+    for (int i = 0; i < 2 * kSamplerKinds; ++i) {
+      cases.push_back(RandomCase(i % kSamplerKinds, vocabulary, random));
+      cases.back().drawable = OneOf<int>(random, {0, 0, 1, (vocabulary + 1) / 2});
+    }
+    ExpectEqualForAllBlockCounts(cases);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// The sizes of published vocabularies.
+TEST(CudaSampler, ClustersEqualOneBlockOnLongRows) {
+  for (const int vocabulary : {32000, 128256, 151936}) {
+    Random random(static_cast<uint64_t>(vocabulary));
+    std::vector<SamplerCase> cases;
+    for (const int kind : {0, 3}) {
+      if (kind == 0 && vocabulary > 130000) continue;  // takes long
+      SamplerCase c;
+      c.logits = Logits(kind, vocabulary, random, &c.name);
+      c.params.top_k = kind == 0 ? 50 : vocabulary / 3;
+      c.params.top_p = 0.9;
+      c.uniform = random.Uniform();
+      c.logprobs = kind == 0 ? 2 : -1;
+      cases.push_back(std::move(c));
+    }
+    ExpectEqualForAllBlockCounts(cases);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Equal logits on both sides of the borders between the blocks of a cluster.
+TEST(CudaSampler, ClustersKeepTheLowestIdsOfTiesOverTheirBorders) {
+  constexpr int kVocabulary = 515;
+  std::vector<SamplerCase> cases;
+  for (const int blocks : {4, 8, 16}) {
+    const int per_block = (kVocabulary + 32 * blocks - 1) / (32 * blocks) * 32;
+    for (const int border : {per_block, 2 * per_block, 3 * per_block}) {
+      for (int kept = 1; kept <= 5; ++kept) {
+        SamplerCase c;
+        c.name = "ties at " + std::to_string(border);
+        c.logits.assign(kVocabulary, -4.0f);
+        for (int i = -2; i < 3 && border + i < kVocabulary; ++i) {
+          c.logits[static_cast<size_t>(border + i)] = 1.0f;
+        }
+        c.params.top_k = kept;
+        c.uniform = kLargestUniform;  // draws the kept token with the highest id
+        c.logprobs = 6;
+        cases.push_back(std::move(c));
+      }
+    }
+  }
+  ExpectEqualForAllBlockCounts(cases);
+}
+
+TEST(CudaSampler, TheNumberOfBlocksFollowsRowsAndDevice) {
+  for (const int vocabulary : {1, 32000, 128256, 151936, 1 << 23}) {
+    const std::vector<int> counts = SampleBlockCounts(vocabulary);
+    EXPECT_EQ(counts.front(), 1);
+    for (const int rows : {1, 17, 500}) {
+      EXPECT_EQ(std::count(counts.begin(), counts.end(), ChooseSampleBlocks(rows, vocabulary)), 1);
+    }
+  }
+#if defined(MOESERVE_CUDA_EMULATION)
+  if (DeviceAttribute(cudaDevAttrMultiProcessorCount) != 132) return;
+  EXPECT_EQ(SampleBlockCounts(128256), (std::vector<int>{1, 4, 8, 16}));
+  EXPECT_EQ(SampleBlockCounts(262144), (std::vector<int>{1, 8, 16}));
+  EXPECT_EQ(SampleBlockCounts(1 << 23), (std::vector<int>{1}));
+  EXPECT_EQ(ChooseSampleBlocks(1, 1000), 1);
+  EXPECT_EQ(ChooseSampleBlocks(1, 128256), 8);
+  EXPECT_EQ(ChooseSampleBlocks(1, 500000), 16);
+  EXPECT_EQ(ChooseSampleBlocks(64, 128256), 4);
+  SetEmulatedCapability(8);
+  EXPECT_EQ(SampleBlockCounts(128256), (std::vector<int>{1}));
+  EXPECT_EQ(ChooseSampleBlocks(1, 128256), 1);
+  SetEmulatedCapability(9);
+#endif
 }
 
 // Only the first ids may be drawn.
@@ -393,7 +490,7 @@ TEST(CudaSampler, DoesNotDependOnTheOrderOfThreads) {
     for (int i = 0; i < 2 * kSamplerKinds; ++i) {
       cases.push_back(RandomCase(i % kSamplerKinds, kVocabulary, random));
     }
-    ExpectEqualHost(cases);
+    ExpectEqualForAllBlockCounts(cases);
   }
   emulator::SetOrder({});
 }

@@ -1,7 +1,12 @@
 #include "tests/cuda_emulator/async_copy.h"
 
+#include <array>
 #include <cstring>
 #include <unordered_map>
+#include <utility>
+
+#include "tests/cuda_emulator/block.h"
+#include "tests/cuda_emulator/cluster.h"
 
 namespace moeserve::emulator {
 
@@ -62,19 +67,38 @@ struct Mbarrier {
   uint64_t phase = 0;    // number of phases that have ended
   int waiting = 0;
   std::vector<std::function<void()>> deferred;
+  // Blocks of the cluster, by rank, that have arrived here or copied from or to here, and the
+  // stores that precede their arrivals: in this phase, and in the phases that have ended.
+  uint32_t arriving = 0;
+  uint32_t arrived = 0;
+  std::vector<RemoteStorePointer> releasing;
+  std::vector<RemoteStorePointer> released;
 };
 
-// Returns the mbarriers of the running block, by their addresses in shared memory.
+// Returns the block whose shared memory contains the address.
+Block& BlockOf(const void* address) {
+  Scheduler& s = TheScheduler();
+  for (uint32_t i = 0; i < s.cluster_blocks; ++i) {
+    const auto offset = static_cast<const char*>(address) - static_cast<char*>(s.blocks[i]->shared);
+    if (offset >= 0 && offset < static_cast<ptrdiff_t>(s.launch->shared_bytes)) {
+      return *s.blocks[i];
+    }
+  }
+  return *current->block;
+}
+
+// Returns the mbarriers of the running blocks, by their addresses in shared memory.
 std::unordered_map<uint64_t*, Mbarrier>& Mbarriers() {
   static auto* const barriers = [] {
-    OnBlockEnd([] {
+    OnClusterEnd([] {
       for (const auto& [address, b] : Mbarriers()) {
         if (!b.deferred.empty()) {
+          const Block& block = BlockOf(address);
           Fail(Location::current(),
                "a block ended with copies to the mbarrier at 0x%zx of shared "
                "memory under way that nobody waited for",
                static_cast<size_t>(reinterpret_cast<char*>(address) -
-                                   static_cast<char*>(SharedBase())));
+                                   static_cast<char*>(block.shared)));
         }
       }
       Mbarriers().clear();
@@ -88,15 +112,24 @@ std::unordered_map<uint64_t*, Mbarrier>& Mbarriers() {
 // mbarrier.
 constexpr uint64_t kMark = 0x6d62617272696572;
 
-Mbarrier& FindMbarrier(uint64_t* barrier, Location location) {
-  const uint32_t address = SharedAddress(barrier, location);
-  SharedPointer(address, 8, location);
+// Finds an mbarrier in the shared memory of any block of the cluster.
+Mbarrier& LookUp(uint64_t* barrier, Location location) {
   const auto it = Mbarriers().find(barrier);
-  if (it == Mbarriers().end()) {
-    Fail(location, "the mbarrier at 0x%x of shared memory was not initialised", address);
+  if (it == Mbarriers().end() || *barrier != kMark) {
+    const Block& block = BlockOf(barrier);
+    const auto address =
+        static_cast<unsigned>(reinterpret_cast<char*>(barrier) - static_cast<char*>(block.shared));
+    if (it == Mbarriers().end()) {
+      Fail(location, "the mbarrier at 0x%x of shared memory was not initialised", address);
+    }
+    Fail(location, "the mbarrier at 0x%x was overwritten", address);
   }
-  if (*barrier != kMark) Fail(location, "the mbarrier at 0x%x was overwritten", address);
   return it->second;
+}
+
+Mbarrier& FindMbarrier(uint64_t* barrier, Location location) {
+  SharedPointer(SharedAddress(barrier, location), 8, location);
+  return LookUp(barrier, location);
 }
 
 void EndPhaseIfComplete(uint64_t* barrier, Mbarrier& b) {
@@ -104,6 +137,12 @@ void EndPhaseIfComplete(uint64_t* barrier, Mbarrier& b) {
   b.pending = b.count;
   ++b.phase;
   b.waiting = 0;
+  b.arrived |= b.arriving;
+  b.arriving = 0;
+  if (!b.releasing.empty()) {
+    b.released.insert(b.released.end(), b.releasing.begin(), b.releasing.end());
+    b.releasing.clear();
+  }
   WakeAll(barrier);
 }
 
@@ -126,6 +165,51 @@ void Arrive(uint64_t* barrier, Mbarrier& b, Location location) {
   EndPhaseIfComplete(barrier, b);
 }
 
+// Called when the running thread knows that a phase has ended.
+void Acquire(Mbarrier& b, bool from_cluster) {
+  if (b.arrived != 0) {
+    EndAccesses(*current->block, b.arrived);
+    b.arrived = 0;
+  }
+  if (from_cluster && !b.released.empty()) AcquireRemoteStores(&b.released);
+}
+
+void CheckBulkCopy(const void* to, const void* from, uint32_t bytes, Location location) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 ||
+      bytes % 16 != 0 || bytes == 0) {
+    Fail(location, "cp.async.bulk of %u bytes: addresses and size must be multiples of 16", bytes);
+  }
+}
+
+// Makes a thread that waits for `barrier` execute `work`, which writes `bytes` bytes.
+void DeferBytes(uint64_t* barrier, uint32_t bytes, Location location, std::function<void()> work) {
+  const uint32_t rank = current->block->rank;
+  Defer(LookUp(barrier, location), [=, work = std::move(work)] {
+    work();
+    Mbarrier& b = LookUp(barrier, location);
+    b.bytes -= bytes;
+    b.arriving |= 1u << rank;
+    EndPhaseIfComplete(barrier, b);
+  });
+}
+
+// Copies to an address in the cluster; `source` is the block that the bytes come from, if any.
+void CpAsyncBulkTo(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Block* source,
+                   Location location) {
+  Block& block = BlockOfAddress(to, bytes, location);
+  if (&BlockOfAddress(barrier, 8, location) != &block) {
+    Fail(location, "cp.async.bulk: the mbarrier is not in the block that the bytes are copied to");
+  }
+  void* pointer = PointerInBlock(block, to);
+  CheckBulkCopy(pointer, from, bytes, location);
+  RecordAccess(block, location);
+  if (source != nullptr) ++source->outgoing_copies;
+  DeferBytes(static_cast<uint64_t*>(PointerInBlock(block, barrier)), bytes, location, [=] {
+    std::memcpy(pointer, from, bytes);
+    if (source != nullptr) --source->outgoing_copies;
+  });
+}
+
 }  // namespace
 
 void CpAsyncWait(int pending) {
@@ -139,6 +223,7 @@ void CpAsyncWait(int pending) {
 void MbarrierInit(uint64_t* barrier, uint32_t count, Location location) {
   const uint32_t address = SharedAddress(barrier, location);
   SharedPointer(address, 8, location);
+  if (!current->remote_stores.empty()) ShareRemoteStores();
   if (address % 8 != 0) Fail(location, "an mbarrier is not aligned to 8 bytes");
   if (count == 0 || count >= 1u << 20) Fail(location, "an mbarrier's count of %u", count);
   Mbarrier& b = Mbarriers()[barrier];
@@ -159,15 +244,26 @@ void MbarrierExpect(uint64_t* barrier, uint32_t bytes, Location location) {
 }
 
 void MbarrierArrive(uint64_t* barrier, uint32_t bytes, Location location) {
+  if (!current->remote_stores.empty()) ShareRemoteStores();
   Mbarrier& b = FindMbarrier(barrier, location);
   b.bytes += bytes;
   Arrive(barrier, b, location);
 }
 
-void MbarrierWait(uint64_t* barrier, uint32_t parity, Location location) {
+void MbarrierArriveCluster(uint32_t address, Location location) {
+  Block& block = BlockOfAddress(address, 8, location);
+  RecordAccess(block, location);
+  auto* barrier = static_cast<uint64_t*>(PointerInBlock(block, address));
+  Mbarrier& b = LookUp(barrier, location);
+  ReleaseRemoteStores(&b.releasing);
+  b.arriving |= 1u << current->block->rank;
+  Arrive(barrier, b, location);
+}
+
+void MbarrierWait(uint64_t* barrier, uint32_t parity, bool from_cluster, Location location) {
   for (;;) {
     Mbarrier& b = FindMbarrier(barrier, location);
-    if ((b.phase & 1u) != parity) return;
+    if ((b.phase & 1u) != parity) return Acquire(b, from_cluster);
     if (!b.deferred.empty()) {
       RunDeferred(b);
       continue;
@@ -177,13 +273,15 @@ void MbarrierWait(uint64_t* barrier, uint32_t parity, Location location) {
   }
 }
 
-bool MbarrierTest(uint64_t* barrier, uint32_t parity, Location location) {
+bool MbarrierTest(uint64_t* barrier, uint32_t parity, bool from_cluster, Location location) {
   Mbarrier& b = FindMbarrier(barrier, location);
-  if ((b.phase & 1u) != parity) return true;
-  RunDeferred(b);
-  if ((b.phase & 1u) != parity) return true;
-  YieldThread();
-  return false;
+  if ((b.phase & 1u) == parity) RunDeferred(b);
+  if ((b.phase & 1u) == parity) {
+    YieldThread();
+    return false;
+  }
+  Acquire(b, from_cluster);
+  return true;
 }
 
 void CpAsyncMbarrierArrive(uint64_t* barrier, Location location) {
@@ -197,18 +295,54 @@ void CpAsyncMbarrierArrive(uint64_t* barrier, Location location) {
 
 void CpAsyncBulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
                  Location location) {
-  const uint32_t address = SharedAddress(shared, location);
-  SharedPointer(address, bytes, location);
-  if (address % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0 || bytes % 16 != 0 ||
-      bytes == 0) {
-    Fail(location, "cp.async.bulk of %u bytes: addresses and size must be multiples of 16", bytes);
+  SharedPointer(SharedAddress(shared, location), bytes, location);
+  SharedPointer(SharedAddress(barrier, location), 8, location);
+  CheckBulkCopy(shared, global, bytes, location);
+  DeferBytes(barrier, bytes, location, [=] { std::memcpy(shared, global, bytes); });
+}
+
+void CpAsyncBulkMulticast(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
+                          uint32_t mask, Location location) {
+  const uint32_t to = SharedAddress(shared, location), at = SharedAddress(barrier, location);
+  CheckBulkCopy(shared, global, bytes, location);
+  if (mask == 0 || mask >> ClusterBlocks() != 0) {
+    Fail(location, "cp.async.bulk: the mask 0x%x of blocks in a cluster of %u", mask,
+         ClusterBlocks());
   }
-  Defer(FindMbarrier(barrier, location), [=] {
-    std::memcpy(shared, global, bytes);
-    Mbarrier& b = FindMbarrier(barrier, location);
-    b.bytes -= bytes;
-    EndPhaseIfComplete(barrier, b);
-  });
+  for (uint32_t rank = 0; rank < ClusterBlocks(); ++rank) {
+    if (((mask >> rank) & 1u) == 0) continue;
+    CpAsyncBulkTo(MapToRank(to, rank, location), global, bytes, MapToRank(at, rank, location),
+                  nullptr, location);
+  }
+}
+
+void CpAsyncBulkCluster(uint32_t to, const void* shared, uint32_t bytes, uint32_t barrier,
+                        Location location) {
+  SharedPointer(SharedAddress(shared, location), bytes, location);
+  CpAsyncBulkTo(to, shared, bytes, barrier, current->block, location);
+}
+
+void StoreAsync(uint32_t to, const void* value, uint32_t bytes, uint32_t barrier,
+                Location location) {
+  Block& block = BlockOfAddress(to, bytes, location);
+  if (&BlockOfAddress(barrier, 8, location) != &block) {
+    Fail(location, "st.async: the mbarrier is not in the block that the bytes are stored in");
+  }
+  if (to % bytes != 0) Fail(location, "st.async: the address 0x%x is not aligned", to);
+  RecordAccess(block, location);
+  std::array<unsigned char, 16> copy;
+  std::memcpy(copy.data(), value, bytes);
+  void* pointer = PointerInBlock(block, to);
+  DeferBytes(static_cast<uint64_t*>(PointerInBlock(block, barrier)), bytes, location,
+             [=] { std::memcpy(pointer, copy.data(), bytes); });
+}
+
+void PrefetchBulk(const void* global, uint32_t bytes, Location location) {
+  CheckBulkCopy(global, global, bytes, location);
+  // Lets a sanitizer check the range.
+  const auto* p = static_cast<const volatile char*>(global);
+  static_cast<void>(p[0]);
+  static_cast<void>(p[bytes - 1]);
 }
 
 }  // namespace moeserve::emulator

@@ -28,10 +28,15 @@ void MbarrierInvalidate(uint64_t* barrier, Location location = Location::current
 // Increases the bytes expected in this phase by `bytes`, then arrives.
 void MbarrierArrive(uint64_t* barrier, uint32_t bytes, Location location = Location::current());
 void MbarrierExpect(uint64_t* barrier, uint32_t bytes, Location location = Location::current());
-// Waits until the phase with this parity has ended.
-void MbarrierWait(uint64_t* barrier, uint32_t parity, Location location = Location::current());
+// Waits until the phase with this parity has ended. With `from_cluster`, the thread then sees the
+// stores of other blocks of the cluster that precede the arrivals.
+void MbarrierWait(uint64_t* barrier, uint32_t parity, bool from_cluster = false,
+                  Location location = Location::current());
 // Returns whether the phase with this parity has ended. If not, lets other threads run.
-bool MbarrierTest(uint64_t* barrier, uint32_t parity, Location location = Location::current());
+bool MbarrierTest(uint64_t* barrier, uint32_t parity, bool from_cluster = false,
+                  Location location = Location::current());
+// Arrives at an mbarrier of any block of the cluster, at an address of MapToRank() (cluster.h).
+void MbarrierArriveCluster(uint32_t address, Location location = Location::current());
 // Makes the mbarrier receive an arrival when all cp.async copies that this thread has issued are
 // complete. The arrival counts towards `count` (the .noinc form of the instruction).
 void CpAsyncMbarrierArrive(uint64_t* barrier, Location location = Location::current());
@@ -39,5 +44,19 @@ void CpAsyncMbarrierArrive(uint64_t* barrier, Location location = Location::curr
 // the copy only when a thread waits for the mbarrier.
 void CpAsyncBulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
                  Location location = Location::current());
+// Does the same in each block of the cluster whose bit is set in `mask`, with the buffer and the
+// mbarrier at the same offsets.
+void CpAsyncBulkMulticast(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
+                          uint32_t mask, Location location = Location::current());
+// Copies from the running block's shared memory to that of a block of the cluster, which also has
+// the mbarrier. The source must stay unchanged until a thread has waited for the mbarrier.
+void CpAsyncBulkCluster(uint32_t to, const void* shared, uint32_t bytes, uint32_t barrier,
+                        Location location = Location::current());
+// Stores 4, 8 or 16 bytes in the shared memory of a block of the cluster and subtracts them from
+// the expected bytes of an mbarrier there. Executed as late as a copy.
+void StoreAsync(uint32_t to, const void* value, uint32_t bytes, uint32_t barrier,
+                Location location = Location::current());
+// Checks the range of a prefetch into the second-level cache.
+void PrefetchBulk(const void* global, uint32_t bytes, Location location = Location::current());
 
 }  // namespace moeserve::emulator

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tests/cuda_emulator/async_copy.h"
+#include "tests/cuda_emulator/cluster.h"
 #include "tests/cuda_emulator/intrinsics.h"
 #include "tests/cuda_emulator/matrix.h"
 #include "tests/cuda_emulator/runtime_api.h"

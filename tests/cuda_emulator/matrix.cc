@@ -66,8 +66,46 @@ void ComputeMma(void* const* deposits, uint32_t, int) {
   }
 }
 
+struct MmaInt8Deposit {
+  int32_t* d;
+  const uint32_t* a;
+  const uint32_t* b;
+};
+
+void ComputeMmaInt8(void* const* deposits, uint32_t, int a_unsigned) {
+  int32_t a[16][32], b[8][32];
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    const auto* own = static_cast<MmaInt8Deposit*>(deposits[lane]);
+    const int group = lane / 4, quad = 4 * (lane % 4);
+    for (int i = 0; i < 16; ++i) {
+      // Registers 1 and 3 are 8 rows below the other two. Registers 2 and 3 are 16 columns to the
+      // right of registers 0 and 1.
+      const uint32_t byte = own->a[i / 4] >> (8 * (i % 4)) & 0xffu;
+      a[group + (i / 4 % 2) * 8][quad + i % 4 + (i >= 8 ? 16 : 0)] =
+          a_unsigned ? static_cast<int32_t>(byte) : static_cast<int8_t>(byte);
+    }
+    for (int i = 0; i < 8; ++i) {
+      b[group][quad + i % 4 + (i >= 4 ? 16 : 0)] =
+          static_cast<int8_t>(own->b[i / 4] >> (8 * (i % 4)) & 0xffu);
+    }
+  }
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    const auto* own = static_cast<MmaInt8Deposit*>(deposits[lane]);
+    for (int i = 0; i < 4; ++i) {
+      const int32_t* row = a[lane / 4 + (i >= 2 ? 8 : 0)];
+      const int32_t* column = b[2 * (lane % 4) + (i & 1)];
+      int32_t sum = 0;
+      for (int k = 0; k < 32; ++k) sum += row[k] * column[k];
+      // As on hardware, the sum wraps around.
+      own->d[i] =
+          static_cast<int32_t>(static_cast<uint32_t>(own->d[i]) + static_cast<uint32_t>(sum));
+    }
+  }
+}
+
 constexpr char kLoadName[] = "ldmatrix";
 constexpr char kMmaName[] = "mma.sync.m16n8k16";
+constexpr char kMmaInt8Name[] = "mma.sync.m16n8k32";
 
 }  // namespace
 
@@ -85,6 +123,11 @@ void LoadMatrix(uint32_t* registers, int count, bool transposed, const void* row
 void MmaBf16(float* d, const uint32_t* a, const uint32_t* b, Location location) {
   MmaDeposit deposit{d, a, b};
   WarpCollective(~0u, kMmaName, 0, &deposit, ComputeMma, location);
+}
+
+void MmaInt8(int32_t* d, const uint32_t* a, const uint32_t* b, bool a_unsigned, Location location) {
+  MmaInt8Deposit deposit{d, a, b};
+  WarpCollective(~0u, kMmaInt8Name, a_unsigned ? 1 : 0, &deposit, ComputeMmaInt8, location);
 }
 
 }  // namespace moeserve::emulator

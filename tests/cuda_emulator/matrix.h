@@ -13,5 +13,8 @@ void LoadMatrix(uint32_t* registers, int count, bool transposed, const void* row
 // exact; sums are f32 in the order of k.
 void MmaBf16(float* d, const uint32_t* a, const uint32_t* b,
              Location location = Location::current());
+// Computes d += a b for m16n8k32 with 8-bit integers; b is signed.
+void MmaInt8(int32_t* d, const uint32_t* a, const uint32_t* b, bool a_unsigned,
+             Location location = Location::current());
 
 }  // namespace moeserve::emulator

@@ -28,6 +28,7 @@ enum cudaError_t : int {
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorInvalidClusterSize = 912,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
   cudaErrorStreamCaptureMerge = 902,
@@ -180,6 +181,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void* nodes, size_t* count);
 enum cudaFuncAttribute : int {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
   cudaFuncAttributePreferredSharedMemoryCarveout = 9,
+  cudaFuncAttributeNonPortableClusterSizeAllowed = 14,
 };
 enum cudaSharedCarveout : int { cudaSharedmemCarveoutMaxShared = 100 };
 cudaError_t EmulatedSetFunctionAttribute(const void* function, cudaFuncAttribute attribute,
@@ -195,15 +197,33 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F* functi
   return EmulatedOccupancy(blocks, reinterpret_cast<const void*>(function), threads, shared_bytes);
 }
 
-// Queues a kernel. `run` executes one thread of the kernel.
-cudaError_t EmulatedEnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
-                                  cudaStream_t stream, bool overlaps, std::function<void()> run);
+struct EmulatedKernel {
+  const void* function = nullptr;
+  dim3 grid;
+  dim3 block;
+  dim3 cluster;
+  size_t shared_bytes = 0;
+  bool overlaps = false;
+  std::function<void()> run;  // executes one thread
+};
+// Queues a kernel.
+cudaError_t EmulatedEnqueueKernel(EmulatedKernel kernel, cudaStream_t stream);
+
+// Set properties of the emulated device, for tests: the number of multiprocessors, whose default is
+// the environment variable MOESERVE_EMULATOR_MULTIPROCESSORS or 132, and the major compute
+// capability (9 has clusters, 8 does not). Kernels that read them once keep the first value.
+void SetEmulatedMultiprocessors(int count);
+void SetEmulatedCapability(int major);
 
 enum cudaLaunchAttributeID : int {
   cudaLaunchAttributeIgnore = 0,
+  cudaLaunchAttributeClusterDimension = 4,
   cudaLaunchAttributeProgrammaticStreamSerialization = 6,
 };
 struct cudaLaunchAttributeValue {
+  struct {
+    unsigned x, y, z;
+  } clusterDim;
   int programmaticStreamSerializationAllowed;
 };
 struct cudaLaunchAttribute {
@@ -218,6 +238,16 @@ struct cudaLaunchConfig_t {
   cudaLaunchAttribute* attrs;
   unsigned numAttrs;
 };
+// Returns the launch that the configuration describes, without `run`.
+EmulatedKernel EmulatedKernelOf(const cudaLaunchConfig_t& config, const void* function);
+
+cudaError_t EmulatedMaxActiveClusters(int* clusters, const EmulatedKernel& kernel);
+template <typename F>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, F* function,
+                                           const cudaLaunchConfig_t* config) {
+  return EmulatedMaxActiveClusters(
+      clusters, EmulatedKernelOf(*config, reinterpret_cast<const void*>(function)));
+}
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
@@ -225,11 +255,12 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   static_assert(sizeof...(Parameters) == sizeof...(Arguments));
   static_assert((std::is_trivially_copyable_v<std::remove_reference_t<Parameters>> && ...),
                 "arguments of a kernel are copied as bytes");
-  return EmulatedEnqueueKernel(
-      reinterpret_cast<const void*>(kernel), config->gridDim, config->blockDim,
-      config->dynamicSmemBytes, config->stream, config->numAttrs > 0,
-      [kernel, values = std::tuple<std::remove_cv_t<Parameters>...>(
-                   std::forward<Arguments>(arguments)...)] { std::apply(kernel, values); });
+  EmulatedKernel emulated = EmulatedKernelOf(*config, reinterpret_cast<const void*>(kernel));
+  emulated.run = [kernel, values = std::tuple<std::remove_cv_t<Parameters>...>(
+                              std::forward<Arguments>(arguments)...)] {
+    std::apply(kernel, values);
+  };
+  return EmulatedEnqueueKernel(std::move(emulated), config->stream);
 }
 
 }  // namespace moeserve::emulator::names

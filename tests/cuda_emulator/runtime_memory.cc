@@ -12,13 +12,13 @@ namespace moeserve::emulator::names {
 namespace {
 
 constexpr size_t kDeviceBytes = size_t{80} << 30;
-constexpr int kMultiprocessors = 132;
 constexpr int kSharedDefault = 48 << 10;
 constexpr int kSharedOptin = 227 << 10;
 constexpr int kSharedPerMultiprocessor = 228 << 10;
 constexpr int kThreadsPerMultiprocessor = 2048;
 constexpr int kBlocksPerMultiprocessor = 32;
 constexpr int kMaxGridYz = 65535;
+constexpr int kPortableClusterBlocks = 8;
 constexpr size_t kAlignment = 256;
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -62,7 +62,13 @@ cudaError_t CheckCopy(Runtime& r, const void* to, const void* from, size_t to_by
 }  // namespace
 
 Runtime& TheRuntime() {
-  static Runtime* const runtime = new Runtime;
+  static Runtime* const runtime = [] {
+    auto* r = new Runtime;
+    if (const char* count = std::getenv("MOESERVE_EMULATOR_MULTIPROCESSORS"); count != nullptr) {
+      r->multiprocessors = std::max(1, std::atoi(count));
+    }
+    return r;
+  }();
   return *runtime;
 }
 
@@ -91,6 +97,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorInvalidResourceHandle";
     case cudaErrorNotReady:
       return "cudaErrorNotReady";
+    case cudaErrorInvalidClusterSize:
+      return "cudaErrorInvalidClusterSize";
     case cudaErrorStreamCaptureUnsupported:
       return "cudaErrorStreamCaptureUnsupported";
     case cudaErrorStreamCaptureInvalidated:
@@ -154,8 +162,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device != 0) return Report(cudaErrorInvalidDevice);
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "emulated device");
-  properties->major = 9;
-  properties->multiProcessorCount = kMultiprocessors;
+  properties->major = TheRuntime().capability;
+  properties->multiProcessorCount = TheRuntime().multiprocessors;
   properties->warpSize = 32;
   properties->maxThreadsPerBlock = 1024;
   properties->l2CacheSize = 50 << 20;
@@ -180,7 +188,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = kSharedDefault;
       return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
-      *value = kMultiprocessors;
+      *value = TheRuntime().multiprocessors;
       return cudaSuccess;
     case cudaDevAttrL2CacheSize:
       *value = 50 << 20;
@@ -189,7 +197,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = kThreadsPerMultiprocessor;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
+      *value = TheRuntime().capability;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
       *value = 0;
@@ -335,6 +343,12 @@ cudaError_t EmulatedSetFunctionAttribute(const void* function, cudaFuncAttribute
   if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
     if (value < 0 || value > kSharedOptin) return Report(cudaErrorInvalidValue);
     r.max_dynamic_shared[function] = value;
+  } else if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) {
+    if (value != 0) {
+      r.large_clusters.insert(function);
+    } else {
+      r.large_clusters.erase(function);
+    }
   }
   return cudaSuccess;
 }
@@ -361,27 +375,83 @@ cudaError_t EmulatedOccupancy(int* blocks, const void* function, int threads, si
   return cudaSuccess;
 }
 
-cudaError_t EmulatedEnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
-                                  cudaStream_t stream, bool overlaps, std::function<void()> run) {
+void SetEmulatedMultiprocessors(int count) { TheRuntime().multiprocessors = count; }
+void SetEmulatedCapability(int major) { TheRuntime().capability = major; }
+
+EmulatedKernel EmulatedKernelOf(const cudaLaunchConfig_t& config, const void* function) {
+  EmulatedKernel kernel;
+  kernel.function = function;
+  kernel.grid = config.gridDim;
+  kernel.block = config.blockDim;
+  kernel.shared_bytes = config.dynamicSmemBytes;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      const auto& size = attribute.val.clusterDim;
+      kernel.cluster = dim3(size.x, size.y, size.z);
+    } else if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      kernel.overlaps = attribute.val.programmaticStreamSerializationAllowed != 0;
+    }
+  }
+  return kernel;
+}
+
+namespace {
+
+cudaError_t CheckCluster(Runtime& r, const EmulatedKernel& kernel) {
+  const dim3& size = kernel.cluster;
+  if (size.x == 0 || size.y == 0 || size.z == 0) return cudaErrorInvalidClusterSize;
+  const uint64_t blocks = uint64_t{size.x} * size.y * size.z;
+  if (blocks == 1) return cudaSuccess;
+  if (r.capability < 9 || blocks > kMaxClusterBlocks ||
+      (blocks > kPortableClusterBlocks && !r.large_clusters.contains(kernel.function))) {
+    return cudaErrorInvalidClusterSize;
+  }
+  const bool divides =
+      kernel.grid.x % size.x == 0 && kernel.grid.y % size.y == 0 && kernel.grid.z % size.z == 0;
+  return divides ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+
+}  // namespace
+
+// Ignores that the blocks of a cluster must be in one cluster of multiprocessors.
+cudaError_t EmulatedMaxActiveClusters(int* clusters, const EmulatedKernel& kernel) {
   Runtime& r = TheRuntime();
   std::lock_guard lock(r.mutex);
+  *clusters = 0;
+  if (const cudaError_t error = CheckCluster(r, kernel); error != cudaSuccess) return Report(error);
+  int blocks = 0;
+  const cudaError_t error = EmulatedOccupancy(
+      &blocks, kernel.function, static_cast<int>(kernel.block.x * kernel.block.y * kernel.block.z),
+      kernel.shared_bytes);
+  *clusters = blocks * r.multiprocessors /
+              static_cast<int>(kernel.cluster.x * kernel.cluster.y * kernel.cluster.z);
+  return error;
+}
+
+cudaError_t EmulatedEnqueueKernel(EmulatedKernel kernel, cudaStream_t stream) {
+  Runtime& r = TheRuntime();
+  std::lock_guard lock(r.mutex);
+  const dim3 grid = kernel.grid, block = kernel.block;
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > kMaxGridYz ||
       grid.z > kMaxGridYz || threads == 0 || threads > 1024 || block.z > 64) {
     return Report(cudaErrorInvalidConfiguration);
   }
-  if (shared_bytes > static_cast<size_t>(MaxDynamicShared(r, function))) {
+  if (kernel.shared_bytes > static_cast<size_t>(MaxDynamicShared(r, kernel.function))) {
     return Report(cudaErrorInvalidValue);
   }
+  if (const cudaError_t error = CheckCluster(r, kernel); error != cudaSuccess) return Report(error);
   StreamState* s = FindStream(r, stream);
   if (s == nullptr) return Report(cudaErrorInvalidResourceHandle);
-  return Report(Enqueue(r, s, [grid, block, shared_bytes, overlaps, run = std::move(run)] {
+  return Report(Enqueue(r, s, [kernel = std::move(kernel)] {
     Launch launch;
-    launch.grid = grid;
-    launch.block = block;
-    launch.shared_bytes = shared_bytes;
-    launch.overlaps = overlaps;
-    launch.arguments = const_cast<std::function<void()>*>(&run);
+    launch.grid = kernel.grid;
+    launch.block = kernel.block;
+    launch.cluster = kernel.cluster;
+    launch.shared_bytes = kernel.shared_bytes;
+    launch.overlaps = kernel.overlaps;
+    launch.arguments = const_cast<std::function<void()>*>(&kernel.run);
     launch.run = [](void* arguments) { (*static_cast<std::function<void()>*>(arguments))(); };
     RunLaunch(launch);
   }));

@@ -69,6 +69,9 @@ struct Runtime {
   std::map<const char*, size_t> pinned_memory;
   size_t device_bytes = 0;
   std::unordered_map<const void*, int> max_dynamic_shared;
+  std::set<const void*> large_clusters;  // functions that may run in clusters of more than 8 blocks
+  int multiprocessors = 132;
+  int capability = 9;
   int strict_captures = 0;  // number of running captures that forbid unsafe calls
 };
 Runtime& TheRuntime();

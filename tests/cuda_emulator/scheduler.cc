@@ -1,6 +1,7 @@
 #include "tests/cuda_emulator/scheduler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,8 @@
 #include <string>
 
 #include "base/check.h"
+#include "tests/cuda_emulator/block.h"
+#include "tests/cuda_emulator/cluster.h"
 
 namespace moeserve::emulator {
 
@@ -21,48 +24,17 @@ dim3 gridDim;
 }  // namespace names
 Thread* current = nullptr;
 
-namespace {
-
-struct Barrier {
-  int expected = 0;  // 0: all threads that have not exited
-  int arrived = 0;
-  int sum = 0;
-  std::vector<Thread*> waiting;
-};
-
-struct WarpgroupState {
-  const char* name = nullptr;
-  int detail = 0;
-  int arrived = 0;
-  void (*compute)(void* const*, int) = nullptr;
-  void* deposits[kWarpgroupSize] = {};
-};
-
-struct Scheduler {
-  std::vector<std::unique_ptr<Thread>> threads;  // reused by all blocks
-  Warp warps[kMaxThreads / kWarpSize];
-  WarpgroupState warpgroups[kMaxThreads / kWarpgroupSize];
-  Barrier barriers[kNumBarriers];
-  std::vector<std::pair<const void*, Thread*>> waiting_on_key;
-  const Launch* launch = nullptr;
-  FiberContext* host = nullptr;
-  int block_threads = 0;
-  int live = 0;
-  void* shared = nullptr;
-  // Ring buffer of runnable threads.
-  Thread* ready[kMaxThreads] = {};
-  uint32_t ready_head = 0;
-  uint32_t ready_count = 0;
-  Order order;
-  uint64_t random = 1;
-  uint64_t idle_yields = 0;  // polls since a thread last made progress
-  std::vector<void (*)()> block_end_callbacks;
-};
-
-Scheduler& S() {
+Scheduler& TheScheduler() {
   static Scheduler* const scheduler = new Scheduler;
   return *scheduler;
 }
+
+void MakeReady(Scheduler& s, Thread* t) {
+  s.ready[(s.ready_head + s.ready_count) & s.ready_mask] = t;
+  ++s.ready_count;
+}
+
+namespace {
 
 std::optional<Order> g_order;
 
@@ -71,11 +43,6 @@ uint64_t NextRandom(Scheduler& s) {
   s.random ^= s.random >> 7;
   s.random ^= s.random << 17;
   return s.random;
-}
-
-void MakeReady(Scheduler& s, Thread* t) {
-  s.ready[(s.ready_head + s.ready_count) % kMaxThreads] = t;
-  ++s.ready_count;
 }
 
 void PrintThread(const Thread& t) {
@@ -91,23 +58,27 @@ constexpr uint64_t kMaxIdleYields = 1'000'000;
                "the %d threads that have not exited gets any further\n",
                blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z, s.live);
   int printed = 0;
-  const Thread* last = nullptr;
-  for (int i = 0; i < s.block_threads; ++i) {
-    const Thread& t = *s.threads[i];
-    if (t.exited) continue;
-    // Prints only the first of consecutive threads that wait for the same thing at the same source
-    // line.
-    if (last != nullptr && last->waits_for == t.waits_for && last->wait_detail == t.wait_detail &&
-        last->location.line() == t.location.line()) {
-      continue;
+  for (uint32_t i = 0; i < s.cluster_blocks; ++i) {
+    const Block& block = *s.blocks[i];
+    if (s.cluster_blocks > 1) std::fprintf(stderr, " block of rank %u in the cluster:\n", i);
+    const Thread* last = nullptr;
+    for (int j = 0; j < s.block_threads && printed < 40; ++j) {
+      const Thread& t = *block.threads[j];
+      if (t.exited) continue;
+      // Prints only the first of consecutive threads that wait for the same thing at the same
+      // source line.
+      if (last != nullptr && last->waits_for == t.waits_for && last->wait_detail == t.wait_detail &&
+          last->location.line() == t.location.line()) {
+        continue;
+      }
+      last = &t;
+      std::fprintf(stderr, "  from ");
+      PrintThread(t);
+      std::fprintf(stderr, " on: waits in %s [0x%llx] at %s:%u\n", t.waits_for ? t.waits_for : "?",
+                   static_cast<unsigned long long>(t.wait_detail), t.location.file_name(),
+                   t.location.line());
+      ++printed;
     }
-    last = &t;
-    std::fprintf(stderr, "  from ");
-    PrintThread(t);
-    std::fprintf(stderr, " on: waits in %s [0x%llx] at %s:%u\n", t.waits_for ? t.waits_for : "?",
-                 static_cast<unsigned long long>(t.wait_detail), t.location.file_name(),
-                 t.location.line());
-    if (++printed == 40) break;
   }
   std::fflush(stderr);
   std::abort();
@@ -117,25 +88,32 @@ Thread* TakeReady(Scheduler& s) {
   if (s.ready_count == 0) Deadlock(s);
   if (s.order.kind == Order::kRandom && s.ready_count > 1) {
     std::swap(s.ready[s.ready_head],
-              s.ready[(s.ready_head + NextRandom(s) % s.ready_count) % kMaxThreads]);
+              s.ready[(s.ready_head + NextRandom(s) % s.ready_count) & s.ready_mask]);
   }
   --s.ready_count;
-  if (s.order.kind == Order::kEager) return s.ready[(s.ready_head + s.ready_count) % kMaxThreads];
+  if (s.order.kind == Order::kEager) return s.ready[(s.ready_head + s.ready_count) & s.ready_mask];
   Thread* t = s.ready[s.ready_head];
-  s.ready_head = (s.ready_head + 1) % kMaxThreads;
+  s.ready_head = (s.ready_head + 1) & s.ready_mask;
   return t;
 }
 
-// Switches from the running thread to the next runnable thread. The suspended thread continues
-// after another thread has passed it to MakeReady().
+void MakeCurrent(Thread* t) {
+  current = t;
+  threadIdx = t->index;
+  blockIdx = t->block->index;
+}
+
+}  // namespace
+
 void Suspend(Scheduler& s) {
   Thread* self = current;
   Thread* next = TakeReady(s);
   if (next == self) return;
-  current = next;
-  threadIdx = next->index;
+  MakeCurrent(next);
   SwitchFiber(&self->fiber, &next->fiber);
 }
+
+namespace {
 
 void CompleteCollective(Scheduler& s, Warp& warp, size_t slot) {
   s.idle_yields = 0;
@@ -177,16 +155,21 @@ void CompleteBarrier(Scheduler& s, Barrier& b) {
   if (b.waiting.capacity() == 0) b.waiting.swap(waiting);
 }
 
-int Needed(const Scheduler& s, const Barrier& b) { return b.expected == 0 ? s.live : b.expected; }
+int Needed(const Block& block, const Barrier& b) {
+  return b.expected == 0 ? block.live : b.expected;
+}
 
 void ExitThread() {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   Thread* self = current;
+  Block& block = *self->block;
   self->exited = true;
+  --block.live;
   --s.live;
   s.idle_yields = 0;
   Warp& warp = *self->warp;
   warp.live &= ~(1u << self->lane);
+  if (block.live == 0 && s.cluster_blocks > 1) ClusterBlockExits(s, block);
   if (s.live == 0) {
     SwitchFiber(&self->fiber, s.host);
     return;
@@ -198,9 +181,10 @@ void ExitThread() {
       ++i;
     }
   }
-  for (Barrier& b : s.barriers) {
-    if (b.expected == 0 && b.arrived > 0 && b.arrived >= s.live) CompleteBarrier(s, b);
+  for (Barrier& b : block.barriers) {
+    if (b.expected == 0 && b.arrived > 0 && b.arrived >= block.live) CompleteBarrier(s, b);
   }
+  ClusterThreadExits(s, *self);
   Suspend(s);
 }
 
@@ -208,27 +192,32 @@ void ExitThread() {
 void ThreadMain() {
   FiberStarted();
   for (;;) {
-    const Launch* launch = S().launch;
+    const Launch* launch = TheScheduler().launch;
     launch->run(launch->arguments);
     ExitThread();
   }
 }
 
-void RunBlock(Scheduler& s, const Launch& launch, uint64_t block) {
-  blockIdx.x = static_cast<unsigned>(block % launch.grid.x);
-  blockIdx.y = static_cast<unsigned>(block / launch.grid.x % launch.grid.y);
-  blockIdx.z = static_cast<unsigned>(block / launch.grid.x / launch.grid.y);
-  if (launch.shared_bytes > 0) std::memset(s.shared, 0xff, launch.shared_bytes);
-  s.live = s.block_threads;
-  s.ready_head = s.ready_count = 0;
-  s.idle_yields = 0;
+// Sets the index of the block `rank` of the cluster with this number.
+void SetBlockIndex(Block& block, const Launch& launch, uint64_t cluster, unsigned rank) {
+  const dim3& size = launch.cluster;
+  const unsigned x = launch.grid.x / size.x, y = launch.grid.y / size.y;
+  block.rank = rank;
+  block.index = {static_cast<unsigned>(cluster % x) * size.x + rank % size.x,
+                 static_cast<unsigned>(cluster / x % y) * size.y + rank / size.x % size.y,
+                 static_cast<unsigned>(cluster / x / y) * size.z + rank / size.x / size.y};
+}
+
+void StartBlock(Scheduler& s, const Launch& launch, Block& block) {
+  if (launch.shared_bytes > 0) std::memset(block.shared, 0xff, launch.shared_bytes);
+  block.live = s.block_threads;
   for (int w = 0; w * kWarpSize < s.block_threads; ++w) {
     const int lanes = std::min(kWarpSize, s.block_threads - w * kWarpSize);
-    s.warps[w].live = lanes == kWarpSize ? ~0u : (1u << lanes) - 1;
-    s.warps[w].collectives.clear();
+    block.warps[w].live = lanes == kWarpSize ? ~0u : (1u << lanes) - 1;
+    block.warps[w].collectives.clear();
   }
   for (int i = 0; i < s.block_threads; ++i) {
-    Thread* t = s.threads[s.order.kind == Order::kReverse ? s.block_threads - 1 - i : i].get();
+    Thread* t = block.threads[s.order.kind == Order::kReverse ? s.block_threads - 1 - i : i].get();
     t->exited = false;
     t->waited_for_grids = false;
     t->waits_for = nullptr;
@@ -237,29 +226,73 @@ void RunBlock(Scheduler& s, const Launch& launch, uint64_t block) {
     t->copy_groups.clear();
     t->open_matrix_work.clear();
     t->matrix_groups.clear();
+    t->cluster_arrivals = t->cluster_waits = 0;
+    t->remote_stores.clear();
     MakeReady(s, t);
   }
-  FiberContext host;
-  s.host = &host;
-  current = TakeReady(s);
-  threadIdx = current->index;
-  SwitchFiber(&host, &current->fiber);
+}
+
+void CheckEndOfBlock(Scheduler& s, const Launch& launch, Block& block) {
   for (int i = 0; launch.overlaps && i < s.block_threads; ++i) {
-    current = s.threads[i].get();
+    MakeCurrent(block.threads[i].get());
     if (!current->waited_for_grids) {
       Fail(Location::current(),
            "a thread of a kernel that may start before the one before it has "
            "ended did not call GridDependencyWait()");
     }
   }
-  for (const Barrier& b : s.barriers) {
+  for (const Barrier& b : block.barriers) {
     if (b.arrived > 0)
       Fail(Location::current(),
            "a block ended with an arrival at a named barrier "
            "that nobody waited for");
   }
-  for (void (*callback)() : s.block_end_callbacks) callback();
+}
+
+// Runs the blocks of a cluster; outside of clusters, a single block.
+void RunCluster(Scheduler& s, const Launch& launch, uint64_t cluster) {
+  s.live = s.block_threads * static_cast<int>(s.cluster_blocks);
+  s.ready_head = s.ready_count = 0;
+  s.idle_yields = 0;
+  StartClusterState(s);
+  for (uint32_t i = 0; i < s.cluster_blocks; ++i) {
+    const uint32_t rank = s.order.kind == Order::kReverse ? s.cluster_blocks - 1 - i : i;
+    SetBlockIndex(*s.blocks[rank], launch, cluster, rank);
+    StartBlock(s, launch, *s.blocks[rank]);
+  }
+  FiberContext host;
+  s.host = &host;
+  MakeCurrent(TakeReady(s));
+  SwitchFiber(&host, &current->fiber);
+  for (uint32_t i = 0; i < s.cluster_blocks; ++i) CheckEndOfBlock(s, launch, *s.blocks[i]);
+  if (s.cluster_blocks > 1) CheckRemoteStores(s);
+  for (void (*callback)() : s.cluster_end_callbacks) callback();
   current = nullptr;
+}
+
+// Creates the threads of a block if they do not exist, and sets their indices.
+void PrepareBlock(Scheduler& s, const Launch& launch, uint32_t rank) {
+  if (s.blocks.size() <= rank) s.blocks.push_back(std::make_unique<Block>());
+  Block& block = *s.blocks[rank];
+  while (block.threads.size() < static_cast<size_t>(s.block_threads)) {
+    auto t = std::make_unique<Thread>();
+    t->linear = static_cast<int>(block.threads.size());
+    t->lane = t->linear % kWarpSize;
+    t->warp = &block.warps[t->linear / kWarpSize];
+    t->warp->threads[t->lane] = t.get();
+    t->block = &block;
+    CreateFiber(&t->fiber, block.threads.size(), ThreadMain);
+    block.threads.push_back(std::move(t));
+  }
+  for (int i = 0; i < s.block_threads; ++i) {
+    const unsigned n = static_cast<unsigned>(i);
+    block.threads[i]->index = {n % launch.block.x, n / launch.block.x % launch.block.y,
+                               n / launch.block.x / launch.block.y};
+  }
+  block.shared = nullptr;
+  if (launch.shared_bytes > 0) {
+    MOESERVE_CHECK(posix_memalign(&block.shared, 1024, launch.shared_bytes) == 0, "shared memory");
+  }
 }
 
 }  // namespace
@@ -288,66 +321,57 @@ Order GetOrder() {
 }
 
 void RunLaunch(const Launch& launch) {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   MOESERVE_CHECK(current == nullptr, "a kernel cannot launch another in the emulator");
   s.launch = &launch;
   s.order = GetOrder();
   s.random = s.order.seed * 0x9e3779b97f4a7c15ull + 0x2545f4914f6cdd1dull;
   for (int i = 0; i < 4; ++i) NextRandom(s);
   s.block_threads = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
+  s.cluster_blocks = launch.cluster.x * launch.cluster.y * launch.cluster.z;
   gridDim = launch.grid;
   blockDim = launch.block;
-  while (s.threads.size() < static_cast<size_t>(s.block_threads)) {
-    auto t = std::make_unique<Thread>();
-    t->linear = static_cast<int>(s.threads.size());
-    t->lane = t->linear % kWarpSize;
-    t->warp = &s.warps[t->linear / kWarpSize];
-    t->warp->threads[t->lane] = t.get();
-    CreateFiber(&t->fiber, s.threads.size(), ThreadMain);
-    s.threads.push_back(std::move(t));
-  }
-  for (int i = 0; i < s.block_threads; ++i) {
-    const unsigned n = static_cast<unsigned>(i);
-    s.threads[i]->index = {n % launch.block.x, n / launch.block.x % launch.block.y,
-                           n / launch.block.x / launch.block.y};
-  }
-  s.shared = nullptr;
-  if (launch.shared_bytes > 0) {
-    MOESERVE_CHECK(posix_memalign(&s.shared, 1024, launch.shared_bytes) == 0, "shared memory");
-  }
-  const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+  for (uint32_t rank = 0; rank < s.cluster_blocks; ++rank) PrepareBlock(s, launch, rank);
+  const uint32_t ready = std::bit_ceil(s.cluster_blocks * static_cast<uint32_t>(s.block_threads));
+  if (s.ready.size() < ready) s.ready.resize(ready);
+  s.ready_mask = static_cast<uint32_t>(s.ready.size()) - 1;
+  const uint64_t clusters =
+      uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z / s.cluster_blocks;
   if (s.order.kind == Order::kRandom) {
-    std::vector<uint64_t> sequence(blocks);
-    for (uint64_t i = 0; i < blocks; ++i) {
+    std::vector<uint64_t> sequence(clusters);
+    for (uint64_t i = 0; i < clusters; ++i) {
       sequence[i] = i;
       std::swap(sequence[i], sequence[NextRandom(s) % (i + 1)]);
     }
-    for (const uint64_t block : sequence) RunBlock(s, launch, block);
+    for (const uint64_t cluster : sequence) RunCluster(s, launch, cluster);
   } else {
-    for (uint64_t i = 0; i < blocks; ++i) {
-      RunBlock(s, launch, s.order.kind == Order::kReverse ? blocks - 1 - i : i);
+    for (uint64_t i = 0; i < clusters; ++i) {
+      RunCluster(s, launch, s.order.kind == Order::kReverse ? clusters - 1 - i : i);
     }
   }
-  std::free(s.shared);
-  s.shared = nullptr;
+  for (uint32_t rank = 0; rank < s.cluster_blocks; ++rank) {
+    std::free(s.blocks[rank]->shared);
+    s.blocks[rank]->shared = nullptr;
+  }
   s.launch = nullptr;
 }
 
 void GridDependencyWait() { current->waited_for_grids = true; }
 
-void* SharedBase() { return S().shared; }
-size_t SharedBytes() { return S().launch->shared_bytes; }
+void* SharedBase() { return current->block->shared; }
+size_t SharedBytes() { return TheScheduler().launch->shared_bytes; }
 
 void WarpCollective(uint32_t mask, const char* name, int detail, void* deposit,
                     void (*compute)(void* const* deposits, uint32_t arrived, int detail),
                     Location location) {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   Thread* self = current;
   Warp& warp = *self->warp;
   const uint32_t bit = 1u << self->lane;
   if ((mask & bit) == 0) {
     Fail(location, "%s: the calling lane %d is not in the mask 0x%x", name, self->lane, mask);
   }
+  if (!self->remote_stores.empty()) ShareRemoteStores();
   self->deposit = deposit;
   size_t slot = 0;
   while (slot < warp.collectives.size() && warp.collectives[slot].mask != mask) ++slot;
@@ -374,10 +398,12 @@ void WarpCollective(uint32_t mask, const char* name, int detail, void* deposit,
 
 void WarpgroupCollective(const char* name, int detail, void* deposit,
                          void (*compute)(void* const* deposits, int detail), Location location) {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   Thread* self = current;
+  if (!self->remote_stores.empty()) ShareRemoteStores();
+  Block& block = *self->block;
   const int group = self->linear / kWarpgroupSize;
-  WarpgroupState& g = s.warpgroups[group];
+  WarpgroupState& g = block.warpgroups[group];
   if ((group + 1) * kWarpgroupSize > s.block_threads) {
     Fail(location, "%s: the warpgroup of the calling thread is not whole", name);
   }
@@ -401,7 +427,7 @@ void WarpgroupCollective(const char* name, int detail, void* deposit,
   const bool reverse = s.order.kind == Order::kReverse;
   for (int i = 0; i < kWarpgroupSize; ++i) {
     const int offset = reverse ? kWarpgroupSize - 1 - i : i;
-    Thread* t = s.threads[group * kWarpgroupSize + offset].get();
+    Thread* t = block.threads[group * kWarpgroupSize + offset].get();
     if (t != self) MakeReady(s, t);
   }
 }
@@ -414,7 +440,8 @@ Barrier& ArriveAt(Scheduler& s, int id, int threads, int value, Location locatio
     Fail(location, "barrier %d: %d threads is no multiple of 32 or more than the block has", id,
          threads);
   }
-  Barrier& b = s.barriers[id];
+  if (!current->remote_stores.empty()) ShareRemoteStores();
+  Barrier& b = current->block->barriers[id];
   if (b.arrived > 0 && b.expected != threads) {
     Fail(location, "barrier %d: one thread expects %d threads, another %d (0: all)", id, threads,
          b.expected);
@@ -428,11 +455,11 @@ Barrier& ArriveAt(Scheduler& s, int id, int threads, int value, Location locatio
 }  // namespace
 
 int BarrierSync(int id, int threads, int value, int* participants, Location location) {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   Thread* self = current;
   Barrier& b = ArriveAt(s, id, threads, value, location);
   b.waiting.push_back(self);
-  if (b.arrived >= Needed(s, b)) {
+  if (b.arrived >= Needed(*current->block, b)) {
     CompleteBarrier(s, b);
   } else {
     self->waits_for = "a barrier";
@@ -445,13 +472,13 @@ int BarrierSync(int id, int threads, int value, int* participants, Location loca
 }
 
 void BarrierArrive(int id, int threads, Location location) {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   Barrier& b = ArriveAt(s, id, threads, 0, location);
-  if (b.arrived >= Needed(s, b)) CompleteBarrier(s, b);
+  if (b.arrived >= Needed(*current->block, b)) CompleteBarrier(s, b);
 }
 
 void YieldThread() {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   if (++s.idle_yields > kMaxIdleYields) Deadlock(s);
   current->waits_for = "polling";
   MakeReady(s, current);
@@ -459,7 +486,7 @@ void YieldThread() {
 }
 
 void WaitFor(const void* key, const char* what, Location location) {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   s.waiting_on_key.emplace_back(key, current);
   current->waits_for = what;
   current->wait_detail = static_cast<const char*>(key) - static_cast<const char*>(SharedBase());
@@ -468,7 +495,7 @@ void WaitFor(const void* key, const char* what, Location location) {
 }
 
 void WakeAll(const void* key) {
-  Scheduler& s = S();
+  Scheduler& s = TheScheduler();
   s.idle_yields = 0;
   std::vector<Thread*> woken;
   size_t kept = 0;
@@ -484,7 +511,7 @@ void WakeAll(const void* key) {
   for (Thread* t : woken) MakeReady(s, t);
 }
 
-void OnBlockEnd(void (*callback)()) { S().block_end_callbacks.push_back(callback); }
+void OnClusterEnd(void (*callback)()) { TheScheduler().cluster_end_callbacks.push_back(callback); }
 
 void Fail(Location location, const char* format, ...) {
   std::fprintf(stderr, "CUDA emulator: ");

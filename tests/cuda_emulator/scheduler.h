@@ -1,4 +1,5 @@
-// Runs the threads of a launch as fibers on the calling host thread, one block after the other.
+// Runs the threads of a launch as fibers on the calling host thread, one block or cluster after the
+// other. The threads of a cluster's blocks run together.
 //
 // A thread runs until it must wait for other threads: at a barrier, in a collective of a warp or
 // warpgroup, or for an mbarrier. The process stops with a message that names block and thread if no
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <source_location>
 #include <vector>
 
@@ -22,6 +24,7 @@ inline constexpr int kWarpSize = 32;
 inline constexpr int kWarpgroupSize = 128;
 inline constexpr int kMaxThreads = 1024;  // per block
 inline constexpr int kNumBarriers = 16;
+inline constexpr int kMaxClusterBlocks = 16;
 
 using Location = std::source_location;
 
@@ -45,7 +48,19 @@ extern dim3 gridDim;
 inline constexpr int warpSize = kWarpSize;
 }  // namespace names
 
+struct Block;
 struct Warp;
+
+// A store to the shared memory of another block of the cluster (cluster.h).
+struct RemoteStore {
+  Block* target = nullptr;
+  void* to = nullptr;
+  uint32_t bytes = 0;
+  unsigned char value[16] = {};
+  bool done = false;
+  Location location;
+};
+using RemoteStorePointer = std::shared_ptr<RemoteStore>;
 
 // One thread's part of a wgmma, which is computed together with the parts of the warpgroup's other
 // threads.
@@ -62,13 +77,14 @@ struct MatrixWork {
   Location location;
 };
 
-// A thread of the running block.
+// A thread of a running block.
 struct Thread {
   FiberContext fiber;
   uint3 index{};
   int linear = 0;
   int lane = 0;
   Warp* warp = nullptr;
+  Block* block = nullptr;
   bool exited = false;
   bool waited_for_grids = false;  // whether it has called GridDependencyWait()
   // These members are valid while the thread waits: what the thread waits for, a number that
@@ -90,6 +106,11 @@ struct Thread {
   std::deque<std::vector<Copy>> copy_groups;
   std::vector<MatrixWork> open_matrix_work;
   std::deque<std::vector<MatrixWork>> matrix_groups;
+  // Calls of ClusterArrive() and ClusterWait(), and stores to other blocks of the cluster that the
+  // thread has not handed on.
+  uint32_t cluster_arrivals = 0;
+  uint32_t cluster_waits = 0;
+  std::vector<RemoteStorePointer> remote_stores;
 };
 
 struct Warp {
@@ -112,6 +133,7 @@ extern Thread* current;
 struct Launch {
   dim3 grid;
   dim3 block;
+  dim3 cluster;  // blocks per cluster, which divide the grid
   size_t shared_bytes = 0;
   void (*run)(void* arguments) = nullptr;  // executes one thread
   void* arguments = nullptr;
@@ -155,9 +177,9 @@ void YieldThread();
 void WaitFor(const void* key, const char* what, Location location);
 void WakeAll(const void* key);
 
-// Registers a function that is called after all threads of a block have ended. It checks and clears
-// per-block state.
-void OnBlockEnd(void (*callback)());
+// Registers a function that is called after all threads of a block or cluster have ended. It checks
+// and clears the state of the blocks.
+void OnClusterEnd(void (*callback)());
 
 // Stops the process with a message that names the running block and thread.
 [[noreturn]] void Fail(Location location, const char* format, ...)

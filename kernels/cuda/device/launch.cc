@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -21,6 +22,11 @@ int DeviceAttribute(cudaDeviceAttr attribute) {
 
 size_t SharedMemoryLimit() {
   return static_cast<size_t>(DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+}
+
+bool HasClusters() {
+  // Only code compiled for 9.0a contains the instructions (see HasGridDependencies()).
+  return DeviceAttribute(cudaDevAttrComputeCapabilityMajor) == 9;
 }
 
 namespace internal {
@@ -42,6 +48,43 @@ void AllowSharedMemory(const void* kernel, size_t bytes) {
     MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error));
   }
   limit = bytes;
+}
+
+void AllowLargeClusters(const void* kernel) {
+  static Mutex mutex;
+  static auto* const allowed ABSL_PT_GUARDED_BY(mutex) = new std::set<std::pair<const void*, int>>;
+  int device = 0;
+  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+  MutexLock lock(mutex);
+  if (!allowed->insert({kernel, device}).second) return;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+}
+
+cudaLaunchAttribute ClusterAttribute(const LaunchShape& shape) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = shape.cluster.x;
+  attribute.val.clusterDim.y = shape.cluster.y;
+  attribute.val.clusterDim.z = shape.cluster.z;
+  return attribute;
+}
+
+int MaxActiveClusters(const void* kernel, const LaunchShape& shape) {
+  cudaLaunchAttribute attribute = ClusterAttribute(shape);
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // clears the error
+    return 0;
+  }
+  return clusters;
 }
 
 bool HasGridDependencies() {

@@ -146,6 +146,35 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
+// Computes d += a b on the tensor cores with 8-bit integers: a is 16 x 32, row-major, signed or,
+// with kUnsigned, unsigned; b is 32 x 8 and signed, column-major; d is 16 x 8 and exact. Let g =
+// lane / 4 and q = 4 (lane % 4). A register of a or b has four elements adjacent in k, the first
+// one in the lowest byte. The registers hold
+//   a: those from (g, q), (g + 8, q), (g, q + 16), (g + 8, q + 16);
+//   b: those of column g from k = q and k = q + 16;
+//   d: as MmaBf16().
+template <bool kUnsigned = false>
+__device__ __forceinline__ void MmaInt8(int32_t (&d)[4], const uint32_t (&a)[4],
+                                        const uint32_t (&b)[2]) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::MmaInt8(d, a, b, kUnsigned);
+#else
+  if constexpr (kUnsigned) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+#endif
+}
+
 // --- Barriers for some of a block's warps -------------------------------------------------------
 
 // Waits at barrier `id` (1..15; 0 is the barrier of __syncthreads) for `threads` threads, a
@@ -293,6 +322,17 @@ __device__ __forceinline__ void CopyBulkAsync(void* shared, const void* global, 
       : "memory");
 #else
   __trap();
+#endif
+}
+// Prefetches `bytes` bytes of global memory into the second-level cache. Address and size must be
+// multiples of 16. Has no effect on other devices than 9.0.
+__device__ __forceinline__ void PrefetchBulk(const void* global, uint32_t bytes) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::PrefetchBulk(global, bytes);
+#elif MOESERVE_HAS_SM90A
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(global)),
+               "r"(bytes)
+               : "memory");
 #endif
 }
 // Orders this thread's ordinary accesses to shared memory before accesses by the copy engine and by

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/device/runtime.h"
@@ -12,11 +13,18 @@ namespace moeserve::cuda {
 struct SampleLaunch {
   const SampleRow* rows = nullptr;  // [count], device memory
   SampleResult* results = nullptr;  // [count], device memory; results[i] belongs to rows[i]
-  int count = 0;                    // number of rows, which is the size of the grid
+  int count = 0;                    // number of rows
   const float* logits = nullptr;    // [rows of logits, stride], device memory
   int64_t stride = 0;               // elements from one row to the next, at least `vocabulary`
   int vocabulary = 0;               // 1 to 2^23
+  // Blocks per row: 1, or the size of a cluster in SampleBlockCounts(); 0: ChooseSampleBlocks().
+  int blocks = 0;
 };
+// Returns the numbers of blocks per row with which the current device can sample, in ascending
+// order. All give the same results.
+std::vector<int> SampleBlockCounts(int vocabulary);
+// Returns one of them, by an estimate of which is the fastest.
+int ChooseSampleBlocks(int rows, int vocabulary);
 // Asynchronous on `stream`. Each result depends on its own row alone.
 void LaunchSample(const SampleLaunch& args, cudaStream_t stream);
 
