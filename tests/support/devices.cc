@@ -31,6 +31,17 @@ Result<std::unique_ptr<Backend>> CreateEmulatedWithLibrary(BackendOptions option
   return cuda_emulated::CreateDevice(options);
 }
 
+// Devices whose kernels are chosen by measuring them, which must not change a result.
+Result<std::unique_ptr<Backend>> CreateTuned(BackendOptions options) {
+  options.device = "cuda";
+  options.cuda_tune = "quick";
+  return CreateBackend(options);
+}
+Result<std::unique_ptr<Backend>> CreateEmulatedTuned(BackendOptions options) {
+  options.cuda_tune = "quick";
+  return cuda_emulated::CreateDevice(options);
+}
+
 class NeedsDevice : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -52,6 +63,10 @@ void RegisterEmulatedDevice() {
     });
     RegisterDevice("cuda_cublaslt",
                    [](const BackendOptions& options) { return CreateWithLibrary(options); });
+    RegisterDevice("cuda_emulated_tuned",
+                   [](const BackendOptions& options) { return CreateEmulatedTuned(options); });
+    RegisterDevice("cuda_tuned",
+                   [](const BackendOptions& options) { return CreateTuned(options); });
     return true;
   }();
   static_cast<void>(registered);

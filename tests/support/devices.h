@@ -10,7 +10,8 @@ namespace moeserve::testing {
 
 // Registers the device "cuda_emulated", which runs kernels thread by thread on the host, and
 // "cuda_cublaslt" and "cuda_emulated_cublaslt", whose dense layers a library computes: cuBLASLt,
-// and a plain replacement of it.
+// and a plain replacement of it. "cuda_tuned" and "cuda_emulated_tuned" choose their kernels by
+// measuring them.
 void RegisterEmulatedDevice();
 
 // If the processor has AVX-512 with BF16, registers the instruction set "amx_emulated_bf16", which
