@@ -106,6 +106,7 @@ constexpr struct {
                 {LinearTile::kRows64, "rows 64"},
                 {LinearTile::kRows128, "rows 128"},
                 {LinearTile::kWarpgroup128, "wgmma 128"},
+                {LinearTile::kWarpgroup192, "wgmma 192"},
                 {LinearTile::kWarpgroup256, "wgmma 256"}};
 
 void Measure(const Layer& layer, int tokens) {

@@ -24,9 +24,12 @@ constexpr Types kLinearTypes[] = {{DType::kF32, DType::kF32},
                                   {DType::kF32, DType::kBF16},
                                   {DType::kF32, DType::kF16},
                                   {DType::kBF16, DType::kBF16}};
-constexpr LinearTile kTiles[] = {
-    LinearTile::kRows8,   LinearTile::kRows16,       LinearTile::kRows32,      LinearTile::kRows64,
-    LinearTile::kRows128, LinearTile::kWarpgroup128, LinearTile::kWarpgroup256};
+constexpr LinearTile kTiles[] = {LinearTile::kRows8,        LinearTile::kRows16,
+                                 LinearTile::kRows32,       LinearTile::kRows64,
+                                 LinearTile::kRows128,      LinearTile::kWarpgroup128,
+                                 LinearTile::kWarpgroup192, LinearTile::kWarpgroup256};
+constexpr LinearTile kWarpgroupTiles[] = {LinearTile::kWarpgroup128, LinearTile::kWarpgroup192,
+                                          LinearTile::kWarpgroup256};
 
 // With the test's values, sums of n products are about 1, and activations do not increase their
 // argument. So the tolerance is the rounding error of the sums, relative to 1, plus that of the
@@ -121,47 +124,172 @@ TEST(CudaLinearTest, TilesAndAlignmentsGiveTheSameBits) {
   }
 }
 
-// All tile sizes must have the same bits after the epilogue, which computes a bf16 output from the
-// sums.
+// Settings of the epilogue: each form that is compiled for its own (linear_params.h), and the
+// general one.
+struct Epilogue {
+  bool gated;
+  Activation activation;
+};
+
+std::vector<Epilogue> Epilogues() {
+  std::vector<Epilogue> all;
+  for (const ActivationKind kind :
+       {ActivationKind::kNone, ActivationKind::kSilu, ActivationKind::kGelu,
+        ActivationKind::kGeluTanh, ActivationKind::kRelu, ActivationKind::kTanh,
+        ActivationKind::kRelu2}) {
+    all.push_back({false, kind});
+    all.push_back({true, kind});
+  }
+  Activation a = GeneralActivation();
+  all.push_back({true, a});
+  a.limit_after = true;
+  all.push_back({true, a});
+  a.slope = 1.0f;
+  all.push_back({true, a});
+  a.kind = ActivationKind::kGelu;
+  all.push_back({true, a});
+  return all;
+}
+
+// Computes the layer with every tile and compares the bits with those of the smallest tile. The
+// rows of the output are `stride` elements apart.
+void ExpectTilesAgree(const BankCase& bank, const Activation& activation, int rows, bool pad,
+                      DType type, int64_t stride, const RowsView& input) {
+  const int out = bank.bank->shape().out_features[0];
+  const int64_t columns = pad ? RoundUp16(out) : out;
+  LinearArgs args{.bank = bank.bank.get(),
+                  .input = input,
+                  .output = {},
+                  .activation = activation,
+                  .pad_output = pad};
+  args.input.rows = rows;
+  DeviceRows expected(rows, out, RoundUp16(out), type);
+  args.output = expected.view();
+  LaunchLinear(args, kTiles[0], nullptr);
+  const RowsView bits = expected.Fetch();
+  for (const LinearTile tile : kTiles) {
+    DeviceRows y(rows, out, stride, type);
+    args.output = y.view();
+    LaunchLinear(args, tile, nullptr);
+    const RowsView result = y.Fetch();
+    for (int r = 0; r < rows; ++r) {
+      ASSERT_TRUE(SameBits(result, bits, r, r, columns))
+          << "tile " << static_cast<int>(tile) << ", row " << r << " of " << rows << ", " << out
+          << " outputs, gated " << bank.bank->shape().gated << ", activation "
+          << static_cast<int>(activation.kind);
+    }
+    ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, columns)));
+  }
+}
+
+// All tile sizes must have the same bits after the epilogue.
 TEST(CudaLinearTest, EpiloguesGiveTheSameBits) {
   Random random(12);
-  const std::pair<bool, Activation> epilogues[] = {
-      {false, ActivationKind::kNone}, {false, ActivationKind::kRelu},
-      {false, ActivationKind::kSilu}, {true, ActivationKind::kSilu},
-      {true, ActivationKind::kGelu},  {true, ActivationKind::kRelu},
-      {true, GeneralActivation()}};
   constexpr int kIn = 72;
-  for (const auto& [gated, activation] : epilogues) {
+  bool pad = false;
+  for (const auto& [gated, activation] : Epilogues()) {
     for (const auto& [rows, out] :
          std::vector<std::pair<int, int>>{{150, 330}, {70, 37}, {3, 64}}) {
-      for (const bool pad : {false, true}) {
-        const bool bias = pad;
-        const int64_t columns = pad ? RoundUp16(out) : out;
-        const BankCase bank({kIn}, {out}, gated, bias, DType::kBF16, random);
-        DeviceRows x(rows, kIn, kIn, DType::kBF16, random.Normals(int64_t{rows} * kIn));
-        LinearArgs args{.bank = bank.bank.get(),
-                        .input = x.view(),
-                        .output = {},
-                        .activation = activation,
-                        .pad_output = pad};
-        DeviceRows expected(rows, out, RoundUp16(out), DType::kBF16);
-        args.output = expected.view();
-        LaunchLinear(args, kTiles[0], nullptr);
-        const RowsView bits = expected.Fetch();
-        for (const LinearTile tile : kTiles) {
-          DeviceRows y(rows, out, RoundUp16(out), DType::kBF16);
-          args.output = y.view();
-          LaunchLinear(args, tile, nullptr);
-          const RowsView result = y.Fetch();
-          for (int r = 0; r < rows; ++r) {
-            ASSERT_TRUE(SameBits(result, bits, r, r, columns))
-                << "tile " << static_cast<int>(tile) << ", row " << r << " of " << rows
-                << ", gated " << gated << ", activation " << static_cast<int>(activation.kind);
-          }
-          ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, columns)));
+      const DeviceRows x(rows, kIn, kIn, DType::kBF16, random.Normals(int64_t{rows} * kIn));
+      const BankCase bank({kIn}, {out}, gated, pad, DType::kBF16, random);
+      ExpectTilesAgree(bank, activation, rows, pad, DType::kBF16, RoundUp16(out), x.view());
+      if (HasFatalFailure()) return;
+      pad = !pad;
+    }
+  }
+}
+
+// Numbers of rows and outputs at and beside the borders of tiles, warpgroups and blocks of weights,
+// in both output types, with rows that are aligned and that are not.
+TEST(CudaLinearTest, BordersOfTilesGiveTheSameBits) {
+  Random random(16);
+  constexpr int kIn = 24;
+  const DeviceRows x(300, kIn, kIn, DType::kBF16, random.Normals(300 * kIn));
+  constexpr int kRows[] = {0, 1, 9, 64, 129, 193, 300};
+  constexpr ActivationKind kKinds[] = {ActivationKind::kNone, ActivationKind::kGelu,
+                                       ActivationKind::kSilu, ActivationKind::kRelu,
+                                       ActivationKind::kGeluTanh};
+  int turn = 0;
+  for (const int out : {64, 90, 129, 160, 185, 192, 200, 250, 311, 320}) {
+    for (const bool gated : {false, true}) {
+      const BankCase bank({kIn}, {out}, gated, turn % 2 == 0, DType::kBF16, random);
+      for (const DType type : {DType::kBF16, DType::kF32}) {
+        for (int i = 0; i < 2; ++i, ++turn) {
+          ExpectTilesAgree(bank, kKinds[turn % 5], kRows[turn % 7], turn % 3 == 0, type,
+                           RoundUp16(out) + (turn % 4 == 3 ? 1 : 0), x.view());
+          if (HasFatalFailure()) return;
         }
       }
     }
+  }
+}
+
+// Returns act(values) as computed by a layer that has no inputs but zeros and `values` as biases.
+std::vector<float> ActivateOnDevice(const std::vector<float>& values, ActivationKind kind,
+                                    LinearTile tile) {
+  const int n = static_cast<int>(values.size());
+  auto bank =
+      std::move(cuda::CudaLinearBank::Create({{8}, {n}, false, true, DType::kBF16})).value();
+  bank->LoadBias(0, LinearBank::Half::kMain, 0, MakeTensor(values, {n}));
+  const DeviceRows x(1, 8, 8, DType::kBF16, std::vector<float>(8, 0.0f));
+  DeviceRows y(1, n, RoundUp16(n), DType::kBF16);
+  LaunchLinear({.bank = bank.get(), .input = x.view(), .output = y.view(), .activation = kind},
+               tile, nullptr);
+  std::vector<float> results;
+  for (const double v : RowOf(y.Fetch(), 0, n)) results.push_back(static_cast<float>(v));
+  return results;
+}
+
+// Activations whose results are rounded to bf16 use fewer instructions. Their results may differ
+// from the rounded exact ones only next to a tie.
+TEST(CudaLinearTest, RoundedActivationsDifferNextToTiesOnly) {
+  struct Case {
+    ActivationKind kind;
+    double from;      // The error is relative from this argument on, and absolute below.
+    double relative;  // of the result before it is rounded
+    double absolute;
+  };
+  const Case cases[] = {{ActivationKind::kGelu, -5.6, 8e-6, 1e-12},
+                        {ActivationKind::kGeluTanh, -5.0, 8e-6, 1e-12},
+                        {ActivationKind::kSilu, -80.0, 1.2e-5, 1e-32}};
+  Random random(17);
+  std::vector<float> values;
+  for (uint32_t i = 0; i < 0x10000; ++i) values.push_back(F32FromBf16(static_cast<Bf16>(i)));
+  const size_t representable = values.size();
+  for (const float v : random.Normals(60000)) values.push_back(v);
+  for (const float v : random.Normals(20000, 3.0)) values.push_back(v);
+  for (const Case& c : cases) {
+    const auto exact = [&](double x) {
+      if (c.kind == ActivationKind::kGelu) return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+      const double u = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
+      return x / (1.0 + std::exp(c.kind == ActivationKind::kSilu ? -x : -2.0 * u));
+    };
+    const std::vector<float> results = ActivateOnDevice(values, c.kind, LinearTile::kRows8);
+    const std::vector<float> again = ActivateOnDevice(values, c.kind, LinearTile::kWarpgroup256);
+    ASSERT_EQ(std::memcmp(results.data(), again.data(), results.size() * sizeof(float)), 0);
+    int differ = 0;
+    double largest = 0.0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float x = values[i];
+      if (!std::isfinite(x)) {
+        ASSERT_FALSE(std::isfinite(results[i])) << x;
+        continue;
+      }
+      const double y = exact(x);
+      const double ulp = std::ldexp(1.0, std::max(-126, std::ilogb(y)) - 7);
+      // Results below the smallest normal number may be 0.
+      const double allowed =
+          (x >= c.from ? c.relative * std::abs(y) : c.absolute) + (std::abs(y) < 2e-38 ? 2e-38 : 0);
+      const double error = std::abs(results[i] - y);
+      ASSERT_LE(error, 0.5 * ulp + allowed) << "of " << x << ": " << results[i];
+      if (x >= c.from && std::abs(y) > 1e-37) largest = std::max(largest, (error / ulp - 0.5));
+      if (i >= representable && i < representable + 60000) {
+        differ += results[i] != F32FromBf16(Bf16FromF32(static_cast<float>(y)));
+      }
+    }
+    RecordProperty("differ_" + std::to_string(static_cast<int>(c.kind)), differ);
+    EXPECT_LT(differ, 60);  // 0.1 percent
+    EXPECT_LT(largest, 3e-3);
   }
 }
 
@@ -248,7 +376,7 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
         const int rows = kRows[turn % 8];
         const auto routings = AdversarialRoutings(rows, experts, random);
         CheckExperts(t, up, down, model, rows, routings[turn % 5], turn % 4 * 13, kinds[turn % 6],
-                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 7], random);
+                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % std::size(kTiles)], random);
         if (HasFatalFailure()) return;
       }
     }
@@ -305,7 +433,7 @@ TEST(CudaLinearTest, ManyTiles) {
   for (auto& r : few) {
     for (int e = 0; e < 80; ++e) r.push_back(e);
   }
-  for (const LinearTile tile : {LinearTile::kWarpgroup128, LinearTile::kWarpgroup256}) {
+  for (const LinearTile tile : kWarpgroupTiles) {
     for (const auto& routes : {routing, few}) {
       CheckExperts({DType::kBF16, DType::kBF16}, up, down, 24, static_cast<int>(routes.size()),
                    routes, 3, ActivationKind::kGelu, tile, random);

@@ -20,10 +20,10 @@ namespace moeserve::cuda {
 void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
 // The kernel that multiplies bf16 rows; tests and measurements select one explicitly. kAuto lets
-// LaunchLinear() choose. kRows*: mma.sync with tiles of that many rows. kWarpgroup128 and
-// kWarpgroup256: wgmma with tiles of 128 rows by that many outputs. kWarpgroup: wgmma with the
-// number of outputs chosen by layer. kRows128 is used instead of wgmma if the device or the
-// alignment of the rows does not permit wgmma.
+// LaunchLinear() choose. kRows*: mma.sync with tiles of that many rows. kWarpgroup128,
+// kWarpgroup192 and kWarpgroup256: wgmma with tiles of 128 rows by that many outputs. kWarpgroup:
+// wgmma with the number of outputs chosen by layer. kRows128 is used instead of wgmma if the device
+// or the alignment of the rows does not permit wgmma.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,
@@ -33,6 +33,7 @@ enum class LinearTile : uint8_t {
   kRows128,
   kWarpgroup,
   kWarpgroup128,
+  kWarpgroup192,
   kWarpgroup256
 };
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream);

@@ -27,20 +27,26 @@ constexpr int kTileRows = 64 * kConsumers;
 // The producer signals that a stage is full only after it has started the copies of two further
 // stages, so that copies of three stages are in flight.
 constexpr int kLag = 2;
-constexpr int kPanelColumns = 64;  // number of outputs staged at a time
-constexpr int kPitch = kPanelColumns + 4;
+constexpr int kPanelColumns = 32;  // number of packed rows staged at a time
+constexpr int kPitch = kPanelColumns + 8;
 
-template <int kBlocksArg, int kStagesArg>
+template <int kBlocksArg, int kStagesArg, LinearEpilogue kEpilogueArg>
 struct WgmmaShape {
-  static constexpr int kBlocks = kBlocksArg;  // number of blocks of 64 outputs
+  static constexpr LinearEpilogue kEpilogue = kEpilogueArg;
+  static constexpr int kBlocks = kBlocksArg;  // number of blocks of 64 packed rows
   static constexpr int kTileImageRows = kBlocks * kImageBlock;
   static constexpr int kStages = kStagesArg;
   static constexpr int kRowsBytes = kTileRows * kRowBytes;
   static constexpr int kStageBytes = kRowsBytes + kBlocks * kBlockBytes;
-  static constexpr int kStagedBytes = 64 * kPitch * static_cast<int>(sizeof(float));
+  // The part of a consumer if a tile has rows for one only.
+  static constexpr int kShare = kTileImageRows / kConsumers;
+  // Only the general epilogue stages results.
+  static constexpr int kStagedBytes =
+      kEpilogue == LinearEpilogue::kGeneral ? 64 * kPitch * static_cast<int>(sizeof(float)) : 0;
   static constexpr int kBarriers = kStages * kStageBytes + kConsumers * kStagedBytes;
   static constexpr int kSharedBytes = kBarriers + 2 * kStages * static_cast<int>(sizeof(uint64_t));
   static_assert(kStages > kLag + 1);
+  static_assert(kShare % kPanelColumns == 0);
   static_assert(kSharedBytes <= 227 << 10);
 };
 
@@ -117,15 +123,40 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
   while (unannounced > 0) announce();
 }
 
-// Computes one consumer's part of a tile: 64 rows by kBlocks blocks of outputs. `tile` describes
-// that part. `rows_at` and `weights_at` are the byte offsets of its rows and weights in every
-// stage.
-template <typename S, int kBlocks>
+// Stages the sums of one consumer in shared memory, a panel of packed rows at a time, and stores
+// the results.
+template <int kN>
+__device__ void StoreStaged(const LinearParams& p, const LinearBankEntry& m, LinearTileRange tile,
+                            const float (&sums)[kN / 2], float* staged, int barrier) {
+  static_assert(kN % kPanelColumns == 0);
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % 32;
+  const int row = thread / 32 * 16 + lane / 4;
+#pragma unroll 1
+  for (int panel = 0; panel < kN / kPanelColumns; ++panel) {
+    if (tile.image_row >= m.row_blocks * kImageBlock) break;
+    NamedBarrierSync(barrier, kWarpgroup);  // the previous panel has been read
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      // Registers can only be indexed by constants, so this loop runs over all of them.
+      if (j / (kPanelColumns / 8) != panel) continue;
+      float* to = staged + row * kPitch + j % (kPanelColumns / 8) * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(to) = make_float2(sums[j * 4], sums[j * 4 + 1]);
+      *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sums[j * 4 + 2], sums[j * 4 + 3]);
+    }
+    NamedBarrierSync(barrier, kWarpgroup);
+    StoreLinearTile<kPanelColumns, kPitch, kWarpgroup>(p, m, tile, staged, thread);
+    tile.image_row += kPanelColumns;
+  }
+}
+
+// Computes one consumer's part of a tile: 64 rows by kN packed rows. `tile` describes that part.
+// `rows_at` and `weights_at` are the byte offsets of its rows and weights in every stage.
+template <typename S, int kN>
 __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, LinearTileRange tile,
                             const char* shared, int rows_at, int weights_at, uint64_t* full,
                             uint64_t* empty, float* staged, int barrier,
                             RingPosition<S::kStages>& reading) {
-  constexpr int kN = kBlocks * kImageBlock;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % 32;
   float sums[kN / 2] = {};
@@ -152,24 +183,9 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
   WgmmaWait<0>();
   WgmmaKeepInPlace(sums);
   if (lane == 0) MbarrierArrive(empty + previous);
-  if (TryStoreFragments<kN>(p, m, tile, sums, thread)) return;
-
-  const int row = thread / 32 * 16 + lane / 4;
-#pragma unroll 1
-  for (int panel = 0; panel < kBlocks; ++panel) {
-    if (tile.image_row / kImageBlock >= m.row_blocks) break;
-    NamedBarrierSync(barrier, kWarpgroup);  // the previous panel has been read
-#pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      // Registers can only be indexed by constants, so this loop runs over all of them.
-      if (j / (kPanelColumns / 8) != panel) continue;
-      float* to = staged + row * kPitch + j % (kPanelColumns / 8) * 8 + lane % 4 * 2;
-      *reinterpret_cast<float2*>(to) = make_float2(sums[j * 4], sums[j * 4 + 1]);
-      *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sums[j * 4 + 2], sums[j * 4 + 3]);
-    }
-    NamedBarrierSync(barrier, kWarpgroup);
-    StoreLinearTile<kPanelColumns, kPitch, kWarpgroup>(p, m, tile, staged, thread);
-    tile.image_row += kPanelColumns;
+  const bool stored = StoreFragments<S::kEpilogue, kN>(p, m, tile, sums, thread);
+  if constexpr (S::kEpilogue == LinearEpilogue::kGeneral) {
+    if (!stored) StoreStaged<kN>(p, m, tile, sums, staged, barrier);
   }
 }
 
@@ -184,17 +200,17 @@ __device__ void Consume(const LinearParams& p, char* shared, uint64_t* full, uin
     if (tile.expert < 0) break;
     const LinearBankEntry m = p.entries[tile.expert];
     if (tile.rows <= 64) {
-      // The tile, the last one of an expert, has at most 64 rows. Each consumer computes half of
+      // The tile, the last one of an expert, has at most 64 rows. Each consumer computes a share of
       // the outputs for all of these rows.
-      constexpr int kHalf = S::kBlocks / 2;
-      tile.image_row += consumer * kHalf * kImageBlock;
-      ConsumeTile<S, kHalf>(p, m, tile, shared, 0, S::kRowsBytes + consumer * kHalf * kBlockBytes,
-                            full, empty, staged, 1 + consumer, reading);
+      tile.image_row += consumer * S::kShare;
+      ConsumeTile<S, S::kShare>(p, m, tile, shared, 0,
+                                S::kRowsBytes + consumer * S::kShare * kRowBytes, full, empty,
+                                staged, 1 + consumer, reading);
     } else {
       tile.row += consumer * 64;
       tile.rows = min(64, tile.rows - consumer * 64);
-      ConsumeTile<S, S::kBlocks>(p, m, tile, shared, consumer * 64 * kRowBytes, S::kRowsBytes, full,
-                                 empty, staged, 1 + consumer, reading);
+      ConsumeTile<S, S::kTileImageRows>(p, m, tile, shared, consumer * 64 * kRowBytes,
+                                        S::kRowsBytes, full, empty, staged, 1 + consumer, reading);
     }
   }
 }
@@ -230,13 +246,53 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
 #endif
 }
 
-template <typename S>
-void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, int multiprocessors,
-                  cudaStream_t stream) {
+template <int kBlocks, int kStages, LinearEpilogue kEpilogue>
+void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
+  using S = WgmmaShape<kBlocks, kStages, kEpilogue>;
+  static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, kTileRows, S::kTileImageRows);
+  MOESERVE_CHECK(tiles <= INT32_MAX - multiprocessors, "tiles of a linear layer");
   const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessors));
   Launch(LinearWgmmaKernel<S>,
          LaunchShape{dim3(grid), dim3(kThreads), S::kSharedBytes, stream, true}, p);
+}
+
+// Selects the epilogue.
+template <int kBlocks, int kStages>
+void LaunchTile(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
+  switch (EpilogueOf(p)) {
+    case LinearEpilogue::kGeneral:
+      return LaunchShaped<kBlocks, kStages, LinearEpilogue::kGeneral>(bank, p, stream);
+    case LinearEpilogue::kNone:
+      return LaunchShaped<kBlocks, kStages, LinearEpilogue::kNone>(bank, p, stream);
+    case LinearEpilogue::kF32:
+      return LaunchShaped<kBlocks, kStages, LinearEpilogue::kF32>(bank, p, stream);
+    case LinearEpilogue::kRelu:
+      return LaunchShaped<kBlocks, kStages, LinearEpilogue::kRelu>(bank, p, stream);
+    case LinearEpilogue::kGelu:
+      return LaunchShaped<kBlocks, kStages, LinearEpilogue::kGelu>(bank, p, stream);
+    case LinearEpilogue::kGeluTanh:
+      return LaunchShaped<kBlocks, kStages, LinearEpilogue::kGeluTanh>(bank, p, stream);
+    case LinearEpilogue::kSiluGated:
+      return LaunchShaped<kBlocks, kStages, LinearEpilogue::kSiluGated>(bank, p, stream);
+  }
+}
+
+// Returns the tile for `row_blocks` blocks of outputs. Wide tiles read less memory per product, and
+// are faster even if they leave multiprocessors idle. Narrow tiles are for narrow layers and for
+// very few tiles. Tiles of 192 are for layers that fill tiles of 256 badly.
+LinearTile ChooseWarpgroupTile(const CudaLinearBank& bank, int64_t rows) {
+  constexpr int64_t kFewTiles = 64;
+  const int blocks = bank.max_row_blocks();
+  const auto tiles = [&](int image_rows) {
+    return internal::MaxLinearTiles(bank, rows, kTileRows, image_rows);
+  };
+  const int by_three = (blocks + 2) / 3 * 3, by_four = (blocks + 3) / 4 * 4;
+  if (blocks > 2 && by_three * 8 <= by_four * 7 && tiles(192) >= kFewTiles) {
+    return LinearTile::kWarpgroup192;
+  }
+  return blocks > 2 && tiles(256) >= kFewTiles ? LinearTile::kWarpgroup256
+                                               : LinearTile::kWarpgroup128;
 }
 
 }  // namespace
@@ -250,19 +306,14 @@ bool LinearWgmmaFits(const LinearParams& p) {
 
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
                        cudaStream_t stream) {
-  static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
-  if (tile == LinearTile::kWarpgroup) {
-    // Wide tiles read less memory per product, and are faster even if they leave multiprocessors
-    // idle. Narrow tiles are for narrow layers and for very few tiles.
-    constexpr int64_t kFewTiles = 64;
-    const bool wide =
-        bank.max_row_blocks() > 2 && MaxLinearTiles(bank, p.rows, kTileRows, 256) >= kFewTiles;
-    tile = wide ? LinearTile::kWarpgroup256 : LinearTile::kWarpgroup128;
-  }
-  if (tile == LinearTile::kWarpgroup256) {
-    LaunchShaped<WgmmaShape<4, 4>>(bank, p, multiprocessors, stream);
-  } else {
-    LaunchShaped<WgmmaShape<2, 5>>(bank, p, multiprocessors, stream);
+  if (tile == LinearTile::kWarpgroup) tile = ChooseWarpgroupTile(bank, p.rows);
+  switch (tile) {
+    case LinearTile::kWarpgroup256:
+      return LaunchTile<4, 4>(bank, p, stream);
+    case LinearTile::kWarpgroup192:
+      return LaunchTile<3, 5>(bank, p, stream);
+    default:
+      return LaunchTile<2, 6>(bank, p, stream);
   }
 }
 
