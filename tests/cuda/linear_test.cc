@@ -6,9 +6,18 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 #include <tuple>
 
+#include "tests/cuda/device_array.h"
+#include "tests/cuda/emulator_test_support.h"
 #include "tests/cuda/linear_case.h"
+
+#if defined(MOESERVE_CUDA_EMULATION)
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/linear/linear_params.h"
+#include "kernels/cuda/linear/linear_schedule.cuh"
+#endif
 
 namespace moeserve::testing {
 namespace {
@@ -24,12 +33,12 @@ constexpr Types kLinearTypes[] = {{DType::kF32, DType::kF32},
                                   {DType::kF32, DType::kBF16},
                                   {DType::kF32, DType::kF16},
                                   {DType::kBF16, DType::kBF16}};
-constexpr LinearTile kTiles[] = {LinearTile::kRows8,        LinearTile::kRows16,
-                                 LinearTile::kRows32,       LinearTile::kRows64,
-                                 LinearTile::kRows128,      LinearTile::kWarpgroup128,
-                                 LinearTile::kWarpgroup192, LinearTile::kWarpgroup256};
+constexpr LinearTile kTiles[] = {
+    LinearTile::kRows8,        LinearTile::kRows16,       LinearTile::kRows32,
+    LinearTile::kRows64,       LinearTile::kRows128,      LinearTile::kWarpgroup128,
+    LinearTile::kWarpgroup192, LinearTile::kWarpgroup256, LinearTile::kWarpgroup192x192};
 constexpr LinearTile kWarpgroupTiles[] = {LinearTile::kWarpgroup128, LinearTile::kWarpgroup192,
-                                          LinearTile::kWarpgroup256};
+                                          LinearTile::kWarpgroup256, LinearTile::kWarpgroup192x192};
 
 // With the test's values, sums of n products are about 1, and activations do not increase their
 // argument. So the tolerance is the rounding error of the sums, relative to 1, plus that of the
@@ -441,6 +450,165 @@ TEST(CudaLinearTest, ManyTiles) {
     }
   }
 }
+
+// Returns whether all counters of the bank's tiles are 0.
+bool CountersAreZero(const cuda::CudaLinearBank& bank) {
+  constexpr int kCount = cuda::TileCounters::kStreams * cuda::TileCounters::kStride;
+  std::vector<int32_t> values(kCount, 1);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(values.data(), bank.tile_counters().data(), kCount * sizeof(int32_t),
+                       cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  return values == std::vector<int32_t>(kCount, 0);
+}
+
+// The order of the tiles must not influence results, in any order of threads and blocks, and each
+// launch must leave the counters as it found them.
+TEST(CudaLinearTest, OrdersOfTilesGiveTheSameBits) {
+  Random random(18);
+  std::vector<int> widths;
+  // More tiles than multiprocessors.
+  constexpr int kExperts = 150;
+  for (int e = 0; e < kExperts; ++e) widths.push_back(e < 2 ? 320 : 1 + random.Below(200));
+  const BankCase bank({70}, widths, false, true, DType::kBF16, random);
+  std::vector<std::vector<int>> routing(200);
+  for (size_t r = 0; r < routing.size(); ++r) {
+    for (int e = 0; e < kExperts; ++e) {
+      if (e < 2 || (r < 2 && e % 20 != 1)) routing[r].push_back(e);
+    }
+  }
+  const DevicePlan plan(kExperts, routing, 5);
+  const DeviceRows x(200, 70, 72, DType::kBF16, random.Normals(200 * 70));
+  const auto run = [&](LinearTile tile, cuda::TileOrder order, DeviceRows& y, cudaStream_t stream) {
+    LaunchLinear({.bank = bank.bank.get(),
+                  .plan = &plan.plan,
+                  .gather = true,
+                  .input = x.view(),
+                  .output = y.view(),
+                  .activation = ActivationKind::kGelu},
+                 tile, stream, order);
+  };
+  DeviceRows expected(plan.plan.capacity, 320, 320, DType::kBF16);
+  run(LinearTile::kRows8, cuda::TileOrder::kAuto, expected, nullptr);
+  const RowsView bits = expected.Fetch();
+  const auto expect_same = [&](DeviceRows& y) {
+    const RowsView result = y.Fetch();
+    for (int64_t a = 0; a < plan.assignments(); ++a) {
+      ASSERT_TRUE(SameBits(result, bits, a, a, widths[plan.expert[a]])) << "assignment " << a;
+    }
+    ASSERT_TRUE(CountersAreZero(*bank.bank));
+  };
+  for (const LinearTile tile : kWarpgroupTiles) {
+    DeviceRows fixed(plan.plan.capacity, 320, 320, DType::kBF16);
+    run(tile, cuda::TileOrder::kFixed, fixed, nullptr);
+    expect_same(fixed);
+    cuda::InEveryOrder([&] {
+      DeviceRows y(plan.plan.capacity, 320, 320, DType::kBF16);
+      run(tile, cuda::TileOrder::kDynamic, y, nullptr);
+      expect_same(y);
+    });
+    if (HasFatalFailure()) return;
+  }
+  // More streams than there are counters.
+  constexpr int kStreams = cuda::TileCounters::kStreams + 2;
+  std::vector<cudaStream_t> streams(kStreams);
+  std::vector<std::unique_ptr<DeviceRows>> y;
+  std::set<const int32_t*> counters;
+  for (cudaStream_t& stream : streams) {
+    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    y.push_back(std::make_unique<DeviceRows>(plan.plan.capacity, 320, 320, DType::kBF16));
+    run(LinearTile::kWarpgroup128, cuda::TileOrder::kDynamic, *y.back(), stream);
+    counters.insert(bank.bank->tile_counters().Of(stream));
+  }
+  // The default stream has one counter; the streams without one have a null pointer.
+  EXPECT_EQ(counters.size(), size_t{cuda::TileCounters::kStreams});
+  EXPECT_EQ(counters.count(bank.bank->tile_counters().Of(nullptr)), size_t{0});
+  EXPECT_EQ(counters.count(nullptr), size_t{1});
+  for (const auto& rows : y) expect_same(*rows);
+  for (const cudaStream_t stream : streams) {
+    ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  }
+}
+
+#if defined(MOESERVE_CUDA_EMULATION)
+
+constexpr int kScheduleRows = 64, kScheduleOutputs = 128;
+
+// Each warp of the block is a worker. Counts how often each tile is taken, at [row][block of 64
+// outputs].
+__global__ void TakeTilesKernel(const cuda::LinearParams p, int* taken, int blocks) {
+  const int worker = static_cast<int>(threadIdx.x) / 32;
+  cuda::TileSchedule<kScheduleRows, kScheduleOutputs> schedule(p, worker,
+                                                               static_cast<int>(blockDim.x) / 32);
+  cuda::LinearTileRange tile = schedule.First();
+  while (tile.expert >= 0) {
+    schedule.Fetch();
+    // Some workers are slower.
+    for (int i = 0; i < worker * worker; ++i) __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      atomicAdd(&taken[tile.row * blocks + tile.image_row / cuda::kImageBlock], 1);
+    }
+    tile = schedule.Next();
+  }
+}
+
+// Each tile must be taken exactly once, whatever the order of the workers, also if there are fewer
+// tiles than workers or none.
+TEST(CudaLinearTest, SchedulesTakeEachTileOnce) {
+  constexpr int kWorkers = 9, kBlocks = 5;
+  Random random(19);
+  std::vector<int> widths;
+  for (int e = 0; e < 40; ++e) widths.push_back(e < 2 ? 320 : 1 + random.Below(300));
+  const BankCase many({8}, widths, false, false, DType::kBF16, random);
+  const BankCase one({8}, {320}, false, false, DType::kBF16, random);
+  const cuda::DeviceArray<int> counter(std::vector<int>{0});
+  for (const int rows : {0, 1, 5, 200}) {
+    std::vector<std::vector<int>> routing(static_cast<size_t>(rows));
+    for (int r = 0; r < rows; ++r) {
+      for (int e = 0; e < 40; ++e) {
+        if (e == 1 || (r < 5 && e % 3 != 0)) routing[r].push_back(e);
+      }
+    }
+    const DevicePlan plan(40, routing, 3);
+    const DeviceRows x(std::max(rows, 1), 8, 8, DType::kBF16);
+    for (const bool routed : {true, false}) {
+      if (!routed && rows == 0) continue;
+      const BankCase& bank = routed ? many : one;
+      DeviceRows y(plan.plan.capacity, 320, 320, DType::kBF16);
+      RowsView input = x.view();
+      input.rows = rows;
+      cuda::LinearParams p = cuda::internal::LinearParamsOf({.bank = bank.bank.get(),
+                                                             .plan = routed ? &plan.plan : nullptr,
+                                                             .gather = routed,
+                                                             .input = input,
+                                                             .output = y.view()});
+      // The number of tiles that begin at [row][block].
+      const int all = routed ? plan.assignments() : rows;
+      std::vector<int> expected(static_cast<size_t>(all * kBlocks + 1));
+      for (int e = 0; e < bank.bank->num_experts(); ++e) {
+        const int begin = routed ? plan.offsets[e] : 0, end = routed ? plan.offsets[e + 1] : rows;
+        for (int r = begin; r < end; r += kScheduleRows) {
+          for (int b = 0; b < bank.bank->entry(e).row_blocks; b += 2) expected[r * kBlocks + b] = 1;
+        }
+      }
+      for (int* const c : {static_cast<int*>(nullptr), counter.data()}) {
+        p.counter = c;
+        cuda::InEveryOrder([&] {
+          const cuda::DeviceArray<int> taken(std::vector<int>(expected.size()));
+          cuda::Launch(TakeTilesKernel,
+                       {.grid = dim3(1), .block = dim3(32 * kWorkers), .shared_bytes = 0}, p,
+                       taken.data(), kBlocks);
+          ASSERT_EQ(taken.Read(), expected);
+          ASSERT_EQ(counter.Read(), std::vector<int>{0});
+        });
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+#endif
 
 // A row's bits must be the same alone and with other rows, and NaN and Inf must stay in their rows.
 TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {

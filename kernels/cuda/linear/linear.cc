@@ -88,6 +88,7 @@ LinearParams LinearParamsOf(const LinearArgs& args) {
           .order = bank.order(),
           .offsets = routed ? args.plan->expert_offsets : nullptr,
           .source = routed && args.gather ? args.plan->row_of_assignment : nullptr,
+          .counter = nullptr,
           .input = static_cast<const char*>(args.input.data),
           .output = static_cast<char*>(args.output.data),
           .input_stride = args.input.stride * static_cast<int64_t>(SizeOf(args.input.dtype)),
@@ -110,7 +111,7 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream) {
   LaunchLinear(args, LinearTile::kAuto, stream);
 }
 
-void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) {
+void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream, TileOrder order) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   const LinearParams params = internal::LinearParamsOf(args);
   if (params.rows == 0) return;
@@ -121,7 +122,7 @@ void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) 
   MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16, "bf16 activations take bf16 weights");
   if (tile == LinearTile::kAuto) tile = ChooseTile(bank, params.rows);
   if (tile >= LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
-    internal::LaunchLinearWgmma(bank, params, tile, stream);
+    internal::LaunchLinearWgmma(bank, params, tile, order, stream);
   } else {
     internal::LaunchLinearMma(bank, params, tile, stream);
   }

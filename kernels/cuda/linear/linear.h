@@ -21,9 +21,11 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
 // The kernel that multiplies bf16 rows; tests and measurements select one explicitly. kAuto lets
 // LaunchLinear() choose. kRows*: mma.sync with tiles of that many rows. kWarpgroup128,
-// kWarpgroup192 and kWarpgroup256: wgmma with tiles of 128 rows by that many outputs. kWarpgroup:
-// wgmma with the number of outputs chosen by layer. kRows128 is used instead of wgmma if the device
-// or the alignment of the rows does not permit wgmma.
+// kWarpgroup192 and kWarpgroup256: wgmma with tiles of 128 rows by that many outputs.
+// kWarpgroup192x192: the same with 192 rows, for the common epilogues (linear_params.h), otherwise
+// kWarpgroup192. kWarpgroup: wgmma with the number of outputs chosen by layer, and 128 rows.
+// kRows128 is used instead of wgmma if the device or the alignment of the rows does not permit
+// wgmma.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,
@@ -34,8 +36,15 @@ enum class LinearTile : uint8_t {
   kWarpgroup,
   kWarpgroup128,
   kWarpgroup192,
-  kWarpgroup256
+  kWarpgroup256,
+  kWarpgroup192x192
 };
-void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream);
+// How the blocks of a wgmma kernel share more tiles than there are multiprocessors. kFixed: block b
+// takes every n-th tile from the b-th one on. kDynamic: a block takes the first tile that is left;
+// kFixed is used instead if too many streams use the bank (tile_counters.h). kAuto is kDynamic.
+// Results do not depend on the order.
+enum class TileOrder : uint8_t { kAuto, kFixed, kDynamic };
+void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream,
+                  TileOrder order = TileOrder::kAuto);
 
 }  // namespace moeserve::cuda

@@ -8,6 +8,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/linear/tile_counters.h"
 
 namespace moeserve::cuda {
 
@@ -62,6 +63,8 @@ class CudaLinearBank : public LinearBank {
   // first.
   const int32_t* order() const { return order_.as<int32_t>(); }
 
+  const TileCounters& tile_counters() const { return tile_counters_; }
+
   const LinearBankEntry& entry(int expert) const { return entries_[expert]; }
   // Returns the total number of row blocks of the n experts that have the most row blocks.
   int64_t largest_row_blocks(int64_t n) const { return largest_row_blocks_[n]; }
@@ -82,6 +85,7 @@ class CudaLinearBank : public LinearBank {
   DeviceMemory bias_;
   DeviceMemory table_;
   DeviceMemory order_;
+  TileCounters tile_counters_;
 };
 
 // Computes output[i] = scale * row ids[i] of the only matrix of `bank`, which is not gated, widened

@@ -17,6 +17,7 @@ struct LinearParams {
   // several experts only with LinearArgs::segments.
   const int32_t* offsets;
   const int32_t* source;  // input row of each row; null: the row itself
+  int32_t* counter;  // of tiles that blocks have taken (linear_schedule.cuh); null: a fixed order
   const char* input;
   char* output;
   int64_t input_stride;   // bytes
