@@ -106,7 +106,9 @@ constexpr struct {
                 {LinearTile::kRows64, "rows 64"},
                 {LinearTile::kRows128, "rows 128"},
                 {LinearTile::kWarpgroup128, "wgmma 128"},
-                {LinearTile::kWarpgroup256, "wgmma 256"}};
+                {LinearTile::kWarpgroup192, "wgmma 192"},
+                {LinearTile::kWarpgroup256, "wgmma 256"},
+                {LinearTile::kWarpgroup192x192, "wgmma 192x192"}};
 
 void Measure(const Layer& layer, int tokens) {
   const int width = layer.model / layer.heads;

@@ -24,12 +24,6 @@ constexpr Types kLinearTypes[] = {{DType::kF32, DType::kF32},
                                   {DType::kF32, DType::kBF16},
                                   {DType::kF32, DType::kF16},
                                   {DType::kBF16, DType::kBF16}};
-constexpr LinearTile kTiles[] = {
-    LinearTile::kRows8,        LinearTile::kRows16,      LinearTile::kRows32,
-    LinearTile::kRows64,       LinearTile::kRows128,     LinearTile::kStream8x16,
-    LinearTile::kStream8x64,   LinearTile::kStream32x16, LinearTile::kStream32x64,
-    LinearTile::kWarpgroup128, LinearTile::kWarpgroup256};
-
 // With the test's values, sums of n products are about 1, and activations do not increase their
 // argument. So the tolerance is the rounding error of the sums, relative to 1, plus that of the
 // result.
@@ -48,8 +42,6 @@ constexpr LinearTile kTiles[] = {
   }
   return ::testing::AssertionSuccess();
 }
-
-int64_t RoundUp16(int64_t n) { return (n + 15) / 16 * 16; }
 
 TEST(CudaLinearTest, DenseMatchesDoubleArithmetic) {
   Random random(1);
@@ -79,89 +71,6 @@ TEST(CudaLinearTest, DenseMatchesDoubleArithmetic) {
               << out << ", row " << r;
         }
         ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, out)));
-      }
-    }
-  }
-}
-
-// Every tile size, rows with every alignment and both output types must have the same bits.
-TEST(CudaLinearTest, TilesAndAlignmentsGiveTheSameBits) {
-  Random random(2);
-  for (const auto& [rows, in, out] :
-       std::vector<std::tuple<int, int, int>>{{150, 200, 330}, {9, 64, 100}, {1, 40, 17}}) {
-    const BankCase bank({in}, {out}, false, true, DType::kBF16, random);
-    const std::vector<float> values = random.Normals(int64_t{rows} * in);
-    DeviceRows wide(rows, in, (in + 7) / 8 * 8, DType::kBF16, values);
-    DeviceRows narrow(rows, in, (in + 7) / 8 * 8, DType::kBF16, values, 1);
-    DeviceRows expected(rows, out, out, DType::kF32);
-    LaunchLinear({.bank = bank.bank.get(), .input = narrow.view(), .output = expected.view()},
-                 nullptr);
-    const RowsView bits = expected.Fetch();
-    for (const LinearTile tile : kTiles) {
-      for (const int64_t stride : {int64_t{out}, RoundUp16(out)}) {
-        DeviceRows y(rows, out, stride, DType::kF32);
-        LaunchLinear({.bank = bank.bank.get(), .input = wide.view(), .output = y.view()}, tile,
-                     nullptr);
-        const RowsView result = y.Fetch();
-        for (int r = 0; r < rows; ++r) {
-          ASSERT_TRUE(SameBits(result, bits, r, r, out))
-              << "tile " << static_cast<int>(tile) << ", row " << r << " of " << rows;
-        }
-        ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, out)));
-      }
-      DeviceRows rounded(rows, out, RoundUp16(out), DType::kBF16);
-      LaunchLinear({.bank = bank.bank.get(), .input = wide.view(), .output = rounded.view()}, tile,
-                   nullptr);
-      const RowsView result = rounded.Fetch();
-      for (int r = 0; r < rows; ++r) {
-        for (int c = 0; c < out; ++c) {
-          const float exact = reinterpret_cast<const float*>(bits.row(r))[c];
-          ASSERT_EQ(reinterpret_cast<const Bf16*>(result.row(r))[c], Bf16FromF32(exact));
-        }
-      }
-    }
-  }
-}
-
-// All tile sizes must have the same bits after the epilogue, which computes a bf16 output from the
-// sums.
-TEST(CudaLinearTest, EpiloguesGiveTheSameBits) {
-  Random random(12);
-  const std::pair<bool, Activation> epilogues[] = {
-      {false, ActivationKind::kNone}, {false, ActivationKind::kRelu},
-      {false, ActivationKind::kSilu}, {true, ActivationKind::kSilu},
-      {true, ActivationKind::kGelu},  {true, ActivationKind::kRelu},
-      {true, GeneralActivation()}};
-  constexpr int kIn = 72;
-  for (const auto& [gated, activation] : epilogues) {
-    for (const auto& [rows, out] :
-         std::vector<std::pair<int, int>>{{150, 330}, {70, 37}, {3, 64}}) {
-      for (const bool pad : {false, true}) {
-        const bool bias = pad;
-        const int64_t columns = pad ? RoundUp16(out) : out;
-        const BankCase bank({kIn}, {out}, gated, bias, DType::kBF16, random);
-        DeviceRows x(rows, kIn, kIn, DType::kBF16, random.Normals(int64_t{rows} * kIn));
-        LinearArgs args{.bank = bank.bank.get(),
-                        .input = x.view(),
-                        .output = {},
-                        .activation = activation,
-                        .pad_output = pad};
-        DeviceRows expected(rows, out, RoundUp16(out), DType::kBF16);
-        args.output = expected.view();
-        LaunchLinear(args, kTiles[0], nullptr);
-        const RowsView bits = expected.Fetch();
-        for (const LinearTile tile : kTiles) {
-          DeviceRows y(rows, out, RoundUp16(out), DType::kBF16);
-          args.output = y.view();
-          LaunchLinear(args, tile, nullptr);
-          const RowsView result = y.Fetch();
-          for (int r = 0; r < rows; ++r) {
-            ASSERT_TRUE(SameBits(result, bits, r, r, columns))
-                << "tile " << static_cast<int>(tile) << ", row " << r << " of " << rows
-                << ", gated " << gated << ", activation " << static_cast<int>(activation.kind);
-          }
-          ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, columns)));
-        }
       }
     }
   }
@@ -385,7 +294,7 @@ TEST(CudaLinearTest, ManyTiles) {
   for (auto& r : few) {
     for (int e = 0; e < 80; ++e) r.push_back(e);
   }
-  for (const LinearTile tile : {LinearTile::kWarpgroup128, LinearTile::kWarpgroup256}) {
+  for (const LinearTile tile : kWarpgroupTiles) {
     for (const auto& routes : {routing, few}) {
       CheckExperts({DType::kBF16, DType::kBF16}, up, down, 24, static_cast<int>(routes.size()),
                    routes, 3, ActivationKind::kGelu, tile, random);

@@ -402,6 +402,8 @@ TEST(Ptx, WgmmaMultipliesMatricesInEveryLayout) {
     ExpectWgmmaMultiplies<8, Swizzle::k32Bytes>();
     ExpectWgmmaMultiplies<16, Swizzle::k64Bytes>();
     ExpectWgmmaMultiplies<64, Swizzle::k128Bytes>();
+    ExpectWgmmaMultiplies<96, Swizzle::k128Bytes>();
+    ExpectWgmmaMultiplies<192, Swizzle::k128Bytes>();
     ExpectWgmmaMultiplies<256, Swizzle::kNone>();
     ExpectWgmmaMultiplies<256, Swizzle::k128Bytes>();
   });

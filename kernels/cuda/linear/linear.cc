@@ -110,6 +110,7 @@ LinearParams LinearParamsOf(const LinearArgs& args) {
           .order = bank.order(),
           .offsets = routed ? args.plan->expert_offsets : nullptr,
           .source = routed && args.gather ? args.plan->row_of_assignment : nullptr,
+          .counter = nullptr,
           .input = static_cast<const char*>(args.input.data),
           .output = static_cast<char*>(args.output.data),
           .input_stride = args.input.stride * static_cast<int64_t>(SizeOf(args.input.dtype)),
@@ -157,7 +158,7 @@ LinearTile DefaultLinearTile(const LinearArgs& args) {
   return ChooseTile(bank, internal::LinearParamsOf(args));
 }
 
-void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) {
+void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream, TileOrder order) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   const LinearParams params = internal::LinearParamsOf(args);
   if (params.rows == 0) return;
@@ -175,7 +176,7 @@ void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) 
     tile = tile <= LinearTile::kStream8x64 ? LinearTile::kRows8 : LinearTile::kRows32;
   }
   if (tile >= LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
-    internal::LaunchLinearWgmma(bank, params, tile, stream);
+    internal::LaunchLinearWgmma(bank, params, tile, order, stream);
   } else {
     internal::LaunchLinearMma(bank, params, tile, stream);
   }

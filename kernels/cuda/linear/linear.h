@@ -25,10 +25,13 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
 // The kernel that multiplies bf16 rows; tests and measurements select one explicitly. kAuto lets
 // LaunchLinear() choose. kRows*: mma.sync with tiles of that many rows. kStream*: mma.sync with a
-// stream of weights, with tiles of so many rows x packed outputs. kWarpgroup128 and
-// kWarpgroup256: wgmma with tiles of 128 rows by that many outputs. kWarpgroup: wgmma with the
-// number of outputs chosen by layer. kRows128 is used instead of wgmma if the device or the
-// alignment of the rows does not permit wgmma, and kRows8 or kRows32 likewise instead of kStream*.
+// stream of weights, with tiles of so many rows x packed outputs. kWarpgroup128, kWarpgroup192 and
+// kWarpgroup256: wgmma with tiles of 128 rows by that many outputs. kWarpgroup192x192: the same
+// with 192 rows, for the common epilogues (linear_params.h), otherwise kWarpgroup192. kWarpgroup:
+// wgmma with the number of outputs chosen by layer, and 128 rows. kRows128 is used instead of wgmma
+// if the device or the alignment of the rows does not permit wgmma, and kRows8 or kRows32 likewise
+// instead of kStream*. Sums with slices (linear_bank.h) use kRows64 instead of kRows128 and
+// kWarpgroup128 instead of wider tiles.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,
@@ -42,15 +45,23 @@ enum class LinearTile : uint8_t {
   kStream32x64,
   kWarpgroup,
   kWarpgroup128,
-  kWarpgroup256
+  kWarpgroup192,
+  kWarpgroup256,
+  kWarpgroup192x192
 };
-void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream);
+// How the blocks of a wgmma kernel share more tiles than there are multiprocessors. kFixed: block b
+// takes every n-th tile from the b-th one on. kDynamic: a block takes the first tile that is left;
+// kFixed is used instead if too many streams use the bank (tile_counters.h). kAuto is kDynamic.
+// Results do not depend on the order.
+enum class TileOrder : uint8_t { kAuto, kFixed, kDynamic };
+void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream,
+                  TileOrder order = TileOrder::kAuto);
 
 // The names of the tiles, in the order of LinearTile.
 inline constexpr std::string_view kLinearTileNames[] = {
-    "auto",      "rows8",        "rows16",      "rows32",      "rows64",
-    "rows128",   "stream8x16",   "stream8x64",  "stream32x16", "stream32x64",
-    "warpgroup", "warpgroup128", "warpgroup256"};
+    "auto",      "rows8",        "rows16",       "rows32",       "rows64",
+    "rows128",   "stream8x16",   "stream8x64",   "stream32x16",  "stream32x64",
+    "warpgroup", "warpgroup128", "warpgroup192", "warpgroup256", "warpgroup192x192"};
 
 // Returns the tiles that compute the product on the current device with the same bits, or none if
 // it is not one of bf16 rows and bf16 weights, or if its rows are not 16-byte aligned.

@@ -127,6 +127,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   MOESERVE_RETURN_IF_ERROR(
       CudaStatus(cudaMemcpy(bank->order_.data(), order.data(), order_bytes, cudaMemcpyHostToDevice),
                  "cudaMemcpy"));
+  MOESERVE_RETURN_IF_ERROR(bank->tile_counters_.Allocate());
   // Copies from pageable memory may still be running.
   MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
   return bank;

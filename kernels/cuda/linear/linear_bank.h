@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/linear/tile_counters.h"
 
 namespace moeserve::cuda {
 
@@ -76,6 +77,7 @@ class CudaLinearBank : public LinearBank {
   // Describes the shape, with a hash of all sizes. Banks with equal signatures have equal shapes
   // and weights of the same type.
   const std::string& signature() const { return signature_; }
+  const TileCounters& tile_counters() const { return tile_counters_; }
 
   const LinearBankEntry& entry(int expert) const { return entries_[expert]; }
   // Returns the total number of row blocks of the n experts that have the most row blocks.
@@ -101,6 +103,7 @@ class CudaLinearBank : public LinearBank {
   DeviceMemory bias_;
   DeviceMemory table_;
   DeviceMemory order_;
+  TileCounters tile_counters_;
 };
 
 // Computes output[i] = scale * row ids[i] of the only matrix of `bank`, which is not gated, widened

@@ -43,7 +43,7 @@ void LaunchLinearStream(const CudaLinearBank& bank, const LinearParams& params, 
 // device and these rows permit it.
 bool LinearWgmmaFits(const LinearParams& params);
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,
-                       cudaStream_t stream);
+                       TileOrder order, cudaStream_t stream);
 
 // Products of f32 rows with bf16 weights, on the tensor cores.
 void LaunchLinearSplitMma(const CudaLinearBank& bank, const LinearParams& params,

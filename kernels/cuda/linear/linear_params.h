@@ -17,6 +17,7 @@ struct LinearParams {
   // several experts only with LinearArgs::segments.
   const int32_t* offsets;
   const int32_t* source;  // input row of each row; null: the row itself
+  int32_t* counter;  // of tiles that blocks have taken (linear_schedule.cuh); null: a fixed order
   const char* input;
   char* output;
   int64_t input_stride;   // bytes
@@ -34,6 +35,45 @@ struct LinearParams {
   bool wide_input;   // every input row starts at a multiple of 16 bytes
   bool wide_output;  // every output row starts at a multiple of 16 bytes
 };
+
+// The settings of the epilogue for which the wgmma kernel is compiled, so that a block fetches only
+// the instructions that it runs. All results have the bits of the general form.
+enum class LinearEpilogue : uint8_t {
+  kGeneral,  // any settings
+  kNone,     // the sums, to bf16
+  kF32,      // the sums, to f32 rows of any alignment
+  kRelu,     // these activations of a layer that is not gated, to bf16
+  kGelu,
+  kGeluTanh,
+  kSiluGated,  // the plain activation of a gated layer, to bf16
+};
+
+// Returns the form that is compiled for the settings. bf16 rows must be 16-byte aligned for any
+// form other than the general one.
+inline LinearEpilogue EpilogueOf(const LinearParams& p) {
+  const ActivationKind kind = p.activation.kind;
+  if (p.gated) {
+    const bool plain_silu = kind == ActivationKind::kSilu && IsPlain(p.activation);
+    return plain_silu && p.output_bf16 && p.wide_output ? LinearEpilogue::kSiluGated
+                                                        : LinearEpilogue::kGeneral;
+  }
+  if (!p.output_bf16) {
+    return kind == ActivationKind::kNone ? LinearEpilogue::kF32 : LinearEpilogue::kGeneral;
+  }
+  if (!p.wide_output) return LinearEpilogue::kGeneral;
+  switch (kind) {
+    case ActivationKind::kNone:
+      return LinearEpilogue::kNone;
+    case ActivationKind::kRelu:
+      return LinearEpilogue::kRelu;
+    case ActivationKind::kGelu:
+      return LinearEpilogue::kGelu;
+    case ActivationKind::kGeluTanh:
+      return LinearEpilogue::kGeluTanh;
+    default:
+      return LinearEpilogue::kGeneral;
+  }
+}
 
 namespace internal {
 

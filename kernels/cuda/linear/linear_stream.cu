@@ -173,7 +173,8 @@ __device__ __forceinline__ int StepsOfTile(const StreamTile& tile, int parts) {
 struct StreamPosition {
   int stage = 0;
   uint32_t parity = 0;
-  [[maybe_unused]] __device__ __forceinline__ void Advance(int stages) {
+  template <typename Int>  // unused if the code is not compiled for 9.0a
+  __device__ __forceinline__ void Advance(Int stages) {
     if (++stage == stages) {
       stage = 0;
       parity ^= 1;
@@ -376,11 +377,7 @@ __device__ __forceinline__ void StoreStrip(const LinearParams& p, const LinearBa
     float low[2] = {sums[nt][0] + bias[0], sums[nt][1] + bias[0]};
     float high[2] = {sums[nt][2] + bias[1], sums[nt][3] + bias[1]};
     if constexpr (kEpilogue == Epilogue::kGatedSilu) {
-      if (p.output_bf16) {
-        ActivateEach<ActivationKind::kSilu, true>(low);
-      } else {
-        ActivateEach<ActivationKind::kSilu, false>(low);
-      }
+      ActivateEach<ActivationKind::kSilu>(p.output_bf16, low);
       low[0] *= high[0];
       low[1] *= high[1];
     } else if constexpr (kEpilogue == Epilogue::kGelu) {
@@ -608,7 +605,7 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
          p, layout);
 }
 
-Epilogue EpilogueOf(const LinearParams& p) {
+Epilogue StreamEpilogueOf(const LinearParams& p) {
   if (p.gated) {
     return IsPlain(p.activation) && p.activation.kind == ActivationKind::kSilu
                ? Epilogue::kGatedSilu
@@ -620,7 +617,7 @@ Epilogue EpilogueOf(const LinearParams& p) {
 
 template <int kStrips, int kNTiles>
 void LaunchStrips(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
-  const Epilogue epilogue = EpilogueOf(p);
+  const Epilogue epilogue = StreamEpilogueOf(p);
   if (bank.max_slices() > 1) {
     // Slices need more warps, so wide tiles have half of the outputs.
     using Sliced = StreamShape<(kStrips + 1) / 2, kNTiles, true>;

@@ -17,7 +17,7 @@ namespace moeserve::cuda {
 // One tile: rows [row, row + rows) of `expert` by the packed rows from `image_row` on, as many as
 // the tile shape has.
 struct LinearTileRange {
-  int expert;  // negative if there is no such tile
+  int expert;  // negative if there is no such tile; then `row` is the number of tiles
   int row;
   int rows;
   int image_row;
@@ -38,7 +38,10 @@ __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int inde
     // With one expert there is nothing to search.
     const int row_tiles = (p.rows + kTileRows - 1) / kTileRows;
     const int image_row = index / row_tiles * kTileImageRows;
-    if (image_row >= p.entries[0].row_blocks * kImageBlock) return {-1, 0, 0, 0};
+    const int image_rows = p.entries[0].row_blocks * kImageBlock;
+    if (image_row >= image_rows) {
+      return {-1, (image_rows + kTileImageRows - 1) / kTileImageRows * row_tiles, 0, 0};
+    }
     const int row = index % row_tiles * kTileRows;
     return {0, row, min(kTileRows, p.rows - row), image_row};
   }
@@ -97,7 +100,7 @@ __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int inde
     return {found, found_begin + row, min(kTileRows, found_rows - row),
             within / row_tiles * kTileImageRows};
   }
-  return {-1, 0, 0, 0};
+  return {-1, before, 0, 0};
 }
 
 // Returns row `row` of the tile's expert.

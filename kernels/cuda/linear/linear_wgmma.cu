@@ -1,9 +1,10 @@
 // bf16 products by wgmma, for devices of compute capability 9.0 and many rows per expert.
 //
-// A block has one producer warpgroup and two consumer warpgroups of 64 rows each. The producer
-// copies packed weights unchanged by bulk copies and gathers rows by cp.async; the consumers
-// multiply. Blocks are persistent: a block computes every gridDim-th tile of the list. The producer
-// starts to load the next tile while the consumers store the previous one.
+// A block has one producer warpgroup and two or three consumer warpgroups of 64 rows each. The
+// producer copies packed weights unchanged by bulk copies and gathers rows by cp.async; the
+// consumers multiply. Blocks are persistent: warp 0 of the producer determines the next tile
+// (linear_schedule.cuh) and passes it to all other warps. The producer starts to load the next tile
+// while the consumers store the previous one.
 
 #include <algorithm>
 
@@ -13,6 +14,7 @@
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/linear/linear_fragment.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/linear_schedule.cuh"
 #include "kernels/cuda/linear/linear_tile.cuh"
 
 namespace moeserve::cuda {
@@ -21,47 +23,61 @@ namespace {
 constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
 constexpr int kRowBytes = kImageBlock * 2;  // bytes of 64 inputs
 constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;
-constexpr int kThreads = kWarpgroup * (1 + kConsumers);
-constexpr int kTileRows = 64 * kConsumers;
 // The producer signals that a stage is full only after it has started the copies of two further
 // stages, so that copies of three stages are in flight.
 constexpr int kLag = 2;
-constexpr int kPanelColumns = 64;  // number of outputs staged at a time
-constexpr int kPitch = kPanelColumns + 4;
+// A tile may have a single stage. So when the producer waits for a slot in the ring of tiles, it
+// may not have signalled the last two tiles; the consumers must be able to take those.
+static_assert(TileSlots::kSlots >= kLag + 2);
+constexpr int kPanelColumns = 32;  // number of packed rows staged at a time
+constexpr int kPitch = kPanelColumns + 8;
 
-template <int kBlocksArg, int kStagesArg>
+// kSliced: sums may have several slices (SliceBlocks()), which takes a second set of registers.
+template <int kConsumersArg, int kBlocksArg, int kStagesArg, LinearEpilogue kEpilogueArg,
+          bool kSlicedArg>
 struct WgmmaShape {
-  static constexpr int kBlocks = kBlocksArg;  // number of blocks of 64 outputs
+  [[maybe_unused]] static constexpr bool kSliced = kSlicedArg;
+  static constexpr LinearEpilogue kEpilogue = kEpilogueArg;
+  static constexpr int kConsumers = kConsumersArg;
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+  // The general epilogue needs more registers. Then the producer has too few to search for the next
+  // tile while it loads, and searches before. With three consumers there are too few for it.
+  static constexpr bool kSearchesFirst = kEpilogue == LinearEpilogue::kGeneral;
+  static_assert(kConsumers == 2 || !kSearchesFirst);
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kSearchesFirst ? 56 : 104;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kSearchesFirst ? 224 : 200;
+  // At first, every thread has the same number of registers, a multiple of 8.
+  static constexpr int kRegisters = 65536 / kThreads / 8 * 8;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                (1 + kConsumers) * kRegisters);
+  static constexpr int kTileRows = 64 * kConsumers;
+  static constexpr int kBlocks = kBlocksArg;  // number of blocks of 64 packed rows
   static constexpr int kTileImageRows = kBlocks * kImageBlock;
   static constexpr int kStages = kStagesArg;
   static constexpr int kRowsBytes = kTileRows * kRowBytes;
   static constexpr int kStageBytes = kRowsBytes + kBlocks * kBlockBytes;
-  static constexpr int kStagedBytes = 64 * kPitch * static_cast<int>(sizeof(float));
-  static constexpr int kBarriers = kStages * kStageBytes + kConsumers * kStagedBytes;
+  // The part of a consumer if a tile has rows for one only.
+  static constexpr int kShare = kTileImageRows / kConsumers;
+  // Only the general epilogue stages results.
+  static constexpr int kStagedBytes =
+      kEpilogue == LinearEpilogue::kGeneral ? 64 * kPitch * static_cast<int>(sizeof(float)) : 0;
+  static constexpr int kTiles = kStages * kStageBytes + kConsumers * kStagedBytes;
+  static constexpr int kBarriers = kTiles + static_cast<int>(sizeof(TileSlots));
   static constexpr int kSharedBytes = kBarriers + 2 * kStages * static_cast<int>(sizeof(uint64_t));
+  using Schedule = TileSchedule<kTileRows, kTileImageRows>;
   static_assert(kStages > kLag + 1);
+  static_assert(kShare % kPanelColumns == 0);
   static_assert(kSharedBytes <= 227 << 10);
 };
 
-// A position in the ring of stages, with the parity of the stage's barrier phase.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void Advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 template <typename S>
-__device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uint64_t* empty) {
-  constexpr int kPieces = kTileRows * 8 / kWarpgroup;
+__device__ void Produce(const LinearParams& p, char* shared, TileSlots* slots, uint64_t* full,
+                        uint64_t* empty) {
+  constexpr int kStep = kWarpgroup / 8;  // number of rows that all threads copy at once
+  constexpr int kPieces = S::kTileRows / kStep;
   const int thread = static_cast<int>(threadIdx.x);
   const int piece = thread % 8;
+  const bool leader = __shfl_sync(kFullMask, thread / 32, 0) == 0;
   RingPosition<S::kStages> filling, announcing;
   int unannounced = 0;
   const auto announce = [&] {
@@ -72,22 +88,42 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
     announcing.Advance();
     --unannounced;
   };
-  for (int index = static_cast<int>(blockIdx.x);; index += static_cast<int>(gridDim.x)) {
-    const LinearTileRange tile = FindLinearTile<kTileRows, S::kTileImageRows>(p, index);
+  typename S::Schedule schedule(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  TileWriter writer(slots);
+  TileReader reader(slots);
+  bool more = false;  // whether the leader has put a tile that no Fetch() has followed
+  const auto put = [&](const LinearTileRange& range) {
+    writer.Put(p, range);
+    more = range.expert >= 0;
+  };
+  if (leader) put(schedule.First());
+  for (;;) {
+    if (more) {
+      schedule.Fetch();
+      if constexpr (S::kSearchesFirst) put(schedule.Next());
+    }
+    const TileItem item = reader.Take();
+    const LinearTileRange& tile = item.range;
     if (tile.expert < 0) break;
-    const LinearBankEntry m = p.entries[tile.expert];
+    const LinearBankEntry& m = item.matrix;
     const int first_block = tile.image_row / kImageBlock;
     const int blocks = min(S::kBlocks, m.row_blocks - first_block);
     const int64_t strip = static_cast<int64_t>(m.k_blocks) * kBlockBytes;
     const char* weights = p.weights + m.weights + first_block * strip;
-    const char* rows[kPieces];
+    // Rows are loaded for all consumers that multiply. Rows beyond the last one repeat the last
+    // row; their results are dropped.
+    const int loaded = (tile.rows + 63) / 64 * 64;
+    uint32_t rows[kPieces];  // offsets in units of 16 bytes, which take fewer registers
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      // Rows beyond the last one repeat the last row; their results are dropped.
-      const int r = min(thread / 8 + i * (kWarpgroup / 8), tile.rows - 1);
-      rows[i] = LinearInputRow(p, tile, tile.row + r) + piece * 16;
+      const int r = min(thread / 8 + i * kStep, tile.rows - 1);
+      rows[i] = static_cast<uint32_t>((LinearInputRow(p, tile, tile.row + r) - p.input) / 16);
     }
     for (int k = 0; k < m.k_blocks; ++k) {
+      if constexpr (!S::kSearchesFirst) {
+        // Now most stages are full, so that the consumers do not wait meanwhile.
+        if (leader && k + 1 == m.k_blocks) put(schedule.Next());
+      }
       MbarrierWait(empty + filling.stage, filling.parity ^ 1);
       char* stage = shared + filling.stage * S::kStageBytes;
       if (thread == 0) {
@@ -99,11 +135,13 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
         }
       }
       const int valid = min(16, max(0, m.in_features * 2 - k * kRowBytes - piece * 16));
+      const char* column = p.input + k * kRowBytes + piece * 16;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        const int r = thread / 8 + i * (kWarpgroup / 8);
+        if (i * kStep >= loaded) break;
+        const int r = thread / 8 + i * kStep;
         CopyAsync16(stage + r * kRowBytes + (piece ^ (r & 7)) * 16,
-                    valid > 0 ? rows[i] + k * kRowBytes : p.input, valid);
+                    valid > 0 ? column + static_cast<uint64_t>(rows[i]) * 16 : p.input, valid);
       }
       CopyAsyncCommit();
       filling.Advance();
@@ -117,19 +155,44 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
   while (unannounced > 0) announce();
 }
 
-// Computes one consumer's part of a tile: 64 rows by kBlocks blocks of outputs. `tile` describes
-// that part. `rows_at` and `weights_at` are the byte offsets of its rows and weights in every
-// stage. With kSliced, sums may have several slices (SliceBlocks()).
-template <typename S, int kBlocks, bool kSliced>
+// Stages the sums of one consumer in shared memory, a panel of packed rows at a time, and stores
+// the results.
+template <int kN>
+__device__ void StoreStaged(const LinearParams& p, const LinearBankEntry& m, LinearTileRange tile,
+                            const float (&sums)[kN / 2], float* staged, int barrier) {
+  static_assert(kN % kPanelColumns == 0);
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % 32;
+  const int row = thread / 32 * 16 + lane / 4;
+#pragma unroll 1
+  for (int panel = 0; panel < kN / kPanelColumns; ++panel) {
+    if (tile.image_row >= m.row_blocks * kImageBlock) break;
+    NamedBarrierSync(barrier, kWarpgroup);  // the previous panel has been read
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      // Registers can only be indexed by constants, so this loop runs over all of them.
+      if (j / (kPanelColumns / 8) != panel) continue;
+      float* to = staged + row * kPitch + j % (kPanelColumns / 8) * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(to) = make_float2(sums[j * 4], sums[j * 4 + 1]);
+      *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sums[j * 4 + 2], sums[j * 4 + 3]);
+    }
+    NamedBarrierSync(barrier, kWarpgroup);
+    StoreLinearTile<kPanelColumns, kPitch, kWarpgroup>(p, m, tile, staged, thread);
+    tile.image_row += kPanelColumns;
+  }
+}
+
+// Computes one consumer's part of a tile: 64 rows by kN packed rows. `tile` describes that part.
+// `rows_at` and `weights_at` are the byte offsets of its rows and weights in every stage.
+template <typename S, int kN>
 __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, LinearTileRange tile,
                             const char* shared, int rows_at, int weights_at, uint64_t* full,
                             uint64_t* empty, float* staged, int barrier,
                             RingPosition<S::kStages>& reading) {
-  constexpr int kN = kBlocks * kImageBlock;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % 32;
   float sums[kN / 2] = {};
-  float totals[kSliced ? kN / 2 : 1] = {};
+  float totals[S::kSliced ? kN / 2 : 1] = {};
   int in_slice = 0;
   int previous = reading.stage;
   for (int k = 0; k < m.k_blocks; ++k) {
@@ -150,7 +213,7 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
     if (k > 0 && lane == 0) MbarrierArrive(empty + previous);
     previous = reading.stage;
     reading.Advance();
-    if constexpr (kSliced) {
+    if constexpr (S::kSliced) {
       if (++in_slice < m.slice_blocks && k + 1 < m.k_blocks) continue;
       WgmmaWait<0>();
       WgmmaKeepInPlace(sums);
@@ -164,71 +227,74 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
   }
   WgmmaWait<0>();
   WgmmaKeepInPlace(sums);
-  if constexpr (kSliced) {
+  if constexpr (S::kSliced) {
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) sums[i] = totals[i];
   }
   if (lane == 0) MbarrierArrive(empty + previous);
-  if (TryStoreFragments<kN>(p, m, tile, sums, thread)) return;
-
-  const int row = thread / 32 * 16 + lane / 4;
-#pragma unroll 1
-  for (int panel = 0; panel < kBlocks; ++panel) {
-    if (tile.image_row / kImageBlock >= m.row_blocks) break;
-    NamedBarrierSync(barrier, kWarpgroup);  // the previous panel has been read
-#pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      // Registers can only be indexed by constants, so this loop runs over all of them.
-      if (j / (kPanelColumns / 8) != panel) continue;
-      float* to = staged + row * kPitch + j % (kPanelColumns / 8) * 8 + lane % 4 * 2;
-      *reinterpret_cast<float2*>(to) = make_float2(sums[j * 4], sums[j * 4 + 1]);
-      *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sums[j * 4 + 2], sums[j * 4 + 3]);
-    }
-    NamedBarrierSync(barrier, kWarpgroup);
-    StoreLinearTile<kPanelColumns, kPitch, kWarpgroup>(p, m, tile, staged, thread);
-    tile.image_row += kPanelColumns;
+  const bool stored = StoreFragments<S::kEpilogue, kN>(p, m, tile, sums, thread);
+  if constexpr (S::kEpilogue == LinearEpilogue::kGeneral) {
+    if (!stored) StoreStaged<kN>(p, m, tile, sums, staged, barrier);
   }
 }
 
-template <typename S, bool kSliced>
-__device__ void Consume(const LinearParams& p, char* shared, uint64_t* full, uint64_t* empty,
-                        int consumer) {
+// Releases the stages of a tile of which this consumer computes nothing.
+template <typename S>
+__device__ void SkipTile(int k_blocks, uint64_t* full, uint64_t* empty,
+                         RingPosition<S::kStages>& reading) {
+  for (int k = 0; k < k_blocks; ++k) {
+    MbarrierWait(full + reading.stage, reading.parity);
+    if (threadIdx.x % 32 == 0) MbarrierArrive(empty + reading.stage);
+    reading.Advance();
+  }
+}
+
+template <typename S>
+__device__ void Consume(const LinearParams& p, char* shared, TileSlots* slots, uint64_t* full,
+                        uint64_t* empty, int consumer) {
   float* staged =
       reinterpret_cast<float*>(shared + S::kStages * S::kStageBytes + consumer * S::kStagedBytes);
   RingPosition<S::kStages> reading;
-  for (int index = static_cast<int>(blockIdx.x);; index += static_cast<int>(gridDim.x)) {
-    LinearTileRange tile = FindLinearTile<kTileRows, S::kTileImageRows>(p, index);
+  TileReader reader(slots);
+  for (;;) {
+    const TileItem item = reader.Take();
+    LinearTileRange tile = item.range;
     if (tile.expert < 0) break;
-    const LinearBankEntry m = p.entries[tile.expert];
+    const LinearBankEntry& m = item.matrix;
     if (tile.rows <= 64) {
-      // The tile, the last one of an expert, has at most 64 rows. Each consumer computes half of
+      // The tile, the last one of an expert, has at most 64 rows. Each consumer computes a share of
       // the outputs for all of these rows.
-      constexpr int kHalf = S::kBlocks / 2;
-      tile.image_row += consumer * kHalf * kImageBlock;
-      ConsumeTile<S, kHalf, kSliced>(p, m, tile, shared, 0,
-                                     S::kRowsBytes + consumer * kHalf * kBlockBytes, full, empty,
-                                     staged, 1 + consumer, reading);
-    } else {
+      tile.image_row += consumer * S::kShare;
+      if (tile.image_row < m.row_blocks * kImageBlock) {
+        ConsumeTile<S, S::kShare>(p, m, tile, shared, 0,
+                                  S::kRowsBytes + consumer * S::kShare * kRowBytes, full, empty,
+                                  staged, 1 + consumer, reading);
+        continue;
+      }
+    } else if (consumer * 64 < tile.rows) {
       tile.row += consumer * 64;
       tile.rows = min(64, tile.rows - consumer * 64);
-      ConsumeTile<S, S::kBlocks, kSliced>(p, m, tile, shared, consumer * 64 * kRowBytes,
-                                          S::kRowsBytes, full, empty, staged, 1 + consumer,
-                                          reading);
+      ConsumeTile<S, S::kTileImageRows>(p, m, tile, shared, consumer * 64 * kRowBytes,
+                                        S::kRowsBytes, full, empty, staged, 1 + consumer, reading);
+      continue;
     }
+    SkipTile<S>(m.k_blocks, full, empty, reading);
   }
 }
 
-template <typename S, bool kSliced>
-__global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearParams p) {
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, 1) LinearWgmmaKernel(const LinearParams p) {
 #if MOESERVE_HAS_SM90A
   char* shared = DynamicShared<char>();
+  TileSlots* slots = reinterpret_cast<TileSlots*>(shared + S::kTiles);
   uint64_t* full = reinterpret_cast<uint64_t*>(shared + S::kBarriers);
   uint64_t* empty = full + S::kStages;
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
       MbarrierInit(full + s, kWarpgroup);
-      MbarrierInit(empty + s, kConsumers * kWarpgroup / 32);
+      MbarrierInit(empty + s, S::kConsumers * kWarpgroup / 32);
     }
+    slots->Init(S::kThreads / 32);
     MbarrierInitFence();
   }
   GridDependencyPass();
@@ -236,11 +302,11 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
   // The shuffle makes the value uniform within a warp in a way that the compiler can prove.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
-    DecreaseRegisters<56>();
-    Produce<S>(p, shared, full, empty);
+    DecreaseRegisters<S::kProducerRegisters>();
+    Produce<S>(p, shared, slots, full, empty);
   } else {
-    IncreaseRegisters<224>();
-    Consume<S, kSliced>(p, shared, full, empty, warpgroup - 1);
+    IncreaseRegisters<S::kConsumerRegisters>();
+    Consume<S>(p, shared, slots, full, empty, warpgroup - 1);
   }
 #else
   // If this was compiled for 9.0 without the instructions of 9.0a, the kernel stops instead of
@@ -249,13 +315,83 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
 #endif
 }
 
-template <typename S, bool kSliced = false>
-void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, int multiprocessors,
+template <int kConsumers, int kBlocks, int kStages, LinearEpilogue kEpilogue, bool kSliced = false>
+void LaunchShaped(const CudaLinearBank& bank, LinearParams p, TileOrder order,
                   cudaStream_t stream) {
-  const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, kTileRows, S::kTileImageRows);
+  using S = WgmmaShape<kConsumers, kBlocks, kStages, kEpilogue, kSliced>;
+  static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
+  const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, S::kTileRows, S::kTileImageRows);
+  MOESERVE_CHECK(tiles <= INT32_MAX - multiprocessors, "tiles of a linear layer");
   const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessors));
-  Launch(LinearWgmmaKernel<S, kSliced>,
-         LaunchShape{dim3(grid), dim3(kThreads), S::kSharedBytes, stream, true}, p);
+  if (order != TileOrder::kFixed && tiles > multiprocessors) {
+    p.counter = bank.tile_counters().Of(stream);
+  }
+  Launch(LinearWgmmaKernel<S>,
+         LaunchShape{dim3(grid), dim3(S::kThreads), S::kSharedBytes, stream, true}, p);
+}
+
+// Selects the epilogue.
+template <int kConsumers, int kBlocks, int kStages>
+void LaunchTile(const CudaLinearBank& bank, const LinearParams& p, TileOrder order,
+                cudaStream_t stream) {
+  switch (EpilogueOf(p)) {
+    case LinearEpilogue::kGeneral:
+      if constexpr (kConsumers == 3) {
+        return LaunchTile<2, 3, 5>(bank, p, order, stream);
+      } else {
+        return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kGeneral>(bank, p, order,
+                                                                                    stream);
+      }
+    case LinearEpilogue::kNone:
+      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kNone>(bank, p, order,
+                                                                               stream);
+    case LinearEpilogue::kF32:
+      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kF32>(bank, p, order,
+                                                                              stream);
+    case LinearEpilogue::kRelu:
+      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kRelu>(bank, p, order,
+                                                                               stream);
+    case LinearEpilogue::kGelu:
+      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kGelu>(bank, p, order,
+                                                                               stream);
+    case LinearEpilogue::kGeluTanh:
+      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kGeluTanh>(bank, p, order,
+                                                                                   stream);
+    case LinearEpilogue::kSiluGated:
+      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kSiluGated>(bank, p, order,
+                                                                                    stream);
+  }
+}
+
+// The same for sums with slices, whose products rarely have an activation. The general epilogue
+// would have too few registers.
+void LaunchSliced(const CudaLinearBank& bank, const LinearParams& p, TileOrder order,
+                  cudaStream_t stream) {
+  switch (EpilogueOf(p)) {
+    case LinearEpilogue::kNone:
+      return LaunchShaped<2, 2, 6, LinearEpilogue::kNone, true>(bank, p, order, stream);
+    case LinearEpilogue::kF32:
+      return LaunchShaped<2, 2, 6, LinearEpilogue::kF32, true>(bank, p, order, stream);
+    default:
+      return internal::LaunchLinearMma(bank, p, LinearTile::kRows64, stream);
+  }
+}
+
+// Returns the tile for `row_blocks` blocks of outputs. Wide tiles read less memory per product, and
+// are faster even if they leave multiprocessors idle. Narrow tiles are for narrow layers and for
+// very few tiles. Tiles of 192 are for layers that fill tiles of 256 badly.
+LinearTile ChooseWarpgroupTile(const CudaLinearBank& bank, int64_t rows) {
+  constexpr int64_t kFewTiles = 64;
+  const int blocks = bank.max_row_blocks();
+  const auto tiles = [&](int image_rows) {
+    return internal::MaxLinearTiles(bank, rows, 128, image_rows);
+  };
+  const int by_three = (blocks + 2) / 3 * 3, by_four = (blocks + 3) / 4 * 4;
+  if (blocks > 2 && by_three * 8 <= by_four * 7 && tiles(192) >= kFewTiles) {
+    return LinearTile::kWarpgroup192;
+  }
+  return blocks > 2 && tiles(256) >= kFewTiles ? LinearTile::kWarpgroup256
+                                               : LinearTile::kWarpgroup128;
 }
 
 }  // namespace
@@ -268,23 +404,18 @@ bool LinearWgmmaFits(const LinearParams& p) {
 }
 
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
-                       cudaStream_t stream) {
-  static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
-  if (tile == LinearTile::kWarpgroup) {
-    // Wide tiles read less memory per product, and are faster even if they leave multiprocessors
-    // idle. Narrow tiles are for narrow layers and for very few tiles.
-    constexpr int64_t kFewTiles = 64;
-    const bool wide =
-        bank.max_row_blocks() > 2 && MaxLinearTiles(bank, p.rows, kTileRows, 256) >= kFewTiles;
-    tile = wide ? LinearTile::kWarpgroup256 : LinearTile::kWarpgroup128;
-  }
-  if (bank.max_slices() > 1) {
-    // Wider tiles have no registers for a second set of sums.
-    LaunchShaped<WgmmaShape<2, 5>, true>(bank, p, multiprocessors, stream);
-  } else if (tile == LinearTile::kWarpgroup256) {
-    LaunchShaped<WgmmaShape<4, 4>>(bank, p, multiprocessors, stream);
-  } else {
-    LaunchShaped<WgmmaShape<2, 5>>(bank, p, multiprocessors, stream);
+                       TileOrder order, cudaStream_t stream) {
+  if (bank.max_slices() > 1) return LaunchSliced(bank, p, order, stream);
+  if (tile == LinearTile::kWarpgroup) tile = ChooseWarpgroupTile(bank, p.rows);
+  switch (tile) {
+    case LinearTile::kWarpgroup256:
+      return LaunchTile<2, 4, 4>(bank, p, order, stream);
+    case LinearTile::kWarpgroup192:
+      return LaunchTile<2, 3, 5>(bank, p, order, stream);
+    case LinearTile::kWarpgroup192x192:
+      return LaunchTile<3, 3, 4>(bank, p, order, stream);
+    default:
+      return LaunchTile<2, 2, 6>(bank, p, order, stream);
   }
 }
 

@@ -1,0 +1,131 @@
+// The order in which the blocks of a persistent grid take tiles, and the ring by which one warp of
+// a block passes them to the others.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/linear/linear_tile.cuh"
+
+namespace moeserve::cuda {
+
+// Returns one worker's tiles of the list of FindLinearTile(). The first tile of worker w is tile w
+// of the list. Without LinearParams::counter, `workers` tiles further is its next one. With a
+// counter, its next tile is the first that no worker has taken, so that workers that finish early
+// take more; the counter must be 0 before the launch, and is 0 again after it. Results do not
+// depend on which worker computes a tile.
+//
+// All functions must be called by the same whole warp.
+template <int kTileRows, int kTileImageRows>
+class TileSchedule {
+ public:
+  __device__ TileSchedule(const LinearParams& p, int worker, int workers)
+      : params_(p), index_(worker), workers_(workers) {}
+
+  // Returns the first tile; its expert is negative if there is none.
+  __device__ LinearTileRange First() {
+    return FindLinearTile<kTileRows, kTileImageRows>(params_, index_);
+  }
+
+  // Starts to determine the next tile, and does not wait for the result. Must be called once after
+  // First() and each Next() that returned a tile.
+  __device__ void Fetch() {
+    if (params_.counter == nullptr) {
+      index_ += workers_;
+    } else if (threadIdx.x % 32 == 0) {
+      index_ = atomicAdd(params_.counter, 1);
+    }
+  }
+
+  // Returns the tile that Fetch() determined; its expert is negative if there is none.
+  __device__ LinearTileRange Next() {
+    if (params_.counter == nullptr) return First();
+    const int fetched = __shfl_sync(kFullMask, index_, 0);
+    const LinearTileRange tile =
+        FindLinearTile<kTileRows, kTileImageRows>(params_, workers_ + fetched);
+    // One fetch follows each tile, so there are as many fetches as tiles.
+    const bool last = tile.expert < 0 && fetched == tile.row - 1;
+    if (last && threadIdx.x % 32 == 0) *params_.counter = 0;
+    return tile;
+  }
+
+ private:
+  const LinearParams& params_;
+  int index_;
+  const int workers_;
+};
+
+// A position in a ring, with the parity of the barrier phase.
+template <int kSlots>
+struct RingPosition {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void Advance() {
+    if (++stage == kSlots) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A tile and the matrix of its expert.
+struct alignas(16) TileItem {
+  LinearTileRange range;
+  LinearBankEntry matrix;
+};
+
+// A ring of tiles in shared memory.
+struct TileSlots {
+  static constexpr int kSlots = 4;
+  TileItem items[kSlots];
+  uint64_t full[kSlots];
+  uint64_t empty[kSlots];
+
+  // To be called by one thread. `readers` is the number of warps that take every tile.
+  __device__ void Init(uint32_t readers) {
+    for (int i = 0; i < kSlots; ++i) {
+      MbarrierInit(full + i, 1);
+      MbarrierInit(empty + i, readers);
+    }
+  }
+};
+
+// Puts tiles into the ring. To be called by one whole warp.
+class TileWriter {
+ public:
+  __device__ explicit TileWriter(TileSlots* slots) : slots_(slots) {}
+  __device__ void Put(const LinearParams& p, const LinearTileRange& range) {
+    MbarrierWait(slots_->empty + at_.stage, at_.parity ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      TileItem& item = slots_->items[at_.stage];
+      item.range = range;
+      if (range.expert >= 0) item.matrix = p.entries[range.expert];
+      MbarrierArrive(slots_->full + at_.stage);
+    }
+    at_.Advance();
+  }
+
+ private:
+  TileSlots* const slots_;
+  RingPosition<TileSlots::kSlots> at_;
+};
+
+// Takes tiles from the ring. To be called by whole warps.
+class TileReader {
+ public:
+  __device__ explicit TileReader(TileSlots* slots) : slots_(slots) {}
+  __device__ TileItem Take() {
+    MbarrierWait(slots_->full + at_.stage, at_.parity);
+    const TileItem item = slots_->items[at_.stage];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) MbarrierArrive(slots_->empty + at_.stage);
+    at_.Advance();
+    return item;
+  }
+
+ private:
+  TileSlots* const slots_;
+  RingPosition<TileSlots::kSlots> at_;
+};
+
+}  // namespace moeserve::cuda
