@@ -66,6 +66,10 @@ set(MOESERVE_CUDA_SOURCES
   attention/rope.cu
   attention/rope_tables.cc
   routing/route.cu
+  routing/route_any.cu
+  routing/route_top_cosines.cu
+  routing/route_top_dots.cu
+  routing/route_variant.cc
   statistics/route_counters.cc
   routing/router.cc
   rows/recurrence.cu

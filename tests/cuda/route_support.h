@@ -135,6 +135,43 @@ inline void AddRareSettings(RouteCase& c, bool table) {
   }
 }
 
+// Gives the router random tensors of cosine scores with vectors of `dim` elements, or of dot scores
+// if `dim` is 0.
+inline void SetScores(RouteCase& c, int dim, Random& random, DType dtype, bool bias) {
+  RouteSettings& s = c.settings;
+  const int experts = s.num_experts, width = s.input_width;
+  if (dim > 0) {
+    s.score = Score::kCosine;
+    s.dim = dim;
+    s.normalize_row = random.Below(3) != 0;
+    s.normalize_expert = random.Below(3) != 0;
+    s.temperature = static_cast<Temperature>(random.Below(3));
+    c.tensors.temperature = static_cast<float>(random.Normal());
+    std::vector<float> w = random.Normals(int64_t{experts} * s.dim);
+    // The direction vector of expert 2 is zero.
+    if (experts > 2) std::fill(w.begin() + 2 * s.dim, w.begin() + 3 * s.dim, 0.0f);
+    c.tensors.weight = MakeTensor(w, {experts, s.dim}, dtype);
+    c.tensors.projection = MakeTensor(
+        random.Normals(int64_t{s.dim} * width, 1.0 / std::sqrt(width)), {s.dim, width}, dtype);
+    if (bias) c.tensors.bias = MakeTensor(random.Normals(s.dim, 0.1), {s.dim});
+    return;
+  }
+  std::vector<float> w = random.Normals(int64_t{experts} * width, 2.0 / std::sqrt(width));
+  // Experts 1 and 3 are equal and tie in every row.
+  for (int i = 0; i < width && experts > 4; ++i) w[3 * width + i] = w[1 * width + i];
+  c.tensors.weight = MakeTensor(w, {experts, width}, dtype);
+  if (bias) {
+    std::vector<float> b = random.Normals(experts);
+    if (experts > 4) b[3] = b[1];
+    const float odd[] = {std::numeric_limits<float>::quiet_NaN(),
+                         -std::numeric_limits<float>::infinity(),
+                         std::numeric_limits<float>::infinity()};
+    const int which = random.Below(12);
+    if (experts > 2 && which < 3) b[2] = odd[which];
+    c.tensors.bias = MakeTensor(b, {experts});
+  }
+}
+
 inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   RouteCase c;
   c.seed = seed;
@@ -169,36 +206,22 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   }
   const DType dtype = random.Below(2) == 0 ? DType::kF32 : DType::kBF16;
   const bool bias = random.Below(2) == 1;
+  int dim = 0;
   if (random.Below(3) == 0) {
-    s.score = Score::kCosine;
-    s.dim = random.Below(4) == 0 ? 250 + random.Below(60) : 1 + random.Below(40);
-    s.normalize_row = random.Below(3) != 0;
-    s.normalize_expert = random.Below(3) != 0;
-    s.temperature = static_cast<Temperature>(random.Below(3));
-    c.tensors.temperature = static_cast<float>(random.Normal());
-    std::vector<float> w = random.Normals(int64_t{experts} * s.dim);
-    // The direction vector of expert 2 is zero.
-    if (experts > 2) std::fill(w.begin() + 2 * s.dim, w.begin() + 3 * s.dim, 0.0f);
-    c.tensors.weight = MakeTensor(w, {experts, s.dim}, dtype);
-    c.tensors.projection = MakeTensor(
-        random.Normals(int64_t{s.dim} * width, 1.0 / std::sqrt(width)), {s.dim, width}, dtype);
-    if (bias) c.tensors.bias = MakeTensor(random.Normals(s.dim, 0.1), {s.dim});
-  } else {
-    std::vector<float> w = random.Normals(int64_t{experts} * width, 2.0 / std::sqrt(width));
-    // Experts 1 and 3 are equal and tie in every row.
-    for (int i = 0; i < width && experts > 4; ++i) w[3 * width + i] = w[1 * width + i];
-    c.tensors.weight = MakeTensor(w, {experts, width}, dtype);
-    if (bias) {
-      std::vector<float> b = random.Normals(experts);
-      if (experts > 4) b[3] = b[1];
-      const float odd[] = {std::numeric_limits<float>::quiet_NaN(),
-                           -std::numeric_limits<float>::infinity(),
-                           std::numeric_limits<float>::infinity()};
-      const int which = random.Below(12);
-      if (experts > 2 && which < 3) b[2] = odd[which];
-      c.tensors.bias = MakeTensor(b, {experts});
-    }
+    dim = random.Below(4) == 0 ? 250 + random.Below(60) : 1 + random.Below(40);
   }
+  SetScores(c, dim, random, dtype, bias);
+  return c;
+}
+
+// Returns a case with cosine scores of `dim` elements, or with dot scores if `dim` is 0.
+inline RouteCase MakeScoreCase(int experts, int width, int dim, uint64_t seed) {
+  RouteCase c = MakeCase(experts, width, Gate::kSoftmax, seed);
+  c.settings.score = Score::kDot;
+  c.settings.dim = 0;
+  c.tensors.projection = c.tensors.bias = {};
+  Random random(seed + 5000);
+  SetScores(c, dim, random, seed % 2 == 0 ? DType::kF32 : DType::kBF16, seed % 3 != 0);
   return c;
 }
 

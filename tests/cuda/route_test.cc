@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/kinds.h"
+#include "tests/cuda/emulator_test_support.h"
 #include "tests/cuda/route_support.h"
 
 namespace moeserve::cuda {
@@ -21,10 +22,36 @@ int MostRoutes(const RouteSettings& s, std::span<const RouteOverride> overrides)
   return most;
 }
 
+// Returns all forms of a launch that the shape allows.
+std::vector<RouteVariant> AllVariants() {
+  std::vector<RouteVariant> variants;
+  for (const RouteTile tile : kRouteTiles) {
+    for (const RouteKernelKind kernel : {RouteKernelKind::kAuto, RouteKernelKind::kAny}) {
+      for (const PlanForm plan : {PlanForm::kSameLaunch, PlanForm::kChunks}) {
+        variants.push_back({tile, kernel, plan});
+      }
+    }
+  }
+  return variants;
+}
+
+// Makes the router select the top k without choice values, as most routers do.
+void SelectTopK(RouteCase& c, int k) {
+  c.settings.select = SelectKind::kTopK;
+  c.settings.k = k;
+  c.settings.choice_bias = false;
+  c.settings.groups = c.settings.best_groups = 1;
+}
+
+struct CompareOptions {
+  std::vector<RouteVariant> variants = {{}};
+  bool overrides = true;  // whether rows may have overrides
+};
+
 class RouteTest : public ::testing::Test {
  protected:
-  // Routes `count` rows on the device and on the CPU, and compares all results.
-  void Compare(const RouteCase& c, int count) {
+  // Routes `count` rows on the device, in all forms, and on the CPU, and compares all results.
+  void Compare(const RouteCase& c, int count, const CompareOptions& options = {}) {
     SCOPED_TRACE("seed " + std::to_string(c.seed) + ", experts " +
                  std::to_string(c.settings.num_experts) + ", width " +
                  std::to_string(c.settings.input_width) + ", rows " + std::to_string(count));
@@ -44,7 +71,7 @@ class RouteTest : public ::testing::Test {
     const DeviceArray<float> device_bias(bias);
     std::vector<RouteOverride> overrides;
     std::vector<RouteOverride> device_overrides;
-    const bool has_overrides = random.Below(2) == 1;
+    const bool has_overrides = random.Below(2) == 1 && options.overrides;
     for (int r = 0; has_overrides && r < count; ++r) {
       RouteOverride o;
       const int kind = random.Below(6);
@@ -97,52 +124,105 @@ class RouteTest : public ::testing::Test {
             .value();
     const DeviceRows input(rows, width, stride, bf16);
     const int64_t scores_stride = experts + 2;
-    const DeviceArray<float> scores(static_cast<size_t>(count * scores_stride));
-    const DeviceArray<uint8_t> failed(std::vector<uint8_t>(sequence.size(), 0));
-    for (int run = 0; run < 2; ++run) {
-      const RoutingPlan routed =
-          LaunchRoute({.router = device_router.get(),
-                       .input = input.view(),
-                       .sequence = has_padding ? device_sequence.data() : nullptr,
-                       .token_ids = device_tokens.data(),
-                       .rows_per_token = rows_per_token,
-                       .scores = scores.data(),
-                       .scores_stride = scores_stride,
-                       .overrides = has_overrides ? uploaded_overrides.data() : nullptr,
-                       .failed = failed.data(),
-                       .k_max = k_max,
-                       .plan = &plan,
-                       .scratch = &scratch},
-                      nullptr);
-      ASSERT_EQ(routed.capacity, count * k_max);
-      ExpectSame(FromCuda(routed), expected);
-      if (HasFatalFailure()) return;
-    }
-    ExpectSameScores(scores.Read(), scores_stride, cpu_scores, experts, padding);
     std::vector<uint8_t> expected_failed(sequence.size(), 0);
     for (int r = 0; r < count; ++r) {
       if (expected.row_nonfinite[static_cast<size_t>(r)] == 2) {
         expected_failed[static_cast<size_t>(r / rows_per_token)] = 1;
       }
     }
-    EXPECT_EQ(failed.Read(), expected_failed);
+    for (const RouteVariant& variant : options.variants) {
+      SCOPED_TRACE(::testing::Message() << "tile " << static_cast<int>(variant.tile) << ", kernel "
+                                        << static_cast<int>(variant.kernel) << ", plan "
+                                        << static_cast<int>(variant.plan));
+      const DeviceArray<float> scores(static_cast<size_t>(count * scores_stride));
+      const DeviceArray<uint8_t> failed(std::vector<uint8_t>(sequence.size(), 0));
+      for (int run = 0; run < 2; ++run) {
+        const RoutingPlan routed =
+            LaunchRoute({.router = device_router.get(),
+                         .input = input.view(),
+                         .sequence = has_padding ? device_sequence.data() : nullptr,
+                         .token_ids = device_tokens.data(),
+                         .rows_per_token = rows_per_token,
+                         .scores = scores.data(),
+                         .scores_stride = scores_stride,
+                         .overrides = has_overrides ? uploaded_overrides.data() : nullptr,
+                         .failed = failed.data(),
+                         .k_max = k_max,
+                         .plan = &plan,
+                         .scratch = &scratch,
+                         .variant = variant},
+                        nullptr);
+        ASSERT_EQ(routed.capacity, count * k_max);
+        ExpectSame(FromCuda(routed), expected);
+        if (HasFatalFailure()) return;
+      }
+      ExpectSameScores(scores.Read(), scores_stride, cpu_scores, experts, padding);
+      if (HasFatalFailure()) return;
+      EXPECT_EQ(failed.Read(), expected_failed);
+    }
 
     // Build a plan from the same routes, as given routes.
     const DeviceArray<int32_t> given_offsets(kept.offsets), given_experts(kept.experts);
     const DeviceArray<float> given_weights(kept.weights);
     HostPlan given = expected;
     std::fill(given.row_nonfinite.begin(), given.row_nonfinite.end(), uint8_t{0});
-    ExpectSame(FromCuda(LaunchGivenPlan({.rows = count,
-                                         .num_experts = experts,
-                                         .k_max = k_max,
-                                         .offsets = given_offsets.data(),
-                                         .experts = given_experts.data(),
-                                         .weights = given_weights.data(),
-                                         .plan = &plan,
-                                         .scratch = &scratch},
-                                        nullptr)),
-               given);
+    for (const PlanForm form : {PlanForm::kAuto, PlanForm::kSameLaunch, PlanForm::kChunks}) {
+      ExpectSame(FromCuda(LaunchGivenPlan({.rows = count,
+                                           .num_experts = experts,
+                                           .k_max = k_max,
+                                           .offsets = given_offsets.data(),
+                                           .experts = given_experts.data(),
+                                           .weights = given_weights.data(),
+                                           .plan = &plan,
+                                           .scratch = &scratch,
+                                           .plan_form = form},
+                                          nullptr)),
+                 given);
+      if (HasFatalFailure()) return;
+    }
     cpu_->BeginStep({}, nullptr, false);
+  }
+
+  // Builds plans from random routes on the device and on the CPU, and compares them.
+  void CompareGiven(int rows, int experts) {
+    SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(experts) + " experts");
+    const int most = std::min(experts, 8);
+    Random random(static_cast<uint64_t>(rows + experts));
+    GivenRoutes given;
+    given.offsets.push_back(0);
+    for (int r = 0; r < rows; ++r) {
+      for (int e = 0, left = most; e < experts && left > 0; e += 1 + random.Below(experts / 2)) {
+        if (random.Below(3) == 0) continue;
+        given.experts.push_back(e);
+        given.weights.push_back(static_cast<float>(random.Normal()));
+        --left;
+      }
+      given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
+    }
+    const RouteCase c = MakeCase(experts, 1, Gate::kSoftmax, 1);
+    const auto router = std::move(cpu_->NewRouter(c.settings, c.tensors)).value();
+    std::vector<float> input(static_cast<size_t>(rows));
+    const HostPlan expected = FromCpu(cpu_->Route({.router = router.get(),
+                                                   .input = {input.data(), DType::kF32, rows, 1, 1},
+                                                   .given = &given}));
+    PlanMemory plan = PlanMemory::Create(rows, most, experts).value();
+    RouteScratch scratch = RouteScratch::Create(rows, most, experts, experts).value();
+    const DeviceArray<int32_t> offsets(given.offsets), ids(given.experts);
+    const DeviceArray<float> weights(given.weights);
+    for (const PlanForm form : {PlanForm::kAuto, PlanForm::kSameLaunch, PlanForm::kChunks}) {
+      ExpectSame(FromCuda(LaunchGivenPlan({.rows = rows,
+                                           .num_experts = experts,
+                                           .k_max = most,
+                                           .offsets = offsets.data(),
+                                           .experts = ids.data(),
+                                           .weights = weights.data(),
+                                           .plan = &plan,
+                                           .scratch = &scratch,
+                                           .plan_form = form},
+                                          nullptr)),
+                 expected);
+      if (HasFatalFailure()) return;
+    }
   }
 
   std::unique_ptr<Backend> cpu_ = MakeCpu();
@@ -180,6 +260,142 @@ TEST_F(RouteTest, ChangedRowsScaledExpertsAndTablesEqualTheCpu) {
       }
     }
   }
+}
+
+// All tiles, kernels and forms of the plan compute the same bits.
+TEST_F(RouteTest, EveryVariantEqualsTheCpu) {
+  uint64_t seed = 100;
+  for (const int dim : {0, 5, 16, 64}) {
+    for (const int experts : {5, 64, 100, 256}) {
+      RouteCase c = MakeScoreCase(experts, 250, dim, ++seed);
+      c.settings.gate =
+          std::vector{Gate::kSoftmax, Gate::kSigmoid, Gate::kSoftmaxSelected}[seed % 3];
+      SelectTopK(c, std::min(experts, static_cast<int>(1 + seed * 5 % 32)));
+      if (seed % 4 == 0) AddRareSettings(c, false);
+      const int count = std::vector{1, 3, 8, 9, 33}[seed % 5];
+      Compare(c, count, {.variants = AllVariants(), .overrides = false});
+      if (HasFatalFailure()) return;
+    }
+  }
+  // Settings that only one of the kernels supports.
+  for (const Gate gate : AllKinds<Gate>()) {
+    for (const int count : {2, 20}) {
+      Compare(MakeCase(48, 100, gate, ++seed), count, {.variants = AllVariants()});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// The vectors of a cosine router may be of any length. Products that underflow to -0 show which
+// partial sums are added.
+TEST_F(RouteTest, CosinesOfEveryLengthAndOfMinusZeros) {
+  for (const int dim :
+       {1, 7, 8, 9, 16, 17, 31, 40, 63, 64, 65, 127, 128, 129, 248, 256, 257, 600}) {
+    for (const bool zeros : {false, true}) {
+      RouteCase c = MakeScoreCase(40, 4, dim, static_cast<uint64_t>(dim));
+      SelectTopK(c, 3);
+      if (zeros) {
+        c.settings.normalize_row = c.settings.normalize_expert = false;
+        c.settings.temperature = Temperature::kNone;
+        std::vector<float> w(static_cast<size_t>(40 * dim), -1e-30f);
+        std::fill(w.begin(), w.begin() + 10 * dim, 1e-30f);
+        c.tensors.weight = MakeTensor(w, {40, dim});
+        c.tensors.projection =
+            MakeTensor(std::vector<float>(static_cast<size_t>(4 * dim), 1e-30f), {dim, 4});
+        c.tensors.bias = {};
+      }
+      Compare(c, 5, {.variants = {{}, {.kernel = RouteKernelKind::kAny}}, .overrides = false});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// The numbers of rows at which the form of the plan changes.
+TEST_F(RouteTest, RowsAroundTheLimitsOfPlans) {
+  for (const int experts : {8, 64, 256}) {
+    for (const int rows : {1, 255, 256, 257, 1023, 1024, 1025}) {
+      RouteCase c = MakeScoreCase(experts, 8, rows % 2 == 0 ? 16 : 0, 70 + rows);
+      SelectTopK(c, 3);
+      Compare(c, rows,
+              {.variants = {{.plan = PlanForm::kSameLaunch}, {.plan = PlanForm::kChunks}},
+               .overrides = false});
+      if (HasFatalFailure()) return;
+    }
+  }
+  for (const int rows : {1, 9}) {
+    Compare(MakeCase(4096, 8, Gate::kSoftmax, 71), rows);
+    if (HasFatalFailure()) return;
+  }
+}
+
+RouteShape ShapeFor(int64_t rows, int experts, int width, int dim = 0) {
+  RouteShape shape;
+  shape.settings.num_experts = experts;
+  shape.settings.input_width = width;
+  shape.settings.k = 2;
+  if (dim > 0) {
+    shape.settings.score = Score::kCosine;
+    shape.settings.dim = dim;
+  }
+  shape.rows = rows;
+  shape.columns = ProductsOf(shape.settings);
+  shape.k_max = 2;
+  shape.element_bytes = 2;
+  shape.multiprocessors = 132;
+  shape.shared_limit = 160 << 10;
+  return shape;
+}
+
+int64_t BlocksOf(const RouteShape& shape, RouteTile tile) {
+  const RouteTileShape t = ShapeOf(tile);
+  return (shape.rows + t.rows() - 1) / t.rows() * ((shape.columns + t.columns() - 1) / t.columns());
+}
+
+TEST(ChooseRouteTest, TilesOccupyTheDevice) {
+  for (const int experts : {4, 8, 16, 64, 256}) {
+    for (const int dim : {0, 16, 64}) {
+      for (int rows = 1; rows <= 1 << 16; rows *= 2) {
+        const RouteShape shape = ShapeFor(rows, experts, 4096, dim);
+        const RouteTile tile = ChooseRoute(shape, {}).tile;
+        const int64_t blocks = BlocksOf(shape, tile);
+        EXPECT_TRUE(blocks * 8 >= 132 * 7 || tile == RouteTile::k8x4)
+            << rows << " rows, " << experts << " experts";
+      }
+    }
+  }
+  EXPECT_EQ(ChooseRoute(ShapeFor(1024, 8, 4096), {}).tile, RouteTile::k8x8);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1 << 16, 8, 4096), {}).tile, RouteTile::k64x8);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1024, 256, 512, 16), {}).tile, RouteTile::k8x16);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1 << 16, 64, 4096), {}).tile, RouteTile::k32x16);
+  // One tile of little weights.
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 256, 512, 16), {}).tile, RouteTile::k8x16);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 8, 1024), {}).tile, RouteTile::k8x8);
+}
+
+TEST(ChooseRouteTest, KernelsAndPlansThatFit) {
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64), {}).kernel, RouteKernelKind::kTopOfDots);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64, 16), {}).kernel, RouteKernelKind::kTopOfCosines);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64, 65), {}).kernel, RouteKernelKind::kAny);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 257, 64), {}).kernel, RouteKernelKind::kAny);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64), {.kernel = RouteKernelKind::kTopOfCosines}).kernel,
+            RouteKernelKind::kTopOfDots);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64), {.kernel = RouteKernelKind::kAny}).kernel,
+            RouteKernelKind::kAny);
+  RouteShape shape = ShapeFor(1, 64, 64);
+  shape.overrides = true;
+  EXPECT_EQ(ChooseRoute(shape, {}).kernel, RouteKernelKind::kAny);
+  shape = ShapeFor(64, 256, 64, 64);
+  shape.shared_limit = 64 << 10;
+  EXPECT_EQ(ChooseRoute(shape, {.tile = RouteTile::k8x4}).kernel, RouteKernelKind::kAny);
+
+  EXPECT_EQ(ChooseRoute(ShapeFor(1024, 256, 64), {}).plan, PlanForm::kSameLaunch);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1025, 256, 64), {}).plan, PlanForm::kChunks);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1024, 4096, 64), {}).plan, PlanForm::kChunks);
+  EXPECT_EQ(ChooseRoute(ShapeFor(1, 4096, 64), {}).plan, PlanForm::kSameLaunch);
+  shape = ShapeFor(1024, 256, 64);
+  shape.k_max = 16;
+  EXPECT_EQ(ChooseRoute(shape, {}).plan, PlanForm::kChunks);
+  EXPECT_EQ(ChooseRoute(shape, {.plan = PlanForm::kSameLaunch}).plan, PlanForm::kSameLaunch);
 }
 
 TEST_F(RouteTest, EveryRowCountInBothPaths) {
@@ -259,39 +475,16 @@ TEST_F(RouteTest, ZerosTieWhateverTheirSign) {
              expected);
 }
 
-// More chunks of rows than a warp has lanes.
-TEST_F(RouteTest, GivenRoutesOfThousandsOfRows) {
-  const int rows = 40 * kPlanChunk + 3, experts = 3;
-  Random random(8);
-  GivenRoutes given;
-  given.offsets.push_back(0);
-  for (int r = 0; r < rows; ++r) {
-    for (int e = 0; e < experts; ++e) {
-      if (random.Below(3) != 0) continue;
-      given.experts.push_back(e);
-      given.weights.push_back(static_cast<float>(random.Normal()));
+// Plans of given routes for the largest numbers of rows of one block, and for more chunks of rows
+// than a warp has lanes.
+TEST_F(RouteTest, GivenRoutesOfManyRows) {
+  for (const int experts : {3, 8, 64, 256, 4096}) {
+    for (const int rows : {1, 255, 256, 257, 1023, 1024, 1025, 40 * kPlanChunk + 3}) {
+      if (experts > 3 && rows > 1025) continue;
+      CompareGiven(rows, experts);
+      if (HasFatalFailure()) return;
     }
-    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
   }
-  const RouteCase c = MakeCase(experts, 1, Gate::kSoftmax, 1);
-  const auto router = std::move(cpu_->NewRouter(c.settings, c.tensors)).value();
-  std::vector<float> input(static_cast<size_t>(rows));
-  const HostPlan expected = FromCpu(cpu_->Route(
-      {.router = router.get(), .input = {input.data(), DType::kF32, rows, 1, 1}, .given = &given}));
-  PlanMemory plan = PlanMemory::Create(rows, experts, experts).value();
-  RouteScratch scratch = RouteScratch::Create(rows, experts, experts, experts).value();
-  const DeviceArray<int32_t> offsets(given.offsets), ids(given.experts);
-  const DeviceArray<float> weights(given.weights);
-  ExpectSame(FromCuda(LaunchGivenPlan({.rows = rows,
-                                       .num_experts = experts,
-                                       .k_max = experts,
-                                       .offsets = offsets.data(),
-                                       .experts = ids.data(),
-                                       .weights = weights.data(),
-                                       .plan = &plan,
-                                       .scratch = &scratch},
-                                      nullptr)),
-             expected);
 }
 
 // A row's bits must depend neither on other rows nor on the kernel chosen for their number.
@@ -371,22 +564,25 @@ TEST_F(RouteTest, ReplayedGraphsRouteAnew) {
   }
 }
 
-#if defined(MOESERVE_CUDA_EMULATION)
 // The order of threads and blocks must not affect the result.
 TEST_F(RouteTest, OrderOfThreadsDoesNotShow) {
-  for (const emulator::Order order :
-       {emulator::Order{emulator::Order::kReverse, 0}, emulator::Order{emulator::Order::kRandom, 1},
-        emulator::Order{emulator::Order::kRandom, 2}}) {
-    emulator::SetOrder(order);
+  InEveryOrder([this] {
     for (int count : {1, 30, 300}) {
       for (int experts : {7, 40}) {
         Compare(MakeCase(experts, 280, Gate::kSoftmax, static_cast<uint64_t>(600 + count)), count);
+        if (HasFatalFailure()) return;
       }
     }
-  }
-  emulator::SetOrder({});
+    for (const bool cosine : {false, true}) {
+      for (const int count : {1, 33}) {
+        RouteCase c = MakeScoreCase(70, 300, cosine ? 16 : 0, 50);
+        SelectTopK(c, 4);
+        Compare(c, count, {.variants = AllVariants(), .overrides = false});
+        if (HasFatalFailure()) return;
+      }
+    }
+  });
 }
-#endif
 
 TEST_F(RouteTest, RefusesRoutersThatAreTooLarge) {
   RouteCase c = MakeCase(5, 8, Gate::kSoftmax, 1);

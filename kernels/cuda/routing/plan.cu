@@ -7,6 +7,7 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kBatch = 8;  // see ForEachRoute()
 
 __device__ void ClearNonfinite(const PlanBuild& b, int first_row, int rows) {
   for (int r = static_cast<int>(threadIdx.x); r < rows; r += kThreads) {
@@ -14,11 +15,11 @@ __device__ void ClearNonfinite(const PlanBuild& b, int first_row, int rows) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) SmallPlanKernel(PlanBuild b) {
+__global__ void __launch_bounds__(kThreads) OnePlanKernel(PlanBuild b) {
   GridDependencyPass();
   if (b.clear_nonfinite) ClearNonfinite(b, 0, b.rows);
-  const PlanScratch scratch = CarvePlan(DynamicShared<char>(), b.experts);
-  BuildSmallPlan(b.table, b.experts, b.rows, scratch, b.plan);
+  const PlanScratch scratch = CarvePlan(DynamicShared<char>(), b.experts, b.rows, true);
+  BuildOnePlan(b.table, b.experts, b.rows, scratch, b.plan);
 }
 
 // Counts the routes to each expert in each chunk of kPlanChunk rows. The last block to arrive
@@ -31,9 +32,9 @@ __global__ void __launch_bounds__(kThreads) ChunkCountKernel(PlanBuild b) {
   const int chunk = static_cast<int>(blockIdx.x), chunks = static_cast<int>(gridDim.x);
   const int first_row = chunk * kPlanChunk;
   const int rows = min(kPlanChunk, b.rows - first_row);
-  const PlanScratch s = CarvePlan(DynamicShared<char>(), b.experts);
+  const PlanScratch s = CarvePlan(DynamicShared<char>(), b.experts, rows, false);
   if (b.clear_nonfinite) ClearNonfinite(b, first_row, rows);
-  MarkRoutes(b.table, b.experts, first_row, rows, s);
+  MarkRoutes<kBatch>(b.table, b.experts, first_row, rows, s);
   BlockScan(s.counts + b.experts, rows, s.partial);
   for (int e = thread; e < b.experts; e += kThreads) {
     b.chunk_counts[int64_t{e} * chunks + chunk] = s.counts[e];
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(kThreads) ChunkWriteKernel(PlanBuild b) {
   const int chunk = static_cast<int>(blockIdx.x), chunks = static_cast<int>(gridDim.x);
   const int first_row = chunk * kPlanChunk;
   const int rows = min(kPlanChunk, b.rows - first_row);
-  const PlanScratch s = CarvePlan(DynamicShared<char>(), b.experts);
-  MarkRoutes(b.table, b.experts, first_row, rows, s);
+  const PlanScratch s = CarvePlan(DynamicShared<char>(), b.experts, rows, false);
+  MarkRoutes<kBatch>(b.table, b.experts, first_row, rows, s);
   int32_t* row_begin = s.counts + b.experts;
   BlockScan(row_begin, rows, s.partial);
   for (int e = thread; e < b.experts; e += kThreads) {
@@ -77,18 +78,22 @@ __global__ void __launch_bounds__(kThreads) ChunkWriteKernel(PlanBuild b) {
     b.plan.row_offsets[first_row + r] = row_base + row_begin[r];
   }
   if (thread == 0 && chunk == chunks - 1) b.plan.row_offsets[b.rows] = row_base + row_begin[rows];
-  WriteRoutes(b.table, first_row, rows, s.bits, s.counts, row_begin, row_base, b.plan);
+  WriteRoutes<kBatch, false>(b.table, b.experts, first_row, rows, s, s.counts, row_begin, row_base,
+                             true, b.plan);
 }
 
 }  // namespace
 
-void LaunchPlan(const PlanBuild& build, cudaStream_t stream) {
-  const size_t shared = static_cast<size_t>(PlanBytes(build.experts));
-  if (build.rows <= kPlanChunk) {
-    Launch(SmallPlanKernel,
+int64_t OnePlanBytes(int experts, int rows) { return PlanBytes(experts, rows, true); }
+
+int64_t ChunkPlanBytes(int experts) { return PlanBytes(experts, kPlanChunk, false); }
+
+void LaunchPlan(const PlanBuild& build, bool one_launch, cudaStream_t stream) {
+  if (one_launch) {
+    Launch(OnePlanKernel,
            {.grid = 1,
             .block = kThreads,
-            .shared_bytes = shared,
+            .shared_bytes = static_cast<size_t>(OnePlanBytes(build.experts, build.rows)),
             .stream = stream,
             .overlaps_predecessor = true},
            build);
@@ -96,7 +101,7 @@ void LaunchPlan(const PlanBuild& build, cudaStream_t stream) {
   }
   const LaunchShape shape{.grid = static_cast<unsigned>(PlanChunks(build.rows)),
                           .block = kThreads,
-                          .shared_bytes = shared,
+                          .shared_bytes = static_cast<size_t>(ChunkPlanBytes(build.experts)),
                           .stream = stream,
                           .overlaps_predecessor = true};
   Launch(ChunkCountKernel, shape, build);

@@ -18,8 +18,13 @@ struct PlanBuild {
 
 inline constexpr int64_t PlanChunks(int64_t rows) { return (rows + kPlanChunk - 1) / kPlanChunk; }
 
-// Sorts the routes in `build.table` by expert: one launch for up to kPlanChunk rows, two launches
-// for more.
-void LaunchPlan(const PlanBuild& build, cudaStream_t stream);
+// Return the shared memory of a block that builds the whole plan of up to kOnePlanRows rows, and of
+// a block that processes a chunk of kPlanChunk rows.
+int64_t OnePlanBytes(int experts, int rows);
+int64_t ChunkPlanBytes(int experts);
+
+// Sorts the routes in `build.table` by expert: by one block, which takes up to kOnePlanRows rows,
+// or in two launches with a block per chunk. The results are equal.
+void LaunchPlan(const PlanBuild& build, bool one_launch, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

@@ -3,9 +3,7 @@
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/routing/plan.h"
-#include "kernels/cuda/routing/route_plan.cuh"
-#include "kernels/cuda/routing/route_product.cuh"
-#include "kernels/cuda/routing/route_select.cuh"
+#include "kernels/cuda/routing/route_kernel.cuh"
 #include "kernels/cuda/routing/router.h"
 
 namespace moeserve::cuda {
@@ -14,105 +12,8 @@ namespace {
 // Upper bound of a block's dynamic shared memory. On devices that have less, RouteSharedLimit()
 // returns what they have.
 constexpr int64_t kMaxShared = 160 << 10;
-// Bytes in front of the memory that the phases of the kernel share; they hold the flag of
-// LastToArrive().
-constexpr int64_t kHeader = 128;
-// Number of multiprocessors of a large device. The smallest tiles (few columns) are used if the
-// launch then has at most two thread blocks per multiprocessor, the next larger ones (few rows) if
-// it has at most one. In larger launches, small tiles would read inputs and weights from memory too
-// often.
-constexpr int64_t kMultiprocessors = 132;
-constexpr int64_t kSmallTileBlocks = 2 * kMultiprocessors;
-
 __device__ __forceinline__ float WidenedElement(float x) { return x; }
 __device__ __forceinline__ float WidenedElement(Bf16 x) { return F32FromBf16(x); }
-
-struct RouteKernelArgs {
-  ProductArgs product;
-  RouterTables router;
-  const int32_t* sequence = nullptr;
-  const int32_t* token_ids = nullptr;
-  int rows_per_token = 1;
-  float* scores = nullptr;
-  int64_t scores_stride = 0;
-  const RouteOverride* overrides = nullptr;
-  int k_max = 0;
-  int32_t* experts = nullptr;  // [rows, k_max]
-  float* weights = nullptr;    // [rows, k_max]
-  int32_t* counts = nullptr;   // [rows]
-  uint8_t* failed = nullptr;   // [rows / rows_per_token] or null
-  int32_t* arrivals = nullptr;
-  bool sort = false;     // whether the scratch memory of a selecting warp includes keys
-  int select_warps = 1;  // number of warps whose scratch fits at once
-  int select_bytes = 0;  // bytes of scratch per selecting warp
-  bool build_plan = false;
-  PlanArrays plan;
-};
-
-__device__ void SelectRows(const RouteKernelArgs& a, int first_row, int tile_rows, char* memory) {
-  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
-  if (warp >= a.select_warps) return;
-  const SelectScratch scratch =
-      CarveSelect(memory + int64_t{warp} * a.select_bytes, a.router.settings, a.sort);
-  const int end = min(first_row + tile_rows, a.product.rows);
-  for (int r = first_row + warp; r < end; r += a.select_warps) {
-    if (a.sequence != nullptr && a.sequence[r / a.rows_per_token] < 0) {
-      if (lane == 0) {
-        a.counts[r] = 0;
-        a.plan.row_nonfinite[r] = 0;
-      }
-      continue;
-    }
-    const RouteSettings& s = a.router.settings;
-    const int32_t* listed = nullptr;
-    if (s.select == SelectKind::kTable) {
-      listed = a.router.table + int64_t{a.token_ids[r / a.rows_per_token]} * s.k;
-    }
-    SelectRow({.router = &a.router,
-               .listed = listed,
-               .products = a.product.products + int64_t{r} * a.product.columns,
-               .override = a.overrides == nullptr ? nullptr : a.overrides + r,
-               .scores = a.scores == nullptr ? nullptr : a.scores + r * a.scores_stride,
-               .k_max = a.k_max,
-               .experts = a.experts + int64_t{r} * a.k_max,
-               .weights = a.weights + int64_t{r} * a.k_max,
-               .count = a.counts + r,
-               .nonfinite = a.plan.row_nonfinite + r,
-               .failed = a.failed == nullptr ? nullptr : a.failed + r / a.rows_per_token},
-              scratch, lane);
-  }
-}
-
-// The grid is column tiles x row tiles. The last block to arrive in a row of tiles selects the
-// experts for these rows. With build_plan, the block that completes the last rows also builds the
-// plan.
-template <typename Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs a) {
-  char* header = DynamicShared<char>();
-  int32_t* flag = reinterpret_cast<int32_t*>(header);
-  char* memory = header + kHeader;
-  const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows;
-  TileProducts<Tile>(a.product, first_row, static_cast<int>(blockIdx.x) * Tile::kColumns, memory);
-  if (gridDim.x == 1) {
-    __syncthreads();
-  } else if (!LastToArrive(a.arrivals + 1 + blockIdx.y, static_cast<int>(gridDim.x), flag)) {
-    return;
-  }
-  SelectRows(a, first_row, Tile::kRows, memory);
-  if (!a.build_plan) return;
-  if (gridDim.y == 1) {
-    __syncthreads();
-  } else if (!LastToArrive(a.arrivals, static_cast<int>(gridDim.y), flag)) {
-    return;
-  }
-  const RouteTable table{.experts = a.experts,
-                         .weights = a.weights,
-                         .counts = a.counts,
-                         .offsets = nullptr,
-                         .k_max = a.k_max};
-  const int experts = a.router.settings.num_experts;
-  BuildSmallPlan(table, experts, a.product.rows, CarvePlan(memory, experts), a.plan);
-}
 
 constexpr int kChangeWarps = 4;  // rows per block
 
@@ -175,54 +76,38 @@ RowsView RowsForProducts(const RouteLaunch& launch, cudaStream_t stream) {
   return {changed, DType::kF32, input.rows, width, width};
 }
 
-// Returns the shared memory that the phases of a block can use on this device.
-int64_t RoomOfBlock() { return RouteSharedLimit() - kHeader; }
-
-template <typename Tile>
-void LaunchTiles(RouteKernelArgs& a, int64_t room, cudaStream_t stream) {
-  static_assert(Tile::kBytes <= kMaxShared - kHeader);
-  a.select_warps = static_cast<int>(std::min<int64_t>(Tile::kWarps, room / a.select_bytes));
-  MOESERVE_CHECK(a.select_warps > 0, "the router was checked when it was made");
-  int64_t shared = std::max<int64_t>(Tile::kBytes, int64_t{a.select_warps} * a.select_bytes);
-  if (a.build_plan) shared = std::max(shared, PlanBytes(a.router.settings.num_experts));
-  const auto tiles = [](int64_t n, int tile) {
-    return static_cast<unsigned>((n + tile - 1) / tile);
-  };
-  Launch(
-      RouteKernel<Tile>,
-      {.grid = dim3(tiles(a.product.columns, Tile::kColumns), tiles(a.product.rows, Tile::kRows)),
-       .block = Tile::kThreads,
-       .shared_bytes = static_cast<size_t>(kHeader + shared),
-       .stream = stream,
-       .overlaps_predecessor = true},
-      a);
+int Multiprocessors() {
+  static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
+  return multiprocessors;
 }
 
-// All tiles compute the same bits; they differ in the number of blocks that share the work.
-template <typename T>
-void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
-  using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;  // 8 rows x 4 columns
-  using FewRows = ProductTile<T, 4, 4, 2, 4, 4>;     // 8 rows x 16 columns
-  using SomeRows = ProductTile<T, 4, 8, 4, 2, 3>;    // 16 rows x 16 columns
-  using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;    // 32 rows x 16 columns
-  using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 rows x 8 columns
-  const int64_t rows = a.product.rows, columns = a.product.columns;
-  const int64_t room = RoomOfBlock();
-  // Devices with little shared memory use only the small tiles.
-  if (rows > kPlanChunk && std::max(ManyByFew::kBytes, ManyRows::kBytes) <= room) {
-    if (columns <= ManyByFew::kColumns) {
-      LaunchTiles<ManyByFew>(a, room, stream);
-    } else {
-      LaunchTiles<ManyRows>(a, room, stream);
-    }
-  } else if ((rows + 7) / 8 * ((columns + 3) / 4) <= kSmallTileBlocks) {
-    LaunchTiles<FewColumns>(a, room, stream);
-  } else if ((rows + 7) / 8 * ((columns + 15) / 16) <= kMultiprocessors ||
-             SomeRows::kBytes > room) {
-    LaunchTiles<FewRows>(a, room, stream);
-  } else {
-    LaunchTiles<SomeRows>(a, room, stream);
+RouteShape ShapeOfLaunch(const RouteLaunch& launch, const RowsView& input) {
+  const RouterTables& router = launch.router->tables();
+  return {.settings = router.settings,
+          .rows = input.rows,
+          .columns = router.columns,
+          .k_max = launch.k_max,
+          .overrides = launch.overrides != nullptr,
+          .element_bytes = static_cast<int>(SizeOf(input.dtype)),
+          .multiprocessors = Multiprocessors(),
+          .shared_limit = RouteSharedLimit()};
+}
+
+void LaunchKernelOf(const RouteVariant& variant, const RouteKernelArgs& a, DType dtype,
+                    cudaStream_t stream) {
+  const int64_t limit = RouteSharedLimit();
+  switch (variant.kernel) {
+    case RouteKernelKind::kAuto:
+      break;
+    case RouteKernelKind::kTopOfDots:
+      return LaunchRouteKernel<RouteKernelKind::kTopOfDots>(a, dtype, variant.tile, limit, stream);
+    case RouteKernelKind::kTopOfCosines:
+      return LaunchRouteKernel<RouteKernelKind::kTopOfCosines>(a, dtype, variant.tile, limit,
+                                                               stream);
+    case RouteKernelKind::kAny:
+      return LaunchRouteKernel<RouteKernelKind::kAny>(a, dtype, variant.tile, limit, stream);
   }
+  MOESERVE_CHECK(false, "ChooseRoute() has chosen a kernel");
 }
 
 void CheckRoom(int rows, int experts, int k_max, const PlanMemory& plan,
@@ -238,7 +123,9 @@ void CheckRoom(int rows, int experts, int k_max, const PlanMemory& plan,
 }  // namespace
 
 int64_t RouteSharedBytes(const RouteSettings& settings) {
-  return kHeader + std::max(SelectBytes(settings, true), PlanBytes(settings.num_experts));
+  int64_t header = 0;
+  for (const RouteTile tile : kRouteTiles) header = std::max(header, RouteHeaderBytes(tile));
+  return std::max(header + SelectBytes(settings, true), ChunkPlanBytes(settings.num_experts));
 }
 
 int64_t RouteSharedLimit() {
@@ -274,13 +161,14 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
                         .arrivals = scratch.arrivals(),
                         .plan = plan};
   if (rows == 0) {
-    LaunchPlan(build, stream);
+    LaunchPlan(build, true, stream);
     return launch.plan->Plan(rows, experts, launch.k_max);
   }
   const RowsView input = RowsForProducts(launch, stream);
+  const RouteVariant variant = ChooseRoute(ShapeOfLaunch(launch, input), launch.variant);
   const int64_t element = static_cast<int64_t>(SizeOf(input.dtype));
   const bool sort = launch.overrides != nullptr || settings.select == SelectKind::kTopP ||
-                    std::min(settings.k, experts) > kMostRanksByMaximum;
+                    std::min(settings.k, experts) > kMostTopRanks;
   RouteKernelArgs a{.product = {.input = input.data,
                                 .stride = input.stride,
                                 .aligned = reinterpret_cast<uintptr_t>(input.data) % 16 == 0 &&
@@ -306,21 +194,21 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
                     .failed = launch.failed,
                     .arrivals = scratch.arrivals(),
                     .sort = sort,
+                    .build_plan = variant.plan == PlanForm::kSameLaunch,
+                    .plan = plan,
                     .select_warps = 1,
-                    .select_bytes = static_cast<int>(SelectBytes(settings, sort)),
-                    .build_plan = rows <= kPlanChunk,
-                    .plan = plan};
-  if (input.dtype == DType::kBF16) {
-    LaunchProducts<Bf16>(a, stream);
-  } else {
-    LaunchProducts<float>(a, stream);
-  }
-  if (!a.build_plan) LaunchPlan(build, stream);
+                    .select_bytes = 0,
+                    .table_begin = 0,
+                    .early_table = false};
+  LaunchKernelOf(variant, a, input.dtype, stream);
+  if (!a.build_plan) LaunchPlan(build, false, stream);
   return launch.plan->Plan(rows, experts, launch.k_max);
 }
 
 RoutingPlan LaunchGivenPlan(const GivenPlanLaunch& launch, cudaStream_t stream) {
   CheckRoom(launch.rows, launch.num_experts, launch.k_max, *launch.plan, *launch.scratch);
+  const bool one_launch = BuildsPlanInOneBlock(launch.rows, launch.k_max, launch.num_experts,
+                                               RouteSharedLimit(), launch.plan_form);
   LaunchPlan({.table = {.experts = launch.experts,
                         .weights = launch.weights,
                         .counts = nullptr,
@@ -332,7 +220,7 @@ RoutingPlan LaunchGivenPlan(const GivenPlanLaunch& launch, cudaStream_t stream) 
               .chunk_counts = launch.scratch->chunk_counts(),
               .arrivals = launch.scratch->arrivals(),
               .plan = launch.plan->arrays()},
-             stream);
+             one_launch, stream);
   return launch.plan->Plan(launch.rows, launch.num_experts, launch.k_max);
 }
 

@@ -7,11 +7,10 @@
 
 namespace moeserve::cuda {
 
-// The number of rows that one block sorts into a plan at once. With up to this many rows, routing
-// takes a single launch.
+// A plan is built by one block, for at most kOnePlanRows rows, or by one block per kPlanChunk rows.
 inline constexpr int kPlanChunk = 256;
-inline constexpr int kPlanWords = kPlanChunk / 32;
-// The data of more experts than this would not fit into the plan's shared memory.
+inline constexpr int kOnePlanRows = 1024;
+// The data of more experts than this would not fit into the shared memory of a chunk's block.
 inline constexpr int kMaxRoutedExperts = 4096;
 inline constexpr int kMaxCosineDim = 4096;
 // The router's weights are padded with zeros to whole tiles of kRouterColumns columns and
@@ -20,6 +19,11 @@ inline constexpr int kRouterColumns = 16;
 inline constexpr int kRouterStep = 256;
 // The smallest number of rows in a tile of products.
 inline constexpr int kFewestTileRows = 8;
+// The kernels that select the top k experts without scratch memory for all ranks hold the scores of
+// up to kMostTopExperts experts in registers, and lane r of a warp holds the expert of rank r.
+inline constexpr int kMostTopExperts = 256;
+inline constexpr int kMostTopRanks = 32;
+inline constexpr int kMostTopDim = 64;  // of cosine routers
 
 // RouteSharedBytes() returns the bytes of shared memory per block that routing with `settings` and
 // building a plan need; RouteSharedLimit() returns the limit of the current device.
@@ -35,7 +39,7 @@ struct RouterTables {
   const float* weights = nullptr;       // [columns rounded up, padded], elements permuted by
                                         // PermutedForTile()
   const float* bias = nullptr;          // [columns] or null
-  const float* experts = nullptr;       // cosine router only: [dim][E]
+  const float* experts = nullptr;       // cosine router only: [dim][E], padded to 16 bytes
   const float* choice_bias = nullptr;   // [E] or null
   const float* row_weight = nullptr;    // [c] or null
   const float* expert_scale = nullptr;  // [E] or null

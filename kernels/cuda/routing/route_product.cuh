@@ -8,27 +8,29 @@
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/cuda/routing/route_device.h"
+#include "kernels/cuda/routing/route_variant.h"
 #include "kernels/cuda/routing/route_warp.cuh"
 
 namespace moeserve::cuda {
 
-// The dimensions of a tile. A warp computes kRowTile x kColumnTile products; a block has kRowWarps
-// x kColumnWarps warps, and kStages steps of kRouterStep elements are in flight.
-template <typename T_, int kRowTile_, int kColumnTile_, int kRowWarps_, int kColumnWarps_,
-          int kStages_>
+// The kernel's constants for a RouteTile and the type of the rows' elements.
+template <typename T_, RouteTile kTile>
 struct ProductTile {
   using T = T_;  // float or Bf16
-  static constexpr int kRowTile = kRowTile_, kColumnTile = kColumnTile_;
-  static constexpr int kRowWarps = kRowWarps_, kColumnWarps = kColumnWarps_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kRows = kRowTile * kRowWarps;
-  static constexpr int kColumns = kColumnTile * kColumnWarps;
-  static constexpr int kWarps = kRowWarps * kColumnWarps;
+  static constexpr RouteTileShape kShape = ShapeOf(kTile);
+  static constexpr int kRowTile = kShape.row_tile, kColumnTile = kShape.column_tile;
+  static constexpr int kColumnWarps = kShape.column_warps;
+  static constexpr int kStages = kShape.stages;
+  static constexpr int kRows = kShape.rows(), kColumns = kShape.columns();
+  static constexpr int kWarps = kShape.row_warps * kShape.column_warps;
   static constexpr int kThreads = kWarps * 32;
+  static constexpr bool kManySums = kRowTile * kColumnTile >= 64;
   static constexpr int kWeightBytes = kColumns * kRouterStep * 4;
   static constexpr int kRowBytes = kRouterStep * static_cast<int>(sizeof(T));
   static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
   static constexpr int kBytes = kStages * kStageBytes;
+  static constexpr int kHeaderBytes = static_cast<int>(RouteHeaderBytes(kTile));
+  static_assert(kBytes == RouteTileBytes(kTile, static_cast<int>(sizeof(T))));
   static_assert(kRouterColumns % kColumns == 0 && kRows >= kFewestTileRows);
 };
 
@@ -42,58 +44,68 @@ struct ProductArgs {
   int64_t padded = 0;
   int columns = 0;
   const float* bias = nullptr;
-  float* products = nullptr;  // [rows, columns]
+  float* products = nullptr;  // [rows, columns], used if a row has several tiles
 };
 
-template <typename Tile>
-__device__ __forceinline__ void CopyWeights(const ProductArgs& a, int first_column, int64_t begin,
-                                            char* stage) {
-  constexpr int kChunks = kRouterStep * 4 / 16;
-  const float* from = a.weights + first_column * a.padded + begin;
-  // The loop is not unrolled, because the addresses would take registers that the sums need.
+// Calls f(index) for the thread's share of kCount copies. Tiles with many sums have no registers
+// for the addresses of several copies.
+template <typename Tile, int kCount, typename F>
+__device__ __forceinline__ void ForEachCopy(const F& f) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if constexpr (Tile::kManySums) {
 #pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x); index < Tile::kColumns * kChunks;
-       index += Tile::kThreads) {
-    const int column = index / kChunks, chunk = index % kChunks;
-    CopyAsync16(stage + column * kRouterStep * 4 + chunk * 16,
-                from + column * a.padded + chunk * 4);
+    for (int index = thread; index < kCount; index += Tile::kThreads) f(index);
+  } else {
+    static_assert(kCount % Tile::kThreads == 0);
+#pragma unroll
+    for (int i = 0; i < kCount / Tile::kThreads; ++i) f(thread + i * Tile::kThreads);
   }
 }
 
-// Copies one step of the rows. Rows and elements out of range become zeros. In f32, a lane's group
-// of 8 elements has two 16-byte chunks, which are stored in two separate planes, so that the lanes
-// of a warp read adjacent chunks.
 template <typename Tile>
-__device__ __forceinline__ void CopyRows(const ProductArgs& a, int first_row, int64_t begin,
+__device__ __forceinline__ void CopyWeights(const ProductArgs& a, int first_column, int begin,
+                                            char* stage) {
+  constexpr int kChunks = kRouterStep * 4 / 16;
+  const float* from = a.weights + first_column * a.padded + begin;
+  ForEachCopy<Tile, Tile::kColumns * kChunks>([&](int index) {
+    const int column = index / kChunks, chunk = index % kChunks;
+    CopyAsync16(stage + column * kRouterStep * 4 + chunk * 16,
+                from + column * a.padded + chunk * 4);
+  });
+}
+
+// Copies one step of the rows. Elements beyond a row's last one become zeros; rows out of range are
+// not copied, as nothing reads their products. In f32, a lane's group of 8 elements has two 16-byte
+// chunks, which are stored in two separate planes, so that the lanes of a warp read adjacent
+// chunks.
+template <typename Tile>
+__device__ __forceinline__ void CopyRows(const ProductArgs& a, int first_row, int begin,
                                          char* stage) {
   using T = typename Tile::T;
   constexpr int kPerChunk = 16 / static_cast<int>(sizeof(T));
   constexpr int kChunks = kRouterStep / kPerChunk;
-#pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x); index < Tile::kRows * kChunks;
-       index += Tile::kThreads) {
+  ForEachCopy<Tile, Tile::kRows * kChunks>([&](int index) {
     const int row = index / kChunks, chunk = index % kChunks;
+    if (first_row + row >= a.rows) return;
     const int place = sizeof(T) == 2 ? chunk : chunk % 2 * 32 + chunk / 2;
     char* to = stage + Tile::kWeightBytes + row * Tile::kRowBytes + place * 16;
-    const int64_t element = begin + chunk * kPerChunk;
-    int64_t left = first_row + row < a.rows ? a.width - element : 0;
+    const int element = begin + chunk * kPerChunk;
+    int left = a.width - element;
     left = left < 0 ? 0 : left < kPerChunk ? left : kPerChunk;
     const T* from = static_cast<const T*>(a.input);
     if (left > 0) from += (first_row + row) * a.stride + element;
     if (a.aligned) {
-      CopyAsync16(to, from, static_cast<int>(left) * static_cast<int>(sizeof(T)));
+      CopyAsync16(to, from, left * static_cast<int>(sizeof(T)));
     } else {
       T* values = reinterpret_cast<T*>(to);
 #pragma unroll
       for (int j = 0; j < kPerChunk; ++j) values[j] = j < left ? from[j] : T{0};
     }
-  }
+  });
 }
 
-__device__ __forceinline__ uint32_t PairWord(const uint4& v, int q) {
-  return q == 0 ? v.x : q == 1 ? v.y : q == 2 ? v.z : v.w;
-}
-
+// Adds the products of one step: in each of two halves, lane l adds the products of elements
+// 8 l + 4 half to 8 l + 4 half + 3, a group of which is in two words of bf16 or one chunk of f32.
 template <typename Tile>
 __device__ __forceinline__ void AddStep(const char* stage, int row_warp, int column_warp, int lane,
                                         float (&sums)[Tile::kRowTile * Tile::kColumnTile]) {
@@ -101,92 +113,110 @@ __device__ __forceinline__ void AddStep(const char* stage, int row_warp, int col
   const float* weights =
       reinterpret_cast<const float*>(stage) + column_warp * Tile::kColumnTile * kRouterStep;
   const char* rows = stage + Tile::kWeightBytes + row_warp * Tile::kRowTile * Tile::kRowBytes;
-  [[maybe_unused]] uint4 packed[Tile::kRowTile];
-  if constexpr (sizeof(T) == 2) {
+#pragma unroll(Tile::kManySums ? 1 : 2)
+  for (int half = 0; half < 2; ++half) {
+    [[maybe_unused]] uint2 packed[Tile::kRowTile];
+    if constexpr (sizeof(T) == 2) {
 #pragma unroll
-    for (int m = 0; m < Tile::kRowTile; ++m) {
-      packed[m] = *reinterpret_cast<const uint4*>(rows + m * Tile::kRowBytes + lane * 16);
-    }
-  }
-#pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    float2 x[Tile::kRowTile];
-#pragma unroll
-    for (int m = 0; m < Tile::kRowTile; ++m) {
-      if constexpr (sizeof(T) == 2) {
-        const uint32_t pair = PairWord(packed[m], q);
-        x[m].x = F32FromBits(pair << 16);
-        x[m].y = F32FromBits(pair & 0xffff0000u);
-      } else {
-        x[m] = *reinterpret_cast<const float2*>(rows + m * Tile::kRowBytes +
-                                                (q / 2 * 32 + lane) * 16 + q % 2 * 8);
+      for (int m = 0; m < Tile::kRowTile; ++m) {
+        packed[m] =
+            *reinterpret_cast<const uint2*>(rows + m * Tile::kRowBytes + lane * 16 + half * 8);
       }
     }
 #pragma unroll
-    for (int n = 0; n < Tile::kColumnTile; ++n) {
-      const float2 w =
-          *reinterpret_cast<const float2*>(weights + n * kRouterStep + q * 64 + lane * 2);
+    for (int pair = 0; pair < 2; ++pair) {
+      float2 x[Tile::kRowTile];
 #pragma unroll
       for (int m = 0; m < Tile::kRowTile; ++m) {
-        float& sum = sums[m * Tile::kColumnTile + n];
-        sum = fmaf(x[m].x, w.x, sum);
-        sum = fmaf(x[m].y, w.y, sum);
+        if constexpr (sizeof(T) == 2) {
+          const uint32_t word = pair == 0 ? packed[m].x : packed[m].y;
+          x[m].x = LowBf16(word);
+          x[m].y = HighBf16(word);
+        } else {
+          x[m] = *reinterpret_cast<const float2*>(rows + m * Tile::kRowBytes +
+                                                  (half * 32 + lane) * 16 + pair * 8);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < Tile::kColumnTile; ++n) {
+        const float2 w = *reinterpret_cast<const float2*>(weights + n * kRouterStep +
+                                                          (half * 2 + pair) * 64 + lane * 2);
+#pragma unroll
+        for (int m = 0; m < Tile::kRowTile; ++m) {
+          float& sum = sums[m * Tile::kColumnTile + n];
+          sum = fmaf(x[m].x, w.x, sum);
+          sum = fmaf(x[m].y, w.y, sum);
+        }
       }
     }
   }
 }
 
-// Computes the tile's products and stores them in global memory. After a barrier, `memory` can be
-// used for other data.
-template <typename Tile>
+// Computes the tile's products. Stores them in `shared` [Tile::kRows][Tile::kColumns] if it is not
+// null, otherwise in global memory. `prefetch` is called once, before the kernel waits for earlier
+// kernels, and may start asynchronous copies that end before the products do. After a barrier,
+// `memory` can be used for other data.
+template <typename Tile, typename Prefetch>
 __device__ __forceinline__ void TileProducts(const ProductArgs& a, int first_row, int first_column,
-                                             char* memory) {
+                                             char* memory, float* shared,
+                                             const Prefetch& prefetch) {
   constexpr int kSums = Tile::kRowTile * Tile::kColumnTile;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int row_warp = warp / Tile::kColumnWarps, column_warp = warp % Tile::kColumnWarps;
   const int steps = static_cast<int>(a.padded / kRouterStep);
   // Copies of weights start before GridDependencyPass(), because weights do not depend on earlier
   // kernels.
-#pragma unroll
-  for (int s = 0; s < Tile::kStages - 1; ++s) {
-    if (s < steps) {
-      CopyWeights<Tile>(a, first_column, int64_t{s} * kRouterStep, memory + s * Tile::kStageBytes);
-    }
+  const int early = min(steps, Tile::kStages - 1);
+#pragma unroll 1
+  for (int s = 0; s < early; ++s) {
+    CopyWeights<Tile>(a, first_column, s * kRouterStep, memory + s * Tile::kStageBytes);
   }
+  prefetch();
   GridDependencyPass();
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < Tile::kStages - 1; ++s) {
-    if (s < steps) {
-      CopyRows<Tile>(a, first_row, int64_t{s} * kRouterStep, memory + s * Tile::kStageBytes);
-    }
+    if (s < steps) CopyRows<Tile>(a, first_row, s * kRouterStep, memory + s * Tile::kStageBytes);
     CopyAsyncCommit();
   }
+  // Warps without rows or columns only copy.
+  const bool computes = first_row + row_warp * Tile::kRowTile < a.rows &&
+                        first_column + column_warp * Tile::kColumnTile < a.columns;
   float sums[kSums] = {};
+  int use = 0, fill = Tile::kStages - 1;
+#pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     CopyAsyncWait<Tile::kStages - 2>();
     __syncthreads();
     const int next = step + Tile::kStages - 1;
     if (next < steps) {
-      char* stage = memory + next % Tile::kStages * Tile::kStageBytes;
-      CopyWeights<Tile>(a, first_column, int64_t{next} * kRouterStep, stage);
-      CopyRows<Tile>(a, first_row, int64_t{next} * kRouterStep, stage);
+      char* stage = memory + fill * Tile::kStageBytes;
+      CopyWeights<Tile>(a, first_column, next * kRouterStep, stage);
+      CopyRows<Tile>(a, first_row, next * kRouterStep, stage);
     }
     CopyAsyncCommit();
-    AddStep<Tile>(memory + step % Tile::kStages * Tile::kStageBytes, row_warp, column_warp, lane,
-                  sums);
+    if (computes) {
+      AddStep<Tile>(memory + use * Tile::kStageBytes, row_warp, column_warp, lane, sums);
+    }
+    use = use + 1 < Tile::kStages ? use + 1 : 0;
+    fill = fill + 1 < Tile::kStages ? fill + 1 : 0;
   }
+  if (!computes) return;
   SpreadTreeSums<kSums>(sums, lane);
   constexpr int kShare = kSums < 32 ? 32 / kSums : 1;
   if (lane % kShare != 0) return;
 #pragma unroll
   for (int i = 0; i < (kSums + 31) / 32; ++i) {
     const int index = TreeSumIndex<kSums>(lane) + i;
-    const int row = first_row + row_warp * Tile::kRowTile + index / Tile::kColumnTile;
-    const int column = first_column + column_warp * Tile::kColumnTile + index % Tile::kColumnTile;
-    if (row >= a.rows || column >= a.columns) continue;
+    const int row = row_warp * Tile::kRowTile + index / Tile::kColumnTile;
+    const int column = column_warp * Tile::kColumnTile + index % Tile::kColumnTile;
+    if (first_row + row >= a.rows || first_column + column >= a.columns) continue;
     float v = sums[i];
-    if (a.bias != nullptr) v = v + a.bias[column];
-    a.products[int64_t{row} * a.columns + column] = v;
+    if (a.bias != nullptr) v = v + a.bias[first_column + column];
+    if (shared != nullptr) {
+      shared[row * Tile::kColumns + column] = v;
+    } else {
+      a.products[int64_t{first_row + row} * a.columns + first_column + column] = v;
+    }
   }
 }
 

@@ -4,15 +4,14 @@
 
 #include "kernels/base/routing.h"
 #include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/routing/route_cosine.cuh"
 #include "kernels/cuda/routing/route_device.h"
 #include "kernels/cuda/routing/route_warp.cuh"
 
 namespace moeserve::cuda {
 
-// With top-k up to kMostRanksByMaximum experts, and with top-p up to kMostOpenRanksByMaximum
-// experts, each rank is found as the maximum of the remaining experts. Otherwise all experts are
-// sorted.
-inline constexpr int kMostRanksByMaximum = 32;
+// With top-k up to kMostTopRanks experts, and with top-p up to kMostOpenRanksByMaximum experts,
+// each rank is found as the maximum of the remaining experts. Otherwise all experts are sorted.
 inline constexpr int kMostOpenRanksByMaximum = 8;
 
 MOESERVE_HOST_DEVICE constexpr int RoundUp(int n, int multiple) {
@@ -53,64 +52,10 @@ __device__ inline SelectScratch CarveSelect(char* memory, const RouteSettings& s
   return c;
 }
 
-// Returns the dot product of one column of `experts` and u, computed by one thread with the bits of
-// ContractDot(). The 32 partial sums are computed in the order in which the tree of
-// ContractTreeSum() combines them, so at most five sums are pending at a time.
-__device__ inline float ColumnDot(const float* experts, int64_t stride, const float* u, int n) {
-  float pending[6];
-#pragma unroll
-  for (int visit = 0; visit < 32; ++visit) {
-    const int l =
-        (visit & 1) << 4 | (visit & 2) << 2 | (visit & 4) | (visit & 8) >> 2 | (visit & 16) >> 4;
-    float sum = 0.0f;
-    for (int begin = l * 8; begin < n; begin += 256) {
-      // All loads of a group are in flight together.
-      float w[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        w[j] = begin + j < n ? __ldg(experts + (begin + j) * stride) : 0.0f;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (begin + j < n) sum = fmaf(w[j], u[begin + j], sum);
-      }
-    }
-    int level = 0;
-#pragma unroll
-    for (int bit = 1; bit < 32; bit *= 2) {
-      if ((visit & (2 * bit - 1)) != 2 * bit - 1) break;
-      sum = pending[level++] + sum;
-    }
-    pending[level] = sum;
-  }
-  return pending[5];
-}
-
-// Returns, in every lane, the sum of n values in shared memory with the bits of ContractSum().
-__device__ inline float WarpSum(const float* values, int n, int lane) {
-  float sum = 0.0f;
-  for (int begin = lane * 8; begin < n; begin += 256) {
-    const int end = begin + 8 < n ? begin + 8 : n;
-    for (int i = begin; i < end; ++i) sum += values[i];
-  }
-  return WarpTreeSum(sum);
-}
-
-__device__ inline void NormaliseRow(float* u, int n, float eps, int lane) {
-  float sum = 0.0f;
-  for (int begin = lane * 8; begin < n; begin += 256) {
-    const int end = begin + 8 < n ? begin + 8 : n;
-    for (int i = begin; i < end; ++i) sum = fmaf(u[i], u[i], sum);
-  }
-  const float divisor = NormDivisor(WarpTreeSum(sum), eps);
-  __syncwarp();
-  for (int i = lane; i < n; i += 32) u[i] /= divisor;
-  __syncwarp();
-}
-
 // Calls f(expert, score) for a dot router, whose scores are the row's products. Each lane handles
 // every 32nd expert.
 template <typename F>
-__device__ __forceinline__ void ForEachDotScore(int experts, const float* products, int lane,
+__device__ __forceinline__ void ForEachDotScore(int experts, const RowProducts& products, int lane,
                                                 const F& f) {
   constexpr int kBatch = 4;
   for (int first = lane; first < experts; first += 32 * kBatch) {
@@ -118,7 +63,7 @@ __device__ __forceinline__ void ForEachDotScore(int experts, const float* produc
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const int e = first + j * 32;
-      score[j] = e < experts ? __ldcg(products + e) : 0.0f;
+      score[j] = e < experts ? products[e] : 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
@@ -131,23 +76,31 @@ __device__ __forceinline__ void ForEachDotScore(int experts, const float* produc
 // lane handles every 32nd expert.
 template <typename F>
 __device__ __forceinline__ void ForEachCosineScore(const RouterTables& router,
-                                                   const float* products, float* u, int lane,
+                                                   const RowProducts& products, float* u, int lane,
                                                    const F& f) {
+  constexpr int kBatch = 4;
   const RouteSettings& s = router.settings;
-  for (int i = lane; i < s.dim; i += 32) u[i] = __ldcg(products + i);
-  __syncwarp();
-  if (s.normalize_row) NormaliseRow(u, s.dim, s.eps, lane);
-  for (int e = lane; e < s.num_experts; e += 32) {
-    const float dot = ColumnDot(router.experts + e, s.num_experts, u, s.dim);
-    f(e, WithTemperature(s.temperature, dot, router.temperature));
+  ReadProjection(s, products, u, lane);
+  for (int first = lane; first < s.num_experts; first += 32 * kBatch) {
+    int at[kBatch];
+    float dot[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) at[j] = min(first + j * 32, s.num_experts - 1);
+    ColumnDots<false, kTreeLevels>(router.experts, s.num_experts, at, u, s.dim, dot);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (first + j * 32 >= s.num_experts) continue;
+      f(first + j * 32, WithTemperature(s.temperature, dot[j], router.temperature));
+    }
   }
 }
 
 // Calls f(expert, score) with the row's scores after bias and temperature. Each lane handles every
 // 32nd expert.
 template <typename F>
-__device__ __forceinline__ void ForEachScore(const RouterTables& router, const float* products,
-                                             float* u, int lane, const F& f) {
+__device__ __forceinline__ void ForEachScore(const RouterTables& router,
+                                             const RowProducts& products, float* u, int lane,
+                                             const F& f) {
   switch (router.settings.score) {
     case ScoreKind::kDot:
       return ForEachDotScore(router.settings.num_experts, products, lane, f);
@@ -209,15 +162,14 @@ struct SelectRowArgs {
   const RouterTables* router;
   const int32_t* listed;  // device memory [RouteSettings::k] the row's experts in the table,
                           // or null
-  const float* products;  // device memory [columns]
+  RowProducts products;   // [columns]
   const RouteOverride* override;  // null if there is none
   float* scores;                  // device memory [E] or null
   int k_max;                      // capacity of `experts` and `weights`
-  int32_t* experts;               // device memory [k_max]
-  float* weights;                 // device memory [k_max]
+  int32_t* experts;               // [k_max] in shared or global memory, like weights and count
+  float* weights;                 // [k_max]
   int32_t* count;
   uint8_t* nonfinite;
-  uint8_t* failed;  // flag of the row's token, or null; set to 1 if the largest score is not finite
 };
 
 struct RowScores {
@@ -253,7 +205,7 @@ struct RankedRow {
 // Finds the first k ranks, or sorts all experts.
 __device__ __forceinline__ RankedRow RankExperts(const RowSelection& row, int experts,
                                                  const SelectScratch& scratch, int lane) {
-  const int limit = row.kind == SelectKind::kTopP ? kMostOpenRanksByMaximum : kMostRanksByMaximum;
+  const int limit = row.kind == SelectKind::kTopP ? kMostOpenRanksByMaximum : kMostTopRanks;
   if (row.k <= limit) return {true, RanksByMaximum(scratch.ordered, experts, row.k, lane)};
   const int n = PowerOfTwoFrom(experts);
   for (int e = lane; e < n; e += 32) {
@@ -387,8 +339,9 @@ __device__ __forceinline__ void OrderByTable(const RouteSettings& s, const int32
   __syncwarp();
 }
 
-// Selects the experts of one row; all lanes of a warp must call it together.
-__device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& scratch, int lane) {
+// Selects the experts of one row; all lanes of a warp must call it together. Returns whether the
+// row's largest score is finite.
+__device__ inline bool SelectRow(const SelectRowArgs& a, const SelectScratch& scratch, int lane) {
   const RouteSettings& s = a.router->settings;
   const int experts = s.num_experts;
   const float* bias = a.override == nullptr ? nullptr : a.override->bias;
@@ -412,9 +365,9 @@ __device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& sc
   if (lane == 0) {
     *a.count = stored;
     *a.nonfinite = finite ? scores.nan : 2;
-    if (!finite && a.failed != nullptr) *a.failed = 1;
   }
   __syncwarp();
+  return finite;
 }
 
 }  // namespace moeserve::cuda

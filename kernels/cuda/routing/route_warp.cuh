@@ -1,10 +1,47 @@
-// Functions that the routing kernels share: sums over a warp, and finding the last block to arrive.
+// Functions that the routing kernels share: loads, sums over a warp, and finding the last block to
+// arrive.
 #pragma once
 
+#include "kernels/base/routing.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/routing/route_device.h"
 
 namespace moeserve::cuda {
+
+// In sums, a lane adds every kRouterStep / kRoutingGroup-th group of elements.
+static_assert(kRouterStep == kRoutingLanes * kRoutingGroup);
+
+// Loads from an array in shared memory, or in global memory that other blocks have written.
+template <typename T>
+__device__ __forceinline__ T LoadWritten(const T* p, bool in_shared) {
+  return in_shared ? *p : __ldcg(p);
+}
+
+// The products of a row.
+struct RowProducts {
+  const float* values;
+  bool in_shared;
+
+  __device__ __forceinline__ float operator[](int i) const {
+    return LoadWritten(values + i, in_shared);
+  }
+};
+
+// Calls f(v[i]) in ascending order for the elements i < n of the group from `begin` on. v is in
+// shared memory, 16-byte aligned.
+template <typename F>
+__device__ __forceinline__ void ForGroup(const float* v, int begin, int n, const F& f) {
+  if (begin + kRoutingGroup <= n) {
+    const float4 low = *reinterpret_cast<const float4*>(v + begin);
+    const float4 high = *reinterpret_cast<const float4*>(v + begin + 4);
+    f(low.x), f(low.y), f(low.z), f(low.w);
+    f(high.x), f(high.y), f(high.z), f(high.w);
+  } else {
+#pragma unroll 1
+    for (int i = begin; i < n; ++i) f(v[i]);
+  }
+}
 
 // Returns, in every lane, the sum over the lanes with the bits of ContractTreeSum()
 // (kernels/base/routing.h).
@@ -14,6 +51,17 @@ __device__ inline float WarpTreeSum(float v) {
     v = v + __shfl_xor_sync(kFullMask, v, distance);
   }
   return v;
+}
+
+// Returns, in every lane, the sum of n values in shared memory, 16-byte aligned, with the bits of
+// ContractSum().
+__device__ __forceinline__ float WarpSum(const float* values, int n, int lane) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int begin = lane * kRoutingGroup; begin < n; begin += kRouterStep) {
+    ForGroup(values, begin, n, [&](float v) { sum += v; });
+  }
+  return WarpTreeSum(sum);
 }
 
 __device__ inline int32_t WarpInclusiveScan(int32_t v, int lane) {
@@ -57,7 +105,8 @@ __device__ constexpr int TreeSumIndex(int lane) {
 
 // Adds 1 to the counter and returns the old value. If there is a barrier before and after the call,
 // the block's earlier writes and later reads are ordered with those of other blocks that call this
-// function. This is cheaper than fences, which also wait for all other memory traffic.
+// function. On GPUs, this takes a fence of the device's memory, an atomic operation in the
+// second-level cache, and the invalidation of the first-level cache.
 __device__ __forceinline__ int32_t Arrive(int32_t* counter) {
 #if defined(MOESERVE_CUDA_EMULATION)
   return atomicAdd(counter, 1);

@@ -94,7 +94,7 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
 
   const int64_t dim = settings.dim, experts = settings.num_experts;
   std::vector<float> vectors = Widened(tensors.weight);
-  std::vector<float> transposed(vectors.size());
+  std::vector<float> transposed(static_cast<size_t>(RoundedUp(dim * experts, 4)));
   NormaliseExperts(settings, vectors.data());
   for (int64_t e = 0; e < experts; ++e) {
     for (int64_t i = 0; i < dim; ++i) transposed[i * experts + e] = vectors[e * dim + i];
@@ -170,13 +170,14 @@ Status RouteScratch::Reserve(int max_rows, int k_max, int num_experts, int max_c
   const int64_t changed = std::max(int64_t{max_rows} * max_width, max_changed_);
   const int64_t experts = std::max(num_experts, num_experts_);
   const size_t old_arrivals = arrivals_.bytes();
-  for (auto [memory, count] : {std::pair{&changed_rows_, changed},
-                               {&products_, products},
-                               {&experts_, routes},
-                               {&weights_, routes},
-                               {&counts_, rows},
-                               {&chunk_counts_, (experts + 1) * PlanChunks(rows)},
-                               {&arrivals_, 1 + PlanChunks(rows) * kPlanChunk / kFewestTileRows}}) {
+  for (auto [memory, count] :
+       {std::pair{&changed_rows_, changed},
+        {&products_, products},
+        {&experts_, routes},
+        {&weights_, routes},
+        {&counts_, rows},
+        {&chunk_counts_, (experts + 1) * PlanChunks(rows)},
+        {&arrivals_, 1 + RoundedUp(rows, kFewestTileRows) / kFewestTileRows}}) {
     MOESERVE_RETURN_IF_ERROR(Grow(*memory, count));
   }
   if (arrivals_.bytes() != old_arrivals) {

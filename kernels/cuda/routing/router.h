@@ -9,6 +9,7 @@
 #include "kernels/base/routing.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/routing/route_device.h"
+#include "kernels/cuda/routing/route_variant.h"
 
 namespace moeserve::cuda {
 
@@ -127,11 +128,12 @@ struct RouteLaunch {
                   // override
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
+  RouteVariant variant = {};  // changes no bit of the results
 };
 
-// Computes scores, selects experts and builds the plan: one launch for up to kPlanChunk rows, three
-// launches for more, and one more launch if ChangesRow() is true. The plan is valid when the stream
-// has run the launches.
+// Computes scores, selects experts and builds the plan: one launch for few rows (see PlanForm),
+// three launches for more, and one more launch if ChangesRow() is true. The plan is valid when the
+// stream has run the launches.
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream);
 
 struct GivenPlanLaunch {
@@ -143,6 +145,7 @@ struct GivenPlanLaunch {
   const float* weights = nullptr;    // device memory [A]
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
+  PlanForm plan_form = PlanForm::kAuto;  // kSameLaunch: one block builds the plan
 };
 
 // Builds the plan from given routes.

@@ -123,7 +123,7 @@ class RoutingRun {
 void AddRoutingCases(bool tiny, std::vector<Case>& cases) {
   std::vector<std::string> names = {"mixtral", "olmoe",    "hmoe",      "hmoe_topp",
                                     "moa",     "mhmoe_n8", "mhmoe_n64", "mhmoe_n256"};
-  std::vector<int> sizes = {1, 16, 64, 256, 2048, 8192, 32768};
+  std::vector<int> sizes = {1, 16, 64, 256, 1024, 2048, 8192, 32768};
   if (tiny) {
     names = {"tiny_gated", "hmoe_topp", "mhmoe_n8"};
     sizes = {1, 33};
@@ -131,7 +131,7 @@ void AddRoutingCases(bool tiny, std::vector<Case>& cases) {
   for (const std::string& name : names) {
     const ExpertShape shape = ExpertShapeOf(name, tiny);
     for (const int rows : sizes) {
-      const bool first = rows == 16 || rows == 256 || rows == 8192;
+      const bool first = rows == 16 || rows == 256 || rows == 1024 || rows == 8192;
       cases.push_back(
           {"route/" + name + "/R" + std::to_string(rows), tiny || first ? 0 : 1,
            [shape, rows](Bench& bench) { return RoutingRun(bench, shape, rows).Run(); }});
