@@ -36,7 +36,7 @@ constexpr int kPitch = kPanelColumns + 8;
 template <int kConsumersArg, int kBlocksArg, int kStagesArg, LinearEpilogue kEpilogueArg,
           bool kSlicedArg>
 struct WgmmaShape {
-  [[maybe_unused]] static constexpr bool kSliced = kSlicedArg;
+  static constexpr bool kSliced = kSlicedArg;
   static constexpr LinearEpilogue kEpilogue = kEpilogueArg;
   static constexpr int kConsumers = kConsumersArg;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
@@ -66,6 +66,7 @@ struct WgmmaShape {
   static constexpr int kSharedBytes = kBarriers + 2 * kStages * static_cast<int>(sizeof(uint64_t));
   using Schedule = TileSchedule<kTileRows, kTileImageRows>;
   static_assert(kStages > kLag + 1);
+  static_assert(!kSliced || kBlocks == 2);
   static_assert(kShare % kPanelColumns == 0);
   static_assert(kSharedBytes <= 227 << 10);
 };
