@@ -38,6 +38,7 @@ struct AttentionSetting {
   float soft_cap = 0.0f;
   bool sinks = false;
   int bias_distances = 0;  // 0: no biases
+  float scale = 0.0f;      // 0: 1 / sqrt(head_dim)
   bool causal = true;      // else rows see all positions of their sequence that the window allows
 
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
@@ -122,6 +123,7 @@ class AttentionScene {
     int tiled_from = 0;
     int slots = 64;
     int max_per_token = 0;  // > 0: rows are assignments of a routing plan
+    int by_shape = 1;       // QueryRows::by_shape
     int extra_context = 0;  // added to the context bound that determines launch shapes
     Tiled tiled = Tiled::kChosen;
   };
@@ -180,6 +182,7 @@ class AttentionScene {
     }
     a.step.max_context += options.extra_context;
     if (routed) a.rows = {d_offsets.data(), d_assignment.data(), d_row_of.data(), max_per_token};
+    a.rows.by_shape = options.by_shape;
     a.query = d_query.data();
     a.query_stride = query_stride;
     a.output = d_output.data();
@@ -202,8 +205,7 @@ class AttentionScene {
     a.seen = {s_.causal, s_.window};
     a.tiled_from = options.tiled_from;
     a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
-    LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokens(s_.heads / s_.kv_heads),
-                        a.work, nullptr);
+    LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
     switch (options.tiled) {
       case Tiled::kChosen:
         LaunchAttention(a, nullptr);
@@ -237,7 +239,9 @@ class AttentionScene {
     return results;
   }
 
-  float scale() const { return 1.0f / std::sqrt(static_cast<float>(s_.head_dim)); }
+  float scale() const {
+    return s_.scale != 0.0f ? s_.scale : 1.0f / std::sqrt(static_cast<float>(s_.head_dim));
+  }
 
   void ExpectNear(const AttentionQuery& q, const std::vector<uint32_t>& bits) {
     std::vector<double> actual;

@@ -209,6 +209,16 @@ TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
         for (int tiled_from : {0, 8, count}) {
           ASSERT_EQ(results, scene.Run(tokens, {.tiled_from = tiled_from, .max_per_token = 22}));
         }
+        // Groups that are wide by the model's shape have longer splits in all kernels.
+        const auto wide =
+            scene.Run(tokens, {.tiled_from = count, .max_per_token = 22, .by_shape = 16});
+        ASSERT_EQ(wide, scene.Run(tokens, {.max_per_token = 22, .by_shape = 16}));
+        ASSERT_EQ(
+            wide,
+            scene.Run(tokens, {.max_per_token = 22, .by_shape = 16, .tiled = OtherTiled(setting)}));
+        for (const int row : {0, 16, 18}) {
+          ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[row < 16 ? 0 : 1][row % 16], wide[row]));
+        }
         ASSERT_EQ(results, scene.Run(tokens, {.max_per_token = 22, .tiled = OtherTiled(setting)}));
         for (int t : {0, 1}) {
           // The bits do not depend either on how many rows other tokens of the step have.
