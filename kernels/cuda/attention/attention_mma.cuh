@@ -1,8 +1,13 @@
 // Parts of attention on the tensor cores that the split kernel and the tiled kernels share, so that
 // a row has the same bits from each of them. Keys are processed in tiles of 64 positions. Within a
 // tile, products are added in ascending order, 16 dimensions at a time for the scores and 16 keys
-// at a time for the weighted values. The sum of the softmax weights is computed as one more column
-// of the second product.
+// at a time for the weighted values.
+//
+// The sum of a row's softmax weights is added in f32, before they are rounded to bf16, in 16
+// chains: chain 4 c + q adds the keys k with k / 16 % 4 = c and k % 8 / 2 = q in ascending order,
+// because one lane has the scores of these keys in every kernel. SumOfChains() adds the chains at
+// the end of a split. All maxima are those of the dot products, as long as scores are these times a
+// positive factor; the factor is applied together with the subtraction of the maximum.
 #pragma once
 
 #include "kernels/cuda/attention/attention_rows.cuh"
@@ -211,6 +216,21 @@ __device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, const
   return p;
 }
 
+// How the products of queries and keys become exponents: times `factor`, minus the reference.
+struct ScoreFactor {
+  float scale;   // argument of ScoreOf()
+  float factor;  // 1 if ScoreOf() is applied to each product before
+};
+
+// Whether scores are something else than the products times a positive factor.
+__device__ __forceinline__ bool OwnScores(const AttentionLaunch& a, float scale) {
+  return a.bias != nullptr || a.soft_cap > 0.0f || !(scale > 0.0f);
+}
+
+__device__ __forceinline__ ScoreFactor FactorOf(const AttentionLaunch& a, float scale) {
+  return {scale, OwnScores(a, scale) ? 1.0f : scale};
+}
+
 // Replaces the dot products of the keys from `key` on by `score_of(dot product, index of the row in
 // the pair, key)`, sets the scores that a row may not see to -inf, and raises `maximum` to the
 // largest score of each row that this thread has.
@@ -234,26 +254,27 @@ __device__ __forceinline__ void ReplaceByScores(const RowPair& pair, int key,
   }
 }
 
-// As ReplaceByScores(), with the scores of ScoreOf(); `maximum` becomes the largest score over all
-// lanes that share a row. The kind of score is selected outside of the loops: a branch for every
-// element would make the loops longer than the instruction cache.
+// As ReplaceByScores(), with the scores of ScoreOf(), or the products themselves if FactorOf() has
+// a factor; `maximum` becomes the largest one over all lanes that share a row. The kind of score is
+// selected outside of the loops: a branch for every element would make the loops longer than the
+// instruction cache.
 template <int kSteps>
 __device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, const RowPair& pair,
                                       int key, float (&scores)[kSteps][4], float (&maximum)[2]) {
-  if (a.bias != nullptr || a.soft_cap > 0.0f) {
+  if (OwnScores(a, scale)) {
     const auto score = [&](float dot, int h, int k) {
       return ScoreOf(a, dot, scale, pair.head[h], pair.position[h] - k);
     };
     ReplaceByScores<true>(pair, key, score, scores, maximum);
   } else {
-    const auto score = [&](float dot, int, int) { return dot * scale; };
+    const auto product = [](float dot, int, int) { return dot; };
     const bool all_seen = pair.first[0] <= key && pair.first[1] <= key &&
                           pair.last[0] >= key + kSteps * 8 - 1 &&
                           pair.last[1] >= key + kSteps * 8 - 1;
     if (__any_sync(kFullMask, !all_seen)) {
-      ReplaceByScores<true>(pair, key, score, scores, maximum);
+      ReplaceByScores<true>(pair, key, product, scores, maximum);
     } else {
-      ReplaceByScores<false>(pair, key, score, scores, maximum);
+      ReplaceByScores<false>(pair, key, product, scores, maximum);
     }
   }
 #pragma unroll
@@ -263,49 +284,83 @@ __device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, con
   }
 }
 
-// Online softmax state of two rows: all sums so far are relative to `maximum`.
+inline constexpr int kTileSteps = kTileKeys / 16;
+
+// Online softmax state of two rows: all sums so far are relative to `maximum`. Of the chains of the
+// sum of weights (see above), a thread has those of its lane; with kChains = 1, only the one of its
+// warp's 16 keys.
+template <int kChains>
 struct RowState {
   float maximum[2] = {kMinusInfinity, kMinusInfinity};
-  float sum[4] = {};  // an accumulator fragment; each of its columns is the row's sum of weights
+  float sum[kChains][2] = {};
 };
 
+// Factors by which a row pair's sums so far must be multiplied. They are valid if `changed`, which
+// is the same for all lanes of a warp; otherwise all of them are 1.
+struct Rescaling {
+  bool changed;
+  float factor[2];
+};
+
+// Sets the maximum, which must be at least the one so far, and rescales the sums of weights.
+template <int kChains>
+__device__ __forceinline__ Rescaling RaiseMaximum(const float (&maximum)[2], float factor,
+                                                  RowState<kChains>* state) {
+  Rescaling r{false, {1.0f, 1.0f}};
+  const bool same = maximum[0] == state->maximum[0] && maximum[1] == state->maximum[1];
+  r.changed = __any_sync(kFullMask, !same);
+  if (!r.changed) return r;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (maximum[h] != state->maximum[h]) {
+      r.factor[h] = Exp2Approximate(state->maximum[h] * factor - Reference(maximum[h] * factor));
+    }
+    state->maximum[h] = maximum[h];
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) state->sum[c][h] *= r.factor[h];
+  }
+  return r;
+}
+
+template <int kCount>
+__device__ __forceinline__ void Rescale(const Rescaling& r, float (&sums)[kCount][4]) {
+  if (!r.changed) return;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[n][e] *= r.factor[e / 2];
+  }
+}
+
 // Computes the weights of 16 keys, whose scores are in scores[2 * step] and scores[2 * step + 1],
-// as the left operand of the second product.
+// as the left operand of the second product, and adds them to their chain.
 template <int kSteps>
-__device__ inline void Weights(const float (&scores)[kSteps][4], int step,
-                               const float (&reference)[2], uint32_t (&p)[4]) {
+__device__ inline void Weights(const float (&scores)[kSteps][4], int step, float factor,
+                               const float (&reference)[2], float (&sum)[2], uint32_t (&p)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float* s = scores[2 * step + i / 2] + i % 2 * 2;
-    p[i] = PackBf16(Exp2Approximate(s[0] - reference[i % 2]),
-                    Exp2Approximate(s[1] - reference[i % 2]));
+    const float first = Exp2Approximate(fmaf(s[0], factor, -reference[i % 2]));
+    const float second = Exp2Approximate(fmaf(s[1], factor, -reference[i % 2]));
+    sum[i % 2] += first;
+    sum[i % 2] += second;
+    p[i] = PackBf16(first, second);
   }
 }
 
-template <int kColumns>
-__device__ inline void Rescale(const float (&maximum)[2], RowState* state,
-                               float (&sums)[kColumns / 8][4]) {
-  float factor[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    factor[h] = exp2f(state->maximum[h] - Reference(maximum[h]));
-    state->maximum[h] = maximum[h];
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e) state->sum[e] *= factor[e / 2];
-#pragma unroll
-  for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[n][e] *= factor[e / 2];
-  }
+// Returns a row's sum of weights, in all lanes that share the row.
+__device__ __forceinline__ float SumOfChains(float c0, float c1, float c2, float c3) {
+  float sum = (c0 + c1) + (c2 + c3);
+  sum += __shfl_xor_sync(kFullMask, sum, 1);
+  sum += __shfl_xor_sync(kFullMask, sum, 2);
+  return sum;
 }
 
 // Adds the weights of keys [16 * step, 16 * step + 16) of the tile times columns [column, column +
-// kColumns) of their values to `sums`, and the weights to the sum of weights.
+// kColumns) of their values to `sums`.
 template <int kDim, int kColumns>
 __device__ inline void AddValues(const uint32_t (&p)[4], char* values, int step, int column,
-                                 RowState* state, float (&sums)[kColumns / 8][4]) {
-  constexpr uint32_t kOnes = 0x3f803f80u;
+                                 float (&sums)[kColumns / 8][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kColumns / 8; n += 2) {
@@ -315,7 +370,6 @@ __device__ inline void AddValues(const uint32_t (&p)[4], char* values, int step,
     MmaBf16(sums[n], p, {v[0], v[1]});
     MmaBf16(sums[n + 1], p, {v[2], v[3]});
   }
-  MmaBf16(state->sum, p, {kOnes, kOnes});
 }
 
 // The result of all splits merged so far.
@@ -326,24 +380,32 @@ struct MergedRows {
   float sums[kColumns / 8][4] = {};
 };
 
-// Merges a finished split into `merged` and resets the state for the next split.
-template <int kColumns>
-__device__ inline void MergeSplit(RowState* state, float (&sums)[kColumns / 8][4],
-                                  MergedRows<kColumns>* merged) {
+// Merges the maxima and sums of weights of a finished split, and resets them for the next split.
+// The weighted values are merged with the factors in *f.
+template <int kChains>
+__device__ __forceinline__ void MergeState(const float (&sum)[2], float factor,
+                                           RowState<kChains>* state, float (&merged_maximum)[2],
+                                           float (&merged_sum)[2], MergeFactors (&f)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const MergeFactors f =
-        Merge(&merged->maximum[h], &merged->sum[h], state->maximum[h], state->sum[h * 2]);
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-      for (int e = h * 2; e < h * 2 + 2; ++e) {
-        merged->sums[n][e] = fmaf(sums[n][e], f.split, merged->sums[n][e] * f.merged);
-        sums[n][e] = 0.0f;
-      }
-    }
+    f[h] = Merge(&merged_maximum[h], &merged_sum[h], state->maximum[h] * factor, sum[h]);
     state->maximum[h] = kMinusInfinity;
-    state->sum[h * 2] = state->sum[h * 2 + 1] = 0.0f;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) state->sum[c][h] = 0.0f;
+  }
+}
+
+// Merges a finished split's weighted values into `merged` and resets them for the next split.
+template <int kCount>
+__device__ __forceinline__ void MergeValues(const MergeFactors (&f)[2], float (&sums)[kCount][4],
+                                            float (&merged)[kCount][4]) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      merged[n][e] = fmaf(sums[n][e], f[e / 2].split, merged[n][e] * f[e / 2].merged);
+      sums[n][e] = 0.0f;
+    }
   }
 }
 

@@ -60,7 +60,8 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
 
   const int warp_row = threadIdx.x / 32 * 16;
   const KeysOfWarp keys = FindKeysOfWarp(shared.rows, warp_row, a.seen);
-  RowState state;
+  const float factor = FactorOf(a, scale).factor;
+  RowState<kTileSteps> state;
   float sums[kDim / 8][4] = {};
   Merged<kDim> merged;
   const int first_split = range.tiles.begin / split_tiles;
@@ -83,9 +84,9 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
       const RowPair pair = RowPairOf(shared.rows, warp_row, a.seen);
       float maximum[2] = {state.maximum[0], state.maximum[1]};
       MaskAndMaximum(a, scale, pair, key, scores, maximum);
-      reference[0] = Reference(maximum[0]);
-      reference[1] = Reference(maximum[1]);
-      Rescale<kDim>(maximum, &state, sums);
+      reference[0] = Reference(maximum[0] * factor);
+      reference[1] = Reference(maximum[1] * factor);
+      Rescale(RaiseMaximum(maximum, factor, &state), sums);
     }
     CopyAsyncWait<1>();
     __syncthreads();
@@ -93,16 +94,15 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
 #pragma unroll
       for (int step = 0; step < kTileKeys / 16; ++step) {
         uint32_t weights[4];
-        Weights(scores, step, reference, weights);
-        AddValues<kDim, kDim>(weights, shared.values, step, 0, &state, sums);
+        Weights(scores, step, factor, reference, state.sum[step], weights);
+        AddValues<kDim, kDim>(weights, shared.values, step, 0, sums);
       }
     }
     if ((tile + 1) % split_tiles == 0 || tile + 1 == range.tiles.end) {
-      if constexpr (kStash<kDim>) {
-        MergeStashed<kDim>(tile / split_tiles == first_split, &state, sums, &shared.stash);
-      } else {
-        MergeSplit<kDim>(&state, sums, &merged);
-      }
+      const bool first = tile / split_tiles == first_split;
+      MergeFactors f[2];
+      MergeTiledState(first, factor, &state, &merged, &shared.stash, f);
+      MergeTiledValues(first, f, sums, &merged, &shared.stash);
     }
   }
   StoreFinished<kDim>(a, shared.rows, warp_row, merged, shared.stash);
