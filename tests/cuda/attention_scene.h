@@ -343,15 +343,23 @@ class AttentionScene {
         for (int p = 0; p < s_.lengths[i]; ++p) {
           const int64_t block = tables_[i * stride_ + p / kPageTokens];
           for (int h = 0; h < s_.kv_heads; ++h) {
-            const int64_t at = block * view.block_stride + h * view.head_stride +
-                               p % kPageTokens * view.padded_dim;
-            std::memset(&image[at * element], 0, view.padded_dim * element);
+            const int64_t first = block * view.block_stride + h * view.head_stride;
+            const int row = p % kPageTokens;
+            // Rows of bf16 that are multiples of 128 bytes are stored in planes of 64 columns,
+            // whose groups of 8 columns are exchanged.
+            const bool planes = s_.cache == DType::kBF16 && view.padded_dim % 64 == 0;
+            const auto at = [&](int column) {
+              if (!planes) return first + row * view.padded_dim + column;
+              return first + column / 64 * 1024 + row * 64 + (column % 64 ^ (row % 8 * 8));
+            };
+            for (int d = 0; d < view.padded_dim; ++d)
+              std::memset(&image[at(d) * element], 0, element);
             for (int d = 0; d < s_.head_dim; ++d) {
               const float f =
                   static_cast<float>((*expected)[i * s_.kv_heads + h][p][static_cast<size_t>(d)]);
               const Bf16 b = Bf16FromF32(f);
-              std::memcpy(&image[(at + d) * element],
-                          element == 4 ? static_cast<const void*>(&f) : &b, element);
+              std::memcpy(&image[at(d) * element], element == 4 ? static_cast<const void*>(&f) : &b,
+                          element);
             }
           }
         }

@@ -17,7 +17,7 @@ namespace {
 TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
   uint64_t seed = 1;
   for (const auto type : kAttentionTypes) {
-    for (int head_dim : {4, 16, 24, 64, 80, 128, 256}) {
+    for (int head_dim : {4, 16, 24, 64, 80, 128, 192, 256}) {
       for (int window : {0, 1, 5, 16, 300}) {
         if (window > 0 && head_dim != 24 && (head_dim != 128 || window < 300)) continue;
         // Mixed types use the f32 kernels with another load or store.

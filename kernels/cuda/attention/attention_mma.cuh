@@ -28,28 +28,30 @@ __device__ inline float Exp2Approximate(float x) {
 #endif
 }
 
-// Returns the address of 16-byte chunk `chunk` of row `row` in shared memory: it is stored at chunk
-// index chunk ^ (row % 8), so that the same chunk of eight successive rows is in different banks.
-template <int kRowBytes>
-__device__ inline char* Swizzled(char* base, int row, int chunk) {
-  return base + row * kRowBytes + ((chunk ^ (row & 7)) << 4);
+// Keys, values, queries and weights are in shared memory in planes of 64 columns. Returns the
+// address of 16-byte chunk `chunk` of row `row`, where planes have kRows rows: it is at chunk index
+// chunk ^ (row % 8) of its plane, so that the same chunk of eight successive rows is in different
+// banks. wgmma expects this order, and the planes of a cache have it.
+template <int kRows>
+__device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
+  return base + chunk / 8 * (kRows * kPlaneRowBytes) + row * kPlaneRowBytes +
+         (((chunk % 8) ^ (row & 7)) << 4);
 }
 
 // Starts the copies of tiles of keys and values of a bf16 cache into shared memory, for all threads
 // of a block together. What does not change from tile to tile is computed once, because a copy of
 // 16 bytes must not cost more instructions than the arithmetic on them. Key k's 16-byte chunk c is
-// stored at Swizzled<kDim * 2>(to, k, c) or, with kPlanes, in planes of 64 columns: at 16-byte
-// chunk c % 8 ^ k % 8 of row k of plane c / 8, as wgmma expects it.
+// stored at PlaneAddress<kTileKeys>(to, k, c).
 //
 // With kFastPath, tiles that are read completely have code of their own, whose addresses are a
 // register and a constant. It pays where few warps share a multiprocessor.
-template <int kDim, int kThreads, bool kPlanes, bool kFastPath>
+template <int kDim, int kThreads, bool kFastPath>
 class TileCopies {
   static constexpr int kChunks = kDim / 8;
   static constexpr int kRowsAtOnce = kThreads / kChunks;
   static constexpr int kCopies = kTileKeys / kRowsAtOnce;
-  static constexpr int kRowBytes = kPlanes ? 128 : kDim * 2;
   static_assert(kRowsAtOnce == 4 || kRowsAtOnce == 8 || kRowsAtOnce == kPageTokens);
+  static_assert(kDim % kPlaneColumns == 0);
 
  public:
   // The pages that contain a tile.
@@ -63,19 +65,18 @@ class TileCopies {
         span_(static_cast<uint32_t>(keys.last - keys.first)),
         row_(static_cast<int>(threadIdx.x) / kChunks),
         block_bytes_(static_cast<uint32_t>(cache.block_stride * 2)),
-        row_bytes_(cache.padded_dim * 2),
+        row_bytes_(cache.in_planes() ? kPlaneRowBytes : cache.padded_dim * 2),
         full_rows_(cache.padded_dim == kDim) {
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    const int place = row_ * kPlaneRowBytes + (((chunk % 8) ^ (row_ & 7)) << 4);
+    to_ = chunk / 8 * (kTileKeys * kPlaneRowBytes) + place;
     // Columns beyond the cache's become zeros.
     const bool stored = chunk < cache.padded_dim / 8;
     bytes_ = stored ? 16 : 0;
-    const int64_t own =
-        kv_head * cache.head_stride + row_ * cache.padded_dim + (stored ? chunk * 8 : 0);
-    keys_ = static_cast<const char*>(cache.keys) + own * 2;
-    values_ = static_cast<const char*>(cache.values) + own * 2;
-    const int plane = kPlanes ? chunk / 8 * (kTileKeys * kRowBytes) : 0;
-    const int within = kPlanes ? chunk % 8 : chunk;
-    to_ = plane + row_ * kRowBytes + ((within ^ (row_ & 7)) << 4);
+    int64_t own = kv_head * cache.head_stride * 2;
+    if (stored) own += cache.ElementOf(row_, chunk * 8) * 2;
+    keys_ = static_cast<const char*>(cache.keys) + own;
+    values_ = static_cast<const char*>(cache.values) + own;
   }
 
   // Finds the blocks of a tile. Blocks that the rows do not read are 0.
@@ -101,7 +102,7 @@ class TileCopies {
                                         const Blocks& blocks) const {
     const int key = tile * kTileKeys - first_;
     if (kFastPath && full_rows_ && key >= 0 && key + kTileKeys - 1 <= static_cast<int>(span_)) {
-      StartTile<false>(to, from, tile, blocks, kDim * 2);
+      StartTile<false>(to, from, tile, blocks, kPlaneRowBytes);
     } else {
       StartTile<true>(to, from, tile, blocks, row_bytes_);
     }
@@ -112,17 +113,22 @@ class TileCopies {
   __device__ __forceinline__ void StartTile(char* to, const char* from, int tile,
                                             const Blocks& blocks, int row_bytes) const {
     const uint32_t key = static_cast<uint32_t>(tile * kTileKeys + row_ - first_);
+    // From the chunk of an even to that of an odd group of rows, in a cache with planes.
+    const int turn = row_bytes == kPlaneRowBytes ? (to_ ^ kTurn) - to_ : 0;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const auto id = static_cast<uint32_t>(blocks[i * kRowsAtOnce / kPageTokens]);
       const char* block = from + static_cast<uint64_t>(id) * block_bytes_;
-      constexpr int kTurn = kRowsAtOnce == 4 ? 64 : 0;  // the swizzle of odd groups of 4 rows
-      const int place = (i % 2 == 0 ? to_ : to_ ^ kTurn) + i * kRowsAtOnce * kRowBytes;
+      if (kTurn != 0 && i % 2 == 1) block += turn;
+      const int place = (i % 2 == 0 ? to_ : to_ ^ kTurn) + i * kRowsAtOnce * kPlaneRowBytes;
       const bool read = !kPartial || key + i * kRowsAtOnce <= span_;
       CopyAsync16(to + place, block + i * kRowsAtOnce % kPageTokens * row_bytes,
                   kPartial ? (read ? bytes_ : 0) : 16);
     }
   }
+
+  // The swizzle of odd groups of 4 rows, against that of even ones.
+  static constexpr int kTurn = kRowsAtOnce == 4 ? 64 : 0;
 
   const char* keys_;
   const char* values_;
@@ -131,17 +137,17 @@ class TileCopies {
   uint32_t span_;  // the rows read keys [first_, first_ + span_]
   int row_;        // the first of the rows of a tile that this thread copies
   uint32_t block_bytes_;
-  int row_bytes_;
-  bool full_rows_;  // a row of the cache has kDim columns
+  int row_bytes_;   // of the cache
+  bool full_rows_;  // a row of the cache has kDim columns, in planes
   int bytes_;
   int to_;
 };
 
-// Loads the queries of a block's rows as bf16; elements beyond head_dim and unused rows are zero.
-// place(row, chunk) returns the address of a 16-byte chunk in shared memory.
-template <int kDim, int kRows, int kThreads, typename Place>
+// Loads the queries of a block's rows as bf16 into planes of kRows rows at `to`; elements beyond
+// head_dim and unused rows are zero.
+template <int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void LoadQueries(const AttentionLaunch& a, const BlockRows<kRows>& rows,
-                                            const Place& place) {
+                                            char* to) {
   constexpr int kChunks = kDim / 8;
   const int dim = a.cache.head_dim;
   const bool vectors =
@@ -165,14 +171,14 @@ __device__ __forceinline__ void LoadQueries(const AttentionLaunch& a, const Bloc
         }
       }
     }
-    *reinterpret_cast<uint4*>(place(r, d / 8)) = make_uint4(
+    *reinterpret_cast<uint4*>(PlaneAddress<kRows>(to, r, d / 8)) = make_uint4(
         PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]), PackBf16(v[6], v[7]));
   }
 }
 
 // Computes the scores of the 16 query rows from `row` on for keys [key, key + 8 * kSteps) of the
 // tile.
-template <int kDim, int kSteps>
+template <int kDim, int kRows, int kSteps>
 __device__ inline void Scores(char* queries, int row, char* keys, int key,
                               float (&scores)[kSteps][4]) {
   const int lane = threadIdx.x % 32;
@@ -180,15 +186,15 @@ __device__ inline void Scores(char* queries, int row, char* keys, int key,
   for (int n = 0; n < kSteps; ++n) {
     scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
   }
-#pragma unroll
+#pragma unroll(kDim > 128 ? 4 : kDim / 16)
   for (int d = 0; d < kDim / 16; ++d) {
     uint32_t q[4];
-    LoadMatrix4(q, Swizzled<kDim * 2>(queries, row + lane % 16, 2 * d + lane / 16));
+    LoadMatrix4(q, PlaneAddress<kRows>(queries, row + lane % 16, 2 * d + lane / 16));
 #pragma unroll
     for (int n = 0; n < kSteps; n += 2) {
       uint32_t k[4];
-      LoadMatrix4(k, Swizzled<kDim * 2>(keys, key + n * 8 + lane / 16 * 8 + lane % 8,
-                                        2 * d + lane / 8 % 2));
+      LoadMatrix4(k, PlaneAddress<kTileKeys>(keys, key + n * 8 + lane / 16 * 8 + lane % 8,
+                                             2 * d + lane / 8 % 2));
       MmaBf16(scores[n], q, {k[0], k[1]});
       MmaBf16(scores[n + 1], q, {k[2], k[3]});
     }
@@ -358,7 +364,7 @@ __device__ __forceinline__ float SumOfChains(float c0, float c1, float c2, float
 
 // Adds the weights of keys [16 * step, 16 * step + 16) of the tile times columns [column, column +
 // kColumns) of their values to `sums`.
-template <int kDim, int kColumns>
+template <int kColumns>
 __device__ inline void AddValues(const uint32_t (&p)[4], char* values, int step, int column,
                                  float (&sums)[kColumns / 8][4]) {
   const int lane = threadIdx.x % 32;
@@ -366,7 +372,7 @@ __device__ inline void AddValues(const uint32_t (&p)[4], char* values, int step,
   for (int n = 0; n < kColumns / 8; n += 2) {
     uint32_t v[4];
     LoadMatrix4Transposed(
-        v, Swizzled<kDim * 2>(values, step * 16 + lane % 16, column / 8 + n + lane / 16));
+        v, PlaneAddress<kTileKeys>(values, step * 16 + lane % 16, column / 8 + n + lane / 16));
     MmaBf16(sums[n], p, {v[0], v[1]});
     MmaBf16(sums[n + 1], p, {v[2], v[3]});
   }

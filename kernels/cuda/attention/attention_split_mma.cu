@@ -62,7 +62,7 @@ __device__ __forceinline__ void StoreWeights(SharedSplit<kDim>& shared, int warp
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     *reinterpret_cast<uint32_t*>(
-        Swizzled<kTileKeys * 2>(shared.weights, lane / 4 + i % 2 * 8, warp * 2 + i / 2) +
+        PlaneAddress<kRows>(shared.weights, lane / 4 + i % 2 * 8, warp * 2 + i / 2) +
         lane % 4 * 4) = weights[i];
   }
 }
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kValueBuffers = SharedSplit<kDim>::kValueBuffers;
   // The values of tile + kAhead are copied while tile is computed.
   constexpr int kAhead = kValueBuffers - 1;
-  using Copies = TileCopies<kDim, kThreads, false, (kDim > 128)>;
+  using Copies = TileCopies<kDim, kThreads, (kDim > 128)>;
   const Copies copies(a.cache, kv_head, range);
   const int first_tile = range.tiles.begin;
   // The blocks of the tile whose values, and of the one whose keys are copied next.
@@ -171,8 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (kAhead == 1) copy_values(first_tile, of_values);
   copy_keys(first_tile + 1, of_keys);
   if constexpr (kAhead == 0) copies.Find(first_tile + 2, of_keys);
-  LoadQueries<kDim, kRows, kThreads>(
-      a, shared.rows, [&](int row, int c) { return Swizzled<kDim * 2>(shared.queries, row, c); });
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const RowPair pair = RowPairOf(shared.rows, 0, a.seen);
@@ -193,7 +192,7 @@ __global__ void __launch_bounds__(kThreads)
       copy_values(tile, of_values);
     }
     float scores[2][4];
-    Scores<kDim>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
+    Scores<kDim, kRows>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
     float maximum[2] = {state.maximum[0], state.maximum[1]};
     MaskAndMaximum(a, scale, pair, tile * kTileKeys + warp * 16, scores, maximum);
     ShareMaximum(shared, warp, lane, maximum);
@@ -210,10 +209,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
       uint32_t weights[4];
-      LoadMatrix4(weights,
-                  Swizzled<kTileKeys * 2>(shared.weights, lane % 16, step * 2 + lane / 16));
-      AddValues<kDim, kColumns<kDim>>(weights, shared.values[tile % kValueBuffers], step,
-                                      warp * kColumns<kDim>, sums);
+      LoadMatrix4(weights, PlaneAddress<kRows>(shared.weights, lane % 16, step * 2 + lane / 16));
+      AddValues<kColumns<kDim>>(weights, shared.values[tile % kValueBuffers], step,
+                                warp * kColumns<kDim>, sums);
     }
     if (split < 0 && ((tile + 1) % split_tiles == 0 || tile + 1 == range.tiles.end)) {
       float sum[2];

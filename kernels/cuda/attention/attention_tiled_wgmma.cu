@@ -17,15 +17,6 @@ namespace {
 // has only an empty kernel.
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
-constexpr int kPlaneColumns = 64;  // a plane has 128 bytes of each row
-constexpr int kPlaneRowBytes = kPlaneColumns * 2;
-
-// Returns the address of 16-byte chunk `chunk` of row `row` of the queries, which are stored in
-// planes, swizzled as wgmma expects it.
-[[maybe_unused]] __device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
-  return base + chunk / 8 * (kRows * kPlaneRowBytes) + row * kPlaneRowBytes +
-         (((chunk % 8) ^ (row & 7)) << 4);
-}
 
 template <int kDim>
 struct SharedPlanes {
@@ -133,8 +124,8 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
                                          SharedPlanes<kDim>& shared) {
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
-  const TileCopies<kDim, kThreads, true, true> copies(a.cache, kv_head, range);
-  typename TileCopies<kDim, kThreads, true, true>::Blocks blocks, next_blocks;
+  const TileCopies<kDim, kThreads, true> copies(a.cache, kv_head, range);
+  typename TileCopies<kDim, kThreads, true>::Blocks blocks, next_blocks;
   const int first_tile = range.tiles.begin;
   const int last_tile = range.tiles.end - 1;
   const auto copy_keys = [&](int tile, const auto& of_tile) {
@@ -148,8 +139,7 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   copies.Find(first_tile + 2, next_blocks);
   copy_keys(first_tile + 1, blocks);
   CopyAsyncCommit();
-  LoadQueries<kDim, kRows, kThreads>(
-      a, shared.rows, [&](int row, int c) { return PlaneAddress(shared.queries, row, c); });
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
 
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const RowPair pair = RowPairOf(shared.rows, warp_row, a.seen);

@@ -198,7 +198,7 @@ int64_t RandomCache::Element(int sequence, int position, int head, int column) c
   const cuda::KvLayerView view = cache_.layer(0);
   const int64_t block = tables_[int64_t{sequence} * stride_ + position / kPageTokens];
   return block * view.block_stride + head * view.head_stride +
-         int64_t{position % kPageTokens} * view.padded_dim + column;
+         view.ElementOf(position % kPageTokens, column);
 }
 
 float RandomCache::key(int layer, int sequence, int position, int head, int column) const {
