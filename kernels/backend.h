@@ -354,7 +354,9 @@ struct AttentionArgs {
   bool causal = true;
   const RoutingPlan* plan = nullptr;  // if set, query rows are the plan's assignments; null: row r
                                       // is token r
-  int heads = 1;  // H, heads of a query row; a multiple of the cache's number of kv heads
+  int rows_per_token = 1;  // query rows that a token has by the model's shape, which is k with
+                           // experts of attention; the results' bits may depend on it
+  int heads = 1;           // H, heads of a query row; a multiple of the cache's number of kv heads
   HeadOrder order = HeadOrder::kInterleave;
   float scale = 1.0f;
   float soft_cap = 0.0f;  // above 0: scaled scores become SoftCap(score, soft_cap)

@@ -517,12 +517,14 @@ void CudaBackend::Attention(const AttentionArgs& args) {
                    args.plan->row_of_assignment,
                    args.plan->rows == 0 ? 1 : args.plan->capacity / args.plan->rows};
   }
+  launch.rows.by_shape = args.rows_per_token;
   if (tiled_from_ > 0 && !IsWide(cache)) {
     const int heads = args.heads * launch.rows.max_per_token;
-    const WorkKey key{.window = args.window,
-                      .chunks = args.chunks,
-                      .split_tokens = SplitTokens(args.heads / cache.num_kv_heads),
-                      .table = args.causal ? -1 : args.cache->shape(args.layer).table};
+    const WorkKey key{
+        .window = args.window,
+        .chunks = args.chunks,
+        .split_tokens = SplitTokens(args.heads / cache.num_kv_heads * args.rows_per_token),
+        .table = args.causal ? -1 : args.cache->shape(args.layer).table};
     launch.work = WorkFor(launch.step, key, PartialFloats(heads, cache.widest_dim()));
   }
   LaunchAttention(launch, stream_.get());

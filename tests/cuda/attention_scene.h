@@ -38,6 +38,7 @@ struct AttentionSetting {
   float soft_cap = 0.0f;
   bool sinks = false;
   int bias_distances = 0;  // 0: no biases
+  float scale = 0.0f;      // 0: 1 / sqrt(head_dim)
   bool causal = true;      // else rows see all positions of their sequence that the window allows
 
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
@@ -122,6 +123,7 @@ class AttentionScene {
     int tiled_from = 0;
     int slots = 64;
     int max_per_token = 0;  // > 0: rows are assignments of a routing plan
+    int by_shape = 1;       // QueryRows::by_shape
     int extra_context = 0;  // added to the context bound that determines launch shapes
     Tiled tiled = Tiled::kChosen;
   };
@@ -180,6 +182,7 @@ class AttentionScene {
     }
     a.step.max_context += options.extra_context;
     if (routed) a.rows = {d_offsets.data(), d_assignment.data(), d_row_of.data(), max_per_token};
+    a.rows.by_shape = options.by_shape;
     a.query = d_query.data();
     a.query_stride = query_stride;
     a.output = d_output.data();
@@ -202,8 +205,7 @@ class AttentionScene {
     a.seen = {s_.causal, s_.window};
     a.tiled_from = options.tiled_from;
     a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
-    LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokens(s_.heads / s_.kv_heads),
-                        a.work, nullptr);
+    LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
     switch (options.tiled) {
       case Tiled::kChosen:
         LaunchAttention(a, nullptr);
@@ -237,7 +239,9 @@ class AttentionScene {
     return results;
   }
 
-  float scale() const { return 1.0f / std::sqrt(static_cast<float>(s_.head_dim)); }
+  float scale() const {
+    return s_.scale != 0.0f ? s_.scale : 1.0f / std::sqrt(static_cast<float>(s_.head_dim));
+  }
 
   void ExpectNear(const AttentionQuery& q, const std::vector<uint32_t>& bits) {
     std::vector<double> actual;
@@ -339,15 +343,23 @@ class AttentionScene {
         for (int p = 0; p < s_.lengths[i]; ++p) {
           const int64_t block = tables_[i * stride_ + p / kPageTokens];
           for (int h = 0; h < s_.kv_heads; ++h) {
-            const int64_t at = block * view.block_stride + h * view.head_stride +
-                               p % kPageTokens * view.padded_dim;
-            std::memset(&image[at * element], 0, view.padded_dim * element);
+            const int64_t first = block * view.block_stride + h * view.head_stride;
+            const int row = p % kPageTokens;
+            // Rows of bf16 that are multiples of 128 bytes are stored in planes of 64 columns,
+            // whose groups of 8 columns are exchanged.
+            const bool planes = s_.cache == DType::kBF16 && view.padded_dim % 64 == 0;
+            const auto at = [&](int column) {
+              if (!planes) return first + row * view.padded_dim + column;
+              return first + column / 64 * 1024 + row * 64 + (column % 64 ^ (row % 8 * 8));
+            };
+            for (int d = 0; d < view.padded_dim; ++d)
+              std::memset(&image[at(d) * element], 0, element);
             for (int d = 0; d < s_.head_dim; ++d) {
               const float f =
                   static_cast<float>((*expected)[i * s_.kv_heads + h][p][static_cast<size_t>(d)]);
               const Bf16 b = Bf16FromF32(f);
-              std::memcpy(&image[(at + d) * element],
-                          element == 4 ? static_cast<const void*>(&f) : &b, element);
+              std::memcpy(&image[at(d) * element], element == 4 ? static_cast<const void*>(&f) : &b,
+                          element);
             }
           }
         }

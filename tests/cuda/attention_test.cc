@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/cuda/attention_scene.h"
+#include "tests/cuda/emulator_test_support.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
   uint64_t seed = 1;
   for (const auto type : kAttentionTypes) {
-    for (int head_dim : {4, 16, 24, 64, 80, 128, 256}) {
+    for (int head_dim : {4, 16, 24, 64, 80, 128, 192, 256}) {
       for (int window : {0, 1, 5, 16, 300}) {
         if (window > 0 && head_dim != 24 && (head_dim != 128 || window < 300)) continue;
         // Mixed types use the f32 kernels with another load or store.
@@ -209,6 +210,16 @@ TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
         for (int tiled_from : {0, 8, count}) {
           ASSERT_EQ(results, scene.Run(tokens, {.tiled_from = tiled_from, .max_per_token = 22}));
         }
+        // Groups that are wide by the model's shape have longer splits in all kernels.
+        const auto wide =
+            scene.Run(tokens, {.tiled_from = count, .max_per_token = 22, .by_shape = 16});
+        ASSERT_EQ(wide, scene.Run(tokens, {.max_per_token = 22, .by_shape = 16}));
+        ASSERT_EQ(
+            wide,
+            scene.Run(tokens, {.max_per_token = 22, .by_shape = 16, .tiled = OtherTiled(setting)}));
+        for (const int row : {0, 16, 18}) {
+          ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[row < 16 ? 0 : 1][row % 16], wide[row]));
+        }
         ASSERT_EQ(results, scene.Run(tokens, {.max_per_token = 22, .tiled = OtherTiled(setting)}));
         for (int t : {0, 1}) {
           // The bits do not depend either on how many rows other tokens of the step have.
@@ -218,6 +229,67 @@ TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
         }
       }
     }
+  }
+}
+
+// All bf16 kernels compute the same bits in every order of threads, for every number of heads that
+// share a key head, and for sequences whose rows begin at any position.
+TEST(CudaAttentionTest, KernelsAgreeInEveryOrder) {
+  InEveryOrder([] {
+    uint64_t seed = 400;
+    for (const int head_dim : {64, 128, 256}) {
+      for (int group = 1; group <= 8; ++group) {
+        if (head_dim == 256 && group % 4 != 1) continue;
+        const AttentionSetting setting{.head_dim = head_dim,
+                                       .kv_heads = 1,
+                                       .heads = group,
+                                       .cache = DType::kBF16,
+                                       .output = DType::kBF16,
+                                       .window = group % 4 == 2 ? 75 : 0,
+                                       .lengths = {21, 300 + group},
+                                       .soft_cap = group == 3 ? 1.5f : 0.0f,
+                                       .sinks = group % 2 == 0};
+        AttentionScene scene(setting, seed++);
+        std::vector<std::vector<AttentionQuery>> tokens;
+        for (int p = 13; p < 21; ++p) tokens.push_back({scene.RandomQuery(0, p)});
+        for (int p = 277 + group; p < 300 + group; ++p) {
+          tokens.push_back({scene.RandomQuery(1, p)});
+        }
+        const int count = static_cast<int>(tokens.size());
+        const auto expected = scene.Run(tokens, {.tiled_from = count});
+        for (const int t : {0, count - 1}) {
+          ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], expected[t]));
+        }
+        ASSERT_EQ(expected, scene.Run(tokens, {.tiled_from = count, .slots = 0}));
+        ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kMma})) << setting.Describe();
+        if (!TiledWgmmaFits()) continue;
+        ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kWgmma})) << setting.Describe();
+      }
+    }
+  });
+}
+
+// Scores that are not a positive multiple of the products have maxima of their own.
+TEST(CudaAttentionTest, ScalesOfEverySignMatchDoubleArithmetic) {
+  uint64_t seed = 500;
+  for (const float scale : {-0.2f, 1e-30f, 3.0f}) {
+    const AttentionSetting setting{.head_dim = 64,
+                                   .kv_heads = 1,
+                                   .heads = 2,
+                                   .cache = DType::kBF16,
+                                   .output = DType::kBF16,
+                                   .lengths = {290},
+                                   .scale = scale};
+    AttentionScene scene(setting, seed++);
+    std::vector<std::vector<AttentionQuery>> tokens;
+    for (int p = 250; p < 290; ++p) tokens.push_back({scene.RandomQuery(0, p)});
+    const int count = static_cast<int>(tokens.size());
+    const auto expected = scene.Run(tokens, {.tiled_from = count});
+    for (int t = 0; t < count; t += 13) {
+      ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], expected[t]));
+    }
+    ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kMma}));
+    ASSERT_EQ(expected, scene.Run(tokens, {}));
   }
 }
 

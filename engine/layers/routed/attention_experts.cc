@@ -17,6 +17,7 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
                             LoadBank(load, {width}, std::vector<int>(experts, model_width),
                                      {names, "o", std::nullopt}, false));
   body->heads_ = spec.num_kv_heads;
+  body->selected_ = spec.routing->select.MaxSelected();
   body->rope_ = rope;
   body->layer_ = layer;
   body->scale_ = static_cast<float>(spec.scale);
@@ -43,6 +44,7 @@ RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan,
                          .layer = layer_,
                          .causal = causal_,
                          .plan = &plan,
+                         .rows_per_token = selected_,
                          .heads = heads_,
                          .order = HeadOrder::kTile,
                          .scale = scale_,

@@ -24,6 +24,7 @@ class AttentionExperts : public ExpertBody {
   std::unique_ptr<LinearBank> query_;
   std::unique_ptr<LinearBank> output_;
   int heads_ = 1;      // query heads per expert; head j reads kv head j
+  int selected_ = 1;   // largest number of experts that the router itself selects
   RopeSettings rope_;  // dimensions is 0 if the model has no rope
   int layer_ = 0;
   float scale_ = 1.0f, soft_cap_ = 0.0f;

@@ -21,6 +21,7 @@ struct QueryRows {
   const int32_t* assignments_of_row = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;   // [A]
   int max_per_token = 1;                        // largest number of rows of one token
+  int by_shape = 1;  // rows of one token by the model's shape; determines the size of splits
 };
 
 // The keys that a row sees: those of AttentionArgs.
@@ -59,9 +60,9 @@ int AttentionSlots(int64_t row_floats);
 int64_t PartialFloats(int query_heads, int head_dim);
 
 // Returns the number of tokens per split. It depends on the model's shape alone, so results do not
-// depend on the batch. `group`: the number of query heads of one query row that share a kv head.
-// `group` must not include all query rows of a token, because the maximum number of rows per token
-// differs from step to step.
+// depend on the batch. `group`: the number of query heads that share a kv head, over all query rows
+// that a token has by the model's shape. It must not be computed from the rows that the tokens of a
+// step have, because their number differs from step to step.
 int SplitTokens(int group);
 // Returns the largest number of splits that one token needs.
 int MaxSplits(int max_context, const SeenKeys& seen, int split_tokens);

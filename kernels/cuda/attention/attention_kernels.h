@@ -33,7 +33,7 @@ inline int GroupOf(const AttentionLaunch& args) {
 
 // Returns the number of tokens per split for this launch.
 inline int SplitTokensOf(const AttentionLaunch& args) {
-  return SplitTokens(args.heads / args.cache.num_kv_heads);
+  return SplitTokens(args.heads / args.cache.num_kv_heads * args.rows.by_shape);
 }
 
 // Returns the number of thread blocks that is enough for all work items.

@@ -1,8 +1,13 @@
 // Parts of attention on the tensor cores that the split kernel and the tiled kernels share, so that
 // a row has the same bits from each of them. Keys are processed in tiles of 64 positions. Within a
 // tile, products are added in ascending order, 16 dimensions at a time for the scores and 16 keys
-// at a time for the weighted values. The sum of the softmax weights is computed as one more column
-// of the second product.
+// at a time for the weighted values.
+//
+// The sum of a row's softmax weights is added in f32, before they are rounded to bf16, in 16
+// chains: chain 4 c + q adds the keys k with k / 16 % 4 = c and k % 8 / 2 = q in ascending order,
+// because one lane has the scores of these keys in every kernel. SumOfChains() adds the chains at
+// the end of a split. All maxima are those of the dot products, as long as scores are these times a
+// positive factor; the factor is applied together with the subtraction of the maximum.
 #pragma once
 
 #include "kernels/cuda/attention/attention_rows.cuh"
@@ -23,28 +28,30 @@ __device__ inline float Exp2Approximate(float x) {
 #endif
 }
 
-// Returns the address of 16-byte chunk `chunk` of row `row` in shared memory: it is stored at chunk
-// index chunk ^ (row % 8), so that the same chunk of eight successive rows is in different banks.
-template <int kRowBytes>
-__device__ inline char* Swizzled(char* base, int row, int chunk) {
-  return base + row * kRowBytes + ((chunk ^ (row & 7)) << 4);
+// Keys, values, queries and weights are in shared memory in planes of 64 columns. Returns the
+// address of 16-byte chunk `chunk` of row `row`, where planes have kRows rows: it is at chunk index
+// chunk ^ (row % 8) of its plane, so that the same chunk of eight successive rows is in different
+// banks. wgmma expects this order, and the planes of a cache have it.
+template <int kRows>
+__device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
+  return base + chunk / 8 * (kRows * kPlaneRowBytes) + row * kPlaneRowBytes +
+         (((chunk % 8) ^ (row & 7)) << 4);
 }
 
 // Starts the copies of tiles of keys and values of a bf16 cache into shared memory, for all threads
 // of a block together. What does not change from tile to tile is computed once, because a copy of
 // 16 bytes must not cost more instructions than the arithmetic on them. Key k's 16-byte chunk c is
-// stored at Swizzled<kDim * 2>(to, k, c) or, with kPlanes, in planes of 64 columns: at 16-byte
-// chunk c % 8 ^ k % 8 of row k of plane c / 8, as wgmma expects it.
+// stored at PlaneAddress<kTileKeys>(to, k, c).
 //
 // With kFastPath, tiles that are read completely have code of their own, whose addresses are a
 // register and a constant. It pays where few warps share a multiprocessor.
-template <int kDim, int kThreads, bool kPlanes, bool kFastPath>
+template <int kDim, int kThreads, bool kFastPath>
 class TileCopies {
   static constexpr int kChunks = kDim / 8;
   static constexpr int kRowsAtOnce = kThreads / kChunks;
   static constexpr int kCopies = kTileKeys / kRowsAtOnce;
-  static constexpr int kRowBytes = kPlanes ? 128 : kDim * 2;
   static_assert(kRowsAtOnce == 4 || kRowsAtOnce == 8 || kRowsAtOnce == kPageTokens);
+  static_assert(kDim % kPlaneColumns == 0);
 
  public:
   // The pages that contain a tile.
@@ -58,19 +65,18 @@ class TileCopies {
         span_(static_cast<uint32_t>(keys.last - keys.first)),
         row_(static_cast<int>(threadIdx.x) / kChunks),
         block_bytes_(static_cast<uint32_t>(cache.block_stride * 2)),
-        row_bytes_(cache.padded_dim * 2),
+        row_bytes_(cache.in_planes() ? kPlaneRowBytes : cache.padded_dim * 2),
         full_rows_(cache.padded_dim == kDim) {
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    const int place = row_ * kPlaneRowBytes + (((chunk % 8) ^ (row_ & 7)) << 4);
+    to_ = chunk / 8 * (kTileKeys * kPlaneRowBytes) + place;
     // Columns beyond the cache's become zeros.
     const bool stored = chunk < cache.padded_dim / 8;
     bytes_ = stored ? 16 : 0;
-    const int64_t own =
-        kv_head * cache.head_stride + row_ * cache.padded_dim + (stored ? chunk * 8 : 0);
-    keys_ = static_cast<const char*>(cache.keys) + own * 2;
-    values_ = static_cast<const char*>(cache.values) + own * 2;
-    const int plane = kPlanes ? chunk / 8 * (kTileKeys * kRowBytes) : 0;
-    const int within = kPlanes ? chunk % 8 : chunk;
-    to_ = plane + row_ * kRowBytes + ((within ^ (row_ & 7)) << 4);
+    int64_t own = kv_head * cache.head_stride * 2;
+    if (stored) own += cache.ElementOf(row_, chunk * 8) * 2;
+    keys_ = static_cast<const char*>(cache.keys) + own;
+    values_ = static_cast<const char*>(cache.values) + own;
   }
 
   // Finds the blocks of a tile. Blocks that the rows do not read are 0.
@@ -96,7 +102,7 @@ class TileCopies {
                                         const Blocks& blocks) const {
     const int key = tile * kTileKeys - first_;
     if (kFastPath && full_rows_ && key >= 0 && key + kTileKeys - 1 <= static_cast<int>(span_)) {
-      StartTile<false>(to, from, tile, blocks, kDim * 2);
+      StartTile<false>(to, from, tile, blocks, kPlaneRowBytes);
     } else {
       StartTile<true>(to, from, tile, blocks, row_bytes_);
     }
@@ -107,17 +113,22 @@ class TileCopies {
   __device__ __forceinline__ void StartTile(char* to, const char* from, int tile,
                                             const Blocks& blocks, int row_bytes) const {
     const uint32_t key = static_cast<uint32_t>(tile * kTileKeys + row_ - first_);
+    // From the chunk of an even to that of an odd group of rows, in a cache with planes.
+    const int turn = row_bytes == kPlaneRowBytes ? (to_ ^ kTurn) - to_ : 0;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const auto id = static_cast<uint32_t>(blocks[i * kRowsAtOnce / kPageTokens]);
       const char* block = from + static_cast<uint64_t>(id) * block_bytes_;
-      constexpr int kTurn = kRowsAtOnce == 4 ? 64 : 0;  // the swizzle of odd groups of 4 rows
-      const int place = (i % 2 == 0 ? to_ : to_ ^ kTurn) + i * kRowsAtOnce * kRowBytes;
+      if (kTurn != 0 && i % 2 == 1) block += turn;
+      const int place = (i % 2 == 0 ? to_ : to_ ^ kTurn) + i * kRowsAtOnce * kPlaneRowBytes;
       const bool read = !kPartial || key + i * kRowsAtOnce <= span_;
       CopyAsync16(to + place, block + i * kRowsAtOnce % kPageTokens * row_bytes,
                   kPartial ? (read ? bytes_ : 0) : 16);
     }
   }
+
+  // The swizzle of odd groups of 4 rows, against that of even ones.
+  static constexpr int kTurn = kRowsAtOnce == 4 ? 64 : 0;
 
   const char* keys_;
   const char* values_;
@@ -126,17 +137,17 @@ class TileCopies {
   uint32_t span_;  // the rows read keys [first_, first_ + span_]
   int row_;        // the first of the rows of a tile that this thread copies
   uint32_t block_bytes_;
-  int row_bytes_;
-  bool full_rows_;  // a row of the cache has kDim columns
+  int row_bytes_;   // of the cache
+  bool full_rows_;  // a row of the cache has kDim columns, in planes
   int bytes_;
   int to_;
 };
 
-// Loads the queries of a block's rows as bf16; elements beyond head_dim and unused rows are zero.
-// place(row, chunk) returns the address of a 16-byte chunk in shared memory.
-template <int kDim, int kRows, int kThreads, typename Place>
+// Loads the queries of a block's rows as bf16 into planes of kRows rows at `to`; elements beyond
+// head_dim and unused rows are zero.
+template <int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void LoadQueries(const AttentionLaunch& a, const BlockRows<kRows>& rows,
-                                            const Place& place) {
+                                            char* to) {
   constexpr int kChunks = kDim / 8;
   const int dim = a.cache.head_dim;
   const bool vectors =
@@ -160,14 +171,14 @@ __device__ __forceinline__ void LoadQueries(const AttentionLaunch& a, const Bloc
         }
       }
     }
-    *reinterpret_cast<uint4*>(place(r, d / 8)) = make_uint4(
+    *reinterpret_cast<uint4*>(PlaneAddress<kRows>(to, r, d / 8)) = make_uint4(
         PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]), PackBf16(v[6], v[7]));
   }
 }
 
 // Computes the scores of the 16 query rows from `row` on for keys [key, key + 8 * kSteps) of the
 // tile.
-template <int kDim, int kSteps>
+template <int kDim, int kRows, int kSteps>
 __device__ inline void Scores(char* queries, int row, char* keys, int key,
                               float (&scores)[kSteps][4]) {
   const int lane = threadIdx.x % 32;
@@ -175,15 +186,15 @@ __device__ inline void Scores(char* queries, int row, char* keys, int key,
   for (int n = 0; n < kSteps; ++n) {
     scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
   }
-#pragma unroll
+#pragma unroll(kDim > 128 ? 4 : kDim / 16)
   for (int d = 0; d < kDim / 16; ++d) {
     uint32_t q[4];
-    LoadMatrix4(q, Swizzled<kDim * 2>(queries, row + lane % 16, 2 * d + lane / 16));
+    LoadMatrix4(q, PlaneAddress<kRows>(queries, row + lane % 16, 2 * d + lane / 16));
 #pragma unroll
     for (int n = 0; n < kSteps; n += 2) {
       uint32_t k[4];
-      LoadMatrix4(k, Swizzled<kDim * 2>(keys, key + n * 8 + lane / 16 * 8 + lane % 8,
-                                        2 * d + lane / 8 % 2));
+      LoadMatrix4(k, PlaneAddress<kTileKeys>(keys, key + n * 8 + lane / 16 * 8 + lane % 8,
+                                             2 * d + lane / 8 % 2));
       MmaBf16(scores[n], q, {k[0], k[1]});
       MmaBf16(scores[n + 1], q, {k[2], k[3]});
     }
@@ -211,6 +222,21 @@ __device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, const
   return p;
 }
 
+// How the products of queries and keys become exponents: times `factor`, minus the reference.
+struct ScoreFactor {
+  float scale;   // argument of ScoreOf()
+  float factor;  // 1 if ScoreOf() is applied to each product before
+};
+
+// Whether scores are something else than the products times a positive factor.
+__device__ __forceinline__ bool OwnScores(const AttentionLaunch& a, float scale) {
+  return a.bias != nullptr || a.soft_cap > 0.0f || !(scale > 0.0f);
+}
+
+__device__ __forceinline__ ScoreFactor FactorOf(const AttentionLaunch& a, float scale) {
+  return {scale, OwnScores(a, scale) ? 1.0f : scale};
+}
+
 // Replaces the dot products of the keys from `key` on by `score_of(dot product, index of the row in
 // the pair, key)`, sets the scores that a row may not see to -inf, and raises `maximum` to the
 // largest score of each row that this thread has.
@@ -234,26 +260,27 @@ __device__ __forceinline__ void ReplaceByScores(const RowPair& pair, int key,
   }
 }
 
-// As ReplaceByScores(), with the scores of ScoreOf(); `maximum` becomes the largest score over all
-// lanes that share a row. The kind of score is selected outside of the loops: a branch for every
-// element would make the loops longer than the instruction cache.
+// As ReplaceByScores(), with the scores of ScoreOf(), or the products themselves if FactorOf() has
+// a factor; `maximum` becomes the largest one over all lanes that share a row. The kind of score is
+// selected outside of the loops: a branch for every element would make the loops longer than the
+// instruction cache.
 template <int kSteps>
 __device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, const RowPair& pair,
                                       int key, float (&scores)[kSteps][4], float (&maximum)[2]) {
-  if (a.bias != nullptr || a.soft_cap > 0.0f) {
+  if (OwnScores(a, scale)) {
     const auto score = [&](float dot, int h, int k) {
       return ScoreOf(a, dot, scale, pair.head[h], pair.position[h] - k);
     };
     ReplaceByScores<true>(pair, key, score, scores, maximum);
   } else {
-    const auto score = [&](float dot, int, int) { return dot * scale; };
+    const auto product = [](float dot, int, int) { return dot; };
     const bool all_seen = pair.first[0] <= key && pair.first[1] <= key &&
                           pair.last[0] >= key + kSteps * 8 - 1 &&
                           pair.last[1] >= key + kSteps * 8 - 1;
     if (__any_sync(kFullMask, !all_seen)) {
-      ReplaceByScores<true>(pair, key, score, scores, maximum);
+      ReplaceByScores<true>(pair, key, product, scores, maximum);
     } else {
-      ReplaceByScores<false>(pair, key, score, scores, maximum);
+      ReplaceByScores<false>(pair, key, product, scores, maximum);
     }
   }
 #pragma unroll
@@ -263,59 +290,92 @@ __device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, con
   }
 }
 
-// Online softmax state of two rows: all sums so far are relative to `maximum`.
+inline constexpr int kTileSteps = kTileKeys / 16;
+
+// Online softmax state of two rows: all sums so far are relative to `maximum`. Of the chains of the
+// sum of weights (see above), a thread has those of its lane; with kChains = 1, only the one of its
+// warp's 16 keys.
+template <int kChains>
 struct RowState {
   float maximum[2] = {kMinusInfinity, kMinusInfinity};
-  float sum[4] = {};  // an accumulator fragment; each of its columns is the row's sum of weights
+  float sum[kChains][2] = {};
 };
 
+// Factors by which a row pair's sums so far must be multiplied. They are valid if `changed`, which
+// is the same for all lanes of a warp; otherwise all of them are 1.
+struct Rescaling {
+  bool changed;
+  float factor[2];
+};
+
+// Sets the maximum, which must be at least the one so far, and rescales the sums of weights.
+template <int kChains>
+__device__ __forceinline__ Rescaling RaiseMaximum(const float (&maximum)[2], float factor,
+                                                  RowState<kChains>* state) {
+  Rescaling r{false, {1.0f, 1.0f}};
+  const bool same = maximum[0] == state->maximum[0] && maximum[1] == state->maximum[1];
+  r.changed = __any_sync(kFullMask, !same);
+  if (!r.changed) return r;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (maximum[h] != state->maximum[h]) {
+      r.factor[h] = Exp2Approximate(state->maximum[h] * factor - Reference(maximum[h] * factor));
+    }
+    state->maximum[h] = maximum[h];
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) state->sum[c][h] *= r.factor[h];
+  }
+  return r;
+}
+
+template <int kCount>
+__device__ __forceinline__ void Rescale(const Rescaling& r, float (&sums)[kCount][4]) {
+  if (!r.changed) return;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[n][e] *= r.factor[e / 2];
+  }
+}
+
 // Computes the weights of 16 keys, whose scores are in scores[2 * step] and scores[2 * step + 1],
-// as the left operand of the second product.
+// as the left operand of the second product, and adds them to their chain.
 template <int kSteps>
-__device__ inline void Weights(const float (&scores)[kSteps][4], int step,
-                               const float (&reference)[2], uint32_t (&p)[4]) {
+__device__ inline void Weights(const float (&scores)[kSteps][4], int step, float factor,
+                               const float (&reference)[2], float (&sum)[2], uint32_t (&p)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float* s = scores[2 * step + i / 2] + i % 2 * 2;
-    p[i] = PackBf16(Exp2Approximate(s[0] - reference[i % 2]),
-                    Exp2Approximate(s[1] - reference[i % 2]));
+    const float first = Exp2Approximate(fmaf(s[0], factor, -reference[i % 2]));
+    const float second = Exp2Approximate(fmaf(s[1], factor, -reference[i % 2]));
+    sum[i % 2] += first;
+    sum[i % 2] += second;
+    p[i] = PackBf16(first, second);
   }
 }
 
-template <int kColumns>
-__device__ inline void Rescale(const float (&maximum)[2], RowState* state,
-                               float (&sums)[kColumns / 8][4]) {
-  float factor[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    factor[h] = exp2f(state->maximum[h] - Reference(maximum[h]));
-    state->maximum[h] = maximum[h];
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e) state->sum[e] *= factor[e / 2];
-#pragma unroll
-  for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[n][e] *= factor[e / 2];
-  }
+// Returns a row's sum of weights, in all lanes that share the row.
+__device__ __forceinline__ float SumOfChains(float c0, float c1, float c2, float c3) {
+  float sum = (c0 + c1) + (c2 + c3);
+  sum += __shfl_xor_sync(kFullMask, sum, 1);
+  sum += __shfl_xor_sync(kFullMask, sum, 2);
+  return sum;
 }
 
 // Adds the weights of keys [16 * step, 16 * step + 16) of the tile times columns [column, column +
-// kColumns) of their values to `sums`, and the weights to the sum of weights.
-template <int kDim, int kColumns>
+// kColumns) of their values to `sums`.
+template <int kColumns>
 __device__ inline void AddValues(const uint32_t (&p)[4], char* values, int step, int column,
-                                 RowState* state, float (&sums)[kColumns / 8][4]) {
-  constexpr uint32_t kOnes = 0x3f803f80u;
+                                 float (&sums)[kColumns / 8][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kColumns / 8; n += 2) {
     uint32_t v[4];
     LoadMatrix4Transposed(
-        v, Swizzled<kDim * 2>(values, step * 16 + lane % 16, column / 8 + n + lane / 16));
+        v, PlaneAddress<kTileKeys>(values, step * 16 + lane % 16, column / 8 + n + lane / 16));
     MmaBf16(sums[n], p, {v[0], v[1]});
     MmaBf16(sums[n + 1], p, {v[2], v[3]});
   }
-  MmaBf16(state->sum, p, {kOnes, kOnes});
 }
 
 // The result of all splits merged so far.
@@ -326,24 +386,32 @@ struct MergedRows {
   float sums[kColumns / 8][4] = {};
 };
 
-// Merges a finished split into `merged` and resets the state for the next split.
-template <int kColumns>
-__device__ inline void MergeSplit(RowState* state, float (&sums)[kColumns / 8][4],
-                                  MergedRows<kColumns>* merged) {
+// Merges the maxima and sums of weights of a finished split, and resets them for the next split.
+// The weighted values are merged with the factors in *f.
+template <int kChains>
+__device__ __forceinline__ void MergeState(const float (&sum)[2], float factor,
+                                           RowState<kChains>* state, float (&merged_maximum)[2],
+                                           float (&merged_sum)[2], MergeFactors (&f)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const MergeFactors f =
-        Merge(&merged->maximum[h], &merged->sum[h], state->maximum[h], state->sum[h * 2]);
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-      for (int e = h * 2; e < h * 2 + 2; ++e) {
-        merged->sums[n][e] = fmaf(sums[n][e], f.split, merged->sums[n][e] * f.merged);
-        sums[n][e] = 0.0f;
-      }
-    }
+    f[h] = Merge(&merged_maximum[h], &merged_sum[h], state->maximum[h] * factor, sum[h]);
     state->maximum[h] = kMinusInfinity;
-    state->sum[h * 2] = state->sum[h * 2 + 1] = 0.0f;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) state->sum[c][h] = 0.0f;
+  }
+}
+
+// Merges a finished split's weighted values into `merged` and resets them for the next split.
+template <int kCount>
+__device__ __forceinline__ void MergeValues(const MergeFactors (&f)[2], float (&sums)[kCount][4],
+                                            float (&merged)[kCount][4]) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      merged[n][e] = fmaf(sums[n][e], f[e / 2].split, merged[n][e] * f[e / 2].merged);
+      sums[n][e] = 0.0f;
+    }
   }
 }
 

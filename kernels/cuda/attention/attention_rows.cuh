@@ -217,8 +217,7 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
   const int row = static_cast<int>(threadIdx.x) / kChunks;
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
   const bool stored_column = chunk < cache.padded_dim * element / 16;
-  const char* own = static_cast<const char*>(from) + kv_head * cache.head_stride * element +
-                    row * cache.padded_dim * element + chunk * 16;
+  const char* head = static_cast<const char*>(from) + kv_head * cache.head_stride * element;
   int32_t blocks[kTileKeys / kPageTokens];
 #pragma unroll
   for (int b = 0; b < kTileKeys / kPageTokens; ++b) {
@@ -228,14 +227,15 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
   }
 #pragma unroll
   for (int b = 0; b < kTileKeys / kPageTokens; ++b) {
-    const char* block = own + blocks[b] * cache.block_stride * element;
+    const char* block = head + blocks[b] * cache.block_stride * element;
 #pragma unroll
     for (int r = 0; r < kPageTokens; r += kRows) {
       const int tile_row = b * kPageTokens + r + row;
       const int key = tile * kTileKeys + tile_row;
       const bool stored = key >= keys.first && key <= keys.last && stored_column;
       CopyAsync16(to + tile_row * kRowBytes + ((chunk ^ (tile_row & 7)) << 4),
-                  stored ? block + r * cache.padded_dim * element : from, stored ? 16 : 0);
+                  stored ? block + cache.ElementOf(r + row, chunk * 16 / element) * element : from,
+                  stored ? 16 : 0);
     }
   }
 }

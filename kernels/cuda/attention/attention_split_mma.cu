@@ -23,6 +23,7 @@ struct SharedSplit {
   char queries[kRows * kDim * 2];
   char weights[kRows * kTileKeys * 2];
   float maximum[kThreads / 32][kRows];
+  float sum[kThreads / 32][kRows][4];  // chains of the sums of weights, one per lane of a row
   BlockRows<kRows> rows;
 };
 
@@ -49,26 +50,43 @@ __device__ __forceinline__ void ShareMaximum(SharedSplit<kDim>& shared, int warp
   }
 }
 
-// Stores the softmax weights of the warp's keys in shared memory.
+// Stores the softmax weights of the warp's keys in shared memory, and adds them to their sums.
 template <int kDim>
 __device__ __forceinline__ void StoreWeights(SharedSplit<kDim>& shared, int warp, int lane,
-                                             const float (&scores)[2][4],
-                                             const float (&maximum)[2]) {
-  const float reference[2] = {Reference(maximum[0]), Reference(maximum[1])};
+                                             float factor, const float (&scores)[2][4],
+                                             RowState<1>* state) {
+  const float reference[2] = {Reference(state->maximum[0] * factor),
+                              Reference(state->maximum[1] * factor)};
   uint32_t weights[4];
-  Weights(scores, 0, reference, weights);
+  Weights(scores, 0, factor, reference, state->sum[0], weights);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     *reinterpret_cast<uint32_t*>(
-        Swizzled<kTileKeys * 2>(shared.weights, lane / 4 + i % 2 * 8, warp * 2 + i / 2) +
+        PlaneAddress<kRows>(shared.weights, lane / 4 + i % 2 * 8, warp * 2 + i / 2) +
         lane % 4 * 4) = weights[i];
+  }
+}
+
+// Returns the sums of weights of the thread's rows over the keys of all warps.
+template <int kDim>
+__device__ __forceinline__ void ShareSums(SharedSplit<kDim>& shared, int warp, int lane,
+                                          const RowState<1>& state, float (&sum)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) shared.sum[warp][lane / 4 + h * 8][lane % 4] = state.sum[0][h];
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + h * 8, q = lane % 4;
+    sum[h] = SumOfChains(shared.sum[0][row][q], shared.sum[1][row][q], shared.sum[2][row][q],
+                         shared.sum[3][row][q]);
   }
 }
 
 template <int kDim>
 __device__ __forceinline__ void StorePartial(const AttentionLaunch& a,
                                              const SharedSplit<kDim>& shared, int chunk,
-                                             float* partial, const RowState& state,
+                                             float* partial, const float (&maximum)[2],
+                                             const float (&sum)[2],
                                              const float (&sums)[kColumns<kDim> / 8][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int padded = a.cache.padded_dim;
@@ -86,7 +104,7 @@ __device__ __forceinline__ void StorePartial(const AttentionLaunch& a,
       }
     }
     if (warp == 0 && lane % 4 == 0) {
-      *reinterpret_cast<float2*>(to + padded) = make_float2(state.maximum[h], state.sum[h * 2]);
+      *reinterpret_cast<float2*>(to + padded) = make_float2(maximum[h], sum[h]);
     }
   }
 }
@@ -132,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kValueBuffers = SharedSplit<kDim>::kValueBuffers;
   // The values of tile + kAhead are copied while tile is computed.
   constexpr int kAhead = kValueBuffers - 1;
-  using Copies = TileCopies<kDim, kThreads, false, (kDim > 128)>;
+  using Copies = TileCopies<kDim, kThreads, (kDim > 128)>;
   const Copies copies(a.cache, kv_head, range);
   const int first_tile = range.tiles.begin;
   // The blocks of the tile whose values, and of the one whose keys are copied next.
@@ -153,13 +171,13 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (kAhead == 1) copy_values(first_tile, of_values);
   copy_keys(first_tile + 1, of_keys);
   if constexpr (kAhead == 0) copies.Find(first_tile + 2, of_keys);
-  LoadQueries<kDim, kRows, kThreads>(
-      a, shared.rows, [&](int row, int c) { return Swizzled<kDim * 2>(shared.queries, row, c); });
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const RowPair pair = RowPairOf(shared.rows, 0, a.seen);
   const int split_tiles = split_tokens / kTileKeys;
-  RowState state;
+  const float factor = FactorOf(a, scale).factor;
+  RowState<1> state;
   float sums[kColumns<kDim> / 8][4] = {};
   MergedRows<kColumns<kDim>> merged;
   for (int tile = first_tile; tile < range.tiles.end; ++tile) {
@@ -174,11 +192,12 @@ __global__ void __launch_bounds__(kThreads)
       copy_values(tile, of_values);
     }
     float scores[2][4];
-    Scores<kDim>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
+    Scores<kDim, kRows>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
     float maximum[2] = {state.maximum[0], state.maximum[1]};
     MaskAndMaximum(a, scale, pair, tile * kTileKeys + warp * 16, scores, maximum);
     ShareMaximum(shared, warp, lane, maximum);
-    StoreWeights(shared, warp, lane, scores, maximum);
+    const Rescaling rescaling = RaiseMaximum(maximum, factor, &state);
+    StoreWeights(shared, warp, lane, factor, scores, &state);
     CopyAsyncWait<2 * kAhead>();
     __syncthreads();
     copy_keys(tile + 2, of_keys);
@@ -186,21 +205,27 @@ __global__ void __launch_bounds__(kThreads)
       copies.Find(tile + 1, of_values);
       copies.Find(tile + 3, of_keys);
     }
-    Rescale<kColumns<kDim>>(maximum, &state, sums);
+    Rescale(rescaling, sums);
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
       uint32_t weights[4];
-      LoadMatrix4(weights,
-                  Swizzled<kTileKeys * 2>(shared.weights, lane % 16, step * 2 + lane / 16));
-      AddValues<kDim, kColumns<kDim>>(weights, shared.values[tile % kValueBuffers], step,
-                                      warp * kColumns<kDim>, &state, sums);
+      LoadMatrix4(weights, PlaneAddress<kRows>(shared.weights, lane % 16, step * 2 + lane / 16));
+      AddValues<kColumns<kDim>>(weights, shared.values[tile % kValueBuffers], step,
+                                warp * kColumns<kDim>, sums);
     }
     if (split < 0 && ((tile + 1) % split_tiles == 0 || tile + 1 == range.tiles.end)) {
-      MergeSplit<kColumns<kDim>>(&state, sums, &merged);
+      float sum[2];
+      MergeFactors f[2];
+      ShareSums(shared, warp, lane, state, sum);
+      MergeState(sum, factor, &state, merged.maximum, merged.sum, f);
+      MergeValues(f, sums, merged.sums);
     }
   }
   if (split >= 0) {
-    StorePartial(a, shared, chunk, PartialOf(a, token, split, split_tokens), state, sums);
+    float sum[2];
+    ShareSums(shared, warp, lane, state, sum);
+    const float maximum[2] = {state.maximum[0] * factor, state.maximum[1] * factor};
+    StorePartial(a, shared, chunk, PartialOf(a, token, split, split_tokens), maximum, sum, sums);
   } else {
     StoreFinished(a, shared, merged);
   }

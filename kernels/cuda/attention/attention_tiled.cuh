@@ -27,30 +27,55 @@ constexpr bool kStash = kDim > 128;
 template <int kDim, int kThreads>
 using Stash = std::conditional_t<kStash<kDim>, StashedRows<kDim, kThreads>, NoStash>;
 
-template <int kDim, int kThreads>
-__device__ inline void MergeStashed(bool first, RowState* state, float (&sums)[kDim / 8][4],
-                                    StashedRows<kDim, kThreads>* stash) {
-  const int thread = threadIdx.x;
-  MergeFactors f[2];
+// As MergeState() for the state of a thread's rows in `merged` or `stash`. `first`: no split has
+// been merged before.
+template <typename MergedType, typename StashType>
+__device__ __forceinline__ void MergeTiledState(bool first, float factor,
+                                                RowState<kTileSteps>* state, MergedType* merged,
+                                                StashType* stash, MergeFactors (&f)[2]) {
+  float sum[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float maximum = first ? kMinusInfinity : stash->maximum[h][thread];
-    float sum = first ? 0.0f : stash->sum[h][thread];
-    f[h] = Merge(&maximum, &sum, state->maximum[h], state->sum[h * 2]);
-    stash->maximum[h][thread] = maximum;
-    stash->sum[h][thread] = sum;
-    state->maximum[h] = kMinusInfinity;
-    state->sum[h * 2] = state->sum[h * 2 + 1] = 0.0f;
+    sum[h] = SumOfChains(state->sum[0][h], state->sum[1][h], state->sum[2][h], state->sum[3][h]);
   }
+  if constexpr (std::is_same_v<StashType, NoStash>) {
+    MergeState(sum, factor, state, merged->maximum, merged->sum, f);
+  } else {
+    const int thread = threadIdx.x;
+    float maximum[2], merged_sum[2];
 #pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-    float4 m = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : stash->sums[n][thread];
-    m.x = fmaf(sums[n][0], f[0].split, m.x * f[0].merged);
-    m.y = fmaf(sums[n][1], f[0].split, m.y * f[0].merged);
-    m.z = fmaf(sums[n][2], f[1].split, m.z * f[1].merged);
-    m.w = fmaf(sums[n][3], f[1].split, m.w * f[1].merged);
-    stash->sums[n][thread] = m;
-    sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+    for (int h = 0; h < 2; ++h) {
+      maximum[h] = first ? kMinusInfinity : stash->maximum[h][thread];
+      merged_sum[h] = first ? 0.0f : stash->sum[h][thread];
+    }
+    MergeState(sum, factor, state, maximum, merged_sum, f);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      stash->maximum[h][thread] = maximum[h];
+      stash->sum[h][thread] = merged_sum[h];
+    }
+  }
+}
+
+// As MergeValues(), with results in `merged` or `stash`.
+template <int kCount, typename MergedType, typename StashType>
+__device__ __forceinline__ void MergeTiledValues(bool first, const MergeFactors (&f)[2],
+                                                 float (&sums)[kCount][4], MergedType* merged,
+                                                 StashType* stash) {
+  if constexpr (std::is_same_v<StashType, NoStash>) {
+    MergeValues(f, sums, merged->sums);
+  } else {
+    const int thread = threadIdx.x;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      float4 m = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : stash->sums[n][thread];
+      m.x = fmaf(sums[n][0], f[0].split, m.x * f[0].merged);
+      m.y = fmaf(sums[n][1], f[0].split, m.y * f[0].merged);
+      m.z = fmaf(sums[n][2], f[1].split, m.z * f[1].merged);
+      m.w = fmaf(sums[n][3], f[1].split, m.w * f[1].merged);
+      stash->sums[n][thread] = m;
+      sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+    }
   }
 }
 

@@ -50,17 +50,17 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
                                 SharedTiles<kDim>& shared) {
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
-  const TileCopies<kDim, kThreads, false, true> copies(a.cache, kv_head, range);
-  typename TileCopies<kDim, kThreads, false, true>::Blocks blocks;
+  const TileCopies<kDim, kThreads, true> copies(a.cache, kv_head, range);
+  typename TileCopies<kDim, kThreads, true>::Blocks blocks;
   copies.Find(range.tiles.begin, blocks);
   copies.StartKeys(shared.keys, range.tiles.begin, blocks);
   CopyAsyncCommit();
-  LoadQueries<kDim, kRows, kThreads>(
-      a, shared.rows, [&](int row, int c) { return Swizzled<kDim * 2>(shared.queries, row, c); });
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
 
   const int warp_row = threadIdx.x / 32 * 16;
   const KeysOfWarp keys = FindKeysOfWarp(shared.rows, warp_row, a.seen);
-  RowState state;
+  const float factor = FactorOf(a, scale).factor;
+  RowState<kTileSteps> state;
   float sums[kDim / 8][4] = {};
   Merged<kDim> merged;
   const int first_split = range.tiles.begin / split_tiles;
@@ -74,35 +74,35 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
     CopyAsyncCommit();
     copies.Find(tile + 1, blocks);
     float scores[kTileKeys / 8][4];
-    if (seen) Scores<kDim>(shared.queries, warp_row, shared.keys, 0, scores);
+    if (seen) Scores<kDim, kRows>(shared.queries, warp_row, shared.keys, 0, scores);
     __syncthreads();
     if (tile + 1 < range.tiles.end) copies.StartKeys(shared.keys, tile + 1, blocks);
     CopyAsyncCommit();
-    float reference[2];
+    uint32_t weights[kTileSteps][4];
     if (seen) {
       const RowPair pair = RowPairOf(shared.rows, warp_row, a.seen);
       float maximum[2] = {state.maximum[0], state.maximum[1]};
       MaskAndMaximum(a, scale, pair, key, scores, maximum);
-      reference[0] = Reference(maximum[0]);
-      reference[1] = Reference(maximum[1]);
-      Rescale<kDim>(maximum, &state, sums);
+      const float reference[2] = {Reference(maximum[0] * factor), Reference(maximum[1] * factor)};
+      Rescale(RaiseMaximum(maximum, factor, &state), sums);
+#pragma unroll
+      for (int step = 0; step < kTileSteps; ++step) {
+        Weights(scores, step, factor, reference, state.sum[step], weights[step]);
+      }
     }
     CopyAsyncWait<1>();
     __syncthreads();
     if (seen) {
 #pragma unroll
-      for (int step = 0; step < kTileKeys / 16; ++step) {
-        uint32_t weights[4];
-        Weights(scores, step, reference, weights);
-        AddValues<kDim, kDim>(weights, shared.values, step, 0, &state, sums);
+      for (int step = 0; step < kTileSteps; ++step) {
+        AddValues<kDim>(weights[step], shared.values, step, 0, sums);
       }
     }
     if ((tile + 1) % split_tiles == 0 || tile + 1 == range.tiles.end) {
-      if constexpr (kStash<kDim>) {
-        MergeStashed<kDim>(tile / split_tiles == first_split, &state, sums, &shared.stash);
-      } else {
-        MergeSplit<kDim>(&state, sums, &merged);
-      }
+      const bool first = tile / split_tiles == first_split;
+      MergeFactors f[2];
+      MergeTiledState(first, factor, &state, &merged, &shared.stash, f);
+      MergeTiledValues(first, f, sums, &merged, &shared.stash);
     }
   }
   StoreFinished<kDim>(a, shared.rows, warp_row, merged, shared.stash);

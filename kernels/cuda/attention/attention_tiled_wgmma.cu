@@ -17,16 +17,6 @@ namespace {
 // has only an empty kernel.
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
-constexpr int kPlaneColumns = 64;  // a plane has 128 bytes of each row
-constexpr int kPlaneRowBytes = kPlaneColumns * 2;
-constexpr int kSteps = kTileKeys / 16;
-
-// Returns the address of 16-byte chunk `chunk` of row `row` of the queries, which are stored in
-// planes, swizzled as wgmma expects it.
-[[maybe_unused]] __device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
-  return base + chunk / 8 * (kRows * kPlaneRowBytes) + row * kPlaneRowBytes +
-         (((chunk % 8) ^ (row & 7)) << 4);
-}
 
 template <int kDim>
 struct SharedPlanes {
@@ -65,7 +55,7 @@ __device__ __forceinline__ void StartScores(char* queries, char* keys,
 
 // Waits for all products. Until then, nothing may access the registers that they use.
 template <int kColumns>
-__device__ __forceinline__ void FinishValues(uint32_t (&weights)[kSteps][4],
+__device__ __forceinline__ void FinishValues(uint32_t (&weights)[kTileSteps][4],
                                              float (&sums)[kColumns]) {
   WgmmaWait<0>();
   WgmmaKeepInPlace(sums);
@@ -74,14 +64,14 @@ __device__ __forceinline__ void FinishValues(uint32_t (&weights)[kSteps][4],
 
 // Starts the product of the weights of a tile and its values.
 template <int kDim>
-__device__ __forceinline__ void StartValues(uint32_t (&weights)[kSteps][4], char* values,
+__device__ __forceinline__ void StartValues(uint32_t (&weights)[kTileSteps][4], char* values,
                                             float (&sums)[kDim / 2]) {
   const uint64_t v = TransposedDescriptor(values, kTileKeys * kPlaneRowBytes);
   WgmmaKeepInPlace(sums);
   WgmmaKeepInPlace(weights);
   WgmmaFence();
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kTileSteps; ++step) {
     Wgmma<kDim>::RegistersTransposed(sums, weights[step],
                                      AdvanceDescriptor(v, step * 16 * kPlaneRowBytes), true);
   }
@@ -93,11 +83,11 @@ __device__ __forceinline__ void StartValues(uint32_t (&weights)[kSteps][4], char
 // during which the tensor cores would be idle: the branch depends on all weights. They are not
 // negative, so the highest bit is never set and the kernel does not stop.
 [[maybe_unused]] __device__ __forceinline__ void ComputeBefore(
-    [[maybe_unused]] uint32_t (&weights)[kSteps][4]) {
+    [[maybe_unused]] uint32_t (&weights)[kTileSteps][4]) {
 #if !defined(MOESERVE_CUDA_EMULATION)
   uint32_t all = 0;
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kTileSteps; ++step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) all |= weights[step][i];
   }
@@ -105,26 +95,25 @@ __device__ __forceinline__ void StartValues(uint32_t (&weights)[kSteps][4], char
 #endif
 }
 
-// Adds the weights of a tile to their sums.
-[[maybe_unused]] __device__ __forceinline__ void AddWeights(const uint32_t (&weights)[kSteps][4],
-                                                            RowState* state) {
-  constexpr uint32_t kOnes = 0x3f803f80u;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) MmaBf16(state->sum, weights[step], {kOnes, kOnes});
-}
-
-// Turns the scores of the tile whose keys begin at `key` into weights. `maximum` must be the
-// largest score of each row so far; it becomes the largest score including this tile.
-[[maybe_unused]] __device__ __forceinline__ void Softmax(const AttentionLaunch& a, float scale,
-                                                         const RowPair& pair, int key,
-                                                         float (&scores)[kTileKeys / 2],
-                                                         float (&maximum)[2],
-                                                         uint32_t (&weights)[kSteps][4]) {
+// Turns the scores of the tile whose keys begin at `key` into weights and adds these to their sums.
+// Returns how the weighted values so far must be rescaled.
+[[maybe_unused]] __device__ __forceinline__ Rescaling Softmax(const AttentionLaunch& a,
+                                                              const ScoreFactor& score,
+                                                              const RowPair& pair, int key,
+                                                              float (&scores)[kTileKeys / 2],
+                                                              RowState<kTileSteps>* state,
+                                                              uint32_t (&weights)[kTileSteps][4]) {
   auto& fragments = AsFragments(scores);
-  MaskAndMaximum(a, scale, pair, key, fragments, maximum);
-  const float reference[2] = {Reference(maximum[0]), Reference(maximum[1])};
+  float maximum[2] = {state->maximum[0], state->maximum[1]};
+  MaskAndMaximum(a, score.scale, pair, key, fragments, maximum);
+  const Rescaling rescaling = RaiseMaximum(maximum, score.factor, state);
+  const float reference[2] = {Reference(maximum[0] * score.factor),
+                              Reference(maximum[1] * score.factor)};
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) Weights(fragments, step, reference, weights[step]);
+  for (int step = 0; step < kTileSteps; ++step) {
+    Weights(fragments, step, score.factor, reference, state->sum[step], weights[step]);
+  }
+  return rescaling;
 }
 
 // Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
@@ -135,8 +124,8 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
                                          SharedPlanes<kDim>& shared) {
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
-  const TileCopies<kDim, kThreads, true, true> copies(a.cache, kv_head, range);
-  typename TileCopies<kDim, kThreads, true, true>::Blocks blocks, next_blocks;
+  const TileCopies<kDim, kThreads, true> copies(a.cache, kv_head, range);
+  typename TileCopies<kDim, kThreads, true>::Blocks blocks, next_blocks;
   const int first_tile = range.tiles.begin;
   const int last_tile = range.tiles.end - 1;
   const auto copy_keys = [&](int tile, const auto& of_tile) {
@@ -150,26 +139,18 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   copies.Find(first_tile + 2, next_blocks);
   copy_keys(first_tile + 1, blocks);
   CopyAsyncCommit();
-  LoadQueries<kDim, kRows, kThreads>(
-      a, shared.rows, [&](int row, int c) { return PlaneAddress(shared.queries, row, c); });
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
 
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const RowPair pair = RowPairOf(shared.rows, warp_row, a.seen);
 
-  RowState state;
+  const ScoreFactor score = FactorOf(a, scale);
+  RowState<kTileSteps> state;
   float sums[kDim / 2] = {};
   float scores[kTileKeys / 2];
-  uint32_t weights[kSteps][4] = {};
-  float maximum[2] = {kMinusInfinity, kMinusInfinity};
+  uint32_t weights[kTileSteps][4] = {};
   Merged<kDim> merged;
-  const auto merge = [&](int tile) {
-    if constexpr (kStash<kDim>) {
-      MergeStashed<kDim>(tile / split_tiles == first_tile / split_tiles, &state, AsFragments(sums),
-                         &shared.stash);
-    } else {
-      MergeSplit<kDim>(&state, AsFragments(sums), &merged);
-    }
-  };
+  const auto first_split = [&](int tile) { return tile / split_tiles == first_tile / split_tiles; };
 
   CopyAsyncWait<1>();
   FenceAsyncShared();
@@ -177,8 +158,7 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   StartScores<kDim>(shared.queries, shared.keys[first_tile % 2], scores);
   WgmmaWait<0>();
   WgmmaKeepInPlace(scores);
-  Softmax(a, scale, pair, first_tile * kTileKeys, scores, maximum, weights);
-  Rescale<kDim>(maximum, &state, AsFragments(sums));
+  Softmax(a, score, pair, first_tile * kTileKeys, scores, &state, weights);
   // A tile that a row does not see has weights of 0 and does not change its sums (if the values are
   // finite), so all warps compute all tiles.
   for (int tile = first_tile; tile < last_tile; ++tile) {
@@ -194,20 +174,26 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
     for (int i = 0; i < copies.kBlocks; ++i) blocks[i] = next_blocks[i];
     copies.Find(tile + 3, next_blocks);
     StartScores<kDim>(shared.queries, shared.keys[(tile + 1) % 2], scores);
-    AddWeights(weights, &state);
     StartValues<kDim>(weights, shared.values[tile % 2], sums);
     const bool split_ends = (tile + 1) % split_tiles == 0;
-    if (split_ends) maximum[0] = maximum[1] = kMinusInfinity;
+    MergeFactors f[2];
+    if (split_ends) {
+      MergeTiledState(first_split(tile), score.factor, &state, &merged, &shared.stash, f);
+    }
     WgmmaWait<1>();
     WgmmaKeepInPlace(scores);
-    uint32_t next_weights[kSteps][4];
-    Softmax(a, scale, pair, (tile + 1) * kTileKeys, scores, maximum, next_weights);
+    uint32_t next_weights[kTileSteps][4];
+    const Rescaling rescaling =
+        Softmax(a, score, pair, (tile + 1) * kTileKeys, scores, &state, next_weights);
     ComputeBefore(next_weights);
     FinishValues(weights, sums);
-    if (split_ends) merge(tile);
-    Rescale<kDim>(maximum, &state, AsFragments(sums));
+    if (split_ends) {
+      MergeTiledValues(first_split(tile), f, AsFragments(sums), &merged, &shared.stash);
+    } else {
+      Rescale(rescaling, AsFragments(sums));
+    }
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kTileSteps; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) weights[step][i] = next_weights[step][i];
     }
@@ -215,10 +201,11 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   CopyAsyncWait<0>();
   FenceAsyncShared();
   __syncthreads();
-  AddWeights(weights, &state);
   StartValues<kDim>(weights, shared.values[last_tile % 2], sums);
   FinishValues(weights, sums);
-  merge(last_tile);
+  MergeFactors f[2];
+  MergeTiledState(first_split(last_tile), score.factor, &state, &merged, &shared.stash, f);
+  MergeTiledValues(first_split(last_tile), f, AsFragments(sums), &merged, &shared.stash);
   StoreFinished<kDim>(a, shared.rows, warp_row, merged, shared.stash);
 }
 

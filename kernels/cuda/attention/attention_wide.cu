@@ -50,7 +50,7 @@ __device__ void StageTile(const KvLayerView& cache, const Tile& t, const void* f
     if (position >= t.first && position <= t.last) {
       const int64_t block = t.page_table[position / kPageTokens];
       const int64_t at = block * cache.block_stride + t.kv_head * cache.head_stride +
-                         int64_t{position % kPageTokens} * cache.padded_dim + d;
+                         cache.ElementOf(position % kPageTokens, d);
       if constexpr (sizeof(Element) == 2) {
         value = F32FromBf16(static_cast<const Bf16*>(from)[at]);
       } else {

@@ -33,7 +33,8 @@ struct Heads {
   const float* from = nullptr;  // first head of the input
   float* query = nullptr;       // first head of the queries, to be written
   void* cache = nullptr;        // keys or values of the cache, to be written
-  int64_t cache_at = 0;         // index of the token's first head in `cache`
+  int64_t cache_at = 0;         // index of the first head of the token's block in `cache`
+  int row = 0;                  // of the token in its block
   const float2* angles = nullptr;
   VectorNorm norm = {};
   int pairs = 0;
@@ -105,7 +106,7 @@ struct Heads {
       query[head * dim() + c] = v;
       return;
     }
-    const int64_t at = cache_at + head * a.cache.head_stride + c;
+    const int64_t at = cache_at + head * a.cache.head_stride + a.cache.ElementOf(row, c);
     if constexpr (kBf16) {
       static_cast<Bf16*>(cache)[at] = static_cast<Bf16>(PackBf16(v, 0.0f));
     } else {
@@ -156,9 +157,8 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     const int64_t block =
         a.step.page_tables[int64_t{sequence} * a.step.table_stride + position / kPageTokens];
     h.cache = keys ? a.cache.keys : a.cache.values;
-    h.cache_at = block * a.cache.block_stride +
-                 int64_t{position % kPageTokens} * a.cache.padded_dim +
-                 h.first * a.cache.head_stride;
+    h.cache_at = block * a.cache.block_stride + h.first * a.cache.head_stride;
+    h.row = position % kPageTokens;
   }
 
   Loaded loaded;

@@ -50,8 +50,8 @@ class AttentionRun {
     if (!prompt_) {
       launch_.work = cuda::LayOutAttentionWork(work_.data(), tokens_, slots);
       cuda::LaunchAttentionWork(launch_.step, tokens_, {},
-                                cuda::SplitTokens(shape_.heads / shape_.kv_heads), launch_.work,
-                                bench_.stream());
+                                cuda::SplitTokens(shape_.query_heads() / shape_.kv_heads),
+                                launch_.work, bench_.stream());
     }
     for (int i = 0; i < layers; ++i) Enqueue(i);
     MOESERVE_RETURN_IF_ERROR(bench_.Synchronize());
@@ -198,7 +198,7 @@ int64_t RandomCache::Element(int sequence, int position, int head, int column) c
   const cuda::KvLayerView view = cache_.layer(0);
   const int64_t block = tables_[int64_t{sequence} * stride_ + position / kPageTokens];
   return block * view.block_stride + head * view.head_stride +
-         int64_t{position % kPageTokens} * view.padded_dim + column;
+         view.ElementOf(position % kPageTokens, column);
 }
 
 float RandomCache::key(int layer, int sequence, int position, int head, int column) const {
@@ -245,7 +245,7 @@ Result<cuda::QueryRows> RandomCache::Rows(Bench& bench, int tokens) {
   MOESERVE_ASSIGN_OR_RETURN(assignments_, bench.Upload(assignments));
   MOESERVE_ASSIGN_OR_RETURN(row_of_, bench.Upload(row_of));
   return cuda::QueryRows{row_offsets_.as<int32_t>(), assignments_.as<int32_t>(),
-                         row_of_.as<int32_t>(), k};
+                         row_of_.as<int32_t>(), k, k};
 }
 
 void AddAttentionCases(bool tiny, std::vector<Case>& cases) {

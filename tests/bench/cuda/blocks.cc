@@ -43,8 +43,8 @@ class BlockRun {
     MOESERVE_ASSIGN_OR_RETURN(step_, cache_->Step(bench_, false));
     for (int i = 0; i < layers; ++i) MOESERVE_RETURN_IF_ERROR(MakeLayer(i));
     MOESERVE_RETURN_IF_ERROR(MakeRows());
-    cuda::LaunchAttentionWork(step_, batch_, {}, cuda::SplitTokens(a.heads / a.kv_heads), work_,
-                              bench_.stream());
+    cuda::LaunchAttentionWork(step_, batch_, {}, cuda::SplitTokens(a.query_heads() / a.kv_heads),
+                              work_, bench_.stream());
     const RopeSettings rope{.head_dim = a.head_dim, .dimensions = a.head_dim};
     MOESERVE_RETURN_IF_ERROR(rope_tables_.Reserve(rope, batch_, bench_.stream()));
     angles_ = rope_tables_.Angles(rope, step_, bench_.stream());
@@ -167,7 +167,7 @@ class BlockRun {
     launch.step = step_;
     if (plan != nullptr) {
       launch.rows = {plan->row_offsets, plan->assignments_of_row, plan->row_of_assignment,
-                     a.rows_per_token};
+                     a.rows_per_token, a.rows_per_token};
     }
     launch.query = static_cast<const float*>(query.data);
     launch.query_stride = query.stride;
