@@ -87,7 +87,7 @@ gtest() {
   local file=()
   [[ $1 == *:* ]] && file=("${1#*:}")
   program "$name"
-  [[ $2 == cublaslt ]] && on=${test_device}_cublaslt
+  [[ $2 == cublaslt || $2 == tuned ]] && on=${test_device}_$2
   filter=${filter//@D/$on}
   filter=${filter//@PACKED_MODELS/$model_filter}
   GTEST_SHARD_INDEX=$((${shard%/*} - 1)) GTEST_TOTAL_SHARDS=${shard#*/} \
