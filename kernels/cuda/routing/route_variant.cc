@@ -49,8 +49,7 @@ bool IsPossible(RouteKernelKind kind, const RouteShape& shape, RouteTile tile) {
       return !cosine && !shape.overrides && IsTopRouter(shape.settings);
     case RouteKernelKind::kTopOfCosines:
       return cosine && !shape.overrides && IsTopRouter(shape.settings) &&
-             RouteHeaderBytes(tile) + kSelectTopBytes +
-                     ExpertTableBytes(shape.settings) <=
+             RouteHeaderBytes(tile) + kSelectTopBytes + ExpertTableBytes(shape.settings) <=
                  shape.shared_limit;
     case RouteKernelKind::kAny:
       return true;
