@@ -186,7 +186,8 @@ __device__ inline void Scores(char* queries, int row, char* keys, int key,
   for (int n = 0; n < kSteps; ++n) {
     scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
   }
-#pragma unroll(kDim > 128 ? 4 : kDim / 16)
+// In tiles, one plane at a time: unrolled completely, the addresses take the registers of the sums.
+#pragma unroll(kSteps > 2 ? 4 : kDim / 16)
   for (int d = 0; d < kDim / 16; ++d) {
     uint32_t q[4];
     LoadMatrix4(q, PlaneAddress<kRows>(queries, row + lane % 16, 2 * d + lane / 16));
@@ -237,6 +238,32 @@ __device__ __forceinline__ ScoreFactor FactorOf(const AttentionLaunch& a, float 
   return {scale, OwnScores(a, scale) ? 1.0f : scale};
 }
 
+// The keys [first, last] that all rows of a warp see. Unused rows do not count, because their
+// results are not stored.
+struct SeenByAll {
+  int first, last;
+
+  __device__ __forceinline__ bool Contains(int key, int keys) const {
+    return key >= first && key + keys - 1 <= last;
+  }
+};
+
+// Finds the keys for the warp whose 16 rows begin at `row`.
+template <int kRows>
+__device__ __forceinline__ SeenByAll SeenByAllOf(const BlockRows<kRows>& rows, int row,
+                                                 const SeenKeys& seen) {
+  SeenByAll s{0, INT32_MAX};
+  if (const int p = rows.position[row + static_cast<int>(threadIdx.x) % 16]; p >= 0) {
+    s = {FirstKey(seen, p), LastKey(seen, p, rows.length)};
+  }
+#pragma unroll
+  for (int other = 1; other < 16; other *= 2) {
+    s.first = max(s.first, __shfl_xor_sync(kFullMask, s.first, other));
+    s.last = min(s.last, __shfl_xor_sync(kFullMask, s.last, other));
+  }
+  return s;
+}
+
 // Replaces the dot products of the keys from `key` on by `score_of(dot product, index of the row in
 // the pair, key)`, sets the scores that a row may not see to -inf, and raises `maximum` to the
 // largest score of each row that this thread has.
@@ -261,27 +288,26 @@ __device__ __forceinline__ void ReplaceByScores(const RowPair& pair, int key,
 }
 
 // As ReplaceByScores(), with the scores of ScoreOf(), or the products themselves if FactorOf() has
-// a factor; `maximum` becomes the largest one over all lanes that share a row. The kind of score is
-// selected outside of the loops: a branch for every element would make the loops longer than the
-// instruction cache.
-template <int kSteps>
-__device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, const RowPair& pair,
-                                      int key, float (&scores)[kSteps][4], float (&maximum)[2]) {
-  if (OwnScores(a, scale)) {
+// a factor; `maximum` becomes the largest one over all lanes that share a row. The rows are those
+// of the warp from `row` on; where all of them see all keys, they are not read. The kind of score
+// is selected outside of the loops: a branch for every element would make the loops longer than
+// the instruction cache. With kPlain, OwnScores() must be false.
+template <bool kPlain = false, int kRows, int kSteps>
+__device__ __forceinline__ void MaskAndMaximum(const AttentionLaunch& a, float scale,
+                                               const BlockRows<kRows>& rows, int row,
+                                               const SeenByAll& seen, int key,
+                                               float (&scores)[kSteps][4], float (&maximum)[2]) {
+  const auto product = [](float dot, int, int) { return dot; };
+  if (!kPlain && OwnScores(a, scale)) {
+    const RowPair pair = RowPairOf(rows, row, a.seen);
     const auto score = [&](float dot, int h, int k) {
       return ScoreOf(a, dot, scale, pair.head[h], pair.position[h] - k);
     };
     ReplaceByScores<true>(pair, key, score, scores, maximum);
+  } else if (__any_sync(kFullMask, !seen.Contains(key, kSteps * 8))) {
+    ReplaceByScores<true>(RowPairOf(rows, row, a.seen), key, product, scores, maximum);
   } else {
-    const auto product = [](float dot, int, int) { return dot; };
-    const bool all_seen = pair.first[0] <= key && pair.first[1] <= key &&
-                          pair.last[0] >= key + kSteps * 8 - 1 &&
-                          pair.last[1] >= key + kSteps * 8 - 1;
-    if (__any_sync(kFullMask, !all_seen)) {
-      ReplaceByScores<true>(pair, key, product, scores, maximum);
-    } else {
-      ReplaceByScores<false>(pair, key, product, scores, maximum);
-    }
+    ReplaceByScores<false>({}, key, product, scores, maximum);
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -338,19 +364,29 @@ __device__ __forceinline__ void Rescale(const Rescaling& r, float (&sums)[kCount
   }
 }
 
-// Computes the weights of 16 keys, whose scores are in scores[2 * step] and scores[2 * step + 1],
-// as the left operand of the second product, and adds them to their chain.
+// Replaces the scores of 16 keys, scores[2 * step] and scores[2 * step + 1], by their weights, and
+// adds these to their chain.
 template <int kSteps>
-__device__ inline void Weights(const float (&scores)[kSteps][4], int step, float factor,
-                               const float (&reference)[2], float (&sum)[2], uint32_t (&p)[4]) {
+__device__ __forceinline__ void Weigh(float (&scores)[kSteps][4], int step, float factor,
+                                      const float (&reference)[2], float (&sum)[2]) {
+#pragma unroll
+  for (int n = 2 * step; n < 2 * step + 2; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      scores[n][e] = Exp2Approximate(fmaf(scores[n][e], factor, -reference[e / 2]));
+      sum[e / 2] += scores[n][e];
+    }
+  }
+}
+
+// Returns the weights of 16 keys as the left operand of the second product.
+template <int kSteps>
+__device__ __forceinline__ void PackWeights(const float (&weights)[kSteps][4], int step,
+                                            uint32_t (&p)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float* s = scores[2 * step + i / 2] + i % 2 * 2;
-    const float first = Exp2Approximate(fmaf(s[0], factor, -reference[i % 2]));
-    const float second = Exp2Approximate(fmaf(s[1], factor, -reference[i % 2]));
-    sum[i % 2] += first;
-    sum[i % 2] += second;
-    p[i] = PackBf16(first, second);
+    const float* w = weights[2 * step + i / 2] + i % 2 * 2;
+    p[i] = PackBf16(w[0], w[1]);
   }
 }
 

@@ -110,11 +110,13 @@ __device__ inline int PartialRow(const AttentionLaunch& a, int chunk, int rows_o
   return (chunk * rows_of_chunk + row) / group * a.heads + head;
 }
 
-// Stores zeros as the output of every row in use. Zero is the result of padding tokens.
+// Stores zeros as the output of every row in use, by the first `threads` threads of the block. Zero
+// is the result of padding tokens.
 template <int kRows>
-__device__ inline void StoreZeros(const AttentionLaunch& a, const BlockRows<kRows>& rows) {
+__device__ inline void StoreZeros(const AttentionLaunch& a, const BlockRows<kRows>& rows,
+                                  int threads) {
   const int dim = a.cache.value_dim();
-  for (int i = threadIdx.x; i < kRows * dim; i += blockDim.x) {
+  for (int i = threadIdx.x; i < kRows * dim; i += threads) {
     const int r = i / dim;
     if (rows.query_row[r] < 0) continue;
     const int64_t at = rows.query_row[r] * a.output_stride + rows.head[r] * dim + i % dim;
@@ -158,29 +160,37 @@ struct BlockKeys {
   TileRange tiles;
 };
 
+// Returns the keys of the whole context that the rows, which belong to `sequence`, read.
+template <int kTileKeys, int kRows>
+__device__ __forceinline__ BlockKeys KeysOf(const AttentionLaunch& a, int sequence,
+                                            const BlockRows<kRows>& rows) {
+  return {a.step.page_tables + int64_t{sequence} * a.step.table_stride, rows.first_key,
+          rows.last_key, TilesOf<kTileKeys>(rows.first_key, rows.last_key)};
+}
+
 // Finds the rows of `chunk` for tokens [begin, end), which belong to one sequence, and the keys
-// that these rows read in `split` of their context (-1: in the whole context). Returns false if
+// that these rows read in `split` of their context (-1: in the whole context). The first `threads`
+// threads of the block call it; other ones wait at the barriers of FindRows(). Returns false if
 // there are no such rows, or if they belong to padding tokens; rows of padding tokens are set to
 // zero.
 template <int kTileKeys, int kRows>
 __device__ __forceinline__ bool FindWork(const AttentionLaunch& a, int begin, int end, int split,
                                          int split_tokens, int kv_head, int chunk,
-                                         BlockRows<kRows>* rows, BlockKeys* keys) {
+                                         BlockRows<kRows>* rows, BlockKeys* keys,
+                                         int threads = blockDim.x) {
   if (chunk * kRows >= QueryHeadsOf(a, begin, end)) return false;
   const int sequence = a.step.sequence[begin];
   FindRows(a, begin, end, kv_head, chunk, LengthOf(a.step, a.seen, sequence), rows);
   if (sequence < 0) {
-    StoreZeros(a, *rows);
+    StoreZeros(a, *rows, threads);
     return false;
   }
-  keys->page_table = a.step.page_tables + int64_t{sequence} * a.step.table_stride;
-  keys->first = rows->first_key;
-  keys->last = rows->last_key;
+  *keys = KeysOf<kTileKeys>(a, sequence, *rows);
   if (split >= 0) {
     keys->first = max(keys->first, split * split_tokens);
     keys->last = min(keys->last, (split + 1) * split_tokens - 1);
+    keys->tiles = TilesOf<kTileKeys>(keys->first, keys->last);
   }
-  keys->tiles = TilesOf<kTileKeys>(keys->first, keys->last);
   return true;
 }
 

@@ -53,12 +53,13 @@ __device__ __forceinline__ void ShareMaximum(SharedSplit<kDim>& shared, int warp
 // Stores the softmax weights of the warp's keys in shared memory, and adds them to their sums.
 template <int kDim>
 __device__ __forceinline__ void StoreWeights(SharedSplit<kDim>& shared, int warp, int lane,
-                                             float factor, const float (&scores)[2][4],
+                                             float factor, float (&scores)[2][4],
                                              RowState<1>* state) {
   const float reference[2] = {Reference(state->maximum[0] * factor),
                               Reference(state->maximum[1] * factor)};
   uint32_t weights[4];
-  Weights(scores, 0, factor, reference, state->sum[0], weights);
+  Weigh(scores, 0, factor, reference, state->sum[0]);
+  PackWeights(scores, 0, weights);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     *reinterpret_cast<uint32_t*>(
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
   LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const RowPair pair = RowPairOf(shared.rows, 0, a.seen);
+  const SeenByAll seen = SeenByAllOf(shared.rows, 0, a.seen);
   const int split_tiles = split_tokens / kTileKeys;
   const float factor = FactorOf(a, scale).factor;
   RowState<1> state;
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kThreads)
     float scores[2][4];
     Scores<kDim, kRows>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
     float maximum[2] = {state.maximum[0], state.maximum[1]};
-    MaskAndMaximum(a, scale, pair, tile * kTileKeys + warp * 16, scores, maximum);
+    MaskAndMaximum(a, scale, shared.rows, 0, seen, tile * kTileKeys + warp * 16, scores, maximum);
     ShareMaximum(shared, warp, lane, maximum);
     const Rescaling rescaling = RaiseMaximum(maximum, factor, &state);
     StoreWeights(shared, warp, lane, factor, scores, &state);

@@ -80,14 +80,18 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
     CopyAsyncCommit();
     uint32_t weights[kTileSteps][4];
     if (seen) {
+      // Computed for each tile, because no register is left to keep it.
       const RowPair pair = RowPairOf(shared.rows, warp_row, a.seen);
+      const SeenByAll seen_by_all{max(pair.first[0], pair.first[1]),
+                                  min(pair.last[0], pair.last[1])};
       float maximum[2] = {state.maximum[0], state.maximum[1]};
-      MaskAndMaximum(a, scale, pair, key, scores, maximum);
+      MaskAndMaximum(a, scale, shared.rows, warp_row, seen_by_all, key, scores, maximum);
       const float reference[2] = {Reference(maximum[0] * factor), Reference(maximum[1] * factor)};
       Rescale(RaiseMaximum(maximum, factor, &state), sums);
 #pragma unroll
       for (int step = 0; step < kTileSteps; ++step) {
-        Weights(scores, step, factor, reference, state.sum[step], weights[step]);
+        Weigh(scores, step, factor, reference, state.sum[step]);
+        PackWeights(scores, step, weights[step]);
       }
     }
     CopyAsyncWait<1>();

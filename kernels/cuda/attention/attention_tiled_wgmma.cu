@@ -4,17 +4,12 @@
 // often, because the products of one fall into the softmax of the other.
 //
 // The products run asynchronously: while the tensor cores multiply the weights of a tile by its
-// values, the warpgroup computes the softmax of the next tile. Rows have the bits of the other
-// kernels, because each element is the same sequence of products: tensor cores add the products of
-// wgmma and of mma.sync in the same order (tests/cuda/attention_test.cc).
-#include "kernels/cuda/attention/attention_tiled.cuh"
-#include "kernels/cuda/device/wgmma.cuh"
+// values, the warpgroup computes the softmax of the next tile.
+#include "kernels/cuda/attention/attention_wgmma.cuh"
 
 namespace moeserve::cuda {
 namespace {
 
-// Functions that are not templates are marked as possibly unused, because code for other devices
-// has only an empty kernel.
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 
@@ -26,95 +21,6 @@ struct SharedPlanes {
   Stash<kDim, kThreads> stash;
   BlockRows<kRows> rows;
 };
-
-// Views a thread's accumulators of wgmma as the fragments of mma.sync: both have the same layout.
-template <int kColumns>
-__device__ __forceinline__ float (&AsFragments(float (&d)[kColumns]))[kColumns / 4][4] {
-  return reinterpret_cast<float(&)[kColumns / 4][4]>(d);
-}
-
-// Starts the product of the queries and a tile of keys.
-template <int kDim>
-__device__ __forceinline__ void StartScores(char* queries, char* keys,
-                                            float (&scores)[kTileKeys / 2]) {
-  WgmmaKeepInPlace(scores);
-  WgmmaFence();
-#pragma unroll
-  for (int d = 0; d < kDim / 16; ++d) {
-    const int plane = d / 4;
-    const uint64_t q = MatrixDescriptor(queries + plane * kRows * kPlaneRowBytes,
-                                        Swizzle::k128Bytes, 8 * kPlaneRowBytes);
-    const uint64_t k = MatrixDescriptor(keys + plane * kTileKeys * kPlaneRowBytes,
-                                        Swizzle::k128Bytes, 8 * kPlaneRowBytes);
-    Wgmma<kTileKeys>::Shared(scores, AdvanceDescriptor(q, d % 4 * 32),
-                             AdvanceDescriptor(k, d % 4 * 32), d > 0);
-  }
-  WgmmaCommit();
-  WgmmaKeepInPlace(scores);
-}
-
-// Waits for all products. Until then, nothing may access the registers that they use.
-template <int kColumns>
-__device__ __forceinline__ void FinishValues(uint32_t (&weights)[kTileSteps][4],
-                                             float (&sums)[kColumns]) {
-  WgmmaWait<0>();
-  WgmmaKeepInPlace(sums);
-  WgmmaKeepInPlace(weights);
-}
-
-// Starts the product of the weights of a tile and its values.
-template <int kDim>
-__device__ __forceinline__ void StartValues(uint32_t (&weights)[kTileSteps][4], char* values,
-                                            float (&sums)[kDim / 2]) {
-  const uint64_t v = TransposedDescriptor(values, kTileKeys * kPlaneRowBytes);
-  WgmmaKeepInPlace(sums);
-  WgmmaKeepInPlace(weights);
-  WgmmaFence();
-#pragma unroll
-  for (int step = 0; step < kTileSteps; ++step) {
-    Wgmma<kDim>::RegistersTransposed(sums, weights[step],
-                                     AdvanceDescriptor(v, step * 16 * kPlaneRowBytes), true);
-  }
-  WgmmaCommit();
-  WgmmaKeepInPlace(sums);
-}
-
-// Keeps the compiler from moving the computation of the weights behind the wait that follows,
-// during which the tensor cores would be idle: the branch depends on all weights. They are not
-// negative, so the highest bit is never set and the kernel does not stop.
-[[maybe_unused]] __device__ __forceinline__ void ComputeBefore(
-    [[maybe_unused]] uint32_t (&weights)[kTileSteps][4]) {
-#if !defined(MOESERVE_CUDA_EMULATION)
-  uint32_t all = 0;
-#pragma unroll
-  for (int step = 0; step < kTileSteps; ++step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) all |= weights[step][i];
-  }
-  if (all == 0xffffffffu) __trap();
-#endif
-}
-
-// Turns the scores of the tile whose keys begin at `key` into weights and adds these to their sums.
-// Returns how the weighted values so far must be rescaled.
-[[maybe_unused]] __device__ __forceinline__ Rescaling Softmax(const AttentionLaunch& a,
-                                                              const ScoreFactor& score,
-                                                              const RowPair& pair, int key,
-                                                              float (&scores)[kTileKeys / 2],
-                                                              RowState<kTileSteps>* state,
-                                                              uint32_t (&weights)[kTileSteps][4]) {
-  auto& fragments = AsFragments(scores);
-  float maximum[2] = {state->maximum[0], state->maximum[1]};
-  MaskAndMaximum(a, score.scale, pair, key, fragments, maximum);
-  const Rescaling rescaling = RaiseMaximum(maximum, score.factor, state);
-  const float reference[2] = {Reference(maximum[0] * score.factor),
-                              Reference(maximum[1] * score.factor)};
-#pragma unroll
-  for (int step = 0; step < kTileSteps; ++step) {
-    Weights(fragments, step, score.factor, reference, state->sum[step], weights[step]);
-  }
-  return rescaling;
-}
 
 // Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
 // sequence.
@@ -142,7 +48,7 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
 
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
-  const RowPair pair = RowPairOf(shared.rows, warp_row, a.seen);
+  const SeenByAll seen = SeenByAllOf(shared.rows, warp_row, a.seen);
 
   const ScoreFactor score = FactorOf(a, scale);
   RowState<kTileSteps> state;
@@ -155,12 +61,14 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   CopyAsyncWait<1>();
   FenceAsyncShared();
   __syncthreads();
-  StartScores<kDim>(shared.queries, shared.keys[first_tile % 2], scores);
+  StartScores<kDim, kRows>(shared.queries, shared.keys[first_tile % 2], scores);
   WgmmaWait<0>();
   WgmmaKeepInPlace(scores);
-  Softmax(a, score, pair, first_tile * kTileKeys, scores, &state, weights);
+  Softmax(a, score, shared.rows, warp_row, seen, first_tile * kTileKeys, scores, &state);
+  PackTile(scores, weights);
   // A tile that a row does not see has weights of 0 and does not change its sums (if the values are
   // finite), so all warps compute all tiles.
+  int split_end = (first_tile / split_tiles + 1) * split_tiles;
   for (int tile = first_tile; tile < last_tile; ++tile) {
     CopyAsyncWait<0>();
     FenceAsyncShared();
@@ -173,30 +81,26 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
 #pragma unroll
     for (int i = 0; i < copies.kBlocks; ++i) blocks[i] = next_blocks[i];
     copies.Find(tile + 3, next_blocks);
-    StartScores<kDim>(shared.queries, shared.keys[(tile + 1) % 2], scores);
+    StartScores<kDim, kRows>(shared.queries, shared.keys[(tile + 1) % 2], scores);
     StartValues<kDim>(weights, shared.values[tile % 2], sums);
-    const bool split_ends = (tile + 1) % split_tiles == 0;
+    const bool split_ends = tile + 1 == split_end;
     MergeFactors f[2];
     if (split_ends) {
+      split_end += split_tiles;
       MergeTiledState(first_split(tile), score.factor, &state, &merged, &shared.stash, f);
     }
     WgmmaWait<1>();
     WgmmaKeepInPlace(scores);
-    uint32_t next_weights[kTileSteps][4];
     const Rescaling rescaling =
-        Softmax(a, score, pair, (tile + 1) * kTileKeys, scores, &state, next_weights);
-    ComputeBefore(next_weights);
+        Softmax(a, score, shared.rows, warp_row, seen, (tile + 1) * kTileKeys, scores, &state);
+    ComputeBefore(state);
     FinishValues(weights, sums);
     if (split_ends) {
       MergeTiledValues(first_split(tile), f, AsFragments(sums), &merged, &shared.stash);
     } else {
       Rescale(rescaling, AsFragments(sums));
     }
-#pragma unroll
-    for (int step = 0; step < kTileSteps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weights[step][i] = next_weights[step][i];
-    }
+    PackTile(scores, weights);
   }
   CopyAsyncWait<0>();
   FenceAsyncShared();
