@@ -287,6 +287,40 @@ TEST(ProductTuningTest, MeasuresWhatWasRecorded) {
   EXPECT_EQ(tuning.measured(), 0);
 }
 
+// The choices of a product in segments, in which every expert computes all rows, are found again.
+TEST(ProductTuningTest, ProductsInSegments) {
+  Random random(4);
+  const BankCase bank({64}, {16, 16, 16}, false, false, DType::kBF16, random);
+  DeviceRows x(5, 3 * 64, 3 * 64, DType::kBF16, random.Normals(5 * 3 * 64));
+  DeviceRows y(5, 3 * 16, 3 * 16, DType::kF32);
+  const LinearArgs args{
+      .bank = bank.bank.get(), .input = x.view(), .output = y.view(), .segments = true};
+  Choices choices;
+  cuda::ProductTuning tuning(&choices);
+  tuning.Record(true);
+  tuning.Tile(args);
+  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
+    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
+  };
+  ASSERT_TRUE(tuning.Measure({.rows_factor = 4}, device, nullptr).ok());
+  EXPECT_EQ(tuning.measured(), 3);  // 1, 4 and 5 rows of 3 experts
+  for (const int rows : {3, 12, 15}) EXPECT_TRUE(choices.Has(0, rows)) << rows;
+  const cuda::LinearTile chosen = tuning.Tile(args);
+  EXPECT_NE(chosen, cuda::LinearTile::kAuto);
+  tuning.Record(true);
+  tuning.Tile(args);
+  ASSERT_TRUE(tuning.Measure({.rows_factor = 4}, device, nullptr).ok());
+  EXPECT_EQ(tuning.measured(), 0);
+  LaunchLinear(args, chosen, nullptr);
+  const std::vector<double> row = RowOf(y.Fetch(), 4, 48);
+  const std::vector<double> input = RowOf(x.Fetch(), 4, 192);
+  for (int e = 0; e < 3; ++e) {
+    const std::vector<double> expected = bank.Expected(
+        e, {input.begin() + e * 64, input.begin() + (e + 1) * 64}, ActivationKind::kNone);
+    for (int c = 0; c < 16; ++c) EXPECT_NEAR(row[e * 16 + c], expected[c], 1e-4);
+  }
+}
+
 TEST(ProductTuningTest, EndsWhenItsTimeIsOver) {
   ProductScene scene;
   Choices choices;

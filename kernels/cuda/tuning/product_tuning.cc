@@ -264,10 +264,13 @@ Status ProductTuning::MeasureProduct(const Recorded& recorded,
                                      const TuneDeviceFactory& devices, cudaStream_t stream) {
   const int site = SiteOf(KeyOf(recorded.args));
   const bool routed = recorded.args.plan != nullptr;
+  const bool segments = !routed && recorded.args.segments;
+  const int experts = routed || segments ? recorded.args.bank->num_experts() : 1;
   Operands operands(stream);
   std::unique_ptr<TuneDevice> device;
   for (const int64_t rows : NumbersOfRows(recorded.rows, settings.rows_factor)) {
-    const int64_t results = routed ? rows * recorded.routes : rows;
+    // What ExpectedRows() returns for such a product.
+    const int64_t results = rows * (routed ? recorded.routes : segments ? experts : 1);
     if (choices_->Has(site, results)) continue;
     if (TimeIsOver(settings)) {
       ++left_out_;
@@ -280,8 +283,7 @@ Status ProductTuning::MeasureProduct(const Recorded& recorded,
     MOESERVE_ASSIGN_OR_RETURN(const LinearArgs args, operands.WithRows(rows));
     const LinearTile usual = DefaultLinearTile(args);
     std::vector<LinearTile> tiles = {usual};
-    const double per_expert =
-        static_cast<double>(results) / (routed ? std::max(recorded.experts, 1) : 1);
+    const double per_expert = static_cast<double>(results) / experts;
     for (const LinearTile tile : LinearTilesThatFit(args)) {
       if (tile != usual && IsPlausible(tile, std::max(per_expert, 1.0))) tiles.push_back(tile);
     }
