@@ -20,26 +20,17 @@ extern const cpu::KernelTable kEmulatedMatrixUnit;  // emulated_tiles.cc
 
 namespace {
 
-// Devices whose dense layers a library computes.
-Result<std::unique_ptr<Backend>> CreateWithLibrary(BackendOptions options) {
+// Options of a CUDA device whose dense layers a library computes.
+BackendOptions WithLibrary(BackendOptions options) {
   options.device = "cuda";
   options.cuda_dense = "cublaslt";
-  return CreateBackend(options);
+  return options;
 }
-Result<std::unique_ptr<Backend>> CreateEmulatedWithLibrary(BackendOptions options) {
-  options.cuda_dense = "cublaslt";
-  return cuda_emulated::CreateDevice(options);
-}
-
-// Devices whose kernels are chosen by measuring them, which must not change a result.
-Result<std::unique_ptr<Backend>> CreateTuned(BackendOptions options) {
+// Options of one whose kernels are chosen by measuring them, which must not change a result.
+BackendOptions Tuned(BackendOptions options) {
   options.device = "cuda";
   options.cuda_tune = "quick";
-  return CreateBackend(options);
-}
-Result<std::unique_ptr<Backend>> CreateEmulatedTuned(BackendOptions options) {
-  options.cuda_tune = "quick";
-  return cuda_emulated::CreateDevice(options);
+  return options;
 }
 
 class NeedsDevice : public ::testing::Environment {
@@ -59,14 +50,16 @@ void RegisterEmulatedDevice() {
   static const bool registered = [] {
     RegisterDevice("cuda_emulated", cuda_emulated::CreateDevice);
     RegisterDevice("cuda_emulated_cublaslt", [](const BackendOptions& options) {
-      return CreateEmulatedWithLibrary(options);
+      return cuda_emulated::CreateDevice(WithLibrary(options));
     });
-    RegisterDevice("cuda_cublaslt",
-                   [](const BackendOptions& options) { return CreateWithLibrary(options); });
-    RegisterDevice("cuda_emulated_tuned",
-                   [](const BackendOptions& options) { return CreateEmulatedTuned(options); });
+    RegisterDevice("cuda_cublaslt", [](const BackendOptions& options) {
+      return CreateBackend(WithLibrary(options));
+    });
+    RegisterDevice("cuda_emulated_tuned", [](const BackendOptions& options) {
+      return cuda_emulated::CreateDevice(Tuned(options));
+    });
     RegisterDevice("cuda_tuned",
-                   [](const BackendOptions& options) { return CreateTuned(options); });
+                   [](const BackendOptions& options) { return CreateBackend(Tuned(options)); });
     return true;
   }();
   static_cast<void>(registered);

@@ -30,8 +30,8 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 // with 192 rows, for the common epilogues (linear_params.h), otherwise kWarpgroup192. kWarpgroup:
 // wgmma with the number of outputs chosen by layer, and 128 rows. kRows128 is used instead of wgmma
 // if the device or the alignment of the rows does not permit wgmma, and kRows8 or kRows32 likewise
-// instead of kStream*. Sums with slices (linear_bank.h) use kRows64 instead of kRows128 and
-// kWarpgroup128 instead of wider tiles.
+// instead of kStream*. Sums with slices (linear_bank.h) use kRows64 instead of kRows128,
+// kWarpgroup128 instead of wider tiles, and kRows64 instead of kWarpgroup* with an activation.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,
