@@ -4,12 +4,12 @@
 //   cuda_bench [--json FILE] [--filter SUBSTRING] [--list] [--seconds N]
 //              [--rates FILE | --bf16-tflops X] [--tiny]
 //
-// The first case measures the device: copy bandwidth, read bandwidth, and the time of an empty
-// kernel in a graph. Every other case first compares some values with a plain computation on the
-// host. It then times replays of a captured graph whose items access different sets of random data;
-// together, these sets exceed the L2 cache. With --json, cases that FILE already contains are
-// skipped, so that an interrupted run can be continued. Cases that crashed the process are skipped,
-// too.
+// The first case measures the device: copy bandwidth, read bandwidth, the rate of bf16 products and
+// the time of an empty kernel in a graph. Every other case first compares some values with a plain
+// computation on the host. It then times replays of a captured graph whose items access different
+// sets of random data; together, these sets exceed the L2 cache. With --json, cases that FILE
+// already contains are skipped, so that an interrupted run can be continued. Cases that crashed the
+// process are skipped, too.
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -107,6 +107,8 @@ absl::Status DeviceRates(const Options& options, Bench& bench, ResultFile& file)
     }
     rates.copy = (*known)["copy_gbps"].get<double>() * 1e9;
     rates.read = (*known)["read_gbps"].get<double>() * 1e9;
+    rates.bf16 = known->value("bf16_tflops", 0.0) * 1e12;
+    rates.bf16_method = known->value("bf16_method", "");
     rates.node = (*known)["graph_node_us"].get<double>() * 1e-6;
   } else {
     MOESERVE_RETURN_IF_ERROR(bench.MeasureRates());
@@ -114,18 +116,28 @@ absl::Status DeviceRates(const Options& options, Bench& bench, ResultFile& file)
                 {"device", rates.device},
                 {"copy_gbps", rates.copy / 1e9},
                 {"read_gbps", rates.read / 1e9},
+                {"bf16_tflops", rates.bf16 / 1e12},
+                {"bf16_method", rates.bf16_method},
+                {"bf16_sustained_tflops", rates.bf16_sustained / 1e12},
                 {"graph_node_us", rates.node * 1e6},
                 {"l2_bytes", rates.l2_bytes},
                 {"multiprocessors", rates.multiprocessors}});
   }
-  rates.bf16 = options.bf16_tflops * 1e12;
-  if (!options.rates_file.empty()) rates.bf16 = RateFrom(options.rates_file);
+  const double other = options.rates_file.empty() ? 0 : RateFrom(options.rates_file);
+  if (other > rates.bf16) {
+    rates.bf16 = other;
+    rates.bf16_method = "PyTorch";
+  }
+  if (options.bf16_tflops > 0) {
+    rates.bf16 = options.bf16_tflops * 1e12;
+    rates.bf16_method = "given";
+  }
   std::printf(
       "%s: copy %.0f GB/s, read %.0f GB/s, empty graph node %.2f us, %d multiprocessors, "
-      "L2 %.0f MB, bf16 %s\n",
+      "L2 %.0f MB, bf16 %.0f TFLOP/s (%s)\n",
       rates.device.c_str(), rates.copy / 1e9, rates.read / 1e9, rates.node * 1e6,
-      rates.multiprocessors, static_cast<double>(rates.l2_bytes) / 1e6,
-      rates.bf16 > 0 ? (std::to_string(rates.bf16 / 1e12) + " TFLOP/s").c_str() : "rate not known");
+      rates.multiprocessors, static_cast<double>(rates.l2_bytes) / 1e6, rates.bf16 / 1e12,
+      rates.bf16_method.c_str());
   return absl::OkStatus();
 }
 
@@ -142,11 +154,17 @@ json Describe(const Case& c, const Measured& m, const Rates& rates) {
   line["replays"] = m.timing.replays;
   line["bytes"] = m.work.bytes;
   line["flops"] = m.work.flops;
+  line["bytes_written"] = m.work.written;
   const double floor = Floor(rates, m.work);
+  const double latency_floor = LatencyFloor(rates, m.work);
   line["floor_us"] = floor * 1e6;
-  line["bound"] = floor < 2 * rates.node                        ? "launch"
-                  : m.work.bytes / rates.copy >= floor * 0.9999 ? "memory"
-                                                                : "compute";
+  line["phases"] = m.work.phases;
+  line["latency_floor_us"] = latency_floor * 1e6;
+  line["times_latency_floor"] = t / latency_floor;
+  line["bound"] = latency_floor > 2 * floor                        ? "latency"
+                  : MemorySeconds(rates, m.work) >= floor * 0.9999 ? "memory"
+                                                                   : "compute";
+  line["bf16_rate_tflops"] = rates.bf16 / 1e12;
   line["share_of_floor"] = floor / t;
   line["share_of_copy"] = m.work.bytes / t / rates.copy;
   line["share_of_read"] = m.work.bytes / t / rates.read;
@@ -195,8 +213,8 @@ int RunCases(const Options& options) {
     return fail(status);
   }
   const Rates& rates = bench.rates();
-  std::printf("%-30s %10s %10s %10s %9s %7s %7s %7s %8s\n", "case", "median us", "p10", "p90",
-              "floor us", "floor%", "copy%", "bf16%", "TFLOP/s");
+  std::printf("%-30s %10s %10s %10s %9s %7s %8s %7s %7s %8s\n", "case", "median us", "p10", "p90",
+              "floor us", "floor%", "latency", "copy%", "bf16%", "TFLOP/s");
   int failed = 0, left_out = 0;
   for (const Case& c : cases) {
     if (file.Find(c.name) != nullptr) continue;
@@ -231,10 +249,11 @@ int RunCases(const Options& options) {
     const auto percent = [&](const char* field) {
       return line.contains(field) ? 100.0 * line[field].get<double>() : 0.0;
     };
-    std::printf("%-30s %10.2f %10.2f %10.2f %9.2f %7.1f %7.1f %7.1f %8.1f%s\n", c.name.c_str(),
-                line["median_us"].get<double>(), line["p10_us"].get<double>(),
+    std::printf("%-30s %10.2f %10.2f %10.2f %9.2f %7.1f %7.2fx %7.1f %7.1f %8.1f%s\n",
+                c.name.c_str(), line["median_us"].get<double>(), line["p10_us"].get<double>(),
                 line["p90_us"].get<double>(), line["floor_us"].get<double>(),
-                percent("share_of_floor"), percent("share_of_copy"), percent("share_of_bf16"),
+                percent("share_of_floor"), line["times_latency_floor"].get<double>(),
+                percent("share_of_copy"), percent("share_of_bf16"),
                 measured->work.flops / measured->timing.median / 1e12,
                 line["may_be_cached"].get<bool>() ? " (cached)" : "");
     std::fflush(stdout);
@@ -254,8 +273,11 @@ int main(int argc, char** argv) {
   app.add_option("--filter", options.filters, "Cases whose name has one of these in it")
       ->delimiter(',');
   app.add_option("--seconds", options.seconds, "Start no case after this time");
-  app.add_option("--rates", options.rates_file, "File with a line \"rate/bf16\"");
-  app.add_option("--bf16-tflops", options.bf16_tflops, "Rate of matrix products, if known");
+  app.add_option(
+      "--rates", options.rates_file,
+      "File with a line \"rate/bf16\"; the higher of this rate and that measured counts");
+  app.add_option("--bf16-tflops", options.bf16_tflops,
+                 "Rate of matrix products to use in place of that measured");
   app.add_flag("--list", options.list, "Print the cases' names");
   app.add_flag("--tiny", options.tiny, "Small shapes, to try the program itself");
   CLI11_PARSE(app, argc, argv);

@@ -61,11 +61,15 @@ class AttentionRun {
     MOESERVE_ASSIGN_OR_RETURN(m.timing, bench_.Time(layers, [this](int i) { Enqueue(i); }));
     const double queries = static_cast<double>(rows * width);
     m.work.bytes = bytes + 4 * queries + 2 * queries;
+    m.work.written = 2 * queries;
     const double pairs =
         prompt_ ? 0.5 * length_ * (length_ + 1.0) : static_cast<double>(sequences_) * length_;
     m.work.flops = 4.0 * shape_.query_heads() * shape_.head_dim * pairs;
     m.rotated_bytes = prompt_ ? 0 : bytes * layers;
-    m.more = {{"batch", sequences_}, {"context", length_}, {"kv_mb", bytes / 1e6}};
+    m.more = {{"batch", sequences_},
+              {"context", length_},
+              {"kv_mb", bytes / 1e6},
+              {"query_dtype", "f32"}};
     return m;
   }
 

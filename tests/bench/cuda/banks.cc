@@ -45,7 +45,8 @@ std::vector<ExpertShape> TinyShapes() {
        .hidden = Equal(8, 32),
        .k = 4,
        .gated = false,
-       .activation = ActivationKind::kNone},
+       .activation = ActivationKind::kNone,
+       .attention = true},
   };
 }
 
@@ -78,13 +79,15 @@ std::vector<ExpertShape> ExpertShapes(bool tiny) {
        .hidden = Equal(32, 256),
        .k = 16,
        .gated = false,
-       .activation = ActivationKind::kNone},
+       .activation = ActivationKind::kNone,
+       .attention = true},
       {.name = "jetmoe_heads",
        .width = 2048,
        .hidden = Equal(8, 2048),
        .k = 2,
        .gated = false,
-       .activation = ActivationKind::kNone},
+       .activation = ActivationKind::kNone,
+       .attention = true},
   };
   for (const auto& [name, experts, hidden, gated] : {std::tuple{"mhmoe_n8", 8, 3072, false},
                                                      {"mhmoe_n64", 64, 3072, false},

@@ -12,8 +12,7 @@
 
 namespace moeserve::bench {
 
-// The experts of a model in a paper. An attention expert is a pair of matrices, too: query and
-// output projection.
+// The experts of a model in a paper.
 struct ExpertShape {
   std::string name;
   int width = 0;            // width of a routed row: d / h
@@ -23,12 +22,16 @@ struct ExpertShape {
   bool gated = true;
   ActivationKind activation = ActivationKind::kSilu;
   bool cosine = false;
+  // The matrices are the query and output projections of attention experts: the hidden units are
+  // f32 queries, and the second product reads the bf16 outputs of attention, here random numbers.
+  bool attention = false;
   // Whether the router uses top-p. p is chosen so that rows select k experts on average; one row
   // selects up to E experts.
   bool top_p = false;
 
   int experts() const { return static_cast<int>(hidden.size()); }
   int k_max() const { return top_p ? experts() : k; }
+  DType hidden_dtype() const { return attention ? DType::kF32 : DType::kBF16; }
   // Returns the bytes of the weights of all experts.
   double bank_bytes() const;
   // Returns the expected bytes of the experts that `rows` rows select with uniform routing.

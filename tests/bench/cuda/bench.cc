@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/cuda/device/bandwidth.h"
-
 namespace moeserve::bench {
 namespace {
 
@@ -44,36 +42,6 @@ Result<std::unique_ptr<Bench>> Bench::Create(bool tiny) {
   MOESERVE_RETURN_IF_ERROR(cuda::CudaStatus(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"));
   bench->weight_budget_ = std::min<int64_t>(int64_t{24} << 30, static_cast<int64_t>(free) / 2);
   return bench;
-}
-
-absl::Status Bench::MeasureRates() {
-  const int64_t bytes = tiny_ ? int64_t{1} << 20 : int64_t{4} << 30;
-  MOESERVE_ASSIGN_OR_RETURN(rates_.read, cuda::MeasureReadBandwidth(bytes, 10, stream()));
-  {
-    MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory from,
-                              Random(DType::kBF16, bytes / 2, 1, 1.0f));
-    MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory to,
-                              cuda::DeviceMemory::Allocate(static_cast<size_t>(bytes)));
-    // The copy rate is that of the faster of cudaMemcpyAsync and a copy kernel.
-    for (const bool kernel : {false, true}) {
-      const auto copy = [&](int) {
-        if (kernel) {
-          LaunchCopy(from.data(), to.data(), bytes, stream());
-        } else {
-          static_cast<void>(cudaMemcpyAsync(to.data(), from.data(), static_cast<size_t>(bytes),
-                                            cudaMemcpyDeviceToDevice, stream()));
-        }
-      };
-      copy(0);
-      MOESERVE_ASSIGN_OR_RETURN(const Timing timing, Time(1, copy));
-      rates_.copy = std::max(rates_.copy, 2.0 * static_cast<double>(bytes) / timing.median);
-    }
-  }
-  LaunchEmpty(stream());
-  MOESERVE_ASSIGN_OR_RETURN(const Timing node,
-                            Time(tiny_ ? 4 : 1000, [&](int) { LaunchEmpty(stream()); }));
-  rates_.node = node.median;
-  return absl::OkStatus();
 }
 
 Result<Timing> Bench::Time(int items, const std::function<void(int)>& enqueue) {
@@ -169,11 +137,21 @@ Result<std::vector<float>> Bench::DownloadRow(const void* data, DType dtype, int
   return values;
 }
 
+double MemorySeconds(const Rates& rates, const Work& work) {
+  const double read = work.bytes - work.written;
+  const double copied = 2 * std::min(read, work.written);
+  const double rest = work.bytes - copied;
+  const double rest_rate = read > work.written && rates.read > 0 ? rates.read : rates.copy;
+  return rates.copy > 0 ? copied / rates.copy + rest / rest_rate : 0;
+}
+
 double Floor(const Rates& rates, const Work& work) {
-  // A kernel that only reads can be a little faster than a copy.
-  double seconds = rates.copy > 0 ? work.bytes / rates.copy : 0;
-  if (rates.bf16 > 0) seconds = std::max(seconds, work.flops / rates.bf16);
-  return seconds;
+  const double products = rates.bf16 > 0 ? work.flops / rates.bf16 : 0;
+  return std::max(MemorySeconds(rates, work), products);
+}
+
+double LatencyFloor(const Rates& rates, const Work& work) {
+  return Floor(rates, work) + work.phases * rates.node;
 }
 
 absl::Status CheckValue(double value, double expected, double spread, const std::string& what) {

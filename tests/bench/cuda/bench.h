@@ -21,19 +21,23 @@ namespace moeserve::bench {
 // The device's best measured rates, in bytes and operations per second. 0 means unknown.
 struct Rates {
   std::string device;
-  double copy = 0;  // bytes read plus bytes written per second, in a copy
-  double read = 0;  // bytes per second, in a kernel that only reads
-  double bf16 = 0;  // operations per second, in bf16 matrix products
-  double node = 0;  // seconds that an empty kernel takes in a graph
+  double copy = 0;            // bytes read plus bytes written per second, in a copy
+  double read = 0;            // bytes per second, in a kernel that only reads
+  double bf16 = 0;            // operations per second, in bf16 matrix products
+  std::string bf16_method;    // what reached that rate
+  double bf16_sustained = 0;  // the same after two seconds, when a limit of the power may apply
+  double node = 0;            // seconds that an empty kernel takes in a graph
   int64_t l2_bytes = 0;
   int multiprocessors = 0;
 };
 
-// A lower bound on the work of one item: the bytes that kernels must move and the operations that
-// they must compute.
+// A lower bound on the work of one item, whatever the algorithm: the bytes that kernels must move
+// and the operations that they must compute.
 struct Work {
-  double bytes = 0;
+  double bytes = 0;    // read and written
+  double written = 0;  // those of `bytes` that are written
   double flops = 0;
+  int phases = 1;  // steps of which each needs results of the whole step before
 };
 
 struct Timing {
@@ -74,6 +78,7 @@ class Bench {
   // Returns the limit on the bytes of one case's weights.
   int64_t weight_budget() const { return weight_budget_; }
 
+  // Measures all rates (rates.cc). ResourceExhausted if memory runs out.
   absl::Status MeasureRates();
 
   // Times a graph that runs `enqueue(i)` for the items i = 0 to items - 1. If the graph is too
@@ -134,8 +139,16 @@ class Bench {
   std::any kept_;
 };
 
-// Returns a lower bound on the seconds that `work` takes at these rates. Unknown rates are ignored.
+// Returns the seconds that `bytes`, of which `written` are written, take at these rates: as many
+// bytes as are written are moved at the rate of a copy, the rest at the rate of reading alone.
+// Unknown rates are ignored.
+double MemorySeconds(const Rates& rates, const Work& work);
+// Returns a lower bound on the seconds that `work` takes at these rates: the larger of the time of
+// its bytes and the time of its operations.
 double Floor(const Rates& rates, const Work& work);
+// Returns Floor() and the time of an empty kernel for every phase, which kernels of one launch per
+// phase cannot avoid.
+double LatencyFloor(const Rates& rates, const Work& work);
 
 // Returns OK if |value - expected| is small for a product of bf16 numbers. `spread` is the typical
 // magnitude of such products.

@@ -58,6 +58,9 @@ class BlockRun {
     weights +=
         s_.routed ? s_.experts.expected_bytes(batch_) + 4 * d * s_.experts.experts() : 4 * d * q;
     m.work.bytes = weights + kv_bytes + 8 * d * batch_;
+    m.work.written = 4 * d * batch_;
+    // Projections of the normed rows, of routed queries, attention, and the output's projection.
+    m.work.phases = s_.routed ? 4 : 3;
     m.work.flops = 2 * batch_ * (d * kv + 2 * d * q) + 4 * q * batch_ * context_;
     m.rotated_bytes = m.work.bytes * layers;
     m.more = {{"batch", batch_},

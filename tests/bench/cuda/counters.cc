@@ -42,6 +42,7 @@ class CountingRun {
     // The bytes consist of the row, the weight and the entry in the table of token counts per
     // assignment, the counters per expert, and the status and sums per token.
     m.work.bytes = routes * 16 + blocks_ * (52.0 * experts + 5.0 * tokens_) + 21.0 * tokens_;
+    m.work.written = 0.5 * m.work.bytes;  // counters are read and written
     m.more = {{"blocks", blocks_}, {"tokens", tokens_}, {"experts", experts}, {"k", shape_.k}};
     return m;
   }

@@ -1,5 +1,6 @@
 // Measures experts of every shape: the two expert products, the fused expert kernel, and the whole
-// routed layer.
+// routed layer. For attention experts, "layer" means router, query and output projection without
+// the attention between them; blocks.cc measures their whole block.
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +18,7 @@ namespace {
 enum class Kind { kPair, kFused, kLayer };
 
 constexpr uint64_t kInputSeed = 77;
+constexpr uint64_t kAttendedSeed = 78;
 constexpr int kMaxSets = 64;
 
 // The expert weights of several layers.
@@ -91,8 +93,12 @@ class ExpertRun {
     widest_ = (*std::max_element(shape_.hidden.begin(), shape_.hidden.end()) + 15) / 16 * 16;
     MOESERVE_ASSIGN_OR_RETURN(
         input_, bench_.Random(DType::kBF16, int64_t{rows_} * shape_.width, kInputSeed, 1.0f));
-    MOESERVE_ASSIGN_OR_RETURN(hidden_,
-                              bench_.Poisoned(static_cast<size_t>(capacity * widest_) * 2));
+    MOESERVE_ASSIGN_OR_RETURN(hidden_, bench_.Poisoned(static_cast<size_t>(capacity * widest_) *
+                                                       SizeOf(shape_.hidden_dtype())));
+    if (shape_.attention) {
+      MOESERVE_ASSIGN_OR_RETURN(
+          attended_, bench_.Random(DType::kBF16, capacity * widest_, kAttendedSeed, 1.0f));
+    }
     MOESERVE_ASSIGN_OR_RETURN(results_,
                               bench_.Poisoned(static_cast<size_t>(capacity * shape_.width) * 2));
     MOESERVE_ASSIGN_OR_RETURN(output_,
@@ -153,8 +159,8 @@ class ExpertRun {
   }
 
   void Pair(int set) {
-    const RowsView hidden{hidden_.data(), DType::kBF16, int64_t{rows_} * shape_.k_max(), widest_,
-                          widest_};
+    RowsView hidden{hidden_.data(), shape_.hidden_dtype(), int64_t{rows_} * shape_.k_max(), widest_,
+                    widest_};
     cuda::LaunchLinear({.bank = &sets_->up[set]->bank(),
                         .plan = &plans_[set],
                         .gather = true,
@@ -163,6 +169,10 @@ class ExpertRun {
                         .activation = shape_.activation,
                         .pad_output = true},
                        bench_.stream());
+    if (shape_.attention) {
+      hidden.data = attended_.data();
+      hidden.dtype = DType::kBF16;
+    }
     cuda::LaunchLinear({.bank = &sets_->down[set]->bank(),
                         .plan = &plans_[set],
                         .input = hidden,
@@ -235,7 +245,12 @@ class ExpertRun {
       }
       MOESERVE_ASSIGN_OR_RETURN(
           const std::vector<float> hidden,
-          bench_.DownloadRow(hidden_.data(), DType::kBF16, int64_t{a} * widest_, f));
+          bench_.DownloadRow(hidden_.data(), shape_.hidden_dtype(), int64_t{a} * widest_, f));
+      std::vector<float> down_input = hidden;
+      if (shape_.attention) {
+        MOESERVE_ASSIGN_OR_RETURN(down_input, bench_.DownloadRow(attended_.data(), DType::kBF16,
+                                                                 int64_t{a} * widest_, f));
+      }
       MOESERVE_ASSIGN_OR_RETURN(const std::vector<float> result,
                                 bench_.DownloadRow(results_.data(), DType::kBF16,
                                                    int64_t{a} * shape_.width, shape_.width));
@@ -253,7 +268,7 @@ class ExpertRun {
       }
       for (const int c : {0, shape_.width / 2 + 1, shape_.width - 1}) {
         MOESERVE_RETURN_IF_ERROR(CheckValue(
-            result[c], sets_->down[0]->Product(e, LinearBank::Half::kMain, c, hidden),
+            result[c], sets_->down[0]->Product(e, LinearBank::Half::kMain, c, down_input),
             Spread(result), "column " + std::to_string(c) + " of route " + std::to_string(a)));
       }
     }
@@ -331,20 +346,30 @@ class ExpertRun {
     const double d = shape_.width;
     // Every kind reads the input rows and writes the results.
     m.work.bytes = weights + 2.0 * rows_ * d + 2 * routes * d;
-    // Only the fused kernel saves writing and reading the hidden units.
+    m.work.written = 2 * routes * d;
+    // The bound of a layer is that of the best kernels that there are, whichever of them run. Only
+    // fused experts save writing and reading the hidden units.
     const bool fused = kind_ == Kind::kFused || (kind_ == Kind::kLayer && LayerFuses());
-    if (!fused) m.work.bytes += 4 * hidden;
+    const bool may_fuse = kind_ == Kind::kLayer &&
+                          cuda::FusedExpertFits(sets_->up[0]->bank(), sets_->down[0]->bank());
+    const bool bound_is_fused = kind_ == Kind::kFused || may_fuse;
+    const double hidden_bytes = static_cast<double>(SizeOf(shape_.hidden_dtype())) * hidden;
+    if (!bound_is_fused) {
+      m.work.bytes += hidden_bytes + 2 * hidden;
+      m.work.written += hidden_bytes;
+    }
+    m.work.phases = kind_ == Kind::kFused ? 1 : 2;
     m.work.flops = flops;
     if (kind_ == Kind::kLayer) {
       m.work.bytes += 2 * routes * d + 4.0 * rows_ * d;  // combine
       m.work.bytes += 2.0 * rows_ * d + 4 * d * shape_.experts();
+      m.work.written += 4.0 * rows_ * d;
+      m.work.phases = 3;  // router, first product, second product with the weighted sum
     }
     m.rotated_bytes = weights * n;
-    m.more = {{"rows", rows_},
-              {"routes", routes},
-              {"experts_hit", hit},
-              {"weight_mb", weights / 1e6},
-              {"fused", fused}};
+    m.more = {{"rows", rows_},      {"routes", routes},
+              {"experts_hit", hit}, {"weight_mb", weights / 1e6},
+              {"fused", fused},     {"bound_is_fused", bound_is_fused}};
   }
 
   Bench& bench_;
@@ -355,6 +380,7 @@ class ExpertRun {
   int64_t widest_ = 0;
   std::shared_ptr<Sets> sets_;
   cuda::DeviceMemory input_, hidden_, results_, output_;
+  cuda::DeviceMemory attended_;  // input of the second product of attention experts
   cuda::RouteScratch scratch_;
   std::vector<cuda::PlanMemory> plan_memory_;
   std::vector<std::unique_ptr<cuda::CudaRouter>> routers_;

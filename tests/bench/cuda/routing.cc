@@ -51,6 +51,8 @@ class RoutingRun {
     const double d = shape_.width, columns = shape_.cosine ? 16 : experts;
     const double weights = 4 * columns * d + (shape_.cosine ? 4.0 * 16 * experts : 0);
     m.work.bytes = 2.0 * rows_ * d + weights + 8.0 * rows_ * shape_.k_max();
+    m.work.written = 8.0 * rows_ * shape_.k_max();
+    m.work.phases = 2;  // scores; selection and plan
     m.rotated_bytes = weights * count_;
     m.more = {{"rows", rows_},
               {"experts", experts},

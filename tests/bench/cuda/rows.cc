@@ -23,6 +23,7 @@ int SetsFor(const Bench& bench, double bytes) {
 Result<Measured> NormCase(Bench& bench, int rows, int width) {
   Measured m;
   m.work.bytes = 6.0 * rows * width + 4.0 * width;  // f32 input, bf16 output
+  m.work.written = 2.0 * rows * width;
   const int sets = SetsFor(bench, m.work.bytes);
   const int64_t count = int64_t{rows} * width;
   MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory input,
@@ -67,6 +68,7 @@ Result<Measured> NormCase(Bench& bench, int rows, int width) {
 Result<Measured> CombineCase(Bench& bench, int rows, int width, int k) {
   Measured m;
   m.work.bytes = 2.0 * rows * k * width + 4.0 * rows * width + 8.0 * rows * k;
+  m.work.written = 4.0 * rows * width;
   const int sets = SetsFor(bench, m.work.bytes);
   const int64_t count = int64_t{rows} * k * width;
   std::vector<int32_t> row_offsets, assignments;

@@ -28,7 +28,8 @@ EXTRA_PARTS = ("cublas",)
 
 
 def measure_rates(device: Device, results: Results) -> None:
-    """Measures the device's bf16 matrix and copy rates, from which the bounds are computed."""
+    """Measures the device's rates of bf16 products, copies and reading, from which the bounds are
+    computed."""
     def matrix() -> Line:
         n = 256 if device.tiny else 8192
         sets = [(device.normal(n, n), device.normal(n, n)) for _ in range(2)]
@@ -45,8 +46,15 @@ def measure_rates(device: Device, results: Results) -> None:
         line = device.time(1, lambda _: target.copy_(source))
         return {**line, "gbps": 4.0 * count / line["median_us"] / 1e3}
 
+    def read() -> Line:
+        count = (1 << 20) if device.tiny else (2 << 30)  # bf16 numbers
+        source = device.normal(count).view(torch.int32)
+        line = device.time(1, lambda _: source.amax())
+        return {**line, "gbps": 2.0 * count / line["median_us"] / 1e3}
+
     guarded(results, "rate/bf16", "torch", device, matrix)
     guarded(results, "rate/copy", "torch", device, copy)
+    guarded(results, "rate/read", "torch", device, read)
     if device.cuda:
         torch.cuda.empty_cache()
 
@@ -54,7 +62,9 @@ def measure_rates(device: Device, results: Results) -> None:
 def load_rates(results: Results) -> Rates:
     bf16 = results.lines.get(("rate/bf16", "torch"), {}).get("tflops", 0.0)
     copy = results.lines.get(("rate/copy", "torch"), {}).get("gbps", 0.0)
-    return Rates(copy=copy * 1e9, bf16=bf16 * 1e12)
+    read = results.lines.get(("rate/read", "torch"), {}).get("gbps", 0.0)
+    # PyTorch has no operation that only reads, and its reduction may be slower than a copy.
+    return Rates(copy=copy * 1e9, read=max(copy, read) * 1e9, bf16=bf16 * 1e12)
 
 
 # Attention shapes: (key-value heads, query heads, head size).
@@ -136,8 +146,8 @@ def run_attention(device: Device, results: Results, wanted: Callable[[str], bool
         line = _best_attention(device, sets, causal=False, fold=True)
         moved = size + 4.0 * batch * heads * d
         flops = 4.0 * heads * d * batch * context
-        return {**line, "bytes": moved, "flops": flops, "sets": len(sets),
-                "floor_us": device.rates.floor(moved, flops) * 1e6}
+        return {**line, "bytes": moved, "flops": flops, "sets": len(sets), "query_dtype": "bf16",
+                "floor_us": device.rates.floor(moved, flops, 2.0 * batch * heads * d) * 1e6}
 
     def prompt(kv: int, heads: int, d: int, length: int) -> Line:
         sets = [(device.normal(1, heads, length, d), device.normal(1, kv, length, d),
@@ -145,8 +155,8 @@ def run_attention(device: Device, results: Results, wanted: Callable[[str], bool
         line = _best_attention(device, sets, causal=True, fold=False)
         moved = 4.0 * (kv + heads) * d * length
         flops = 2.0 * heads * d * length * (length + 1)
-        return {**line, "bytes": moved, "flops": flops,
-                "floor_us": device.rates.floor(moved, flops) * 1e6}
+        return {**line, "bytes": moved, "flops": flops, "query_dtype": "bf16",
+                "floor_us": device.rates.floor(moved, flops, 2.0 * heads * d * length) * 1e6}
 
     for first in (True, False):
         for shape, (kv, heads, d) in tables.items():
@@ -216,7 +226,7 @@ def run_blocks(device: Device, results: Results, wanted: Callable[[str], bool],
         moved = kv + 2.0 * 4 * width * heads * d + 4.0 * batch * width
         flops = 8.0 * batch * width * heads * d + 4.0 * heads * d * batch * context
         return {**line, "bytes": moved, "flops": flops,
-                "floor_us": device.rates.floor(moved, flops) * 1e6}
+                "floor_us": device.rates.floor(moved, flops, 2.0 * batch * width) * 1e6}
 
     for batch, context in sizes:
         name = f"block/mha/B{batch}L{context}"

@@ -75,11 +75,18 @@ class Rates:
     """The device's best rates in bytes and operations per second; 0 means unknown."""
 
     copy: float = 0.0
+    read: float = 0.0
     bf16: float = 0.0
 
-    def floor(self, moved: float, flops: float) -> float:
-        """Returns the least seconds in which `moved` bytes and `flops` operations are possible."""
-        by_bytes = moved / self.copy if self.copy else 0.0
+    def floor(self, moved: float, flops: float, written: float = 0.0) -> float:
+        """Returns the least seconds in which `moved` bytes and `flops` operations are possible.
+
+        `written` of the bytes are written. As many bytes are moved at the rate of a copy, the rest
+        at the rate of reading alone, as in cuda_bench.
+        """
+        copied = 2 * min(written, moved - written)
+        rest = self.read if moved - written > written and self.read else self.copy
+        by_bytes = copied / self.copy + (moved - copied) / rest if self.copy else 0.0
         by_flops = flops / self.bf16 if self.bf16 else 0.0
         return max(by_bytes, by_flops)
 

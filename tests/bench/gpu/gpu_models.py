@@ -6,9 +6,10 @@
 
   model/NAME/B1       Decodes one sequence with a bundled model: with `moeserve bench`, and with the
                       PyTorch reference and its KV cache, eager and compiled.
-  mixtral/B.../L...   Decodes with 8 layers of Mixtral-8x7B with random weights: with `moeserve
-                      bench`, and with generate() of Hugging Face transformers at the same batch
-                      size, context length and number of tokens.
+  mixtral/B.../L...   Decodes with 8 layers of Mixtral-8x7B with random weights, whose routes are
+                      almost uniform: with `moeserve bench`, and with generate() of Hugging Face
+                      transformers at the same batch size, context length and number of tokens.
+                      Prompts have the same length, too.
 
 Every measurement runs in its own process with a time limit. A measurement that fails is recorded in
 FILE with the field "error".
@@ -206,12 +207,12 @@ class Run:
             cases = serve_bench(a.moeserve, a.device,
                                 ["--synthetic", "small" if a.tiny else "mixtral", "--dtype", "bf16",
                                  "--batch", ",".join(map(str, batches)), "--context", str(context),
-                                 "--tokens", str(tokens), "--prompt", str(2 * context),
+                                 "--tokens", str(tokens), "--prompt", str(context),
                                  "--chunk", "2048"], limit)
             lines = [_ours(cases[f"decode {b}"]) for b in batches]
             for line in lines:
                 line["prompt_tokens_per_second"] = \
-                    cases[f"prompt {2 * context}"]["tokens_per_second"]
+                    cases[f"prompt {context}"]["tokens_per_second"]
             return lines
 
         self.add(names, "moeserve", 180, ours)

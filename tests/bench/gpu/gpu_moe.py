@@ -1,4 +1,8 @@
-"""Baselines of the expert layer: a loop over experts, torch._grouped_mm, torch.bmm and Triton."""
+"""Baselines of the routed layer: a loop over experts, torch._grouped_mm, torch.bmm and Triton.
+
+Each computes the router, too, in the graph that is timed: scores, the best k experts and their
+gates. Only the grouped products of cuBLAS have no router, because the host must know their sizes.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -19,6 +23,9 @@ Tensor = torch.Tensor
 TOKENS = (16, 1, 256, 4096, 64, 1024, 8192, 4, 2048, 512, 128, 32, 8, 2)
 # With more rows, the baseline bmm, which computes every expert for every row, would take too long.
 MAX_BMM_ROWS = 128
+# As in cuda_bench.
+COSINE_DIM = 16
+TEMPERATURE = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Shape:
     heads: int = 1
     gated: bool = True
     activation: str = "silu"
+    cosine: bool = False
 
     @property
     def experts(self) -> int:
@@ -50,14 +58,14 @@ SHAPES = [
     Shape("hmoe", 1024, _HMOE, 2),
     Shape("moa", 512, (256,) * 32, 16, gated=False, activation="none"),
     Shape("jetmoe_heads", 2048, (2048,) * 8, 2, gated=False, activation="none"),
-    Shape("mhmoe_n8", 192, (3072,) * 8, 2, heads=4, gated=False, activation="gelu"),
-    Shape("mhmoe_n64", 192, (3072,) * 64, 2, heads=4, gated=False, activation="gelu"),
-    Shape("mhmoe_n256", 192, (3072,) * 256, 2, heads=4, gated=False, activation="gelu"),
-    Shape("mhmoe_wide", 192, (12288,) * 8, 2, heads=4, gated=False, activation="gelu"),
+    *(Shape(name, 192, hidden, 2, heads=4, gated=False, activation="gelu", cosine=True)
+      for name, hidden in (("mhmoe_n8", (3072,) * 8), ("mhmoe_n64", (3072,) * 64),
+                           ("mhmoe_n256", (3072,) * 256), ("mhmoe_wide", (12288,) * 8))),
     Shape("mhmoe_gated", 192, (3024,) * 8, 2, heads=4),
 ]
 TINY = [Shape("tiny_gated", 64, (64,) * 4, 2), Shape("hmoe", 64, (24, 40, 64, 88), 2),
-        Shape("mhmoe_n8", 48, (72,) * 8, 2, heads=4, gated=False, activation="gelu")]
+        Shape("mhmoe_n8", 48, (72,) * 8, 2, heads=4, gated=False, activation="gelu",
+              cosine=True)]
 
 
 def activate(x: Tensor, name: str) -> Tensor:
@@ -81,10 +89,23 @@ class Layer:
                 self.w2[e, :, f:] = 0
         self.w1 = self.w1.view(shape.experts, halves * widest, d)
         self.shape = shape
+        # With a cosine router, scores are those of rows projected to few dimensions.
+        columns = COSINE_DIM if shape.cosine else shape.experts
+        self.router = device.normal(columns, d, scale=d ** -0.5)
+        self.directions = functional.normalize(
+            device.normal(shape.experts, COSINE_DIM, dtype=torch.float32)) if shape.cosine else None
         # The loop over experts uses the weights without padding.
         self.narrow = [(torch.cat([self.w1[e, h * widest:h * widest + f] for h in range(halves)]),
                         self.w2[e, :, :f].contiguous()) for e, f in enumerate(shape.hidden)] \
             if not shape.equal else [(self.w1[e], self.w2[e]) for e in range(shape.experts)]
+
+    def route(self, x: Tensor) -> "Routed":
+        """Selects the k best experts of each row; their gates sum to 1."""
+        scores = functional.linear(x, self.router).float()
+        if self.directions is not None:
+            scores = functional.normalize(scores) @ self.directions.t() / TEMPERATURE
+        top = scores.topk(self.shape.k, dim=1)
+        return Routed(x, top.indices, top.values.softmax(1))
 
     def hidden(self, h: Tensor) -> Tensor:
         if not self.shape.gated:
@@ -95,17 +116,11 @@ class Layer:
 
 @dataclasses.dataclass
 class Routed:
-    """Random rows, each with k uniformly drawn experts."""
+    """Rows, each with k experts."""
 
     x: Tensor  # [S, c]
     experts: Tensor  # int64 [S, k]
     weights: Tensor  # f32 [S, k]
-
-
-def routed(device: Device, shape: Shape, rows: int) -> Routed:
-    scores = device.normal(rows, shape.experts, dtype=torch.float32)
-    top = scores.topk(shape.k, dim=1)
-    return Routed(device.normal(rows, shape.width), top.indices, top.values.softmax(1))
 
 
 def reference(layer: Layer, r: Routed, rows: list[int]) -> Tensor:
@@ -167,8 +182,8 @@ def bmm(layer: Layer, r: Routed) -> Tensor:
 
 
 def _work(shape: Shape, cases: list[Routed], rows: int) -> tuple[float, float, float]:
-    """Returns the bytes moved and operations done by one layer, and the bytes of the weights of the
-    experts that at least one row selected; each is a mean over the cases."""
+    """Returns the bytes that one layer moves, those of them that it writes, and its operations; each
+    is a mean over the cases."""
     matrices = 3 if shape.gated else 2
     weights = flops = hidden = 0.0
     for r in cases:
@@ -181,7 +196,8 @@ def _work(shape: Shape, cases: list[Routed], rows: int) -> tuple[float, float, f
     routes = rows * shape.k
     moved = (weights / n + 4 * hidden / n + 2 * rows * shape.width + 4 * routes * shape.width
              + 4 * rows * shape.width)
-    return moved, flops / n, weights / n
+    written = 2 * hidden / n + 2 * routes * shape.width + 4 * rows * shape.width
+    return moved, written, flops / n
 
 
 def _measure(device: Device, layers: list[Layer], cases: list[Routed], method: str,
@@ -190,10 +206,12 @@ def _measure(device: Device, layers: list[Layer], cases: list[Routed], method: s
     expected = reference(layers[0], cases[0], rows)
     require_close(function(0)[rows], expected, 1.5e-2)
     shape = layers[0].shape
-    moved, flops, _ = _work(shape, cases, len(cases[0].x))
+    moved, written, flops = _work(shape, cases, len(cases[0].x))
     line = device.time(len(cases), function, graph=method != "loop")
     return {**line, **extra, "bytes": moved, "flops": flops, "sets": len(cases),
-            "floor_us": device.rates.floor(moved, flops) * 1e6}
+            "router": method != "cublas_grouped",
+            "routes": len(cases[0].x) * shape.k,
+            "floor_us": device.rates.floor(moved, flops, written) * 1e6}
 
 
 def _methods(device: Device, layers: list[Layer], cases: list[Routed], rows: int,
@@ -211,7 +229,7 @@ def _methods(device: Device, layers: list[Layer], cases: list[Routed], rows: int
         def measure(name: str = name, extra: Line = extra,
                     function: Callable[[Layer, Routed], Tensor] = function) -> Line:
             return _measure(device, layers, cases, name,
-                            lambda i: function(layers[i], cases[i]), extra)
+                            lambda i: function(layers[i], layers[i].route(cases[i].x)), extra)
 
         yield name, measure
     if triton_moe is None or not device.cuda:
@@ -220,13 +238,16 @@ def _methods(device: Device, layers: list[Layer], cases: list[Routed], rows: int
     def measure_triton(fused: bool = False) -> Line:
         runner = triton_moe.TritonExperts(rows, shape.width, max(shape.hidden), shape.experts,
                                           shape.k, shape.gated, shape.activation, device.name)
-        flat = [(r.experts.flatten().to(torch.int32), r.weights.flatten().contiguous())
-                for r in cases]
+
+        def flat(r: Routed) -> tuple[Tensor, Tensor]:
+            return r.experts.flatten().to(torch.int32), r.weights.flatten().contiguous()
+
         tune, launch = ((runner.tune_fused, runner.run_fused) if fused
                         else (runner.tune, runner.run))
-        tuning = tune(cases[0].x, flat[0][0], layers[0].w1, layers[0].w2, device.quick)
+        tuning = tune(cases[0].x, flat(cases[0])[0], layers[0].w1, layers[0].w2, device.quick)
         return _measure(device, layers, cases, "triton",
-                        lambda i: launch(cases[i].x, *flat[i], layers[i].w1, layers[i].w2),
+                        lambda i: launch(cases[i].x, *flat(layers[i].route(cases[i].x)),
+                                         layers[i].w1, layers[i].w2),
                         {**padded, **tuning})
 
     yield "triton", measure_triton
@@ -241,7 +262,7 @@ def _cublas(device: Device, layers: list[Layer], cases: list[Routed]) -> Line:
     experts = [gpu_cublas.CublasExperts(device, library, layer, r)
                for layer, r in zip(layers, cases)]
     return _measure(device, layers, cases, "cublas_grouped", lambda i: experts[i].run(),
-                    {"note_counts": "row counts are known to the host"})
+                    {"note_counts": "no router: row counts are known to the host"})
 
 
 def run(device: Device, results: Results, wanted: Callable[[str], bool],
@@ -282,7 +303,7 @@ def _run_size(device: Device, results: Results, shape: Shape, layers: list[Layer
     rows = tokens * shape.heads
     hit = 1 - (1 - shape.k / shape.experts) ** rows
     count = min(len(layers), device.sets_for(whole * hit, whole))
-    cases = [routed(device, shape, rows) for _ in range(count)]
+    cases = [layers[i].route(device.normal(rows, shape.width)) for i in range(count)]
     if cublas:
         guarded(results, name, "cublas_grouped", device,
                 lambda: _cublas(device, layers[:count], cases))
