@@ -14,7 +14,7 @@
 #   --output     the folder to make (default: build/gpu-run). An older one is replaced.
 #   --models     the bundled models to pack, or none (default: mh-moe,moa,hmoe-topp)
 #   --cases      the list of cases (default: cases.txt or cases-emulated.txt next to this script)
-#   --limit-mib  the most that the folder may take (default: 60)
+#   --limit-mib  the most that the folder may take (default: 30)
 #
 # The folder has run.sh with its parts, and payload.tar.xz with bin/, lib/ and data/. If it is too
 # large, the sizes of its parts are printed and nothing is left.
@@ -28,7 +28,7 @@ compile=1
 emulated=0
 models=mh-moe,moa,hmoe-topp
 cases=
-limit_mib=60
+limit_mib=30
 
 die() {
   printf 'error: %s\n' "$*" >&2
@@ -136,9 +136,17 @@ copy() {
 }
 python3 "$root/tests/support/golden_files.py" unpack
 golden() { (cd "$root" && ls -d tests/golden/$1); }
-if uses family_test || uses gguf_test; then copy tests/golden/families; fi
-if uses gguf_test; then copy tests/golden/gguf; fi
-if uses fairseq_test; then copy tests/golden/fairseq; fi
+# listed PREFIX: copies the files that goldens.txt lists and that begin with PREFIX.
+listed() {
+  local pattern path
+  while read -r pattern; do
+    [[ $pattern == "$1"* ]] || continue
+    for path in "$root"/tests/golden/$pattern; do copy "${path#"$root/"}"; done
+  done < <(grep -v '^#' "$here/goldens.txt")
+}
+if uses family_test || uses gguf_test; then listed families/; fi
+if uses gguf_test; then listed gguf/; fi
+if uses fairseq_test; then listed fairseq; fi
 if uses '(parity|invariance|engine|routing|device_statistics|speculation|textless_ids|soak)_test'; then
   # shellcheck disable=SC2046
   copy $(golden 'tiny-*')
@@ -182,7 +190,7 @@ unpacked=$(du -sb "$payload" | cut -f1)
 dictionary=$(((unpacked >> 20) + 1))
 ((dictionary <= 192)) || dictionary=192
 tar -C "$payload" --sort=name --owner=0 --group=0 --mtime=@0 -cf - bin lib data |
-  xz -T1 "--lzma2=preset=3,dict=${dictionary}MiB" >"$folder/payload.tar.xz"
+  xz -T1 "--lzma2=preset=6,dict=${dictionary}MiB" >"$folder/payload.tar.xz"
 
 bytes=$(find "$folder" -type f -printf '%s\n' | awk '{sum += $1} END {print sum}')
 mib() { awk -v bytes="$1" 'BEGIN {printf "%.1f MiB", bytes / 1048576}'; }
