@@ -14,7 +14,7 @@
 #   --output     the folder to make (default: build/gpu-run). An older one is replaced.
 #   --models     the bundled models to pack, or none (default: mh-moe,moa,hmoe-topp)
 #   --cases      the list of cases (default: cases.txt or cases-emulated.txt next to this script)
-#   --limit-mib  the most that the folder may take (default: 30)
+#   --limit-mib  the most that the folder may take (default: 45)
 #
 # The folder has run.sh with its parts, and payload.tar.xz with bin/, lib/ and data/. If it is too
 # large, the sizes of its parts are printed and nothing is left.
@@ -28,7 +28,7 @@ compile=1
 emulated=0
 models=mh-moe,moa,hmoe-topp
 cases=
-limit_mib=30
+limit_mib=45
 
 die() {
   printf 'error: %s\n' "$*" >&2
