@@ -36,6 +36,7 @@ endif()
 # compiles them.
 set(MOESERVE_CUDA_SOURCES
   attention/attention.cc
+  attention/attention_cluster_mma.cu
   attention/attention_f32.cu
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
