@@ -68,6 +68,7 @@ set(MOESERVE_CUDA_SOURCES
   attention/rope_tables.cc
   routing/route.cu
   routing/route_any.cu
+  routing/route_cluster.cu
   routing/route_top_cosines.cu
   routing/route_top_dots.cu
   routing/route_variant.cc

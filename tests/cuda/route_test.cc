@@ -22,6 +22,20 @@ int MostRoutes(const RouteSettings& s, std::span<const RouteOverride> overrides)
   return most;
 }
 
+// Returns the forms with clusters of blocks. Routers, or rows, that are too many for a cluster are
+// routed by a grid.
+std::vector<RouteVariant> ClusterVariants() {
+  std::vector<RouteVariant> variants;
+  for (const int blocks : {8, 16}) {
+    for (const RouteKernelKind kernel : {RouteKernelKind::kAuto, RouteKernelKind::kAny}) {
+      for (const PlanForm plan : {PlanForm::kSameLaunch, PlanForm::kChunks}) {
+        variants.push_back({.kernel = kernel, .plan = plan, .cluster_blocks = blocks});
+      }
+    }
+  }
+  return variants;
+}
+
 // Returns all forms of a launch that the shape allows.
 std::vector<RouteVariant> AllVariants() {
   std::vector<RouteVariant> variants;
@@ -32,6 +46,7 @@ std::vector<RouteVariant> AllVariants() {
       }
     }
   }
+  for (const RouteVariant& cluster : ClusterVariants()) variants.push_back(cluster);
   return variants;
 }
 
@@ -131,9 +146,10 @@ class RouteTest : public ::testing::Test {
       }
     }
     for (const RouteVariant& variant : options.variants) {
-      SCOPED_TRACE(::testing::Message() << "tile " << static_cast<int>(variant.tile) << ", kernel "
-                                        << static_cast<int>(variant.kernel) << ", plan "
-                                        << static_cast<int>(variant.plan));
+      SCOPED_TRACE(::testing::Message()
+                   << "tile " << static_cast<int>(variant.tile) << ", kernel "
+                   << static_cast<int>(variant.kernel) << ", plan "
+                   << static_cast<int>(variant.plan) << ", cluster " << variant.cluster_blocks);
       const DeviceArray<float> scores(static_cast<size_t>(count * scores_stride));
       const DeviceArray<uint8_t> failed(std::vector<uint8_t>(sequence.size(), 0));
       for (int run = 0; run < 2; ++run) {
@@ -286,6 +302,22 @@ TEST_F(RouteTest, EveryVariantEqualsTheCpu) {
   }
 }
 
+// Clusters route any number of rows up to 32, of any width, with fewer columns than blocks and with
+// columns that do not divide among them.
+TEST_F(RouteTest, ClustersOfBlocksEqualTheCpu) {
+  uint64_t seed = 700;
+  for (const int experts : {1, 7, 8, 60, 129, 256}) {
+    for (const int width : {1, 8, 252, 256, 1000, 2048}) {
+      if (width > 1000 && experts > 60) continue;
+      RouteCase c = MakeScoreCase(experts, width, 0, ++seed);
+      if (seed % 3 != 0) SelectTopK(c, std::min(experts, static_cast<int>(1 + seed * 5 % 16)));
+      const int count = std::vector{1, 2, 3, 8, 17, 32, 33}[seed % 7];
+      Compare(c, count, {.variants = ClusterVariants(), .overrides = seed % 2 == 0});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // The vectors of a cosine router may be of any length. Products that underflow to -0 show which
 // partial sums are added.
 TEST_F(RouteTest, CosinesOfEveryLengthAndOfMinusZeros) {
@@ -396,6 +428,38 @@ TEST(ChooseRouteTest, KernelsAndPlansThatFit) {
   shape.k_max = 16;
   EXPECT_EQ(ChooseRoute(shape, {}).plan, PlanForm::kChunks);
   EXPECT_EQ(ChooseRoute(shape, {.plan = PlanForm::kSameLaunch}).plan, PlanForm::kSameLaunch);
+}
+
+TEST(ChooseRouteTest, ClustersOnlyWhereTheyAreAskedForAndFit) {
+  RouteShape shape = ShapeFor(1, 64, 4096);
+  shape.cluster_limit = 227 << 10;
+  shape.most_cluster_blocks = 16;
+  const auto blocks = [&](int wanted) {
+    return ChooseRoute(shape, {.cluster_blocks = wanted}).cluster_blocks;
+  };
+  EXPECT_EQ(blocks(0), 0);
+  EXPECT_EQ(blocks(8), 8);
+  EXPECT_EQ(blocks(16), 16);
+  EXPECT_EQ(blocks(4), 0);
+  shape.rows = 12;  // 16 KiB per column, 8 KiB per row
+  EXPECT_EQ(blocks(8), 0);
+  EXPECT_EQ(blocks(16), 16);
+  shape.rows = 33;
+  EXPECT_EQ(blocks(16), 0);
+  shape.rows = 1;
+  shape.most_cluster_blocks = 8;
+  EXPECT_EQ(blocks(16), 0);
+  EXPECT_EQ(blocks(8), 8);
+  shape.most_cluster_blocks = 0;
+  EXPECT_EQ(blocks(8), 0);
+  shape = ShapeFor(1, 64, 64, 16);  // a cosine router
+  shape.cluster_limit = 227 << 10;
+  shape.most_cluster_blocks = 16;
+  EXPECT_EQ(blocks(8), 0);
+  shape = ShapeFor(1, 257, 64);
+  shape.cluster_limit = 227 << 10;
+  shape.most_cluster_blocks = 16;
+  EXPECT_EQ(blocks(8), 0);
 }
 
 TEST_F(RouteTest, EveryRowCountInBothPaths) {
