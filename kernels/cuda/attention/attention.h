@@ -116,7 +116,8 @@ struct AttentionLaunch {
   // `work`. Tokens from tiled_from on are computed in tiles of neighbouring tokens of one sequence.
   // The choice affects only the speed.
   int tiled_from = 0;
-  AttentionWork work;  // for the same seen keys and split size; unused if tiled_from is 0
+  // For the same seen keys and split size; unused if tiled_from is 0, or with clusters.
+  AttentionWork work;
   AttentionSplits splits = AttentionSplits::kAuto;  // must be one that CanUseSplits() allows
 };
 // Returns whether LaunchAttention() can compute the launch with `splits` on the current device.
