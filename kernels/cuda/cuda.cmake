@@ -36,6 +36,7 @@ endif()
 # compiles them.
 set(MOESERVE_CUDA_SOURCES
   attention/attention.cc
+  attention/attention_cluster_mma.cu
   attention/attention_f32.cu
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
@@ -67,6 +68,7 @@ set(MOESERVE_CUDA_SOURCES
   attention/rope_tables.cc
   routing/route.cu
   routing/route_any.cu
+  routing/route_cluster.cu
   routing/route_top_cosines.cu
   routing/route_top_dots.cu
   routing/route_variant.cc

@@ -40,6 +40,7 @@ struct AttentionSetting {
   int bias_distances = 0;  // 0: no biases
   float scale = 0.0f;      // 0: 1 / sqrt(head_dim)
   bool causal = true;      // else rows see all positions of their sequence that the window allows
+  bool chunks = false;     // SeenKeys::chunks
 
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
   std::optional<double> Sink(int head) const {
@@ -50,9 +51,9 @@ struct AttentionSetting {
     return "head_dim " + std::to_string(head_dim) + ", heads " + std::to_string(heads) + "/" +
            std::to_string(kv_heads) + (tile_order ? " tile" : " interleave") + ", cache " +
            std::string(Name(cache)) + ", output " + std::string(Name(output)) + ", window " +
-           std::to_string(window) + ", soft cap " + std::to_string(soft_cap) +
-           (sinks ? ", sinks" : "") + ", biases " + std::to_string(bias_distances) +
-           (causal ? ", causal" : "");
+           std::to_string(window) + (chunks ? " chunks" : "") + ", soft cap " +
+           std::to_string(soft_cap) + (sinks ? ", sinks" : "") + ", biases " +
+           std::to_string(bias_distances) + (causal ? ", causal" : "");
   }
 };
 
@@ -126,6 +127,7 @@ class AttentionScene {
     int by_shape = 1;       // QueryRows::by_shape
     int extra_context = 0;  // added to the context bound that determines launch shapes
     Tiled tiled = Tiled::kChosen;
+    AttentionSplits splits = AttentionSplits::kAuto;  // with clusters, there is no work list
   };
 
   // Runs attention for tokens that have one row each or, with MoA, any number of rows. Returns the
@@ -202,10 +204,13 @@ class AttentionScene {
       a.bias = d_biases.data();
       a.bias_distances = s_.bias_distances;
     }
-    a.seen = {s_.causal, s_.window};
+    a.seen = {s_.causal, s_.window, s_.chunks};
     a.tiled_from = options.tiled_from;
-    a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
-    LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
+    a.splits = options.splits;
+    if (a.splits == AttentionSplits::kAuto || a.splits == AttentionSplits::kMerged) {
+      a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
+      LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
+    }
     switch (options.tiled) {
       case Tiled::kChosen:
         LaunchAttention(a, nullptr);
@@ -239,6 +244,25 @@ class AttentionScene {
     return results;
   }
 
+  // Replaces the keys and values of positions [begin, end) of a sequence by NaN.
+  void Poison(int sequence, int begin, int end) {
+    const KvLayerView view = this->view();
+    const size_t element = SizeOf(s_.cache);
+    for (void* memory : {view.keys, view.values}) {
+      std::vector<uint8_t> bytes(bytes_);
+      CheckCall(cudaMemcpy(bytes.data(), memory, bytes_, cudaMemcpyDeviceToHost));
+      for (int p = begin; p < end; ++p) {
+        const int64_t block = tables_[sequence * stride_ + p / kPageTokens] * view.block_stride;
+        for (int i = 0; i < s_.kv_heads * view.padded_dim; ++i) {
+          const int64_t at = block + i / view.padded_dim * view.head_stride +
+                             view.ElementOf(p % kPageTokens, i % view.padded_dim);
+          std::memset(&bytes[at * element], 0xff, element);
+        }
+      }
+      CheckCall(cudaMemcpy(memory, bytes.data(), bytes_, cudaMemcpyHostToDevice));
+    }
+  }
+
   float scale() const {
     return s_.scale != 0.0f ? s_.scale : 1.0f / std::sqrt(static_cast<float>(s_.head_dim));
   }
@@ -256,7 +280,8 @@ class AttentionScene {
     const double tolerance = s_.output == DType::kF32  ? 4e-6
                              : s_.cache == DType::kF32 ? 4e-3
                                                        : 8e-3;
-    const int first = s_.window > 0 ? std::max(0, q.position - s_.window + 1) : 0;
+    int first = s_.window > 0 ? std::max(0, q.position - s_.window + 1) : 0;
+    if (s_.chunks) first = q.position - q.position % s_.window;
     int end = s_.causal ? q.position + 1 : s_.lengths[q.sequence];
     if (s_.window > 0) end = std::min(end, q.position + s_.window);
     for (int h = 0; h < s_.heads; ++h) {

@@ -22,6 +22,20 @@ int MostRoutes(const RouteSettings& s, std::span<const RouteOverride> overrides)
   return most;
 }
 
+// Returns the forms with clusters of blocks. Routers, or rows, that are too many for a cluster are
+// routed by a grid.
+std::vector<RouteVariant> ClusterVariants() {
+  std::vector<RouteVariant> variants;
+  for (const int blocks : {8, 16}) {
+    for (const RouteKernelKind kernel : {RouteKernelKind::kAuto, RouteKernelKind::kAny}) {
+      for (const PlanForm plan : {PlanForm::kSameLaunch, PlanForm::kChunks}) {
+        variants.push_back({.kernel = kernel, .plan = plan, .cluster_blocks = blocks});
+      }
+    }
+  }
+  return variants;
+}
+
 // Returns all forms of a launch that the shape allows.
 std::vector<RouteVariant> AllVariants() {
   std::vector<RouteVariant> variants;
@@ -32,6 +46,7 @@ std::vector<RouteVariant> AllVariants() {
       }
     }
   }
+  for (const RouteVariant& cluster : ClusterVariants()) variants.push_back(cluster);
   return variants;
 }
 
@@ -131,9 +146,10 @@ class RouteTest : public ::testing::Test {
       }
     }
     for (const RouteVariant& variant : options.variants) {
-      SCOPED_TRACE(::testing::Message() << "tile " << static_cast<int>(variant.tile) << ", kernel "
-                                        << static_cast<int>(variant.kernel) << ", plan "
-                                        << static_cast<int>(variant.plan));
+      SCOPED_TRACE(::testing::Message()
+                   << "tile " << static_cast<int>(variant.tile) << ", kernel "
+                   << static_cast<int>(variant.kernel) << ", plan "
+                   << static_cast<int>(variant.plan) << ", cluster " << variant.cluster_blocks);
       const DeviceArray<float> scores(static_cast<size_t>(count * scores_stride));
       const DeviceArray<uint8_t> failed(std::vector<uint8_t>(sequence.size(), 0));
       for (int run = 0; run < 2; ++run) {
@@ -286,6 +302,22 @@ TEST_F(RouteTest, EveryVariantEqualsTheCpu) {
   }
 }
 
+// Clusters route any number of rows up to 32, of any width, with fewer columns than blocks and with
+// columns that do not divide among them.
+TEST_F(RouteTest, ClustersOfBlocksEqualTheCpu) {
+  uint64_t seed = 700;
+  for (const int experts : {1, 7, 8, 60, 129, 256}) {
+    for (const int width : {1, 8, 252, 256, 1000, 2048}) {
+      if (width > 1000 && experts > 60) continue;
+      RouteCase c = MakeScoreCase(experts, width, 0, ++seed);
+      if (seed % 3 != 0) SelectTopK(c, std::min(experts, static_cast<int>(1 + seed * 5 % 16)));
+      const int count = std::vector{1, 2, 3, 8, 17, 32, 33}[seed % 7];
+      Compare(c, count, {.variants = ClusterVariants(), .overrides = seed % 2 == 0});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // The vectors of a cosine router may be of any length. Products that underflow to -0 show which
 // partial sums are added.
 TEST_F(RouteTest, CosinesOfEveryLengthAndOfMinusZeros) {
@@ -326,76 +358,6 @@ TEST_F(RouteTest, RowsAroundTheLimitsOfPlans) {
     Compare(MakeCase(4096, 8, Gate::kSoftmax, 71), rows);
     if (HasFatalFailure()) return;
   }
-}
-
-RouteShape ShapeFor(int64_t rows, int experts, int width, int dim = 0) {
-  RouteShape shape;
-  shape.settings.num_experts = experts;
-  shape.settings.input_width = width;
-  shape.settings.k = 2;
-  if (dim > 0) {
-    shape.settings.score = Score::kCosine;
-    shape.settings.dim = dim;
-  }
-  shape.rows = rows;
-  shape.columns = ProductsOf(shape.settings);
-  shape.k_max = 2;
-  shape.element_bytes = 2;
-  shape.multiprocessors = 132;
-  shape.shared_limit = 160 << 10;
-  return shape;
-}
-
-int64_t BlocksOf(const RouteShape& shape, RouteTile tile) {
-  const RouteTileShape t = ShapeOf(tile);
-  return (shape.rows + t.rows() - 1) / t.rows() * ((shape.columns + t.columns() - 1) / t.columns());
-}
-
-TEST(ChooseRouteTest, TilesOccupyTheDevice) {
-  for (const int experts : {4, 8, 16, 64, 256}) {
-    for (const int dim : {0, 16, 64}) {
-      for (int rows = 1; rows <= 1 << 16; rows *= 2) {
-        const RouteShape shape = ShapeFor(rows, experts, 4096, dim);
-        const RouteTile tile = ChooseRoute(shape, {}).tile;
-        const int64_t blocks = BlocksOf(shape, tile);
-        EXPECT_TRUE(blocks * 8 >= 132 * 7 || tile == RouteTile::k8x4)
-            << rows << " rows, " << experts << " experts";
-      }
-    }
-  }
-  EXPECT_EQ(ChooseRoute(ShapeFor(1024, 8, 4096), {}).tile, RouteTile::k8x8);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1 << 16, 8, 4096), {}).tile, RouteTile::k64x8);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1024, 256, 512, 16), {}).tile, RouteTile::k8x16);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1 << 16, 64, 4096), {}).tile, RouteTile::k32x16);
-  // One tile of little weights.
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 256, 512, 16), {}).tile, RouteTile::k8x16);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 8, 1024), {}).tile, RouteTile::k8x8);
-}
-
-TEST(ChooseRouteTest, KernelsAndPlansThatFit) {
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64), {}).kernel, RouteKernelKind::kTopOfDots);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64, 16), {}).kernel, RouteKernelKind::kTopOfCosines);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64, 65), {}).kernel, RouteKernelKind::kAny);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 257, 64), {}).kernel, RouteKernelKind::kAny);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64), {.kernel = RouteKernelKind::kTopOfCosines}).kernel,
-            RouteKernelKind::kTopOfDots);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 64, 64), {.kernel = RouteKernelKind::kAny}).kernel,
-            RouteKernelKind::kAny);
-  RouteShape shape = ShapeFor(1, 64, 64);
-  shape.overrides = true;
-  EXPECT_EQ(ChooseRoute(shape, {}).kernel, RouteKernelKind::kAny);
-  shape = ShapeFor(64, 256, 64, 64);
-  shape.shared_limit = 64 << 10;
-  EXPECT_EQ(ChooseRoute(shape, {.tile = RouteTile::k8x4}).kernel, RouteKernelKind::kAny);
-
-  EXPECT_EQ(ChooseRoute(ShapeFor(1024, 256, 64), {}).plan, PlanForm::kSameLaunch);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1025, 256, 64), {}).plan, PlanForm::kChunks);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1024, 4096, 64), {}).plan, PlanForm::kChunks);
-  EXPECT_EQ(ChooseRoute(ShapeFor(1, 4096, 64), {}).plan, PlanForm::kSameLaunch);
-  shape = ShapeFor(1024, 256, 64);
-  shape.k_max = 16;
-  EXPECT_EQ(ChooseRoute(shape, {}).plan, PlanForm::kChunks);
-  EXPECT_EQ(ChooseRoute(shape, {.plan = PlanForm::kSameLaunch}).plan, PlanForm::kSameLaunch);
 }
 
 TEST_F(RouteTest, EveryRowCountInBothPaths) {

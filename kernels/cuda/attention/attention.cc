@@ -4,6 +4,48 @@
 #include "kernels/cuda/attention/attention_kernels.h"
 
 namespace moeserve::cuda {
+namespace {
+
+bool IsMma(const AttentionLaunch& args) {
+  return args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;
+}
+
+// Returns the number of blocks per cluster; 0 without clusters.
+int ClusterBlocksOf(AttentionSplits splits) {
+  switch (splits) {
+    case AttentionSplits::kAuto:
+    case AttentionSplits::kMerged:
+      break;
+    case AttentionSplits::kCluster4:
+      return 4;
+    case AttentionSplits::kCluster8:
+      return 8;
+    case AttentionSplits::kCluster16:
+      return 16;
+  }
+  return 0;
+}
+
+void LaunchSplits(const AttentionLaunch& args, cudaStream_t stream) {
+  MOESERVE_CHECK(CanUseSplits(args, args.splits), "clusters of attention");
+  if (const int blocks = ClusterBlocksOf(args.splits); blocks > 0) {
+    LaunchClusterMma(args, blocks, stream);
+    return;
+  }
+  MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
+                 "attention work list");
+  (IsMma(args) ? LaunchSplitMma : LaunchSplitF32)(args, stream);
+  if (MaxSplits(args.step.max_context, args.seen, SplitTokensOf(args)) > 1) {
+    LaunchMergeSplits(args, stream);
+  }
+}
+
+}  // namespace
+
+bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits) {
+  const int blocks = ClusterBlocksOf(splits);
+  return blocks == 0 || (IsMma(args) && !IsWide(args.cache) && ClusterAttentionFits(args, blocks));
+}
 
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.bias == nullptr || (args.bias_distances > 0 && args.soft_cap == 0.0f &&
@@ -23,16 +65,9 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   }
   MOESERVE_CHECK(args.heads > 0 && args.heads % args.cache.num_kv_heads == 0, "query heads");
   MOESERVE_CHECK(args.tiled_from >= 0 && args.tiled_from <= args.step.tokens, "tiled_from");
-  const bool mma = args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;
+  const bool mma = IsMma(args);
   MOESERVE_CHECK(!mma || args.cache.block_stride * 2 <= INT32_MAX, "bytes of a page");
-  if (args.tiled_from > 0) {
-    MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
-                   "attention work list");
-    (mma ? LaunchSplitMma : LaunchSplitF32)(args, stream);
-    if (MaxSplits(args.step.max_context, args.seen, SplitTokensOf(args)) > 1) {
-      LaunchMergeSplits(args, stream);
-    }
-  }
+  if (args.tiled_from > 0) LaunchSplits(args, stream);
   if (args.tiled_from == args.step.tokens) return;
   if (!mma) {
     LaunchTiledF32(args, stream);

@@ -76,6 +76,16 @@ inline bool IsWide(const KvLayerView& cache) {
   return cache.latent_dim > 0 || cache.widest_dim() > kMaxTiledDim;
 }
 
+// The kernels that compute tokens [0, tiled_from) of a launch. All compute the same bits.
+enum class AttentionSplits : uint8_t {
+  kAuto,    // kMerged
+  kMerged,  // splits by AttentionWork, and a launch that merges them
+  // A cluster of this many blocks per token and kv head. Needs no AttentionWork.
+  kCluster4,
+  kCluster8,
+  kCluster16,
+};
+
 // Computes output = softmax(scale * q . k) v over the cached positions that the row's token sees.
 // The bits of a row depend neither on other rows nor on whether its token is below tiled_from. Rows
 // of padding tokens become zeros.
@@ -106,8 +116,12 @@ struct AttentionLaunch {
   // `work`. Tokens from tiled_from on are computed in tiles of neighbouring tokens of one sequence.
   // The choice affects only the speed.
   int tiled_from = 0;
-  AttentionWork work;  // for the same seen keys and split size; unused if tiled_from is 0
+  // For the same seen keys and split size; unused if tiled_from is 0, or with clusters.
+  AttentionWork work;
+  AttentionSplits splits = AttentionSplits::kAuto;  // must be one that CanUseSplits() allows
 };
+// Returns whether LaunchAttention() can compute the launch with `splits` on the current device.
+bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits);
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

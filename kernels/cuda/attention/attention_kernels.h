@@ -11,6 +11,10 @@ void LaunchSplitMma(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchSplitF32(const AttentionLaunch& args, cudaStream_t stream);
 // Merges the partial results of the split tokens into finished rows.
 void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream);
+// As LaunchSplitMma() and LaunchMergeSplits() together, by clusters of `blocks` blocks (4, 8 or
+// 16), without a work list. ClusterAttentionFits() returns whether the current device can run it.
+bool ClusterAttentionFits(const AttentionLaunch& args, int blocks);
+void LaunchClusterMma(const AttentionLaunch& args, int blocks, cudaStream_t stream);
 // Compute tokens [tiled_from, tokens).
 void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);

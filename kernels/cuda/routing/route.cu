@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/routing/plan.h"
+#include "kernels/cuda/routing/route_cluster.h"
 #include "kernels/cuda/routing/route_kernel.cuh"
 #include "kernels/cuda/routing/router.h"
 
@@ -90,11 +91,17 @@ RouteShape ShapeOfLaunch(const RouteLaunch& launch, const RowsView& input) {
           .overrides = launch.overrides != nullptr,
           .element_bytes = static_cast<int>(SizeOf(input.dtype)),
           .multiprocessors = Multiprocessors(),
-          .shared_limit = RouteSharedLimit()};
+          .shared_limit = RouteSharedLimit(),
+          .cluster_limit = static_cast<int64_t>(SharedMemoryLimit()),
+          .most_cluster_blocks = launch.variant.cluster_blocks > 0 ? MostRouteClusterBlocks() : 0};
 }
 
 void LaunchKernelOf(const RouteVariant& variant, const RouteKernelArgs& a, DType dtype,
                     cudaStream_t stream) {
+  if (variant.cluster_blocks > 0) {
+    LaunchRouteCluster(a, dtype, variant.kernel, variant.cluster_blocks, stream);
+    return;
+  }
   const int64_t limit = RouteSharedLimit();
   switch (variant.kernel) {
     case RouteKernelKind::kAuto:

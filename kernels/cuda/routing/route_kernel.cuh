@@ -90,15 +90,14 @@ __device__ __forceinline__ void SelectOne(const RouteKernelArgs& a, int r,
   if (!finite && lane == 0 && a.failed != nullptr) a.failed[r / a.rows_per_token] = 1;
 }
 
-// Selects the experts of a tile's rows. `products` is the tile's products in shared memory, or null
-// if they are in global memory.
-template <typename Tile, RouteKernelKind kKind>
-__device__ __forceinline__ void SelectRows(const RouteKernelArgs& a, int first_row,
-                                           const float* products, const RoutesOut& out,
+// Selects the experts of rows [first_row, end). `products` are theirs in shared memory, `stride`
+// elements from row to row, or null if they are in global memory.
+template <RouteKernelKind kKind>
+__device__ __forceinline__ void SelectRows(const RouteKernelArgs& a, int first_row, int end,
+                                           const float* products, int stride, const RoutesOut& out,
                                            char* memory) {
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   if (warp >= a.select_warps) return;
-  const int end = min(first_row + Tile::kRows, a.product.rows);
   for (int r = first_row + warp; r < end; r += a.select_warps) {
     if (a.sequence != nullptr && a.sequence[r / a.rows_per_token] < 0) {
       if (lane == 0) {
@@ -109,9 +108,44 @@ __device__ __forceinline__ void SelectRows(const RouteKernelArgs& a, int first_r
     }
     const RowProducts row =
         products != nullptr
-            ? RowProducts{products + (r - first_row) * Tile::kColumns, true}
+            ? RowProducts{products + (r - first_row) * stride, true}
             : RowProducts{a.product.products + int64_t{r} * a.product.columns, false};
     SelectOne<kKind>(a, r, row, out, memory, warp, lane);
+  }
+}
+
+// Returns whether the routes stay in the block that selects the experts of all rows. They do if
+// they are few.
+__device__ __forceinline__ bool KeepsRoutes(const RouteKernelArgs& a) {
+  return a.build_plan && a.product.rows <= 32 && a.product.rows * a.k_max <= kSharedRoutes;
+}
+
+// Returns where the routes of all rows are stored; `shared` has room for kSharedRoutes routes and
+// the counts of the rows.
+__device__ __forceinline__ RoutesOut PlaceOfRoutes(const RouteKernelArgs& a, bool keeps,
+                                                   void* shared) {
+  RoutesOut out{.first_row = 0, .experts = a.experts, .weights = a.weights, .counts = a.counts};
+  if (keeps) {
+    out.experts = static_cast<int32_t*>(shared);
+    out.weights = reinterpret_cast<float*>(out.experts + kSharedRoutes);
+    out.counts = out.experts + 2 * kSharedRoutes;
+  }
+  return out;
+}
+
+// Builds the plan from the routes of all rows.
+__device__ __forceinline__ void BuildPlanOf(const RouteKernelArgs& a, bool kept,
+                                            const RoutesOut& out, char* memory) {
+  const RouteTable table{.experts = out.experts,
+                         .weights = out.weights,
+                         .counts = out.counts,
+                         .offsets = nullptr,
+                         .k_max = a.k_max};
+  const int experts = a.router.settings.num_experts, rows = a.product.rows;
+  if (kept) {
+    BuildFewRoutesPlan(table, experts, rows, CarvePlan(memory, experts, rows, false), a.plan);
+  } else {
+    BuildOnePlan(table, experts, rows, CarvePlan(memory, experts, rows, true), a.plan);
   }
 }
 
@@ -147,32 +181,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
   // The routes of a few rows stay in the block.
   const bool all_rows = gridDim.y == 1;
   static_assert(kSharedRoutes <= Tile::kThreads);
-  const bool in_shared =
-      all_rows && a.build_plan && a.product.rows <= 32 && a.product.rows * a.k_max <= kSharedRoutes;
-  RoutesOut out{.first_row = 0, .experts = a.experts, .weights = a.weights, .counts = a.counts};
-  if (in_shared) {
-    out.experts = reinterpret_cast<int32_t*>(tile + Tile::kRows * Tile::kColumns);
-    out.weights = reinterpret_cast<float*>(out.experts + kSharedRoutes);
-    out.counts = out.experts + 2 * kSharedRoutes;
-  }
-  SelectRows<Tile, kKind>(a, first_row, all_columns ? tile : nullptr, out, memory);
+  const bool in_shared = all_rows && KeepsRoutes(a);
+  const RoutesOut out = PlaceOfRoutes(a, in_shared, tile + Tile::kRows * Tile::kColumns);
+  SelectRows<kKind>(a, first_row, min(first_row + Tile::kRows, a.product.rows),
+                    all_columns ? tile : nullptr, Tile::kColumns, out, memory);
   if (!a.build_plan) return;
   if (all_rows) {
     __syncthreads();
   } else if (!LastToArrive(a.arrivals, static_cast<int>(gridDim.y), flag)) {
     return;
   }
-  const RouteTable table{.experts = out.experts,
-                         .weights = out.weights,
-                         .counts = out.counts,
-                         .offsets = nullptr,
-                         .k_max = a.k_max};
-  const int experts = a.router.settings.num_experts, rows = a.product.rows;
-  if (in_shared) {
-    BuildFewRoutesPlan(table, experts, rows, CarvePlan(memory, experts, rows, false), a.plan);
-  } else {
-    BuildOnePlan(table, experts, rows, CarvePlan(memory, experts, rows, true), a.plan);
-  }
+  BuildPlanOf(a, in_shared, out, memory);
 }
 
 // Expert vectors up to this size are copied while the products are computed, to memory of their

@@ -25,6 +25,7 @@ struct ProductTile {
   static constexpr int kWarps = kShape.row_warps * kShape.column_warps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr bool kManySums = kRowTile * kColumnTile >= 64;
+  static constexpr bool kHasPlanes = true;
   static constexpr int kWeightBytes = kColumns * kRouterStep * 4;
   static constexpr int kRowBytes = kRouterStep * static_cast<int>(sizeof(T));
   static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
@@ -106,21 +107,21 @@ __device__ __forceinline__ void CopyRows(const ProductArgs& a, int first_row, in
 
 // Adds the products of one step: in each of two halves, lane l adds the products of elements
 // 8 l + 4 half to 8 l + 4 half + 3, a group of which is in two words of bf16 or one chunk of f32.
+// `weights` and `rows` are the step's elements of the first column and row, `weight_stride` the
+// elements from column to column and `row_bytes` the bytes from row to row. In f32, the chunks are
+// in two planes (see CopyRows()) if the tile has them.
 template <typename Tile>
-__device__ __forceinline__ void AddStep(const char* stage, int row_warp, int column_warp, int lane,
+__device__ __forceinline__ void AddStep(const float* weights, int weight_stride, const char* rows,
+                                        int row_bytes, int lane,
                                         float (&sums)[Tile::kRowTile * Tile::kColumnTile]) {
   using T = typename Tile::T;
-  const float* weights =
-      reinterpret_cast<const float*>(stage) + column_warp * Tile::kColumnTile * kRouterStep;
-  const char* rows = stage + Tile::kWeightBytes + row_warp * Tile::kRowTile * Tile::kRowBytes;
 #pragma unroll(Tile::kManySums ? 1 : 2)
   for (int half = 0; half < 2; ++half) {
     [[maybe_unused]] uint2 packed[Tile::kRowTile];
     if constexpr (sizeof(T) == 2) {
 #pragma unroll
       for (int m = 0; m < Tile::kRowTile; ++m) {
-        packed[m] =
-            *reinterpret_cast<const uint2*>(rows + m * Tile::kRowBytes + lane * 16 + half * 8);
+        packed[m] = *reinterpret_cast<const uint2*>(rows + m * row_bytes + lane * 16 + half * 8);
       }
     }
 #pragma unroll
@@ -133,13 +134,13 @@ __device__ __forceinline__ void AddStep(const char* stage, int row_warp, int col
           x[m].x = LowBf16(word);
           x[m].y = HighBf16(word);
         } else {
-          x[m] = *reinterpret_cast<const float2*>(rows + m * Tile::kRowBytes +
-                                                  (half * 32 + lane) * 16 + pair * 8);
+          const int chunk = Tile::kHasPlanes ? half * 32 + lane : lane * 2 + half;
+          x[m] = *reinterpret_cast<const float2*>(rows + m * row_bytes + chunk * 16 + pair * 8);
         }
       }
 #pragma unroll
       for (int n = 0; n < Tile::kColumnTile; ++n) {
-        const float2 w = *reinterpret_cast<const float2*>(weights + n * kRouterStep +
+        const float2 w = *reinterpret_cast<const float2*>(weights + n * weight_stride +
                                                           (half * 2 + pair) * 64 + lane * 2);
 #pragma unroll
         for (int m = 0; m < Tile::kRowTile; ++m) {
@@ -195,7 +196,11 @@ __device__ __forceinline__ void TileProducts(const ProductArgs& a, int first_row
     }
     CopyAsyncCommit();
     if (computes) {
-      AddStep<Tile>(memory + use * Tile::kStageBytes, row_warp, column_warp, lane, sums);
+      const char* stage = memory + use * Tile::kStageBytes;
+      AddStep<Tile>(
+          reinterpret_cast<const float*>(stage) + column_warp * Tile::kColumnTile * kRouterStep,
+          kRouterStep, stage + Tile::kWeightBytes + row_warp * Tile::kRowTile * Tile::kRowBytes,
+          Tile::kRowBytes, lane, sums);
     }
     use = use + 1 < Tile::kStages ? use + 1 : 0;
     fill = fill + 1 < Tile::kStages ? fill + 1 : 0;

@@ -40,6 +40,15 @@ RouteTile ChooseTile(const RouteShape& shape) {
   return RouteTile::k8x4;
 }
 
+bool IsClusterPossible(const RouteShape& shape, int blocks) {
+  if (blocks != 8 && blocks != 16) return false;
+  return blocks <= shape.most_cluster_blocks && shape.settings.score == ScoreKind::kDot &&
+         shape.rows <= kMostClusterRows && shape.columns <= kMostTopExperts &&
+         ClusterShapeOf(shape.rows, shape.columns, shape.settings.input_width, shape.element_bytes,
+                        blocks)
+                 .bytes() <= shape.cluster_limit;
+}
+
 bool IsPossible(RouteKernelKind kind, const RouteShape& shape, RouteTile tile) {
   const bool cosine = shape.settings.score == ScoreKind::kCosine;
   switch (kind) {
@@ -87,6 +96,8 @@ RouteVariant ChooseRoute(const RouteShape& shape, const RouteVariant& wanted) {
       if (IsPossible(kind, shape, v.tile)) v.kernel = kind;
     }
   }
+  if (!IsClusterPossible(shape, v.cluster_blocks)) v.cluster_blocks = 0;
+  // The header of a cluster's first block is larger, but so is the memory that it may use.
   const bool same = BuildsPlanInOneBlock(shape.rows, shape.k_max, shape.settings.num_experts,
                                          shape.shared_limit - RouteHeaderBytes(v.tile), v.plan);
   v.plan = same ? PlanForm::kSameLaunch : PlanForm::kChunks;

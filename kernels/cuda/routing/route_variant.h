@@ -26,6 +26,8 @@ struct RouteVariant {
   RouteTile tile = RouteTile::kAuto;
   RouteKernelKind kernel = RouteKernelKind::kAuto;
   PlanForm plan = PlanForm::kAuto;
+  // 8 or 16: one cluster of so many blocks instead of a grid with tiles. 0: no cluster.
+  int cluster_blocks = 0;
 };
 
 // A warp of a tile computes row_tile x column_tile products; a block has row_warps x column_warps
@@ -73,6 +75,39 @@ constexpr int64_t RouteHeaderBytes(RouteTile tile) {
   return (bytes + 127) / 128 * 128;
 }
 
+// A cluster routes up to this many rows with up to kMostTopExperts dot scores.
+inline constexpr int kMostClusterRows = 32;
+inline constexpr int kRouteClusterWarps = 16;  // per block, at most
+
+// How a cluster divides the products: each block computes those of `block_columns` columns, a warp
+// row_tile x column_tile of them at a time. The weights of its columns and the rows are in its
+// shared memory, behind a header with the products and the routes of all rows.
+struct RouteClusterShape {
+  int block_columns = 0, row_tile = 1, column_tile = 1;
+  int64_t row_elements = 0;  // RouterTables::padded
+  int64_t header_bytes = 0, weight_bytes = 0, row_bytes = 0;
+
+  constexpr int64_t bytes() const { return header_bytes + weight_bytes + row_bytes; }
+};
+
+inline constexpr int kRouteClusterBarrierBytes = 128;
+
+constexpr RouteClusterShape ClusterShapeOf(int64_t rows, int64_t columns, int width,
+                                           int element_bytes, int blocks) {
+  RouteClusterShape c;
+  c.block_columns = static_cast<int>((columns + blocks - 1) / blocks);
+  // A tile takes less loads and conversions than its products alone, but occupies fewer warps.
+  if (rows * c.block_columns > kRouteClusterWarps) c.row_tile = 4, c.column_tile = 2;
+  const auto round_up = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
+  c.row_elements = round_up(width, kRouterStep);
+  c.header_bytes = round_up(
+      kRouteClusterBarrierBytes + 4 * rows * columns + 8 * kSharedRoutes + 4 * kMostClusterRows,
+      128);
+  c.weight_bytes = round_up(c.block_columns, c.column_tile) * c.row_elements * 4;
+  c.row_bytes = round_up(rows, c.row_tile) * c.row_elements * element_bytes;
+  return c;
+}
+
 // Returns whether SelectTop() (route_top.cuh) can select the experts of rows without overrides. It
 // must be false for settings that SelectTop() does not read.
 inline bool IsTopRouter(const RouteSettings& s) {
@@ -108,7 +143,9 @@ struct RouteShape {
   bool overrides = false;  // whether rows have overrides
   int element_bytes = 2;   // of the elements of the rows
   int multiprocessors = 0;
-  int64_t shared_limit = 0;  // shared memory per block
+  int64_t shared_limit = 0;     // shared memory per block
+  int64_t cluster_limit = 0;    // shared memory per block of a cluster
+  int most_cluster_blocks = 0;  // 0: the device has no clusters
 };
 
 // Replaces what `wanted` leaves to kAuto, and also choices that the shape or the device does not

@@ -13,10 +13,22 @@ namespace {
 constexpr uint64_t kQuerySeed = 4242;
 constexpr int kMaxLayers = 32;
 
+struct Cluster {
+  std::string name;
+  cuda::AttentionSplits splits;
+};
+const Cluster kNoCluster{"", cuda::AttentionSplits::kAuto};
+
 class AttentionRun {
  public:
-  AttentionRun(Bench& bench, const AttentionShape& shape, int sequences, int length, bool prompt)
-      : bench_(bench), shape_(shape), sequences_(sequences), length_(length), prompt_(prompt) {}
+  AttentionRun(Bench& bench, const AttentionShape& shape, int sequences, int length, bool prompt,
+               const Cluster& cluster = kNoCluster)
+      : bench_(bench),
+        shape_(shape),
+        sequences_(sequences),
+        length_(length),
+        prompt_(prompt),
+        cluster_(cluster) {}
 
   Result<Measured> Run() {
     const double bytes = shape_.kv_bytes_per_token() * sequences_ * length_;
@@ -53,6 +65,9 @@ class AttentionRun {
                                 cuda::SplitTokens(shape_.query_heads() / shape_.kv_heads),
                                 launch_.work, bench_.stream());
     }
+    launch_.cache = cache_->layer(0);
+    const bool clusters = cuda::CanUseSplits(launch_, cluster_.splits);
+    if (clusters) launch_.splits = cluster_.splits;
     for (int i = 0; i < layers; ++i) Enqueue(i);
     MOESERVE_RETURN_IF_ERROR(bench_.Synchronize());
     Enqueue(0);
@@ -70,6 +85,7 @@ class AttentionRun {
               {"context", length_},
               {"kv_mb", bytes / 1e6},
               {"query_dtype", "f32"}};
+    if (!clusters) m.more["without_clusters"] = true;
     return m;
   }
 
@@ -132,6 +148,7 @@ class AttentionRun {
   const AttentionShape& shape_;
   const int sequences_, length_;
   const bool prompt_;
+  const Cluster cluster_;
   int tokens_ = 0;
   std::unique_ptr<RandomCache> cache_;
   cuda::DeviceMemory query_, output_, work_;
@@ -262,12 +279,21 @@ void AddAttentionCases(bool tiny, std::vector<Case>& cases) {
         // At least two layers of the cache must fit into memory in addition to the other data.
         if (shape.kv_bytes_per_token() * batch * context > 16e9) continue;
         const bool first = context == 4096 || (batch == 32 && context == 1024);
-        cases.push_back({"attention/" + shape.name + "/B" + std::to_string(batch) + "L" +
-                             std::to_string(context),
-                         tiny || first ? 0 : 1, [shape, batch, context](Bench& bench) {
-                           bench.Forget();
-                           return AttentionRun(bench, shape, batch, context, false).Run();
-                         }});
+        for (const Cluster& cluster :
+             {kNoCluster, Cluster{"/cluster4", cuda::AttentionSplits::kCluster4},
+              Cluster{"/cluster8", cuda::AttentionSplits::kCluster8},
+              Cluster{"/cluster16", cuda::AttentionSplits::kCluster16}}) {
+          const bool candidate = !cluster.name.empty();
+          if (candidate && !tiny && !first) continue;
+          cases.push_back(
+              {"attention/" + shape.name + "/B" + std::to_string(batch) + "L" +
+                   std::to_string(context) + cluster.name,
+               tiny || (first && !candidate) ? 0 : 1,
+               [shape, batch, context, cluster](Bench& bench) {
+                 bench.Forget();
+                 return AttentionRun(bench, shape, batch, context, false, cluster).Run();
+               }});
+        }
       }
     }
     for (const int length : tiny ? std::vector<int>{37} : std::vector<int>{512, 2048, 4096, 8192}) {

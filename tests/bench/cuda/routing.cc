@@ -13,8 +13,8 @@ constexpr uint64_t kInputSeed = 78;
 
 class RoutingRun {
  public:
-  RoutingRun(Bench& bench, const ExpertShape& shape, int rows)
-      : bench_(bench), shape_(shape), rows_(rows) {}
+  RoutingRun(Bench& bench, const ExpertShape& shape, int rows, int cluster_blocks)
+      : bench_(bench), shape_(shape), rows_(rows), cluster_blocks_(cluster_blocks) {}
 
   Result<Measured> Run() {
     const int experts = shape_.experts();
@@ -68,7 +68,8 @@ class RoutingRun {
          .input = {input_.data(), DType::kBF16, rows_, shape_.width, shape_.width},
          .k_max = shape_.k_max(),
          .plan = &plan_memory_,
-         .scratch = &scratch_},
+         .scratch = &scratch_,
+         .variant = {.cluster_blocks = cluster_blocks_}},
         bench_.stream());
   }
 
@@ -112,6 +113,7 @@ class RoutingRun {
   Bench& bench_;
   const ExpertShape& shape_;
   const int rows_;
+  const int cluster_blocks_;  // 0: no cluster
   int count_ = 0;
   cuda::DeviceMemory input_;
   cuda::PlanMemory plan_memory_;
@@ -132,11 +134,17 @@ void AddRoutingCases(bool tiny, std::vector<Case>& cases) {
   }
   for (const std::string& name : names) {
     const ExpertShape shape = ExpertShapeOf(name, tiny);
+    const auto add = [&](int rows, const std::string& suffix, int priority, int blocks) {
+      cases.push_back(
+          {"route/" + name + "/R" + std::to_string(rows) + suffix, tiny ? 0 : priority,
+           [shape, rows, blocks](Bench& b) { return RoutingRun(b, shape, rows, blocks).Run(); }});
+    };
     for (const int rows : sizes) {
       const bool first = rows == 16 || rows == 256 || rows == 1024 || rows == 8192;
-      cases.push_back(
-          {"route/" + name + "/R" + std::to_string(rows), tiny || first ? 0 : 1,
-           [shape, rows](Bench& bench) { return RoutingRun(bench, shape, rows).Run(); }});
+      add(rows, "", first ? 0 : 1, 0);
+      // Rows and routers that do not fit into a cluster are routed by a grid.
+      if (rows > 16 || shape.cosine) continue;
+      for (const int blocks : {8, 16}) add(rows, "/cluster" + std::to_string(blocks), 1, blocks);
     }
   }
 }
