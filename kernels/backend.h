@@ -245,11 +245,25 @@ struct NormArgs {
   RowsView output;   // f32 or bf16; may be `input`
 };
 
+// Computes output[r] = residual[r] (if set) + the sum of weight * results[a] over the row's
+// assignments a (or of results[a] alone, without `weighted`), in f32 and in ascending order of
+// experts. `results` is f32 or bf16, whichever the model's activations are stored in.
+struct CombineArgs {
+  const RoutingPlan* plan = nullptr;
+  RowsView results;                    // [A, c]
+  const RowsView* residual = nullptr;  // the sub-token itself (MH-MoE eq. 6), or null
+  RowsView output;                     // f32 or bf16 [rows, c]
+  bool weighted = true;
+};
+
 // Computes x += scale * (branch + bias), then output = norm(x): the end of one residual branch of a
 // layer and the beginning of the next branch.
 struct AddNormArgs {
-  RowsView x;                   // f32
-  RowsView branch;              // f32
+  RowsView x;       // f32
+  RowsView branch;  // f32
+  // If not null, Combine(*sum) comes first. It writes `branch`, whose contents are undefined
+  // afterwards, because a backend may compute everything at once.
+  const CombineArgs* sum = nullptr;
   const float* bias = nullptr;  // [cols] in device memory, or null
   float scale = 1.0f;
   const NormBank* norm = nullptr;
@@ -426,17 +440,6 @@ struct RouteArgs {
   // the bias of any RouteOverride.
   const RowsView* scores = nullptr;
   std::span<const RouteOverride> overrides = {};  // [rows], or empty for no overrides
-};
-
-// Computes output[r] = residual[r] (if set) + the sum of weight * results[a] over the row's
-// assignments a (or of results[a] alone, without `weighted`), in f32 and in ascending order of
-// experts. `results` is f32 or bf16, whichever the model's activations are stored in.
-struct CombineArgs {
-  const RoutingPlan* plan = nullptr;
-  RowsView results;                    // [A, c]
-  const RowsView* residual = nullptr;  // the sub-token itself (MH-MoE eq. 6), or null
-  RowsView output;                     // f32 or bf16 [rows, c]
-  bool weighted = true;
 };
 
 // Computes output[i] from the rows that StepInputs::pool_ranges names i-th: kMean adds them in
@@ -691,6 +694,7 @@ class Backend {
   virtual void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                          float scale) = 0;
   virtual void AddNorm(const AddNormArgs& args) {
+    if (args.sum != nullptr) Combine(*args.sum);
     AddScaled(args.x, args.branch, args.bias, args.scale);
     Norm({.bank = args.norm, .input = args.x, .output = args.output});
   }

@@ -10,8 +10,8 @@ namespace moeserve {
 class Branch {
  public:
   virtual ~Branch() = default;
-  // Writes the branch's output, without the out-bias, to `output` [T, d] f32. `x` [T, d] is in the
-  // activation type.
+  // Writes the branch's output, without the out-bias, to `output` [T, d] f32, or leaves its last
+  // sum to the caller (StepContext::left_sum). `x` [T, d] is in the activation type.
   virtual void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const = 0;
   // Returns the out-bias [d] in device memory; null if there is none.
   virtual const float* out_bias() const { return nullptr; }

@@ -54,6 +54,7 @@ void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& o
     dense_->RunDense(ctx, x, output);
     return;
   }
+  if (dense_ != nullptr) ctx.left_sum = nullptr;  // the shared expert is added to the sum
   routed_->Forward(ctx, x, late_ ? ctx.late : output);
   if (dense_ == nullptr) return;
   const RowsView shared = late_ ? output : ctx.workspace.Take(x.rows, x.cols, DType::kF32);

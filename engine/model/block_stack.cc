@@ -164,22 +164,29 @@ void BlockStack::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& i
   Backend& backend = ctx.backend;
   const Workspace::Scope scope(ctx.workspace);
   const RowsView output = ctx.workspace.TakeDense(x.rows, x.cols, DType::kF32);
-  block.branch->Forward(ctx, input, output);
-  if (block.output_norm != nullptr) {
-    backend.Norm({.bank = block.output_norm.get(), .input = output, .output = output});
-  }
   const bool parallel = next != nullptr && next->parallel;
-  if (parallel) ReadStream(backend, x, input, *next);
-  const float* const bias = block.branch->out_bias();
   const bool reads_sum = next != nullptr && !parallel && !block.ends_layer();
   const NormBank* const sum_norm = block.post  ? block.norm.get()
                                    : reads_sum ? next->input_norm()
                                                : nullptr;
+  std::optional<LeftSum> left;
+  const bool may_leave = sum_norm != nullptr && block.output_norm == nullptr && !parallel;
+  ctx.left_sum = may_leave ? &left : nullptr;
+  ctx.left_rows = output;
+  block.branch->Forward(ctx, input, output);
+  ctx.left_sum = nullptr;
+  if (block.output_norm != nullptr) {
+    backend.Norm({.bank = block.output_norm.get(), .input = output, .output = output});
+  }
+  if (parallel) ReadStream(backend, x, input, *next);
+  const float* const bias = block.branch->out_bias();
   if (sum_norm == nullptr) {
     backend.AddScaled(x, output, bias, block.scale);
   } else {
+    const CombineArgs sum = left.has_value() ? left->Args(output) : CombineArgs{};
     backend.AddNorm({.x = x,
                      .branch = output,
+                     .sum = left.has_value() ? &sum : nullptr,
                      .bias = bias,
                      .scale = block.scale,
                      .norm = sum_norm,

@@ -658,6 +658,7 @@ void CudaBackend::AddNorm(const AddNormArgs& args) {
               .input = args.x,
               .output = args.output,
               .branch = args.branch,
+              .sum = args.sum,
               .bias = args.bias,
               .scale = args.scale},
              stream_.get());

@@ -504,6 +504,52 @@ TEST_P(RowsTest, CombinesByWeight) {
   }
 }
 
+// The sum of experts' results as a branch, computed at once, has the bits of the steps one by one.
+TEST_P(RowsTest, AddNormOfAWeightedSum) {
+  Random random(7);
+  std::vector<int> widths(std::begin(kRowWidths), std::end(kRowWidths));
+  widths.insert(widths.end(), {510, 513, 4099});
+  for (const int width : widths) {
+    for (const bool residual : {false, true}) {
+      for (const bool weighted : {false, true}) {
+        const DType dtype = residual ? DType::kBF16 : DType::kF32;
+        const DType results_type = weighted ? DType::kBF16 : DType::kF32;
+        const RoutingPlan plan = Plan({{0, 2}, {}, {1}, {0, 1, 2}, {2}}, 3, random);
+        const HostTensor scale = MakeTensor(random.Normals(width), {width});
+        auto bank = std::move(backend_->NewNormBank({residual, 1e-5f}, {&scale, 1}, {})).value();
+        const std::vector<float> a = random.Normals(5 * width), own = random.Normals(5 * width),
+                                 values = random.Normals(int64_t{plan.capacity} * width);
+        const auto bias = std::move(backend_->Upload(random.Normals(width))).value();
+        const DeviceRows results = Make(plan.capacity, width, results_type, &values);
+        const DeviceRows before = Make(5, width, dtype, &own);
+        const auto run = [&](bool at_once) {
+          const DeviceRows branch = Make(5, width, DType::kF32, nullptr);
+          const DeviceRows x = Make(5, width, DType::kF32, &a);
+          const DeviceRows y = Make(5, width, dtype, &own);
+          // The normed rows may replace the rows that were added.
+          const CombineArgs sum{.plan = &plan,
+                                .results = results.view,
+                                .residual = residual ? &y.view : nullptr,
+                                .output = branch.view,
+                                .weighted = weighted};
+          if (!at_once) backend_->Combine(sum);
+          backend_->AddNorm({.x = x.view,
+                             .branch = branch.view,
+                             .sum = at_once ? &sum : nullptr,
+                             .bias = static_cast<const float*>(bias->data()),
+                             .scale = 0.75f,
+                             .norm = bank.get(),
+                             .output = y.view});
+          ExpectUntouchedBehind(x);
+          ExpectUntouchedBehind(y);
+          return std::pair(HostRows(*backend_, x.view), HostRows(*backend_, y.view));
+        };
+        EXPECT_EQ(run(true), run(false)) << "width " << width << ", residual " << residual;
+      }
+    }
+  }
+}
+
 TEST_P(RowsTest, ElementsOneByOne) {
   Random random(4);
   for (int width : kRowWidths) {

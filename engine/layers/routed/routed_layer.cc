@@ -186,6 +186,14 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,
 void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
                                   const RowsView& results, const RowsView& rows,
                                   const RowsView& output) const {
+  if (ctx.left_sum != nullptr && output.data == ctx.left_rows.data && merge_.empty() &&
+      latent_up_ == nullptr && heads_ == 1) {
+    *ctx.left_sum = {.plan = plan,
+                     .results = results,
+                     .residual = residual_ ? std::optional(rows) : std::nullopt,
+                     .weighted = !weight_input_};
+    return;
+  }
   RowsView combined = output;
   if (!merge_.empty()) {
     combined = ctx.workspace.TakeDense(output.rows, output.cols, ctx.activation);

@@ -5,151 +5,11 @@
 #include "kernels/base/soft_cap.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/cuda/rows/norm.cuh"
+#include "kernels/cuda/rows/row_access.cuh"
 #include "kernels/cuda/rows/rows.h"
 
 namespace moeserve::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kVector = 4;     // elements per access of a thread, if widths and addresses allow
-                               // vectors
-constexpr int kNormWarps = 4;  // warps per block if each warp normalises one vector
-
-// A RowsView in the form that kernels take.
-struct Rows {
-  char* data;
-  int64_t stride;  // elements
-  int dtype;
-};
-
-Rows RowsOf(const RowsView& v) {
-  return {static_cast<char*>(v.data), v.stride, static_cast<int>(v.dtype)};
-}
-
-__device__ __forceinline__ float LoadElement(const void* data, int dtype, int64_t i) {
-  if (dtype == static_cast<int>(DType::kF32)) return static_cast<const float*>(data)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
-  return dtype == static_cast<int>(DType::kBF16) ? F32FromBf16(bits) : F32FromF16(bits);
-}
-
-__device__ __forceinline__ float Load(const Rows& rows, int64_t r, int64_t c) {
-  return LoadElement(rows.data, rows.dtype, r * rows.stride + c);
-}
-
-__device__ __forceinline__ void Store(const Rows& rows, int64_t r, int64_t c, float v) {
-  const int64_t i = r * rows.stride + c;
-  if (rows.dtype == static_cast<int>(DType::kF32)) {
-    reinterpret_cast<float*>(rows.data)[i] = v;
-  } else {
-    reinterpret_cast<uint16_t*>(rows.data)[i] = Bf16FromF32(v);
-  }
-}
-
-// Loads kVector adjacent elements; the address must be a multiple of their total size.
-__device__ __forceinline__ float4 LoadVector(const Rows& rows, int64_t r, int64_t c) {
-  const int64_t i = r * rows.stride + c;
-  if (rows.dtype == static_cast<int>(DType::kF32)) {
-    return *reinterpret_cast<const float4*>(rows.data + i * 4);
-  }
-  const uint2 bits = *reinterpret_cast<const uint2*>(rows.data + i * 2);
-  return make_float4(F32FromBits(bits.x << 16), F32FromBits(bits.x & 0xffff0000u),
-                     F32FromBits(bits.y << 16), F32FromBits(bits.y & 0xffff0000u));
-}
-
-// The address must be a multiple of the elements' total size.
-__device__ __forceinline__ void Store(const Rows& rows, int64_t r, int64_t c, float4 v) {
-  const int64_t i = r * rows.stride + c;
-  if (rows.dtype == static_cast<int>(DType::kF32)) {
-    *reinterpret_cast<float4*>(rows.data + i * 4) = v;
-    return;
-  }
-  uint2 bits;
-  bits.x = Bf16FromF32(v.x) | static_cast<uint32_t>(Bf16FromF32(v.y)) << 16;
-  bits.y = Bf16FromF32(v.z) | static_cast<uint32_t>(Bf16FromF32(v.w)) << 16;
-  *reinterpret_cast<uint2*>(rows.data + i * 2) = bits;
-}
-
-// Loads kVector elements, as LoadVector(), or one.
-template <bool kVectors>
-__device__ __forceinline__ auto Load(const Rows& rows, int64_t r, int64_t c) {
-  if constexpr (kVectors) {
-    return LoadVector(rows, r, c);
-  } else {
-    return Load(rows, r, c);
-  }
-}
-template <bool kVectors>
-__device__ __forceinline__ auto Load(const float* p) {
-  if constexpr (kVectors) {
-    return *reinterpret_cast<const float4*>(p);
-  } else {
-    return *p;
-  }
-}
-
-bool TakesVectors(const RowsView& v) {
-  return v.cols % kVector == 0 && v.stride % kVector == 0 &&
-         reinterpret_cast<uintptr_t>(v.data) % (kVector * SizeOf(v.dtype)) == 0;
-}
-
-// The grid for row-wise kernels: one thread per `per_thread` columns, and separate blocks for every
-// row.
-struct RowGrid {
-  dim3 grid;
-  dim3 block;
-};
-
-RowGrid GridOver(int64_t rows, int64_t cols, int per_thread) {
-  const int64_t units = (cols + per_thread - 1) / per_thread;
-  const int threads = units >= kThreads ? kThreads : static_cast<int>((units + 31) / 32 * 32);
-  // The rows are the grid's x dimension, because only that one can be as large as 2^31.
-  return {dim3(static_cast<unsigned>(rows), static_cast<unsigned>((units + threads - 1) / threads)),
-          dim3(static_cast<unsigned>(threads))};
-}
-
-// Launches Kernel<true> or Kernel<false> over all columns of `view`; launches nothing if `view` is
-// empty.
-#define MOESERVE_LAUNCH_ROWS(Kernel, vectors, view, stream, ...)                        \
-  do {                                                                                  \
-    if ((view).rows == 0 || (view).cols == 0) break;                                    \
-    const bool by_vectors = (vectors);                                                  \
-    const RowGrid shape = GridOver((view).rows, (view).cols, by_vectors ? kVector : 1); \
-    const LaunchShape launch{shape.grid, shape.block, 0, stream, true};                 \
-    by_vectors ? Launch(Kernel<true>, launch, __VA_ARGS__)                              \
-               : Launch(Kernel<false>, launch, __VA_ARGS__);                            \
-  } while (false)
-
-template <bool kVectors, typename Body>
-__device__ __forceinline__ void ForColumns(int cols, const Body& body) {
-  const int unit = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
-  const int c = kVectors ? unit * kVector : unit;
-  if (c < cols) body(c);
-}
-
-__device__ __forceinline__ float4 operator+(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-__device__ __forceinline__ float4 operator*(float a, float4 b) {
-  return make_float4(a * b.x, a * b.y, a * b.z, a * b.w);
-}
-__device__ __forceinline__ float4 operator*(float4 a, float4 b) {
-  return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
-}
-__device__ __forceinline__ float4 MultiplyAdd(float a, float4 x, float4 y) {
-  return make_float4(fmaf(a, x.x, y.x), fmaf(a, x.y, y.y), fmaf(a, x.z, y.z), fmaf(a, x.w, y.w));
-}
-__device__ __forceinline__ float MultiplyAdd(float a, float x, float y) { return fmaf(a, x, y); }
-
-// Returns f of each element.
-template <typename F>
-__device__ __forceinline__ float Map(const F& f, float v) {
-  return f(v);
-}
-template <typename F>
-__device__ __forceinline__ float4 Map(const F& f, float4 v) {
-  return make_float4(f(v.x), f(v.y), f(v.z), f(v.w));
-}
 
 template <typename Id>
 __global__ void EmbedKernel(const void* table, int dtype, const Id* ids, float scale, int cols,
@@ -187,99 +47,6 @@ __global__ void SinusoidKernel(const int32_t* position, int first, int divisor, 
   });
 }
 
-struct NormParams {
-  bool layer;
-  float eps;
-  const float* scales;
-  const float* shifts;
-  const int32_t* group_begin;
-  const int32_t* expert_of_row;  // null: every row uses group 0
-  const int32_t* valid_rows;     // number of rows to process, in device memory; null: all rows
-  int rows;
-  int width;  // used if expert_of_row is null
-  int segments;
-  int parts;  // NormShape::parts; a part of a vector is a segment
-  Rows input;
-  Rows output;
-  Rows branch;  // null data if there is none
-  const float* bias;
-  float scale;
-};
-
-__device__ __forceinline__ void StoreRowFour(const Rows& rows, int64_t r, int64_t c, int count,
-                                             const float4& v) {
-  const int64_t i = r * rows.stride + c;
-  if (rows.dtype == static_cast<int>(DType::kF32)) {
-    float* out = reinterpret_cast<float*>(rows.data) + i;
-    StoreFour(out, count, Aligned16(out), v);
-  } else if (count >= 4 && reinterpret_cast<uintptr_t>(rows.data + i * 2) % 8 == 0) {
-    Store(rows, r, c, v);
-  } else {
-    Store(rows, r, c, v.x);
-    if (count > 1) Store(rows, r, c + 1, v.y);
-    if (count > 2) Store(rows, r, c + 2, v.z);
-    if (count > 3) Store(rows, r, c + 3, v.w);
-  }
-}
-
-// With kBlock, a block normalises one vector; otherwise each of its warps normalises one. All loads
-// are issued before the first loaded value is used, and a row is read once.
-template <bool kBlock>
-__global__ void __launch_bounds__(kBlock ? kNormBlock : kNormWarps * 32)
-    NormKernel(const NormParams p) {
-  GridDependencyPass();
-  constexpr int kTeam = kBlock ? kNormBlock : 32;
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kTeam) +
-                       static_cast<int>(threadIdx.x) / kTeam;
-  if (item >= static_cast<int64_t>(p.rows) * p.segments) return;
-  const int64_t row = item / p.segments;
-  if (p.valid_rows != nullptr && row >= *p.valid_rows) return;
-  int begin = 0, n = p.width;
-  if (p.expert_of_row != nullptr) {
-    const int group = p.expert_of_row[row];
-    begin = p.group_begin[group];
-    n = p.group_begin[group + 1] - begin;
-  }
-  if (p.parts > 1) begin = static_cast<int>(item % p.parts) * n;
-  const int64_t first = item % p.segments * n;
-  const auto start = [&](const Rows& rows) {
-    return reinterpret_cast<float*>(rows.data) + row * rows.stride + first;
-  };
-  NormVector vector;
-  vector.x = start(p.input);
-  vector.n = n;
-  vector.lane = static_cast<int>(threadIdx.x) % kTeam;
-  vector.threads = kTeam;
-  vector.aligned = Aligned16(vector.x);
-  vector.Load();
-  const float* scales = p.scales + begin;
-  float4 scale[NormVector::kHeld] = {};
-  vector.Load(scales, scale);
-  const auto other = [n](const float* from, int c) {
-    return LoadFour(from + c, n - c, Aligned16(from));
-  };
-  if (p.branch.data != nullptr) {
-    const float* branch = start(p.branch);
-    const float* bias = p.bias == nullptr ? nullptr : p.bias + first;
-    float4 sums[NormVector::kHeld] = {}, biases[NormVector::kHeld] = {};
-    vector.Load(branch, sums);
-    if (bias != nullptr) vector.Load(bias, biases);
-    vector.ForFours([&](int j, int c, float4& x) {
-      const bool held = j < NormVector::kHeld;
-      float4 v = held ? sums[j] : other(branch, c);
-      if (bias != nullptr) v = v + (held ? biases[j] : other(bias, c));
-      x = x + p.scale * v;
-      StoreFour(vector.x + c, n - c, vector.aligned, x);
-    });
-  }
-  const NormFactors factors = FactorsOf<kBlock>(vector, n, p.layer, p.eps, DynamicShared<float>());
-  vector.ForFours([&](int j, int c, const float4& x) {
-    float4 v = factors(x, j < NormVector::kHeld ? scale[j] : other(scales, c));
-    if (p.shifts != nullptr) v = v + other(p.shifts + begin, c);
-    StoreRowFour(p.output, row, first + c, n - c, v);
-  });
-}
-
 struct AssignParams {
   const int32_t* expert_offsets;
   const int32_t* expert_of_assignment;
@@ -312,34 +79,6 @@ __global__ void AssignRowsKernel(AssignParams p) {
       if (p.weights != nullptr) v = p.weights[a] * v;
     }
     Store(p.output, a, c, v);
-  });
-}
-
-struct CombineParams {
-  const int32_t* row_offsets;
-  const int32_t* assignments_of_row;
-  const float* weights;  // null: all are 1
-  Rows results;
-  Rows residual;  // null data if there is none
-  Rows output;
-  int cols;
-};
-
-template <bool kVectors>
-__global__ void CombineKernel(CombineParams p) {
-  GridDependencyPass();
-  const int64_t r = blockIdx.x;
-  const int32_t begin = p.row_offsets[r];
-  const int32_t end = p.row_offsets[r + 1];
-  ForColumns<kVectors>(p.cols, [&](int c) {
-    decltype(Load<kVectors>(p.residual, r, c)) sum = {};
-    if (p.residual.data != nullptr) sum = Load<kVectors>(p.residual, r, c);
-    for (int32_t i = begin; i < end; ++i) {
-      const int32_t a = p.assignments_of_row[i];
-      sum = MultiplyAdd(p.weights == nullptr ? 1.0f : p.weights[a], Load<kVectors>(p.results, a, c),
-                        sum);
-    }
-    Store(p.output, r, c, sum);
   });
 }
 
@@ -461,41 +200,6 @@ void LaunchAddSinusoids(const int32_t* position, int first, bool half_spacing,
          half_spacing ? half : half - 1, static_cast<int>(output.cols), RowsOf(output));
 }
 
-void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
-  MOESERVE_CHECK(args.input.dtype == DType::kF32, "norms read f32 rows");
-  const int parts = args.shape.parts;
-  MOESERVE_CHECK(parts == 1 || args.plan == nullptr, "norms of experts have one part");
-  const int width = args.width / parts;
-  const int segments = args.segments * parts;
-  const int64_t vectors = args.input.rows * segments;
-  if (vectors == 0) return;
-  NormParams p{args.shape.layer,
-               args.shape.eps,
-               args.scales,
-               args.shifts,
-               args.group_begin,
-               args.plan == nullptr ? nullptr : args.plan->expert_of_assignment,
-               args.plan == nullptr ? nullptr : args.plan->expert_offsets + args.plan->num_experts,
-               static_cast<int>(args.input.rows),
-               width,
-               segments,
-               parts,
-               RowsOf(args.input),
-               RowsOf(args.output),
-               RowsOf(args.branch),
-               args.bias,
-               args.scale};
-  if (NormTeam(width) == kNormBlock) {
-    Launch(NormKernel<true>,
-           LaunchShape{dim3(static_cast<unsigned>(vectors)), dim3(kNormBlock),
-                       kNormSharedFloats * sizeof(float), stream, true},
-           p);
-  } else {
-    const unsigned blocks = static_cast<unsigned>((vectors + kNormWarps - 1) / kNormWarps);
-    Launch(NormKernel<false>, LaunchShape{dim3(blocks), dim3(kNormWarps * 32), 0, stream, true}, p);
-  }
-}
-
 void LaunchAssignRows(const AssignRowsArgs& args, cudaStream_t stream) {
   const RoutingPlan& plan = *args.plan;
   MOESERVE_CHECK(args.output.rows == plan.capacity, "rows of plan and output");
@@ -515,23 +219,6 @@ void LaunchAssignRows(const AssignRowsArgs& args, cudaStream_t stream) {
                        RowsOf(args.output),
                        static_cast<int>(args.output.cols)};
   MOESERVE_LAUNCH_ROWS(AssignRowsKernel, vectors, args.output, stream, p);
-}
-
-void LaunchCombine(const CombineArgs& args, cudaStream_t stream) {
-  const RoutingPlan& plan = *args.plan;
-  MOESERVE_CHECK(args.output.rows == plan.rows, "rows of plan and sum");
-  const RowsView none;
-  const RowsView& residual = args.residual == nullptr ? none : *args.residual;
-  const bool vectors = TakesVectors(args.output) && TakesVectors(args.results) &&
-                       (args.residual == nullptr || TakesVectors(residual));
-  const CombineParams p{plan.row_offsets,
-                        plan.assignments_of_row,
-                        args.weighted ? plan.weight_of_assignment : nullptr,
-                        RowsOf(args.results),
-                        RowsOf(residual),
-                        RowsOf(args.output),
-                        static_cast<int>(args.output.cols)};
-  MOESERVE_LAUNCH_ROWS(CombineKernel, vectors, args.output, stream, p);
 }
 
 void LaunchConvert(const RowsView& input, const RowsView& output, cudaStream_t stream) {

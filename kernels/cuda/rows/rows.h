@@ -41,8 +41,10 @@ struct NormLaunch {
   int segments = 1;
   RowsView input;   // f32
   RowsView output;  // f32 or bf16
-  // If `branch` is not empty, input += scale * (branch + bias) is computed first.
-  RowsView branch = {};         // f32
+  // If `branch` is not empty, input += scale * (branch + bias) is computed first. If `sum` is not
+  // null either, the branch is the weighted sum that it describes; its output is not written.
+  RowsView branch = {};  // f32
+  const CombineArgs* sum = nullptr;
   const float* bias = nullptr;  // [cols]; null if there is none
   float scale = 1.0f;
 };
