@@ -31,32 +31,6 @@ std::unique_ptr<Backend> MakeBackend(const std::string& isa, int threads = 2) {
   return std::move(CreateBackend({.device = "cpu", .threads = threads, .cpu_isa = isa})).value();
 }
 
-// A matrix and its quantized form.
-struct Weight {
-  HostTensor numbers;
-  QuantizedMatrix integers;
-};
-
-Weight MakeWeight(Random& random, Quantization type, int out, int in) {
-  struct Owner {
-    std::vector<uint8_t> bytes;
-    std::vector<F16> scales;
-  };
-  auto owner = std::make_shared<Owner>();
-  const int64_t row_bytes = QuantRowBytes(type, in), scales = QuantScales(type, in);
-  owner->bytes.resize(static_cast<size_t>(out * row_bytes));
-  owner->scales.resize(static_cast<size_t>(out * scales));
-  std::vector<float> all = random.Normals(int64_t{out} * in, 0.3);
-  std::vector<int8_t> values(static_cast<size_t>(QuantRowValues(type, in)));
-  for (int r = 0; r < out; ++r) {
-    QuantizeRow(type, std::span(all).subspan(static_cast<size_t>(r * in), static_cast<size_t>(in)),
-                values.data(), owner->scales.data() + r * scales);
-    PackQuantizedRow(type, in, values.data(), owner->bytes.data() + r * row_bytes);
-  }
-  return {MakeTensor(all, {out, in}),
-          {type, out, in, owner->bytes.data(), owner->scales.data(), owner}};
-}
-
 // Returns the row as the kernels quantize it: groups of columns as int8 with one scale each. The
 // arithmetic is the kernels' (f32, ties to even), so the integers are equal and only the sums are
 // rounded differently.
@@ -152,7 +126,7 @@ TEST_P(QuantLinearTest, DenseMatchesDoubleArithmetic) {
     for (const DType rows_type : kRowTypes) {
       for (const Size& s : sizes) {
         for (const bool bias : {false, true}) {
-          const Weight w = MakeWeight(random, type, s.out, s.in);
+          const IntegerWeight w = MakeWeight(random, type, s.out, s.in);
           const std::vector<float> b = random.Normals(s.out);
           const auto bank = Bank(QuantShape(type, {s.in}, {s.out}, false, bias));
           bank->LoadQuantized(0, Half::kMain, 0, w.integers);
@@ -185,7 +159,7 @@ TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
   const int in = kWholeRow + 70, out = 17;
   for (const Quantization type : {Quantization::kInt8Channel, Quantization::kInt4K}) {
     for (const int rows : {3, 8}) {
-      const Weight w = MakeWeight(random, type, out, in);
+      const IntegerWeight w = MakeWeight(random, type, out, in);
       const auto bank = Bank(QuantShape(type, {in}, {out}, false, false));
       bank->LoadQuantized(0, Half::kMain, 0, w.integers);
       const auto ones = Bank(QuantShape(type, {in}, {out}, false, false));
@@ -249,7 +223,7 @@ TEST_P(QuantLinearTest, NumbersAndTheirIntegersLoadAlike) {
     const auto stored = Bank(QuantShape(type, {in}, {79}, false, false));
     int row = 0;
     for (const int n : parts) {
-      const Weight w = MakeWeight(random, type, n, in);
+      const IntegerWeight w = MakeWeight(random, type, n, in);
       rounded->LoadWeight(0, Half::kMain, row, w.numbers);
       stored->LoadQuantized(0, Half::kMain, row, w.integers);
       row += n;
@@ -293,7 +267,7 @@ TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
     const auto up = Bank(QuantShape(type, {model}, widths, true, true));
     const auto down =
         Bank(QuantShape(type, widths, std::vector<int>(widths.size(), model), false, true));
-    std::vector<Weight> gate_w, up_w, down_w;
+    std::vector<IntegerWeight> gate_w, up_w, down_w;
     std::vector<std::vector<float>> gate_b, up_b, down_b;
     for (int e = 0; e < experts; ++e) {
       gate_w.push_back(MakeWeight(random, type, widths[e], model));
@@ -434,7 +408,7 @@ TEST_P(QuantLinearTest, InputsOfAnyMagnitude) {
   Random random(6);
   const int in = 160, out = 33;
   for (const Quantization type : kQuantTypes) {
-    const Weight w = MakeWeight(random, type, out, in);
+    const IntegerWeight w = MakeWeight(random, type, out, in);
     const auto bank = Bank(QuantShape(type, {in}, {out}, false, false));
     bank->LoadQuantized(0, Half::kMain, 0, w.integers);
     std::vector<float> values;
