@@ -127,5 +127,33 @@ TEST(QuantizedModel, OfTheBundledModels) {
   }
 }
 
+// A device that records steps: a longer step needs more memory for rounded rows than recorded ones
+// had, and moves it. Runs on the emulated device if the device under test is the CPU.
+TEST(QuantizedModel, RecordedStepsSurviveLongerOnes) {
+  std::string device = TestDevice();
+  if (device == "cpu") {
+    RegisterEmulatedDevice();
+    device = "cuda_emulated";
+  }
+  TempFolder folder;
+  WriteNativeModel(folder.path(), TinyConfig(), DType::kBF16);
+  const RunnerOptions options{
+      .compute = DType::kBF16, .quantization = Quantization::kInt8Channel, .device = device};
+  auto runner = ModelRunner::Load(folder.path(), options);
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < 12; ++i) tokens.push_back((i * 37 + 11) % (*runner)->vocab());
+  const std::vector<int32_t> first(tokens.begin(), tokens.begin() + 6);
+  const std::vector<int32_t> rest(tokens.begin() + 6, tokens.end());
+  std::vector<float> logits = (*runner)->Run(first, 1);
+  const uint64_t replayed = (*runner)->backend().replayed_steps();
+  EXPECT_GT(replayed, 0u);
+  const std::vector<float> whole = (*runner)->Run(tokens, 12, 0, {}, 1);
+  const std::vector<float> last = (*runner)->Run(rest, 1, 6);
+  EXPECT_GT((*runner)->backend().replayed_steps(), replayed);
+  logits.insert(logits.end(), last.begin(), last.end());
+  ExpectSameBits(logits, whole);
+}
+
 }  // namespace
 }  // namespace moeserve::testing
