@@ -572,7 +572,7 @@ class Backend {
   // Setup. A function that runs out of memory returns ResourceExhausted; the message states the
   // size.
   virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
-  // Returns Unimplemented for integer weights if the device has no integer products.
+  // Returns Unimplemented for integer weights of a type for which the device has no products.
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
   // Returns the name of the layout of packed_bytes(). The layout depends on the shape of a bank
   // alone. Layouts that assign different weights to the same bytes have different names. Empty if

@@ -57,6 +57,7 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_bank.cc
   linear/linear_bank.cu
   linear/linear_f32.cu
+  linear/linear_int8.cu
   linear/linear_mma.cu
   linear/linear_split_mma.cu
   linear/linear_stream.cu
@@ -64,6 +65,7 @@ set(MOESERVE_CUDA_SOURCES
   attention/norm_rope_append.cu
   routing/pack_plans.cu
   routing/plan.cu
+  linear/round_rows.cu
   attention/rope.cu
   attention/rope_tables.cc
   routing/route.cu

@@ -175,12 +175,6 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Allocate(size_t bytes) {
 }
 
 Result<std::unique_ptr<LinearBank>> CudaBackend::NewLinearBank(LinearBankShape shape) {
-  if (shape.quantization != Quantization::kNone) {
-    return absl::UnimplementedError(
-        "quantized weights: expected --dtype f32 or bf16 on this "
-        "device, found " +
-        std::string(Name(shape.quantization)));
-  }
   Result<std::unique_ptr<CudaLinearBank>> bank = CudaLinearBank::Create(std::move(shape));
   if (!bank.ok()) return WithBudget(bank.status(), "a layer of the model");
   weight_bytes_ += (*bank)->bytes();
@@ -339,6 +333,13 @@ void CudaBackend::Norm(const NormArgs& args) {
 }
 
 void CudaBackend::Linear(const LinearArgs& args) {
+  if (args.bank->shape().quantization != Quantization::kNone) {
+    if (int8_rows_.MustGrow(args)) {
+      DropRecordings();
+      CheckStatus(int8_rows_.Reserve(args), "memory for rounded rows");
+    }
+    return LaunchLinearInt8(args, LinearTile::kAuto, int8_rows_, stream_.get());
+  }
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;
     if (!dense_->Ready(args)) {

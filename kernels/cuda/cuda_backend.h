@@ -15,6 +15,7 @@
 #include "kernels/cuda/attention/rope_tables.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/linear/dense_layers.h"
+#include "kernels/cuda/linear/linear_int8.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/statistics/route_counters.h"
 #include "kernels/cuda/step_buffers.h"
@@ -210,6 +211,7 @@ class CudaBackend : public Backend {
   std::string choices_file_, choices_key_;
   std::vector<std::string> tuning_messages_;
   StepBuffers buffers_;
+  Int8Rows int8_rows_;  // of one product after another
   std::map<StepShape, Recording> recordings_;
   StepShape shape_;
   StepInputs inputs_;

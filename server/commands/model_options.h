@@ -128,8 +128,9 @@ Result<std::unique_ptr<PackedCache>> OpenPackedCache(
 // Returns an error if --packed-cache is given, which synthetic weights do not support.
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options);
 
-// Returns the compute type and the weight type of a run. "auto" keeps stored bf16 and, on the CPU,
-// stored integers; on other devices integers become bf16; all other types run in f32.
+// Returns the compute type and the weight type of a run. "auto" keeps stored bf16 and stored
+// integers; but on other devices than the CPU, integers that are not int8-channel become bf16. All
+// other types run in f32.
 Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightSource& source);
 // Returns the KV cache type; "auto" selects the compute type.
 Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute);

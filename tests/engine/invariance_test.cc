@@ -26,8 +26,9 @@ std::vector<Setup> Setups() {
   std::vector<Setup> setups;
   for (const GoldenModel& m : GoldenModels()) {
     setups.push_back({m, DType::kF32});
-    if (TestDevice() != "cpu") {  // a device has no integer products
+    if (TestDevice() != "cpu") {  // a device has products with one type of integers
       setups.push_back({m, DType::kBF16});
+      setups.push_back({m, DType::kBF16, Quantization::kInt8Channel});
       continue;
     }
     setups.push_back({m, DType::kBF16, Quantization::kInt8});

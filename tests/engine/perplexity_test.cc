@@ -94,11 +94,11 @@ TEST_P(PerplexityTest, EqualsTheReference) {
 }
 
 TEST_P(PerplexityTest, IntegersCostLittle) {
-  if (TestDevice() != "cpu") GTEST_SKIP() << "products with integers run on the CPU alone";
   const double reference = Reference()["perplexity"][GetParam()];
   const double bf16 = Measure(DType::kBF16, Quantization::kNone, reference);
-  EXPECT_LE(Measure(DType::kBF16, Quantization::kInt8, bf16) / bf16, 1.003);
   EXPECT_LE(Measure(DType::kBF16, Quantization::kInt8Channel, bf16) / bf16, 1.005);
+  if (TestDevice() != "cpu") return;  // products with other integers run on the CPU alone
+  EXPECT_LE(Measure(DType::kBF16, Quantization::kInt8, bf16) / bf16, 1.003);
   EXPECT_LE(Measure(DType::kBF16, Quantization::kInt4, bf16) / bf16, 1.01);
   EXPECT_LE(Measure(DType::kBF16, Quantization::kInt4K, bf16) / bf16, 1.01);
 }

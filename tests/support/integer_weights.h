@@ -1,9 +1,11 @@
-// What a quantized weight means, for tests.
+// Makes quantized weights for tests, and defines what they mean.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "kernels/base/quantize.h"
+#include "tests/support/random.h"
 
 namespace moeserve::testing {
 
@@ -33,6 +35,32 @@ inline std::vector<double> ElementsOf(const QuantizedMatrix& m) {
     }
   }
   return elements;
+}
+
+// A matrix and its quantized form.
+struct IntegerWeight {
+  HostTensor numbers;
+  QuantizedMatrix integers;
+};
+
+inline IntegerWeight MakeWeight(Random& random, Quantization type, int out, int in) {
+  struct Owner {
+    std::vector<uint8_t> bytes;
+    std::vector<F16> scales;
+  };
+  auto owner = std::make_shared<Owner>();
+  const int64_t row_bytes = QuantRowBytes(type, in), scales = QuantScales(type, in);
+  owner->bytes.resize(static_cast<size_t>(out * row_bytes));
+  owner->scales.resize(static_cast<size_t>(out * scales));
+  std::vector<float> all = random.Normals(int64_t{out} * in, 0.3);
+  std::vector<int8_t> values(static_cast<size_t>(QuantRowValues(type, in)));
+  for (int r = 0; r < out; ++r) {
+    QuantizeRow(type, std::span(all).subspan(static_cast<size_t>(r * in), static_cast<size_t>(in)),
+                values.data(), owner->scales.data() + r * scales);
+    PackQuantizedRow(type, in, values.data(), owner->bytes.data() + r * row_bytes);
+  }
+  return {MakeTensor(all, {out, in}),
+          {type, out, in, owner->bytes.data(), owner->scales.data(), owner}};
 }
 
 }  // namespace moeserve::testing

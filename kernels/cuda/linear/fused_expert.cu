@@ -355,7 +355,10 @@ const CudaLinearBank& AsCuda(const LinearBank& bank) {
 bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
   const LinearBankShape& u = up.shape();
   const LinearBankShape& d = down.shape();
-  if (u.weight_dtype != DType::kBF16 || d.weight_dtype != DType::kBF16 || d.gated) return false;
+  const auto is_bf16 = [](const LinearBankShape& s) {
+    return s.weight_dtype == DType::kBF16 && s.quantization == Quantization::kNone;
+  };
+  if (!is_bf16(u) || !is_bf16(d) || d.gated) return false;
   if (up.num_experts() != down.num_experts()) return false;
   const int width = u.in_features_of(0);
   if (width > kMaxWidthBlocks * kImageBlock) return false;

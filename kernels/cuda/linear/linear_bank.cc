@@ -24,7 +24,7 @@ void Require(const Status& status, const char* what) {
   moeserve::internal::CheckFailed(__FILE__, __LINE__, what, std::string(status.message()).c_str());
 }
 
-int Blocks(int n) { return (n + kImageBlock - 1) / kImageBlock; }
+int Blocks(int n, int block = kImageBlock) { return (n + block - 1) / block; }
 
 int ImageRows(int out_features, bool gated) {
   return gated ? (out_features + 7) / 8 * 16 : out_features;
@@ -41,7 +41,23 @@ std::string SignatureOf(const LinearBankShape& s) {
   }
   const std::string hash = absl::BytesToHexString(Sha256(sizes)).substr(0, 16);
   return Concat(s.out_features.size(), " of up to ", most_out, " x ", most_in,
-                s.gated ? " gated" : "", s.bias ? " bias " : " ", Name(s.weight_dtype), ' ', hash);
+                s.gated ? " gated" : "", s.bias ? " bias " : " ",
+                s.quantization == Quantization::kNone ? Name(s.weight_dtype) : Name(s.quantization),
+                ' ', hash);
+}
+
+// Checks that the kernels compute with the integer weights of this shape, if it has any.
+Status CheckIntegers(const LinearBankShape& shape) {
+  if (shape.quantization == Quantization::kNone) return absl::OkStatus();
+  if (shape.quantization != Quantization::kInt8Channel) {
+    return absl::UnimplementedError(Concat(
+        "quantized weights: expected --dtype f32, bf16 or int8-channel on this device, found ",
+        Name(shape.quantization)));
+  }
+  const int widest = *std::max_element(shape.in_features.begin(), shape.in_features.end());
+  if (widest <= kWholeRow) return absl::OkStatus();
+  return absl::UnimplementedError(Concat("int8-channel weights: expected at most ", kWholeRow,
+                                         " inputs on this device, found ", widest));
 }
 
 }  // namespace
@@ -49,7 +65,9 @@ std::string SignatureOf(const LinearBankShape& s) {
 std::vector<int> SliceBlocks(const LinearBankShape& shape) {
   constexpr int kSliceInputs = 1024, kFewestInputs = 1536, kMostOutputs = 1024;
   const int experts = static_cast<int>(shape.out_features.size());
-  bool sliced = shape.weight_dtype == DType::kBF16 && experts > 1;
+  const bool integers = shape.quantization != Quantization::kNone;
+  const int block = integers ? kInt8BlockInputs : kImageBlock;
+  bool sliced = shape.weight_dtype == DType::kBF16 && !integers && experts > 1;
   for (int e = 0; e < experts; ++e) {
     if (shape.out_features[e] == 0) continue;
     sliced =
@@ -59,16 +77,20 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape) {
   for (int e = 0; e < experts; ++e) {
     const int inputs = shape.in_features_of(e);
     const int slices = sliced ? std::max(1, (inputs + kSliceInputs - 1) / kSliceInputs) : 1;
-    blocks.push_back(std::max(1, Blocks((inputs + slices - 1) / slices)));
+    blocks.push_back(std::max(1, Blocks((inputs + slices - 1) / slices, block)));
   }
   return blocks;
 }
 
 Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape shape) {
+  MOESERVE_RETURN_IF_ERROR(CheckIntegers(shape));
   std::unique_ptr<CudaLinearBank> bank(new CudaLinearBank(std::move(shape)));
   const LinearBankShape& s = bank->shape_;
   const int experts = bank->num_experts();
-  const int64_t element = static_cast<int64_t>(SizeOf(s.weight_dtype));
+  const bool int8 = bank->is_int8();
+  const int block_inputs = int8 ? kInt8BlockInputs : kImageBlock;
+  const int64_t block_bytes = int64_t{kImageBlock} * block_inputs *
+                              (int8 ? 1 : static_cast<int64_t>(SizeOf(s.weight_dtype)));
   bank->signature_ = SignatureOf(s);
   int64_t weight_bytes = 0;
   int64_t bias_values = 0;
@@ -79,13 +101,13 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
     entry.bias = bias_values;
     entry.in_features = s.in_features_of(e);
     entry.out_features = s.out_features[e];
-    entry.k_blocks = Blocks(entry.in_features);
+    entry.k_blocks = Blocks(entry.in_features, block_inputs);
     entry.row_blocks = Blocks(ImageRows(entry.out_features, s.gated));
-    weight_bytes +=
-        int64_t{entry.row_blocks} * entry.k_blocks * kImageBlock * kImageBlock * element;
+    weight_bytes += int64_t{entry.row_blocks} * entry.k_blocks * block_bytes;
     bias_values += int64_t{entry.row_blocks} * kImageBlock;
     entry.slice_blocks = slice_blocks[e];
     bank->max_row_blocks_ = std::max(bank->max_row_blocks_, entry.row_blocks);
+    bank->max_k_blocks_ = std::max(bank->max_k_blocks_, entry.k_blocks);
     if (entry.row_blocks > 0) {
       const int slices = (entry.k_blocks + entry.slice_blocks - 1) / entry.slice_blocks;
       bank->max_slices_ = std::max(bank->max_slices_, slices);
@@ -106,17 +128,15 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
     bank->largest_row_blocks_.push_back(bank->largest_row_blocks_.back() + n);
   }
 
-  MOESERVE_ASSIGN_OR_RETURN(bank->weights_, DeviceMemory::Allocate(weight_bytes));
-  MOESERVE_RETURN_IF_ERROR(
-      CudaStatus(cudaMemset(bank->weights_.data(), 0, weight_bytes), "cudaMemset"));
-  bank->bytes_ = weight_bytes;
-  if (s.bias) {
-    const int64_t bias_bytes = bias_values * static_cast<int64_t>(sizeof(float));
-    MOESERVE_ASSIGN_OR_RETURN(bank->bias_, DeviceMemory::Allocate(bias_bytes));
-    MOESERVE_RETURN_IF_ERROR(
-        CudaStatus(cudaMemset(bank->bias_.data(), 0, bias_bytes), "cudaMemset"));
-    bank->bytes_ += bias_bytes;
-  }
+  const auto zeros = [&bank](DeviceMemory& memory, int64_t bytes) -> Status {
+    MOESERVE_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(bytes));
+    bank->bytes_ += bytes;
+    return CudaStatus(cudaMemset(memory.data(), 0, bytes), "cudaMemset");
+  };
+  const int64_t vector_bytes = bias_values * static_cast<int64_t>(sizeof(float));
+  MOESERVE_RETURN_IF_ERROR(zeros(bank->weights_, weight_bytes));
+  if (s.bias) MOESERVE_RETURN_IF_ERROR(zeros(bank->bias_, vector_bytes));
+  if (int8) MOESERVE_RETURN_IF_ERROR(zeros(bank->scales_, vector_bytes));
   const size_t table_bytes = bank->entries_.size() * sizeof(LinearBankEntry);
   MOESERVE_ASSIGN_OR_RETURN(bank->table_, DeviceMemory::Allocate(table_bytes));
   MOESERVE_RETURN_IF_ERROR(CudaStatus(
@@ -135,8 +155,9 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
 
 Result<DeviceMemory> CudaLinearBank::RowMajor(cudaStream_t stream) const {
   const LinearBankEntry& m = entries_[0];
-  MOESERVE_CHECK(!row_major_ && num_experts() == 1 && shape_.weight_dtype == DType::kBF16,
-                 "the image of a dense bf16 bank");
+  MOESERVE_CHECK(
+      !row_major_ && !is_int8() && num_experts() == 1 && shape_.weight_dtype == DType::kBF16,
+      "the image of a dense bf16 bank");
   const size_t rows = static_cast<size_t>(m.out_features) * (shape_.gated ? 2 : 1);
   MOESERVE_ASSIGN_OR_RETURN(
       DeviceMemory out,
@@ -160,6 +181,7 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
   MOESERVE_CHECK(shape_.weight_dtype != DType::kF16 || weight.dtype == DType::kF16,
                  "no conversion to f16: it could overflow");
   if (weight.size() == 0) return;
+  if (is_int8()) return LoadRounded(expert, half, row_begin, weight);
   const int64_t row_bytes = weight.shape[1] * static_cast<int64_t>(SizeOf(weight.dtype));
   const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / row_bytes, 1, weight.shape[0]);
   auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * row_bytes));
@@ -183,8 +205,59 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
   }
 }
 
-void CudaLinearBank::LoadQuantized(int, Half, int, const QuantizedMatrix&) {
-  MOESERVE_CHECK(false, "no bank of integers is made for this device");
+void CudaLinearBank::LoadRounded(int expert, Half half, int row_begin, const HostTensor& weight) {
+  struct Integers {
+    std::vector<int8_t> values;
+    std::vector<F16> scales;
+  };
+  auto owner = std::make_shared<Integers>();
+  const int64_t rows = weight.shape[0], columns = weight.shape[1];
+  owner->values.resize(static_cast<size_t>(rows * columns));
+  owner->scales.resize(static_cast<size_t>(rows));
+  std::vector<float> row(static_cast<size_t>(columns));
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < columns; ++k) row[k] = ElementAsF32(weight, r * columns + k);
+    QuantizeRow(shape_.quantization, row, owner->values.data() + r * columns,
+                owner->scales.data() + r);
+  }
+  LoadQuantized(expert, half, row_begin,
+                {.type = shape_.quantization,
+                 .rows = rows,
+                 .columns = columns,
+                 .values = reinterpret_cast<const uint8_t*>(owner->values.data()),
+                 .scales = owner->scales.data(),
+                 .owner = owner});
+}
+
+void CudaLinearBank::LoadQuantized(int expert, Half half, int row_begin,
+                                   const QuantizedMatrix& weight) {
+  const LinearBankEntry& m = entries_[expert];
+  MOESERVE_CHECK(weight.type == shape_.quantization && weight.columns == m.in_features &&
+                     row_begin + weight.rows <= m.out_features,
+                 "quantized weight does not fit its bank");
+  if (weight.rows == 0) return;
+  // A packed row of this type is its integers.
+  const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / weight.columns, 1, weight.rows);
+  auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * weight.columns));
+  Require(piece.status(), "device memory to unpack a weight");
+  std::vector<float> scales(static_cast<size_t>(weight.rows));
+  for (int64_t r = 0; r < weight.rows; ++r) scales[r] = F32FromF16(weight.scales[r]);
+  for (int64_t r = 0; r < weight.rows; r += rows_per_piece) {
+    const int64_t rows = std::min(rows_per_piece, weight.rows - r);
+    Require(cudaMemcpy(piece->data(), weight.values + r * weight.columns,
+                       static_cast<size_t>(rows * weight.columns), cudaMemcpyHostToDevice));
+    internal::LaunchPackInt8({.source = piece->as<int8_t>(),
+                              .image = weights_.as<char>() + m.weights,
+                              .k_blocks = m.k_blocks,
+                              .in_features = m.in_features,
+                              .first_row = row_begin + static_cast<int>(r),
+                              .rows = static_cast<int>(rows),
+                              .gated = shape_.gated,
+                              .gate_half = half == Half::kGate},
+                             nullptr);
+    Require(cudaStreamSynchronize(nullptr));
+  }
+  LoadVector(expert, half, row_begin, scales, scales_);
 }
 
 void CudaLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) {
@@ -194,12 +267,17 @@ void CudaLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTe
   if (bias.size() == 0) return;
   std::vector<float> values(static_cast<size_t>(bias.size()));
   for (int64_t i = 0; i < bias.size(); ++i) values[i] = ElementAsF32(bias, i);
-  const size_t bytes = values.size() * sizeof(float);
-  auto piece = DeviceMemory::Allocate(bytes);
-  Require(piece.status(), "device memory to unpack a bias");
-  Require(cudaMemcpy(piece->data(), values.data(), bytes, cudaMemcpyHostToDevice));
-  internal::LaunchPackBias(piece->as<float>(), static_cast<int>(values.size()), row_begin,
-                           shape_.gated, half == Half::kGate, bias_.as<float>() + m.bias, nullptr);
+  LoadVector(expert, half, row_begin, values, bias_);
+}
+
+void CudaLinearBank::LoadVector(int expert, Half half, int row_begin, std::span<const float> values,
+                                const DeviceMemory& memory) {
+  auto piece = DeviceMemory::Allocate(values.size_bytes());
+  Require(piece.status(), "device memory to unpack a vector");
+  Require(cudaMemcpy(piece->data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
+  internal::LaunchPackVector(piece->as<float>(), static_cast<int>(values.size()), row_begin,
+                             shape_.gated, half == Half::kGate,
+                             memory.as<float>() + entries_[expert].bias, nullptr);
   Require(cudaStreamSynchronize(nullptr));
 }
 

@@ -61,10 +61,20 @@ __global__ void UnpackRowsKernel(UnpackRowsArgs a) {
   }
 }
 
-__global__ void PackBiasKernel(const float* values, int count, int first_row, bool gated,
-                               bool gate_half, float* bias) {
+// Each block packs one row.
+__global__ void PackInt8Kernel(internal::PackInt8Args a) {
+  const int r = static_cast<int>(blockIdx.x);
+  const int row = ImageRow(a.gated, a.gate_half, a.first_row + r);
+  const int8_t* const source = a.source + static_cast<int64_t>(r) * a.in_features;
+  for (int k = static_cast<int>(threadIdx.x); k < a.in_features; k += kThreads) {
+    a.image[Int8ImageOffset(a.k_blocks, row, k)] = static_cast<char>(source[k]);
+  }
+}
+
+__global__ void PackVectorKernel(const float* values, int count, int first_row, bool gated,
+                                 bool gate_half, float* packed) {
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (i < count) bias[ImageRow(gated, gate_half, first_row + i)] = values[i];
+  if (i < count) packed[ImageRow(gated, gate_half, first_row + i)] = values[i];
 }
 
 struct ReadRowsArgs {
@@ -111,11 +121,15 @@ void LaunchUnpackRows(const CudaLinearBank& bank, char* rows, cudaStream_t strea
   Launch(UnpackRowsKernel, {dim3(blocks), dim3(kThreads), 0, stream}, args);
 }
 
-void LaunchPackBias(const float* values, int count, int first_row, bool gated, bool gate_half,
-                    float* bias, cudaStream_t stream) {
+void LaunchPackInt8(const PackInt8Args& args, cudaStream_t stream) {
+  Launch(PackInt8Kernel, {dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, stream}, args);
+}
+
+void LaunchPackVector(const float* values, int count, int first_row, bool gated, bool gate_half,
+                      float* packed, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
-  Launch(PackBiasKernel, {dim3(blocks), dim3(kThreads), 0, stream}, values, count, first_row, gated,
-         gate_half, bias);
+  Launch(PackVectorKernel, {dim3(blocks), dim3(kThreads), 0, stream}, values, count, first_row,
+         gated, gate_half, packed);
 }
 
 }  // namespace internal
@@ -123,7 +137,7 @@ void LaunchPackBias(const float* values, int count, int first_row, bool gated, b
 void LaunchReadRows(const CudaLinearBank& bank, const int32_t* ids, int rows, float scale,
                     const RowsView& output, cudaStream_t stream) {
   MOESERVE_CHECK(!bank.shape().gated && bank.num_experts() == 1, "rows of a dense layer");
-  MOESERVE_CHECK(!bank.row_major(), "the image of the layer");
+  MOESERVE_CHECK(!bank.row_major() && !bank.is_int8(), "the image of the layer");
   MOESERVE_CHECK(output.dtype == DType::kF32, "f32 rows");
   if (rows == 0) return;
   const LinearBankEntry& m = bank.entry(0);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,9 @@
 
 namespace moeserve::cuda {
 
-// A block of packed weights has 64 outputs and 64 inputs.
+// A block of packed weights has 64 outputs and 64 inputs, or 128 inputs of type int8-channel.
 inline constexpr int kImageBlock = 64;
+inline constexpr int kInt8BlockInputs = 128;
 
 // The position of one expert's matrix, as offsets into the bank's arrays, and its size.
 struct LinearBankEntry {
@@ -44,6 +46,10 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // a product has both halves of a hidden unit. In each expert, N and K are rounded up to 64 with
 // zeros; unequal widths of experts cost nothing beyond that.
 //
+// Weights of type int8-channel are stored as integers in two's complement, in blocks of 64 packed
+// rows x 128 inputs, whose rows have 128 bytes and the same order of 16-byte pieces; K is rounded
+// up to 128. Each packed row has a scale, widened to f32.
+//
 // The weights of a dense bf16 bank can be stored as rows instead: row-major [N, K], or [2 N, K] if
 // gated, with the rows of the gate after those of the up half. DenseLayers does so for its
 // products.
@@ -51,7 +57,8 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // One thread must fill the bank before the first product reads it.
 class CudaLinearBank : public LinearBank {
  public:
-  // A ResourceExhausted error states the size.
+  // A ResourceExhausted error states the size. Unimplemented for integer weights other than
+  // int8-channel of at most kWholeRow inputs.
   static Result<std::unique_ptr<CudaLinearBank>> Create(LinearBankShape shape);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
@@ -65,10 +72,13 @@ class CudaLinearBank : public LinearBank {
   // The weights do not change, so this is permitted for banks that are otherwise immutable.
   void ReplaceImage(DeviceMemory rows) const;
   bool row_major() const { return row_major_; }
+  bool is_int8() const { return shape_.quantization == Quantization::kInt8Channel; }
 
   // The following pointers are in device memory.
   const char* weights() const { return weights_.as<char>(); }
   const float* bias() const { return shape_.bias ? bias_.as<float>() : nullptr; }
+  // The scales of the packed rows, each at the offset of its bias; null without integer weights.
+  const float* scales() const { return is_int8() ? scales_.as<float>() : nullptr; }
   const LinearBankEntry* entries() const { return table_.as<LinearBankEntry>(); }
   // [E] experts in descending order of the size of their matrices, so that the longest work starts
   // first.
@@ -85,11 +95,19 @@ class CudaLinearBank : public LinearBank {
   int max_row_blocks() const { return max_row_blocks_; }
   // Returns the largest number of slices of a sum.
   int max_slices() const { return max_slices_; }
+  // Returns the largest number of k blocks of a matrix.
+  int max_k_blocks() const { return max_k_blocks_; }
   // Returns the size of all device memory of the bank.
   int64_t bytes() const { return bytes_; }
 
  private:
   explicit CudaLinearBank(LinearBankShape shape) : LinearBank(std::move(shape)) {}
+  // Rounds the rows of a weight to integers and loads them.
+  void LoadRounded(int expert, Half half, int row_begin, const HostTensor& weight);
+  // Loads one number for each of `values` rows of a half into `memory`, which has a number for each
+  // packed row.
+  void LoadVector(int expert, Half half, int row_begin, std::span<const float> values,
+                  const DeviceMemory& memory);
 
   std::string signature_;
   std::vector<LinearBankEntry> entries_;
@@ -97,18 +115,20 @@ class CudaLinearBank : public LinearBank {
                                              // blocks first
   int max_row_blocks_ = 0;
   int max_slices_ = 1;
+  int max_k_blocks_ = 0;
   int64_t bytes_ = 0;
   mutable DeviceMemory weights_;
   mutable bool row_major_ = false;
   DeviceMemory bias_;
+  DeviceMemory scales_;
   DeviceMemory table_;
   DeviceMemory order_;
   TileCounters tile_counters_;
 };
 
-// Computes output[i] = scale * row ids[i] of the only matrix of `bank`, which is not gated, widened
-// to f32. `ids` is in device memory; a negative id, which marks a padding row, reads row 0.
-// `output` is f32 [rows, in_features].
+// Computes output[i] = scale * row ids[i] of the only matrix of `bank`, which is neither gated nor
+// of integers, widened to f32. `ids` is in device memory; a negative id, which marks a padding row,
+// reads row 0. `output` is f32 [rows, in_features].
 void LaunchReadRows(const CudaLinearBank& bank, const int32_t* ids, int rows, float scale,
                     const RowsView& output, cudaStream_t stream);
 
@@ -129,12 +149,25 @@ struct PackRowsArgs {
 
 void LaunchPackRows(const PackRowsArgs& args, cudaStream_t stream);
 
+struct PackInt8Args {
+  const int8_t* source = nullptr;  // device memory, [rows, in_features]
+  char* image = nullptr;           // packed weights of the whole matrix
+  int k_blocks = 0;
+  int in_features = 0;
+  int first_row = 0;  // row within the gate or up half
+  int rows = 0;
+  bool gated = false;
+  bool gate_half = false;
+};
+
+void LaunchPackInt8(const PackInt8Args& args, cudaStream_t stream);
+
 // Copies the image of a dense bf16 bank to `rows`, row-major without padding.
 void LaunchUnpackRows(const CudaLinearBank& bank, char* rows, cudaStream_t stream);
 
-// Stores bias[packed row of (first_row + i)] = values[i]; both arrays are in device memory.
-void LaunchPackBias(const float* values, int count, int first_row, bool gated, bool gate_half,
-                    float* bias, cudaStream_t stream);
+// Stores packed[packed row of (first_row + i)] = values[i]; both arrays are in device memory.
+void LaunchPackVector(const float* values, int count, int first_row, bool gated, bool gate_half,
+                      float* packed, cudaStream_t stream);
 
 }  // namespace internal
 }  // namespace moeserve::cuda

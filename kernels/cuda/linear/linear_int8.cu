@@ -1,0 +1,151 @@
+// Products of rows rounded to int8 with int8 weights, by mma.sync (linear_mma.cuh). The sums of
+// integers are exact, and their scaling has the CPU's order of operations.
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/linear_mma.cuh"
+
+namespace moeserve::cuda {
+namespace {
+
+struct LinearInt8Params {
+  LinearParams linear;         // `input` are the rounded rows
+  const float* output_scales;  // of the packed rows, each at the offset of its bias
+  const float* row_scales;     // of the rounded rows
+  int64_t scale_segment;       // rounded rows from the segment of an expert to that of the next
+};
+
+// Dynamic shared memory: the stages, which the results replace later, then the scales of the tile's
+// rows, then those of its outputs.
+template <typename S>
+inline constexpr int kInt8SharedBytes = S::kSharedBytes + (S::kTileRows + S::kTileImageRows) *
+                                                              static_cast<int>(sizeof(float));
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
+    LinearInt8Kernel(const LinearInt8Params params) {
+  const LinearParams& p = params.linear;
+  if (HasTileList(p)) GridDependencyWait();
+  const LinearTileRange tile =
+      FindLinearTile<S::kTileRows, S::kTileImageRows>(p, static_cast<int>(blockIdx.x));
+  if (tile.expert < 0) return;
+  const LinearBankEntry m = p.entries[tile.expert];
+  char* shared = DynamicShared<char>();
+  float* const row_scales = reinterpret_cast<float*>(shared + S::kSharedBytes);
+  float* const output_scales = row_scales + S::kTileRows;
+  const int thread = static_cast<int>(threadIdx.x);
+  typename S::Sums sums = {};
+  // The barrier before the first product makes the scales visible.
+  const auto load_scales = [&] {
+    const float* const outputs = params.output_scales + m.bias;
+    const float* const rows = params.row_scales + tile.expert * params.scale_segment;
+    for (int i = thread; i < S::kTileImageRows; i += S::kThreads) {
+      // A tile of two blocks may lack the second one.
+      output_scales[i] = outputs[min(tile.image_row + i, m.row_blocks * kImageBlock - 1)];
+    }
+    for (int i = thread; i < S::kTileRows; i += S::kThreads) {
+      const int row = tile.row + min(i, tile.rows - 1);
+      row_scales[i] = rows[p.source == nullptr ? row : p.source[row]];
+    }
+  };
+  SumProducts<S, true>(p, m, tile, shared, sums, load_scales, [](int) {});
+  float* staged = reinterpret_cast<float*>(shared);
+  StageSums<S>(sums, staged, [&](int row, int column, int32_t sum) {
+    const float factor = __fmul_rn(output_scales[column], row_scales[row]);
+    return __fmaf_rn(__int2float_rn(sum), factor, 0.0f);
+  });
+  __syncthreads();
+  StoreLinearTile<S::kTileImageRows, S::kPitch, S::kThreads>(p, m, tile, staged, thread);
+}
+
+template <typename S>
+void LaunchShaped(const CudaLinearBank& bank, const LinearInt8Params& params, cudaStream_t stream) {
+  const int64_t tiles =
+      internal::MaxLinearTiles(bank, params.linear.rows, S::kTileRows, S::kTileImageRows);
+  MOESERVE_CHECK(tiles <= INT32_MAX, "tiles of a linear layer");
+  Launch(LinearInt8Kernel<S>,
+         LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), kInt8SharedBytes<S>,
+                     stream, true},
+         params);
+}
+
+using Shapes = MmaShapes<Int8Operands>;
+
+// Returns the tile that is expected to be the fastest. The thresholds are those of bf16 products by
+// mma.sync; they have not been measured for int8.
+LinearTile ChooseInt8Tile(const CudaLinearBank& bank, const LinearParams& p) {
+  const int64_t rows = p.expected;
+  const int64_t experts = bank.num_experts();
+  const int64_t wanted = experts == 1 ? rows : rows * 3 / 2 / experts;
+  constexpr int64_t kFewTilesOf64Rows = 264, kFewTiles = 200;
+  struct Candidate {
+    LinearTile tile;
+    int rows, outputs;
+    int64_t fewest_tiles;
+  };
+  constexpr Candidate kCandidates[] = {{LinearTile::kRows128, 128, 2 * kImageBlock, kFewTiles},
+                                       {LinearTile::kRows64, 64, kImageBlock, kFewTilesOf64Rows},
+                                       {LinearTile::kRows32, 32, kImageBlock, kFewTiles},
+                                       {LinearTile::kRows16, 16, kImageBlock, kFewTiles}};
+  for (const Candidate& c : kCandidates) {
+    // A tile is at least half full, and there are enough of them.
+    if (wanted > c.rows / 2 &&
+        internal::MaxLinearTiles(bank, rows, c.rows, c.outputs) >= c.fewest_tiles) {
+      return c.tile;
+    }
+  }
+  return LinearTile::kRows8;
+}
+
+void LaunchTile(const CudaLinearBank& bank, const LinearInt8Params& params, LinearTile tile,
+                cudaStream_t stream) {
+  // With few tiles, narrower ones use more multiprocessors.
+  constexpr int64_t kFewTiles = 96;
+  const int64_t rows = params.linear.rows;
+  switch (tile) {
+    case LinearTile::kRows8:
+      if (internal::MaxLinearTiles(bank, rows, 8, kImageBlock) < kFewTiles) {
+        return LaunchShaped<Shapes::Rows8Slice>(bank, params, stream);
+      }
+      return LaunchShaped<Shapes::Rows8>(bank, params, stream);
+    case LinearTile::kRows16:
+      return LaunchShaped<Shapes::Rows16>(bank, params, stream);
+    case LinearTile::kRows32:
+      return LaunchShaped<Shapes::Rows32>(bank, params, stream);
+    case LinearTile::kRows64:
+      if (internal::MaxLinearTiles(bank, rows, 64, 2 * kImageBlock) < 2 * kFewTiles) {
+        return LaunchShaped<Shapes::Rows64Narrow>(bank, params, stream);
+      }
+      return LaunchShaped<Shapes::Rows64>(bank, params, stream);
+    default:
+      return LaunchShaped<Shapes::Rows128>(bank, params, stream);
+  }
+}
+
+}  // namespace
+
+void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
+                      cudaStream_t stream) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  MOESERVE_CHECK(bank.is_int8(), "a bank of type int8-channel");
+  LinearInt8Params params{.linear = internal::LinearParamsOf(args),
+                          .output_scales = bank.scales(),
+                          .row_scales = rows.scales(),
+                          .scale_segment = args.segments ? args.input.rows : 0};
+  LinearParams& p = params.linear;
+  if (p.rows == 0) return;
+  LaunchRoundRows(args, rows, stream);
+  p.input = reinterpret_cast<const char*>(rows.values());
+  p.input_stride = Int8RowBytes(args);
+  p.input_segment = params.scale_segment * p.input_stride;
+  p.wide_input = true;
+  if (tile == LinearTile::kAuto) tile = ChooseInt8Tile(bank, p);
+  MOESERVE_CHECK(tile >= LinearTile::kRows8 && tile <= LinearTile::kRows128, "a tile of mma.sync");
+  LaunchTile(bank, params, tile, stream);
+}
+
+}  // namespace moeserve::cuda

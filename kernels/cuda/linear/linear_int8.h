@@ -1,0 +1,49 @@
+// Products with weights of type int8-channel: the input rows are rounded to int8 (W8A8).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/linear/linear.h"
+
+namespace moeserve::cuda {
+
+// Device memory for the rounded input rows of one product at a time.
+class Int8Rows {
+ public:
+  // Returns whether the memory is too small for the input rows of `args`, whose bank is of type
+  // int8-channel.
+  bool MustGrow(const LinearArgs& args) const;
+  // Grows the memory to the size that `args` needs. No work on the device may still use it.
+  // ResourceExhausted if memory runs out.
+  absl::Status Reserve(const LinearArgs& args);
+
+  // [rows of all segments, bytes of a row]: integers, then zeros up to whole blocks of inputs.
+  int8_t* values() const { return values_.as<int8_t>(); }
+  float* scales() const { return scales_.as<float>(); }  // [rows of all segments]
+
+ private:
+  DeviceMemory values_;
+  DeviceMemory scales_;
+};
+
+// Returns the bytes from a rounded row to the next one.
+int64_t Int8RowBytes(const LinearArgs& args);
+
+// Rounds the input rows of `args` as far as the matrices read them: with a plan and without gather,
+// row a as far as the matrix of its expert does; with segments, each segment by itself, those of a
+// segment after those of the segment before it. Otherwise all matrices must have equally many
+// inputs. The integers and scales have the bits of RoundRowToInt8() (kernels/base/int8_rows.h).
+void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t stream);
+
+// Computes the product documented at LinearArgs with device pointers; args.bank must be a
+// CudaLinearBank of type int8-channel, and args.input may be f32 or bf16. Rounds the input rows
+// into `rows`, which must be large enough; the next product may use the same memory. Sums are
+// exact, so all tiles compute the same bits; without an activation, f32 results have the bits of
+// the CPU backend. `tile` is kAuto or kRows*.
+void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
+                      cudaStream_t stream);
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,211 @@
+// Rounds input rows to int8 for products with int8 weights.
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/base/int8_rows.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/linear/linear_int8.h"
+
+namespace moeserve::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+// Rows of more inputs are rounded by a whole block, others by a warp.
+constexpr int kInputsOfWarp = 1024;
+constexpr int kPiece = 8;  // adjacent inputs that a thread reads at once
+
+struct RoundRowsParams {
+  const char* input;
+  int64_t stride;   // bytes
+  int64_t segment;  // bytes from the segment of an expert to that of the next
+  bool wide;        // every row starts at a multiple of 16 bytes
+  int rows;         // of each segment
+  int segments;
+  const LinearBankEntry* entries;
+  const int32_t* expert_of_row;  // null: the number of the segment
+  const int32_t* valid_rows;     // rows beyond that many are not read; null: all are
+  int8_t* values;
+  int64_t row_bytes;
+  float* scales;
+};
+
+// Reads the values of the piece at `first`, with zeros after the row's end.
+template <bool kBf16>
+__device__ inline void ReadPiece(const char* row, int first, int inputs, bool wide,
+                                 float (&values)[kPiece]) {
+  if (wide && first + kPiece <= inputs) {
+    if constexpr (kBf16) {
+      const uint4 pairs = *reinterpret_cast<const uint4*>(row + first * 2);
+      const uint32_t all[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        values[2 * i] = LowBf16(all[i]);
+        values[2 * i + 1] = HighBf16(all[i]);
+      }
+    } else {
+      const float4 low = *reinterpret_cast<const float4*>(row + first * 4);
+      const float4 high = *reinterpret_cast<const float4*>(row + first * 4 + 16);
+      const float all[kPiece] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) values[i] = all[i];
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    values[i] = 0.0f;
+    if (first + i >= inputs) continue;
+    if constexpr (kBf16) {
+      values[i] = F32FromBf16(reinterpret_cast<const uint16_t*>(row)[first + i]);
+    } else {
+      values[i] = reinterpret_cast<const float*>(row)[first + i];
+    }
+  }
+}
+
+// Returns the largest of the threads' values, to all threads of the row.
+template <int kThreadsPerRow>
+__device__ inline uint32_t LargestOfRow(uint32_t own) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    own = max(own, __shfl_xor_sync(kFullMask, own, step));
+  }
+  if constexpr (kThreadsPerRow > 32) {
+    uint32_t* const of_warps = DynamicShared<uint32_t>();
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread % 32 == 0) of_warps[thread / 32] = own;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kThreadsPerRow / 32; ++i) own = max(own, of_warps[i]);
+  }
+  return own;
+}
+
+// The second reading of a row finds it in the first-level cache.
+template <bool kBf16, int kThreadsPerRow>
+__global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParams p) {
+  GridDependencyPass();
+  constexpr int kRows = kThreads / kThreadsPerRow;
+  const int thread = static_cast<int>(threadIdx.x) % kThreadsPerRow;
+  const int index =
+      static_cast<int>(blockIdx.x) * kRows + static_cast<int>(threadIdx.x) / kThreadsPerRow;
+  if (index >= p.rows * p.segments) return;
+  if (p.valid_rows != nullptr && index >= *p.valid_rows) return;
+  const int segment = p.segments == 1 ? 0 : index / p.rows;
+  const int expert = p.expert_of_row == nullptr ? segment : p.expert_of_row[index];
+  const int inputs = p.entries[expert].in_features;
+  const char* const row =
+      p.input + static_cast<int64_t>(index - segment * p.rows) * p.stride + segment * p.segment;
+
+  uint32_t largest = 0;
+  for (int first = thread * kPiece; first < inputs; first += kThreadsPerRow * kPiece) {
+    float values[kPiece];
+    ReadPiece<kBf16>(row, first, inputs, p.wide, values);
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) largest = max(largest, MagnitudeBits(values[i]));
+  }
+  const Int8Scale scale = Int8ScaleOf(LargestOfRow<kThreadsPerRow>(largest));
+  if (thread == 0) p.scales[index] = scale.scale;
+
+  int8_t* const to = p.values + index * p.row_bytes;
+  const int padded = p.entries[expert].k_blocks * kInt8BlockInputs;
+  for (int first = thread * kPiece; first < padded; first += kThreadsPerRow * kPiece) {
+    float values[kPiece];
+    ReadPiece<kBf16>(row, first, inputs, p.wide, values);
+    uint32_t integers[2] = {};
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      const auto byte = static_cast<uint8_t>(RoundToInt8(values[i], scale));
+      integers[i / 4] |= static_cast<uint32_t>(byte) << (i % 4 * 8);
+    }
+    *reinterpret_cast<uint2*>(to + first) = make_uint2(integers[0], integers[1]);
+  }
+}
+
+int SegmentsOf(const LinearArgs& args) { return args.segments ? args.bank->num_experts() : 1; }
+
+// Returns the number of rows of each segment that are rounded.
+int64_t RowsOf(const LinearArgs& args) {
+  const bool of_assignments = args.plan != nullptr && !args.gather;
+  return of_assignments ? args.plan->capacity : args.input.rows;
+}
+
+const CudaLinearBank& BankOf(const LinearArgs& args) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  MOESERVE_CHECK(bank.is_int8(), "a bank of type int8-channel");
+  return bank;
+}
+
+}  // namespace
+
+int64_t Int8RowBytes(const LinearArgs& args) {
+  return int64_t{BankOf(args).max_k_blocks()} * kInt8BlockInputs;
+}
+
+bool Int8Rows::MustGrow(const LinearArgs& args) const {
+  const int64_t rows = RowsOf(args) * SegmentsOf(args);
+  return static_cast<size_t>(rows * Int8RowBytes(args)) > values_.bytes() ||
+         static_cast<size_t>(rows) * sizeof(float) > scales_.bytes();
+}
+
+absl::Status Int8Rows::Reserve(const LinearArgs& args) {
+  const int64_t rows = RowsOf(args) * SegmentsOf(args);
+  const size_t values = std::max(values_.bytes(), static_cast<size_t>(rows * Int8RowBytes(args)));
+  const size_t scales = std::max(scales_.bytes(), static_cast<size_t>(rows) * sizeof(float));
+  if (values > values_.bytes()) {
+    values_ = {};
+    MOESERVE_ASSIGN_OR_RETURN(values_, DeviceMemory::Allocate(values));
+  }
+  if (scales > scales_.bytes()) {
+    scales_ = {};
+    MOESERVE_ASSIGN_OR_RETURN(scales_, DeviceMemory::Allocate(scales));
+  }
+  return absl::OkStatus();
+}
+
+void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t stream) {
+  const CudaLinearBank& bank = BankOf(args);
+  MOESERVE_CHECK(!rows.MustGrow(args), "memory of rounded rows");
+  const bool of_assignments = args.plan != nullptr && !args.gather;
+  const int segments = SegmentsOf(args);
+  const int64_t bytes = static_cast<int64_t>(SizeOf(args.input.dtype));
+  const int64_t segment = args.segments ? args.input.cols / segments * bytes : 0;
+  const auto starts = reinterpret_cast<uintptr_t>(args.input.data) |
+                      static_cast<uintptr_t>(args.input.stride * bytes) |
+                      static_cast<uintptr_t>(segment);
+  for (int e = 0; args.gather && e < bank.num_experts(); ++e) {
+    MOESERVE_CHECK(bank.entry(e).in_features == bank.entry(0).in_features,
+                   "gathered rows of one width");
+  }
+  const RoundRowsParams params{
+      .input = static_cast<const char*>(args.input.data),
+      .stride = args.input.stride * bytes,
+      .segment = segment,
+      .wide = starts % 16 == 0,
+      .rows = static_cast<int>(RowsOf(args)),
+      .segments = segments,
+      .entries = bank.entries(),
+      .expert_of_row = of_assignments ? args.plan->expert_of_assignment : nullptr,
+      .valid_rows = of_assignments ? args.plan->expert_offsets + args.plan->num_experts : nullptr,
+      .values = rows.values(),
+      .row_bytes = Int8RowBytes(args),
+      .scales = rows.scales()};
+  const bool by_warps = bank.max_k_blocks() * kInt8BlockInputs <= kInputsOfWarp;
+  const int per_block = by_warps ? kThreads / 32 : 1;
+  const int64_t all = RowsOf(args) * segments;
+  MOESERVE_CHECK(all <= INT32_MAX, "rows of a linear layer");
+  const LaunchShape shape{dim3(static_cast<unsigned>((all + per_block - 1) / per_block)),
+                          dim3(kThreads), by_warps ? 0 : kThreads / 32 * sizeof(uint32_t), stream,
+                          true};
+  if (args.input.dtype == DType::kBF16) {
+    by_warps ? Launch(RoundRowsKernel<true, 32>, shape, params)
+             : Launch(RoundRowsKernel<true, kThreads>, shape, params);
+  } else {
+    by_warps ? Launch(RoundRowsKernel<false, 32>, shape, params)
+             : Launch(RoundRowsKernel<false, kThreads>, shape, params);
+  }
+}
+
+}  // namespace moeserve::cuda
