@@ -245,6 +245,8 @@ __device__ void SkipTile(int k_blocks, uint64_t* full, uint64_t* empty,
                          RingPosition<S::kStages>& reading) {
   for (int k = 0; k < k_blocks; ++k) {
     MbarrierWait(full + reading.stage, reading.parity);
+    // Otherwise the stage could be filled again before the other lanes have seen this phase.
+    __syncwarp();
     if (threadIdx.x % 32 == 0) MbarrierArrive(empty + reading.stage);
     reading.Advance();
   }
