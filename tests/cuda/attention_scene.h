@@ -40,6 +40,9 @@ struct AttentionSetting {
   int bias_distances = 0;  // 0: no biases
   float scale = 0.0f;      // 0: 1 / sqrt(head_dim)
   bool causal = true;      // else rows see all positions of their sequence that the window allows
+  int latent_dim = 0;      // KvLayerShape::latent_dim
+
+  int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
 
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
   std::optional<double> Sink(int head) const {
@@ -52,7 +55,7 @@ struct AttentionSetting {
            std::string(Name(cache)) + ", output " + std::string(Name(output)) + ", window " +
            std::to_string(window) + ", soft cap " + std::to_string(soft_cap) +
            (sinks ? ", sinks" : "") + ", biases " + std::to_string(bias_distances) +
-           (causal ? ", causal" : "");
+           (causal ? ", causal" : "") + ", latent " + std::to_string(latent_dim);
   }
 };
 
@@ -95,13 +98,14 @@ class AttentionScene {
       for (int b = 0; b < blocks[i]; ++b) tables_[i * stride_ + b] = order[next++];
       tables_[(i + 1) * stride_ - 1] = s_.lengths[i];
     }
-    auto cache = CudaKvCache::Allocate({{s_.kv_heads, s_.head_dim}}, s_.cache, {total});
+    auto cache =
+        CudaKvCache::Allocate({{s_.kv_heads, s_.head_dim, s_.latent_dim}}, s_.cache, {total});
     EXPECT_TRUE(cache.ok()) << cache.status();
     cache_.emplace(std::move(cache).value());
     const KvLayerView view = cache_->layer(0);
     bytes_ = static_cast<size_t>(view.block_stride) * total * SizeOf(s_.cache);
     CheckCall(cudaMemset(view.keys, 0xff, bytes_));
-    CheckCall(cudaMemset(view.values, 0xff, bytes_));
+    if (s_.latent_dim == 0) CheckCall(cudaMemset(view.values, 0xff, bytes_));
     Fill(total);
   }
 
@@ -133,7 +137,7 @@ class AttentionScene {
   std::vector<std::vector<uint32_t>> Run(const std::vector<std::vector<AttentionQuery>>& tokens,
                                          const Options& options) {
     const int count = static_cast<int>(tokens.size());
-    const int width = s_.heads * s_.head_dim;
+    const int width = s_.heads * s_.head_dim, out_width = s_.heads * s_.value_dim();
     const bool routed = options.max_per_token > 0;
     std::vector<int32_t> position, sequence, offsets = {0};
     std::vector<int32_t> token_of;
@@ -152,7 +156,7 @@ class AttentionScene {
     if (routed) {
       for (int i = rows - 1; i > 0; --i) std::swap(assignment[i], assignment[random_.Below(i + 1)]);
     }
-    const int64_t query_stride = width + 4, output_stride = width + 6;
+    const int64_t query_stride = width + 4, output_stride = out_width + 6;
     std::vector<float> query(rows * query_stride, NAN);
     for (int t = 0, n = 0; t < count; ++t) {
       for (const AttentionQuery& q : tokens[t]) {
@@ -169,7 +173,7 @@ class AttentionScene {
     const int max_per_token = std::max(1, options.max_per_token);
     DeviceArray<uint8_t> work_memory(std::vector<uint8_t>(
         static_cast<size_t>(AttentionWorkBytes(
-            count, options.slots, PartialFloats(s_.heads * max_per_token, s_.head_dim))),
+            count, options.slots, PartialFloats(s_.heads * max_per_token, s_.value_dim()))),
         0xff));
     AttentionLaunch a;
     a.cache = view();
@@ -228,7 +232,7 @@ class AttentionScene {
     for (int n = 0; n <= rows; ++n) {
       const int64_t row = (n < rows ? assignment[n] : rows) * output_stride;
       for (int i = 0; i < output_stride; ++i) {
-        if (n < rows && i < width) {
+        if (n < rows && i < out_width) {
           results[n].push_back(at(row + i));
         } else if (at(row + i) != poison) {
           ADD_FAILURE() << "wrote beside row " << n << ", column " << i << ": " << s_.Describe();
@@ -265,7 +269,7 @@ class AttentionScene {
       const testing::Matrix& v = values_[q.sequence * s_.kv_heads + kv];
       const auto from = q.values.begin() + h * s_.head_dim;
       ASSERT_TRUE(testing::RowNear(
-          {actual.begin() + h * s_.head_dim, actual.begin() + (h + 1) * s_.head_dim},
+          {actual.begin() + h * s_.value_dim(), actual.begin() + (h + 1) * s_.value_dim()},
           testing::OracleAttention({from, from + s_.head_dim}, {k.begin() + first, k.begin() + end},
                                    {v.begin() + first, v.begin() + end}, scale(), s_.soft_cap,
                                    s_.Sink(h),
@@ -306,6 +310,8 @@ class AttentionScene {
             (*oracle)[i * s_.kv_heads + h].push_back(head);
           }
         }
+        if (s_.latent_dim > 0) values_[i].back() = keys_[i].back();
+        if (s_.latent_dim > 0) values_[i].back().resize(s_.latent_dim);
       }
       position.push_back(5);
       sequence.push_back(-1);
@@ -336,6 +342,7 @@ class AttentionScene {
     const size_t element = SizeOf(s_.cache);
     for (const auto& [memory, expected] :
          {std::pair{view.keys, &keys_}, std::pair{view.values, &values_}}) {
+      if (memory == nullptr) continue;
       std::vector<uint8_t> bytes(bytes_);
       CheckCall(cudaMemcpy(bytes.data(), memory, bytes_, cudaMemcpyDeviceToHost));
       std::vector<uint8_t> image(bytes_, 0xff);

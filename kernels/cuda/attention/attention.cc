@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_latent_mma.h"
 
 namespace moeserve::cuda {
 
@@ -13,28 +14,30 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   if (args.cache.latent_dim > 0) {
     MOESERVE_CHECK(args.cache.num_kv_heads == 1 && args.rows.row_offsets == nullptr,
                    "attention over latent vectors");
-    if (args.step.tokens > 0) LaunchWide(args, stream);
-    return;
+  } else {
+    MOESERVE_CHECK(args.cache.head_dim > 0 && args.cache.widest_dim() <= kMaxHeadDim, "head_dim");
   }
-  MOESERVE_CHECK(args.cache.head_dim > 0 && args.cache.widest_dim() <= kMaxHeadDim, "head_dim");
-  if (IsWide(args.cache)) {
+  if (IsWide(args.cache, args.output_dtype)) {
     if (args.step.tokens > 0) LaunchWide(args, stream);
     return;
   }
   MOESERVE_CHECK(args.heads > 0 && args.heads % args.cache.num_kv_heads == 0, "query heads");
   MOESERVE_CHECK(args.tiled_from >= 0 && args.tiled_from <= args.step.tokens, "tiled_from");
+  const bool latent = args.cache.latent_dim > 0;
   const bool mma = args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;
   MOESERVE_CHECK(!mma || args.cache.block_stride * 2 <= INT32_MAX, "bytes of a page");
   if (args.tiled_from > 0) {
     MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
                    "attention work list");
-    (mma ? LaunchSplitMma : LaunchSplitF32)(args, stream);
+    (latent ? LaunchLatentSplitMma : mma ? LaunchSplitMma : LaunchSplitF32)(args, stream);
     if (MaxSplits(args.step.max_context, args.seen, SplitTokensOf(args)) > 1) {
       LaunchMergeSplits(args, stream);
     }
   }
   if (args.tiled_from == args.step.tokens) return;
-  if (!mma) {
+  if (latent) {
+    LaunchLatentTiledMma(args, stream);
+  } else if (!mma) {
     LaunchTiledF32(args, stream);
   } else if (TiledWgmmaFits()) {
     LaunchTiledWgmma(args, stream);
