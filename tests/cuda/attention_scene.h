@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_latent_mma.h"
 #include "kernels/cuda/attention/kv_cache.h"
 #include "kernels/cuda/attention/norm_rope_append.h"
 #include "tests/cuda/device_array.h"
@@ -130,6 +131,7 @@ class AttentionScene {
     int by_shape = 1;       // QueryRows::by_shape
     int extra_context = 0;  // added to the context bound that determines launch shapes
     Tiled tiled = Tiled::kChosen;
+    bool latent_wgmma = false;  // only LaunchLatentSplitWgmma(), for all tokens
   };
 
   // Runs attention for tokens that have one row each or, with MoA, any number of rows. Returns the
@@ -210,17 +212,23 @@ class AttentionScene {
     a.tiled_from = options.tiled_from;
     a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
     LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
-    switch (options.tiled) {
-      case Tiled::kChosen:
-        LaunchAttention(a, nullptr);
-        break;
-      case Tiled::kMma:
-        LaunchTiledMma(a, nullptr);
-        break;
-      case Tiled::kWgmma:
-        LaunchTiledWgmma(a, nullptr);
-        break;
-    }
+    if (options.latent_wgmma) {
+      LaunchLatentSplitWgmma(a, nullptr);
+      if (MaxSplits(a.step.max_context, a.seen, SplitTokensOf(a)) > 1) {
+        LaunchMergeSplits(a, nullptr);
+      }
+    } else
+      switch (options.tiled) {
+        case Tiled::kChosen:
+          LaunchAttention(a, nullptr);
+          break;
+        case Tiled::kMma:
+          LaunchTiledMma(a, nullptr);
+          break;
+        case Tiled::kWgmma:
+          LaunchTiledWgmma(a, nullptr);
+          break;
+      }
     const std::vector<uint8_t> output = d_output.Read();
     std::vector<std::vector<uint32_t>> results(rows);
     const auto at = [&](int64_t i) {

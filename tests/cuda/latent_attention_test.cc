@@ -42,6 +42,13 @@ void ExpectLatentRows(AttentionScene& scene, const LatentTokens& tokens, int sin
   ASSERT_EQ(rows, scene.Run(tokens, {.tiled_from = count, .extra_context = 700})) << name;
   ASSERT_EQ(rows, scene.Run(tokens, {.tiled_from = count, .slots = 3})) << name;
   ASSERT_EQ(rows, scene.Run(tokens, {.tiled_from = count, .slots = 0})) << name;
+  if (LatentWgmmaFits(scene.view())) {
+    for (const int slots : {64, 3, 0}) {
+      ASSERT_EQ(rows,
+                scene.Run(tokens, {.tiled_from = count, .slots = slots, .latent_wgmma = true}))
+          << name << ", slots " << slots;
+    }
+  }
   for (int t = 0; t < count; t += 7) {
     ASSERT_EQ(rows[t], scene.Run({tokens[t]}, {.tiled_from = t % 2})[0]) << name << ", row " << t;
   }
@@ -72,7 +79,7 @@ TEST(CudaLatentAttentionTest, RowsMatchDoubleArithmetic) {
                           {7, 28, 20, 40, 0.0f, true},    {33, 64, 64, 0, 0.0f, false},
                           {2, 80, 64, 5, 1.0f, false},    {4, 48, 33, 0, 0.0f, true},
                           {16, 512, 512, 1, 0.0f, false}, {9, 128, 97, 270, 0.0f, false},
-                          {128, 64, 40, 0, 0.0f, false}};
+                          {128, 64, 40, 0, 0.0f, false},  {70, 576, 512, 0, 0.0f, false}};
   uint64_t seed = 1;
   for (const Shape& s : shapes) {
     AttentionSetting setting =
@@ -131,6 +138,8 @@ TEST(CudaLatentAttentionTest, KernelsAgreeInEveryOrder) {
       }
       ASSERT_EQ(expected, scene.Run(tokens, {.tiled_from = count, .slots = 0}));
       ASSERT_EQ(expected, scene.Run(tokens, {})) << setting.Describe();
+      if (!LatentWgmmaFits(scene.view())) continue;
+      ASSERT_EQ(expected, scene.Run(tokens, {.tiled_from = count, .latent_wgmma = true}));
     }
   });
 }

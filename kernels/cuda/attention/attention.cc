@@ -5,6 +5,18 @@
 #include "kernels/cuda/attention/attention_latent_mma.h"
 
 namespace moeserve::cuda {
+namespace {
+
+void LaunchLatentSplits(const AttentionLaunch& args, cudaStream_t stream) {
+  // The other kernel has blocks of at most 32 rows, so it would read the vectors several times.
+  if (args.heads > 32 && LatentWgmmaFits(args.cache)) {
+    LaunchLatentSplitWgmma(args, stream);
+  } else {
+    LaunchLatentSplitMma(args, false, stream);
+  }
+}
+
+}  // namespace
 
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.bias == nullptr || (args.bias_distances > 0 && args.soft_cap == 0.0f &&
@@ -29,7 +41,11 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   if (args.tiled_from > 0) {
     MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
                    "attention work list");
-    (latent ? LaunchLatentSplitMma : mma ? LaunchSplitMma : LaunchSplitF32)(args, stream);
+    if (latent) {
+      LaunchLatentSplits(args, stream);
+    } else {
+      (mma ? LaunchSplitMma : LaunchSplitF32)(args, stream);
+    }
     if (MaxSplits(args.step.max_context, args.seen, SplitTokensOf(args)) > 1) {
       LaunchMergeSplits(args, stream);
     }

@@ -9,32 +9,16 @@
 // tile is read from shared memory once per product and 16 rows. The warps exchange their parts of
 // the scores. Then each of them computes the softmax of all scores, because this costs less than
 // one more barrier, and the weights are where the second product needs them.
-//
-// Order of sums: tiles have 32 positions. The score of a key is ((p0 + p1) + (p2 + p3)), where pw
-// is the product of warp w's columns, added plane by plane. Weights are added in two chains of 16
-// keys, in other respects as attention_mma.cuh describes. Both kernels compute the same bits.
 #include "base/check.h"
-#include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_latent.cuh"
 #include "kernels/cuda/attention/attention_latent_mma.h"
-#include "kernels/cuda/attention/attention_mma.cuh"
 #include "kernels/cuda/device/launch.h"
 
 namespace moeserve::cuda {
 namespace {
 
-constexpr int kLatentKeys = 32;  // positions of a tile
-constexpr int kLatentSteps = kLatentKeys / 16;
 constexpr int kColumnWarps = 4;  // warps that divide the columns of 16 rows
-constexpr int kLatentPlaneBytes = kLatentKeys * kPlaneRowBytes;
 static_assert(kPlaneColumns == kColumnWarps * 16);
-
-// Widths that the kernels are compiled for, in planes: of keys and of values.
-template <int kKeyPlanes, int kValuePlanes>
-struct LatentWidth {
-  static constexpr int kKeys = kKeyPlanes;
-  static constexpr int kValues = kValuePlanes;
-  static constexpr int kPairs = 2 * kValuePlanes;  // groups of 8 value columns of a warp
-};
 
 // What a block computes. It is read from shared memory where it is needed, because the sums take
 // most registers.
@@ -55,85 +39,6 @@ struct SharedLatent {
   BlockRows<kRowTiles * 16> rows;
   LatentJob job;
   int next_token;  // of tiled kernels: the first one behind the run
-};
-
-// Starts the copies of tiles of latent vectors to shared memory, for all threads of a block
-// together. In shared memory, key k's 16-byte chunk c is at PlaneAddress<kLatentKeys>(to, k, c).
-// Each thread copies the same chunk of all planes of one row, or of one row of each page.
-template <typename Width, int kThreads>
-class LatentCopies {
-  static constexpr int kRowsAtOnce = kThreads / 8;
-  static constexpr int kPasses = kLatentKeys / kRowsAtOnce;
-  static_assert(kPasses >= 1 && kRowsAtOnce % kPageTokens == 0);
-
- public:
-  using Blocks = int32_t[kPasses];  // the pages of a tile that this thread copies from
-
-  // The arguments must outlive the object.
-  __device__ __forceinline__ LatentCopies(const KvLayerView& cache, const BlockKeys& keys)
-      : cache_(cache), keys_(keys) {
-    from_ = static_cast<const char*>(cache.keys);
-    if (HasChunk(0)) from_ += cache.ElementOf(Row() % kPageTokens, Chunk() * 8) * 2;
-  }
-
-  // Finds the pages of a tile. Pages that the rows do not read are 0.
-  __device__ __forceinline__ void Find(int tile, Blocks& blocks) const {
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const int page = tile * (kLatentKeys / kPageTokens) + i + Row() / kPageTokens;
-      const int key = page * kPageTokens;
-      const bool read = key + kPageTokens > keys_.first && key <= keys_.last;
-      blocks[i] = read ? keys_.page_table[page] : 0;
-    }
-  }
-
-  // `blocks` must be of Find() for the same tile, which must be below the end of the range. Keys
-  // that the rows do not read, and columns that the cache does not have, become zeros.
-  __device__ __forceinline__ void Start(char* to, int tile, const Blocks& blocks) const {
-    const int key = tile * kLatentKeys;
-    const bool all = key >= keys_.first && key + kLatentKeys - 1 <= keys_.last;
-    if (all && cache_.in_planes() && cache_.padded_dim == Width::kKeys * kPlaneColumns) {
-      StartTile<false>(to, tile, blocks, kPlaneBlockBytes);
-    } else {
-      StartTile<true>(to, tile, blocks, cache_.in_planes() ? kPlaneBlockBytes : kPlaneRowBytes);
-    }
-  }
-
- private:
-  // The thread's row in a tile, and its chunk in each plane.
-  static __device__ __forceinline__ int Row() { return static_cast<int>(threadIdx.x) / 8; }
-  static __device__ __forceinline__ int Chunk() {
-    return (static_cast<int>(threadIdx.x) % 8) ^ (Row() % 8);
-  }
-  __device__ __forceinline__ bool HasChunk(int plane) const {
-    return plane * 8 + Chunk() < cache_.padded_dim / 8;
-  }
-
-  template <bool kPartial>
-  __device__ __forceinline__ void StartTile(char* to, int tile, const Blocks& blocks,
-                                            int plane_bytes) const {
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const int row = i * kRowsAtOnce + Row();
-      const int key = tile * kLatentKeys + row;
-      const bool read = key >= keys_.first && key <= keys_.last;
-      const char* from = from_ + static_cast<uint64_t>(static_cast<uint32_t>(blocks[i])) *
-                                     static_cast<uint32_t>(cache_.block_stride * 2);
-      char* const place =
-          to + i * kRowsAtOnce * kPlaneRowBytes + static_cast<int>(threadIdx.x) * 16;
-// Tiles that are read in part are few.
-#pragma unroll(kPartial ? 1 : Width::kKeys)
-      for (int p = 0; p < Width::kKeys; ++p) {
-        const bool copied = !kPartial || (read && HasChunk(p));
-        CopyAsync16(place + p * kLatentPlaneBytes, copied ? from + p * plane_bytes : from_,
-                    copied ? 16 : 0);
-      }
-    }
-  }
-
-  const KvLayerView& cache_;
-  const BlockKeys& keys_;
-  const char* from_;  // the thread's chunk of the first plane of block 0
 };
 
 // Loads the warp's columns of the queries of 16 rows, from where LoadQueries() has written those of
@@ -195,31 +100,6 @@ __device__ __forceinline__ void SumParts(float4 (&parts)[kColumnWarps][kCount][3
   }
 }
 
-// As MaskAndMaximum(), for layers without biases.
-template <int kRows>
-__device__ __forceinline__ void MaskLatentScores(const AttentionLaunch& a, float scale,
-                                                 const BlockRows<kRows>& rows, int row,
-                                                 const SeenByAll& seen, int key,
-                                                 float (&scores)[kLatentKeys / 8][4],
-                                                 float (&maximum)[2]) {
-  const auto product = [](float dot, int, int) { return dot; };
-  if (OwnScores(a, scale)) {
-    const auto score = [&](float dot, int, int) {
-      return a.soft_cap > 0.0f ? SoftCap(dot * a.scale, a.soft_cap) * kLog2E : dot * scale;
-    };
-    ReplaceByScores<true>(RowPairOf(rows, row, a.seen), key, score, scores, maximum);
-  } else if (__any_sync(kFullMask, !seen.Contains(key, kLatentKeys))) {
-    ReplaceByScores<true>(RowPairOf(rows, row, a.seen), key, product, scores, maximum);
-  } else {
-    ReplaceByScores<false>({}, key, product, scores, maximum);
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    maximum[h] = fmaxf(maximum[h], __shfl_xor_sync(kFullMask, maximum[h], 1));
-    maximum[h] = fmaxf(maximum[h], __shfl_xor_sync(kFullMask, maximum[h], 2));
-  }
-}
-
 // Adds the weights of keys [16 step, 16 step + 16) of the tile times the warp's columns of their
 // values.
 template <typename Width>
@@ -238,41 +118,9 @@ __device__ __forceinline__ void AddLatentValues(const uint32_t (&weights)[4], ch
   }
 }
 
-// Returns the sums of weights of the thread's rows.
-__device__ __forceinline__ void SumOfWeights(const RowState<kLatentSteps>& state, float (&sum)[2]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) sum[h] = SumOfChains(state.sum[0][h], state.sum[1][h], 0.0f, 0.0f);
-}
-
 // Returns the column of sums[n][0] and sums[n][2] of the warp with columns `part`.
 __device__ __forceinline__ int LatentColumn(int part, int n) {
   return n / 2 * kPlaneColumns + part * 16 + n % 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
-}
-
-template <int kCount, int kRows>
-__device__ __forceinline__ void StoreLatentPartial(const AttentionLaunch& a,
-                                                   const BlockRows<kRows>& rows, int chunk, int row,
-                                                   int part, float* partial,
-                                                   const float (&maximum)[2], const float (&sum)[2],
-                                                   const float (&sums)[kCount][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, padded = a.cache.padded_value_dim();
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int own = row + lane / 4 + h * 8;
-    if (rows.query_row[own] < 0) continue;
-    float* const to =
-        partial + PartialRow(a, chunk, kRows, own, rows.head[own]) * PartialStride(padded);
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      const int column = LatentColumn(part, n);
-      if (column < padded) {
-        *reinterpret_cast<float2*>(to + column) = make_float2(sums[n][h * 2], sums[n][h * 2 + 1]);
-      }
-    }
-    if (part == 0 && lane % 4 == 0) {
-      *reinterpret_cast<float2*>(to + padded) = make_float2(maximum[h], sum[h]);
-    }
-  }
 }
 
 // As MergeState() and MergeValues(), with the maxima and sums of weights of both rows merged so far
@@ -289,28 +137,6 @@ __device__ __forceinline__ void MergeLatent(float factor, RowState<kLatentSteps>
   MergeState(sum, factor, state, merged_maximum, merged_sum, f);
   *merged_state = make_float4(merged_maximum[0], merged_maximum[1], merged_sum[0], merged_sum[1]);
   MergeValues(f, sums, merged);
-}
-
-template <int kCount, int kRows>
-__device__ __forceinline__ void StoreLatentFinished(const AttentionLaunch& a,
-                                                    const BlockRows<kRows>& rows, int row, int part,
-                                                    const float4& state,
-                                                    const float (&merged)[kCount][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, dim = a.cache.value_dim();
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int own = row + lane / 4 + h * 8;
-    if (rows.query_row[own] < 0) continue;
-    const float inverse =
-        InverseOfSum(a, rows.head[own], h == 0 ? state.x : state.y, h == 0 ? state.z : state.w);
-    Bf16* const to = static_cast<Bf16*>(a.output) + rows.query_row[own] * a.output_stride +
-                     int64_t{rows.head[own]} * dim;
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      StoreBf16Pair(to, LatentColumn(part, n), dim, merged[n][h * 2] * inverse,
-                    merged[n][h * 2 + 1] * inverse);
-    }
-  }
 }
 
 // Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
@@ -379,15 +205,26 @@ __device__ __forceinline__ void LatentRun(const AttentionLaunch& a, int begin, i
       MergeLatent(factor, &state, &shared.merged[threadIdx.x], sums, merged);
     }
   }
+  const auto column_of = [&](int n) { return LatentColumn(part, n); };
   if (kSplit && job.split >= 0) {
     float sum[2];
     SumOfWeights(state, sum);
     const float maximum[2] = {state.maximum[0] * factor, state.maximum[1] * factor};
-    StoreLatentPartial(a, shared.rows, chunk, row, part,
+    StoreLatentPartial(a, shared.rows, chunk, row, part == 0, column_of,
                        PartialOf(a, job.token, job.split, split_tokens), maximum, sum, sums);
   } else {
-    StoreLatentFinished(a, shared.rows, row, part, shared.merged[threadIdx.x], merged);
+    const float4 m = shared.merged[threadIdx.x];
+    StoreLatentFinished(a, shared.rows, row, column_of, {m.x, m.y}, {m.z, m.w}, merged);
   }
+}
+
+// Returns whether a work item has several splits.
+__device__ __forceinline__ bool LacksSlots(const AttentionLaunch& a, int token, int split,
+                                           int split_tokens) {
+  const int sequence = a.step.sequence[token], position = a.step.position[token];
+  if (split >= 0 || sequence < 0) return false;
+  const int last = LastKey(a.seen, position, LengthOf(a.step, a.seen, sequence));
+  return last / split_tokens > FirstKey(a.seen, position) / split_tokens;
 }
 
 template <int kRowTiles>
@@ -395,13 +232,14 @@ constexpr int kLatentThreads = kRowTiles* kColumnWarps * 32;
 
 template <typename Width, int kRowTiles>
 __global__ void __launch_bounds__(kLatentThreads<kRowTiles>, 2 / kRowTiles)
-    LatentSplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
+    LatentSplitKernel(const AttentionLaunch a, const int split_tokens, const float scale,
+                      const bool only_without_slots) {
   GridDependencyPass();
   const int item = static_cast<int>(blockIdx.x);
   if (item >= *a.work.item_count) return;
-  const int token = a.work.item_token[item];
-  LatentRun<true>(a, token, token + 1, a.work.item_split[item], split_tokens,
-                  static_cast<int>(blockIdx.y), scale,
+  const int token = a.work.item_token[item], split = a.work.item_split[item];
+  if (only_without_slots && !LacksSlots(a, token, split, split_tokens)) return;
+  LatentRun<true>(a, token, token + 1, split, split_tokens, static_cast<int>(blockIdx.y), scale,
                   *DynamicShared<SharedLatent<Width, kRowTiles>>());
 }
 
@@ -431,7 +269,7 @@ __global__ void __launch_bounds__(kLatentThreads<kRowTiles>, 2 / kRowTiles)
 constexpr int kTiledRowTiles = 2;
 
 template <typename Width, int kRowTiles>
-void LaunchSplitOf(const AttentionLaunch& args, cudaStream_t stream) {
+void LaunchSplitOf(const AttentionLaunch& args, bool only_without_slots, cudaStream_t stream) {
   const int chunks = (args.heads + kRowTiles * 16 - 1) / (kRowTiles * 16);
   Launch(LatentSplitKernel<Width, kRowTiles>,
          {.grid = dim3(static_cast<unsigned>(MaxItems(args)), static_cast<unsigned>(chunks)),
@@ -439,25 +277,7 @@ void LaunchSplitOf(const AttentionLaunch& args, cudaStream_t stream) {
           .shared_bytes = sizeof(SharedLatent<Width, kRowTiles>),
           .stream = stream,
           .overlaps_predecessor = true},
-         args, SplitTokensOf(args), args.scale * kLog2E);
-}
-
-// Calls f with the narrowest LatentWidth for the layer as a template argument. Returns whether
-// there is one.
-template <typename F>
-bool WithLatentWidth(const KvLayerView& cache, const F& f) {
-  const int keys = (cache.head_dim + kPlaneColumns - 1) / kPlaneColumns;
-  const int values = (cache.latent_dim + kPlaneColumns - 1) / kPlaneColumns;
-  if (keys <= 1) {
-    f.template operator()<LatentWidth<1, 1>>();
-  } else if (keys <= 5 && values <= 4) {
-    f.template operator()<LatentWidth<5, 4>>();
-  } else if (keys <= 9 && values <= 8) {
-    f.template operator()<LatentWidth<9, 8>>();
-  } else {
-    return false;
-  }
-  return true;
+         args, SplitTokensOf(args), args.scale * kLog2E, only_without_slots);
 }
 
 }  // namespace
@@ -474,9 +294,11 @@ bool FitsLatentMma(const KvLayerView& cache, DType output_dtype) {
          LatentMmaSharedBytes(cache) > 0;
 }
 
-void LaunchLatentSplitMma(const AttentionLaunch& args, cudaStream_t stream) {
+void LaunchLatentSplitMma(const AttentionLaunch& args, bool only_without_slots,
+                          cudaStream_t stream) {
   const bool fits = WithLatentWidth(args.cache, [&]<typename Width>() {
-    (args.heads <= 16 ? LaunchSplitOf<Width, 1> : LaunchSplitOf<Width, 2>)(args, stream);
+    (args.heads <= 16 ? LaunchSplitOf<Width, 1> : LaunchSplitOf<Width, 2>)(args, only_without_slots,
+                                                                           stream);
   });
   MOESERVE_CHECK(fits, "the width of latent vectors");
 }
