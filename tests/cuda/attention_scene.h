@@ -70,6 +70,9 @@ struct AttentionQuery {
 // The kernel that computes tiles of tokens.
 enum class Tiled { kChosen, kMma, kWgmma };
 
+// The kernel for single tokens over latent vectors. Unless it is kChosen, it computes all tokens.
+enum class Single { kChosen, kLatentMma, kLatentWgmma };
+
 // Returns the kernel for devices without wgmma, which LaunchAttention() does not choose on others.
 inline Tiled OtherTiled(const AttentionSetting& setting) {
   const bool bf16 = setting.cache == DType::kBF16 && setting.output == DType::kBF16;
@@ -131,7 +134,7 @@ class AttentionScene {
     int by_shape = 1;       // QueryRows::by_shape
     int extra_context = 0;  // added to the context bound that determines launch shapes
     Tiled tiled = Tiled::kChosen;
-    bool latent_wgmma = false;  // only LaunchLatentSplitWgmma(), for all tokens
+    Single single = Single::kChosen;
   };
 
   // Runs attention for tokens that have one row each or, with MoA, any number of rows. Returns the
@@ -212,23 +215,7 @@ class AttentionScene {
     a.tiled_from = options.tiled_from;
     a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
     LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
-    if (options.latent_wgmma) {
-      LaunchLatentSplitWgmma(a, nullptr);
-      if (MaxSplits(a.step.max_context, a.seen, SplitTokensOf(a)) > 1) {
-        LaunchMergeSplits(a, nullptr);
-      }
-    } else
-      switch (options.tiled) {
-        case Tiled::kChosen:
-          LaunchAttention(a, nullptr);
-          break;
-        case Tiled::kMma:
-          LaunchTiledMma(a, nullptr);
-          break;
-        case Tiled::kWgmma:
-          LaunchTiledWgmma(a, nullptr);
-          break;
-      }
+    Launch(a, options);
     const std::vector<uint8_t> output = d_output.Read();
     std::vector<std::vector<uint32_t>> results(rows);
     const auto at = [&](int64_t i) {
@@ -289,6 +276,27 @@ class AttentionScene {
   }
 
  private:
+  static void Launch(const AttentionLaunch& a, const Options& options) {
+    if (options.single != Single::kChosen) {
+      if (options.single == Single::kLatentMma) {
+        LaunchLatentSplitMma(a, false, nullptr);
+      } else {
+        LaunchLatentSplitWgmma(a, nullptr);
+      }
+      if (MaxSplits(a.step.max_context, a.seen, SplitTokensOf(a)) > 1) {
+        LaunchMergeSplits(a, nullptr);
+      }
+      return;
+    }
+    switch (options.tiled) {
+      case Tiled::kChosen:
+        return LaunchAttention(a, nullptr);
+      case Tiled::kMma:
+        return LaunchTiledMma(a, nullptr);
+      case Tiled::kWgmma:
+        return LaunchTiledWgmma(a, nullptr);
+    }
+  }
   static void CheckCall(cudaError_t error) {
     ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
   }

@@ -8,8 +8,9 @@ namespace moeserve::cuda {
 namespace {
 
 void LaunchLatentSplits(const AttentionLaunch& args, cudaStream_t stream) {
-  // The other kernel has blocks of at most 32 rows, so it would read the vectors several times.
-  if (args.heads > 32 && LatentWgmmaFits(args.cache)) {
+  // With up to 16 heads, two blocks of the other kernel share a multiprocessor. With more, shared
+  // memory limits it.
+  if (args.heads > 16 && LatentWgmmaFits(args.cache)) {
     LaunchLatentSplitWgmma(args, stream);
   } else {
     LaunchLatentSplitMma(args, false, stream);
