@@ -38,6 +38,8 @@ set(MOESERVE_CUDA_SOURCES
   attention/attention.cc
   attention/attention_cluster_mma.cu
   attention/attention_f32.cu
+  attention/attention_latent_mma.cu
+  attention/attention_latent_wgmma.cu
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
   attention/attention_tiled_wgmma.cu

@@ -7,6 +7,7 @@
 #include "base/error_text.h"
 #include "kernels/base/routing.h"
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_latent_mma.h"
 #include "kernels/cuda/attention/kv_cache.h"
 #include "kernels/cuda/attention/norm_rope_append.h"
 #include "kernels/cuda/attention/rope.h"
@@ -255,8 +256,8 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
   constexpr size_t kSharedForWideHeads = 163 << 10;
   for (const KvLayerShape& layer : layers) {
     if (layer.latent_dim > 0) {
-      const int64_t shared =
-          WideSharedBytes({.head_dim = layer.head_dim, .latent_dim = layer.latent_dim});
+      const KvLayerView view{.head_dim = layer.head_dim, .latent_dim = layer.latent_dim};
+      const int64_t shared = std::max(WideSharedBytes(view), LatentMmaSharedBytes(view));
       if (shared > static_cast<int64_t>(SharedMemoryLimit())) {
         return absl::UnavailableError(Concat(description_, ": attention over latent vectors of ",
                                              layer.latent_dim, ": expected ", shared >> 10,
@@ -519,14 +520,16 @@ void CudaBackend::Attention(const AttentionArgs& args) {
                    args.plan->rows == 0 ? 1 : args.plan->capacity / args.plan->rows};
   }
   launch.rows.by_shape = args.rows_per_token;
-  if (tiled_from_ > 0 && !IsWide(cache)) {
+  if (tiled_from_ > 0 && !IsWide(cache, launch.output_dtype)) {
     const int heads = args.heads * launch.rows.max_per_token;
     const WorkKey key{
         .window = args.window,
         .chunks = args.chunks,
         .split_tokens = SplitTokens(args.heads / cache.num_kv_heads * args.rows_per_token),
         .table = args.causal ? -1 : args.cache->shape(args.layer).table};
-    launch.work = WorkFor(launch.step, key, PartialFloats(heads, cache.widest_dim()));
+    launch.work =
+        WorkFor(launch.step, key,
+                PartialFloats(heads, cache.latent_dim > 0 ? cache.latent_dim : cache.widest_dim()));
   }
   LaunchAttention(launch, stream_.get());
 }

@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_latent_mma.h"
 #include "kernels/cuda/attention/kv_cache.h"
 #include "kernels/cuda/attention/norm_rope_append.h"
 #include "tests/cuda/device_array.h"
@@ -41,6 +42,9 @@ struct AttentionSetting {
   float scale = 0.0f;      // 0: 1 / sqrt(head_dim)
   bool causal = true;      // else rows see all positions of their sequence that the window allows
   bool chunks = false;     // SeenKeys::chunks
+  int latent_dim = 0;      // KvLayerShape::latent_dim
+
+  int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
 
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
   std::optional<double> Sink(int head) const {
@@ -53,7 +57,8 @@ struct AttentionSetting {
            std::string(Name(cache)) + ", output " + std::string(Name(output)) + ", window " +
            std::to_string(window) + (chunks ? " chunks" : "") + ", soft cap " +
            std::to_string(soft_cap) + (sinks ? ", sinks" : "") + ", biases " +
-           std::to_string(bias_distances) + (causal ? ", causal" : "");
+           std::to_string(bias_distances) + (causal ? ", causal" : "") + ", latent " +
+           std::to_string(latent_dim);
   }
 };
 
@@ -66,6 +71,9 @@ struct AttentionQuery {
 
 // The kernel that computes tiles of tokens.
 enum class Tiled { kChosen, kMma, kWgmma };
+
+// The kernel for single tokens over latent vectors. Unless it is kChosen, it computes all tokens.
+enum class Single { kChosen, kLatentMma, kLatentWgmma };
 
 // Returns the kernel for devices without wgmma, which LaunchAttention() does not choose on others.
 inline Tiled OtherTiled(const AttentionSetting& setting) {
@@ -96,13 +104,14 @@ class AttentionScene {
       for (int b = 0; b < blocks[i]; ++b) tables_[i * stride_ + b] = order[next++];
       tables_[(i + 1) * stride_ - 1] = s_.lengths[i];
     }
-    auto cache = CudaKvCache::Allocate({{s_.kv_heads, s_.head_dim}}, s_.cache, {total});
+    auto cache =
+        CudaKvCache::Allocate({{s_.kv_heads, s_.head_dim, s_.latent_dim}}, s_.cache, {total});
     EXPECT_TRUE(cache.ok()) << cache.status();
     cache_.emplace(std::move(cache).value());
     const KvLayerView view = cache_->layer(0);
     bytes_ = static_cast<size_t>(view.block_stride) * total * SizeOf(s_.cache);
     CheckCall(cudaMemset(view.keys, 0xff, bytes_));
-    CheckCall(cudaMemset(view.values, 0xff, bytes_));
+    if (s_.latent_dim == 0) CheckCall(cudaMemset(view.values, 0xff, bytes_));
     Fill(total);
   }
 
@@ -128,6 +137,7 @@ class AttentionScene {
     int extra_context = 0;  // added to the context bound that determines launch shapes
     Tiled tiled = Tiled::kChosen;
     AttentionSplits splits = AttentionSplits::kAuto;  // with clusters, there is no work list
+    Single single = Single::kChosen;
   };
 
   // Runs attention for tokens that have one row each or, with MoA, any number of rows. Returns the
@@ -135,7 +145,7 @@ class AttentionScene {
   std::vector<std::vector<uint32_t>> Run(const std::vector<std::vector<AttentionQuery>>& tokens,
                                          const Options& options) {
     const int count = static_cast<int>(tokens.size());
-    const int width = s_.heads * s_.head_dim;
+    const int width = s_.heads * s_.head_dim, out_width = s_.heads * s_.value_dim();
     const bool routed = options.max_per_token > 0;
     std::vector<int32_t> position, sequence, offsets = {0};
     std::vector<int32_t> token_of;
@@ -154,7 +164,7 @@ class AttentionScene {
     if (routed) {
       for (int i = rows - 1; i > 0; --i) std::swap(assignment[i], assignment[random_.Below(i + 1)]);
     }
-    const int64_t query_stride = width + 4, output_stride = width + 6;
+    const int64_t query_stride = width + 4, output_stride = out_width + 6;
     std::vector<float> query(rows * query_stride, NAN);
     for (int t = 0, n = 0; t < count; ++t) {
       for (const AttentionQuery& q : tokens[t]) {
@@ -171,7 +181,7 @@ class AttentionScene {
     const int max_per_token = std::max(1, options.max_per_token);
     DeviceArray<uint8_t> work_memory(std::vector<uint8_t>(
         static_cast<size_t>(AttentionWorkBytes(
-            count, options.slots, PartialFloats(s_.heads * max_per_token, s_.head_dim))),
+            count, options.slots, PartialFloats(s_.heads * max_per_token, s_.value_dim()))),
         0xff));
     AttentionLaunch a;
     a.cache = view();
@@ -211,17 +221,7 @@ class AttentionScene {
       a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
       LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
     }
-    switch (options.tiled) {
-      case Tiled::kChosen:
-        LaunchAttention(a, nullptr);
-        break;
-      case Tiled::kMma:
-        LaunchTiledMma(a, nullptr);
-        break;
-      case Tiled::kWgmma:
-        LaunchTiledWgmma(a, nullptr);
-        break;
-    }
+    Launch(a, options);
     const std::vector<uint8_t> output = d_output.Read();
     std::vector<std::vector<uint32_t>> results(rows);
     const auto at = [&](int64_t i) {
@@ -233,7 +233,7 @@ class AttentionScene {
     for (int n = 0; n <= rows; ++n) {
       const int64_t row = (n < rows ? assignment[n] : rows) * output_stride;
       for (int i = 0; i < output_stride; ++i) {
-        if (n < rows && i < width) {
+        if (n < rows && i < out_width) {
           results[n].push_back(at(row + i));
         } else if (at(row + i) != poison) {
           ADD_FAILURE() << "wrote beside row " << n << ", column " << i << ": " << s_.Describe();
@@ -290,7 +290,7 @@ class AttentionScene {
       const testing::Matrix& v = values_[q.sequence * s_.kv_heads + kv];
       const auto from = q.values.begin() + h * s_.head_dim;
       ASSERT_TRUE(testing::RowNear(
-          {actual.begin() + h * s_.head_dim, actual.begin() + (h + 1) * s_.head_dim},
+          {actual.begin() + h * s_.value_dim(), actual.begin() + (h + 1) * s_.value_dim()},
           testing::OracleAttention({from, from + s_.head_dim}, {k.begin() + first, k.begin() + end},
                                    {v.begin() + first, v.begin() + end}, scale(), s_.soft_cap,
                                    s_.Sink(h),
@@ -302,6 +302,27 @@ class AttentionScene {
   }
 
  private:
+  static void Launch(const AttentionLaunch& a, const Options& options) {
+    if (options.single != Single::kChosen) {
+      if (options.single == Single::kLatentMma) {
+        LaunchLatentSplitMma(a, false, nullptr);
+      } else {
+        LaunchLatentSplitWgmma(a, nullptr);
+      }
+      if (MaxSplits(a.step.max_context, a.seen, SplitTokensOf(a)) > 1) {
+        LaunchMergeSplits(a, nullptr);
+      }
+      return;
+    }
+    switch (options.tiled) {
+      case Tiled::kChosen:
+        return LaunchAttention(a, nullptr);
+      case Tiled::kMma:
+        return LaunchTiledMma(a, nullptr);
+      case Tiled::kWgmma:
+        return LaunchTiledWgmma(a, nullptr);
+    }
+  }
   static void CheckCall(cudaError_t error) {
     ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
   }
@@ -331,6 +352,8 @@ class AttentionScene {
             (*oracle)[i * s_.kv_heads + h].push_back(head);
           }
         }
+        if (s_.latent_dim > 0) values_[i].back() = keys_[i].back();
+        if (s_.latent_dim > 0) values_[i].back().resize(s_.latent_dim);
       }
       position.push_back(5);
       sequence.push_back(-1);
@@ -361,6 +384,7 @@ class AttentionScene {
     const size_t element = SizeOf(s_.cache);
     for (const auto& [memory, expected] :
          {std::pair{view.keys, &keys_}, std::pair{view.values, &values_}}) {
+      if (memory == nullptr) continue;
       std::vector<uint8_t> bytes(bytes_);
       CheckCall(cudaMemcpy(bytes.data(), memory, bytes_, cudaMemcpyDeviceToHost));
       std::vector<uint8_t> image(bytes_, 0xff);

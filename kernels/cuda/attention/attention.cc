@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_latent_mma.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -26,6 +27,16 @@ int ClusterBlocksOf(AttentionSplits splits) {
   return 0;
 }
 
+void LaunchLatentSplits(const AttentionLaunch& args, cudaStream_t stream) {
+  // With up to 16 heads, two blocks of the other kernel share a multiprocessor. With more, shared
+  // memory limits it.
+  if (args.heads > 16 && LatentWgmmaFits(args.cache)) {
+    LaunchLatentSplitWgmma(args, stream);
+  } else {
+    LaunchLatentSplitMma(args, false, stream);
+  }
+}
+
 void LaunchSplits(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(CanUseSplits(args, args.splits), "clusters of attention");
   if (const int blocks = ClusterBlocksOf(args.splits); blocks > 0) {
@@ -34,7 +45,11 @@ void LaunchSplits(const AttentionLaunch& args, cudaStream_t stream) {
   }
   MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
                  "attention work list");
-  (IsMma(args) ? LaunchSplitMma : LaunchSplitF32)(args, stream);
+  if (args.cache.latent_dim > 0) {
+    LaunchLatentSplits(args, stream);
+  } else {
+    (IsMma(args) ? LaunchSplitMma : LaunchSplitF32)(args, stream);
+  }
   if (MaxSplits(args.step.max_context, args.seen, SplitTokensOf(args)) > 1) {
     LaunchMergeSplits(args, stream);
   }
@@ -44,7 +59,9 @@ void LaunchSplits(const AttentionLaunch& args, cudaStream_t stream) {
 
 bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits) {
   const int blocks = ClusterBlocksOf(splits);
-  return blocks == 0 || (IsMma(args) && !IsWide(args.cache) && ClusterAttentionFits(args, blocks));
+  return blocks == 0 ||
+         (IsMma(args) && args.cache.latent_dim == 0 && !IsWide(args.cache, args.output_dtype) &&
+          ClusterAttentionFits(args, blocks));
 }
 
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
@@ -55,21 +72,23 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   if (args.cache.latent_dim > 0) {
     MOESERVE_CHECK(args.cache.num_kv_heads == 1 && args.rows.row_offsets == nullptr,
                    "attention over latent vectors");
-    if (args.step.tokens > 0) LaunchWide(args, stream);
-    return;
+  } else {
+    MOESERVE_CHECK(args.cache.head_dim > 0 && args.cache.widest_dim() <= kMaxHeadDim, "head_dim");
   }
-  MOESERVE_CHECK(args.cache.head_dim > 0 && args.cache.widest_dim() <= kMaxHeadDim, "head_dim");
-  if (IsWide(args.cache)) {
+  if (IsWide(args.cache, args.output_dtype)) {
     if (args.step.tokens > 0) LaunchWide(args, stream);
     return;
   }
   MOESERVE_CHECK(args.heads > 0 && args.heads % args.cache.num_kv_heads == 0, "query heads");
   MOESERVE_CHECK(args.tiled_from >= 0 && args.tiled_from <= args.step.tokens, "tiled_from");
+  const bool latent = args.cache.latent_dim > 0;
   const bool mma = IsMma(args);
   MOESERVE_CHECK(!mma || args.cache.block_stride * 2 <= INT32_MAX, "bytes of a page");
   if (args.tiled_from > 0) LaunchSplits(args, stream);
   if (args.tiled_from == args.step.tokens) return;
-  if (!mma) {
+  if (latent) {
+    LaunchLatentTiledMma(args, stream);
+  } else if (!mma) {
     LaunchTiledF32(args, stream);
   } else if (TiledWgmmaFits()) {
     LaunchTiledWgmma(args, stream);

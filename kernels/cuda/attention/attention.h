@@ -56,7 +56,8 @@ AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots);
 // than 192 MiB, but at least 2,048. `row_floats` is above 0.
 int AttentionSlots(int64_t row_floats);
 // Returns the number of floats of the partial results for one split of one token. `query_heads`:
-// the number of heads in all query rows that a token may have.
+// the number of heads in all query rows that a token may have; `head_dim`: widest_dim(), or
+// latent_dim.
 int64_t PartialFloats(int query_heads, int head_dim);
 
 // Returns the number of tokens per split. It depends on the model's shape alone, so results do not
@@ -71,9 +72,13 @@ int MaxSplits(int max_context, const SeenKeys& seen, int split_tokens);
 void LaunchAttentionWork(const StepView& step, int tokens, const SeenKeys& seen, int split_tokens,
                          const AttentionWork& work, cudaStream_t stream);
 
+// Whether attention over the layer's latent vectors uses the tensor cores: cache and output are
+// bf16, and the vectors have at most 576 elements, of which at most 512 are values.
+bool FitsLatentMma(const KvLayerView& cache, DType output_dtype);
 // Whether LaunchAttention() needs no AttentionWork for the layer.
-inline bool IsWide(const KvLayerView& cache) {
-  return cache.latent_dim > 0 || cache.widest_dim() > kMaxTiledDim;
+inline bool IsWide(const KvLayerView& cache, DType output_dtype) {
+  return cache.latent_dim > 0 ? !FitsLatentMma(cache, output_dtype)
+                              : cache.widest_dim() > kMaxTiledDim;
 }
 
 // The kernels that compute tokens [0, tiled_from) of a launch. All compute the same bits.

@@ -306,8 +306,8 @@ __device__ __forceinline__ float* PartialOf(const AttentionLaunch& a, int token,
                                             int split_tokens) {
   const int slot =
       a.work.slot_of_token[token] + split - FirstKey(a.seen, a.step.position[token]) / split_tokens;
-  return a.work.partial +
-         slot * (int64_t{a.rows.max_per_token} * a.heads * PartialStride(a.cache.padded_dim));
+  return a.work.partial + slot * (int64_t{a.rows.max_per_token} * a.heads *
+                                  PartialStride(a.cache.padded_value_dim()));
 }
 
 }  // namespace moeserve::cuda

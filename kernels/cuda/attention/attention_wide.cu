@@ -1,6 +1,7 @@
 // Attention with heads that are too wide for the other kernels, and over latent vectors
-// ("DeepSeek-V2", section 2.1), where all query heads read one kv head, whose values are the first
-// elements of its keys. All arithmetic is f32.
+// ("DeepSeek-V2", section 2.1) that attention_latent_mma.cu does not compute: those in f32, and
+// very wide ones. There, all query heads read one kv head, whose values are the first elements of
+// its keys. All arithmetic is f32.
 //
 // A thread block computes kHeads heads of one token and kv head, one per warp, over the whole
 // context, and shares the loads of keys and values. Long contexts of few tokens are not split, so
@@ -17,10 +18,6 @@ constexpr int kHeads = 4;
 constexpr int kThreads = kHeads * 32;
 constexpr int kTileKeys = 16;
 
-__device__ __host__ inline int ValueDim(const KvLayerView& cache) {
-  return cache.latent_dim > 0 ? cache.latent_dim : cache.value_dim();
-}
-
 // One more column than a key or value has, so that the same element of adjacent ones is in
 // different banks.
 __device__ __host__ inline int Pitch(const KvLayerView& cache) { return cache.widest_dim() + 1; }
@@ -28,7 +25,7 @@ __device__ __host__ inline int Pitch(const KvLayerView& cache) { return cache.wi
 // Returns the shared memory of a thread block in floats: a tile of keys or values, the queries, and
 // the weighted sums of values.
 __host__ inline int64_t SharedFloats(const KvLayerView& cache) {
-  return int64_t{kTileKeys} * Pitch(cache) + int64_t{kHeads} * (cache.head_dim + ValueDim(cache));
+  return int64_t{kTileKeys} * Pitch(cache) + int64_t{kHeads} * (cache.head_dim + cache.value_dim());
 }
 
 // The tile [tile * kTileKeys, (tile + 1) * kTileKeys) of one kv head's keys or values. Those
@@ -64,7 +61,7 @@ __device__ void StageTile(const KvLayerView& cache, const Tile& t, const void* f
 template <typename Element>
 __global__ void __launch_bounds__(kThreads) WideKernel(const AttentionLaunch a, const float scale) {
   GridDependencyPass();
-  const int dim = a.cache.head_dim, values = ValueDim(a.cache), pitch = Pitch(a.cache);
+  const int dim = a.cache.head_dim, values = a.cache.value_dim(), pitch = Pitch(a.cache);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int token = static_cast<int>(blockIdx.x);
   // The warp's query head is number n of those that the token has for the kv head.

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int position = a.step.position[token];
   const int last = LastKey(a.seen, position, LengthOf(a.step, a.seen, a.step.sequence[token]));
   const int splits = last / split_tokens - FirstKey(a.seen, position) / split_tokens + 1;
-  const int padded = a.cache.padded_dim;
+  const int padded = a.cache.padded_value_dim();
   const int64_t stride = PartialStride(padded);
   const int64_t split_stride = int64_t{a.rows.max_per_token} * a.heads * stride;
   const float* from = a.work.partial + first_slot * split_stride + n * stride;
@@ -213,7 +213,7 @@ void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream) {
   Launch(
       MergeKernel,
       {.grid = dim3(args.tiled_from, (query_heads + kMergeThreads / 32 - 1) / (kMergeThreads / 32),
-                    (args.cache.padded_dim + 127) / 128),
+                    (args.cache.padded_value_dim() + 127) / 128),
        .block = dim3(kMergeThreads),
        .stream = stream,
        .overlaps_predecessor = true},

@@ -51,7 +51,11 @@ struct KvLayerView {
            piece * 8 + column % 8;
   }
   MOESERVE_HOST_DEVICE int value_dim() const {
-    return own_value_dim > 0 ? own_value_dim : head_dim;
+    return latent_dim > 0 ? latent_dim : own_value_dim > 0 ? own_value_dim : head_dim;
+  }
+  // Returns the elements of a row of partial results: value_dim(), rounded up as padded_dim is.
+  MOESERVE_HOST_DEVICE int padded_value_dim() const {
+    return latent_dim > 0 ? (latent_dim + 15) / 16 * 16 : padded_dim;
   }
   MOESERVE_HOST_DEVICE int widest_dim() const {
     return own_value_dim > head_dim ? own_value_dim : head_dim;

@@ -45,17 +45,20 @@ class AttentionRun {
     MOESERVE_ASSIGN_OR_RETURN(launch_.rows, cache_->Rows(bench_, tokens_));
     const int64_t rows = int64_t{tokens_} * shape_.rows_per_token;
     const int64_t width = int64_t{shape_.heads} * shape_.head_dim;
+    const int64_t output_width = int64_t{shape_.heads} * shape_.value_dim();
     MOESERVE_ASSIGN_OR_RETURN(query_, bench_.Random(DType::kF32, rows * width, kQuerySeed, 1.0f));
-    MOESERVE_ASSIGN_OR_RETURN(output_, bench_.Poisoned(static_cast<size_t>(rows * width) * 2));
+    MOESERVE_ASSIGN_OR_RETURN(output_,
+                              bench_.Poisoned(static_cast<size_t>(rows * output_width) * 2));
     launch_.query = query_.as<float>();
-    launch_.query_stride = launch_.output_stride = width;
+    launch_.query_stride = width;
+    launch_.output_stride = output_width;
     launch_.output = output_.data();
     launch_.output_dtype = DType::kBF16;
     launch_.heads = shape_.heads;
     launch_.tile_order = shape_.tile_order;
     launch_.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     launch_.tiled_from = prompt_ ? 0 : tokens_;
-    const int64_t partial = cuda::PartialFloats(shape_.query_heads(), shape_.head_dim);
+    const int64_t partial = cuda::PartialFloats(shape_.query_heads(), shape_.value_dim());
     const int slots = cuda::AttentionSlots(partial);
     MOESERVE_ASSIGN_OR_RETURN(work_, cuda::DeviceMemory::Allocate(static_cast<size_t>(
                                          cuda::AttentionWorkBytes(tokens_, slots, partial))));
@@ -74,12 +77,11 @@ class AttentionRun {
     MOESERVE_RETURN_IF_ERROR(Check());
     Measured m;
     MOESERVE_ASSIGN_OR_RETURN(m.timing, bench_.Time(layers, [this](int i) { Enqueue(i); }));
-    const double queries = static_cast<double>(rows * width);
-    m.work.bytes = bytes + 4 * queries + 2 * queries;
-    m.work.written = 2 * queries;
+    m.work.bytes = bytes + static_cast<double>(4 * rows * width + 2 * rows * output_width);
+    m.work.written = static_cast<double>(2 * rows * output_width);
     const double pairs =
         prompt_ ? 0.5 * length_ * (length_ + 1.0) : static_cast<double>(sequences_) * length_;
-    m.work.flops = 4.0 * shape_.query_heads() * shape_.head_dim * pairs;
+    m.work.flops = 2.0 * shape_.query_heads() * (shape_.head_dim + shape_.value_dim()) * pairs;
     m.rotated_bytes = prompt_ ? 0 : bytes * layers;
     m.more = {{"batch", sequences_},
               {"context", length_},
@@ -116,8 +118,8 @@ class AttentionRun {
       const int token = token_of[row];
       const int sequence = prompt_ ? 0 : token;
       const int position = prompt_ ? token : length_ - 1;
-      const int d = shape_.head_dim;
-      std::vector<double> q(static_cast<size_t>(d)), expected(q.size());
+      const int d = shape_.head_dim, values = shape_.value_dim();
+      std::vector<double> q(static_cast<size_t>(d)), expected(static_cast<size_t>(values));
       for (int c = 0; c < d; ++c) {
         q[c] = RandomRounded(kQuerySeed, row * width + int64_t{head} * d + c, 1.0f, DType::kBF16);
       }
@@ -127,15 +129,18 @@ class AttentionRun {
         for (int c = 0; c < d; ++c) score += q[c] * cache_->key(0, sequence, p, kv, c);
         const double weight = std::exp(score * launch_.scale);  // scores are of order 1
         total += weight;
-        for (int c = 0; c < d; ++c) expected[c] += weight * cache_->value(0, sequence, p, kv, c);
+        for (int c = 0; c < values; ++c) {
+          expected[c] += weight * cache_->value(0, sequence, p, kv, c);
+        }
       }
       MOESERVE_ASSIGN_OR_RETURN(
           const std::vector<float> output,
-          bench_.DownloadRow(output_.data(), DType::kBF16, row * width + int64_t{head} * d, d));
+          bench_.DownloadRow(output_.data(), DType::kBF16,
+                             (row * shape_.heads + head) * int64_t{values}, values));
       double squares = 0;
       for (const double e : expected) squares += e / total * (e / total);
-      const double spread = std::sqrt(squares / d);
-      for (int c = 0; c < d; ++c) {
+      const double spread = std::sqrt(squares / values);
+      for (int c = 0; c < values; ++c) {
         MOESERVE_RETURN_IF_ERROR(
             CheckValue(output[c], expected[c] / total, spread,
                        "column " + std::to_string(c) + " of row " + std::to_string(row)));
@@ -160,7 +165,8 @@ class AttentionRun {
 std::vector<AttentionShape> AttentionShapes(bool tiny) {
   if (tiny) {
     return {{.name = "gqa", .kv_heads = 2, .heads = 4, .head_dim = 32},
-            {.name = "moa", .kv_heads = 1, .heads = 1, .head_dim = 32, .rows_per_token = 4}};
+            {.name = "moa", .kv_heads = 1, .heads = 1, .head_dim = 32, .rows_per_token = 4},
+            {.name = "latent", .kv_heads = 1, .heads = 4, .head_dim = 80, .latent_dim = 64}};
   }
   return {
       {.name = "moa", .kv_heads = 1, .heads = 1, .head_dim = 256, .rows_per_token = 16},
@@ -170,8 +176,10 @@ std::vector<AttentionShape> AttentionShapes(bool tiny) {
        .head_dim = 128,
        .rows_per_token = 2,
        .tile_order = true},
-      {.name = "gqa", .kv_heads = 8, .heads = 32, .head_dim = 128},   // Mixtral
-      {.name = "mha", .kv_heads = 16, .heads = 16, .head_dim = 128},  // OLMoE
+      {.name = "gqa", .kv_heads = 8, .heads = 32, .head_dim = 128},             // Mixtral
+      {.name = "mha", .kv_heads = 16, .heads = 16, .head_dim = 128},            // OLMoE
+      {.name = "latent16", .heads = 16, .head_dim = 576, .latent_dim = 512},    // DeepSeek-V2-Lite
+      {.name = "latent128", .heads = 128, .head_dim = 576, .latent_dim = 512},  // DeepSeek-V3
   };
 }
 
@@ -192,15 +200,17 @@ Result<std::unique_ptr<RandomCache>> RandomCache::Create(Bench& bench, const Att
   cache->stride_ = (length + kPageTokens - 1) / kPageTokens;
   const int64_t blocks = int64_t{sequences} * cache->stride_;
   MOESERVE_ASSIGN_OR_RETURN(
-      cache->cache_, cuda::CudaKvCache::Allocate(
-                         std::vector<KvLayerShape>(static_cast<size_t>(layers),
-                                                   KvLayerShape{shape.kv_heads, shape.head_dim}),
-                         DType::kBF16, {blocks}));
+      cache->cache_,
+      cuda::CudaKvCache::Allocate(
+          std::vector<KvLayerShape>(static_cast<size_t>(layers),
+                                    KvLayerShape{shape.kv_heads, shape.head_dim, shape.latent_dim}),
+          DType::kBF16, {blocks}));
   for (int i = 0; i < layers; ++i) {
     const cuda::KvLayerView view = cache->cache_.layer(i);
     if (view.padded_dim != shape.head_dim) return absl::InternalError("padded heads");
     const int64_t count = view.block_stride * blocks;
     LaunchFill(view.keys, DType::kBF16, count, cache->seed(i, false), 1.0f, bench.stream());
+    if (shape.latent_dim > 0) continue;
     LaunchFill(view.values, DType::kBF16, count, cache->seed(i, true), 1.0f, bench.stream());
   }
   cache->tables_.resize(static_cast<size_t>(blocks));
@@ -228,8 +238,8 @@ float RandomCache::key(int layer, int sequence, int position, int head, int colu
 }
 
 float RandomCache::value(int layer, int sequence, int position, int head, int column) const {
-  return RandomRounded(seed(layer, true), Element(sequence, position, head, column), 1.0f,
-                       DType::kBF16);
+  return RandomRounded(seed(layer, shape_.latent_dim == 0),
+                       Element(sequence, position, head, column), 1.0f, DType::kBF16);
 }
 
 Result<cuda::StepView> RandomCache::Step(Bench& bench, bool all_tokens) {

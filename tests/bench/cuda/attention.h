@@ -18,9 +18,13 @@ struct AttentionShape {
   int head_dim = 128;
   int rows_per_token = 1;  // for routed attention: k, since each selected expert has a row
   bool tile_order = false;
+  int latent_dim = 0;  // KvLayerShape::latent_dim
 
   int query_heads() const { return heads * rows_per_token; }
-  double kv_bytes_per_token() const { return 2.0 * kv_heads * head_dim * 2; }
+  int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
+  double kv_bytes_per_token() const {
+    return (latent_dim > 0 ? 1.0 : 2.0) * kv_heads * head_dim * 2;
+  }
 };
 
 std::vector<AttentionShape> AttentionShapes(bool tiny);
