@@ -4,6 +4,7 @@
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/linear/fused_expert_kernels.h"
 #include "kernels/cuda/linear/linear_params.h"
 #include "kernels/cuda/linear/linear_tile.cuh"
 
@@ -38,11 +39,6 @@ struct FusedShape {
   static constexpr int kTotals = kBlocks * kNTiles * 4;  // of a thread
   static constexpr int kTotalsBytes = kSliced ? kTotals * kThreads * 4 : 0;
   static constexpr int kSharedBytes = std::max(kStreamBytes, kStagedBytes) + kTotalsBytes;
-};
-
-struct FusedParams {
-  LinearParams up;
-  LinearParams down;
 };
 
 // Copies input rows into planes of 64 columns. As in packed weight blocks, the 16-byte piece c of
@@ -346,8 +342,47 @@ size_t SharedBytes(int blocks) {
   }
 }
 
+void LaunchMma(const CudaLinearBank& down, const FusedParams& params, cudaStream_t stream) {
+  const int64_t rows = params.down.rows;
+  const int blocks = down.max_row_blocks();
+  const bool sliced = down.max_slices() > 1;
+  if (rows <= 16 * int64_t{down.num_experts()}) {
+    sliced ? LaunchRows<16, true>(params, blocks, rows, stream)
+           : LaunchRows<16, false>(params, blocks, rows, stream);
+  } else {
+    sliced ? LaunchRows<64, true>(params, blocks, rows, stream)
+           : LaunchRows<64, false>(params, blocks, rows, stream);
+  }
+}
+
 const CudaLinearBank& AsCuda(const LinearBank& bank) {
   return static_cast<const CudaLinearBank&>(bank);
+}
+
+FusedParams ParamsOf(const FusedExpertArgs& args) {
+  const LinearArgs up{.bank = args.up,
+                      .plan = args.plan,
+                      .gather = args.gather,
+                      .input = args.input,
+                      .output = args.output,
+                      .activation = args.activation};
+  const LinearArgs down{
+      .bank = args.down, .plan = args.plan, .input = args.input, .output = args.output};
+  return {internal::LinearParamsOf(up), internal::LinearParamsOf(down)};
+}
+
+// Not measured yet: the analysis of the instructions predicts that a block of 128 rows pays if most
+// of its rows exist.
+bool HasManyRows(int64_t experts, int64_t rows) {
+  constexpr int64_t kFewestRows = 64;  // for each expert
+  return rows >= kFewestRows * experts;
+}
+
+FusedTile ChooseTile(const FusedExpertArgs& args, const FusedParams& params) {
+  return HasManyRows(args.down->num_experts(), params.down.expected) &&
+                 internal::FusedWgmmaFits(AsCuda(*args.down), params)
+             ? FusedTile::kWarpgroup
+             : FusedTile::kMma;
 }
 
 }  // namespace
@@ -384,28 +419,31 @@ bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows)
          rows <= kMostRows * experts;
 }
 
+std::vector<FusedTile> FusedTilesThatFit(const FusedExpertArgs& args) {
+  std::vector<FusedTile> tiles = {FusedTile::kMma};
+  if (internal::FusedWgmmaFits(AsCuda(*args.down), ParamsOf(args))) {
+    tiles.push_back(FusedTile::kWarpgroup);
+  }
+  return tiles;
+}
+
+FusedTile DefaultFusedTile(const FusedExpertArgs& args) { return ChooseTile(args, ParamsOf(args)); }
+
 void LaunchFusedExpert(const FusedExpertArgs& args, cudaStream_t stream) {
+  LaunchFusedExpert(args, FusedTile::kAuto, stream);
+}
+
+void LaunchFusedExpert(const FusedExpertArgs& args, FusedTile tile, cudaStream_t stream) {
   MOESERVE_CHECK(FusedExpertFits(*args.up, *args.down), "banks of a fused expert");
   MOESERVE_CHECK(args.input.dtype == DType::kBF16, "bf16 rows");
-  const LinearArgs up{.bank = args.up,
-                      .plan = args.plan,
-                      .gather = args.gather,
-                      .input = args.input,
-                      .output = args.output,
-                      .activation = args.activation};
-  const LinearArgs down{
-      .bank = args.down, .plan = args.plan, .input = args.input, .output = args.output};
-  const FusedParams params{internal::LinearParamsOf(up), internal::LinearParamsOf(down)};
-  const int64_t rows = params.down.rows;
-  if (rows == 0) return;
-  const int blocks = AsCuda(*args.down).entry(0).row_blocks;
-  const bool sliced = AsCuda(*args.down).max_slices() > 1;
-  if (rows <= 16 * int64_t{args.down->num_experts()}) {
-    sliced ? LaunchRows<16, true>(params, blocks, rows, stream)
-           : LaunchRows<16, false>(params, blocks, rows, stream);
+  const FusedParams params = ParamsOf(args);
+  if (params.down.rows == 0) return;
+  const CudaLinearBank& down = AsCuda(*args.down);
+  if (tile == FusedTile::kAuto) tile = ChooseTile(args, params);
+  if (tile == FusedTile::kWarpgroup && internal::FusedWgmmaFits(down, params)) {
+    internal::LaunchFusedWgmma(down, params, stream);
   } else {
-    sliced ? LaunchRows<64, true>(params, blocks, rows, stream)
-           : LaunchRows<64, false>(params, blocks, rows, stream);
+    LaunchMma(down, params, stream);
   }
 }
 

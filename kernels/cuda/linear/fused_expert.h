@@ -2,6 +2,10 @@
 // matrix, activation, second matrix. The hidden units of a row stay on the multiprocessor.
 #pragma once
 
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
 #include "kernels/backend.h"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/cuda/linear/linear_bank.h"
@@ -27,10 +31,24 @@ struct FusedExpertArgs {
 // has enough shared memory. The number of hidden units is not limited.
 bool FusedExpertFits(const LinearBank& up, const LinearBank& down);
 
-// Returns whether the kernel is expected to be faster than two products for `rows` assignments.
+// Returns whether one kernel is expected to be faster than two products for `rows` assignments.
 bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows);
 
-// Requires FusedExpertFits().
+// The kernel that computes the experts; all of them have the same bits. kAuto lets
+// LaunchFusedExpert() choose. kMma: mma.sync with tiles of 16 or 64 rows, for all settings.
+// kWarpgroup: wgmma with tiles of 128 rows, for the common activations; kMma is used instead if the
+// device, the settings or the alignment of the rows do not permit it.
+enum class FusedTile : uint8_t { kAuto, kMma, kWarpgroup };
+
+// The names of the tiles, in the order of FusedTile.
+inline constexpr std::string_view kFusedTileNames[] = {"auto", "mma", "warpgroup"};
+
+// Require FusedExpertFits().
 void LaunchFusedExpert(const FusedExpertArgs& args, cudaStream_t stream);
+void LaunchFusedExpert(const FusedExpertArgs& args, FusedTile tile, cudaStream_t stream);
+// Returns the kernels that compute the experts on the current device.
+std::vector<FusedTile> FusedTilesThatFit(const FusedExpertArgs& args);
+// Returns the kernel that kAuto stands for.
+FusedTile DefaultFusedTile(const FusedExpertArgs& args);
 
 }  // namespace moeserve::cuda
