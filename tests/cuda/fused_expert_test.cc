@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
 
 #include "kernels/cuda/linear/linear.h"
 #include "tests/cuda/linear_case.h"
@@ -258,6 +259,40 @@ TEST(FusedExpertTest, RowsThatAreNotGathered) {
       for (int a = 0; a < 150; ++a) ASSERT_TRUE(SameBits(one, pair, a, a, width)) << a;
     }
   }
+}
+
+// Wgmma pays for many rows in many tiles; mma.sync for many experts of some rows each.
+TEST(FusedExpertTest, PaysWhereItIsExpectedTo) {
+  Random random(18);
+  const auto pays = [&](int experts, int rows_per_expert, bool gated,
+                        const Activation& activation) {
+    const std::vector<int> hidden(static_cast<size_t>(experts), 8);
+    const BankCase up({64}, hidden, gated, false, DType::kBF16, random);
+    const BankCase down(hidden, std::vector<int>(hidden.size(), 64), false, false, DType::kBF16,
+                        random);
+    RoutingPlan plan;
+    plan.num_experts = experts;
+    plan.capacity = 2 * experts * rows_per_expert;
+    plan.expected = experts * rows_per_expert;
+    const RowsView rows{nullptr, DType::kBF16, plan.capacity, 64, 64};
+    return cuda::FusedTileThatPays({.up = up.bank.get(),
+                                    .down = down.bank.get(),
+                                    .plan = &plan,
+                                    .gather = true,
+                                    .input = rows,
+                                    .output = rows,
+                                    .activation = activation});
+  };
+  const std::optional<cuda::FusedTile> wgmma =
+      HasWarpgroupKernel() ? std::optional(cuda::FusedTile::kWarpgroup) : std::nullopt;
+  EXPECT_EQ(pays(8, 1024, false, ActivationKind::kGelu), wgmma);
+  EXPECT_EQ(pays(8, 1024, true, ActivationKind::kSilu), wgmma);
+  EXPECT_EQ(pays(8, 512, false, ActivationKind::kGelu), std::nullopt);
+  EXPECT_EQ(pays(8, 1024, false, ActivationKind::kTanh), std::nullopt);
+  EXPECT_EQ(pays(8, 1024, true, GeneralActivation()), std::nullopt);
+  EXPECT_EQ(pays(128, 64, false, ActivationKind::kGelu), wgmma);
+  EXPECT_EQ(pays(128, 16, false, ActivationKind::kTanh), cuda::FusedTile::kMma);
+  EXPECT_EQ(pays(128, 16, true, ActivationKind::kSilu), std::nullopt);
 }
 
 TEST(FusedExpertTest, FitsNarrowBf16ExpertsOnly) {

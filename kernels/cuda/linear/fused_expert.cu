@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
@@ -371,18 +373,16 @@ FusedParams ParamsOf(const FusedExpertArgs& args) {
   return {internal::LinearParamsOf(up), internal::LinearParamsOf(down)};
 }
 
-// Not measured yet: the analysis of the instructions predicts that a block of 128 rows pays if most
-// of its rows exist.
-bool HasManyRows(int64_t experts, int64_t rows) {
+// Returns whether tiles of 128 rows by wgmma are expected to be faster than tiles of 64 rows by
+// mma.sync. Not measured: predicted from the instructions of both.
+bool HasManyRows(const FusedParams& params) {
   constexpr int64_t kFewestRows = 64;  // for each expert
-  return rows >= kFewestRows * experts;
+  return params.down.expected >= kFewestRows * params.down.experts;
 }
 
-FusedTile ChooseTile(const FusedExpertArgs& args, const FusedParams& params) {
-  return HasManyRows(args.down->num_experts(), params.down.expected) &&
-                 internal::FusedWgmmaFits(AsCuda(*args.down), params)
-             ? FusedTile::kWarpgroup
-             : FusedTile::kMma;
+FusedTile ChooseTile(const CudaLinearBank& down, const FusedParams& params) {
+  return HasManyRows(params) && internal::FusedWgmmaFits(down, params) ? FusedTile::kWarpgroup
+                                                                       : FusedTile::kMma;
 }
 
 }  // namespace
@@ -406,17 +406,28 @@ bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
   return true;
 }
 
-bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows) {
-  if (!FusedExpertFits(up, down)) return false;
+std::optional<FusedTile> FusedTileThatPays(const FusedExpertArgs& args) {
+  if (!FusedExpertFits(*args.up, *args.down)) return std::nullopt;
+  const FusedParams params = ParamsOf(args);
+  const CudaLinearBank& down = AsCuda(*args.down);
+  const int64_t experts = params.down.experts, rows = params.down.expected;
+  // Not measured: predicted from the instructions of both. A block computes 128 rows for all hidden
+  // units, so half of a large device's multiprocessors need a tile; with fewer, the two products
+  // use more of them. Otherwise, a kernel that does not write and read the hidden units is faster.
+  constexpr int64_t kFewestTiles = 64;
+  const int64_t tiles = rows / 128 + experts / 2;
+  if (HasManyRows(params) && tiles >= kFewestTiles && internal::FusedWgmmaFits(down, params)) {
+    return FusedTile::kWarpgroup;
+  }
   // Measured on an H100 and, after the tiles of products were tuned, on an H200. A block computes a
   // whole expert, so many experts are needed to use all multiprocessors. With few rows for each
   // expert, the weights are read once at the device's bandwidth; with more, two products are about
   // as fast. Gated experts never pay.
   constexpr int64_t kExperts = 128;
   constexpr int64_t kFewestRows = 4, kMostRows = 32;  // for each expert
-  const int64_t experts = up.num_experts();
-  return !up.shape().gated && experts >= kExperts && rows >= kFewestRows * experts &&
-         rows <= kMostRows * experts;
+  const bool pays = !params.up.gated && experts >= kExperts && rows >= kFewestRows * experts &&
+                    rows <= kMostRows * experts;
+  return pays ? std::optional(FusedTile::kMma) : std::nullopt;
 }
 
 std::vector<FusedTile> FusedTilesThatFit(const FusedExpertArgs& args) {
@@ -426,8 +437,6 @@ std::vector<FusedTile> FusedTilesThatFit(const FusedExpertArgs& args) {
   }
   return tiles;
 }
-
-FusedTile DefaultFusedTile(const FusedExpertArgs& args) { return ChooseTile(args, ParamsOf(args)); }
 
 void LaunchFusedExpert(const FusedExpertArgs& args, cudaStream_t stream) {
   LaunchFusedExpert(args, FusedTile::kAuto, stream);
@@ -439,7 +448,7 @@ void LaunchFusedExpert(const FusedExpertArgs& args, FusedTile tile, cudaStream_t
   const FusedParams params = ParamsOf(args);
   if (params.down.rows == 0) return;
   const CudaLinearBank& down = AsCuda(*args.down);
-  if (tile == FusedTile::kAuto) tile = ChooseTile(args, params);
+  if (tile == FusedTile::kAuto) tile = ChooseTile(down, params);
   if (tile == FusedTile::kWarpgroup && internal::FusedWgmmaFits(down, params)) {
     internal::LaunchFusedWgmma(down, params, stream);
   } else {
