@@ -636,11 +636,10 @@ class Backend {
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void Norm(const NormArgs& args) = 0;
   virtual void Linear(const LinearArgs& args) = 0;
-  // Returns whether FusedFeedForward() supports these banks and is expected to be faster than two
-  // Linear() calls for `rows` rows of `dtype`.
-  virtual bool FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
-                                int64_t rows) const {
-    (void)up, (void)down, (void)dtype, (void)rows;
+  // Returns whether FusedFeedForward() supports this call and is expected to be faster than two
+  // Linear() calls. Does not read the plan's arrays or the rows.
+  virtual bool FusesFeedForward(const FeedForwardArgs& args) const {
+    (void)args;
     return false;
   }
   virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }

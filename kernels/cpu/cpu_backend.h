@@ -89,9 +89,8 @@ class CpuBackend : public Backend {
   RoutingPlan HostPlan(int slot) override { return routing_.plan(slot); }
 
   void Linear(const LinearArgs& args) override { linear_.Linear(args); }
-  bool FusesFeedForward(const LinearBank& up, const LinearBank&, DType dtype,
-                        int64_t rows) const override {
-    return linear_.FusesFeedForward(up, dtype, rows);
+  bool FusesFeedForward(const FeedForwardArgs& args) const override {
+    return linear_.FusesFeedForward(*args.up, args.input.dtype, args.output.rows);
   }
   void FusedFeedForward(const FeedForwardArgs& args) override { linear_.FusedFeedForward(args); }
   // See LinearOps.

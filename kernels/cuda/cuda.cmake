@@ -52,6 +52,7 @@ set(MOESERVE_CUDA_SOURCES
   linear/dense_layers.cc
   linear/dense_layers.cu
   linear/fused_expert.cu
+  linear/fused_expert_wgmma.cu
   device/handles.cc
   attention/kv_cache.cc
   device/launch.cc

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "base/check.h"
 #include "base/error_text.h"
@@ -353,26 +354,23 @@ void CudaBackend::Linear(const LinearArgs& args) {
   LaunchLinear(args, tile, stream_.get());
 }
 
-bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
-                                   int64_t rows) const {
+bool CudaBackend::FusesFeedForward(const FeedForwardArgs& args) const {
   // The results of the library would differ, so the number of rows must not decide.
-  if (dense_ != nullptr && (DenseLayers::Fits(up, dtype) || DenseLayers::Fits(down, dtype))) {
+  const DType dtype = args.input.dtype;
+  if (dense_ != nullptr &&
+      (DenseLayers::Fits(*args.up, dtype) || DenseLayers::Fits(*args.down, dtype))) {
     return false;
   }
-  if (dtype != DType::kBF16 || !FusedExpertFits(up, down)) return false;
-  const bool usual = FusedExpertPays(up, down, rows);
-  return products_ == nullptr ? usual : products_->Fuses(up, down, rows, usual);
+  if (dtype != DType::kBF16 || !FusedExpertFits(*args.up, *args.down)) return false;
+  const std::optional<FusedTile> tile =
+      products_ == nullptr ? FusedTileThatPays(args) : products_->Fused(args);
+  return tile.has_value();
 }
 
 void CudaBackend::FusedFeedForward(const FeedForwardArgs& args) {
-  LaunchFusedExpert({.up = args.up,
-                     .down = args.down,
-                     .plan = args.plan,
-                     .gather = args.gather,
-                     .input = args.input,
-                     .output = args.output,
-                     .activation = args.activation},
-                    stream_.get());
+  const std::optional<FusedTile> tile =
+      products_ == nullptr ? FusedTileThatPays(args) : products_->Fused(args);
+  LaunchFusedExpert(args, tile.value_or(FusedTile::kAuto), stream_.get());
 }
 
 StepView CudaBackend::View() const {

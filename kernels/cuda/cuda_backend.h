@@ -62,8 +62,7 @@ class CudaBackend : public Backend {
   void Embed(const EmbedArgs& args) override;
   void Norm(const NormArgs& args) override;
   void Linear(const LinearArgs& args) override;
-  bool FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
-                        int64_t rows) const override;
+  bool FusesFeedForward(const FeedForwardArgs& args) const override;
   void FusedFeedForward(const FeedForwardArgs& args) override;
   void Rope(const RopeArgs& args) override;
   void ScaleByPosition(const PositionScaleArgs& args) override;

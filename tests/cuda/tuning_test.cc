@@ -253,6 +253,15 @@ struct ProductScene {
     return {
         .bank = down.bank.get(), .plan = &plan.plan, .input = hidden.view(), .output = y.view()};
   }
+  cuda::FusedExpertArgs Both() const {
+    return {.up = up.bank.get(),
+            .down = down.bank.get(),
+            .plan = &plan.plan,
+            .gather = true,
+            .input = x.view(),
+            .output = y.view(),
+            .activation = ActivationKind::kGelu};
+  }
 };
 
 // Every plausible kernel is run with the bits of the default, and the choices are used afterwards.
@@ -261,9 +270,9 @@ TEST(ProductTuningTest, MeasuresWhatWasRecorded) {
   Choices choices;
   cuda::ProductTuning tuning(&choices);
   EXPECT_EQ(tuning.Tile(scene.Up(scene.up)), cuda::LinearTile::kAuto);
-  EXPECT_TRUE(tuning.Fuses(*scene.up.bank, *scene.down.bank, 40, true));
+  EXPECT_EQ(tuning.Fused(scene.Both()), cuda::FusedTileThatPays(scene.Both()));
   tuning.Record(true);
-  EXPECT_FALSE(tuning.Fuses(*scene.up.bank, *scene.down.bank, 40, true));
+  EXPECT_EQ(tuning.Fused(scene.Both()), std::nullopt);
   EXPECT_EQ(tuning.Tile(scene.Up(scene.up)), cuda::LinearTile::kAuto);
   tuning.Tile(scene.Up(scene.other_up));
   tuning.Tile(scene.Down());
@@ -279,7 +288,7 @@ TEST(ProductTuningTest, MeasuresWhatWasRecorded) {
   // The candidate that is prepared last seems to be the fastest.
   EXPECT_NE(tuning.Tile(scene.Up(scene.up)), cuda::LinearTile::kAuto);
   EXPECT_EQ(tuning.Tile(scene.Up(scene.up)), tuning.Tile(scene.Up(scene.other_up)));
-  EXPECT_TRUE(tuning.Fuses(*scene.up.bank, *scene.down.bank, 40, false));
+  EXPECT_EQ(tuning.Fused(scene.Both()), cuda::FusedTilesThatFit(scene.Both()).back());
   // What is known is not measured again.
   tuning.Record(true);
   tuning.Tile(scene.Up(scene.up));

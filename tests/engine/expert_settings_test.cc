@@ -362,8 +362,14 @@ TEST(DeepExperts, FusedProductsHaveTheSameBits) {
       auto down = (*backend)->NewLinearBank(
           {widths, std::vector<int>(experts, kHidden), false, false, compute});
       ASSERT_TRUE(up.ok() && down.ok());
-      EXPECT_TRUE((*backend)->FusesFeedForward(**up, **down, compute, 40 * 4));
-      EXPECT_FALSE((*backend)->FusesFeedForward(**up, **down, compute, 4));
+      const auto fuses = [&](int64_t rows) {
+        return (*backend)->FusesFeedForward({.up = up->get(),
+                                             .down = down->get(),
+                                             .input = {.dtype = compute},
+                                             .output = {.rows = rows}});
+      };
+      EXPECT_TRUE(fuses(40 * 4));
+      EXPECT_FALSE(fuses(4));
     }
     EXPECT_EQ(model.Logits(options, 40), model.Logits(options, 1)) << Name(compute);
   }

@@ -150,7 +150,10 @@ TEST_P(FeedForwardTest, FusesWhereAThreadHasItsOwnExperts) {
   const Banks many = MakeBanks(*backend, random, bf16, std::vector<int>(64, 32), 16, true);
   const Banks few = MakeBanks(*backend, random, bf16, std::vector<int>(8, 32), 16, true);
   const auto fuses = [&](const Banks& b, int64_t rows) {
-    return backend->FusesFeedForward(*b.up, *b.down, DType::kBF16, rows);
+    return backend->FusesFeedForward({.up = b.up.get(),
+                                      .down = b.down.get(),
+                                      .input = {.dtype = DType::kBF16},
+                                      .output = {.rows = rows}});
   };
   EXPECT_TRUE(fuses(many, 64 * 32));
   EXPECT_FALSE(fuses(many, 64));

@@ -76,15 +76,15 @@ void FeedForwardExperts::Compute(StepContext& ctx, const Sublayer& sublayer,
                                  const RoutingPlan* plan, bool gather, const RowsView& rows,
                                  const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
-  if (plan != nullptr && sublayer.inner_norm == nullptr &&
-      ctx.backend.FusesFeedForward(*sublayer.up, *sublayer.down, rows.dtype, output.rows)) {
-    ctx.backend.FusedFeedForward({.up = sublayer.up.get(),
-                                  .down = sublayer.down.get(),
-                                  .plan = plan,
-                                  .gather = gather,
-                                  .input = rows,
-                                  .output = output,
-                                  .activation = activation_});
+  const FeedForwardArgs both{.up = sublayer.up.get(),
+                             .down = sublayer.down.get(),
+                             .plan = plan,
+                             .gather = gather,
+                             .input = rows,
+                             .output = output,
+                             .activation = activation_};
+  if (plan != nullptr && sublayer.inner_norm == nullptr && ctx.backend.FusesFeedForward(both)) {
+    ctx.backend.FusedFeedForward(both);
     return;
   }
   const RowsView hidden = Hidden(ctx, sublayer, plan, gather, rows, output.rows);

@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/linear/fused_expert_kernels.h"
 #include "kernels/cuda/linear/linear_params.h"
 #include "kernels/cuda/linear/linear_tile.cuh"
 
@@ -38,11 +41,6 @@ struct FusedShape {
   static constexpr int kTotals = kBlocks * kNTiles * 4;  // of a thread
   static constexpr int kTotalsBytes = kSliced ? kTotals * kThreads * 4 : 0;
   static constexpr int kSharedBytes = std::max(kStreamBytes, kStagedBytes) + kTotalsBytes;
-};
-
-struct FusedParams {
-  LinearParams up;
-  LinearParams down;
 };
 
 // Copies input rows into planes of 64 columns. As in packed weight blocks, the 16-byte piece c of
@@ -346,8 +344,45 @@ size_t SharedBytes(int blocks) {
   }
 }
 
+void LaunchMma(const CudaLinearBank& down, const FusedParams& params, cudaStream_t stream) {
+  const int64_t rows = params.down.rows;
+  const int blocks = down.max_row_blocks();
+  const bool sliced = down.max_slices() > 1;
+  if (rows <= 16 * int64_t{down.num_experts()}) {
+    sliced ? LaunchRows<16, true>(params, blocks, rows, stream)
+           : LaunchRows<16, false>(params, blocks, rows, stream);
+  } else {
+    sliced ? LaunchRows<64, true>(params, blocks, rows, stream)
+           : LaunchRows<64, false>(params, blocks, rows, stream);
+  }
+}
+
 const CudaLinearBank& AsCuda(const LinearBank& bank) {
   return static_cast<const CudaLinearBank&>(bank);
+}
+
+FusedParams ParamsOf(const FusedExpertArgs& args) {
+  const LinearArgs up{.bank = args.up,
+                      .plan = args.plan,
+                      .gather = args.gather,
+                      .input = args.input,
+                      .output = args.output,
+                      .activation = args.activation};
+  const LinearArgs down{
+      .bank = args.down, .plan = args.plan, .input = args.input, .output = args.output};
+  return {internal::LinearParamsOf(up), internal::LinearParamsOf(down)};
+}
+
+// Returns whether tiles of 128 rows by wgmma are expected to be faster than tiles of 64 rows by
+// mma.sync. Not measured: predicted from the instructions of both.
+bool HasManyRows(const FusedParams& params) {
+  constexpr int64_t kFewestRows = 64;  // for each expert
+  return params.down.expected >= kFewestRows * params.down.experts;
+}
+
+FusedTile ChooseTile(const CudaLinearBank& down, const FusedParams& params) {
+  return HasManyRows(params) && internal::FusedWgmmaFits(down, params) ? FusedTile::kWarpgroup
+                                                                       : FusedTile::kMma;
 }
 
 }  // namespace
@@ -374,41 +409,53 @@ bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
   return true;
 }
 
-bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows) {
-  if (!FusedExpertFits(up, down)) return false;
+std::optional<FusedTile> FusedTileThatPays(const FusedExpertArgs& args) {
+  if (!FusedExpertFits(*args.up, *args.down)) return std::nullopt;
+  const FusedParams params = ParamsOf(args);
+  const CudaLinearBank& down = AsCuda(*args.down);
+  const int64_t experts = params.down.experts, rows = params.down.expected;
+  // Not measured: predicted from the instructions of both. A block computes 128 rows for all hidden
+  // units, so half of a large device's multiprocessors need a tile; with fewer, the two products
+  // use more of them. Otherwise, a kernel that does not write and read the hidden units is faster.
+  constexpr int64_t kFewestTiles = 64;
+  const int64_t tiles = rows / 128 + experts / 2;
+  if (HasManyRows(params) && tiles >= kFewestTiles && internal::FusedWgmmaFits(down, params)) {
+    return FusedTile::kWarpgroup;
+  }
   // Measured on an H100 and, after the tiles of products were tuned, on an H200. A block computes a
   // whole expert, so many experts are needed to use all multiprocessors. With few rows for each
   // expert, the weights are read once at the device's bandwidth; with more, two products are about
   // as fast. Gated experts never pay.
   constexpr int64_t kExperts = 128;
   constexpr int64_t kFewestRows = 4, kMostRows = 32;  // for each expert
-  const int64_t experts = up.num_experts();
-  return !up.shape().gated && experts >= kExperts && rows >= kFewestRows * experts &&
-         rows <= kMostRows * experts;
+  const bool pays = !params.up.gated && experts >= kExperts && rows >= kFewestRows * experts &&
+                    rows <= kMostRows * experts;
+  return pays ? std::optional(FusedTile::kMma) : std::nullopt;
+}
+
+std::vector<FusedTile> FusedTilesThatFit(const FusedExpertArgs& args) {
+  std::vector<FusedTile> tiles = {FusedTile::kMma};
+  if (internal::FusedWgmmaFits(AsCuda(*args.down), ParamsOf(args))) {
+    tiles.push_back(FusedTile::kWarpgroup);
+  }
+  return tiles;
 }
 
 void LaunchFusedExpert(const FusedExpertArgs& args, cudaStream_t stream) {
+  LaunchFusedExpert(args, FusedTile::kAuto, stream);
+}
+
+void LaunchFusedExpert(const FusedExpertArgs& args, FusedTile tile, cudaStream_t stream) {
   MOESERVE_CHECK(FusedExpertFits(*args.up, *args.down), "banks of a fused expert");
   MOESERVE_CHECK(args.input.dtype == DType::kBF16, "bf16 rows");
-  const LinearArgs up{.bank = args.up,
-                      .plan = args.plan,
-                      .gather = args.gather,
-                      .input = args.input,
-                      .output = args.output,
-                      .activation = args.activation};
-  const LinearArgs down{
-      .bank = args.down, .plan = args.plan, .input = args.input, .output = args.output};
-  const FusedParams params{internal::LinearParamsOf(up), internal::LinearParamsOf(down)};
-  const int64_t rows = params.down.rows;
-  if (rows == 0) return;
-  const int blocks = AsCuda(*args.down).entry(0).row_blocks;
-  const bool sliced = AsCuda(*args.down).max_slices() > 1;
-  if (rows <= 16 * int64_t{args.down->num_experts()}) {
-    sliced ? LaunchRows<16, true>(params, blocks, rows, stream)
-           : LaunchRows<16, false>(params, blocks, rows, stream);
+  const FusedParams params = ParamsOf(args);
+  if (params.down.rows == 0) return;
+  const CudaLinearBank& down = AsCuda(*args.down);
+  if (tile == FusedTile::kAuto) tile = ChooseTile(down, params);
+  if (tile == FusedTile::kWarpgroup && internal::FusedWgmmaFits(down, params)) {
+    internal::LaunchFusedWgmma(down, params, stream);
   } else {
-    sliced ? LaunchRows<64, true>(params, blocks, rows, stream)
-           : LaunchRows<64, false>(params, blocks, rows, stream);
+    LaunchMma(down, params, stream);
   }
 }
 

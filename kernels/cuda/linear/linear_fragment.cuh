@@ -12,11 +12,10 @@
 
 namespace moeserve::cuda {
 
-// Transposes a 4 x 4 matrix that four adjacent lanes hold. Before, lane q of the four has row q in
-// x[0..3]; afterwards, x[i] of lane q is what lane i had in x[q].
-__device__ __forceinline__ void TransposeFour(uint32_t (&x)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 4;
-  const bool odd = lane % 2 != 0, high = lane / 2 != 0;
+// Transposes a 4 x 4 matrix that four adjacent lanes hold. Before, lane q of the four, which passes
+// `quad` = q, has row q in x[0..3]; afterwards, x[i] of lane q is what lane i had in x[q].
+__device__ __forceinline__ void TransposeFour(uint32_t (&x)[4], int quad) {
+  const bool odd = quad % 2 != 0, high = quad / 2 != 0;
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     const uint32_t other = __shfl_xor_sync(kFullMask, odd ? x[i] : x[i + 1], 1);
@@ -151,7 +150,7 @@ __device__ __forceinline__ void StoreBf16Fragments(const LinearParams& p, const 
         }
       }
       // Afterwards this lane has all 8 outputs of group `quad` of the batch.
-      TransposeFour(pairs);
+      TransposeFour(pairs, place.quad);
       const int group = batch * 4 + place.quad;
       if (!place.present[half] || group >= Place::kGroups) continue;
       uint16_t* const to = reinterpret_cast<uint16_t*>(place.row[half]) + group * 8;

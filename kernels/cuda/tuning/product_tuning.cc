@@ -8,7 +8,6 @@
 
 #include "base/error_text.h"
 #include "base/kinds.h"
-#include "kernels/cuda/linear/fused_expert.h"
 #include "kernels/cuda/routing/router.h"
 
 namespace moeserve::cuda {
@@ -75,6 +74,19 @@ GivenRoutes UniformRoutes(int64_t rows, int routes, int experts) {
   }
   given.weights.assign(given.experts.size(), 1.0f / static_cast<float>(routes));
   return given;
+}
+
+// Returns the candidate of a pair of products: 0 for two kernels, or the number of the tile, which
+// is not kAuto.
+int CandidateOf(std::optional<FusedTile> tile) { return tile ? static_cast<int>(*tile) : 0; }
+
+// Returns the names of all candidates of a pair of products.
+Choices::Names PairNames() {
+  Choices::Names names = {"products"};
+  for (const FusedTile tile : {FusedTile::kMma, FusedTile::kWarpgroup}) {
+    names.push_back(Concat("fused ", kFusedTileNames[static_cast<size_t>(tile)]));
+  }
+  return names;
 }
 
 std::vector<int64_t> NumbersOfRows(int64_t most, int factor) {
@@ -195,13 +207,21 @@ int ProductTuning::SiteOf(const SiteKey& key) {
   return at->second;
 }
 
-int ProductTuning::PairSite(const LinearBank& up, const LinearBank& down) {
-  const SiteKey key{.up = static_cast<const CudaLinearBank&>(up).signature(),
-                    .down = static_cast<const CudaLinearBank&>(down).signature()};
+ProductTuning::SiteKey ProductTuning::PairKeyOf(const FusedExpertArgs& args) {
+  return {.up = static_cast<const CudaLinearBank&>(*args.up).signature(),
+          .down = static_cast<const CudaLinearBank&>(*args.down).signature(),
+          .kind = args.activation.kind,
+          .plain = IsPlain(args.activation),
+          .output = args.output.dtype};
+}
+
+int ProductTuning::PairSite(const SiteKey& key) {
   const auto [at, added] = sites_.try_emplace(key, -1);
   if (added) {
     at->second =
-        choices_->Site(Concat("experts ", key.up, " then ", key.down), {"products", "fused"});
+        choices_->Site(Concat("experts ", key.up, " then ", key.down, " ", KindName(key.kind),
+                              key.plain ? "" : " limited", " to ", Name(key.output)),
+                       PairNames());
   }
   return at->second;
 }
@@ -230,17 +250,21 @@ LinearTile ProductTuning::Tile(const LinearArgs& args) {
   return chosen ? static_cast<LinearTile>(*chosen) : LinearTile::kAuto;
 }
 
-bool ProductTuning::Fuses(const LinearBank& up, const LinearBank& down, int64_t rows, bool usual) {
-  const int site = PairSite(up, down);
+std::optional<FusedTile> ProductTuning::Fused(const FusedExpertArgs& args) {
+  const SiteKey key = PairKeyOf(args);
+  const int site = PairSite(key);
   if (records_) {
-    std::vector<Pair>& pairs = pairs_[Concat(static_cast<const CudaLinearBank&>(up).signature(),
-                                             static_cast<const CudaLinearBank&>(down).signature())];
-    const auto same = [&](const Pair& p) { return p.up == &up; };
-    if (std::none_of(pairs.begin(), pairs.end(), same)) pairs.push_back({&up, &down});
-    return false;
+    std::vector<Pair>& pairs = pairs_[key];
+    const auto same = [&](const Pair& p) { return p.up == args.up; };
+    if (std::none_of(pairs.begin(), pairs.end(), same)) pairs.push_back({args.up, args.down});
+    return std::nullopt;
   }
-  const std::optional<int> chosen = choices_->Find(site, rows);
-  return chosen ? *chosen == 1 : usual;
+  const LinearArgs down{
+      .bank = args.down, .plan = args.plan, .input = args.input, .output = args.output};
+  const std::optional<int> chosen = choices_->Find(site, ExpectedRows(down));
+  if (!chosen) return FusedTileThatPays(args);
+  if (*chosen == CandidateOf(std::nullopt)) return std::nullopt;
+  return static_cast<FusedTile>(*chosen);
 }
 
 bool ProductTuning::TimeIsOver(const ProductTuningSettings& settings) const {
@@ -304,7 +328,7 @@ Status ProductTuning::MeasureProduct(const Recorded& recorded,
   return absl::OkStatus();
 }
 
-Status ProductTuning::MeasurePair(const std::vector<Pair>& pairs,
+Status ProductTuning::MeasurePair(const SiteKey& key, const std::vector<Pair>& pairs,
                                   const ProductTuningSettings& settings,
                                   const TuneDeviceFactory& devices, cudaStream_t stream) {
   const auto product_of = [&](const LinearBank* bank) -> const Recorded* {
@@ -316,7 +340,7 @@ Status ProductTuning::MeasurePair(const std::vector<Pair>& pairs,
   const Recorded* const up = product_of(pairs[0].up);
   const Recorded* const down = product_of(pairs[0].down);
   if (up == nullptr || down == nullptr || up->args.plan == nullptr) return absl::OkStatus();
-  const int site = PairSite(*pairs[0].up, *pairs[0].down);
+  const int site = PairSite(key);
   Operands first(stream), second(stream);
   std::unique_ptr<TuneDevice> device;
   for (const int64_t rows : NumbersOfRows(up->rows, settings.rows_factor)) {
@@ -335,33 +359,38 @@ Status ProductTuning::MeasurePair(const std::vector<Pair>& pairs,
     MOESERVE_ASSIGN_OR_RETURN(LinearArgs down_args, second.WithRows(rows));
     down_args.input = up_args.output;
     down_args.plan = up_args.plan;
-    const TuneCandidate products{
-        .name = "products", .enqueue = [this, &pairs, up_args, down_args, stream](int turn) {
-          const Pair& pair = pairs[static_cast<size_t>(turn) % pairs.size()];
-          LinearArgs up_own = up_args, down_own = down_args;
-          up_own.bank = pair.up;
-          down_own.bank = pair.down;
-          LaunchLinear(up_own, Tile(up_own), stream);
-          LaunchLinear(down_own, Tile(down_own), stream);
-        }};
-    const TuneCandidate fused{.name = "fused",
-                              .enqueue = [&pairs, up_args, down_args, stream](int turn) {
-                                const Pair& pair = pairs[static_cast<size_t>(turn) % pairs.size()];
-                                LaunchFusedExpert({.up = pair.up,
-                                                   .down = pair.down,
-                                                   .plan = up_args.plan,
-                                                   .gather = up_args.gather,
-                                                   .input = up_args.input,
-                                                   .output = down_args.output,
-                                                   .activation = up_args.activation},
-                                                  stream);
-                              }};
-    TuneCase tune_case{.name = Concat("experts of ", results, " rows"),
-                       .candidates = {products, fused}};
-    std::vector<int> ids = {0, 1};
-    if (FusedExpertPays(*pairs[0].up, *pairs[0].down, results)) {
-      std::swap(tune_case.candidates[0], tune_case.candidates[1]);
-      std::swap(ids[0], ids[1]);
+    const auto products = [this, &pairs, up_args, down_args, stream](int turn) {
+      const Pair& pair = pairs[static_cast<size_t>(turn) % pairs.size()];
+      LinearArgs up_own = up_args, down_own = down_args;
+      up_own.bank = pair.up;
+      down_own.bank = pair.down;
+      LaunchLinear(up_own, Tile(up_own), stream);
+      LaunchLinear(down_own, Tile(down_own), stream);
+    };
+    const FusedExpertArgs args{.up = pairs[0].up,
+                               .down = pairs[0].down,
+                               .plan = up_args.plan,
+                               .gather = up_args.gather,
+                               .input = up_args.input,
+                               .output = down_args.output,
+                               .activation = up_args.activation};
+    const Choices::Names names = PairNames();
+    TuneCase tune_case{.name = Concat("experts of ", results, " rows"), .candidates = {}};
+    std::vector<int> ids = {CandidateOf(std::nullopt)};
+    for (const FusedTile tile : FusedTilesThatFit(args)) ids.push_back(CandidateOf(tile));
+    // The default is the first one.
+    std::swap(ids[0], *std::find(ids.begin(), ids.end(), CandidateOf(FusedTileThatPays(args))));
+    for (const int id : ids) {
+      const auto fused = [&pairs, args, id, stream](int turn) {
+        const Pair& pair = pairs[static_cast<size_t>(turn) % pairs.size()];
+        FusedExpertArgs own = args;
+        own.up = pair.up;
+        own.down = pair.down;
+        LaunchFusedExpert(own, static_cast<FusedTile>(id), stream);
+      };
+      TuneCandidate candidate{.name = names[static_cast<size_t>(id)], .enqueue = fused};
+      if (id == CandidateOf(std::nullopt)) candidate.enqueue = products;
+      tune_case.candidates.push_back(std::move(candidate));
     }
     MOESERVE_RETURN_IF_ERROR(MeasureCase(site, results, tune_case, ids, *device));
   }
@@ -380,9 +409,9 @@ Result<std::vector<std::string>> ProductTuning::Measure(const ProductTuningSetti
     status.Update(MeasureProduct(recorded, settings, devices, stream));
     if (!status.ok()) break;
   }
-  for (const auto& [signatures, pairs] : pairs_) {
+  for (const auto& [key, pairs] : pairs_) {
     if (!status.ok()) break;
-    status.Update(MeasurePair(pairs, settings, devices, stream));
+    status.Update(MeasurePair(key, pairs, settings, devices, stream));
   }
   recorded_.clear();
   pairs_.clear();

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/linear/fused_expert.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/tuning/choices.h"
 #include "kernels/cuda/tuning/tuner.h"
@@ -35,15 +37,15 @@ class ProductTuning {
   // `choices` must outlive the object.
   explicit ProductTuning(Choices* choices) : choices_(choices) {}
 
-  // While the object records, Tile() and Fuses() also remember the product.
+  // While the object records, Tile() and Fused() also remember the product.
   void Record(bool records) { records_ = records; }
 
   // Returns the tile that was chosen for the product, or kAuto.
   LinearTile Tile(const LinearArgs& args);
-  // Returns whether both products of these experts are computed by one kernel for about `rows`
-  // assignments, which `usual` answers if nothing was measured. While the object records, the
-  // answer is no, so that both products are recorded.
-  bool Fuses(const LinearBank& up, const LinearBank& down, int64_t rows, bool usual);
+  // Returns the kernel that computes both products of these experts, or nothing if two kernels
+  // do; FusedTileThatPays() if nothing was measured. Requires FusedExpertFits(). While the object
+  // records, it returns nothing, so that both products are recorded.
+  std::optional<FusedTile> Fused(const FusedExpertArgs& args);
 
   // Measures the recorded products that have no choice yet, and forgets the recorded ones. Waits
   // for the device. If memory for the measurements is missing, they end early. Returns messages
@@ -62,8 +64,8 @@ class ProductTuning {
     std::string up, down;  // signatures; down is empty for a single product
     ActivationKind kind = {};
     bool plain = true;
-    DType output = DType::kF32;
-    int form = 0;  // 0: dense, 1: segments, 2: routed, 3: routed with gathered rows
+    DType output = DType::kF32;  // of the only or the second product
+    int form = 0;                // 0: dense, 1: segments, 2: routed, 3: routed with gathered rows
     auto operator<=>(const SiteKey&) const = default;
   };
   // The products of one site in the recorded step.
@@ -81,11 +83,13 @@ class ProductTuning {
 
   static SiteKey KeyOf(const LinearArgs& args);
   int SiteOf(const SiteKey& key);
-  int PairSite(const LinearBank& up, const LinearBank& down);
+  static SiteKey PairKeyOf(const FusedExpertArgs& args);
+  int PairSite(const SiteKey& key);
   Status MeasureProduct(const Recorded& recorded, const ProductTuningSettings& settings,
                         const TuneDeviceFactory& devices, cudaStream_t stream);
-  Status MeasurePair(const std::vector<Pair>& pairs, const ProductTuningSettings& settings,
-                     const TuneDeviceFactory& devices, cudaStream_t stream);
+  Status MeasurePair(const SiteKey& key, const std::vector<Pair>& pairs,
+                     const ProductTuningSettings& settings, const TuneDeviceFactory& devices,
+                     cudaStream_t stream);
   Status MeasureCase(int site, int64_t rows, const TuneCase& tune_case, const std::vector<int>& ids,
                      TuneDevice& device);
   bool TimeIsOver(const ProductTuningSettings& settings) const;
@@ -94,7 +98,7 @@ class ProductTuning {
   bool records_ = false;
   std::map<SiteKey, int> sites_;
   std::map<SiteKey, Recorded> recorded_;
-  std::map<std::string, std::vector<Pair>> pairs_;  // by the signatures of both banks
+  std::map<SiteKey, std::vector<Pair>> pairs_;
   std::vector<std::string> messages_;
   std::chrono::steady_clock::time_point begin_;
   int measured_ = 0, left_out_ = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "kernels/cuda/linear/fused_expert.h"
 #include "kernels/cuda/linear/linear.h"
@@ -180,21 +181,25 @@ class ExpertRun {
                        bench_.stream());
   }
 
-  void Fused(int set) {
-    cuda::LaunchFusedExpert({.up = &sets_->up[set]->bank(),
-                             .down = &sets_->down[set]->bank(),
-                             .plan = &plans_[set],
-                             .gather = true,
-                             .input = InputView(),
-                             .output = ResultView(),
-                             .activation = shape_.activation},
-                            bench_.stream());
+  cuda::FusedExpertArgs FusedArgs(int set) const {
+    return {.up = &sets_->up[set]->bank(),
+            .down = &sets_->down[set]->bank(),
+            .plan = &plans_[set],
+            .gather = true,
+            .input = InputView(),
+            .output = ResultView(),
+            .activation = shape_.activation};
   }
 
-  // Returns whether the engine's layer would use the fused kernel.
-  bool LayerFuses() const {
-    return cuda::FusedExpertPays(sets_->up[0]->bank(), sets_->down[0]->bank(),
-                                 int64_t{rows_} * shape_.k_max());
+  // The fused kernel that the engine's layer would use, if any.
+  std::optional<cuda::FusedTile> LayerTile() const { return cuda::FusedTileThatPays(FusedArgs(0)); }
+  bool LayerFuses() const { return LayerTile().has_value(); }
+
+  void Fused(int set) {
+    const cuda::FusedTile tile = kind_ == Kind::kLayer
+                                     ? LayerTile().value_or(cuda::FusedTile::kAuto)
+                                     : cuda::FusedTile::kAuto;
+    cuda::LaunchFusedExpert(FusedArgs(set), tile, bench_.stream());
   }
 
   void Enqueue(int set) {
