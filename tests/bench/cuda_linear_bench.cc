@@ -186,17 +186,18 @@ void Measure(const Layer& layer, int tokens) {
     print(kernel.name, "down", Microseconds([&] { run_down(kernel.tile, y); }), 1, 1);
   }
   if (cuda::FusedExpertFits(*up, *down)) {
-    const double us = Microseconds([&] {
-      cuda::LaunchFusedExpert({.up = up.get(),
-                               .down = down.get(),
-                               .plan = &plan.plan,
-                               .gather = true,
-                               .input = x,
-                               .output = z,
-                               .activation = ActivationKind::kSilu},
-                              nullptr);
-    });
-    print("fused", "both", us, 0, 1);
+    const cuda::FusedExpertArgs args{.up = up.get(),
+                                     .down = down.get(),
+                                     .plan = &plan.plan,
+                                     .gather = true,
+                                     .input = x,
+                                     .output = z,
+                                     .activation = ActivationKind::kSilu};
+    // The last one is compared with the pair.
+    for (const cuda::FusedTile tile : cuda::FusedTilesThatFit(args)) {
+      const double us = Microseconds([&] { cuda::LaunchFusedExpert(args, tile, nullptr); });
+      print(tile == cuda::FusedTile::kMma ? "fused mma" : "fused wg", "both", us, 0, 1);
+    }
     run_up(LinearTile::kAuto);
     run_down(LinearTile::kAuto, y);
     std::printf("%-16s T %5d  fused and pair: %s bits\n", layer.name.c_str(), tokens,
