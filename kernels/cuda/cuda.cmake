@@ -37,6 +37,7 @@ endif()
 set(MOESERVE_CUDA_SOURCES
   attention/attention.cc
   attention/attention_f32.cu
+  attention/attention_pingpong_wgmma.cu
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
   attention/attention_tiled_wgmma.cu

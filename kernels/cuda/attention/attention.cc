@@ -4,6 +4,20 @@
 #include "kernels/cuda/attention/attention_kernels.h"
 
 namespace moeserve::cuda {
+namespace {
+
+// Computes tokens [tiled_from, tokens) over a bf16 cache.
+void LaunchTiledBf16(const AttentionLaunch& args, cudaStream_t stream) {
+  const AttentionTiles tiles =
+      args.tiles == AttentionTiles::kAuto ? AttentionTiles::kWarpgroup : args.tiles;
+  if (tiles == AttentionTiles::kMma || !TiledWgmmaFits()) return LaunchTiledMma(args, stream);
+  if (tiles == AttentionTiles::kPingPong && PingPongFits(args.cache)) {
+    return LaunchPingPong(args, stream);
+  }
+  LaunchTiledWgmma(args, stream);
+}
+
+}  // namespace
 
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.bias == nullptr || (args.bias_distances > 0 && args.soft_cap == 0.0f &&
@@ -34,13 +48,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
     }
   }
   if (args.tiled_from == args.step.tokens) return;
-  if (!mma) {
-    LaunchTiledF32(args, stream);
-  } else if (TiledWgmmaFits()) {
-    LaunchTiledWgmma(args, stream);
-  } else {
-    LaunchTiledMma(args, stream);
-  }
+  (mma ? LaunchTiledBf16 : LaunchTiledF32)(args, stream);
 }
 
 }  // namespace moeserve::cuda

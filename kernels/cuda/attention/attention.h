@@ -76,6 +76,15 @@ inline bool IsWide(const KvLayerView& cache) {
   return cache.latent_dim > 0 || cache.widest_dim() > kMaxTiledDim;
 }
 
+// The kernel that computes tiles of tokens over a bf16 cache with bf16 results. All have the same
+// bits. A kernel that the device or the cache does not allow is replaced by the one before it.
+enum class AttentionTiles {
+  kAuto,       // the choice of LaunchAttention()
+  kMma,        // mma.sync
+  kWarpgroup,  // wgmma, one warpgroup per block; compute capability 9.0
+  kPingPong,   // wgmma, several warpgroups per block that take turns; padded_dim 64 or 128
+};
+
 // Computes output = softmax(scale * q . k) v over the cached positions that the row's token sees.
 // The bits of a row depend neither on other rows nor on whether its token is below tiled_from. Rows
 // of padding tokens become zeros.
@@ -107,6 +116,7 @@ struct AttentionLaunch {
   // The choice affects only the speed.
   int tiled_from = 0;
   AttentionWork work;  // for the same seen keys and split size; unused if tiled_from is 0
+  AttentionTiles tiles = AttentionTiles::kAuto;
 };
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);
 
