@@ -527,6 +527,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
         .table = args.causal ? -1 : args.cache->shape(args.layer).table};
     launch.work = WorkFor(launch.step, key, PartialFloats(heads, cache.widest_dim()));
   }
+  if (attention_tuning_ != nullptr) launch.tiles = attention_tuning_->Tiles(launch);
   LaunchAttention(launch, stream_.get());
 }
 

@@ -17,7 +17,20 @@ void LaunchTiledBf16(const AttentionLaunch& args, cudaStream_t stream) {
   LaunchTiledWgmma(args, stream);
 }
 
+bool IsBf16(const AttentionLaunch& args) {
+  return args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;
+}
+
 }  // namespace
+
+std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args) {
+  static constexpr AttentionTiles kMma[] = {AttentionTiles::kMma};
+  static constexpr AttentionTiles kWgmma[] = {AttentionTiles::kWarpgroup,
+                                              AttentionTiles::kPingPong};
+  if (IsWide(args.cache) || !IsBf16(args)) return {};
+  if (!TiledWgmmaFits()) return kMma;
+  return std::span(kWgmma).first(PingPongFits(args.cache) ? 2 : 1);
+}
 
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.bias == nullptr || (args.bias_distances > 0 && args.soft_cap == 0.0f &&
@@ -37,7 +50,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   }
   MOESERVE_CHECK(args.heads > 0 && args.heads % args.cache.num_kv_heads == 0, "query heads");
   MOESERVE_CHECK(args.tiled_from >= 0 && args.tiled_from <= args.step.tokens, "tiled_from");
-  const bool mma = args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;
+  const bool mma = IsBf16(args);
   MOESERVE_CHECK(!mma || args.cache.block_stride * 2 <= INT32_MAX, "bytes of a page");
   if (args.tiled_from > 0) {
     MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,

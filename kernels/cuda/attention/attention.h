@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/attention/kv_layer_view.h"
@@ -85,6 +87,9 @@ enum class AttentionTiles {
   kPingPong,   // wgmma, several warpgroups per block that take turns; padded_dim 64 or 128
 };
 
+// The names of the kernels, in the order of AttentionTiles.
+inline constexpr std::string_view kAttentionTilesNames[] = {"auto", "mma", "warpgroup", "pingpong"};
+
 // Computes output = softmax(scale * q . k) v over the cached positions that the row's token sees.
 // The bits of a row depend neither on other rows nor on whether its token is below tiled_from. Rows
 // of padding tokens become zeros.
@@ -119,5 +124,10 @@ struct AttentionLaunch {
   AttentionTiles tiles = AttentionTiles::kAuto;
 };
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);
+
+// Returns the kernels that may be the fastest for the launch's tiles on the current device; the one
+// that kAuto stands for is the first. Empty if tiles are not computed over a bf16 cache with bf16
+// results.
+std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args);
 
 }  // namespace moeserve::cuda
