@@ -27,6 +27,7 @@ struct PingPongShape {
   static constexpr int kConsumerThreads = kConsumers * kWarpgroupThreads;
   static constexpr int kThreads = kConsumerThreads + kWarpgroupThreads;
   static constexpr int kStages = kDim == 64 ? 6 : 4;
+  static constexpr bool kCountsTiles = kDim == 128 && kKind == ScoreKind::kOwn;
   static constexpr int kTileBytes = kTileKeys * kDim * 2;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
@@ -62,17 +63,29 @@ struct PingPongShared {
   BlockRows<S::kRows> rows;
 };
 
-// A stage of a ring and the parity of its phase. A tile's keys and values have the same one.
+// The stage of the rings that has a tile's keys and values, and the parity of its phase. It is
+// counted or, with kCountsTiles, computed from the number of the tile, which takes one register
+// less.
 template <typename S>
-struct StageOfTile {
-  int stage = 0;
-  uint32_t parity = 0;
+class StageOfTile {
+ public:
+  __device__ __forceinline__ int stage() const {
+    return S::kCountsTiles ? static_cast<int>(static_cast<uint32_t>(count_) % S::kStages) : count_;
+  }
+  __device__ __forceinline__ uint32_t parity() const {
+    return S::kCountsTiles ? static_cast<uint32_t>(count_) / S::kStages % 2 : parity_;
+  }
   __device__ __forceinline__ void Advance() {
-    if (++stage == S::kStages) {
-      stage = 0;
-      parity ^= 1;
+    ++count_;
+    if (!S::kCountsTiles && count_ == S::kStages) {
+      count_ = 0;
+      parity_ ^= 1;
     }
   }
+
+ private:
+  int count_ = 0;
+  uint32_t parity_ = 0;
 };
 
 // --- The producer -------------------------------------------------------------------------------
@@ -120,9 +133,9 @@ __device__ __forceinline__ void CopyTiles(const KvLayerView& cache, const BlockK
     const int32_t next = block_of(tile + 1);
     const int begin = max(range.first - tile * kTileKeys, 0);
     const int end = min(range.last + 1 - tile * kTileKeys, kTileKeys);
-    char* const to = ring.tiles[at.stage];
-    uint64_t* const full = barriers.full + at.stage;
-    MbarrierWait(barriers.empty + at.stage, at.parity ^ 1);
+    char* const to = ring.tiles[at.stage()];
+    uint64_t* const full = barriers.full + at.stage();
+    MbarrierWait(barriers.empty + at.stage(), at.parity() ^ 1);
     if (kValues && end - begin < kTileKeys) {
       ClearUnread<S>(to, begin, end);
       __syncwarp();
@@ -230,7 +243,7 @@ class Consumer {
       if (own.end == own.begin) return Skip(range.tiles.end - range.tiles.begin);
       Skip(own.begin - range.tiles.begin);
       Compute(own.begin, own.end - 1, row);
-      Skip(range.tiles.end - own.end);
+      Skip(shared_.rows.last_key / kTileKeys + 1 - own.end);
     });
     if (index_ == 0) TakeTurn();
   }
@@ -244,10 +257,10 @@ class Consumer {
     NamedBarrierArrive(S::kTurnBarrier + next, 2 * kWarpgroupThreads);
   }
   __device__ __forceinline__ void Await(RingBarriers<S>& ring, const StageOfTile<S>& at) {
-    MbarrierWait(ring.full + at.stage, at.parity);
+    MbarrierWait(ring.full + at.stage(), at.parity());
   }
   __device__ __forceinline__ void Release(RingBarriers<S>& ring, const StageOfTile<S>& at) {
-    if (threadIdx.x % 32 == 0) MbarrierArrive(ring.empty + at.stage);
+    if (threadIdx.x % 32 == 0) MbarrierArrive(ring.empty + at.stage());
   }
 
   __device__ __forceinline__ uint32_t KeysAt(int stage) const {
@@ -297,7 +310,7 @@ __device__ __forceinline__ void Consumer<S>::Compute(int first_tile, int last_ti
   const uint32_t queries = RowsDescriptor(shared_.queries + consumer_row * kPlaneRowBytes);
   Await(shared_.of_keys, at_);
   TakeTurn();
-  StartScores<kDim, S::kRows>(SameInAllLanes(queries), KeysAt(at_.stage), scores);
+  StartScores<kDim, S::kRows>(SameInAllLanes(queries), KeysAt(at_.stage()), scores);
   PassTurn();
   WgmmaWait<0>();
   WgmmaKeepInPlace(scores);
@@ -312,8 +325,8 @@ __device__ __forceinline__ void Consumer<S>::Compute(int first_tile, int last_ti
     Await(shared_.of_keys, at_);
     Await(shared_.of_values, of_values);
     TakeTurn();
-    StartScores<kDim, S::kRows>(SameInAllLanes(queries), KeysAt(at_.stage), scores);
-    StartValues<kDim>(weights, ValuesAt(of_values.stage), sums);
+    StartScores<kDim, S::kRows>(SameInAllLanes(queries), KeysAt(at_.stage()), scores);
+    StartValues<kDim>(weights, ValuesAt(of_values.stage()), sums);
     PassTurn();
     const bool split_ends = tile + 1 == split_end;
     MergeFactors f[2];
@@ -337,7 +350,7 @@ __device__ __forceinline__ void Consumer<S>::Compute(int first_tile, int last_ti
     PackTile(scores, weights);
   }
   Await(shared_.of_values, at_);
-  StartValues<kDim>(weights, ValuesAt(at_.stage), sums);
+  StartValues<kDim>(weights, ValuesAt(at_.stage()), sums);
   FinishValues(weights, sums);
   Release(shared_.of_values, at_);
   at_.Advance();
