@@ -15,8 +15,11 @@ constexpr int kMaxLayers = 32;
 
 class AttentionRun {
  public:
-  AttentionRun(Bench& bench, const AttentionShape& shape, int sequences, int length, bool prompt)
-      : bench_(bench), shape_(shape), sequences_(sequences), length_(length), prompt_(prompt) {}
+  AttentionRun(Bench& bench, const AttentionShape& shape, int sequences, int length, bool prompt,
+               cuda::AttentionTiles tiles = cuda::AttentionTiles::kAuto)
+      : bench_(bench), shape_(shape), sequences_(sequences), length_(length), prompt_(prompt) {
+    launch_.tiles = tiles;
+  }
 
   Result<Measured> Run() {
     const double bytes = shape_.kv_bytes_per_token() * sequences_ * length_;
@@ -271,6 +274,14 @@ void AddAttentionCases(bool tiny, std::vector<Case>& cases) {
                        tiny || length == 4096 ? 0 : 1, [shape, length](Bench& bench) {
                          bench.Forget();
                          return AttentionRun(bench, shape, 1, length, true).Run();
+                       }});
+      if (tiny || shape.head_dim > 128) continue;
+      cases.push_back({"prompt/" + shape.name + "/L" + std::to_string(length) + "/pingpong",
+                       length == 4096 ? 0 : 1, [shape, length](Bench& bench) {
+                         bench.Forget();
+                         return AttentionRun(bench, shape, 1, length, true,
+                                             cuda::AttentionTiles::kPingPong)
+                             .Run();
                        }});
     }
   }
