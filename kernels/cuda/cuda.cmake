@@ -40,6 +40,7 @@ set(MOESERVE_CUDA_SOURCES
   attention/attention_f32.cu
   attention/attention_latent_mma.cu
   attention/attention_latent_wgmma.cu
+  attention/attention_pingpong_wgmma.cu
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
   attention/attention_tiled_wgmma.cu
@@ -91,6 +92,7 @@ set(MOESERVE_CUDA_SOURCES
   tuning.cc
   tuning/choices.cc
   tuning/graph_device.cc
+  tuning/attention_tuning.cc
   tuning/product_tuning.cc
   tuning/tuner.cc
   tuning/tuning_key.cc)

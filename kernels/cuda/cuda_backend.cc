@@ -529,6 +529,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
         WorkFor(launch.step, key,
                 PartialFloats(heads, cache.latent_dim > 0 ? cache.latent_dim : cache.widest_dim()));
   }
+  if (attention_tuning_ != nullptr) launch.tiles = attention_tuning_->Tiles(launch);
   LaunchAttention(launch, stream_.get());
 }
 

@@ -19,6 +19,7 @@
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/statistics/route_counters.h"
 #include "kernels/cuda/step_buffers.h"
+#include "kernels/cuda/tuning/attention_tuning.h"
 #include "kernels/cuda/tuning/product_tuning.h"
 
 namespace moeserve::cuda {
@@ -206,6 +207,7 @@ class CudaBackend : public Backend {
   // The kernels that were chosen by measuring; null with --cuda-tune off.
   std::unique_ptr<Choices> choices_;
   std::unique_ptr<ProductTuning> products_;
+  std::unique_ptr<AttentionTuning> attention_tuning_;
   bool tunes_fully_ = false;
   std::string choices_file_, choices_key_;
   std::vector<std::string> tuning_messages_;

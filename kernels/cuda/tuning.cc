@@ -14,6 +14,7 @@ namespace moeserve::cuda {
 absl::Status CudaBackend::OpenChoices(const BackendOptions& options) {
   choices_ = std::make_unique<Choices>();
   products_ = std::make_unique<ProductTuning>(choices_.get());
+  attention_tuning_ = std::make_unique<AttentionTuning>(choices_.get());
   tunes_fully_ = options.cuda_tune == "full";
   choices_file_ = options.cuda_tune_file;
   MOESERVE_ASSIGN_OR_RETURN(choices_key_, TuningKey());
@@ -41,7 +42,9 @@ std::vector<std::string> CudaBackend::warnings() const {
 }
 
 void CudaBackend::BeginTuning() {
-  if (products_ != nullptr) products_->Record(true);
+  if (products_ == nullptr) return;
+  products_->Record(true);
+  attention_tuning_->Record(true);
 }
 
 absl::Status CudaBackend::EndTuning() {
@@ -52,17 +55,28 @@ absl::Status CudaBackend::EndTuning() {
   const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
     return std::unique_ptr<TuneDevice>(new GraphTuneDevice(stream, output, bytes));
   };
-  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string> messages,
+  const auto add = [&](const std::vector<std::string>& messages) {
+    tuning_messages_.insert(tuning_messages_.end(), messages.begin(), messages.end());
+  };
+  // Attention first, because it has few measurements.
+  const auto begin = std::chrono::steady_clock::now();
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string> of_attention,
+                            attention_tuning_->Measure(settings, device, stream_.get()));
+  add(of_attention);
+  settings.limit -= std::chrono::steady_clock::now() - begin;
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string> of_products,
                             products_->Measure(settings, device, stream_.get()));
-  tuning_messages_.insert(tuning_messages_.end(), messages.begin(), messages.end());
+  add(of_products);
+  const int left_out = products_->left_out() + attention_tuning_->left_out();
+  const int measured = products_->measured() + attention_tuning_->measured();
   // Recorded steps have the kernels that were chosen before.
   DropRecordings();
-  if (products_->left_out() > 0) {
-    tuning_messages_.push_back(std::to_string(products_->left_out()) +
+  if (left_out > 0) {
+    tuning_messages_.push_back(std::to_string(left_out) +
                                " measurements of kernels were left out, because they took too "
                                "long; the next start continues them");
   }
-  if (products_->measured() == 0 || choices_file_.empty()) return absl::OkStatus();
+  if (measured == 0 || choices_file_.empty()) return absl::OkStatus();
   if (const Status saved = choices_->Save(choices_file_, choices_key_); !saved.ok()) {
     tuning_messages_.push_back(std::string(saved.message()) +
                                "; the next start measures kernels again (--cuda-tune-file)");

@@ -35,13 +35,13 @@ struct AttentionSetting {
   DType cache = DType::kF32;
   DType output = DType::kF32;
   int window = 0;
+  bool chunks = false;  // SeenKeys::chunks
   std::vector<int> lengths = {1};
   float soft_cap = 0.0f;
   bool sinks = false;
   int bias_distances = 0;  // 0: no biases
   float scale = 0.0f;      // 0: 1 / sqrt(head_dim)
   bool causal = true;      // else rows see all positions of their sequence that the window allows
-  bool chunks = false;     // SeenKeys::chunks
   int latent_dim = 0;      // KvLayerShape::latent_dim
 
   int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
@@ -69,17 +69,12 @@ struct AttentionQuery {
   std::vector<float> values;
 };
 
-// The kernel that computes tiles of tokens.
-enum class Tiled { kChosen, kMma, kWgmma };
-
 // The kernel for single tokens over latent vectors. Unless it is kChosen, it computes all tokens.
 enum class Single { kChosen, kLatentMma, kLatentWgmma };
 
-// Returns the kernel for devices without wgmma, which LaunchAttention() does not choose on others.
-inline Tiled OtherTiled(const AttentionSetting& setting) {
-  const bool bf16 = setting.cache == DType::kBF16 && setting.output == DType::kBF16;
-  return bf16 ? Tiled::kMma : Tiled::kChosen;
-}
+// The kernels for tiles of tokens, which have the same bits.
+inline constexpr AttentionTiles kAttentionTiles[] = {
+    AttentionTiles::kMma, AttentionTiles::kWarpgroup, AttentionTiles::kPingPong};
 
 // A cache that contains sequences, on the device, and runs of attention over them.
 class AttentionScene {
@@ -135,7 +130,7 @@ class AttentionScene {
     int max_per_token = 0;  // > 0: rows are assignments of a routing plan
     int by_shape = 1;       // QueryRows::by_shape
     int extra_context = 0;  // added to the context bound that determines launch shapes
-    Tiled tiled = Tiled::kChosen;
+    AttentionTiles tiles = AttentionTiles::kAuto;
     AttentionSplits splits = AttentionSplits::kAuto;  // with clusters, there is no work list
     Single single = Single::kChosen;
   };
@@ -221,6 +216,7 @@ class AttentionScene {
       a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
       LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
     }
+    a.tiles = options.tiles;
     Launch(a, options);
     const std::vector<uint8_t> output = d_output.Read();
     std::vector<std::vector<uint32_t>> results(rows);
@@ -267,6 +263,39 @@ class AttentionScene {
     return s_.scale != 0.0f ? s_.scale : 1.0f / std::sqrt(static_cast<float>(s_.head_dim));
   }
 
+  // Returns the first key that a query at this position sees.
+  int FirstSeen(int position) const {
+    if (s_.window <= 0) return 0;
+    return s_.chunks ? position - position % s_.window : std::max(0, position - s_.window + 1);
+  }
+
+  // Expects the same results from every kernel for tiles. `options.tiles` is ignored.
+  void ExpectFromAllTiles(const std::vector<std::vector<AttentionQuery>>& tokens, Options options,
+                          const std::vector<std::vector<uint32_t>>& expected) {
+    for (const AttentionTiles tiles : kAttentionTiles) {
+      options.tiles = tiles;
+      ASSERT_TRUE(expected == Run(tokens, options))
+          << "kernel " << static_cast<int>(tiles) << ", " << s_.Describe();
+    }
+  }
+
+  // Overwrites the keys and values of positions [begin, end) of a sequence by NaN.
+  void Poison(int sequence, int begin, int end) {
+    const KvLayerView view = this->view();
+    const int64_t element = SizeOf(s_.cache);
+    for (int p = begin; p < end; ++p) {
+      const int64_t block = tables_[sequence * stride_ + p / kPageTokens] * view.block_stride;
+      for (int n = 0; n < s_.kv_heads * view.padded_dim; n += 8) {
+        const int64_t at = (block + n / view.padded_dim * view.head_stride +
+                            view.ElementOf(p % kPageTokens, n % view.padded_dim)) *
+                           element;
+        for (void* memory : {view.keys, view.values}) {
+          CheckCall(cudaMemset(static_cast<char*>(memory) + at, 0xff, 8 * element));
+        }
+      }
+    }
+  }
+
   void ExpectNear(const AttentionQuery& q, const std::vector<uint32_t>& bits) {
     std::vector<double> actual;
     for (uint32_t b : bits) {
@@ -280,8 +309,7 @@ class AttentionScene {
     const double tolerance = s_.output == DType::kF32  ? 4e-6
                              : s_.cache == DType::kF32 ? 4e-3
                                                        : 8e-3;
-    int first = s_.window > 0 ? std::max(0, q.position - s_.window + 1) : 0;
-    if (s_.chunks) first = q.position - q.position % s_.window;
+    const int first = FirstSeen(q.position);
     int end = s_.causal ? q.position + 1 : s_.lengths[q.sequence];
     if (s_.window > 0) end = std::min(end, q.position + s_.window);
     for (int h = 0; h < s_.heads; ++h) {
@@ -314,14 +342,7 @@ class AttentionScene {
       }
       return;
     }
-    switch (options.tiled) {
-      case Tiled::kChosen:
-        return LaunchAttention(a, nullptr);
-      case Tiled::kMma:
-        return LaunchTiledMma(a, nullptr);
-      case Tiled::kWgmma:
-        return LaunchTiledWgmma(a, nullptr);
-    }
+    LaunchAttention(a, nullptr);
   }
   static void CheckCall(cudaError_t error) {
     ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);

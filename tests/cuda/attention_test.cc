@@ -86,7 +86,7 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
           ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], tiled[t]));
         }
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
-        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled = OtherTiled(setting)})) << setting.Describe();
+        ASSERT_NO_FATAL_FAILURE(scene.ExpectFromAllTiles(tokens, {}, tiled));
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 9})) << setting.Describe();
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = count})) << setting.Describe();
         for (int t : {1, 19, 22}) {
@@ -124,9 +124,7 @@ TEST(CudaAttentionTest, TiledKernelsHaveTheSameBits) {
       for (const int t : {0, 69, 70, count - 2}) {
         ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], expected[t]));
       }
-      ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kMma})) << setting.Describe();
-      if (!TiledWgmmaFits()) continue;
-      ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kWgmma})) << setting.Describe();
+      ASSERT_NO_FATAL_FAILURE(scene.ExpectFromAllTiles(tokens, {}, expected));
     }
   }
 }
@@ -163,7 +161,7 @@ TEST(CudaAttentionTest, BiasesOfDistancesMatchDoubleArithmetic) {
           ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], tiled[t]));
         }
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
-        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled = OtherTiled(setting)})) << setting.Describe();
+        ASSERT_NO_FATAL_FAILURE(scene.ExpectFromAllTiles(tokens, {}, tiled));
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = count})) << setting.Describe();
         ASSERT_EQ(tiled[3], scene.Run({tokens[3]}, {.tiled_from = 1})[0]);
       }
@@ -214,13 +212,12 @@ TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
         const auto wide =
             scene.Run(tokens, {.tiled_from = count, .max_per_token = 22, .by_shape = 16});
         ASSERT_EQ(wide, scene.Run(tokens, {.max_per_token = 22, .by_shape = 16}));
-        ASSERT_EQ(
-            wide,
-            scene.Run(tokens, {.max_per_token = 22, .by_shape = 16, .tiled = OtherTiled(setting)}));
+        ASSERT_NO_FATAL_FAILURE(
+            scene.ExpectFromAllTiles(tokens, {.max_per_token = 22, .by_shape = 16}, wide));
         for (const int row : {0, 16, 18}) {
           ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[row < 16 ? 0 : 1][row % 16], wide[row]));
         }
-        ASSERT_EQ(results, scene.Run(tokens, {.max_per_token = 22, .tiled = OtherTiled(setting)}));
+        ASSERT_NO_FATAL_FAILURE(scene.ExpectFromAllTiles(tokens, {.max_per_token = 22}, results));
         for (int t : {0, 1}) {
           // The bits do not depend either on how many rows other tokens of the step have.
           const int most = static_cast<int>(tokens[t].size());
@@ -261,9 +258,44 @@ TEST(CudaAttentionTest, KernelsAgreeInEveryOrder) {
           ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], expected[t]));
         }
         ASSERT_EQ(expected, scene.Run(tokens, {.tiled_from = count, .slots = 0}));
-        ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kMma})) << setting.Describe();
-        if (!TiledWgmmaFits()) continue;
-        ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kWgmma})) << setting.Describe();
+        ASSERT_NO_FATAL_FAILURE(scene.ExpectFromAllTiles(tokens, {}, expected));
+      }
+    }
+  });
+}
+
+// Kernels do not read keys and values that no row sees: those before the window or chunk, those
+// behind the last position, and those of other blocks. Whole tiles, and the first and last rows of
+// blocks, remain unread.
+TEST(CudaAttentionTest, KernelsReadOnlyKeysThatAreSeen) {
+  InEveryOrder([] {
+    uint64_t seed = 600;
+    for (const int head_dim : {64, 128}) {
+      for (const int end : {1, 63, 64, 65, 255, 256, 257, 300}) {
+        for (const int window : {0, 70, -70}) {
+          if (window != 0 && end < 255) continue;
+          const AttentionSetting setting{.head_dim = head_dim,
+                                         .kv_heads = 2,
+                                         .heads = 4,
+                                         .cache = DType::kBF16,
+                                         .output = DType::kBF16,
+                                         .window = std::abs(window),
+                                         .chunks = window < 0,
+                                         .lengths = {end + 50, 17}};
+          AttentionScene scene(setting, seed++);
+          std::vector<std::vector<AttentionQuery>> tokens;
+          const int begin = std::max(0, end - 40);
+          for (int p = begin; p < end; ++p) tokens.push_back({scene.RandomQuery(0, p)});
+          for (int p = 10; p < 17; ++p) tokens.push_back({scene.RandomQuery(1, p)});
+          scene.Poison(0, 0, scene.FirstSeen(begin));
+          scene.Poison(0, end, end + 50);
+          const int count = static_cast<int>(tokens.size());
+          const auto expected = scene.Run(tokens, {.tiled_from = count});
+          for (const int t : {0, count - 8, count - 1}) {
+            ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], expected[t]));
+          }
+          ASSERT_NO_FATAL_FAILURE(scene.ExpectFromAllTiles(tokens, {}, expected));
+        }
       }
     }
   });
@@ -288,8 +320,7 @@ TEST(CudaAttentionTest, ScalesOfEverySignMatchDoubleArithmetic) {
     for (int t = 0; t < count; t += 13) {
       ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], expected[t]));
     }
-    ASSERT_EQ(expected, scene.Run(tokens, {.tiled = Tiled::kMma}));
-    ASSERT_EQ(expected, scene.Run(tokens, {}));
+    ASSERT_NO_FATAL_FAILURE(scene.ExpectFromAllTiles(tokens, {}, expected));
   }
 }
 

@@ -8,6 +8,9 @@
 #include <fstream>
 #include <set>
 
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/tuning/attention_tuning.h"
 #include "kernels/cuda/tuning/choices.h"
 #include "kernels/cuda/tuning/graph_device.h"
 #include "kernels/cuda/tuning/product_tuning.h"
@@ -344,6 +347,65 @@ TEST(ProductTuningTest, EndsWhenItsTimeIsOver) {
       tuning.Measure({.limit = std::chrono::seconds(-1), .rows_factor = 4}, device, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 0);
   EXPECT_EQ(tuning.left_out(), 4);
+}
+
+// Returns a launch as a step that is recorded has: its pointers are not read.
+cuda::AttentionLaunch RecordedAttention(int tokens, int tiled_from) {
+  cuda::AttentionLaunch a;
+  a.cache = {.num_kv_heads = 2,
+             .head_dim = 64,
+             .padded_dim = 64,
+             .head_stride = 1024,
+             .block_stride = 2048};
+  a.step.tokens = tokens;
+  a.query_stride = a.output_stride = 4 * 64;
+  a.output_dtype = DType::kBF16;
+  a.heads = 4;
+  a.scale = 0.125f;
+  a.tiled_from = tiled_from;
+  return a;
+}
+
+// The kernels for tiles of tokens are run with the bits of the default, for every kind of launch,
+// and the choices are used afterwards.
+TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
+  if (!cuda::TiledWgmmaFits()) GTEST_SKIP() << "one kernel only";
+  using cuda::AttentionTiles;
+  const int32_t some = 0;
+  cuda::AttentionLaunch window = RecordedAttention(100, 100), routed = window, both = window;
+  window.seen.window = 30;
+  routed.rows = {&some, &some, &some, 3};
+  routed.query_stride = routed.output_stride = 2 * 64;
+  routed.heads = 2;
+  both.seen.causal = false;
+  Choices choices;
+  cuda::AttentionTuning tuning(&choices);
+  EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 0)), AttentionTiles::kAuto);
+  tuning.Record(true);
+  for (const cuda::AttentionLaunch& a : {RecordedAttention(100, 100), window, routed, both}) {
+    EXPECT_EQ(tuning.Tiles(a), AttentionTiles::kAuto);
+  }
+  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
+    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
+  };
+  const auto messages = tuning.Measure({.rows_factor = 4}, device, nullptr);
+  ASSERT_TRUE(messages.ok()) << messages.status();
+  EXPECT_EQ(*messages, std::vector<std::string>());
+  EXPECT_EQ(tuning.measured(), 12);  // 16, 64 and 100 tokens
+  EXPECT_EQ(tuning.left_out(), 0);
+  // The candidate that is prepared last seems to be the fastest.
+  EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 0)), AttentionTiles::kPingPong);
+  EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 50)), AttentionTiles::kAuto);
+  cuda::AttentionLaunch other = RecordedAttention(50, 0);
+  other.heads = 2;
+  EXPECT_EQ(tuning.Tiles(other), AttentionTiles::kAuto);
+  // What is known is not measured again, and f32 caches have one kernel.
+  tuning.Record(true);
+  tuning.Tiles(RecordedAttention(100, 0));
+  other.cache.dtype = DType::kF32;
+  tuning.Tiles(other);
+  ASSERT_TRUE(tuning.Measure({}, device, nullptr).ok());
+  EXPECT_EQ(tuning.measured(), 0);
 }
 
 }  // namespace

@@ -37,6 +37,17 @@ void LaunchLatentSplits(const AttentionLaunch& args, cudaStream_t stream) {
   }
 }
 
+// Computes tokens [tiled_from, tokens) over a bf16 cache.
+void LaunchTiledBf16(const AttentionLaunch& args, cudaStream_t stream) {
+  const AttentionTiles tiles =
+      args.tiles == AttentionTiles::kAuto ? AttentionTiles::kWarpgroup : args.tiles;
+  if (tiles == AttentionTiles::kMma || !TiledWgmmaFits()) return LaunchTiledMma(args, stream);
+  if (tiles == AttentionTiles::kPingPong && PingPongFits(args.cache)) {
+    return LaunchPingPong(args, stream);
+  }
+  LaunchTiledWgmma(args, stream);
+}
+
 void LaunchSplits(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(CanUseSplits(args, args.splits), "clusters of attention");
   if (const int blocks = ClusterBlocksOf(args.splits); blocks > 0) {
@@ -64,6 +75,15 @@ bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits) {
           ClusterAttentionFits(args, blocks));
 }
 
+std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args) {
+  static constexpr AttentionTiles kMma[] = {AttentionTiles::kMma};
+  static constexpr AttentionTiles kWgmma[] = {AttentionTiles::kWarpgroup,
+                                              AttentionTiles::kPingPong};
+  if (!IsMma(args) || args.cache.latent_dim > 0 || IsWide(args.cache, args.output_dtype)) return {};
+  if (!TiledWgmmaFits()) return kMma;
+  return std::span(kWgmma).first(PingPongFits(args.cache) ? 2 : 1);
+}
+
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.bias == nullptr || (args.bias_distances > 0 && args.soft_cap == 0.0f &&
                                           args.cache.latent_dim == 0),
@@ -88,12 +108,8 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   if (args.tiled_from == args.step.tokens) return;
   if (latent) {
     LaunchLatentTiledMma(args, stream);
-  } else if (!mma) {
-    LaunchTiledF32(args, stream);
-  } else if (TiledWgmmaFits()) {
-    LaunchTiledWgmma(args, stream);
   } else {
-    LaunchTiledMma(args, stream);
+    (mma ? LaunchTiledBf16 : LaunchTiledF32)(args, stream);
   }
 }
 

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/attention/kv_layer_view.h"
@@ -91,6 +93,18 @@ enum class AttentionSplits : uint8_t {
   kCluster16,
 };
 
+// The kernel that computes tiles of tokens over a bf16 cache with bf16 results. All have the same
+// bits. A kernel that the device or the cache does not allow is replaced by the one before it.
+enum class AttentionTiles {
+  kAuto,       // the choice of LaunchAttention()
+  kMma,        // mma.sync
+  kWarpgroup,  // wgmma, one warpgroup per block; compute capability 9.0
+  kPingPong,   // wgmma, several warpgroups per block that take turns; padded_dim 64 or 128
+};
+
+// The names of the kernels, in the order of AttentionTiles.
+inline constexpr std::string_view kAttentionTilesNames[] = {"auto", "mma", "warpgroup", "pingpong"};
+
 // Computes output = softmax(scale * q . k) v over the cached positions that the row's token sees.
 // The bits of a row depend neither on other rows nor on whether its token is below tiled_from. Rows
 // of padding tokens become zeros.
@@ -124,9 +138,15 @@ struct AttentionLaunch {
   // For the same seen keys and split size; unused if tiled_from is 0, or with clusters.
   AttentionWork work;
   AttentionSplits splits = AttentionSplits::kAuto;  // must be one that CanUseSplits() allows
+  AttentionTiles tiles = AttentionTiles::kAuto;
 };
 // Returns whether LaunchAttention() can compute the launch with `splits` on the current device.
 bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits);
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);
+
+// Returns the kernels that may be the fastest for the launch's tiles on the current device; the one
+// that kAuto stands for is the first. Empty if tiles are not computed over a bf16 cache with bf16
+// results.
+std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args);
 
 }  // namespace moeserve::cuda

@@ -22,6 +22,10 @@ void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);
 // has wgmma (compute capability 9.0).
 bool TiledWgmmaFits();
 void LaunchTiledWgmma(const AttentionLaunch& args, cudaStream_t stream);
+// As LaunchTiledWgmma(), with several warpgroups that take turns: the same bits. PingPongFits()
+// returns whether the current device and the cache allow it.
+bool PingPongFits(const KvLayerView& cache);
+void LaunchPingPong(const AttentionLaunch& args, cudaStream_t stream);
 
 // Computes all tokens of a layer with heads wider than kMaxTiledDim, or whose values are the first
 // elements of its keys.

@@ -143,17 +143,18 @@ class TileCopies {
   int to_;
 };
 
-// Loads the queries of a block's rows as bf16 into planes of kRows rows at `to`; elements beyond
-// head_dim and unused rows are zero.
-template <int kDim, int kRows, int kThreads>
+// Loads the queries of kLoaded of a block's rows, from `first_row` on, as bf16 into planes of kRows
+// rows at `to`; elements beyond head_dim and unused rows are zero. kThreads threads call this; each
+// passes its index among them.
+template <int kDim, int kRows, int kThreads, int kLoaded = kRows>
 __device__ __forceinline__ void LoadQueries(const AttentionLaunch& a, const BlockRows<kRows>& rows,
-                                            char* to) {
+                                            char* to, int thread = threadIdx.x, int first_row = 0) {
   constexpr int kChunks = kDim / 8;
   const int dim = a.cache.head_dim;
   const bool vectors =
       dim % 4 == 0 && a.query_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.query) % 16 == 0;
-  for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
-    const int r = i / kChunks, d = i % kChunks * 8;
+  for (int i = thread; i < kLoaded * kChunks; i += kThreads) {
+    const int r = first_row + i / kChunks, d = i % kChunks * 8;
     float v[8] = {};
     if (rows.query_row[r] >= 0) {
       const float* q = a.query + rows.query_row[r] * a.query_stride + rows.head[r] * dim;
@@ -230,11 +231,18 @@ struct ScoreFactor {
 };
 
 // Whether scores are something else than the products times a positive factor.
-__device__ __forceinline__ bool OwnScores(const AttentionLaunch& a, float scale) {
+__device__ __host__ __forceinline__ bool OwnScores(const AttentionLaunch& a, float scale) {
   return a.bias != nullptr || a.soft_cap > 0.0f || !(scale > 0.0f);
 }
 
+// What code is compiled for: kOwn and kPlain mean that OwnScores() is true or false.
+enum class ScoreKind { kAny, kPlain, kOwn };
+
+template <ScoreKind kKind = ScoreKind::kAny>
 __device__ __forceinline__ ScoreFactor FactorOf(const AttentionLaunch& a, float scale) {
+  if constexpr (kKind != ScoreKind::kAny) {
+    return {scale, kKind == ScoreKind::kOwn ? 1.0f : scale};
+  }
   return {scale, OwnScores(a, scale) ? 1.0f : scale};
 }
 
@@ -291,14 +299,14 @@ __device__ __forceinline__ void ReplaceByScores(const RowPair& pair, int key,
 // a factor; `maximum` becomes the largest one over all lanes that share a row. The rows are those
 // of the warp from `row` on; where all of them see all keys, they are not read. The kind of score
 // is selected outside of the loops: a branch for every element would make the loops longer than
-// the instruction cache. With kPlain, OwnScores() must be false.
-template <bool kPlain = false, int kRows, int kSteps>
+// the instruction cache.
+template <ScoreKind kKind = ScoreKind::kAny, int kRows, int kSteps>
 __device__ __forceinline__ void MaskAndMaximum(const AttentionLaunch& a, float scale,
                                                const BlockRows<kRows>& rows, int row,
                                                const SeenByAll& seen, int key,
                                                float (&scores)[kSteps][4], float (&maximum)[2]) {
   const auto product = [](float dot, int, int) { return dot; };
-  if (!kPlain && OwnScores(a, scale)) {
+  if (kKind == ScoreKind::kOwn || (kKind == ScoreKind::kAny && OwnScores(a, scale))) {
     const RowPair pair = RowPairOf(rows, row, a.seen);
     const auto score = [&](float dot, int h, int k) {
       return ScoreOf(a, dot, scale, pair.head[h], pair.position[h] - k);

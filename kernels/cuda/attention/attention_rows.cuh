@@ -194,6 +194,19 @@ __device__ __forceinline__ bool FindWork(const AttentionLaunch& a, int begin, in
   return true;
 }
 
+// Returns the first token in [begin, end) of another sequence than token `begin`, or `end`. All
+// lanes of a warp call this together; each looks at other tokens, because looking at one after
+// another takes as long as several tiles of keys.
+__device__ __forceinline__ int EndOfRun(const int32_t* sequence, int begin, int end) {
+  const int32_t own = sequence[begin];
+  for (int base = begin + 1; base < end; base += 32) {
+    const int token = base + static_cast<int>(threadIdx.x) % 32;
+    const unsigned others = __ballot_sync(kFullMask, token < end && sequence[token] != own);
+    if (others != 0) return base + __ffs(static_cast<int>(others)) - 1;
+  }
+  return end;
+}
+
 // Calls f(begin, end) for each run of tokens of one sequence in the block's tile of neighbouring
 // tokens. A barrier follows each call, because the rows of the next run overwrite those of this run
 // in shared memory. The first blocks compute the last tiles, which have the longest contexts.
@@ -204,8 +217,7 @@ __device__ __forceinline__ void ForEachRun(const AttentionLaunch& a, int tokens_
   int begin = a.tiled_from + tile * tokens_per_tile;
   const int tile_end = min(begin + tokens_per_tile, a.step.tokens);
   while (begin < tile_end) {
-    int end = begin + 1;
-    while (end < tile_end && a.step.sequence[end] == a.step.sequence[begin]) ++end;
+    const int end = EndOfRun(a.step.sequence, begin, tile_end);
     f(begin, end);
     __syncthreads();
     begin = end;

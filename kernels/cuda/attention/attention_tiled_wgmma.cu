@@ -61,7 +61,8 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   CopyAsyncWait<1>();
   FenceAsyncShared();
   __syncthreads();
-  StartScores<kDim, kRows>(shared.queries, shared.keys[first_tile % 2], scores);
+  const uint32_t queries = RowsDescriptor(shared.queries);
+  StartScores<kDim, kRows>(queries, RowsDescriptor(shared.keys[first_tile % 2]), scores);
   WgmmaWait<0>();
   WgmmaKeepInPlace(scores);
   Softmax(a, score, shared.rows, warp_row, seen, first_tile * kTileKeys, scores, &state);
@@ -81,8 +82,8 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
 #pragma unroll
     for (int i = 0; i < copies.kBlocks; ++i) blocks[i] = next_blocks[i];
     copies.Find(tile + 3, next_blocks);
-    StartScores<kDim, kRows>(shared.queries, shared.keys[(tile + 1) % 2], scores);
-    StartValues<kDim>(weights, shared.values[tile % 2], sums);
+    StartScores<kDim, kRows>(queries, RowsDescriptor(shared.keys[(tile + 1) % 2]), scores);
+    StartValues<kDim>(weights, ValuesDescriptor(shared.values[tile % 2]), sums);
     const bool split_ends = tile + 1 == split_end;
     MergeFactors f[2];
     if (split_ends) {
@@ -105,7 +106,7 @@ __device__ __forceinline__ void WgmmaRun(const AttentionLaunch& a, int begin, in
   CopyAsyncWait<0>();
   FenceAsyncShared();
   __syncthreads();
-  StartValues<kDim>(weights, shared.values[last_tile % 2], sums);
+  StartValues<kDim>(weights, ValuesDescriptor(shared.values[last_tile % 2]), sums);
   FinishValues(weights, sums);
   MergeFactors f[2];
   MergeTiledState(first_split(last_tile), score.factor, &state, &merged, &shared.stash, f);

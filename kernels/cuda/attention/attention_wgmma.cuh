@@ -15,21 +15,35 @@ __device__ __forceinline__ float (&AsFragments(float (&d)[kColumns]))[kColumns /
   return reinterpret_cast<float(&)[kColumns / 4][4]>(d);
 }
 
+// Descriptors of planes: the upper half, and the lower halves for queries or keys and for values,
+// which are stored transposed.
+inline constexpr uint32_t kPlanesHigh =
+    (8 * kPlaneRowBytes >> 4) | static_cast<uint32_t>(Swizzle::k128Bytes) << 30;
+
+__device__ __forceinline__ uint32_t RowsDescriptor(const void* planes) {
+  return static_cast<uint32_t>(MatrixDescriptor(planes, Swizzle::k128Bytes, 0));
+}
+__device__ __forceinline__ uint32_t ValuesDescriptor(const void* planes) {
+  return static_cast<uint32_t>(TransposedDescriptor(planes, kTileKeys * kPlaneRowBytes));
+}
+// Returns the descriptor of what is `bytes` behind the beginning of the planes.
+__device__ __forceinline__ uint64_t PlanesDescriptor(uint32_t low, int bytes) {
+  return JoinDescriptor(low + static_cast<uint32_t>(bytes / 16), kPlanesHigh);
+}
+
 // Starts the product of 64 queries and a tile of keys. The planes of the queries have kRows rows.
+// Takes the RowsDescriptor() of both.
 template <int kDim, int kRows>
-__device__ __forceinline__ void StartScores(char* queries, char* keys,
+__device__ __forceinline__ void StartScores(uint32_t queries, uint32_t keys,
                                             float (&scores)[kTileKeys / 2]) {
   WgmmaKeepInPlace(scores);
   WgmmaFence();
 #pragma unroll
   for (int d = 0; d < kDim / 16; ++d) {
     const int plane = d / 4;
-    const uint64_t q = MatrixDescriptor(queries + plane * kRows * kPlaneRowBytes,
-                                        Swizzle::k128Bytes, 8 * kPlaneRowBytes);
-    const uint64_t k = MatrixDescriptor(keys + plane * kTileKeys * kPlaneRowBytes,
-                                        Swizzle::k128Bytes, 8 * kPlaneRowBytes);
-    Wgmma<kTileKeys>::Shared(scores, AdvanceDescriptor(q, d % 4 * 32),
-                             AdvanceDescriptor(k, d % 4 * 32), d > 0);
+    Wgmma<kTileKeys>::Shared(
+        scores, PlanesDescriptor(queries, plane * kRows * kPlaneRowBytes + d % 4 * 32),
+        PlanesDescriptor(keys, plane * kTileKeys * kPlaneRowBytes + d % 4 * 32), d > 0);
   }
   WgmmaCommit();
   WgmmaKeepInPlace(scores);
@@ -44,18 +58,18 @@ __device__ __forceinline__ void FinishValues(uint32_t (&weights)[kTileSteps][4],
   WgmmaKeepInPlace(weights);
 }
 
-// Starts the product of the weights of a tile and its values.
+// Starts the product of the weights of a tile and its values, of which it takes the
+// ValuesDescriptor().
 template <int kDim>
-__device__ __forceinline__ void StartValues(uint32_t (&weights)[kTileSteps][4], char* values,
+__device__ __forceinline__ void StartValues(uint32_t (&weights)[kTileSteps][4], uint32_t values,
                                             float (&sums)[kDim / 2]) {
-  const uint64_t v = TransposedDescriptor(values, kTileKeys * kPlaneRowBytes);
   WgmmaKeepInPlace(sums);
   WgmmaKeepInPlace(weights);
   WgmmaFence();
 #pragma unroll
   for (int step = 0; step < kTileSteps; ++step) {
     Wgmma<kDim>::RegistersTransposed(sums, weights[step],
-                                     AdvanceDescriptor(v, step * 16 * kPlaneRowBytes), true);
+                                     PlanesDescriptor(values, step * 16 * kPlaneRowBytes), true);
   }
   WgmmaCommit();
   WgmmaKeepInPlace(sums);
@@ -88,7 +102,7 @@ __device__ __forceinline__ void PackTile(float (&scores)[kTileKeys / 2],
 // Replaces the scores of the tile whose keys begin at `key` by weights and adds these to their
 // sums. The warp's rows are those of `rows` from `row` on. Returns how the weighted values so far
 // must be rescaled.
-template <bool kPlain = false, int kRows>
+template <ScoreKind kKind = ScoreKind::kAny, int kRows>
 __device__ __forceinline__ Rescaling Softmax(const AttentionLaunch& a, const ScoreFactor& score,
                                              const BlockRows<kRows>& rows, int row,
                                              const SeenByAll& seen, int key,
@@ -96,7 +110,7 @@ __device__ __forceinline__ Rescaling Softmax(const AttentionLaunch& a, const Sco
                                              RowState<kTileSteps>* state) {
   auto& fragments = AsFragments(scores);
   float maximum[2] = {state->maximum[0], state->maximum[1]};
-  MaskAndMaximum<kPlain>(a, score.scale, rows, row, seen, key, fragments, maximum);
+  MaskAndMaximum<kKind>(a, score.scale, rows, row, seen, key, fragments, maximum);
   const Rescaling rescaling = RaiseMaximum(maximum, score.factor, state);
   const float reference[2] = {Reference(maximum[0] * score.factor),
                               Reference(maximum[1] * score.factor)};

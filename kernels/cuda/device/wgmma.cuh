@@ -53,6 +53,23 @@ __device__ __forceinline__ uint64_t AdvanceDescriptor(uint64_t descriptor, uint3
   return descriptor + (bytes >> 4);
 }
 
+// Returns `value`, which must be the same in all lanes, so that the compiler knows this. The
+// instructions of products read descriptors from registers that all lanes share: computed from such
+// a value, a descriptor takes one instruction instead of several.
+__device__ __forceinline__ uint32_t SameInAllLanes(uint32_t value) {
+  return __reduce_max_sync(kFullMask, value);
+}
+// Returns the descriptor with these halves. Descriptors of a layout differ in the lower half only.
+__device__ __forceinline__ uint64_t JoinDescriptor(uint32_t low, uint32_t high) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  return low | static_cast<uint64_t>(high) << 32;
+#else
+  uint64_t descriptor;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(high));
+  return descriptor;
+#endif
+}
+
 // Must be called before the first product, and after any other access to the accumulators or to the
 // registers of operand a.
 __device__ __forceinline__ void WgmmaFence() {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
+#include "kernels/base/dtype.h"
 #include "kernels/cuda/linear/dense_layers.h"
 
 namespace moeserve::cuda {
@@ -84,6 +86,24 @@ Result<bool> GraphTuneDevice::EqualsDefault(const std::function<void(int turn)>&
       &differences, differences_.data(), sizeof(differences), cudaMemcpyDeviceToHost, stream_));
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
   return differences == 0;
+}
+
+Status FillWithNumbers(const DeviceMemory& memory, cudaStream_t stream) {
+  // The pattern repeats, so that filling takes little time.
+  constexpr size_t kPattern = size_t{1} << 20;
+  std::vector<Bf16> values(kPattern);
+  std::mt19937 random(1);
+  for (Bf16& v : values) {
+    v = Bf16FromF32(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f);
+  }
+  const size_t bytes = kPattern * sizeof(Bf16);
+  for (size_t at = 0; at < memory.bytes(); at += bytes) {
+    MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(memory.as<char>() + at, values.data(),
+                                                  std::min(bytes, memory.bytes() - at),
+                                                  cudaMemcpyHostToDevice, stream));
+  }
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
+  return absl::OkStatus();
 }
 
 }  // namespace moeserve::cuda

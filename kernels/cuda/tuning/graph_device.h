@@ -32,4 +32,7 @@ class GraphTuneDevice : public TuneDevice {
   DeviceMemory differences_;
 };
 
+// Fills the memory with bf16 numbers between -1 and 1. As f32, they are such numbers, too.
+Status FillWithNumbers(const DeviceMemory& memory, cudaStream_t stream);
+
 }  // namespace moeserve::cuda

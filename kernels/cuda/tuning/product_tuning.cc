@@ -9,6 +9,7 @@
 #include "base/error_text.h"
 #include "base/kinds.h"
 #include "kernels/cuda/routing/router.h"
+#include "kernels/cuda/tuning/graph_device.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -37,24 +38,6 @@ bool IsPlausible(LinearTile tile, double rows) {
     default:
       return rows > 32;
   }
-}
-
-// Returns random bf16 numbers in [-1, 1]. The pattern repeats, so that filling takes little time.
-Status FillRows(const DeviceMemory& memory, cudaStream_t stream) {
-  constexpr size_t kPattern = size_t{1} << 20;
-  std::vector<Bf16> values(kPattern);
-  std::mt19937 random(1);
-  for (Bf16& v : values) {
-    v = Bf16FromF32(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f);
-  }
-  const size_t bytes = kPattern * sizeof(Bf16);
-  for (size_t at = 0; at < memory.bytes(); at += bytes) {
-    MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(memory.as<char>() + at, values.data(),
-                                                  std::min(bytes, memory.bytes() - at),
-                                                  cudaMemcpyHostToDevice, stream));
-  }
-  MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
-  return absl::OkStatus();
 }
 
 // Returns `routes` different experts for each of `rows` rows, ascending within a row.
@@ -89,13 +72,6 @@ Choices::Names PairNames() {
   return names;
 }
 
-std::vector<int64_t> NumbersOfRows(int64_t most, int factor) {
-  std::vector<int64_t> numbers;
-  for (int64_t n = 1; n < most; n *= factor) numbers.push_back(n);
-  numbers.push_back(most);
-  return numbers;
-}
-
 }  // namespace
 
 // The device memory of measurements.
@@ -111,7 +87,7 @@ class ProductTuning::Operands {
     const int64_t inputs = args.plan == nullptr || args.gather ? recorded.rows : results;
     MOESERVE_RETURN_IF_ERROR(AllocateRows(args.input, inputs, input_));
     MOESERVE_RETURN_IF_ERROR(AllocateRows(args.output, results, output_));
-    MOESERVE_RETURN_IF_ERROR(FillRows(input_, stream_));
+    MOESERVE_RETURN_IF_ERROR(FillWithNumbers(input_, stream_));
     if (args.plan == nullptr) return absl::OkStatus();
     const int most = static_cast<int>(recorded.rows);
     MOESERVE_ASSIGN_OR_RETURN(plan_memory_,

@@ -68,4 +68,11 @@ Result<TuneResult> Tune(const TuneCase& tune_case, TuneDevice& device) {
   return result;
 }
 
+std::vector<int64_t> NumbersOfRows(int64_t most, int factor) {
+  std::vector<int64_t> numbers;
+  for (int64_t n = 1; n < most; n *= factor) numbers.push_back(n);
+  numbers.push_back(most);
+  return numbers;
+}
+
 }  // namespace moeserve::cuda

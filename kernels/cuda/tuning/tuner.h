@@ -45,6 +45,10 @@ struct TuneResult {
   std::vector<std::string> different;  // names of the candidates whose results differ
 };
 
+// Returns the numbers of rows that are measured for operations of up to `most` rows: 1, factor,
+// factor^2, ..., most.
+std::vector<int64_t> NumbersOfRows(int64_t most, int factor);
+
 // Measures the candidates one after another, several times, and returns the fastest. A candidate
 // whose result differs from that of the default is never chosen. Another one replaces the default
 // only if it takes at least 2 % less time, and of equal times the first one wins, so that two runs

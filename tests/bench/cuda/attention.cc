@@ -22,13 +22,16 @@ const Cluster kNoCluster{"", cuda::AttentionSplits::kAuto};
 class AttentionRun {
  public:
   AttentionRun(Bench& bench, const AttentionShape& shape, int sequences, int length, bool prompt,
-               const Cluster& cluster = kNoCluster)
+               const Cluster& cluster = kNoCluster,
+               cuda::AttentionTiles tiles = cuda::AttentionTiles::kAuto)
       : bench_(bench),
         shape_(shape),
         sequences_(sequences),
         length_(length),
         prompt_(prompt),
-        cluster_(cluster) {}
+        cluster_(cluster) {
+    launch_.tiles = tiles;
+  }
 
   Result<Measured> Run() {
     const double bytes = shape_.kv_bytes_per_token() * sequences_ * length_;
@@ -311,6 +314,14 @@ void AddAttentionCases(bool tiny, std::vector<Case>& cases) {
                        tiny || length == 4096 ? 0 : 1, [shape, length](Bench& bench) {
                          bench.Forget();
                          return AttentionRun(bench, shape, 1, length, true).Run();
+                       }});
+      if (tiny || shape.latent_dim > 0 || shape.head_dim > 128) continue;
+      cases.push_back({"prompt/" + shape.name + "/L" + std::to_string(length) + "/pingpong",
+                       length == 4096 ? 0 : 1, [shape, length](Bench& bench) {
+                         bench.Forget();
+                         return AttentionRun(bench, shape, 1, length, true, kNoCluster,
+                                             cuda::AttentionTiles::kPingPong)
+                             .Run();
                        }});
     }
   }
