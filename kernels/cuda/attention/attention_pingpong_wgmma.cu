@@ -28,6 +28,7 @@ struct PingPongShape {
   static constexpr int kThreads = kConsumerThreads + kWarpgroupThreads;
   static constexpr int kStages = kDim == 64 ? 6 : 4;
   static constexpr bool kCountsTiles = kDim == 128 && kKind == ScoreKind::kOwn;
+  static_assert(!kCountsTiles || kStages == 4, "a power of two");
   static constexpr int kTileBytes = kTileKeys * kDim * 2;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
