@@ -80,6 +80,7 @@ set(MOESERVE_CUDA_SOURCES
   routing/route_variant.cc
   statistics/route_counters.cc
   routing/router.cc
+  routes.cc
   rows/norm.cu
   rows/recurrence.cu
   rows/rows.cu
