@@ -279,23 +279,6 @@ class AttentionScene {
     }
   }
 
-  // Overwrites the keys and values of positions [begin, end) of a sequence by NaN.
-  void Poison(int sequence, int begin, int end) {
-    const KvLayerView view = this->view();
-    const int64_t element = SizeOf(s_.cache);
-    for (int p = begin; p < end; ++p) {
-      const int64_t block = tables_[sequence * stride_ + p / kPageTokens] * view.block_stride;
-      for (int n = 0; n < s_.kv_heads * view.padded_dim; n += 8) {
-        const int64_t at = (block + n / view.padded_dim * view.head_stride +
-                            view.ElementOf(p % kPageTokens, n % view.padded_dim)) *
-                           element;
-        for (void* memory : {view.keys, view.values}) {
-          CheckCall(cudaMemset(static_cast<char*>(memory) + at, 0xff, 8 * element));
-        }
-      }
-    }
-  }
-
   void ExpectNear(const AttentionQuery& q, const std::vector<uint32_t>& bits) {
     std::vector<double> actual;
     for (uint32_t b : bits) {
