@@ -245,6 +245,7 @@ __device__ void SkipTile(int k_blocks, uint64_t* full, uint64_t* empty,
                          RingPosition<S::kStages>& reading) {
   for (int k = 0; k < k_blocks; ++k) {
     MbarrierWait(full + reading.stage, reading.parity);
+    __syncwarp();  // no lane may miss the phase
     if (threadIdx.x % 32 == 0) MbarrierArrive(empty + reading.stage);
     reading.Advance();
   }
