@@ -64,6 +64,7 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_int8.cu
   linear/linear_mma.cu
   linear/linear_split_mma.cu
+  linear/linear_stationary.cu
   linear/linear_stream.cu
   linear/linear_wgmma.cu
   attention/norm_rope_append.cu

@@ -108,7 +108,8 @@ constexpr struct {
                 {LinearTile::kWarpgroup128, "wgmma 128"},
                 {LinearTile::kWarpgroup192, "wgmma 192"},
                 {LinearTile::kWarpgroup256, "wgmma 256"},
-                {LinearTile::kWarpgroup192x192, "wgmma 192x192"}};
+                {LinearTile::kWarpgroup192x192, "wgmma 192x192"},
+                {LinearTile::kStationary, "stationary"}};
 
 void Measure(const Layer& layer, int tokens) {
   const int width = layer.model / layer.heads;

@@ -147,6 +147,7 @@ std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
     const auto tile = static_cast<LinearTile>(i);
     if (tile == LinearTile::kAuto || tile == LinearTile::kWarpgroup) continue;
     if (IsStream(tile) && !internal::LinearStreamFits(bank, params)) continue;
+    if (tile == LinearTile::kStationary && !internal::LinearStationaryFits(bank, params)) continue;
     if (tile > LinearTile::kWarpgroup && !internal::LinearWgmmaFits(params)) continue;
     tiles.push_back(tile);
   }
@@ -175,6 +176,13 @@ void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream, 
       return;
     }
     tile = tile <= LinearTile::kStream8x64 ? LinearTile::kRows8 : LinearTile::kRows32;
+  }
+  if (tile == LinearTile::kStationary) {
+    if (internal::LinearStationaryFits(bank, params)) {
+      internal::LaunchLinearStationary(bank, params, stream);
+      return;
+    }
+    tile = LinearTile::kWarpgroup;
   }
   if (tile >= LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
     internal::LaunchLinearWgmma(bank, params, tile, order, stream);

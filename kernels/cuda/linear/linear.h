@@ -28,10 +28,12 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 // stream of weights, with tiles of so many rows x packed outputs. kWarpgroup128, kWarpgroup192 and
 // kWarpgroup256: wgmma with tiles of 128 rows by that many outputs. kWarpgroup192x192: the same
 // with 192 rows, for the common epilogues (linear_params.h), otherwise kWarpgroup192. kWarpgroup:
-// wgmma with the number of outputs chosen by layer, and 128 rows. kRows128 is used instead of wgmma
-// if the device or the alignment of the rows does not permit wgmma, and kRows8 or kRows32 likewise
-// instead of kStream*. Sums with slices (linear_bank.h) use kRows64 instead of kRows128,
-// kWarpgroup128 instead of wider tiles, and kRows64 instead of kWarpgroup* with an activation.
+// wgmma with the number of outputs chosen by layer, and 128 rows. kStationary: wgmma with weights
+// that stay in shared memory, for at most 512 inputs and the common epilogues, otherwise
+// kWarpgroup. kRows128 is used instead of wgmma if the device or the alignment of the rows does not
+// permit wgmma, and kRows8 or kRows32 likewise instead of kStream*. Sums with slices
+// (linear_bank.h) use kRows64 instead of kRows128, kWarpgroup128 instead of wider tiles, and
+// kRows64 instead of kWarpgroup* with an activation.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,
@@ -47,21 +49,22 @@ enum class LinearTile : uint8_t {
   kWarpgroup128,
   kWarpgroup192,
   kWarpgroup256,
-  kWarpgroup192x192
+  kWarpgroup192x192,
+  kStationary
 };
 // How the blocks of a wgmma kernel share more tiles than there are multiprocessors. kFixed: block b
 // takes every n-th tile from the b-th one on. kDynamic: a block takes the first tile that is left;
 // kFixed is used instead if too many streams use the bank (tile_counters.h). kAuto is kDynamic.
-// Results do not depend on the order.
+// kStationary has an order of its own. Results do not depend on the order.
 enum class TileOrder : uint8_t { kAuto, kFixed, kDynamic };
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream,
                   TileOrder order = TileOrder::kAuto);
 
 // The names of the tiles, in the order of LinearTile.
 inline constexpr std::string_view kLinearTileNames[] = {
-    "auto",      "rows8",        "rows16",       "rows32",       "rows64",
-    "rows128",   "stream8x16",   "stream8x64",   "stream32x16",  "stream32x64",
-    "warpgroup", "warpgroup128", "warpgroup192", "warpgroup256", "warpgroup192x192"};
+    "auto",         "rows8",        "rows16",           "rows32",      "rows64",    "rows128",
+    "stream8x16",   "stream8x64",   "stream32x16",      "stream32x64", "warpgroup", "warpgroup128",
+    "warpgroup192", "warpgroup256", "warpgroup192x192", "stationary"};
 
 // Returns the tiles that compute the product on the current device with the same bits, or none if
 // it is not one of bf16 rows and bf16 weights, or if its rows are not 16-byte aligned.

@@ -45,6 +45,13 @@ bool LinearWgmmaFits(const LinearParams& params);
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,
                        TileOrder order, cudaStream_t stream);
 
+// Products of short bf16 rows with bf16 weights that stay in shared memory. LinearStationaryFits()
+// returns whether the current device, these rows, the bank (at most 512 inputs) and the epilogue
+// (any but the general one) permit it.
+bool LinearStationaryFits(const CudaLinearBank& bank, const LinearParams& params);
+void LaunchLinearStationary(const CudaLinearBank& bank, const LinearParams& params,
+                            cudaStream_t stream);
+
 // Products of f32 rows with bf16 weights, on the tensor cores.
 void LaunchLinearSplitMma(const CudaLinearBank& bank, const LinearParams& params,
                           cudaStream_t stream);

@@ -66,6 +66,14 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+  // Advances by n <= kSlots.
+  __device__ void Skip(int n) {
+    stage += n;
+    if (stage >= kSlots) {
+      stage -= kSlots;
+      parity ^= 1;
+    }
+  }
 };
 
 // A tile and the matrix of its expert.
@@ -76,7 +84,7 @@ struct alignas(16) TileItem {
 
 // A ring of tiles in shared memory.
 struct TileSlots {
-  static constexpr int kSlots = 4;
+  static constexpr int kSlots = 8;
   TileItem items[kSlots];
   uint64_t full[kSlots];
   uint64_t empty[kSlots];
