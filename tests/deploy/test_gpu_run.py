@@ -31,9 +31,9 @@ PROGRAMS = {
     "tests/bench/cuda_bench": r"""
 while (($# > 0)); do [[ $1 == --json ]] && json=$2; shift; done
 cat >>$json <<'END'
-{"name":"device/rates","device":"D","copy_gbps":4000.5,"read_gbps":4100,"graph_node_us":1.5}
-{"name":"moe/olmoe/T1","median_us":60.5,"floor_us":24,"share_of_floor":0.5,"bound":"memory"}
-{"name":"route/olmoe/R256","median_us":10.5,"floor_us":1,"share_of_floor":0.1,"bound":"launch"}
+{"name":"device/rates","device":"D","copy_gbps":4000.5,"read_gbps":4100,"bf16_tflops":700,"bf16_method":"cuBLASLt","bf16_sustained_tflops":650,"graph_node_us":1.5}
+{"name":"moe/olmoe/T1","median_us":60.5,"floor_us":24,"share_of_floor":0.5,"times_latency_floor":1.9,"bound":"memory"}
+{"name":"route/olmoe/R256","median_us":10.5,"floor_us":1,"share_of_floor":0.1,"times_latency_floor":2.5,"bound":"latency"}
 END
 """,
 }
@@ -109,11 +109,16 @@ def test_every_case_gets_its_status(ended):
     assert found == {"good": "passed", "bad": "failed", "stuck": "timeout", "none": "failed",
                      "library": "skipped", "figures": "passed", "after": "passed",
                      "device/copy": "measured", "device/read": "measured",
+                     "device/bf16": "measured",
                      "device/graph_node": "measured", "moe/olmoe/T1": "measured",
                      "route/olmoe/R256": "measured"}, done.stdout + done.stderr
     assert done.returncode == 1
     assert results(folder)["good"]["note"] == "3 tests passed"
     assert "no libcublasLt" in results(folder)["library"]["note"]
+    rate = results(folder)["device/bf16"]
+    assert (rate["figure"], rate["unit"]) == ("700", "TFLOP/s")
+    assert rate["note"] == "cuBLASLt, 650 after two seconds"
+    assert results(folder)["moe/olmoe/T1"]["note"].endswith("1.90 times the latency floor")
 
 
 def test_figures_have_predictions(ended):
@@ -146,7 +151,7 @@ def test_results_are_not_made_again(ended):
     assert sorted(runs(folder)[len(before):]) == ["bad_test", "none_test", "stuck_test"]
     assert run(folder, "--retry", "--filter", "bad").returncode == 1
     assert runs(folder)[len(before) + 3:] == ["bad_test"]
-    assert len(results(folder)) == 12
+    assert len(results(folder)) == 13
 
 
 def test_a_case_that_time_cut_off_is_run_later(tmp_path):
