@@ -505,7 +505,13 @@ void CudaBackend::Attention(const AttentionArgs& args) {
                    args.plan->rows == 0 ? 1 : args.plan->capacity / args.plan->rows};
   }
   launch.rows.by_shape = args.rows_per_token;
-  if (tiled_from_ > 0 && !IsWide(cache, launch.output_dtype)) {
+  if (attention_tuning_ != nullptr) {
+    launch.tiles = attention_tuning_->Tiles(launch);
+    launch.splits = attention_tuning_->Splits(launch);
+  }
+  const bool splits_by_work =
+      launch.splits == AttentionSplits::kAuto || launch.splits == AttentionSplits::kMerged;
+  if (tiled_from_ > 0 && splits_by_work && !IsWide(cache, launch.output_dtype)) {
     const int heads = args.heads * launch.rows.max_per_token;
     const WorkKey key{
         .window = args.window,
@@ -516,7 +522,6 @@ void CudaBackend::Attention(const AttentionArgs& args) {
         WorkFor(launch.step, key,
                 PartialFloats(heads, cache.latent_dim > 0 ? cache.latent_dim : cache.widest_dim()));
   }
-  if (attention_tuning_ != nullptr) launch.tiles = attention_tuning_->Tiles(launch);
   LaunchAttention(launch, stream_.get());
 }
 

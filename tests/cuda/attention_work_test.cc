@@ -151,7 +151,8 @@ TEST(CudaAttentionWorkTest, SlotsTakeBoundedMemory) {
   EXPECT_EQ(AttentionSlots(1), 8192);
   EXPECT_EQ(AttentionSlots(32 * 132), 8192);
   EXPECT_EQ(AttentionSlots(64 * 132), (192 << 20) / (64 * 132 * 4));
-  EXPECT_EQ(AttentionSlots(1 << 20), 2048);
+  EXPECT_EQ(AttentionSlots(128 * 514), (192 << 20) / (128 * 514 * 4));
+  EXPECT_EQ(AttentionSlots(1 << 20), 512);
 }
 
 }  // namespace

@@ -408,5 +408,44 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   EXPECT_EQ(tuning.measured(), 0);
 }
 
+// The kernels for single tokens are run with the bits of the default, plain and routed, and the
+// choices are used for contexts within the bound that was measured.
+TEST(AttentionTuningTest, MeasuresSingleTokens) {
+  using cuda::AttentionSplits;
+  const int32_t some = 0;
+  cuda::AttentionLaunch plain = RecordedAttention(5, 0);
+  plain.step.max_context = 600;
+  cuda::AttentionLaunch routed = plain, window = plain, both = plain;
+  routed.rows = {&some, &some, &some, 2, 2};
+  routed.query_stride = routed.output_stride = 2 * 64;
+  routed.heads = 2;
+  window.seen.window = 30;
+  both.seen.causal = false;
+  if (!cuda::CanUseSplits(plain, AttentionSplits::kCluster8)) GTEST_SKIP() << "no clusters";
+  Choices choices;
+  cuda::AttentionTuning tuning(&choices);
+  tuning.Record(true);
+  for (const cuda::AttentionLaunch& a : {plain, routed, window, both}) {
+    EXPECT_EQ(tuning.Splits(a), AttentionSplits::kAuto);
+  }
+  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
+    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
+  };
+  const auto messages = tuning.Measure({.rows_factor = 4}, device, nullptr);
+  ASSERT_TRUE(messages.ok()) << messages.status();
+  EXPECT_EQ(*messages, std::vector<std::string>());
+  // 1, 4 and 5 tokens; the window has one split, and encoders have no single tokens.
+  EXPECT_EQ(tuning.measured(), 6);
+  plain.tiled_from = window.tiled_from = both.tiled_from = 5;
+  EXPECT_EQ(tuning.Splits(plain), AttentionSplits::kCluster16);
+  EXPECT_EQ(tuning.Splits(window), AttentionSplits::kAuto);
+  EXPECT_EQ(tuning.Splits(both), AttentionSplits::kAuto);
+  plain.step.max_context = 1025;
+  EXPECT_EQ(tuning.Splits(plain), AttentionSplits::kAuto);
+  plain.step.max_context = 1024;
+  plain.tiled_from = 0;
+  EXPECT_EQ(tuning.Splits(plain), AttentionSplits::kAuto);
+}
+
 }  // namespace
 }  // namespace moeserve::testing

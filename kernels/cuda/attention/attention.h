@@ -55,7 +55,7 @@ int64_t AttentionWorkBytes(int max_tokens, int slots, int64_t row_floats);
 AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots);
 // Returns the number of slots that a server should allocate for each work list: 8,192, enough for
 // 32 contexts of 65,536 tokens in splits of 256; fewer if their partial results would take more
-// than 192 MiB, but at least 2,048. `row_floats` is above 0.
+// than 192 MiB, as with many heads over latent vectors, but at least 512. `row_floats` is above 0.
 int AttentionSlots(int64_t row_floats);
 // Returns the number of floats of the partial results for one split of one token. `query_heads`:
 // the number of heads in all query rows that a token may have; `head_dim`: widest_dim(), or
@@ -92,6 +92,10 @@ enum class AttentionSplits : uint8_t {
   kCluster8,
   kCluster16,
 };
+
+// The names of the kernels, in the order of AttentionSplits.
+inline constexpr std::string_view kAttentionSplitsNames[] = {"auto", "merged", "cluster4",
+                                                             "cluster8", "cluster16"};
 
 // The kernel that computes tiles of tokens over a bf16 cache with bf16 results. All have the same
 // bits. A kernel that the device or the cache does not allow is replaced by the one before it.

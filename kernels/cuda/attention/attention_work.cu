@@ -174,7 +174,7 @@ int64_t AttentionWorkBytes(int max_tokens, int slots, int64_t row_floats) {
 }
 
 int AttentionSlots(int64_t row_floats) {
-  constexpr int64_t kFewest = 2048, kMost = 8192;
+  constexpr int64_t kFewest = 512, kMost = 8192;
   constexpr int64_t kBytes = int64_t{192} << 20;
   MOESERVE_CHECK(row_floats > 0, "floats of a partial result");
   return static_cast<int>(

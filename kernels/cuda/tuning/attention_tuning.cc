@@ -1,10 +1,12 @@
 #include "kernels/cuda/tuning/attention_tuning.h"
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <optional>
 
 #include "base/error_text.h"
+#include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/tuning/graph_device.h"
 
 namespace moeserve::cuda {
@@ -12,6 +14,21 @@ namespace {
 
 // Prompts of fewer tokens take as long as their launch, whatever the kernel.
 constexpr int kFewestTokens = 16;
+// Single tokens are measured up to this number, with contexts up to each of these bounds. Beyond
+// the largest ones, the kernels are limited by memory in the same way.
+constexpr int kMostSingles = 256;
+constexpr int kContexts[] = {1024, 4096, 16384, 65536};
+// The most bytes of the keys, or the values, of single tokens; more of them share pages. That is
+// far more than the caches of a device.
+constexpr int64_t kMostCacheBytes = int64_t{256} << 20;
+
+// Returns the bound of kContexts that a launch with contexts of up to `context` tokens uses.
+int ContextBound(int context) {
+  for (const int bound : kContexts) {
+    if (context <= bound) return bound;
+  }
+  return *std::rbegin(kContexts);
+}
 
 Result<DeviceMemory> Upload(const std::vector<int32_t>& values, cudaStream_t stream) {
   const size_t bytes = values.size() * sizeof(int32_t);
@@ -30,20 +47,67 @@ std::vector<int32_t> Ascending(int count) {
 
 }  // namespace
 
-// A prompt of the recorded launch's tokens, and its keys and values.
+// Tokens of a launch like the recorded one, with keys and values: a prompt, or single tokens of
+// sequences of their own.
 class AttentionTuning::Operands {
  public:
-  static Result<Operands> Create(const AttentionLaunch& recorded, cudaStream_t stream) {
+  static Result<Operands> CreatePrompt(const AttentionLaunch& recorded, cudaStream_t stream) {
+    const int tokens = recorded.step.tokens;
+    MOESERVE_ASSIGN_OR_RETURN(Operands o, Create(recorded, tokens, 1, tokens, stream));
+    o.launch_.tiled_from = 0;
+    return o;
+  }
+  static Result<Operands> CreateSingles(const AttentionLaunch& recorded, int tokens, int context,
+                                        cudaStream_t stream) {
+    MOESERVE_ASSIGN_OR_RETURN(Operands o, Create(recorded, tokens, tokens, context, stream));
+    AttentionLaunch& a = o.launch_;
+    const int heads = a.heads * a.rows.max_per_token;
+    const int64_t floats = PartialFloats(heads, a.cache.widest_dim());
+    a.tiled_from = tokens;
+    const int64_t most = int64_t{tokens} * MaxSplits(context, a.seen, SplitTokensOf(a));
+    const int slots = static_cast<int>(std::min<int64_t>(AttentionSlots(floats), most));
+    const auto bytes = static_cast<size_t>(AttentionWorkBytes(tokens, slots, floats));
+    MOESERVE_ASSIGN_OR_RETURN(void* const work, o.Add(DeviceMemory::Allocate(bytes), stream));
+    a.work = LayOutAttentionWork(work, tokens, slots);
+    return o;
+  }
+
+  // Returns the launch with its first `tokens` tokens, a prompt of that length.
+  Result<AttentionLaunch> Prompt(int tokens, cudaStream_t stream) {
+    AttentionLaunch a = launch_;
+    a.step.tokens = a.step.max_context = tokens;
+    MOESERVE_RETURN_IF_ERROR(Write({tokens}, a.step.lengths, stream));
+    return a;
+  }
+  // Returns the launch with its first `tokens` tokens, all of them single; their splits are known.
+  Result<AttentionLaunch> Singles(int tokens, cudaStream_t stream) {
+    AttentionLaunch a = launch_;
+    a.step.tokens = a.tiled_from = tokens;
+    LaunchAttentionWork(a.step, tokens, a.seen, SplitTokensOf(a), a.work, stream);
+    MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
+    return a;
+  }
+
+  const DeviceMemory& output() const { return output_; }
+
+ private:
+  // Makes `tokens` tokens of `sequences` sequences, each of at most `context` tokens. With several
+  // sequences, each token is the last one of its own.
+  static Result<Operands> Create(const AttentionLaunch& recorded, int tokens, int sequences,
+                                 int context, cudaStream_t stream) {
     Operands o;
     AttentionLaunch& a = o.launch_;
     a = recorded;
-    const int tokens = recorded.step.tokens;
     const int per_token = recorded.rows.max_per_token;
     const int64_t rows = int64_t{tokens} * per_token;
-    const int pages = (tokens + kPageTokens - 1) / kPageTokens;
-    const auto cache_bytes = static_cast<size_t>(pages * a.cache.block_stride) * sizeof(Bf16);
+    const int pages = (context + kPageTokens - 1) / kPageTokens;
+    const auto page_bytes = a.cache.block_stride * static_cast<int64_t>(sizeof(Bf16));
+    const int64_t stored = std::max<int64_t>(
+        pages, std::min<int64_t>(int64_t{sequences} * pages,
+                                 kMostCacheBytes / std::max<int64_t>(1, page_bytes)));
     for (void** part : {&a.cache.keys, &a.cache.values}) {
-      MOESERVE_ASSIGN_OR_RETURN(*part, o.Add(DeviceMemory::Allocate(cache_bytes), stream));
+      MOESERVE_ASSIGN_OR_RETURN(
+          *part, o.Add(DeviceMemory::Allocate(static_cast<size_t>(stored * page_bytes)), stream));
     }
     const auto query_bytes = static_cast<size_t>(rows * a.query_stride) * sizeof(float);
     MOESERVE_ASSIGN_OR_RETURN(void* const query,
@@ -52,12 +116,22 @@ class AttentionTuning::Operands {
     const auto output_bytes = static_cast<size_t>(rows * a.output_stride) * sizeof(Bf16);
     MOESERVE_ASSIGN_OR_RETURN(o.output_, DeviceMemory::Allocate((output_bytes + 3) / 4 * 4));
     a.output = o.output_.data();
-    // One row of page tables. Its last element becomes the length.
-    a.step = {.tokens = tokens, .table_stride = pages + 1, .max_context = tokens};
-    MOESERVE_ASSIGN_OR_RETURN(a.step.position, o.AddNumbers(Ascending(tokens), stream));
-    MOESERVE_ASSIGN_OR_RETURN(
-        a.step.sequence, o.AddNumbers(std::vector<int32_t>(static_cast<size_t>(tokens)), stream));
-    MOESERVE_ASSIGN_OR_RETURN(a.step.page_tables, o.AddNumbers(Ascending(pages + 1), stream));
+    // The last element of a page table is the length.
+    a.step = {.tokens = tokens, .table_stride = pages + 1, .max_context = context};
+    std::vector<int32_t> tables, positions = Ascending(tokens), owners(positions.size());
+    for (int s = 0; s < sequences; ++s) {
+      for (int64_t i = 0; i < pages; ++i) {
+        tables.push_back(static_cast<int32_t>((int64_t{s} * pages + i) % stored));
+      }
+      tables.push_back(context);
+    }
+    if (sequences > 1 || tokens == 1) {
+      owners = Ascending(tokens);
+      std::fill(positions.begin(), positions.end(), context - 1);
+    }
+    MOESERVE_ASSIGN_OR_RETURN(a.step.position, o.AddNumbers(positions, stream));
+    MOESERVE_ASSIGN_OR_RETURN(a.step.sequence, o.AddNumbers(owners, stream));
+    MOESERVE_ASSIGN_OR_RETURN(a.step.page_tables, o.AddNumbers(tables, stream));
     a.step.lengths = a.step.page_tables + pages;
     if (recorded.rows.row_offsets != nullptr) {
       std::vector<int32_t> offsets = Ascending(tokens + 1), tokens_of_rows;
@@ -70,25 +144,17 @@ class AttentionTuning::Operands {
                                 o.AddNumbers(Ascending(static_cast<int>(rows)), stream));
       MOESERVE_ASSIGN_OR_RETURN(a.rows.row_of_assignment, o.AddNumbers(tokens_of_rows, stream));
     }
-    a.tiled_from = 0;
     a.work = {};
     return o;
   }
 
-  // Returns the launch with its first `tokens` tokens, a prompt of that length.
-  Result<AttentionLaunch> WithTokens(int tokens, cudaStream_t stream) {
-    AttentionLaunch a = launch_;
-    a.step.tokens = a.step.max_context = tokens;
-    const int32_t length = tokens;
-    MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(const_cast<int32_t*>(a.step.lengths), &length,
-                                                  sizeof(length), cudaMemcpyHostToDevice, stream));
+  static Status Write(const std::vector<int32_t>& values, const int32_t* to, cudaStream_t stream) {
+    MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(const_cast<int32_t*>(to), values.data(),
+                                                  values.size() * sizeof(int32_t),
+                                                  cudaMemcpyHostToDevice, stream));
     MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
-    return a;
+    return absl::OkStatus();
   }
-
-  const DeviceMemory& output() const { return output_; }
-
- private:
   // Keeps the memory, filled with numbers, and returns its address.
   Result<void*> Add(Result<DeviceMemory> memory, cudaStream_t stream) {
     MOESERVE_RETURN_IF_ERROR(memory.status());
@@ -106,6 +172,13 @@ class AttentionTuning::Operands {
   std::vector<DeviceMemory> memory_;
   DeviceMemory output_;
 };
+
+std::string AttentionTuning::Describe(const SiteKey& key) {
+  return Concat(key.heads, " heads ", key.kv_heads, " x ", key.head_dim, " to ", key.value_dim,
+                ", rows ", key.rows, " of ", key.rows_by_shape, ", window ", key.window,
+                key.chunks ? " chunks" : "", key.causal ? "" : " both ways",
+                key.cap ? " capped" : "", key.sinks ? " sinks" : "", key.bias ? " biased" : "");
+}
 
 AttentionTuning::SiteKey AttentionTuning::KeyOf(const AttentionLaunch& launch) {
   return {.heads = launch.heads,
@@ -125,12 +198,18 @@ AttentionTuning::SiteKey AttentionTuning::KeyOf(const AttentionLaunch& launch) {
 int AttentionTuning::SiteOf(const SiteKey& key) {
   const auto [at, added] = sites_.try_emplace(key, -1);
   if (added) {
+    at->second = choices_->Site(Concat("attention ", Describe(key)),
+                                {std::begin(kAttentionTilesNames), std::end(kAttentionTilesNames)});
+  }
+  return at->second;
+}
+
+int AttentionTuning::SinglesSiteOf(const SinglesKey& key) {
+  const auto [at, added] = singles_sites_.try_emplace(key, -1);
+  if (added) {
     at->second = choices_->Site(
-        Concat("attention ", key.heads, " heads ", key.kv_heads, " x ", key.head_dim, " to ",
-               key.value_dim, ", rows ", key.rows, " of ", key.rows_by_shape, ", window ",
-               key.window, key.chunks ? " chunks" : "", key.causal ? "" : " both ways",
-               key.cap ? " capped" : "", key.sinks ? " sinks" : "", key.bias ? " biased" : ""),
-        {std::begin(kAttentionTilesNames), std::end(kAttentionTilesNames)});
+        Concat("attention of single tokens ", Describe(key.key), ", contexts to ", key.context),
+        {std::begin(kAttentionSplitsNames), std::end(kAttentionSplitsNames)});
   }
   return at->second;
 }
@@ -149,9 +228,36 @@ AttentionTiles AttentionTuning::Tiles(const AttentionLaunch& launch) {
   return chosen ? static_cast<AttentionTiles>(*chosen) : AttentionTiles::kAuto;
 }
 
-Status AttentionTuning::MeasureLaunch(const AttentionLaunch& recorded,
-                                      const ProductTuningSettings& settings,
-                                      const TuneDeviceFactory& devices, cudaStream_t stream) {
+AttentionSplits AttentionTuning::Splits(const AttentionLaunch& launch) {
+  if (!launch.seen.causal || !CanUseSplits(launch, AttentionSplits::kCluster8)) {
+    return AttentionSplits::kAuto;
+  }
+  const SiteKey key = KeyOf(launch);
+  if (records_) {
+    const auto [at, added] = recorded_singles_.try_emplace(key, launch);
+    if (launch.step.tokens > at->second.step.tokens) at->second = launch;
+  }
+  if (launch.tiled_from == 0) return AttentionSplits::kAuto;
+  const int site = SinglesSiteOf({key, ContextBound(launch.step.max_context)});
+  const std::optional<int> chosen = choices_->Find(site, launch.tiled_from);
+  return chosen ? static_cast<AttentionSplits>(*chosen) : AttentionSplits::kAuto;
+}
+
+Status AttentionTuning::MeasureCase(int site, int64_t tokens, const TuneCase& tune_case,
+                                    const std::vector<int>& ids, TuneDevice& device) {
+  MOESERVE_ASSIGN_OR_RETURN(const TuneResult result, Tune(tune_case, device));
+  choices_->Choose(site, tokens, ids[static_cast<size_t>(result.chosen)]);
+  ++measured_;
+  for (const std::string& name : result.different) {
+    messages_.push_back(Concat(tune_case.name, ": the kernel ", name,
+                               " computes other bits on this device and is not used"));
+  }
+  return absl::OkStatus();
+}
+
+Status AttentionTuning::MeasureTiles(const AttentionLaunch& recorded,
+                                     const ProductTuningSettings& settings,
+                                     const TuneDeviceFactory& devices, cudaStream_t stream) {
   const int site = SiteOf(KeyOf(recorded));
   std::optional<Operands> operands;
   std::unique_ptr<TuneDevice> device;
@@ -162,29 +268,70 @@ Status AttentionTuning::MeasureLaunch(const AttentionLaunch& recorded,
       continue;
     }
     if (device == nullptr) {
-      MOESERVE_ASSIGN_OR_RETURN(operands, Operands::Create(recorded, stream));
+      MOESERVE_ASSIGN_OR_RETURN(operands, Operands::CreatePrompt(recorded, stream));
       device = devices(stream, operands->output().data(), operands->output().bytes());
     }
     MOESERVE_ASSIGN_OR_RETURN(const AttentionLaunch launch,
-                              operands->WithTokens(static_cast<int>(tokens), stream));
-    const std::span<const AttentionTiles> tiles = AttentionTilesThatFit(launch);
+                              operands->Prompt(static_cast<int>(tokens), stream));
     TuneCase tune_case{.name = Concat("attention of ", tokens, " tokens"), .candidates = {}};
-    for (const AttentionTiles kernel : tiles) {
-      tune_case.candidates.push_back(
-          {.name = std::string(kAttentionTilesNames[static_cast<int>(kernel)]),
-           .enqueue = [launch, kernel, stream](int) {
-             AttentionLaunch own = launch;
-             own.tiles = kernel;
-             LaunchAttention(own, stream);
-           }});
+    std::vector<int> ids;
+    for (const AttentionTiles kernel : AttentionTilesThatFit(launch)) {
+      ids.push_back(static_cast<int>(kernel));
+      tune_case.candidates.push_back({.name = std::string(kAttentionTilesNames[ids.back()]),
+                                      .enqueue = [launch, kernel, stream](int) {
+                                        AttentionLaunch own = launch;
+                                        own.tiles = kernel;
+                                        LaunchAttention(own, stream);
+                                      }});
     }
-    MOESERVE_ASSIGN_OR_RETURN(const TuneResult result, Tune(tune_case, *device));
-    choices_->Choose(site, tokens, static_cast<int>(tiles[static_cast<size_t>(result.chosen)]));
-    ++measured_;
-    for (const std::string& name : result.different) {
-      messages_.push_back(Concat(tune_case.name, ": the kernel ", name,
-                                 " computes other bits on this device and is not used"));
+    MOESERVE_RETURN_IF_ERROR(MeasureCase(site, tokens, tune_case, ids, *device));
+  }
+  return absl::OkStatus();
+}
+
+Status AttentionTuning::MeasureSingles(const AttentionLaunch& recorded,
+                                       const ProductTuningSettings& settings,
+                                       const TuneDeviceFactory& devices, cudaStream_t stream) {
+  const int most = std::min(recorded.step.tokens, kMostSingles);
+  for (const int bound : kContexts) {
+    const int context = std::min(bound, recorded.step.max_context);
+    // With one split per token, there is nothing to merge.
+    const bool splits = MaxSplits(context, recorded.seen, SplitTokensOf(recorded)) > 1;
+    const int site = SinglesSiteOf({KeyOf(recorded), bound});
+    std::optional<Operands> operands;
+    std::unique_ptr<TuneDevice> device;
+    for (const int64_t tokens : NumbersOfRows(most, settings.rows_factor)) {
+      if (!splits || choices_->Has(site, tokens)) continue;
+      if (std::chrono::steady_clock::now() - begin_ > settings.limit) {
+        ++left_out_;
+        continue;
+      }
+      if (device == nullptr) {
+        MOESERVE_ASSIGN_OR_RETURN(operands,
+                                  Operands::CreateSingles(recorded, most, context, stream));
+        device = devices(stream, operands->output().data(), operands->output().bytes());
+      }
+      MOESERVE_ASSIGN_OR_RETURN(const AttentionLaunch launch,
+                                operands->Singles(static_cast<int>(tokens), stream));
+      TuneCase tune_case{
+          .name = Concat("attention of ", tokens, " single tokens, contexts of ", context),
+          .candidates = {}};
+      std::vector<int> ids;
+      for (const AttentionSplits kernel :
+           {AttentionSplits::kMerged, AttentionSplits::kCluster4, AttentionSplits::kCluster8,
+            AttentionSplits::kCluster16}) {
+        if (!CanUseSplits(launch, kernel)) continue;
+        ids.push_back(static_cast<int>(kernel));
+        tune_case.candidates.push_back({.name = std::string(kAttentionSplitsNames[ids.back()]),
+                                        .enqueue = [launch, kernel, stream](int) {
+                                          AttentionLaunch own = launch;
+                                          own.splits = kernel;
+                                          LaunchAttention(own, stream);
+                                        }});
+      }
+      MOESERVE_RETURN_IF_ERROR(MeasureCase(site, tokens, tune_case, ids, *device));
     }
+    if (context < bound) break;
   }
   return absl::OkStatus();
 }
@@ -198,10 +345,15 @@ Result<std::vector<std::string>> AttentionTuning::Measure(const ProductTuningSet
   begin_ = std::chrono::steady_clock::now();
   Status status;
   for (const auto& [key, launch] : recorded_) {
-    status.Update(MeasureLaunch(launch, settings, devices, stream));
+    status.Update(MeasureTiles(launch, settings, devices, stream));
     if (!status.ok()) break;
   }
+  for (const auto& [key, launch] : recorded_singles_) {
+    if (!status.ok()) break;
+    status.Update(MeasureSingles(launch, settings, devices, stream));
+  }
   recorded_.clear();
+  recorded_singles_.clear();
   if (absl::IsResourceExhausted(status)) {
     messages_.push_back(Concat("attention was not measured for all numbers of tokens: ",
                                std::string(status.message())));

@@ -1,5 +1,5 @@
-// Chooses the kernels of attention for tiles of tokens by measuring them with the shapes of a
-// loaded model.
+// Chooses the kernels of attention by measuring them with the shapes of a loaded model: those for
+// tiles of tokens, and those for single tokens.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ namespace moeserve::cuda {
 
 // First, the attention of a step is recorded, the largest one that can occur; then Measure()
 // chooses kernels for all numbers of tokens up to those of the step; later launches look their
-// kernels up. Only the number of tokens in tiles decides: the host does not know the contexts of a
-// step that is captured. What is measured is one prompt without earlier context.
+// kernels up. For tiles, only the number of tokens in them decides: the host does not know the
+// contexts of a step that is captured. What is measured is one prompt without earlier context. For
+// single tokens, their number and the bound of the contexts for which a step is captured decide.
 //
 // Only one thread at a time may use an object.
 class AttentionTuning {
@@ -24,11 +25,15 @@ class AttentionTuning {
   // `choices` must outlive the object.
   explicit AttentionTuning(Choices* choices) : choices_(choices) {}
 
-  // While the object records, Tiles() also remembers the launch.
+  // While the object records, Tiles() and Splits() also remember the launch.
   void Record(bool records) { records_ = records; }
 
   // Returns the kernel that was chosen for the launch's tiles, or kAuto.
   AttentionTiles Tiles(const AttentionLaunch& launch);
+
+  // Returns the kernel that was chosen for the launch's single tokens, or kAuto. Does not read the
+  // launch's `work`.
+  AttentionSplits Splits(const AttentionLaunch& launch);
 
   // As ProductTuning::Measure(). The sinks and biases of the recorded launches must still exist.
   Result<std::vector<std::string>> Measure(const ProductTuningSettings& settings,
@@ -45,18 +50,32 @@ class AttentionTuning {
     bool chunks = false, causal = true, cap = false, sinks = false, bias = false;
     auto operator<=>(const SiteKey&) const = default;
   };
+  // Single tokens have a site for each bound of contexts.
+  struct SinglesKey {
+    SiteKey key;
+    int context = 0;
+    auto operator<=>(const SinglesKey&) const = default;
+  };
   class Operands;
 
   static SiteKey KeyOf(const AttentionLaunch& launch);
+  static std::string Describe(const SiteKey& key);
   int SiteOf(const SiteKey& key);
+  int SinglesSiteOf(const SinglesKey& key);
   // `recorded` is a launch of as many tokens as possible.
-  Status MeasureLaunch(const AttentionLaunch& recorded, const ProductTuningSettings& settings,
-                       const TuneDeviceFactory& devices, cudaStream_t stream);
+  Status MeasureTiles(const AttentionLaunch& recorded, const ProductTuningSettings& settings,
+                      const TuneDeviceFactory& devices, cudaStream_t stream);
+  Status MeasureSingles(const AttentionLaunch& recorded, const ProductTuningSettings& settings,
+                        const TuneDeviceFactory& devices, cudaStream_t stream);
+  // Measures the candidates and keeps the choice, the index of one of `ids`.
+  Status MeasureCase(int site, int64_t tokens, const TuneCase& tune_case,
+                     const std::vector<int>& ids, TuneDevice& device);
 
   Choices* choices_;
   bool records_ = false;
   std::map<SiteKey, int> sites_;
-  std::map<SiteKey, AttentionLaunch> recorded_;
+  std::map<SinglesKey, int> singles_sites_;
+  std::map<SiteKey, AttentionLaunch> recorded_, recorded_singles_;
   std::vector<std::string> messages_;
   std::chrono::steady_clock::time_point begin_;
   int measured_ = 0, left_out_ = 0;
