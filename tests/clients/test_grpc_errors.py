@@ -197,7 +197,7 @@ def test_no_memory(protos):
 def test_draining(protos):
     """A stream that runs when the server stops, and health checks that watch."""
     pb, rpc = protos
-    server = start_server("--drain-timeout", "1")
+    server = start_server("--drain-timeout", "0.3")
     with grpc.insecure_channel(server.grpc) as channel:
         stream = rpc.InferenceStub(channel).Generate(pb.GenerateRequest(
             text="The", sampling=pb.SamplingParams(max_tokens=8000, ignore_eos=True)))
