@@ -434,11 +434,11 @@ TEST(AttentionTuningTest, MeasuresSingleTokens) {
   const auto messages = tuning.Measure({.rows_factor = 4}, device, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
-  // 1, 4 and 5 tokens; the window has one split, and encoders have no single tokens.
-  EXPECT_EQ(tuning.measured(), 6);
+  // 1, 4 and 5 tokens; encoders have no single tokens.
+  EXPECT_EQ(tuning.measured(), 9);
   plain.tiled_from = window.tiled_from = both.tiled_from = 5;
   EXPECT_EQ(tuning.Splits(plain), AttentionSplits::kCluster16);
-  EXPECT_EQ(tuning.Splits(window), AttentionSplits::kAuto);
+  EXPECT_EQ(tuning.Splits(window), AttentionSplits::kCluster16);
   EXPECT_EQ(tuning.Splits(both), AttentionSplits::kAuto);
   plain.step.max_context = 1025;
   EXPECT_EQ(tuning.Splits(plain), AttentionSplits::kAuto);
