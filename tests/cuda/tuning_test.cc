@@ -197,6 +197,9 @@ TEST(TunerTest, WrongResultsAreNeverChosen) {
   EXPECT_EQ(b.calls, 0);
 }
 
+// Emulated kernels are slow, and what is measured must not depend on it.
+constexpr cuda::ProductTuningSettings kNoLimit{.limit = std::chrono::hours(1), .rows_factor = 4};
+
 // Compares bits on the device. Each operation that is prepared seems to be faster than the one
 // before it.
 class CountingDevice : public cuda::GraphTuneDevice {
@@ -282,7 +285,7 @@ TEST(ProductTuningTest, MeasuresWhatWasRecorded) {
   const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
     return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
   };
-  const auto messages = tuning.Measure({.rows_factor = 4}, device, nullptr);
+  const auto messages = tuning.Measure(kNoLimit, device, nullptr);
   ASSERT_TRUE(messages.ok());
   EXPECT_EQ(*messages, std::vector<std::string>());
   // 1, 4, 16 and 20 rows of two products and of the pair.
@@ -314,14 +317,14 @@ TEST(ProductTuningTest, ProductsInSegments) {
   const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
     return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
   };
-  ASSERT_TRUE(tuning.Measure({.rows_factor = 4}, device, nullptr).ok());
+  ASSERT_TRUE(tuning.Measure(kNoLimit, device, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 3);  // 1, 4 and 5 rows of 3 experts
   for (const int rows : {3, 12, 15}) EXPECT_TRUE(choices.Has(0, rows)) << rows;
   const cuda::LinearTile chosen = tuning.Tile(args);
   EXPECT_NE(chosen, cuda::LinearTile::kAuto);
   tuning.Record(true);
   tuning.Tile(args);
-  ASSERT_TRUE(tuning.Measure({.rows_factor = 4}, device, nullptr).ok());
+  ASSERT_TRUE(tuning.Measure(kNoLimit, device, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 0);
   LaunchLinear(args, chosen, nullptr);
   const std::vector<double> row = RowOf(y.Fetch(), 4, 48);
@@ -388,7 +391,7 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
     return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
   };
-  const auto messages = tuning.Measure({.rows_factor = 4}, device, nullptr);
+  const auto messages = tuning.Measure(kNoLimit, device, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
   EXPECT_EQ(tuning.measured(), 12);  // 16, 64 and 100 tokens
@@ -431,7 +434,7 @@ TEST(AttentionTuningTest, MeasuresSingleTokens) {
   const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
     return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
   };
-  const auto messages = tuning.Measure({.rows_factor = 4}, device, nullptr);
+  const auto messages = tuning.Measure(kNoLimit, device, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
   // 1, 4 and 5 tokens; encoders have no single tokens.
