@@ -151,6 +151,13 @@ if uses '(parity|invariance|engine|routing|device_statistics|speculation|textles
   # shellcheck disable=SC2046
   copy $(golden 'tiny-*')
 fi
+# Test programs list these folders when they start.
+for folder in "$root"/tests/golden/*/; do
+  case $(basename "$folder") in
+    encoders | families | fairseq | faults | gguf | pairs)
+      mkdir -p "$payload/data/tests/golden/$(basename "$folder")" ;;
+  esac
+done
 for model in "${models[@]}"; do
   copy "deploy/models/$model"
   [[ ! -d $root/tests/golden/$model ]] || copy "tests/golden/$model"
