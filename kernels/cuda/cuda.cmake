@@ -50,10 +50,10 @@ set(MOESERVE_CUDA_SOURCES
   cuda_backend.cc
   device/device.cc
   statistics/expert_counters.cu
-  linear/dense_layers.cc
-  linear/dense_layers.cu
-  linear/fused_expert.cu
-  linear/fused_expert_wgmma.cu
+  dense/dense_layers.cc
+  dense/dense_layers.cu
+  fused/fused_expert.cu
+  fused/fused_expert_wgmma.cu
   device/handles.cc
   attention/kv_cache.cc
   device/launch.cc
@@ -67,12 +67,12 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_stationary.cu
   linear/linear_stream.cu
   linear/linear_wgmma.cu
-  attention/norm_rope_append.cu
+  positions/norm_rope_append.cu
   routing/pack_plans.cu
   routing/plan.cu
   linear/round_rows.cu
-  attention/rope.cu
-  attention/rope_tables.cc
+  positions/rope.cu
+  positions/rope_tables.cc
   routing/route.cu
   routing/route_any.cu
   routing/route_cluster.cu

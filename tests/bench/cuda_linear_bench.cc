@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/fused/fused_expert.h"
 #include "kernels/cuda/linear/linear.h"
 #include "tests/cuda/linear_case.h"
 

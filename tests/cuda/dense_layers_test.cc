@@ -1,6 +1,6 @@
 // Dense layers by a library: results, independence of rows, and the choice of an algorithm.
 
-#include "kernels/cuda/linear/dense_layers.h"
+#include "kernels/cuda/dense/dense_layers.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The fused expert kernel must have the same bits as the two products that it replaces.
 
-#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/fused/fused_expert.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // One launch for norms, rotary positions and writing to the KV cache must have the same bits as
 // separate launches, in the queries and in every byte of the cache.
 
-#include "kernels/cuda/attention/norm_rope_append.h"
+#include "kernels/cuda/positions/norm_rope_append.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/cuda/attention/kv_cache.h"
-#include "kernels/cuda/attention/rope.h"
-#include "kernels/cuda/attention/rope_tables.h"
+#include "kernels/cuda/positions/rope.h"
+#include "kernels/cuda/positions/rope_tables.h"
 #include "kernels/cuda/rows/rows.h"
 #include "tests/cuda/emulator_test_support.h"
 #include "tests/support/random.h"

@@ -1,13 +1,13 @@
 // Rotary positions on the device compared with double arithmetic.
 
-#include "kernels/cuda/attention/rope.h"
+#include "kernels/cuda/positions/rope.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
-#include "kernels/cuda/attention/rope_tables.h"
+#include "kernels/cuda/positions/rope_tables.h"
 #include "tests/cuda/device_array.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"

@@ -1,8 +1,8 @@
 // The library of dense products on the emulated device: one multiply-add after the other.
 
 #include "kernels/base/dtype.h"
+#include "kernels/cuda/dense/dense_library.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/linear/dense_library.h"
 
 namespace moeserve::cuda {
 namespace {

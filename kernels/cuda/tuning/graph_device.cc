@@ -5,7 +5,7 @@
 #include <random>
 
 #include "kernels/base/dtype.h"
-#include "kernels/cuda/linear/dense_layers.h"
+#include "kernels/cuda/dense/dense_layers.h"
 
 namespace moeserve::cuda {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/fused/fused_expert.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/tuning/choices.h"
 #include "kernels/cuda/tuning/tuner.h"

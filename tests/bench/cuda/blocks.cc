@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/attention/norm_rope_append.h"
-#include "kernels/cuda/attention/rope.h"
-#include "kernels/cuda/attention/rope_tables.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/positions/norm_rope_append.h"
+#include "kernels/cuda/positions/rope.h"
+#include "kernels/cuda/positions/rope_tables.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/rows/rows.h"
 #include "tests/bench/cuda/attention.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <optional>
 
-#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/fused/fused_expert.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/rows/rows.h"

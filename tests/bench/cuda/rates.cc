@@ -4,8 +4,8 @@
 #include <chrono>
 #include <string>
 
+#include "kernels/cuda/dense/dense_library.h"
 #include "kernels/cuda/device/bandwidth.h"
-#include "kernels/cuda/linear/dense_library.h"
 #include "kernels/cuda/linear/linear.h"
 #include "tests/bench/cuda/banks.h"
 #include "tests/bench/cuda/bench.h"

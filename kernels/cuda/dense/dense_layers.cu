@@ -1,10 +1,10 @@
 // The kernels around the products of a library: the epilogue, and the comparison of its tests.
 
 #include "base/check.h"
+#include "kernels/cuda/dense/dense_layers.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/linear/activation.cuh"
-#include "kernels/cuda/linear/dense_layers.h"
 #include "kernels/cuda/linear/linear_image.h"
 
 namespace moeserve::cuda {

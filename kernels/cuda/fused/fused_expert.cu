@@ -5,8 +5,8 @@
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/cuda/linear/fused_expert.h"
-#include "kernels/cuda/linear/fused_expert_kernels.h"
+#include "kernels/cuda/fused/fused_expert.h"
+#include "kernels/cuda/fused/fused_expert_kernels.h"
 #include "kernels/cuda/linear/linear_params.h"
 #include "kernels/cuda/linear/linear_tile.cuh"
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/attention/rope_tables.h"
+#include "kernels/cuda/positions/rope_tables.h"
 
 #include <utility>
 #include <vector>

@@ -1,8 +1,8 @@
 #include "base/check.h"
-#include "kernels/cuda/attention/rope.cuh"
-#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/positions/rope.cuh"
+#include "kernels/cuda/positions/rope.h"
 
 namespace moeserve::cuda {
 namespace {

@@ -1,8 +1,8 @@
 #include "base/check.h"
-#include "kernels/cuda/attention/norm_rope_append.h"
-#include "kernels/cuda/attention/rope.cuh"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/positions/norm_rope_append.h"
+#include "kernels/cuda/positions/rope.cuh"
 #include "kernels/cuda/rows/norm.cuh"
 
 namespace moeserve::cuda {

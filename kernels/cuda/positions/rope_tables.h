@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/positions/rope.h"
 
 namespace moeserve::cuda {
 

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/error_text.h"
-#include "kernels/cuda/linear/dense_library.h"
+#include "kernels/cuda/dense/dense_library.h"
 
 #if __has_include(<cublasLt.h>)
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/dense/dense_library.h"
 #include "kernels/cuda/device/handles.h"
-#include "kernels/cuda/linear/dense_library.h"
 #include "kernels/cuda/linear/linear_bank.h"
 
 namespace moeserve::cuda {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/linear/dense_layers.h"
+#include "kernels/cuda/dense/dense_layers.h"
 
 #include <algorithm>
 #include <utility>

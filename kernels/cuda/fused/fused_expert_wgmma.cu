@@ -14,8 +14,8 @@
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
-#include "kernels/cuda/linear/fused_expert_kernels.h"
-#include "kernels/cuda/linear/fused_expert_wgmma.cuh"
+#include "kernels/cuda/fused/fused_expert_kernels.h"
+#include "kernels/cuda/fused/fused_expert_wgmma.cuh"
 #include "kernels/cuda/linear/linear_fragment.cuh"
 
 namespace moeserve::cuda {
