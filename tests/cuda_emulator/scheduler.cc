@@ -481,7 +481,14 @@ void YieldThread() {
   Scheduler& s = TheScheduler();
   if (++s.idle_yields > kMaxIdleYields) Deadlock(s);
   current->waits_for = "polling";
-  MakeReady(s, current);
+  if (s.order.kind == Order::kEager) {
+    // The thread made ready last runs first, so a thread that polls goes behind all others.
+    s.ready_head = (s.ready_head - 1) & s.ready_mask;
+    s.ready[s.ready_head] = current;
+    ++s.ready_count;
+  } else {
+    MakeReady(s, current);
+  }
   Suspend(s);
 }
 
