@@ -31,6 +31,7 @@ clients=(
 )
 tests=(
   libgtest-dev libgmock-dev python3 python3-venv ca-certificates json-schema-test-suite
+  libopenmpi-dev "mpirun@openmpi-bin"
 )
 fuzz=("clang++@clang" "libclang-rt-14-dev|libclang-rt-18-dev|libclang-rt-dev")
 browser=("chromium@chromium" "chromedriver@chromium-driver")

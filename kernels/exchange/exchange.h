@@ -1,0 +1,61 @@
+// Moves bytes between the ranks that compute a model together.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace moeserve {
+
+// What one rank has exchanged. Headers and other bytes of a transport are not counted.
+struct ExchangeCounts {
+  uint64_t gathers = 0;         // finished ones
+  uint64_t bytes_sent = 0;      // by all functions, to all other ranks together
+  uint64_t bytes_received = 0;  // by all functions, from all other ranks together
+  // [ranks] seconds in FinishGather() until the part of that rank had arrived.
+  std::vector<double> wait_seconds;
+};
+
+// A rank is one of the processes (in tests: threads) that run the same steps of a model, each with
+// a part of the experts. Rank 0 is the leader. All ranks call the same functions in the same order
+// with equal sizes. No function computes with numbers: only bytes move, so results do not depend on
+// the number of ranks.
+//
+// If a rank is lost, every rank stops: a waiting function returns, the following ones return at
+// once, and status() is an error from then on. What should have been received is then zero or
+// partly received; the caller checks status() before it delivers anything. After a loss, buffers
+// that were passed must stay valid until the process ends, because a transport may still use them.
+//
+// One thread at a time calls all functions but Lose() and status(), which any thread may call.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  virtual int rank() const = 0;
+  virtual int ranks() const = 0;
+
+  // Starts to gather a buffer that consists of the parts of ranks 0, 1, ...; part r has bytes[r]
+  // bytes, which may be none or more than 2^31. The own part is filled before. Until
+  // FinishGather(), the caller neither writes the own part nor touches the others. At most one
+  // gather is in progress, and no other function is called meanwhile.
+  virtual void StartGather(void* buffer, std::span<const int64_t> bytes) = 0;
+  virtual void FinishGather() = 0;
+
+  // Copies the leader's message to all ranks.
+  virtual void Broadcast(std::span<char> message) = 0;
+  // Copies `own` of every rank to `all` at the leader, in the order of ranks. `own` has the same
+  // size on all ranks; `all` has ranks() times this size at the leader and is empty on others.
+  virtual void GatherAtLeader(std::span<const char> own, std::span<char> all) = 0;
+
+  // Declares a rank lost. The first loss is the one that status() reports.
+  virtual void Lose(int rank, std::string_view reason) = 0;
+  // OK, or Unavailable "rank 2 was lost: REASON"; Internal if ranks called different functions.
+  virtual absl::Status status() const = 0;
+
+  virtual const ExchangeCounts& counts() const = 0;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,183 @@
+#include "kernels/exchange/message_exchange.h"
+
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/error_text.h"
+#include "base/steady_clock.h"
+
+namespace moeserve {
+namespace {
+
+// Attempts before a waiting thread lets others run. Ranks can share a core.
+constexpr int kAttemptsBeforeYield = 100;
+
+std::string RankName(int rank) { return Concat("rank ", rank); }
+
+}  // namespace
+
+MessageExchange::MessageExchange(std::unique_ptr<Transport> transport, Options options)
+    : transport_(std::move(transport)), options_(options) {
+  counts_.wait_seconds.resize(static_cast<size_t>(ranks()));
+}
+
+void MessageExchange::Fail(absl::Status status) {
+  MutexLock lock(mutex_);
+  if (!status_.ok()) return;
+  status_ = std::move(status);
+  lost_.store(true, std::memory_order_release);
+}
+
+void MessageExchange::Lose(int rank, std::string_view reason) {
+  Fail(absl::UnavailableError(Concat(RankName(rank), " was lost: ", reason)));
+}
+
+absl::Status MessageExchange::status() const {
+  MutexLock lock(mutex_);
+  return status_;
+}
+
+void MessageExchange::Send(int rank, const void* data, int64_t bytes) {
+  if (bytes == 0 || lost()) return;
+  counts_.bytes_sent += static_cast<uint64_t>(bytes);
+  if (const char* error = transport_->Send(rank, data, bytes)) Lose(rank, error);
+}
+
+void MessageExchange::Receive(int rank, void* data, int64_t bytes) {
+  if (bytes == 0 || lost()) return;
+  counts_.bytes_received += static_cast<uint64_t>(bytes);
+  if (const char* error = transport_->Receive(rank, data, bytes)) Lose(rank, error);
+}
+
+void MessageExchange::Wait(std::span<double> arrived) {
+  const absl::Time start = SteadyNow();
+  std::vector<bool> noted(arrived.size());
+  for (int attempt = 0; !lost(); ++attempt) {
+    if (const char* error = transport_->Advance()) {
+      Fail(absl::UnavailableError(Concat("a rank was lost: ", error)));
+      return;
+    }
+    const absl::Duration waited = SteadyNow() - start;
+    int missing = -1;  // the first rank with a message that has not arrived
+    for (int r = 0; r < ranks(); ++r) {
+      const bool complete = transport_->unfinished_receives(r) == 0;
+      if (!complete && missing < 0) missing = r;
+      const auto i = static_cast<size_t>(r);
+      if (i < noted.size() && complete && !noted[i]) {
+        noted[i] = true;
+        if (r != rank()) arrived[i] += absl::ToDoubleSeconds(waited);
+      }
+    }
+    if (missing < 0 && transport_->unfinished_sends() == 0) return;
+    if (waited > options_.timeout) {
+      const std::string what = Concat(" within ", absl::FormatDuration(options_.timeout));
+      if (missing >= 0) {
+        Lose(missing, "it sent nothing" + what);
+      } else {
+        Fail(absl::UnavailableError("a rank was lost: one took no message" + what));
+      }
+      return;
+    }
+    if (attempt >= kAttemptsBeforeYield) std::this_thread::yield();
+  }
+}
+
+std::string MessageExchange::Describe(const Call& call) {
+  const char* const names[] = {"a gather", "a broadcast", "a gather at the leader"};
+  const auto kind = static_cast<uint32_t>(call.kind);
+  return Concat("call ", call.number, ", ", kind < 3 ? names[kind] : "an unknown function", " of ",
+                call.bytes, " bytes");
+}
+
+void MessageExchange::CompareCalls(Kind kind, std::span<const int64_t> sizes, bool everyone) {
+  Call own{.number = calls_++, .kind = kind};
+  for (const int64_t size : sizes) {
+    own.sizes = (own.sizes ^ static_cast<uint64_t>(size)) * 0x9E3779B97F4A7C15u;
+    own.bytes += static_cast<uint64_t>(size);
+  }
+  if (!options_.check_order || lost()) return;
+  // These messages are not counted: release builds do not send them.
+  const ExchangeCounts before = counts_;
+  std::vector<Call> others(static_cast<size_t>(ranks()), own);
+  const auto takes_part = [&](int r) { return r != rank() && (everyone || r == 0 || rank() == 0); };
+  for (int r = 0; r < ranks(); ++r) {
+    if (takes_part(r)) Receive(r, &others[static_cast<size_t>(r)], sizeof(Call));
+  }
+  for (int r = 0; r < ranks(); ++r) {
+    if (takes_part(r)) Send(r, &own, sizeof(Call));
+  }
+  Wait({});
+  counts_ = before;
+  if (lost()) return;
+  for (int r = 0; r < ranks(); ++r) {
+    const Call& other = others[static_cast<size_t>(r)];
+    if (std::memcmp(&own, &other, sizeof(Call)) != 0) {
+      Fail(absl::InternalError(
+          Concat("the ranks are at different calls of the exchange: ", RankName(rank()), " at ",
+                 Describe(own), "; ", RankName(r), " at ", Describe(other))));
+      return;
+    }
+  }
+}
+
+void MessageExchange::StartGather(void* buffer, std::span<const int64_t> bytes) {
+  MOESERVE_CHECK(!gathering_, "one gather at a time");
+  MOESERVE_CHECK(std::ssize(bytes) == ranks(), "a part for every rank");
+  gathering_ = true;
+  CompareCalls(Kind::kGather, bytes, /*everyone=*/true);
+  auto* part = static_cast<char*>(buffer);
+  char* own = nullptr;
+  // Receives are started first, so that no message has to be kept by the transport.
+  for (int r = 0; r < ranks(); ++r) {
+    const int64_t size = bytes[static_cast<size_t>(r)];
+    MOESERVE_CHECK(size >= 0, "sizes of parts");
+    if (r == rank()) {
+      own = part;
+    } else {
+      Receive(r, part, size);
+    }
+    part += size;
+  }
+  // Rank r begins with rank r + 1, so that no rank is the first of all others.
+  for (int i = 1; i < ranks(); ++i) {
+    Send((rank() + i) % ranks(), own, bytes[static_cast<size_t>(rank())]);
+  }
+}
+
+void MessageExchange::FinishGather() {
+  MOESERVE_CHECK(gathering_, "FinishGather() follows StartGather()");
+  gathering_ = false;
+  Wait(counts_.wait_seconds);
+  if (!lost()) ++counts_.gathers;
+}
+
+void MessageExchange::Broadcast(std::span<char> message) {
+  MOESERVE_CHECK(!gathering_, "no broadcast during a gather");
+  const auto bytes = static_cast<int64_t>(message.size());
+  CompareCalls(Kind::kBroadcast, {&bytes, 1}, /*everyone=*/false);
+  if (rank() == 0) {
+    for (int r = 1; r < ranks(); ++r) Send(r, message.data(), bytes);
+  } else {
+    Receive(0, message.data(), bytes);
+  }
+  Wait({});
+}
+
+void MessageExchange::GatherAtLeader(std::span<const char> own, std::span<char> all) {
+  MOESERVE_CHECK(!gathering_, "no gather at the leader during another");
+  const auto bytes = static_cast<int64_t>(own.size());
+  CompareCalls(Kind::kGatherAtLeader, {&bytes, 1}, /*everyone=*/false);
+  if (rank() == 0) {
+    MOESERVE_CHECK(all.size() == own.size() * static_cast<size_t>(ranks()),
+                   "room for the bytes of all ranks");
+    if (!own.empty()) std::memcpy(all.data(), own.data(), own.size());
+    for (int r = 1; r < ranks(); ++r) Receive(r, all.data() + r * bytes, bytes);
+  } else {
+    Send(0, own.data(), bytes);
+  }
+  Wait({});
+}
+
+}  // namespace moeserve

@@ -1,0 +1,75 @@
+// An exchange by messages of a transport.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "kernels/exchange/exchange.h"
+#include "kernels/exchange/transport.h"
+
+namespace moeserve {
+
+class MessageExchange final : public Exchange {
+ public:
+  struct Options {
+    // A rank that a function has waited for longer than this is lost.
+    absl::Duration timeout = absl::Seconds(10);
+    // Whether every function first compares its name, number and sizes with those of the ranks that
+    // take part, which costs a message to each.
+    bool check_order = false;
+  };
+
+  MessageExchange(std::unique_ptr<Transport> transport, Options options);
+
+  int rank() const override { return transport_->rank(); }
+  int ranks() const override { return transport_->ranks(); }
+  void StartGather(void* buffer, std::span<const int64_t> bytes) override;
+  void FinishGather() override;
+  void Broadcast(std::span<char> message) override;
+  void GatherAtLeader(std::span<const char> own, std::span<char> all) override;
+  void Lose(int rank, std::string_view reason) override;
+  absl::Status status() const override;
+  const ExchangeCounts& counts() const override { return counts_; }
+
+ private:
+  // The functions that are compared.
+  enum class Kind : uint32_t { kGather, kBroadcast, kGatherAtLeader };
+  // What a rank is about to do. Sent as it is: all ranks run the same program.
+  struct Call {
+    uint64_t number = 0;
+    uint64_t sizes = 0;  // a hash
+    uint64_t bytes = 0;  // all sizes together
+    Kind kind = Kind::kGather;
+    uint32_t padding = 0;
+  };
+
+  bool lost() const { return lost_.load(std::memory_order_acquire); }
+  // Declares the exchange failed with this status, unless it has failed before.
+  void Fail(absl::Status status);
+  // Start a message unless a rank is lost. `rank` is lost if the transport fails.
+  void Send(int rank, const void* data, int64_t bytes);
+  void Receive(int rank, void* data, int64_t bytes);
+  // Waits for all messages. `arrived` has a number for each rank, or is empty; the seconds until
+  // all messages from a rank had arrived are added to it.
+  void Wait(std::span<double> arrived);
+  // Compares the call with those of all ranks (`everyone`) or between the leader and each rank.
+  void CompareCalls(Kind kind, std::span<const int64_t> sizes, bool everyone);
+  static std::string Describe(const Call& call);
+
+  std::unique_ptr<Transport> transport_;
+  Options options_;
+  ExchangeCounts counts_;
+  uint64_t calls_ = 0;
+  bool gathering_ = false;
+  std::atomic<bool> lost_ = false;
+  mutable Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace moeserve
