@@ -554,6 +554,8 @@ struct ExchangeArgs {
   HostExchange* exchange = nullptr;
 };
 
+class RankOps;
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -685,6 +687,9 @@ class Backend {
     part.row_offsets = part.assignments_of_row = nullptr;
     return part;
   }
+  // Returns the operations for a part of the experts (kernels/rank_ops.h), which live as long as
+  // the backend; null if it computes all experts only.
+  virtual RankOps* rank_ops() { return nullptr; }
   virtual void AssignRows(const AssignRowsArgs& args) = 0;
   virtual void Combine(const CombineArgs& args) = 0;
   // Converts or copies rows: output = input (f32 to f32 or bf16, bf16 to f32).

@@ -31,7 +31,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
     MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, {k, v}));
     MOESERVE_ASSIGN_OR_RETURN(
         std::unique_ptr<ExpertBody> body,
-        AttentionExperts::Load(load, prefix, a->layer_, a->spec_, a->rope_, d));
+        AttentionExperts::Load(load, prefix, a->layer_, a->spec_, a->rope_, model, block));
     MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
     return a;
   }
@@ -47,7 +47,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
   MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, parts));
   if (spec.value_routing.has_value()) {
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
-                              ValueExperts::Load(load, prefix, spec, d));
+                              ValueExperts::Load(load, prefix, spec, model, block));
     MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
   }
   const int out_width = spec.num_heads * spec.output_dim();

@@ -29,8 +29,9 @@ Result<std::unique_ptr<CrossAttention>> CrossAttention::Load(LoadContext& load,
   if (spec.routed()) {
     RopeSettings none;
     none.head_dim = spec.head_dim;
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
-                              AttentionExperts::Load(load, prefix, a->layer_, a->spec_, none, d));
+    MOESERVE_ASSIGN_OR_RETURN(
+        std::unique_ptr<ExpertBody> body,
+        AttentionExperts::Load(load, prefix, a->layer_, a->spec_, none, model, block));
     MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
     return a;
   }

@@ -24,7 +24,8 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
   const int latent = spec.routing->latent_width;
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<FeedForwardExperts> body,
-      FeedForwardExperts::Load(load, names, spec.expert, spec.routing->PlaceWidths(),
+      FeedForwardExperts::Load(load, names, spec.expert,
+                               load.LoadedWidths(spec.routing->PlaceWidths(), model, block),
                                latent > 0 ? latent : d / spec.routing->split.heads));
   if (spec.routing->weight_input) body->WeightInputs();
   f->late_ = spec.late_experts;

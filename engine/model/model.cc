@@ -118,7 +118,8 @@ class Model::Impl {
 
   std::unique_ptr<OutputHead> head_;
   const bool has_states_;
-  std::vector<int32_t> output_rows_;             // of the current step
+  std::vector<int32_t> output_rows_;  // of the current step
+  RankShare share_;
   WatchedMappings files_in_use_;                 // kept alive by the members below
   BlockStack stack_;                             // the decoder's, if there is an encoder beside it
   std::unique_ptr<BlockStack> encoder_;          // null if there is only one stack
@@ -139,6 +140,8 @@ void Model::Impl::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
   LoadContext load{source,       backend,        options.compute, spec.norm, options.quantization,
                    packed_cache, spec.vocab_size};
+  share_ = {options.exchange, options.placement};
+  if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
   MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
   const LinearBank* const tied = spec.tie_word_embeddings ? head_->vocabulary() : nullptr;
@@ -165,8 +168,8 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
   const Workspace::Scope scope(workspace);
   output_rows_ = batch.logit_rows;
   output_rows_.insert(output_rows_.end(), batch.text_rows.begin(), batch.text_rows.end());
-  const bool replayable =
-      batch.given.empty() && batch.controls.empty() && batch.lengths.empty() && num_texts == 0;
+  const bool replayable = batch.given.empty() && batch.controls.empty() && batch.lengths.empty() &&
+                          num_texts == 0 && options.exchange == nullptr;
   StepInputs inputs = InputsOf(batch, cache, step);
   inputs.output_rows = output_rows_;
   inputs.pool_ranges = batch.pool_ranges;
@@ -257,7 +260,8 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   inputs.source_rows = sources.rows;
   inputs.samples = batch.samples;
   inputs.variant = sources.predicted ? 1 : 0;
-  const StepRows rows = backend.BeginStep(inputs, &predicted_rows_, true);
+  const StepRows rows =
+      backend.BeginStep(inputs, &predicted_rows_, /*replayable=*/options.exchange == nullptr);
   const RowsView logits = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
   const RowsView x = Kept(predicted_rows_, rows.tokens);
   RunStep(
@@ -401,6 +405,15 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
         "arithmetic type: expected bf16 beside quantized weights, "
         "found " +
         std::string(Name(options.compute)));
+  }
+  if (options.exchange != nullptr) {
+    MOESERVE_CHECK(options.placement != nullptr, "a placement of the experts on the ranks");
+    if (backend.rank_ops() == nullptr) {
+      return absl::UnimplementedError(Concat("ranks: expected device cpu, found ", backend.name()));
+    }
+    if (packed_cache != nullptr) {
+      return absl::UnimplementedError("ranks: the packed cache has no parts of banks yet");
+    }
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);
   const absl::Status loaded = impl->Load(source, packed_cache);

@@ -12,6 +12,7 @@
 #include "engine/spec/weights.h"
 #include "engine/step/batch.h"
 #include "engine/step/step_report.h"
+#include "engine/weights/expert_placement.h"
 #include "engine/weights/packed_cache.h"
 #include "kernels/backend.h"
 
@@ -22,6 +23,11 @@ struct ModelOptions {
   // If not kNone, the matrices of experts and projections are stored as integers of this type, an
   // untied LM head as int8 (QuantizationOf()), and `compute` must be kBF16.
   Quantization quantization = Quantization::kNone;
+  // The ranks that compute the model together, and the experts that each of them has; both must
+  // outlive the model. Null: this process computes everything. With ranks, all of them must call
+  // the functions of their models in the same order with the same arguments.
+  Exchange* exchange = nullptr;
+  const ExpertPlacement* placement = nullptr;
 };
 
 // The rows that a step of prediction layers continues.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "engine/weights/expert_placement.h"
+
 namespace moeserve {
 namespace {
 
@@ -10,6 +12,7 @@ namespace {
 // tensors' common type, or f32 if their types differ.
 DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors) {
   if (load.compute == DType::kBF16) return DType::kBF16;
+  if (tensors.empty()) return DType::kF32;  // a rank that has no expert of the block
   for (const HostTensor& t : tensors) {
     if (t.dtype != tensors.front().dtype) return DType::kF32;
   }
@@ -75,6 +78,15 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
 }
 
 }  // namespace
+
+std::vector<int> LoadContext::LoadedWidths(std::vector<int> widths, const ModelSpec& model,
+                                           int block) const {
+  if (ranks == nullptr) return widths;
+  for (size_t e = 0; e < widths.size(); ++e) {
+    if (!ranks->Holds(model.stack, block, static_cast<int>(e))) widths[e] = 0;
+  }
+  return widths;
+}
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts) {
@@ -154,9 +166,12 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   const auto tensor = [&](size_t e, bool gate) {
     return names.prefixes[e] + "." + (gate ? *names.gate : names.main);
   };
-  // Which tensors are stored as integers does not depend on the expert.
+  // Which tensors are stored as integers does not depend on the expert, if it has matrices.
+  const size_t some =
+      static_cast<size_t>(std::ranges::max_element(out_features) - out_features.begin());
   const Quantization quantization = QuantizationOf(
-      tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
+      tensor(some, false) + ".weight", {out_features[some], in_features[some % in_features.size()]},
+      load.quantization);
   // The experts and halves of the matrices: `main` of every expert, then `gate` of every expert.
   std::vector<std::pair<size_t, bool>> matrices;
   for (const bool gate : {false, true}) {

@@ -20,6 +20,8 @@ struct RelativeBiases {
   int distances = 0;
 };
 
+struct RankShare;
+
 struct LoadContext {
   WeightSource& source;
   Backend& backend;
@@ -34,6 +36,11 @@ struct LoadContext {
   int first_cache_layer = 0;  // of the stack (CacheLayer())
   // Receives the mapped files that the model reads after loading; may be null.
   WatchedMappings* files_in_use = nullptr;
+  // The experts that are loaded; null: all.
+  const RankShare* ranks = nullptr;
+
+  // Returns the widths of a routed block's experts with 0 for those that are not loaded.
+  std::vector<int> LoadedWidths(std::vector<int> widths, const ModelSpec& model, int block) const;
 };
 
 // One of several weights that are stacked along the output axis into a single product.

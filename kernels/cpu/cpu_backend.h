@@ -13,6 +13,7 @@
 #include "kernels/cpu/kv_cache.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/packed_bank.h"
+#include "kernels/cpu/rank_ops.h"
 #include "kernels/cpu/route_counters.h"
 #include "kernels/cpu/routing.h"
 #include "kernels/cpu/rows.h"
@@ -113,6 +114,8 @@ class CpuBackend : public Backend {
     return part;
   }
 
+  RankOps* rank_ops() override { return &rank_ops_; }
+
   void Embed(const EmbedArgs& args) override { rows_.Embed(args); }
   void Norm(const NormArgs& args) override { rows_.Norm(args); }
   void AssignRows(const AssignRowsArgs& args) override { rows_.AssignRows(args); }
@@ -163,6 +166,7 @@ class CpuBackend : public Backend {
   StateOps states_;
   RoutingOps routing_;
   RowOps rows_;
+  CpuRankOps rank_ops_;
 };
 
 }  // namespace moeserve::cpu

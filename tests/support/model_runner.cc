@@ -14,9 +14,13 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   MOESERVE_ASSIGN_OR_RETURN(runner->backend_, CreateBackend({.device = options.device,
                                                              .threads = options.threads,
                                                              .cpu_isa = options.isa}));
-  MOESERVE_ASSIGN_OR_RETURN(runner->model_, Model::Create(checkpoint.spec,
-                                                          {.compute = options.compute,
-                                                           .quantization = options.quantization},
+  ModelOptions model{.compute = options.compute, .quantization = options.quantization};
+  if (options.exchange != nullptr) {
+    runner->placement_ = options.placement(checkpoint.spec, options.exchange->ranks());
+    model.exchange = options.exchange;
+    model.placement = &runner->placement_;
+  }
+  MOESERVE_ASSIGN_OR_RETURN(runner->model_, Model::Create(checkpoint.spec, model,
                                                           *checkpoint.weights, *runner->backend_));
   const std::vector<KvLayerShape> shapes = CacheShapes(checkpoint.spec);
   const int64_t blocks = options.cache_tokens / kPageTokens;

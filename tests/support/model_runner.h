@@ -26,6 +26,10 @@ struct RunnerOptions {
   int threads = 2;
   int64_t cache_tokens = 4096;
   LoadOptions load = {.require_tokenizer = false};
+  // The ranks that run the model together, each with a ModelRunner of its own; null: one.
+  Exchange* exchange = nullptr;
+  // The experts of the ranks.
+  std::function<ExpertPlacement(const ModelSpec&, int ranks)> placement = ExpertPlacement::Balanced;
 };
 
 // How ModelRunner runs its steps.
@@ -80,6 +84,7 @@ class ModelRunner {
   void AddStates(const Part& part, BatchStates& states);
 
   std::unique_ptr<Backend> backend_;
+  ExpertPlacement placement_;  // with ranks
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvCacheStorage> cache_;
   std::unique_ptr<KvCacheStorage> predicted_;  // null without prediction layers

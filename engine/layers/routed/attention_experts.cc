@@ -4,18 +4,20 @@ namespace moeserve {
 
 Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
     LoadContext& load, const std::string& prefix, int layer, const AttentionSpec& spec,
-    const RopeSettings& rope, int model_width) {
+    const RopeSettings& rope, const ModelSpec& model, int block) {
   auto body = std::make_unique<AttentionExperts>();
   const int experts = spec.routing->num_experts;
   const int width = spec.num_kv_heads * spec.head_dim;
   std::vector<std::string> names;
   for (int e = 0; e < experts; ++e) names.push_back(prefix + ".experts." + std::to_string(e));
+  const auto widths = [&](int outputs) {
+    return load.LoadedWidths(std::vector<int>(static_cast<size_t>(experts), outputs), model, block);
+  };
+  const int d = model.hidden_size;
   MOESERVE_ASSIGN_OR_RETURN(body->query_,
-                            LoadBank(load, {model_width}, std::vector<int>(experts, width),
-                                     {names, "q", std::nullopt}, false));
+                            LoadBank(load, {d}, widths(width), {names, "q", std::nullopt}, false));
   MOESERVE_ASSIGN_OR_RETURN(body->output_,
-                            LoadBank(load, {width}, std::vector<int>(experts, model_width),
-                                     {names, "o", std::nullopt}, false));
+                            LoadBank(load, {width}, widths(d), {names, "o", std::nullopt}, false));
   body->heads_ = spec.num_kv_heads;
   body->selected_ = spec.routing->select.MaxSelected();
   body->rope_ = rope;
@@ -28,11 +30,11 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
   return body;
 }
 
-RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan,
-                               const RowsView& rows) const {
+void AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
+                           const RowsView& results) const {
+  const Workspace::Scope scope(ctx.workspace);
   const int64_t width = int64_t{heads_} * rope_.head_dim;
   const int64_t count = plan.capacity;
-  RowsView results = ctx.workspace.Take(count, rows.cols, ctx.activation);
   RowsView query = ctx.workspace.Take(count, width, DType::kF32);
   RowsView heads = ctx.workspace.Take(count, width, ctx.activation);
   ctx.backend.Linear(
@@ -54,7 +56,6 @@ RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan,
                          .query = query,
                          .output = heads});
   ctx.backend.Linear({.bank = output_.get(), .plan = &plan, .input = heads, .output = results});
-  return results;
 }
 
 }  // namespace moeserve

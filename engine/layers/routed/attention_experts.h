@@ -13,12 +13,14 @@ namespace moeserve {
 // Run().
 class AttentionExperts : public ExpertBody {
  public:
-  // AttentionSpec::causal must be set.
+  // AttentionSpec::causal must be set. `block` is an index in ModelSpec::blocks.
   static Result<std::unique_ptr<AttentionExperts>> Load(LoadContext& load,
                                                         const std::string& prefix, int layer,
                                                         const AttentionSpec& spec,
-                                                        const RopeSettings& rope, int model_width);
-  RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const override;
+                                                        const RopeSettings& rope,
+                                                        const ModelSpec& model, int block);
+  void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
+           const RowsView& results) const override;
 
  private:
   std::unique_ptr<LinearBank> query_;

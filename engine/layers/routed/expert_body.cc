@@ -110,9 +110,8 @@ void FeedForwardExperts::ComputeStack(StepContext& ctx, const RoutingPlan* plan,
   }
 }
 
-RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan& plan,
-                                 const RowsView& rows) const {
-  const RowsView results = ctx.workspace.Take(plan.capacity, rows.cols, ctx.activation);
+void FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
+                             const RowsView& results) const {
   if (!residual_ && weight_inputs_) {
     const Workspace::Scope scope(ctx.workspace);
     const RowsView inputs = ctx.workspace.Take(plan.capacity, rows.cols, ctx.activation);
@@ -128,7 +127,6 @@ RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan& plan,
     ComputeStack(ctx, &plan, rows, stack);
     ctx.backend.Convert(stack, results);
   }
-  return results;
 }
 
 void FeedForwardExperts::RunDense(StepContext& ctx, const RowsView& rows,

@@ -15,10 +15,13 @@ namespace moeserve {
 class ExpertBody {
  public:
   virtual ~ExpertBody() = default;
-  // Returns the experts' outputs [plan.capacity, width], one row per assignment of `plan`, in the
-  // order of the assignments and in the activation type. `rows` [R, width] is in the activation
-  // type. The returned memory comes from ctx.workspace.
-  virtual RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const = 0;
+  // Returns the width of the experts' outputs for rows of the width `row_width`.
+  virtual int64_t ResultWidth(int64_t row_width) const { return row_width; }
+  // Writes the experts' outputs to `results` [plan.capacity, ResultWidth()], one row per assignment
+  // of `plan`, in the order of the assignments. `rows` [R, width] and `results` are in the
+  // activation type.
+  virtual void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
+                   const RowsView& results) const = 0;
 };
 
 // Computes down(norm(act(gate x) * up x)), or down(norm(act(up x))) without a gate; the norm is
@@ -35,7 +38,8 @@ class FeedForwardExperts : public ExpertBody {
                                                           int model_width);
   // Experts get their rows times the weights of the plan.
   void WeightInputs() { weight_inputs_ = true; }
-  RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const override;
+  void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
+           const RowsView& results) const override;
   // Lets the only expert compute every row, and writes f32 rows to `output`.
   void RunDense(StepContext& ctx, const RowsView& rows, const RowsView& output) const;
 

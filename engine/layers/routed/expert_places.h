@@ -1,33 +1,43 @@
 // Where the experts of a routed layer are computed.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "engine/step/step_context.h"
 
 namespace moeserve {
 
-// The experts of a layer live at places. An implementation sends rows to other places before this
-// place computes its own experts, and collects their results afterwards; `Backend::Exchange()`
-// moves rows through the host, also in recorded steps. Results are combined in the order of
-// experts, so the places do not change the bits. Immutable after loading.
+// How the assignments of a step are divided among places. `here` are those that this place
+// computes; the results of `all` are combined, and those of `here` begin at row `first` of them.
+struct PlacedPlan {
+  RoutingPlan here;
+  RoutingPlan all;
+  int64_t first = 0;
+  std::vector<int64_t> rows_of_rank = {};  // of RankPlaces
+};
+
+// The experts of a layer live at places. An implementation says which assignments this place
+// computes, and collects the results of other places afterwards. Results are combined in the order
+// of experts, so the places do not change the bits. Immutable after loading.
 class ExpertPlaces {
  public:
   virtual ~ExpertPlaces() = default;
-  // Sends the rows that other places need, and returns the plan of the assignments that this place
-  // computes: `plan` without the others. `rows` [R, width] are the inputs of the experts.
-  virtual RoutingPlan Dispatch(StepContext& ctx, const RoutingPlan& plan,
-                               const RowsView& rows) const = 0;
-  // Fills the rows of `results` [plan.capacity, width] that other places have computed.
-  virtual void Collect(StepContext& ctx, const RoutingPlan& plan,
-                       const RowsView& results) const = 0;
+  // `plan` has all experts, `bodies` its experts that have an index in the body.
+  virtual PlacedPlan Divide(StepContext& ctx, const RoutingPlan& plan,
+                            const RoutingPlan& bodies) const = 0;
+  // Fills the rows of `results` [all.capacity, width] that other places have computed.
+  virtual void Collect(StepContext& ctx, const PlacedPlan& plan, const RowsView& results) const = 0;
 };
 
 // All experts are here.
 class LocalPlace final : public ExpertPlaces {
  public:
-  RoutingPlan Dispatch(StepContext&, const RoutingPlan& plan, const RowsView&) const override {
-    return plan;
+  PlacedPlan Divide(StepContext&, const RoutingPlan& plan,
+                    const RoutingPlan& bodies) const override {
+    return {.here = bodies, .all = plan};
   }
-  void Collect(StepContext&, const RoutingPlan&, const RowsView&) const override {}
+  void Collect(StepContext&, const PlacedPlan&, const RowsView&) const override {}
 };
 
 }  // namespace moeserve

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/layers/routed/rank_places.h"
 #include "engine/routes/route_layout.h"
 
 namespace moeserve {
@@ -43,6 +44,11 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->scores_stream_ = spec.score.stream;
   routed->weight_input_ = spec.weight_input;
   routed->body_ = std::move(body);
+  if (load.ranks != nullptr) {
+    routed->places_ = std::make_unique<RankPlaces>(*load.ranks, model, block);
+  } else {
+    routed->places_ = std::make_unique<LocalPlace>();
+  }
   MOESERVE_ASSIGN_OR_RETURN(
       routed->router_, LoadRouter(load, prefix + ".router", spec, model_width / spec.split.heads));
   MOESERVE_RETURN_IF_ERROR(routed->LoadProjections(load, prefix, spec, model_width));
@@ -157,8 +163,7 @@ RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
       {.router = router_.get(), .input = input, .given = &kept, .slot = slot_});
 }
 
-RowsView RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,
-                                 const RowsView& rows) const {
+RowsView RoutedLayer::RunExperts(StepContext& ctx, RoutingPlan& plan, const RowsView& rows) const {
   RowsView inputs = rows;
   if (latent_down_ != nullptr) {
     inputs = ctx.workspace.Take(rows.rows, latent_down_->shape().out_features[0], ctx.activation);
@@ -168,9 +173,15 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,
   const RoutingPlan bodies = all_have_bodies || null_.places == plan.num_experts
                                  ? plan
                                  : ctx.backend.FirstExperts(plan, null_.places);
-  const RoutingPlan here = places_->Dispatch(ctx, bodies, inputs);
-  const RowsView results = body_->Run(ctx, here, inputs);
-  places_->Collect(ctx, bodies, results);
+  const PlacedPlan placed = places_->Divide(ctx, plan, bodies);
+  const RowsView results =
+      ctx.workspace.Take(placed.all.capacity, body_->ResultWidth(inputs.cols), ctx.activation);
+  RowsView own = results;
+  own.data = results.row(placed.first);
+  own.rows = placed.here.capacity;
+  body_->Run(ctx, placed.here, inputs, own);
+  places_->Collect(ctx, placed, results);
+  plan = placed.all;
   if (all_have_bodies) return results;
   ctx.backend.AssignRows({.plan = &plan,
                           .sources = static_cast<const int32_t*>(null_.sources->data()),
@@ -226,7 +237,7 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
 void RoutedLayer::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
   const RowsView rows = Split(ctx, x);
-  const RoutingPlan plan = Route(ctx, rows);
+  RoutingPlan plan = Route(ctx, rows);
   const RowsView results = RunExperts(ctx, plan, rows);
   CombineAndMerge(ctx, plan, results, rows, output);
 }

@@ -40,8 +40,9 @@ class RoutedLayer {
                                const RoutedLayerSpec& spec, int model_width);
 
   RowsView Split(StepContext& ctx, const RowsView& x) const;
-  // Returns the results of all experts, one row per assignment.
-  RowsView RunExperts(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const;
+  // Returns the results of all experts, one row per assignment. Changes `plan` to the one whose
+  // assignments have these rows.
+  RowsView RunExperts(StepContext& ctx, RoutingPlan& plan, const RowsView& rows) const;
   // Returns one routing override per row; empty if no sequence of the step has one.
   std::vector<RouteOverride> Overrides(const StepContext& ctx) const;
   // Runs the stages score, gate and select.
@@ -52,7 +53,7 @@ class RoutedLayer {
 
   std::unique_ptr<Router> router_;
   std::unique_ptr<ExpertBody> body_;
-  std::unique_ptr<const ExpertPlaces> places_ = std::make_unique<LocalPlace>();
+  std::unique_ptr<const ExpertPlaces> places_;
   // The linear layers of the projections before the split into sub-tokens and after the merge;
   // empty if there is no such projection.
   std::vector<std::unique_ptr<LinearBank>> split_;

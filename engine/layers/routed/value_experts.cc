@@ -9,7 +9,7 @@ namespace moeserve {
 Result<std::unique_ptr<ValueExperts>> ValueExperts::Load(LoadContext& load,
                                                          const std::string& prefix,
                                                          const AttentionSpec& spec,
-                                                         int model_width) {
+                                                         const ModelSpec& model, int block) {
   auto body = std::make_unique<ValueExperts>();
   const int experts = spec.value_routing->num_experts;
   body->width_ = spec.value_width();
@@ -17,20 +17,21 @@ Result<std::unique_ptr<ValueExperts>> ValueExperts::Load(LoadContext& load,
   for (int e = 0; e < experts; ++e) names.push_back(Concat(prefix, ".experts.", e));
   MOESERVE_ASSIGN_OR_RETURN(
       body->values_,
-      LoadBank(load, {model_width}, std::vector<int>(static_cast<size_t>(experts), body->width_),
+      LoadBank(load, {model.hidden_size},
+               load.LoadedWidths(std::vector<int>(static_cast<size_t>(experts), body->width_),
+                                 model, block),
                {names, "v", std::nullopt}, false));
   return body;
 }
 
-RowsView ValueExperts::Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const {
-  const RowsView results = ctx.workspace.Take(plan.capacity, width_, ctx.activation);
+void ValueExperts::Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
+                       const RowsView& results) const {
   ctx.backend.Linear({.bank = values_.get(),
                       .plan = &plan,
                       .gather = true,
                       .input = rows,
                       .output = results,
                       .activation = ActivationKind::kSilu});
-  return results;
 }
 
 }  // namespace moeserve

@@ -13,8 +13,11 @@ namespace moeserve {
 class ValueExperts : public ExpertBody {
  public:
   static Result<std::unique_ptr<ValueExperts>> Load(LoadContext& load, const std::string& prefix,
-                                                    const AttentionSpec& spec, int model_width);
-  RowsView Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const override;
+                                                    const AttentionSpec& spec,
+                                                    const ModelSpec& model, int block);
+  int64_t ResultWidth(int64_t) const override { return width_; }
+  void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
+           const RowsView& results) const override;
 
  private:
   std::unique_ptr<LinearBank> values_;

@@ -1,0 +1,43 @@
+#include "engine/layers/routed/rank_places.h"
+
+#include "base/check.h"
+#include "kernels/rank_ops.h"
+
+namespace moeserve {
+
+RankPlaces::RankPlaces(const RankShare& share, const ModelSpec& model, int block)
+    : exchange_(*share.exchange),
+      holders_(share.placement->holders(model.stack, block)),
+      parameters_(PlaceParameters(model.blocks[static_cast<size_t>(block)])),
+      slot_(block) {}
+
+PlacedPlan RankPlaces::Divide(StepContext& ctx, const RoutingPlan& plan,
+                              const RoutingPlan& bodies) const {
+  const RoutingPlan counted = ctx.backend.HostPlan(slot_);
+  const auto places = static_cast<size_t>(bodies.num_experts);
+  MOESERVE_CHECK(places == holders_.size(), "holders of all experts with an index in the body");
+  std::vector<int32_t> rows;
+  for (size_t e = 0; e < places; ++e) {
+    rows.push_back(counted.expert_offsets[e + 1] - counted.expert_offsets[e]);
+  }
+  std::vector<int> owners = OwnersOf(rows, parameters_, holders_, exchange_.ranks());
+  owners.resize(static_cast<size_t>(plan.num_experts), kNoOwner);
+  PlanParts parts = ctx.backend.rank_ops()->Divide(plan,
+                                                   {.of_expert = owners,
+                                                    .ranks = exchange_.ranks(),
+                                                    .rank = exchange_.rank(),
+                                                    .places = bodies.num_experts},
+                                                   slot_);
+  return {.here = parts.local,
+          .all = parts.joint,
+          .first = parts.first,
+          .rows_of_rank = std::move(parts.rows_of_rank)};
+}
+
+void RankPlaces::Collect(StepContext& ctx, const PlacedPlan& plan, const RowsView& results) const {
+  RankOps& ranks = *ctx.backend.rank_ops();
+  ranks.StartGather(results, plan.rows_of_rank, exchange_);
+  ranks.FinishGather(exchange_);
+}
+
+}  // namespace moeserve

@@ -1,0 +1,28 @@
+// The operations of a backend that computes a part of the experts of a model.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/exchange/exchange.h"
+#include "kernels/plan_parts.h"
+
+namespace moeserve {
+
+// Like the operations of Backend, these are called by one thread at a time inside RunStep(), of
+// steps that are not replayable.
+class RankOps {
+ public:
+  virtual ~RankOps() = default;
+  // Divides the plan of the slot's last Route(). The result is valid until the slot's next call.
+  virtual PlanParts Divide(const RoutingPlan& plan, const PlanOwners& owners, int slot) = 0;
+  // Starts to exchange the results of a joint plan, of which the rank has computed its own rows:
+  // `rows_of_rank` are those of ranks 0, 1, ...; rows that follow them are not exchanged. Until
+  // FinishGather(), nothing reads or writes the rows of other ranks. At most one at a time.
+  virtual void StartGather(const RowsView& results, std::span<const int64_t> rows_of_rank,
+                           Exchange& exchange) = 0;
+  virtual void FinishGather(Exchange& exchange) = 0;
+};
+
+}  // namespace moeserve
