@@ -15,6 +15,7 @@
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/positions/norm_rope_append.h"
 #include "kernels/cuda/positions/rope.h"
+#include "kernels/cuda/quantized/linear_int4.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/rows/sampler.h"
 
@@ -327,7 +328,9 @@ void CudaBackend::Linear(const LinearArgs& args) {
       DropRecordings();
       CheckStatus(int8_rows_.Reserve(args), "memory for rounded rows");
     }
-    return LaunchLinearInt8(args, LinearTile::kAuto, int8_rows_, stream_.get());
+    const bool int4 = args.bank->shape().quantization == Quantization::kInt4K;
+    const auto launch = int4 ? LaunchLinearInt4 : LaunchLinearInt8;
+    return launch(args, LinearTile::kAuto, int8_rows_, stream_.get());
   }
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;

@@ -255,9 +255,9 @@ Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightS
   if (text == "auto") {
     const Quantization stored = source.StoredQuantization();
     const bool bf16 = stored != Quantization::kNone || source.DominantDType() == DType::kBF16;
-    // Only the CPU backend computes with integer weights of all types; on other devices, all but
-    // int8-channel are widened to bf16.
-    const bool computed = options.device == "cpu" || stored == Quantization::kInt8Channel;
+    // Only the CPU backend computes with integer weights of all types; on other devices, those with
+    // several scales per row are widened to bf16.
+    const bool computed = options.device == "cpu" || QuantGroup(stored) == kWholeRow;
     return ModelOptions{bf16 ? DType::kBF16 : DType::kF32, computed ? stored : Quantization::kNone};
   }
   if (text == "f32") return ModelOptions{DType::kF32};

@@ -129,8 +129,8 @@ Result<std::unique_ptr<PackedCache>> OpenPackedCache(
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options);
 
 // Returns the compute type and the weight type of a run. "auto" keeps stored bf16 and stored
-// integers; but on other devices than the CPU, integers that are not int8-channel become bf16. All
-// other types run in f32.
+// integers; but on other devices than the CPU, integers other than int8-channel and int4-k become
+// bf16. All other types run in f32.
 Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightSource& source);
 // Returns the KV cache type; "auto" selects the compute type.
 Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute);

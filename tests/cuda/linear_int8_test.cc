@@ -9,11 +9,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/base/int8_rows.h"
 #include "kernels/cuda/linear/linear_image.h"
-#include "kernels/registry.h"
-#include "tests/cuda/linear_case.h"
-#include "tests/support/integer_weights.h"
+#include "tests/cuda/integer_case.h"
 
 namespace moeserve::testing {
 namespace {
@@ -23,76 +20,13 @@ using cuda::LinearTile;
 using Half = LinearBank::Half;
 
 constexpr Quantization kType = Quantization::kInt8Channel;
-constexpr LinearTile kInt8Tiles[] = {LinearTile::kRows8, LinearTile::kRows16, LinearTile::kRows32,
-                                     LinearTile::kRows64, LinearTile::kRows128};
+constexpr auto& kInt8Tiles = kIntegerTiles;
 constexpr DType kRowTypes[] = {DType::kF32, DType::kBF16};
 
-// A bank of the device and one of the CPU with the same weights and biases.
-struct BankPair {
-  std::unique_ptr<Backend> cpu;
-  std::unique_ptr<CudaLinearBank> bank;
-  std::unique_ptr<LinearBank> cpu_bank;
-
+struct BankPair : IntegerBankPair {
   BankPair(std::vector<int> in, std::vector<int> out, bool gated, bool bias, Random& random)
-      : cpu(std::move(CreateBackend({.device = "cpu", .threads = 1})).value()) {
-    const LinearBankShape shape{.in_features = std::move(in),
-                                .out_features = std::move(out),
-                                .gated = gated,
-                                .bias = bias,
-                                .weight_dtype = DType::kBF16,
-                                .quantization = kType};
-    bank = std::move(CudaLinearBank::Create(shape)).value();
-    cpu_bank = std::move(cpu->NewLinearBank(shape)).value();
-    for (int e = 0; e < bank->num_experts(); ++e) {
-      Load(Half::kMain, e, random);
-      if (gated) Load(Half::kGate, e, random);
-    }
-  }
-
-  // Computes the product on the CPU, for rows and a plan in host memory.
-  void OnCpu(LinearArgs args) const {
-    args.bank = cpu_bank.get();
-    cpu->Linear(args);
-  }
-
- private:
-  // Loads the matrix in two parts, the first one as numbers and the second one as integers.
-  void Load(Half half, int e, Random& random) {
-    const int in = bank->shape().in_features_of(e), out = bank->shape().out_features[e];
-    int row = 0;
-    for (const int count : {out / 3, out - out / 3}) {
-      if (count == 0) continue;
-      const IntegerWeight w = MakeWeight(random, kType, count, in);
-      for (LinearBank* to : {static_cast<LinearBank*>(bank.get()), cpu_bank.get()}) {
-        row == 0 ? to->LoadWeight(e, half, row, w.numbers)
-                 : to->LoadQuantized(e, half, row, w.integers);
-      }
-      row += count;
-    }
-    if (!bank->shape().bias || out == 0) return;
-    const HostTensor t = MakeTensor(random.Normals(out), {out});
-    bank->LoadBias(e, half, 0, t);
-    cpu_bank->LoadBias(e, half, 0, t);
-  }
+      : IntegerBankPair(kType, std::move(in), std::move(out), gated, bias, random) {}
 };
-
-// Rows in host memory, all of whose bytes are 0xff until they are written.
-struct HostRowsOf {
-  std::vector<char> bytes;
-  RowsView view;
-  HostRowsOf(int64_t rows, int64_t cols, DType dtype)
-      : bytes(static_cast<size_t>(rows * cols) * SizeOf(dtype), '\xff'),
-        view{bytes.data(), dtype, rows, cols, cols} {}
-};
-
-RoutingPlan HostPlan(const DevicePlan& plan) {
-  RoutingPlan host = plan.plan;
-  host.num_assignments = plan.assignments();
-  host.expert_offsets = plan.offsets.data();
-  host.expert_of_assignment = plan.expert.data();
-  host.row_of_assignment = plan.row.data();
-  return host;
-}
 
 void Launch(const LinearArgs& args, LinearTile tile) {
   cuda::Int8Rows rows;
@@ -101,26 +35,6 @@ void Launch(const LinearArgs& args, LinearTile tile) {
   ASSERT_FALSE(rows.MustGrow(args));
   cuda::LaunchLinearInt8(args, tile, rows, nullptr);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-}
-
-// Succeeds if the row has the same bits as the expected one; NaN may have any bits.
-::testing::AssertionResult SameNumbers(const RowsView& actual, const RowsView& expected,
-                                       int64_t row, int64_t cols) {
-  if (SameBits(actual, expected, row, row, cols)) return ::testing::AssertionSuccess();
-  const std::vector<double> a = RowOf(actual, row, cols), e = RowOf(expected, row, cols);
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i] == e[i] && std::signbit(a[i]) == std::signbit(e[i])) continue;
-    if (std::isnan(a[i]) && std::isnan(e[i])) continue;
-    return ::testing::AssertionFailure()
-           << "row " << row << ", column " << i << ": " << a[i] << " instead of " << e[i];
-  }
-  return ::testing::AssertionSuccess();
-}
-
-std::vector<char> ReadDevice(const void* from, size_t bytes) {
-  std::vector<char> host(bytes);
-  EXPECT_EQ(cudaMemcpy(host.data(), from, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
-  return host;
 }
 
 TEST(LinearInt8Test, EachIntegerHasItsPlaceInTheImage) {
@@ -163,7 +77,7 @@ TEST(LinearInt8Test, EachIntegerHasItsPlaceInTheImage) {
 }
 
 TEST(LinearInt8Test, OtherIntegersAreRefused) {
-  for (const Quantization type : {Quantization::kInt8, Quantization::kInt4, Quantization::kInt4K}) {
+  for (const Quantization type : {Quantization::kInt8, Quantization::kInt4}) {
     EXPECT_TRUE(absl::IsUnimplemented(
         CudaLinearBank::Create({{64}, {64}, false, false, DType::kBF16, type}).status()));
   }
@@ -172,20 +86,6 @@ TEST(LinearInt8Test, OtherIntegersAreRefused) {
   // Integers are summed without slices, whatever the shape.
   EXPECT_EQ(cuda::SliceBlocks({{3072}, {192, 192}, false, false, DType::kBF16, kType}),
             (std::vector<int>{24, 24}));
-}
-
-// Returns rows of normal numbers, of which some are tiny, zero or not finite.
-std::vector<float> SomeRows(Random& random, int64_t rows, int64_t cols) {
-  std::vector<float> values = random.Normals(rows * cols);
-  const auto row = [&](int64_t r) { return values.begin() + r * cols; };
-  if (rows > 5) {
-    *(row(1) + cols / 2) = std::numeric_limits<float>::quiet_NaN();
-    *(row(2) + cols - 1) = -std::numeric_limits<float>::infinity();
-    std::fill_n(row(3), cols, 0.0f);
-    for (int64_t i = 0; i < cols; ++i) row(4)[i] *= 1e-37f;
-    for (int64_t i = 0; i < cols; ++i) row(5)[i] *= 1e30f;
-  }
-  return values;
 }
 
 // Checks rounded row `at` against the host's rounding of `inputs` values.
@@ -199,21 +99,6 @@ void CheckRounded(const std::vector<char>& values, const std::vector<char>& scal
       << "row " << at;
   ASSERT_EQ(std::memcmp(scales.data() + at * 4, &scale, 4), 0) << "row " << at;
 }
-
-struct RoundedCase {
-  cuda::Int8Rows rows;
-  std::vector<char> values, scales;
-
-  RoundedCase(const LinearArgs& args, int64_t count) {
-    EXPECT_TRUE(rows.Reserve(args).ok());
-    const auto bytes = static_cast<size_t>(count * cuda::Int8RowBytes(args));
-    EXPECT_EQ(cudaMemset(rows.values(), 0x55, bytes), cudaSuccess);
-    cuda::LaunchRoundRows(args, rows, nullptr);
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    values = ReadDevice(rows.values(), bytes);
-    scales = ReadDevice(rows.scales(), static_cast<size_t>(count) * 4);
-  }
-};
 
 TEST(LinearInt8Test, RowsAreRoundedAsOnTheHost) {
   Random random(2);

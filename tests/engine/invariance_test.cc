@@ -26,9 +26,10 @@ std::vector<Setup> Setups() {
   std::vector<Setup> setups;
   for (const GoldenModel& m : GoldenModels()) {
     setups.push_back({m, DType::kF32});
-    if (TestDevice() != "cpu") {  // a device has products with one type of integers
+    if (TestDevice() != "cpu") {  // a device has products with some types of integers
       setups.push_back({m, DType::kBF16});
       setups.push_back({m, DType::kBF16, Quantization::kInt8Channel});
+      setups.push_back({m, DType::kBF16, Quantization::kInt4K});
       continue;
     }
     setups.push_back({m, DType::kBF16, Quantization::kInt8});

@@ -107,7 +107,7 @@ class QuantLinearTest : public ::testing::TestWithParam<BackendOptions> {
   bool IsCpu() const { return GetParam().device == "cpu"; }
   // Returns the types that the backend computes with.
   std::vector<Quantization> Types() const {
-    if (!IsCpu()) return {Quantization::kInt8Channel};
+    if (!IsCpu()) return {Quantization::kInt8Channel, Quantization::kInt4K};
     return {std::begin(kQuantTypes), std::end(kQuantTypes)};
   }
   std::unique_ptr<LinearBank> Bank(LinearBankShape shape) {
@@ -162,8 +162,10 @@ TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
   Random random(7);
   const int in = kWholeRow + 70, out = 17;
   if (!IsCpu()) {
-    const auto shape = QuantShape(Quantization::kInt8Channel, {in}, {out}, false, false);
-    EXPECT_TRUE(absl::IsUnimplemented(backend_->NewLinearBank(shape).status()));
+    for (const Quantization type : Types()) {
+      const auto shape = QuantShape(type, {in}, {out}, false, false);
+      EXPECT_TRUE(absl::IsUnimplemented(backend_->NewLinearBank(shape).status()));
+    }
     return;
   }
   for (const Quantization type : {Quantization::kInt8Channel, Quantization::kInt4K}) {

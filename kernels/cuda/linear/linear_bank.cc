@@ -49,15 +49,17 @@ std::string SignatureOf(const LinearBankShape& s) {
 // Checks that the kernels compute with the integer weights of this shape, if it has any.
 Status CheckIntegers(const LinearBankShape& shape) {
   if (shape.quantization == Quantization::kNone) return absl::OkStatus();
-  if (shape.quantization != Quantization::kInt8Channel) {
+  if (shape.quantization != Quantization::kInt8Channel &&
+      shape.quantization != Quantization::kInt4K) {
     return absl::UnimplementedError(Concat(
-        "quantized weights: expected --dtype f32, bf16 or int8-channel on this device, found ",
+        "quantized weights: expected --dtype f32, bf16, int8-channel or int4-k on this device, "
+        "found ",
         Name(shape.quantization)));
   }
   const int widest = *std::max_element(shape.in_features.begin(), shape.in_features.end());
   if (widest <= kWholeRow) return absl::OkStatus();
-  return absl::UnimplementedError(Concat("int8-channel weights: expected at most ", kWholeRow,
-                                         " inputs on this device, found ", widest));
+  return absl::UnimplementedError(Concat(Name(shape.quantization), " weights: expected at most ",
+                                         kWholeRow, " inputs on this device, found ", widest));
 }
 
 }  // namespace
@@ -87,10 +89,9 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   std::unique_ptr<CudaLinearBank> bank(new CudaLinearBank(std::move(shape)));
   const LinearBankShape& s = bank->shape_;
   const int experts = bank->num_experts();
-  const bool int8 = bank->is_int8();
-  const int block_inputs = int8 ? kInt8BlockInputs : kImageBlock;
-  const int64_t block_bytes = int64_t{kImageBlock} * block_inputs *
-                              (int8 ? 1 : static_cast<int64_t>(SizeOf(s.weight_dtype)));
+  const bool integers = bank->has_integers();
+  const int block_inputs = integers ? kInt8BlockInputs : kImageBlock;
+  const auto element = integers ? 1 : static_cast<int64_t>(SizeOf(s.weight_dtype));
   bank->signature_ = SignatureOf(s);
   int64_t weight_bytes = 0;
   int64_t bias_values = 0;
@@ -103,7 +104,10 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
     entry.out_features = s.out_features[e];
     entry.k_blocks = Blocks(entry.in_features, block_inputs);
     entry.row_blocks = Blocks(ImageRows(entry.out_features, s.gated));
-    weight_bytes += int64_t{entry.row_blocks} * entry.k_blocks * block_bytes;
+    const int64_t strip_bytes =
+        bank->is_int4() ? Int4StripBytes(entry.k_blocks)
+                        : int64_t{entry.k_blocks} * kImageBlock * block_inputs * element;
+    weight_bytes += entry.row_blocks * strip_bytes;
     bias_values += int64_t{entry.row_blocks} * kImageBlock;
     entry.slice_blocks = slice_blocks[e];
     bank->max_row_blocks_ = std::max(bank->max_row_blocks_, entry.row_blocks);
@@ -136,7 +140,8 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   const int64_t vector_bytes = bias_values * static_cast<int64_t>(sizeof(float));
   MOESERVE_RETURN_IF_ERROR(zeros(bank->weights_, weight_bytes));
   if (s.bias) MOESERVE_RETURN_IF_ERROR(zeros(bank->bias_, vector_bytes));
-  if (int8) MOESERVE_RETURN_IF_ERROR(zeros(bank->scales_, vector_bytes));
+  if (integers) MOESERVE_RETURN_IF_ERROR(zeros(bank->scales_, vector_bytes));
+  if (bank->is_int4()) MOESERVE_RETURN_IF_ERROR(zeros(bank->units_, vector_bytes));
   const size_t table_bytes = bank->entries_.size() * sizeof(LinearBankEntry);
   MOESERVE_ASSIGN_OR_RETURN(bank->table_, DeviceMemory::Allocate(table_bytes));
   MOESERVE_RETURN_IF_ERROR(CudaStatus(
@@ -156,7 +161,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
 Result<DeviceMemory> CudaLinearBank::RowMajor(cudaStream_t stream) const {
   const LinearBankEntry& m = entries_[0];
   MOESERVE_CHECK(
-      !row_major_ && !is_int8() && num_experts() == 1 && shape_.weight_dtype == DType::kBF16,
+      !row_major_ && !has_integers() && num_experts() == 1 && shape_.weight_dtype == DType::kBF16,
       "the image of a dense bf16 bank");
   const size_t rows = static_cast<size_t>(m.out_features) * (shape_.gated ? 2 : 1);
   MOESERVE_ASSIGN_OR_RETURN(
@@ -181,7 +186,7 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
   MOESERVE_CHECK(shape_.weight_dtype != DType::kF16 || weight.dtype == DType::kF16,
                  "no conversion to f16: it could overflow");
   if (weight.size() == 0) return;
-  if (is_int8()) return LoadRounded(expert, half, row_begin, weight);
+  if (has_integers()) return LoadRounded(expert, half, row_begin, weight);
   const int64_t row_bytes = weight.shape[1] * static_cast<int64_t>(SizeOf(weight.dtype));
   const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / row_bytes, 1, weight.shape[0]);
   auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * row_bytes));
@@ -207,24 +212,27 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
 
 void CudaLinearBank::LoadRounded(int expert, Half half, int row_begin, const HostTensor& weight) {
   struct Integers {
-    std::vector<int8_t> values;
+    std::vector<uint8_t> bytes;
     std::vector<F16> scales;
   };
+  const Quantization type = shape_.quantization;
   auto owner = std::make_shared<Integers>();
   const int64_t rows = weight.shape[0], columns = weight.shape[1];
-  owner->values.resize(static_cast<size_t>(rows * columns));
-  owner->scales.resize(static_cast<size_t>(rows));
+  const int64_t row_bytes = QuantRowBytes(type, columns), row_scales = QuantScales(type, columns);
+  owner->bytes.resize(static_cast<size_t>(rows * row_bytes));
+  owner->scales.resize(static_cast<size_t>(rows * row_scales));
   std::vector<float> row(static_cast<size_t>(columns));
+  std::vector<int8_t> values(static_cast<size_t>(QuantRowValues(type, columns)));
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t k = 0; k < columns; ++k) row[k] = ElementAsF32(weight, r * columns + k);
-    QuantizeRow(shape_.quantization, row, owner->values.data() + r * columns,
-                owner->scales.data() + r);
+    QuantizeRow(type, row, values.data(), owner->scales.data() + r * row_scales);
+    PackQuantizedRow(type, columns, values.data(), owner->bytes.data() + r * row_bytes);
   }
   LoadQuantized(expert, half, row_begin,
-                {.type = shape_.quantization,
+                {.type = type,
                  .rows = rows,
                  .columns = columns,
-                 .values = reinterpret_cast<const uint8_t*>(owner->values.data()),
+                 .values = owner->bytes.data(),
                  .scales = owner->scales.data(),
                  .owner = owner});
 }
@@ -236,28 +244,34 @@ void CudaLinearBank::LoadQuantized(int expert, Half half, int row_begin,
                      row_begin + weight.rows <= m.out_features,
                  "quantized weight does not fit its bank");
   if (weight.rows == 0) return;
-  // A packed row of this type is its integers.
-  const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / weight.columns, 1, weight.rows);
-  auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * weight.columns));
+  const int64_t row_bytes = QuantRowBytes(weight.type, weight.columns);
+  const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / row_bytes, 1, weight.rows);
+  auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * row_bytes));
   Require(piece.status(), "device memory to unpack a weight");
-  std::vector<float> scales(static_cast<size_t>(weight.rows));
-  for (int64_t r = 0; r < weight.rows; ++r) scales[r] = F32FromF16(weight.scales[r]);
   for (int64_t r = 0; r < weight.rows; r += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, weight.rows - r);
-    Require(cudaMemcpy(piece->data(), weight.values + r * weight.columns,
-                       static_cast<size_t>(rows * weight.columns), cudaMemcpyHostToDevice));
-    internal::LaunchPackInt8({.source = piece->as<int8_t>(),
-                              .image = weights_.as<char>() + m.weights,
-                              .k_blocks = m.k_blocks,
-                              .in_features = m.in_features,
-                              .first_row = row_begin + static_cast<int>(r),
-                              .rows = static_cast<int>(rows),
-                              .gated = shape_.gated,
-                              .gate_half = half == Half::kGate},
-                             nullptr);
+    Require(cudaMemcpy(piece->data(), weight.values + r * row_bytes,
+                       static_cast<size_t>(rows * row_bytes), cudaMemcpyHostToDevice));
+    const internal::PackInt8Args args{.source = piece->as<int8_t>(),
+                                      .image = weights_.as<char>() + m.weights,
+                                      .k_blocks = m.k_blocks,
+                                      .in_features = m.in_features,
+                                      .first_row = row_begin + static_cast<int>(r),
+                                      .rows = static_cast<int>(rows),
+                                      .gated = shape_.gated,
+                                      .gate_half = half == Half::kGate};
+    is_int4() ? internal::LaunchPackInt4(args, nullptr) : internal::LaunchPackInt8(args, nullptr);
     Require(cudaStreamSynchronize(nullptr));
   }
-  LoadVector(expert, half, row_begin, scales, scales_);
+  // A row of int4-k has two scales, d and u.
+  const int64_t row_scales = QuantScales(weight.type, weight.columns);
+  std::vector<float> numbers(static_cast<size_t>(weight.rows));
+  for (int64_t i = 0; i < row_scales; ++i) {
+    for (int64_t r = 0; r < weight.rows; ++r) {
+      numbers[r] = F32FromF16(weight.scales[r * row_scales + i]);
+    }
+    LoadVector(expert, half, row_begin, numbers, i == 0 ? scales_ : units_);
+  }
 }
 
 void CudaLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) {

@@ -71,6 +71,41 @@ __global__ void PackInt8Kernel(internal::PackInt8Args a) {
   }
 }
 
+// Returns four bits of an array of them, or 0 if there are at most i.
+__device__ uint8_t NibbleAt(const uint8_t* bytes, int i, int count) {
+  return i < count ? bytes[i / 2] >> (i % 2 * 4) & 15 : 0;
+}
+
+// Each block packs one row. A thread writes whole bytes; both halves of each belong to the row.
+__global__ void PackInt4Kernel(internal::PackInt8Args a) {
+  const int r = static_cast<int>(blockIdx.x);
+  const int row = ImageRow(a.gated, a.gate_half, a.first_row + r);
+  const int groups = (a.in_features + kSubGroup - 1) / kSubGroup;
+  const int integer_bytes = (a.in_features + 1) / 2;
+  const uint8_t* const values = reinterpret_cast<const uint8_t*>(a.source) +
+                                static_cast<int64_t>(r) * (integer_bytes + groups);
+  const uint8_t* const factors = values + integer_bytes;
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto store = [&](const NibblePlace& place, int low, int high) {
+    a.image[place.byte] = static_cast<char>(low | high << 4);
+  };
+  for (int i = thread; i < groups * 16; i += kThreads) {
+    const int k = i / 16 * 32 + i % 16;
+    store(Int4ValuePlace(a.k_blocks, row, k), NibbleAt(values, k, a.in_features),
+          NibbleAt(values, k + 16, a.in_features));
+  }
+  for (int g = 2 * thread; g < groups; g += 2 * kThreads) {
+    store(Int4FactorPlace(a.k_blocks, row, g), factors[g] & 15,
+          g + 1 < groups ? factors[g + 1] & 15 : 0);
+  }
+  for (int i = thread; i < (groups + 31) / 32 * 16; i += kThreads) {
+    const int g = i / 16 * 32 + i % 16;
+    if (g >= groups) continue;
+    store(Int4MinimumPlace(a.k_blocks, row, g), factors[g] >> 4,
+          g + 16 < groups ? factors[g + 16] >> 4 : 0);
+  }
+}
+
 __global__ void PackVectorKernel(const float* values, int count, int first_row, bool gated,
                                  bool gate_half, float* packed) {
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
@@ -125,6 +160,10 @@ void LaunchPackInt8(const PackInt8Args& args, cudaStream_t stream) {
   Launch(PackInt8Kernel, {dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, stream}, args);
 }
 
+void LaunchPackInt4(const PackInt8Args& args, cudaStream_t stream) {
+  Launch(PackInt4Kernel, {dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, stream}, args);
+}
+
 void LaunchPackVector(const float* values, int count, int first_row, bool gated, bool gate_half,
                       float* packed, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
@@ -137,7 +176,7 @@ void LaunchPackVector(const float* values, int count, int first_row, bool gated,
 void LaunchReadRows(const CudaLinearBank& bank, const int32_t* ids, int rows, float scale,
                     const RowsView& output, cudaStream_t stream) {
   MOESERVE_CHECK(!bank.shape().gated && bank.num_experts() == 1, "rows of a dense layer");
-  MOESERVE_CHECK(!bank.row_major() && !bank.is_int8(), "the image of the layer");
+  MOESERVE_CHECK(!bank.row_major() && !bank.has_integers(), "the image of the layer");
   MOESERVE_CHECK(output.dtype == DType::kF32, "f32 rows");
   if (rows == 0) return;
   const LinearBankEntry& m = bank.entry(0);

@@ -14,7 +14,7 @@
 
 namespace moeserve::cuda {
 
-// A block of packed weights has 64 outputs and 64 inputs, or 128 inputs of type int8-channel.
+// A block of packed weights has 64 outputs and 64 inputs, or 128 inputs of integer types.
 inline constexpr int kImageBlock = 64;
 inline constexpr int kInt8BlockInputs = 128;
 
@@ -48,7 +48,9 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 //
 // Weights of type int8-channel are stored as integers in two's complement, in blocks of 64 packed
 // rows x 128 inputs, whose rows have 128 bytes and the same order of 16-byte pieces; K is rounded
-// up to 128. Each packed row has a scale, widened to f32.
+// up to 128. Each packed row has a scale, widened to f32. Weights of type int4-k are 4-bit integers
+// in blocks of as many inputs, whose layout linear_image.h describes; each packed row has a scale d
+// and a unit u of its minima.
 //
 // The weights of a dense bf16 bank can be stored as rows instead: row-major [N, K], or [2 N, K] if
 // gated, with the rows of the gate after those of the up half. DenseLayers does so for its
@@ -58,7 +60,7 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 class CudaLinearBank : public LinearBank {
  public:
   // A ResourceExhausted error states the size. Unimplemented for integer weights other than
-  // int8-channel of at most kWholeRow inputs.
+  // int8-channel and int4-k of at most kWholeRow inputs.
   static Result<std::unique_ptr<CudaLinearBank>> Create(LinearBankShape shape);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
@@ -73,12 +75,16 @@ class CudaLinearBank : public LinearBank {
   void ReplaceImage(DeviceMemory rows) const;
   bool row_major() const { return row_major_; }
   bool is_int8() const { return shape_.quantization == Quantization::kInt8Channel; }
+  bool is_int4() const { return shape_.quantization == Quantization::kInt4K; }
+  bool has_integers() const { return is_int8() || is_int4(); }
 
   // The following pointers are in device memory.
   const char* weights() const { return weights_.as<char>(); }
   const float* bias() const { return shape_.bias ? bias_.as<float>() : nullptr; }
   // The scales of the packed rows, each at the offset of its bias; null without integer weights.
-  const float* scales() const { return is_int8() ? scales_.as<float>() : nullptr; }
+  const float* scales() const { return has_integers() ? scales_.as<float>() : nullptr; }
+  // int4-k: the units of the minima of the packed rows, as `scales`; otherwise null.
+  const float* units() const { return is_int4() ? units_.as<float>() : nullptr; }
   const LinearBankEntry* entries() const { return table_.as<LinearBankEntry>(); }
   // [E] experts in descending order of the size of their matrices, so that the longest work starts
   // first.
@@ -121,6 +127,7 @@ class CudaLinearBank : public LinearBank {
   mutable bool row_major_ = false;
   DeviceMemory bias_;
   DeviceMemory scales_;
+  DeviceMemory units_;
   DeviceMemory table_;
   DeviceMemory order_;
   TileCounters tile_counters_;
@@ -150,7 +157,7 @@ struct PackRowsArgs {
 void LaunchPackRows(const PackRowsArgs& args, cudaStream_t stream);
 
 struct PackInt8Args {
-  const int8_t* source = nullptr;  // device memory, [rows, in_features]
+  const int8_t* source = nullptr;  // device memory, [rows, in_features] if int8
   char* image = nullptr;           // packed weights of the whole matrix
   int k_blocks = 0;
   int in_features = 0;
@@ -161,6 +168,10 @@ struct PackInt8Args {
 };
 
 void LaunchPackInt8(const PackInt8Args& args, cudaStream_t stream);
+
+// Packs rows of int4-k. `source` is [rows, QuantRowBytes], in the format of
+// QuantizedMatrix::values.
+void LaunchPackInt4(const PackInt8Args& args, cudaStream_t stream);
 
 // Copies the image of a dense bf16 bank to `rows`, row-major without padding.
 void LaunchUnpackRows(const CudaLinearBank& bank, char* rows, cudaStream_t stream);

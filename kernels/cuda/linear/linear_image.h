@@ -34,4 +34,75 @@ MOESERVE_HOST_DEVICE inline int64_t Int8ImageOffset(int k_blocks, int row, int k
   return (block * kImageBlock + in_row) * kInt8BlockInputs + piece * 16 + byte % 16;
 }
 
+// Weights of type int4-k (QuantizedMatrix). For each block of 64 packed rows, a matrix has a strip:
+// first the factors m of its rows, in blocks of 1,024 inputs, then its integers and their factors
+// s, in blocks of 128 inputs. Both kinds of blocks consist of four tiles of 16 packed rows, in
+// which the integers are where a lane of mma.sync m16n8k32 needs them:
+// - A tile of factors m has 8 bytes for each lane: the factors of 32 groups of 32 inputs.
+// - A tile of integers has two times 16 bytes for each lane, with 64 inputs each: 8 bytes for each
+//   32 inputs. Then follow two bytes for each row with the factors s of four groups, those of rows
+//   r and r + 8 side by side.
+// The 8 bytes of a lane are four integers of each of rows r (first) and r + 8; in each byte, the
+// low four bits belong to inputs (or groups) i, the high ones to i + 16. Integers of missing
+// inputs, and their factors, are 0.
+inline constexpr int kInt4TileRows = 16;
+inline constexpr int kInt4TileBytes = 1024 + 32;
+inline constexpr int kInt4BlockBytes = kImageBlock / kInt4TileRows * kInt4TileBytes;
+inline constexpr int kInt4MinimaInputs = 1024;
+inline constexpr int kInt4MinimaTileBytes = 256;
+inline constexpr int kInt4MinimaBlockBytes = kImageBlock / kInt4TileRows * kInt4MinimaTileBytes;
+
+// Returns the number of blocks of factors m for `k_blocks` blocks of integers.
+MOESERVE_HOST_DEVICE inline int Int4MinimaBlocks(int k_blocks) {
+  constexpr int kBlocks = kInt4MinimaInputs / kInt8BlockInputs;
+  return (k_blocks + kBlocks - 1) / kBlocks;
+}
+MOESERVE_HOST_DEVICE inline int64_t Int4StripBytes(int k_blocks) {
+  return int64_t{Int4MinimaBlocks(k_blocks)} * kInt4MinimaBlockBytes +
+         int64_t{k_blocks} * kInt4BlockBytes;
+}
+
+// The place of four bits: those from `shift` (0 or 4) on of a byte.
+struct NibblePlace {
+  int64_t byte;
+  int shift;
+};
+
+// Returns the place of integer `i` of 32 among the 8 bytes of the lanes, whose bytes are
+// `lane_bytes` apart. `row` counts in the tile.
+MOESERVE_HOST_DEVICE inline NibblePlace Int4LanePlace(int row, int i, int lane_bytes) {
+  const int lane = row % 8 * 4 + i % 16 / 4;
+  return {int64_t{lane} * lane_bytes + row / 8 * 4 + i % 4, i / 16 * 4};
+}
+
+// Return the places of integer (packed row, k), and of the factors s and m of group `group` of the
+// packed row, from the start of a matrix.
+MOESERVE_HOST_DEVICE inline NibblePlace Int4ValuePlace(int k_blocks, int row, int k) {
+  const int in_block = row % kImageBlock, in_tile = k % kInt8BlockInputs;
+  NibblePlace place = Int4LanePlace(in_block % kInt4TileRows, k % 32, 16);
+  place.byte += int64_t{row / kImageBlock} * Int4StripBytes(k_blocks) +
+                int64_t{Int4MinimaBlocks(k_blocks)} * kInt4MinimaBlockBytes +
+                int64_t{k / kInt8BlockInputs} * kInt4BlockBytes +
+                in_block / kInt4TileRows * kInt4TileBytes + in_tile / 64 * 512 +
+                in_tile / 32 % 2 * 8;
+  return place;
+}
+MOESERVE_HOST_DEVICE inline NibblePlace Int4FactorPlace(int k_blocks, int row, int group) {
+  const int in_block = row % kImageBlock, in_tile = row % kInt4TileRows;
+  constexpr int kGroups = kInt8BlockInputs / 32;
+  const int64_t tile = int64_t{row / kImageBlock} * Int4StripBytes(k_blocks) +
+                       int64_t{Int4MinimaBlocks(k_blocks)} * kInt4MinimaBlockBytes +
+                       int64_t{group / kGroups} * kInt4BlockBytes +
+                       in_block / kInt4TileRows * kInt4TileBytes;
+  return {tile + 1024 + in_tile % 8 * 4 + in_tile / 8 * 2 + group % kGroups / 2, group % 2 * 4};
+}
+MOESERVE_HOST_DEVICE inline NibblePlace Int4MinimumPlace(int k_blocks, int row, int group) {
+  const int in_block = row % kImageBlock;
+  NibblePlace place = Int4LanePlace(in_block % kInt4TileRows, group % 32, 8);
+  place.byte += int64_t{row / kImageBlock} * Int4StripBytes(k_blocks) +
+                int64_t{group / 32} * kInt4MinimaBlockBytes +
+                in_block / kInt4TileRows * kInt4MinimaTileBytes;
+  return place;
+}
+
 }  // namespace moeserve::cuda

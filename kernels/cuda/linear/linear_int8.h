@@ -10,17 +10,20 @@
 
 namespace moeserve::cuda {
 
-// Device memory for the rounded input rows of one product at a time.
+// Device memory for the rounded input rows of one product at a time, with weights of type
+// int8-channel or int4-k.
 class Int8Rows {
  public:
-  // Returns whether the memory is too small for the input rows of `args`, whose bank is of type
-  // int8-channel.
+  // Returns whether the memory is too small for the input rows of `args`.
   bool MustGrow(const LinearArgs& args) const;
   // Grows the memory to the size that `args` needs. No work on the device may still use it.
   // ResourceExhausted if memory runs out.
   absl::Status Reserve(const LinearArgs& args);
 
-  // [rows of all segments, bytes of a row]: integers, then zeros up to whole blocks of inputs.
+  // [rows of all segments, bytes of a row]: integers, then zeros up to whole blocks of inputs. If
+  // the weights are int4-k, before them the sums of each 32 integers, in 128 bytes for each 1,024
+  // inputs and with zeros up to whole blocks: a sum is 16 (a + b) + c, and the block has 32 a, then
+  // the b, then the c, then 32 zeros.
   int8_t* values() const { return values_.as<int8_t>(); }
   float* scales() const { return scales_.as<float>(); }  // [rows of all segments]
 

@@ -6,6 +6,7 @@
 #include "kernels/base/int8_rows.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/linear/linear_image.h"
 #include "kernels/cuda/linear/linear_int8.h"
 
 namespace moeserve::cuda {
@@ -83,8 +84,26 @@ __device__ inline uint32_t LargestOfRow(uint32_t own) {
   return own;
 }
 
-// The second reading of a row finds it in the first-level cache.
-template <bool kBf16, int kThreadsPerRow>
+// Stores the parts of the sum of 32 integers, of which each of four adjacent lanes has 8, packed in
+// two words. `to` is the block of sums of `first`, the lane's first input.
+__device__ inline void StoreSum(const uint32_t (&integers)[2], int first, int8_t* to) {
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    sum += static_cast<int8_t>(integers[i / 4] >> (i % 4 * 8) & 0xffu);
+  }
+  sum += __shfl_xor_sync(kFullMask, sum, 1);
+  sum += __shfl_xor_sync(kFullMask, sum, 2);
+  // At most 32 * 127 in magnitude, so both summands of the high part fit in a byte.
+  const int high = sum >> 4, half = high >> 1;
+  const int plane = static_cast<int>(threadIdx.x) % 4;
+  const int part = plane == 0 ? half : plane == 1 ? high - half : plane == 2 ? sum & 15 : 0;
+  to[plane * 32 + first / 32 % 32] = static_cast<int8_t>(part);
+}
+
+// The second reading of a row finds it in the first-level cache. kSums: the row has sums, for
+// int4-k.
+template <bool kBf16, int kThreadsPerRow, bool kSums>
 __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParams p) {
   GridDependencyPass();
   constexpr int kRows = kThreads / kThreadsPerRow;
@@ -109,9 +128,14 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
   const Int8Scale scale = Int8ScaleOf(LargestOfRow<kThreadsPerRow>(largest));
   if (thread == 0) p.scales[index] = scale.scale;
 
-  int8_t* const to = p.values + index * p.row_bytes;
-  const int padded = p.entries[expert].k_blocks * kInt8BlockInputs;
-  for (int first = thread * kPiece; first < padded; first += kThreadsPerRow * kPiece) {
+  const int k_blocks = p.entries[expert].k_blocks;
+  const int padded = k_blocks * kInt8BlockInputs;
+  const int sum_blocks = kSums ? Int4MinimaBlocks(k_blocks) : 0;
+  int8_t* const sums = p.values + index * p.row_bytes;
+  int8_t* const to = sums + sum_blocks * kInt8BlockInputs;
+  // A warp has whole blocks of sums, or none.
+  const int end = kSums ? sum_blocks * kInt4MinimaInputs : padded;
+  for (int first = thread * kPiece; first < end; first += kThreadsPerRow * kPiece) {
     float values[kPiece];
     ReadPiece<kBf16>(row, first, inputs, p.wide, values);
     uint32_t integers[2] = {};
@@ -120,8 +144,19 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
       const auto byte = static_cast<uint8_t>(RoundToInt8(values[i], scale));
       integers[i / 4] |= static_cast<uint32_t>(byte) << (i % 4 * 8);
     }
-    *reinterpret_cast<uint2*>(to + first) = make_uint2(integers[0], integers[1]);
+    if (!kSums || first < padded) {
+      *reinterpret_cast<uint2*>(to + first) = make_uint2(integers[0], integers[1]);
+    }
+    if constexpr (kSums) {
+      StoreSum(integers, first, sums + first / kInt4MinimaInputs * kInt8BlockInputs);
+    }
   }
+}
+
+template <bool kBf16, bool kSums>
+void LaunchKernel(bool by_warps, const LaunchShape& shape, const RoundRowsParams& params) {
+  by_warps ? Launch(RoundRowsKernel<kBf16, 32, kSums>, shape, params)
+           : Launch(RoundRowsKernel<kBf16, kThreads, kSums>, shape, params);
 }
 
 int SegmentsOf(const LinearArgs& args) { return args.segments ? args.bank->num_experts() : 1; }
@@ -134,14 +169,16 @@ int64_t RowsOf(const LinearArgs& args) {
 
 const CudaLinearBank& BankOf(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
-  MOESERVE_CHECK(bank.is_int8(), "a bank of type int8-channel");
+  MOESERVE_CHECK(bank.has_integers(), "a bank of integers");
   return bank;
 }
 
 }  // namespace
 
 int64_t Int8RowBytes(const LinearArgs& args) {
-  return int64_t{BankOf(args).max_k_blocks()} * kInt8BlockInputs;
+  const CudaLinearBank& bank = BankOf(args);
+  const int k_blocks = bank.max_k_blocks();
+  return int64_t{k_blocks + (bank.is_int4() ? Int4MinimaBlocks(k_blocks) : 0)} * kInt8BlockInputs;
 }
 
 bool Int8Rows::MustGrow(const LinearArgs& args) const {
@@ -199,12 +236,13 @@ void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t 
   const LaunchShape shape{dim3(static_cast<unsigned>((all + per_block - 1) / per_block)),
                           dim3(kThreads), by_warps ? 0 : kThreads / 32 * sizeof(uint32_t), stream,
                           true};
-  if (args.input.dtype == DType::kBF16) {
-    by_warps ? Launch(RoundRowsKernel<true, 32>, shape, params)
-             : Launch(RoundRowsKernel<true, kThreads>, shape, params);
+  const bool bf16 = args.input.dtype == DType::kBF16;
+  if (bank.is_int4()) {
+    bf16 ? LaunchKernel<true, true>(by_warps, shape, params)
+         : LaunchKernel<false, true>(by_warps, shape, params);
   } else {
-    by_warps ? Launch(RoundRowsKernel<false, 32>, shape, params)
-             : Launch(RoundRowsKernel<false, kThreads>, shape, params);
+    bf16 ? LaunchKernel<true, false>(by_warps, shape, params)
+         : LaunchKernel<false, false>(by_warps, shape, params);
   }
 }
 
