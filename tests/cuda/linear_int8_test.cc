@@ -23,8 +23,6 @@ using cuda::LinearTile;
 using Half = LinearBank::Half;
 
 constexpr Quantization kType = Quantization::kInt8Channel;
-constexpr LinearTile kInt8Tiles[] = {LinearTile::kRows8, LinearTile::kRows16, LinearTile::kRows32,
-                                     LinearTile::kRows64, LinearTile::kRows128};
 constexpr DType kRowTypes[] = {DType::kF32, DType::kBF16};
 
 // A bank of the device and one of the CPU with the same weights and biases.

@@ -6,18 +6,12 @@
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/linear/linear_int8_kernels.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/linear_mma.cuh"
 
 namespace moeserve::cuda {
 namespace {
-
-struct LinearInt8Params {
-  LinearParams linear;         // `input` are the rounded rows
-  const float* output_scales;  // of the packed rows, each at the offset of its bias
-  const float* row_scales;     // of the rounded rows
-  int64_t scale_segment;       // rounded rows from the segment of an expert to that of the next
-};
 
 // Dynamic shared memory: the stages, which the results replace later, then the scales of the tile's
 // rows, then those of its outputs.
@@ -55,8 +49,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
   SumProducts<S, true>(p, m, tile, shared, sums, load_scales, [](int) {});
   float* staged = reinterpret_cast<float*>(shared);
   StageSums<S>(sums, staged, [&](int row, int column, int32_t sum) {
-    const float factor = __fmul_rn(output_scales[column], row_scales[row]);
-    return __fmaf_rn(__int2float_rn(sum), factor, 0.0f);
+    return ScaledSum(sum, output_scales[column], row_scales[row]);
   });
   __syncthreads();
   StoreLinearTile<S::kTileImageRows, S::kPitch, S::kThreads>(p, m, tile, staged, thread);
@@ -129,7 +122,7 @@ void LaunchTile(const CudaLinearBank& bank, const LinearInt8Params& params, Line
 }  // namespace
 
 void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
-                      cudaStream_t stream) {
+                      cudaStream_t stream, TileOrder order) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   MOESERVE_CHECK(bank.is_int8(), "a bank of type int8-channel");
   LinearInt8Params params{.linear = internal::LinearParamsOf(args),
@@ -144,7 +137,9 @@ void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& r
   p.input_segment = params.scale_segment * p.input_stride;
   p.wide_input = true;
   if (tile == LinearTile::kAuto) tile = ChooseInt8Tile(bank, p);
-  MOESERVE_CHECK(tile >= LinearTile::kRows8 && tile <= LinearTile::kRows128, "a tile of mma.sync");
+  if (tile >= LinearTile::kWarpgroup && internal::Int8WgmmaFits(p)) {
+    return internal::LaunchInt8Wgmma(bank, params, tile, order, stream);
+  }
   LaunchTile(bank, params, tile, stream);
 }
 

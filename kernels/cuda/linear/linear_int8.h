@@ -42,8 +42,10 @@ void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t 
 // CudaLinearBank of type int8-channel, and args.input may be f32 or bf16. Rounds the input rows
 // into `rows`, which must be large enough; the next product may use the same memory. Sums are
 // exact, so all tiles compute the same bits; without an activation, f32 results have the bits of
-// the CPU backend. `tile` is kAuto or kRows*.
+// the CPU backend. `tile` is kAuto, kRows*, kWarpgroup128, kWarpgroup192 or kWarpgroup256.
+// kWarpgroup128 is used instead of the other two with rare activations, and kRows128 if the device
+// does not permit wgmma, or if results with an activation are f32 or not 16-byte aligned.
 void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
-                      cudaStream_t stream);
+                      cudaStream_t stream, TileOrder order = TileOrder::kAuto);
 
 }  // namespace moeserve::cuda
