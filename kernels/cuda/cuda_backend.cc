@@ -327,7 +327,8 @@ void CudaBackend::Linear(const LinearArgs& args) {
       DropRecordings();
       CheckStatus(int8_rows_.Reserve(args), "memory for rounded rows");
     }
-    return LaunchLinearInt8(args, LinearTile::kAuto, int8_rows_, stream_.get());
+    const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
+    return LaunchLinearInt8(args, tile, int8_rows_, stream_.get());
   }
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;
