@@ -62,6 +62,8 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_bank.cu
   linear/linear_f32.cu
   linear/linear_int8.cu
+  linear/linear_int8_stream.cu
+  linear/linear_int8_wgmma.cu
   linear/linear_mma.cu
   linear/linear_split_mma.cu
   linear/linear_stationary.cu

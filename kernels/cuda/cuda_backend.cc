@@ -328,9 +328,11 @@ void CudaBackend::Linear(const LinearArgs& args) {
       DropRecordings();
       CheckStatus(int8_rows_.Reserve(args), "memory for rounded rows");
     }
-    const bool int4 = args.bank->shape().quantization == Quantization::kInt4K;
-    const auto launch = int4 ? LaunchLinearInt4 : LaunchLinearInt8;
-    return launch(args, LinearTile::kAuto, int8_rows_, stream_.get());
+    if (args.bank->shape().quantization == Quantization::kInt4K) {
+      return LaunchLinearInt4(args, LinearTile::kAuto, int8_rows_, stream_.get());
+    }
+    const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
+    return LaunchLinearInt8(args, tile, int8_rows_, stream_.get());
   }
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;

@@ -15,7 +15,7 @@
 
 namespace moeserve::testing {
 
-inline constexpr cuda::LinearTile kIntegerTiles[] = {
+inline constexpr cuda::LinearTile kInt4Tiles[] = {
     cuda::LinearTile::kRows8, cuda::LinearTile::kRows16, cuda::LinearTile::kRows32,
     cuda::LinearTile::kRows64, cuda::LinearTile::kRows128};
 

@@ -37,6 +37,14 @@ inline constexpr cuda::LinearTile kWarpgroupTiles[] = {
     cuda::LinearTile::kWarpgroup128, cuda::LinearTile::kWarpgroup192,
     cuda::LinearTile::kWarpgroup256, cuda::LinearTile::kWarpgroup192x192,
     cuda::LinearTile::kStationary};
+// Of products with int8-channel weights.
+inline constexpr cuda::LinearTile kInt8Tiles[] = {
+    cuda::LinearTile::kStream8x16,   cuda::LinearTile::kStream8x64,
+    cuda::LinearTile::kStream32x64,  cuda::LinearTile::kRows8,
+    cuda::LinearTile::kRows16,       cuda::LinearTile::kRows32,
+    cuda::LinearTile::kRows64,       cuda::LinearTile::kRows128,
+    cuda::LinearTile::kWarpgroup128, cuda::LinearTile::kWarpgroup192,
+    cuda::LinearTile::kWarpgroup256};
 
 inline int64_t RoundUp16(int64_t n) { return (n + 15) / 16 * 16; }
 

@@ -190,7 +190,7 @@ TEST(LinearInt4Test, DenseProductsHaveTheBitsOfTheCpu) {
         DeviceRows x(rows, in, in + 3, dtype, SomeRows(random, rows, in));
         HostRowsOf expected(rows, out, out_type);
         pair.OnCpu({.input = x.Fetch(), .output = expected.view});
-        for (const LinearTile tile : kIntegerTiles) {
+        for (const LinearTile tile : kInt4Tiles) {
           DeviceRows y(rows, out, out + 3, out_type);
           LaunchInt4({.bank = pair.bank.get(), .input = x.view(), .output = y.view()}, tile);
           const RowsView result = y.Fetch();
@@ -248,7 +248,7 @@ TEST(LinearInt4Test, LargestSums) {
   HostRowsOf expected(2, kOut, DType::kF32);
   pair.OnCpu({.input = x.Fetch(), .output = expected.view});
   EXPECT_NEAR(RowOf(expected.view, 0, kOut)[1] / (255.0 * 127.0 * kIn), 1.0, 1e-6);
-  for (const LinearTile tile : kIntegerTiles) {
+  for (const LinearTile tile : kInt4Tiles) {
     DeviceRows y(2, kOut, kOut, DType::kF32);
     LaunchInt4({.bank = pair.bank.get(), .input = x.view(), .output = y.view()}, tile);
     const RowsView result = y.Fetch();
@@ -291,7 +291,7 @@ TEST(LinearInt4Test, ExpertsHaveTheBitsOfTheCpu) {
       hidden_rows.cols = widest;
       down.OnCpu({.plan = &host_plan, .input = hidden_rows, .output = results_cpu.view});
       for (int t = 0; t < 2; ++t) {
-        const LinearTile tile = kIntegerTiles[turn++ % std::size(kIntegerTiles)];
+        const LinearTile tile = kInt4Tiles[turn++ % std::size(kInt4Tiles)];
         DeviceRows hidden(plan.plan.capacity, widest, 1040, dtype);
         DeviceRows results(plan.plan.capacity, model, model, DType::kF32);
         LaunchInt4({.bank = up.bank.get(),
@@ -360,7 +360,7 @@ TEST(LinearInt4Test, SegmentsHaveTheBitsOfTheCpu) {
                    SomeRows(random, rows, kIn * kExperts));
       HostRowsOf expected(rows, kOut * kExperts, DType::kF32);
       pair.OnCpu({.input = x.Fetch(), .output = expected.view, .segments = true});
-      for (const LinearTile tile : kIntegerTiles) {
+      for (const LinearTile tile : kInt4Tiles) {
         DeviceRows y(rows, kOut * kExperts, kOut * kExperts, DType::kF32);
         LaunchInt4(
             {.bank = pair.bank.get(), .input = x.view(), .output = y.view(), .segments = true},

@@ -20,7 +20,6 @@ using cuda::LinearTile;
 using Half = LinearBank::Half;
 
 constexpr Quantization kType = Quantization::kInt8Channel;
-constexpr auto& kInt8Tiles = kIntegerTiles;
 constexpr DType kRowTypes[] = {DType::kF32, DType::kBF16};
 
 struct BankPair : IntegerBankPair {

@@ -335,6 +335,82 @@ void ExpectWgmmaMultiplies() {
   EXPECT_EQ(out_registers.Read(), expected);
 }
 
+// One warpgroup computes [64, kN] = start + a [64, 128] times the transpose of b [kN, 128].
+template <int kN>
+__global__ void WgmmaInt8Kernel(const int8_t* a, const int8_t* b, int32_t* out) {
+  auto* sa = DynamicShared<int8_t>();
+  int8_t* sb = sa + 64 * 128;
+  for (uint32_t i = threadIdx.x; i < (64 + kN) * 128; i += blockDim.x) {
+    sa[Swizzled<Swizzle::k128Bytes>(i)] = i < 64 * 128 ? a[i] : b[i - 64 * 128];
+  }
+  FenceAsyncShared();
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto place = [&](int i) {
+    const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
+    return row * kN + i / 4 * 8 + 2 * (lane % 4) + i % 2;
+  };
+  int32_t d[kN / 2], fresh[kN / 2];
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) {
+    d[i] = out[place(i)];
+    fresh[i] = 7;  // must be overwritten without being read
+  }
+  const uint64_t first = MatrixDescriptor(sa, Swizzle::k128Bytes, 1024);
+  const uint64_t second = MatrixDescriptor(sb, Swizzle::k128Bytes, 1024);
+  WgmmaKeepInPlace(d);
+  WgmmaKeepInPlace(fresh);
+  WgmmaFence();
+#pragma unroll
+  for (int k32 = 0; k32 < 4; ++k32) {
+    const uint64_t x = AdvanceDescriptor(first, k32 * 32), y = AdvanceDescriptor(second, k32 * 32);
+    WgmmaInt8<kN>::Shared(d, x, y, true);
+    WgmmaInt8<kN>::Shared(fresh, x, y, k32 > 0);
+  }
+  WgmmaCommit();
+  WgmmaKeepInPlace(d);
+  WgmmaKeepInPlace(fresh);
+  WgmmaWait<0>();
+  WgmmaKeepInPlace(d);
+  WgmmaKeepInPlace(fresh);
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) {
+    out[place(i)] = d[i];
+    out[64 * kN + place(i)] = fresh[i];
+  }
+}
+
+template <int kN>
+void ExpectWgmmaMultipliesIntegers() {
+  std::mt19937 random(kN);
+  std::vector<int8_t> a(64 * 128), b(kN * 128);
+  for (int8_t& x : a) x = static_cast<int8_t>(random());
+  for (int8_t& x : b) x = static_cast<int8_t>(random());
+  std::vector<int32_t> start(2 * 64 * kN), expected(start);
+  for (int i = 0; i < 64 * kN; ++i) {
+    int32_t sum = 0;
+    for (int k = 0; k < 128; ++k) sum += a[i / kN * 128 + k] * b[i % kN * 128 + k];
+    start[i] = i * 1000;
+    expected[i] = start[i] + sum;
+    expected[64 * kN + i] = sum;
+  }
+  DeviceArray<int8_t> da(a), db(b);
+  DeviceArray<int32_t> out(start);
+  Launch(WgmmaInt8Kernel<kN>,
+         {.grid = dim3(1), .block = dim3(128), .shared_bytes = 128 * (64 + kN)}, da.data(),
+         db.data(), out.data());
+  EXPECT_EQ(out.Read(), expected) << "n " << kN;
+}
+
+TEST(Ptx, WgmmaMultipliesIntegersExactly) {
+  InEveryOrder([] {
+    ExpectWgmmaMultipliesIntegers<64>();
+    ExpectWgmmaMultipliesIntegers<96>();
+    ExpectWgmmaMultipliesIntegers<128>();
+    ExpectWgmmaMultipliesIntegers<192>();
+  });
+}
+
 // One warpgroup computes [64, kN] = a [64, 64] times b [64, kN], with a from registers. b is stored
 // in planes of 64 columns.
 template <int kN>

@@ -336,6 +336,51 @@ TEST(ProductTuningTest, ProductsInSegments) {
   }
 }
 
+// Products with int8-channel weights, both those of gathered rows and others.
+TEST(ProductTuningTest, ProductsOfIntegers) {
+  Random random(5);
+  const std::vector<int> widths = {24, 72, 40};
+  const auto bank = [&](std::vector<int> in, std::vector<int> out) {
+    auto made = std::move(cuda::CudaLinearBank::Create({std::move(in), std::move(out), false, false,
+                                                        DType::kBF16, Quantization::kInt8Channel}))
+                    .value();
+    for (int e = 0; e < 3; ++e) {
+      const int rows = made->shape().out_features[e], columns = made->shape().in_features_of(e);
+      made->LoadWeight(e, LinearBank::Half::kMain, 0,
+                       MakeTensor(random.Normals(int64_t{rows} * columns), {rows, columns}));
+    }
+    return made;
+  };
+  const auto up = bank({64}, widths), down = bank(widths, {64, 64, 64});
+  const DevicePlan plan(3, std::vector<std::vector<int>>(60, {0, 2}), 0);
+  DeviceRows x(60, 64, 64, DType::kBF16, random.Normals(60 * 64));
+  DeviceRows hidden(120, 80, 80, DType::kBF16), y(120, 64, 64, DType::kF32);
+  const LinearArgs args[] = {
+      {.bank = up.get(),
+       .plan = &plan.plan,
+       .gather = true,
+       .input = x.view(),
+       .output = hidden.view(),
+       .activation = ActivationKind::kGelu,
+       .pad_output = true},
+      {.bank = down.get(), .plan = &plan.plan, .input = hidden.view(), .output = y.view()}};
+  Choices choices;
+  cuda::ProductTuning tuning(&choices);
+  tuning.Record(true);
+  for (const LinearArgs& a : args) EXPECT_EQ(tuning.Tile(a), cuda::LinearTile::kAuto);
+  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
+    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
+  };
+  const auto messages = tuning.Measure(kNoLimit, device, nullptr);
+  ASSERT_TRUE(messages.ok()) << messages.status();
+  EXPECT_EQ(*messages, std::vector<std::string>());
+  EXPECT_EQ(tuning.measured(), 8);  // 1, 4, 16 and 60 rows
+  for (const LinearArgs& a : args) {
+    EXPECT_NE(tuning.Tile(a), cuda::LinearTile::kAuto);
+    EXPECT_NE(tuning.Tile(a), cuda::DefaultLinearTile(a));
+  }
+}
+
 TEST(ProductTuningTest, EndsWhenItsTimeIsOver) {
   ProductScene scene;
   Choices choices;

@@ -65,7 +65,8 @@ using RemoteStorePointer = std::shared_ptr<RemoteStore>;
 // One thread's part of a wgmma, which is computed together with the parts of the warpgroup's other
 // threads.
 struct MatrixWork {
-  float* d = nullptr;  // n / 2 accumulators
+  float* d = nullptr;           // n / 2 accumulators, or null and
+  int32_t* integers = nullptr;  // n / 2 accumulators of a product of integers
   int n = 0;
   bool a_in_registers = false;
   bool b_transposed = false;

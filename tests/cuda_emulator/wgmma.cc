@@ -46,18 +46,13 @@ class Operand {
     }
   }
 
-  float At(int row, int k) const {
-    const auto r = static_cast<uint32_t>(row), depth = static_cast<uint32_t>(k);
-    uint32_t address = start_ + r / 8 * stride_ + r % 8 * row_bytes_;
-    if (row_bytes_ == 16) {
-      address += depth / 8 * leading_ + depth % 8 * 2;
-    } else {
-      address += depth * 2;
-      // The swizzle XORs address bits 4 and up with bits 7 and up: 1, 2 or 3 bits for rows of 2, 4
-      // or 8 units of 16 bytes.
-      address ^= ((address >> 7) & (row_bytes_ / 16 - 1)) << 4;
-    }
-    return Read(address);
+  float At(int row, int k) const { return Read(Address(row, k * 2)); }
+
+  // Reads the integer (row, k) of a matrix of int8.
+  int32_t IntegerAt(int row, int k) const {
+    int8_t value;
+    std::memcpy(&value, SharedPointer(Address(row, k), 1, location_), 1);
+    return value;
   }
 
   // Reads the element (row, k) of an MN-major matrix: 64 rows at one k are contiguous, groups of 8
@@ -73,6 +68,17 @@ class Operand {
   }
 
  private:
+  // Returns the address of byte `byte` of row `row`.
+  uint32_t Address(int row, int byte) const {
+    const auto r = static_cast<uint32_t>(row), depth = static_cast<uint32_t>(byte);
+    const uint32_t address = start_ + r / 8 * stride_ + r % 8 * row_bytes_;
+    if (row_bytes_ == 16) return address + depth / 16 * leading_ + depth % 16;
+    // The swizzle XORs address bits 4 and up with bits 7 and up: 1, 2 or 3 bits for rows of 2, 4 or
+    // 8 units of 16 bytes.
+    const uint32_t plain = address + depth;
+    return plain ^ ((plain >> 7) & (row_bytes_ / 16 - 1)) << 4;
+  }
+
   float Read(uint32_t address) const {
     Bf16 value;
     std::memcpy(&value, SharedPointer(address, 2, location_), 2);
@@ -83,8 +89,53 @@ class Operand {
   Location location_;
 };
 
-void Multiply(const MatrixWork* const* work) {
+// Checks that all threads of a warpgroup have issued the same product.
+void CheckAgreement(const MatrixWork* const* work) {
   const MatrixWork& first = *work[0];
+  for (int t = 0; t < kWarpgroupSize; ++t) {
+    const MatrixWork& w = *work[t];
+    if (w.n != first.n || w.b_descriptor != first.b_descriptor ||
+        w.accumulate != first.accumulate || w.a_in_registers != first.a_in_registers ||
+        w.a_descriptor != first.a_descriptor || w.b_transposed != first.b_transposed ||
+        (w.integers == nullptr) != (first.integers == nullptr)) {
+      Fail(w.location,
+           "wgmma: threads of one warpgroup disagree on shape, descriptors or whether "
+           "to accumulate");
+    }
+  }
+}
+
+void MultiplyIntegers(const MatrixWork* const* work) {
+  constexpr int kIntegers = 32;  // depth
+  const MatrixWork& first = *work[0];
+  static int32_t b[kIntegers][kMaxColumns];
+  const Operand a_operand(first.a_descriptor, first.location);
+  const Operand b_operand(first.b_descriptor, first.location);
+  for (int column = 0; column < first.n; ++column) {
+    for (int k = 0; k < kIntegers; ++k) b[k][column] = b_operand.IntegerAt(column, k);
+  }
+  for (int t = 0; t < kWarpgroupSize; t += 4) {
+    for (int high = 0; high < 2; ++high) {
+      // The four threads that have this row.
+      const int row = t / kWarpSize * 16 + t % kWarpSize / 4 + high * 8;
+      static int32_t d[kMaxColumns];
+      const auto at = [&](int column) -> int32_t& {
+        return work[t + column % 8 / 2]->integers[column / 8 * 4 + high * 2 + column % 2];
+      };
+      for (int c = 0; c < first.n; ++c) d[c] = first.accumulate ? at(c) : 0;
+      for (int k = 0; k < kIntegers; ++k) {
+        const int32_t factor = a_operand.IntegerAt(row, k);
+        for (int c = 0; c < first.n; ++c) d[c] += factor * b[k][c];
+      }
+      for (int c = 0; c < first.n; ++c) at(c) = d[c];
+    }
+  }
+}
+
+void Multiply(const MatrixWork* const* work) {
+  CheckAgreement(work);
+  const MatrixWork& first = *work[0];
+  if (first.integers != nullptr) return MultiplyIntegers(work);
   const int n = first.n;
   static float a[kRows][kDepth];
   static float b[kDepth][kMaxColumns];
@@ -104,13 +155,6 @@ void Multiply(const MatrixWork* const* work) {
   }
   for (int t = 0; t < kWarpgroupSize; ++t) {
     const MatrixWork& w = *work[t];
-    if (w.n != n || w.b_descriptor != first.b_descriptor || w.accumulate != first.accumulate ||
-        w.a_in_registers != first.a_in_registers || w.a_descriptor != first.a_descriptor ||
-        w.b_transposed != first.b_transposed) {
-      Fail(w.location,
-           "wgmma: threads of one warpgroup disagree on shape, descriptors or whether "
-           "to accumulate");
-    }
     if (w.a_in_registers && std::memcmp(w.a_source, w.a_registers, sizeof(w.a_registers)) != 0) {
       Fail(w.location, "wgmma: registers of operand a changed before the wait");
     }
@@ -210,6 +254,18 @@ void WgmmaRegistersTransposed(float* d, int n, const uint32_t* a, uint64_t b, bo
                               Location location) {
   MatrixWork work = FromRegisters(d, n, a, b, accumulate, location);
   work.b_transposed = true;
+  Issue(work);
+}
+
+void WgmmaInt8Shared(int32_t* d, int n, uint64_t a, uint64_t b, bool accumulate,
+                     Location location) {
+  MatrixWork work;
+  work.integers = d;
+  work.n = n;
+  work.accumulate = accumulate;
+  work.a_descriptor = a;
+  work.b_descriptor = b;
+  work.location = location;
   Issue(work);
 }
 

@@ -17,6 +17,10 @@ void WgmmaRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool accumul
 // As WgmmaRegisters(), but `b` is an MN-major descriptor with the swizzle of 128 bytes.
 void WgmmaRegistersTransposed(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
                               Location location = Location::current());
+// Computes d += a b, or d = a b if `accumulate` is false, with m = 64, k = 32 and int8 operands in
+// shared memory, which K-major matrix descriptors describe.
+void WgmmaInt8Shared(int32_t* d, int n, uint64_t a, uint64_t b, bool accumulate,
+                     Location location = Location::current());
 void WgmmaCommit();
 void WgmmaWait(int pending, Location location = Location::current());
 

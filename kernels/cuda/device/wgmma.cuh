@@ -1,4 +1,4 @@
-// wgmma (9.0a): bf16 matrix products by a warpgroup with operands in shared memory.
+// wgmma (9.0a): products of bf16 or int8 matrices by a warpgroup with operands in shared memory.
 //
 // A warpgroup consists of 4 consecutive warps, the first with a warp index divisible by 4. All its
 // threads call these functions together, with the same arguments except for register operands.
@@ -106,6 +106,14 @@ __device__ __forceinline__ void WgmmaKeepInPlace([[maybe_unused]] float (&d)[kCo
 #endif
 }
 
+template <int kCount>
+__device__ __forceinline__ void WgmmaKeepInPlace([[maybe_unused]] int32_t (&d)[kCount]) {
+#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+#endif
+}
+
 // As above, for registers that a product reads as operand a: prevents the compiler from reusing
 // them before this call.
 template <int kCount>
@@ -126,8 +134,19 @@ __device__ __forceinline__ void WgmmaKeepInPlace([[maybe_unused]] uint32_t (&a)[
 // + p + i % 2. Arrays must stay in registers, so they may only be indexed with constants.
 template <int kN>
 struct Wgmma;
+// The same for int8, with exact sums: a is 64 x 32, b is 32 x kN, with kN in 64, 96, 128, 192, 256,
+// and the rows of both have 32 integers along k. The next 32 of them are 32 bytes further.
+template <int kN>
+struct WgmmaInt8;
 
 #if defined(MOESERVE_CUDA_EMULATION)
+
+template <int kN>
+struct WgmmaInt8 {
+  static void Shared(int32_t (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
+    emulator::WgmmaInt8Shared(d, kN, a, b, accumulate);
+  }
+};
 
 template <int kN>
 struct Wgmma {
@@ -255,6 +274,37 @@ MOESERVE_WGMMA(192, MOESERVE_R96, MOESERVE_O96, 96, 97, 98, 99, 100, 101)
 MOESERVE_WGMMA(224, MOESERVE_R112, MOESERVE_O112, 112, 113, 114, 115, 116, 117)
 MOESERVE_WGMMA(256, MOESERVE_R128, MOESERVE_O128, 128, 129, 130, 131, 132, 133)
 #undef MOESERVE_WGMMA
+
+#if MOESERVE_HAS_SM90A
+#define MOESERVE_WGMMA_INT8(n, list, operands, i0, i1, i2)                                        \
+  template <>                                                                                     \
+  struct WgmmaInt8<n> {                                                                           \
+    static __device__ __forceinline__ void Shared(int32_t (&d)[n / 2], uint64_t a, uint64_t b,    \
+                                                  bool accumulate) {                              \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2                                       \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" list "}, %" #i0 \
+                   ", %" #i1 ", p;\n}"                                                            \
+                   : operands                                                                     \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                          \
+    }                                                                                             \
+  };
+#else
+#define MOESERVE_WGMMA_INT8(n, list, operands, i0, i1, i2)                                        \
+  template <>                                                                                     \
+  struct WgmmaInt8<n> {                                                                           \
+    static __device__ __forceinline__ void Shared(int32_t (&)[n / 2], uint64_t, uint64_t, bool) { \
+      __trap();                                                                                   \
+    }                                                                                             \
+  };
+#endif
+#undef MOESERVE_D4
+#define MOESERVE_D4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+MOESERVE_WGMMA_INT8(64, MOESERVE_R32, MOESERVE_O32, 32, 33, 34)
+MOESERVE_WGMMA_INT8(96, MOESERVE_R48, MOESERVE_O48, 48, 49, 50)
+MOESERVE_WGMMA_INT8(128, MOESERVE_R64, MOESERVE_O64, 64, 65, 66)
+MOESERVE_WGMMA_INT8(192, MOESERVE_R96, MOESERVE_O96, 96, 97, 98)
+MOESERVE_WGMMA_INT8(256, MOESERVE_R128, MOESERVE_O128, 128, 129, 130)
+#undef MOESERVE_WGMMA_INT8
 #undef MOESERVE_D4
 #undef MOESERVE_D16
 #undef MOESERVE_D32

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/cuda/linear/linear_int8.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 
 namespace moeserve::cuda {
@@ -136,6 +137,7 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream) {
 
 std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  if (bank.is_int8()) return Int8TilesThatFit(args);
   if (args.input.dtype != DType::kBF16 || bank.shape().weight_dtype != DType::kBF16 ||
       bank.row_major() || bank.has_integers()) {
     return {};
@@ -156,6 +158,7 @@ std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
 
 LinearTile DefaultLinearTile(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  if (bank.is_int8()) return DefaultInt8Tile(args);
   return ChooseTile(bank, internal::LinearParamsOf(args));
 }
 

@@ -67,7 +67,8 @@ inline constexpr std::string_view kLinearTileNames[] = {
     "warpgroup192", "warpgroup256", "warpgroup192x192", "stationary"};
 
 // Returns the tiles that compute the product on the current device with the same bits, or none if
-// it is not one of bf16 rows and bf16 weights, or if its rows are not 16-byte aligned.
+// it is not one of bf16 rows and bf16 weights, or if its rows are not 16-byte aligned. With weights
+// of type int8-channel: Int8TilesThatFit() (linear_int8.h).
 std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args);
 // Returns the tile that kAuto stands for.
 LinearTile DefaultLinearTile(const LinearArgs& args);

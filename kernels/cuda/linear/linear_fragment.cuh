@@ -201,6 +201,17 @@ __device__ __forceinline__ void StoreF32Fragments(const LinearParams& p, const L
   }
 }
 
+// Returns whether StoreFragments() with the epilogue of the settings (EpilogueOf()) applies to
+// them, so that it returns true.
+inline bool FragmentsFit(const LinearParams& p) {
+  if (EpilogueOf(p) != LinearEpilogue::kGeneral) return true;
+  if (!p.output_bf16 || !p.wide_output || !p.gated) return false;
+  if (IsBoundedSwiglu(p.activation)) return true;
+  const ActivationKind kind = p.activation.kind;
+  return IsPlain(p.activation) &&
+         (kind == ActivationKind::kGelu || kind == ActivationKind::kGeluTanh);
+}
+
 // Applies the epilogue to the sums of a warpgroup and stores the results. Returns false if
 // kEpilogue is kGeneral and the settings need StoreLinearTile().
 template <LinearEpilogue kEpilogue, int kN>

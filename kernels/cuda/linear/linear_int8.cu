@@ -6,18 +6,12 @@
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/linear/linear_int8_kernels.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/linear_mma.cuh"
 
 namespace moeserve::cuda {
 namespace {
-
-struct LinearInt8Params {
-  LinearParams linear;         // `input` are the rounded rows
-  const float* output_scales;  // of the packed rows, each at the offset of its bias
-  const float* row_scales;     // of the rounded rows
-  int64_t scale_segment;       // rounded rows from the segment of an expert to that of the next
-};
 
 // Dynamic shared memory: the stages, which the results replace later, then the scales of the tile's
 // rows, then those of its outputs.
@@ -55,8 +49,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
   SumProducts<S, true>(p, m, tile, shared, sums, load_scales, [](int) {});
   float* staged = reinterpret_cast<float*>(shared);
   StageSums<S>(sums, staged, [&](int row, int column, int32_t sum) {
-    const float factor = __fmul_rn(output_scales[column], row_scales[row]);
-    return __fmaf_rn(__int2float_rn(sum), factor, 0.0f);
+    return ScaledSum(sum, output_scales[column], row_scales[row]);
   });
   __syncthreads();
   StoreLinearTile<S::kTileImageRows, S::kPitch, S::kThreads>(p, m, tile, staged, thread);
@@ -75,12 +68,57 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearInt8Params& params, cu
 
 using Shapes = MmaShapes<Int8Operands>;
 
-// Returns the tile that is expected to be the fastest. The thresholds are those of bf16 products by
-// mma.sync; they have not been measured for int8.
-LinearTile ChooseInt8Tile(const CudaLinearBank& bank, const LinearParams& p) {
-  const int64_t rows = p.expected;
-  const int64_t experts = bank.num_experts();
-  const int64_t wanted = experts == 1 ? rows : rows * 3 / 2 / experts;
+constexpr int64_t kMultiprocessors = 132;  // of a large device
+
+bool IsStream(LinearTile tile) {
+  return tile >= LinearTile::kStream8x16 && tile <= LinearTile::kStream32x64;
+}
+// Returns whether the kernel rounds the rows.
+bool RoundsRows(LinearTile tile) {
+  return tile == LinearTile::kStream8x16 || tile == LinearTile::kStream8x64;
+}
+
+internal::Int8StreamRows StreamRowsOf(const LinearArgs& args) {
+  const int64_t rows = args.plan != nullptr ? args.plan->rows : args.input.rows;
+  return {.most = static_cast<int>(rows), .bf16 = args.input.dtype == DType::kBF16};
+}
+
+bool TileFits(const LinearArgs& args, const LinearParams& p, LinearTile tile) {
+  if (tile == LinearTile::kAuto) return false;
+  if (tile <= LinearTile::kRows128) return true;
+  if (IsStream(tile)) {
+    const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+    return internal::Int8StreamFits(bank, p, tile, StreamRowsOf(args));
+  }
+  const bool known = tile == LinearTile::kWarpgroup128 || tile == LinearTile::kWarpgroup192 ||
+                     tile == LinearTile::kWarpgroup256;
+  return known && internal::Int8WgmmaFits(p);
+}
+
+// Returns a tile that always fits, instead of one that does not.
+LinearTile Fallback(LinearTile tile) {
+  if (RoundsRows(tile)) return LinearTile::kRows8;
+  return IsStream(tile) ? LinearTile::kRows32 : LinearTile::kRows128;
+}
+
+// Returns the tile of wgmma with the number of outputs that suits the layer, as for bf16 weights.
+LinearTile WarpgroupTileOf(const CudaLinearBank& bank, int64_t rows) {
+  constexpr int64_t kFewTiles = 64;
+  const int blocks = bank.max_row_blocks();
+  const auto tiles = [&](int outputs) {
+    return internal::MaxLinearTiles(bank, rows, 128, outputs);
+  };
+  const int by_three = (blocks + 2) / 3 * 3, by_four = (blocks + 3) / 4 * 4;
+  if (blocks > 2 && by_three * 8 <= by_four * 7 && tiles(192) >= kFewTiles) {
+    return LinearTile::kWarpgroup192;
+  }
+  return blocks > 2 && tiles(256) >= kFewTiles ? LinearTile::kWarpgroup256
+                                               : LinearTile::kWarpgroup128;
+}
+
+// Returns the tile of mma.sync that is expected to be the fastest. The thresholds are those of bf16
+// products; they have not been measured for int8.
+LinearTile ChooseMmaTile(const CudaLinearBank& bank, int64_t rows, int64_t wanted) {
   constexpr int64_t kFewTilesOf64Rows = 264, kFewTiles = 200;
   struct Candidate {
     LinearTile tile;
@@ -99,6 +137,37 @@ LinearTile ChooseInt8Tile(const CudaLinearBank& bank, const LinearParams& p) {
     }
   }
   return LinearTile::kRows8;
+}
+
+// Returns the tile that is expected to be the fastest. None of this has been measured: streams of
+// weights for few rows, as for bf16 weights, and wgmma as soon as it has enough tiles.
+LinearTile ChooseInt8Tile(const LinearArgs& args, const LinearParams& p) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  const int64_t rows = p.expected;
+  const int64_t experts = bank.num_experts();
+  // Somewhat more than the mean number of rows per expert: a partly filled tile costs little, but a
+  // second tile reads the weights again.
+  const int64_t wanted = experts == 1 ? rows : rows * 3 / 2 / experts;
+  const auto fits = [&](LinearTile tile) { return TileFits(args, p, tile); };
+  const auto tiles = [&](int tile_rows, int outputs) {
+    return internal::MaxLinearTiles(bank, rows, tile_rows, outputs);
+  };
+  if (wanted <= 8) {
+    // Narrow tiles occupy more multiprocessors.
+    const LinearTile tile = tiles(8, kImageBlock) >= 2 * kMultiprocessors ? LinearTile::kStream8x64
+                                                                          : LinearTile::kStream8x16;
+    if (fits(tile)) return tile;
+  } else if (wanted <= 32) {
+    if (tiles(32, kImageBlock) >= kMultiprocessors && fits(LinearTile::kStream32x64)) {
+      return LinearTile::kStream32x64;
+    }
+  } else if (wanted > 64) {
+    // A block of the warpgroup kernel occupies a whole multiprocessor, so it needs many tiles.
+    const int64_t few_tiles = experts == 1 ? 64 : 128;
+    const LinearTile tile = WarpgroupTileOf(bank, rows);
+    if (tiles(128, 2 * kImageBlock) >= few_tiles && fits(tile)) return tile;
+  }
+  return ChooseMmaTile(bank, rows, wanted);
 }
 
 void LaunchTile(const CudaLinearBank& bank, const LinearInt8Params& params, LinearTile tile,
@@ -128,8 +197,22 @@ void LaunchTile(const CudaLinearBank& bank, const LinearInt8Params& params, Line
 
 }  // namespace
 
+std::vector<LinearTile> Int8TilesThatFit(const LinearArgs& args) {
+  const LinearParams p = internal::LinearParamsOf(args);
+  std::vector<LinearTile> tiles;
+  for (int i = 0; i < static_cast<int>(std::size(kLinearTileNames)); ++i) {
+    const auto tile = static_cast<LinearTile>(i);
+    if (TileFits(args, p, tile)) tiles.push_back(tile);
+  }
+  return tiles;
+}
+
+LinearTile DefaultInt8Tile(const LinearArgs& args) {
+  return ChooseInt8Tile(args, internal::LinearParamsOf(args));
+}
+
 void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
-                      cudaStream_t stream) {
+                      cudaStream_t stream, TileOrder order) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   MOESERVE_CHECK(bank.is_int8(), "a bank of type int8-channel");
   LinearInt8Params params{.linear = internal::LinearParamsOf(args),
@@ -138,14 +221,23 @@ void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& r
                           .scale_segment = args.segments ? args.input.rows : 0};
   LinearParams& p = params.linear;
   if (p.rows == 0) return;
+  if (tile == LinearTile::kAuto) tile = ChooseInt8Tile(args, p);
+  if (!TileFits(args, p, tile)) tile = Fallback(tile);
+  if (RoundsRows(tile)) {
+    return internal::LaunchInt8Stream(bank, params, tile, StreamRowsOf(args), stream);
+  }
   LaunchRoundRows(args, rows, stream);
   p.input = reinterpret_cast<const char*>(rows.values());
   p.input_stride = Int8RowBytes(args);
   p.input_segment = params.scale_segment * p.input_stride;
   p.wide_input = true;
-  if (tile == LinearTile::kAuto) tile = ChooseInt8Tile(bank, p);
-  MOESERVE_CHECK(tile >= LinearTile::kRows8 && tile <= LinearTile::kRows128, "a tile of mma.sync");
-  LaunchTile(bank, params, tile, stream);
+  if (IsStream(tile)) {
+    internal::LaunchInt8Stream(bank, params, tile, StreamRowsOf(args), stream);
+  } else if (tile > LinearTile::kRows128) {
+    internal::LaunchInt8Wgmma(bank, params, tile, order, stream);
+  } else {
+    LaunchTile(bank, params, tile, stream);
+  }
 }
 
 }  // namespace moeserve::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/device/handles.h"
@@ -43,10 +44,21 @@ void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t 
 
 // Computes the product documented at LinearArgs with device pointers; args.bank must be a
 // CudaLinearBank of type int8-channel, and args.input may be f32 or bf16. Rounds the input rows
-// into `rows`, which must be large enough; the next product may use the same memory. Sums are
-// exact, so all tiles compute the same bits; without an activation, f32 results have the bits of
-// the CPU backend. `tile` is kAuto or kRows*.
+// into `rows`, which must be large enough, or in the kernel; the next product may use the same
+// memory. Sums are exact, so all tiles compute the same bits; without an activation, f32 results
+// have the bits of
+// the CPU backend. `tile` is one of Int8TilesThatFit() or kAuto, or another one, in
+// whose place one that fits is used: kRows8 instead of kStream8*, kRows32 instead of other streams,
+// kRows128 instead of kWarpgroup*.
 void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
-                      cudaStream_t stream);
+                      cudaStream_t stream, TileOrder order = TileOrder::kAuto);
+
+// Returns the tiles that compute the product on the current device: kRows*; kStream8x16 and
+// kStream8x64, which round rows in the kernel, unless rows are too long; kStream32x64; and
+// kWarpgroup128, kWarpgroup192 and kWarpgroup256, unless results with an activation are f32 or not
+// 16-byte aligned. The last two are kWarpgroup128 with rare activations.
+std::vector<LinearTile> Int8TilesThatFit(const LinearArgs& args);
+// Returns the tile that kAuto stands for.
+LinearTile DefaultInt8Tile(const LinearArgs& args);
 
 }  // namespace moeserve::cuda

@@ -454,16 +454,6 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
          p, layout);
 }
 
-Epilogue StreamEpilogueOf(const LinearParams& p) {
-  if (p.gated) {
-    return IsPlain(p.activation) && p.activation.kind == ActivationKind::kSilu
-               ? Epilogue::kGatedSilu
-               : Epilogue::kAny;
-  }
-  if (p.activation.kind == ActivationKind::kNone) return Epilogue::kNone;
-  return p.activation.kind == ActivationKind::kGelu ? Epilogue::kGelu : Epilogue::kAny;
-}
-
 template <int kStrips, int kNTiles>
 void LaunchStrips(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
   const Epilogue epilogue = StreamEpilogueOf(p);

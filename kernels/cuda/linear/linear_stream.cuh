@@ -1,5 +1,5 @@
-// The products and epilogues of a consumer warp of linear_stream.cu, which alone includes this
-// file.
+// The products and epilogues of a consumer warp of linear_stream.cu. The epilogues are also those
+// of linear_int8_stream.cu.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,16 @@ constexpr int kSteps = kImageBlock / 16;  // instructions per 64 inputs
 
 // The epilogues that have a kernel of their own; kAny handles all settings.
 enum class Epilogue : uint8_t { kNone, kGatedSilu, kGelu, kAny };
+
+inline Epilogue StreamEpilogueOf(const LinearParams& p) {
+  if (p.gated) {
+    return IsPlain(p.activation) && p.activation.kind == ActivationKind::kSilu
+               ? Epilogue::kGatedSilu
+               : Epilogue::kAny;
+  }
+  if (p.activation.kind == ActivationKind::kNone) return Epilogue::kNone;
+  return p.activation.kind == ActivationKind::kGelu ? Epilogue::kGelu : Epilogue::kAny;
+}
 
 // The parts of a stage are 64 inputs each. In a bank with one slice per sum, all consumers compute
 // both parts of a stage, which are adjacent; otherwise, each part is that of one slice.

@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/linear/linear_image.h"
 #include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/linear/round_rows.cuh"
 
 namespace moeserve::cuda {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 constexpr int kThreads = 256;
 // Rows of more inputs are rounded by a whole block, others by a warp.
 constexpr int kInputsOfWarp = 1024;
-constexpr int kPiece = 8;  // adjacent inputs that a thread reads at once
+constexpr int kPiece = kRoundedPiece;
 
 struct RoundRowsParams {
   const char* input;
@@ -31,40 +32,6 @@ struct RoundRowsParams {
   int64_t row_bytes;
   float* scales;
 };
-
-// Reads the values of the piece at `first`, with zeros after the row's end.
-template <bool kBf16>
-__device__ inline void ReadPiece(const char* row, int first, int inputs, bool wide,
-                                 float (&values)[kPiece]) {
-  if (wide && first + kPiece <= inputs) {
-    if constexpr (kBf16) {
-      const uint4 pairs = *reinterpret_cast<const uint4*>(row + first * 2);
-      const uint32_t all[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        values[2 * i] = LowBf16(all[i]);
-        values[2 * i + 1] = HighBf16(all[i]);
-      }
-    } else {
-      const float4 low = *reinterpret_cast<const float4*>(row + first * 4);
-      const float4 high = *reinterpret_cast<const float4*>(row + first * 4 + 16);
-      const float all[kPiece] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) values[i] = all[i];
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) {
-    values[i] = 0.0f;
-    if (first + i >= inputs) continue;
-    if constexpr (kBf16) {
-      values[i] = F32FromBf16(reinterpret_cast<const uint16_t*>(row)[first + i]);
-    } else {
-      values[i] = reinterpret_cast<const float*>(row)[first + i];
-    }
-  }
-}
 
 // Returns the largest of the threads' values, to all threads of the row.
 template <int kThreadsPerRow>
@@ -138,16 +105,10 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
   for (int first = thread * kPiece; first < end; first += kThreadsPerRow * kPiece) {
     float values[kPiece];
     ReadPiece<kBf16>(row, first, inputs, p.wide, values);
-    uint32_t integers[2] = {};
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) {
-      const auto byte = static_cast<uint8_t>(RoundToInt8(values[i], scale));
-      integers[i / 4] |= static_cast<uint32_t>(byte) << (i % 4 * 8);
-    }
-    if (!kSums || first < padded) {
-      *reinterpret_cast<uint2*>(to + first) = make_uint2(integers[0], integers[1]);
-    }
+    const uint2 piece = RoundPiece(values, scale);
+    if (!kSums || first < padded) *reinterpret_cast<uint2*>(to + first) = piece;
     if constexpr (kSums) {
+      const uint32_t integers[2] = {piece.x, piece.y};
       StoreSum(integers, first, sums + first / kInt4MinimaInputs * kInt8BlockInputs);
     }
   }

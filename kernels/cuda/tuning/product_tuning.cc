@@ -8,6 +8,7 @@
 
 #include "base/error_text.h"
 #include "base/kinds.h"
+#include "kernels/cuda/linear/linear_int8.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/tuning/graph_device.h"
 
@@ -88,6 +89,7 @@ class ProductTuning::Operands {
     MOESERVE_RETURN_IF_ERROR(AllocateRows(args.input, inputs, input_));
     MOESERVE_RETURN_IF_ERROR(AllocateRows(args.output, results, output_));
     MOESERVE_RETURN_IF_ERROR(FillWithNumbers(input_, stream_));
+    MOESERVE_RETURN_IF_ERROR(ReserveRounded(inputs));
     if (args.plan == nullptr) return absl::OkStatus();
     const int most = static_cast<int>(recorded.rows);
     MOESERVE_ASSIGN_OR_RETURN(plan_memory_,
@@ -118,7 +120,26 @@ class ProductTuning::Operands {
 
   const DeviceMemory& output() const { return output_; }
 
+  // Launches a product that WithRows() returned, with this bank or an equal one.
+  void Launch(const LinearArgs& args, LinearTile tile) const {
+    if (static_cast<const CudaLinearBank&>(*args.bank).is_int8()) {
+      LaunchLinearInt8(args, tile, rounded_, stream_);
+    } else {
+      LaunchLinear(args, tile, stream_);
+    }
+  }
+
  private:
+  // Allocates memory for the rounded rows of a product with so many input rows.
+  Status ReserveRounded(int64_t inputs) {
+    LinearArgs args = recorded_->args;
+    if (!static_cast<const CudaLinearBank&>(*args.bank).is_int8()) return absl::OkStatus();
+    const RoutingPlan plan{.capacity = static_cast<int>(inputs)};  // the recorded one is gone
+    if (args.plan != nullptr) args.plan = &plan;
+    args.input.rows = inputs;
+    return rounded_.Reserve(args);
+  }
+
   static Status AllocateRows(const RowsView& view, int64_t rows, DeviceMemory& memory) {
     const size_t bytes = static_cast<size_t>(rows * view.stride) * SizeOf(view.dtype);
     MOESERVE_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate((bytes + 15) / 16 * 16));
@@ -154,6 +175,7 @@ class ProductTuning::Operands {
   cudaStream_t stream_;
   const Recorded* recorded_ = nullptr;
   DeviceMemory input_, output_, given_;
+  Int8Rows rounded_;
   PlanMemory plan_memory_;
   RouteScratch scratch_;
   RoutingPlan plan_;
@@ -293,10 +315,10 @@ Status ProductTuning::MeasureProduct(const Recorded& recorded,
       ids.push_back(static_cast<int>(tile));
       tune_case.candidates.push_back(
           {.name = std::string(kLinearTileNames[ids.back()]),
-           .enqueue = [&recorded, args, tile, stream](int turn) {
+           .enqueue = [&recorded, &operands, args, tile](int turn) {
              LinearArgs own = args;
              own.bank = recorded.banks[static_cast<size_t>(turn) % recorded.banks.size()];
-             LaunchLinear(own, tile, stream);
+             operands.Launch(own, tile);
            }});
     }
     MOESERVE_RETURN_IF_ERROR(MeasureCase(site, results, tune_case, ids, *device));

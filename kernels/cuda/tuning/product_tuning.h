@@ -1,4 +1,4 @@
-// Chooses the kernels of bf16 products by measuring them with the layers of a loaded model.
+// Chooses the kernels of products of bf16 rows by measuring them with the layers of a loaded model.
 #pragma once
 
 #include <chrono>
