@@ -95,6 +95,7 @@ set(MOESERVE_CUDA_SOURCES
   tuning/choices.cc
   tuning/graph_device.cc
   tuning/attention_tuning.cc
+  tuning/kernel_tuning.cc
   tuning/product_tuning.cc
   tuning/tuner.cc
   tuning/tuning_key.cc)

@@ -208,6 +208,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<Choices> choices_;
   std::unique_ptr<ProductTuning> products_;
   std::unique_ptr<AttentionTuning> attention_tuning_;
+  std::vector<KernelTuning*> tunings_;  // all of them, in the order in which they measure
   bool tunes_fully_ = false;
   std::string choices_file_, choices_key_;
   std::vector<std::string> tuning_messages_;
