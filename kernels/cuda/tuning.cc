@@ -15,8 +15,10 @@ absl::Status CudaBackend::OpenChoices(const BackendOptions& options) {
   choices_ = std::make_unique<Choices>();
   products_ = std::make_unique<ProductTuning>(choices_.get());
   attention_tuning_ = std::make_unique<AttentionTuning>(choices_.get());
+  route_tuning_ = std::make_unique<RouteTuning>(choices_.get());
+  sampler_tuning_ = std::make_unique<SamplerTuning>(choices_.get());
   // Products last, because they have the most measurements.
-  tunings_ = {attention_tuning_.get(), products_.get()};
+  tunings_ = {attention_tuning_.get(), sampler_tuning_.get(), route_tuning_.get(), products_.get()};
   tunes_fully_ = options.cuda_tune == "full";
   choices_file_ = options.cuda_tune_file;
   MOESERVE_ASSIGN_OR_RETURN(choices_key_, TuningKey());
