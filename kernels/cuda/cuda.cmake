@@ -98,7 +98,10 @@ set(MOESERVE_CUDA_SOURCES
   tuning/choices.cc
   tuning/graph_device.cc
   tuning/attention_tuning.cc
+  tuning/kernel_tuning.cc
   tuning/product_tuning.cc
+  tuning/route_tuning.cc
+  tuning/sampler_tuning.cc
   tuning/tuner.cc
   tuning/tuning_key.cc)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -575,13 +575,14 @@ void CudaBackend::Sample(const RowsView& logits) {
     sampled_ = {};
     sampled_ = AllocateForStep(bytes, "memory for drawn tokens");
   }
-  LaunchSample({.rows = step_.samples,
-                .results = sampled_.as<SampleResult>(),
-                .count = static_cast<int>(logits.rows),
-                .logits = static_cast<const float*>(logits.data),
-                .stride = logits.stride,
-                .vocabulary = static_cast<int>(logits.cols)},
-               stream_.get());
+  SampleLaunch launch{.rows = step_.samples,
+                      .results = sampled_.as<SampleResult>(),
+                      .count = static_cast<int>(logits.rows),
+                      .logits = static_cast<const float*>(logits.data),
+                      .stride = logits.stride,
+                      .vocabulary = static_cast<int>(logits.cols)};
+  if (sampler_tuning_ != nullptr) launch.blocks = sampler_tuning_->Blocks(launch);
+  LaunchSample(launch, stream_.get());
 }
 void CudaBackend::Scale(const RowsView& x, float factor) { LaunchScale(x, factor, stream_.get()); }
 

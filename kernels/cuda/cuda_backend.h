@@ -21,6 +21,8 @@
 #include "kernels/cuda/step_buffers.h"
 #include "kernels/cuda/tuning/attention_tuning.h"
 #include "kernels/cuda/tuning/product_tuning.h"
+#include "kernels/cuda/tuning/route_tuning.h"
+#include "kernels/cuda/tuning/sampler_tuning.h"
 
 namespace moeserve::cuda {
 
@@ -208,6 +210,9 @@ class CudaBackend : public Backend {
   std::unique_ptr<Choices> choices_;
   std::unique_ptr<ProductTuning> products_;
   std::unique_ptr<AttentionTuning> attention_tuning_;
+  std::unique_ptr<RouteTuning> route_tuning_;
+  std::unique_ptr<SamplerTuning> sampler_tuning_;
+  std::vector<KernelTuning*> tunings_;  // all of them, in the order in which they measure
   bool tunes_fully_ = false;
   std::string choices_file_, choices_key_;
   std::vector<std::string> tuning_messages_;

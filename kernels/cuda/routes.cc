@@ -128,6 +128,7 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
   if (!args.overrides.empty()) {
     launch.overrides = UploadOverrides(args.overrides, settings.num_experts);
   }
+  if (route_tuning_ != nullptr) launch.variant = route_tuning_->Variant(launch);
   slot.plan = LaunchRoute(launch, stream_.get());
   if (settings.select == SelectKind::kTopP) {
     slot.plan.expected = std::max(1, static_cast<int>(slot.plan.capacity * route_share_));

@@ -15,6 +15,10 @@ absl::Status CudaBackend::OpenChoices(const BackendOptions& options) {
   choices_ = std::make_unique<Choices>();
   products_ = std::make_unique<ProductTuning>(choices_.get());
   attention_tuning_ = std::make_unique<AttentionTuning>(choices_.get());
+  route_tuning_ = std::make_unique<RouteTuning>(choices_.get());
+  sampler_tuning_ = std::make_unique<SamplerTuning>(choices_.get());
+  // Products last, because they have the most measurements.
+  tunings_ = {attention_tuning_.get(), sampler_tuning_.get(), route_tuning_.get(), products_.get()};
   tunes_fully_ = options.cuda_tune == "full";
   choices_file_ = options.cuda_tune_file;
   MOESERVE_ASSIGN_OR_RETURN(choices_key_, TuningKey());
@@ -42,33 +46,27 @@ std::vector<std::string> CudaBackend::warnings() const {
 }
 
 void CudaBackend::BeginTuning() {
-  if (products_ == nullptr) return;
-  products_->Record(true);
-  attention_tuning_->Record(true);
+  for (KernelTuning* const tuning : tunings_) tuning->Record(true);
 }
 
 absl::Status CudaBackend::EndTuning() {
-  if (products_ == nullptr) return absl::OkStatus();
+  if (tunings_.empty()) return absl::OkStatus();
   Synchronize();
-  ProductTuningSettings settings;
+  TuningSettings settings;
   if (tunes_fully_) settings = {.limit = std::chrono::minutes(1), .rows_factor = 2};
   const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
     return std::unique_ptr<TuneDevice>(new GraphTuneDevice(stream, output, bytes));
   };
-  const auto add = [&](const std::vector<std::string>& messages) {
+  const auto end = std::chrono::steady_clock::now() + settings.limit;
+  int measured = 0, left_out = 0;
+  for (KernelTuning* const tuning : tunings_) {
+    settings.limit = end - std::chrono::steady_clock::now();
+    MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string> messages,
+                              tuning->Measure(settings, device, stream_.get()));
     tuning_messages_.insert(tuning_messages_.end(), messages.begin(), messages.end());
-  };
-  // Attention first, because it has few measurements.
-  const auto begin = std::chrono::steady_clock::now();
-  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string> of_attention,
-                            attention_tuning_->Measure(settings, device, stream_.get()));
-  add(of_attention);
-  settings.limit -= std::chrono::steady_clock::now() - begin;
-  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string> of_products,
-                            products_->Measure(settings, device, stream_.get()));
-  add(of_products);
-  const int left_out = products_->left_out() + attention_tuning_->left_out();
-  const int measured = products_->measured() + attention_tuning_->measured();
+    measured += tuning->measured();
+    left_out += tuning->left_out();
+  }
   // Recorded steps have the kernels that were chosen before.
   DropRecordings();
   if (left_out > 0) {

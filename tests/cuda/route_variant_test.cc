@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/cuda/route_support.h"
 
 namespace moeserve::cuda {
@@ -109,6 +111,25 @@ TEST(ChooseRouteTest, ClustersOnlyWhereTheyAreAskedForAndFit) {
   shape.cluster_limit = 227 << 10;
   shape.most_cluster_blocks = 16;
   EXPECT_EQ(blocks(8), 0);
+}
+
+TEST(RouteVariantsTest, EachFormOnceAndTheDefaultFirst) {
+  for (const int rows : {1, 300, 2000}) {
+    RouteShape shape = ShapeFor(rows, 64, 512);
+    shape.cluster_limit = 227 << 10;
+    shape.most_cluster_blocks = 16;
+    const std::vector<RouteVariant> variants = RouteVariantsThatFit(shape);
+    EXPECT_EQ(variants[0], ChooseRoute(shape, {}));
+    int clusters = 0;
+    for (const RouteVariant& v : variants) {
+      EXPECT_EQ(std::count(variants.begin(), variants.end(), v), 1);
+      EXPECT_EQ(ChooseRoute(shape, v), v);
+      clusters += v.cluster_blocks > 0 ? 1 : 0;
+    }
+    // One row: 6 tiles and 2 clusters, each with 2 forms of the plan.
+    EXPECT_EQ(clusters, rows == 1 ? 4 : 0);
+    EXPECT_EQ(variants.size(), rows == 1 ? 16u : rows == 300 ? 12u : 6u);
+  }
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "kernels/cuda/tuning/product_tuning.h"
 #include "kernels/cuda/tuning/tuner.h"
 #include "kernels/cuda/tuning/tuning_key.h"
+#include "tests/cuda/counting_device.h"
 #include "tests/cuda/linear_case.h"
 
 namespace moeserve::testing {
@@ -197,24 +198,25 @@ TEST(TunerTest, WrongResultsAreNeverChosen) {
   EXPECT_EQ(b.calls, 0);
 }
 
-// Emulated kernels are slow, and what is measured must not depend on it.
-constexpr cuda::ProductTuningSettings kNoLimit{.limit = std::chrono::hours(1), .rows_factor = 4};
-
-// Compares bits on the device. Each operation that is prepared seems to be faster than the one
-// before it.
-class CountingDevice : public cuda::GraphTuneDevice {
- public:
-  using GraphTuneDevice::GraphTuneDevice;
-  Result<std::function<Result<double>()>> Prepare(
-      const std::function<void(int)>& enqueue) override {
-    for (int turn = 0; turn < 3; ++turn) enqueue(turn);
-    const double time = 100.0 / static_cast<double>(++prepared_);
-    return std::function<Result<double>()>([time]() -> Result<double> { return time; });
+// Operations that do not write to the output have another function that does.
+TEST(TunerTest, ComparesWhatIsBroughtToTheOutput) {
+  ListedDevice device;
+  ListedDevice::Operation a{{10}, 7}, b{{1}, 7}, output_of_a{{0}, 3}, output_of_b{{0}, 4};
+  TuneCase tune_case{"case", {}};
+  device.Add(tune_case, "a", &a);
+  device.Add(tune_case, "b", &b);
+  for (size_t i = 0; i < 2; ++i) {
+    tune_case.candidates[i].enqueue_to_output = [&, i](int) {
+      device.last = i == 0 ? &output_of_a : &output_of_b;
+    };
   }
-
- private:
-  int prepared_ = 0;
-};
+  const auto result = cuda::Tune(tune_case, device);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->different, std::vector<std::string>{"b"});
+  EXPECT_EQ(device.order, (std::vector<ListedDevice::Operation*>(5, &a)));
+  output_of_b.result = 3;
+  EXPECT_EQ(cuda::Tune(tune_case, device)->chosen, 1);
+}
 
 TEST(GraphDeviceTest, ComparesEveryWord) {
   const cuda::Stream stream = std::move(cuda::Stream::Create()).value();
@@ -282,10 +284,7 @@ TEST(ProductTuningTest, MeasuresWhatWasRecorded) {
   EXPECT_EQ(tuning.Tile(scene.Up(scene.up)), cuda::LinearTile::kAuto);
   tuning.Tile(scene.Up(scene.other_up));
   tuning.Tile(scene.Down());
-  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
-    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
-  };
-  const auto messages = tuning.Measure(kNoLimit, device, nullptr);
+  const auto messages = tuning.Measure(kNoLimit, NewCountingDevice, nullptr);
   ASSERT_TRUE(messages.ok());
   EXPECT_EQ(*messages, std::vector<std::string>());
   // 1, 4, 16 and 20 rows of two products and of the pair.
@@ -298,7 +297,7 @@ TEST(ProductTuningTest, MeasuresWhatWasRecorded) {
   // What is known is not measured again.
   tuning.Record(true);
   tuning.Tile(scene.Up(scene.up));
-  ASSERT_TRUE(tuning.Measure({}, device, nullptr).ok());
+  ASSERT_TRUE(tuning.Measure({}, NewCountingDevice, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 0);
 }
 
@@ -314,17 +313,14 @@ TEST(ProductTuningTest, ProductsInSegments) {
   cuda::ProductTuning tuning(&choices);
   tuning.Record(true);
   tuning.Tile(args);
-  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
-    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
-  };
-  ASSERT_TRUE(tuning.Measure(kNoLimit, device, nullptr).ok());
+  ASSERT_TRUE(tuning.Measure(kNoLimit, NewCountingDevice, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 3);  // 1, 4 and 5 rows of 3 experts
   for (const int rows : {3, 12, 15}) EXPECT_TRUE(choices.Has(0, rows)) << rows;
   const cuda::LinearTile chosen = tuning.Tile(args);
   EXPECT_NE(chosen, cuda::LinearTile::kAuto);
   tuning.Record(true);
   tuning.Tile(args);
-  ASSERT_TRUE(tuning.Measure(kNoLimit, device, nullptr).ok());
+  ASSERT_TRUE(tuning.Measure(kNoLimit, NewCountingDevice, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 0);
   LaunchLinear(args, chosen, nullptr);
   const std::vector<double> row = RowOf(y.Fetch(), 4, 48);
@@ -433,10 +429,7 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   for (const cuda::AttentionLaunch& a : {RecordedAttention(100, 100), window, routed, both}) {
     EXPECT_EQ(tuning.Tiles(a), AttentionTiles::kAuto);
   }
-  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
-    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
-  };
-  const auto messages = tuning.Measure(kNoLimit, device, nullptr);
+  const auto messages = tuning.Measure(kNoLimit, NewCountingDevice, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
   EXPECT_EQ(tuning.measured(), 12);  // 16, 64 and 100 tokens
@@ -452,7 +445,7 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   tuning.Tiles(RecordedAttention(100, 0));
   other.cache.dtype = DType::kF32;
   tuning.Tiles(other);
-  ASSERT_TRUE(tuning.Measure({}, device, nullptr).ok());
+  ASSERT_TRUE(tuning.Measure({}, NewCountingDevice, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 0);
 }
 
@@ -476,10 +469,7 @@ TEST(AttentionTuningTest, MeasuresSingleTokens) {
   for (const cuda::AttentionLaunch& a : {plain, routed, window, both}) {
     EXPECT_EQ(tuning.Splits(a), AttentionSplits::kAuto);
   }
-  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
-    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
-  };
-  const auto messages = tuning.Measure(kNoLimit, device, nullptr);
+  const auto messages = tuning.Measure(kNoLimit, NewCountingDevice, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
   // 1, 4 and 5 tokens; encoders have no single tokens.

@@ -82,18 +82,20 @@ int Multiprocessors() {
   return multiprocessors;
 }
 
-RouteShape ShapeOfLaunch(const RouteLaunch& launch, const RowsView& input) {
+RouteShape ShapeOfLaunch(const RouteLaunch& launch, bool clusters) {
   const RouterTables& router = launch.router->tables();
+  // Changed rows are f32.
+  const DType dtype = ChangesRow(router.settings) ? DType::kF32 : launch.input.dtype;
   return {.settings = router.settings,
-          .rows = input.rows,
+          .rows = launch.input.rows,
           .columns = router.columns,
           .k_max = launch.k_max,
           .overrides = launch.overrides != nullptr,
-          .element_bytes = static_cast<int>(SizeOf(input.dtype)),
+          .element_bytes = static_cast<int>(SizeOf(dtype)),
           .multiprocessors = Multiprocessors(),
           .shared_limit = RouteSharedLimit(),
           .cluster_limit = static_cast<int64_t>(SharedMemoryLimit()),
-          .most_cluster_blocks = launch.variant.cluster_blocks > 0 ? MostRouteClusterBlocks() : 0};
+          .most_cluster_blocks = clusters ? MostRouteClusterBlocks() : 0};
 }
 
 void LaunchKernelOf(const RouteVariant& variant, const RouteKernelArgs& a, DType dtype,
@@ -139,6 +141,10 @@ int64_t RouteSharedLimit() {
   return std::min(kMaxShared, static_cast<int64_t>(SharedMemoryLimit()));
 }
 
+std::vector<RouteVariant> RouteVariantsThatFit(const RouteLaunch& launch) {
+  return RouteVariantsThatFit(ShapeOfLaunch(launch, true));
+}
+
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
   const RouterTables& router = launch.router->tables();
   const RouteSettings& settings = router.settings;
@@ -172,7 +178,8 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
     return launch.plan->Plan(rows, experts, launch.k_max);
   }
   const RowsView input = RowsForProducts(launch, stream);
-  const RouteVariant variant = ChooseRoute(ShapeOfLaunch(launch, input), launch.variant);
+  const RouteVariant variant =
+      ChooseRoute(ShapeOfLaunch(launch, launch.variant.cluster_blocks > 0), launch.variant);
   const int64_t element = static_cast<int64_t>(SizeOf(input.dtype));
   const bool sort = launch.overrides != nullptr || settings.select == SelectKind::kTopP ||
                     std::min(settings.k, experts) > kMostTopRanks;

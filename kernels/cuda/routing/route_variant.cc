@@ -104,4 +104,18 @@ RouteVariant ChooseRoute(const RouteShape& shape, const RouteVariant& wanted) {
   return v;
 }
 
+std::vector<RouteVariant> RouteVariantsThatFit(const RouteShape& shape) {
+  std::vector<RouteVariant> variants;
+  const auto add = [&](const RouteVariant& wanted) {
+    const RouteVariant v = ChooseRoute(shape, wanted);
+    if (std::find(variants.begin(), variants.end(), v) == variants.end()) variants.push_back(v);
+  };
+  add({});
+  for (const PlanForm plan : {PlanForm::kSameLaunch, PlanForm::kChunks}) {
+    for (const RouteTile tile : kRouteTiles) add({.tile = tile, .plan = plan});
+    for (const int blocks : {8, 16}) add({.plan = plan, .cluster_blocks = blocks});
+  }
+  return variants;
+}
+
 }  // namespace moeserve::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/base/routing.h"
 #include "kernels/cuda/routing/route_device.h"
@@ -28,6 +29,8 @@ struct RouteVariant {
   PlanForm plan = PlanForm::kAuto;
   // 8 or 16: one cluster of so many blocks instead of a grid with tiles. 0: no cluster.
   int cluster_blocks = 0;
+
+  bool operator==(const RouteVariant&) const = default;
 };
 
 // A warp of a tile computes row_tile x column_tile products; a block has row_warps x column_warps
@@ -151,6 +154,10 @@ struct RouteShape {
 // Replaces what `wanted` leaves to kAuto, and also choices that the shape or the device does not
 // allow.
 RouteVariant ChooseRoute(const RouteShape& shape, const RouteVariant& wanted);
+
+// Returns all forms that the shape and the device allow with the kernel that ChooseRoute() prefers,
+// each once. The first one is that of an empty variant.
+std::vector<RouteVariant> RouteVariantsThatFit(const RouteShape& shape);
 
 // Returns whether one block builds the plan if `wanted` leaves it open or asks for it; `limit` is
 // the shared memory that the block may use.

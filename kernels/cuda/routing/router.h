@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/base/routing.h"
@@ -135,6 +136,10 @@ struct RouteLaunch {
 // three launches for more, and one more launch if ChangesRow() is true. The plan is valid when the
 // stream has run the launches.
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream);
+
+// Returns the forms in which the current device can route the rows. The first one is used by
+// default. Reads neither the launch's `variant` nor its memory.
+std::vector<RouteVariant> RouteVariantsThatFit(const RouteLaunch& launch);
 
 struct GivenPlanLaunch {
   int rows = 0;

@@ -243,30 +243,14 @@ AttentionSplits AttentionTuning::Splits(const AttentionLaunch& launch) {
   return chosen ? static_cast<AttentionSplits>(*chosen) : AttentionSplits::kAuto;
 }
 
-Status AttentionTuning::MeasureCase(int site, int64_t tokens, const TuneCase& tune_case,
-                                    const std::vector<int>& ids, TuneDevice& device) {
-  MOESERVE_ASSIGN_OR_RETURN(const TuneResult result, Tune(tune_case, device));
-  choices_->Choose(site, tokens, ids[static_cast<size_t>(result.chosen)]);
-  ++measured_;
-  for (const std::string& name : result.different) {
-    messages_.push_back(Concat(tune_case.name, ": the kernel ", name,
-                               " computes other bits on this device and is not used"));
-  }
-  return absl::OkStatus();
-}
-
 Status AttentionTuning::MeasureTiles(const AttentionLaunch& recorded,
-                                     const ProductTuningSettings& settings,
+                                     const TuningSettings& settings,
                                      const TuneDeviceFactory& devices, cudaStream_t stream) {
   const int site = SiteOf(KeyOf(recorded));
   std::optional<Operands> operands;
   std::unique_ptr<TuneDevice> device;
   for (const int64_t tokens : NumbersOfRows(recorded.step.tokens, settings.rows_factor)) {
-    if (tokens < kFewestTokens || choices_->Has(site, tokens)) continue;
-    if (std::chrono::steady_clock::now() - begin_ > settings.limit) {
-      ++left_out_;
-      continue;
-    }
+    if (tokens < kFewestTokens || !IsWanted(site, tokens, settings)) continue;
     if (device == nullptr) {
       MOESERVE_ASSIGN_OR_RETURN(operands, Operands::CreatePrompt(recorded, stream));
       device = devices(stream, operands->output().data(), operands->output().bytes());
@@ -290,7 +274,7 @@ Status AttentionTuning::MeasureTiles(const AttentionLaunch& recorded,
 }
 
 Status AttentionTuning::MeasureSingles(const AttentionLaunch& recorded,
-                                       const ProductTuningSettings& settings,
+                                       const TuningSettings& settings,
                                        const TuneDeviceFactory& devices, cudaStream_t stream) {
   const int most = std::min(recorded.step.tokens, kMostSingles);
   for (const int bound : kContexts) {
@@ -301,11 +285,7 @@ Status AttentionTuning::MeasureSingles(const AttentionLaunch& recorded,
     std::optional<Operands> operands;
     std::unique_ptr<TuneDevice> device;
     for (const int64_t tokens : NumbersOfRows(most, settings.rows_factor)) {
-      if (!splits || choices_->Has(site, tokens)) continue;
-      if (std::chrono::steady_clock::now() - begin_ > settings.limit) {
-        ++left_out_;
-        continue;
-      }
+      if (!splits || !IsWanted(site, tokens, settings)) continue;
       if (device == nullptr) {
         MOESERVE_ASSIGN_OR_RETURN(operands,
                                   Operands::CreateSingles(recorded, most, context, stream));
@@ -336,31 +316,15 @@ Status AttentionTuning::MeasureSingles(const AttentionLaunch& recorded,
   return absl::OkStatus();
 }
 
-Result<std::vector<std::string>> AttentionTuning::Measure(const ProductTuningSettings& settings,
-                                                          const TuneDeviceFactory& devices,
-                                                          cudaStream_t stream) {
-  records_ = false;
-  measured_ = left_out_ = 0;
-  messages_.clear();
-  begin_ = std::chrono::steady_clock::now();
-  Status status;
+Status AttentionTuning::MeasureRecorded(const TuningSettings& settings,
+                                        const TuneDeviceFactory& devices, cudaStream_t stream) {
   for (const auto& [key, launch] : recorded_) {
-    status.Update(MeasureTiles(launch, settings, devices, stream));
-    if (!status.ok()) break;
+    MOESERVE_RETURN_IF_ERROR(MeasureTiles(launch, settings, devices, stream));
   }
   for (const auto& [key, launch] : recorded_singles_) {
-    if (!status.ok()) break;
-    status.Update(MeasureSingles(launch, settings, devices, stream));
+    MOESERVE_RETURN_IF_ERROR(MeasureSingles(launch, settings, devices, stream));
   }
-  recorded_.clear();
-  recorded_singles_.clear();
-  if (absl::IsResourceExhausted(status)) {
-    messages_.push_back(Concat("attention was not measured for all numbers of tokens: ",
-                               std::string(status.message())));
-    status = absl::OkStatus();
-  }
-  MOESERVE_RETURN_IF_ERROR(status);
-  return std::move(messages_);
+  return absl::OkStatus();
 }
 
 }  // namespace moeserve::cuda

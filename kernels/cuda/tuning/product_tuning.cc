@@ -265,24 +265,7 @@ std::optional<FusedTile> ProductTuning::Fused(const FusedExpertArgs& args) {
   return static_cast<FusedTile>(*chosen);
 }
 
-bool ProductTuning::TimeIsOver(const ProductTuningSettings& settings) const {
-  return std::chrono::steady_clock::now() - begin_ > settings.limit;
-}
-
-Status ProductTuning::MeasureCase(int site, int64_t rows, const TuneCase& tune_case,
-                                  const std::vector<int>& ids, TuneDevice& device) {
-  MOESERVE_ASSIGN_OR_RETURN(const TuneResult result, Tune(tune_case, device));
-  choices_->Choose(site, rows, ids[result.chosen]);
-  ++measured_;
-  for (const std::string& name : result.different) {
-    messages_.push_back(Concat(tune_case.name, ": the kernel ", name,
-                               " computes other bits on this device and is not used"));
-  }
-  return absl::OkStatus();
-}
-
-Status ProductTuning::MeasureProduct(const Recorded& recorded,
-                                     const ProductTuningSettings& settings,
+Status ProductTuning::MeasureProduct(const Recorded& recorded, const TuningSettings& settings,
                                      const TuneDeviceFactory& devices, cudaStream_t stream) {
   const int site = SiteOf(KeyOf(recorded.args));
   const bool routed = recorded.args.plan != nullptr;
@@ -293,11 +276,7 @@ Status ProductTuning::MeasureProduct(const Recorded& recorded,
   for (const int64_t rows : NumbersOfRows(recorded.rows, settings.rows_factor)) {
     // What ExpectedRows() returns for such a product.
     const int64_t results = rows * (routed ? recorded.routes : segments ? experts : 1);
-    if (choices_->Has(site, results)) continue;
-    if (TimeIsOver(settings)) {
-      ++left_out_;
-      continue;
-    }
+    if (!IsWanted(site, results, settings)) continue;
     if (device == nullptr) {
       MOESERVE_RETURN_IF_ERROR(operands.Allocate(recorded));
       device = devices(stream, operands.output().data(), operands.output().bytes());
@@ -327,8 +306,8 @@ Status ProductTuning::MeasureProduct(const Recorded& recorded,
 }
 
 Status ProductTuning::MeasurePair(const SiteKey& key, const std::vector<Pair>& pairs,
-                                  const ProductTuningSettings& settings,
-                                  const TuneDeviceFactory& devices, cudaStream_t stream) {
+                                  const TuningSettings& settings, const TuneDeviceFactory& devices,
+                                  cudaStream_t stream) {
   const auto product_of = [&](const LinearBank* bank) -> const Recorded* {
     for (const auto& [key, r] : recorded_) {
       if (std::find(r.banks.begin(), r.banks.end(), bank) != r.banks.end()) return &r;
@@ -343,11 +322,7 @@ Status ProductTuning::MeasurePair(const SiteKey& key, const std::vector<Pair>& p
   std::unique_ptr<TuneDevice> device;
   for (const int64_t rows : NumbersOfRows(up->rows, settings.rows_factor)) {
     const int64_t results = rows * up->routes;
-    if (choices_->Has(site, results)) continue;
-    if (TimeIsOver(settings)) {
-      ++left_out_;
-      continue;
-    }
+    if (!IsWanted(site, results, settings)) continue;
     if (device == nullptr) {
       MOESERVE_RETURN_IF_ERROR(first.Allocate(*up));
       MOESERVE_RETURN_IF_ERROR(second.Allocate(*down));
@@ -395,31 +370,15 @@ Status ProductTuning::MeasurePair(const SiteKey& key, const std::vector<Pair>& p
   return absl::OkStatus();
 }
 
-Result<std::vector<std::string>> ProductTuning::Measure(const ProductTuningSettings& settings,
-                                                        const TuneDeviceFactory& devices,
-                                                        cudaStream_t stream) {
-  records_ = false;
-  measured_ = left_out_ = 0;
-  messages_.clear();
-  begin_ = std::chrono::steady_clock::now();
-  Status status;
+Status ProductTuning::MeasureRecorded(const TuningSettings& settings,
+                                      const TuneDeviceFactory& devices, cudaStream_t stream) {
   for (const auto& [key, recorded] : recorded_) {
-    status.Update(MeasureProduct(recorded, settings, devices, stream));
-    if (!status.ok()) break;
+    MOESERVE_RETURN_IF_ERROR(MeasureProduct(recorded, settings, devices, stream));
   }
   for (const auto& [key, pairs] : pairs_) {
-    if (!status.ok()) break;
-    status.Update(MeasurePair(key, pairs, settings, devices, stream));
+    MOESERVE_RETURN_IF_ERROR(MeasurePair(key, pairs, settings, devices, stream));
   }
-  recorded_.clear();
-  pairs_.clear();
-  if (absl::IsResourceExhausted(status)) {
-    messages_.push_back(Concat("kernels were not measured for all numbers of rows: ",
-                               std::string(status.message())));
-    status = absl::OkStatus();
-  }
-  MOESERVE_RETURN_IF_ERROR(status);
-  return std::move(messages_);
+  return absl::OkStatus();
 }
 
 }  // namespace moeserve::cuda

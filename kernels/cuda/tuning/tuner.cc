@@ -18,6 +18,10 @@ double Median(std::vector<double> times) {
   return times[middle];
 }
 
+const std::function<void(int turn)>& Compared(const TuneCandidate& candidate) {
+  return candidate.enqueue_to_output ? candidate.enqueue_to_output : candidate.enqueue;
+}
+
 }  // namespace
 
 Result<TuneResult> Tune(const TuneCase& tune_case, TuneDevice& device) {
@@ -26,11 +30,11 @@ Result<TuneResult> Tune(const TuneCase& tune_case, TuneDevice& device) {
   result.microseconds.resize(candidates.size());
   if (candidates.size() < 2) return result;
 
-  MOESERVE_RETURN_IF_ERROR(device.RunDefault(candidates[0].enqueue));
+  MOESERVE_RETURN_IF_ERROR(device.RunDefault(Compared(candidates[0])));
   std::vector<std::function<Result<double>()>> measure(candidates.size());
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (i > 0) {
-      MOESERVE_ASSIGN_OR_RETURN(const bool equal, device.EqualsDefault(candidates[i].enqueue));
+      MOESERVE_ASSIGN_OR_RETURN(const bool equal, device.EqualsDefault(Compared(candidates[i])));
       if (!equal) {
         result.different.push_back(candidates[i].name);
         continue;

@@ -17,6 +17,9 @@ struct TuneCandidate {
   // operands, so that one call does not find those of the call before in a cache. Turn 0 always has
   // the same operands.
   std::function<void(int turn)> enqueue;
+  // If set, it takes the place of `enqueue` where results are compared, and brings them to the
+  // output of the device, to which `enqueue` does not write.
+  std::function<void(int turn)> enqueue_to_output = {};
 };
 
 // An operation that is measured with one number of rows. The first candidate is the default.
@@ -25,7 +28,7 @@ struct TuneCase {
   std::vector<TuneCandidate> candidates;
 };
 
-// What the tuner needs from the device. The implementation for GPUs is in graph_timer.h.
+// What the tuner needs from the device. The implementation for GPUs is in graph_device.h.
 class TuneDevice {
  public:
   virtual ~TuneDevice() = default;
