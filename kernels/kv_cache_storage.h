@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "kernels/base/kv_cache_type.h"
+#include "kernels/storage_observer.h"
 
 namespace moeserve {
 
@@ -37,7 +38,9 @@ struct KvLayerShape {
 // A page has kPageTokens positions of all layers of one table.
 class KvCacheStorage {
  public:
-  virtual ~KvCacheStorage() = default;
+  virtual ~KvCacheStorage() {
+    if (observer_ != nullptr) observer_->Drops(id_);
+  }
   KvCacheStorage(const KvCacheStorage&) = delete;
   KvCacheStorage& operator=(const KvCacheStorage&) = delete;
 
@@ -51,9 +54,17 @@ class KvCacheStorage {
   uint64_t id() const { return id_; }
 
   // Copies the content of page `from` of a table to its page `to`.
-  virtual void CopyPage(int table, int32_t from, int32_t to) = 0;
+  void CopyPage(int table, int32_t from, int32_t to) {
+    if (observer_ != nullptr) observer_->CopiesPage(id_, table, from, to);
+    DoCopyPage(table, from, to);
+  }
+
+  // The observer must outlive the storage or be replaced by null.
+  void SetObserver(StorageObserver* observer) { observer_ = observer; }
 
  protected:
+  virtual void DoCopyPage(int table, int32_t from, int32_t to) = 0;
+
   // `num_pages` has the number of pages of each table that a shape names.
   KvCacheStorage(std::vector<KvLayerShape> shapes, KvCacheType type, std::vector<int64_t> num_pages)
       : type_(type), num_pages_(std::move(num_pages)), shapes_(std::move(shapes)) {
@@ -69,6 +80,7 @@ class KvCacheStorage {
  private:
   inline static std::atomic<uint64_t> last_id_{0};
   const uint64_t id_ = ++last_id_;
+  StorageObserver* observer_ = nullptr;
 };
 
 // Returns the index in StepInputs::page_tables of the table that a layer of the cache has of a

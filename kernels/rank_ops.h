@@ -23,6 +23,9 @@ class RankOps {
   virtual void StartGather(const RowsView& results, std::span<const int64_t> rows_of_rank,
                            Exchange& exchange) = 0;
   virtual void FinishGather(Exchange& exchange) = 0;
+  // Returns a number that depends on all bits of the rows [T, d], f32 without padding, and waits
+  // for them.
+  virtual uint64_t Checksum(const RowsView& rows) = 0;
 };
 
 }  // namespace moeserve

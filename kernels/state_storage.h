@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/base/recurrence.h"
+#include "kernels/storage_observer.h"
 
 namespace moeserve {
 
@@ -30,7 +31,9 @@ struct StateShape {
 // recurrence, and the recurrence's inputs of pending tokens.
 class StateStorage {
  public:
-  virtual ~StateStorage() = default;
+  virtual ~StateStorage() {
+    if (observer_ != nullptr) observer_->Drops(id_);
+  }
   StateStorage(const StateStorage&) = delete;
   StateStorage& operator=(const StateStorage&) = delete;
 
@@ -42,9 +45,18 @@ class StateStorage {
   uint64_t id() const { return id_; }
 
   // Stores the state before the first token of a text.
-  virtual void Clear(int32_t slot) = 0;
+  void Clear(int32_t slot) {
+    if (observer_ != nullptr) observer_->ClearsState(id_, slot);
+    DoClear(slot);
+  }
   // Stores in `to`, which may be `from`, the state of `from` after its first `rows` pending rows.
-  virtual void Advance(int32_t from, int rows, int32_t to) = 0;
+  void Advance(int32_t from, int rows, int32_t to) {
+    if (observer_ != nullptr) observer_->AdvancesState(id_, from, rows, to);
+    DoAdvance(from, rows, to);
+  }
+
+  // The observer must outlive the storage or be replaced by null.
+  void SetObserver(StorageObserver* observer) { observer_ = observer; }
 
   // Returns the bytes of one slot.
   static int64_t SlotBytes(std::span<const StateShape> shapes, int pending_rows) {
@@ -56,6 +68,9 @@ class StateStorage {
   }
 
  protected:
+  virtual void DoClear(int32_t slot) = 0;
+  virtual void DoAdvance(int32_t from, int rows, int32_t to) = 0;
+
   StateStorage(std::vector<StateShape> shapes, int num_slots, int pending_rows)
       : shapes_(std::move(shapes)), num_slots_(num_slots), pending_rows_(pending_rows) {}
 
@@ -81,6 +96,7 @@ class StateStorage {
  private:
   inline static std::atomic<uint64_t> last_id_{0};
   const uint64_t id_ = ++last_id_;
+  StorageObserver* observer_ = nullptr;
 };
 
 // Where the tokens of a step find and leave states. Empty for models without states.

@@ -79,7 +79,10 @@ class Model::Impl {
   void Predict(const Batch& batch, const PredictionSources& sources, KvCacheStorage& cache,
                const StepResults& results);
   const ReportBuffer& reported() { return stack_.reported(); }
-  absl::Status CheckFiles() { return files_in_use_.Check(); }
+  absl::Status CheckFiles() {
+    MOESERVE_RETURN_IF_ERROR(files_in_use_.Check());
+    return listener_status_;
+  }
 
   const ModelSpec spec;
   const ModelOptions options;
@@ -116,7 +119,19 @@ class Model::Impl {
                      const std::function<void(StepContext&)>& issue,
                      const std::function<void()>& read);
 
+  void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
+                  const ContinuedRows& continued = {}) {
+    if (options.listener != nullptr) options.listener->BeforeStep(kind, batch, cache, continued);
+  }
+  // `x`: the residual stream of the step.
+  void AfterStep(const RowsView& x) {
+    if (options.listener == nullptr) return;
+    listener_status_ =
+        options.listener->AfterStep(backend.rank_ops()->Checksum(x), files_in_use_.Check());
+  }
+
   std::unique_ptr<OutputHead> head_;
+  absl::Status listener_status_;
   const bool has_states_;
   std::vector<int32_t> output_rows_;  // of the current step
   RankShare share_;
@@ -164,6 +179,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
   MOESERVE_CHECK(std::ssize(results.texts) >= num_texts * TextOutputs(spec),
                  "room for the outputs of texts");
   if (batch.num_tokens() == 0) return {};
+  BeforeStep(StepKind::kForward, batch, cache);
   MOESERVE_CHECK(has_states_ == (batch.states.storage != nullptr), "states if the model has them");
   const Workspace::Scope scope(workspace);
   output_rows_ = batch.logit_rows;
@@ -188,6 +204,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
       [&] {
         ReadOutputs(batch, scores, results.logits, results.samples);
         if (num_texts > 0) backend.CopyToHost(texts, results.texts.first(num_texts * texts.cols));
+        AfterStep(x);
       });
 }
 
@@ -234,8 +251,10 @@ StepReport Model::Impl::RunStep(BlockStack& stack, const Batch& batch, KvCacheSt
 StepReport Model::Impl::EncodeSources(const Batch& batch, KvCacheStorage& cache,
                                       const StepOptions& step) {
   MOESERVE_CHECK(encoder_ != nullptr, "an encoder");
+  BeforeStep(StepKind::kEncodeSources, batch, cache);
   const Workspace::Scope scope(workspace);
   const StepRows rows = backend.BeginStep(InputsOf(batch, cache, step), this, false);
+  uint64_t checksum = 0;
   return RunStep(
       *encoder_, batch, cache, step, rows.tokens,
       [&](StepContext& ctx) {
@@ -245,8 +264,12 @@ StepReport Model::Impl::EncodeSources(const Batch& batch, KvCacheStorage& cache,
         const RowsView source = workspace.TakeDense(rows.tokens, spec.hidden_size, options.compute);
         encoder_->Finish(backend, x, source);
         stack_.RememberSource(ctx, source);
+        if (options.listener != nullptr) checksum = backend.rank_ops()->Checksum(x);
       },
-      [] {});
+      [&] {
+        if (options.listener == nullptr) return;
+        listener_status_ = options.listener->AfterStep(checksum, files_in_use_.Check());
+      });
 }
 
 void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
@@ -254,6 +277,7 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   MOESERVE_CHECK(prediction_ != nullptr, "prediction layers");
   MOESERVE_CHECK(std::ssize(sources.rows) == batch.num_tokens(), "a source of each row");
   if (batch.num_tokens() == 0) return;
+  BeforeStep(StepKind::kPredict, batch, cache, {sources.rows, sources.predicted});
   const Workspace::Scope scope(workspace);
   StepInputs inputs = InputsOf(batch, cache, {});
   inputs.output_rows = batch.logit_rows;
@@ -267,7 +291,10 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   RunStep(
       prediction_->blocks(), batch, cache, {}, rows.tokens,
       [&](StepContext& ctx) { IssuePrediction(ctx, sources.predicted, x, logits); },
-      [&] { ReadOutputs(batch, logits, results.logits, results.samples); });
+      [&] {
+        ReadOutputs(batch, logits, results.logits, results.samples);
+        AfterStep(x);
+      });
 }
 
 void Model::Impl::IssuePrediction(StepContext& ctx, bool predicted, const RowsView& x,

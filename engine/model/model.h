@@ -11,6 +11,7 @@
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
 #include "engine/step/batch.h"
+#include "engine/step/step_listener.h"
 #include "engine/step/step_report.h"
 #include "engine/weights/expert_placement.h"
 #include "engine/weights/packed_cache.h"
@@ -28,6 +29,8 @@ struct ModelOptions {
   // the functions of their models in the same order with the same arguments.
   Exchange* exchange = nullptr;
   const ExpertPlacement* placement = nullptr;
+  // Takes part in all steps; must outlive the model. Null: nobody does.
+  StepListener* listener = nullptr;
 };
 
 // The rows that a step of prediction layers continues.
@@ -84,8 +87,9 @@ class Model {
   std::span<const TokenRoutes> CountStep(std::span<const Phase> phase);
 
   // Returns Internal with the file's name if a mapped file that the model reads in place (packed
-  // weights, an embedding table) has lost bytes. Then the results of the last step may be wrong. To
-  // be called after each Forward(), by the same thread.
+  // weights, an embedding table) has lost bytes. Then the results of the last step may be wrong.
+  // Also returns what ModelOptions::listener has returned after the last step. To be called after
+  // each Forward(), by the same thread.
   absl::Status CheckFiles();
 
   // Returns the number of floats per token that a step must store for its report: the router scores

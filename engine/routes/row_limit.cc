@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kRenormalize = ":renormalize";
 
-std::string ShortNumber(double value) {
+std::string LimitText(double value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
   return std::string(text, end);
@@ -72,9 +72,9 @@ std::string CapacityRule::Text() const {
   const std::string_view more = renormalize ? kRenormalize : "";
   switch (kind) {
     case Kind::kSwitch:
-      return Concat("switch:", ShortNumber(value), more);
+      return Concat("switch:", LimitText(value), more);
     case Kind::kFraction:
-      return Concat("fraction:", ShortNumber(value), more);
+      return Concat("fraction:", LimitText(value), more);
     case Kind::kGshard:
       break;
   }

@@ -46,7 +46,7 @@ Result<std::unique_ptr<CpuKvCache>> CpuKvCache::Allocate(std::vector<KvLayerShap
   return cache;
 }
 
-void CpuKvCache::CopyPage(int table, int32_t from, int32_t to) {
+void CpuKvCache::DoCopyPage(int table, int32_t from, int32_t to) {
   for (int l = 0; l < static_cast<int>(shapes_.size()); ++l) {
     if (shape(l).table != table) continue;
     const Geometry g = geometry(l);

@@ -41,7 +41,7 @@ class CpuKvCache : public KvCacheStorage {
   char* keys(int layer) const { return layers_[layer].keys; }
   char* values(int layer) const { return layers_[layer].values; }
 
-  void CopyPage(int table, int32_t from, int32_t to) override;
+  void DoCopyPage(int table, int32_t from, int32_t to) override;
 
  private:
   struct Layer {

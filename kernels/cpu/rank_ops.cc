@@ -1,5 +1,7 @@
 #include "kernels/cpu/rank_ops.h"
 
+#include "base/check.h"
+
 namespace moeserve::cpu {
 
 void CpuRankOps::StartGather(const RowsView& results, std::span<const int64_t> rows_of_rank,
@@ -9,6 +11,21 @@ void CpuRankOps::StartGather(const RowsView& results, std::span<const int64_t> r
   bytes_.clear();
   for (const int64_t rows : rows_of_rank) bytes_.push_back(rows * row);
   exchange.StartGather(results.data, bytes_);
+}
+
+uint64_t CpuRankOps::Checksum(const RowsView& rows) {
+  MOESERVE_CHECK(rows.dtype == DType::kF32 && rows.stride == rows.cols, "f32 rows without padding");
+  // Four sums of products with odd numbers; the powers of the factor make the positions matter.
+  constexpr uint64_t kFactor = 0x9E3779B97F4A7C15u;
+  uint64_t sums[4] = {1, 2, 3, 4};
+  const auto* values = static_cast<const uint32_t*>(rows.data);
+  const int64_t count = rows.rows * rows.cols;
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (int j = 0; j < 4; ++j) sums[j] = (sums[j] ^ values[i + j]) * kFactor;
+  }
+  for (; i < count; ++i) sums[0] = (sums[0] ^ values[i]) * kFactor;
+  return ((sums[0] * kFactor + sums[1]) * kFactor + sums[2]) * kFactor + sums[3];
 }
 
 }  // namespace moeserve::cpu

@@ -16,6 +16,7 @@ class CpuRankOps final : public RankOps {
   void StartGather(const RowsView& results, std::span<const int64_t> rows_of_rank,
                    Exchange& exchange) override;
   void FinishGather(Exchange& exchange) override { exchange.FinishGather(); }
+  uint64_t Checksum(const RowsView& rows) override;
 
  private:
   std::map<int, PlanPartsMemory> parts_;  // by slot

@@ -26,14 +26,14 @@ RecurrentInputs CpuStates::Pending(int block, int32_t slot, int row) const {
   return inputs;
 }
 
-void CpuStates::Clear(int32_t slot) {
+void CpuStates::DoClear(int32_t slot) {
   for (int b = 0; b < num_blocks(); ++b) {
     std::fill_n(Row(b, slot, 0), int64_t{shape(b).rows} * shape(b).cols, 0.0f);
     std::fill_n(Head(b, slot, 0), shape(b).recurrence.state_floats(), 0.0f);
   }
 }
 
-void CpuStates::Advance(int32_t from, int rows, int32_t to) {
+void CpuStates::DoAdvance(int32_t from, int rows, int32_t to) {
   for (int b = 0; b < num_blocks(); ++b) {
     const auto bytes = static_cast<size_t>(shape(b).rows) * static_cast<size_t>(shape(b).cols);
     std::memmove(Row(b, to, 0), Row(b, from, rows), bytes * sizeof(float));

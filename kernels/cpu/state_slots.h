@@ -40,8 +40,8 @@ class CpuStates : public StateStorage {
   // Returns the recurrence's inputs of a pending token.
   RecurrentInputs Pending(int block, int32_t slot, int row) const;
 
-  void Clear(int32_t slot) override;
-  void Advance(int32_t from, int rows, int32_t to) override;
+  void DoClear(int32_t slot) override;
+  void DoAdvance(int32_t from, int rows, int32_t to) override;
 
  private:
   CpuStates(std::vector<StateShape> shapes, int num_slots, int pending_rows,

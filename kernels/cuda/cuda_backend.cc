@@ -56,7 +56,7 @@ class StreamKvCache : public KvCacheStorage {
       : KvCacheStorage(std::move(layers), type, std::move(num_pages)),
         cache_(std::move(cache)),
         stream_(stream) {}
-  void CopyPage(int table, int32_t from, int32_t to) override {
+  void DoCopyPage(int table, int32_t from, int32_t to) override {
     cache_.CopyPage(table, from, to, stream_);
   }
   KvLayerView layer(int layer) const { return cache_.layer(layer); }

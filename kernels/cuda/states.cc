@@ -26,7 +26,7 @@ class CudaStates : public StateStorage {
   }
   int64_t slot_floats(int block) const { return SlotFloats(block); }
 
-  void Clear(int32_t slot) override {
+  void DoClear(int32_t slot) override {
     for (int b = 0; b < num_blocks(); ++b) {
       Check(cudaMemsetAsync(Row(b, slot, 0), 0, Bytes(b, shape(b).rows), stream_));
       const auto floats = static_cast<size_t>(shape(b).recurrence.state_floats());
@@ -34,7 +34,7 @@ class CudaStates : public StateStorage {
       Check(cudaMemsetAsync(Recurrence(b, slot), 0, floats * sizeof(float), stream_));
     }
   }
-  void Advance(int32_t from, int rows, int32_t to) override {
+  void DoAdvance(int32_t from, int rows, int32_t to) override {
     if (from == to && rows == 0) return;
     for (int b = 0; b < num_blocks(); ++b) {
       // Rows of overlapping ranges are copied one by one, the oldest first.

@@ -46,6 +46,9 @@ class Exchange {
 
   // Copies the leader's message to all ranks.
   virtual void Broadcast(std::span<char> message) = 0;
+  // The same, but there is no deadline: it is for messages that the leader sends whenever it has
+  // something to do. After some time, ranks that wait for it sleep between attempts.
+  virtual void BroadcastWhenever(std::span<char> message) = 0;
   // Copies `own` of every rank to `all` at the leader, in the order of ranks. `own` has the same
   // size on all ranks; `all` has ranks() times this size at the leader and is empty on others.
   virtual void GatherAtLeader(std::span<const char> own, std::span<char> all) = 0;

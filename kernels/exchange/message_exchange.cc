@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/error_text.h"
 #include "base/steady_clock.h"
@@ -13,6 +14,9 @@ namespace {
 
 // Attempts before a waiting thread lets others run. Ranks can share a core.
 constexpr int kAttemptsBeforeYield = 100;
+// A rank that waits without a deadline polls for this time, then sleeps between attempts.
+constexpr absl::Duration kPollTime = absl::Milliseconds(2);
+constexpr absl::Duration kSleep = absl::Microseconds(500);
 
 std::string RankName(int rank) { return Concat("rank ", rank); }
 
@@ -51,7 +55,7 @@ void MessageExchange::Receive(int rank, void* data, int64_t bytes) {
   if (const char* error = transport_->Receive(rank, data, bytes)) Lose(rank, error);
 }
 
-void MessageExchange::Wait(std::span<double> arrived) {
+void MessageExchange::Wait(std::span<double> arrived, bool patient) {
   const absl::Time start = SteadyNow();
   std::vector<bool> noted(arrived.size());
   for (int attempt = 0; !lost(); ++attempt) {
@@ -71,7 +75,11 @@ void MessageExchange::Wait(std::span<double> arrived) {
       }
     }
     if (missing < 0 && transport_->unfinished_sends() == 0) return;
-    if (waited > options_.timeout) {
+    if (patient && waited > kPollTime) {
+      absl::SleepFor(kSleep);
+      continue;
+    }
+    if (!patient && waited > options_.timeout) {
       const std::string what = Concat(" within ", absl::FormatDuration(options_.timeout));
       if (missing >= 0) {
         Lose(missing, "it sent nothing" + what);
@@ -91,7 +99,8 @@ std::string MessageExchange::Describe(const Call& call) {
                 call.bytes, " bytes");
 }
 
-void MessageExchange::CompareCalls(Kind kind, std::span<const int64_t> sizes, bool everyone) {
+void MessageExchange::CompareCalls(Kind kind, std::span<const int64_t> sizes, bool everyone,
+                                   bool patient) {
   Call own{.number = calls_++, .kind = kind};
   for (const int64_t size : sizes) {
     own.sizes = (own.sizes ^ static_cast<uint64_t>(size)) * 0x9E3779B97F4A7C15u;
@@ -108,7 +117,7 @@ void MessageExchange::CompareCalls(Kind kind, std::span<const int64_t> sizes, bo
   for (int r = 0; r < ranks(); ++r) {
     if (takes_part(r)) Send(r, &own, sizeof(Call));
   }
-  Wait({});
+  Wait({}, patient);
   counts_ = before;
   if (lost()) return;
   for (int r = 0; r < ranks(); ++r) {
@@ -153,16 +162,28 @@ void MessageExchange::FinishGather() {
   if (!lost()) ++counts_.gathers;
 }
 
+void MessageExchange::StartBroadcast(std::span<char> message) {
+  const auto bytes = static_cast<int64_t>(message.size());
+  if (rank() != 0) return Receive(0, message.data(), bytes);
+  for (int r = 1; r < ranks(); ++r) Send(r, message.data(), bytes);
+}
+
 void MessageExchange::Broadcast(std::span<char> message) {
   MOESERVE_CHECK(!gathering_, "no broadcast during a gather");
   const auto bytes = static_cast<int64_t>(message.size());
   CompareCalls(Kind::kBroadcast, {&bytes, 1}, /*everyone=*/false);
-  if (rank() == 0) {
-    for (int r = 1; r < ranks(); ++r) Send(r, message.data(), bytes);
-  } else {
-    Receive(0, message.data(), bytes);
-  }
+  StartBroadcast(message);
   Wait({});
+}
+
+void MessageExchange::BroadcastWhenever(std::span<char> message) {
+  MOESERVE_CHECK(!gathering_, "no broadcast during a gather");
+  const auto bytes = static_cast<int64_t>(message.size());
+  // The leader does not wait long, because the others are there.
+  const bool patient = rank() != 0;
+  CompareCalls(Kind::kBroadcast, {&bytes, 1}, /*everyone=*/false, patient);
+  StartBroadcast(message);
+  Wait({}, patient);
 }
 
 void MessageExchange::GatherAtLeader(std::span<const char> own, std::span<char> all) {

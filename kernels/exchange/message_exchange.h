@@ -32,6 +32,7 @@ class MessageExchange final : public Exchange {
   void StartGather(void* buffer, std::span<const int64_t> bytes) override;
   void FinishGather() override;
   void Broadcast(std::span<char> message) override;
+  void BroadcastWhenever(std::span<char> message) override;
   void GatherAtLeader(std::span<const char> own, std::span<char> all) override;
   void Lose(int rank, std::string_view reason) override;
   absl::Status status() const override;
@@ -56,10 +57,11 @@ class MessageExchange final : public Exchange {
   void Send(int rank, const void* data, int64_t bytes);
   void Receive(int rank, void* data, int64_t bytes);
   // Waits for all messages. `arrived` has a number for each rank, or is empty; the seconds until
-  // all messages from a rank had arrived are added to it.
-  void Wait(std::span<double> arrived);
+  // all messages from a rank had arrived are added to it. `patient`: without a deadline.
+  void Wait(std::span<double> arrived, bool patient = false);
+  void StartBroadcast(std::span<char> message);
   // Compares the call with those of all ranks (`everyone`) or between the leader and each rank.
-  void CompareCalls(Kind kind, std::span<const int64_t> sizes, bool everyone);
+  void CompareCalls(Kind kind, std::span<const int64_t> sizes, bool everyone, bool patient = false);
   static std::string Describe(const Call& call);
 
   std::unique_ptr<Transport> transport_;

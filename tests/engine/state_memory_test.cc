@@ -379,8 +379,8 @@ TEST(StateMemoryTest, SamplesOfOnePrompt) {
 class NotedStates : public StateStorage {
  public:
   explicit NotedStates(int slots) : StateStorage({{2, 4}}, slots, 0) {}
-  void Clear(int32_t) override {}
-  void Advance(int32_t, int, int32_t) override {}
+  void DoClear(int32_t) override {}
+  void DoAdvance(int32_t, int, int32_t) override {}
 };
 
 TEST(StatePoolTest, DropsTheLeastRecentlyUsedSnapshot) {

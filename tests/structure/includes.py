@@ -22,6 +22,7 @@ FLOORS = {
         "step",
         "layers",
         "model",
+        "ranks",
         "statistics",
         "sample",
         "draft",

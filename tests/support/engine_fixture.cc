@@ -58,7 +58,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
                                                       const std::string& device,
                                                       Quantization quantization,
                                                       const std::filesystem::path& draft_model,
-                                                      bool predictions) {
+                                                      bool predictions, const TestRanks& ranks) {
   auto test = std::make_unique<TestEngine>();
   EngineOptions o = options;
   // When an engine is created, it runs a step of the largest size, which is slow on the emulated
@@ -70,10 +70,16 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(path, load));
   o.context_reason = checkpoint.context_reason;
   MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = device, .threads = 2}));
+  ModelOptions model_options{.compute = compute, .quantization = quantization};
+  if (ranks.exchange != nullptr) {
+    test->placement_ = ExpertPlacement::Balanced(checkpoint.spec, ranks.exchange->ranks());
+    model_options.exchange = ranks.exchange;
+    model_options.placement = &test->placement_;
+    model_options.listener = ranks.listener;
+  }
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
-      Model::Create(checkpoint.spec, {.compute = compute, .quantization = quantization},
-                    *checkpoint.weights, *test->backend_));
+      Model::Create(checkpoint.spec, model_options, *checkpoint.weights, *test->backend_));
   std::unique_ptr<Model> draft;
   if (!draft_model.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(Checkpoint other,

@@ -63,6 +63,12 @@ struct AnswerBits {
 // Waits for the end of a request, which must not be an error.
 AnswerBits BitsOf(CollectingSink& sink);
 
+// The ranks of an engine, which is the leader; null: it computes alone.
+struct TestRanks {
+  Exchange* exchange = nullptr;
+  StepListener* listener = nullptr;
+};
+
 class TestEngine {
  public:
   // `draft_model`: the folder of a model that drafts tokens; empty: none does. `predictions`: its
@@ -70,7 +76,8 @@ class TestEngine {
   static Result<std::unique_ptr<TestEngine>> Start(
       const std::filesystem::path& model, const EngineOptions& options, DType compute = DType::kF32,
       const std::string& device = TestDevice(), Quantization quantization = Quantization::kNone,
-      const std::filesystem::path& draft_model = {}, bool predictions = false);
+      const std::filesystem::path& draft_model = {}, bool predictions = false,
+      const TestRanks& ranks = {});
 
   Engine& get() { return *engine_; }
   // Returns the KV cache memory for one sequence of `tokens` tokens.
@@ -83,6 +90,7 @@ class TestEngine {
 
  private:
   std::unique_ptr<Backend> backend_;
+  ExpertPlacement placement_;
   std::unique_ptr<Engine> engine_;
   KvCacheType cache_type_ = KvCacheType::kF32;
 };

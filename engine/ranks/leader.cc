@@ -1,0 +1,114 @@
+#include "engine/ranks/leader.h"
+
+#include <utility>
+
+#include "base/error_text.h"
+#include "engine/ranks/step_check.h"
+
+namespace moeserve {
+
+Leader::~Leader() {
+  for (const auto& [id, cache] : caches_) cache->SetObserver(nullptr);
+  for (const auto& [id, states] : states_) states->SetObserver(nullptr);
+}
+
+void Leader::CopiesPage(uint64_t storage, int table, int32_t from, int32_t to) {
+  changes_.push_back(
+      {.kind = StorageChange::Kind::kCopyPage, .storage = storage, .values = {table, from, to}});
+}
+
+void Leader::ClearsState(uint64_t storage, int32_t slot) {
+  changes_.push_back(
+      {.kind = StorageChange::Kind::kClearState, .storage = storage, .values = {slot, 0, 0}});
+}
+
+void Leader::AdvancesState(uint64_t storage, int32_t from, int rows, int32_t to) {
+  changes_.push_back(
+      {.kind = StorageChange::Kind::kAdvanceState, .storage = storage, .values = {from, rows, to}});
+}
+
+void Leader::Drops(uint64_t storage) {
+  caches_.erase(storage);
+  states_.erase(storage);
+  changes_.push_back({.kind = StorageChange::Kind::kDrop, .storage = storage});
+}
+
+void Leader::Send(StepMessage message) {
+  message.number = ++number_;
+  message.changes = std::exchange(changes_, {});
+  std::string bytes = Serialize(message);
+  uint64_t size = bytes.size();
+  exchange_.BroadcastWhenever({reinterpret_cast<char*>(&size), sizeof(size)});
+  exchange_.Broadcast(bytes);
+}
+
+void Leader::StopFollowers() {
+  if (exchange_.status().ok()) Send({.kind = StepMessage::Kind::kStop});
+}
+
+void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
+                        const ContinuedRows& continued) {
+  if (caches_.emplace(cache.id(), &cache).second) {
+    cache.SetObserver(this);
+    StorageChange change{.kind = StorageChange::Kind::kNewCache, .storage = cache.id()};
+    change.values = {static_cast<int32_t>(cache.type()), kind == StepKind::kPredict ? 1 : 0, 0};
+    for (int t = 0; t < cache.num_tables(); ++t) change.sizes.push_back(cache.num_pages(t));
+    changes_.push_back(std::move(change));
+  }
+  StateStorage* const states = batch.states.storage;
+  if (states != nullptr && states_.emplace(states->id(), states).second) {
+    states->SetObserver(this);
+    changes_.push_back({.kind = StorageChange::Kind::kNewStates,
+                        .storage = states->id(),
+                        .sizes = {states->num_slots(), states->pending_rows()}});
+  }
+  StepMessage message{.kind = static_cast<StepMessage::Kind>(kind),
+                      .cache = cache.id(),
+                      .states = states == nullptr ? 0 : states->id(),
+                      .tokens = batch.tokens,
+                      .positions = batch.positions,
+                      .sequence = batch.sequence,
+                      .long_sequence = batch.long_sequence,
+                      .token_types = batch.token_types,
+                      .tables = batch.tables,
+                      .lengths = batch.lengths,
+                      .state_slots = batch.states.slot,
+                      .keep = batch.states.keep,
+                      .snapshot = batch.states.snapshot,
+                      .pending = batch.states.pending,
+                      .source_rows = {continued.rows.begin(), continued.rows.end()},
+                      .predicted = continued.predicted};
+  for (const std::span<const int32_t> table : batch.page_tables) {
+    message.page_tables.emplace_back(table.begin(), table.end());
+  }
+  for (const RoutingControl* control : batch.controls) {
+    message.controls.push_back(control == nullptr ? std::nullopt
+                                                  : std::optional(control->change()));
+  }
+  Send(std::move(message));
+}
+
+absl::Status Leader::AfterStep(uint64_t checksum, const absl::Status& own) {
+  const StepCheck mine{.number = number_, .checksum = checksum, .code = own.raw_code()};
+  std::vector<StepCheck> all(static_cast<size_t>(exchange_.ranks()));
+  exchange_.GatherAtLeader({reinterpret_cast<const char*>(&mine), sizeof(mine)},
+                           {reinterpret_cast<char*>(all.data()), all.size() * sizeof(StepCheck)});
+  MOESERVE_RETURN_IF_ERROR(exchange_.status());
+  MOESERVE_RETURN_IF_ERROR(own);
+  for (size_t r = 0; r < all.size(); ++r) {
+    const StepCheck& found = all[r];
+    if (found.number != number_ || found.code != 0) {
+      return absl::InternalError(Concat("rank ", r, ": expected step ", number_,
+                                        " without an error, found step ", found.number,
+                                        " with status code ", found.code, "; see its log"));
+    }
+    if (found.checksum != checksum) {
+      return absl::InternalError(
+          Concat("rank ", r, ": expected the results of rank 0 in step ", number_,
+                 ", found others; the ranks differ in files, programs or hardware"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moeserve

@@ -1,0 +1,32 @@
+// Takes part in every step of a model that several ranks compute.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "engine/step/batch.h"
+
+namespace moeserve {
+
+enum class StepKind : uint8_t { kForward, kEncodeSources, kPredict };
+
+// What a step of prediction layers continues: PredictionSources.
+struct ContinuedRows {
+  std::span<const int32_t> rows = {};
+  bool predicted = false;
+};
+
+// Called by the thread that runs the model.
+class StepListener {
+ public:
+  virtual ~StepListener() = default;
+  // Called before the step does anything.
+  virtual void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
+                          const ContinuedRows& continued) = 0;
+  // Called after the step with a checksum of its residual stream and what this rank has found
+  // (Model::CheckFiles()). Returns an error if the results of the step must not be used.
+  virtual absl::Status AfterStep(uint64_t checksum, const absl::Status& own) = 0;
+};
+
+}  // namespace moeserve
