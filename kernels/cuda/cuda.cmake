@@ -70,6 +70,7 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_stream.cu
   linear/linear_wgmma.cu
   positions/norm_rope_append.cu
+  quantized/linear_grouped.cu
   quantized/linear_int4.cu
   routing/pack_plans.cu
   routing/plan.cu

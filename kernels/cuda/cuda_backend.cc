@@ -15,6 +15,7 @@
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/positions/norm_rope_append.h"
 #include "kernels/cuda/positions/rope.h"
+#include "kernels/cuda/quantized/linear_grouped.h"
 #include "kernels/cuda/quantized/linear_int4.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/rows/sampler.h"
@@ -323,16 +324,18 @@ void CudaBackend::Norm(const NormArgs& args) {
 }
 
 void CudaBackend::Linear(const LinearArgs& args) {
-  if (args.bank->shape().quantization != Quantization::kNone) {
+  const Quantization type = args.bank->shape().quantization;
+  if (type != Quantization::kNone) {
     if (int8_rows_.MustGrow(args)) {
       DropRecordings();
       CheckStatus(int8_rows_.Reserve(args), "memory for rounded rows");
     }
-    if (args.bank->shape().quantization == Quantization::kInt4K) {
-      return LaunchLinearInt4(args, LinearTile::kAuto, int8_rows_, stream_.get());
+    if (type == Quantization::kInt8Channel) {
+      const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
+      return LaunchLinearInt8(args, tile, int8_rows_, stream_.get());
     }
-    const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
-    return LaunchLinearInt8(args, tile, int8_rows_, stream_.get());
+    const auto launch = type == Quantization::kInt4K ? LaunchLinearInt4 : LaunchLinearGrouped;
+    return launch(args, LinearTile::kAuto, int8_rows_, stream_.get());
   }
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;

@@ -255,8 +255,8 @@ Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightS
   if (text == "auto") {
     const Quantization stored = source.StoredQuantization();
     const bool bf16 = stored != Quantization::kNone || source.DominantDType() == DType::kBF16;
-    // Only the CPU backend computes with integer weights of all types; on other devices, those with
-    // several scales per row are widened to bf16.
+    // On other devices than the CPU, integers with several scales per row are widened to bf16:
+    // whether products with them are faster has not been measured.
     const bool computed = options.device == "cpu" || QuantGroup(stored) == kWholeRow;
     return ModelOptions{bf16 ? DType::kBF16 : DType::kF32, computed ? stored : Quantization::kNone};
   }

@@ -26,7 +26,7 @@ std::vector<Setup> Setups() {
   std::vector<Setup> setups;
   for (const GoldenModel& m : GoldenModels()) {
     setups.push_back({m, DType::kF32});
-    if (TestDevice() != "cpu") {  // a device has products with some types of integers
+    if (TestDevice() != "cpu") {  // the types with one scale per row
       setups.push_back({m, DType::kBF16});
       setups.push_back({m, DType::kBF16, Quantization::kInt8Channel});
       setups.push_back({m, DType::kBF16, Quantization::kInt4K});

@@ -105,11 +105,6 @@ class QuantLinearTest : public ::testing::TestWithParam<BackendOptions> {
  protected:
   void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
   bool IsCpu() const { return GetParam().device == "cpu"; }
-  // Returns the types that the backend computes with.
-  std::vector<Quantization> Types() const {
-    if (!IsCpu()) return {Quantization::kInt8Channel, Quantization::kInt4K};
-    return {std::begin(kQuantTypes), std::end(kQuantTypes)};
-  }
   std::unique_ptr<LinearBank> Bank(LinearBankShape shape) {
     return std::move(backend_->NewLinearBank(std::move(shape))).value();
   }
@@ -125,7 +120,7 @@ TEST_P(QuantLinearTest, DenseMatchesDoubleArithmetic) {
                         {6, 33, 63},   {7, 63, 64},   {8, 64, 65},   {13, 65, 80},    {1, 96, 130},
                         {63, 100, 33}, {65, 129, 96}, {200, 71, 70}, {197, 256, 144}, {4, 70, 16},
                         {5, 130, 7},   {6, 41, 12}};
-  for (const Quantization type : Types()) {
+  for (const Quantization type : kQuantTypes) {
     for (const DType rows_type : kRowTypes) {
       for (const Size& s : sizes) {
         for (const bool bias : {false, true}) {
@@ -162,7 +157,7 @@ TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
   Random random(7);
   const int in = kWholeRow + 70, out = 17;
   if (!IsCpu()) {
-    for (const Quantization type : Types()) {
+    for (const Quantization type : {Quantization::kInt8Channel, Quantization::kInt4K}) {
       const auto shape = QuantShape(type, {in}, {out}, false, false);
       EXPECT_TRUE(absl::IsUnimplemented(backend_->NewLinearBank(shape).status()));
     }
@@ -199,7 +194,7 @@ TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
 // Weights and inputs of the largest integers show whether sums in few bits fit.
 TEST_P(QuantLinearTest, LargestIntegers) {
   const int in = 160, out = 33;
-  for (const Quantization type : Types()) {
+  for (const Quantization type : kQuantTypes) {
     for (const int rows : {1, 8}) {
       for (const float weight : {1.0f, -1.0f}) {
         for (const float input : {3.0f, -3.0f}) {
@@ -230,7 +225,7 @@ void ExpectSameQuantBits(const std::vector<double>& a, const std::vector<double>
 // begin in the middle of a panel.
 TEST_P(QuantLinearTest, NumbersAndTheirIntegersLoadAlike) {
   Random random(2);
-  for (const Quantization type : Types()) {
+  for (const Quantization type : kQuantTypes) {
     const int in = 75, parts[] = {9, 40, 30};
     const auto rounded = Bank(QuantShape(type, {in}, {79}, false, false));
     const auto stored = Bank(QuantShape(type, {in}, {79}, false, false));
@@ -276,7 +271,7 @@ TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
   const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 67, 130};
   const int experts = static_cast<int>(widths.size());
   const int model = 72, widest = 130, stride = 144;
-  for (const Quantization type : Types()) {
+  for (const Quantization type : kQuantTypes) {
     const auto up = Bank(QuantShape(type, {model}, widths, true, true));
     const auto down =
         Bank(QuantShape(type, widths, std::vector<int>(widths.size(), model), false, true));
@@ -356,7 +351,7 @@ TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
 // A row must have the same bits whatever other rows there are, and for any number of threads.
 TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
   const int in = 267, out = 150, rows = 300;
-  for (const Quantization type : Types()) {
+  for (const Quantization type : kQuantTypes) {
     for (const DType rows_type : kRowTypes) {
       std::vector<std::vector<double>> first;
       for (const int threads : {1, 2, 3}) {
@@ -404,7 +399,7 @@ TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
 // A weight that no scale can represent makes the outputs of its row NaN, and no other outputs.
 TEST_P(QuantLinearTest, WeightsThatAreNotFiniteShow) {
   Random random(5);
-  for (const Quantization type : Types()) {
+  for (const Quantization type : kQuantTypes) {
     const int in = 70, out = 40;
     std::vector<float> w = random.Normals(out * in);
     w[17 * in + 3] = std::numeric_limits<float>::quiet_NaN();
@@ -426,7 +421,7 @@ TEST_P(QuantLinearTest, WeightsThatAreNotFiniteShow) {
 TEST_P(QuantLinearTest, InputsOfAnyMagnitude) {
   Random random(6);
   const int in = 160, out = 33;
-  for (const Quantization type : Types()) {
+  for (const Quantization type : kQuantTypes) {
     const IntegerWeight w = MakeWeight(random, type, out, in);
     const auto bank = Bank(QuantShape(type, {in}, {out}, false, false));
     bank->LoadQuantized(0, Half::kMain, 0, w.integers);

@@ -48,14 +48,7 @@ std::string SignatureOf(const LinearBankShape& s) {
 
 // Checks that the kernels compute with the integer weights of this shape, if it has any.
 Status CheckIntegers(const LinearBankShape& shape) {
-  if (shape.quantization == Quantization::kNone) return absl::OkStatus();
-  if (shape.quantization != Quantization::kInt8Channel &&
-      shape.quantization != Quantization::kInt4K) {
-    return absl::UnimplementedError(Concat(
-        "quantized weights: expected --dtype f32, bf16, int8-channel or int4-k on this device, "
-        "found ",
-        Name(shape.quantization)));
-  }
+  if (QuantGroup(shape.quantization) != kWholeRow) return absl::OkStatus();
   const int widest = *std::max_element(shape.in_features.begin(), shape.in_features.end());
   if (widest <= kWholeRow) return absl::OkStatus();
   return absl::UnimplementedError(Concat(Name(shape.quantization), " weights: expected at most ",
@@ -92,6 +85,9 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   const bool integers = bank->has_integers();
   const int block_inputs = integers ? kInt8BlockInputs : kImageBlock;
   const auto element = integers ? 1 : static_cast<int64_t>(SizeOf(s.weight_dtype));
+  const int64_t block_bytes = bank->is_grouped()
+                                  ? GroupedBlockBytes(s.quantization == Quantization::kInt4)
+                                  : kImageBlock * block_inputs * element;
   bank->signature_ = SignatureOf(s);
   int64_t weight_bytes = 0;
   int64_t bias_values = 0;
@@ -105,8 +101,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
     entry.k_blocks = Blocks(entry.in_features, block_inputs);
     entry.row_blocks = Blocks(ImageRows(entry.out_features, s.gated));
     const int64_t strip_bytes =
-        bank->is_int4() ? Int4StripBytes(entry.k_blocks)
-                        : int64_t{entry.k_blocks} * kImageBlock * block_inputs * element;
+        bank->is_int4() ? Int4StripBytes(entry.k_blocks) : entry.k_blocks * block_bytes;
     weight_bytes += entry.row_blocks * strip_bytes;
     bias_values += int64_t{entry.row_blocks} * kImageBlock;
     entry.slice_blocks = slice_blocks[e];
@@ -140,7 +135,9 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   const int64_t vector_bytes = bias_values * static_cast<int64_t>(sizeof(float));
   MOESERVE_RETURN_IF_ERROR(zeros(bank->weights_, weight_bytes));
   if (s.bias) MOESERVE_RETURN_IF_ERROR(zeros(bank->bias_, vector_bytes));
-  if (integers) MOESERVE_RETURN_IF_ERROR(zeros(bank->scales_, vector_bytes));
+  if (integers && !bank->is_grouped()) {
+    MOESERVE_RETURN_IF_ERROR(zeros(bank->scales_, vector_bytes));
+  }
   if (bank->is_int4()) MOESERVE_RETURN_IF_ERROR(zeros(bank->units_, vector_bytes));
   const size_t table_bytes = bank->entries_.size() * sizeof(LinearBankEntry);
   MOESERVE_ASSIGN_OR_RETURN(bank->table_, DeviceMemory::Allocate(table_bytes));
@@ -248,6 +245,14 @@ void CudaLinearBank::LoadQuantized(int expert, Half half, int row_begin,
   const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / row_bytes, 1, weight.rows);
   auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * row_bytes));
   Require(piece.status(), "device memory to unpack a weight");
+  const int64_t row_scales = QuantScales(weight.type, weight.columns);
+  const int64_t scale_bytes = row_scales * static_cast<int64_t>(sizeof(F16));
+  DeviceMemory scales;  // of a piece, if they belong in the image
+  if (is_grouped()) {
+    auto memory = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * scale_bytes));
+    Require(memory.status(), "device memory to unpack scales");
+    scales = *std::move(memory);
+  }
   for (int64_t r = 0; r < weight.rows; r += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, weight.rows - r);
     Require(cudaMemcpy(piece->data(), weight.values + r * row_bytes,
@@ -260,11 +265,20 @@ void CudaLinearBank::LoadQuantized(int expert, Half half, int row_begin,
                                       .rows = static_cast<int>(rows),
                                       .gated = shape_.gated,
                                       .gate_half = half == Half::kGate};
-    is_int4() ? internal::LaunchPackInt4(args, nullptr) : internal::LaunchPackInt8(args, nullptr);
+    if (is_grouped()) {
+      Require(cudaMemcpy(scales.data(), weight.scales + r * row_scales,
+                         static_cast<size_t>(rows * scale_bytes), cudaMemcpyHostToDevice));
+      internal::LaunchPackGrouped(args, weight.type == Quantization::kInt4, scales.as<F16>(),
+                                  nullptr);
+    } else if (is_int4()) {
+      internal::LaunchPackInt4(args, nullptr);
+    } else {
+      internal::LaunchPackInt8(args, nullptr);
+    }
     Require(cudaStreamSynchronize(nullptr));
   }
+  if (is_grouped()) return;
   // A row of int4-k has two scales, d and u.
-  const int64_t row_scales = QuantScales(weight.type, weight.columns);
   std::vector<float> numbers(static_cast<size_t>(weight.rows));
   for (int64_t i = 0; i < row_scales; ++i) {
     for (int64_t r = 0; r < weight.rows; ++r) {

@@ -106,6 +106,33 @@ __global__ void PackInt4Kernel(internal::PackInt8Args a) {
   }
 }
 
+// Each block packs one row of int8 or int4.
+__global__ void PackGroupedKernel(internal::PackInt8Args a, bool int4, const F16* scales) {
+  const int r = static_cast<int>(blockIdx.x);
+  const int row = ImageRow(a.gated, a.gate_half, a.first_row + r);
+  const int row_bytes = int4 ? (a.in_features + 1) / 2 : a.in_features;
+  const uint8_t* const values =
+      reinterpret_cast<const uint8_t*>(a.source) + static_cast<int64_t>(r) * row_bytes;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (int4) {
+    for (int i = thread; i < (a.in_features + 31) / 32 * 16; i += kThreads) {
+      const int k = i / 16 * 32 + i % 16;
+      a.image[GroupedValuePlace(true, a.k_blocks, row, k).byte] = static_cast<char>(
+          NibbleAt(values, k, a.in_features) | NibbleAt(values, k + 16, a.in_features) << 4);
+    }
+  } else {
+    for (int k = thread; k < a.in_features; k += kThreads) {
+      a.image[GroupedValuePlace(false, a.k_blocks, row, k).byte] = static_cast<char>(values[k]);
+    }
+  }
+  const int group_inputs = kInt8BlockInputs / GroupsOfBlock(int4);
+  const int groups = (a.in_features + group_inputs - 1) / group_inputs;
+  for (int g = thread; g < groups; g += kThreads) {
+    *reinterpret_cast<F16*>(a.image + GroupedScaleOffset(int4, a.k_blocks, row, g)) =
+        scales[static_cast<int64_t>(r) * groups + g];
+  }
+}
+
 __global__ void PackVectorKernel(const float* values, int count, int first_row, bool gated,
                                  bool gate_half, float* packed) {
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
@@ -162,6 +189,12 @@ void LaunchPackInt8(const PackInt8Args& args, cudaStream_t stream) {
 
 void LaunchPackInt4(const PackInt8Args& args, cudaStream_t stream) {
   Launch(PackInt4Kernel, {dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, stream}, args);
+}
+
+void LaunchPackGrouped(const PackInt8Args& args, bool int4, const F16* scales,
+                       cudaStream_t stream) {
+  Launch(PackGroupedKernel, {dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, stream},
+         args, int4, scales);
 }
 
 void LaunchPackVector(const float* values, int count, int first_row, bool gated, bool gate_half,

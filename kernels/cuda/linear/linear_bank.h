@@ -50,7 +50,8 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // rows x 128 inputs, whose rows have 128 bytes and the same order of 16-byte pieces; K is rounded
 // up to 128. Each packed row has a scale, widened to f32. Weights of type int4-k are 4-bit integers
 // in blocks of as many inputs, whose layout linear_image.h describes; each packed row has a scale d
-// and a unit u of its minima.
+// and a unit u of its minima. linear_image.h describes int8 and int4, too; their scales are in the
+// image.
 //
 // The weights of a dense bf16 bank can be stored as rows instead: row-major [N, K], or [2 N, K] if
 // gated, with the rows of the gate after those of the up half. DenseLayers does so for its
@@ -59,8 +60,8 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // One thread must fill the bank before the first product reads it.
 class CudaLinearBank : public LinearBank {
  public:
-  // A ResourceExhausted error states the size. Unimplemented for integer weights other than
-  // int8-channel and int4-k of at most kWholeRow inputs.
+  // A ResourceExhausted error states the size. Unimplemented for weights of types int8-channel and
+  // int4-k with more than kWholeRow inputs.
   static Result<std::unique_ptr<CudaLinearBank>> Create(LinearBankShape shape);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
@@ -76,13 +77,18 @@ class CudaLinearBank : public LinearBank {
   bool row_major() const { return row_major_; }
   bool is_int8() const { return shape_.quantization == Quantization::kInt8Channel; }
   bool is_int4() const { return shape_.quantization == Quantization::kInt4K; }
-  bool has_integers() const { return is_int8() || is_int4(); }
+  // int8 or int4, whose scales belong to groups of inputs.
+  bool is_grouped() const {
+    return shape_.quantization == Quantization::kInt8 || shape_.quantization == Quantization::kInt4;
+  }
+  bool has_integers() const { return shape_.quantization != Quantization::kNone; }
 
   // The following pointers are in device memory.
   const char* weights() const { return weights_.as<char>(); }
   const float* bias() const { return shape_.bias ? bias_.as<float>() : nullptr; }
-  // The scales of the packed rows, each at the offset of its bias; null without integer weights.
-  const float* scales() const { return has_integers() ? scales_.as<float>() : nullptr; }
+  // int8-channel, int4-k: the scales of the packed rows, each at the offset of its bias; otherwise
+  // null.
+  const float* scales() const { return is_int8() || is_int4() ? scales_.as<float>() : nullptr; }
   // int4-k: the units of the minima of the packed rows, as `scales`; otherwise null.
   const float* units() const { return is_int4() ? units_.as<float>() : nullptr; }
   const LinearBankEntry* entries() const { return table_.as<LinearBankEntry>(); }
@@ -172,6 +178,9 @@ void LaunchPackInt8(const PackInt8Args& args, cudaStream_t stream);
 // Packs rows of int4-k. `source` is [rows, QuantRowBytes], in the format of
 // QuantizedMatrix::values.
 void LaunchPackInt4(const PackInt8Args& args, cudaStream_t stream);
+
+// Packs rows of int4 or int8, in the same format; `scales` in device memory is [rows, groups], f16.
+void LaunchPackGrouped(const PackInt8Args& args, bool int4, const F16* scales, cudaStream_t stream);
 
 // Copies the image of a dense bf16 bank to `rows`, row-major without padding.
 void LaunchUnpackRows(const CudaLinearBank& bank, char* rows, cudaStream_t stream);

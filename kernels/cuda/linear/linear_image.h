@@ -62,6 +62,27 @@ MOESERVE_HOST_DEVICE inline int64_t Int4StripBytes(int k_blocks) {
          int64_t{k_blocks} * kInt4BlockBytes;
 }
 
+// Weights of types int8 and int4, whose scales belong to groups of inputs. For each block of 64
+// packed rows, a matrix has a strip of blocks of 128 inputs, which consist of four tiles of 16
+// packed rows. A tile has the integers where a lane of mma.sync m16n8k32 needs them, then the f16
+// scales:
+// - int8: 16 bytes for each lane and 32 inputs: four integers of each of rows r and r + 8, then
+// those
+//   16 inputs further on. int4, in two's complement: as the integers of int4-k.
+// - The scales of the groups of row r, each followed by that of row r + 8.
+// Integers and scales of missing inputs are 0.
+MOESERVE_HOST_DEVICE constexpr int GroupedIntegerBytes(bool int4) { return int4 ? 1024 : 2048; }
+MOESERVE_HOST_DEVICE constexpr int GroupsOfBlock(bool int4) { return int4 ? 4 : 2; }
+MOESERVE_HOST_DEVICE constexpr int GroupedTileBytes(bool int4) {
+  return GroupedIntegerBytes(int4) + GroupsOfBlock(int4) * kInt4TileRows * 2;
+}
+MOESERVE_HOST_DEVICE constexpr int GroupedBlockBytes(bool int4) {
+  return kImageBlock / kInt4TileRows * GroupedTileBytes(int4);
+}
+
+// Rounded rows for them have, for each block, 128 integers and the scales of four groups.
+inline constexpr int kGroupedRowBytes = kInt8BlockInputs + 4 * 4;
+
 // The place of four bits: those from `shift` (0 or 4) on of a byte.
 struct NibblePlace {
   int64_t byte;
@@ -95,6 +116,30 @@ MOESERVE_HOST_DEVICE inline NibblePlace Int4FactorPlace(int k_blocks, int row, i
                        int64_t{group / kGroups} * kInt4BlockBytes +
                        in_block / kInt4TileRows * kInt4TileBytes;
   return {tile + 1024 + in_tile % 8 * 4 + in_tile / 8 * 2 + group % kGroups / 2, group % 2 * 4};
+}
+// Return the places of integer (packed row, k) of types int8 and int4, and the byte offset of the
+// scale of group `group`.
+MOESERVE_HOST_DEVICE inline int64_t GroupedTileOffset(bool int4, int k_blocks, int row, int block) {
+  return (int64_t{row / kImageBlock} * k_blocks + block) * GroupedBlockBytes(int4) +
+         row % kImageBlock / kInt4TileRows * GroupedTileBytes(int4);
+}
+MOESERVE_HOST_DEVICE inline NibblePlace GroupedValuePlace(bool int4, int k_blocks, int row, int k) {
+  const int in_tile = k % kInt8BlockInputs;
+  NibblePlace place = Int4LanePlace(row % kInt4TileRows, k % 32, 16);
+  place.byte += GroupedTileOffset(int4, k_blocks, row, k / kInt8BlockInputs);
+  if (int4) {
+    place.byte += in_tile / 64 * 512 + in_tile / 32 % 2 * 8;
+  } else {
+    place.byte += in_tile / 32 * 512 + place.shift * 2;
+    place.shift = 0;
+  }
+  return place;
+}
+MOESERVE_HOST_DEVICE inline int64_t GroupedScaleOffset(bool int4, int k_blocks, int row,
+                                                       int group) {
+  const int groups = GroupsOfBlock(int4), in_tile = row % kInt4TileRows;
+  return GroupedTileOffset(int4, k_blocks, row, group / groups) + GroupedIntegerBytes(int4) +
+         ((in_tile % 8 * groups + group % groups) * 2 + in_tile / 8) * 2;
 }
 MOESERVE_HOST_DEVICE inline NibblePlace Int4MinimumPlace(int k_blocks, int row, int group) {
   const int in_block = row % kImageBlock;

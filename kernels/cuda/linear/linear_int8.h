@@ -11,8 +11,7 @@
 
 namespace moeserve::cuda {
 
-// Device memory for the rounded input rows of one product at a time, with weights of type
-// int8-channel or int4-k.
+// Device memory for the rounded input rows of one product at a time.
 class Int8Rows {
  public:
   // Returns whether the memory is too small for the input rows of `args`.
@@ -24,9 +23,11 @@ class Int8Rows {
   // [rows of all segments, bytes of a row]: integers, then zeros up to whole blocks of inputs. If
   // the weights are int4-k, before them the sums of each 32 integers, in 128 bytes for each 1,024
   // inputs and with zeros up to whole blocks: a sum is 16 (a + b) + c, and the block has 32 a, then
-  // the b, then the c, then 32 zeros.
+  // the b, then the c, then 32 zeros. If the weights are int8 or int4: for each block of inputs,
+  // 128 integers and room for four f32 scales, those of its groups (linear_image.h).
   int8_t* values() const { return values_.as<int8_t>(); }
-  float* scales() const { return scales_.as<float>(); }  // [rows of all segments]
+  // [rows of all segments]; not used for int8 and int4.
+  float* scales() const { return scales_.as<float>(); }
 
  private:
   DeviceMemory values_;
@@ -39,7 +40,8 @@ int64_t Int8RowBytes(const LinearArgs& args);
 // Rounds the input rows of `args` as far as the matrices read them: with a plan and without gather,
 // row a as far as the matrix of its expert does; with segments, each segment by itself, those of a
 // segment after those of the segment before it. Otherwise all matrices must have equally many
-// inputs. The integers and scales have the bits of RoundRowToInt8() (kernels/base/int8_rows.h).
+// inputs. The integers and scales have the bits of RoundRowToInt8() (kernels/base/int8_rows.h), for
+// each group of inputs if the weights are int8 or int4.
 void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t stream);
 
 // Computes the product documented at LinearArgs with device pointers; args.bank must be a

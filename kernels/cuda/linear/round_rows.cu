@@ -51,6 +51,23 @@ __device__ inline uint32_t LargestOfRow(uint32_t own) {
   return own;
 }
 
+// Row `index` of the rounded rows.
+struct RowToRound {
+  const char* row = nullptr;  // null if it is not rounded
+  int inputs = 0, k_blocks = 0;
+
+  __device__ RowToRound(const RoundRowsParams& p, int index) {
+    if (index >= p.rows * p.segments) return;
+    if (p.valid_rows != nullptr && index >= *p.valid_rows) return;
+    const int segment = p.segments == 1 ? 0 : index / p.rows;
+    const LinearBankEntry& m =
+        p.entries[p.expert_of_row == nullptr ? segment : p.expert_of_row[index]];
+    inputs = m.in_features;
+    k_blocks = m.k_blocks;
+    row = p.input + static_cast<int64_t>(index - segment * p.rows) * p.stride + segment * p.segment;
+  }
+};
+
 // Stores the parts of the sum of 32 integers, of which each of four adjacent lanes has 8, packed in
 // two words. `to` is the block of sums of `first`, the lane's first input.
 __device__ inline void StoreSum(const uint32_t (&integers)[2], int first, int8_t* to) {
@@ -77,13 +94,10 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
   const int thread = static_cast<int>(threadIdx.x) % kThreadsPerRow;
   const int index =
       static_cast<int>(blockIdx.x) * kRows + static_cast<int>(threadIdx.x) / kThreadsPerRow;
-  if (index >= p.rows * p.segments) return;
-  if (p.valid_rows != nullptr && index >= *p.valid_rows) return;
-  const int segment = p.segments == 1 ? 0 : index / p.rows;
-  const int expert = p.expert_of_row == nullptr ? segment : p.expert_of_row[index];
-  const int inputs = p.entries[expert].in_features;
-  const char* const row =
-      p.input + static_cast<int64_t>(index - segment * p.rows) * p.stride + segment * p.segment;
+  const RowToRound from(p, index);
+  if (from.row == nullptr) return;
+  const char* const row = from.row;
+  const int inputs = from.inputs, k_blocks = from.k_blocks;
 
   uint32_t largest = 0;
   for (int first = thread * kPiece; first < inputs; first += kThreadsPerRow * kPiece) {
@@ -95,7 +109,6 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
   const Int8Scale scale = Int8ScaleOf(LargestOfRow<kThreadsPerRow>(largest));
   if (thread == 0) p.scales[index] = scale.scale;
 
-  const int k_blocks = p.entries[expert].k_blocks;
   const int padded = k_blocks * kInt8BlockInputs;
   const int sum_blocks = kSums ? Int4MinimaBlocks(k_blocks) : 0;
   int8_t* const sums = p.values + index * p.row_bytes;
@@ -111,6 +124,53 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
       const uint32_t integers[2] = {piece.x, piece.y};
       StoreSum(integers, first, sums + first / kInt4MinimaInputs * kInt8BlockInputs);
     }
+  }
+}
+
+// Rounds groups of kGroup inputs, each with its own scale.
+template <bool kBf16, int kThreadsPerRow, int kGroup>
+__global__ void __launch_bounds__(kThreads) RoundGroupsKernel(const RoundRowsParams p) {
+  GridDependencyPass();
+  constexpr int kRows = kThreads / kThreadsPerRow;
+  const int thread = static_cast<int>(threadIdx.x) % kThreadsPerRow;
+  const int index =
+      static_cast<int>(blockIdx.x) * kRows + static_cast<int>(threadIdx.x) / kThreadsPerRow;
+  const RowToRound from(p, index);
+  if (from.row == nullptr) return;
+  char* const to = reinterpret_cast<char*>(p.values) + index * p.row_bytes;
+  const int padded = from.k_blocks * kInt8BlockInputs;
+  // All lanes of a warp take part in the exchange, also those behind the row's end.
+  for (int piece = thread; piece - thread % 32 < padded / kPiece; piece += kThreadsPerRow) {
+    const int first = piece * kPiece;
+    float values[kPiece];
+    ReadPiece<kBf16>(from.row, first, from.inputs, p.wide, values);
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) largest = max(largest, MagnitudeBits(values[i]));
+#pragma unroll
+    for (int step = kGroup / kPiece / 2; step > 0; step /= 2) {
+      largest = max(largest, __shfl_xor_sync(kFullMask, largest, step));
+    }
+    if (first >= padded) continue;
+    const Int8Scale scale = Int8ScaleOf(largest);
+    char* const block = to + first / kInt8BlockInputs * kGroupedRowBytes;
+    const int in_block = first % kInt8BlockInputs;
+    *reinterpret_cast<uint2*>(block + in_block) = RoundPiece(values, scale);
+    if (in_block % kGroup == 0) {
+      reinterpret_cast<float*>(block + kInt8BlockInputs)[in_block / kGroup] = scale.scale;
+    }
+  }
+}
+
+template <bool kBf16>
+void LaunchGroupsKernel(bool int4, bool by_warps, const LaunchShape& shape,
+                        const RoundRowsParams& params) {
+  if (int4) {
+    by_warps ? Launch(RoundGroupsKernel<kBf16, 32, 32>, shape, params)
+             : Launch(RoundGroupsKernel<kBf16, kThreads, 32>, shape, params);
+  } else {
+    by_warps ? Launch(RoundGroupsKernel<kBf16, 32, 64>, shape, params)
+             : Launch(RoundGroupsKernel<kBf16, kThreads, 64>, shape, params);
   }
 }
 
@@ -139,6 +199,7 @@ const CudaLinearBank& BankOf(const LinearArgs& args) {
 int64_t Int8RowBytes(const LinearArgs& args) {
   const CudaLinearBank& bank = BankOf(args);
   const int k_blocks = bank.max_k_blocks();
+  if (bank.is_grouped()) return int64_t{k_blocks} * kGroupedRowBytes;
   return int64_t{k_blocks + (bank.is_int4() ? Int4MinimaBlocks(k_blocks) : 0)} * kInt8BlockInputs;
 }
 
@@ -198,7 +259,11 @@ void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t 
                           dim3(kThreads), by_warps ? 0 : kThreads / 32 * sizeof(uint32_t), stream,
                           true};
   const bool bf16 = args.input.dtype == DType::kBF16;
-  if (bank.is_int4()) {
+  if (bank.is_grouped()) {
+    const bool int4 = bank.shape().quantization == Quantization::kInt4;
+    bf16 ? LaunchGroupsKernel<true>(int4, by_warps, shape, params)
+         : LaunchGroupsKernel<false>(int4, by_warps, shape, params);
+  } else if (bank.is_int4()) {
     bf16 ? LaunchKernel<true, true>(by_warps, shape, params)
          : LaunchKernel<false, true>(by_warps, shape, params);
   } else {
