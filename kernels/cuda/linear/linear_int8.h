@@ -37,6 +37,7 @@ int64_t Int8RowBytes(const LinearArgs& args);
 // row a as far as the matrix of its expert does; with segments, each segment by itself, those of a
 // segment after those of the segment before it. Otherwise all matrices must have equally many
 // inputs. The integers and scales have the bits of RoundRowToInt8() (kernels/base/int8_rows.h).
+// When the next kernel of the stream starts, all kernels before this one have ended.
 void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t stream);
 
 // Computes the product documented at LinearArgs with device pointers; args.bank must be a
