@@ -1,7 +1,8 @@
 // Times the expert products of layers of known models on a CUDA device, and measures the device's
 // copy bandwidth for comparison.
 //
-//   cuda_linear_bench [TEXT]     measures only layers whose name contains TEXT
+//   cuda_linear_bench [TEXT [int8]]     measures only layers whose name contains TEXT; with int8,
+//                                       the weights are of type int8-channel
 //
 // Prints one line per measurement: layer, tokens, kernel, median microseconds, bytes of weights
 // read per second, and floating-point operations per second. The last lines of a layer report
@@ -16,6 +17,7 @@
 
 #include "kernels/cuda/fused/fused_expert.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/linear_int8.h"
 #include "tests/cuda/linear_case.h"
 
 namespace moeserve::testing {
@@ -76,8 +78,35 @@ cuda::DeviceMemory Reserve(int64_t bytes) {
 
 std::unique_ptr<cuda::CudaLinearBank> RandomBank(LinearBankShape shape) {
   auto bank = std::move(cuda::CudaLinearBank::Create(std::move(shape))).value();
-  Randomise(const_cast<char*>(bank->weights()), bank->bytes());
+  std::vector<float> scales;
+  for (int e = 0; bank->is_int8() && e < bank->num_experts(); ++e) {
+    scales.resize(scales.size() + static_cast<size_t>(bank->entry(e).row_blocks) * 64, 1e-3f);
+  }
+  const size_t scale_bytes = scales.size() * sizeof(float);
+  Randomise(const_cast<char*>(bank->weights()), bank->bytes() - static_cast<int64_t>(scale_bytes));
+  if (!scales.empty()) {
+    Require(cudaMemcpy(const_cast<float*>(bank->scales()), scales.data(), scale_bytes,
+                       cudaMemcpyHostToDevice));
+  }
   return bank;
+}
+
+// Launches a product with bf16 or int8-channel weights.
+void Multiply(const LinearArgs& args, LinearTile tile) {
+  if (!static_cast<const cuda::CudaLinearBank&>(*args.bank).is_int8()) {
+    return cuda::LaunchLinear(args, tile, nullptr);
+  }
+  static cuda::Int8Rows rows;
+  if (rows.MustGrow(args)) {
+    Require(cudaDeviceSynchronize());
+    if (!rows.Reserve(args).ok()) Require(cudaErrorMemoryAllocation);
+  }
+  cuda::LaunchLinearInt8(args, tile, rows, nullptr);
+}
+
+bool Fits(const LinearArgs& args, LinearTile tile) {
+  const std::vector<LinearTile> tiles = cuda::LinearTilesThatFit(args);
+  return tile == LinearTile::kAuto || std::find(tiles.begin(), tiles.end(), tile) != tiles.end();
 }
 
 struct Layer {
@@ -105,13 +134,17 @@ constexpr struct {
                 {LinearTile::kRows32, "rows 32"},
                 {LinearTile::kRows64, "rows 64"},
                 {LinearTile::kRows128, "rows 128"},
+                {LinearTile::kStream8x16, "stream 8x16"},
+                {LinearTile::kStream8x64, "stream 8x64"},
+                {LinearTile::kStream32x16, "stream 32x16"},
+                {LinearTile::kStream32x64, "stream 32x64"},
                 {LinearTile::kWarpgroup128, "wgmma 128"},
                 {LinearTile::kWarpgroup192, "wgmma 192"},
                 {LinearTile::kWarpgroup256, "wgmma 256"},
                 {LinearTile::kWarpgroup192x192, "wgmma 192x192"},
                 {LinearTile::kStationary, "stationary"}};
 
-void Measure(const Layer& layer, int tokens) {
+void Measure(const Layer& layer, int tokens, Quantization type) {
   const int width = layer.model / layer.heads;
   const int rows = tokens * layer.heads;
   const int experts = static_cast<int>(layer.widths.size());
@@ -126,9 +159,9 @@ void Measure(const Layer& layer, int tokens) {
   const DevicePlan plan(experts, routes, 0);
   const int64_t assignments = plan.assignments();
   const int halves = layer.gated ? 2 : 1;
-  const auto up = RandomBank({{width}, layer.widths, layer.gated, false, DType::kBF16});
-  const auto down = RandomBank(
-      {layer.widths, std::vector<int>(layer.widths.size(), width), false, false, DType::kBF16});
+  const auto up = RandomBank({{width}, layer.widths, layer.gated, false, DType::kBF16, type});
+  const auto down = RandomBank({layer.widths, std::vector<int>(layer.widths.size(), width), false,
+                                false, DType::kBF16, type});
   const int widest = *std::max_element(layer.widths.begin(), layer.widths.end());
   const int64_t hidden_stride = (widest + 15) / 16 * 16;
   const cuda::DeviceMemory input = Reserve(int64_t{rows} * width * 2);
@@ -145,24 +178,25 @@ void Measure(const Layer& layer, int tokens) {
   for (int e = 0; e < experts; ++e) {
     const double n = plan.offsets[e + 1] - plan.offsets[e];
     const double size = static_cast<double>(width) * layer.widths[e];
-    if (n > 0) weight_bytes[0] += 2.0 * halves * size;
-    if (n > 0) weight_bytes[1] += 2.0 * size;
+    const double bytes = type == Quantization::kNone ? 2.0 : 1.0;  // of a weight
+    if (n > 0) weight_bytes[0] += bytes * halves * size;
+    if (n > 0) weight_bytes[1] += bytes * size;
     operations[0] += 2.0 * n * halves * size;
     operations[1] += 2.0 * n * size;
   }
-  const auto run_up = [&](LinearTile tile) {
-    cuda::LaunchLinear({.bank = up.get(),
-                        .plan = &plan.plan,
-                        .gather = true,
-                        .input = x,
-                        .output = h,
-                        .activation = ActivationKind::kSilu,
-                        .pad_output = true},
-                       tile, nullptr);
-  };
+  const LinearArgs up_args{.bank = up.get(),
+                           .plan = &plan.plan,
+                           .gather = true,
+                           .input = x,
+                           .output = h,
+                           .activation = ActivationKind::kSilu,
+                           .pad_output = true};
+  const LinearArgs down_args{.bank = down.get(), .plan = &plan.plan, .input = h, .output = y};
+  const auto run_up = [&](LinearTile tile) { Multiply(up_args, tile); };
   const auto run_down = [&](LinearTile tile, const RowsView& to) {
-    cuda::LaunchLinear({.bank = down.get(), .plan = &plan.plan, .input = h, .output = to}, tile,
-                       nullptr);
+    LinearArgs args = down_args;
+    args.output = to;
+    Multiply(args, tile);
   };
   const auto print = [&](const char* kernel, const char* part, double us, int first, int last) {
     double bytes = 0, flop = 0;
@@ -183,6 +217,10 @@ void Measure(const Layer& layer, int tokens) {
       continue;
     }
     if (kernel.tile >= LinearTile::kWarpgroup && rows_per_expert < 16) continue;
+    const bool streams =
+        kernel.tile >= LinearTile::kStream8x16 && kernel.tile <= LinearTile::kStream32x64;
+    if (streams && rows_per_expert > 64) continue;
+    if (!Fits(up_args, kernel.tile) || !Fits(down_args, kernel.tile)) continue;
     print(kernel.name, "up", Microseconds([&] { run_up(kernel.tile); }), 0, 0);
     print(kernel.name, "down", Microseconds([&] { run_down(kernel.tile, y); }), 1, 1);
   }
@@ -242,6 +280,8 @@ void MeasureCopy() {
 
 int Main(int argc, char** argv) {
   const std::string only = argc > 1 ? argv[1] : "";
+  const bool integers = argc > 2 && std::string(argv[2]) == "int8";
+  const Quantization type = integers ? Quantization::kInt8Channel : Quantization::kNone;
   const std::vector<int> hmoe = {2304, 2816, 3328, 3840, 4352, 4864, 5376, 5888};
   const std::vector<Layer> layers = {
       {"mixtral", 4096, std::vector<int>(8, 14336), 2, true, 1},
@@ -253,13 +293,13 @@ int Main(int argc, char** argv) {
       {"mh-moe-8", 768, std::vector<int>(8, 3072), 2, false, 4},
       {"mh-moe-gated-40", 768, std::vector<int>(40, 768), 2, true, 4}};
   MeasureCopy();
-  if (std::string("head").find(only) != std::string::npos) {
+  if (!integers && std::string("head").find(only) != std::string::npos) {
     MeasureHead(32000, 4096);
     MeasureHead(50304, 2048);
   }
   for (const Layer& layer : layers) {
     if (layer.name.find(only) == std::string::npos) continue;
-    for (const int tokens : {1, 16, 64, 256, 1024, 4096}) Measure(layer, tokens);
+    for (const int tokens : {1, 16, 64, 256, 1024, 4096}) Measure(layer, tokens, type);
   }
   return 0;
 }

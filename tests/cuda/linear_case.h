@@ -44,7 +44,7 @@ inline constexpr cuda::LinearTile kInt8Tiles[] = {
     cuda::LinearTile::kRows16,       cuda::LinearTile::kRows32,
     cuda::LinearTile::kRows64,       cuda::LinearTile::kRows128,
     cuda::LinearTile::kWarpgroup128, cuda::LinearTile::kWarpgroup192,
-    cuda::LinearTile::kWarpgroup256};
+    cuda::LinearTile::kWarpgroup256, cuda::LinearTile::kWarpgroup192x192};
 
 inline int64_t RoundUp16(int64_t n) { return (n + 15) / 16 * 16; }
 

@@ -232,6 +232,67 @@ TEST(LinearInt8TilesTest, EveryEpilogueHasTheSameBits) {
   }
 }
 
+// Few rows per expert stream weights, many use wgmma, if there are tiles for a large device.
+TEST(LinearInt8TilesTest, TilesFollowTheRowsOfExperts) {
+  const auto bank = std::move(cuda::CudaLinearBank::Create({{256},
+                                                            std::vector<int>(8, 2048),
+                                                            true,
+                                                            false,
+                                                            DType::kBF16,
+                                                            Quantization::kInt8Channel}))
+                        .value();
+  RoutingPlan plan{.rows = 0, .num_experts = 8};
+  const auto tile = [&](int rows, DType type) {
+    plan.rows = rows;
+    plan.capacity = rows * 2;
+    const RowsView input{nullptr, DType::kBF16, rows, 256, 256};
+    const RowsView output{nullptr, type, rows * 2, 2048, 2048};
+    const LinearArgs args{.bank = bank.get(),
+                          .plan = &plan,
+                          .gather = true,
+                          .input = input,
+                          .output = output,
+                          .activation = ActivationKind::kSilu};
+    const std::vector<LinearTile> fit = cuda::LinearTilesThatFit(args);
+    const LinearTile chosen = cuda::DefaultLinearTile(args);
+    EXPECT_NE(std::find(fit.begin(), fit.end(), chosen), fit.end());
+    return chosen;
+  };
+  int major = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+  if (major != 9) {
+    EXPECT_LE(tile(1, DType::kBF16), LinearTile::kRows128);
+    return;
+  }
+  EXPECT_EQ(tile(1, DType::kBF16), LinearTile::kStream8x16);
+  EXPECT_EQ(tile(8, DType::kBF16), LinearTile::kStream8x64);
+  EXPECT_EQ(tile(64, DType::kBF16), LinearTile::kStream32x64);
+  EXPECT_EQ(tile(160, DType::kBF16), LinearTile::kRows64);
+  EXPECT_EQ(tile(4096, DType::kBF16), LinearTile::kWarpgroup256);
+  EXPECT_EQ(tile(4096, DType::kF32), LinearTile::kRows128);  // with an activation
+}
+
+// Rows that shared memory cannot hold are rounded before the product.
+TEST(LinearInt8TilesTest, RowsThatAreTooLong) {
+  constexpr int kIn = 40000, kOut = 20;
+  Random random(26);
+  const auto bank = Int8Bank({kIn}, {kOut}, false, random);
+  for (const int rows : {1, 8}) {
+    DeviceRows x(rows, kIn, kIn, DType::kBF16, random.Normals(int64_t{rows} * kIn));
+    LinearArgs args{.bank = bank.get(), .input = x.view(), .output = {}};
+    const std::vector<LinearTile> fit = cuda::LinearTilesThatFit(args);
+    const bool fits = std::find(fit.begin(), fit.end(), LinearTile::kStream8x64) != fit.end();
+    EXPECT_EQ(fits, rows == 1 && cuda::SharedMemoryLimit() > 100000) << rows;
+    DeviceRows expected(rows, kOut, kOut, DType::kF32), y(rows, kOut, kOut, DType::kF32);
+    args.output = expected.view();
+    MultiplyInt8(args, LinearTile::kRows128);
+    args.output = y.view();
+    MultiplyInt8(args, LinearTile::kStream8x64);
+    const RowsView bits = expected.Fetch(), result = y.Fetch();
+    for (int r = 0; r < rows; ++r) EXPECT_TRUE(SameBits(result, bits, r, r, kOut)) << r;
+  }
+}
+
 // Segments of rows, each with a matrix of its own.
 TEST(LinearInt8TilesTest, SegmentsHaveTheSameBits) {
   Random random(24);

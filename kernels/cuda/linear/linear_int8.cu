@@ -90,8 +90,7 @@ bool TileFits(const LinearArgs& args, const LinearParams& p, LinearTile tile) {
     const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
     return internal::Int8StreamFits(bank, p, tile, StreamRowsOf(args));
   }
-  const bool known = tile == LinearTile::kWarpgroup128 || tile == LinearTile::kWarpgroup192 ||
-                     tile == LinearTile::kWarpgroup256;
+  const bool known = tile >= LinearTile::kWarpgroup128 && tile <= LinearTile::kWarpgroup192x192;
   return known && internal::Int8WgmmaFits(p);
 }
 

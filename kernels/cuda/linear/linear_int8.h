@@ -42,6 +42,7 @@ int64_t Int8RowBytes(const LinearArgs& args);
 // segment after those of the segment before it. Otherwise all matrices must have equally many
 // inputs. The integers and scales have the bits of RoundRowToInt8() (kernels/base/int8_rows.h), for
 // each group of inputs if the weights are int8 or int4.
+// When the next kernel of the stream starts, all kernels before this one have ended.
 void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t stream);
 
 // Computes the product documented at LinearArgs with device pointers; args.bank must be a
@@ -57,8 +58,8 @@ void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& r
 
 // Returns the tiles that compute the product on the current device: kRows*; kStream8x16 and
 // kStream8x64, which round rows in the kernel, unless rows are too long; kStream32x64; and
-// kWarpgroup128, kWarpgroup192 and kWarpgroup256, unless results with an activation are f32 or not
-// 16-byte aligned. The last two are kWarpgroup128 with rare activations.
+// kWarpgroup128, 192, 256 and 192x192, unless results with an activation are f32 or not 16-byte
+// aligned. They are all kWarpgroup128 with rare activations.
 std::vector<LinearTile> Int8TilesThatFit(const LinearArgs& args);
 // Returns the tile that kAuto stands for.
 LinearTile DefaultInt8Tile(const LinearArgs& args);

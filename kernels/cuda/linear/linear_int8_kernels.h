@@ -23,9 +23,9 @@ __device__ inline float ScaledSum(int32_t sum, float output_scale, float row_sca
 
 namespace internal {
 
-// Products of many rounded rows per expert, by wgmma. `tile` is kWarpgroup128, kWarpgroup192 or
-// kWarpgroup256; kWarpgroup128 is used instead of the others with rare activations.
-// Int8WgmmaFits() returns whether the current device and the activation permit it.
+// Products of many rounded rows per expert, by wgmma. `tile` is kWarpgroup128, kWarpgroup192,
+// kWarpgroup256 or kWarpgroup192x192; the first is used instead of the others with rare
+// activations. Int8WgmmaFits() returns whether the current device and the activation permit it.
 bool Int8WgmmaFits(const LinearParams& params);
 void LaunchInt8Wgmma(const CudaLinearBank& bank, const LinearInt8Params& params, LinearTile tile,
                      TileOrder order, cudaStream_t stream);

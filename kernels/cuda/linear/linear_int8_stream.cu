@@ -109,8 +109,9 @@ class Int8Producer {
   __device__ void Run() {
     Int8Walk walk(memory_.experts, p_.experts, layout_.tile_rows, S::kTileImageRows);
     int early = 0;
-    // If the tile does not depend on earlier kernels, its first weights do not wait for them.
-    if (p_.offsets == nullptr && !walk.Done()) {
+    // If the tile does not depend on the kernel before this one, its first weights do not wait for
+    // that one.
+    if ((!S::kRounds || p_.offsets == nullptr) && !walk.Done()) {
       for (; early < min(Steps(walk.entry()), layout_.stages); ++early) {
         if (lane_ == 0) CopyWeights(walk.Tile(), walk.entry(), early, early);
       }
@@ -403,7 +404,9 @@ __global__ void __launch_bounds__(S::kThreads, 2)
     MbarrierInitFence();
   }
   LoadInt8Experts(p, memory.experts, S::kTileImageRows, S::kParts);
-  if (p.offsets != nullptr) GridDependencyWait();
+  // Rounded rows are results of the kernel before this one, and a plan of an earlier one, which has
+  // ended (GridDependencyPass()).
+  if (S::kRounds && p.offsets != nullptr) GridDependencyWait();
   __syncthreads();
   CountInt8Units(p, memory.experts, layout.tile_rows);
   __syncthreads();

@@ -44,8 +44,9 @@ struct Int8Expert {
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < p.experts; i += static_cast<int>(blockDim.x)) {
     Int8Expert& e = experts[i];
-    e.begin = p.offsets == nullptr ? 0 : p.offsets[e.expert];
-    e.rows = p.offsets == nullptr ? p.rows / p.experts : p.offsets[e.expert + 1] - e.begin;
+    // The kernel may not have waited for others, so the first-level cache may have older values.
+    e.begin = p.offsets == nullptr ? 0 : __ldcg(p.offsets + e.expert);
+    e.rows = p.offsets == nullptr ? p.rows / p.experts : __ldcg(p.offsets + e.expert + 1) - e.begin;
     e.first_unit = (e.rows + tile_rows - 1) / tile_rows * e.column_tiles * e.tile_units;
   }
   __syncthreads();

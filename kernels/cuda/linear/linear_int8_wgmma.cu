@@ -2,9 +2,10 @@
 // 9.0 and many rows per expert.
 //
 // The blocks and their tiles are those of linear_wgmma.cu: a producer warpgroup copies weights and
-// gathers rounded rows, and two consumer warpgroups multiply 64 rows each. A block of inputs has
-// twice as many integers as bf16 numbers, in the same bytes. The sums of integers are exact, so all
-// tiles give the same bits; consumers multiply them by the scales before the epilogue.
+// gathers rounded rows, and two or three consumer warpgroups multiply 64 rows each. A block of
+// inputs has twice as many integers as bf16 numbers, in the same bytes. The sums of integers are
+// exact, so all tiles give the same bits; consumers multiply them by the scales before the
+// epilogue.
 
 #include <algorithm>
 
@@ -22,15 +23,16 @@ namespace moeserve::cuda {
 namespace {
 
 // kBlocks: blocks of 64 packed rows per tile.
-template <int kBlocksArg, int kStagesArg, LinearEpilogue kEpilogueArg>
+template <int kConsumersArg, int kBlocksArg, int kStagesArg, LinearEpilogue kEpilogueArg>
 struct Int8WgmmaShape {
   static constexpr LinearEpilogue kEpilogue = kEpilogueArg;
   static constexpr int kBlocks = kBlocksArg;
   static constexpr int kStages = kStagesArg;
-  static constexpr int kConsumers = 2;
+  static constexpr int kConsumers = kConsumersArg;
   static constexpr int kWarpgroup = 128;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
-  static constexpr int kProducerRegisters = 104, kConsumerRegisters = 200;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : 104;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : 200;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                 (1 + kConsumers) * (65536 / kThreads / 8 * 8));
   static constexpr int kTileRows = 64 * kConsumers;
@@ -310,10 +312,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 #endif
 }
 
-template <int kBlocks, int kStages, LinearEpilogue kEpilogue>
+template <int kConsumers, int kBlocks, int kStages, LinearEpilogue kEpilogue>
 void LaunchInt8Shaped(const CudaLinearBank& bank, LinearInt8Params params, TileOrder order,
                       cudaStream_t stream) {
-  using S = Int8WgmmaShape<kBlocks, kStages, kEpilogue>;
+  using S = Int8WgmmaShape<kConsumers, kBlocks, kStages, kEpilogue>;
   static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
   LinearParams& p = params.linear;
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, S::kTileRows, S::kTileImageRows);
@@ -327,16 +329,16 @@ void LaunchInt8Shaped(const CudaLinearBank& bank, LinearInt8Params params, TileO
 }
 
 // Selects the epilogue.
-template <int kBlocks, int kStages>
+template <int kConsumers, int kBlocks, int kStages>
 void LaunchInt8Tile(const CudaLinearBank& bank, const LinearInt8Params& params, TileOrder order,
                     cudaStream_t stream) {
   const auto launch = [&]<LinearEpilogue kEpilogue> {
-    return LaunchInt8Shaped<kBlocks, kStages, kEpilogue>(bank, params, order, stream);
+    return LaunchInt8Shaped<kConsumers, kBlocks, kStages, kEpilogue>(bank, params, order, stream);
   };
   using enum LinearEpilogue;
   switch (EpilogueOf(params.linear)) {
     case kGeneral:  // rare
-      return LaunchInt8Shaped<2, 6, kGeneral>(bank, params, order, stream);
+      return LaunchInt8Shaped<2, 2, 6, kGeneral>(bank, params, order, stream);
     case kNone:
       return launch.template operator()<kNone>();
     case kF32:
@@ -365,11 +367,13 @@ void LaunchInt8Wgmma(const CudaLinearBank& bank, const LinearInt8Params& params,
                      TileOrder order, cudaStream_t stream) {
   switch (tile) {
     case LinearTile::kWarpgroup256:
-      return LaunchInt8Tile<4, 4>(bank, params, order, stream);
+      return LaunchInt8Tile<2, 4, 4>(bank, params, order, stream);
     case LinearTile::kWarpgroup192:
-      return LaunchInt8Tile<3, 5>(bank, params, order, stream);
+      return LaunchInt8Tile<2, 3, 5>(bank, params, order, stream);
+    case LinearTile::kWarpgroup192x192:
+      return LaunchInt8Tile<3, 3, 4>(bank, params, order, stream);
     default:
-      return LaunchInt8Tile<2, 6>(bank, params, order, stream);
+      return LaunchInt8Tile<2, 2, 6>(bank, params, order, stream);
   }
 }
 
