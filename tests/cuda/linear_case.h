@@ -32,11 +32,14 @@ inline constexpr cuda::LinearTile kTiles[] = {cuda::LinearTile::kStream8x16,
                                               cuda::LinearTile::kWarpgroup192,
                                               cuda::LinearTile::kWarpgroup256,
                                               cuda::LinearTile::kWarpgroup192x192,
-                                              cuda::LinearTile::kStationary};
+                                              cuda::LinearTile::kStationary,
+                                              cuda::LinearTile::kWarpgroup256Pair,
+                                              cuda::LinearTile::kWarpgroup192x192Pair};
 inline constexpr cuda::LinearTile kWarpgroupTiles[] = {
-    cuda::LinearTile::kWarpgroup128, cuda::LinearTile::kWarpgroup192,
-    cuda::LinearTile::kWarpgroup256, cuda::LinearTile::kWarpgroup192x192,
-    cuda::LinearTile::kStationary};
+    cuda::LinearTile::kWarpgroup128,        cuda::LinearTile::kWarpgroup192,
+    cuda::LinearTile::kWarpgroup256,        cuda::LinearTile::kWarpgroup192x192,
+    cuda::LinearTile::kStationary,          cuda::LinearTile::kWarpgroup256Pair,
+    cuda::LinearTile::kWarpgroup192x192Pair};
 
 inline int64_t RoundUp16(int64_t n) { return (n + 15) / 16 * 16; }
 
