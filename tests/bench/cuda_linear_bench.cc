@@ -142,7 +142,9 @@ constexpr struct {
                 {LinearTile::kWarpgroup192, "wgmma 192"},
                 {LinearTile::kWarpgroup256, "wgmma 256"},
                 {LinearTile::kWarpgroup192x192, "wgmma 192x192"},
-                {LinearTile::kStationary, "stationary"}};
+                {LinearTile::kStationary, "stationary"},
+                {LinearTile::kWarpgroup256Pair, "wgmma 128x256, pairs"},
+                {LinearTile::kWarpgroup192x192Pair, "wgmma 192x192, pairs"}};
 
 void Measure(const Layer& layer, int tokens, Quantization type) {
   const int width = layer.model / layer.heads;

@@ -235,6 +235,65 @@ TEST(Cluster, CopiesReachTheBlocksThatTheyAreFor) {
   });
 }
 
+struct MulticastRounds {
+  uint32_t words[2 * kBulkWords];
+  uint64_t full;
+  uint64_t empty;
+};
+
+// In each round, each of two blocks copies half of a buffer into both. Both must have read it
+// before the next round. A thread adds what it has read, weighted by the round.
+__global__ void MulticastRoundsKernel(const uint32_t* in, uint32_t* out, uint32_t rounds) {
+  auto* shared = DynamicShared<MulticastRounds>();
+  const uint32_t rank = ClusterRank(), t = threadIdx.x;
+  if (t == 0) {
+    MbarrierInit(&shared->full, 1);
+    MbarrierInit(&shared->empty, 2);
+    MbarrierInitFence();
+  }
+  __syncwarp();
+  ClusterSync();
+  uint32_t sum = 0;
+  for (uint32_t round = 0; round < rounds; ++round) {
+    if (t == 0) {
+      MbarrierWait(&shared->empty, round % 2 ^ 1);
+      MbarrierArriveExpect(&shared->full, sizeof(shared->words));
+      CopyBulkMulticast(shared->words + rank * kBulkWords, in + (2 * round + rank) * kBulkWords,
+                        kBulkWords * 4, &shared->full, 3);
+    }
+    MbarrierWait(&shared->full, round % 2);
+    for (uint32_t i = t; i < 2 * kBulkWords; i += blockDim.x) {
+      sum += (round + 1) * shared->words[i];
+    }
+    FenceAsyncShared();
+    __syncwarp();
+    if (t < 2) MbarrierReleaseCluster(ClusterAddress(&shared->empty, t));
+  }
+  out[blockIdx.x * blockDim.x + t] = sum;
+  ClusterSync();
+}
+
+TEST(Cluster, BuffersAreReleasedByBothBlocks) {
+  MOESERVE_NEEDS_CLUSTERS();
+  constexpr uint32_t kRounds = 5, kThreads = 32;
+  std::vector<uint32_t> in(2 * kRounds * kBulkWords), expected(kThreads);
+  for (uint32_t i = 0; i < in.size(); ++i) {
+    in[i] = 11 * i + 5;
+    expected[i % (2 * kBulkWords) % kThreads] += (i / (2 * kBulkWords) + 1) * in[i];
+  }
+  InEveryOrder([&] {
+    DeviceArray<uint32_t> device_in(in), out(4 * kThreads);
+    Launch(MulticastRoundsKernel,
+           {.grid = dim3(4),
+            .block = dim3(kThreads),
+            .shared_bytes = sizeof(MulticastRounds),
+            .cluster = dim3(2)},
+           device_in.data(), out.data(), kRounds);
+    const std::vector<uint32_t> got = out.Read();
+    for (uint32_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], expected[i % kThreads]) << i;
+  });
+}
+
 TEST(Cluster, LargeClustersRunWhereTheDeviceAllows) {
   MOESERVE_NEEDS_CLUSTERS();
   const LaunchShape shape{.grid = dim3(16),
@@ -300,6 +359,7 @@ enum class ClusterFault {
   kArriveTwice,
   kWaitOnly,
   kMissingBlock,
+  kMulticastExit,
 };
 
 __global__ void FaultyClusterKernel(ClusterFault fault, uint32_t* out) {
@@ -346,6 +406,14 @@ __global__ void FaultyClusterKernel(ClusterFault fault, uint32_t* out) {
     case ClusterFault::kMask:
       CopyBulkMulticast(shared, out, 16, barrier, 5);
       break;
+    case ClusterFault::kMulticastExit:
+      MbarrierExpect(barrier, 16);
+      if (rank == 0) {
+        CopyBulkMulticast(shared, out, 16, barrier, 3);
+        MbarrierArrive(barrier);
+        MbarrierWait(barrier, 0);
+      }
+      break;
     case ClusterFault::kOtherBlocksMbarrier:
       CopyBulkCluster(there, shared, 16, ClusterAddress(barrier, rank));
       break;
@@ -385,6 +453,7 @@ TEST(ClusterDeathTest, FaultsAreReportedInEveryOrder) {
       {ClusterFault::kOverrun, "bytes \\[136, 140\\) of another block's shared memory"},
       {ClusterFault::kMisaligned, "not aligned to 8 bytes"},
       {ClusterFault::kMask, "mask 0x5 of blocks in a cluster of 2"},
+      {ClusterFault::kMulticastExit, left},
       {ClusterFault::kOtherBlocksMbarrier, "mbarrier is not in the block"},
       {ClusterFault::kNoInit, "mbarrier at 0x80 of shared memory was not initialised"},
       {ClusterFault::kArriveTwice, "arrives twice"},

@@ -32,11 +32,14 @@ inline constexpr cuda::LinearTile kTiles[] = {cuda::LinearTile::kStream8x16,
                                               cuda::LinearTile::kWarpgroup192,
                                               cuda::LinearTile::kWarpgroup256,
                                               cuda::LinearTile::kWarpgroup192x192,
-                                              cuda::LinearTile::kStationary};
+                                              cuda::LinearTile::kStationary,
+                                              cuda::LinearTile::kWarpgroup256Pair,
+                                              cuda::LinearTile::kWarpgroup192x192Pair};
 inline constexpr cuda::LinearTile kWarpgroupTiles[] = {
-    cuda::LinearTile::kWarpgroup128, cuda::LinearTile::kWarpgroup192,
-    cuda::LinearTile::kWarpgroup256, cuda::LinearTile::kWarpgroup192x192,
-    cuda::LinearTile::kStationary};
+    cuda::LinearTile::kWarpgroup128,        cuda::LinearTile::kWarpgroup192,
+    cuda::LinearTile::kWarpgroup256,        cuda::LinearTile::kWarpgroup192x192,
+    cuda::LinearTile::kStationary,          cuda::LinearTile::kWarpgroup256Pair,
+    cuda::LinearTile::kWarpgroup192x192Pair};
 // Of products with int8-channel weights.
 inline constexpr cuda::LinearTile kInt8Tiles[] = {
     cuda::LinearTile::kStream8x16,   cuda::LinearTile::kStream8x64,

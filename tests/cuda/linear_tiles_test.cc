@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <tuple>
@@ -308,6 +309,84 @@ TEST(CudaLinearTilesTest, OrdersOfTilesGiveTheSameBits) {
   for (const auto& rows : y) expect_same(*rows);
   for (const cudaStream_t stream : streams) {
     ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  }
+}
+
+// Pairs of tiles that share their weights: experts with numbers of rows at the borders of tiles,
+// warpgroups and pairs, or without rows, and sums of more blocks than there are stages. Few workers
+// take many tiles.
+TEST(CudaLinearTilesTest, PairsGiveTheSameBits) {
+  Random random(23);
+  struct Case {
+    int in;
+    std::vector<int> rows, widths;  // of each expert
+    Activation activation;
+    DType type;
+  };
+  const Case cases[] = {
+      {72,
+       {0, 1, 64, 65, 128, 129, 0, 192, 193, 257, 385, 0},
+       {320, 192, 320, 17, 256, 200, 64, 250, 320, 192, 64, 5},
+       ActivationKind::kGelu,
+       DType::kBF16},
+      {24, {300, 0, 2, 130}, {260, 320, 400, 65}, ActivationKind::kNone, DType::kF32},
+      {712, {130, 0, 70, 260}, {260, 64, 192, 100}, ActivationKind::kRelu, DType::kBF16}};
+  for (const Case& c : cases) {
+    const auto experts = static_cast<int>(c.rows.size());
+    const int rows = *std::max_element(c.rows.begin(), c.rows.end());
+    const BankCase bank({c.in}, c.widths, false, true, DType::kBF16, random);
+    std::vector<std::vector<int>> routing(static_cast<size_t>(rows));
+    for (int e = 0; e < experts; ++e) {
+      for (int r = 0; r < c.rows[static_cast<size_t>(e)]; ++r) {
+        routing[static_cast<size_t>(r)].push_back(e);
+      }
+    }
+    const DevicePlan plan(experts, routing, 5);
+    const DeviceRows x(rows, c.in, c.in, DType::kBF16, random.Normals(int64_t{rows} * c.in));
+    const auto run = [&](LinearTile tile, cuda::TileOrder order, DeviceRows& y) {
+      LaunchLinear({.bank = bank.bank.get(),
+                    .plan = &plan.plan,
+                    .gather = true,
+                    .input = x.view(),
+                    .output = y.view(),
+                    .activation = c.activation},
+                   tile, nullptr, order);
+    };
+    DeviceRows expected(plan.plan.capacity, 400, 400, c.type);
+    run(LinearTile::kRows8, cuda::TileOrder::kAuto, expected);
+    const RowsView bits = expected.Fetch();
+    std::vector<int64_t> columns;
+    for (const int e : plan.expert) columns.push_back(c.widths[static_cast<size_t>(e)]);
+    const auto compare = [&](LinearTile tile, cuda::TileOrder order) {
+      DeviceRows y(plan.plan.capacity, 400, 400, c.type);
+      run(tile, order, y);
+      const RowsView result = y.Fetch();
+      for (int64_t a = 0; a < plan.assignments(); ++a) {
+        ASSERT_TRUE(SameBits(result, bits, a, a, columns[static_cast<size_t>(a)]))
+            << "assignment " << a << ", inputs " << c.in;
+      }
+      ASSERT_TRUE(y.OthersUntouched(plan.assignments(), columns));
+      ASSERT_TRUE(CountersAreZero(*bank.bank));
+    };
+    for (const LinearTile tile :
+         {LinearTile::kWarpgroup256Pair, LinearTile::kWarpgroup192x192Pair}) {
+      SCOPED_TRACE(std::string(cuda::kLinearTileNames[static_cast<size_t>(tile)]));
+#if defined(MOESERVE_CUDA_EMULATION)
+      SetEmulatedMultiprocessors(7);  // 3 pairs
+      compare(tile, cuda::TileOrder::kFixed);
+      cuda::InEveryOrder([&] { compare(tile, cuda::TileOrder::kDynamic); });
+      const emulator::Order before = emulator::GetOrder();
+      emulator::SetOrder({emulator::Order::kEager, 0});
+      compare(tile, cuda::TileOrder::kDynamic);
+      emulator::SetOrder(before);
+      SetEmulatedMultiprocessors(132);
+#else
+      for (const auto order : {cuda::TileOrder::kFixed, cuda::TileOrder::kDynamic}) {
+        compare(tile, order);
+      }
+#endif
+      if (HasFatalFailure()) return;
+    }
   }
 }
 

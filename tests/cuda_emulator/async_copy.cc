@@ -250,12 +250,12 @@ void MbarrierArrive(uint64_t* barrier, uint32_t bytes, Location location) {
   Arrive(barrier, b, location);
 }
 
-void MbarrierArriveCluster(uint32_t address, Location location) {
+void MbarrierArriveCluster(uint32_t address, bool releases, Location location) {
   Block& block = BlockOfAddress(address, 8, location);
   RecordAccess(block, location);
   auto* barrier = static_cast<uint64_t*>(PointerInBlock(block, address));
   Mbarrier& b = LookUp(barrier, location);
-  ReleaseRemoteStores(&b.releasing);
+  if (releases) ReleaseRemoteStores(&b.releasing);
   b.arriving |= 1u << current->block->rank;
   Arrive(barrier, b, location);
 }

@@ -36,7 +36,9 @@ void MbarrierWait(uint64_t* barrier, uint32_t parity, bool from_cluster = false,
 bool MbarrierTest(uint64_t* barrier, uint32_t parity, bool from_cluster = false,
                   Location location = Location::current());
 // Arrives at an mbarrier of any block of the cluster, at an address of MapToRank() (cluster.h).
-void MbarrierArriveCluster(uint32_t address, Location location = Location::current());
+// With `releases`, the block's earlier stores to other blocks precede the arrival.
+void MbarrierArriveCluster(uint32_t address, bool releases = true,
+                           Location location = Location::current());
 // Makes the mbarrier receive an arrival when all cp.async copies that this thread has issued are
 // complete. The arrival counts towards `count` (the .noinc form of the instruction).
 void CpAsyncMbarrierArrive(uint64_t* barrier, Location location = Location::current());

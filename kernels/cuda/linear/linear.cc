@@ -151,6 +151,7 @@ std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
     if (IsStream(tile) && !internal::LinearStreamFits(bank, params)) continue;
     if (tile == LinearTile::kStationary && !internal::LinearStationaryFits(bank, params)) continue;
     if (tile > LinearTile::kWarpgroup && !internal::LinearWgmmaFits(params)) continue;
+    if (tile >= LinearTile::kWarpgroup256Pair && !internal::LinearPairsFit(bank, params)) continue;
     tiles.push_back(tile);
   }
   return tiles;

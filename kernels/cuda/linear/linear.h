@@ -30,10 +30,12 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 // with 192 rows, for the common epilogues (linear_params.h), otherwise kWarpgroup192. kWarpgroup:
 // wgmma with the number of outputs chosen by layer, and 128 rows. kStationary: wgmma with weights
 // that stay in shared memory, for at most 512 inputs and the common epilogues, otherwise
-// kWarpgroup. kRows128 is used instead of wgmma if the device or the alignment of the rows does not
-// permit wgmma, and kRows8 or kRows32 likewise instead of kStream*. Sums with slices
-// (linear_bank.h) use kRows64 instead of kRows128, kWarpgroup128 instead of wider tiles, and
-// kRows64 instead of kWarpgroup* with an activation.
+// kWarpgroup. kWarpgroup256Pair and kWarpgroup192x192Pair: the tiles of two blocks share their
+// weights, for the common epilogues, otherwise the same tiles without pairs. kRows128 is used
+// instead of wgmma if the device or the alignment of the rows does not permit wgmma, and kRows8 or
+// kRows32 likewise instead of kStream*. Sums with slices (linear_bank.h) use kRows64 instead of
+// kRows128, kWarpgroup128 instead of wider tiles, and kRows64 instead of kWarpgroup* with an
+// activation.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,
@@ -50,7 +52,9 @@ enum class LinearTile : uint8_t {
   kWarpgroup192,
   kWarpgroup256,
   kWarpgroup192x192,
-  kStationary
+  kStationary,
+  kWarpgroup256Pair,
+  kWarpgroup192x192Pair
 };
 // How the blocks of a wgmma kernel share more tiles than there are multiprocessors. kFixed: block b
 // takes every n-th tile from the b-th one on. kDynamic: a block takes the first tile that is left;
@@ -61,10 +65,24 @@ void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream,
                   TileOrder order = TileOrder::kAuto);
 
 // The names of the tiles, in the order of LinearTile.
-inline constexpr std::string_view kLinearTileNames[] = {
-    "auto",         "rows8",        "rows16",           "rows32",      "rows64",    "rows128",
-    "stream8x16",   "stream8x64",   "stream32x16",      "stream32x64", "warpgroup", "warpgroup128",
-    "warpgroup192", "warpgroup256", "warpgroup192x192", "stationary"};
+inline constexpr std::string_view kLinearTileNames[] = {"auto",
+                                                        "rows8",
+                                                        "rows16",
+                                                        "rows32",
+                                                        "rows64",
+                                                        "rows128",
+                                                        "stream8x16",
+                                                        "stream8x64",
+                                                        "stream32x16",
+                                                        "stream32x64",
+                                                        "warpgroup",
+                                                        "warpgroup128",
+                                                        "warpgroup192",
+                                                        "warpgroup256",
+                                                        "warpgroup192x192",
+                                                        "stationary",
+                                                        "warpgroup256pair",
+                                                        "warpgroup192x192pair"};
 
 // Returns the tiles that compute the product on the current device with the same bits, or none if
 // it is not one of bf16 rows and bf16 weights, or if its rows are not 16-byte aligned. With weights

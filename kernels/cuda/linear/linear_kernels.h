@@ -42,6 +42,8 @@ void LaunchLinearStream(const CudaLinearBank& bank, const LinearParams& params, 
 // Products of bf16 rows with bf16 weights by wgmma. LinearWgmmaFits() returns whether the current
 // device and these rows permit it.
 bool LinearWgmmaFits(const LinearParams& params);
+// Returns whether they also permit paired tiles, which have no slices and no general epilogue.
+bool LinearPairsFit(const CudaLinearBank& bank, const LinearParams& params);
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,
                        TileOrder order, cudaStream_t stream);
 

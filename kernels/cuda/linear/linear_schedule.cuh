@@ -4,56 +4,11 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/linear/linear_tile.cuh"
 
 namespace moeserve::cuda {
-
-// Returns one worker's tiles of the list of FindLinearTile(). The first tile of worker w is tile w
-// of the list. Without LinearParams::counter, `workers` tiles further is its next one. With a
-// counter, its next tile is the first that no worker has taken, so that workers that finish early
-// take more; the counter must be 0 before the launch, and is 0 again after it. Results do not
-// depend on which worker computes a tile.
-//
-// All functions must be called by the same whole warp.
-template <int kTileRows, int kTileImageRows>
-class TileSchedule {
- public:
-  __device__ TileSchedule(const LinearParams& p, int worker, int workers)
-      : params_(p), index_(worker), workers_(workers) {}
-
-  // Returns the first tile; its expert is negative if there is none.
-  __device__ LinearTileRange First() {
-    return FindLinearTile<kTileRows, kTileImageRows>(params_, index_);
-  }
-
-  // Starts to determine the next tile, and does not wait for the result. Must be called once after
-  // First() and each Next() that returned a tile.
-  __device__ void Fetch() {
-    if (params_.counter == nullptr) {
-      index_ += workers_;
-    } else if (threadIdx.x % 32 == 0) {
-      index_ = atomicAdd(params_.counter, 1);
-    }
-  }
-
-  // Returns the tile that Fetch() determined; its expert is negative if there is none.
-  __device__ LinearTileRange Next() {
-    if (params_.counter == nullptr) return First();
-    const int fetched = __shfl_sync(kFullMask, index_, 0);
-    const LinearTileRange tile =
-        FindLinearTile<kTileRows, kTileImageRows>(params_, workers_ + fetched);
-    // One fetch follows each tile, so there are as many fetches as tiles.
-    const bool last = tile.expert < 0 && fetched == tile.row - 1;
-    if (last && threadIdx.x % 32 == 0) *params_.counter = 0;
-    return tile;
-  }
-
- private:
-  const LinearParams& params_;
-  int index_;
-  const int workers_;
-};
 
 // A position in a ring, with the parity of the barrier phase.
 template <int kSlots>
@@ -112,6 +67,8 @@ class TileWriter {
     }
     at_.Advance();
   }
+  // Where the next tile will be.
+  __device__ const RingPosition<TileSlots::kSlots>& at() const { return at_; }
 
  private:
   TileSlots* const slots_;
@@ -134,6 +91,104 @@ class TileReader {
  private:
   TileSlots* const slots_;
   RingPosition<TileSlots::kSlots> at_;
+};
+
+// Passes a number for each tile from the first to the second block of a cluster. The caller must
+// ensure that the first block is at most kSlots tiles ahead.
+struct MailSlots {
+  static constexpr int kSlots = TileSlots::kSlots;
+  int32_t values[kSlots];
+  uint64_t full[kSlots];
+
+  // To be called by one thread.
+  __device__ void Init() {
+    for (uint64_t& barrier : full) MbarrierInit(&barrier, 1);
+    MbarrierArrive(full);  // the first tile has no number
+  }
+};
+
+class PairMail {
+ public:
+  // `slots` is the address of a MailSlots in shared memory, the same in both blocks. The number
+  // of a tile has the place of the tile in the ring of `writer`.
+  __device__ PairMail(const TileWriter& writer, char* slots)
+      : writer_(writer), slots_(reinterpret_cast<MailSlots*>(slots)) {}
+  __device__ static bool Sends() { return ClusterRank() == 0; }
+  // Returns the value that the first block passes. To be called by one whole warp of each block,
+  // once between calls of TileWriter::Put().
+  __device__ int Pass(int value) const {
+    const bool first_lane = threadIdx.x % 32 == 0;
+    int32_t* const slot = slots_->values + writer_.at().stage;
+    uint64_t* const full = slots_->full + writer_.at().stage;
+    if (Sends()) {
+      if (first_lane) ClusterStoreAsync(ClusterAddress(slot, 1), value, ClusterAddress(full, 1));
+    } else {
+      if (first_lane) MbarrierArriveExpect(full, sizeof(value));
+      MbarrierWait(full, writer_.at().parity);
+      value = *slot;
+    }
+    return value;
+  }
+
+ private:
+  const TileWriter& writer_;
+  MailSlots* const slots_;
+};
+// The same for a single block.
+struct NoMail {
+  NoMail() = default;
+  __device__ NoMail(const TileWriter&, char*) {}
+  __device__ static bool Sends() { return true; }
+  __device__ int Pass(int value) const { return value; }
+};
+
+// Returns one worker's tiles of the list of FindLinearTile(). The first tile of worker w is tile w
+// of the list. Without LinearParams::counter, `workers` tiles further is its next one. With a
+// counter, its next tile is the first that no worker has taken, so that workers that finish early
+// take more; the counter must be 0 before the launch, and is 0 again after it. Results do not
+// depend on which worker computes a tile.
+//
+// All functions must be called by the same whole warp. With PairMail, a worker is a cluster of two
+// blocks, which take the same tiles: a warp of each block has an object, and calls its functions in
+// the same order.
+template <int kTileRows, int kTileImageRows, typename Mail = NoMail>
+class TileSchedule {
+ public:
+  __device__ TileSchedule(const LinearParams& p, int worker, int workers, Mail mail = {})
+      : params_(p), index_(worker), workers_(workers), mail_(mail) {}
+
+  // Returns the first tile; its expert is negative if there is none.
+  __device__ LinearTileRange First() {
+    return FindLinearTile<kTileRows, kTileImageRows>(params_, index_);
+  }
+
+  // Starts to determine the next tile, and does not wait for the result. Must be called once after
+  // First() and each Next() that returned a tile.
+  __device__ void Fetch() {
+    if (params_.counter == nullptr) {
+      index_ += workers_;
+    } else if (Mail::Sends() && threadIdx.x % 32 == 0) {
+      index_ = atomicAdd(params_.counter, 1);
+    }
+  }
+
+  // Returns the tile that Fetch() determined; its expert is negative if there is none.
+  __device__ LinearTileRange Next() {
+    if (params_.counter == nullptr) return First();
+    const int fetched = mail_.Pass(__shfl_sync(kFullMask, index_, 0));
+    const LinearTileRange tile =
+        FindLinearTile<kTileRows, kTileImageRows>(params_, workers_ + fetched);
+    // One fetch follows each tile, so there are as many fetches as tiles.
+    const bool last = tile.expert < 0 && fetched == tile.row - 1;
+    if (last && Mail::Sends() && threadIdx.x % 32 == 0) *params_.counter = 0;
+    return tile;
+  }
+
+ private:
+  const LinearParams& params_;
+  int index_;
+  const int workers_;
+  const Mail mail_;
 };
 
 }  // namespace moeserve::cuda

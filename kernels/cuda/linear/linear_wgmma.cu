@@ -5,10 +5,16 @@
 // consumers multiply. Blocks are persistent: warp 0 of the producer determines the next tile
 // (linear_schedule.cuh) and passes it to all other warps. The producer starts to load the next tile
 // while the consumers store the previous one.
+//
+// With paired tiles, the two blocks of a cluster compute adjacent rows of an expert by the same
+// outputs. Each block copies half of the weights of a stage into the shared memory of both, so that
+// the pair reads them once. A stage is free when the consumers of both blocks have released it.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "base/check.h"
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
@@ -21,6 +27,7 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
+constexpr int kHalfBlockBytes = kBlockBytes / 2;
 constexpr int kRowBytes = kImageBlock * 2;  // bytes of 64 inputs
 constexpr int kWarpgroup = 128;
 // The producer signals that a stage is full only after it has started the copies of two further
@@ -33,19 +40,24 @@ constexpr int kPanelColumns = 32;  // number of packed rows staged at a time
 constexpr int kPitch = kPanelColumns + 8;
 
 // kSliced: sums may have several slices (SliceBlocks()), which takes a second set of registers.
+// kPaired: the tiles of two blocks are paired.
 template <int kConsumersArg, int kBlocksArg, int kStagesArg, LinearEpilogue kEpilogueArg,
-          bool kSlicedArg>
+          bool kSlicedArg, bool kPairedArg>
 struct WgmmaShape {
   static constexpr bool kSliced = kSlicedArg;
+  static constexpr bool kPaired = kPairedArg;
+  static constexpr int kCluster = kPaired ? 2 : 1;
   static constexpr LinearEpilogue kEpilogue = kEpilogueArg;
   static constexpr int kConsumers = kConsumersArg;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
   // The general epilogue needs more registers. Then the producer has too few to search for the next
-  // tile while it loads, and searches before. With three consumers there are too few for it.
-  static constexpr bool kSearchesFirst = kEpilogue == LinearEpilogue::kGeneral;
-  static_assert(kConsumers == 2 || !kSearchesFirst);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kSearchesFirst ? 56 : 104;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kSearchesFirst ? 224 : 200;
+  // tile while it loads, and searches before. With three consumers there are too few for this
+  // epilogue, and for pairs if the producer does not search before.
+  static constexpr bool kGeneral = kEpilogue == LinearEpilogue::kGeneral;
+  static constexpr bool kSearchesFirst = kGeneral || (kPaired && kConsumers == 3);
+  static_assert(!kGeneral || (kConsumers == 2 && !kPaired));
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kGeneral ? 56 : 104;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kGeneral ? 224 : 200;
   // At first, every thread has the same number of registers, a multiple of 8.
   static constexpr int kRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
@@ -63,12 +75,52 @@ struct WgmmaShape {
       kEpilogue == LinearEpilogue::kGeneral ? 64 * kPitch * static_cast<int>(sizeof(float)) : 0;
   static constexpr int kTiles = kStages * kStageBytes + kConsumers * kStagedBytes;
   static constexpr int kBarriers = kTiles + static_cast<int>(sizeof(TileSlots));
-  static constexpr int kSharedBytes = kBarriers + 2 * kStages * static_cast<int>(sizeof(uint64_t));
-  using Schedule = TileSchedule<kTileRows, kTileImageRows>;
+  static constexpr int kMail = kBarriers + 2 * kStages * static_cast<int>(sizeof(uint64_t));
+  static constexpr int kSharedBytes = kMail + (kPaired ? static_cast<int>(sizeof(MailSlots)) : 0);
+  using Mail = std::conditional_t<kPaired, PairMail, NoMail>;
+  using Schedule = TileSchedule<kCluster * kTileRows, kTileImageRows, Mail>;
   static_assert(kStages > kLag + 1);
+  // The first block of a pair has copied the tile before the one whose successor it announces to
+  // the second block, whose consumers are at most kStages tiles behind.
+  static_assert(!kPaired || MailSlots::kSlots >= kStages + 2);
   static_assert(!kSliced || kBlocks == 2);
   static_assert(kShare % kPanelColumns == 0);
   static_assert(kSharedBytes <= 227 << 10);
+};
+
+// Returns the part of a pair's tile that the block of this rank computes. Its rows are divided in
+// units of 64, so that the last tile of an expert occupies both blocks; the second one may have no
+// rows.
+__device__ __forceinline__ LinearTileRange PartOfPair(LinearTileRange tile, uint32_t rank) {
+  const int first = (tile.rows + 127) / 128 * 64;
+  if (rank == 0) {
+    tile.rows = min(tile.rows, first);
+  } else if (tile.rows > first) {
+    tile.row += first;
+    tile.rows -= first;
+  } else {
+    tile.rows = 0;
+  }
+  return tile;
+}
+
+// Tells the producers of the block, or of both blocks of a pair, that a warp has read a stage.
+template <bool kPaired>
+class StageRelease {
+ public:
+  __device__ explicit StageRelease(uint64_t* empty) : empty_(empty) {}
+  // To be called by whole warps.
+  __device__ __forceinline__ void operator()(int stage, int lane) const {
+    if constexpr (kPaired) {
+      const auto rank = static_cast<uint32_t>(lane);
+      if (lane < 2) MbarrierReleaseCluster(ClusterAddress(empty_ + stage, rank));
+    } else {
+      if (lane == 0) MbarrierArrive(empty_ + stage);
+    }
+  }
+
+ private:
+  uint64_t* const empty_;
 };
 
 template <typename S>
@@ -89,12 +141,14 @@ __device__ void Produce(const LinearParams& p, char* shared, TileSlots* slots, u
     announcing.Advance();
     --unannounced;
   };
-  typename S::Schedule schedule(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   TileWriter writer(slots);
   TileReader reader(slots);
+  typename S::Schedule schedule(p, static_cast<int>(blockIdx.x) / S::kCluster,
+                                static_cast<int>(gridDim.x) / S::kCluster,
+                                typename S::Mail(writer, shared + S::kMail));
   bool more = false;  // whether the leader has put a tile that no Fetch() has followed
   const auto put = [&](const LinearTileRange& range) {
-    writer.Put(p, range);
+    writer.Put(p, S::kPaired ? PartOfPair(range, ClusterRank()) : range);
     more = range.expert >= 0;
   };
   if (leader) put(schedule.First());
@@ -117,7 +171,8 @@ __device__ void Produce(const LinearParams& p, char* shared, TileSlots* slots, u
     uint32_t rows[kPieces];  // offsets in units of 16 bytes, which take fewer registers
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const int r = min(thread / 8 + i * kStep, tile.rows - 1);
+      int r = min(thread / 8 + i * kStep, tile.rows - 1);
+      if constexpr (S::kPaired) r = max(r, 0);  // there may be no rows
       rows[i] = static_cast<uint32_t>((LinearInputRow(p, tile, tile.row + r) - p.input) / 16);
     }
     for (int k = 0; k < m.k_blocks; ++k) {
@@ -129,10 +184,17 @@ __device__ void Produce(const LinearParams& p, char* shared, TileSlots* slots, u
       char* stage = shared + filling.stage * S::kStageBytes;
       if (thread == 0) {
         MbarrierExpect(full + filling.stage, static_cast<uint32_t>(blocks * kBlockBytes));
+        // Each block of a pair copies half of the weights.
+        const uint32_t half = S::kPaired ? ClusterRank() * kHalfBlockBytes : 0;
         for (int b = 0; b < blocks; ++b) {
-          CopyBulkAsync(stage + S::kRowsBytes + b * kBlockBytes,
-                        weights + b * strip + static_cast<int64_t>(k) * kBlockBytes, kBlockBytes,
-                        full + filling.stage);
+          char* const to = stage + S::kRowsBytes + b * kBlockBytes + half;
+          const char* const from =
+              weights + b * strip + static_cast<int64_t>(k) * kBlockBytes + half;
+          if constexpr (S::kPaired) {
+            CopyBulkMulticast(to, from, kHalfBlockBytes, full + filling.stage, 3);
+          } else {
+            CopyBulkAsync(to, from, kBlockBytes, full + filling.stage);
+          }
         }
       }
       const int valid = min(16, max(0, m.in_features * 2 - k * kRowBytes - piece * 16));
@@ -188,7 +250,7 @@ __device__ void StoreStaged(const LinearParams& p, const LinearBankEntry& m, Lin
 template <typename S, int kN>
 __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, LinearTileRange tile,
                             const char* shared, int rows_at, int weights_at, uint64_t* full,
-                            uint64_t* empty, float* staged, int barrier,
+                            const StageRelease<S::kPaired>& release, float* staged, int barrier,
                             RingPosition<S::kStages>& reading) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % 32;
@@ -211,7 +273,7 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
     WgmmaKeepInPlace(sums);
     WgmmaWait<1>();
     // The products that read the previous stage are complete.
-    if (k > 0 && lane == 0) MbarrierArrive(empty + previous);
+    if (k > 0) release(previous, lane);
     previous = reading.stage;
     reading.Advance();
     if constexpr (S::kSliced) {
@@ -232,7 +294,7 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) sums[i] = totals[i];
   }
-  if (lane == 0) MbarrierArrive(empty + previous);
+  release(previous, lane);
   const bool stored = StoreFragments<S::kEpilogue, kN>(p, m, tile, sums, thread);
   if constexpr (S::kEpilogue == LinearEpilogue::kGeneral) {
     if (!stored) StoreStaged<kN>(p, m, tile, sums, staged, barrier);
@@ -241,13 +303,13 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
 
 // Releases the stages of a tile of which this consumer computes nothing.
 template <typename S>
-__device__ void SkipTile(int k_blocks, uint64_t* full, uint64_t* empty,
+__device__ void SkipTile(int k_blocks, uint64_t* full, const StageRelease<S::kPaired>& release,
                          RingPosition<S::kStages>& reading) {
   for (int k = 0; k < k_blocks; ++k) {
     MbarrierWait(full + reading.stage, reading.parity);
     // Otherwise the stage could be filled again before the other lanes have seen this phase.
     __syncwarp();
-    if (threadIdx.x % 32 == 0) MbarrierArrive(empty + reading.stage);
+    release(reading.stage, static_cast<int>(threadIdx.x) % 32);
     reading.Advance();
   }
 }
@@ -257,6 +319,7 @@ __device__ void Consume(const LinearParams& p, char* shared, TileSlots* slots, u
                         uint64_t* empty, int consumer) {
   float* staged =
       reinterpret_cast<float*>(shared + S::kStages * S::kStageBytes + consumer * S::kStagedBytes);
+  const StageRelease<S::kPaired> release(empty);
   RingPosition<S::kStages> reading;
   TileReader reader(slots);
   for (;;) {
@@ -264,13 +327,15 @@ __device__ void Consume(const LinearParams& p, char* shared, TileSlots* slots, u
     LinearTileRange tile = item.range;
     if (tile.expert < 0) break;
     const LinearBankEntry& m = item.matrix;
-    if (tile.rows <= 64) {
+    if (S::kPaired && tile.rows == 0) {
+      // The other block computes the tile.
+    } else if (tile.rows <= 64) {
       // The tile, the last one of an expert, has at most 64 rows. Each consumer computes a share of
       // the outputs for all of these rows.
       tile.image_row += consumer * S::kShare;
       if (tile.image_row < m.row_blocks * kImageBlock) {
         ConsumeTile<S, S::kShare>(p, m, tile, shared, 0,
-                                  S::kRowsBytes + consumer * S::kShare * kRowBytes, full, empty,
+                                  S::kRowsBytes + consumer * S::kShare * kRowBytes, full, release,
                                   staged, 1 + consumer, reading);
         continue;
       }
@@ -278,10 +343,11 @@ __device__ void Consume(const LinearParams& p, char* shared, TileSlots* slots, u
       tile.row += consumer * 64;
       tile.rows = min(64, tile.rows - consumer * 64);
       ConsumeTile<S, S::kTileImageRows>(p, m, tile, shared, consumer * 64 * kRowBytes,
-                                        S::kRowsBytes, full, empty, staged, 1 + consumer, reading);
+                                        S::kRowsBytes, full, release, staged, 1 + consumer,
+                                        reading);
       continue;
     }
-    SkipTile<S>(m.k_blocks, full, empty, reading);
+    SkipTile<S>(m.k_blocks, full, release, reading);
   }
 }
 
@@ -295,13 +361,19 @@ __global__ void __launch_bounds__(S::kThreads, 1) LinearWgmmaKernel(const Linear
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
       MbarrierInit(full + s, kWarpgroup);
-      MbarrierInit(empty + s, S::kConsumers * kWarpgroup / 32);
+      MbarrierInit(empty + s, S::kCluster * S::kConsumers * kWarpgroup / 32);
     }
     slots->Init(S::kThreads / 32);
+    if constexpr (S::kPaired) reinterpret_cast<MailSlots*>(shared + S::kMail)->Init();
     MbarrierInitFence();
   }
   GridDependencyPass();
-  __syncthreads();
+  if constexpr (S::kPaired) {
+    __syncwarp();
+    ClusterSync();
+  } else {
+    __syncthreads();
+  }
   // The shuffle makes the value uniform within a warp in a way that the compiler can prove.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
@@ -311,6 +383,11 @@ __global__ void __launch_bounds__(S::kThreads, 1) LinearWgmmaKernel(const Linear
     IncreaseRegisters<S::kConsumerRegisters>();
     Consume<S>(p, shared, slots, full, empty, warpgroup - 1);
   }
+  if constexpr (S::kPaired) {
+    // The other block may still copy to this one and arrive at its barriers.
+    __syncwarp();
+    ClusterSync();
+  }
 #else
   // If this was compiled for 9.0 without the instructions of 9.0a, the kernel stops instead of
   // leaving the output unwritten.
@@ -318,51 +395,51 @@ __global__ void __launch_bounds__(S::kThreads, 1) LinearWgmmaKernel(const Linear
 #endif
 }
 
-template <int kConsumers, int kBlocks, int kStages, LinearEpilogue kEpilogue, bool kSliced = false>
+template <int kConsumers, int kBlocks, int kStages, LinearEpilogue kEpilogue, bool kPaired = false,
+          bool kSliced = false>
 void LaunchShaped(const CudaLinearBank& bank, LinearParams p, TileOrder order,
                   cudaStream_t stream) {
-  using S = WgmmaShape<kConsumers, kBlocks, kStages, kEpilogue, kSliced>;
-  static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
-  const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, S::kTileRows, S::kTileImageRows);
-  MOESERVE_CHECK(tiles <= INT32_MAX - multiprocessors, "tiles of a linear layer");
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessors));
-  if (order != TileOrder::kFixed && tiles > multiprocessors) {
-    p.counter = bank.tile_counters().Of(stream);
-  }
-  Launch(LinearWgmmaKernel<S>,
-         LaunchShape{dim3(grid), dim3(S::kThreads), S::kSharedBytes, stream, true}, p);
+  using S = WgmmaShape<kConsumers, kBlocks, kStages, kEpilogue, kSliced, kPaired>;
+  const int workers = std::max(1, DeviceAttribute(cudaDevAttrMultiProcessorCount) / S::kCluster);
+  const int64_t tiles =
+      internal::MaxLinearTiles(bank, p.rows, S::kCluster * S::kTileRows, S::kTileImageRows);
+  MOESERVE_CHECK(tiles <= INT32_MAX - workers, "tiles of a linear layer");
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, workers) * S::kCluster);
+  if (order != TileOrder::kFixed && tiles > workers) p.counter = bank.tile_counters().Of(stream);
+  Launch(
+      LinearWgmmaKernel<S>,
+      LaunchShape{dim3(grid), dim3(S::kThreads), S::kSharedBytes, stream, true, dim3(S::kCluster)},
+      p);
 }
 
 // Selects the epilogue.
-template <int kConsumers, int kBlocks, int kStages>
+template <int kConsumers, int kBlocks, int kStages, bool kPaired = false>
 void LaunchTile(const CudaLinearBank& bank, const LinearParams& p, TileOrder order,
                 cudaStream_t stream) {
+  const auto launch = [&]<LinearEpilogue kEpilogue>() {
+    LaunchShaped<kConsumers, kBlocks, kStages, kEpilogue, kPaired>(bank, p, order, stream);
+  };
   switch (EpilogueOf(p)) {
     case LinearEpilogue::kGeneral:
       if constexpr (kConsumers == 3) {
         return LaunchTile<2, 3, 5>(bank, p, order, stream);
+      } else if constexpr (kPaired) {
+        return LaunchTile<kConsumers, kBlocks, kStages>(bank, p, order, stream);
       } else {
-        return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kGeneral>(bank, p, order,
-                                                                                    stream);
+        return launch.template operator()<LinearEpilogue::kGeneral>();
       }
     case LinearEpilogue::kNone:
-      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kNone>(bank, p, order,
-                                                                               stream);
+      return launch.template operator()<LinearEpilogue::kNone>();
     case LinearEpilogue::kF32:
-      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kF32>(bank, p, order,
-                                                                              stream);
+      return launch.template operator()<LinearEpilogue::kF32>();
     case LinearEpilogue::kRelu:
-      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kRelu>(bank, p, order,
-                                                                               stream);
+      return launch.template operator()<LinearEpilogue::kRelu>();
     case LinearEpilogue::kGelu:
-      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kGelu>(bank, p, order,
-                                                                               stream);
+      return launch.template operator()<LinearEpilogue::kGelu>();
     case LinearEpilogue::kGeluTanh:
-      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kGeluTanh>(bank, p, order,
-                                                                                   stream);
+      return launch.template operator()<LinearEpilogue::kGeluTanh>();
     case LinearEpilogue::kSiluGated:
-      return LaunchShaped<kConsumers, kBlocks, kStages, LinearEpilogue::kSiluGated>(bank, p, order,
-                                                                                    stream);
+      return launch.template operator()<LinearEpilogue::kSiluGated>();
   }
 }
 
@@ -372,9 +449,9 @@ void LaunchSliced(const CudaLinearBank& bank, const LinearParams& p, TileOrder o
                   cudaStream_t stream) {
   switch (EpilogueOf(p)) {
     case LinearEpilogue::kNone:
-      return LaunchShaped<2, 2, 6, LinearEpilogue::kNone, true>(bank, p, order, stream);
+      return LaunchShaped<2, 2, 6, LinearEpilogue::kNone, false, true>(bank, p, order, stream);
     case LinearEpilogue::kF32:
-      return LaunchShaped<2, 2, 6, LinearEpilogue::kF32, true>(bank, p, order, stream);
+      return LaunchShaped<2, 2, 6, LinearEpilogue::kF32, false, true>(bank, p, order, stream);
     default:
       return internal::LaunchLinearMma(bank, p, LinearTile::kRows64, stream);
   }
@@ -406,6 +483,11 @@ bool LinearWgmmaFits(const LinearParams& p) {
   return major == 9 && p.wide_input;
 }
 
+bool LinearPairsFit(const CudaLinearBank& bank, const LinearParams& p) {
+  return LinearWgmmaFits(p) && HasClusters() && bank.max_slices() == 1 &&
+         EpilogueOf(p) != LinearEpilogue::kGeneral;
+}
+
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
                        TileOrder order, cudaStream_t stream) {
   if (bank.max_slices() > 1) return LaunchSliced(bank, p, order, stream);
@@ -417,6 +499,10 @@ void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, Linear
       return LaunchTile<2, 3, 5>(bank, p, order, stream);
     case LinearTile::kWarpgroup192x192:
       return LaunchTile<3, 3, 4>(bank, p, order, stream);
+    case LinearTile::kWarpgroup256Pair:
+      return LaunchTile<2, 4, 4, true>(bank, p, order, stream);
+    case LinearTile::kWarpgroup192x192Pair:
+      return LaunchTile<3, 3, 4, true>(bank, p, order, stream);
     default:
       return LaunchTile<2, 2, 6>(bank, p, order, stream);
   }

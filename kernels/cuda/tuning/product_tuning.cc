@@ -36,6 +36,9 @@ bool IsPlausible(LinearTile tile, double rows) {
       return rows > 8 && rows <= 96;
     case LinearTile::kRows64:
       return rows > 16 && rows <= 512;
+    case LinearTile::kWarpgroup256Pair:
+    case LinearTile::kWarpgroup192x192Pair:
+      return rows > 128;
     default:
       return rows > 32;
   }
