@@ -8,7 +8,7 @@
 #include "base/error_text.h"
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_latent_mma.h"
-#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/cache/kv_cache.h"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/fused/fused_expert.h"

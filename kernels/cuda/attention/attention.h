@@ -10,8 +10,8 @@
 #include <string_view>
 
 #include "kernels/base/dtype.h"
-#include "kernels/cuda/attention/kv_layer_view.h"
-#include "kernels/cuda/attention/step_view.h"
+#include "kernels/cuda/cache/kv_layer_view.h"
+#include "kernels/cuda/cache/step_view.h"
 #include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::cuda {
