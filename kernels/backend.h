@@ -207,6 +207,9 @@ struct GivenRoutes {
   std::vector<float> weights;    // [A]
 };
 
+struct AddNormArgs;
+struct CombineArgs;
+
 // Computes output[a] = epilogue(input[source_row(a)] * W_e^T + b_e) for every assignment a to an
 // expert e. Only the first in_features_of(e) columns of an input row are used.
 struct LinearArgs {
@@ -222,6 +225,10 @@ struct LinearArgs {
   // computes segment e of every output row from segment e of the input row.
   bool segments = false;
   bool pad_output = false;  // allows writing zeros into columns up to the next multiple of 16
+  // If not null, AddNorm(*norm) and Combine(*sum) come first. Their output may be `input`, or its
+  // sub-tokens.
+  const AddNormArgs* norm = nullptr;
+  const CombineArgs* sum = nullptr;
 };
 
 // Computes output[a] = down(epilogue(up(input[source_row(a)]))). The hidden units are rounded to
@@ -386,8 +393,13 @@ struct AttentionArgs {
   int bias_distances = 0;
   int window = 0;       // size of the sliding window in positions; 0 disables it
   bool chunks = false;  // causal only: the window does not slide, but moves on by its whole size
-  RowsView query;       // f32 [Q, heads * d_h]
-  RowsView output;      // f32 or bf16 [Q, heads * value_dim]
+  // If not null, NormRopeAppend(*append) comes first. Its queries, if it has any, are `query`.
+  const NormRopeAppendArgs* append = nullptr;
+  // If not null, the query rows are rotated first, as by Rope() with these settings and `plan`.
+  // With `append` or `rope`, the contents of `query` are unspecified afterwards.
+  const RopeSettings* rope = nullptr;
+  RowsView query;   // f32 [Q, heads * d_h]
+  RowsView output;  // f32 or bf16 [Q, heads * value_dim]
 };
 
 // A convolution over the last tokens, for each column by itself, with taps summed from the oldest
@@ -434,6 +446,8 @@ struct RouteArgs {
   // f32 or bf16 [rows, c]. With a table (SelectKind::kTable), a step must have begun, and each of
   // its tokens has the same number of adjacent rows.
   RowsView input;
+  // If not null, AddNorm(*norm) comes first. Its output may be `input`.
+  const AddNormArgs* norm = nullptr;
   const GivenRoutes* given = nullptr;  // if set, replaces the router's choice
   int slot = 0;  // a plan stays valid until the next Route() with the same slot
   // If set, f32 [rows, E] that receives the scores after the router's bias and temperature, without
@@ -638,6 +652,11 @@ class Backend {
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void Norm(const NormArgs& args) = 0;
   virtual void Linear(const LinearArgs& args) = 0;
+  // Computes what comes before a linear layer, by operations of their own.
+  void PrepareLinear(const LinearArgs& args) {
+    if (args.norm != nullptr) AddNorm(*args.norm);
+    if (args.sum != nullptr) Combine(*args.sum);
+  }
   // Returns whether FusedFeedForward() supports this call and is expected to be faster than two
   // Linear() calls. Does not read the plan's arrays or the rows.
   virtual bool FusesFeedForward(const FeedForwardArgs& args) const {
@@ -675,6 +694,13 @@ class Backend {
     AppendKv({.cache = args.cache, .layer = args.layer, .keys = keys, .values = values});
   }
   virtual void Attention(const AttentionArgs& args) = 0;
+  // Computes what comes before an attention, by operations of their own.
+  void PrepareAttention(const AttentionArgs& args) {
+    if (args.append != nullptr) NormRopeAppend(*args.append);
+    if (args.rope != nullptr) {
+      Rope({.settings = *args.rope, .plan = args.plan, .rows = args.query});
+    }
+  }
   virtual void ShortConvolution(const ShortConvolutionArgs& args) = 0;
   virtual void Recurrence(const RecurrenceArgs& args) = 0;
   virtual RoutingPlan Route(const RouteArgs& args) = 0;

@@ -152,7 +152,7 @@ void Attention::ForwardWithoutKeys(StepContext& ctx, const RowsView& x,
   if (spec_.query_scale.has_value()) {
     ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = queries});
   }
-  DenseQueries(ctx, queries, gate, output);
+  DenseQueries(ctx, queries, gate, output, nullptr);
 }
 
 void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
@@ -163,34 +163,40 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
   const int64_t qkv_width = q_width + key_width + spec_.value_width();
   const int gate_width = spec_.gates();
   const RowsView all = ctx.workspace.Take(x.rows, qkv_width + gate_width, DType::kF32);
+  // Before any other operation, because it may take what the block before has left.
+  RoutedLayer::RoutedRows routed;
+  if (spec_.routed()) routed = routed_->Route(ctx, x);
   Project(ctx, x, all);
   const RowsView projected = all.Columns(0, qkv_width);
   // Norms of heads with weights of their own, before the rotation, are part of Project().
   const bool normed = spec_.qk_norm == QkNorm::kHeads && !spec_.qk_norm_after_rope;
-  ctx.backend.NormRopeAppend(
-      {.cache = &ctx.cache,
-       .layer = layer_,
-       .rows = projected,
-       .heads = spec_.routed() ? 0 : spec_.num_heads,
-       .query_norm = normed ? nullptr : query_norm_.get(),
-       .key_norm = normed ? nullptr : key_norm_.get(),
-       .norm_heads = spec_.qk_norm == QkNorm::kHead || spec_.qk_norm == QkNorm::kL2,
-       .norm_last = spec_.qk_norm_after_rope,
-       .clip = static_cast<float>(spec_.qkv_clip),
-       .rope = rope_});
+  const NormRopeAppendArgs append{
+      .cache = &ctx.cache,
+      .layer = layer_,
+      .rows = projected,
+      .heads = spec_.routed() ? 0 : spec_.num_heads,
+      .query_norm = normed ? nullptr : query_norm_.get(),
+      .key_norm = normed ? nullptr : key_norm_.get(),
+      .norm_heads = spec_.qk_norm == QkNorm::kHead || spec_.qk_norm == QkNorm::kL2,
+      .norm_last = spec_.qk_norm_after_rope,
+      .clip = static_cast<float>(spec_.qkv_clip),
+      .rope = rope_};
   if (spec_.routed()) {
-    routed_->Forward(ctx, x, output);
+    ctx.left_append = &append;
+    routed_->RunRouted(ctx, routed, output);
+    ctx.left_append = nullptr;
     return;
   }
   const RowsView queries = projected.Columns(0, q_width);
-  if (spec_.query_scale.has_value()) {
-    ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = queries});
-  }
-  DenseQueries(ctx, queries, all.Columns(qkv_width, gate_width), output);
+  const RowsView gate = all.Columns(qkv_width, gate_width);
+  if (!spec_.query_scale.has_value()) return DenseQueries(ctx, queries, gate, output, &append);
+  ctx.backend.NormRopeAppend(append);
+  ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = queries});
+  DenseQueries(ctx, queries, gate, output, nullptr);
 }
 
 void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
-                             const RowsView& output) const {
+                             const RowsView& output, const NormRopeAppendArgs* append) const {
   // A norm reads f32.
   const int64_t width = int64_t{spec_.num_heads} * spec_.output_dim();
   const RowsView heads =
@@ -210,6 +216,7 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
        .bias_distances = biases == nullptr ? 0 : biases->distances,
        .window = spec_.window.value_or(0),
        .chunks = spec_.window_kind == WindowKind::kChunk,
+       .append = append,
        .query = query,
        .output = heads});
   if (spec_.gate) ctx.backend.MultiplyByGate(heads, gate, spec_.gate_activation);

@@ -21,6 +21,8 @@ class Attention : public Branch {
 
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
+  bool TakesNorm() const override { return spec_.routed() && routed_->TakesNorm(); }
+
   const float* out_bias() const override {
     return out_bias_ == nullptr ? nullptr : static_cast<const float*>(out_bias_->data());
   }
@@ -34,9 +36,10 @@ class Attention : public Branch {
   void PrepareQueries(Backend& backend, const RowsView& queries) const;
   // Forward() of a layer that reads the keys and values of another one.
   void ForwardWithoutKeys(StepContext& ctx, const RowsView& x, const RowsView& output) const;
-  // `gate` are the gate's rows before the sigmoid; unused if there is no gate.
+  // `gate` are the gate's rows before the sigmoid; unused if there is no gate. `append` is that of
+  // AttentionArgs.
   void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
-                    const RowsView& output) const;
+                    const RowsView& output, const NormRopeAppendArgs* append) const;
 
   int layer_ = 0;  // of the KV cache; that of the layer whose keys are read
   AttentionSpec spec_;

@@ -183,14 +183,18 @@ void BlockStack::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& i
   if (sum_norm == nullptr) {
     backend.AddScaled(x, output, bias, block.scale);
   } else {
-    const CombineArgs sum = left.has_value() ? left->Args(output) : CombineArgs{};
-    backend.AddNorm({.x = x,
-                     .branch = output,
-                     .sum = left.has_value() ? &sum : nullptr,
-                     .bias = bias,
-                     .scale = block.scale,
-                     .norm = sum_norm,
-                     .output = block.post ? x : input});
+    const LeftNorm norm{.x = x,
+                        .branch = output,
+                        .sum = left,
+                        .bias = bias,
+                        .scale = block.scale,
+                        .norm = sum_norm,
+                        .output = block.post ? x : input};
+    if (reads_sum && !block.post && next->branch->TakesNorm()) {
+      ctx.left_norm = norm;
+    } else {
+      norm.Run(backend);
+    }
   }
   if (block.late_scale != 0.0f) backend.AddScaled(x, ctx.late, nullptr, block.late_scale);
   if (block.layer_inputs != nullptr) {

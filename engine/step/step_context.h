@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 
 #include "engine/step/batch.h"
 #include "engine/step/report_buffer.h"
@@ -27,6 +28,33 @@ struct LeftSum {
   }
 };
 
+// The end of a block that it has left to the next one: the addition of its branch to the residual
+// stream, and the norm of the next block's input.
+struct LeftNorm {
+  RowsView x, branch;
+  std::optional<LeftSum> sum;  // the branch, if it is such a sum
+  const float* bias = nullptr;
+  float scale = 1.0f;
+  const NormBank* norm = nullptr;
+  RowsView output;
+
+  // Calls f(args) with the operation; `args` is valid during the call.
+  template <typename F>
+  auto With(const F& f) const {
+    const CombineArgs combine = sum.has_value() ? sum->Args(branch) : CombineArgs{};
+    return f(AddNormArgs{.x = x,
+                         .branch = branch,
+                         .sum = sum.has_value() ? &combine : nullptr,
+                         .bias = bias,
+                         .scale = scale,
+                         .norm = norm,
+                         .output = output});
+  }
+  void Run(Backend& backend) const {
+    With([&backend](const AddNormArgs& args) { backend.AddNorm(args); });
+  }
+};
+
 struct StepContext {
   Backend& backend;
   Workspace& workspace;
@@ -38,10 +66,22 @@ struct StepContext {
   RowsView late = {};            // f32 [T, d]: what joins the stream at the end of the next layer
   RowsView layer_inputs = {};    // f32 [T, layers * width]: LayerInputs::Compute()
   // Where the routed layer that writes these rows leaves its last operation if that is a weighted
-  // sum, so that the caller computes it together with what follows. The results stay valid until
-  // the caller takes memory from the workspace. Null: it must write the rows.
+  // sum, so that the caller computes it together with what follows. The results stay valid until an
+  // operation writes memory that was taken from the workspace later. Null: it must write the rows.
   std::optional<LeftSum>* left_sum = nullptr;
   RowsView left_rows = {};
+  // What the block before this one has left to its first operation (Branch::TakesNorm()). Its rows
+  // stay valid as long as those of `left_sum`.
+  std::optional<LeftNorm> left_norm = std::nullopt;
+  // Calls f(norm) with what `left_norm` describes, which f must compute, or with null.
+  template <typename F>
+  auto WithLeftNorm(const F& f) {
+    const std::optional<LeftNorm> left = std::exchange(left_norm, std::nullopt);
+    if (!left.has_value()) return f(nullptr);
+    return left->With([&f](const AddNormArgs& norm) { return f(&norm); });
+  }
+  // What the experts of an attention must do before it (AttentionArgs::append); null: nothing.
+  const NormRopeAppendArgs* left_append = nullptr;
 };
 
 }  // namespace moeserve

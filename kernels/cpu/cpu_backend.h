@@ -89,7 +89,10 @@ class CpuBackend : public Backend {
   }
   RoutingPlan HostPlan(int slot) override { return routing_.plan(slot); }
 
-  void Linear(const LinearArgs& args) override { linear_.Linear(args); }
+  void Linear(const LinearArgs& args) override {
+    PrepareLinear(args);
+    linear_.Linear(args);
+  }
   bool FusesFeedForward(const FeedForwardArgs& args) const override {
     return linear_.FusesFeedForward(*args.up, args.input.dtype, args.output.rows);
   }
@@ -100,14 +103,20 @@ class CpuBackend : public Backend {
   void Rope(const RopeArgs& args) override { attention_.Rope(args); }
   void ScaleByPosition(const PositionScaleArgs& args) override { attention_.ScaleByPosition(args); }
   void AppendKv(const AppendKvArgs& args) override { attention_.AppendKv(args); }
-  void Attention(const AttentionArgs& args) override { attention_.Attention(args); }
+  void Attention(const AttentionArgs& args) override {
+    PrepareAttention(args);
+    attention_.Attention(args);
+  }
 
   void ShortConvolution(const ShortConvolutionArgs& args) override {
     states_.ShortConvolution(args);
   }
   void Recurrence(const RecurrenceArgs& args) override { states_.Recurrence(args); }
 
-  RoutingPlan Route(const RouteArgs& args) override { return routing_.Route(args); }
+  RoutingPlan Route(const RouteArgs& args) override {
+    if (args.norm != nullptr) AddNorm(*args.norm);
+    return routing_.Route(args);
+  }
   RoutingPlan FirstExperts(const RoutingPlan& plan, int count) const override {
     RoutingPlan part = Backend::FirstExperts(plan, count);
     part.num_assignments = plan.expert_offsets[count];

@@ -47,6 +47,7 @@ set(MOESERVE_CUDA_SOURCES
   attention/attention_wide.cu
   attention/attention_work.cu
   device/bandwidth.cu
+  cache/kv_cache.cc
   cuda_backend.cc
   device/device.cc
   statistics/expert_counters.cu
@@ -55,7 +56,7 @@ set(MOESERVE_CUDA_SOURCES
   fused/fused_expert.cu
   fused/fused_expert_wgmma.cu
   device/handles.cc
-  attention/kv_cache.cc
+  joined/joined_linear.cu
   device/launch.cc
   linear/linear.cc
   linear/linear_bank.cc

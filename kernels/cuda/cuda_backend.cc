@@ -8,10 +8,11 @@
 #include "base/error_text.h"
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_latent_mma.h"
-#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/cache/kv_cache.h"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/fused/fused_expert.h"
+#include "kernels/cuda/joined/joined_linear.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/positions/norm_rope_append.h"
 #include "kernels/cuda/positions/rope.h"
@@ -80,6 +81,28 @@ VectorNorm VectorNormOf(const NormBank* norm) {
           .eps = bank.shape.eps,
           .scales = bank.scales.as<float>(),
           .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr};
+}
+
+// Whether the kernel of LaunchNormRopeAppend() computes this: it normalises first and does not
+// clamp.
+bool IsOneLaunch(const NormRopeAppendArgs& args) { return !args.norm_last && args.clip == 0.0f; }
+
+// Whether an attention rotates its queries as its `append` rotates keys, so that one kernel can do
+// both.
+bool PreparesAlike(const AttentionArgs& args) {
+  if (args.append == nullptr || args.append->cache != args.cache ||
+      args.append->layer != args.layer || !IsOneLaunch(*args.append)) {
+    return false;
+  }
+  if (args.rope == nullptr) {
+    return args.append->heads == 0 ||
+           (args.append->heads == args.heads && args.append->rows.data == args.query.data &&
+            args.append->rows.stride == args.query.stride);
+  }
+  const RopeSettings rope = args.append->query_rope();
+  return args.append->heads == 0 && rope.dimensions > 0 && args.rope->first == 0 &&
+         args.rope->dimensions == rope.dimensions && args.rope->interleaved == rope.interleaved &&
+         args.rope->distance == rope.distance && SameAngles(*args.rope, rope);
 }
 
 }  // namespace
@@ -323,7 +346,24 @@ void CudaBackend::Norm(const NormArgs& args) {
              stream_.get());
 }
 
+bool CudaBackend::JoinsLinear(const LinearArgs& args) {
+  if ((args.norm == nullptr) == (args.sum == nullptr)) return false;
+  // The results of the library would differ, so the number of rows must not decide.
+  if (dense_ != nullptr && DenseLayers::Fits(args)) return false;
+  NormLaunch norm;
+  JoinedLinear joined{.linear = args, .sum = args.sum};
+  if (args.norm != nullptr) {
+    norm = LaunchOf(*args.norm);
+    joined.norm = &norm;
+  }
+  if (!CanJoin(joined)) return false;
+  LaunchJoinedLinear(joined, stream_.get());
+  return true;
+}
+
 void CudaBackend::Linear(const LinearArgs& args) {
+  if (JoinsLinear(args)) return;
+  PrepareLinear(args);
   const Quantization type = args.bank->shape().quantization;
   if (type != Quantization::kNone) {
     if (int8_rows_.MustGrow(args)) {
@@ -432,30 +472,31 @@ void CudaBackend::AppendKv(const AppendKvArgs& args) {
                        stream_.get());
 }
 
-void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
-  // The fused kernel normalises first and does not clamp.
-  if (args.norm_last || args.clip > 0.0f) return Backend::NormRopeAppend(args);
+NormRopeAppendLaunch CudaBackend::LaunchOf(const NormRopeAppendArgs& args) {
   const QkvColumns columns = args.columns();
   const bool xpos = args.rope.dimensions > 0 && args.rope.xpos_base > 0.0;
-  LaunchNormRopeAppend(
-      {.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
-       .step = ViewOf(*args.cache, args.layer),
-       .query = static_cast<float*>(columns.query.data),
-       .keys = static_cast<const float*>(columns.keys.data),
-       .values = static_cast<const float*>(columns.values.data),
-       .query_stride = args.rows.stride,
-       .key_stride = args.rows.stride,
-       .value_stride = args.rows.stride,
-       .heads = args.heads,
-       .query_norm = VectorNormOf(args.query_norm),
-       .key_norm = VectorNormOf(args.key_norm),
-       .norm_heads = args.norm_heads,
-       .dimensions = args.rope.dimensions,
-       .interleaved = args.rope.interleaved,
-       .distance = args.rope.distance,
-       .angles = args.rope.dimensions == 0 ? nullptr : RopeAngles(args.query_rope()),
-       .key_angles = xpos ? RopeAngles(args.key_rope()) : nullptr},
-      stream_.get());
+  return {.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
+          .step = ViewOf(*args.cache, args.layer),
+          .query = static_cast<float*>(columns.query.data),
+          .keys = static_cast<const float*>(columns.keys.data),
+          .values = static_cast<const float*>(columns.values.data),
+          .query_stride = args.rows.stride,
+          .key_stride = args.rows.stride,
+          .value_stride = args.rows.stride,
+          .heads = args.heads,
+          .query_norm = VectorNormOf(args.query_norm),
+          .key_norm = VectorNormOf(args.key_norm),
+          .norm_heads = args.norm_heads,
+          .dimensions = args.rope.dimensions,
+          .interleaved = args.rope.interleaved,
+          .distance = args.rope.distance,
+          .angles = args.rope.dimensions == 0 ? nullptr : RopeAngles(args.query_rope()),
+          .key_angles = xpos ? RopeAngles(args.key_rope()) : nullptr};
+}
+
+void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
+  if (!IsOneLaunch(args)) return Backend::NormRopeAppend(args);
+  LaunchNormRopeAppend(LaunchOf(args), stream_.get());
 }
 
 AttentionWork CudaBackend::WorkFor(const StepView& view, const WorkKey& key, int64_t row_floats) {
@@ -530,6 +571,19 @@ void CudaBackend::Attention(const AttentionArgs& args) {
         WorkFor(launch.step, key,
                 PartialFloats(heads, cache.latent_dim > 0 ? cache.latent_dim : cache.widest_dim()));
   }
+  NormRopeAppendLaunch prepare;
+  if (args.append != nullptr || args.rope != nullptr) {
+    const bool alike = PreparesAlike(args);
+    if (alike) {
+      prepare = LaunchOf(*args.append);
+      if (args.rope != nullptr) prepare.heads = args.heads;
+      launch.prepare = &prepare;
+    }
+    if (!alike || !CanPrepare(launch)) {
+      launch.prepare = nullptr;
+      PrepareAttention(args);
+    }
+  }
   LaunchAttention(launch, stream_.get());
 }
 
@@ -542,21 +596,21 @@ void CudaBackend::AddScaled(const RowsView& x, const RowsView& branch, const flo
                             float scale) {
   LaunchAddScaled(x, branch, bias, scale, stream_.get());
 }
-void CudaBackend::AddNorm(const AddNormArgs& args) {
+NormLaunch CudaBackend::LaunchOf(const AddNormArgs& args) {
   const auto& bank = static_cast<const CudaNormBank&>(*args.norm);
-  LaunchNorm({.shape = bank.shape,
-              .scales = bank.scales.as<float>(),
-              .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr,
-              .group_begin = bank.group_begin.as<int32_t>(),
-              .width = bank.width,
-              .input = args.x,
-              .output = args.output,
-              .branch = args.branch,
-              .sum = args.sum,
-              .bias = args.bias,
-              .scale = args.scale},
-             stream_.get());
+  return {.shape = bank.shape,
+          .scales = bank.scales.as<float>(),
+          .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr,
+          .group_begin = bank.group_begin.as<int32_t>(),
+          .width = bank.width,
+          .input = args.x,
+          .output = args.output,
+          .branch = args.branch,
+          .sum = args.sum,
+          .bias = args.bias,
+          .scale = args.scale};
 }
+void CudaBackend::AddNorm(const AddNormArgs& args) { LaunchNorm(LaunchOf(args), stream_.get()); }
 void CudaBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
   LaunchScaleBySigmoid(x, gate, stream_.get());
 }

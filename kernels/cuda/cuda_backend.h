@@ -15,8 +15,10 @@
 #include "kernels/cuda/dense/dense_layers.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/positions/norm_rope_append.h"
 #include "kernels/cuda/positions/rope_tables.h"
 #include "kernels/cuda/routing/router.h"
+#include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/statistics/route_counters.h"
 #include "kernels/cuda/step_buffers.h"
 #include "kernels/cuda/tuning/attention_tuning.h"
@@ -191,6 +193,10 @@ class CudaBackend : public Backend {
   // Copies pageable memory to the device and waits for the copy.
   void CopyIn(void* to, const void* from, size_t bytes);
   const RouteOverride* UploadOverrides(std::span<const RouteOverride> overrides, int experts);
+  static NormLaunch LaunchOf(const AddNormArgs& args);
+  NormRopeAppendLaunch LaunchOf(const NormRopeAppendArgs& args);
+  // Launches a linear layer together with what comes before it, or returns false.
+  bool JoinsLinear(const LinearArgs& args);
   AttentionWork WorkFor(const StepView& view, const WorkKey& key, int64_t row_floats);
   // Returns the rotary angles of the step's tokens for these settings.
   const float2* RopeAngles(const RopeSettings& settings);

@@ -85,6 +85,7 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
   }
   slot.copied = false;
   if (args.given != nullptr) {
+    if (args.norm != nullptr) AddNorm(*args.norm);
     const GivenRoutes& given = *args.given;
     const size_t offsets = given.offsets.size() * sizeof(int32_t);
     const size_t routes = given.experts.size() * sizeof(int32_t);
@@ -121,6 +122,15 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
                      .k_max = widest,
                      .plan = &slot.memory,
                      .scratch = &route_scratch_};
+  NormLaunch norm;
+  if (args.norm != nullptr) {
+    norm = LaunchOf(*args.norm);
+    launch.norm = &norm;
+    if (!args.overrides.empty() || !CanRouteNorm(launch)) {
+      AddNorm(*args.norm);
+      launch.norm = nullptr;
+    }
+  }
   if (args.scores != nullptr) {
     launch.scores = static_cast<float*>(args.scores->data);
     launch.scores_stride = args.scores->stride;

@@ -16,7 +16,7 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_latent_mma.h"
-#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/cache/kv_cache.h"
 #include "kernels/cuda/positions/norm_rope_append.h"
 #include "tests/cuda/device_array.h"
 #include "tests/reference/oracle.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/cache/kv_cache.h"
 #include "tests/cuda/device_array.h"
 
 namespace moeserve::cuda {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/cache/kv_cache.h"
 #include "kernels/cuda/positions/rope.h"
 #include "kernels/cuda/positions/rope_tables.h"
 #include "kernels/cuda/rows/rows.h"

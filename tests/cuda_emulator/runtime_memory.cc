@@ -1,10 +1,12 @@
 // Implements the devices, memory and copies of the emulated CUDA runtime.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "tests/cuda_emulator/launch_count.h"
 #include "tests/cuda_emulator/runtime_state.h"
 #include "tests/cuda_emulator/scheduler.h"
 
@@ -22,6 +24,7 @@ constexpr int kPortableClusterBlocks = 8;
 constexpr size_t kAlignment = 256;
 
 thread_local cudaError_t last_error = cudaSuccess;
+std::atomic<uint64_t> kernels_run = 0;
 
 using Allocations = std::map<const char*, size_t>;
 
@@ -454,7 +457,14 @@ cudaError_t EmulatedEnqueueKernel(EmulatedKernel kernel, cudaStream_t stream) {
     launch.arguments = const_cast<std::function<void()>*>(&kernel.run);
     launch.run = [](void* arguments) { (*static_cast<std::function<void()>*>(arguments))(); };
     RunLaunch(launch);
+    ++kernels_run;
   }));
 }
 
 }  // namespace moeserve::emulator::names
+
+namespace moeserve::emulator {
+
+uint64_t KernelsRun() { return names::kernels_run; }
+
+}  // namespace moeserve::emulator

@@ -384,6 +384,143 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
   }
 }
 
+// Attention with `append` and `rope` must have the same bits as the operations that come first one
+// by one: in its results, and in later attention over the cache. Steps are single tokens, or single
+// tokens and a prompt; queries are rows of the tokens, or of a routing plan.
+TEST_P(AttentionTest, AppendsFirst) {
+  Random random(9);
+  struct Shape {
+    int heads, kv_heads, head_dim, turned;
+    bool norm, norm_heads;
+    int routes;  // of every token but the second one, which has none; 0: no plan
+    int prompt;
+  };
+  const Shape shapes[] = {{4, 2, 64, 64, true, true, 0, 0},  {4, 2, 64, 64, true, false, 0, 0},
+                          {3, 1, 80, 32, false, true, 0, 0}, {2, 1, 128, 0, false, true, 0, 0},
+                          {4, 2, 64, 64, true, true, 0, 7},  {2, 2, 64, 64, false, true, 3, 0},
+                          {2, 2, 64, 64, false, true, 3, 5}, {2, 2, 32, 0, false, true, 2, 0}};
+  for (const Shape& s : shapes) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const std::vector<KvLayerShape> layers = {{1, 8}, {s.kv_heads, s.head_dim}};
+      std::unique_ptr<KvCacheStorage> caches[2];
+      for (auto& cache : caches) {
+        cache = std::move(backend_->NewKvCache(layers, KvCacheTypeOf(dtype), {64})).value();
+      }
+      const int q_width = s.routes > 0 ? 0 : s.heads * s.head_dim;
+      const int out_width = s.heads * s.head_dim, kv_width = s.kv_heads * s.head_dim;
+      const int width = q_width + 2 * kv_width;
+      std::vector<int32_t> pages(40);
+      std::iota(pages.begin(), pages.end(), 0);
+      const std::vector<std::span<const int32_t>> tables = {
+          std::span(pages).subspan(0, 20), std::span(pages).subspan(20, 4),
+          std::span(pages).subspan(24, 4), std::span(pages).subspan(28, 4)};
+      // The earlier tokens of sequence 0 take two splits.
+      std::vector<int32_t> position(290), sequence(290, 0);
+      std::iota(position.begin(), position.end(), 0);
+      Begin({.position = position, .sequence = sequence, .page_tables = tables});
+      const std::vector<float> earlier = random.Normals(int64_t{290} * 2 * kv_width);
+      const DeviceRows filled = MakeRows(*backend_, earlier, 2 * kv_width);
+      for (auto& cache : caches) {
+        backend_->AppendKv({.cache = cache.get(),
+                            .layer = 1,
+                            .keys = filled.view.Columns(0, kv_width),
+                            .values = filled.view.Columns(kv_width, kv_width)});
+      }
+      position = {290, 0, 0};
+      sequence = {0, 1, 2};
+      for (int p = 0; p < s.prompt; ++p) position.push_back(p), sequence.push_back(3);
+      const auto tokens = static_cast<int64_t>(position.size());
+      Begin({.position = position, .sequence = sequence, .page_tables = tables});
+
+      std::unique_ptr<NormBank> query_norm, key_norm;
+      if (s.norm) {
+        const auto bank = [&](int n) {
+          const HostTensor scale = MakeTensor(random.Normals(n), {n});
+          return std::move(backend_->NewNormBank({false, 1e-6f}, {&scale, 1}, {})).value();
+        };
+        query_norm = bank(s.norm_heads ? s.head_dim : q_width);
+        key_norm = bank(s.norm_heads ? s.head_dim : kv_width);
+      }
+      RoutingPlan plan;
+      std::unique_ptr<Router> router;
+      if (s.routes > 0) {
+        RouteSettings settings;
+        settings.num_experts = 4;
+        settings.input_width = 1;
+        RouterTensors tensors;
+        tensors.weight = MakeTensor(random.Normals(4), {4, 1});
+        router = std::move(backend_->NewRouter(settings, tensors)).value();
+        GivenRoutes given{.offsets = {0}, .experts = {}, .weights = {}};
+        for (int64_t t = 0; t < tokens; ++t) {
+          for (int e = 0; e < s.routes && t != 1; ++e) given.experts.push_back(e);
+          given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
+        }
+        given.weights.assign(given.experts.size(), 1.0f);
+        const DeviceRows input = MakeRows(*backend_, std::vector<float>(position.size()), 1);
+        plan = backend_->Route({.router = router.get(), .input = input.view, .given = &given});
+      }
+      const std::vector<float> x = random.Normals(tokens * width, 2.0),
+                               of_plan = random.Normals(int64_t{plan.capacity} * out_width, 2.0),
+                               later = random.Normals(tokens * kv_width);
+      const RopeSettings rope{.head_dim = s.head_dim, .dimensions = s.turned};
+      const auto run = [&](KvCacheStorage* cache, bool at_once) {
+        const DeviceRows rows = MakeRows(*backend_, tokens, width, width + 3, DType::kF32, &x);
+        const DeviceRows routed =
+            MakeRows(*backend_, std::max(plan.capacity, 1), out_width, out_width, DType::kF32,
+                     plan.capacity > 0 ? &of_plan : nullptr);
+        const NormRopeAppendArgs append{.cache = cache,
+                                        .layer = 1,
+                                        .rows = rows.view,
+                                        .heads = s.routes > 0 ? 0 : s.heads,
+                                        .query_norm = query_norm.get(),
+                                        .key_norm = key_norm.get(),
+                                        .norm_heads = s.norm_heads,
+                                        .rope = rope};
+        const bool turns_rows = s.routes > 0 && s.turned > 0;
+        AttentionArgs attention{.cache = cache,
+                                .layer = 1,
+                                .heads = s.heads,
+                                .scale = 0.2f,
+                                .query = rows.view.Columns(0, q_width),
+                                .output = {}};
+        if (s.routes > 0) {
+          attention.plan = &plan;
+          attention.rows_per_token = s.routes;
+          attention.order = HeadOrder::kTile;
+          attention.query = routed.view;
+        }
+        if (at_once) {
+          attention.append = &append;
+          attention.rope = turns_rows ? &rope : nullptr;
+        } else {
+          backend_->NormRopeAppend(append);
+          if (turns_rows) {
+            backend_->Rope({.settings = rope, .plan = &plan, .rows = routed.view});
+          }
+        }
+        const int64_t count = s.routes > 0 ? plan.capacity : tokens;
+        const std::vector<float> zeros(static_cast<size_t>(count * out_width));
+        const DeviceRows out = MakeRows(*backend_, count, out_width, out_width, dtype, &zeros);
+        attention.output = out.view;
+        backend_->Attention(attention);
+        const DeviceRows asked = MakeRows(*backend_, later, kv_width);
+        const DeviceRows after =
+            MakeRows(*backend_, tokens, kv_width, kv_width, DType::kF32, nullptr);
+        backend_->Attention({.cache = cache,
+                             .layer = 1,
+                             .heads = s.kv_heads,
+                             .scale = 0.25f,
+                             .query = asked.view,
+                             .output = after.view});
+        return std::pair(HostRows(*backend_, out.view), HostRows(*backend_, after.view));
+      };
+      EXPECT_EQ(run(caches[0].get(), true), run(caches[1].get(), false))
+          << "head_dim " << s.head_dim << ", turned " << s.turned << ", routes " << s.routes
+          << ", prompt " << s.prompt << ", " << Name(dtype);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, AttentionTest, ::testing::ValuesIn(AvailableBackends()),
                          [](const auto& info) { return BackendName(info.param); });
 

@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "base/kinds.h"
 #include "kernels/base/exp.h"
@@ -265,6 +266,71 @@ TEST_P(RouterTest, EqualsTheContractBitForBit) {
                << width;
       }
     }
+  }
+}
+
+// A norm that comes first, with the sum of a branch or of experts' results, has the bits of the
+// operations one by one. The rows are few enough for one launch, or not.
+TEST_P(RouterTest, ANormFirstIsItsParts) {
+  struct Shape {
+    int experts, width, rows;
+    DType dtype;
+    bool layer, sum;
+  };
+  for (const Shape& s :
+       {Shape{4, 3, 1, DType::kF32, false, false}, Shape{8, 64, 8, DType::kBF16, false, true},
+        Shape{8, 64, 9, DType::kBF16, true, true}, Shape{60, 513, 5, DType::kF32, true, true},
+        Shape{16, 4100, 3, DType::kBF16, false, false},
+        Shape{33, 520, 2, DType::kBF16, true, true}}) {
+    Random random(static_cast<uint64_t>(s.width));
+    Case c;
+    c.settings.num_experts = s.experts;
+    c.settings.input_width = s.width;
+    c.settings.k = 2;
+    const auto router = MakeRouter(*backend_, c, MakeWeights(c, random));
+    const HostTensor scale = MakeTensor(random.Normals(s.width), {s.width});
+    std::vector<HostTensor> shifts;
+    if (s.layer) shifts.push_back(MakeTensor(random.Normals(s.width), {s.width}));
+    const auto norm =
+        std::move(backend_->NewNormBank({s.layer, 1e-5f}, {&scale, 1}, shifts)).value();
+    const auto bias = std::move(backend_->Upload(random.Normals(s.width))).value();
+    const int64_t count = int64_t{s.rows} * s.width;
+    const std::vector<float> a = random.Normals(count, 2.0), b = random.Normals(count),
+                             of_experts = random.Normals(2 * count);
+    const auto rows = [&](const std::vector<float>* values, DType dtype, int64_t n) {
+      return MakeRows(*backend_, n, s.width, (s.width + 19) / 16 * 16, dtype, values);
+    };
+    const DeviceRows results = rows(&of_experts, s.dtype, 2 * s.rows);
+    BeginStep(s.rows);
+    const DeviceRows other = rows(&a, DType::kF32, s.rows);
+    const RoutingPlan before =
+        backend_->Route({.router = router.get(), .input = other.view, .slot = 1});
+    const auto run = [&](bool at_once) {
+      const DeviceRows x = rows(&a, DType::kF32, s.rows);
+      const DeviceRows branch = rows(s.sum ? nullptr : &b, DType::kF32, s.rows);
+      const DeviceRows y = rows(nullptr, s.dtype, s.rows);
+      const CombineArgs sum{.plan = &before, .results = results.view, .output = branch.view};
+      const AddNormArgs first{.x = x.view,
+                              .branch = branch.view,
+                              .sum = s.sum && at_once ? &sum : nullptr,
+                              .bias = static_cast<const float*>(bias->data()),
+                              .scale = 0.6f,
+                              .norm = norm.get(),
+                              .output = y.view};
+      if (!at_once) {
+        if (s.sum) backend_->Combine(sum);
+        backend_->AddNorm(first);
+      }
+      backend_->Route(
+          {.router = router.get(), .input = y.view, .norm = at_once ? &first : nullptr});
+      const RoutingPlan plan = backend_->HostPlan(0);
+      const size_t routes = static_cast<size_t>(plan.num_assignments);
+      return std::tuple(HostRows(*backend_, x.view), HostRows(*backend_, y.view),
+                        std::vector(plan.row_of_assignment, plan.row_of_assignment + routes),
+                        std::vector(plan.expert_offsets, plan.expert_offsets + s.experts + 1),
+                        std::vector(plan.weight_of_assignment, plan.weight_of_assignment + routes));
+    };
+    EXPECT_EQ(run(true), run(false)) << "width " << s.width;
   }
 }
 

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "tests/reference/oracle.h"
@@ -546,6 +547,91 @@ TEST_P(RowsTest, AddNormOfAWeightedSum) {
         };
         EXPECT_EQ(run(true), run(false)) << "width " << width << ", residual " << residual;
       }
+    }
+  }
+}
+
+// A linear layer whose rows are the norm of a sum, or a sum of experts' results, has the bits of
+// the operations one by one. The layers are small enough for one launch, or not, and so are the
+// rows.
+TEST_P(RowsTest, LinearOfRowsThatComeFirst) {
+  struct Shape {
+    int rows, width, outputs;
+    DType dtype;
+    int parts = 1;  // sub-tokens of a row, which are sums of experts' results
+    bool bias = false, layer = false, from_experts = false;
+    ActivationKind activation = ActivationKind::kNone;
+  };
+  Random random(11);
+  for (const Shape& s :
+       {Shape{1, 768, 768, DType::kBF16}, Shape{8, 72, 70, DType::kBF16, 1, true, true, true},
+        Shape{9, 64, 32, DType::kBF16},
+        Shape{3, 520, 100, DType::kBF16, 1, false, true, false, ActivationKind::kRelu},
+        Shape{2, 1032, 17, DType::kBF16, 1, true, false, true}, Shape{2, 64, 64, DType::kF32},
+        Shape{1, 768, 384, DType::kBF16, 4, true},
+        Shape{5, 40, 200, DType::kBF16, 5, false, false, false, ActivationKind::kRelu},
+        Shape{8, 96, 96, DType::kBF16, 2}, Shape{3, 64, 64, DType::kF32, 4},
+        Shape{1, 64, 4096, DType::kBF16, 4}}) {
+    const int part = s.width / s.parts, sums = s.rows * s.parts;
+    std::vector<std::vector<int>> routes;
+    for (int r = 0; r < sums; ++r) {
+      routes.push_back(r % 3 == 0   ? std::vector{1}
+                       : r % 3 == 1 ? std::vector{0, 2}
+                                    : std::vector<int>{});
+    }
+    const RoutingPlan plan = Plan(routes, 3, random);
+    LinearBankShape shape{{s.width}, {s.outputs}, false, s.bias, s.dtype};
+    auto bank = std::move(backend_->NewLinearBank(shape)).value();
+    const HostTensor weight =
+        MakeTensor(random.Normals(int64_t{s.outputs} * s.width, 0.1), {s.outputs, s.width});
+    bank->LoadWeight(0, LinearBank::Half::kMain, 0, weight);
+    const HostTensor bias = MakeTensor(random.Normals(s.outputs), {s.outputs});
+    if (s.bias) bank->LoadBias(0, LinearBank::Half::kMain, 0, bias);
+    const HostTensor scale = MakeTensor(random.Normals(s.width), {s.width});
+    const auto norm = std::move(backend_->NewNormBank({s.layer, 1e-5f}, {&scale, 1}, {})).value();
+    const std::vector<float> a = random.Normals(s.rows * s.width),
+                             b = random.Normals(s.rows * s.width),
+                             values = random.Normals(int64_t{plan.capacity} * part);
+    const DeviceRows results = Make(plan.capacity, part, s.dtype, &values);
+    const auto dense = [&](int64_t rows, int64_t cols, DType dtype,
+                           const std::vector<float>* from) {
+      return MakeRows(*backend_, rows, cols, cols, dtype, from);
+    };
+    const auto run = [&](bool at_once, DType output) {
+      const DeviceRows x = dense(s.rows, s.width, DType::kF32, &a);
+      const DeviceRows branch = dense(s.rows, s.width, DType::kF32, s.from_experts ? nullptr : &b);
+      const DeviceRows y = dense(s.rows, s.width, s.dtype, s.parts > 1 ? &a : nullptr);
+      const DeviceRows before = dense(sums, part, s.dtype, &b);
+      const DeviceRows out = Make(s.rows, s.outputs, output, nullptr);
+      RowsView to = y.view;
+      if (s.parts > 1) to.rows = sums, to.cols = to.stride = part;
+      const bool routed = s.parts > 1;
+      const CombineArgs sum{.plan = &plan,
+                            .results = results.view,
+                            .residual = routed ? &before.view : nullptr,
+                            .output = routed ? to : branch.view};
+      const AddNormArgs first{.x = x.view,
+                              .branch = branch.view,
+                              .sum = s.from_experts ? &sum : nullptr,
+                              .scale = 0.5f,
+                              .norm = norm.get(),
+                              .output = y.view};
+      if (!at_once && routed) backend_->Combine(sum);
+      if (!at_once && !routed) backend_->AddNorm(first);
+      backend_->Linear({.bank = bank.get(),
+                        .input = y.view,
+                        .output = out.view,
+                        .activation = s.activation,
+                        .norm = at_once && !routed ? &first : nullptr,
+                        .sum = at_once && routed ? &sum : nullptr});
+      ExpectUntouchedBehind(out);
+      return std::tuple(HostRows(*backend_, x.view), HostRows(*backend_, y.view),
+                        HostRows(*backend_, out.view));
+    };
+    for (const DType output : {DType::kF32, DType::kBF16}) {
+      if (output == DType::kBF16 && s.dtype == DType::kF32) continue;
+      EXPECT_EQ(run(true, output), run(false, output))
+          << "width " << s.width << ", outputs " << s.outputs << ", rows " << s.rows;
     }
   }
 }

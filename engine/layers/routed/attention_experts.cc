@@ -39,9 +39,6 @@ void AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan, const Rows
   RowsView heads = ctx.workspace.Take(count, width, ctx.activation);
   ctx.backend.Linear(
       {.bank = query_.get(), .plan = &plan, .gather = true, .input = rows, .output = query});
-  if (rope_.dimensions > 0) {
-    ctx.backend.Rope({.settings = rope_, .plan = &plan, .rows = query});
-  }
   ctx.backend.Attention({.cache = &ctx.cache,
                          .layer = layer_,
                          .causal = causal_,
@@ -53,6 +50,8 @@ void AttentionExperts::Run(StepContext& ctx, const RoutingPlan& plan, const Rows
                          .soft_cap = soft_cap_,
                          .window = window_,
                          .chunks = chunks_,
+                         .append = ctx.left_append,
+                         .rope = rope_.dimensions > 0 ? &rope_ : nullptr,
                          .query = query,
                          .output = heads});
   ctx.backend.Linear({.bank = output_.get(), .plan = &plan, .input = heads, .output = results});

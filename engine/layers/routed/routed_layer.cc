@@ -118,10 +118,13 @@ RowsView RoutedLayer::Split(StepContext& ctx, const RowsView& x) const {
   RowsView rows = x;
   for (size_t i = 0; i < split_.size(); ++i) {
     const RowsView projected = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
-    ctx.backend.Linear({.bank = split_[i].get(),
-                        .input = rows,
-                        .output = projected,
-                        .activation = BetweenLayers(i, split_.size())});
+    ctx.WithLeftNorm([&](const AddNormArgs* norm) {
+      ctx.backend.Linear({.bank = split_[i].get(),
+                          .input = rows,
+                          .output = projected,
+                          .activation = BetweenLayers(i, split_.size()),
+                          .norm = norm});
+    });
     rows = projected;
   }
   return AsSubTokens(rows, heads_);
@@ -144,18 +147,22 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
   return overrides;
 }
 
-RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
+RoutingPlan RoutedLayer::Select(StepContext& ctx, const RowsView& rows) const {
   const std::vector<RouteOverride> overrides = Overrides(ctx);
   const ReportedRows& reported = ctx.reported.of_slot(slot_);
   const RowsView& input = scores_stream_ ? ctx.stream : rows;
+  RouteArgs args{
+      .router = router_.get(),
+      .input = input,
+      .given = ctx.batch.given.empty() ? nullptr : ctx.batch.given[static_cast<size_t>(slot_)],
+      .slot = slot_,
+      .scores = reported.scores.data != nullptr ? &reported.scores : nullptr,
+      .overrides = overrides};
+  const RoutingPlan plan = ctx.WithLeftNorm([&](const AddNormArgs* norm) {
+    args.norm = norm;
+    return ctx.backend.Route(args);
+  });
   if (reported.inputs.data != nullptr) ctx.backend.Convert(input, reported.inputs);
-  const RoutingPlan plan = ctx.backend.Route(
-      {.router = router_.get(),
-       .input = input,
-       .given = ctx.batch.given.empty() ? nullptr : ctx.batch.given[static_cast<size_t>(slot_)],
-       .slot = slot_,
-       .scores = reported.scores.data != nullptr ? &reported.scores : nullptr,
-       .overrides = overrides});
   const RoutingControl* control = ctx.batch.controls.empty() ? nullptr : ctx.batch.controls[0];
   if (control == nullptr || control->row_limit() == nullptr) return plan;
   const GivenRoutes kept = control->row_limit()->Apply(slot_, plan);
@@ -214,13 +221,16 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
   if (latent_up_ != nullptr) {
     sums = ctx.workspace.Take(sub_tokens.rows, results.cols, ctx.activation);
   }
-  ctx.backend.Combine({.plan = &plan,
-                       .results = results,
-                       .residual = residual_ ? &rows : nullptr,
-                       .output = sums,
-                       .weighted = !weight_input_});
+  const CombineArgs sum{.plan = &plan,
+                        .results = results,
+                        .residual = residual_ ? &rows : nullptr,
+                        .output = sums,
+                        .weighted = !weight_input_};
   if (latent_up_ != nullptr) {
-    ctx.backend.Linear({.bank = latent_up_.get(), .input = sums, .output = sub_tokens});
+    ctx.backend.Linear(
+        {.bank = latent_up_.get(), .input = sums, .output = sub_tokens, .sum = &sum});
+  } else if (merge_.empty()) {
+    ctx.backend.Combine(sum);
   }
   for (size_t i = 0; i < merge_.size(); ++i) {
     const bool last = i + 1 == merge_.size();
@@ -229,17 +239,22 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
     ctx.backend.Linear({.bank = merge_[i].get(),
                         .input = combined,
                         .output = merged,
-                        .activation = BetweenLayers(i, merge_.size())});
+                        .activation = BetweenLayers(i, merge_.size()),
+                        .sum = i == 0 && latent_up_ == nullptr ? &sum : nullptr});
     combined = merged;
   }
 }
 
-void RoutedLayer::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
-  const Workspace::Scope scope(ctx.workspace);
+RoutedLayer::RoutedRows RoutedLayer::Route(StepContext& ctx, const RowsView& x) const {
   const RowsView rows = Split(ctx, x);
-  RoutingPlan plan = Route(ctx, rows);
-  const RowsView results = RunExperts(ctx, plan, rows);
-  CombineAndMerge(ctx, plan, results, rows, output);
+  return {rows, Select(ctx, rows)};
+}
+
+void RoutedLayer::RunRouted(StepContext& ctx, const RoutedRows& routed,
+                            const RowsView& output) const {
+  RoutingPlan plan = routed.plan;
+  const RowsView results = RunExperts(ctx, plan, routed.rows);
+  CombineAndMerge(ctx, plan, results, routed.rows, output);
 }
 
 }  // namespace moeserve

@@ -24,7 +24,22 @@ class RoutedLayer {
 
   // Routes the tokens `x` [T, d] (activation type) and writes the weighted sum of their experts'
   // outputs [T, d] (f32) to `output`.
-  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
+  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
+    const Workspace::Scope scope(ctx.workspace);
+    RunRouted(ctx, Route(ctx, x), output);
+  }
+
+  // The rows of a step and the experts that compute them.
+  struct RoutedRows {
+    RowsView rows;
+    RoutingPlan plan;
+  };
+  // The two parts of Forward(). The memory that they take from the workspace is the caller's.
+  RoutedRows Route(StepContext& ctx, const RowsView& x) const;
+  void RunRouted(StepContext& ctx, const RoutedRows& routed, const RowsView& output) const;
+
+  // Whether the first operation of Route() is one that Branch::TakesNorm() names.
+  bool TakesNorm() const { return !split_.empty() || !scores_stream_; }
 
  private:
   // The experts without matrices.
@@ -46,7 +61,7 @@ class RoutedLayer {
   // Returns one routing override per row; empty if no sequence of the step has one.
   std::vector<RouteOverride> Overrides(const StepContext& ctx) const;
   // Runs the stages score, gate and select.
-  RoutingPlan Route(StepContext& ctx, const RowsView& rows) const;
+  RoutingPlan Select(StepContext& ctx, const RowsView& rows) const;
   // Sums the experts' outputs for every row, merges sub-tokens and applies the merge projection.
   void CombineAndMerge(StepContext& ctx, const RoutingPlan& plan, const RowsView& results,
                        const RowsView& rows, const RowsView& output) const;

@@ -75,6 +75,13 @@ bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits) {
           ClusterAttentionFits(args, blocks));
 }
 
+bool CanPrepare(const AttentionLaunch& args) {
+  const NormRopeAppendLaunch& p = *args.prepare;
+  const bool normed = p.query_norm.scales != nullptr || p.key_norm.scales != nullptr;
+  return IsMma(args) && args.cache.latent_dim == 0 && !IsWide(args.cache, args.output_dtype) &&
+         args.tiled_from == args.step.tokens && args.seen.causal && (p.norm_heads || !normed);
+}
+
 std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args) {
   static constexpr AttentionTiles kMma[] = {AttentionTiles::kMma};
   static constexpr AttentionTiles kWgmma[] = {AttentionTiles::kWarpgroup,
@@ -101,6 +108,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   }
   MOESERVE_CHECK(args.heads > 0 && args.heads % args.cache.num_kv_heads == 0, "query heads");
   MOESERVE_CHECK(args.tiled_from >= 0 && args.tiled_from <= args.step.tokens, "tiled_from");
+  MOESERVE_CHECK(args.prepare == nullptr || CanPrepare(args), "keys that attention appends");
   const bool latent = args.cache.latent_dim > 0;
   const bool mma = IsMma(args);
   MOESERVE_CHECK(!mma || args.cache.block_stride * 2 <= INT32_MAX, "bytes of a page");

@@ -10,9 +10,10 @@
 #include <string_view>
 
 #include "kernels/base/dtype.h"
-#include "kernels/cuda/attention/kv_layer_view.h"
-#include "kernels/cuda/attention/step_view.h"
+#include "kernels/cuda/cache/kv_layer_view.h"
+#include "kernels/cuda/cache/step_view.h"
 #include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/positions/norm_rope_append.h"
 
 namespace moeserve::cuda {
 
@@ -143,7 +144,15 @@ struct AttentionLaunch {
   AttentionWork work;
   AttentionSplits splits = AttentionSplits::kAuto;  // must be one that CanUseSplits() allows
   AttentionTiles tiles = AttentionTiles::kAuto;
+  // If not null, in host memory: what LaunchNormRopeAppend() would do is done first, by the same
+  // kernel; CanPrepare() must allow it. Its cache and step are those of the launch. With heads > 0,
+  // the query rows are normalised and rotated when they are read and stay as they are in memory;
+  // `prepare->query` is not used.
+  const NormRopeAppendLaunch* prepare = nullptr;
 };
+// Returns whether LaunchAttention() can compute args.prepare: all tokens are single ones over a
+// bf16 cache, and norms are those of heads.
+bool CanPrepare(const AttentionLaunch& args);
 // Returns whether LaunchAttention() can compute the launch with `splits` on the current device.
 bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits);
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);

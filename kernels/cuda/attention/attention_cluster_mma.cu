@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_prepare.cuh"
 #include "kernels/cuda/attention/attention_split.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/launch.h"
@@ -180,16 +181,26 @@ class ClusterMerge {
   float2 merged_[kPairs] = {};
 };
 
-// The grid is (ranks of the clusters of all chunks of rows) x kv heads x tokens.
-template <int kDim>
+// The grid is (ranks of the clusters of all chunks of rows) x kv heads x tokens. `prepare` is
+// NormRopeAppendLaunch or NoPrepare.
+template <int kDim, typename Prepare>
 __global__ void __launch_bounds__(kSplitThreads)
-    AttentionClusterKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
+    AttentionClusterKernel(const AttentionLaunch a, const int split_tokens, const float scale,
+                           const Prepare prepare) {
   GridDependencyPass();
   const int rank = static_cast<int>(ClusterRank()), blocks = static_cast<int>(ClusterBlocks());
   const int token = blockIdx.z, kv_head = blockIdx.y;
   const int chunk = static_cast<int>(blockIdx.x) >> Log2(blocks);
   const int sequence = a.step.sequence[token], position = a.step.position[token];
   const int heads = QueryHeadsOf(a, token, token + 1) - chunk * kSplitRows;
+  if constexpr (kPrepares<Prepare>) {
+    // A token may have no query rows.
+    const int splits = position / split_tokens - FirstKey(a.seen, position) / split_tokens + 1;
+    const bool appends = sequence >= 0 && (chunk == 0 || heads > 0);
+    if (appends && rank == (splits - 1) % blocks) {
+      AppendToken(a, prepare, token, sequence, position, kv_head);
+    }
+  }
   if (heads <= 0) return;
   auto& shared = *DynamicShared<SharedCluster<kDim>>();
   auto& rows = shared.split.rows;
@@ -213,7 +224,12 @@ __global__ void __launch_bounds__(kSplitThreads)
       a, scale, kv_head, range, tiles, shared.split,
       [&] {
         FindRows(a, token, token + 1, kv_head, chunk, length, &rows);
-        LoadQueries<kDim, kSplitRows, kSplitThreads>(a, rows, shared.split.queries);
+        if constexpr (kPrepares<Prepare>) {
+          LoadPreparedQueries<kDim, kSplitRows, kSplitThreads>(a, prepare, token, rows,
+                                                               shared.split.queries);
+        } else {
+          LoadQueries<kDim, kSplitRows, kSplitThreads>(a, rows, shared.split.queries);
+        }
       },
       [&](float factor, RowState<1>* state, SplitSums<kDim>& sums) {
         const float maximum[2] = {state->maximum[0] * factor, state->maximum[1] * factor};
@@ -256,7 +272,7 @@ bool CanRunCluster(int blocks) {
   MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
   MutexLock lock(mutex);
   const auto [entry, is_new] = known->try_emplace({device, blocks}, false);
-  if (is_new) entry->second = MaxActiveClusters(AttentionClusterKernel<kDim>, shape) > 0;
+  if (is_new) entry->second = MaxActiveClusters(AttentionClusterKernel<kDim, NoPrepare>, shape) > 0;
   return entry->second;
 }
 
@@ -275,8 +291,16 @@ bool ClusterAttentionFits(const AttentionLaunch& args, int blocks) {
 
 void LaunchClusterMma(const AttentionLaunch& args, int blocks, cudaStream_t stream) {
   WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
-    Launch(AttentionClusterKernel<kDim>, ClusterShape<kDim>(args, blocks, stream), args,
-           SplitTokensOf(args), args.scale * kLog2E);
+    const LaunchShape shape = ClusterShape<kDim>(args, blocks, stream);
+    const int split_tokens = SplitTokensOf(args);
+    const float scale = args.scale * kLog2E;
+    if (args.prepare != nullptr) {
+      Launch(AttentionClusterKernel<kDim, NormRopeAppendLaunch>, shape, args, split_tokens, scale,
+             PrepareOf(args));
+    } else {
+      Launch(AttentionClusterKernel<kDim, NoPrepare>, shape, args, split_tokens, scale,
+             NoPrepare{});
+    }
   });
 }
 

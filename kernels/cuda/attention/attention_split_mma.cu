@@ -1,6 +1,7 @@
 // Attention of single tokens over a bf16 cache on the tensor cores. A thread block computes one
 // split of a token's context (or all splits, if the token is not split).
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_prepare.cuh"
 #include "kernels/cuda/attention/attention_split.cuh"
 #include "kernels/cuda/device/launch.h"
 
@@ -59,9 +60,11 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   }
 }
 
-template <int kDim>
+// `prepare` is NormRopeAppendLaunch or NoPrepare.
+template <int kDim, typename Prepare>
 __global__ void __launch_bounds__(kSplitThreads)
-    SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
+    SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale,
+                const Prepare prepare) {
   GridDependencyPass();
   const int item = blockIdx.x;
   if (item >= *a.work.item_count) return;
@@ -70,6 +73,13 @@ __global__ void __launch_bounds__(kSplitThreads)
   const int kv_head = blockIdx.y % a.cache.num_kv_heads;
   const int chunk = blockIdx.y / a.cache.num_kv_heads;
   auto& shared = *DynamicShared<SplitShared<kDim>>();
+  if constexpr (kPrepares<Prepare>) {
+    const int sequence = a.step.sequence[token], position = a.step.position[token];
+    // A token may have no query rows.
+    if (sequence >= 0 && (split < 0 || split == position / split_tokens)) {
+      AppendToken(a, prepare, token, sequence, position, kv_head);
+    }
+  }
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, token, token + 1, split, split_tokens, kv_head, chunk, &shared.rows,
                            &range)) {
@@ -79,7 +89,14 @@ __global__ void __launch_bounds__(kSplitThreads)
   MergedRows<kSplitColumns<kDim>> merged;
   ComputeSplits(
       a, scale, kv_head, range, tiles, shared,
-      [&] { LoadQueries<kDim, kSplitRows, kSplitThreads>(a, shared.rows, shared.queries); },
+      [&] {
+        if constexpr (kPrepares<Prepare>) {
+          LoadPreparedQueries<kDim, kSplitRows, kSplitThreads>(a, prepare, token, shared.rows,
+                                                               shared.queries);
+        } else {
+          LoadQueries<kDim, kSplitRows, kSplitThreads>(a, shared.rows, shared.queries);
+        }
+      },
       [&](float factor, RowState<1>* state, SplitSums<kDim>& sums) {
         float sum[2];
         ShareSums(shared, *state, sum);
@@ -96,23 +113,29 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (split < 0) StoreFinished<kDim>(a, shared.rows, merged);
 }
 
-template <int kDim>
-void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
+template <int kDim, typename Prepare>
+void LaunchOf(const AttentionLaunch& args, const Prepare& prepare, cudaStream_t stream) {
   const int group = GroupOf(args);
   const int chunks = (group + kSplitRows - 1) / kSplitRows;
-  Launch(SplitKernel<kDim>,
+  Launch(SplitKernel<kDim, Prepare>,
          {.grid = dim3(MaxItems(args), args.cache.num_kv_heads * chunks),
           .block = dim3(kSplitThreads),
           .shared_bytes = sizeof(SplitShared<kDim>),
           .stream = stream,
           .overlaps_predecessor = true},
-         args, SplitTokensOf(args), args.scale * kLog2E);
+         args, SplitTokensOf(args), args.scale * kLog2E, prepare);
 }
 
 }  // namespace
 
 void LaunchSplitMma(const AttentionLaunch& args, cudaStream_t stream) {
-  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
+  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
+    if (args.prepare != nullptr) {
+      LaunchOf<kDim>(args, PrepareOf(args), stream);
+    } else {
+      LaunchOf<kDim>(args, NoPrepare{}, stream);
+    }
+  });
 }
 
 }  // namespace moeserve::cuda

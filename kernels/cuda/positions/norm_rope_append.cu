@@ -1,124 +1,35 @@
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/positions/head_rows.cuh"
 #include "kernels/cuda/positions/norm_rope_append.h"
-#include "kernels/cuda/positions/rope.cuh"
-#include "kernels/cuda/rows/norm.cuh"
 
 namespace moeserve::cuda {
 namespace {
 
 constexpr int kWarps = 4;  // warps per block if each warp computes one head
-constexpr int kUnits = 4;  // number of units that a thread loads at once
 
 enum class Part { kQuery, kKeys, kValues };
 
-// The elements of up to kUnits units that a thread has loaded.
-struct Loaded {
-  float x[kUnits];
-  float y[kUnits];  // second element of a pair
-  float2 angle[kUnits];
-  float x_scale[kUnits];
-  float y_scale[kUnits];
-};
-
-// Heads [first, first + heads) of the queries, keys or values of a token. A unit is either a pair
-// of dimensions that is rotated, or a single dimension that is not rotated.
+// Writes queries in place, and keys and values to the cache.
 template <bool kBf16>
-struct Heads {
-  const NormRopeAppendLaunch& a;
-  Part part = Part::kQuery;
-  int first = 0;
-  int heads = 1;
-  const float* from = nullptr;  // first head of the input
-  float* query = nullptr;       // first head of the queries, to be written
-  void* cache = nullptr;        // keys or values of the cache, to be written
-  int64_t cache_at = 0;         // index of the first head of the token's block in `cache`
-  int row = 0;                  // of the token in its block
-  const float2* angles = nullptr;
-  VectorNorm norm = {};
-  int pairs = 0;
+struct PartSink {
+  CacheSink<kBf16> cache;
+  float* query = nullptr;  // first head of the queries; null: keys or values
+  int dim = 0;
 
-  __device__ __forceinline__ bool normed() const { return norm.scales != nullptr; }
-  __device__ __forceinline__ int dim() const {
-    return part == Part::kValues ? a.cache.value_dim() : a.cache.head_dim;
-  }
-  // In queries without a norm, only rotated dimensions change.
-  __device__ __forceinline__ int units() const {
-    if (part == Part::kQuery && !normed()) return pairs;
-    return (part == Part::kQuery ? dim() : a.cache.padded_dim) - pairs;
-  }
-  __device__ __forceinline__ int column(int unit) const {
-    if (unit < pairs) return a.interleaved ? 2 * unit : unit;
-    return unit < partner() ? unit : unit + pairs;
-  }
-  __device__ __forceinline__ int partner() const { return a.interleaved ? 1 : a.distance; }
-
-  // Calls body(j, head, unit, column, offset from the first head) for units begin, begin + step and
-  // so on, up to the number of units that a thread loads at once.
-  template <typename Body>
-  __device__ __forceinline__ void ForUnits(int begin, int step, const Body& body) const {
-    const int per_head = units();
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-      const int n = begin + j * step;
-      if (n >= heads * per_head) break;
-      const int head = heads == 1 ? 0 : n / per_head, unit = n - head * per_head;
-      const int c = column(unit);
-      body(j, head, unit, c, head * dim() + c);
-    }
-  }
-
-  __device__ __forceinline__ void Load(int begin, int step, Loaded& l) const {
-    ForUnits(begin, step, [&](int j, int, int unit, int c, int at) {
-      l.x[j] = c < dim() ? from[at] : 0.0f;
-      if (normed() && c < dim()) l.x_scale[j] = norm.scales[at];
-      if (unit < pairs) {
-        l.y[j] = from[at + partner()];
-        l.angle[j] = angles[unit];
-        if (normed()) l.y_scale[j] = norm.scales[at + partner()];
-      }
-    });
-  }
-
-  __device__ __forceinline__ void Finish(int begin, int step, const NormFactors& factors,
-                                         const Loaded& l) const {
-    ForUnits(begin, step, [&](int j, int head, int unit, int c, int at) {
-      float x = l.x[j], y = l.y[j];
-      if (normed() && c < dim()) {
-        x = factors(x, l.x_scale[j]);
-        if (norm.shifts != nullptr) x += norm.shifts[at];
-      }
-      if (unit < pairs) {
-        if (normed()) {
-          y = factors(y, l.y_scale[j]);
-          if (norm.shifts != nullptr) y += norm.shifts[at + partner()];
-        }
-        Turn(x, y, l.angle[j]);
-        Store(head, c + partner(), y);
-      }
-      Store(head, c, x);
-    });
-  }
-
-  __device__ __forceinline__ void Store(int head, int c, float v) const {
-    if (part == Part::kQuery) {
-      query[head * dim() + c] = v;
-      return;
-    }
-    const int64_t at = cache_at + head * a.cache.head_stride + a.cache.ElementOf(row, c);
-    if constexpr (kBf16) {
-      static_cast<Bf16*>(cache)[at] = static_cast<Bf16>(PackBf16(v, 0.0f));
+  __device__ __forceinline__ void operator()(int head, int c, float v) const {
+    if (query != nullptr) {
+      query[head * dim + c] = v;
     } else {
-      static_cast<float*>(cache)[at] = v;
+      cache(head, c, v);
     }
   }
 };
 
 // The grid is [tokens, parts or groups of heads]. With kBlock, the threads of a block share all
 // heads of one part (queries, keys or values), which are normalised as one vector; otherwise each
-// warp computes one head. A thread issues all its loads before the first sum waits for one of them;
-// the norm's own loads of the same elements then hit the cache.
+// warp computes one head.
 template <bool kBf16, bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     NormRopeAppendKernel(const NormRopeAppendLaunch a) {
@@ -127,60 +38,41 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
   const int lane = static_cast<int>(threadIdx.x) % kTeam;
   const int64_t token = blockIdx.x;
   const int kv_heads = a.cache.num_kv_heads;
-  Heads<kBf16> h{.a = a};
+  HeadRows<PartSink<kBf16>> h{.sink = {.cache = CacheSink<kBf16>(a.cache)}};
+  Part part = Part::kQuery;
+  int first = 0;
   if constexpr (kBlock) {
-    h.part = static_cast<Part>(blockIdx.y);
-    h.heads = h.part == Part::kQuery ? a.heads : kv_heads;
+    part = static_cast<Part>(blockIdx.y);
+    h.heads = part == Part::kQuery ? a.heads : kv_heads;
   } else {
     const int n = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
     if (n >= a.heads + (a.cache.latent_dim > 0 ? 1 : 2) * kv_heads) return;
-    h.part = n < a.heads ? Part::kQuery : n < a.heads + kv_heads ? Part::kKeys : Part::kValues;
-    h.first = n < a.heads ? n : (n - a.heads) % kv_heads;
+    part = n < a.heads ? Part::kQuery : n < a.heads + kv_heads ? Part::kKeys : Part::kValues;
+    first = n < a.heads ? n : (n - a.heads) % kv_heads;
   }
   const int sequence = a.step.sequence[token];
   if (sequence < 0 || h.heads == 0) return;
-  const int dim = h.dim();
-
-  h.pairs = h.part == Part::kValues ? 0 : a.dimensions / 2;
-  const bool own_angles = h.part == Part::kKeys && a.key_angles != nullptr;
+  h.dim = h.sink.dim = part == Part::kValues ? a.cache.value_dim() : a.cache.head_dim;
+  h.pairs = part == Part::kValues ? 0 : a.dimensions / 2;
+  h.interleaved = a.interleaved;
+  h.distance = a.distance;
+  const bool own_angles = part == Part::kKeys && a.key_angles != nullptr;
   h.angles = (own_angles ? a.key_angles : a.angles) + token * (a.dimensions / 2);
-  if (h.part == Part::kQuery) {
-    h.query = a.query + token * a.query_stride + h.first * dim;
-    h.from = h.query;
+  if (part == Part::kQuery) {
+    h.sink.query = a.query + token * a.query_stride + first * h.dim;
+    h.from = h.sink.query;
     h.norm = a.query_norm;
+    // Without a norm, only rotated dimensions change.
+    h.units = h.normed() ? h.dim - h.pairs : h.pairs;
   } else {
-    const bool keys = h.part == Part::kKeys;
+    const bool keys = part == Part::kKeys;
     h.from =
-        (keys ? a.keys + token * a.key_stride : a.values + token * a.value_stride) + h.first * dim;
+        (keys ? a.keys + token * a.key_stride : a.values + token * a.value_stride) + first * h.dim;
     if (keys) h.norm = a.key_norm;
-    const int position = a.step.position[token];
-    const int64_t block =
-        a.step.page_tables[int64_t{sequence} * a.step.table_stride + position / kPageTokens];
-    h.cache = keys ? a.cache.keys : a.cache.values;
-    h.cache_at = block * a.cache.block_stride + h.first * a.cache.head_stride;
-    h.row = position % kPageTokens;
+    h.sink.cache.Find(a.step, sequence, a.step.position[token], keys, first);
+    h.units = a.cache.padded_dim - h.pairs;
   }
-
-  Loaded loaded;
-  h.Load(lane, kTeam, loaded);
-  NormFactors factors;
-  if (h.normed()) {
-    const int width = h.heads * dim;
-    NormVector vector;
-    vector.x = const_cast<float*>(h.from);
-    vector.threads = kBlock ? NormTeam(width) : 32;
-    vector.n = lane < vector.threads ? width : 0;
-    vector.lane = lane;
-    vector.aligned = Aligned16(vector.x);
-    vector.Load();
-    factors = FactorsOf<kBlock>(vector, width, h.norm.layer, h.norm.eps, DynamicShared<float>());
-  }
-  // Each element is written by the thread that has read it, so rows can be updated in place.
-  const int total = h.heads * h.units();
-  for (int n = lane; n < total; n += kUnits * kTeam) {
-    if (n != lane) h.Load(n, kTeam, loaded);
-    h.Finish(n, kTeam, factors, loaded);
-  }
+  h.template Run<kBlock>(lane, DynamicShared<float>());
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/attention/kv_layer_view.h"
-#include "kernels/cuda/attention/step_view.h"
+#include "kernels/cuda/cache/kv_layer_view.h"
+#include "kernels/cuda/cache/step_view.h"
 #include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::cuda {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/base/position_scale.h"
-#include "kernels/cuda/attention/step_view.h"
+#include "kernels/cuda/cache/step_view.h"
 #include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::cuda {

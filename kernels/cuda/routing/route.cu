@@ -98,12 +98,30 @@ RouteShape ShapeOfLaunch(const RouteLaunch& launch, bool clusters) {
           .most_cluster_blocks = clusters ? MostRouteClusterBlocks() : 0};
 }
 
+// Returns the form in which the launch computes its norm; without a cluster if there is none.
+RouteVariant ChooseNormRoute(const RouteLaunch& launch) {
+  const RouteShape shape = ShapeOfLaunch(launch, true);
+  // Blocks without columns only help with the rows.
+  int blocks = shape.columns <= 8 ? 8 : shape.most_cluster_blocks;
+  if (launch.variant.cluster_blocks > 0) blocks = launch.variant.cluster_blocks;
+  RouteVariant variant;
+  for (; blocks >= 8; blocks /= 2) {
+    variant = ChooseRoute(shape, {.cluster_blocks = blocks});
+    if (variant.cluster_blocks > 0) break;
+  }
+  const bool fits =
+      variant.kernel == RouteKernelKind::kTopOfDots && variant.plan == PlanForm::kSameLaunch;
+  if (!fits) variant.cluster_blocks = 0;
+  return variant;
+}
+
 void LaunchKernelOf(const RouteVariant& variant, const RouteKernelArgs& a, DType dtype,
-                    cudaStream_t stream) {
+                    const NormLaunch* norm, cudaStream_t stream) {
   if (variant.cluster_blocks > 0) {
-    LaunchRouteCluster(a, dtype, variant.kernel, variant.cluster_blocks, stream);
+    LaunchRouteCluster(a, dtype, variant.kernel, variant.cluster_blocks, norm, stream);
     return;
   }
+  MOESERVE_CHECK(norm == nullptr, "CanRouteNorm() allows the norm of a router's rows");
   const int64_t limit = RouteSharedLimit();
   switch (variant.kernel) {
     case RouteKernelKind::kAuto:
@@ -145,6 +163,21 @@ std::vector<RouteVariant> RouteVariantsThatFit(const RouteLaunch& launch) {
   return RouteVariantsThatFit(ShapeOfLaunch(launch, true));
 }
 
+bool CanRouteNorm(const RouteLaunch& launch) {
+  const NormLaunch& norm = *launch.norm;
+  const RowsView& rows = launch.input;
+  const RouteSettings& settings = launch.router->settings();
+  const bool same = norm.output.data == rows.data && norm.output.dtype == rows.dtype &&
+                    norm.output.rows == rows.rows && norm.output.cols == rows.cols &&
+                    norm.output.stride == rows.stride;
+  return same && rows.rows > 0 && rows.rows <= kMostRoutedNorms && norm.plan == nullptr &&
+         norm.segments == 1 && norm.shape.parts == 1 && norm.width == settings.input_width &&
+         norm.width == rows.cols && !ChangesRow(settings) && launch.overrides == nullptr &&
+         (norm.sum == nullptr ||
+          norm.sum->plan->row_offsets != launch.plan->arrays().row_offsets) &&
+         ChooseNormRoute(launch).cluster_blocks > 0;
+}
+
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
   const RouterTables& router = launch.router->tables();
   const RouteSettings& settings = router.settings;
@@ -179,7 +212,9 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
   }
   const RowsView input = RowsForProducts(launch, stream);
   const RouteVariant variant =
-      ChooseRoute(ShapeOfLaunch(launch, launch.variant.cluster_blocks > 0), launch.variant);
+      launch.norm != nullptr
+          ? ChooseNormRoute(launch)
+          : ChooseRoute(ShapeOfLaunch(launch, launch.variant.cluster_blocks > 0), launch.variant);
   const int64_t element = static_cast<int64_t>(SizeOf(input.dtype));
   const bool sort = launch.overrides != nullptr || settings.select == SelectKind::kTopP ||
                     std::min(settings.k, experts) > kMostTopRanks;
@@ -214,7 +249,7 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
                     .select_bytes = 0,
                     .table_begin = 0,
                     .early_table = false};
-  LaunchKernelOf(variant, a, input.dtype, stream);
+  LaunchKernelOf(variant, a, input.dtype, launch.norm, stream);
   if (!a.build_plan) LaunchPlan(build, false, stream);
   return launch.plan->Plan(rows, experts, launch.k_max);
 }

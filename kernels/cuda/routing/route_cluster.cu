@@ -1,16 +1,22 @@
 // Routing of up to 32 rows by one cluster of blocks. Each block computes the products of its
 // columns, whose weights and rows it copies to shared memory completely: with few rows, time goes
 // into the latency of copies and not into their number. The blocks send their products to the first
-// block's shared memory, which then selects the experts and builds the plan. So no block reads what
-// another one has written to device memory. The results are those of route_kernel.cuh.
+// block's shared memory, which then selects the experts and builds the plan. The results are those
+// of route_kernel.cuh.
+//
+// The rows may be those of a norm that the same launch computes: each row by one block, or by one
+// warp if it is short, which writes it to device memory. After a barrier of the cluster, all blocks
+// read all rows.
 #include <algorithm>
 #include <map>
+#include <type_traits>
 
 #include "base/check.h"
 #include "base/mutex.h"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/routing/route_cluster.h"
+#include "kernels/cuda/rows/norm_row.cuh"
 
 namespace moeserve::cuda {
 
@@ -35,8 +41,12 @@ constexpr int kClusterWarpsOf = kKind == RouteKernelKind::kAny ? 12 : kRouteClus
 struct RouteClusterArgs {
   RouteKernelArgs route;
   RouteClusterShape shape;
-  bool bulk_rows = false;  // rows consist of whole 16-byte pieces
+  bool whole_pieces = false;  // rows consist of whole 16-byte pieces
+  bool bulk_rows = false;     // they are copied by bulk copies
 };
+
+// What a launch computes before it routes: nothing, or a norm, whose NormParams are an argument.
+struct NoNorm {};
 
 // A block's shared memory.
 template <typename T>
@@ -128,6 +138,54 @@ __device__ __forceinline__ void ClearPadding(const RouteClusterArgs& a, const Cl
   }
 }
 
+// Computes the rows of a norm; the block has those from its rank on, in steps of the number of
+// blocks. `shared` has room for kNormSharedFloats per team.
+template <bool kBlock>
+__device__ __forceinline__ void NormRows(const NormParams& p, float* shared) {
+  constexpr int kTeam = kBlock ? kNormBlock : 32;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rank = static_cast<int>(ClusterRank()), blocks = static_cast<int>(ClusterBlocks());
+  const int teams = static_cast<int>(blockDim.x) / kTeam, team = thread / kTeam;
+  float* const of_team = shared + team * kNormSharedFloats;
+  for (int first = rank; first < p.rows; first += teams * blocks) {
+    const int row = first + team * blocks;
+    if (kBlock) {
+      if (first != rank) __syncthreads();  // the last rows have used `shared`
+    } else if (row >= p.rows) {
+      return;
+    }
+    const int item = row < p.rows ? row : -1;
+    if (p.sum.row_offsets != nullptr) {
+      NormVectorOf<kBlock, true>(p, item, thread % kTeam, of_team);
+    } else {
+      NormVectorOf<kBlock, false>(p, item, thread % kTeam, of_team);
+    }
+  }
+}
+
+// Copies the rows that the cluster has written by loads and stores, because bulk copies do not see
+// them without a fence. The loads of a thread are independent of each other.
+template <typename T>
+__device__ __forceinline__ void CopyNormedRows(const RouteClusterArgs& a,
+                                               const ClusterMemory<T>& m) {
+  const ProductArgs& p = a.route.product;
+  const T* input = static_cast<const T*>(p.input);
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+  const int pieces = a.whole_pieces ? p.width / kPiece : p.width;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < p.rows * pieces;
+       i += static_cast<int>(blockDim.x)) {
+    const int row = i / pieces, piece = i - row * pieces;
+    T* const to = m.rows + row * a.shape.row_elements;
+    const T* const from = input + row * p.stride;
+    if (a.whole_pieces) {
+      reinterpret_cast<uint4*>(to)[piece] = reinterpret_cast<const uint4*>(from)[piece];
+    } else {
+      to[piece] = from[piece];
+    }
+  }
+}
+
 // Copies the rows; bulk copies are started by the first warp.
 template <typename T>
 __device__ __forceinline__ void StartRows(const RouteClusterArgs& a, const BlockPart& part,
@@ -191,11 +249,12 @@ __device__ __forceinline__ void SendProducts(const RouteClusterArgs& a, const Bl
   }
 }
 
-// The grid is one cluster.
-template <typename T, RouteKernelKind kKind>
+// The grid is one cluster. `norm` is NormParams or NoNorm.
+template <typename T, RouteKernelKind kKind, typename Norm>
 __global__ void __launch_bounds__(32 * kClusterWarpsOf<kKind>, 1)
-    RouteClusterKernel(RouteClusterArgs a) {
+    RouteClusterKernel(const RouteClusterArgs a, const Norm norm) {
   static_assert(kSharedRoutes <= 32 * kClusterWarpsOf<kKind>);
+  constexpr bool kNorm = std::is_same_v<Norm, NormParams>;
   const ProductArgs& p = a.route.product;
   const ClusterMemory<T> m = CarveCluster<T>(a.shape, DynamicShared<char>());
   const int rank = static_cast<int>(ClusterRank());
@@ -207,12 +266,29 @@ __global__ void __launch_bounds__(32 * kClusterWarpsOf<kKind>, 1)
   // Weights do not depend on earlier kernels.
   if (part.columns > 0 && threadIdx.x < 32) StartWeights(a, part, m, rank == 0);
   __syncwarp();
+  if constexpr (kNorm) {
+    static_assert(32 * kClusterWarpsOf<kKind> % kNormBlock == 0);
+    GridDependencyPass();
+    // The products arrive after the barrier of the cluster.
+    if (NormTeam(norm.width) == kNormBlock) {
+      NormRows<true>(norm, m.products);
+    } else {
+      NormRows<false>(norm, m.products);
+    }
+    __syncwarp();
+  }
   ClusterArrive();
   if (part.columns > 0) ClearPadding(a, m);
-  GridDependencyPass();
-  if (part.columns > 0) StartRows(a, part, m);
-  __syncthreads();
-  ClusterWait();  // the first block's mbarrier is initialised
+  if constexpr (!kNorm) {
+    GridDependencyPass();
+    if (part.columns > 0) StartRows(a, part, m);
+    __syncthreads();
+  }
+  ClusterWait();  // the first block's mbarrier is initialised, and the rows of a norm are written
+  if constexpr (kNorm) {
+    if (part.columns > 0) CopyNormedRows(a, m);
+    __syncthreads();
+  }
   if (a.shape.row_tile == 1) {
     SendProducts<RouteWarpTile<T, 1, 1>>(a, part, m);
   } else {
@@ -230,8 +306,8 @@ __global__ void __launch_bounds__(32 * kClusterWarpsOf<kKind>, 1)
   BuildPlanOf(route, keeps, out, m.rest);
 }
 
-template <typename T, RouteKernelKind kKind>
-void LaunchClusterOf(RouteClusterArgs a, int blocks, cudaStream_t stream) {
+template <typename T, RouteKernelKind kKind, typename Norm>
+void LaunchClusterOf(RouteClusterArgs a, const Norm& norm, int blocks, cudaStream_t stream) {
   const RouteSettings& s = a.route.router.settings;
   const int64_t room = static_cast<int64_t>(SharedMemoryLimit()) - a.shape.header_bytes;
   a.route.select_bytes = static_cast<int>(
@@ -244,22 +320,23 @@ void LaunchClusterOf(RouteClusterArgs a, int blocks, cudaStream_t stream) {
     shared = std::max(shared, OnePlanBytes(s.num_experts, a.route.product.rows));
   }
   MOESERVE_CHECK(a.route.select_warps > 0 && shared <= room, "memory of a router's cluster");
-  Launch(RouteClusterKernel<T, kKind>,
+  Launch(RouteClusterKernel<T, kKind, Norm>,
          {.grid = dim3(static_cast<unsigned>(blocks)),
           .block = dim3(32 * kClusterWarpsOf<kKind>),
           .shared_bytes = static_cast<size_t>(a.shape.header_bytes + shared),
           .stream = stream,
           .overlaps_predecessor = true,
           .cluster = dim3(static_cast<unsigned>(blocks))},
-         a);
+         a, norm);
 }
 
-template <RouteKernelKind kKind>
-void LaunchClusterKind(const RouteClusterArgs& a, DType dtype, int blocks, cudaStream_t stream) {
+template <RouteKernelKind kKind, typename Norm>
+void LaunchClusterKind(const RouteClusterArgs& a, const Norm& norm, DType dtype, int blocks,
+                       cudaStream_t stream) {
   if (dtype == DType::kBF16) {
-    LaunchClusterOf<Bf16, kKind>(a, blocks, stream);
+    LaunchClusterOf<Bf16, kKind>(a, norm, blocks, stream);
   } else {
-    LaunchClusterOf<float, kKind>(a, blocks, stream);
+    LaunchClusterOf<float, kKind>(a, norm, blocks, stream);
   }
 }
 
@@ -279,7 +356,8 @@ int MostRouteClusterBlocks() {
                             .block = dim3(32 * kRouteClusterWarps),
                             .shared_bytes = SharedMemoryLimit(),
                             .cluster = dim3(blocks)};
-    if (MaxActiveClusters(RouteClusterKernel<Bf16, RouteKernelKind::kTopOfDots>, shape) > 0) {
+    if (MaxActiveClusters(RouteClusterKernel<Bf16, RouteKernelKind::kTopOfDots, NoNorm>, shape) >
+        0) {
       entry->second = static_cast<int>(blocks);
     }
   }
@@ -287,17 +365,22 @@ int MostRouteClusterBlocks() {
 }
 
 void LaunchRouteCluster(const RouteKernelArgs& args, DType dtype, RouteKernelKind kind, int blocks,
-                        cudaStream_t stream) {
+                        const NormLaunch* norm, cudaStream_t stream) {
   const ProductArgs& p = args.product;
   const int element = static_cast<int>(SizeOf(dtype));
+  const bool whole = p.aligned && p.width * element % 16 == 0;
   const RouteClusterArgs a{.route = args,
                            .shape = ClusterShapeOf(p.rows, p.columns, p.width, element, blocks),
-                           .bulk_rows = p.aligned && p.width * element % 16 == 0};
+                           .whole_pieces = whole,
+                           .bulk_rows = whole && norm == nullptr};
   MOESERVE_CHECK(a.shape.row_elements == p.padded, "width of a router's weights");
-  if (kind == RouteKernelKind::kTopOfDots) {
-    LaunchClusterKind<RouteKernelKind::kTopOfDots>(a, dtype, blocks, stream);
+  MOESERVE_CHECK(norm == nullptr || kind == RouteKernelKind::kTopOfDots, "the router of a norm");
+  if (norm != nullptr) {
+    LaunchClusterKind<RouteKernelKind::kTopOfDots>(a, NormParamsOf(*norm), dtype, blocks, stream);
+  } else if (kind == RouteKernelKind::kTopOfDots) {
+    LaunchClusterKind<RouteKernelKind::kTopOfDots>(a, NoNorm{}, dtype, blocks, stream);
   } else {
-    LaunchClusterKind<RouteKernelKind::kAny>(a, dtype, blocks, stream);
+    LaunchClusterKind<RouteKernelKind::kAny>(a, NoNorm{}, dtype, blocks, stream);
   }
 }
 

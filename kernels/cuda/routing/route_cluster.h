@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/routing/route_kernel.cuh"
+#include "kernels/cuda/rows/rows.h"
 
 namespace moeserve::cuda {
 
@@ -9,8 +10,10 @@ namespace moeserve::cuda {
 // with all of its shared memory; 0 if it has no clusters.
 int MostRouteClusterBlocks();
 
-// Launches the kernel of a variant with clusters; `dtype` is the type of the rows, f32 or bf16.
+// Launches the kernel of a variant with clusters; `dtype` is the type of the rows, f32 or bf16. If
+// `norm` is not null, the launch computes it first; its output must be the rows, and `kind` must be
+// kTopOfDots.
 void LaunchRouteCluster(const RouteKernelArgs& args, DType dtype, RouteKernelKind kind, int blocks,
-                        cudaStream_t stream);
+                        const NormLaunch* norm, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

@@ -11,6 +11,7 @@
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/routing/route_device.h"
 #include "kernels/cuda/routing/route_variant.h"
+#include "kernels/cuda/rows/rows.h"
 
 namespace moeserve::cuda {
 
@@ -130,7 +131,16 @@ struct RouteLaunch {
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
   RouteVariant variant = {};  // changes no bit of the results
+  // If not null, the launch computes this norm first, whose output is `input`; CanRouteNorm() must
+  // allow it.
+  const NormLaunch* norm = nullptr;
 };
+
+// The most rows whose norm a router's launch computes.
+inline constexpr int kMostRoutedNorms = 8;
+// Returns whether LaunchRoute() can compute launch.norm, a norm of rows without a plan, on the
+// current device.
+bool CanRouteNorm(const RouteLaunch& launch);
 
 // Computes scores, selects experts and builds the plan: one launch for few rows (see PlanForm),
 // three launches for more, and one more launch if ChangesRow() is true. The plan is valid when the

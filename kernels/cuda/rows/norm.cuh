@@ -99,16 +99,17 @@ struct NormVector {
   }
 };
 
-// With kBlock: returns, in all threads of the block, the sum over the first `warps` warps (a power
-// of two). Without: returns the sum over the warp. `shared` has one float per warp; each call needs
-// memory of its own.
+// With kBlock: returns, in all threads of the team, the sum over its first `warps` warps (a power
+// of two); contains a barrier of the block. Without: returns the sum over the warp. `lane` is the
+// thread's index in its team. `shared` has one float per warp of the team; each call needs memory
+// of its own.
 template <bool kBlock>
-__device__ __forceinline__ float TeamSum(float v, int warps, float* shared) {
+__device__ __forceinline__ float TeamSum(float v, int lane, int warps, float* shared) {
   for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(kFullMask, v, offset);
   if constexpr (kBlock) {
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    if (lane % 32 == 0) shared[lane / 32] = v;
     __syncthreads();
-    v = shared[static_cast<int>(threadIdx.x) % warps];
+    v = shared[lane % warps];
     for (int offset = warps / 2; offset > 0; offset /= 2) {
       v += __shfl_xor_sync(kFullMask, v, offset);
     }
@@ -131,8 +132,9 @@ struct NormFactors {
 };
 
 // Returns the factors for a vector of `width` elements; vector.Load() must have been called. With
-// kBlock, all threads of the block must call this, threads outside of the team with n = 0. Without,
-// each warp has its own vector. `shared` [kNormSharedFloats] must not be reused without a barrier.
+// kBlock, all threads of the block must call this, threads without a vector with n = 0. Without,
+// each warp has its own vector. `shared` [kNormSharedFloats] is the team's and must not be reused
+// without a barrier.
 template <bool kBlock>
 __device__ __forceinline__ NormFactors FactorsOf(NormVector& vector, int width, bool layer,
                                                  float eps, float* shared) {
@@ -141,11 +143,12 @@ __device__ __forceinline__ NormFactors FactorsOf(NormVector& vector, int width, 
   NormFactors f;
   if (layer) {
     const float sum = vector.Sum([](float s, float v) { return s + v; });
-    f.mean = TeamSum<kBlock>(sum, warps, shared) / n;
+    f.mean = TeamSum<kBlock>(sum, vector.lane, warps, shared) / n;
   }
   const float mean = f.mean;
   const float square = vector.Sum([mean](float s, float v) { return fmaf(v - mean, v - mean, s); });
-  const float variance = TeamSum<kBlock>(square, warps, shared + kNormSharedFloats / 2) / n;
+  const float variance =
+      TeamSum<kBlock>(square, vector.lane, warps, shared + kNormSharedFloats / 2) / n;
   f.factor = 1.0f / sqrtf(variance + eps);
   return f;
 }

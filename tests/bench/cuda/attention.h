@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/cache/kv_cache.h"
 #include "tests/bench/cuda/bench.h"
 
 namespace moeserve::bench {

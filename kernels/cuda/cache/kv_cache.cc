@@ -1,4 +1,4 @@
-#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/cache/kv_cache.h"
 
 #include <algorithm>
 #include <utility>

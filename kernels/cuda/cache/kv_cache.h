@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "kernels/base/dtype.h"
-#include "kernels/cuda/attention/kv_layer_view.h"
+#include "kernels/cuda/cache/kv_layer_view.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/kv_cache_storage.h"
