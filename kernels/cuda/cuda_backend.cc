@@ -15,6 +15,7 @@
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/positions/norm_rope_append.h"
 #include "kernels/cuda/positions/rope.h"
+#include "kernels/cuda/quantized/linear_mxfp4.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/rows/sampler.h"
 
@@ -329,6 +330,7 @@ void CudaBackend::Linear(const LinearArgs& args) {
     }
     return LaunchLinearInt8(args, LinearTile::kAuto, int8_rows_, stream_.get());
   }
+  if (args.bank->shape().mxfp4) return LaunchLinearMxfp4(args, LinearTile::kAuto, stream_.get());
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;
     if (!dense_->Ready(args)) {

@@ -137,7 +137,7 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream) {
 std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   if (args.input.dtype != DType::kBF16 || bank.shape().weight_dtype != DType::kBF16 ||
-      bank.row_major() || bank.is_int8()) {
+      bank.row_major() || bank.is_int8() || bank.is_mxfp4()) {
     return {};
   }
   const LinearParams params = internal::LinearParamsOf(args);
@@ -162,6 +162,7 @@ LinearTile DefaultLinearTile(const LinearArgs& args) {
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream, TileOrder order) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   MOESERVE_CHECK(!bank.is_int8(), "LaunchLinearInt8() multiplies by integers");
+  MOESERVE_CHECK(!bank.is_mxfp4(), "LaunchLinearMxfp4() multiplies by MXFP4");
   const LinearParams params = internal::LinearParamsOf(args);
   if (params.rows == 0) return;
   if (args.input.dtype == DType::kF32) {
