@@ -26,6 +26,7 @@ struct RunnerOptions {
   int threads = 2;
   int64_t cache_tokens = 4096;
   LoadOptions load = {.require_tokenizer = false};
+  std::optional<bool> mxfp4 = std::nullopt;  // replaces HostTensor::mxfp4 of all weights
 };
 
 // How ModelRunner runs its steps.
