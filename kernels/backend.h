@@ -79,6 +79,10 @@ struct LinearBankShape {
   // Unless kNone, weights are stored as integers; weight_dtype is then kBF16, and the bank rounds
   // input rows (f32 or bf16) to int8 in groups of QuantGroup() columns.
   Quantization quantization = Quantization::kNone;
+  // The weights, of weight_dtype kBF16, are 4-bit floats (E2M1) times a power of two that 32 inputs
+  // share, and the bank stores them so (Backend::stores_mxfp4()). Input rows are bf16, and results
+  // have the same bits as with bf16 weights.
+  bool mxfp4 = false;
 
   int in_features_of(int e) const {
     return in_features.size() == 1 ? in_features[0] : in_features[e];
@@ -104,6 +108,10 @@ class LinearBank {
   virtual void LoadQuantized(int expert, Half half, int row_begin,
                              const QuantizedMatrix& weight) = 0;
   virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
+
+  // Returns whether the bank holds the weights that were loaded. Only a bank with
+  // LinearBankShape::mxfp4 may not: a weight was no 4-bit float or too large. It must not be used.
+  virtual bool holds_weights() const { return true; }
 
   // Returns all loaded weights in the format that Backend::NewPackedBank() reads, or an empty span
   // if the device has no such format. The span is valid while the bank exists.
@@ -590,6 +598,8 @@ class Backend {
   virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
   // Returns Unimplemented for integer weights of a type for which the device has no products.
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
+  // Returns whether banks may have LinearBankShape::mxfp4.
+  virtual bool stores_mxfp4() const { return false; }
   // Returns the name of the layout of packed_bytes(). The layout depends on the shape of a bank
   // alone. Layouts that assign different weights to the same bytes have different names. Empty if
   // the device has no packed format.

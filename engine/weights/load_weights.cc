@@ -56,15 +56,8 @@ absl::Status Fetch(LoadContext& load, const std::string& name, int out_features,
   return absl::OkStatus();
 }
 
-Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape shape,
-                                           const std::vector<Weight>& weights) {
-  if (shape.quantization != Quantization::kNone) {
-    shape.weight_dtype = DType::kBF16;
-  } else {
-    std::vector<HostTensor> tensors;
-    for (const Weight& w : weights) tensors.push_back(w.numbers);
-    shape.weight_dtype = StoredType(load, tensors);
-  }
+Result<std::unique_ptr<LinearBank>> FilledBank(LoadContext& load, LinearBankShape shape,
+                                               const std::vector<Weight>& weights) {
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
                             load.backend.NewLinearBank(std::move(shape)));
   for (const Weight& w : weights) {
@@ -75,6 +68,27 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
     }
   }
   return bank;
+}
+
+// `bf16_rows`: a run in bf16 multiplies no f32 rows by the bank.
+Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape shape,
+                                           const std::vector<Weight>& weights, bool bf16_rows) {
+  if (shape.quantization != Quantization::kNone) {
+    shape.weight_dtype = DType::kBF16;
+  } else {
+    std::vector<HostTensor> tensors;
+    for (const Weight& w : weights) tensors.push_back(w.numbers);
+    shape.weight_dtype = StoredType(load, tensors);
+  }
+  const auto is_mxfp4 = [](const Weight& w) { return w.numbers.mxfp4; };
+  if (bf16_rows && load.compute == DType::kBF16 && load.backend.stores_mxfp4() &&
+      std::all_of(weights.begin(), weights.end(), is_mxfp4)) {
+    shape.mxfp4 = true;
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, FilledBank(load, shape, weights));
+    if (bank->holds_weights()) return bank;
+    shape.mxfp4 = false;
+  }
+  return FilledBank(load, std::move(shape), weights);
 }
 
 }  // namespace
@@ -115,7 +129,8 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
       weights.push_back(std::move(w));
       row += p.out_features;
     }
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                              BankOf(load, key.shape, weights, false));
     for (size_t i = 0; i < parts.size(); ++i) {
       if (!parts[i].bias) continue;
       MOESERVE_ASSIGN_OR_RETURN(HostTensor b,
@@ -196,7 +211,8 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
                                      in_features[e % in_features.size()], quantization, w));
       weights.push_back(std::move(w));
     }
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                              BankOf(load, key.shape, weights, true));
     for (const Weight& w : weights) {
       if (!bias) break;
       const auto e = static_cast<size_t>(w.expert);

@@ -15,6 +15,9 @@ struct HostTensor {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   std::shared_ptr<const void> owner;
+  // Whether the numbers come from blocks of OCP's MXFP4, in which 32 adjacent elements of the last
+  // dimension are 4-bit floats (E2M1) times a common power of two. A bank may store them so again.
+  bool mxfp4 = false;
 
   int64_t size() const {
     int64_t n = 1;

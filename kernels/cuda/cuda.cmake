@@ -70,6 +70,7 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_stationary.cu
   linear/linear_stream.cu
   linear/linear_wgmma.cu
+  linear/pack_mxfp4.cu
   positions/norm_rope_append.cu
   quantized/linear_grouped.cu
   quantized/linear_int4.cu
@@ -78,6 +79,7 @@ set(MOESERVE_CUDA_SOURCES
   linear/round_rows.cu
   positions/rope.cu
   positions/rope_tables.cc
+  quantized/linear_mxfp4.cu
   routing/route.cu
   routing/route_any.cu
   routing/route_cluster.cu

@@ -18,6 +18,7 @@
 #include "kernels/cuda/positions/rope.h"
 #include "kernels/cuda/quantized/linear_grouped.h"
 #include "kernels/cuda/quantized/linear_int4.h"
+#include "kernels/cuda/quantized/linear_mxfp4.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/rows/sampler.h"
 
@@ -377,6 +378,7 @@ void CudaBackend::Linear(const LinearArgs& args) {
     const auto launch = type == Quantization::kInt4K ? LaunchLinearInt4 : LaunchLinearGrouped;
     return launch(args, LinearTile::kAuto, int8_rows_, stream_.get());
   }
+  if (args.bank->shape().mxfp4) return LaunchLinearMxfp4(args, LinearTile::kAuto, stream_.get());
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;
     if (!dense_->Ready(args)) {

@@ -157,6 +157,7 @@ Result<HostTensor> WidenBlockScaled(const StoredPart& part, const BlockScaledDat
             [&](int64_t i, float value) { to[i] = value; });
   }
   out.owner = std::move(owner);
+  out.mxfp4 = mx && part.column_stride == 1;
   return out;
 }
 

@@ -47,6 +47,9 @@ std::vector<std::shared_ptr<const MappedFile>> MappedFilesOf(const WeightFiles& 
   return mapped;
 }
 
+// The name of the type in GGUF files.
+constexpr std::string_view kMxfp4 = "MXFP4";
+
 // Returns whether a stored tensor may have the type `found`.
 bool HasType(const StoredTensor& stored, ElementType found) {
   if (stored.ids) return found == ElementType::kI32 || found == ElementType::kI64;
@@ -195,6 +198,7 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
     MOESERVE_ASSIGN_OR_RETURN(TensorData whole, file->Read(*entry));
     whole = ReadOnce(*file, std::move(whole));
     HostTensor copy = CopyPart(part, *WeightType(entry->type), whole.bytes, shape);
+    copy.mxfp4 = entry->converted_from == kMxfp4 && part.column_stride == 1;
     if (absl::Status fault = CheckFunction(part, copy, file->file_name()); !fault.ok()) {
       MOESERVE_RETURN_IF_ERROR(
           Check());  // zeros of a damaged file are not a fault of the checkpoint
@@ -209,7 +213,8 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
   return HostTensor{.data = data.bytes.data(),
                     .dtype = *WeightType(entry->type),
                     .shape = shape,
-                    .owner = data.owner};
+                    .owner = data.owner,
+                    .mxfp4 = entry->converted_from == kMxfp4};
 }
 
 Result<std::optional<QuantizedMatrix>> FolderWeights::GetQuantized(

@@ -6,6 +6,36 @@
 #include "base/check.h"
 
 namespace moeserve::testing {
+namespace {
+
+// The weights of `source`, with RunnerOptions::mxfp4.
+class RunnerWeights : public WeightSource {
+ public:
+  RunnerWeights(WeightSource& source, std::optional<bool> mxfp4) : source_(source), mxfp4_(mxfp4) {}
+  Result<HostTensor> Get(std::string_view name, const std::vector<int64_t>& shape) override {
+    Result<HostTensor> tensor = source_.Get(name, shape);
+    if (tensor.ok() && mxfp4_.has_value()) tensor->mxfp4 = *mxfp4_;
+    return tensor;
+  }
+  Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
+                                                      const std::vector<int64_t>& shape,
+                                                      Quantization type) override {
+    return source_.GetQuantized(name, shape, type);
+  }
+  Result<std::vector<int32_t>> GetIds(std::string_view name,
+                                      const std::vector<int64_t>& shape) override {
+    return source_.GetIds(name, shape);
+  }
+  Quantization StoredQuantization() const override { return source_.StoredQuantization(); }
+  absl::Status Check() const override { return source_.Check(); }
+  DType DominantDType() const override { return source_.DominantDType(); }
+
+ private:
+  WeightSource& source_;
+  const std::optional<bool> mxfp4_;
+};
+
+}  // namespace
 
 Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::path& path,
                                                        const RunnerOptions& options) {
@@ -20,8 +50,9 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
     model.exchange = options.exchange;
     model.placement = &runner->placement_;
   }
-  MOESERVE_ASSIGN_OR_RETURN(runner->model_, Model::Create(checkpoint.spec, model,
-                                                          *checkpoint.weights, *runner->backend_));
+  RunnerWeights weights(*checkpoint.weights, options.mxfp4);
+  MOESERVE_ASSIGN_OR_RETURN(runner->model_,
+                            Model::Create(checkpoint.spec, model, weights, *runner->backend_));
   const std::vector<KvLayerShape> shapes = CacheShapes(checkpoint.spec);
   const int64_t blocks = options.cache_tokens / kPageTokens;
   MOESERVE_ASSIGN_OR_RETURN(

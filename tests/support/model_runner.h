@@ -30,6 +30,7 @@ struct RunnerOptions {
   Exchange* exchange = nullptr;
   // The experts of the ranks.
   std::function<ExpertPlacement(const ModelSpec&, int ranks)> placement = ExpertPlacement::Balanced;
+  std::optional<bool> mxfp4 = std::nullopt;  // replaces HostTensor::mxfp4 of all weights
 };
 
 // How ModelRunner runs its steps.

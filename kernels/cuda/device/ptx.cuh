@@ -45,6 +45,19 @@ __device__ __forceinline__ float HighBf16(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+// Returns the products of two pairs of bf16, rounded to bf16 (nearest, ties to even). Subnormal
+// numbers are numbers. Devices before 9.0 have no multiplication, and adding -0 keeps the signs of
+// zeros.
+__device__ __forceinline__ uint32_t MultiplyBf16Pairs(uint32_t a, uint32_t b) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  return PackBf16(LowBf16(a) * LowBf16(b), HighBf16(a) * HighBf16(b));
+#else
+  uint32_t pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(0x80008000u));
+  return pair;
+#endif
+}
+
 // --- Asynchronous copies by threads (cp.async) ------------------------------------------------
 
 // Copies 16 bytes; both addresses must be 16-byte aligned. With `source_bytes` < 16 only that many

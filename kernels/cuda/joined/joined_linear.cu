@@ -261,7 +261,7 @@ bool CanJoin(const JoinedLinear& joined) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   const RowsView& input = args.input;
   if (args.plan != nullptr || args.segments || args.pad_output || bank.num_experts() != 1 ||
-      bank.shape().gated || bank.has_integers() || bank.row_major() ||
+      bank.shape().gated || bank.has_integers() || bank.is_mxfp4() || bank.row_major() ||
       bank.shape().weight_dtype != DType::kBF16 || input.dtype != DType::kBF16) {
     return false;
   }

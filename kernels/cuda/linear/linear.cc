@@ -139,7 +139,7 @@ std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   if (bank.is_int8()) return Int8TilesThatFit(args);
   if (args.input.dtype != DType::kBF16 || bank.shape().weight_dtype != DType::kBF16 ||
-      bank.row_major() || bank.has_integers()) {
+      bank.row_major() || bank.has_integers() || bank.is_mxfp4()) {
     return {};
   }
   const LinearParams params = internal::LinearParamsOf(args);
@@ -165,7 +165,8 @@ LinearTile DefaultLinearTile(const LinearArgs& args) {
 
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream, TileOrder order) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
-  MOESERVE_CHECK(!bank.has_integers(), "other functions multiply by integers");
+  MOESERVE_CHECK(!bank.has_integers() && !bank.is_mxfp4(),
+                 "other functions multiply by integers and by MXFP4");
   const LinearParams params = internal::LinearParamsOf(args);
   if (params.rows == 0) return;
   if (args.input.dtype == DType::kF32) {

@@ -12,8 +12,8 @@
 namespace moeserve::cuda {
 
 // Computes the product documented at LinearArgs (kernels/backend.h) with device pointers; args.bank
-// must be a CudaLinearBank without integer weights (linear_int8.h). With a plan, the number of
-// assignments is read from plan->expert_offsets on the device and may be anything up to
+// must be a CudaLinearBank without integer weights (linear_int8.h) or MXFP4. With a plan, the
+// number of assignments is read from plan->expert_offsets on the device and may be anything up to
 // plan->capacity; `output` (and `input` without gather) must have plan->capacity rows.
 //
 // bf16 rows need bf16 weights and are multiplied on the tensor cores. f32 rows accept weights of

@@ -42,7 +42,9 @@ std::string SignatureOf(const LinearBankShape& s) {
   const std::string hash = absl::BytesToHexString(Sha256(sizes)).substr(0, 16);
   return Concat(s.out_features.size(), " of up to ", most_out, " x ", most_in,
                 s.gated ? " gated" : "", s.bias ? " bias " : " ",
-                s.quantization == Quantization::kNone ? Name(s.weight_dtype) : Name(s.quantization),
+                s.mxfp4                                 ? "mxfp4"
+                : s.quantization == Quantization::kNone ? Name(s.weight_dtype)
+                                                        : Name(s.quantization),
                 ' ', hash);
 }
 
@@ -83,9 +85,12 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   const LinearBankShape& s = bank->shape_;
   const int experts = bank->num_experts();
   const bool integers = bank->has_integers();
+  MOESERVE_CHECK(!s.mxfp4 || (s.weight_dtype == DType::kBF16 && !integers),
+                 "MXFP4 of bf16 numbers");
   const int block_inputs = integers ? kInt8BlockInputs : kImageBlock;
   const auto element = integers ? 1 : static_cast<int64_t>(SizeOf(s.weight_dtype));
-  const int64_t block_bytes = bank->is_grouped()
+  const int64_t block_bytes = bank->is_mxfp4() ? kMxfp4BlockBytes
+                              : bank->is_grouped()
                                   ? GroupedBlockBytes(s.quantization == Quantization::kInt4)
                                   : kImageBlock * block_inputs * element;
   bank->signature_ = SignatureOf(s);
@@ -157,9 +162,9 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
 
 Result<DeviceMemory> CudaLinearBank::RowMajor(cudaStream_t stream) const {
   const LinearBankEntry& m = entries_[0];
-  MOESERVE_CHECK(
-      !row_major_ && !has_integers() && num_experts() == 1 && shape_.weight_dtype == DType::kBF16,
-      "the image of a dense bf16 bank");
+  MOESERVE_CHECK(!row_major_ && !has_integers() && !is_mxfp4() && num_experts() == 1 &&
+                     shape_.weight_dtype == DType::kBF16,
+                 "the image of a dense bf16 bank");
   const size_t rows = static_cast<size_t>(m.out_features) * (shape_.gated ? 2 : 1);
   MOESERVE_ASSIGN_OR_RETURN(
       DeviceMemory out,
@@ -192,6 +197,11 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
     const int64_t rows = std::min(rows_per_piece, weight.shape[0] - r);
     Require(cudaMemcpy(piece->data(), static_cast<const char*>(weight.data) + r * row_bytes,
                        static_cast<size_t>(rows * row_bytes), cudaMemcpyHostToDevice));
+    if (is_mxfp4()) {
+      PackMxfp4(expert, half, row_begin + static_cast<int>(r), static_cast<int>(rows), *piece,
+                weight.dtype);
+      continue;
+    }
     internal::LaunchPackRows({.source = piece->data(),
                               .source_dtype = weight.dtype,
                               .image = weights_.as<char>() + m.weights,
@@ -205,6 +215,29 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
                              nullptr);
     Require(cudaStreamSynchronize(nullptr));
   }
+}
+
+void CudaLinearBank::PackMxfp4(int expert, Half half, int first_row, int rows,
+                               const DeviceMemory& source, DType dtype) {
+  const LinearBankEntry& m = entries_[expert];
+  auto misfit = DeviceMemory::Allocate(sizeof(int32_t));
+  Require(misfit.status(), "device memory to check a weight");
+  Require(cudaMemset(misfit->data(), 0, sizeof(int32_t)));
+  internal::LaunchPackMxfp4({.source = source.data(),
+                             .source_dtype = dtype,
+                             .image = weights_.as<char>() + m.weights,
+                             .k_blocks = m.k_blocks,
+                             .in_features = m.in_features,
+                             .first_row = first_row,
+                             .rows = rows,
+                             .gated = shape_.gated,
+                             .gate_half = half == Half::kGate,
+                             .misfit = misfit->as<int32_t>()},
+                            nullptr);
+  int32_t found = 0;
+  Require(cudaStreamSynchronize(nullptr));
+  Require(cudaMemcpy(&found, misfit->data(), sizeof(found), cudaMemcpyDeviceToHost));
+  holds_weights_ = holds_weights_ && found == 0;
 }
 
 void CudaLinearBank::LoadRounded(int expert, Half half, int row_begin, const HostTensor& weight) {

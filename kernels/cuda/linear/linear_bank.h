@@ -17,6 +17,10 @@ namespace moeserve::cuda {
 // A block of packed weights has 64 outputs and 64 inputs, or 128 inputs of integer types.
 inline constexpr int kImageBlock = 64;
 inline constexpr int kInt8BlockInputs = 128;
+// A block of MXFP4 has 64 outputs and 64 inputs in four strips of 16 packed rows.
+inline constexpr int kMxfp4StripRows = 16;
+inline constexpr int kMxfp4StripBytes = 512 + 32;  // the numbers, then their scales
+inline constexpr int kMxfp4BlockBytes = kImageBlock / kMxfp4StripRows * kMxfp4StripBytes;
 
 // The position of one expert's matrix, as offsets into the bank's arrays, and its size.
 struct LinearBankEntry {
@@ -53,6 +57,11 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // and a unit u of its minima. linear_image.h describes int8 and int4, too; their scales are in the
 // image.
 //
+// Weights of MXFP4 (LinearBankShape::mxfp4) are stored in blocks of 64 packed rows x 64 inputs,
+// too, with 4 bits for a number and a byte for a scale (linear_image.h). Each lane of a warp finds
+// its operands of mma.sync for 16 packed rows and 64 inputs in 16 adjacent bytes. A number is at
+// most 12, because the product that widens it must not need a larger scale than bf16 has.
+//
 // The weights of a dense bf16 bank can be stored as rows instead: row-major [N, K], or [2 N, K] if
 // gated, with the rows of the gate after those of the up half. DenseLayers does so for its
 // products.
@@ -75,6 +84,8 @@ class CudaLinearBank : public LinearBank {
   // The weights do not change, so this is permitted for banks that are otherwise immutable.
   void ReplaceImage(DeviceMemory rows) const;
   bool row_major() const { return row_major_; }
+  bool is_mxfp4() const { return shape_.mxfp4; }
+  bool holds_weights() const override { return holds_weights_; }
   bool is_int8() const { return shape_.quantization == Quantization::kInt8Channel; }
   bool is_int4() const { return shape_.quantization == Quantization::kInt4K; }
   // int8 or int4, whose scales belong to groups of inputs.
@@ -116,6 +127,10 @@ class CudaLinearBank : public LinearBank {
   explicit CudaLinearBank(LinearBankShape shape) : LinearBank(std::move(shape)) {}
   // Rounds the rows of a weight to integers and loads them.
   void LoadRounded(int expert, Half half, int row_begin, const HostTensor& weight);
+  // Stores rows [first_row, first_row + rows) of a half from device memory; updates
+  // holds_weights_.
+  void PackMxfp4(int expert, Half half, int first_row, int rows, const DeviceMemory& source,
+                 DType dtype);
   // Loads one number for each of `values` rows of a half into `memory`, which has a number for each
   // packed row.
   void LoadVector(int expert, Half half, int row_begin, std::span<const float> values,
@@ -131,6 +146,7 @@ class CudaLinearBank : public LinearBank {
   int64_t bytes_ = 0;
   mutable DeviceMemory weights_;
   mutable bool row_major_ = false;
+  bool holds_weights_ = true;
   DeviceMemory bias_;
   DeviceMemory scales_;
   DeviceMemory units_;
@@ -161,6 +177,21 @@ struct PackRowsArgs {
 };
 
 void LaunchPackRows(const PackRowsArgs& args, cudaStream_t stream);
+
+struct PackMxfp4Args {
+  const void* source = nullptr;  // device memory, [rows, in_features] of `source_dtype`
+  DType source_dtype = DType::kF32;
+  char* image = nullptr;  // packed weights of the whole matrix, zeros where `rows` are stored
+  int k_blocks = 0;
+  int in_features = 0;
+  int first_row = 0;  // row within the gate or up half
+  int rows = 0;
+  bool gated = false;
+  bool gate_half = false;
+  int32_t* misfit = nullptr;  // device memory, set to 1 if a number cannot be stored
+};
+
+void LaunchPackMxfp4(const PackMxfp4Args& args, cudaStream_t stream);
 
 struct PackInt8Args {
   const int8_t* source = nullptr;  // device memory, [rows, in_features] if int8

@@ -1,12 +1,13 @@
-// bf16 products of few rows per expert, for devices of compute capability 9.0. Such products take
-// as long as their weights take to arrive, so a block always has copies of several stages in
-// flight, also across the tiles that it computes.
+// Products of few bf16 rows per expert with bf16 or MXFP4 weights, for devices of compute
+// capability 9.0. Such products take as long as their weights take to arrive, so a block always has
+// copies of several stages in flight, also across the tiles that it computes.
 //
 // A block has one producer warp and some consumer warps, each of which computes 16 packed rows of a
 // tile for all of its rows. In banks whose sums have several slices (SliceBlocks()), one consumer
 // computes one slice of its 16 packed rows, and the slices are added in shared memory.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
@@ -211,12 +212,13 @@ class Producer {
     MbarrierArriveExpect(barrier, static_cast<uint32_t>(present * S::kWeightBytes));
     const char* const strip =
         p_.weights + entry.weights +
-        int64_t{tile.range.image_row / kImageBlock} * entry.k_blocks * kBlockBytes +
-        tile.range.image_row % kImageBlock * kRowBytes;
+        int64_t{tile.range.image_row / kImageBlock} * entry.k_blocks * S::Strips::kBlockBytes +
+        tile.range.image_row % kImageBlock / kStripRows * S::Strips::kStripBytes;
     for (int part = 0; part < layout_.parts; ++part) {
       const int k = BlockOfPart<S>(tile, layout_.parts, step, part);
       if (k >= tile.k_blocks) continue;
-      CopyBulkAsync(Part(stage, part), strip + int64_t{k} * kBlockBytes, S::kWeightBytes, barrier);
+      CopyBulkAsync(Part(stage, part), strip + int64_t{k} * S::Strips::kBlockBytes, S::kWeightBytes,
+                    barrier);
     }
   }
 
@@ -454,26 +456,40 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
          p, layout);
 }
 
-template <int kStrips, int kNTiles>
+template <typename Strips, int kStrips, int kNTiles>
 void LaunchStrips(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
   const Epilogue epilogue = StreamEpilogueOf(p);
   if (bank.max_slices() > 1) {
     // Slices need more warps, so wide tiles have half of the outputs.
-    using Sliced = StreamShape<(kStrips + 1) / 2, kNTiles, true>;
+    using Sliced = StreamShape<Strips, (kStrips + 1) / 2, kNTiles, true>;
     // Products with slices are second matrices of experts, which have no activation.
     if (epilogue == Epilogue::kNone) return LaunchShaped<Sliced, Epilogue::kNone>(bank, p, stream);
     return LaunchShaped<Sliced, Epilogue::kAny>(bank, p, stream);
   }
-  using Shape = StreamShape<kStrips, kNTiles, false>;
-  switch (epilogue) {
-    case Epilogue::kNone:
-      return LaunchShaped<Shape, Epilogue::kNone>(bank, p, stream);
-    case Epilogue::kGatedSilu:
+  using Shape = StreamShape<Strips, kStrips, kNTiles, false>;
+  if (epilogue == Epilogue::kNone) return LaunchShaped<Shape, Epilogue::kNone>(bank, p, stream);
+  // Published models with MXFP4 have no activation with a kernel of its own.
+  if constexpr (std::is_same_v<Strips, Bf16Strips>) {
+    if (epilogue == Epilogue::kGatedSilu) {
       return LaunchShaped<Shape, Epilogue::kGatedSilu>(bank, p, stream);
-    case Epilogue::kGelu:
-      return LaunchShaped<Shape, Epilogue::kGelu>(bank, p, stream);
-    case Epilogue::kAny:
-      return LaunchShaped<Shape, Epilogue::kAny>(bank, p, stream);
+    }
+    if (epilogue == Epilogue::kGelu) return LaunchShaped<Shape, Epilogue::kGelu>(bank, p, stream);
+  }
+  LaunchShaped<Shape, Epilogue::kAny>(bank, p, stream);
+}
+
+template <typename Strips>
+void LaunchStreamTile(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
+                      cudaStream_t stream) {
+  switch (tile) {
+    case LinearTile::kStream8x16:
+      return LaunchStrips<Strips, 1, 1>(bank, p, stream);
+    case LinearTile::kStream8x64:
+      return LaunchStrips<Strips, 4, 1>(bank, p, stream);
+    case LinearTile::kStream32x16:
+      return LaunchStrips<Strips, 1, 4>(bank, p, stream);
+    default:
+      return LaunchStrips<Strips, 4, 4>(bank, p, stream);
   }
 }
 
@@ -491,16 +507,8 @@ bool LinearStreamFits(const CudaLinearBank& bank, const LinearParams& p) {
 
 void LaunchLinearStream(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
                         cudaStream_t stream) {
-  switch (tile) {
-    case LinearTile::kStream8x16:
-      return LaunchStrips<1, 1>(bank, p, stream);
-    case LinearTile::kStream8x64:
-      return LaunchStrips<4, 1>(bank, p, stream);
-    case LinearTile::kStream32x16:
-      return LaunchStrips<1, 4>(bank, p, stream);
-    default:
-      return LaunchStrips<4, 4>(bank, p, stream);
-  }
+  bank.is_mxfp4() ? LaunchStreamTile<Mxfp4Strips>(bank, p, tile, stream)
+                  : LaunchStreamTile<Bf16Strips>(bank, p, tile, stream);
 }
 
 }  // namespace internal

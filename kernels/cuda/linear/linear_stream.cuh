@@ -7,15 +7,38 @@
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/linear/activation.cuh"
 #include "kernels/cuda/linear/linear_tile.cuh"
+#include "kernels/cuda/linear/mxfp4_widen.cuh"
 
 namespace moeserve::cuda {
 namespace {
 
-[[maybe_unused]] constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
 constexpr int kRowBytes = kImageBlock * 2;  // bytes of 64 inputs
 constexpr int kStripRows = 16;              // packed rows of a warp
-constexpr int kStripBytes = kStripRows * kRowBytes;
-constexpr int kSteps = kImageBlock / 16;  // instructions per 64 inputs
+constexpr int kSteps = kImageBlock / 16;    // instructions per 64 inputs
+
+// How a strip of 16 packed rows x 64 inputs is stored, and how a lane loads its operands.
+struct Bf16Strips {
+  static constexpr int kStripBytes = kStripRows * kRowBytes;
+  static constexpr int kBlockBytes = kImageBlock * kRowBytes;
+  __device__ static void Load(const char* strip, uint32_t (&weights)[kSteps][4]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int k16 = 0; k16 < kSteps; ++k16) {
+      LoadMatrix4(weights[k16],
+                  strip + lane % 16 * kRowBytes + ((k16 * 2 + lane / 16) ^ (lane & 7)) * 16);
+    }
+  }
+};
+struct Mxfp4Strips {
+  static constexpr int kStripBytes = kMxfp4StripBytes;
+  static constexpr int kBlockBytes = kMxfp4BlockBytes;
+  __device__ static void Load(const char* strip, uint32_t (&weights)[kSteps][4]) {
+    Mxfp4Lane lane;
+    lane.Load(strip);
+#pragma unroll
+    for (int k16 = 0; k16 < kSteps; ++k16) lane.Widen(k16, weights[k16]);
+  }
+};
 
 // The epilogues that have a kernel of their own; kAny handles all settings.
 enum class Epilogue : uint8_t { kNone, kGatedSilu, kGelu, kAny };
@@ -38,14 +61,15 @@ struct StreamLayout {
   int slices;  // the largest number of slices of a sum
 };
 
-template <int kStripsArg, int kNTilesArg, bool kSlicedArg>
+template <typename StripsArg, int kStripsArg, int kNTilesArg, bool kSlicedArg>
 struct StreamShape {
+  using Strips = StripsArg;
   static constexpr int kStrips = kStripsArg;
   static constexpr int kNTiles = kNTilesArg;  // instructions per strip along the rows
   static constexpr bool kSliced = kSlicedArg;
   static constexpr int kTileRows = kNTiles * 8;
   static constexpr int kTileImageRows = kStrips * kStripRows;
-  static constexpr int kWeightBytes = kStrips * kStripBytes;
+  static constexpr int kWeightBytes = kStrips * Strips::kStripBytes;
   static constexpr int kPartBytes = kWeightBytes + kTileRows * kRowBytes;
   static constexpr int kSumsBytes = kNTiles * 4 * 32 * static_cast<int>(sizeof(float));
   static constexpr int kMostParts = !kSliced ? 2 : kStrips == 1 ? 8 : 5;
@@ -63,11 +87,7 @@ template <typename S>
 __device__ __forceinline__ void LoadFragments(Fragments<S::kNTiles>& f, const char* part, int strip,
                                               int n_tiles) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const char* const weights = part + strip * kStripBytes + lane % 16 * kRowBytes;
-#pragma unroll
-  for (int k16 = 0; k16 < kSteps; ++k16) {
-    LoadMatrix4(f.weights[k16], weights + ((k16 * 2 + lane / 16) ^ (lane & 7)) * 16);
-  }
+  S::Strips::Load(part + strip * S::Strips::kStripBytes, f.weights);
   const char* const rows = part + S::kWeightBytes;
   if constexpr (S::kNTiles == 1) {
 #pragma unroll

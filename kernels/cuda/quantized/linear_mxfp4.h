@@ -1,0 +1,19 @@
+// Products with weights of MXFP4: 4-bit floats with a common power of two for 32 inputs.
+#pragma once
+
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/linear/linear.h"
+
+namespace moeserve::cuda {
+
+// Computes the product documented at LinearArgs with device pointers; args.bank must be a
+// CudaLinearBank with LinearBankShape::mxfp4, and args.input must be bf16. The weights are widened
+// to bf16 in registers, and the results have the bits of LaunchLinear() with a bank of these
+// weights in bf16, whatever the tile. `tile` is kAuto, kRows* or kStream*, for which linear.h
+// has the substitutes.
+void LaunchLinearMxfp4(const LinearArgs& args, LinearTile tile, cudaStream_t stream);
+
+}  // namespace moeserve::cuda
