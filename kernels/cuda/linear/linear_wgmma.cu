@@ -123,6 +123,23 @@ class StageRelease {
   uint64_t* const empty_;
 };
 
+// Starts to copy `blocks` blocks of weights, `strip` bytes apart, into a stage. Each block of a
+// pair copies half of them into both, and expects all of them. To be called by one thread.
+template <typename S>
+__device__ __forceinline__ void CopyWeights(char* to, const char* from, int64_t strip, int blocks,
+                                            uint64_t* full) {
+  MbarrierExpect(full, static_cast<uint32_t>(blocks * kBlockBytes));
+  const uint32_t half = S::kPaired ? ClusterRank() * kHalfBlockBytes : 0;
+  for (int b = 0; b < blocks; ++b) {
+    if constexpr (S::kPaired) {
+      CopyBulkMulticast(to + b * kBlockBytes + half, from + b * strip + half, kHalfBlockBytes, full,
+                        3);
+    } else {
+      CopyBulkAsync(to + b * kBlockBytes, from + b * strip, kBlockBytes, full);
+    }
+  }
+}
+
 template <typename S>
 __device__ void Produce(const LinearParams& p, char* shared, TileSlots* slots, uint64_t* full,
                         uint64_t* empty) {
@@ -183,19 +200,8 @@ __device__ void Produce(const LinearParams& p, char* shared, TileSlots* slots, u
       MbarrierWait(empty + filling.stage, filling.parity ^ 1);
       char* stage = shared + filling.stage * S::kStageBytes;
       if (thread == 0) {
-        MbarrierExpect(full + filling.stage, static_cast<uint32_t>(blocks * kBlockBytes));
-        // Each block of a pair copies half of the weights.
-        const uint32_t half = S::kPaired ? ClusterRank() * kHalfBlockBytes : 0;
-        for (int b = 0; b < blocks; ++b) {
-          char* const to = stage + S::kRowsBytes + b * kBlockBytes + half;
-          const char* const from =
-              weights + b * strip + static_cast<int64_t>(k) * kBlockBytes + half;
-          if constexpr (S::kPaired) {
-            CopyBulkMulticast(to, from, kHalfBlockBytes, full + filling.stage, 3);
-          } else {
-            CopyBulkAsync(to, from, kBlockBytes, full + filling.stage);
-          }
-        }
+        CopyWeights<S>(stage + S::kRowsBytes, weights + static_cast<int64_t>(k) * kBlockBytes,
+                       strip, blocks, full + filling.stage);
       }
       const int valid = min(16, max(0, m.in_features * 2 - k * kRowBytes - piece * 16));
       const char* column = p.input + k * kRowBytes + piece * 16;
