@@ -24,6 +24,9 @@
 namespace moeserve::cuda {
 namespace {
 
+// A strip of 16 packed rows x 128 inputs.
+constexpr int kInt8StripBytes = kStripRows * kInt8BlockInputs;
+
 // What the host determines for a launch.
 struct Int8StreamLayout {
   int stages;
@@ -44,7 +47,7 @@ struct Int8StreamShape {
   static constexpr Epilogue kEpilogue = kEpilogueArg;
   static constexpr int kMostRows = kNTiles * 8;
   static constexpr int kTileImageRows = kStrips * kStripRows;
-  static constexpr int kWeightBytes = kStrips * kStripBytes;  // of a part
+  static constexpr int kWeightBytes = kStrips * kInt8StripBytes;  // of a part
   static constexpr int kPartRowBytes = kRounds ? 0 : kMostRows * kInt8BlockInputs;
   static constexpr int kStageBytes = kParts * (kWeightBytes + kPartRowBytes);
   // The sums of all parts but the first, twice.
@@ -278,7 +281,7 @@ class Int8Consumer {
   __device__ __forceinline__ void Multiply(const char* stage, int k, int rows) {
     constexpr int kSteps = kInt8BlockInputs / 32;
     const char* const weights =
-        stage + part_ * S::kWeightBytes + strip_ * kStripBytes + lane_ % 16 * kInt8BlockInputs;
+        stage + part_ * S::kWeightBytes + strip_ * kInt8StripBytes + lane_ % 16 * kInt8BlockInputs;
     uint32_t a[kSteps][4];
 #pragma unroll
     for (int k32 = 0; k32 < kSteps; ++k32) {
