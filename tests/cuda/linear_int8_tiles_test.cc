@@ -234,13 +234,9 @@ TEST(LinearInt8TilesTest, EveryEpilogueHasTheSameBits) {
 
 // Few rows per expert stream weights, many use wgmma, if there are tiles for a large device.
 TEST(LinearInt8TilesTest, TilesFollowTheRowsOfExperts) {
-  const auto bank = std::move(cuda::CudaLinearBank::Create({{256},
-                                                            std::vector<int>(8, 2048),
-                                                            true,
-                                                            false,
-                                                            DType::kBF16,
-                                                            Quantization::kInt8Channel}))
-                        .value();
+  const LinearBankShape shape{{256},        std::vector<int>(8, 2048), true, false,
+                              DType::kBF16, Quantization::kInt8Channel};
+  const auto bank = std::move(cuda::CudaLinearBank::Create(shape)).value();
   RoutingPlan plan{.rows = 0, .num_experts = 8};
   const auto tile = [&](int rows, DType type) {
     plan.rows = rows;

@@ -152,9 +152,12 @@ LinearTile ChooseInt8Tile(const LinearArgs& args, const LinearParams& p) {
     return internal::MaxLinearTiles(bank, rows, tile_rows, outputs);
   };
   if (wanted <= 8) {
-    // Narrow tiles occupy more multiprocessors.
-    const LinearTile tile = tiles(8, kImageBlock) >= 2 * kMultiprocessors ? LinearTile::kStream8x64
-                                                                          : LinearTile::kStream8x16;
+    // Narrow tiles share the work better, but their stages are full only if sums are long.
+    constexpr int64_t kFewTiles = 2 * kMultiprocessors, kManyTiles = 16 * kMultiprocessors;
+    constexpr int kFullStage = 8;  // blocks of inputs
+    const bool narrow =
+        tiles(8, kImageBlock) < (bank.max_k_blocks() >= kFullStage ? kManyTiles : kFewTiles);
+    const LinearTile tile = narrow ? LinearTile::kStream8x16 : LinearTile::kStream8x64;
     if (fits(tile)) return tile;
   } else if (wanted <= 32) {
     if (tiles(32, kImageBlock) >= kMultiprocessors && fits(LinearTile::kStream32x64)) {

@@ -29,6 +29,7 @@ constexpr int kInt8StripBytes = kStripRows * kInt8BlockInputs;
 
 // What the host determines for a launch.
 struct Int8StreamLayout {
+  int blocks;  // per multiprocessor
   int stages;
   int tile_rows;  // at most 8 * kNTiles
   int row_parts;  // blocks of inputs of the rounded rows of a tile; 0 unless the kernel rounds them
@@ -427,19 +428,21 @@ __global__ void __launch_bounds__(S::kThreads, 2)
 // `most_rows`.
 int RoundedTileRows(int most_rows) { return std::clamp(most_rows, 1, 8); }
 
-// Returns how the shared memory is used: so that two blocks fit on a multiprocessor, if their
-// copies in flight are not too few then. No stages if the memory is too small.
+// Returns how the shared memory is used: so that `blocks` of them fit on a multiprocessor, or fewer
+// if their copies in flight would be too few. No stages if the memory is too small.
 template <typename S>
-Int8StreamLayout LayoutOf(const CudaLinearBank& bank, int most_rows) {
+Int8StreamLayout LayoutOf(const CudaLinearBank& bank, int most_rows, int blocks) {
   constexpr int kFewestStages = 3, kMostStages = 8;
-  Int8StreamLayout layout{.stages = 0,
+  Int8StreamLayout layout{.blocks = blocks,
+                          .stages = 0,
                           .tile_rows = S::kRounds ? RoundedTileRows(most_rows) : S::kMostRows,
                           .row_parts = S::kRounds ? bank.max_k_blocks() : 0,
                           .bf16_rows = false};
   constexpr int64_t kReserved = 1 << 10;  // of each block, by the device
   const int64_t limit = static_cast<int64_t>(SharedMemoryLimit());
   const int64_t other = Int8StreamMemory<S>::OtherBytes(layout, bank.num_experts());
-  for (const int64_t bytes : {(limit + kReserved) / 2 - kReserved, limit}) {
+  for (; layout.blocks > 0; --layout.blocks) {
+    const int64_t bytes = (limit + kReserved) / layout.blocks - kReserved;
     const int64_t stages = (bytes - other) / (S::kStageBytes + 16);
     if (bytes < other || stages < kFewestStages) continue;
     layout.stages = static_cast<int>(std::min<int64_t>(stages, kMostStages));
@@ -452,15 +455,18 @@ template <typename S>
 void LaunchInt8StreamShaped(const CudaLinearBank& bank, const LinearInt8Params& params,
                             const internal::Int8StreamRows& rows, cudaStream_t stream) {
   static const int multiprocessors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
-  Int8StreamLayout layout = LayoutOf<S>(bank, rows.most);
+  const LinearParams& p = params.linear;
+  const int tile_rows = S::kRounds ? RoundedTileRows(rows.most) : S::kMostRows;
+  const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, tile_rows, S::kTileImageRows);
+  // If two blocks per multiprocessor have one tile or two, but three have one at most, the work is
+  // shared better by three.
+  const bool three = S::kRounds && tiles > 2 * multiprocessors && tiles <= 3 * multiprocessors;
+  Int8StreamLayout layout = LayoutOf<S>(bank, rows.most, three ? 3 : 2);
   MOESERVE_CHECK(layout.stages > 0, "Int8StreamFits() was true");
   layout.bf16_rows = rows.bf16;
-  const LinearParams& p = params.linear;
   const int64_t shared =
       Int8StreamMemory<S>::OtherBytes(layout, p.experts) + layout.stages * (S::kStageBytes + 16);
-  const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, layout.tile_rows, S::kTileImageRows);
-  const int64_t per_multiprocessor = static_cast<int64_t>(SharedMemoryLimit()) / shared;
-  const int64_t resident = multiprocessors * std::clamp<int64_t>(per_multiprocessor, 1, 2);
+  const int64_t resident = int64_t{multiprocessors} * layout.blocks;
   Launch(LinearInt8StreamKernel<S>,
          {.grid = dim3(static_cast<unsigned>(std::min(tiles, resident))),
           .block = dim3(S::kThreads),
@@ -475,7 +481,7 @@ template <int kStrips, int kNTiles, bool kRounds>
 bool StripsFit(const CudaLinearBank& bank, const LinearParams& p,
                const internal::Int8StreamRows& rows) {
   using S = Int8StreamShape<kStrips, kNTiles, kRounds, Epilogue::kAny>;
-  const Int8StreamLayout layout = LayoutOf<S>(bank, rows.most);
+  const Int8StreamLayout layout = LayoutOf<S>(bank, rows.most, 2);
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, layout.tile_rows, S::kTileImageRows);
   return layout.stages > 0 && tiles * (bank.max_k_blocks() + 1) <= INT32_MAX;
 }
