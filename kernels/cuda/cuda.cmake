@@ -80,6 +80,7 @@ set(MOESERVE_CUDA_SOURCES
   positions/rope.cu
   positions/rope_tables.cc
   quantized/linear_mxfp4.cu
+  quantized/linear_mxfp4_wgmma.cu
   routing/route.cu
   routing/route_any.cu
   routing/route_cluster.cu

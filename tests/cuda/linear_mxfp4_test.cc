@@ -20,11 +20,11 @@ using cuda::CudaLinearBank;
 using cuda::LinearTile;
 using Half = LinearBank::Half;
 
-constexpr LinearTile kMxfp4Tiles[] = {LinearTile::kRows8,       LinearTile::kRows16,
-                                      LinearTile::kRows32,      LinearTile::kRows64,
-                                      LinearTile::kRows128,     LinearTile::kStream8x16,
-                                      LinearTile::kStream8x64,  LinearTile::kStream32x16,
-                                      LinearTile::kStream32x64, LinearTile::kAuto};
+constexpr LinearTile kMxfp4Tiles[] = {
+    LinearTile::kRows8,      LinearTile::kRows16,      LinearTile::kRows32,
+    LinearTile::kRows64,     LinearTile::kRows128,     LinearTile::kStream8x16,
+    LinearTile::kStream8x64, LinearTile::kStream32x16, LinearTile::kStream32x64,
+    LinearTile::kWarpgroup,  LinearTile::kAuto};
 constexpr float kMagnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
 
 // Returns random numbers of MXFP4 [rows, columns] with random scales of 2^-9 to 2^-3.
@@ -298,6 +298,31 @@ TEST(LinearMxfp4Test, SegmentsHaveTheBitsOfBf16Weights) {
     CheckSameBits(banks, {.input = x.view(), .output = {}, .segments = true}, rows, 3 * 48,
                   DType::kF32, "segments");
   }
+}
+
+// More tiles than the device has multiprocessors, so that persistent blocks compute several, with
+// sums that are shorter and longer than the stages in flight.
+TEST(LinearMxfp4Test, ManyTilesHaveTheBitsOfBf16Weights) {
+  constexpr int kExperts = 140, kMany = 5, kRows = 130, kWidest = 704;
+  Random random(7);
+  std::vector<int> in(kExperts, 64);
+  in[kMany] = 576;
+  in[77] = kWidest;
+  const Mxfp4Pair banks(in, std::vector<int>(kExperts, 24), true, false, random);
+  std::vector<std::vector<int>> routes(kRows, {kMany});
+  for (int e = 0; e < kExperts; ++e) {
+    if (e != kMany) routes[1].push_back(e);
+  }
+  std::sort(routes[1].begin(), routes[1].end());
+  const DevicePlan plan(kExperts, routes, 1);
+  DeviceRows x(kRows, kWidest, kWidest, DType::kBF16, random.Normals(int64_t{kRows} * kWidest));
+  CheckSameBits(banks,
+                {.plan = &plan.plan,
+                 .gather = true,
+                 .input = x.view(),
+                 .output = {},
+                 .activation = GeneralActivation()},
+                plan.plan.capacity, 24, DType::kBF16, "many tiles");
 }
 
 // Only LaunchLinearMxfp4() computes with such a bank, so nothing chooses another kernel for it.

@@ -9,6 +9,7 @@
 #include "kernels/cuda/linear/linear_mma.cuh"
 #include "kernels/cuda/linear/mxfp4_widen.cuh"
 #include "kernels/cuda/quantized/linear_mxfp4.h"
+#include "kernels/cuda/quantized/linear_mxfp4_kernels.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -302,8 +303,13 @@ void LaunchLinearMxfp4(const LinearArgs& args, LinearTile tile, cudaStream_t str
   const LinearParams params = internal::LinearParamsOf(args);
   if (params.rows == 0) return;
   if (tile == LinearTile::kAuto) tile = ChooseMxfp4Tile(bank, params);
-  MOESERVE_CHECK(tile >= LinearTile::kRows8 && tile <= LinearTile::kStream32x64,
-                 "a tile of mma.sync");
+  MOESERVE_CHECK(tile >= LinearTile::kRows8 && tile <= LinearTile::kWarpgroup, "a tile of MXFP4");
+  if (tile == LinearTile::kWarpgroup) {
+    if (internal::LinearMxfp4WgmmaFits(bank, params)) {
+      return internal::LaunchLinearMxfp4Wgmma(bank, params, stream);
+    }
+    tile = LinearTile::kRows128;
+  }
   if (tile > LinearTile::kRows128) {
     if (internal::LinearStreamFits(bank, params)) {
       return internal::LaunchLinearStream(bank, params, tile, stream);

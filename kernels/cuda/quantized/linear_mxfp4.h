@@ -12,8 +12,9 @@ namespace moeserve::cuda {
 // Computes the product documented at LinearArgs with device pointers; args.bank must be a
 // CudaLinearBank with LinearBankShape::mxfp4, and args.input must be bf16. The weights are widened
 // to bf16 in registers, and the results have the bits of LaunchLinear() with a bank of these
-// weights in bf16, whatever the tile. `tile` is kAuto, kRows* or kStream*, for which linear.h
-// has the substitutes.
+// weights in bf16, whatever the tile. `tile` is kAuto, kRows*, kStream* or kWarpgroup (wgmma
+// with tiles of 128 rows x 256 packed outputs), for which linear.h has the substitutes. kAuto does
+// not choose kWarpgroup, which has not run on a GPU.
 void LaunchLinearMxfp4(const LinearArgs& args, LinearTile tile, cudaStream_t stream);
 
 }  // namespace moeserve::cuda
