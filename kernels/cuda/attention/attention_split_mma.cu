@@ -1,5 +1,5 @@
-// Attention of single tokens over a bf16 cache on the tensor cores. A thread block computes one
-// split of a token's context (or all splits, if the token is not split).
+// Attention of single tokens over a bf16 or int8 cache on the tensor cores. A thread block computes
+// one split of a token's context (or all splits, if the token is not split).
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_split.cuh"
 #include "kernels/cuda/device/launch.h"
@@ -7,9 +7,9 @@
 namespace moeserve::cuda {
 namespace {
 
-// With one buffer for the values of wide heads, two blocks share a multiprocessor.
-template <int kDim>
-using SplitShared = SharedSplit<kDim, kDim <= 128 ? 2 : 1>;
+// With one buffer for the values of wide heads in bf16, two blocks share a multiprocessor.
+template <int kDim, bool kInt8>
+using SplitShared = SharedSplit<kDim, kDim <= 128 || kInt8 ? 2 : 1, kInt8>;
 
 template <int kDim>
 __device__ __forceinline__ void StorePartial(const AttentionLaunch& a,
@@ -59,7 +59,7 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   }
 }
 
-template <int kDim>
+template <int kDim, bool kInt8>
 __global__ void __launch_bounds__(kSplitThreads)
     SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
   GridDependencyPass();
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kSplitThreads)
   const int split = a.work.item_split[item];
   const int kv_head = blockIdx.y % a.cache.num_kv_heads;
   const int chunk = blockIdx.y / a.cache.num_kv_heads;
-  auto& shared = *DynamicShared<SplitShared<kDim>>();
+  auto& shared = *DynamicShared<SplitShared<kDim, kInt8>>();
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, token, token + 1, split, split_tokens, kv_head, chunk, &shared.rows,
                            &range)) {
@@ -96,14 +96,14 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (split < 0) StoreFinished<kDim>(a, shared.rows, merged);
 }
 
-template <int kDim>
+template <int kDim, bool kInt8>
 void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
   const int group = GroupOf(args);
   const int chunks = (group + kSplitRows - 1) / kSplitRows;
-  Launch(SplitKernel<kDim>,
+  Launch(SplitKernel<kDim, kInt8>,
          {.grid = dim3(MaxItems(args), args.cache.num_kv_heads * chunks),
           .block = dim3(kSplitThreads),
-          .shared_bytes = sizeof(SplitShared<kDim>),
+          .shared_bytes = sizeof(SplitShared<kDim, kInt8>),
           .stream = stream,
           .overlaps_predecessor = true},
          args, SplitTokensOf(args), args.scale * kLog2E);
@@ -112,7 +112,10 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
 }  // namespace
 
 void LaunchSplitMma(const AttentionLaunch& args, cudaStream_t stream) {
-  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() { LaunchOf<kDim>(args, stream); });
+  const bool int8 = args.cache.type == KvCacheType::kInt8;
+  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
+    (int8 ? LaunchOf<kDim, true> : LaunchOf<kDim, false>)(args, stream);
+  });
 }
 
 }  // namespace moeserve::cuda

@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "kernels/base/int8_cache.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/positions/norm_rope_append.h"
@@ -24,7 +25,7 @@ struct Loaded {
 
 // Heads [first, first + heads) of the queries, keys or values of a token. A unit is either a pair
 // of dimensions that is rotated, or a single dimension that is not rotated.
-template <bool kBf16>
+template <KvCacheType kType>
 struct Heads {
   const NormRopeAppendLaunch& a;
   Part part = Part::kQuery;
@@ -34,6 +35,7 @@ struct Heads {
   float* query = nullptr;       // first head of the queries, to be written
   void* cache = nullptr;        // keys or values of the cache, to be written
   int64_t cache_at = 0;         // index of the first head of the token's block in `cache`
+  float* staged = nullptr;      // [heads, padded_dim] keys or values to be rounded to int8
   int row = 0;                  // of the token in its block
   const float2* angles = nullptr;
   VectorNorm norm = {};
@@ -106,20 +108,53 @@ struct Heads {
       query[head * dim() + c] = v;
       return;
     }
+    if constexpr (kType == KvCacheType::kInt8) {
+      staged[head * a.cache.padded_dim + c] = v;
+      return;
+    }
     const int64_t at = cache_at + head * a.cache.head_stride + a.cache.ElementOf(row, c);
-    if constexpr (kBf16) {
+    if constexpr (kType == KvCacheType::kBF16) {
       static_cast<Bf16*>(cache)[at] = static_cast<Bf16>(PackBf16(v, 0.0f));
     } else {
       static_cast<float*>(cache)[at] = v;
     }
   }
+
+  // Rounds staged heads begin, begin + step and so on to int8, by the lanes of a warp.
+  __device__ __forceinline__ void Round(int begin, int step) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, width = a.cache.padded_dim;
+    for (int head = begin; head < heads; head += step) {
+      const float* const x = staged + head * width;
+      uint32_t largest = 0;
+      for (int c = lane; c < width; c += 32) largest = max(largest, MagnitudeBits(x[c]));
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2) {
+        largest = max(largest, __shfl_xor_sync(kFullMask, largest, other));
+      }
+      const Int8Scale scale = CacheScaleOf(largest);
+      char* const to = static_cast<char*>(cache) + cache_at + head * a.cache.head_stride;
+      for (int c = lane; c < width; c += 32) {
+        reinterpret_cast<int8_t*>(to)[a.cache.ByteOf(row, c)] = RoundToInt8(x[c], scale);
+      }
+      if (lane == 0) reinterpret_cast<float*>(to)[row] = scale.scale;
+    }
+  }
 };
+
+// Returns where a warp's, or with kBlock a block's, staged elements begin in shared memory.
+template <bool kBlock>
+__device__ __forceinline__ int StagedAt(int warp, int padded_dim) {
+  return kBlock ? kNormSharedFloats : warp * padded_dim;
+}
 
 // The grid is [tokens, parts or groups of heads]. With kBlock, the threads of a block share all
 // heads of one part (queries, keys or values), which are normalised as one vector; otherwise each
 // warp computes one head. A thread issues all its loads before the first sum waits for one of them;
 // the norm's own loads of the same elements then hit the cache.
-template <bool kBf16, bool kBlock>
+//
+// Elements for an int8 cache are staged in shared memory until the largest one of their head is
+// known.
+template <KvCacheType kType, bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     NormRopeAppendKernel(const NormRopeAppendLaunch a) {
   GridDependencyPass();
@@ -127,7 +162,7 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
   const int lane = static_cast<int>(threadIdx.x) % kTeam;
   const int64_t token = blockIdx.x;
   const int kv_heads = a.cache.num_kv_heads;
-  Heads<kBf16> h{.a = a};
+  Heads<kType> h{.a = a};
   if constexpr (kBlock) {
     h.part = static_cast<Part>(blockIdx.y);
     h.heads = h.part == Part::kQuery ? a.heads : kv_heads;
@@ -159,6 +194,9 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     h.cache = keys ? a.cache.keys : a.cache.values;
     h.cache_at = block * a.cache.block_stride + h.first * a.cache.head_stride;
     h.row = position % kPageTokens;
+    if constexpr (kType == KvCacheType::kInt8) {
+      h.staged = DynamicShared<float>() + StagedAt<kBlock>(threadIdx.x / 32, a.cache.padded_dim);
+    }
   }
 
   Loaded loaded;
@@ -181,6 +219,43 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     if (n != lane) h.Load(n, kTeam, loaded);
     h.Finish(n, kTeam, factors, loaded);
   }
+  if constexpr (kType == KvCacheType::kInt8) {
+    if (h.part == Part::kQuery) return;
+    if constexpr (kBlock) {
+      __syncthreads();
+      h.Round(static_cast<int>(threadIdx.x) / 32, kNormBlock / 32);
+    } else {
+      __syncwarp();
+      h.Round(0, 1);
+    }
+  }
+}
+
+template <KvCacheType kType>
+void LaunchOf(const NormRopeAppendLaunch& a, cudaStream_t stream) {
+  const auto tokens = static_cast<unsigned>(a.step.tokens);
+  const bool staged = kType == KvCacheType::kInt8;
+  const auto floats = [&](int heads, int others) {
+    return static_cast<size_t>(others + (staged ? heads * a.cache.padded_dim : 0)) * sizeof(float);
+  };
+  if (!a.norm_heads && (a.query_norm.scales != nullptr || a.key_norm.scales != nullptr)) {
+    Launch(NormRopeAppendKernel<kType, true>,
+           {.grid = dim3(tokens, 3),
+            .block = dim3(kNormBlock),
+            .shared_bytes = floats(a.cache.num_kv_heads, kNormSharedFloats),
+            .stream = stream,
+            .overlaps_predecessor = true},
+           a);
+    return;
+  }
+  const int heads = a.heads + (a.cache.latent_dim > 0 ? 1 : 2) * a.cache.num_kv_heads;
+  Launch(NormRopeAppendKernel<kType, false>,
+         {.grid = dim3(tokens, static_cast<unsigned>((heads + kWarps - 1) / kWarps)),
+          .block = dim3(kWarps * 32),
+          .shared_bytes = floats(kWarps, 0),
+          .stream = stream,
+          .overlaps_predecessor = true},
+         a);
 }
 
 }  // namespace
@@ -196,28 +271,17 @@ void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream)
   MOESERVE_CHECK(args.cache.widest_dim() <= kMaxHeadDim || (args.cache.latent_dim > 0 && !normed),
                  "head_dim");
   static_assert(kMaxHeadDim <= 512, "a warp has the norm of a head");
-  const bool bf16 = args.cache.dtype == DType::kBF16;
-  MOESERVE_CHECK(bf16 || args.cache.dtype == DType::kF32, "cache type");
-  const bool query_norm = a.query_norm.scales != nullptr;
-  if (!query_norm && a.dimensions == 0) a.heads = 0;
-  const auto tokens = static_cast<unsigned>(a.step.tokens);
-  if (!a.norm_heads && (query_norm || a.key_norm.scales != nullptr)) {
-    Launch(bf16 ? NormRopeAppendKernel<true, true> : NormRopeAppendKernel<false, true>,
-           {.grid = dim3(tokens, 3),
-            .block = dim3(kNormBlock),
-            .shared_bytes = kNormSharedFloats * sizeof(float),
-            .stream = stream,
-            .overlaps_predecessor = true},
-           a);
-    return;
+  MOESERVE_CHECK(args.cache.type != KvCacheType::kInt8 || args.cache.latent_dim == 0,
+                 "latent vectors in int8");
+  if (a.query_norm.scales == nullptr && a.dimensions == 0) a.heads = 0;
+  switch (args.cache.type) {
+    case KvCacheType::kF32:
+      return LaunchOf<KvCacheType::kF32>(a, stream);
+    case KvCacheType::kBF16:
+      return LaunchOf<KvCacheType::kBF16>(a, stream);
+    case KvCacheType::kInt8:
+      return LaunchOf<KvCacheType::kInt8>(a, stream);
   }
-  const int heads = a.heads + (a.cache.latent_dim > 0 ? 1 : 2) * a.cache.num_kv_heads;
-  Launch(bf16 ? NormRopeAppendKernel<true, false> : NormRopeAppendKernel<false, false>,
-         {.grid = dim3(tokens, static_cast<unsigned>((heads + kWarps - 1) / kWarps)),
-          .block = dim3(kWarps * 32),
-          .stream = stream,
-          .overlaps_predecessor = true},
-         a);
 }
 
 }  // namespace moeserve::cuda
