@@ -1,40 +1,21 @@
 // Writes keys and values into the layout of the KV cache.
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
+#include "kernels/base/int8_cache.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/kv_cache.h"
 
 namespace moeserve::cpu {
 namespace {
 
-// Rounds a head's elements to int8 with a common scale and returns the scale. The scale is NaN if
-// an element is not finite, so that every result computed from this head is NaN as well.
+// Rounds a head's elements to int8 with a common scale and returns the scale.
 float Quantize(const float* x, int n, int8_t* out) {
-  // If all magnitudes are smaller, all elements become 0, because 127 / largest could overflow.
-  constexpr float kSmallest = 1e-36f;
-  constexpr float kRound = 0x1.8p+23f;  // adding it rounds to the nearest integer, ties to even
-  float largest = 0.0f;
-  float zero = 0.0f;  // stays 0 if all elements are finite, else becomes NaN
-  for (int i = 0; i < n; ++i) {
-    largest = std::max(largest, std::abs(x[i]));
-    zero += x[i] * 0.0f;
-  }
-  if (zero != 0.0f) {
-    std::fill_n(out, n, int8_t{0});
-    return std::numeric_limits<float>::quiet_NaN();
-  }
-  if (largest < kSmallest) {
-    std::fill_n(out, n, int8_t{0});
-    return 0.0f;
-  }
-  const float inverse = 127.0f / largest;
-  for (int i = 0; i < n; ++i) {
-    out[i] = static_cast<int8_t>(static_cast<int32_t>((x[i] * inverse + kRound) - kRound));
-  }
-  return largest / 127.0f;
+  uint32_t largest = 0;
+  for (int i = 0; i < n; ++i) largest = std::max(largest, MagnitudeBits(x[i]));
+  const Int8Scale scale = CacheScaleOf(largest);
+  for (int i = 0; i < n; ++i) out[i] = RoundToInt8(x[i], scale);
+  return scale.scale;
 }
 
 template <typename Element>

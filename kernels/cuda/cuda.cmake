@@ -46,6 +46,7 @@ set(MOESERVE_CUDA_SOURCES
   attention/attention_tiled_wgmma.cu
   attention/attention_wide.cu
   attention/attention_work.cu
+  attention/int8/attention_tiled_int8.cu
   device/bandwidth.cu
   cache/kv_cache.cc
   cuda_backend.cc

@@ -69,12 +69,6 @@ class StreamKvCache : public KvCacheStorage {
   cudaStream_t stream_;
 };
 
-// Returns the element type of a cache. The result for int8 does not matter, because int8 caches are
-// never allocated.
-DType ElementType(KvCacheType type) {
-  return type == KvCacheType::kF32 ? DType::kF32 : DType::kBF16;
-}
-
 VectorNorm VectorNormOf(const NormBank* norm) {
   if (norm == nullptr) return {};
   const auto& bank = static_cast<const CudaNormBank&>(*norm);
@@ -260,16 +254,18 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::UploadBytes(std::span<const s
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                 KvCacheType type,
                                                                 std::vector<int64_t> num_pages) {
-  if (type == KvCacheType::kInt8) {
-    return absl::UnimplementedError(description_ +
-                                    ": type of the KV cache: expected f32 or bf16, found int8");
-  }
   // Attention with heads above 128 elements needs more shared memory than the smaller chips of a
   // generation have; that with heads above 256 elements does not.
   constexpr int kHeadDimEverywhere = 128;
   constexpr size_t kSharedForWideHeads = 163 << 10;
   for (const KvLayerShape& layer : layers) {
     if (layer.latent_dim > 0) {
+      if (type == KvCacheType::kInt8) {
+        return absl::UnimplementedError(
+            Concat(description_,
+                   ": kv-cache-dtype: expected f32 or bf16, found int8, which caches "
+                   "of latent vectors do not support"));
+      }
       const KvLayerView view{.head_dim = layer.head_dim, .latent_dim = layer.latent_dim};
       const int64_t shared = std::max(WideSharedBytes(view), LatentMmaSharedBytes(view));
       if (shared > static_cast<int64_t>(SharedMemoryLimit())) {
@@ -296,7 +292,7 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
           std::to_string(kHeadDimEverywhere) + " can be used");
     }
   }
-  Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, ElementType(type), num_pages);
+  Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, type, num_pages);
   if (!cache.ok()) {
     int64_t bytes = 0;
     for (const KvLayerShape& s : layers) bytes += PageBytes({&s, 1}, type) * num_pages[s.table];
@@ -308,7 +304,7 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
 }
 
 int64_t CudaBackend::PageBytes(std::span<const KvLayerShape> layers, KvCacheType type) const {
-  return CudaKvCache::BytesPerBlock({layers.begin(), layers.end()}, ElementType(type));
+  return CudaKvCache::BytesPerBlock({layers.begin(), layers.end()}, type);
 }
 
 void CudaBackend::Embed(const EmbedArgs& args) {

@@ -78,8 +78,11 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
                   "Compute and weight type; auto: as stored; int8, int8-channel, int4, int4-k: "
                   "integer weights, bf16 activations",
                   DTypeNames());
-  AddChoiceOption(app, "--kv-cache-dtype", options.kv_cache_dtype,
-                  "Type of the KV cache; auto: the compute type", {"auto", "f32", "bf16", "int8"});
+  AddChoiceOption(
+      app, "--kv-cache-dtype", options.kv_cache_dtype,
+      "Type of the KV cache; auto: the compute type; int8: about half of bf16, but with "
+      "--device cuda not for latent attention",
+      {"auto", "f32", "bf16", "int8"});
   AddNumberOption(app, "--threads", options.threads,
                   "CPU threads; 0: one for each core that the process, or its container, may use",
                   0, 1024);

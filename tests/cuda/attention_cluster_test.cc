@@ -18,7 +18,7 @@ AttentionSetting Bf16Setting(int head_dim, int kv_heads, int group, std::vector<
   return {.head_dim = head_dim,
           .kv_heads = kv_heads,
           .heads = kv_heads * group,
-          .cache = DType::kBF16,
+          .cache = KvCacheType::kBF16,
           .output = DType::kBF16,
           .lengths = std::move(lengths)};
 }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/int8_cache.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_latent_mma.h"
@@ -32,7 +33,7 @@ struct AttentionSetting {
   int kv_heads = 1;
   int heads = 1;
   bool tile_order = false;
-  DType cache = DType::kF32;
+  KvCacheType cache = KvCacheType::kF32;
   DType output = DType::kF32;
   int window = 0;
   bool chunks = false;  // SeenKeys::chunks
@@ -104,7 +105,7 @@ class AttentionScene {
     EXPECT_TRUE(cache.ok()) << cache.status();
     cache_.emplace(std::move(cache).value());
     const KvLayerView view = cache_->layer(0);
-    bytes_ = static_cast<size_t>(view.block_stride) * total * SizeOf(s_.cache);
+    bytes_ = static_cast<size_t>(view.block_stride) * total * ElementBytes(s_.cache);
     CheckCall(cudaMemset(view.keys, 0xff, bytes_));
     if (s_.latent_dim == 0) CheckCall(cudaMemset(view.values, 0xff, bytes_));
     Fill(total);
@@ -118,7 +119,7 @@ class AttentionScene {
     AttentionQuery q{sequence, position, random_.Normals(int64_t{s_.heads} * s_.head_dim)};
     // Round queries as the kernels do before tensor-core products, so that the expected values
     // match.
-    if (s_.cache == DType::kBF16 && s_.output == DType::kBF16) {
+    if (s_.cache != KvCacheType::kF32 && s_.output == DType::kBF16) {
       for (float& f : q.values) f = RoundedToBf16(f);
     }
     return q;
@@ -240,19 +241,23 @@ class AttentionScene {
     return results;
   }
 
-  // Replaces the keys and values of positions [begin, end) of a sequence by NaN.
+  // Replaces the keys and values of positions [begin, end) of a sequence by NaN; in int8, only
+  // their scales are NaN.
   void Poison(int sequence, int begin, int end) {
     const KvLayerView view = this->view();
-    const size_t element = SizeOf(s_.cache);
+    const auto element = static_cast<size_t>(ElementBytes(s_.cache));
+    const bool int8 = s_.cache == KvCacheType::kInt8;
     for (void* memory : {view.keys, view.values}) {
       std::vector<uint8_t> bytes(bytes_);
       CheckCall(cudaMemcpy(bytes.data(), memory, bytes_, cudaMemcpyDeviceToHost));
       for (int p = begin; p < end; ++p) {
         const int64_t block = tables_[sequence * stride_ + p / kPageTokens] * view.block_stride;
         for (int i = 0; i < s_.kv_heads * view.padded_dim; ++i) {
-          const int64_t at = block + i / view.padded_dim * view.head_stride +
-                             view.ElementOf(p % kPageTokens, i % view.padded_dim);
+          const int64_t head = block + i / view.padded_dim * view.head_stride;
+          const int row = p % kPageTokens, column = i % view.padded_dim;
+          const int64_t at = head + (int8 ? view.ByteOf(row, column) : view.ElementOf(row, column));
           std::memset(&bytes[at * element], 0xff, element);
+          if (int8) std::memset(&bytes[head + row * 4], 0xff, 4);
         }
       }
       CheckCall(cudaMemcpy(memory, bytes.data(), bytes_, cudaMemcpyHostToDevice));
@@ -289,9 +294,9 @@ class AttentionScene {
       for (double v : actual) ASSERT_EQ(v, 0.0) << "padding row";
       return;
     }
-    const double tolerance = s_.output == DType::kF32  ? 4e-6
-                             : s_.cache == DType::kF32 ? 4e-3
-                                                       : 8e-3;
+    const double tolerance = s_.output == DType::kF32        ? 4e-6
+                             : s_.cache == KvCacheType::kF32 ? 4e-3
+                                                             : 8e-3;
     const int first = FirstSeen(q.position);
     int end = s_.causal ? q.position + 1 : s_.lengths[q.sequence];
     if (s_.window > 0) end = std::min(end, q.position + s_.window);
@@ -332,6 +337,27 @@ class AttentionScene {
   }
   static float RoundedToBf16(float f) { return F32FromBf16(Bf16FromF32(f)); }
 
+  // Returns the elements that the cache has of a head.
+  std::vector<double> AsStored(const float* head) const {
+    std::vector<double> stored(head, head + s_.head_dim);
+    if (s_.cache == KvCacheType::kInt8) {
+      std::vector<int8_t> integers(stored.size());
+      const double scale = Int8Of(head, integers.data());
+      for (size_t d = 0; d < stored.size(); ++d) stored[d] = scale * integers[d];
+    } else if (s_.cache == KvCacheType::kBF16) {
+      for (double& v : stored) v = RoundedToBf16(static_cast<float>(v));
+    }
+    return stored;
+  }
+  // Rounds a head to int8 and returns the scale.
+  float Int8Of(const float* head, int8_t* integers) const {
+    uint32_t largest = 0;
+    for (int d = 0; d < s_.head_dim; ++d) largest = std::max(largest, MagnitudeBits(head[d]));
+    const Int8Scale scale = CacheScaleOf(largest);
+    for (int d = 0; d < s_.head_dim; ++d) integers[d] = RoundToInt8(head[d], scale);
+    return scale.scale;
+  }
+
   // Appends every position of every sequence in one step, with padding rows in between.
   void Fill(int total) {
     const int width = s_.kv_heads * s_.head_dim;
@@ -348,12 +374,7 @@ class AttentionScene {
           const std::vector<float> row = random_.Normals(stride);
           data->insert(data->end(), row.begin(), row.end());
           for (int h = 0; h < s_.kv_heads; ++h) {
-            std::vector<double> head;
-            for (int d = 0; d < s_.head_dim; ++d) {
-              const float f = row[h * s_.head_dim + d];
-              head.push_back(s_.cache == DType::kBF16 ? RoundedToBf16(f) : f);
-            }
-            (*oracle)[i * s_.kv_heads + h].push_back(head);
+            (*oracle)[i * s_.kv_heads + h].push_back(AsStored(&row[h * s_.head_dim]));
           }
         }
         if (s_.latent_dim > 0) values_[i].back() = keys_[i].back();
@@ -382,10 +403,43 @@ class AttentionScene {
     ExpectCacheHolds(total);
   }
 
+  // Stores a row in what a block has for a kv head, which begins at `to`.
+  void SetRow(const std::vector<double>& row, int slot, uint8_t* to) const {
+    const int padded = view().padded_dim;
+    if (s_.cache == KvCacheType::kInt8) {
+      double largest = 0.0;
+      for (const double v : row) largest = std::max(largest, std::abs(v));
+      const auto scale = static_cast<float>(largest / 127.0);
+      std::memcpy(to + slot * 4, &scale, 4);
+      to += 64 + slot * padded;
+      std::memset(to, 0, padded);
+      // The first and the last 8 of 16 columns take turns.
+      for (int d = 0; d < s_.head_dim; ++d) {
+        const auto integer = static_cast<int8_t>(std::lround(row[d] / scale));
+        std::memcpy(to + d / 16 * 16 + d % 8 * 2 + d % 16 / 8, &integer, 1);
+      }
+      return;
+    }
+    // Rows of bf16 that are multiples of 128 bytes are stored in planes of 64 columns, whose groups
+    // of 8 columns are exchanged.
+    const auto element = static_cast<size_t>(ElementBytes(s_.cache));
+    const bool planes = s_.cache == KvCacheType::kBF16 && padded % 64 == 0;
+    const auto at = [&](int column) {
+      if (!planes) return slot * padded + column;
+      return column / 64 * 1024 + slot * 64 + (column % 64 ^ (slot % 8 * 8));
+    };
+    for (int d = 0; d < padded; ++d) std::memset(to + at(d) * element, 0, element);
+    for (int d = 0; d < s_.head_dim; ++d) {
+      const auto f = static_cast<float>(row[static_cast<size_t>(d)]);
+      const Bf16 b = Bf16FromF32(f);
+      std::memcpy(to + at(d) * element, element == 4 ? static_cast<const void*>(&f) : &b, element);
+    }
+  }
+
   void ExpectCacheHolds(int total) {
     const KvLayerView view = this->view();
     std::vector<uint8_t> written(static_cast<size_t>(total) * kPageTokens, 0);
-    const size_t element = SizeOf(s_.cache);
+    const auto element = static_cast<size_t>(ElementBytes(s_.cache));
     for (const auto& [memory, expected] :
          {std::pair{view.keys, &keys_}, std::pair{view.values, &values_}}) {
       if (memory == nullptr) continue;
@@ -396,24 +450,8 @@ class AttentionScene {
         for (int p = 0; p < s_.lengths[i]; ++p) {
           const int64_t block = tables_[i * stride_ + p / kPageTokens];
           for (int h = 0; h < s_.kv_heads; ++h) {
-            const int64_t first = block * view.block_stride + h * view.head_stride;
-            const int row = p % kPageTokens;
-            // Rows of bf16 that are multiples of 128 bytes are stored in planes of 64 columns,
-            // whose groups of 8 columns are exchanged.
-            const bool planes = s_.cache == DType::kBF16 && view.padded_dim % 64 == 0;
-            const auto at = [&](int column) {
-              if (!planes) return first + row * view.padded_dim + column;
-              return first + column / 64 * 1024 + row * 64 + (column % 64 ^ (row % 8 * 8));
-            };
-            for (int d = 0; d < view.padded_dim; ++d)
-              std::memset(&image[at(d) * element], 0, element);
-            for (int d = 0; d < s_.head_dim; ++d) {
-              const float f =
-                  static_cast<float>((*expected)[i * s_.kv_heads + h][p][static_cast<size_t>(d)]);
-              const Bf16 b = Bf16FromF32(f);
-              std::memcpy(&image[at(d) * element], element == 4 ? static_cast<const void*>(&f) : &b,
-                          element);
-            }
+            SetRow((*expected)[i * s_.kv_heads + h][p], p % kPageTokens,
+                   &image[(block * view.block_stride + h * view.head_stride) * element]);
           }
         }
       }
@@ -431,10 +469,15 @@ class AttentionScene {
 };
 
 inline constexpr struct {
-  DType cache, output;
-} kAttentionTypes[] = {{DType::kF32, DType::kF32},
-                       {DType::kBF16, DType::kF32},
-                       {DType::kF32, DType::kBF16},
-                       {DType::kBF16, DType::kBF16}};
+  KvCacheType cache;
+  DType output;
+} kAttentionTypes[] = {{KvCacheType::kF32, DType::kF32},   {KvCacheType::kBF16, DType::kF32},
+                       {KvCacheType::kInt8, DType::kF32},  {KvCacheType::kF32, DType::kBF16},
+                       {KvCacheType::kBF16, DType::kBF16}, {KvCacheType::kInt8, DType::kBF16}};
+
+// Returns whether the f32 kernels are used with another load or store than that of f32.
+inline bool IsMixed(KvCacheType cache, DType output) {
+  return (cache == KvCacheType::kF32) != (output == DType::kF32);
+}
 
 }  // namespace moeserve::cuda

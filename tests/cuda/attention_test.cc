@@ -21,7 +21,7 @@ TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
       for (int window : {0, 1, 5, 16, 300}) {
         if (window > 0 && head_dim != 24 && (head_dim != 128 || window < 300)) continue;
         // Mixed types use the f32 kernels with another load or store.
-        if (type.cache != type.output && head_dim != 24 && head_dim != 128) continue;
+        if (IsMixed(type.cache, type.output) && head_dim != 24 && head_dim != 128) continue;
         AttentionSetting setting{.head_dim = head_dim,
                                  .kv_heads = 2,
                                  .heads = 6,
@@ -62,7 +62,7 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
       for (int window : {0, 5, 40, 300}) {
         if (window > 0 && head_dim != 80 && (window != 300 || head_dim == 16)) continue;
         const bool wide = head_dim > 100;
-        if (type.cache != type.output && (head_dim != 80 || window != 40)) continue;
+        if (IsMixed(type.cache, type.output) && (head_dim != 80 || window != 40)) continue;
         AttentionSetting setting{.head_dim = head_dim,
                                  .kv_heads = 2,
                                  .heads = wide ? 4 : 10,
@@ -108,7 +108,7 @@ TEST(CudaAttentionTest, TiledKernelsHaveTheSameBits) {
       const AttentionSetting setting{.head_dim = head_dim,
                                      .kv_heads = 2,
                                      .heads = head_dim == 128 ? 2 : 6,
-                                     .cache = DType::kBF16,
+                                     .cache = KvCacheType::kBF16,
                                      .output = DType::kBF16,
                                      .window = window,
                                      .lengths = {70, 330},
@@ -135,7 +135,7 @@ TEST(CudaAttentionTest, BiasesOfDistancesMatchDoubleArithmetic) {
   for (const auto type : kAttentionTypes) {
     for (int head_dim : {16, 80, 128, 256}) {
       for (int distances : {1, 37, 270, 900}) {
-        if (type.cache != type.output && (head_dim != 80 || distances != 37)) continue;
+        if (IsMixed(type.cache, type.output) && (head_dim != 80 || distances != 37)) continue;
         if (head_dim > 100 && distances != 270) continue;
         const AttentionSetting setting{.head_dim = head_dim,
                                        .kv_heads = 2,
@@ -240,7 +240,7 @@ TEST(CudaAttentionTest, KernelsAgreeInEveryOrder) {
         const AttentionSetting setting{.head_dim = head_dim,
                                        .kv_heads = 1,
                                        .heads = group,
-                                       .cache = DType::kBF16,
+                                       .cache = KvCacheType::kBF16,
                                        .output = DType::kBF16,
                                        .window = group % 4 == 2 ? 75 : 0,
                                        .lengths = {21, 300 + group},
@@ -277,7 +277,7 @@ TEST(CudaAttentionTest, KernelsReadOnlyKeysThatAreSeen) {
           const AttentionSetting setting{.head_dim = head_dim,
                                          .kv_heads = 2,
                                          .heads = 4,
-                                         .cache = DType::kBF16,
+                                         .cache = KvCacheType::kBF16,
                                          .output = DType::kBF16,
                                          .window = std::abs(window),
                                          .chunks = window < 0,
@@ -308,7 +308,7 @@ TEST(CudaAttentionTest, ScalesOfEverySignMatchDoubleArithmetic) {
     const AttentionSetting setting{.head_dim = 64,
                                    .kv_heads = 1,
                                    .heads = 2,
-                                   .cache = DType::kBF16,
+                                   .cache = KvCacheType::kBF16,
                                    .output = DType::kBF16,
                                    .lengths = {290},
                                    .scale = scale};

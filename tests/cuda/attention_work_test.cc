@@ -108,11 +108,12 @@ TEST(CudaAttentionWorkTest, SplitsOfWindowsOnBothSides) {
 
 TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
   const std::vector<KvLayerShape> shapes = {{2, 24}, {1, 4}, {3, 16}};
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    auto cache = CudaKvCache::Allocate(shapes, dtype, {5});
+  for (const KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
+    auto cache = CudaKvCache::Allocate(shapes, type, {5});
     ASSERT_TRUE(cache.ok()) << cache.status();
-    EXPECT_EQ(CudaKvCache::BytesPerBlock(shapes, dtype),
-              2 * 16 * (2 * 32 + 16 + 3 * 16) * static_cast<int64_t>(SizeOf(dtype)));
+    const int scales = type == KvCacheType::kInt8 ? 2 * 6 * 16 * 4 : 0;
+    EXPECT_EQ(CudaKvCache::BytesPerBlock(shapes, type),
+              2 * 16 * (2 * 32 + 16 + 3 * 16) * ElementBytes(type) + scales);
     std::vector<std::vector<uint8_t>> before;
     const auto read = [&] {
       std::vector<std::vector<uint8_t>> all;
@@ -120,7 +121,7 @@ TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
       for (int l = 0; l < 3; ++l) {
         const KvLayerView view = cache->layer(l);
         for (const void* p : {view.keys, view.values}) {
-          all.emplace_back(view.block_stride * 5 * SizeOf(dtype));
+          all.emplace_back(view.block_stride * 5 * ElementBytes(type));
           CheckWork(cudaMemcpy(all.back().data(), p, all.back().size(), cudaMemcpyDeviceToHost));
         }
       }
@@ -132,7 +133,7 @@ TEST(CudaAttentionWorkTest, BlocksAreCopiedInEveryLayer) {
     for (int l = 0; l < 3; ++l) {
       const KvLayerView view = cache->layer(l);
       for (void* p : {view.keys, view.values}) {
-        std::vector<uint8_t> bytes(view.block_stride * 5 * SizeOf(dtype));
+        std::vector<uint8_t> bytes(view.block_stride * 5 * ElementBytes(type));
         for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 256);
         CheckWork(cudaMemcpy(p, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
       }

@@ -46,7 +46,7 @@ TEST(CudaBidirectionalAttentionTest, SequencesMatchDoubleArithmetic) {
   for (const auto type : kAttentionTypes) {
     for (int head_dim : {16, 80, 128, 256}) {
       for (int window : {0, 1, 2, 40, 300, 2000}) {
-        const bool mixed = type.cache != type.output;
+        const bool mixed = IsMixed(type.cache, type.output);
         if (window != 0 && (head_dim != 80 || mixed) && (head_dim != 128 || window != 300))
           continue;
         if (mixed && head_dim != 80) continue;
@@ -105,7 +105,7 @@ TEST(CudaBidirectionalAttentionTest, BiasesMatchDoubleArithmetic) {
   uint64_t seed = 200;
   for (const auto type : kAttentionTypes) {
     for (int distances : {1, 5, 37, 270, 900}) {
-      if (type.cache != type.output && distances != 37) continue;
+      if (IsMixed(type.cache, type.output) && distances != 37) continue;
       const AttentionSetting setting{.head_dim = distances == 270 ? 128 : 16,
                                      .kv_heads = 2,
                                      .heads = 4,

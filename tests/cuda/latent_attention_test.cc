@@ -21,7 +21,7 @@ using LatentTokens = std::vector<std::vector<AttentionQuery>>;
 AttentionSetting LatentSetting(int heads, int head_dim, int latent_dim, std::vector<int> lengths) {
   return {.head_dim = head_dim,
           .heads = heads,
-          .cache = DType::kBF16,
+          .cache = KvCacheType::kBF16,
           .output = DType::kBF16,
           .lengths = std::move(lengths),
           .latent_dim = latent_dim};
@@ -155,8 +155,8 @@ TEST(CudaLatentAttentionTest, OtherVectorsAreComputedInF32) {
   uint64_t seed = 400;
   for (const auto type : kAttentionTypes) {
     for (const int head_dim : {28, 640}) {
-      const bool bf16 = type.cache == DType::kBF16 && type.output == DType::kBF16;
-      if (bf16 == (head_dim == 28)) continue;
+      const bool bf16 = type.cache == KvCacheType::kBF16 && type.output == DType::kBF16;
+      if (bf16 == (head_dim == 28) || type.cache == KvCacheType::kInt8) continue;
       AttentionSetting setting = LatentSetting(3, head_dim, head_dim - 8, {40, 270});
       setting.cache = type.cache;
       setting.output = type.output;

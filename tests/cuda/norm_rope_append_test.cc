@@ -47,9 +47,9 @@ struct Setting {
 
 class Comparison {
  public:
-  Comparison(const Setting& s, DType cache)
+  Comparison(const Setting& s, KvCacheType cache)
       : s_(s),
-        dtype_(cache),
+        type_(cache),
         query_width_(s.heads * s.head_dim),
         kv_width_(s.kv_heads * s.head_dim),
         stride_(query_width_ + 2 * kv_width_ + s.gap),
@@ -115,19 +115,23 @@ class Comparison {
   // Returns a cache in which every byte is 0xff.
   KvLayerView NewCache(DeviceArray<uint8_t>& memory) const {
     KvLayerView view;
-    view.dtype = dtype_;
+    view.type = type_;
     view.num_kv_heads = s_.kv_heads;
     view.head_dim = s_.head_dim;
     view.padded_dim = PaddedHeadDim(s_.head_dim);
-    view.head_stride = int64_t{kPageTokens} * view.padded_dim;
+    view.head_stride = HeadElements();
     view.block_stride = s_.kv_heads * view.head_stride;
     view.keys = memory.data();
     view.values = memory.data() + CacheBytes() / 2;
     return view;
   }
   size_t CacheBytes() const {
-    return 2 * SizeOf(dtype_) * kBlocks * s_.kv_heads * kPageTokens *
-           static_cast<size_t>(PaddedHeadDim(s_.head_dim));
+    return static_cast<size_t>(2 * ElementBytes(type_) * kBlocks * s_.kv_heads * HeadElements());
+  }
+  // Returns what a block has for one kv head.
+  int64_t HeadElements() const {
+    const int scales = type_ == KvCacheType::kInt8 ? kCacheScaleBytes : 0;
+    return scales + int64_t{kPageTokens} * PaddedHeadDim(s_.head_dim);
   }
 
   NormRopeAppendLaunch Append(const KvLayerView& cache, float* rows) const {
@@ -208,7 +212,7 @@ class Comparison {
   }
 
   const Setting s_;
-  const DType dtype_;
+  const KvCacheType type_;
   const int query_width_, kv_width_;
   const int64_t stride_;
   Random random_{11};
@@ -304,7 +308,7 @@ TEST(CudaNormRopeAppendTest, HasTheBitsOfItsParts) {
       {.heads = 0, .kv_heads = 5, .head_dim = 128, .key_norm = true, .norm_heads = false},
   };
   for (const Setting& s : settings) {
-    for (const DType cache : {DType::kF32, DType::kBF16}) {
+    for (const KvCacheType cache : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
       SCOPED_TRACE(s.Describe() + ", cache " + std::string(Name(cache)));
       InEveryOrder([&] { Comparison(s, cache).Run(); });
     }

@@ -130,6 +130,55 @@ TEST(Ptx, MmaMultipliesIntegersExactly) {
   }
 }
 
+// Thread t widens the integers 4 t to 4 t + 3, and subtracts them from `from`.
+__global__ void WidenKernel(uint32_t from, uint32_t* even, uint32_t* odd) {
+  const uint32_t first = 4 * threadIdx.x;
+  const uint32_t bytes = first | (first + 1) << 8 | (first + 2) << 16 | (first + 3) << 24;
+  even[threadIdx.x] = SubtractBf16(from, Bf16FromEvenBytes(bytes));
+  odd[threadIdx.x] = SubtractBf16(from, Bf16FromOddBytes(bytes));
+}
+
+TEST(Ptx, BytesAreWidenedExactly) {
+  for (const float from : {0.0f, 1024.0f}) {
+    DeviceArray<uint32_t> even(64), odd(64);
+    Launch(WidenKernel, {.grid = dim3(1), .block = dim3(64)},
+           Bf16FromF32(from) | static_cast<uint32_t>(Bf16FromF32(from)) << 16, even.data(),
+           odd.data());
+    const auto expected = [&](int byte) {
+      return Bf16FromF32(from - static_cast<float>(static_cast<int8_t>(byte)));
+    };
+    const std::vector<uint32_t> evens = even.Read(), odds = odd.Read();
+    for (int t = 0; t < 64; ++t) {
+      EXPECT_EQ(static_cast<Bf16>(evens[t]), expected(4 * t));
+      EXPECT_EQ(static_cast<Bf16>(evens[t] >> 16), expected(4 * t + 2));
+      EXPECT_EQ(static_cast<Bf16>(odds[t]), expected(4 * t + 1));
+      EXPECT_EQ(static_cast<Bf16>(odds[t] >> 16), expected(4 * t + 3));
+    }
+  }
+}
+
+// Threads copy numbers one by one; of every third one, zeros.
+__global__ void CopyAsync4Kernel(const uint32_t* in, uint32_t* out) {
+  auto* shared = DynamicShared<uint32_t>();
+  CopyAsync4(shared + threadIdx.x, in + threadIdx.x, threadIdx.x % 3 == 0 ? 0 : 4);
+  CopyAsyncCommit();
+  CopyAsyncWait<0>();
+  __syncthreads();
+  out[threadIdx.x] = shared[31 - threadIdx.x];
+}
+
+TEST(Ptx, CpAsyncCopiesSingleNumbers) {
+  std::vector<uint32_t> numbers(32);
+  for (uint32_t i = 0; i < 32; ++i) numbers[i] = 0x01010101u * (i + 1);
+  InEveryOrder([&] {
+    DeviceArray<uint32_t> in(numbers), out(32);
+    Launch(CopyAsync4Kernel, {.grid = dim3(1), .block = dim3(32), .shared_bytes = 128}, in.data(),
+           out.data());
+    const std::vector<uint32_t> got = out.Read();
+    for (size_t i = 0; i < 32; ++i) EXPECT_EQ(got[31 - i], i % 3 == 0 ? 0u : numbers[i]);
+  });
+}
+
 #if defined(MOESERVE_CUDA_EMULATION)
 TEST(Ptx, PackedBf16IsRoundedToNearestEven) {
   EXPECT_EQ(PackBf16(1.0f, -2.0f), 0xc0003f80u);

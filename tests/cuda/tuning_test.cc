@@ -440,10 +440,12 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   cuda::AttentionLaunch other = RecordedAttention(50, 0);
   other.heads = 2;
   EXPECT_EQ(tuning.Tiles(other), AttentionTiles::kAuto);
-  // What is known is not measured again, and f32 caches have one kernel.
+  // What is known is not measured again, and f32 and int8 caches have one kernel.
   tuning.Record(true);
   tuning.Tiles(RecordedAttention(100, 0));
-  other.cache.dtype = DType::kF32;
+  other.cache.type = KvCacheType::kF32;
+  tuning.Tiles(other);
+  other.cache.type = KvCacheType::kInt8;
   tuning.Tiles(other);
   ASSERT_TRUE(tuning.Measure({}, NewCountingDevice, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 0);
@@ -456,27 +458,31 @@ TEST(AttentionTuningTest, MeasuresSingleTokens) {
   const int32_t some = 0;
   cuda::AttentionLaunch plain = RecordedAttention(5, 0);
   plain.step.max_context = 600;
-  cuda::AttentionLaunch routed = plain, window = plain, both = plain;
+  cuda::AttentionLaunch routed = plain, window = plain, both = plain, int8 = plain;
   routed.rows = {&some, &some, &some, 2, 2};
   routed.query_stride = routed.output_stride = 2 * 64;
   routed.heads = 2;
   window.seen.window = 30;
   both.seen.causal = false;
+  int8.cache.type = KvCacheType::kInt8;
+  int8.cache.head_stride += cuda::kCacheScaleBytes;
+  int8.cache.block_stride += 2 * cuda::kCacheScaleBytes;
   if (!cuda::CanUseSplits(plain, AttentionSplits::kCluster8)) GTEST_SKIP() << "no clusters";
   Choices choices;
   cuda::AttentionTuning tuning(&choices);
   tuning.Record(true);
-  for (const cuda::AttentionLaunch& a : {plain, routed, window, both}) {
+  for (const cuda::AttentionLaunch& a : {plain, routed, window, both, int8}) {
     EXPECT_EQ(tuning.Splits(a), AttentionSplits::kAuto);
   }
   const auto messages = tuning.Measure(kNoLimit, NewCountingDevice, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
   // 1, 4 and 5 tokens; encoders have no single tokens.
-  EXPECT_EQ(tuning.measured(), 9);
-  plain.tiled_from = window.tiled_from = both.tiled_from = 5;
+  EXPECT_EQ(tuning.measured(), 12);
+  plain.tiled_from = window.tiled_from = both.tiled_from = int8.tiled_from = 5;
   EXPECT_EQ(tuning.Splits(plain), AttentionSplits::kCluster16);
   EXPECT_EQ(tuning.Splits(window), AttentionSplits::kCluster16);
+  EXPECT_EQ(tuning.Splits(int8), AttentionSplits::kCluster16);
   EXPECT_EQ(tuning.Splits(both), AttentionSplits::kAuto);
   plain.step.max_context = 1025;
   EXPECT_EQ(tuning.Splits(plain), AttentionSplits::kAuto);

@@ -159,8 +159,8 @@ TEST_F(EngineTest, AnswersDoNotDependOnCompany) {
     DType compute;
     std::optional<KvCacheType> cache;
   };
-  std::vector<Types> types = {{DType::kF32, {}}, {DType::kBF16, {}}};
-  if (TestDevice() == "cpu") types.push_back({DType::kBF16, KvCacheType::kInt8});
+  const std::vector<Types> types = {
+      {DType::kF32, {}}, {DType::kBF16, {}}, {DType::kBF16, KvCacheType::kInt8}};
   for (const auto& [compute, cache] : types) {
     std::vector<Answer> alone;
     {

@@ -535,13 +535,19 @@ TEST(KvCacheTypeTest, BytesOfExtremeHeads) {
   }
 }
 
-TEST(KvCacheTypeTest, ADeviceWithoutBytesSaysSo) {
+TEST(KvCacheTypeTest, ADeviceWithoutLatentVectorsInBytesSaysSo) {
   for (const BackendOptions& options : AvailableBackends()) {
-    if (options.device == "cpu") continue;
     auto backend = std::move(CreateBackend(options)).value();
-    const auto cache = backend->NewKvCache({{1, 16}}, KvCacheType::kInt8, {1});
+    EXPECT_TRUE(backend->NewKvCache({{1, 16}}, KvCacheType::kInt8, {1}).ok());
+    const std::vector<KvLayerShape> latent = {{1, 16}, {1, 40, 32}};
+    const auto cache = backend->NewKvCache(latent, KvCacheType::kInt8, {1});
+    if (options.device == "cpu") {
+      EXPECT_TRUE(cache.ok()) << cache.status();
+      continue;
+    }
     EXPECT_EQ(cache.status().code(), absl::StatusCode::kUnimplemented);
-    EXPECT_NE(cache.status().message().find("expected f32 or bf16, found int8"), std::string::npos);
+    EXPECT_NE(cache.status().message().find("kv-cache-dtype: expected f32 or bf16, found int8"),
+              std::string::npos);
   }
 }
 

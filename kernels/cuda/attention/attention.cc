@@ -8,7 +8,7 @@ namespace moeserve::cuda {
 namespace {
 
 bool IsMma(const AttentionLaunch& args) {
-  return args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;
+  return args.cache.type != KvCacheType::kF32 && args.output_dtype == DType::kBF16;
 }
 
 // Returns the number of blocks per cluster; 0 without clusters.
@@ -37,8 +37,9 @@ void LaunchLatentSplits(const AttentionLaunch& args, cudaStream_t stream) {
   }
 }
 
-// Computes tokens [tiled_from, tokens) over a bf16 cache.
-void LaunchTiledBf16(const AttentionLaunch& args, cudaStream_t stream) {
+// Computes tokens [tiled_from, tokens) on the tensor cores.
+void LaunchTiledTensor(const AttentionLaunch& args, cudaStream_t stream) {
+  if (args.cache.type == KvCacheType::kInt8) return LaunchTiledInt8(args, stream);
   const AttentionTiles tiles =
       args.tiles == AttentionTiles::kAuto ? AttentionTiles::kWarpgroup : args.tiles;
   if (tiles == AttentionTiles::kMma || !TiledWgmmaFits()) return LaunchTiledMma(args, stream);
@@ -78,8 +79,9 @@ bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits) {
 bool CanPrepare(const AttentionLaunch& args) {
   const NormRopeAppendLaunch& p = *args.prepare;
   const bool normed = p.query_norm.scales != nullptr || p.key_norm.scales != nullptr;
-  return IsMma(args) && args.cache.latent_dim == 0 && !IsWide(args.cache, args.output_dtype) &&
-         args.tiled_from == args.step.tokens && args.seen.causal && (p.norm_heads || !normed);
+  return IsMma(args) && args.cache.type == KvCacheType::kBF16 && args.cache.latent_dim == 0 &&
+         !IsWide(args.cache, args.output_dtype) && args.tiled_from == args.step.tokens &&
+         args.seen.causal && (p.norm_heads || !normed);
 }
 
 std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args) {
@@ -87,7 +89,7 @@ std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& arg
   static constexpr AttentionTiles kWgmma[] = {AttentionTiles::kWarpgroup,
                                               AttentionTiles::kPingPong};
   if (!IsMma(args) || args.cache.latent_dim > 0 || IsWide(args.cache, args.output_dtype)) return {};
-  if (!TiledWgmmaFits()) return kMma;
+  if (args.cache.type == KvCacheType::kInt8 || !TiledWgmmaFits()) return kMma;
   return std::span(kWgmma).first(PingPongFits(args.cache) ? 2 : 1);
 }
 
@@ -97,7 +99,8 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
                  "biases of distances");
   MOESERVE_CHECK(args.seen.causal || args.step.lengths != nullptr, "lengths of page tables");
   if (args.cache.latent_dim > 0) {
-    MOESERVE_CHECK(args.cache.num_kv_heads == 1 && args.rows.row_offsets == nullptr,
+    MOESERVE_CHECK(args.cache.num_kv_heads == 1 && args.rows.row_offsets == nullptr &&
+                       args.cache.type != KvCacheType::kInt8,
                    "attention over latent vectors");
   } else {
     MOESERVE_CHECK(args.cache.head_dim > 0 && args.cache.widest_dim() <= kMaxHeadDim, "head_dim");
@@ -111,13 +114,14 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(args.prepare == nullptr || CanPrepare(args), "keys that attention appends");
   const bool latent = args.cache.latent_dim > 0;
   const bool mma = IsMma(args);
-  MOESERVE_CHECK(!mma || args.cache.block_stride * 2 <= INT32_MAX, "bytes of a page");
+  MOESERVE_CHECK(!mma || args.cache.block_stride * ElementBytes(args.cache.type) <= INT32_MAX,
+                 "bytes of a page");
   if (args.tiled_from > 0) LaunchSplits(args, stream);
   if (args.tiled_from == args.step.tokens) return;
   if (latent) {
     LaunchLatentTiledMma(args, stream);
   } else {
-    (mma ? LaunchTiledBf16 : LaunchTiledF32)(args, stream);
+    (mma ? LaunchTiledTensor : LaunchTiledF32)(args, stream);
   }
 }
 

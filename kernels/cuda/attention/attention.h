@@ -99,7 +99,8 @@ inline constexpr std::string_view kAttentionSplitsNames[] = {"auto", "merged", "
                                                              "cluster8", "cluster16"};
 
 // The kernel that computes tiles of tokens over a bf16 cache with bf16 results. All have the same
-// bits. A kernel that the device or the cache does not allow is replaced by the one before it.
+// bits. A kernel that the device or the cache does not allow is replaced by the one before it. An
+// int8 cache has one kernel, by mma.sync.
 enum class AttentionTiles {
   kAuto,       // the choice of LaunchAttention()
   kMma,        // mma.sync
@@ -114,8 +115,9 @@ inline constexpr std::string_view kAttentionTilesNames[] = {"auto", "mma", "warp
 // The bits of a row depend neither on other rows nor on whether its token is below tiled_from. Rows
 // of padding tokens become zeros.
 //
-// All arithmetic is f32, unless both the cache and the output are bf16. In that case queries and
-// softmax weights are rounded to bf16 for the tensor cores, which accumulate in f32.
+// All arithmetic is f32, unless the cache is bf16 or int8 and the output bf16. In that case queries
+// and softmax weights are rounded to bf16 for the tensor cores, which accumulate in f32. With an
+// int8 cache, the weights are multiplied by the scales of their values before that.
 struct AttentionLaunch {
   KvLayerView cache;
   StepView step;
@@ -158,8 +160,7 @@ bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits);
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);
 
 // Returns the kernels that may be the fastest for the launch's tiles on the current device; the one
-// that kAuto stands for is the first. Empty if tiles are not computed over a bf16 cache with bf16
-// results.
+// that kAuto stands for is the first. Empty if tiles are not computed on the tensor cores.
 std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args);
 
 }  // namespace moeserve::cuda

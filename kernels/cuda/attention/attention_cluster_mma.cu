@@ -1,9 +1,9 @@
-// Attention of single tokens over a bf16 cache on the tensor cores, by a cluster of blocks per
-// token and kv head. The blocks compute the splits of the context in turn, a round of neighbouring
-// splits at a time. They send the results of a round to each other's shared memory, where each
-// block merges its share of the columns in ascending order of the splits: the sums, and so the
-// bits, are those of attention_split_mma.cu and attention_work.cu, but there is no work list, no
-// second launch, and no partial result in device memory.
+// Attention of single tokens over a bf16 or int8 cache on the tensor cores, by a cluster of blocks
+// per token and kv head. The blocks compute the splits of the context in turn, a round of
+// neighbouring splits at a time. They send the results of a round to each other's shared memory,
+// where each block merges its share of the columns in ascending order of the splits: the sums, and
+// so the bits, are those of attention_split_mma.cu and attention_work.cu, but there is no work
+// list, no second launch, and no partial result in device memory.
 #include <array>
 #include <map>
 
@@ -22,9 +22,9 @@ constexpr int kMostClusterBlocks = 16, kFewestClusterBlocks = 4;
 
 __device__ __forceinline__ int Log2(int power_of_two) { return 31 - __clz(power_of_two); }
 
-template <int kDim>
+template <int kDim, bool kInt8>
 struct SharedCluster {
-  SharedSplit<kDim, 2> split;
+  SharedSplit<kDim, 2, kInt8> split;
   // What the blocks send to this block in even and in odd rounds.
   alignas(16) float sums[2][kSplitRows * kDim];       // [rank][row][column of this block]
   float2 weights[2][kMostClusterBlocks][kSplitRows];  // the maximum and the sum of weights
@@ -38,7 +38,7 @@ struct SharedCluster {
 // slower blocks. The results of that next round are sent only then, and after a barrier. So a block
 // that has all results of a round knows that the round before it has been merged everywhere, and
 // that its buffers may be overwritten.
-template <int kDim>
+template <int kDim, bool kInt8>
 class ClusterMerge {
   static constexpr int kThreadsOfRow = kSplitThreads / kSplitRows;
   // The pairs of columns of a thread in the smallest cluster.
@@ -46,7 +46,7 @@ class ClusterMerge {
 
  public:
   // `rows` is the number of the block's rows in use. Starts the cluster's first barrier.
-  __device__ __forceinline__ ClusterMerge(SharedCluster<kDim>& shared, int splits, int rows)
+  __device__ __forceinline__ ClusterMerge(SharedCluster<kDim, kInt8>& shared, int splits, int rows)
       : shared_(shared),
         rank_(static_cast<int>(ClusterRank())),
         blocks_(static_cast<int>(ClusterBlocks())),
@@ -171,7 +171,7 @@ class ClusterMerge {
     }
   }
 
-  SharedCluster<kDim>& shared_;
+  SharedCluster<kDim, kInt8>& shared_;
   const int rank_, blocks_;
   const int splits_, rows_;
   const int columns_;      // per block
@@ -182,8 +182,8 @@ class ClusterMerge {
 };
 
 // The grid is (ranks of the clusters of all chunks of rows) x kv heads x tokens. `prepare` is
-// NormRopeAppendLaunch or NoPrepare.
-template <int kDim, typename Prepare>
+// NormRopeAppendLaunch, with a bf16 cache, or NoPrepare.
+template <int kDim, bool kInt8, typename Prepare>
 __global__ void __launch_bounds__(kSplitThreads)
     AttentionClusterKernel(const AttentionLaunch a, const int split_tokens, const float scale,
                            const Prepare prepare) {
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kSplitThreads)
     }
   }
   if (heads <= 0) return;
-  auto& shared = *DynamicShared<SharedCluster<kDim>>();
+  auto& shared = *DynamicShared<SharedCluster<kDim, kInt8>>();
   auto& rows = shared.split.rows;
   const int length = LengthOf(a.step, a.seen, sequence);
   if (sequence < 0) {
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(kSplitThreads)
   const int first_split = first >> Log2(split_tokens), split_tiles = split_tokens / kTileKeys;
   const SplitTiles tiles{max(range.tiles.begin, (first_split + rank) * split_tiles),
                          range.tiles.end, split_tiles, (blocks - 1) * split_tiles};
-  ClusterMerge<kDim> merge(shared, (last >> Log2(split_tokens)) - first_split + 1,
-                           min(heads, kSplitRows));
+  ClusterMerge<kDim, kInt8> merge(shared, (last >> Log2(split_tokens)) - first_split + 1,
+                                  min(heads, kSplitRows));
   ComputeSplits(
       a, scale, kv_head, range, tiles, shared.split,
       [&] {
@@ -247,33 +247,43 @@ __global__ void __launch_bounds__(kSplitThreads)
   merge.Finish(a);
 }
 
-template <int kDim>
+template <int kDim, bool kInt8>
 LaunchShape ClusterShape(const AttentionLaunch& args, int blocks, cudaStream_t stream) {
   const int chunks = (GroupOf(args) + kSplitRows - 1) / kSplitRows;
   return {.grid = dim3(blocks * chunks, args.cache.num_kv_heads, args.tiled_from),
           .block = dim3(kSplitThreads),
-          .shared_bytes = sizeof(SharedCluster<kDim>),
+          .shared_bytes = sizeof(SharedCluster<kDim, kInt8>),
           .stream = stream,
           .overlaps_predecessor = true,
           .cluster = dim3(blocks)};
 }
 
 // Returns whether the current device can run a cluster of this size. Asks CUDA once per shape.
-template <int kDim>
+template <int kDim, bool kInt8>
 bool CanRunCluster(int blocks) {
   static Mutex mutex;
   static auto* const known ABSL_PT_GUARDED_BY(mutex) = new std::map<std::array<int, 2>, bool>;
   LaunchShape shape{.grid = dim3(blocks),
                     .block = dim3(kSplitThreads),
-                    .shared_bytes = sizeof(SharedCluster<kDim>),
+                    .shared_bytes = sizeof(SharedCluster<kDim, kInt8>),
                     .cluster = dim3(blocks)};
   if (shape.shared_bytes > SharedMemoryLimit()) return false;
   int device = 0;
   MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
   MutexLock lock(mutex);
   const auto [entry, is_new] = known->try_emplace({device, blocks}, false);
-  if (is_new) entry->second = MaxActiveClusters(AttentionClusterKernel<kDim, NoPrepare>, shape) > 0;
+  if (is_new) {
+    entry->second = MaxActiveClusters(AttentionClusterKernel<kDim, kInt8, NoPrepare>, shape) > 0;
+  }
   return entry->second;
+}
+
+template <int kDim, bool kInt8, typename Prepare>
+void LaunchOf(const AttentionLaunch& args, int blocks, const Prepare& prepare,
+              cudaStream_t stream) {
+  Launch(AttentionClusterKernel<kDim, kInt8, Prepare>,
+         ClusterShape<kDim, kInt8>(args, blocks, stream), args, SplitTokensOf(args),
+         args.scale * kLog2E, prepare);
 }
 
 }  // namespace
@@ -283,23 +293,24 @@ bool ClusterAttentionFits(const AttentionLaunch& args, int blocks) {
   if (!HasClusters() || args.tiled_from > kMostInGrid || args.cache.num_kv_heads > kMostInGrid) {
     return false;
   }
+  const bool int8 = args.cache.type == KvCacheType::kInt8;
   bool fits = false;
-  WithWidthOfHeads(args.cache.widest_dim(),
-                   [&]<int kDim>() { fits = CanRunCluster<kDim>(blocks); });
+  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
+    fits = int8 ? CanRunCluster<kDim, true>(blocks) : CanRunCluster<kDim, false>(blocks);
+  });
   return fits;
 }
 
 void LaunchClusterMma(const AttentionLaunch& args, int blocks, cudaStream_t stream) {
+  const bool int8 = args.cache.type == KvCacheType::kInt8;
+  MOESERVE_CHECK(!int8 || args.prepare == nullptr, "attention appends to bf16 caches only");
   WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
-    const LaunchShape shape = ClusterShape<kDim>(args, blocks, stream);
-    const int split_tokens = SplitTokensOf(args);
-    const float scale = args.scale * kLog2E;
     if (args.prepare != nullptr) {
-      Launch(AttentionClusterKernel<kDim, NormRopeAppendLaunch>, shape, args, split_tokens, scale,
-             PrepareOf(args));
+      LaunchOf<kDim, false>(args, blocks, PrepareOf(args), stream);
+    } else if (int8) {
+      LaunchOf<kDim, true>(args, blocks, NoPrepare{}, stream);
     } else {
-      Launch(AttentionClusterKernel<kDim, NoPrepare>, shape, args, split_tokens, scale,
-             NoPrepare{});
+      LaunchOf<kDim, false>(args, blocks, NoPrepare{}, stream);
     }
   });
 }

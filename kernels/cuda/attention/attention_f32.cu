@@ -1,4 +1,4 @@
-// Attention in f32 arithmetic, over an f32 or bf16 cache. A thread block computes 16 rows over one
+// Attention in f32 arithmetic, over a cache of any type. A thread block computes 16 rows over one
 // split or all splits of their context; a row is a pair of a token and one of the query heads that
 // share a kv head. In the first product (queries times keys), a lane computes one key of the tile
 // and a warp four rows. In the second product (weights times values), a thread computes columns of
@@ -17,10 +17,17 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kRowsOfWarp = kRows / kWarps;
 constexpr int kTileKeys = 32;
 
+template <typename Element>
+constexpr bool kInt8 = sizeof(Element) == 1;
+
+// The bytes of a key or value in shared memory. CopyTile() exchanges chunks within 128 bytes.
+template <int kDim, typename Element>
+constexpr int kRowBytes = kDim * sizeof(Element) < 128 ? 128 : kDim * sizeof(Element);
+
 template <int kDim, typename Element>
 struct SharedF32 {
-  alignas(128) char keys[2][kTileKeys * kDim * sizeof(Element)];
-  char values[2][kTileKeys * kDim * sizeof(Element)];
+  alignas(128) char keys[2][kTileKeys * kRowBytes<kDim, Element>];
+  char values[2][kTileKeys * kRowBytes<kDim, Element>];
   float queries[kRows][kDim];
   float weights[kRows][kTileKeys];
   float rescale[kRows];       // factor for the sums so far, at this tile
@@ -48,9 +55,42 @@ __device__ inline void Widen(const char* chunk, float (&to)[8]) {
   }
 }
 
+__device__ inline void Widen(const char* chunk, float (&to)[16]) {
+  const uint4 u = *reinterpret_cast<const uint4*>(chunk);
+  const uint32_t words[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int place = KvLayerView::PlaceInSixteen(i);
+    to[i] = static_cast<float>(static_cast<int8_t>(words[place / 4] >> place % 4 * 8));
+  }
+}
+
+__device__ inline float ElementAt(const int8_t* p) { return *p; }
 __device__ inline float ElementAt(const float* p) { return *p; }
 __device__ inline float ElementAt(const Bf16* p) {
   return __uint_as_float(static_cast<uint32_t>(*p) << 16);
+}
+
+// Returns the place of a column in its chunk.
+template <typename Element>
+__device__ inline int PlaceInChunk(int column) {
+  const int place = column % kChunkElements<Element>;
+  return kInt8<Element> ? KvLayerView::PlaceInSixteen(place) : place;
+}
+
+// The scales of the lane's key and value in an int8 cache.
+struct Scales {
+  float key, value;
+};
+
+// Reads them for key `key`; keys that the rows do not read have none.
+__device__ inline Scales ScalesOf(const KvLayerView& cache, int kv_head, const BlockKeys& keys,
+                                  int key) {
+  if (key < keys.first || key > keys.last) return {0.0f, 0.0f};
+  const int32_t block = keys.page_table[key / kPageTokens];
+  const int row = key % kPageTokens;
+  return {cache.ScalesOf(cache.keys, block, kv_head)[row],
+          cache.ScalesOf(cache.values, block, kv_head)[row]};
 }
 
 // The columns and rows that one thread computes in the second product.
@@ -94,9 +134,8 @@ template <int kDim, typename Element>
 __device__ __forceinline__ void KeyDots(const SharedF32<kDim, Element>& shared, const char* key_row,
                                         int warp, int lane, float4 (&dots)[kRowsOfWarp]) {
   constexpr int kElements = kChunkElements<Element>;
-  constexpr int kRowBytes = kDim * sizeof(Element);
-#pragma unroll 4
-  for (int c = 0; c < kRowBytes / 16; ++c) {
+#pragma unroll(sizeof(Element) == 1 && kDim > 64 ? 2 : 4)
+  for (int c = 0; c < kDim / kElements; ++c) {
     float k[kElements];
     Widen(key_row + ((c ^ (lane & 7)) << 4), k);
 #pragma unroll
@@ -118,16 +157,17 @@ __device__ __forceinline__ void KeyDots(const SharedF32<kDim, Element>& shared, 
 // be rescaled.
 template <int kDim, typename Element>
 __device__ __forceinline__ void KeyWeights(const AttentionLaunch& a,
-                                           const float4 (&dots)[kRowsOfWarp], int key, float scale,
-                                           int warp, int lane, RowMaxima* maxima,
-                                           SharedF32<kDim, Element>& shared) {
+                                           const float4 (&dots)[kRowsOfWarp], int key,
+                                           const Scales& scales, float scale, int warp, int lane,
+                                           RowMaxima* maxima, SharedF32<kDim, Element>& shared) {
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
     const int row = warp * kRowsOfWarp + i;
     const int position = shared.rows.position[row];
     const bool seen =
         key <= LastKey(a.seen, position, shared.rows.length) && key >= FirstKey(a.seen, position);
-    const float dot = (dots[i].x + dots[i].y) + (dots[i].z + dots[i].w);
+    float dot = (dots[i].x + dots[i].y) + (dots[i].z + dots[i].w);
+    if constexpr (kInt8<Element>) dot *= scales.key;
     const float s =
         seen ? ScoreOf(a, dot, scale, shared.rows.head[row], position - key) : kMinusInfinity;
     float m = fmaxf(maxima->maximum[i], s);
@@ -144,7 +184,7 @@ __device__ __forceinline__ void KeyWeights(const AttentionLaunch& a,
     const float rescale = exp2f(maxima->maximum[i] - Reference(m));
     maxima->sum[i] = maxima->sum[i] * rescale + total;
     maxima->maximum[i] = m;
-    shared.weights[row][lane] = weight;
+    shared.weights[row][lane] = kInt8<Element> ? weight * scales.value : weight;
     if (lane == 0) shared.rescale[row] = rescale;
   }
 }
@@ -175,7 +215,7 @@ __device__ __forceinline__ void AddValuesF32(const SharedF32<kDim, Element>& sha
                                              typename OwnSums<kDim>::Sums& sums) {
   using Own = OwnSums<kDim>;
   constexpr int kElements = kChunkElements<Element>;
-  constexpr int kRowBytes = kDim * sizeof(Element);
+  constexpr int kBytes = kRowBytes<kDim, Element>;
   const int column = Own::Column(), own_row = Own::FirstRow();
 #pragma unroll
   for (int r = 0; r < Own::kOwnRows; ++r) {
@@ -192,9 +232,9 @@ __device__ __forceinline__ void AddValuesF32(const SharedF32<kDim, Element>& sha
       for (int c = 0; c < Own::kColumns; ++c) {
         const int d = column + c * kThreads;
         v[j][c] =
-            ElementAt(reinterpret_cast<const Element*>(values + (k + j) * kRowBytes +
+            ElementAt(reinterpret_cast<const Element*>(values + (k + j) * kBytes +
                                                        ((d / kElements ^ ((k + j) & 7)) << 4)) +
-                      d % kElements);
+                      PlaceInChunk<Element>(d));
       }
     }
 #pragma unroll
@@ -291,15 +331,16 @@ template <int kDim, typename Element>
 __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int split, int kv_head,
                                int chunk, int split_tokens, float scale,
                                SharedF32<kDim, Element>& shared) {
-  constexpr int kRowBytes = kDim * sizeof(Element);
+  constexpr int kBytes = kRowBytes<kDim, Element>;
   BlockKeys range;
   if (!FindWork<kTileKeys>(a, begin, end, split, split_tokens, kv_head, chunk, &shared.rows,
                            &range)) {
     return;
   }
-  const auto copy = [&](char(&to)[2][kTileKeys * kRowBytes], const void* from, int tile) {
+  const auto copy = [&](char(&to)[2][kTileKeys * kBytes], const void* from, int tile) {
     if (tile < range.tiles.end) {
-      CopyTile<kTileKeys, kRowBytes, kThreads>(to[tile % 2], from, a.cache, kv_head, range, tile);
+      CopyTile<kTileKeys, kBytes, kThreads, kInt8<Element>>(to[tile % 2], from, a.cache, kv_head,
+                                                            range, tile);
     }
     CopyAsyncCommit();
   };
@@ -317,13 +358,17 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
   }
   typename OwnSums<kDim>::Sums sums = {}, merged = {};
   for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
+    Scales scales{};
+    if constexpr (kInt8<Element>) {
+      scales = ScalesOf(a.cache, kv_head, range, tile * kTileKeys + lane);
+    }
     // Groups committed so far, oldest first: ..., keys(tile), values(tile), keys(tile + 1).
     CopyAsyncWait<2>();
     __syncthreads();
     copy(shared.values, a.cache.values, tile + 1);
     float4 dots[kRowsOfWarp] = {};
-    KeyDots(shared, shared.keys[tile % 2] + lane * kRowBytes, warp, lane, dots);
-    KeyWeights(a, dots, tile * kTileKeys + lane, scale, warp, lane, &maxima, shared);
+    KeyDots(shared, shared.keys[tile % 2] + lane * kBytes, warp, lane, dots);
+    KeyWeights(a, dots, tile * kTileKeys + lane, scales, scale, warp, lane, &maxima, shared);
     const bool split_ends =
         (tile + 1) * kTileKeys % split_tokens == 0 || tile + 1 == range.tiles.end;
     const bool merges = split < 0 && split_ends;
@@ -399,16 +444,16 @@ void LaunchTiled(const AttentionLaunch& args, cudaStream_t stream) {
 }  // namespace
 
 void LaunchSplitF32(const AttentionLaunch& args, cudaStream_t stream) {
-  const bool bf16 = args.cache.dtype == DType::kBF16;
-  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
-    (bf16 ? LaunchSplit<kDim, Bf16> : LaunchSplit<kDim, float>)(args, stream);
+  WithElement(args.cache.type, [&]<typename Element>() {
+    WithWidthOfHeads(args.cache.widest_dim(),
+                     [&]<int kDim>() { LaunchSplit<kDim, Element>(args, stream); });
   });
 }
 
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream) {
-  const bool bf16 = args.cache.dtype == DType::kBF16;
-  WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
-    (bf16 ? LaunchTiled<kDim, Bf16> : LaunchTiled<kDim, float>)(args, stream);
+  WithElement(args.cache.type, [&]<typename Element>() {
+    WithWidthOfHeads(args.cache.widest_dim(),
+                     [&]<int kDim>() { LaunchTiled<kDim, Element>(args, stream); });
   });
 }
 

@@ -17,6 +17,8 @@ bool ClusterAttentionFits(const AttentionLaunch& args, int blocks);
 void LaunchClusterMma(const AttentionLaunch& args, int blocks, cudaStream_t stream);
 // Compute tokens [tiled_from, tokens).
 void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream);
+// As LaunchTiledMma(), over an int8 cache.
+void LaunchTiledInt8(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);
 // As LaunchTiledMma(), by wgmma: the same bits. TiledWgmmaFits() returns whether the current device
 // has wgmma (compute capability 9.0).
@@ -62,6 +64,18 @@ void WithWidthOfHeads(int head_dim, const F& f) {
     f.template operator()<128>();
   } else {
     f.template operator()<256>();
+  }
+}
+
+// Calls f with the type of a cache's elements as a template argument.
+template <typename F>
+void WithElement(KvCacheType type, const F& f) {
+  if (type == KvCacheType::kF32) {
+    f.template operator()<float>();
+  } else if (type == KvCacheType::kBF16) {
+    f.template operator()<Bf16>();
+  } else {
+    f.template operator()<int8_t>();
   }
 }
 

@@ -290,7 +290,7 @@ int64_t LatentMmaSharedBytes(const KvLayerView& cache) {
 }
 
 bool FitsLatentMma(const KvLayerView& cache, DType output_dtype) {
-  return cache.dtype == DType::kBF16 && output_dtype == DType::kBF16 &&
+  return cache.type == KvCacheType::kBF16 && output_dtype == DType::kBF16 &&
          LatentMmaSharedBytes(cache) > 0;
 }
 

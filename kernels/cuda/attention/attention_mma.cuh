@@ -38,6 +38,19 @@ __device__ __forceinline__ char* PlaneAddress(char* base, int row, int chunk) {
          (((chunk % 8) ^ (row & 7)) << 4);
 }
 
+// Finds the blocks of a tile. Blocks that rows which read keys [first, first + span] do not read
+// are 0.
+template <int kBlocks>
+__device__ __forceinline__ void FindBlocks(const int32_t* table, int first, uint32_t span, int tile,
+                                           int32_t (&blocks)[kBlocks]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    const int key = tile * kTileKeys + j * kPageTokens;
+    const bool read = key + kPageTokens > first && key - first <= static_cast<int>(span);
+    blocks[j] = read ? table[key / kPageTokens] : 0;
+  }
+}
+
 // Starts the copies of tiles of keys and values of a bf16 cache into shared memory, for all threads
 // of a block together. What does not change from tile to tile is computed once, because a copy of
 // 16 bytes must not cost more instructions than the arithmetic on them. Key k's 16-byte chunk c is
@@ -81,12 +94,7 @@ class TileCopies {
 
   // Finds the blocks of a tile. Blocks that the rows do not read are 0.
   __device__ __forceinline__ void Find(int tile, Blocks& blocks) const {
-#pragma unroll
-    for (int j = 0; j < kBlocks; ++j) {
-      const int key = tile * kTileKeys + j * kPageTokens;
-      const bool read = key + kPageTokens > first_ && key - first_ <= static_cast<int>(span_);
-      blocks[j] = read ? table_[key / kPageTokens] : 0;
-    }
+    FindBlocks(table_, first_, span_, tile, blocks);
   }
 
   // `tile` must be the one of Find(), and below the end of the range of tiles.

@@ -226,8 +226,9 @@ __device__ __forceinline__ void ForEachRun(const AttentionLaunch& a, int tokens_
 
 // Starts the copies of tile `tile` of the keys or values into shared memory, kRowBytes per key. The
 // 16-byte chunk c of key k is stored at chunk index c ^ (k % 8). Keys that the rows do not read,
-// and columns beyond the cache's padded_dim, become zeros. The caller commits the copies.
-template <int kTileKeys, int kRowBytes, int kThreads>
+// and columns beyond the cache's padded_dim, become zeros. The caller commits the copies. `from` is
+// an int8 cache if kInt8, another one if not.
+template <int kTileKeys, int kRowBytes, int kThreads, bool kInt8 = false>
 __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& cache, int kv_head,
                                 const BlockKeys& keys, int tile) {
   constexpr int kChunks = kRowBytes / 16;
@@ -235,7 +236,10 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
                                              // time
   static_assert(kThreads % kChunks == 0 && kPageTokens % kRows == 0 &&
                 kTileKeys % kPageTokens == 0);
-  const int element = cache.dtype == DType::kBF16 ? 2 : 4;
+  const int element = kInt8 ? 1 : cache.type == KvCacheType::kBF16 ? 2 : 4;
+  const auto byte_of = [&](int row, int column) {
+    return kInt8 ? cache.ByteOf(row, column) : cache.ElementOf(row, column) * element;
+  };
   const int row = static_cast<int>(threadIdx.x) / kChunks;
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
   const bool stored_column = chunk < cache.padded_dim * element / 16;
@@ -256,8 +260,7 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
       const int key = tile * kTileKeys + tile_row;
       const bool stored = key >= keys.first && key <= keys.last && stored_column;
       CopyAsync16(to + tile_row * kRowBytes + ((chunk ^ (tile_row & 7)) << 4),
-                  stored ? block + cache.ElementOf(r + row, chunk * 16 / element) * element : from,
-                  stored ? 16 : 0);
+                  stored ? block + byte_of(r + row, chunk * 16 / element) : from, stored ? 16 : 0);
     }
   }
 }

@@ -5,19 +5,31 @@
 // head's columns in the second.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/attention/attention_mma.cuh"
+#include "kernels/cuda/attention/int8/int8_tiles.cuh"
 
 namespace moeserve::cuda {
 
 inline constexpr int kSplitThreads = 128;
 inline constexpr int kSplitRows = 16;
 
+template <bool kInt8>
+struct SplitScales {};
+template <>
+struct SplitScales<true> {
+  TileScales scales[2];
+};
+
 // Two tiles of keys are in flight at any time. With two buffers for values, two tiles of values
-// are; with one buffer only one.
-template <int kDim, int kValueBuffers>
-struct SharedSplit {
-  alignas(128) char keys[2][kTileKeys * kDim * 2];
-  char values[kValueBuffers][kTileKeys * kDim * 2];
+// are; with one buffer only one. With kInt8, the cache is one of int8. The scales of a tile are
+// copied with its keys.
+template <int kDim, int kValueBuffers, bool kInt8>
+struct SharedSplit : SplitScales<kInt8> {
+  static constexpr int kTileBytes = kInt8 ? kInt8TileBytes<kDim> : kTileKeys * kDim * 2;
+  alignas(128) char keys[2][kTileBytes];
+  char values[kValueBuffers][kTileBytes];
   char queries[kSplitRows * kDim * 2];
   char weights[kSplitRows * kTileKeys * 2];
   float maximum[kSplitThreads / 32][kSplitRows];
@@ -70,14 +82,17 @@ __device__ __forceinline__ void ShareMaximum(Shared& shared, int warp, int lane,
   }
 }
 
-// Stores the softmax weights of the warp's keys in shared memory, and adds them to their sums.
-template <typename Shared>
+// Adds the softmax weights of the warp's keys to their sums, and stores them in shared memory.
+// `scale` multiplies them in between.
+template <typename Shared, typename ScaleFunction>
 __device__ __forceinline__ void StoreWeights(Shared& shared, int warp, int lane, float factor,
-                                             float (&scores)[2][4], RowState<1>* state) {
+                                             const ScaleFunction& scale, float (&scores)[2][4],
+                                             RowState<1>* state) {
   const float reference[2] = {Reference(state->maximum[0] * factor),
                               Reference(state->maximum[1] * factor)};
   uint32_t weights[4];
   Weigh(scores, 0, factor, reference, state->sum[0]);
+  scale(scores);
   PackWeights(scores, 0, weights);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -109,22 +124,26 @@ __device__ __forceinline__ void ShareSums(Shared& shared, const RowState<1>& sta
 // `factor` are the largest scores of the thread's two rows, ShareSums() returns their sums of
 // weights, and `sums` are its fragments of the weighted values. It must reset the state and the
 // fragments if another split follows.
-template <int kDim, int kValueBuffers, typename LoadFunction, typename EndFunction>
+template <int kDim, int kValueBuffers, bool kInt8, typename LoadFunction, typename EndFunction>
 __device__ __forceinline__ void ComputeSplits(const AttentionLaunch& a, float scale, int kv_head,
                                               const BlockKeys& range, const SplitTiles& tiles,
-                                              SharedSplit<kDim, kValueBuffers>& shared,
+                                              SharedSplit<kDim, kValueBuffers, kInt8>& shared,
                                               const LoadFunction& load_queries,
                                               const EndFunction& at_split_end) {
   // The values of the tile kAhead steps from now are copied while a tile is computed.
   constexpr int kAhead = kValueBuffers - 1;
-  using Copies = TileCopies<kDim, kSplitThreads, (kDim > 128)>;
+  using Copies = std::conditional_t<kInt8, Int8TileCopies<kDim, kSplitThreads>,
+                                    TileCopies<kDim, kSplitThreads, (kDim > 128)>>;
   const Copies copies(a.cache, kv_head, range);
   // The blocks of the tile whose values, and of the one whose keys are copied next.
   typename Copies::Blocks of_values, of_keys;
   // Splits have an even number of tiles, so neighbours in the order of the tiles have different
   // buffers.
   const auto copy_keys = [&](int tile, const typename Copies::Blocks& blocks) {
-    if (tile < tiles.end) copies.StartKeys(shared.keys[tile % 2], tile, blocks);
+    if (tile < tiles.end) {
+      copies.StartKeys(shared.keys[tile % 2], tile, blocks);
+      if constexpr (kInt8) copies.StartScales(&shared.scales[tile % 2], tile, blocks);
+    }
     CopyAsyncCommit();
   };
   const auto copy_values = [&](int tile, const typename Copies::Blocks& blocks) {
@@ -157,12 +176,20 @@ __device__ __forceinline__ void ComputeSplits(const AttentionLaunch& a, float sc
       copy_values(tile, of_values);
     }
     float scores[2][4];
-    Scores<kDim, kSplitRows>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
+    if constexpr (kInt8) {
+      Int8Scores<kDim, kSplitRows>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
+      ScaleKeys(shared.scales[tile % 2].keys, warp * 16, scores);
+    } else {
+      Scores<kDim, kSplitRows>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
+    }
     float maximum[2] = {state.maximum[0], state.maximum[1]};
     MaskAndMaximum(a, scale, shared.rows, 0, seen, tile * kTileKeys + warp * 16, scores, maximum);
     ShareMaximum(shared, warp, lane, maximum);
     const Rescaling rescaling = RaiseMaximum(maximum, factor, &state);
-    StoreWeights(shared, warp, lane, factor, scores, &state);
+    const auto scale_values = [&](float(&weights)[2][4]) {
+      if constexpr (kInt8) ScaleKeys(shared.scales[tile % 2].values, warp * 16, weights);
+    };
+    StoreWeights(shared, warp, lane, factor, scale_values, scores, &state);
     CopyAsyncWait<2 * kAhead>();
     __syncthreads();
     copy_keys(second, of_keys);
@@ -176,8 +203,13 @@ __device__ __forceinline__ void ComputeSplits(const AttentionLaunch& a, float sc
       uint32_t weights[4];
       LoadMatrix4(weights,
                   PlaneAddress<kSplitRows>(shared.weights, lane % 16, step * 2 + lane / 16));
-      AddValues<kSplitColumns<kDim>>(weights, shared.values[tile % kValueBuffers], step,
-                                     warp * kSplitColumns<kDim>, sums);
+      constexpr int kColumns = kSplitColumns<kDim>;
+      char* const values = shared.values[tile % kValueBuffers];
+      if constexpr (kInt8) {
+        AddInt8Values<kColumns>(weights, values, step, warp * kColumns, sums);
+      } else {
+        AddValues<kColumns>(weights, values, step, warp * kColumns, sums);
+      }
     }
     if (tiles.EndsSplit(tile)) at_split_end(factor, &state, sums);
   }

@@ -1,5 +1,5 @@
-// Attention of single tokens over a bf16 cache on the tensor cores. A thread block computes one
-// split of a token's context (or all splits, if the token is not split).
+// Attention of single tokens over a bf16 or int8 cache on the tensor cores. A thread block computes
+// one split of a token's context (or all splits, if the token is not split).
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_prepare.cuh"
 #include "kernels/cuda/attention/attention_split.cuh"
@@ -8,9 +8,9 @@
 namespace moeserve::cuda {
 namespace {
 
-// With one buffer for the values of wide heads, two blocks share a multiprocessor.
-template <int kDim>
-using SplitShared = SharedSplit<kDim, kDim <= 128 ? 2 : 1>;
+// With one buffer for the values of wide heads in bf16, two blocks share a multiprocessor.
+template <int kDim, bool kInt8>
+using SplitShared = SharedSplit<kDim, kDim <= 128 || kInt8 ? 2 : 1, kInt8>;
 
 template <int kDim>
 __device__ __forceinline__ void StorePartial(const AttentionLaunch& a,
@@ -60,8 +60,8 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   }
 }
 
-// `prepare` is NormRopeAppendLaunch or NoPrepare.
-template <int kDim, typename Prepare>
+// `prepare` is NormRopeAppendLaunch, with a bf16 cache, or NoPrepare.
+template <int kDim, bool kInt8, typename Prepare>
 __global__ void __launch_bounds__(kSplitThreads)
     SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale,
                 const Prepare prepare) {
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kSplitThreads)
   const int split = a.work.item_split[item];
   const int kv_head = blockIdx.y % a.cache.num_kv_heads;
   const int chunk = blockIdx.y / a.cache.num_kv_heads;
-  auto& shared = *DynamicShared<SplitShared<kDim>>();
+  auto& shared = *DynamicShared<SplitShared<kDim, kInt8>>();
   if constexpr (kPrepares<Prepare>) {
     const int sequence = a.step.sequence[token], position = a.step.position[token];
     // A token may have no query rows.
@@ -113,14 +113,14 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (split < 0) StoreFinished<kDim>(a, shared.rows, merged);
 }
 
-template <int kDim, typename Prepare>
+template <int kDim, bool kInt8, typename Prepare>
 void LaunchOf(const AttentionLaunch& args, const Prepare& prepare, cudaStream_t stream) {
   const int group = GroupOf(args);
   const int chunks = (group + kSplitRows - 1) / kSplitRows;
-  Launch(SplitKernel<kDim, Prepare>,
+  Launch(SplitKernel<kDim, kInt8, Prepare>,
          {.grid = dim3(MaxItems(args), args.cache.num_kv_heads * chunks),
           .block = dim3(kSplitThreads),
-          .shared_bytes = sizeof(SplitShared<kDim>),
+          .shared_bytes = sizeof(SplitShared<kDim, kInt8>),
           .stream = stream,
           .overlaps_predecessor = true},
          args, SplitTokensOf(args), args.scale * kLog2E, prepare);
@@ -129,11 +129,15 @@ void LaunchOf(const AttentionLaunch& args, const Prepare& prepare, cudaStream_t 
 }  // namespace
 
 void LaunchSplitMma(const AttentionLaunch& args, cudaStream_t stream) {
+  const bool int8 = args.cache.type == KvCacheType::kInt8;
+  MOESERVE_CHECK(!int8 || args.prepare == nullptr, "attention appends to bf16 caches only");
   WithWidthOfHeads(args.cache.widest_dim(), [&]<int kDim>() {
     if (args.prepare != nullptr) {
-      LaunchOf<kDim>(args, PrepareOf(args), stream);
+      LaunchOf<kDim, false>(args, PrepareOf(args), stream);
+    } else if (int8) {
+      LaunchOf<kDim, true>(args, NoPrepare{}, stream);
     } else {
-      LaunchOf<kDim>(args, NoPrepare{}, stream);
+      LaunchOf<kDim, false>(args, NoPrepare{}, stream);
     }
   });
 }

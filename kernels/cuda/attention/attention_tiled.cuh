@@ -84,6 +84,27 @@ __device__ __forceinline__ void MergeTiledValues(bool first, const MergeFactors 
 template <int kDim>
 using Merged = std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>>;
 
+// The range of keys that at least one of the warp's 16 rows sees.
+struct KeysOfWarp {
+  int first = INT32_MAX, last = -1;
+};
+
+template <int kRows>
+__device__ __forceinline__ KeysOfWarp FindKeysOfWarp(const BlockRows<kRows>& rows, int warp_row,
+                                                     const SeenKeys& seen) {
+  KeysOfWarp keys;
+  if (const int p = rows.position[warp_row + threadIdx.x % 16]; p >= 0) {
+    keys.first = FirstKey(seen, p);
+    keys.last = LastKey(seen, p, rows.length);
+  }
+#pragma unroll
+  for (int other = 1; other < 16; other *= 2) {
+    keys.first = min(keys.first, __shfl_xor_sync(kFullMask, keys.first, other));
+    keys.last = max(keys.last, __shfl_xor_sync(kFullMask, keys.last, other));
+  }
+  return keys;
+}
+
 // Stores the finished rows of the warp whose 16 rows begin at `warp_row`.
 template <int kDim, int kRows, typename StashType>
 __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,

@@ -22,26 +22,6 @@ struct SharedTiles {
   BlockRows<kRows> rows;
 };
 
-// The range of keys that at least one of the warp's 16 rows sees.
-struct KeysOfWarp {
-  int first = INT32_MAX, last = -1;
-};
-
-__device__ __forceinline__ KeysOfWarp FindKeysOfWarp(const BlockRows<kRows>& rows, int warp_row,
-                                                     const SeenKeys& seen) {
-  KeysOfWarp keys;
-  if (const int p = rows.position[warp_row + threadIdx.x % 16]; p >= 0) {
-    keys.first = FirstKey(seen, p);
-    keys.last = LastKey(seen, p, rows.length);
-  }
-#pragma unroll
-  for (int other = 1; other < 16; other *= 2) {
-    keys.first = min(keys.first, __shfl_xor_sync(kFullMask, keys.first, other));
-    keys.last = max(keys.last, __shfl_xor_sync(kFullMask, keys.last, other));
-  }
-  return keys;
-}
-
 // Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
 // sequence.
 template <int kDim>

@@ -46,10 +46,14 @@ __device__ void StageTile(const KvLayerView& cache, const Tile& t, const void* f
     float value = 0.0f;
     if (position >= t.first && position <= t.last) {
       const int64_t block = t.page_table[position / kPageTokens];
+      const int row = position % kPageTokens;
       const int64_t at = block * cache.block_stride + t.kv_head * cache.head_stride +
-                         cache.ElementOf(position % kPageTokens, d);
+                         (sizeof(Element) == 1 ? cache.ByteOf(row, d) : cache.ElementOf(row, d));
       if constexpr (sizeof(Element) == 2) {
         value = F32FromBf16(static_cast<const Bf16*>(from)[at]);
+      } else if constexpr (sizeof(Element) == 1) {
+        value = static_cast<float>(static_cast<const int8_t*>(from)[at]) *
+                cache.ScalesOf(from, block, t.kv_head)[row];
       } else {
         value = static_cast<const float*>(from)[at];
       }
@@ -157,14 +161,16 @@ int64_t WideSharedBytes(const KvLayerView& cache) {
 
 void LaunchWide(const AttentionLaunch& args, cudaStream_t stream) {
   const int chunks = (GroupOf(args) + kHeads - 1) / kHeads;
-  Launch(args.cache.dtype == DType::kBF16 ? WideKernel<Bf16> : WideKernel<float>,
-         {.grid = dim3(static_cast<unsigned>(args.step.tokens),
-                       static_cast<unsigned>(args.cache.num_kv_heads * chunks)),
-          .block = dim3(kThreads),
-          .shared_bytes = static_cast<size_t>(WideSharedBytes(args.cache)),
-          .stream = stream,
-          .overlaps_predecessor = true},
-         args, static_cast<float>(args.scale * 1.4426950408889634));  // log2(e)
+  WithElement(args.cache.type, [&]<typename Element>() {
+    Launch(WideKernel<Element>,
+           {.grid = dim3(static_cast<unsigned>(args.step.tokens),
+                         static_cast<unsigned>(args.cache.num_kv_heads * chunks)),
+            .block = dim3(kThreads),
+            .shared_bytes = static_cast<size_t>(WideSharedBytes(args.cache)),
+            .stream = stream,
+            .overlaps_predecessor = true},
+           args, static_cast<float>(args.scale * 1.4426950408889634));  // log2(e)
+  });
 }
 
 }  // namespace moeserve::cuda

@@ -11,26 +11,31 @@ namespace {
 // Keys and values of a layer have rows of one width.
 int WidestDim(const KvLayerShape& s) { return std::max(s.head_dim, s.value_dim()); }
 
-int64_t BlockStride(const KvLayerShape& s) {
-  return int64_t{s.num_kv_heads} * kPageTokens * PaddedHeadDim(WidestDim(s));
+// Returns the elements of a block for one kv head, with the scales.
+int64_t HeadStride(const KvLayerShape& s, KvCacheType type) {
+  const int scales = type == KvCacheType::kInt8 ? kCacheScaleBytes : 0;
+  return scales + int64_t{kPageTokens} * PaddedHeadDim(WidestDim(s));
 }
 
 }  // namespace
 
-int64_t CudaKvCache::BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype) {
+int64_t CudaKvCache::BytesPerBlock(const std::vector<KvLayerShape>& layers, KvCacheType type) {
   int64_t elements = 0;
-  for (const KvLayerShape& s : layers) elements += (s.latent_dim > 0 ? 1 : 2) * BlockStride(s);
-  return elements * static_cast<int64_t>(SizeOf(dtype));
+  for (const KvLayerShape& s : layers) {
+    elements += (s.latent_dim > 0 ? 1 : 2) * s.num_kv_heads * HeadStride(s, type);
+  }
+  return elements * ElementBytes(type);
 }
 
-Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DType dtype,
+Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, KvCacheType type,
                                           const std::vector<int64_t>& num_pages) {
   CudaKvCache cache;
-  cache.dtype_ = dtype;
+  cache.type_ = type;
   cache.shapes_ = std::move(layers);
   size_t bytes = 0;
   for (const KvLayerShape& s : cache.shapes_) {
-    bytes += static_cast<size_t>(BytesPerBlock({s}, dtype) * num_pages[s.table]);
+    MOESERVE_CHECK(type != KvCacheType::kInt8 || s.latent_dim == 0, "latent vectors in int8");
+    bytes += static_cast<size_t>(BytesPerBlock({s}, type) * num_pages[s.table]);
   }
   MOESERVE_ASSIGN_OR_RETURN(cache.memory_, DeviceMemory::Allocate(bytes));
   // Attention reads the padding columns of written rows, which AppendKv sets to zero, and no other
@@ -42,16 +47,15 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
   char* next = static_cast<char*>(cache.memory_.data());
   for (const KvLayerShape& s : cache.shapes_) {
     KvLayerView view;
-    view.dtype = dtype;
+    view.type = type;
     view.num_kv_heads = s.num_kv_heads;
     view.head_dim = s.head_dim;
     view.padded_dim = PaddedHeadDim(WidestDim(s));
     view.own_value_dim = s.own_value_dim;
     view.latent_dim = s.latent_dim;
-    view.head_stride = int64_t{kPageTokens} * view.padded_dim;
-    view.block_stride = BlockStride(s);
-    const int64_t layer_bytes =
-        view.block_stride * num_pages[s.table] * static_cast<int64_t>(SizeOf(dtype));
+    view.head_stride = HeadStride(s, type);
+    view.block_stride = s.num_kv_heads * view.head_stride;
+    const int64_t layer_bytes = view.block_stride * num_pages[s.table] * ElementBytes(type);
     view.keys = next;
     view.values = s.latent_dim > 0 ? nullptr : next + layer_bytes;
     next += (s.latent_dim > 0 ? 1 : 2) * layer_bytes;
@@ -64,7 +68,7 @@ void CudaKvCache::CopyPage(int table, int32_t from, int32_t to, cudaStream_t str
   for (size_t l = 0; l < layers_.size(); ++l) {
     if (shapes_[l].table != table) continue;
     const KvLayerView& view = layers_[l];
-    const int64_t bytes = view.block_stride * static_cast<int64_t>(SizeOf(dtype_));
+    const int64_t bytes = view.block_stride * ElementBytes(type_);
     for (void* base : {view.keys, view.values}) {
       if (base == nullptr) continue;
       char* memory = static_cast<char*>(base);

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/base/dtype.h"
 #include "kernels/cuda/cache/kv_layer_view.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/device/runtime.h"
@@ -15,15 +14,15 @@ namespace moeserve::cuda {
 
 class CudaKvCache {
  public:
-  // Allocates zeroed blocks for every layer, as many as its table has pages. `dtype` is kF32 or
-  // kBF16. A ResourceExhausted error states the size.
-  static Result<CudaKvCache> Allocate(std::vector<KvLayerShape> layers, DType dtype,
+  // Allocates zeroed blocks for every layer, as many as its table has pages. An int8 cache has no
+  // latent vectors. A ResourceExhausted error states the size.
+  static Result<CudaKvCache> Allocate(std::vector<KvLayerShape> layers, KvCacheType type,
                                       const std::vector<int64_t>& num_pages);
 
   // Returns the bytes of one block, summed over all layers.
-  static int64_t BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype);
+  static int64_t BytesPerBlock(const std::vector<KvLayerShape>& layers, KvCacheType type);
 
-  DType dtype() const { return dtype_; }
+  KvCacheType type() const { return type_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
   KvLayerView layer(int layer) const { return layers_[layer]; }
 
@@ -31,7 +30,7 @@ class CudaKvCache {
   void CopyPage(int table, int32_t from, int32_t to, cudaStream_t stream);
 
  private:
-  DType dtype_ = DType::kF32;
+  KvCacheType type_ = KvCacheType::kF32;
   std::vector<KvLayerShape> shapes_;
   std::vector<KvLayerView> layers_;
   DeviceMemory memory_;

@@ -44,6 +44,38 @@ __device__ __forceinline__ float LowBf16(uint32_t pair) { return __uint_as_float
 __device__ __forceinline__ float HighBf16(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
+// Returns the differences a - b of two pairs, each rounded to bf16.
+__device__ __forceinline__ uint32_t SubtractBf16(uint32_t a, uint32_t b) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  return PackBf16(LowBf16(a) - LowBf16(b), HighBf16(a) - HighBf16(b));
+#else
+  constexpr uint32_t kMinusOne = 0xbf80bf80u;
+  uint32_t pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(b), "r"(kMinusOne), "r"(a));
+  return pair;
+#endif
+}
+
+// Returns (x & mask) | bits by one instruction, where a compiler takes two for constants.
+__device__ __forceinline__ uint32_t AndOr(uint32_t x, uint32_t mask, uint32_t bits) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  return (x & mask) | bits;
+#else
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(x), "r"(mask), "r"(bits));
+  return result;
+#endif
+}
+// Return the bytes 0 and 2, or 1 and 3, which are signed integers, as a pair of bf16. The lowest 7
+// bits of an integer are the mantissa of a number from 128 to 255. From this number, 128 is
+// subtracted, or 256 if the integer is negative: its sign bit is the lowest bit of the exponent.
+__device__ __forceinline__ uint32_t Bf16FromEvenBytes(uint32_t bytes) {
+  constexpr uint32_t k128 = 0x43004300u;
+  return SubtractBf16(AndOr(bytes, 0x007f007fu, k128), AndOr(bytes, 0x00800080u, k128));
+}
+__device__ __forceinline__ uint32_t Bf16FromOddBytes(uint32_t bytes) {
+  return Bf16FromEvenBytes(bytes >> 8);
+}
 
 // Returns the products of two pairs of bf16, rounded to bf16 (nearest, ties to even). Subnormal
 // numbers are numbers. Devices before 9.0 have no multiplication, and adding -0 keeps the signs of
@@ -69,6 +101,16 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global,
   emulator::CpAsync(shared, global, 16, source_bytes);
 #else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(source_bytes)
+               : "memory");
+#endif
+}
+// As CopyAsync16(), with 4 bytes, or 0.
+__device__ __forceinline__ void CopyAsync4(void* shared, const void* global, int source_bytes) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::CpAsync(shared, global, 4, source_bytes);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(SharedAddress(shared)),
                "l"(__cvta_generic_to_global(global)), "r"(source_bytes)
                : "memory");
 #endif

@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "kernels/base/int8_cache.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/positions/head_rows.cuh"
@@ -11,26 +12,57 @@ constexpr int kWarps = 4;  // warps per block if each warp computes one head
 
 enum class Part { kQuery, kKeys, kValues };
 
-// Writes queries in place, and keys and values to the cache.
-template <bool kBf16>
+// Writes queries in place, and keys and values to the cache. Elements for an int8 cache are staged
+// in shared memory until the largest one of their head is known.
+template <KvCacheType kType>
 struct PartSink {
-  CacheSink<kBf16> cache;
-  float* query = nullptr;  // first head of the queries; null: keys or values
+  CacheSink<kType == KvCacheType::kBF16> cache;
+  float* query = nullptr;   // first head of the queries; null: keys or values
+  float* staged = nullptr;  // int8: [heads, padded_dim] keys or values
   int dim = 0;
 
   __device__ __forceinline__ void operator()(int head, int c, float v) const {
     if (query != nullptr) {
       query[head * dim + c] = v;
+    } else if constexpr (kType == KvCacheType::kInt8) {
+      staged[head * cache.cache.padded_dim + c] = v;
     } else {
       cache(head, c, v);
     }
   }
+
+  // Rounds staged heads begin, begin + step and so on to int8, by the lanes of a warp.
+  __device__ __forceinline__ void Round(int begin, int step, int heads) const {
+    const KvLayerView& view = cache.cache;
+    const int lane = static_cast<int>(threadIdx.x) % 32, width = view.padded_dim;
+    for (int head = begin; head < heads; head += step) {
+      const float* const x = staged + head * width;
+      uint32_t largest = 0;
+      for (int c = lane; c < width; c += 32) largest = max(largest, MagnitudeBits(x[c]));
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2) {
+        largest = max(largest, __shfl_xor_sync(kFullMask, largest, other));
+      }
+      const Int8Scale scale = CacheScaleOf(largest);
+      char* const to = static_cast<char*>(cache.data) + cache.first + head * view.head_stride;
+      for (int c = lane; c < width; c += 32) {
+        reinterpret_cast<int8_t*>(to)[view.ByteOf(cache.row, c)] = RoundToInt8(x[c], scale);
+      }
+      if (lane == 0) reinterpret_cast<float*>(to)[cache.row] = scale.scale;
+    }
+  }
 };
+
+// Returns where a warp's, or with kBlock a block's, staged elements begin in shared memory.
+template <bool kBlock>
+__device__ __forceinline__ int StagedAt(int warp, int padded_dim) {
+  return kBlock ? kNormSharedFloats : warp * padded_dim;
+}
 
 // The grid is [tokens, parts or groups of heads]. With kBlock, the threads of a block share all
 // heads of one part (queries, keys or values), which are normalised as one vector; otherwise each
 // warp computes one head.
-template <bool kBf16, bool kBlock>
+template <KvCacheType kType, bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     NormRopeAppendKernel(const NormRopeAppendLaunch a) {
   GridDependencyPass();
@@ -38,7 +70,8 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
   const int lane = static_cast<int>(threadIdx.x) % kTeam;
   const int64_t token = blockIdx.x;
   const int kv_heads = a.cache.num_kv_heads;
-  HeadRows<PartSink<kBf16>> h{.sink = {.cache = CacheSink<kBf16>(a.cache)}};
+  using Cache = CacheSink<kType == KvCacheType::kBF16>;
+  HeadRows<PartSink<kType>> h{.sink = {.cache = Cache(a.cache)}};
   Part part = Part::kQuery;
   int first = 0;
   if constexpr (kBlock) {
@@ -71,8 +104,49 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     if (keys) h.norm = a.key_norm;
     h.sink.cache.Find(a.step, sequence, a.step.position[token], keys, first);
     h.units = a.cache.padded_dim - h.pairs;
+    if constexpr (kType == KvCacheType::kInt8) {
+      h.sink.staged =
+          DynamicShared<float>() + StagedAt<kBlock>(threadIdx.x / 32, a.cache.padded_dim);
+    }
   }
   h.template Run<kBlock>(lane, DynamicShared<float>());
+  if constexpr (kType == KvCacheType::kInt8) {
+    if (part == Part::kQuery) return;
+    if constexpr (kBlock) {
+      __syncthreads();
+      h.sink.Round(static_cast<int>(threadIdx.x) / 32, kNormBlock / 32, h.heads);
+    } else {
+      __syncwarp();
+      h.sink.Round(0, 1, h.heads);
+    }
+  }
+}
+
+template <KvCacheType kType>
+void LaunchOf(const NormRopeAppendLaunch& a, cudaStream_t stream) {
+  const auto tokens = static_cast<unsigned>(a.step.tokens);
+  const bool staged = kType == KvCacheType::kInt8;
+  const auto floats = [&](int heads, int others) {
+    return static_cast<size_t>(others + (staged ? heads * a.cache.padded_dim : 0)) * sizeof(float);
+  };
+  if (!a.norm_heads && (a.query_norm.scales != nullptr || a.key_norm.scales != nullptr)) {
+    Launch(NormRopeAppendKernel<kType, true>,
+           {.grid = dim3(tokens, 3),
+            .block = dim3(kNormBlock),
+            .shared_bytes = floats(a.cache.num_kv_heads, kNormSharedFloats),
+            .stream = stream,
+            .overlaps_predecessor = true},
+           a);
+    return;
+  }
+  const int heads = a.heads + (a.cache.latent_dim > 0 ? 1 : 2) * a.cache.num_kv_heads;
+  Launch(NormRopeAppendKernel<kType, false>,
+         {.grid = dim3(tokens, static_cast<unsigned>((heads + kWarps - 1) / kWarps)),
+          .block = dim3(kWarps * 32),
+          .shared_bytes = floats(kWarps, 0),
+          .stream = stream,
+          .overlaps_predecessor = true},
+         a);
 }
 
 }  // namespace
@@ -88,28 +162,17 @@ void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream)
   MOESERVE_CHECK(args.cache.widest_dim() <= kMaxHeadDim || (args.cache.latent_dim > 0 && !normed),
                  "head_dim");
   static_assert(kMaxHeadDim <= 512, "a warp has the norm of a head");
-  const bool bf16 = args.cache.dtype == DType::kBF16;
-  MOESERVE_CHECK(bf16 || args.cache.dtype == DType::kF32, "cache type");
-  const bool query_norm = a.query_norm.scales != nullptr;
-  if (!query_norm && a.dimensions == 0) a.heads = 0;
-  const auto tokens = static_cast<unsigned>(a.step.tokens);
-  if (!a.norm_heads && (query_norm || a.key_norm.scales != nullptr)) {
-    Launch(bf16 ? NormRopeAppendKernel<true, true> : NormRopeAppendKernel<false, true>,
-           {.grid = dim3(tokens, 3),
-            .block = dim3(kNormBlock),
-            .shared_bytes = kNormSharedFloats * sizeof(float),
-            .stream = stream,
-            .overlaps_predecessor = true},
-           a);
-    return;
+  MOESERVE_CHECK(args.cache.type != KvCacheType::kInt8 || args.cache.latent_dim == 0,
+                 "latent vectors in int8");
+  if (a.query_norm.scales == nullptr && a.dimensions == 0) a.heads = 0;
+  switch (args.cache.type) {
+    case KvCacheType::kF32:
+      return LaunchOf<KvCacheType::kF32>(a, stream);
+    case KvCacheType::kBF16:
+      return LaunchOf<KvCacheType::kBF16>(a, stream);
+    case KvCacheType::kInt8:
+      return LaunchOf<KvCacheType::kInt8>(a, stream);
   }
-  const int heads = a.heads + (a.cache.latent_dim > 0 ? 1 : 2) * a.cache.num_kv_heads;
-  Launch(bf16 ? NormRopeAppendKernel<true, false> : NormRopeAppendKernel<false, false>,
-         {.grid = dim3(tokens, static_cast<unsigned>((heads + kWarps - 1) / kWarps)),
-          .block = dim3(kWarps * 32),
-          .stream = stream,
-          .overlaps_predecessor = true},
-         a);
 }
 
 }  // namespace moeserve::cuda

@@ -101,7 +101,7 @@ class AttentionTuning::Operands {
     const int per_token = recorded.rows.max_per_token;
     const int64_t rows = int64_t{tokens} * per_token;
     const int pages = (context + kPageTokens - 1) / kPageTokens;
-    const auto page_bytes = a.cache.block_stride * static_cast<int64_t>(sizeof(Bf16));
+    const int64_t page_bytes = a.cache.block_stride * ElementBytes(a.cache.type);
     const int64_t stored = std::max<int64_t>(
         pages, std::min<int64_t>(int64_t{sequences} * pages,
                                  kMostCacheBytes / std::max<int64_t>(1, page_bytes)));
@@ -177,7 +177,8 @@ std::string AttentionTuning::Describe(const SiteKey& key) {
   return Concat(key.heads, " heads ", key.kv_heads, " x ", key.head_dim, " to ", key.value_dim,
                 ", rows ", key.rows, " of ", key.rows_by_shape, ", window ", key.window,
                 key.chunks ? " chunks" : "", key.causal ? "" : " both ways",
-                key.cap ? " capped" : "", key.sinks ? " sinks" : "", key.bias ? " biased" : "");
+                key.cap ? " capped" : "", key.sinks ? " sinks" : "", key.bias ? " biased" : "",
+                key.int8 ? " int8" : "");
 }
 
 AttentionTuning::SiteKey AttentionTuning::KeyOf(const AttentionLaunch& launch) {
@@ -192,7 +193,8 @@ AttentionTuning::SiteKey AttentionTuning::KeyOf(const AttentionLaunch& launch) {
           .causal = launch.seen.causal,
           .cap = launch.soft_cap > 0.0f,
           .sinks = launch.sinks != nullptr,
-          .bias = launch.bias != nullptr};
+          .bias = launch.bias != nullptr,
+          .int8 = launch.cache.type == KvCacheType::kInt8};
 }
 
 int AttentionTuning::SiteOf(const SiteKey& key) {

@@ -207,7 +207,7 @@ Result<std::unique_ptr<RandomCache>> RandomCache::Create(Bench& bench, const Att
       cuda::CudaKvCache::Allocate(
           std::vector<KvLayerShape>(static_cast<size_t>(layers),
                                     KvLayerShape{shape.kv_heads, shape.head_dim, shape.latent_dim}),
-          DType::kBF16, {blocks}));
+          KvCacheType::kBF16, {blocks}));
   for (int i = 0; i < layers; ++i) {
     const cuda::KvLayerView view = cache->cache_.layer(i);
     if (view.padded_dim != shape.head_dim) return absl::InternalError("padded heads");
