@@ -198,7 +198,7 @@ class Scene {
   }
   CudaKvCache NewCache() const {
     auto cache = CudaKvCache::Allocate({{c_.kv_heads, c_.head_dim, 0, 0, c_.value_dim}},
-                                       DType::kBF16, {pages_});
+                                       KvCacheType::kBF16, {pages_});
     EXPECT_TRUE(cache.ok()) << cache.status();
     return std::move(cache).value();
   }
@@ -367,7 +367,8 @@ TEST(CudaAttentionPrepareTest, OnlySingleTokensOverABf16Cache) {
     return !CanPrepare(b);
   };
   EXPECT_TRUE(cannot([](auto& b, auto&) { b.tiled_from = 2; }));
-  EXPECT_TRUE(cannot([](auto& b, auto&) { b.cache.dtype = DType::kF32; }));
+  EXPECT_TRUE(cannot([](auto& b, auto&) { b.cache.type = KvCacheType::kF32; }));
+  EXPECT_TRUE(cannot([](auto& b, auto&) { b.cache.type = KvCacheType::kInt8; }));
   EXPECT_TRUE(cannot([](auto& b, auto&) { b.output_dtype = DType::kF32; }));
   EXPECT_TRUE(cannot([](auto& b, auto&) { b.cache.head_dim = 512; }));
   EXPECT_TRUE(cannot([](auto& b, auto&) { b.seen.causal = false; }));

@@ -108,7 +108,7 @@ TEST(LinearGroupedTest, DenseProductsHaveTheBitsOfTheCpu) {
           DeviceRows x(rows, in, in + 3, dtype, SomeRows(random, rows, in));
           HostRowsOf expected(rows, out, out_type);
           pair.OnCpu({.input = x.Fetch(), .output = expected.view});
-          for (const LinearTile tile : kIntegerTiles) {
+          for (const LinearTile tile : kInt4Tiles) {
             DeviceRows y(rows, out, out + 3, out_type);
             LaunchGrouped({.bank = pair.bank.get(), .input = x.view(), .output = y.view()}, tile);
             const RowsView result = y.Fetch();
@@ -161,7 +161,7 @@ TEST(LinearGroupedTest, ExpertsHaveTheBitsOfTheCpu) {
         hidden_rows.cols = widest;
         down.OnCpu({.plan = &host_plan, .input = hidden_rows, .output = results_cpu.view});
         for (int t = 0; t < 2; ++t) {
-          const LinearTile tile = kIntegerTiles[turn++ % std::size(kIntegerTiles)];
+          const LinearTile tile = kInt4Tiles[turn++ % std::size(kInt4Tiles)];
           DeviceRows hidden(plan.plan.capacity, widest, 208, dtype);
           DeviceRows results(plan.plan.capacity, model, model, DType::kF32);
           LaunchGrouped({.bank = up.bank.get(),
@@ -206,7 +206,7 @@ TEST(LinearGroupedTest, SegmentsHaveTheBitsOfTheCpu) {
                      SomeRows(random, rows, kIn * kExperts));
         HostRowsOf expected(rows, kOut * kExperts, DType::kF32);
         pair.OnCpu({.input = x.Fetch(), .output = expected.view, .segments = true});
-        for (const LinearTile tile : kIntegerTiles) {
+        for (const LinearTile tile : kInt4Tiles) {
           DeviceRows y(rows, kOut * kExperts, kOut * kExperts, DType::kF32);
           LaunchGrouped(
               {.bank = pair.bank.get(), .input = x.view(), .output = y.view(), .segments = true},
