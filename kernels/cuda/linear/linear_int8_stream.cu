@@ -129,6 +129,9 @@ class Int8Producer {
       const int steps = Steps(entry);
       for (int step = 0; step < steps; ++step) {
         MbarrierWait(memory_.empty + filling.stage, filling.parity ^ 1);
+        // Lane 0 alone fills the stage, so it could fill it twice before another lane sees that it
+        // was empty once.
+        if constexpr (S::kRounds) __syncwarp();
         if (early > 0) {
           --early;
         } else if (lane_ == 0) {
