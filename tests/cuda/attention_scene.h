@@ -294,9 +294,12 @@ class AttentionScene {
       for (double v : actual) ASSERT_EQ(v, 0.0) << "padding row";
       return;
     }
-    const double tolerance = s_.output == DType::kF32        ? 4e-6
-                             : s_.cache == KvCacheType::kF32 ? 4e-3
-                                                             : 8e-3;
+    // In int8, weights are rounded after their scales were applied, and their sum is not, so errors
+    // that all weights share do not cancel.
+    const double tolerance = s_.output == DType::kF32         ? 4e-6
+                             : s_.cache == KvCacheType::kF32  ? 4e-3
+                             : s_.cache == KvCacheType::kInt8 ? 12e-3
+                                                              : 8e-3;
     const int first = FirstSeen(q.position);
     int end = s_.causal ? q.position + 1 : s_.lengths[q.sequence];
     if (s_.window > 0) end = std::min(end, q.position + s_.window);
