@@ -63,9 +63,9 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_bank.cc
   linear/linear_bank.cu
   linear/linear_f32.cu
-  linear/linear_int8.cu
-  linear/linear_int8_stream.cu
-  linear/linear_int8_wgmma.cu
+  quantized/linear_int8.cu
+  quantized/linear_int8_stream.cu
+  quantized/linear_int8_wgmma.cu
   linear/linear_mma.cu
   linear/linear_split_mma.cu
   linear/linear_stationary.cu
@@ -77,7 +77,7 @@ set(MOESERVE_CUDA_SOURCES
   quantized/linear_int4.cu
   routing/pack_plans.cu
   routing/plan.cu
-  linear/round_rows.cu
+  quantized/round_rows.cu
   positions/rope.cu
   positions/rope_tables.cc
   quantized/linear_mxfp4.cu

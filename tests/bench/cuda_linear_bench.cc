@@ -17,7 +17,7 @@
 
 #include "kernels/cuda/fused/fused_expert.h"
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/quantized/linear_int8.h"
 #include "tests/cuda/linear_case.h"
 
 namespace moeserve::testing {
@@ -105,7 +105,9 @@ void Multiply(const LinearArgs& args, LinearTile tile) {
 }
 
 bool Fits(const LinearArgs& args, LinearTile tile) {
-  const std::vector<LinearTile> tiles = cuda::LinearTilesThatFit(args);
+  const bool int8 = static_cast<const cuda::CudaLinearBank&>(*args.bank).is_int8();
+  const std::vector<LinearTile> tiles =
+      int8 ? cuda::Int8TilesThatFit(args) : cuda::LinearTilesThatFit(args);
   return tile == LinearTile::kAuto || std::find(tiles.begin(), tiles.end(), tile) != tiles.end();
 }
 

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "kernels/base/int8_rows.h"
-#include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/quantized/linear_int8.h"
 #include "kernels/registry.h"
 #include "tests/cuda/linear_case.h"
 #include "tests/support/integer_weights.h"

@@ -1,7 +1,7 @@
 // Weights of type int8-channel on the device: their image, the rounding of input rows, and products
 // with the bits of the CPU backend.
 
-#include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/quantized/linear_int8.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/quantized/linear_int8.h"
 #include "tests/cuda/emulator_test_support.h"
 #include "tests/cuda/linear_case.h"
 #include "tests/support/integer_weights.h"
@@ -249,8 +249,8 @@ TEST(LinearInt8TilesTest, TilesFollowTheRowsOfExperts) {
                           .input = input,
                           .output = output,
                           .activation = ActivationKind::kSilu};
-    const std::vector<LinearTile> fit = cuda::LinearTilesThatFit(args);
-    const LinearTile chosen = cuda::DefaultLinearTile(args);
+    const std::vector<LinearTile> fit = cuda::Int8TilesThatFit(args);
+    const LinearTile chosen = cuda::DefaultInt8Tile(args);
     EXPECT_NE(std::find(fit.begin(), fit.end(), chosen), fit.end());
     return chosen;
   };
@@ -276,7 +276,7 @@ TEST(LinearInt8TilesTest, RowsThatAreTooLong) {
   for (const int rows : {1, 8}) {
     DeviceRows x(rows, kIn, kIn, DType::kBF16, random.Normals(int64_t{rows} * kIn));
     LinearArgs args{.bank = bank.get(), .input = x.view(), .output = {}};
-    const std::vector<LinearTile> fit = cuda::LinearTilesThatFit(args);
+    const std::vector<LinearTile> fit = cuda::Int8TilesThatFit(args);
     const bool fits = std::find(fit.begin(), fit.end(), LinearTile::kStream8x64) != fit.end();
     EXPECT_EQ(fits, rows == 1 && cuda::SharedMemoryLimit() > 100000) << rows;
     DeviceRows expected(rows, kOut, kOut, DType::kF32), y(rows, kOut, kOut, DType::kF32);

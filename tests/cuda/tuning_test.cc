@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/quantized/linear_int8.h"
 #include "kernels/cuda/tuning/attention_tuning.h"
 #include "kernels/cuda/tuning/choices.h"
 #include "kernels/cuda/tuning/graph_device.h"
@@ -373,7 +374,7 @@ TEST(ProductTuningTest, ProductsOfIntegers) {
   EXPECT_EQ(tuning.measured(), 8);  // 1, 4, 16 and 60 rows
   for (const LinearArgs& a : args) {
     EXPECT_NE(tuning.Tile(a), cuda::LinearTile::kAuto);
-    EXPECT_NE(tuning.Tile(a), cuda::DefaultLinearTile(a));
+    EXPECT_NE(tuning.Tile(a), cuda::DefaultInt8Tile(a));
   }
 }
 

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/cuda/linear/linear_int8.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 
 namespace moeserve::cuda {
@@ -137,7 +136,6 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream) {
 
 std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
-  if (bank.is_int8()) return Int8TilesThatFit(args);
   if (args.input.dtype != DType::kBF16 || bank.shape().weight_dtype != DType::kBF16 ||
       bank.row_major() || bank.has_integers() || bank.is_mxfp4()) {
     return {};
@@ -159,7 +157,6 @@ std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
 
 LinearTile DefaultLinearTile(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
-  if (bank.is_int8()) return DefaultInt8Tile(args);
   return ChooseTile(bank, internal::LinearParamsOf(args));
 }
 

@@ -85,8 +85,8 @@ inline constexpr std::string_view kLinearTileNames[] = {"auto",
                                                         "warpgroup192x192pair"};
 
 // Returns the tiles that compute the product on the current device with the same bits, or none if
-// it is not one of bf16 rows and bf16 weights, or if its rows are not 16-byte aligned. With weights
-// of type int8-channel: Int8TilesThatFit() (linear_int8.h).
+// it is not one of bf16 rows and bf16 weights, or if its rows are not 16-byte aligned. Weights of
+// type int8-channel have functions of their own (quantized/linear_int8.h).
 std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args);
 // Returns the tile that kAuto stands for.
 LinearTile DefaultLinearTile(const LinearArgs& args);

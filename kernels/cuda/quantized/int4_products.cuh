@@ -1,8 +1,8 @@
 // Sums of products of rows rounded to int8 with weights of type int4-k, by mma.sync. An element of
 // the weights is d (s q - u m). The sum of s q x - u m x over a row's inputs is an exact integer:
 // - Of each 32 inputs, m multiplies the sum of x. These sums have parts of one byte (StoreSum() in
-//   linear/round_rows.cu), so 1,024 inputs take three instructions of m16n8k32. Their blocks come
-//   first; then the sums of the tile are multiplied by -u.
+//   quantized/round_rows.cu), so 1,024 inputs take three instructions of m16n8k32. Their blocks
+//   come first; then the sums of the tile are multiplied by -u.
 // - The 4-bit integers q of 32 inputs are unpacked into bytes in registers and multiplied by their
 //   factor s, four at a time: s q is at most 225, so nothing is carried from one byte to the next.
 #pragma once

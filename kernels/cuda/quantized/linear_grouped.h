@@ -5,7 +5,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/quantized/linear_int8.h"
 
 namespace moeserve::cuda {
 

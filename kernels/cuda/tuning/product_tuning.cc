@@ -8,12 +8,22 @@
 
 #include "base/error_text.h"
 #include "base/kinds.h"
-#include "kernels/cuda/linear/linear_int8.h"
+#include "kernels/cuda/quantized/linear_int8.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/tuning/graph_device.h"
 
 namespace moeserve::cuda {
 namespace {
+
+bool IsInt8(const LinearArgs& args) {
+  return static_cast<const CudaLinearBank&>(*args.bank).is_int8();
+}
+std::vector<LinearTile> TilesThatFit(const LinearArgs& args) {
+  return IsInt8(args) ? Int8TilesThatFit(args) : LinearTilesThatFit(args);
+}
+LinearTile DefaultTile(const LinearArgs& args) {
+  return IsInt8(args) ? DefaultInt8Tile(args) : DefaultLinearTile(args);
+}
 
 constexpr int kDense = 0, kSegments = 1, kRouted = 2, kGathered = 3;
 
@@ -125,7 +135,7 @@ class ProductTuning::Operands {
 
   // Launches a product that WithRows() returned, with this bank or an equal one.
   void Launch(const LinearArgs& args, LinearTile tile) const {
-    if (static_cast<const CudaLinearBank&>(*args.bank).is_int8()) {
+    if (IsInt8(args)) {
       LaunchLinearInt8(args, tile, rounded_, stream_);
     } else {
       LaunchLinear(args, tile, stream_);
@@ -136,7 +146,7 @@ class ProductTuning::Operands {
   // Allocates memory for the rounded rows of a product with so many input rows.
   Status ReserveRounded(int64_t inputs) {
     LinearArgs args = recorded_->args;
-    if (!static_cast<const CudaLinearBank&>(*args.bank).is_int8()) return absl::OkStatus();
+    if (!IsInt8(args)) return absl::OkStatus();
     const RoutingPlan plan{.capacity = static_cast<int>(inputs)};  // the recorded one is gone
     if (args.plan != nullptr) args.plan = &plan;
     args.input.rows = inputs;
@@ -231,7 +241,7 @@ LinearTile ProductTuning::Tile(const LinearArgs& args) {
   if (args.input.dtype != DType::kBF16) return LinearTile::kAuto;
   const SiteKey key = KeyOf(args);
   const int site = SiteOf(key);
-  if (records_ && !LinearTilesThatFit(args).empty()) {
+  if (records_ && !TilesThatFit(args).empty()) {
     Recorded& r = recorded_[key];
     const int64_t rows = args.plan != nullptr ? args.plan->rows : args.input.rows;
     if (rows > r.rows) {
@@ -285,10 +295,10 @@ Status ProductTuning::MeasureProduct(const Recorded& recorded, const TuningSetti
       device = devices(stream, operands.output().data(), operands.output().bytes());
     }
     MOESERVE_ASSIGN_OR_RETURN(const LinearArgs args, operands.WithRows(rows));
-    const LinearTile usual = DefaultLinearTile(args);
+    const LinearTile usual = DefaultTile(args);
     std::vector<LinearTile> tiles = {usual};
     const double per_expert = static_cast<double>(results) / experts;
-    for (const LinearTile tile : LinearTilesThatFit(args)) {
+    for (const LinearTile tile : TilesThatFit(args)) {
       if (tile != usual && IsPlausible(tile, std::max(per_expert, 1.0))) tiles.push_back(tile);
     }
     TuneCase tune_case{.name = Concat("products of ", results, " rows"), .candidates = {}};

@@ -5,10 +5,10 @@
 
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/linear/linear_int8.h"
-#include "kernels/cuda/linear/linear_int8_kernels.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/linear_mma.cuh"
+#include "kernels/cuda/quantized/linear_int8.h"
+#include "kernels/cuda/quantized/linear_int8_kernels.h"
 
 namespace moeserve::cuda {
 namespace {

@@ -49,10 +49,9 @@ void LaunchRoundRows(const LinearArgs& args, const Int8Rows& rows, cudaStream_t 
 // CudaLinearBank of type int8-channel, and args.input may be f32 or bf16. Rounds the input rows
 // into `rows`, which must be large enough, or in the kernel; the next product may use the same
 // memory. Sums are exact, so all tiles compute the same bits; without an activation, f32 results
-// have the bits of
-// the CPU backend. `tile` is one of Int8TilesThatFit() or kAuto, or another one, in
-// whose place one that fits is used: kRows8 instead of kStream8*, kRows32 instead of other streams,
-// kRows128 instead of kWarpgroup*.
+// have the bits of the CPU backend. `tile` is one of Int8TilesThatFit() or kAuto, or another one,
+// in whose place one that fits is used: kRows8 instead of kStream8*, kRows32 instead of other
+// streams, kRows128 instead of kWarpgroup*.
 void LaunchLinearInt8(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
                       cudaStream_t stream, TileOrder order = TileOrder::kAuto);
 

@@ -14,10 +14,10 @@
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/linear/linear_fragment.cuh"
-#include "kernels/cuda/linear/linear_int8_kernels.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/linear_schedule.cuh"
 #include "kernels/cuda/linear/linear_tile.cuh"
+#include "kernels/cuda/quantized/linear_int8_kernels.h"
 
 namespace moeserve::cuda {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "kernels/base/int8_rows.h"
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/cuda/linear/linear_int8_kernels.h"
 #include "kernels/cuda/linear/linear_tile.cuh"
-#include "kernels/cuda/linear/round_rows.cuh"
+#include "kernels/cuda/quantized/linear_int8_kernels.h"
+#include "kernels/cuda/quantized/round_rows.cuh"
 
 namespace moeserve::cuda {
 namespace {

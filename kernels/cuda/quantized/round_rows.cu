@@ -7,8 +7,8 @@
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/linear/linear_image.h"
-#include "kernels/cuda/linear/linear_int8.h"
-#include "kernels/cuda/linear/round_rows.cuh"
+#include "kernels/cuda/quantized/linear_int8.h"
+#include "kernels/cuda/quantized/round_rows.cuh"
 
 namespace moeserve::cuda {
 namespace {

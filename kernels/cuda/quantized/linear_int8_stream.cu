@@ -15,11 +15,11 @@
 #include "base/check.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/cuda/linear/linear_int8_kernels.h"
-#include "kernels/cuda/linear/linear_int8_stream.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/linear_stream.cuh"
 #include "kernels/cuda/linear/linear_tile.cuh"
+#include "kernels/cuda/quantized/linear_int8_kernels.h"
+#include "kernels/cuda/quantized/linear_int8_stream.cuh"
 
 namespace moeserve::cuda {
 namespace {
