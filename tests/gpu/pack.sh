@@ -192,12 +192,14 @@ model_filter=${model_filter//-/_}
 } >"$folder/pack.env"
 
 # The programs share most of their code, so xz gets a dictionary that is large enough for most of
-# them.
+# them. The filter for x86 replaces the distances of calls by addresses, which repeat.
+filter=()
+[[ $(uname -m) != x86_64 ]] || filter=(--x86)
 unpacked=$(du -sb "$payload" | cut -f1)
 dictionary=$(((unpacked >> 20) + 1))
 ((dictionary <= 192)) || dictionary=192
 tar -C "$payload" --sort=name --owner=0 --group=0 --mtime=@0 -cf - bin lib data |
-  xz -T1 "--lzma2=preset=6,dict=${dictionary}MiB" >"$folder/payload.tar.xz"
+  xz -T1 "${filter[@]}" "--lzma2=preset=6,dict=${dictionary}MiB" >"$folder/payload.tar.xz"
 
 bytes=$(find "$folder" -type f -printf '%s\n' | awk '{sum += $1} END {print sum}')
 mib() { awk -v bytes="$1" 'BEGIN {printf "%.1f MiB", bytes / 1048576}'; }
