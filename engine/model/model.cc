@@ -120,8 +120,8 @@ class Model::Impl {
                      const std::function<void()>& read);
 
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
-                  const ContinuedRows& continued = {}) {
-    if (options.listener != nullptr) options.listener->BeforeStep(kind, batch, cache, continued);
+                  const PredictionSources& sources = {}) {
+    if (options.listener != nullptr) options.listener->BeforeStep(kind, batch, cache, sources);
   }
   // `x`: the residual stream of the step.
   void AfterStep(const RowsView& x) {
@@ -277,7 +277,7 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   MOESERVE_CHECK(prediction_ != nullptr, "prediction layers");
   MOESERVE_CHECK(std::ssize(sources.rows) == batch.num_tokens(), "a source of each row");
   if (batch.num_tokens() == 0) return;
-  BeforeStep(StepKind::kPredict, batch, cache, {sources.rows, sources.predicted});
+  BeforeStep(StepKind::kPredict, batch, cache, sources);
   const Workspace::Scope scope(workspace);
   StepInputs inputs = InputsOf(batch, cache, {});
   inputs.output_rows = batch.logit_rows;

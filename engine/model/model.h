@@ -33,13 +33,6 @@ struct ModelOptions {
   StepListener* listener = nullptr;
 };
 
-// The rows that a step of prediction layers continues.
-struct PredictionSources {
-  // [T] rows of the last Forward() or, with `predicted`, of the last Predict().
-  std::span<const int32_t> rows = {};
-  bool predicted = false;
-};
-
 // Where a step writes its results, f32 in host memory.
 struct StepResults {
   // [batch.logit_rows.size(), RowOutputs()], but not for rows that the device samples.

@@ -47,7 +47,7 @@ void Leader::StopFollowers() {
 }
 
 void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
-                        const ContinuedRows& continued) {
+                        const PredictionSources& sources) {
   if (caches_.emplace(cache.id(), &cache).second) {
     cache.SetObserver(this);
     StorageChange change{.kind = StorageChange::Kind::kNewCache, .storage = cache.id()};
@@ -76,8 +76,8 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
                       .keep = batch.states.keep,
                       .snapshot = batch.states.snapshot,
                       .pending = batch.states.pending,
-                      .source_rows = {continued.rows.begin(), continued.rows.end()},
-                      .predicted = continued.predicted};
+                      .source_rows = {sources.rows.begin(), sources.rows.end()},
+                      .predicted = sources.predicted};
   for (const std::span<const int32_t> table : batch.page_tables) {
     message.page_tables.emplace_back(table.begin(), table.end());
   }

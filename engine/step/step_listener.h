@@ -11,8 +11,9 @@ namespace moeserve {
 
 enum class StepKind : uint8_t { kForward, kEncodeSources, kPredict };
 
-// What a step of prediction layers continues: PredictionSources.
-struct ContinuedRows {
+// The rows that a step of prediction layers continues.
+struct PredictionSources {
+  // [T] rows of the model's last Forward() or, with `predicted`, of its last Predict().
   std::span<const int32_t> rows = {};
   bool predicted = false;
 };
@@ -21,9 +22,9 @@ struct ContinuedRows {
 class StepListener {
  public:
   virtual ~StepListener() = default;
-  // Called before the step does anything.
+  // Called before the step does anything. `sources` is empty unless `kind` is kPredict.
   virtual void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
-                          const ContinuedRows& continued) = 0;
+                          const PredictionSources& sources) = 0;
   // Called after the step with a checksum of its residual stream and what this rank has found
   // (Model::CheckFiles()). Returns an error if the results of the step must not be used.
   virtual absl::Status AfterStep(uint64_t checksum, const absl::Status& own) = 0;

@@ -294,8 +294,10 @@ class AttentionScene {
       for (double v : actual) ASSERT_EQ(v, 0.0) << "padding row";
       return;
     }
-    // In int8, weights are rounded after their scales were applied, and their sum is not, so errors
-    // that all weights share do not cancel.
+    // Rounded queries and weights leave errors in proportion to the sum of weights times magnitudes
+    // of values, while values of both signs cancel in the result. So a few rows of short heads err
+    // by more than 8e-3 of the result's magnitude, with int8 little more often than with bf16; the
+    // random rows of the int8 tests have some.
     const double tolerance = s_.output == DType::kF32         ? 4e-6
                              : s_.cache == KvCacheType::kF32  ? 4e-3
                              : s_.cache == KvCacheType::kInt8 ? 12e-3

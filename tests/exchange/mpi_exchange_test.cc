@@ -51,7 +51,7 @@ int Run(int argc, char** argv) {
   }
   if (exchange.rank() != 0) {
     ::testing::TestEventListeners& listeners = ::testing::UnitTest::GetInstance()->listeners();
-    if (exchange.rank() != 0) delete listeners.Release(listeners.default_result_printer());
+    delete listeners.Release(listeners.default_result_printer());
   }
   const int result = RUN_ALL_TESTS();
   if (result != 0) std::fprintf(stderr, "rank %d failed\n", exchange.rank());
