@@ -181,6 +181,9 @@ class Engine {
   virtual bool Drain(absl::Time deadline) = 0;
   // Ends all requests with Unavailable and joins the engine thread.
   virtual void Shutdown() = 0;
+  // Ends all requests with this error, after the step that runs, and refuses new ones: something
+  // that the engine needs has failed. The first reason counts.
+  virtual void Break(absl::Status reason) = 0;
 
   virtual EngineStats Stats() const = 0;
   // Says whether the engine thread makes progress. Takes no lock.

@@ -17,14 +17,22 @@ constexpr int kAttemptsBeforeYield = 100;
 // A rank that waits without a deadline polls for this time, then sleeps between attempts.
 constexpr absl::Duration kPollTime = absl::Milliseconds(2);
 constexpr absl::Duration kSleep = absl::Microseconds(500);
-
-std::string RankName(int rank) { return Concat("rank ", rank); }
+// How long a rank that is woken may sleep at a time, if a wake-up should be lost.
+constexpr absl::Duration kLongSleep = absl::Milliseconds(20);
+// The leader wakes others if the last call is older than this. It is far less than kPollTime,
+// because other ranks may have ended that call earlier.
+constexpr absl::Duration kAwakeTime = absl::Microseconds(500);
 
 }  // namespace
 
 MessageExchange::MessageExchange(std::unique_ptr<Transport> transport, Options options)
     : transport_(std::move(transport)), options_(options) {
   counts_.wait_seconds.resize(static_cast<size_t>(ranks()));
+}
+
+std::string MessageExchange::RankName(int rank) const {
+  const auto i = static_cast<size_t>(rank);
+  return i < names_.size() ? Concat("rank ", rank, " on ", names_[i]) : Concat("rank ", rank);
 }
 
 void MessageExchange::Fail(absl::Status status) {
@@ -74,9 +82,16 @@ void MessageExchange::Wait(std::span<double> arrived, bool patient) {
         if (r != rank()) arrived[i] += absl::ToDoubleSeconds(waited);
       }
     }
-    if (missing < 0 && transport_->unfinished_sends() == 0) return;
+    if (missing < 0 && transport_->unfinished_sends() == 0) {
+      last_ = start + waited;
+      return;
+    }
     if (patient && waited > kPollTime) {
-      absl::SleepFor(kSleep);
+      if (options_.sleep) {
+        options_.sleep(kLongSleep);
+      } else {
+        absl::SleepFor(kSleep);
+      }
       continue;
     }
     if (!patient && waited > options_.timeout) {
@@ -181,6 +196,7 @@ void MessageExchange::BroadcastWhenever(std::span<char> message) {
   const auto bytes = static_cast<int64_t>(message.size());
   // The leader does not wait long, because the others are there.
   const bool patient = rank() != 0;
+  if (!patient && options_.wake && SteadyNow() - last_ > kAwakeTime) options_.wake();
   CompareCalls(Kind::kBroadcast, {&bytes, 1}, /*everyone=*/false, patient);
   StartBroadcast(message);
   Wait({}, patient);

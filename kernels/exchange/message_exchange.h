@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -23,9 +25,20 @@ class MessageExchange final : public Exchange {
     // Whether every function first compares its name, number and sizes with those of the ranks that
     // take part, which costs a message to each.
     bool check_order = false;
+    // A follower's: sleeps while the leader has nothing to do, until it calls its `wake` or the
+    // time has passed. Null: sleeps for half a millisecond.
+    std::function<void(absl::Duration)> sleep = {};
+    // The leader's: called before a message that followers may sleep for. Null: nothing.
+    std::function<void()> wake = {};
   };
 
   MessageExchange(std::unique_ptr<Transport> transport, Options options);
+
+  // Replaces the options between two calls.
+  void SetOptions(Options options) { options_ = std::move(options); }
+  // Sets names that follow the numbers of ranks in messages, such as those of their hosts. To be
+  // called before other threads use the object.
+  void SetNames(std::vector<std::string> names) { names_ = std::move(names); }
 
   int rank() const override { return transport_->rank(); }
   int ranks() const override { return transport_->ranks(); }
@@ -50,6 +63,8 @@ class MessageExchange final : public Exchange {
     uint32_t padding = 0;
   };
 
+  // Returns "rank 2", with its name if it has one.
+  std::string RankName(int rank) const;
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   // Declares the exchange failed with this status, unless it has failed before.
   void Fail(absl::Status status);
@@ -66,6 +81,8 @@ class MessageExchange final : public Exchange {
 
   std::unique_ptr<Transport> transport_;
   Options options_;
+  std::vector<std::string> names_;          // [ranks], or empty
+  absl::Time last_ = absl::InfinitePast();  // the end of the last call, by SteadyNow()
   ExchangeCounts counts_;
   uint64_t calls_ = 0;
   bool gathering_ = false;
