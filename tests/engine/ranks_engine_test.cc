@@ -24,6 +24,7 @@ struct RankedModel {
   const char* folder;
   Quantization quantization = Quantization::kNone;
   bool predictions = false;
+  bool pair = false;  // an encoder and a decoder
 };
 void PrintTo(const RankedModel& m, std::ostream* out) { *out << m.name; }
 
@@ -122,6 +123,7 @@ class RanksEngineTest : public ::testing::TestWithParam<RankedModel> {
     Request r;
     r.id = std::to_string(i);
     for (int t = 0; t < 20 + i % 3; ++t) r.prompt.push_back((t * 7 + (t > 16 ? i : i % 2)) % 40);
+    if (GetParam().pair) r.source = r.prompt;
     r.sampling.max_tokens = 12;
     r.sampling.temperature = i % 3 == 2 ? 0.9 : 0.0;
     r.sampling.seed = static_cast<uint64_t>(i);
@@ -212,6 +214,7 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
 constexpr RankedModel kModels[] = {
     {"mh_moe", "deploy/models/mh-moe"},
     {"moa", "deploy/models/moa"},
+    {"moa_translator", "deploy/models/moa-translator", Quantization::kNone, false, true},
     {"hmoe_topp", "deploy/models/hmoe-topp", Quantization::kInt8Channel},
     {"hmoe_topp_int4_k", "deploy/models/hmoe-topp", Quantization::kInt4K},
     {"deepseek_v3_mtp", "tests/golden/families/deepseek-v3-mtp", Quantization::kNone, true},
