@@ -56,6 +56,13 @@ struct RowsView {
     v.cols = count;
     return v;
   }
+  // Returns a view of rows [begin, begin + count).
+  RowsView Rows(int64_t begin, int64_t count) const {
+    RowsView v = *this;
+    v.data = row(begin);
+    v.rows = count;
+    return v;
+  }
 };
 
 // Device memory for activations.
@@ -303,13 +310,15 @@ struct EmbedArgs {
 struct RopeArgs {
   RopeSettings settings;              // with XPOS, `keys` tells what the rows are
   const RoutingPlan* plan = nullptr;  // if set, `rows` are the plan's assignments; null: row r is
-                                      // token r
+                                      // token first_token + r
   RowsView rows;                      // f32, updated in place; the heads of a row are adjacent
+  int64_t first_token = 0;            // not 0 only on devices with rank_ops()
 };
 
 struct PositionScaleArgs {
   PositionScale scale;
-  RowsView rows;  // f32, updated in place; row r is token r
+  RowsView rows;            // f32, updated in place; row r is token first_token + r
+  int64_t first_token = 0;  // as in RopeArgs
 };
 
 // G is the layer's number of kv heads, d_h its head dimension.
@@ -382,7 +391,8 @@ struct AttentionArgs {
   int layer = 0;
   bool causal = true;
   const RoutingPlan* plan = nullptr;  // if set, query rows are the plan's assignments; null: row r
-                                      // is token r
+                                      // is token first_token + r
+  int64_t first_token = 0;            // as in RopeArgs
   int rows_per_token = 1;  // query rows that a token has by the model's shape, which is k with
                            // experts of attention; the results' bits may depend on it
   int heads = 1;           // H, heads of a query row; a multiple of the cache's number of kv heads
@@ -708,7 +718,10 @@ class Backend {
   void PrepareAttention(const AttentionArgs& args) {
     if (args.append != nullptr) NormRopeAppend(*args.append);
     if (args.rope != nullptr) {
-      Rope({.settings = *args.rope, .plan = args.plan, .rows = args.query});
+      Rope({.settings = *args.rope,
+            .plan = args.plan,
+            .rows = args.query,
+            .first_token = args.first_token});
     }
   }
   virtual void ShortConvolution(const ShortConvolutionArgs& args) = 0;

@@ -49,6 +49,12 @@ class KeptRows {
   std::unique_ptr<DeviceBuffer> buffer_;
 };
 
+bool DividesHead(const ModelSpec& spec, const ModelOptions& options) {
+  if (options.exchange == nullptr || !HasVocabulary(spec.head.kind)) return false;
+  if (options.split_head != SplitChoice::kAuto) return options.split_head == SplitChoice::kOn;
+  return options.exchange->ranks() > 1 && !spec.tie_word_embeddings;
+}
+
 }  // namespace
 
 class Model::Impl {
@@ -57,6 +63,7 @@ class Model::Impl {
       : spec(s),
         options(o),
         backend(b),
+        divides_head(DividesHead(s, o)),
         workspace(b),
         has_states_(!StateShapes(s).empty()),
         stack_(spec, o.compute) {
@@ -87,6 +94,7 @@ class Model::Impl {
   const ModelSpec spec;
   const ModelOptions options;
   Backend& backend;
+  const bool divides_head;
   Workspace workspace;
 
  private:
@@ -119,9 +127,14 @@ class Model::Impl {
                      const std::function<void(StepContext&)>& issue,
                      const std::function<void()>& read);
 
+  StepDivision DivisionOf(const Batch& batch) const;
+  // Whether this rank has logits after a step.
+  bool WritesLogits() const { return !divides_head || options.exchange->rank() == 0; }
+
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                   const PredictionSources& sources = {}) {
-    if (options.listener != nullptr) options.listener->BeforeStep(kind, batch, cache, sources);
+    if (options.listener == nullptr) return;
+    options.listener->BeforeStep(kind, batch, cache, sources, DivisionOf(batch));
   }
   // `x`: the residual stream of the step.
   void AfterStep(const RowsView& x) {
@@ -155,7 +168,7 @@ void Model::Impl::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
   LoadContext load{source,       backend,        options.compute, spec.norm, options.quantization,
                    packed_cache, spec.vocab_size};
-  share_ = {options.exchange, options.placement};
+  share_ = {options.exchange, options.placement, divides_head};
   if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
   MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
@@ -170,9 +183,18 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   return encoder_->Load(load, nullptr, spec.share_embeddings ? &stack_.tokens() : nullptr);
 }
 
+StepDivision Model::Impl::DivisionOf(const Batch& batch) const {
+  if (options.exchange == nullptr) return {};
+  const int ranks = options.exchange->ranks();
+  const bool worth = ranks > 1 && batch.num_tokens() >= ModelOptions::kRowsToDivide * ranks;
+  const bool chosen =
+      options.split_rows == SplitChoice::kAuto ? worth : options.split_rows == SplitChoice::kOn;
+  return {.rows = batch.divide_rows.value_or(chosen), .head = divides_head};
+}
+
 StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
                                 const StepResults& results) {
-  MOESERVE_CHECK(!batch.samples.empty() ||
+  MOESERVE_CHECK(!WritesLogits() || !batch.samples.empty() ||
                      std::ssize(results.logits) >= std::ssize(batch.logit_rows) * RowOutputs(spec),
                  "room for the logits");
   const int64_t num_texts = batch.num_texts();
@@ -191,8 +213,9 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
   inputs.pool_ranges = batch.pool_ranges;
   inputs.samples = batch.samples;
   const StepRows rows = backend.BeginStep(inputs, this, replayable);
-  const RowsView scores = workspace.TakeDense(rows.outputs - std::ssize(batch.text_rows),
-                                              std::max(RowOutputs(spec), 1), DType::kF32);
+  const RowsView scores =
+      workspace.TakeDense(rows.outputs - std::ssize(batch.text_rows),
+                          WritesLogits() ? std::max(RowOutputs(spec), 1) : 1, DType::kF32);
   const RowsView texts =
       workspace.TakeDense(num_texts, std::max(TextOutputs(spec), 1), DType::kF32);
   const RowsView x = prediction_ != nullptr
@@ -239,6 +262,7 @@ StepReport Model::Impl::RunStep(BlockStack& stack, const Batch& batch, KvCacheSt
   }
   reported.Place(tokens, step.report, kept);
   StepContext ctx{backend, workspace, options.compute, batch, cache, reported, {}, {}, {}};
+  if (DivisionOf(batch).rows) ctx.division = RowDivision(tokens, *options.exchange);
   backend.RunStep([&] { issue(ctx); });
   if (step.meanwhile) step.meanwhile();
   read();
@@ -286,7 +310,8 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   inputs.variant = sources.predicted ? 1 : 0;
   const StepRows rows =
       backend.BeginStep(inputs, &predicted_rows_, /*replayable=*/options.exchange == nullptr);
-  const RowsView logits = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
+  const RowsView logits =
+      workspace.TakeDense(rows.outputs, WritesLogits() ? spec.vocab_size : 1, DType::kF32);
   const RowsView x = Kept(predicted_rows_, rows.tokens);
   RunStep(
       prediction_->blocks(), batch, cache, {}, rows.tokens,
@@ -321,6 +346,7 @@ void Model::Impl::IssuePrediction(StepContext& ctx, bool predicted, const RowsVi
 
 void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                               std::span<SampleResult> samples) {
+  if (!WritesLogits()) return;
   const size_t rows = batch.logit_rows.size();
   const auto wanted = [&](size_t row) {
     return batch.samples.empty() || batch.samples[row].row < 0;
@@ -486,6 +512,7 @@ absl::Status Model::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
 
 const ModelSpec& Model::spec() const { return impl_->spec; }
 const ModelOptions& Model::options() const { return impl_->options; }
+bool Model::divides_head() const { return impl_->divides_head; }
 Backend& Model::backend() const { return impl_->backend; }
 int64_t Model::weight_bytes() const { return impl_->backend.weight_bytes(); }
 

@@ -19,6 +19,9 @@
 
 namespace moeserve {
 
+// Whether ranks divide what could also be computed by each of them.
+enum class SplitChoice : uint8_t { kAuto, kOn, kOff };
+
 struct ModelOptions {
   DType compute = DType::kF32;  // kF32 or kBF16: the type of the inputs of matrix products
   // If not kNone, the matrices of experts and projections are stored as integers of this type, an
@@ -29,6 +32,14 @@ struct ModelOptions {
   // the functions of their models in the same order with the same arguments.
   Exchange* exchange = nullptr;
   const ExpertPlacement* placement = nullptr;
+  // Whether the ranks divide the rows of a step (RowDivision); kAuto: in steps of at least
+  // kRowsToDivide rows for each rank.
+  SplitChoice split_rows = SplitChoice::kAuto;
+  static constexpr int kRowsToDivide = 8;
+  // Whether each rank computes a range of the vocabulary; then only the leader writes logits.
+  // kAuto: if there are several ranks and the head has a matrix of its own. With kOn and tied
+  // embeddings, a rank has both the whole matrix and its range.
+  SplitChoice split_head = SplitChoice::kAuto;
   // Takes part in all steps; must outlive the model. Null: nobody does.
   StepListener* listener = nullptr;
 };
@@ -99,6 +110,8 @@ class Model {
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;
+  // Whether the ranks divide the vocabulary.
+  bool divides_head() const;
   Backend& backend() const;
   int64_t weight_bytes() const;  // bytes as laid out for the backend
 

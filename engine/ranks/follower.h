@@ -22,7 +22,8 @@ class Follower final : public StepListener {
   // sent what this rank cannot do; then the process must end, so that the leader notices.
   absl::Status Run(Model& model);
 
-  void BeforeStep(StepKind, const Batch&, KvCacheStorage&, const PredictionSources&) override {}
+  void BeforeStep(StepKind, const Batch&, KvCacheStorage&, const PredictionSources&,
+                  const StepDivision&) override {}
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override;
 
  private:

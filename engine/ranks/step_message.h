@@ -36,8 +36,9 @@ struct StorageChange {
   bool operator==(const StorageChange&) const = default;
 };
 
-// A step as the followers need it: they return no logits, so the message has neither logit rows nor
-// samples. The arrays are those of Batch and of PredictionSources.
+// A step as the followers need it: they return no logits, so the message has no samples, and logit
+// rows only if the ranks divide the vocabulary. The arrays are those of Batch and of
+// PredictionSources.
 struct StepMessage {
   enum class Kind : uint8_t {
     kForward,
@@ -61,6 +62,8 @@ struct StepMessage {
   std::vector<int32_t> state_slots = {}, keep = {}, snapshot = {}, pending = {};
   std::vector<int32_t> source_rows = {};  // kPredict
   uint8_t predicted = 0;
+  uint8_t divide_rows = 0;               // Batch::divide_rows
+  std::vector<int32_t> logit_rows = {};  // ascending
   // [S], or empty: what the requests change about their routing; nullopt: nothing.
   std::vector<std::optional<RoutingChange>> controls = {};
 };

@@ -53,6 +53,7 @@ std::vector<int> OwnersOf(std::span<const int32_t> rows, std::span<const int64_t
 struct RankShare {
   Exchange* exchange = nullptr;
   const ExpertPlacement* placement = nullptr;
+  bool divide_head = false;  // every rank has a range of the vocabulary's matrix
 
   bool Holds(Stack stack, int block, int expert) const {
     const HolderSet holders = placement->holders(stack, block)[static_cast<size_t>(expert)];

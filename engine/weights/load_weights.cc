@@ -35,6 +35,15 @@ Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBa
   return bank;
 }
 
+// Returns the part [first, first + count) of the first dimension.
+HostTensor RowsOf(const HostTensor& tensor, int64_t first, int64_t count) {
+  HostTensor part = tensor;
+  const int64_t row = tensor.size() / tensor.shape[0] * static_cast<int64_t>(SizeOf(tensor.dtype));
+  part.data = static_cast<const char*>(tensor.data) + first * row;
+  part.shape[0] = count;
+  return part;
+}
+
 // One matrix to be loaded into a bank, as integers with scales or as floating-point numbers.
 struct Weight {
   int expert;
@@ -139,6 +148,32 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
     }
     return bank;
   });
+}
+
+Result<std::unique_ptr<LinearBank>> LoadLinearOutputs(LoadContext& load, int in_features,
+                                                      const LinearPart& part, int first,
+                                                      int count) {
+  const std::string name = part.prefix + ".weight";
+  LinearBankShape shape{.in_features = {in_features}, .out_features = {count}, .bias = part.bias};
+  shape.quantization = QuantizationOf(name, {part.out_features, in_features}, load.quantization);
+  Weight weight{0, LinearBank::Half::kMain, 0, std::nullopt, {}};
+  MOESERVE_RETURN_IF_ERROR(
+      Fetch(load, name, part.out_features, in_features, shape.quantization, weight));
+  if (weight.integers.has_value()) {
+    QuantizedMatrix& matrix = *weight.integers;
+    matrix.values += first * QuantRowBytes(matrix.type, matrix.columns);
+    matrix.scales += first * QuantScales(matrix.type, matrix.columns);
+    matrix.rows = count;
+  } else {
+    weight.numbers = RowsOf(weight.numbers, first, count);
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, shape, {weight}, false));
+  if (part.bias) {
+    MOESERVE_ASSIGN_OR_RETURN(const HostTensor bias,
+                              load.source.Get(part.bias_name(), {part.out_features}));
+    bank->LoadBias(0, LinearBank::Half::kMain, 0, RowsOf(bias, first, count));
+  }
+  return bank;
 }
 
 Result<StackedLinear> StackedLinear::Load(LoadContext& load, int in_features,

@@ -58,6 +58,11 @@ struct LinearPart {
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts);
 
+// Loads the outputs [first, first + count), at least one, of such a layer with a single part.
+// Without a packed cache.
+Result<std::unique_ptr<LinearBank>> LoadLinearOutputs(LoadContext& load, int in_features,
+                                                      const LinearPart& part, int first, int count);
+
 // A dense linear layer whose parts may have different types of weights. Immutable after loading.
 class StackedLinear {
  public:

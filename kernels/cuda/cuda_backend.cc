@@ -437,6 +437,7 @@ const float2* CudaBackend::RopeAngles(const RopeSettings& settings) {
 
 void CudaBackend::Rope(const RopeArgs& args) {
   if (args.settings.dimensions == 0) return;
+  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
   const RoutingPlan* plan = args.plan;
   LaunchRope({.head_dim = args.settings.head_dim,
               .first = args.settings.first,
@@ -456,6 +457,7 @@ void CudaBackend::Rope(const RopeArgs& args) {
 
 void CudaBackend::ScaleByPosition(const PositionScaleArgs& args) {
   if (args.rows.rows == 0) return;
+  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
   LaunchPositionScale(View(), args.scale, static_cast<float*>(args.rows.data), args.rows.cols,
                       args.rows.stride, stream_.get());
 }
@@ -528,6 +530,7 @@ AttentionWork CudaBackend::WorkFor(const StepView& view, const WorkKey& key, int
 }
 
 void CudaBackend::Attention(const AttentionArgs& args) {
+  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
   const KvLayerView cache = static_cast<const StreamKvCache&>(*args.cache).layer(args.layer);
   AttentionLaunch launch;
   launch.cache = cache;

@@ -24,29 +24,36 @@ struct RankedModel {
   const char* folder;
   Quantization quantization = Quantization::kNone;
   bool predictions = false;
+  bool pair = false;  // an encoder and a decoder
 };
 void PrintTo(const RankedModel& m, std::ostream* out) { *out << m.name; }
+
+// What the ranks divide beside the experts.
+struct Splits {
+  SplitChoice rows = SplitChoice::kAuto, head = SplitChoice::kAuto;
+};
 
 // An engine at rank 0 and followers on threads.
 class RankedEngine {
  public:
   static std::unique_ptr<RankedEngine> Start(const RankedModel& model, const EngineOptions& options,
-                                             int ranks) {
+                                             int ranks, const Splits& splits) {
     auto ranked = std::make_unique<RankedEngine>();
     std::vector<std::unique_ptr<Transport>> transports = LoopbackTransports(ranks);
     for (int r = 1; r < ranks; ++r) {
       ranked->followers_.emplace_back(
-          [&model, transport = std::move(transports[static_cast<size_t>(r)])]() mutable {
-            const absl::Status status = Follow(model, std::move(transport));
+          [&model, splits, transport = std::move(transports[static_cast<size_t>(r)])]() mutable {
+            const absl::Status status = Follow(model, splits, std::move(transport));
             EXPECT_TRUE(status.ok()) << status;
           });
     }
     const MessageExchange::Options checked{.timeout = absl::Seconds(100), .check_order = true};
     ranked->exchange_ = std::make_unique<MessageExchange>(std::move(transports[0]), checked);
     ranked->leader_ = std::make_unique<Leader>(*ranked->exchange_);
-    auto engine = TestEngine::Start(SourcePath(model.folder), options, Compute(model), "cpu",
-                                    model.quantization, {}, model.predictions,
-                                    {ranked->exchange_.get(), ranked->leader_.get()});
+    auto engine = TestEngine::Start(
+        SourcePath(model.folder), options, Compute(model), "cpu", model.quantization, {},
+        model.predictions,
+        {ranked->exchange_.get(), ranked->leader_.get(), splits.rows, splits.head});
     EXPECT_TRUE(engine.ok()) << engine.status();
     if (engine.ok()) ranked->engine_ = *std::move(engine);
     return ranked;
@@ -65,7 +72,8 @@ class RankedEngine {
   }
 
  private:
-  static absl::Status Follow(const RankedModel& model, std::unique_ptr<Transport> transport) {
+  static absl::Status Follow(const RankedModel& model, const Splits& splits,
+                             std::unique_ptr<Transport> transport) {
     MessageExchange exchange(std::move(transport),
                              {.timeout = absl::Seconds(100), .check_order = true});
     Follower follower(exchange, kStepLimits);
@@ -82,6 +90,8 @@ class RankedEngine {
                                              .quantization = model.quantization,
                                              .exchange = &exchange,
                                              .placement = &placement,
+                                             .split_rows = splits.rows,
+                                             .split_head = splits.head,
                                              .listener = &follower},
                                             *checkpoint.weights, *backend));
     return follower.Run(*loaded);
@@ -113,6 +123,7 @@ class RanksEngineTest : public ::testing::TestWithParam<RankedModel> {
     Request r;
     r.id = std::to_string(i);
     for (int t = 0; t < 20 + i % 3; ++t) r.prompt.push_back((t * 7 + (t > 16 ? i : i % 2)) % 40);
+    if (GetParam().pair) r.source = r.prompt;
     r.sampling.max_tokens = 12;
     r.sampling.temperature = i % 3 == 2 ? 0.9 : 0.0;
     r.sampling.seed = static_cast<uint64_t>(i);
@@ -168,10 +179,19 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
     alone = OneAfterAnother(**engine);
     expected = (*engine)->get().ExpertSnapshot();
   }
-  for (const int ranks : {2, 4}) {
+  struct Setup {
+    int ranks;
+    // Of one request after another, and of steps of 1 to 9 rows. Of the former, auto divides the
+    // prompts alone between two ranks.
+    Splits alone, together;
+  };
+  constexpr SplitChoice kAuto = SplitChoice::kAuto, kOn = SplitChoice::kOn,
+                        kOff = SplitChoice::kOff;
+  for (const auto& [ranks, splits, splits_together] :
+       {Setup{2, {kAuto, kOn}, {kOff, kOff}}, Setup{4, {kOff, kAuto}, {kOn, kOn}}}) {
     SCOPED_TRACE(ranks);
     {
-      const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks);
+      const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks, splits);
       ASSERT_TRUE(ranked->started());
       ExpectSame(OneAfterAnother(ranked->engine()), alone);
       const ExpertStats found = ranked->engine().get().ExpertSnapshot();
@@ -185,7 +205,7 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
     options.max_num_seqs = 4;
     options.max_step_tokens = 9;
     options.kv_cache_bytes = 2 * one_sequence;
-    const auto ranked = RankedEngine::Start(GetParam(), options, ranks);
+    const auto ranked = RankedEngine::Start(GetParam(), options, ranks, splits_together);
     ASSERT_TRUE(ranked->started());
     ExpectSame(Together(ranked->engine()), alone);
   }
@@ -194,6 +214,7 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
 constexpr RankedModel kModels[] = {
     {"mh_moe", "deploy/models/mh-moe"},
     {"moa", "deploy/models/moa"},
+    {"moa_translator", "deploy/models/moa-translator", Quantization::kNone, false, true},
     {"hmoe_topp", "deploy/models/hmoe-topp", Quantization::kInt8Channel},
     {"hmoe_topp_int4_k", "deploy/models/hmoe-topp", Quantization::kInt4K},
     {"deepseek_v3_mtp", "tests/golden/families/deepseek-v3-mtp", Quantization::kNone, true},

@@ -76,6 +76,8 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
     model_options.exchange = ranks.exchange;
     model_options.placement = &test->placement_;
     model_options.listener = ranks.listener;
+    model_options.split_rows = ranks.split_rows;
+    model_options.split_head = ranks.split_head;
   }
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,

@@ -67,6 +67,8 @@ AnswerBits BitsOf(CollectingSink& sink);
 struct TestRanks {
   Exchange* exchange = nullptr;
   StepListener* listener = nullptr;
+  SplitChoice split_rows = SplitChoice::kAuto;
+  SplitChoice split_head = SplitChoice::kAuto;
 };
 
 class TestEngine {

@@ -49,6 +49,8 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
     runner->placement_ = options.placement(checkpoint.spec, options.exchange->ranks());
     model.exchange = options.exchange;
     model.placement = &runner->placement_;
+    model.split_rows = options.split_rows;
+    model.split_head = options.split_head;
   }
   RunnerWeights weights(*checkpoint.weights, options.mxfp4);
   MOESERVE_ASSIGN_OR_RETURN(runner->model_,

@@ -30,7 +30,9 @@ struct RunnerOptions {
   Exchange* exchange = nullptr;
   // The experts of the ranks.
   std::function<ExpertPlacement(const ModelSpec&, int ranks)> placement = ExpertPlacement::Balanced;
-  std::optional<bool> mxfp4 = std::nullopt;  // replaces HostTensor::mxfp4 of all weights
+  SplitChoice split_rows = SplitChoice::kAuto;
+  SplitChoice split_head = SplitChoice::kAuto;  // if divided, only the leader returns logits
+  std::optional<bool> mxfp4 = std::nullopt;     // replaces HostTensor::mxfp4 of all weights
 };
 
 // How ModelRunner runs its steps.
