@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "engine/weights/place_experts.h"
 
 namespace moeserve {
 namespace {
@@ -14,6 +15,12 @@ std::vector<size_t> Descending(std::span<const int64_t> values) {
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, [&](size_t a, size_t b) { return values[a] > values[b]; });
   return order;
+}
+
+// Returns what an expert costs a step in which it has rows.
+int64_t CostOf(int32_t rows, int64_t parameters) {
+  constexpr int64_t kLeastRows = 8;  // fewer rows take the same time
+  return std::max<int64_t>(rows, kLeastRows) * parameters;
 }
 
 }  // namespace
@@ -28,32 +35,7 @@ std::vector<int64_t> PlaceParameters(const BlockSpec& block) {
 }
 
 ExpertPlacement ExpertPlacement::Balanced(const ModelSpec& model, int ranks) {
-  MOESERVE_CHECK(ranks >= 1 && ranks <= kMaxRanks, "number of ranks");
-  ExpertPlacement placement;
-  placement.ranks_ = ranks;
-  std::vector<int64_t> total(static_cast<size_t>(ranks));
-  for (const ModelSpec* stack : {&model, model.encoder.get(), model.prediction.get()}) {
-    if (stack == nullptr) continue;
-    for (size_t b = 0; b < stack->blocks.size(); ++b) {
-      const BlockSpec& block = stack->blocks[b];
-      if (block.routing() == nullptr) continue;
-      const std::vector<int64_t> parameters = PlaceParameters(block);
-      std::vector<HolderSet> holders(parameters.size());
-      std::vector<int64_t> load(static_cast<size_t>(ranks));
-      for (const size_t e : Descending(parameters)) {
-        if (parameters[e] == 0) continue;
-        size_t least = 0;
-        for (size_t r = 1; r < load.size(); ++r) {
-          if (std::pair(load[r], total[r]) < std::pair(load[least], total[least])) least = r;
-        }
-        load[least] += parameters[e];
-        holders[e] = HolderSet{1} << least;
-      }
-      for (size_t r = 0; r < load.size(); ++r) total[r] += load[r];
-      placement.blocks_[{stack->stack, static_cast<int>(b)}] = std::move(holders);
-    }
-  }
-  return placement;
+  return PlaceExperts(model, {.ranks = ranks});
 }
 
 const std::vector<HolderSet>& ExpertPlacement::holders(Stack stack, int block) const {
@@ -64,11 +46,8 @@ const std::vector<HolderSet>& ExpertPlacement::holders(Stack stack, int block) c
 
 std::vector<int> OwnersOf(std::span<const int32_t> rows, std::span<const int64_t> parameters,
                           std::span<const HolderSet> holders, int ranks) {
-  constexpr int64_t kLeastRows = 8;  // fewer rows take the same time
   std::vector<int64_t> costs(rows.size());
-  for (size_t e = 0; e < costs.size(); ++e) {
-    costs[e] = std::max<int64_t>(rows[e], kLeastRows) * parameters[e];
-  }
+  for (size_t e = 0; e < costs.size(); ++e) costs[e] = CostOf(rows[e], parameters[e]);
   std::vector<int64_t> load(static_cast<size_t>(ranks));
   std::vector<int> owners(rows.size(), -1);
   for (const size_t e : Descending(costs)) {
@@ -81,6 +60,19 @@ std::vector<int> OwnersOf(std::span<const int32_t> rows, std::span<const int64_t
     if (owners[e] >= 0 && rows[e] > 0) load[static_cast<size_t>(owners[e])] += costs[e];
   }
   return owners;
+}
+
+double Imbalance(std::span<const int32_t> rows, std::span<const int64_t> parameters,
+                 std::span<const int> owners, int ranks) {
+  std::vector<int64_t> costs(static_cast<size_t>(ranks));
+  for (size_t e = 0; e < parameters.size(); ++e) {
+    if (rows[e] > 0 && owners[e] >= 0) {
+      costs[static_cast<size_t>(owners[e])] += CostOf(rows[e], parameters[e]);
+    }
+  }
+  const int64_t all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
+  if (all == 0) return 0.0;
+  return static_cast<double>(*std::ranges::max_element(costs)) * ranks / static_cast<double>(all);
 }
 
 }  // namespace moeserve

@@ -23,19 +23,21 @@ class ExpertPlacement {
   using Blocks = std::map<std::pair<Stack, int>, std::vector<HolderSet>>;
 
   ExpertPlacement() = default;
-  ExpertPlacement(int ranks, Blocks blocks) : ranks_(ranks), blocks_(std::move(blocks)) {}
-  // Gives every expert to one rank. In each block, experts go in descending order of their
-  // parameters (ties: lower id) to the rank with the fewest parameters so far (ties: the one with
-  // the fewest in all blocks before, then the lower rank).
+  ExpertPlacement(int ranks, Blocks blocks, uint32_t version = 1)
+      : ranks_(ranks), version_(version), blocks_(std::move(blocks)) {}
+  // Gives every expert to one rank, as PlaceExperts() (place_experts.h) does for uniform loads.
   static ExpertPlacement Balanced(const ModelSpec& model, int ranks);
 
   int ranks() const { return ranks_; }
+  // Placements that follow one another while a model runs have ascending versions; from 1.
+  uint32_t version() const { return version_; }
   // [RoutedLayerSpec::num_places()]; `block` is an index in ModelSpec::blocks of the stack.
   const std::vector<HolderSet>& holders(Stack stack, int block) const;
   const Blocks& blocks() const { return blocks_; }
 
  private:
   int ranks_ = 1;
+  uint32_t version_ = 1;
   Blocks blocks_;
 };
 
@@ -48,6 +50,12 @@ std::vector<int64_t> PlaceParameters(const BlockSpec& block);
 // experts without holders. rows[e] is the number of rows of expert e. The spans have equal sizes.
 std::vector<int> OwnersOf(std::span<const int32_t> rows, std::span<const int64_t> parameters,
                           std::span<const HolderSet> holders, int ranks);
+
+// Returns the imbalance of a step in a block: the largest cost of a rank, max(rows, 8) x parameters
+// of the experts with rows that it owns, divided by the mean cost of the ranks. 0 if no expert that
+// is owned has rows.
+double Imbalance(std::span<const int32_t> rows, std::span<const int64_t> parameters,
+                 std::span<const int> owners, int ranks);
 
 // What a rank computes of a model.
 struct RankShare {
