@@ -96,9 +96,9 @@ struct LinearBankShape {
   }
 };
 
-// Read-only host memory; `owner` keeps it alive.
+// The packed weights of a bank in read-only host memory; `owner` keeps it alive.
 struct PackedBytes {
-  std::span<const char> bytes;
+  std::vector<std::span<const char>> experts;  // [E]; empty for experts of width 0
   std::shared_ptr<const void> owner;
 };
 
@@ -120,9 +120,13 @@ class LinearBank {
   // LinearBankShape::mxfp4 may not: a weight was no 4-bit float or too large. It must not be used.
   virtual bool holds_weights() const { return true; }
 
-  // Returns all loaded weights in the format that Backend::NewPackedBank() reads, or an empty span
-  // if the device has no such format. The span is valid while the bank exists.
-  virtual std::span<const char> packed_bytes() const { return {}; }
+  // Returns the loaded weights and biases of an expert in the format that Backend::NewPackedBank()
+  // reads; empty if the device has no such format or the expert's width is 0. The span is valid
+  // while the bank exists.
+  virtual std::span<const char> packed_bytes(int expert) const {
+    (void)expert;
+    return {};
+  }
 
   const LinearBankShape& shape() const { return shape_; }
   int num_experts() const { return static_cast<int>(shape_.out_features.size()); }
@@ -191,6 +195,11 @@ struct RoutingPlan {
   const int32_t* row_offsets = nullptr;           // [rows + 1]
   const int32_t* assignments_of_row = nullptr;  // [A] assignment indices of each row, ascending by
                                                 // expert
+  // The order of the experts in which a backend that computes them one after another should do so,
+  // [num_experts] in host memory: first all of order[0, num_early), then the others. Null:
+  // ascending. Results do not depend on it.
+  const int32_t* order = nullptr;
+  int num_early = 0;
   const uint8_t* row_nonfinite = nullptr;  // [rows] 2 if the largest score (NaN ignored) is not
                                            // finite; else 1 if a score is NaN; else 0
 };
@@ -587,6 +596,7 @@ struct ExchangeArgs {
 };
 
 class RankOps;
+class WeightPages;
 
 class Backend {
  public:
@@ -614,14 +624,14 @@ class Backend {
   // alone. Layouts that assign different weights to the same bytes have different names. Empty if
   // the device has no packed format.
   virtual std::string_view packed_layout() const { return {}; }
-  // Returns the size of packed_bytes() for a bank of that shape.
-  virtual int64_t PackedBankBytes(const LinearBankShape& shape) const {
-    (void)shape;
+  // Returns the size of packed_bytes(expert) for a bank of that shape.
+  virtual int64_t PackedExpertBytes(const LinearBankShape& shape, int expert) const {
+    (void)shape, (void)expert;
     return 0;
   }
-  // Returns a bank that reads its weights from `packed` (PackedBankBytes(shape) bytes, 64-byte
-  // aligned). Load*() must not be called on that bank. No content of `packed` causes an access out
-  // of bounds. Unimplemented if packed_layout() is empty.
+  // Returns a bank that reads its weights from `packed` (PackedExpertBytes(shape, e) bytes of each
+  // expert e, 64-byte aligned). Load*() must not be called on that bank. No content of `packed`
+  // causes an access out of bounds. Unimplemented if packed_layout() is empty.
   virtual Result<std::unique_ptr<LinearBank>> NewPackedBank(LinearBankShape shape,
                                                             PackedBytes packed) {
     (void)shape, (void)packed;
@@ -739,6 +749,9 @@ class Backend {
   // Returns the operations for a part of the experts (kernels/rank_ops.h), which live as long as
   // the backend; null if it computes all experts only.
   virtual RankOps* rank_ops() { return nullptr; }
+  // Returns the operations on weights in mapped files (kernels/weight_pages.h), which live as long
+  // as the backend; null without a packed layout.
+  virtual WeightPages* weight_pages() { return nullptr; }
   virtual void AssignRows(const AssignRowsArgs& args) = 0;
   virtual void Combine(const CombineArgs& args) = 0;
   // Converts or copies rows: output = input (f32 to f32 or bf16, bf16 to f32).

@@ -22,11 +22,11 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
     names.push_back(prefix + ".experts." + std::to_string(e));
   }
   const int latent = spec.routing->latent_width;
+  const RoutedExperts routed = load.ExpertsOf(model, block);
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<FeedForwardExperts> body,
-      FeedForwardExperts::Load(load, names, spec.expert,
-                               load.LoadedWidths(spec.routing->PlaceWidths(), model, block),
-                               latent > 0 ? latent : d / spec.routing->split.heads));
+      FeedForwardExperts::Load(load, names, spec.expert, spec.routing->PlaceWidths(),
+                               latent > 0 ? latent : d / spec.routing->split.heads, &routed));
   if (spec.routing->weight_input) body->WeightInputs();
   f->late_ = spec.late_experts;
   MOESERVE_ASSIGN_OR_RETURN(f->routed_, RoutedLayer::Load(load, model, block, std::move(body)));

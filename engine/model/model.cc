@@ -66,6 +66,7 @@ class Model::Impl {
         divides_head(DividesHead(s, o)),
         workspace(b),
         has_states_(!StateShapes(s).empty()),
+        tiers_(b, o.tiers),
         stack_(spec, o.compute) {
     if (spec.encoder != nullptr) encoder_ = std::make_unique<BlockStack>(*spec.encoder, o.compute);
     if (spec.prediction != nullptr) {
@@ -85,9 +86,10 @@ class Model::Impl {
   StepReport EncodeSources(const Batch& batch, KvCacheStorage& cache, const StepOptions& step);
   void Predict(const Batch& batch, const PredictionSources& sources, KvCacheStorage& cache,
                const StepResults& results);
+  TierCounts tier_counts() const { return tiers_.counts(); }
   const ReportBuffer& reported() { return stack_.reported(); }
   absl::Status CheckFiles() {
-    MOESERVE_RETURN_IF_ERROR(files_in_use_.Check());
+    MOESERVE_RETURN_IF_ERROR(CheckWeights());
     return listener_status_;
   }
 
@@ -139,8 +141,12 @@ class Model::Impl {
   // `x`: the residual stream of the step.
   void AfterStep(const RowsView& x) {
     if (options.listener == nullptr) return;
-    listener_status_ =
-        options.listener->AfterStep(backend.rank_ops()->Checksum(x), files_in_use_.Check());
+    listener_status_ = options.listener->AfterStep(backend.rank_ops()->Checksum(x), CheckWeights());
+  }
+  // Returns the first error of the files from which weights are read.
+  absl::Status CheckWeights() {
+    MOESERVE_RETURN_IF_ERROR(files_in_use_.Check());
+    return tiers_.status();
   }
 
   std::unique_ptr<OutputHead> head_;
@@ -149,6 +155,7 @@ class Model::Impl {
   std::vector<int32_t> output_rows_;  // of the current step
   RankShare share_;
   WatchedMappings files_in_use_;                 // kept alive by the members below
+  ExpertTiers tiers_;                            // outlives the stacks
   BlockStack stack_;                             // the decoder's, if there is an encoder beside it
   std::unique_ptr<BlockStack> encoder_;          // null if there is only one stack
   std::unique_ptr<PredictionStack> prediction_;  // null if there is none
@@ -171,6 +178,7 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   share_ = {options.exchange, options.placement, divides_head};
   if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
+  load.tiers = &tiers_;
   MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
   const LinearBank* const tied = spec.tie_word_embeddings ? head_->vocabulary() : nullptr;
   MOESERVE_RETURN_IF_ERROR(stack_.Load(load, tied, nullptr));
@@ -292,7 +300,7 @@ StepReport Model::Impl::EncodeSources(const Batch& batch, KvCacheStorage& cache,
       },
       [&] {
         if (options.listener == nullptr) return;
-        listener_status_ = options.listener->AfterStep(checksum, files_in_use_.Check());
+        listener_status_ = options.listener->AfterStep(checksum, CheckWeights());
       });
 }
 
@@ -464,9 +472,6 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
     if (backend.rank_ops() == nullptr) {
       return absl::UnimplementedError(Concat("ranks: expected device cpu, found ", backend.name()));
     }
-    if (packed_cache != nullptr) {
-      return absl::UnimplementedError("ranks: the packed cache has no parts of banks yet");
-    }
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);
   const absl::Status loaded = impl->Load(source, packed_cache);
@@ -499,6 +504,8 @@ void Model::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
 }
 
 absl::Status Model::CheckFiles() { return impl_->CheckFiles(); }
+
+TierCounts Model::tier_counts() const { return impl_->tier_counts(); }
 
 int64_t Model::ReportFloatsPerToken(ReportContents contents) const {
   return impl_->reported().Floats(1, contents);

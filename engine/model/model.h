@@ -13,6 +13,7 @@
 #include "engine/step/batch.h"
 #include "engine/step/step_listener.h"
 #include "engine/step/step_report.h"
+#include "engine/tiers/tier_options.h"
 #include "engine/weights/expert_placement.h"
 #include "engine/weights/packed_cache.h"
 #include "kernels/backend.h"
@@ -40,6 +41,8 @@ struct ModelOptions {
   // kAuto: if there are several ranks and the head has a matrix of its own. With kOn and tied
   // embeddings, a rank has both the whole matrix and its range.
   SplitChoice split_head = SplitChoice::kAuto;
+  // Of experts that are read from the files of a packed cache.
+  TierOptions tiers = {};
   // Takes part in all steps; must outlive the model. Null: nobody does.
   StepListener* listener = nullptr;
 };
@@ -91,10 +94,15 @@ class Model {
   std::span<const TokenRoutes> CountStep(std::span<const Phase> phase);
 
   // Returns Internal with the file's name if a mapped file that the model reads in place (packed
-  // weights, an embedding table) has lost bytes. Then the results of the last step may be wrong.
+  // weights, an embedding table) has lost bytes, or if an expert that was used for the first time
+  // differs from its checksum. Then the results of the last step may be wrong.
   // Also returns what ModelOptions::listener has returned after the last step. To be called after
   // each Forward(), by the same thread.
   absl::Status CheckFiles();
+
+  // Returns what has been read from files since the model was loaded. Called by the thread that
+  // calls Forward().
+  TierCounts tier_counts() const;
 
   // Returns the number of floats per token that a step must store for its report: the router scores
   // and router inputs that `contents` requests.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "engine/tiers/expert_tiers.h"
 #include "engine/weights/expert_placement.h"
 
 namespace moeserve {
@@ -20,18 +21,21 @@ DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors
 }
 
 // Returns the bank for `key` from the packed cache. If the cache lacks it, loads it with `load_it`
-// and stores it in the cache.
+// and, if it has all experts, stores it in the cache. `routed` is that of LoadBank().
 template <typename LoadIt>
-Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
-                                               const LoadIt& load_it) {
+Result<std::unique_ptr<LinearBank>> FindOrLoad(LoadContext& load, const PackedBankKey& key,
+                                               const RoutedExperts* routed, const LoadIt& load_it) {
   if (load.packed_cache == nullptr) return load_it();
-  if (std::unique_ptr<LinearBank> bank = load.packed_cache->Find(key)) {
-    if (load.files_in_use != nullptr) load.files_in_use->Add(bank->packed_bytes().data());
-    return bank;
+  const bool later = routed != nullptr && load.tiers != nullptr;
+  const std::vector<bool> here = routed != nullptr ? routed->here : std::vector<bool>();
+  if (CachedBank found = load.packed_cache->Find(key, !later, here); found.bank != nullptr) {
+    if (load.files_in_use != nullptr) load.files_in_use->Add(found.experts->owner()->data());
+    if (later) load.tiers->Add(found.bank.get(), std::move(found.experts));
+    return std::move(found.bank);
   }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, load_it());
   MOESERVE_RETURN_IF_ERROR(load.source.Check());  // zeros of a damaged file must not be kept
-  load.packed_cache->Store(key, *bank);
+  if (here.empty()) load.packed_cache->Store(key, *bank);
   return bank;
 }
 
@@ -102,13 +106,19 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
 
 }  // namespace
 
-std::vector<int> LoadContext::LoadedWidths(std::vector<int> widths, const ModelSpec& model,
-                                           int block) const {
-  if (ranks == nullptr) return widths;
+std::vector<int> RoutedExperts::WidthsHere(std::vector<int> widths) const {
   for (size_t e = 0; e < widths.size(); ++e) {
-    if (!ranks->Holds(model.stack, block, static_cast<int>(e))) widths[e] = 0;
+    if (!IsHere(e)) widths[e] = 0;
   }
   return widths;
+}
+
+RoutedExperts LoadContext::ExpertsOf(const ModelSpec& model, int block) const {
+  RoutedExperts experts;
+  if (ranks == nullptr) return experts;
+  const int places = static_cast<int>(ranks->placement->holders(model.stack, block).size());
+  for (int e = 0; e < places; ++e) experts.here.push_back(ranks->Holds(model.stack, block, e));
+  return experts;
 }
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
@@ -128,7 +138,7 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
     shape.bias = shape.bias || p.bias;
   }
   shape.out_features = {total};
-  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+  return FindOrLoad(load, key, nullptr, [&]() -> Result<std::unique_ptr<LinearBank>> {
     std::vector<Weight> weights;
     int row = 0;
     for (const LinearPart& p : parts) {
@@ -210,7 +220,8 @@ void StackedLinear::Run(Backend& backend, const RowsView& input, const RowsView&
 
 Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
                                              const std::vector<int>& out_features,
-                                             const BankNames& names, bool bias) {
+                                             const BankNames& names, bool bias,
+                                             const RoutedExperts* routed) {
   const bool gated = names.gate.has_value();
   const size_t experts = names.prefixes.size();
   const auto tensor = [&](size_t e, bool gate) {
@@ -237,9 +248,15 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   key.shape.bias = bias;
   key.shape.quantization = quantization;
   for (const auto& [e, gate] : matrices) key.tensors.push_back(tensor(e, gate) + ".weight");
-  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+  return FindOrLoad(load, key, routed, [&]() -> Result<std::unique_ptr<LinearBank>> {
+    LinearBankShape shape = key.shape;
+    if (routed != nullptr) {
+      shape.out_features = routed->WidthsHere(out_features);
+      if (in_features.size() > 1) shape.in_features = routed->WidthsHere(in_features);
+    }
     std::vector<Weight> weights;
     for (const auto& [e, gate] : matrices) {
+      if (shape.out_features[e] == 0) continue;
       const LinearBank::Half half = gate ? LinearBank::Half::kGate : LinearBank::Half::kMain;
       Weight w{static_cast<int>(e), half, 0, std::nullopt, {}};
       MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, gate) + ".weight", out_features[e],
@@ -247,7 +264,7 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
       weights.push_back(std::move(w));
     }
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                              BankOf(load, key.shape, weights, true));
+                              BankOf(load, std::move(shape), weights, true));
     for (const Weight& w : weights) {
       if (!bias) break;
       const auto e = static_cast<size_t>(w.expert);

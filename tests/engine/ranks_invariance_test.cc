@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <thread>
 
@@ -11,6 +12,7 @@
 #include "tests/support/family_cases.h"
 #include "tests/support/golden.h"
 #include "tests/support/model_runner.h"
+#include "tests/support/native_model.h"
 
 namespace moeserve::testing {
 namespace {
@@ -168,6 +170,24 @@ TEST_P(RanksInvarianceTest, LogitsHaveTheBitsOfOneProcess) {
   EXPECT_EQ(copied, 2 * one.weight_bytes);
   EXPECT_LE(shared, copied);
   run(3, kOn, kAuto, AllOnTheLast);
+}
+
+// The ranks read their experts from files that one process has written.
+TEST_P(RanksInvarianceTest, RanksSharePackedFiles) {
+  const TempFolder folder;
+  RunnerOptions options = Options();
+  options.packed_folder = folder.path();
+  const Outcome one = RunSteps(options);
+  ASSERT_FALSE(one.logits.empty());
+  const auto files = [&] {
+    return std::distance(std::filesystem::directory_iterator(folder.path()),
+                         std::filesystem::directory_iterator());
+  };
+  const auto written = files();
+  ASSERT_GT(written, 0);
+  const int64_t shared = RunRanks(2, one, options);
+  EXPECT_EQ(files(), written);
+  EXPECT_EQ(RunRanks(2, one, Options()), shared) << "a rank has its share";
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RanksInvarianceTest, ::testing::ValuesIn(RanksSetups()),

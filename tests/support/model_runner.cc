@@ -44,7 +44,8 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   MOESERVE_ASSIGN_OR_RETURN(runner->backend_, CreateBackend({.device = options.device,
                                                              .threads = options.threads,
                                                              .cpu_isa = options.isa}));
-  ModelOptions model{.compute = options.compute, .quantization = options.quantization};
+  ModelOptions model{
+      .compute = options.compute, .quantization = options.quantization, .tiers = options.tiers};
   if (options.exchange != nullptr) {
     runner->placement_ = options.placement(checkpoint.spec, options.exchange->ranks());
     model.exchange = options.exchange;
@@ -53,8 +54,17 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
     model.split_head = options.split_head;
   }
   RunnerWeights weights(*checkpoint.weights, options.mxfp4);
-  MOESERVE_ASSIGN_OR_RETURN(runner->model_,
-                            Model::Create(checkpoint.spec, model, weights, *runner->backend_));
+  std::unique_ptr<PackedCache> packed;
+  if (!options.packed_folder.empty()) {
+    PackedCacheOptions cache{.folder = options.packed_folder,
+                             .place = checkpoint.identity.place,
+                             .state = checkpoint.identity.state,
+                             .warn = {}};
+    MOESERVE_ASSIGN_OR_RETURN(packed, PackedCache::Open(std::move(cache), *runner->backend_));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(runner->model_, Model::Create(checkpoint.spec, model, weights,
+                                                          *runner->backend_, packed.get()));
+  if (packed != nullptr) runner->packed_found_ = packed->found();
   const std::vector<KvLayerShape> shapes = CacheShapes(checkpoint.spec);
   const int64_t blocks = options.cache_tokens / kPageTokens;
   MOESERVE_ASSIGN_OR_RETURN(

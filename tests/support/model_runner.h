@@ -26,6 +26,8 @@ struct RunnerOptions {
   int threads = 2;
   int64_t cache_tokens = 4096;
   LoadOptions load = {.require_tokenizer = false};
+  std::filesystem::path packed_folder = {};  // of a packed cache; empty: none
+  TierOptions tiers = {};
   // The ranks that run the model together, each with a ModelRunner of its own; null: one.
   Exchange* exchange = nullptr;
   // The experts of the ranks.
@@ -75,6 +77,9 @@ class ModelRunner {
 
   const ModelSpec& spec() const { return model_->spec(); }
   Backend& backend() { return *backend_; }
+  Model& model() { return *model_; }
+  // Returns how many banks were found in RunnerOptions::packed_folder.
+  int packed_found() const { return packed_found_; }
   int vocab() const { return model_->spec().vocab_size; }
   // The number of sequences that the cache can store; each has capacity for kTokensPerSlot tokens.
   static constexpr int kTokensPerSlot = 256;
@@ -89,6 +94,7 @@ class ModelRunner {
   std::unique_ptr<Backend> backend_;
   ExpertPlacement placement_;  // with ranks
   std::unique_ptr<Model> model_;
+  int packed_found_ = 0;
   std::unique_ptr<KvCacheStorage> cache_;
   std::unique_ptr<KvCacheStorage> predicted_;  // null without prediction layers
   std::unique_ptr<StateStorage> states_;       // null if the model has none

@@ -17,6 +17,8 @@ class ExpertBody {
   virtual ~ExpertBody() = default;
   // Returns the width of the experts' outputs for rows of the width `row_width`.
   virtual int64_t ResultWidth(int64_t row_width) const { return row_width; }
+  // Returns the banks of which Run() reads the experts that have rows in its plan.
+  virtual std::vector<const LinearBank*> Banks() const = 0;
   // Writes the experts' outputs to `results` [plan.capacity, ResultWidth()], one row per assignment
   // of `plan`, in the order of the assignments. `rows` [R, width] and `results` are in the
   // activation type.
@@ -30,12 +32,12 @@ class ExpertBody {
 // feed-forward is a body with one expert.
 class FeedForwardExperts : public ExpertBody {
  public:
-  // Experts of width 0 have no tensors, and their rows are not written.
-  static Result<std::unique_ptr<FeedForwardExperts>> Load(LoadContext& load,
-                                                          const std::vector<std::string>& prefixes,
-                                                          const ExpertSpec& spec,
-                                                          const std::vector<int>& widths,
-                                                          int model_width);
+  // Experts of width 0 have no tensors, and their rows are not written. `routed` is that of
+  // LoadBank(); null: the body runs without a plan.
+  static Result<std::unique_ptr<FeedForwardExperts>> Load(
+      LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
+      const std::vector<int>& widths, int model_width, const RoutedExperts* routed = nullptr);
+  std::vector<const LinearBank*> Banks() const override;
   // Experts get their rows times the weights of the plan.
   void WeightInputs() { weight_inputs_ = true; }
   void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
@@ -53,7 +55,7 @@ class FeedForwardExperts : public ExpertBody {
   };
   static Result<Sublayer> LoadSublayer(LoadContext& load, const std::vector<std::string>& prefixes,
                                        const ExpertSpec& spec, const std::vector<int>& widths,
-                                       int model_width);
+                                       int model_width, const RoutedExperts* routed);
 
   // Computes one network without its norm. Without a plan, the only expert computes every row. With
   // `gather`, `rows` are the rows of the plan, else they are its assignments.

@@ -53,6 +53,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->scores_stream_ = spec.score.stream;
   routed->weight_input_ = spec.weight_input;
   routed->body_ = std::move(body);
+  if (load.tiers != nullptr) routed->tier_ = load.tiers->NewBlock(routed->body_->Banks());
   if (load.ranks != nullptr) {
     routed->places_ = std::make_unique<RankPlaces>(*load.ranks, model, block);
   } else {
@@ -205,6 +206,7 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, RoutingPlan& plan, const Rows
   RowsView own = results;
   own.data = results.row(placed.first);
   own.rows = placed.here.capacity;
+  if (tier_ != nullptr) tier_->BeforeProducts(placed.here);
   body_->Run(ctx, placed.here, inputs, own);
   places_->Collect(ctx, placed, results);
   plan = placed.all;
