@@ -92,15 +92,19 @@ absl::Status Attention::LoadQkNorm(LoadContext& load, const std::string& prefix)
   return absl::OkStatus();
 }
 
+void Attention::ProjectRows(StepContext& ctx, const RowsView& x, const RowsView& all) const {
+  ctx.WithLeftNorm([&](const AddNormArgs* norm) { projection_.Run(ctx.backend, x, all, norm); });
+}
+
 void Attention::Project(StepContext& ctx, const RowsView& x, const RowsView& all) const {
   const int64_t q_width = spec_.routed() ? 0 : int64_t{spec_.num_heads} * spec_.head_dim;
   const int64_t key_width = int64_t{spec_.num_kv_heads} * spec_.head_dim;
   const RowsView keys = all.Columns(q_width, key_width);
   const RowsView values = all.Columns(q_width + key_width, spec_.value_width());
   if (spec_.projects_values()) {
-    projection_.Run(ctx.backend, x, all);
+    ProjectRows(ctx, x, all);
   } else {
-    projection_.Run(ctx.backend, x, all.Columns(0, q_width + key_width));
+    ProjectRows(ctx, x, all.Columns(0, q_width + key_width));
     if (gate_ != nullptr) {
       const RowsView gate = all.Columns(all.cols - spec_.gates(), spec_.gates());
       ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
@@ -143,10 +147,11 @@ void Attention::ForwardWithoutKeys(StepContext& ctx, const RowsView& x,
                                    const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
   const int64_t q_width = int64_t{spec_.num_heads} * spec_.head_dim;
+  ctx.KeepLeftRows();
   const RowsView all = ctx.workspace.Take(x.rows, q_width + spec_.gates(), DType::kF32);
   const RowsView queries = all.Columns(0, q_width);
   const RowsView gate = all.Columns(q_width, spec_.gates());
-  projection_.Run(ctx.backend, x, queries);
+  ProjectRows(ctx, x, queries);
   if (gate_ != nullptr) ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
   PrepareQueries(ctx.backend, queries);
   if (spec_.query_scale.has_value()) {
@@ -162,6 +167,7 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
   const int64_t q_width = spec_.routed() ? 0 : int64_t{spec_.num_heads} * spec_.head_dim;
   const int64_t qkv_width = q_width + key_width + spec_.value_width();
   const int gate_width = spec_.gates();
+  if (!spec_.routed()) ctx.KeepLeftRows();
   const RowsView all = ctx.workspace.Take(x.rows, qkv_width + gate_width, DType::kF32);
   // Before any other operation, because it may take what the block before has left.
   RoutedLayer::RoutedRows routed;

@@ -80,6 +80,15 @@ struct StepContext {
     if (!left.has_value()) return f(nullptr);
     return left->With([&f](const AddNormArgs& norm) { return f(&norm); });
   }
+  // Must be called before the output of an operation that takes `left_norm` is taken from the
+  // workspace. A backend can compute few rows at once only if it may write the output while it
+  // still reads the experts' results; of many rows, these would take too much memory.
+  void KeepLeftRows() const {
+    constexpr int64_t kFewRows = 8;
+    if (left_norm.has_value() && left_norm->sum.has_value() && left_norm->x.rows <= kFewRows) {
+      workspace.Keep(left_norm->sum->results);
+    }
+  }
   // What the experts of an attention must do before it (AttentionArgs::append); null: nothing.
   const NormRopeAppendArgs* left_append = nullptr;
 };
