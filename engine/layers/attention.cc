@@ -92,15 +92,19 @@ absl::Status Attention::LoadQkNorm(LoadContext& load, const std::string& prefix)
   return absl::OkStatus();
 }
 
+void Attention::ProjectRows(StepContext& ctx, const RowsView& x, const RowsView& all) const {
+  ctx.WithLeftNorm([&](const AddNormArgs* norm) { projection_.Run(ctx.backend, x, all, norm); });
+}
+
 void Attention::Project(StepContext& ctx, const RowsView& x, const RowsView& all) const {
   const int64_t q_width = spec_.routed() ? 0 : int64_t{spec_.num_heads} * spec_.head_dim;
   const int64_t key_width = int64_t{spec_.num_kv_heads} * spec_.head_dim;
   const RowsView keys = all.Columns(q_width, key_width);
   const RowsView values = all.Columns(q_width + key_width, spec_.value_width());
   if (spec_.projects_values()) {
-    projection_.Run(ctx.backend, x, all);
+    ProjectRows(ctx, x, all);
   } else {
-    projection_.Run(ctx.backend, x, all.Columns(0, q_width + key_width));
+    ProjectRows(ctx, x, all.Columns(0, q_width + key_width));
     if (gate_ != nullptr) {
       const RowsView gate = all.Columns(all.cols - spec_.gates(), spec_.gates());
       ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
@@ -167,10 +171,11 @@ void Attention::ForwardWithoutKeys(StepContext& ctx, const RowsView& x,
   const RowsView own = ctx.division.Own(x);
   const int64_t first = ctx.division.first_token();
   const int64_t q_width = int64_t{spec_.num_heads} * spec_.head_dim;
+  ctx.PrepareLeftNorm(ctx.division);
   const RowsView all = ctx.workspace.Take(own.rows, q_width + spec_.gates(), DType::kF32);
   const RowsView queries = all.Columns(0, q_width);
   const RowsView gate = all.Columns(q_width, spec_.gates());
-  projection_.Run(ctx.backend, own, queries);
+  ProjectRows(ctx, own, queries);
   if (gate_ != nullptr) ctx.backend.Linear({.bank = gate_.get(), .input = own, .output = gate});
   PrepareQueries(ctx.backend, queries, first, false);
   ScaleQueries(ctx.backend, queries, first);
@@ -200,6 +205,7 @@ void Attention::ForwardDense(StepContext& ctx, const RowsView& x, const RowsView
   const int64_t q_width = int64_t{spec_.num_heads} * spec_.head_dim;
   const int64_t kv_width = int64_t{spec_.num_kv_heads} * spec_.head_dim + spec_.value_width();
   const RowsView own = division.Own(x);
+  ctx.PrepareLeftNorm(division);
   const RowsView all =
       ctx.workspace.Take(own.rows, q_width + kv_width + spec_.gates(), DType::kF32);
   Project(ctx, own, all);

@@ -21,7 +21,7 @@ class Attention : public Branch {
 
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
-  bool TakesNorm() const override { return spec_.routed() && routed_->TakesNorm(); }
+  bool TakesNorm() const override { return !spec_.routed() || routed_->TakesNorm(); }
 
   const float* out_bias() const override {
     return out_bias_ == nullptr ? nullptr : static_cast<const float*>(out_bias_->data());
@@ -30,6 +30,8 @@ class Attention : public Branch {
  private:
   absl::Status LoadQkNorm(LoadContext& load, const std::string& prefix);
 
+  // Projects the rows to the first columns of `all`.
+  void ProjectRows(StepContext& ctx, const RowsView& x, const RowsView& all) const;
   // Computes the queries, keys, values and gates of the rows, before norms and rotation.
   void Project(StepContext& ctx, const RowsView& x, const RowsView& all) const;
   // Whether Project() has normalised queries and keys: norms of heads with weights of their own,

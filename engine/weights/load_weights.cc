@@ -210,11 +210,14 @@ Result<StackedLinear> StackedLinear::Load(LoadContext& load, int in_features,
   return linear;
 }
 
-void StackedLinear::Run(Backend& backend, const RowsView& input, const RowsView& output) const {
+void StackedLinear::Run(Backend& backend, const RowsView& input, const RowsView& output,
+                        const AddNormArgs* norm) const {
   for (const Product& p : products_) {
     backend.Linear({.bank = p.bank.get(),
                     .input = input,
-                    .output = output.Columns(p.first_column, p.columns)});
+                    .output = output.Columns(p.first_column, p.columns),
+                    .norm = norm});
+    norm = nullptr;
   }
 }
 

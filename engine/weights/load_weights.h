@@ -83,7 +83,9 @@ class StackedLinear {
   // The outputs are those of `parts`, one after the other.
   static Result<StackedLinear> Load(LoadContext& load, int in_features,
                                     const std::vector<LinearPart>& parts);
-  void Run(Backend& backend, const RowsView& input, const RowsView& output) const;
+  // `norm` is that of LinearArgs.
+  void Run(Backend& backend, const RowsView& input, const RowsView& output,
+           const AddNormArgs* norm = nullptr) const;
 
  private:
   struct Product {

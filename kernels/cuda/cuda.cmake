@@ -58,6 +58,7 @@ set(MOESERVE_CUDA_SOURCES
   fused/fused_expert_wgmma.cu
   device/handles.cc
   joined/joined_linear.cu
+  joined/joined_stream.cu
   device/launch.cc
   linear/linear.cc
   linear/linear_bank.cc

@@ -353,7 +353,7 @@ bool CudaBackend::JoinsLinear(const LinearArgs& args) {
     norm = LaunchOf(*args.norm);
     joined.norm = &norm;
   }
-  if (!CanJoin(joined)) return false;
+  if (!CanJoin(joined, stream_.get())) return false;
   LaunchJoinedLinear(joined, stream_.get());
   return true;
 }
