@@ -22,9 +22,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "kernels/base/activation.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/fp8_matrix.h"
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/pooling.h"
 #include "kernels/base/position_scale.h"
@@ -90,6 +92,12 @@ struct LinearBankShape {
   // share, and the bank stores them so (Backend::stores_mxfp4()). Input rows are bf16, and results
   // have the same bits as with bf16 weights.
   bool mxfp4 = false;
+  // The weights, of weight_dtype kBF16, are FP8 numbers (Fp8Matrix), and the bank stores them so
+  // (Backend::stores_fp8()); LinearBank::LoadFp8() loads them. Input rows are bf16. The products of
+  // 128 inputs are summed without the scale; their sum is multiplied by the scale and added to the
+  // sum of all by one fused multiply-add in f32, in ascending order of the inputs. So results do
+  // not have the bits of weights that were rounded to bf16.
+  bool fp8 = false;
 
   int in_features_of(int e) const {
     return in_features.size() == 1 ? in_features[0] : in_features[e];
@@ -115,9 +123,15 @@ class LinearBank {
   virtual void LoadQuantized(int expert, Half half, int row_begin,
                              const QuantizedMatrix& weight) = 0;
   virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
+  // Only for banks with LinearBankShape::fp8, which take no other weights.
+  virtual void LoadFp8(int expert, Half half, int row_begin, const Fp8Matrix& weight) {
+    (void)expert, (void)half, (void)row_begin, (void)weight;
+    MOESERVE_CHECK(false, "this device has no banks of FP8");
+  }
 
   // Returns whether the bank holds the weights that were loaded. Only a bank with
-  // LinearBankShape::mxfp4 may not: a weight was no 4-bit float or too large. It must not be used.
+  // LinearBankShape::mxfp4 or fp8 may not: a weight was no 4-bit float or too large, or a NaN of
+  // FP8. It must not be used.
   virtual bool holds_weights() const { return true; }
 
   // Returns the loaded weights and biases of an expert in the format that Backend::NewPackedBank()
@@ -620,6 +634,8 @@ class Backend {
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
   // Returns whether banks may have LinearBankShape::mxfp4.
   virtual bool stores_mxfp4() const { return false; }
+  // Returns whether banks may have LinearBankShape::fp8.
+  virtual bool stores_fp8() const { return false; }
   // Returns the name of the layout of packed_bytes(). The layout depends on the shape of a bank
   // alone. Layouts that assign different weights to the same bytes have different names. Empty if
   // the device has no packed format.

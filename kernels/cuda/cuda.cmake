@@ -72,8 +72,10 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_stationary.cu
   linear/linear_stream.cu
   linear/linear_wgmma.cu
+  linear/pack_fp8.cu
   linear/pack_mxfp4.cu
   positions/norm_rope_append.cu
+  quantized/linear_fp8.cu
   quantized/linear_grouped.cu
   quantized/linear_int4.cu
   routing/pack_plans.cu

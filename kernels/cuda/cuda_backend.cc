@@ -16,6 +16,7 @@
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/positions/norm_rope_append.h"
 #include "kernels/cuda/positions/rope.h"
+#include "kernels/cuda/quantized/linear_fp8.h"
 #include "kernels/cuda/quantized/linear_grouped.h"
 #include "kernels/cuda/quantized/linear_int4.h"
 #include "kernels/cuda/quantized/linear_mxfp4.h"
@@ -374,6 +375,7 @@ void CudaBackend::Linear(const LinearArgs& args) {
     const auto launch = type == Quantization::kInt4K ? LaunchLinearInt4 : LaunchLinearGrouped;
     return launch(args, LinearTile::kAuto, int8_rows_, stream_.get());
   }
+  if (args.bank->shape().fp8) return LaunchLinearFp8(args, LinearTile::kAuto, stream_.get());
   if (args.bank->shape().mxfp4) return LaunchLinearMxfp4(args, LinearTile::kAuto, stream_.get());
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;

@@ -261,8 +261,9 @@ bool MayJoin(const JoinedLinear& joined) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   const RowsView& input = args.input;
   if (args.plan != nullptr || args.segments || args.pad_output || bank.num_experts() != 1 ||
-      bank.shape().gated || bank.has_integers() || bank.is_mxfp4() || bank.row_major() ||
-      bank.shape().weight_dtype != DType::kBF16 || input.dtype != DType::kBF16) {
+      bank.shape().gated || bank.has_integers() || bank.is_mxfp4() || bank.is_fp8() ||
+      bank.row_major() || bank.shape().weight_dtype != DType::kBF16 ||
+      input.dtype != DType::kBF16) {
     return false;
   }
   if (input.rows == 0 || input.rows > kMostJoinedRows || bank.entry(0).in_features % 8 != 0 ||
