@@ -40,7 +40,8 @@ set(MOESERVE_CUDA_SOURCES
   attention/attention_f32.cu
   attention/attention_latent_mma.cu
   attention/attention_latent_wgmma.cu
-  attention/attention_pingpong_wgmma.cu
+  attention/pingpong/attention_pingpong_int8.cu
+  attention/pingpong/attention_pingpong_wgmma.cu
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
   attention/attention_tiled_wgmma.cu

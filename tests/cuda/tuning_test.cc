@@ -417,23 +417,27 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   if (!cuda::TiledWgmmaFits()) GTEST_SKIP() << "one kernel only";
   using cuda::AttentionTiles;
   const int32_t some = 0;
-  cuda::AttentionLaunch window = RecordedAttention(100, 100), routed = window, both = window;
+  cuda::AttentionLaunch window = RecordedAttention(100, 100), routed = window, both = window,
+                        int8 = window;
   window.seen.window = 30;
   routed.rows = {&some, &some, &some, 3};
   routed.query_stride = routed.output_stride = 2 * 64;
   routed.heads = 2;
   both.seen.causal = false;
+  int8.cache.type = KvCacheType::kInt8;
+  int8.cache.head_stride += cuda::kCacheScaleBytes;
+  int8.cache.block_stride += 2 * cuda::kCacheScaleBytes;
   Choices choices;
   cuda::AttentionTuning tuning(&choices);
   EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 0)), AttentionTiles::kAuto);
   tuning.Record(true);
-  for (const cuda::AttentionLaunch& a : {RecordedAttention(100, 100), window, routed, both}) {
+  for (const cuda::AttentionLaunch& a : {RecordedAttention(100, 100), window, routed, both, int8}) {
     EXPECT_EQ(tuning.Tiles(a), AttentionTiles::kAuto);
   }
   const auto messages = tuning.Measure(kNoLimit, NewCountingDevice, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
-  EXPECT_EQ(tuning.measured(), 12);  // 16, 64 and 100 tokens
+  EXPECT_EQ(tuning.measured(), 15);  // 16, 64 and 100 tokens
   EXPECT_EQ(tuning.left_out(), 0);
   // The candidate that is prepared last seems to be the fastest.
   EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 0)), AttentionTiles::kPingPong);
@@ -441,12 +445,13 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   cuda::AttentionLaunch other = RecordedAttention(50, 0);
   other.heads = 2;
   EXPECT_EQ(tuning.Tiles(other), AttentionTiles::kAuto);
-  // What is known is not measured again, and f32 and int8 caches have one kernel.
+  int8.step.tokens = 50;
+  int8.tiled_from = 0;
+  EXPECT_EQ(tuning.Tiles(int8), AttentionTiles::kPingPong);
+  // What is known is not measured again, and f32 caches have one kernel.
   tuning.Record(true);
   tuning.Tiles(RecordedAttention(100, 0));
   other.cache.type = KvCacheType::kF32;
-  tuning.Tiles(other);
-  other.cache.type = KvCacheType::kInt8;
   tuning.Tiles(other);
   ASSERT_TRUE(tuning.Measure({}, NewCountingDevice, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 0);
