@@ -81,19 +81,18 @@ Result<std::unique_ptr<Model>> CreateModel(const ModelOptionsText& options, Open
                                            ProgressOutput progress) {
   Checkpoint& checkpoint = opened.checkpoint;
   std::unique_ptr<PackedCache> packed_cache;
-  if (options.session == nullptr) {
-    MOESERVE_ASSIGN_OR_RETURN(packed_cache,
-                              OpenPackedCache(options, checkpoint.identity, checkpoint.weight_bytes,
-                                              *opened.backend, progress));
+  // Before anything can fail, because it needs all ranks.
+  if (options.session != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(options.session->Place(checkpoint.spec, opened.types));
   }
+  MOESERVE_ASSIGN_OR_RETURN(packed_cache,
+                            OpenPackedCache(options, checkpoint.identity, checkpoint.weight_bytes,
+                                            *opened.backend, progress));
   // All ends count for structured output and for descriptions of the model, not only those that
   // config.json names.
   ModelSpec spec = checkpoint.spec;
   spec.eos_token_ids = checkpoint.eos_token_ids;
   MOESERVE_RETURN_IF_ERROR(ApplyPooling(options, spec));
-  if (options.session != nullptr) {
-    MOESERVE_RETURN_IF_ERROR(options.session->Place(spec, opened.types));
-  }
   ReportedWeights weights(*checkpoint.weights, checkpoint.spec, checkpoint.weight_bytes, progress);
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,

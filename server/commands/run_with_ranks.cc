@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error_text.h"
+#include "engine/weights/place_experts.h"
 #include "server/base/commit.h"
 #include "server/base/version.h"
 #include "server/commands/checked_options.h"
@@ -31,7 +32,8 @@ StartFacts ProgramFacts(const ModelOptionsText& options) {
                       {"--dtype", options.dtype},
                       {"--kv-cache-dtype", options.kv_cache_dtype},
                       {"--draft-mtp", options.draft_mtp ? "on" : "off"},
-                      {"--pooling", options.pooling}};
+                      {"--pooling", options.pooling},
+                      {"--split-head", options.ranks.split_head}};
   std::string ignored;
   for (const std::string& key : options.ignored_keys) {
     ignored += Concat(ignored.empty() ? "" : " ", Quoted(key));
@@ -68,6 +70,21 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                   0.1, 86400.0);
   AddNumberOption(app, "--rank-start-timeout", options.start_seconds,
                   "Seconds that all processes have to load the model", 1.0, 86400.0);
+  AddChoiceOption(app, "--split-rows", options.split_rows,
+                  "With --ranks: whether processes divide the rows of steps where rows do not "
+                  "depend on each other; auto: in steps of at least 8 rows for each process",
+                  {"auto", "on", "off"});
+  AddChoiceOption(app, "--split-head", options.split_head,
+                  "With --ranks: whether each process computes a part of the vocabulary; auto: if "
+                  "the head is not the embedding matrix",
+                  {"auto", "on", "off"});
+  app.add_option("--placement", options.placement,
+                 "With --ranks: file of moeserve experts place, read by the first process, that "
+                 "says which process has which experts; default: equal numbers of parameters");
+  AddNumberOption(app, "--expert-copies", options.copies_percent,
+                  "With --ranks, without --placement: experts that two processes have, in percent "
+                  "of those of a layer, so that each step can choose between them",
+                  0, kMostCopiesPercent);
   app.add_option("--rank-link", options.link_host,
                  "Name or address of the first process by which others connect to it; default: all "
                  "addresses of its machine. Connections are not encrypted");

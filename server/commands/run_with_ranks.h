@@ -9,7 +9,7 @@
 
 namespace moeserve::server {
 
-// Adds --ranks, --rank-timeout, --rank-start-timeout and --rank-link.
+// Adds --ranks and the options that say how ranks divide a model and find each other.
 void AddRankOptions(CLI::App& app, RankOptions& options);
 
 // Runs a command and returns its exit status. With --ranks, the leader runs it with

@@ -10,18 +10,22 @@ import subprocess
 import threading
 import time
 
+START_SECONDS = 120
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Runs:
-    """How the program and mpirun are started."""
+    """How the program and mpirun are started: on this machine, or in namespaces."""
 
-    def __init__(self, mpiexec, program, ranks):
+    def __init__(self, mpiexec, program, ranks, namespaces=None):
         self.mpiexec = mpiexec
         self.program = program
         self.ranks = ranks
+        self.namespaces = namespaces
 
     def launcher(self, count):
+        if self.namespaces is not None:
+            return self.namespaces.launcher(self.mpiexec, count)
         # mpirun refuses root and more ranks than cores unless it is told. Containers often forbid
         # that a process reads the memory of another one.
         return [self.mpiexec, "--allow-run-as-root", "--oversubscribe", "--mca",
@@ -67,30 +71,39 @@ def children(pid):
 
 
 class Server:
-    """A server on free ports, of one process or of several ranks."""
+    """A server on free ports, of one process or of several ranks.
 
-    def __init__(self, command, log):
+    `pids` are the processes of the ranks, in their order if they are on this machine.
+    """
+
+    def __init__(self, command, log, namespaces=None):
         self.log = log
+        self.host = "127.0.0.1" if namespaces is None else namespaces.address(0)
         with open(log, "wb") as errors:
             self.process = subprocess.Popen(
-                [*command, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], cwd=ROOT,
-                stdout=subprocess.PIPE, stderr=errors, text=True)
+                [*command, "--http", f"{self.host}:0", "--grpc", f"{self.host}:0",
+                 "--allow-open"], cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
         self.port = None
+        # A start that waits for what never comes must fail, not hang.
+        alarm = threading.Timer(START_SECONDS, self.process.kill)
+        alarm.start()
         for line in self.process.stdout:
             if line.startswith("http listening on "):
                 self.port = int(line.strip().rsplit(":", 1)[1])
             if line.startswith("grpc listening on "):
                 break
+        alarm.cancel()
         if self.port is None:
             raise AssertionError(f"the server did not start: {self.errors()}")
-        self.pids = children(self.process.pid)  # of the ranks, under mpirun
+        self.pids = (children(self.process.pid) if namespaces is None else
+                     namespaces.pids("moeserve"))
 
     def errors(self):
         return pathlib.Path(self.log).read_text(errors="replace")
 
     def call(self, path, body=None, timeout=60):
         """Returns the status and the body of an answer; status 0 if there was none."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             if body is None:
                 connection.request("GET", path)

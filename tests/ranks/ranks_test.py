@@ -1,11 +1,12 @@
 """Several ranks under mpirun give the output of one process, and end with each other.
 
-    ranks_test.py MPIEXEC PROGRAM RANKS [NAME OF A TEST...]
+    ranks_test.py MPIEXEC PROGRAM RANKS NAME OF A CLASS OR TEST...
 """
 
 import json
 import os
 import pathlib
+import random
 import signal
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import threading
 import time
 import unittest
 
+import namespaces
 from mpi_runs import Runs, Server, is_running, run, wait_until
 
 RUNS = None
@@ -97,13 +99,16 @@ class Commands(unittest.TestCase):
         self.assertIn("--ranks: expected one --model", ended.stderr)
 
 
-class Serve(unittest.TestCase):
+class ServerTest(unittest.TestCase):
+    """What the tests of servers share."""
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
 
     def start(self, command):
-        server = Server(command, pathlib.Path(self.folder.name) / f"{time.monotonic_ns()}.log")
+        server = Server(command, pathlib.Path(self.folder.name) / f"{time.monotonic_ns()}.log",
+                        RUNS.namespaces if RUNS.mpiexec in command else None)
         self.addCleanup(server.kill)
         return server
 
@@ -116,7 +121,12 @@ class Serve(unittest.TestCase):
         self.assertTrue(wait_until(lambda: not any(map(is_running, server.pids)), 15),
                         server.errors())
 
-    def test_answers_and_statistics_are_those_of_one_process(self):
+    def host(self, rank):
+        """The host name of a rank."""
+        del rank
+        return os.uname().nodename
+
+    def compare_with_one_process(self):
         alone = self.start(RUNS.alone("serve", "--model", f"{MODELS}/mh-moe", "--draft-tokens", 0))
         expected = [without_times(text) for _, text in alone.complete(bodies())]
         counted = selections(alone)
@@ -126,8 +136,20 @@ class Serve(unittest.TestCase):
         found = [without_times(text) for _, text in ranked.complete(bodies())]
         self.assertEqual(found, expected)
         self.assertEqual(selections(ranked), counted)
+        metrics = ranked.call("/metrics")[1]
+        self.assertIn(f"moeserve_ranks {RUNS.ranks}\n", metrics)
+        self.assertRegex(metrics, 'moeserve_rank_up{rank="1",host="[^"]+"} 1\n')
+        self.assertNotIn('moeserve_exchange_bytes_total{kind="gather"} 0\n', metrics)
+        known = json.loads(ranked.call("/server_info")[1])["ranks"]
+        self.assertEqual([(rank["rank"], rank["up"]) for rank in known],
+                         [(r, True) for r in range(RUNS.ranks)])
         self.assertEqual(ranked.stop(), 0, ranked.errors())
         self.expect_none_left(ranked)
+
+
+class Serve(ServerTest):
+    def test_answers_and_statistics_are_those_of_one_process(self):
+        self.compare_with_one_process()
 
     def test_a_drain_lets_requests_end(self):
         server = self.start_ranked()
@@ -179,6 +201,95 @@ class Serve(unittest.TestCase):
         self.assertTrue(wait_until(lambda: not any(map(is_running, server.pids)), 5),
                         server.errors())
         self.assertNotEqual(server.wait(15), 0)
+
+
+class Network(ServerTest):
+    """The same over TCP between network namespaces, and what happens to a network."""
+
+    @classmethod
+    def setUpClass(cls):
+        reason = namespaces.why_not()
+        if reason:
+            raise unittest.SkipTest(reason)
+        RUNS.namespaces = namespaces.Namespaces(RUNS.ranks)
+
+    @classmethod
+    def tearDownClass(cls):
+        RUNS.namespaces.close()
+        RUNS.namespaces = None
+
+    test_generate = Commands.test_generate
+    test_score_prints_every_digit = Commands.test_score_prints_every_digit
+    compare = Commands.compare
+
+    def host(self, rank):
+        return RUNS.namespaces.names[rank]
+
+    def test_answers_and_statistics_are_those_of_one_process(self):
+        self.compare_with_one_process()
+
+    def test_a_network_that_is_cut_ends_the_service(self):
+        server = self.start_ranked()
+        body = {"prompt": "Once", "max_tokens": 8000, "temperature": 0, "ignore_eos": True}
+        ended = []
+        thread = threading.Thread(target=lambda: ended.extend(server.complete([body] * 2)))
+        thread.start()
+        time.sleep(0.2)
+        begin = time.monotonic()
+        RUNS.namespaces.set_link(RUNS.ranks - 1, False)
+        self.addCleanup(RUNS.namespaces.mend)
+        thread.join()
+        self.assertLess(time.monotonic() - begin, 12, server.errors())
+        for code, text in ended:
+            self.assertEqual(code, 503, text)
+            self.assertIn(f"rank {RUNS.ranks - 1} on {self.host(RUNS.ranks - 1)} was lost", text)
+        # mpirun and its daemon on the lost machine may stay; the ranks do not.
+        self.expect_none_left(server)
+        server.process.kill()
+
+
+class Failures(ServerTest):
+    """Ranks that fail at random moments; FAILURES of the environment says how often."""
+
+    def test_every_request_has_a_status(self):
+        chosen = random.Random(1)
+        for i in range(int(os.environ.get("FAILURES", "3"))):
+            rank = chosen.randrange(RUNS.ranks)
+            kind = chosen.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
+            with self.subTest(i=i, rank=rank, kind=kind):
+                server = self.start_ranked("--rank-timeout", 4)
+                body = {"prompt": "Once", "max_tokens": 3000, "temperature": 0,
+                        "ignore_eos": True}
+                ended = []
+                thread = threading.Thread(
+                    target=lambda: ended.extend(server.complete([body] * 3)))
+                thread.start()
+                time.sleep(chosen.random())
+                begin = time.monotonic()
+                os.kill(server.pids[rank], kind)
+                if rank == 0 and kind == signal.SIGSTOP:
+                    # A leader that is stopped answers nobody: its clients wait, the ranks do not.
+                    self.assertTrue(wait_until(
+                        lambda: not any(map(is_running, server.pids[1:])), 12), server.errors())
+                    os.kill(server.pids[0], signal.SIGKILL)
+                thread.join(20)
+                self.assertEqual(len(ended), 3, server.errors())
+                self.assertLess(time.monotonic() - begin, 14, server.errors())
+                for code, text in ended:
+                    self.assertIn(code, (200, 503, 0), text)
+                    if code == 200:
+                        self.check(text)
+                if kind == signal.SIGSTOP and rank > 0:
+                    os.kill(server.pids[rank], signal.SIGKILL)
+                self.assertNotEqual(server.wait(20), 0)
+                self.expect_none_left(server)
+
+    def check(self, text):
+        """An answer that has arrived is right."""
+        answer = json.loads(text)["choices"][0]["text"]
+        if not hasattr(Failures, "expected"):
+            Failures.expected = answer
+        self.assertEqual(answer, Failures.expected)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@
 
 #include "base/check.h"
 #include "base/error_text.h"
+#include "engine/weights/place_experts.h"
 #include "kernels/exchange/mpi_transport.h"
+#include "model_loaders/profiles/placement_file.h"
 
 namespace moeserve::server {
 namespace {
@@ -28,6 +30,10 @@ constexpr StepLimits kStepLimits{
 std::string HostName() {
   char name[HOST_NAME_MAX + 1] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? std::string(name) : "unknown";
+}
+
+SplitChoice SplitNamed(std::string_view name) {
+  return name == "on" ? SplitChoice::kOn : name == "off" ? SplitChoice::kOff : SplitChoice::kAuto;
 }
 
 std::span<char> BytesOf(uint64_t& value) {
@@ -50,6 +56,8 @@ RankSession::RankSession(const RankOptions& options, std::unique_ptr<Transport> 
           std::move(transport),
           MessageExchange::Options{.timeout = absl::Seconds(options.start_seconds)})) {
   if (leads()) leader_ = std::make_unique<Leader>(*exchange_);
+  const MutexLock lock(mutex_);
+  lost_.resize(static_cast<size_t>(ranks()));
 }
 
 Result<std::unique_ptr<RankSession>> RankSession::Open(const RankOptions& options) {
@@ -64,8 +72,8 @@ absl::Status RankSession::Join(StartFacts facts) {
         Concat("--ranks: expected at most ", kMaxRanks, " processes, found ", ranks()));
   }
   // The first thing that ranks tell are their hosts, so that losses are reported with them.
-  MOESERVE_ASSIGN_OR_RETURN(std::vector<std::string> hosts, GatherTexts(host_));
-  exchange_->SetNames(std::move(hosts));
+  MOESERVE_ASSIGN_OR_RETURN(hosts_, GatherTexts(host_));
+  exchange_->SetNames(hosts_);
   const absl::Status linked = OpenLink();
   return Agree(linked, std::move(facts));
 }
@@ -87,12 +95,33 @@ absl::Status RankSession::Place(const ModelSpec& spec, ModelOptions& options) {
   if (placement_.has_value()) {
     return absl::FailedPreconditionError("--ranks: expected one model, found another");
   }
-  placement_ = ExpertPlacement::Balanced(spec, ranks());
+  std::string text;
+  absl::Status chosen;
+  if (leads()) {
+    const auto placement = ChoosePlacement(spec);
+    chosen = placement.status();
+    if (placement.ok()) text = EncodePlacement(*placement, spec, "");
+  }
+  MOESERVE_RETURN_IF_ERROR(BroadcastText(text));
+  MOESERVE_RETURN_IF_ERROR(chosen);
+  if (text.empty()) return absl::InternalError("rank 0 has no placement");
+  MOESERVE_ASSIGN_OR_RETURN(placement_, DecodePlacement(text, spec, ranks()));
+  options.split_rows = SplitNamed(options_.split_rows);
+  options.split_head = SplitNamed(options_.split_head);
   if (!leads()) follower_ = std::make_unique<Follower>(*exchange_, kStepLimits);
   options.exchange = exchange_.get();
   options.placement = &*placement_;
   options.listener = leads() ? static_cast<StepListener*>(leader_.get()) : follower_.get();
   return absl::OkStatus();
+}
+
+Result<ExpertPlacement> RankSession::ChoosePlacement(const ModelSpec& spec) const {
+  if (!options_.placement.empty()) {
+    auto placement = LoadPlacement(options_.placement, spec, ranks());
+    if (!placement.ok()) return Prefixed("--placement: ", placement.status());
+    return placement;
+  }
+  return PlaceExperts(spec, {.ranks = ranks(), .copies_percent = options_.copies_percent});
 }
 
 absl::Status RankSession::BroadcastText(std::string& text) {
@@ -159,11 +188,22 @@ absl::Status RankSession::OpenLink() {
   return absl::OkStatus();
 }
 
+RankStatus RankSession::Ranks() const {
+  RankStatus status;
+  status.exchange = exchange_->counts();
+  const MutexLock lock(mutex_);
+  for (size_t r = 0; r < hosts_.size(); ++r) {
+    status.ranks.push_back({.host = hosts_[r], .up = !lost_[r]});
+  }
+  return status;
+}
+
 void RankSession::Lost(int rank, const std::string& reason) {
   exchange_->Lose(rank, reason);
   const absl::Status status = exchange_->status();
   if (!leads()) EndLost(std::string(status.message()));
   const MutexLock lock(mutex_);
+  lost_[static_cast<size_t>(rank)] = true;
   if (const std::shared_ptr<Engine> engine = engine_.lock()) engine->Break(status);
   if (on_loss_) on_loss_();
 }

@@ -18,6 +18,7 @@
 #include "kernels/exchange/message_exchange.h"
 #include "server/commands/ranks/rank_options.h"
 #include "server/commands/ranks/start_facts.h"
+#include "server/metrics/rank_metrics.h"
 
 namespace moeserve::server {
 
@@ -40,8 +41,9 @@ class RankSession {
 
   bool leads() const { return exchange_->rank() == 0; }
   int ranks() const { return exchange_->ranks(); }
-  // Divides the experts of the model among the ranks, and sets what a rank creates its model with.
-  // FailedPrecondition if this is not the first model.
+  // Places the experts of the model as the leader's options say, and sets what a rank creates its
+  // model with. FailedPrecondition if this is not the first model; else errors of the leader's
+  // file.
   absl::Status Place(const ModelSpec& spec, ModelOptions& options);
 
   // Compares what the ranks have found: returns OK if all are OK and have equal facts. Otherwise
@@ -59,6 +61,8 @@ class RankSession {
   // that is not possible, tells the leader and ends the process with kRankLostStatus.
   absl::Status Follow(Model& model);
 
+  // Returns what is known of the ranks. Any thread may call it.
+  RankStatus Ranks() const;
   // Returns Unavailable with the reason once a rank is lost.
   absl::Status status() const { return exchange_->status(); }
 
@@ -66,6 +70,7 @@ class RankSession {
   RankSession(const RankOptions& options, std::unique_ptr<Transport> transport);
 
   absl::Status OpenLink();
+  Result<ExpertPlacement> ChoosePlacement(const ModelSpec& spec) const;
   // Copies the leader's text to all ranks.
   absl::Status BroadcastText(std::string& text);
   // Returns the texts of all ranks at the leader, nothing at others.
@@ -74,13 +79,15 @@ class RankSession {
 
   const RankOptions options_;
   const std::string host_;
+  std::vector<std::string> hosts_;  // of all ranks; at the leader, after Join()
   std::unique_ptr<MessageExchange> exchange_;
   std::unique_ptr<Leader> leader_;      // null at followers
   std::unique_ptr<Follower> follower_;  // null at the leader
   std::optional<ExpertPlacement> placement_;
   bool following_ = false;  // followers run steps
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
+  std::vector<bool> lost_ ABSL_GUARDED_BY(mutex_);  // [ranks] as the link has told
   std::weak_ptr<Engine> engine_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> on_loss_ ABSL_GUARDED_BY(mutex_);
 

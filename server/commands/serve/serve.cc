@@ -299,6 +299,9 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   if (configuration.tls.enabled()) {
     MOESERVE_ASSIGN_OR_RETURN(configuration.settings.tls, TlsStore::Start(configuration.tls));
   }
+  if (RankSession* const ranks = options.model.session; ranks != nullptr) {
+    configuration.settings.ranks = [ranks] { return ranks->Ranks(); };
+  }
   configuration.settings.observer = std::make_shared<RequestObserver>(configuration.observer);
   ServerContext context(std::move(configuration.settings));
   for (const ModelSource& model : configuration.models) {
