@@ -17,6 +17,7 @@
 #include "engine/model/prediction_stack.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
+#include "kernels/rank_ops.h"
 
 namespace moeserve {
 namespace {

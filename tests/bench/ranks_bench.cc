@@ -83,8 +83,9 @@ std::vector<std::vector<int32_t>> TablesOf(int sequences, int positions) {
 struct Timed {
   double seconds = 0;
   std::vector<float> logits;
-  uint64_t bytes = 0;     // sent by all ranks
-  double wait_share = 0;  // of the time, in which the leader waited for other ranks
+  uint64_t bytes = 0;  // sent by all ranks
+  // Of the leader and of the last rank: the part of the time in which it waited for others.
+  double leader_waits = 0, last_waits = 0;
 };
 
 // A model that is computed by one process, or by ranks on threads of one process.
@@ -131,7 +132,8 @@ class Side {
     for (std::thread& thread : threads) thread.join();
     const ExchangeTotals after = Totals();
     timed.bytes = after.bytes - before.bytes;
-    timed.wait_share = (after.wait - before.wait) / timed.seconds;
+    timed.leader_waits = (after.leader_waits - before.leader_waits) / timed.seconds;
+    timed.last_waits = (after.last_waits - before.last_waits) / timed.seconds;
     return timed;
   }
 
@@ -144,7 +146,7 @@ class Side {
   };
   struct ExchangeTotals {
     uint64_t bytes = 0;
-    double wait = 0;  // of the leader, for the last rank of each gather that it knows of
+    double leader_waits = 0, last_waits = 0;  // seconds
   };
 
   ExchangeTotals Totals() const {
@@ -154,8 +156,12 @@ class Side {
       MOESERVE_CHECK(m.exchange->status().ok(), "no rank is lost");
       totals.bytes += m.exchange->counts().bytes_sent;
     }
-    const std::vector<double>& waits = members_[0].exchange->counts().wait_seconds;
-    totals.wait = *std::max_element(waits.begin(), waits.end());
+    // For the rank that took longest in most gathers.
+    const auto longest = [](const Member& m) {
+      return std::ranges::max(m.exchange->counts().wait_seconds);
+    };
+    totals.leader_waits = longest(members_.front());
+    totals.last_waits = longest(members_.back());
     return totals;
   }
 
@@ -212,10 +218,11 @@ bool Compare(const char* name, const ModelSpec& spec, const Settings& s, const W
   struct Way {
     const char* name;
     bool divide_rows;
-    std::vector<double> seconds, ratios, waits;
+    std::vector<double> seconds, ratios, leader_waits, last_waits;
   };
   std::vector<double> alone;
-  Way ways[] = {{"rows divided", true, {}, {}, {}}, {"rows not divided", false, {}, {}, {}}};
+  Way ways[] = {{"rows divided", true, {}, {}, {}, {}},
+                {"rows not divided", false, {}, {}, {}, {}}};
   for (int round = -1; round < s.rounds; ++round) {
     Timed timed[3];
     for (int i = 0; i < 3; ++i) {
@@ -227,7 +234,8 @@ bool Compare(const char* name, const ModelSpec& spec, const Settings& s, const W
     for (int w = 0; w < 2; ++w) {
       ways[w].seconds.push_back(timed[w].seconds);
       ways[w].ratios.push_back(timed[2].seconds / timed[w].seconds);
-      ways[w].waits.push_back(timed[w].wait_share);
+      ways[w].leader_waits.push_back(timed[w].leader_waits);
+      ways[w].last_waits.push_back(timed[w].last_waits);
       const uint64_t expected =
           BytesOfPlan(spec, work, s.ranks, ways[w].divide_rows, ranks.divides_head());
       if (timed[w].bytes != expected) {
@@ -247,11 +255,12 @@ bool Compare(const char* name, const ModelSpec& spec, const Settings& s, const W
               static_cast<double>(work.tokens) / Median(alone));
   for (const Way& way : ways) {
     std::printf(
-        "%s, %d ranks, %s: %.1f tokens/s, ratio %.3f (%.3f to %.3f), waiting %.1f %%, %.2f MB per "
-        "step\n",
+        "%s, %d ranks, %s: %.1f tokens/s, ratio %.3f (%.3f to %.3f), the leader waits %.1f %%, the "
+        "last rank %.1f %%, %.2f MB per step\n",
         name, s.ranks, way.name, static_cast<double>(work.tokens) / Median(way.seconds),
         Median(way.ratios), *std::ranges::min_element(way.ratios),
-        *std::ranges::max_element(way.ratios), 100 * Median(way.waits),
+        *std::ranges::max_element(way.ratios), 100 * Median(way.leader_waits),
+        100 * Median(way.last_waits),
         static_cast<double>(
             BytesOfPlan(spec, work, s.ranks, way.divide_rows, ranks.divides_head())) /
             1e6 / static_cast<double>(work.batches.size()));
