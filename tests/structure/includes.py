@@ -19,6 +19,7 @@ FLOORS = {
         "spec",
         "routes",
         "weights",
+        "balance",
         "step",
         "layers",
         "model",

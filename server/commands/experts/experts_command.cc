@@ -256,8 +256,8 @@ void AddDiff(CLI::App& experts, Command& selected) {
 }  // namespace
 
 void AddExpertsCommand(CLI::App& app, Command& selected) {
-  CLI::App* command =
-      app.add_subcommand("experts", "Save, show, merge and compare expert profiles; place experts on ranks");
+  CLI::App* command = app.add_subcommand(
+      "experts", "Save, show, merge and compare expert profiles; place experts on ranks");
   command->require_subcommand(1);
   AddSave(*command, selected);
   AddShow(*command, selected);
