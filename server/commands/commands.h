@@ -32,6 +32,7 @@ void AddManCommand(CLI::App& app, Command& selected);         // writes manual p
 // These add a subcommand of a subcommand.
 void AddExpertsCompareCommand(CLI::App& experts, Command& selected);  // "experts compare"
 void AddExpertsCurvesCommand(CLI::App& experts, Command& selected);   // "experts curves"
+void AddExpertsPlaceCommand(CLI::App& experts, Command& selected);    // "experts place"
 void AddBenchLoadCommand(CLI::App& bench, Command& selected);         // "bench load"
 
 }  // namespace moeserve::server

@@ -20,6 +20,7 @@ FLOORS = {
         "routes",
         "tiers",
         "weights",
+        "balance",
         "step",
         "layers",
         "model",

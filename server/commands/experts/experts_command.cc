@@ -256,8 +256,8 @@ void AddDiff(CLI::App& experts, Command& selected) {
 }  // namespace
 
 void AddExpertsCommand(CLI::App& app, Command& selected) {
-  CLI::App* command =
-      app.add_subcommand("experts", "Save, show, merge and compare expert profiles");
+  CLI::App* command = app.add_subcommand(
+      "experts", "Save, show, merge and compare expert profiles; place experts on ranks");
   command->require_subcommand(1);
   AddSave(*command, selected);
   AddShow(*command, selected);
@@ -265,6 +265,7 @@ void AddExpertsCommand(CLI::App& app, Command& selected) {
   AddDiff(*command, selected);
   AddExpertsCurvesCommand(*command, selected);
   AddExpertsCompareCommand(*command, selected);
+  AddExpertsPlaceCommand(*command, selected);
 }
 
 }  // namespace moeserve::server
