@@ -59,7 +59,7 @@ class Model::Impl {
         backend(b),
         workspace(b),
         has_states_(!StateShapes(s).empty()),
-        tiers_(b, o.tiers),
+        tiers_(b.weight_pages(), o.tiers),
         stack_(spec, o.compute) {
     if (spec.encoder != nullptr) encoder_ = std::make_unique<BlockStack>(*spec.encoder, o.compute);
     if (spec.prediction != nullptr) {
@@ -178,7 +178,7 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
     MOESERVE_RETURN_IF_ERROR(
         encoder_->Load(load, nullptr, spec.share_embeddings ? &stack_.tokens() : nullptr));
   }
-  tiers_.FinishLoading();
+  tiers_.FinishLoading(backend.weight_bytes());
   return absl::OkStatus();
 }
 

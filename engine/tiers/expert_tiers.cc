@@ -22,8 +22,6 @@ void ExpertTiers::Add(const LinearBank* bank, std::shared_ptr<PackedExperts> exp
     if (here.empty() || here[static_cast<size_t>(e)]) bytes_ += std::ssize(experts->bytes(e));
   }
   files_[bank] = std::move(experts);
-  counts_.in_force = options_.memory.has_value() && bytes_ > *options_.memory;
-  counts_.policy = counts_.in_force ? trial_.policy() : TierPolicy::kMap;
 }
 
 std::unique_ptr<BlockTier> ExpertTiers::NewBlock(const std::vector<const LinearBank*>& banks) {
@@ -36,8 +34,14 @@ std::unique_ptr<BlockTier> ExpertTiers::NewBlock(const std::vector<const LinearB
   return std::unique_ptr<BlockTier>(new BlockTier(*this, std::move(files)));
 }
 
-void ExpertTiers::FinishLoading() {
+void ExpertTiers::FinishLoading(int64_t weight_bytes) {
+  std::optional<int64_t> memory = options_.memory;
+  if (!memory.has_value() && options_.total.has_value()) {
+    memory = *options_.total - (weight_bytes - bytes_);
+  }
+  counts_.in_force = memory.has_value() && bytes_ > std::max<int64_t>(*memory, 0);
   if (counts_.in_force) {
+    counts_.policy = trial_.policy();
     for (const auto& file : dense_) {
       for (int e = 0; e < file->count(); ++e) {
         if (!pages_->Lock(file->bytes(e))) break;

@@ -53,9 +53,9 @@ class BlockTier {
 // One object per model. Called by one thread at a time.
 class ExpertTiers {
  public:
-  // `backend` must outlive the object.
-  ExpertTiers(Backend& backend, const TierOptions& options)
-      : pages_(backend.weight_pages()), options_(options), trial_(options.policy) {}
+  // `pages` must outlive the object. Null: the backend reads no files.
+  ExpertTiers(WeightPages* pages, const TierOptions& options)
+      : pages_(pages), options_(options), trial_(options.policy) {}
 
   // Says that `bank` reads its experts from a file, whose checksums are not yet compared. `here`
   // [E] are those that this process computes; empty: all.
@@ -63,9 +63,9 @@ class ExpertTiers {
            const std::vector<bool>& here);
   // Says that a bank reads all of its weights, in every step, from a file.
   void AddDense(std::shared_ptr<PackedExperts> experts) { dense_.push_back(std::move(experts)); }
-  // To be called when all banks are added: keeps dense weights in memory, as far as the system
-  // allows it.
-  void FinishLoading();
+  // To be called when all banks are added, of which the backend has `weight_bytes`. Decides whether
+  // policies are in force. If so, keeps dense weights in memory, as far as the system allows it.
+  void FinishLoading(int64_t weight_bytes);
 
   // Returns what a routed layer with these banks calls; null if it reads none from a file. Must not
   // outlive this object.
@@ -88,7 +88,7 @@ class ExpertTiers {
   using Clock = std::chrono::steady_clock;
   void Advise(PageAdvice advice);
 
-  WeightPages* const pages_;  // null if the backend reads no files
+  WeightPages* const pages_;
   const TierOptions options_;
   PolicyTrial trial_;
   std::map<const LinearBank*, std::shared_ptr<PackedExperts>> files_;
