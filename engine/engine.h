@@ -100,6 +100,7 @@ struct EngineStats {
   int kv_block_tokens = 0;
   int64_t kv_cache_bytes = 0;  // with the states of models that have them
   int64_t weight_bytes = 0;    // as laid out for the device
+  TierCounts tiers;            // of the model, without the draft model
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
   uint64_t finished_stop = 0;

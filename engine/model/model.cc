@@ -67,7 +67,7 @@ class Model::Impl {
         divides_head(DividesHead(s, o)),
         workspace(b),
         has_states_(!StateShapes(s).empty()),
-        tiers_(b, o.tiers),
+        tiers_(b.weight_pages(), o.tiers),
         stack_(spec, o.compute) {
     if (spec.encoder != nullptr) encoder_ = std::make_unique<BlockStack>(*spec.encoder, o.compute);
     if (spec.prediction != nullptr) {
@@ -186,10 +186,14 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   if (prediction_ != nullptr) {
     MOESERVE_RETURN_IF_ERROR(prediction_->Load(load, stack_.tokens()));
   }
-  if (encoder_ == nullptr) return absl::OkStatus();
-  load.first_cache_layer = FirstEncoderLayer(spec);
-  load.vocabulary = spec.encoder->vocab_size;
-  return encoder_->Load(load, nullptr, spec.share_embeddings ? &stack_.tokens() : nullptr);
+  if (encoder_ != nullptr) {
+    load.first_cache_layer = FirstEncoderLayer(spec);
+    load.vocabulary = spec.encoder->vocab_size;
+    MOESERVE_RETURN_IF_ERROR(
+        encoder_->Load(load, nullptr, spec.share_embeddings ? &stack_.tokens() : nullptr));
+  }
+  tiers_.FinishLoading(backend.weight_bytes());
+  return absl::OkStatus();
 }
 
 StepDivision Model::Impl::DivisionOf(const Batch& batch) const {
@@ -272,9 +276,11 @@ StepReport Model::Impl::RunStep(BlockStack& stack, const Batch& batch, KvCacheSt
   reported.Place(tokens, step.report, kept);
   StepContext ctx{backend, workspace, options.compute, batch, cache, reported, {}, {}, {}};
   if (DivisionOf(batch).rows) ctx.division = RowDivision(tokens, *options.exchange);
+  tiers_.BeginStep();
   backend.RunStep([&] { issue(ctx); });
   if (step.meanwhile) step.meanwhile();
   read();
+  tiers_.EndStep();
   const StepOutcome outcome = backend.FinishStep();
   StepReport report{.failed = outcome.failed, .routes = outcome.routes, .blocks = {}};
   if (step.report.any()) report.blocks = reported.Report(backend, step.report);

@@ -17,8 +17,10 @@ struct TierOptions {
   // nullopt: both policies are tried in turn, and the faster one is kept.
   std::optional<TierPolicy> policy = std::nullopt;
   // Bytes of memory for experts in mapped files. Policies are in force if the experts have more.
-  // nullopt: there is room for all of them.
+  // nullopt: what the other weights leave of `total`.
   std::optional<int64_t> memory = std::nullopt;
+  // Bytes of memory for all weights; nullopt: there is room for them.
+  std::optional<int64_t> total = std::nullopt;
 };
 
 struct TierCounts {

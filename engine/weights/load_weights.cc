@@ -30,7 +30,11 @@ Result<std::unique_ptr<LinearBank>> FindOrLoad(LoadContext& load, const PackedBa
   const std::vector<bool> here = routed != nullptr ? routed->here : std::vector<bool>();
   if (CachedBank found = load.packed_cache->Find(key, !later, here); found.bank != nullptr) {
     if (load.files_in_use != nullptr) load.files_in_use->Add(found.experts->owner()->data());
-    if (later) load.tiers->Add(found.bank.get(), std::move(found.experts));
+    if (later) {
+      load.tiers->Add(found.bank.get(), std::move(found.experts), here);
+    } else if (load.tiers != nullptr) {
+      load.tiers->AddDense(std::move(found.experts));
+    }
     return std::move(found.bank);
   }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, load_it());

@@ -200,14 +200,18 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, RoutingPlan& plan, const Rows
   const RoutingPlan bodies = all_have_bodies || null_.places == plan.num_experts
                                  ? plan
                                  : ctx.backend.FirstExperts(plan, null_.places);
-  const PlacedPlan placed = places_->Divide(ctx, plan, bodies);
+  PlacedPlan placed = places_->Divide(ctx, plan, bodies);
   const RowsView results =
       ctx.workspace.Take(placed.all.capacity, body_->ResultWidth(inputs.cols), ctx.activation);
   RowsView own = results;
   own.data = results.row(placed.first);
   own.rows = placed.here.capacity;
-  if (tier_ != nullptr) tier_->BeforeProducts(placed.here);
+  if (tier_ != nullptr) {
+    const auto& phases = ctx.batch.phase;
+    tier_->BeforeProducts(placed.here, std::ranges::find(phases, Phase::kPrefill) != phases.end());
+  }
   body_->Run(ctx, placed.here, inputs, own);
+  if (tier_ != nullptr) tier_->AfterProducts();
   places_->Collect(ctx, placed, results);
   plan = placed.all;
   if (all_have_bodies) return results;
