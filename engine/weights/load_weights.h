@@ -38,6 +38,7 @@ struct LoadContext {
   WatchedMappings* files_in_use = nullptr;
   // The experts that are loaded; null: all.
   const RankShare* ranks = nullptr;
+  bool keep_fp8 = false;  // ModelOptions::keep_fp8
 
   // Returns the widths of a routed block's experts with 0 for those that are not loaded.
   std::vector<int> LoadedWidths(std::vector<int> widths, const ModelSpec& model, int block) const;
