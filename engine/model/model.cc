@@ -180,6 +180,7 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
   load.tiers = &tiers_;
+  load.keep_fp8 = options.keep_fp8;
   MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
   const LinearBank* const tied = spec.tie_word_embeddings ? head_->vocabulary() : nullptr;
   MOESERVE_RETURN_IF_ERROR(stack_.Load(load, tied, nullptr));

@@ -108,6 +108,42 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
   return FilledBank(load, std::move(shape), weights);
 }
 
+// One matrix of a bank: the expert and whether it is the gate.
+struct BankMatrix {
+  size_t expert;
+  bool gate;
+  std::string name;  // of its tensors, without ".weight" or ".bias"
+
+  LinearBank::Half half() const { return gate ? LinearBank::Half::kGate : LinearBank::Half::kMain; }
+};
+
+// Returns a bank of FP8 with these matrices; null if the run or the files do not permit it.
+Result<std::unique_ptr<LinearBank>> Fp8Bank(LoadContext& load, LinearBankShape shape,
+                                            const std::vector<BankMatrix>& matrices) {
+  if (!load.keep_fp8 || load.compute != DType::kBF16 || !load.backend.stores_fp8() ||
+      shape.quantization != Quantization::kNone || matrices.empty()) {
+    return std::unique_ptr<LinearBank>();
+  }
+  std::vector<Fp8Matrix> numbers;
+  for (const BankMatrix& m : matrices) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        std::optional<Fp8Matrix> matrix,
+        load.source.GetFp8(m.name + ".weight", {shape.out_features[m.expert],
+                                                shape.in_features_of(static_cast<int>(m.expert))}));
+    if (!matrix.has_value()) return std::unique_ptr<LinearBank>();
+    numbers.push_back(*std::move(matrix));
+  }
+  shape.weight_dtype = DType::kBF16;
+  shape.fp8 = true;
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                            load.backend.NewLinearBank(std::move(shape)));
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    bank->LoadFp8(static_cast<int>(matrices[i].expert), matrices[i].half(), 0, numbers[i]);
+  }
+  if (!bank->holds_weights()) bank.reset();
+  return bank;
+}
+
 }  // namespace
 
 std::vector<int> RoutedExperts::WidthsHere(std::vector<int> widths) const {
@@ -241,10 +277,10 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
       tensor(some, false) + ".weight", {out_features[some], in_features[some % in_features.size()]},
       load.quantization);
   // The experts and halves of the matrices: `main` of every expert, then `gate` of every expert.
-  std::vector<std::pair<size_t, bool>> matrices;
+  std::vector<BankMatrix> matrices;
   for (const bool gate : {false, true}) {
     for (size_t e = 0; e < experts && (gated || !gate); ++e) {
-      if (out_features[e] > 0) matrices.emplace_back(e, gate);
+      if (out_features[e] > 0) matrices.push_back({e, gate, tensor(e, gate)});
     }
   }
   PackedBankKey key;
@@ -254,30 +290,32 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   key.shape.gated = gated;
   key.shape.bias = bias;
   key.shape.quantization = quantization;
-  for (const auto& [e, gate] : matrices) key.tensors.push_back(tensor(e, gate) + ".weight");
+  for (const BankMatrix& m : matrices) key.tensors.push_back(m.name + ".weight");
   return FindOrLoad(load, key, routed, [&]() -> Result<std::unique_ptr<LinearBank>> {
     LinearBankShape shape = key.shape;
     if (routed != nullptr) {
       shape.out_features = routed->WidthsHere(out_features);
       if (in_features.size() > 1) shape.in_features = routed->WidthsHere(in_features);
     }
-    std::vector<Weight> weights;
-    for (const auto& [e, gate] : matrices) {
-      if (shape.out_features[e] == 0) continue;
-      const LinearBank::Half half = gate ? LinearBank::Half::kGate : LinearBank::Half::kMain;
-      Weight w{static_cast<int>(e), half, 0, std::nullopt, {}};
-      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, gate) + ".weight", out_features[e],
-                                     in_features[e % in_features.size()], quantization, w));
-      weights.push_back(std::move(w));
+    std::erase_if(matrices,
+                  [&shape](const BankMatrix& m) { return shape.out_features[m.expert] == 0; });
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, Fp8Bank(load, shape, matrices));
+    if (bank == nullptr) {
+      std::vector<Weight> weights;
+      for (const BankMatrix& m : matrices) {
+        Weight w{static_cast<int>(m.expert), m.half(), 0, std::nullopt, {}};
+        MOESERVE_RETURN_IF_ERROR(Fetch(load, m.name + ".weight", out_features[m.expert],
+                                       in_features[m.expert % in_features.size()], quantization,
+                                       w));
+        weights.push_back(std::move(w));
+      }
+      MOESERVE_ASSIGN_OR_RETURN(bank, BankOf(load, std::move(shape), weights, true));
     }
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                              BankOf(load, std::move(shape), weights, true));
-    for (const Weight& w : weights) {
+    for (const BankMatrix& m : matrices) {
       if (!bias) break;
-      const auto e = static_cast<size_t>(w.expert);
-      const std::string name = tensor(e, w.half == LinearBank::Half::kGate) + ".bias";
-      MOESERVE_ASSIGN_OR_RETURN(HostTensor b, load.source.Get(name, {out_features[e]}));
-      bank->LoadBias(w.expert, w.half, 0, b);
+      MOESERVE_ASSIGN_OR_RETURN(HostTensor b,
+                                load.source.Get(m.name + ".bias", {out_features[m.expert]}));
+      bank->LoadBias(static_cast<int>(m.expert), m.half(), 0, b);
     }
     return bank;
   });

@@ -48,6 +48,7 @@ struct LoadContext {
   WatchedMappings* files_in_use = nullptr;
   // The experts that are loaded; null: all.
   const RankShare* ranks = nullptr;
+  bool keep_fp8 = false;  // ModelOptions::keep_fp8
 
   // Receives the banks of routed experts that are read from files; null: such files are read and
   // checked when they are opened, like those of other banks.

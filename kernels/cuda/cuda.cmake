@@ -77,6 +77,7 @@ set(MOESERVE_CUDA_SOURCES
   linear/pack_mxfp4.cu
   positions/norm_rope_append.cu
   quantized/linear_fp8.cu
+  quantized/linear_fp8_wgmma.cu
   quantized/linear_grouped.cu
   quantized/linear_int4.cu
   routing/pack_plans.cu

@@ -368,15 +368,13 @@ void CudaBackend::Linear(const LinearArgs& args) {
       DropRecordings();
       CheckStatus(int8_rows_.Reserve(args), "memory for rounded rows");
     }
+    const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
     if (type == Quantization::kInt8Channel) {
-      const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
       return LaunchLinearInt8(args, tile, int8_rows_, stream_.get());
     }
     const auto launch = type == Quantization::kInt4K ? LaunchLinearInt4 : LaunchLinearGrouped;
-    return launch(args, LinearTile::kAuto, int8_rows_, stream_.get());
+    return launch(args, tile, int8_rows_, stream_.get());
   }
-  if (args.bank->shape().fp8) return LaunchLinearFp8(args, LinearTile::kAuto, stream_.get());
-  if (args.bank->shape().mxfp4) return LaunchLinearMxfp4(args, LinearTile::kAuto, stream_.get());
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;
     if (!dense_->Ready(args)) {
@@ -386,6 +384,8 @@ void CudaBackend::Linear(const LinearArgs& args) {
     if (dense_->Run(args, stream_.get())) return;
   }
   const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
+  if (args.bank->shape().fp8) return LaunchLinearFp8(args, tile, stream_.get());
+  if (args.bank->shape().mxfp4) return LaunchLinearMxfp4(args, tile, stream_.get());
   LaunchLinear(args, tile, stream_.get());
 }
 

@@ -253,7 +253,9 @@ Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightS
     // On other devices than the CPU, integers with several scales per row are widened to bf16:
     // whether products with them are faster has not been measured.
     const bool computed = options.device == "cpu" || QuantGroup(stored) == kWholeRow;
-    return ModelOptions{bf16 ? DType::kBF16 : DType::kF32, computed ? stored : Quantization::kNone};
+    return ModelOptions{.compute = bf16 ? DType::kBF16 : DType::kF32,
+                        .quantization = computed ? stored : Quantization::kNone,
+                        .keep_fp8 = true};
   }
   if (text == "f32") return ModelOptions{DType::kF32};
   if (text == "bf16") return ModelOptions{DType::kBF16};

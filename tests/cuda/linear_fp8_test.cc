@@ -1,13 +1,14 @@
 // Weights of FP8 on the device: their image, and the definition of their sums, which all tiles
 // share.
 
+#include "kernels/cuda/quantized/linear_fp8.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/error_text.h"
-#include "kernels/cuda/quantized/linear_fp8.h"
 #include "tests/cuda/linear_case.h"
 
 namespace moeserve::testing {
@@ -17,11 +18,11 @@ using cuda::CudaLinearBank;
 using cuda::LinearTile;
 using Half = LinearBank::Half;
 
-constexpr LinearTile kFp8Tiles[] = {LinearTile::kRows8,       LinearTile::kRows16,
-                                    LinearTile::kRows32,      LinearTile::kRows64,
-                                    LinearTile::kRows128,     LinearTile::kStream8x16,
-                                    LinearTile::kStream8x64,  LinearTile::kStream32x16,
-                                    LinearTile::kStream32x64, LinearTile::kAuto};
+constexpr LinearTile kFp8Tiles[] = {
+    LinearTile::kRows8,      LinearTile::kRows16,      LinearTile::kRows32,
+    LinearTile::kRows64,     LinearTile::kRows128,     LinearTile::kStream8x16,
+    LinearTile::kStream8x64, LinearTile::kStream32x16, LinearTile::kStream32x64,
+    LinearTile::kWarpgroup,  LinearTile::kAuto};
 
 // Returns the value of E4M3 without a scale.
 float Fp8Value(int code) {

@@ -34,8 +34,15 @@ struct RunnerOptions {
   std::function<ExpertPlacement(const ModelSpec&, int ranks)> placement = ExpertPlacement::Balanced;
   SplitChoice split_rows = SplitChoice::kAuto;
   SplitChoice split_head = SplitChoice::kAuto;  // if divided, only the leader returns logits
-  std::optional<bool> mxfp4 = std::nullopt;     // replaces HostTensor::mxfp4 of all weights
+  bool keep_fp8 = false;  // ModelOptions::keep_fp8
+  // Rounds the matrices of experts to FP8 with a scale for 128 columns of a row, as which they can
+  // be kept.
+  bool round_to_fp8 = false;
+  std::optional<bool> mxfp4 = std::nullopt;  // replaces HostTensor::mxfp4 of all weights
 };
+
+// Returns the value of a number of FP8 (E4M3), but not of NaN.
+float Fp8AsF32(int code);
 
 // How ModelRunner runs its steps.
 struct StepSetup {

@@ -9,6 +9,7 @@
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/linear_mma.cuh"
 #include "kernels/cuda/quantized/linear_fp8.h"
+#include "kernels/cuda/quantized/linear_fp8_kernels.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -303,7 +304,13 @@ void LaunchLinearFp8(const LinearArgs& args, LinearTile tile, cudaStream_t strea
   const LinearParams params = internal::LinearParamsOf(args);
   if (params.rows == 0) return;
   if (tile == LinearTile::kAuto) tile = ChooseFp8Tile(bank, params);
-  MOESERVE_CHECK(tile >= LinearTile::kRows8 && tile <= LinearTile::kStream32x64, "a tile of FP8");
+  MOESERVE_CHECK(tile >= LinearTile::kRows8 && tile <= LinearTile::kWarpgroup, "a tile of FP8");
+  if (tile == LinearTile::kWarpgroup) {
+    if (internal::LinearFp8WgmmaFits(params)) {
+      return internal::LaunchLinearFp8Wgmma(bank, params, stream);
+    }
+    tile = LinearTile::kRows128;
+  }
   if (tile > LinearTile::kRows128) {
     if (internal::LinearStreamFits(bank, params)) {
       return internal::LaunchLinearStream(bank, params, tile, stream);
@@ -324,6 +331,7 @@ std::vector<LinearTile> Fp8TilesThatFit(const LinearArgs& args) {
   for (auto i = static_cast<int>(LinearTile::kRows8); i <= static_cast<int>(last); ++i) {
     tiles.push_back(static_cast<LinearTile>(i));
   }
+  if (internal::LinearFp8WgmmaFits(params)) tiles.push_back(LinearTile::kWarpgroup);
   return tiles;
 }
 
