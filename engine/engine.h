@@ -130,6 +130,12 @@ struct EngineProgress {
   bool idle = true;     // whether the thread waits for work
 };
 
+// Requests end with this when the engine drains or is shut down. Another Unavailable means that the
+// engine is broken.
+inline absl::Status ShutDownStatus() {
+  return absl::UnavailableError("the server is shutting down");
+}
+
 // The interface of the engine. Thread-safe, except Shutdown().
 class Engine {
  public:

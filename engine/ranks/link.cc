@@ -32,6 +32,7 @@ constexpr size_t kLinkKeyDigits = 64;
 constexpr size_t kMostText = 4096;
 constexpr size_t kLinkHeaderBytes = 5;
 // A connection that says nothing must not keep others from being accepted.
+constexpr size_t kMostStrangers = 256;
 constexpr absl::Duration kHelloTime = absl::Seconds(2);
 constexpr absl::Duration kConnectTime = absl::Seconds(2);
 constexpr absl::Duration kBetweenAttempts = absl::Milliseconds(100);
@@ -283,7 +284,7 @@ absl::Status Link::Accept(absl::Duration timeout) {
          Milliseconds(std::min(deadline - now, absl::Milliseconds(500))));
     for (const Descriptor& listener : listeners_) {
       Descriptor socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket.get() < 0) continue;
+      if (socket.get() < 0 || strangers.size() >= kMostStrangers) continue;
       SetOptions(socket.get());
       strangers.emplace_back(std::make_unique<Peer>(-1, std::move(socket)), now + kHelloTime);
     }

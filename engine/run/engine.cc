@@ -65,7 +65,7 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
   const int count = static_cast<int>(sequences.size());
   const int prompt = sequences.front()->prompt_length();
   const MutexLock lock(mutex_);
-  if (draining_ || stop_) return absl::UnavailableError("the server is shutting down");
+  if (draining_ || stop_) return ShutDownStatus();
   if (!stats_.healthy) return absl::UnavailableError("the engine has stopped");
   if (queued_seqs_ + count > options_.max_queued_seqs ||
       queued_tokens_ + prompt > options_.max_queued_tokens) {
@@ -190,8 +190,8 @@ void EngineImpl::AbortExpired() {
     if (!broken_.ok()) {
       ended.emplace_back(s, broken_);
     } else if (Cancelled(*s)) {
-      ended.emplace_back(s, shutting_down_ ? absl::UnavailableError("the server is shutting down")
-                                           : absl::CancelledError("the request was cancelled"));
+      ended.emplace_back(
+          s, shutting_down_ ? ShutDownStatus() : absl::CancelledError("the request was cancelled"));
     } else if (s->request.deadline <= now &&
                (s->beams == nullptr ? s->generated() : s->beams->search.length()) > 0) {
       cut.push_back(s);

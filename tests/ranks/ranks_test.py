@@ -180,6 +180,7 @@ class Serve(ServerTest):
                 self.assertIn(code, (503, 0), text)
                 if code == 503:
                     self.assertIn(f"rank {rank} on {os.uname().nodename} was lost", text)
+                    self.assertIn('"engine_dead"', text)
         self.assertLess(time.monotonic() - begin, seconds + 5, server.errors())
         self.assertNotEqual(status, 0)
         if signal_number == signal.SIGSTOP:
