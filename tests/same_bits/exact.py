@@ -156,10 +156,13 @@ def join_messages(messages):
 TIMED = re.compile(
     r"^process_|_load_(balance|entropy)_ratio|moe_window_tokens|moe_hot_expert|layer_unused_experts|"
     r"connections_open|key_requests_total|"
+    r"^moeserve_(ranks|rank_up|rank_wait_seconds_total|exchange_|expert_imbalance|placement_|tier_)|"
     r"^moeserve_(http|grpc)_request_duration|"
     r"http_requests_total\{.*\"/(metrics|v1/experts/stats)\"")
 SECONDS = re.compile(r"_(seconds|time|latency)")
 HISTOGRAM_COUNT = re.compile(r"_count[{ ]")
+# Series that exist for each rank.
+RANK_LABEL = re.compile(r'[{,]rank="')
 VERSION_LABEL = re.compile(r'version="[^"]*"')
 
 
@@ -174,6 +177,8 @@ def metrics(text):
         name, value = line.rsplit(" ", 1)
         timed = TIMED.search(name) or (SECONDS.search(name.split("{")[0]) and
                                        not HISTOGRAM_COUNT.search(line))
+        if RANK_LABEL.search(name):
+            continue
         name = VERSION_LABEL.sub(f'version="{ANY}"', name)
         assert name not in series, name
         series[name] = ANY if timed else value

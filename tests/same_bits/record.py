@@ -173,6 +173,8 @@ def record_model(recording, binary, model, dtypes, count, stubs, scratch):
                         *OTHER_FLAGS, *NO_DRAFTS) as server:
         server.default_headers = {"Authorization": f"Bearer {KEY}"}
         recording.write(f"{model.name}.other", other_records(server, shape))
+    if running.RANKS > 1:
+        return  # tests/ranks compares commands
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         runner = commands.Commands(binary, folder)
         commands.prepare(runner, model)
@@ -208,6 +210,8 @@ def parse_arguments():
     parser.add_argument("--models", type=pathlib.Path, nargs="+", metavar="DIR",
                         help="checkpoint folders; default: the decoders of deploy/models")
     parser.add_argument("--requests", type=int, default=200, help="number per model")
+    parser.add_argument("--ranks", type=int, default=1,
+                        help="processes that compute each model, started by mpirun; servers only")
     parser.add_argument("--dtypes", default="f32,bf16,int8")
     parser.add_argument("--ignore", action="append", default=[], metavar="PART",
                         help="with --compare: skip files whose names contain this")
@@ -218,6 +222,7 @@ def main():
     arguments = parse_arguments()
     if arguments.compare:
         return compare.compare(arguments.first, arguments.second, arguments.ignore)
+    running.RANKS = arguments.ranks
     models = arguments.models
     if models is None:
         models = bundled_models.folders()

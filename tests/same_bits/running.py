@@ -41,6 +41,12 @@ def make_stubs(folder):
             importlib.import_module("moeserve.v1.moeserve_pb2_grpc"))
 
 
+# How many ranks compute the model of a server, and what starts them; 1: one process alone.
+RANKS = 1
+MPIEXEC = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca",
+           "btl_vader_single_copy_mechanism", "none"]
+
+
 class Server:
     """Runs `moeserve serve` until the `with` block ends."""
 
@@ -48,10 +54,12 @@ class Server:
         self.pb, services = stubs
         self._calls = 0
         self.default_headers = {}  # headers that metrics_text() sends
+        launcher = [*MPIEXEC, "-n", str(RANKS)] if RANKS > 1 else []
+        ranked = ["--ranks", "mpi"] if RANKS > 1 else []
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
-                [binary, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc",
-                 "127.0.0.1:0", "--threads", "2", *flags],
+                [*launcher, binary, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc",
+                 "127.0.0.1:0", "--threads", "2", *ranked, *flags],
                 stdout=subprocess.PIPE, stderr=errors, text=True, env=environment())
         addresses = {}
         while len(addresses) < 2:
@@ -72,7 +80,8 @@ class Server:
     def __exit__(self, *_):
         self._channel.close()
         self._http.close()
-        self._process.send_signal(signal.SIGTERM)
+        # mpirun would kill its processes after SIGTERM.
+        self._process.send_signal(signal.SIGUSR1 if RANKS > 1 else signal.SIGTERM)
         try:
             self.status = self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
