@@ -162,7 +162,7 @@ TIMED = re.compile(
 SECONDS = re.compile(r"_(seconds|time|latency)")
 HISTOGRAM_COUNT = re.compile(r"_count[{ ]")
 # Series that exist for each rank.
-RANK_LABEL = re.compile(r'[{,]rank="')
+RANK_LABEL = re.compile(r"^moeserve_rank_(up|wait_seconds_total)\{")
 VERSION_LABEL = re.compile(r'version="[^"]*"')
 
 
