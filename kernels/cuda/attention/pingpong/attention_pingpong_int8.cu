@@ -28,7 +28,8 @@ class Int8Producer {
   static __device__ __forceinline__ void Run(const AttentionLaunch& a, int tokens_per_tile,
                                              PingPongShared<S>& shared) {
     Int8Producer producer(a.cache, shared);
-    ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
+    const int first_token = TileOfBlock(a, tokens_per_tile);
+    ForEachRun(a, first_token, tokens_per_tile, shared.rows, [&](int begin, int end) {
       BlockKeys range;
       if (AwaitWork(a, begin, end, shared.rows, &range)) producer.FillTiles(range);
     });

@@ -82,7 +82,8 @@ struct PlanesProducer {
     const int warp =
         __shfl_sync(kFullMask, (static_cast<int>(threadIdx.x) - S::kConsumerThreads) / 32, 0);
     StageOfTile<S> at;
-    ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
+    const int first_token = TileOfBlock(a, tokens_per_tile);
+    ForEachRun(a, first_token, tokens_per_tile, shared.rows, [&](int begin, int end) {
       BlockKeys range;
       if (!AwaitWork(a, begin, end, shared.rows, &range)) return;
       if (warp == 0) {
