@@ -218,6 +218,9 @@ class AttentionScene {
       LaunchAttentionWork(a.step, options.tiled_from, a.seen, SplitTokensOf(a), a.work, nullptr);
     }
     a.tiles = options.tiles;
+    const int64_t sums = a.tiles == AttentionTiles::kAuto ? 0 : TileSumsBytes(a);
+    DeviceArray<uint8_t> d_sums(std::vector<uint8_t>(static_cast<size_t>(sums), 0xff));
+    if (sums > 0) a.tile_sums = reinterpret_cast<float*>(d_sums.data());
     Launch(a, options);
     const std::vector<uint8_t> output = d_output.Read();
     std::vector<std::vector<uint32_t>> results(rows);
