@@ -73,6 +73,7 @@ __device__ __forceinline__ void CopyTiles(const KvLayerView& cache, const BlockK
 template <typename S>
 struct PlanesProducer {
   static constexpr int kArrivals = 1;
+  static_assert(kArrivals == 1, "one lane announces the bytes of a tile");
 
   static __device__ __forceinline__ void InitBarriers(PingPongShared<S>&) {}
 
